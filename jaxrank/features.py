@@ -1,0 +1,219 @@
+"""What the data is: names, sizes and lengths of features, and the Batch that a step consumes.
+
+NumPy only: the input workers import this module and must not import JAX.
+
+What the odd values mean, once for the whole system:
+
+- A missing float is 0 after its transforms (the mean, where it is standardised). A feature with
+  `missing_indicator` has a second column that is 1 where the value was missing.
+- A table learned from data (`vocabulary` or `hash` encoding) has two rows of its own in front:
+  row 0 for a missing value, row 1 for an unknown one (never seen, or seen less than `min_count`
+  times). All other values follow by falling frequency.
+- Under `integer` encoding the data holds row numbers. A missing one is PAD: its vector is zero and
+  nothing is updated.
+- An empty list, like a missing one, has the vector zero under every combiner.
+- An empty label is unknown: its example has weight 0 for that task.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+# Out of range for every table, so a lookup reads zeros and an update is dropped.
+# Never -1: JAX wraps negative indices.
+PAD = np.int32(2**31 - 1)
+
+MISSING_ROW = 0  # of a table with vocabulary or hash encoding
+UNKNOWN_ROW = 1
+RESERVED_ROWS = 2
+
+# Statistics of list lengths are kept for aligned runs of this many examples, so the number of
+# examples that are packed together divides it.
+MAX_GROUP = 512
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """One thing to predict; `kind` says which loss and metrics it has."""
+
+    name: str
+    kind: str = "binary"
+
+
+@dataclasses.dataclass(frozen=True)
+class Dense:
+    """A float column."""
+
+    name: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Categorical:
+    """A fixed number of ids an example; each of the `length` ids has a vector of its own."""
+
+    name: str
+    table: str
+    length: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Ragged:
+    """A list of ids of any length, empty included, combined to one vector.
+
+    combiner, for vectors e and weights w (1 unless `weighted`): sum: sum(w e);
+    mean: sum(w e) / sum(w); sqrtn: sum(w e) / sqrt(sum(w^2)).
+    """
+
+    name: str
+    table: str
+    combiner: str = "mean"
+    weighted: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """A vocabulary and so an embedding table: `rows` counts the reserved rows, if any.
+
+    encoding: "vocabulary", "hash" or "integer".
+    checksum: of the vocabulary's values in row order; equal tables mean equal rows.
+    """
+
+    name: str
+    rows: int
+    encoding: str
+    checksum: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Schema:
+    """The columns of a store, in the order of its matrices. Features may share a table."""
+
+    tasks: tuple[Task, ...]
+    floats: tuple[Dense, ...]
+    ids: tuple[Categorical, ...]
+    lists: tuple[Ragged, ...]
+    tables: tuple[Table, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, tree: Mapping[str, Any]) -> "Schema":
+        return cls(
+            tasks=tuple(Task(**t) for t in tree["tasks"]),
+            floats=tuple(Dense(**f) for f in tree["floats"]),
+            ids=tuple(Categorical(**f) for f in tree["ids"]),
+            lists=tuple(Ragged(**f) for f in tree["lists"]),
+            tables=tuple(Table(**t) for t in tree["tables"]),
+        )
+
+    @property
+    def id_columns(self) -> int:
+        """Columns of the id matrix: a Categorical of length 3 has three."""
+        return sum(f.length for f in self.ids)
+
+
+class Lists(NamedTuple):
+    """The ragged features of one stack, packed: groups of consecutive examples, each group's ids
+    one after another, example by example and within an example list by list.
+
+    ids: i32[groups, capacity] rows of the stack, PAD behind the last.
+    segments: i32[groups, capacity] `example_in_group * lists + list`, rising; PAD behind the last.
+    weights: f32[groups, capacity] the combiner's factor of each id, 0 behind the last.
+    """
+
+    ids: Any
+    segments: Any
+    weights: Any
+
+
+class Batch(NamedTuple):
+    """What one step consumes: NumPy on the host, JAX arrays on the devices.
+
+    Every array's first axis is split over the devices in order. Keys are names of stacks (see
+    `Layout`); a stack that no such feature uses has no key.
+
+    floats: f32[B, floats], nothing missing.
+    ids: {stack: i32[B, columns]} rows of the stack, or PAD.
+    lists: {stack: Lists}.
+    labels: f32[B, tasks], 0 where unknown.
+    weights: f32[B, tasks], 0 where the label is unknown and in examples that only fill the batch.
+    dropped: i32[groups, lists] list ids that did not fit and were cut, in the order of
+        `Schema.lists`.
+    """
+
+    floats: Any
+    ids: dict[str, Any]
+    lists: dict[str, Lists]
+    labels: Any
+    weights: Any
+    dropped: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Stack:
+    """All tables of one dimension, one after another: the unit of storage and of lookup.
+
+    name: "dim16".
+    dim: length of a vector.
+    tables: names, in order.
+    offsets: the stack's row at which each table begins.
+    rows: of all tables together.
+    columns: which columns of the id matrix read this stack.
+    column_offsets: the offset of the table that each of `columns` reads.
+    lists: which entries of `Schema.lists` read this stack.
+    list_offsets: the offset of the table that each of `lists` reads.
+    """
+
+    name: str
+    dim: int
+    tables: tuple[str, ...]
+    offsets: tuple[int, ...]
+    rows: int
+    columns: tuple[int, ...]
+    column_offsets: tuple[int, ...]
+    lists: tuple[int, ...]
+    list_offsets: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Which stack each table of a schema lies in."""
+
+    schema: Schema
+    stacks: tuple[Stack, ...]
+
+    @property
+    def width(self) -> int:
+        """Numbers an example has for the model: floats and all vectors, one after another."""
+        vectors = sum((len(s.columns) + len(s.lists)) * s.dim for s in self.stacks)
+        return len(self.schema.floats) + vectors
+
+
+def layout(schema: Schema, dim_of: Mapping[str, int]) -> Layout:
+    """The layout of a schema's tables, given the dimension of each table by name."""
+    column_tables = [f.table for f in schema.ids for _ in range(f.length)]
+    list_tables = [f.table for f in schema.lists]
+    stacks = []
+    for dim in sorted(set(dim_of.values())):
+        tables = [t for t in schema.tables if dim_of[t.name] == dim]
+        offsets = np.cumsum([0] + [t.rows for t in tables]).tolist()
+        start = dict(zip((t.name for t in tables), offsets, strict=False))
+        columns = [i for i, name in enumerate(column_tables) if name in start]
+        lists = [i for i, name in enumerate(list_tables) if name in start]
+        stacks.append(
+            Stack(
+                name=f"dim{dim}",
+                dim=dim,
+                tables=tuple(start),
+                offsets=tuple(offsets[:-1]),
+                rows=offsets[-1],
+                columns=tuple(columns),
+                column_offsets=tuple(start[column_tables[i]] for i in columns),
+                lists=tuple(lists),
+                list_offsets=tuple(start[list_tables[i]] for i in lists),
+            )
+        )
+    return Layout(schema=schema, stacks=tuple(stacks))
