@@ -1,0 +1,176 @@
+"""Checkpoints: the state, where the run stands in its data, and what it has seen so far.
+
+    WORKDIR/checkpoints/<step>/weights    what predicts: parameters, model state, table rows
+    WORKDIR/checkpoints/<step>/training   what else training needs: optimizer states, rate factor
+    WORKDIR/checkpoints/<step>/run        JSON: position in the data, monitor, versions
+    WORKDIR/checkpoints/<step>/metrics    JSON: {"metric": the monitored metric}, if evaluated
+
+Tables are stored in an order that does not depend on the devices; see `embedding.storage`.
+"""
+
+import logging
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import absl.logging
+import jax
+import orbax.checkpoint as ocp
+from orbax.checkpoint import checkpoint_managers
+
+import jaxrank
+from jaxrank.errors import InputError
+from jaxrank.step import TrainState, Weights, weights_of
+
+# About twenty lines a save otherwise.
+logging.getLogger("absl").setLevel(logging.WARNING)
+absl.logging.set_verbosity(absl.logging.WARNING)
+
+
+class _Training(NamedTuple):
+    """The part of TrainState that is not in Weights. Scratch arrays are not saved."""
+
+    step: Any
+    opt_state: Any
+    slots: dict[str, dict[str, Any]]
+    rate_factor: Any
+
+
+def _training_of(state: TrainState) -> _Training:
+    slots = {name: table.slots for name, table in state.tables.items()}
+    return _Training(state.step, state.opt_state, slots, state.rate_factor)
+
+
+def _joined(state: TrainState, weights: Weights, training: _Training) -> TrainState:
+    tables = {
+        name: table._replace(rows=weights.rows[name], slots=training.slots[name])
+        for name, table in state.tables.items()
+    }
+    return state._replace(
+        step=training.step,
+        params=weights.params,
+        model_state=weights.model_state,
+        opt_state=training.opt_state,
+        tables=tables,
+        rate_factor=training.rate_factor,
+    )
+
+
+def _placed(shapes: Any, shardings: Any) -> Any:
+    return jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings
+    )
+
+
+class Checkpoints:
+    """The checkpoints of one run.
+
+    Args:
+        workdir: of the run.
+        keep: how many of the newest to keep; the best one is kept beside them.
+        higher_is_better: of the monitored metric.
+        read_only: for evaluation; nothing is created or deleted.
+    """
+
+    def __init__(
+        self,
+        workdir: str | Path,
+        *,
+        keep: int = 2,
+        higher_is_better: bool = False,
+        read_only: bool = False,
+    ):
+        self.path = Path(workdir).absolute() / "checkpoints"
+        if read_only and not self.path.is_dir():
+            raise InputError(f"{workdir}: holds no checkpoints. Is it the workdir of a run?")
+        self._higher_is_better = higher_is_better
+        policies = [checkpoint_managers.LatestN(max(1, keep)), self._best_policy()]
+        options = ocp.CheckpointManagerOptions(
+            preservation_policy=checkpoint_managers.AnyPreservationPolicy(policies),
+            read_only=read_only,
+            create=not read_only,
+            cleanup_tmp_directories=not read_only,
+        )
+        self._manager = ocp.CheckpointManager(self.path, options=options)
+
+    def _best_policy(self) -> checkpoint_managers.BestN:
+        # A checkpoint without the metric is never the best one; LatestN alone keeps it.
+        return checkpoint_managers.BestN(
+            get_metric_fn=lambda m: m["metric"],
+            reverse=not self._higher_is_better,
+            n=1,
+            keep_checkpoints_without_metrics=False,
+        )
+
+    def step(self, which: str | int = "newest") -> int | None:
+        """The step of the newest or best checkpoint, or None if there is none.
+
+        Raises:
+            InputError: a step was named that has no checkpoint.
+        """
+        steps = sorted(self._manager.all_steps(read=True))
+        if which == "newest":
+            return steps[-1] if steps else None
+        if which == "best":
+            measured = [(s, self._metric(s)) for s in steps]
+            scored = [(m, s) for s, m in measured if m is not None]
+            if not scored:
+                return self.step("newest")
+            best = (max if self._higher_is_better else min)(m for m, _ in scored)
+            return min(s for m, s in scored if m == best)
+        if str(which).isdigit() and int(which) in steps:
+            return int(which)
+        raise InputError(
+            f"{self.path}: checkpoint must be newest, best or one of the steps {steps}:"
+            f" found {which!r}."
+        )
+
+    def _metric(self, step: int) -> float | None:
+        metrics = self._manager.metrics(step)
+        return None if metrics is None else metrics["metric"]
+
+    def save(self, step: int, state: TrainState, run: dict[str, Any], metric: float | None) -> None:
+        """Saves in the background; what was saved before stays until this one is whole."""
+        self._manager.save(
+            step,
+            args=ocp.args.Composite(
+                weights=ocp.args.StandardSave(weights_of(state)),
+                training=ocp.args.StandardSave(_training_of(state)),
+                run=ocp.args.JsonSave(run | {"jaxrank_version": jaxrank.__version__}),
+            ),
+            metrics=None if metric is None else {"metric": metric},
+            force=True,
+        )
+
+    def restore(
+        self, step: int, state: TrainState, shapes: TrainState, shardings: TrainState
+    ) -> tuple[TrainState, dict[str, Any]]:
+        """The state at `step`, placed as `shardings`, with the scratch arrays of `state`."""
+        found = self._manager.restore(
+            step,
+            args=ocp.args.Composite(
+                weights=ocp.args.StandardRestore(
+                    _placed(weights_of(shapes), weights_of(shardings))
+                ),
+                training=ocp.args.StandardRestore(
+                    _placed(_training_of(shapes), _training_of(shardings))
+                ),
+                run=ocp.args.JsonRestore(),
+            ),
+        )
+        return _joined(state, found["weights"], found["training"]), found["run"]
+
+    def restore_weights(self, step: int, shapes: Weights, shardings: Weights) -> Weights:
+        """What predicts, at `step`."""
+        args = ocp.args.Composite(weights=ocp.args.StandardRestore(_placed(shapes, shardings)))
+        return self._manager.restore(step, args=args)["weights"]
+
+    def wait(self) -> None:
+        """Returns when the save in progress, if any, is on disk."""
+        self._manager.wait_until_finished()
+
+    def directory(self, step: int) -> str:
+        return str(self.path / str(step))
+
+    def close(self) -> None:
+        self._manager.wait_until_finished()
+        self._manager.close()

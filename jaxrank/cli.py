@@ -1,0 +1,245 @@
+"""The command line: verbs and flags, nothing else. What a verb needs is imported when it runs."""
+
+import argparse
+import difflib
+import json
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import jaxrank
+from jaxrank.errors import InputError, RunError
+
+if TYPE_CHECKING:
+    from ml_collections import ConfigDict
+
+_EXAMPLES = {
+    "prepare": "jaxrank prepare --config=configs/criteo.py --config.source.files.train=day_0.tsv"
+    " --output=/data/criteo",
+    "train": "jaxrank train --config=configs/quickstart.py --workdir=/tmp/quickstart",
+    "evaluate": "jaxrank evaluate --workdir=/tmp/quickstart --checkpoint=best --split=valid",
+    "predict": "jaxrank predict --workdir=/tmp/quickstart --split=valid"
+    " --output=/tmp/predictions.parquet",
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse whose errors are InputErrors, so that they are told as all others are."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{message}. Try `{self.prog} --help`.")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="jaxrank", description=jaxrank.__doc__, allow_abbrev=False, add_help=True)
+    parser.add_argument("--version", action="version", version=f"jaxrank {jaxrank.__version__}")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB")
+
+    def verb(name: str, text: str) -> argparse.ArgumentParser:
+        sub = verbs.add_parser(
+            name,
+            help=text,
+            description=text,
+            epilog=f"example:\n  {_EXAMPLES[name]}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        sub.add_argument(
+            "--json",
+            action="store_true",
+            help="print one JSON object as the last line of standard output, and all else to"
+            " standard error",
+        )
+        return sub
+
+    def add_config(sub: argparse.ArgumentParser) -> None:
+        sub.add_argument(
+            "--config",
+            required=True,
+            metavar="FILE",
+            help="a config file; any field can be set: --config.optim.dense.base_rate=0.002",
+        )
+
+    prepare = verb("prepare", "raw or generated data -> a store of column blocks")
+    add_config(prepare)
+    prepare.add_argument("--output", required=True, metavar="DIR", help="where the store goes")
+    prepare.add_argument(
+        "--vocabularies",
+        default="",
+        metavar="STORE",
+        help="an earlier store, whose values keep their rows; new values are appended",
+    )
+
+    train = verb("train", "train, from the newest checkpoint in the workdir if there is one")
+    add_config(train)
+    train.add_argument("--workdir", required=True, metavar="DIR", help="of the run")
+    train.add_argument("--quiet", action="store_true", help="no live progress line")
+    train.add_argument(
+        "--allow-config-change",
+        action="store_true",
+        help="go on with a run that was started with other values",
+    )
+
+    for name, text in (
+        ("evaluate", "score a checkpoint on prepared data"),
+        ("predict", "write the predictions of a checkpoint for prepared data"),
+    ):
+        sub = verb(name, text)
+        sub.add_argument("--workdir", required=True, metavar="DIR", help="of the run")
+        sub.add_argument(
+            "--checkpoint", default="newest", metavar="WHICH", help="newest, best or a step"
+        )
+        sub.add_argument(
+            "--data", default="", metavar="STORE", help="prepared data; default: the run's own"
+        )
+        sub.add_argument("--split", default="", help="default: the run's validation split")
+        sub.add_argument("--batch-size", type=int, default=0, metavar="N", help="examples")
+        if name == "predict":
+            sub.add_argument("--output", required=True, metavar="FILE", help="Parquet")
+    return parser
+
+
+def _check_overrides(parser: argparse.ArgumentParser, verb: str, rest: Sequence[str]) -> None:
+    takes_config = verb in ("prepare", "train")
+    for i, arg in enumerate(rest):
+        value_of_previous = i > 0 and rest[i - 1].startswith("--config.") and "=" not in rest[i - 1]
+        if takes_config and (arg.startswith("--config.") or value_of_previous):
+            continue
+        sub = parser._subparsers._group_actions[0].choices[verb]  # type: ignore  # no public way
+        near = difflib.get_close_matches(arg.split("=")[0], sub._option_string_actions, 1)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        raise InputError(f"unknown argument {arg!r}.{hint} Try `jaxrank {verb} --help`.")
+
+
+def _config(path: str, overrides: Sequence[str]) -> "ConfigDict":
+    from absl import flags
+    from ml_collections import config_flags
+
+    from jaxrank import config
+
+    values = flags.FlagValues()
+    loaded = config.load(path)
+    config_flags.DEFINE_config_dict("config", loaded, flag_values=values, lock_config=True)
+    try:
+        values(["jaxrank", *overrides])
+    except (flags.Error, AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
+        text = str(error.args[0] if error.args else error)
+        raise InputError(f"--config: {text}") from error
+    return values.config
+
+
+def _prepare(args: argparse.Namespace, config: "ConfigDict", report: Callable) -> dict[str, Any]:
+    from jaxrank.config import to_plain
+    from jaxrank.data.prepare import prepare
+
+    if not to_plain(config.source):
+        raise InputError("source: must say where the raw data is: found nothing.")
+    store = prepare(
+        to_plain(config.features),
+        to_plain(config.source),
+        args.output,
+        vocabularies=args.vocabularies,
+        report=report,
+    )
+    report(f"Store: {store.path}")
+    return {
+        "store": str(store.path),
+        "splits": {
+            name: {"rows": split.rows, "bytes": split.bytes, "statistics": split.statistics}
+            for name, split in store.splits.items()
+        },
+        "tables": {table.name: table.rows for table in store.schema.tables},
+    }
+
+
+def _train(args: argparse.Namespace, config: "ConfigDict", report: Callable) -> dict[str, Any]:
+    from jaxrank import summary
+    from jaxrank.train import train
+
+    result = train(
+        config,
+        args.workdir,
+        report=report,
+        quiet=args.quiet,
+        allow_config_change=args.allow_config_change,
+    )
+    report(summary.of_training(result, args.workdir))
+    return result._asdict()
+
+
+def _evaluate(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
+    from jaxrank import summary
+    from jaxrank.restore import evaluate
+
+    result = evaluate(
+        args.workdir,
+        checkpoint=args.checkpoint,
+        data=args.data,
+        split=args.split,
+        batch_size=args.batch_size,
+    )
+    report(summary.of_evaluation(result))
+    return result._asdict()
+
+
+def _predict(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
+    from jaxrank.restore import predict
+
+    result = predict(
+        args.workdir,
+        checkpoint=args.checkpoint,
+        data=args.data,
+        split=args.split,
+        batch_size=args.batch_size,
+        output=args.output,
+    )
+    report(f"{result.rows:,} predictions of {result.checkpoint}: {result.output}")
+    return result._asdict()
+
+
+def _finite(tree: Any) -> Any:
+    """JSON has no NaN: what is undefined is null."""
+    if isinstance(tree, dict):
+        return {key: _finite(value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [_finite(value) for value in tree]
+    if isinstance(tree, float) and not abs(tree) < float("inf"):
+        return None
+    return tree
+
+
+def run(argv: Sequence[str]) -> None:
+    """Runs one command.
+
+    Raises:
+        InputError, RunError: as the verb does.
+    """
+    parser = _parser()
+    args, rest = parser.parse_known_args(argv)
+    if args.verb is None:
+        parser.error("a verb is needed")
+    _check_overrides(parser, args.verb, rest)
+
+    def report(text: str) -> None:
+        print(text, file=sys.stderr if args.json else sys.stdout, flush=True)
+
+    if args.verb in ("prepare", "train"):
+        config = _config(args.config, rest)
+        result = {"prepare": _prepare, "train": _train}[args.verb](args, config, report)
+    else:
+        result = {"evaluate": _evaluate, "predict": _predict}[args.verb](args, report)
+    if args.json:
+        print(json.dumps(_finite(result)), flush=True)
+
+
+def main() -> NoReturn:
+    """The console program. Status 0 on success, 2 for bad input, 1 for a run that failed."""
+    try:
+        run(sys.argv[1:])
+    except (InputError, RunError) as error:
+        print(f"jaxrank: error: {error}", file=sys.stderr)
+        sys.exit(error.exit_status)
+    except KeyboardInterrupt:
+        print("jaxrank: interrupted", file=sys.stderr)
+        sys.exit(130)
+    sys.exit(0)

@@ -1,0 +1,163 @@
+"""The configuration of a run: every field with its default, its unit and its meaning.
+
+A config file starts from `default()` and changes fields; so does the command line
+(`--config.optim.dense.base_rate=0.002`). Sections are the keyword arguments of what they build.
+"""
+
+import difflib
+import importlib.util
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict, config_dict
+
+from jaxrank.errors import InputError
+
+
+def default() -> ConfigDict:
+    """A config with all fields; `source` and `features` must be filled in."""
+    c = ConfigDict()
+    c.seed = 0  # of initial values, of dropout and of the order of examples
+    c.batch_size = 4096  # examples per step, over all devices
+    c.num_steps = config_dict.placeholder(int)  # either this
+    c.num_epochs = config_dict.placeholder(float)  # or this: passes over the training split
+    c.steps_per_call = 8  # steps in one launched program; intervals are multiples of it
+    c.log_every_steps = 64  # the progress line; every step is recorded whatever this says
+
+    # Raw data, for `prepare`. kind: criteo, csv, parquet or synthetic; see data/sources.py.
+    c.source = ConfigDict()
+    # What is in the raw data; see data/spec.py.
+    c.features = ConfigDict(dict(tasks=[], floats=[], ids=[], lists=[], keep=[], time="", group=""))
+
+    c.data = ConfigDict()
+    c.data.store = ""  # prepared data; empty: WORKDIR/data, prepared from `source` if not there
+    c.data.train = "train"  # split to train on
+    c.data.valid = "valid"  # split to evaluate on while training; empty: none
+    c.data.shards = 8  # independent streams of examples; a multiple of the number of processes
+    c.data.window_blocks = 4  # blocks of a stream that are shuffled together
+    c.data.num_workers = 0  # input processes per host; 0: threads of the training process
+    c.data.prefetch_batches = 16  # batches made ahead
+    c.data.list_slack = 8.0  # room for packed lists: mean of a group + this many deviations
+    c.data.on_overflow = "error"  # of that room: error, or truncate the longest lists
+
+    c.embedding = ConfigDict()
+    c.embedding.dim = 16  # numbers in a vector
+    c.embedding.dims = ConfigDict()  # table pattern -> dim, for tables that differ
+    c.embedding.init_std = 0.01  # standard deviation of the normal distribution rows start from
+    c.embedding.l2 = 0.0  # adds l2 * row to a row's gradient
+    c.embedding.l2_scope = "read"  # read: rows of the batch; table: all rows, slow for big tables
+    c.embedding.clip_norm = 0.0  # longest gradient of a row; 0: no limit
+
+    c.model = ConfigDict()
+    c.model.cross = "matrix"  # matrix: DCN-V2; vector: DCN; none: a plain DNN
+    c.model.structure = "stacked"  # tower behind the cross layers, or parallel to them
+    c.model.cross_layers = 2
+    c.model.hidden = (256, 128)  # widths of the tower
+    c.model.head_hidden = ()  # widths of each task's own tower
+    c.model.activation = "relu"
+    c.model.norm = "none"  # none, batch (over the global batch) or layer
+    c.model.dropout = 0.0  # share of tower units dropped in training
+
+    c.task_weights = ()  # weight of each task's loss in the sum; empty: all 1
+
+    rate = dict(
+        base_rate=0.001,  # at base_batch examples per step
+        base_batch=4096,  # examples
+        scaling="sqrt",  # rate = base_rate * (batch / base_batch) ** p: none 0, sqrt 1/2, linear 1
+        warmup_steps=0,
+        decay="constant",  # after warm-up: constant, linear, cosine or polynomial
+        decay_steps=0,  # 0: all steps after the warm-up
+        final_fraction=0.0,  # of the rate, at the end of the decay
+        power=1.0,  # of the polynomial decay
+    )
+    c.optim = ConfigDict()
+    c.optim.dense = ConfigDict(dict(name="adam", clip_norm=0.0, weight_decay=0.0, **rate))
+    c.optim.tables = ConfigDict(dict(name="rowwise_adagrad", **rate | dict(base_rate=0.05)))
+    c.optim.dense.settings = ConfigDict()  # of the optimizer, such as b1, b2, eps
+    c.optim.tables.settings = ConfigDict()  # such as initial_accumulator, eps, l1
+
+    c.eval = ConfigDict()
+    c.eval.every_steps = config_dict.placeholder(int)  # unset: once per epoch
+    c.eval.batch_size = 8192  # examples
+    c.eval.metric = ""  # as click/auc; empty: the first task's logloss. Picks the best checkpoint
+    c.eval.stop_patience = 0  # evaluations without improvement before training stops; 0: never
+    c.eval.rate_patience = 0  # the same before both rates are multiplied by rate_factor; 0: never
+    c.eval.rate_factor = 0.1
+    c.eval.min_delta = 0.0  # least change of the metric that counts as improvement
+
+    c.checkpoint = ConfigDict()
+    c.checkpoint.every_steps = config_dict.placeholder(int)  # unset: at every evaluation
+    c.checkpoint.keep = 2  # newest checkpoints kept, beside the best one
+
+    c.mesh = ConfigDict()
+    c.mesh.replicas = 1  # copies of each split table; must divide the devices
+    c.mesh.devices = 0  # 0: all
+    return c
+
+
+def load(path: str) -> ConfigDict:
+    """The config of a Python file with `get_config()`.
+
+    Raises:
+        InputError: no such file, or it does not define `get_config`.
+    """
+    if not Path(path).is_file():
+        raise InputError(f"--config: no such file: {path}.")
+    spec = importlib.util.spec_from_file_location("jaxrank_config", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if not hasattr(module, "get_config"):
+        raise InputError(f"--config: {path} must define get_config().")
+    return module.get_config()
+
+
+def to_plain(config: Any) -> Any:
+    """The config as JSON-able dictionaries, lists, numbers and strings."""
+    if isinstance(config, ConfigDict):
+        return {key: to_plain(config[key]) for key in config}
+    if isinstance(config, Mapping):
+        return {str(key): to_plain(value) for key, value in config.items()}
+    if isinstance(config, list | tuple):
+        return [to_plain(value) for value in config]
+    return config
+
+
+def from_plain(tree: Mapping[str, Any]) -> ConfigDict:
+    """The inverse of `to_plain`, for a config that was saved with a run."""
+    config = default()
+    with config.unlocked():
+        _fill(config, tree)
+    return config
+
+
+def _fill(config: ConfigDict, tree: Mapping[str, Any]) -> None:
+    for key, value in tree.items():
+        if isinstance(config.get(key), ConfigDict) and isinstance(value, Mapping):
+            _fill(config[key], value)
+        elif isinstance(value, Mapping):
+            config[key] = ConfigDict(dict(value))
+        elif value is not None:
+            config[key] = tuple(value) if isinstance(config.get(key), tuple) else value
+
+
+def differences(old: Any, new: Any, name: str = "") -> list[str]:
+    """Where two plain configs differ, a line each: `batch_size: 256, now 512`."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        lines = []
+        for key in sorted({*old, *new}):
+            where = f"{name}.{key}" if name else key
+            lines += differences(old.get(key, "unset"), new.get(key, "unset"), where)
+        return lines
+    return [] if old == new else [f"{name}: {json.dumps(old)}, now {json.dumps(new)}"]
+
+
+def check_choice(field: str, value: str, allowed: tuple[str, ...]) -> None:
+    """Raises InputError unless `value` is one of `allowed`, naming the nearest."""
+    if value not in allowed:
+        near = difflib.get_close_matches(str(value), allowed, 1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise InputError(f"{field} must be one of {', '.join(allowed)}: found {value!r}.{hint}")

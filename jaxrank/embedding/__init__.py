@@ -1,0 +1,23 @@
+"""Embedding tables: where they lie, how vectors are read, and how the rows read are updated.
+
+Tables live in the training state beside the parameters of the model, never inside a Flax module or
+optax: a step touches a small share of their rows and must not read or write the rest. `lookup`
+gives the vectors of a batch, the model's loss gives the gradient of those vectors, and `update`
+changes the rows that were read.
+"""
+
+from jaxrank.embedding.rules import RULES, Rule, make_rule
+from jaxrank.embedding.storage import GROUPS, Storage, logical_rows, storage
+from jaxrank.embedding.tables import Embedding, StackState
+
+__all__ = [
+    "GROUPS",
+    "RULES",
+    "Embedding",
+    "Rule",
+    "StackState",
+    "Storage",
+    "logical_rows",
+    "make_rule",
+    "storage",
+]

@@ -1,0 +1,142 @@
+"""Row optimizers: how a row changes, given the sum of its gradients in one step.
+
+A rule is a pure function of arrays whose first axis is rows, so the same code updates the few rows
+that a step read or, for the whole-table regularisation of the published benchmarks, all of them.
+It returns changes, to be added: tables are only ever updated by scatter-add (docs/decisions).
+
+A rule must leave a row of gradient zero that it never touched unchanged only where its algorithm
+does; rows that a step did not read never reach it.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrank.errors import InputError
+
+Slots = dict[str, jax.Array]
+
+
+class Rule(NamedTuple):
+    """A row optimizer.
+
+    slots: name -> (whether it has a number for each column or one a row, initial value).
+    change: (rows f[n, dim], slots, gradients f[n, dim], rate f[], step i32[]) -> (the change of
+        the rows, the changes of the slots). `step` counts from 0.
+    """
+
+    slots: Mapping[str, tuple[bool, float]]
+    change: Callable[..., tuple[jax.Array, Slots]]
+
+
+def sgd() -> Rule:
+    """w -= rate * g."""
+
+    def change(rows, slots, grads, rate, step):
+        return -rate * grads, {}
+
+    return Rule({}, change)
+
+
+def adagrad(*, initial_accumulator: float = 0.1, eps: float = 1e-7) -> Rule:
+    """a += g^2; w -= rate * g / sqrt(a + eps), element by element, as optax has it.
+
+    References:
+        Duchi et al., Adaptive Subgradient Methods, JMLR 2011.
+    """
+
+    def change(rows, slots, grads, rate, step):
+        squares = grads * grads
+        scale = jax.lax.rsqrt(slots["accumulator"] + squares + eps)
+        return -rate * grads * scale, {"accumulator": squares}
+
+    return Rule({"accumulator": (True, initial_accumulator)}, change)
+
+
+def rowwise_adagrad(*, initial_accumulator: float = 0.1, eps: float = 1e-7) -> Rule:
+    """a += mean(g^2) over the row; w -= rate * g / sqrt(a + eps): one accumulator a row.
+
+    References:
+        Duchi et al., Adaptive Subgradient Methods, JMLR 2011; row-wise as in Mudigere et al.,
+        Software-Hardware Co-design for Fast and Scalable Training of DLRMs, ISCA 2022.
+    """
+
+    def change(rows, slots, grads, rate, step):
+        mean = jnp.mean(grads * grads, axis=1)
+        scale = jax.lax.rsqrt(slots["accumulator"] + mean + eps)
+        return -rate * grads * scale[:, None], {"accumulator": mean}
+
+    return Rule({"accumulator": (False, initial_accumulator)}, change)
+
+
+def lazy_adam(*, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) -> Rule:
+    """Adam whose moments move only when their row is read; bias correction by the run's step.
+
+    References:
+        Kingma and Ba, Adam, ICLR 2015.
+    """
+
+    def change(rows, slots, grads, rate, step):
+        count = (step + 1).astype(rows.dtype)
+        change_m = (1 - b1) * (grads - slots["m"])
+        change_v = (1 - b2) * (grads * grads - slots["v"])
+        m = (slots["m"] + change_m) / (1 - b1**count)
+        v = (slots["v"] + change_v) / (1 - b2**count)
+        return -rate * m / (jnp.sqrt(v) + eps), {"m": change_m, "v": change_v}
+
+    return Rule({"m": (True, 0.0), "v": (True, 0.0)}, change)
+
+
+def ftrl(*, beta: float = 1.0, l1: float = 0.0, l2: float = 0.0) -> Rule:
+    """FTRL-proximal: w minimises z w + (beta + sqrt(n)) / (2 rate) w^2 + l2 w^2 / 2 + l1 |w|.
+
+    The algorithm has no initial value but 0. A coordinate that is met for the first time (n = 0)
+    takes the z under which its present value is the minimum, so a random start is kept.
+
+    References:
+        McMahan et al., Ad Click Prediction: a View from the Trenches, KDD 2013.
+    """
+
+    def change(rows, slots, grads, rate, step):
+        n, z = slots["n"], slots["z"]
+        at_start = -rows * (beta / rate + l2) - l1 * jnp.sign(rows)
+        before = jnp.where(n == 0, at_start, z)
+        new_n = n + grads * grads
+        sigma = (jnp.sqrt(new_n) - jnp.sqrt(n)) / rate
+        new_z = before + grads - sigma * rows
+        shrunk = new_z - jnp.sign(new_z) * l1
+        solved = -shrunk / ((beta + jnp.sqrt(new_n)) / rate + l2)
+        new_rows = jnp.where(jnp.abs(new_z) > l1, solved, jnp.zeros_like(rows))
+        # A coordinate without any gradient so far has no n to remember that it was met.
+        met = new_n > 0
+        return (
+            jnp.where(met, new_rows - rows, jnp.zeros_like(rows)),
+            {"n": grads * grads, "z": jnp.where(met, new_z - z, jnp.zeros_like(z))},
+        )
+
+    return Rule({"n": (True, 0.0), "z": (True, 0.0)}, change)
+
+
+RULES: dict[str, Callable[..., Rule]] = {
+    "sgd": sgd,
+    "adagrad": adagrad,
+    "rowwise_adagrad": rowwise_adagrad,
+    "lazy_adam": lazy_adam,
+    "ftrl": ftrl,
+}
+
+
+def make_rule(name: str, **settings: Any) -> Rule:
+    """The rule of that name.
+
+    Raises:
+        InputError: no such rule, or it has no such setting.
+    """
+    if name not in RULES:
+        raise InputError(f"optim.tables.name must be one of {sorted(RULES)}: found {name!r}.")
+    try:
+        return RULES[name](**settings)
+    except TypeError as error:
+        raise InputError(f"optim.tables: {error}.") from error

@@ -1,0 +1,193 @@
+"""One pass over a finite data set: exact metrics, or predictions written to Parquet."""
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from jaxrank import metrics
+from jaxrank.data.pipeline import EvaluationBatches
+from jaxrank.data.store import Block, Split, slice_block
+from jaxrank.errors import InputError, RunError
+from jaxrank.features import Schema
+from jaxrank.mesh import put_batch
+from jaxrank.program import Program, check_batch
+from jaxrank.step import Weights
+
+# Batches whose results may wait on the devices while the host makes the next ones.
+_IN_FLIGHT = 4
+
+Metrics = dict[str, dict[str, float]]
+
+
+class Scores(NamedTuple):
+    """metrics and buckets of each task; seconds of the pass, compilation included."""
+
+    metrics: Metrics
+    buckets: dict[str, list[dict[str, float]]]
+    rows: int
+    seconds: float
+
+
+class Scored(NamedTuple):
+    """Examples in stored order: f32[n, tasks] each."""
+
+    logits: np.ndarray
+    labels: np.ndarray
+    weights: np.ndarray
+
+
+def check_schema(expected: Schema, found: Schema, where: str) -> None:
+    """Raises InputError, naming what differs, unless data of `found` fits a model of `expected`."""
+    for field in ("tasks", "floats", "ids", "lists", "tables"):
+        old = {x.name: x for x in getattr(expected, field)}
+        new = {x.name: x for x in getattr(found, field)}
+        for name in [*old, *new]:
+            if old.get(name) != new.get(name):
+                raise InputError(
+                    f"{where}: {field} must be those that the model was trained on: {name!r} was"
+                    f" {old.get(name, 'absent')}, found {new.get(name, 'absent')}. Prepare the data"
+                    " with `--vocabularies` of the training store."
+                )
+        if list(old) != list(new):
+            raise InputError(f"{where}: {field} must be in the order {list(old)}: {list(new)}.")
+
+
+def score(program: Program, weights: Weights, split: Split, batch_size: int) -> Iterator[Scored]:
+    """The scores of a split, batch by batch in stored order, without the padding."""
+    process = (jax.process_index(), jax.process_count())
+    layout = program.trainee.embedding.layout
+    batches = EvaluationBatches(split, layout, batch_size=batch_size, process=process)
+    check_batch("eval.batch_size", batch_size, batches.group, program.mesh)
+    waiting: list[tuple[Any, int]] = []
+    for batch, rows in batches:
+        waiting.append((program.predict(weights, put_batch(batch, program.mesh)), rows))
+        if len(waiting) > _IN_FLIGHT:
+            yield _fetched(*waiting.pop(0))
+    for item in waiting:
+        yield _fetched(*item)
+
+
+def _fetched(outputs: Any, rows: int) -> Scored:
+    return Scored(*(np.asarray(x)[:rows] for x in jax.device_get(outputs)))
+
+
+def evaluate(program: Program, weights: Weights, split: Split, batch_size: int) -> Scores:
+    """Exact metrics of `weights` on a split; scores of 12 bytes an example and task are held.
+
+    Raises:
+        RunError: a prediction is not finite.
+    """
+    start = time.perf_counter()
+    parts = list(score(program, weights, split, batch_size))
+    scored = Scored(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+    found, buckets = {}, {}
+    for i, task in enumerate(program.trainee.embedding.layout.schema.tasks):
+        columns = tuple(array[:, i] for array in scored)
+        bad = ~np.isfinite(columns[0])
+        if bad.any():
+            raise RunError(
+                f"predictions of task {task.name} must be finite: {int(bad.sum())} of {len(bad)}"
+                f" are not, the first is row {int(bad.argmax()) + 1} of split {split.name}."
+            )
+        found[task.name] = metrics.exact(*columns)
+        buckets[task.name] = metrics.calibration_buckets(*columns)
+    return Scores(found, buckets, split.rows, time.perf_counter() - start)
+
+
+class Reference(NamedTuple):
+    """What the labels alone and, where the truth is known, the truth would score.
+
+    constant: the best constant prediction.
+    best_possible: the planted probabilities; None where they are not known.
+    """
+
+    constant: Metrics
+    best_possible: Metrics | None
+
+
+def reference(split: Split, schema: Schema) -> Reference:
+    """Reads the split once."""
+    labels, weights, truths = [], [], []
+    for block in split.blocks():
+        labels.append(block.labels)
+        weights.append(np.ones_like(block.labels) if block.weights is None else block.weights)
+        truths.append(block.truth)
+    label, weight = np.concatenate(labels), np.concatenate(weights)
+    weight = np.where(np.isnan(label), 0, weight)
+    label = np.nan_to_num(label)
+    constant, best = {}, {}
+    for i, task in enumerate(schema.tasks):
+        constant[task.name] = metrics.constant(label[:, i], weight[:, i])
+        truth = None if truths[0] is None else np.concatenate([t[:, i] for t in truths])
+        if truth is not None and not np.isnan(truth).any():
+            best[task.name] = metrics.exact_from_probabilities(truth, label[:, i], weight[:, i])
+    return Reference(constant, best or None)
+
+
+def predict(
+    program: Program, weights: Weights, split: Split, batch_size: int, output: str | Path
+) -> int:
+    """Writes Parquet with one row an example in stored order; returns the rows.
+
+    Columns: those that the features spec keeps, then for each task `label_<task>` (null where
+    unknown) and `predicted_<task>`, a probability. The file gets its name when it is whole.
+
+    Raises:
+        RunError: it cannot be written.
+    """
+    output = Path(output)
+    partial = output.with_name(f".{output.name}.partial")
+    tasks = [t.name for t in program.trainee.embedding.layout.schema.tasks]
+    stored = _rebatched(split.blocks(), batch_size)
+    sink = None
+    rows = 0
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        for scored, block in zip(score(program, weights, split, batch_size), stored, strict=True):
+            table = _predictions(scored, block, tasks)
+            sink = sink or pq.ParquetWriter(partial, table.schema)
+            sink.write_table(table)
+            rows += table.num_rows
+        if sink is not None:
+            sink.close()
+        os.replace(partial, output)
+    except OSError as error:
+        raise RunError(f"{output}: cannot be written: {error}.") from error
+    finally:
+        partial.unlink(missing_ok=True)
+    return rows
+
+
+def _rebatched(blocks: Iterator[Block], size: int) -> Iterator[list[Block]]:
+    """The same examples in runs of `size`, each as a list of pieces."""
+    pieces: list[Block] = []
+    wanted = size
+    for block in blocks:
+        at = 0
+        while at < block.rows:
+            taken = min(wanted, block.rows - at)
+            pieces.append(slice_block(block, at, at + taken))
+            at += taken
+            wanted -= taken
+            if not wanted:
+                yield pieces
+                pieces, wanted = [], size
+    if pieces:
+        yield pieces
+
+
+def _predictions(scored: Scored, pieces: list[Block], tasks: list[str]) -> pa.Table:
+    kept = pa.Table.from_batches([p.kept for p in pieces]) if pieces[0].kept.num_columns else None
+    columns = {} if kept is None else {name: kept[name] for name in kept.schema.names}
+    labels = np.concatenate([p.labels for p in pieces])
+    for i, task in enumerate(tasks):
+        columns[f"label_{task}"] = pa.array(labels[:, i], from_pandas=True)
+        columns[f"predicted_{task}"] = pa.array(metrics.probability(scored.logits[:, i]))
+    return pa.table(columns)

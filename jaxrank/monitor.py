@@ -1,0 +1,84 @@
+"""Watches one validation metric: the best value so far, when to lower the rates, when to stop."""
+
+import dataclasses
+import math
+from typing import Any
+
+from jaxrank.config import check_choice
+
+_HIGHER_IS_BETTER = {
+    "auc": True,
+    "logloss": False,
+    "normalized_entropy": False,
+}
+
+
+@dataclasses.dataclass
+class Monitor:
+    """Early stopping and rate reduction on a plateau.
+
+    Args:
+        task, metric: what to watch.
+        stop_patience: evaluations in a row without improvement after which to stop; 0: never.
+        rate_patience: the same before the rates are lowered; 0: never. Counting starts anew then.
+        rate_factor: the rates are multiplied by it.
+        min_delta: least change that is an improvement.
+    """
+
+    task: str
+    metric: str
+    stop_patience: int = 0
+    rate_patience: int = 0
+    rate_factor: float = 0.1
+    min_delta: float = 0.0
+    best: float | None = None
+    best_step: int = 0
+    since_best: int = 0
+    since_lowered: int = 0
+
+    @property
+    def higher_is_better(self) -> bool:
+        return _HIGHER_IS_BETTER[self.metric]
+
+    @property
+    def should_stop(self) -> bool:
+        return 0 < self.stop_patience <= self.since_best
+
+    def update(self, step: int, value: float) -> bool:
+        """Takes one evaluation into account; returns whether the rates are to be lowered now."""
+        sign = 1 if self.higher_is_better else -1
+        better = not math.isnan(value) and (
+            self.best is None or sign * (value - self.best) > self.min_delta
+        )
+        if better:
+            self.best, self.best_step = value, step
+            self.since_best = self.since_lowered = 0
+            return False
+        self.since_best += 1
+        self.since_lowered += 1
+        if 0 < self.rate_patience <= self.since_lowered:
+            self.since_lowered = 0
+            return True
+        return False
+
+    def get_state(self) -> dict[str, Any]:
+        """What a checkpoint must hold, as JSON."""
+        names = ("best", "best_step", "since_best", "since_lowered")
+        return {name: getattr(self, name) for name in names}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            setattr(self, name, value)
+
+
+def make_monitor(tasks: list[str], metric: str, **settings: Any) -> Monitor:
+    """A monitor of "task/metric"; empty: the first task's logloss.
+
+    Raises:
+        InputError: no such task or metric.
+    """
+    name = metric or f"{tasks[0]}/logloss"
+    allowed = tuple(f"{t}/{m}" for t in tasks for m in _HIGHER_IS_BETTER)
+    check_choice("eval.metric", name, allowed)
+    task, _, kind = name.rpartition("/")
+    return Monitor(task=task, metric=kind, **settings)

@@ -1,0 +1,135 @@
+"""Evaluation and prediction from the checkpoint of a run."""
+
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ml_collections import ConfigDict
+
+from jaxrank import evaluate as evaluation
+from jaxrank import mesh as meshes
+from jaxrank import workdir as workdirs
+from jaxrank.checkpoint import Checkpoints
+from jaxrank.data.store import Split, open_store
+from jaxrank.errors import InputError
+from jaxrank.monitor import make_monitor
+from jaxrank.program import BatchShape, Program, make_layout, make_trainee
+from jaxrank.step import Weights, weights_of
+
+
+class Evaluation(NamedTuple):
+    """What `evaluate` found; the fields are those of `train.Result` where they share a name.
+
+    buckets: {task: calibration by equal-count buckets of the prediction}.
+    """
+
+    step: int
+    examples_per_second: float
+    seconds: float
+    metrics: evaluation.Metrics
+    best_possible: evaluation.Metrics | None
+    constant: evaluation.Metrics
+    buckets: dict[str, list[dict[str, float]]]
+    checkpoint: str
+    data: str
+
+
+class Prediction(NamedTuple):
+    """What `predict` wrote."""
+
+    rows: int
+    output: str
+    step: int
+    seconds: float
+    checkpoint: str
+
+
+class _Restored(NamedTuple):
+    config: ConfigDict
+    program: Program
+    weights: Weights
+    split: Split
+    step: int
+    checkpoint: str
+
+
+def _restore(workdir: str, checkpoint: str, data: str, split: str, batch_size: int) -> _Restored:
+    """The weights of a checkpoint on all devices, and the data to score.
+
+    Raises:
+        InputError: workdir, checkpoint or data are not there or do not fit together.
+    """
+    directory = Path(workdir)
+    config = workdirs.load_config(directory)
+    schema = workdirs.load_schema(directory)
+    store = open_store(data or config.data.store or directory / "data")
+    evaluation.check_schema(schema, store.schema, str(store.path))
+    name = split or config.data.valid
+    if not name:
+        raise InputError("--split: must be given, the run has no validation split.")
+    found = store.split(name)
+
+    monitor = make_monitor([t.name for t in schema.tasks], config.eval.metric)
+    checkpoints = Checkpoints(directory, higher_is_better=monitor.higher_is_better, read_only=True)
+    step = checkpoints.step(checkpoint)
+    if step is None:
+        raise InputError(f"{directory}: holds no checkpoint yet.")
+
+    mesh = meshes.make_mesh()
+    layout = make_layout(schema, config.embedding)
+    trainee = make_trainee(config, layout, mesh, num_steps=max(1, step))
+    size = batch_size or config.eval.batch_size
+    # Of the training batch nothing matters here: parameters have the same shapes for any batch.
+    shape = BatchShape(mesh.size, 1, {stack.name: 1 for stack in layout.stacks})
+    program = Program(trainee, mesh, shape)
+    weights = checkpoints.restore_weights(
+        step, weights_of(program.state_shape), weights_of(program.state_sharding)
+    )
+    config.eval.batch_size = size
+    return _Restored(config, program, weights, found, step, checkpoints.directory(step))
+
+
+def evaluate(
+    workdir: str,
+    *,
+    checkpoint: str = "newest",
+    data: str = "",
+    split: str = "",
+    batch_size: int = 0,
+) -> Evaluation:
+    """Scores one checkpoint of the run in `workdir`.
+
+    Args:
+        checkpoint: "newest", "best" or a step.
+        data: a store; empty for the run's own.
+        split: of the store; empty for the run's validation split.
+        batch_size: examples; 0 for the config's.
+
+    Raises:
+        InputError: as `_restore`.
+    """
+    began = time.perf_counter()
+    run = _restore(workdir, checkpoint, data, split, batch_size)
+    scores = evaluation.evaluate(run.program, run.weights, run.split, run.config.eval.batch_size)
+    schema = run.program.trainee.embedding.layout.schema
+    reference = evaluation.reference(run.split, schema)
+    return Evaluation(
+        step=run.step,
+        examples_per_second=scores.rows / scores.seconds,
+        seconds=time.perf_counter() - began,
+        metrics=scores.metrics,
+        best_possible=reference.best_possible,
+        constant=reference.constant,
+        buckets=scores.buckets,
+        checkpoint=run.checkpoint,
+        data=str(run.split.path),
+    )
+
+
+def predict(workdir: str, *, output: str, batch_size: int = 0, **which: Any) -> Prediction:
+    """Writes the predictions of one checkpoint to `output`; see `evaluate.predict`."""
+    began = time.perf_counter()
+    run = _restore(workdir, batch_size=batch_size, **which)
+    size = run.config.eval.batch_size
+    rows = evaluation.predict(run.program, run.weights, run.split, size, output)
+    return Prediction(rows, output, run.step, time.perf_counter() - began, run.checkpoint)

@@ -1,0 +1,289 @@
+import functools
+
+import examples
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxrank import mesh as meshes
+from jaxrank.embedding import GROUPS, RULES, Embedding, duplicates, logical_rows, make_rule, storage
+from jaxrank.errors import InputError
+from jaxrank.features import PAD
+
+DIMS = [
+    {"ta": 8, "tb": 8, "tc": 8},
+    {"ta": 16, "tb": 6, "tc": 6},  # two stacks, one of a dimension that must be padded
+    {"ta": 1, "tb": 128, "tc": 160},
+]
+
+
+def make(dims=None, devices=1, replicas=1, rule="sgd", rows=50, **settings):
+    lay = examples.small_layout(dims, rows)
+    mesh = meshes.make_mesh(devices=devices, replicas=replicas)
+    return Embedding(lay, mesh, make_rule(rule), init_std=1.0, **settings)
+
+
+def placed(embedding, tables):
+    return jax.device_put(tables, embedding.sharding())
+
+
+def logical(embedding, tables):
+    """Rows and slots of each stack in row order: {stack: (rows, {slot: array})}."""
+    found = {}
+    for stack in embedding.layout.stacks:
+        state = tables[stack.name]
+        shape = storage(stack)
+        slots = {}
+        for name, array in state.slots.items():
+            if array.ndim == 2:
+                slots[name] = logical_rows(array, stack)
+            else:
+                by_group = np.asarray(array).reshape(GROUPS, shape.rows // GROUPS)
+                slots[name] = by_group.T.reshape(-1)[: stack.rows]
+        found[stack.name] = (logical_rows(state.rows, stack), slots)
+    return found
+
+
+def apply_update(embedding, tables, batch, grads, rate=0.1, step=0):
+    scratch = placed(embedding, embedding.init_scratch())
+    update = jax.jit(functools.partial(embedding.update, rate=rate, step=jnp.int32(step)))
+    on_mesh = meshes.put_batch(batch, embedding.mesh)
+    return update(placed(embedding, tables), scratch, on_mesh, grads)[0]
+
+
+def lookup(embedding, tables, batch):
+    rows = {name: table.rows for name, table in placed(embedding, tables).items()}
+    return jax.jit(embedding.lookup)(rows, meshes.put_batch(batch, embedding.mesh))
+
+
+def random_grads(embedding, tables, batch, seed=1):
+    rng = np.random.default_rng(seed)
+    shapes = lookup(embedding, tables, batch)
+    return jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), shapes)
+
+
+@pytest.mark.parametrize("dims", DIMS)
+@pytest.mark.parametrize(("devices", "replicas"), [(1, 1), (8, 1), (8, 2)])
+def test_lookup_equals_plain_loops_over_logical_rows(dims, devices, replicas):
+    embedding = make(dims, devices, replicas)
+    tables = embedding.init(jax.random.key(0))
+    batch = examples.random_batch(embedding.layout, 32)
+    rows = {name: r for name, (r, _) in logical(embedding, tables).items()}
+    expected = examples.looked_up(rows, embedding.layout, batch)
+    found = lookup(embedding, tables, batch)
+    jax.tree.map(lambda e, f: np.testing.assert_allclose(f, e, atol=1e-5), expected, found)
+
+
+@pytest.mark.parametrize("dims", DIMS)
+@pytest.mark.parametrize(("devices", "replicas"), [(1, 1), (2, 1), (8, 2)])
+def test_sgd_update_equals_the_dense_step(dims, devices, replicas):
+    embedding = make(dims, devices, replicas)
+    tables = embedding.init(jax.random.key(0))
+    batch = examples.random_batch(embedding.layout, 32)
+    grads = random_grads(embedding, tables, batch)
+    before = logical(embedding, tables)
+    dense = examples.row_gradients(embedding.layout, batch, grads)
+    after = logical(embedding, apply_update(embedding, tables, batch, grads))
+    for name, gradient in dense.items():
+        np.testing.assert_allclose(after[name][0], before[name][0] - 0.1 * gradient, atol=1e-5)
+
+
+def test_adagrad_on_read_rows_equals_optax_on_the_whole_table_over_many_steps():
+    embedding = make(rule="adagrad")
+    tables = embedding.init(jax.random.key(0))
+    optimizer = optax.adagrad(0.1, initial_accumulator_value=0.1, eps=1e-7)
+    dense = {name: jnp.asarray(rows) for name, (rows, _) in logical(embedding, tables).items()}
+    opt_state = optimizer.init(dense)
+    for step in range(5):
+        batch = examples.random_batch(embedding.layout, 16, seed=step)
+        grads = random_grads(embedding, tables, batch, seed=step)
+        gradient = examples.row_gradients(embedding.layout, batch, grads)
+        gradient = jax.tree.map(lambda g: jnp.asarray(g, jnp.float32), gradient)
+        updates, opt_state = optimizer.update(gradient, opt_state)
+        dense = optax.apply_updates(dense, updates)
+        tables = apply_update(embedding, tables, batch, grads, step=step)
+    for name, (rows, _) in logical(embedding, tables).items():
+        np.testing.assert_allclose(rows, dense[name], rtol=1e-5, atol=1e-6)
+
+
+def reference_rule(name, rows, slots, g, rate, step):
+    """The rules once more, in float64, for one row after another."""
+    if name == "rowwise_adagrad":
+        a = slots["accumulator"] + np.mean(g**2)
+        return rows - rate * g / np.sqrt(a + 1e-7), {"accumulator": a}
+    if name == "lazy_adam":
+        m = 0.9 * slots["m"] + 0.1 * g
+        v = 0.999 * slots["v"] + 0.001 * g**2
+        corrected = (m / (1 - 0.9 ** (step + 1)), v / (1 - 0.999 ** (step + 1)))
+        return rows - rate * corrected[0] / (np.sqrt(corrected[1]) + 1e-8), {"m": m, "v": v}
+    assert name == "ftrl"
+    z, n = slots["z"].copy(), slots["n"]
+    fresh = n == 0
+    z[fresh] = -rows[fresh] * (1.0 / rate + 0.02) - 0.01 * np.sign(rows[fresh])
+    new_n = n + g**2
+    z = z + g - (np.sqrt(new_n) - np.sqrt(n)) / rate * rows
+    solved = -(z - np.sign(z) * 0.01) / ((1.0 + np.sqrt(new_n)) / rate + 0.02)
+    return np.where(np.abs(z) > 0.01, solved, 0.0), {"z": z, "n": new_n}
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+@pytest.mark.parametrize("name", ["rowwise_adagrad", "lazy_adam", "ftrl"])
+def test_rule_equals_the_written_out_float64_rule_on_the_rows_read(name, devices):
+    settings = {"ftrl": {"l1": 0.01, "l2": 0.02}}.get(name, {})
+    lay = examples.small_layout()
+    mesh = meshes.make_mesh(devices=devices)
+    embedding = Embedding(lay, mesh, make_rule(name, **settings), init_std=0.1)
+    tables = embedding.init(jax.random.key(3))
+    expected = {
+        n: (rows.astype(np.float64), {k: v.astype(np.float64) for k, v in slots.items()})
+        for n, (rows, slots) in logical(embedding, tables).items()
+    }
+    for step in range(4):
+        batch = examples.random_batch(lay, 32, seed=step)
+        grads = random_grads(embedding, tables, batch, seed=step)
+        dense = examples.row_gradients(lay, batch, grads)
+        for stack, gradient in dense.items():
+            rows, slots = expected[stack]
+            for r in np.flatnonzero(np.abs(gradient).sum(axis=1)):
+                mine = {k: v[r] for k, v in slots.items()}
+                rows[r], new = reference_rule(name, rows[r], mine, gradient[r], 0.1, step)
+                for k, v in new.items():
+                    slots[k][r] = v
+        tables = apply_update(embedding, tables, batch, grads, step=step)
+    for stack, (rows, slots) in logical(embedding, tables).items():
+        np.testing.assert_allclose(rows, expected[stack][0], rtol=1e-4, atol=2e-6)
+        for k, v in slots.items():
+            np.testing.assert_allclose(v, expected[stack][1][k], rtol=1e-4, atol=2e-5)
+
+
+def test_ftrl_keeps_its_random_start_when_the_gradient_is_tiny():
+    embedding = make(rule="ftrl")
+    tables = embedding.init(jax.random.key(0))
+    batch = examples.random_batch(embedding.layout, 16)
+    grads = jax.tree.map(lambda g: g * 1e-6, random_grads(embedding, tables, batch))
+    after = apply_update(embedding, tables, batch, grads)
+    np.testing.assert_allclose(after["dim8"].rows, tables["dim8"].rows, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", sorted(RULES))
+def test_rows_that_are_not_read_do_not_change(name):
+    embedding = make(rule=name, l2=0.1)
+    tables = embedding.init(jax.random.key(0))
+    batch = examples.random_batch(embedding.layout, 16)
+    grads = random_grads(embedding, tables, batch)
+    untouched = ~examples.row_gradients(embedding.layout, batch, grads)["dim8"].any(axis=1)
+    assert 0 < untouched.sum() < len(untouched)
+    before = logical(embedding, tables)["dim8"]
+    after = logical(embedding, apply_update(embedding, tables, batch, grads))["dim8"]
+    np.testing.assert_array_equal(after[0][untouched], before[0][untouched])
+    assert (after[0][~untouched] != before[0][~untouched]).any(axis=1).all()
+
+
+def test_pad_reads_zeros_and_changes_no_row():
+    embedding = make(rule="adagrad", l2=0.1)
+    tables = embedding.init(jax.random.key(0))
+    batch = examples.random_batch(embedding.layout, 16)
+    pad = jax.tree.map(lambda x: np.full_like(x, PAD), (batch.ids, batch.lists["dim8"].ids))
+    batch = batch._replace(
+        ids=pad[0],
+        lists={
+            "dim8": batch.lists["dim8"]._replace(
+                ids=pad[1], segments=pad[1], weights=np.zeros_like(batch.lists["dim8"].weights)
+            )
+        },
+    )
+    found = lookup(embedding, tables, batch)
+    assert all((np.asarray(x) == 0).all() for x in jax.tree.leaves(found))
+    after = apply_update(embedding, tables, batch, random_grads(embedding, tables, batch))
+    jax.tree.map(np.testing.assert_array_equal, after, tables)
+
+
+def test_update_is_the_same_to_the_bit_on_any_mesh():
+    batch = examples.random_batch(examples.small_layout(), 32)
+    found = []
+    for devices, replicas in [(1, 1), (2, 1), (4, 2), (8, 1), (8, 4)]:
+        embedding = make(devices=devices, replicas=replicas, rule="rowwise_adagrad")
+        tables = embedding.init(jax.random.key(0))
+        grads = random_grads(embedding, tables, batch)
+        found.append(jax.device_get(apply_update(embedding, tables, batch, grads)))
+    for other in found[1:]:
+        jax.tree.map(np.testing.assert_array_equal, found[0], other)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adagrad"])
+def test_whole_table_l2_equals_the_dense_optimizer_with_weight_decay(name):
+    embedding = make(rule=name, devices=2, l2=0.3, l2_scope="table")
+    dense_step = {"sgd": optax.sgd(0.1), "adagrad": optax.adagrad(0.1)}[name]
+    tables = embedding.init(jax.random.key(0))
+    batch = examples.random_batch(embedding.layout, 16)
+    grads = random_grads(embedding, tables, batch)
+    rows = logical(embedding, tables)["dim8"][0]
+    gradient = examples.row_gradients(embedding.layout, batch, grads)["dim8"] + 0.3 * rows
+    update, _ = dense_step.update(jnp.asarray(gradient, jnp.float32), dense_step.init(rows))
+    after = logical(embedding, apply_update(embedding, tables, batch, grads))["dim8"][0]
+    np.testing.assert_allclose(after, rows + update, atol=1e-5)
+
+
+def test_clip_norm_bounds_the_summed_gradient_of_a_row():
+    embedding = make(clip_norm=0.5)
+    tables = embedding.init(jax.random.key(0))
+    batch = examples.random_batch(embedding.layout, 16)
+    grads = random_grads(embedding, tables, batch)
+    gradient = examples.row_gradients(embedding.layout, batch, grads)["dim8"]
+    norm = np.linalg.norm(gradient, axis=1, keepdims=True)
+    assert (norm > 0.5).any()
+    assert ((norm > 0) & (norm < 20)).any()
+    clipped = gradient * np.minimum(1, 0.5 / np.maximum(norm, 1e-12))
+    before = logical(embedding, tables)["dim8"][0]
+    after = logical(embedding, apply_update(embedding, tables, batch, grads))["dim8"][0]
+    np.testing.assert_allclose(after, before - 0.1 * clipped, atol=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_sums_by_scratch_and_by_sort_equal_a_dictionary_of_sums(seed):
+    rng = np.random.default_rng(seed)
+    ids = np.where(rng.random(200) < 0.2, PAD, rng.integers(0, 40, 200)).astype(np.int32)
+    grads = rng.normal(size=(200, 3)).astype(np.float32)
+    expected: dict = {}
+    for i, g in zip(ids, grads, strict=True):
+        if i != PAD:
+            expected[int(i)] = expected.get(int(i), 0) + g.astype(np.float64)
+    dirty = jnp.asarray(rng.integers(0, 300, 40), jnp.int32)
+    by_scratch = duplicates.sum_by_scratch(ids, jnp.asarray(grads), dirty)[:2]
+    for unique, sums in (by_scratch, duplicates.sum_by_sort(ids, jnp.asarray(grads))):
+        count = len(expected)
+        assert set(np.asarray(unique[:count]).tolist()) == set(expected)
+        assert (np.asarray(unique[count:]) == PAD).all()
+        for i, s in zip(np.asarray(unique[:count]), np.asarray(sums), strict=False):
+            np.testing.assert_allclose(s, expected[int(i)], rtol=1e-5, atol=1e-6)
+
+
+def test_neighbouring_rows_lie_on_different_devices():
+    shape = storage(examples.small_layout(rows=100_000).stacks[0])
+    position = np.asarray(shape.position(jnp.arange(1024, dtype=jnp.int32)))
+    owners = position // (shape.rows // 8)
+    assert (np.bincount(owners, minlength=8) == 128).all()
+    assert len(set(position.tolist())) == 1024
+
+
+def test_position_of_pad_is_pad_in_the_largest_table():
+    lay = examples.small_layout({"ta": 128, "tb": 1, "tc": 1}, rows=2**31 - 3000)
+    shape = storage(lay.stacks[1])
+    ids = jnp.asarray([0, 2**31 - 3001, PAD], jnp.int32)
+    expected = [int(r % 1024) * (shape.rows // 1024) + int(r) // 1024 for r in np.asarray(ids[:2])]
+    assert np.asarray(shape.position(ids)).tolist() == [*expected, PAD]
+
+
+def test_too_many_rows_in_one_stack_are_refused_with_the_number():
+    lay = examples.small_layout({"ta": 16, "tb": 16, "tc": 16}, rows=2**31 - 10)
+    with pytest.raises(InputError, match="fewer than 2147483647 rows together: found 2147483676"):
+        storage(lay.stacks[0])
+
+
+def test_unknown_rule_and_unknown_setting_are_named():
+    with pytest.raises(InputError, match="optim.tables.name must be one of .*'adam9'"):
+        make_rule("adam9")
+    with pytest.raises(InputError, match="optim.tables: .*'beta7'"):
+        make_rule("sgd", beta7=1)

@@ -1,0 +1,129 @@
+"""Small schemas and random batches for tests, and what a lookup must give, in plain NumPy."""
+
+import numpy as np
+
+from jaxrank.features import (
+    PAD,
+    Batch,
+    Categorical,
+    Dense,
+    Layout,
+    Lists,
+    Ragged,
+    Schema,
+    Table,
+    Task,
+    layout,
+)
+
+
+def small_schema(rows: int = 50) -> Schema:
+    """Three floats, three id columns over two tables, two lists, one of which shares a table."""
+    return Schema(
+        tasks=(Task("click"), Task("conversion")),
+        floats=(Dense("f0"), Dense("f1"), Dense("f2")),
+        ids=(Categorical("a", "ta"), Categorical("b", "tb"), Categorical("c", "ta")),
+        lists=(Ragged("la", "ta", "mean"), Ragged("lc", "tc", "sqrtn", weighted=True)),
+        tables=(Table("ta", rows, "integer"), Table("tb", 7, "integer"), Table("tc", 31, "integer")),
+    )
+
+
+def small_layout(dims: dict[str, int] | None = None, rows: int = 50) -> Layout:
+    return layout(small_schema(rows), dims or {"ta": 8, "tb": 8, "tc": 8})
+
+
+def random_batch(
+    lay: Layout, size: int, seed: int = 0, group: int = 4, capacity: int = 24, mean: float = 2.0
+) -> Batch:
+    """Ids of every kind: PAD, the first and last row of each table, duplicates, empty lists."""
+    rng = np.random.default_rng(seed)
+    rows_of = {t.name: t.rows for t in lay.schema.tables}
+    ids, lists = {}, {}
+    for stack in lay.stacks:
+        tables = [f.table for f in lay.schema.ids]
+        columns = []
+        for column, offset in zip(stack.columns, stack.column_offsets, strict=True):
+            rows = rows_of[tables[column]]
+            values = np.minimum(rng.zipf(1.3, size) - 1, rows - 1) + offset
+            columns.append(np.where(rng.random(size) < 0.1, PAD, values))
+        if columns:
+            ids[stack.name] = np.stack(columns, axis=1).astype(np.int32)
+        if stack.lists:
+            lists[stack.name] = _random_lists(lay, stack, size, group, capacity, mean, rng)
+    labels = (rng.random((size, len(lay.schema.tasks))) < 0.4).astype(np.float32)
+    weights = (rng.random(labels.shape) < 0.8).astype(np.float32)
+    return Batch(
+        floats=rng.normal(size=(size, len(lay.schema.floats))).astype(np.float32),
+        ids=ids,
+        lists=lists,
+        labels=labels * (weights > 0),
+        weights=weights,
+        dropped=np.zeros((size // group, len(lay.schema.lists)), np.int32),
+    )
+
+
+def _random_lists(lay, stack, size, group, capacity, mean, rng) -> Lists:
+    groups = size // group
+    ids = np.full((groups, capacity), PAD, np.int32)
+    segments = np.full((groups, capacity), PAD, np.int32)
+    weights = np.zeros((groups, capacity), np.float32)
+    rows_of = {t.name: t.rows for t in lay.schema.tables}
+    for g in range(groups):
+        at = 0
+        for example in range(group):
+            for i, (number, offset) in enumerate(zip(stack.lists, stack.list_offsets, strict=True)):
+                length = min(rng.poisson(mean), capacity - at)
+                rows = rows_of[lay.schema.lists[number].table]
+                values = rng.integers(0, rows, length) + offset
+                ids[g, at : at + length] = values
+                segments[g, at : at + length] = example * len(stack.lists) + i
+                weights[g, at : at + length] = rng.random(length) + 0.5
+                at += length
+    return Lists(ids, segments, weights)
+
+
+def looked_up(tables: dict[str, np.ndarray], lay: Layout, batch: Batch) -> dict:
+    """What `Embedding.lookup` must give for logical tables f[rows, dim], with plain loops."""
+    found = {}
+    for stack in lay.stacks:
+        table, dim = tables[stack.name], stack.dim
+        out = found[stack.name] = {}
+        if stack.name in batch.ids:
+            ids = batch.ids[stack.name]
+            out["ids"] = np.zeros((*ids.shape, dim), table.dtype)
+            for index in np.ndindex(ids.shape):
+                if ids[index] != PAD:
+                    out["ids"][index] = table[ids[index]]
+        if stack.name in batch.lists:
+            lists = batch.lists[stack.name]
+            size, count = len(batch.labels), len(stack.lists)
+            flat = np.zeros((size * count, dim), table.dtype)
+            per_group = size * count // len(lists.ids)
+            for g, k in np.ndindex(lists.ids.shape):
+                if lists.ids[g, k] != PAD:
+                    row = table[lists.ids[g, k]] * lists.weights[g, k]
+                    flat[g * per_group + lists.segments[g, k]] += row
+            out["lists"] = flat.reshape(size, count, dim)
+    return found
+
+
+def row_gradients(lay: Layout, batch: Batch, grads: dict) -> dict[str, np.ndarray]:
+    """The dense gradient f[rows, dim] of each stack, with plain loops, for vector gradients."""
+    found = {}
+    for stack in lay.stacks:
+        total = np.zeros((stack.rows, stack.dim))
+        if stack.name in batch.ids:
+            ids = batch.ids[stack.name]
+            for index in np.ndindex(ids.shape):
+                if ids[index] != PAD:
+                    total[ids[index]] += grads[stack.name]["ids"][index]
+        if stack.name in batch.lists:
+            lists = batch.lists[stack.name]
+            flat = np.asarray(grads[stack.name]["lists"]).reshape(-1, stack.dim)
+            per_group = len(flat) // len(lists.ids)
+            for g, k in np.ndindex(lists.ids.shape):
+                if lists.ids[g, k] != PAD:
+                    gradient = flat[g * per_group + lists.segments[g, k]] * lists.weights[g, k]
+                    total[lists.ids[g, k]] += gradient
+        found[stack.name] = total
+    return found
