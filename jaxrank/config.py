@@ -7,6 +7,7 @@ A config file starts from `default()` and changes fields; so does the command li
 import difflib
 import importlib.util
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -109,7 +110,11 @@ def load(path: str) -> ConfigDict:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    sys.path.insert(0, str(Path(path).resolve().parent))  # a config may start from its neighbour
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        del sys.path[0]
     if not hasattr(module, "get_config"):
         raise InputError(f"--config: {path} must define get_config().")
     return module.get_config()

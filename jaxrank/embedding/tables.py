@@ -20,7 +20,8 @@ from jaxrank import mesh as meshes
 from jaxrank.embedding.combine import combine, spread
 from jaxrank.embedding.duplicates import sum_by_scratch, sum_by_sort
 from jaxrank.embedding.rules import Rule
-from jaxrank.embedding.storage import Storage, storage
+from jaxrank.embedding.storage import GROUPS, LANES, Storage, storage
+from jaxrank.errors import InputError
 from jaxrank.features import PAD, Batch, Layout, Lists, Stack
 
 Vectors = dict[str, dict[str, jax.Array]]
@@ -61,6 +62,13 @@ class Embedding:
     l2_scope: str = "read"
     clip_norm: float = 0.0
 
+    def __post_init__(self) -> None:
+        if GROUPS % self.shards:
+            raise InputError(
+                f"tables can be split over a number of devices that divides {GROUPS}:"
+                f" found {self.shards}. Set mesh.devices or mesh.replicas."
+            )
+
     @functools.cached_property
     def storages(self) -> dict[str, Storage]:
         return {s.name: storage(s) for s in self.layout.stacks}
@@ -79,19 +87,34 @@ class Embedding:
         """New tables; the same values on any mesh."""
         tables = {}
         for number, (name, shape) in enumerate(self.storages.items()):
-            rows = self.init_std * jax.random.normal(
-                jax.random.fold_in(key, number), shape.shape, jnp.float32
-            )
-            if shape.width != shape.dim:
-                # Columns beyond the dimension are zero and stay so.
-                column = jnp.arange(shape.shape[0] * 128, dtype=jnp.uint32).reshape(shape.shape)
-                rows = jnp.where(column % shape.width < shape.dim, rows, 0.0)
             slots = {
                 slot: jnp.full(shape.shape if wide else (shape.rows,), value, jnp.float32)
                 for slot, (wide, value) in self.rule.slots.items()
             }
+            rows = jax.shard_map(
+                functools.partial(self._init_share, shape),
+                mesh=self.mesh,
+                in_specs=P(),
+                out_specs=P(meshes.SHARD),
+                check_vma=False,
+            )(jax.random.fold_in(key, number))
             tables[name] = StackState(rows, slots)
         return tables
+
+    def _init_share(self, shape: Storage, key: jax.Array) -> jax.Array:
+        """This device's rows, group by group: random numbers of a whole table at once take
+        several times its memory."""
+        groups = GROUPS // self.shards
+        first = jax.lax.axis_index(meshes.SHARD) * groups
+        # Columns beyond the dimension are zero and stay so.
+        real = jnp.arange(shape.width) < shape.dim
+
+        def one_group(group: jax.Array) -> jax.Array:
+            size = (shape.rows // GROUPS, shape.width)
+            rows = jax.random.normal(jax.random.fold_in(key, group), size, jnp.float32)
+            return jnp.where(real[None, :], self.init_std * rows, 0.0).reshape(-1, LANES)
+
+        return jax.lax.map(one_group, first + jnp.arange(groups)).reshape(-1, LANES)
 
     def init_scratch(self) -> dict[str, jax.Array]:
         """What `update` needs besides the tables; its values never matter between steps."""
@@ -234,23 +257,21 @@ class Embedding:
         def view(array):
             return shape.view(array) if array.ndim == 2 else array
 
-        def read(array):
-            found = view(array).at[unique].get(mode="fill", fill_value=0)
-            return found[:, : shape.dim] if array.ndim == 2 else found
-
-        def add(array, change):
+        def write(array, found, change):
+            # Not `.at[].add(change)`: nothing would then say that the rows are read before they
+            # are written, and the compiler copies the whole array in every step.
             if array.ndim == 2 and shape.width != shape.dim:
                 change = jnp.pad(change, ((0, 0), (0, shape.width - shape.dim)))
-            return view(array).at[unique].add(change, mode="drop").reshape(array.shape)
+            return view(array).at[unique].set(found + change, mode="drop").reshape(array.shape)
 
-        rows = read(state.rows)
+        found = jax.tree.map(
+            lambda array: view(array).at[unique].get(mode="fill", fill_value=0), state
+        )
+        rows = found.rows[:, : shape.dim]
+        slots = {n: a[:, : shape.dim] if a.ndim == 2 else a for n, a in found.slots.items()}
         gradient = self._regularised(rows, gradient)
-        slots = {name: read(array) for name, array in state.slots.items()}
-        change, slot_changes = self.rule.change(rows, slots, gradient, rate, step)
-        return StackState(
-            add(state.rows, change),
-            {name: add(array, slot_changes[name]) for name, array in state.slots.items()},
-        ), scratch
+        change = StackState(*self.rule.change(rows, slots, gradient, rate, step))
+        return jax.tree.map(write, state, found, change), scratch
 
     def _change_table(self, shape, state, scratch, position, gradient, rate, step):
         """Updates all rows, those that were not read with their regularisation alone."""
@@ -263,15 +284,11 @@ class Embedding:
                 change = jnp.pad(change, ((0, 0), (0, shape.width - shape.dim)))
             return array + change.reshape(array.shape)
 
-        rows = view(state.rows)
-        total = jnp.zeros_like(rows).at[position].add(gradient, mode="drop")
-        slots = {name: view(array) for name, array in state.slots.items()}
-        total = self._regularised(rows, total)
-        change, slot_changes = self.rule.change(rows, slots, total, rate, step)
-        return StackState(
-            add(state.rows, change),
-            {name: add(array, slot_changes[name]) for name, array in state.slots.items()},
-        ), scratch
+        seen = jax.tree.map(view, state)
+        gradient = jnp.zeros_like(seen.rows).at[position].add(gradient, mode="drop")
+        gradient = self._regularised(seen.rows, gradient)
+        change = StackState(*self.rule.change(seen.rows, seen.slots, gradient, rate, step))
+        return jax.tree.map(add, state, change), scratch
 
     def _regularised(self, rows: jax.Array, gradient: jax.Array) -> jax.Array:
         if self.l2:

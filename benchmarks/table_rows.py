@@ -1,0 +1,115 @@
+"""Step time and memory against the number of table rows.
+
+    python benchmarks/table_rows.py --rows 1000000 20000000
+
+One process a size for the memory; the times are taken in turn, round by round, so that a change in
+the machine's speed meets all sizes. Prints a line a size and the ratios to the first.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+
+def program_of(rows: int, batch_size: int, steps_per_call: int):
+    """A DCN-V2 over 13 floats and 26 ids, all in one table of `rows` rows, and its batches."""
+    import jax
+
+    from jaxrank import mesh as meshes
+    from jaxrank.config import default
+    from jaxrank.features import Batch, Categorical, Dense, Schema, Table, Task, layout
+    from jaxrank.program import BatchShape, Program, make_trainee
+
+    schema = Schema(
+        tasks=(Task("click"),),
+        floats=tuple(Dense(f"f{i}") for i in range(13)),
+        ids=tuple(Categorical(f"c{i}", "t") for i in range(26)),
+        lists=(),
+        tables=(Table("t", rows, "integer"),),
+    )
+    config = default()
+    config.batch_size = batch_size
+    mesh = meshes.make_mesh(devices=1)
+    trainee = make_trainee(config, layout(schema, {"t": 16}), mesh, num_steps=1000)
+    program = Program(trainee, mesh, BatchShape(batch_size, 512, {}))
+    rng = np.random.default_rng(0)
+    shape = (steps_per_call, batch_size)
+    # The same distinct rows whatever the size, so that only the size differs.
+    ids = np.minimum(rng.zipf(1.2, (*shape, 26)) - 1, 999_999) * (rows // 1_000_000)
+    batch = Batch(
+        floats=rng.normal(size=(*shape, 13)).astype(np.float32),
+        ids={"dim16": ids.astype(np.int32)},
+        lists={},
+        labels=(rng.random((*shape, 1)) < 0.25).astype(np.float32),
+        weights=np.ones((*shape, 1), np.float32),
+        dropped=np.zeros((steps_per_call, batch_size // 512, 0), np.int32),
+    )
+    return program, jax.device_put(batch)
+
+
+def peak_mib() -> float:
+    # Not ru_maxrss, which a child process takes over from its parent.
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) / 1024
+
+
+def measure_memory(args: argparse.Namespace, rows: int) -> None:
+    import jax
+
+    program, batch = program_of(rows, args.batch_size, args.steps_per_call)
+    state = program.init()
+    state, told = program.train(state, batch)
+    jax.block_until_ready(told)
+    state_mib = sum(x.nbytes for x in jax.tree.leaves(state)) / 2**20
+    tables = sum(x.nbytes for x in jax.tree.leaves(state.tables)) / 2**20
+    print(json.dumps({"peak": peak_mib(), "state": state_mib, "tables": tables}))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, nargs="+", default=[1_000_000, 20_000_000])
+    parser.add_argument("--batch-size", type=int, default=8192)
+    parser.add_argument("--steps-per-call", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--memory-of", type=int, default=0, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.memory_of:
+        measure_memory(args, args.memory_of)
+        return
+
+    import jax
+
+    runs = []
+    for rows in args.rows:
+        program, batch = program_of(rows, args.batch_size, args.steps_per_call)
+        state, told = program.train(program.init(), batch)
+        jax.block_until_ready(told)
+        runs.append([program, state, batch])
+    seconds: list[list[float]] = [[] for _ in runs]
+    for _ in range(args.rounds):
+        for run, times in zip(runs, seconds, strict=True):
+            start = time.perf_counter()
+            run[1], told = run[0].train(run[1], run[2])
+            jax.block_until_ready((run[1], told))
+            times.append((time.perf_counter() - start) / args.steps_per_call)
+    del runs
+    first = np.median(seconds[0])
+    for rows, times in zip(args.rows, seconds, strict=True):
+        command = [sys.executable, __file__, f"--memory-of={rows}"]
+        found = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+        print(
+            f"{rows:>11,} rows: {np.median(times) * 1e3:7.2f} ms a step,"
+            f" {np.median(times) / first:5.3f} of the first;"
+            f" {args.batch_size / np.median(times):9,.0f} examples/s; memory: peak"
+            f" {found['peak']:,.0f} MiB, tables with accumulators {found['tables']:,.0f},"
+            f" all state {found['state']:,.0f}"
+        )
+
+
+if __name__ == "__main__":
+    main()

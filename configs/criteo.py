@@ -1,0 +1,33 @@
+"""DCN-V2 on the original Criteo format: 13 numbers, 26 hashed or learned ids.
+
+    jaxrank train --config=configs/criteo.py --workdir=/tmp/criteo \
+        --config.source.files.train=/data/train.txt --config.source.files.valid=/data/valid.txt
+"""
+
+from ml_collections import ConfigDict
+
+from jaxrank.config import default
+
+
+def get_config():
+    c = default()
+    c.source = ConfigDict(
+        dict(
+            kind="criteo",
+            files=dict(
+                train="../shared/data/criteo_sample/train.tsv.gz",
+                valid="../shared/data/criteo_sample/valid.tsv.gz",
+                test="../shared/data/criteo_sample/test.tsv.gz",
+            ),
+        )
+    )
+    c.features.tasks = [dict(name="click", label="label")]
+    c.features.floats = [dict(columns="I*", log=True, standardize=True, missing_indicator=True)]
+    c.features.ids = [dict(columns="C*", encoding="vocabulary", min_count=4)]
+
+    c.batch_size = 1024
+    c.num_epochs = 2.0
+    c.steps_per_call = 2
+    c.log_every_steps = 10
+    c.model.hidden = (256, 128)
+    return c

@@ -1,0 +1,32 @@
+"""Two tasks on generated clicks and conversions: the main job, small enough for two CPU cores.
+
+    jaxrank train --config=configs/quickstart.py --workdir=/tmp/quickstart
+"""
+
+from ml_collections import ConfigDict
+
+from jaxrank.config import default
+
+
+def get_config():
+    c = default()
+    c.source = ConfigDict(
+        dict(
+            kind="synthetic",
+            rows=dict(train=2_000_000, valid=200_000),
+            seed=1,
+            floats=13,
+            missing=0.1,
+            ids=[100_000, 50_000, 20_000, 10_000, 5_000, 2_000, 1_000, 200, 100, 50, 20, 10],
+            exponent=1.05,
+            lists=[
+                dict(rows=20_000, mean_length=6, weighted=False),
+                dict(rows=2_000, mean_length=4, weighted=True),
+            ],
+        )
+    )
+    c.features.tasks = [
+        dict(name="click", label="click", truth="p_click"),
+        dict(name="conversion", label="conversion", truth="p_conversion"),
+    ]
+    return c

@@ -1,0 +1,207 @@
+"""One column of a chunk as NumPy, whatever it was in the file: text or a type of Arrow's.
+
+Whole columns are converted at once. Only where that fails are the values searched for the first
+bad one, so that the message can name its file and row.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple, NoReturn
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from jaxrank.data.chunk import Chunk
+from jaxrank.errors import InputError
+
+
+class Column(NamedTuple):
+    """A column with what a message needs to name a place in it.
+
+    lengths: where the values are those of lists, the length of each row's list; else None.
+    """
+
+    values: pa.Array
+    name: str
+    file: str
+    first_row: int
+    lengths: np.ndarray | None = None
+
+    def place(self, index: int) -> str:
+        """File, row and column of the value at `index`."""
+        row = index
+        if self.lengths is not None:
+            row = int(np.searchsorted(np.cumsum(self.lengths), index, side="right"))
+        return f"{self.file}, row {self.first_row + row}, column {self.name}"
+
+    def refuse(self, index: int, must: str) -> NoReturn:
+        value = self.values[index].as_py()
+        found = "an empty value" if value is None else repr(value)
+        raise InputError(f"{self.place(index)}: must be {must}: found {found}.")
+
+    def refuse_type(self, must: str) -> NoReturn:
+        raise InputError(
+            f"{self.file}, column {self.name}: must be {must}: found a column of type"
+            f" {self.values.type}."
+        )
+
+
+def column_of(chunk: Chunk, name: str) -> Column:
+    """The chunk's column of that name, without dictionaries, and with null for empty text."""
+    index = chunk.batch.schema.get_field_index(name)
+    if index < 0:
+        raise InputError(f"{chunk.file}: must have a column {name!r}: found none of that name.")
+    return Column(_simplified(chunk.batch.column(index)), name, chunk.file, chunk.first_row)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return (
+        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    )
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return (
+        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    )
+
+
+def _simplified(values: pa.Array) -> pa.Array:
+    """Text as `string` with null for the empty one; a dictionary's values in its place."""
+    if pa.types.is_dictionary(values.type):
+        return _simplified(values.dictionary_decode())
+    if pa.types.is_null(values.type):
+        return values.cast(pa.string())
+    if _is_text(values.type):
+        values = values.cast(pa.string())
+        empty = pc.equal(values, "")
+        # From a CSV reader empty text comes as null already, and this is all it costs.
+        if pc.any(empty).as_py():
+            values = pc.if_else(empty, pa.scalar(None, pa.string()), values)
+    return values
+
+
+def _first(bad: np.ndarray) -> int:
+    return int(np.flatnonzero(bad)[0])
+
+
+def numbers(
+    column: Column,
+    must: str,
+    valid: Callable[[np.ndarray], np.ndarray] = np.isfinite,
+    missing: bool = True,
+) -> np.ndarray:
+    """f64[n], NaN where the value is missing.
+
+    Args:
+        must: what a value must be, for the message.
+        valid: f64[n] -> bool[n], whether each value that is there is allowed.
+        missing: whether a value may be missing.
+    """
+    values = column.values
+    kind = values.type
+    simple = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+    if not (simple or _is_text(kind) or pa.types.is_decimal(kind)):
+        column.refuse_type(must)
+    try:
+        converted = values.cast(pa.float64(), safe=False)
+    except pa.ArrowInvalid:
+        column.refuse(_first_uncastable(values, pa.float64()), must)
+    absent = np.zeros(len(values), bool)
+    if values.null_count:
+        absent = values.is_null().to_numpy(zero_copy_only=False)
+        if not missing:
+            column.refuse(_first(absent), must)
+    result = converted.to_numpy(zero_copy_only=False)  # NaN for null
+    bad = ~(valid(result) | absent)
+    if bad.any():
+        column.refuse(_first(bad), must)
+    return result
+
+
+def _first_uncastable(values: pa.Array, kind: pa.DataType) -> int:
+    for i in range(len(values)):
+        try:
+            values[i : i + 1].cast(kind)
+        except pa.ArrowInvalid:
+            return i
+    raise AssertionError("every value can be cast by itself")
+
+
+_ID_TYPES = "text or whole numbers"
+
+
+def _whole_numbers(column: Column, must: str) -> pa.Array:
+    """The ids as int64, for a column of numbers or of text that spells them."""
+    try:
+        return column.values.cast(pa.int64())
+    except pa.ArrowInvalid:
+        column.refuse(_first_uncastable(column.values, pa.int64()), must)
+
+
+def _check_id_type(column: Column) -> None:
+    kind = column.values.type
+    if not (
+        _is_text(kind)
+        or pa.types.is_integer(kind)
+        or pa.types.is_floating(kind)
+        or pa.types.is_boolean(kind)
+        or pa.types.is_binary(kind)
+    ):
+        column.refuse_type(_ID_TYPES)
+
+
+def texts(column: Column) -> pa.Array:
+    """The ids as text: a whole number as its decimal digits, null where missing."""
+    _check_id_type(column)
+    kind = column.values.type
+    if _is_text(kind):
+        return column.values
+    if pa.types.is_binary(kind):
+        try:
+            return _simplified(column.values.cast(pa.string()))
+        except pa.ArrowInvalid:
+            column.refuse(_first_uncastable(column.values, pa.string()), "text in UTF-8")
+    if pa.types.is_uint64(kind):
+        return column.values.cast(pa.string())
+    return _whole_numbers(column, _ID_TYPES).cast(pa.string())
+
+
+def row_numbers(column: Column, table: str, rows: int, pad: np.int32) -> np.ndarray:
+    """i32[n] of ids that are row numbers already, `pad` where missing."""
+    must = f"a row of the table {table!r}, 0 to {rows - 1} (rows={rows}), or empty"
+    _check_id_type(column)
+    if pa.types.is_binary(column.values.type):
+        column.refuse_type(_ID_TYPES)
+    if pa.types.is_uint64(column.values.type):
+        # As a float it stays out of range, where it would be negative as an int64.
+        column = column._replace(values=column.values.cast(pa.float64(), safe=False))
+    numbers_ = _whole_numbers(column, must)
+    present = numbers_.is_valid().to_numpy(zero_copy_only=False)
+    result = numbers_.fill_null(0).to_numpy(zero_copy_only=False)
+    bad = (result < 0) | (result >= rows)
+    if bad.any():
+        column.refuse(_first(bad), must)
+    return np.where(present, result, pad).astype(np.int32)
+
+
+def elements(column: Column, separator: str, must: str = "a list") -> Column:
+    """The values of a column of lists, one after another, with the lengths i64[n].
+
+    A missing list, like empty text, is one of length 0. An empty part of a text is null.
+    """
+    values = column.values
+    if _is_text(values.type):
+        if not separator:
+            raise InputError(
+                f"{column.file}, column {column.name}: {must} in a text column must have a"
+                " separator: found separator=''."
+            )
+        values = pc.split_pattern(values, separator)
+    elif not _is_list(values.type):
+        column.refuse_type(f"{must}, as text or of a list type")
+    lengths = pc.list_value_length(values).fill_null(0)
+    return column._replace(
+        values=_simplified(values.flatten()),
+        lengths=lengths.to_numpy(zero_copy_only=False).astype(np.int64),
+    )

@@ -1,0 +1,115 @@
+"""Vocabularies: counting values, putting them in order, and finding the row of a value."""
+
+import itertools
+from collections.abc import Iterable
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+
+from jaxrank.features import RESERVED_ROWS, UNKNOWN_ROW
+
+_MERGE_AFTER = 1 << 16
+_SLICE = 1 << 16
+
+
+class Vocabulary:
+    """The values of a table in row order, behind the reserved rows.
+
+    Args:
+        values: string[n], all different.
+        counts: i64[n], how often each was seen in training data.
+    """
+
+    def __init__(self, values: pa.Array, counts: np.ndarray):
+        self.values = values
+        self.counts = counts
+        self._rows: dict[str, int] = {}
+
+    @property
+    def rows(self) -> int:
+        return RESERVED_ROWS + len(self.values)
+
+    @property
+    def checksum(self) -> str:
+        """Of the values in row order."""
+        digest = xxhash.xxh3_64()
+        for start in range(0, len(self.values), _SLICE):
+            part = self.values.slice(start, _SLICE)
+            # The lengths tell ["ab", "c"] from ["a", "bc"].
+            digest.update(pc.binary_length(part).to_numpy().astype("<i4").tobytes())
+            digest.update("".join(part.to_pylist()).encode())
+        return digest.hexdigest()
+
+    def lookup(self, values: Iterable[str], count: int) -> np.ndarray:
+        """i32[count], the row of each value, UNKNOWN_ROW for one that is not there."""
+        if not self._rows and len(self.values):
+            self._rows = dict(
+                zip(self.values.to_pylist(), range(RESERVED_ROWS, self.rows), strict=True)
+            )
+        found = map(self._rows.get, values, itertools.repeat(UNKNOWN_ROW))
+        return np.fromiter(found, np.int32, count)
+
+
+def hash_rows(values: Iterable[bytes], count: int, rows: int, salt: str) -> np.ndarray:
+    """i32[count], RESERVED_ROWS + xxhash64(salt + value) mod the rows that are not reserved."""
+    spread = rows - RESERVED_ROWS
+    digest = xxhash.xxh64_intdigest
+    if salt:
+        prefix = salt.encode()
+        values = (prefix + value for value in values)
+    return np.fromiter((RESERVED_ROWS + digest(v) % spread for v in values), np.int32, count)
+
+
+class Counter:
+    """Counts values in memory that grows with the different values, not with the data."""
+
+    def __init__(self) -> None:
+        self._merged = pa.table({"value": pa.array([], pa.string()), "count": np.zeros(0, int)})
+        self._pending: list[pa.Table] = []
+        self._pending_rows = 0
+
+    def add(self, values: pa.Array) -> None:
+        """Counts the strings of an array; null is not a value."""
+        counted = pc.value_counts(values.drop_null())
+        if not len(counted):
+            return
+        table = pa.table({"value": counted.field("values"), "count": counted.field("counts")})
+        self._pending.append(table)
+        self._pending_rows += len(table)
+        # Merging only what is a fraction of the whole keeps the cost of each value constant.
+        if self._pending_rows > max(_MERGE_AFTER, len(self._merged)):
+            self._merge()
+
+    def _merge(self) -> None:
+        joined = pa.concat_tables([self._merged, *self._pending])
+        merged = joined.group_by("value", use_threads=False).aggregate([("count", "sum")])
+        self._merged = merged.rename_columns({"count_sum": "count"}).select(["value", "count"])
+        self._pending, self._pending_rows = [], 0
+
+    def counts(self) -> pa.Table:
+        """Columns value and count, each value once, in no order."""
+        self._merge()
+        return self._merged
+
+
+def build(counter: Counter, min_count: int, earlier: Vocabulary | None = None) -> Vocabulary:
+    """The vocabulary of the values that were counted at least `min_count` times.
+
+    By falling count, ties by value. The values of an `earlier` vocabulary keep their rows, seen
+    again or not; their counts add up, and new values follow.
+    """
+    seen = counter.counts()
+    values = earlier.values if earlier else pa.array([], pa.string())
+    counts = earlier.counts if earlier else np.zeros(0, np.int64)
+    again = pc.index_in(seen["value"], value_set=values)
+    known = again.is_valid()
+    counts = counts.copy()
+    counts[again.drop_null().to_numpy()] += seen["count"].filter(known).to_numpy()
+    new = seen.filter(pc.and_(pc.invert(known), pc.greater_equal(seen["count"], min_count)))
+    new = new.sort_by([("count", "descending"), ("value", "ascending")])
+    return Vocabulary(
+        pa.concat_arrays([values, *new["value"].chunks]),
+        np.concatenate([counts, new["count"].to_numpy().astype(np.int64)]),
+    )

@@ -1,0 +1,73 @@
+"""Who may import whom, read from the source."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parent.parent / "jaxrank"
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def imports(path: Path) -> set[str]:
+    """Full names of all modules that a file imports, inside functions too."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def importers(module: str) -> set[str]:
+    """Files, relative to the package, that import `module` or something in it."""
+    return {
+        str(path.relative_to(PACKAGE))
+        for path in FILES
+        if any(name == module or name.startswith(f"{module}.") for name in imports(path))
+    }
+
+
+def test_the_reader_of_imports_sees_them():
+    assert "step.py" in importers("jax")
+    assert "cli.py" in importers("jaxrank.train")
+
+
+def test_data_never_imports_jax():
+    allowed = {"jaxrank.data", "jaxrank.errors", "jaxrank.features", "jaxrank.__version__"}
+    for path in FILES:
+        if path.parent.name != "data" and path.name not in ("features.py", "errors.py"):
+            continue
+        names = imports(path)
+        assert not {n for n in names if n.split(".")[0] in ("jax", "flax", "optax", "orbax")}, path
+        ours = {n for n in names if n.startswith("jaxrank.")}
+        outside = {n for n in ours if not any(n == a or n.startswith(f"{a}.") for a in allowed)}
+        assert not outside, path
+
+
+@pytest.mark.parametrize(
+    ("module", "allowed"),
+    [
+        ("flax", {"models/"}),
+        ("orbax", {"checkpoint.py", "export.py"}),
+        ("tensorboardX", {"writers.py"}),
+        ("absl.flags", {"cli.py"}),
+        ("jaxrank.train", {"cli.py", "summary.py"}),
+        ("optax", {"optim.py", "step.py"}),
+    ],
+)
+def test_only_its_own_module_imports(module, allowed):
+    found = importers(module)
+    stray = {f for f in found if not any(f == a or f.startswith(a) for a in allowed if a)}
+    assert not stray
+
+
+def test_embedding_and_models_do_not_know_each_other():
+    for path in FILES:
+        names = imports(path)
+        if path.parent.name == "embedding":
+            assert not {n for n in names if n.startswith(("jaxrank.models", "flax", "optax"))}, path
+        if path.parent.name == "models":
+            assert not {n for n in names if n.startswith("jaxrank.embedding")}, path

@@ -1,0 +1,390 @@
+"""Every kind of bad input stops the preparation with file, row, column and value."""
+
+import gzip
+import re
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from jaxrank.data import text
+from jaxrank.data.prepare import prepare
+from jaxrank.errors import InputError
+
+CLICK = dict(name="click", label="label")
+HEADER = "label,price,user,tags,w\n"
+GOOD = "1,2.5,u1,a|b,1|2\n"
+
+
+def run(tmp_path, content, *, name="day.csv", kind="csv", **features):
+    """Prepares one file of the given text or bytes."""
+    path = tmp_path / name
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return run_files(tmp_path, str(path), kind=kind, **features)
+
+
+def run_files(tmp_path, files, *, kind="csv", **features):
+    features = dict(tasks=[CLICK]) | features
+    source = dict(kind=kind, files=dict(train=files))
+    try:
+        return prepare(features, source, tmp_path / "store", report=lambda _: None)
+    finally:
+        left = [p.name for p in tmp_path.iterdir() if "store" in p.name]
+        assert left in ([], ["store"])
+
+
+def refused(*parts):
+    """An InputError whose message has the parts in this order."""
+    return pytest.raises(InputError, match=".*".join(re.escape(part) for part in parts))
+
+
+def run_parquet(tmp_path, columns, **features):
+    path = tmp_path / "day.parquet"
+    pq.write_table(pa.table(columns), path)
+    return run_files(tmp_path, str(path), kind="parquet", **features)
+
+
+FLOATS = [dict(columns="price")]
+IDS = [dict(columns="user")]
+LISTS = [dict(columns="tags")]
+
+
+# Files.
+
+
+def test_missing_file(tmp_path):
+    with refused("nowhere/day.csv: no such file or directory"):
+        run_files(tmp_path, str(tmp_path / "nowhere" / "day.csv"))
+
+
+def test_missing_directory_in_a_list(tmp_path):
+    (tmp_path / "a.csv").write_text(HEADER + GOOD)
+    with refused("gone: no such file or directory"):
+        run_files(tmp_path, [str(tmp_path / "a.csv"), str(tmp_path / "gone")])
+
+
+def test_empty_directory(tmp_path):
+    (tmp_path / "days").mkdir()
+    with refused("days: the directory must hold at least one file"):
+        run_files(tmp_path, str(tmp_path / "days"))
+
+
+def test_glob_that_matches_nothing(tmp_path):
+    with refused("day*.csv: this pattern matches no file"):
+        run_files(tmp_path, str(tmp_path / "day*.csv"))
+
+
+@pytest.mark.parametrize("content", ["", HEADER, gzip.compress(b""), HEADER[:-1]])
+def test_file_without_rows(tmp_path, content):
+    with refused("day.csv: must have at least one row"):
+        run(tmp_path, content)
+
+
+def test_empty_criteo_file(tmp_path):
+    with refused("day.tsv: must have at least one row"):
+        run(tmp_path, "", name="day.tsv", kind="criteo")
+
+
+def test_parquet_without_rows(tmp_path):
+    with refused("day.parquet: must have at least one row"):
+        run_parquet(tmp_path, {"label": pa.array([], pa.int64())})
+
+
+def test_one_empty_file_among_good_ones(tmp_path):
+    (tmp_path / "a.csv").write_text(HEADER + GOOD)
+    (tmp_path / "b.csv").write_text(HEADER)
+    with refused("b.csv: must have at least one row"):
+        run_files(tmp_path, str(tmp_path / "*.csv"))
+
+
+@pytest.mark.parametrize("damage", ["truncated", "overwritten", "checksum"])
+def test_corrupt_gzip(tmp_path, damage):
+    rows = "".join(f"1,{i * 7919 % 1013},u{i},a|b,1|2\n" for i in range(5000))
+    content = bytearray(gzip.compress((HEADER + rows).encode()))
+    if damage == "truncated":
+        del content[-2000:]
+    elif damage == "overwritten":
+        content[3000:3100] = bytes(100)
+    else:
+        content[-8:-4] = b"\0\0\0\0"
+    with refused("day.csv"):
+        run(tmp_path, bytes(content), floats=FLOATS)
+
+
+def test_plain_text_named_gz(tmp_path):
+    with refused("day.csv.gz: must be gzip, as its name says: found b'la'"):
+        run(tmp_path, HEADER + GOOD, name="day.csv.gz")
+
+
+def test_text_named_parquet(tmp_path):
+    with refused("day.parquet: must be a readable Parquet file"):
+        run(tmp_path, HEADER + GOOD, name="day.parquet", kind="parquet")
+
+
+def test_parquet_with_a_damaged_page(tmp_path):
+    path = tmp_path / "day.parquet"
+    table = pa.table({"label": [i % 2 for i in range(20_000)], "price": list(range(20_000))})
+    pq.write_table(table, path, write_page_checksum=True, compression="none")
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    path.write_bytes(content)
+    with refused("day.parquet: must be a readable Parquet file"):
+        run_files(tmp_path, str(path), kind="parquet", floats=FLOATS)
+
+
+def test_headers_that_differ(tmp_path):
+    (tmp_path / "a.csv").write_text("label,x,y\n1,2,3\n")
+    (tmp_path / "b.csv").write_text("label,x,z\n1,2,3\n")
+    with refused("b.csv: must have the columns of", "missing ['y'], not expected ['z']"):
+        run_files(tmp_path, str(tmp_path / "*.csv"))
+
+
+def test_header_with_a_name_twice(tmp_path):
+    with refused("day.csv, row 1: column names must differ: found 'x' twice"):
+        run(tmp_path, "label,x,x\n1,2,3\n")
+
+
+def test_parquet_types_that_differ(tmp_path):
+    pq.write_table(pa.table({"label": [1], "price": [1.5]}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"label": [1], "price": ["x"]}), tmp_path / "b.parquet")
+    with refused("b.parquet, column price: must be of type double", "found string"):
+        run_files(tmp_path, str(tmp_path / "*.parquet"), kind="parquet")
+
+
+# Lines.
+
+
+@pytest.mark.parametrize(("line", "found"), [("1,2.5,u1,a|b", 4), ("1,2,3,4,5,6", 6)])
+@pytest.mark.parametrize("good", [0, 3, 2000])
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_too_few_or_too_many_columns(tmp_path, monkeypatch, line, found, good, pack):
+    monkeypatch.setattr(text, "_MIN_CHUNK_BYTES", 4096)
+    monkeypatch.setattr(text, "_ROWS_PER_CHUNK", 100)
+    content = pack((HEADER + GOOD * good + line + "\n" + GOOD).encode())
+    with refused(f"day.csv, row {good + 2}: must have 5 columns: found {found}"):
+        run(tmp_path, content)
+
+
+def test_criteo_line_with_a_column_too_few(tmp_path):
+    good = "\t".join(["0"] * 40) + "\n"
+    with refused("day.tsv, row 3: must have 40 columns: found 39"):
+        run(tmp_path, good * 2 + good[2:] + good, name="day.tsv", kind="criteo")
+
+
+def test_empty_line(tmp_path):
+    with refused("day.csv, row 4: must have a value in some column: found an empty line"):
+        run(tmp_path, HEADER + GOOD * 2 + "\n" + GOOD)
+
+
+def test_bytes_that_are_not_utf8(tmp_path):
+    content = (HEADER + GOOD * 3 + "1,1,?,a,1\n").encode().replace(b"?", b"\xff")
+    with refused("day.csv, row 5, column user: must be UTF-8"):
+        run(tmp_path, content)
+
+
+def test_a_value_over_two_lines(tmp_path):
+    with refused("day.csv, row 3, column user: must be on one line", "a\\nb"):
+        run(tmp_path, HEADER + GOOD + '1,1,"a\nb",a,1\n' + GOOD)
+
+
+def test_a_quote_that_is_not_closed(tmp_path):
+    with refused("day.csv", "row"):
+        run(tmp_path, HEADER + GOOD + '1,1,"ab,a,1\n' + GOOD)
+
+
+# Labels and what goes with them.
+
+
+@pytest.mark.parametrize("bad", ["2", "yes", "-1", "nan", "0.5"])
+def test_bad_label(tmp_path, bad):
+    with refused(f"day.csv, row 4, column label: must be 0, 1 or empty: found '{bad}'"):
+        run(tmp_path, HEADER + GOOD * 2 + f"{bad},1,u,a,1\n" + GOOD)
+
+
+@pytest.mark.parametrize(("bad", "found"), [("2", "'2'"), ("", "an empty value")])
+def test_bad_mask(tmp_path, bad, found):
+    task = CLICK | dict(mask="m")
+    with refused(f"day.csv, row 3, column m: must be 0 or 1: found {found}"):
+        run(tmp_path, f"label,m\n1,0\n1,{bad}\n", tasks=[task])
+
+
+@pytest.mark.parametrize("bad", ["-1", "inf", "x", ""])
+def test_bad_example_weight(tmp_path, bad):
+    task = CLICK | dict(weight="m")
+    found = repr(bad) if bad else "an empty value"
+    with refused(f"day.csv, row 3, column m: must be a finite number, 0 or more: found {found}"):
+        run(tmp_path, f"label,m\n1,0\n1,{bad}\n", tasks=[task])
+
+
+def test_bad_truth(tmp_path):
+    task = CLICK | dict(truth="p")
+    with refused("day.csv, row 3, column p: must be a number from 0 to 1, or empty: found '1.5'"):
+        run(tmp_path, "label,p\n1,0.2\n1,1.5\n", tasks=[task])
+
+
+# Floats.
+
+
+@pytest.mark.parametrize("bad", ["abc", "nan", "inf", "-inf", " 1", "0x10"])
+def test_bad_float(tmp_path, bad):
+    must = "must be a finite number or empty"
+    with refused(f"day.csv, row 17, column price: {must}: found '{bad}'"):
+        run(tmp_path, HEADER + GOOD * 15 + f"1,{bad},u,a,1\n", floats=FLOATS)
+
+
+def test_nan_of_a_native_type(tmp_path):
+    columns = {"label": [1, 0, 1], "price": [1.0, None, float("nan")]}
+    with refused("day.parquet, row 3, column price: must be a finite number or empty: found nan"):
+        run_parquet(tmp_path, columns, floats=FLOATS)
+
+
+def test_number_beyond_float32(tmp_path):
+    with refused("day.csv, row 3, column price: must be in the range of float32: found '1e39'"):
+        run(tmp_path, HEADER + GOOD + "1,1e39,u,a,1\n", floats=FLOATS)
+
+
+def test_float_column_of_another_type(tmp_path):
+    columns = {"label": [1], "price": [{"a": 1}]}
+    with refused("day.parquet, column price: must be a finite number or empty", "struct<a: int64>"):
+        run_parquet(tmp_path, columns, floats=FLOATS)
+
+
+# Ids.
+
+
+def test_id_column_of_structs_or_lists(tmp_path):
+    for value in ({"a": 1}, [1, 2]):
+        kind = "struct" if isinstance(value, dict) else "list"
+        columns = {"label": [1], "user": [value]}
+        must = "must be text or whole numbers: found a column of type"
+        with refused(f"day.parquet, column user: {must} {kind}"):
+            run_parquet(tmp_path, columns, ids=IDS)
+
+
+def test_id_with_a_fraction(tmp_path):
+    columns = {"label": [1, 1], "user": [3.0, 2.5]}
+    with refused("day.parquet, row 2, column user: must be text or whole numbers: found 2.5"):
+        run_parquet(tmp_path, columns, ids=IDS)
+
+
+@pytest.mark.parametrize("bad", ["100", "-1", "x", "1.5", "99999999999999999999"])
+def test_integer_id_out_of_range(tmp_path, bad):
+    ids = [dict(columns="user", table="people", encoding="integer", rows=100)]
+    must = "must be a row of the table 'people', 0 to 99 (rows=100), or empty"
+    with refused(f"day.csv, row 4, column user: {must}: found '{bad}'"):
+        run(tmp_path, f"label,user\n1,0\n1,99\n1,{bad}\n", ids=ids)
+
+
+def test_wrong_number_of_ids(tmp_path):
+    ids = [dict(columns="user", length=2, separator="|")]
+    with refused("day.csv, row 3, column user: must have length=2 ids: found 3 in 'a|b|c'"):
+        run(tmp_path, "label,user\n1,a|b\n1,a|b|c\n", ids=ids)
+
+
+# Lists.
+
+
+def test_list_with_an_empty_part(tmp_path):
+    with refused("day.csv, row 3, column tags: must be a list without empty ids"):
+        run(tmp_path, HEADER + GOOD + "1,1,u,a||b,1\n", lists=LISTS)
+
+
+def test_other_number_of_weights_than_ids(tmp_path):
+    lists = [dict(columns="tags", weights="w")]
+    with refused(
+        "day.csv, row 3, column w: must have as many weights as tags has ids:"
+        " found 2 weights and 3 ids"
+    ):
+        run(tmp_path, HEADER + GOOD + "1,1,u,a|b|c,1|2\n", lists=lists)
+
+
+@pytest.mark.parametrize("bad", ["-1", "nan", "x"])
+def test_bad_list_weight(tmp_path, bad):
+    lists = [dict(columns="tags", weights="w")]
+    with refused(f"day.csv, row 3, column w: must be a finite number, 0 or more: found '{bad}'"):
+        run(tmp_path, HEADER + GOOD + f"1,1,u,a|b,1|{bad}\n", lists=lists)
+
+
+def test_overlong_list(tmp_path):
+    lists = [dict(columns="tags", max_length=2)]
+    with refused(
+        "day.csv, row 3, column tags: must have at most max_length=2 ids: found 3."
+        " Raise max_length, or set on_overlong='truncate'."
+    ):
+        run(tmp_path, HEADER + GOOD + "1,1,u,a|b|c,1\n", lists=lists)
+
+
+def test_list_column_of_another_type(tmp_path):
+    columns = {"label": [1], "tags": [5]}
+    with refused("day.parquet, column tags: must be a list", "found a column of type int64"):
+        run_parquet(tmp_path, columns, lists=LISTS)
+
+
+# The config.
+
+
+@pytest.mark.parametrize(
+    ("features", "parts"),
+    [
+        (dict(flaots=FLOATS), ["features: has no field 'flaots'", "'floats'"]),
+        (
+            dict(floats=[dict(columns="price", logs=True)]),
+            ["features.floats[0]: has no field 'logs'", "'log'"],
+        ),
+        (
+            dict(floats=[dict(columns="price", log=1)]),
+            ["features.floats[0].log: must be of type bool: found 1, of type int"],
+        ),
+        (
+            dict(ids=[dict(columns="user", min_count=True)]),
+            ["features.ids[0].min_count: must be of type int: found True"],
+        ),
+        (dict(ids=IDS[0]), ["features.ids: must be a list"]),
+        (dict(ids=[{}]), ["features.ids[0]: must have a field 'columns'"]),
+        (dict(ids=[dict(columns="U*")]), ["features.ids[0].columns: 'U*' matches no column"]),
+        (
+            dict(ids=[dict(columns="uesr")]),
+            ["features.ids[0].columns: 'uesr' matches no column", "'user'"],
+        ),
+        (dict(ids=[dict(columns="lab*")]), ["'lab*' matches no column"]),
+        (
+            dict(floats=[dict(columns="price"), dict(columns="p*")]),
+            ["found 'price' in features.floats[0] and features.floats[1]"],
+        ),
+        (dict(keep=["tiem"]), ["features.keep[0]: the data has no column 'tiem'"]),
+        (dict(tasks=[dict(name="a", label="lable")]), ["no column 'lable'", "'label'"]),
+        (dict(tasks=[]), ["features.tasks: must have at least one task"]),
+        (
+            dict(ids=[dict(columns="user", encoding="hashed")]),
+            ["features.ids[0].encoding: must be one of", "found 'hashed'"],
+        ),
+        (
+            dict(ids=[dict(columns="user", encoding="hash", rows=2)]),
+            ["features.ids[0].rows: must be from 3 to", "found 2"],
+        ),
+        (
+            dict(ids=IDS, lists=[dict(columns="tags", table="user", min_count=3)]),
+            ["user and tags share the table 'user', so min_count must be the same: found 1 and 3"],
+        ),
+    ],
+)
+def test_bad_features_section(tmp_path, features, parts):
+    with refused(*parts):
+        run(tmp_path, HEADER + GOOD, **features)
+
+
+@pytest.mark.parametrize(
+    ("source", "parts"),
+    [
+        (dict(kind="cvs"), ["source.kind", "found 'cvs'"]),
+        (dict(kind="csv", flies={}), ["has no field 'flies'", "'files'"]),
+        (dict(kind="synthetic", rowz=3), ["source (kind='synthetic'): has no field 'rowz'"]),
+        (dict(kind="synthetic", seed=3), ["source (kind='synthetic')", "'rows'"]),
+        (dict(kind="csv", files={}), ["source.files: must be a dict of split names"]),
+        (dict(kind="csv", files=dict(train=[])), ["source.files.train: must have at least one"]),
+        (dict(kind="csv", files={"a/b": "x"}), ["name of a split", "found 'a/b'"]),
+    ],
+)
+def test_bad_source_section(tmp_path, source, parts):
+    with refused(*parts):
+        prepare(dict(tasks=[CLICK]), source, tmp_path / "store")

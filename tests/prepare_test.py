@@ -1,0 +1,562 @@
+"""Preparing a store: what is learned, what is written, and what is left when it fails."""
+
+import collections
+import csv
+import gzip
+import math
+import random
+import subprocess
+import sys
+import textwrap
+import time
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import xxhash
+
+from jaxrank.data import prepare as prepare_module
+from jaxrank.data import spec, text
+from jaxrank.data.prepare import prepare
+from jaxrank.data.store import concatenate, is_store, open_store
+from jaxrank.errors import InputError, RunError
+from jaxrank.features import MAX_GROUP, MISSING_ROW, PAD, UNKNOWN_ROW
+
+CLICK = dict(name="click", label="label")
+
+
+def write_csv(path, header, rows):
+    with open(path, "w", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows([header, *rows])
+    return str(path)
+
+
+def prepare_csv(tmp_path, header, rows, *, test=None, options=None, name="store", **features):
+    files = dict(train=write_csv(tmp_path / f"{name}.csv", header, rows))
+    if test is not None:
+        files["test"] = write_csv(tmp_path / f"{name}_test.csv", header, test)
+    return prepare(
+        dict(tasks=[CLICK]) | features,
+        dict(kind="csv", files=files),
+        tmp_path / name,
+        report=lambda _: None,
+        **(options or {}),
+    )
+
+
+def prepare_parquet(tmp_path, columns, **features):
+    path = tmp_path / "data.parquet"
+    pq.write_table(pa.table(columns), path)
+    source = dict(kind="parquet", files=dict(train=str(path)))
+    features = dict(tasks=[CLICK]) | features
+    return prepare(features, source, tmp_path / "store", report=lambda _: None)
+
+
+def whole(store, split="train"):
+    return concatenate(list(store.split(split).blocks()))
+
+
+def lists_of(block):
+    """list_values as nested lists: [example][list] -> ids."""
+    values = iter(block.list_values.tolist())
+    return [[[next(values) for _ in range(n)] for n in row] for row in block.list_lengths]
+
+
+# Real data.
+
+
+def test_criteo_sample_is_encoded_as_plain_python_encodes_it(tmp_path, shared_data, monkeypatch):
+    monkeypatch.setattr(text, "_ROWS_PER_CHUNK", 2000)
+    path = shared_data / "criteo_sample" / "train.tsv.gz"
+    features = dict(
+        tasks=[CLICK],
+        floats=[dict(columns="I*", log=True, standardize=True, missing_indicator=True)],
+        ids=[dict(columns="C*", min_count=3)],
+        keep=["label"],
+    )
+    source = dict(kind="criteo", files=dict(train=str(path)))
+    store = prepare(features, source, tmp_path / "store", report=lambda _: None)
+    block = whole(store)
+    with gzip.open(path, "rt", newline="") as file:
+        rows = [line.rstrip("\n").split("\t") for line in file]
+
+    np.testing.assert_array_equal(block.labels[:, 0], [float(r[0]) for r in rows])
+    assert block.kept.column("label").to_pylist() == [r[0] for r in rows]
+    for i in range(13):
+        raw = [r[1 + i] for r in rows]
+        logs = [math.copysign(math.log1p(abs(float(v))), float(v)) for v in raw if v]
+        mean = math.fsum(logs) / len(logs)
+        std = math.sqrt(math.fsum((x - mean) ** 2 for x in logs) / len(logs))
+        scaled = iter([(x - mean) / std for x in logs])
+        expected = [next(scaled) if v else 0.0 for v in raw]
+        np.testing.assert_allclose(block.floats[:, 2 * i], expected, rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(block.floats[:, 2 * i + 1], [v == "" for v in raw])
+        assert store.schema.floats[2 * i + 1].name == f"I{i + 1}:missing"
+    for i in range(26):
+        raw = [r[14 + i] for r in rows]
+        counts = collections.Counter(v for v in raw if v)
+        order = sorted((v for v in counts if counts[v] >= 3), key=lambda v: (-counts[v], v))
+        row_of = {v: 2 + k for k, v in enumerate(order)} | {"": MISSING_ROW}
+        np.testing.assert_array_equal(block.ids[:, i], [row_of.get(v, UNKNOWN_ROW) for v in raw])
+        values, seen = store.vocabulary(f"C{i + 1}")
+        assert values == order
+        assert seen.tolist() == [counts[v] for v in order]
+        statistics = store.split("train").statistics["ids"][f"C{i + 1}"]
+        assert statistics["missing"] == raw.count("")
+        assert statistics["unknown"] == sum(n for v, n in counts.items() if n < 3)
+
+
+# Vocabularies.
+
+
+def test_rows_follow_falling_counts_and_rare_values_are_unknown(tmp_path):
+    users = ["b", "b", "a", "a", "c", "c", "c", "rare", ""]
+    store = prepare_csv(
+        tmp_path, ["label", "user"], [[1, u] for u in users], test=[[0, "new"], [0, "a"], [0, ""]],
+        ids=[dict(columns="user", min_count=2)],
+    )  # fmt: skip
+    assert store.vocabulary("user")[0] == ["c", "a", "b"]
+    assert store.schema.tables[0].rows == 5
+    assert whole(store).ids[:, 0].tolist() == [4, 4, 3, 3, 2, 2, 2, UNKNOWN_ROW, MISSING_ROW]
+    assert whole(store, "test").ids[:, 0].tolist() == [UNKNOWN_ROW, 3, MISSING_ROW]
+    assert store.split("test").statistics["ids"] == {"user": {"missing": 1, "unknown": 1}}
+
+
+def test_counting_in_many_small_merges_changes_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(text, "_MIN_CHUNK_BYTES", 256)
+    monkeypatch.setattr(text, "_ROWS_PER_CHUNK", 10)
+    monkeypatch.setattr("jaxrank.data.vocabulary._MERGE_AFTER", 5)
+    draw = random.Random(1)
+    users = [f"u{int(draw.paretovariate(0.7))}" for _ in range(3000)]
+    store = prepare_csv(
+        tmp_path, ["label", "user"], [[1, u] for u in users], ids=[dict(columns="user")]
+    )
+    counts = collections.Counter(users)
+    values, seen = store.vocabulary("user")
+    assert values == sorted(counts, key=lambda v: (-counts[v], v))
+    assert seen.tolist() == [counts[v] for v in values]
+
+
+def test_an_earlier_stores_rows_stay_and_new_values_follow(tmp_path):
+    ids = [dict(columns="user", min_count=2)]
+    first = prepare_csv(
+        tmp_path, ["label", "user"], [[1, u] for u in "ccbbbaax"], ids=ids, name="day1"
+    )
+    assert first.vocabulary("user")[0] == ["b", "a", "c"]
+    second = prepare_csv(
+        tmp_path, ["label", "user"], [[1, u] for u in "zzzzyyyxaccccccc"], ids=ids, name="day2",
+        options=dict(vocabularies=str(tmp_path / "day1")),
+    )  # fmt: skip
+    values, counts = second.vocabulary("user")
+    assert values == ["b", "a", "c", "z", "y"]
+    assert counts.tolist() == [3, 2 + 1, 2 + 7, 4, 3]
+    assert whole(second).ids[:, 0].tolist() == [5] * 4 + [6] * 3 + [1, 3] + [4] * 7
+    assert first.schema.tables[0].checksum != second.schema.tables[0].checksum
+
+
+def test_an_earlier_store_gives_the_scale_of_standardised_floats(tmp_path):
+    floats = [dict(columns="x", standardize=True)]
+    prepare_csv(tmp_path, ["label", "x"], [[1, 2], [1, 4]], floats=floats, name="day1")
+    options = dict(vocabularies=str(tmp_path / "day1"))
+    later = prepare_csv(
+        tmp_path, ["label", "x"], [[1, 100], [0, 3]], floats=floats, name="day2", options=options
+    )
+    assert whole(later).floats[:, 0].tolist() == [97, 0]  # mean 3, deviation 1
+
+
+def test_a_split_alone_is_encoded_with_an_earlier_stores_vocabularies(tmp_path):
+    features = dict(tasks=[CLICK], ids=[dict(columns="user")])
+    first = prepare_csv(tmp_path, ["label", "user"], [[1, "a"], [1, "b"], [1, "b"]],
+                        ids=features["ids"])  # fmt: skip
+    path = write_csv(tmp_path / "later.csv", ["label", "user"], [[1, "new"], [1, "a"]])
+    source = dict(kind="csv", files=dict(test=path))
+    with pytest.raises(InputError, match=r"split 'train' to learn user from"):
+        prepare(features, source, tmp_path / "later", report=lambda _: None)
+    later = prepare(
+        features, source, tmp_path / "later", vocabularies=str(first.path), report=lambda _: None
+    )
+    assert whole(later, "test").ids[:, 0].tolist() == [UNKNOWN_ROW, 3]
+    assert later.schema.tables == first.schema.tables
+
+
+def test_an_earlier_table_of_another_encoding_is_refused(tmp_path):
+    rows = [[1, "a"]]
+    prepare_csv(tmp_path, ["label", "user"], rows, ids=[dict(columns="user")], name="day1")
+    with pytest.raises(InputError, match=r"table 'user' must have encoding='hash'.*'vocabulary'"):
+        prepare_csv(
+            tmp_path, ["label", "user"], rows, name="day2",
+            ids=[dict(columns="user", encoding="hash", rows=9)],
+            options=dict(vocabularies=str(tmp_path / "day1")),
+        )  # fmt: skip
+
+
+def test_features_that_name_a_table_share_its_vocabulary(tmp_path):
+    header = ["label", "query", "title", "words"]
+    rows = [[1, "a", "b", "c|c|c"], [0, "b", "b", ""], [0, "", "new", "a"]]
+    store = prepare_csv(
+        tmp_path, header, rows,
+        ids=[dict(columns=["query", "title"], table="word")],
+        lists=[dict(columns="words", table="word")],
+    )  # fmt: skip
+    assert [t.name for t in store.schema.tables] == ["word"]
+    assert store.vocabulary("word")[0] == ["b", "c", "a", "new"]
+    assert whole(store).ids.tolist() == [[4, 2], [2, 2], [MISSING_ROW, 5]]
+    assert lists_of(whole(store)) == [[[3, 3, 3]], [[]], [[4]]]
+
+
+# Other encodings.
+
+
+def test_hashed_rows_are_stable_and_in_range(tmp_path):
+    users = [f"user{i}" for i in range(2000)]
+    rows = [[1, u] for u in [*users, ""]]
+    ids = [dict(columns="user", encoding="hash", rows=100, salt="s:")]
+    store = prepare_csv(tmp_path, ["label", "user"], rows, ids=ids)
+    found = whole(store).ids[:, 0]
+    expected = [2 + xxhash.xxh64_intdigest(("s:" + u).encode()) % 98 for u in users]
+    assert found.tolist() == [*expected, MISSING_ROW]
+    assert found[:3].tolist() == [64, 4, 76]  # for ever: stored models depend on it
+    assert set(found[:-1].tolist()) == set(range(2, 100))
+    assert store.schema.tables[0].rows == 100
+    other = prepare_csv(
+        tmp_path, ["label", "user"], rows, ids=[ids[0] | dict(salt="t:")], name="other"
+    )
+    assert other.schema.tables[0].checksum != store.schema.tables[0].checksum
+
+
+@pytest.mark.parametrize("kind", [pa.int32(), pa.int64(), pa.uint64(), pa.float64(), pa.string()])
+def test_integer_ids_are_rows_already(tmp_path, kind):
+    users = pa.array([0, 99, None, 7], pa.int64()).cast(kind)
+    store = prepare_parquet(
+        tmp_path, {"label": [1, 0, 1, 1], "user": users},
+        ids=[dict(columns="user", encoding="integer", rows=100)],
+    )  # fmt: skip
+    assert whole(store).ids[:, 0].tolist() == [0, 99, PAD, 7]
+    assert store.schema.tables[0].rows == 100
+    assert store.split("train").statistics["ids"]["user"] == {"missing": 1, "unknown": 0}
+
+
+@pytest.mark.parametrize("kind", [pa.int32(), pa.uint64(), pa.float64(), pa.large_string()])
+def test_whole_numbers_in_a_vocabulary_are_their_digits(tmp_path, kind):
+    users = pa.array([10, 9, None, 10], pa.int64()).cast(kind)
+    columns = {"label": [True, False, None, True], "user": users, "d": users.dictionary_encode()}
+    store = prepare_parquet(tmp_path, columns, ids=[dict(columns=["user", "d"])], keep=["d"])
+    assert store.vocabulary("user")[0] == ["10", "9"]
+    assert whole(store).ids.tolist() == [[2, 2], [3, 3], [MISSING_ROW] * 2, [2, 2]]
+    assert whole(store).kept.column("d").to_pylist() == users.to_pylist()
+    np.testing.assert_array_equal(whole(store).labels[:, 0], [1, 0, np.nan, 1])
+
+
+def test_a_fixed_number_of_ids_has_a_column_each(tmp_path):
+    rows = [[1, "a b c", "x"], [1, "", "y"], [1, "b  a", "x"]]
+    store = prepare_csv(
+        tmp_path, ["label", "last", "z"], rows,
+        ids=[dict(columns="last", length=3, separator=" ", encoding="hash", rows=1000),
+             dict(columns="z")],
+    )  # fmt: skip
+    a, b, c = (2 + xxhash.xxh64_intdigest(v.encode()) % 998 for v in "abc")
+    assert whole(store).ids.tolist() == [[a, b, c, 2], [0, 0, 0, 3], [b, 0, a, 2]]
+    assert store.split("train").statistics["ids"]["last"]["missing"] == 4
+
+
+# Floats and tasks.
+
+
+def test_floats_are_logged_and_scaled_over_what_is_there(tmp_path):
+    x = [1.5, -20.0, None, 1e6, 0.0]
+    y = [None, 4.0, 4.0, None, 4.0]
+    columns = {"label": [1] * 5, "x": x, "y": y}
+    store = prepare_parquet(
+        tmp_path, columns,
+        floats=[dict(columns="x", log=True, standardize=True, missing_indicator=True),
+                dict(columns="y", standardize=True)],
+    )  # fmt: skip
+    values = np.array([v for v in x if v is not None])
+    logs = np.sign(values) * np.log1p(np.abs(values))
+    scaled = (logs - logs.mean()) / logs.std()
+    floats = whole(store).floats
+    np.testing.assert_allclose(floats[[0, 1, 3, 4], 0], scaled, rtol=1e-6)
+    assert floats[2, 0] == 0
+    assert floats[:, 1].tolist() == [0, 0, 1, 0, 0]
+    assert floats[:, 2].tolist() == [0] * 5  # a constant column, and missing values
+    found = store.split("train").statistics["floats"]
+    assert found["x"]["missing"] == 1
+    for name, expected in (("mean", values.mean()), ("std", values.std()), ("max", 1e6)):
+        assert found["x"][name] == pytest.approx(expected)
+    assert found["y"] == {"missing": 2, "mean": 4, "std": 0, "min": 4, "max": 4}
+
+
+def test_scales_of_a_file_that_drifts_are_those_of_the_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr("jaxrank.data.sources._ROWS_PER_CHUNK", 64)
+    x = np.random.default_rng(5).normal(size=1000) + np.arange(1000) ** 1.5
+    floats = [dict(columns="x", standardize=True)]
+    store = prepare_parquet(tmp_path, {"label": [1] * 1000, "x": x}, floats=floats)
+    expected = (x - x.mean()) / x.std()
+    np.testing.assert_allclose(whole(store).floats[:, 0], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_masks_weights_and_truth_belong_to_their_task(tmp_path):
+    header = ["click", "buy", "clicked", "w", "p"]
+    rows = [["1", "1.0", 1, 0.5, 0.25], ["0", "0", 0, 2, ""], ["", "1", 1, 0, 1]]
+    store = prepare_csv(
+        tmp_path, header, rows,
+        tasks=[dict(name="ctr", label="click", truth="p"),
+               dict(name="cvr", label="buy", mask="clicked", weight="w")],
+    )  # fmt: skip
+    block, nan = whole(store), np.nan
+    np.testing.assert_array_equal(block.labels, np.float32([[1, 1], [0, nan], [nan, 1]]))
+    np.testing.assert_array_equal(block.weights, np.float32([[1, 0.5], [1, 2], [1, 0]]))
+    np.testing.assert_array_equal(block.truth, np.float32([[0.25, nan], [nan, nan], [1, nan]]))
+    assert store.split("train").statistics["tasks"] == {
+        "ctr": {"known": 2, "positives": 1},
+        "cvr": {"known": 2, "positives": 2},
+    }
+
+
+# Lists.
+
+
+def test_lists_of_text_and_of_native_types_are_the_same(tmp_path):
+    draw = random.Random(2)
+    lists = {
+        name: [[draw.choice("abcdefg") for _ in range(draw.randrange(5))] for _ in range(700)]
+        for name in ("one", "two")
+    }
+    weights = [[draw.randrange(8) / 4 for _ in ids] for ids in lists["two"]]
+    lists["one"][3] = None
+    features = dict(
+        lists=[dict(columns="one", separator=";"), dict(columns="two", weights="w", separator=";")]
+    )
+    native = prepare_parquet(tmp_path, {"label": [1] * 700, **lists, "w": weights}, **features)
+    joined = [
+        [1, *(";".join(map(str, cell or [])) for cell in cells)]
+        for cells in zip(lists["one"], lists["two"], weights, strict=True)
+    ]
+    texts = prepare_csv(tmp_path, ["label", "one", "two", "w"], joined, name="text", **features)
+    row_of = [
+        {value: 2 + i for i, value in enumerate(native.vocabulary(name)[0])}
+        for name in ("one", "two")
+    ]
+    expected = [
+        [[row_of[0][v] for v in one or []], [row_of[1][v] for v in two]]
+        for one, two in zip(lists["one"], lists["two"], strict=True)
+    ]
+    expected_weights = [
+        w
+        for one, ws in zip(lists["one"], weights, strict=True)
+        for w in [1.0] * len(one or []) + ws
+    ]
+    for store in (native, texts):
+        assert lists_of(whole(store)) == expected
+        assert whole(store).list_weights.tolist() == expected_weights
+        assert store.schema.lists[1].weighted
+    assert native.split("train").statistics == texts.split("train").statistics
+
+
+def test_an_overlong_list_is_cut_where_that_is_asked_for(tmp_path):
+    rows = [[1, "a|b|c|d", "1|2|3|4"], [1, "d", "5"], [1, "", ""], [1, "c|c|c", "6|7|8"]]
+    store = prepare_csv(
+        tmp_path, ["label", "tags", "w"], rows,
+        lists=[dict(columns="tags", weights="w", max_length=2, on_overlong="truncate")],
+    )  # fmt: skip
+    assert store.vocabulary("tags")[0] == ["c", "a", "b", "d"]  # of what is kept
+    assert lists_of(whole(store)) == [[[3, 4]], [[5]], [[]], [[2, 2]]]
+    assert whole(store).list_weights.tolist() == [1, 2, 5, 6, 7]
+    assert store.split("train").statistics["lists"]["tags"] == {
+        "mean": 5 / 4, "max": 2, "empty": 1, "truncated_ids": 3, "unknown": 0,
+    }  # fmt: skip
+
+
+def test_statistics_of_list_lengths_equal_those_of_numpy(tmp_path, monkeypatch):
+    monkeypatch.setattr("jaxrank.data.sources._ROWS_PER_CHUNK", 300)
+    generator = np.random.default_rng(3)
+    n = 2 * MAX_GROUP + 77
+    lengths = generator.integers(0, 9, (n, 2))
+    lengths[600:700] += 20
+    lengths[-77:] += 30
+    columns = {
+        "label": [1] * n,
+        **{name: [[1] * k for k in lengths[:, i]] for i, name in enumerate(["a", "b"])},
+    }
+    for size in (8192, 100):
+        features = dict(tasks=[CLICK], lists=[dict(columns=["a", "b"])])
+        pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+        source = dict(kind="parquet", files=dict(train=str(tmp_path / "a.parquet")))
+        store = prepare(
+            features, source, tmp_path / f"store{size}", block_size=size, report=lambda _: None
+        )
+        found = store.split("train").statistics["list_lengths"]
+        groups = [lengths[i : i + MAX_GROUP].sum(axis=0) for i in range(0, n, MAX_GROUP)]
+        assert found["max_total_per_group"] == np.max(groups, axis=0).tolist()
+        assert found["max_per_example"] == lengths.max(axis=0).tolist()
+        np.testing.assert_allclose(found["mean"], lengths.mean(axis=0))
+        np.testing.assert_allclose(found["covariance"], np.cov(lengths.T, bias=True))
+
+
+# Columns and blocks.
+
+
+def test_patterns_pass_over_labels_and_kept_columns(tmp_path):
+    header = ["f_label", "f_b", "f_a", "f_time", "f_group", "c"]
+    store = prepare_csv(
+        tmp_path, header, [[1, 2, 3, 4, 5, "x"]],
+        tasks=[dict(name="click", label="f_label")],
+        floats=[dict(columns="f_*")], ids=[dict(columns=["c", "f_group"])],
+        keep=["c"], time="f_time", group="f_group",
+    )  # fmt: skip
+    assert [f.name for f in store.schema.floats] == ["f_b", "f_a"]
+    assert [f.name for f in store.schema.ids] == ["f_group", "c"]
+    assert whole(store).kept.to_pylist() == [{"c": "x", "f_time": "4", "f_group": "5"}]
+
+
+@pytest.mark.parametrize("block_size", [1, 7, 100, 1000])
+def test_all_blocks_but_the_last_are_full(tmp_path, monkeypatch, block_size):
+    monkeypatch.setattr(text, "_MIN_CHUNK_BYTES", 200)
+    monkeypatch.setattr(text, "_ROWS_PER_CHUNK", 10)
+    rows = [[i % 2, i, "|".join("ab"[: i % 3]), f"k{i}"] for i in range(150)]
+    store = prepare_csv(
+        tmp_path, ["label", "x", "tags", "key"], rows, options=dict(block_size=block_size),
+        floats=[dict(columns="x")], lists=[dict(columns="tags")], keep=["key"],
+    )  # fmt: skip
+    full, rest = divmod(150, block_size)
+    sizes = store.split("train").block_rows.tolist()
+    assert sizes == [block_size] * full + ([rest] if rest else [])
+    block = whole(store)
+    assert block.floats[:, 0].tolist() == list(range(150))
+    assert lists_of(block) == [[[2, 3][: i % 3]] for i in range(150)]
+    assert block.kept.column("key").to_pylist() == [f"k{i}" for i in range(150)]
+    assert store.split("train").statistics["rows"] == 150
+
+
+def test_two_thousand_columns_by_pattern(tmp_path):
+    names = ["label", *(f"f{i}" for i in range(1900)), *(f"c{i}" for i in range(100))]
+    generator = np.random.default_rng(4)
+    values = generator.integers(0, 50, (1500, 2000))
+    rows = [[1, *row] for row in values.tolist()]
+    lines: list[str] = []
+    path = write_csv(tmp_path / "wide.csv", names, rows)
+    began = time.perf_counter()
+    store = prepare(
+        dict(
+            tasks=[CLICK],
+            floats=[dict(columns="f*", standardize=True)],
+            ids=[dict(columns="c*", encoding="integer", rows=50)],
+        ),
+        dict(kind="csv", files=dict(train=path)),
+        tmp_path / "store",
+        report=lines.append,
+    )
+    assert time.perf_counter() - began < 20  # 1 s where it was written
+    floats = values[:, :1900]
+    expected = (floats - floats.mean(axis=0)) / floats.std(axis=0)
+    np.testing.assert_allclose(whole(store).floats, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(whole(store).ids, values[:, 1900:])
+    assert len(lines) < 10
+
+
+def test_a_report_has_a_line_for_each_feature(tmp_path):
+    lines: list[str] = []
+    path = write_csv(tmp_path / "a.csv", ["label", "x", "c", "l"], [[1, "", "a", "a|b"], [0] * 4])
+    prepare(
+        dict(
+            tasks=[CLICK],
+            floats=[dict(columns="x")],
+            ids=[dict(columns="c", min_count=2)],
+            lists=[dict(columns="l")],
+        ),
+        dict(kind="csv", files=dict(train=path)),
+        tmp_path / "store",
+        report=lines.append,
+    )
+    assert "train: 2 rows in" in lines[1]
+    assert lines[2:] == [
+        "  click: 2 labels, 50.00% positive",
+        "  x: 50.00% missing",
+        "  c: 0.00% missing, 100.00% unknown",
+        "  l: 1.50 ids, at most 2, 0.00% empty, 0 ids unknown, 0 cut",
+    ]
+
+
+# The spec.
+
+
+def test_the_manifest_holds_the_section_with_its_defaults(tmp_path):
+    short = dict(tasks=[CLICK], ids=[dict(columns="c")])
+    long = dict(
+        tasks=(dict(label="label", name="click", kind="binary", mask="", weight="", truth=""),),
+        ids=[dict(columns=["c"], min_count=1, table="")],
+        floats=[],
+    )
+    assert spec.canonical(short) == spec.canonical(long)
+    assert spec.canonical(short) != spec.canonical(short | dict(time="c"))
+    store = prepare_csv(tmp_path, ["label", "c"], [[1, "a"]], ids=short["ids"])
+    assert store.spec["features"] == spec.canonical(short)
+
+
+# Failures.
+
+
+def test_a_preparation_that_is_interrupted_leaves_nothing(tmp_path, monkeypatch):
+    path = write_csv(tmp_path / "a.csv", ["label", "x"], [[1, i] for i in range(1000)])
+    monkeypatch.setattr(text, "_MIN_CHUNK_BYTES", 100)
+    monkeypatch.setattr(text, "_ROWS_PER_CHUNK", 1)
+    real = prepare_module.Encoder.encode
+    calls = []
+
+    def encode(self, chunk):
+        calls.append(chunk)
+        if len(calls) == 20:
+            raise KeyboardInterrupt
+        return real(self, chunk)
+
+    monkeypatch.setattr(prepare_module.Encoder, "encode", encode)
+    features = dict(tasks=[CLICK], floats=[dict(columns="x")])
+    source = dict(kind="csv", files=dict(train=path))
+    with pytest.raises(KeyboardInterrupt):
+        prepare(features, source, tmp_path / "store", block_size=8, report=lambda _: None)
+    assert [p.name for p in tmp_path.iterdir()] == ["a.csv"]
+    monkeypatch.undo()
+    prepare(features, source, tmp_path / "store", report=lambda _: None)
+    assert is_store(tmp_path / "store")
+
+
+def test_a_full_disk_leaves_nothing_and_names_the_store(tmp_path):
+    path = write_csv(tmp_path / "a.csv", ["label", "x"], [[1, i] for i in range(50_000)])
+    program = f"""
+        import resource
+        from jaxrank.data.prepare import prepare
+        from jaxrank.errors import RunError
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+        try:
+            prepare(
+                dict(tasks=[dict(name="click", label="label")], floats=[dict(columns="x")]),
+                dict(kind="csv", files=dict(train={path!r})),
+                {str(tmp_path / "store")!r},
+                report=lambda _: None,
+            )
+        except RunError as error:
+            print(error)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert f"{tmp_path / 'store'}: the store could not be written" in done.stdout
+    assert "File too large" in done.stdout
+    assert [p.name for p in tmp_path.iterdir()] == ["a.csv"]
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    path = write_csv(tmp_path / "a.csv", ["label"], [[1]])
+    source = dict(kind="csv", files=dict(train=path))
+    with pytest.raises(RunError, match=r"file/store: the store could not be written"):
+        prepare(dict(tasks=[CLICK]), source, tmp_path / "file" / "store")
+
+
+def test_a_store_is_never_overwritten(tmp_path):
+    store = prepare_csv(tmp_path, ["label"], [[1]])
+    with pytest.raises(InputError, match=r"store: must not exist yet"):
+        prepare_csv(tmp_path, ["label"], [[0]])
+    assert open_store(store.path).split("train").statistics["tasks"]["click"]["positives"] == 1

@@ -1,0 +1,114 @@
+"""Raw files of every kind come out as the records that are in them."""
+
+import csv
+import gzip
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from jaxrank.data import text
+from jaxrank.data.sources import make_source
+
+
+def records(source, split):
+    """(row number, {column: value}) of every record, and the files in order."""
+    rows, files = [], []
+    for chunk in source.chunks(split):
+        numbers = range(chunk.first_row, chunk.first_row + chunk.batch.num_rows)
+        rows += zip(numbers, chunk.batch.to_pylist(), strict=True)
+        if chunk.file not in files:
+            files.append(chunk.file)
+    return rows, files
+
+
+def test_criteo_sample_is_read_as_the_csv_module_reads_it(shared_data):
+    path = shared_data / "criteo_sample" / "train.tsv.gz"
+    source = make_source(dict(kind="criteo", files=dict(train=[str(path)])))
+    names = ["label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27))]
+    assert source.columns("train") == names
+    with gzip.open(path, "rt", newline="") as file:
+        reader = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
+        expected = [
+            (line, {n: v or None for n, v in zip(names, values, strict=True)})
+            for line, values in enumerate(reader, start=1)
+        ]
+    assert records(source, "train")[0] == expected
+
+
+def test_csv_rows_are_line_numbers_and_quotes_are_read(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_bytes(b'\xef\xbb\xbflabel,"the ""name"""\r\n1,"a,b"\r\n,c\r\n')
+    source = make_source(dict(kind="csv", files=dict(train=str(path))))
+    assert source.columns("train") == ["label", 'the "name"']
+    expected = [
+        (2, {"label": "1", 'the "name"': "a,b"}),
+        (3, {"label": None, 'the "name"': "c"}),
+    ]
+    assert records(source, "train") == (expected, [str(path)])
+
+
+def test_row_numbers_go_on_from_chunk_to_chunk(tmp_path, monkeypatch):
+    monkeypatch.setattr(text, "_MIN_CHUNK_BYTES", 64)
+    monkeypatch.setattr(text, "_ROWS_PER_CHUNK", 10)
+    path = tmp_path / "a.csv"
+    path.write_text("n\n" + "".join(f"{line}\n" for line in range(2, 1002)))
+    source = make_source(dict(kind="csv", files=dict(train=str(path))))
+    chunks = list(source.chunks("train"))
+    assert len(chunks) > 20
+    rows, _ = records(source, "train")
+    assert len(rows) == 1000
+    assert all(int(record["n"]) == number for number, record in rows)
+
+
+def test_a_list_of_paths_globs_and_directories_is_read_in_order(tmp_path):
+    inside = tmp_path / "days"
+    inside.mkdir()
+    (inside / ".hidden.csv").write_text("n\nhidden\n")
+    (inside / "day2.csv").write_text("n\n2\n")
+    (inside / "day1.csv.gz").write_bytes(gzip.compress(b"n\n1\n"))
+    (tmp_path / "first.csv").write_text("n\n0\n")
+    for i in (4, 3):
+        (tmp_path / f"late{i}.csv").write_bytes(gzip.compress(f"n\n{i}\n".encode()))
+    files = [str(tmp_path / "first.csv"), str(inside), str(tmp_path / "late*.csv")]
+    source = make_source(dict(kind="csv", files=dict(train=files, test=files[0])))
+    assert source.splits == ["train", "test"]
+    rows, order = records(source, "train")
+    assert [record["n"] for _, record in rows] == ["0", "1", "2", "3", "4"]
+    assert [name.rsplit("/", 1)[1] for name in order] == [
+        "first.csv", "day1.csv.gz", "day2.csv", "late3.csv", "late4.csv",
+    ]  # fmt: skip
+    assert len(records(source, "test")[0]) == 1
+
+
+def test_gzip_of_several_members_is_read_to_its_end(tmp_path):
+    path = tmp_path / "a.csv.gz"
+    path.write_bytes(gzip.compress(b"n\n1\n") + gzip.compress(b"2\n"))
+    source = make_source(dict(kind="csv", files=dict(train=str(path))))
+    assert [r["n"] for _, r in records(source, "train")[0]] == ["1", "2"]
+
+
+@pytest.mark.parametrize("end", ["", "\n", "\r\n"])
+def test_the_last_line_needs_no_end(tmp_path, end):
+    path = tmp_path / "a.csv"
+    path.write_text("a,b\n1,2\n3,4" + end)
+    rows, _ = records(make_source(dict(kind="csv", files=dict(train=str(path)))), "train")
+    assert rows == [(2, {"a": "1", "b": "2"}), (3, {"a": "3", "b": "4"})]
+
+
+def test_parquet_rows_are_counted_from_one_and_types_are_kept(tmp_path):
+    path = tmp_path / "a.parquet"
+    n = 40_000
+    table = pa.table(
+        {
+            "n": pa.array(range(1, n + 1)),
+            "text": pa.array([f"v{i % 7}" for i in range(n)]).dictionary_encode(),
+            "list": pa.array([[i, i + 1] if i % 3 else None for i in range(n)]),
+        }
+    )
+    pq.write_table(table, path, row_group_size=9_000)
+    source = make_source(dict(kind="parquet", files=dict(train=str(path))))
+    assert source.columns("train") == ["n", "text", "list"]
+    rows, _ = records(source, "train")
+    assert [record for _, record in rows] == table.to_pylist()
+    assert all(record["n"] == number for number, record in rows)
