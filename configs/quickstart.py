@@ -7,6 +7,8 @@ from ml_collections import ConfigDict
 
 from jaxrank.config import default
 
+IDS = [100_000, 50_000, 20_000, 10_000, 5_000, 2_000, 1_000, 200, 100, 50, 20, 10]
+
 
 def get_config():
     c = default()
@@ -17,7 +19,7 @@ def get_config():
             seed=1,
             floats=13,
             missing=0.1,
-            ids=[100_000, 50_000, 20_000, 10_000, 5_000, 2_000, 1_000, 200, 100, 50, 20, 10],
+            ids=IDS,
             exponent=1.05,
             lists=[
                 dict(rows=20_000, mean_length=6, weighted=False),
@@ -29,4 +31,16 @@ def get_config():
         dict(name="click", label="click", truth="p_click"),
         dict(name="conversion", label="conversion", truth="p_conversion"),
     ]
+    c.features.floats = [dict(columns="f*", standardize=True, missing_indicator=True)]
+    c.features.ids = [
+        dict(columns=f"c{i}", encoding="integer", rows=rows) for i, rows in enumerate(IDS)
+    ]
+    c.features.lists = [
+        dict(columns="l0", encoding="integer", rows=20_000),
+        dict(columns="l1", encoding="integer", rows=2_000, weights="l1_weight"),
+    ]
+    c.batch_size = 4096
+    c.num_epochs = 1.0
+    c.eval.every_steps = 248
+    c.model.hidden = (128, 64)
     return c

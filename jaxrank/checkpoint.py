@@ -107,7 +107,7 @@ class Checkpoints:
         Raises:
             InputError: a step was named that has no checkpoint.
         """
-        steps = sorted(self._manager.all_steps(read=True))
+        steps = sorted(self._manager.all_steps())
         if which == "newest":
             return steps[-1] if steps else None
         if which == "best":

@@ -118,14 +118,17 @@ def _config(path: str, overrides: Sequence[str]) -> "ConfigDict":
     from jaxrank import config
 
     values = flags.FlagValues()
-    loaded = config.load(path)
-    config_flags.DEFINE_config_dict("config", loaded, flag_values=values, lock_config=True)
+    argv = ["jaxrank", *overrides]
     try:
-        values(["jaxrank", *overrides])
+        config_flags.DEFINE_config_dict(
+            "config", config.load(path), flag_values=values, sys_argv=argv
+        )
+        values(argv)
     except (flags.Error, AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
-        text = str(error.args[0] if error.args else error)
-        raise InputError(f"--config: {text}") from error
-    return values.config
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"--config: {error.args[0] if error.args else error}") from error
+    return values["config"].value
 
 
 def _prepare(args: argparse.Namespace, config: "ConfigDict", report: Callable) -> dict[str, Any]:

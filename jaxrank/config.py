@@ -57,9 +57,10 @@ def default() -> ConfigDict:
     c.model.cross_layers = 2
     c.model.hidden = (256, 128)  # widths of the tower
     c.model.head_hidden = ()  # widths of each task's own tower
-    c.model.activation = "relu"
+    c.model.activation = "relu"  # relu, gelu, silu or tanh
     c.model.norm = "none"  # none, batch (over the global batch) or layer
     c.model.dropout = 0.0  # share of tower units dropped in training
+    c.model.precision = "highest"  # of matrix products: highest is float32 on every device
 
     c.task_weights = ()  # weight of each task's loss in the sum; empty: all 1
 

@@ -89,15 +89,15 @@ def evaluate(program: Program, weights: Weights, split: Split, batch_size: int) 
     scored = Scored(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
     found, buckets = {}, {}
     for i, task in enumerate(program.trainee.embedding.layout.schema.tasks):
-        columns = tuple(array[:, i] for array in scored)
-        bad = ~np.isfinite(columns[0])
+        logits, labels, weight = scored.logits[:, i], scored.labels[:, i], scored.weights[:, i]
+        bad = ~np.isfinite(logits)
         if bad.any():
             raise RunError(
                 f"predictions of task {task.name} must be finite: {int(bad.sum())} of {len(bad)}"
                 f" are not, the first is row {int(bad.argmax()) + 1} of split {split.name}."
             )
-        found[task.name] = metrics.exact(*columns)
-        buckets[task.name] = metrics.calibration_buckets(*columns)
+        found[task.name] = metrics.exact(logits, labels, weight)
+        buckets[task.name] = metrics.calibration_buckets(logits, labels, weight)
     return Scores(found, buckets, split.rows, time.perf_counter() - start)
 
 
@@ -118,16 +118,19 @@ def reference(split: Split, schema: Schema) -> Reference:
     for block in split.blocks():
         labels.append(block.labels)
         weights.append(np.ones_like(block.labels) if block.weights is None else block.weights)
-        truths.append(block.truth)
+        if block.truth is not None:
+            truths.append(block.truth)
     label, weight = np.concatenate(labels), np.concatenate(weights)
+    truth = np.concatenate(truths) if truths else np.full_like(label, np.nan)
     weight = np.where(np.isnan(label), 0, weight)
     label = np.nan_to_num(label)
     constant, best = {}, {}
     for i, task in enumerate(schema.tasks):
         constant[task.name] = metrics.constant(label[:, i], weight[:, i])
-        truth = None if truths[0] is None else np.concatenate([t[:, i] for t in truths])
-        if truth is not None and not np.isnan(truth).any():
-            best[task.name] = metrics.exact_from_probabilities(truth, label[:, i], weight[:, i])
+        if not np.isnan(truth[:, i]).any():
+            best[task.name] = metrics.exact_from_probabilities(
+                truth[:, i], label[:, i], weight[:, i]
+            )
     return Reference(constant, best or None)
 
 

@@ -21,6 +21,18 @@ from jaxrank.config import check_choice, to_plain
 from jaxrank.errors import InputError
 from jaxrank.features import PAD, Batch, Layout, Lists, Schema, layout
 
+# Fields of config.optim.dense and .tables that make the schedule; the others make the optimizer.
+_RATE_FIELDS = (
+    "base_rate",
+    "base_batch",
+    "scaling",
+    "warmup_steps",
+    "decay",
+    "decay_steps",
+    "final_fraction",
+    "power",
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class BatchShape:
@@ -159,10 +171,8 @@ def make_trainee(
     check_choice("embedding.l2_scope", config.embedding.l2_scope, ("read", "table"))
     dense, tables = to_plain(config.optim.dense), to_plain(config.optim.tables)
     scale = dict(batch_size=config.batch_size, num_steps=num_steps)
-    rate_fields = ("base_rate", "base_batch", "scaling", "warmup_steps", "decay", "decay_steps")
-    rate_fields += ("final_fraction", "power")
-    rate = optim.schedule(**scale, **{f: dense.pop(f) for f in rate_fields})
-    table_rate = optim.schedule(**scale, **{f: tables.pop(f) for f in rate_fields})
+    rate = optim.schedule(**scale, **{f: dense.pop(f) for f in _RATE_FIELDS})
+    table_rate = optim.schedule(**scale, **{f: tables.pop(f) for f in _RATE_FIELDS})
     settings = {f: config.embedding[f] for f in ("init_std", "l2", "l2_scope", "clip_norm")}
     return steps.Trainee(
         model=models.build(tasks=tasks, **_tuples(config.model)),

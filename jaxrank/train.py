@@ -224,21 +224,27 @@ def train(
     """
     began = time.perf_counter()
     directory = Path(directory)
+    progress = Progress(quiet=quiet)
+
+    def tell(text: str) -> None:
+        progress.clear()
+        report(text)
+
     make_plan(config, rows=1)  # what can be refused at once is refused before anything is written
     workdir.claim(directory, config, allow_config_change=allow_config_change)
-    job = build(config, directory, report)
+    job = build(config, directory, tell)
     plan = job.plan
     with contextlib.ExitStack() as stack:
         stack.callback(job.checkpoints.close)
         stack.callback(job.batches.close)
-        state = start(job, report)
+        state = start(job, tell)
         step = int(state.step)
-        report(describe(job, state))
+        tell(describe(job, state))
         writer = stack.enter_context(contextlib.closing(Writer(directory, start_step=step)))
         writer.text("config", str(config))
         recorder = Recorder(
             writer,
-            stack.enter_context(contextlib.closing(Progress(quiet=quiet))),
+            stack.enter_context(contextlib.closing(progress)),
             job.program.trainee.embedding.layout.schema,
             batch_size=config.batch_size,
             num_steps=plan.num_steps,
@@ -260,7 +266,7 @@ def train(
             recorder.finish()
             metric = None
             if evaluates:
-                scores[step] = _evaluate(job, config, state, step, writer, report)
+                scores[step] = _evaluate(job, config, state, step, writer, tell)
                 metric = scores[step].metrics[job.monitor.task][job.monitor.metric]
                 if job.monitor.update(step, metric):
                     state = state._replace(rate_factor=state.rate_factor * config.eval.rate_factor)

@@ -1,0 +1,36 @@
+"""The loss of a batch: logistic, weighted, one number for each task."""
+
+import jax
+import jax.numpy as jnp
+
+
+def logistic(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    """Negative log likelihood in nats of each label in [0, 1], elementwise, any one shape.
+
+    -y log(sigmoid(x)) - (1 - y) log(1 - sigmoid(x)) for x of any finite size: nothing overflows,
+    and a confident right answer keeps its small loss.
+    """
+    # Not max(x, 0) - x y + log(1 + exp(-|x|)), though it is cheaper: JAX differentiates it wrongly
+    # at 0, where a model begins whose head is zero.
+    return labels * jax.nn.softplus(-logits) + (1 - labels) * jax.nn.softplus(logits)
+
+
+def weighted_loss(
+    logits: jax.Array, labels: jax.Array, weights: jax.Array, task_weights: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """The loss to minimise and what it is made of.
+
+    A task's loss is sum(w * loss) / sum(w) over the global batch, 0 where no example has weight.
+
+    Args:
+        logits, labels, weights: f[B, T]; labels in [0, 1], weights 0 where a label is unknown.
+        task_weights: f[T].
+
+    Returns:
+        (total f[], per_task f[T]) with total = sum(task_weights * per_task).
+    """
+    total_weight = weights.sum(0)
+    some = total_weight > 0
+    per_task = (weights * logistic(logits, labels)).sum(0) / jnp.where(some, total_weight, 1)
+    per_task = jnp.where(some, per_task, 0)
+    return (task_weights * per_task).sum(), per_task

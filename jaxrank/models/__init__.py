@@ -1,0 +1,77 @@
+"""Models, as two pure functions. Only this package imports Flax.
+
+model = models.build(tasks=1, cross="matrix", hidden=(400, 400))
+params, model_state = model.init(jax.random.key(0), floats, vectors)
+logits, model_state = model.apply(params, model_state, floats, vectors, train=True, key=key)
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+
+from jaxrank.errors import InputError
+from jaxrank.models.cross import param_dtype
+from jaxrank.models.ranker import Ranker, check
+
+Tree = Any  # a nested dict of arrays
+
+
+class Model(NamedTuple):
+    """A model's two functions; arrays and keys may be traced, `train` may not.
+
+    init: (key, floats, vectors) -> (params, model_state).
+    apply: (params, model_state, floats, vectors, *, train, key=None) -> (logits, model_state).
+
+    floats f[B, n]; vectors a tuple of f[B, n_i, dim_i]; logits f[B, tasks]. model_state is {} or
+    {"batch_stats": ...}, and apply returns the one to use next: the same unless `train`. `key` is
+    for dropout: needed when training with it, else without effect.
+    """
+
+    init: Callable[..., tuple[Tree, Tree]]
+    apply: Callable[..., tuple[jax.Array, Tree]]
+
+
+def build(*, tasks: int, **config: Any) -> Model:
+    """The model of these fields of `Ranker`; InputError for a wrong name or value."""
+    module = Ranker(**check(tasks, config))
+
+    def init(
+        key: jax.Array, floats: jax.Array, vectors: tuple[jax.Array, ...]
+    ) -> tuple[Tree, Tree]:
+        if floats.shape[1] + sum(v.shape[1] * v.shape[2] for v in vectors) == 0:
+            raise InputError("a model needs at least one feature to read: got none.")
+        variables = dict(module.init(key, floats, vectors, train=False))
+        params = variables.pop("params")
+        # Flax starts running statistics in float32 whatever the input; under float64 the state
+        # would change its type in the first step, which `lax.scan` refuses.
+        dtype = param_dtype(floats)
+        return params, jax.tree.map(lambda a: a.astype(dtype), variables)
+
+    def apply(
+        params: Tree,
+        model_state: Tree,
+        floats: jax.Array,
+        vectors: tuple[jax.Array, ...],
+        *,
+        train: bool,
+        key: jax.Array | None = None,
+    ) -> tuple[jax.Array, Tree]:
+        if train and module.dropout > 0 and key is None:
+            raise ValueError("key must be given to train with dropout: got None.")
+        variables = {"params": params, **model_state}
+        rngs = None if key is None else {"dropout": key}
+        if not train:
+            logits: Any = module.apply(variables, floats, vectors, train=False)
+            return logits, model_state
+        logits, changed = module.apply(
+            variables, floats, vectors, train=True, rngs=rngs, mutable=list(model_state)
+        )
+        return logits, {**model_state, **changed}
+
+    return Model(init, apply)
+
+
+def describe(params: Mapping[str, Tree]) -> dict[str, int]:
+    """How many parameters each part of the model has: {"cross": ..., "tower": ..., "head": ...}."""
+    return {name: sum(a.size for a in jax.tree.leaves(part)) for name, part in params.items()}

@@ -1,0 +1,170 @@
+"""Learning rates, and the optimizer of the dense parameters. (Tables have their own, see
+`embedding`.)"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import optax
+
+from jaxrank.errors import InputError
+
+Schedule = Callable[[Any], Any]  # of an integer, traced or not, to a float
+
+SCALINGS: Mapping[str, float] = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}
+DECAYS = ("constant", "linear", "cosine", "polynomial")
+
+
+def schedule(
+    *,
+    batch_size: int,
+    num_steps: int,
+    base_rate: float,
+    base_batch: int,
+    scaling: str,
+    warmup_steps: int,
+    decay: str,
+    decay_steps: int,
+    final_fraction: float,
+    power: float = 1.0,
+) -> Schedule:
+    """The learning rate at step s = 0, 1, ...
+
+    With p = 0 (scaling "none"), 1/2 ("sqrt") or 1 ("linear"), W = warmup_steps, f = final_fraction
+    and D = decay_steps, or num_steps - W (at least 1) where decay_steps is 0:
+
+        rate = base_rate * (batch_size / base_batch)^p
+        s < W:   rate * (s + 1) / W
+        s >= W:  rate * (f + (1 - f) * left(t)),  t = min((s - W) / D, 1)
+        left(t) = 1 (constant), 1 - t (linear), (1 + cos(pi t)) / 2 (cosine), (1 - t)^power
+                  (polynomial)
+
+    A run no longer than its warm-up never leaves it.
+
+    Args:
+        batch_size: examples a step over all devices.
+        base_batch: the batch size for which base_rate was chosen.
+
+    Raises:
+        InputError: naming the field, what is allowed and what was found.
+
+    References:
+        Goyal et al., Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour, 2017, for
+        linear scaling and gradual warm-up.
+    """
+    _one_of("scaling", scaling, SCALINGS)
+    _one_of("decay", decay, DECAYS)
+    _at_least("batch_size", batch_size, 1)
+    _at_least("num_steps", num_steps, 1)
+    _at_least("base_batch", base_batch, 1)
+    _at_least("base_rate", base_rate, 0)
+    _at_least("warmup_steps", warmup_steps, 0)
+    _at_least("decay_steps", decay_steps, 0)
+    if not 0 <= final_fraction <= 1:
+        raise InputError(f"final_fraction must be in [0, 1]: got {final_fraction!r}.")
+    if not power > 0:
+        raise InputError(f"power must be above 0: got {power!r}.")
+
+    rate = base_rate * (batch_size / base_batch) ** SCALINGS[scaling]
+    steps = decay_steps or max(1, num_steps - warmup_steps)
+    if decay == "constant":
+        after = optax.constant_schedule(rate)
+    elif decay == "cosine":
+        after = optax.cosine_decay_schedule(rate, steps, alpha=final_fraction)
+    else:
+        exponent = power if decay == "polynomial" else 1.0
+        after = optax.polynomial_schedule(rate, rate * final_fraction, exponent, steps)
+    if warmup_steps == 0:
+        return after
+    # From rate / W, not from 0: the first batch is a batch like any other.
+    warmup = optax.linear_schedule(rate / warmup_steps, rate, warmup_steps - 1)
+    return optax.join_schedules([warmup, after], [warmup_steps])
+
+
+def _sgd(rate: Schedule, weight_decay: float) -> optax.GradientTransformation:
+    return optax.sgd(rate)
+
+
+def _momentum(
+    rate: Schedule, weight_decay: float, *, momentum: float = 0.9, nesterov: bool = False
+) -> optax.GradientTransformation:
+    return optax.sgd(rate, momentum=momentum, nesterov=nesterov)
+
+
+def _adagrad(
+    rate: Schedule, weight_decay: float, *, initial_accumulator: float = 0.1, eps: float = 1e-7
+) -> optax.GradientTransformation:
+    return optax.adagrad(rate, initial_accumulator_value=initial_accumulator, eps=eps)
+
+
+def _adam(
+    rate: Schedule, weight_decay: float, *, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8
+) -> optax.GradientTransformation:
+    return optax.adam(rate, b1=b1, b2=b2, eps=eps)
+
+
+def _adamw(
+    rate: Schedule, weight_decay: float, *, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8
+) -> optax.GradientTransformation:
+    return optax.adamw(rate, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay)
+
+
+OPTIMIZERS: Mapping[str, Callable[..., optax.GradientTransformation]] = {
+    "sgd": _sgd,
+    "momentum": _momentum,
+    "adagrad": _adagrad,
+    "adam": _adam,
+    "adamw": _adamw,
+}
+
+
+def dense_optimizer(
+    *,
+    name: str,
+    rate: Schedule,
+    clip_norm: float = 0.0,
+    weight_decay: float = 0.0,
+    **hyper: float,
+) -> optax.GradientTransformation:
+    """The optimizer called `name`; its step counters start at 0 and work inside `lax.scan`.
+
+    In this order, for gradient g and parameter x, biases included:
+
+    1. clip_norm > 0: g <- g * min(1, clip_norm / |g|), |g| over all parameters together.
+    2. weight_decay > 0: g <- g + weight_decay * x, except under adamw.
+    3. The rule of `name`: sgd; momentum (`momentum`, `nesterov`); adagrad (Duchi et al. 2011:
+       `initial_accumulator`, `eps` under the root); adam (Kingma and Ba 2015: `b1`, `b2`, `eps`
+       beside the root); adamw (Loshchilov and Hutter 2019), which also takes
+       rate * weight_decay * x from x.
+
+    Raises:
+        InputError: naming the field, what is allowed and what was found.
+    """
+    _one_of("name", name, OPTIMIZERS)
+    _at_least("clip_norm", clip_norm, 0)
+    _at_least("weight_decay", weight_decay, 0)
+    make = OPTIMIZERS[name]
+    keywords = inspect.signature(make).parameters.values()
+    allowed = [k.name for k in keywords if k.kind is k.KEYWORD_ONLY]
+    for field, value in hyper.items():
+        if field not in allowed:
+            fields = f"only the fields {', '.join(allowed)}" if allowed else "no fields"
+            raise InputError(f"optimizer {name} has {fields} of its own: got {field}.")
+        _at_least(field, value, 0)
+        if field in ("momentum", "b1", "b2") and value >= 1:
+            raise InputError(f"{field} must be in [0, 1): got {value!r}.")
+
+    parts = [optax.clip_by_global_norm(clip_norm)] if clip_norm > 0 else []
+    if weight_decay > 0 and name != "adamw":
+        parts.append(optax.add_decayed_weights(weight_decay))
+    return optax.chain(*parts, make(rate, weight_decay, **hyper))
+
+
+def _one_of(field: str, value: str, allowed: Any) -> None:
+    if value not in allowed:
+        raise InputError(f"{field} must be one of {', '.join(allowed)}: got {value!r}.")
+
+
+def _at_least(field: str, value: float, least: int) -> None:
+    if not value >= least:
+        raise InputError(f"{field} must be at least {least}: got {value!r}.")

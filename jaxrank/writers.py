@@ -1,0 +1,205 @@
+"""Where a run's numbers go: TensorBoard, metrics.jsonl, and one live line on the terminal.
+
+Only this module imports tensorboardX. Of several processes only the first has a `Writer`.
+"""
+
+import json
+import math
+import os
+import shutil
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from tensorboardX import summary
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.proto.summary_pb2 import Summary
+
+from jaxrank.errors import InputError
+
+FLUSH_RECORDS = 1000
+FLUSH_SECONDS = 5.0
+UPDATE_SECONDS = 0.25
+
+
+class Writer:
+    """Writes records of numbers by step to `workdir`/metrics.jsonl and `workdir`/tensorboard.
+
+    Opened at the step that a run starts or resumes from, it forgets what an earlier run wrote
+    after that step, so every step stands once. Records are buffered, and reach the files at the
+    latest 5 seconds or 1,000 records later if more are written: call `flush` before saving a
+    checkpoint, or a killed run that resumes from it lacks the records since the last flush.
+
+    A line of metrics.jsonl is {"step": 20, "kind": "train", "loss": 0.69, ...}, null for numbers
+    that JSON cannot hold (NaN, infinite). In TensorBoard the same number is "train/loss".
+
+        with Writer(workdir, start_step=0) as writer:
+            writer.write(20, {"loss": 0.69})
+
+    Raises:
+        InputError: a line of metrics.jsonl before the last is not a record.
+    """
+
+    def __init__(self, workdir: str | os.PathLike[str], start_step: int) -> None:
+        folder = Path(workdir)
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "metrics.jsonl"
+        _truncate(path, start_step)
+        self._file = path.open("a", encoding="utf-8")
+        self._start_step = start_step
+        self._events = _open_events(folder / "tensorboard", start_step)
+        self._pending: list[tuple[float, int, str, dict[str, Any]]] = []
+        self._flushed = time.time()
+
+    def __enter__(self) -> "Writer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def write(self, step: int, values: Mapping[str, float], kind: str = "train") -> None:
+        """Adds a record: numbers of Python or NumPy by name; None and NaN become null."""
+        if "step" in values or "kind" in values:
+            raise ValueError(f"values cannot be called step or kind: got {sorted(values)}.")
+        now = time.time()
+        self._pending.append((now, int(step), kind, {k: _plain(v) for k, v in values.items()}))
+        if len(self._pending) >= FLUSH_RECORDS or now - self._flushed >= FLUSH_SECONDS:
+            self.flush()
+
+    def text(self, name: str, text: str) -> None:
+        """Shows Markdown under TensorBoard's Text tab, at the step that the run began with."""
+        shown = summary.text(name, text)
+        self._events.write_event(Event(wall_time=time.time(), step=self._start_step, summary=shown))
+
+    def flush(self) -> None:
+        """Returns when all records are in the files."""
+        for now, step, kind, values in self._pending:
+            record = {"step": step, "kind": kind} | {k: _finite(v) for k, v in values.items()}
+            self._file.write(json.dumps(record, allow_nan=False) + "\n")
+            # One event for all numbers of a record, at half the cost of one for each.
+            scalars = [
+                Summary.Value(tag=f"{kind}/{name}", simple_value=value)
+                for name, value in values.items()
+                if value is not None
+            ]
+            event = Event(wall_time=now, step=step, summary=Summary(value=scalars))
+            self._events.write_event(event)
+        self._pending.clear()
+        self._file.flush()
+        self._events.flush()
+        self._flushed = time.time()
+
+    def close(self) -> None:
+        """Flushes and closes the files; a second call does nothing."""
+        if not self._file.closed:
+            self.flush()
+            self._file.close()
+            self._events.close()
+
+
+class Progress:
+    """One line on standard error, written over and over: steps, speed, loss, time left.
+
+    Silent where `quiet`, and where standard error is not a terminal.
+    """
+
+    def __init__(self, quiet: bool = False, stream: TextIO | None = None) -> None:
+        self._stream = sys.stderr if stream is None else stream
+        self._live = not quiet and self._stream.isatty()
+        self._shown = -math.inf
+        self._first: tuple[float, int] | None = None
+
+    def update(self, step: int, num_steps: int, examples_per_second: float, loss: float) -> None:
+        """Shows the line, if the last one is a quarter of a second old or `step` is the last."""
+        if not self._live:
+            return
+        now = time.monotonic()
+        if self._first is None:
+            self._first = (now, step)
+        if now - self._shown < UPDATE_SECONDS and step < num_steps:
+            return
+        self._shown = now
+        line = (
+            f"step {step:,}/{num_steps:,} ({step / num_steps:.0%})"
+            f"  {examples_per_second:,.0f} examples/s  loss {loss:.5f}"
+            f"  {self._left(now, step, num_steps)}"
+        )
+        width = shutil.get_terminal_size().columns
+        # A line as wide as the terminal would wrap, and could not be written over.
+        self._stream.write(f"\r\x1b[K{line[: width - 1]}")
+        self._stream.flush()
+
+    def clear(self) -> None:
+        """Takes the line away, so that something else can be printed in its place."""
+        if self._live and self._shown > -math.inf:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()
+            self._shown = -math.inf
+
+    def close(self) -> None:
+        """Leaves no line behind."""
+        self.clear()
+
+    def _left(self, now: float, step: int, num_steps: int) -> str:
+        start, first = self._first or (now, step)
+        if step <= first:
+            return "-:--:-- left"
+        seconds = round((now - start) / (step - first) * (num_steps - step))
+        return f"{seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d} left"
+
+
+def _open_events(folder: Path, start_step: int) -> EventsWriter:
+    """A new event file, whose head tells TensorBoard to forget all steps after `start_step`.
+
+    tensorboardX's SummaryWriter would send each event through the pipe of a queue to a thread,
+    and its `flush` does not wait for them.
+    """
+    folder.mkdir(exist_ok=True)
+    # Files are read in the order of their names, and the rest of a name says only in which second
+    # a run began.
+    events = EventsWriter(str(folder / "events"), filename_suffix=f".{start_step:012d}")
+    start = SessionLog(status=SessionLog.START)
+    events.write_event(Event(wall_time=time.time(), step=start_step + 1, session_log=start))
+    return events
+
+
+def _truncate(path: Path, start_step: int) -> None:
+    """Drops the records after `start_step`, and a last line that a killed run left half-written."""
+    if not path.exists():
+        return
+    lines = path.read_bytes().splitlines(keepends=True)
+    kept = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            step = json.loads(line)["step"]
+        except (ValueError, KeyError, TypeError) as error:
+            if number == len(lines):
+                break
+            raise InputError(
+                f"every line of {path} must be a JSON object with a step:"
+                f" got {line[:80]!r} in line {number}. Move the file away to go on without it."
+            ) from error
+        if step <= start_step and line.endswith(b"\n"):
+            kept.append(line)
+    if len(kept) == len(lines):
+        return
+    fresh = path.with_name(path.name + ".tmp")
+    with fresh.open("wb") as file:
+        file.writelines(kept)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(fresh, path)
+
+
+def _plain(value: Any) -> Any:
+    """A Python int, float or None of any kind of number."""
+    if value is None or type(value) in (int, float):
+        return value
+    return value.item() if hasattr(value, "item") else float(value)
+
+
+def _finite(value: Any) -> Any:
+    return value if value is None or math.isfinite(value) else None

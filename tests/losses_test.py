@@ -1,0 +1,72 @@
+"""The loss against its definition in float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrank import losses
+
+
+def by_hand(logits, labels, weights, task_weights):
+    per_task = []
+    for x, y, w in zip(logits.T, labels.T, weights.T, strict=True):
+        p = 1 / (1 + np.exp(-x))
+        each = [-np.log(a if b else 1 - a) for a, b in zip(p, y, strict=True)]
+        per_task.append(sum(w * each) / sum(w) if sum(w) else 0.0)
+    return sum(np.array(task_weights) * per_task), per_task
+
+
+def random_case(seed=0, batch=7, tasks=3):
+    r = np.random.default_rng(seed)
+    logits = r.normal(size=(batch, tasks)) * 3
+    labels = (r.random((batch, tasks)) < 0.4).astype(float)
+    weights = r.random((batch, tasks)) * (r.random((batch, tasks)) < 0.7)
+    return logits, labels, weights, np.array([1.0, 0.5, 2.0])
+
+
+def test_the_loss_of_each_task_is_its_weighted_mean_and_the_total_their_weighted_sum():
+    case = random_case()
+    with jax.enable_x64(True):
+        total, per_task = losses.weighted_loss(*map(jnp.asarray, case))
+        assert total.dtype == np.float64
+    expected_total, expected = by_hand(*case)
+    np.testing.assert_allclose(per_task, expected, rtol=1e-12)
+    np.testing.assert_allclose(total, expected_total, rtol=1e-12)
+
+
+def test_the_gradient_is_prediction_minus_label_by_weight():
+    logits, labels, weights, task_weights = random_case(1)
+    with jax.enable_x64(True):
+        found = jax.grad(lambda x: losses.weighted_loss(x, labels, weights, task_weights)[0])(
+            jnp.asarray(logits)
+        )
+    p = 1 / (1 + np.exp(-logits))
+    np.testing.assert_allclose(
+        found, task_weights * weights * (p - labels) / weights.sum(0), rtol=1e-11, atol=1e-15
+    )
+
+
+def test_a_task_without_weight_costs_nothing_and_has_a_finite_gradient():
+    logits, labels, weights, task_weights = (np.float32(a) for a in random_case(2))
+    weights[:, 1] = 0
+    total, per_task = losses.weighted_loss(logits, labels, weights, task_weights)
+    assert per_task[1] == 0
+    assert total > 0
+    grad = jax.grad(lambda x: losses.weighted_loss(x, labels, weights, task_weights)[0])(logits)
+    assert np.isfinite(grad).all()
+    assert not np.asarray(grad)[:, 1].any()
+    assert np.asarray(grad)[:, 0].any()
+
+
+@pytest.mark.parametrize("logit", [0.0, 1e-6, 12.0, 60.0, 1000.0, 1e30])
+def test_loss_and_gradient_are_stable_in_the_logit(logit):
+    """Against float64 for both labels; a naive log(sigmoid) is infinite from 104 on."""
+    grad = jax.grad(losses.logistic)
+    for x in (np.float32(logit), np.float32(-logit)):
+        for y in (0.0, 1.0):
+            margin = np.float64(x if y else -x)
+            found = losses.logistic(x, np.float32(y))
+            np.testing.assert_allclose(found, np.logaddexp(0, -margin), rtol=1e-6, atol=1e-38)
+            slope = (1 if x > 700 else np.exp(np.float64(x)) / (1 + np.exp(np.float64(x)))) - y
+            np.testing.assert_allclose(grad(x, np.float32(y)), slope, rtol=1e-5, atol=2e-7)

@@ -1,0 +1,257 @@
+"""Metrics against scikit-learn, and the sums of batches against the metrics of all examples."""
+
+import math
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from sklearn.metrics import log_loss, roc_auc_score
+
+from jaxrank import metrics
+
+FIELDS = {"logloss", "auc", "normalized_entropy", "calibration", "examples"}
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-np.asarray(x, np.float64)))
+
+
+def clicks(n=20_000, tasks=1, seed=0, spread=1.5):
+    """Logits that know something, labels drawn from others near them, and weights, some 0."""
+    r = np.random.default_rng(seed)
+    truth = r.normal(size=(n, tasks)) * spread - 2
+    logits = (truth + r.normal(size=(n, tasks)) * spread / 3).astype(np.float32)
+    labels = (r.random((n, tasks)) < sigmoid(truth)).astype(np.float32)
+    weights = (r.random((n, tasks)) * (r.random((n, tasks)) < 0.9)).astype(np.float32)
+    return logits, labels, weights
+
+
+def by_sklearn(p, score, y, w):
+    p, score, y, w = (np.asarray(a, np.float64) for a in (p, score, y, w))
+    loss = log_loss(y, p, sample_weight=w, labels=[0, 1])
+    base = np.full(len(y), np.average(y, weights=w))
+    return {
+        "logloss": loss,
+        "auc": roc_auc_score(y, score, sample_weight=w),
+        "normalized_entropy": loss / log_loss(y, base, sample_weight=w, labels=[0, 1]),
+        "calibration": (w * p).sum() / (w * y).sum(),
+        "examples": (w > 0).sum(),
+    }
+
+
+def test_exact_metrics_are_those_of_sklearn():
+    x, y, w = (a[:, 0] for a in clicks())
+    found = metrics.exact(x, y, w)
+    assert set(found) == FIELDS
+    assert all(type(v) in (int, float) for v in found.values())
+    assert found == pytest.approx(by_sklearn(sigmoid(x), x, y, w), rel=1e-9)
+    found = metrics.exact_from_probabilities(sigmoid(x), y, w)
+    assert found == pytest.approx(by_sklearn(sigmoid(x), x, y, w), rel=1e-9)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(-3, 3), st.booleans(), st.sampled_from([0.0, 0.5, 1.0, 2.0])),
+        min_size=1,
+        max_size=30,
+    )
+)
+def test_exact_metrics_are_those_of_sklearn_with_many_ties(rows):
+    x, y, w = (np.array(c, np.float32) for c in zip(*rows, strict=True))
+    found = metrics.exact(x, y, w)
+    kept = w > 0
+    if len(set(y[kept])) == 2:
+        expected = by_sklearn(sigmoid(x[kept]), x[kept], y[kept], w[kept])
+        assert found == pytest.approx(expected, rel=1e-9)
+    else:
+        assert math.isnan(found["auc"])
+        assert math.isnan(found["normalized_entropy"])
+        assert found["examples"] == kept.sum()
+        assert math.isnan(found["logloss"]) == (not kept.any())
+        assert math.isnan(found["calibration"]) == (not y[kept].any())
+
+
+def test_examples_of_weight_zero_do_not_count_whatever_they_hold():
+    x, y, w = (a[:, 0] for a in clicks(500))
+    more = (np.append(x, [np.nan, 50]), np.append(y, [1, 0]), np.append(w, [0, 0]))
+    assert metrics.exact(*more) == metrics.exact(x, y, w)
+
+
+def test_logloss_is_exact_for_logits_far_beyond_the_range_of_probabilities():
+    found = metrics.exact([800.0, -800.0, 40.0], [0, 1, 1], [1, 1, 2])
+    assert found["logloss"] == pytest.approx((1600 + 2 * math.exp(-40)) / 4, rel=1e-12)
+    right = metrics.exact([40.0, -40.0], [1, 0], [1, 1])
+    assert right["logloss"] == pytest.approx(math.exp(-40), rel=1e-9)
+    assert right["auc"] == 1.0
+
+
+def test_the_order_of_saturated_logits_still_counts():
+    found = metrics.exact([100.0, 101.0, 102.0], [0, 1, 1], [1, 1, 1])
+    assert found["auc"] == 1.0
+
+
+def test_infinite_and_missing_logits_give_values_not_exceptions():
+    right = metrics.exact([np.inf, -np.inf], [1, 0], [1, 1])
+    assert (right["logloss"], right["auc"]) == (0.0, 1.0)
+    assert metrics.exact([np.inf, 0.0], [0, 1], [1, 1])["logloss"] == math.inf
+    lost = metrics.exact([np.nan, 0.0], [0, 1], [1, 1])
+    assert math.isnan(lost["logloss"])
+    assert math.isnan(lost["auc"])
+
+
+def test_certain_probabilities_cost_nothing_where_right_and_a_finite_amount_where_wrong():
+    right = metrics.exact_from_probabilities([0.0, 1.0, 0.25], [0, 1, 0], [1, 1, 1])
+    assert right["logloss"] == pytest.approx(-math.log(0.75) / 3, rel=1e-9)
+    wrong = metrics.exact_from_probabilities([0.0, 1.0], [1, 0], [1, 1])
+    assert 30 < wrong["logloss"] < 1000
+
+
+def test_the_constant_prediction_is_the_mean_label():
+    _, y, w = (a[:, 0] for a in clicks())
+    mean = np.average(y.astype(np.float64), weights=w)
+    expected = metrics.exact_from_probabilities(np.full(len(y), mean), y, w)
+    found = metrics.constant(y, w)
+    assert found == pytest.approx(expected, rel=1e-9)
+    assert (found["auc"], found["calibration"]) == (0.5, 1.0)
+    assert found["normalized_entropy"] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("y", "calibration"), [([0.0, 0.0], math.nan), ([1.0, 1.0], 1.0)])
+def test_the_constant_prediction_of_one_class_is_undefined_where_it_must_be(y, calibration):
+    found = metrics.constant(y, [1.0, 2.0])
+    assert found["logloss"] == 0.0
+    assert found["calibration"] == pytest.approx(calibration, nan_ok=True)
+    assert math.isnan(found["auc"])
+    assert math.isnan(found["normalized_entropy"])
+
+
+def test_no_examples_give_nan_everywhere():
+    empty = np.zeros((0, 2), np.float32)
+    column = empty[:, 0]
+    results = [
+        metrics.exact(column, column, column),
+        metrics.exact_from_probabilities(column, column, column),
+        metrics.constant(column, column),
+        *metrics.from_sums(metrics.batch_sums(empty, empty, empty)),
+    ]
+    for found in results:
+        assert found.pop("examples") == 0
+        assert all(math.isnan(v) for v in found.values())
+    assert metrics.calibration_buckets(column, column, column) == []
+
+
+def sums_of(logits, labels, weights, batch=1000):
+    """Merged over batches on the device."""
+    total = None
+    for start in range(0, len(logits), batch):
+        part = slice(start, start + batch)
+        sums = jax.jit(metrics.batch_sums)(logits[part], labels[part], weights[part])
+        total = sums if total is None else metrics.merge(total, sums)
+    return total
+
+
+@pytest.mark.parametrize(("spread", "error"), [(0.3, 1e-3), (1.5, 2e-4), (4.0, 5e-5)])
+def test_sums_over_batches_give_nearly_the_exact_metrics_of_each_task(spread, error):
+    logits, labels, weights = clicks(tasks=3, spread=spread)
+    weights[:, 2] = 1
+    found = metrics.from_sums(sums_of(logits, labels, weights))
+    for task in range(3):
+        exact = metrics.exact(logits[:, task], labels[:, task], weights[:, task])
+        assert found[task]["auc"] == pytest.approx(exact["auc"], abs=error)
+        for field in FIELDS - {"auc"}:
+            assert found[task][field] == pytest.approx(exact[field], rel=2e-5)
+        assert type(found[task]["examples"]) is int
+
+
+def test_the_histogram_holds_each_weight_once_by_task_label_and_bin():
+    logits, labels, weights = clicks(3000, tasks=2, spread=12)
+    logits[:4, 0] = [np.inf, -np.inf, 1e9, -1e9]
+    h = np.asarray(metrics.batch_sums(logits, labels, weights).histogram)
+    edges = np.linspace(-16, 16, metrics.BINS + 1)
+    edges[0], edges[-1] = -np.inf, np.inf
+    for task in range(2):
+        for label in (0, 1):
+            mine = labels[:, task] == label
+            bins = np.clip(np.searchsorted(edges, logits[mine, task], side="right") - 1, 0, 1023)
+            expected = np.bincount(bins, weights[mine, task], minlength=metrics.BINS)
+            np.testing.assert_allclose(h[task, label], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_sums_of_a_batch_split_over_devices_are_those_of_one_device():
+    case = clicks(4096, tasks=2)
+    mesh = Mesh(np.array(jax.devices()), ("data",), axis_types=(AxisType.Auto,))
+    split = jax.device_put(case, NamedSharding(mesh, PartitionSpec("data")))
+    one, eight = (jax.device_get(jax.jit(metrics.batch_sums)(*a)) for a in (case, split))
+    for a, b in zip(one, eight, strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6)
+    text = jax.jit(metrics.batch_sums).lower(*split).compile().as_text()
+    assert "all-reduce" in text
+    assert "all-gather" not in text
+
+
+def test_host_sums_count_beyond_float32_and_int32():
+    one = metrics.to_host(metrics.batch_sums(*clicks(10)))
+    many = metrics.Sums(*(a * 10**9 for a in one))
+    total = metrics.merge(many, one)
+    assert total.examples[0] == one.examples[0] * (10**9 + 1)
+    assert total.weight[0] - many.weight[0] == pytest.approx(one.weight[0], rel=1e-3)
+
+
+def test_batch_sums_keep_float64():
+    with jax.enable_x64(True):
+        case = [a.astype(np.float64) for a in clicks(100)]
+        sums = metrics.batch_sums(*case)
+        assert {a.dtype for a in sums[1:]} == {np.dtype(np.float64)}
+        assert sums.examples.dtype == np.int32
+        loss = metrics.from_sums(sums)[0]["logloss"]
+    assert loss == pytest.approx(metrics.exact(*(a[:, 0] for a in case))["logloss"], rel=1e-12)
+
+
+def test_calibration_buckets_hold_equally_many_examples_by_prediction():
+    x, y, w = (a[:, 0] for a in clicks(1003))
+    x = np.arange(1003, dtype=np.float32)[np.random.default_rng(0).permutation(1003)] / 500
+    w[:] = np.random.default_rng(1).random(1003) + 0.1
+    found = metrics.calibration_buckets(x, y, w)
+    assert len(found) == 10
+    order = np.argsort(x)
+    start = 0
+    for bucket in found:
+        assert bucket["examples"] in (100, 101)
+        part = order[start : start + bucket["examples"]]
+        start += bucket["examples"]
+        p = sigmoid(x[part])
+        assert bucket["lower"] == pytest.approx(p.min())
+        assert bucket["upper"] == pytest.approx(p.max())
+        assert bucket["predicted"] == pytest.approx(np.average(p, weights=w[part]))
+        assert bucket["observed"] == pytest.approx(np.average(y[part], weights=w[part]))
+    assert start == 1003
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 4), st.booleans(), st.sampled_from([0.0, 1.0, 3.0])), max_size=40
+    ),
+    st.randoms(use_true_random=False),
+)
+def test_calibration_buckets_do_not_depend_on_order_and_never_split_ties(rows, random):
+    shuffled = random.sample(rows, len(rows))
+    a, b = (
+        metrics.calibration_buckets(*(np.array(r, np.float32).reshape(-1, 3).T), buckets=4)
+        for r in (rows, shuffled)
+    )
+    assert [tuple(x.values()) for x in a] == [pytest.approx(tuple(x.values())) for x in b]
+    assert sum(x["examples"] for x in a) == sum(w > 0 for _, _, w in rows)
+    assert all(low["upper"] < high["lower"] for low, high in zip(a, a[1:], strict=False))
+
+
+def test_probabilities_keep_their_relative_precision():
+    np.testing.assert_allclose(
+        metrics.probability([-700.0, -40.0, 0.0, 40.0]),
+        [math.exp(-700), math.exp(-40), 0.5, 1.0],
+        rtol=1e-14,
+    )

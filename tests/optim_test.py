@@ -1,0 +1,184 @@
+"""Learning rates at chosen steps, and optimizers against their rules in float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxrank import optim
+from jaxrank.errors import InputError
+
+SCHEDULE = dict(
+    batch_size=4096,
+    num_steps=100,
+    base_rate=0.01,
+    base_batch=256,
+    scaling="none",
+    warmup_steps=10,
+    decay="constant",
+    decay_steps=0,
+    final_fraction=0.0,
+)
+
+
+def rates(steps, **changes):
+    rate = optim.schedule(**{**SCHEDULE, **changes})
+    return [float(rate(s)) for s in steps]
+
+
+@pytest.mark.parametrize(("scaling", "factor"), [("none", 1), ("sqrt", 4), ("linear", 16)])
+def test_the_rate_follows_the_batch_size(scaling, factor):
+    assert rates([50], scaling=scaling) == pytest.approx([0.01 * factor])
+
+
+@pytest.mark.parametrize("warmup", [1, 2, 10])
+def test_warm_up_starts_above_zero_and_ends_at_the_rate(warmup):
+    found = rates(range(warmup + 2), warmup_steps=warmup)
+    expected = [0.01 * (s + 1) / warmup for s in range(warmup)] + [0.01, 0.01]
+    assert found == pytest.approx(expected)
+
+
+def test_without_warm_up_the_first_step_has_the_full_rate():
+    assert rates([0, 99], warmup_steps=0) == pytest.approx([0.01, 0.01])
+
+
+@pytest.mark.parametrize(
+    ("decay", "left"),
+    [
+        ("linear", lambda t: 1 - t),
+        ("cosine", lambda t: (1 + np.cos(np.pi * t)) / 2),
+        ("polynomial", lambda t: (1 - t) ** 2),
+    ],
+)
+@pytest.mark.parametrize("decay_steps", [0, 40])
+def test_decay_follows_its_formula_after_the_warm_up(decay, left, decay_steps):
+    steps = [10, 11, 30, 49, 50, 70, 99, 100, 500]
+    shape = dict(decay=decay, decay_steps=decay_steps, final_fraction=0.1, power=2.0)
+    t = np.minimum((np.array(steps) - 10) / (decay_steps or 90), 1)
+    expected = 0.01 * (0.1 + 0.9 * left(t))
+    assert rates(steps, **shape) == pytest.approx(expected, rel=1e-5)
+    assert rates([0], **shape) == pytest.approx([0.001])
+
+
+def test_a_run_shorter_than_its_warm_up_stays_in_it():
+    assert rates([0, 4], num_steps=5, decay="linear") == pytest.approx([0.001, 0.005])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (dict(scaling="cubic"), "scaling must be one of none, sqrt, linear: got 'cubic'"),
+        (dict(decay="step"), "decay must be one of constant, .*: got 'step'"),
+        (dict(batch_size=0), "batch_size must be at least 1: got 0"),
+        (dict(num_steps=0), "num_steps must be at least 1: got 0"),
+        (dict(base_rate=-0.1), "base_rate must be at least 0: got -0.1"),
+        (dict(base_rate=float("nan")), "base_rate must be at least 0: got nan"),
+        (dict(warmup_steps=-1), "warmup_steps must be at least 0: got -1"),
+        (dict(decay_steps=-1), "decay_steps must be at least 0: got -1"),
+        (dict(final_fraction=1.5), r"final_fraction must be in \[0, 1\]: got 1.5"),
+        (dict(power=0), "power must be above 0: got 0"),
+    ],
+)
+def test_a_wrong_schedule_field_is_named(change, message):
+    with pytest.raises(InputError, match=message):
+        rates([0], **change)
+
+
+def rate_of(step):
+    return 0.1 / (step + 1)
+
+
+def by_hand(name, gradients, x, *, clip_norm=0.0, weight_decay=0.0, **h):
+    """The rule of each optimizer on one float64 vector."""
+    m, v = np.zeros_like(x), np.zeros_like(x)
+    if name == "adagrad":
+        v += h.get("initial_accumulator", 0.1)
+    for step, g in enumerate(gradients):
+        rate = rate_of(step)
+        norm = np.sqrt((g**2).sum())
+        if clip_norm and norm > clip_norm:
+            g = g * clip_norm / norm
+        if name != "adamw":
+            g = g + weight_decay * x
+        if name == "sgd":
+            move = g
+        elif name == "momentum":
+            m = h.get("momentum", 0.9) * m + g
+            move = g + h.get("momentum", 0.9) * m if h.get("nesterov") else m
+        elif name == "adagrad":
+            v = v + g**2
+            move = g / np.sqrt(v + h.get("eps", 1e-7))
+        else:
+            b1, b2, eps = h.get("b1", 0.9), h.get("b2", 0.999), h.get("eps", 1e-8)
+            m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g**2
+            move = m / (1 - b1 ** (step + 1)) / (np.sqrt(v / (1 - b2 ** (step + 1))) + eps)
+            if name == "adamw":
+                move = move + weight_decay * x
+        x = x - rate * move
+    return x
+
+
+def run(gradients, x, **settings):
+    """All steps inside one `lax.scan`, the vector in two parts of unlike shape."""
+
+    def parts(a):
+        return {"kernel": a[..., :4].reshape(*a.shape[:-1], 2, 2), "bias": a[..., 4:]}
+
+    optimizer = optim.dense_optimizer(rate=rate_of, **settings)
+    params = parts(jnp.asarray(x))
+
+    def step(carry, g):
+        params, state = carry
+        updates, state = optimizer.update(g, state, params)
+        return (optax.apply_updates(params, updates), state), None
+
+    carry, _ = jax.lax.scan(step, (params, optimizer.init(params)), parts(jnp.asarray(gradients)))
+    return np.concatenate([carry[0]["kernel"].ravel(), carry[0]["bias"]])
+
+
+@pytest.mark.parametrize("name", ["sgd", "momentum", "adagrad", "adam", "adamw"])
+@pytest.mark.parametrize("extra", [{}, dict(clip_norm=0.5), dict(clip_norm=2.0, weight_decay=0.1)])
+def test_every_optimizer_follows_its_rule_inside_a_scan(name, extra):
+    r = np.random.default_rng(0)
+    x, gradients = r.normal(size=6), r.normal(size=(5, 6)) * np.array([[0.1], [1], [3], [1], [2]])
+    with jax.enable_x64(True):
+        found = run(gradients, x, name=name, **extra)
+    np.testing.assert_allclose(found, by_hand(name, gradients, x, **extra), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "hyper"),
+    [
+        ("momentum", dict(momentum=0.5)),
+        ("momentum", dict(nesterov=True)),
+        ("adagrad", dict(initial_accumulator=1.0, eps=0.1)),
+        ("adam", dict(b1=0.5, b2=0.6, eps=0.1)),
+        ("adamw", dict(b1=0.5, b2=0.6, eps=0.1)),
+    ],
+)
+def test_fields_of_its_own_reach_the_optimizer(name, hyper):
+    r = np.random.default_rng(1)
+    x, gradients = r.normal(size=6), r.normal(size=(5, 6))
+    with jax.enable_x64(True):
+        found = run(gradients, x, name=name, **hyper)
+    expected = by_hand(name, gradients, x, **hyper)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert not np.allclose(expected, by_hand(name, gradients, x))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (dict(name="adma"), "name must be one of sgd, momentum, adagrad, adam, adamw: got 'adma'"),
+        (dict(name="adam", momentum=0.9), "adam has only the fields b1, b2, eps .*: got momentum"),
+        (dict(name="sgd", momentum=0.9), "sgd has no fields of its own: got momentum"),
+        (dict(name="adam", eps=-1e-8), "eps must be at least 0: got -1e-08"),
+        (dict(name="adam", b1=1.0), r"b1 must be in \[0, 1\): got 1.0"),
+        (dict(name="sgd", clip_norm=-1.0), "clip_norm must be at least 0: got -1.0"),
+        (dict(name="sgd", weight_decay=-1.0), "weight_decay must be at least 0: got -1.0"),
+    ],
+)
+def test_a_wrong_optimizer_field_is_named(settings, message):
+    with pytest.raises(InputError, match=message):
+        optim.dense_optimizer(rate=rate_of, **settings)

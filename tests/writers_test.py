@@ -1,0 +1,209 @@
+"""What a run and its resumed successor leave in the files, and what the terminal sees."""
+
+import io
+import json
+import struct
+import time
+
+import numpy as np
+import pytest
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+
+from jaxrank import writers
+from jaxrank.errors import InputError
+from jaxrank.writers import Progress, Writer
+
+
+def records(workdir):
+    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+
+
+def events(workdir):
+    """All events, file by file in the order of their names, as TensorBoard reads them."""
+    for path in sorted((workdir / "tensorboard").iterdir()):
+        data = path.read_bytes()
+        while data:
+            (length,) = struct.unpack("Q", data[:8])
+            yield Event.FromString(data[12 : 12 + length])
+            data = data[16 + length :]
+
+
+def scalars(workdir):
+    """{tag: [(step, value)]} after a START event has purged its step and all later ones."""
+    found = {}
+    for event in events(workdir):
+        if event.session_log.status == SessionLog.START:
+            found = {t: [p for p in ps if p[0] < event.step] for t, ps in found.items()}
+        for value in event.summary.value:
+            if not value.HasField("tensor"):
+                found.setdefault(value.tag, []).append((event.step, value.simple_value))
+    return found
+
+
+def test_numbers_stand_in_both_files(tmp_path):
+    with Writer(tmp_path / "run", start_step=0) as writer:
+        writer.write(20, {"loss": np.float32(0.5), "examples": 7})
+        writer.write(20, {"auc": 0.75}, kind="valid")
+    assert records(tmp_path / "run") == [
+        {"step": 20, "kind": "train", "loss": 0.5, "examples": 7},
+        {"step": 20, "kind": "valid", "auc": 0.75},
+    ]
+    assert scalars(tmp_path / "run") == {
+        "train/loss": [(20, 0.5)],
+        "train/examples": [(20, 7.0)],
+        "valid/auc": [(20, 0.75)],
+    }
+
+
+def test_numbers_that_json_cannot_hold_become_null(tmp_path):
+    with Writer(tmp_path, start_step=0) as writer:
+        writer.write(1, {"a": float("nan"), "b": np.float64("inf"), "c": None, "d": 1.0})
+    assert records(tmp_path) == [
+        {"step": 1, "kind": "train", "a": None, "b": None, "c": None, "d": 1.0}
+    ]
+    found = scalars(tmp_path)
+    assert np.isnan(found["train/a"][0][1])
+    assert "train/c" not in found
+
+
+def test_a_resumed_run_leaves_each_step_once(tmp_path):
+    with Writer(tmp_path, start_step=0) as writer:
+        for step in (10, 20, 30, 40):
+            writer.write(step, {"loss": 1.0})
+    with Writer(tmp_path, start_step=20) as writer:
+        for step in (30, 40, 50):
+            writer.write(step, {"loss": 2.0})
+    expected = [(10, 1.0), (20, 1.0), (30, 2.0), (40, 2.0), (50, 2.0)]
+    assert [(r["step"], r["loss"]) for r in records(tmp_path)] == expected
+    assert scalars(tmp_path) == {"train/loss": expected}
+
+
+def test_a_run_that_begins_again_at_zero_forgets_the_first(tmp_path):
+    for loss in (1.0, 2.0):
+        with Writer(tmp_path, start_step=0) as writer:
+            writer.write(10, {"loss": loss})
+    assert [r["loss"] for r in records(tmp_path)] == [2.0]
+    assert scalars(tmp_path) == {"train/loss": [(10, 2.0)]}
+
+
+@pytest.mark.parametrize("half", ['{"step": 15, "ki', '{"step": 15, "kind": "train"}', "{}\n"])
+def test_a_half_written_last_line_is_dropped(tmp_path, half):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 10, "kind": "train"}\n' + half)
+    with Writer(tmp_path, start_step=20) as writer:
+        writer.write(30, {})
+    assert [r["step"] for r in records(tmp_path)] == [10, 30]
+    assert [p.name for p in tmp_path.glob("*.tmp")] == []
+
+
+def test_a_broken_line_elsewhere_stops_the_run_and_is_named(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    text = '{"step": 10, "kind": "train"}\nnonsense\n{"step": 30, "kind": "train"}\n'
+    path.write_text(text)
+    with pytest.raises(InputError, match=r"metrics.jsonl .*nonsense.* in line 2"):
+        Writer(tmp_path, start_step=20)
+    assert path.read_text() == text
+
+
+def test_flush_brings_all_records_to_the_files_and_full_buffers_flush_themselves(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(writers, "FLUSH_RECORDS", 3)
+    writer = Writer(tmp_path, start_step=0)
+    writer.write(1, {"loss": 1.0})
+    assert records(tmp_path) == []
+    writer.flush()
+    assert len(records(tmp_path)) == len(scalars(tmp_path)["train/loss"]) == 1
+    for step in (2, 3, 4, 5):
+        writer.write(step, {"loss": 1.0})
+    assert len(records(tmp_path)) == len(scalars(tmp_path)["train/loss"]) == 4
+    monkeypatch.setattr(writers, "FLUSH_SECONDS", 0.0)
+    writer.write(6, {"loss": 1.0})
+    assert len(records(tmp_path)) == 6
+    writer.close()
+    writer.close()
+
+
+def test_a_thousand_records_take_a_fraction_of_a_second(tmp_path):
+    """25 ms on one core; forty times as long would mean one slow call each."""
+    with Writer(tmp_path, start_step=0) as writer:
+        start = time.perf_counter()
+        for step in range(1000):
+            writer.write(step, {"loss": 0.5, "auc": 0.7, "rate": 0.1, "examples_per_second": 1e6})
+        writer.flush()
+        assert time.perf_counter() - start < 1.0
+    assert len(records(tmp_path)) == 1000
+
+
+def test_text_stands_at_the_step_that_the_run_began_with(tmp_path):
+    with Writer(tmp_path, start_step=7) as writer:
+        writer.text("config", "batch_size: 4096")
+    (event,) = [e for e in events(tmp_path) if e.summary.value]
+    assert event.step == 7
+    assert event.summary.value[0].tensor.string_val[0] == b"batch_size: 4096"
+    assert event.summary.value[0].metadata.plugin_data.plugin_name == "text"
+
+
+def test_values_cannot_take_the_name_of_a_record_field(tmp_path):
+    with Writer(tmp_path, start_step=0) as writer, pytest.raises(ValueError, match="step or kind"):
+        writer.write(1, {"step": 2.0})
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    class Clock:
+        now = 100.0
+
+    monkeypatch.setattr(writers.time, "monotonic", lambda: Clock.now)
+    monkeypatch.setenv("COLUMNS", "120")
+    return Clock
+
+
+def test_progress_shows_steps_speed_loss_and_time_left(clock):
+    stream = Terminal()
+    progress = Progress(stream=stream)
+    progress.update(1000, 4000, 123456.7, 0.44321)
+    clock.now += 10
+    progress.update(1500, 4000, 123456.7, 0.44)
+    first, second = stream.getvalue().split("\r\x1b[K")[1:]
+    assert first == "step 1,000/4,000 (25%)  123,457 examples/s  loss 0.44321  -:--:-- left"
+    assert second.endswith("loss 0.44000  0:00:50 left")
+    progress.clear()
+    assert stream.getvalue().endswith("\r\x1b[K")
+
+
+def test_progress_shows_a_few_lines_a_second_and_always_the_last(clock):
+    stream = Terminal()
+    progress = Progress(stream=stream)
+    for step in range(1, 1001):
+        clock.now += 0.001
+        progress.update(step, 1000, 1.0, 0.5)
+    assert 4 <= stream.getvalue().count("step ") <= 6
+    assert "step 1,000/1,000 (100%)" in stream.getvalue()
+
+
+def test_progress_fits_the_terminal(clock, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "20")
+    stream = Terminal()
+    Progress(stream=stream).update(1, 10, 1.0, 0.5)
+    assert len(stream.getvalue().removeprefix("\r\x1b[K")) == 19
+
+
+@pytest.mark.parametrize("stream", [io.StringIO, Terminal])
+def test_progress_is_silent_off_a_terminal_and_when_told(stream):
+    stream = stream()
+    progress = Progress(quiet=stream.isatty(), stream=stream)
+    progress.update(1, 10, 1.0, 0.5)
+    progress.clear()
+    progress.close()
+    assert stream.getvalue() == ""
+
+
+def test_progress_on_standard_error_is_silent_when_it_is_captured(capsys):
+    Progress().update(1, 10, 1.0, 0.5)
+    assert capsys.readouterr().err == ""
