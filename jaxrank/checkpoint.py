@@ -8,7 +8,6 @@
 Tables are stored in an order that does not depend on the devices; see `embedding.storage`.
 """
 
-import logging
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,8 +21,7 @@ from jaxrank.errors import InputError
 from jaxrank.step import TrainState, Weights, weights_of
 
 # About twenty lines a save otherwise.
-logging.getLogger("absl").setLevel(logging.WARNING)
-absl.logging.set_verbosity(absl.logging.WARNING)
+absl.logging.set_verbosity(absl.logging.ERROR)
 
 
 class _Training(NamedTuple):
@@ -86,6 +84,9 @@ class Checkpoints:
         policies = [checkpoint_managers.LatestN(max(1, keep)), self._best_policy()]
         options = ocp.CheckpointManagerOptions(
             preservation_policy=checkpoint_managers.AnyPreservationPolicy(policies),
+            # Orbax writes metrics only where it has a best_fn; the policies decide what is kept.
+            best_fn=lambda metrics: metrics["metric"],
+            best_mode="max" if higher_is_better else "min",
             read_only=read_only,
             create=not read_only,
             cleanup_tmp_directories=not read_only,

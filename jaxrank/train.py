@@ -184,6 +184,8 @@ def start(job: Job, report: Report) -> TrainState:
 def save(job: Job, step: int, state: TrainState, metric: float | None) -> None:
     # Batches are made ahead, so the position is that of the step, not of the pipeline.
     run = {"data": {"next_step": step}, "monitor": job.monitor.get_state()}
+    if metric is not None and math.isnan(metric):
+        metric = None  # as an AUC where all labels are equal; such a checkpoint is never the best
     job.checkpoints.save(step, state, run, metric)
 
 

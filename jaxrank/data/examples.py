@@ -1,0 +1,168 @@
+"""Examples between the store and a batch: the matrices of a block, cut, joined and permuted."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from jaxrank.data import packing
+from jaxrank.data.store import Block
+from jaxrank.features import PAD, Batch, Layout
+
+
+class Examples(NamedTuple):
+    """n examples; as in `Block`, and where the ids of each example's lists end.
+
+    floats f32[n, floats]; ids i32[n, id columns]; lengths i32[n, lists]; ends i64[n + 1], from 0;
+    values i32[total]; value_weights f32[total] or None; labels f32[n, tasks], NaN where unknown;
+    weights f32[n, tasks] or None.
+    """
+
+    floats: np.ndarray
+    ids: np.ndarray
+    lengths: np.ndarray
+    ends: np.ndarray
+    values: np.ndarray
+    value_weights: np.ndarray | None
+    labels: np.ndarray
+    weights: np.ndarray | None
+
+    @property
+    def rows(self) -> int:
+        return len(self.labels)
+
+
+_MATRICES = ("floats", "ids", "lengths", "labels", "weights")
+_RAGGED = ("values", "value_weights")
+
+
+def of_block(block: Block) -> Examples:
+    """The examples of a block, without a copy."""
+    ends = np.zeros(block.rows + 1, np.int64)
+    if block.list_lengths.shape[1]:
+        np.cumsum(_row_sums(block.list_lengths), out=ends[1:])
+    return Examples(
+        floats=block.floats,
+        ids=block.ids,
+        lengths=block.list_lengths,
+        ends=ends,
+        values=block.list_values,
+        value_weights=block.list_weights,
+        labels=block.labels,
+        weights=block.weights,
+    )
+
+
+def _row_sums(lengths: np.ndarray) -> np.ndarray:  # i32[n, lists] -> i64[n]
+    return lengths.sum(axis=1, dtype=np.int64)
+
+
+def cut(examples: Examples, start: int, stop: int) -> Examples:
+    """The examples [start, stop), without a copy (but of `ends`)."""
+    lo, hi = int(examples.ends[start]), int(examples.ends[stop])
+    weights = examples.value_weights
+    return Examples(
+        floats=examples.floats[start:stop],
+        ids=examples.ids[start:stop],
+        lengths=examples.lengths[start:stop],
+        ends=examples.ends[start : stop + 1] - lo,
+        values=examples.values[lo:hi],
+        value_weights=None if weights is None else weights[lo:hi],
+        labels=examples.labels[start:stop],
+        weights=None if examples.weights is None else examples.weights[start:stop],
+    )
+
+
+def join(parts: Sequence[Examples]) -> Examples:
+    """All examples of the parts, in order."""
+    if len(parts) == 1:
+        return parts[0]
+    arrays: dict[str, Any] = {}
+    for name in (*_MATRICES, *_RAGGED):
+        first = getattr(parts[0], name)
+        arrays[name] = None if first is None else np.concatenate([getattr(p, name) for p in parts])
+    starts = np.cumsum([0] + [p.ends[-1] for p in parts])
+    moved = [p.ends[1:] + start for p, start in zip(parts, starts.tolist(), strict=False)]
+    return Examples(**arrays, ends=np.concatenate([np.zeros(1, np.int64), *moved]))
+
+
+def permute(examples: Examples, order: np.ndarray) -> Examples:
+    """The examples order[0], order[1], ...; `order` i64[m]."""
+    arrays: dict[str, Any] = {}
+    for name in _MATRICES:
+        matrix = getattr(examples, name)
+        arrays[name] = None if matrix is None else matrix.take(order, axis=0)
+    ends = np.zeros(len(order) + 1, np.int64)
+    np.cumsum(np.diff(examples.ends).take(order), out=ends[1:])
+    for name in _RAGGED:
+        values = getattr(examples, name)
+        arrays[name] = None if values is None else _take_ragged(values, examples.ends, order)
+    return Examples(**arrays, ends=ends)
+
+
+def _take_ragged(values: np.ndarray, ends: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """The values of the examples in another order.
+
+    As byte strings, which Arrow copies whole: 8 times as fast as NumPy with an index for each value
+    (64 values an example).
+    """
+    if not len(values):
+        return values
+    data = pa.py_buffer(np.ascontiguousarray(values))
+    strings = pa.LargeBinaryArray.from_buffers(
+        pa.large_binary(), len(ends) - 1, [None, pa.py_buffer(ends * values.itemsize), data]
+    )
+    taken = strings.take(pa.array(order))
+    return np.frombuffer(taken.buffers()[2], values.dtype)[: int(np.diff(ends)[order].sum())]
+
+
+def blank(like: Examples, rows: int) -> Examples:
+    """Examples that only fill a batch: floats 0, ids PAD, lists empty, labels unknown."""
+    shape = {name: (rows, getattr(like, name).shape[1]) for name in ("floats", "ids", "lengths")}
+    tasks = (rows, like.labels.shape[1])
+    return Examples(
+        floats=np.zeros(shape["floats"], np.float32),
+        ids=np.full(shape["ids"], PAD, np.int32),
+        lengths=np.zeros(shape["lengths"], np.int32),
+        ends=np.zeros(rows + 1, np.int64),
+        values=np.zeros(0, np.int32),
+        value_weights=None if like.value_weights is None else np.zeros(0, np.float32),
+        labels=np.full(tasks, np.nan, np.float32),
+        weights=None if like.weights is None else np.zeros(tasks, np.float32),
+    )
+
+
+def to_batch(
+    examples: Examples,
+    layout: Layout,
+    group: int,
+    capacities: Mapping[str, int],
+    overflow: str = "error",
+) -> Batch:
+    """The batch of these examples; the arguments are those of `packing.pack`."""
+    ids = {}
+    for stack in layout.stacks:
+        if stack.columns:
+            every = len(stack.columns) == examples.ids.shape[1]
+            rows = examples.ids if every else examples.ids.take(stack.columns, axis=1)
+            ids[stack.name] = packing.to_stack_rows(rows, np.asarray(stack.column_offsets))
+    lists, dropped = packing.pack(
+        layout,
+        examples.lengths,
+        examples.values,
+        examples.value_weights,
+        group,
+        capacities,
+        overflow,
+    )
+    known = ~np.isnan(examples.labels)
+    weights = np.float32(1) if examples.weights is None else examples.weights
+    return Batch(
+        floats=examples.floats,
+        ids=ids,
+        lists=lists,
+        labels=np.where(known, examples.labels, np.float32(0)),
+        weights=np.where(known, weights, np.float32(0)),
+        dropped=dropped,
+    )

@@ -1,0 +1,245 @@
+"""Ragged lists of consecutive examples -> `Lists` of static shape, and what that shape must be."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from jaxrank.errors import InputError
+from jaxrank.features import MAX_GROUP, PAD, Layout, Lists, Stack
+
+# A capacity is a multiple of this: the width of a vector register row on TPU.
+_ALIGNMENT = 128
+
+
+def group_size(batch_size: int, shards: int) -> int:
+    """How many consecutive examples of the global batch are packed together.
+
+    Whatever the number of devices and processes: a group lies within one of the `shards` equal
+    shares of the batch, and divides the runs for which a store keeps statistics.
+    """
+    return math.gcd(batch_size // shards, MAX_GROUP)
+
+
+def _aligned(count: float) -> int:
+    return _ALIGNMENT * max(1, math.ceil(count / _ALIGNMENT))
+
+
+def capacity(stack: Stack, statistics: Mapping[str, Any], group: int, slack: float = 8.0) -> int:
+    """Ids to make room for in a group of `group` shuffled examples.
+
+    The mean of a group's total and `slack` standard deviations, from `list_lengths` of a split's
+    statistics (`mean [lists]`, `covariance [lists, lists]`, `max_per_example [lists]`); never
+    more than a group can have.
+    """
+    lengths = statistics["list_lengths"]
+    lists = list(stack.lists)
+    mean = float(np.asarray(lengths["mean"], np.float64)[lists].sum())
+    covariance = np.asarray(lengths["covariance"], np.float64)
+    covariance = covariance.reshape(len(lengths["mean"]), -1)
+    deviation = math.sqrt(max(0.0, float(covariance[np.ix_(lists, lists)].sum())))
+    most = int(np.asarray(lengths["max_per_example"], np.int64)[lists].sum())
+    return _aligned(min(group * mean + slack * math.sqrt(group) * deviation, group * most))
+
+
+def bound(stack: Stack, statistics: Mapping[str, Any]) -> int:
+    """Ids that no aligned group of stored examples exceeds, for passes in stored order."""
+    most = np.asarray(statistics["list_lengths"]["max_total_per_group"], np.int64)
+    return _aligned(int(most[list(stack.lists)].sum()))
+
+
+def to_stack_rows(rows: np.ndarray, offsets: np.ndarray | int) -> np.ndarray:
+    """Rows of tables i32[...] -> rows of the stack i32[...]; PAD stays PAD."""
+    moved = rows + np.asarray(offsets, np.int32)  # PAD wraps around, and is set again below
+    np.copyto(moved, PAD, where=rows == PAD)
+    return moved
+
+
+def pack(
+    layout: Layout,
+    lengths: np.ndarray,
+    values: np.ndarray,
+    weights: np.ndarray | None,
+    group: int,
+    capacities: Mapping[str, int],
+    overflow: str = "error",
+) -> tuple[dict[str, Lists], np.ndarray]:
+    """The lists of n examples by stack, and how many ids were cut, i32[groups, lists].
+
+    An id that is PAD takes a place and counts in its list's norm; its vector is zero.
+
+    Args:
+        layout: of the schema whose lists these are.
+        lengths: i32[n, lists]; `group` divides n.
+        values: i32[total] rows of each list's table, or PAD, example by example and within an
+            example list by list.
+        weights: f32[total], or None where no list is weighted. Those of a list that is not
+            weighted are not read.
+        group: examples packed together.
+        capacities: ids of a group by stack, for each stack that has lists.
+        overflow: "error", or "truncate": the longest lists of the group lose their last ids, one
+            at a time, until the rest fits.
+
+    Raises:
+        InputError: a group does not fit and `overflow` is "error".
+    """
+    groups = len(lengths) // group
+    dropped = np.zeros((groups, lengths.shape[1]), np.int32)
+    packed = {}
+    for stack in layout.stacks:
+        if not stack.lists:
+            continue
+        part, ids, id_weights = _select(stack, lengths, values, weights)
+        id_weights = _own_weights(layout, stack, part, id_weights)
+        room = capacities[stack.name]
+        totals = part.reshape(groups, -1).sum(axis=1, dtype=np.int64)
+        if (totals > room).any():
+            if overflow != "truncate":
+                raise InputError(_overflow_message(layout, stack, part, group, room))
+            kept = _truncated(part.reshape(groups, -1), room).reshape(part.shape)
+            cut = (part - kept).reshape(groups, group, -1).sum(axis=1, dtype=np.int32)
+            dropped[:, list(stack.lists)] = cut
+            keep = _first_of_each(part, kept)
+            ids, part = ids[keep], kept
+            id_weights = None if id_weights is None else id_weights[keep]
+            totals = part.reshape(groups, -1).sum(axis=1, dtype=np.int64)
+        packed[stack.name] = _packed(layout, stack, part, ids, id_weights, group, room, totals)
+    return packed, dropped
+
+
+def _select(
+    stack: Stack, lengths: np.ndarray, values: np.ndarray, weights: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Lengths i32[n, lists of the stack], ids and weights of the stack's lists only."""
+    if len(stack.lists) == lengths.shape[1]:
+        return lengths, values, weights
+    chosen = np.zeros(lengths.shape[1], bool)
+    chosen[list(stack.lists)] = True
+    mask = np.repeat(np.tile(chosen, len(lengths)), lengths.reshape(-1))
+    return lengths[:, chosen], values[mask], None if weights is None else weights[mask]
+
+
+def _packed(
+    layout: Layout,
+    stack: Stack,
+    lengths: np.ndarray,
+    ids: np.ndarray,
+    weights: np.ndarray | None,
+    group: int,
+    room: int,
+    totals: np.ndarray,
+) -> Lists:
+    shape = (len(totals), room)
+    out = Lists(
+        ids=np.full(shape, PAD, np.int32),
+        segments=np.full(shape, PAD, np.int32),
+        weights=np.zeros(shape, np.float32),
+    )
+    # One index of the list that each id belongs to, then everything by it and straight to its
+    # place: half the time of a np.repeat for each of the three arrays.
+    flat = lengths.reshape(-1)
+    lists = np.repeat(np.arange(flat.size), flat)
+    offsets = np.tile(np.asarray(stack.list_offsets, np.int32), len(lengths))
+    inverse = _inverse_norms(layout, stack, lengths, weights)
+    stops = np.cumsum(totals)
+    for g, (stop, total) in enumerate(zip(stops.tolist(), totals.tolist(), strict=True)):
+        mine = slice(stop - total, stop)
+        to = out.ids[g, :total]
+        offsets.take(lists[mine], out=to, mode="clip")  # "raise" would make a copy first
+        to += ids[mine]  # PAD wraps around, and is set again
+        np.copyto(to, PAD, where=ids[mine] == PAD)
+        first = g * group * lengths.shape[1]
+        np.subtract(lists[mine], first, out=out.segments[g, :total], casting="unsafe")
+        factors = out.weights[g, :total]
+        inverse.take(lists[mine], out=factors, mode="clip")
+        if weights is not None:
+            factors *= weights[mine]
+    return out
+
+
+def _own_weights(
+    layout: Layout, stack: Stack, lengths: np.ndarray, weights: np.ndarray | None
+) -> np.ndarray | None:
+    """f32[total], 1 in lists that are not weighted; None where no list of the stack is."""
+    weighted = np.array([layout.schema.lists[i].weighted for i in stack.lists])
+    if weights is None or not weighted.any():
+        return None
+    if weighted.all():
+        return weights
+    mask = np.repeat(np.tile(weighted, len(lengths)), lengths.reshape(-1))
+    return np.where(mask, weights, np.float32(1))
+
+
+def _inverse_norms(
+    layout: Layout, stack: Stack, lengths: np.ndarray, weights: np.ndarray | None
+) -> np.ndarray:
+    """One over the combiner's norm of each list, f32[n * lists]; 0 where the norm is 0."""
+    combiners = np.array([layout.schema.lists[i].combiner for i in stack.lists])
+    norms = np.ones(lengths.shape, np.float32 if weights is None else np.float64)
+    for combiner, power in (("mean", 1), ("sqrtn", 2)):
+        columns = combiners == combiner
+        if not columns.any():
+            continue
+        if weights is None:
+            sums = lengths
+        else:
+            sums = _sums(weights.astype(np.float64) ** power, lengths.reshape(-1))
+            sums = sums.reshape(lengths.shape)
+        norms[:, columns] = sums[:, columns] if power == 1 else np.sqrt(sums[:, columns])
+    inverse = np.zeros(norms.shape, np.float32)
+    np.divide(1, norms, out=inverse, where=norms > 0, casting="same_kind")
+    return inverse.reshape(-1)
+
+
+def _sums(values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """The sum of each list, f64[lists of all examples], 0 of an empty one."""
+    sums = np.zeros(len(lengths))
+    filled = np.flatnonzero(lengths)
+    if len(filled):
+        starts = np.cumsum(lengths, dtype=np.int64) - lengths
+        sums[filled] = np.add.reduceat(values, starts[filled])
+    return sums
+
+
+def _truncated(lengths: np.ndarray, room: int) -> np.ndarray:
+    """i32[groups, lists of a group] -> the same, cut so that each row's sum is at most `room`.
+
+    What remains when the longest list loses one id at a time, the later of equally long ones
+    first: all are cut to one level, and the first few keep one more.
+    """
+    kept = lengths.copy()
+    for row in kept:
+        if row.sum(dtype=np.int64) <= room:
+            continue
+        level, above = 0, int(row.max())  # the largest level that fits lies in [level, above)
+        while above - level > 1:
+            middle = (level + above) // 2
+            fits = np.minimum(row, middle).sum(dtype=np.int64) <= room
+            level, above = (middle, above) if fits else (level, middle)
+        longer = np.flatnonzero(row > level)
+        np.minimum(row, level, out=row)
+        row[longer[: room - int(row.sum(dtype=np.int64))]] += 1
+    return kept
+
+
+def _first_of_each(lengths: np.ndarray, kept: np.ndarray) -> np.ndarray:
+    """bool[total]: whether an id is among the first `kept` of its list."""
+    flat = lengths.reshape(-1)
+    starts = np.cumsum(flat, dtype=np.int64) - flat
+    position = np.arange(int(flat.sum(dtype=np.int64))) - np.repeat(starts, flat)
+    return position < np.repeat(kept.reshape(-1), flat)
+
+
+def _overflow_message(
+    layout: Layout, stack: Stack, lengths: np.ndarray, group: int, room: int
+) -> str:
+    by_list = lengths.reshape(len(lengths) // group, group, -1).sum(axis=1, dtype=np.int64)
+    worst = by_list[by_list.sum(axis=1).argmax()]
+    order = np.argsort(-worst, kind="stable")[:3]
+    names = [f"{layout.schema.lists[stack.lists[i]].name} ({worst[i]} ids)" for i in order]
+    return (
+        f"The lists of stack {stack.name} must fit: {group} examples packed together have"
+        f" {worst.sum()} ids and there is room for {room}. Longest: {', '.join(names)}."
+        " Set data.list_slack larger, or data.on_overflow='truncate' to cut the longest lists."
+    )

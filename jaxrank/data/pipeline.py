@@ -1,0 +1,268 @@
+"""A split of a store -> the batches of this process, through grain.
+
+Global batch k is a pure function of (seed, k); see `order`. It is the shares of all shards, one
+after another, and a process serves a contiguous part of the shards: so the same examples make
+batch k whether one process reads or sixteen do, and with any number of workers.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grain
+import numpy as np
+
+from jaxrank.data import packing
+from jaxrank.data.order import Order
+from jaxrank.data.store import Split
+from jaxrank.data.streams import EvaluationSource, Reader, Shard, ToBatch, TrainSource
+from jaxrank.errors import InputError
+from jaxrank.features import Batch, Layout, Lists
+
+_EVALUATION_BLOCKS = 8  # kept for the next batch; they are memory maps
+_READ_THREADS = 4  # NumPy and Arrow let go of the interpreter in all that costs
+
+
+def _process_shares(batch_size: int, shards: int, process: tuple[int, int]) -> range:
+    """The shards that this process serves."""
+    index, count = process
+    if batch_size % shards:
+        raise InputError(
+            f"batch_size must be a multiple of data.shards: got batch_size={batch_size},"
+            f" data.shards={shards}."
+        )
+    if shards % count:
+        raise InputError(
+            f"data.shards must be a multiple of the number of processes: got data.shards={shards},"
+            f" {count} processes."
+        )
+    return range(index * shards // count, (index + 1) * shards // count)
+
+
+def _let_grain_read_its_flags() -> None:
+    # grain asks absl for its own flags when it starts workers, which raises in a program that
+    # parses none. Marked as set, they read as their defaults; others' flags are not touched.
+    # absl.flags is taken from grain's import, for only cli.py may import it.
+    flags = sys.modules["absl.flags"].FLAGS
+    if not flags.is_parsed():
+        for name in flags:
+            if name.startswith("grain_"):
+                flags[name].present = max(1, flags[name].present)
+
+
+def _iterate(source: Any, workers: int, prefetch: int) -> Any:
+    """An iterator over the source's elements in order, read ahead."""
+    _let_grain_read_its_flags()
+    if workers:
+        options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=1)
+        workers_options = grain.MultiprocessingOptions(
+            num_workers=workers, per_worker_buffer_size=max(1, prefetch)
+        )
+        elements = grain.MapDataset.source(source).to_iter_dataset(options)
+        # Elements are dealt to the workers in turn, and there are as many parts as workers: a
+        # worker serves the same shards for ever, and no window is read by two.
+        return iter(elements.mp_prefetch(workers_options))
+    options = grain.ReadOptions(
+        num_threads=min(_READ_THREADS, prefetch), prefetch_buffer_size=prefetch
+    )
+    return iter(grain.MapDataset.source(source).to_iter_dataset(options))
+
+
+def _stack_batches(batches: Iterator[Batch], steps: int, parts: int) -> Batch:
+    """`parts` in turn make the batch of a step; -> arrays [steps, all rows of the parts, ...]."""
+    first = next(batches)
+    if steps * parts == 1:
+        return _map(lambda array: np.asarray(array)[None], first)
+    out = _map(lambda a: np.empty((steps, parts * len(a), *a.shape[1:]), a.dtype), first)
+    for index in range(steps * parts):
+        step, part = divmod(index, parts)
+        batch = first if index == 0 else next(batches)
+        for to, array in zip(_leaves(out), _leaves(batch), strict=True):
+            to[step, part * len(array) : (part + 1) * len(array)] = array
+    return out
+
+
+def _map(function: Callable[[np.ndarray], np.ndarray], batch: Batch) -> Batch:
+    return Batch(
+        floats=function(batch.floats),
+        ids={name: function(a) for name, a in batch.ids.items()},
+        lists={name: Lists(*map(function, lists)) for name, lists in batch.lists.items()},
+        labels=function(batch.labels),
+        weights=function(batch.weights),
+        dropped=function(batch.dropped),
+    )
+
+
+def _leaves(batch: Batch) -> list[np.ndarray]:
+    lists = [array for name in batch.lists for array in batch.lists[name]]
+    return [batch.floats, *batch.ids.values(), *lists, batch.labels, batch.weights, batch.dropped]
+
+
+class TrainBatches:
+    """An iterator over this process's share of shuffled training batches, endless up to num_steps.
+
+    Each call of `next` gives a Batch whose arrays have a leading axis of `steps_per_call`
+    consecutive steps. Batches are always full and may straddle epochs. Memory: two windows for
+    each shard of this process.
+
+        batches = TrainBatches(store.split("train"), layout, batch_size=8192, ...)
+        for batch in batches:
+            state, metrics = train_step(state, batch)
+
+    Args:
+        split: what to train on.
+        layout: of the store's schema.
+        batch_size: examples of the global batch.
+        steps_per_call: batches of a call.
+        seed: of the order.
+        shards: streams that the global batch takes equal shares from, whatever the number of
+            processes, which divides it.
+        window_blocks: average blocks that are permuted together.
+        num_workers: processes that read; 0: threads of this process do.
+        prefetch_batches: batches made ahead; 0 and no workers: each is made when it is asked for.
+        list_slack: room for lists, in standard deviations; see `packing.capacity`.
+        on_overflow: "error" or "truncate"; see `packing.pack`.
+        process: index and number of processes.
+        first_step: the first step to serve.
+        num_steps: the step to end before.
+
+    Raises:
+        InputError: sizes that do not divide each other, fewer examples than shards; from `next`
+            also what reading and packing raise.
+    """
+
+    def __init__(
+        self,
+        split: Split,
+        layout: Layout,
+        *,
+        batch_size: int,
+        steps_per_call: int,
+        seed: int,
+        shards: int,
+        window_blocks: int,
+        num_workers: int,
+        prefetch_batches: int,
+        list_slack: float,
+        on_overflow: str,
+        process: tuple[int, int] = (0, 1),
+        first_step: int = 0,
+        num_steps: int,
+    ):
+        mine = _process_shares(batch_size, shards, process)
+        self._parts = max(1, num_workers)
+        if len(mine) % self._parts:
+            raise InputError(
+                "data.num_workers must divide the shards of a process: got"
+                f" data.num_workers={num_workers}, data.shards={shards} on {process[1]} processes."
+            )
+        window = max(1, round(window_blocks * split.rows / max(1, len(split.block_rows))))
+        order = Order(split.block_rows, seed=seed, shards=shards, window=window)
+        self.group = packing.group_size(batch_size, shards)
+        self.capacities = {
+            stack.name: packing.capacity(stack, split.statistics, self.group, list_slack)
+            for stack in layout.stacks
+            if stack.lists
+        }
+        self._streams = [Shard(Reader(split, kept=1), order, shard) for shard in mine]
+        self._share = batch_size // shards
+        self._to_batch = ToBatch(layout, self.group, self.capacities, on_overflow)
+        self._steps_per_call, self._num_steps = steps_per_call, num_steps
+        self._num_workers, self._prefetch = num_workers, prefetch_batches
+        self._elements: Any = None
+        self.set_state({"next_step": first_step})
+
+    def __iter__(self) -> "TrainBatches":
+        return self
+
+    def __next__(self) -> Batch:
+        if self.position >= self._num_steps:
+            self.close()
+            raise StopIteration
+        if self._elements is None:
+            steps = range(self.position, self._num_steps)
+            source = TrainSource(self._streams, self._share, self._parts, steps, self._to_batch)
+            self._elements = _iterate(source, self._num_workers, self._prefetch)
+        batch = _stack_batches(self._elements, self._steps_per_call, self._parts)
+        self.position += self._steps_per_call
+        return batch
+
+    def get_state(self) -> dict[str, int]:
+        return {"next_step": self.position}
+
+    def set_state(self, state: dict[str, int]) -> None:
+        """Goes on at a step, at once: no batch before it is made.
+
+        Raises:
+            InputError: the steps that are left are no whole number of calls.
+        """
+        left = self._num_steps - state["next_step"]
+        if left % self._steps_per_call:
+            raise InputError(
+                "The steps that are left must be a multiple of steps_per_call: got num_steps="
+                f"{self._num_steps}, next step {state['next_step']},"
+                f" steps_per_call={self._steps_per_call}."
+            )
+        self.close()
+        self.position = state["next_step"]
+
+    def close(self) -> None:
+        """Ends threads and workers; the next `next` starts them again."""
+        if self._elements is not None:
+            self._elements.close()
+            self._elements = None
+
+
+class EvaluationBatches:
+    """One pass over a split in stored order: yields (Batch, rows).
+
+    Global batch k is the stored examples [k B, (k + 1) B); the last one is filled up with
+    examples of weight 0. `rows` counts the examples of the global batch that are real. All
+    processes see the same number of batches. Nothing is cut from lists.
+
+    Args: as of `TrainBatches`; `shards` decides only how many examples are packed together.
+
+    Raises:
+        InputError: sizes that do not divide each other, an empty split.
+    """
+
+    def __init__(
+        self,
+        split: Split,
+        layout: Layout,
+        *,
+        batch_size: int,
+        shards: int = 1,
+        process: tuple[int, int] = (0, 1),
+        prefetch_batches: int = 2,
+    ):
+        mine = _process_shares(batch_size, shards, process)
+        if not split.rows:
+            raise InputError(f"{split.path}: must have examples to evaluate, found none.")
+        self.group = packing.group_size(batch_size, shards)
+        self.capacities = {
+            stack.name: packing.bound(stack, split.statistics)
+            for stack in layout.stacks
+            if stack.lists
+        }
+        self._batch_size, self._rows = batch_size, split.rows
+        share = batch_size // shards
+        self._source = EvaluationSource(
+            Reader(split, kept=_EVALUATION_BLOCKS),
+            np.cumsum(split.block_rows),
+            batch_size,
+            (mine.start * share, mine.stop * share),
+            ToBatch(layout, self.group, self.capacities, "error"),
+        )
+        self._prefetch = prefetch_batches
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __iter__(self) -> Iterator[tuple[Batch, int]]:
+        elements = _iterate(self._source, 0, self._prefetch)
+        try:
+            for index, batch in enumerate(elements):
+                yield batch, min(self._batch_size, self._rows - index * self._batch_size)
+        finally:
+            elements.close()

@@ -1,0 +1,191 @@
+"""The planted truth of generated data: the probabilities of the labels, given the features."""
+
+import functools
+import math
+import statistics
+from typing import NamedTuple
+
+import numpy as np
+
+_TASKS = 2
+
+# Shares of the logit's variance.
+_SHARES = {"floats": 0.5, "ids": 0.3, "lists": 0.12, "interactions": 0.08}
+# The effect of an id has half its variance at this rank.
+_HALF_RANK = 20
+_FIRST_LIST = 2**20  # features of hashes: id columns from 0, lists from here
+
+
+class Rows(NamedTuple):
+    """Drawn features of n rows.
+
+    floats f32[n, floats], 0 where missing; missing bool[n, floats]; ids i32[n, ids], -1 where
+    null; lists: for each (lengths i64[n], values i32[total], weights f32[total] or None).
+    """
+
+    floats: np.ndarray
+    missing: np.ndarray
+    ids: np.ndarray
+    lists: list[tuple[np.ndarray, np.ndarray, np.ndarray | None]]
+
+
+@functools.cache
+def _normal_quantiles() -> np.ndarray:
+    """f32[2**16]: 16 uniform bits -> a normal number."""
+    normal = statistics.NormalDist()
+    return np.array([normal.inv_cdf((i + 0.5) / 2**16) for i in range(2**16)], np.float32)
+
+
+def _hash(seed: int, feature: int, ids: np.ndarray) -> np.ndarray:
+    """64 random bits for each id, u64[n] (the finaliser of SplitMix64, Steele et al., 2014)."""
+    start = (seed * 0x9E3779B97F4A7C15 + (feature + 1) * 0xD1B54A32D192ED03) % 2**64
+    bits = ids.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(start)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        bits ^= bits >> np.uint64(shift)
+        bits *= np.uint64(factor)
+    bits ^= bits >> np.uint64(31)
+    return bits
+
+
+def _shrink(ids: np.ndarray) -> np.ndarray:
+    """f32[n]: the size of an id's effects; 0 for a null."""
+    size = 1 / np.sqrt(1 + np.maximum(ids, 0) / np.float32(_HALF_RANK))
+    return np.where(ids < 0, 0, size).astype(np.float32)
+
+
+def _sigmoid(logits: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-logits))
+
+
+class Truth:
+    """Planted probabilities, given the features."""
+
+    def __init__(self, seed: int, floats: int, ids: tuple[int, ...], lists: int):
+        self._seed = seed
+        self._ids = ids
+        random = np.random.default_rng([seed, 0, 0])
+        self._float_weights = self._correlated(random, floats)
+        # Small vocabularies carry more, for they are learned from fewer examples.
+        self._id_weights = np.array([1 / (1 + math.log10(n)) ** 2 for n in ids], np.float32)
+        self._list_weights = self._correlated(random, lists)
+        self._pair_weights = self._correlated(random, 8)
+        self._by_size = [int(i) for i in np.argsort(np.asarray(ids), kind="stable")]
+        # Set by `calibrate`.
+        self._centers: dict[str, np.ndarray] = {}
+        self._scales: dict[str, np.ndarray] = {}
+        self._intercepts = np.zeros(_TASKS)
+        self._list_size = 1.0
+
+    @staticmethod
+    def _correlated(random: np.random.Generator, count: int) -> np.ndarray:
+        """f32[count, tasks] of size about 1, with a correlation of 0.6 between the tasks."""
+        first = random.choice([-1.0, 1.0], count) * random.uniform(0.6, 1.4, count)
+        second = random.choice([-1.0, 1.0], count) * random.uniform(0.6, 1.4, count)
+        return np.stack([first, 0.6 * first + 0.8 * second], axis=1).astype(np.float32)
+
+    def _normals(self, feature: int, ids: np.ndarray, fields: tuple[int, ...]) -> np.ndarray:
+        """f32[n, fields]: random numbers of each id, shrunk with rank."""
+        bits = _hash(self._seed, feature, ids)
+        table, size = _normal_quantiles(), _shrink(ids)
+        found = np.empty((len(ids), len(fields)), np.float32)
+        for i, field in enumerate(fields):
+            index = (bits >> np.uint64(16 * field)) & np.uint64(0xFFFF)
+            found[:, i] = table[index.astype(np.int64)] * size
+        return found
+
+    def _groups(self, rows: Rows) -> dict[str, np.ndarray]:
+        """The parts of the logits, f32[n, tasks] each, of any size."""
+        shape = (len(rows.floats), _TASKS)
+        groups = {}
+        if rows.floats.shape[1]:
+            groups["floats"] = _float_effects(rows.floats) @ self._float_weights
+        ids = np.zeros(shape, np.float32)
+        for i, weight in enumerate(self._id_weights):
+            effects = self._normals(i, rows.ids[:, i], (0, 1))
+            ids[:, 0] += weight * effects[:, 0]
+            ids[:, 1] += weight * (0.6 * effects[:, 0] + 0.8 * effects[:, 1])
+        if self._ids:
+            groups["ids"] = ids
+        means = [self._list_mean(i, *entry) for i, entry in enumerate(rows.lists)]
+        if means:
+            groups["lists"] = np.stack(means, axis=1) @ self._list_weights
+        pairs = self._pairs(rows, means)
+        if pairs:
+            weights = self._pair_weights[: len(pairs)]
+            groups["interactions"] = np.stack(pairs, axis=1) @ weights
+        return groups
+
+    def _list_mean(
+        self, index: int, lengths: np.ndarray, values: np.ndarray, weights: np.ndarray | None
+    ) -> np.ndarray:
+        """The weighted mean of the effects of a list's ids, f32[n], 0 of an empty list."""
+        effects = self._normals(_FIRST_LIST + index, values, (0,))[:, 0]
+        owner = np.repeat(np.arange(len(lengths)), lengths)
+        if weights is None:
+            total = lengths
+        else:
+            effects *= weights
+            total = np.bincount(owner, weights, len(lengths))
+        sums = np.bincount(owner, effects, len(lengths))
+        return np.divide(sums, total, out=np.zeros(len(lengths)), where=total > 0).astype(
+            np.float32
+        )
+
+    def _pairs(self, rows: Rows, means: list[np.ndarray]) -> list[np.ndarray]:
+        """Products of features, f32[n] each: of floats without missing values, of ids' latent
+        vectors of length 2 (of the smallest vocabularies), and of a list's mean with an id's."""
+        floats = [rows.floats[:, i] for i in range(0, min(6, rows.floats.shape[1]), 2)]
+        chosen = self._by_size[:4]
+        latent = [self._normals(i, rows.ids[:, i], (2, 3)) for i in chosen]
+        pairs = []
+        if len(floats) > 1:
+            pairs.append(floats[0] * floats[1])
+        for a, b in zip(latent[::2], latent[1::2], strict=False):
+            pairs.append((a * b).sum(axis=1))
+        for column, vector in zip(floats, latent, strict=False):
+            pairs.append(column * vector[:, 0])
+        if means and latent:
+            pairs.append(means[0] / self._list_size * latent[0][:, 1])
+        return pairs
+
+    def calibrate(self, sample: Rows, signal: float, rates: tuple[float, float]) -> None:
+        """Sets sizes and intercepts so that the sample's logits spread by `signal` and its
+        probabilities average to `rates`, the second over the clicks."""
+        if sample.lists:  # the mean of a long list is small
+            self._list_size = max(float(self._list_mean(0, *sample.lists[0]).std()), 1e-6)
+        groups = self._groups(sample)
+        whole = sum(_SHARES[name] for name in groups) or 1.0
+        for name, part in groups.items():
+            size = signal * math.sqrt(_SHARES[name] / whole)
+            self._centers[name] = part.mean(axis=0)
+            self._scales[name] = size / np.maximum(part.std(axis=0), 1e-6)
+        logits = self._logits(sample)
+        weights = np.ones(len(logits))
+        for task, rate in enumerate(rates):
+            low, high = -30.0, 30.0
+            for _ in range(60):
+                middle = (low + high) / 2
+                mean = np.average(_sigmoid(logits[:, task] + middle), weights=weights)
+                low, high = (middle, high) if mean < rate else (low, middle)
+            self._intercepts[task] = low
+            weights = _sigmoid(logits[:, task] + low)
+
+    def _logits(self, rows: Rows) -> np.ndarray:
+        logits = np.tile(self._intercepts, (len(rows.floats), 1))
+        for name, part in self._groups(rows).items():
+            logits += (part - self._centers[name]) * self._scales[name]
+        return logits
+
+    def probabilities(self, rows: Rows) -> np.ndarray:
+        """f64[n, tasks]: of a click, and of a conversion if there is a click."""
+        return _sigmoid(self._logits(rows))
+
+
+def _float_effects(floats: np.ndarray) -> np.ndarray:
+    """f32[n, floats] -> f32[n, floats]; odd columns, which may be missing, have odd functions, so
+    that a missing value, which is 0 here, has no effect."""
+    effects = floats.copy()
+    effects[:, 1::4] = np.tanh(floats[:, 1::4])
+    effects[:, 2::4] = np.minimum(floats[:, 2::4] ** 2, 4) - 1
+    effects[:, 3::4] = np.sin(floats[:, 3::4])
+    return effects

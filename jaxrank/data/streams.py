@@ -1,0 +1,158 @@
+"""Elements for grain, at random access: what one process's share of a batch is made of.
+
+Each is a pure function of its index. What is kept between calls (blocks, permuted windows) only
+makes it fast where elements are asked for about in order, and does not travel to input workers.
+"""
+
+import collections
+import math
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from jaxrank.data import examples as ex
+from jaxrank.data.examples import Examples
+from jaxrank.data.order import Order, Run
+from jaxrank.data.store import Split
+from jaxrank.features import Batch, Layout
+
+# Arrow does not promise that a file's reader may be used by two threads at once.
+_READING = threading.Lock()
+
+
+class Reader:
+    """Reads examples of a split, from one thread at a time."""
+
+    def __init__(self, split: Split, kept: int):
+        self._split = split
+        self._kept = kept  # the number of blocks
+        self._blocks: collections.OrderedDict[int, Examples] = collections.OrderedDict()
+        self._lock = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"split": self._split, "kept": self._kept}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+    def read(self, block: int, start: int, stop: int) -> Examples:
+        with self._lock:
+            if block not in self._blocks:
+                while len(self._blocks) >= self._kept:
+                    self._blocks.popitem(last=False)
+                with _READING:
+                    self._blocks[block] = ex.of_block(self._split.read_block(block))
+            found = self._blocks[block]
+        return ex.cut(found, start, stop)
+
+
+class Shard:
+    """The stream of one shard, at random access: fast where it is read about in order.
+
+    The window in hand is kept already permuted, and the one before it, which other read threads
+    may not have finished.
+    """
+
+    def __init__(self, reader: Reader, order: Order, shard: int):
+        self._reader, self._order, self._shard = reader, order, shard
+        self._windows: dict[tuple[int, int], Examples] = {}
+        self._lock = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"reader": self._reader, "order": self._order, "shard": self._shard}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+    def read(self, start: int, stop: int) -> list[Examples]:
+        """The places [start, stop) of the stream, in one or more parts."""
+        found = []
+        for run in self._order.runs(self._shard, start, stop):
+            with self._lock:
+                window = self._window(run)
+            found.append(ex.cut(window, run.start, run.stop))
+        return found
+
+    def _window(self, run: Run) -> Examples:
+        key = (run.epoch, run.window)
+        if key not in self._windows:
+            spans, order = self._order.window(self._shard, *key)
+            stored = ex.join([self._reader.read(*span) for span in spans])
+            newest = dict(list(self._windows.items())[-1:])
+            self._windows = newest | {key: ex.permute(stored, order)}
+        return self._windows[key]
+
+
+class TrainSource:
+    """Element i: part `i % parts` of this process's share of global batch `first + i // parts`."""
+
+    def __init__(
+        self,
+        shards: list[Shard],
+        share: int,
+        parts: int,
+        steps: range,
+        batch: Callable[[Examples], Batch],
+    ):
+        self._shards, self._share, self._parts = shards, share, parts
+        self._steps, self._batch = steps, batch
+
+    def __len__(self) -> int:
+        return len(self._steps) * self._parts
+
+    def __getitem__(self, index: Any) -> Batch:
+        step, part = divmod(int(index), self._parts)
+        start = self._steps[step] * self._share
+        count = len(self._shards) // self._parts
+        found = []
+        for shard in self._shards[part * count : (part + 1) * count]:
+            found += shard.read(start, start + self._share)
+        return self._batch(ex.join(found))
+
+
+class EvaluationSource:
+    """Element k: this process's rows of global batch k, in stored order."""
+
+    def __init__(
+        self,
+        reader: Reader,
+        ends: np.ndarray,
+        batch_size: int,
+        mine: tuple[int, int],
+        batch: Callable[[Examples], Batch],
+    ):
+        self._reader, self._ends, self._batch_size = reader, ends, batch_size
+        self._mine, self._batch = mine, batch
+
+    def __len__(self) -> int:
+        return math.ceil(int(self._ends[-1]) / self._batch_size)
+
+    def __getitem__(self, index: Any) -> Batch:
+        offset = int(index) * self._batch_size
+        start, stop = offset + self._mine[0], offset + self._mine[1]
+        # The last batch ends behind the last example, and some processes may have none of it.
+        rows = int(self._ends[-1])
+        block = int(np.searchsorted(self._ends, min(start, rows - 1), side="right"))
+        found = [self._reader.read(block, 0, 0)]
+        while start < min(stop, rows):
+            begin = int(self._ends[block - 1]) if block else 0
+            end = min(int(self._ends[block]), stop)
+            if end > start:
+                found.append(self._reader.read(block, start - begin, end - begin))
+            start = max(start, end)
+            block += 1
+        if start < stop:
+            found.append(ex.blank(found[0], stop - start))
+        return self._batch(ex.join(found))
+
+
+class ToBatch:
+    """`examples.to_batch` with its settings, in a form that travels to input workers."""
+
+    def __init__(self, layout: Layout, group: int, capacities: dict[str, int], overflow: str):
+        self._settings = (layout, group, capacities, overflow)
+
+    def __call__(self, examples: Examples) -> Batch:
+        return ex.to_batch(examples, *self._settings)
