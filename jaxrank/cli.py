@@ -127,7 +127,9 @@ def _config(path: str, overrides: Sequence[str]) -> "ConfigDict":
     except (flags.Error, AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
         if isinstance(error, InputError):
             raise
-        raise InputError(f"--config: {error.args[0] if error.args else error}") from error
+        text = str(error.args[0] if error.args else error).replace("\n", " ")
+        kind = "no such field: " if isinstance(error, AttributeError | KeyError) else ""
+        raise InputError(f"--config: {kind}{text}") from error
     return values["config"].value
 
 

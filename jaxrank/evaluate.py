@@ -1,5 +1,6 @@
 """One pass over a finite data set: exact metrics, or predictions written to Parquet."""
 
+import contextlib
 import os
 import time
 from collections.abc import Iterator
@@ -63,8 +64,10 @@ def score(program: Program, weights: Weights, split: Split, batch_size: int) -> 
     """The scores of a split, batch by batch in stored order, without the padding."""
     process = (jax.process_index(), jax.process_count())
     layout = program.trainee.embedding.layout
-    batches = EvaluationBatches(split, layout, batch_size=batch_size, process=process)
-    check_batch("eval.batch_size", batch_size, batches.group, program.mesh)
+    check_batch("eval.batch_size", batch_size, 1, program.mesh)
+    batches = EvaluationBatches(
+        split, layout, batch_size=batch_size, shards=program.mesh.size, process=process
+    )
     waiting: list[tuple[Any, int]] = []
     for batch, rows in batches:
         waiting.append((program.predict(weights, put_batch(batch, program.mesh)), rows))
@@ -164,7 +167,8 @@ def predict(
     except OSError as error:
         raise RunError(f"{output}: cannot be written: {error}.") from error
     finally:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink()
     return rows
 
 

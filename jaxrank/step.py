@@ -148,7 +148,7 @@ def train_step(trainee: Trainee, state: TrainState, batch: Batch) -> tuple[Train
         sums=metrics.batch_sums(logits, batch.labels, batch.weights),
         rate=trainee.rate(state.step) * state.rate_factor,
         table_rate=table_rate,
-        gradient_norm=optax.global_norm(grads),
+        gradient_norm=optax.tree.norm(grads),
         dropped=jnp.sum(batch.dropped, axis=0),
     )
     new = TrainState(

@@ -252,6 +252,8 @@ def train(
             num_steps=plan.num_steps,
             log_every=plan.log_every,
         )
+        if step:
+            recorder.saved(job.checkpoints.directory(step))
         scores: dict[int, evaluation.Scores] = {}
 
         while step < plan.num_steps and not job.monitor.should_stop:

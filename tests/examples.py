@@ -24,7 +24,11 @@ def small_schema(rows: int = 50) -> Schema:
         floats=(Dense("f0"), Dense("f1"), Dense("f2")),
         ids=(Categorical("a", "ta"), Categorical("b", "tb"), Categorical("c", "ta")),
         lists=(Ragged("la", "ta", "mean"), Ragged("lc", "tc", "sqrtn", weighted=True)),
-        tables=(Table("ta", rows, "integer"), Table("tb", 7, "integer"), Table("tc", 31, "integer")),
+        tables=(
+            Table("ta", rows, "integer"),
+            Table("tb", 7, "integer"),
+            Table("tc", 31, "integer"),
+        ),
     )
 
 

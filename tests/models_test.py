@@ -45,7 +45,7 @@ def cross_in_numpy(kind, params, x0):
 
 def tower_in_numpy(params, x, norm="none", stats=None, act=lambda x: np.maximum(x, 0)):
     for layer in range(sum(name.startswith("layer") for name in params)):
-        x = x @ params[f"layer_{layer}"]["kernel"] + params[f"layer_{layer}"]["bias"]
+        x = x @ params[f"layer_{layer}"]["kernel"] + params[f"layer_{layer}"].get("bias", 0)
         if norm != "none":
             axis = 0 if norm == "batch" else 1
             mean, var = x.mean(axis, keepdims=True), x.var(axis, keepdims=True)
@@ -194,7 +194,7 @@ def test_batch_norm_moves_its_running_statistics_and_uses_them_when_not_training
         assert {a.dtype for a in jax.tree.leaves((state, new))} == {np.dtype(np.float64)}
     params = jax.tree.map(np.asarray, params)
     layer = params["tower"]["layer_0"]
-    x = joined(floats, vectors) @ layer["kernel"] + layer["bias"]
+    x = joined(floats, vectors) @ layer["kernel"] + layer.get("bias", 0)
     stats = new["batch_stats"]["tower"]["norm_0"]
     np.testing.assert_allclose(stats["mean"], 0.01 * x.mean(0), rtol=1e-9)
     np.testing.assert_allclose(stats["var"], 0.99 + 0.01 * x.var(0), rtol=1e-9)

@@ -49,6 +49,9 @@ class Tower(nn.Module):
         for layer, width in enumerate(self.hidden):
             x = nn.Dense(
                 width,
+                # Batch norm takes a constant away again: the gradient of a bias before it is only
+                # rounding, which Adam would scale up to full steps.
+                use_bias=self.norm != "batch",
                 precision=self.precision,
                 kernel_init=KERNEL_INIT,
                 param_dtype=dtype,

@@ -1,0 +1,168 @@
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import jaxrank
+from jaxrank import cli
+from jaxrank.errors import InputError
+
+ROOT = Path(__file__).resolve().parent.parent
+TINY = str(Path(__file__).with_name("tiny_config.py"))
+VERBS = ("prepare", "train", "evaluate", "predict")
+
+
+def jaxrank_process(*args, **settings):
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "jaxrank", *args]
+    return subprocess.run(command, capture_output=True, text=True, env=env, **settings)
+
+
+def run(capsys, *args):
+    """The JSON object and what went to standard error."""
+    cli.run([*args, "--json"])
+    out, err = capsys.readouterr()
+    (line,) = out.splitlines()
+    return json.loads(line), err
+
+
+def test_help_of_every_verb_has_an_example(capsys):
+    for verb in VERBS:
+        with pytest.raises(SystemExit, match="0"):
+            cli.run([verb, "--help"])
+        assert f"jaxrank {verb} --" in capsys.readouterr().out.split("example:")[1]
+
+
+def test_help_imports_nothing_heavy():
+    code = (
+        "import sys; from jaxrank import cli\n"
+        "try: cli.run(['--help'])\nexcept SystemExit: pass\n"
+        "print({'jax', 'numpy', 'pyarrow', 'flax', 'orbax'} & set(sys.modules))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert found.stdout.endswith("set()\n")
+
+
+def test_version_is_that_of_the_package():
+    found = jaxrank_process("--version")
+    assert found.stdout == f"jaxrank {jaxrank.__version__}\n"
+    assert found.returncode == 0
+
+
+def test_prepare_train_evaluate_and_predict_follow_each_other(capsys, tmp_path):
+    store, workdir = str(tmp_path / "store"), str(tmp_path / "run")
+    prepared, err = run(capsys, "prepare", f"--config={TINY}", f"--output={store}")
+    assert prepared["splits"]["train"]["rows"] == 6000
+    assert "rows/s" in err
+
+    args = ("train", f"--config={TINY}", f"--workdir={workdir}", f"--config.data.store={store}")
+    trained, err = run(capsys, *args, "--config.model.hidden=(8,)", "--config.num_steps=8")
+    assert trained["step"] == 8
+    assert trained["examples_per_second"] > 0
+    assert trained["seconds"] > 0
+    assert trained["checkpoint"].endswith("checkpoints/8")
+    names = {"logloss", "auc", "normalized_entropy", "calibration", "examples"}
+    for part in ("metrics", "best_possible", "constant"):
+        assert set(trained[part]) == {"click", "conversion"}
+        assert set(trained[part]["click"]) == names
+    assert "best possible" in err
+    assert "tensorboard --logdir" in err
+
+    evaluated, _ = run(capsys, "evaluate", f"--workdir={workdir}", "--checkpoint=best")
+    for part in ("step", "metrics", "best_possible", "constant", "checkpoint"):
+        assert evaluated[part] == trained[part]
+
+    output = tmp_path / "p.parquet"
+    predicted, _ = run(capsys, "predict", f"--workdir={workdir}", f"--output={output}")
+    assert predicted["rows"] == 1000
+    assert output.is_file()
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ((), "a verb is needed"),
+        (("trian",), "invalid choice: 'trian'"),
+        (("train", "--workdir=w"), "--config"),
+        (("train", "--config=none.py", "--workdir=w"), "--config: no such file: none.py"),
+        (("train", f"--config={TINY}", "--workdr=w"), "--workdir"),
+        (
+            ("train", f"--config={TINY}", "--workdir=w", "--quite"),
+            r"unknown argument '--quite'. Did you mean --quiet\?",
+        ),
+        (
+            ("train", f"--config={TINY}", "--workdir=w", "--config.optm.dense.name=sgd"),
+            """no such field: 'optm' Did you mean "optim" instead of "optm\"""",
+        ),
+        (
+            ("train", f"--config={TINY}", "--workdir=w", "--config.batch_size=many"),
+            "config.batch_size.*many",
+        ),
+        (
+            ("train", f"--config={TINY}", "--workdir=w", "--config.eval.metric=3", "extra"),
+            "unknown argument 'extra'",
+        ),
+        (("evaluate", "--workdir=w", "--batch-size=x"), "--batch-size: invalid int value: 'x'"),
+    ],
+)
+def test_bad_usage_is_refused_with_what_was_found(tmp_path, monkeypatch, args, message):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=message):
+        cli.run(args)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_override_of_a_list_element_and_of_an_unset_field_is_taken():
+    overrides = ["--config.features.ids[0].rows=77", "--config.num_epochs", "1.5"]
+    config = cli._config(TINY, overrides)
+    assert config.features.ids[0]["rows"] == 77
+    assert config.num_epochs == 1.5
+
+
+def test_bad_input_ends_with_status_2_and_one_line():
+    found = jaxrank_process("evaluate", "--workdir=/nowhere/run")
+    assert found.returncode == 2
+    assert found.stdout == ""
+    assert re.fullmatch(r"jaxrank: error: /nowhere/run/config.json: no such file.*\n", found.stderr)
+
+
+@pytest.mark.slow
+def test_a_run_whose_loss_explodes_ends_with_status_1(tmp_path):
+    found = jaxrank_process(
+        "train", f"--config={TINY}", f"--workdir={tmp_path / 'run'}",
+        "--config.optim.dense.base_rate=1e30",
+    )  # fmt: skip
+    assert found.returncode == 1
+    assert "must be finite" in found.stderr.splitlines()[-1]
+    assert "Traceback" not in found.stderr
+
+
+@pytest.mark.slow
+def test_a_killed_run_is_resumed_by_the_same_command(tmp_path):
+    workdir = tmp_path / "run"
+    args = ("train", f"--config={TINY}", f"--workdir={workdir}", "--config.num_steps=4000")
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    first = subprocess.Popen(
+        [sys.executable, "-m", "jaxrank", *args], env=env, stdout=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 120
+    while not list(workdir.glob("checkpoints/[0-9]*")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    first.kill()
+    first.wait()
+    assert list(workdir.glob("checkpoints/[0-9]*"))
+    found = jaxrank_process(*args[:-1], "--config.num_steps=4000", "--json")
+    assert found.returncode == 0, found.stderr
+    assert "Resuming after step" in found.stderr
+    assert json.loads(found.stdout)["step"] == 4000
+    steps = [
+        r["step"]
+        for r in map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
+        if r["kind"] == "train"
+    ]
+    assert steps == list(range(1, 4001))

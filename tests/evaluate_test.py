@@ -1,0 +1,153 @@
+import dataclasses
+import json
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import tiny
+from sklearn import metrics as sk
+
+from jaxrank import restore
+from jaxrank.checkpoint import Checkpoints
+from jaxrank.data.prepare import prepare
+from jaxrank.data.store import open_store
+from jaxrank.errors import InputError, RunError
+from jaxrank.evaluate import check_schema
+from jaxrank.features import PAD
+from jaxrank.train import train
+
+
+def nothing(text):
+    pass
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A finished run that prepared its own data."""
+    workdir = tmp_path_factory.mktemp("runs") / "run"
+    result = train(tiny.config(), workdir, report=nothing)
+    return workdir, result
+
+
+@pytest.fixture(scope="module")
+def predictions(run):
+    workdir, _ = run
+    output = workdir / "out" / "predictions.parquet"
+    found = restore.predict(
+        str(workdir), output=str(output), checkpoint="newest", data="", split=""
+    )
+    assert found.rows == 1000
+    return pq.read_table(output)
+
+
+def test_predictions_are_in_stored_order_with_kept_columns_and_labels(run, predictions):
+    workdir, _ = run
+    blocks = list(open_store(workdir / "data").split("valid").blocks())
+    labels = np.concatenate([b.labels for b in blocks])
+    assert predictions.column_names[:2] == ["c1", "p_click"]
+    ids = np.concatenate([b.ids[:, 1] for b in blocks])
+    np.testing.assert_array_equal(predictions["c1"].fill_null(int(PAD)).to_numpy(), ids)
+    np.testing.assert_array_equal(predictions["label_click"].to_numpy(), labels[:, 0])
+    assert predictions["label_conversion"].null_count == np.isnan(labels[:, 1]).sum() > 0
+
+
+def test_evaluation_agrees_with_scikit_learn_on_the_predictions(run, predictions):
+    workdir, result = run
+    found = restore.evaluate(str(workdir))
+    assert found.metrics == result.metrics
+    assert found.step == result.step
+    for task in ("click", "conversion"):
+        known = predictions.filter(predictions[f"label_{task}"].is_valid())
+        y, p = known[f"label_{task}"].to_numpy(), known[f"predicted_{task}"].to_numpy()
+        rate = y.mean()
+        expected = {
+            "logloss": sk.log_loss(y, p),
+            "auc": sk.roc_auc_score(y, p),
+            "normalized_entropy": sk.log_loss(y, p) / sk.log_loss(y, np.full(len(y), rate)),
+            "calibration": p.sum() / y.sum(),
+            "examples": len(y),
+        }
+        assert found.metrics[task] == pytest.approx(expected, abs=1e-6)
+        buckets = found.buckets[task]
+        assert sum(b["examples"] for b in buckets) == len(y)
+        observed = sum(b["observed"] * b["examples"] for b in buckets) / len(y)
+        assert observed == pytest.approx(rate)
+
+
+def test_best_possible_is_that_of_the_planted_probabilities(run, predictions):
+    workdir, result = run
+    y, p = predictions["label_click"].to_numpy(), predictions["p_click"].to_numpy()
+    assert result.best_possible["click"]["logloss"] == pytest.approx(sk.log_loss(y, p), abs=1e-6)
+    assert result.best_possible["click"]["auc"] == pytest.approx(sk.roc_auc_score(y, p), abs=1e-6)
+    constant = sk.log_loss(y, np.full(len(y), y.mean()))
+    assert result.constant["click"]["logloss"] == pytest.approx(constant, abs=1e-9)
+
+
+@pytest.mark.parametrize("batch_size", [64, 1000 // 8 * 8, 4096])
+def test_the_last_batch_is_padded_without_effect(run, batch_size):
+    workdir, result = run
+    found = restore.evaluate(str(workdir), batch_size=batch_size)
+    for task, expected in result.metrics.items():
+        assert found.metrics[task] == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_named_checkpoint_is_evaluated(run):
+    workdir, _ = run
+    found = restore.evaluate(str(workdir), checkpoint="8")
+    assert found.step == 8
+    lines = (workdir / "metrics.jsonl").read_text().splitlines()
+    (valid,) = [r for r in map(json.loads, lines) if r["kind"] == "valid" and r["step"] == 8]
+    assert found.metrics["click"]["auc"] == pytest.approx(valid["click/auc"], abs=1e-6)
+
+
+def test_a_checkpoint_that_is_not_there_is_named_with_those_that_are(run):
+    workdir, _ = run
+    with pytest.raises(InputError, match=r"newest, best or one of the steps \[8, 16\]: found '12'"):
+        restore.evaluate(str(workdir), checkpoint="12")
+
+
+def test_a_workdir_without_a_run_is_refused(tmp_path):
+    with pytest.raises(InputError, match="config.json: no such file. Is .* the workdir of a run"):
+        restore.evaluate(str(tmp_path))
+
+
+def test_data_with_another_vocabulary_is_refused_naming_the_table(run, tmp_path):
+    workdir, _ = run
+    c = tiny.config()
+    c.features.ids[1]["rows"] = 41
+    prepare(c.features.to_dict(), c.source.to_dict(), tmp_path / "other", report=nothing)
+    with pytest.raises(InputError, match=r"tables must be those .*'c1'.*rows=40.*rows=41"):
+        restore.evaluate(str(workdir), data=str(tmp_path / "other"))
+
+
+def test_features_in_another_order_are_refused(run):
+    schema = open_store(run[0] / "data").schema
+    swapped = dataclasses.replace(schema, ids=schema.ids[::-1])
+    with pytest.raises(InputError, match=r"ids must be in the order \['c0', 'c1'\]"):
+        check_schema(schema, swapped, "there")
+
+
+def test_a_corrupt_block_stops_the_evaluation_naming_file_and_block(run, tmp_path):
+    workdir, _ = run
+    c = tiny.config()
+    prepare(c.features.to_dict(), c.source.to_dict(), tmp_path / "s", report=nothing)
+    path = tmp_path / "s" / "valid" / "00000.arrow"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"valid/00000.arrow: block 0 is corrupt: its checksum"):
+        restore.evaluate(str(workdir), data=str(tmp_path / "s"))
+
+
+def test_predictions_that_cannot_be_written_leave_nothing(run, tmp_path):
+    workdir, _ = run
+    (tmp_path / "file").write_text("")
+    target = tmp_path / "file" / "out.parquet"
+    with pytest.raises(RunError, match="out.parquet: cannot be written"):
+        restore.predict(str(workdir), output=str(target), checkpoint="best", data="", split="")
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_checkpoints_of_a_workdir_without_any_are_refused(tmp_path):
+    with pytest.raises(InputError, match="holds no checkpoints"):
+        Checkpoints(tmp_path, read_only=True)

@@ -1,0 +1,337 @@
+import json
+import shutil
+
+import examples
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+from ml_collections import ConfigDict
+
+from jaxrank import mesh as meshes
+from jaxrank.checkpoint import Checkpoints
+from jaxrank.data.prepare import prepare
+from jaxrank.errors import InputError, RunError
+from jaxrank.program import BatchShape, Program, make_trainee
+from jaxrank.step import weights_of
+from jaxrank.train import build, train
+
+
+def nothing(text):
+    pass
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data") / "store"
+    c = tiny.config()
+    prepare(c.features.to_dict(), c.source.to_dict(), path, block_size=512, report=nothing)
+    return path
+
+
+def run(store, workdir, **changes):
+    c = tiny.config(**changes)
+    c.data.store = str(store)
+    return train(c, workdir, report=nothing)
+
+
+def final_state(store, workdir, **changes):
+    """The state of the newest checkpoint, on the host."""
+    c = tiny.config(**changes)
+    c.data.store = str(store)
+    job = build(c, workdir, nothing)
+    state, _ = job.checkpoints.restore(
+        job.checkpoints.step(),
+        job.program.init(),
+        job.program.state_shape,
+        job.program.state_sharding,
+    )
+    return jax.device_get(state._replace(scratch={}))
+
+
+def records(workdir, kind="train"):
+    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    return [r for r in lines if r["kind"] == kind]
+
+
+def without_speed(lines):
+    return [{k: v for k, v in r.items() if k != "examples_per_second"} for r in lines]
+
+
+@pytest.fixture(scope="module")
+def finished(store, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("runs") / "finished"
+    return workdir, run(store, workdir)
+
+
+def test_every_step_of_a_call_is_recorded_with_every_metric(finished):
+    workdir, _ = finished
+    found = records(workdir)
+    assert [r["step"] for r in found] == list(range(1, 17))
+    names = {f"{t}/{m}" for t in ("click", "conversion") for m in ("logloss", "auc", "calibration")}
+    assert names | {"loss", "rate", "table_rate", "dropped/l0"} <= set(found[0])
+    assert [r["step"] for r in records(workdir, "valid")] == [8, 16]
+
+
+def test_tensorboard_holds_the_numbers_of_metrics_jsonl(finished):
+    from tensorboardX.proto.event_pb2 import Event
+
+    workdir, _ = finished
+    (path,) = (workdir / "tensorboard").iterdir()
+    content, at, found = path.read_bytes(), 0, {}
+    while at < len(content):
+        size = int.from_bytes(content[at : at + 8], "little")
+        event = Event.FromString(content[at + 12 : at + 12 + size])
+        for value in event.summary.value:
+            found[value.tag, event.step] = value.simple_value
+        at += size + 16
+    for record in records(workdir):
+        for name in ("loss", "click/logloss", "conversion/auc"):
+            assert found[f"train/{name}", record["step"]] == pytest.approx(record[name], rel=1e-6)
+
+
+def test_the_result_holds_model_best_possible_and_constant(finished):
+    _, result = finished
+    assert result.step == result.checkpoint_step == 16
+    for task in ("click", "conversion"):
+        best, constant = result.best_possible[task], result.constant[task]
+        assert best["logloss"] < constant["logloss"]
+        assert set(result.metrics[task]) == set(best) == set(constant)
+    assert result.metrics["click"]["examples"] == 1000
+    assert 0 < result.metrics["conversion"]["examples"] < 500
+
+
+def test_resumed_run_equals_the_uninterrupted_one_to_the_bit(store, finished, tmp_path):
+    workdir, _ = finished
+    run(store, tmp_path, num_steps=8)
+    c = tiny.config()
+    c.data.store = str(store)
+    train(c, tmp_path, report=nothing, allow_config_change=True)
+    expected = final_state(store, workdir)
+    jax.tree.map(np.testing.assert_array_equal, final_state(store, tmp_path), expected)
+    for kind in ("train", "valid"):
+        resumed = without_speed(records(tmp_path, kind))
+        assert resumed == without_speed(records(workdir, kind))
+
+
+def test_a_repeated_run_is_equal_to_the_bit(store, finished, tmp_path):
+    workdir, _ = finished
+    run(store, tmp_path)
+    expected = final_state(store, workdir)
+    jax.tree.map(np.testing.assert_array_equal, final_state(store, tmp_path), expected)
+
+
+def test_a_finished_run_only_tells_its_result_again(store, finished, tmp_path):
+    workdir, result = finished
+    shutil.copytree(workdir, tmp_path / "copy")
+    again = run(store, tmp_path / "copy")
+    assert again.metrics == result.metrics
+    assert again.step == 16
+
+
+def test_a_checkpoint_holds_the_state_of_its_own_step(store, finished):
+    # The state is donated to the next step while the checkpoint is being written.
+    workdir, _ = finished
+    c = tiny.config()
+    c.data.store = str(store)
+    job = build(c, workdir, nothing)
+    state = job.program.init()
+    for _ in range(4):
+        batch = meshes.put_batch(next(job.batches), job.program.mesh, leading=1)
+        state, _ = job.program.train(state, batch)
+    job.batches.close()
+    saved = job.checkpoints.restore_weights(
+        8, weights_of(job.program.state_shape), weights_of(job.program.state_sharding)
+    )
+    jax.tree.map(np.testing.assert_array_equal, weights_of(state), saved)
+
+
+def as_float64(tree):
+    return jax.tree.map(
+        lambda x: x.astype(np.float64) if x.dtype == jnp.float32 else x, jax.device_get(tree)
+    )
+
+
+def trained(devices, steps, x64, replicas=1, rule="rowwise_adagrad", **model):
+    """Parameters and tables after `steps` of random batches on that many devices."""
+    c = tiny.config()
+    c.batch_size = 64
+    c.model.update(model)
+    c.optim.tables.name = rule
+    lay = examples.small_layout({"ta": 8, "tb": 8, "tc": 5})
+    with jax.enable_x64(x64):
+        mesh = meshes.make_mesh(devices=devices, replicas=replicas)
+        trainee = make_trainee(c, lay, mesh, num_steps=steps)
+        program = Program(trainee, mesh, BatchShape(64, 8, {"dim5": 40, "dim8": 40}))
+        state = program.init()
+        if x64:
+            state = jax.device_put(as_float64(state), program.state_sharding)
+        batches = [
+            examples.random_batch(lay, 64, seed=i, group=8, capacity=40) for i in range(steps)
+        ]
+        stacked = jax.tree.map(lambda *xs: np.stack(xs), *batches)
+        if x64:
+            stacked = as_float64(stacked)
+        state, told = program.train(state, meshes.put_batch(stacked, mesh, leading=1))
+        assert np.isfinite(told.loss).all()
+        assert told.loss[-1] < told.loss[0]
+        return jax.device_get((state.params, state.tables, state.model_state))
+
+
+MODELS = {
+    "plain": dict(cross="matrix", structure="stacked"),
+    "batch_norm": dict(cross="vector", structure="parallel", norm="batch"),
+    "dropout": dict(cross="matrix", structure="parallel", dropout=0.3, norm="layer"),
+}
+
+
+def assert_equal(found, expected, rtol):
+    def compare(a, b):
+        np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol * np.abs(b).max())
+
+    jax.tree.map(compare, found, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", MODELS)
+def test_hundred_steps_in_float64_give_the_same_model_on_any_mesh(model):
+    expected = trained(1, 100, True, **MODELS[model])
+    for devices, replicas in [(8, 1), (4, 2)]:
+        found = trained(devices, 100, True, replicas, **MODELS[model])
+        assert_equal(found, expected, 1e-10)
+
+
+@pytest.mark.parametrize("rule", ["adagrad", "lazy_adam", "ftrl"])
+def test_every_row_optimizer_gives_the_same_model_on_eight_devices(rule):
+    assert_equal(trained(8, 20, True, rule=rule), trained(1, 20, True, rule=rule), 1e-10)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_one_step_in_float32_gives_the_same_model_on_any_mesh(model):
+    expected = trained(1, 2, False, **MODELS[model])
+    assert_equal(trained(8, 2, False, **MODELS[model]), expected, 1e-5)
+
+
+def test_the_first_state_is_the_same_on_any_mesh():
+    def first(devices):
+        c = tiny.config()
+        mesh = meshes.make_mesh(devices=devices)
+        trainee = make_trainee(c, examples.small_layout(), mesh, num_steps=2)
+        state = Program(trainee, mesh, BatchShape(64, 8, {"dim8": 40})).init()
+        return jax.device_get((state.params, state.tables))
+
+    jax.tree.map(np.testing.assert_array_equal, first(8), first(1))
+
+
+def test_early_stopping_ends_at_the_best_checkpoint(store, tmp_path):
+    c = tiny.config(num_steps=400)
+    c.data.store = str(store)
+    c.optim.dense.base_rate = 0.3  # overfits and diverges soon
+    c.eval.stop_patience = 3
+    c.eval.metric = "click/auc"
+    result = train(c, tmp_path, report=nothing)
+    assert result.step < 400
+    scores = {r["step"]: r["click/auc"] for r in records(tmp_path, "valid")}
+    assert result.checkpoint_step == max(scores, key=lambda s: (scores[s], -s))
+    assert result.checkpoint_step == result.step - 3 * 8
+    assert result.metrics["click"]["auc"] == scores[result.checkpoint_step]
+    kept = sorted(int(p.name) for p in (tmp_path / "checkpoints").iterdir())
+    assert kept == [result.checkpoint_step, result.step - 8, result.step]
+
+
+def test_rates_fall_after_evaluations_without_improvement(store, tmp_path):
+    c = tiny.config(num_steps=32)
+    c.data.store = str(store)
+    c.eval.min_delta = 10.0  # nothing but the first evaluation is an improvement
+    c.eval.rate_patience = 1
+    c.eval.rate_factor = 0.5
+    train(c, tmp_path, report=nothing)
+    rates = {r["step"]: (r["rate"], r["table_rate"]) for r in records(tmp_path)}
+    base = rates[1]
+    for step, factor in [(16, 1.0), (17, 0.5), (24, 0.5), (25, 0.25)]:
+        assert rates[step] == pytest.approx((base[0] * factor, base[1] * factor))
+
+
+def test_a_loss_that_is_not_finite_stops_with_the_step_and_the_last_good_checkpoint(
+    store, tmp_path
+):
+    run(store, tmp_path, num_steps=8)
+    c = tiny.config(num_steps=32)
+    c.data.store = str(store)
+    c.optim.dense.base_rate = 1e30
+    with pytest.raises(RunError, match=r"step 1\d: loss .* must be finite.*checkpoints/8"):
+        train(c, tmp_path, report=nothing, allow_config_change=True)
+    assert Checkpoints(tmp_path, read_only=True).step() == 8
+    assert all(r["loss"] is not None for r in records(tmp_path))
+
+
+def test_a_workdir_of_another_config_is_refused_naming_what_differs(finished, store):
+    workdir, _ = finished
+    before = (workdir / "config.json").read_text()
+    with pytest.raises(InputError, match="another config.*\n  num_steps: 16, now 24\nUse"):
+        run(store, workdir, num_steps=24)
+    assert (workdir / "config.json").read_text() == before
+
+
+def test_a_store_of_other_features_is_refused_naming_what_differs(store, tmp_path):
+    c = tiny.config()
+    c.data.store = str(store)
+    c.features.keep = ["c0"]
+    with pytest.raises(
+        InputError, match=r'(?s)prepared with other features.*features.keep: \["c1"'
+    ):
+        train(c, tmp_path, report=nothing)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        (
+            "num_steps",
+            15,
+            r"num_steps must be a positive multiple .* num_steps=15, steps_per_call=2",
+        ),
+        ("eval.every_steps", 5, r"eval.every_steps must be a positive multiple .*=5"),
+        ("batch_size", 100, r"batch_size must .*100.*8"),
+        ("num_epochs", 2.0, "one of num_steps and num_epochs must be set"),
+        ("mesh.devices", 9, "mesh.devices must be at most 8, the devices: got 9"),
+        (
+            "mesh.devices",
+            3,
+            "mesh: |batch_size must divide over all devices.*3 devices|divides 1024",
+        ),
+        ("task_weights", (1.0,), r"task_weights must have one number a task: found \(1.0,\), 2"),
+        ("eval.metric", "click/auk", r"eval.metric must be one of .*'click/auk'.*'click/auc'"),
+        ("embedding.l2_scope", "all", "embedding.l2_scope must be one of read, table: found 'all'"),
+        ("embedding.dims", ConfigDict({"zz*": 4}), "embedding.dims: 'zz\\*' must match a table"),
+        ("model.cross", "matricks", "cross.*matrix.*'matricks'"),
+        ("optim.dense.name", "adamm", "adamm"),
+        ("data.store", "/nowhere/store", "no store at /nowhere/store"),
+        ("data.valid", "test", r"has no split 'test', only \['train', 'valid'\]"),
+    ],
+)
+def test_a_config_that_cannot_work_is_refused_with_field_and_value(
+    store, tmp_path, field, value, message
+):
+    c = tiny.config()
+    c.data.store = str(store)
+    if field == "data.store":
+        c.source = ConfigDict()
+    section = c
+    *path, name = field.split(".")
+    for part in path:
+        section = section[part]
+    with c.unlocked():
+        section[name] = value
+    with pytest.raises(InputError, match=message):
+        train(c, tmp_path / "run", report=nothing)
+
+
+def test_a_batch_that_does_not_divide_over_the_devices_names_the_numbers(store, tmp_path):
+    c = tiny.config(batch_size=8)
+    c.data.store = str(store)
+    c.data.shards = 4
+    c.mesh.devices = 8
+    with pytest.raises(InputError, match="batch_size.*batch_size=8 on 8 devices, a share of 1"):
+        train(c, tmp_path, report=nothing)
