@@ -40,7 +40,9 @@ def get_config():
         dict(columns="l1", encoding="integer", rows=2_000, weights="l1_weight"),
     ]
     c.batch_size = 4096
-    c.num_epochs = 1.0
+    c.num_epochs = 2.0
     c.eval.every_steps = 248
+    c.optim.dense.base_rate = 0.002
+    c.optim.tables.base_rate = 0.05
     c.model.hidden = (128, 64)
     return c

@@ -1,0 +1,39 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from jaxrank import config
+from jaxrank.errors import InputError
+
+CONFIGS = Path(__file__).resolve().parent.parent / "configs"
+NAMES = sorted(path.stem for path in CONFIGS.glob("*.py"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_shipped_config_differs_from_the_defaults_as_recorded(name):
+    """Golden text: what a config sets. After a change that is meant, write the new text."""
+    found = config.differences(
+        config.to_plain(config.default()), config.to_plain(config.load(CONFIGS / f"{name}.py"))
+    )
+    golden = Path(__file__).parent / "golden" / f"{name}.txt"
+    assert "\n".join(found) + "\n" == golden.read_text()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_config_survives_being_saved_with_a_run(name):
+    loaded = config.load(CONFIGS / f"{name}.py")
+    plain = json.loads(json.dumps(config.to_plain(loaded)))
+    assert config.to_plain(config.from_plain(plain)) == plain
+    assert isinstance(config.from_plain(plain).model.hidden, tuple)
+
+
+def test_differences_name_each_field_with_both_values():
+    old, new = {"a": {"b": 1, "c": 2}, "d": 1}, {"a": {"b": 1, "c": 3}, "e": "x"}
+    assert config.differences(old, new) == ["a.c: 2, now 3", 'd: 1, now "unset"', 'e: "unset", now "x"']
+
+
+def test_a_file_without_get_config_is_refused(tmp_path):
+    (tmp_path / "c.py").write_text("x = 1")
+    with pytest.raises(InputError, match=r"c.py must define get_config\(\)"):
+        config.load(str(tmp_path / "c.py"))

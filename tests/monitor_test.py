@@ -1,0 +1,52 @@
+import math
+
+import pytest
+
+from jaxrank.errors import InputError
+from jaxrank.monitor import make_monitor
+
+
+def fed(values, metric="click/auc", **settings):
+    """Steps at which the rates were lowered, and the monitor after all values."""
+    monitor = make_monitor(["click", "buy"], metric, **settings)
+    lowered = [i for i, value in enumerate(values) if monitor.update(i, value)]
+    return lowered, monitor
+
+
+@pytest.mark.parametrize(("metric", "best"), [("click/auc", 2), ("click/logloss", 1)])
+def test_the_best_step_is_the_highest_auc_and_the_lowest_logloss(metric, best):
+    _, monitor = fed([0.5, 0.4, 0.7, 0.6], metric)
+    assert monitor.best_step == best
+
+
+def test_training_stops_after_patience_evaluations_without_improvement():
+    assert not fed([0.5, 0.6, 0.5, 0.5], stop_patience=3)[1].should_stop
+    assert fed([0.5, 0.6, 0.5, 0.5, 0.6], stop_patience=3)[1].should_stop
+    assert not fed([0.5] * 50)[1].should_stop
+
+
+def test_rates_are_lowered_after_each_patience_without_improvement():
+    lowered, _ = fed([0.5, 0.4, 0.4, 0.6, 0.5, 0.5, 0.5, 0.5], rate_patience=2)
+    assert lowered == [2, 5, 7]
+
+
+def test_a_change_below_min_delta_and_an_undefined_value_are_no_improvement():
+    _, monitor = fed([0.5, 0.509, math.nan], min_delta=0.01)
+    assert (monitor.best, monitor.since_best) == (0.5, 2)
+
+
+def test_a_restored_monitor_goes_on_as_the_first_would():
+    values = [0.5, 0.4, 0.4, 0.45]
+    _, first = fed(values[:2], stop_patience=3, rate_patience=2)
+    second = make_monitor(["click"], "click/auc", stop_patience=3, rate_patience=2)
+    second.set_state(first.get_state())
+    for i, value in enumerate(values[2:]):
+        assert second.update(i, value) == first.update(i, value)
+    assert second == first
+    assert second.should_stop
+
+
+def test_an_unknown_metric_is_named_with_the_nearest():
+    with pytest.raises(InputError, match=r"eval.metric must be one of .*'buy/au'.*'buy/auc'"):
+        make_monitor(["click", "buy"], "buy/au")
+    assert make_monitor(["click", "buy"], "").metric == "logloss"
