@@ -8,6 +8,8 @@
 Tables are stored in an order that does not depend on the devices; see `embedding.storage`.
 """
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,11 +19,12 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers
 
 import jaxrank
-from jaxrank.errors import InputError
+from jaxrank.errors import InputError, RunError
 from jaxrank.step import TrainState, Weights, weights_of
 
-# About twenty lines a save otherwise.
-absl.logging.set_verbosity(absl.logging.ERROR)
+# About twenty lines a save otherwise, and a page of traceback for each array that cannot be
+# written; the exception itself is raised where the save is waited for.
+absl.logging.set_verbosity(absl.logging.FATAL)
 
 
 class _Training(NamedTuple):
@@ -130,17 +133,22 @@ class Checkpoints:
         return None if metrics is None else metrics["metric"]
 
     def save(self, step: int, state: TrainState, run: dict[str, Any], metric: float | None) -> None:
-        """Saves in the background; what was saved before stays until this one is whole."""
-        self._manager.save(
-            step,
-            args=ocp.args.Composite(
-                weights=ocp.args.StandardSave(weights_of(state)),
-                training=ocp.args.StandardSave(_training_of(state)),
-                run=ocp.args.JsonSave(run | {"jaxrank_version": jaxrank.__version__}),
-            ),
-            metrics=None if metric is None else {"metric": metric},
-            force=True,
-        )
+        """Saves in the background; what was saved before stays until this one is whole.
+
+        Raises:
+            RunError: this or the save before it could not be written.
+        """
+        with self._told_as_run_error():
+            self._manager.save(
+                step,
+                args=ocp.args.Composite(
+                    weights=ocp.args.StandardSave(weights_of(state)),
+                    training=ocp.args.StandardSave(_training_of(state)),
+                    run=ocp.args.JsonSave(run | {"jaxrank_version": jaxrank.__version__}),
+                ),
+                metrics=None if metric is None else {"metric": metric},
+                force=True,
+            )
 
     def restore(
         self, step: int, state: TrainState, shapes: TrainState, shardings: TrainState
@@ -166,12 +174,27 @@ class Checkpoints:
         return self._manager.restore(step, args=args)["weights"]
 
     def wait(self) -> None:
-        """Returns when the save in progress, if any, is on disk."""
-        self._manager.wait_until_finished()
+        """Returns when the save in progress, if any, is on disk.
+
+        Raises:
+            RunError: it could not be written.
+        """
+        with self._told_as_run_error():
+            self._manager.wait_until_finished()
+
+    @contextlib.contextmanager
+    def _told_as_run_error(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # Orbax and TensorStore raise many kinds for a full disk
+            raise RunError(
+                f"{self.path}: a checkpoint could not be written, those before it are untouched:"
+                f" {str(error).splitlines()[0]}"
+            ) from error
 
     def directory(self, step: int) -> str:
         return str(self.path / str(step))
 
     def close(self) -> None:
-        self._manager.wait_until_finished()
-        self._manager.close()
+        with contextlib.suppress(Exception):  # told by `wait` before, where it matters
+            self._manager.close()

@@ -244,6 +244,9 @@ def main() -> NoReturn:
     except (InputError, RunError) as error:
         print(f"jaxrank: error: {error}", file=sys.stderr)
         sys.exit(error.exit_status)
+    except OSError as error:  # a full disk under the logs, say
+        print(f"jaxrank: error: {error}", file=sys.stderr)
+        sys.exit(RunError.exit_status)
     except KeyboardInterrupt:
         print("jaxrank: interrupted", file=sys.stderr)
         sys.exit(130)

@@ -142,27 +142,74 @@ def test_a_run_whose_loss_explodes_ends_with_status_1(tmp_path):
     assert "Traceback" not in found.stderr
 
 
+LIMITED = """
+import resource, signal, sys
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv.pop(1)),) * 2)
+from jaxrank.cli import main
+main()
+"""
+
+
+def limited_process(limit, *args):
+    """Runs jaxrank where no file may grow beyond `limit` bytes, which is how a full disk looks."""
+    env = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    command = [sys.executable, "-c", LIMITED, str(limit), *args]
+    return subprocess.run(command, capture_output=True, text=True, env=env)
+
+
+def test_a_full_disk_stops_training_and_keeps_the_checkpoints_before(tmp_path):
+    store, workdir = tmp_path / "store", tmp_path / "run"
+    cli.run(["prepare", f"--config={TINY}", f"--output={store}"])
+    args = ("train", f"--config={TINY}", f"--workdir={workdir}", f"--config.data.store={store}")
+    cli.run([*args, "--config.num_steps=8"])
+    found = limited_process(20_000, *args, "--config.num_steps=32", "--allow-config-change")
+    assert found.returncode == 1
+    last = found.stderr.splitlines()[-1]
+    assert last.startswith(f"jaxrank: error: {workdir}/checkpoints: a checkpoint could not be")
+    assert "File too large" in last
+    cli.run(["evaluate", f"--workdir={workdir}", "--checkpoint=8"])
+    steps = [p.name for p in (workdir / "checkpoints").iterdir() if p.name.isdigit()]
+    assert steps == ["8"]
+
+
+def test_a_full_disk_leaves_no_predictions(tmp_path):
+    workdir, output = tmp_path / "run", tmp_path / "p.parquet"
+    cli.run(["train", f"--config={TINY}", f"--workdir={workdir}", "--config.num_steps=8"])
+    args = ("predict", f"--workdir={workdir}", f"--output={output}")
+    found = limited_process(5_000, *args)
+    assert found.returncode == 1
+    assert found.stderr.startswith(f"jaxrank: error: {output}: cannot be written")
+    assert [p.name for p in tmp_path.iterdir()] == ["run"]
+
+
 @pytest.mark.slow
 def test_a_killed_run_is_resumed_by_the_same_command(tmp_path):
     workdir = tmp_path / "run"
-    args = ("train", f"--config={TINY}", f"--workdir={workdir}", "--config.num_steps=4000")
+    args = ("train", f"--config={TINY}", f"--workdir={workdir}", "--config.num_steps=3000")
+    args += ("--config.eval.every_steps=100",)
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     first = subprocess.Popen(
         [sys.executable, "-m", "jaxrank", *args], env=env, stdout=subprocess.DEVNULL
     )
     deadline = time.monotonic() + 120
-    while not list(workdir.glob("checkpoints/[0-9]*")) and time.monotonic() < deadline:
-        time.sleep(0.05)
+
+    def saved():
+        return [p.name for p in workdir.glob("checkpoints/*") if p.name.isdigit()]
+
+    while not saved() and time.monotonic() < deadline:
+        time.sleep(0.02)
     first.kill()
     first.wait()
-    assert list(workdir.glob("checkpoints/[0-9]*"))
-    found = jaxrank_process(*args[:-1], "--config.num_steps=4000", "--json")
+    assert saved()
+    assert "3000" not in saved()
+    found = jaxrank_process(*args, "--json")
     assert found.returncode == 0, found.stderr
     assert "Resuming after step" in found.stderr
-    assert json.loads(found.stdout)["step"] == 4000
+    assert json.loads(found.stdout)["step"] == 3000
     steps = [
         r["step"]
         for r in map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
         if r["kind"] == "train"
     ]
-    assert steps == list(range(1, 4001))
+    assert steps == list(range(1, 3001))

@@ -30,7 +30,11 @@ def test_a_config_survives_being_saved_with_a_run(name):
 
 def test_differences_name_each_field_with_both_values():
     old, new = {"a": {"b": 1, "c": 2}, "d": 1}, {"a": {"b": 1, "c": 3}, "e": "x"}
-    assert config.differences(old, new) == ["a.c: 2, now 3", 'd: 1, now "unset"', 'e: "unset", now "x"']
+    assert config.differences(old, new) == [
+        "a.c: 2, now 3",
+        'd: 1, now "unset"',
+        'e: "unset", now "x"',
+    ]
 
 
 def test_a_file_without_get_config_is_refused(tmp_path):

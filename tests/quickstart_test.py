@@ -1,0 +1,34 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxrank import cli
+from jaxrank.data.store import open_store
+
+CONFIG = Path(__file__).resolve().parent.parent / "configs" / "quickstart.py"
+
+
+def logloss(p, y):
+    return float(-(y * np.log(p) + (1 - y) * np.log1p(-p)).mean())
+
+
+@pytest.mark.slow
+def test_the_main_job_gains_most_of_what_can_be_gained(capsys, tmp_path):
+    args = ["train", f"--config={CONFIG}", f"--workdir={tmp_path}", "--json"]
+    cli.run([*args, "--config.mesh.devices=1"])
+    found = json.loads(capsys.readouterr().out)
+
+    blocks = list(open_store(tmp_path / "data").split("valid").blocks())
+    labels = np.concatenate([b.labels for b in blocks]).astype(np.float64)
+    truth = np.concatenate([b.truth for b in blocks]).astype(np.float64)
+    for i, task in enumerate(("click", "conversion")):
+        known = ~np.isnan(labels[:, i])
+        y, p = labels[known, i], truth[known, i]
+        best, constant = logloss(p, y), logloss(np.full(len(y), y.mean()), y)
+        assert found["best_possible"][task]["logloss"] == pytest.approx(best, abs=1e-6)
+        assert found["constant"][task]["logloss"] == pytest.approx(constant, abs=1e-6)
+        assert best <= 0.9 * constant
+        gained = (constant - found["metrics"][task]["logloss"]) / (constant - best)
+        assert gained >= 0.85
