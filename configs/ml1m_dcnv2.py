@@ -26,13 +26,13 @@ def get_config():
     c.features.ids = [dict(columns=["user", "movie", "gender", "age", "occupation", "zip"])]
 
     c.batch_size = 4096
-    c.num_epochs = 40.0  # early stopping ends the run before
+    c.num_epochs = 60.0  # early stopping ends the run before
     c.steps_per_call = 4
     c.log_every_steps = 16
     c.embedding.dim = 32
     c.embedding.init_std = 0.0001
     # The whole tables are regularised in every step; they have 12,000 rows.
-    c.embedding.l2 = 0.005
+    c.embedding.l2 = 0.003
     c.embedding.l2_scope = "table"
 
     c.model.structure = "parallel"
@@ -46,7 +46,8 @@ def get_config():
     c.optim.tables.name = "lazy_adam"  # over whole tables, it is Adam
     c.optim.tables.base_rate = 0.001
     c.eval.metric = "like/auc"
-    c.eval.rate_patience = 1
+    # Patience pays: at 1 and 2 the seeds differ by 0.004 AUC and the mean is 0.002 lower.
+    c.eval.rate_patience = 3
     c.eval.rate_factor = 0.1
-    c.eval.stop_patience = 2
+    c.eval.stop_patience = 5
     return c

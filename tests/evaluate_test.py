@@ -76,7 +76,8 @@ def test_evaluation_agrees_with_scikit_learn_on_the_predictions(run, predictions
 
 def test_best_possible_is_that_of_the_planted_probabilities(run, predictions):
     workdir, result = run
-    y, p = predictions["label_click"].to_numpy(), predictions["p_click"].to_numpy()
+    y = predictions["label_click"].to_numpy().astype(np.float64)
+    p = predictions["p_click"].to_numpy()
     assert result.best_possible["click"]["logloss"] == pytest.approx(sk.log_loss(y, p), abs=1e-6)
     assert result.best_possible["click"]["auc"] == pytest.approx(sk.roc_auc_score(y, p), abs=1e-5)
     constant = sk.log_loss(y, np.full(len(y), y.mean()))
