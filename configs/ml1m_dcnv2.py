@@ -1,7 +1,7 @@
 """DCN-V2 on MovieLens-1M, six single-valued features, as the published CTR benchmarks train it.
 
-    jaxrank train --config=configs/ml1m_dcnv2.py --workdir=/tmp/ml1m
-    jaxrank evaluate --workdir=/tmp/ml1m --checkpoint=best --split=test
+jaxrank train --config=configs/ml1m_dcnv2.py --workdir=/tmp/ml1m
+jaxrank evaluate --workdir=/tmp/ml1m --checkpoint=best --split=test
 """
 
 from ml_collections import ConfigDict

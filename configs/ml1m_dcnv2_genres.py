@@ -1,7 +1,7 @@
 """The same as ml1m_dcnv2 with the release year and the list of genres added.
 
-    jaxrank train --config=configs/ml1m_dcnv2_genres.py --workdir=/tmp/ml1m_genres
-    jaxrank evaluate --workdir=/tmp/ml1m_genres --checkpoint=best --split=test
+jaxrank train --config=configs/ml1m_dcnv2_genres.py --workdir=/tmp/ml1m_genres
+jaxrank evaluate --workdir=/tmp/ml1m_genres --checkpoint=best --split=test
 """
 
 import ml1m_dcnv2
@@ -9,8 +9,6 @@ import ml1m_dcnv2
 
 def get_config():
     c = ml1m_dcnv2.get_config()
-    c.features.ids = [
-        dict(columns=["user", "movie", "gender", "age", "occupation", "zip", "year"])
-    ]
+    c.features.ids = [dict(columns=["user", "movie", "gender", "age", "occupation", "zip", "year"])]
     c.features.lists = [dict(columns="genres", separator="|", combiner="mean")]
     return c

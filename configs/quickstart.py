@@ -1,6 +1,6 @@
 """Two tasks on generated clicks and conversions: the main job, small enough for two CPU cores.
 
-    jaxrank train --config=configs/quickstart.py --workdir=/tmp/quickstart
+jaxrank train --config=configs/quickstart.py --workdir=/tmp/quickstart
 """
 
 from ml_collections import ConfigDict

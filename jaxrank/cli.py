@@ -4,7 +4,7 @@ import argparse
 import difflib
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import jaxrank
@@ -30,7 +30,8 @@ class _Parser(argparse.ArgumentParser):
         raise InputError(f"{message}. Try `{self.prog} --help`.")
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
+    """The program's parser, and that of each verb."""
     parser = _Parser(prog="jaxrank", description=jaxrank.__doc__, allow_abbrev=False, add_help=True)
     parser.add_argument("--version", action="version", version=f"jaxrank {jaxrank.__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB")
@@ -96,19 +97,20 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument("--batch-size", type=int, default=0, metavar="N", help="examples")
         if name == "predict":
             sub.add_argument("--output", required=True, metavar="FILE", help="Parquet")
-    return parser
+    return parser, verbs.choices
 
 
-def _check_overrides(parser: argparse.ArgumentParser, verb: str, rest: Sequence[str]) -> None:
-    takes_config = verb in ("prepare", "train")
+def _check_rest(parser: argparse.ArgumentParser, rest: Sequence[str]) -> None:
+    """Raises InputError unless all that is left over overrides fields of a config."""
+    flags = parser.format_usage().replace("[", " ").replace("]", " ").split()
+    takes_config = "--config" in flags
     for i, arg in enumerate(rest):
         value_of_previous = i > 0 and rest[i - 1].startswith("--config.") and "=" not in rest[i - 1]
         if takes_config and (arg.startswith("--config.") or value_of_previous):
             continue
-        sub = parser._subparsers._group_actions[0].choices[verb]  # type: ignore  # no public way
-        near = difflib.get_close_matches(arg.split("=")[0], sub._option_string_actions, 1)
+        near = difflib.get_close_matches(arg.split("=")[0], flags, 1)
         hint = f" Did you mean {near[0]}?" if near else ""
-        raise InputError(f"unknown argument {arg!r}.{hint} Try `jaxrank {verb} --help`.")
+        raise InputError(f"unknown argument {arg!r}.{hint} Try `{parser.prog} --help`.")
 
 
 def _config(path: str, overrides: Sequence[str]) -> "ConfigDict":
@@ -219,11 +221,11 @@ def run(argv: Sequence[str]) -> None:
     Raises:
         InputError, RunError: as the verb does.
     """
-    parser = _parser()
+    parser, verbs = _parsers()
     args, rest = parser.parse_known_args(argv)
     if args.verb is None:
         parser.error("a verb is needed")
-    _check_overrides(parser, args.verb, rest)
+    _check_rest(verbs[args.verb], rest)
 
     def report(text: str) -> None:
         print(text, file=sys.stderr if args.json else sys.stdout, flush=True)

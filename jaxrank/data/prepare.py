@@ -19,7 +19,7 @@ from jaxrank.data.vocabulary import Counter, Vocabulary, build
 from jaxrank.errors import InputError, RunError
 
 TRAIN = "train"  # the split that everything is learned from
-_MOST_FEATURES_REPORTED = 50
+_MOST_FEATURES_REPORTED = 20
 
 
 class Learned(NamedTuple):
