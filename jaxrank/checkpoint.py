@@ -121,7 +121,7 @@ class Checkpoints:
                 return self.step("newest")
             best = (max if self._higher_is_better else min)(m for m, _ in scored)
             return min(s for m, s in scored if m == best)
-        if str(which).isdigit() and int(which) in steps:
+        if str(which).isdecimal() and int(which) in steps:
             return int(which)
         raise InputError(
             f"{self.path}: checkpoint must be newest, best or one of the steps {steps}:"
@@ -153,10 +153,14 @@ class Checkpoints:
     def restore(
         self, step: int, state: TrainState, shapes: TrainState, shardings: TrainState
     ) -> tuple[TrainState, dict[str, Any]]:
-        """The state at `step`, placed as `shardings`, with the scratch arrays of `state`."""
-        found = self._manager.restore(
+        """The state at `step`, placed as `shardings`, with the scratch arrays of `state`.
+
+        Raises:
+            InputError: it cannot be read, or is that of another model.
+        """
+        found = self._restored(
             step,
-            args=ocp.args.Composite(
+            ocp.args.Composite(
                 weights=ocp.args.StandardRestore(
                     _placed(weights_of(shapes), weights_of(shardings))
                 ),
@@ -169,9 +173,23 @@ class Checkpoints:
         return _joined(state, found["weights"], found["training"]), found["run"]
 
     def restore_weights(self, step: int, shapes: Weights, shardings: Weights) -> Weights:
-        """What predicts, at `step`."""
+        """What predicts, at `step`.
+
+        Raises:
+            InputError: as `restore`.
+        """
         args = ocp.args.Composite(weights=ocp.args.StandardRestore(_placed(shapes, shardings)))
-        return self._manager.restore(step, args=args)["weights"]
+        return self._restored(step, args)["weights"]
+
+    def _restored(self, step: int, args: ocp.args.Composite) -> Any:
+        try:
+            return self._manager.restore(step, args=args)
+        except Exception as error:  # Orbax raises many kinds for damage and for other shapes
+            text = " ".join(str(error).split())[:500]
+            raise InputError(
+                f"{self.directory(step)}: this checkpoint cannot be restored; it is damaged, or"
+                f" that of another model or optimizer than the config's: {text}"
+            ) from error
 
     def wait(self) -> None:
         """Returns when the save in progress, if any, is on disk.

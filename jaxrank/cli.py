@@ -121,18 +121,21 @@ def _config(path: str, overrides: Sequence[str]) -> "ConfigDict":
 
     values = flags.FlagValues()
     argv = ["jaxrank", *overrides]
+    loaded = config.load(path)
+    for override in overrides:
+        if override.startswith("--config."):
+            config.check_path(loaded, override.removeprefix("--config.").split("=")[0])
     try:
-        config_flags.DEFINE_config_dict(
-            "config", config.load(path), flag_values=values, sys_argv=argv
-        )
+        config_flags.DEFINE_config_dict("config", loaded, flag_values=values, sys_argv=argv)
         values(argv)
     except (flags.Error, AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
-        if isinstance(error, InputError):
-            raise
-        text = str(error.args[0] if error.args else error).replace("\n", " ")
-        kind = "no such field: " if isinstance(error, AttributeError | KeyError) else ""
-        raise InputError(f"--config: {kind}{text}") from error
-    return values["config"].value
+        text = error.args[0] if error.args else error
+        if isinstance(error, KeyError | IndexError):
+            text = f"no such field or element among {' '.join(overrides)}: {text}"
+        raise InputError(f"--config: {text}") from error
+    loaded = values["config"].value
+    config.check(loaded)
+    return loaded
 
 
 def _prepare(args: argparse.Namespace, config: "ConfigDict", report: Callable) -> dict[str, Any]:

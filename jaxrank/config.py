@@ -7,12 +7,13 @@ A config file starts from `default()` and changes fields; so does the command li
 import difflib
 import importlib.util
 import json
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ml_collections import ConfigDict, config_dict
+from ml_collections import ConfigDict
 
 from jaxrank.errors import InputError
 
@@ -22,8 +23,8 @@ def default() -> ConfigDict:
     c = ConfigDict()
     c.seed = 0  # of initial values, of dropout and of the order of examples
     c.batch_size = 4096  # examples per step, over all devices
-    c.num_steps = config_dict.placeholder(int)  # either this
-    c.num_epochs = config_dict.placeholder(float)  # or this: passes over the training split
+    c.num_steps = 0  # either this; 0: unset
+    c.num_epochs = 0.0  # or this: passes over the training split; 0: unset
     c.steps_per_call = 8  # steps in one launched program; intervals are multiples of it
     c.log_every_steps = 64  # the progress line; every step is recorded whatever this says
 
@@ -45,7 +46,7 @@ def default() -> ConfigDict:
 
     c.embedding = ConfigDict()
     c.embedding.dim = 16  # numbers in a vector
-    c.embedding.dims = ConfigDict()  # table pattern -> dim, for tables that differ
+    c.embedding.dims = ConfigDict()  # table pattern -> dim, where it differs; ? matches a dot
     c.embedding.init_std = 0.01  # standard deviation of the normal distribution rows start from
     c.embedding.l2 = 0.0  # adds l2 * row to a row's gradient
     c.embedding.l2_scope = "read"  # read: rows of the batch; table: all rows, slow for big tables
@@ -81,8 +82,8 @@ def default() -> ConfigDict:
     c.optim.tables.settings = ConfigDict()  # such as initial_accumulator, eps, l1
 
     c.eval = ConfigDict()
-    c.eval.every_steps = config_dict.placeholder(int)  # unset: once per epoch
-    c.eval.batch_size = 8192  # examples
+    c.eval.every_steps = 0  # 0: once per epoch. Every evaluation also saves a checkpoint
+    c.eval.batch_size = 8192  # examples, rounded up to whole groups of 512 on every device
     c.eval.metric = ""  # as click/auc; empty: the first task's logloss. Picks the best checkpoint
     c.eval.stop_patience = 0  # evaluations without improvement before training stops; 0: never
     c.eval.rate_patience = 0  # the same before both rates are multiplied by rate_factor; 0: never
@@ -90,23 +91,123 @@ def default() -> ConfigDict:
     c.eval.min_delta = 0.0  # least change of the metric that counts as improvement
 
     c.checkpoint = ConfigDict()
-    c.checkpoint.every_steps = config_dict.placeholder(int)  # unset: at every evaluation
+    c.checkpoint.every_steps = 0  # more often than at every evaluation; 0: not more often
     c.checkpoint.keep = 2  # newest checkpoints kept, beside the best one
 
     c.mesh = ConfigDict()
     c.mesh.replicas = 1  # copies of each split table; must divide the devices
     c.mesh.devices = 0  # 0: all
-    return c
+    return c.lock()
 
 
-def load(path: str) -> ConfigDict:
+# Least and, where there is one, greatest value of a field.
+_AT_LEAST: Mapping[str, float] = dict.fromkeys(
+    (
+        "batch_size",
+        "steps_per_call",
+        "log_every_steps",
+        "data.shards",
+        "data.window_blocks",
+        "embedding.dim",
+        "eval.batch_size",
+        "checkpoint.keep",
+        "mesh.replicas",
+    ),
+    1,
+) | dict.fromkeys(
+    (
+        "seed",
+        "num_steps",
+        "num_epochs",
+        "data.num_workers",
+        "data.prefetch_batches",
+        "data.list_slack",
+        "embedding.init_std",
+        "embedding.l2",
+        "embedding.clip_norm",
+        "eval.every_steps",
+        "eval.stop_patience",
+        "eval.rate_patience",
+        "eval.rate_factor",
+        "eval.min_delta",
+        "checkpoint.every_steps",
+        "mesh.devices",
+        "task_weights",
+    ),
+    0,
+)
+_AT_MOST = {"eval.rate_factor": 1, "seed": 2**31 - 1}
+
+# Sections whose fields are not those of `default`: their readers check them.
+_OPEN = ("source", "features", "embedding.dims", "optim.dense.settings", "optim.tables.settings")
+
+
+def check(config: ConfigDict) -> None:
+    """Refuses fields that are not there, and numbers that mean nothing.
+
+    Raises:
+        InputError: naming the field, what it must be and what was found.
+    """
+    _check_fields(default(), config, "")
+    for field, least in _AT_LEAST.items():
+        value: Any = config
+        for part in field.split("."):
+            value = value[part]
+        most = _AT_MOST.get(field, float("inf"))
+        for number in value if isinstance(value, tuple | list) else (value,):
+            if not isinstance(number, int | float) or not least <= number <= most:
+                limit = f" and at most {most}" if field in _AT_MOST else ""
+                raise InputError(f"{field} must be at least {least}{limit}: found {value!r}.")
+    check_choice("data.on_overflow", config.data.on_overflow, ("error", "truncate"))
+    check_choice("embedding.l2_scope", config.embedding.l2_scope, ("read", "table"))
+
+
+def check_path(config: ConfigDict, path: str) -> None:
+    """Refuses `a.b[0].c` where a section of the config has no such field.
+
+    Raises:
+        InputError: naming the field and the nearest there is.
+    """
+    section, where = config, ""
+    for part in path.split("."):
+        name = part.split("[")[0]
+        if name not in section:
+            raise _no_such_field(where, name, list(section))
+        section, where = section[name], f"{where}{name}."
+        if not isinstance(section, ConfigDict):
+            return
+
+
+def _no_such_field(where: str, name: str, fields: list[str]) -> InputError:
+    near = difflib.get_close_matches(name, fields, 1)
+    hint = f" Did you mean {where}{near[0]}?" if near else ""
+    return InputError(f"config: no such field: {where}{name}.{hint}")
+
+
+def _check_fields(expected: ConfigDict, found: ConfigDict, where: str) -> None:
+    for key in found:
+        name = f"{where}{key}"
+        if key not in expected:
+            raise _no_such_field(where, key, list(expected))
+        section, value = expected[key], found[key]
+        if isinstance(section, ConfigDict) != isinstance(value, ConfigDict):
+            kind = "a section" if isinstance(section, ConfigDict) else "a value"
+            raise InputError(f"config: {name} must be {kind}: found {value!r}.")
+        if isinstance(section, ConfigDict) and name not in _OPEN:
+            _check_fields(section, value, f"{name}.")
+    for key in expected:
+        if key not in found:
+            raise InputError(f"config: {where}{key} is missing. Start from config.default().")
+
+
+def load(path: str | Path) -> ConfigDict:
     """The config of a Python file with `get_config()`.
 
     Raises:
-        InputError: no such file, or it does not define `get_config`.
+        InputError: no such file, it does not run, or it does not give a config.
     """
-    if not Path(path).is_file():
-        raise InputError(f"--config: no such file: {path}.")
+    if not Path(path).is_file() or Path(path).suffix != ".py":
+        raise InputError(f"--config: no such file: {path}. It must be a Python file.")
     spec = importlib.util.spec_from_file_location("jaxrank_config", path)
     assert spec is not None
     assert spec.loader is not None
@@ -114,11 +215,18 @@ def load(path: str) -> ConfigDict:
     sys.path.insert(0, str(Path(path).resolve().parent))  # a config may start from its neighbour
     try:
         spec.loader.exec_module(module)
+        config = module.get_config()
+    except InputError:
+        raise
+    except Exception as error:  # it is the user's program
+        text = " ".join(str(error).split())
+        raise InputError(f"--config: {path}: {type(error).__name__}: {text}") from error
     finally:
         del sys.path[0]
-    if not hasattr(module, "get_config"):
-        raise InputError(f"--config: {path} must define get_config().")
-    return module.get_config()
+    if not isinstance(config, ConfigDict):
+        raise InputError(f"--config: {path}: get_config() must give a ConfigDict: {config!r}.")
+    check(config)
+    return config
 
 
 def to_plain(config: Any) -> Any:
@@ -129,7 +237,9 @@ def to_plain(config: Any) -> Any:
         return {str(key): to_plain(value) for key, value in config.items()}
     if isinstance(config, list | tuple):
         return [to_plain(value) for value in config]
-    return config
+    if isinstance(config, os.PathLike):
+        return os.fspath(config)
+    return config.item() if hasattr(config, "item") else config  # a NumPy number
 
 
 def from_plain(tree: Mapping[str, Any]) -> ConfigDict:
@@ -146,7 +256,7 @@ def _fill(config: ConfigDict, tree: Mapping[str, Any]) -> None:
             _fill(config[key], value)
         elif isinstance(value, Mapping):
             config[key] = ConfigDict(dict(value))
-        elif value is not None:
+        else:
             config[key] = tuple(value) if isinstance(config.get(key), tuple) else value
 
 

@@ -14,11 +14,11 @@ import pyarrow.parquet as pq
 
 from jaxrank import metrics
 from jaxrank.data.pipeline import EvaluationBatches
-from jaxrank.data.store import Block, Split, slice_block
+from jaxrank.data.store import Block, Split, Store, slice_block
 from jaxrank.errors import InputError, RunError
-from jaxrank.features import Schema
+from jaxrank.features import MAX_GROUP, Schema
 from jaxrank.mesh import put_batch
-from jaxrank.program import Program, check_batch
+from jaxrank.program import Program
 from jaxrank.step import Weights
 
 # Batches whose results may wait on the devices while the host makes the next ones.
@@ -44,27 +44,44 @@ class Scored(NamedTuple):
     weights: np.ndarray
 
 
-def check_schema(expected: Schema, found: Schema, where: str) -> None:
-    """Raises InputError, naming what differs, unless data of `found` fits a model of `expected`."""
+def check_schema(expected: Schema, store: Store) -> None:
+    """Raises InputError, naming what differs, unless a model of `expected` can read `store`.
+
+    A vocabulary that has grown since is fine: values that the model does not know are unknown.
+    """
     for field in ("tasks", "floats", "ids", "lists", "tables"):
         old = {x.name: x for x in getattr(expected, field)}
-        new = {x.name: x for x in getattr(found, field)}
+        new = {x.name: x for x in getattr(store.schema, field)}
         for name in [*old, *new]:
-            if old.get(name) != new.get(name):
-                raise InputError(
-                    f"{where}: {field} must be those that the model was trained on: {name!r} was"
-                    f" {old.get(name, 'absent')}, found {new.get(name, 'absent')}. Prepare the data"
-                    " with `--vocabularies` of the training store."
-                )
+            if old.get(name) == new.get(name):
+                continue
+            if field == "tables" and name in old and name in new and store.extends(old[name]):
+                continue
+            raise InputError(
+                f"{store.path}: {field} must be those that the model was trained on: {name!r} was"
+                f" {old.get(name, 'absent')}, found {new.get(name, 'absent')}. Prepare the data"
+                " with the features of the training store, and `--vocabularies` naming it."
+            )
         if list(old) != list(new):
-            raise InputError(f"{where}: {field} must be in the order {list(old)}: {list(new)}.")
+            raise InputError(
+                f"{store.path}: {field} must be in the order {list(old)}: found {list(new)}."
+            )
+
+
+def whole_groups(batch_size: int, program: Program) -> int:
+    """`batch_size` rounded up so that every device has whole groups of packed examples."""
+    unit = MAX_GROUP * program.mesh.size
+    return -(-batch_size // unit) * unit
 
 
 def score(program: Program, weights: Weights, split: Split, batch_size: int) -> Iterator[Scored]:
-    """The scores of a split, batch by batch in stored order, without the padding."""
+    """The scores of a split, batch by batch in stored order, without the padding.
+
+    Args:
+        batch_size: examples, of whole groups.
+    """
     process = (jax.process_index(), jax.process_count())
     layout = program.trainee.embedding.layout
-    check_batch("eval.batch_size", batch_size, 1, program.mesh)
     batches = EvaluationBatches(
         split, layout, batch_size=batch_size, shards=program.mesh.size, process=process
     )
@@ -88,7 +105,7 @@ def evaluate(program: Program, weights: Weights, split: Split, batch_size: int) 
         RunError: a prediction is not finite.
     """
     start = time.perf_counter()
-    parts = list(score(program, weights, split, batch_size))
+    parts = list(score(program, weights, split, whole_groups(batch_size, program)))
     scored = Scored(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
     found, buckets = {}, {}
     for i, task in enumerate(program.trainee.embedding.layout.schema.tasks):
@@ -146,11 +163,15 @@ def predict(
     unknown) and `predicted_<task>`, a probability. The file gets its name when it is whole.
 
     Raises:
+        InputError: `output` is a directory.
         RunError: it cannot be written.
     """
     output = Path(output)
+    if output.is_dir():
+        raise InputError(f"--output: {output} must be a file: it is a directory.")
     partial = output.with_name(f".{output.name}.partial")
     tasks = [t.name for t in program.trainee.embedding.layout.schema.tasks]
+    batch_size = whole_groups(batch_size, program)
     stored = _rebatched(split.blocks(), batch_size)
     sink = None
     rows = 0

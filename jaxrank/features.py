@@ -29,8 +29,8 @@ MISSING_ROW = 0  # of a table with vocabulary or hash encoding
 UNKNOWN_ROW = 1
 RESERVED_ROWS = 2
 
-# Statistics of list lengths are kept for aligned runs of this many examples, so the number of
-# examples that are packed together divides it.
+# The most examples whose lists are packed together. A store keeps the largest sums of list lengths
+# over aligned runs of this many, so an evaluation, which may cut nothing, packs just these runs.
 MAX_GROUP = 512
 
 
@@ -44,9 +44,17 @@ class Task:
 
 @dataclasses.dataclass(frozen=True)
 class Dense:
-    """A float column."""
+    """A float column, and the transform that made it: (x - mean) / std, of x or of its log.
+
+    log: sign(x) log(1 + |x|) comes first.
+    mean, std: of the training data after `log`; 0 and 1 where nothing is standardised. Equal
+        columns were made by equal transforms, and only such data fits a model.
+    """
 
     name: str
+    log: bool = False
+    mean: float = 0.0
+    std: float = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,12 +192,6 @@ class Layout:
 
     schema: Schema
     stacks: tuple[Stack, ...]
-
-    @property
-    def width(self) -> int:
-        """Numbers an example has for the model: floats and all vectors, one after another."""
-        vectors = sum((len(s.columns) + len(s.lists)) * s.dim for s in self.stacks)
-        return len(self.schema.floats) + vectors
 
 
 def layout(schema: Schema, dim_of: Mapping[str, int]) -> Layout:

@@ -228,7 +228,7 @@ def _auc_of_groups(positives: Floats, negatives: Floats) -> float:
 
 def _entropy(p: float) -> float:
     """Of a coin, in nats; 0 for a certain one."""
-    return float(-sum(q * np.log(q) for q in (p, 1 - p) if q > 0)) if p == p else p
+    return float(sum(-q * np.log(q) for q in (p, 1 - p) if q > 0)) if p == p else p
 
 
 def _ratio(a: float, b: float) -> float:

@@ -4,9 +4,11 @@ Training, evaluation and everything that measures or inspects the step use these
 measured is what runs.
 """
 
+import contextlib
 import dataclasses
 import fnmatch
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -17,7 +19,7 @@ from ml_collections import ConfigDict
 from jaxrank import embedding, models, optim
 from jaxrank import mesh as meshes
 from jaxrank import step as steps
-from jaxrank.config import check_choice, to_plain
+from jaxrank.config import to_plain
 from jaxrank.errors import InputError
 from jaxrank.features import PAD, Batch, Layout, Lists, Schema, layout
 
@@ -117,8 +119,18 @@ class Program:
             out_shardings=meshes.replicated(mesh),
         )
 
+        self._finite = jax.jit(
+            lambda weights: jnp.all(
+                jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(weights)])
+            )
+        )
+
     def init(self) -> steps.TrainState:
         return self._init()
+
+    def is_finite(self, weights: steps.Weights) -> bool:
+        """Whether every number that predicts is finite; reads all tables once."""
+        return bool(self._finite(weights))
 
     def _placed(self, state: steps.TrainState) -> steps.TrainState:
         everywhere = meshes.replicated(self.mesh)
@@ -148,9 +160,9 @@ def make_layout(schema: Schema, config: ConfigDict) -> Layout:
                 f"embedding.dims: {pattern!r} must match a table: the tables are {names[:20]}."
             )
         dim_of |= dict.fromkeys(matched, dim)
-    wrong = {name: dim for name, dim in dim_of.items() if dim < 1}
+    wrong = {n: dim for n, dim in dim_of.items() if not isinstance(dim, int) or dim < 1}
     if wrong:
-        raise InputError(f"embedding.dim must be at least 1 for every table: found {wrong}.")
+        raise InputError(f"embedding.dim must be a whole number of at least 1: found {wrong}.")
     return layout(schema, dim_of)
 
 
@@ -168,11 +180,13 @@ def make_trainee(
         raise InputError(
             f"task_weights must have one number a task: found {task_weights}, {tasks} tasks."
         )
-    check_choice("embedding.l2_scope", config.embedding.l2_scope, ("read", "table"))
     dense, tables = to_plain(config.optim.dense), to_plain(config.optim.tables)
     scale = dict(batch_size=config.batch_size, num_steps=num_steps)
-    rate = optim.schedule(**scale, **{f: dense.pop(f) for f in _RATE_FIELDS})
-    table_rate = optim.schedule(**scale, **{f: tables.pop(f) for f in _RATE_FIELDS})
+    with _within("optim.dense"):
+        rate = optim.schedule(**scale, **{f: dense.pop(f) for f in _RATE_FIELDS})
+        optimizer = optim.dense_optimizer(rate=rate, **dense.pop("settings"), **dense)
+    with _within("optim.tables"):
+        table_rate = optim.schedule(**scale, **{f: tables.pop(f) for f in _RATE_FIELDS})
     settings = {f: config.embedding[f] for f in ("init_std", "l2", "l2_scope", "clip_norm")}
     return steps.Trainee(
         model=models.build(tasks=tasks, **_tuples(config.model)),
@@ -182,12 +196,23 @@ def make_trainee(
             rule=embedding.make_rule(tables.pop("name"), **tables.pop("settings"), **tables),
             **settings,
         ),
-        optimizer=optim.dense_optimizer(rate=rate, **dense.pop("settings"), **dense),
+        optimizer=optimizer,
         rate=rate,
         table_rate=table_rate,
         task_weights=task_weights,
         seed=config.seed,
     )
+
+
+@contextlib.contextmanager
+def _within(section: str) -> Iterator[None]:
+    """Names the section of the config in errors that name only a field."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{section}: {error}") from error
+    except TypeError as error:
+        raise InputError(f"{section}: a field has the wrong type: {error}.") from error
 
 
 def _tuples(section: ConfigDict) -> dict[str, Any]:

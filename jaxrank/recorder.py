@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxrank import metrics
 from jaxrank.errors import RunError
-from jaxrank.features import Schema
+from jaxrank.job import Job
 from jaxrank.step import StepMetrics
 from jaxrank.writers import Progress, Writer
 
@@ -15,30 +15,20 @@ from jaxrank.writers import Progress, Writer
 class Recorder:
     """Writes what steps told, watches for a loss that is not finite, and measures the speed."""
 
-    def __init__(
-        self,
-        writer: Writer,
-        progress: Progress,
-        schema: Schema,
-        *,
-        batch_size: int,
-        num_steps: int,
-        log_every: int,
-    ):
+    def __init__(self, writer: Writer, progress: Progress, job: Job):
         self._writer = writer
         self._progress = progress
-        self._batch_size = batch_size
-        self._num_steps = num_steps
-        self._log_every = log_every
-        self._tasks = [t.name for t in schema.tasks]
-        self._lists = [f.name for f in schema.lists]
+        self._batch_size = job.config.batch_size
+        self._plan = job.plan
+        self._tasks = [t.name for t in job.schema.tasks]
+        self._lists = [f.name for f in job.schema.lists]
         self._examples = 0
         self._seconds = 0.0
-        self._since: float | None = (
-            None  # when the last call was read; None if not in a run of calls
-        )
+        self._since: float | None = None  # when the last call was read, in a run of calls
         self._pending: tuple[int, StepMetrics] | None = None
-        self._checkpoint = "none"
+        step = job.checkpoints.step()
+        # The checkpoint that an error message points to.
+        self.checkpoint = "none" if step is None else job.checkpoints.directory(step)
 
     @property
     def examples_per_second(self) -> float:
@@ -62,10 +52,6 @@ class Recorder:
         self._since = None
         self._writer.flush()
 
-    def saved(self, where: str) -> None:
-        """Names the checkpoint that an error message points to."""
-        self._checkpoint = where
-
     def _record(self, step: int, told: StepMetrics) -> None:
         told = jax.device_get(told)
         steps = len(told.loss)
@@ -82,12 +68,12 @@ class Recorder:
             raise RunError(
                 f"step {step - steps + good + 1}: loss and gradient must be finite: the loss is"
                 f" {told.loss[good]}, the norm of the gradient {told.gradient_norm[good]}."
-                f" The last good checkpoint is {self._checkpoint}."
+                f" The last good checkpoint is {self.checkpoint}."
             )
-        if step % self._log_every == 0:
+        if step % self._plan.log_every == 0:
             self._writer.flush()
             self._progress.update(
-                step, self._num_steps, self.examples_per_second, float(np.mean(told.loss))
+                step, self._plan.num_steps, self.examples_per_second, float(np.mean(told.loss))
             )
 
     def _count(self, steps: int) -> None:

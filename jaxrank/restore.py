@@ -4,8 +4,6 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ml_collections import ConfigDict
-
 from jaxrank import evaluate as evaluation
 from jaxrank import mesh as meshes
 from jaxrank import workdir as workdirs
@@ -45,7 +43,7 @@ class Prediction(NamedTuple):
 
 
 class _Restored(NamedTuple):
-    config: ConfigDict
+    batch_size: int
     program: Program
     weights: Weights
     split: Split
@@ -54,16 +52,19 @@ class _Restored(NamedTuple):
 
 
 def _restore(workdir: str, checkpoint: str, data: str, split: str, batch_size: int) -> _Restored:
-    """The weights of a checkpoint on all devices, and the data to score.
+    """The weights of a checkpoint on all devices that are there, whatever mesh it was trained on,
+    and the data to score.
 
     Raises:
         InputError: workdir, checkpoint or data are not there or do not fit together.
     """
+    if batch_size < 0:
+        raise InputError(f"--batch-size must be at least 1: found {batch_size}.")
     directory = Path(workdir)
     config = workdirs.load_config(directory)
     schema = workdirs.load_schema(directory)
     store = open_store(data or config.data.store or directory / "data")
-    evaluation.check_schema(schema, store.schema, str(store.path))
+    evaluation.check_schema(schema, store)
     name = split or config.data.valid
     if not name:
         raise InputError("--split: must be given, the run has no validation split.")
@@ -78,15 +79,14 @@ def _restore(workdir: str, checkpoint: str, data: str, split: str, batch_size: i
     mesh = meshes.make_mesh()
     layout = make_layout(schema, config.embedding)
     trainee = make_trainee(config, layout, mesh, num_steps=max(1, step))
-    size = batch_size or config.eval.batch_size
     # Of the training batch nothing matters here: parameters have the same shapes for any batch.
     shape = BatchShape(mesh.size, 1, {stack.name: 1 for stack in layout.stacks})
     program = Program(trainee, mesh, shape)
     weights = checkpoints.restore_weights(
         step, weights_of(program.state_shape), weights_of(program.state_sharding)
     )
-    config.eval.batch_size = size
-    return _Restored(config, program, weights, found, step, checkpoints.directory(step))
+    size = batch_size or config.eval.batch_size
+    return _Restored(size, program, weights, found, step, checkpoints.directory(step))
 
 
 def evaluate(
@@ -110,7 +110,7 @@ def evaluate(
     """
     began = time.perf_counter()
     run = _restore(workdir, checkpoint, data, split, batch_size)
-    scores = evaluation.evaluate(run.program, run.weights, run.split, run.config.eval.batch_size)
+    scores = evaluation.evaluate(run.program, run.weights, run.split, run.batch_size)
     schema = run.program.trainee.embedding.layout.schema
     reference = evaluation.reference(run.split, schema)
     return Evaluation(
@@ -130,6 +130,5 @@ def predict(workdir: str, *, output: str, batch_size: int = 0, **which: Any) -> 
     """Writes the predictions of one checkpoint to `output`; see `evaluate.predict`."""
     began = time.perf_counter()
     run = _restore(workdir, batch_size=batch_size, **which)
-    size = run.config.eval.batch_size
-    rows = evaluation.predict(run.program, run.weights, run.split, size, output)
+    rows = evaluation.predict(run.program, run.weights, run.split, run.batch_size, output)
     return Prediction(rows, output, run.step, time.perf_counter() - began, run.checkpoint)

@@ -1,10 +1,33 @@
-"""The results of a command, as a person reads them."""
+"""The result of a training run, and results as a person reads them."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from jaxrank.evaluate import Metrics
-from jaxrank.restore import Evaluation
-from jaxrank.train import Result
+
+if TYPE_CHECKING:
+    from jaxrank.restore import Evaluation
+
+
+class Result(NamedTuple):
+    """How a run ended.
+
+    step: steps done.
+    examples_per_second: of training alone, without compilation, evaluation and saving.
+    seconds: of the whole command.
+    checkpoint: the one that `metrics` are of; the newest, or the best under early stopping.
+    metrics, best_possible, constant: of the validation data; see `evaluate`.
+    """
+
+    step: int
+    examples_per_second: float
+    seconds: float
+    metrics: Metrics
+    best_possible: Metrics | None
+    constant: Metrics | None
+    checkpoint: str
+    checkpoint_step: int
+
 
 _COLUMNS = ("logloss", "auc", "normalized_entropy", "calibration")
 _TITLES = ("logloss", "AUC", "norm. entropy", "calibration")
@@ -25,11 +48,11 @@ def _table(metrics: Metrics, constant: Metrics | None, best: Metrics | None) -> 
             lines.append(_line("best constant", constant[task]))
         if constant and best and task in best:
             gap = constant[task]["logloss"] - best[task]["logloss"]
-            share = (constant[task]["logloss"] - found["logloss"]) / gap
             above = found["logloss"] - best[task]["logloss"]
+            share = f"{(gap - above) / gap:.1%}" if gap > 0 else "none"
             lines.append(
-                f"  logloss is {above:.5f} above the best possible; the model has"
-                f" {share:.1%} of what can be gained over a constant"
+                f"  logloss is {above:.5f} above the best possible; the model has {share} of what"
+                " can be gained over a constant"
             )
         lines.append(f"  on {found['examples']:,} examples")
     return lines
@@ -37,10 +60,13 @@ def _table(metrics: Metrics, constant: Metrics | None, best: Metrics | None) -> 
 
 def of_training(result: Result, workdir: str) -> str:
     """The end of `jaxrank train`."""
+    speed = result.examples_per_second
+    # Not a number where no two calls followed each other, as in a run that was finished before.
+    told = f"{speed:,.0f} examples/s, " if speed == speed else ""
+    valid = f" Validation at step {result.checkpoint_step:,}:" if result.metrics else ""
     lines = [
         "",
-        f"Trained to step {result.step:,}: {result.examples_per_second:,.0f} examples/s,"
-        f" {result.seconds:.0f} s in all. Validation at step {result.checkpoint_step:,}:",
+        f"Trained to step {result.step:,}: {told}{result.seconds:.0f} s in all.{valid}",
         *_table(result.metrics, result.constant, result.best_possible),
         f"checkpoint   {result.checkpoint}",
         f"TensorBoard  tensorboard --logdir={Path(workdir) / 'tensorboard'}",
@@ -49,7 +75,7 @@ def of_training(result: Result, workdir: str) -> str:
     return "\n".join(lines)
 
 
-def of_evaluation(result: Evaluation) -> str:
+def of_evaluation(result: "Evaluation") -> str:
     """The end of `jaxrank evaluate`."""
     lines = [
         f"{result.checkpoint} on {result.data}: {result.seconds:.1f} s",

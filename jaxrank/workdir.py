@@ -3,8 +3,11 @@
 WORKDIR/config.json  schema.json  metrics.jsonl  tensorboard/  checkpoints/  data/
 """
 
+import contextlib
+import fcntl
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +18,16 @@ from jaxrank.errors import InputError
 from jaxrank.features import Schema
 
 
-def _read(path: Path) -> Any:
+def _read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise InputError(f"{path}: no such file. Is {path.parent} the workdir of a run?")
     try:
-        return json.loads(path.read_text())
+        tree = json.loads(path.read_text())
     except ValueError as error:
         raise InputError(f"{path}: not readable as JSON: {error}.") from error
+    if not isinstance(tree, dict):
+        raise InputError(f"{path}: must hold a JSON object, as jaxrank wrote it: found {tree!r}.")
+    return tree
 
 
 def _write(path: Path, tree: Any) -> None:
@@ -30,24 +36,45 @@ def _write(path: Path, tree: Any) -> None:
     os.replace(partial, path)
 
 
-def claim(workdir: Path, config: ConfigDict, *, allow_config_change: bool) -> None:
-    """Makes `workdir` this run's, or finds that it is.
+@contextlib.contextmanager
+def locked(workdir: Path) -> Iterator[None]:
+    """Makes `workdir`, and holds it against every other process while the context lasts.
 
     Raises:
-        InputError: it holds a run of another config, and that was not allowed.
+        InputError: it is not a directory, or another process trains in it.
     """
-    plain = to_plain(config)
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise InputError(f"--workdir: {workdir} must be a directory.") from error
+    with open(workdir / ".lock", "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise InputError(f"{workdir}: another process trains in this workdir.") from error
+        yield
+
+
+def check_config(workdir: Path, config: ConfigDict) -> None:
+    """Refuses a workdir that holds a run of another config.
+
+    Raises:
+        InputError: naming each field that differs.
+    """
     path = workdir / "config.json"
-    if path.is_file() and not allow_config_change:
-        changed = differences(_read(path), plain)
-        if changed:
-            raise InputError(
-                f"{workdir}: holds a run of another config; these fields differ:\n  "
-                + "\n  ".join(changed)
-                + "\nUse another --workdir, or --allow-config-change to go on with the new values."
-            )
-    workdir.mkdir(parents=True, exist_ok=True)
-    _write(path, plain)
+    changed = differences(_read(path), to_plain(config)) if path.is_file() else []
+    if changed:
+        raise InputError(
+            f"{workdir}: holds a run of another config; these fields differ:\n  "
+            + "\n  ".join(changed)
+            + "\nUse another --workdir, or --allow-config-change to go on with the new values."
+        )
+
+
+def save(workdir: Path, config: ConfigDict, schema: Schema) -> None:
+    """Records what the run in `workdir` is; only once it is known to work."""
+    _write(workdir / "config.json", to_plain(config))
+    _write(workdir / "schema.json", schema.to_json())
 
 
 def load_config(workdir: Path) -> ConfigDict:
@@ -55,10 +82,10 @@ def load_config(workdir: Path) -> ConfigDict:
     return from_plain(_read(workdir / "config.json"))
 
 
-def save_schema(workdir: Path, schema: Schema) -> None:
-    _write(workdir / "schema.json", schema.to_json())
-
-
 def load_schema(workdir: Path) -> Schema:
     """The schema that the model in `workdir` was trained on."""
-    return Schema.from_json(_read(workdir / "schema.json"))
+    path = workdir / "schema.json"
+    try:
+        return Schema.from_json(_read(path))
+    except (KeyError, TypeError) as error:
+        raise InputError(f"{path}: is not a schema that jaxrank wrote: {error}.") from error

@@ -37,7 +37,36 @@ def test_differences_name_each_field_with_both_values():
     ]
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("c.batchsize = 3", "(?s)AttributeError.*batchsize.*batch_size"),
+        ("c.data.shard = 4", "(?s)AttributeError.*shard.*shards"),
+        ("c.batch_size = 'many'", "TypeError.*batch_size"),
+        ("c.batch_size = 0", "batch_size must be at least 1: found 0"),
+        ("c.task_weights = (1.0, -1.0)", r"task_weights must be at least 0: found \(1.0, -1.0\)"),
+        (
+            "c.eval.rate_factor = 2.0",
+            "eval.rate_factor must .* at most 1: found 2.0",
+        ),
+        ("c.data.on_overflow = 'truncat'", "data.on_overflow must be one of.*'truncate'"),
+        ("c = ConfigDict(dict(batch_size=3))", "config: .* is missing. Start from"),
+        (
+            "c.unlock(); c.model = ConfigDict(dict(cros=1))",
+            "field: model.cros. .*model.cross",
+        ),
+        ("import nothing_of_this_name", "ModuleNotFoundError: No module named"),
+    ],
+)
+def test_a_config_file_with_a_mistake_is_refused_naming_it(tmp_path, line, message):
+    text = "from ml_collections import ConfigDict\nfrom jaxrank.config import default\n"
+    text += f"def get_config():\n    c = default()\n    {line}\n    return c\n"
+    (tmp_path / "c.py").write_text(text)
+    with pytest.raises(InputError, match=message):
+        config.load(str(tmp_path / "c.py"))
+
+
 def test_a_file_without_get_config_is_refused(tmp_path):
     (tmp_path / "c.py").write_text("x = 1")
-    with pytest.raises(InputError, match=r"c.py must define get_config\(\)"):
+    with pytest.raises(InputError, match="c.py: AttributeError: .*get_config"):
         config.load(str(tmp_path / "c.py"))

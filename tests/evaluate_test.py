@@ -5,6 +5,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import tiny
+from ml_collections import ConfigDict
 from sklearn import metrics as sk
 
 from jaxrank import restore
@@ -123,10 +124,49 @@ def test_data_with_another_vocabulary_is_refused_naming_the_table(run, tmp_path)
 
 
 def test_features_in_another_order_are_refused(run):
-    schema = open_store(run[0] / "data").schema
-    swapped = dataclasses.replace(schema, ids=schema.ids[::-1])
-    with pytest.raises(InputError, match=r"ids must be in the order \['c0', 'c1'\]"):
-        check_schema(schema, swapped, "there")
+    store = open_store(run[0] / "data")
+    swapped = dataclasses.replace(store.schema, ids=store.schema.ids[::-1])
+    with pytest.raises(InputError, match=r"ids must be in the order \['c1', 'c0'\]"):
+        check_schema(swapped, store)
+
+
+def test_data_with_other_float_transforms_is_refused(run, tmp_path):
+    c = tiny.config()
+    c.features.floats = [dict(columns="f*", log=True, missing_indicator=True)]
+    prepare(c.features.to_dict(), c.source.to_dict(), tmp_path / "other", report=nothing)
+    with pytest.raises(InputError, match="floats must be those .*'f0' was .*log=False.*log=True"):
+        restore.evaluate(str(run[0]), data=str(tmp_path / "other"))
+
+
+def test_a_later_day_with_a_grown_vocabulary_is_scored_with_new_values_unknown(tmp_path):
+    def day(name, users):
+        lines = ["label,user", *(f"{i % 2},{user}" for i, user in enumerate(users))]
+        (tmp_path / f"{name}.csv").write_text("\n".join(lines) + "\n")
+        return str(tmp_path / f"{name}.csv")
+
+    c = tiny.config(num_steps=4, log_every_steps=2, batch_size=32)
+    c.features.tasks = [dict(name="click", label="label")]
+    c.features.floats, c.features.lists, c.features.keep = [], [], ["user"]
+    c.features.ids = [dict(columns="user")]
+    first = day("first", "abcdabca" * 20)
+    c.source = ConfigDict(dict(kind="csv", files=dict(train=first, valid=first)))
+    c.eval.every_steps = 4
+    train(c, tmp_path / "run", report=nothing)
+    later = dict(kind="csv", files=dict(train=day("later", "abxyzd" * 5)))
+    store = tmp_path / "later"
+    prepare(
+        c.features.to_dict(), later, store, vocabularies=str(tmp_path / "run" / "data"),
+        report=nothing,
+    )  # fmt: skip
+    output = tmp_path / "p.parquet"
+    which = dict(checkpoint="newest", data=str(store), split="train")
+    restore.predict(str(tmp_path / "run"), output=str(output), **which)
+    found = pq.read_table(output)
+    by_user = dict(
+        zip(found["user"].to_pylist(), found["predicted_click"].to_pylist(), strict=True)
+    )
+    assert by_user["x"] == by_user["y"] == by_user["z"]
+    assert len({by_user[u] for u in "abdx"}) == 4
 
 
 def test_a_corrupt_block_stops_the_evaluation_naming_file_and_block(run, tmp_path):

@@ -13,9 +13,11 @@ from jaxrank import mesh as meshes
 from jaxrank.checkpoint import Checkpoints
 from jaxrank.data.prepare import prepare
 from jaxrank.errors import InputError, RunError
+from jaxrank.job import build
 from jaxrank.program import BatchShape, Program, make_trainee
 from jaxrank.step import weights_of
-from jaxrank.train import build, train
+from jaxrank.train import train
+from jaxrank.workdir import locked
 
 
 def nothing(text):
@@ -294,6 +296,8 @@ def test_a_store_of_other_features_is_refused_naming_what_differs(store, tmp_pat
         ),
         ("eval.every_steps", 5, r"eval.every_steps must be a positive multiple .*=5"),
         ("batch_size", 100, r"batch_size must .*100.*8"),
+        ("optim.tables.base_rate", -1.0, "optim.tables: base_rate must be at least 0: got -1.0"),
+        ("optim.dense.settings", ConfigDict({"b1": "x"}), "optim.dense: .*type"),
         ("num_epochs", 2.0, "one of num_steps and num_epochs must be set"),
         ("mesh.devices", 9, "mesh.devices must be at most 8, the devices: got 9"),
         (
@@ -334,4 +338,92 @@ def test_a_batch_that_does_not_divide_over_the_devices_names_the_numbers(store, 
     c.data.shards = 4
     c.mesh.devices = 8
     with pytest.raises(InputError, match="batch_size.*batch_size=8 on 8 devices, a share of 1"):
+        train(c, tmp_path, report=nothing)
+
+
+def test_a_config_that_was_refused_leaves_the_workdir_to_the_next(store, finished, tmp_path):
+    c = tiny.config(num_steps=8)
+    c.data.store = str(store)
+    c.model.norm = "bach"
+    with pytest.raises(InputError, match="model.norm"):
+        train(c, tmp_path, report=nothing)
+    run(store, tmp_path, num_steps=8)
+
+    before = (tmp_path / "config.json").read_text()
+    c = tiny.config()
+    c.data.store = str(store)
+    c.model.hidden = (32,)
+    with pytest.raises(InputError, match="checkpoints/8: this checkpoint cannot be restored"):
+        train(c, tmp_path, report=nothing, allow_config_change=True)
+    assert (tmp_path / "config.json").read_text() == before
+
+
+def test_data_that_was_prepared_anew_is_refused_on_resume(store, tmp_path):
+    run(store, tmp_path / "run", num_steps=8)
+    c = tiny.config()
+    c.source.seed = 4
+    other = tmp_path / "other"
+    prepare(c.features.to_dict(), c.source.to_dict(), other, block_size=512, report=nothing)
+    with pytest.raises(InputError, match="floats must be those .* trained on: 'f0'"):
+        run_on(other, tmp_path / "run", tiny.config())
+
+    c = tiny.config()
+    c.features.floats = [dict(columns="f*")]
+    for name, rows in (("first", 6000), ("second", 6001)):
+        c.source.rows.train = rows
+        path = tmp_path / name
+        prepare(c.features.to_dict(), c.source.to_dict(), path, block_size=512, report=nothing)
+    c.num_steps = 8
+    run_on(tmp_path / "first", tmp_path / "plain", c)
+    c.num_steps = 16
+    with pytest.raises(InputError, match="must be the data that the run .* was trained on"):
+        run_on(tmp_path / "second", tmp_path / "plain", c, same_path=tmp_path / "first")
+
+
+def run_on(store, workdir, c, same_path=None):
+    """Trains on `store`, moved to the path of the one before where that is given."""
+    if same_path is not None:
+        shutil.rmtree(same_path)
+        store = shutil.move(store, same_path)
+        (workdir / "config.json").write_text(
+            (workdir / "config.json").read_text().replace('"num_steps": 8', '"num_steps": 16')
+        )
+    c.data.store = str(store)
+    if same_path is None and (workdir / "config.json").is_file():
+        return train(c, workdir, report=nothing, allow_config_change=True)
+    return train(c, workdir, report=nothing)
+
+
+def test_parameters_that_are_not_finite_are_never_saved(store, tmp_path):
+    c = tiny.config(num_steps=2, steps_per_call=1, log_every_steps=1)
+    c.data.store = str(store)
+    c.data.valid = ""
+    c.eval.every_steps = 1
+    c.optim.dense.name = "sgd"
+    c.optim.dense.base_rate = 3e38
+    c.optim.dense.base_batch = 1
+    c.optim.dense.scaling = "linear"
+    with pytest.raises(RunError, match=r"step 1: parameters and tables must be finite"):
+        train(c, tmp_path, report=nothing)
+    assert Checkpoints(tmp_path, read_only=True).step() is None
+
+
+def test_two_processes_cannot_train_in_one_workdir(store, tmp_path):
+    with locked(tmp_path), pytest.raises(InputError, match="another process trains in this"):
+        run(store, tmp_path)
+    run(store, tmp_path, num_steps=2, log_every_steps=2)
+
+
+def test_a_workdir_that_is_a_file_is_refused(store, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="--workdir: .*file must be a directory"):
+        run(store, tmp_path / "file")
+
+
+def test_a_metric_that_decides_must_be_defined(tmp_path):
+    c = tiny.config()
+    c.source.rows.valid = 1  # one label: no AUC
+    c.eval.metric = "click/auc"
+    c.eval.stop_patience = 1
+    with pytest.raises(RunError, match="click/auc must be defined .* split 'valid'"):
         train(c, tmp_path, report=nothing)

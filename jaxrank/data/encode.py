@@ -144,9 +144,9 @@ class Encoder:
         floats = features.floats
         self._float_names = [f.name for f in floats]
         self._log = np.array([f.log for f in floats], bool)
-        used = [transforms[f.name] if f.standardize else (0.0, 1.0) for f in floats]
-        self._mean = np.array([mean for mean, _ in used])
-        self._std = np.array([std if std > 0 else 1.0 for _, std in used])
+        scales = [f.scale(transforms) for f in floats]
+        self._mean = np.array([mean for mean, _ in scales])
+        self._std = np.array([std for _, std in scales])
         self._indicator = np.array([f.missing_indicator for f in floats], bool)
         # An indicator stands behind its own value and so moves all later columns.
         self._position = np.arange(len(floats)) + np.cumsum(self._indicator) - self._indicator

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from jaxrank.data import packing
 from jaxrank.data.store import Block
-from jaxrank.features import PAD, Batch, Layout
+from jaxrank.features import PAD, UNKNOWN_ROW, Batch, Layout, Schema
 
 
 class Examples(NamedTuple):
@@ -115,6 +115,36 @@ def _take_ragged(values: np.ndarray, ends: np.ndarray, order: np.ndarray) -> np.
     )
     taken = strings.take(pa.array(order))
     return np.frombuffer(taken.buffers()[2], values.dtype)[: int(np.diff(ends)[order].sum())]
+
+
+class Known:
+    """Reads the rows that a model's tables do not have as UNKNOWN_ROW.
+
+    Such are the values that a later store appended to the vocabularies of the model's; a store has
+    them in its own rows, and the model knows nothing of them.
+
+    Args:
+        schema: the model's.
+    """
+
+    def __init__(self, schema: Schema):
+        # PAD is no row of any table, so nothing of other encodings is at or beyond it.
+        rows = {t.name: t.rows if t.encoding == "vocabulary" else PAD for t in schema.tables}
+        self._columns = np.array([rows[f.table] for f in schema.ids for _ in range(f.length)], int)
+        self._lists = np.array([rows[f.table] for f in schema.lists], int)
+
+    def __call__(self, examples: Examples) -> Examples:
+        """The same examples; without a copy where all rows are known."""
+        if examples.ids.size and (examples.ids.max(axis=0) >= self._columns).any():
+            examples = examples._replace(ids=_known(examples.ids, self._columns))
+        if examples.values.size and examples.values.max() >= self._lists.min():
+            limits = np.repeat(np.tile(self._lists, examples.rows), examples.lengths.reshape(-1))
+            examples = examples._replace(values=_known(examples.values, limits))
+        return examples
+
+
+def _known(rows: np.ndarray, limits: np.ndarray) -> np.ndarray:
+    return np.where((rows >= limits) & (rows != PAD), UNKNOWN_ROW, rows).astype(np.int32)
 
 
 def blank(like: Examples, rows: int) -> Examples:

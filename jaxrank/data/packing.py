@@ -14,12 +14,13 @@ _ALIGNMENT = 128
 
 
 def group_size(batch_size: int, shards: int) -> int:
-    """How many consecutive examples of the global batch are packed together.
+    """How many consecutive examples of a training batch are packed together.
 
-    Whatever the number of devices and processes: a group lies within one of the `shards` equal
-    shares of the batch, and divides the runs for which a store keeps statistics.
+    The most, up to MAX_GROUP, that divide one of the `shards` equal shares of the batch; so
+    whatever the number of devices and processes. Large groups need less room for padding.
     """
-    return math.gcd(batch_size // shards, MAX_GROUP)
+    share = batch_size // shards
+    return next(size for size in range(min(share, MAX_GROUP), 0, -1) if share % size == 0)
 
 
 def _aligned(count: float) -> int:
@@ -44,9 +45,11 @@ def capacity(stack: Stack, statistics: Mapping[str, Any], group: int, slack: flo
 
 
 def bound(stack: Stack, statistics: Mapping[str, Any]) -> int:
-    """Ids that no aligned group of stored examples exceeds, for passes in stored order."""
-    most = np.asarray(statistics["list_lengths"]["max_total_per_group"], np.int64)
-    return _aligned(int(most[list(stack.lists)].sum()))
+    """Ids that no aligned run of MAX_GROUP stored examples exceeds, for passes in stored order."""
+    lengths, lists = statistics["list_lengths"], list(stack.lists)
+    by_group = int(np.asarray(lengths["max_total_per_group"], np.int64)[lists].sum())
+    by_example = int(np.asarray(lengths["max_per_example"], np.int64)[lists].sum())
+    return _aligned(min(by_group, MAX_GROUP * by_example))
 
 
 def to_stack_rows(rows: np.ndarray, offsets: np.ndarray | int) -> np.ndarray:

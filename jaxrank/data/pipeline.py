@@ -13,19 +13,27 @@ import grain
 import numpy as np
 
 from jaxrank.data import packing
+from jaxrank.data.examples import Known
 from jaxrank.data.order import Order
 from jaxrank.data.store import Split
 from jaxrank.data.streams import EvaluationSource, Reader, Shard, ToBatch, TrainSource
 from jaxrank.errors import InputError
-from jaxrank.features import Batch, Layout, Lists
+from jaxrank.features import MAX_GROUP, Batch, Layout, Lists
 
 _EVALUATION_BLOCKS = 8  # kept for the next batch; they are memory maps
 _READ_THREADS = 4  # NumPy and Arrow let go of the interpreter in all that costs
 
 
+def _require(field: str, value: Any, holds: bool, must: str) -> None:
+    if not holds:
+        raise InputError(f"{field}: must be {must}: found {value!r}.")
+
+
 def _process_shares(batch_size: int, shards: int, process: tuple[int, int]) -> range:
     """The shards that this process serves."""
     index, count = process
+    _require("batch_size", batch_size, batch_size >= 1, "1 or more")
+    _require("data.shards", shards, shards >= 1, "1 or more")
     if batch_size % shards:
         raise InputError(
             f"batch_size must be a multiple of data.shards: got batch_size={batch_size},"
@@ -127,8 +135,8 @@ class TrainBatches:
         num_steps: the step to end before.
 
     Raises:
-        InputError: sizes that do not divide each other, fewer examples than shards; from `next`
-            also what reading and packing raise.
+        InputError: a number out of its range, sizes that do not divide each other, fewer examples
+            than shards; from `next` also what reading and packing raise.
     """
 
     def __init__(
@@ -149,6 +157,17 @@ class TrainBatches:
         first_step: int = 0,
         num_steps: int,
     ):
+        for field, value, least in (
+            ("steps_per_call", steps_per_call, 1),
+            ("seed", seed, 0),
+            ("data.window_blocks", window_blocks, 1),
+            ("data.num_workers", num_workers, 0),
+            ("data.prefetch_batches", prefetch_batches, 0),
+            ("data.list_slack", list_slack, 0),
+        ):
+            _require(field, value, value >= least, f"{least} or more")
+        overflows = ("error", "truncate")
+        _require("data.on_overflow", on_overflow, on_overflow in overflows, f"one of {overflows}")
         mine = _process_shares(batch_size, shards, process)
         self._parts = max(1, num_workers)
         if len(mine) % self._parts:
@@ -201,7 +220,8 @@ class TrainBatches:
             raise InputError(
                 "The steps that are left must be a multiple of steps_per_call: got num_steps="
                 f"{self._num_steps}, next step {state['next_step']},"
-                f" steps_per_call={self._steps_per_call}."
+                f" steps_per_call={self._steps_per_call}. The checkpoint's step must be a multiple"
+                " of steps_per_call: set one that divides it."
             )
         self.close()
         self.position = state["next_step"]
@@ -220,10 +240,15 @@ class EvaluationBatches:
     examples of weight 0. `rows` counts the examples of the global batch that are real. All
     processes see the same number of batches. Nothing is cut from lists.
 
-    Args: as of `TrainBatches`; `shards` decides only how many examples are packed together.
+    A split of a store that was prepared later, with grown vocabularies, has rows that the layout's
+    tables do not have; they read as UNKNOWN_ROW. See `Store.extends`.
+
+    Args: as of `TrainBatches`; `layout` is the model's, and `shards` are the equal parts of a batch
+        that processes and devices take, each of whole runs of MAX_GROUP examples.
 
     Raises:
-        InputError: sizes that do not divide each other, an empty split.
+        InputError: batch_size is no multiple of MAX_GROUP * shards, or shards none of the number of
+            processes; an empty split.
     """
 
     def __init__(
@@ -237,9 +262,17 @@ class EvaluationBatches:
         prefetch_batches: int = 2,
     ):
         mine = _process_shares(batch_size, shards, process)
+        _require("prefetch_batches", prefetch_batches, prefetch_batches >= 0, "0 or more")
+        if batch_size % (MAX_GROUP * shards):
+            raise InputError(
+                f"batch_size of an evaluation must be a multiple of {MAX_GROUP} * shards: got"
+                f" batch_size={batch_size}, shards={shards}. The next larger one is"
+                f" {-(-batch_size // (MAX_GROUP * shards)) * MAX_GROUP * shards}."
+            )
         if not split.rows:
             raise InputError(f"{split.path}: must have examples to evaluate, found none.")
-        self.group = packing.group_size(batch_size, shards)
+        # The runs that `bound` rests on.
+        self.group = MAX_GROUP
         self.capacities = {
             stack.name: packing.bound(stack, split.statistics)
             for stack in layout.stacks
@@ -248,7 +281,7 @@ class EvaluationBatches:
         self._batch_size, self._rows = batch_size, split.rows
         share = batch_size // shards
         self._source = EvaluationSource(
-            Reader(split, kept=_EVALUATION_BLOCKS),
+            Reader(split, kept=_EVALUATION_BLOCKS, known=Known(layout.schema)),
             np.cumsum(split.block_rows),
             batch_size,
             (mine.start * share, mine.stop * share),

@@ -77,6 +77,7 @@ def prepare(
                 resolved,
                 {name: v.rows for name, v in learned.vocabularies.items()},
                 {name: v.checksum for name, v in learned.vocabularies.items()},
+                learned.transforms,
             )
             transforms = {name: list(pair) for name, pair in learned.transforms.items()}
             return writer.finish(schema, {"features": spec.to_config(), "transforms": transforms})
@@ -115,12 +116,25 @@ def _earlier(features: FeatureSpec, store: Store) -> Learned:
         if table.encoding == "vocabulary" and table.name in found:
             values, counts = store.vocabulary(table.name)
             vocabularies[table.name] = Vocabulary(pa.array(values, pa.string()), counts)
-    wanted = {f.name for f in features.floats if f.standardize}
-    transforms = store.spec.get("transforms", {})
-    return Learned(
-        vocabularies,
-        {name: (mean, std) for name, (mean, std) in transforms.items() if name in wanted},
-    )
+    return Learned(vocabularies, _earlier_transforms(features, store))
+
+
+def _earlier_transforms(features: FeatureSpec, store: Store) -> dict[str, tuple[float, float]]:
+    learned = store.spec.get("transforms", {})
+    log_of = {f.name: f.log for f in store.schema.floats}
+    found = {}
+    for entry in features.floats:
+        if not entry.standardize or entry.name not in learned:
+            continue
+        if entry.log != log_of[entry.name]:
+            raise InputError(
+                f"{store.path}: the float {entry.name!r} must have log={entry.log} as in the"
+                f" config, for its mean and deviation to be used again: found"
+                f" log={log_of[entry.name]}. Set `log` as it was."
+            )
+        mean, std = learned[entry.name]
+        found[entry.name] = (mean, std)
+    return found
 
 
 def _learn(

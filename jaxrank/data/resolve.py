@@ -100,17 +100,21 @@ def _with_tables(entries: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def build_schema(
-    spec: FeatureSpec, rows: Mapping[str, int], checksums: Mapping[str, str]
+    spec: FeatureSpec,
+    rows: Mapping[str, int],
+    checksums: Mapping[str, str],
+    transforms: Mapping[str, tuple[float, float]],
 ) -> Schema:
     """The schema of a resolved spec.
 
     Args:
         rows: of each vocabulary, by table; other tables have theirs from the spec.
         checksums: of each vocabulary, by table.
+        transforms: mean and deviation, after `log`, of every float that is standardised.
     """
     floats: list[Dense] = []
     for entry in spec.floats:
-        floats.append(Dense(entry.name))
+        floats.append(Dense(entry.name, entry.log, *entry.scale(transforms)))
         if entry.missing_indicator:
             floats.append(Dense(f"{entry.name}:missing"))
     return Schema(

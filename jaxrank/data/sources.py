@@ -6,8 +6,9 @@ with the files.
 
 import glob
 import inspect
+import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -53,7 +54,9 @@ def make_source(source: Mapping[str, Any]) -> Source:
             signature.bind(**rest)
         except TypeError as error:
             raise InputError(f"source (kind={kind!r}): {error}.") from error
-        return synthetic.Source(**rest)
+        generated = synthetic.Source(**rest)
+        _check_splits(generated.splits, "source.rows")
+        return generated
     known = ["files", "delimiter"] if kind == "csv" else ["files"]
     check_keys(rest, known, f"source (kind={kind!r})")
     files = _files_of_splits(rest.get("files"))
@@ -72,14 +75,18 @@ def _files_of_splits(section: Any) -> dict[str, list[Path]]:
         raise InputError(
             f"source.files: must be a dict of split names and files: found {section!r}."
         )
-    for split in section:
+    _check_splits(section, "source.files")
+    return {split: _find_files(value, f"source.files.{split}") for split, value in section.items()}
+
+
+def _check_splits(names: Iterable[Any], where: str) -> None:
+    for split in names:
         # A split is a directory of the store, beside the one of the vocabularies.
         if not re.fullmatch(r"[A-Za-z0-9][\w-]*", str(split)) or split == "vocabulary":
             raise InputError(
-                f"source.files: the name of a split must be letters, digits, - and _, and not"
+                f"{where}: the name of a split must be letters, digits, - and _, and not"
                 f" 'vocabulary': found {split!r}."
             )
-    return {split: _find_files(value, f"source.files.{split}") for split, value in section.items()}
 
 
 def _find_files(value: Any, where: str) -> list[Path]:
@@ -89,13 +96,17 @@ def _find_files(value: Any, where: str) -> list[Path]:
         if not found:
             raise InputError(f"{where}: must have at least one file: found none.")
         return found
-    if not isinstance(value, str | Path):
+    if not isinstance(value, str | os.PathLike):
         raise InputError(f"{where}: must be a path or a list of paths: found {value!r}.")
     path = Path(value)
     if path.is_dir():
-        inside = sorted(p for p in path.iterdir() if p.is_file() and not p.name.startswith("."))
+        # "_" as in _SUCCESS, which Spark leaves beside the data.
+        inside = sorted(p for p in path.iterdir() if p.is_file() and p.name[0] not in "._")
         if not inside:
-            raise InputError(f"{path}: the directory must hold at least one file: found none.")
+            raise InputError(
+                f"{path}: the directory must hold at least one file whose name does not begin"
+                " with '.' or '_': found none."
+            )
         return inside
     if path.exists():
         return [path]

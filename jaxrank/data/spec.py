@@ -59,6 +59,14 @@ class FloatSpec:
     def name(self) -> str:
         return self.columns[0]
 
+    def scale(self, transforms: Mapping[str, tuple[float, float]]) -> tuple[float, float]:
+        """What is subtracted and then divided by, given what was learned of each column.
+
+        A column of one value has deviation 0 and is divided by 1.
+        """
+        mean, std = transforms[self.name] if self.standardize else (0.0, 1.0)
+        return float(mean), float(std) if std > 0 else 1.0
+
 
 @dataclasses.dataclass(frozen=True)
 class IdSpec:
@@ -143,7 +151,7 @@ class FeatureSpec:
         spec = _parse(cls, section, "features")
         if not spec.tasks:
             raise InputError("features.tasks: must have at least one task: found none.")
-        _check_unique([t.name for t in spec.tasks], "features.tasks: a name")
+        _check_tasks(spec)
         for kind in ("floats", "ids", "lists"):
             for i, entry in enumerate(getattr(spec, kind)):
                 where = f"features.{kind}[{i}]"
@@ -265,6 +273,24 @@ def _check_unique(names: Sequence[str], what: str) -> None:
     for i, name in enumerate(names):
         if name in names[:i]:
             raise InputError(f"{what} must be used once: found {name!r} twice.")
+
+
+def _check_tasks(spec: FeatureSpec) -> None:
+    for i, task in enumerate(spec.tasks):
+        # It is part of the names of metrics, where "/" stands between task and metric.
+        if not task.name or "/" in task.name:
+            raise InputError(
+                f"features.tasks[{i}].name: must be a name without '/': found {task.name!r}."
+            )
+    _check_unique([t.name for t in spec.tasks], "features.tasks: a name")
+    written = {f"{kind}_{t.name}": t.name for t in spec.tasks for kind in ("label", "predicted")}
+    for column in spec.kept_columns:
+        if column in written:
+            raise InputError(
+                "features: keep, time and group must name other columns than those that predict"
+                f" writes for each task: found the column {column!r} and the task"
+                f" {written[column]!r}. Rename the task or the column."
+            )
 
 
 def _check_encoding(entry: IdSpec | ListSpec, where: str) -> None:

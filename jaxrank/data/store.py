@@ -24,11 +24,14 @@ import pyarrow as pa
 import xxhash
 
 import jaxrank
+from jaxrank.data.lock import empty_directory, lock_directory
+from jaxrank.data.vocabulary import checksum, read_file, write_file
 from jaxrank.errors import InputError
-from jaxrank.features import Schema
+from jaxrank.features import RESERVED_ROWS, Schema, Table
 
 FORMAT_VERSION = 1
 _BLOCKS_PER_FILE = 64
+_OPEN_FILES = 64  # of a split; each is a memory map, and a process may have only so many
 
 # The matrices of a block: name, dtype and which count of the schema is its number of columns.
 _MATRICES = {
@@ -160,7 +163,7 @@ def _from_arrow(batch: pa.RecordBatch) -> Block:
     )
 
 
-def _checksum(batch: pa.RecordBatch) -> str:
+def _block_checksum(batch: pa.RecordBatch) -> str:
     """Of all the values of a block, whatever file they lie in."""
     digest = xxhash.xxh3_64()
     for column in batch.columns:
@@ -170,6 +173,12 @@ def _checksum(batch: pa.RecordBatch) -> str:
     return digest.hexdigest()
 
 
+def _checked_file(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """A file's entry of the manifest, with the keys that it must have and no others."""
+    blocks = [{key: block[key] for key in ("rows", "checksum")} for block in entry["blocks"]]
+    return {"name": entry["name"], "bytes": entry["bytes"], "blocks": blocks}
+
+
 class Split:
     """The examples of one split of a store, in their stored order."""
 
@@ -177,7 +186,7 @@ class Split:
         self.path = store / name
         self.name = name
         self.statistics: dict[str, Any] = entry["statistics"]
-        self._files: list[dict[str, Any]] = entry["files"]
+        self._files: list[dict[str, Any]] = [_checked_file(f) for f in entry["files"]]
         sizes = [b["rows"] for f in self._files for b in f["blocks"]]
         self.block_rows = np.asarray(sizes, np.int64)
         self._where = [(f, i) for f in self._files for i in range(len(f["blocks"]))]
@@ -194,6 +203,15 @@ class Split:
     def bytes(self) -> int:
         return sum(f["bytes"] for f in self._files)
 
+    @property
+    def fingerprint(self) -> str:
+        """Of the bytes of all blocks in order: data that was prepared anew has another one."""
+        digest = xxhash.xxh3_128()
+        for file in self._files:
+            for block in file["blocks"]:
+                digest.update(f"{block['rows']} {block['checksum']}\n".encode())
+        return digest.hexdigest()
+
     def _reader(self, entry: Mapping[str, Any]) -> pa.ipc.RecordBatchFileReader:
         name = entry["name"]
         if name not in self._readers:
@@ -205,6 +223,9 @@ class Split:
                 raise InputError(
                     f"{path}: must have {entry['bytes']} bytes as the manifest says: found {found}."
                 )
+            while len(self._readers) >= _OPEN_FILES:
+                # The map is closed when no block needs it any more.
+                del self._readers[next(iter(self._readers))]
             try:
                 self._readers[name] = pa.ipc.open_file(pa.memory_map(str(path)))
             except (pa.ArrowInvalid, OSError) as error:
@@ -222,7 +243,7 @@ class Split:
         reader = self._reader(entry)
         try:
             batch = reader.get_batch(position)
-            found = _checksum(batch)
+            found = _block_checksum(batch)
         except (pa.ArrowException, OSError, ValueError) as error:
             found = f"unreadable, {error}"
         if found != expected:
@@ -251,10 +272,49 @@ class Store:
         return self.splits[name]
 
     def vocabulary(self, table: str) -> tuple[list[str], np.ndarray]:
-        """A table's values in row order (behind the reserved rows), and counts i64[values]."""
-        with pa.memory_map(str(self.path / "vocabulary" / f"{table}.arrow")) as source:
-            content = pa.ipc.open_file(source).read_all()
+        """A table's values in row order (behind the reserved rows), and counts i64[values].
+
+        Raises:
+            InputError: the table has none, or its file is missing or not the one that was written.
+        """
+        expected = self._table(table)
+        if expected is None or expected.encoding != "vocabulary":
+            raise InputError(
+                f"{self.path}: must have a table {table!r} with encoding='vocabulary': found"
+                f" {expected or [t.name for t in self.schema.tables]}."
+            )
+        path = self.path / "vocabulary" / f"{table}.arrow"
+        content = read_file(path)
+        found = checksum(content["value"])
+        if found != expected.checksum:
+            raise InputError(
+                f"{path}: is corrupt: its checksum must be {expected.checksum}, found {found}."
+                " Prepare the data again."
+            )
         return content["value"].to_pylist(), content["count"].to_numpy()
+
+    def extends(self, schema_table: Table) -> bool:
+        """Whether rows of `schema_table` mean the same in this store.
+
+        So it is where the store's table of that name is equal, or grew from it: a vocabulary whose
+        first values are those of `schema_table`.
+
+        Raises:
+            InputError: as of `vocabulary`.
+        """
+        mine = self._table(schema_table.name)
+        if mine is None or mine == schema_table:
+            return mine is not None
+        if not mine.encoding == schema_table.encoding == "vocabulary":
+            return False
+        if mine.rows < schema_table.rows:
+            return False
+        values, _ = self.vocabulary(mine.name)
+        first = pa.array(values[: schema_table.rows - RESERVED_ROWS], pa.string())
+        return checksum(first) == schema_table.checksum
+
+    def _table(self, name: str) -> Table | None:
+        return next((t for t in self.schema.tables if t.name == name), None)
 
 
 def is_store(path: str | os.PathLike[str]) -> bool:
@@ -266,7 +326,8 @@ def open_store(path: str | os.PathLike[str]) -> Store:
     """The store at `path`.
 
     Raises:
-        InputError: nothing is there, it is not complete, or another version wrote it.
+        InputError: nothing is there, it is not complete, its manifest is damaged, or another
+            version wrote it.
     """
     path = Path(path)
     if not path.exists():
@@ -275,11 +336,33 @@ def open_store(path: str | os.PathLike[str]) -> Store:
         raise InputError(
             f"{path}: not a complete store, it has no manifest.json. Run `jaxrank prepare`."
         )
+    file = path / "manifest.json"
     try:
-        manifest = json.loads((path / "manifest.json").read_text())
+        manifest = json.loads(file.read_text())
     except ValueError as error:
-        raise InputError(f"{path / 'manifest.json'}: not readable as JSON: {error}.") from error
-    found = manifest.get("format_version")
+        raise InputError(f"{file}: not readable as JSON: {error}.") from error
+    try:
+        return _of_manifest(path, manifest)
+    except KeyError as error:
+        raise InputError(
+            f"{file}: must have the key {error}: found a manifest without it. Prepare the data"
+            " again."
+        ) from error
+    except (TypeError, AttributeError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(
+            f"{file}: must be a manifest of a store: {error}. Prepare the data again."
+        ) from error
+
+
+def _of_manifest(path: Path, manifest: Any) -> Store:
+    if not isinstance(manifest, dict):
+        raise InputError(
+            f"{path / 'manifest.json'}: must be a dict with a key 'format_version': found"
+            f" {type(manifest).__name__}. Prepare the data again."
+        )
+    found = manifest["format_version"]
     if found != FORMAT_VERSION:
         raise InputError(
             f"{path}: the store's format version must be {FORMAT_VERSION}, found {found}"
@@ -288,7 +371,7 @@ def open_store(path: str | os.PathLike[str]) -> Store:
     return Store(
         path=path,
         schema=Schema.from_json(manifest["schema"]),
-        spec=manifest["spec"],
+        spec=dict(manifest["spec"]),
         splits={name: Split(path, name, s) for name, s in manifest["splits"].items()},
     )
 
@@ -328,36 +411,55 @@ class SplitWriter:
         with pa.memory_map(str(path)) as source:
             reader = pa.ipc.open_file(source)
             for i, block in enumerate(entry["blocks"]):
-                block["checksum"] = _checksum(reader.get_batch(i))
+                block["checksum"] = _block_checksum(reader.get_batch(i))
 
 
 class StoreWriter:
     """Writes a store under a temporary name; `finish` gives it its own, and only then is it one.
 
-    Used as a context manager: on any error, or if `finish` was not called, nothing is left.
+    Used as a context manager: on any error, or if `finish` was not called, nothing is left. One
+    that was killed leaves its temporary directory, which the next one empties and uses.
 
     Raises:
-        InputError: something lies at `path` already.
+        InputError: something lies at `path` already, or another process is writing it.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
         self.path = Path(path)
-        if self.path.exists():
-            raise InputError(f"{self.path}: must not exist yet, a store is never overwritten.")
+        self._check_free()
         self._partial = self.path.with_name(f".{self.path.name}.partial")
         self._splits: dict[str, tuple[SplitWriter, dict[str, Any]]] = {}
+        self._lock = -1  # a descriptor of the directory, which holds the lock while it is open
+        self._finished = False
 
     def __enter__(self) -> "StoreWriter":
-        shutil.rmtree(self._partial, ignore_errors=True)  # of a preparation that was killed
-        self._partial.mkdir(parents=True)
-        (self._partial / "vocabulary").mkdir()
+        lock = lock_directory(self._partial)
+        if lock is None:
+            raise InputError(
+                f"{self.path}: must be written by one process at a time: another process is writing"
+                " this store. Wait for it, or choose another output."
+            )
+        self._lock = lock
+        try:
+            self._check_free()  # another process may have finished it since
+            empty_directory(self._partial)
+            (self._partial / "vocabulary").mkdir()
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
         for writer, _statistics in self._splits.values():
             with contextlib.suppress(OSError, pa.ArrowException):
                 writer.close()
-        shutil.rmtree(self._partial, ignore_errors=True)
+        if not self._finished:  # the name may be another process's by then
+            shutil.rmtree(self._partial, ignore_errors=True)
+        os.close(self._lock)
+
+    def _check_free(self) -> None:
+        if self.path.exists():
+            raise InputError(f"{self.path}: must not exist yet, a store is never overwritten.")
 
     def split(self, name: str, statistics: dict[str, Any]) -> SplitWriter:
         """A writer for one split; `statistics` may be filled until `finish`."""
@@ -366,10 +468,7 @@ class StoreWriter:
         return writer
 
     def write_vocabulary(self, table: str, values: Sequence[str], counts: Sequence[int]) -> None:
-        content = pa.table({"value": pa.array(values, pa.string()), "count": pa.array(counts)})
-        path = self._partial / "vocabulary" / f"{table}.arrow"
-        with pa.ipc.new_file(str(path), content.schema) as sink:
-            sink.write_table(content)
+        write_file(self._partial / "vocabulary" / f"{table}.arrow", values, counts)
 
     def finish(self, schema: Schema, spec: Mapping[str, Any]) -> Store:
         """Writes the manifest and moves the store to its place."""
@@ -390,4 +489,5 @@ class StoreWriter:
             file.flush()
             os.fsync(file.fileno())
         os.rename(self._partial, self.path)
+        self._finished = True
         return open_store(self.path)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from jaxrank.data import examples as ex
-from jaxrank.data.examples import Examples
+from jaxrank.data.examples import Examples, Known
 from jaxrank.data.order import Order, Run
 from jaxrank.data.store import Split
 from jaxrank.features import Batch, Layout
@@ -23,16 +23,20 @@ _READING = threading.Lock()
 
 
 class Reader:
-    """Reads examples of a split, from one thread at a time."""
+    """Reads examples of a split, from one thread at a time.
 
-    def __init__(self, split: Split, kept: int):
-        self._split = split
-        self._kept = kept  # the number of blocks
+    Args:
+        kept: blocks that are kept for the next call.
+        known: changes the examples of each block, if given.
+    """
+
+    def __init__(self, split: Split, kept: int, known: Known | None = None):
+        self._split, self._kept, self._known = split, kept, known
         self._blocks: collections.OrderedDict[int, Examples] = collections.OrderedDict()
         self._lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"split": self._split, "kept": self._kept}
+        return {"split": self._split, "kept": self._kept, "known": self._known}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
@@ -43,7 +47,8 @@ class Reader:
                 while len(self._blocks) >= self._kept:
                     self._blocks.popitem(last=False)
                 with _READING:
-                    self._blocks[block] = ex.of_block(self._split.read_block(block))
+                    examples = ex.of_block(self._split.read_block(block))
+                self._blocks[block] = self._known(examples) if self._known else examples
             found = self._blocks[block]
         return ex.cut(found, start, stop)
 

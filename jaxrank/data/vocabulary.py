@@ -1,17 +1,64 @@
-"""Vocabularies: counting values, putting them in order, and finding the row of a value."""
+"""Vocabularies: counting values, putting them in order, finding the row of a value, and files."""
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
+from jaxrank.errors import InputError
 from jaxrank.features import RESERVED_ROWS, UNKNOWN_ROW
 
 _MERGE_AFTER = 1 << 16
 _SLICE = 1 << 16
+_SCHEMA = pa.schema([("value", pa.string()), ("count", pa.int64())])
+
+
+def checksum(values: pa.Array | pa.ChunkedArray) -> str:
+    """Of strings in row order; equal checksums mean equal rows."""
+    digest = xxhash.xxh3_64()
+    for start in range(0, len(values), _SLICE):
+        part = values.slice(start, _SLICE)
+        # The lengths tell ["ab", "c"] from ["a", "bc"].
+        digest.update(pc.binary_length(part).to_numpy().astype("<i4").tobytes())
+        digest.update("".join(part.to_pylist()).encode())
+    return digest.hexdigest()
+
+
+def write_file(path: Path, values: Sequence[str], counts: Sequence[int]) -> None:
+    """Writes values in row order, and how often each was seen, as an Arrow file."""
+    columns = [pa.array(values, pa.string()), pa.array(counts, pa.int64())]
+    with pa.ipc.new_file(str(path), _SCHEMA) as sink:
+        sink.write_table(pa.table(columns, schema=_SCHEMA))
+
+
+def read_file(path: Path) -> pa.Table:
+    """Columns value (string) and count (int64), without nulls.
+
+    Raises:
+        InputError: there is no such file, or it is damaged.
+    """
+    if not path.is_file():
+        raise InputError(f"{path}: this file of the store is missing. Prepare the data again.")
+    try:
+        with pa.memory_map(str(path)) as source:
+            content = pa.ipc.open_file(source).read_all()
+        content.validate(full=True)  # offsets that point elsewhere would end the process
+    except (pa.ArrowException, OSError) as error:
+        raise InputError(
+            f"{path}: must be a readable Arrow file: found {error}. Prepare the data again."
+        ) from error
+    nulls = sum(column.null_count for column in content.columns)
+    if not content.schema.equals(_SCHEMA) or nulls:
+        raise InputError(
+            f"{path}: must have the columns value (string) and count (int64) without nulls: found"
+            f" {content.schema.names} of {content.schema.types} with {nulls} nulls. Prepare the"
+            " data again."
+        )
+    return content
 
 
 class Vocabulary:
@@ -34,13 +81,7 @@ class Vocabulary:
     @property
     def checksum(self) -> str:
         """Of the values in row order."""
-        digest = xxhash.xxh3_64()
-        for start in range(0, len(self.values), _SLICE):
-            part = self.values.slice(start, _SLICE)
-            # The lengths tell ["ab", "c"] from ["a", "bc"].
-            digest.update(pc.binary_length(part).to_numpy().astype("<i4").tobytes())
-            digest.update("".join(part.to_pylist()).encode())
-        return digest.hexdigest()
+        return checksum(self.values)
 
     def lookup(self, values: Iterable[str], count: int) -> np.ndarray:
         """i32[count], the row of each value, UNKNOWN_ROW for one that is not there."""

@@ -4,8 +4,8 @@ A rule is a pure function of arrays whose first axis is rows, so the same code u
 that a step read or, for the whole-table regularisation of the published benchmarks, all of them.
 It returns changes, to be added: tables are only ever updated by scatter-add (docs/decisions).
 
-A rule must leave a row of gradient zero that it never touched unchanged only where its algorithm
-does; rows that a step did not read never reach it.
+A row whose gradient is zero is a row that was read: its moments may decay, as those of Adam do.
+Rows that a step did not read never reach a rule.
 """
 
 from collections.abc import Callable, Mapping
@@ -90,10 +90,13 @@ def lazy_adam(*, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) -> Rule:
 
 
 def ftrl(*, beta: float = 1.0, l1: float = 0.0, l2: float = 0.0) -> Rule:
-    """FTRL-proximal: w minimises z w + (beta + sqrt(n)) / (2 rate) w^2 + l2 w^2 / 2 + l1 |w|.
+    """FTRL-proximal: w minimises z w + (s + l2) w^2 / 2 + l1 |w|, s = (beta + sqrt(n)) / rate.
 
-    The algorithm has no initial value but 0. A coordinate that is met for the first time (n = 0)
-    takes the z under which its present value is the minimum, so a random start is kept.
+    n sums squared gradients; z sums g - (s - s before) w, where s before is that of the step that
+    last met the coordinate, so the rate may follow any schedule: without l1 and l2 the change is
+    -g / s. A rate of 0 changes nothing. The algorithm has no initial value but 0: a coordinate
+    that is met for the first time (n = 0) takes the z under which its present value is the
+    minimum, so a random start is kept.
 
     References:
         McMahan et al., Ad Click Prediction: a View from the Trenches, KDD 2013.
@@ -101,22 +104,28 @@ def ftrl(*, beta: float = 1.0, l1: float = 0.0, l2: float = 0.0) -> Rule:
 
     def change(rows, slots, grads, rate, step):
         n, z = slots["n"], slots["z"]
-        at_start = -rows * (beta / rate + l2) - l1 * jnp.sign(rows)
-        before = jnp.where(n == 0, at_start, z)
-        new_n = n + grads * grads
-        sigma = (jnp.sqrt(new_n) - jnp.sqrt(n)) / rate
-        new_z = before + grads - sigma * rows
+        fresh = n == 0
+        divisor = jnp.where(rate > 0, rate, 1)
+        before = jnp.where(fresh, beta / divisor, slots["s"])
+        at_start = -rows * (before + l2) - l1 * jnp.sign(rows)
+        squares = grads * grads
+        strength = (beta + jnp.sqrt(n + squares)) / divisor
+        new_z = jnp.where(fresh, at_start, z) + grads - (strength - before) * rows
         shrunk = new_z - jnp.sign(new_z) * l1
-        solved = -shrunk / ((beta + jnp.sqrt(new_n)) / rate + l2)
-        new_rows = jnp.where(jnp.abs(new_z) > l1, solved, jnp.zeros_like(rows))
+        solved = jnp.where(jnp.abs(new_z) > l1, -shrunk / (strength + l2), jnp.zeros_like(rows))
         # A coordinate without any gradient so far has no n to remember that it was met.
-        met = new_n > 0
-        return (
-            jnp.where(met, new_rows - rows, jnp.zeros_like(rows)),
-            {"n": grads * grads, "z": jnp.where(met, new_z - z, jnp.zeros_like(z))},
-        )
+        moves = (n + squares > 0) & (rate > 0)
 
-    return Rule({"n": (True, 0.0), "z": (True, 0.0)}, change)
+        def where_it_moves(new):
+            return jnp.where(moves, new, jnp.zeros_like(new))
+
+        return where_it_moves(solved - rows), {
+            "n": where_it_moves(squares),
+            "z": where_it_moves(new_z - z),
+            "s": where_it_moves(strength - slots["s"]),
+        }
+
+    return Rule({"n": (True, 0.0), "z": (True, 0.0), "s": (True, 0.0)}, change)
 
 
 RULES: dict[str, Callable[..., Rule]] = {
@@ -136,7 +145,12 @@ def make_rule(name: str, **settings: Any) -> Rule:
     """
     if name not in RULES:
         raise InputError(f"optim.tables.name must be one of {sorted(RULES)}: found {name!r}.")
+    for field, value in settings.items():
+        if not isinstance(value, int | float) or value < 0:
+            raise InputError(
+                f"optim.tables.settings.{field} must be a number, not negative: found {value!r}."
+            )
     try:
         return RULES[name](**settings)
     except TypeError as error:
-        raise InputError(f"optim.tables: {error}.") from error
+        raise InputError(f"optim.tables.settings: {error}.") from error

@@ -1,0 +1,46 @@
+"""A directory that one process at a time may write."""
+
+import fcntl
+import os
+import shutil
+from pathlib import Path
+
+
+def lock_directory(path: Path) -> int | None:
+    """A descriptor of the directory, which is made if need be, or None if another has it locked.
+
+    The lock is held until the descriptor is closed, so one that was killed holds none.
+    """
+    while True:
+        path.mkdir(parents=True, exist_ok=True)
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError:
+            continue  # its owner has just moved or removed it
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        except OSError:
+            os.close(descriptor)
+            raise
+        if _is_at(descriptor, path):
+            return descriptor
+        os.close(descriptor)  # moved or removed before the lock was free
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def empty_directory(path: Path) -> None:
+    """Removes what the directory holds, and not the directory, which may be locked."""
+    for inside in path.iterdir():
+        if inside.is_dir() and not inside.is_symlink():
+            shutil.rmtree(inside)
+        else:
+            inside.unlink()

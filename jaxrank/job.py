@@ -1,0 +1,225 @@
+"""What a run consists of, built once from its config: data, programs, checkpoints, monitor."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+from ml_collections import ConfigDict
+
+from jaxrank import evaluate as evaluation
+from jaxrank import mesh as meshes
+from jaxrank import workdir
+from jaxrank.checkpoint import Checkpoints
+from jaxrank.config import differences, to_plain
+from jaxrank.data import prepare, spec
+from jaxrank.data.pipeline import TrainBatches
+from jaxrank.data.store import Split, Store, is_store, open_store
+from jaxrank.errors import InputError
+from jaxrank.features import Schema
+from jaxrank.monitor import Monitor, make_monitor
+from jaxrank.program import BatchShape, Program, check_batch, make_layout, make_trainee
+from jaxrank.step import TrainState
+
+Report = Callable[[str], None]
+
+# Smaller groups of packed lists leave most of their room empty.
+_SMALL_GROUP = 32
+
+
+class Plan(NamedTuple):
+    """When things happen, in steps."""
+
+    num_steps: int
+    eval_every: int
+    save_every: int
+    log_every: int
+
+
+def make_plan(config: ConfigDict, rows: int) -> Plan:
+    """Turns epochs into steps and checks that every interval is whole calls.
+
+    Raises:
+        InputError: neither or both of num_steps and num_epochs, or an interval does not divide.
+    """
+    call = config.steps_per_call
+    if bool(config.num_steps) == bool(config.num_epochs):
+        raise InputError(
+            "one of num_steps and num_epochs must be set, and the other 0:"
+            f" got num_steps={config.num_steps}, num_epochs={config.num_epochs}."
+        )
+    epoch = rows / config.batch_size
+
+    def whole_calls(steps: float) -> int:
+        return max(1, math.ceil(steps / call)) * call
+
+    num_steps = config.num_steps or whole_calls(config.num_epochs * epoch)
+    eval_every = config.eval.every_steps or min(whole_calls(epoch), num_steps)
+    save_every = config.checkpoint.every_steps or eval_every
+    plan = Plan(num_steps, eval_every, save_every, config.log_every_steps)
+    names = ("num_steps", "eval.every_steps", "checkpoint.every_steps", "log_every_steps")
+    for name, steps in zip(names, plan, strict=True):
+        if steps < 1 or steps % call:
+            raise InputError(
+                f"{name} must be a positive multiple of steps_per_call: got {name}={steps},"
+                f" steps_per_call={call}."
+            )
+    return plan
+
+
+def open_data(config: ConfigDict, directory: Path, report: Report) -> Store:
+    """The run's store, prepared first if the config says how and it is not there.
+
+    Raises:
+        InputError: it is not there and cannot be made, or was made of other features.
+    """
+    path = Path(config.data.store) if config.data.store else directory / "data"
+    features = to_plain(config.features)
+    if not is_store(path):
+        if not to_plain(config.source):
+            raise InputError(f"data.store: no store at {path}, and config.source does not say how.")
+        report(f"Preparing {path}")
+        prepare.prepare(features, to_plain(config.source), path, report=report)
+    store = open_store(path)
+    expected = spec.canonical(features)
+    if store.spec["features"] != expected:
+        lines = differences(store.spec["features"], expected, "features")
+        raise InputError(
+            f"{path}: the store was prepared with other features than the config's:\n  "
+            + "\n  ".join(lines)
+        )
+    return store
+
+
+class Job(NamedTuple):
+    """All parts of a run."""
+
+    config: ConfigDict
+    directory: Path
+    plan: Plan
+    store: Store
+    program: Program
+    batches: TrainBatches
+    train_split: Split
+    valid_split: Split | None
+    monitor: Monitor
+    checkpoints: Checkpoints
+
+    @property
+    def schema(self) -> Schema:
+        return self.program.trainee.embedding.layout.schema
+
+
+def build(config: ConfigDict, directory: Path, report: Report) -> Job:
+    """Everything that `train` needs, without running a step.
+
+    Raises:
+        InputError: config and data do not fit together or the machine.
+    """
+    store = open_data(config, directory, report)
+    split = store.split(config.data.train)
+    plan = make_plan(config, split.rows)
+    mesh = meshes.make_mesh(**config.mesh)
+    layout = make_layout(store.schema, config.embedding)
+    data = {k: v for k, v in config.data.items() if k not in ("store", "train", "valid")}
+    batches = TrainBatches(
+        split,
+        layout,
+        batch_size=config.batch_size,
+        steps_per_call=config.steps_per_call,
+        seed=config.seed,
+        num_steps=plan.num_steps,
+        process=(jax.process_index(), jax.process_count()),
+        **data,
+    )
+    check_batch("batch_size", config.batch_size, batches.group, mesh)
+    if batches.capacities and batches.group < _SMALL_GROUP:
+        report(
+            f"batch_size / data.shards = {config.batch_size // config.data.shards} has no divisor"
+            f" between {_SMALL_GROUP} and 512 but {batches.group}, so packed lists take much room;"
+            " a power of two is best."
+        )
+    watched = {k: v for k, v in config.eval.items() if k not in ("every_steps", "batch_size")}
+    monitor = make_monitor([t.name for t in store.schema.tasks], **watched)
+    shape = BatchShape(config.batch_size, batches.group, batches.capacities)
+    trainee = make_trainee(config, layout, mesh, num_steps=plan.num_steps)
+    return Job(
+        config=config,
+        directory=directory,
+        plan=plan,
+        store=store,
+        program=Program(trainee, mesh, shape),
+        batches=batches,
+        train_split=split,
+        valid_split=store.split(config.data.valid) if config.data.valid else None,
+        monitor=monitor,
+        checkpoints=Checkpoints(
+            directory, keep=config.checkpoint.keep, higher_is_better=monitor.higher_is_better
+        ),
+    )
+
+
+def start(job: Job, *, allow_config_change: bool, report: Report) -> TrainState:
+    """The state to go on from: of the newest checkpoint, or a new one.
+
+    Raises:
+        InputError: the checkpoint is of other features, another model or other data.
+    """
+    step = job.checkpoints.step()
+    if step is None:
+        return job.program.init()
+    report(f"Resuming after step {step}")
+    if workdir.load_schema(job.directory) != job.schema:
+        evaluation.check_schema(workdir.load_schema(job.directory), job.store)
+        raise InputError(
+            f"{job.store.path}: its vocabularies have grown since the run in {job.directory} began;"
+            " training goes on only with those it began with. Use another --workdir."
+        )
+    state, run = job.checkpoints.restore(
+        step, job.program.init(), job.program.state_shape, job.program.state_sharding
+    )
+    data = run["data"]
+    if data["fingerprint"] != job.train_split.fingerprint and not allow_config_change:
+        raise InputError(
+            f"{job.train_split.path}: must be the data that the run in {job.directory} was trained"
+            " on so far, but its blocks are others. Use another --workdir, or"
+            " --allow-config-change to go on with this data."
+        )
+    job.batches.set_state({"next_step": step})
+    job.monitor.set_state(run["monitor"])
+    return state
+
+
+def save(job: Job, step: int, state: TrainState, metric: float | None) -> None:
+    """Saves a checkpoint at `step`.
+
+    Raises:
+        RunError: it cannot be written.
+    """
+    if metric is not None and math.isnan(metric):
+        metric = None  # as an AUC where all labels are equal; such a checkpoint is never the best
+    data = {"next_step": step, "fingerprint": job.train_split.fingerprint}
+    run: dict[str, Any] = {"data": data, "monitor": job.monitor.get_state()}
+    job.checkpoints.save(step, state, run, metric)
+
+
+def describe(job: Job, state: TrainState) -> str:
+    """What is trained, in a few words."""
+    parameters = sum(x.size for x in jax.tree.leaves(state.params))
+    layout, schema = job.program.trainee.embedding.layout, job.schema
+    stored = sum(x.nbytes for x in jax.tree.leaves(state.tables)) / 2**20
+    lines = [
+        f"{parameters:,} parameters in layers, {sum(s.rows * s.dim for s in layout.stacks):,} in"
+        f" {len(schema.tables)} tables ({stored:,.1f} MiB with their optimizer);"
+        f" {len(schema.floats)} floats, {len(schema.ids)} ids, {len(schema.lists)} lists;"
+        f" {job.train_split.rows:,} examples, {job.plan.num_steps:,} steps,"
+        f" {job.program.mesh.size} {jax.default_backend()} device(s)"
+    ]
+    if job.config.embedding.l2_scope == "table":
+        rows = sum(s.rows for s in layout.stacks)
+        lines.append(
+            f"embedding.l2_scope is table: every step reads and updates all {rows:,} rows, so its"
+            " time grows with them"
+        )
+    return "\n".join(lines)
