@@ -355,6 +355,23 @@ def test_list_column_of_another_type(tmp_path):
         (dict(tasks=[dict(name="a", label="lable")]), ["no column 'lable'", "'label'"]),
         (dict(tasks=[]), ["features.tasks: must have at least one task"]),
         (
+            dict(tasks=[CLICK | dict(name="")]),
+            ["features.tasks[0].name: must be a name without '/': found ''"],
+        ),
+        (
+            dict(tasks=[CLICK, CLICK | dict(name="a/b")]),
+            ["features.tasks[1].name: must be a name without '/': found 'a/b'"],
+        ),
+        (dict(tasks=[CLICK, CLICK]), ["features.tasks: a name must be used once", "'click' twice"]),
+        (
+            dict(keep=["label_click"]),
+            ["found the column 'label_click' and the task 'click'"],
+        ),
+        (
+            dict(group="predicted_click"),
+            ["found the column 'predicted_click' and the task 'click'"],
+        ),
+        (
             dict(ids=[dict(columns="user", encoding="hashed")]),
             ["features.ids[0].encoding: must be one of", "found 'hashed'"],
         ),
@@ -383,6 +400,10 @@ def test_bad_features_section(tmp_path, features, parts):
         (dict(kind="csv", files={}), ["source.files: must be a dict of split names"]),
         (dict(kind="csv", files=dict(train=[])), ["source.files.train: must have at least one"]),
         (dict(kind="csv", files={"a/b": "x"}), ["name of a split", "found 'a/b'"]),
+        (
+            dict(kind="synthetic", rows=dict(vocabulary=1), seed=0),
+            ["source.rows: the name of a split must be", "found 'vocabulary'"],
+        ),
     ],
 )
 def test_bad_source_section(tmp_path, source, parts):

@@ -168,9 +168,18 @@ def test_pad_stays_pad_and_the_largest_rows_do_not_overflow():
 
 @pytest.mark.parametrize(
     ("batch_size", "shards", "expected"),
-    [(8192, 16, 512), (8192, 64, 128), (96, 8, 4), (3 * 4096, 4, 512), (24, 8, 1)],
+    [
+        (8192, 16, 512),
+        (8192, 64, 128),
+        (96, 8, 12),
+        (10_000, 8, 250),
+        (3 * 4096, 4, 512),
+        (24, 8, 3),
+        (8 * 1021, 8, 1),
+        (8, 8, 1),
+    ],
 )
-def test_groups_divide_a_shards_share(batch_size, shards, expected):
+def test_groups_are_the_largest_that_divide_a_shards_share(batch_size, shards, expected):
     assert packing.group_size(batch_size, shards) == expected
 
 
@@ -222,3 +231,9 @@ def test_no_aligned_group_of_stored_examples_exceeds_the_bound():
     for group in (64, 512):
         assert totals.reshape(-1, group).sum(axis=1).max() <= most
     assert most % 128 == 0
+
+
+def test_the_bound_is_at_most_what_a_group_of_the_longest_examples_has():
+    statistics = _statistics(np.full((512, 4), 7))
+    statistics["list_lengths"]["max_total_per_group"] = [10**6] * 4
+    assert packing.bound(_layout().stacks[1], statistics) == 512 * 3 * 7

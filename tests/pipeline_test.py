@@ -8,15 +8,18 @@ import textwrap
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from conftest import ROOT
 
 from jaxrank.data.order import Order
 from jaxrank.data.pipeline import EvaluationBatches, TrainBatches
+from jaxrank.data.prepare import prepare
 from jaxrank.data.store import Block, Split, StoreWriter, open_store
 from jaxrank.errors import InputError
 from jaxrank.features import (
     PAD,
+    UNKNOWN_ROW,
     Categorical,
     Dense,
     Ragged,
@@ -227,11 +230,12 @@ def test_the_seed_decides_the_order(store):
 def test_a_restart_at_any_step_gives_the_same_batches(store, first):
     whole = _collect(_train(store))
     restarted = _collect(_train(store, first_step=first))
+    before = _train(store)
+    for _ in range(first):
+        next(before)
     batches = _train(store)
     next(batches), next(batches)
-    assert batches.get_state() == {"next_step": 2}
-    batches.set_state({"next_step": first})
-    assert batches.position == first
+    batches.set_state(json.loads(json.dumps(before.get_state())))
     moved = _collect(batches)
     for leaf, one, two in zip(whole, restarted, moved, strict=True):
         np.testing.assert_array_equal(leaf[first:], one)
@@ -312,7 +316,23 @@ def test_windows_tile_a_piece_and_do_not_all_change_at_the_same_time():
         ({"num_workers": 3}, r"got data\.num_workers=3, data\.shards=8 on 1 processes"),
         ({"batch_size": 4004, "shards": 4004}, r"got 4004 shards and 4003 examples"),
         ({"steps_per_call": 7}, r"num_steps=40, next step 0, steps_per_call=7"),
-        ({"first_step": 1, "steps_per_call": 8}, r"next step 1, steps_per_call=8"),
+        (
+            {"first_step": 1, "steps_per_call": 8},
+            r"next step 1, steps_per_call=8\. The checkpoint's step must be a multiple",
+        ),
+        ({"batch_size": 0}, r"batch_size: must be 1 or more: found 0"),
+        ({"shards": 0}, r"data\.shards: must be 1 or more: found 0"),
+        ({"steps_per_call": 0}, r"steps_per_call: must be 1 or more: found 0"),
+        ({"seed": -1}, r"seed: must be 0 or more: found -1"),
+        ({"window_blocks": 0}, r"data\.window_blocks: must be 1 or more: found 0"),
+        ({"num_workers": -1}, r"data\.num_workers: must be 0 or more: found -1"),
+        ({"prefetch_batches": -2}, r"data\.prefetch_batches: must be 0 or more: found -2"),
+        ({"list_slack": -0.5}, r"data\.list_slack: must be 0 or more: found -0\.5"),
+        ({"list_slack": float("nan")}, r"data\.list_slack: must be 0 or more: found nan"),
+        (
+            {"on_overflow": "cut"},
+            r"data\.on_overflow: must be one of \('error', 'truncate'\): found 'cut'",
+        ),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused_with_the_numbers(store, changes, message):
@@ -321,14 +341,12 @@ def test_sizes_that_do_not_fit_are_refused_with_the_numbers(store, changes, mess
 
 
 def test_lists_that_do_not_fit_stop_the_run_or_are_cut_and_counted(store):
-    batches = _train(store, batch_size=4096, list_slack=-4.0, num_steps=1)
-    assert batches.capacities["dim8"] < 512 * 2.5
+    batches = _train(store, batch_size=4096, list_slack=0.0, num_steps=1)
+    assert batches.capacities["dim8"] == 512 * 2.5  # the mean of a group
     with pytest.raises(InputError, match=r"512 examples packed together have \d+ ids"):
         next(batches)
     batches.close()
-    call = next(
-        _train(store, batch_size=4096, list_slack=-4.0, num_steps=1, on_overflow="truncate")
-    )
+    call = next(_train(store, batch_size=4096, list_slack=0.0, num_steps=1, on_overflow="truncate"))
     kept = (call.lists["dim8"].ids != PAD).sum()
     lengths = np.array([[len(one) for one in _lists(r)] for r in _rows(call)[0]])
     assert call.dropped.sum() > 0
@@ -338,7 +356,7 @@ def test_lists_that_do_not_fit_stop_the_run_or_are_cut_and_counted(store):
 @pytest.mark.parametrize("processes", [1, 2, 4])
 @pytest.mark.parametrize("prefetch", [0, 3])
 def test_an_evaluation_pass_sees_each_example_once_in_order(store, processes, prefetch):
-    size = 1024
+    size = 2048
     passes = []
     for p in range(processes):
         batches = EvaluationBatches(
@@ -349,10 +367,10 @@ def test_an_evaluation_pass_sees_each_example_once_in_order(store, processes, pr
             process=(p, processes),
             prefetch_batches=prefetch,
         )
-        assert batches.group == 256
+        assert batches.group == 512
         passes.append(list(batches))
-        assert len(passes[-1]) == len(batches) == 4
-    expected = list(range(_ROWS)) + [PAD] * (4 * size - _ROWS)
+        assert len(passes[-1]) == len(batches) == 2
+    expected = list(range(_ROWS)) + [PAD] * (2 * size - _ROWS)
     for k, calls in enumerate(zip(*passes, strict=True)):
         assert {rows for _, rows in calls} == {min(size, _ROWS - k * size)}
         ids = np.concatenate([batch.ids["dim8"][:, 0] for batch, _ in calls])
@@ -361,8 +379,8 @@ def test_an_evaluation_pass_sees_each_example_once_in_order(store, processes, pr
         np.testing.assert_array_equal(ids, np.where(real, wanted + _ROW_OFFSET, PAD))
         for p, (batch, _) in enumerate(calls):
             mine = real[p * len(batch.floats) :][: len(batch.floats)]
-            _check_filler(batch, ~mine, 256)
-    _check_content(passes[0][0][0], 256)
+            _check_filler(batch, ~mine, 512)
+    _check_content(passes[0][0][0], 512)
 
 
 def _check_filler(batch, filler, group):
@@ -377,9 +395,67 @@ def _check_filler(batch, filler, group):
 
 
 def test_an_evaluation_pass_reads_each_block_once(store, read_blocks):
-    batches = EvaluationBatches(store.split("train"), _LAYOUT, batch_size=64)
+    batches = EvaluationBatches(store.split("train"), _LAYOUT, batch_size=512)
     assert sum(rows for _, rows in batches) == _ROWS
     assert sorted(read_blocks) == list(range(len(_BLOCKS)))
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "shards", "message"),
+    [
+        (64, 1, r"multiple of 512 \* shards: got batch_size=64, shards=1\. The next .* is 512"),
+        (3072, 4, r"got batch_size=3072, shards=4\. The next larger one is 4096"),
+        (0, 1, r"batch_size: must be 1 or more: found 0"),
+    ],
+)
+def test_an_evaluation_batch_must_be_whole_groups(store, batch_size, shards, message):
+    with pytest.raises(InputError, match=message):
+        EvaluationBatches(store.split("train"), _LAYOUT, batch_size=batch_size, shards=shards)
+
+
+def _prepared(path, users, tags, earlier=""):
+    """Columns user (vocabulary), fixed (row numbers) and tags (lists of users, and of numbers)."""
+    n = len(users)
+    columns = {
+        "label": [1] * n,
+        "user": users,
+        "fixed": [99, None] * (n // 2),
+        "tags": tags,
+        "numbers": [[99, 3]] * n,
+    }
+    pq.write_table(pa.table(columns), path.with_suffix(".parquet"))
+    features = dict(
+        tasks=[dict(name="click", label="label")],
+        ids=[dict(columns="user"), dict(columns="fixed", encoding="integer", rows=100)],
+        lists=[
+            dict(columns="tags", table="user"),
+            dict(columns="numbers", encoding="integer", rows=100),
+        ],
+    )
+    source = dict(kind="parquet", files=dict(train=str(path.with_suffix(".parquet"))))
+    return prepare(features, source, path, vocabularies=earlier, report=lambda _: None)
+
+
+def test_values_that_came_after_a_model_are_unknown_to_it(tmp_path):
+    old = _prepared(tmp_path / "old", ["a", "b", "a", None], [["a"], [], ["b", "a"], ["a"]])
+    users, tags = ["b", "new", "a", None], [["a", "new", "b"], ["newer"], [], ["b"]]
+    new = _prepared(tmp_path / "new", users, tags, earlier=str(old.path))
+    dims = {"user": 8, "fixed": 8, "numbers": 16}
+    found = {}
+    for name, schema in (("old", old.schema), ("new", new.schema)):
+        batches = EvaluationBatches(new.split("train"), layout(schema, dims), batch_size=512)
+        ((batch, rows),) = list(batches)
+        assert rows == 4
+        ids, lists = batch.ids["dim8"][:4], batch.lists["dim8"]
+        offset = layout(schema, dims).stacks[0].column_offsets[1]
+        assert ids[:, 1].tolist() == [99 + offset, PAD, 99 + offset, PAD]
+        assert (batch.ids["dim8"][4:] == PAD).all()
+        assert batch.lists["dim16"].ids[0, :8].tolist() == [99, 3] * 4
+        found[name] = ids[:, 0].tolist(), lists.ids[0, :5].tolist()
+        np.testing.assert_allclose(lists.weights[0, :5], [1 / 3, 1 / 3, 1 / 3, 1, 1], rtol=1e-6)
+    a, b = 2, 3
+    assert found["old"] == ([b, UNKNOWN_ROW, a, 0], [a, UNKNOWN_ROW, b, UNKNOWN_ROW, b])
+    assert found["new"] == ([b, 4, a, 0], [a, 4, b, 5, b])
 
 
 _SCRIPT = """
@@ -402,7 +478,7 @@ _SCRIPT = """
         plain = digest(TrainBatches(split, lay, **settings))
         settings["num_workers"] = 2
         workers = digest(TrainBatches(split, lay, **settings))
-        settings.update(list_slack=-50.0, batch_size=1024)
+        settings.update(list_slack=0.0, batch_size=4096)
         narrow = TrainBatches(split, lay, **settings)
         try:
             next(narrow)

@@ -21,7 +21,7 @@ from jaxrank.data import spec, text
 from jaxrank.data.prepare import prepare
 from jaxrank.data.store import concatenate, is_store, open_store
 from jaxrank.errors import InputError, RunError
-from jaxrank.features import MAX_GROUP, MISSING_ROW, PAD, UNKNOWN_ROW
+from jaxrank.features import MAX_GROUP, MISSING_ROW, PAD, UNKNOWN_ROW, Dense
 
 CLICK = dict(name="click", label="label")
 
@@ -163,6 +163,72 @@ def test_an_earlier_store_gives_the_scale_of_standardised_floats(tmp_path):
         tmp_path, ["label", "x"], [[1, 100], [0, 3]], floats=floats, name="day2", options=options
     )
     assert whole(later).floats[:, 0].tolist() == [97, 0]  # mean 3, deviation 1
+
+
+def test_an_earlier_scale_is_of_values_or_of_their_logs(tmp_path):
+    rows = [[1, 2], [1, 4]]
+    floats = dict(columns="x", standardize=True)
+    prepare_csv(tmp_path, ["label", "x"], rows, floats=[floats | dict(log=True)], name="day1")
+    options = dict(vocabularies=str(tmp_path / "day1"))
+    with pytest.raises(InputError, match=r"day1: the float 'x' must have log=False .* log=True"):
+        prepare_csv(tmp_path, ["label", "x"], rows, floats=[floats], name="day2", options=options)
+    same = prepare_csv(
+        tmp_path, ["label", "x"], rows, floats=[floats | dict(log=True)], name="day3",
+        options=options,
+    )  # fmt: skip
+    assert same.schema == open_store(tmp_path / "day1").schema
+    plain = prepare_csv(  # learned nothing of x, so there is nothing to use again
+        tmp_path, ["label", "x"], rows, floats=[dict(columns="x")], name="day4", options=options
+    )
+    assert plain.schema.floats == (Dense("x"),)
+
+
+def test_the_schema_holds_the_transform_of_each_float(tmp_path):
+    header, rows = ["label", "x", "y", "z"], [[1, 1.5, 4, 7], [0, 2.5, 4, 8], [0, "", 4, 9]]
+    floats = [
+        dict(columns="x", log=True, standardize=True, missing_indicator=True),
+        dict(columns="y", standardize=True),
+        dict(columns="z", log=True),
+    ]
+    store = prepare_csv(tmp_path, header, rows, floats=floats)
+    logs = np.log1p([1.5, 2.5])
+    x, *others = store.schema.floats
+    assert (x.name, x.log) == ("x", True)
+    assert (x.mean, x.std) == pytest.approx((logs.mean(), logs.std()))
+    # A column of one value is divided by 1.
+    assert others == [Dense("x:missing"), Dense("y", False, 4.0, 1.0), Dense("z", True, 0.0, 1.0)]
+    np.testing.assert_allclose(whole(store).floats[:2, 0] * x.std + x.mean, logs, rtol=1e-6)
+    other = prepare_csv(tmp_path, header, [*rows, [1, 3.5, 4, 7]], floats=floats, name="other")
+    assert other.schema.floats[0] != x
+    assert other.schema.floats[1:] == store.schema.floats[1:]
+
+
+def test_a_later_store_extends_the_earlier_ones_tables(tmp_path):
+    ids = [dict(columns="user")]
+    first = prepare_csv(tmp_path, ["label", "user"], [[1, u] for u in "aab"], ids=ids, name="day1")
+    second = prepare_csv(
+        tmp_path, ["label", "user"], [[1, u] for u in "ccca"], ids=ids, name="day2",
+        options=dict(vocabularies=str(first.path)),
+    )  # fmt: skip
+    alone = prepare_csv(
+        tmp_path, ["label", "user"], [[1, u] for u in "ccca"], ids=ids, name="alone"
+    )
+    (table,) = first.schema.tables
+    assert second.schema.tables[0].rows == table.rows + 1
+    assert second.extends(table)
+    assert not alone.extends(table)
+    assert not first.extends(second.schema.tables[0])
+
+
+def test_a_damaged_vocabulary_of_an_earlier_store_is_refused(tmp_path):
+    ids = [dict(columns="user")]
+    first = prepare_csv(tmp_path, ["label", "user"], [[1, "a"]], ids=ids, name="day1")
+    (first.path / "vocabulary" / "user.arrow").unlink()
+    with pytest.raises(InputError, match=r"vocabulary/user.arrow: this file .* is missing"):
+        prepare_csv(
+            tmp_path, ["label", "user"], [[1, "a"]], ids=ids, name="day2",
+            options=dict(vocabularies=str(first.path)),
+        )  # fmt: skip
 
 
 def test_a_split_alone_is_encoded_with_an_earlier_stores_vocabularies(tmp_path):

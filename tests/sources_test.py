@@ -61,16 +61,27 @@ def test_row_numbers_go_on_from_chunk_to_chunk(tmp_path, monkeypatch):
     assert all(int(record["n"]) == number for number, record in rows)
 
 
+class OtherPath:
+    """A path of another library than pathlib."""
+
+    def __init__(self, path):
+        self._path = str(path)
+
+    def __fspath__(self):
+        return self._path
+
+
 def test_a_list_of_paths_globs_and_directories_is_read_in_order(tmp_path):
     inside = tmp_path / "days"
     inside.mkdir()
     (inside / ".hidden.csv").write_text("n\nhidden\n")
+    (inside / "_SUCCESS").write_text("")
     (inside / "day2.csv").write_text("n\n2\n")
     (inside / "day1.csv.gz").write_bytes(gzip.compress(b"n\n1\n"))
     (tmp_path / "first.csv").write_text("n\n0\n")
     for i in (4, 3):
         (tmp_path / f"late{i}.csv").write_bytes(gzip.compress(f"n\n{i}\n".encode()))
-    files = [str(tmp_path / "first.csv"), str(inside), str(tmp_path / "late*.csv")]
+    files = [str(tmp_path / "first.csv"), OtherPath(inside), str(tmp_path / "late*.csv")]
     source = make_source(dict(kind="csv", files=dict(train=files, test=files[0])))
     assert source.splits == ["train", "test"]
     rows, order = records(source, "train")

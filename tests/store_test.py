@@ -1,14 +1,28 @@
+import dataclasses
 import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from jaxrank.data import store as store_module
 from jaxrank.data.store import Block, StoreWriter, concatenate, is_store, open_store, slice_block
+from jaxrank.data.vocabulary import checksum
 from jaxrank.errors import InputError
-from jaxrank.features import Schema, Task
+from jaxrank.features import Dense, Schema, Table, Task
 
-SCHEMA = Schema((Task("click"),), (), (), (), ())
+WORDS = ["b", "a"]
+TABLE = Table("t", 4, "vocabulary", checksum(pa.array(WORDS)))
+# A third, and the neighbour of a float, in case they are rounded on the way.
+FLOATS = (Dense("x", True, 1 / 3, float(np.nextafter(2.5, 3))), Dense("x:missing"))
+SCHEMA = Schema((Task("click"),), FLOATS, (), (), (TABLE, Table("other", 9, "integer")))
 
 
 def block(rows=100, lists=2, seed=0, weighted=True):
@@ -28,13 +42,13 @@ def block(rows=100, lists=2, seed=0, weighted=True):
     )
 
 
-def write(path, blocks):
+def write(path, blocks, schema=SCHEMA):
     with StoreWriter(path) as writer:
         split = writer.split("train", {})
         for b in blocks:
             split.write(b)
-        writer.write_vocabulary("t", ["b", "a"], [7, 3])
-        return writer.finish(SCHEMA, {"features": {}})
+        writer.write_vocabulary("t", WORDS, [7, 3])
+        return writer.finish(schema, {"features": {}})
 
 
 def assert_blocks_equal(found, expected):
@@ -144,3 +158,215 @@ def test_a_truncated_or_missing_file_is_named(tmp_path):
     path.unlink()
     with pytest.raises(InputError, match="00000.arrow: this file of the store is missing"):
         open_store(tmp_path / "s").split("train").read_block(0)
+
+
+def test_the_schema_comes_back_exactly(tmp_path):
+    assert write(tmp_path / "s", [block()]).schema == SCHEMA
+    assert open_store(tmp_path / "s").schema.floats[0].std == np.nextafter(2.5, 3)
+
+
+# Vocabularies.
+
+
+def damage_by(change):
+    def damage(path):
+        content = bytearray(path.read_bytes())
+        change(content)
+        path.write_bytes(content)
+
+    return damage
+
+
+def other_columns(path):
+    content = pa.table({"value": pa.array(WORDS)})
+    with pa.ipc.new_file(str(path), content.schema) as sink:
+        sink.write_table(content)
+
+
+def other_values(path):
+    content = pa.ipc.open_file(path.read_bytes()).read_all()
+    content = content.set_column(0, content.schema.field("value"), pa.array(["b", "c"]))
+    with pa.ipc.new_file(str(path), content.schema) as sink:
+        sink.write_table(content)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (Path.unlink, "this file of the store is missing"),
+        (damage_by(lambda c: c.__delitem__(slice(-60, None))), "must be a readable Arrow file"),
+        (lambda path: path.write_text("a,b"), "must be a readable Arrow file"),
+        (other_columns, r"must have the columns value \(string\) and count"),
+        (other_values, f"is corrupt: its checksum must be {TABLE.checksum}, found"),
+    ],
+)
+def test_a_damaged_vocabulary_is_named(tmp_path, damage, message):
+    store = write(tmp_path / "s", [block()])
+    damage(tmp_path / "s" / "vocabulary" / "t.arrow")
+    with pytest.raises(InputError, match=f"vocabulary/t.arrow: {message}"):
+        store.vocabulary("t")
+
+
+@pytest.mark.parametrize("table", ["other", "none"])
+def test_a_table_without_a_vocabulary_is_named(tmp_path, table):
+    with pytest.raises(InputError, match=f"must have a table '{table}' with encoding='vocabulary'"):
+        write(tmp_path / "s", [block()]).vocabulary(table)
+
+
+@pytest.mark.parametrize(
+    ("table", "expected"),
+    [
+        (TABLE, True),
+        (Table("other", 9, "integer"), True),
+        (Table("t", 3, "vocabulary", checksum(pa.array(["b"]))), True),
+        (Table("t", 2, "vocabulary", checksum(pa.array([], pa.string()))), True),
+        (Table("t", 3, "vocabulary", checksum(pa.array(["a"]))), False),
+        (Table("t", 4, "vocabulary", checksum(pa.array(["a", "b"]))), False),
+        (Table("t", 5, "vocabulary", checksum(pa.array(["b", "a", "c"]))), False),
+        (Table("t", 3, "hash", checksum(pa.array(["b"]))), False),
+        (Table("other", 8, "integer"), False),
+        (Table("none", 9, "integer"), False),
+    ],
+)
+def test_a_table_is_extended_by_one_that_begins_with_its_values(tmp_path, table, expected):
+    assert write(tmp_path / "s", [block()]).extends(table) is expected
+
+
+# The manifest.
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (["format_version"], "must have the key 'format_version'"),
+        (["schema"], "must have the key 'schema'"),
+        (["schema", "tasks"], "must have the key 'tasks'"),
+        (["schema", "tasks", 0, "name"], "must be a manifest of a store: .* 'name'"),
+        (["spec"], "must have the key 'spec'"),
+        (["splits"], "must have the key 'splits'"),
+        (["splits", "train", "statistics"], "must have the key 'statistics'"),
+        (["splits", "train", "files"], "must have the key 'files'"),
+        (["splits", "train", "files", 0, "name"], "must have the key 'name'"),
+        (["splits", "train", "files", 0, "bytes"], "must have the key 'bytes'"),
+        (["splits", "train", "files", 0, "blocks"], "must have the key 'blocks'"),
+        (["splits", "train", "files", 0, "blocks", 0, "rows"], "must have the key 'rows'"),
+        (["splits", "train", "files", 0, "blocks", 0, "checksum"], "must have the key 'checksum'"),
+    ],
+)
+def test_a_manifest_that_lacks_a_key_is_named_with_it(tmp_path, keys, message):
+    write(tmp_path / "s", [block()])
+    path = tmp_path / "s" / "manifest.json"
+    manifest = tree = json.loads(path.read_text())
+    for key in keys[:-1]:
+        tree = tree[key]
+    del tree[keys[-1]]
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(InputError, match=f"s/manifest.json: {message}"):
+        open_store(tmp_path / "s")
+
+
+@pytest.mark.parametrize("content", ["[]", "null", "3", '"manifest"'])
+def test_json_that_is_no_manifest_is_named(tmp_path, content):
+    (tmp_path / "manifest.json").write_text(content)
+    with pytest.raises(InputError, match="manifest.json: must be a dict with a key 'format_ver"):
+        open_store(tmp_path)
+
+
+def test_parts_of_a_manifest_of_another_type_are_named(tmp_path):
+    write(tmp_path / "s", [block()])
+    path = tmp_path / "s" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    for part in ({"splits": []}, {"schema": []}, {"splits": {"train": 3}}, {"spec": 3}):
+        path.write_text(json.dumps(manifest | part))
+        with pytest.raises(InputError, match="manifest.json: must be a manifest of a store"):
+            open_store(tmp_path / "s")
+
+
+def test_a_fingerprint_tells_what_was_prepared_anew(tmp_path):
+    seeds = {"a": [1, 2], "again": [1, 2], "other": [1, 3], "less": [1], "swapped": [2, 1]}
+    names = {name: [block(9, seed=seed) for seed in own] for name, own in seeds.items()}
+    found = {n: write(tmp_path / n, b).split("train").fingerprint for n, b in names.items()}
+    assert found["a"] == found["again"] == open_store(tmp_path / "a").split("train").fingerprint
+    assert len(set(found.values())) == 4
+    assert int(found["a"], 16)
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="Linux tells what is mapped")
+def test_a_pass_over_many_files_keeps_few_of_them_open(tmp_path, monkeypatch):
+    monkeypatch.setattr(store_module, "_BLOCKS_PER_FILE", 1)
+    blocks = [block(3, seed=seed) for seed in range(100)]
+    split = write(tmp_path / "s", blocks).split("train")
+    kept = [split.read_block(0)]  # outlives its reader
+    for index, expected in enumerate(blocks):
+        assert_blocks_equal(split.read_block(index), expected)
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    mapped = {line.split()[-1] for line in maps if str(tmp_path) in line}
+    assert 1 <= len(mapped) <= 65
+    assert_blocks_equal(kept[0], blocks[0])
+    assert_blocks_equal(split.read_block(1), blocks[1])
+
+
+# Two writers.
+
+_WRITER = """
+    import sys
+    from jaxrank.data.store import StoreWriter
+    with StoreWriter(sys.argv[1]) as writer:
+        writer.split("train", {})
+        print("writing", flush=True)
+        sys.stdin.read()
+"""
+
+
+def writing_process(path):
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(_WRITER), str(path)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env=os.environ | {"PYTHONPATH": str(Path(store_module.__file__).parents[2])},
+    )  # fmt: skip
+    assert process.stdout.readline() == "writing\n"
+    return process
+
+
+def test_a_store_that_another_process_writes_is_refused_until_that_one_is_killed(tmp_path):
+    with writing_process(tmp_path / "s") as process:
+        (tmp_path / ".s.partial" / "stray").write_text("")
+        for _ in range(2):
+            with pytest.raises(InputError, match="s: .* another process is writing this store"):
+                write(tmp_path / "s", [block()])
+        assert (tmp_path / ".s.partial" / "train").is_dir()
+        process.send_signal(signal.SIGKILL)
+    assert (tmp_path / ".s.partial" / "train").is_dir()
+    write(tmp_path / "s", [block()])
+    assert [p.name for p in tmp_path.iterdir()] == ["s"]
+    assert sorted(p.name for p in (tmp_path / "s").iterdir()) == [
+        "manifest.json", "train", "vocabulary",
+    ]  # fmt: skip
+
+
+def test_a_process_that_ends_without_finishing_leaves_nothing_and_no_lock(tmp_path):
+    with writing_process(tmp_path / "s") as process:
+        process.communicate("")
+    assert list(tmp_path.iterdir()) == []
+    write(tmp_path / "s", [block()])
+
+
+def test_a_store_that_was_finished_while_another_waited_is_not_overwritten(tmp_path):
+    late = StoreWriter(tmp_path / "s")
+    write(tmp_path / "s", [block()])
+    with pytest.raises(InputError, match="s: must not exist yet"), late:
+        pass
+    assert [p.name for p in tmp_path.iterdir()] == ["s"]
+
+
+def test_ending_a_finished_writer_leaves_the_next_ones_work(tmp_path):
+    first = StoreWriter(tmp_path / "s")
+    with first as writer:
+        writer.split("train", {}).write(block())
+        writer.finish(SCHEMA, {})
+        shutil.rmtree(tmp_path / "s")
+        second = StoreWriter(tmp_path / "s").__enter__()
+    second.split("train", {}).write(block())
+    second.finish(dataclasses.replace(SCHEMA, tasks=()), {})
+    second.__exit__()
+    assert open_store(tmp_path / "s").schema.tasks == ()
