@@ -13,8 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from jaxrank import metrics
+from jaxrank.data.block import Block, slice_block
 from jaxrank.data.pipeline import EvaluationBatches
-from jaxrank.data.store import Block, Split, Store, slice_block
+from jaxrank.data.store import Split, Store
 from jaxrank.errors import InputError, RunError
 from jaxrank.features import MAX_GROUP, Schema
 from jaxrank.mesh import put_batch

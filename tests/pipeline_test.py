@@ -12,10 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 from conftest import ROOT
 
+from jaxrank.data.block import Block
 from jaxrank.data.order import Order
 from jaxrank.data.pipeline import EvaluationBatches, TrainBatches
 from jaxrank.data.prepare import prepare
-from jaxrank.data.store import Block, Split, StoreWriter, open_store
+from jaxrank.data.store import Split, open_store
+from jaxrank.data.store_writer import StoreWriter
 from jaxrank.errors import InputError
 from jaxrank.features import (
     PAD,

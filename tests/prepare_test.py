@@ -18,8 +18,9 @@ import xxhash
 
 from jaxrank.data import prepare as prepare_module
 from jaxrank.data import spec, text
+from jaxrank.data.block import concatenate
 from jaxrank.data.prepare import prepare
-from jaxrank.data.store import concatenate, is_store, open_store
+from jaxrank.data.store import is_store, open_store
 from jaxrank.errors import InputError, RunError
 from jaxrank.features import MAX_GROUP, MISSING_ROW, PAD, UNKNOWN_ROW, Dense
 

@@ -13,7 +13,9 @@ import pyarrow as pa
 import pytest
 
 from jaxrank.data import store as store_module
-from jaxrank.data.store import Block, StoreWriter, concatenate, is_store, open_store, slice_block
+from jaxrank.data.block import Block, concatenate, slice_block
+from jaxrank.data.store import is_store, open_store
+from jaxrank.data.store_writer import StoreWriter
 from jaxrank.data.vocabulary import checksum
 from jaxrank.errors import InputError
 from jaxrank.features import Dense, Schema, Table, Task
@@ -293,7 +295,7 @@ def test_a_fingerprint_tells_what_was_prepared_anew(tmp_path):
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="Linux tells what is mapped")
 def test_a_pass_over_many_files_keeps_few_of_them_open(tmp_path, monkeypatch):
-    monkeypatch.setattr(store_module, "_BLOCKS_PER_FILE", 1)
+    monkeypatch.setattr("jaxrank.data.store_writer._BLOCKS_PER_FILE", 1)
     blocks = [block(3, seed=seed) for seed in range(100)]
     split = write(tmp_path / "s", blocks).split("train")
     kept = [split.read_block(0)]  # outlives its reader
@@ -310,7 +312,7 @@ def test_a_pass_over_many_files_keeps_few_of_them_open(tmp_path, monkeypatch):
 
 _WRITER = """
     import sys
-    from jaxrank.data.store import StoreWriter
+    from jaxrank.data.store_writer import StoreWriter
     with StoreWriter(sys.argv[1]) as writer:
         writer.split("train", {})
         print("writing", flush=True)

@@ -7,11 +7,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from jaxrank.data.block import Block
 from jaxrank.data.chunk import Chunk
 from jaxrank.data.columns import Column, column_of, elements, numbers, row_numbers, texts
 from jaxrank.data.spec import FeatureSpec, IdSpec, ListSpec, TableSpec
 from jaxrank.data.statistics import Statistics
-from jaxrank.data.store import Block
 from jaxrank.data.vocabulary import Vocabulary, hash_rows
 from jaxrank.errors import InputError
 from jaxrank.features import MISSING_ROW, PAD, UNKNOWN_ROW

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 
 from jaxrank.data import packing
-from jaxrank.data.store import Block
+from jaxrank.data.block import Block
 from jaxrank.features import PAD, UNKNOWN_ROW, Batch, Layout, Schema
 
 

@@ -8,13 +8,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from jaxrank.data.block import Block, concatenate, slice_block
 from jaxrank.data.columns import texts
 from jaxrank.data.encode import Encoder, id_elements, list_elements, log_transform, raw_floats
 from jaxrank.data.resolve import build_schema, resolve
 from jaxrank.data.sources import Source, make_source
 from jaxrank.data.spec import FeatureSpec, TableSpec
 from jaxrank.data.statistics import Moments, Statistics
-from jaxrank.data.store import Block, Store, StoreWriter, concatenate, open_store, slice_block
+from jaxrank.data.store import Store, open_store
+from jaxrank.data.store_writer import StoreWriter
 from jaxrank.data.vocabulary import Counter, Vocabulary, build
 from jaxrank.errors import InputError, RunError
 
