@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import jaxrank
+from jaxrank import huge_pages
 from jaxrank.errors import InputError, RunError
 
 if TYPE_CHECKING:
@@ -244,6 +245,8 @@ def run(argv: Sequence[str]) -> None:
 
 def main() -> NoReturn:
     """The console program. Status 0 on success, 2 for bad input, 1 for a run that failed."""
+    if sys.argv[1:2] and sys.argv[1] in ("train", "evaluate", "predict"):
+        huge_pages.ensure()
     try:
         run(sys.argv[1:])
     except (InputError, RunError) as error:

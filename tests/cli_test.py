@@ -48,6 +48,19 @@ def test_help_imports_nothing_heavy():
     assert found.stdout.endswith("set()\n")
 
 
+@pytest.mark.parametrize("mine", [None, "glibc.malloc.check=0"])
+def test_the_program_restarts_once_with_huge_pages_unless_the_user_chose(mine):
+    code = (
+        "import os, sys; from jaxrank import huge_pages; huge_pages.ensure();"
+        "print(os.environ['GLIBC_TUNABLES'], sys.argv[1:])"
+    )
+    env = {k: v for k, v in os.environ.items() if k != "GLIBC_TUNABLES"}
+    env |= {"PYTHONPATH": str(ROOT)} | ({} if mine is None else {"GLIBC_TUNABLES": mine})
+    command = [sys.executable, "-c", code, "a b", "--c"]
+    found = subprocess.run(command, capture_output=True, text=True, env=env)
+    assert found.stdout == f"{mine or 'glibc.malloc.hugetlb=1'} ['a b', '--c']\n"
+
+
 def test_version_is_that_of_the_package():
     found = jaxrank_process("--version")
     assert found.stdout == f"jaxrank {jaxrank.__version__}\n"
