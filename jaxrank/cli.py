@@ -178,17 +178,16 @@ def _train(args: argparse.Namespace, config: "ConfigDict", report: Callable) -> 
     return result._asdict()
 
 
+def _which(args: argparse.Namespace) -> dict[str, Any]:
+    """Which checkpoint to score, on what."""
+    return {name: getattr(args, name) for name in ("checkpoint", "data", "split", "batch_size")}
+
+
 def _evaluate(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
     from jaxrank import summary
     from jaxrank.restore import evaluate
 
-    result = evaluate(
-        args.workdir,
-        checkpoint=args.checkpoint,
-        data=args.data,
-        split=args.split,
-        batch_size=args.batch_size,
-    )
+    result = evaluate(args.workdir, **_which(args))
     report(summary.of_evaluation(result))
     return result._asdict()
 
@@ -196,14 +195,7 @@ def _evaluate(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
 def _predict(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
     from jaxrank.restore import predict
 
-    result = predict(
-        args.workdir,
-        checkpoint=args.checkpoint,
-        data=args.data,
-        split=args.split,
-        batch_size=args.batch_size,
-        output=args.output,
-    )
+    result = predict(args.workdir, output=args.output, **_which(args))
     report(f"{result.rows:,} predictions of {result.checkpoint}: {result.output}")
     return result._asdict()
 
