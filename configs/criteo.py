@@ -2,6 +2,9 @@
 
     jaxrank train --config=configs/criteo.py --workdir=/tmp/criteo \
         --config.source.files.train=/data/train.txt --config.source.files.valid=/data/valid.txt
+
+On the sample of 28,000 rows, which says nothing about the model: validation AUC 0.741, logloss
+0.486, in seconds.
 """
 
 from ml_collections import ConfigDict

@@ -2,6 +2,9 @@
 
 jaxrank train --config=configs/ml1m_dcnv2.py --workdir=/tmp/ml1m
 jaxrank evaluate --workdir=/tmp/ml1m --checkpoint=best --split=test
+
+Four minutes on two busy CPU cores. Test AUC 0.8995, logloss 0.3166, the mean of three seeds
+(docs/measurements.md).
 """
 
 from ml_collections import ConfigDict

@@ -1,6 +1,9 @@
 """Two tasks on generated clicks and conversions: the main job, small enough for two CPU cores.
 
 jaxrank train --config=configs/quickstart.py --workdir=/tmp/quickstart
+
+46 seconds on two CPU cores. Click: logloss 0.4304, AUC 0.8183, 94.8% of what can be gained over a
+constant; conversion: 0.4792, 0.8057, 92.4%.
 """
 
 from ml_collections import ConfigDict

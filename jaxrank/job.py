@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 from jaxrank import evaluate as evaluation
 from jaxrank import mesh as meshes
-from jaxrank import workdir
+from jaxrank import models, workdir
 from jaxrank.checkpoint import Checkpoints
 from jaxrank.config import differences, to_plain
 from jaxrank.data import prepare, spec
@@ -206,11 +206,13 @@ def save(job: Job, step: int, state: TrainState, metric: float | None) -> None:
 
 def describe(job: Job, state: TrainState) -> str:
     """What is trained, in a few words."""
-    parameters = sum(x.size for x in jax.tree.leaves(state.params))
+    parts = models.describe(state.params)
+    layers = ", ".join(f"{name} {count:,}" for name, count in parts.items())
     layout, schema = job.program.trainee.embedding.layout, job.schema
     stored = sum(x.nbytes for x in jax.tree.leaves(state.tables)) / 2**20
     lines = [
-        f"{parameters:,} parameters in layers, {sum(s.rows * s.dim for s in layout.stacks):,} in"
+        f"{sum(parts.values()):,} parameters in layers ({layers}),"
+        f" {sum(s.rows * s.dim for s in layout.stacks):,} in"
         f" {len(schema.tables)} tables ({stored:,.1f} MiB with their optimizer);"
         f" {len(schema.floats)} floats, {len(schema.ids)} ids, {len(schema.lists)} lists;"
         f" {job.train_split.rows:,} examples, {job.plan.num_steps:,} steps,"
