@@ -15,6 +15,7 @@ What the odd values mean, once for the whole system:
 - An empty label is unknown: its example has weight 0 for that task.
 """
 
+import collections
 import dataclasses
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -68,16 +69,19 @@ class Categorical:
 
 @dataclasses.dataclass(frozen=True)
 class Ragged:
-    """A list of ids of any length, empty included, combined to one vector.
+    """A list of ids of any length, empty included, combined to one vector or kept as a sequence.
 
     combiner, for vectors e and weights w (1 unless `weighted`): sum: sum(w e);
-    mean: sum(w e) / sum(w); sqrtn: sum(w e) / sqrt(sum(w^2)).
+    mean: sum(w e) / sum(w); sqrtn: sum(w e) / sqrt(sum(w^2)); none: the vectors themselves, for
+    models that attend over them, a place for each of the first `length` ids.
+    length: most ids of a list under "none", 0 under the others.
     """
 
     name: str
     table: str
     combiner: str = "mean"
     weighted: bool = False
+    length: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,8 +128,8 @@ class Schema:
 
 
 class Lists(NamedTuple):
-    """The ragged features of one stack, packed: groups of consecutive examples, each group's ids
-    one after another, example by example and within an example list by list.
+    """The combined ragged features of one stack, packed: groups of consecutive examples, each
+    group's ids one after another, example by example and within an example list by list.
 
     ids: i32[groups, capacity] rows of the stack, PAD behind the last.
     segments: i32[groups, capacity] `example_in_group * lists + list`, rising; PAD behind the last.
@@ -144,7 +148,8 @@ class Batch(NamedTuple):
     `Layout`); a stack that no such feature uses has no key.
 
     floats: f32[B, floats], nothing missing.
-    ids: {stack: i32[B, columns]} rows of the stack, or PAD.
+    ids: {stack: i32[B, places]} rows of the stack, or PAD: the stack's id columns, then for each of
+        its sequences as many places as it has `length`, its ids in front and PAD behind.
     lists: {stack: Lists}.
     labels: f32[B, tasks], 0 where unknown.
     weights: f32[B, tasks], 0 where the label is unknown and in examples that only fill the batch.
@@ -160,19 +165,46 @@ class Batch(NamedTuple):
     dropped: Any
 
 
+class Hot(NamedTuple):
+    """Which rows of a stack are kept on every device, and which are dealt out by frequency.
+
+    A table's hot rows are its first ones, the most frequent. Those of all tables are merged by
+    falling frequency: neighbours in the stack go to different devices, so each device gets the same
+    share of every frequency.
+
+    whole: tables of which every device keeps all rows.
+    merged: the table (its name) of each hot row of the others, from the most frequent; the n-th
+        time that a table occurs stands for its row n.
+    replicated: how many of `merged`, from the first, every device keeps.
+    """
+
+    whole: tuple[str, ...] = ()
+    merged: tuple[str, ...] = ()
+    replicated: int = 0
+
+
 @dataclasses.dataclass(frozen=True)
 class Stack:
-    """All tables of one dimension, one after another: the unit of storage and of lookup.
+    """All tables of one dimension: the unit of storage and of lookup.
+
+    Its rows are, in this order, the tables that every device keeps whole; the merged hot rows of
+    the others (see `Hot`); and the rest of each of the others, one table after another.
 
     name: "dim16".
     dim: length of a vector.
     tables: names, in order.
-    offsets: the stack's row at which each table begins.
+    offsets: row r of a table is row `r + offset` of the stack, unless it is a hot row.
     rows: of all tables together.
+    replicated: how many rows, from the first, every device keeps. The others are split.
+    hot_start: the stack's row at which the merged hot rows begin.
+    hot: the table (index in `tables`) of each merged hot row.
     columns: which columns of the id matrix read this stack.
-    column_offsets: the offset of the table that each of `columns` reads.
-    lists: which entries of `Schema.lists` read this stack.
-    list_offsets: the offset of the table that each of `lists` reads.
+    column_tables: the table (index in `tables`) that each of `columns` reads.
+    lists: which entries of `Schema.lists` read this stack and are combined.
+    list_tables: the table that each of `lists` reads.
+    sequences: which entries of `Schema.lists` read this stack and are not combined.
+    sequence_tables: the table that each of `sequences` reads.
+    sequence_lengths: places of each of `sequences`.
     """
 
     name: str
@@ -180,10 +212,29 @@ class Stack:
     tables: tuple[str, ...]
     offsets: tuple[int, ...]
     rows: int
+    replicated: int
+    hot_start: int
+    hot: tuple[int, ...]
     columns: tuple[int, ...]
-    column_offsets: tuple[int, ...]
+    column_tables: tuple[int, ...]
     lists: tuple[int, ...]
-    list_offsets: tuple[int, ...]
+    list_tables: tuple[int, ...]
+    sequences: tuple[int, ...]
+    sequence_tables: tuple[int, ...]
+    sequence_lengths: tuple[int, ...]
+
+    @property
+    def places(self) -> int:
+        """Columns of `Batch.ids` of this stack."""
+        return len(self.columns) + sum(self.sequence_lengths)
+
+    def hot_rows(self) -> list[np.ndarray]:
+        """For each table the stack's rows of its hot rows 0, 1, ..., i32[hot rows of the table]."""
+        by_table = np.asarray(self.hot, np.int32)
+        return [
+            np.flatnonzero(by_table == i).astype(np.int32) + np.int32(self.hot_start)
+            for i in range(len(self.tables))
+        ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,28 +245,60 @@ class Layout:
     stacks: tuple[Stack, ...]
 
 
-def layout(schema: Schema, dim_of: Mapping[str, int]) -> Layout:
-    """The layout of a schema's tables, given the dimension of each table by name."""
-    column_tables = [f.table for f in schema.ids for _ in range(f.length)]
-    list_tables = [f.table for f in schema.lists]
+def stack_name(dim: int) -> str:
+    return f"dim{dim}"
+
+
+def layout(
+    schema: Schema, dim_of: Mapping[str, int], hot: Mapping[str, Hot] | None = None
+) -> Layout:
+    """The layout of a schema's tables.
+
+    Args:
+        dim_of: the dimension of each table by name.
+        hot: by name of the stack; nothing is hot in a stack that is not there.
+    """
     stacks = []
     for dim in sorted(set(dim_of.values())):
         tables = [t for t in schema.tables if dim_of[t.name] == dim]
-        offsets = np.cumsum([0] + [t.rows for t in tables]).tolist()
-        start = dict(zip((t.name for t in tables), offsets, strict=False))
-        columns = [i for i, name in enumerate(column_tables) if name in start]
-        lists = [i for i, name in enumerate(list_tables) if name in start]
-        stacks.append(
-            Stack(
-                name=f"dim{dim}",
-                dim=dim,
-                tables=tuple(start),
-                offsets=tuple(offsets[:-1]),
-                rows=offsets[-1],
-                columns=tuple(columns),
-                column_offsets=tuple(start[column_tables[i]] for i in columns),
-                lists=tuple(lists),
-                list_offsets=tuple(start[list_tables[i]] for i in lists),
-            )
-        )
+        stacks.append(_stack(schema, dim, tables, (hot or {}).get(stack_name(dim), Hot())))
     return Layout(schema=schema, stacks=tuple(stacks))
+
+
+def _stack(schema: Schema, dim: int, tables: list[Table], hot: Hot) -> Stack:
+    index = {t.name: i for i, t in enumerate(tables)}
+    offsets = [0] * len(tables)
+    at = 0
+    for table in tables:
+        if table.name in hot.whole:
+            offsets[index[table.name]] = at
+            at += table.rows
+    hot_start = at
+    merged = [index[name] for name in hot.merged]
+    hot_rows = collections.Counter(merged)
+    at += len(merged)
+    for i, table in enumerate(tables):
+        if table.name not in hot.whole:
+            offsets[i] = at - hot_rows[i]
+            at += table.rows - hot_rows[i]
+    column_tables = [f.table for f in schema.ids for _ in range(f.length)]
+    columns = [i for i, name in enumerate(column_tables) if name in index]
+    lists = [i for i, f in enumerate(schema.lists) if f.table in index and f.combiner != "none"]
+    sequences = [i for i, f in enumerate(schema.lists) if f.table in index and f.combiner == "none"]
+    return Stack(
+        name=stack_name(dim),
+        dim=dim,
+        tables=tuple(index),
+        offsets=tuple(offsets),
+        rows=at,
+        replicated=hot_start + hot.replicated,
+        hot_start=hot_start,
+        hot=tuple(merged),
+        columns=tuple(columns),
+        column_tables=tuple(index[column_tables[i]] for i in columns),
+        lists=tuple(lists),
+        list_tables=tuple(index[schema.lists[i].table] for i in lists),
+        sequences=tuple(sequences),
+        sequence_tables=tuple(index[schema.lists[i].table] for i in sequences),
+        sequence_lengths=tuple(schema.lists[i].length for i in sequences),
+    )

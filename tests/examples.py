@@ -11,6 +11,7 @@ from jaxrank.features import (
     Lists,
     Ragged,
     Schema,
+    Stack,
     Table,
     Task,
     layout,
@@ -36,6 +37,13 @@ def small_layout(dims: dict[str, int] | None = None, rows: int = 50) -> Layout:
     return layout(small_schema(rows), dims or {"ta": 8, "tb": 8, "tc": 8})
 
 
+def stack_rows(stack: Stack, table: str, rows: np.ndarray) -> np.ndarray:
+    """Rows of a table -> rows of its stack, one after another."""
+    index = stack.tables.index(table)
+    hot = [stack.hot_start + i for i, t in enumerate(stack.hot) if t == index]
+    return np.array([hot[r] if r < len(hot) else r + stack.offsets[index] for r in rows], np.int32)
+
+
 def random_batch(
     lay: Layout, size: int, seed: int = 0, group: int = 4, capacity: int = 24, mean: float = 2.0
 ) -> Batch:
@@ -46,10 +54,18 @@ def random_batch(
     for stack in lay.stacks:
         tables = [f.table for f in lay.schema.ids]
         columns = []
-        for column, offset in zip(stack.columns, stack.column_offsets, strict=True):
+        for column in stack.columns:
             rows = rows_of[tables[column]]
-            values = np.minimum(rng.zipf(1.3, size) - 1, rows - 1) + offset
+            values = stack_rows(
+                stack, tables[column], np.minimum(rng.zipf(1.3, size) - 1, rows - 1)
+            )
             columns.append(np.where(rng.random(size) < 0.1, PAD, values))
+        for number, length in zip(stack.sequences, stack.sequence_lengths, strict=True):
+            table = lay.schema.lists[number].table
+            lengths = rng.integers(0, length + 1, size)
+            for place in range(length):
+                values = stack_rows(stack, table, rng.integers(0, rows_of[table], size))
+                columns.append(np.where(place < lengths, values, PAD))
         if columns:
             ids[stack.name] = np.stack(columns, axis=1).astype(np.int32)
         if stack.lists:
@@ -75,11 +91,11 @@ def _random_lists(lay, stack, size, group, capacity, mean, rng) -> Lists:
     for g in range(groups):
         at = 0
         for example in range(group):
-            for i, (number, offset) in enumerate(zip(stack.lists, stack.list_offsets, strict=True)):
+            for i, number in enumerate(stack.lists):
                 length = min(rng.poisson(mean), capacity - at)
-                rows = rows_of[lay.schema.lists[number].table]
-                values = rng.integers(0, rows, length) + offset
-                ids[g, at : at + length] = values
+                table = lay.schema.lists[number].table
+                values = rng.integers(0, rows_of[table], length)
+                ids[g, at : at + length] = stack_rows(stack, table, values)
                 segments[g, at : at + length] = example * len(stack.lists) + i
                 weights[g, at : at + length] = rng.random(length) + 0.5
                 at += length

@@ -87,7 +87,7 @@ def _reference(lay, lengths, values, weights, group, capacities):
                     "sqrtn": sum(w * w for w in own) ** 0.5,
                 }[feature.combiner]
                 for value, weight in zip(kept, own, strict=True):
-                    offset = stack.list_offsets[index]
+                    offset = stack.offsets[stack.list_tables[index]]
                     ids[g, place] = PAD if value == PAD else value + offset
                     segments[g, place] = segment
                     factors[g, place] = weight / norm if norm else 0

@@ -176,7 +176,9 @@ def to_batch(
         if stack.columns:
             every = len(stack.columns) == examples.ids.shape[1]
             rows = examples.ids if every else examples.ids.take(stack.columns, axis=1)
-            ids[stack.name] = packing.to_stack_rows(rows, np.asarray(stack.column_offsets))
+            ids[stack.name] = packing.to_stack_rows(
+                rows, np.asarray(stack.offsets).take(stack.column_tables)
+            )
     lists, dropped = packing.pack(
         layout,
         examples.lengths,

@@ -143,7 +143,7 @@ def _packed(
     # place: half the time of a np.repeat for each of the three arrays.
     flat = lengths.reshape(-1)
     lists = np.repeat(np.arange(flat.size), flat)
-    offsets = np.tile(np.asarray(stack.list_offsets, np.int32), len(lengths))
+    offsets = np.tile(np.asarray(stack.offsets, np.int32).take(stack.list_tables), len(lengths))
     inverse = _inverse_norms(layout, stack, lengths, weights)
     stops = np.cumsum(totals)
     for g, (stop, total) in enumerate(zip(stops.tolist(), totals.tolist(), strict=True)):

@@ -4,14 +4,15 @@ A stack is stored as f[rows * width / 128, 128], where width is the dimension, p
 or a multiple of 128. The TPU compiler keeps such an array as it is; a plain [rows, 16] it copies or
 pads in every step. On CPU and GPU the view [rows, width] is free.
 
-Row r lies at position (r mod G) * (rows / G) + r // G, with G = 1024 whatever the number of
-devices. Tables are ordered by falling frequency, so neighbours in frequency go to different
-devices, which hold contiguous blocks, and the stored array is the same for any number of them.
-In NumPy, the logical rows are
-`stored.reshape(G, rows // G, width).swapaxes(0, 1).reshape(rows, width)[:, :dim]`.
+Split row r lies at `group(r) * (rows / G) + r // G`, with G = 1024 groups whatever the number of
+devices, which hold contiguous blocks of groups; so the stored array is the same for any number of
+them. `group` deals rows out: of any n consecutive rows that begin at a multiple of n, each of n
+devices gets one, which of them by a hash. So rows next to each other in frequency, or a fixed
+stride apart, are spread, and no device gets the more frequent half of every deal.
 """
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +30,32 @@ def padded_width(dim: int) -> int:
     if dim >= LANES:
         return -(-dim // LANES) * LANES
     return 1 << (dim - 1).bit_length()
+
+
+_SCRAMBLE = (0x6C50B47C, 0xB82F1E52, 0xC7AFE638, 0x8D22F6E6)
+
+
+def group(row: Any) -> Any:
+    """The group i32[...] of split rows i32[...], of NumPy or JAX: a scrambled radical inverse.
+
+    Bit k of a row, counted from the lowest, is bit 9 - k of its group, flipped by a hash of the
+    higher bits: Owen's nested scrambling of the van der Corput sequence.
+
+    References:
+        Laine and Karras, Stratified Sampling for Stochastic Transparency, EGSR 2011 (the hash).
+    """
+    x = row.astype(np.uint32)
+    low = x & np.uint32(GROUPS - 1)
+    reverse = low & np.uint32(0)
+    for bit in range(10):
+        reverse = (reverse << np.uint32(1)) | ((low >> np.uint32(bit)) & np.uint32(1))
+    high = (x >> np.uint32(10)) * np.uint32(0x9E3779B1)
+    high = high ^ (high >> np.uint32(15))
+    # Multiplied by even numbers, a bit depends on those below it only.
+    x = (reverse << np.uint32(22)) | (high >> np.uint32(10))
+    for factor in _SCRAMBLE:
+        x = x ^ (x * np.uint32(factor))
+    return (x >> np.uint32(22)).astype(np.int32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +77,7 @@ class Storage:
 
     def position(self, row: jax.Array) -> jax.Array:
         """Where each row lies, i32 of the same shape; PAD stays PAD."""
-        position = (row % GROUPS) * (self.rows // GROUPS) + row // GROUPS
+        position = group(row) * (self.rows // GROUPS) + row // GROUPS
         return jnp.where(row == PAD, PAD, position)
 
     def view(self, stored: jax.Array) -> jax.Array:
@@ -79,4 +106,5 @@ def logical_rows(stored: np.ndarray, stack: Stack) -> np.ndarray:
     """A whole stored array -> f[stack.rows, dim] in row order, on the host."""
     shape = storage(stack)
     by_group = np.asarray(stored).reshape(GROUPS, shape.rows // GROUPS, shape.width)
-    return by_group.swapaxes(0, 1).reshape(shape.rows, shape.width)[: stack.rows, : stack.dim]
+    row = np.arange(stack.rows, dtype=np.int32)
+    return by_group[group(row), row // GROUPS, : stack.dim]
