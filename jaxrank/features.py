@@ -182,6 +182,10 @@ class Hot(NamedTuple):
     merged: tuple[str, ...] = ()
     replicated: int = 0
 
+    @classmethod
+    def from_json(cls, tree: Mapping[str, Any]) -> "Hot":
+        return cls(tuple(tree["whole"]), tuple(tree["merged"]), tree["replicated"])
+
 
 @dataclasses.dataclass(frozen=True)
 class Stack:
@@ -227,6 +231,17 @@ class Stack:
     def places(self) -> int:
         """Columns of `Batch.ids` of this stack."""
         return len(self.columns) + sum(self.sequence_lengths)
+
+    def segments(self) -> list[tuple[int, int, int]]:
+        """(first row of the stack, table, its offset) of each run of rows of one table, in order.
+
+        The merged hot rows stand between the runs of whole tables and those of the others.
+        """
+        found = []
+        hot_rows = collections.Counter(self.hot)
+        for i, offset in enumerate(self.offsets):
+            found.append((offset + hot_rows[i], i, offset))
+        return sorted(found)
 
     def hot_rows(self) -> list[np.ndarray]:
         """For each table the stack's rows of its hot rows 0, 1, ..., i32[hot rows of the table]."""

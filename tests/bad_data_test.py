@@ -74,7 +74,7 @@ def test_glob_that_matches_nothing(tmp_path):
         run_files(tmp_path, str(tmp_path / "day*.csv"))
 
 
-@pytest.mark.parametrize("content", ["", HEADER, gzip.compress(b""), HEADER[:-1]])
+@pytest.mark.parametrize("content", ["", HEADER, gzip.compress(b"", mtime=0), HEADER[:-1]])
 def test_file_without_rows(tmp_path, content):
     with refused("day.csv: must have at least one row"):
         run(tmp_path, content)
@@ -267,12 +267,76 @@ def test_id_with_a_fraction(tmp_path):
         run_parquet(tmp_path, columns, ids=IDS)
 
 
-@pytest.mark.parametrize("bad", ["100", "-1", "x", "1.5", "99999999999999999999"])
+NOT_WHOLE = ["x", "1.5", "1e3", " 1", "-", "99999999999999999999x", "nan"]
+# Of a table of 100 rows: just outside, beyond 32 bits, and beyond 64.
+OUTSIDE = [
+    *(-1, 100, -(2**31), 2**31 - 1, 2**31, 2**32, 2**32 + 5, 2**63 - 1, -(2**63)),
+    *(2**63, 2**64 - 1, 2**64, 2**64 + 7, -(2**64), 10**30, -(10**30)),
+]
+POLICIES = ["oov", "hash", "clip"]
+
+
+@pytest.mark.parametrize("bad", OUTSIDE)
 def test_integer_id_out_of_range(tmp_path, bad):
     ids = [dict(columns="user", table="people", encoding="integer", rows=100)]
     must = "must be a row of the table 'people', 0 to 99 (rows=100), or empty"
-    with refused(f"day.csv, row 4, column user: {must}: found '{bad}'"):
+    hint = "Set on_bad_id='oov', 'hash' or 'clip' to give such ids a row, or raise `rows`."
+    with refused(f"day.csv, row 4, column user: {must}: found '{bad}'. {hint}"):
         run(tmp_path, f"label,user\n1,0\n1,99\n1,{bad}\n", ids=ids)
+
+
+@pytest.mark.parametrize("bad", NOT_WHOLE)
+def test_integer_id_that_is_no_whole_number(tmp_path, bad):
+    ids = dict(columns="user", table="people", encoding="integer", rows=100)
+    must = "must be a row of the table 'people', 0 to 99 (rows=100), or empty"
+    with refused(f"day.csv, row 4, column user: {must}: found '{bad}'."):
+        run(tmp_path, f"label,user\n1,0\n1,99\n1,{bad}\n", ids=[ids])
+    for policy in POLICIES:
+        must = "must be a whole number, or empty"
+        with refused(f"day.csv, row 5, column user: {must}: found '{bad}'."):
+            run(
+                tmp_path,
+                f"label,user\n1,0\n1,{10**30}\n1,-1\n1,{bad}\n",
+                ids=[ids | dict(on_bad_id=policy)],
+            )
+
+
+@pytest.mark.parametrize(
+    ("kind", "bad"),
+    [
+        *((pa.int32(), n) for n in OUTSIDE if -(2**31) <= n < 2**31),
+        *((pa.int64(), n) for n in OUTSIDE if -(2**63) <= n < 2**63),
+        *((pa.uint64(), n) for n in OUTSIDE if 0 <= n < 2**64),
+        *((pa.float64(), float(n)) for n in OUTSIDE),
+        *((pa.float64(), x) for x in (2.5, float("nan"), float("inf"))),
+    ],
+)
+def test_integer_id_of_a_native_type_out_of_range(tmp_path, kind, bad):
+    columns = {"label": [1] * 3, "user": pa.array([7, None, bad], kind)}
+    must = "must be a row of the table 'people', 0 to 99 (rows=100), or empty"
+    with refused(f"day.parquet, row 3, column user: {must}: found {bad}."):
+        run_parquet(
+            tmp_path,
+            columns,
+            ids=[dict(columns="user", table="people", encoding="integer", rows=100)],
+        )
+
+
+@pytest.mark.parametrize("bad", [2.5, float("nan"), float("inf"), float("-inf")])
+def test_float_ids_that_are_no_whole_numbers_have_no_policy(tmp_path, bad):
+    columns = {"label": [1] * 4, "user": [7.0, 1e300, None, bad]}
+    ids = [dict(columns="user", encoding="integer", rows=100, on_bad_id="oov")]
+    must = "must be a whole number, or empty"
+    with refused(f"day.parquet, row 4, column user: {must}: found {bad}."):
+        run_parquet(tmp_path, columns, ids=ids)
+
+
+def test_list_id_out_of_range(tmp_path):
+    lists = [dict(columns="tags", table="tag", encoding="integer", rows=10)]
+    must = "must be a row of the table 'tag', 0 to 9 (rows=10), or empty"
+    for bad in (-1, 10, 2**70):
+        with refused(f"day.csv, row 4, column tags: {must}: found '{bad}'."):
+            run(tmp_path, f"label,tags\n1,0|9\n1,\n1,3|4|{bad}\n1,1\n", lists=lists)
 
 
 def test_wrong_number_of_ids(tmp_path):
@@ -378,6 +442,43 @@ def test_list_column_of_another_type(tmp_path):
         (
             dict(ids=[dict(columns="user", encoding="hash", rows=2)]),
             ["features.ids[0].rows: must be from 3 to", "found 2"],
+        ),
+        (
+            dict(ids=[IDS[0] | dict(on_bad_id="zero")]),
+            ["ids[0].on_bad_id: must be one of 'error', 'oov', 'hash', 'clip': found 'zero'"],
+        ),
+        (
+            dict(ids=[IDS[0] | dict(on_bad_id="oov")]),
+            ["ids[0].on_bad_id: must be 'error'", "(encoding='vocabulary'): found 'oov'"],
+        ),
+        (
+            dict(lists=[LISTS[0] | dict(encoding="hash", rows=9, on_bad_id="clip")]),
+            ["lists[0].on_bad_id: must be 'error'", "(encoding='hash'): found 'clip'"],
+        ),
+        (
+            dict(ids=[IDS[0] | dict(encoding="integer", rows=2**31 - 1, on_bad_id="oov")]),
+            [f"ids[0].rows: must be from 1 to {2**31 - 2} (encoding='integer')"],
+        ),
+        (
+            dict(
+                ids=[IDS[0] | dict(encoding="integer", rows=9)],
+                lists=[
+                    dict(columns="tags", table="user", encoding="integer", rows=9, on_bad_id="hash")
+                ],
+            ),
+            ["share the table 'user', so on_bad_id must be the same: found 'error' and 'hash'"],
+        ),
+        (
+            dict(lists=[LISTS[0] | dict(combiner="none")]),
+            ["lists[0].max_length: must be 1 or more with combiner='none'", "found 0"],
+        ),
+        (
+            dict(lists=[LISTS[0] | dict(combiner="none", max_length=3, weights="w")]),
+            ["lists[0].weights: must be empty with combiner='none'", "found 'w'"],
+        ),
+        (
+            dict(lists=[LISTS[0] | dict(combiner="max")]),
+            ["lists[0].combiner: must be one of 'sum', 'mean', 'sqrtn', 'none': found 'max'"],
         ),
         (
             dict(ids=IDS, lists=[dict(columns="tags", table="user", min_count=3)]),

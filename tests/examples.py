@@ -7,6 +7,7 @@ from jaxrank.features import (
     Batch,
     Categorical,
     Dense,
+    Hot,
     Layout,
     Lists,
     Ragged,
@@ -33,8 +34,10 @@ def small_schema(rows: int = 50) -> Schema:
     )
 
 
-def small_layout(dims: dict[str, int] | None = None, rows: int = 50) -> Layout:
-    return layout(small_schema(rows), dims or {"ta": 8, "tb": 8, "tc": 8})
+def small_layout(
+    dims: dict[str, int] | None = None, rows: int = 50, hot: dict[str, Hot] | None = None
+) -> Layout:
+    return layout(small_schema(rows), dims or {"ta": 8, "tb": 8, "tc": 8}, hot)
 
 
 def stack_rows(stack: Stack, table: str, rows: np.ndarray) -> np.ndarray:
@@ -52,7 +55,7 @@ def random_batch(
     rows_of = {t.name: t.rows for t in lay.schema.tables}
     ids, lists = {}, {}
     for stack in lay.stacks:
-        tables = [f.table for f in lay.schema.ids]
+        tables = [f.table for f in lay.schema.ids for _ in range(f.length)]
         columns = []
         for column in stack.columns:
             rows = rows_of[tables[column]]

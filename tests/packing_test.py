@@ -1,15 +1,21 @@
-"""Packing of ragged lists, against plain Python loops."""
+"""Packing of ragged lists, and rows of tables as rows of stacks, against plain Python loops."""
 
 import dataclasses
+import pickle
 
 import numpy as np
 import pytest
+from examples import stack_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrank.data import packing
+from jaxrank.data.batcher import Batcher
+from jaxrank.data.examples import Examples
+from jaxrank.data.packing import Packer
+from jaxrank.data.stack_rows import StackRows
 from jaxrank.errors import InputError
-from jaxrank.features import PAD, Ragged, Schema, Table, layout
+from jaxrank.features import PAD, Categorical, Hot, Ragged, Schema, Table, Task, layout
 
 _LISTS = (
     Ragged("clicked", "items", "mean", weighted=True),
@@ -24,9 +30,17 @@ _TABLES = (
 )
 
 
-def _layout(lists=_LISTS, dims=(8, 16, 16)):
+def _layout(lists=_LISTS, dims=(8, 16, 16), hot=None):
     schema = Schema(tasks=(), floats=(), ids=(), lists=tuple(lists), tables=_TABLES)
-    return layout(schema, dict(zip(("words", "items", "tags"), dims, strict=True)))
+    return layout(schema, dict(zip(("words", "items", "tags"), dims, strict=True)), hot)
+
+
+def _hot(random, tables, rows):
+    """Any number of hot rows of each table, from none to all, and perhaps a table that is whole."""
+    whole = tuple(t for t in tables if random.random() < 0.3)
+    most = {t: random.choice([0, 1, rows[t] // 2, rows[t]]) for t in tables if t not in whole}
+    merged = random.permutation(np.repeat(list(most), list(most.values())).astype(object))
+    return Hot(whole=whole, merged=tuple(map(str, merged)), replicated=len(merged) // 2)
 
 
 def _examples(random, n, lists, longest=5, weighted=True):
@@ -86,9 +100,9 @@ def _reference(lay, lengths, values, weights, group, capacities):
                     "mean": sum(own),
                     "sqrtn": sum(w * w for w in own) ** 0.5,
                 }[feature.combiner]
+                table = stack.tables[stack.list_tables[index]]
                 for value, weight in zip(kept, own, strict=True):
-                    offset = stack.offsets[stack.list_tables[index]]
-                    ids[g, place] = PAD if value == PAD else value + offset
+                    ids[g, place] = PAD if value == PAD else stack_rows(stack, table, [value])[0]
                     segments[g, place] = segment
                     factors[g, place] = weight / norm if norm else 0
                     place += 1
@@ -105,16 +119,22 @@ def _reference(lay, lengths, values, weights, group, capacities):
     weighted=st.booleans(),
     room=st.sampled_from([0, 1, 7, 20, 128]),
     combiner=st.sampled_from([None, "sum"]),
+    any_hot=st.booleans(),
 )
-def test_packing_equals_a_loop_over_ids(seed, group, groups, dims, weighted, room, combiner):
+def test_packing_equals_a_loop_over_ids(
+    seed, group, groups, dims, weighted, room, combiner, any_hot
+):
     lists = _LISTS
     if combiner:
         lists = [dataclasses.replace(f, combiner=combiner, weighted=False) for f in lists]
-    lay = _layout(lists, dims)
     random = np.random.default_rng(seed)
+    lay = _layout(lists, dims)
+    if any_hot:
+        rows = {t.name: t.rows for t in _TABLES}
+        lay = _layout(lists, dims, {s.name: _hot(random, s.tables, rows) for s in lay.stacks})
     lengths, values, weights = _examples(random, group * groups, len(lists), weighted=weighted)
     capacities = {stack.name: room for stack in lay.stacks}
-    packed, dropped = packing.pack(lay, lengths, values, weights, group, capacities, "truncate")
+    packed, dropped = Packer(lay, group, capacities, "truncate")(lengths, values, weights)
     expected, expected_dropped = _reference(lay, lengths, values, weights, group, capacities)
     assert set(packed) == set(expected)
     for name, (ids, segments, factors) in expected.items():
@@ -131,7 +151,7 @@ def test_truncation_cuts_the_longest_list_first():
     lay = _layout(_LISTS[1:2])
     lengths = np.int32([[5], [2], [4], [3]])
     values = np.arange(14, dtype=np.int32)
-    packed, dropped = packing.pack(lay, lengths, values, None, 4, {"dim8": 11}, "truncate")
+    packed, dropped = Packer(lay, 4, {"dim8": 11}, "truncate")(lengths, values, None)
     assert packed["dim8"].segments.tolist() == [[0, 0, 0, 1, 1, 2, 2, 2, 3, 3, 3]]
     assert packed["dim8"].ids.tolist() == [[0, 1, 2, 5, 6, 7, 8, 9, 11, 12, 13]]
     assert dropped.tolist() == [[3]]
@@ -142,7 +162,7 @@ def test_overflow_stops_with_the_features_the_numbers_and_the_field():
     lengths = np.int32([[1, 0], [0, 1], [3, 90], [7, 60]])
     values = np.zeros(lengths.sum(), np.int32)
     with pytest.raises(InputError) as error:
-        packing.pack(lay, lengths, values, None, 2, {"dim8": 128})
+        Packer(lay, 2, {"dim8": 128})(lengths, values, None)
     message = str(error.value)
     assert "stack dim8" in message
     assert "2 examples packed together have 160 ids and there is room for 128" in message
@@ -154,16 +174,226 @@ def test_overflow_stops_with_the_features_the_numbers_and_the_field():
 def test_a_group_that_fills_the_capacity_exactly_fits():
     lay = _layout(_LISTS[1:2])
     lengths = np.int32([[60], [68]])
-    values = np.arange(128, dtype=np.int32)
-    packed, dropped = packing.pack(lay, lengths, values, None, 2, {"dim8": 128})
-    assert packed["dim8"].ids[0].tolist() == list(range(128))
+    values = np.arange(128, dtype=np.int32) % 100
+    packed, dropped = Packer(lay, 2, {"dim8": 128})(lengths, values, None)
+    assert packed["dim8"].ids[0].tolist() == values.tolist()
     assert not dropped.any()
 
 
+def _sequence_schema(rows=(100, 40, 7)):
+    """Two stacks if `b` has another dimension; of `a`: columns, a list and a sequence."""
+    tables = tuple(Table(n, r, "integer") for n, r in zip("abc", rows, strict=True))
+    return Schema(
+        tasks=(Task("click"),),
+        floats=(),
+        ids=(Categorical("i", "a"), Categorical("j", "b", 2), Categorical("k", "c")),
+        lists=(
+            Ragged("combined", "a", "mean"),
+            Ragged("history", "a", "none", length=5),
+            Ragged("others", "b", "none", length=3),
+            Ragged("last", "c", "none", length=1),
+        ),
+        tables=tables,
+    )
+
+
+def _drawn(random, schema, n, missing=0.2):
+    """Examples with ids of every kind: first and last row of each table, PAD, empty lists."""
+    rows = {t.name: t.rows for t in schema.tables}
+
+    def ids(table, count):
+        values = random.integers(0, rows[table], count).astype(np.int32)
+        edges = random.random(count) < 0.3
+        values[edges] = random.choice([0, rows[table] - 1], edges.sum())
+        return values
+
+    columns = [ids(f.table, n) for f in schema.ids for _ in range(f.length)]
+    matrix = np.stack(columns, axis=1)
+    matrix[random.random(matrix.shape) < missing] = PAD
+    lengths = np.stack([random.integers(0, (f.length or 6) + 1, n) for f in schema.lists], axis=1)
+    parts = [ids(f.table, c) for row in lengths for f, c in zip(schema.lists, row, strict=True)]
+    ends = np.concatenate([[0], np.cumsum(lengths.sum(axis=1))])
+    return Examples(
+        floats=np.zeros((n, 0), np.float32),
+        ids=matrix,
+        lengths=lengths.astype(np.int32),
+        ends=ends.astype(np.int64),
+        values=np.concatenate(parts),
+        value_weights=None,
+        labels=np.zeros((n, 1), np.float32),
+        weights=None,
+    )
+
+
+def _places(schema, stack, examples):
+    """What `Batch.ids` must hold, id by id."""
+    columns = [f.table for f in schema.ids for _ in range(f.length)]
+    walked = _unpack(examples.lengths, examples.values, None)
+    rows = []
+    for row, lists in zip(examples.ids, walked, strict=True):
+        found = [(columns[i], int(row[i])) for i in stack.columns]
+        for i in stack.sequences:
+            values = lists[i][0]
+            values = values + [int(PAD)] * (schema.lists[i].length - len(values))
+            found += [(schema.lists[i].table, value) for value in values]
+        rows.append([v if v == PAD else stack_rows(stack, t, [v])[0] for t, v in found])
+    return np.array(rows, np.int32)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**20),
+    n=st.sampled_from([1, 7, 8, 64, 96]),
+    dims=st.sampled_from([(8, 8, 8), (8, 16, 16), (8, 16, 8)]),
+    any_hot=st.booleans(),
+    missing=st.sampled_from([0.0, 0.2, 1.0]),
+)
+def test_ids_and_sequences_equal_a_loop_over_ids(seed, n, dims, any_hot, missing):
+    random = np.random.default_rng(seed)
+    schema = _sequence_schema()
+    dim_of = dict(zip("abc", dims, strict=True))
+    lay = layout(schema, dim_of)
+    if any_hot:
+        rows = {t.name: t.rows for t in schema.tables}
+        lay = layout(schema, dim_of, {s.name: _hot(random, s.tables, rows) for s in lay.stacks})
+    examples = _drawn(random, schema, n, missing)
+    batcher = pickle.loads(pickle.dumps(Batcher(lay, n, {s.name: 1024 for s in lay.stacks})))
+    batch = batcher(examples)
+    assert set(batch.ids) == {stack.name for stack in lay.stacks}
+    for stack in lay.stacks:
+        found = batch.ids[stack.name]
+        assert found.dtype == np.int32
+        assert found.shape == (n, stack.places)
+        np.testing.assert_array_equal(found, _places(schema, stack, examples))
+    # Sequences are no lists that are packed.
+    assert set(batch.lists) == {"dim8"}
+    assert batch.dropped.shape == (1, 4)
+    assert (batch.lists["dim8"].ids != PAD).sum() == examples.lengths[:, 0].sum()
+
+
+def test_a_stack_may_have_sequences_only():
+    schema = _sequence_schema()
+    schema = dataclasses.replace(schema, ids=(), lists=schema.lists[1:3])
+    lay = layout(schema, dict(a=8, b=8, c=16))
+    lengths = np.int32([[5, 0], [1, 3]])
+    examples = _drawn(np.random.default_rng(0), _sequence_schema(), 2)._replace(
+        ids=np.zeros((2, 0), np.int32), lengths=lengths, values=np.arange(9, dtype=np.int32)
+    )
+    batch = Batcher(lay, 2, {})(examples)
+    assert set(batch.ids) == {"dim8"}
+    b = 100
+    assert batch.ids["dim8"].tolist() == [
+        [0, 1, 2, 3, 4, PAD, PAD, PAD],
+        [5, PAD, PAD, PAD, PAD, b + 6, b + 7, b + 8],
+    ]
+    assert batch.lists == {}
+
+
+def test_a_sequence_that_is_longer_than_its_places_is_refused():
+    schema = _sequence_schema()
+    examples = _drawn(np.random.default_rng(0), schema, 8)
+    lengths = np.zeros((8, 4), np.int32)
+    lengths[6, 2] = 4
+    examples = examples._replace(lengths=lengths, values=np.zeros(4, np.int32))
+    with pytest.raises(
+        InputError, match=r"Example 6 .* list 'others' must have at most 3 ids.*: found 4\."
+    ):
+        Batcher(layout(schema, dict(a=8, b=8, c=8)), 8, {"dim8": 128})(examples)
+
+
+def test_tens_of_thousands_of_hot_rows_are_those_of_a_loop():
+    random = np.random.default_rng(3)
+    tables = tuple(Table(f"t{i}", 1000 + i, "integer") for i in range(200))
+    ids = tuple(Categorical(f"c{i}", f"t{i}") for i in range(200))
+    schema = Schema(tasks=(Task("click"),), floats=(), ids=ids, lists=(), tables=tables)
+    merged = tuple(f"t{i}" for i in random.permutation(np.repeat(np.arange(150), 400)))
+    lay = layout(schema, {t.name: 8 for t in tables}, {"dim8": Hot(("t199", "t150"), merged)})
+    (stack,) = lay.stacks
+    place = StackRows(lay, stack, [f.name for f in ids], stack.column_tables)
+    rows = random.integers(0, 1000, (64, 200)).astype(np.int32)
+    hot = stack.hot_rows()
+    expected = [
+        [hot[t][r] if r < len(hot[t]) else r + stack.offsets[t] for t, r in enumerate(row)]
+        for row in rows.tolist()
+    ]
+    np.testing.assert_array_equal(place.matrix(rows), expected)
+
+
 def test_pad_stays_pad_and_the_largest_rows_do_not_overflow():
-    rows = np.int32([0, 5, PAD, 2**31 - 11])
-    assert packing.to_stack_rows(rows, 10).tolist() == [10, 15, PAD, 2**31 - 1]
-    assert packing.to_stack_rows(rows, np.int32([1, 2, 3, 4])).tolist() == [1, 7, PAD, 2**31 - 7]
+    most = 2**31 - 12  # behind the first table, so the last row of the stack is 2^31 - 3
+    schema = Schema(
+        tasks=(),
+        floats=(),
+        ids=(Categorical("i", "small"), Categorical("j", "large")),
+        lists=(),
+        tables=(Table("small", 10, "integer"), Table("large", most, "integer")),
+    )
+    rows = np.int32([[0, 5], [9, most - 1], [PAD, PAD]])
+    lay = layout(schema, dict(small=8, large=8))
+    place = StackRows(lay, lay.stacks[0], ["i", "j"], [0, 1])
+    assert place.matrix(rows).tolist() == [[0, 15], [9, 2**31 - 3], [PAD, PAD]]
+    out = np.empty(6, np.int32)
+    lists = StackRows(lay, lay.stacks[0], ["i", "j"], [0, 1], examples=3)
+    lists.values(rows.reshape(-1), np.arange(6), 0, out)
+    np.testing.assert_array_equal(out, place.matrix(rows).reshape(-1))
+
+
+# A bad row is `times` the table's rows, and `plus`.
+_BAD = pytest.mark.parametrize(
+    ("times", "plus"), [(0, -1), (0, -(2**31)), (1, 0), (1, 1), (0, 2**31 - 2)]
+)
+
+
+@_BAD
+@pytest.mark.parametrize("any_hot", [False, True])
+@pytest.mark.parametrize(
+    ("feature", "example", "column"), [("j", 5, 2), ("others", 11, None), ("history", 90, None)]
+)
+def test_no_batch_has_an_id_outside_its_table(times, plus, any_hot, feature, example, column):
+    schema = _sequence_schema()
+    dims = dict(a=8, b=8, c=8)
+    hot = {"dim8": Hot(merged=("a", "b", "a", "b", "b"))} if any_hot else None
+    lay = layout(schema, dims, hot)
+    table, rows = ("a", 100) if feature == "history" else ("b", 40)
+    examples = _drawn(np.random.default_rng(1), schema, 96)
+    lengths = np.tile(np.int32([[2, 5, 3, 0]]), (96, 1))  # 10 ids an example
+    values = np.zeros(960, np.int32)
+    ids = examples.ids.copy()
+    bad = times * rows + plus
+    if column is not None:
+        ids[example, column] = bad
+    else:
+        values[example * 10 + (4 if feature == "history" else 9)] = bad
+    examples = examples._replace(ids=ids, lengths=lengths, values=values)
+    with pytest.raises(InputError) as error:
+        Batcher(lay, 32, {"dim8": 128})(examples)
+    assert str(error.value).startswith(
+        f"Example {example} of the batch: ids of the feature {feature!r} must be rows of the table"
+        f" {table!r}, 0 to {rows - 1} (rows={rows}), or PAD: found {bad}."
+    )
+
+
+@_BAD
+@pytest.mark.parametrize("any_hot", [False, True])
+@pytest.mark.parametrize("pads", [False, True])
+def test_no_list_has_an_id_outside_its_table(times, plus, any_hot, pads):
+    # Tables of 100, 200 and 300 rows in one stack: a row of one may be none of another.
+    hot = {"dim16": Hot(merged=("words", "items", "items"))} if any_hot else None
+    lay = _layout(dims=(16, 16, 16), hot=hot)
+    lengths = np.tile(np.int32([[1, 3, 0, 2]]), (8, 1))
+    values = np.tile(np.int32([199, 0, 50, 99, 299, 0]), 8)
+    if pads:
+        values[::6] = PAD
+    packed, _ = Packer(lay, 4, {"dim16": 128})(lengths, values, None)
+    assert (packed["dim16"].ids != PAD).sum() == (40 if pads else 48)
+    bad = times * 100 + plus
+    values[6 * 6 + 2] = bad
+    with pytest.raises(InputError) as error:
+        Packer(lay, 4, {"dim16": 128})(lengths, values, None)
+    assert str(error.value).startswith(
+        "Example 6 of the batch: ids of the feature 'words' must be rows of the table 'words', 0 to"
+        f" 99 (rows=100), or PAD: found {bad}."
+    )
 
 
 @pytest.mark.parametrize(

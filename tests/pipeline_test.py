@@ -1,5 +1,6 @@
 """Order, content and restart of batches: the same whatever reads them."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -11,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import ROOT
+from examples import stack_rows
 
 from jaxrank.data.block import Block
 from jaxrank.data.order import Order
@@ -24,6 +26,7 @@ from jaxrank.features import (
     UNKNOWN_ROW,
     Categorical,
     Dense,
+    Hot,
     Ragged,
     Schema,
     Table,
@@ -424,6 +427,7 @@ def _prepared(path, users, tags, earlier=""):
         "fixed": [99, None] * (n // 2),
         "tags": tags,
         "numbers": [[99, 3]] * n,
+        "recent": [tag[-2:] for tag in tags],
     }
     pq.write_table(pa.table(columns), path.with_suffix(".parquet"))
     features = dict(
@@ -432,6 +436,7 @@ def _prepared(path, users, tags, earlier=""):
         lists=[
             dict(columns="tags", table="user"),
             dict(columns="numbers", encoding="integer", rows=100),
+            dict(columns="recent", table="user", combiner="none", max_length=3),
         ],
     )
     source = dict(kind="parquet", files=dict(train=str(path.with_suffix(".parquet"))))
@@ -454,11 +459,58 @@ def test_values_that_came_after_a_model_are_unknown_to_it(tmp_path):
         assert ids[:, 1].tolist() == [99 + offset, PAD, 99 + offset, PAD]
         assert (batch.ids["dim8"][4:] == PAD).all()
         assert batch.lists["dim16"].ids[0, :8].tolist() == [99, 3] * 4
-        found[name] = ids[:, 0].tolist(), lists.ids[0, :5].tolist()
+        found[name] = ids[:, 0].tolist(), lists.ids[0, :5].tolist(), ids[:, 2:].tolist()
         np.testing.assert_allclose(lists.weights[0, :5], [1 / 3, 1 / 3, 1 / 3, 1, 1], rtol=1e-6)
     a, b = 2, 3
-    assert found["old"] == ([b, UNKNOWN_ROW, a, 0], [a, UNKNOWN_ROW, b, UNKNOWN_ROW, b])
-    assert found["new"] == ([b, 4, a, 0], [a, 4, b, 5, b])
+    for name, new, newer in (("old", UNKNOWN_ROW, UNKNOWN_ROW), ("new", 4, 5)):
+        none = [PAD, PAD, PAD]
+        recent = [[new, b, PAD], [newer, PAD, PAD], none, [b, PAD, PAD]]
+        assert found[name] == ([b, new, a, 0], [a, new, b, newer, b], recent)
+
+
+def _fewer_rows(**rows):
+    tables = tuple(dataclasses.replace(t, rows=rows.get(t.name, t.rows)) for t in _SCHEMA.tables)
+    return layout(dataclasses.replace(_SCHEMA, tables=tables), {"small": 8, "rows": 8})
+
+
+@pytest.mark.parametrize(
+    ("rows", "found"),
+    [
+        (dict(rows=3000), r"the feature '(row|b)' must be rows of the table 'rows', 0 to 2999"),
+        (dict(small=49), r"the feature 'pair' must be .* 'small', 0 to 48 \(rows=49\).*: found 49"),
+        (dict(small=10), r"the feature '(pair|a)' must be .* 'small', 0 to 9 \(rows=10\)"),
+    ],
+)
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_ids_that_no_table_has_stop_training_and_evaluation(store, rows, found, prefetch):
+    lay = _fewer_rows(**rows)
+    settings = _SETTINGS | {"batch_size": 4096, "prefetch_batches": prefetch}
+    training = TrainBatches(store.split("train"), lay, **settings)
+    with pytest.raises(InputError, match=rf"Example \d+ of the batch: ids of {found}"):
+        next(training)
+    training.close()
+    evaluation = EvaluationBatches(
+        store.split("train"), lay, batch_size=4096, prefetch_batches=prefetch
+    )
+    with pytest.raises(InputError, match=rf"Example \d+ of the batch: ids of {found}"):
+        next(iter(evaluation))
+
+
+def test_hot_rows_change_the_rows_of_the_stack_and_nothing_else(store):
+    hot = Hot(merged=("rows", "small", "rows", "rows", "small"), replicated=3)
+    lay = layout(_SCHEMA, {"small": 8, "rows": 8}, {"dim8": hot})
+    (stack,) = lay.stacks
+    to_plain = np.empty(stack.rows, np.int64)  # of each row of the stack, its row without hot ones
+    for table, rows, offset in (("small", 50, 0), ("rows", 5000, _ROW_OFFSET)):
+        to_plain[stack_rows(stack, table, np.arange(rows))] = np.arange(rows) + offset
+    plain, moved = (
+        _collect(TrainBatches(store.split("train"), each, **_SETTINGS)) for each in (_LAYOUT, lay)
+    )
+    assert (plain[1] != moved[1]).any()
+    for i, (one, other) in enumerate(zip(plain, moved, strict=True)):
+        if i in (1, 2):  # the ids, and those of the lists
+            other = np.where(other == PAD, PAD, to_plain[np.where(other == PAD, 0, other)])
+        np.testing.assert_array_equal(one, other)
 
 
 _SCRIPT = """
@@ -467,7 +519,7 @@ _SCRIPT = """
     from jaxrank.data.pipeline import TrainBatches
     from jaxrank.data.store import open_store
     from jaxrank.errors import InputError
-    from jaxrank.features import layout
+    from jaxrank.features import Hot, layout
 
     def digest(batches):
         return [np.asarray(b.ids["dim8"]).tolist() + np.asarray(b.lists["dim8"].ids).tolist()
@@ -479,8 +531,11 @@ _SCRIPT = """
         lay = layout(store.schema, {"small": 8, "rows": 8})
         split = store.split("train")
         plain = digest(TrainBatches(split, lay, **settings))
+        hot = Hot(merged=("rows", "small") * 25, replicated=9)
+        hot_lay = layout(store.schema, {"small": 8, "rows": 8}, {"dim8": hot})
+        plain_hot = digest(TrainBatches(split, hot_lay, **settings))
         settings["num_workers"] = 2
-        workers = digest(TrainBatches(split, lay, **settings))
+        workers = digest(TrainBatches(split, hot_lay, **settings))
         settings.update(list_slack=0.0, batch_size=4096)
         narrow = TrainBatches(split, lay, **settings)
         try:
@@ -489,7 +544,7 @@ _SCRIPT = """
         except InputError as raised:
             error = str(raised)
         narrow.close()
-        print(json.dumps([plain, workers == plain, error]))
+        print(json.dumps([plain, workers == plain_hot != plain, error]))
 """
 
 

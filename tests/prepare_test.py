@@ -22,7 +22,7 @@ from jaxrank.data.block import concatenate
 from jaxrank.data.prepare import prepare
 from jaxrank.data.store import is_store, open_store
 from jaxrank.errors import InputError, RunError
-from jaxrank.features import MAX_GROUP, MISSING_ROW, PAD, UNKNOWN_ROW, Dense
+from jaxrank.features import MAX_GROUP, MISSING_ROW, PAD, UNKNOWN_ROW, Dense, Schema
 
 CLICK = dict(name="click", label="label")
 
@@ -121,7 +121,9 @@ def test_rows_follow_falling_counts_and_rare_values_are_unknown(tmp_path):
     assert store.schema.tables[0].rows == 5
     assert whole(store).ids[:, 0].tolist() == [4, 4, 3, 3, 2, 2, 2, UNKNOWN_ROW, MISSING_ROW]
     assert whole(store, "test").ids[:, 0].tolist() == [UNKNOWN_ROW, 3, MISSING_ROW]
-    assert store.split("test").statistics["ids"] == {"user": {"missing": 1, "unknown": 1}}
+    assert store.split("test").statistics["ids"] == {
+        "user": {"missing": 1, "unknown": 1, "out_of_range": 0}
+    }
 
 
 def test_counting_in_many_small_merges_changes_nothing(tmp_path, monkeypatch):
@@ -301,7 +303,153 @@ def test_integer_ids_are_rows_already(tmp_path, kind):
     )  # fmt: skip
     assert whole(store).ids[:, 0].tolist() == [0, 99, PAD, 7]
     assert store.schema.tables[0].rows == 100
-    assert store.split("train").statistics["ids"]["user"] == {"missing": 1, "unknown": 0}
+    assert store.split("train").statistics["ids"]["user"] == {
+        "missing": 1, "unknown": 0, "out_of_range": 0,
+    }  # fmt: skip
+
+
+# What becomes of integer ids that are no rows. Of a table of 7 rows:
+GOOD = [0, 6, None, 3]
+BAD = [
+    *(-1, 7, -(2**31), 2**31 - 1, 2**31, 2**32, 2**32 + 3, 2**63 - 1, -(2**63)),
+    *(2**63, 2**64 - 1, 2**64, 2**64 + 3, -(2**64) - 1, 10**25, -(10**25)),
+]
+
+
+def _row_of(value, policy, rows=7):
+    """The row of an id, one at a time, with Python's numbers."""
+    if value is None:
+        return PAD
+    if 0 <= value < rows:
+        return value
+    return {
+        "oov": rows,
+        "hash": xxhash.xxh64_intdigest(str(value).encode()) % rows,
+        "clip": 0 if value < 0 else rows - 1,
+    }[policy]
+
+
+def _as(kind, values):
+    if kind == "text":
+        # Zeros in front change no number.
+        spelled = [v if v is None else f"{'-' if v < 0 else ''}000{abs(v)}" for v in values]
+        return pa.array(spelled)
+    if kind == "float":
+        return pa.array([v if v is None else float(v) for v in values])
+    return pa.array(values, kind)
+
+
+@pytest.mark.parametrize("policy", ["oov", "hash", "clip"])
+@pytest.mark.parametrize(
+    ("kind", "least", "most"),
+    [
+        (pa.int16(), -(2**15), 2**15 - 1),
+        (pa.int32(), -(2**31), 2**31 - 1),
+        (pa.int64(), -(2**63), 2**63 - 1),
+        (pa.uint64(), 0, 2**64 - 1),
+        ("float", -(10**30), 10**30),
+        ("text", -(10**30), 10**30),
+    ],
+)
+def test_an_id_outside_its_table_gets_the_row_of_its_policy(tmp_path, policy, kind, least, most):
+    bad = [v for v in BAD if least <= v <= most] * 2
+    if kind == "float":  # as the nearest one that there is
+        bad = [int(float(v)) for v in bad]
+    values = [v for pair in zip(bad, GOOD * len(bad), strict=False) for v in pair] + GOOD
+    lists = [values[i : i + 3] for i in range(0, len(values), 3)]
+    lists = [[v for v in one if v is not None] for one in lists]
+    flat = [v for one in lists for v in one]
+    ends = np.cumsum([0] + [len(one) for one in lists])
+    columns = {
+        "label": [1] * len(lists),
+        "id": _as(kind, values[: len(lists)]),
+        "list": pa.ListArray.from_arrays(pa.array(ends, pa.int32()), _as(kind, flat)),
+    }
+    both = dict(encoding="integer", rows=7, table="t", on_bad_id=policy)
+    store = prepare_parquet(
+        tmp_path, columns, ids=[dict(columns="id", **both)], lists=[dict(columns="list", **both)]
+    )
+    (table,) = store.schema.tables
+    assert table.rows == (8 if policy == "oov" else 7)
+    block = whole(store)
+    expected = [_row_of(v, policy) for v in values[: len(lists)]]
+    assert block.ids[:, 0].tolist() == expected
+    assert block.list_values.tolist() == [_row_of(v, policy) for v in flat]
+    assert max(block.list_values) < table.rows
+    statistics = store.split("train").statistics
+    for part, name, used in (("ids", "id", values[: len(lists)]), ("lists", "list", flat)):
+        outside = sum(v is not None and not 0 <= v < 7 for v in used)
+        assert statistics[part][name]["out_of_range"] == outside > 0
+    assert statistics["ids"]["id"]["missing"] == values[: len(lists)].count(None)
+
+
+def test_hashes_of_ids_outside_their_table_are_stable(tmp_path):
+    values = ["-1", "100", "18446744073709551616", "0018446744073709551616"]
+    ids = [dict(columns="user", encoding="integer", rows=100, on_bad_id="hash")]
+    store = prepare_csv(tmp_path, ["label", "user"], [[1, v] for v in values], ids=ids)
+    found = whole(store).ids[:, 0].tolist()
+    assert found == [28, 30, 91, 91]  # for ever: stored models depend on it
+
+
+def test_ids_outside_their_tables_are_counted_by_feature_and_reported(tmp_path):
+    header = ["label", "a", "b", "c", "l", "m"]
+    rows = [
+        [1, -1, 5, "3|-4", "1|77|-2", "9"],
+        [0, 10, 9, "", "10|10|10|10", ""],
+        [1, "", 10**40, "12|99", "", "0|1"],
+    ]
+    lines: list[str] = []
+    oov = dict(encoding="integer", rows=10, table="shared", on_bad_id="oov")
+    path = write_csv(tmp_path / "a.csv", header, rows)
+    store = prepare(
+        dict(
+            tasks=[CLICK],
+            ids=[
+                dict(columns=["a", "b"], **oov),
+                dict(columns="c", encoding="integer", rows=13, length=2, separator="|",
+                     on_bad_id="clip"),
+            ],
+            lists=[dict(columns="l", **oov), dict(columns="m", encoding="integer", rows=10)],
+        ),
+        dict(kind="csv", files=dict(train=path)),
+        tmp_path / "store",
+        report=lines.append,
+    )  # fmt: skip
+    statistics = store.split("train").statistics
+    found = {n: f["out_of_range"] for p in ("ids", "lists") for n, f in statistics[p].items()}
+    assert found == {"a": 2, "b": 1, "c": 2, "l": 6, "m": 0}
+    assert whole(store).ids.tolist() == [[10, 5, 3, 0], [10, 9, PAD, PAD], [PAD, 10, 12, 12]]
+    assert [t.rows for t in store.schema.tables] == [11, 13, 10]
+    assert [line for line in lines if "no rows" in line] == [
+        "  a: 2 ids are no rows of their table",
+        "  b: 1 ids are no rows of their table",
+        "  c: 2 ids are no rows of their table",
+        "  l: 6 ids are no rows of their table",
+    ]
+
+
+def test_a_summary_of_many_features_keeps_the_lines_of_bad_ids(tmp_path):
+    names = [f"c{i}" for i in range(30)]
+    ids = [dict(columns="c*", encoding="integer", rows=20, on_bad_id="clip")]
+    path = write_csv(tmp_path / "a.csv", ["label", *names], [[1, *range(30)]])
+    lines: list[str] = []
+    source = dict(kind="csv", files=dict(train=path))
+    prepare(dict(tasks=[CLICK], ids=ids), source, tmp_path / "store", report=lines.append)
+    outside = [line for line in lines if "no rows" in line]
+    assert outside == [f"  c{i}: 1 ids are no rows of their table" for i in range(20, 30)]
+
+
+def test_tables_with_other_policies_are_other_tables(tmp_path):
+    stores = {}
+    for policy in ("error", "oov", "hash", "clip"):
+        ids = [dict(columns="user", encoding="integer", rows=9, on_bad_id=policy)]
+        stores[policy] = prepare_csv(
+            tmp_path, ["label", "user"], [[1, 0], [1, 8]], ids=ids, name=policy
+        )
+    for mine, store in stores.items():
+        for other, table in ((p, s.schema.tables[0]) for p, s in stores.items()):
+            assert store.extends(table) == (mine == other)
+    assert stores["error"].schema.tables[0].checksum == ""  # as it was before there was a choice
 
 
 @pytest.mark.parametrize("kind", [pa.int32(), pa.uint64(), pa.float64(), pa.large_string()])
@@ -432,7 +580,30 @@ def test_an_overlong_list_is_cut_where_that_is_asked_for(tmp_path):
     assert whole(store).list_weights.tolist() == [1, 2, 5, 6, 7]
     assert store.split("train").statistics["lists"]["tags"] == {
         "mean": 5 / 4, "max": 2, "empty": 1, "truncated_ids": 3, "unknown": 0,
+        "out_of_range": 0,
     }  # fmt: skip
+
+
+def test_a_list_that_is_not_combined_has_as_many_places_as_its_longest_may_have(tmp_path):
+    rows = [[1, "a|b|c|d", "x"], [1, "", ""], [1, "b", "y|x"]]
+    sequence = dict(columns="tags", combiner="none", max_length=3, on_overlong="truncate")
+    store = prepare_csv(
+        tmp_path, ["label", "tags", "l"], rows, lists=[sequence, dict(columns="l", max_length=5)]
+    )
+    tags, plain = store.schema.lists
+    assert (tags.combiner, tags.length, tags.weighted) == ("none", 3, False)
+    assert (plain.combiner, plain.length) == ("mean", 0)
+    assert lists_of(whole(store)) == [[[3, 2, 4], [2]], [[], []], [[2], [3, 2]]]
+    assert Schema.from_json(store.schema.to_json()) == store.schema
+    older = store.schema.to_json()
+    for entry in older["lists"]:
+        del entry["length"]
+    assert [f.length for f in Schema.from_json(older).lists] == [0, 0]
+    with pytest.raises(InputError, match=r"at most max_length=3 ids: found 4"):
+        prepare_csv(
+            tmp_path, ["label", "tags", "l"], rows, lists=[sequence | dict(on_overlong="error")],
+            name="other",
+        )  # fmt: skip
 
 
 def test_statistics_of_list_lengths_equal_those_of_numpy(tmp_path, monkeypatch):

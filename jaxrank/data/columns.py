@@ -34,10 +34,10 @@ class Column(NamedTuple):
             row = int(np.searchsorted(np.cumsum(self.lengths), index, side="right"))
         return f"{self.file}, row {self.first_row + row}, column {self.name}"
 
-    def refuse(self, index: int, must: str) -> NoReturn:
+    def refuse(self, index: int, must: str, hint: str = "") -> NoReturn:
         value = self.values[index].as_py()
         found = "an empty value" if value is None else repr(value)
-        raise InputError(f"{self.place(index)}: must be {must}: found {found}.")
+        raise InputError(f"{self.place(index)}: must be {must}: found {found}.{hint}")
 
     def refuse_type(self, must: str) -> NoReturn:
         raise InputError(
@@ -54,7 +54,8 @@ def column_of(chunk: Chunk, name: str) -> Column:
     return Column(_simplified(chunk.batch.column(index)), name, chunk.file, chunk.first_row)
 
 
-def _is_text(kind: pa.DataType) -> bool:
+def is_text(kind: pa.DataType) -> bool:
+    """Whether values of this type are strings."""
     return (
         pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
     )
@@ -72,7 +73,7 @@ def _simplified(values: pa.Array) -> pa.Array:
         return _simplified(values.dictionary_decode())
     if pa.types.is_null(values.type):
         return values.cast(pa.string())
-    if _is_text(values.type):
+    if is_text(values.type):
         values = values.cast(pa.string())
         empty = pc.equal(values, "")
         # From a CSV reader empty text comes as null already, and this is all it costs.
@@ -101,12 +102,12 @@ def numbers(
     values = column.values
     kind = values.type
     simple = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
-    if not (simple or _is_text(kind) or pa.types.is_decimal(kind)):
+    if not (simple or is_text(kind) or pa.types.is_decimal(kind)):
         column.refuse_type(must)
     try:
         converted = values.cast(pa.float64(), safe=False)
     except pa.ArrowInvalid:
-        column.refuse(_first_uncastable(values, pa.float64()), must)
+        column.refuse(first_uncastable(values, pa.float64()), must)
     absent = np.zeros(len(values), bool)
     if values.null_count:
         absent = values.is_null().to_numpy(zero_copy_only=False)
@@ -119,7 +120,8 @@ def numbers(
     return result
 
 
-def _first_uncastable(values: pa.Array, kind: pa.DataType) -> int:
+def first_uncastable(values: pa.Array, kind: pa.DataType) -> int:
+    """The index of the first value that cannot be cast; there is one."""
     for i in range(len(values)):
         try:
             values[i : i + 1].cast(kind)
@@ -128,7 +130,7 @@ def _first_uncastable(values: pa.Array, kind: pa.DataType) -> int:
     raise AssertionError("every value can be cast by itself")
 
 
-_ID_TYPES = "text or whole numbers"
+ID_TYPES = "text or whole numbers"
 
 
 def _whole_numbers(column: Column, must: str) -> pa.Array:
@@ -136,53 +138,36 @@ def _whole_numbers(column: Column, must: str) -> pa.Array:
     try:
         return column.values.cast(pa.int64())
     except pa.ArrowInvalid:
-        column.refuse(_first_uncastable(column.values, pa.int64()), must)
+        column.refuse(first_uncastable(column.values, pa.int64()), must)
 
 
-def _check_id_type(column: Column) -> None:
+def check_id_type(column: Column) -> None:
+    """Refuses a column of a type that ids do not have."""
     kind = column.values.type
     if not (
-        _is_text(kind)
+        is_text(kind)
         or pa.types.is_integer(kind)
         or pa.types.is_floating(kind)
         or pa.types.is_boolean(kind)
         or pa.types.is_binary(kind)
     ):
-        column.refuse_type(_ID_TYPES)
+        column.refuse_type(ID_TYPES)
 
 
 def texts(column: Column) -> pa.Array:
     """The ids as text: a whole number as its decimal digits, null where missing."""
-    _check_id_type(column)
+    check_id_type(column)
     kind = column.values.type
-    if _is_text(kind):
+    if is_text(kind):
         return column.values
     if pa.types.is_binary(kind):
         try:
             return _simplified(column.values.cast(pa.string()))
         except pa.ArrowInvalid:
-            column.refuse(_first_uncastable(column.values, pa.string()), "text in UTF-8")
+            column.refuse(first_uncastable(column.values, pa.string()), "text in UTF-8")
     if pa.types.is_uint64(kind):
         return column.values.cast(pa.string())
-    return _whole_numbers(column, _ID_TYPES).cast(pa.string())
-
-
-def row_numbers(column: Column, table: str, rows: int, pad: np.int32) -> np.ndarray:
-    """i32[n] of ids that are row numbers already, `pad` where missing."""
-    must = f"a row of the table {table!r}, 0 to {rows - 1} (rows={rows}), or empty"
-    _check_id_type(column)
-    if pa.types.is_binary(column.values.type):
-        column.refuse_type(_ID_TYPES)
-    if pa.types.is_uint64(column.values.type):
-        # As a float it stays out of range, where it would be negative as an int64.
-        column = column._replace(values=column.values.cast(pa.float64(), safe=False))
-    numbers_ = _whole_numbers(column, must)
-    present = numbers_.is_valid().to_numpy(zero_copy_only=False)
-    result = numbers_.fill_null(0).to_numpy(zero_copy_only=False)
-    bad = (result < 0) | (result >= rows)
-    if bad.any():
-        column.refuse(_first(bad), must)
-    return np.where(present, result, pad).astype(np.int32)
+    return _whole_numbers(column, ID_TYPES).cast(pa.string())
 
 
 def elements(column: Column, separator: str, must: str = "a list") -> Column:
@@ -191,7 +176,7 @@ def elements(column: Column, separator: str, must: str = "a list") -> Column:
     A missing list, like empty text, is one of length 0. An empty part of a text is null.
     """
     values = column.values
-    if _is_text(values.type):
+    if is_text(values.type):
         if not separator:
             raise InputError(
                 f"{column.file}, column {column.name}: {must} in a text column must have a"

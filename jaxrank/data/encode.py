@@ -9,7 +9,8 @@ import pyarrow.compute as pc
 
 from jaxrank.data.block import Block
 from jaxrank.data.chunk import Chunk
-from jaxrank.data.columns import Column, column_of, elements, numbers, row_numbers, texts
+from jaxrank.data.columns import Column, column_of, elements, numbers, texts
+from jaxrank.data.row_numbers import row_numbers
 from jaxrank.data.spec import FeatureSpec, IdSpec, ListSpec, TableSpec
 from jaxrank.data.statistics import Statistics
 from jaxrank.data.vocabulary import Vocabulary, hash_rows
@@ -223,7 +224,7 @@ class Encoder:
         for i, entry in enumerate(self._features.ids):
             table = self._tables[entry.table]
             column = id_elements(entry, chunk)
-            rows = self._rows_of(column, table)
+            rows, bad = self._rows_of(column, table)
             missing = PAD if table.encoding == "integer" else MISSING_ROW
             part = result[:, start : start + entry.length]
             if column.lengths is None:
@@ -232,15 +233,17 @@ class Encoder:
                 part[:] = missing
                 part[column.lengths > 0] = rows.reshape(-1, entry.length)
             start += entry.length
+            self.statistics.id_out_of_range[i] += bad
             self.statistics.id_missing[i] += np.count_nonzero(part == missing)
             if table.encoding == "vocabulary":
                 self.statistics.id_unknown[i] += np.count_nonzero(part == UNKNOWN_ROW)
         return result
 
-    def _rows_of(self, column: Column, table: TableSpec) -> np.ndarray:
-        """i32[values], the row of each id, MISSING_ROW or PAD where it is missing."""
+    def _rows_of(self, column: Column, table: TableSpec) -> tuple[np.ndarray, int]:
+        """i32[values], the row of each id, MISSING_ROW or PAD where it is missing; and how many ids
+        were no rows of their table."""
         if table.encoding == "integer":
-            return row_numbers(column, table.name, table.rows, PAD)
+            return row_numbers(column, table)
         # Each different value is looked up once; the rest is arithmetic on indices.
         encoded = texts(column).dictionary_encode()
         values = encoded.dictionary
@@ -252,7 +255,7 @@ class Encoder:
             vocabulary = self._vocabularies[table.name]
             rows = vocabulary.lookup(values.to_numpy(zero_copy_only=False), count)
         rows = np.append(rows, np.int32(MISSING_ROW))
-        return rows[pc.fill_null(encoded.indices, count).to_numpy()]
+        return rows[pc.fill_null(encoded.indices, count).to_numpy()], 0
 
     def _encode_lists(self, chunk: Chunk) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         """Lengths i32[n, lists], and the rows and weights example by example, list by list."""
@@ -263,10 +266,11 @@ class Encoder:
         for i, entry in enumerate(entries):
             found = list_elements(entry, chunk)
             table = self._tables[entry.table]
-            rows = self._rows_of(found.ids, table)
+            rows, bad = self._rows_of(found.ids, table)
             lengths[:, i] = found.ids.lengths
             parts.append(rows)
             weights.append(found.weights)
+            self.statistics.list_out_of_range[i] += bad
             self.statistics.list_truncated[i] += found.truncated
             if table.encoding == "vocabulary":
                 self.statistics.list_unknown[i] += np.count_nonzero(rows == UNKNOWN_ROW)

@@ -1,14 +1,13 @@
 """Examples between the store and a batch: the matrices of a block, cut, joined and permuted."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from jaxrank.data import packing
 from jaxrank.data.block import Block
-from jaxrank.features import PAD, UNKNOWN_ROW, Batch, Layout, Schema
+from jaxrank.features import PAD, UNKNOWN_ROW, Schema
 
 
 class Examples(NamedTuple):
@@ -160,41 +159,4 @@ def blank(like: Examples, rows: int) -> Examples:
         value_weights=None if like.value_weights is None else np.zeros(0, np.float32),
         labels=np.full(tasks, np.nan, np.float32),
         weights=None if like.weights is None else np.zeros(tasks, np.float32),
-    )
-
-
-def to_batch(
-    examples: Examples,
-    layout: Layout,
-    group: int,
-    capacities: Mapping[str, int],
-    overflow: str = "error",
-) -> Batch:
-    """The batch of these examples; the arguments are those of `packing.pack`."""
-    ids = {}
-    for stack in layout.stacks:
-        if stack.columns:
-            every = len(stack.columns) == examples.ids.shape[1]
-            rows = examples.ids if every else examples.ids.take(stack.columns, axis=1)
-            ids[stack.name] = packing.to_stack_rows(
-                rows, np.asarray(stack.offsets).take(stack.column_tables)
-            )
-    lists, dropped = packing.pack(
-        layout,
-        examples.lengths,
-        examples.values,
-        examples.value_weights,
-        group,
-        capacities,
-        overflow,
-    )
-    known = ~np.isnan(examples.labels)
-    weights = np.float32(1) if examples.weights is None else examples.weights
-    return Batch(
-        floats=examples.floats,
-        ids=ids,
-        lists=lists,
-        labels=np.where(known, examples.labels, np.float32(0)),
-        weights=np.where(known, weights, np.float32(0)),
-        dropped=dropped,
     )

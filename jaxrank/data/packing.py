@@ -1,11 +1,12 @@
 """Ragged lists of consecutive examples -> `Lists` of static shape, and what that shape must be."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from jaxrank.data.stack_rows import StackRows
 from jaxrank.errors import InputError
 from jaxrank.features import MAX_GROUP, PAD, Layout, Lists, Stack
 
@@ -52,113 +53,134 @@ def bound(stack: Stack, statistics: Mapping[str, Any]) -> int:
     return _aligned(min(by_group, MAX_GROUP * by_example))
 
 
-def to_stack_rows(rows: np.ndarray, offsets: np.ndarray | int) -> np.ndarray:
-    """Rows of tables i32[...] -> rows of the stack i32[...]; PAD stays PAD."""
-    moved = rows + np.asarray(offsets, np.int32)  # PAD wraps around, and is set again below
-    np.copyto(moved, PAD, where=rows == PAD)
-    return moved
-
-
-def pack(
-    layout: Layout,
-    lengths: np.ndarray,
-    values: np.ndarray,
-    weights: np.ndarray | None,
-    group: int,
-    capacities: Mapping[str, int],
-    overflow: str = "error",
-) -> tuple[dict[str, Lists], np.ndarray]:
-    """The lists of n examples by stack, and how many ids were cut, i32[groups, lists].
+class Packer:
+    """Packs the combined lists of batches of one layout; those under "none" are left out.
 
     An id that is PAD takes a place and counts in its list's norm; its vector is zero.
 
     Args:
         layout: of the schema whose lists these are.
-        lengths: i32[n, lists]; `group` divides n.
-        values: i32[total] rows of each list's table, or PAD, example by example and within an
-            example list by list.
-        weights: f32[total], or None where no list is weighted. Those of a list that is not
-            weighted are not read.
         group: examples packed together.
         capacities: ids of a group by stack, for each stack that has lists.
         overflow: "error", or "truncate": the longest lists of the group lose their last ids, one
             at a time, until the rest fits.
-
-    Raises:
-        InputError: a group does not fit and `overflow` is "error".
     """
-    groups = len(lengths) // group
-    dropped = np.zeros((groups, lengths.shape[1]), np.int32)
-    packed = {}
-    for stack in layout.stacks:
-        if not stack.lists:
-            continue
-        part, ids, id_weights = _select(stack, lengths, values, weights)
-        id_weights = _own_weights(layout, stack, part, id_weights)
-        room = capacities[stack.name]
-        totals = part.reshape(groups, -1).sum(axis=1, dtype=np.int64)
-        if (totals > room).any():
-            if overflow != "truncate":
-                raise InputError(_overflow_message(layout, stack, part, group, room))
-            kept = _truncated(part.reshape(groups, -1), room).reshape(part.shape)
-            cut = (part - kept).reshape(groups, group, -1).sum(axis=1, dtype=np.int32)
-            dropped[:, list(stack.lists)] = cut
-            keep = _first_of_each(part, kept)
-            ids, part = ids[keep], kept
-            id_weights = None if id_weights is None else id_weights[keep]
+
+    def __init__(
+        self, layout: Layout, group: int, capacities: Mapping[str, int], overflow: str = "error"
+    ):
+        self._layout, self._group, self._overflow = layout, group, overflow
+        self._capacities = dict(capacities)
+        names = [f.name for f in layout.schema.lists]
+        self._rows = {
+            stack.name: StackRows(
+                layout, stack, [names[i] for i in stack.lists], stack.list_tables, group
+            )
+            for stack in layout.stacks
+            if stack.lists
+        }
+
+    def __call__(
+        self, lengths: np.ndarray, values: np.ndarray, weights: np.ndarray | None
+    ) -> tuple[dict[str, Lists], np.ndarray]:
+        """The lists of n examples by stack, and how many ids were cut, i32[groups, lists].
+
+        Args:
+            lengths: i32[n, lists]; the group divides n.
+            values: i32[total] rows of each list's table, or PAD, example by example and within an
+                example list by list.
+            weights: f32[total], or None where no list is weighted. Those of a list that is not
+                weighted are not read.
+
+        Raises:
+            InputError: a group does not fit and `overflow` is "error"; an id is no row of its
+                table.
+        """
+        group = self._group
+        groups = len(lengths) // group
+        dropped = np.zeros((groups, lengths.shape[1]), np.int32)
+        packed = {}
+        for stack in self._layout.stacks:
+            if not stack.lists:
+                continue
+            part, ids, id_weights = select(stack.lists, lengths, values, weights)
+            id_weights = _own_weights(self._layout, stack, part, id_weights)
+            room = self._capacities[stack.name]
             totals = part.reshape(groups, -1).sum(axis=1, dtype=np.int64)
-        packed[stack.name] = _packed(layout, stack, part, ids, id_weights, group, room, totals)
-    return packed, dropped
+            if (totals > room).any():
+                if self._overflow != "truncate":
+                    raise InputError(_overflow_message(self._layout, stack, part, group, room))
+                kept = _truncated(part.reshape(groups, -1), room).reshape(part.shape)
+                cut = (part - kept).reshape(groups, group, -1).sum(axis=1, dtype=np.int32)
+                dropped[:, list(stack.lists)] = cut
+                keep = _first_of_each(part, kept)
+                ids, part = ids[keep], kept
+                id_weights = None if id_weights is None else id_weights[keep]
+            packed[stack.name] = self._packed(stack, part, ids, id_weights, room)
+        return packed, dropped
+
+    def _packed(
+        self,
+        stack: Stack,
+        lengths: np.ndarray,
+        ids: np.ndarray,
+        weights: np.ndarray | None,
+        room: int,
+    ) -> Lists:
+        inverse = _inverse_norms(self._layout, stack, lengths, weights)
+        by_group = lengths.reshape(len(lengths) // self._group, -1)  # i32[groups, lists of a group]
+        inverse = inverse.reshape(by_group.shape)
+        shape = (len(by_group), room)
+        out = Lists(
+            ids=np.full(shape, PAD, np.int32),
+            segments=np.full(shape, PAD, np.int32),
+            weights=np.zeros(shape, np.float32),
+        )
+        numbers = np.arange(by_group.shape[1])
+        stop = 0
+        for g, group_lengths in enumerate(by_group):
+            # The list that each id belongs to, then all by it and straight to its place. A group
+            # stays in the cache: 1.2 times as fast as one np.repeat for all of them.
+            lists = np.repeat(numbers, group_lengths)
+            total = len(lists)
+            mine = slice(stop, stop + total)
+            self._rows[stack.name].values(ids[mine], lists, g * self._group, out.ids[g, :total])
+            out.segments[g, :total] = lists
+            factors = out.weights[g, :total]
+            inverse[g].take(lists, out=factors, mode="clip")  # "raise" would make a copy first
+            if weights is not None:
+                factors *= weights[mine]
+            stop += total
+        return out
 
 
-def _select(
-    stack: Stack, lengths: np.ndarray, values: np.ndarray, weights: np.ndarray | None
+def select(
+    lists: Sequence[int], lengths: np.ndarray, values: np.ndarray, weights: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Lengths i32[n, lists of the stack], ids and weights of the stack's lists only."""
-    if len(stack.lists) == lengths.shape[1]:
+    """Lengths i32[n, len(lists)], ids and weights of these lists only; `lists` rises."""
+    if len(lists) == lengths.shape[1]:
         return lengths, values, weights
-    chosen = np.zeros(lengths.shape[1], bool)
-    chosen[list(stack.lists)] = True
-    mask = np.repeat(np.tile(chosen, len(lengths)), lengths.reshape(-1))
-    return lengths[:, chosen], values[mask], None if weights is None else weights[mask]
+    # An index for each value that is wanted, or a mask of all values: 250 and 1070 us where 1 of 8
+    # lists is wanted (64 values an example), 1280 and 1300 us where 6 are.
+    few = 2 * len(lists) <= lengths.shape[1]
+    where = _index_of(lists, lengths) if few else _mask_of(lists, lengths)
+    return lengths.take(lists, axis=1), values[where], None if weights is None else weights[where]
 
 
-def _packed(
-    layout: Layout,
-    stack: Stack,
-    lengths: np.ndarray,
-    ids: np.ndarray,
-    weights: np.ndarray | None,
-    group: int,
-    room: int,
-    totals: np.ndarray,
-) -> Lists:
-    shape = (len(totals), room)
-    out = Lists(
-        ids=np.full(shape, PAD, np.int32),
-        segments=np.full(shape, PAD, np.int32),
-        weights=np.zeros(shape, np.float32),
-    )
-    # One index of the list that each id belongs to, then everything by it and straight to its
-    # place: half the time of a np.repeat for each of the three arrays.
+def _index_of(lists: Sequence[int], lengths: np.ndarray) -> np.ndarray:  # i64[values wanted]
     flat = lengths.reshape(-1)
-    lists = np.repeat(np.arange(flat.size), flat)
-    offsets = np.tile(np.asarray(stack.offsets, np.int32).take(stack.list_tables), len(lengths))
-    inverse = _inverse_norms(layout, stack, lengths, weights)
-    stops = np.cumsum(totals)
-    for g, (stop, total) in enumerate(zip(stops.tolist(), totals.tolist(), strict=True)):
-        mine = slice(stop - total, stop)
-        to = out.ids[g, :total]
-        offsets.take(lists[mine], out=to, mode="clip")  # "raise" would make a copy first
-        to += ids[mine]  # PAD wraps around, and is set again
-        np.copyto(to, PAD, where=ids[mine] == PAD)
-        first = g * group * lengths.shape[1]
-        np.subtract(lists[mine], first, out=out.segments[g, :total], casting="unsafe")
-        factors = out.weights[g, :total]
-        inverse.take(lists[mine], out=factors, mode="clip")
-        if weights is not None:
-            factors *= weights[mine]
-    return out
+    starts = (np.cumsum(flat, dtype=np.int64) - flat).reshape(lengths.shape)
+    wanted = lengths.take(lists, axis=1).reshape(-1)
+    new_starts = np.cumsum(wanted, dtype=np.int64) - wanted
+    index = np.repeat(starts.take(lists, axis=1).reshape(-1) - new_starts, wanted)
+    index += np.arange(len(index))
+    return index
+
+
+def _mask_of(lists: Sequence[int], lengths: np.ndarray) -> np.ndarray:  # bool[values]
+    chosen = np.zeros(lengths.shape[1], bool)
+    chosen[list(lists)] = True
+    return np.repeat(np.tile(chosen, len(lengths)), lengths.reshape(-1))
 
 
 def _own_weights(

@@ -13,10 +13,11 @@ import grain
 import numpy as np
 
 from jaxrank.data import packing
+from jaxrank.data.batcher import Batcher
 from jaxrank.data.examples import Known
 from jaxrank.data.order import Order
 from jaxrank.data.store import Split
-from jaxrank.data.streams import EvaluationSource, Reader, Shard, ToBatch, TrainSource
+from jaxrank.data.streams import EvaluationSource, Reader, Shard, TrainSource
 from jaxrank.errors import InputError
 from jaxrank.features import MAX_GROUP, Batch, Layout, Lists
 
@@ -129,7 +130,7 @@ class TrainBatches:
         num_workers: processes that read; 0: threads of this process do.
         prefetch_batches: batches made ahead; 0 and no workers: each is made when it is asked for.
         list_slack: room for lists, in standard deviations; see `packing.capacity`.
-        on_overflow: "error" or "truncate"; see `packing.pack`.
+        on_overflow: "error" or "truncate"; see `packing.Packer`.
         process: index and number of processes.
         first_step: the first step to serve.
         num_steps: the step to end before.
@@ -185,7 +186,7 @@ class TrainBatches:
         }
         self._streams = [Shard(Reader(split, kept=1), order, shard) for shard in mine]
         self._share = batch_size // shards
-        self._to_batch = ToBatch(layout, self.group, self.capacities, on_overflow)
+        self._batcher = Batcher(layout, self.group, self.capacities, on_overflow)
         self._steps_per_call, self._num_steps = steps_per_call, num_steps
         self._num_workers, self._prefetch = num_workers, prefetch_batches
         self._elements: Any = None
@@ -200,7 +201,7 @@ class TrainBatches:
             raise StopIteration
         if self._elements is None:
             steps = range(self.position, self._num_steps)
-            source = TrainSource(self._streams, self._share, self._parts, steps, self._to_batch)
+            source = TrainSource(self._streams, self._share, self._parts, steps, self._batcher)
             self._elements = _iterate(source, self._num_workers, self._prefetch)
         batch = _stack_batches(self._elements, self._steps_per_call, self._parts)
         self.position += self._steps_per_call
@@ -285,7 +286,7 @@ class EvaluationBatches:
             np.cumsum(split.block_rows),
             batch_size,
             (mine.start * share, mine.stop * share),
-            ToBatch(layout, self.group, self.capacities, "error"),
+            Batcher(layout, self.group, self.capacities, "error"),
         )
         self._prefetch = prefetch_batches
 

@@ -233,10 +233,14 @@ def describe(statistics: Mapping[str, Any]) -> list[str]:
         f"{name}: {t['known']:,} labels, {t['positives'] / max(t['known'], 1):.2%} positive"
         for name, t in statistics["tasks"].items()
     ]
-    parts = [statistics[kind] for kind in ("floats", "ids", "lists")]
+    floats, ids, lists = parts = [statistics[kind] for kind in ("floats", "ids", "lists")]
+    outside = [
+        f"{name}: {f['out_of_range']:,} ids are no rows of their table"
+        for name, f in (*ids.items(), *lists.items())
+        if f["out_of_range"]
+    ]
     if sum(map(len, parts)) > _MOST_FEATURES_REPORTED:
-        return [*lines, *_summary(statistics, rows)]
-    floats, ids, lists = parts
+        return [*lines, *_summary(statistics, rows), *outside]
     lines += [f"{name}: {f['missing'] / rows:.2%} missing" for name, f in floats.items()]
     lines += [
         f"{name}: {f['missing'] / rows:.2%} missing, {f['unknown'] / rows:.2%} unknown"
@@ -247,7 +251,7 @@ def describe(statistics: Mapping[str, Any]) -> list[str]:
         f" {f['unknown']:,} ids unknown, {f['truncated_ids']:,} cut"
         for name, f in lists.items()
     ]
-    return lines
+    return lines + outside
 
 
 def _summary(statistics: Mapping[str, Any], rows: int) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import xxhash
 
-from jaxrank.data.spec import FeatureSpec, nearest
+from jaxrank.data.spec import FeatureSpec, ListSpec, TableSpec, nearest
 from jaxrank.errors import InputError
 from jaxrank.features import Categorical, Dense, Ragged, Schema, Table, Task
 
@@ -121,17 +121,23 @@ def build_schema(
         tasks=tuple(Task(t.name, t.kind) for t in spec.tasks),
         floats=tuple(floats),
         ids=tuple(Categorical(f.name, f.table, f.length) for f in spec.ids),
-        lists=tuple(Ragged(f.name, f.table, f.combiner, bool(f.weights)) for f in spec.lists),
+        lists=tuple(_ragged(f) for f in spec.lists),
         tables=tuple(
-            Table(
-                name=t.name,
-                rows=rows.get(t.name, t.rows),
-                encoding=t.encoding,
-                # Another salt gives other rows.
-                checksum=xxhash.xxh3_64_hexdigest(t.salt.encode())
-                if t.encoding == "hash"
-                else checksums.get(t.name, ""),
-            )
+            Table(t.name, rows.get(t.name, t.all_rows), t.encoding, _checksum(t, checksums))
             for t in spec.tables
         ),
     )
+
+
+def _ragged(entry: ListSpec) -> Ragged:
+    length = entry.max_length if entry.combiner == "none" else 0
+    return Ragged(entry.name, entry.table, entry.combiner, bool(entry.weights), length)
+
+
+def _checksum(table: TableSpec, vocabularies: Mapping[str, str]) -> str:
+    """Of what decides the rows of values: the vocabulary, the salt, or what becomes of bad ids."""
+    if table.encoding == "hash":
+        return xxhash.xxh3_64_hexdigest(table.salt.encode())
+    if table.on_bad_id != "error":
+        return xxhash.xxh3_64_hexdigest(table.on_bad_id.encode())
+    return vocabularies.get(table.name, "")

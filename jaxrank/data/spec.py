@@ -15,6 +15,7 @@ from jaxrank.errors import InputError
 from jaxrank.features import RESERVED_ROWS
 
 ENCODINGS = ("vocabulary", "hash", "integer")
+BAD_ID_POLICIES = ("error", "oov", "hash", "clip")
 _MAX_ROWS = 2**31 - 1  # rows are int32, and the largest is PAD
 
 Entry = TypeVar("Entry")
@@ -77,6 +78,9 @@ class IdSpec:
     rows: of the table, with the two reserved ones (hash) or as the data numbers them (integer).
     length: ids in each cell; in a text column they stand between `separator`s.
     salt: goes before each value when it is hashed.
+    on_bad_id: what becomes of a whole number, of any size, that is none of the `rows` (integer).
+        error: the preparation stops; oov: all share one more row, the table's last; hash: its row
+        is a hash of it; clip: the first row if it is negative, else the last.
     """
 
     columns: tuple[str, ...]
@@ -87,6 +91,7 @@ class IdSpec:
     length: int = 1
     separator: str = ""
     salt: str = ""
+    on_bad_id: str = _one_of("error", BAD_ID_POLICIES)
 
     @property
     def name(self) -> str:
@@ -98,6 +103,8 @@ class ListSpec:
     """Columns with a list of ids of any length; `IdSpec` has the fields that are not here.
 
     weights: a column with as many numbers as there are ids.
+    combiner: how a list's vectors become one; none: they do not, and each of the `max_length`
+        places has a vector of its own.
     max_length: of a list, 0 for no limit; `on_overlong` says what becomes of a longer one.
     """
 
@@ -105,13 +112,14 @@ class ListSpec:
     table: str = ""
     separator: str = "|"
     weights: str = ""
-    combiner: str = _one_of("mean", ["sum", "mean", "sqrtn"])
+    combiner: str = _one_of("mean", ["sum", "mean", "sqrtn", "none"])
     max_length: int = 0
     on_overlong: str = _one_of("error", ["error", "truncate"])
     encoding: str = _one_of("vocabulary", ENCODINGS)
     min_count: int = 1
     rows: int = 0
     salt: str = ""
+    on_bad_id: str = _one_of("error", BAD_ID_POLICIES)
 
     @property
     def name(self) -> str:
@@ -120,13 +128,23 @@ class ListSpec:
 
 @dataclasses.dataclass(frozen=True)
 class TableSpec:
-    """A table and how values become its rows."""
+    """A table and how values become its rows; `rows` is what the config says."""
 
     name: str
     encoding: str
     min_count: int
     rows: int
     salt: str
+    on_bad_id: str
+
+    @property
+    def all_rows(self) -> int:
+        """`rows`, and under "oov" the one behind them that all bad ids share."""
+        return self.rows + (self.on_bad_id == "oov")
+
+
+# What features that share a table must agree on.
+_OF_TABLES = ("encoding", "min_count", "rows", "salt", "on_bad_id")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,9 +200,10 @@ class FeatureSpec:
         found: dict[str, tuple[TableSpec, str]] = {}
         entries: list[IdSpec | ListSpec] = [*self.ids, *self.lists]
         for entry in entries:
-            table = TableSpec(entry.table, entry.encoding, entry.min_count, entry.rows, entry.salt)
+            fields = {field: getattr(entry, field) for field in _OF_TABLES}
+            table = TableSpec(entry.table, **fields)
             first, first_name = found.setdefault(entry.table, (table, entry.name))
-            for field in ("encoding", "min_count", "rows", "salt"):
+            for field in _OF_TABLES:
                 if getattr(first, field) != getattr(table, field):
                     raise InputError(
                         f"features: {first_name} and {entry.name} share the table"
@@ -308,12 +327,32 @@ def _check_encoding(entry: IdSpec | ListSpec, where: str) -> None:
         require(entry.rows == 0, "rows", "0, as the vocabulary gives the number of rows")
     else:
         least = RESERVED_ROWS + 1 if entry.encoding == "hash" else 1
-        require(least <= entry.rows <= _MAX_ROWS, "rows", f"from {least} to {_MAX_ROWS}")
+        most = _MAX_ROWS - (entry.on_bad_id == "oov")
+        require(least <= entry.rows <= most, "rows", f"from {least} to {most}")
         require(entry.min_count == 1, "min_count", "1, as nothing is counted")
     require(entry.encoding == "hash" or not entry.salt, "salt", "empty, as nothing is hashed")
+    holds = entry.encoding == "integer" or entry.on_bad_id == "error"
+    require(holds, "on_bad_id", "'error', as every id has a row")
     # The table's name is the name of its vocabulary's file.
     require("/" not in entry.table, "table", "a name without '/'")
     if isinstance(entry, IdSpec):
         require(entry.length >= 1, "length", "1 or more")
     else:
         require(entry.max_length >= 0, "max_length", "0 or more")
+        _check_sequence(entry, where)
+
+
+def _check_sequence(entry: ListSpec, where: str) -> None:
+    """Refuses what a list that is not combined cannot have."""
+    if entry.combiner != "none":
+        return
+    if entry.max_length < 1:
+        raise InputError(
+            f"{where}.max_length: must be 1 or more with combiner='none', for each id of a list has"
+            f" a place: found {entry.max_length}."
+        )
+    if entry.weights:
+        raise InputError(
+            f"{where}.weights: must be empty with combiner='none', as nothing is summed: found"
+            f" {entry.weights!r}."
+        )

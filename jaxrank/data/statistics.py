@@ -97,8 +97,10 @@ class Statistics:
         self._lengths = _ListLengths(len(features.lists))
         self.id_missing = np.zeros(len(features.ids), np.int64)
         self.id_unknown = np.zeros(len(features.ids), np.int64)
+        self.id_out_of_range = np.zeros(len(features.ids), np.int64)  # see `on_bad_id`
         self.list_truncated = np.zeros(len(features.lists), np.int64)  # ids that were cut
         self.list_unknown = np.zeros(len(features.lists), np.int64)
+        self.list_out_of_range = np.zeros(len(features.lists), np.int64)
 
     def add(self, labels: np.ndarray, floats: np.ndarray, lengths: np.ndarray) -> None:
         """Counts a chunk: labels f32[n, tasks], raw floats f64[n, floats], lengths i32[n, lists].
@@ -132,7 +134,11 @@ class Statistics:
                 for i, f in enumerate(features.floats)
             },
             "ids": {
-                f.name: {"missing": int(self.id_missing[i]), "unknown": int(self.id_unknown[i])}
+                f.name: {
+                    "missing": int(self.id_missing[i]),
+                    "unknown": int(self.id_unknown[i]),
+                    "out_of_range": int(self.id_out_of_range[i]),
+                }
                 for i, f in enumerate(features.ids)
             },
             "lists": {
@@ -142,6 +148,7 @@ class Statistics:
                     "empty": int(lengths.empty[i]),
                     "truncated_ids": int(self.list_truncated[i]),
                     "unknown": int(self.list_unknown[i]),
+                    "out_of_range": int(self.list_out_of_range[i]),
                 }
                 for i, f in enumerate(features.lists)
             },

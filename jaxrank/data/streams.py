@@ -16,7 +16,7 @@ from jaxrank.data import examples as ex
 from jaxrank.data.examples import Examples, Known
 from jaxrank.data.order import Order, Run
 from jaxrank.data.store import Split
-from jaxrank.features import Batch, Layout
+from jaxrank.features import Batch
 
 # Arrow does not promise that a file's reader may be used by two threads at once.
 _READING = threading.Lock()
@@ -151,13 +151,3 @@ class EvaluationSource:
         if start < stop:
             found.append(ex.blank(found[0], stop - start))
         return self._batch(ex.join(found))
-
-
-class ToBatch:
-    """`examples.to_batch` with its settings, in a form that travels to input workers."""
-
-    def __init__(self, layout: Layout, group: int, capacities: dict[str, int], overflow: str):
-        self._settings = (layout, group, capacities, overflow)
-
-    def __call__(self, examples: Examples) -> Batch:
-        return ex.to_batch(examples, *self._settings)

@@ -1,0 +1,95 @@
+"""Ids that are row numbers already (`integer` encoding), and what becomes of those that are not."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+
+from jaxrank.data.columns import ID_TYPES, Column, check_id_type, first_uncastable, is_text
+from jaxrank.data.spec import TableSpec
+from jaxrank.features import PAD
+
+# 19 digits without leading zeros: all that do not fit 64 bits, and more than any table has rows.
+_LONG = r"^-?0*[1-9][0-9]{18,}$"
+
+
+def row_numbers(column: Column, table: TableSpec) -> tuple[np.ndarray, int]:
+    """i32[n] rows of the table, PAD where the id is missing, and how many ids were out of range.
+
+    Whole numbers of any size that are no row are treated as `table.on_bad_id` says.
+
+    Raises:
+        InputError: an id is no whole number, or no row under "error"; names its place.
+    """
+    check_id_type(column)
+    if pa.types.is_binary(column.values.type):
+        column.refuse_type(ID_TYPES)
+    refused = table.on_bad_id == "error"
+    row = f"a row of the table {table.name!r}, 0 to {table.rows - 1} (rows={table.rows}), or empty"
+    narrow = _int64(column, row if refused else "a whole number, or empty")
+    numbers = narrow.fill_null(-1).to_numpy(zero_copy_only=False)
+    result = numbers.astype(np.int32)
+    outside = numbers.view(np.uint64) >= table.rows
+    if not outside.any():
+        return result, 0
+    present = column.values.is_valid().to_numpy(zero_copy_only=False)
+    result[~present] = PAD
+    bad = np.flatnonzero(outside & present)
+    if not len(bad):
+        return result, 0
+    if refused:
+        column.refuse(
+            int(bad[0]),
+            row,
+            " Set on_bad_id='oov', 'hash' or 'clip' to give such ids a row, or raise `rows`.",
+        )
+    places = pa.array(bad)
+    result[bad] = _rows_of_bad(column.values.take(places), narrow.take(places), table)
+    return result, len(bad)
+
+
+def _int64(column: Column, must: str) -> pa.Array:
+    """The ids as int64, null where missing and where a whole number needs more than 64 bits."""
+    values = column.values
+    try:
+        return values.cast(pa.int64())
+    except pa.ArrowInvalid:
+        pass
+    if is_text(values.type):
+        long = pc.match_substring_regex(values, _LONG)
+    elif pa.types.is_floating(values.type):
+        sizes = np.abs(values.to_numpy(zero_copy_only=False).astype(np.float64))
+        long = pa.array(np.isfinite(sizes) & (sizes >= 2.0**63))  # whole, as all large floats are
+    else:
+        long = pc.greater(values, pa.scalar(2**63 - 1, pa.uint64()))
+    short = pc.if_else(long, pa.scalar(None, values.type), values)
+    try:
+        return short.cast(pa.int64())
+    except pa.ArrowInvalid:
+        column.refuse(first_uncastable(short, pa.int64()), must)
+
+
+def _rows_of_bad(values: pa.Array, narrow: pa.Array, table: TableSpec) -> np.ndarray:
+    """i32[n]: rows in place of ids that are none; `narrow` is null where they need over 64 bits."""
+    if table.on_bad_id == "oov":
+        return np.full(len(values), table.rows, np.int32)
+    digits = narrow.cast(pa.string())
+    if digits.null_count:
+        digits = pc.coalesce(digits, _long_digits(values))
+    if table.on_bad_id == "clip":
+        negative = pc.starts_with(digits, "-").to_numpy(zero_copy_only=False)
+        return np.where(negative, 0, table.rows - 1).astype(np.int32)
+    # Of the digits, so that a number has one row in a column of any type and on any machine.
+    encoded = digits.dictionary_encode()
+    hashes = map(xxhash.xxh64_intdigest, encoded.dictionary.cast(pa.binary()).to_pylist())
+    rows = np.fromiter((h % table.rows for h in hashes), np.int32, len(encoded.dictionary))
+    return rows[encoded.indices.to_numpy()]
+
+
+def _long_digits(values: pa.Array) -> pa.Array:
+    """The decimal digits of numbers of more than 64 bits; of others anything."""
+    if is_text(values.type):
+        return pc.replace_substring_regex(values, "^(-?)0+", r"\1")
+    if pa.types.is_floating(values.type):
+        return pa.array([str(int(value)) for value in values.to_pylist()])
+    return values.cast(pa.string())

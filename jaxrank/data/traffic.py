@@ -1,0 +1,270 @@
+"""Which rows data reads, and how often: what the placement of tables is planned and tested by."""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from jaxrank.data import examples as ex
+from jaxrank.data.block import Block
+from jaxrank.data.examples import Examples
+from jaxrank.data.resolve import build_schema, resolve
+from jaxrank.data.spec import FeatureSpec, IdSpec, ListSpec
+from jaxrank.data.store import Split
+from jaxrank.data.synthetic import ListOfIds, Source
+from jaxrank.errors import InputError
+from jaxrank.features import PAD, Schema
+
+# Examples of a sample: a row that one of 128 devices reads in 9 of 10 steps at a global batch of
+# 131,072 is met about 600 times in as many, so its frequency is known within 4%.
+SAMPLE = 262_144
+
+
+class Reads(Protocol):
+    """The ids and lists of examples, in parts that can be read in any order.
+
+    schema: of the examples.
+    part_rows: i64[parts], examples of each part.
+    """
+
+    schema: Schema
+    part_rows: np.ndarray
+
+    def read(self, part: int) -> Examples:
+        """The examples of one part, without floats, labels and weights."""
+        ...
+
+
+class TableReads(NamedTuple):
+    """How often a sample reads the rows of a table.
+
+    rows: i32[n] the rows that it reads, rising.
+    counts: i64[n] how often it reads each.
+    """
+
+    rows: np.ndarray
+    counts: np.ndarray
+
+
+class Traffic(NamedTuple):
+    """What a sample of examples reads.
+
+    examples: of the sample.
+    tables: by name, of every table of the schema.
+    parts: the parts of the data that the sample consists of.
+    list_lengths: of the sample, as in a split's statistics; see `packing.capacity`.
+    """
+
+    examples: int
+    tables: dict[str, TableReads]
+    parts: np.ndarray
+    list_lengths: dict[str, Any]
+
+
+class StoredReads:
+    """Of a split of a store; a part is a block."""
+
+    def __init__(self, split: Split, schema: Schema):
+        self.schema = schema
+        self.part_rows = split.block_rows
+        self._split = split
+
+    def read(self, part: int) -> Examples:
+        block = self._split.read_block(part)
+        return _examples(block.ids, block.list_lengths, block.list_values)
+
+
+class GeneratedReads:
+    """Of generated data that no store holds; a part is a chunk.
+
+    Args:
+        source: where the data comes from.
+        split: of the source.
+        features: the config's section. Only `integer` encoding can be read without a store.
+
+    Raises:
+        InputError: a feature that needs a store, or no such split.
+    """
+
+    def __init__(self, source: Source, split: str, features: Mapping[str, Any]):
+        if split not in source.splits:
+            raise InputError(f"data.train: must be one of {source.splits}: found {split!r}.")
+        if not source.chunk_rows(split):
+            raise InputError(f"source.rows.{split}: must be at least 1 to be read: found 0.")
+        spec = resolve(FeatureSpec.from_config(features), source.columns(split))
+        transforms = {f.name: (0.0, 1.0) for f in spec.floats}  # nobody reads floats here
+        self.schema = build_schema(spec, {}, {}, transforms)
+        self.part_rows = np.asarray(source.chunk_rows(split), np.int64)
+        self._source, self._split, self._spec = source, split, spec
+        _check_generated(spec, source.chunk_ids(split, 0))
+
+    def read(self, part: int) -> Examples:
+        columns = self._source.chunk_ids(self._split, part)
+        rows_of = {table.name: table.rows for table in self._spec.tables}
+        entries: list[IdSpec | ListSpec] = [*self._spec.ids, *self._spec.lists]
+        for entry in entries:
+            most = int(columns[entry.name].values.max(initial=-1))
+            if most >= rows_of[entry.table]:
+                raise InputError(
+                    f"synthetic:{self._split}, column {entry.name}: must be a row of the table"
+                    f" {entry.table!r}, 0 to {rows_of[entry.table] - 1}, to be read without a"
+                    f" store: found {most}."
+                )
+        ids = [columns[entry.name].values for entry in self._spec.ids]
+        shape = (int(self.part_rows[part]), 0)
+        matrix = np.stack(ids, axis=1) if ids else np.zeros(shape, np.int32)
+        lists = [_first(columns[e.name], e.max_length or int(PAD)) for e in self._spec.lists]
+        lengths = [column.lengths for column in lists]
+        return _examples(
+            np.where(matrix < 0, PAD, matrix),
+            np.stack(lengths, axis=1).astype(np.int32) if lengths else np.zeros(shape, np.int32),
+            _interleaved(lists),
+        )
+
+
+def _check_generated(spec: FeatureSpec, columns: Mapping[str, ListOfIds]) -> None:
+    entries: list[IdSpec | ListSpec] = [*spec.ids, *spec.lists]
+    for entry in entries:
+        if entry.encoding != "integer" or entry.name not in columns:
+            raise InputError(
+                f"features: the column {entry.name!r} must hold generated row numbers"
+                " (encoding='integer') to be read without a store: found"
+                f" encoding={entry.encoding!r}. Run `jaxrank prepare` first, and set data.store."
+            )
+        if isinstance(entry, IdSpec) and entry.length != 1:
+            raise InputError(
+                f"features: the generated column {entry.name!r} must have length=1: found"
+                f" {entry.length}."
+            )
+
+
+def _first(column: ListOfIds, length: int) -> ListOfIds:
+    """The lists, each cut to its first `length` ids."""
+    if column.lengths.max(initial=0) <= length:
+        return column
+    ends = np.cumsum(column.lengths)
+    place = np.arange(len(column.values)) - np.repeat(ends - column.lengths, column.lengths)
+    return ListOfIds(np.minimum(column.lengths, length), column.values[place < length])
+
+
+def _interleaved(lists: list[ListOfIds]) -> np.ndarray:
+    """i32[total]: the values example by example and within an example list by list."""
+    if not lists:
+        return np.zeros(0, np.int32)
+    owner = [
+        np.repeat(np.arange(len(entry.lengths)) * len(lists) + i, entry.lengths)
+        for i, entry in enumerate(lists)
+    ]
+    order = np.argsort(np.concatenate(owner), kind="stable")
+    return np.concatenate([entry.values for entry in lists])[order]
+
+
+def _examples(ids: np.ndarray, lengths: np.ndarray, values: np.ndarray) -> Examples:
+    nothing = np.zeros((len(ids), 0), np.float32)
+    return ex.of_block(
+        Block(
+            floats=nothing,
+            ids=ids,
+            list_lengths=lengths,
+            list_values=values,
+            list_weights=None,
+            labels=nothing,
+            weights=None,
+            truth=None,
+            kept=pa.RecordBatch.from_pydict({}),
+        )
+    )
+
+
+def rows_read(examples: Examples, schema: Schema) -> list[np.ndarray]:
+    """The rows i32[..] that each feature reads: of each id column, then of each list, without PAD.
+
+    Of a list that is not combined, those of its places.
+    """
+    found = [examples.ids[:, i] for i in range(examples.ids.shape[1])]
+    found += [column.values for column in lists_read(examples, schema)]
+    return [rows[rows != PAD] for rows in found]
+
+
+def lists_read(examples: Examples, schema: Schema) -> list[ListOfIds]:
+    """The lists of each feature as a model reads them: of those that are not combined, as many ids
+    as there are places."""
+    lists = len(schema.lists)
+    lengths = examples.lengths.reshape(-1).astype(np.int64)
+    starts = (np.cumsum(lengths) - lengths).reshape(examples.lengths.shape)
+    found = []
+    for i in range(lists):
+        entry, mine = schema.lists[i], examples.lengths[:, i].astype(np.int64)
+        if entry.combiner == "none":
+            mine = np.minimum(mine, entry.length)
+        ends = np.cumsum(mine)
+        place = np.arange(int(mine.sum())) + np.repeat(starts[:, i] - (ends - mine), mine)
+        found.append(ListOfIds(mine, examples.values[place]))
+    return found
+
+
+def feature_tables(schema: Schema) -> list[str]:
+    """The table of each feature in the order of `rows_read`."""
+    return [f.table for f in schema.ids for _ in range(f.length)] + [f.table for f in schema.lists]
+
+
+def measure(reads: Reads, examples: int = SAMPLE) -> Traffic:
+    """What about `examples` examples read, of parts that are evenly spread over the data."""
+    rows = reads.part_rows
+    count = min(len(rows), math.ceil(examples / max(1.0, float(rows.mean()))))
+    parts = np.unique(np.linspace(0, len(rows) - 1, count).round().astype(np.int64))
+    tables = feature_tables(reads.schema)
+    found: dict[str, list[TableReads]] = {table.name: [] for table in reads.schema.tables}
+    lengths = []
+    for part in parts.tolist():
+        piece = reads.read(part)
+        lengths.append(piece.lengths)
+        for table, read in zip(tables, rows_read(piece, reads.schema), strict=True):
+            found[table].append(TableReads(*np.unique(read, return_counts=True)))
+    return Traffic(
+        examples=int(rows[parts].sum()),
+        tables={name: _merged(pieces) for name, pieces in found.items()},
+        parts=parts,
+        list_lengths=_moments(np.concatenate(lengths)),
+    )
+
+
+def _merged(pieces: list[TableReads]) -> TableReads:
+    if not pieces:
+        return TableReads(np.zeros(0, np.int32), np.zeros(0, np.int64))
+    rows, place = np.unique(np.concatenate([p.rows for p in pieces]), return_inverse=True)
+    counts = np.zeros(len(rows), np.int64)
+    np.add.at(counts, place, np.concatenate([p.counts for p in pieces]))
+    return TableReads(rows, counts)
+
+
+def _moments(lengths: np.ndarray) -> dict[str, Any]:  # i32[n, lists]
+    if not lengths.size:
+        return {"mean": [], "covariance": [], "max_per_example": []}
+    return {
+        "mean": lengths.mean(axis=0).tolist(),
+        "covariance": np.cov(lengths.T, bias=True).reshape(lengths.shape[1], -1).tolist(),
+        "max_per_example": lengths.max(axis=0).tolist(),
+    }
+
+
+def batches(reads: Reads, batch_size: int, without: np.ndarray, seed: int) -> Iterator[Examples]:
+    """Shuffled batches, without end, of parts in an order of their own.
+
+    Args:
+        without: parts that take no part, unless fewer examples than a batch are left without them.
+    """
+    random = np.random.default_rng([seed, len(reads.part_rows)])
+    every = np.arange(len(reads.part_rows))
+    others = np.setdiff1d(every, without)
+    chosen = others if reads.part_rows[others].sum() >= batch_size else every
+    pending: list[Examples] = []
+    while True:
+        for part in random.permutation(chosen).tolist():
+            pending.append(reads.read(part))
+            while sum(piece.rows for piece in pending) >= batch_size:
+                joined = ex.join(pending)
+                yield ex.permute(ex.cut(joined, 0, batch_size), random.permutation(batch_size))
+                pending = [ex.cut(joined, batch_size, joined.rows)]
