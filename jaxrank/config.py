@@ -51,6 +51,10 @@ def default() -> ConfigDict:
     c.embedding.l2 = 0.0  # adds l2 * row to a row's gradient
     c.embedding.l2_scope = "read"  # read: rows of the batch; table: all rows, slow for big tables
     c.embedding.clip_norm = 0.0  # longest gradient of a row; 0: no limit
+    c.embedding.placement = "auto"  # of tables: auto, rows or replicated; see docs/placement.md
+    c.embedding.placements = ConfigDict()  # table pattern -> placement, where it differs
+    c.embedding.exchange_slack = 5.0  # room for rows that travel: mean + this many deviations
+    c.embedding.exchange_capacity = 0  # ids from a device to another in one round; 0: from the data
 
     c.model = ConfigDict()
     c.model.cross = "matrix"  # matrix: DCN-V2; vector: DCN; none: a plain DNN
@@ -125,6 +129,8 @@ _AT_LEAST: Mapping[str, float] = dict.fromkeys(
         "embedding.init_std",
         "embedding.l2",
         "embedding.clip_norm",
+        "embedding.exchange_slack",
+        "embedding.exchange_capacity",
         "eval.every_steps",
         "eval.stop_patience",
         "eval.rate_patience",
@@ -139,7 +145,14 @@ _AT_LEAST: Mapping[str, float] = dict.fromkeys(
 _AT_MOST = {"eval.rate_factor": 1, "seed": 2**31 - 1}
 
 # Sections whose fields are not those of `default`: their readers check them.
-_OPEN = ("source", "features", "embedding.dims", "optim.dense.settings", "optim.tables.settings")
+_OPEN = (
+    "source",
+    "features",
+    "embedding.dims",
+    "embedding.placements",
+    "optim.dense.settings",
+    "optim.tables.settings",
+)
 
 
 def check(config: ConfigDict) -> None:
@@ -160,6 +173,7 @@ def check(config: ConfigDict) -> None:
                 raise InputError(f"{field} must be at least {least}{limit}: found {value!r}.")
     check_choice("data.on_overflow", config.data.on_overflow, ("error", "truncate"))
     check_choice("embedding.l2_scope", config.embedding.l2_scope, ("read", "table"))
+    check_choice("embedding.placement", config.embedding.placement, ("auto", "rows", "replicated"))
 
 
 def check_path(config: ConfigDict, path: str) -> None:

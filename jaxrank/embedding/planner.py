@@ -1,0 +1,294 @@
+"""Where each table lies: on every device, or split by row with its hottest rows on every device.
+
+Decided from how often the rows of a sample are read. What matters of a row is the chance that a
+device reads it in a step. A row that nearly every device reads costs no more where every device has
+it, its gradient summed over all devices, than where its vector and gradient travel; and such rows
+are what makes one device serve more than another. Rows that are read less often, but not seldom,
+are split, and dealt out to the devices in the order of that chance; see `features.Hot`.
+"""
+
+import collections
+import fnmatch
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxrank.data.traffic import TableReads, Traffic
+from jaxrank.embedding.frequency import chance, falling
+from jaxrank.embedding.storage import storage
+from jaxrank.errors import InputError
+from jaxrank.features import RESERVED_ROWS, Hot, Layout, Schema, Table, stack_name
+
+PLACEMENTS = ("auto", "rows", "replicated")
+
+# Tables of at most so many rows are on every device: there is nothing to gain by splitting 4 KiB.
+SMALL_TABLE = 64
+# Rows that a device reads with at least this chance are on every device. Summing the gradient of a
+# row over the devices moves as many bytes as sending its vector and its gradient once.
+REPLICATE_FROM = 0.9
+# Rows that a device reads with at least this chance are dealt out one by one. Those below are so
+# many for each device that chance spreads them.
+DEAL_FROM = 0.03
+# Hot rows of a stack: each costs a number in every program that maps ids to rows.
+MOST_HOT_ROWS = 65_536
+
+# Ids in a buffer of the exchange are a multiple of this.
+_ALIGNMENT = 8
+
+
+class TablePlan(NamedTuple):
+    """Where one table lies.
+
+    placement: "replicated" or "rows".
+    reason: why, for people.
+    replicated_rows: how many of its rows, from the first, every device keeps.
+    unique: expected different split rows of it that one device reads in a step.
+    """
+
+    name: str
+    rows: int
+    dim: int
+    placement: str
+    reason: str
+    replicated_rows: int
+    unique: float
+
+
+class Plan(NamedTuple):
+    """Where all tables lie.
+
+    hot: by stack, for `features.layout`.
+    unique: by stack, expected different split rows that one device reads in a step.
+    tables: in the order of the schema.
+    warnings: for people.
+    """
+
+    hot: dict[str, Hot]
+    unique: dict[str, float]
+    tables: tuple[TablePlan, ...]
+    warnings: tuple[str, ...]
+
+
+class _Candidate(NamedTuple):
+    """A table before the hot rows of its stack are chosen.
+
+    placement: "replicated", or "rows" where that may still come with hot rows.
+    chances: f64[rows read], of each row in `reads`.
+    hot: f64[h], falling: smoothed counts of the first rows, which may be merged.
+    """
+
+    table: Table
+    dim: int
+    reads: TableReads
+    placement: str
+    reason: str
+    chances: np.ndarray
+    hot: np.ndarray
+
+
+def placements(names: Sequence[str], default: str, patterns: Mapping[str, str]) -> dict[str, str]:
+    """The placement that a config asks for, of each table.
+
+    Args:
+        names: of the tables.
+        default: `embedding.placement`.
+        patterns: `embedding.placements`: later ones win.
+
+    Raises:
+        InputError: a pattern matches no table, or a placement is none.
+    """
+    asked = dict.fromkeys(names, default)
+    for pattern, placement in patterns.items():
+        matched = fnmatch.filter(names, pattern)
+        if not matched:
+            raise InputError(
+                f"embedding.placements: {pattern!r} must match a table: the tables are"
+                f" {list(names)[:20]}."
+            )
+        if placement not in PLACEMENTS:
+            raise InputError(
+                f"embedding.placements: {pattern!r} must be one of {', '.join(PLACEMENTS)}: found"
+                f" {placement!r}."
+            )
+        asked |= dict.fromkeys(matched, placement)
+    return asked
+
+
+def make_plan(
+    schema: Schema,
+    dim_of: Mapping[str, int],
+    traffic: Traffic,
+    *,
+    devices: int,
+    share: int,
+    placement_of: Mapping[str, str],
+    hot: Mapping[str, Hot] | None = None,
+) -> Plan:
+    """Where the tables of a schema lie; the same for the same arguments.
+
+    Args:
+        dim_of: the dimension of each table by name.
+        traffic: what a sample of the training data reads.
+        devices: of the mesh.
+        share: examples of a batch that one device takes.
+        placement_of: what the config asks for, by table; see `placements`.
+        hot: what was decided before, to be kept.
+    """
+    candidates = [
+        _candidate(t, dim_of[t.name], traffic, devices, share, placement_of[t.name])
+        for t in schema.tables
+    ]
+    if hot is None:
+        hot = {
+            stack_name(dim): _hot([c for c in candidates if c.dim == dim], traffic.examples, share)
+            for dim in sorted(set(dim_of.values()))
+        }
+    else:
+        candidates = [_kept(c, hot.get(stack_name(c.dim), Hot())) for c in candidates]
+    replicated: collections.Counter[str] = collections.Counter()
+    for chosen in hot.values():
+        replicated.update(chosen.merged[: chosen.replicated])
+    tables = tuple(_table_plan(c, replicated[c.table.name]) for c in candidates)
+    unique = {stack_name(dim): 0.0 for dim in dim_of.values()}
+    for table in tables:
+        unique[stack_name(table.dim)] += table.unique
+    warnings = [w for c in candidates if (w := _warning(c))]
+    return Plan(dict(hot), unique, tables, tuple(warnings))
+
+
+def _kept(candidate: _Candidate, hot: Hot) -> _Candidate:
+    whole = candidate.table.name in hot.whole
+    placement = "replicated" if whole else "rows"
+    return candidate._replace(placement=placement, reason="decided when the run began")
+
+
+def _candidate(
+    table: Table, dim: int, traffic: Traffic, devices: int, share: int, asked: str
+) -> _Candidate:
+    reads = traffic.tables[table.name]
+    chances = chance(reads.counts, traffic.examples, share)
+    candidate = _Candidate(table, dim, reads, "rows", "", chances, np.zeros(0))
+    if devices == 1:
+        return candidate._replace(reason="there is one device")
+    if asked != "auto":
+        return candidate._replace(placement=asked, reason="the config says so")
+    if table.rows <= SMALL_TABLE:
+        return candidate._replace(placement="replicated", reason=f"at most {SMALL_TABLE} rows")
+    first = _first_counts(table, reads)
+    first_chances = chance(first, traffic.examples, share)
+    if len(first) == table.rows and first_chances[-1] >= REPLICATE_FROM:
+        return candidate._replace(
+            placement="replicated",
+            reason=f"each row is read by {REPLICATE_FROM:.0%} of the devices in each step",
+        )
+    return candidate._replace(hot=first[first_chances >= DEAL_FROM])
+
+
+def _first_counts(table: Table, reads: TableReads) -> np.ndarray:
+    """f64[k], falling: smoothed counts of rows 0, 1, ..., as far as they can be hot."""
+    counts = np.zeros(min(table.rows, MOST_HOT_ROWS), np.int64)
+    within = reads.rows < len(counts)
+    counts[reads.rows[within]] = reads.counts[within]
+    # The rows of missing and unknown values stand in front whatever their frequency.
+    reserved = 0 if table.encoding == "integer" else min(RESERVED_ROWS, len(counts) - 1)
+    smooth = np.concatenate([counts[:reserved], falling(counts[reserved:])])
+    for row in reversed(range(reserved)):
+        smooth[row] = max(smooth[row], smooth[row + 1])
+    return smooth
+
+
+def _hot(candidates: Sequence[_Candidate], examples: int, share: int) -> Hot:
+    """The hot rows of a stack's tables, merged by falling counts."""
+    whole = tuple(c.table.name for c in candidates if c.placement == "replicated")
+    counts = np.concatenate([np.zeros(0), *(c.hot for c in candidates)])
+    owner = np.repeat(np.arange(len(candidates)), [len(c.hot) for c in candidates])
+    order = np.argsort(-counts, kind="stable")[:MOST_HOT_ROWS]
+    merged = tuple(candidates[i].table.name for i in owner[order].tolist())
+    chances = chance(counts[order], examples, share)
+    return Hot(whole, merged, int(np.count_nonzero(chances >= REPLICATE_FROM)))
+
+
+def _table_plan(candidate: _Candidate, replicated: int) -> TablePlan:
+    table, reason = candidate.table, candidate.reason
+    whole = candidate.placement == "replicated"
+    if not reason and replicated:
+        rows = "row" if replicated == 1 else "rows"
+        reason = (
+            f"the hottest {replicated:,} {rows} on every device: read by {REPLICATE_FROM:.0%} of"
+            " the devices in each step"
+        )
+    elif not reason:
+        reason = f"no row is read by {REPLICATE_FROM:.0%} of the devices in each step"
+    split = candidate.reads.rows >= (table.rows if whole else replicated)
+    return TablePlan(
+        name=table.name,
+        rows=table.rows,
+        dim=candidate.dim,
+        placement=candidate.placement,
+        reason=reason,
+        replicated_rows=table.rows if whole else replicated,
+        unique=float(candidate.chances[split].sum()),
+    )
+
+
+def _warning(candidate: _Candidate) -> str:
+    """Says that a table has hot rows which are not in front, so that they cannot be replicated."""
+    if candidate.reason:
+        return ""
+    hot = candidate.reads.rows[candidate.chances >= REPLICATE_FROM]
+    missed = int(np.count_nonzero(hot >= len(candidate.hot)))
+    if not missed:
+        return ""
+    return (
+        f"table {candidate.table.name!r} has {missed:,} rows that {REPLICATE_FROM:.0%} of the"
+        " devices read in each step but that are not among its first, so they are split: rows"
+        " should be in the order of falling frequency, as encoding='vocabulary' makes them."
+    )
+
+
+def capacity(unique: float, shards: int, slack: float, most: int) -> int:
+    """Ids that one device can send to one other in one round of the exchange.
+
+    The mean and `slack` standard deviations of a Poisson distribution.
+
+    Args:
+        unique: expected different split rows that one device reads in a step.
+        shards: devices that the rows are split over.
+        slack: `embedding.exchange_slack`.
+        most: ids that a device can send to one other at all.
+    """
+    mean = unique / shards
+    wanted = min(mean + slack * math.sqrt(mean), most)
+    return _ALIGNMENT * max(1, math.ceil(wanted / _ALIGNMENT))
+
+
+def capacities(
+    layout: Layout,
+    unique: Mapping[str, float],
+    ids: Mapping[str, int],
+    *,
+    devices: int,
+    shards: int,
+    slack: float,
+    fixed: int,
+) -> dict[str, int]:
+    """Ids of a buffer of the exchange, for each stack with split rows; {} on one device.
+
+    Args:
+        unique: `Plan.unique`.
+        ids: by stack, ids that a device has in its share of a batch.
+        fixed: `embedding.exchange_capacity`; 0: from `unique`.
+    """
+    found = {}
+    for stack in layout.stacks:
+        split = storage(stack).split
+        if devices > 1 and split:
+            most = min(ids[stack.name], split.rows // shards)
+            found[stack.name] = (
+                capacity(fixed * shards, shards, 0, most)
+                if fixed
+                else capacity(unique[stack.name], shards, slack, most)
+            )
+    return found

@@ -1,0 +1,149 @@
+"""Batches replayed through a placement, in NumPy: what each device is asked for in a step.
+
+It knows only the layout and which group a row is in, nothing of the planner's expectations.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxrank.data.examples import Examples
+from jaxrank.data.traffic import lists_read
+from jaxrank.embedding.storage import GROUPS, group
+from jaxrank.features import PAD, Layout, Stack
+
+
+class Replay(NamedTuple):
+    """What the batches cost. Rows count once for each device that reads them in a step.
+
+    batches: how many.
+    lookups: f64[devices], rows that each device serves in a step, on average.
+    imbalance: rows served by the busiest device over the mean of all, averaged over the batches.
+    largest_imbalance: the same in the worst batch.
+    fullest: ids in the fullest buffer over the mean of all, by stack, averaged over the batches.
+    rounds: rounds of the exchange in a step, by stack, on average.
+    buffer_use: ids sent over places in the buffers, padding and all rounds included; NaN where
+        nothing is sent.
+    """
+
+    batches: int
+    lookups: np.ndarray
+    imbalance: float
+    largest_imbalance: float
+    fullest: dict[str, float]
+    rounds: dict[str, float]
+    buffer_use: float
+
+
+def replay(
+    layout: Layout,
+    batches: Iterable[Examples],
+    *,
+    replicas: int,
+    shards: int,
+    capacities: Mapping[str, int],
+) -> Replay:
+    """Replays batches, of each of which every device takes an equal share, in order.
+
+    Args:
+        layout: says which rows are replicated and in which order the others lie.
+        batches: their ids and lists are read.
+        replicas, shards: of the mesh.
+        capacities: ids of a buffer, for each stack whose rows travel.
+    """
+    served: list[np.ndarray] = []
+    fullest: dict[str, list[float]] = {name: [] for name in capacities}
+    rounds: dict[str, list[int]] = {name: [] for name in capacities}
+    sent = places = 0
+    for batch in batches:
+        served.append(np.zeros((replicas, shards), np.int64))
+        for stack in layout.stacks:
+            counts = buckets(layout, stack, batch, replicas, shards)
+            served[-1] += counts.sum(axis=1)
+            if stack.name not in capacities:
+                continue
+            room = capacities[stack.name]
+            rounds[stack.name].append(max(1, math.ceil(int(counts.max()) / room)))
+            fullest[stack.name].append(_largest_over_mean(counts))
+            sent += int(counts.sum())
+            places += counts.size * room * rounds[stack.name][-1]
+    imbalances = [_largest_over_mean(one) for one in served]
+    return Replay(
+        batches=len(served),
+        lookups=np.mean(served, axis=0).reshape(-1),
+        imbalance=float(np.mean(imbalances)),
+        largest_imbalance=max(imbalances),
+        fullest={name: float(np.mean(found)) for name, found in fullest.items()},
+        rounds={name: float(np.mean(found)) for name, found in rounds.items()},
+        buffer_use=sent / places if places else math.nan,
+    )
+
+
+def _largest_over_mean(counts: np.ndarray) -> float:
+    mean = float(counts.mean())
+    return float(counts.max()) / mean if mean else 1.0
+
+
+def buckets(
+    layout: Layout, stack: Stack, batch: Examples, replicas: int, shards: int
+) -> np.ndarray:
+    """i64[replicas, shards, shards]: different split rows that each device asks each owner for."""
+    counts = np.empty((replicas * shards, shards), np.int64)
+    for device, rows in enumerate(_rows_of_devices(layout, stack, batch, replicas * shards)):
+        rows.sort()
+        rows = rows[np.searchsorted(rows, stack.replicated) : np.searchsorted(rows, PAD)]
+        different = rows[np.flatnonzero(np.diff(rows, prepend=np.int32(-1)))]
+        owner = group(different - np.int32(stack.replicated)) * shards // GROUPS
+        counts[device] = np.bincount(owner, minlength=shards)
+    return counts.reshape(replicas, shards, shards)
+
+
+def _rows_of_devices(
+    layout: Layout, stack: Stack, batch: Examples, devices: int
+) -> Iterator[np.ndarray]:
+    """The stack's rows i32[..] that the share of each device reads, with duplicates and PAD."""
+    moves = _Moves.of(stack)
+    share = batch.rows // devices
+    every = lists_read(batch, layout.schema)
+    tables = (*stack.list_tables, *stack.sequence_tables)
+    lists = [every[i] for i in (*stack.lists, *stack.sequences)]
+    ends = [np.cumsum(one.lengths.reshape(devices, -1).sum(axis=1)) for one in lists]
+    for device in range(devices):
+        ids = batch.ids[device * share : (device + 1) * share].take(stack.columns, axis=1)
+        parts = [moves(ids, np.asarray(stack.column_tables, np.intp)).reshape(-1)]
+        for one, table, end in zip(lists, tables, ends, strict=True):
+            begin = end[device - 1] if device else 0
+            parts.append(moves(one.values[begin : end[device]], table))
+        yield np.concatenate(parts)
+
+
+class _Moves(NamedTuple):
+    """Rows of tables -> rows of their stack.
+
+    step: i32[..] what is added to a row: table by table for each of its hot rows, and for the rest.
+    first: i32[tables] where a table begins in `step`.
+    last: i32[tables] its hot rows.
+    """
+
+    step: np.ndarray
+    first: np.ndarray
+    last: np.ndarray
+
+    @classmethod
+    def of(cls, stack: Stack) -> "_Moves":
+        hot = stack.hot_rows()
+        steps = [
+            np.append(rows - np.arange(len(rows)), offset)
+            for rows, offset in zip(hot, stack.offsets, strict=True)
+        ]
+        last = np.array([len(rows) for rows in hot], np.int32)
+        first = np.cumsum(last + 1, dtype=np.int32) - last - 1
+        return cls(np.concatenate(steps).astype(np.int32), first, last)
+
+    def __call__(self, rows: np.ndarray, tables: Any) -> np.ndarray:
+        """i32 of the shape of `rows`, PAD stays PAD; `tables` broadcasts to it."""
+        moved = rows + self.step.take(np.minimum(rows, self.last[tables]) + self.first[tables])
+        np.copyto(moved, PAD, where=rows == PAD)
+        return moved

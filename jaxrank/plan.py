@@ -1,0 +1,180 @@
+"""Where the tables of a config lie on a machine that need not be there, and what that costs."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from ml_collections import ConfigDict
+
+from jaxrank import budget, embedding
+from jaxrank.config import to_plain
+from jaxrank.data import sources, synthetic, traffic
+from jaxrank.data.examples import Examples
+from jaxrank.data.store import is_store, open_store
+from jaxrank.embedding.replay import Replay, replay
+from jaxrank.errors import InputError
+from jaxrank.job import check_features
+from jaxrank.plan_case import Case, Data, Machine, Maker
+from jaxrank.topology import format_bytes
+
+Report = Callable[[str], None]
+
+# A higher imbalance than this is worth a warning: steps wait for the busiest device.
+MOST_IMBALANCE = 1.05
+# What the compiler adds is not counted, so a device should not be filled beyond this share.
+MOST_FILLED = 0.9
+
+
+class Planned(NamedTuple):
+    """A placement, replayed.
+
+    batch_size: examples per step over all devices.
+    replay: what real or generated batches cost in it.
+    row_bytes: by table, of a row with its accumulators.
+    change: the smallest change with which it fits; empty where it does.
+    """
+
+    batch_size: int
+    case: Case
+    replay: Replay
+    row_bytes: dict[str, int]
+    change: str
+    warnings: tuple[str, ...]
+
+    @property
+    def refusal(self) -> str:
+        """By how much the placement does not fit, and what to do; empty where it fits."""
+        told = budget.shortage(self.case.bytes, self.case.machine.memory)
+        return f"{told} {self.change}" if told else ""
+
+
+def plan(
+    config: ConfigDict, machine: Machine, *, batches: int, workdir: str, report: Report
+) -> Planned:
+    """Plans the tables of a config and replays batches of its training data.
+
+    Args:
+        batches: how many are replayed.
+        workdir: of a run, whose store is read if it is there; may be empty.
+        report: gets lines for people to read.
+
+    Raises:
+        InputError: a field or number that cannot be, or no data to plan by.
+    """
+    if batches < 1:
+        raise InputError(f"--batches must be at least 1: found {batches}.")
+    data = _open(config, workdir, report)
+    maker = Maker(config, data)
+    case = maker.case(machine)
+    size = config.batch_size
+    drawn = traffic.batches(data.reads, size, data.traffic.parts, config.seed)
+    found = replay(
+        case.layout,
+        _told(itertools.islice(drawn, batches), batches, report),
+        replicas=case.split.replicas,
+        shards=case.split.shards,
+        capacities=case.split.capacities,
+    )
+    return Planned(
+        batch_size=size,
+        case=case,
+        replay=found,
+        row_bytes={t.name: budget.of_row(maker.rule, t.dim) for t in case.plan.tables},
+        change=_smallest_change(maker, case) if case.over else "",
+        warnings=(*case.plan.warnings, *_warnings(case, found, data.traffic, size)),
+    )
+
+
+def _told(batches: Iterator[Examples], count: int, report: Report) -> Iterator[Examples]:
+    """The batches, with a line at each quarter of many."""
+    quarters = {round(count * i / 4) for i in range(1, 4)} if count >= 40 else set()
+    for done, batch in enumerate(batches):
+        if done in quarters:
+            report(f"replayed {done} of {count} batches")
+        yield batch
+
+
+def _open(config: ConfigDict, workdir: str, report: Report) -> Data:
+    """The run's store if there is one, or else its generated data, and a sample of it.
+
+    Raises:
+        InputError: there is neither.
+    """
+    name, source = config.data.train, to_plain(config.source)
+    path = config.data.store or (str(Path(workdir) / "data") if workdir else "")
+    reads: traffic.Reads
+    if path and is_store(path):
+        store = open_store(path)
+        check_features(store, config)
+        split = store.split(name)
+        reads = traffic.StoredReads(split, store.schema)
+        report(f"Reading a sample of {split.path}")
+        return Data(store.schema, reads, traffic.measure(reads), split.statistics)
+    if source.get("kind") != "synthetic":
+        raise InputError(
+            f"data.store: must be prepared data to plan by: found {path or 'none'!r}. Run `jaxrank"
+            " prepare` first, and give its output as --config.data.store."
+        )
+    generated = sources.make_source(source)
+    assert isinstance(generated, synthetic.Source)
+    reads = traffic.GeneratedReads(generated, name, to_plain(config.features))
+    report("Reading a sample of generated data")
+    sample = traffic.measure(reads)
+    return Data(reads.schema, reads, sample, {"list_lengths": sample.list_lengths})
+
+
+def _warnings(case: Case, found: Replay, sample: traffic.Traffic, batch_size: int) -> Iterator[str]:
+    machine = case.machine
+    if not case.over and case.bytes.total > MOST_FILLED * machine.memory:
+        yield (
+            f"a device needs {case.bytes.total / machine.memory:.0%} of its memory, and what the"
+            " compiler adds is not counted: it may not fit."
+        )
+    if found.imbalance > MOST_IMBALANCE:
+        yield (
+            f"the busiest device serves {found.imbalance:.3f} times the mean, and each step waits"
+            " for it. A larger batch_size makes it less."
+        )
+    for name, rounds in found.rounds.items():
+        if rounds > 1:
+            yield (
+                f"the exchange of {name} takes {rounds:.2f} rounds in a step: its buffers are too"
+                " small. Raise embedding.exchange_slack, or exchange_capacity where it is set."
+            )
+    share = batch_size // machine.devices
+    if machine.devices > 1 and sample.examples < share:
+        yield (
+            f"a device takes {share:,} examples in a step, more than the {sample.examples:,} of the"
+            " sample, so what it reads is underestimated."
+        )
+
+
+def _smallest_change(maker: Maker, case: Case) -> str:
+    """The first of the changes, from the smallest, with which the placement fits."""
+    for text, machine, placement_of in _changes(maker, case):
+        try:
+            other = maker.case(machine, placement_of)
+        except InputError:  # the batch, say, does not divide over so many devices
+            continue
+        if not other.over:
+            needed = format_bytes(other.bytes.total)
+            return f"The smallest change that fits: {text} ({needed} a device)."
+    return "Neither other placements nor more devices make it fit."
+
+
+def _changes(maker: Maker, case: Case) -> Iterator[tuple[str, Machine, dict[str, str] | None]]:
+    machine = case.machine
+    forced = [t for t in case.plan.tables if maker.placement_of[t.name] == "replicated"]
+    forced.sort(key=lambda t: -t.rows * t.dim)
+    for count in range(1, len(forced) + 1):
+        names = [t.name for t in forced[:count]]
+        split = dict.fromkeys(names, "rows")
+        yield f"embedding.placements = {split}", machine, maker.placement_of | split
+    for replicas in range(machine.replicas - 1, 0, -1):
+        if machine.replicas % replicas == 0:
+            yield f"--replicas={replicas}", machine._replace(replicas=replicas), None
+    devices = 1 << machine.devices.bit_length()
+    while devices <= embedding.GROUPS * machine.replicas:
+        yield f"--devices={devices}", machine._replace(devices=devices), None
+        devices *= 2

@@ -1,0 +1,101 @@
+"""TPU slices by the names that users know them by, and sizes of memory as people write them."""
+
+import re
+from typing import NamedTuple
+
+from jaxrank.errors import InputError
+
+_GIB = 2**30
+
+
+class Generation(NamedTuple):
+    """A generation of TPUs.
+
+    numbers_cores: whether the number in the name of a slice counts cores; else it counts chips.
+    cores_per_device: 2 where both cores of a chip are one device.
+    hbm_bytes: memory of one device.
+    """
+
+    numbers_cores: bool
+    cores_per_device: int
+    hbm_bytes: int
+
+
+GENERATIONS = {
+    "v2": Generation(True, 1, 8 * _GIB),
+    "v3": Generation(True, 1, 16 * _GIB),
+    "v4": Generation(True, 2, 32 * _GIB),
+    "v5e": Generation(False, 1, 16 * _GIB),
+    "v5p": Generation(True, 2, 95 * _GIB),
+    "v6e": Generation(False, 1, 32 * _GIB),
+}
+_ALIASES = {"v5litepod": "v5e"}
+
+_BINARY = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+_DECIMAL = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS = {"": 1, "B": 1} | _BINARY | _DECIMAL
+
+
+class Topology(NamedTuple):
+    """A TPU slice.
+
+    name: such as "v3-32".
+    generation: a key of `GENERATIONS`.
+    devices: that JAX sees in it.
+    hbm_bytes: memory of each device.
+    """
+
+    name: str
+    generation: str
+    devices: int
+    hbm_bytes: int
+
+
+def topology(name: str) -> Topology:
+    """The slice of that name: v3-32 has 32 cores, each a device; v4-128 has 128 cores, two to a
+    device; v5e-16 has 16 chips, each a device.
+
+    Raises:
+        InputError: no such generation, or a number that it cannot have.
+    """
+    match = re.fullmatch(r"([a-z0-9]+)-([0-9]+)", name)
+    found = _ALIASES.get(match[1], match[1]) if match else ""
+    if match is None or found not in GENERATIONS:
+        raise InputError(
+            "--topology must be a generation of TPUs, one of"
+            f" {', '.join(GENERATIONS)}, and a number, as in v3-32: found {name!r}."
+        )
+    generation, number = GENERATIONS[found], int(match[2])
+    unit = 2 if generation.numbers_cores else 1  # a chip of v2, v3, v4 or v5p has two cores
+    if number < 1 or number % unit:
+        what = "cores, two a chip" if generation.numbers_cores else "chips"
+        raise InputError(
+            f"--topology: the number of a {found} slice counts {what}, so it must be a positive"
+            f" multiple of {unit}: found {name!r}."
+        )
+    return Topology(name, found, number // generation.cores_per_device, generation.hbm_bytes)
+
+
+def parse_bytes(text: str) -> int:
+    """ "16GiB", "80GB", "1.5 TiB" or a number of bytes -> bytes.
+
+    Raises:
+        InputError: it is none of these, or not above 0.
+    """
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]*)?)\s*([A-Za-z]*)\s*", text)
+    units = {unit.lower(): size for unit, size in _UNITS.items()}
+    if match is None or match[2].lower() not in units or not float(match[1]):
+        raise InputError(
+            "--memory must be a number of bytes above 0, or one with a unit of"
+            f" {', '.join((*_BINARY, *_DECIMAL))}, as in 16GiB: found {text!r}."
+        )
+    return int(float(match[1]) * units[match[2].lower()])
+
+
+def format_bytes(count: float) -> str:
+    """Bytes for people: "1.50 GiB"."""
+    size, unit = float(count), "B"
+    for unit_name, factor in _BINARY.items():
+        if abs(count) >= factor:
+            size, unit = count / factor, unit_name
+    return f"{size:,.0f} {unit}" if unit == "B" else f"{size:,.2f} {unit}"
