@@ -19,6 +19,7 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers
 
 import jaxrank
+from jaxrank import processes
 from jaxrank.errors import InputError, RunError
 from jaxrank.step import TrainState, Weights, weights_of
 
@@ -108,9 +109,18 @@ class Checkpoints:
     def step(self, which: str | int = "newest") -> int | None:
         """The step of the newest or best checkpoint, or None if there is none.
 
+        Process 0 says, for a run that goes on beside this one may just save another.
+
         Raises:
             InputError: a step was named that has no checkpoint.
         """
+        found = None
+        with processes.together():
+            if processes.is_first():
+                found = self._find(which)
+        return processes.from_first(found)
+
+    def _find(self, which: str | int) -> int | None:
         steps = sorted(self._manager.all_steps())
         if which == "newest":
             return steps[-1] if steps else None
@@ -118,7 +128,7 @@ class Checkpoints:
             measured = [(s, self._metric(s)) for s in steps]
             scored = [(m, s) for s, m in measured if m is not None]
             if not scored:
-                return self.step("newest")
+                return self._find("newest")
             best = (max if self._higher_is_better else min)(m for m, _ in scored)
             return min(s for m, s in scored if m == best)
         if str(which).isdecimal() and int(which) in steps:

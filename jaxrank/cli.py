@@ -4,11 +4,12 @@ import argparse
 import difflib
 import json
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import jaxrank
-from jaxrank import huge_pages
+from jaxrank import huge_pages, processes
 from jaxrank.errors import InputError, RunError
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ _EXAMPLES = {
     "evaluate": "jaxrank evaluate --workdir=/tmp/quickstart --checkpoint=best --split=valid",
     "predict": "jaxrank predict --workdir=/tmp/quickstart --split=valid"
     " --output=/tmp/predictions.parquet",
+    "plan": "jaxrank plan --config=configs/powerlaw.py --topology=v3-32 --picture=/tmp/plan.png",
 }
 
 
@@ -62,6 +64,14 @@ def _parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentP
             help="a config file; any field can be set: --config.optim.dense.base_rate=0.002",
         )
 
+    def add_processes(sub: argparse.ArgumentParser) -> None:
+        group = sub.add_argument_group(
+            "many processes", "none of these on a TPU pod, in a SLURM step or under Open MPI"
+        )
+        group.add_argument("--coordinator", default="", metavar="HOST:PORT", help="of process 0")
+        group.add_argument("--num-processes", type=int, metavar="N", help="how many there are")
+        group.add_argument("--process-id", type=int, metavar="I", help="which one this is, from 0")
+
     prepare = verb("prepare", "raw or generated data -> a store of column blocks")
     add_config(prepare)
     prepare.add_argument("--output", required=True, metavar="DIR", help="where the store goes")
@@ -81,6 +91,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentP
         action="store_true",
         help="go on with a run that was started with other values",
     )
+    add_processes(train)
 
     for name, text in (
         ("evaluate", "score a checkpoint on prepared data"),
@@ -98,6 +109,28 @@ def _parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentP
         sub.add_argument("--batch-size", type=int, default=0, metavar="N", help="examples")
         if name == "predict":
             sub.add_argument("--output", required=True, metavar="FILE", help="Parquet")
+        add_processes(sub)
+
+    plan = verb("plan", "where each table goes on a machine, whether it fits, and how even it is")
+    add_config(plan)
+    plan.add_argument("--devices", type=int, metavar="N", help="of the machine")
+    plan.add_argument("--topology", default="", metavar="NAME", help="a TPU slice, as v3-32")
+    plan.add_argument(
+        "--memory",
+        default="",
+        metavar="SIZE",
+        help="of a device, as 16GiB; default: the topology's",
+    )
+    plan.add_argument(
+        "--replicas", type=int, metavar="N", help="copies of split rows; default: mesh.replicas"
+    )
+    plan.add_argument(
+        "--batches", type=int, default=100, metavar="N", help="that are replayed; default: 100"
+    )
+    plan.add_argument("--picture", default="", metavar="FILE", help="a PNG to draw the plan into")
+    plan.add_argument(
+        "--workdir", default="", metavar="DIR", help="of a run, whose prepared data is read"
+    )
     return parser, verbs.choices
 
 
@@ -178,6 +211,35 @@ def _train(args: argparse.Namespace, config: "ConfigDict", report: Callable) -> 
     return result._asdict()
 
 
+def _plan(args: argparse.Namespace, config: "ConfigDict", report: Callable) -> dict[str, Any]:
+    from jaxrank import plan_report
+    from jaxrank.plan import plan
+    from jaxrank.plan_case import Machine
+    from jaxrank.topology import parse_bytes, topology
+
+    if (args.devices is None) == (not args.topology):
+        raise InputError(
+            "one of --devices and --topology must be given: found"
+            f" --devices={args.devices}, --topology={args.topology!r}."
+        )
+    if not args.topology and not args.memory:
+        raise InputError("--memory of a device must be given with --devices: found none.")
+    named = topology(args.topology) if args.topology else None
+    memory = parse_bytes(args.memory) if args.memory else 0
+    machine = Machine(
+        name=args.topology,
+        devices=named.devices if named else args.devices,
+        replicas=config.mesh.replicas if args.replicas is None else args.replicas,
+        memory=memory or (named.hbm_bytes if named else 0),
+    )
+    planned = plan(config, machine, batches=args.batches, workdir=args.workdir, report=report)
+    report(plan_report.describe(planned))
+    if args.picture:
+        plan_report.draw(planned, args.picture)
+        report(f"picture: {args.picture}")
+    return plan_report.to_json(planned)
+
+
 def _which(args: argparse.Namespace) -> dict[str, Any]:
     """Which checkpoint to score, on what."""
     return {name: getattr(args, name) for name in ("checkpoint", "data", "split", "batch_size")}
@@ -198,6 +260,15 @@ def _predict(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
     result = predict(args.workdir, output=args.output, **_which(args))
     report(f"{result.rows:,} predictions of {result.checkpoint}: {result.output}")
     return result._asdict()
+
+
+def _join(args: argparse.Namespace, config: "ConfigDict | None") -> None:
+    """Brings the processes together that were all told to do this."""
+    from jaxrank import rendezvous
+
+    rendezvous.join(args.coordinator, args.num_processes, args.process_id)
+    told = {k: v for k, v in vars(args).items() if k not in ("coordinator", "process_id")}
+    processes.check_same("flags and config", f"{told} {config}")
 
 
 def _finite(tree: Any) -> Any:
@@ -223,31 +294,52 @@ def run(argv: Sequence[str]) -> None:
         parser.error("a verb is needed")
     _check_rest(verbs[args.verb], rest)
 
-    def report(text: str) -> None:
-        print(text, file=sys.stderr if args.json else sys.stdout, flush=True)
+    config = _config(args.config, rest) if hasattr(args, "config") else None
+    several = hasattr(args, "coordinator")
+    if several:
+        _join(args, config)
 
-    if args.verb in ("prepare", "train"):
-        config = _config(args.config, rest)
-        result = {"prepare": _prepare, "train": _train}[args.verb](args, config, report)
-    else:
-        result = {"evaluate": _evaluate, "predict": _predict}[args.verb](args, report)
-    if args.json:
-        print(json.dumps(_finite(result)), flush=True)
+    def speaks() -> bool:
+        return not several or processes.is_first()
+
+    def report(text: str) -> None:
+        if speaks():
+            print(text, file=sys.stderr if args.json else sys.stdout, flush=True)
+
+    with processes.lost_told_as_run_error():
+        if config is not None:
+            verb = {"prepare": _prepare, "train": _train, "plan": _plan}[args.verb]
+            result = verb(args, config, report)
+        else:
+            result = {"evaluate": _evaluate, "predict": _predict}[args.verb](args, report)
+        if args.json and speaks():
+            print(json.dumps(_finite(result)), flush=True)
+        if result.get("refusal"):
+            raise RunError(result["refusal"])
+        if several:
+            processes.wait()
 
 
 def main() -> NoReturn:
     """The console program. Status 0 on success, 2 for bad input, 1 for a run that failed."""
     if sys.argv[1:2] and sys.argv[1] in ("train", "evaluate", "predict"):
         huge_pages.ensure()
+    status = 0
     try:
         run(sys.argv[1:])
     except (InputError, RunError) as error:
-        print(f"jaxrank: error: {error}", file=sys.stderr)
-        sys.exit(error.exit_status)
+        status = _tell(f"error: {error}", error.exit_status)
     except OSError as error:  # a full disk under the logs, say
-        print(f"jaxrank: error: {error}", file=sys.stderr)
-        sys.exit(RunError.exit_status)
+        status = _tell(f"error: {error}", RunError.exit_status)
     except KeyboardInterrupt:
-        print("jaxrank: interrupted", file=sys.stderr)
-        sys.exit(130)
-    sys.exit(0)
+        status = _tell("interrupted", 130)
+    except Exception:
+        traceback.print_exc()
+        status = RunError.exit_status
+    processes.leave(status)
+    sys.exit(status)
+
+
+def _tell(text: str, status: int) -> int:
+    print(f"{processes.name()}: {text}", file=sys.stderr)
+    return status

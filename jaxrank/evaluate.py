@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from jaxrank import metrics
+from jaxrank import metrics, processes
 from jaxrank.data.block import Block, slice_block
 from jaxrank.data.pipeline import EvaluationBatches
 from jaxrank.data.store import Split, Store
@@ -134,7 +134,15 @@ class Reference(NamedTuple):
 
 
 def reference(split: Split, schema: Schema) -> Reference:
-    """Reads the split once."""
+    """Reads the split once; process 0 does for all."""
+    found = None
+    with processes.together():
+        if processes.is_first():
+            found = _reference(split, schema)
+    return Reference(*processes.from_first(found))
+
+
+def _reference(split: Split, schema: Schema) -> Reference:
     labels, weights, truths = [], [], []
     for block in split.blocks():
         labels.append(block.labels)
@@ -158,7 +166,7 @@ def reference(split: Split, schema: Schema) -> Reference:
 def predict(
     program: Program, weights: Weights, split: Split, batch_size: int, output: str | Path
 ) -> int:
-    """Writes Parquet with one row an example in stored order; returns the rows.
+    """Writes Parquet with one row an example in stored order; returns the rows. Process 0 writes.
 
     Columns: those that the features spec keeps, then for each task `label_<task>` (null where
     unknown) and `predicted_<task>`, a probability. The file gets its name when it is whole.
@@ -168,17 +176,26 @@ def predict(
         RunError: it cannot be written.
     """
     output = Path(output)
-    if output.is_dir():
-        raise InputError(f"--output: {output} must be a file: it is a directory.")
-    partial = output.with_name(f".{output.name}.partial")
-    tasks = [t.name for t in program.trainee.embedding.layout.schema.tasks]
+    with processes.together():
+        if processes.is_first() and output.is_dir():
+            raise InputError(f"--output: {output} must be a file: it is a directory.")
     batch_size = whole_groups(batch_size, program)
-    stored = _rebatched(split.blocks(), batch_size)
+    found = score(program, weights, split, batch_size)
+    if not processes.is_first():
+        return sum(len(scored.logits) for scored in found)
+    tasks = [t.name for t in program.trainee.embedding.layout.schema.tasks]
+    return _write(found, _rebatched(split.blocks(), batch_size), tasks, output)
+
+
+def _write(
+    found: Iterator[Scored], stored: Iterator[list[Block]], tasks: list[str], output: Path
+) -> int:
+    partial = output.with_name(f".{output.name}.partial")
     sink = None
     rows = 0
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        for scored, block in zip(score(program, weights, split, batch_size), stored, strict=True):
+        for scored, block in zip(found, stored, strict=True):
             table = _predictions(scored, block, tasks)
             sink = sink or pq.ParquetWriter(partial, table.schema)
             sink.write_table(table)

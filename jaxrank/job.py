@@ -10,16 +10,16 @@ from ml_collections import ConfigDict
 
 from jaxrank import evaluate as evaluation
 from jaxrank import mesh as meshes
-from jaxrank import models, workdir
+from jaxrank import models, placement, processes, workdir
 from jaxrank.checkpoint import Checkpoints
 from jaxrank.config import differences, to_plain
 from jaxrank.data import prepare, spec
 from jaxrank.data.pipeline import TrainBatches
 from jaxrank.data.store import Split, Store, is_store, open_store
 from jaxrank.errors import InputError
-from jaxrank.features import Schema
+from jaxrank.features import Hot, Schema
 from jaxrank.monitor import Monitor, make_monitor
-from jaxrank.program import BatchShape, Program, check_batch, make_layout, make_trainee
+from jaxrank.program import BatchShape, Program, check_batch, make_trainee
 from jaxrank.step import TrainState
 
 Report = Callable[[str], None]
@@ -69,27 +69,39 @@ def make_plan(config: ConfigDict, rows: int) -> Plan:
 
 
 def open_data(config: ConfigDict, directory: Path, report: Report) -> Store:
-    """The run's store, prepared first if the config says how and it is not there.
+    """The run's store, prepared first, by process 0, if the config says how and it is not there.
 
     Raises:
         InputError: it is not there and cannot be made, or was made of other features.
     """
     path = Path(config.data.store) if config.data.store else directory / "data"
-    features = to_plain(config.features)
-    if not is_store(path):
-        if not to_plain(config.source):
-            raise InputError(f"data.store: no store at {path}, and config.source does not say how.")
-        report(f"Preparing {path}")
-        prepare.prepare(features, to_plain(config.source), path, report=report)
+    with processes.together():
+        if processes.is_first() and not is_store(path):
+            _prepare(config, path, report)
     store = open_store(path)
-    expected = spec.canonical(features)
-    if store.spec["features"] != expected:
-        lines = differences(store.spec["features"], expected, "features")
-        raise InputError(
-            f"{path}: the store was prepared with other features than the config's:\n  "
-            + "\n  ".join(lines)
-        )
+    check_features(store, config)
     return store
+
+
+def check_features(store: Store, config: ConfigDict) -> None:
+    """Raises InputError unless a store was prepared with the features of a config."""
+    # Both in full: a store that was made when there were fewer fields lacks some.
+    found, expected = (
+        spec.canonical(x) for x in (store.spec["features"], to_plain(config.features))
+    )
+    if found != expected:
+        raise InputError(
+            f"{store.path}: the store was prepared with other features than the config's:\n  "
+            + "\n  ".join(differences(found, expected, "features"))
+        )
+
+
+def _prepare(config: ConfigDict, path: Path, report: Report) -> None:
+    if not to_plain(config.source):
+        raise InputError(f"data.store: no store at {path}, and config.source does not say how.")
+    report(f"Preparing {path}")
+    section, source = to_plain(config.features), to_plain(config.source)
+    prepare.prepare(section, source, path, report=report)
 
 
 class Job(NamedTuple):
@@ -101,6 +113,7 @@ class Job(NamedTuple):
     store: Store
     program: Program
     batches: TrainBatches
+    hot: dict[str, Hot]
     train_split: Split
     valid_split: Split | None
     monitor: Monitor
@@ -121,7 +134,12 @@ def build(config: ConfigDict, directory: Path, report: Report) -> Job:
     split = store.split(config.data.train)
     plan = make_plan(config, split.rows)
     mesh = meshes.make_mesh(**config.mesh)
-    layout = make_layout(store.schema, config.embedding)
+    processes.check_devices(mesh)
+    kept = workdir.load_placement(directory) if workdir.has_run(directory) else None
+    placed = placement.decide(config, split, store.schema, mesh, kept)
+    for line in placed.told:
+        report(line)
+    layout = placed.layout
     data = {k: v for k, v in config.data.items() if k not in ("store", "train", "valid")}
     batches = TrainBatches(
         split,
@@ -143,7 +161,7 @@ def build(config: ConfigDict, directory: Path, report: Report) -> Job:
     watched = {k: v for k, v in config.eval.items() if k not in ("every_steps", "batch_size")}
     monitor = make_monitor([t.name for t in store.schema.tasks], **watched)
     shape = BatchShape(config.batch_size, batches.group, batches.capacities)
-    trainee = make_trainee(config, layout, mesh, num_steps=plan.num_steps)
+    trainee = make_trainee(config, layout, mesh, num_steps=plan.num_steps, room=placed.room)
     return Job(
         config=config,
         directory=directory,
@@ -151,6 +169,7 @@ def build(config: ConfigDict, directory: Path, report: Report) -> Job:
         store=store,
         program=Program(trainee, mesh, shape),
         batches=batches,
+        hot=placed.hot,
         train_split=split,
         valid_split=store.split(config.data.valid) if config.data.valid else None,
         monitor=monitor,

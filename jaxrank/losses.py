@@ -16,21 +16,22 @@ def logistic(logits: jax.Array, labels: jax.Array) -> jax.Array:
 
 
 def weighted_loss(
-    logits: jax.Array, labels: jax.Array, weights: jax.Array, task_weights: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """The loss to minimise and what it is made of.
+    logits: jax.Array,
+    labels: jax.Array,
+    weights: jax.Array,
+    task_weights: jax.Array,
+    total_weight: jax.Array,
+) -> jax.Array:
+    """The loss to minimise, f[]: the part of it that these examples make.
 
-    A task's loss is sum(w * loss) / sum(w) over the global batch, 0 where no example has weight.
+    The loss of the global batch is sum(task_weights * per task), a task's loss being
+    sum(w * loss) / sum(w), 0 where no example has weight; the parts of all devices add up to it.
 
     Args:
         logits, labels, weights: f[B, T]; labels in [0, 1], weights 0 where a label is unknown.
         task_weights: f[T].
-
-    Returns:
-        (total f[], per_task f[T]) with total = sum(task_weights * per_task).
+        total_weight: f[T], sum(w) over the global batch.
     """
-    total_weight = weights.sum(0)
     some = total_weight > 0
     per_task = (weights * logistic(logits, labels)).sum(0) / jnp.where(some, total_weight, 1)
-    per_task = jnp.where(some, per_task, 0)
-    return (task_weights * per_task).sum(), per_task
+    return (task_weights * jnp.where(some, per_task, 0)).sum()

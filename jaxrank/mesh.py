@@ -1,14 +1,16 @@
-"""The device mesh, its axis names, and where state and batches lie on it.
+"""The device mesh, its axis names, where state and batches lie on it, and sums over its devices.
 
-Axes are Auto, not the Explicit ones that `jax.make_mesh` gives by default: the model is written
-once, without a word about devices, and the compiler splits it by example. What must not be left to
-the compiler, the exchange of table rows, is written with `shard_map` in `embedding`. Under Explicit
-axes every gather from a split array would have to name its output's sharding.
+A step runs in `shard_map`: the program of one device, with every exchange between devices written
+out. What is left to the compiler is only where state and batches lie between steps. Axes are Auto,
+not the Explicit ones that `jax.make_mesh` gives by default: under those every gather from a split
+array outside of `shard_map` (as tests and tools do it) would have to name its output's sharding.
 """
 
+import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -40,16 +42,17 @@ def make_mesh(*, replicas: int = 1, devices: int = 0) -> Mesh:
             f"mesh.replicas must divide the number of devices: got replicas={replicas},"
             f" {devices} devices."
         )
-    grid = np.asarray(found[:devices]).reshape(replicas, devices // replicas)
+    return mesh_of(found[:devices], replicas)
+
+
+def mesh_of(devices: Any, replicas: int = 1) -> Mesh:
+    """A mesh of these devices, in this order."""
+    grid = np.asarray(devices).reshape(replicas, len(devices) // replicas)
     return Mesh(grid, (REPLICA, SHARD), axis_types=(AxisType.Auto, AxisType.Auto))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, P())
-
-
-def by_row(mesh: Mesh) -> NamedSharding:
-    return NamedSharding(mesh, P(SHARD))
 
 
 def by_example(mesh: Mesh, leading: int = 0) -> NamedSharding:
@@ -61,3 +64,56 @@ def put_batch(batch: Any, mesh: Mesh, leading: int = 0) -> Any:
     """This process's share of a batch -> global arrays split by example over the mesh."""
     sharding = by_example(mesh, leading)
     return jax.tree.map(lambda x: jax.make_array_from_process_local_data(sharding, x), batch)
+
+
+def platform(mesh: Mesh) -> str:
+    """ "cpu", "gpu" or "tpu"."""
+    return mesh.devices.flat[0].platform
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def total(mesh: Mesh, tree: Any) -> Any:
+    """Sums each array of a device over all devices, in `shard_map`; the same bits on all of them.
+
+    Differentiable: where every device's loss is its part of one sum, so are the gradients.
+    """
+    return _total(mesh, tree)
+
+
+def _total(mesh: Mesh, tree: Any) -> Any:
+    if mesh.size == 1:
+        return tree
+    if platform(mesh) != "cpu":
+        return jax.lax.psum(tree, EXAMPLES)
+    # On CPU the devices of one process are summed in another order than those of several. Here
+    # every device sums one part, in the order of the devices, and the parts are put together: the
+    # bytes of an all-reduce, and a result that does not depend on the processes.
+    leaves, structure = jax.tree.flatten(tree)
+    summed: list[Any] = [None] * len(leaves)
+    for dtype in sorted({x.dtype for x in leaves}, key=str):
+        chosen = [i for i, x in enumerate(leaves) if x.dtype == dtype]
+        flat = jnp.concatenate([leaves[i].reshape(-1) for i in chosen])
+        parts = jnp.pad(flat, (0, -len(flat) % mesh.size)).reshape(mesh.size, -1)
+        mine = jax.lax.all_to_all(parts, EXAMPLES, 0, 0, tiled=True).sum(0)
+        flat = jax.lax.all_gather(mine, EXAMPLES, tiled=True)
+        at = 0
+        for i in chosen:
+            summed[i] = flat[at : at + leaves[i].size].reshape(leaves[i].shape)
+            at += leaves[i].size
+    return jax.tree.unflatten(structure, summed)
+
+
+def _total_forward(mesh: Mesh, tree: Any) -> tuple[Any, None]:
+    return _total(mesh, tree), None
+
+
+def _total_backward(mesh: Mesh, _: None, cotangents: Any) -> tuple[Any]:
+    return (_total(mesh, cotangents),)
+
+
+total.defvjp(_total_forward, _total_backward)
+
+
+def device_index(mesh: Mesh) -> jax.Array:
+    """i32[], which device of the mesh this is, in `shard_map`: the order of examples."""
+    return jax.lax.axis_index(REPLICA) * mesh.shape[SHARD] + jax.lax.axis_index(SHARD)

@@ -8,12 +8,13 @@ import contextlib
 import dataclasses
 import fnmatch
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
 from jaxrank import embedding, models, optim
@@ -21,7 +22,7 @@ from jaxrank import mesh as meshes
 from jaxrank import step as steps
 from jaxrank.config import to_plain
 from jaxrank.errors import InputError
-from jaxrank.features import PAD, Batch, Layout, Lists, Schema, layout
+from jaxrank.features import Batch, Layout, Lists, Schema
 
 # Fields of config.optim.dense and .tables that make the schedule; the others make the optimizer.
 _RATE_FIELDS = (
@@ -65,21 +66,12 @@ class BatchShape:
 
         return Batch(
             floats=array(jnp.float32, size, len(schema.floats)),
-            ids={
-                s.name: array(jnp.int32, size, len(s.columns)) for s in layout.stacks if s.columns
-            },
+            ids={s.name: array(jnp.int32, size, s.places) for s in layout.stacks if s.places},
             lists={s.name: packed(self.capacities[s.name]) for s in layout.stacks if s.lists},
             labels=array(jnp.float32, size, len(schema.tasks)),
             weights=array(jnp.float32, size, len(schema.tasks)),
             dropped=array(jnp.int32, groups, len(schema.lists)),
         )
-
-    def empty(self, layout: Layout) -> Batch:
-        """A batch on the host in which every id is PAD and every weight 0."""
-        zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), self.struct(layout))
-        pad = functools.partial(jax.tree.map, lambda x: jnp.full_like(x, PAD))
-        lists = {n: Lists(pad(p.ids), pad(p.segments), p.weights) for n, p in zeros.lists.items()}
-        return zeros._replace(ids=pad(zeros.ids), lists=lists)
 
 
 class Program:
@@ -97,28 +89,24 @@ class Program:
         self.mesh = mesh
         self.shape = shape
         init = functools.partial(steps.init_state, trainee)
-        batch = shape.struct(trainee.embedding.layout)
-        self.state_shape: steps.TrainState = jax.eval_shape(init, batch)
-        self.state_sharding = self._placed(self.state_shape)
-        self._init = jax.jit(
-            lambda: init(shape.empty(trainee.embedding.layout)), out_shardings=self.state_sharding
-        )
+        self.state_shape: steps.TrainState = jax.eval_shape(init)
+        specs = self._specs(self.state_shape)
+        self.state_sharding = self._shardings(specs)
+        weights_specs = steps.weights_of(specs)
+        self._init = jax.jit(init, out_shardings=self.state_sharding)
         self.train = jax.jit(
-            self._train,
+            self._on_devices(self._train, (specs, P(None, meshes.EXAMPLES)), (specs, P())),
             donate_argnums=0,
             in_shardings=(self.state_sharding, meshes.by_example(mesh, leading=1)),
             out_shardings=(self.state_sharding, meshes.replicated(mesh)),
         )
+        eval_step = functools.partial(steps.eval_step, trainee)
+        score = self._on_devices(eval_step, (weights_specs, P(meshes.EXAMPLES)), P(meshes.EXAMPLES))
         self.predict = jax.jit(
-            lambda weights, batch: (
-                steps.eval_step(trainee, weights, batch),
-                batch.labels,
-                batch.weights,
-            ),
+            lambda weights, batch: (score(weights, batch), batch.labels, batch.weights),
             in_shardings=(steps.weights_of(self.state_sharding), meshes.by_example(mesh)),
             out_shardings=meshes.replicated(mesh),
         )
-
         self._finite = jax.jit(
             lambda weights: jnp.all(
                 jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(weights)])
@@ -132,21 +120,58 @@ class Program:
         """Whether every number that predicts is finite; reads all tables once."""
         return bool(self._finite(weights))
 
-    def _placed(self, state: steps.TrainState) -> steps.TrainState:
-        everywhere = meshes.replicated(self.mesh)
-        split = self.trainee.embedding.sharding()
-        placed = jax.tree.map(lambda _: everywhere, state)
-        return placed._replace(
-            tables=jax.tree.map(lambda _: split, state.tables),
-            scratch=jax.tree.map(lambda _: split, state.scratch),
+    @functools.cached_property
+    def buffers(self) -> dict[str, int]:
+        """By stack whose rows travel, ids that one buffer of the training step has room for."""
+        embedding = self.trainee.embedding
+        if not embedding.exchanges:
+            return {}
+        ids = ids_of_device(embedding.layout, self.shape.struct(embedding.layout), self.mesh.size)
+        return {
+            name: embedding.exchange(name, ids[name]).capacity
+            for name, parts in embedding.parts.items()
+            if parts.split and ids[name]
+        }
+
+    def _specs(self, state: steps.TrainState) -> steps.TrainState:
+        """How each array of a state lies on the mesh."""
+        of_part = self.trainee.embedding.specs()
+        return jax.tree.map(lambda _: P(), state)._replace(
+            tables={
+                name: jax.tree.map(lambda _, name=name: of_part[name], table)
+                for name, table in state.tables.items()
+            },
+            scratch={name: of_part[name] for name in state.scratch},
+        )
+
+    def _shardings(self, specs: Any) -> Any:
+        return jax.tree.map(
+            lambda spec: NamedSharding(self.mesh, spec), specs, is_leaf=lambda x: isinstance(x, P)
+        )
+
+    def _on_devices(self, function: Any, in_specs: Any, out_specs: Any) -> Any:
+        """The program of one device, on all devices of the mesh."""
+        return jax.shard_map(
+            function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
         )
 
     def _train(self, state: steps.TrainState, batches: Batch) -> Any:
         return jax.lax.scan(functools.partial(steps.train_step, self.trainee), state, batches)
 
 
-def make_layout(schema: Schema, config: ConfigDict) -> Layout:
-    """Stacks the tables of `schema` by their dimensions in `config.embedding`.
+def ids_of_device(layout: Layout, batch: Batch, devices: int) -> dict[str, int]:
+    """By stack, ids that a device has in its share of a batch, PAD included."""
+    found = {}
+    for stack in layout.stacks:
+        count = batch.ids[stack.name].size if stack.name in batch.ids else 0
+        if stack.name in batch.lists:
+            count += batch.lists[stack.name].ids.size
+        found[stack.name] = count // devices
+    return found
+
+
+def dims_of(schema: Schema, config: ConfigDict) -> dict[str, int]:
+    """The dimension of each table of `schema`, by `config.embedding`.
 
     Raises:
         InputError: a pattern of `dims` matches no table, or a dimension is not positive.
@@ -163,13 +188,21 @@ def make_layout(schema: Schema, config: ConfigDict) -> Layout:
     wrong = {n: dim for n, dim in dim_of.items() if not isinstance(dim, int) or dim < 1}
     if wrong:
         raise InputError(f"embedding.dim must be a whole number of at least 1: found {wrong}.")
-    return layout(schema, dim_of)
+    return dim_of
 
 
 def make_trainee(
-    config: ConfigDict, layout: Layout, mesh: Mesh, *, num_steps: int
+    config: ConfigDict,
+    layout: Layout,
+    mesh: Mesh,
+    *,
+    num_steps: int,
+    room: Mapping[str, float],
 ) -> steps.Trainee:
     """Everything that `config` says about model, tables and optimizers.
+
+    Args:
+        room: of each stack's exchange; see `Embedding`.
 
     Raises:
         InputError: a field of the config has a value that cannot be used.
@@ -194,6 +227,7 @@ def make_trainee(
             layout=layout,
             mesh=mesh,
             rule=embedding.make_rule(tables.pop("name"), **tables.pop("settings"), **tables),
+            room=room,
             **settings,
         ),
         optimizer=optimizer,

@@ -5,17 +5,27 @@ import time
 import jax
 import numpy as np
 
+from jaxrank import mesh as meshes
 from jaxrank import metrics
 from jaxrank.errors import RunError
-from jaxrank.job import Job
-from jaxrank.step import StepMetrics
+from jaxrank.job import Job, Report
+from jaxrank.step import ExchangeMetrics, StepMetrics
 from jaxrank.writers import Progress, Writer
+
+# Of so many steps, more than a hundredth with further rounds of the exchange is worth a word.
+_ROUNDS_WATCHED = 200
 
 
 class Recorder:
     """Writes what steps told, watches for a loss that is not finite, and measures the speed."""
 
-    def __init__(self, writer: Writer, progress: Progress, job: Job):
+    def __init__(self, writer: Writer, progress: Progress, job: Job, report: Report):
+        self._report = report
+        self._mesh = job.program.mesh
+        self._buffers = job.program.buffers
+        self._steps_of_several_rounds = dict.fromkeys(self._buffers, 0)
+        self._most_rounds = dict.fromkeys(self._buffers, 1)
+        self._watched = 0
         self._writer = writer
         self._progress = progress
         self._batch_size = job.config.batch_size
@@ -63,6 +73,7 @@ class Recorder:
             if i == steps - 1 and self._seconds:
                 values["examples_per_second"] = self.examples_per_second
             self._writer.write(step - steps + i + 1, values)
+        self._advise(told.exchange, steps)
         if good < steps:
             self._writer.flush()
             raise RunError(
@@ -93,4 +104,37 @@ class Recorder:
         for task, found in zip(self._tasks, metrics.from_sums(told.sums), strict=True):
             values |= {f"{task}/{name}": value for name, value in found.items()}
         values |= {f"dropped/{n}": int(d) for n, d in zip(self._lists, told.dropped, strict=True)}
+        for name, cost in told.exchange.items():
+            values |= self._exchange_values(name, cost)
         return values
+
+    def _exchange_values(self, name: str, found: ExchangeMetrics) -> dict[str, float]:
+        devices, owners = self._mesh.size, self._mesh.shape[meshes.SHARD]
+        unique, rounds = int(found.unique), int(found.rounds)
+        places = devices * owners * self._buffers[name] * rounds
+        return {
+            f"exchange/{name}/rounds": rounds,
+            f"exchange/{name}/unique_ids": unique,
+            f"exchange/{name}/buffer_use": unique / places,
+            f"exchange/{name}/fullest_device": int(found.served) * devices / max(1, unique),
+        }
+
+    def _advise(self, exchange: dict[str, ExchangeMetrics], steps: int) -> None:
+        """Says which buffers of the exchange are often too small."""
+        self._watched += steps
+        for name, found in exchange.items():
+            self._steps_of_several_rounds[name] += int(np.count_nonzero(found.rounds > 1))
+            self._most_rounds[name] = max(self._most_rounds[name], int(found.rounds.max()))
+        if self._watched < _ROUNDS_WATCHED:
+            return
+        for name, count in self._steps_of_several_rounds.items():
+            if count * 100 > self._watched:
+                self._report(
+                    f"The exchange of {name} took up to {self._most_rounds[name]} rounds, more than"
+                    f" one in {count} of {self._watched} steps: its buffers hold"
+                    f" {self._buffers[name]:,} ids. Nothing is lost, but a step takes longer; set"
+                    " embedding.exchange_slack higher, or embedding.exchange_capacity to"
+                    f" {self._buffers[name] * self._most_rounds[name]:,}."
+                )
+            self._steps_of_several_rounds[name], self._most_rounds[name] = 0, 1
+        self._watched = 0

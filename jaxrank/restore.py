@@ -6,12 +6,13 @@ from typing import Any, NamedTuple
 
 from jaxrank import evaluate as evaluation
 from jaxrank import mesh as meshes
+from jaxrank import placement, processes
 from jaxrank import workdir as workdirs
 from jaxrank.checkpoint import Checkpoints
 from jaxrank.data.store import Split, open_store
 from jaxrank.errors import InputError
 from jaxrank.monitor import make_monitor
-from jaxrank.program import BatchShape, Program, make_layout, make_trainee
+from jaxrank.program import BatchShape, Program, make_trainee
 from jaxrank.step import Weights, weights_of
 
 
@@ -77,8 +78,10 @@ def _restore(workdir: str, checkpoint: str, data: str, split: str, batch_size: i
         raise InputError(f"{directory}: holds no checkpoint yet.")
 
     mesh = meshes.make_mesh()
-    layout = make_layout(schema, config.embedding)
-    trainee = make_trainee(config, layout, mesh, num_steps=max(1, step))
+    processes.check_devices(mesh)
+    hot = workdirs.load_placement(directory)
+    layout, _, room, _ = placement.unmeasured(schema, config, mesh, hot)
+    trainee = make_trainee(config, layout, mesh, num_steps=max(1, step), room=room)
     # Of the training batch nothing matters here: parameters have the same shapes for any batch.
     shape = BatchShape(mesh.size, 1, {stack.name: 1 for stack in layout.stacks})
     program = Program(trainee, mesh, shape)

@@ -1,5 +1,11 @@
-"""The state of a run and the mathematics of one step: pure functions."""
+"""The state of a run and the mathematics of one step: pure functions.
 
+A step is the program of one device: it runs in `shard_map` over the mesh of the embedding, with
+this device's share of the batch and of the split tables. Sums over all devices are written out.
+"""
+
+import functools
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -7,9 +13,10 @@ import jax.numpy as jnp
 import optax
 
 from jaxrank import losses, metrics
-from jaxrank.embedding import Embedding, StackState
-from jaxrank.features import Batch
-from jaxrank.models import Model
+from jaxrank import mesh as meshes
+from jaxrank.embedding import Embedding, Load, TableState
+from jaxrank.features import PAD, Batch, Layout
+from jaxrank.models import Model, Share
 
 
 class TrainState(NamedTuple):
@@ -19,7 +26,7 @@ class TrainState(NamedTuple):
     params: of the model, equal on every device.
     model_state: statistics of batch norm, or {}.
     opt_state: of the optimizer of `params`.
-    tables: {stack: StackState}, split by row.
+    tables: {part of a stack: TableState}, split by row or on every device.
     rate_factor: f32[], scales both learning rates; lowered when the metric stops improving.
     scratch: see `Embedding.init_scratch`; not part of a checkpoint.
     """
@@ -28,13 +35,13 @@ class TrainState(NamedTuple):
     params: Any
     model_state: Any
     opt_state: Any
-    tables: dict[str, StackState]
+    tables: dict[str, TableState]
     rate_factor: jax.Array
     scratch: dict[str, jax.Array]
 
 
 class Weights(NamedTuple):
-    """The part of the state that predicts. rows: {stack: f[rows * width / 128, 128]}."""
+    """The part of the state that predicts. rows: `TableState.rows` of each part of a stack."""
 
     params: Any
     model_state: Any
@@ -46,6 +53,19 @@ def weights_of(state: TrainState) -> Weights:
     return Weights(state.params, state.model_state, rows)
 
 
+class ExchangeMetrics(NamedTuple):
+    """What the exchange of one stack cost in one step, over all devices.
+
+    rounds: i32[], 1 unless a buffer was too small.
+    unique: i32[], different ids, summed over the devices that read them.
+    served: i32[], ids that the fullest device was asked for.
+    """
+
+    rounds: jax.Array
+    unique: jax.Array
+    served: jax.Array
+
+
 class StepMetrics(NamedTuple):
     """What one step tells.
 
@@ -54,6 +74,7 @@ class StepMetrics(NamedTuple):
     rate, table_rate: f32[], learning rates of the step.
     gradient_norm: f32[], of the model's parameters, before clipping.
     dropped: i32[lists], list ids cut from the batch.
+    exchange: {stack: ExchangeMetrics}, of the stacks whose rows travel.
     """
 
     loss: jax.Array
@@ -62,6 +83,7 @@ class StepMetrics(NamedTuple):
     table_rate: jax.Array
     gradient_norm: jax.Array
     dropped: jax.Array
+    exchange: dict[str, ExchangeMetrics]
 
 
 class Trainee(NamedTuple):
@@ -81,75 +103,117 @@ class Trainee(NamedTuple):
     seed: int
 
 
-def flat_vectors(trainee: Trainee, vectors: Any) -> tuple[jax.Array, ...]:
-    """Looked-up vectors in the order in which the model takes them."""
-    stacks = trainee.embedding.layout.stacks
-    return tuple(
-        vectors[stack.name][kind]
-        for stack in stacks
-        for kind in ("ids", "lists")
-        if kind in vectors[stack.name]
-    )
+class Inputs(NamedTuple):
+    """What a model reads besides floats, in the order in which it takes them; see `Model`."""
+
+    vectors: tuple[Any, ...]
+    sequences: tuple[tuple[Any, Any], ...]
 
 
-def init_state(trainee: Trainee, batch: Batch) -> TrainState:
-    """The state before the first step; of `batch` only the shapes matter."""
+def _inputs(layout: Layout, vectors: Any, ids: Mapping[str, Any]) -> Inputs:
+    """Looked-up vectors, and the mask of each sequence, taken from the ids it was read by."""
+    single: list[Any] = []
+    sequences: list[tuple[Any, Any]] = []
+    for stack in layout.stacks:
+        found = vectors.get(stack.name, {})
+        if stack.columns:
+            single.append(found["ids"][:, : len(stack.columns)])
+        if stack.lists:
+            single.append(found["lists"])
+        at = len(stack.columns)
+        for length in stack.sequence_lengths:
+            places = slice(at, at + length)
+            sequences.append((found["ids"][:, places], ids[stack.name][:, places] != PAD))
+            at += length
+    return Inputs(tuple(single), tuple(sequences))
+
+
+def model_inputs(layout: Layout) -> tuple[Any, tuple[Any, ...], tuple[tuple[Any, Any], ...]]:
+    """Floats, vectors and sequences of one example, as jax.ShapeDtypeStruct."""
+
+    def array(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((1, *shape), dtype)
+
+    vectors, ids = {}, {}
+    for stack in layout.stacks:
+        ids[stack.name] = array(stack.places, dtype=jnp.int32)
+        vectors[stack.name] = {
+            "ids": array(stack.places, stack.dim),
+            "lists": array(len(stack.lists), stack.dim),
+        }
+    inputs = jax.eval_shape(functools.partial(_inputs, layout), vectors, ids)
+    return array(len(layout.schema.floats)), *inputs
+
+
+def init_state(trainee: Trainee) -> TrainState:
+    """The state before the first step, on the whole mesh."""
     key = jax.random.key(trainee.seed)
-    tables = trainee.embedding.init(jax.random.fold_in(key, 0))
-    rows = {name: table.rows for name, table in tables.items()}
-    vectors = jax.eval_shape(trainee.embedding.lookup, rows, batch)
-    zeros = jax.tree.map(lambda x: jnp.zeros((1, *x.shape[1:]), x.dtype), vectors)
-    params, model_state = trainee.model.init(
-        jax.random.fold_in(key, 1),
-        jnp.zeros((1, *batch.floats.shape[1:]), jnp.float32),
-        flat_vectors(trainee, zeros),
-    )
+    embedding = trainee.embedding
+    inputs = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), model_inputs(embedding.layout))
+    params, model_state = trainee.model.init(jax.random.fold_in(key, 1), *inputs)
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         params=params,
         model_state=model_state,
         opt_state=trainee.optimizer.init(params),
-        tables=tables,
+        tables=embedding.init(jax.random.fold_in(key, 0)),
         rate_factor=jnp.ones((), jnp.float32),
-        scratch=trainee.embedding.init_scratch(),
+        scratch=embedding.init_scratch(),
     )
 
 
 def train_step(trainee: Trainee, state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
     """Forward, backward, the dense update and the update of the rows read."""
-    vectors = trainee.embedding.lookup(weights_of(state).rows, batch)
+    embedding, mesh = trainee.embedding, trainee.embedding.mesh
+    total = functools.partial(meshes.total, mesh)
+    routes = embedding.route(batch)
+    vectors, loads = embedding.lookup(weights_of(state).rows, routes, batch)
     task_weights = jnp.asarray(trainee.task_weights, batch.labels.dtype)
-    key = jax.random.fold_in(jax.random.key(trainee.seed), state.step)
+    total_weight = total(batch.weights.sum(0))
+    share = Share(
+        first=meshes.device_index(mesh) * batch.labels.shape[0],
+        mean=lambda x: total(x) / mesh.size,
+    )
 
     def loss_of(params, vectors):
         logits, model_state = trainee.model.apply(
             params,
             state.model_state,
             batch.floats,
-            flat_vectors(trainee, vectors),
+            *_inputs(embedding.layout, vectors, batch.ids),
             train=True,
-            key=key,
+            key=jax.random.fold_in(jax.random.key(trainee.seed), state.step),
+            share=share,
         )
-        total, _ = losses.weighted_loss(logits, batch.labels, batch.weights, task_weights)
-        return total, (logits, model_state)
+        loss = losses.weighted_loss(logits, batch.labels, batch.weights, task_weights, total_weight)
+        return loss, (logits, model_state)
 
     (loss, (logits, model_state)), (grads, vector_grads) = jax.value_and_grad(
         loss_of, argnums=(0, 1), has_aux=True
     )(state.params, vectors)
+    sums = metrics.batch_sums(logits, batch.labels, batch.weights)
+    grads, loss, sums, dropped = total((grads, loss, sums, jnp.sum(batch.dropped, axis=0)))
 
     updates, opt_state = trainee.optimizer.update(grads, state.opt_state, state.params)
     updates = jax.tree.map(lambda u: u * state.rate_factor.astype(u.dtype), updates)
     table_rate = trainee.table_rate(state.step) * state.rate_factor
-    tables, scratch = trainee.embedding.update(
-        state.tables, state.scratch, batch, vector_grads, rate=table_rate, step=state.step
+    tables, scratch = embedding.update(
+        state.tables,
+        state.scratch,
+        routes,
+        batch,
+        vector_grads,
+        rate=table_rate,
+        step=state.step,
     )
     told = StepMetrics(
         loss=loss,
-        sums=metrics.batch_sums(logits, batch.labels, batch.weights),
+        sums=sums,
         rate=trainee.rate(state.step) * state.rate_factor,
         table_rate=table_rate,
         gradient_norm=optax.tree.norm(grads),
-        dropped=jnp.sum(batch.dropped, axis=0),
+        dropped=dropped,
+        exchange=jax.tree.map(_over_devices, loads, is_leaf=lambda x: isinstance(x, Load)),
     )
     new = TrainState(
         step=state.step + 1,
@@ -163,14 +227,23 @@ def train_step(trainee: Trainee, state: TrainState, batch: Batch) -> tuple[Train
     return new, told
 
 
+def _over_devices(load: Load) -> ExchangeMetrics:
+    return ExchangeMetrics(
+        rounds=load.rounds,
+        unique=jax.lax.psum(load.unique, meshes.EXAMPLES),
+        served=jax.lax.pmax(load.served, meshes.EXAMPLES),
+    )
+
+
 def eval_step(trainee: Trainee, weights: Weights, batch: Batch) -> jax.Array:
-    """f32[B, tasks]: the logits of a batch."""
-    vectors = trainee.embedding.lookup(weights.rows, batch)
+    """f32[B, tasks]: the logits of this device's share of a batch."""
+    embedding = trainee.embedding
+    vectors, _ = embedding.lookup(weights.rows, embedding.route(batch), batch)
     logits, _ = trainee.model.apply(
         weights.params,
         weights.model_state,
         batch.floats,
-        flat_vectors(trainee, vectors),
+        *_inputs(embedding.layout, vectors, batch.ids),
         train=False,
         key=None,
     )

@@ -11,13 +11,13 @@ from jaxrank import config as configs
 from jaxrank import evaluate as evaluation
 from jaxrank import job as jobs
 from jaxrank import mesh as meshes
-from jaxrank import workdir
+from jaxrank import processes, workdir
 from jaxrank.errors import RunError
 from jaxrank.job import Job, Report
 from jaxrank.recorder import Recorder
 from jaxrank.step import TrainState, weights_of
 from jaxrank.summary import Result
-from jaxrank.writers import Progress, Writer
+from jaxrank.writers import Progress, Writer, open_writer
 
 
 def train(
@@ -29,6 +29,8 @@ def train(
     allow_config_change: bool = False,
 ) -> Result:
     """Trains to the end of `config`, from the newest checkpoint in `directory` if there is one.
+
+    Of several processes all must call this, with the same arguments; the first reports.
 
     Args:
         config: see `config.default`.
@@ -43,11 +45,12 @@ def train(
     """
     began = time.perf_counter()
     directory = Path(directory)
-    progress = Progress(quiet=quiet)
+    progress = Progress(quiet=quiet or not processes.is_first())
 
     def tell(text: str) -> None:
-        progress.clear()
-        report(text)
+        if processes.is_first():
+            progress.clear()
+            report(text)
 
     configs.check(config)
     jobs.make_plan(config, rows=1)  # before anything is made that takes time
@@ -59,13 +62,13 @@ def train(
         stack.callback(job.checkpoints.close)
         stack.callback(job.batches.close)
         state = jobs.start(job, allow_config_change=allow_config_change, report=tell)
-        workdir.save(directory, config, job.schema)
+        workdir.save(directory, config, job.schema, job.hot)
         tell(jobs.describe(job, state))
 
-        writer = stack.enter_context(contextlib.closing(Writer(directory, int(state.step))))
+        writer = stack.enter_context(contextlib.closing(open_writer(directory, int(state.step))))
         stack.enter_context(contextlib.closing(progress))
         writer.text("config", str(config))
-        recorder = Recorder(writer, progress, job)
+        recorder = Recorder(writer, progress, job, tell)
         state, scores = _loop(job, state, writer, recorder, tell)
         job.checkpoints.wait()
         return _result(job, state, scores, recorder.examples_per_second, began)
@@ -125,13 +128,13 @@ def _evaluate(
 
 
 def _watched(job: Job, scores: evaluation.Scores) -> float:
-    """The monitored metric.
+    """The monitored metric, that of process 0 in all: what depends on it must not differ.
 
     Raises:
         RunError: it is undefined, and something depends on it.
     """
     monitor = job.monitor
-    metric = scores.metrics[monitor.task][monitor.metric]
+    metric = processes.from_first(scores.metrics[monitor.task][monitor.metric])
     if math.isnan(metric) and (monitor.stop_patience or monitor.rate_patience):
         raise RunError(
             f"eval.metric: {monitor.task}/{monitor.metric} must be defined to decide when to stop"

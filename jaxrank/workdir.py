@@ -1,21 +1,23 @@
 """The directory of a run: its config, the schema it was trained on, and its data if prepared here.
 
-WORKDIR/config.json  schema.json  metrics.jsonl  tensorboard/  checkpoints/  data/
+WORKDIR/config.json  schema.json  placement.json  metrics.jsonl  tensorboard/  checkpoints/  data/
 """
 
 import contextlib
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+import secrets
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
 
+from jaxrank import processes
 from jaxrank.config import differences, from_plain, to_plain
 from jaxrank.errors import InputError
-from jaxrank.features import Schema
+from jaxrank.features import Hot, Schema
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -38,21 +40,46 @@ def _write(path: Path, tree: Any) -> None:
 
 @contextlib.contextmanager
 def locked(workdir: Path) -> Iterator[None]:
-    """Makes `workdir`, and holds it against every other process while the context lasts.
+    """Makes `workdir`, and holds it against every other run while the context lasts.
+
+    Of the processes of a run the first holds it; the others look whether they see the same one.
 
     Raises:
-        InputError: it is not a directory, or another process trains in it.
+        InputError: it is not a directory, another run trains in it, or the processes of this one
+            do not share it.
     """
+    with contextlib.ExitStack() as stack:
+        with processes.together():
+            mark = stack.enter_context(_marked(workdir)) if processes.is_first() else ""
+        mark = processes.from_first(mark)
+        with processes.together():
+            lock = workdir / ".lock"
+            if not lock.is_file() or lock.read_text() != mark:
+                raise InputError(
+                    f"--workdir: {workdir} must be one directory that all processes share, but what"
+                    " process 0 wrote there is not here."
+                )
+        yield
+
+
+@contextlib.contextmanager
+def _marked(workdir: Path) -> Iterator[str]:
+    """Holds the lock of `workdir`, and tells what it wrote there."""
     try:
         workdir.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
         raise InputError(f"--workdir: {workdir} must be a directory.") from error
-    with open(workdir / ".lock", "w") as file:
+    with open(workdir / ".lock", "a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise InputError(f"{workdir}: another process trains in this workdir.") from error
-        yield
+        mark = secrets.token_hex(8)
+        file.truncate(0)
+        file.write(mark)
+        file.flush()
+        os.fsync(file.fileno())
+        yield mark
 
 
 def check_config(workdir: Path, config: ConfigDict) -> None:
@@ -71,10 +98,19 @@ def check_config(workdir: Path, config: ConfigDict) -> None:
         )
 
 
-def save(workdir: Path, config: ConfigDict, schema: Schema) -> None:
-    """Records what the run in `workdir` is; only once it is known to work."""
-    _write(workdir / "config.json", to_plain(config))
-    _write(workdir / "schema.json", schema.to_json())
+def save(workdir: Path, config: ConfigDict, schema: Schema, hot: Mapping[str, Hot]) -> None:
+    """Records what the run in `workdir` is; only once it is known to work. Process 0 does."""
+    with processes.together():
+        if processes.is_first():
+            _write(workdir / "config.json", to_plain(config))
+            _write(workdir / "schema.json", schema.to_json())
+            tree = {name: found._asdict() for name, found in hot.items()}
+            _write(workdir / "placement.json", tree)
+
+
+def has_run(workdir: Path) -> bool:
+    """Whether a run was begun in `workdir`."""
+    return (workdir / "config.json").is_file()
 
 
 def load_config(workdir: Path) -> ConfigDict:
@@ -89,3 +125,12 @@ def load_schema(workdir: Path) -> Schema:
         return Schema.from_json(_read(path))
     except (KeyError, TypeError) as error:
         raise InputError(f"{path}: is not a schema that jaxrank wrote: {error}.") from error
+
+
+def load_placement(workdir: Path) -> dict[str, Hot]:
+    """Where the tables of the run in `workdir` lie."""
+    path = workdir / "placement.json"
+    try:
+        return {name: Hot.from_json(tree) for name, tree in _read(path).items()}
+    except (KeyError, TypeError) as error:
+        raise InputError(f"{path}: is not a placement that jaxrank wrote: {error}.") from error

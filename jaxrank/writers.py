@@ -1,6 +1,6 @@
 """Where a run's numbers go: TensorBoard, metrics.jsonl, and one live line on the terminal.
 
-Only this module imports tensorboardX. Of several processes only the first has a `Writer`.
+Only this module imports tensorboardX. Of several processes only the first writes.
 """
 
 import json
@@ -18,6 +18,7 @@ from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.proto.summary_pb2 import Summary
 
+from jaxrank import processes
 from jaxrank.errors import InputError
 
 FLUSH_RECORDS = 1000
@@ -98,6 +99,35 @@ class Writer:
             self.flush()
             self._file.close()
             self._events.close()
+
+
+class _Nowhere(Writer):
+    """Of the processes that do not write."""
+
+    def __init__(self) -> None:
+        pass
+
+    def write(self, step: int, values: Mapping[str, float], kind: str = "train") -> None:
+        pass
+
+    def text(self, name: str, text: str) -> None:
+        pass
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def open_writer(workdir: str | os.PathLike[str], start_step: int) -> Writer:
+    """A `Writer` in process 0, and in the others one that writes nothing.
+
+    Raises:
+        InputError: as `Writer`, in all processes.
+    """
+    with processes.together():
+        return Writer(workdir, start_step) if processes.is_first() else _Nowhere()
 
 
 class Progress:

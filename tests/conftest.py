@@ -1,14 +1,21 @@
 """Eight CPU devices and no silent broadcasting, for the whole suite."""
 
+import os
 from pathlib import Path
 
 import jax
 import pytest
 
+# Of processes that tests start, too: libtpu, which some tests compile with, looks for a TPU.
+os.environ["JAX_PLATFORMS"] = "cpu"
+jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 ROOT = Path(__file__).resolve().parent.parent
+# Equal programs are compiled once for all tests, workers and, on one machine, rounds.
+jax.config.update("jax_compilation_cache_dir", str(ROOT / ".pytest_cache" / "jax"))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 SHARED_DATA = ROOT.parent / "shared" / "data"
 
 

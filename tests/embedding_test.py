@@ -1,16 +1,15 @@
-import functools
-
 import examples
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from sharded import by_table, logical, lookup, new_tables, update
 
 from jaxrank import mesh as meshes
-from jaxrank.embedding import GROUPS, RULES, Embedding, duplicates, logical_rows, make_rule, storage
+from jaxrank.embedding import RULES, Embedding, duplicates, make_rule
 from jaxrank.errors import InputError
-from jaxrank.features import PAD
+from jaxrank.features import PAD, Hot
 
 DIMS = [
     {"ta": 8, "tb": 8, "tc": 8},
@@ -19,60 +18,39 @@ DIMS = [
 ]
 
 
-def make(dims=None, devices=1, replicas=1, rule="sgd", rows=50, **settings):
-    lay = examples.small_layout(dims, rows)
+# Placements of the three tables, by the stack they are in.
+HOT = {
+    "split": {},
+    "whole": {"dim8": Hot(whole=("tb", "ta", "tc"))},
+    "mixed": {"dim8": Hot(whole=("tb",))},
+    "hot": {"dim8": Hot(whole=("tb",), merged=("tc", "ta", "ta", "tc", "ta"), replicated=3)},
+    "dealt": {"dim8": Hot(merged=("ta", "tc", "ta"))},
+}
+
+
+def make(dims=None, devices=1, replicas=1, rule="sgd", rows=50, hot="split", room=1.0, **settings):
+    lay = examples.small_layout(dims, rows, HOT[hot])
     mesh = meshes.make_mesh(devices=devices, replicas=replicas)
-    return Embedding(lay, mesh, make_rule(rule), init_std=1.0, **settings)
-
-
-def placed(embedding, tables):
-    return jax.device_put(tables, embedding.sharding())
-
-
-def logical(embedding, tables):
-    """Rows and slots of each stack in row order: {stack: (rows, {slot: array})}."""
-    found = {}
-    for stack in embedding.layout.stacks:
-        state = tables[stack.name]
-        shape = storage(stack)
-        slots = {}
-        for name, array in state.slots.items():
-            if array.ndim == 2:
-                slots[name] = logical_rows(array, stack)
-            else:
-                by_group = np.asarray(array).reshape(GROUPS, shape.rows // GROUPS)
-                slots[name] = by_group.T.reshape(-1)[: stack.rows]
-        found[stack.name] = (logical_rows(state.rows, stack), slots)
-    return found
-
-
-def apply_update(embedding, tables, batch, grads, rate=0.1, step=0):
-    scratch = placed(embedding, embedding.init_scratch())
-    update = jax.jit(functools.partial(embedding.update, rate=rate, step=jnp.int32(step)))
-    on_mesh = meshes.put_batch(batch, embedding.mesh)
-    return update(placed(embedding, tables), scratch, on_mesh, grads)[0]
-
-
-def lookup(embedding, tables, batch):
-    rows = {name: table.rows for name, table in placed(embedding, tables).items()}
-    return jax.jit(embedding.lookup)(rows, meshes.put_batch(batch, embedding.mesh))
+    rooms = {stack.name: room for stack in lay.stacks}
+    rule = make_rule(rule) if isinstance(rule, str) else rule
+    return Embedding(lay, mesh, rule, room=rooms, **{"init_std": 1.0} | settings)
 
 
 def random_grads(embedding, tables, batch, seed=1):
     rng = np.random.default_rng(seed)
-    shapes = lookup(embedding, tables, batch)
+    shapes, _ = lookup(embedding, tables, batch)
     return jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), shapes)
 
 
-@pytest.mark.parametrize("dims", DIMS)
+@pytest.mark.parametrize(("dims", "hot"), [*((d, "split") for d in DIMS), (DIMS[0], "hot")])
 @pytest.mark.parametrize(("devices", "replicas"), [(1, 1), (8, 1), (8, 2)])
-def test_lookup_equals_plain_loops_over_logical_rows(dims, devices, replicas):
-    embedding = make(dims, devices, replicas)
-    tables = embedding.init(jax.random.key(0))
+def test_lookup_equals_plain_loops_over_logical_rows(dims, hot, devices, replicas):
+    embedding = make(dims, devices, replicas, hot=hot)
+    tables = new_tables(embedding)
     batch = examples.random_batch(embedding.layout, 32)
     rows = {name: r for name, (r, _) in logical(embedding, tables).items()}
     expected = examples.looked_up(rows, embedding.layout, batch)
-    found = lookup(embedding, tables, batch)
+    found, _ = lookup(embedding, tables, batch)
     jax.tree.map(lambda e, f: np.testing.assert_allclose(f, e, atol=1e-5), expected, found)
 
 
@@ -80,19 +58,19 @@ def test_lookup_equals_plain_loops_over_logical_rows(dims, devices, replicas):
 @pytest.mark.parametrize(("devices", "replicas"), [(1, 1), (2, 1), (8, 2)])
 def test_sgd_update_equals_the_dense_step(dims, devices, replicas):
     embedding = make(dims, devices, replicas)
-    tables = embedding.init(jax.random.key(0))
+    tables = new_tables(embedding)
     batch = examples.random_batch(embedding.layout, 32)
     grads = random_grads(embedding, tables, batch)
     before = logical(embedding, tables)
     dense = examples.row_gradients(embedding.layout, batch, grads)
-    after = logical(embedding, apply_update(embedding, tables, batch, grads))
+    after = logical(embedding, update(embedding, tables, batch, grads))
     for name, gradient in dense.items():
         np.testing.assert_allclose(after[name][0], before[name][0] - 0.1 * gradient, atol=1e-5)
 
 
 def test_adagrad_on_read_rows_equals_optax_on_the_whole_table_over_many_steps():
     embedding = make(rule="adagrad")
-    tables = embedding.init(jax.random.key(0))
+    tables = new_tables(embedding)
     optimizer = optax.adagrad(0.1, initial_accumulator_value=0.1, eps=1e-7)
     dense = {name: jnp.asarray(rows) for name, (rows, _) in logical(embedding, tables).items()}
     opt_state = optimizer.init(dense)
@@ -103,7 +81,7 @@ def test_adagrad_on_read_rows_equals_optax_on_the_whole_table_over_many_steps():
         gradient = jax.tree.map(lambda g: jnp.asarray(g, jnp.float32), gradient)
         updates, opt_state = optimizer.update(gradient, opt_state)
         dense = optax.apply_updates(dense, updates)
-        tables = apply_update(embedding, tables, batch, grads, step=step)
+        tables = update(embedding, tables, batch, grads, step=step)
     for name, (rows, _) in logical(embedding, tables).items():
         np.testing.assert_allclose(rows, dense[name], rtol=1e-5, atol=1e-6)
 
@@ -134,10 +112,9 @@ def reference_rule(name, rows, slots, g, rate, step):
 @pytest.mark.parametrize("name", ["rowwise_adagrad", "lazy_adam", "ftrl"])
 def test_rule_equals_the_written_out_float64_rule_on_the_rows_read(name, devices):
     settings = {"ftrl": {"l1": 0.01, "l2": 0.02}}.get(name, {})
-    lay = examples.small_layout()
-    mesh = meshes.make_mesh(devices=devices)
-    embedding = Embedding(lay, mesh, make_rule(name, **settings), init_std=0.1)
-    tables = embedding.init(jax.random.key(3))
+    embedding = make(devices=devices, rule=make_rule(name, **settings), init_std=0.1)
+    lay = embedding.layout
+    tables = new_tables(embedding, 3)
     expected = {
         n: (rows.astype(np.float64), {k: v.astype(np.float64) for k, v in slots.items()})
         for n, (rows, slots) in logical(embedding, tables).items()
@@ -154,7 +131,7 @@ def test_rule_equals_the_written_out_float64_rule_on_the_rows_read(name, devices
                 rows[r], new = reference_rule(name, rows[r], mine, gradient[r], rate, step)
                 for k, v in new.items():
                     slots[k][r] = v
-        tables = apply_update(embedding, tables, batch, grads, rate=rate, step=step)
+        tables = update(embedding, tables, batch, grads, rate=rate, step=step)
     for stack, (rows, slots) in logical(embedding, tables).items():
         np.testing.assert_allclose(rows, expected[stack][0], rtol=1e-4, atol=2e-6)
         for k, v in slots.items():
@@ -164,20 +141,20 @@ def test_rule_equals_the_written_out_float64_rule_on_the_rows_read(name, devices
 
 def test_ftrl_keeps_its_random_start_when_the_gradient_is_tiny():
     embedding = make(rule="ftrl")
-    tables = embedding.init(jax.random.key(0))
+    tables = new_tables(embedding)
     batch = examples.random_batch(embedding.layout, 16)
     grads = jax.tree.map(lambda g: g * 1e-6, random_grads(embedding, tables, batch))
-    after = apply_update(embedding, tables, batch, grads)
+    after = update(embedding, tables, batch, grads)
     np.testing.assert_allclose(after["dim8"].rows, tables["dim8"].rows, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", sorted(RULES))
 def test_a_rate_of_zero_changes_no_row(name):
     embedding = make(rule=name)
-    tables = embedding.init(jax.random.key(0))
+    tables = new_tables(embedding)
     batch = examples.random_batch(embedding.layout, 16)
     grads = random_grads(embedding, tables, batch)
-    after = apply_update(embedding, tables, batch, grads, rate=0.0)
+    after = update(embedding, tables, batch, grads, rate=0.0)
     np.testing.assert_array_equal(after["dim8"].rows, tables["dim8"].rows)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(after))
 
@@ -196,20 +173,20 @@ def test_ftrl_without_regularisation_follows_a_falling_rate():
 @pytest.mark.parametrize("name", sorted(RULES))
 def test_rows_that_are_not_read_do_not_change(name):
     embedding = make(rule=name, l2=0.1)
-    tables = embedding.init(jax.random.key(0))
+    tables = new_tables(embedding)
     batch = examples.random_batch(embedding.layout, 16)
     grads = random_grads(embedding, tables, batch)
     untouched = ~examples.row_gradients(embedding.layout, batch, grads)["dim8"].any(axis=1)
     assert 0 < untouched.sum() < len(untouched)
     before = logical(embedding, tables)["dim8"]
-    after = logical(embedding, apply_update(embedding, tables, batch, grads))["dim8"]
+    after = logical(embedding, update(embedding, tables, batch, grads))["dim8"]
     np.testing.assert_array_equal(after[0][untouched], before[0][untouched])
     assert (after[0][~untouched] != before[0][~untouched]).any(axis=1).all()
 
 
 def test_pad_reads_zeros_and_changes_no_row():
     embedding = make(rule="adagrad", l2=0.1)
-    tables = embedding.init(jax.random.key(0))
+    tables = new_tables(embedding)
     batch = examples.random_batch(embedding.layout, 16)
     pad = jax.tree.map(lambda x: np.full_like(x, PAD), (batch.ids, batch.lists["dim8"].ids))
     batch = batch._replace(
@@ -220,41 +197,58 @@ def test_pad_reads_zeros_and_changes_no_row():
             )
         },
     )
-    found = lookup(embedding, tables, batch)
+    found, _ = lookup(embedding, tables, batch)
     assert all((np.asarray(x) == 0).all() for x in jax.tree.leaves(found))
-    after = apply_update(embedding, tables, batch, random_grads(embedding, tables, batch))
+    after = update(embedding, tables, batch, random_grads(embedding, tables, batch))
     jax.tree.map(np.testing.assert_array_equal, after, tables)
 
 
-def test_update_is_the_same_to_the_bit_on_any_mesh():
-    batch = examples.random_batch(examples.small_layout(), 32)
-    found = []
-    for devices, replicas in [(1, 1), (2, 1), (4, 2), (8, 1), (8, 4)]:
-        embedding = make(devices=devices, replicas=replicas, rule="rowwise_adagrad")
-        tables = embedding.init(jax.random.key(0))
-        grads = random_grads(embedding, tables, batch)
-        found.append(jax.device_get(apply_update(embedding, tables, batch, grads)))
-    for other in found[1:]:
-        jax.tree.map(np.testing.assert_array_equal, found[0], other)
+@pytest.mark.parametrize("hot", HOT)
+def test_first_values_depend_on_table_and_row_alone(hot):
+    expected = by_table(make(), new_tables(make()))
+    for devices, replicas in [(1, 1), (8, 2)]:
+        embedding = make(devices=devices, replicas=replicas, hot=hot)
+        found = by_table(embedding, new_tables(embedding))
+        jax.tree.map(np.testing.assert_array_equal, found, expected)
+    everything = np.concatenate([rows.reshape(-1) for rows in expected.values()])
+    assert len(np.unique(everything)) == everything.size
+    assert abs(everything.std() - 1) < 0.1
+
+
+@pytest.mark.parametrize("hot", HOT)
+@pytest.mark.parametrize("rule", sorted(RULES))
+def test_update_is_the_same_on_any_mesh_and_under_any_placement(hot, rule):
+    """Against one device with all rows split, which other tests compare with plain loops."""
+    plain = make(rule=rule)
+    tables = new_tables(plain)
+    batch = examples.random_batch(plain.layout, 32)
+    grads = random_grads(plain, tables, batch)
+    expected = by_table(plain, update(plain, tables, batch, grads))
+    for devices, replicas, room in [(1, 1, 1.0), (8, 1, 0.05), (4, 2, 0.5)]:
+        embedding = make(devices=devices, replicas=replicas, rule=rule, hot=hot, room=room)
+        own = examples.random_batch(embedding.layout, 32)
+        after = update(embedding, new_tables(embedding), own, grads)
+        for table, rows in by_table(embedding, after).items():
+            np.testing.assert_allclose(rows, expected[table], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["sgd", "adagrad"])
 def test_whole_table_l2_equals_the_dense_optimizer_with_weight_decay(name):
     embedding = make(rule=name, devices=2, l2=0.3, l2_scope="table")
     dense_step = {"sgd": optax.sgd(0.1), "adagrad": optax.adagrad(0.1)}[name]
-    tables = embedding.init(jax.random.key(0))
+    tables = new_tables(embedding)
     batch = examples.random_batch(embedding.layout, 16)
     grads = random_grads(embedding, tables, batch)
     rows = logical(embedding, tables)["dim8"][0]
     gradient = examples.row_gradients(embedding.layout, batch, grads)["dim8"] + 0.3 * rows
-    update, _ = dense_step.update(jnp.asarray(gradient, jnp.float32), dense_step.init(rows))
-    after = logical(embedding, apply_update(embedding, tables, batch, grads))["dim8"][0]
-    np.testing.assert_allclose(after, rows + update, atol=1e-5)
+    change, _ = dense_step.update(jnp.asarray(gradient, jnp.float32), dense_step.init(rows))
+    after = logical(embedding, update(embedding, tables, batch, grads))["dim8"][0]
+    np.testing.assert_allclose(after, rows + change, atol=1e-5)
 
 
 def test_clip_norm_bounds_the_summed_gradient_of_a_row():
     embedding = make(clip_norm=0.5)
-    tables = embedding.init(jax.random.key(0))
+    tables = new_tables(embedding)
     batch = examples.random_batch(embedding.layout, 16)
     grads = random_grads(embedding, tables, batch)
     gradient = examples.row_gradients(embedding.layout, batch, grads)["dim8"]
@@ -263,7 +257,7 @@ def test_clip_norm_bounds_the_summed_gradient_of_a_row():
     assert ((norm > 0) & (norm < 20)).any()
     clipped = gradient * np.minimum(1, 0.5 / np.maximum(norm, 1e-12))
     before = logical(embedding, tables)["dim8"][0]
-    after = logical(embedding, apply_update(embedding, tables, batch, grads))["dim8"][0]
+    after = logical(embedding, update(embedding, tables, batch, grads))["dim8"][0]
     np.testing.assert_allclose(after, before - 0.1 * clipped, atol=1e-5)
 
 
@@ -284,28 +278,6 @@ def test_sums_by_scratch_and_by_sort_equal_a_dictionary_of_sums(seed):
         assert (np.asarray(unique[count:]) == PAD).all()
         for i, s in zip(np.asarray(unique[:count]), np.asarray(sums), strict=False):
             np.testing.assert_allclose(s, expected[int(i)], rtol=1e-5, atol=1e-6)
-
-
-def test_neighbouring_rows_lie_on_different_devices():
-    shape = storage(examples.small_layout(rows=100_000).stacks[0])
-    position = np.asarray(shape.position(jnp.arange(1024, dtype=jnp.int32)))
-    owners = position // (shape.rows // 8)
-    assert (np.bincount(owners, minlength=8) == 128).all()
-    assert len(set(position.tolist())) == 1024
-
-
-def test_position_of_pad_is_pad_in_the_largest_table():
-    lay = examples.small_layout({"ta": 128, "tb": 1, "tc": 1}, rows=2**31 - 3000)
-    shape = storage(lay.stacks[1])
-    ids = jnp.asarray([0, 2**31 - 3001, PAD], jnp.int32)
-    expected = [int(r % 1024) * (shape.rows // 1024) + int(r) // 1024 for r in np.asarray(ids[:2])]
-    assert np.asarray(shape.position(ids)).tolist() == [*expected, PAD]
-
-
-def test_too_many_rows_in_one_stack_are_refused_with_the_number():
-    lay = examples.small_layout({"ta": 16, "tb": 16, "tc": 16}, rows=2**31 - 10)
-    with pytest.raises(InputError, match="fewer than 2147483647 rows together: found 2147483676"):
-        storage(lay.stacks[0])
 
 
 def test_unknown_rule_and_unknown_setting_are_named():

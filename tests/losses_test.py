@@ -28,17 +28,30 @@ def random_case(seed=0, batch=7, tasks=3):
 def test_the_loss_of_each_task_is_its_weighted_mean_and_the_total_their_weighted_sum():
     case = random_case()
     with jax.enable_x64(True):
-        total, per_task = losses.weighted_loss(*map(jnp.asarray, case))
+        total = weighted_loss(*map(jnp.asarray, case))
         assert total.dtype == np.float64
-    expected_total, expected = by_hand(*case)
-    np.testing.assert_allclose(per_task, expected, rtol=1e-12)
-    np.testing.assert_allclose(total, expected_total, rtol=1e-12)
+    np.testing.assert_allclose(total, by_hand(*case)[0], rtol=1e-12)
+
+
+def test_the_parts_of_the_loss_add_up_to_that_of_the_global_batch():
+    logits, labels, weights, task_weights = random_case(3)
+    with jax.enable_x64(True):
+        whole = weighted_loss(logits, labels, weights, task_weights)
+        parts = [
+            losses.weighted_loss(logits[p], labels[p], weights[p], task_weights, weights.sum(0))
+            for p in (slice(0, 5), slice(5, None))
+        ]
+        np.testing.assert_allclose(sum(parts), whole, rtol=1e-12)
+
+
+def weighted_loss(logits, labels, weights, task_weights):
+    return losses.weighted_loss(logits, labels, weights, task_weights, weights.sum(0))
 
 
 def test_the_gradient_is_prediction_minus_label_by_weight():
     logits, labels, weights, task_weights = random_case(1)
     with jax.enable_x64(True):
-        found = jax.grad(lambda x: losses.weighted_loss(x, labels, weights, task_weights)[0])(
+        found = jax.grad(lambda x: weighted_loss(x, labels, weights, task_weights))(
             jnp.asarray(logits)
         )
     p = 1 / (1 + np.exp(-logits))
@@ -50,10 +63,12 @@ def test_the_gradient_is_prediction_minus_label_by_weight():
 def test_a_task_without_weight_costs_nothing_and_has_a_finite_gradient():
     logits, labels, weights, task_weights = (np.float32(a) for a in random_case(2))
     weights[:, 1] = 0
-    total, per_task = losses.weighted_loss(logits, labels, weights, task_weights)
-    assert per_task[1] == 0
-    assert total > 0
-    grad = jax.grad(lambda x: losses.weighted_loss(x, labels, weights, task_weights)[0])(logits)
+    total = weighted_loss(logits, labels, weights, task_weights)
+    others = weighted_loss(
+        logits, labels, weights, task_weights * np.float32([1, 0, 1])[: len(task_weights)]
+    )
+    assert total == others > 0
+    grad = jax.grad(lambda x: weighted_loss(x, labels, weights, task_weights))(logits)
     assert np.isfinite(grad).all()
     assert not np.asarray(grad)[:, 1].any()
     assert np.asarray(grad)[:, 0].any()

@@ -4,8 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import PartitionSpec
 
+from jaxrank import mesh as meshes
 from jaxrank import models
 from jaxrank.errors import InputError
 
@@ -222,13 +223,78 @@ def test_batch_norm_keeps_a_small_spread_around_a_large_mean():
 
 
 def applied_on(devices, model, params, state, floats, vectors, key):
-    mesh = Mesh(np.array(jax.devices()[:devices]), ("data",), axis_types=(AxisType.Auto,))
-    split = NamedSharding(mesh, PartitionSpec("data"))
-    everywhere = NamedSharding(mesh, PartitionSpec())
-    floats, vectors = jax.device_put((floats, vectors), split)
-    params, state, key = jax.device_put((params, state, key), everywhere)
-    run = jax.jit(lambda *a: model.apply(*a[:-1], train=True, key=a[-1]))
-    return jax.device_get(run(params, state, floats, vectors, key))
+    mesh = meshes.make_mesh(devices=devices, replicas=2 if devices > 1 else 1)
+
+    def on_device(params, state, floats, vectors, key):
+        share = models.Share(
+            first=meshes.device_index(mesh) * len(floats),
+            mean=lambda x: meshes.total(mesh, x) / mesh.size,
+        )
+        return model.apply(params, state, floats, vectors, train=True, key=key, share=share)
+
+    by_example, everywhere = PartitionSpec(meshes.EXAMPLES), PartitionSpec()
+    run = jax.shard_map(
+        on_device,
+        mesh=mesh,
+        in_specs=(everywhere, everywhere, by_example, by_example, everywhere),
+        out_specs=(by_example, everywhere),
+        check_vma=False,
+    )
+    return jax.device_get(jax.jit(run)(params, state, floats, vectors, key))
+
+
+def test_the_gradient_through_batch_norm_is_that_of_the_global_batch():
+    model = models.build(tasks=1, cross="none", hidden=(6,), norm="batch", activation="tanh")
+    floats, _ = random_input(batch=32)
+    floats = floats + np.arange(32, dtype=np.float32)[:, None]
+    params, state = model.init(jax.random.key(0), floats, ())
+    mesh = meshes.make_mesh(devices=8)
+
+    def loss(params, floats, share):
+        return (model.apply(params, state, floats, (), train=True, share=share)[0] ** 3).sum()
+
+    def on_device(params, floats):
+        share = models.Share(mean=lambda x: meshes.total(mesh, x) / mesh.size)
+        return meshes.total(mesh, jax.grad(loss)(params, floats, share))
+
+    run = jax.shard_map(
+        on_device,
+        mesh=mesh,
+        in_specs=(PartitionSpec(), PartitionSpec(meshes.EXAMPLES)),
+        out_specs=PartitionSpec(),
+        check_vma=False,
+    )
+    expected = jax.grad(loss)(params, floats, models.Share())
+    found = jax.jit(run)(params, floats)
+    jax.tree.map(
+        lambda f, e: np.testing.assert_allclose(f, e, rtol=1e-3, atol=1e-4), found, expected
+    )
+
+
+def test_a_sequence_is_pooled_by_a_softmax_over_its_filled_places():
+    model = models.build(tasks=1, cross="none", hidden=())
+    rng = np.random.default_rng(0)
+    vectors = rng.normal(size=(4, 5, 3)).astype(np.float32)
+    mask = np.arange(5)[None, :] < np.array([5, 2, 1, 0])[:, None]
+    floats = np.zeros((4, 0), np.float32)
+    params, state = model.init(jax.random.key(0), floats, (), ((vectors, mask),))
+    assert not params["sequence_0"]["query"].any()
+    query = rng.normal(size=3).astype(np.float32)
+    kernel = rng.normal(size=(3, 1)).astype(np.float32)
+    params["sequence_0"]["query"], params["head"]["kernel"] = query, kernel
+
+    def logits_of(vectors):
+        return model.apply(params, state, floats, (), ((vectors, mask),), train=True)[0]
+
+    expected = np.zeros((4, 3))
+    for i, length in enumerate((5, 2, 1, 0)):
+        scores = np.exp(vectors[i, :length] @ query / 3**0.5)
+        if length:
+            expected[i] = (scores / scores.sum()) @ vectors[i, :length]
+    np.testing.assert_allclose(logits_of(vectors), expected @ kernel, rtol=1e-5, atol=1e-6)
+    grad = jax.grad(lambda v: logits_of(v).sum())(vectors)
+    assert np.isfinite(grad).all()
+    assert not np.asarray(grad)[~mask].any(), "a place that is not filled has no gradient"
 
 
 def test_batch_norm_statistics_are_those_of_the_global_batch_on_any_number_of_devices():

@@ -1,9 +1,7 @@
 import json
 import shutil
 
-import examples
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
@@ -14,7 +12,6 @@ from jaxrank.checkpoint import Checkpoints
 from jaxrank.data.prepare import prepare
 from jaxrank.errors import InputError, RunError
 from jaxrank.job import build
-from jaxrank.program import BatchShape, Program, make_trainee
 from jaxrank.step import weights_of
 from jaxrank.train import train
 from jaxrank.workdir import locked
@@ -147,83 +144,6 @@ def test_a_checkpoint_holds_the_state_of_its_own_step(store, finished):
         8, weights_of(job.program.state_shape), weights_of(job.program.state_sharding)
     )
     jax.tree.map(np.testing.assert_array_equal, weights_of(state), saved)
-
-
-def as_float64(tree):
-    return jax.tree.map(
-        lambda x: x.astype(np.float64) if x.dtype == jnp.float32 else x, jax.device_get(tree)
-    )
-
-
-def trained(devices, steps, x64, replicas=1, rule="rowwise_adagrad", **model):
-    """Parameters and tables after `steps` of random batches on that many devices."""
-    c = tiny.config()
-    c.batch_size = 64
-    c.model.update(model)
-    c.optim.tables.name = rule
-    lay = examples.small_layout({"ta": 8, "tb": 8, "tc": 5})
-    with jax.enable_x64(x64):
-        mesh = meshes.make_mesh(devices=devices, replicas=replicas)
-        trainee = make_trainee(c, lay, mesh, num_steps=steps)
-        program = Program(trainee, mesh, BatchShape(64, 8, {"dim5": 40, "dim8": 40}))
-        state = program.init()
-        if x64:
-            state = jax.device_put(as_float64(state), program.state_sharding)
-        batches = [
-            examples.random_batch(lay, 64, seed=i, group=8, capacity=40) for i in range(steps)
-        ]
-        stacked = jax.tree.map(lambda *xs: np.stack(xs), *batches)
-        if x64:
-            stacked = as_float64(stacked)
-        state, told = program.train(state, meshes.put_batch(stacked, mesh, leading=1))
-        assert np.isfinite(told.loss).all()
-        assert told.loss[-1] < told.loss[0]
-        return jax.device_get((state.params, state.tables, state.model_state))
-
-
-MODELS = {
-    "plain": dict(cross="matrix", structure="stacked"),
-    "batch_norm": dict(cross="vector", structure="parallel", norm="batch"),
-    "dropout": dict(cross="matrix", structure="parallel", dropout=0.3, norm="layer"),
-}
-
-
-def assert_equal(found, expected, rtol):
-    def compare(a, b):
-        np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol * np.abs(b).max())
-
-    jax.tree.map(compare, found, expected)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("model", MODELS)
-def test_hundred_steps_in_float64_give_the_same_model_on_any_mesh(model):
-    expected = trained(1, 100, True, **MODELS[model])
-    for devices, replicas in [(8, 1), (4, 2)]:
-        found = trained(devices, 100, True, replicas, **MODELS[model])
-        assert_equal(found, expected, 1e-10)
-
-
-@pytest.mark.parametrize("rule", ["adagrad", "lazy_adam", "ftrl"])
-def test_every_row_optimizer_gives_the_same_model_on_eight_devices(rule):
-    assert_equal(trained(8, 20, True, rule=rule), trained(1, 20, True, rule=rule), 1e-10)
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_one_step_in_float32_gives_the_same_model_on_any_mesh(model):
-    expected = trained(1, 2, False, **MODELS[model])
-    assert_equal(trained(8, 2, False, **MODELS[model]), expected, 1e-5)
-
-
-def test_the_first_state_is_the_same_on_any_mesh():
-    def first(devices):
-        c = tiny.config()
-        mesh = meshes.make_mesh(devices=devices)
-        trainee = make_trainee(c, examples.small_layout(), mesh, num_steps=2)
-        state = Program(trainee, mesh, BatchShape(64, 8, {"dim8": 40})).init()
-        return jax.device_get((state.params, state.tables))
-
-    jax.tree.map(np.testing.assert_array_equal, first(8), first(1))
 
 
 def test_early_stopping_ends_at_the_best_checkpoint(store, tmp_path):

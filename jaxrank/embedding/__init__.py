@@ -6,17 +6,19 @@ gives the vectors of a batch, the model's loss gives the gradient of those vecto
 changes the rows that were read.
 """
 
+from jaxrank.embedding.exchange import Load
 from jaxrank.embedding.rules import RULES, Rule, make_rule
 from jaxrank.embedding.storage import GROUPS, Storage, logical_rows, storage
-from jaxrank.embedding.tables import Embedding, StackState
+from jaxrank.embedding.tables import Embedding, TableState
 
 __all__ = [
     "GROUPS",
     "RULES",
     "Embedding",
+    "Load",
     "Rule",
-    "StackState",
     "Storage",
+    "TableState",
     "logical_rows",
     "make_rule",
     "storage",

@@ -50,3 +50,22 @@ def sum_by_sort(ids: jax.Array, grads: jax.Array) -> tuple[jax.Array, jax.Array]
     unique = jnp.full_like(ids, PAD)
     unique = unique.at[jnp.where(first, slot, count)].set(ordered, mode="drop")
     return unique, sums
+
+
+def sum_of_rows(
+    ids: jax.Array, grads: jax.Array, rows: int, *, by_scatter: bool
+) -> tuple[jax.Array, jax.Array]:
+    """f[rows, dim], the sum of the gradients of each of a few rows, and how often it is read.
+
+    Args:
+        ids: i32[n] below `rows`; PAD takes no part.
+        grads: f[n, dim].
+        by_scatter: duplicates may be scattered as they are.
+
+    Returns:
+        sums f[rows, dim] and reads f[rows] (above 0 for each row that is read).
+    """
+    if not by_scatter:
+        ids, grads = sum_by_sort(ids, grads)
+    sums = jnp.zeros((rows, grads.shape[1]), grads.dtype).at[ids].add(grads, mode="drop")
+    return sums, jnp.zeros(rows, grads.dtype).at[ids].add(1, mode="drop")

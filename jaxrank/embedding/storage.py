@@ -12,7 +12,8 @@ stride apart, are spread, and no device gets the more frequent half of every dea
 """
 
 import dataclasses
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -58,53 +59,101 @@ def group(row: Any) -> Any:
     return (x >> np.uint32(22)).astype(np.int32)
 
 
+def row_at(group: Any, block: Any) -> Any:
+    """The split row i32[...] of a group for which `row // G` is `block`: the inverse of `group`."""
+    low = (block.astype(np.uint32) * np.uint32(0x9E3779B1)) & np.uint32(0xFFFFFFFF)
+    low = (low ^ (low >> np.uint32(15))) >> np.uint32(10)
+    # The lower 22 bits do not depend on the group's, which stand above them.
+    lowest = [low]
+    for factor in _SCRAMBLE:
+        low = (low ^ (low * np.uint32(factor))) & np.uint32(2**22 - 1)
+        lowest.append(low)
+    x = (group.astype(np.uint32) << np.uint32(22)) | lowest.pop()
+    for factor in reversed(_SCRAMBLE):
+        # x ^ x * factor with an even factor: each turn makes one more bit right, from the lowest.
+        before = lowest.pop()
+        for _ in range(10):
+            before = x ^ (before * np.uint32(factor))
+        x = before
+    row = block.astype(np.uint32) << np.uint32(10)
+    for bit in range(10):
+        row = row | (((x >> np.uint32(31 - bit)) & np.uint32(1)) << np.uint32(bit))
+    return row.astype(np.int32)
+
+
 @dataclasses.dataclass(frozen=True)
 class Storage:
-    """Shape of one stack's arrays.
+    """Shape of the arrays of one part of a stack: its split rows or its replicated ones.
 
-    rows: stored rows, at least the stack's; a multiple of GROUPS such that each device's share is
-        whole in the stored shape.
+    name: of the part, its key in the tables of a state.
+    rows: stored rows, at least the part's; of split rows a multiple of GROUPS such that each
+        device's share is whole in the stored shape.
+    is_split: over the devices; otherwise every device has all rows, in plain order.
     """
 
     name: str
     dim: int
     width: int
     rows: int
+    is_split: bool
 
     @property
     def shape(self) -> tuple[int, int]:
         return (self.rows * self.width // LANES, LANES)
 
     def position(self, row: jax.Array) -> jax.Array:
-        """Where each row lies, i32 of the same shape; PAD stays PAD."""
+        """Where each row of the part lies, i32 of the same shape; PAD stays PAD."""
+        if not self.is_split:
+            return row
         position = group(row) * (self.rows // GROUPS) + row // GROUPS
         return jnp.where(row == PAD, PAD, position)
 
-    def view(self, stored: jax.Array) -> jax.Array:
-        """f[k, 128] -> f[rows, width], of the whole or of one device's share."""
-        return stored.reshape(-1, self.width)
+
+class Parts(NamedTuple):
+    """The storage of a stack's replicated rows [0, n) and of its split rows behind them."""
+
+    replicated: Storage | None
+    split: Storage | None
 
 
-def storage(stack: Stack) -> Storage:
+def storage(stack: Stack) -> Parts:
     """The storage of a stack.
 
     Raises:
         InputError: the stack has more rows than ids can name.
     """
     width = padded_width(stack.dim)
-    unit = GROUPS * max(1, LANES // width)
-    rows = -(-stack.rows // unit) * unit
-    if rows >= int(PAD):
-        raise InputError(
-            f"tables of dimension {stack.dim} must have fewer than {int(PAD)} rows together:"
-            f" found {stack.rows}. Give some of them another dimension in embedding.dims."
-        )
-    return Storage(name=stack.name, dim=stack.dim, width=width, rows=rows)
+    per_line = max(1, LANES // width)
+    split_rows = stack.rows - stack.replicated
+    parts = Parts(None, None)
+    if stack.replicated:
+        rows = -(-stack.replicated // per_line) * per_line
+        name = f"{stack.name}_replicated"
+        parts = parts._replace(replicated=Storage(name, stack.dim, width, rows, False))
+    if split_rows:
+        unit = GROUPS * per_line
+        rows = -(-split_rows // unit) * unit
+        parts = parts._replace(split=Storage(stack.name, stack.dim, width, rows, True))
+        if stack.replicated + rows >= int(PAD):
+            raise InputError(
+                f"tables of dimension {stack.dim} must have fewer than {int(PAD)} rows together:"
+                f" found {stack.rows}. Give some of them another dimension in embedding.dims."
+            )
+    return parts
 
 
-def logical_rows(stored: np.ndarray, stack: Stack) -> np.ndarray:
-    """A whole stored array -> f[stack.rows, dim] in row order, on the host."""
-    shape = storage(stack)
-    by_group = np.asarray(stored).reshape(GROUPS, shape.rows // GROUPS, shape.width)
-    row = np.arange(stack.rows, dtype=np.int32)
-    return by_group[group(row), row // GROUPS, : stack.dim]
+def logical_rows(arrays: Mapping[str, Any], stack: Stack) -> np.ndarray:
+    """Stored arrays of a state's rows or of one slot -> f[stack.rows, dim], on the host.
+
+    Slots with one number a row come out as f[stack.rows, 1].
+    """
+    parts, found = storage(stack), []
+    if parts.replicated:
+        stored = np.asarray(arrays[parts.replicated.name])
+        found.append(stored.reshape(parts.replicated.rows, -1)[: stack.replicated])
+    if parts.split:
+        stored = np.asarray(arrays[parts.split.name])
+        row = np.arange(stack.rows - stack.replicated, dtype=np.int32)
+        by_group = stored.reshape(GROUPS, parts.split.rows // GROUPS, -1)
+        found.append(by_group[group(row), row // GROUPS])
+    return np.concatenate(found)[:, : stack.dim]

@@ -1,34 +1,40 @@
-"""Tables split by row over the mesh: their state, the lookup and the update.
+"""The tables of a model on a mesh: their state, the lookup and the update.
 
-Every device holds an equal share of each stack's rows. A lookup sends all ids of a replica to all
-its devices, each reads the rows that it owns, and the sum over devices, in which all terms but one
-are zero, brings every vector to the device that asked. An update sends all ids and gradients of the
-global batch to all devices, in the order of the examples, and each applies those it owns: the sums
-are the same, in the same order, on any number of devices.
+A stack has two parts, each of which may be missing. Replicated rows are on every device: a device
+reads its own copy, and their gradients are summed over all devices as those of the model are. Split
+rows are owned by one device of each replica; see `exchange`. A mesh of one device owns all rows.
 """
 
 import dataclasses
 import functools
-from typing import Any, NamedTuple
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding
+import numpy as np
+from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jaxrank import mesh as meshes
+from jaxrank.embedding import access
 from jaxrank.embedding.combine import combine, spread
-from jaxrank.embedding.duplicates import sum_by_scratch, sum_by_sort
+from jaxrank.embedding.duplicates import sum_by_scratch, sum_by_sort, sum_of_rows
+from jaxrank.embedding.exchange import Exchange, Load, Route
 from jaxrank.embedding.rules import Rule
-from jaxrank.embedding.storage import GROUPS, LANES, Storage, storage
+from jaxrank.embedding.storage import GROUPS, LANES, Parts, Storage, row_at, storage
 from jaxrank.errors import InputError
 from jaxrank.features import PAD, Batch, Layout, Lists, Stack
 
+_ALIGNMENT = 8  # ids, of a buffer: the rows of a tile on TPU
+
 Vectors = dict[str, dict[str, jax.Array]]
+Routes = dict[str, Route]
 
 
-class StackState(NamedTuple):
-    """One stack on the devices, split along the first axis.
+class TableState(NamedTuple):
+    """One part of a stack on the devices.
 
     rows: f[rows * width / 128, 128], see `storage`.
     slots: of the row optimizer, f[rows * width / 128, 128] or, one a row, f[rows].
@@ -42,10 +48,16 @@ class StackState(NamedTuple):
 class Embedding:
     """Reads and updates the tables of a layout on a mesh.
 
+    `route`, `lookup` and `update` are the program of one device and run in `shard_map` over the
+    mesh: arrays of a batch are this device's share, arrays of split tables its share of the rows.
+    Tables are {name of a part: TableState}; see `storage`.
+
     Args:
         layout: the stacks.
-        mesh: tables are split along its `shard` axis.
+        mesh: split rows are split along its `shard` axis.
         rule: the row optimizer.
+        room: {stack: ids that a device can send to another in one round of the exchange, over all
+            ids that it reads}; needed where the mesh has more than one device.
         init_std: standard deviation of the normal distribution that rows start from.
         l2: adds l2 * row to the gradient of a row, once a step.
         l2_scope: "read" regularises the rows that a step reads. "table" regularises and updates
@@ -57,6 +69,7 @@ class Embedding:
     layout: Layout
     mesh: Mesh
     rule: Rule
+    room: Mapping[str, float] = dataclasses.field(default_factory=dict)
     init_std: float = 0.01
     l2: float = 0.0
     l2_scope: str = "read"
@@ -68,51 +81,103 @@ class Embedding:
                 f"tables can be split over a number of devices that divides {GROUPS}:"
                 f" found {self.shards}. Set mesh.devices or mesh.replicas."
             )
+        for name, parts in self.parts.items():
+            if self.exchanges and parts.split and name not in self.room:
+                raise InputError(f"stack {name}: its exchange must have room: found none.")
 
     @functools.cached_property
-    def storages(self) -> dict[str, Storage]:
+    def parts(self) -> dict[str, Parts]:
         return {s.name: storage(s) for s in self.layout.stacks}
+
+    @property
+    def storages(self) -> list[Storage]:
+        return [part for parts in self.parts.values() for part in parts if part]
 
     @property
     def shards(self) -> int:
         return self.mesh.shape[meshes.SHARD]
 
     @property
+    def exchanges(self) -> bool:
+        """Whether split rows travel between devices."""
+        return self.mesh.size > 1
+
+    @property
+    def on_cpu(self) -> bool:
+        return meshes.platform(self.mesh) == "cpu"
+
+    @property
+    def by_line(self) -> bool:
+        """Whether rows are read and written as TPU does it; see `access`."""
+        return meshes.platform(self.mesh) == "tpu"
+
+    @property
     def uses_scratch(self) -> bool:
         """Whether duplicates are found through a scratch array; see `duplicates`."""
-        on_cpu = self.mesh.devices.flat[0].platform == "cpu"
-        return on_cpu and self.l2_scope == "read"
+        return self.on_cpu and self.l2_scope == "read"
 
-    def init(self, key: jax.Array) -> dict[str, StackState]:
-        """New tables; the same values on any mesh."""
+    def exchange(self, name: str, ids: int) -> Exchange:
+        """The exchange of a stack's split rows for a batch of which a device reads so many ids."""
+        split = self.parts[name].split
+        assert split is not None
+        share = split.rows // self.shards
+        capacity = min(math.ceil(self.room[name] * ids), ids, share)
+        return Exchange(
+            owners=self.shards,
+            share=share,
+            capacity=-(-capacity // _ALIGNMENT) * _ALIGNMENT,
+            by_scatter=self.on_cpu,
+        )
+
+    def specs(self) -> dict[str, P]:
+        """How each part lies on the mesh; its rows, slots and scratch all alike."""
+        return {s.name: P(meshes.SHARD) if s.is_split else P() for s in self.storages}
+
+    def init(self, key: jax.Array) -> dict[str, TableState]:
+        """New tables, on the whole mesh. The values of a row depend on its table and its number in
+        it alone: they are the same on any mesh, under any placement."""
         tables = {}
-        for number, (name, shape) in enumerate(self.storages.items()):
-            slots = {
-                slot: jnp.full(shape.shape if wide else (shape.rows,), value, jnp.float32)
-                for slot, (wide, value) in self.rule.slots.items()
-            }
-            rows = jax.shard_map(
-                functools.partial(self._init_share, shape),
-                mesh=self.mesh,
-                in_specs=P(),
-                out_specs=P(meshes.SHARD),
-                check_vma=False,
-            )(jax.random.fold_in(key, number))
-            tables[name] = StackState(rows, slots)
+        for stack in self.layout.stacks:
+            for shape in filter(None, self.parts[stack.name]):
+                slots = {
+                    slot: jnp.full(shape.shape if wide else (shape.rows,), value, jnp.float32)
+                    for slot, (wide, value) in self.rule.slots.items()
+                }
+                rows = jax.shard_map(
+                    functools.partial(self._init_rows, stack, shape),
+                    mesh=self.mesh,
+                    in_specs=P(),
+                    out_specs=self.specs()[shape.name],
+                    check_vma=False,
+                )(key)
+                tables[shape.name] = TableState(rows, slots)
         return tables
 
-    def _init_share(self, shape: Storage, key: jax.Array) -> jax.Array:
-        """This device's rows, group by group: random numbers of a whole table at once take
-        several times its memory."""
+    def _init_rows(self, stack: Stack, shape: Storage, key: jax.Array) -> jax.Array:
+        """This device's rows. Split ones group by group: random numbers of a whole table at once
+        take several times its memory."""
+        numbers = {t.name: i for i, t in enumerate(self.layout.schema.tables)}
+        of_stack = jnp.asarray([numbers[name] for name in stack.tables], jnp.int32)
+
+        def values(row: jax.Array) -> jax.Array:  # i32[k] rows of the stack -> f32[.., 128]
+            table, own = _origin(stack, row)
+
+            def one(table: jax.Array, own: jax.Array) -> jax.Array:
+                own_key = jax.random.fold_in(jax.random.fold_in(key, table), own)
+                return self.init_std * jax.random.normal(own_key, (stack.dim,), jnp.float32)
+
+            rows = jax.vmap(one)(of_stack[table], own)
+            # Columns beyond the dimension are zero and stay so.
+            return jnp.pad(rows, ((0, 0), (0, shape.width - shape.dim))).reshape(-1, LANES)
+
+        if not shape.is_split:
+            return values(jnp.arange(shape.rows, dtype=jnp.int32))
         groups = GROUPS // self.shards
         first = jax.lax.axis_index(meshes.SHARD) * groups
-        # Columns beyond the dimension are zero and stay so.
-        real = jnp.arange(shape.width) < shape.dim
+        blocks = jnp.arange(shape.rows // GROUPS, dtype=jnp.int32)
 
         def one_group(group: jax.Array) -> jax.Array:
-            size = (shape.rows // GROUPS, shape.width)
-            rows = jax.random.normal(jax.random.fold_in(key, group), size, jnp.float32)
-            return jnp.where(real[None, :], self.init_std * rows, 0.0).reshape(-1, LANES)
+            return values(stack.replicated + row_at(jnp.full_like(blocks, group), blocks))
 
         return jax.lax.map(one_group, first + jnp.arange(groups)).reshape(-1, LANES)
 
@@ -120,180 +185,262 @@ class Embedding:
         """What `update` needs besides the tables; its values never matter between steps."""
         if not self.uses_scratch:
             return {}
-        return {name: jnp.zeros(s.rows, jnp.int32) for name, s in self.storages.items()}
+        return {s.name: jnp.zeros(s.rows, jnp.int32) for s in self.storages if s.is_split}
 
-    def sharding(self) -> NamedSharding:
-        """Of every array of tables and scratch."""
-        return meshes.by_row(self.mesh)
+    def route(self, batch: Batch) -> Routes:
+        """Where the ids of this device's share of a batch go; {} where nothing travels."""
+        if not self.exchanges:
+            return {}
+        return {
+            stack.name: self.exchange(stack.name, ids.size).route(self._split_position(stack, ids))
+            for stack, ids in self._ids(batch)
+            if self.parts[stack.name].split
+        }
 
-    def lookup(self, rows: dict[str, jax.Array], batch: Batch) -> Vectors:
-        """The vectors of a batch.
+    def _ids(self, batch: Batch) -> list[tuple[Stack, jax.Array]]:
+        """All ids of each stack that the batch reads, i32[m]."""
+        found = []
+        for stack in self.layout.stacks:
+            pieces = []
+            if stack.name in batch.ids:
+                pieces.append(batch.ids[stack.name].reshape(-1))
+            if stack.name in batch.lists:
+                pieces.append(batch.lists[stack.name].ids.reshape(-1))
+            if pieces:
+                found.append((stack, jnp.concatenate(pieces) if len(pieces) > 1 else pieces[0]))
+        return found
+
+    def _split_position(self, stack: Stack, ids: jax.Array) -> jax.Array:
+        """i32[m]: where each id lies in the whole split array; PAD for replicated rows."""
+        split = self.parts[stack.name].split
+        assert split is not None
+        if stack.replicated:
+            is_split = (ids >= stack.replicated) & (ids != PAD)
+            ids = jnp.where(is_split, ids - stack.replicated, PAD)
+        return split.position(ids)
+
+    def lookup(
+        self, rows: Mapping[str, jax.Array], routes: Routes, batch: Batch
+    ) -> tuple[Vectors, dict[str, Load]]:
+        """The vectors of a batch, and what it cost to bring them here, by stack.
 
         Args:
-            rows: `StackState.rows` of each stack.
+            rows: `TableState.rows` of each part.
+            routes: of this batch.
             batch: only its ids and lists are read.
 
         Returns:
-            {stack: {"ids": f[B, columns, dim], "lists": f[B, lists, dim]}}, each where the stack
+            {stack: {"ids": f[B, places, dim], "lists": f[B, lists, dim]}}, each where the stack
             has such features. PAD reads zeros, an empty list too.
         """
-        examples = batch.labels.shape[0] // self.mesh.size
-        return jax.shard_map(
-            functools.partial(self._lookup_on_device, examples=examples),
-            mesh=self.mesh,
-            in_specs=(P(meshes.SHARD), P(meshes.EXAMPLES), P(meshes.EXAMPLES)),
-            out_specs=P(meshes.EXAMPLES),
-            check_vma=False,
-        )(rows, batch.ids, batch.lists)
-
-    def _lookup_on_device(self, rows: Any, ids: Any, lists: Any, *, examples: int) -> Vectors:
         vectors: Vectors = {}
-        for stack in self.layout.stacks:
+        loads = {}
+        examples = batch.labels.shape[0]
+        for stack, ids in self._ids(batch):
+            read, load = self._read(stack, rows, routes, ids)
+            if load is not None:
+                loads[stack.name] = load
             found = vectors[stack.name] = {}
-            if stack.name in ids:
-                columns = ids[stack.name]
-                read = self._read(stack.name, rows[stack.name], columns.reshape(-1))
-                found["ids"] = read.reshape(*columns.shape, stack.dim)
-            if stack.name in lists:
-                packed = lists[stack.name]
-                read = self._read(stack.name, rows[stack.name], packed.ids.reshape(-1))
-                combined = combine(read, packed, examples * len(stack.lists))
-                found["lists"] = combined.reshape(examples, len(stack.lists), stack.dim)
-        return vectors
+            single = batch.ids[stack.name].size if stack.name in batch.ids else 0
+            if single:
+                found["ids"] = read[:single].reshape(examples, -1, stack.dim)
+            if stack.name in batch.lists:
+                lists = batch.lists[stack.name]
+                combined = combine(read[single:], lists, examples * len(stack.lists))
+                found["lists"] = combined.reshape(examples, -1, stack.dim)
+        return vectors, loads
 
-    def _read(self, name: str, stored: jax.Array, ids: jax.Array) -> jax.Array:  # f[n, dim]
-        shape = self.storages[name]
-        position = shape.position(ids)
-        if self.shards > 1:
-            position = jax.lax.all_gather(position, meshes.SHARD, tiled=True)
-            position = self._local(shape, position)
-        read = shape.view(stored).at[position].get(mode="fill", fill_value=0)[:, : shape.dim]
-        if self.shards > 1:
-            read = jax.lax.psum_scatter(read, meshes.SHARD, scatter_dimension=0, tiled=True)
-        return read
+    def _read(
+        self, stack: Stack, rows: Mapping[str, jax.Array], routes: Routes, ids: jax.Array
+    ) -> tuple[jax.Array, Load | None]:  # i32[m] -> f[m, dim]
+        parts = self.parts[stack.name]
+        load = None
+        vectors = None
+        if parts.split:
+            stored = rows[parts.split.name]
+            read = functools.partial(self._read_rows, parts.split, stored)
+            if self.exchanges:
+                vectors, load = self.exchange(stack.name, ids.size).lookup(
+                    routes[stack.name], read, stack.dim, stored.dtype
+                )
+            else:
+                vectors = read(self._split_position(stack, ids))
+        if parts.replicated:
+            is_replicated = ids < stack.replicated
+            own = self._read_rows(
+                parts.replicated,
+                rows[parts.replicated.name],
+                jnp.where(is_replicated, ids, PAD),
+            )
+            vectors = own if vectors is None else jnp.where(is_replicated[:, None], own, vectors)
+        assert vectors is not None
+        return vectors, load
 
-    def _local(self, shape: Storage, position: jax.Array) -> jax.Array:
-        """Positions -> positions in this device's share; PAD where another device owns the row."""
-        share = shape.rows // self.shards
-        local = position - jax.lax.axis_index(meshes.SHARD) * share
-        return jnp.where((local >= 0) & (local < share), local, PAD)
+    def _read_rows(self, shape: Storage, stored: jax.Array, row: jax.Array) -> jax.Array:
+        return access.read(stored, row, shape.width, by_line=self.by_line)[:, : shape.dim]
 
     def update(
         self,
-        tables: dict[str, StackState],
+        tables: dict[str, TableState],
         scratch: dict[str, jax.Array],
+        routes: Routes,
         batch: Batch,
         grads: Vectors,
         *,
         rate: jax.Array,
         step: jax.Array,
-    ) -> tuple[dict[str, StackState], dict[str, jax.Array]]:
-        """One step of the row optimizer on the rows that `batch` reads.
+    ) -> tuple[dict[str, TableState], dict[str, jax.Array]]:
+        """One step of the row optimizer on the rows that the global batch reads.
 
         Gradients of a row that is read many times are summed before the rule sees them, so the
         result is that of the dense update at the cost of the rows read.
 
         Args:
-            grads: the loss gradient of what `lookup` returned, in the same structure.
+            grads: the gradient of what `lookup` returned, in the same structure, of the loss of the
+                global batch.
             rate: f[], learning rate.
             step: i32[], steps done before this one.
 
         Returns:
             The tables and the scratch array after the step.
         """
-        return jax.shard_map(
-            self._update_on_device,
-            mesh=self.mesh,
-            in_specs=(
-                P(meshes.SHARD), P(meshes.SHARD), P(meshes.EXAMPLES), P(meshes.EXAMPLES),
-                P(meshes.EXAMPLES), P(), P(),
-            ),
-            out_specs=P(meshes.SHARD),
-            check_vma=False,
-        )(tables, scratch, batch.ids, batch.lists, grads, rate, step)  # fmt: skip
-
-    def _update_on_device(self, tables, scratch, ids, lists, grads, rate, step):
-        new_tables, new_scratch = {}, {}
-        for stack in self.layout.stacks:
-            name = stack.name
-            position, gradient = self._per_id(stack, ids.get(name), lists.get(name), grads[name])
-            change = self._change_table if self.l2_scope == "table" else self._change_rows
-            new_tables[name], used = change(
-                self.storages[name], tables[name], scratch.get(name), position, gradient, rate, step
-            )
-            if used is not None:
-                new_scratch[name] = used
-        return new_tables, new_scratch
+        tables, scratch = dict(tables), dict(scratch)
+        for stack, ids in self._ids(batch):
+            gradient = self._per_id(stack, batch.lists.get(stack.name), grads[stack.name])
+            parts = self.parts[stack.name]
+            rule = functools.partial(self._change, rate=rate, step=step)
+            if parts.replicated:
+                name = parts.replicated.name
+                tables[name] = self._update_replicated(
+                    parts.replicated, tables[name], ids, gradient, rule
+                )
+            if parts.split:
+                name = parts.split.name
+                position = None if self.exchanges else self._split_position(stack, ids)
+                tables[name], used = self._update_split(
+                    parts.split, tables[name], scratch.get(name), routes.get(name), position,
+                    gradient, rule,
+                )  # fmt: skip
+                if used is not None:
+                    scratch[name] = used
+        return tables, scratch
 
     def _per_id(
-        self, stack: Stack, ids: jax.Array | None, lists: Lists | None, grads: dict[str, jax.Array]
-    ) -> tuple[jax.Array, jax.Array]:
-        """Local position i32[n] and gradient f[n, dim] of each id of the global batch, in order."""
+        self, stack: Stack, lists: Lists | None, grads: dict[str, jax.Array]
+    ) -> jax.Array:  # f[m, dim]
         pieces = []
-        if ids is not None:
-            pieces.append((ids.reshape(-1), grads["ids"].reshape(-1, stack.dim)))
+        if "ids" in grads:
+            pieces.append(grads["ids"].reshape(-1, stack.dim))
         if lists is not None:
-            by_list = grads["lists"].reshape(-1, stack.dim)
-            pieces.append((lists.ids.reshape(-1), spread(by_list, lists)))
-        shape = self.storages[stack.name]
-        pieces = [(shape.position(i), g) for i, g in pieces]
-        if self.mesh.size > 1:
-            pieces = [
-                jax.tree.map(lambda x: jax.lax.all_gather(x, meshes.EXAMPLES, tiled=True), piece)
-                for piece in pieces
-            ]
-            pieces = [(self._local(shape, p), g) for p, g in pieces]
-        if len(pieces) == 1:
-            return pieces[0]
-        return jnp.concatenate([p for p, _ in pieces]), jnp.concatenate([g for _, g in pieces])
+            pieces.append(spread(grads["lists"].reshape(-1, stack.dim), lists))
+        return jnp.concatenate(pieces) if len(pieces) > 1 else pieces[0]
 
-    def _change_rows(self, shape, state, scratch, position, gradient, rate, step):
-        """Updates the rows read; see `update`."""
-        if self.uses_scratch:
-            unique, gradient, scratch = sum_by_scratch(position, gradient, scratch)
+    def _update_replicated(self, shape, state, ids, gradient, rule):
+        """Updates every device's copy, from the sum over all devices."""
+        ids = jnp.where(ids < shape.rows, ids, PAD)
+        sums, reads = sum_of_rows(ids, gradient, shape.rows, by_scatter=self.on_cpu)
+        sums, reads = meshes.total(self.mesh, (sums, reads))
+        seen = self._seen(shape, state)
+        change = rule(seen, sums)
+        if self.l2_scope == "read":
+            is_read = reads > 0
+            change = jax.tree.map(
+                lambda x: jnp.where(is_read[:, None] if x.ndim == 2 else is_read, x, 0), change
+            )
+        return self._added(shape, state, change)
+
+    def _update_split(self, shape, state, scratch, route, position, gradient, rule):
+        """Updates the share of the rows that this device owns."""
+        if self.l2_scope == "table":
+            return self._update_all(shape, state, route, position, gradient, rule), scratch
+        if route is None:
+            return self._change_rows(shape, state, scratch, position, gradient, rule)
+        exchange = self.exchange(shape.name, gradient.shape[0])
+        sums = exchange.sums(route, gradient)
+
+        def serve(this, carry):
+            row, arrived = exchange.collect(route, this, sums)
+            state, scratch = carry
+            return self._change_rows(shape, state, scratch, row, arrived, rule)
+
+        return exchange.over_rounds(route, serve, (state, scratch))
+
+    def _change_rows(self, shape, state, scratch, row, gradient, rule):
+        """Changes local rows i32[k], PAD or not, by their gradients f[k, dim]."""
+        if scratch is not None:
+            unique, gradient, scratch = sum_by_scratch(row, gradient, scratch)
         else:
-            unique, gradient = sum_by_sort(position, gradient)
-
-        def view(array):
-            return shape.view(array) if array.ndim == 2 else array
-
-        def write(array, found, change):
-            # Not `.at[].add(change)`: nothing would then say that the rows are read before they
-            # are written, and the compiler copies the whole array in every step.
-            if array.ndim == 2 and shape.width != shape.dim:
-                change = jnp.pad(change, ((0, 0), (0, shape.width - shape.dim)))
-            return view(array).at[unique].set(found + change, mode="drop").reshape(array.shape)
-
-        found = jax.tree.map(
-            lambda array: view(array).at[unique].get(mode="fill", fill_value=0), state
-        )
+            unique, gradient = sum_by_sort(row, gradient)
+        read = functools.partial(access.read, row=unique, by_line=self.by_line)
+        found = jax.tree.map(lambda array: read(array, width=shape.width), state)
         rows = found.rows[:, : shape.dim]
         slots = {n: a[:, : shape.dim] if a.ndim == 2 else a for n, a in found.slots.items()}
-        gradient = self._regularised(rows, gradient)
-        change = StackState(*self.rule.change(rows, slots, gradient, rate, step))
+        change = rule(TableState(rows, slots), gradient)
+
+        def write(array, found, change):
+            change = _padded(shape, change)
+            return access.write(array, unique, found, change, by_line=self.by_line)
+
         return jax.tree.map(write, state, found, change), scratch
 
-    def _change_table(self, shape, state, scratch, position, gradient, rate, step):
+    def _update_all(self, shape, state, route, position, gradient, rule):
         """Updates all rows, those that were not read with their regularisation alone."""
+        seen = self._seen(shape, state)
+        sums = jnp.zeros_like(seen.rows)
+        if route is None:
+            sums = sums.at[position].add(gradient, mode="drop")
+        else:
+            exchange = self.exchange(shape.name, gradient.shape[0])
+            by_id = exchange.sums(route, gradient)
 
-        def view(array):
-            return shape.view(array)[:, : shape.dim] if array.ndim == 2 else array
+            def serve(this, sums):
+                row, arrived = exchange.collect(route, this, by_id)
+                return sums.at[row].add(arrived, mode="drop")
 
-        def add(array, change):
-            if array.ndim == 2:
-                change = jnp.pad(change, ((0, 0), (0, shape.width - shape.dim)))
-            return array + change.reshape(array.shape)
+            sums = exchange.over_rounds(route, serve, sums)
+        return self._added(shape, state, rule(seen, sums))
 
-        seen = jax.tree.map(view, state)
-        gradient = jnp.zeros_like(seen.rows).at[position].add(gradient, mode="drop")
-        gradient = self._regularised(seen.rows, gradient)
-        change = StackState(*self.rule.change(seen.rows, seen.slots, gradient, rate, step))
-        return jax.tree.map(add, state, change), scratch
-
-    def _regularised(self, rows: jax.Array, gradient: jax.Array) -> jax.Array:
+    def _change(self, found: TableState, gradient: jax.Array, *, rate, step) -> TableState:
+        """The change of rows and slots whose summed gradients f[k, dim] are given."""
         if self.l2:
-            gradient = gradient + self.l2 * rows
+            gradient = gradient + self.l2 * found.rows
         if self.clip_norm:
             norm = jnp.linalg.norm(gradient, axis=1, keepdims=True)
             gradient = gradient * jnp.minimum(1.0, self.clip_norm / jnp.maximum(norm, 1e-12))
-        return gradient
+        return TableState(*self.rule.change(found.rows, found.slots, gradient, rate, step))
+
+    def _seen(self, shape: Storage, state: TableState) -> TableState:
+        """All rows and slots that a device has, f[rows, dim] or f[rows]."""
+        return jax.tree.map(
+            lambda a: a.reshape(-1, shape.width)[:, : shape.dim] if a.ndim == 2 else a, state
+        )
+
+    def _added(self, shape: Storage, state: TableState, change: TableState) -> TableState:
+        return jax.tree.map(lambda a, c: a + _padded(shape, c).reshape(a.shape), state, change)
+
+
+def _origin(stack: Stack, row: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Rows of a stack i32[k] -> the table (index in `stack.tables`) of each and its row in it."""
+    starts, tables, offsets = (np.asarray(x, np.int32) for x in zip(*stack.segments(), strict=True))
+    segment = jnp.searchsorted(starts, row, side="right").astype(jnp.int32) - 1
+    table, own = jnp.asarray(tables)[segment], row - jnp.asarray(offsets)[segment]
+    if not stack.hot:
+        return table, own
+    hot_own = np.zeros(len(stack.hot), np.int32)
+    for rows in stack.hot_rows():
+        hot_own[rows - stack.hot_start] = np.arange(len(rows))
+    place = row - stack.hot_start
+    is_hot = (place >= 0) & (place < len(stack.hot))
+    place = jnp.clip(place, 0, len(stack.hot) - 1)
+    hot_table = jnp.asarray(np.asarray(stack.hot, np.int32))[place]
+    return (
+        jnp.where(is_hot, hot_table, table),
+        jnp.where(is_hot, jnp.asarray(hot_own)[place], own),
+    )
+
+
+def _padded(shape: Storage, change: jax.Array) -> jax.Array:
+    """f[k, dim] -> f[k, width]; f[k] as it is."""
+    if change.ndim == 1 or shape.width == shape.dim:
+        return change
+    return jnp.pad(change, ((0, 0), (0, shape.width - shape.dim)))

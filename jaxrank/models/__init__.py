@@ -11,21 +11,27 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxrank.errors import InputError
-from jaxrank.models.cross import param_dtype
 from jaxrank.models.ranker import Ranker, check
+from jaxrank.models.tower import Share
+
+__all__ = ["Model", "Share", "build", "describe"]
 
 Tree = Any  # a nested dict of arrays
+Sequences = tuple[tuple[jax.Array, jax.Array], ...]
 
 
 class Model(NamedTuple):
     """A model's two functions; arrays and keys may be traced, `train` may not.
 
-    init: (key, floats, vectors) -> (params, model_state).
-    apply: (params, model_state, floats, vectors, *, train, key=None) -> (logits, model_state).
+    init: (key, floats, vectors, sequences=()) -> (params, model_state).
+    apply: (params, model_state, floats, vectors, sequences=(), *, train, key=None, share=Share())
+        -> (logits, model_state).
 
-    floats f[B, n]; vectors a tuple of f[B, n_i, dim_i]; logits f[B, tasks]. model_state is {} or
+    floats f[B, n]; vectors a tuple of f[B, n_i, dim_i]; sequences a tuple of (f[B, L_i, dim_i],
+    bool[B, L_i] which places are filled); logits f[B, tasks]. model_state is {} or
     {"batch_stats": ...}, and apply returns the one to use next: the same unless `train`. `key` is
-    for dropout: needed when training with it, else without effect.
+    for dropout: needed when training with it, else without effect. `share` says which part of the
+    global batch the examples are.
     """
 
     init: Callable[..., tuple[Tree, Tree]]
@@ -37,35 +43,37 @@ def build(*, tasks: int, **config: Any) -> Model:
     module = Ranker(**check(tasks, config))
 
     def init(
-        key: jax.Array, floats: jax.Array, vectors: tuple[jax.Array, ...]
+        key: jax.Array,
+        floats: jax.Array,
+        vectors: tuple[jax.Array, ...],
+        sequences: Sequences = (),
     ) -> tuple[Tree, Tree]:
-        if floats.shape[1] + sum(v.shape[1] * v.shape[2] for v in vectors) == 0:
+        if floats.shape[1] + sum(v.shape[1] * v.shape[2] for v in vectors) + len(sequences) == 0:
             raise InputError("a model needs at least one feature to read: got none.")
-        variables = dict(module.init(key, floats, vectors, train=False))
-        params = variables.pop("params")
-        # Flax starts running statistics in float32 whatever the input; under float64 the state
-        # would change its type in the first step, which `lax.scan` refuses.
-        dtype = param_dtype(floats)
-        return params, jax.tree.map(lambda a: a.astype(dtype), variables)
+        variables = dict(module.init(key, floats, vectors, sequences, Share(), train=False))
+        return variables.pop("params"), variables
 
     def apply(
         params: Tree,
         model_state: Tree,
         floats: jax.Array,
         vectors: tuple[jax.Array, ...],
+        sequences: Sequences = (),
         *,
         train: bool,
         key: jax.Array | None = None,
+        share: Share = Share(),  # noqa: B008  a NamedTuple of constants
     ) -> tuple[jax.Array, Tree]:
         if train and module.dropout > 0 and key is None:
             raise ValueError("key must be given to train with dropout: got None.")
         variables = {"params": params, **model_state}
         rngs = None if key is None else {"dropout": key}
+        inputs = floats, vectors, sequences, share
         if not train:
-            logits: Any = module.apply(variables, floats, vectors, train=False)
+            logits: Any = module.apply(variables, *inputs, train=False)
             return logits, model_state
         logits, changed = module.apply(
-            variables, floats, vectors, train=True, rngs=rngs, mutable=list(model_state)
+            variables, *inputs, train=True, rngs=rngs, mutable=list(model_state)
         )
         return logits, {**model_state, **changed}
 

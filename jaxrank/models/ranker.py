@@ -9,7 +9,8 @@ import jax.numpy as jnp
 
 from jaxrank.errors import InputError
 from jaxrank.models.cross import KERNEL_INIT, MatrixCross, VectorCross, param_dtype
-from jaxrank.models.tower import ACTIVATIONS, NORMS, Tower
+from jaxrank.models.pool import AttentionPool
+from jaxrank.models.tower import ACTIVATIONS, NORMS, Share, Tower
 
 CROSSES = ("matrix", "vector", "none")
 STRUCTURES = ("stacked", "parallel")
@@ -19,7 +20,8 @@ PRECISIONS = ("default", "high", "highest")
 class Ranker(nn.Module):
     """A cross network and a tower over all features together, and a head for each task.
 
-    x0 is the floats and all vectors of an example, one after another.
+    x0 is the floats, all vectors and the pooled sequences (`AttentionPool`) of an example, one
+    after another.
     stacked: trunk = tower(cross(x0)).
     parallel: trunk = concat(cross(x0), tower(x0)); a part that is left out adds nothing.
     With neither cross network nor tower the trunk is x0, and the model logistic regression.
@@ -53,10 +55,21 @@ class Ranker(nn.Module):
 
     @nn.compact
     def __call__(
-        self, floats: jax.Array, vectors: tuple[jax.Array, ...], *, train: bool
+        self,
+        floats: jax.Array,
+        vectors: tuple[jax.Array, ...],
+        sequences: tuple[tuple[jax.Array, jax.Array], ...],
+        share: Share,
+        *,
+        train: bool,
     ) -> jax.Array:
-        """Logits f[B, tasks] of floats f[B, n] and vectors (f[B, n_i, dim_i], ...)."""
-        x0 = jnp.concatenate([floats, *(v.reshape(v.shape[0], -1) for v in vectors)], axis=1)
+        """Logits f[B, tasks] of floats f[B, n], vectors (f[B, n_i, dim_i], ...) and sequences
+        ((f[B, L_i, dim_i], bool[B, L_i]), ...)."""
+        pooled = [
+            AttentionPool(name=f"sequence_{i}")(*sequence) for i, sequence in enumerate(sequences)
+        ]
+        flat = [v.reshape(v.shape[0], -1) for v in vectors]
+        x0 = jnp.concatenate([floats, *flat, *pooled], axis=1)
         crossed = x0
         if self.cross != "none":
             kind = MatrixCross if self.cross == "matrix" else VectorCross
@@ -64,15 +77,15 @@ class Ranker(nn.Module):
         if not self.hidden:
             trunk = crossed
         elif self.structure == "stacked" or self.cross == "none":
-            trunk = self._tower(self.hidden, "tower")(crossed, train=train)
+            trunk = self._tower(self.hidden, "tower")(crossed, share, train=train)
         else:
-            deep = self._tower(self.hidden, "tower")(x0, train=train)
+            deep = self._tower(self.hidden, "tower")(x0, share, train=train)
             trunk = jnp.concatenate([crossed, deep], axis=1)
         if not self.head_hidden:
             return self._head(self.tasks, "head", trunk)
         logits = []
         for task in range(self.tasks):
-            own = self._tower(self.head_hidden, f"task_{task}")(trunk, train=train)
+            own = self._tower(self.head_hidden, f"task_{task}")(trunk, share, train=train)
             logits.append(self._head(1, f"head_{task}", own))
         return jnp.concatenate(logits, axis=1)
 

@@ -1,10 +1,17 @@
-"""The deep part: a stack of dense layers."""
+"""The deep part: a stack of dense layers.
+
+A model sees the examples of one device. What concerns the global batch is in `Share`: statistics of
+batch normalisation are averaged over all devices, and dropout is keyed by the number of an example
+in the global batch, so neither depends on how many devices there are.
+"""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 
 from jaxrank.models.cross import KERNEL_INIT, param_dtype
 
@@ -18,18 +25,80 @@ BATCH_NORM_MOMENTUM = 0.99
 EPSILON = 1e-5
 
 
+def _same(x: jax.Array) -> jax.Array:
+    return x
+
+
+class Share(NamedTuple):
+    """Which part of the global batch a model sees; all of it, unless told otherwise.
+
+    first: i32[], the number of its first example.
+    mean: averages an array over the shares of all devices; differentiable.
+    """
+
+    first: Any = 0
+    mean: Callable[[jax.Array], jax.Array] = _same
+
+
+class BatchNorm(nn.Module):
+    """Batch normalisation over the global batch, with parameters and statistics as Flax has them.
+
+    Not Flax's own: that averages by a `psum`, whose bits depend on the number of processes on CPU.
+    Variance takes two passes over the data: E[x^2] - E[x]^2 cancels where |mean| >> std.
+
+    References:
+        Ioffe and Szegedy, Batch Normalization, ICML 2015.
+    """
+
+    @nn.compact
+    def __call__(self, x: jax.Array, share: Share, *, train: bool) -> jax.Array:  # f[B, F]
+        dtype, features = param_dtype(x), (x.shape[-1],)
+        scale = self.param("scale", nn.initializers.ones, features, dtype)
+        bias = self.param("bias", nn.initializers.zeros, features, dtype)
+        running_mean = self.variable("batch_stats", "mean", jnp.zeros, features, dtype)
+        running_var = self.variable("batch_stats", "var", jnp.ones, features, dtype)
+        mean, var = running_mean.value, running_var.value
+        if train:
+            mean = share.mean(x.mean(axis=0))
+            var = share.mean(jnp.square(x - mean[None, :]).mean(axis=0))
+            keep = BATCH_NORM_MOMENTUM
+            running_mean.value = keep * running_mean.value + (1 - keep) * mean
+            running_var.value = keep * running_var.value + (1 - keep) * var
+        factor = scale * jax.lax.rsqrt(var + EPSILON)
+        return (x - mean[None, :]) * factor[None, :] + bias[None, :]
+
+
+class Dropout(nn.Module):
+    """Sets units to 0 with probability `rate` and scales the others up, while training.
+
+    References:
+        Srivastava et al., Dropout, JMLR 2014.
+    """
+
+    rate: float
+
+    @nn.compact
+    def __call__(self, x: jax.Array, share: Share, *, train: bool) -> jax.Array:  # f[B, F]
+        if not train or not self.rate:
+            return x
+        key = self.make_rng("dropout")
+        keep = 1 - self.rate
+
+        def of_example(number: jax.Array) -> jax.Array:
+            return jax.random.bernoulli(jax.random.fold_in(key, number), keep, (x.shape[1],))
+
+        mask = jax.vmap(of_example)(share.first + jnp.arange(x.shape[0], dtype=jnp.int32))
+        return jnp.where(mask, x / keep, jnp.zeros_like(x))
+
+
 class Tower(nn.Module):
     """For each width of `hidden`: dense layer, normalisation, activation, dropout.
 
     Kernels start Glorot normal, the choice of DLRM (Naumov et al. 2019), biases at zero.
 
-    Batch normalisation takes mean and variance over the global batch: under `jax.jit` with a
-    batch that is split over devices, a mean over the batch axis is a mean over all of it. While
-    training the layer uses them and moves its running statistics (collection `batch_stats`);
-    otherwise it uses the running statistics. Examples of weight 0 count like all others.
-
-    Dropout draws one mask over the global batch from the key of collection `dropout`, so it is
-    the same on any number of devices.
+    Batch normalisation takes mean and variance over the global batch. While training the layer
+    uses them and moves its running statistics (collection `batch_stats`); otherwise it uses the
+    running statistics. Examples of weight 0 count like all others.
 
     hidden: widths of the layers; none returns the input.
     activation: one of ACTIVATIONS.
@@ -44,7 +113,9 @@ class Tower(nn.Module):
     precision: str = "highest"
 
     @nn.compact
-    def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:  # f[B, in] -> f[B, hidden[-1]]
+    def __call__(
+        self, x: jax.Array, share: Share, *, train: bool
+    ) -> jax.Array:  # f[B, in] -> f[B, hidden[-1]]
         dtype = param_dtype(x)
         for layer, width in enumerate(self.hidden):
             x = nn.Dense(
@@ -57,16 +128,8 @@ class Tower(nn.Module):
                 param_dtype=dtype,
                 name=f"layer_{layer}",
             )(x)
-            # Two passes over the data: E[x^2] - E[x]^2 cancels in float32 where |mean| >> std.
             if self.norm == "batch":
-                x = nn.BatchNorm(
-                    use_running_average=not train,
-                    momentum=BATCH_NORM_MOMENTUM,
-                    epsilon=EPSILON,
-                    param_dtype=dtype,
-                    use_fast_variance=False,
-                    name=f"norm_{layer}",
-                )(x)
+                x = BatchNorm(name=f"norm_{layer}")(x, share, train=train)
             elif self.norm == "layer":
                 x = nn.LayerNorm(
                     epsilon=EPSILON,
@@ -75,5 +138,5 @@ class Tower(nn.Module):
                     name=f"norm_{layer}",
                 )(x)
             x = ACTIVATIONS[self.activation](x)
-            x = nn.Dropout(self.dropout, deterministic=not train, name=f"dropout_{layer}")(x)
+            x = Dropout(self.dropout, name=f"dropout_{layer}")(x, share, train=train)
         return x

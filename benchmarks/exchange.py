@@ -1,0 +1,192 @@
+"""Lookup and update of tables on 1, 2, 4 and 8 devices, beside what automatic partitioning gives.
+
+    JAX_PLATFORMS=cpu JAX_NUM_CPU_DEVICES=8 python benchmarks/exchange.py
+
+26 id columns over 26 tables of dimension 16, SGD. Each line: devices, ids, placement, examples/s,
+bytes that a device receives in a step (from the compiled program; an instruction in the loop of
+further rounds counts as well as one outside), rounds, and the time over that of the plain lookup in
+the same round of measurements. Plain is `table[ids]` and `table.at[ids].add` on a table split by
+row, left to the compiler.
+"""
+
+import argparse
+import functools
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxrank import compiled
+from jaxrank import mesh as meshes
+from jaxrank.embedding import Embedding, make_rule
+from jaxrank.features import Batch, Categorical, Hot, Layout, Schema, Table, Task, layout
+
+DIM, TABLES = 16, 26
+RATE = 0.01
+
+
+def make_layout(rows: int, hot: int) -> Layout:
+    """Tables of equal size; `hot` rows of each on every device, -1 for all."""
+    names = [f"t{i}" for i in range(TABLES)]
+    schema = Schema(
+        tasks=(Task("click"),),
+        floats=(),
+        ids=tuple(Categorical(name, name) for name in names),
+        lists=(),
+        tables=tuple(Table(name, rows // TABLES, "integer") for name in names),
+    )
+    merged = tuple(np.tile(names, max(0, hot)))
+    placed = Hot(whole=tuple(names)) if hot < 0 else Hot(merged=merged, replicated=len(merged))
+    return layout(schema, dict.fromkeys(names, DIM), {f"dim{DIM}": placed})
+
+
+def draw_ids(kind: str, rows: int, size: int, seed: int = 0) -> np.ndarray:
+    """i32[size, TABLES], uniform or by a power law of exponent 1.05."""
+    rng = np.random.default_rng(seed)
+    own = rows // TABLES
+    if kind == "uniform":
+        return rng.integers(0, own, (size, TABLES), dtype=np.int32)
+    power = -0.05
+    u = rng.random((size, TABLES))
+    rank = ((own + 1.0) ** power * u + (1 - u)) ** (1 / power)
+    return np.clip(rank.astype(np.int32) - 1, 0, own - 1)
+
+
+def to_stack(lay: Layout, ids: np.ndarray) -> np.ndarray:
+    (stack,) = lay.stacks
+    found = ids + np.asarray(stack.offsets, np.int32)
+    for column, hot in enumerate(stack.hot_rows()):
+        if len(hot):
+            is_hot = ids[:, column] < len(hot)
+            found[is_hot, column] = hot[ids[is_hot, column]]
+    return found
+
+
+class Run:
+    """A compiled lookup and update, and its state."""
+
+    def __init__(self, step: Any, state: Any, inputs: Any):
+        self.step = jax.jit(step, donate_argnums=0).lower(state, *inputs).compile()
+        self.bytes = sum(compiled.collective_bytes(self.step.as_text()).values())
+        self.state, self.inputs = state, inputs
+        self.rounds = 1
+        self.seconds()
+
+    def seconds(self) -> float:
+        start = time.perf_counter()
+        self.state, rounds = self.step(self.state, *self.inputs)
+        self.rounds = int(np.max(jax.device_get(rounds)))
+        jax.block_until_ready(self.state)
+        return time.perf_counter() - start
+
+
+def plain(mesh: Any, rows: int, ids: np.ndarray) -> Run:
+    """Tables split by row, gathered and scattered as the compiler sees fit."""
+    by_row = NamedSharding(mesh, P(meshes.EXAMPLES))
+    table = jax.device_put(jnp.ones((-(-rows // 8) * 8, DIM)), by_row)
+
+    def step(table: jax.Array, ids: jax.Array) -> Any:
+        vectors = table[ids]
+        gradient = vectors * 0.01
+        table = table.at[ids.reshape(-1)].add(-RATE * gradient.reshape(-1, DIM))
+        return jax.lax.with_sharding_constraint(table, by_row), jnp.int32(1)
+
+    offsets = np.arange(TABLES, dtype=np.int32) * (rows // TABLES)
+    return Run(step, table, (meshes.put_batch(ids + offsets, mesh),))
+
+
+def exchanged(mesh: Any, lay: Layout, ids: np.ndarray, room: float) -> Run:
+    """jaxrank's lookup and update, with a gradient made of the vectors."""
+    (stack,) = lay.stacks
+    embedding = Embedding(lay, mesh, make_rule("sgd"), room={stack.name: room})
+    tables = jax.jit(embedding.init)(jax.random.key(0))
+    state = tables, embedding.init_scratch()
+    specs = embedding.specs()
+    state_specs = tuple(
+        {name: jax.tree.map(lambda _, n=name: specs[n], part) for name, part in tree.items()}
+        for tree in state
+    )
+    size = len(ids)
+    labels = np.zeros((size, 1), np.float32)
+    nothing = np.zeros((size, 0), np.float32)
+    batch = Batch(nothing, {stack.name: to_stack(lay, ids)}, {}, labels, labels, nothing)
+
+    def step(state: Any, batch: Batch) -> Any:
+        tables, scratch = state
+        routes = embedding.route(batch)
+        rows = {name: part.rows for name, part in tables.items()}
+        vectors, loads = embedding.lookup(rows, routes, batch)
+        gradient = jax.tree.map(lambda v: v * 0.01, vectors)
+        state = embedding.update(
+            tables, scratch, routes, batch, gradient, rate=jnp.float32(RATE), step=jnp.int32(0)
+        )
+        return state, loads[stack.name].rounds if loads else jnp.int32(1)
+
+    whole = jax.shard_map(
+        step,
+        mesh=mesh,
+        in_specs=(state_specs, P(meshes.EXAMPLES)),
+        out_specs=(state_specs, P()),
+        check_vma=False,
+    )
+    put = functools.partial(NamedSharding, mesh)
+    placed = jax.device_put(
+        state, jax.tree.map(put, state_specs, is_leaf=lambda x: isinstance(x, P))
+    )
+    return Run(whole, placed, (meshes.put_batch(batch, mesh),))
+
+
+def room_for(ids: np.ndarray, devices: int) -> float:
+    """The planner's: mean and five deviations of the different ids of a bucket, over all ids."""
+    share = len(ids) // devices
+    own = ids[:share] + np.arange(TABLES, dtype=np.int32) * (ids.max() + 1)
+    mean = len(np.unique(own)) / devices
+    return min(1.0, (mean + 5 * mean**0.5) / own.size)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rows", type=int, default=2_600_000, help="of all tables together")
+    parser.add_argument("--batch-size", type=int, default=8192)
+    parser.add_argument("--devices", type=int, nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument("--rounds", type=int, default=7, help="measurements of each")
+    args = parser.parse_args()
+    small = 26_000  # rows that may be on every device
+    for kind in ("uniform", "power law"):
+        for devices in args.devices:
+            mesh = meshes.make_mesh(devices=devices)
+            ids = draw_ids(kind, args.rows, args.batch_size)
+            few = draw_ids(kind, small, args.batch_size)
+            room = room_for(ids, devices)
+            runs = {
+                "plain": plain(mesh, args.rows, ids),
+                "rows": exchanged(mesh, make_layout(args.rows, 0), ids, room),
+                "rows, hot on all": exchanged(mesh, make_layout(args.rows, 50), ids, room),
+                "rows, overflow": exchanged(mesh, make_layout(args.rows, 0), ids, room / 4),
+                f"plain, {small:,} rows": plain(mesh, small, few),
+                f"replicated, {small:,} rows": exchanged(mesh, make_layout(small, -1), few, 1.0),
+            }
+            seconds: dict[str, list[float]] = {name: [] for name in runs}
+            for _ in range(args.rounds):
+                for name, run in runs.items():
+                    seconds[name].append(run.seconds())
+            for name, run in runs.items():
+                beside = f"plain, {small:,} rows" if f"{small:,}" in name else "plain"
+                ratio = np.median(np.array(seconds[name]) / np.array(seconds[beside]))
+                print(
+                    f"{kind:>9}, {devices} devices, {name:<24}"
+                    f" {args.batch_size / np.median(seconds[name]):>11,.0f} examples/s"
+                    f" {run.bytes / 2**20:>7.2f} MiB received {run.rounds:>3} rounds"
+                    f" {ratio:>6.2f} of plain's time",
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main()

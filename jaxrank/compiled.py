@@ -1,0 +1,91 @@
+"""Reads what a compiled program does from its text: arrays that it makes, bytes that it sends."""
+
+import math
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+_BITS = {"pred": 8, "bf16": 16}  # of the types whose name does not end in their bits
+
+# These give another name to what is there, or hand on what other instructions made.
+_MAKES_NOTHING = frozenset({"parameter", "get-tuple-element", "bitcast", "tuple", "while", "call"})
+
+COLLECTIVES = (
+    "all-to-all",
+    "all-gather",
+    "all-reduce",
+    "reduce-scatter",
+    "collective-permute",
+    "ragged-all-to-all",
+)
+
+
+class Result(NamedTuple):
+    """What one instruction makes.
+
+    elements: of its largest array.
+    bytes: of all its arrays.
+    """
+
+    opcode: str
+    elements: int
+    bytes: int
+    line: str
+
+
+def results(text: str) -> Iterator[Result]:
+    """The results of all instructions of a program in HLO text, in every computation."""
+    for line in text.splitlines():
+        match = re.search(r"= (.+?) ([a-z][\w-]*)\(", line)
+        if not match:
+            continue
+        sizes, total = [0], 0
+        for dtype, dims in re.findall(r"\b([a-z]\w*)\[([\d,]*)\]", match[1]):
+            bits = _BITS.get(dtype) or int((re.search(r"\d+", dtype) or [0])[0])
+            sizes.append(math.prod(int(d) for d in dims.split(",") if d))
+            total += sizes[-1] * bits // 8
+        yield Result(match[2], max(sizes), total, line.strip())
+
+
+def large_results(text: str, elements: int) -> list[Result]:
+    """Instructions that make an array of at least so many elements, but for scatters.
+
+    A scatter into a donated array works in place, and so does a fusion that is nothing else.
+    """
+    in_place = _scatter_computations(text)
+    return [
+        r
+        for r in results(text)
+        if r.elements >= elements
+        and r.opcode not in _MAKES_NOTHING
+        and r.opcode != "scatter"
+        and not (r.opcode == "fusion" and _called(r.line) in in_place)
+    ]
+
+
+def _called(line: str) -> str:
+    match = re.search(r"calls=%?([\w.-]+)", line)
+    return match[1] if match else ""
+
+
+def _scatter_computations(text: str) -> set[str]:
+    """Names of the computations whose result is that of a scatter."""
+    found, name = set(), ""
+    for line in text.splitlines():
+        start = re.match(r"(?:ENTRY )?%?([\w.-]+) \(.*\{$", line)
+        if start:
+            name = start[1]
+        elif re.match(r"\s*ROOT .* scatter\(", line):
+            found.add(name)
+    return found
+
+
+def collective_bytes(text: str) -> dict[str, int]:
+    """Bytes of the results of each kind of collective, on one device; each instruction once,
+    however often a loop runs it."""
+    found = dict.fromkeys(COLLECTIVES, 0)
+    for result in results(text):
+        kind = result.opcode.removesuffix("-start")
+        if kind in found:
+            found[kind] += result.bytes
+    return {kind: count for kind, count in found.items() if count}

@@ -1,0 +1,108 @@
+"""Where the tables of a run lie: decided when it begins, and kept for as long as it lasts.
+
+A run that goes on with other devices keeps its placement, so that its checkpoints fit; only the
+room of its exchange is measured anew.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from jaxrank import budget, features, plan_case, processes
+from jaxrank import mesh as meshes
+from jaxrank.data.store import Split
+from jaxrank.data.traffic import StoredReads, measure
+from jaxrank.errors import InputError
+from jaxrank.features import Hot, Layout, Schema
+from jaxrank.program import dims_of
+
+# Of a batch whose ids were not measured: no buffer overflows if a device reads twice as many
+# different ids of one owner as of the average one.
+_UNMEASURED = 2.0
+
+
+class Placement(NamedTuple):
+    """Where the tables lie.
+
+    hot: by stack; what is kept.
+    room: of the exchange of each stack; see `Embedding`.
+    told: lines for people.
+    """
+
+    layout: Layout
+    hot: dict[str, Hot]
+    room: dict[str, float]
+    told: tuple[str, ...] = ()
+
+
+def unmeasured(schema: Schema, config: ConfigDict, mesh: Mesh, hot: Mapping[str, Hot]) -> Placement:
+    """A placement for data of which nothing is known, such as what is to be scored."""
+    layout = features.layout(schema, dims_of(schema, config.embedding), hot)
+    room = min(1.0, _UNMEASURED / mesh.shape[meshes.SHARD])
+    return Placement(layout, dict(hot), {stack.name: room for stack in layout.stacks})
+
+
+def decide(
+    config: ConfigDict, split: Split, schema: Schema, mesh: Mesh, kept: Mapping[str, Hot] | None
+) -> Placement:
+    """The placement of a run, from a sample of its training data; process 0 decides for all.
+
+    Args:
+        kept: what was decided when the run began; None if it begins now.
+
+    Raises:
+        InputError: a device has not enough memory, or a field of the config cannot be.
+    """
+    if mesh.size == 1:
+        hot = dict(kept or {})
+        layout = features.layout(schema, dims_of(schema, config.embedding), hot)
+        return Placement(layout, hot, {stack.name: 1.0 for stack in layout.stacks})
+    found: dict[str, Any] = {}
+    with processes.together():
+        if processes.is_first():
+            found = _measured(config, split, schema, mesh, kept)
+    found = processes.from_first(found)
+    hot = {name: Hot.from_json(tree) for name, tree in found["hot"].items()}
+    layout = features.layout(schema, dims_of(schema, config.embedding), hot)
+    return Placement(layout, hot, found["room"], tuple(found["told"]))
+
+
+def _measured(
+    config: ConfigDict, split: Split, schema: Schema, mesh: Mesh, kept: Mapping[str, Hot] | None
+) -> dict[str, Any]:
+    reads = StoredReads(split, schema)
+    data = plan_case.Data(schema, reads, measure(reads), split.statistics)
+    memory = _memory(mesh)
+    machine = plan_case.Machine("", mesh.size, config.mesh.replicas, memory or 2**62)
+    case = plan_case.Maker(config, data).case(machine, hot=kept)
+    shortage = budget.shortage(case.bytes, machine.memory)
+    if shortage:
+        raise InputError(f"{shortage} `jaxrank plan` says what would fit.")
+    room = {
+        # Half an id less, so that rounding up gives the capacity again.
+        name: (capacity - 0.5) / case.ids[name]
+        for name, capacity in case.split.capacities.items()
+    }
+    hot = {name: found._asdict() for name, found in case.plan.hot.items()}
+    return {"hot": hot, "room": room, "told": _told(case)}
+
+
+def _memory(mesh: Mesh) -> int:
+    """Bytes of a device of this process; 0 where they are not known, as on CPU."""
+    mine = [d for d in mesh.devices.flat if d.process_index == processes.place()[0]]
+    return (mine[0].memory_stats() or {}).get("bytes_limit", 0)
+
+
+def _told(case: plan_case.Case) -> list[str]:
+    whole = [t for t in case.plan.tables if t.placement == "replicated"]
+    hot = sum(t.replicated_rows for t in case.plan.tables if t.placement == "rows")
+    split = len(case.plan.tables) - len(whole)
+    buffers = ", ".join(f"{name} {capacity:,}" for name, capacity in case.split.capacities.items())
+    lines = [
+        f"Placement: {len(whole)} table(s) on every device, {split} split by row, the"
+        f" {hot:,} hottest rows of these on every device too; {case.bytes.total / 2**20:,.1f} MiB"
+        f" a device; ids of a buffer of the exchange: {buffers or 'none'}"
+    ]
+    return lines + list(case.plan.warnings)

@@ -1,0 +1,113 @@
+"""What the compiled step makes and sends, on CPU and on TPUs that are not there."""
+
+import os
+
+import examples
+import jax
+import pytest
+import tiny
+
+from jaxrank import compiled
+from jaxrank import mesh as meshes
+from jaxrank.features import Hot
+from jaxrank.program import BatchShape, Program, make_trainee
+from jaxrank.step import weights_of
+
+TPU_ENVIRONMENT = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # test workers compile at the same time
+}
+# Of the large table, on one device. A TPU copies small arrays whole to fast memory and back.
+ROWS = {"cpu": 25_000, "tpu": 50_000_000}
+
+
+def devices_of(target):
+    """The devices of "cpu:8" or of a TPU topology such as "v3:2x2"."""
+    platform, count = target.split(":")
+    if platform == "cpu":
+        return jax.devices()[: int(count)]
+    pytest.importorskip("libtpu", reason="the TPU compiler is for Linux on x86-64")
+    from jax.experimental import topologies
+
+    os.environ |= TPU_ENVIRONMENT
+    return topologies.get_topology_desc(topology_name=target, platform="tpu").devices
+
+
+def program_on(target, *, rule="rowwise_adagrad", scope="read", batch=8, replicas=1):
+    """A program with `batch` examples a device, its batch of one call, and the table's rows."""
+    mesh = meshes.mesh_of(devices_of(target), replicas)
+    share = ROWS[meshes.platform(mesh)]
+    rows = share * mesh.shape[meshes.SHARD]
+    c = tiny.config(batch_size=batch * mesh.size)
+    c.optim.tables.name = rule
+    c.embedding.l2_scope = scope
+    c.model.precision = "default"  # bfloat16 on TPU, for which it would convert whole tables
+    hot = {"dim16": Hot(whole=("tb",), merged=("ta",) * 20, replicated=10)}
+    lay = examples.small_layout({"ta": 16, "tb": 16, "tc": 5}, rows, hot)
+    # As the planner does it: the room that an even split would need, and half of it more.
+    room = {stack.name: 1.5 / mesh.shape[meshes.SHARD] for stack in lay.stacks}
+    trainee = make_trainee(c, lay, mesh, num_steps=8, room=room)
+    shape = BatchShape(c.batch_size, 8, {s.name: 40 for s in lay.stacks})
+    program = Program(trainee, mesh, shape)
+    return program, shape.struct(lay, leading=(2,)), share
+
+
+def compiled_step(target, **settings):
+    program, batch, share = program_on(target, **settings)
+    return program.train.lower(program.state_shape, batch).compile(), share
+
+
+STEPS = [
+    ("cpu:1", "rowwise_adagrad", 1),
+    ("cpu:1", "lazy_adam", 1),
+    ("cpu:8", "rowwise_adagrad", 1),
+    ("cpu:8", "ftrl", 2),
+    ("v3:2x2", "rowwise_adagrad", 1),
+    ("v5e:2x4", "lazy_adam", 2),
+]
+
+
+@pytest.mark.parametrize(("target", "rule", "replicas"), STEPS)
+def test_the_step_makes_no_array_of_table_size_and_updates_all_state_in_place(
+    target, rule, replicas
+):
+    step, share = compiled_step(target, rule=rule, replicas=replicas)
+    assert not compiled.large_results(step.as_text(), share)
+    memory = step.memory_analysis()
+    assert memory.alias_size_in_bytes >= share * 16 * 4
+    assert memory.output_size_in_bytes - memory.alias_size_in_bytes < 500_000
+    assert memory.temp_size_in_bytes < share * 16 * 4 / 4
+
+
+@pytest.mark.parametrize("target", ["cpu:8", "v3:2x2", "v5e:2x4"])
+def test_scoring_makes_no_array_of_table_size(target):
+    program, batch, share = program_on(target)
+    one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
+    scored = program.predict.lower(weights_of(program.state_shape), one).compile()
+    assert not compiled.large_results(scored.as_text(), share)
+
+
+def test_a_dense_update_is_found_by_the_search_for_large_arrays():
+    step, share = compiled_step("cpu:8", scope="table")
+    assert compiled.large_results(step.as_text(), share)
+
+
+def test_bytes_sent_by_a_core_do_not_grow_with_cores_at_a_fixed_batch_a_core():
+    sent = {}
+    for target in ("v3:2x2", "v3:4x4"):
+        step, _ = compiled_step(target, batch=128)
+        sent[target] = compiled.collective_bytes(step.as_text())
+    assert set(sent["v3:2x2"]) == {"all-to-all", "all-reduce"}
+    for kind in ("all-to-all", "all-reduce"):
+        assert 0.9 < sent["v3:4x4"][kind] / sent["v3:2x2"][kind] < 1.2
+
+
+def test_text_is_read_as_opcodes_elements_and_bytes():
+    text = """
+    %a = f32[4,128]{1,0:T(8,128)} add(%x, %y)
+    ROOT %b = (s32[10]{0}, bf16[2,3]{1,0}, pred[]) all-to-all(%a, %a), channel_id=1
+    """
+    found = [(r.opcode, r.elements, r.bytes) for r in compiled.results(text)]
+    assert found == [("add", 512, 2048), ("all-to-all", 10, 40 + 12 + 1)]
+    assert compiled.collective_bytes(text) == {"all-to-all": 53}

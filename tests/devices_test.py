@@ -1,0 +1,131 @@
+"""The number of devices does not change the model."""
+
+import functools
+
+import examples
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+from sharded import by_table
+
+from jaxrank import mesh as meshes
+from jaxrank.features import (
+    PAD,
+    Categorical,
+    Dense,
+    Hot,
+    Ragged,
+    Schema,
+    Table,
+    Task,
+    layout,
+)
+from jaxrank.program import BatchShape, Program, make_trainee
+
+SCHEMA = Schema(
+    tasks=(Task("click"), Task("conversion")),
+    floats=(Dense("f0"), Dense("f1")),
+    ids=(Categorical("a", "ta"), Categorical("b", "tb"), Categorical("c", "tc", length=2)),
+    lists=(
+        Ragged("sum", "ta", "sum"),
+        Ragged("mean", "ta", "mean", weighted=True),
+        Ragged("sqrtn", "tc", "sqrtn", weighted=True),
+        Ragged("sequence", "tb", "none", length=3),
+    ),
+    tables=(Table("ta", 700, "integer"), Table("tb", 9, "integer"), Table("tc", 60, "integer")),
+)
+PLACEMENTS = {
+    "rows": {},
+    "replicated": {"dim4": Hot(whole=("ta", "tb")), "dim8": Hot(whole=("tc",))},
+    "mixed": {"dim4": Hot(("tb",), ("ta",) * 9, 4), "dim8": Hot((), ("tc", "tc"), 0)},
+}
+BATCH = 32
+# Row optimizer, placement, devices, replicas: each rule under two placements, each placement on all
+# meshes.
+CASES = [
+    ("sgd", "rows", 8, 1),
+    ("sgd", "replicated", 2, 1),
+    ("adagrad", "rows", 4, 1),
+    ("adagrad", "mixed", 8, 4),
+    ("rowwise_adagrad", "rows", 2, 1),
+    ("rowwise_adagrad", "replicated", 8, 2),
+    ("rowwise_adagrad", "mixed", 4, 1),
+    ("lazy_adam", "replicated", 4, 2),
+    ("lazy_adam", "mixed", 8, 1),
+    ("ftrl", "rows", 4, 2),
+    ("ftrl", "mixed", 2, 1),
+]
+
+
+@functools.cache
+def trained(rule, placement, devices, replicas, *, steps, wide):
+    """Parameters, running statistics, tables and last losses; in float64 if `wide`."""
+    lay = layout(SCHEMA, {"ta": 4, "tb": 4, "tc": 8}, PLACEMENTS[placement])
+    mesh = meshes.make_mesh(devices=devices, replicas=replicas)
+    c = tiny.config(batch_size=BATCH)
+    c.optim.tables.name = rule
+    c.optim.tables.base_rate = 0.05
+    c.model.norm = "batch"
+    c.model.dropout = 0.1
+    c.embedding.l2 = 0.01
+    # Buffers that are too small for some batches, so that there are rounds.
+    room = {stack.name: 0.15 for stack in lay.stacks}
+    trainee = make_trainee(c, lay, mesh, num_steps=1000, room=room)
+    program = Program(trainee, mesh, BatchShape(BATCH, 4, {"dim4": 24, "dim8": 24}))
+    state = program.init()
+    if wide:
+        state = jax.device_put(jax.tree.map(widened, state), program.state_sharding)
+    batches = [examples.random_batch(lay, BATCH, seed=i) for i in range(min(steps, 20))]
+    stacked = jax.tree.map(lambda *xs: np.stack(xs * (steps // len(xs))), *batches)
+    if wide:
+        stacked = jax.tree.map(widened, stacked)
+    state, told = program.train(state, meshes.put_batch(stacked, mesh, leading=1))
+    tables = by_table(trainee.embedding, jax.device_get(state.tables))
+    rounds = {name: int(found.rounds.max()) for name, found in told.exchange.items()}
+    return jax.device_get((state.params, state.model_state, tables, told.loss)), rounds
+
+
+def widened(x):
+    floating = jnp.issubdtype(x.dtype, jnp.floating)
+    return np.asarray(x, np.float64) if floating else x
+
+
+def largest_difference(found, expected):
+    """Of any number, over the largest of its array."""
+    return max(
+        np.abs(np.asarray(f, np.float64) - e).max() / max(np.abs(e).max(), 1e-3)
+        for f, e in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rule", "placement", "devices", "replicas"), CASES)
+def test_a_hundred_steps_give_the_same_model_in_float64(rule, placement, devices, replicas):
+    settings = dict(steps=100, wide=True)
+    with jax.enable_x64(True):
+        expected, _ = trained(rule, "rows", 1, 1, **settings)
+        found, rounds = trained(rule, placement, devices, replicas, **settings)
+    assert all(x.dtype == np.float64 for x in jax.tree.leaves(found))
+    assert placement == "replicated" or max(rounds.values()) > 1
+    assert largest_difference(found, expected) < 1e-10
+
+
+@pytest.mark.parametrize(("rule", "placement", "devices", "replicas"), CASES[1::3])
+def test_one_step_gives_the_same_model_in_float32(rule, placement, devices, replicas):
+    settings = dict(steps=1, wide=False)
+    expected, _ = trained(rule, "rows", 1, 1, **settings)
+    found, _ = trained(rule, placement, devices, replicas, **settings)
+    assert largest_difference(found, expected) < 1e-5
+
+
+def test_the_batches_of_these_tests_have_edges_padding_empty_and_full_lists():
+    lay = layout(SCHEMA, {"ta": 4, "tb": 4, "tc": 8})
+    batches = [examples.random_batch(lay, BATCH, seed=seed) for seed in range(20)]
+    ids = np.concatenate([b.ids["dim4"][:, 0] for b in batches])
+    assert {0, 699, PAD} <= set(ids.tolist())
+    lists = [b.lists["dim4"] for b in batches]
+    assert any((x.ids != PAD).all(axis=1).any() for x in lists), "a full group"
+    filled = [len(np.unique(s[s != PAD])) for x in lists for s in x.segments]
+    assert min(filled) < 4 * 2, "an empty list"

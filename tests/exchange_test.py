@@ -1,0 +1,206 @@
+"""The exchange against a plain NumPy reference, with buffers of every size."""
+
+import functools
+
+import examples
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sharded import by_table, logical, lookup, new_tables, update
+
+from jaxrank import mesh as meshes
+from jaxrank.embedding import Embedding, make_rule
+from jaxrank.features import (
+    PAD,
+    Batch,
+    Categorical,
+    Dense,
+    Hot,
+    Lists,
+    Ragged,
+    Schema,
+    Table,
+    Task,
+    layout,
+)  # fmt: skip
+
+DIM = 8
+
+
+def one_table(rows, columns, *, replicated=0, dealt=0):
+    """A layout of one table read by some id columns."""
+    schema = Schema(
+        tasks=(Task("click"),),
+        floats=(Dense("f"),),
+        ids=(Categorical("a", "t", length=columns),),
+        lists=(),
+        tables=(Table("t", rows, "integer"),),
+    )
+    return layout(schema, {"t": DIM}, {"dim8": Hot(merged=("t",) * dealt, replicated=replicated)})
+
+
+def batch_of(ids):
+    size = len(ids)
+    ones = np.ones((size, 1), np.float32)
+    return Batch(ones, {"dim8": ids}, {}, ones, ones, np.zeros((size, 0), np.int32))
+
+
+@functools.cache
+def embedding_of(lay, devices, replicas, room, rule="rowwise_adagrad"):
+    mesh = meshes.make_mesh(devices=devices, replicas=replicas)
+    return Embedding(lay, mesh, make_rule(rule), init_std=1.0, room={"dim8": room})
+
+
+def draw(rng, kind, rows, shape):
+    ids = {
+        "uniform": lambda: rng.integers(0, rows, shape),
+        "power law": lambda: np.minimum(rng.zipf(1.5, shape) - 1, rows - 1),
+        "one row": lambda: np.full(shape, rng.integers(0, rows)),
+        "edges": lambda: rng.choice([0, rows - 1], shape),
+        "nothing": lambda: np.full(shape, PAD),
+    }[kind]()
+    return np.where(rng.random(shape) < 0.1, PAD, ids).astype(np.int32)
+
+
+KINDS = ("uniform", "power law", "one row", "edges", "nothing")
+
+
+# Devices, replicas, room, rows of the table, (replicated, dealt) rows, columns: few enough that
+# what is compiled for one draw serves the others.
+CASES = [
+    (8, 1, 0.01, 5000, (0, 0), 5),
+    (8, 2, 0.2, 5000, (17, 40), 5),
+    (2, 2, 0.05, 1000, (0, 40), 5),
+    (4, 1, 1.0, 2, (1, 1), 1),
+    (8, 1, 1.0, 1, (1, 1), 3),
+]
+
+
+@pytest.mark.parametrize("case", CASES)
+@given(seed=st.integers(0, 2**32 - 1), kind=st.sampled_from(KINDS))
+@settings(max_examples=10, deadline=None)
+def test_lookup_is_exact_and_update_is_the_dense_one(case, seed, kind):
+    devices, replicas, room, rows, hot, columns = case
+    dealt = min(rows, hot[1])
+    lay = one_table(rows, columns, replicated=min(dealt, hot[0]), dealt=dealt)
+    embedding = embedding_of(lay, devices, replicas, room)
+    rng = np.random.default_rng(seed)
+    batch = batch_of(draw(rng, kind, rows, (32, columns)))
+    tables = new_tables(embedding, 1)
+    before, slots = logical(embedding, tables)["dim8"]
+    vectors, _ = lookup(embedding, tables, batch)
+    expected = examples.looked_up({"dim8": before}, lay, batch)["dim8"]["ids"]
+    np.testing.assert_array_equal(vectors["dim8"]["ids"], expected)
+
+    grads = {"dim8": {"ids": rng.normal(size=expected.shape).astype(np.float32)}}
+    gradient = examples.row_gradients(lay, batch, grads)["dim8"]
+    accumulator = slots["accumulator"] + np.mean(gradient**2, axis=1)
+    change = -0.1 * gradient / np.sqrt(accumulator + 1e-7)[:, None]
+    after, slots = logical(embedding, update(embedding, tables, batch, grads))["dim8"]
+    np.testing.assert_allclose(after, before + change, atol=2e-6)
+    np.testing.assert_allclose(slots["accumulator"], accumulator, rtol=1e-5)
+    read = np.unique(batch.ids["dim8"][batch.ids["dim8"] != PAD])
+    untouched = np.setdiff1d(np.arange(rows), read)
+    np.testing.assert_array_equal(after[untouched], before[untouched])
+
+
+def test_overflow_takes_rounds_and_changes_nothing_but_rounding():
+    lay = one_table(20_000, 10)
+    batch = batch_of(draw(np.random.default_rng(0), "uniform", 20_000, (256, 10)))
+    grads = {"dim8": {"ids": np.random.default_rng(1).normal(size=(256, 10, DIM))}}
+    grads = jax.tree.map(np.float32, grads)
+    found = {}
+    for room in (1.0, 0.05, 0.001):
+        embedding = embedding_of(lay, 8, 1, room)
+        tables = new_tables(embedding)
+        vectors, loads = lookup(embedding, tables, batch)
+        after = by_table(embedding, update(embedding, tables, batch, grads))["t"]
+        found[room] = np.asarray(vectors["dim8"]["ids"]), after, loads["dim8"]
+    rounds = {room: np.unique(loads.rounds) for room, (_, _, loads) in found.items()}
+    assert all(len(r) == 1 for r in rounds.values()), "devices must agree on the rounds"
+    assert rounds[1.0] == 1
+    assert rounds[0.05] == 4
+    assert rounds[0.001] >= 9
+    for room in (0.05, 0.001):
+        np.testing.assert_array_equal(found[room][0], found[1.0][0])
+        np.testing.assert_allclose(found[room][1], found[1.0][1], rtol=2e-7, atol=2e-7)
+        for a, b in zip(found[room][2][1:], found[1.0][2][1:], strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_loads_count_different_ids_asked_and_served():
+    lay = one_table(3000, 4, replicated=10, dealt=10)
+    embedding = embedding_of(lay, 8, 2, 0.3)
+    batch = batch_of(draw(np.random.default_rng(3), "power law", 3000, (64, 4)))
+    _, loads = lookup(embedding, new_tables(embedding), batch)
+    shape = embedding.parts["dim8"].split
+    served = np.zeros((2, 4), int)
+    for device, ids in enumerate(np.split(batch.ids["dim8"], 8)):
+        own = np.unique(ids[(ids != PAD) & (ids >= 10)]) - 10
+        assert loads["dim8"].unique[device] == len(own)
+        owners = np.asarray(shape.position(own.astype(np.int32))) // (shape.rows // 4)
+        served[device // 4] += np.bincount(owners, minlength=4)
+    np.testing.assert_array_equal(loads["dim8"].served, served.reshape(-1))
+
+
+def test_replicas_stay_equal_to_the_bit():
+    lay = one_table(3000, 4, replicated=5, dealt=20)
+    embedding = embedding_of(lay, 8, 4, 0.2, rule="lazy_adam")
+    tables = new_tables(embedding)
+    for step in range(3):
+        rng = np.random.default_rng(step)
+        batch = batch_of(draw(rng, "power law", 3000, (64, 4)))
+        grads = {"dim8": {"ids": rng.normal(size=(64, 4, DIM)).astype(np.float32)}}
+        tables = update(embedding, tables, batch, grads, step=step)
+    for array in jax.tree.leaves(tables):
+        copies = {}
+        for shard in array.addressable_shards:
+            copies.setdefault(str(shard.index), []).append(np.asarray(shard.data))
+        for first, *others in copies.values():
+            assert others
+            for other in others:
+                np.testing.assert_array_equal(first, other)
+
+
+def test_a_run_is_repeatable_to_the_bit_for_one_room():
+    lay = one_table(3000, 4)
+    results = []
+    for _ in range(2):
+        embedding = embedding_of(lay, 8, 1, 0.02)
+        rng = np.random.default_rng(0)
+        batch = batch_of(draw(rng, "power law", 3000, (64, 4)))
+        grads = {"dim8": {"ids": rng.normal(size=(64, 4, DIM)).astype(np.float32)}}
+        results.append(update(embedding, new_tables(embedding), batch, grads))
+    jax.tree.map(np.testing.assert_array_equal, *results)
+
+
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn", "none"])
+def test_lists_at_capacity_and_empty_ones_equal_plain_loops_on_eight_devices(combiner):
+    length = 3 if combiner == "none" else 0
+    schema = Schema(
+        tasks=(Task("click"),),
+        floats=(),
+        ids=(),
+        lists=(Ragged("l", "t", combiner, combiner != "none", length),),
+        tables=(Table("t", 90, "integer"),),
+    )
+    lay = layout(schema, {"t": DIM})
+    batch = examples.random_batch(lay, 32, group=4, capacity=6, mean=3.0)
+    if combiner != "none":
+        assert (batch.lists["dim8"].ids != PAD).all(axis=1).any(), "a group must be full"
+        lists = batch.lists["dim8"]
+        lists.ids[3], lists.segments[3], lists.weights[3] = PAD, PAD, 0  # only empty lists
+        batch = batch._replace(lists={"dim8": Lists(*lists)})
+    embedding = embedding_of(lay, 8, 1, 0.2, rule="sgd")
+    tables = new_tables(embedding)
+    before = logical(embedding, tables)["dim8"][0]
+    found, _ = lookup(embedding, tables, batch)
+    expected = examples.looked_up({"dim8": before}, lay, batch)
+    jax.tree.map(lambda e, f: np.testing.assert_allclose(f, e, atol=1e-6), expected, found)
+    rng = np.random.default_rng(0)
+    grads = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), expected)
+    gradient = examples.row_gradients(lay, batch, grads)["dim8"]
+    after = logical(embedding, update(embedding, tables, batch, grads))["dim8"][0]
+    np.testing.assert_allclose(after, before - 0.1 * gradient, atol=1e-5)

@@ -1,0 +1,425 @@
+"""Several processes: subprocesses on this machine, joined over loopback."""
+
+import http.server
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import tiny
+
+from jaxrank import cli, processes, rendezvous, restore
+from jaxrank.data.prepare import prepare
+from jaxrank.errors import InputError, RunError
+from jaxrank.job import build
+from jaxrank.train import train
+from jaxrank.workdir import locked
+
+ROOT = Path(__file__).resolve().parent.parent
+TINY = str(Path(__file__).with_name("tiny_config.py"))
+SECONDS = 240  # far more than any of these takes, far less than for ever
+
+
+def nothing(text):
+    pass
+
+
+def environment(**more):
+    here = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "PYTHON": sys.executable}
+    return os.environ | here | {"JAX_PLATFORMS": "cpu"} | more
+
+
+def launched(number, verb, *args, devices=None):
+    """Ends when all processes have."""
+    script = ROOT / "launch" / "local_processes.sh"
+    command = [script, str(number), str(devices or 8 // number), verb, *map(str, args)]
+    return subprocess.run(
+        command, capture_output=True, text=True, env=environment(), timeout=SECONDS
+    )
+
+
+def flags(store, workdir):
+    return (
+        f"--config={TINY}",
+        f"--workdir={workdir}",
+        f"--config.data.store={store}",
+        "--config.data.shards=8",
+        "--config.mesh.devices=8",
+    )
+
+
+def config(store):
+    c = tiny.config()
+    c.data.store = str(store)
+    c.data.shards = 8
+    c.mesh.devices = 8
+    return c
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data") / "store"
+    c = tiny.config()
+    prepare(c.features.to_dict(), c.source.to_dict(), path, block_size=512, report=nothing)
+    return path
+
+
+@pytest.fixture(scope="module")
+def one(store, tmp_path_factory):
+    """A run of this process on eight devices."""
+    workdir = tmp_path_factory.mktemp("runs") / "one"
+    return workdir, train(config(store), workdir, report=nothing)
+
+
+@pytest.fixture(scope="module")
+def two(store, tmp_path_factory):
+    """The same run in two processes of four devices."""
+    workdir = tmp_path_factory.mktemp("runs") / "two"
+    return workdir, launched(2, "train", *flags(store, workdir), "--json")
+
+
+def final_state(store, workdir):
+    """The state of the newest checkpoint, on the host."""
+    job = build(config(store), workdir, nothing)
+    program = job.program
+    step = job.checkpoints.step()
+    state, _ = job.checkpoints.restore(
+        step, program.init(), program.state_shape, program.state_sharding
+    )
+    return jax.device_get(state._replace(scratch={}))
+
+
+def records(workdir):
+    lines = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
+    return [{k: v for k, v in r.items() if k != "examples_per_second"} for r in lines]
+
+
+def assert_the_same_run(store, found, expected):
+    assert records(found) == records(expected)
+    steps = [r["step"] for r in records(found) if r["kind"] == "train"]
+    assert steps == list(range(1, 17))
+    assert len(list((found / "tensorboard").iterdir())) == 1
+    jax.tree.map(
+        np.testing.assert_array_equal, final_state(store, found), final_state(store, expected)
+    )
+
+
+def test_two_processes_train_the_model_of_one_to_the_bit(store, one, two):
+    workdir, found = two
+    assert found.returncode == 0, found.stderr
+    assert_the_same_run(store, workdir, one[0])
+    (line,) = found.stdout.splitlines()
+    assert json.loads(line)["metrics"] == one[1].metrics
+    assert json.loads(line)["constant"] == one[1].constant
+    assert "[1]" not in found.stderr  # the second is silent
+
+
+@pytest.mark.slow
+def test_four_processes_train_the_model_of_one_to_the_bit(store, one, tmp_path):
+    found = launched(4, "train", *flags(store, tmp_path / "four"))
+    assert found.returncode == 0, found.stderr
+    assert_the_same_run(store, tmp_path / "four", one[0])
+    assert found.stdout.count("Trained to step 16") == 1
+
+
+def test_a_run_of_two_processes_is_resumed_by_one(store, one, two, tmp_path):
+    shutil.copytree(two[0], tmp_path / "copy")
+    shutil.rmtree(tmp_path / "copy" / "checkpoints" / "16")
+    train(config(store), tmp_path / "copy", report=nothing)
+    expected = final_state(store, one[0])
+    jax.tree.map(np.testing.assert_array_equal, final_state(store, tmp_path / "copy"), expected)
+
+
+def test_predictions_of_two_processes_are_those_of_one(one, tmp_path):
+    which = dict(checkpoint="newest", data="", split="")
+    restore.predict(one[0], output=tmp_path / "one.parquet", **which)
+    found = launched(2, "predict", f"--workdir={one[0]}", f"--output={tmp_path / 'two.parquet'}")
+    assert found.returncode == 0, found.stderr
+    assert pq.read_table(tmp_path / "two.parquet") == pq.read_table(tmp_path / "one.parquet")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["one.parquet", "two.parquet"]
+
+
+def free_port():
+    with socket.create_server(("", 0)) as server:
+        return server.getsockname()[1]
+
+
+def started(index, settings, *args, program=("-m", "jaxrank")):
+    command = [sys.executable, *program, *map(str, args)]
+    env = environment(JAX_NUM_CPU_DEVICES="4", **settings(index))
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
+    )
+
+
+def ended(several):
+    return [(*p.communicate(timeout=SECONDS), p.returncode) for p in several]
+
+
+def test_processes_of_a_slurm_step_meet_without_flags(one):
+    # JAX takes the port from the number of the job.
+    while (port := free_port()) < 2**16 - 2**12:
+        pass
+    job = port - (2**16 - 2**12)
+
+    def slurm(index):
+        return {
+            "SLURM_JOB_ID": str(job),
+            "SLURM_STEP_NODELIST": "localhost",
+            "SLURM_NTASKS": "2",
+            "SLURM_PROCID": str(index),
+            "SLURM_LOCALID": str(index),
+        }
+
+    args = ("evaluate", f"--workdir={one[0]}", "--json")
+    (out, err, status), (silent, _, _) = ended([started(i, slurm, *args) for i in (0, 1)])
+    assert status == 0, err
+    assert silent == ""
+    found, expected = json.loads(out), restore.evaluate(str(one[0]))
+    assert found["metrics"] == expected.metrics
+    assert found["buckets"] == expected.buckets
+
+
+def coordinator():
+    port = free_port()
+
+    def settings(index):
+        return {
+            "JAX_COORDINATOR_ADDRESS": f"localhost:{port}",
+            "JAX_NUM_PROCESSES": "2",
+            "JAX_PROCESS_ID": str(index),
+        }
+
+    return settings
+
+
+def test_a_failure_of_process_0_alone_ends_all_with_its_reason(tmp_path):
+    found = launched(
+        2, "train", f"--config={TINY}", f"--workdir={tmp_path}", "--config.source.rows.train=-5"
+    )
+    assert found.returncode == 2
+    reason = "source.rows.train: must be a whole number, not negative: found -5."
+    assert f"\njaxrank[0]: error: {reason}\n" in f"\n{found.stderr}"
+    assert f"jaxrank[1]: error: process 0 ended: {reason}" in found.stderr
+    assert "Traceback" not in found.stderr
+
+
+def test_processes_that_were_told_different_things_are_refused(store, tmp_path):
+    settings = coordinator()
+    args = ("train", *flags(store, tmp_path))
+    several = [started(i, settings, *args, f"--config.seed={i}") for i in (0, 1)]
+    for index, (_, err, status) in enumerate(ended(several)):
+        assert status == 2
+        assert f"jaxrank[{index}]: error: flags and config must be the same in all" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_does_not_leave_the_other_waiting(store, tmp_path):
+    settings = coordinator()
+    args = ("train", *flags(store, tmp_path), "--config.num_steps=100000")
+    several = [started(i, settings, *args) for i in (0, 1)]
+    deadline = time.monotonic() + SECONDS
+    while not (tmp_path / "checkpoints" / "8").is_dir() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    several[0].kill()
+    _, err, status = ended(several)[1]
+    assert status not in (0, None)
+    assert "another process has ended" in err or "another task died" in err
+
+
+# What process 1 reads after step 6 is damaged.
+DAMAGED = """
+from jaxrank import cli, processes
+from jaxrank.data.pipeline import TrainBatches
+from jaxrank.errors import InputError
+whole = TrainBatches.__next__
+def damaged(self):
+    if self.position == 6 and processes.place()[0] == 1:
+        raise InputError("block 3 is damaged")
+    return whole(self)
+TrainBatches.__next__ = damaged
+cli.main()
+"""
+
+
+@pytest.mark.slow
+def test_what_one_process_cannot_read_ends_all(store, tmp_path):
+    settings = coordinator()
+    args = ("train", *flags(store, tmp_path))
+    several = [started(i, settings, *args, program=("-c", DAMAGED)) for i in (0, 1)]
+    (_, err, status), (_, reason, other) = ended(several)
+    assert (other, reason) == (2, "jaxrank[1]: error: block 3 is damaged\n")
+    assert status not in (0, None)
+    assert "another process has ended" in err or "another task died" in err
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("--coordinator=localhost:1",), "must be given together.*--num-processes=None"),
+        (("--num-processes=2",), "must be given together.*--coordinator=None"),
+        (
+            ("--coordinator=localhost", "--num-processes=2", "--process-id=0"),
+            "--coordinator: must be HOST:PORT.*found 'localhost'",
+        ),
+        (
+            ("--coordinator=localhost:70000", "--num-processes=2", "--process-id=0"),
+            "--coordinator: must be HOST:PORT.*found 'localhost:70000'",
+        ),
+        (
+            ("--coordinator=localhost:1", "--num-processes=0", "--process-id=0"),
+            "--num-processes: must be at least 1: found 0",
+        ),
+        (
+            ("--coordinator=localhost:1", "--num-processes=2", "--process-id=2"),
+            "--process-id: must be at least 0 and less than --num-processes=2: found 2",
+        ),
+        (("--process-id=x",), "--process-id: invalid int value: 'x'"),
+    ],
+)
+def test_flags_that_do_not_fit_together_are_refused(args, message):
+    with pytest.raises(InputError, match=message):
+        cli.run(["evaluate", "--workdir=/nowhere/run", *args])
+
+
+def test_a_bad_environment_ends_with_status_2(tmp_path):
+    def settings(index):
+        return {"JAX_NUM_PROCESSES": "two"}
+
+    ((out, err, status),) = ended([started(0, settings, "evaluate", f"--workdir={tmp_path}")])
+    assert (out, status) == ("", 2)
+    assert err == "jaxrank: error: JAX_NUM_PROCESSES: must be a whole number: found 'two'.\n"
+
+
+def test_a_port_that_is_taken_is_refused():
+    with socket.create_server(("", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(InputError, match=f"--coordinator: port {port} must be free"):
+            rendezvous.join(f"localhost:{port}", 2, 0)
+
+
+def test_one_process_by_its_number_alone_joins_no_one(monkeypatch):
+    monkeypatch.setenv("SLURM_NTASKS", "4")
+    rendezvous.join(num_processes=1)
+    assert processes.place() == (0, 1)
+    assert processes.name() == "jaxrank"
+
+
+def test_a_workdir_that_is_not_shared_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(processes, "is_first", lambda: False)
+    monkeypatch.setattr(processes, "from_first", lambda value: "what process 0 wrote")
+    message = "must be one directory that all processes share"
+    with pytest.raises(InputError, match=message), locked(tmp_path / "elsewhere"):
+        pass
+
+
+def mesh(*owners):
+    devices = [SimpleNamespace(process_index=i) for i in owners]
+    return SimpleNamespace(devices=np.asarray(devices))
+
+
+def test_devices_of_a_mesh_must_be_equal_shares_of_the_processes(monkeypatch):
+    monkeypatch.setattr(processes, "place", lambda: (0, 2))
+    processes.check_devices(mesh(0, 0, 1, 1))
+    for owners in [(0, 0), (0, 0, 1), (0, 1, 0, 1), (1, 1, 0, 0), (0, 0, 0, 1)]:
+        with pytest.raises(InputError, match=r"mesh.devices must be an equal share.*of 2"):
+            processes.check_devices(mesh(*owners))
+
+
+@pytest.fixture
+def metadata(monkeypatch):
+    """A server of what Google's cloud tells its machines: {attribute: text}."""
+    told = {}
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            name = self.path.removeprefix("/computeMetadata/v1/instance/attributes/")
+            self.send_response(200 if name in told else 404)
+            self.end_headers()
+            self.wfile.write(told.get(name, "").encode())
+
+        def log_message(self, *_):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("GCE_METADATA_IP", f"127.0.0.1:{server.server_port}")
+    monkeypatch.setattr(Path, "glob", lambda path, pattern: [path / "accel0"])
+    for name in ("JAX_PLATFORMS", "TPU_SKIP_MDS_QUERY", "TPU_WORKER_HOSTNAMES"):
+        monkeypatch.delenv(name, raising=False)
+    yield told
+    server.shutdown()
+
+
+def test_hosts_of_a_tpu_pod_are_counted(metadata, monkeypatch):
+    assert rendezvous._tpu_hosts() == 1
+    metadata["worker-network-endpoints"] = "10.0.0.1"
+    assert rendezvous._tpu_hosts() == 1
+    metadata["worker-network-endpoints"] = "10.0.0.1,10.0.0.2,10.0.0.3,10.0.0.4"
+    assert rendezvous._tpu_hosts() == 4
+    metadata["tpu-env"] = "ACCELERATOR_TYPE: 'v4-32'\nMEGASCALE_NUM_SLICES: '2'\n"
+    assert rendezvous._tpu_hosts() == 8
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    assert rendezvous._tpu_hosts() == 1
+
+
+def test_a_machine_alone_or_out_of_reach_of_the_cloud_is_alone(metadata, monkeypatch):
+    monkeypatch.setenv("GCE_METADATA_IP", f"127.0.0.1:{free_port()}")
+    assert rendezvous._tpu_hosts() == 1
+    monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "localhost")
+    assert rendezvous._tpu_hosts() == 1
+    monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "host-0,host-1")
+    assert rendezvous._tpu_hosts() == 2
+
+
+@pytest.fixture
+def beside(monkeypatch):
+    """This process is the first of two; the other one tells what is in the list, in turn."""
+    other = []
+
+    def gather(text):
+        return [text, json.dumps(other.pop(0))]
+
+    monkeypatch.setattr(processes, "place", lambda: (0, 2))
+    monkeypatch.setattr(processes, "_gather", gather)
+    monkeypatch.setattr(processes, "_ROUND", 0.05)
+    return other
+
+
+def test_who_waits_hears_from_who_works_until_all_are_done(beside):
+    beside += [[0, ""]] * 100
+    with processes.together():
+        time.sleep(0.3)
+    assert 90 < len(beside) < 98  # it told that it is at work, about six times
+    beside[:] = [None, None, [0, ""]]
+    with processes.together():
+        pass
+    assert not beside
+
+
+@pytest.mark.parametrize(("status", "kind"), [(1, RunError), (2, InputError)])
+def test_what_fails_elsewhere_is_raised_here(beside, status, kind):
+    beside += [None, [status, "disk 7"]]
+    with pytest.raises(kind, match="^process 1 ended: disk 7$"), processes.together():
+        pass
+    beside += [[status, "disk 7"]]
+    with pytest.raises(OSError, match="disk 3"), processes.together():
+        raise OSError("disk 3")
+
+
+def test_what_fails_inside_together_is_raised_as_it_is():
+    for error in (InputError("a file"), RunError("a disk"), KeyError("x")):
+        with pytest.raises(type(error)) as caught, processes.together():
+            raise error
+        assert caught.value is error

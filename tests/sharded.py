@@ -1,0 +1,114 @@
+"""The per-device functions of `Embedding`, on the whole mesh."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxrank import mesh as meshes
+from jaxrank.embedding import Embedding, logical_rows
+
+# Compiled once for each embedding; it is kept with it, so that its id stays its own.
+_COMPILED: dict = {}
+
+
+def on_mesh(embedding, function, in_specs, out_specs):
+    found = _COMPILED.setdefault((id(embedding), function.__name__), (embedding, {}))[1]
+    if not found:
+        found["run"] = jax.jit(
+            jax.shard_map(
+                function,
+                mesh=embedding.mesh,
+                in_specs=in_specs,
+                out_specs=out_specs,
+                check_vma=False,
+            )
+        )
+    return found["run"]
+
+
+def specs_of(embedding, tables):
+    of_part = embedding.specs()
+    return {n: jax.tree.map(lambda _, n=n: of_part[n], t) for n, t in tables.items()}
+
+
+def placed(embedding, tables):
+    """Arrays of parts of stacks, where they belong on the mesh."""
+    specs = specs_of(embedding, tables)
+    put = functools.partial(NamedSharding, embedding.mesh)
+    return jax.device_put(tables, jax.tree.map(put, specs, is_leaf=lambda x: isinstance(x, P)))
+
+
+def new_tables(embedding, seed=0):
+    return jax.jit(embedding.init)(jax.random.key(seed))
+
+
+def rows_of(tables):
+    return {name: table.rows for name, table in tables.items()}
+
+
+def lookup(embedding: Embedding, tables, batch):
+    """The vectors of a whole batch, and the loads of each device as arrays [devices]."""
+
+    def look_up(rows, batch):
+        vectors, loads = embedding.lookup(rows, embedding.route(batch), batch)
+        return vectors, jax.tree.map(lambda x: x[None], loads)
+
+    tables = placed(embedding, tables)
+    rows = rows_of(tables)
+    run = on_mesh(
+        embedding,
+        look_up,
+        (specs_of(embedding, rows), P(meshes.EXAMPLES)),
+        P(meshes.EXAMPLES),
+    )
+    return run(rows, meshes.put_batch(batch, embedding.mesh))
+
+
+def update(embedding: Embedding, tables, batch, grads, rate=0.1, step=0):
+    """The tables after one step."""
+
+    def change(tables, scratch, batch, grads, rate, step):
+        routes = embedding.route(batch)
+        return embedding.update(tables, scratch, routes, batch, grads, rate=rate, step=step)
+
+    tables = placed(embedding, tables)
+    scratch = placed(embedding, embedding.init_scratch())
+    table_specs, scratch_specs = specs_of(embedding, tables), specs_of(embedding, scratch)
+    by_example = P(meshes.EXAMPLES)
+    run = on_mesh(
+        embedding,
+        change,
+        (table_specs, scratch_specs, by_example, by_example, P(), P()),
+        (table_specs, scratch_specs),
+    )
+    batch, grads = (meshes.put_batch(x, embedding.mesh) for x in (batch, grads))
+    return run(tables, scratch, batch, grads, jnp.asarray(rate), jnp.int32(step))[0]
+
+
+def logical(embedding: Embedding, tables):
+    """Rows and slots of each stack in row order: {stack: (rows, {slot: array})}."""
+    found = {}
+    for stack in embedding.layout.stacks:
+        parts = {p.name: tables[p.name] for p in embedding.parts[stack.name] if p}
+        slots = {}
+        for name, first in next(iter(parts.values())).slots.items():
+            array = logical_rows({n: p.slots[name] for n, p in parts.items()}, stack)
+            slots[name] = array if first.ndim == 2 else array[:, 0]
+        found[stack.name] = (logical_rows(rows_of(parts), stack), slots)
+    return found
+
+
+def by_table(embedding: Embedding, tables):
+    """Rows of each table in their own order, whatever their placement: {table: f[rows, dim]}."""
+    found = {}
+    rows_of_table = {t.name: t.rows for t in embedding.layout.schema.tables}
+    for stack in embedding.layout.stacks:
+        rows = logical(embedding, tables)[stack.name][0]
+        for index, (name, hot) in enumerate(zip(stack.tables, stack.hot_rows(), strict=True)):
+            rest = np.arange(len(hot), rows_of_table[name]) + stack.offsets[index]
+            found[name] = rows[np.concatenate([hot, rest.astype(np.int64)])]
+    return found

@@ -1,0 +1,112 @@
+import examples
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxrank.embedding import access, logical_rows, storage
+from jaxrank.embedding.storage import GROUPS, group, row_at
+from jaxrank.errors import InputError
+from jaxrank.features import PAD, Hot
+
+
+def split_storage(rows, dim=8):
+    lay = examples.small_layout({"ta": dim, "tb": 300, "tc": 300}, rows=rows)
+    return storage(next(s for s in lay.stacks if s.dim == dim)).split
+
+
+@pytest.mark.parametrize("devices", [2, 8, 32, 128, 1024])
+def test_each_run_of_n_rows_goes_to_n_devices(devices):
+    rows = np.arange(64 * 1024, dtype=np.int32)
+    owners = (group(rows).astype(np.int64) * devices // GROUPS).reshape(-1, devices)
+    assert (np.sort(owners, axis=1) == np.arange(devices)).all()
+
+
+def test_which_device_gets_the_first_row_of_a_run_differs_from_run_to_run():
+    first = group(np.arange(0, 1024 * 1024, 8, dtype=np.int32)) // 128
+    assert np.bincount(first, minlength=8).max() / np.bincount(first, minlength=8).mean() < 1.1
+
+
+@pytest.mark.parametrize("stride", [2, 8, 128, 1024, 4096])
+def test_rows_a_fixed_stride_apart_are_spread_over_the_devices(stride):
+    rows = (np.arange(20_000, dtype=np.int64) * stride % (2**31 - 1)).astype(np.int32)
+    served = np.bincount(group(rows) // 128, minlength=8)
+    assert served.max() / served.mean() < 1.1
+
+
+@given(st.lists(st.integers(0, 2**31 - 2), min_size=1, max_size=50))
+@settings(max_examples=50, deadline=None)
+def test_row_at_is_the_inverse_of_group_in_numpy_and_jax(rows):
+    rows = np.array(rows, np.int32)
+    found = group(rows)
+    assert ((found >= 0) & (found < GROUPS)).all()
+    assert (row_at(found, rows // GROUPS) == rows).all()
+    np.testing.assert_array_equal(jax.jit(group)(rows), found)
+    np.testing.assert_array_equal(jax.jit(row_at)(found, rows // GROUPS), rows)
+
+
+def test_every_row_has_a_position_of_its_own():
+    shape = split_storage(10_000)
+    position = np.asarray(shape.position(jnp.arange(shape.rows, dtype=jnp.int32)))
+    assert (np.sort(position) == np.arange(shape.rows)).all()
+
+
+def test_positions_are_right_in_the_largest_table():
+    shape = split_storage(2**31 - 3000, dim=128)
+    assert shape.rows * shape.width > 2**37
+    ids = np.array([0, 5, 2**31 - 3001, PAD], np.int32)
+    per_group = shape.rows // 1024
+    expected = [int(group(ids)[i]) * per_group + int(ids[i]) // 1024 for i in range(3)]
+    assert np.asarray(shape.position(jnp.asarray(ids))).tolist() == [*expected, PAD]
+    assert max(expected) < 2**31 - 1
+
+
+def test_too_many_rows_in_one_stack_are_refused_with_the_number():
+    lay = examples.small_layout({"ta": 16, "tb": 16, "tc": 16}, rows=2**31 - 10)
+    with pytest.raises(InputError, match="fewer than 2147483647 rows together: found 2147483676"):
+        storage(lay.stacks[0])
+
+
+def test_logical_rows_are_the_replicated_ones_and_the_split_ones_behind_them():
+    hot = {"dim8": Hot(whole=("tb",), merged=("ta", "tc"), replicated=1)}
+    stack = examples.small_layout(hot=hot).stacks[0]
+    parts = storage(stack)
+    values = np.random.default_rng(0).normal(size=(stack.rows, 8)).astype(np.float32)
+    replicated = np.zeros((parts.replicated.rows, 8), np.float32)
+    replicated[: stack.replicated] = values[: stack.replicated]
+    split = np.zeros((parts.split.rows, 8), np.float32)
+    for row in range(stack.replicated, stack.rows):
+        split[int(parts.split.position(jnp.int32(row - stack.replicated)))] = values[row]
+    stored = {"dim8_replicated": replicated.reshape(-1, 128), "dim8": split.reshape(-1, 128)}
+    np.testing.assert_array_equal(logical_rows(stored, stack), values)
+
+
+@pytest.mark.parametrize("width", [1, 4, 16, 64, 128, 256])
+@pytest.mark.parametrize("by_line", [False, True])
+def test_rows_are_read_and_written_by_view_and_by_line(width, by_line):
+    rng = np.random.default_rng(0)
+    table = rng.normal(size=(512, width)).astype(np.float32)
+    ids = np.array([0, 511, 7, 8, PAD, 9, 300], np.int32)
+    change = rng.normal(size=(len(ids), width)).astype(np.float32)
+    array = jnp.asarray(table.reshape(-1, 128))
+    found = access.read(array, ids, width, by_line=by_line)
+    expected = np.where((ids == PAD)[:, None], 0, table[np.where(ids == PAD, 0, ids)])
+    np.testing.assert_array_equal(found, expected)
+    after = access.write(array, ids, found, change, by_line=by_line)
+    for i, row in enumerate(ids):
+        if row != PAD:
+            table[row] += change[i]
+    np.testing.assert_allclose(after, table.reshape(-1, 128), rtol=1e-6)
+
+
+@pytest.mark.parametrize("by_line", [False, True])
+def test_one_number_a_row_is_read_and_written(by_line):
+    array, ids = jnp.arange(64.0), np.array([3, 63, PAD], np.int32)
+    found = access.read(array, ids, 16, by_line=by_line)
+    assert found.tolist() == [3, 63, 0]
+    after = access.write(array, ids, found, jnp.array([0.5, 1.0, 9.0]), by_line=by_line)
+    expected = np.arange(64.0)
+    expected[[3, 63]] += [0.5, 1.0]
+    np.testing.assert_array_equal(after, expected)
