@@ -17,6 +17,7 @@ What the odd values mean, once for the whole system:
 
 import collections
 import dataclasses
+import itertools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -182,9 +183,15 @@ class Hot(NamedTuple):
     merged: tuple[str, ...] = ()
     replicated: int = 0
 
+    def to_json(self) -> dict[str, Any]:
+        """`merged` as runs of one table: [name, length]."""
+        runs = [[name, len(list(run))] for name, run in itertools.groupby(self.merged)]
+        return {"whole": list(self.whole), "merged": runs, "replicated": self.replicated}
+
     @classmethod
     def from_json(cls, tree: Mapping[str, Any]) -> "Hot":
-        return cls(tuple(tree["whole"]), tuple(tree["merged"]), tree["replicated"])
+        merged = itertools.chain.from_iterable([name] * count for name, count in tree["merged"])
+        return cls(tuple(tree["whole"]), tuple(merged), tree["replicated"])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -85,7 +85,7 @@ def _measured(
         name: (capacity - 0.5) / case.ids[name]
         for name, capacity in case.split.capacities.items()
     }
-    hot = {name: found._asdict() for name, found in case.plan.hot.items()}
+    hot = {name: found.to_json() for name, found in case.plan.hot.items()}
     return {"hot": hot, "room": room, "told": _told(case)}
 
 

