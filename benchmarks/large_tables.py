@@ -98,7 +98,8 @@ def main() -> None:
     )
     print(
         "a device of the compiled step: arguments"
-        f" {memory.argument_size_in_bytes / 2**20:,.1f} MiB, of which updated in place {memory.alias_size_in_bytes / 2**20:,.1f},"
+        f" {memory.argument_size_in_bytes / 2**20:,.1f} MiB, of which updated in"
+        f" place {memory.alias_size_in_bytes / 2**20:,.1f},"
         f" temporaries {memory.temp_size_in_bytes / 2**20:,.1f} MiB"
     )
     rounds = int(np.max(told.exchange[stack.name].rounds))

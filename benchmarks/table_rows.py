@@ -38,7 +38,7 @@ def program_of(rows: int, batch_size: int, steps_per_call: int):
     config = default()
     config.batch_size = batch_size
     mesh = meshes.make_mesh(devices=1)
-    trainee = make_trainee(config, layout(schema, {"t": 16}), mesh, num_steps=1000)
+    trainee = make_trainee(config, layout(schema, {"t": 16}), mesh, num_steps=1000, room={})
     program = Program(trainee, mesh, BatchShape(batch_size, 512, {}))
     rng = np.random.default_rng(0)
     shape = (steps_per_call, batch_size)
