@@ -13,9 +13,10 @@ from jaxrank import mesh as meshes
 from jaxrank import models, placement, processes, workdir
 from jaxrank.checkpoint import Checkpoints
 from jaxrank.config import differences, to_plain
-from jaxrank.data import prepare, spec
+from jaxrank.data import packing, prepare, spec
 from jaxrank.data.pipeline import TrainBatches
 from jaxrank.data.store import Split, Store, is_store, open_store
+from jaxrank.embedding import check_shards
 from jaxrank.errors import InputError
 from jaxrank.features import Hot, Schema
 from jaxrank.monitor import Monitor, make_monitor
@@ -135,7 +136,11 @@ def build(config: ConfigDict, directory: Path, report: Report) -> Job:
     plan = make_plan(config, split.rows)
     mesh = meshes.make_mesh(**config.mesh)
     processes.check_devices(mesh)
-    kept = workdir.load_placement(directory) if workdir.has_run(directory) else None
+    check_shards(mesh.shape[meshes.SHARD])
+    if config.batch_size % config.data.shards == 0:  # else TrainBatches says so
+        group = packing.group_size(config.batch_size, config.data.shards)
+        check_batch("batch_size", config.batch_size, group, mesh)
+    kept = _kept_placement(directory, store)
     placed = placement.decide(config, split, store.schema, mesh, kept)
     for line in placed.told:
         report(line)
@@ -151,7 +156,6 @@ def build(config: ConfigDict, directory: Path, report: Report) -> Job:
         process=(jax.process_index(), jax.process_count()),
         **data,
     )
-    check_batch("batch_size", config.batch_size, batches.group, mesh)
     if batches.capacities and batches.group < _SMALL_GROUP:
         report(
             f"batch_size / data.shards = {config.batch_size // config.data.shards} has no divisor"
@@ -179,6 +183,24 @@ def build(config: ConfigDict, directory: Path, report: Report) -> Job:
     )
 
 
+def _kept_placement(directory: Path, store: Store) -> dict[str, Hot] | None:
+    """Where the tables of the run that goes on in `directory` lie; None if one begins.
+
+    Raises:
+        InputError: the run was trained with other features or vocabularies.
+    """
+    if not workdir.has_checkpoint(directory):
+        return None
+    schema = workdir.load_schema(directory)
+    if schema != store.schema:
+        evaluation.check_schema(schema, store)
+        raise InputError(
+            f"{store.path}: its vocabularies have grown since the run in {directory} began;"
+            " training goes on only with those it began with. Use another --workdir."
+        )
+    return workdir.load_placement(directory)
+
+
 def start(job: Job, *, allow_config_change: bool, report: Report) -> TrainState:
     """The state to go on from: of the newest checkpoint, or a new one.
 
@@ -189,14 +211,8 @@ def start(job: Job, *, allow_config_change: bool, report: Report) -> TrainState:
     if step is None:
         return job.program.init()
     report(f"Resuming after step {step}")
-    if workdir.load_schema(job.directory) != job.schema:
-        evaluation.check_schema(workdir.load_schema(job.directory), job.store)
-        raise InputError(
-            f"{job.store.path}: its vocabularies have grown since the run in {job.directory} began;"
-            " training goes on only with those it began with. Use another --workdir."
-        )
     state, run = job.checkpoints.restore(
-        step, job.program.init(), job.program.state_shape, job.program.state_sharding
+        step, job.program.blank(), job.program.state_shape, job.program.state_sharding
     )
     data = run["data"]
     if data["fingerprint"] != job.train_split.fingerprint and not allow_config_change:

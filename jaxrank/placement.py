@@ -12,8 +12,10 @@ from ml_collections import ConfigDict
 
 from jaxrank import budget, features, plan_case, processes
 from jaxrank import mesh as meshes
+from jaxrank.config import to_plain
 from jaxrank.data.store import Split
 from jaxrank.data.traffic import StoredReads, measure
+from jaxrank.embedding import planner
 from jaxrank.errors import InputError
 from jaxrank.features import Hot, Layout, Schema
 from jaxrank.program import dims_of
@@ -55,6 +57,12 @@ def decide(
     Raises:
         InputError: a device has not enough memory, or a field of the config cannot be.
     """
+    planner.placements(
+        [table.name for table in schema.tables],
+        config.embedding.placement,
+        to_plain(config.embedding.placements),
+    )
+    _check_kept(kept or {}, dims_of(schema, config.embedding))
     if mesh.size == 1:
         hot = dict(kept or {})
         layout = features.layout(schema, dims_of(schema, config.embedding), hot)
@@ -67,6 +75,16 @@ def decide(
     hot = {name: Hot.from_json(tree) for name, tree in found["hot"].items()}
     layout = features.layout(schema, dims_of(schema, config.embedding), hot)
     return Placement(layout, hot, found["room"], tuple(found["told"]))
+
+
+def _check_kept(kept: Mapping[str, Hot], dim_of: Mapping[str, int]) -> None:
+    for stack, hot in kept.items():
+        for table in {*hot.whole, *hot.merged}:
+            if table not in dim_of or features.stack_name(dim_of[table]) != stack:
+                raise InputError(
+                    f"table {table!r} must be of {stack}, as when the run began: found dimension"
+                    f" {dim_of.get(table)}. Use another --workdir."
+                )
 
 
 def _measured(

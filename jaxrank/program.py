@@ -116,6 +116,13 @@ class Program:
     def init(self) -> steps.TrainState:
         return self._init()
 
+    def blank(self) -> steps.TrainState:
+        """Shapes of a state, in which a checkpoint goes; only the scratch arrays are there."""
+        scratch = jax.jit(
+            self.trainee.embedding.init_scratch, out_shardings=self.state_sharding.scratch
+        )
+        return self.state_shape._replace(scratch=scratch())
+
     def is_finite(self, weights: steps.Weights) -> bool:
         """Whether every number that predicts is finite; reads all tables once."""
         return bool(self._finite(weights))

@@ -130,8 +130,8 @@ class Recorder:
         for name, count in self._steps_of_several_rounds.items():
             if count * 100 > self._watched:
                 self._report(
-                    f"The exchange of {name} took up to {self._most_rounds[name]} rounds, more than"
-                    f" one in {count} of {self._watched} steps: its buffers hold"
+                    f"The exchange of {name} took more than one round in {count} of the last"
+                    f" {self._watched} steps, and up to {self._most_rounds[name]}: its buffers hold"
                     f" {self._buffers[name]:,} ids. Nothing is lost, but a step takes longer; set"
                     " embedding.exchange_slack higher, or embedding.exchange_capacity to"
                     f" {self._buffers[name] * self._most_rounds[name]:,}."

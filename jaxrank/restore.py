@@ -1,8 +1,11 @@
 """Evaluation and prediction from the checkpoint of a run."""
 
+import math
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import jax
 
 from jaxrank import evaluate as evaluation
 from jaxrank import mesh as meshes
@@ -10,6 +13,7 @@ from jaxrank import placement, processes
 from jaxrank import workdir as workdirs
 from jaxrank.checkpoint import Checkpoints
 from jaxrank.data.store import Split, open_store
+from jaxrank.embedding import GROUPS
 from jaxrank.errors import InputError
 from jaxrank.monitor import make_monitor
 from jaxrank.program import BatchShape, Program, make_trainee
@@ -77,7 +81,9 @@ def _restore(workdir: str, checkpoint: str, data: str, split: str, batch_size: i
     if step is None:
         raise InputError(f"{directory}: holds no checkpoint yet.")
 
-    mesh = meshes.make_mesh()
+    # Rows can be split over a power of two; what is left of the devices are replicas.
+    count = jax.device_count()
+    mesh = meshes.make_mesh(replicas=count // math.gcd(count, GROUPS))
     processes.check_devices(mesh)
     hot = workdirs.load_placement(directory)
     layout, _, room, _ = placement.unmeasured(schema, config, mesh, hot)

@@ -102,15 +102,16 @@ def save(workdir: Path, config: ConfigDict, schema: Schema, hot: Mapping[str, Ho
     """Records what the run in `workdir` is; only once it is known to work. Process 0 does."""
     with processes.together():
         if processes.is_first():
-            _write(workdir / "config.json", to_plain(config))
             _write(workdir / "schema.json", schema.to_json())
             tree = {name: found.to_json() for name, found in hot.items()}
             _write(workdir / "placement.json", tree, indent=None)
+            _write(workdir / "config.json", to_plain(config))
 
 
-def has_run(workdir: Path) -> bool:
-    """Whether a run was begun in `workdir`."""
-    return (workdir / "config.json").is_file()
+def has_checkpoint(workdir: Path) -> bool:
+    """Whether a run in `workdir` has got as far as a checkpoint."""
+    directory = workdir / "checkpoints"
+    return directory.is_dir() and any(path.name.isdecimal() for path in directory.iterdir())
 
 
 def load_config(workdir: Path) -> ConfigDict:

@@ -34,3 +34,9 @@ def shared_data() -> Path:
     if not SHARED_DATA.is_dir():
         pytest.skip("the public data sets are not beside this checkout")
     return SHARED_DATA
+
+
+def pytest_collection_modifyitems(items):
+    """The longest first, so that no worker is left alone with one at the end."""
+    minutes = ("test_dcnv2_on_movielens", "test_the_main_job")
+    items.sort(key=lambda i: (not i.name.startswith(minutes), i.get_closest_marker("slow") is None))

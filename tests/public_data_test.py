@@ -1,19 +1,12 @@
 """The whole program on public data; see CONTRIBUTING.md for where it must lie."""
 
-import json
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-
-from jaxrank import cli
+from verbs import run
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
-
-
-def run(capsys, *args):
-    cli.run([*args, "--json"])
-    return json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
 def files_of(folder, names, suffix):
@@ -21,28 +14,26 @@ def files_of(folder, names, suffix):
     return [f"--config.source.files.{s}={folder / f'{names}{s}{suffix}'}" for s in splits]
 
 
-def test_the_criteo_sample_goes_through_all_verbs(capsys, shared_data, tmp_path):
+def test_the_criteo_sample_goes_through_all_verbs(shared_data, tmp_path):
     store, workdir = tmp_path / "store", tmp_path / "run"
     config = f"--config={CONFIGS / 'criteo.py'}"
     files = files_of(shared_data / "criteo_sample", "", ".tsv.gz")
-    prepared = run(capsys, "prepare", config, f"--output={store}", *files)
+    prepared = run("prepare", config, f"--output={store}", *files)
     rows = {name: split["rows"] for name, split in prepared["splits"].items()}
     assert rows == {"train": 27993, "valid": 3499, "test": 3500}
 
-    trained = run(
-        capsys, "train", config, f"--workdir={workdir}", f"--config.data.store={store}", *files,
-        "--config.mesh.devices=2",
-    )  # fmt: skip
+    data = f"--config.data.store={store}"
+    trained = run("train", config, f"--workdir={workdir}", data, *files, devices=2)
     found, constant = trained["metrics"]["click"], trained["constant"]["click"]
     assert found["logloss"] < 0.9 * constant["logloss"]
     assert found["auc"] > 0.74
 
-    tested = run(capsys, "evaluate", f"--workdir={workdir}", "--split=test")
+    tested = run("evaluate", f"--workdir={workdir}", "--split=test")
     assert tested["metrics"]["click"]["examples"] == rows["test"]
     assert tested["metrics"]["click"]["auc"] > 0.72
 
     output = tmp_path / "p.parquet"
-    run(capsys, "predict", f"--workdir={workdir}", "--split=test", f"--output={output}")
+    run("predict", f"--workdir={workdir}", "--split=test", f"--output={output}")
     predictions = pq.read_table(output)
     assert predictions.num_rows == rows["test"]
     mean = predictions["predicted_click"].to_numpy().mean()
@@ -50,14 +41,13 @@ def test_the_criteo_sample_goes_through_all_verbs(capsys, shared_data, tmp_path)
 
 
 @pytest.mark.slow
-def test_dcnv2_on_movielens_comes_near_the_published_result(capsys, shared_data, tmp_path):
+def test_dcnv2_on_movielens_comes_near_the_published_result(shared_data, tmp_path):
     """One seed with less patience, which is a third of the steps of the shipped config and some
     0.003 AUC; the mean over seeds of the shipped one stands in docs/measurements.md."""
     args = [f"--config={CONFIGS / 'ml1m_dcnv2.py'}", f"--workdir={tmp_path}"]
-    args += ["--config.mesh.devices=1"]
     args += ["--config.eval.rate_patience=1", "--config.eval.stop_patience=2"]
     files = files_of(shared_data / "ml1m", "ctr_", ".csv.gz")
-    run(capsys, "train", *args, *files)
-    found = run(capsys, "evaluate", f"--workdir={tmp_path}", "--checkpoint=best", "--split=test")
+    run("train", *args, *files)
+    found = run("evaluate", f"--workdir={tmp_path}", "--checkpoint=best", "--split=test")
     assert found["metrics"]["like"]["auc"] > 0.894
     assert found["metrics"]["like"]["logloss"] < 0.320

@@ -146,6 +146,70 @@ def test_a_checkpoint_holds_the_state_of_its_own_step(store, finished):
     jax.tree.map(np.testing.assert_array_equal, weights_of(state), saved)
 
 
+def on_devices(store, workdir, devices, **changes):
+    c = tiny.config(**changes)
+    c.data.store = str(store)
+    c.mesh.devices = devices
+    return c
+
+
+def test_a_run_keeps_its_placement_when_it_goes_on_with_other_devices(store, tmp_path):
+    lines = []
+    train(on_devices(store, tmp_path, 8, num_steps=8), tmp_path, report=lines.append)
+    assert any(line.startswith("Placement:") for line in lines)
+    placed = json.loads((tmp_path / "placement.json").read_text())
+    assert any(hot["replicated"] or hot["whole"] for hot in placed.values())
+    records_of_eight = records(tmp_path)
+    assert any(key.startswith("exchange/") for key in records_of_eight[-1])
+
+    c = on_devices(store, tmp_path, 2, num_steps=16)
+    result = train(c, tmp_path, report=nothing, allow_config_change=True)
+    assert json.loads((tmp_path / "placement.json").read_text()) == placed
+    assert result.step == 16
+
+    # The same sixteen steps on one device, where nothing is replicated.
+    alone = train(on_devices(store, tmp_path, 1, num_steps=16), tmp_path / "one", report=nothing)
+    for task, found in result.metrics.items():
+        assert found["logloss"] == pytest.approx(alone.metrics[task]["logloss"], rel=1e-4)
+
+
+def test_a_run_that_never_saved_is_placed_anew(store, tmp_path):
+    train(on_devices(store, tmp_path, 1, num_steps=8), tmp_path, report=nothing)
+    assert json.loads((tmp_path / "placement.json").read_text()) == {}
+    shutil.rmtree(tmp_path / "checkpoints")
+    c = on_devices(store, tmp_path, 8, num_steps=8)
+    train(c, tmp_path, report=nothing, allow_config_change=True)
+    assert json.loads((tmp_path / "placement.json").read_text()) != {}
+
+
+def test_small_buffers_of_the_exchange_are_told_and_change_nothing(store, tmp_path):
+    lines = []
+    plain = train(on_devices(store, tmp_path, 4), tmp_path / "plain", report=nothing)
+    c = on_devices(store, tmp_path, 4)
+    c.embedding.exchange_capacity = 8
+    c.embedding.placement = "rows"
+    c.num_steps = 256
+    train(c, tmp_path / "small", report=lines.append)
+    (advice,) = [line for line in lines if "took more than one round" in line][:1]
+    assert "embedding.exchange_capacity" in advice
+    small = records(tmp_path / "small")
+    rounds = [r[k] for r in small for k in r if k.startswith("exchange/") and k.endswith("/rounds")]
+    assert max(rounds) > 1
+    first = records(tmp_path / "plain")[0]["loss"]
+    assert small[0]["loss"] == pytest.approx(first, rel=1e-5)
+    assert plain.step == tiny.config().num_steps
+
+
+def test_a_placement_that_does_not_fit_the_tables_is_refused(store, tmp_path):
+    train(on_devices(store, tmp_path, 8, num_steps=8), tmp_path, report=nothing)
+    c = on_devices(store, tmp_path, 8, num_steps=16)
+    c.embedding.dim = 4
+    with pytest.raises(
+        InputError, match="must be of dim.*, as when the run began: found dimension 4"
+    ):
+        train(c, tmp_path, report=nothing, allow_config_change=True)
+
+
 def test_early_stopping_ends_at_the_best_checkpoint(store, tmp_path):
     c = tiny.config(num_steps=400)
     c.data.store = str(store)

@@ -44,6 +44,15 @@ class TableState(NamedTuple):
     slots: dict[str, jax.Array]
 
 
+def check_shards(shards: int) -> None:
+    """Raises InputError unless split rows can be split over so many devices."""
+    if GROUPS % shards:
+        raise InputError(
+            f"tables can be split over a number of devices that divides {GROUPS}: found {shards}."
+            " Set mesh.devices or mesh.replicas."
+        )
+
+
 @dataclasses.dataclass(frozen=True)
 class Embedding:
     """Reads and updates the tables of a layout on a mesh.
@@ -76,11 +85,7 @@ class Embedding:
     clip_norm: float = 0.0
 
     def __post_init__(self) -> None:
-        if GROUPS % self.shards:
-            raise InputError(
-                f"tables can be split over a number of devices that divides {GROUPS}:"
-                f" found {self.shards}. Set mesh.devices or mesh.replicas."
-            )
+        check_shards(self.shards)
         for name, parts in self.parts.items():
             if self.exchanges and parts.split and name not in self.room:
                 raise InputError(f"stack {name}: its exchange must have room: found none.")
@@ -311,8 +316,9 @@ class Embedding:
             rule = functools.partial(self._change, rate=rate, step=step)
             if parts.replicated:
                 name = parts.replicated.name
+                own = jnp.where(ids < stack.replicated, ids, PAD)
                 tables[name] = self._update_replicated(
-                    parts.replicated, tables[name], ids, gradient, rule
+                    parts.replicated, tables[name], own, gradient, rule
                 )
             if parts.split:
                 name = parts.split.name
@@ -337,7 +343,6 @@ class Embedding:
 
     def _update_replicated(self, shape, state, ids, gradient, rule):
         """Updates every device's copy, from the sum over all devices."""
-        ids = jnp.where(ids < shape.rows, ids, PAD)
         sums, reads = sum_of_rows(ids, gradient, shape.rows, by_scatter=self.on_cpu)
         sums, reads = meshes.total(self.mesh, (sums, reads))
         seen = self._seen(shape, state)
