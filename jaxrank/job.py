@@ -137,9 +137,8 @@ def build(config: ConfigDict, directory: Path, report: Report) -> Job:
     mesh = meshes.make_mesh(**config.mesh)
     processes.check_devices(mesh)
     check_shards(mesh.shape[meshes.SHARD])
-    if config.batch_size % config.data.shards == 0:  # else TrainBatches says so
-        group = packing.group_size(config.batch_size, config.data.shards)
-        check_batch("batch_size", config.batch_size, group, mesh)
+    group = packing.group_size(config.batch_size, config.data.shards)
+    check_batch("batch_size", config.batch_size, group, mesh)
     kept = _kept_placement(directory, store)
     placed = placement.decide(config, split, store.schema, mesh, kept)
     for line in placed.told:

@@ -98,11 +98,7 @@ def _measured(
     shortage = budget.shortage(case.bytes, machine.memory)
     if shortage:
         raise InputError(f"{shortage} `jaxrank plan` says what would fit.")
-    room = {
-        # Half an id less, so that rounding up gives the capacity again.
-        name: (capacity - 0.5) / case.ids[name]
-        for name, capacity in case.split.capacities.items()
-    }
+    room = {name: places / case.ids[name] for name, places in case.split.capacities.items()}
     hot = {name: found.to_json() for name, found in case.plan.hot.items()}
     return {"hot": hot, "room": room, "told": _told(case)}
 

@@ -116,6 +116,7 @@ def to_json(planned: Planned) -> dict[str, Any]:
         "buffer_use": found.buffer_use,
         "capacity": dict(case.split.capacities),
         "rounds": found.rounds,
+        "fullest_over_mean": found.fullest,
         "tables": tables,
         "refusal": planned.refusal,
         "warnings": list(planned.warnings),

@@ -82,12 +82,35 @@ CASES = [
 @given(seed=st.integers(0, 2**32 - 1), kind=st.sampled_from(KINDS))
 @settings(max_examples=10, deadline=None)
 def test_lookup_is_exact_and_update_is_the_dense_one(case, seed, kind):
+    check(case, seed, kind, 32)
+
+
+@pytest.mark.slow
+@given(
+    mesh=st.sampled_from([(2, 1), (2, 2), (4, 1), (4, 2), (8, 1), (8, 2), (8, 8)]),
+    room=st.floats(0.001, 1.0),
+    rows=st.integers(1, 4000),
+    hot=st.tuples(st.integers(0, 50), st.integers(0, 50)).map(sorted),
+    columns=st.integers(1, 7),
+    share=st.integers(1, 6),
+    seed=st.integers(0, 2**32 - 1),
+    kind=st.sampled_from(KINDS),
+)
+@settings(max_examples=12, deadline=None)
+def test_lookup_and_update_are_right_for_any_shape(
+    mesh, room, rows, hot, columns, share, seed, kind
+):
+    check((*mesh, room, rows, hot, columns), seed, kind, share * mesh[0])
+
+
+def check(case, seed, kind, size):
+    """A lookup and an update of a random batch of `size` examples against plain NumPy."""
     devices, replicas, room, rows, hot, columns = case
     dealt = min(rows, hot[1])
     lay = one_table(rows, columns, replicated=min(dealt, hot[0]), dealt=dealt)
     embedding = embedding_of(lay, devices, replicas, room)
     rng = np.random.default_rng(seed)
-    batch = batch_of(draw(rng, kind, rows, (32, columns)))
+    batch = batch_of(draw(rng, kind, rows, (size, columns)))
     tables = new_tables(embedding, 1)
     before, slots = logical(embedding, tables)["dim8"]
     vectors, _ = lookup(embedding, tables, batch)

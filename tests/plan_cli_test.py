@@ -46,6 +46,7 @@ def test_a_plan_tells_all_that_is_asked_of_it(capsys):
     assert 0 < found["buffer_use"] < 1
     assert found["capacity"]["dim8"] % 8 == 0
     assert found["rounds"]["dim8"] >= 1
+    assert found["fullest_over_mean"]["dim8"] > 1
     assert found["exchanged_bytes_per_step"] > 0
     assert found["refusal"] == ""
     tables = {t["name"]: t for t in found["tables"]}

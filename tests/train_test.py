@@ -159,8 +159,13 @@ def test_a_run_keeps_its_placement_when_it_goes_on_with_other_devices(store, tmp
     assert any(line.startswith("Placement:") for line in lines)
     placed = json.loads((tmp_path / "placement.json").read_text())
     assert any(hot["replicated"] or hot["whole"] for hot in placed.values())
-    records_of_eight = records(tmp_path)
-    assert any(key.startswith("exchange/") for key in records_of_eight[-1])
+    for record in records(tmp_path):
+        told = {k.split("/")[-1]: v for k, v in record.items() if k.startswith("exchange/")}
+        assert set(told) == {"rounds", "unique_ids", "buffer_use", "fullest_device"}
+        assert told["rounds"] == 1
+        assert 0 < told["unique_ids"] < 128 * 10
+        assert 0 < told["buffer_use"] <= 1
+        assert 1 <= told["fullest_device"] <= 8
 
     c = on_devices(store, tmp_path, 2, num_steps=16)
     result = train(c, tmp_path, report=nothing, allow_config_change=True)

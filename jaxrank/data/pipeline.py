@@ -33,13 +33,7 @@ def _require(field: str, value: Any, holds: bool, must: str) -> None:
 def _process_shares(batch_size: int, shards: int, process: tuple[int, int]) -> range:
     """The shards that this process serves."""
     index, count = process
-    _require("batch_size", batch_size, batch_size >= 1, "1 or more")
-    _require("data.shards", shards, shards >= 1, "1 or more")
-    if batch_size % shards:
-        raise InputError(
-            f"batch_size must be a multiple of data.shards: got batch_size={batch_size},"
-            f" data.shards={shards}."
-        )
+    packing.check_shards(batch_size, shards)
     if shards % count:
         raise InputError(
             f"data.shards must be a multiple of the number of processes: got data.shards={shards},"

@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxrank.data.traffic import TableReads, Traffic
 from jaxrank.embedding.frequency import chance, falling
-from jaxrank.embedding.storage import storage
+from jaxrank.embedding.storage import ALIGNMENT, storage
 from jaxrank.errors import InputError
 from jaxrank.features import RESERVED_ROWS, Hot, Layout, Schema, Table, stack_name
 
@@ -33,9 +33,6 @@ REPLICATE_FROM = 0.9
 DEAL_FROM = 0.03
 # Hot rows of a stack: each costs a number in every program that maps ids to rows.
 MOST_HOT_ROWS = 65_536
-
-# Ids in a buffer of the exchange are a multiple of this.
-_ALIGNMENT = 8
 
 
 class TablePlan(NamedTuple):
@@ -261,7 +258,7 @@ def capacity(unique: float, shards: int, slack: float, most: int) -> int:
     """
     mean = unique / shards
     wanted = min(mean + slack * math.sqrt(mean), most)
-    return _ALIGNMENT * max(1, math.ceil(wanted / _ALIGNMENT))
+    return ALIGNMENT * max(1, math.ceil(wanted / ALIGNMENT))
 
 
 def capacities(

@@ -23,7 +23,8 @@ class Replay(NamedTuple):
     imbalance: rows served by the busiest device over the mean of all, averaged over the batches.
     largest_imbalance: the same in the worst batch.
     fullest: ids in the fullest buffer over the mean of all, by stack, averaged over the batches.
-    rounds: rounds of the exchange in a step, by stack, on average.
+    rounds: rounds of the exchange in a step, by stack, on average: as many as the fullest buffer
+        needs, of which the exchange may take more where it takes more than one.
     buffer_use: ids sent over places in the buffers, padding and all rounds included; NaN where
         nothing is sent.
     """

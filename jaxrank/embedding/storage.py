@@ -24,6 +24,7 @@ from jaxrank.features import PAD, Stack
 
 GROUPS = 1024
 LANES = 128
+ALIGNMENT = 8  # ids in a buffer of the exchange are a multiple: the rows of a tile on TPU
 
 
 def padded_width(dim: int) -> int:

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
@@ -22,12 +21,11 @@ from jaxrank.embedding import access
 from jaxrank.embedding.combine import combine, spread
 from jaxrank.embedding.duplicates import sum_by_scratch, sum_by_sort, sum_of_rows
 from jaxrank.embedding.exchange import Exchange, Load, Route
+from jaxrank.embedding.first_rows import first_rows
 from jaxrank.embedding.rules import Rule
-from jaxrank.embedding.storage import GROUPS, LANES, Parts, Storage, row_at, storage
+from jaxrank.embedding.storage import ALIGNMENT, GROUPS, Parts, Storage, storage
 from jaxrank.errors import InputError
 from jaxrank.features import PAD, Batch, Layout, Lists, Stack
-
-_ALIGNMENT = 8  # ids, of a buffer: the rows of a tile on TPU
 
 Vectors = dict[str, dict[str, jax.Array]]
 Routes = dict[str, Route]
@@ -126,11 +124,11 @@ class Embedding:
         split = self.parts[name].split
         assert split is not None
         share = split.rows // self.shards
-        capacity = min(math.ceil(self.room[name] * ids), ids, share)
+        capacity = min(round(self.room[name] * ids), ids, share)
         return Exchange(
             owners=self.shards,
             share=share,
-            capacity=-(-capacity // _ALIGNMENT) * _ALIGNMENT,
+            capacity=ALIGNMENT * max(1, math.ceil(capacity / ALIGNMENT)),
             by_scatter=self.on_cpu,
         )
 
@@ -142,14 +140,18 @@ class Embedding:
         """New tables, on the whole mesh. The values of a row depend on its table and its number in
         it alone: they are the same on any mesh, under any placement."""
         tables = {}
+        number_of = {t.name: i for i, t in enumerate(self.layout.schema.tables)}
         for stack in self.layout.stacks:
+            numbers = [number_of[name] for name in stack.tables]
             for shape in filter(None, self.parts[stack.name]):
                 slots = {
                     slot: jnp.full(shape.shape if wide else (shape.rows,), value, jnp.float32)
                     for slot, (wide, value) in self.rule.slots.items()
                 }
                 rows = jax.shard_map(
-                    functools.partial(self._init_rows, stack, shape),
+                    functools.partial(
+                        first_rows, stack, numbers, shape, self.shards, self.init_std
+                    ),
                     mesh=self.mesh,
                     in_specs=P(),
                     out_specs=self.specs()[shape.name],
@@ -157,34 +159,6 @@ class Embedding:
                 )(key)
                 tables[shape.name] = TableState(rows, slots)
         return tables
-
-    def _init_rows(self, stack: Stack, shape: Storage, key: jax.Array) -> jax.Array:
-        """This device's rows. Split ones group by group: random numbers of a whole table at once
-        take several times its memory."""
-        numbers = {t.name: i for i, t in enumerate(self.layout.schema.tables)}
-        of_stack = jnp.asarray([numbers[name] for name in stack.tables], jnp.int32)
-
-        def values(row: jax.Array) -> jax.Array:  # i32[k] rows of the stack -> f32[.., 128]
-            table, own = _origin(stack, row)
-
-            def one(table: jax.Array, own: jax.Array) -> jax.Array:
-                own_key = jax.random.fold_in(jax.random.fold_in(key, table), own)
-                return self.init_std * jax.random.normal(own_key, (stack.dim,), jnp.float32)
-
-            rows = jax.vmap(one)(of_stack[table], own)
-            # Columns beyond the dimension are zero and stay so.
-            return jnp.pad(rows, ((0, 0), (0, shape.width - shape.dim))).reshape(-1, LANES)
-
-        if not shape.is_split:
-            return values(jnp.arange(shape.rows, dtype=jnp.int32))
-        groups = GROUPS // self.shards
-        first = jax.lax.axis_index(meshes.SHARD) * groups
-        blocks = jnp.arange(shape.rows // GROUPS, dtype=jnp.int32)
-
-        def one_group(group: jax.Array) -> jax.Array:
-            return values(stack.replicated + row_at(jnp.full_like(blocks, group), blocks))
-
-        return jax.lax.map(one_group, first + jnp.arange(groups)).reshape(-1, LANES)
 
     def init_scratch(self) -> dict[str, jax.Array]:
         """What `update` needs besides the tables; its values never matter between steps."""
@@ -422,26 +396,6 @@ class Embedding:
 
     def _added(self, shape: Storage, state: TableState, change: TableState) -> TableState:
         return jax.tree.map(lambda a, c: a + _padded(shape, c).reshape(a.shape), state, change)
-
-
-def _origin(stack: Stack, row: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Rows of a stack i32[k] -> the table (index in `stack.tables`) of each and its row in it."""
-    starts, tables, offsets = (np.asarray(x, np.int32) for x in zip(*stack.segments(), strict=True))
-    segment = jnp.searchsorted(starts, row, side="right").astype(jnp.int32) - 1
-    table, own = jnp.asarray(tables)[segment], row - jnp.asarray(offsets)[segment]
-    if not stack.hot:
-        return table, own
-    hot_own = np.zeros(len(stack.hot), np.int32)
-    for rows in stack.hot_rows():
-        hot_own[rows - stack.hot_start] = np.arange(len(rows))
-    place = row - stack.hot_start
-    is_hot = (place >= 0) & (place < len(stack.hot))
-    place = jnp.clip(place, 0, len(stack.hot) - 1)
-    hot_table = jnp.asarray(np.asarray(stack.hot, np.int32))[place]
-    return (
-        jnp.where(is_hot, hot_table, table),
-        jnp.where(is_hot, jnp.asarray(hot_own)[place], own),
-    )
 
 
 def _padded(shape: Storage, change: jax.Array) -> jax.Array:

@@ -1,0 +1,79 @@
+"""The first values of rows: random, and a function of a row's table and its number in it alone.
+
+So a model starts the same on any mesh, and under any placement.
+"""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrank import mesh as meshes
+from jaxrank.embedding.storage import GROUPS, LANES, Storage, row_at
+from jaxrank.features import Stack
+
+
+def first_rows(
+    stack: Stack,
+    numbers: Sequence[int],
+    shape: Storage,
+    shards: int,
+    std: float,
+    key: jax.Array,
+) -> jax.Array:
+    """f32[k, 128]: this device's rows of one part of a stack, in `shard_map`.
+
+    Split ones are made group by group: random numbers of a whole table at once take several times
+    its memory.
+
+    Args:
+        numbers: of the stack's tables in the schema.
+        shape: of the part.
+        shards: devices that split rows are split over.
+        std: standard deviation of the normal distribution that they are drawn from.
+        key: of all tables.
+    """
+    of_stack = jnp.asarray(numbers, jnp.int32)
+
+    def values(row: jax.Array) -> jax.Array:  # i32[n] rows of the stack -> f32[.., 128]
+        table, own = origin(stack, row)
+
+        def one(table: jax.Array, own: jax.Array) -> jax.Array:
+            own_key = jax.random.fold_in(jax.random.fold_in(key, table), own)
+            return std * jax.random.normal(own_key, (stack.dim,), jnp.float32)
+
+        rows = jax.vmap(one)(of_stack[table], own)
+        # Columns beyond the dimension are zero and stay so.
+        return jnp.pad(rows, ((0, 0), (0, shape.width - shape.dim))).reshape(-1, LANES)
+
+    if not shape.is_split:
+        return values(jnp.arange(shape.rows, dtype=jnp.int32))
+    groups = GROUPS // shards
+    first = jax.lax.axis_index(meshes.SHARD) * groups
+    blocks = jnp.arange(shape.rows // GROUPS, dtype=jnp.int32)
+
+    def one_group(group: jax.Array) -> jax.Array:
+        return values(stack.replicated + row_at(jnp.full_like(blocks, group), blocks))
+
+    return jax.lax.map(one_group, first + jnp.arange(groups)).reshape(-1, LANES)
+
+
+def origin(stack: Stack, row: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Rows of a stack i32[k] -> the table (index in `stack.tables`) of each and its row in it."""
+    starts, tables, offsets = (np.asarray(x, np.int32) for x in zip(*stack.segments(), strict=True))
+    segment = jnp.searchsorted(starts, row, side="right").astype(jnp.int32) - 1
+    table, own = jnp.asarray(tables)[segment], row - jnp.asarray(offsets)[segment]
+    if not stack.hot:
+        return table, own
+    hot_own = np.zeros(len(stack.hot), np.int32)
+    for rows in stack.hot_rows():
+        hot_own[rows - stack.hot_start] = np.arange(len(rows))
+    place = row - stack.hot_start
+    is_hot = (place >= 0) & (place < len(stack.hot))
+    place = jnp.clip(place, 0, len(stack.hot) - 1)
+    hot_table = jnp.asarray(np.asarray(stack.hot, np.int32))[place]
+    return (
+        jnp.where(is_hot, hot_table, table),
+        jnp.where(is_hot, jnp.asarray(hot_own)[place], own),
+    )
