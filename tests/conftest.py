@@ -3,8 +3,8 @@
 import os
 from pathlib import Path
 
-# What tests compile runs for a moment: the time goes into compiling. Read when JAX is imported;
-# processes that tests start compile as users do.
+# What tests compile runs for a moment: the time goes into compiling. JAX reads this when it makes
+# its devices, below; processes that tests start compile as users do.
 XLA_FLAGS = os.environ.get("XLA_FLAGS", "")
 os.environ["XLA_FLAGS"] = f"{XLA_FLAGS} --xla_backend_optimization_level=0"
 
