@@ -15,7 +15,7 @@ def records(source, split):
     """(row number, {column: value}) of every record, and the files in order."""
     rows, files = [], []
     for chunk in source.chunks(split):
-        numbers = range(chunk.first_row, chunk.first_row + chunk.batch.num_rows)
+        numbers = chunk.rows.tolist()
         rows += zip(numbers, chunk.batch.to_pylist(), strict=True)
         if chunk.file not in files:
             files.append(chunk.file)

@@ -53,7 +53,7 @@ def test_a_row_does_not_depend_on_how_many_follow():
     short = Source(rows={"train": 40_000}, **_ARGUMENTS)
     chunks = list(short.chunks("train"))
     assert [c.batch.num_rows for c in chunks] == [32_768, 7232]
-    assert [c.first_row for c in chunks] == [1, 32_769]
+    assert [c.rows[0] for c in chunks] == [1, 32_769]
     assert {c.file for c in chunks} == {"synthetic:train"}
     for a, b in itertools.islice(zip(long.chunks("train"), chunks, strict=False), 2):
         assert a.batch.slice(0, b.batch.num_rows).equals(b.batch)

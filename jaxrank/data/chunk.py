@@ -2,18 +2,48 @@
 
 from typing import NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 
+class Part(NamedTuple):
+    """A piece of a split that is prepared by itself; it travels to other processes.
+
+    split: that it belongs to.
+    file: a path or URL, or what stands for it in generated data.
+    start, stop: of the file, in the source's own terms: bytes of text, row groups of Parquet,
+        chunks of generated data; 0 and 1 where a file cannot be divided.
+    """
+
+    split: str
+    file: str
+    start: int
+    stop: int
+
+
 class Chunk(NamedTuple):
-    """Consecutive records of one file.
+    """Records of one file, in order.
 
     batch: the columns; empty text is missing, as null is.
     file: where they come from, for messages.
-    first_row: the user's number of the first record: its line, counted from 1, in a text file,
-        its row, counted from 1, in a Parquet file and in generated data.
+    rows: i64[n], the user's number of each record: its line, counted from 1, in a text file, its
+        row, counted from 1, in other files and in generated data.
+    offset: bytes of a text file whose lines `rows` does not count, as counting them takes as long
+        as reading them. `Rejects` counts them before it tells a number.
     """
 
     batch: pa.RecordBatch
     file: str
-    first_row: int
+    rows: np.ndarray
+    offset: int = 0
+
+    def without(self, rows: np.ndarray) -> "Chunk":
+        """The chunk without the records at these places, i64[m]."""
+        keep = np.ones(self.batch.num_rows, bool)
+        keep[rows] = False
+        return self._replace(batch=self.batch.filter(pa.array(keep)), rows=self.rows[keep])
+
+
+def numbered(first: int, count: int) -> np.ndarray:
+    """i64[count]: first, first + 1, ..."""
+    return np.arange(first, first + count, dtype=np.int64)

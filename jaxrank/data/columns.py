@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jaxrank.data.chunk import Chunk
+from jaxrank.data.rejects import BadRows
 from jaxrank.errors import InputError
 
 
@@ -23,25 +24,21 @@ class Column(NamedTuple):
 
     values: pa.Array
     name: str
-    file: str
-    first_row: int
+    chunk: Chunk
     lengths: np.ndarray | None = None
 
-    def place(self, index: int) -> str:
-        """File, row and column of the value at `index`."""
-        row = index
-        if self.lengths is not None:
-            row = int(np.searchsorted(np.cumsum(self.lengths), index, side="right"))
-        return f"{self.file}, row {self.first_row + row}, column {self.name}"
-
-    def refuse(self, index: int, must: str, hint: str = "") -> NoReturn:
-        value = self.values[index].as_py()
+    def refuse(self, indices: np.ndarray, must: str, hint: str = "") -> NoReturn:
+        """Raises BadRows for the rows of the values at i64[m] `indices`."""
+        value = self.values[int(indices[0])].as_py()
         found = "an empty value" if value is None else repr(value)
-        raise InputError(f"{self.place(index)}: must be {must}: found {found}.{hint}")
+        rows = indices
+        if self.lengths is not None:
+            rows = np.searchsorted(np.cumsum(self.lengths), indices, side="right")
+        raise BadRows(self.chunk, rows, self.name, must, found, hint)
 
     def refuse_type(self, must: str) -> NoReturn:
         raise InputError(
-            f"{self.file}, column {self.name}: must be {must}: found a column of type"
+            f"{self.chunk.file}, column {self.name}: must be {must}: found a column of type"
             f" {self.values.type}."
         )
 
@@ -51,7 +48,7 @@ def column_of(chunk: Chunk, name: str) -> Column:
     index = chunk.batch.schema.get_field_index(name)
     if index < 0:
         raise InputError(f"{chunk.file}: must have a column {name!r}: found none of that name.")
-    return Column(_simplified(chunk.batch.column(index)), name, chunk.file, chunk.first_row)
+    return Column(_simplified(chunk.batch.column(index)), name, chunk)
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -82,10 +79,6 @@ def _simplified(values: pa.Array) -> pa.Array:
     return values
 
 
-def _first(bad: np.ndarray) -> int:
-    return int(np.flatnonzero(bad)[0])
-
-
 def numbers(
     column: Column,
     must: str,
@@ -107,27 +100,34 @@ def numbers(
     try:
         converted = values.cast(pa.float64(), safe=False)
     except pa.ArrowInvalid:
-        column.refuse(first_uncastable(values, pa.float64()), must)
+        column.refuse(uncastable(values, pa.float64()), must)
     absent = np.zeros(len(values), bool)
     if values.null_count:
         absent = values.is_null().to_numpy(zero_copy_only=False)
         if not missing:
-            column.refuse(_first(absent), must)
+            column.refuse(np.flatnonzero(absent), must)
     result = converted.to_numpy(zero_copy_only=False)  # NaN for null
     bad = ~(valid(result) | absent)
     if bad.any():
-        column.refuse(_first(bad), must)
+        column.refuse(np.flatnonzero(bad), must)
     return result
 
 
-def first_uncastable(values: pa.Array, kind: pa.DataType) -> int:
-    """The index of the first value that cannot be cast; there is one."""
-    for i in range(len(values)):
+def uncastable(values: pa.Array, kind: pa.DataType) -> np.ndarray:
+    """i64[m]: where the values are that cannot be cast, of an array that cannot be."""
+    found: list[int] = []
+    pending = [(0, len(values))]
+    while pending:  # halves, for bad values are few
+        start, stop = pending.pop()
         try:
-            values[i : i + 1].cast(kind)
+            values[start:stop].cast(kind)
         except pa.ArrowInvalid:
-            return i
-    raise AssertionError("every value can be cast by itself")
+            middle = (start + stop) // 2
+            if stop - start == 1:
+                found.append(start)
+            else:
+                pending += [(middle, stop), (start, middle)]
+    return np.asarray(found, np.int64)
 
 
 ID_TYPES = "text or whole numbers"
@@ -138,7 +138,7 @@ def _whole_numbers(column: Column, must: str) -> pa.Array:
     try:
         return column.values.cast(pa.int64())
     except pa.ArrowInvalid:
-        column.refuse(first_uncastable(column.values, pa.int64()), must)
+        column.refuse(uncastable(column.values, pa.int64()), must)
 
 
 def check_id_type(column: Column) -> None:
@@ -164,7 +164,7 @@ def texts(column: Column) -> pa.Array:
         try:
             return _simplified(column.values.cast(pa.string()))
         except pa.ArrowInvalid:
-            column.refuse(first_uncastable(column.values, pa.string()), "text in UTF-8")
+            column.refuse(uncastable(column.values, pa.string()), "text in UTF-8")
     if pa.types.is_uint64(kind):
         return column.values.cast(pa.string())
     return _whole_numbers(column, ID_TYPES).cast(pa.string())
@@ -179,7 +179,7 @@ def elements(column: Column, separator: str, must: str = "a list") -> Column:
     if is_text(values.type):
         if not separator:
             raise InputError(
-                f"{column.file}, column {column.name}: {must} in a text column must have a"
+                f"{column.chunk.file}, column {column.name}: {must} in a text column must have a"
                 " separator: found separator=''."
             )
         values = pc.split_pattern(values, separator)

@@ -10,11 +10,11 @@ import pyarrow.compute as pc
 from jaxrank.data.block import Block
 from jaxrank.data.chunk import Chunk
 from jaxrank.data.columns import Column, column_of, elements, numbers, texts
+from jaxrank.data.rejects import BadRows
 from jaxrank.data.row_numbers import row_numbers
 from jaxrank.data.spec import FeatureSpec, IdSpec, ListSpec, TableSpec
 from jaxrank.data.statistics import Statistics
 from jaxrank.data.vocabulary import Vocabulary, hash_rows
-from jaxrank.errors import InputError
 from jaxrank.features import MISSING_ROW, PAD, UNKNOWN_ROW
 
 
@@ -48,11 +48,9 @@ def id_elements(entry: IdSpec, chunk: Chunk) -> Column:
     assert result.lengths is not None
     bad = (result.lengths != entry.length) & (result.lengths != 0)
     if bad.any():
-        row = int(np.flatnonzero(bad)[0])
-        raise InputError(
-            f"{column.place(row)}: must have length={entry.length} ids: found"
-            f" {result.lengths[row]} in {column.values[row].as_py()!r}."
-        )
+        rows = np.flatnonzero(bad)
+        found = f"{result.lengths[rows[0]]} in {column.values[int(rows[0])].as_py()!r}"
+        raise BadRows(chunk, rows, entry.name, f"have length={entry.length} ids", found)
     return result
 
 
@@ -71,16 +69,20 @@ def list_elements(entry: ListSpec, chunk: Chunk) -> ListElements:
     assert ids.lengths is not None
     if ids.values.null_count:
         empty = ids.values.is_null().to_numpy(zero_copy_only=False)
-        ids.refuse(int(np.flatnonzero(empty)[0]), "a list without empty ids")
+        ids.refuse(np.flatnonzero(empty), "a list without empty ids")
     weights = _list_weights(entry, chunk, ids) if entry.weights else None
     over = ids.lengths > entry.max_length if entry.max_length else np.zeros(0, bool)
     if not over.any():
         return ListElements(ids, weights, 0)
     if entry.on_overlong == "error":
-        row = int(np.flatnonzero(over)[0])
-        raise InputError(
-            f"{column.place(row)}: must have at most max_length={entry.max_length} ids: found"
-            f" {ids.lengths[row]}. Raise max_length, or set on_overlong='truncate'."
+        rows = np.flatnonzero(over)
+        raise BadRows(
+            chunk,
+            rows,
+            entry.name,
+            f"have at most max_length={entry.max_length} ids",
+            str(ids.lengths[rows[0]]),
+            " Raise max_length, or set on_overlong='truncate'.",
         )
     keep = _position_in_list(ids.lengths) < entry.max_length
     cut = ids._replace(
@@ -101,12 +103,10 @@ def _list_weights(entry: ListSpec, chunk: Chunk, ids: Column) -> np.ndarray:
     assert ids.lengths is not None
     differ = weights.lengths != ids.lengths
     if differ.any():
-        row = int(np.flatnonzero(differ)[0])
-        raise InputError(
-            f"{chunk.file}, row {chunk.first_row + row}, column {entry.weights}: must have as many"
-            f" weights as {entry.name} has ids: found {weights.lengths[row]} weights and"
-            f" {ids.lengths[row]} ids."
-        )
+        rows = np.flatnonzero(differ)
+        found = f"{weights.lengths[rows[0]]} weights and {ids.lengths[rows[0]]} ids"
+        must = f"have as many weights as {entry.name} has ids"
+        raise BadRows(chunk, rows, entry.weights, must, found)
     return numbers(weights, "a finite number, 0 or more", _not_negative, missing=False)
 
 
@@ -211,8 +211,9 @@ class Encoder:
         with np.errstate(over="ignore"):
             single = values.astype(np.float32)
         if not np.isfinite(single).all():
-            row, i = np.argwhere(~np.isfinite(single))[0]
-            column_of(chunk, self._float_names[i]).refuse(int(row), "in the range of float32")
+            i = int(np.flatnonzero(~np.isfinite(single).all(axis=0))[0])
+            bad = np.flatnonzero(~np.isfinite(single[:, i]))
+            column_of(chunk, self._float_names[i]).refuse(bad, "in the range of float32")
         result = np.empty((len(raw), raw.shape[1] + int(self._indicator.sum())), np.float32)
         result[:, self._position] = single
         result[:, self._position[self._indicator] + 1] = missing[:, self._indicator]

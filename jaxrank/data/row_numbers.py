@@ -5,7 +5,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from jaxrank.data.columns import ID_TYPES, Column, check_id_type, first_uncastable, is_text
+from jaxrank.data.columns import ID_TYPES, Column, check_id_type, is_text, uncastable
 from jaxrank.data.spec import TableSpec
 from jaxrank.features import PAD
 
@@ -39,7 +39,7 @@ def row_numbers(column: Column, table: TableSpec) -> tuple[np.ndarray, int]:
         return result, 0
     if refused:
         column.refuse(
-            int(bad[0]),
+            bad,
             row,
             " Set on_bad_id='oov', 'hash' or 'clip' to give such ids a row, or raise `rows`.",
         )
@@ -66,7 +66,7 @@ def _int64(column: Column, must: str) -> pa.Array:
     try:
         return short.cast(pa.int64())
     except pa.ArrowInvalid:
-        column.refuse(first_uncastable(short, pa.int64()), must)
+        column.refuse(uncastable(short, pa.int64()), must)
 
 
 def _rows_of_bad(values: pa.Array, narrow: pa.Array, table: TableSpec) -> np.ndarray:

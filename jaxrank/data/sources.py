@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pyarrow.parquet
 
-from jaxrank.data.chunk import Chunk
+from jaxrank.data.chunk import Chunk, numbered
 from jaxrank.data.spec import check_keys
 from jaxrank.data.text import TextSource, check_same_columns, empty_file
 from jaxrank.errors import InputError
@@ -148,7 +148,7 @@ class ParquetSource:
             try:
                 with _open_parquet(path) as file:
                     for batch in file.iter_batches(_ROWS_PER_CHUNK, use_threads=False):
-                        yield Chunk(batch, str(path), row)
+                        yield Chunk(batch, str(path), numbered(row, batch.num_rows))
                         row += batch.num_rows
             except (pa.ArrowException, OSError) as error:
                 raise _not_parquet(path, error) from error

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from jaxrank.data.chunk import Chunk
+from jaxrank.data.chunk import Chunk, numbered
 from jaxrank.data.planted import Rows, Truth
 from jaxrank.errors import InputError
 
@@ -125,13 +125,12 @@ class Source:
 
     def chunks(self, split: str) -> Iterator[Chunk]:
         """The rows of a split, in order. A longer split begins with the rows of a shorter one."""
-        first = 1
         for index, count in enumerate(self.chunk_rows(split)):
             random = self._random(split, index)
             rows = self._draw(random, _CHUNK_ROWS)
             batch = self._to_arrow(rows, self._truth.probabilities(rows), random)
-            yield Chunk(batch.slice(0, count), f"synthetic:{split}", first)
-            first += count
+            first = 1 + index * _CHUNK_ROWS
+            yield Chunk(batch.slice(0, count), f"synthetic:{split}", numbered(first, count))
 
     def chunk_rows(self, split: str) -> list[int]:
         """The rows of each chunk of a split."""

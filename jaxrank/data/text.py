@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from jaxrank.data.chunk import Chunk
+from jaxrank.data.chunk import Chunk, numbered
 from jaxrank.errors import InputError
 
 CRITEO_COLUMNS = (
@@ -96,7 +96,7 @@ class TextSource:
                 if len(_first_lines(path, first_row)) < first_row:
                     raise empty_file(path)
                 for batch in self._reader(path, stream):
-                    chunk = Chunk(batch, str(path), row)
+                    chunk = Chunk(batch, str(path), numbered(row, batch.num_rows))
                     self._check_lines(chunk)
                     if batch.num_rows:
                         yield chunk
@@ -120,7 +120,7 @@ class TextSource:
                     if pc.any(broken).as_py():
                         index = pc.index(broken, True).as_py()
                         raise InputError(
-                            f"{chunk.file}, row {chunk.first_row + index}, column {name}: must be"
+                            f"{chunk.file}, row {chunk.rows[index]}, column {name}: must be"
                             f" on one line: found {column[index].as_py()!r}."
                         )
         # The reader makes a row of nulls of an empty line.
@@ -132,7 +132,7 @@ class TextSource:
         if blank is not None and pc.any(blank).as_py():
             index = pc.index(blank, True).as_py()
             raise InputError(
-                f"{chunk.file}, row {chunk.first_row + index}: must have a value in some column:"
+                f"{chunk.file}, row {chunk.rows[index]}: must have a value in some column:"
                 " found an empty line."
             )
 

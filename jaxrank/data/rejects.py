@@ -1,0 +1,157 @@
+"""What becomes of raw records that cannot be used: they stop the preparation, or are set aside."""
+
+import json
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+
+from jaxrank.data import files
+from jaxrank.data.chunk import Chunk
+from jaxrank.errors import InputError
+
+Result = TypeVar("Result")
+
+POLICIES = ("error", "skip")
+_COUNT_AT_ONCE = 1 << 24
+
+
+class BadRows(InputError):
+    """Records of a chunk that hold what they may not.
+
+    Args:
+        chunk: that they are in.
+        rows: i64[m] their places in the chunk, at least one.
+        column: of the first; empty where it is the record as a whole.
+        must: what must hold, as "a finite number or empty".
+        found: what the first has instead, as text.
+        hint: a sentence that follows, with a space in front, or empty.
+    """
+
+    def __init__(
+        self, chunk: Chunk, rows: np.ndarray, column: str, must: str, found: str, hint: str = ""
+    ):
+        self.rows, self.column, self.must, self.found, self.hint = rows, column, must, found, hint
+        super().__init__(_message(chunk.file, int(chunk.rows[rows[0]]), column, must, found, hint))
+
+
+def _message(file: str, row: int, column: str, must: str, found: str, hint: str) -> str:
+    where = f", column {column}" if column else ""
+    verb = "" if must.startswith(("have ", "be ", "not ")) else "be "
+    return f"{file}, row {row}{where}: must {verb}{must}: found {found}.{hint}"
+
+
+class Rejects:
+    """Decides about records that cannot be used, and keeps those that are skipped.
+
+    Args:
+        policy: "error": the first stops the preparation; "skip": they are counted and kept.
+        limit: how many may be skipped.
+        conceal: makes of a value what a file outside the raw data may show; none: the value.
+
+    Attributes:
+        count: records skipped so far.
+        lines: a line of JSON for each: file, row, column, must, found, record.
+    """
+
+    def __init__(
+        self,
+        policy: str = "error",
+        limit: int = 0,
+        conceal: Callable[[str], str] | None = None,
+    ):
+        self.policy, self.limit = policy, limit
+        self.lines: list[str] = []
+        self._conceal = conceal
+
+    @property
+    def count(self) -> int:
+        return len(self.lines)
+
+    def refuse(
+        self,
+        *,
+        file: str,
+        row: int,
+        column: str,
+        must: str,
+        found: str,
+        hint: str = "",
+        record: Any,
+        offset: int = 0,
+    ) -> None:
+        """Skips one record.
+
+        Args:
+            file, row, offset: as of `Chunk`.
+            column, must, found, hint: as of `BadRows`; of a bad line that has no columns, "".
+            record: the whole record: {column: value}, or the text of a line that has no columns.
+
+        Raises:
+            InputError: the policy is "error", or more than `limit` were skipped; names the place.
+        """
+        row += _lines_before(file, offset)
+        if self.policy == "error":
+            raise InputError(_message(file, row, column, must, found, hint))
+        if self._conceal is not None:
+            record, found = _concealed(record, self._conceal), "a value that is not shown"
+        entry = dict(file=file, row=row, column=column, must=must, found=found, record=record)
+        self.lines.append(json.dumps(entry, default=str))
+        if self.count > self.limit:
+            raise InputError(
+                f"at most {self.limit:,} records may be skipped (--max-rejected): found more. The"
+                f" last: {_message(file, row, column, must, found, hint)}"
+            )
+
+    def attempt(
+        self, chunk: Chunk, function: Callable[[Chunk], Result]
+    ) -> tuple[Chunk, Result | None]:
+        """function(chunk) of what can be used, and that chunk; None where nothing is left.
+
+        Raises:
+            InputError: as of `refuse`.
+        """
+        while chunk.batch.num_rows:
+            try:
+                return chunk, function(chunk)
+            except BadRows as bad:
+                for row in np.unique(bad.rows).tolist():
+                    self.refuse(
+                        file=chunk.file,
+                        row=int(chunk.rows[row]),
+                        column=bad.column,
+                        must=bad.must,
+                        found=bad.found if row == bad.rows[0] else _shown(chunk, row, bad.column),
+                        hint=bad.hint,
+                        record=chunk.batch.slice(row, 1).to_pylist()[0],
+                        offset=chunk.offset,
+                    )
+                chunk = chunk.without(bad.rows)
+        return chunk, None
+
+
+def _shown(chunk: Chunk, row: int, column: str) -> str:
+    index = chunk.batch.schema.get_field_index(column)
+    if index < 0:
+        return "another"
+    value = chunk.batch.column(index)[row].as_py()
+    return "an empty value" if value is None else repr(value)
+
+
+def _concealed(record: Any, conceal: Callable[[str], str]) -> Any:
+    if isinstance(record, dict):
+        return {key: _concealed(value, conceal) for key, value in record.items()}
+    if isinstance(record, list):
+        return [_concealed(value, conceal) for value in record]
+    return None if record is None else conceal(str(record))
+
+
+def _lines_before(file: str, offset: int) -> int:
+    """Lines in the first `offset` bytes of an uncompressed file."""
+    lines = 0
+    if offset:
+        with files.open_input(file) as stream:
+            while offset and (data := stream.read(min(offset, _COUNT_AT_ONCE))):
+                lines += data.count(b"\n")
+                offset -= len(data)
+    return lines
