@@ -6,6 +6,7 @@ import gzip
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from raw import every_chunk
 
 from jaxrank.data import text
 from jaxrank.data.sources import make_source
@@ -14,7 +15,7 @@ from jaxrank.data.sources import make_source
 def records(source, split):
     """(row number, {column: value}) of every record, and the files in order."""
     rows, files = [], []
-    for chunk in source.chunks(split):
+    for chunk in every_chunk(source, split):
         numbers = chunk.rows.tolist()
         rows += zip(numbers, chunk.batch.to_pylist(), strict=True)
         if chunk.file not in files:
@@ -54,7 +55,7 @@ def test_row_numbers_go_on_from_chunk_to_chunk(tmp_path, monkeypatch):
     path = tmp_path / "a.csv"
     path.write_text("n\n" + "".join(f"{line}\n" for line in range(2, 1002)))
     source = make_source(dict(kind="csv", files=dict(train=str(path))))
-    chunks = list(source.chunks("train"))
+    chunks = list(every_chunk(source, "train"))
     assert len(chunks) > 20
     rows, _ = records(source, "train")
     assert len(rows) == 1000

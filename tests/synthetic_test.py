@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+from raw import every_chunk
 
 from jaxrank.data import synthetic
 from jaxrank.data.synthetic import Source
@@ -23,7 +24,7 @@ _ARGUMENTS = {
 @pytest.fixture(scope="module")
 def batches():
     source = Source(rows={"train": 200_000}, **_ARGUMENTS)
-    return [chunk.batch for chunk in source.chunks("train")]
+    return [chunk.batch for chunk in every_chunk(source, "train")]
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +37,7 @@ def column(batches):
 
 
 def _first(source, split):
-    return next(iter(source.chunks(split))).batch
+    return next(iter(every_chunk(source, split))).batch
 
 
 def test_the_same_arguments_give_the_same_rows_and_others_do_not():
@@ -51,11 +52,11 @@ def test_the_same_arguments_give_the_same_rows_and_others_do_not():
 def test_a_row_does_not_depend_on_how_many_follow():
     long = Source(rows={"train": 70_000}, **_ARGUMENTS)
     short = Source(rows={"train": 40_000}, **_ARGUMENTS)
-    chunks = list(short.chunks("train"))
+    chunks = list(every_chunk(short, "train"))
     assert [c.batch.num_rows for c in chunks] == [32_768, 7232]
     assert [c.rows[0] for c in chunks] == [1, 32_769]
     assert {c.file for c in chunks} == {"synthetic:train"}
-    for a, b in itertools.islice(zip(long.chunks("train"), chunks, strict=False), 2):
+    for a, b in itertools.islice(zip(every_chunk(long, "train"), chunks, strict=False), 2):
         assert a.batch.slice(0, b.batch.num_rows).equals(b.batch)
 
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 from jaxrank.data.block import Block, concatenate, slice_block
 from jaxrank.data.columns import texts
 from jaxrank.data.encode import Encoder, id_elements, list_elements, log_transform, raw_floats
+from jaxrank.data.rejects import Rejects
 from jaxrank.data.resolve import build_schema, resolve
 from jaxrank.data.sources import Source, make_source
 from jaxrank.data.spec import FeatureSpec, TableSpec
@@ -162,7 +163,7 @@ def _learn(
     log = np.array([f.log for f in floats], bool)
     moments = Moments(len(floats))
     rows = 0
-    for chunk in data.chunks(TRAIN):
+    for chunk in _chunks(data, TRAIN):
         rows += chunk.batch.num_rows
         moments.add(log_transform(raw_floats(names, chunk), log))
         for entry in features.ids:
@@ -178,6 +179,11 @@ def _learn(
     pairs = zip(moments.mean.tolist(), moments.std.tolist(), strict=True)
     report(f"learned from {TRAIN}: {_speed(rows, began)}")
     return Learned(vocabularies, earlier.transforms | dict(zip(names, pairs, strict=True)))
+
+
+def _chunks(data: Source, split: str) -> Iterator[Any]:
+    for part in data.parts(split):
+        yield from data.chunks(part, Rejects())
 
 
 def _speed(rows: int, began: float) -> str:
@@ -199,7 +205,7 @@ def _write_split(
     encoder = Encoder(features, learned.vocabularies, learned.transforms, statistics)
     entry: dict[str, Any] = {}
     target = writer.split(split, entry)
-    for block in _blocks_of(map(encoder.encode, data.chunks(split)), block_size):
+    for block in _blocks_of(map(encoder.encode, _chunks(data, split)), block_size):
         target.write(block)
     if not statistics.rows:
         raise InputError(f"source: the split {split!r} must have at least one row: found none.")

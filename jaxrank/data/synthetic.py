@@ -27,11 +27,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from jaxrank.data.chunk import Chunk, numbered
+from jaxrank.data.chunk import Chunk, Part, numbered
 from jaxrank.data.planted import Rows, Truth
+from jaxrank.data.rejects import Rejects
 from jaxrank.errors import InputError
 
 _CHUNK_ROWS = 32_768  # drawn from one random stream, so it is part of what the data is
+_PART_CHUNKS = 16
 _CALIBRATION_ROWS = 65_536
 _NULL_IDS = 0.02
 _MAX_LENGTH = 8  # times the mean length
@@ -123,14 +125,29 @@ class Source:
             names += [f"l{i}", f"l{i}_weight"] if entry.weighted else [f"l{i}"]
         return [*names, "click", "conversion", "p_click", "p_conversion"]
 
-    def chunks(self, split: str) -> Iterator[Chunk]:
-        """The rows of a split, in order. A longer split begins with the rows of a shorter one."""
-        for index, count in enumerate(self.chunk_rows(split)):
+    @property
+    def files(self) -> list[str]:
+        return []
+
+    def parts(self, split: str) -> list[Part]:
+        """A longer split begins with the rows of a shorter one."""
+        chunks = len(self.chunk_rows(split))
+        starts = range(0, chunks, _PART_CHUNKS)
+        return [
+            Part(split, f"synthetic:{split}", start, min(start + _PART_CHUNKS, chunks))
+            for start in starts
+        ]
+
+    def chunks(self, part: Part, rejects: Rejects) -> Iterator[Chunk]:
+        """The rows of a part, in order."""
+        del rejects
+        split = part.split
+        for index, count in list(enumerate(self.chunk_rows(split)))[part.start : part.stop]:
             random = self._random(split, index)
             rows = self._draw(random, _CHUNK_ROWS)
             batch = self._to_arrow(rows, self._truth.probabilities(rows), random)
             first = 1 + index * _CHUNK_ROWS
-            yield Chunk(batch.slice(0, count), f"synthetic:{split}", numbered(first, count))
+            yield Chunk(batch.slice(0, count), part.file, numbered(first, count))
 
     def chunk_rows(self, split: str) -> list[int]:
         """The rows of each chunk of a split."""

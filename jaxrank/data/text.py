@@ -3,13 +3,14 @@
 import csv
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from jaxrank.data.chunk import Chunk, numbered
+from jaxrank.data import files
+from jaxrank.data.chunk import Chunk, Part, numbered
+from jaxrank.data.rejects import Rejects
 from jaxrank.errors import InputError
 
 CRITEO_COLUMNS = (
@@ -23,36 +24,43 @@ _MAX_CHUNK_BYTES = 1 << 27
 _GZIP_MAGIC = b"\x1f\x8b"
 
 
-def empty_file(path: Path) -> InputError:
+def empty_file(path: str) -> InputError:
     return InputError(f"{path}: must have at least one row: found none, the file is empty.")
 
 
 class TextSource:
     """Delimited text, plain or gzip; every value is text."""
 
-    def __init__(self, files: Mapping[str, Sequence[Path]], delimiter: str, *, header: bool):
-        self._files = files
+    def __init__(self, paths_of: Mapping[str, Sequence[str]], delimiter: str, *, header: bool):
+        self._paths_of = paths_of
         self._delimiter = delimiter
         self._header = header
         self._columns = list(CRITEO_COLUMNS)
         if header:
-            paths = [path for split in files.values() for path in split]
+            paths = self.files
             self._columns = self._read_header(paths[0])
             for path in paths[1:]:
                 check_same_columns(paths[0], self._columns, path, self._read_header(path))
 
     @property
     def splits(self) -> list[str]:
-        return list(self._files)
+        return list(self._paths_of)
+
+    @property
+    def files(self) -> list[str]:
+        return [path for paths in self._paths_of.values() for path in paths]
 
     def columns(self, split: str) -> list[str]:
         return self._columns
 
-    def chunks(self, split: str) -> Iterator[Chunk]:
-        for path in self._files[split]:
-            yield from self._chunks_of_file(path)
+    def parts(self, split: str) -> list[Part]:
+        return [Part(split, path, 0, 1) for path in self._paths_of[split]]
 
-    def _read_header(self, path: Path) -> list[str]:
+    def chunks(self, part: Part, rejects: Rejects) -> Iterator[Chunk]:
+        del rejects
+        return self._chunks_of_file(part.file)
+
+    def _read_header(self, path: str) -> list[str]:
         line = b"".join(_first_lines(path, 1))
         if not line.strip():
             raise empty_file(path)
@@ -66,7 +74,7 @@ class TextSource:
                 raise InputError(f"{path}, row 1: column names must differ: found {name!r} twice.")
         return names
 
-    def _reader(self, path: Path, stream: pa.NativeFile) -> pa.csv.CSVStreamingReader:
+    def _reader(self, path: str, stream: pa.NativeFile) -> pa.csv.CSVStreamingReader:
         sample = max((len(line) for line in _first_lines(path, 5)), default=0)
         chunk_bytes = min(max(sample * _ROWS_PER_CHUNK, _MIN_CHUNK_BYTES), _MAX_CHUNK_BYTES)
         return pa.csv.open_csv(
@@ -89,14 +97,14 @@ class TextSource:
             ),
         )
 
-    def _chunks_of_file(self, path: Path) -> Iterator[Chunk]:
+    def _chunks_of_file(self, path: str) -> Iterator[Chunk]:
         row = first_row = 1 + self._header
         try:
             with _open_text(path) as stream:
                 if len(_first_lines(path, first_row)) < first_row:
                     raise empty_file(path)
                 for batch in self._reader(path, stream):
-                    chunk = Chunk(batch, str(path), numbered(row, batch.num_rows))
+                    chunk = Chunk(batch, path, numbered(row, batch.num_rows))
                     self._check_lines(chunk)
                     if batch.num_rows:
                         yield chunk
@@ -137,18 +145,18 @@ class TextSource:
             )
 
 
-def _open_text(path: Path) -> pa.NativeFile:
-    raw = pa.OSFile(str(path))
+def _open_text(path: str) -> pa.NativeFile:
+    raw = files.open_input(path)
     magic = raw.read(2)
     raw.seek(0)
     if magic == _GZIP_MAGIC:
         return pa.CompressedInputStream(raw, "gzip")
-    if magic and path.suffix == ".gz":
+    if magic and path.endswith(".gz"):
         raise InputError(f"{path}: must be gzip, as its name says: found {magic!r} at its start.")
     return raw
 
 
-def _first_lines(path: Path, count: int) -> list[bytes]:
+def _first_lines(path: str, count: int) -> list[bytes]:
     """Up to `count` lines from the file's start; none of an empty file."""
     text = b""
     try:
@@ -160,11 +168,11 @@ def _first_lines(path: Path, count: int) -> list[bytes]:
     return text.splitlines(keepends=True)[:count]
 
 
-def _unreadable(path: Path, error: Exception) -> InputError:
+def _unreadable(path: str, error: Exception) -> InputError:
     return InputError(f"{path}: must be readable to its end: found {error}.")
 
 
-def _parse_error(path: Path, row: int, columns: Sequence[str], message: str) -> InputError:
+def _parse_error(path: str, row: int, columns: Sequence[str], message: str) -> InputError:
     """An error of the CSV reader in this project's terms; `row` is the first of the bad chunk."""
     at = re.search(r"Row #(\d+)", message)
     where = f"row {at[1]}" if at else f"at or after row {row}"
@@ -181,7 +189,7 @@ def _parse_error(path: Path, row: int, columns: Sequence[str], message: str) -> 
     return InputError(f"{path}, {where}: must be delimited text: found {message}.")
 
 
-def check_same_columns(first: Path, names: Sequence[str], path: Path, found: list[str]) -> None:
+def check_same_columns(first: str, names: Sequence[str], path: str, found: list[str]) -> None:
     if list(names) == found:
         return
     missing = [n for n in names if n not in found]
