@@ -113,7 +113,7 @@ def exchanged(mesh: Any, lay: Layout, ids: np.ndarray, room: float) -> Run:
     size = len(ids)
     labels = np.zeros((size, 1), np.float32)
     nothing = np.zeros((size, 0), np.float32)
-    batch = Batch(nothing, {stack.name: to_stack(lay, ids)}, {}, labels, labels, nothing)
+    batch = Batch(nothing, {stack.name: to_stack(lay, ids)}, {}, labels, labels, nothing, nothing)
 
     def step(state: Any, batch: Batch) -> Any:
         tables, scratch = state

@@ -73,6 +73,7 @@ def main() -> None:
             labels=labels,
             weights=np.ones_like(labels),
             dropped=np.zeros((args.batch_size // 32, 0), np.int32),
+            shifts=np.zeros((args.batch_size, 0), np.float32),
         )
 
     stacked = jax.tree.map(lambda *x: np.stack(x), *[batch(i) for i in range(4)])

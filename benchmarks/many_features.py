@@ -72,6 +72,7 @@ def random_batch(lay: Layout, size: int, capacity: int, seed: int) -> Batch:
         labels=labels,
         weights=np.ones_like(labels),
         dropped=np.zeros((groups, len(stack.lists)), np.int32),
+        shifts=np.zeros((size, 0), np.float32),
     )
 
 

@@ -52,6 +52,7 @@ def program_of(rows: int, batch_size: int, steps_per_call: int):
         labels=(rng.random((*shape, 1)) < 0.25).astype(np.float32),
         weights=np.ones((*shape, 1), np.float32),
         dropped=np.zeros((steps_per_call, batch_size // 512, 0), np.int32),
+        shifts=np.zeros((*shape, 0), np.float32),
     )
     return program, jax.device_put(batch)
 

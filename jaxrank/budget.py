@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from jaxrank.embedding import Rule
 from jaxrank.embedding.storage import Storage, padded_width, storage
 from jaxrank.features import Batch, Layout, Stack
+from jaxrank.feed import AHEAD
 from jaxrank.program import ids_of_device
 from jaxrank.topology import format_bytes
 
@@ -39,7 +40,7 @@ class Bytes(NamedTuple):
     vectors: what its ids read, the gradients of that, and their sums for each different id.
     dense: parameters, gradients and the optimizer's state.
     activations: of its share of a batch.
-    batches: the batches of a call and of the next one.
+    batches: of the call that runs, of the next one, and of those that are put there ahead.
     """
 
     tables: int
@@ -105,7 +106,7 @@ def of_device(
         vectors=vectors,
         dense=2 * dense.parameters + dense.state,
         activations=dense.activations * share,
-        batches=2 * steps_per_call * _batch_bytes(batch) // split.devices,
+        batches=(2 + AHEAD) * steps_per_call * _batch_bytes(batch) // split.devices,
     )
 
 
@@ -121,7 +122,8 @@ def _slot_bytes(rule: Rule, part: Storage) -> int:  # of one row
 
 def _batch_bytes(batch: Batch) -> int:
     lists: list[Any] = [array for part in batch.lists.values() for array in part]
-    arrays = [batch.floats, *batch.ids.values(), *lists, batch.labels, batch.weights, batch.dropped]
+    matrices = [batch.labels, batch.weights, batch.dropped, batch.shifts]
+    arrays = [batch.floats, *batch.ids.values(), *lists, *matrices]
     return sum(array.size for array in arrays) * _NUMBER
 
 

@@ -23,6 +23,8 @@ _EXAMPLES = {
     "predict": "jaxrank predict --workdir=/tmp/quickstart --split=valid"
     " --output=/tmp/predictions.parquet",
     "plan": "jaxrank plan --config=configs/powerlaw.py --topology=v3-32 --picture=/tmp/plan.png",
+    "bench": "jaxrank bench --config=configs/quickstart.py --workdir=/tmp/quickstart"
+    " --picture=/tmp/bench.png",
 }
 
 
@@ -81,6 +83,35 @@ def _parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentP
         metavar="STORE",
         help="an earlier store, whose values keep their rows; new values are appended",
     )
+    prepare.add_argument(
+        "--on-error",
+        default="error",
+        choices=("error", "skip"),
+        help="what becomes of records that cannot be used; skip: they go to rejected.jsonl",
+    )
+    prepare.add_argument(
+        "--max-rejected", type=int, default=1000, metavar="N", help="that may be skipped"
+    )
+    prepare.add_argument(
+        "--hash-key-file",
+        default="",
+        metavar="FILE",
+        help="a key: vocabularies and rejected records hold keyed hashes, not raw values",
+    )
+    prepare.add_argument(
+        "--workers", type=int, default=0, metavar="N", help="processes; default: one a core"
+    )
+    prepare.add_argument(
+        "--runner", default="local", metavar="NAME", help="local, or one of Apache Beam's"
+    )
+    prepare.add_argument(
+        "--runner-option",
+        action="append",
+        default=[],
+        metavar="OPTION",
+        help="of Beam's pipeline, as --runner-option=--project=mine; may be repeated",
+    )
+    prepare.add_argument("--picture", default="", metavar="FILE", help="a PNG of the statistics")
 
     train = verb("train", "train, from the newest checkpoint in the workdir if there is one")
     add_config(train)
@@ -131,7 +162,25 @@ def _parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentP
     plan.add_argument(
         "--workdir", default="", metavar="DIR", help="of a run, whose prepared data is read"
     )
+
+    bench = verb("bench", "how fast input and step are alone and together, and which one limits")
+    add_config(bench)
+    bench.add_argument(
+        "--workdir", required=True, metavar="DIR", help="its data is read, nothing else changes"
+    )
+    bench.add_argument(
+        "--seconds", type=float, default=10, metavar="N", help="of each measurement; default: 10"
+    )
+    bench.add_argument("--picture", default="", metavar="FILE", help="a PNG of what was measured")
     return parser, verbs.choices
+
+
+def _with_dashes(argument: str) -> str:
+    """--on_error=skip is --on-error=skip; fields of the config keep their names."""
+    name, equals, value = argument.partition("=")
+    if not name.startswith("--") or name.startswith("--config."):
+        return argument
+    return name.replace("_", "-") + equals + value
 
 
 def _check_rest(parser: argparse.ArgumentParser, rest: Sequence[str]) -> None:
@@ -173,8 +222,10 @@ def _config(path: str, overrides: Sequence[str]) -> "ConfigDict":
 
 
 def _prepare(args: argparse.Namespace, config: "ConfigDict", report: Callable) -> dict[str, Any]:
+    from jaxrank import pictures
     from jaxrank.config import to_plain
     from jaxrank.data.prepare import prepare
+    from jaxrank.data.runners import make_runner
 
     if not to_plain(config.source):
         raise InputError("source: must say where the raw data is: found nothing.")
@@ -182,14 +233,26 @@ def _prepare(args: argparse.Namespace, config: "ConfigDict", report: Callable) -
         to_plain(config.features),
         to_plain(config.source),
         args.output,
+        compression=config.data.compression,
         vocabularies=args.vocabularies,
+        on_error=args.on_error,
+        max_rejected=args.max_rejected,
+        hash_key_file=args.hash_key_file,
+        runner=make_runner(args.runner, args.workers, args.runner_option),
         report=report,
     )
     report(f"Store: {store.path}")
+    told = {
+        name: {k: v for k, v in split.statistics.items() if k != "mergeable"}
+        for name, split in store.splits.items()
+    }
+    if args.picture:
+        pictures.draw_statistics(told, args.picture)
+        report(f"picture: {args.picture}")
     return {
         "store": str(store.path),
         "splits": {
-            name: {"rows": split.rows, "bytes": split.bytes, "statistics": split.statistics}
+            name: {"rows": split.rows, "bytes": split.bytes, "statistics": told[name]}
             for name, split in store.splits.items()
         },
         "tables": {table.name: table.rows for table in store.schema.tables},
@@ -238,6 +301,18 @@ def _plan(args: argparse.Namespace, config: "ConfigDict", report: Callable) -> d
         plan_report.draw(planned, args.picture)
         report(f"picture: {args.picture}")
     return plan_report.to_json(planned)
+
+
+def _bench(args: argparse.Namespace, config: "ConfigDict", report: Callable) -> dict[str, Any]:
+    from jaxrank import bench_report, pictures
+    from jaxrank.bench import bench
+
+    found = bench(config, args.workdir, seconds=args.seconds, report=report)
+    report(bench_report.describe(found))
+    if args.picture:
+        pictures.draw_bench(found, args.picture)
+        report(f"picture: {args.picture}")
+    return bench_report.to_json(found)
 
 
 def _which(args: argparse.Namespace) -> dict[str, Any]:
@@ -289,7 +364,7 @@ def run(argv: Sequence[str]) -> None:
         InputError, RunError: as the verb does.
     """
     parser, verbs = _parsers()
-    args, rest = parser.parse_known_args(argv)
+    args, rest = parser.parse_known_args([_with_dashes(arg) for arg in argv])
     if args.verb is None:
         parser.error("a verb is needed")
     _check_rest(verbs[args.verb], rest)
@@ -308,8 +383,13 @@ def run(argv: Sequence[str]) -> None:
 
     with processes.lost_told_as_run_error():
         if config is not None:
-            verb = {"prepare": _prepare, "train": _train, "plan": _plan}[args.verb]
-            result = verb(args, config, report)
+            verbs_with_config = {
+                "prepare": _prepare,
+                "train": _train,
+                "plan": _plan,
+                "bench": _bench,
+            }
+            result = verbs_with_config[args.verb](args, config, report)
         else:
             result = {"evaluate": _evaluate, "predict": _predict}[args.verb](args, report)
         if args.json and speaks():
@@ -322,7 +402,7 @@ def run(argv: Sequence[str]) -> None:
 
 def main() -> NoReturn:
     """The console program. Status 0 on success, 2 for bad input, 1 for a run that failed."""
-    if sys.argv[1:2] and sys.argv[1] in ("train", "evaluate", "predict"):
+    if sys.argv[1:2] and sys.argv[1] in ("train", "evaluate", "predict", "bench"):
         huge_pages.ensure()
     status = 0
     try:

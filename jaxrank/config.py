@@ -32,11 +32,16 @@ def default() -> ConfigDict:
     c.source = ConfigDict()
     # What is in the raw data; see data/spec.py.
     c.features = ConfigDict(dict(tasks=[], floats=[], ids=[], lists=[], keep=[], time="", group=""))
+    c.features.as_of = ""  # for tasks with a time: when the data was looked at
+    c.features.by_day = False  # a store with the days of features.time apart
 
     c.data = ConfigDict()
     c.data.store = ""  # prepared data; empty: WORKDIR/data, prepared from `source` if not there
-    c.data.train = "train"  # split to train on
-    c.data.valid = "valid"  # split to evaluate on while training; empty: none
+    c.data.direct = False  # read Parquet of row numbers as it is, without a store
+    c.data.compression = ""  # of a store's blocks when it is prepared: none, lz4 or zstd
+    c.data.train = "train"  # split to train on, or days of it: train/2024-05-01:2024-05-07
+    c.data.order = "shuffled"  # of days: shuffled together, or days: one by one, each shuffled
+    c.data.valid = "valid"  # split to evaluate on; empty: none; next_day: each before it is read
     c.data.shards = 8  # independent streams of examples; a multiple of the number of processes
     c.data.window_blocks = 4  # blocks of a stream that are shuffled together
     c.data.num_workers = 0  # input processes per host; 0: threads of the training process
@@ -86,7 +91,7 @@ def default() -> ConfigDict:
     c.optim.tables.settings = ConfigDict()  # such as initial_accumulator, eps, l1
 
     c.eval = ConfigDict()
-    c.eval.every_steps = 0  # 0: once per epoch. Every evaluation also saves a checkpoint
+    c.eval.every_steps = 0  # 0: once per epoch, or day. Every evaluation also saves a checkpoint
     c.eval.batch_size = 8192  # examples, rounded up to whole groups of 512 on every device
     c.eval.metric = ""  # as click/auc; empty: the first task's logloss. Picks the best checkpoint
     c.eval.stop_patience = 0  # evaluations without improvement before training stops; 0: never
@@ -172,6 +177,7 @@ def check(config: ConfigDict) -> None:
                 limit = f" and at most {most}" if field in _AT_MOST else ""
                 raise InputError(f"{field} must be at least {least}{limit}: found {value!r}.")
     check_choice("data.on_overflow", config.data.on_overflow, ("error", "truncate"))
+    check_choice("data.order", config.data.order, ("shuffled", "days"))
     check_choice("embedding.l2_scope", config.embedding.l2_scope, ("read", "table"))
     check_choice("embedding.placement", config.embedding.placement, ("auto", "rows", "replicated"))
 

@@ -1,6 +1,7 @@
 """One pass over a finite data set: exact metrics, or predictions written to Parquet."""
 
 import contextlib
+import dataclasses
 import os
 import time
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from jaxrank.data.block import Block, slice_block
 from jaxrank.data.pipeline import EvaluationBatches
 from jaxrank.data.store import Split, Store
 from jaxrank.errors import InputError, RunError
-from jaxrank.features import MAX_GROUP, Schema
+from jaxrank.features import MAX_GROUP, Schema, Task
 from jaxrank.mesh import put_batch
 from jaxrank.program import Program
 from jaxrank.step import Weights
@@ -38,7 +39,7 @@ class Scores(NamedTuple):
 
 
 class Scored(NamedTuple):
-    """Examples in stored order: f32[n, tasks] each."""
+    """Examples in stored order: f32[n, tasks] each; logits and weights are of all traffic."""
 
     logits: np.ndarray
     labels: np.ndarray
@@ -48,11 +49,12 @@ class Scored(NamedTuple):
 def check_schema(expected: Schema, store: Store) -> None:
     """Raises InputError, naming what differs, unless a model of `expected` can read `store`.
 
-    A vocabulary that has grown since is fine: values that the model does not know are unknown.
+    A vocabulary that has grown since is fine: values that the model does not know are unknown. So
+    is data from which other shares of the negatives were left out: a model predicts all traffic.
     """
     for field in ("tasks", "floats", "ids", "lists", "tables"):
-        old = {x.name: x for x in getattr(expected, field)}
-        new = {x.name: x for x in getattr(store.schema, field)}
+        old = {x.name: _as_predicted(x) for x in getattr(expected, field)}
+        new = {x.name: _as_predicted(x) for x in getattr(store.schema, field)}
         for name in [*old, *new]:
             if old.get(name) == new.get(name):
                 continue
@@ -67,6 +69,10 @@ def check_schema(expected: Schema, store: Store) -> None:
             raise InputError(
                 f"{store.path}: {field} must be in the order {list(old)}: found {list(new)}."
             )
+
+
+def _as_predicted(entry: Any) -> Any:
+    return dataclasses.replace(entry, shifted=False) if isinstance(entry, Task) else entry
 
 
 def whole_groups(batch_size: int, program: Program) -> int:
@@ -146,7 +152,10 @@ def _reference(split: Split, schema: Schema) -> Reference:
     labels, weights, truths = [], [], []
     for block in split.blocks():
         labels.append(block.labels)
-        weights.append(np.ones_like(block.labels) if block.weights is None else block.weights)
+        weight = np.ones_like(block.labels) if block.weights is None else block.weights
+        if block.shifts is not None:
+            weight = weight * np.where(block.labels == 0, np.exp(-block.shifts), 1)
+        weights.append(weight)
         if block.truth is not None:
             truths.append(block.truth)
     label, weight = np.concatenate(labels), np.concatenate(weights)

@@ -13,6 +13,8 @@ What the odd values mean, once for the whole system:
   nothing is updated.
 - An empty list, like a missing one, has the vector zero under every combiner.
 - An empty label is unknown: its example has weight 0 for that task.
+- A number that is put into buckets (`bucket` encoding) has row 2 + the number of its bucket; a
+  missing one has row 0.
 """
 
 import collections
@@ -32,16 +34,20 @@ UNKNOWN_ROW = 1
 RESERVED_ROWS = 2
 
 # The most examples whose lists are packed together. A store keeps the largest sums of list lengths
-# over aligned runs of this many, so an evaluation, which may cut nothing, packs just these runs.
+# over runs of this many, wherever they begin: the room that an evaluation has, as it cuts nothing.
 MAX_GROUP = 512
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """One thing to predict; `kind` says which loss and metrics it has."""
+    """One thing to predict; `kind` says which loss and metrics it has.
+
+    shifted: its examples have shifts; see `Batch`.
+    """
 
     name: str
     kind: str = "binary"
+    shifted: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,8 +95,9 @@ class Ragged:
 class Table:
     """A vocabulary and so an embedding table: `rows` counts the reserved rows, if any.
 
-    encoding: "vocabulary", "hash" or "integer".
-    checksum: of the vocabulary's values in row order; equal tables mean equal rows.
+    encoding: "vocabulary", "hash", "integer" or "bucket".
+    checksum: of what decides the rows of values, as the vocabulary in row order; equal tables mean
+        equal rows.
     """
 
     name: str
@@ -127,6 +134,11 @@ class Schema:
         """Columns of the id matrix: a Categorical of length 3 has three."""
         return sum(f.length for f in self.ids)
 
+    @property
+    def shift_columns(self) -> int:
+        """Columns of `Batch.shifts`."""
+        return len(self.tasks) if any(t.shifted for t in self.tasks) else 0
+
 
 class Lists(NamedTuple):
     """The combined ragged features of one stack, packed: groups of consecutive examples, each
@@ -156,6 +168,9 @@ class Batch(NamedTuple):
     weights: f32[B, tasks], 0 where the label is unknown and in examples that only fill the batch.
     dropped: i32[groups, lists] list ids that did not fit and were cut, in the order of
         `Schema.lists`.
+    shifts: f32[B, tasks] the log of the rate at which negatives like the example were kept, 0 where
+        all were; without columns where no task has shifts. Logits are of all traffic; of the
+        examples as they are here, which have lost negatives, they are `logits - shifts`.
     """
 
     floats: Any
@@ -164,6 +179,7 @@ class Batch(NamedTuple):
     labels: Any
     weights: Any
     dropped: Any
+    shifts: Any
 
 
 class Hot(NamedTuple):

@@ -8,20 +8,21 @@ from typing import Any, NamedTuple
 import jax
 from ml_collections import ConfigDict
 
+from jaxrank import days, models, placement, processes, workdir
 from jaxrank import evaluate as evaluation
 from jaxrank import mesh as meshes
-from jaxrank import models, placement, processes, workdir
 from jaxrank.checkpoint import Checkpoints
 from jaxrank.config import differences, to_plain
-from jaxrank.data import packing, prepare, spec
+from jaxrank.data import direct, packing, prepare, spec
 from jaxrank.data.pipeline import TrainBatches
 from jaxrank.data.store import Split, Store, is_store, open_store
 from jaxrank.embedding import check_shards
 from jaxrank.errors import InputError
-from jaxrank.features import Hot, Schema
+from jaxrank.features import Hot, Layout, Schema
 from jaxrank.monitor import Monitor, make_monitor
 from jaxrank.program import BatchShape, Program, check_batch, make_trainee
 from jaxrank.step import TrainState
+from jaxrank.timetable import NEXT_DAY, Plan, make_plan
 
 Report = Callable[[str], None]
 
@@ -29,44 +30,8 @@ Report = Callable[[str], None]
 _SMALL_GROUP = 32
 
 
-class Plan(NamedTuple):
-    """When things happen, in steps."""
-
-    num_steps: int
-    eval_every: int
-    save_every: int
-    log_every: int
-
-
-def make_plan(config: ConfigDict, rows: int) -> Plan:
-    """Turns epochs into steps and checks that every interval is whole calls.
-
-    Raises:
-        InputError: neither or both of num_steps and num_epochs, or an interval does not divide.
-    """
-    call = config.steps_per_call
-    if bool(config.num_steps) == bool(config.num_epochs):
-        raise InputError(
-            "one of num_steps and num_epochs must be set, and the other 0:"
-            f" got num_steps={config.num_steps}, num_epochs={config.num_epochs}."
-        )
-    epoch = rows / config.batch_size
-
-    def whole_calls(steps: float) -> int:
-        return max(1, math.ceil(steps / call)) * call
-
-    num_steps = config.num_steps or whole_calls(config.num_epochs * epoch)
-    eval_every = config.eval.every_steps or min(whole_calls(epoch), num_steps)
-    save_every = config.checkpoint.every_steps or eval_every
-    plan = Plan(num_steps, eval_every, save_every, config.log_every_steps)
-    names = ("num_steps", "eval.every_steps", "checkpoint.every_steps", "log_every_steps")
-    for name, steps in zip(names, plan, strict=True):
-        if steps < 1 or steps % call:
-            raise InputError(
-                f"{name} must be a positive multiple of steps_per_call: got {name}={steps},"
-                f" steps_per_call={call}."
-            )
-    return plan
+# Fields of config.data that say which data it is, and not how it is read.
+_NOT_OF_BATCHES = ("store", "direct", "compression", "train", "valid")
 
 
 def open_data(config: ConfigDict, directory: Path, report: Report) -> Store:
@@ -75,7 +40,9 @@ def open_data(config: ConfigDict, directory: Path, report: Report) -> Store:
     Raises:
         InputError: it is not there and cannot be made, or was made of other features.
     """
-    path = Path(config.data.store) if config.data.store else directory / "data"
+    if config.data.direct:
+        return direct.open_direct(to_plain(config.features), to_plain(config.source))
+    path = config.data.store or str(directory / "data")
     with processes.together():
         if processes.is_first() and not is_store(path):
             _prepare(config, path, report)
@@ -97,12 +64,13 @@ def check_features(store: Store, config: ConfigDict) -> None:
         )
 
 
-def _prepare(config: ConfigDict, path: Path, report: Report) -> None:
+def _prepare(config: ConfigDict, path: str, report: Report) -> None:
     if not to_plain(config.source):
         raise InputError(f"data.store: no store at {path}, and config.source does not say how.")
     report(f"Preparing {path}")
     section, source = to_plain(config.features), to_plain(config.source)
-    prepare.prepare(section, source, path, report=report)
+    compression = config.data.compression
+    prepare.prepare(section, source, path, compression=compression, report=report)
 
 
 class Job(NamedTuple):
@@ -116,13 +84,17 @@ class Job(NamedTuple):
     batches: TrainBatches
     hot: dict[str, Hot]
     train_split: Split
-    valid_split: Split | None
     monitor: Monitor
+    day_scores: days.DayScores
     checkpoints: Checkpoints
 
     @property
     def schema(self) -> Schema:
         return self.program.trainee.embedding.layout.schema
+
+    def open_split(self, name: str) -> Split:
+        """A split to evaluate."""
+        return days.open_day(self.store, name) if self.plan.next_days else self.store.split(name)
 
 
 def build(config: ConfigDict, directory: Path, report: Report) -> Job:
@@ -134,6 +106,8 @@ def build(config: ConfigDict, directory: Path, report: Report) -> Job:
     store = open_data(config, directory, report)
     split = store.split(config.data.train)
     plan = make_plan(config, split.rows)
+    if plan.valid:
+        store.split(plan.valid)  # is there
     mesh = meshes.make_mesh(**config.mesh)
     processes.check_devices(mesh)
     check_shards(mesh.shape[meshes.SHARD])
@@ -144,17 +118,11 @@ def build(config: ConfigDict, directory: Path, report: Report) -> Job:
     for line in placed.told:
         report(line)
     layout = placed.layout
-    data = {k: v for k, v in config.data.items() if k not in ("store", "train", "valid")}
-    batches = TrainBatches(
-        split,
-        layout,
-        batch_size=config.batch_size,
-        steps_per_call=config.steps_per_call,
-        seed=config.seed,
-        num_steps=plan.num_steps,
-        process=(jax.process_index(), jax.process_count()),
-        **data,
-    )
+    batches = make_batches(config, split, layout, plan.num_steps)
+    if config.data.valid == NEXT_DAY:
+        first = batches.first_steps
+        chosen = days.plan_evaluations(config, store, split, first, plan.num_steps)
+        plan = plan._replace(next_days=chosen)
     if batches.capacities and batches.group < _SMALL_GROUP:
         report(
             f"batch_size / data.shards = {config.batch_size // config.data.shards} has no divisor"
@@ -174,11 +142,30 @@ def build(config: ConfigDict, directory: Path, report: Report) -> Job:
         batches=batches,
         hot=placed.hot,
         train_split=split,
-        valid_split=store.split(config.data.valid) if config.data.valid else None,
         monitor=monitor,
+        day_scores=days.DayScores(),
         checkpoints=Checkpoints(
             directory, keep=config.checkpoint.keep, higher_is_better=monitor.higher_is_better
         ),
+    )
+
+
+def make_batches(config: ConfigDict, split: Split, layout: Layout, num_steps: int) -> TrainBatches:
+    """This process's share of the training batches of a split, up to `num_steps`.
+
+    Raises:
+        InputError: see `TrainBatches`.
+    """
+    data = {k: v for k, v in config.data.items() if k not in _NOT_OF_BATCHES}
+    return TrainBatches(
+        split,
+        layout,
+        batch_size=config.batch_size,
+        steps_per_call=config.steps_per_call,
+        seed=config.seed,
+        num_steps=num_steps,
+        process=(jax.process_index(), jax.process_count()),
+        **data,
     )
 
 
@@ -222,6 +209,7 @@ def start(job: Job, *, allow_config_change: bool, report: Report) -> TrainState:
         )
     job.batches.set_state({"next_step": step})
     job.monitor.set_state(run["monitor"])
+    job.day_scores.set_state(run.get("days", []))
     return state
 
 
@@ -234,7 +222,11 @@ def save(job: Job, step: int, state: TrainState, metric: float | None) -> None:
     if metric is not None and math.isnan(metric):
         metric = None  # as an AUC where all labels are equal; such a checkpoint is never the best
     data = {"next_step": step, "fingerprint": job.train_split.fingerprint}
-    run: dict[str, Any] = {"data": data, "monitor": job.monitor.get_state()}
+    run: dict[str, Any] = {
+        "data": data,
+        "monitor": job.monitor.get_state(),
+        "days": job.day_scores.get_state(),
+    }
     job.checkpoints.save(step, state, run, metric)
 
 
@@ -252,6 +244,11 @@ def describe(job: Job, state: TrainState) -> str:
         f" {job.train_split.rows:,} examples, {job.plan.num_steps:,} steps,"
         f" {job.program.mesh.size} {jax.default_backend()} device(s)"
     ]
+    if job.plan.next_days:
+        lines.append(
+            f"{len(job.train_split.days)} days, one after another; {len(job.plan.next_days)}"
+            " evaluations, each of a day that no step has seen"
+        )
     if job.config.embedding.l2_scope == "table":
         rows = sum(s.rows for s in layout.stacks)
         lines.append(

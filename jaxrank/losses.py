@@ -15,6 +15,19 @@ def logistic(logits: jax.Array, labels: jax.Array) -> jax.Array:
     return labels * jax.nn.softplus(-logits) + (1 - labels) * jax.nn.softplus(logits)
 
 
+def of_sample(logits: jax.Array, shifts: jax.Array) -> jax.Array:
+    """The logits of examples from which negatives were left out, given those of all traffic.
+
+    Of the negatives the share r was kept, so the odds of a positive are 1 / r times those of all
+    traffic (King & Zeng, Logistic Regression in Rare Events Data, 2001).
+
+    Args:
+        logits: f[B, T].
+        shifts: f[B, T], log r; or without columns, where nothing was left out.
+    """
+    return logits - shifts if shifts.shape[1] else logits
+
+
 def weighted_loss(
     logits: jax.Array,
     labels: jax.Array,

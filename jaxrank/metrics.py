@@ -49,6 +49,19 @@ class Sums(NamedTuple):
     histogram: Any
 
 
+def of_all_traffic(weights: jax.Array, labels: jax.Array, shifts: jax.Array) -> jax.Array:
+    """f[B, T]: the weights with which examples stand for all traffic, of which negatives were left
+    out: one that was kept with probability r counts 1 / r times.
+
+    Args:
+        weights, labels: f[B, T].
+        shifts: f[B, T], log r; or without columns, where nothing was left out.
+    """
+    if not shifts.shape[1]:
+        return weights
+    return weights * jnp.where(labels == 0, jnp.exp(-shifts), 1)
+
+
 def batch_sums(logits: jax.Array, labels: jax.Array, weights: jax.Array) -> Sums:
     """The sums of a batch f[B, T], of which labels are 0 or 1. One scatter-add for all tasks."""
     tasks = logits.shape[1]

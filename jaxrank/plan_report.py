@@ -1,13 +1,9 @@
 """A plan as people read it, as JSON, and as a picture."""
 
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-from matplotlib.figure import Figure
-
+from jaxrank import pictures
 from jaxrank.embedding.planner import TablePlan
-from jaxrank.errors import RunError
 from jaxrank.plan import MOST_IMBALANCE, Planned
 from jaxrank.topology import format_bytes
 
@@ -129,37 +125,4 @@ def draw(planned: Planned, path: str) -> None:
     Raises:
         RunError: the file cannot be written.
     """
-    case, found = planned.case, planned.replay
-    figure = Figure(figsize=(10, 7), layout="constrained")
-    memory, lookups = figure.subplots(2, 1, sharex=True)
-    device = np.arange(case.machine.devices)
-    bottom = 0.0
-    for name, count in case.bytes._asdict().items():
-        height = count / 2**30
-        memory.bar(device, height, bottom=bottom, width=0.9, label=f"{name} {height:,.3g}")
-        bottom += height
-    limit = case.machine.memory / 2**30
-    if bottom > limit / 4:  # else it would press the bars flat
-        memory.axhline(limit, color="black", linestyle="--", label=f"memory {limit:,.3g}")
-    memory.set_ylabel("GiB")
-    memory.set_title(
-        f"Memory of each device: {bottom:,.3g} of {limit:,.3g} GiB,"
-        f" {'does not fit' if case.over else 'fits'}"
-    )
-    memory.legend(loc="center left", bbox_to_anchor=(1, 0.5))
-    lookups.bar(device, found.lookups, width=0.9)
-    mean = found.lookups.mean()
-    lookups.axhline(mean, color="black", label=f"mean {mean:,.0f}")
-    lookups.axhline(
-        MOST_IMBALANCE * mean, color="black", linestyle=":", label=f"{MOST_IMBALANCE} of the mean"
-    )
-    lookups.set_xlabel("device")
-    lookups.set_ylabel("rows a step")
-    lookups.set_title(
-        f"Rows that each device serves: largest over mean {found.imbalance:.4f} in a step"
-    )
-    lookups.legend(loc="center left", bbox_to_anchor=(1, 0.5))
-    try:
-        figure.savefig(Path(path), format="png", dpi=120)
-    except OSError as error:
-        raise RunError(f"{path}: cannot be written: {error}.") from error
+    pictures.draw_plan(planned, MOST_IMBALANCE, path)

@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
-from jaxrank import embedding, models, optim
+from jaxrank import embedding, metrics, models, optim
 from jaxrank import mesh as meshes
 from jaxrank import step as steps
 from jaxrank.config import to_plain
@@ -71,6 +71,7 @@ class BatchShape:
             labels=array(jnp.float32, size, len(schema.tasks)),
             weights=array(jnp.float32, size, len(schema.tasks)),
             dropped=array(jnp.int32, groups, len(schema.lists)),
+            shifts=array(jnp.float32, size, schema.shift_columns),
         )
 
 
@@ -81,7 +82,7 @@ class Program:
     train: (state, batches with a leading axis of steps) -> (state, StepMetrics with that axis).
         The state given is donated: its tables are updated in place.
     predict: (Weights, batch) -> (logits, labels, weights), each f32[B, tasks] of the whole batch on
-        every device. Takes any batch shape.
+        every device; logits and weights are of all traffic. Takes any batch shape.
     """
 
     def __init__(self, trainee: steps.Trainee, mesh: Mesh, shape: BatchShape):
@@ -103,7 +104,11 @@ class Program:
         eval_step = functools.partial(steps.eval_step, trainee)
         score = self._on_devices(eval_step, (weights_specs, P(meshes.EXAMPLES)), P(meshes.EXAMPLES))
         self.predict = jax.jit(
-            lambda weights, batch: (score(weights, batch), batch.labels, batch.weights),
+            lambda weights, batch: (
+                score(weights, batch),
+                batch.labels,
+                metrics.of_all_traffic(batch.weights, batch.labels, batch.shifts),
+            ),
             in_shardings=(steps.weights_of(self.state_sharding), meshes.by_example(mesh)),
             out_shardings=meshes.replicated(mesh),
         )

@@ -18,6 +18,7 @@ from jaxrank.errors import InputError
 from jaxrank.monitor import make_monitor
 from jaxrank.program import BatchShape, Program, make_trainee
 from jaxrank.step import Weights, weights_of
+from jaxrank.timetable import NEXT_DAY
 
 
 class Evaluation(NamedTuple):
@@ -71,7 +72,7 @@ def _restore(workdir: str, checkpoint: str, data: str, split: str, batch_size: i
     store = open_store(data or config.data.store or directory / "data")
     evaluation.check_schema(schema, store)
     name = split or config.data.valid
-    if not name:
+    if name in ("", NEXT_DAY):
         raise InputError("--split: must be given, the run has no validation split.")
     found = store.split(name)
 

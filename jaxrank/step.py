@@ -69,8 +69,9 @@ class ExchangeMetrics(NamedTuple):
 class StepMetrics(NamedTuple):
     """What one step tells.
 
-    loss: f32[], the weighted sum of the tasks' losses, which is what is minimised.
-    sums: metrics.Sums of the batch before the update.
+    loss: f32[], the weighted sum of the tasks' losses, which is what is minimised; of a task with
+        shifts that of the examples as they are, not of all traffic.
+    sums: metrics.Sums of the batch before the update, of all traffic.
     rate, table_rate: f32[], learning rates of the step.
     gradient_norm: f32[], of the model's parameters, before clipping.
     dropped: i32[lists], list ids cut from the batch.
@@ -185,13 +186,17 @@ def train_step(trainee: Trainee, state: TrainState, batch: Batch) -> tuple[Train
             key=jax.random.fold_in(jax.random.key(trainee.seed), state.step),
             share=share,
         )
-        loss = losses.weighted_loss(logits, batch.labels, batch.weights, task_weights, total_weight)
+        shifted = losses.of_sample(logits, batch.shifts)
+        loss = losses.weighted_loss(
+            shifted, batch.labels, batch.weights, task_weights, total_weight
+        )
         return loss, (logits, model_state)
 
     (loss, (logits, model_state)), (grads, vector_grads) = jax.value_and_grad(
         loss_of, argnums=(0, 1), has_aux=True
     )(state.params, vectors)
-    sums = metrics.batch_sums(logits, batch.labels, batch.weights)
+    traffic = metrics.of_all_traffic(batch.weights, batch.labels, batch.shifts)
+    sums = metrics.batch_sums(logits, batch.labels, traffic)
     grads, loss, sums, dropped = total((grads, loss, sums, jnp.sum(batch.dropped, axis=0)))
 
     updates, opt_state = trainee.optimizer.update(grads, state.opt_state, state.params)

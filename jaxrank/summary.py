@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from jaxrank.days import DayScore
 from jaxrank.evaluate import Metrics
 
 if TYPE_CHECKING:
@@ -16,7 +17,9 @@ class Result(NamedTuple):
     examples_per_second: of training alone, without compilation, evaluation and saving.
     seconds: of the whole command.
     checkpoint: the one that `metrics` are of; the newest, or the best under early stopping.
-    metrics, best_possible, constant: of the validation data; see `evaluate`.
+    metrics, best_possible, constant: of the validation data; see `evaluate`. In progressive
+        validation the means over the days, each scored at a step of its own.
+    days: the scores of each day in progressive validation.
     """
 
     step: int
@@ -27,6 +30,7 @@ class Result(NamedTuple):
     constant: Metrics | None
     checkpoint: str
     checkpoint_step: int
+    days: list[DayScore]
 
 
 _COLUMNS = ("logloss", "auc", "normalized_entropy", "calibration")
@@ -58,15 +62,31 @@ def _table(metrics: Metrics, constant: Metrics | None, best: Metrics | None) -> 
     return lines
 
 
+def _days(scores: list[DayScore]) -> list[str]:
+    lines = []
+    for task in scores[0]["metrics"]:
+        titles = ("step", "examples", *_TITLES)
+        lines.append(f"{task:<22}" + "".join(f"{t:>15}" for t in titles))
+        for score in scores:
+            found = score["metrics"][task]
+            counts = f"{score['step']:>15,}{found['examples']:>15,}"
+            values = "".join(f"{found[c]:>15.5f}" for c in _COLUMNS)
+            lines.append(f"  {score['day']:<20}{counts}{values}")
+    return [*lines, "Means over the days, weighted by examples:"]
+
+
 def of_training(result: Result, workdir: str) -> str:
     """The end of `jaxrank train`."""
     speed = result.examples_per_second
     # Not a number where no two calls followed each other, as in a run that was finished before.
     told = f"{speed:,.0f} examples/s, " if speed == speed else ""
     valid = f" Validation at step {result.checkpoint_step:,}:" if result.metrics else ""
+    if result.days:
+        valid = " Each day, scored before any of it was trained on:"
     lines = [
         "",
         f"Trained to step {result.step:,}: {told}{result.seconds:.0f} s in all.{valid}",
+        *(_days(result.days) if result.days else []),
         *_table(result.metrics, result.constant, result.best_possible),
         f"checkpoint   {result.checkpoint}",
         f"TensorBoard  tensorboard --logdir={Path(workdir) / 'tensorboard'}",

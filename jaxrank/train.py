@@ -1,6 +1,7 @@
 """The loop: build, restore, step, log, evaluate, save."""
 
 import contextlib
+import functools
 import math
 import time
 from pathlib import Path
@@ -8,11 +9,12 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from jaxrank import config as configs
+from jaxrank import days, processes, timetable, workdir
 from jaxrank import evaluate as evaluation
 from jaxrank import job as jobs
 from jaxrank import mesh as meshes
-from jaxrank import processes, workdir
 from jaxrank.errors import RunError
+from jaxrank.feed import Feed
 from jaxrank.job import Job, Report
 from jaxrank.recorder import Recorder
 from jaxrank.step import TrainState, weights_of
@@ -53,7 +55,7 @@ def train(
             report(text)
 
     configs.check(config)
-    jobs.make_plan(config, rows=1)  # before anything is made that takes time
+    timetable.make_plan(config, rows=1)  # before anything is made that takes time
     with contextlib.ExitStack() as stack:
         stack.enter_context(workdir.locked(directory))
         if not allow_config_change:
@@ -69,35 +71,36 @@ def train(
         stack.enter_context(contextlib.closing(progress))
         writer.text("config", str(config))
         recorder = Recorder(writer, progress, job, tell)
-        state, scores = _loop(job, state, writer, recorder, tell)
+        put = functools.partial(meshes.put_batch, mesh=job.program.mesh, leading=1)
+        feed = stack.enter_context(contextlib.closing(Feed(job.batches, put)))
+        state, scores = _loop(job, state, feed, writer, recorder, tell)
         job.checkpoints.wait()
         return _result(job, state, scores, recorder.examples_per_second, began)
 
 
 def _loop(
-    job: Job, state: TrainState, writer: Writer, recorder: Recorder, report: Report
+    job: Job, state: TrainState, feed: Feed, writer: Writer, recorder: Recorder, report: Report
 ) -> tuple[TrainState, dict[int, evaluation.Scores]]:
     """Steps to the end of the plan; returns the last state and the scores of each evaluation."""
     plan, monitor = job.plan, job.monitor
     scores: dict[int, evaluation.Scores] = {}
     step = int(state.step)
     while step < plan.num_steps and not monitor.should_stop:
-        batch = meshes.put_batch(next(job.batches), job.program.mesh, leading=1)
-        state, told = job.program.train(state, batch)
+        state, told = job.program.train(state, next(feed))
         step += job.config.steps_per_call
 
         # One call late: the devices are busy with the next one while the host writes.
         recorder.record_later(step, told)
         last = step == plan.num_steps
-        evaluates = job.valid_split is not None and (last or step % plan.eval_every == 0)
-        if not evaluates and not last and step % plan.save_every:
+        split = plan.evaluated(step)
+        if not split and not last and step % plan.save_every:
             continue
 
         recorder.finish()
         metric = None
-        if evaluates:
-            scores[step] = _evaluate(job, state, step, writer, report)
-            metric = _watched(job, scores[step])
+        if split:
+            scores[step] = _evaluate(job, state, step, split, writer, report)
+            metric = _watched(job, split, scores[step])
             if monitor.update(step, metric):
                 state = state._replace(rate_factor=state.rate_factor * monitor.rate_factor)
         if not job.program.is_finite(weights_of(state)):
@@ -111,23 +114,26 @@ def _loop(
 
 
 def _evaluate(
-    job: Job, state: TrainState, step: int, writer: Writer, report: Report
+    job: Job, state: TrainState, step: int, split: str, writer: Writer, report: Report
 ) -> evaluation.Scores:
-    assert job.valid_split is not None
     size = job.config.eval.batch_size
-    scores = evaluation.evaluate(job.program, weights_of(state), job.valid_split, size)
+    scores = evaluation.evaluate(job.program, weights_of(state), job.open_split(split), size)
     values = {f"{t}/{n}": v for t, found in scores.metrics.items() for n, v in found.items()}
-    writer.write(step, values, kind="valid")
+    day = split.partition("/")[2] if job.plan.next_days else ""
+    if day:
+        job.day_scores.add(step, day, scores.metrics)
+    writer.write(step, values, kind="valid", day=day)
     writer.flush()
     found = "; ".join(
         f"{task}: logloss {m['logloss']:.5f}, AUC {m['auc']:.5f}"
         for task, m in scores.metrics.items()
     )
-    report(f"step {step}: {found}")
+    on = f", on {day}" if day else ""
+    report(f"step {step}{on}: {found}")
     return scores
 
 
-def _watched(job: Job, scores: evaluation.Scores) -> float:
+def _watched(job: Job, split: str, scores: evaluation.Scores) -> float:
     """The monitored metric, that of process 0 in all: what depends on it must not differ.
 
     Raises:
@@ -138,8 +144,8 @@ def _watched(job: Job, scores: evaluation.Scores) -> float:
     if math.isnan(metric) and (monitor.stop_patience or monitor.rate_patience):
         raise RunError(
             f"eval.metric: {monitor.task}/{monitor.metric} must be defined to decide when to stop"
-            f" or to lower the rates, but all labels of split {job.config.data.valid!r} are equal"
-            " or unknown. Choose another metric or split."
+            f" or to lower the rates, but all labels of split {split!r} are equal or unknown."
+            " Choose another metric or split."
         )
     return metric
 
@@ -151,23 +157,18 @@ def _result(
     examples_per_second: float,
     began: float,
 ) -> Result:
-    """Scores the checkpoint that the run ends with, unless the run itself just did."""
+    """What the run comes to: its checkpoint, and how that scores; or how it did day by day."""
     step = job.checkpoints.step("best" if job.monitor.stop_patience else "newest")
     assert step is not None
     metrics: evaluation.Metrics = {}
     reference = None
-    if job.valid_split is not None:
-        if step not in scores:
-            weights = weights_of(state)
-            if step != int(state.step):
-                program = job.program
-                weights = job.checkpoints.restore_weights(
-                    step, weights_of(program.state_shape), weights_of(program.state_sharding)
-                )
-            size = job.config.eval.batch_size
-            scores[step] = evaluation.evaluate(job.program, weights, job.valid_split, size)
-        metrics = scores[step].metrics
-        reference = evaluation.reference(job.valid_split, job.schema)
+    by_day = job.day_scores.get_state() if job.plan.next_days else []
+    if by_day:
+        metrics = days.mean([score["metrics"] for score in by_day])
+        reference = days.references(job.store, job.config.data.train, by_day)
+    elif job.plan.valid:
+        metrics = (scores.get(step) or _scores(job, state, step)).metrics
+        reference = evaluation.reference(job.open_split(job.plan.valid), job.schema)
     return Result(
         step=int(state.step),
         examples_per_second=examples_per_second,
@@ -177,4 +178,17 @@ def _result(
         constant=reference.constant if reference else None,
         checkpoint=job.checkpoints.directory(step),
         checkpoint_step=step,
+        days=by_day,
     )
+
+
+def _scores(job: Job, state: TrainState, step: int) -> evaluation.Scores:
+    """Scores the checkpoint of `step`, which this run did not score itself."""
+    weights = weights_of(state)
+    if step != int(state.step):
+        program = job.program
+        weights = job.checkpoints.restore_weights(
+            step, weights_of(program.state_shape), weights_of(program.state_sharding)
+        )
+    split = job.open_split(job.plan.valid)
+    return evaluation.evaluate(job.program, weights, split, job.config.eval.batch_size)

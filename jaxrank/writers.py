@@ -35,7 +35,8 @@ class Writer:
     checkpoint, or a killed run that resumes from it lacks the records since the last flush.
 
     A line of metrics.jsonl is {"step": 20, "kind": "train", "loss": 0.69, ...}, null for numbers
-    that JSON cannot hold (NaN, infinite). In TensorBoard the same number is "train/loss".
+    that JSON cannot hold (NaN, infinite); "day" stands behind kind where one was given. In
+    TensorBoard the same number is "train/loss".
 
         with Writer(workdir, start_step=0) as writer:
             writer.write(20, {"loss": 0.69})
@@ -52,7 +53,7 @@ class Writer:
         self._file = path.open("a", encoding="utf-8")
         self._start_step = start_step
         self._events = _open_events(folder / "tensorboard", start_step)
-        self._pending: list[tuple[float, int, str, dict[str, Any]]] = []
+        self._pending: list[tuple[float, int, dict[str, str], dict[str, Any]]] = []
         self._flushed = time.time()
 
     def __enter__(self) -> "Writer":
@@ -61,12 +62,15 @@ class Writer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def write(self, step: int, values: Mapping[str, float], kind: str = "train") -> None:
+    def write(
+        self, step: int, values: Mapping[str, float], kind: str = "train", day: str = ""
+    ) -> None:
         """Adds a record: numbers of Python or NumPy by name; None and NaN become null."""
-        if "step" in values or "kind" in values:
-            raise ValueError(f"values cannot be called step or kind: got {sorted(values)}.")
+        if {"step", "kind", "day"} & set(values):
+            raise ValueError(f"values cannot be called step, kind or day: got {sorted(values)}.")
         now = time.time()
-        self._pending.append((now, int(step), kind, {k: _plain(v) for k, v in values.items()}))
+        told = {"kind": kind, "day": day} if day else {"kind": kind}
+        self._pending.append((now, int(step), told, {k: _plain(v) for k, v in values.items()}))
         if len(self._pending) >= FLUSH_RECORDS or now - self._flushed >= FLUSH_SECONDS:
             self.flush()
 
@@ -77,12 +81,12 @@ class Writer:
 
     def flush(self) -> None:
         """Returns when all records are in the files."""
-        for now, step, kind, values in self._pending:
-            record = {"step": step, "kind": kind} | {k: _finite(v) for k, v in values.items()}
+        for now, step, told, values in self._pending:
+            record = {"step": step} | told | {k: _finite(v) for k, v in values.items()}
             self._file.write(json.dumps(record, allow_nan=False) + "\n")
             # One event for all numbers of a record, at half the cost of one for each.
             scalars = [
-                Summary.Value(tag=f"{kind}/{name}", simple_value=value)
+                Summary.Value(tag=f"{told['kind']}/{name}", simple_value=value)
                 for name, value in values.items()
                 if value is not None
             ]
@@ -107,7 +111,9 @@ class _Nowhere(Writer):
     def __init__(self) -> None:
         pass
 
-    def write(self, step: int, values: Mapping[str, float], kind: str = "train") -> None:
+    def write(
+        self, step: int, values: Mapping[str, float], kind: str = "train", day: str = ""
+    ) -> None:
         pass
 
     def text(self, name: str, text: str) -> None:

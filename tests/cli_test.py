@@ -14,7 +14,7 @@ from jaxrank.errors import InputError
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = str(Path(__file__).with_name("tiny_config.py"))
-VERBS = ("prepare", "train", "evaluate", "predict")
+VERBS = ("prepare", "train", "evaluate", "predict", "bench")
 
 
 def jaxrank_process(*args, **settings):

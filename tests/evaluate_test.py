@@ -173,11 +173,11 @@ def test_a_corrupt_block_stops_the_evaluation_naming_file_and_block(run, tmp_pat
     workdir, _ = run
     c = tiny.config()
     prepare(c.features.to_dict(), c.source.to_dict(), tmp_path / "s", report=nothing)
-    path = tmp_path / "s" / "valid" / "00000.arrow"
+    path = tmp_path / "s" / "valid" / "00000-00000.arrow"
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-    with pytest.raises(InputError, match=r"valid/00000.arrow: block 0 is corrupt: its checksum"):
+    with pytest.raises(InputError, match=r"valid/00000-00000.arrow: block 0 is corrupt"):
         restore.evaluate(str(workdir), data=str(tmp_path / "s"))
 
 
@@ -193,3 +193,46 @@ def test_predictions_that_cannot_be_written_leave_nothing(run, tmp_path):
 def test_checkpoints_of_a_workdir_without_any_are_refused(tmp_path):
     with pytest.raises(InputError, match="holds no checkpoints"):
         Checkpoints(tmp_path, read_only=True)
+
+
+@pytest.mark.parametrize(("correction", "devices"), [("weight", 1), ("shift", 2)])
+def test_metrics_are_of_all_traffic_where_negatives_were_left_out(tmp_path, correction, devices):
+    rate = 0.2
+    c = tiny.config(num_steps=64)
+    c.mesh.devices = devices
+    c.optim.dense.base_rate = 0.03
+    with c.source.unlocked():
+        c.source.negative_rate = rate
+    click, conversion = c.features.tasks
+    sampled = click | dict(negative_rate=rate, negative_correction=correction)
+    c.features.tasks = [sampled, conversion]
+    result = train(c, tmp_path / "run", report=nothing)
+    output = tmp_path / "p.parquet"
+    which = dict(checkpoint="newest", data="", split="")
+    restore.predict(str(tmp_path / "run"), output=str(output), **which)
+    found = pq.read_table(output)
+    y, p = (found[name].to_numpy() for name in ("label_click", "predicted_click"))
+    w = np.where(y == 0, 1 / rate, 1)
+    base = sk.log_loss(y, np.full(len(y), np.average(y, weights=w)), sample_weight=w)
+    expected = {
+        "logloss": sk.log_loss(y, p, sample_weight=w),
+        "auc": sk.roc_auc_score(y, p, sample_weight=w),
+        "normalized_entropy": sk.log_loss(y, p, sample_weight=w) / base,
+        "calibration": (w * p).sum() / y.sum(),
+        "examples": len(y),
+    }
+    assert result.metrics["click"] == pytest.approx(expected, rel=1e-5)
+    assert result.metrics["click"]["calibration"] == pytest.approx(1, abs=0.25)  # 3 without
+    assert result.constant["click"]["logloss"] == pytest.approx(base, rel=1e-6)
+    truth = found["p_click"].to_numpy()
+    best = sk.log_loss(y, truth, sample_weight=w)
+    assert result.best_possible["click"]["logloss"] == pytest.approx(best, rel=1e-5)
+    assert result.best_possible["click"]["calibration"] == pytest.approx(1, abs=0.1)
+    # A model predicts all traffic whatever was left out of the data that it is shown.
+    other = tiny.config()
+    prepare(
+        other.features.to_dict(), other.source.to_dict(), tmp_path / "all", report=nothing,
+        vocabularies=str(tmp_path / "run" / "data"),
+    )  # fmt: skip
+    whole = restore.evaluate(str(tmp_path / "run"), data=str(tmp_path / "all"))
+    assert whole.metrics["click"]["calibration"] == pytest.approx(expected["calibration"], rel=0.15)

@@ -82,6 +82,7 @@ def random_batch(
         labels=labels * (weights > 0),
         weights=weights,
         dropped=np.zeros((size // group, len(lay.schema.lists)), np.int32),
+        shifts=np.zeros((size, 0), np.float32),
     )
 
 

@@ -44,7 +44,8 @@ def one_table(rows, columns, *, replicated=0, dealt=0):
 def batch_of(ids):
     size = len(ids)
     ones = np.ones((size, 1), np.float32)
-    return Batch(ones, {"dim8": ids}, {}, ones, ones, np.zeros((size, 0), np.int32))
+    nothing = np.zeros((size, 0), np.float32)
+    return Batch(ones, {"dim8": ids}, {}, ones, ones, nothing.astype(np.int32), nothing)
 
 
 @functools.cache

@@ -85,3 +85,33 @@ def test_loss_and_gradient_are_stable_in_the_logit(logit):
             np.testing.assert_allclose(found, np.logaddexp(0, -margin), rtol=1e-6, atol=1e-38)
             slope = (1 if x > 700 else np.exp(np.float64(x)) / (1 + np.exp(np.float64(x)))) - y
             np.testing.assert_allclose(grad(x, np.float32(y)), slope, rtol=1e-5, atol=2e-7)
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.3, 0.01])
+@pytest.mark.parametrize("p", [0.4, 0.02])
+def test_the_expected_loss_is_least_at_the_logit_of_all_traffic_under_both_corrections(p, rate):
+    """Of examples that are all alike, a share p positive, of whose negatives a share is kept."""
+    with jax.enable_x64(True):
+        # The sample as it is expected: its labels, and how often each occurs.
+        labels, counts = jnp.array([[1.0], [0.0]]), jnp.array([[p], [rate * (1 - p)]])
+        shifts = jnp.full((2, 1), np.log(rate))
+
+        def shifted(logit):
+            logits = losses.of_sample(jnp.full((2, 1), 1.0) * logit, shifts)
+            return losses.weighted_loss(logits, labels, counts, jnp.ones(1), counts.sum(0))
+
+        def weighted(logit):
+            weights = counts / jnp.where(labels == 0, rate, 1)
+            logits = jnp.full((2, 1), 1.0) * logit
+            return losses.weighted_loss(logits, labels, weights, jnp.ones(1), weights.sum(0))
+
+        best = np.log(p / (1 - p))
+        for loss in (shifted, weighted):
+            assert jax.grad(loss)(best) == pytest.approx(0, abs=1e-15)
+            assert jax.grad(jax.grad(loss))(best) > 0.005
+            assert min(loss(best - 0.1), loss(best + 0.1)) > loss(best)
+
+
+def test_logits_without_shifts_stay_as_they_are():
+    logits = jnp.asarray(random_case()[0])
+    assert losses.of_sample(logits, jnp.zeros((7, 0))) is logits

@@ -255,3 +255,37 @@ def test_probabilities_keep_their_relative_precision():
         [math.exp(-700), math.exp(-40), 0.5, 1.0],
         rtol=1e-14,
     )
+
+
+def test_metrics_of_a_sample_are_those_of_sklearn_with_negatives_weighted_by_their_rate():
+    """On the devices, batch by batch, of shifts; and on the host, of the weights."""
+    logits, labels, weights = clicks(20_000, tasks=2, spread=1.0)
+    rates = np.float32([0.1, 0.5])[np.random.default_rng(5).integers(0, 2, logits.shape)]
+    sample_weight = np.where(labels == 0, 1 / rates.astype(np.float64), 1) * weights
+    shifts = np.log(rates)
+    total = None
+    for start in range(0, len(logits), 1000):
+        part = [a[start : start + 1000] for a in (logits, labels, weights, shifts)]
+
+        @jax.jit
+        def sums_of(logits, labels, weights, shifts):
+            traffic = metrics.of_all_traffic(weights, labels, shifts)
+            return traffic, metrics.batch_sums(logits, labels, traffic)
+
+        traffic, sums = sums_of(*part)
+        np.testing.assert_allclose(traffic, sample_weight[start : start + 1000], rtol=1e-5)
+        total = sums if total is None else metrics.merge(metrics.to_host(total), sums)
+    for task, found in enumerate(metrics.from_sums(total)):
+        x, y, w = logits[:, task], labels[:, task], sample_weight[:, task]
+        expected = by_sklearn(sigmoid(x), x, y, w)
+        assert metrics.exact(x, y, w) == pytest.approx(expected, rel=1e-9)
+        auc = expected.pop("auc")
+        assert found.pop("auc") == pytest.approx(auc, abs=1e-3)
+        assert found == pytest.approx(expected, rel=1e-4)
+        plain = by_sklearn(sigmoid(x), x, y, weights[:, task])
+        assert abs(plain["calibration"] / expected["calibration"] - 1) > 0.5
+
+
+def test_weights_without_shifts_stay_as_they_are():
+    weights = jax.numpy.ones((3, 2))
+    assert metrics.of_all_traffic(weights, weights, np.zeros((3, 0), np.float32)) is weights

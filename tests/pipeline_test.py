@@ -81,12 +81,12 @@ def _block(start, stop):
 def store(tmp_path_factory):
     path = tmp_path_factory.mktemp("pipeline") / "store"
     lengths = np.array([[len(one) for one in _lists(r)] for r in range(_ROWS)])
-    padded = np.concatenate([lengths, np.zeros((-_ROWS % 512, 2), np.int64)])
+    runs = [lengths[start : start + 512].sum(axis=0) for start in range(_ROWS)]
     statistics = {
         "list_lengths": {
             "mean": lengths.mean(axis=0).tolist(),
             "covariance": np.cov(lengths.T).tolist(),
-            "max_total_per_group": padded.reshape(-1, 512, 2).sum(axis=1).max(axis=0).tolist(),
+            "max_total_per_run": np.max(runs, axis=0).tolist(),
             "max_per_example": lengths.max(axis=0).tolist(),
         }
     }
@@ -302,9 +302,9 @@ def test_windows_tile_a_piece_and_do_not_all_change_at_the_same_time():
         runs = order.runs(shard, 0, hi - lo)
         covered = []
         for run in runs:
-            spans, permutation = order.window(shard, run.epoch, run.window)
+            spans, permutation = order.window(shard, run.turn, run.window)
             size = sum(s.stop - s.start for s in spans)
-            assert run.epoch == 0
+            assert run.turn == 0
             assert (run.start, run.stop) == (0, size)
             assert sorted(permutation) == list(range(size))
             covered += [(s.block, i) for s in spans for i in range(s.start, s.stop)]

@@ -102,7 +102,7 @@ def test_counted_bytes_are_those_of_the_state_that_a_run_makes(tmp_path):
     assert found.accumulators == sum(size(t.slots) for t in state.tables.values())
     assert found.dense == 2 * size(state.params) + size((state.model_state, state.opt_state))
     batch = built.program.shape.struct(planned.case.layout)
-    assert found.batches == 2 * config.steps_per_call * size(batch)
+    assert found.batches == 3 * config.steps_per_call * size(batch)
     assert found.buffers == 0
     # Layers of 16 and 2 tasks, cross layers on the input; at least their outputs are kept.
     assert found.activations > 128 * (16 + 2) * 4

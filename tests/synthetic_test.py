@@ -173,6 +173,148 @@ def test_splits_share_the_planted_effects():
     assert all(len(p) == 1 for p in by_id("a").values())
 
 
+# Days, drift, delays, and negatives that are left out.
+
+_START = 1_704_067_200  # 2024-01-01
+_DAY = 86_400
+
+
+def _columns(source, split, *names):
+    batches = [chunk.batch for chunk in every_chunk(source, split)]
+    return [
+        np.concatenate([b.column(n).to_numpy(zero_copy_only=False) for b in batches]) for n in names
+    ]
+
+
+def test_rows_are_in_order_of_time_and_spread_evenly_over_the_days_of_their_split():
+    source = Source(
+        rows={"train": 70_000, "valid": 1000, "test": 500},
+        seed=1,
+        floats=1,
+        days={"train": 7, "valid": 1, "test": 1},
+        first_day={"valid": 7, "test": 8},
+    )
+    assert source.columns("train")[-2:] == ["p_conversion", "time"]
+    for split, first, days in (("train", 0, 7), ("valid", 7, 1), ("test", 8, 1)):
+        (time,) = _columns(source, split, "time")
+        assert time.dtype == np.int64
+        assert (np.diff(time) >= 0).all()
+        assert time[0] == _START + first * _DAY
+        rows = len(time)
+        exact = [_START + first * _DAY + k * days * _DAY // rows for k in (1, rows // 2, rows - 1)]
+        assert time[[1, rows // 2, rows - 1]].tolist() == exact
+        by_day = np.bincount((time - _START) // _DAY - first)
+        assert by_day.tolist() == [rows // days] * days
+
+
+def test_every_split_has_the_same_days_unless_it_is_said():
+    source = Source(rows={"a": 100, "b": 10}, seed=1, floats=1, days=3, first_day={"b": 2})
+    found = [_columns(source, split, "time")[0] // _DAY - _START // _DAY for split in "ab"]
+    assert [sorted(set(days.tolist())) for days in found] == [[0, 1, 2], [2, 3, 4]]
+
+
+def test_times_and_delays_change_nothing_else():
+    plain = Source(rows={"train": 40_000}, **_ARGUMENTS)
+    timed = Source(rows={"train": 40_000}, **_ARGUMENTS, days=2, delay_hours=5)
+    assert timed.columns("train") == [*plain.columns("train"), "time", "conversion_time"]
+    for a, b in zip(every_chunk(plain, "train"), every_chunk(timed, "train"), strict=True):
+        assert b.batch.schema.names == timed.columns("train")
+        assert b.batch.select(plain.columns("train")).equals(a.batch)
+
+
+def test_a_conversion_comes_an_exponential_time_after_its_click():
+    source = Source(rows={"train": 100_000}, seed=2, floats=2, days=2, delay_hours=5)
+    converted, at, click_at = _columns(source, "train", "conversion", "conversion_time", "time")
+    np.testing.assert_array_equal(np.isnan(at), converted != 1)
+    delays = (at - click_at)[converted == 1] / 3600
+    n = len(delays)
+    assert n > 5000
+    assert delays.min() >= 0
+    assert delays.mean() == pytest.approx(5, abs=4 * 5 / np.sqrt(n))
+    for hours in (1, 5, 20):
+        assert (delays > hours).mean() == pytest.approx(np.exp(-hours / 5), abs=4 / np.sqrt(n))
+
+
+def test_the_intercept_moves_by_the_drift_over_a_day():
+    signal, drift, days = 1.5, 0.2, 2000
+    source = Source(
+        rows={"train": days * 8}, seed=5, floats=0, signal=signal, days=days, drift=drift
+    )
+    p, time = _columns(source, "train", "p_click", "time")
+    logit = np.log(p / (1 - p))
+    midnights = logit[(time - _START) % _DAY == 0]
+    assert len(midnights) == days
+    assert p[0] == pytest.approx(0.25, abs=1e-6)  # what was asked for holds on the first day
+    steps = np.diff(midnights)
+    assert steps.std() == pytest.approx(drift * signal, rel=4 / np.sqrt(2 * days))
+    assert abs(np.corrcoef(steps[1:], steps[:-1])[0, 1]) < 4 / np.sqrt(days)
+    noons = logit[(time - _START) % _DAY == _DAY // 2]  # halfway between midnights
+    np.testing.assert_allclose(noons[:-1], (midnights[1:] + midnights[:-1]) / 2, atol=1e-9)
+
+
+def test_effects_move_by_the_drift_over_a_day():
+    """Of one id column: what each id adds to the logit, beyond what moves for all."""
+    signal, drift, days = 1.5, 0.2, 200
+    source = Source(
+        rows={"train": days * 500}, seed=6, floats=0, ids=(5,), exponent=0, signal=signal,
+        days=days, drift=drift,
+    )  # fmt: skip
+    p, ids, time = _columns(source, "train", "p_click", "c0", "time")
+    logit, day = np.log(p / (1 - p)), (time - _START) / _DAY
+    at = np.arange(days)
+    paths = np.stack([np.interp(at, day[ids == i], logit[ids == i]) for i in range(5)])
+    own = paths - paths.mean(axis=0)
+    steps = np.diff(own, axis=1)
+    # The nulls of the column have no effect of their own and make the spread of all ids smaller.
+    spread = np.sqrt((steps**2).mean())
+    assert spread == pytest.approx(drift * signal, rel=0.25)
+    # All ids move along one direction, and far in the end.
+    singular = np.linalg.svd(steps, compute_uv=False)
+    assert singular[1] < 0.1 * singular[0]
+    assert np.abs(own[:, -1] - own[:, 0]).max() > 3 * drift * signal
+
+
+def test_labels_are_drawn_with_the_probabilities_of_their_time():
+    source = Source(rows={"train": 120_000}, seed=7, floats=3, days=30, drift=0.3)
+    click, p, time = _columns(source, "train", "click", "p_click", "time")
+    means = []
+    for day in range(0, 30, 3):
+        mine = (time - _START) // _DAY // 3 == day // 3
+        error = np.sqrt((p * (1 - p))[mine].sum())
+        assert abs((click - p)[mine].sum()) < 4 * error
+        means.append(p[mine].mean())
+    assert np.ptp(means) > 0.1  # the rate of clicks drifts
+
+
+def test_drift_is_the_same_at_the_same_time_in_every_split_and_for_any_number_of_days():
+    def paths(split, **days):
+        source = Source(rows={"a": 4000, "b": 4000}, seed=3, floats=0, drift=0.5, **days)
+        p, time = _columns(source, split, "p_conversion", "time")
+        return np.interp(_START + _DAY * np.arange(4, 8, 0.25), time, p)
+
+    whole = paths("a", days=10)
+    np.testing.assert_allclose(paths("b", days=10), whole, rtol=1e-3)
+    np.testing.assert_allclose(paths("b", days=20, first_day={"b": 2}), whole, rtol=1e-3)
+
+
+def test_a_share_of_the_negatives_is_kept_and_the_rest_stays_as_it_is():
+    plain = Source(rows={"train": 50_000}, **_ARGUMENTS, days=2)
+    source = Source(rows={"train": 50_000}, **_ARGUMENTS, days=2, negative_rate=0.2)
+    dropped = kept = 0
+    for a, b in zip(every_chunk(plain, "train"), every_chunk(source, "train"), strict=True):
+        first = int(a.rows[0])
+        assert a.batch.take(b.rows - first).equals(b.batch)  # p_click is that of all traffic
+        gone = np.setdiff1d(a.rows, b.rows) - first
+        clicks = a.batch.column("click").to_numpy()
+        assert not clicks[gone].any()
+        dropped += len(gone)
+        kept += len(b.rows) - clicks.sum()
+    share = kept / (kept + dropped)
+    assert share == pytest.approx(0.2, abs=4 * np.sqrt(0.16 / (kept + dropped)))
+    ids = source.chunk_ids("train", 0)["c1"].values  # of all traffic
+    np.testing.assert_array_equal(ids, next(iter(every_chunk(plain, "train"))).batch.column("c1"))
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -202,6 +344,21 @@ def test_splits_share_the_planted_effects():
         (
             {"lists": [{"rows": 5, "mean_length": 1, "weighted": "yes"}]},
             r"source\.lists\[0\]\.weighted: must be True or False: found 'yes'",
+        ),
+        ({"negative_rate": 0}, r"source\.negative_rate: must be in \(0, 1\]: found 0"),
+        ({"drift": -1}, r"source\.drift: must be a number, not negative: found -1"),
+        ({"drift": 0.1}, r"source\.drift: must be 0 without days: found 0\.1"),
+        ({"delay_hours": 2}, r"source\.delay_hours: must be 0 without days: found 2"),
+        ({"days": -1}, r"source\.days\.train: must be a whole number, not negative: found -1"),
+        ({"days": {"x": 1}}, r"source\.days: must be a number, or one for each of \['train'\]"),
+        ({"first_day": {"train": 1}}, r"source\.first_day: must be empty without days"),
+        (
+            {"days": 1, "first_day": {"x": 1}},
+            r"source\.first_day: must be a dict of splits among \['train'\]: found \{'x': 1\}",
+        ),
+        (
+            {"rows": {"a": 1, "b": 1}, "days": {"a": 1, "b": 0}},
+            r"source\.days: must be 0 for all splits or for none",
         ),
         ({"lists": [{"rows": 5}]}, r"source\.lists\[0\]: must have rows, mean_length"),
         ({"lists": [{"rows": 5, "mean_length": 1, "x": 1}]}, r"source\.lists\[0\].*'x'"),

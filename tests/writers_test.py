@@ -145,7 +145,7 @@ def test_text_stands_at_the_step_that_the_run_began_with(tmp_path):
 
 
 def test_values_cannot_take_the_name_of_a_record_field(tmp_path):
-    with Writer(tmp_path, start_step=0) as writer, pytest.raises(ValueError, match="step or kind"):
+    with Writer(tmp_path, start_step=0) as writer, pytest.raises(ValueError, match="kind or day"):
         writer.write(1, {"step": 2.0})
 
 

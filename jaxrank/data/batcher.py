@@ -38,7 +38,12 @@ class Batcher:
             labels=np.where(known, examples.labels, np.float32(0)),
             weights=np.where(known, weights, np.float32(0)),
             dropped=dropped,
+            shifts=_no_shifts(examples.rows) if examples.shifts is None else examples.shifts,
         )
+
+
+def _no_shifts(rows: int) -> np.ndarray:
+    return np.zeros((rows, 0), np.float32)
 
 
 class _Ids:

@@ -15,6 +15,7 @@ _MATRICES = {
     "labels": np.float32,
     "weights": np.float32,
     "truth": np.float32,
+    "shifts": np.float32,
 }
 
 
@@ -32,6 +33,7 @@ class Block(NamedTuple):
     truth: f32[n, tasks] the planted probability of each label, NaN where the task has none; None
         where no task has one.
     kept: the columns that are passed through to predictions, of any Arrow types.
+    shifts: f32[n, tasks] as of `features.Batch`; None where no task has any.
     """
 
     floats: np.ndarray
@@ -43,6 +45,7 @@ class Block(NamedTuple):
     weights: np.ndarray | None
     truth: np.ndarray | None
     kept: pa.RecordBatch
+    shifts: np.ndarray | None = None
 
     @property
     def rows(self) -> int:
@@ -83,6 +86,7 @@ def slice_block(block: Block, start: int, stop: int) -> Block:
         weights=cut(block.weights, start, stop),
         truth=cut(block.truth, start, stop),
         kept=block.kept.slice(start, stop - start),
+        shifts=cut(block.shifts, start, stop),
     )
 
 
@@ -134,6 +138,7 @@ def from_arrow(batch: pa.RecordBatch) -> Block:
         weights=matrix("weights") if "weights" in names else None,
         truth=matrix("truth") if "truth" in names else None,
         kept=pa.RecordBatch.from_pydict(kept),
+        shifts=matrix("shifts") if "shifts" in names else None,
     )
 
 

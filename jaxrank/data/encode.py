@@ -1,5 +1,7 @@
 """Chunks of raw columns -> Blocks of matrices."""
 
+import functools
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -8,21 +10,25 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jaxrank.data.block import Block
+from jaxrank.data.cells import ListElements, id_elements, list_elements, position_in_list
 from jaxrank.data.chunk import Chunk
-from jaxrank.data.columns import Column, column_of, elements, numbers, texts
-from jaxrank.data.rejects import BadRows
+from jaxrank.data.columns import Column, column_of, numbers, texts
+from jaxrank.data.keyed import Conceal, concealed
+from jaxrank.data.labels import Labels, encode_labels, horizon
 from jaxrank.data.row_numbers import row_numbers
-from jaxrank.data.spec import FeatureSpec, IdSpec, ListSpec, TableSpec
+from jaxrank.data.spec import FeatureSpec, TableSpec
 from jaxrank.data.statistics import Statistics
 from jaxrank.data.vocabulary import Vocabulary, hash_rows
-from jaxrank.features import MISSING_ROW, PAD, UNKNOWN_ROW
+from jaxrank.features import MISSING_ROW, PAD, RESERVED_ROWS, UNKNOWN_ROW
+
+_NUMBER = "a finite number or empty"
 
 
 def raw_floats(names: list[str], chunk: Chunk) -> np.ndarray:
     """f64[n, names] as the data has them, NaN where missing."""
     result = np.empty((chunk.batch.num_rows, len(names)), order="F")
     for i, name in enumerate(names):
-        result[:, i] = numbers(column_of(chunk, name), "a finite number or empty")
+        result[:, i] = numbers(column_of(chunk, name), _NUMBER)
     return result
 
 
@@ -36,92 +42,6 @@ def log_transform(values: np.ndarray, log: np.ndarray) -> np.ndarray:
     return result
 
 
-def id_elements(entry: IdSpec, chunk: Chunk) -> Column:
-    """The ids of a column; where `length` is more than 1, those of each row that is not missing.
-
-    Such a row has exactly `length` of them, of which one that is empty is missing.
-    """
-    column = column_of(chunk, entry.name)
-    if entry.length == 1:
-        return column
-    result = elements(column, entry.separator, f"{entry.length} ids")
-    assert result.lengths is not None
-    bad = (result.lengths != entry.length) & (result.lengths != 0)
-    if bad.any():
-        rows = np.flatnonzero(bad)
-        found = f"{result.lengths[rows[0]]} in {column.values[int(rows[0])].as_py()!r}"
-        raise BadRows(chunk, rows, entry.name, f"have length={entry.length} ids", found)
-    return result
-
-
-class ListElements(NamedTuple):
-    """The ids of a column of lists, weights f64[ids] if it has any, and how many ids were cut."""
-
-    ids: Column
-    weights: np.ndarray | None
-    truncated: int
-
-
-def list_elements(entry: ListSpec, chunk: Chunk) -> ListElements:
-    """The ids of a column of lists and their weights, cut to `max_length` where that is asked."""
-    column = column_of(chunk, entry.name)
-    ids = elements(column, entry.separator)
-    assert ids.lengths is not None
-    if ids.values.null_count:
-        empty = ids.values.is_null().to_numpy(zero_copy_only=False)
-        ids.refuse(np.flatnonzero(empty), "a list without empty ids")
-    weights = _list_weights(entry, chunk, ids) if entry.weights else None
-    over = ids.lengths > entry.max_length if entry.max_length else np.zeros(0, bool)
-    if not over.any():
-        return ListElements(ids, weights, 0)
-    if entry.on_overlong == "error":
-        rows = np.flatnonzero(over)
-        raise BadRows(
-            chunk,
-            rows,
-            entry.name,
-            f"have at most max_length={entry.max_length} ids",
-            str(ids.lengths[rows[0]]),
-            " Raise max_length, or set on_overlong='truncate'.",
-        )
-    keep = _position_in_list(ids.lengths) < entry.max_length
-    cut = ids._replace(
-        values=ids.values.filter(pa.array(keep)),
-        lengths=np.minimum(ids.lengths, entry.max_length),
-    )
-    return ListElements(cut, None if weights is None else weights[keep], int((~keep).sum()))
-
-
-def _position_in_list(lengths: np.ndarray) -> np.ndarray:  # i64[n] -> i64[sum of lengths]
-    ends = np.cumsum(lengths)
-    return np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - lengths, lengths)
-
-
-def _list_weights(entry: ListSpec, chunk: Chunk, ids: Column) -> np.ndarray:
-    weights = elements(column_of(chunk, entry.weights), entry.separator)
-    assert weights.lengths is not None
-    assert ids.lengths is not None
-    differ = weights.lengths != ids.lengths
-    if differ.any():
-        rows = np.flatnonzero(differ)
-        found = f"{weights.lengths[rows[0]]} weights and {ids.lengths[rows[0]]} ids"
-        must = f"have as many weights as {entry.name} has ids"
-        raise BadRows(chunk, rows, entry.weights, must, found)
-    return numbers(weights, "a finite number, 0 or more", _not_negative, missing=False)
-
-
-def _not_negative(values: np.ndarray) -> np.ndarray:
-    return (values >= 0) & np.isfinite(values.astype(np.float32))
-
-
-def _zero_or_one(values: np.ndarray) -> np.ndarray:
-    return (values == 0) | (values == 1)
-
-
-def _probability(values: np.ndarray) -> np.ndarray:
-    return (values >= 0) & (values <= 1)
-
-
 class Encoder:
     """Encodes the chunks of a split, and counts what it meets in the split's statistics.
 
@@ -129,6 +49,10 @@ class Encoder:
         features: a resolved spec.
         vocabularies: of every table with vocabulary encoding.
         transforms: mean and deviation, after `log`, of every float that is standardised.
+        as_of: the latest event of the split, in seconds since 1970, for tasks with a `time` where
+            the spec does not say when the data was looked at.
+        boundaries: f64[buckets - 1] of every feature whose buckets are learned, by name.
+        conceal: what vocabularies hold in place of a raw value; none: the value.
     """
 
     def __init__(
@@ -137,8 +61,13 @@ class Encoder:
         vocabularies: Mapping[str, Vocabulary],
         transforms: Mapping[str, tuple[float, float]],
         statistics: Statistics,
+        *,
+        as_of: float | None = None,
+        boundaries: Mapping[str, np.ndarray] | None = None,
+        conceal: Conceal | None = None,
     ):
         self.statistics = statistics
+        self._conceal = conceal
         self._features = features
         self._tables = {table.name: table for table in features.tables}
         self._vocabularies = vocabularies
@@ -151,58 +80,86 @@ class Encoder:
         self._indicator = np.array([f.missing_indicator for f in floats], bool)
         # An indicator stands behind its own value and so moves all later columns.
         self._position = np.arange(len(floats)) + np.cumsum(self._indicator) - self._indicator
+        self._as_of, self._boundaries = as_of, boundaries or {}
         self._id_columns = sum(f.length for f in features.ids)
 
     def encode(self, chunk: Chunk) -> Block:
-        """The chunk's examples.
+        """The chunk's examples; they count only if all of them can be used.
 
         Raises:
             InputError: a value is not what its column may hold; names file, row and column.
         """
+        features = self._features
         raw = raw_floats(self._float_names, chunk)
-        labels, weights, truth = self._encode_tasks(chunk)
-        lengths, values, list_weights = self._encode_lists(chunk)
-        self.statistics.add(labels, raw, lengths)
-        return Block(
+        found = encode_labels(chunk, features.tasks, features.time, self._horizon)
+        lists = self._encode_lists(chunk)
+        ids, out_of_range = self._encode_ids(chunk)
+        block = Block(
             floats=self._encode_floats(raw, chunk),
-            ids=self._encode_ids(chunk),
-            list_lengths=lengths,
-            list_values=values,
-            list_weights=list_weights,
-            labels=labels,
-            weights=weights,
-            truth=truth,
+            ids=ids,
+            list_lengths=lists.lengths,
+            list_values=lists.values,
+            list_weights=lists.weights,
+            labels=found.labels,
+            weights=found.weights,
+            truth=found.truth,
+            shifts=found.shifts,
             kept=self._kept(chunk),
         )
+        self._count(raw, found, lists)
+        self._count_ids(ids, out_of_range)
+        return block
 
-    def _encode_tasks(
-        self, chunk: Chunk
-    ) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
-        tasks = self._features.tasks
-        shape = (chunk.batch.num_rows, len(tasks))
-        labels = np.empty(shape, np.float32)
-        weights = np.ones(shape, np.float32)
-        truth = np.full(shape, np.nan, np.float32)
-        for i, task in enumerate(tasks):
-            labels[:, i] = numbers(column_of(chunk, task.label), "0, 1 or empty", _zero_or_one)
-            if task.mask:
-                known = numbers(column_of(chunk, task.mask), "0 or 1", _zero_or_one, missing=False)
-                labels[known == 0, i] = np.nan
-            if task.weight:
-                weights[:, i] = numbers(
-                    column_of(chunk, task.weight),
-                    "a finite number, 0 or more",
-                    _not_negative,
-                    missing=False,
-                )
-            if task.truth:
-                must = "a number from 0 to 1, or empty"
-                truth[:, i] = numbers(column_of(chunk, task.truth), must, _probability)
-        return (
-            labels,
-            weights if any(t.weight for t in tasks) else None,
-            truth if any(t.truth for t in tasks) else None,
-        )
+    @functools.cached_property
+    def _horizon(self) -> float | None:
+        return horizon(self._features, self._as_of)
+
+    def _count(self, raw: np.ndarray, found: Labels, lists: "_Lists") -> None:
+        statistics = self.statistics
+        statistics.add(found.labels, raw, lists.lengths)
+        statistics.too_young += found.too_young
+        for i, entry in enumerate(self._features.lists):
+            rows, elements = lists.rows[i], lists.elements[i]
+            statistics.add_rows("lists", i, rows)
+            statistics.list_out_of_range[i] += lists.out_of_range[i]
+            statistics.list_truncated[i] += elements.truncated
+            statistics.list_truncated_lists[i] += elements.truncated_lists
+            if entry.encoding == "vocabulary":
+                statistics.list_unknown[i] += np.count_nonzero(rows == UNKNOWN_ROW)
+
+    def _count_ids(self, ids: np.ndarray, out_of_range: list[int]) -> None:
+        statistics = self.statistics
+        start = 0
+        for i, entry in enumerate(self._features.ids):
+            part = ids[:, start : start + entry.length]
+            start += entry.length
+            statistics.add_rows("ids", i, part)
+            statistics.id_out_of_range[i] += out_of_range[i]
+            statistics.id_missing[i] += np.count_nonzero(part == _missing(entry.encoding))
+            if entry.encoding == "vocabulary":
+                statistics.id_unknown[i] += np.count_nonzero(part == UNKNOWN_ROW)
+
+    def check(self, chunk: Chunk) -> None:
+        """Raises BadRows where `encode` would, whatever is to be learned yet."""
+        raw = raw_floats(self._float_names, chunk)
+        for i, name in enumerate(self._float_names):
+            bad = np.abs(raw[:, i]) > np.finfo(np.float32).max
+            if bad.any():
+                column_of(chunk, name).refuse(np.flatnonzero(bad), "in the range of float32")
+        encode_labels(chunk, self._features.tasks, self._features.time, -math.inf)
+        for entry in self._features.ids:
+            if entry.encoding == "bucket":
+                numbers(column_of(chunk, entry.name), _NUMBER)
+            else:
+                self._check_ids(id_elements(entry, chunk), entry.table)
+        for list_entry in self._features.lists:
+            self._check_ids(list_elements(list_entry, chunk).ids, list_entry.table)
+
+    def _check_ids(self, column: Column, table: str) -> None:
+        if self._tables[table].encoding == "integer":
+            row_numbers(column, self._tables[table])
+        else:
+            texts(column)
 
     def _encode_floats(self, raw: np.ndarray, chunk: Chunk) -> np.ndarray:
         missing = np.isnan(raw)
@@ -219,28 +176,29 @@ class Encoder:
         result[:, self._position[self._indicator] + 1] = missing[:, self._indicator]
         return result
 
-    def _encode_ids(self, chunk: Chunk) -> np.ndarray:
+    def _encode_ids(self, chunk: Chunk) -> tuple[np.ndarray, list[int]]:
+        """i32[n, id columns], and of each feature how many ids were no rows of their table."""
         result = np.empty((chunk.batch.num_rows, self._id_columns), np.int32)
+        out_of_range = []
         start = 0
-        for i, entry in enumerate(self._features.ids):
-            table = self._tables[entry.table]
-            column = id_elements(entry, chunk)
-            rows, bad = self._rows_of(column, table)
-            missing = PAD if table.encoding == "integer" else MISSING_ROW
+        for entry in self._features.ids:
             part = result[:, start : start + entry.length]
+            start += entry.length
+            column = id_elements(entry, chunk)
+            if entry.encoding == "bucket":
+                part[:, 0] = _bucket_rows(column, entry.edges(self._boundaries))
+                out_of_range.append(0)
+                continue
+            rows, bad = self._rows_of(column, self._tables[entry.table], entry.salt)
+            out_of_range.append(bad)
             if column.lengths is None:
                 part[:, 0] = rows
             else:
-                part[:] = missing
+                part[:] = _missing(entry.encoding)
                 part[column.lengths > 0] = rows.reshape(-1, entry.length)
-            start += entry.length
-            self.statistics.id_out_of_range[i] += bad
-            self.statistics.id_missing[i] += np.count_nonzero(part == missing)
-            if table.encoding == "vocabulary":
-                self.statistics.id_unknown[i] += np.count_nonzero(part == UNKNOWN_ROW)
-        return result
+        return result, out_of_range
 
-    def _rows_of(self, column: Column, table: TableSpec) -> tuple[np.ndarray, int]:
+    def _rows_of(self, column: Column, table: TableSpec, salt: str) -> tuple[np.ndarray, int]:
         """i32[values], the row of each id, MISSING_ROW or PAD where it is missing; and how many ids
         were no rows of their table."""
         if table.encoding == "integer":
@@ -251,41 +209,38 @@ class Encoder:
         count = len(values)
         if table.encoding == "hash":
             data = values.cast(pa.binary()).to_numpy(zero_copy_only=False)
-            rows = hash_rows(data, count, table.rows, table.salt)
+            rows = hash_rows(data, count, table.rows, salt)
         else:
+            names = concealed(values, self._conceal) if self._conceal else values
             vocabulary = self._vocabularies[table.name]
-            rows = vocabulary.lookup(values.to_numpy(zero_copy_only=False), count)
+            rows = vocabulary.lookup(names.to_numpy(zero_copy_only=False), count)
         rows = np.append(rows, np.int32(MISSING_ROW))
         return rows[pc.fill_null(encoded.indices, count).to_numpy()], 0
 
-    def _encode_lists(self, chunk: Chunk) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """Lengths i32[n, lists], and the rows and weights example by example, list by list."""
+    def _encode_lists(self, chunk: Chunk) -> "_Lists":
         entries = self._features.lists
         lengths = np.zeros((chunk.batch.num_rows, len(entries)), np.int32)
+        found: list[ListElements] = []
         parts: list[np.ndarray] = []
-        weights: list[np.ndarray | None] = []
+        out_of_range: list[int] = []
         for i, entry in enumerate(entries):
-            found = list_elements(entry, chunk)
-            table = self._tables[entry.table]
-            rows, bad = self._rows_of(found.ids, table)
-            lengths[:, i] = found.ids.lengths
+            cells = list_elements(entry, chunk)
+            rows, bad = self._rows_of(cells.ids, self._tables[entry.table], entry.salt)
+            lengths[:, i] = cells.ids.lengths
+            found.append(cells)
             parts.append(rows)
-            weights.append(found.weights)
-            self.statistics.list_out_of_range[i] += bad
-            self.statistics.list_truncated[i] += found.truncated
-            if table.encoding == "vocabulary":
-                self.statistics.list_unknown[i] += np.count_nonzero(rows == UNKNOWN_ROW)
-        weighted = any(entry.weights for entry in entries)
+            out_of_range.append(bad)
         starts = np.cumsum(lengths.reshape(-1), dtype=np.int64).reshape(lengths.shape) - lengths
         values = np.empty(sum(len(part) for part in parts), np.int32)
-        list_weights = np.ones(len(values), np.float32)
+        weights = np.ones(len(values), np.float32)
         for i, part in enumerate(parts):
             n = lengths[:, i].astype(np.int64)
-            target = np.repeat(starts[:, i], n) + _position_in_list(n)
+            target = np.repeat(starts[:, i], n) + position_in_list(n)
             values[target] = part
-            if weights[i] is not None:
-                list_weights[target] = weights[i]
-        return lengths, values, list_weights if weighted else None
+            if found[i].weights is not None:
+                weights[target] = found[i].weights
+        weighted = any(entry.weights for entry in entries)
+        return _Lists(lengths, values, weights if weighted else None, found, parts, out_of_range)
 
     def _kept(self, chunk: Chunk) -> pa.RecordBatch:
         batch = chunk.batch
@@ -297,3 +252,29 @@ class Encoder:
                 column = column.dictionary_decode()
             columns[name] = column
         return pa.RecordBatch.from_pydict(columns)
+
+
+class _Lists(NamedTuple):
+    """lengths i32[n, lists]; values and weights example by example, list by list, as of `Block`;
+    and of each column its cells, its rows i32[ids], and how many ids were no rows of its table."""
+
+    lengths: np.ndarray
+    values: np.ndarray
+    weights: np.ndarray | None
+    elements: list[ListElements]
+    rows: list[np.ndarray]
+    out_of_range: list[int]
+
+
+def _missing(encoding: str) -> np.int32:
+    return PAD if encoding == "integer" else np.int32(MISSING_ROW)
+
+
+def _bucket_rows(column: Column, edges: np.ndarray) -> np.ndarray:
+    """i32[n]: a row for each number, by how many of the edges f32[buckets - 1] are at most it."""
+    values = numbers(column, _NUMBER)
+    with np.errstate(over="ignore"):
+        single = values.astype(np.float32)
+    rows = RESERVED_ROWS + np.searchsorted(edges, single, side="right").astype(np.int32)
+    rows[np.isnan(values)] = MISSING_ROW
+    return rows

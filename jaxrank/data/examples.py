@@ -15,7 +15,7 @@ class Examples(NamedTuple):
 
     floats f32[n, floats]; ids i32[n, id columns]; lengths i32[n, lists]; ends i64[n + 1], from 0;
     values i32[total]; value_weights f32[total] or None; labels f32[n, tasks], NaN where unknown;
-    weights f32[n, tasks] or None.
+    weights and shifts f32[n, tasks] or None.
     """
 
     floats: np.ndarray
@@ -26,13 +26,14 @@ class Examples(NamedTuple):
     value_weights: np.ndarray | None
     labels: np.ndarray
     weights: np.ndarray | None
+    shifts: np.ndarray | None = None
 
     @property
     def rows(self) -> int:
         return len(self.labels)
 
 
-_MATRICES = ("floats", "ids", "lengths", "labels", "weights")
+_MATRICES = ("floats", "ids", "lengths", "labels", "weights", "shifts")
 _RAGGED = ("values", "value_weights")
 
 
@@ -50,6 +51,7 @@ def of_block(block: Block) -> Examples:
         value_weights=block.list_weights,
         labels=block.labels,
         weights=block.weights,
+        shifts=block.shifts,
     )
 
 
@@ -70,6 +72,7 @@ def cut(examples: Examples, start: int, stop: int) -> Examples:
         value_weights=None if weights is None else weights[lo:hi],
         labels=examples.labels[start:stop],
         weights=None if examples.weights is None else examples.weights[start:stop],
+        shifts=None if examples.shifts is None else examples.shifts[start:stop],
     )
 
 
@@ -159,4 +162,5 @@ def blank(like: Examples, rows: int) -> Examples:
         value_weights=None if like.value_weights is None else np.zeros(0, np.float32),
         labels=np.full(tasks, np.nan, np.float32),
         weights=None if like.weights is None else np.zeros(tasks, np.float32),
+        shifts=None if like.shifts is None else np.zeros(tasks, np.float32),
     )

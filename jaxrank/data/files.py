@@ -1,15 +1,20 @@
 """Files by path or URL: local ones, and whatever fsspec reaches (gs://, s3://, https://, ...)."""
 
+import functools
 import glob
 import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import fsspec
 import pyarrow as pa
+from upath import UPath
 
 from jaxrank.errors import InputError
+
+AnyPath = str | os.PathLike[str] | UPath
 
 
 class File(NamedTuple):
@@ -24,7 +29,7 @@ class File(NamedTuple):
     mark: str
 
 
-def is_local(path: str | os.PathLike[str]) -> bool:
+def is_local(path: AnyPath) -> bool:
     return "://" not in str(path)
 
 
@@ -32,6 +37,18 @@ def _file_system(path: str) -> tuple[Any, str]:
     """The file system of a URL, and the path within it."""
     try:
         return fsspec.core.url_to_fs(path)
+    except (ImportError, ValueError) as error:
+        raise InputError(f"{path}: this kind of URL cannot be opened: {error}.") from error
+
+
+def path_of(path: AnyPath) -> UPath:
+    """A path or URL as one that has the methods of pathlib.
+
+    Raises:
+        InputError: there is no file system for URLs of this kind.
+    """
+    try:
+        return UPath(path)
     except (ImportError, ValueError) as error:
         raise InputError(f"{path}: this kind of URL cannot be opened: {error}.") from error
 
@@ -55,7 +72,7 @@ def find(value: Any, where: str) -> list[str]:
         return found
     if not isinstance(value, str | os.PathLike):
         raise InputError(f"{where}: must be a path or a list of paths: found {value!r}.")
-    text = str(value)
+    text = os.fspath(value)
     return _find_local(text) if is_local(text) else _find_remote(text)
 
 
@@ -121,11 +138,28 @@ def open_input(path: str) -> pa.NativeFile:
         if is_local(path):
             return pa.OSFile(path)
         system, inner = _file_system(path)
-        return pa.PythonFile(system.open(inner, "rb"), "r")
+        # Of size 0: from the start to the end only.
+        options = {} if has_ranges(path) else {"block_size": 0}
+        return pa.PythonFile(system.open(inner, "rb", **options), "r")
     except (OSError, ValueError) as error:
         if isinstance(error, InputError):
             raise
         raise InputError(f"{path}: must be a file that can be read: found {error}.") from error
+
+
+@functools.cache
+def has_ranges(path: str) -> bool:
+    """Whether a part of the file can be read by itself: some web servers send only all of it."""
+    if not _is_http(path):
+        return True
+    system, inner = _file_system(path)
+    try:
+        with system.open(inner, "rb", block_size=1) as stream:
+            stream.seek(1)
+            stream.read(1)
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def describe(path: str) -> File:
@@ -148,3 +182,21 @@ def describe(path: str) -> File:
     size = info.get("size")
     mark = next((str(info[m]) for m in marks if info.get(m)), "")
     return File(path, -1 if size is None else int(size), mark)
+
+
+def write_whole(path: UPath, data: bytes | pa.Buffer) -> None:
+    """Writes a file that is whole when it has its name."""
+    if not is_local(str(path)):
+        path.write_bytes(bytes(data))  # a file that is not closed is not there
+        return
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_bytes(data)
+    os.replace(str(partial), str(path))
+
+
+def remove_directory(path: UPath) -> None:
+    """Removes a directory and all in it, if it is there."""
+    if is_local(str(path)):
+        shutil.rmtree(str(path), ignore_errors=True)
+    elif path.exists():
+        path.fs.rm(path.path, recursive=True)

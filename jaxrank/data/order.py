@@ -1,14 +1,19 @@
 """The order of training examples: a pure function of the seed, not of the machines that read.
 
-In epoch e the blocks of a split are permuted and laid end to end. This line of N examples is cut
-into `shards` contiguous pieces; shard v reads its piece of epoch 0, then of epoch 1, and so on
-without end. Within a piece, windows of some blocks' length are permuted, so a shard's stream is
-random over the split block by block and within a window example by example. A batch takes an equal
-share of every shard's stream, and so mixes `shards` windows.
+The blocks of a split are one stage, or several that follow one another, such as days. In its turn
+the blocks of a stage are permuted and laid end to end. This line of N examples is cut into `shards`
+contiguous pieces; shard v reads its piece of the first stage, then of the second, and so on; after
+the last stage it begins again, with other permutations, without end. Within a piece, windows of
+some blocks' length are permuted, so a shard's stream is random over the stage block by block and
+within a window example by example. A batch takes an equal share of every shard's stream, and so
+mixes `shards` windows.
 
-Every example occurs exactly once in each epoch of the shards' streams.
+Every example occurs exactly once in each pass of the shards' streams. Pieces differ by at most one
+example, and so do the places at which the streams come to the end of a stage: examples of two
+stages meet in one batch at most, and in all others those of a stage come before the next one's.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -20,9 +25,12 @@ _BLOCKS, _WINDOW = 0, 1
 
 
 class Run(NamedTuple):
-    """The places [start, stop) of one permuted window of a shard."""
+    """The places [start, stop) of one permuted window of a shard.
 
-    epoch: int
+    turn: counts the stages that the streams come to; the epoch where there is one stage.
+    """
+
+    turn: int
     window: int
     start: int
     stop: int
@@ -44,67 +52,98 @@ class Order:
         seed: not negative.
         shards: number of streams.
         window: examples permuted together.
+        stages: numbers of consecutive blocks that make a stage each; all blocks are one if empty.
 
     Raises:
         InputError: a shard would have no examples.
     """
 
-    def __init__(self, block_rows: np.ndarray, *, seed: int, shards: int, window: int):
+    def __init__(
+        self,
+        block_rows: np.ndarray,
+        *,
+        seed: int,
+        shards: int,
+        window: int,
+        stages: Sequence[int] = (),
+    ):
         self.rows = int(block_rows.sum())
         if self.rows < shards:
             raise InputError(
                 f"data.shards must be at most the number of examples: got {shards} shards"
                 f" and {self.rows} examples."
             )
+        if stages and sum(stages) != len(block_rows):
+            raise ValueError(f"stages must hold all {len(block_rows)} blocks: got {stages}.")
         self.seed, self.shards, self.window_rows = seed, shards, window
         self._block_rows = block_rows
-        self._epochs: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        ends = np.cumsum(stages or [len(block_rows)])
+        self._stages = [slice(*bounds) for bounds in zip([0, *ends[:-1]], ends, strict=True)]
+        self._pieces = _cut([int(block_rows[stage].sum()) for stage in self._stages], shards)
+        self._ends = np.cumsum(np.diff(self._pieces), axis=0)  # i64[stages, shards], in a stream
+        self._lines: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
-    def piece(self, shard: int) -> tuple[int, int]:
-        """The places [start, stop) of an epoch's line that a shard reads."""
-        return shard * self.rows // self.shards, (shard + 1) * self.rows // self.shards
+    def piece(self, shard: int, turn: int = 0) -> tuple[int, int]:
+        """The places [start, stop) of a turn's line that a shard reads."""
+        start, stop = self._pieces[turn % len(self._stages), shard : shard + 2]
+        return int(start), int(stop)
+
+    def first_places(self) -> list[int]:
+        """The place at which each stage is first read, in the first pass of the streams."""
+        starts = self._ends - np.diff(self._pieces)
+        reads = np.diff(self._pieces) > 0
+        return np.where(reads, starts, self.rows).min(axis=1).tolist()
 
     def _first_window(self, shard: int) -> int:
         # Staggered, or all shards would need their next window for the same batch.
         return self.window_rows - self.window_rows * shard // self.shards
 
-    def _window_bounds(self, shard: int, window: int) -> tuple[int, int]:
+    def _window_bounds(self, shard: int, turn: int, window: int) -> tuple[int, int]:
         """The places [start, stop) of a window within its piece."""
-        start, stop = self.piece(shard)
+        start, stop = self.piece(shard, turn)
         first = self._first_window(shard)
         begin = 0 if window == 0 else first + (window - 1) * self.window_rows
         return begin, min(first + window * self.window_rows, stop - start)
 
+    def _turn(self, shard: int, place: int) -> tuple[int, int]:
+        """The turn in which a place of a shard's stream lies, and the place within its piece."""
+        ends = self._ends[:, shard]
+        passes, place = divmod(place, int(ends[-1]))
+        # The first stage that ends behind `place`: empty pieces are passed over.
+        stage = int(np.searchsorted(ends, place, side="right"))
+        begin = int(ends[stage - 1]) if stage else 0
+        return passes * len(ends) + stage, place - begin
+
     def runs(self, shard: int, start: int, stop: int) -> list[Run]:
         """The places [start, stop) of a shard's stream, by window."""
-        lo, hi = self.piece(shard)
         first = self._first_window(shard)
         found = []
         while start < stop:
-            epoch, place = divmod(start, hi - lo)
+            turn, place = self._turn(shard, start)
             window = 0 if place < first else 1 + (place - first) // self.window_rows
-            begin, end = self._window_bounds(shard, window)
+            begin, end = self._window_bounds(shard, turn, window)
             count = min(stop - start, end - place)
-            found.append(Run(epoch, window, place - begin, place - begin + count))
+            found.append(Run(turn, window, place - begin, place - begin + count))
             start += count
         return found
 
-    def _epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """The permuted blocks of an epoch and where each ends on the line."""
-        epochs = self._epochs  # replaced and never changed, so threads need no lock
-        if epoch not in epochs:
-            random = np.random.default_rng([self.seed, _BLOCKS, epoch])
-            blocks = random.permutation(len(self._block_rows))
-            newest = dict(list(epochs.items())[-1:])
-            epochs = newest | {epoch: (blocks, np.cumsum(self._block_rows[blocks]))}
-            self._epochs = epochs
-        return epochs[epoch]
+    def _line(self, turn: int) -> tuple[np.ndarray, np.ndarray]:
+        """The permuted blocks of a turn and where each ends on the line."""
+        lines = self._lines  # replaced and never changed, so threads need no lock
+        if turn not in lines:
+            random = np.random.default_rng([self.seed, _BLOCKS, turn])
+            stage = self._stages[turn % len(self._stages)]
+            blocks = stage.start + random.permutation(stage.stop - stage.start)
+            newest = dict(list(lines.items())[-1:])
+            lines = newest | {turn: (blocks, np.cumsum(self._block_rows[blocks]))}
+            self._lines = lines
+        return lines[turn]
 
-    def window(self, shard: int, epoch: int, window: int) -> tuple[list[Span], np.ndarray]:
+    def window(self, shard: int, turn: int, window: int) -> tuple[list[Span], np.ndarray]:
         """What a window holds, in stored order, and the permutation i64[n] of it."""
-        blocks, ends = self._epoch(epoch)
-        begin, end = self._window_bounds(shard, window)
-        lo, _ = self.piece(shard)
+        blocks, ends = self._line(turn)
+        begin, end = self._window_bounds(shard, turn, window)
+        lo, _ = self.piece(shard, turn)
         spans = []
         place = lo + begin
         # The first block that ends behind `place`: blocks without examples are passed over.
@@ -116,5 +155,21 @@ class Order:
                 spans.append(Span(int(blocks[index]), place - block_start, stop - block_start))
             place = max(place, stop)
             index += 1
-        random = np.random.default_rng([self.seed, _WINDOW, epoch, shard, window])
+        random = np.random.default_rng([self.seed, _WINDOW, turn, shard, window])
         return spans, random.permutation(end - begin)
+
+
+def _cut(rows: Sequence[int], shards: int) -> np.ndarray:
+    """Where the pieces of each stage's line begin and end: i64[stages, shards + 1].
+
+    After every stage the shards have had equally many examples, but for one.
+    """
+    found, had = [], np.zeros(shards, np.int64)
+    for stage_rows, total in zip(rows, np.cumsum(rows), strict=True):
+        having = np.diff(np.arange(shards + 1) * total // shards)
+        if (having < had).any():  # fewer examples than shards: one for some of those behind
+            having = had.copy()
+            having[np.flatnonzero(had == had.min())[:stage_rows]] += 1
+        found.append(np.cumsum(np.append(0, having - had)))
+        had = having
+    return np.stack(found)

@@ -62,11 +62,15 @@ def capacity(stack: Stack, statistics: Mapping[str, Any], group: int, slack: flo
 
 
 def bound(stack: Stack, statistics: Mapping[str, Any]) -> int:
-    """Ids that no aligned run of MAX_GROUP stored examples exceeds, for passes in stored order."""
+    """Ids that no run of up to MAX_GROUP stored examples exceeds, for passes in stored order.
+
+    From `list_lengths` of a split's statistics: `max_total_per_run [lists]`, the largest sum over
+    such a run wherever it begins, and `max_per_example [lists]`.
+    """
     lengths, lists = statistics["list_lengths"], list(stack.lists)
-    by_group = int(np.asarray(lengths["max_total_per_group"], np.int64)[lists].sum())
+    by_run = int(np.asarray(lengths["max_total_per_run"], np.int64)[lists].sum())
     by_example = int(np.asarray(lengths["max_per_example"], np.int64)[lists].sum())
-    return _aligned(min(by_group, MAX_GROUP * by_example))
+    return _aligned(min(by_run, MAX_GROUP * by_example))
 
 
 class Packer:

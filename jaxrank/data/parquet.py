@@ -1,35 +1,82 @@
 """Parquet files as chunks of columns."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 
 from jaxrank.data import files
 from jaxrank.data.chunk import Chunk, Part, numbered
+from jaxrank.data.partitions import Partitions
 from jaxrank.data.rejects import Rejects
 from jaxrank.data.text import check_same_columns, empty_file
 from jaxrank.errors import InputError
 
 _ROWS_PER_CHUNK = 16_384
+# A part ends with the row group that reaches one of these.
+_ROWS_PER_PART = 1_000_000
+_BYTES_PER_PART = 128 << 20  # encoded and not yet compressed, as the row groups tell it
+
+# What Arrow raises for a damaged file.
+UNREADABLE = (pa.ArrowException, OSError, UnicodeDecodeError)
+
+
+class RowGroups(NamedTuple):
+    """Of each row group of a file, i64[row groups]: its rows, and its bytes uncompressed.
+
+    mark: tells whether the file is still that one.
+    """
+
+    mark: files.File
+    rows: np.ndarray
+    bytes: np.ndarray
+
+    def parts(self) -> Iterator[tuple[int, int]]:
+        """[start, stop) of runs of row groups that are each a part."""
+        start = rows = size = 0
+        for i in range(len(self.rows)):
+            rows += int(self.rows[i])
+            size += int(self.bytes[i])
+            last = i + 1 == len(self.rows)
+            if last or rows >= _ROWS_PER_PART or size >= _BYTES_PER_PART:
+                yield start, i + 1
+                start, rows, size = i + 1, 0, 0
 
 
 class ParquetSource:
-    """Parquet files, all of one schema."""
+    """Parquet files, all of one schema, with the columns that their directories name.
+
+    row_groups: by path.
+    partitions: of the paths.
+    """
 
     def __init__(self, paths_of: Mapping[str, Sequence[str]]):
         self._paths_of = paths_of
         paths = self.files
-        self._schema = _parquet_schema(paths[0])
+        self.partitions = Partitions(paths)
+        self._schema, _ = first = _described(paths[0])
+        self.row_groups = {paths[0]: first[1]}
+        for name in self.partitions.names:
+            if name in self._schema.names:
+                raise InputError(
+                    f"{paths[0]}, column {name}: must be in the file or in the names of its"
+                    " directories: found it in both."
+                )
         for path in paths[1:]:
-            found = _parquet_schema(path)
-            check_same_columns(paths[0], self._schema.names, path, found.names)
-            for expected, field in zip(self._schema, found, strict=True):
-                if expected.type != field.type:
-                    raise InputError(
-                        f"{path}, column {field.name}: must be of type {expected.type} as in"
-                        f" {paths[0]}: found {field.type}."
-                    )
+            schema, self.row_groups[path] = _described(path)
+            self._check(path, schema)
+
+    def _check(self, path: str, schema: pa.Schema) -> None:
+        first = self.files[0]
+        check_same_columns(first, self._schema.names, path, schema.names)
+        for expected, field in zip(self._schema, schema, strict=True):
+            if expected.type != field.type:
+                raise InputError(
+                    f"{path}, column {field.name}: must be of type {expected.type} as in"
+                    f" {first}: found {field.type}."
+                )
 
     @property
     def splits(self) -> list[str]:
@@ -39,40 +86,77 @@ class ParquetSource:
     def files(self) -> list[str]:
         return [path for paths in self._paths_of.values() for path in paths]
 
+    def files_of(self, split: str) -> list[str]:
+        return list(self._paths_of[split])
+
     def columns(self, split: str) -> list[str]:
-        return list(self._schema.names)
+        return [*self._schema.names, *self.partitions.names]
 
     def parts(self, split: str) -> list[Part]:
-        return [Part(split, path, 0, 1) for path in self._paths_of[split]]
+        return [
+            Part(split, path, start, stop)
+            for path in self._paths_of[split]
+            for start, stop in self.row_groups[path].parts()
+        ]
 
     def chunks(self, part: Part, rejects: Rejects) -> Iterator[Chunk]:
-        del rejects
-        row = 1
+        del rejects  # the values of a file that cannot be read have no rows
+        mark, rows, _ = self.row_groups[part.file]
+        row = 1 + int(rows[: part.start].sum())
+        stop = 1 + int(rows[: part.stop].sum())
+        groups = range(part.start, part.stop)
         try:
-            with _open_parquet(part.file) as file:
-                for batch in file.iter_batches(_ROWS_PER_CHUNK, use_threads=False):
-                    yield Chunk(batch, part.file, numbered(row, batch.num_rows))
+            with open_unchanged(mark) as file:
+                for batch in file.iter_batches(_ROWS_PER_CHUNK, groups, use_threads=False):
+                    batch.validate(full=True)  # Arrow reads text without a look at its bytes
+                    if batch.num_rows:
+                        whole = self.partitions.append(batch, part.file)
+                        yield Chunk(whole, part.file, numbered(row, batch.num_rows))
                     row += batch.num_rows
-        except (pa.ArrowException, OSError) as error:
-            raise _not_parquet(part.file, error) from error
+        except UNREADABLE as error:
+            raise not_parquet(part.file, error) from error
+        if row != stop:
+            raise not_parquet(part.file, f"row {row - 1} as the last of {stop - 1}")
 
 
-def _not_parquet(path: str, error: Exception) -> InputError:
-    return InputError(f"{path}: must be a readable Parquet file: found {error}.")
+def not_parquet(path: str, found: Exception | str) -> InputError:
+    return InputError(f"{path}: must be a readable Parquet file: found {found}.")
 
 
-def _open_parquet(path: str) -> pa.parquet.ParquetFile:
+def open_unchanged(mark: files.File) -> pa.parquet.ParquetFile:
+    """Opens the file that had this mark.
+
+    Raises:
+        InputError: it is another by now.
+    """
+    if files.describe(mark.path) != mark:
+        raise InputError(f"{mark.path}: must not change while it is read: found another file.")
+    return _open(mark.path)
+
+
+def _open(path: str) -> pa.parquet.ParquetFile:
     # Buffering ahead would hold all row groups of the file in memory.
     return pa.parquet.ParquetFile(
         files.open_input(path), pre_buffer=False, page_checksum_verification=True
     )
 
 
-def _parquet_schema(path: str) -> pa.Schema:
+def _described(path: str) -> tuple[pa.Schema, RowGroups]:
+    mark = files.describe(path)
     try:
-        with _open_parquet(path) as file:
-            if file.metadata.num_rows == 0:
-                raise empty_file(path)
-            return file.schema_arrow
-    except (pa.ArrowException, OSError) as error:
-        raise _not_parquet(path, error) from error
+        with _open(path) as file:
+            schema, metadata = file.schema_arrow, file.metadata
+            groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+    except UNREADABLE as error:
+        raise not_parquet(path, error) from error
+    if metadata.num_rows == 0:
+        raise empty_file(path)
+    rows = np.asarray([group.num_rows for group in groups], np.int64)
+    if (rows < 0).any() or rows.sum() != metadata.num_rows:
+        found = f"{metadata.num_rows} rows, and row groups of {rows.tolist()}"
+        raise not_parquet(path, found)
+    for i, name in enumerate(schema.names):
+        if name in schema.names[:i]:
+            raise InputError(f"{path}: column names must differ: found {name!r} twice.")
+    sizes = np.asarray([group.total_byte_size for group in groups], np.int64)
+    return schema, RowGroups(mark, rows, sizes)

@@ -14,13 +14,14 @@ import numpy as np
 
 from jaxrank.data import packing
 from jaxrank.data.batcher import Batcher
-from jaxrank.data.examples import Known
+from jaxrank.data.examples import Examples, Known
 from jaxrank.data.order import Order
 from jaxrank.data.store import Split
 from jaxrank.data.streams import EvaluationSource, Reader, Shard, TrainSource
 from jaxrank.errors import InputError
 from jaxrank.features import MAX_GROUP, Batch, Layout, Lists
 
+ORDERS = ("shuffled", "days")
 _EVALUATION_BLOCKS = 8  # kept for the next batch; they are memory maps
 _READ_THREADS = 4  # NumPy and Arrow let go of the interpreter in all that costs
 
@@ -93,12 +94,14 @@ def _map(function: Callable[[np.ndarray], np.ndarray], batch: Batch) -> Batch:
         labels=function(batch.labels),
         weights=function(batch.weights),
         dropped=function(batch.dropped),
+        shifts=function(batch.shifts),
     )
 
 
 def _leaves(batch: Batch) -> list[np.ndarray]:
     lists = [array for name in batch.lists for array in batch.lists[name]]
-    return [batch.floats, *batch.ids.values(), *lists, batch.labels, batch.weights, batch.dropped]
+    matrices = [batch.labels, batch.weights, batch.dropped, batch.shifts]
+    return [batch.floats, *batch.ids.values(), *lists, *matrices]
 
 
 class TrainBatches:
@@ -125,6 +128,7 @@ class TrainBatches:
         prefetch_batches: batches made ahead; 0 and no workers: each is made when it is asked for.
         list_slack: room for lists, in standard deviations; see `packing.capacity`.
         on_overflow: "error" or "truncate"; see `packing.Packer`.
+        order: "shuffled": all blocks together; "days": one day after another, each shuffled.
         process: index and number of processes.
         first_step: the first step to serve.
         num_steps: the step to end before.
@@ -148,6 +152,7 @@ class TrainBatches:
         prefetch_batches: int,
         list_slack: float,
         on_overflow: str,
+        order: str = "shuffled",
         process: tuple[int, int] = (0, 1),
         first_step: int = 0,
         num_steps: int,
@@ -163,6 +168,11 @@ class TrainBatches:
             _require(field, value, value >= least, f"{least} or more")
         overflows = ("error", "truncate")
         _require("data.on_overflow", on_overflow, on_overflow in overflows, f"one of {overflows}")
+        _require("data.order", order, order in ORDERS, f"one of {ORDERS}")
+        if order == "days" and not split.days:
+            raise InputError(
+                f"data.order: 'days' must have a split that is stored by day: {split.path} is not."
+            )
         mine = _process_shares(batch_size, shards, process)
         self._parts = max(1, num_workers)
         if len(mine) % self._parts:
@@ -171,16 +181,23 @@ class TrainBatches:
                 f" data.num_workers={num_workers}, data.shards={shards} on {process[1]} processes."
             )
         window = max(1, round(window_blocks * split.rows / max(1, len(split.block_rows))))
-        order = Order(split.block_rows, seed=seed, shards=shards, window=window)
+        stages = [blocks for _, blocks in split.days] if order == "days" else []
+        line = Order(split.block_rows, seed=seed, shards=shards, window=window, stages=stages)
         self.group = packing.group_size(batch_size, shards)
+        # On one day lists may be longer than on average over all.
+        told = split.day_statistics if order == "days" else [split.statistics]
         self.capacities = {
-            stack.name: packing.capacity(stack, split.statistics, self.group, list_slack)
+            stack.name: max(packing.capacity(stack, s, self.group, list_slack) for s in told)
             for stack in layout.stacks
             if stack.lists
         }
-        self._streams = [Shard(Reader(split, kept=1), order, shard) for shard in mine]
+        self._streams = [Shard(Reader(split, kept=1), line, shard) for shard in mine]
         self._share = batch_size // shards
-        self._batcher = Batcher(layout, self.group, self.capacities, on_overflow)
+        # The first batch with an example of each day; of all, where they are shuffled together.
+        self.first_steps = [place // self._share for place in line.first_places()]
+        self.batcher: Callable[[Examples], Batch] = Batcher(
+            layout, self.group, self.capacities, on_overflow
+        )
         self._steps_per_call, self._num_steps = steps_per_call, num_steps
         self._num_workers, self._prefetch = num_workers, prefetch_batches
         self._elements: Any = None
@@ -194,12 +211,19 @@ class TrainBatches:
             self.close()
             raise StopIteration
         if self._elements is None:
-            steps = range(self.position, self._num_steps)
-            source = TrainSource(self._streams, self._share, self._parts, steps, self._batcher)
-            self._elements = _iterate(source, self._num_workers, self._prefetch)
-        batch = _stack_batches(self._elements, self._steps_per_call, self._parts)
+            self._elements = _iterate(self.source(), self._num_workers, self._prefetch)
+        batch = self.stack(self._elements)
         self.position += self._steps_per_call
         return batch
+
+    def source(self) -> TrainSource:
+        """What the batches from here on are made of, at random access."""
+        steps = range(self.position, self._num_steps)
+        return TrainSource(self._streams, self._share, self._parts, steps, self.batcher)
+
+    def stack(self, elements: Iterator[Batch]) -> Batch:
+        """The batches of a call, of the next elements of `source`."""
+        return _stack_batches(elements, self._steps_per_call, self._parts)
 
     def get_state(self) -> dict[str, int]:
         return {"next_step": self.position}

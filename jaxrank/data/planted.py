@@ -58,7 +58,14 @@ def _sigmoid(logits: np.ndarray) -> np.ndarray:
 
 
 class Truth:
-    """Planted probabilities, given the features."""
+    """Planted probabilities, given the features.
+
+    tasks: how many labels there are.
+    kinds: of effects, of which the logits are made.
+    """
+
+    tasks = _TASKS
+    kinds = tuple(_SHARES)
 
     def __init__(self, seed: int, floats: int, ids: tuple[int, ...], lists: int):
         self._seed = seed
@@ -170,15 +177,27 @@ class Truth:
             self._intercepts[task] = low
             weights = _sigmoid(logits[:, task] + low)
 
+    def parts(self, rows: Rows) -> dict[str, np.ndarray]:
+        """What each kind of effect that there is adds to the logits, f[n, tasks]."""
+        return {
+            name: (part - self._centers[name]) * self._scales[name]
+            for name, part in self._groups(rows).items()
+        }
+
     def _logits(self, rows: Rows) -> np.ndarray:
         logits = np.tile(self._intercepts, (len(rows.floats), 1))
-        for name, part in self._groups(rows).items():
-            logits += (part - self._centers[name]) * self._scales[name]
+        for part in self.parts(rows).values():
+            logits += part
         return logits
 
-    def probabilities(self, rows: Rows) -> np.ndarray:
-        """f64[n, tasks]: of a click, and of a conversion if there is a click."""
-        return _sigmoid(self._logits(rows))
+    def probabilities(self, rows: Rows, moved: np.ndarray | None = None) -> np.ndarray:
+        """f64[n, tasks]: of a click, and of a conversion if there is a click.
+
+        Args:
+            moved: f64[n, tasks] what is added to the logits, if anything is.
+        """
+        logits = self._logits(rows)
+        return _sigmoid(logits if moved is None else logits + moved)
 
 
 def _float_effects(floats: np.ndarray) -> np.ndarray:

@@ -1,39 +1,41 @@
 """Raw records -> a store: one pass to learn vocabularies and scales, one to encode and write."""
 
+import collections
+import secrets
+import shutil
+import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-import pyarrow as pa
+from upath import UPath
 
-from jaxrank.data.block import Block, concatenate, slice_block
-from jaxrank.data.columns import texts
-from jaxrank.data.encode import Encoder, id_elements, list_elements, log_transform, raw_floats
-from jaxrank.data.rejects import Rejects
+from jaxrank.data import files, keyed, statistics_report, work
+from jaxrank.data.earlier import earlier_learned
+from jaxrank.data.learn import (
+    NO_LESSONS,
+    NOTHING,
+    Findings,
+    Learned,
+    Lessons,
+    lessons,
+    looks_at_last_event,
+)
 from jaxrank.data.resolve import build_schema, resolve
+from jaxrank.data.runners import Local, Runner
 from jaxrank.data.sources import Source, make_source
-from jaxrank.data.spec import FeatureSpec, TableSpec
-from jaxrank.data.statistics import Moments, Statistics
+from jaxrank.data.spec import FeatureSpec
+from jaxrank.data.statistics import Statistics
 from jaxrank.data.store import Store, open_store
-from jaxrank.data.store_writer import StoreWriter
-from jaxrank.data.vocabulary import Counter, Vocabulary, build
+from jaxrank.data.store_writer import COMPRESSIONS, StoreWriter
+from jaxrank.data.units import units_of
+from jaxrank.data.work import Work
 from jaxrank.errors import InputError, RunError
 
 TRAIN = "train"  # the split that everything is learned from
-_MOST_FEATURES_REPORTED = 20
-
-
-class Learned(NamedTuple):
-    """What encoding needs beyond the spec.
-
-    vocabularies: by table.
-    transforms: (mean, deviation) after `log` of each float that is standardised, by name.
-    """
-
-    vocabularies: dict[str, Vocabulary]
-    transforms: dict[str, tuple[float, float]]
+_LITTLE = 64 << 20  # bytes of raw data, whose preparation is not worth going on with
+_STDIN = "standard input"  # the file that it is kept in, and so its name in messages
 
 
 def prepare(
@@ -42,19 +44,33 @@ def prepare(
     output: str | Path,
     *,
     block_size: int = 8192,
+    compression: str = "",
     vocabularies: str = "",
+    on_error: str = "error",
+    max_rejected: int = 1000,
+    hash_key_file: str = "",
+    runner: Runner | None = None,
     report: Callable[[str], None] = print,
 ) -> Store:
     """Writes the store `output` from raw data.
 
-    The manifest's `spec` holds `features` (`spec.canonical` of the section) and `transforms`.
+    The manifest's `spec` holds `features` (`spec.canonical` of the section) and what was learned.
+    What was done before an error, or before the process was killed, lies in `.NAME.partial` beside
+    the output and is not done again, but of little data.
 
     Args:
         features: the config's section, see `spec.FeatureSpec`.
-        source: the config's section, see `sources.make_source`.
-        block_size: examples in a block; the last of a split may have fewer.
-        vocabularies: an earlier store, whose rows and transforms stay as they are. Values that are
-            new in the split "train" get rows behind the old ones.
+        source: the config's section, see `sources.make_source`; a file "-" is the standard input.
+        output: path or URL.
+        block_size: examples in a block; the last of a part of the data may have fewer.
+        compression: of blocks: none, "lz4" or "zstd".
+        vocabularies: an earlier store, whose rows, scales and boundaries stay as they are. Values
+            that are new in the split "train" get rows behind the old ones.
+        on_error: what becomes of records that cannot be used: "error" or "skip".
+        max_rejected: how many may be skipped; they are listed in `rejected.jsonl`.
+        hash_key_file: of at least 16 bytes; vocabularies and rejected records then hold keyed
+            hashes in place of raw values.
+        runner: who does the work; the processes of this machine if not given.
         report: gets lines for people to read.
 
     Raises:
@@ -63,29 +79,64 @@ def prepare(
     """
     if block_size < 1:
         raise InputError(f"block_size: must be 1 or more: found {block_size}.")
+    if compression not in COMPRESSIONS:
+        raise InputError(
+            f"data.compression: must be one of {', '.join(map(repr, COMPRESSIONS))}: found"
+            f" {compression!r}."
+        )
     spec = FeatureSpec.from_config(features)
-    data = make_source(source)
-    resolved = _resolve(spec, data)
-    earlier = _earlier(resolved, open_store(vocabularies)) if vocabularies else Learned({}, {})
+    key = keyed.fingerprint(keyed.read_key(hash_key_file)) if hash_key_file else ""
     try:
-        with StoreWriter(output) as writer:
-            learned = _learn(resolved, data, earlier, report)
-            for table, vocabulary in learned.vocabularies.items():
-                writer.write_vocabulary(
-                    table, vocabulary.values.to_pylist(), vocabulary.counts.tolist()
-                )
-            for split in data.splits:
-                _write_split(writer, split, data, resolved, learned, block_size, report)
+        with StoreWriter(output, resumable=True) as writer:
+            section = _with_stdin(source, writer.work)
+            data = make_source(section)
+            resolved = _resolve(spec, data)
+            earlier = NOTHING
+            if vocabularies:
+                earlier = earlier_learned(resolved, open_store(vocabularies), key)
+            wanted = _wanted(resolved, data, earlier)
+            job = Work(
+                resolved,
+                section,
+                str(writer.work),
+                wanted,
+                block_size,
+                compression,
+                on_error,
+                max_rejected,
+                hash_key_file,
+                token=secrets.token_hex(8),
+            )
+            preparation = _Preparation(job, data, writer, runner or Local(), report)
+            writer.keep = preparation.bytes >= _LITTLE
+            learned = preparation.learn(earlier)
+            preparation.write(learned)
             schema = build_schema(
                 resolved,
                 {name: v.rows for name, v in learned.vocabularies.items()},
                 {name: v.checksum for name, v in learned.vocabularies.items()},
                 learned.transforms,
+                learned.boundaries,
             )
-            transforms = {name: list(pair) for name, pair in learned.transforms.items()}
-            return writer.finish(schema, {"features": spec.to_config(), "transforms": transforms})
+            _clean(writer.work)
+            return writer.finish(schema, _told(spec, learned, key))
     except OSError as error:  # those of reading are InputErrors already
         raise RunError(f"{output}: the store could not be written: {error}.") from error
+
+
+def _with_stdin(source: Mapping[str, Any], directory: UPath) -> dict[str, Any]:
+    """The section with a file in place of the standard input, which can be read only once."""
+    section = dict(source)
+    paths = section.get("files")
+    if not isinstance(paths, Mapping) or "-" not in paths.values():
+        return section
+    if sum(path == "-" for path in paths.values()) > 1:
+        raise InputError("source.files: one split may be the standard input, '-': found several.")
+    kept = directory / _STDIN
+    with kept.open("wb") as file:
+        shutil.copyfileobj(sys.stdin.buffer, file)
+    section["files"] = {k: str(kept) if path == "-" else path for k, path in paths.items()}
+    return section
 
 
 def _resolve(spec: FeatureSpec, data: Source) -> FeatureSpec:
@@ -101,180 +152,142 @@ def _resolve(spec: FeatureSpec, data: Source) -> FeatureSpec:
     return resolved
 
 
-def _vocabulary_tables(features: FeatureSpec) -> list[TableSpec]:
-    return [table for table in features.tables if table.encoding == "vocabulary"]
+def _wanted(features: FeatureSpec, data: Source, earlier: Learned) -> Lessons:
+    """What is to be learned, for which there must be a split to learn from."""
+    wanted = lessons(features, earlier)
+    if not wanted.any or TRAIN in data.splits:
+        return wanted
+    lacking = [name for name in wanted.names if name not in earlier.vocabularies]
+    if lacking:
+        raise InputError(
+            f"source: must have a split {TRAIN!r} to learn {', '.join(lacking)} from, or an"
+            f" earlier store must have learned them: found the splits {data.splits}."
+        )
+    return NO_LESSONS
 
 
-def _earlier(features: FeatureSpec, store: Store) -> Learned:
-    """What an earlier store has of what these features need."""
-    found = {table.name: table.encoding for table in store.schema.tables}
-    vocabularies = {}
-    for table in features.tables:
-        encoding = found.get(table.name, table.encoding)
-        if encoding != table.encoding:
-            raise InputError(
-                f"{store.path}: the table {table.name!r} must have encoding={table.encoding!r} as"
-                f" in the config: found {encoding!r}."
-            )
-        if table.encoding == "vocabulary" and table.name in found:
-            values, counts = store.vocabulary(table.name)
-            vocabularies[table.name] = Vocabulary(pa.array(values, pa.string()), counts)
-    return Learned(vocabularies, _earlier_transforms(features, store))
-
-
-def _earlier_transforms(features: FeatureSpec, store: Store) -> dict[str, tuple[float, float]]:
-    learned = store.spec.get("transforms", {})
-    log_of = {f.name: f.log for f in store.schema.floats}
-    found = {}
-    for entry in features.floats:
-        if not entry.standardize or entry.name not in learned:
-            continue
-        if entry.log != log_of[entry.name]:
-            raise InputError(
-                f"{store.path}: the float {entry.name!r} must have log={entry.log} as in the"
-                f" config, for its mean and deviation to be used again: found"
-                f" log={log_of[entry.name]}. Set `log` as it was."
-            )
-        mean, std = learned[entry.name]
-        found[entry.name] = (mean, std)
-    return found
-
-
-def _learn(
-    features: FeatureSpec, data: Source, earlier: Learned, report: Callable[[str], None]
-) -> Learned:
-    """A pass over the training split, where something is to be learned from it."""
-    tables = _vocabulary_tables(features)
-    floats = [f for f in features.floats if f.standardize and f.name not in earlier.transforms]
-    if not tables and not floats:
-        return earlier
-    if TRAIN not in data.splits:
-        lacking = [t.name for t in tables if t.name not in earlier.vocabularies]
-        lacking += [f.name for f in floats]
-        if lacking:
-            raise InputError(
-                f"source: must have a split {TRAIN!r} to learn {', '.join(lacking)} from, or an"
-                f" earlier store must have learned them: found the splits {data.splits}."
-            )
-        return earlier
-    began = time.perf_counter()
-    counters = {table.name: Counter() for table in tables}
-    names = [f.name for f in floats]
-    log = np.array([f.log for f in floats], bool)
-    moments = Moments(len(floats))
-    rows = 0
-    for chunk in _chunks(data, TRAIN):
-        rows += chunk.batch.num_rows
-        moments.add(log_transform(raw_floats(names, chunk), log))
-        for entry in features.ids:
-            if entry.table in counters:
-                counters[entry.table].add(texts(id_elements(entry, chunk)))
-        for list_entry in features.lists:
-            if list_entry.table in counters:
-                counters[list_entry.table].add(texts(list_elements(list_entry, chunk).ids))
-    vocabularies = {
-        t.name: build(counters[t.name], t.min_count, earlier.vocabularies.get(t.name))
-        for t in tables
+def _told(spec: FeatureSpec, learned: Learned, key: str) -> dict[str, Any]:
+    """What the manifest tells of how the store was made."""
+    return {
+        "features": spec.to_config(),
+        "transforms": {name: list(pair) for name, pair in learned.transforms.items()},
+        "boundaries": {name: b.tolist() for name, b in learned.boundaries.items()},
+        "hash_key": key,
     }
-    pairs = zip(moments.mean.tolist(), moments.std.tolist(), strict=True)
-    report(f"learned from {TRAIN}: {_speed(rows, began)}")
-    return Learned(vocabularies, earlier.transforms | dict(zip(names, pairs, strict=True)))
 
 
-def _chunks(data: Source, split: str) -> Iterator[Any]:
-    for part in data.parts(split):
-        yield from data.chunks(part, Rejects())
+class _Preparation:
+    """The two passes over all units."""
+
+    def __init__(
+        self,
+        job: Work,
+        data: Source,
+        writer: StoreWriter,
+        runner: Runner,
+        report: Callable[[str], None],
+    ):
+        self._job, self._data, self._writer = job, data, writer
+        self._runner, self._report = runner, report
+        self._units = {split: units_of(data, split) for split in data.splits}
+
+    @property
+    def bytes(self) -> int:
+        """About how many of raw data there are."""
+        return sum(unit.bytes for units in self._units.values() for unit in units)
+
+    def learn(self, earlier: Learned) -> Learned:
+        """A pass over the training split, where something is to be learned from it."""
+        if not self._job.wanted.any:
+            return earlier
+        began = time.perf_counter()
+        findings = self._findings(TRAIN, self._job)
+        self._report(f"learned from {TRAIN}: {_speed(findings.rows, began)}")
+        return findings.learned(earlier)
+
+    def _findings(self, split: str, job: Work) -> Findings:
+        self._runner.run(work.learn, job, self._units[split])
+        found = Findings(job.features, job.wanted)
+        for unit in self._units[split]:
+            found.merge(work.read_lessons(job, unit))
+        return found
+
+    def _as_of(self, split: str) -> float | None:
+        """The latest event of a split, where labels depend on it: when that was looked at."""
+        job = self._job
+        if not looks_at_last_event(job.features):
+            return None
+        return self._findings(split, job._replace(wanted=NO_LESSONS._replace(as_of=True))).as_of
+
+    def write(self, learned: Learned) -> None:
+        """A pass over all splits."""
+        job = self._job
+        for table, vocabulary in learned.vocabularies.items():
+            self._writer.write_vocabulary(
+                table, vocabulary.values.to_pylist(), vocabulary.counts.tolist()
+            )
+        rejected: list[str] = []
+        for split in self._data.splits:
+            began = time.perf_counter()
+            units = self._units[split]
+            told = work.told(learned._replace(as_of=self._as_of(split)))
+            self._runner.run(work.encode, job, units, told)
+            written = [work.read_result(job, unit) for unit in units]
+            rejected += [line for unit in written for line in unit.rejected]
+            self._check_rejected(len(rejected))
+            totals = self._joined(split, written)
+            rows = sum(statistics.rows for statistics in totals.values())
+            if not rows:
+                raise InputError(
+                    f"source: the split {split!r} must have at least one row: found none."
+                )
+            self._report(f"{split}: {_speed(rows, began)}")
+            self._tell(split, totals)
+        if rejected:
+            text = "".join(f"{line}\n" for line in rejected)
+            files.write_whole(self._writer.work / "rejected.jsonl", text.encode())
+            self._report(f"{len(rejected):,} records were skipped: see rejected.jsonl in the store")
+
+    def _check_rejected(self, count: int) -> None:
+        limit = self._job.max_rejected
+        if count > limit:
+            raise InputError(
+                f"at most {limit:,} records may be skipped (--max-rejected): found {count:,}."
+            )
+
+    def _joined(self, split: str, written: Sequence[work.Written]) -> dict[str, Statistics]:
+        """Adds what the units of a split became to the store; -> statistics by directory."""
+        entries: dict[str, list[dict[str, Any]]] = collections.defaultdict(list)
+        for unit in written:
+            for directory, entry in unit.splits.items():
+                entries[directory].append(entry)
+        found = {}
+        for directory in sorted(entries):
+            joined = Statistics(self._job.features)
+            for entry in entries[directory]:
+                joined.merge(Statistics.from_state(self._job.features, entry["statistics"]))
+            of_files = [file for entry in entries[directory] for file in entry["files"]]
+            self._writer.add(directory, of_files, joined.to_json())
+            found[directory] = joined
+        return found
+
+    def _tell(self, split: str, totals: Mapping[str, Statistics]) -> None:
+        for directory, joined in totals.items():
+            if directory != split:
+                self._report(f"  {directory}: {joined.rows:,} rows")
+        whole = Statistics(self._job.features)
+        for joined in totals.values():
+            whole.merge(joined)
+        for line in statistics_report.lines(whole.to_json()):
+            self._report(f"  {line}")
+
+
+def _clean(directory: UPath) -> None:
+    """Removes what only the preparation itself needed."""
+    files.remove_directory(directory / "units")
+    (directory / _STDIN).unlink(missing_ok=True)
 
 
 def _speed(rows: int, began: float) -> str:
     seconds = time.perf_counter() - began
     return f"{rows:,} rows in {seconds:.1f} s, {rows / max(seconds, 1e-9):,.0f} rows/s"
-
-
-def _write_split(
-    writer: StoreWriter,
-    split: str,
-    data: Source,
-    features: FeatureSpec,
-    learned: Learned,
-    block_size: int,
-    report: Callable[[str], None],
-) -> None:
-    began = time.perf_counter()
-    statistics = Statistics(features)
-    encoder = Encoder(features, learned.vocabularies, learned.transforms, statistics)
-    entry: dict[str, Any] = {}
-    target = writer.split(split, entry)
-    for block in _blocks_of(map(encoder.encode, _chunks(data, split)), block_size):
-        target.write(block)
-    if not statistics.rows:
-        raise InputError(f"source: the split {split!r} must have at least one row: found none.")
-    entry.update(statistics.to_json())
-    report(f"{split}: {_speed(statistics.rows, began)}")
-    for line in describe(entry):
-        report(f"  {line}")
-
-
-def _blocks_of(pieces: Iterable[Block], size: int) -> Iterator[Block]:
-    """The same examples in blocks of `size`; the last may have fewer."""
-    pending: list[Block] = []
-    rows = 0
-    for piece in pieces:
-        start = 0
-        while rows + piece.rows - start >= size:
-            stop = start + size - rows
-            yield concatenate([*pending, slice_block(piece, start, stop)])
-            pending, rows, start = [], 0, stop
-        if start < piece.rows:
-            pending.append(slice_block(piece, start, piece.rows))
-            rows += piece.rows - start
-    if pending:
-        yield concatenate(pending)
-
-
-def describe(statistics: Mapping[str, Any]) -> list[str]:
-    """A split's statistics as lines for people, a summary where the features are many."""
-    rows = max(statistics["rows"], 1)
-    lines = [
-        f"{name}: {t['known']:,} labels, {t['positives'] / max(t['known'], 1):.2%} positive"
-        for name, t in statistics["tasks"].items()
-    ]
-    floats, ids, lists = parts = [statistics[kind] for kind in ("floats", "ids", "lists")]
-    outside = [
-        f"{name}: {f['out_of_range']:,} ids are no rows of their table"
-        for name, f in (*ids.items(), *lists.items())
-        if f["out_of_range"]
-    ]
-    if sum(map(len, parts)) > _MOST_FEATURES_REPORTED:
-        return [*lines, *_summary(statistics, rows), *outside]
-    lines += [f"{name}: {f['missing'] / rows:.2%} missing" for name, f in floats.items()]
-    lines += [
-        f"{name}: {f['missing'] / rows:.2%} missing, {f['unknown'] / rows:.2%} unknown"
-        for name, f in ids.items()
-    ]
-    lines += [
-        f"{name}: {f['mean']:.2f} ids, at most {f['max']}, {f['empty'] / rows:.2%} empty,"
-        f" {f['unknown']:,} ids unknown, {f['truncated_ids']:,} cut"
-        for name, f in lists.items()
-    ]
-    return lines + outside
-
-
-def _summary(statistics: Mapping[str, Any], rows: int) -> list[str]:
-    lines = []
-    for kind, fields in (("floats", ["missing"]), ("ids", ["missing", "unknown"])):
-        columns = statistics[kind]
-        for field in fields if columns else []:
-            most = max(columns, key=lambda name: columns[name][field])
-            mean = sum(c[field] for c in columns.values()) / len(columns) / rows
-            share = columns[most][field] / rows
-            lines.append(f"{len(columns)} {kind}: {mean:.2%} {field}, most in {most} ({share:.2%})")
-    lists = statistics["lists"]
-    if lists:
-        longest = max(lists, key=lambda name: lists[name]["max"])
-        total = sum(f["mean"] for f in lists.values())
-        lines.append(
-            f"{len(lists)} lists: {total:.2f} ids an example, the longest list in {longest}"
-            f" ({lists[longest]['max']}), {sum(f['truncated_ids'] for f in lists.values()):,} cut"
-        )
-    return lines

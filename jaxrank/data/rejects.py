@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxrank.data import files
 from jaxrank.data.chunk import Chunk
+from jaxrank.data.keyed import Conceal
 from jaxrank.errors import InputError
 
 Result = TypeVar("Result")
@@ -58,7 +59,7 @@ class Rejects:
         self,
         policy: str = "error",
         limit: int = 0,
-        conceal: Callable[[str], str] | None = None,
+        conceal: Conceal | None = None,
     ):
         self.policy, self.limit = policy, limit
         self.lines: list[str] = []
@@ -138,7 +139,7 @@ def _shown(chunk: Chunk, row: int, column: str) -> str:
     return "an empty value" if value is None else repr(value)
 
 
-def _concealed(record: Any, conceal: Callable[[str], str]) -> Any:
+def _concealed(record: Any, conceal: Conceal) -> Any:
     if isinstance(record, dict):
         return {key: _concealed(value, conceal) for key, value in record.items()}
     if isinstance(record, list):

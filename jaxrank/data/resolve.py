@@ -2,28 +2,34 @@
 
 import dataclasses
 import fnmatch
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import xxhash
 
-from jaxrank.data.spec import FeatureSpec, ListSpec, TableSpec, nearest
+from jaxrank.data.section import nearest
+from jaxrank.data.spec import FeatureSpec, ListSpec, TableSpec
 from jaxrank.errors import InputError
-from jaxrank.features import Categorical, Dense, Ragged, Schema, Table, Task
+from jaxrank.features import RESERVED_ROWS, Categorical, Dense, Ragged, Schema, Table, Task
+
+# Columns that a task may name.
+_OF_TASKS = ("label", "mask", "weight", "truth", "negative_rate_column", "time")
 
 
 def resolve(spec: FeatureSpec, columns: Sequence[str]) -> FeatureSpec:
     """The spec with an entry of its own for each column of the source that a pattern matches.
 
-    A pattern that holds wildcards passes over the columns that are named elsewhere as a label, a
-    mask, a weight, a truth, as weights of a list, or to be kept.
+    A pattern that holds wildcards passes over the columns that a task names, weights of a list,
+    and columns to be kept.
 
     Raises:
         InputError: a name or pattern matches nothing, or a column is used twice.
     """
     reserved = set(spec.kept_columns)
     for i, task in enumerate(spec.tasks):
-        for field in ("label", "mask", "weight", "truth"):
+        for field in _OF_TASKS:
             reserved.add(_exact(getattr(task, field), columns, f"features.tasks[{i}].{field}"))
     for entry in spec.lists:
         reserved.add(_exact(entry.weights, columns, "features.lists: weights"))
@@ -104,6 +110,7 @@ def build_schema(
     rows: Mapping[str, int],
     checksums: Mapping[str, str],
     transforms: Mapping[str, tuple[float, float]],
+    boundaries: Mapping[str, np.ndarray] | None = None,
 ) -> Schema:
     """The schema of a resolved spec.
 
@@ -111,20 +118,24 @@ def build_schema(
         rows: of each vocabulary, by table; other tables have theirs from the spec.
         checksums: of each vocabulary, by table.
         transforms: mean and deviation, after `log`, of every float that is standardised.
+        boundaries: of every feature whose buckets are learned, by name.
     """
+    learned = boundaries or {}
+    edges = {f.table: f.edges(learned) for f in spec.ids if f.boundaries or f.name in learned}
+    tables = spec.tables
     floats: list[Dense] = []
     for entry in spec.floats:
         floats.append(Dense(entry.name, entry.log, *entry.scale(transforms)))
         if entry.missing_indicator:
             floats.append(Dense(f"{entry.name}:missing"))
     return Schema(
-        tasks=tuple(Task(t.name, t.kind) for t in spec.tasks),
+        tasks=tuple(Task(t.name, t.kind, t.is_shifted) for t in spec.tasks),
         floats=tuple(floats),
         ids=tuple(Categorical(f.name, f.table, f.length) for f in spec.ids),
         lists=tuple(_ragged(f) for f in spec.lists),
         tables=tuple(
-            Table(t.name, rows.get(t.name, t.all_rows), t.encoding, _checksum(t, checksums))
-            for t in spec.tables
+            Table(t.name, _rows(t, rows, edges), t.encoding, _checksum(t, checksums, edges))
+            for t in tables
         ),
     )
 
@@ -134,10 +145,25 @@ def _ragged(entry: ListSpec) -> Ragged:
     return Ragged(entry.name, entry.table, entry.combiner, bool(entry.weights), length)
 
 
-def _checksum(table: TableSpec, vocabularies: Mapping[str, str]) -> str:
-    """Of what decides the rows of values: the vocabulary, the salt, or what becomes of bad ids."""
+def _rows(
+    table: TableSpec, vocabularies: Mapping[str, int], edges: Mapping[str, np.ndarray]
+) -> int:
+    if table.name in edges:
+        return RESERVED_ROWS + len(edges[table.name]) + 1
+    return vocabularies.get(table.name, table.all_rows)
+
+
+def _checksum(
+    table: TableSpec, vocabularies: Mapping[str, str], edges: Mapping[str, np.ndarray]
+) -> str:
+    """Of what decides the rows of values: the vocabulary, the boundaries, the salts of the table's
+    features, or what becomes of bad ids."""
+    if table.name in edges:
+        return xxhash.xxh3_64_hexdigest(edges[table.name].astype("<f4").tobytes())
     if table.encoding == "hash":
-        return xxhash.xxh3_64_hexdigest(table.salt.encode())
+        one = len(set(table.salts)) == 1
+        told = table.salts[0] if one else json.dumps(table.salts)
+        return xxhash.xxh3_64_hexdigest(told.encode())
     if table.on_bad_id != "error":
         return xxhash.xxh3_64_hexdigest(table.on_bad_id.encode())
     return vocabularies.get(table.name, "")

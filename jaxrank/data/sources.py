@@ -1,4 +1,4 @@
-"""Where raw records come from: files of text or Parquet, or generated data.
+"""Where raw records come from: files of text, Parquet or TFRecord, or generated data.
 
 A source hands out chunks of a few thousand records as Arrow columns, so its memory does not grow
 with the files.
@@ -13,11 +13,12 @@ from jaxrank.data import files
 from jaxrank.data.chunk import Chunk, Part
 from jaxrank.data.parquet import ParquetSource
 from jaxrank.data.rejects import Rejects
-from jaxrank.data.spec import check_keys
+from jaxrank.data.section import check_keys
 from jaxrank.data.text import TextSource
+from jaxrank.data.tfrecord import TFRecordSource
 from jaxrank.errors import InputError
 
-_KINDS = ("criteo", "csv", "parquet", "synthetic")
+_KINDS = ("criteo", "csv", "parquet", "synthetic", "tfrecord")
 
 
 class Source(Protocol):
@@ -74,16 +75,22 @@ def make_source(source: Mapping[str, Any]) -> Source:
         generated = synthetic.Source(**rest)
         _check_splits(generated.splits, "source.rows")
         return generated
-    known = ["files", "delimiter"] if kind == "csv" else ["files"]
-    check_keys(rest, known, f"source (kind={kind!r})")
+    own = {"csv": ["delimiter"], "tfrecord": ["columns"]}
+    check_keys(rest, ["files", *own.get(kind, [])], f"source (kind={kind!r})")
     paths = _files_of_splits(rest.get("files"))
     if kind == "parquet":
         return ParquetSource(paths)
+    if kind == "tfrecord":
+        return TFRecordSource(paths, rest.get("columns"))
     if kind == "criteo":
         return TextSource(paths, "\t", header=False)
     delimiter = rest.get("delimiter", ",")
-    if not isinstance(delimiter, str) or len(delimiter) != 1:
-        raise InputError(f"source.delimiter: must be one character: found {delimiter!r}.")
+    if not isinstance(delimiter, str) or not re.fullmatch(r"[\x01-\x7f]", delimiter, re.DOTALL):
+        raise InputError(f"source.delimiter: must be one ASCII character: found {delimiter!r}.")
+    if delimiter in '"\r\n':
+        raise InputError(
+            f"source.delimiter: must not be a quote or the end of a line: found {delimiter!r}."
+        )
     return TextSource(paths, delimiter, header=True)
 
 

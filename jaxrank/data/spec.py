@@ -6,23 +6,18 @@ source in place of the patterns.
 """
 
 import dataclasses
-import difflib
-import typing
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
+import numpy as np
+
+from jaxrank.data.section import one_of, parse, plain
+from jaxrank.data.spec_checks import check_ids, check_list, check_tasks, check_times
 from jaxrank.errors import InputError
 from jaxrank.features import RESERVED_ROWS
 
 ENCODINGS = ("vocabulary", "hash", "integer")
 BAD_ID_POLICIES = ("error", "oov", "hash", "clip")
-_MAX_ROWS = 2**31 - 1  # rows are int32, and the largest is PAD
-
-Entry = TypeVar("Entry")
-
-
-def _one_of(default: str, choices: Sequence[str]) -> Any:
-    return dataclasses.field(default=default, metadata={"choices": tuple(choices)})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,15 +26,48 @@ class TaskSpec:
 
     mask: a column that is 0 where the label is unknown and 1 where it is known.
     weight: a column with each example's weight for this task.
-    truth: a column with the planted probability of generated data.
+    truth: a column with the planted probability of generated data, of all traffic.
+
+    Where negatives were left out of the data, predictions are still of all traffic:
+
+    negative_rate: the share of the negatives that was kept.
+    negative_rate_column: a column with that share, where it is not everywhere the same: that with
+        which each example would have been kept if it were negative. Positives have it too.
+    negative_correction: weight: a negative counts 1 / rate times, in the loss and in metrics;
+        shift: log(rate) is taken from the logit before the loss, for which every example counts
+        once, and in metrics a negative counts 1 / rate times (King & Zeng, Logistic Regression in
+        Rare Events Data, 2001, have both).
+
+    A conversion that comes later than its click:
+
+    time: a column with the time of the conversion, empty where there was none. The label is 1 where
+        it came within `window_hours` of the event (`FeatureSpec.time`), and no later than the data
+        was looked at (`FeatureSpec.as_of`); else unknown where the window was still open then; else
+        0. Of `label`, which may be left out, only counts where it is unknown: the task's label is
+        unknown there.
+    window_hours: the attribution window.
     """
 
     name: str
-    label: str
-    kind: str = _one_of("binary", ["binary"])
+    label: str = ""
+    kind: str = one_of("binary", ["binary"])
     mask: str = ""
     weight: str = ""
     truth: str = ""
+    negative_rate: float = 1.0
+    negative_rate_column: str = ""
+    negative_correction: str = one_of("weight", ["weight", "shift"])
+    time: str = ""
+    window_hours: float = 0.0
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether negatives were left out of its data."""
+        return self.negative_rate < 1 or bool(self.negative_rate_column)
+
+    @property
+    def is_shifted(self) -> bool:
+        return self.is_sampled and self.negative_correction == "shift"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,31 +99,44 @@ class FloatSpec:
 
 @dataclasses.dataclass(frozen=True)
 class IdSpec:
-    """Columns with a fixed number of ids.
+    """Columns with a fixed number of ids, or of numbers that are put into buckets.
 
     table: the embedding table; empty for one of the column's own name.
     min_count: values seen less often in the training split are unknown (vocabulary).
+    max_rows: at most so many values are known, the most frequent; 0: no limit (vocabulary).
     rows: of the table, with the two reserved ones (hash) or as the data numbers them (integer).
     length: ids in each cell; in a text column they stand between `separator`s.
-    salt: goes before each value when it is hashed.
+    salt: goes before each value when it is hashed. Features that share a table may have different
+        ones: then equal values of theirs have different rows.
     on_bad_id: what becomes of a whole number, of any size, that is none of the `rows` (integer).
         error: the preparation stops; oov: all share one more row, the table's last; hash: its row
         is a hash of it; clip: the first row if it is negative, else the last.
+    boundaries: a number's bucket is how many of these, which rise, are at most the number, and each
+        bucket is a row behind the reserved ones; compared as float32 (bucket).
+    buckets: in place of `boundaries`, how many buckets of about equally many examples of the
+        training split; fewer where single values are frequent (bucket).
     """
 
     columns: tuple[str, ...]
     table: str = ""
-    encoding: str = _one_of("vocabulary", ENCODINGS)
+    encoding: str = one_of("vocabulary", [*ENCODINGS, "bucket"])
     min_count: int = 1
+    max_rows: int = 0
     rows: int = 0
     length: int = 1
     separator: str = ""
     salt: str = ""
-    on_bad_id: str = _one_of("error", BAD_ID_POLICIES)
+    on_bad_id: str = one_of("error", BAD_ID_POLICIES)
+    boundaries: tuple[float, ...] = ()
+    buckets: int = 0
 
     @property
     def name(self) -> str:
         return self.columns[0]
+
+    def edges(self, learned: Mapping[str, np.ndarray]) -> np.ndarray:
+        """f32[buckets - 1]: the boundaries, given those that were learned by name of feature."""
+        return np.asarray(learned[self.name] if self.buckets else self.boundaries, np.float32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,14 +153,15 @@ class ListSpec:
     table: str = ""
     separator: str = "|"
     weights: str = ""
-    combiner: str = _one_of("mean", ["sum", "mean", "sqrtn", "none"])
+    combiner: str = one_of("mean", ["sum", "mean", "sqrtn", "none"])
     max_length: int = 0
-    on_overlong: str = _one_of("error", ["error", "truncate"])
-    encoding: str = _one_of("vocabulary", ENCODINGS)
+    on_overlong: str = one_of("error", ["error", "truncate"])
+    encoding: str = one_of("vocabulary", ENCODINGS)
     min_count: int = 1
+    max_rows: int = 0
     rows: int = 0
     salt: str = ""
-    on_bad_id: str = _one_of("error", BAD_ID_POLICIES)
+    on_bad_id: str = one_of("error", BAD_ID_POLICIES)
 
     @property
     def name(self) -> str:
@@ -128,14 +170,18 @@ class ListSpec:
 
 @dataclasses.dataclass(frozen=True)
 class TableSpec:
-    """A table and how values become its rows; `rows` is what the config says."""
+    """A table and how values become its rows; `rows` is what the config says.
+
+    salts: of its features, in order.
+    """
 
     name: str
     encoding: str
     min_count: int
+    max_rows: int
     rows: int
-    salt: str
     on_bad_id: str
+    salts: tuple[str, ...]
 
     @property
     def all_rows(self) -> int:
@@ -144,12 +190,20 @@ class TableSpec:
 
 
 # What features that share a table must agree on.
-_OF_TABLES = ("encoding", "min_count", "rows", "salt", "on_bad_id")
+_OF_TABLES = ("encoding", "min_count", "max_rows", "rows", "on_bad_id")
 
 
 @dataclasses.dataclass(frozen=True)
 class FeatureSpec:
-    """The `features` section. After `resolve` each entry has exactly one column, and a table."""
+    """The `features` section. After `resolve` each entry has exactly one column, and a table.
+
+    keep: columns that are passed through to predictions.
+    time: the column with the time of each event; it is kept. See `times.seconds`.
+    group: a column that is kept.
+    as_of: when the data was looked at, for tasks with a `time`; empty: at the latest event of each
+        split.
+    by_day: each day of `time` (UTC) has files of its own in the store.
+    """
 
     tasks: tuple[TaskSpec, ...]
     floats: tuple[FloatSpec, ...] = ()
@@ -158,6 +212,8 @@ class FeatureSpec:
     keep: tuple[str, ...] = ()
     time: str = ""
     group: str = ""
+    as_of: str = ""
+    by_day: bool = False
 
     @classmethod
     def from_config(cls, section: Mapping[str, Any]) -> "FeatureSpec":
@@ -166,22 +222,23 @@ class FeatureSpec:
         Raises:
             InputError: an unknown or missing field, a wrong type, a value that cannot be.
         """
-        spec = _parse(cls, section, "features")
-        if not spec.tasks:
-            raise InputError("features.tasks: must have at least one task: found none.")
-        _check_tasks(spec)
+        spec = parse(cls, section, "features")
+        check_tasks(spec)
+        check_times(spec)
         for kind in ("floats", "ids", "lists"):
             for i, entry in enumerate(getattr(spec, kind)):
-                where = f"features.{kind}[{i}]"
                 if not entry.columns:
-                    raise InputError(f"{where}.columns: must name a column: found none.")
-                if not isinstance(entry, FloatSpec):
-                    _check_encoding(entry, where)
+                    place = f"features.{kind}[{i}].columns"
+                    raise InputError(f"{place}: must name a column: found none.")
+        for i, ids in enumerate(spec.ids):
+            check_ids(ids, f"features.ids[{i}]")
+        for i, a_list in enumerate(spec.lists):
+            check_list(a_list, f"features.lists[{i}]")
         return spec
 
     def to_config(self) -> dict[str, Any]:
         """The section as plain data, with every default filled in."""
-        tree = _plain(dataclasses.asdict(self))
+        tree = plain(dataclasses.asdict(self))
         assert isinstance(tree, dict)
         return tree
 
@@ -197,162 +254,34 @@ class FeatureSpec:
         Raises:
             InputError: two features that share a table encode it differently.
         """
-        found: dict[str, tuple[TableSpec, str]] = {}
+        sharing: dict[str, list[IdSpec | ListSpec]] = {}
         entries: list[IdSpec | ListSpec] = [*self.ids, *self.lists]
         for entry in entries:
-            fields = {field: getattr(entry, field) for field in _OF_TABLES}
-            table = TableSpec(entry.table, **fields)
-            first, first_name = found.setdefault(entry.table, (table, entry.name))
-            for field in _OF_TABLES:
-                if getattr(first, field) != getattr(table, field):
-                    raise InputError(
-                        f"features: {first_name} and {entry.name} share the table"
-                        f" {entry.table!r}, so {field} must be the same: found"
-                        f" {getattr(first, field)!r} and {getattr(table, field)!r}."
-                    )
-        return tuple(table for table, _ in found.values())
+            sharing.setdefault(entry.table, []).append(entry)
+        return tuple(_table(name, entries) for name, entries in sharing.items())
+
+
+def _table(name: str, entries: list[IdSpec | ListSpec]) -> TableSpec:
+    first = entries[0]
+    for entry in entries[1:]:
+        for field in _OF_TABLES:
+            if getattr(first, field) != getattr(entry, field):
+                raise InputError(
+                    f"features: {first.name} and {entry.name} share the table {name!r}, so {field}"
+                    f" must be the same: found {getattr(first, field)!r} and"
+                    f" {getattr(entry, field)!r}."
+                )
+        if entry.encoding == "bucket":
+            raise InputError(
+                f"features: a table of encoding='bucket' must have one feature: found {first.name}"
+                f" and {entry.name} in the table {name!r}."
+            )
+    fields = {field: getattr(first, field) for field in _OF_TABLES}
+    if isinstance(first, IdSpec) and first.boundaries:
+        fields["rows"] = RESERVED_ROWS + len(first.boundaries) + 1
+    return TableSpec(name, salts=tuple(entry.salt for entry in entries), **fields)
 
 
 def canonical(section: Mapping[str, Any]) -> dict[str, Any]:
     """The `features` section as plain data with all defaults; equal sections give equal data."""
     return FeatureSpec.from_config(section).to_config()
-
-
-def _plain(tree: Any) -> Any:
-    if isinstance(tree, dict):
-        return {key: _plain(value) for key, value in tree.items()}
-    if isinstance(tree, tuple):
-        return [_plain(value) for value in tree]
-    return tree
-
-
-def nearest(name: str, known: Iterable[str], count: int = 1) -> str:
-    """The known names most like `name`, as a sentence's end: "; the nearest is 'b'"."""
-    close = difflib.get_close_matches(name, sorted(known), n=count, cutoff=0.0)
-    if not close:
-        return ""
-    return f"; the nearest {'is' if len(close) == 1 else 'are'} {', '.join(map(repr, close))}"
-
-
-def check_keys(section: Mapping[str, Any], known: Sequence[str], where: str) -> None:
-    """Refuses a key that nobody reads."""
-    for key in section:
-        if key not in known:
-            raise InputError(f"{where}: has no field {key!r}{nearest(str(key), known)}.")
-
-
-def _parse(cls: type[Entry], section: Any, where: str) -> Entry:
-    """A dataclass from its section of the config."""
-    if not isinstance(section, Mapping):
-        raise InputError(f"{where}: must be a dict: found {section!r}.")
-    types = typing.get_type_hints(cls)
-    check_keys(section, list(types), where)
-    values = {}
-    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
-        if field.name in section:
-            place = f"{where}.{field.name}"
-            value = _value(types[field.name], section[field.name], place)
-            choices = field.metadata.get("choices")
-            if choices and value not in choices:
-                raise InputError(
-                    f"{place}: must be one of {', '.join(map(repr, choices))}: found {value!r}."
-                )
-            values[field.name] = value
-        elif field.default is dataclasses.MISSING:
-            raise InputError(f"{where}: must have a field {field.name!r}: found {sorted(section)}.")
-    return cls(**values)
-
-
-def _value(kind: Any, value: Any, where: str) -> Any:
-    if typing.get_origin(kind) is tuple:
-        return _sequence(typing.get_args(kind)[0], value, where)
-    # A bool is an int to Python, and never meant as one here.
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise InputError(
-            f"{where}: must be of type {kind.__name__}:"
-            f" found {value!r}, of type {type(value).__name__}."
-        )
-    return value
-
-
-def _sequence(kind: Any, value: Any, where: str) -> tuple[Any, ...]:
-    if kind is str and isinstance(value, str):
-        value = [value]
-    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
-        raise InputError(
-            f"{where}: must be a list: found {value!r}, of type {type(value).__name__}."
-        )
-    places = [f"{where}[{i}]" for i in range(len(value))]
-    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-        return tuple(_parse(kind, v, place) for v, place in zip(value, places, strict=True))
-    return tuple(_value(kind, v, place) for v, place in zip(value, places, strict=True))
-
-
-def _check_unique(names: Sequence[str], what: str) -> None:
-    for i, name in enumerate(names):
-        if name in names[:i]:
-            raise InputError(f"{what} must be used once: found {name!r} twice.")
-
-
-def _check_tasks(spec: FeatureSpec) -> None:
-    for i, task in enumerate(spec.tasks):
-        # It is part of the names of metrics, where "/" stands between task and metric.
-        if not task.name or "/" in task.name:
-            raise InputError(
-                f"features.tasks[{i}].name: must be a name without '/': found {task.name!r}."
-            )
-    _check_unique([t.name for t in spec.tasks], "features.tasks: a name")
-    written = {f"{kind}_{t.name}": t.name for t in spec.tasks for kind in ("label", "predicted")}
-    for column in spec.kept_columns:
-        if column in written:
-            raise InputError(
-                "features: keep, time and group must name other columns than those that predict"
-                f" writes for each task: found the column {column!r} and the task"
-                f" {written[column]!r}. Rename the task or the column."
-            )
-
-
-def _check_encoding(entry: IdSpec | ListSpec, where: str) -> None:
-    """Refuses numbers that cannot be, and fields that the entry's encoding does not read."""
-
-    def require(holds: bool, field: str, what: str) -> None:
-        if not holds:
-            raise InputError(
-                f"{where}.{field}: must be {what} (encoding={entry.encoding!r}):"
-                f" found {getattr(entry, field)!r}."
-            )
-
-    if entry.encoding == "vocabulary":
-        require(entry.min_count >= 1, "min_count", "1 or more")
-        require(entry.rows == 0, "rows", "0, as the vocabulary gives the number of rows")
-    else:
-        least = RESERVED_ROWS + 1 if entry.encoding == "hash" else 1
-        most = _MAX_ROWS - (entry.on_bad_id == "oov")
-        require(least <= entry.rows <= most, "rows", f"from {least} to {most}")
-        require(entry.min_count == 1, "min_count", "1, as nothing is counted")
-    require(entry.encoding == "hash" or not entry.salt, "salt", "empty, as nothing is hashed")
-    holds = entry.encoding == "integer" or entry.on_bad_id == "error"
-    require(holds, "on_bad_id", "'error', as every id has a row")
-    # The table's name is the name of its vocabulary's file.
-    require("/" not in entry.table, "table", "a name without '/'")
-    if isinstance(entry, IdSpec):
-        require(entry.length >= 1, "length", "1 or more")
-    else:
-        require(entry.max_length >= 0, "max_length", "0 or more")
-        _check_sequence(entry, where)
-
-
-def _check_sequence(entry: ListSpec, where: str) -> None:
-    """Refuses what a list that is not combined cannot have."""
-    if entry.combiner != "none":
-        return
-    if entry.max_length < 1:
-        raise InputError(
-            f"{where}.max_length: must be 1 or more with combiner='none', for each id of a list has"
-            f" a place: found {entry.max_length}."
-        )
-    if entry.weights:
-        raise InputError(
-            f"{where}.weights: must be empty with combiner='none', as nothing is summed: found"
-            f" {entry.weights!r}."
-        )

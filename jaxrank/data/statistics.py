@@ -1,11 +1,32 @@
 """What `prepare` counts while it writes: of each feature, and of the lists together."""
 
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from jaxrank.data.spec import FeatureSpec
-from jaxrank.features import MAX_GROUP
+from jaxrank.data.distinct import Distinct
+from jaxrank.data.list_lengths import ListLengths
+from jaxrank.data.spec import FeatureSpec, FloatSpec, IdSpec, ListSpec, TaskSpec
+from jaxrank.errors import InputError
+from jaxrank.features import RESERVED_ROWS
+
+_KINDS = ("tasks", "floats", "ids", "lists")
+# What is counted of each column: its kind, its name in the manifest, and the attribute.
+_COUNTS = (
+    ("tasks", "known", "_known"),
+    ("tasks", "positives", "_positives"),
+    ("tasks", "too_young", "too_young"),
+    ("ids", "ids", "_id_places"),
+    ("ids", "missing", "id_missing"),
+    ("ids", "unknown", "id_unknown"),
+    ("ids", "out_of_range", "id_out_of_range"),
+    ("lists", "truncated_lists", "list_truncated_lists"),
+    ("lists", "truncated_ids", "list_truncated"),
+    ("lists", "unknown", "list_unknown"),
+    ("lists", "out_of_range", "list_out_of_range"),
+)
+_PERCENTS = (50, 95, 99)
 
 
 class Moments:
@@ -14,98 +35,106 @@ class Moments:
     def __init__(self, columns: int):
         self.count = np.zeros(columns, np.int64)
         self.mean = np.zeros(columns)
-        self._squares = np.zeros(columns)  # sum of (x - mean)^2
+        self._variance = np.zeros(columns)
         self.min = np.full(columns, np.inf)
         self.max = np.full(columns, -np.inf)
 
     def add(self, values: np.ndarray) -> None:  # f64[n, columns], NaN where missing
         present = ~np.isnan(values)
-        count = present.sum(axis=0)
-        filled = np.where(present, values, 0.0)
-        mean = filled.sum(axis=0) / np.maximum(count, 1)
-        squares = (np.where(present, values - mean, 0.0) ** 2).sum(axis=0)
-        # Chan, Golub & LeVeque 1983: two parts' moments give those of the whole without the
-        # cancellation of a sum of squares.
-        total = np.maximum(self.count + count, 1)
-        delta = mean - self.mean
-        self._squares += squares + delta**2 * self.count * count / total
-        self.mean += delta * count / total
-        self.count += count
-        self.min = np.minimum(
-            self.min, np.where(present, values, np.inf).min(axis=0, initial=np.inf)
-        )
-        self.max = np.maximum(
-            self.max, np.where(present, values, -np.inf).max(axis=0, initial=-np.inf)
-        )
+        part = Moments(values.shape[1])
+        part.count = present.sum(axis=0)
+        some = np.maximum(part.count, 1)
+        part.mean = np.where(present, values, 0.0).sum(axis=0) / some
+        part._variance = (np.where(present, values - part.mean, 0.0) ** 2).sum(axis=0) / some
+        part.min = np.fmin.reduce(values, axis=0, initial=np.inf)
+        part.max = np.fmax.reduce(values, axis=0, initial=-np.inf)
+        self.merge(part)
+
+    def merge(self, other: "Moments") -> None:
+        """Those of both parts' values.
+
+        Chan, Golub & LeVeque 1983: two parts' moments give those of the whole without the
+        cancellation of a sum of squares.
+        """
+        count = np.maximum(self.count + other.count, 1)
+        mine, theirs = self.count / count, other.count / count
+        delta = other.mean - self.mean
+        self._variance = mine * self._variance + theirs * other._variance
+        # Left to right, so that a part without values adds 0 where the square would be infinite.
+        self._variance += mine * theirs * delta * delta
+        self.mean = self.mean + theirs * delta
+        self.count = self.count + other.count
+        self.min = np.minimum(self.min, other.min)
+        self.max = np.maximum(self.max, other.max)
 
     @property
     def std(self) -> np.ndarray:  # f64[columns], of the values as the whole population
-        return np.sqrt(self._squares / np.maximum(self.count, 1))
+        return np.sqrt(self._variance)
 
+    def to_json(self) -> list[dict[str, Any]]:
+        """Of each column; of one without values all but `count` is None."""
+        fields = ("mean", "std", "min", "max")
+        columns = zip(*(getattr(self, field).tolist() for field in fields), strict=True)
+        return [
+            {"count": count, **dict(zip(fields, values if count else [None] * 4, strict=True))}
+            for count, values in zip(self.count.tolist(), columns, strict=True)
+        ]
 
-class _ListLengths:
-    """Moments and largest sums of the lengths of all lists."""
-
-    def __init__(self, lists: int):
-        self._rows = 0
-        self._sum = np.zeros(lists)
-        self._products = np.zeros((lists, lists))
-        self._open = np.zeros(lists, np.int64)  # ids in the group that has begun
-        self.max_per_group = np.zeros(lists, np.int64)
-        self.max_per_example = np.zeros(lists, np.int64)
-        self.empty = np.zeros(lists, np.int64)
-
-    def add(self, lengths: np.ndarray) -> None:  # i32[n, lists]
-        if not lengths.size:
-            return
-        exact = lengths.astype(np.float64)
-        self._sum += exact.sum(axis=0)
-        self._products += exact.T @ exact
-        self.max_per_example = np.maximum(self.max_per_example, lengths.max(axis=0))
-        self.empty += (lengths == 0).sum(axis=0)
-        starts = np.arange(-(self._rows % MAX_GROUP), len(lengths), MAX_GROUP)
-        totals = np.add.reduceat(lengths, np.maximum(starts, 0), axis=0, dtype=np.int64)
-        totals[0] += self._open
-        # A group that is not full yet has no more than it will have, so it may take part.
-        self.max_per_group = np.maximum(self.max_per_group, totals.max(axis=0))
-        self._rows += len(lengths)
-        self._open = totals[-1] if self._rows % MAX_GROUP else np.zeros_like(self._open)
-
-    @property
-    def mean(self) -> np.ndarray:
-        return self._sum / max(self._rows, 1)
-
-    def to_json(self) -> dict[str, Any]:
-        covariance = self._products / max(self._rows, 1) - np.outer(self.mean, self.mean)
-        return {
-            "mean": self.mean.tolist(),
-            "covariance": covariance.tolist(),
-            "max_total_per_group": self.max_per_group.tolist(),
-            "max_per_example": self.max_per_example.tolist(),
-        }
+    @classmethod
+    def from_json(cls, columns: Sequence[Mapping[str, Any]]) -> "Moments":
+        result = cls(len(columns))
+        for i, column in enumerate(columns):
+            if not column["count"]:
+                continue
+            result.count[i], result.mean[i] = column["count"], column["mean"]
+            result._variance[i] = column["std"] ** 2  # its root is `std` again, to the bit
+            result.min[i], result.max[i] = column["min"], column["max"]
+        return result
 
 
 class Statistics:
-    """The statistics of one split. Deviations and covariances are those of the population."""
+    """The statistics of a split, or of a part of one.
+
+    Deviations and covariances are those of the population. Integers do not depend on how the
+    examples were cut into chunks and parts; means and deviations do so in their last digits.
+
+    What the encoder counts is added by it:
+
+    too_young: i64[tasks], labels that are not known yet.
+    id_missing, id_unknown: i64[ids], ids of each feature.
+    list_truncated_lists, list_truncated: i64[lists], lists that were cut, and ids that they lost.
+    list_unknown: i64[lists], ids.
+    id_out_of_range, list_out_of_range: see `on_bad_id`.
+    """
 
     def __init__(self, features: FeatureSpec):
-        self._features = features
+        self._names = {kind: [f.name for f in getattr(features, kind)] for kind in _KINDS}
+        # Rows of missing and unknown values, which are no values to count.
+        self._reserved = {
+            kind: [RESERVED_ROWS * (f.encoding != "integer") for f in getattr(features, kind)]
+            for kind in ("ids", "lists")
+        }
         self.rows = 0
-        self._known = np.zeros(len(features.tasks), np.int64)
-        self._positives = np.zeros(len(features.tasks), np.int64)
-        self._floats = Moments(len(features.floats))
-        self._lengths = _ListLengths(len(features.lists))
-        self.id_missing = np.zeros(len(features.ids), np.int64)
-        self.id_unknown = np.zeros(len(features.ids), np.int64)
-        self.id_out_of_range = np.zeros(len(features.ids), np.int64)  # see `on_bad_id`
-        self.list_truncated = np.zeros(len(features.lists), np.int64)  # ids that were cut
-        self.list_unknown = np.zeros(len(features.lists), np.int64)
-        self.list_out_of_range = np.zeros(len(features.lists), np.int64)
+        tasks, floats, ids, lists = (len(names) for names in self._names.values())
+        self._known = np.zeros(tasks, np.int64)
+        self._positives = np.zeros(tasks, np.int64)
+        self.too_young = np.zeros(tasks, np.int64)
+        self._id_places = np.zeros(ids, np.int64)
+        self.id_missing = np.zeros(ids, np.int64)
+        self.id_unknown = np.zeros(ids, np.int64)
+        self.id_out_of_range = np.zeros(ids, np.int64)
+        self.list_truncated_lists = np.zeros(lists, np.int64)
+        self.list_truncated = np.zeros(lists, np.int64)
+        self.list_unknown = np.zeros(lists, np.int64)
+        self.list_out_of_range = np.zeros(lists, np.int64)
+        self._floats = Moments(floats)
+        self._lengths = ListLengths(lists)
+        self._distinct = {"ids": Distinct(ids), "lists": Distinct(lists)}
 
     def add(self, labels: np.ndarray, floats: np.ndarray, lengths: np.ndarray) -> None:
         """Counts a chunk: labels f32[n, tasks], raw floats f64[n, floats], lengths i32[n, lists].
 
-        NaN is an unknown label and a missing float. What the encoder counts is added by it.
+        NaN is an unknown label and a missing float.
         """
         self.rows += len(labels)
         self._known += (~np.isnan(labels)).sum(axis=0)
@@ -113,44 +142,136 @@ class Statistics:
         self._floats.add(floats)
         self._lengths.add(lengths)
 
+    def add_rows(self, kind: str, feature: int, rows: np.ndarray) -> None:
+        """Counts the rows, i32[..], of a chunk's ids; `kind` is "ids" or "lists".
+
+        Of ids those of every place: PAD or MISSING_ROW where one is missing.
+        """
+        if kind == "ids":
+            self._id_places[feature] += rows.size
+        distinct = self._distinct[kind]
+        distinct.add(feature, rows)
+        distinct.forget(feature, self._reserved[kind][feature])
+
+    def merge(self, other: "Statistics") -> None:
+        """Those of these examples followed by the other's.
+
+        Raises:
+            InputError: they are of other columns.
+        """
+        for kind, names in self._names.items():
+            if names != other._names[kind]:
+                raise InputError(
+                    f"statistics to merge must be of the same {kind}: found {names} and"
+                    f" {other._names[kind]}."
+                )
+        self.rows += other.rows
+        for _, _, attribute in _COUNTS:
+            getattr(self, attribute)[:] += getattr(other, attribute)
+        self._floats.merge(other._floats)
+        self._lengths.merge(other._lengths)
+        for kind, distinct in self._distinct.items():
+            distinct.merge(other._distinct[kind])
+
     def to_json(self) -> dict[str, Any]:
-        """What the manifest holds. Of a float without values all but `missing` is None."""
-        features = self._features
-        floats, lengths = self._floats, self._lengths
-        return {
-            "rows": self.rows,
-            "tasks": {
-                t.name: {"known": int(self._known[i]), "positives": int(self._positives[i])}
-                for i, t in enumerate(features.tasks)
-            },
-            "floats": {
-                f.name: {
-                    "missing": self.rows - int(floats.count[i]),
-                    **{
-                        name: float(getattr(floats, name)[i]) if floats.count[i] else None
-                        for name in ("mean", "std", "min", "max")
-                    },
-                }
-                for i, f in enumerate(features.floats)
-            },
-            "ids": {
-                f.name: {
-                    "missing": int(self.id_missing[i]),
-                    "unknown": int(self.id_unknown[i]),
-                    "out_of_range": int(self.id_out_of_range[i]),
-                }
-                for i, f in enumerate(features.ids)
-            },
-            "lists": {
-                f.name: {
-                    "mean": float(lengths.mean[i]),
-                    "max": int(lengths.max_per_example[i]),
-                    "empty": int(lengths.empty[i]),
-                    "truncated_ids": int(self.list_truncated[i]),
-                    "unknown": int(self.list_unknown[i]),
-                    "out_of_range": int(self.list_out_of_range[i]),
-                }
-                for i, f in enumerate(features.lists)
-            },
-            "list_lengths": lengths.to_json(),
-        }
+        """What the manifest holds: numbers to read, and `mergeable`, which `merged` needs besides.
+
+        Of a float without values all but `missing` is None. `unknown_share` is that of the ids that
+        are not missing, `truncated_share` that of the lists. `distinct`: see `Distinct`; rows of
+        missing and unknown ids do not count.
+        """
+        tree: dict[str, Any] = {"rows": self.rows}
+        tree |= {kind: {name: {} for name in names} for kind, names in self._names.items()}
+        for kind, field, attribute in _COUNTS:
+            _put(tree[kind], field, getattr(self, attribute))
+        for column, moments in zip(tree["floats"].values(), self._floats.to_json(), strict=True):
+            column["missing"] = self.rows - moments.pop("count")
+            column.update(moments)
+        lengths = self._lengths
+        fields = {"ids": lengths.total, "mean": lengths.mean, "max": lengths.max_per_example}
+        fields |= {f"p{percent}": lengths.percentile(percent) for percent in _PERCENTS}
+        for field, values in (fields | {"empty": lengths.empty}).items():
+            _put(tree["lists"], field, values)
+        for kind, distinct in self._distinct.items():
+            _put(tree[kind], "distinct", distinct.counts())
+        for column in (*tree["ids"].values(), *tree["lists"].values()):
+            there = column["ids"] - column.get("missing", 0)
+            column["unknown_share"] = column["unknown"] / max(there, 1)
+            column["distinct"] = min(column["distinct"], there - column["unknown"])
+        for column in tree["lists"].values():
+            column["truncated_share"] = column["truncated_lists"] / max(self.rows, 1)
+        tree["list_lengths"] = lengths.to_json()
+        tree["mergeable"] = {kind: distinct.to_json() for kind, distinct in self._distinct.items()}
+        tree["mergeable"]["list_lengths"] = lengths.mergeable()
+        return tree
+
+    def to_state(self) -> dict[str, Any]:
+        """What `from_state` needs, as JSON has it: `to_json`, shorter where lists are many."""
+        return self.to_json() | {"list_lengths": self._lengths.to_state()}
+
+    @classmethod
+    def from_state(cls, features: FeatureSpec, state: Mapping[str, Any]) -> "Statistics":
+        """The statistics of the same features that `to_state` or `to_json` was called of."""
+        result = cls(features)
+        result.rows = state["rows"]
+        for kind, field, attribute in _COUNTS:
+            getattr(result, attribute)[:] = _column(state[kind], result._names[kind], field)
+        floats = [state["floats"][name] for name in result._names["floats"]]
+        result._floats = Moments.from_json(
+            [column | {"count": result.rows - column["missing"]} for column in floats]
+        )
+        total = np.array(_column(state["lists"], result._names["lists"], "ids"), np.int64)
+        mergeable = state["mergeable"]
+        result._lengths = ListLengths.from_json(
+            result.rows, total, state["list_lengths"], mergeable["list_lengths"]
+        )
+        for kind in result._distinct:
+            result._distinct[kind] = Distinct.from_json(mergeable[kind])
+        return result
+
+
+def _put(columns: Mapping[str, dict[str, Any]], field: str, values: np.ndarray) -> None:
+    for column, value in zip(columns.values(), values.tolist(), strict=True):
+        column[field] = value
+
+
+def _column(columns: Mapping[str, Any], names: Iterable[str], field: str) -> list[Any]:
+    return [columns[name][field] for name in names]
+
+
+def merged(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """What `to_json` gives of the examples of all parts, one after another; at least one part.
+
+    Args:
+        parts: what `to_json` gave of each, of the same features.
+
+    Raises:
+        InputError: a part is no such thing, or of other features.
+    """
+    whole: Statistics | None = None
+    for i, part in enumerate(parts):
+        try:
+            statistics = Statistics.from_state(_features(part), part)
+            if whole is None:
+                whole = statistics
+            else:
+                whole.merge(statistics)
+        except (KeyError, TypeError, ValueError) as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError(
+                f"statistics {i}: must be what `prepare` wrote of a split: found {error!r}."
+                " Prepare the data again."
+            ) from error
+    assert whole is not None
+    return whole.to_json()
+
+
+def _features(tree: Mapping[str, Any]) -> FeatureSpec:
+    """The names of the columns, as features; nothing else of them is needed to merge."""
+    return FeatureSpec(
+        tasks=tuple(TaskSpec(name, label="") for name in tree["tasks"]),
+        floats=tuple(FloatSpec((name,)) for name in tree["floats"]),
+        ids=tuple(IdSpec((name,)) for name in tree["ids"]),
+        lists=tuple(ListSpec((name,)) for name in tree["lists"]),
+    )

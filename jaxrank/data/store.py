@@ -2,7 +2,9 @@
 
     STORE/manifest.json               written last, so a store without it is not a store
     STORE/vocabulary/<table>.arrow    values (string) and counts (int64) in row order
-    STORE/<split>/00000.arrow         an Arrow IPC file; a record batch is a block of examples
+    STORE/<split>/00000-00000.arrow   an Arrow IPC file; a record batch is a block of examples
+    STORE/<split>/<day>/...           where the split is partitioned by day
+    STORE/rejected.jsonl              raw records that were skipped, if any were
 
 A block holds the features of up to `block_size` examples as a few matrices (fixed-size lists in
 Arrow's terms), so a thousand features cost no more to read than one of the same bytes, and reading
@@ -11,46 +13,78 @@ opens these files.
 """
 
 import dataclasses
+import functools
 import json
-import os
+import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import xxhash
+from upath import UPath
 
+from jaxrank.data import files, statistics
 from jaxrank.data.block import Block, block_checksum, from_arrow
 from jaxrank.data.vocabulary import checksum, read_file
 from jaxrank.errors import InputError
 from jaxrank.features import RESERVED_ROWS, Schema, Table
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 _OPEN_FILES = 64  # of a split; each is a memory map, and a process may have only so many
+_SPLIT = re.compile(r"[A-Za-z0-9][\w-]*(/\d{4}-\d\d-\d\d)?")
 
 
-def _checked_file(entry: Mapping[str, Any]) -> dict[str, Any]:
+def _checked_file(directory: str, entry: Mapping[str, Any]) -> dict[str, Any]:
     """A file's entry of the manifest, with the keys that it must have and no others."""
     blocks = [{key: block[key] for key in ("rows", "checksum")} for block in entry["blocks"]]
-    return {"name": entry["name"], "bytes": entry["bytes"], "blocks": blocks}
+    if not re.fullmatch(r"[\w-]+\.arrow", entry["name"]):
+        raise ValueError(f"a file's name must be letters, digits, - and _: found {entry['name']!r}")
+    return {"name": f"{directory}/{entry['name']}", "bytes": entry["bytes"], "blocks": blocks}
 
 
 class Split:
-    """The examples of one split of a store, in their stored order."""
+    """The examples of one split of a store, in their stored order; or of several days of one.
 
-    def __init__(self, store: Path, name: str, entry: Mapping[str, Any]):
+    Args:
+        store: the directory.
+        name: as it was asked for.
+        entries: of the manifest, by name of the split, or of each of its days.
+    """
+
+    def __init__(self, store: UPath, name: str, entries: Mapping[str, Mapping[str, Any]]):
         self.path = store / name
         self.name = name
-        self.statistics: dict[str, Any] = entry["statistics"]
-        self._files: list[dict[str, Any]] = [_checked_file(f) for f in entry["files"]]
+        self._store = store
+        self._statistics = [entry["statistics"] for entry in entries.values()]
+        by_entry = {n: [_checked_file(n, f) for f in e["files"]] for n, e in entries.items()}
+        self._files = [file for found in by_entry.values() for file in found]
         sizes = [b["rows"] for f in self._files for b in f["blocks"]]
         self.block_rows = np.asarray(sizes, np.int64)
+        self.days: tuple[tuple[str, int], ...] = tuple(
+            (name.split("/")[1], sum(len(f["blocks"]) for f in found))
+            for name, found in by_entry.items()
+            if "/" in name
+        )
         self._where = [(f, i) for f in self._files for i in range(len(f["blocks"]))]
         self._readers: dict[str, pa.ipc.RecordBatchFileReader] = {}
+        self._verified: set[int] = set()
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_readers": {}}  # memory maps do not travel to input workers
+        # Memory maps do not travel to input workers.
+        return self.__dict__ | {"_readers": {}, "_verified": set()}
+
+    @functools.cached_property
+    def statistics(self) -> dict[str, Any]:
+        """See `statistics.Statistics.to_json`."""
+        if len(self._statistics) == 1:
+            return self._statistics[0]
+        return statistics.merged(self._statistics)
+
+    @property
+    def day_statistics(self) -> list[dict[str, Any]]:
+        """Those of each of `days`."""
+        return self._statistics if self.days else []
 
     @property
     def rows(self) -> int:
@@ -59,6 +93,11 @@ class Split:
     @property
     def bytes(self) -> int:
         return sum(f["bytes"] for f in self._files)
+
+    @property
+    def files(self) -> list[UPath]:
+        """The Arrow files, in stored order."""
+        return [self._store / f["name"] for f in self._files]
 
     @property
     def fingerprint(self) -> str:
@@ -72,7 +111,7 @@ class Split:
     def _reader(self, entry: Mapping[str, Any]) -> pa.ipc.RecordBatchFileReader:
         name = entry["name"]
         if name not in self._readers:
-            path = self.path / name
+            path = self._store / name
             if not path.is_file():
                 raise InputError(f"{path}: this file of the store is missing.")
             found = path.stat().st_size
@@ -84,13 +123,15 @@ class Split:
                 # The map is closed when no block needs it any more.
                 del self._readers[next(iter(self._readers))]
             try:
-                self._readers[name] = pa.ipc.open_file(pa.memory_map(str(path)))
+                local = files.is_local(str(path))
+                file = pa.memory_map(str(path)) if local else files.open_input(str(path))
+                self._readers[name] = pa.ipc.open_file(file)
             except (pa.ArrowInvalid, OSError) as error:
                 raise InputError(f"{path}: not a readable Arrow file: {error}.") from error
         return self._readers[name]
 
     def read_block(self, index: int) -> Block:
-        """Block `index`, checked against its checksum.
+        """Block `index`, checked against its checksum when it is read for the first time.
 
         Raises:
             InputError: the file is missing or its bytes are not those that were written.
@@ -100,14 +141,15 @@ class Split:
         reader = self._reader(entry)
         try:
             batch = reader.get_batch(position)
-            found = block_checksum(batch)
+            found = expected if index in self._verified else block_checksum(batch)
         except (pa.ArrowException, OSError, ValueError) as error:
             found = f"unreadable, {error}"
         if found != expected:
             raise InputError(
-                f"{self.path / entry['name']}: block {position} is corrupt: its checksum must be"
+                f"{self._store / entry['name']}: block {position} is corrupt: its checksum must be"
                 f" {expected}, found {found}. Prepare the data again."
             )
+        self._verified.add(index)
         return from_arrow(batch)
 
     def blocks(self) -> Iterator[Block]:
@@ -118,15 +160,32 @@ class Split:
 class Store:
     """A complete store; `open_store` makes it."""
 
-    path: Path
+    path: UPath
     schema: Schema
     spec: dict[str, Any]  # the config's `features`, as they were when it was prepared
-    splits: dict[str, Split]
+    splits: dict[str, Split]  # of a split that is partitioned by day, each day
+    entries: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the manifest, by split
 
     def split(self, name: str) -> Split:
-        if name not in self.splits:
+        """A split, "train"; a day, "train/2024-05-01"; or days, "train/2024-05-01:2024-05-07".
+
+        Raises:
+            InputError: there is none of that name, or no such day.
+        """
+        if name in self.splits:
+            return self.splits[name]
+        kind, _, days = name.partition("/")
+        found = sorted(n for n in self.splits if n.startswith(f"{kind}/"))
+        if not found:
             raise InputError(f"{self.path}: has no split {name!r}, only {sorted(self.splits)}.")
-        return self.splits[name]
+        first, _, last = days.partition(":")
+        chosen = [n for n in found if (first or "0") <= n.partition("/")[2] <= (last or "9")]
+        if not chosen or (days and ":" not in days):
+            raise InputError(
+                f"{self.path}: has no days {days!r} of the split {kind!r}, only those from"
+                f" {found[0].partition('/')[2]} to {found[-1].partition('/')[2]}."
+            )
+        return Split(self.path, name, {n: self.entries[n] for n in chosen})
 
     def vocabulary(self, table: str) -> tuple[list[str], np.ndarray]:
         """A table's values in row order (behind the reserved rows), and counts i64[values].
@@ -174,32 +233,32 @@ class Store:
         return next((t for t in self.schema.tables if t.name == name), None)
 
 
-def is_store(path: str | os.PathLike[str]) -> bool:
+def is_store(path: files.AnyPath) -> bool:
     """Whether a complete store lies there."""
-    return (Path(path) / "manifest.json").is_file()
+    return (files.path_of(path) / "manifest.json").is_file()
 
 
-def open_store(path: str | os.PathLike[str]) -> Store:
+def open_store(path: files.AnyPath) -> Store:
     """The store at `path`.
 
     Raises:
         InputError: nothing is there, it is not complete, its manifest is damaged, or another
             version wrote it.
     """
-    path = Path(path)
-    if not path.exists():
-        raise InputError(f"{path}: no such store.")
-    if not is_store(path):
+    store = files.path_of(path)
+    if not store.exists():
+        raise InputError(f"{store}: no such store.")
+    if not is_store(store):
         raise InputError(
-            f"{path}: not a complete store, it has no manifest.json. Run `jaxrank prepare`."
+            f"{store}: not a complete store, it has no manifest.json. Run `jaxrank prepare`."
         )
-    file = path / "manifest.json"
+    file = store / "manifest.json"
     try:
         manifest = json.loads(file.read_text())
     except ValueError as error:
         raise InputError(f"{file}: not readable as JSON: {error}.") from error
     try:
-        return _of_manifest(path, manifest)
+        return _of_manifest(store, manifest)
     except KeyError as error:
         raise InputError(
             f"{file}: must have the key {error}: found a manifest without it. Prepare the data"
@@ -213,7 +272,7 @@ def open_store(path: str | os.PathLike[str]) -> Store:
         ) from error
 
 
-def _of_manifest(path: Path, manifest: Any) -> Store:
+def _of_manifest(path: UPath, manifest: Any) -> Store:
     if not isinstance(manifest, dict):
         raise InputError(
             f"{path / 'manifest.json'}: must be a dict with a key 'format_version': found"
@@ -225,9 +284,14 @@ def _of_manifest(path: Path, manifest: Any) -> Store:
             f"{path}: the store's format version must be {FORMAT_VERSION}, found {found}"
             f" (written by jaxrank {manifest.get('jaxrank_version')}). Prepare the data again."
         )
+    entries = manifest["splits"]
+    for name in entries:
+        if not _SPLIT.fullmatch(name):
+            raise ValueError(f"the name of a split must be a name, or a name and a day: {name!r}")
     return Store(
         path=path,
         schema=Schema.from_json(manifest["schema"]),
         spec=dict(manifest["spec"]),
-        splits={name: Split(path, name, s) for name, s in manifest["splits"].items()},
+        splits={name: Split(path, name, {name: entry}) for name, entry in entries.items()},
+        entries=dict(entries),
     )

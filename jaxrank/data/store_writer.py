@@ -3,14 +3,15 @@
 import contextlib
 import json
 import os
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from upath import UPath
 
 import jaxrank
+from jaxrank.data import files
 from jaxrank.data.block import Block, block_checksum, to_arrow
 from jaxrank.data.lock import empty_directory, lock_directory
 from jaxrank.data.store import FORMAT_VERSION, Store, open_store
@@ -19,23 +20,36 @@ from jaxrank.errors import InputError
 from jaxrank.features import Schema
 
 _BLOCKS_PER_FILE = 64
+COMPRESSIONS = ("", "lz4", "zstd")
 
 
 class SplitWriter:
-    """Writes the blocks of one split; `StoreWriter.split` makes it."""
+    """Writes consecutive blocks of a split.
 
-    def __init__(self, path: Path):
-        self.path = path
-        path.mkdir()
+    Args:
+        path: the directory of the split; made if need be.
+        prefix: of the names of its files.
+        compression: of the blocks' buffers, one of COMPRESSIONS.
+
+    Attributes:
+        files: what the manifest holds of each file, once it is closed.
+    """
+
+    def __init__(self, path: UPath, prefix: str = "", compression: str = ""):
+        self.path, self._prefix = path, prefix
+        path.mkdir(parents=True, exist_ok=True)
         self.files: list[dict[str, Any]] = []
+        self._options = pa.ipc.IpcWriteOptions(compression=compression or None)
+        self._file: Any = None
         self._sink: pa.ipc.RecordBatchFileWriter | None = None
 
     def write(self, block: Block) -> None:
         batch = to_arrow(block)
         if self._sink is None:
-            name = f"{len(self.files):05d}.arrow"
+            name = f"{self._prefix}{len(self.files):05d}.arrow"
             self.files.append({"name": name, "blocks": []})
-            self._sink = pa.ipc.new_file(str(self.path / name), batch.schema)
+            self._file = (self.path / name).open("wb")
+            self._sink = pa.ipc.new_file(self._file, batch.schema, options=self._options)
         self._sink.write_batch(batch)
         blocks = self.files[-1]["blocks"]
         # The bytes are hashed as a reader meets them, so what the writer did to them (padding,
@@ -48,37 +62,62 @@ class SplitWriter:
         """Ends the file in hand and takes the checksums of its blocks."""
         if self._sink is None:
             return
-        self._sink.close()
-        self._sink = None
+        sink, self._sink = self._sink, None
+        with self._file:
+            sink.close()
         entry = self.files[-1]
         path = self.path / entry["name"]
         entry["bytes"] = path.stat().st_size
-        with pa.memory_map(str(path)) as source:
+        with _reading(path) as source:
             reader = pa.ipc.open_file(source)
             for i, block in enumerate(entry["blocks"]):
                 block["checksum"] = block_checksum(reader.get_batch(i))
 
 
+def _reading(path: UPath) -> pa.NativeFile:
+    local = files.is_local(str(path))
+    return pa.memory_map(str(path)) if local else files.open_input(str(path))
+
+
 class StoreWriter:
     """Writes a store under a temporary name; `finish` gives it its own, and only then is it one.
 
+    A store at a URL is written in its place, as renaming a directory is a copy there; it is one
+    when its manifest is there, which is written last.
+
     Used as a context manager: on any error, or if `finish` was not called, nothing is left. One
     that was killed leaves its temporary directory, which the next one empties and uses.
+
+    Args:
+        path: of the store.
+        resumable: what another left in the temporary directory stays there.
+        compression: of blocks; see `SplitWriter`.
+
+    Attributes:
+        work: the temporary directory.
+        keep: whether it stays on an error; it does not at first.
 
     Raises:
         InputError: something lies at `path` already, or another process is writing it.
     """
 
-    def __init__(self, path: str | os.PathLike[str]):
-        self.path = Path(path)
+    def __init__(self, path: files.AnyPath, *, resumable: bool = False, compression: str = ""):
+        self.path = files.path_of(path)
+        self._local = files.is_local(str(path))
+        self._resumable, self._compression = resumable, compression
+        self.keep = False
         self._check_free()
-        self._partial = self.path.with_name(f".{self.path.name}.partial")
+        self.work = self.path.with_name(f".{self.path.name}.partial") if self._local else self.path
         self._splits: dict[str, tuple[SplitWriter, dict[str, Any]]] = {}
+        self._added: dict[str, dict[str, Any]] = {}
         self._lock = -1  # a descriptor of the directory, which holds the lock while it is open
         self._finished = False
 
     def __enter__(self) -> "StoreWriter":
-        lock = lock_directory(self._partial)
+        if not self._local:
+            self.work.mkdir(parents=True, exist_ok=True)
+            return self
+        lock = lock_directory(Path(str(self.work)))
         if lock is None:
             raise InputError(
                 f"{self.path}: must be written by one process at a time: another process is writing"
@@ -87,8 +126,9 @@ class StoreWriter:
         self._lock = lock
         try:
             self._check_free()  # another process may have finished it since
-            empty_directory(self._partial)
-            (self._partial / "vocabulary").mkdir()
+            if not self._resumable:
+                empty_directory(Path(str(self.work)))
+            (self.work / "vocabulary").mkdir(exist_ok=True)
         except BaseException:
             self.__exit__()
             raise
@@ -98,26 +138,35 @@ class StoreWriter:
         for writer, _statistics in self._splits.values():
             with contextlib.suppress(OSError, pa.ArrowException):
                 writer.close()
-        if not self._finished:  # the name may be another process's by then
-            shutil.rmtree(self._partial, ignore_errors=True)
-        os.close(self._lock)
+        # The name may be another process's by the time it is finished.
+        if self._local and not self._finished and not self.keep:
+            files.remove_directory(self.work)
+        if self._lock >= 0:
+            os.close(self._lock)
 
     def _check_free(self) -> None:
-        if self.path.exists():
+        taken = self.path.exists() if self._local else (self.path / "manifest.json").exists()
+        if taken:
             raise InputError(f"{self.path}: must not exist yet, a store is never overwritten.")
 
     def split(self, name: str, statistics: dict[str, Any]) -> SplitWriter:
         """A writer for one split; `statistics` may be filled until `finish`."""
-        writer = SplitWriter(self._partial / name)
+        writer = SplitWriter(self.work / name, compression=self._compression)
         self._splits[name] = (writer, statistics)
         return writer
 
+    def add(self, name: str, files: Sequence[Mapping[str, Any]], statistics: Mapping) -> None:
+        """A split whose files other writers have written to the directory `name` of `work`."""
+        self._added[name] = {"statistics": statistics, "files": list(files)}
+
     def write_vocabulary(self, table: str, values: Sequence[str], counts: Sequence[int]) -> None:
-        write_file(self._partial / "vocabulary" / f"{table}.arrow", values, counts)
+        directory = self.work / "vocabulary"
+        directory.mkdir(parents=True, exist_ok=True)
+        write_file(directory / f"{table}.arrow", values, counts)
 
     def finish(self, schema: Schema, spec: Mapping[str, Any]) -> Store:
         """Writes the manifest and moves the store to its place."""
-        splits = {}
+        splits = dict(self._added)
         for name, (writer, statistics) in self._splits.items():
             writer.close()
             splits[name] = {"statistics": statistics, "files": writer.files}
@@ -128,11 +177,12 @@ class StoreWriter:
             "spec": spec,
             "splits": splits,
         }
-        target = self._partial / "manifest.json"
-        with open(target, "w") as file:
+        with (self.work / "manifest.json").open("w") as file:
             json.dump(manifest, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        os.rename(self._partial, self.path)
+            if self._local:
+                file.flush()
+                os.fsync(file.fileno())
+        if self._local:
+            os.rename(str(self.work), str(self.path))
         self._finished = True
         return open_store(self.path)

@@ -81,7 +81,7 @@ class Shard:
         return found
 
     def _window(self, run: Run) -> Examples:
-        key = (run.epoch, run.window)
+        key = (run.turn, run.window)
         if key not in self._windows:
             spans, order = self._order.window(self._shard, *key)
             stored = ex.join([self._reader.read(*span) for span in spans])

@@ -7,6 +7,8 @@
     click             int8
     conversion        int8, of a click; null where there was none
     p_click, p_conversion   float64, the probabilities that the labels were drawn from
+    time              int64, seconds since 1970, where there are days; rows are in this order
+    conversion_time   int64, where there is a delay; null where there was no conversion
 
 The logit of a click is an intercept, effects of floats (linear and not), of ids and of the mean of
 each list's ids, and interactions (float by float, id by id, float by id, list by id); that of a
@@ -15,11 +17,13 @@ feature and id, so a table of any size costs no memory, and shrink with rank, so
 learned is in ids that are seen often enough. With 13 floats, 24 id columns of 4 to 100,000 rows and
 4 lists, the best loss is 0.77 (clicks) and 0.75 (conversions) of the best constant's, and a DCN-V2
 of dimension 16 closed 91% and 94% of that gap in one pass over 2 M rows.
+
+Probabilities are those at the time of the row (see `drift`), of all traffic where negatives are
+left out, and of a conversion after any delay.
 """
 
 import functools
 import math
-import numbers
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -28,21 +32,30 @@ import numpy as np
 import pyarrow as pa
 
 from jaxrank.data.chunk import Chunk, Part, numbered
+from jaxrank.data.clock import days_since_start
+from jaxrank.data.drift import OTHER_SEED, Drift
 from jaxrank.data.planted import Rows, Truth
 from jaxrank.data.rejects import Rejects
-from jaxrank.errors import InputError
+from jaxrank.data.synthetic_arguments import (
+    check,
+    check_numbers,
+    check_rates,
+    check_share,
+    check_sizes,
+    checked_ids,
+    checked_lists,
+    checked_rows,
+    make_clock,
+)
 
 _CHUNK_ROWS = 32_768  # drawn from one random stream, so it is part of what the data is
 _PART_CHUNKS = 16
 _CALIBRATION_ROWS = 65_536
 _NULL_IDS = 0.02
 _MAX_LENGTH = 8  # times the mean length
-
-
-class _List(NamedTuple):
-    rows: int
-    mean_length: float
-    weighted: bool = False
+_HOUR = 3600.0  # seconds
+# Random streams of a chunk: what was there first must not change when more is drawn.
+_ROWS, _DELAYS, _NEGATIVES = 2, 3, 4
 
 
 class ListOfIds(NamedTuple):
@@ -66,6 +79,11 @@ class Source:
         signal: standard deviation of the logits.
         click_rate: average probability of a click.
         conversion_rate: average probability of a conversion of a click.
+        days: over which the rows of every split, or by name of each, are spread; 0: no times.
+        first_day: by name of the split, its first day, counted from 2024-01-01; 0 if not there.
+        drift: standard deviations that intercept and effects move over a day; see `Drift`.
+        delay_hours: mean of the exponential time from a click to its conversion; 0: no such column.
+        negative_rate: share of the rows without a click that are kept; `rows` counts all of them.
 
     Raises:
         InputError: a number out of its range, an unknown key of a list.
@@ -84,31 +102,43 @@ class Source:
         signal: float = 1.5,
         click_rate: float = 0.25,
         conversion_rate: float = 0.3,
+        days: int | Mapping[str, int] = 0,
+        first_day: Mapping[str, int] | None = None,
+        drift: float = 0,
+        delay_hours: float = 0,
+        negative_rate: float = 1,
     ):
-        is_rows = isinstance(rows, Mapping) and len(rows) > 0
-        _check("rows", rows, is_rows, "a dict of split names and numbers")
-        for name, value in (("ids", ids), ("lists", lists)):
-            is_list = isinstance(value, Sequence) and not isinstance(value, str)
-            _check(name, value, is_list, "a list")
-        self._rows, self._seed, self._exponent = dict(rows), seed, exponent
-        self._floats, self._missing, self._ids = floats, missing, tuple(ids)
-        self._lists = [_checked_list(i, entry) for i, entry in enumerate(lists)]
-        _check("seed", seed, _is_whole(seed) and seed >= 0, "a whole number, not negative")
-        _check("floats", floats, _is_whole(floats) and floats >= 0, "a whole number, not negative")
-        _check("missing", missing, _is_number(missing) and 0 <= missing < 1, "in [0, 1)")
-        _check("ids", self._ids, all(map(_is_table_size, self._ids)), "in [1, 2**31)")
-        for name, number in (("exponent", exponent), ("signal", signal)):
-            _check(name, number, _is_number(number) and number >= 0, "a number, not negative")
-        for name, rate in (("click_rate", click_rate), ("conversion_rate", conversion_rate)):
-            _check(name, rate, _is_number(rate) and 0 < rate < 1, "in (0, 1)")
-        for name, count in self._rows.items():
-            holds = _is_whole(count) and count >= 0
-            _check(f"rows.{name}", count, holds, "a whole number, not negative")
-        self._signal, self._rates = signal, (click_rate, conversion_rate)
+        self._rows, self._ids = checked_rows(rows), checked_ids(ids)
+        self._lists = checked_lists(lists)
+        check_sizes({"seed": seed, "floats": floats})
+        check_share("missing", missing, "in [0, 1)")
+        check_share("negative_rate", negative_rate, "in (0, 1]")
+        check_numbers(
+            {"exponent": exponent, "signal": signal, "drift": drift, "delay_hours": delay_hours}
+        )
+        check_rates({"click_rate": click_rate, "conversion_rate": conversion_rate})
+        self._clock = make_clock(self._rows, days, first_day or {})
+        for name, number in (("drift", drift), ("delay_hours", delay_hours)):
+            check(name, number, self._clock is not None or not number, "0 without days")
+        self._seed, self._floats, self._missing = seed, floats, missing
+        self._exponent, self._signal = exponent, signal
+        self._rates = click_rate, conversion_rate
+        self._drift_size, self._delay_hours = drift, delay_hours
+        self._negative_rate = negative_rate
 
     @functools.cached_property
     def _truth(self) -> Truth:
-        truth = Truth(self._seed, self._floats, self._ids, len(self._lists))
+        return self._calibrated(self._seed)
+
+    @functools.cached_property
+    def _drift(self) -> Drift | None:
+        if self._clock is None or not self._drift_size:
+            return None
+        other = self._calibrated(self._seed + OTHER_SEED)
+        return Drift(self._seed, self._drift_size, self._clock.end, other, self._signal)
+
+    def _calibrated(self, seed: int) -> Truth:
+        truth = Truth(seed, self._floats, self._ids, len(self._lists))
         sample = self._draw(np.random.default_rng([self._seed, 0, 1]), _CALIBRATION_ROWS)
         truth.calibrate(sample, self._signal, self._rates)
         return truth
@@ -123,14 +153,16 @@ class Source:
         names = [f"f{i}" for i in range(self._floats)] + [f"c{i}" for i in range(len(self._ids))]
         for i, entry in enumerate(self._lists):
             names += [f"l{i}", f"l{i}_weight"] if entry.weighted else [f"l{i}"]
-        return [*names, "click", "conversion", "p_click", "p_conversion"]
+        names += ["click", "conversion", "p_click", "p_conversion"]
+        names += ["time"] if self._clock else []
+        return [*names, "conversion_time"] if self._delay_hours else names
 
     @property
     def files(self) -> list[str]:
         return []
 
     def parts(self, split: str) -> list[Part]:
-        """A longer split begins with the rows of a shorter one."""
+        """A longer split begins with the rows of a shorter one, unless they have times."""
         chunks = len(self.chunk_rows(split))
         starts = range(0, chunks, _PART_CHUNKS)
         return [
@@ -143,19 +175,36 @@ class Source:
         del rejects
         split = part.split
         for index, count in list(enumerate(self.chunk_rows(split)))[part.start : part.stop]:
+            first = index * _CHUNK_ROWS
             random = self._random(split, index)
             rows = self._draw(random, _CHUNK_ROWS)
-            batch = self._to_arrow(rows, self._truth.probabilities(rows), random)
-            first = 1 + index * _CHUNK_ROWS
-            yield Chunk(batch.slice(0, count), part.file, numbered(first, count))
+            times, moved = None, None
+            if self._clock:
+                times = self._clock.times(split, self._rows[split], first, _CHUNK_ROWS)
+            if self._drift and times is not None:
+                moved = self._drift.logits(rows, days_since_start(times))
+            columns = self._features_of(rows)
+            columns |= self._labels(self._truth.probabilities(rows, moved), random)
+            if times is not None:
+                columns |= self._times(times, columns["conversion"], split, index)
+            batch = pa.RecordBatch.from_pydict(columns).slice(0, count)
+            chunk = Chunk(batch, part.file, numbered(first + 1, count))
+            if self._negative_rate < 1:
+                drawn = self._random(split, index, _NEGATIVES).random(_CHUNK_ROWS)[:count]
+                clicks = batch.column("click").to_numpy()
+                chunk = chunk.without(
+                    np.flatnonzero((clicks == 0) & (drawn >= self._negative_rate))
+                )
+            yield chunk
 
     def chunk_rows(self, split: str) -> list[int]:
-        """The rows of each chunk of a split."""
+        """The rows of each chunk of a split, before negatives are left out."""
         rows = self._rows[split]
         return [min(_CHUNK_ROWS, rows - first) for first in range(0, rows, _CHUNK_ROWS)]
 
     def chunk_ids(self, split: str, index: int) -> dict[str, ListOfIds]:
-        """The ids of one chunk of a split, by column; those that `chunks` gives, much faster.
+        """The ids of one chunk of a split, by column; those that `chunks` gives, much faster, but
+        before negatives are left out.
 
         A null is -1, and an id column has lists of length 1.
         """
@@ -168,8 +217,8 @@ class Source:
             columns[f"l{i}"] = ListOfIds(lengths, values[: lengths.sum()])
         return columns
 
-    def _random(self, split: str, index: int) -> np.random.Generator:
-        return np.random.default_rng([self._seed, zlib.crc32(split.encode()), index, 2])
+    def _random(self, split: str, index: int, stream: int = _ROWS) -> np.random.Generator:
+        return np.random.default_rng([self._seed, zlib.crc32(split.encode()), index, stream])
 
     def _draw(self, random: np.random.Generator, n: int) -> Rows:
         floats = random.standard_normal((n, self._floats), np.float32)
@@ -191,9 +240,7 @@ class Source:
             lists.append((lengths, values, weights))
         return Rows(floats, missing, ids, lists)
 
-    def _to_arrow(
-        self, rows: Rows, probabilities: np.ndarray, random: np.random.Generator
-    ) -> pa.RecordBatch:
+    def _features_of(self, rows: Rows) -> dict[str, pa.Array]:
         columns: dict[str, pa.Array] = {}
         for i in range(self._floats):
             # Of different sizes, as in life: means -2 to 2, deviations 1 to 3.
@@ -207,48 +254,29 @@ class Source:
             columns[f"l{i}"] = pa.ListArray.from_arrays(offsets, pa.array(values))
             if weights is not None:
                 columns[f"l{i}_weight"] = pa.ListArray.from_arrays(offsets, pa.array(weights))
+        return columns
+
+    @staticmethod
+    def _labels(probabilities: np.ndarray, random: np.random.Generator) -> dict[str, pa.Array]:
         labels = (random.random(probabilities.shape) < probabilities).astype(np.int8)
-        columns["click"] = pa.array(labels[:, 0])
-        columns["conversion"] = pa.array(labels[:, 1], mask=labels[:, 0] == 0)
-        columns["p_click"] = pa.array(np.ascontiguousarray(probabilities[:, 0]))
-        columns["p_conversion"] = pa.array(np.ascontiguousarray(probabilities[:, 1]))
-        return pa.RecordBatch.from_pydict(columns)
+        return {
+            "click": pa.array(labels[:, 0]),
+            "conversion": pa.array(labels[:, 1], mask=labels[:, 0] == 0),
+            "p_click": pa.array(np.ascontiguousarray(probabilities[:, 0])),
+            "p_conversion": pa.array(np.ascontiguousarray(probabilities[:, 1])),
+        }
 
-
-def _check(name: str, value: Any, holds: bool, rule: str) -> None:
-    if not holds:
-        raise InputError(f"source.{name}: must be {rule}: found {value!r}.")
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
-
-
-def _is_number(value: Any) -> bool:
-    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    return real and math.isfinite(value)
-
-
-def _is_table_size(value: Any) -> bool:
-    return _is_whole(value) and 0 < value < 2**31
-
-
-def _checked_list(index: int, entry: Mapping[str, Any]) -> _List:
-    _check(f"lists[{index}]", entry, isinstance(entry, Mapping), "a dict")
-    unknown = set(entry) - set(_List._fields)
-    absent = {"rows", "mean_length"} - set(entry)
-    if unknown or absent:
-        raise InputError(
-            f"source.lists[{index}]: must have rows, mean_length and perhaps weighted: found"
-            f" {sorted(entry)}."
-        )
-    checked = _List(**entry)
-    length, weighted = checked.mean_length, checked.weighted
-    _check(f"lists[{index}].rows", checked.rows, _is_table_size(checked.rows), "in [1, 2**31)")
-    positive = _is_number(length) and length > 0
-    _check(f"lists[{index}].mean_length", length, positive, "a positive number")
-    _check(f"lists[{index}].weighted", weighted, isinstance(weighted, bool), "True or False")
-    return checked
+    def _times(
+        self, times: np.ndarray, conversion: pa.Array, split: str, index: int
+    ) -> dict[str, pa.Array]:
+        columns = {"time": pa.array(times)}
+        if self._delay_hours:
+            delays = self._random(split, index, _DELAYS).exponential(
+                self._delay_hours * _HOUR, len(times)
+            )
+            none = conversion.fill_null(0).to_numpy() == 0
+            columns["conversion_time"] = pa.array(times + delays.astype(np.int64), mask=none)
+        return columns
 
 
 def _power_law(uniform: np.ndarray, rows: int, exponent: float) -> np.ndarray:

@@ -2,13 +2,16 @@
 
 import csv
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from jaxrank.data import files
+from jaxrank.data import files, lines
 from jaxrank.data.chunk import Chunk, Part, numbered
 from jaxrank.data.rejects import Rejects
 from jaxrank.errors import InputError
@@ -18,10 +21,23 @@ CRITEO_COLUMNS = (
     *(f"I{i}" for i in range(1, 14)),
     *(f"C{i}" for i in range(1, 27)),
 )
-_ROWS_PER_CHUNK = 16_384  # sets how much is read at a time
+_PART_BYTES = 1 << 26
+_ROWS_PER_CHUNK = 16_384
 _MIN_CHUNK_BYTES = 1 << 20
-_MAX_CHUNK_BYTES = 1 << 27
-_GZIP_MAGIC = b"\x1f\x8b"
+_WHOLE = (0, 1)  # of a file whose size is not known
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_CLOSED = "on one line, between two quotes if quoted"
+_ESCAPED = re.compile("[\\udc80-\\udcff]")  # bytes that are not UTF-8, as surrogateescape has them
+_TEXT = "delimited text"
+_CARRIAGE_RETURN = "a carriage return within the line"
+
+
+class _Fault(NamedTuple):
+    """As of `Rejects.refuse`."""
+
+    column: str
+    must: str
+    found: str
 
 
 def empty_file(path: str) -> InputError:
@@ -29,7 +45,16 @@ def empty_file(path: str) -> InputError:
 
 
 class TextSource:
-    """Delimited text, plain or gzip; every value is text."""
+    """Delimited text, plain or gzip; every value is text on one line.
+
+    Each line is a record by itself, so a file can be cut after any: parts are ranges of its bytes,
+    and have the lines that begin in them.
+
+    Args:
+        delimiter: one ASCII character.
+        header: whether each file begins with a line of names, and values may be in quotes; else
+            the columns are those of Criteo's files.
+    """
 
     def __init__(self, paths_of: Mapping[str, Sequence[str]], delimiter: str, *, header: bool):
         self._paths_of = paths_of
@@ -54,139 +79,201 @@ class TextSource:
         return self._columns
 
     def parts(self, split: str) -> list[Part]:
-        return [Part(split, path, 0, 1) for path in self._paths_of[split]]
+        return [
+            Part(split, path, start, stop)
+            for path in self._paths_of[split]
+            for start, stop in _ranges(path)
+        ]
 
     def chunks(self, part: Part, rejects: Rejects) -> Iterator[Chunk]:
-        del rejects
-        return self._chunks_of_file(part.file)
+        path, start, stop = part.file, part.start, part.stop
+        if (start, stop) == _WHOLE:
+            stop = sys.maxsize
+        first, offset, row = True, 0, 1
+        for position, block in lines.blocks(
+            path, start, stop, rows=_ROWS_PER_CHUNK, smallest=_MIN_CHUNK_BYTES
+        ):
+            if first and start:
+                offset = position
+            elif first:
+                block = block.removeprefix(_BYTE_ORDER_MARK)
+                if self._header:
+                    block = block[block.index(b"\n") + 1 :]
+                    row += 1
+            first = False
+            count = block.count(b"\n")
+            batch, rows = self._records(block, numbered(row, count), part, offset, rejects)
+            if batch.num_rows:
+                yield Chunk(batch, path, rows, offset)
+            row += count
+        if first and not start:
+            raise empty_file(path)
+
+    def _records(
+        self, block: bytes, rows: np.ndarray, part: Part, offset: int, rejects: Rejects
+    ) -> tuple[pa.RecordBatch, np.ndarray]:
+        """Those of whole lines, and their numbers; lines that are none go to `rejects`."""
+        batch = self._parse(block, len(rows))
+        if batch is not None:
+            return batch, rows
+        found = [line + b"\n" for line in block.split(b"\n")[:-1]]
+        good = []
+        for i, line in enumerate(found):
+            fault = self._fault(line, *found[i + 1 : i + 2])
+            if fault is None:
+                good.append(i)
+                continue
+            rejects.refuse(
+                **fault._asdict(),
+                file=part.file,
+                row=int(rows[i]),
+                record=_content(line, "backslashreplace"),
+                offset=offset,
+            )
+        batch = self._parse(b"".join(found[i] for i in good), len(good))
+        assert batch is not None, f"{part}, row {rows[0]}: lines without a fault are no records"
+        return batch, rows[good]
+
+    def _parse(self, block: bytes, count: int) -> pa.RecordBatch | None:
+        """A record for each of `count` lines; None where some line is none.
+
+        It is None for a block exactly if it is None for some line of it.
+        """
+        if not count:
+            return pa.RecordBatch.from_pylist(
+                [], pa.schema(dict.fromkeys(self._columns, pa.string()))
+            )
+        if not _is_utf8(block):
+            return None
+        if block.startswith(_BYTE_ORDER_MARK):
+            block = _BYTE_ORDER_MARK + block  # the reader drops one
+        try:
+            table = pa.csv.read_csv(pa.BufferReader(block), *self._options(block))
+        except pa.ArrowInvalid:
+            return None
+        # An open quote joins lines, so that rows are fewer, or takes the end of the last one.
+        if table.num_rows != count or "\n" in (table.column(-1)[-1].as_py() or ""):
+            return None
+        # A carriage return within a line makes one row more.
+        torn = b"\r" in block and block.count(b"\r") != block.count(b"\r\n")
+        if torn and _has_newline(table):
+            return None
+        batch = table.combine_chunks().to_batches()[0]
+        return None if _has_empty_row(batch) else batch
+
+    def _options(self, block: bytes) -> tuple[Any, Any, Any]:
+        read = pa.csv.ReadOptions(
+            use_threads=False,
+            block_size=len(block) + 1,
+            column_names=self._columns,
+        )
+        parse = pa.csv.ParseOptions(
+            delimiter=self._delimiter,
+            quote_char='"' if self._header else False,
+            ignore_empty_lines=False,
+        )
+        convert = pa.csv.ConvertOptions(
+            column_types=dict.fromkeys(self._columns, pa.string()),
+            strings_can_be_null=True,
+            null_values=[""],
+            check_utf8=False,  # of each value: slower than of the block
+        )
+        return read, parse, convert
+
+    def _fault(self, line: bytes, after: bytes = b"") -> _Fault | None:
+        """What is wrong with a line; None exactly if `_parse` takes it. `after` is the next."""
+        text, columns = _content(line), self._columns
+        try:
+            cells = self._cells(text)
+        except csv.Error as error:
+            if self._parse(line, 1) is not None:
+                return None  # a value is longer than the csv module takes
+            return _Fault("", _TEXT, _CARRIAGE_RETURN if "\r" in text else str(error))
+        if "\n" in cells[-1]:
+            column = columns[len(cells) - 1] if len(cells) <= len(columns) else ""
+            return _Fault(column, _CLOSED, repr(cells[-1] + _content(after)))
+        if len(columns) > 1 and not any(cells):
+            return _Fault("", "have a value in some column", "an empty line")
+        if len(cells) != len(columns):
+            return _Fault("", f"have {len(columns)} columns", str(len(cells)))
+        if not _is_utf8(line):
+            index = next(i for i, cell in enumerate(cells) if _ESCAPED.search(cell))
+            data = cells[index].encode(errors="surrogateescape")
+            return _Fault(columns[index], "UTF-8", repr(data))
+        # Those in quotes are part of a value, the others the csv module leaves out.
+        quoted = sum(cell.count("\r") for cell in cells) if self._header else 0
+        return None if quoted == text.count("\r") else _Fault("", _TEXT, _CARRIAGE_RETURN)
+
+    def _cells(self, text: str) -> list[str]:
+        """The values in a line; the last ends in a newline where its quote is not closed."""
+        if not self._header:
+            return text.split(self._delimiter)
+        return next(csv.reader([text + "\n"], delimiter=self._delimiter)) or [""]
 
     def _read_header(self, path: str) -> list[str]:
-        line = b"".join(_first_lines(path, 1))
-        if not line.strip():
+        line, more = lines.first_line(path)
+        line = line.removeprefix(_BYTE_ORDER_MARK)
+        if not more and not line.strip():
             raise empty_file(path)
+        where = f"{path}, row 1"
         try:
-            text = line.decode("utf-8-sig")
+            names = self._cells(_content(line, "strict"))
         except UnicodeDecodeError as error:
-            raise InputError(f"{path}, row 1: must be UTF-8: {error}.") from error
-        names = next(csv.reader([text.rstrip("\r\n")], delimiter=self._delimiter))
+            raise InputError(f"{where}: must be UTF-8: {error}.") from error
+        except csv.Error as error:
+            found = _CARRIAGE_RETURN if b"\r" in line else error
+            raise InputError(f"{where}: must be {_TEXT}: found {found}.") from error
+        if not any(names):
+            raise InputError(f"{where}: must have the names of the columns: found an empty line.")
+        if "\n" in names[-1]:
+            raise InputError(f"{where}: must be {_CLOSED}: found {names[-1]!r}.")
         for i, name in enumerate(names):
             if name in names[:i]:
-                raise InputError(f"{path}, row 1: column names must differ: found {name!r} twice.")
+                raise InputError(f"{where}: column names must differ: found {name!r} twice.")
+        if not more:
+            raise empty_file(path)
         return names
 
-    def _reader(self, path: str, stream: pa.NativeFile) -> pa.csv.CSVStreamingReader:
-        sample = max((len(line) for line in _first_lines(path, 5)), default=0)
-        chunk_bytes = min(max(sample * _ROWS_PER_CHUNK, _MIN_CHUNK_BYTES), _MAX_CHUNK_BYTES)
-        return pa.csv.open_csv(
-            stream,
-            read_options=pa.csv.ReadOptions(
-                use_threads=False,  # with threads, errors come without the row
-                block_size=chunk_bytes,
-                column_names=self._columns,
-                skip_rows=int(self._header),
-            ),
-            parse_options=pa.csv.ParseOptions(
-                delimiter=self._delimiter,
-                quote_char='"' if self._header else False,
-                ignore_empty_lines=False,
-            ),
-            convert_options=pa.csv.ConvertOptions(
-                column_types=dict.fromkeys(self._columns, pa.string()),
-                strings_can_be_null=True,
-                null_values=[""],
-            ),
-        )
 
-    def _chunks_of_file(self, path: str) -> Iterator[Chunk]:
-        row = first_row = 1 + self._header
-        try:
-            with _open_text(path) as stream:
-                if len(_first_lines(path, first_row)) < first_row:
-                    raise empty_file(path)
-                for batch in self._reader(path, stream):
-                    chunk = Chunk(batch, path, numbered(row, batch.num_rows))
-                    self._check_lines(chunk)
-                    if batch.num_rows:
-                        yield chunk
-                    row += batch.num_rows
-        except pa.ArrowInvalid as error:
-            raise _parse_error(path, row, self._columns, str(error)) from error
-        except (OSError, EOFError) as error:
-            raise _unreadable(path, error) from error
-        if row == first_row:
-            raise empty_file(path)
-
-    def _check_lines(self, chunk: Chunk) -> None:
-        """Refuses what would put rows and lines out of step, or make an example of nothing."""
-        batch = chunk.batch
-        if self._header:
-            for name, column in zip(batch.schema.names, batch.columns, strict=True):
-                data = column.buffers()[2]
-                # `in` would copy; find on a memory view's bytes is one memchr.
-                if data is not None and b"\n" in memoryview(data).tobytes():
-                    broken = pc.match_substring(column, "\n").fill_null(False)
-                    if pc.any(broken).as_py():
-                        index = pc.index(broken, True).as_py()
-                        raise InputError(
-                            f"{chunk.file}, row {chunk.rows[index]}, column {name}: must be"
-                            f" on one line: found {column[index].as_py()!r}."
-                        )
-        # The reader makes a row of nulls of an empty line.
-        blank = batch.column(0).is_null() if batch.num_columns > 1 else None
-        for column in batch.columns[1:]:
-            if blank is None or not pc.any(blank).as_py():
-                return
-            blank = pc.and_(blank, column.is_null())
-        if blank is not None and pc.any(blank).as_py():
-            index = pc.index(blank, True).as_py()
-            raise InputError(
-                f"{chunk.file}, row {chunk.rows[index]}: must have a value in some column:"
-                " found an empty line."
-            )
+def _ranges(path: str) -> list[tuple[int, int]]:
+    size = files.describe(path).size
+    if size <= _PART_BYTES or lines.is_gzip(path) or not files.has_ranges(path):
+        return [(0, max(size, 1))]
+    return [(i, min(i + _PART_BYTES, size)) for i in range(0, size, _PART_BYTES)]
 
 
-def _open_text(path: str) -> pa.NativeFile:
-    raw = files.open_input(path)
-    magic = raw.read(2)
-    raw.seek(0)
-    if magic == _GZIP_MAGIC:
-        return pa.CompressedInputStream(raw, "gzip")
-    if magic and path.endswith(".gz"):
-        raise InputError(f"{path}: must be gzip, as its name says: found {magic!r} at its start.")
-    return raw
+def _content(line: bytes, errors: str = "surrogateescape") -> str:
+    """A line without its end."""
+    return line.removesuffix(b"\n").removesuffix(b"\r").decode(errors=errors)
 
 
-def _first_lines(path: str, count: int) -> list[bytes]:
-    """Up to `count` lines from the file's start; none of an empty file."""
-    text = b""
+def _is_utf8(text: bytes) -> bool:
+    if text.isascii():
+        return True
+    ends = pa.py_buffer(np.array([0, len(text)], np.int32))
     try:
-        with _open_text(path) as stream:
-            while text.count(b"\n") < count and (part := stream.read(1 << 16)):
-                text += part
-    except (OSError, EOFError) as error:
-        raise _unreadable(path, error) from error
-    return text.splitlines(keepends=True)[:count]
+        # Several times as fast as to decode it, and makes no copy.
+        pa.StringArray.from_buffers(1, ends, pa.py_buffer(text)).validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
 
 
-def _unreadable(path: str, error: Exception) -> InputError:
-    return InputError(f"{path}: must be readable to its end: found {error}.")
+def _has_newline(table: pa.Table) -> bool:
+    return any(pc.any(pc.match_substring(c, "\n")).as_py() for c in table.columns)
 
 
-def _parse_error(path: str, row: int, columns: Sequence[str], message: str) -> InputError:
-    """An error of the CSV reader in this project's terms; `row` is the first of the bad chunk."""
-    at = re.search(r"Row #(\d+)", message)
-    where = f"row {at[1]}" if at else f"at or after row {row}"
-    if counts := re.search(r"Expected (\d+) columns, got (\d+)", message):
-        return InputError(f"{path}, {where}: must have {counts[1]} columns: found {counts[2]}.")
-    if "UTF8" in message and (at := re.search(r"column #(\d+)", message)):
-        name = columns[int(at[1])]
-        return InputError(f"{path}, {where}, column {name}: must be UTF-8: found other bytes.")
-    if "out of sync" in message:
-        return InputError(
-            f"{path}, {where}: a value must be on one line, between two quotes if quoted: found"
-            " one that is not closed."
-        )
-    return InputError(f"{path}, {where}: must be delimited text: found {message}.")
+def _has_empty_row(batch: pa.RecordBatch) -> bool:
+    """Whether some record has no value at all; a line of one column may be empty."""
+    empty = None
+    for column in batch.columns if batch.num_columns > 1 else []:
+        if not column.null_count:
+            return False
+        missing = column.is_null()
+        empty = missing if empty is None else pc.and_(empty, missing)
+        if not pc.any(empty).as_py():
+            return False
+    return empty is not None
 
 
 def check_same_columns(first: str, names: Sequence[str], path: str, found: list[str]) -> None:

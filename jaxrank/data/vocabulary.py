@@ -2,13 +2,14 @@
 
 import itertools
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
+from upath import UPath
 
+from jaxrank.data import files
 from jaxrank.errors import InputError
 from jaxrank.features import RESERVED_ROWS, UNKNOWN_ROW
 
@@ -28,14 +29,14 @@ def checksum(values: pa.Array | pa.ChunkedArray) -> str:
     return digest.hexdigest()
 
 
-def write_file(path: Path, values: Sequence[str], counts: Sequence[int]) -> None:
+def write_file(path: UPath, values: Sequence[str], counts: Sequence[int]) -> None:
     """Writes values in row order, and how often each was seen, as an Arrow file."""
     columns = [pa.array(values, pa.string()), pa.array(counts, pa.int64())]
-    with pa.ipc.new_file(str(path), _SCHEMA) as sink:
+    with path.open("wb") as file, pa.ipc.new_file(file, _SCHEMA) as sink:
         sink.write_table(pa.table(columns, schema=_SCHEMA))
 
 
-def read_file(path: Path) -> pa.Table:
+def read_file(path: UPath) -> pa.Table:
     """Columns value (string) and count (int64), without nulls.
 
     Raises:
@@ -44,7 +45,7 @@ def read_file(path: Path) -> pa.Table:
     if not path.is_file():
         raise InputError(f"{path}: this file of the store is missing. Prepare the data again.")
     try:
-        with pa.memory_map(str(path)) as source:
+        with files.open_input(str(path)) as source:
             content = pa.ipc.open_file(source).read_all()
         content.validate(full=True)  # offsets that point elsewhere would end the process
     except (pa.ArrowException, OSError) as error:
@@ -114,9 +115,12 @@ class Counter:
     def add(self, values: pa.Array) -> None:
         """Counts the strings of an array; null is not a value."""
         counted = pc.value_counts(values.drop_null())
-        if not len(counted):
-            return
-        table = pa.table({"value": counted.field("values"), "count": counted.field("counts")})
+        if len(counted):
+            columns = {"value": counted.field("values"), "count": counted.field("counts")}
+            self.add_counts(pa.table(columns))
+
+    def add_counts(self, table: pa.Table) -> None:
+        """Adds what another counter found; see `counts`."""
         self._pending.append(table)
         self._pending_rows += len(table)
         # Merging only what is a fraction of the whole keeps the cost of each value constant.
@@ -135,11 +139,14 @@ class Counter:
         return self._merged
 
 
-def build(counter: Counter, min_count: int, earlier: Vocabulary | None = None) -> Vocabulary:
+def build(
+    counter: Counter, min_count: int, max_values: int = 0, earlier: Vocabulary | None = None
+) -> Vocabulary:
     """The vocabulary of the values that were counted at least `min_count` times.
 
-    By falling count, ties by value. The values of an `earlier` vocabulary keep their rows, seen
-    again or not; their counts add up, and new values follow.
+    By falling count, ties by value, and of those the first `max_values`, unless it is 0. The values
+    of an `earlier` vocabulary keep their rows, seen again or not; their counts add up, and new
+    values follow.
     """
     seen = counter.counts()
     values = earlier.values if earlier else pa.array([], pa.string())
@@ -150,6 +157,8 @@ def build(counter: Counter, min_count: int, earlier: Vocabulary | None = None) -
     counts[again.drop_null().to_numpy()] += seen["count"].filter(known).to_numpy()
     new = seen.filter(pc.and_(pc.invert(known), pc.greater_equal(seen["count"], min_count)))
     new = new.sort_by([("count", "descending"), ("value", "ascending")])
+    if max_values:
+        new = new.slice(0, max(0, max_values - len(values)))
     return Vocabulary(
         pa.concat_arrays([values, *new["value"].chunks]),
         np.concatenate([counts, new["count"].to_numpy().astype(np.int64)]),

@@ -1,0 +1,116 @@
+"""From measured rates: what limits training, and which setting to change."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from jaxrank.data.costs import PARTS
+
+STAGES = (*PARTS, "transfer", "step")
+# Of the step's own rate: from here on nothing is gained by a faster input.
+ENOUGH = 0.95
+_SPARE = 1.2  # input so much faster than the step is fast enough on average
+_THREADS = 4  # that make batches where there are no workers
+
+
+class Rates(NamedTuple):
+    """Examples a second."""
+
+    input: float
+    step: float
+    both: float
+
+
+class Setting(NamedTuple):
+    """The fields of the config that the input depends on, and the machine.
+
+    cores: of the host, that this process may use.
+    on_host: whether these cores are the devices, too.
+    """
+
+    cores: int
+    on_host: bool
+    batch_size: int
+    steps_per_call: int
+    shards: int
+    num_workers: int
+    prefetch_batches: int
+    window_blocks: int
+
+
+def limit_of(rates: Rates, stages: Mapping[str, float]) -> str:
+    """The stage that bounds `both`.
+
+    Args:
+        stages: seconds for a million examples, of each of STAGES alone.
+    """
+    if rates.both >= ENOUGH * rates.step:
+        return "step"
+    # Batches are put one after another; they are made by several threads or workers at once.
+    if stages["transfer"] * rates.input >= 1e6:
+        return "transfer"
+    return max(PARTS, key=lambda name: stages[name])
+
+
+def advice_on(limit: str, rates: Rates, stages: Mapping[str, float], setting: Setting) -> str:
+    """What to change, with the numbers that say so."""
+    if limit == "step":
+        return (
+            f"The step limits: with real batches it has {rates.both / rates.step:.0%} of its speed"
+            f" on one batch, and the input alone makes {rates.input / rates.step:.1f} times as many"
+            f" examples. Change the step: a larger batch_size, now {setting.batch_size}, more"
+            " devices (mesh.devices), or a smaller model."
+        )
+    if limit == "transfer":
+        return (
+            f"Putting batches on the devices limits: {1e6 / stages['transfer']:,.0f} examples/s,"
+            f" where the input makes {rates.input:,.0f} and the step takes {rates.step:,.0f}. Set"
+            f" steps_per_call, now {setting.steps_per_call}, higher, so that more bytes move at"
+            " once; where lists are packed, data.list_slack lower, so that fewer do."
+        )
+    total = sum(stages[name] for name in PARTS)
+    lead = (
+        f"{limit} limits: it takes {stages[limit]:.2f} of the {total:.2f} seconds in which one"
+        f" thread makes a million examples; the input alone makes {rates.input:,.0f} examples/s,"
+        f" the step takes {rates.step:,.0f}."
+    )
+    return f"{lead} {_change(limit, rates, stages, setting)}"
+
+
+def _change(limit: str, rates: Rates, stages: Mapping[str, float], setting: Setting) -> str:
+    if setting.on_host and rates.input > _SPARE * rates.step:
+        return (
+            f"Input and step share {setting.cores} cores, so only less work helps. "
+            + _LESS_WORK[limit].format(**setting._asdict())
+        )
+    if rates.input > _SPARE * rates.step:
+        return (
+            "It is fast enough on average, but not at all times: set data.prefetch_batches, now"
+            f" {setting.prefetch_batches}, to {max(16, 2 * setting.prefetch_batches)}."
+        )
+    workers = _workers(rates, stages, setting)
+    if workers:
+        return f"Set data.num_workers, now {setting.num_workers}, to {workers}."
+    return f"The host's {setting.cores} cores are at work. " + _LESS_WORK[limit].format(
+        **setting._asdict()
+    )
+
+
+_LESS_WORK = {
+    "read": "Prepare the data with data.compression='lz4', so that there is less to read, or keep"
+    " data.store on a faster disk.",
+    "decompress": "Prepare the data with another data.compression: 'lz4' takes less time than"
+    " 'zstd', and '' none.",
+    "shuffle": "Set data.window_blocks, now {window_blocks}, lower: a smaller window is permuted in"
+    " the cache, but mixes less.",
+    "pack": "Set steps_per_call, now {steps_per_call}, to 1, which saves a copy of each batch, or"
+    " give the host more cores for data.num_workers, now {num_workers}.",
+}
+
+
+def _workers(rates: Rates, stages: Mapping[str, float], setting: Setting) -> int:
+    """The fewest workers that keep the step busy, or as many as there can be; 0: no more can."""
+    needed = rates.step * sum(stages[name] for name in PARTS) / 1e6
+    working = setting.num_workers or min(_THREADS, setting.prefetch_batches, setting.cores)
+    most = min(setting.cores, setting.shards)
+    possible = [n for n in range(working + 1, most + 1) if setting.shards % n == 0]
+    return next((n for n in possible if n >= needed), possible[-1] if possible else 0)

@@ -1,0 +1,217 @@
+"""How fast input and step are alone and together, and which part of them limits.
+
+Input alone makes batches with the config's threads and workers; the step alone has one batch fed
+again and again; both is the loop of `train` without evaluation and saving. The parts of the input
+are measured once more one after another, on one thread, to say which of them costs most.
+"""
+
+import contextlib
+import functools
+import itertools
+import os
+import statistics
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+from ml_collections import ConfigDict
+
+from jaxrank import job as jobs
+from jaxrank import mesh as meshes
+from jaxrank import processes, workdir
+from jaxrank.advice import Rates, Setting, advice_on, limit_of
+from jaxrank.data import costs
+from jaxrank.data.store import Split
+from jaxrank.errors import InputError
+from jaxrank.feed import AHEAD, Feed
+from jaxrank.job import Job, Report
+from jaxrank.step import TrainState
+
+_COMPILED = 2  # calls after which a program is compiled and its arrays are where they stay
+_ROUND = 2.0  # seconds of step and of both in turn
+_MOST_STEPS = 2**30
+
+
+class Bench(NamedTuple):
+    """What was measured.
+
+    rates: of input, step and both, examples a second.
+    stages: seconds for a million examples, each alone; all but the step on one thread.
+    limit: the stage that bounds `both`.
+    advice: the setting to change, and why.
+    device: how many of what.
+    batch_size: examples of a step.
+    """
+
+    rates: Rates
+    stages: dict[str, float]
+    limit: str
+    advice: str
+    device: str
+    batch_size: int
+
+
+def bench(config: ConfigDict, directory: str | Path, *, seconds: float, report: Report) -> Bench:
+    """Measures the job that `train` would run; of a run in `directory` it changes nothing.
+
+    Args:
+        config: see `config.default`.
+        directory: the workdir, whose data is read, and prepared first if need be.
+        seconds: that input, step, both, and the stages together take; each also warms up.
+        report: gets a line for each thing worth telling.
+
+    Raises:
+        InputError: as `train`; more than one process.
+    """
+    if processes.place()[1] > 1:
+        raise InputError(f"bench measures one process: found {processes.place()[1]}.")
+    if not 0 < seconds < float("inf"):
+        raise InputError(f"--seconds must be a positive number: found {seconds}.")
+    directory = Path(directory)
+    config = _endless(config)
+    with _built(config, directory, report) as job:
+        call = config.steps_per_call * config.batch_size
+        put = functools.partial(meshes.put_batch, mesh=job.program.mesh, leading=1)
+        report("Measuring the input")
+        made = calls_per_second(job.batches, ahead(config), seconds)
+        host = next(job.batches)
+        report("Measuring the step, and both")
+        loop = Loop(job)
+        with contextlib.closing(Feed(job.batches, put)) as feed:
+            rounds = loop.compare(put(host), feed, ahead(config) / made, seconds)
+        job.batches.close()
+        alone, both = (statistics.median(rates) for rates in zip(*rounds, strict=True))
+        rates = Rates(call * made, call * alone, call * both)
+
+        report("Measuring the stages")
+        stages = _input_stages(job, call, 0.8 * seconds)
+        stages["transfer"] = 1e6 / call / _puts_per_second(put, host, 0.2 * seconds)
+        stages["step"] = 1e6 / rates.step
+        limit = limit_of(rates, stages)
+        return Bench(
+            rates=rates,
+            stages=stages,
+            limit=limit,
+            advice=advice_on(limit, rates, stages, _setting(job)),
+            device=f"{job.program.mesh.size} x {jax.devices()[0].device_kind}",
+            batch_size=config.batch_size,
+        )
+
+
+def _endless(config: ConfigDict) -> ConfigDict:
+    """The same job with more steps than anybody waits for, and without evaluation."""
+    jobs.make_plan(config, rows=1)  # refuses what `train` refuses
+    config = config.copy_and_resolve_references()
+    config.num_epochs = 0.0
+    config.num_steps = _MOST_STEPS // config.steps_per_call * config.steps_per_call
+    config.data.valid = ""
+    return config
+
+
+@contextlib.contextmanager
+def _built(config: ConfigDict, directory: Path, report: Report) -> Iterator[Job]:
+    """The job of a workdir that no run uses meanwhile."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(workdir.locked(directory))
+        was_there = (directory / "checkpoints").exists()
+        job = jobs.build(config, directory, report)
+        stack.callback(job.batches.close)
+        job.checkpoints.close()
+        if not was_there:
+            (directory / "checkpoints").rmdir()
+        yield job
+
+
+def calls_per_second(batches: Iterator[Any], warm: int, seconds: float) -> float:
+    """How often `next` gives something, after it was called `warm` times."""
+    for _ in range(warm):
+        next(batches)
+    began = time.perf_counter()
+    for calls in itertools.count(1):
+        next(batches)
+        took = time.perf_counter() - began
+        if took >= seconds:
+            return calls / took
+    raise AssertionError
+
+
+def ahead(config: ConfigDict) -> int:
+    """Calls whose batches may have been made while nobody asked for them."""
+    return AHEAD + -(-config.data.prefetch_batches // config.steps_per_call) + 1
+
+
+class Loop:
+    """The loop of `train` without what it writes, evaluates and saves."""
+
+    def __init__(self, job: Job):
+        self._train = job.program.train
+        self._state: TrainState = job.program.init()
+        self._ahead = ahead(job.config)
+
+    def compare(
+        self, batch: Any, feed: Iterator[Any], pause: float, seconds: float
+    ) -> list[tuple[float, float]]:
+        """Calls a second with one batch again and again, and with those of `feed`, by round.
+
+        In turn, for whatever else the machine does comes and goes.
+
+        Args:
+            pause: seconds in which the input has made all that it makes ahead.
+            seconds: for each of the two, in all rounds.
+        """
+        rounds = max(3, round(seconds / _ROUND))
+        again = itertools.repeat(batch)
+        self.calls_per_second(again, _COMPILED, 0)
+        found = []
+        for _ in range(rounds):
+            time.sleep(pause)
+            alone = self.calls_per_second(again, 1, seconds / rounds)
+            found.append((alone, self.calls_per_second(feed, self._ahead, seconds / rounds)))
+        return found
+
+    def calls_per_second(self, batches: Iterator[Any], warm: int, seconds: float) -> float:
+        """Calls that end in a second, after the first `warm` ones, with batches on the devices."""
+        began, before = 0.0, None
+        for calls in itertools.count(1):
+            self._state, told = self._train(self._state, next(batches))
+            # As in `train`, the host waits for the call before while this one is in the queue.
+            jax.block_until_ready(before)
+            before, now = told, time.perf_counter()
+            if calls == warm:
+                began = now
+            elif calls > warm and now - began >= seconds:
+                break
+        jax.block_until_ready(self._state)
+        return (calls - warm) / (now - began)
+
+
+def _input_stages(job: Job, call: int, seconds: float) -> dict[str, float]:
+    config = job.config.copy_and_resolve_references()
+    config.data.num_workers = config.data.prefetch_batches = 0
+
+    def make(split: Split) -> Any:
+        layout = job.program.trainee.embedding.layout
+        return jobs.make_batches(config, split, layout, job.plan.num_steps)
+
+    return costs.measure(job.train_split, make, call, seconds)
+
+
+def _puts_per_second(put: Any, batch: Any, seconds: float) -> float:
+    made = map(lambda b: jax.block_until_ready(put(b)), itertools.repeat(batch))
+    return calls_per_second(made, _COMPILED, seconds)
+
+
+def _setting(job: Job) -> Setting:
+    data = job.config.data
+    return Setting(
+        cores=len(os.sched_getaffinity(0)),
+        on_host=meshes.platform(job.program.mesh) == "cpu",
+        batch_size=job.config.batch_size,
+        steps_per_call=job.config.steps_per_call,
+        shards=data.shards,
+        num_workers=data.num_workers,
+        prefetch_batches=data.prefetch_batches,
+        window_blocks=data.window_blocks,
+    )

@@ -1,0 +1,138 @@
+"""The units of a preparation as an Apache Beam pipeline, for more data than one machine can do."""
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jaxrank.data import files
+from jaxrank.data.units import Unit
+from jaxrank.data.work import Work
+from jaxrank.errors import InputError, RunError
+
+# Not the runner that Beam gives this name: it first fetches a program from the network to do the
+# work, and only if that fails uses the one of the package.
+_NAMES = {"DirectRunner": "apache_beam.runners.portability.fn_api_runner.FnApiRunner"}
+_ERRORS = {kind.__name__: kind for kind in (InputError, RunError, OSError)}
+
+
+class Beam:
+    """A pipeline on any of Beam's runners, each unit an element of it.
+
+    Where units are worked on by several machines, jaxrank is installed on all, and all find the
+    store, the raw data and the key file under the names given: URLs, or paths on a file system
+    that they share.
+
+    Args:
+        name: "DirectRunner", "DataflowRunner", "FlinkRunner", "SparkRunner", ..., or a class's
+            full name.
+        options: of the pipeline, such as "--project=...".
+
+    Raises:
+        InputError: Beam is not installed.
+
+    References:
+        Akidau et al., The Dataflow Model, VLDB 2015.
+    """
+
+    def __init__(self, name: str, options: Sequence[str] = ()):
+        try:
+            import apache_beam  # noqa: F401, an optional extra
+        except ImportError as error:
+            raise InputError(
+                f"--runner={name}: Apache Beam must be installed: found {error}. Install it with"
+                " pip install 'jaxrank[beam]', or leave out --runner."
+            ) from error
+        self._name, self._options = name, list(options)
+
+    def run(
+        self, function: Callable[..., None], work: Work, units: Sequence[Unit], *arguments: Any
+    ) -> None:
+        """Returns when all units are done.
+
+        Raises:
+            InputError: there is no such runner, or its options cannot be used.
+            RunError: the pipeline failed.
+        """
+        if files.is_local(work.directory):
+            if "dataflow" in self._name.lower():
+                raise InputError(
+                    f"--runner={self._name}: the output must be a URL, such as gs://bucket/store,"
+                    f" that all workers can write to: found {work.directory}."
+                )
+            work = work._replace(directory=os.path.abspath(work.directory))
+        for path in _failures(work).values():  # of an earlier time
+            path.unlink()
+        pipeline = self._pipeline()
+        _add_units(pipeline, function, work, units, arguments)
+        failed: Exception | None = None
+        try:
+            _finish(pipeline)
+        except Exception as error:  # each runner has its own
+            failed = error
+        if failures := _failures(work):
+            told = json.loads(failures[min(failures)].read_text())
+            raise _ERRORS[told["kind"]](told["message"])
+        if failed is not None:
+            raise RunError(f"--runner={self._name}: the pipeline failed: {failed}") from failed
+
+    def _pipeline(self) -> Any:
+        import apache_beam
+        from apache_beam.options.pipeline_options import PipelineOptions
+
+        try:
+            options = PipelineOptions(self._options)
+            options.get_all_options()  # or bad values would be found later
+            runner = _NAMES.get(self._name, self._name)
+            return apache_beam.Pipeline(runner=runner, options=options)
+        except (ValueError, TypeError, ImportError, AttributeError, SystemExit) as error:
+            # Of argparse, which has printed all options by then.
+            why = error.__context__ if isinstance(error, SystemExit) else error
+            raise InputError(
+                f"--runner={self._name}: must be one of Beam's runners, and --runner-option its"
+                f" options: found {' '.join(self._options) or 'no options'}: {why}"
+            ) from error
+
+
+def _add_units(pipeline: Any, function: Callable, work: Work, units: Sequence, rest: tuple) -> None:
+    import apache_beam
+
+    # Reshuffled, or a runner would fuse the two steps and one worker do all units.
+    elements = pipeline | apache_beam.Create(units) | apache_beam.Reshuffle()
+    _ = elements | "Unit" >> apache_beam.Map(_attempt, function, work, rest)
+
+
+def _finish(pipeline: Any) -> None:
+    result = pipeline.run()
+    try:
+        state = result.wait_until_finish()
+    except KeyboardInterrupt:
+        result.cancel()  # it would go on without this process, and write
+        raise
+    if state != "DONE":
+        raise RunError(f"its last state must be DONE: found {state}")
+
+
+def _attempt(unit: Unit, function: Callable[..., None], work: Work, arguments: tuple) -> None:
+    """function(work, unit, *arguments). What is wrong with the data is left for `Beam.run` to tell.
+
+    As an exception, the runner would try again, and tell it inside of others.
+    """
+    if any(index < unit.index for index in _failures(work)):
+        return  # this one's would not be told
+    try:
+        function(work, unit, *arguments)
+    except tuple(_ERRORS.values()) as error:
+        kind = next(name for name, kind in _ERRORS.items() if isinstance(error, kind))
+        path = files.path_of(work.directory) / "units" / f"failed-{unit.index:05d}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        told = {"kind": kind, "message": str(error)}
+        files.write_whole(path, json.dumps(told).encode())
+
+
+def _failures(work: Work) -> dict[int, Any]:
+    """What units have left of their errors, by their index."""
+    directory = files.path_of(work.directory) / "units"
+    directory.fs.invalidate_cache()  # others write there
+    found = directory.glob("failed-*.json")
+    return {int(path.stem.removeprefix("failed-")): path for path in found}

@@ -1,0 +1,131 @@
+"""What each part of making batches costs, on one thread and with nothing made ahead."""
+
+import copy
+import itertools
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+
+from jaxrank.data.pipeline import TrainBatches
+from jaxrank.data.store import Split
+
+PARTS = ("read", "decompress", "shuffle", "pack")
+_FEWEST_CALLS = 2
+
+
+class _Watch:
+    """Seconds spent in functions, by name, and bytes read."""
+
+    def __init__(self) -> None:
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self.bytes = 0
+
+    def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return function(*args)
+            finally:
+                self.seconds[name] += time.perf_counter() - began
+
+        return call
+
+
+class _RawFile:
+    """A file of Python that times its reads; what they give is not decompressed yet."""
+
+    def __init__(self, file: Any, watch: _Watch):
+        self._file, self._watch = file, watch
+        self._read = watch.timed("raw", file.read)
+
+    def read(self, *size: int) -> bytes:
+        found = self._read(*size)
+        self._watch.bytes += len(found)
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+def measure(
+    split: Split, make: Callable[[Split], TrainBatches], examples: int, seconds: float
+) -> dict[str, float]:
+    """Seconds for a million examples, by part.
+
+    read: of blocks, with their checksums where they are read for the first time.
+    decompress: of blocks; 0 in a store that is not compressed.
+    shuffle: joins and permutes windows, and takes each batch's share of them.
+    pack: makes the arrays of a batch, and those of a call.
+
+    Args:
+        make: batches of a split, without workers and with nothing made ahead.
+        examples: of a call.
+        seconds: to take, about.
+    """
+    watch, rows = _Watch(), 0
+
+    def read_block(index: int) -> Any:
+        nonlocal rows
+        rows += int(split.block_rows[index])
+        return fresh.read_block(index)
+
+    fresh, watched = copy.copy(split), copy.copy(split)  # without the checksums that were taken
+    vars(watched)["read_block"] = watch.timed("read", read_block)
+    batches = make(watched)
+    batches.batcher = watch.timed("batch", batches.batcher)
+    elements = map(watch.timed("element", batches.source().__getitem__), itertools.count())
+    call = watch.timed("call", batches.stack)
+    with _one_thread():
+        call(elements)  # the first windows of all streams, which others do not need at once
+        watch.seconds.clear()
+        rows = 0
+        for calls in itertools.count(1):
+            call(elements)
+            if calls >= _FEWEST_CALLS and watch.seconds["call"] >= 0.8 * seconds:
+                break
+        decompress = rows * _decompress(split.files, 0.2 * seconds)
+    spent = watch.seconds
+    found = {
+        "read": max(0.0, spent["read"] - decompress),
+        "decompress": decompress,
+        "shuffle": spent["element"] - spent["read"] - spent["batch"],
+        "pack": spent["call"] - spent["element"] + spent["batch"],
+    }
+    return {name: found[name] / (calls * examples) * 1e6 for name in PARTS}
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Arrow, which decompresses the columns of a block on all cores, uses one."""
+    cores = pa.cpu_count()
+    pa.set_cpu_count(1)
+    try:
+        yield
+    finally:
+        pa.set_cpu_count(cores)
+
+
+def _decompress(files: Sequence[Any], seconds: float) -> float:
+    """Seconds for an example, in which its block is got from what was read of its file."""
+    watch, rows, size = _Watch(), 0, 0
+    began = time.perf_counter()
+    for batch in _blocks(files, watch):
+        rows, size = rows + batch.num_rows, size + batch.nbytes
+        if time.perf_counter() - began >= seconds:
+            break
+    if watch.bytes >= size:  # as many in the file as in memory
+        return 0.0
+    return (watch.seconds["get"] - watch.seconds["raw"]) / rows
+
+
+def _blocks(files: Sequence[Any], watch: _Watch) -> Iterator[pa.RecordBatch]:
+    for file in files:
+        with file.open("rb") as opened:
+            raw = pa.PythonFile(_RawFile(opened, watch), "r")
+            reader = watch.timed("get", pa.ipc.open_file)(raw)
+            get = watch.timed("get", reader.get_batch)
+            yield from map(get, range(reader.num_record_batches))

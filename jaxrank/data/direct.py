@@ -1,0 +1,251 @@
+"""Parquet files read as a store is, without one, where nothing is to be learned from the data.
+
+A block is a run of rows within a row group, so row groups of up to 65,536 rows are best: each is
+read once in an epoch. Of a larger one all is read for each of its blocks, as blocks come in random
+order in training.
+"""
+
+import collections
+import dataclasses
+import functools
+import struct
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import xxhash
+from upath import UPath
+
+from jaxrank.data import files
+from jaxrank.data.block import Block
+from jaxrank.data.cells import list_elements
+from jaxrank.data.chunk import Chunk, numbered
+from jaxrank.data.encode import Encoder
+from jaxrank.data.learn import NOTHING, lessons
+from jaxrank.data.list_lengths import ListLengths
+from jaxrank.data.parquet import UNREADABLE, ParquetSource, not_parquet, open_unchanged
+from jaxrank.data.resolve import build_schema, resolve
+from jaxrank.data.sources import make_source
+from jaxrank.data.spec import FeatureSpec, IdSpec, ListSpec
+from jaxrank.data.statistics import Statistics
+from jaxrank.data.store import Split, Store
+from jaxrank.errors import InputError
+
+_BLOCK_ROWS = 65_536
+_OPEN_FILES = 64
+_KEPT_GROUPS = 2
+_TAIL = struct.Struct("<I4x")
+_HINT = "Run `jaxrank prepare`, and set data.direct = False."
+
+
+class _Place(NamedTuple):
+    """Rows [start, stop) of a row group, whose first is the file's row `first`, from 1."""
+
+    file: str
+    group: int
+    first: int
+    start: int
+    stop: int
+
+
+class _Uncounted(Statistics):
+    """Counts nothing, for blocks are encoded anew whenever they are read."""
+
+    def add(self, labels: np.ndarray, floats: np.ndarray, lengths: np.ndarray) -> None:
+        pass
+
+    def add_rows(self, kind: str, feature: int, rows: np.ndarray) -> None:
+        pass
+
+
+class DirectSplit(Split):
+    """The examples of Parquet files, in their order; as a split of a store in all else.
+
+    statistics: only `rows` and `list_lengths`, which reads all lists, when it is first asked for.
+    """
+
+    def __init__(self, source: ParquetSource, name: str, features: FeatureSpec):
+        self.name = name
+        self.path = UPath(source.files_of(name)[0])
+        self.days = ()
+        self._files = []  # of a store
+        self._source, self._features = source, features
+        used = set(_texts(features.to_config()))
+        self._columns = [c for c in source.columns(name) if c in used]
+        paths = source.files_of(name)
+        self._row_groups = {path: source.row_groups[path] for path in paths}
+        self._places = [
+            place for path in paths for place in _places(path, self._row_groups[path].rows)
+        ]
+        self.block_rows = np.asarray([p.stop - p.start for p in self._places], np.int64)
+        self._encoder = Encoder(features, {}, {}, _Uncounted(features))
+        self.__setstate__({})
+
+    def __getstate__(self) -> dict[str, Any]:
+        own = ("_open", "_groups", "_lock")  # of this process
+        return {key: value for key, value in self.__dict__.items() if key not in own}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._open: dict[str, pa.parquet.ParquetFile] = {}
+        self._groups: collections.OrderedDict[tuple[Any, ...], pa.RecordBatch] = (
+            collections.OrderedDict()
+        )
+        self._lock = threading.Lock()
+
+    @property
+    def bytes(self) -> int:
+        return sum(max(0, groups.mark.size) for groups in self._row_groups.values())
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Of the names of the files and what their footers say of the data."""
+        digest = xxhash.xxh3_128()
+        for path in self._row_groups:
+            name = path.replace("\\", "/").rpartition("/")[2]
+            digest.update(repr((name, self._source.partitions.values(path))).encode())
+            digest.update(_footer(path))
+        return digest.hexdigest()
+
+    @functools.cached_property
+    def statistics(self) -> dict[str, Any]:
+        # Weights, which do not change what is cut, are not read.
+        entries = [dataclasses.replace(entry, weights="") for entry in self._features.lists]
+        lengths = ListLengths(len(entries))
+        for place in self._places if entries else ():
+            chunk = self._chunk(place, [entry.name for entry in entries])
+            columns = [list_elements(entry, chunk).ids.lengths for entry in entries]
+            lengths.add(np.stack([c for c in columns if c is not None], axis=1).astype(np.int32))
+        return {"rows": self.rows, "list_lengths": lengths.to_json()}
+
+    def read_block(self, index: int) -> Block:
+        """Block `index`.
+
+        Raises:
+            InputError: a value is not what its column may hold, or the file cannot be read or has
+                changed since it was opened first.
+        """
+        return self._encoder.encode(self._chunk(self._places[index], self._columns))
+
+    def blocks(self) -> Iterator[Block]:
+        return (self.read_block(i) for i in range(len(self._places)))
+
+    def _chunk(self, place: _Place, columns: list[str]) -> Chunk:
+        rows = place.stop - place.start
+        with self._lock:
+            group = self._group(place, columns)
+        batch = self._source.partitions.append(group.slice(place.start, rows), place.file)
+        return Chunk(batch, place.file, numbered(place.first + place.start, rows))
+
+    def _group(self, place: _Place, columns: list[str]) -> pa.RecordBatch:
+        """All rows of the place's row group."""
+        key = (place.file, place.group, *columns)
+        if key in self._groups:
+            return self._groups[key]
+        while len(self._groups) >= _KEPT_GROUPS:
+            self._groups.popitem(last=False)
+        mine = [c for c in columns if c not in self._source.partitions.names]
+        try:
+            table = self._parquet(place.file).read_row_group(place.group, mine)
+            table.validate(full=True)
+            batch = _one_batch(table)
+        except UNREADABLE as error:
+            raise not_parquet(place.file, error) from error
+        expected = int(self._row_groups[place.file].rows[place.group])
+        if batch.num_rows != expected:
+            found = f"{batch.num_rows} rows in row group {place.group}, of {expected}"
+            raise not_parquet(place.file, found)
+        self._groups[key] = batch
+        return batch
+
+    def _parquet(self, path: str) -> pa.parquet.ParquetFile:
+        if path not in self._open:
+            while len(self._open) >= _OPEN_FILES:
+                del self._open[next(iter(self._open))]
+            self._open[path] = open_unchanged(self._row_groups[path].mark)
+        return self._open[path]
+
+
+def _one_batch(table: pa.Table) -> pa.RecordBatch:
+    columns = [c.combine_chunks() for c in table.columns]
+    whole = [pa.concat_arrays(c.chunks) if isinstance(c, pa.ChunkedArray) else c for c in columns]
+    return pa.RecordBatch.from_arrays(whole, schema=table.schema)
+
+
+def _texts(tree: Any) -> Iterator[str]:
+    """Every text within plain data."""
+    if isinstance(tree, str):
+        yield tree
+    elif isinstance(tree, Mapping):
+        tree = list(tree.values())
+    if isinstance(tree, list):
+        for value in tree:
+            yield from _texts(value)
+
+
+def _places(path: str, groups: np.ndarray) -> Iterator[_Place]:
+    first = 1
+    for group, rows in enumerate(groups.tolist()):
+        for start in range(0, rows, _BLOCK_ROWS):
+            yield _Place(path, group, first, start, min(start + _BLOCK_ROWS, rows))
+        first += rows
+
+
+def _footer(path: str) -> bytes:
+    """The bytes of a Parquet file that describe it: they end with their length and a mark."""
+    with files.open_input(path) as file:
+        size = file.size()
+        file.seek(max(0, size - _TAIL.size))
+        length = _TAIL.unpack(file.read(_TAIL.size))[0]
+        file.seek(max(0, size - _TAIL.size - length))
+        return file.read()
+
+
+def open_direct(features: Mapping[str, Any], source: Mapping[str, Any]) -> Store:
+    """What `prepare` would make of Parquet files and `open_store` open, with nothing written.
+
+    Args:
+        features, source: the config's sections; see `prepare.prepare`.
+
+    Raises:
+        InputError: the source is not Parquet, something would have to be learned from the data, or
+            what `prepare` raises before it reads records.
+    """
+    kind = source.get("kind")
+    if kind != "parquet":
+        raise InputError(
+            f"source.kind: must be 'parquet' with data.direct: found {kind!r}. {_HINT}"
+        )
+    spec = FeatureSpec.from_config(features)
+    data = make_source(source)
+    assert isinstance(data, ParquetSource)
+    resolved = resolve(spec, data.columns(data.splits[0]))
+    _check(resolved)
+    return Store(
+        path=UPath(data.files[0]),
+        schema=build_schema(resolved, {}, {}, {}),
+        spec={"features": spec.to_config(), "transforms": {}, "boundaries": {}},
+        splits={name: DirectSplit(data, name, resolved) for name in data.splits},
+    )
+
+
+def _check(features: FeatureSpec) -> None:
+    """Refuses what only `prepare` can do."""
+    entries: list[IdSpec | ListSpec] = [*features.ids, *features.lists]
+    for entry in entries:
+        if entry.encoding == "vocabulary":
+            raise InputError(
+                f"features: with data.direct, {entry.name!r} must have encoding='integer' or"
+                f" 'hash', as nothing is counted: found 'vocabulary'. {_HINT}"
+            )
+    wanted = lessons(features, NOTHING)
+    if wanted.any:
+        raise InputError(
+            "features: with data.direct, nothing must be learned from the data"
+            f" (standardize, buckets, as_of): found {', '.join(wanted.names)}. {_HINT}"
+        )
+    if features.by_day:
+        raise InputError(f"features.by_day: must be False with data.direct: found True. {_HINT}")

@@ -1,0 +1,64 @@
+"""What an earlier store has learned, for a later day's data to be encoded alike."""
+
+import numpy as np
+import pyarrow as pa
+
+from jaxrank.data.learn import Learned
+from jaxrank.data.spec import FeatureSpec
+from jaxrank.data.store import Store
+from jaxrank.data.vocabulary import Vocabulary
+from jaxrank.errors import InputError
+
+
+def earlier_learned(features: FeatureSpec, store: Store, key: str) -> Learned:
+    """What an earlier store has of what these features need.
+
+    Args:
+        key: the fingerprint of the key for raw values; empty where there is none.
+
+    Raises:
+        InputError: the store was made under another key, or encodes a feature otherwise.
+    """
+    told = store.spec
+    if told.get("hash_key", "") != key:
+        raise InputError(
+            f"{store.path}: must have been prepared with the same --hash-key-file, or both without"
+            " one, for its vocabularies to be used again: found another."
+        )
+    found = {table.name: table.encoding for table in store.schema.tables}
+    vocabularies = {}
+    for table in features.tables:
+        encoding = found.get(table.name, table.encoding)
+        if encoding != table.encoding:
+            raise InputError(
+                f"{store.path}: the table {table.name!r} must have encoding={table.encoding!r} as"
+                f" in the config: found {encoding!r}."
+            )
+        if table.encoding == "vocabulary" and table.name in found:
+            values, counts = store.vocabulary(table.name)
+            vocabularies[table.name] = Vocabulary(pa.array(values, pa.string()), counts)
+    learned = told.get("boundaries", {})
+    boundaries = {f.name: learned[f.name] for f in features.ids if f.name in learned and f.buckets}
+    return Learned(
+        vocabularies,
+        _earlier_transforms(features, store),
+        {name: np.asarray(b, np.float64) for name, b in boundaries.items()},
+    )
+
+
+def _earlier_transforms(features: FeatureSpec, store: Store) -> dict[str, tuple[float, float]]:
+    learned = store.spec.get("transforms", {})
+    log_of = {f.name: f.log for f in store.schema.floats}
+    found = {}
+    for entry in features.floats:
+        if not entry.standardize or entry.name not in learned:
+            continue
+        if entry.log != log_of[entry.name]:
+            raise InputError(
+                f"{store.path}: the float {entry.name!r} must have log={entry.log} as in the"
+                f" config, for its mean and deviation to be used again: found"
+                f" log={log_of[entry.name]}. Set `log` as it was."
+            )
+        mean, std = learned[entry.name]
+        found[entry.name] = (mean, std)
+    return found

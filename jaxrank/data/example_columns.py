@@ -1,0 +1,190 @@
+"""Records of tf.Example -> columns of Arrow's.
+
+The records of a chunk are read side by side: NumPy takes the next feature of all of them at once,
+in any order of the features. It reads only the plain form that writers use. What has another form
+is read by protobuf, which also says what is wrong with it, and goes on in the plain form.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from jaxrank.data import tf_example
+from jaxrank.data.tf_example import TAGS, ColumnType, DecodeError
+from jaxrank.data.wire import FIRST, SECOND, Data, Names, Spans, fields, gather, varints
+
+_FEW = 16  # records that protobuf reads in less time than NumPy takes for one feature of them
+
+
+class Bad(NamedTuple):
+    """What is wrong with a record; the fields are those of `Rejects.refuse`."""
+
+    place: int  # of the record among those that were given
+    column: str
+    must: str
+    found: str
+    hint: str = ""
+
+
+def _find(data: np.ndarray, records: Spans, names: Sequence[str]) -> tuple[Spans, np.ndarray]:
+    """Where the features of each record are, [n, names]; and bool[n], whether it could be read."""
+    shape = (len(records.start), len(names))
+    found = Spans(np.zeros(shape, np.int64), np.zeros(shape, np.int64))
+    table = Names(names)
+    features = fields(data, records.start, FIRST)
+    plain = (features.stop == records.stop) | (records.size == 0)
+    rows = np.flatnonzero(plain & (records.size > 0))
+    at = features.start[rows]
+    while True:
+        left = at < records.stop[rows]
+        rows, at = rows[left], at[left]
+        if len(rows) < _FEW:
+            plain[rows] = False
+            return found, plain
+        entry = fields(data, at, FIRST)
+        key = fields(data, entry.start, FIRST)
+        value = fields(data, key.stop, SECOND)
+        whole = (key.stop > 0) & (value.stop == entry.stop) & (entry.stop <= records.stop[rows])
+        plain[rows[~whole]] = False
+        column = table.columns(data, key)
+        wanted = whole & (column >= 0)
+        where = rows[wanted], column[wanted]
+        found.start[where], found.stop[where] = value.start[wanted], value.stop[wanted]
+        rows, at = rows[whole], entry.stop[whole]
+
+
+class _Values(NamedTuple):
+    """The values of a column, how many each record has, and where they were not in plain form."""
+
+    values: pa.Array
+    counts: np.ndarray
+    odd: np.ndarray
+
+
+def _decode(data: np.ndarray, spans: Spans, kind: str) -> _Values:
+    """The values of features in plain form: numbers packed, of bytes one value or none."""
+    body = fields(data, spans.start, TAGS[kind])
+    inner = fields(data, body.start, FIRST)
+    there = spans.size > 0
+    odd = there & (body.stop != spans.stop)
+    filled = there & ~odd & (body.size > 0)
+    whole = filled & (inner.stop == spans.stop)
+    if kind == "float32":
+        whole &= inner.size % 4 == 0
+    elif kind == "int64":
+        whole &= (inner.size > 0) & (data[inner.stop - 1] < 0x80)
+    values = Spans(np.where(whole, inner.start, 0), np.where(whole, inner.stop, 0))
+    odd |= filled & ~whole
+    raw = gather(data, values)
+    if kind == "float32":
+        return _Values(pa.array(raw.view("<f4")), values.size // 4, odd)
+    if kind == "int64":
+        numbers, counts, wrong = varints(raw, values.size)
+        return _Values(pa.array(numbers), counts, odd | wrong)
+    counts = whole.astype(np.int64)
+    ends = np.cumsum(values.size[whole])
+    offsets = np.concatenate([[0], ends]).astype(np.int64)
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(raw)]
+    large = pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(ends), buffers)
+    return _Values(large.cast(pa.binary()), counts, odd)
+
+
+def columns_of(
+    records: Sequence[bytes], types: Mapping[str, ColumnType]
+) -> tuple[pa.RecordBatch, list[Bad]]:
+    """The columns of these types, and the records that do not have them.
+
+    Null is the value, or the list, of a record without the feature or with an empty one. The values
+    of a record that is bad mean nothing.
+    """
+    names = list(types)
+    data = Data([])
+    whole = data.append(records)
+    spans, plain = _find(data.array, whole, names)
+    bad: list[Bad] = []
+    moved: list[tuple[int, int]] = []
+    pieces: list[bytes] = []
+    for i in np.flatnonzero(~plain).tolist():
+        try:
+            features = tf_example.features_of(records[i])
+        except DecodeError:
+            bad.append(Bad(i, "", "a tf.Example", f"{len(records[i])} bytes that are none"))
+            features = {}
+        moved += [(i, column) for column in range(len(names))]
+        pieces += [features.get(name.encode(), b"") for name in names]
+    if moved:
+        rows, columns = np.array(moved).T
+        spans.start[rows, columns], spans.stop[rows, columns] = data.append(pieces)
+    arrays = []
+    for column, (name, kind) in enumerate(types.items()):
+        mine = Spans(spans.start[:, column].copy(), spans.stop[:, column].copy())
+        array, found = _column(data, mine, name, kind)
+        arrays.append(array)
+        bad += found
+    return pa.RecordBatch.from_arrays(arrays, names), bad
+
+
+def _column(data: Data, spans: Spans, name: str, kind: ColumnType) -> tuple[pa.Array, list[Bad]]:
+    if kind.is_list and kind.kind == "bytes":
+        return _bytes_lists(data.array, spans, name)
+    found = _decode(data.array, spans, kind.kind)
+    bad: list[Bad] = []
+    if found.odd.any():
+        rows = np.flatnonzero(found.odd)
+        pieces = []
+        for i in rows.tolist():
+            values = _judged(data.array, spans, i, name, kind, bad)
+            pieces.append(tf_example.plain(kind.kind, values) if values else b"")
+        spans.start[rows], spans.stop[rows] = data.append(pieces)
+        found = _decode(data.array, spans, kind.kind)
+        assert not found.odd.any()
+    starts = np.cumsum(found.counts) - found.counts
+    if kind.is_list:
+        return _lists(found.values, found.counts), bad
+    many = np.flatnonzero(found.counts > 1).tolist()
+    bad += [_too_many(i, name, kind, int(found.counts[i])) for i in many]
+    if (found.counts == 1).all():
+        return found.values, bad
+    return found.values.take(pa.array(starts, mask=found.counts == 0)), bad
+
+
+def _lists(values: pa.Array, counts: np.ndarray) -> pa.ListArray:
+    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), values, mask=pa.array(counts == 0))
+
+
+def _bytes_lists(data: np.ndarray, spans: Spans, name: str) -> tuple[pa.Array, list[Bad]]:
+    bad: list[Bad] = []
+    kind = ColumnType("bytes", True)
+    lists = [_judged(data, spans, i, name, kind, bad) for i in range(len(spans.start))]
+    counts = np.fromiter(map(len, lists), np.int64, len(lists))
+    values = pa.array([value for values in lists for value in values], pa.binary())
+    return _lists(values, counts), bad
+
+
+def _judged(
+    data: np.ndarray, spans: Spans, i: int, name: str, kind: ColumnType, bad: list[Bad]
+) -> list[Any]:
+    """The values of record i's feature as protobuf reads them; none where they are bad."""
+    feature = data[spans.start[i] : spans.stop[i]].tobytes()
+    try:
+        found, values = tf_example.values_of(feature)
+    except DecodeError:
+        must = "a feature of a tf.Example"
+        bad.append(Bad(i, name, must, f"{len(feature)} bytes that are none"))
+        return []
+    if values and found != kind.kind:
+        hint = f" Set source.columns[{name!r}] to the kind that the data has."
+        bad.append(Bad(i, name, f"of kind {kind.kind}", found, hint))
+        return []
+    if len(values) > 1 and not kind.is_list:
+        bad.append(_too_many(i, name, kind, len(values)))
+        return []
+    return values
+
+
+def _too_many(i: int, name: str, kind: ColumnType, count: int) -> Bad:
+    hint = f" Set source.columns[{name!r}] to 'list<{kind.kind}>'."
+    return Bad(i, name, "have one value or none", f"{count} values", hint)

@@ -1,0 +1,146 @@
+"""What is to be predicted: labels, weights and shifts of a chunk's examples, for each task."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxrank.data.chunk import Chunk
+from jaxrank.data.columns import column_of, numbers
+from jaxrank.data.spec import FeatureSpec, TaskSpec
+from jaxrank.data.times import instant, seconds
+from jaxrank.errors import InputError
+
+_HOUR = 3600.0  # seconds
+
+
+class Labels(NamedTuple):
+    """f32[n, tasks] each, as of `Block`; weights, shifts and truth are None where no task has any.
+
+    too_young: i64[tasks] labels that are unknown because the attribution window was still open.
+    """
+
+    labels: np.ndarray
+    weights: np.ndarray | None
+    shifts: np.ndarray | None
+    truth: np.ndarray | None
+    too_young: np.ndarray
+
+
+def horizon(features: FeatureSpec, learned: float | None = None) -> float | None:
+    """When the data was looked at, in seconds since 1970; None where no task asks.
+
+    Args:
+        learned: the greatest event time of the training split, where the spec does not say.
+    """
+    if not any(task.time for task in features.tasks):
+        return None
+    if features.as_of:
+        return instant(features.as_of, "features.as_of")
+    if learned is None:
+        raise InputError(
+            "features.as_of: must say when the data was looked at, as a task has a `time` and no"
+            " training split tells: found ''."
+        )
+    return learned
+
+
+def encode_labels(
+    chunk: Chunk, tasks: Sequence[TaskSpec], time: str = "", as_of: float | None = None
+) -> Labels:
+    """The labels of a chunk and what goes with them.
+
+    Args:
+        time: the column of event times, for tasks with a `time`.
+        as_of: see `horizon`.
+
+    Raises:
+        BadRows: a value is not what its column may hold; a conversion is before its event.
+    """
+    shape = (chunk.batch.num_rows, len(tasks))
+    labels = np.empty(shape, np.float32)
+    weights = np.ones(shape)
+    shifts = np.zeros(shape, np.float32)
+    truth = np.full(shape, np.nan, np.float32)
+    too_young = np.zeros(len(tasks), np.int64)
+    for i, task in enumerate(tasks):
+        labels[:, i] = _known(chunk, task)
+        if task.time:
+            assert as_of is not None
+            late, open_windows = _converted(chunk, task, time, as_of)
+            too_young[i] = np.count_nonzero(open_windows & ~np.isnan(labels[:, i]))
+            labels[:, i] = np.where(np.isnan(labels[:, i]), np.nan, late)
+        if task.weight:
+            must = "a finite number, 0 or more"
+            column = column_of(chunk, task.weight)
+            weights[:, i] = numbers(column, must, not_negative, missing=False)
+        if task.is_sampled:
+            rate = _negative_rate(chunk, task)
+            if task.is_shifted:
+                shifts[:, i] = np.log(rate)
+            else:
+                weights[:, i] /= np.where(labels[:, i] == 0, rate, 1)
+        if task.truth:
+            must = "a number from 0 to 1, or empty"
+            truth[:, i] = numbers(column_of(chunk, task.truth), must, _probability)
+    weighted = any(t.weight or (t.is_sampled and not t.is_shifted) for t in tasks)
+    return Labels(
+        labels,
+        weights.astype(np.float32) if weighted else None,
+        shifts if any(t.is_shifted for t in tasks) else None,
+        truth if any(t.truth for t in tasks) else None,
+        too_young,
+    )
+
+
+def _known(chunk: Chunk, task: TaskSpec) -> np.ndarray:
+    """f64[n] 0, 1, or NaN where the label is unknown; 0 where the task has no label column."""
+    if task.label:
+        labels = numbers(column_of(chunk, task.label), "0, 1 or empty", _zero_or_one)
+    else:
+        labels = np.zeros(chunk.batch.num_rows)
+    if task.mask:
+        mask = numbers(column_of(chunk, task.mask), "0 or 1", _zero_or_one, missing=False)
+        labels = np.where(mask == 0, np.nan, labels)
+    return labels
+
+
+def _converted(
+    chunk: Chunk, task: TaskSpec, time: str, as_of: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """f64[n] labels by the time of the conversion, NaN where the window was still open; bool[n]."""
+    event = seconds(column_of(chunk, time), missing=False)
+    column = column_of(chunk, task.time)
+    conversion = seconds(column)
+    early = np.flatnonzero(conversion < event)
+    if len(early):
+        column.refuse(early, f"a time no earlier than the event's, in column {time}, or empty")
+    window = task.window_hours * _HOUR
+    came = (conversion - event <= window) & (conversion <= as_of)  # False where it never did
+    still_open = ~came & (event + window > as_of)
+    return np.where(still_open, np.nan, came), still_open
+
+
+def _negative_rate(chunk: Chunk, task: TaskSpec) -> np.ndarray | float:
+    if not task.negative_rate_column:
+        return task.negative_rate
+    column = column_of(chunk, task.negative_rate_column)
+    return numbers(column, "a number above 0 and at most 1", _share, missing=False)
+
+
+def not_negative(values: np.ndarray) -> np.ndarray:
+    """f64[n] -> bool[n]: whether each is a finite float32, 0 or more."""
+    with np.errstate(over="ignore"):
+        return (values >= 0) & np.isfinite(values.astype(np.float32))
+
+
+def _zero_or_one(values: np.ndarray) -> np.ndarray:
+    return (values == 0) | (values == 1)
+
+
+def _probability(values: np.ndarray) -> np.ndarray:
+    return (values >= 0) & (values <= 1)
+
+
+def _share(values: np.ndarray) -> np.ndarray:
+    return (values > 0) & (values <= 1)

@@ -1,0 +1,183 @@
+"""The first pass over training data: what encoding needs to know of all of it."""
+
+import json
+import math
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from upath import UPath
+
+from jaxrank.data import files
+from jaxrank.data.chunk import Chunk
+from jaxrank.data.columns import column_of, numbers, texts
+from jaxrank.data.encode import id_elements, list_elements, log_transform, raw_floats
+from jaxrank.data.keyed import Conceal, concealed
+from jaxrank.data.quantiles import Quantiles
+from jaxrank.data.spec import FeatureSpec, IdSpec, TableSpec
+from jaxrank.data.statistics import Moments
+from jaxrank.data.times import seconds
+from jaxrank.data.vocabulary import Counter, Vocabulary, build
+
+_SCHEMA = pa.schema([("table", pa.int32()), ("value", pa.string()), ("count", pa.int64())])
+
+
+class Learned(NamedTuple):
+    """What encoding needs beyond the spec.
+
+    vocabularies: by table.
+    transforms: (mean, deviation) after `log` of each float that is standardised, by name.
+    boundaries: of each bucketised float whose buckets are learned, f64[buckets - 1], by name.
+    as_of: the latest event of a split, in seconds since 1970; None where nobody asks.
+    """
+
+    vocabularies: dict[str, Vocabulary]
+    transforms: dict[str, tuple[float, float]]
+    boundaries: dict[str, np.ndarray]
+    as_of: float | None = None
+
+
+NOTHING = Learned({}, {}, {})
+
+
+class Lessons(NamedTuple):
+    """What is to be learned: tables, floats, bucketised floats, and the time of the last event."""
+
+    tables: tuple[TableSpec, ...]
+    floats: tuple[str, ...]
+    buckets: tuple[IdSpec, ...]
+    as_of: bool
+
+    @property
+    def any(self) -> bool:
+        return bool(self.tables or self.floats or self.buckets or self.as_of)
+
+    @property
+    def names(self) -> list[str]:
+        found = [t.name for t in self.tables] + [*self.floats] + [f.name for f in self.buckets]
+        return [*found, "the latest event"] if self.as_of else found
+
+
+NO_LESSONS = Lessons((), (), (), False)
+
+
+def lessons(features: FeatureSpec, earlier: Learned) -> Lessons:
+    """What a resolved spec needs and an earlier store has not learned; vocabularies always grow."""
+    return Lessons(
+        tables=tuple(t for t in features.tables if t.encoding == "vocabulary"),
+        floats=tuple(
+            f.name for f in features.floats if f.standardize and f.name not in earlier.transforms
+        ),
+        buckets=tuple(f for f in features.ids if f.buckets and f.name not in earlier.boundaries),
+        as_of=False,
+    )
+
+
+def looks_at_last_event(features: FeatureSpec) -> bool:
+    """Whether labels depend on the latest event of their split."""
+    return any(task.time for task in features.tasks) and not features.as_of
+
+
+class Findings:
+    """What chunks hold of what is to be learned; those of several parts of the data add up."""
+
+    def __init__(self, features: FeatureSpec, wanted: Lessons):
+        self._features, self._wanted = features, wanted
+        self.rows = 0
+        self.as_of = -math.inf
+        self.moments = Moments(len(wanted.floats))
+        self.counters = {table.name: Counter() for table in wanted.tables}
+        self.quantiles = {entry.name: Quantiles() for entry in wanted.buckets}
+        log_of = {f.name: f.log for f in features.floats}
+        self._log = np.array([log_of[name] for name in wanted.floats], bool)
+
+    def add(self, chunk: Chunk) -> None:
+        """Raises BadRows before anything of the chunk is counted."""
+        floats = raw_floats(list(self._wanted.floats), chunk)
+        values = [
+            (entry.table, id_elements(entry, chunk))
+            for entry in self._features.ids
+            if entry.table in self.counters
+        ]
+        values += [
+            (entry.table, list_elements(entry, chunk).ids)
+            for entry in self._features.lists
+            if entry.table in self.counters
+        ]
+        strings = [(table, texts(column)) for table, column in values]
+        numeric = {
+            entry.name: numbers(column_of(chunk, entry.name), "a finite number or empty")
+            for entry in self._wanted.buckets
+        }
+        times = seconds(column_of(chunk, self._features.time)) if self._wanted.as_of else None
+        self.rows += chunk.batch.num_rows
+        self.moments.add(log_transform(floats, self._log))
+        for table, found in strings:
+            self.counters[table].add(found)
+        for name, found in numeric.items():
+            self.quantiles[name].add(found)
+        if times is not None and not np.isnan(times).all():
+            self.as_of = max(self.as_of, float(np.nanmax(times)))
+
+    def merge(self, other: "Findings") -> None:
+        self.rows += other.rows
+        self.as_of = max(self.as_of, other.as_of)
+        self.moments.merge(other.moments)
+        for name, counter in other.counters.items():
+            self.counters[name].add_counts(counter.counts())
+        for name, quantiles in other.quantiles.items():
+            self.quantiles[name].merge(quantiles)
+
+    def write(self, path: UPath, fingerprint: str, conceal: Conceal | None) -> None:
+        """As an Arrow file. Of values that are concealed only what `conceal` makes of them."""
+        state = {
+            "fingerprint": fingerprint,
+            "rows": self.rows,
+            "as_of": self.as_of,
+            "moments": self.moments.to_json(),
+            "quantiles": {name: q.to_state() for name, q in self.quantiles.items()},
+        }
+        schema = _SCHEMA.with_metadata({"jaxrank": json.dumps(state)})
+        buffer = pa.BufferOutputStream()
+        with pa.ipc.new_file(buffer, schema) as sink:
+            for index, counter in enumerate(self.counters.values()):
+                counts = counter.counts()
+                values = counts["value"].combine_chunks()
+                values = concealed(values, conceal) if conceal else values
+                table = pa.array(np.full(len(counts), index, np.int32))
+                sink.write_table(pa.table([table, values, counts["count"]], schema=schema))
+        files.write_whole(path, buffer.getvalue())
+
+    def read(self, path: UPath) -> str:
+        """Takes what `write` wrote; returns the fingerprint."""
+        with path.open("rb") as file:
+            content = pa.ipc.open_file(file).read_all()
+        state = json.loads(content.schema.metadata[b"jaxrank"])
+        self.rows, self.as_of = state["rows"], state["as_of"]
+        self.moments = Moments.from_json(state["moments"])
+        for name, found in state["quantiles"].items():
+            self.quantiles[name] = Quantiles.from_state(found)
+        tables = content["table"].to_numpy()
+        for index, counter in enumerate(self.counters.values()):
+            start, stop = np.searchsorted(tables, [index, index + 1])
+            counter.add_counts(content.select(["value", "count"]).slice(start, stop - start))
+        return state["fingerprint"]
+
+    def learned(self, earlier: Learned) -> Learned:
+        """What these findings and an earlier store teach together."""
+        vocabularies = {
+            t.name: build(
+                self.counters[t.name], t.min_count, t.max_rows, earlier.vocabularies.get(t.name)
+            )
+            for t in self._wanted.tables
+        }
+        pairs = zip(self.moments.mean.tolist(), self.moments.std.tolist(), strict=True)
+        transforms = dict(zip(self._wanted.floats, pairs, strict=True))
+        boundaries = {
+            f.name: self.quantiles[f.name].boundaries(f.buckets) for f in self._wanted.buckets
+        }
+        return Learned(
+            earlier.vocabularies | vocabularies,
+            earlier.transforms | transforms,
+            earlier.boundaries | boundaries,
+        )

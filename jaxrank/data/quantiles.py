@@ -1,0 +1,104 @@
+"""Boundaries between buckets of about equally many values, learned in one pass."""
+
+from typing import Any
+
+import numpy as np
+
+_MOST_EXACT = 4096  # different values that are counted one by one
+_SHIFT = 16  # of a float32's bits; what is left, 2**16 bins, is exact to 1 part in 2**7
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+class Quantiles:
+    """Counts values as float32: each by itself while few differ, else in bins 1/128 of them wide.
+
+    What it finds depends only on how often each value occurs: neither on their order nor on the
+    number of parts that they were counted in.
+    """
+
+    def __init__(self) -> None:
+        # Bins are always counted, so that whether single values are left changes nothing else.
+        self._bins = np.zeros(1 << (32 - _SHIFT), np.int64)
+        self._exact: tuple[np.ndarray, np.ndarray] | None = (
+            np.zeros(0, np.float32),
+            np.zeros(0, np.int64),
+        )
+
+    def add(self, values: np.ndarray) -> None:
+        """Counts f64[n] finite values, NaN where missing. What float32 cannot hold is clipped."""
+        present = np.clip(values[~np.isnan(values)], -_LARGEST, _LARGEST).astype(np.float32)
+        present += np.float32(0)  # -0 becomes 0
+        distinct, counts = np.unique(present, return_counts=True)
+        np.add.at(self._bins, _bin_of(distinct), counts)
+        self._add_exact((distinct, counts))
+
+    def merge(self, other: "Quantiles") -> None:
+        self._bins += other._bins
+        self._add_exact(other._exact)
+
+    def _add_exact(self, more: tuple[np.ndarray, np.ndarray] | None) -> None:
+        if self._exact is None or more is None:
+            self._exact = None
+            return
+        values = np.concatenate([self._exact[0], more[0]])
+        distinct, where = np.unique(values, return_inverse=True)
+        if len(distinct) > _MOST_EXACT:
+            self._exact = None
+            return
+        counts = np.zeros(len(distinct), np.int64)
+        np.add.at(counts, where, np.concatenate([self._exact[1], more[1]]))
+        self._exact = distinct, counts
+
+    def boundaries(self, buckets: int) -> np.ndarray:
+        """f64[at most buckets - 1], rising: value v is in bucket number `boundaries <= v`.
+
+        Each is the value with nearest to k / buckets of all values below it. There are fewer where
+        single values are so frequent that some would be equal.
+        """
+        if self._exact is None:
+            bins = np.flatnonzero(self._bins)
+            starts, counts = _start_of(bins), self._bins[bins]
+        else:
+            starts, counts = self._exact
+        below = (np.cumsum(counts) - counts)[1:]  # of every value but the least
+        if not len(below):
+            return np.zeros(0)
+        # Whole numbers throughout, so that nothing is rounded.
+        wanted = int(counts.sum()) * np.arange(1, buckets, dtype=np.int64)
+        reached = below * buckets
+        right = np.minimum(np.searchsorted(reached, wanted), len(reached) - 1)
+        left = np.maximum(right - 1, 0)
+        nearest = np.where(wanted - reached[left] <= reached[right] - wanted, left, right)
+        return starts[1:][np.unique(nearest)].astype(np.float64)
+
+    def to_state(self) -> dict[str, Any]:
+        """JSON-able; see `from_state`."""
+        bins = np.flatnonzero(self._bins)
+        state: dict[str, Any] = {"bins": bins.tolist(), "counts": self._bins[bins].tolist()}
+        if self._exact is not None:
+            values, counts = self._exact
+            state["exact"] = [values.astype(np.float64).tolist(), counts.tolist()]
+        return state
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> "Quantiles":
+        found = cls()
+        found._bins[state["bins"]] = state["counts"]
+        found._exact = None
+        if "exact" in state:
+            values, counts = state["exact"]
+            found._exact = np.array(values, np.float32), np.array(counts, np.int64)
+        return found
+
+
+def _bin_of(values: np.ndarray) -> np.ndarray:  # f32[n] -> i64[n], rising with the value
+    bits = values.view(np.uint32)
+    # Of negative floats the bits fall as the value rises.
+    ordered = np.where(bits >> 31, ~bits, bits | np.uint32(1 << 31))
+    return (ordered >> np.uint32(_SHIFT)).astype(np.int64)
+
+
+def _start_of(bins: np.ndarray) -> np.ndarray:  # i64[n] -> f32[n], the least value of each bin
+    ordered = bins.astype(np.uint32) << np.uint32(_SHIFT)
+    bits = np.where(ordered >> 31, ordered & np.uint32((1 << 31) - 1), ~ordered)
+    return bits.astype(np.uint32).view(np.float32)

@@ -1,0 +1,75 @@
+"""Who works on the units of a preparation: this process, some of this machine, or Apache Beam."""
+
+import concurrent.futures
+import multiprocessing
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from jaxrank.data.units import Unit
+from jaxrank.data.work import Work
+from jaxrank.errors import InputError
+
+# Starting processes takes as long as preparing about so much.
+_FEW_BYTES = 64 << 20
+
+
+class Runner(Protocol):
+    """Runs function(work, unit, *arguments) for all units; its results are what that leaves."""
+
+    def run(
+        self, function: Callable[..., None], work: Work, units: Sequence[Unit], *arguments: Any
+    ) -> None:
+        """Raises the error of the first unit that has one."""
+        ...
+
+
+class Local:
+    """Processes of this machine.
+
+    Args:
+        workers: how many; 0: as many as there are cores. What is small is done in this process.
+    """
+
+    def __init__(self, workers: int = 0):
+        if workers < 0:
+            raise InputError(f"--workers: must be 0 or more: found {workers}.")
+        self._workers = workers or len(os.sched_getaffinity(0))
+
+    def run(
+        self, function: Callable[..., None], work: Work, units: Sequence[Unit], *arguments: Any
+    ) -> None:
+        workers = min(self._workers, len(units))
+        if workers == 1 or sum(unit.bytes for unit in units) < _FEW_BYTES:
+            for unit in units:
+                function(work, unit, *arguments)
+            return
+        # Not forked: JAX may have started threads here.
+        context = multiprocessing.get_context("spawn")
+        with concurrent.futures.ProcessPoolExecutor(workers, mp_context=context) as pool:
+            futures = [pool.submit(function, work, unit, *arguments) for unit in units]
+            try:
+                for future in futures:
+                    future.result()
+            except BaseException:
+                pool.shutdown(wait=True, cancel_futures=True)
+                raise
+
+
+def make_runner(name: str, workers: int = 0, options: Sequence[str] = ()) -> Runner:
+    """The runner of that name: "local", or one of Apache Beam's, such as "DirectRunner".
+
+    Args:
+        workers: of the local runner.
+        options: of Beam's pipeline, such as "--project=...".
+
+    Raises:
+        InputError: Beam is not installed, or numbers cannot be.
+    """
+    if name == "local":
+        if options:
+            raise InputError(f"--runner-option: must be of a Beam runner: found {list(options)}.")
+        return Local(workers)
+    from jaxrank.data.beam import Beam  # an optional extra
+
+    return Beam(name, options)

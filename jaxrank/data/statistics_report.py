@@ -1,0 +1,128 @@
+"""The statistics of a split as text for people."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+_MOST_FEATURES_IN_TABLES = 20
+_MOST_WORST = 3
+
+Columns = Mapping[str, Mapping[str, Any]]
+
+
+def lines(statistics: Mapping[str, Any]) -> list[str]:
+    """Of what `Statistics.to_json` gives: a table for each kind of feature, or a summary that names
+    the worst ones where the features are many."""
+    kinds = [statistics[kind] for kind in ("floats", "ids", "lists")]
+    many = sum(map(len, kinds)) > _MOST_FEATURES_IN_TABLES
+    return [
+        *(_task(name, task) for name, task in statistics["tasks"].items()),
+        *(_summary(statistics) if many else _tables(statistics)),
+        *_out_of_range(statistics),
+    ]
+
+
+def _task(name: str, task: Mapping[str, int]) -> str:
+    positive = task["positives"] / max(task["known"], 1)
+    young = f", {task['too_young']:,} too young" if task["too_young"] else ""
+    return f"{name}: {task['known']:,} labels, {positive:.2%} positive{young}"
+
+
+def _out_of_range(statistics: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{name}: {column['out_of_range']:,} ids are no rows of their table"
+        for kind in ("ids", "lists")
+        for name, column in statistics[kind].items()
+        if column["out_of_range"]
+    ]
+
+
+# Few features.
+
+
+def _tables(statistics: Mapping[str, Any]) -> list[str]:
+    rows = max(statistics["rows"], 1)
+    floats = [
+        [
+            name,
+            f"{f['missing'] / rows:.2%}",
+            *(_number(f[k]) for k in ("mean", "std", "min", "max")),
+        ]
+        for name, f in statistics["floats"].items()
+    ]
+    ids = [
+        [name, f"{_missing(f):.2%}", f"{f['unknown_share']:.2%}", f"{f['distinct']:,}"]
+        for name, f in statistics["ids"].items()
+    ]
+    lists = [
+        [
+            name,
+            f"{f['mean']:.2f}",
+            *(f"{f[k]:,}" for k in ("p50", "p95", "p99", "max")),
+            *(f"{share:.2%}" for share in (f["empty"] / rows, f["unknown_share"])),
+            f"{f['distinct']:,}",
+            f"{f['truncated_share']:.2%}",
+        ]
+        for name, f in statistics["lists"].items()
+    ]
+    quantiles = ["mean", "median", "95%", "99%", "most"]
+    return [
+        *_table(["floats", "missing", "mean", "deviation", "least", "most"], floats),
+        *_table(["ids", "missing", "unknown", "distinct, about"], ids),
+        *_table(["lists", *quantiles, "empty", "unknown", "distinct, about", "cut"], lists),
+    ]
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Aligned columns, the first to the left; nothing where there are no rows."""
+    if not rows:
+        return []
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    return [
+        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])])
+        for row in (header, *rows)
+    ]
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
+
+
+def _missing(column: Mapping[str, Any]) -> float:
+    return column["missing"] / max(column["ids"], 1)
+
+
+# Many features.
+
+
+def _summary(statistics: Mapping[str, Any]) -> list[str]:
+    rows = max(statistics["rows"], 1)
+    floats, ids, lists = (statistics[kind] for kind in ("floats", "ids", "lists"))
+    found = []
+    if floats:
+        found.append(_worst("floats", floats, "missing", lambda f: f["missing"] / rows))
+    if ids:
+        found.append(_worst("ids", ids, "missing", _missing))
+        found.append(_worst("ids", ids, "unknown", lambda f: f["unknown_share"]))
+    if lists:
+        longest = max(lists, key=lambda name: lists[name]["max"])
+        total = sum(f["mean"] for f in lists.values())
+        cut = sum(f["truncated_ids"] for f in lists.values())
+        found.append(
+            f"{len(lists)} lists: {total:.2f} ids an example, the longest list in {longest}"
+            f" ({lists[longest]['max']:,}), {cut:,} ids cut"
+        )
+        found.append(_worst("lists", lists, "empty", lambda f: f["empty"] / rows))
+        found.append(_worst("lists", lists, "unknown", lambda f: f["unknown_share"]))
+        found.append(_worst("lists", lists, "cut", lambda f: f["truncated_share"]))
+    return found
+
+
+def _worst(
+    kind: str, columns: Columns, what: str, share_of: Callable[[Mapping[str, Any]], float]
+) -> str:
+    """The mean share of all columns, and the columns with the largest ones."""
+    shares = {name: share_of(column) for name, column in columns.items()}
+    text = f"{len(shares)} {kind}: {sum(shares.values()) / len(shares):.2%} {what}"
+    order = sorted((name for name in shares if shares[name]), key=lambda name: -shares[name])
+    worst = ", ".join(f"{name} ({shares[name]:.2%})" for name in order[:_MOST_WORST])
+    return f"{text}, most in {worst}" if worst else text

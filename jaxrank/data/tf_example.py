@@ -1,0 +1,157 @@
+"""tf.Example messages without TensorFlow: what they hold, and what a column may take from them."""
+
+import re
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory
+
+from jaxrank.errors import InputError
+
+_KINDS = {"bytes": "bytes_list", "float32": "float_list", "int64": "int64_list"}
+TAGS = {kind: number << 3 | 2 for number, kind in enumerate(_KINDS, start=1)}
+COLUMN_TYPES = (*_KINDS, *(f"list<{kind}>" for kind in _KINDS))
+
+DecodeError = message.DecodeError
+
+
+class ColumnType(NamedTuple):
+    """What a column takes from a feature: one value, or a list of them.
+
+    kind: "bytes", "float32" or "int64".
+    """
+
+    kind: str
+    is_list: bool
+
+    @classmethod
+    def parse(cls, text: str) -> "ColumnType":
+        """Of one of COLUMN_TYPES."""
+        inner = re.fullmatch(r"list<(\w+)>", text)
+        return cls(inner[1] if inner else text, bool(inner))
+
+    def __str__(self) -> str:
+        return f"list<{self.kind}>" if self.is_list else self.kind
+
+
+def _messages() -> tuple[Any, Any]:
+    """The classes of tensorflow/core/example/example.proto, Example and Feature.
+
+    Two types differ from it, which changes nothing in the bytes. A feature within an Example is
+    left as the bytes that it is, for only columns that are asked for need it. The map of features
+    is the list of entries that it is written as, so that names need not be UTF-8.
+    """
+    field = descriptor_pb2.FieldDescriptorProto
+    file = descriptor_pb2.FileDescriptorProto(
+        name="jaxrank/example.proto", package="jaxrank", syntax="proto3"
+    )
+
+    def add(
+        owner: Any, name: str, number: int, kind: Any, *, many: bool = False, of: str = ""
+    ) -> Any:
+        label = field.LABEL_REPEATED if many else field.LABEL_OPTIONAL
+        made = owner.add(name=name, number=number, type=kind, label=label)
+        if of:
+            made.type_name = f".jaxrank.{of}"
+        return made
+
+    feature = file.message_type.add(name="Feature")
+    feature.oneof_decl.add(name="kind")
+    types = (field.TYPE_BYTES, field.TYPE_FLOAT, field.TYPE_INT64)
+    for number, (name, kind) in enumerate(zip(_KINDS.values(), types, strict=True), start=1):
+        values = file.message_type.add(name=name)
+        add(values.field, "value", 1, kind, many=True)
+        one = add(feature.field, name, number, field.TYPE_MESSAGE, of=name)
+        one.oneof_index = 0
+    features = file.message_type.add(name="Features")
+    entry = file.message_type.add(name="Entry")
+    add(entry.field, "key", 1, field.TYPE_BYTES)
+    add(entry.field, "value", 2, field.TYPE_BYTES)
+    add(features.field, "feature", 1, field.TYPE_MESSAGE, many=True, of="Entry")
+    example = file.message_type.add(name="Example")
+    add(example.field, "features", 1, field.TYPE_MESSAGE, of="Features")
+    # A pool of its own: TensorFlow may be there, too.
+    pool = descriptor_pool.DescriptorPool()
+    pool.AddSerializedFile(file.SerializeToString())
+    names = ("jaxrank.Example", "jaxrank.Feature")
+    made = [message_factory.GetMessageClass(pool.FindMessageTypeByName(n)) for n in names]
+    return made[0], made[1]
+
+
+_Example, _Feature = _messages()
+
+
+def features_of(record: bytes) -> dict[bytes, bytes]:
+    """The features of a record by name, each a message of its own; the last of those of one name.
+
+    Raises:
+        DecodeError: it is no tf.Example.
+    """
+    return {e.key: e.value for e in _Example.FromString(record).features.feature}
+
+
+def values_of(feature: bytes) -> tuple[str, list[Any]]:
+    """The kind of a feature, "" where it has none, and its values.
+
+    Raises:
+        DecodeError: it is none.
+    """
+    found = _Feature.FromString(feature)
+    name = found.WhichOneof("kind")
+    if name is None:
+        return "", []
+    kind = next(kind for kind, field in _KINDS.items() if field == name)
+    return kind, list(getattr(found, name).value)
+
+
+def plain(kind: str, values: list[Any]) -> bytes:
+    """A feature as it is written by default: its list once, and numbers packed."""
+    made = _Feature()
+    getattr(made, _KINDS[kind]).value.extend(values)
+    return made.SerializeToString()
+
+
+def shown(record: bytes) -> dict[str, list[Any]] | str:
+    """A record for people: its values by feature, or its bytes in hexadecimal if it is none."""
+    try:
+        features = features_of(record).items()
+        return {name.decode(errors="replace"): values_of(value)[1] for name, value in features}
+    except DecodeError:
+        return record.hex()
+
+
+def infer(records: Iterable[bytes], path: str) -> dict[str, ColumnType]:
+    """The types of all features, by name: a list where any record has two values.
+
+    Records that cannot be read are passed over.
+
+    Raises:
+        InputError: a feature has two kinds, or there is none.
+    """
+    found: dict[str, ColumnType] = {}
+    empty: dict[str, ColumnType] = {}
+    for record in records:
+        try:
+            features = {k.decode(): values_of(v) for k, v in features_of(record).items()}
+        except (DecodeError, UnicodeDecodeError):
+            continue
+        for name, (kind, values) in features.items():
+            if kind and not values:
+                empty[name] = ColumnType(kind, False)
+            if not values:
+                continue
+            earlier = found.setdefault(name, ColumnType(kind, False))
+            if earlier.kind != kind:
+                raise InputError(
+                    f"{path}, column {name}: must be of one kind in all records: found"
+                    f" {earlier.kind} and {kind}. Set source.columns to the kind that is right."
+                )
+            if len(values) > 1:
+                found[name] = ColumnType(kind, True)
+    found = empty | found
+    if not found:
+        raise InputError(
+            f"{path}: must begin with records of tf.Example that have features, or source.columns"
+            " must name them: found none."
+        )
+    return dict(sorted(found.items()))

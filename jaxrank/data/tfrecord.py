@@ -1,0 +1,211 @@
+"""TFRecord files of tf.Example as chunks of columns, without TensorFlow.
+
+A record is its length (u64), the length's checksum, its bytes, and their checksum (u32 each, all
+little-endian). A checksum is CRC-32C, rotated by 15 bits, plus a constant. Files may be gzip.
+"""
+
+import itertools
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import google_crc32c
+import numpy as np
+import pyarrow as pa
+
+from jaxrank.data import files, tf_example
+from jaxrank.data.chunk import Chunk, Part
+from jaxrank.data.example_columns import Bad, columns_of
+from jaxrank.data.rejects import Rejects
+from jaxrank.data.text import empty_file
+from jaxrank.data.tf_example import COLUMN_TYPES, ColumnType
+from jaxrank.errors import InputError
+
+_RECORDS_PER_CHUNK = 8192
+_BYTES_PER_CHUNK = 64 << 20
+_BYTES_AT_ONCE = 1 << 22
+_LONGEST = 1 << 30  # bytes of a record
+_INFERRED_FROM = 1000  # records
+_GZIP_MAGIC = b"\x1f\x8b"
+_HEAD = struct.Struct("<QI")
+_CRC = struct.Struct("<I")
+
+
+class Record(NamedTuple):
+    """Its number in the file, counted from 1, its bytes, and whether their checksum holds."""
+
+    row: int
+    data: bytes
+    intact: bool
+
+
+class TFRecordSource:
+    """TFRecord files of tf.Example.
+
+    Args:
+        columns: the type of each column, of COLUMN_TYPES, by the name of its feature; none: as
+            `tf_example.infer` finds them in the first records of the first file.
+
+    Raises:
+        InputError: no such type, or nothing to infer them from.
+    """
+
+    def __init__(
+        self, paths_of: Mapping[str, Sequence[str]], columns: Mapping[str, Any] | None = None
+    ):
+        self._paths_of = paths_of
+        if columns is None:
+            path = self.files[0]
+            first = itertools.islice(read_records(path), _INFERRED_FROM)
+            self._types = tf_example.infer((r.data for r in first if r.intact), path)
+        else:
+            self._types = _checked(columns)
+
+    @property
+    def splits(self) -> list[str]:
+        return list(self._paths_of)
+
+    @property
+    def files(self) -> list[str]:
+        return [path for paths in self._paths_of.values() for path in paths]
+
+    def columns(self, split: str) -> list[str]:
+        return list(self._types)
+
+    def parts(self, split: str) -> list[Part]:
+        return [Part(split, path, 0, 1) for path in self._paths_of[split]]
+
+    def chunks(self, part: Part, rejects: Rejects) -> Iterator[Chunk]:
+        records: list[Record] = []
+        size = 0
+        for record in read_records(part.file):
+            records.append(record)
+            size += len(record.data)
+            if len(records) == _RECORDS_PER_CHUNK or size >= _BYTES_PER_CHUNK:
+                yield from self._chunk(part.file, records, rejects)
+                records, size = [], 0
+        if records:
+            yield from self._chunk(part.file, records, rejects)
+
+    def _chunk(self, path: str, records: Sequence[Record], rejects: Rejects) -> Iterator[Chunk]:
+        batch, found = columns_of([r.data if r.intact else b"" for r in records], self._types)
+        must = "have the CRC-32C that stands behind it"
+        found += [
+            Bad(i, "", must, "another, so the record is damaged")
+            for i, record in enumerate(records)
+            if not record.intact
+        ]
+        first_of = {bad.place: bad for bad in reversed(found)}
+        for place, bad in sorted(first_of.items()):
+            record = records[place]
+            rejects.refuse(
+                file=path,
+                row=record.row,
+                column=bad.column,
+                must=bad.must,
+                found=bad.found,
+                hint=bad.hint,
+                record=tf_example.shown(record.data) if record.intact else record.data.hex(),
+            )
+        rows = np.fromiter((r.row for r in records), np.int64, len(records))
+        chunk = Chunk(batch, path, rows)
+        if first_of:
+            chunk = chunk.without(np.fromiter(first_of, np.int64, len(first_of)))
+        if chunk.batch.num_rows:
+            yield chunk
+
+
+def _checked(columns: Any) -> dict[str, ColumnType]:
+    if not isinstance(columns, Mapping) or not columns:
+        raise InputError(
+            f"source.columns: must be a dict of features and their types: found {columns!r}."
+        )
+    for name, text in columns.items():
+        if text not in COLUMN_TYPES:
+            raise InputError(
+                f"source.columns[{name!r}]: must be one of {', '.join(COLUMN_TYPES)}:"
+                f" found {text!r}."
+            )
+    return {name: ColumnType.parse(text) for name, text in columns.items()}
+
+
+def read_records(path: str) -> Iterator[Record]:
+    """The records of a file in order.
+
+    Raises:
+        InputError: the file cannot be read, has no record, ends within one, or the checksum of a
+            length does not hold, so that nothing behind it can be found.
+    """
+    row = 0
+    try:
+        with files.open_input(path) as raw:
+            stream = _uncompressed(raw)
+            while head := stream.take(_HEAD.size):
+                row += 1
+                length = _length(path, row, head)
+                data = stream.take(length)
+                tail = stream.take(_CRC.size)
+                if len(tail) < _CRC.size:
+                    raise _cut(path, row)
+                yield Record(row, data, _masked_crc(data) == _CRC.unpack(tail)[0])
+    except (OSError, EOFError, pa.ArrowException) as error:
+        raise InputError(f"{path}: must be readable to its end: found {error}.") from error
+    if row == 0:
+        raise empty_file(path)
+
+
+def _masked_crc(data: bytes) -> int:
+    crc = google_crc32c.value(data)
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def _length(path: str, row: int, head: bytes) -> int:
+    if len(head) < _HEAD.size:
+        raise _cut(path, row)
+    length, crc = _HEAD.unpack(head)
+    if _masked_crc(head[:8]) != crc:
+        raise InputError(
+            f"{path}, row {row}: must begin with its length and the CRC-32C of it, as records of"
+            " TFRecord files do: found another CRC-32C, and cannot tell where later records begin."
+        )
+    if length > _LONGEST:
+        raise InputError(
+            f"{path}, row {row}: must have at most {_LONGEST:,} bytes: found {length:,}."
+        )
+    return length
+
+
+def _cut(path: str, row: int) -> InputError:
+    return InputError(f"{path}, row {row}: must be whole: found the end of the file within it.")
+
+
+class _Stream:
+    """Bytes of a file, read ahead."""
+
+    def __init__(self, file: pa.NativeFile, ahead: bytes = b""):
+        self._file, self._ahead, self._at = file, ahead, 0
+
+    def take(self, count: int) -> bytes:
+        """The next `count` bytes; fewer where the file ends."""
+        stop = self._at + count
+        if stop > len(self._ahead):
+            pieces = [self._ahead[self._at :]]
+            missing = count - len(pieces[0])
+            # What a length promises is not asked for before it is there.
+            while missing > 0 and (piece := self._file.read(_BYTES_AT_ONCE)):
+                pieces.append(piece)
+                missing -= len(piece)
+            self._ahead, self._at, stop = b"".join(pieces), 0, count
+        found = self._ahead[self._at : stop]
+        self._at += len(found)
+        return found
+
+
+def _uncompressed(file: pa.NativeFile) -> _Stream:
+    head = file.read(_HEAD.size)
+    whole = len(head) == _HEAD.size and _masked_crc(head[:8]) == _HEAD.unpack(head)[1]
+    # A length may begin with the two bytes that gzip begins with.
+    if whole or not head.startswith(_GZIP_MAGIC):
+        return _Stream(file, head)
+    file.seek(0)
+    return _Stream(pa.CompressedInputStream(file, "gzip"))

@@ -1,0 +1,80 @@
+"""The units of a preparation: parts of a split that one process works on, and can be done again."""
+
+import collections
+import dataclasses
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import xxhash
+
+from jaxrank.data import files
+from jaxrank.data.chunk import Part
+from jaxrank.data.sources import Source
+
+_UNIT_BYTES = 64 << 20  # small files are joined until they have as many
+_GENERATED_BYTES = 8 << 20  # about what a chunk of generated data would have
+
+
+@dataclasses.dataclass(frozen=True)
+class Unit:
+    """Consecutive parts of a split. What a unit gives depends on nothing but its fingerprint.
+
+    index: among the units of the split.
+    bytes: about how many there are to read.
+    marks: of the files, which tell when one has changed.
+    """
+
+    split: str
+    index: int
+    parts: tuple[Part, ...]
+    bytes: int
+    marks: tuple[files.File, ...]
+
+    @property
+    def name(self) -> str:
+        """Of its results, and what its files begin with."""
+        return f"{self.index:05d}-"
+
+    def fingerprint(self, *rest: Any) -> str:
+        """Of the unit and of all else that its result depends on (JSON-able)."""
+        told = [self.split, self.index, self.parts, self.marks, rest]
+        text = json.dumps(told, sort_keys=True, default=str)
+        return xxhash.xxh3_128_hexdigest(text.encode())
+
+
+def units_of(source: Source, split: str) -> list[Unit]:
+    """The parts of a split, in order, small files joined."""
+    parts = source.parts(split)
+    of_file = collections.Counter(part.file for part in parts)
+    known = set(source.files)
+    marks = {file: files.describe(file) for file in of_file if file in known}
+
+    def size(part: Part) -> int:
+        if part.file in marks:
+            return max(0, marks[part.file].size) // of_file[part.file]
+        return (part.stop - part.start) * _GENERATED_BYTES
+
+    groups: list[list[Part]] = []
+    open_bytes = _UNIT_BYTES + 1
+    for part in parts:
+        whole = of_file[part.file] == 1 and part.file in marks
+        if not whole or open_bytes + size(part) > _UNIT_BYTES:
+            groups.append([])
+            open_bytes = 0
+        groups[-1].append(part)
+        open_bytes += size(part) if whole else _UNIT_BYTES
+    return [
+        Unit(
+            split,
+            index,
+            tuple(group),
+            sum(map(size, group)),
+            _marks_of(group, marks),
+        )
+        for index, group in enumerate(groups)
+    ]
+
+
+def _marks_of(parts: Iterable[Part], marks: dict[str, files.File]) -> tuple[files.File, ...]:
+    return tuple(marks[part.file] for part in parts if part.file in marks)

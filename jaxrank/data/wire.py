@@ -1,0 +1,137 @@
+"""Messages of protocol buffers, many side by side, read by NumPy.
+
+A message is a run of fields, each a tag, a length and so many bytes; or a number of seven bits a
+byte, the lowest first, of which all bytes but the last are 128 or more. See
+https://protobuf.dev/programming-guides/encoding.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+_LENGTH_BYTES = 5  # of a length, at most
+_PADDING = 32  # zeros behind the data, so that a look ahead needs no check
+
+
+# Tags of fields 1 and 2 that are a length and so many bytes.
+FIRST, SECOND = 0x0A, 0x12
+
+
+class Spans(NamedTuple):
+    """Places [start, stop) in the data, i64 of one shape; 0 and 0 where there is nothing."""
+
+    start: np.ndarray
+    stop: np.ndarray
+
+    @property
+    def size(self) -> np.ndarray:
+        return self.stop - self.start
+
+
+class Data:
+    """Bytes one after another, and zeros behind them."""
+
+    def __init__(self, pieces: Sequence[bytes]):
+        self.array = np.zeros(_PADDING, np.uint8)
+        self.append(pieces)
+
+    def append(self, pieces: Sequence[bytes]) -> Spans:
+        """Where each of the pieces lies now."""
+        sizes = np.fromiter(map(len, pieces), np.int64, len(pieces))
+        behind = len(self.array) - _PADDING
+        added = np.frombuffer(b"".join([*pieces, bytes(_PADDING)]), np.uint8)
+        self.array = np.concatenate([self.array[:behind], added]) if behind else added
+        stops = behind + np.cumsum(sizes)
+        return Spans(stops - sizes, stops)
+
+
+def fields(data: np.ndarray, at: np.ndarray, tag: int) -> Spans:
+    """What the field that begins at each place holds; stop -1 where it is none with this tag."""
+    place = at + 1
+    length = np.zeros(len(at), np.int64)
+    more = np.ones(len(at), bool)
+    for i in range(_LENGTH_BYTES):
+        byte = data[place]
+        length += np.where(more, (byte & 0x7F).astype(np.int64) << 7 * i, 0)
+        place += more
+        more &= byte >= 0x80
+        if not more.any():
+            break
+    stop = place + length
+    holds = (data[at] == tag) & ~more & (stop <= len(data) - _PADDING)
+    return Spans(place, np.where(holds, stop, -1))
+
+
+class Names:
+    """The column of each name, found by all of its bytes, eight at a time."""
+
+    def __init__(self, names: Sequence[str]):
+        data = Data([])
+        spans = data.append([name.encode() for name in names])
+        self._sizes = spans.size
+        self._count = max(1, -(-int(spans.size.max()) // 8))
+        words = self._words(data.array, spans)
+        hashes = _hashes(words)
+        assert len(set(hashes.tolist())) == len(names)
+        self._order = np.argsort(hashes)
+        self._sorted, self._found = hashes[self._order], words
+
+    def _words(self, data: np.ndarray, spans: Spans) -> np.ndarray:  # u64[n, count]
+        every = np.ndarray(len(data) - 7, np.dtype("<u8"), data, strides=(1,))
+        result = np.empty((len(spans.start), self._count), np.uint64)
+        for i in range(self._count):
+            place = np.minimum(spans.start + 8 * i, len(every) - 1)
+            size = np.clip(spans.size - 8 * i, 0, 8)
+            unwanted = (64 - 8 * np.maximum(size, 1)).astype(np.uint64)
+            kept = np.uint64(2**64 - 1) >> unwanted
+            result[:, i] = np.where(size > 0, every[place] & kept, np.uint64(0))
+        return result
+
+    def columns(self, data: np.ndarray, keys: Spans) -> np.ndarray:
+        """i64[n], -1 where it is no name."""
+        words = self._words(data, keys)
+        hashes = _hashes(words)
+        place = np.minimum(np.searchsorted(self._sorted, hashes), len(self._order) - 1)
+        column = self._order[place]
+        same = (self._sizes[column] == keys.size) & (self._found[column] == words).all(axis=1)
+        return np.where(same, column, -1)
+
+
+def _hashes(words: np.ndarray) -> np.ndarray:  # u64[n, count] -> u64[n]
+    result = np.zeros(len(words), np.uint64)
+    for word in words.T:
+        result = (result ^ word) * np.uint64(0x9E3779B97F4A7C15)
+        result ^= result >> np.uint64(32)
+    return result
+
+
+def gather(data: np.ndarray, spans: Spans) -> np.ndarray:
+    """The bytes of all spans, one after another."""
+    sizes = spans.size
+    ends = np.cumsum(sizes)
+    index = np.repeat(spans.start - ends + sizes, sizes)
+    index += np.arange(len(index))
+    return data[index]
+
+
+def varints(raw: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The numbers i64[total] of runs of bytes, how many each run has, and which runs are not right.
+
+    Args:
+        raw: u8[sum of sizes], the runs one after another; the last byte of each is below 128.
+        sizes: i64[runs].
+    """
+    last = np.flatnonzero(raw < 0x80)
+    first = np.concatenate([[0], last + 1])[:-1]
+    width = last - first + 1
+    ends = np.cumsum(sizes)
+    counts = np.diff(np.searchsorted(last, ends), prepend=0)
+    wrong = np.zeros(len(sizes), bool)
+    long = (width > 10) | ((width == 10) & (raw[last] > 1))  # 64 bits and no more
+    wrong[np.searchsorted(ends, first[long], side="right")] = True
+    result = np.zeros(len(last), np.uint64)
+    for i in range(min(10, int(width.max(initial=0)))):
+        byte = raw[np.minimum(first + i, last)].astype(np.uint64) & np.uint64(0x7F)
+        result |= np.where(i < width, byte << np.uint64(7 * i), np.uint64(0))
+    return result.view(np.int64), counts, wrong

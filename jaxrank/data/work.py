@@ -1,0 +1,301 @@
+"""What one process does with one unit of a preparation: learn from it, or encode and write it.
+
+Both leave their result in the directory where the store is made and find it there when the
+preparation is run again, so nothing is done twice.
+"""
+
+import functools
+import itertools
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+import jaxrank
+from jaxrank.data import files, keyed
+from jaxrank.data.block import Block, concatenate, slice_block
+from jaxrank.data.chunk import Chunk
+from jaxrank.data.columns import column_of
+from jaxrank.data.encode import Encoder
+from jaxrank.data.keyed import Conceal
+from jaxrank.data.learn import Findings, Learned, Lessons
+from jaxrank.data.rejects import BadRows, Rejects
+from jaxrank.data.sources import Source, make_source
+from jaxrank.data.spec import FeatureSpec
+from jaxrank.data.statistics import Statistics
+from jaxrank.data.store import FORMAT_VERSION
+from jaxrank.data.store_writer import SplitWriter
+from jaxrank.data.times import days, seconds
+from jaxrank.data.units import Unit
+from jaxrank.data.vocabulary import Vocabulary, read_file
+
+
+class Work(NamedTuple):
+    """What all units of a preparation have in common; it travels to other processes.
+
+    features: resolved.
+    source: the config's section.
+    directory: where the store is made, a path or URL.
+    wanted: what is to be learned.
+    block_size: examples in a block.
+    compression: of blocks.
+    on_error, max_rejected: see `Rejects`.
+    hash_key_file: path of the key for raw values; empty: they are shown.
+    token: of this preparation and no other: what is kept between units is not kept longer.
+    """
+
+    features: FeatureSpec
+    source: dict[str, Any]
+    directory: str
+    wanted: Lessons
+    block_size: int
+    compression: str
+    on_error: str
+    max_rejected: int
+    hash_key_file: str
+    token: str
+
+    def fingerprint(self, unit: Unit, *rest: Any) -> str:
+        """Of all that a unit's result depends on."""
+        key = keyed.fingerprint(keyed.read_key(self.hash_key_file)) if self.hash_key_file else ""
+        source = {k: v for k, v in self.source.items() if k != "files"}
+        told = [self.features.to_config(), source, self.block_size, self.compression]
+        versions = [jaxrank.__version__, FORMAT_VERSION]
+        return unit.fingerprint(told, self.on_error, key, versions, *rest)
+
+    @property
+    def conceal(self) -> Conceal | None:
+        return keyed.conceal(keyed.read_key(self.hash_key_file)) if self.hash_key_file else None
+
+    def rejects(self) -> Rejects:
+        return Rejects(self.on_error, self.max_rejected, self.conceal)
+
+
+@functools.lru_cache(maxsize=1)
+def _source(source: str, token: str) -> Source:
+    del token
+    return make_source(json.loads(source))
+
+
+def _chunks(work: Work, unit: Unit, rejects: Rejects) -> Iterator[Chunk]:
+    source = _source(json.dumps(work.source, sort_keys=True), work.token)
+    return itertools.chain.from_iterable(source.chunks(part, rejects) for part in unit.parts)
+
+
+# Learning.
+
+
+def lessons_path(work: Work, unit: Unit) -> Any:
+    kind = "latest" if work.wanted.as_of else "learned"
+    return files.path_of(work.directory) / "units" / f"{kind}-{unit.split}-{unit.name}.arrow"
+
+
+def learn(work: Work, unit: Unit) -> None:
+    """Leaves what one unit teaches, unless it is there; `read_lessons` reads it.
+
+    Raises:
+        InputError: a record cannot be used.
+    """
+    path, fingerprint = lessons_path(work, unit), work.fingerprint(unit, work.wanted.names)
+    if path.is_file() and _has(path, fingerprint, work):
+        return
+    findings = Findings(work.features, work.wanted)
+    rejects = work.rejects()
+    check = _checker(work.features) if work.on_error != "error" else None
+    for chunk in _chunks(work, unit, rejects):
+
+        def take(chunk: Chunk) -> None:
+            if check is not None:  # what will be left out of the store teaches nothing
+                check(chunk)
+            findings.add(chunk)
+
+        rejects.attempt(chunk, take)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    findings.write(path, fingerprint, work.conceal)
+
+
+def _checker(features: FeatureSpec) -> Callable[[Chunk], None]:
+    """Raises BadRows for what will not be encoded, before anything is learned."""
+    scales = {f.name: (0.0, 1.0) for f in features.floats}
+    return Encoder(features, {}, scales, Statistics(features), as_of=math.inf).check
+
+
+def _has(path: Any, fingerprint: str, work: Work) -> bool:
+    try:
+        return Findings(work.features, work.wanted).read(path) == fingerprint
+    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError):
+        return False  # of another version
+
+
+def read_lessons(work: Work, unit: Unit) -> Findings:
+    findings = Findings(work.features, work.wanted)
+    findings.read(lessons_path(work, unit))
+    return findings
+
+
+# What was learned, for the processes that encode.
+
+
+def told(learned: Learned) -> str:
+    """What was learned but the values of vocabularies, which lie in the store, as JSON."""
+    tree = {
+        "transforms": {name: list(pair) for name, pair in learned.transforms.items()},
+        "boundaries": {name: b.tolist() for name, b in learned.boundaries.items()},
+        "as_of": learned.as_of,
+        "vocabularies": {name: v.checksum for name, v in learned.vocabularies.items()},
+    }
+    return json.dumps(tree, sort_keys=True)
+
+
+@functools.lru_cache(maxsize=2)
+def _read_learned(directory: str, told: str) -> Learned:
+    tree = json.loads(told)
+    path = files.path_of(directory) / "vocabulary"
+    vocabularies = {}
+    for name in tree["vocabularies"]:
+        content = read_file(path / f"{name}.arrow")
+        values = content["value"].combine_chunks()
+        vocabularies[name] = Vocabulary(values, content["count"].to_numpy())
+    return Learned(
+        vocabularies,
+        {name: (mean, std) for name, (mean, std) in tree["transforms"].items()},
+        {name: np.asarray(b, np.float64) for name, b in tree["boundaries"].items()},
+        tree["as_of"],
+    )
+
+
+# Encoding.
+
+
+class Written(NamedTuple):
+    """What a unit became.
+
+    splits: by directory, which is the split or a day of it: the manifest's entries of its files,
+        and the statistics to be merged.
+    rejected: lines of JSON, of the records that were skipped.
+    """
+
+    splits: dict[str, dict[str, Any]]
+    rejected: list[str]
+
+
+def result_path(work: Work, unit: Unit) -> Any:
+    return files.path_of(work.directory) / "units" / f"written-{unit.split}-{unit.name}.json"
+
+
+def encode(work: Work, unit: Unit, learned: str) -> None:
+    """Writes the blocks of one unit, unless they are there; `read_result` tells which.
+
+    Raises:
+        InputError: a record cannot be used.
+    """
+    path, fingerprint = result_path(work, unit), work.fingerprint(unit, learned)
+    if path.is_file():
+        try:
+            if json.loads(path.read_text())["fingerprint"] == fingerprint:
+                return
+        except (ValueError, KeyError, TypeError):
+            pass  # of another version
+    writers = _Writers(work, unit, _read_learned(work.directory, learned))
+    rejects = work.rejects()
+    for chunk in _chunks(work, unit, rejects):
+        writers.take(chunk, rejects)
+    tree = Written(writers.finish(), rejects.lines)._asdict() | {"fingerprint": fingerprint}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    files.write_whole(path, json.dumps(tree).encode())
+
+
+def read_result(work: Work, unit: Unit) -> Written:
+    tree = json.loads(result_path(work, unit).read_text())
+    return Written(tree["splits"], tree["rejected"])
+
+
+class _Writers:
+    """The blocks of a unit, by the directory that they go to."""
+
+    def __init__(self, work: Work, unit: Unit, learned: Learned):
+        self._work, self._unit, self._learned = work, unit, learned
+        self._by_directory: dict[str, tuple[Encoder, _Blocks]] = {}
+
+    def take(self, chunk: Chunk, rejects: Rejects) -> None:
+        for directory, piece in self._by_day(chunk, rejects):
+            encoder, blocks = self._of(directory)
+            _, block = rejects.attempt(piece, encoder.encode)
+            if block is not None:
+                blocks.add(block)
+
+    def _by_day(self, chunk: Chunk, rejects: Rejects) -> list[tuple[str, Chunk]]:
+        """The directories of a chunk's records, and those records."""
+        split = self._unit.split
+        if not self._work.features.by_day:
+            return [(split, chunk)]
+        chunk, dates = rejects.attempt(chunk, self._days)
+        found = []
+        for day in [] if dates is None else np.unique(dates):
+            others = np.flatnonzero(dates != day)
+            found.append((f"{split}/{day}", chunk.without(others) if len(others) else chunk))
+        return found
+
+    def _days(self, chunk: Chunk) -> np.ndarray:
+        name = self._work.features.time
+        found = seconds(column_of(chunk, name))
+        if np.isnan(found).any():
+            rows = np.flatnonzero(np.isnan(found))
+            raise BadRows(chunk, rows, name, "a time, as by_day is set", "an empty value")
+        return days(found)
+
+    def _of(self, directory: str) -> "tuple[Encoder, _Blocks]":
+        if directory not in self._by_directory:
+            work, learned = self._work, self._learned
+            encoder = Encoder(
+                work.features,
+                learned.vocabularies,
+                learned.transforms,
+                Statistics(work.features),
+                as_of=learned.as_of,
+                boundaries=learned.boundaries,
+                conceal=work.conceal,
+            )
+            path = files.path_of(work.directory) / directory
+            writer = SplitWriter(path, self._unit.name, work.compression)
+            self._by_directory[directory] = (encoder, _Blocks(writer, work.block_size))
+        return self._by_directory[directory]
+
+    def finish(self) -> dict[str, dict[str, Any]]:
+        found = {}
+        for directory, (encoder, blocks) in self._by_directory.items():
+            state = encoder.statistics.to_state()
+            found[directory] = {"files": blocks.finish(), "statistics": state}
+        return found
+
+
+class _Blocks:
+    """Makes of blocks of any size those of `size`, of which the last may have fewer."""
+
+    def __init__(self, writer: SplitWriter, size: int):
+        self._writer, self._size = writer, size
+        self._pending: list[Block] = []
+        self._rows = 0
+
+    def add(self, piece: Block) -> None:
+        start = 0
+        while self._rows + piece.rows - start >= self._size:
+            stop = start + self._size - self._rows
+            self._write([*self._pending, slice_block(piece, start, stop)])
+            start = stop
+        if start < piece.rows:
+            self._pending.append(slice_block(piece, start, piece.rows))
+            self._rows += piece.rows - start
+
+    def _write(self, pieces: Iterable[Block]) -> None:
+        self._writer.write(concatenate(list(pieces)))
+        self._pending, self._rows = [], 0
+
+    def finish(self) -> list[dict[str, Any]]:
+        if self._pending:
+            self._write(self._pending)
+        self._writer.close()
+        return self._writer.files

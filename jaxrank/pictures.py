@@ -1,0 +1,193 @@
+"""Pictures: the one module that draws."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from jaxrank.errors import RunError
+
+if TYPE_CHECKING:
+    from jaxrank.bench import Bench
+    from jaxrank.plan import Planned
+
+_MOST_FEATURES = 40  # in a picture; those with the largest values are shown
+_MOST_SPLITS = 4
+_LENGTHS = {"mean": "o", "p50": "|", "p95": "<", "p99": ">", "max": "x"}
+
+# Values by feature, each by split.
+_Values = dict[str, dict[str, float]]
+
+
+def _save(figure: Figure, path: str | Path) -> None:
+    try:
+        figure.savefig(Path(path), format="png", dpi=120)
+    except OSError as error:
+        raise RunError(f"{path}: cannot be written: {error}.") from error
+
+
+def draw_plan(planned: "Planned", even: float, path: str | Path) -> None:
+    """Writes a PNG: bytes by kind and lookups of each device.
+
+    Args:
+        even: lookups over the mean up to which devices are said to serve alike.
+
+    Raises:
+        RunError: the file cannot be written.
+    """
+    case, found = planned.case, planned.replay
+    figure = Figure(figsize=(10, 7), layout="constrained")
+    memory, lookups = figure.subplots(2, 1, sharex=True)
+    device = np.arange(case.machine.devices)
+    bottom = 0.0
+    for name, count in case.bytes._asdict().items():
+        height = count / 2**30
+        memory.bar(device, height, bottom=bottom, width=0.9, label=f"{name} {height:,.3g}")
+        bottom += height
+    limit = case.machine.memory / 2**30
+    if bottom > limit / 4:  # else it would press the bars flat
+        memory.axhline(limit, color="black", linestyle="--", label=f"memory {limit:,.3g}")
+    memory.set_ylabel("GiB")
+    memory.set_title(
+        f"Memory of each device: {bottom:,.3g} of {limit:,.3g} GiB,"
+        f" {'does not fit' if case.over else 'fits'}"
+    )
+    memory.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    lookups.bar(device, found.lookups, width=0.9)
+    mean = found.lookups.mean()
+    lookups.axhline(mean, color="black", label=f"mean {mean:,.0f}")
+    lookups.axhline(even * mean, color="black", linestyle=":", label=f"{even} of the mean")
+    lookups.set_xlabel("device")
+    lookups.set_ylabel("rows a step")
+    lookups.set_title(
+        f"Rows that each device serves: largest over mean {found.imbalance:.4f} in a step"
+    )
+    lookups.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    _save(figure, path)
+
+
+def draw_bench(found: "Bench", path: str | Path) -> None:
+    """Writes a PNG: the speed of input, step and both, and what each stage costs.
+
+    Raises:
+        RunError: the file cannot be written.
+    """
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    speeds, stages = figure.subplots(1, 2)
+    rates = found.rates._asdict()
+    bars = speeds.bar(list(rates), [rate / 1e6 for rate in rates.values()])
+    speeds.bar_label(bars, [f"{rate:,.0f}" for rate in rates.values()])
+    speeds.set_ylabel("million examples/s")
+    speeds.set_title(
+        f"Alone and together: both has {found.rates.both / found.rates.step:.0%} of the step"
+    )
+    names = list(found.stages)
+    colors = ["C3" if name == found.limit else "C0" for name in names]
+    bars = stages.barh(names, list(found.stages.values()), color=colors)
+    stages.bar_label(bars, [f"{seconds:.3g}" for seconds in found.stages.values()], padding=2)
+    stages.invert_yaxis()
+    stages.margins(x=0.15)
+    stages.set_xlabel("seconds for a million examples, each alone")
+    stages.set_title(f"{found.limit} limits; {found.device}, batch {found.batch_size:,}")
+    _save(figure, path)
+
+
+def draw_statistics(statistics: Mapping[str, Mapping[str, Any]], path: str | Path) -> None:
+    """Writes a PNG of prepared data: what is missing, distinct values and lengths of lists.
+
+    Of many features those with the largest values are shown, and of many splits the largest.
+
+    Args:
+        statistics: by split, as `data.statistics` has them; what is absent is not drawn.
+
+    Raises:
+        RunError: the file cannot be written.
+    """
+    largest = sorted(statistics, key=lambda split: -statistics[split].get("rows", 0))
+    shown = {split: statistics[split] for split in largest[:_MOST_SPLITS]}
+    missing = _most(_values(shown, ("floats", "ids", "lists"), _missing))
+    distinct = _most(_values(shown, ("ids", "lists"), lambda column, _: column.get("distinct")))
+    longest = _most(_values(shown, ("lists",), lambda column, _: column.get("max")))
+    panels = [values for values in (missing, distinct, longest) if values]
+    heights = [1 + 0.25 * len(values) for values in panels] or [1]
+    figure = Figure(figsize=(10, sum(heights) + 1), layout="constrained")
+    labels = [f"{split}: {found.get('rows', 0):,} rows" for split, found in shown.items()]
+    more = len(largest) - len(shown)
+    figure.suptitle("What was prepared" + (f"; {more} more splits are not shown" if more else ""))
+    axes = iter(np.ravel(figure.subplots(len(heights), 1, height_ratios=heights)))
+    if missing:
+        panel = next(axes)
+        _bars(panel, missing, list(shown), labels)
+        _name(panel, list(missing), "missing: share of examples; of lists, empty ones")
+    if distinct:
+        panel = next(axes)
+        _bars(panel, distinct, list(shown), labels)
+        panel.set_xscale("symlog", linthresh=1)
+        _name(panel, list(distinct), "distinct values")
+    if longest:
+        panel = next(axes)
+        _lengths(panel, list(longest), shown)
+        _name(panel, list(longest), "ids of a list: mean, quantiles and most")
+    _save(figure, path)
+
+
+def _missing(column: Mapping[str, Any], rows: int) -> float | None:
+    if "missing" in column:
+        return column["missing"] / max(column.get("ids", rows), 1)
+    return column["empty"] / max(rows, 1) if "empty" in column else None
+
+
+def _values(
+    shown: Mapping[str, Mapping[str, Any]],
+    kinds: Iterable[str],
+    value: Callable[[Mapping[str, Any], int], float | None],
+) -> _Values:
+    found: _Values = {}
+    for kind in kinds:
+        for split, statistics in shown.items():
+            for name, column in statistics.get(kind, {}).items():
+                number = value(column, statistics.get("rows", 0))
+                if number is not None:
+                    found.setdefault(name, {})[split] = number
+    return found
+
+
+def _most(values: _Values) -> _Values:
+    """The features with the largest values, the largest first."""
+    order = sorted(values, key=lambda name: -max(values[name].values()))
+    return {name: values[name] for name in order[:_MOST_FEATURES]}
+
+
+def _places(count: int, part: int, parts: int) -> np.ndarray:
+    """Where the bars of one split lie, of `parts` for each feature."""
+    return np.arange(count) + (part - (parts - 1) / 2) * 0.8 / parts
+
+
+def _name(axes: Axes, names: Sequence[str], title: str) -> None:
+    axes.set_yticks(range(len(names)), list(names))
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.set_title(title + (f"; {_MOST_FEATURES} largest" if len(names) == _MOST_FEATURES else ""))
+    axes.grid(axis="x", alpha=0.3)
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+
+
+def _bars(axes: Axes, values: _Values, splits: Sequence[str], labels: Sequence[str]) -> None:
+    for i, (split, label) in enumerate(zip(splits, labels, strict=True)):
+        widths = [found.get(split, 0.0) for found in values.values()]
+        places = _places(len(values), i, len(splits))
+        axes.barh(places, widths, height=0.8 / len(splits), label=label)
+
+
+def _lengths(axes: Axes, names: Sequence[str], shown: Mapping[str, Mapping[str, Any]]) -> None:
+    for i, statistics in enumerate(shown.values()):
+        columns = [statistics.get("lists", {}).get(name, {}) for name in names]
+        places = _places(len(names), i, len(shown))
+        for quantile, marker in _LENGTHS.items():
+            lengths = [column.get(quantile, np.nan) for column in columns]
+            label = "_" if i else quantile  # which colour is which split the bars tell
+            axes.plot(lengths, places, marker, color=f"C{i}", label=label)
+    axes.set_xscale("symlog", linthresh=1)
+    axes.set_xlim(left=0)

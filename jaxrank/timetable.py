@@ -1,0 +1,70 @@
+"""When a run evaluates, saves and logs, in steps."""
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from ml_collections import ConfigDict
+
+from jaxrank.errors import InputError
+
+# As data.valid: each day is evaluated before it is trained on; see `days`.
+NEXT_DAY = "next_day"
+
+
+class Plan(NamedTuple):
+    """When things happen, in steps.
+
+    valid: the split that is evaluated at intervals and at the end; empty: none.
+    next_days: by step, the days that are evaluated after it, in progressive validation.
+    """
+
+    num_steps: int
+    eval_every: int
+    save_every: int
+    log_every: int
+    valid: str
+    next_days: Mapping[int, str]
+
+    def evaluated(self, step: int) -> str:
+        """The name of the split that is evaluated after a step; empty: none is."""
+        due = step == self.num_steps or step % self.eval_every == 0
+        return self.next_days.get(step, self.valid if due else "")
+
+
+def make_plan(config: ConfigDict, rows: int) -> Plan:
+    """Turns epochs into steps and checks that every interval is whole calls.
+
+    Raises:
+        InputError: neither or both of num_steps and num_epochs, an interval does not divide, or
+            days are evaluated that are not trained in turn.
+    """
+    call, by_day = config.steps_per_call, config.data.valid == NEXT_DAY
+    if by_day and (config.data.order != "days" or config.eval.every_steps):
+        raise InputError(
+            f"data.valid = {NEXT_DAY!r} must have data.order = 'days', and eval.every_steps = 0,"
+            f" for the days say when: found {config.data.order!r} and {config.eval.every_steps}."
+        )
+    if bool(config.num_steps) == bool(config.num_epochs):
+        raise InputError(
+            "one of num_steps and num_epochs must be set, and the other 0:"
+            f" got num_steps={config.num_steps}, num_epochs={config.num_epochs}."
+        )
+    epoch = rows / config.batch_size
+
+    def whole_calls(steps: float) -> int:
+        return max(1, math.ceil(steps / call)) * call
+
+    num_steps = config.num_steps or whole_calls(config.num_epochs * epoch)
+    eval_every = config.eval.every_steps or min(whole_calls(epoch), num_steps)
+    save_every = config.checkpoint.every_steps or eval_every
+    valid = "" if by_day else config.data.valid
+    plan = Plan(num_steps, eval_every, save_every, config.log_every_steps, valid, {})
+    names = ("num_steps", "eval.every_steps", "checkpoint.every_steps", "log_every_steps")
+    for name, steps in zip(names, plan[:4], strict=True):
+        if steps < 1 or steps % call:
+            raise InputError(
+                f"{name} must be a positive multiple of steps_per_call: got {name}={steps},"
+                f" steps_per_call={call}."
+            )
+    return plan

@@ -1,0 +1,272 @@
+"""Training straight from Parquet gives what training from a prepared store gives."""
+
+import os
+import pickle
+import random
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from jaxrank.data import direct
+from jaxrank.data.block import concatenate
+from jaxrank.data.direct import open_direct
+from jaxrank.data.pipeline import EvaluationBatches, TrainBatches
+from jaxrank.data.prepare import prepare
+from jaxrank.errors import InputError
+from jaxrank.features import MAX_GROUP, layout
+
+_BLOCK = 300
+FEATURES = dict(
+    tasks=[
+        dict(name="click", label="label", weight="importance"),
+        dict(name="buy", label="bought"),
+    ],
+    floats=[dict(columns="f*", log=True, missing_indicator=True)],
+    ids=[
+        dict(columns="user", encoding="integer", rows=40, on_bad_id="oov"),
+        dict(columns="site", encoding="hash", rows=50, salt="s"),
+        dict(columns="hour", encoding="integer", rows=24),
+        dict(columns="pair", encoding="integer", rows=9, length=2),
+    ],
+    lists=[
+        dict(columns="tags", encoding="integer", rows=30, max_length=6, on_overlong="truncate"),
+        dict(columns="seen", encoding="integer", rows=40, on_bad_id="oov", table="user", weights="w"),
+    ],
+    keep=["key"],
+)  # fmt: skip
+
+
+def drawn(seed, rows):
+    draw = random.Random(seed)
+    tags = [[draw.randrange(30) for _ in range(draw.randrange(9))] for _ in range(rows)]
+    seen = [[draw.randrange(50) for _ in range(draw.randrange(4))] for _ in range(rows)]
+    return {
+        "key": [f"{seed}-{i}" for i in range(rows)],
+        "label": [draw.randrange(2) for _ in range(rows)],
+        "importance": [draw.choice([0.0, 1.0, 2.5]) for _ in range(rows)],
+        "bought": [draw.choice([0, 1, None]) for _ in range(rows)],
+        "f1": [draw.choice([None, draw.gauss(0, 9)]) for _ in range(rows)],
+        "f2": [draw.gauss(0, 1) for _ in range(rows)],
+        "user": [draw.choice([None, draw.randrange(45)]) for _ in range(rows)],
+        "site": [draw.choice(["", f"site {draw.randrange(90)}"]) for _ in range(rows)],
+        "pair": [draw.choice([None, [1, draw.randrange(9)]]) for _ in range(rows)],
+        "tags": [draw.choice([None, t]) for t in tags],
+        "seen": seen,
+        "w": [[draw.random() for _ in s] for s in seen],
+        "unused": [{"deep": 1}] * rows,
+    }
+
+
+def write_day(root, hour, rows, group):
+    path = root / f"hour={hour}" / "part-0.parquet"
+    path.parent.mkdir(parents=True)
+    pq.write_table(pa.table(drawn(hour, rows)), path, row_group_size=group)
+    return path
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """A source of row groups of whole blocks, and what `prepare` makes of it."""
+    root = tmp_path_factory.mktemp("direct")
+    write_day(root / "train", 3, 7 * _BLOCK + 45, 3 * _BLOCK)
+    write_day(root / "train", 20, 2 * _BLOCK, _BLOCK)
+    write_day(root / "test", 5, 1111, 2 * _BLOCK)
+    files = {split: str(root / split) for split in ("train", "test")}
+    source = dict(kind="parquet", files=files)
+    # A unit of work, and so a run of blocks, of each file.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("jaxrank.data.units._UNIT_BYTES", 1)
+        return source, prepare(
+            FEATURES, source, root / "store", block_size=_BLOCK, report=lambda _: None
+        )
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(direct, "_BLOCK_ROWS", _BLOCK)
+
+
+def batch_arrays(batch):
+    flat = {"floats": batch.floats, "labels": batch.labels, "weights": batch.weights}
+    flat |= {f"ids {name}": array for name, array in batch.ids.items()}
+    for name, lists in batch.lists.items():
+        flat |= {f"{name} {field}": array for field, array in lists._asdict().items()}
+    return flat | {"dropped": batch.dropped}
+
+
+def assert_same_batch(one, other):
+    first, second = batch_arrays(one), batch_arrays(other)
+    assert list(first) == list(second)
+    for name, array in first.items():
+        np.testing.assert_array_equal(array, second[name], err_msg=name)
+
+
+def train_batches(store, **changed):
+    lay = layout(store.schema, {table.name: 8 for table in store.schema.tables})
+    options = dict(
+        batch_size=64, steps_per_call=2, seed=5, shards=4, window_blocks=2, num_workers=0,
+        prefetch_batches=2, list_slack=8.0, on_overflow="error", num_steps=100,
+    )  # fmt: skip
+    return TrainBatches(store.split("train"), lay, **options | changed)
+
+
+# The same as prepared.
+
+
+def test_blocks_and_schema_are_those_of_a_prepared_store(data):
+    source, prepared = data
+    store = open_direct(FEATURES, source)
+    assert store.schema == prepared.schema
+    assert store.spec["features"] == prepared.spec["features"]
+    assert list(store.splits) == list(prepared.splits)
+    for name, split in store.splits.items():
+        expected = prepared.split(name)
+        assert split.rows == expected.rows
+        assert split.block_rows.tolist() == expected.block_rows.tolist()
+        for block, other in zip(split.blocks(), expected.blocks(), strict=True):
+            assert block.kept.equals(other.kept)
+            for field in block._fields:
+                if field != "kept":
+                    np.testing.assert_array_equal(getattr(block, field), getattr(other, field))
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_training_batches_are_those_of_a_prepared_store(data, workers):
+    source, prepared = data
+    batches = train_batches(open_direct(FEATURES, source), num_workers=workers)
+    expected = train_batches(prepared)
+    assert batches.capacities == expected.capacities
+    count = 0
+    for one, other in zip(batches, expected, strict=True):
+        assert_same_batch(one, other)
+        count += 1
+    assert count == 50  # more than two epochs
+
+
+def test_evaluation_batches_are_those_of_a_prepared_store(data):
+    source, prepared = data
+    found = []
+    for store in (open_direct(FEATURES, source), prepared):
+        lay = layout(store.schema, {table.name: 8 for table in store.schema.tables})
+        batches = EvaluationBatches(store.split("test"), lay, batch_size=MAX_GROUP)
+        found.append((batches.capacities, list(batches)))
+    assert found[0][0] == found[1][0]
+    for (one, rows), (other, expected) in zip(found[0][1], found[1][1], strict=True):
+        assert rows == expected
+        assert_same_batch(one, other)
+
+
+def test_list_lengths_are_exact_and_read_when_they_are_asked_for(data, monkeypatch):
+    source, _ = data
+    split = open_direct(FEATURES, source).split("train")
+    assert "statistics" not in vars(split)
+    read = []
+    chunk = split._chunk
+    monkeypatch.setattr(
+        split, "_chunk", lambda p, columns: read.append(columns) or chunk(p, columns)
+    )
+    found = split.statistics
+    assert {name for columns in read for name in columns} == {"tags", "seen"}
+    lengths = concatenate(list(split.blocks())).list_lengths.astype(int)
+    sums = [lengths[i : i + MAX_GROUP].sum(axis=0) for i in range(len(lengths))]
+    assert found["rows"] == len(lengths) == 9 * _BLOCK + 45
+    assert found["list_lengths"]["max_total_per_run"] == np.max(sums, axis=0).tolist()
+    assert found["list_lengths"]["max_per_example"] == lengths.max(axis=0).tolist() == [6, 3]
+    np.testing.assert_allclose(found["list_lengths"]["mean"], lengths.mean(axis=0))
+    covariance = np.cov(lengths.T, bias=True)
+    np.testing.assert_allclose(found["list_lengths"]["covariance"], covariance, rtol=1e-12)
+    assert split.statistics is found
+
+
+# How it reads.
+
+
+def test_a_row_group_is_read_once_for_blocks_that_are_read_in_order(data, monkeypatch):
+    source, _ = data
+    split = pickle.loads(pickle.dumps(open_direct(FEATURES, source).split("train")))
+    groups = []
+    read = pq.ParquetFile.read_row_group
+
+    def counted(self, group, columns):
+        groups.append(group)
+        assert "unused" not in columns
+        return read(self, group, columns)
+
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", counted)
+    rows = [block.rows for block in split.blocks()]
+    assert rows == [_BLOCK] * 9 + [45]
+    assert groups == [0, 1, 0, 1, 2]
+    for index in (9, 0, 9, 0):
+        split.read_block(index)
+    assert groups[5:] == [0]
+
+
+def test_the_fingerprint_is_of_the_data_and_not_of_its_place(tmp_path):
+    features = FEATURES | {"lists": []}
+    found = []
+    for place, seed in (("here", 3), ("there", 3), ("other", 4)):
+        path = tmp_path / place / "hour=7" / "part-0.parquet"
+        path.parent.mkdir(parents=True)
+        pq.write_table(pa.table(drawn(seed, 400)), path)
+        source = dict(kind="parquet", files=dict(train=str(tmp_path / place)))
+        found.append(open_direct(features, source).split("train").fingerprint)
+    os.rename(tmp_path / "here" / "hour=7", tmp_path / "here" / "hour=8")
+    source = dict(kind="parquet", files=dict(train=str(tmp_path / "here")))
+    found.append(open_direct(features, source).split("train").fingerprint)
+    assert found[0] == found[1]
+    assert len(set(found)) == 3
+
+
+def test_a_bad_value_is_named_with_its_row_in_the_file(tmp_path):
+    path = tmp_path / "a.parquet"
+    columns = {"label": [1] * 1000, "user": [i % 40 for i in range(1000)]}
+    columns["user"][777] = 40
+    pq.write_table(pa.table(columns), path, row_group_size=2 * _BLOCK)
+    features = dict(
+        tasks=[dict(name="click", label="label")],
+        ids=[dict(columns="user", encoding="integer", rows=40)],
+    )
+    source = dict(kind="parquet", files=dict(train=str(path)))
+    split = open_direct(features, source).split("train")
+    split.read_block(1)
+    with pytest.raises(InputError, match=r"a\.parquet, row 778, column user: .*0 to 39.* found 40"):
+        split.read_block(2)
+    os.truncate(path, os.path.getsize(path) - 1)
+    with pytest.raises(InputError, match=r"a\.parquet: must not change while it is read"):
+        open_and_forget(split).read_block(0)
+
+
+def open_and_forget(split):
+    return pickle.loads(pickle.dumps(split))
+
+
+# What it cannot do.
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (dict(ids=[dict(columns="site")]), "'site' must have encoding='integer' or 'hash'"),
+        (dict(lists=[dict(columns="tags")]), "'tags' must have encoding='integer' or 'hash'"),
+        (dict(floats=[dict(columns="f1", standardize=True)]), "must be learned .*found f1"),
+        (
+            dict(ids=[dict(columns="f1", encoding="bucket", buckets=4)], floats=[]),
+            "must be learned .*found f1",
+        ),
+        (dict(time="hour", by_day=True), r"features\.by_day: must be False"),
+        (dict(ids=[dict(columns="no", encoding="hash", rows=9)]), "'no' matches no column"),
+    ],
+)
+def test_what_must_be_learned_needs_prepare(data, changed, message):
+    with pytest.raises(InputError, match=message):
+        open_direct(FEATURES | changed, data[0])
+
+
+def test_other_files_need_prepare(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("label\n1\n")
+    source = dict(kind="csv", files=dict(train=str(path)))
+    with pytest.raises(InputError, match=r"source\.kind: must be 'parquet'.*found 'csv'.*prepare"):
+        open_direct(FEATURES, source)

@@ -1,0 +1,214 @@
+"""Any bytes at all: the reader gives what Python's csv module gives line by line, or refuses."""
+
+import csv
+import gzip
+import io
+import json
+import re
+import zlib
+from typing import NamedTuple
+from unittest import mock
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxrank.data import text
+from jaxrank.data.rejects import Rejects
+from jaxrank.data.sources import make_source
+from jaxrank.errors import InputError
+
+MARK = b"\xef\xbb\xbf"
+CRITEO = list(text.CRITEO_COLUMNS)
+
+
+class Case(NamedTuple):
+    """A file and how it is cut.
+
+    sizes: of a part, the least of a chunk (bytes), and rows of a chunk.
+    """
+
+    kind: str
+    content: bytes
+    packed: bool
+    sizes: tuple[int, int, int]
+
+
+def cells(line: bytes, kind: str) -> list[str] | None:
+    """What the csv module finds in a line without its end; None where it is no line of values."""
+    try:
+        string = line.decode()
+        if kind == "criteo":
+            found = string.split("\t")
+        else:
+            found = next(csv.reader([string + "\n"])) or [""]
+    except (csv.Error, UnicodeDecodeError):
+        return None
+    # In an open quote is the end of the line, too; outside of quotes carriage returns are left out.
+    inside = "".join(found) if kind == "csv" else ""
+    if inside.endswith("\n") or inside.count("\r") != string.count("\r"):
+        return None
+    return found
+
+
+def expected(content: bytes, kind: str):
+    """[(line number, record)] and the numbers of bad lines; None if the file has no rows."""
+    rows = content.removeprefix(MARK).split(b"\n")
+    if not rows[-1]:
+        del rows[-1]
+    rows = [cells(row.removesuffix(b"\r"), kind) for row in rows]
+    names, first = CRITEO, 1
+    if kind == "csv":
+        names, first = (rows.pop(0) if rows else None), 2
+        if not names or not any(names) or len(set(names)) < len(names):
+            return None
+    if not rows:
+        return None
+    good, bad = [], []
+    for number, values in enumerate(rows, first):
+        if values is None or len(values) != len(names) or (len(names) > 1 and not any(values)):
+            bad.append(number)
+        else:
+            good.append((number, {n: v or None for n, v in zip(names, values, strict=True)}))
+    return good, bad
+
+
+def read(case: Case, path, rejects: Rejects):
+    path.write_bytes(case.content)
+    plain = b"" if case.packed else case.content
+    part, chunk, rows = case.sizes
+    limits = dict(_PART_BYTES=part, _MIN_CHUNK_BYTES=chunk, _ROWS_PER_CHUNK=rows)
+    with mock.patch.multiple(text, **limits):
+        source = make_source(dict(kind=case.kind, files=dict(train=str(path))))
+        found = []
+        for part in source.parts("train"):
+            for chunk in source.chunks(part, rejects):
+                numbers = chunk.rows + plain[: chunk.offset].count(b"\n")
+                found += zip(numbers.tolist(), chunk.batch.to_pylist(), strict=True)
+    return found
+
+
+def check(case: Case, path) -> None:
+    content = case.content
+    if content[:2] == b"\x1f\x8b":
+        try:
+            content = gzip.decompress(content)
+        except (OSError, EOFError, zlib.error):
+            for rejects in Rejects(), Rejects("skip", 10**9):
+                with pytest.raises(InputError):
+                    read(case, path, rejects)
+            return
+    wanted = expected(content, case.kind)
+    if wanted is None:
+        with pytest.raises(InputError):
+            read(case, path, Rejects())
+        return
+    good, bad = wanted
+    rejects = Rejects("skip", 10**9)
+    try:
+        assert read(case, path, rejects) == good
+    except InputError as error:
+        # Python overlooks some damage, as bytes of 0 that follow.
+        if content is case.content or gzip.compress(content, mtime=0) == case.content:
+            raise
+        if "must be readable to its end" not in str(error):
+            raise
+        return
+    assert [json.loads(line)["row"] for line in rejects.lines] == bad
+    if bad:
+        with pytest.raises(InputError, match=re.escape(f"{path}, row {bad[0]}")):
+            read(case, path, Rejects())
+    else:
+        assert read(case, path, Rejects()) == good
+
+
+LETTERS = st.sampled_from("ab1 ,\"'|\t.-\x00\x0b\u00e9\u2028\ufeff\U0001f600")
+END = st.sampled_from(["\n", "\r\n"])
+
+
+@st.composite
+def csv_texts(draw) -> bytes:
+    columns = draw(st.integers(1, 4))
+    row = st.lists(st.text(LETTERS, max_size=5), min_size=columns, max_size=columns).filter(
+        lambda row: any(row)
+    )
+    names = draw(row.filter(lambda row: len(set(row)) == len(row)))
+    out = io.StringIO()
+    quoting = draw(st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]))
+    writer = csv.writer(out, lineterminator=draw(END), quoting=quoting)
+    writer.writerows([names, *draw(st.lists(row, min_size=1, max_size=12))])
+    return out.getvalue().encode()
+
+
+@st.composite
+def criteo_texts(draw) -> bytes:
+    cell = st.text(LETTERS.filter(lambda c: c != "\t"), max_size=3)
+    values = draw(st.lists(cell, min_size=1, max_size=6))
+    rows = draw(st.integers(1, 6))
+    filled = (values * (40 * rows))[: 40 * rows]
+    lines = ["\t".join(["1", *filled[i : i + 39]]) for i in range(0, 40 * rows, 40)]
+    end = draw(END)
+    return "".join(line + end for line in lines).encode()
+
+
+PIECES = st.sampled_from(
+    [b'"', b'""', b",", b"\t", b"\n", b"\r", b"\r\n", b"\n\n", b"\0", b"\xff", b"\xc3", MARK, b"a"]
+) | st.binary(max_size=4)
+
+
+@st.composite
+def damaged(draw, content: bytes) -> bytes:
+    """The bytes with some deleted, put in, overwritten, cut off, or said twice."""
+    for _ in range(draw(st.integers(0, 3))):
+        i = draw(st.integers(0, len(content)))
+        j = min(len(content), i + draw(st.integers(0, 6)))
+        how = draw(st.sampled_from(["delete", "insert", "overwrite", "cut", "twice", "delimiter"]))
+        if how == "delete":
+            content = content[:i] + content[j:]
+        elif how == "insert":
+            content = content[:i] + draw(PIECES) + content[i:]
+        elif how == "overwrite":
+            content = content[:i] + draw(PIECES) + content[j:]
+        elif how == "cut":
+            content = content[:i]
+        elif how == "twice":
+            content += content[i:]
+        else:
+            old, new = draw(st.permutations([b",", b"\t", b"\n", b'"', b"\r"]))[:2]
+            at = content.find(old, i)
+            content = content if at < 0 else content[:at] + new + content[at + 1 :]
+    return content
+
+
+@st.composite
+def cases(draw) -> Case:
+    kind = draw(st.sampled_from(["csv", "criteo"]))
+    content = draw(csv_texts() if kind == "csv" else criteo_texts())
+    if draw(st.booleans()):
+        content = MARK + content
+    content = draw(damaged(content))
+    packed = draw(st.integers(0, 3)) == 0
+    if packed:
+        content = gzip.compress(content, mtime=0)
+        if draw(st.booleans()):
+            content = draw(damaged(content))
+    sizes = st.tuples(st.sampled_from([3, 10, 64, 10**6]), st.integers(1, 200), st.integers(1, 9))
+    return Case(kind, content, packed, draw(sizes))
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return tmp_path_factory.mktemp("fuzz") / "data"
+
+
+@settings(max_examples=60, deadline=None)
+@given(cases())
+def test_any_text_is_read_as_the_csv_module_reads_its_lines_or_refused(path, case):
+    check(case, path)
+
+
+@pytest.mark.slow
+@settings(max_examples=1000, deadline=None)
+@given(cases())
+def test_many_texts_are_read_as_the_csv_module_reads_their_lines_or_refused(path, case):
+    check(case, path)

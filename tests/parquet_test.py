@@ -1,0 +1,223 @@
+"""Parquet files: columns that directories name, parts of row groups, and files that are damaged."""
+
+import os
+import pickle
+import random
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from raw import every_chunk
+
+from jaxrank.data import parquet
+from jaxrank.data.rejects import Rejects
+from jaxrank.data.sources import make_source
+from jaxrank.errors import InputError
+
+
+def source_of(files, **more):
+    return make_source(dict(kind="parquet", files=dict(train=files) | more))
+
+
+def rows_of(chunks):
+    """(file, row, {column: value}) of every record."""
+    found = []
+    for chunk in chunks:
+        records = chunk.batch.to_pylist()
+        found += [(chunk.file, n, r) for n, r in zip(chunk.rows.tolist(), records, strict=True)]
+    return found
+
+
+def records(source, split="train"):
+    return [record for _, _, record in rows_of(every_chunk(source, split))]
+
+
+def write(path, columns, **options):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table(columns), path, **options)
+    return str(path)
+
+
+# Directories that name columns.
+
+
+def test_directories_that_arrow_wrote_give_back_the_columns_that_they_were_made_of(tmp_path):
+    draw = random.Random(3)
+    days = ["2024-05-01", "2024-05-02", "a/b c%=ü", None]
+    table = pa.table(
+        {
+            "n": pa.array(range(200)),
+            "day": pa.array([draw.choice(days) for _ in range(200)]),
+            "hour": pa.array([draw.choice([-3, 7, 23]) for _ in range(200)]),
+        }
+    )
+    pq.write_to_dataset(table, tmp_path / "clicks", partition_cols=["day", "hour"])
+    source = source_of(str(tmp_path / "clicks"))
+    assert source.columns("train") == ["n", "day", "hour"]
+    found = sorted(records(source), key=lambda record: record["n"])
+    assert found == table.to_pylist()
+    assert {type(record["hour"]) for record in found} == {int}
+
+
+def test_a_key_is_text_unless_all_its_values_in_all_splits_spell_int64(tmp_path):
+    columns = {"n": [1]}
+    for hour, size, store in (("07", "1", "x"), ("23", str(2**63), "1")):
+        write(
+            tmp_path / "train" / f"hour={hour}" / f"size={size}" / f"s={store}" / "a.parquet",
+            columns,
+        )
+    path = write(tmp_path / "test" / "hour=-1" / "size=3" / "s=2" / "a.parquet", columns)
+    source = source_of(str(tmp_path / "train"), test=path)
+    assert records(source) == [
+        {"n": 1, "hour": 7, "size": "1", "s": "x"},
+        {"n": 1, "hour": 23, "size": str(2**63), "s": "1"},
+    ]
+    assert records(source, "test") == [{"n": 1, "hour": -1, "size": "3", "s": "2"}]
+    columns = [chunk.batch.schema.types for chunk in every_chunk(source, "test")]
+    assert columns == [[pa.int64(), pa.int64(), pa.string(), pa.string()]]
+
+
+def test_globs_lists_and_urls_name_columns_as_directories_do(tmp_path):
+    paths = [
+        write(tmp_path / f"day={day}" / "more" / "part-0.parquet", {"n": [day]})
+        for day in (2, 1, 3)
+    ]
+    expected = {day: {"n": day, "day": day} for day in (1, 2, 3)}
+    glob = source_of(str(tmp_path / "day=*" / "more" / "*.parquet"))
+    assert records(glob) == [expected[1], expected[2], expected[3]]
+    assert records(source_of(paths[:2])) == [expected[2], expected[1]]
+    memory = fsspec.filesystem("memory")
+    for day in (1, 2):
+        memory.pipe_file(f"/clicks/day={day}/a.parquet", Path(paths[day % 2]).read_bytes())
+    try:
+        assert records(source_of("memory://clicks")) == [expected[1], expected[2]]
+    finally:
+        memory.rm("/clicks", recursive=True)
+
+
+def test_a_key_that_is_also_a_column_is_refused(tmp_path):
+    path = write(tmp_path / "day=1" / "a.parquet", {"n": [1], "day": [1]})
+    with pytest.raises(InputError, match=r"day=1/a\.parquet, column day: must be .* in both"):
+        source_of(path)
+
+
+def test_files_of_other_keys_are_refused(tmp_path):
+    write(tmp_path / "day=1" / "a.parquet", {"n": [1]})
+    write(tmp_path / "month=1" / "a.parquet", {"n": [1]})
+    with pytest.raises(InputError, match=r"month=1/a\.parquet: .*\['day'\]: found \['month'\]"):
+        source_of(str(tmp_path))
+    twice = write(tmp_path / "day=1" / "day=2" / "a.parquet", {"n": [1]})
+    with pytest.raises(InputError, match=r"each key must occur once: found 'day' twice"):
+        source_of(twice)
+
+
+# Parts.
+
+
+def many_groups(tmp_path, groups=(30, 50, 20, 1, 99, 40), name="a.parquet"):
+    """A file with row groups of these rows; column n counts them from 1."""
+    path = tmp_path / name
+    with pq.ParquetWriter(path, pa.schema({"n": pa.int64(), "text": pa.string()})) as writer:
+        start = 1
+        for rows in groups:
+            n = range(start, start + rows)
+            writer.write_table(pa.table({"n": n, "text": [f"value {i}" for i in n]}))
+            start += rows
+    return str(path)
+
+
+def test_parts_are_runs_of_row_groups_that_reach_the_rows_of_a_part(tmp_path, monkeypatch):
+    monkeypatch.setattr(parquet, "_ROWS_PER_PART", 80)
+    first, second = many_groups(tmp_path), many_groups(tmp_path, [200, 3], "b.parquet")
+    parts = source_of([first, second]).parts("train")
+    assert [(p.file, p.start, p.stop) for p in parts] == [
+        (first, 0, 2), (first, 2, 5), (first, 5, 6), (second, 0, 1), (second, 1, 2),
+    ]  # fmt: skip
+
+
+def test_parts_are_runs_of_row_groups_that_reach_the_bytes_of_a_part(tmp_path, monkeypatch):
+    path = many_groups(tmp_path, [100] * 6)
+    metadata = pq.read_metadata(path)
+    sizes = [metadata.row_group(i).total_byte_size for i in range(6)]
+    monkeypatch.setattr(parquet, "_BYTES_PER_PART", sizes[0] + sizes[1])
+    parts = [(p.start, p.stop) for p in source_of(path).parts("train")]
+    assert parts == [(0, 2), (2, 4), (4, 6)]
+
+
+def test_parts_of_a_source_that_was_sent_give_every_row_its_number_in_any_order(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(parquet, "_ROWS_PER_PART", 60)
+    monkeypatch.setattr(parquet, "_ROWS_PER_CHUNK", 7)
+    path = many_groups(tmp_path)
+    source = pickle.loads(pickle.dumps(source_of(path)))
+    parts = source.parts("train")
+    assert len(parts) == 3
+    found = []
+    for part in reversed(parts):
+        chunks = list(source.chunks(part, Rejects()))
+        assert max(chunk.batch.num_rows for chunk in chunks) == 7
+        found.append(rows_of(chunks))
+    rows = [row for part in reversed(found) for row in part]
+    assert [(n, record["n"]) for _, n, record in rows] == [(i, i) for i in range(1, 241)]
+
+
+def test_no_more_than_a_row_group_is_in_memory(tmp_path):
+    rows, groups = 20_000, 50
+    path = tmp_path / "a.parquet"
+    values = np.random.default_rng(1).integers(0, 2**62, rows * groups)
+    pq.write_table(pa.table({"n": values}), path, row_group_size=rows, use_dictionary=False)
+    source = source_of(str(path))
+    assert len(source.parts("train")) == 1
+    before, most = pa.total_allocated_bytes(), 0
+    for chunk in every_chunk(source, "train"):
+        del chunk
+        most = max(most, pa.total_allocated_bytes() - before)
+    assert 0 < most < 4 * rows * 8  # of 50 times as many bytes
+
+
+# Damage.
+
+
+def refused_in(path, *, match, policy="skip"):
+    with pytest.raises(InputError, match=match) as caught:
+        list(every_chunk(source_of(path), "train", Rejects(policy, limit=10**6)))
+    assert path in str(caught.value)
+
+
+def test_damage_names_the_file_and_is_not_skipped(tmp_path):
+    path = tmp_path / "a.parquet"
+    for use_dictionary in (True, False):
+        columns = {"n": np.arange(5000) % 100}
+        write(path, columns, write_page_checksum=True, use_dictionary=use_dictionary)
+        whole = bytearray(path.read_bytes())
+        whole[300] ^= 1
+        path.write_bytes(whole)
+        refused_in(str(path), match="must be a readable Parquet file.*CRC")
+    path.write_bytes(whole[:-20])
+    refused_in(str(path), match="must be a readable Parquet file")
+
+
+def test_text_that_is_not_utf8_is_refused(tmp_path):
+    offsets = pa.py_buffer(np.array([0, 2, 4], np.int32))
+    text = pa.StringArray.from_buffers(2, offsets, pa.py_buffer(b"ok\xff\xfe"))
+    path = write(tmp_path / "a.parquet", {"text": text})
+    refused_in(path, match="must be a readable Parquet file.*UTF8")
+
+
+def test_columns_of_one_name_are_refused(tmp_path):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.Table.from_arrays([pa.array([1]), pa.array([2])], ["n", "n"]), path)
+    refused_in(str(path), match="column names must differ: found 'n' twice")
+
+
+def test_a_file_that_changes_after_it_was_opened_is_refused(tmp_path):
+    path = many_groups(tmp_path)
+    source = source_of(path)
+    status = os.stat(path)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+    with pytest.raises(InputError, match=r"a\.parquet: must not change while it is read"):
+        list(every_chunk(source, "train"))

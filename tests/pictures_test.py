@@ -1,0 +1,72 @@
+"""What pictures show; how they look is for people to judge."""
+
+import numpy as np
+import pytest
+
+from jaxrank import pictures
+from jaxrank.errors import RunError
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def statistics(features, rows=1000):
+    """A third of the features of each kind."""
+    return {
+        "rows": rows,
+        "tasks": {"click": {"known": rows, "positives": 3}},
+        "floats": {f"f{i}": {"missing": i % rows} for i in range(features)},
+        "ids": {f"c{i}": {"missing": 0, "ids": rows, "distinct": i} for i in range(features)},
+        "lists": {
+            f"l{i}": {"mean": 2.5, "p50": 2, "p95": 9, "p99": 10, "max": 11 + i, "empty": 0}
+            for i in range(features)
+        },
+    }
+
+
+def drawn(monkeypatch, told):
+    """Titles of the panels and the names in each."""
+    figures = []
+    monkeypatch.setattr(pictures, "_save", lambda figure, path: figures.append(figure))
+    pictures.draw_statistics(told, "unused.png")
+    panels = figures[0].axes
+    return {p.get_title(): [t.get_text() for t in p.get_yticklabels()] for p in panels}
+
+
+def test_statistics_become_a_png(tmp_path):
+    told = {"train": statistics(3), "valid": statistics(3, rows=10)}
+    pictures.draw_statistics(told, tmp_path / "s.png")
+    assert (tmp_path / "s.png").read_bytes().startswith(PNG)
+
+
+def test_of_many_features_the_forty_with_the_largest_values_are_drawn(monkeypatch):
+    (missing, distinct, lengths) = drawn(monkeypatch, {"train": statistics(700)}).values()
+    assert missing == [f"f{i}" for i in range(699, 659, -1)]
+    assert distinct == [f"c{i}" for i in range(699, 659, -1)]
+    assert lengths == [f"l{i}" for i in range(699, 659, -1)]
+
+
+def test_shares_are_of_the_examples_of_their_split(monkeypatch):
+    figures = []
+    monkeypatch.setattr(pictures, "_save", lambda figure, path: figures.append(figure))
+    told = {"a": {"rows": 10, "floats": {"f": {"missing": 5}}}}
+    told["b"] = {
+        "rows": 40,
+        "floats": {"f": {"missing": 10}},
+        "ids": {"c": {"missing": 8, "ids": 80}},
+        "lists": {"l": {"empty": 30, "ids": 7}},
+    }
+    pictures.draw_statistics(told, "unused.png")
+    widths = [bar.get_width() for bar in figures[0].axes[0].patches]
+    # Split b, the larger one, first; within it the features by their largest share.
+    np.testing.assert_allclose(widths, [0.75, 0.25, 0.1, 0, 0.5, 0])
+
+
+def test_what_is_absent_is_not_drawn(monkeypatch):
+    assert list(drawn(monkeypatch, {})) == [""]
+    found = drawn(monkeypatch, {"train": {"rows": 5, "ids": {"c0": {"distinct": 4}}}})
+    assert found == {"distinct values": ["c0"]}
+
+
+def test_a_picture_that_cannot_be_written_is_told(tmp_path):
+    with pytest.raises(RunError, match="nowhere/s.png: cannot be written"):
+        pictures.draw_statistics({"train": statistics(2)}, tmp_path / "nowhere" / "s.png")

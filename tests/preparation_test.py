@@ -1,0 +1,411 @@
+"""A preparation in units: in any number of processes, gone on with, by day, with records set aside,
+under a key, and from and to other places than local files."""
+
+import csv
+import hashlib
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pytest
+
+from jaxrank.data import prepare as prepare_module
+from jaxrank.data import runners, text, units, work
+from jaxrank.data.block import concatenate
+from jaxrank.data.prepare import prepare
+from jaxrank.data.runners import Local
+from jaxrank.data.store import open_store
+from jaxrank.errors import InputError
+
+TASK = dict(name="click", label="label")
+FEATURES = dict(
+    tasks=[TASK],
+    floats=[dict(columns="x", standardize=True, log=True)],
+    ids=[dict(columns="user")],
+    lists=[dict(columns="tags")],
+    keep=["n"],
+)
+HEADER = ["n", "label", "x", "user", "tags", "day"]
+
+
+def rows_of(count, first=0):
+    draw = np.random.default_rng([7, first])
+    return [
+        [
+            first + i,
+            int(draw.integers(2)),
+            round(float(draw.normal()), 3),
+            f"u{int(draw.pareto(1.2))}",
+            "|".join(f"t{k}" for k in draw.integers(0, 9, draw.integers(0, 4))),
+            f"2024-05-0{1 + (first + i) // 100}",
+        ]
+        for i in range(count)
+    ]
+
+
+def write_csv(path, rows):
+    with open(path, "w", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows([HEADER, *rows])
+    return str(path)
+
+
+def files(folder, *counts):
+    """CSV files of so many rows each."""
+    folder.mkdir(exist_ok=True)
+    first, found = 0, []
+    for i, count in enumerate(counts):
+        found.append(write_csv(folder / f"{i}.csv", rows_of(count, first)))
+        first += count
+    return found
+
+
+def run(output, train, features=FEATURES, **options):
+    section = dict(kind="csv", files=dict(train=train))
+    return prepare(
+        features, section, output, report=options.pop("report", lambda _: None), **options
+    )
+
+
+def content(path):
+    """Every file below a directory, by name."""
+    return {str(p.relative_to(path)): p.read_bytes() for p in Path(path).rglob("*") if p.is_file()}
+
+
+@pytest.fixture
+def small_units(monkeypatch):
+    """Every file is a unit, and nothing is too little to go on with."""
+    monkeypatch.setattr(units, "_UNIT_BYTES", 1)
+    monkeypatch.setattr(runners, "_FEW_BYTES", 0)
+    monkeypatch.setattr(prepare_module, "_LITTLE", 0)
+
+
+def test_the_store_is_the_same_from_any_number_of_processes(tmp_path, small_units):
+    train = files(tmp_path / "raw", 150, 40, 1, 77)
+    alone = run(tmp_path / "one", train, runner=Local(1))
+    run(tmp_path / "two", train, runner=Local(2))
+    assert content(tmp_path / "one") == content(tmp_path / "two")
+    assert [f["name"] for f in alone.entries["train"]["files"]] == [
+        f"0000{i}-00000.arrow" for i in range(4)
+    ]
+    numbers = concatenate(list(alone.split("train").blocks())).kept["n"].to_pylist()
+    assert numbers == [str(i) for i in range(268)]
+
+
+def test_small_files_share_a_unit_and_large_ones_are_cut(tmp_path, monkeypatch):
+    train = files(tmp_path / "raw", *([20] * 30))
+    size = Path(train[0]).stat().st_size
+    monkeypatch.setattr(units, "_UNIT_BYTES", 10 * size)
+    store = run(tmp_path / "joined", train)
+    assert 3 <= len(store.entries["train"]["files"]) <= 4
+    monkeypatch.setattr(text, "_PART_BYTES", size // 3)
+    cut = run(tmp_path / "cut", train)
+    assert len(cut.entries["train"]["files"]) >= 60
+    for found in (store, cut):
+        numbers = concatenate(list(found.split("train").blocks())).kept["n"].to_pylist()
+        assert numbers == [str(i) for i in range(600)]
+    a, b = (s.entries["train"]["statistics"] for s in (store, cut))
+    assert a["ids"] == b["ids"]
+    assert a["list_lengths"]["max_total_per_run"] == b["list_lengths"]["max_total_per_run"]
+
+
+def counted(monkeypatch):
+    """How often each unit is learned from and encoded, by index."""
+    calls = dict(learn=[], encode=[])
+    for name in calls:
+        real = getattr(work, name)
+
+        def call(job, unit, *rest, name=name, real=real):
+            calls[name].append(unit.index)
+            return real(job, unit, *rest)
+
+        monkeypatch.setattr(work, name, call)
+    chunks = []
+    real_chunks = work._chunks
+
+    def read(job, unit, rejects):
+        chunks.append(unit.index)
+        return real_chunks(job, unit, rejects)
+
+    monkeypatch.setattr(work, "_chunks", read)
+    return chunks
+
+
+def test_what_was_done_before_an_error_is_not_done_again(tmp_path, small_units, monkeypatch):
+    train = files(tmp_path / "raw", 50, 50, 50)
+    expected = run(tmp_path / "expected", train, runner=Local(1))
+    good = Path(train[2]).read_text()
+    Path(train[2]).write_text(good.replace("\n149,", "\nx,9", 1).replace(",1,", ",7,", 1))
+    with pytest.raises(InputError, match=r"2.csv, row \d+, column label"):
+        run(tmp_path / "store", train, runner=Local(1))
+    assert not (tmp_path / "store").exists()
+    assert (tmp_path / ".store.partial").is_dir()
+
+    Path(train[2]).write_text(good)
+    read = counted(monkeypatch)
+    run(tmp_path / "store", train, runner=Local(1))
+    # The mended file is read for both passes; of the others what was learned is there.
+    assert read[0] == 2
+    assert content(tmp_path / "store") == content(expected.path)
+    assert not (tmp_path / ".store.partial").exists()
+
+
+def test_a_killed_preparation_is_gone_on_with(tmp_path, small_units, monkeypatch):
+    train = files(tmp_path / "raw", 50, 50, 50)
+    expected = run(tmp_path / "expected", train, runner=Local(1))
+    program = f"""
+import os, signal
+from jaxrank.data import prepare as p, units, work
+from jaxrank.data.runners import Local
+units._UNIT_BYTES = 1
+real = work.SplitWriter.write
+def write(self, block):
+    if self.path.name == "train" and self._prefix == "00002-":
+        os.kill(os.getpid(), signal.SIGKILL)
+    real(self, block)
+work.SplitWriter.write = write
+p.prepare({FEATURES!r}, dict(kind="csv", files=dict(train={train!r})),
+          {str(tmp_path / "store")!r}, runner=Local(1))
+"""
+    killed = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    assert killed.returncode == -9, killed.stderr
+    read = counted(monkeypatch)
+    run(tmp_path / "store", train, runner=Local(1))
+    assert read == [2]  # encoded; learned and the other two encoded are there
+    assert content(tmp_path / "store") == content(expected.path)
+
+
+@pytest.mark.parametrize("change", ["features", "file", "key"])
+def test_what_was_done_of_other_data_or_otherwise_is_done_again(
+    tmp_path, small_units, monkeypatch, change
+):
+    train = files(tmp_path / "raw", 50, 50)
+    last = Path(train[1]).read_text()
+    Path(train[1]).write_text(last + "bad\n")
+    with pytest.raises(InputError):
+        run(tmp_path / "store", train, runner=Local(1))
+    Path(train[1]).write_text(last)
+    features, options = FEATURES, {}
+    if change == "features":
+        features = FEATURES | dict(ids=[dict(columns="user", min_count=2)])
+    elif change == "file":
+        write_csv(train[0], rows_of(51, 1000))
+    else:
+        (tmp_path / "key").write_text("0123456789abcdef")
+        options["hash_key_file"] = str(tmp_path / "key")
+    read = counted(monkeypatch)
+    run(tmp_path / "store", train, features, runner=Local(1), **options)
+    assert sorted(read) == [0, 0, 1, 1]
+    monkeypatch.undo()
+    monkeypatch.setattr(units, "_UNIT_BYTES", 1)
+    run(tmp_path / "expected", train, features, runner=Local(1), **options)
+    assert content(tmp_path / "store") == content(tmp_path / "expected")
+
+
+# By day.
+
+
+def test_a_store_by_day_has_the_days_of_every_unit(tmp_path, small_units):
+    train = files(tmp_path / "raw", 150, 40, 130)
+    features = FEATURES | dict(time="day", by_day=True)
+    store = run(tmp_path / "store", train, features, runner=Local(1))
+    assert sorted(store.splits) == [f"train/2024-05-0{d}" for d in (1, 2, 3, 4)]
+    split = store.split("train")
+    assert [day for day, _ in split.days] == [f"2024-05-0{d}" for d in (1, 2, 3, 4)]
+    assert sum(count for _, count in split.days) == len(split.block_rows)
+    assert split.rows == 320
+    for day, first, last in (("01", 0, 100), ("02", 100, 200), ("04", 300, 320)):
+        block = concatenate(list(store.split(f"train/2024-05-{day}").blocks()))
+        assert block.kept["n"].to_pylist() == [str(i) for i in range(first, last)]
+    some = store.split("train/2024-05-02:2024-05-03")
+    assert concatenate(list(some.blocks())).kept["n"].to_pylist() == [
+        str(i) for i in range(100, 300)
+    ]
+    whole = run(tmp_path / "whole", train, runner=Local(1)).split("train")
+    for key in ("rows", "tasks", "ids"):
+        assert split.statistics[key] == whole.statistics[key]
+    for key in ("max_total_per_run", "max_per_example"):
+        assert split.statistics["list_lengths"][key] == whole.statistics["list_lengths"][key]
+    with pytest.raises(InputError, match=r"no days '2024-06-01' .* 2024-05-01 to 2024-05-04"):
+        store.split("train/2024-06-01")
+
+
+def test_a_record_without_a_time_has_no_day(tmp_path):
+    rows = rows_of(5)
+    rows[3][-1] = ""
+    train = write_csv(tmp_path / "a.csv", rows)
+    features = FEATURES | dict(time="day", by_day=True)
+    with pytest.raises(InputError, match="a.csv, row 5, column day: must be a time, as by_day is"):
+        run(tmp_path / "store", train, features)
+
+
+# Records that are set aside.
+
+
+def test_records_that_are_skipped_are_listed_and_the_rest_is_that_of_clean_data(tmp_path):
+    rows = rows_of(200)
+    bad = [list(row) for row in rows]
+    bad[10][1] = "2"  # a label
+    bad[50][2] = "many"  # a float
+    bad[51][1], bad[51][2] = "maybe", "1e999"
+    bad[199][4] = "a||b"  # a list
+    train = write_csv(tmp_path / "bad.csv", bad)
+    lines = Path(train).read_text().splitlines()
+    lines[100] += ",more"  # row 101 of the file
+    Path(train).write_text("\n".join(lines) + "\n")
+    left = [row for i, row in enumerate(rows) if i not in (10, 50, 51, 99, 199)]
+    told: list[str] = []
+    store = run(tmp_path / "store", train, on_error="skip", report=told.append)
+    clean = run(tmp_path / "clean", write_csv(tmp_path / "clean.csv", left))
+    assert store.split("train").fingerprint == clean.split("train").fingerprint
+    assert store.schema == clean.schema
+    rejected = [json.loads(x) for x in (store.path / "rejected.jsonl").read_text().splitlines()]
+    by_row = {entry["row"]: entry for entry in rejected}
+    assert sorted(by_row) == [12, 52, 53, 101, 201]
+    assert by_row[12]["column"] == "label"
+    assert by_row[12]["record"] | {"label": "2"} == by_row[12]["record"]
+    assert by_row[52]["found"] == "'many'"
+    assert "columns" in by_row[101]["must"]
+    assert any("5 records were skipped" in line for line in told)
+    with pytest.raises(InputError, match=r"at most 4 records may be skipped"):
+        run(tmp_path / "few", train, on_error="skip", max_rejected=4)
+    with pytest.raises(InputError, match=r"bad.csv, row"):
+        run(tmp_path / "none", train)
+    assert not (tmp_path / "none").exists()
+
+
+def test_what_may_be_skipped_is_counted_over_all_units(tmp_path, small_units):
+    train = files(tmp_path / "raw", 20, 20, 20)
+    for path in train:
+        Path(path).write_text(Path(path).read_text() + "1,2\n3\n")
+    with pytest.raises(InputError, match=r"at most 5 records may be skipped .*: found 6"):
+        run(tmp_path / "store", train, on_error="skip", max_rejected=5, runner=Local(1))
+    assert run(tmp_path / "all", train, on_error="skip", max_rejected=6, runner=Local(1))
+
+
+# Under a key.
+
+
+def test_with_a_key_no_raw_value_is_in_any_file(tmp_path):
+    rows = [[i, 1, 0.5, f"secret-{i % 7}", f"hidden{i % 3}", "d"] for i in range(40)]
+    rows[4][1] = "secret-label"
+    train = write_csv(tmp_path / "a.csv", rows)
+    key = tmp_path / "key"
+    key.write_text("correct horse battery\n")
+    features = {k: v for k, v in FEATURES.items() if k != "keep"}
+    store = run(tmp_path / "store", train, features, on_error="skip", hash_key_file=str(key))
+    plain = run(tmp_path / "plain", train, features, on_error="skip")
+    assert b"secret" in b"".join(content(tmp_path / "plain").values())
+    everything = b"".join(content(tmp_path / "store").values())
+    assert b"secret" not in everything
+    assert b"hidden" not in everything
+    assert b"horse" not in everything
+
+    def keyed(value):
+        secret = b"correct horse battery"
+        return hashlib.blake2b(value.encode(), key=secret, digest_size=16).hexdigest()
+
+    values, counts = store.vocabulary("user")
+    raw, raw_counts = plain.vocabulary("user")
+    expected = dict(zip(map(keyed, raw), raw_counts.tolist(), strict=True))
+    assert dict(zip(values, counts.tolist(), strict=True)) == expected
+    # The same examples read the same values.
+    for name, block in (("user", "ids"), ("tags", "list_values")):
+        mine, theirs = store.vocabulary(name)[0], plain.vocabulary(name)[0]
+        a = getattr(concatenate(list(store.split("train").blocks())), block).reshape(-1)
+        b = getattr(concatenate(list(plain.split("train").blocks())), block).reshape(-1)
+        assert [mine[i - 2] for i in a] == [keyed(theirs[i - 2]) for i in b]
+    again = run(
+        tmp_path / "again", train, features, on_error="skip", hash_key_file=str(key),
+        vocabularies=str(store.path),
+    )  # fmt: skip
+    assert again.vocabulary("user")[0] == values
+    with pytest.raises(InputError, match="same --hash-key-file"):
+        run(tmp_path / "other", train, features, vocabularies=str(store.path))
+    key.write_text("short")
+    with pytest.raises(InputError, match="key: must have from 16 to 64 bytes: found 5"):
+        run(tmp_path / "other", train, features, hash_key_file=str(key))
+
+
+# From and to other places.
+
+
+def test_standard_input_is_a_file_like_any_other(tmp_path, monkeypatch):
+    train = write_csv(tmp_path / "a.csv", rows_of(100))
+    expected = run(tmp_path / "expected", train)
+
+    class Input:
+        buffer = io.BytesIO(Path(train).read_bytes())
+
+    monkeypatch.setattr(sys, "stdin", Input)
+    assert run(tmp_path / "store", "-").split("train").fingerprint == (
+        expected.split("train").fingerprint
+    )
+    assert sorted(p.name for p in (tmp_path / "store").iterdir()) == [
+        "manifest.json", "train", "vocabulary",
+    ]  # fmt: skip
+    Input.buffer = io.BytesIO(Path(train).read_bytes() + b"1,2\n")
+    with pytest.raises(InputError, match="standard input, row 102: must have 6 columns"):
+        run(tmp_path / "bad", "-")
+
+
+def test_a_store_at_a_url_is_the_local_one(tmp_path):
+    memory = fsspec.filesystem("memory")
+    train = files(tmp_path / "raw", 60, 30)
+    for path in train:
+        memory.pipe(f"/raw/{Path(path).name}", Path(path).read_bytes())
+    local = run(tmp_path / "store", train)
+    remote = run("memory://stores/a", "memory://raw/")
+    assert remote.split("train").fingerprint == local.split("train").fingerprint
+    assert remote.vocabulary("user")[0] == local.vocabulary("user")[0]
+    again = open_store("memory://stores/a")
+    assert again.schema == local.schema
+    with pytest.raises(InputError, match="a: must not exist yet"):
+        run("memory://stores/a", "memory://raw/")
+    assert not memory.exists("/stores/a/units")
+
+
+@pytest.mark.parametrize("compression", ["lz4", "zstd"])
+def test_compressed_blocks_are_smaller_and_hold_the_same(tmp_path, compression):
+    train = files(tmp_path / "raw", 5000)
+    plain = run(tmp_path / "plain", train)
+    store = run(tmp_path / "store", train, compression=compression)
+    assert store.split("train").fingerprint == plain.split("train").fingerprint
+    assert store.split("train").bytes < 0.8 * plain.split("train").bytes
+    for a, b in zip(store.split("train").blocks(), plain.split("train").blocks(), strict=True):
+        np.testing.assert_array_equal(a.list_values, b.list_values)
+    with pytest.raises(InputError, match="data.compression: must be one of '', 'lz4', 'zstd'"):
+        run(tmp_path / "other", train, compression="gzip")
+
+
+# Labels that come late.
+
+
+def test_a_split_is_looked_at_at_its_last_event(tmp_path):
+    hour = 3600
+
+    def table(first, name):
+        # Four clicks an hour apart, of which the second converted half an hour later.
+        rows = [[1, first + k * hour, first + 1.5 * hour if k == 1 else ""] for k in range(4)]
+        path = tmp_path / f"{name}.csv"
+        with open(path, "w", newline="") as file:
+            csv.writer(file).writerows([["label", "at", "bought_at"], *rows])
+        return str(path)
+
+    task = dict(name="buy", time="bought_at", window_hours=2)
+    features = dict(tasks=[TASK, task], time="at")
+    source = dict(kind="csv", files=dict(train=table(0, "a"), valid=table(24 * hour, "b")))
+    store = prepare(features, source, tmp_path / "store", report=lambda _: None)
+    for split in ("train", "valid"):
+        labels = concatenate(list(store.split(split).blocks())).labels[:, 1]
+        np.testing.assert_array_equal(labels, [0, 1, np.nan, np.nan])
+        assert store.split(split).statistics["tasks"]["buy"]["too_young"] == 2
+    later = prepare(
+        features | dict(as_of="1970-01-01 04:30"), source, tmp_path / "later",
+        report=lambda _: None,
+    )  # fmt: skip
+    labels = concatenate(list(later.split("train").blocks())).labels[:, 1]
+    np.testing.assert_array_equal(labels, [0, 1, 0, np.nan])

@@ -1,0 +1,108 @@
+"""Boundaries of buckets: what they divide, and what they do not depend on."""
+
+import bisect
+import collections
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxrank.data import quantiles
+from jaxrank.data.quantiles import Quantiles
+
+
+def of(*parts):
+    found = Quantiles()
+    for part in parts:
+        found.add(np.asarray(part, np.float64))
+    return found
+
+
+def by_hand(values, buckets):
+    """The value with nearest to k / n of all values below it, for each k; the lower of two."""
+    ordered = sorted(values)
+    candidates = sorted(set(ordered))[1:]
+    found = []
+    for k in range(1, buckets):
+        if candidates:
+            errors = [
+                (abs(buckets * bisect.bisect_left(ordered, c) - k * len(ordered)), c)
+                for c in candidates
+            ]
+            found.append(min(errors)[1])
+    return sorted(set(found))
+
+
+NUMBERS = st.lists(st.sampled_from([-2.5, -1.0, 0.0, 0.5, 1.0, 3.0, 2.0**100]), max_size=40)
+
+
+@settings(max_examples=200, deadline=None)
+@given(NUMBERS, st.integers(2, 9))
+def test_boundaries_of_few_values_are_those_of_a_search_by_hand(values, buckets):
+    assert of(values).boundaries(buckets).tolist() == by_hand(values, buckets)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), max_size=60),
+    st.randoms(use_true_random=False),
+    st.integers(0, 12),
+    st.sampled_from([4, 4096]),
+)
+def test_boundaries_depend_on_neither_order_nor_parts(values, random, cut, most_exact):
+    quantiles._MOST_EXACT, before = most_exact, quantiles._MOST_EXACT
+    try:
+        whole = of(values)
+        shuffled = random.sample(values, len(values))
+        parts = of(shuffled[:cut]), of(shuffled[cut:], [])
+        read = Quantiles.from_state(json.loads(json.dumps(parts[0].to_state())))
+        read.merge(parts[1])
+        for buckets in (2, 7, 50):
+            expected = whole.boundaries(buckets)
+            np.testing.assert_array_equal(read.boundaries(buckets), expected)
+            assert (np.diff(expected) > 0).all()
+            assert np.isfinite(expected).all()
+    finally:
+        quantiles._MOST_EXACT = before
+
+
+def test_buckets_of_many_values_hold_nearly_equally_many():
+    rng = np.random.default_rng(0)
+    values = np.concatenate([rng.normal(size=60_000), rng.lognormal(3, 2, 40_000)])
+    found = of(values).boundaries(20)
+    assert len(found) == 19
+    counts = np.bincount(np.searchsorted(found, np.float32(values), side="right"), minlength=20)
+    # A boundary is off by a bin at most, 1/128 of it wide.
+    np.testing.assert_allclose(counts / len(values), 0.05, atol=0.005)
+
+
+def test_a_value_that_is_most_of_all_has_a_bucket_of_its_own():
+    zeros, others = [0.0] * 900, np.linspace(1, 2, 100)
+    found = of(zeros, others, -others[:50])
+    edges = found.boundaries(10)
+    number = collections.Counter(np.searchsorted(edges, zeros, side="right").tolist())
+    assert len(number) == 1
+    assert edges[0] == 0  # the negative ones are below
+    assert 1 <= edges[1] <= 1.1
+    assert of(zeros).boundaries(10).tolist() == []
+    assert of().boundaries(10).tolist() == []
+
+
+def test_missing_values_and_the_sign_of_zero_count_for_nothing_and_huge_ones_are_clipped():
+    assert of([np.nan, 1.0, np.nan, 2.0]).boundaries(2).tolist() == [2.0]
+    assert of([-0.0, 0.0, 0.0]).boundaries(2).tolist() == []
+    assert of([-1e300, 1e300]).boundaries(2).tolist() == [pytest.approx(3.4028235e38)]
+
+
+def test_bins_rise_with_the_value_and_begin_at_their_least():
+    rng = np.random.default_rng(1)
+    values = np.float32(rng.normal(size=2000) * 10.0 ** rng.integers(-40, 38, 2000))
+    values = np.sort(np.concatenate([values, -values, [0]])).astype(np.float32)
+    bins = quantiles._bin_of(values)
+    assert (np.diff(bins) >= 0).all()
+    starts = quantiles._start_of(bins).astype(np.float64)
+    assert (starts <= values).all()
+    big = np.abs(values) > 1e-37
+    assert (np.abs(values[big] - starts[big]) <= np.abs(values[big]) / 127).all()

@@ -1,0 +1,452 @@
+"""Delimited text is read as the csv module reads it, wherever it is cut and wherever it lies."""
+
+import csv
+import functools
+import gzip
+import http.server
+import io
+import json
+import re
+import threading
+
+import fsspec
+import pyarrow as pa
+import pytest
+
+from jaxrank.data import files, lines, text
+from jaxrank.data.chunk import Part
+from jaxrank.data.rejects import Rejects
+from jaxrank.data.sources import make_source
+from jaxrank.errors import InputError
+
+NAMES = ["n", "name", "price"]
+HEADER = b"n,name,price\n"
+# Quotes, commas, no value, letters of several bytes, and what other splitters take for a line end.
+VALUES = ["", "a", '"a,b"', '""', '"say ""hi"""', "ünï", "\U0001f600", "x" * 40, "\x0b\x0c\u2028"]
+ROWS = [f"{i},{VALUES[i % 9]},{i * 7919 % 101}" for i in range(60)]
+PLAIN = "\n".join(["n,name,price", *ROWS, ""]).encode()
+
+
+def source_of(path, kind="csv"):
+    return make_source(dict(kind=kind, files=dict(train=str(path))))
+
+
+def read(source, rejects=None, content=b""):
+    """(number of the line in the file, record) of every record, all parts in order.
+
+    `content` is the file's: lines before a chunk's offset are counted in it.
+    """
+    found = []
+    for part in source.parts("train"):
+        for chunk in source.chunks(part, rejects or Rejects()):
+            assert chunk.batch.num_rows == len(chunk.rows) > 0
+            numbers = chunk.rows + content[: chunk.offset].count(b"\n")
+            found += zip(numbers.tolist(), chunk.batch.to_pylist(), strict=True)
+    return found
+
+
+def expected(content, names=NAMES):
+    """What the csv module finds in CSV with a header."""
+    reader = csv.reader(io.StringIO(content.decode("utf-8-sig"), newline="\n"))
+    assert next(reader) == names
+    return [
+        (reader.line_num, {n: v or None for n, v in zip(names, values, strict=True)})
+        for values in reader
+    ]
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Sets the bytes of a part and the least of a chunk, of a few lines."""
+
+    def set_sizes(part, chunk=64, rows=5):
+        monkeypatch.setattr(text, "_PART_BYTES", part)
+        monkeypatch.setattr(text, "_MIN_CHUNK_BYTES", chunk)
+        monkeypatch.setattr(text, "_ROWS_PER_CHUNK", rows)
+
+    return set_sizes
+
+
+# Parts.
+
+LONG = b"n,name,price\n1," + b"y" * 300 + b",2\n3,a,4\n"
+CONTENTS = {
+    "LF": PLAIN,
+    "CRLF": PLAIN.replace(b"\n", b"\r\n"),
+    "both ends": PLAIN.replace(b"\n", b"\r\n", 30),
+    "no final newline": PLAIN[:-1],
+    "final CR": PLAIN[:-1] + b"\r",
+    "BOM": b"\xef\xbb\xbf" + PLAIN,
+    "BOM before quotes": b'\xef\xbb\xbf"n","name","price"\r\n1,2,3',
+    "one row": b"n,name,price\n1,a,2\n",
+    "one row, no newline": b"n,name,price\n1,a,2",
+    "a line longer than a part": LONG,
+    "NUL": b"n,name,price\n1,\x00,2\n\x00\x00,,2\n",
+    "a CR in quotes": b'n,name,price\n1,"a\rb",2\n3,c,4\n',
+}
+
+
+@pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS)
+def test_parts_together_have_each_line_once_with_its_number(tmp_path, small, content):
+    path = tmp_path / "a.csv"
+    path.write_bytes(content)
+    for part, chunk in [(2, 1), (3, 64), (7, 1), (16, 1000), (100, 1), (1000, 64), (10**6, 10**6)]:
+        small(part, chunk)
+        source = source_of(path)
+        assert read(source, content=content) == expected(content)
+        cuts = [(p.start, p.stop) for p in source.parts("train")]
+        assert cuts == [(i, min(i + part, len(content))) for i in range(0, len(content), part)]
+
+
+@pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS)
+def test_gzip_is_one_part_and_is_read_as_the_plain_file_is(tmp_path, small, content):
+    small(8)
+    path = tmp_path / "a.csv.gz"
+    path.write_bytes(gzip.compress(content))
+    source = source_of(path)
+    assert source.parts("train") == [Part("train", str(path), 0, path.stat().st_size)]
+    assert read(source) == expected(content)
+
+
+def test_a_part_has_the_lines_that_begin_in_it(tmp_path, small):
+    small(10)
+    path = tmp_path / "a.csv"
+    #  parts:        |         |         |         |
+    path.write_bytes(b"n\n2345678\n10\n13\n1678901234567\n33\n")
+    source = source_of(path)
+    found = [
+        [r["n"] for c in source.chunks(p, Rejects()) for r in c.batch.to_pylist()]
+        for p in source.parts("train")
+    ]
+    assert found == [["2345678"], ["10", "13", "1678901234567"], [], ["33"]]
+
+
+def test_criteo_files_are_cut_too_and_have_no_quotes(tmp_path, small):
+    names = list(text.CRITEO_COLUMNS)
+    values = [[f'"{i}' if j % 3 else "" for j in range(40)] for i in range(50)]
+    content = "".join("\t".join(row) + "\n" for row in values).encode()
+    path = tmp_path / "a.tsv"
+    path.write_bytes(content)
+    small(333)
+    source = source_of(path, "criteo")
+    assert len(source.parts("train")) > 10
+    wanted = [{n: v or None for n, v in zip(names, row, strict=True)} for row in values]
+    assert read(source, content=content) == list(enumerate(wanted, start=1))
+
+
+def test_a_byte_order_mark_is_a_mark_at_the_start_of_the_file_only(tmp_path, small):
+    mark = "\ufeff"
+    content = (mark + "n,x\n" + f"{mark}1,2\n" * 20).encode()
+    path = tmp_path / "a.csv"
+    path.write_bytes(content)
+    for part in (9, 1000):
+        small(part, 1, 1)
+        rows = read(source_of(path), content=content)
+        assert rows == [(i, {"n": mark + "1", "x": "2"}) for i in range(2, 22)]
+
+
+def test_chunks_are_of_a_few_thousand_rows_whatever_the_file(tmp_path):
+    path = tmp_path / "a.csv"
+    line = ",".join(["x" * 9] * 100) + "\n"
+    path.write_text(",".join(f"c{i}" for i in range(100)) + "\n" + line * 40_000)
+    source = source_of(path)
+    before = pa.total_allocated_bytes()
+    rows = []
+    for chunk in source.chunks(source.parts("train")[0], Rejects()):
+        rows.append(chunk.batch.num_rows)
+        assert pa.total_allocated_bytes() - before < 80 * len(line) * 1024
+    assert sum(rows) == 40_000
+    assert max(rows) < 20_000
+
+
+# Bad lines.
+
+
+def refused(*parts):
+    """An InputError whose message has the parts in this order."""
+    return pytest.raises(InputError, match=".*".join(re.escape(part) for part in parts))
+
+
+# line, column, what must hold, what was found
+BAD = {
+    "too few": ("1,2", "", "have 3 columns", "2"),
+    "too many": ("1,2,3,4,", "", "have 3 columns", "5"),
+    "empty": ("", "", "have a value in some column", "an empty line"),
+    "no value": (",,", "", "have a value in some column", "an empty line"),
+    "not UTF-8": ("1,a\udcffb,3", "name", "UTF-8", r"b'a\xffb'"),
+    "not UTF-8 in quotes": ('1,"a,\udcc3",3', "name", "UTF-8", r"b'a,\xc3'"),
+    "open quote": ('1,"a,2', "name", "on one line, between two quotes if quoted", r"'a,2\n50,"),
+    "lone quote": ('1,2,"', "price", "on one line, between two quotes if quoted", r"'\n50,"),
+    "CR": ("1,a\rb,3", "", "delimited text", "a carriage return within the line"),
+    "CR at its end": ("1,a,3\r", "", "delimited text", "a carriage return within the line"),
+}
+
+
+@pytest.fixture(params=BAD.values(), ids=BAD)
+def bad_file(request, tmp_path, small):
+    """(path, content, the same without the bad line, its number, the line, column, must, found).
+
+    The file is cut into many parts.
+    """
+    line, *rest = request.param
+    # CRLF, so that a CR at the end is one too many.
+    before, after = (
+        b"".join(row.encode() + b"\r\n" for row in rows) for rows in (ROWS[:50], ROWS[50:])
+    )
+    bad = line.encode(errors="surrogateescape") + b"\r\n"
+    path = tmp_path / "a.csv"
+    content = HEADER + before + bad + after
+    path.write_bytes(content)
+    small(100)
+    return path, content, HEADER + before + after, 52, line, *rest
+
+
+def test_the_first_bad_line_is_named_with_its_number_in_a_later_part(bad_file):
+    path, _, _, number, _, column, must, found = bad_file
+    column = f", column {column}" if column else ""
+    with refused(f"a.csv, row {number}{column}: must", f"{must}: found {found}"):
+        read(source_of(path))
+
+
+def test_skipped_are_the_bad_lines_and_no_others(bad_file):
+    path, content, good, number, bad, column, must, found = bad_file
+    wanted = [(n + (n >= number), record) for n, record in expected(good)]
+    rejects = Rejects("skip", 1)
+    assert read(source_of(path), rejects, content) == wanted
+    (entry,) = map(json.loads, rejects.lines)
+    assert entry["found"].startswith(found)
+    record = bad.encode(errors="surrogateescape").decode(errors="backslashreplace")
+    told = dict(file=str(path), row=number, column=column, must=must, record=record)
+    assert entry == told | dict(found=entry["found"])
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
+def test_many_bad_lines_of_a_block_are_skipped_in_order(tmp_path, small, pack):
+    rows = [f"{i},a,{i}" if i % 7 and i % 5 else f"{i},a" for i in range(2, 500)]
+    content = HEADER + "\n".join(rows).encode()
+    path = tmp_path / "a.csv"
+    path.write_bytes(pack(content))
+    for sizes in [(10**6, 10**6), (300, 50), (40, 1)]:
+        small(*sizes)
+        rejects = Rejects("skip", 1000)
+        found = read(source_of(path), rejects, content)
+        assert [number for number, _ in found] == [i for i in range(2, 500) if i % 7 and i % 5]
+        assert all(int(record["n"]) == number for number, record in found)
+        bad = [json.loads(line)["row"] for line in rejects.lines]
+        assert bad == [i for i in range(2, 500) if not (i % 7 and i % 5)]
+
+
+@pytest.mark.parametrize(
+    ("content", "bad"),
+    [
+        (b'1,"a\nb",2\n', [2, 3]),
+        (b"1,a,2\r3,b,4\n", [2]),
+        # As many records as lines, were they not taken line by line.
+        (b'1,a,2\r3,b,4\n5,"a\nb",6\n', [2, 3, 4]),
+        (b'5,"a\nb",6\n1,a,2\r3,b,4\n', [2, 3, 4]),
+    ],
+)
+def test_a_record_is_one_line_and_a_line_one_record(tmp_path, content, bad):
+    path = tmp_path / "a.csv"
+    path.write_bytes(HEADER + content + b"7,c,8\n")
+    rejects = Rejects("skip", 9)
+    last = {"n": "7", "name": "c", "price": "8"}
+    assert read(source_of(path), rejects) == [(bad[-1] + 1, last)]
+    assert [json.loads(line)["row"] for line in rejects.lines] == bad
+    with refused(f"a.csv, row {bad[0]}"):
+        read(source_of(path))
+
+
+def test_an_empty_line_of_one_column_is_a_record_without_its_value(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_bytes(b'n\n1\n\n2,3\n""\n4\n')
+    rejects = Rejects("skip", 9)
+    found = [(number, record["n"]) for number, record in read(source_of(path), rejects)]
+    assert found == [(2, "1"), (3, None), (5, None), (6, "4")]
+    assert rejects.count == 1
+
+
+def test_a_value_longer_than_the_csv_module_takes_is_kept_among_bad_lines(tmp_path):
+    path = tmp_path / "a.csv"
+    long = "x" * (csv.field_size_limit() + 1)
+    path.write_text(f"n,name,price\n1,{long},2\n3\n4,{long}\n5,a,6\n")
+    rejects = Rejects("skip", 2)
+    assert [number for number, _ in read(source_of(path), rejects)] == [2, 5]
+    assert [json.loads(line)["row"] for line in rejects.lines] == [3, 4]
+
+
+def test_a_file_of_bad_lines_only_has_no_records_to_skip_to(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_bytes(HEADER + b"1\n" * 100)
+    rejects = Rejects("skip", 100)
+    assert read(source_of(path), rejects) == []
+    assert rejects.count == 100
+    with refused("at most 99 records may be skipped"):
+        read(source_of(path), Rejects("skip", 99))
+
+
+@pytest.mark.parametrize("end", ["", "\n", "\r\n"])
+def test_a_quote_that_is_not_closed_at_the_end_of_the_file(tmp_path, end):
+    path = tmp_path / "a.csv"
+    path.write_bytes(HEADER + b'1,2,3\n1,2,"3' + end.encode())
+    with refused("a.csv, row 3, column price: must be on one line", r"found '3\n'"):
+        read(source_of(path))
+
+
+def test_a_line_that_does_not_end_stops_the_reading(tmp_path, small, monkeypatch):
+    monkeypatch.setattr(lines, "LONGEST", 1000)
+    path = tmp_path / "a.csv"
+    small(10**6)
+    path.write_bytes(HEADER + b"1,2,3\n" * 10 + b"x" * 5000 + b"\n1,2,3\n")
+    with refused("a.csv: a line must have at most 1,000 bytes: found more from byte 73 on"):
+        read(source_of(path), Rejects("skip", 9))
+    path.write_bytes(b"x" * 100_000)
+    with refused("a.csv: a line must have at most 1,000 bytes: found more from byte 0 on"):
+        source_of(path)
+
+
+@pytest.mark.parametrize("keep", [0.2, 0.9, 0.999])
+def test_gzip_that_is_cut_off_is_never_skipped(tmp_path, keep):
+    content = gzip.compress(HEADER + b"".join(b"%d,a,%d\n" % (i, i * i) for i in range(40_000)))
+    path = tmp_path / "a.csv.gz"
+    path.write_bytes(content[: int(keep * len(content))])
+    with refused("a.csv.gz: must be readable to its end"):
+        read(source_of(path), Rejects("skip", 10**6))
+
+
+@pytest.mark.parametrize(
+    ("content", "parts"),
+    [
+        (b"", ["must have at least one row"]),
+        (b"\xef\xbb\xbf", ["must have at least one row"]),
+        (b"a,b\r\n", ["must have at least one row"]),
+        (b"\n1,2\n", ["row 1: must have the names of the columns: found an empty line"]),
+        (b",\n1,2\n", ["row 1: must have the names of the columns"]),
+        (b"a,a\n1,2\n", ["row 1: column names must differ: found 'a' twice"]),
+        (b'a,"b\n1,2\n', ["row 1: must be on one line", r"found 'b\n'"]),
+        (b"a,\xff\n1,2\n", ["row 1: must be UTF-8", "0xff"]),
+        (b"a,b\r1,2\r", ["row 1: must be delimited text: found a carriage return"]),
+        (b"a," + b"b" * 140_000 + b"\n1,2\n", ["row 1: must be delimited text", "131072"]),
+    ],
+)
+def test_a_header_that_cannot_be_used(tmp_path, content, parts):
+    path = tmp_path / "a.csv"
+    path.write_bytes(content)
+    with refused("a.csv", *parts):
+        source_of(path)
+
+
+@pytest.mark.parametrize("content", [b"", gzip.compress(b"")])
+def test_a_criteo_file_without_lines(tmp_path, content):
+    path = tmp_path / "a.tsv"
+    path.write_bytes(content)
+    with refused("a.tsv: must have at least one row"):
+        read(source_of(path, "criteo"))
+
+
+@pytest.mark.parametrize("delimiter", ["", "ab", "é", "\x00", "\n", "\r", '"', 5])
+def test_a_delimiter_that_cannot_be_used(tmp_path, delimiter):
+    path = tmp_path / "a.csv"
+    path.write_bytes(PLAIN)
+    with refused("source.delimiter: must", repr(delimiter)):
+        make_source(dict(kind="csv", files=dict(train=str(path)), delimiter=delimiter))
+
+
+@pytest.mark.parametrize("delimiter", ["\t", "|", " ", "\x01", "\\", "'"])
+def test_any_other_delimiter(tmp_path, delimiter):
+    path = tmp_path / "a.csv"
+    path.write_text(delimiter.join("ab") + "\n" + f'"x{delimiter}y"{delimiter}z\n')
+    source = make_source(dict(kind="csv", files=dict(train=str(path)), delimiter=delimiter))
+    assert read(source) == [(2, {"a": f"x{delimiter}y", "b": "z"})]
+
+
+# URLs.
+
+
+class Ranges(http.server.SimpleHTTPRequestHandler):
+    """Sends parts of files too, as most servers do and that of the standard library does not."""
+
+    def do_GET(self):
+        with open(self.translate_path(self.path), "rb") as file:
+            content = file.read()
+        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        self.send_response(206 if asked else 200)
+        if asked:
+            first, last = int(asked[1]), min(int(asked[2]), len(content) - 1)
+            self.send_header("Content-Range", f"bytes {first}-{last}/{len(content)}")
+            content = content[first : last + 1]
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+
+class NoSize(http.server.SimpleHTTPRequestHandler):
+    """Sends a file without telling its size."""
+
+    def send_header(self, keyword, value):
+        if keyword != "Content-Length":
+            super().send_header(keyword, value)
+
+
+@pytest.fixture(params=[Ranges, http.server.SimpleHTTPRequestHandler, NoSize])
+def server(request, tmp_path):
+    """(URL of `tmp_path`, class of the server)."""
+    pytest.importorskip("aiohttp")
+
+    class Quiet(request.param):
+        def log_message(self, *_):
+            pass
+
+    handler = functools.partial(Quiet, directory=str(tmp_path))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as running:
+        threading.Thread(target=running.serve_forever, args=[0.02], daemon=True).start()
+        yield f"http://127.0.0.1:{running.server_port}", request.param
+        running.shutdown()
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.csv.gz"])
+def test_files_of_a_web_server_are_read_as_local_ones(tmp_path, server, small, name):
+    url, kind = server
+    small(400)
+    content = gzip.compress(PLAIN) if name.endswith(".gz") else PLAIN
+    (tmp_path / name).write_bytes(content)
+    source = source_of(f"{url}/{name}")
+    assert read(source, content=PLAIN) == expected(PLAIN)
+    parts = source.parts("train")
+    assert len(parts) == (3 if kind is Ranges and content is PLAIN else 1)
+    assert parts[-1].stop == (1 if kind is NoSize else len(content))
+
+
+def test_a_large_file_of_a_server_that_sends_whole_files_only(tmp_path, server):
+    """Larger than what is read ahead of HTTP at once."""
+    url, _ = server
+    (tmp_path / "a.csv").write_bytes(b"n\n" + b"".join(b"%d\n" % i for i in range(2, 900_000)))
+    rows = 0
+    source = source_of(f"{url}/a.csv")
+    for part in source.parts("train"):
+        for chunk in source.chunks(part, Rejects()):
+            assert chunk.batch.column(0).to_pylist() == [str(n) for n in chunk.rows.tolist()]
+            rows += chunk.batch.num_rows
+    assert rows == 900_000 - 2
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
+def test_files_of_another_file_system_are_read_as_local_ones(small, pack):
+    small(100)
+    content = pack(PLAIN)
+    url = "memory://text_test/days/a.csv"
+    with fsspec.open(url, "wb") as file:
+        file.write(content)
+    source = source_of("memory://text_test/days/*.csv")
+    assert files.describe(source.files[0]).size == len(content)
+    assert len(source.parts("train")) == (len(content) // 100 + 1 if content == PLAIN else 1)
+    assert read(source, content=PLAIN) == expected(PLAIN)
+
+
+def test_bad_lines_of_a_url_have_their_numbers(small):
+    small(100)
+    url = "memory://text_test/bad.csv"
+    with fsspec.open(url, "wb") as file:
+        file.write(PLAIN + b"1\n" + PLAIN)
+    with refused("/text_test/bad.csv, row 62: must have 3 columns: found 1"):
+        read(source_of(url))
