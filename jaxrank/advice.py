@@ -9,6 +9,7 @@ STAGES = (*PARTS, "transfer", "step")
 # Of the step's own rate: from here on nothing is gained by a faster input.
 ENOUGH = 0.95
 _SPARE = 1.2  # input so much faster than the step is fast enough on average
+_SPENT = 0.8  # workers that make less than this share of what one thread makes
 _THREADS = 4  # that make batches where there are no workers
 
 
@@ -35,6 +36,7 @@ class Setting(NamedTuple):
     num_workers: int
     prefetch_batches: int
     window_blocks: int
+    direct: bool
 
 
 def limit_of(rates: Rates, stages: Mapping[str, float]) -> str:
@@ -77,12 +79,16 @@ def advice_on(limit: str, rates: Rates, stages: Mapping[str, float], setting: Se
 
 
 def _change(limit: str, rates: Rates, stages: Mapping[str, float], setting: Setting) -> str:
-    if setting.on_host and rates.input > _SPARE * rates.step:
+    one_thread = 1e6 / sum(stages[name] for name in PARTS)
+    if setting.num_workers and rates.input < _SPENT * one_thread:
         return (
-            f"Input and step share {setting.cores} cores, so only less work helps. "
-            + _LESS_WORK[limit].format(**setting._asdict())
+            "Batches cost more to pass from process to process than to make: set data.num_workers,"
+            f" now {setting.num_workers}, to 0, or a larger batch_size, now {setting.batch_size}."
         )
+    less_work = _less_work(limit, stages, setting)
     if rates.input > _SPARE * rates.step:
+        if setting.on_host:
+            return f"Input and step share {setting.cores} cores. {less_work}"
         return (
             "It is fast enough on average, but not at all times: set data.prefetch_batches, now"
             f" {setting.prefetch_batches}, to {max(16, 2 * setting.prefetch_batches)}."
@@ -90,21 +96,32 @@ def _change(limit: str, rates: Rates, stages: Mapping[str, float], setting: Sett
     workers = _workers(rates, stages, setting)
     if workers:
         return f"Set data.num_workers, now {setting.num_workers}, to {workers}."
-    return f"The host's {setting.cores} cores are at work. " + _LESS_WORK[limit].format(
-        **setting._asdict()
+    return f"The host's {setting.cores} cores are at work. {less_work}"
+
+
+def _less_work(limit: str, stages: Mapping[str, float], setting: Setting) -> str:
+    if limit == "read":
+        if setting.direct:
+            return "Prepare the data and set data.direct to False: Parquet is decoded on each pass."
+        smaller = "zstd" if stages["decompress"] else "lz4"
+        return (
+            f"Prepare the data with data.compression={smaller!r}, so that there is less to read, or"
+            " keep data.store on a faster disk."
+        )
+    if limit == "decompress":
+        return (
+            "Prepare the data with another data.compression: 'lz4' takes less time than 'zstd', and"
+            " '' none."
+        )
+    if limit == "shuffle":
+        return (
+            f"Set data.window_blocks, now {setting.window_blocks}, lower: a smaller window is"
+            " permuted in the cache, but mixes less."
+        )
+    return (
+        f"Set steps_per_call, now {setting.steps_per_call}, to 1, which saves a copy of each batch,"
+        f" or give the host more cores for data.num_workers, now {setting.num_workers}."
     )
-
-
-_LESS_WORK = {
-    "read": "Prepare the data with data.compression='lz4', so that there is less to read, or keep"
-    " data.store on a faster disk.",
-    "decompress": "Prepare the data with another data.compression: 'lz4' takes less time than"
-    " 'zstd', and '' none.",
-    "shuffle": "Set data.window_blocks, now {window_blocks}, lower: a smaller window is permuted in"
-    " the cache, but mixes less.",
-    "pack": "Set steps_per_call, now {steps_per_call}, to 1, which saves a copy of each batch, or"
-    " give the host more cores for data.num_workers, now {num_workers}.",
-}
 
 
 def _workers(rates: Rates, stages: Mapping[str, float], setting: Setting) -> int:

@@ -214,4 +214,5 @@ def _setting(job: Job) -> Setting:
         num_workers=data.num_workers,
         prefetch_batches=data.prefetch_batches,
         window_blocks=data.window_blocks,
+        direct=data.direct,
     )

@@ -8,14 +8,13 @@ from typing import Any, NamedTuple
 import jax
 from ml_collections import ConfigDict
 
-from jaxrank import days, models, placement, processes, workdir
+from jaxrank import days, models, placement, processes, run_data, workdir
 from jaxrank import evaluate as evaluation
 from jaxrank import mesh as meshes
 from jaxrank.checkpoint import Checkpoints
-from jaxrank.config import differences, to_plain
-from jaxrank.data import direct, packing, prepare, spec
+from jaxrank.data import packing
 from jaxrank.data.pipeline import TrainBatches
-from jaxrank.data.store import Split, Store, is_store, open_store
+from jaxrank.data.store import Split, Store
 from jaxrank.embedding import check_shards
 from jaxrank.errors import InputError
 from jaxrank.features import Hot, Layout, Schema
@@ -32,45 +31,6 @@ _SMALL_GROUP = 32
 
 # Fields of config.data that say which data it is, and not how it is read.
 _NOT_OF_BATCHES = ("store", "direct", "compression", "train", "valid")
-
-
-def open_data(config: ConfigDict, directory: Path, report: Report) -> Store:
-    """The run's store, prepared first, by process 0, if the config says how and it is not there.
-
-    Raises:
-        InputError: it is not there and cannot be made, or was made of other features.
-    """
-    if config.data.direct:
-        return direct.open_direct(to_plain(config.features), to_plain(config.source))
-    path = config.data.store or str(directory / "data")
-    with processes.together():
-        if processes.is_first() and not is_store(path):
-            _prepare(config, path, report)
-    store = open_store(path)
-    check_features(store, config)
-    return store
-
-
-def check_features(store: Store, config: ConfigDict) -> None:
-    """Raises InputError unless a store was prepared with the features of a config."""
-    # Both in full: a store that was made when there were fewer fields lacks some.
-    found, expected = (
-        spec.canonical(x) for x in (store.spec["features"], to_plain(config.features))
-    )
-    if found != expected:
-        raise InputError(
-            f"{store.path}: the store was prepared with other features than the config's:\n  "
-            + "\n  ".join(differences(found, expected, "features"))
-        )
-
-
-def _prepare(config: ConfigDict, path: str, report: Report) -> None:
-    if not to_plain(config.source):
-        raise InputError(f"data.store: no store at {path}, and config.source does not say how.")
-    report(f"Preparing {path}")
-    section, source = to_plain(config.features), to_plain(config.source)
-    compression = config.data.compression
-    prepare.prepare(section, source, path, compression=compression, report=report)
 
 
 class Job(NamedTuple):
@@ -103,7 +63,7 @@ def build(config: ConfigDict, directory: Path, report: Report) -> Job:
     Raises:
         InputError: config and data do not fit together or the machine.
     """
-    store = open_data(config, directory, report)
+    store = run_data.prepared(config, directory, report)
     split = store.split(config.data.train)
     plan = make_plan(config, split.rows)
     if plan.valid:

@@ -7,14 +7,13 @@ from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
-from jaxrank import budget, embedding
+from jaxrank import budget, embedding, run_data
 from jaxrank.config import to_plain
 from jaxrank.data import sources, synthetic, traffic
 from jaxrank.data.examples import Examples
-from jaxrank.data.store import is_store, open_store
+from jaxrank.data.store import is_store
 from jaxrank.embedding.replay import Replay, replay
 from jaxrank.errors import InputError
-from jaxrank.job import check_features
 from jaxrank.plan_case import Case, Data, Machine, Maker
 from jaxrank.topology import format_bytes
 
@@ -104,9 +103,9 @@ def _open(config: ConfigDict, workdir: str, report: Report) -> Data:
     name, source = config.data.train, to_plain(config.source)
     path = config.data.store or (str(Path(workdir) / "data") if workdir else "")
     reads: traffic.Reads
-    if path and is_store(path):
-        store = open_store(path)
-        check_features(store, config)
+    if config.data.direct or (path and is_store(path)):
+        store = run_data.opened(config, workdir)
+        run_data.check_features(store, config)
         split = store.split(name)
         reads = traffic.StoredReads(split, store.schema)
         report(f"Reading a sample of {split.path}")

@@ -9,7 +9,7 @@ import jax
 
 from jaxrank import evaluate as evaluation
 from jaxrank import mesh as meshes
-from jaxrank import placement, processes
+from jaxrank import placement, processes, run_data
 from jaxrank import workdir as workdirs
 from jaxrank.checkpoint import Checkpoints
 from jaxrank.data.store import Split, open_store
@@ -69,7 +69,7 @@ def _restore(workdir: str, checkpoint: str, data: str, split: str, batch_size: i
     directory = Path(workdir)
     config = workdirs.load_config(directory)
     schema = workdirs.load_schema(directory)
-    store = open_store(data or config.data.store or directory / "data")
+    store = open_store(data) if data else run_data.opened(config, directory)
     evaluation.check_schema(schema, store)
     name = split or config.data.valid
     if name in ("", NEXT_DAY):

@@ -4,13 +4,16 @@ import json
 import time
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import tiny
 
 from jaxrank import bench, cli, processes
 from jaxrank import config as configs
 from jaxrank.advice import STAGES, Rates, Setting, advice_on, limit_of
-from jaxrank.data import costs, examples, pipeline, prepare, store
+from jaxrank.data import costs, direct, examples, pipeline, prepare, store
 from jaxrank.data.batcher import Batcher
 from jaxrank.data.pipeline import TrainBatches
 from jaxrank.errors import InputError
@@ -115,8 +118,8 @@ def test_each_part_of_the_input_is_told_with_the_time_that_it_took(tmp_path, mon
 
         monkeypatch.setattr(where, name, call)
 
-    split = prepared(tmp_path / "store").split("train")
-    make = batches_of(tmp_path / "store")
+    stored = prepared(tmp_path / "store")
+    split, make = stored.split("train"), batches_of(stored.schema)
     slowed(store.Split, "read_block", "read", 0.5)
     slowed(examples, "permute", "shuffle", 0.25)
     slowed(Batcher, "__call__", "pack", 0.125)
@@ -137,14 +140,28 @@ def test_each_part_of_the_input_is_told_with_the_time_that_it_took(tmp_path, mon
 
 
 def test_decompression_costs_where_blocks_are_compressed(tmp_path):
-    split = prepared(tmp_path / "store", compression="zstd").split("train")
-    found = costs.measure(split, batches_of(tmp_path / "store"), 256, 0.2)
+    stored = prepared(tmp_path / "store", compression="zstd")
+    found = costs.measure(stored.split("train"), batches_of(stored.schema), 256, 0.2)
     assert found["decompress"] > 0
 
 
-def batches_of(path):
-    schema = store.open_store(path).schema
+def test_parquet_that_is_read_directly_costs_reading(tmp_path):
+    rows = np.arange(2000)
+    columns = {"click": rows % 2, "u": rows % 50, "t": [[i % 7] * (i % 3) for i in rows]}
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet", row_group_size=100)
+    features = dict(
+        tasks=[dict(name="click", label="click")],
+        ids=[dict(columns="u", encoding="integer", rows=50)],
+        lists=[dict(columns="t", encoding="integer", rows=7)],
+    )
+    source = dict(kind="parquet", files=dict(train=str(tmp_path / "a.parquet")))
+    found = direct.open_direct(features, source)
+    costing = costs.measure(found.split("train"), batches_of(found.schema), 256, 0.2)
+    assert max(costing, key=costing.get) == "read"
+    assert costing["decompress"] == 0
 
+
+def batches_of(schema):
     def make(split):
         return TrainBatches(
             split,
@@ -173,6 +190,7 @@ SETTING = Setting(
     num_workers=0,
     prefetch_batches=16,
     window_blocks=4,
+    direct=False,
 )
 
 
@@ -193,9 +211,13 @@ def stages(read=0.1, decompress=0.1, shuffle=0.1, pack=0.1, transfer=0.1, step=1
         ((1e6, 3e6, 1e6), dict(pack=1.0), dict(prefetch_batches=2), "pack", "now 0, to 4"),
         # More than 8 shards can use: as many as there are.
         ((1e6, 30e6, 1e6), dict(read=1.0), dict(num_workers=4), "read", "now 4, to 8"),
-        ((1e6, 30e6, 1e6), dict(read=1.0), dict(num_workers=8), "read", "compression='lz4'"),
+        ((1e6, 30e6, 1e6), dict(read=1, decompress=0), dict(num_workers=8), "read", "'lz4', so"),
+        ((1e6, 30e6, 1e6), dict(read=1.0), dict(num_workers=8), "read", "'zstd', so"),
+        ((1e6, 3e6, 1e6), dict(read=1.0), dict(cores=1, direct=True), "read", "data.direct to Fal"),
         ((1e6, 3e6, 1e6), dict(decompress=1.0), dict(cores=4), "decompress", "'lz4' takes less"),
         ((1e6, 3e6, 1e6), dict(shuffle=1.0), dict(cores=4), "shuffle", "data.window_blocks, now 4"),
+        # Two workers make half of what one thread makes.
+        ((0.4e6, 3e6, 0.4e6), dict(pack=0.9), dict(num_workers=2), "pack", "now 2, to 0"),
         # Fast enough on average.
         ((4e6, 3e6, 2e6), dict(shuffle=0.2), {}, "shuffle", "data.prefetch_batches, now 16, to 32"),
         # Unless input and step have the same cores.

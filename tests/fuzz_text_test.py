@@ -25,13 +25,13 @@ CRITEO = list(text.CRITEO_COLUMNS)
 class Case(NamedTuple):
     """A file and how it is cut.
 
-    sizes: of a part, the least of a chunk (bytes), and rows of a chunk.
+    sizes: of a part, the least of a chunk (bytes), rows of a chunk, and of what Arrow parses.
     """
 
     kind: str
     content: bytes
     packed: bool
-    sizes: tuple[int, int, int]
+    sizes: tuple[int, int, int, int]
 
 
 def cells(line: bytes, kind: str) -> list[str] | None:
@@ -76,9 +76,8 @@ def expected(content: bytes, kind: str):
 def read(case: Case, path, rejects: Rejects):
     path.write_bytes(case.content)
     plain = b"" if case.packed else case.content
-    part, chunk, rows = case.sizes
-    limits = dict(_PART_BYTES=part, _MIN_CHUNK_BYTES=chunk, _ROWS_PER_CHUNK=rows)
-    with mock.patch.multiple(text, **limits):
+    names = ["_PART_BYTES", "_MIN_CHUNK_BYTES", "_ROWS_PER_CHUNK", "_PIECE_BYTES"]
+    with mock.patch.multiple(text, **dict(zip(names, case.sizes, strict=True))):
         source = make_source(dict(kind=case.kind, files=dict(train=str(path))))
         found = []
         for part in source.parts("train"):
@@ -192,7 +191,12 @@ def cases(draw) -> Case:
         content = gzip.compress(content, mtime=0)
         if draw(st.booleans()):
             content = draw(damaged(content))
-    sizes = st.tuples(st.sampled_from([3, 10, 64, 10**6]), st.integers(1, 200), st.integers(1, 9))
+    sizes = st.tuples(
+        st.sampled_from([3, 10, 64, 10**6]),
+        st.integers(1, 200),
+        st.integers(1, 9),
+        st.integers(1, 60),
+    )
     return Case(kind, content, packed, draw(sizes))
 
 

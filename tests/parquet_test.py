@@ -13,6 +13,7 @@ import pytest
 from raw import every_chunk
 
 from jaxrank.data import parquet
+from jaxrank.data.partitions import partition_of
 from jaxrank.data.rejects import Rejects
 from jaxrank.data.sources import make_source
 from jaxrank.errors import InputError
@@ -96,6 +97,19 @@ def test_globs_lists_and_urls_name_columns_as_directories_do(tmp_path):
         assert records(source_of("memory://clicks")) == [expected[1], expected[2]]
     finally:
         memory.rm("/clicks", recursive=True)
+
+
+@pytest.mark.parametrize(
+    ("path", "keys"),
+    [
+        ("s3://a=b/day=1/x.parquet", {"day": "1"}),
+        ("https://a=b/day=1/x.parquet?sign=x/y=z", {"day": "1"}),
+        ("/a=b=c/=d/e/day=1/f=g", {"a": "b=c", "day": "1"}),
+        ("part=1.parquet", {}),
+    ],
+)
+def test_only_directories_name_columns(path, keys):
+    assert partition_of(path) == keys
 
 
 def test_a_key_that_is_also_a_column_is_refused(tmp_path):
@@ -206,6 +220,13 @@ def test_text_that_is_not_utf8_is_refused(tmp_path):
     text = pa.StringArray.from_buffers(2, offsets, pa.py_buffer(b"ok\xff\xfe"))
     path = write(tmp_path / "a.parquet", {"text": text})
     refused_in(path, match="must be a readable Parquet file.*UTF8")
+
+
+def test_a_name_that_is_not_utf8_is_refused(tmp_path):
+    path = tmp_path / "a.parquet"
+    write(path, {"the name": [1]}, store_schema=False)
+    path.write_bytes(path.read_bytes().replace(b"the name", b"the\xffname"))
+    refused_in(str(path), match="must be a readable Parquet file.*can't decode byte 0xff")
 
 
 def test_columns_of_one_name_are_refused(tmp_path):

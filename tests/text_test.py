@@ -63,6 +63,7 @@ def small(monkeypatch):
         monkeypatch.setattr(text, "_PART_BYTES", part)
         monkeypatch.setattr(text, "_MIN_CHUNK_BYTES", chunk)
         monkeypatch.setattr(text, "_ROWS_PER_CHUNK", rows)
+        monkeypatch.setattr(text, "_PIECE_BYTES", max(chunk // 2, 1))
 
     return set_sizes
 

@@ -103,7 +103,7 @@ def test_columns_have_the_types_that_were_asked_for(tmp_path):
 def test_names_that_share_beginnings_ends_and_lengths_are_told_apart(tmp_path):
     names = ["", "a", "b", "12345678", "12345679", "x12345678", "12345678_1_12345678"]
     names += ["12345678_2_12345678", "é", "e" * 200, "e" * 199]
-    others = ["zzz", "e" * 198]
+    others = ["c", "a\0", "12345670", "x2345678", "e" * 198, "e" * 208]
     number = {name: i for i, name in enumerate(names + others)}
     draw = random.Random(5)
     records = []
@@ -126,6 +126,47 @@ def test_the_last_of_two_features_of_one_name_holds_as_in_any_map(tmp_path):
         assert rows_of(source_of(path, {"i": "int64"})) == [
             (i, {"i": 2}) for i in range(1, count + 1)
         ]
+
+
+SEVEN = feature("int64", [7])
+KEY, VALUE = field(1, b"i"), field(2, SEVEN)
+TWO_PARTS = field(3, field(1, varint(7))) + field(3, field(1, varint(8)))
+UNUSUAL = {
+    "the value before the key": field(1, field(1, VALUE + KEY)),
+    "an unknown field": field(9, b"x") + example({"i": SEVEN}),
+    "an unknown field of features": field(1, field(2, KEY + b"x") + field(1, KEY + VALUE)),
+    "an unknown field of an entry": field(1, field(1, KEY + VALUE + field(3, b"x"))),
+    "an unknown field of a feature": example({"i": SEVEN + field(9, b"x")}),
+    "features in two parts": example({"f": b""}) + example({"i": SEVEN}),
+    "a long length": field(1, b"\x0a\x8a\x80\x80\x80\x80\x00" + KEY + VALUE),
+    "values in two parts": example({"is": TWO_PARTS}),
+    "a name that is not UTF-8": field(
+        1, field(1, field(1, b"\xff") + VALUE) + field(1, KEY + VALUE)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNUSUAL)
+@pytest.mark.parametrize("count", [1, 100])
+def test_forms_that_protobuf_allows_and_nobody_writes_are_read(tmp_path, name, count):
+    usual = example({"i": feature("int64", [1]), "is": feature("int64", [1])})
+    records = [usual, UNUSUAL[name]] * count
+    source = source_of(
+        write_file(tmp_path / "a.tfrecord", records), {"i": "int64", "is": "list<int64>"}
+    )
+    parts = name == "values in two parts"
+    expected = {"i": None if parts else 7, "is": [7, 8] if parts else None}
+    assert [record for _, record in rows_of(source)] == [{"i": 1, "is": [1]}, expected] * count
+
+
+def test_a_field_that_is_no_entry_leads_to_no_other_record(tmp_path):
+    # The first record is such that from the place before it on, a key can be read.
+    first = example({"": feature("int64", [3], packed=False)})
+    assert first[:3] == b"\x0a" * 3
+    other = field(1, field(2, KEY + b"xyz") + field(1, KEY + VALUE))
+    records = [first] + [other] * 100
+    found = rows_of(source_of(write_file(tmp_path / "a.tfrecord", records), {"i": "int64"}))
+    assert [record["i"] for _, record in found] == [None] + [7] * 100
 
 
 def test_gzip_is_read_by_its_content_whatever_the_name(tmp_path):
@@ -177,7 +218,9 @@ def test_types_are_those_of_the_first_records_of_the_first_file(tmp_path, monkey
         example({"i": feature("int64", [1]), "fs": feature("bytes", []), "none": b""}),
         b"\xff no example",
         example({"fs": feature("float32", [1.5, 2.5]), "b": feature("bytes", [b"x"])}),
-        example({"i": feature("int64", [7]), "b": feature("int64", []), "late": feature("int64", [1])}),
+        example(
+            {"i": feature("int64", [7]), "b": feature("int64", []), "late": feature("int64", [1])}
+        ),
     ]
     path = write_file(tmp_path / "a.tfrecord", records)
     source = source_of(path)
@@ -233,6 +276,19 @@ BAD = {
         example({"i": b"\x1a\x05\x0a"}),
         "row {}, column i: must be a feature of a tf.Example: found 3 bytes that are none.",
     ),
+    "texts": (
+        example({"b": feature("bytes", [b"x", b"y"])}),
+        "row {}, column b: must have one value or none: found 2 values. Set source.columns",
+    ),
+    "float": (
+        example({"f": field(2, field(1, b"abc"))}),
+        "row {}, column f: must be a feature of a tf.Example: found 7 bytes that are none.",
+    ),
+    # Its entry has 32 bytes, more than the record, which those of the next one would fill.
+    "overrun": (
+        field(1, b"\x0a\x20" + field(1, b"i") + b"\x12\x1b" + feature("int64", [4])),
+        "row {}: must be a tf.Example: found 14 bytes that are none.",
+    ),
     "example": (b"\x0a\x7fabc", "row {}: must be a tf.Example: found 5 bytes that are none."),
 }
 
@@ -243,19 +299,20 @@ def test_bad_records_stop_or_are_skipped(tmp_path, name, count):
     bad, message = BAD[name]
     places = [count // 2, count]
     records = [bad if i in places else GOOD for i in range(1, count + 1)]
-    source = source_of(write_file(tmp_path / "a.tfrecord", records), {"i": "int64", "f": "float32"})
+    types = {"i": "int64", "f": "float32", "b": "bytes"}
+    source = source_of(write_file(tmp_path / "a.tfrecord", records), types)
     with pytest.raises(InputError) as caught:
         rows_of(source)
     assert f"a.tfrecord, {message.format(places[0])}" in str(caught.value)
     rejects = Rejects("skip", limit=2)
     found = rows_of(source, rejects)
     good = [i for i in range(1, count + 1) if i not in places]
-    assert found == [(i, {"i": 1, "f": 0.5}) for i in good]
+    assert found == [(i, {"i": 1, "f": 0.5, "b": None}) for i in good]
     lines = [json.loads(line) for line in rejects.lines]
     assert [line["row"] for line in lines] == places
     if name == "values":
         assert lines[0]["record"] == {"i": [4, 5]}
-    elif name in ("feature", "example"):
+    elif name not in ("texts", "kind"):
         assert lines[0]["record"] == bad.hex()
 
 

@@ -46,7 +46,7 @@ def _find(data: np.ndarray, records: Spans, names: Sequence[str]) -> tuple[Spans
         entry = fields(data, at, FIRST)
         key = fields(data, entry.start, FIRST)
         value = fields(data, key.stop, SECOND)
-        whole = (key.stop > 0) & (value.stop == entry.stop) & (entry.stop <= records.stop[rows])
+        whole = (entry.stop > 0) & (entry.stop == value.stop) & (entry.stop <= records.stop[rows])
         plain[rows[~whole]] = False
         column = table.columns(data, key)
         wanted = whole & (column >= 0)

@@ -8,7 +8,8 @@ import pyarrow as pa
 from jaxrank.data import files
 from jaxrank.errors import InputError
 
-LONGEST = 1 << 27  # bytes of a line, and of a block but for its last line
+LONGEST = 1 << 27  # bytes of a line
+_LARGEST = 1 << 25  # bytes that are read at once
 _SAMPLE_BYTES = 1 << 16
 _GZIP_MAGIC = b"\x1f\x8b"
 
@@ -35,7 +36,7 @@ def first_line(path: str) -> tuple[bytes, bool]:
             line, _, rest = text.partition(b"\n")
             if rest:
                 return line, True
-            _check_length(line, path, 0)
+            _check_length(len(line), path, 0)
     return text.partition(b"\n")[0], False
 
 
@@ -60,30 +61,37 @@ def blocks(
     position = max(start - 1, 0)
     with _open(path, compressed, position) as stream:
         text = _read(stream, min(smallest, _SAMPLE_BYTES), path)
-        if start:
-            # After the first end at or after `start` - 1 begins the first line at or after it.
-            while not (end := text.find(b"\n") + 1):
-                position += len(text)
-                text = _read(stream, _SAMPLE_BYTES, path)
-                if not text:
-                    return
-            position, text = position + end, text[end:]
+        if start:  # the first line to begin at or after it is after the first end from `start` - 1
+            skipped, text = _skip_line(stream, text, path)
+            position += skipped
         line_bytes = len(text) // max(text.count(b"\n"), 1)
-        size = min(max(rows * line_bytes, smallest), LONGEST)
+        size = min(max(rows * line_bytes, smallest), _LARGEST)
+        buffer, held = bytearray(text), len(text)  # one for all blocks: new memory takes time
         while position < stop:
-            more = _read(stream, size, path)
-            text += more
-            ended = len(more) < size
-            if ended and text and not text.endswith(b"\n"):
-                text += b"\n"
-            last = text.find(b"\n", stop - position - 1) + 1
-            end = last or text.rfind(b"\n") + 1
+            buffer.extend(bytes(max(held + size - len(buffer), 0)))
+            got = _fill(stream, memoryview(buffer)[held : held + size], path)
+            held += got
+            if got < size and held and buffer[held - 1 : held] != b"\n":
+                buffer[held : held + 1] = b"\n"
+                held += 1
+            last = buffer.find(b"\n", stop - position - 1, held) + 1
+            end = last or buffer.rfind(b"\n", 0, held) + 1
             if end:
-                yield position, text[:end]
-            if last or ended:
+                yield position, bytes(memoryview(buffer)[:end])
+            if last or got < size:
                 return
-            position, text = position + end, text[end:]
-            _check_length(text, path, position)
+            buffer[: held - end] = buffer[end:held]
+            position, held = position + end, held - end
+            _check_length(held, path, position)
+
+
+def _skip_line(stream: pa.NativeFile, text: bytes, path: str) -> tuple[int, bytes]:
+    """Bytes up to the next line of a text and the stream after it, and what is read of that."""
+    skipped = 0
+    while text and not (end := text.find(b"\n") + 1):
+        skipped += len(text)
+        text = _read(stream, _SAMPLE_BYTES, path)
+    return (skipped + end, text[end:]) if text else (skipped, b"")
 
 
 def _open(path: str, compressed: bool, position: int = 0) -> pa.NativeFile:
@@ -95,18 +103,23 @@ def _open(path: str, compressed: bool, position: int = 0) -> pa.NativeFile:
 
 def _read(stream: pa.NativeFile, size: int, path: str) -> bytes:
     """`size` bytes; fewer only at the end of the file."""
-    pieces = []
+    buffer = bytearray(size)
+    return bytes(buffer[: _fill(stream, memoryview(buffer), path)])
+
+
+def _fill(stream: pa.NativeFile, buffer: memoryview, path: str) -> int:
+    """Reads as many bytes as there is room for, or to the end of the file; -> how many."""
+    filled = 0
     try:
-        while size and (piece := stream.read(size)):
-            pieces.append(piece)
-            size -= len(piece)
+        while filled < len(buffer) and (count := stream.readinto(buffer[filled:])):
+            filled += count
     except Exception as error:  # each remote file system raises its own
         raise InputError(f"{path}: must be readable to its end: found {error}.") from error
-    return b"".join(pieces)
+    return filled
 
 
-def _check_length(line: bytes, path: str, position: int) -> None:
-    if len(line) > LONGEST:
+def _check_length(length: int, path: str, position: int) -> None:
+    if length > LONGEST:
         raise InputError(
             f"{path}: a line must have at most {LONGEST:,} bytes: found more from byte"
             f" {position:,} on."

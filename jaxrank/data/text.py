@@ -4,7 +4,7 @@ import csv
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +24,9 @@ CRITEO_COLUMNS = (
 _PART_BYTES = 1 << 26
 _ROWS_PER_CHUNK = 16_384
 _MIN_CHUNK_BYTES = 1 << 20
+# What Arrow parses at a time: as much as a core's cache holds, but more where the columns are more
+# than that, as each costs a few microseconds.
+_PIECE_BYTES, _PIECE_COLUMNS = 1 << 19, 32
 _WHOLE = (0, 1)  # of a file whose size is not known
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _CLOSED = "on one line, between two quotes if quoted"
@@ -147,12 +150,13 @@ class TextSource:
             return None
         if block.startswith(_BYTE_ORDER_MARK):
             block = _BYTE_ORDER_MARK + block  # the reader drops one
-        try:
-            table = pa.csv.read_csv(pa.BufferReader(block), *self._options(block))
-        except pa.ArrowInvalid:
-            return None
+        whole = len(block) + 1
+        piece = min(_PIECE_BYTES * max(1, len(self._columns) // _PIECE_COLUMNS), whole)
+        table = self._table(block, count, piece)
+        if table is None and piece < whole:  # a line may be longer than a piece
+            table = self._table(block, count, whole)
         # An open quote joins lines, so that rows are fewer, or takes the end of the last one.
-        if table.num_rows != count or "\n" in (table.column(-1)[-1].as_py() or ""):
+        if table is None or "\n" in (table.column(-1)[-1].as_py() or ""):
             return None
         # A carriage return within a line makes one row more.
         torn = b"\r" in block and block.count(b"\r") != block.count(b"\r\n")
@@ -161,12 +165,9 @@ class TextSource:
         batch = table.combine_chunks().to_batches()[0]
         return None if _has_empty_row(batch) else batch
 
-    def _options(self, block: bytes) -> tuple[Any, Any, Any]:
-        read = pa.csv.ReadOptions(
-            use_threads=False,
-            block_size=len(block) + 1,
-            column_names=self._columns,
-        )
+    def _table(self, block: bytes, count: int, piece: int) -> pa.Table | None:
+        """What Arrow finds in a block, `piece` bytes at a time; None if not `count` rows."""
+        read = pa.csv.ReadOptions(use_threads=False, block_size=piece, column_names=self._columns)
         parse = pa.csv.ParseOptions(
             delimiter=self._delimiter,
             quote_char='"' if self._header else False,
@@ -178,7 +179,11 @@ class TextSource:
             null_values=[""],
             check_utf8=False,  # of each value: slower than of the block
         )
-        return read, parse, convert
+        try:
+            table = pa.csv.read_csv(pa.BufferReader(block), read, parse, convert)
+        except pa.ArrowInvalid:
+            return None
+        return table if table.num_rows == count else None
 
     def _fault(self, line: bytes, after: bytes = b"") -> _Fault | None:
         """What is wrong with a line; None exactly if `_parse` takes it. `after` is the next."""

@@ -118,6 +118,8 @@ def gather(data: np.ndarray, spans: Spans) -> np.ndarray:
 def varints(raw: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The numbers i64[total] of runs of bytes, how many each run has, and which runs are not right.
 
+    Bits beyond the 64th are dropped, as protobuf does.
+
     Args:
         raw: u8[sum of sizes], the runs one after another; the last byte of each is below 128.
         sizes: i64[runs].
@@ -128,8 +130,7 @@ def varints(raw: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray,
     ends = np.cumsum(sizes)
     counts = np.diff(np.searchsorted(last, ends), prepend=0)
     wrong = np.zeros(len(sizes), bool)
-    long = (width > 10) | ((width == 10) & (raw[last] > 1))  # 64 bits and no more
-    wrong[np.searchsorted(ends, first[long], side="right")] = True
+    wrong[np.searchsorted(ends, first[width > 10], side="right")] = True
     result = np.zeros(len(last), np.uint64)
     for i in range(min(10, int(width.max(initial=0)))):
         byte = raw[np.minimum(first + i, last)].astype(np.uint64) & np.uint64(0x7F)

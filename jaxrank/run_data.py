@@ -1,0 +1,66 @@
+"""The data of a run: prepared first if need be, or read as it is."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+from jaxrank import processes
+from jaxrank.config import differences, to_plain
+from jaxrank.data import direct, prepare, spec
+from jaxrank.data.store import Store, is_store, open_store
+from jaxrank.errors import InputError
+
+
+def place(config: ConfigDict, directory: str | Path) -> str:
+    """Where the store of a run in `directory` lies, or will."""
+    return config.data.store or str(Path(directory) / "data")
+
+
+def opened(config: ConfigDict, directory: str | Path) -> Store:
+    """The data of a run that is there.
+
+    Raises:
+        InputError: it is not.
+    """
+    if config.data.direct:
+        return direct.open_direct(to_plain(config.features), to_plain(config.source))
+    return open_store(place(config, directory))
+
+
+def prepared(config: ConfigDict, directory: Path, report: Callable[[str], None]) -> Store:
+    """The data of a run; process 0 prepares it if the config says how and it is not there.
+
+    Raises:
+        InputError: it is not there and cannot be made, or was made of other features.
+    """
+    if not config.data.direct:
+        path = place(config, directory)
+        with processes.together():
+            if processes.is_first() and not is_store(path):
+                _prepare(config, path, report)
+    store = opened(config, directory)
+    check_features(store, config)
+    return store
+
+
+def check_features(store: Store, config: ConfigDict) -> None:
+    """Raises InputError unless a store was prepared with the features of a config."""
+    # Both in full: a store that was made when there were fewer fields lacks some.
+    found, expected = (
+        spec.canonical(x) for x in (store.spec["features"], to_plain(config.features))
+    )
+    if found != expected:
+        raise InputError(
+            f"{store.path}: the store was prepared with other features than the config's:\n  "
+            + "\n  ".join(differences(found, expected, "features"))
+        )
+
+
+def _prepare(config: ConfigDict, path: str, report: Callable[[str], None]) -> None:
+    if not to_plain(config.source):
+        raise InputError(f"data.store: no store at {path}, and config.source does not say how.")
+    report(f"Preparing {path}")
+    section, source = to_plain(config.features), to_plain(config.source)
+    compression = config.data.compression
+    prepare.prepare(section, source, path, compression=compression, report=report)
