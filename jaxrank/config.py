@@ -28,7 +28,7 @@ def default() -> ConfigDict:
     c.steps_per_call = 8  # steps in one launched program; intervals are multiples of it
     c.log_every_steps = 64  # the progress line; every step is recorded whatever this says
 
-    # Raw data, for `prepare`. kind: criteo, csv, parquet or synthetic; see data/sources.py.
+    # Raw data, for `prepare`. kind: criteo, csv, parquet, tfrecord or synthetic; see docs/data.md.
     c.source = ConfigDict()
     # What is in the raw data; see data/spec.py.
     c.features = ConfigDict(dict(tasks=[], floats=[], ids=[], lists=[], keep=[], time="", group=""))

@@ -6,14 +6,15 @@ where a change may tell of other data; and a TFRecord file that ends between two
 There only this is claimed: no other exception, no crash, no end that never comes.
 """
 
+import os
 import random
 import subprocess
 import sys
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mutations import mutated, page_bytes, parquet_file, read, tfrecord_file
@@ -161,9 +162,13 @@ def test_a_tfrecord_file_that_ends_early_gives_whole_records_or_none(tmp_path, c
 @pytest.mark.parametrize("kind", ["parquet", "tfrecord"])
 def test_no_damage_ends_in_anything_but_an_input_error(tmp_path, kind, count):
     command = [sys.executable, "mutations.py", kind, "0", str(count), str(tmp_path)]
-    where = Path(__file__).parent
+    paths = [str(ROOT), *sys.path]
     done = subprocess.run(
-        command, cwd=where, env={"PYTHONPATH": str(where.parent)}, capture_output=True, timeout=300
+        command,
+        cwd=ROOT / "tests",
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True,
+        timeout=300,
     )
     output = done.stdout.decode().split("\n")
     assert done.returncode == 0, f"case {output[-2]}: {done.stderr.decode()}"

@@ -156,6 +156,7 @@ def _lists(values: pa.Array, counts: np.ndarray) -> pa.ListArray:
 
 
 def _bytes_lists(data: np.ndarray, spans: Spans, name: str) -> tuple[pa.Array, list[Bad]]:
+    # One by one: side by side, the longest list of a chunk would say how often all are looked at.
     bad: list[Bad] = []
     kind = ColumnType("bytes", True)
     lists = [_judged(data, spans, i, name, kind, bad) for i in range(len(spans.start))]

@@ -32,7 +32,6 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _CLOSED = "on one line, between two quotes if quoted"
 _ESCAPED = re.compile("[\\udc80-\\udcff]")  # bytes that are not UTF-8, as surrogateescape has them
 _TEXT = "delimited text"
-_CARRIAGE_RETURN = "a carriage return within the line"
 
 
 class _Fault(NamedTuple):
@@ -193,7 +192,7 @@ class TextSource:
         except csv.Error as error:
             if self._parse(line, 1) is not None:
                 return None  # a value is longer than the csv module takes
-            return _Fault("", _TEXT, _CARRIAGE_RETURN if "\r" in text else str(error))
+            return _Fault("", _TEXT, str(error))
         if "\n" in cells[-1]:
             column = columns[len(cells) - 1] if len(cells) <= len(columns) else ""
             return _Fault(column, _CLOSED, repr(cells[-1] + _content(after)))
@@ -205,15 +204,29 @@ class TextSource:
             index = next(i for i, cell in enumerate(cells) if _ESCAPED.search(cell))
             data = cells[index].encode(errors="surrogateescape")
             return _Fault(columns[index], "UTF-8", repr(data))
-        # Those in quotes are part of a value, the others the csv module leaves out.
-        quoted = sum(cell.count("\r") for cell in cells) if self._header else 0
-        return None if quoted == text.count("\r") else _Fault("", _TEXT, _CARRIAGE_RETURN)
+        return None
 
     def _cells(self, text: str) -> list[str]:
-        """The values in a line; the last ends in a newline where its quote is not closed."""
+        """The values in a line; the last ends in a newline where its quote is not closed.
+
+        Raises:
+            csv.Error: a carriage return, not in quotes, or a value too long for the csv module.
+        """
+        cells: list[str] = []
+        quoted = 0
         if not self._header:
-            return text.split(self._delimiter)
-        return next(csv.reader([text + "\n"], delimiter=self._delimiter)) or [""]
+            cells = text.split(self._delimiter)
+        else:
+            try:
+                cells = next(csv.reader([text + "\n"], delimiter=self._delimiter)) or [""]
+            except csv.Error:
+                if "\r" not in text:
+                    raise
+            # The csv module takes some at the end for those of lines, and leaves them out.
+            quoted = sum(cell.count("\r") for cell in cells)
+        if quoted < text.count("\r"):
+            raise csv.Error("a carriage return within the line")
+        return cells
 
     def _read_header(self, path: str) -> list[str]:
         line, more = lines.first_line(path)
@@ -226,8 +239,7 @@ class TextSource:
         except UnicodeDecodeError as error:
             raise InputError(f"{where}: must be UTF-8: {error}.") from error
         except csv.Error as error:
-            found = _CARRIAGE_RETURN if b"\r" in line else error
-            raise InputError(f"{where}: must be {_TEXT}: found {found}.") from error
+            raise InputError(f"{where}: must be {_TEXT}: found {error}.") from error
         if not any(names):
             raise InputError(f"{where}: must have the names of the columns: found an empty line.")
         if "\n" in names[-1]:

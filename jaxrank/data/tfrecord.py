@@ -22,7 +22,7 @@ from jaxrank.data.tf_example import COLUMN_TYPES, ColumnType
 from jaxrank.errors import InputError
 
 _RECORDS_PER_CHUNK = 8192
-_BYTES_PER_CHUNK = 64 << 20
+_BYTES_PER_CHUNK = 16 << 20
 _BYTES_AT_ONCE = 1 << 22
 _LONGEST = 1 << 30  # bytes of a record
 _INFERRED_FROM = 1000  # records
