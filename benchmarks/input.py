@@ -1,84 +1,148 @@
-"""Examples a second from a prepared store to ready NumPy batches, on one core.
+"""Examples a second from prepared data to ready NumPy batches, beside what others make of the same.
 
-    taskset -c 0 python benchmarks/input.py
+    python benchmarks/input.py
 
-13 floats and 26 ids, with and without 8 ragged lists of mean length 8. The data is generated and
-prepared first; each figure is the median of the rounds, after one that fills the page cache.
+Three shapes, all with 13 floats and shuffled: `lists`, 26 ids and 8 ragged lists of mean length 8;
+`criteo`, 26 ids; `mlperf`, 214 ids of 26 columns, as in MLPerf's DCN-V2. Data is generated and
+prepared first (kept in --data, if given) and lies in the page cache.
+
+Each row is a process of its own, held to one core or as many as it says. All make batches in turn,
+for --seconds in each of --rounds; figures are medians of the rounds.
+
+- per core: examples for a second of processor time, workers' included, which is what a core gives
+  that nobody else uses.
+- ours: that of the first row over the row's, round by round.
+- MiB: memory of its own, what it shares with its workers included, and pages of files.
+
+The rows of benchmarks/peers_input.py are other loaders; one that is not installed says so.
 """
 
 import argparse
+import os
 import statistics
 import tempfile
-import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
+
+from in_turn import Program, Round, serve
+from input_data import SHAPES, prepared
 
 from jaxrank.data.pipeline import TrainBatches
-from jaxrank.data.prepare import prepare
 from jaxrank.data.store import open_store
 from jaxrank.features import layout
 
-IDS = (100_000,) * 13 + (1_000,) * 13
+PEERS = ("grain", "torch", "torch_batches", "tf_tfrecord", "tf_slices", "tf_gather")
+SETTINGS = dict(steps_per_call=1, window_blocks=4, num_workers=0, prefetch_batches=2)
 
 
-def prepared(path: Path, rows: int, lists: int):
-    source = dict(
-        kind="synthetic",
-        rows=dict(train=rows),
-        seed=1,
-        floats=13,
-        ids=IDS,
-        lists=[dict(rows=50_000, mean_length=8)] * lists,
-    )
-    features = dict(
-        tasks=[dict(name="click", label="click")],
-        floats=[dict(columns="f*")],
-        ids=[dict(columns=f"c{i}", encoding="integer", rows=n) for i, n in enumerate(IDS)],
-        lists=[dict(columns=f"l{i}", encoding="integer", rows=50_000) for i in range(lists)],
-    )
-    prepare(features, source, path, report=lambda text: None)
-    return open_store(path)
+class Row(NamedTuple):
+    """A row of the table: its name, the settings that differ or the peer, and its cores."""
+
+    name: str
+    settings: dict[str, int] | str
+    cores: int = 1
 
 
-def examples_per_second(store, batch_size: int) -> float:
-    split = store.split("train")
-    steps = split.rows // batch_size
-    batches = TrainBatches(
-        split,
+OURS = (
+    Row("jaxrank", {}),
+    Row("  window of 1 block", dict(window_blocks=1)),
+    Row("  window of 16 blocks", dict(window_blocks=16)),
+    Row("  8 steps a call", dict(steps_per_call=8, prefetch_batches=16)),
+    Row("  no threads", dict(prefetch_batches=0)),
+    Row("  2 threads, 2 cores", dict(prefetch_batches=2), 2),
+    Row("  1 worker, 2 cores", dict(num_workers=1), 2),
+    Row("  2 workers, 2 cores", dict(num_workers=2), 2),
+    Row("  4 workers, 4 cores", dict(num_workers=4), 4),
+    Row("  8 workers, 8 cores", dict(num_workers=8), 8),
+)
+
+
+def batches(path: Path, batch_size: int, settings: dict[str, int]) -> Iterator[int]:
+    store = open_store(path)
+    settings = SETTINGS | settings
+    made = TrainBatches(
+        store.split("train"),
         layout(store.schema, {t.name: 16 for t in store.schema.tables}),
         batch_size=batch_size,
-        steps_per_call=1,
         seed=0,
         shards=8,
-        window_blocks=4,
-        num_workers=0,
-        prefetch_batches=2,
         list_slack=8.0,
         on_overflow="error",
-        num_steps=steps,
+        num_steps=settings["steps_per_call"] * 10**9,
+        **settings,
     )
-    start = time.perf_counter()
-    for _ in batches:
-        pass
-    seconds = time.perf_counter() - start
-    batches.close()
-    return steps * batch_size / seconds
+    return (batch_size * settings["steps_per_call"] for _ in made)
+
+
+def measure(args: argparse.Namespace, shape: str, store: Path) -> None:
+    """Prints the rows of a shape."""
+    cores = sorted(os.sched_getaffinity(0))
+    rows = [row for row in OURS if row.cores <= len(cores)]
+    rows += [Row(name, name) for name in ([] if args.without_peers else PEERS)]
+    programs = [_start(row, args, store, cores[: row.cores]) for row in rows]
+    found: list[list[Round]] = [[] for _ in rows]
+    for _ in range(args.rounds):
+        for program, rounds in zip(programs, found, strict=True):
+            if not program.told:
+                rounds.append(program.round(args.seconds))
+    ids = SHAPES[shape].ids
+    print(f"\n{shape}: {ids} ids an example, batches of {args.batch_size}")
+    print(f"{'':22}{'examples/s':>13}{'ids/s':>15}{'per core':>13}{'ours':>8}{'MiB':>13}")
+    for row, program, rounds in zip(rows, programs, found, strict=True):
+        if program.told:
+            print(f"{row.name:22}{program.told:>13}")
+            continue
+        program.close()
+        _print(row.name, rounds, found[0], ids)
+
+
+def _start(row: Row, args: argparse.Namespace, store: Path, cores: list[int]) -> Program:
+    here = Path(__file__)
+    if isinstance(row.settings, str):
+        command: list[Any] = [here.with_name("peers_input.py"), row.settings, store]
+    else:
+        command = [here, "--serve", store]
+        command += [f"{name}={value}" for name, value in row.settings.items()]
+    return Program([*command, "--batch-size", args.batch_size], cores)
+
+
+def _print(name: str, rounds: list[Round], ours: list[Round], ids: int) -> None:
+    rate = statistics.median(r.examples / r.seconds for r in rounds)
+    cpu = statistics.median(r.examples / r.cpu_seconds for r in rounds)
+    ratio = statistics.median(
+        (o.examples / o.cpu_seconds) / (r.examples / r.cpu_seconds)
+        for o, r in zip(ours, rounds, strict=True)
+    )
+    private, mapped = max(r.private for r in rounds), max(r.mapped for r in rounds)
+    print(
+        f"{name:22}{rate:13,.0f}{ids * rate:15,.0f}{cpu:13,.0f}{ratio:8.2f}{private:7} +{mapped:4}"
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--million-rows", type=float, default=1.0)
     parser.add_argument("--batch-size", type=int, default=8192)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=1.5, help="of a row, in each round")
+    parser.add_argument("--data", default="", help="folder to keep the prepared data in")
+    parser.add_argument("--without-peers", action="store_true")
+    parser.add_argument("--serve", default="", help=argparse.SUPPRESS)
+    parser.add_argument("settings", nargs="*", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.serve:
+        settings = {name: int(value) for name, value in (s.split("=") for s in args.settings)}
+        store = Path(args.serve)
+        serve(
+            lambda: batches(store, args.batch_size, settings), open_store(store).split("train").rows
+        )
+        return
     with tempfile.TemporaryDirectory() as folder:
-        for lists in (8, 0):
-            store = prepared(Path(folder) / str(lists), args.rows, lists)
-            found = [examples_per_second(store, args.batch_size) for _ in range(args.rounds + 1)]
-            print(
-                f"{lists} lists: {statistics.median(found[1:]):,.0f} examples/s, batch"
-                f" {args.batch_size}, {args.rows:,} rows of"
-                f" {store.split('train').bytes / args.rows:.0f} bytes"
-            )
+        for shape in args.shapes:
+            store = prepared(Path(args.data or folder), shape, args.million_rows)
+            measure(args, shape, Path(str(store.path)))
 
 
 if __name__ == "__main__":

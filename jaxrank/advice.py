@@ -118,10 +118,7 @@ def _less_work(limit: str, stages: Mapping[str, float], setting: Setting) -> str
             f"Set data.window_blocks, now {setting.window_blocks}, lower: a smaller window is"
             " permuted in the cache, but mixes less."
         )
-    return (
-        f"Set steps_per_call, now {setting.steps_per_call}, to 1, which saves a copy of each batch,"
-        f" or give the host more cores for data.num_workers, now {setting.num_workers}."
-    )
+    return f"Give the host more cores for data.num_workers, now {setting.num_workers}."
 
 
 def _workers(rates: Rates, stages: Mapping[str, float], setting: Setting) -> int:

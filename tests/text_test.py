@@ -13,7 +13,7 @@ import fsspec
 import pyarrow as pa
 import pytest
 
-from jaxrank.data import files, lines, text
+from jaxrank.data import delimited, files, lines, text
 from jaxrank.data.chunk import Part
 from jaxrank.data.rejects import Rejects
 from jaxrank.data.sources import make_source
@@ -63,7 +63,7 @@ def small(monkeypatch):
         monkeypatch.setattr(text, "_PART_BYTES", part)
         monkeypatch.setattr(text, "_MIN_CHUNK_BYTES", chunk)
         monkeypatch.setattr(text, "_ROWS_PER_CHUNK", rows)
-        monkeypatch.setattr(text, "_PIECE_BYTES", max(chunk // 2, 1))
+        monkeypatch.setattr(delimited, "_PIECE_BYTES", max(chunk // 2, 1))
 
     return set_sizes
 
@@ -144,6 +144,14 @@ def test_a_byte_order_mark_is_a_mark_at_the_start_of_the_file_only(tmp_path, sma
         small(part, 1, 1)
         rows = read(source_of(path), content=content)
         assert rows == [(i, {"n": mark + "1", "x": "2"}) for i in range(2, 22)]
+
+
+def test_a_nul_is_a_letter_like_others_in_long_values_too(tmp_path):
+    values = ["x" * (12 + i % 8) + "\0" * (i % 3) for i in range(40)]
+    path = tmp_path / "a.tsv"
+    path.write_text(("\t".join(values) + "\n") * 3000)
+    wanted = dict(zip(text.CRITEO_COLUMNS, values, strict=True))
+    assert read(source_of(path, "criteo")) == [(i, wanted) for i in range(1, 3001)]
 
 
 def test_chunks_are_of_a_few_thousand_rows_whatever_the_file(tmp_path):
@@ -337,7 +345,7 @@ def test_a_header_that_cannot_be_used(tmp_path, content, parts):
         source_of(path)
 
 
-@pytest.mark.parametrize("content", [b"", gzip.compress(b"")])
+@pytest.mark.parametrize("content", [b"", gzip.compress(b"", mtime=0)])
 def test_a_criteo_file_without_lines(tmp_path, content):
     path = tmp_path / "a.tsv"
     path.write_bytes(content)

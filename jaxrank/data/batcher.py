@@ -1,14 +1,19 @@
 """Examples -> the Batch that a step consumes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from jaxrank.data.examples import Examples
-from jaxrank.data.packing import Packer, select
+from jaxrank.data.examples import Examples, join, joined
+from jaxrank.data.list_selection import select
+from jaxrank.data.memory import map_arrays
+from jaxrank.data.packing import Packer
 from jaxrank.data.stack_rows import StackRows
 from jaxrank.errors import InputError
-from jaxrank.features import PAD, Batch, Layout, Stack
+from jaxrank.features import PAD, Batch, Layout, Lists, Stack
+
+# Examples of a part, below which joining all parts costs less than to go through them.
+_FEW = 256
 
 
 class Batcher:
@@ -24,32 +29,74 @@ class Batcher:
     def __init__(
         self, layout: Layout, group: int, capacities: Mapping[str, int], overflow: str = "error"
     ):
+        self._schema, self._group = layout.schema, group
         self._ids = {s.name: _Ids(layout, s) for s in layout.stacks if s.places}
+        self._room = {s.name: capacities[s.name] for s in layout.stacks if s.lists}
         self._packer = Packer(layout, group, capacities, overflow)
 
-    def __call__(self, examples: Examples) -> Batch:
-        lists, dropped = self._packer(examples.lengths, examples.values, examples.value_weights)
-        known = ~np.isnan(examples.labels)
-        weights = np.float32(1) if examples.weights is None else examples.weights
+    def __call__(self, *parts: Examples) -> Batch:
+        """The batch of all examples of the parts, each array in memory of its own."""
+        shifts = 0 if parts[0].shifts is None else parts[0].shifts.shape[1]
+        like = self.like(sum(p.rows for p in parts), shifts)
+        batch = map_arrays(lambda array: np.empty(array.shape, array.dtype), like)
+        self.fill(batch, parts)
+        return batch
+
+    def like(self, rows: int, shifts: int) -> Batch:
+        """The shapes and dtypes of a batch of so many examples and columns of shifts.
+
+        Its arrays take no memory.
+        """
+        groups, tasks = rows // self._group, len(self._schema.tasks)
+
+        def array(dtype: type, *shape: int) -> np.ndarray:
+            return np.broadcast_to(np.zeros((), dtype), shape)
+
+        def lists(room: int) -> Lists:
+            ids = array(np.int32, groups, room)
+            return Lists(ids, ids, array(np.float32, groups, room))
+
         return Batch(
-            floats=examples.floats,
-            ids={name: ids(examples) for name, ids in self._ids.items()},
-            lists=lists,
-            labels=np.where(known, examples.labels, np.float32(0)),
-            weights=np.where(known, weights, np.float32(0)),
-            dropped=dropped,
-            shifts=_no_shifts(examples.rows) if examples.shifts is None else examples.shifts,
+            floats=array(np.float32, rows, len(self._schema.floats)),
+            ids={name: array(np.int32, rows, ids.places) for name, ids in self._ids.items()},
+            lists={name: lists(room) for name, room in self._room.items()},
+            labels=array(np.float32, rows, tasks),
+            weights=array(np.float32, rows, tasks),
+            dropped=array(np.int32, groups, len(self._schema.lists)),
+            shifts=array(np.float32, rows, shifts),
         )
 
+    def fill(self, batch: Batch, parts: Sequence[Examples]) -> None:
+        """Makes a batch of examples, in one part or more, in arrays that are there."""
+        rows = len(batch.labels)
+        if rows < _FEW * len(parts):
+            parts = [join(parts)]
+        np.concatenate([p.floats for p in parts], out=batch.floats)
+        starts = np.cumsum([0] + [p.rows for p in parts]).tolist()
+        for name, ids in self._ids.items():
+            for part, start in zip(parts, starts, strict=False):
+                ids.fill(batch.ids[name][start : start + part.rows], part, start)
+        self._fill_lists(batch, parts)
+        labels, weights = joined(parts, "labels"), joined(parts, "weights")
+        known = ~np.isnan(labels)
+        batch.labels[...] = np.where(known, labels, np.float32(0))
+        weights = np.float32(1) if weights is None else weights
+        batch.weights[...] = np.where(known, weights, np.float32(0))
+        if parts[0].shifts is not None:
+            np.concatenate([p.shifts for p in parts], out=batch.shifts)
 
-def _no_shifts(rows: int) -> np.ndarray:
-    return np.zeros((rows, 0), np.float32)
+    def _fill_lists(self, batch: Batch, parts: Sequence[Examples]) -> None:
+        weights = [p.value_weights for p in parts if p.value_weights is not None]
+        self._packer.fill(
+            batch.lists, batch.dropped, joined(parts, "lengths"), [p.values for p in parts], weights
+        )
 
 
 class _Ids:
     """The id columns and sequences of one stack -> i32[n, places], as `Batch.ids` has them."""
 
     def __init__(self, layout: Layout, stack: Stack):
+        self.places = stack.places
         self._columns, self._sequences = list(stack.columns), list(stack.sequences)
         columns = [f.name for f in layout.schema.ids for _ in range(f.length)]
         self._names = [layout.schema.lists[i].name for i in self._sequences]
@@ -62,27 +109,30 @@ class _Ids:
         tables = [*stack.column_tables, *(stack.sequence_tables[i] for i in self._owner)]
         self._rows = StackRows(layout, stack, names, tables)
 
-    def __call__(self, examples: Examples) -> np.ndarray:
+    def fill(self, out: np.ndarray, examples: Examples, start: int) -> None:
+        """Fills `out` i32[n, places]; `start` is the number of example 0, for messages."""
         every = len(self._columns) == examples.ids.shape[1]
         columns = examples.ids if every else examples.ids.take(self._columns, axis=1)
         if not self._sequences:
-            return self._rows.matrix(columns)
+            self._rows.matrix(columns, out, start)
+            return
         lengths, values, _ = select(self._sequences, examples.lengths, examples.values, None)
-        self._check(lengths)
-        rows = np.full((examples.rows, len(self._columns) + len(self._owner)), PAD, np.int32)
-        rows[:, : len(self._columns)] = columns
+        self._check(lengths, start)
+        out.fill(PAD)
+        out[:, : len(self._columns)] = columns
         # Both the places that are filled and the ids are in order of example, list and position.
         filled = self._position < lengths.take(self._owner, axis=1)
-        rows[:, len(self._columns) :][filled] = values
-        return self._rows.matrix(rows)
+        out[:, len(self._columns) :][filled] = values
+        self._rows.matrix(out, out, start)
 
-    def _check(self, lengths: np.ndarray) -> None:  # i32[n, sequences]
+    def _check(self, lengths: np.ndarray, start: int) -> None:  # i32[n, sequences]
         too_long = lengths > self._lengths
         if too_long.any():
             example, i = np.argwhere(too_long)[0].tolist()
             places = self._lengths[i]
             raise InputError(
-                f"Example {example} of the batch: the list {self._names[i]!r} must have at most"
-                f" {places} ids, as many as its sequence has places: found {lengths[example, i]}."
+                f"Example {start + example} of the batch: the list {self._names[i]!r} must have at"
+                f" most {places} ids, as many as its sequence has places: found"
+                f" {lengths[example, i]}."
                 f" Prepare the data again with max_length={places}."
             )

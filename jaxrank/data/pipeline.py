@@ -6,7 +6,7 @@ batch k whether one process reads or sixteen do, and with any number of workers.
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import grain
@@ -14,12 +14,14 @@ import numpy as np
 
 from jaxrank.data import packing
 from jaxrank.data.batcher import Batcher
-from jaxrank.data.examples import Examples, Known
+from jaxrank.data.examples import Known
+from jaxrank.data.memory import Memory, bytes_of, with_steps
 from jaxrank.data.order import Order
 from jaxrank.data.store import Split
 from jaxrank.data.streams import EvaluationSource, Reader, Shard, TrainSource
+from jaxrank.data.workers import WorkerCalls
 from jaxrank.errors import InputError
-from jaxrank.features import MAX_GROUP, Batch, Layout, Lists
+from jaxrank.features import MAX_GROUP, Batch, Layout
 
 ORDERS = ("shuffled", "days")
 _EVALUATION_BLOCKS = 8  # kept for the next batch; they are memory maps
@@ -54,54 +56,11 @@ def _let_grain_read_its_flags() -> None:
                 flags[name].present = max(1, flags[name].present)
 
 
-def _iterate(source: Any, workers: int, prefetch: int) -> Any:
-    """An iterator over the source's elements in order, read ahead."""
+def _iterate(source: Any, threads: int, ahead: int) -> Any:
+    """An iterator over the source's elements in order, made ahead by threads."""
     _let_grain_read_its_flags()
-    if workers:
-        options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=1)
-        workers_options = grain.MultiprocessingOptions(
-            num_workers=workers, per_worker_buffer_size=max(1, prefetch)
-        )
-        elements = grain.MapDataset.source(source).to_iter_dataset(options)
-        # Elements are dealt to the workers in turn, and there are as many parts as workers: a
-        # worker serves the same shards for ever, and no window is read by two.
-        return iter(elements.mp_prefetch(workers_options))
-    options = grain.ReadOptions(
-        num_threads=min(_READ_THREADS, prefetch), prefetch_buffer_size=prefetch
-    )
+    options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=ahead)
     return iter(grain.MapDataset.source(source).to_iter_dataset(options))
-
-
-def _stack_batches(batches: Iterator[Batch], steps: int, parts: int) -> Batch:
-    """`parts` in turn make the batch of a step; -> arrays [steps, all rows of the parts, ...]."""
-    first = next(batches)
-    if steps * parts == 1:
-        return _map(lambda array: np.asarray(array)[None], first)
-    out = _map(lambda a: np.empty((steps, parts * len(a), *a.shape[1:]), a.dtype), first)
-    for index in range(steps * parts):
-        step, part = divmod(index, parts)
-        batch = first if index == 0 else next(batches)
-        for to, array in zip(_leaves(out), _leaves(batch), strict=True):
-            to[step, part * len(array) : (part + 1) * len(array)] = array
-    return out
-
-
-def _map(function: Callable[[np.ndarray], np.ndarray], batch: Batch) -> Batch:
-    return Batch(
-        floats=function(batch.floats),
-        ids={name: function(a) for name, a in batch.ids.items()},
-        lists={name: Lists(*map(function, lists)) for name, lists in batch.lists.items()},
-        labels=function(batch.labels),
-        weights=function(batch.weights),
-        dropped=function(batch.dropped),
-        shifts=function(batch.shifts),
-    )
-
-
-def _leaves(batch: Batch) -> list[np.ndarray]:
-    lists = [array for name in batch.lists for array in batch.lists[name]]
-    matrices = [batch.labels, batch.weights, batch.dropped, batch.shifts]
-    return [batch.floats, *batch.ids.values(), *lists, *matrices]
 
 
 class TrainBatches:
@@ -174,8 +133,7 @@ class TrainBatches:
                 f"data.order: 'days' must have a split that is stored by day: {split.path} is not."
             )
         mine = _process_shares(batch_size, shards, process)
-        self._parts = max(1, num_workers)
-        if len(mine) % self._parts:
+        if len(mine) % max(1, num_workers):
             raise InputError(
                 "data.num_workers must divide the shards of a process: got"
                 f" data.num_workers={num_workers}, data.shards={shards} on {process[1]} processes."
@@ -191,16 +149,23 @@ class TrainBatches:
             for stack in layout.stacks
             if stack.lists
         }
-        self._streams = [Shard(Reader(split, kept=1), line, shard) for shard in mine]
         self._share = batch_size // shards
+        self._ahead = -(-prefetch_batches // steps_per_call)
+        self._threads = min(_READ_THREADS, self._ahead)
+        readers = 1 if num_workers else max(1, self._threads)
+        # Windows that these threads are in at the same time, and one that some are done with.
+        places = readers * steps_per_call * self._share
+        kept = min(readers, -(-places // window)) + (readers > 1)
+        self._streams = [Shard(Reader(split, kept=1), line, shard, kept) for shard in mine]
         # The first batch with an example of each day; of all, where they are shuffled together.
         self.first_steps = [place // self._share for place in line.first_places()]
-        self.batcher: Callable[[Examples], Batch] = Batcher(
-            layout, self.group, self.capacities, on_overflow
-        )
+        self.batcher = Batcher(layout, self.group, self.capacities, on_overflow)
+        self._shifts = layout.schema.shift_columns
         self._steps_per_call, self._num_steps = steps_per_call, num_steps
-        self._num_workers, self._prefetch = num_workers, prefetch_batches
-        self._elements: Any = None
+        self._num_workers = num_workers
+        self._like = self._call_like(1)
+        self._memory = Memory(bytes_of(self._like), kept=self._ahead + 1)
+        self._calls: Any = None
         self.set_state({"next_step": first_step})
 
     def __iter__(self) -> "TrainBatches":
@@ -210,20 +175,36 @@ class TrainBatches:
         if self.position >= self._num_steps:
             self.close()
             raise StopIteration
-        if self._elements is None:
-            self._elements = _iterate(self.source(), self._num_workers, self._prefetch)
-        batch = self.stack(self._elements)
+        if self._calls is None:
+            self._calls = self._start()
+        batch = next(self._calls)
         self.position += self._steps_per_call
         return batch
 
+    def _start(self) -> Any:
+        if self._num_workers:
+            _let_grain_read_its_flags()
+            return WorkerCalls(self.source(), max(1, self._ahead), self._like, self._memory)
+        return _iterate(self.source(), self._threads, self._ahead)
+
     def source(self) -> TrainSource:
         """What the batches from here on are made of, at random access."""
-        steps = range(self.position, self._num_steps)
-        return TrainSource(self._streams, self._share, self._parts, steps, self.batcher)
+        parts = max(1, self._num_workers)
+        return TrainSource(
+            self._streams,
+            self._share,
+            parts,
+            range(self.position, self._num_steps),
+            self._steps_per_call,
+            self.batcher,
+            self._call_like(parts),
+            self._memory,
+        )
 
-    def stack(self, elements: Iterator[Batch]) -> Batch:
-        """The batches of a call, of the next elements of `source`."""
-        return _stack_batches(elements, self._steps_per_call, self._parts)
+    def _call_like(self, parts: int) -> Batch:
+        """The shapes and dtypes of one of the equal parts of a call."""
+        rows = self._share * len(self._streams) // parts
+        return with_steps(self.batcher.like(rows, self._shifts), self._steps_per_call)
 
     def get_state(self) -> dict[str, int]:
         return {"next_step": self.position}
@@ -247,9 +228,9 @@ class TrainBatches:
 
     def close(self) -> None:
         """Ends threads and workers; the next `next` starts them again."""
-        if self._elements is not None:
-            self._elements.close()
-            self._elements = None
+        if self._calls is not None:
+            self._calls.close()
+            self._calls = None
 
 
 class EvaluationBatches:
@@ -312,7 +293,7 @@ class EvaluationBatches:
         return len(self._source)
 
     def __iter__(self) -> Iterator[tuple[Batch, int]]:
-        elements = _iterate(self._source, 0, self._prefetch)
+        elements = _iterate(self._source, min(_READ_THREADS, self._prefetch), self._prefetch)
         try:
             for index, batch in enumerate(elements):
                 yield batch, min(self._batch_size, self._rows - index * self._batch_size)

@@ -49,20 +49,29 @@ class StackRows:
         self._pads = np.full(len(index), PAD, np.uint32)  # NumPy is slow with a scalar
         self._hot = _hot(stack, index) if stack.hot else None
 
-    def matrix(self, rows: np.ndarray) -> np.ndarray:
+    def matrix(self, rows: np.ndarray, out: np.ndarray | None = None, start: int = 0) -> np.ndarray:
         """i32[n, columns] of the tables -> i32[n, columns] of the stack.
+
+        Args:
+            out: where to; may be `rows`.
+            start: the number of example 0, for messages.
 
         Raises:
             InputError: a row that its table does not have; names feature, table and example.
         """
+        out = np.empty_like(rows) if out is None else out
         width = len(self._features) * math.gcd(len(rows), self._examples)
-        wide = rows.reshape(-1, width)
+        wide, moved = rows.reshape(-1, width), out.reshape(-1, width)
+
+        def place(i: int) -> tuple[int, int]:
+            example, column = divmod(i, len(self._features))
+            return start + example, column
+
         outside = wide.view(np.uint32) >= self._limits[:width]  # negative ones are large here
-        any_outside = self._check(wide, outside, lambda i: divmod(i, len(self._features)))
+        any_outside = self._check(wide, outside, place)
         if self._hot is None:
-            moved = wide + self._offsets[:width]
+            np.add(wide, self._offsets[:width], out=moved)
         else:
-            moved = np.empty_like(wide)
             first, hot = self._hot.first[:width], self._hot.hot[:width]
             for i in range(0, len(wide), 4):  # so few stay in the cache from step to step
                 part = wide[i : i + 4]
@@ -72,7 +81,7 @@ class StackRows:
             # missing, this is 20 times as fast as np.copyto with a mask.
             bits = moved.view(np.uint32)
             np.minimum(bits, self._pads[:width], out=bits)
-        return moved.reshape(rows.shape)
+        return out
 
     def values(self, rows: np.ndarray, places: np.ndarray, start: int, out: np.ndarray) -> None:
         """i32[m] rows of the tables -> `out` i32[m], rows of the stack.
@@ -92,16 +101,17 @@ class StackRows:
         bits = rows.view(np.uint32)
         outside = None
         if len(bits) and bits.max() >= self._least:  # PAD, or a row that only larger tables have
-            # `out` is free until the end. With "raise", take would make a copy first.
-            limits = self._limits.take(places, out=out.view(np.uint32), mode="clip")
+            # `out` is free until the end. With "raise", take would make a copy first; "wrap" is
+            # faster than "clip".
+            limits = self._limits.take(places, out=out.view(np.uint32), mode="wrap")
             outside = bits >= limits
             outside = outside if self._check(rows, outside, place) else None
         if self._hot is None:
-            self._offsets.take(places, out=out, mode="clip")
+            self._offsets.take(places, out=out, mode="wrap")
             out += rows
         else:
-            first = self._hot.first.take(places, mode="clip")
-            hot = self._hot.hot.take(places, out=out, mode="clip")
+            first = self._hot.first.take(places, mode="wrap")
+            hot = self._hot.hot.take(places, out=out, mode="wrap")
             np.add(rows, self._hot.steps(rows, first, hot), out=out)
         if outside is not None:
             np.copyto(out, PAD, where=outside)

@@ -7,13 +7,15 @@ makes it fast where elements are asked for about in order, and does not travel t
 import collections
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from jaxrank.data import examples as ex
+from jaxrank.data.batcher import Batcher
 from jaxrank.data.examples import Examples, Known
+from jaxrank.data.memory import Memory, laid_out, map_arrays
 from jaxrank.data.order import Order, Run
 from jaxrank.data.store import Split
 from jaxrank.features import Batch
@@ -56,17 +58,21 @@ class Reader:
 class Shard:
     """The stream of one shard, at random access: fast where it is read about in order.
 
-    The window in hand is kept already permuted, and the one before it, which other read threads
-    may not have finished.
+    Args:
+        kept: windows, already permuted, that are kept for the next call: one more than threads
+            read at the same time.
     """
 
-    def __init__(self, reader: Reader, order: Order, shard: int):
-        self._reader, self._order, self._shard = reader, order, shard
-        self._windows: dict[tuple[int, int], Examples] = {}
+    def __init__(self, reader: Reader, order: Order, shard: int, kept: int):
+        self._reader, self._order, self._shard, self._kept = reader, order, shard, kept
+        self._windows: collections.OrderedDict[tuple[int, int], Examples] = (
+            collections.OrderedDict()
+        )
         self._lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"reader": self._reader, "order": self._order, "shard": self._shard}
+        state = {"reader": self._reader, "order": self._order, "shard": self._shard}
+        return state | {"kept": self._kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
@@ -83,38 +89,63 @@ class Shard:
     def _window(self, run: Run) -> Examples:
         key = (run.turn, run.window)
         if key not in self._windows:
+            while len(self._windows) >= self._kept:
+                self._windows.popitem(last=False)
             spans, order = self._order.window(self._shard, *key)
-            stored = ex.join([self._reader.read(*span) for span in spans])
-            newest = dict(list(self._windows.items())[-1:])
-            self._windows = newest | {key: ex.permute(stored, order)}
+            self._windows[key] = ex.gather([self._reader.read(*span) for span in spans], order)
+        self._windows.move_to_end(key)
         return self._windows[key]
 
 
 class TrainSource:
-    """Element i: part `i % parts` of this process's share of global batch `first + i // parts`."""
+    """Element i: part `i % parts` of this process's share of call `first + i // parts`.
+
+    A call is some consecutive steps; its arrays are [steps, rows of the part, ...].
+
+    Args:
+        shards: of this process; a part is an equal share of them.
+        share: examples of a step that each shard gives.
+        steps: to serve.
+        steps_per_call: divides them.
+        batcher: makes the batch of a step.
+        like: the shapes and dtypes of an element.
+        memory: for elements.
+    """
 
     def __init__(
         self,
-        shards: list[Shard],
+        shards: Sequence[Shard],
         share: int,
         parts: int,
         steps: range,
-        batch: Callable[[Examples], Batch],
+        steps_per_call: int,
+        batcher: Batcher,
+        like: Batch,
+        memory: Memory,
     ):
-        self._shards, self._share, self._parts = shards, share, parts
-        self._steps, self._batch = steps, batch
+        self._shards, self._share, self.parts = shards, share, parts
+        self._steps, self._steps_per_call = steps, steps_per_call
+        self._batcher, self._memory = batcher, memory
+        self.like = like
 
     def __len__(self) -> int:
-        return len(self._steps) * self._parts
+        return len(self._steps) // self._steps_per_call * self.parts
 
     def __getitem__(self, index: Any) -> Batch:
-        step, part = divmod(int(index), self._parts)
-        start = self._steps[step] * self._share
-        count = len(self._shards) // self._parts
-        found = []
-        for shard in self._shards[part * count : (part + 1) * count]:
-            found += shard.read(start, start + self._share)
-        return self._batch(ex.join(found))
+        batch = laid_out(self._memory.lend(), self.like)
+        self.fill(int(index), batch)
+        return batch
+
+    def fill(self, index: int, batch: Batch) -> None:
+        """Writes element `index` to arrays that are there."""
+        call, part = divmod(index, self.parts)
+        count = len(self._shards) // self.parts
+        for i in range(self._steps_per_call):
+            start = self._steps[call * self._steps_per_call + i] * self._share
+            found: list[Examples] = []
+            for shard in self._shards[part * count : (part + 1) * count]:
+                found += shard.read(start, start + self._share)
+            self._batcher.fill(map_arrays(lambda array, i=i: array[i], batch), found)
 
 
 class EvaluationSource:
@@ -126,7 +157,7 @@ class EvaluationSource:
         ends: np.ndarray,
         batch_size: int,
         mine: tuple[int, int],
-        batch: Callable[[Examples], Batch],
+        batch: Callable[..., Batch],
     ):
         self._reader, self._ends, self._batch_size = reader, ends, batch_size
         self._mine, self._batch = mine, batch
@@ -140,7 +171,7 @@ class EvaluationSource:
         # The last batch ends behind the last example, and some processes may have none of it.
         rows = int(self._ends[-1])
         block = int(np.searchsorted(self._ends, min(start, rows - 1), side="right"))
-        found = [self._reader.read(block, 0, 0)]
+        found = []
         while start < min(stop, rows):
             begin = int(self._ends[block - 1]) if block else 0
             end = min(int(self._ends[block]), stop)
@@ -149,5 +180,6 @@ class EvaluationSource:
             start = max(start, end)
             block += 1
         if start < stop:
-            found.append(ex.blank(found[0], stop - start))
-        return self._batch(ex.join(found))
+            last = self._reader.read(len(self._ends) - 1, 0, 0)
+            found.append(ex.blank(last, stop - start))
+        return self._batch(*found)

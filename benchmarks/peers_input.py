@@ -1,0 +1,294 @@
+"""Other loaders on the data of benchmarks/input.py, which starts this.
+
+All read from memory, where the columns lie as NumPy arrays, or from a TFRecord file in the page
+cache; on one core; and all but tf_tfrecord, which has a buffer, permute all examples. What they
+make is what a step takes: floats, labels, rows of one table of all tables' rows, and lists packed
+into arrays of fixed size; those of TensorFlow leave lists ragged, which costs less.
+
+grain: examples one by one, put together by a function of a batch.
+torch: a DataLoader of examples, put together by the same function.
+torch_batches: a DataLoader whose dataset is asked for whole batches, by NumPy's index.
+tf_tfrecord: TFRecord of tf.Example, a buffer of 16 batches, whole batches parsed.
+tf_slices: from_tensor_slices of columns, batched.
+tf_gather: whole batches by index, gathered by TensorFlow.
+"""
+
+import argparse
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from in_turn import serve
+
+from jaxrank.data import packing
+from jaxrank.data.store import open_store
+from jaxrank.features import MAX_GROUP, PAD, layout
+
+ROWS = 200_000  # of the store, from the first; more would be as fast or slower
+WARM_BATCHES = 4
+
+
+class Columns(NamedTuple):
+    """Of all examples; `ends` i64[n + 1] of each example's lists in `values`."""
+
+    floats: np.ndarray
+    ids: np.ndarray
+    labels: np.ndarray
+    lengths: np.ndarray
+    values: np.ndarray
+    ends: np.ndarray
+
+    @property
+    def rows(self) -> int:
+        return len(self.labels)
+
+
+class Data:
+    """Columns in memory, and what is made of some of their examples."""
+
+    def __init__(self, path: Path):
+        store = open_store(path)
+        split = store.split("train")
+        blocks = []
+        while sum(b.rows for b in blocks) < min(ROWS, split.rows):
+            blocks.append(split.read_block(len(blocks)))
+        names = ("floats", "ids", "labels", "list_lengths", "list_values")
+        arrays = [np.concatenate([getattr(b, name) for b in blocks]) for name in names]
+        ends = np.append(0, np.cumsum(arrays[3].sum(axis=1, dtype=np.int64)))
+        self.columns = Columns(*arrays, ends)
+        (stack,) = layout(store.schema, {t.name: 16 for t in store.schema.tables}).stacks
+        offsets = np.asarray(stack.offsets, np.int32)
+        self.offsets = offsets[list(stack.column_tables)]
+        self.list_offsets = offsets[list(stack.list_tables)]
+        self.room = packing.capacity(stack, split.statistics, MAX_GROUP) if stack.lists else 0
+
+    def example(self, i: int) -> dict[str, np.ndarray]:
+        c = self.columns
+        return {
+            "floats": c.floats[i],
+            "ids": c.ids[i],
+            "labels": c.labels[i],
+            "lengths": c.lengths[i],
+            "values": c.values[c.ends[i] : c.ends[i + 1]],
+        }
+
+    def collate(self, examples: Any) -> dict[str, np.ndarray]:
+        """A batch of examples that were read one by one."""
+        stacked = {
+            name: np.stack([e[name] for e in examples])
+            for name in ("floats", "ids", "labels", "lengths")
+        }
+        return self.made(stacked, np.concatenate([e["values"] for e in examples]))
+
+    def taken(self, index: np.ndarray) -> dict[str, np.ndarray]:
+        """A batch of the examples of an index."""
+        c = self.columns
+        names = ("floats", "ids", "labels", "lengths")
+        stacked = {name: getattr(c, name).take(index, axis=0) for name in names}
+        sizes = c.ends[index + 1] - c.ends[index]
+        starts = np.cumsum(sizes) - sizes
+        where = np.repeat(c.ends[index] - starts, sizes) + np.arange(sizes.sum())
+        return self.made(stacked, c.values[where])
+
+    def made(self, batch: dict[str, np.ndarray], values: np.ndarray) -> dict[str, np.ndarray]:
+        batch["ids"] = batch["ids"] + self.offsets
+        lengths = batch.pop("lengths")
+        if lengths.shape[1]:
+            batch |= self._packed(lengths, values)
+        return batch
+
+    def _packed(self, lengths: np.ndarray, values: np.ndarray) -> dict[str, np.ndarray]:
+        groups = len(lengths) // MAX_GROUP
+        by_group = lengths.reshape(groups, -1)
+        offsets = np.tile(self.list_offsets, MAX_GROUP)
+        ids = np.full((groups, self.room), PAD, np.int32)
+        segments = np.full((groups, self.room), PAD, np.int32)
+        weights = np.zeros((groups, self.room), np.float32)
+        stops = np.cumsum(by_group.sum(axis=1))
+        for g, (own, stop) in enumerate(zip(by_group, stops.tolist(), strict=True)):
+            lists = np.repeat(np.arange(len(own)), own)
+            n = len(lists)
+            ids[g, :n] = values[stop - n : stop] + offsets[lists]
+            segments[g, :n] = lists
+            weights[g, :n] = (1 / np.maximum(own, 1)).astype(np.float32)[lists]
+        return {"list_ids": ids, "segments": segments, "weights": weights}
+
+
+def grain(data: Data, size: int, path: Path) -> Iterator[int]:
+    import grain
+
+    class Examples:
+        def __len__(self) -> int:
+            return data.columns.rows
+
+        def __getitem__(self, i: Any) -> dict[str, np.ndarray]:
+            return data.example(i)
+
+    batches = grain.MapDataset.source(Examples()).shuffle(seed=0).repeat()
+    batches = batches.batch(size, drop_remainder=True, batch_fn=data.collate)
+    options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
+    return (len(b["labels"]) for b in batches.to_iter_dataset(options))
+
+
+def torch(data: Data, size: int, path: Path) -> Iterator[int]:
+    import torch
+
+    torch.set_num_threads(1)
+
+    class Examples(torch.utils.data.Dataset):
+        def __len__(self) -> int:
+            return data.columns.rows
+
+        def __getitem__(self, i: int) -> dict[str, np.ndarray]:
+            return data.example(i)
+
+    loader = torch.utils.data.DataLoader(
+        Examples(),
+        batch_size=size,
+        shuffle=True,
+        drop_last=True,
+        collate_fn=lambda examples: _tensors(data.collate(examples)),
+    )
+    return (len(batch["labels"]) for batch in _endless(loader))
+
+
+def torch_batches(data: Data, size: int, path: Path) -> Iterator[int]:
+    import torch
+
+    torch.set_num_threads(1)
+
+    class Batches(torch.utils.data.Dataset):
+        def __getitem__(self, index: np.ndarray) -> dict[str, Any]:
+            return _tensors(data.taken(index))
+
+    class Shuffled(torch.utils.data.Sampler):
+        def __iter__(self) -> Iterator[np.ndarray]:
+            order = np.random.default_rng().permutation(data.columns.rows)
+            return iter(order[: len(order) // size * size].reshape(-1, size))
+
+    loader = torch.utils.data.DataLoader(Batches(), sampler=Shuffled(), batch_size=None)
+    return (len(batch["labels"]) for batch in _endless(loader))
+
+
+def _tensors(batch: dict[str, np.ndarray]) -> dict[str, Any]:
+    import torch
+
+    return {name: torch.from_numpy(array) for name, array in batch.items()}
+
+
+def _endless(loader: Any) -> Iterator[Any]:
+    while True:
+        yield from loader
+
+
+def tf_tfrecord(data: Data, size: int, path: Path) -> Iterator[int]:
+    tf = _tensorflow()
+    records = path / f"first-{data.columns.rows}.tfrecord"
+    if not records.exists():
+        _write_records(tf, data, records)
+    c = data.columns
+    fixed = tf.io.FixedLenFeature
+    features = {
+        "floats": fixed([c.floats.shape[1]], tf.float32),
+        "ids": fixed([c.ids.shape[1]], tf.int64),
+        "labels": fixed([1], tf.float32),
+    }
+    for i in range(c.lengths.shape[1]):
+        features[f"l{i}"] = tf.io.RaggedFeature(tf.int64)
+
+    def parsed(serialized: Any) -> dict[str, Any]:
+        found = tf.io.parse_example(serialized, features)
+        found["ids"] = tf.cast(found["ids"], tf.int32) + data.offsets
+        return found
+
+    batches = tf.data.TFRecordDataset(str(records)).repeat().shuffle(16 * size)
+    batches = batches.batch(size, drop_remainder=True).map(parsed).prefetch(1)
+    return (len(b["labels"]) for b in batches.as_numpy_iterator())
+
+
+def _write_records(tf: Any, data: Data, path: Path) -> None:
+    def longs(values: np.ndarray) -> Any:
+        return tf.train.Feature(int64_list=tf.train.Int64List(value=values.tolist()))
+
+    def floats(values: np.ndarray) -> Any:
+        return tf.train.Feature(float_list=tf.train.FloatList(value=values.tolist()))
+
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for i in range(data.columns.rows):
+            e = data.example(i)
+            lists = np.split(e["values"], np.cumsum(e["lengths"])[:-1]) if len(e["lengths"]) else []
+            feature = {f"l{j}": longs(values) for j, values in enumerate(lists)}
+            feature |= {"floats": floats(e["floats"]), "ids": longs(e["ids"])}
+            feature["labels"] = floats(e["labels"])
+            writer.write(
+                tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString()
+            )
+
+
+def tf_slices(data: Data, size: int, path: Path) -> Iterator[int]:
+    tf = _tensorflow()
+    batches = tf.data.Dataset.from_tensor_slices(_tf_columns(tf, data))
+    batches = batches.shuffle(data.columns.rows).repeat().batch(size, drop_remainder=True)
+
+    def to_rows(batch: dict[str, Any]) -> dict[str, Any]:
+        return batch | {"ids": batch["ids"] + data.offsets}
+
+    return (len(b["labels"]) for b in batches.map(to_rows).prefetch(1).as_numpy_iterator())
+
+
+def tf_gather(data: Data, size: int, path: Path) -> Iterator[int]:
+    tf = _tensorflow()
+    columns = _tf_columns(tf, data)
+
+    def taken(index: Any) -> dict[str, Any]:
+        batch = {name: tf.gather(column, index) for name, column in columns.items()}
+        return batch | {"ids": batch["ids"] + data.offsets}
+
+    def order() -> Iterator[np.ndarray]:
+        while True:
+            rows = np.random.default_rng().permutation(data.columns.rows)
+            yield from rows[: len(rows) // size * size].reshape(-1, size)
+
+    index = tf.data.Dataset.from_generator(order, output_signature=tf.TensorSpec((size,), tf.int64))
+    batches = index.map(taken).prefetch(1)
+    return (len(b["labels"]) for b in batches.as_numpy_iterator())
+
+
+def _tensorflow() -> Any:
+    import tensorflow as tf
+
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    return tf
+
+
+def _tf_columns(tf: Any, data: Data) -> dict[str, Any]:
+    c = data.columns
+    found = {"floats": c.floats, "ids": c.ids, "labels": c.labels}
+    if c.lengths.shape[1]:
+        rows = tf.RaggedTensor.from_row_lengths(c.values, c.lengths.reshape(-1))
+        found["lists"] = tf.RaggedTensor.from_uniform_row_length(rows, c.lengths.shape[1])
+    return found
+
+
+PEERS: dict[str, Callable[[Data, int, Path], Iterator[int]]] = {
+    peer.__name__: peer for peer in (grain, torch, torch_batches, tf_tfrecord, tf_slices, tf_gather)
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("peer", choices=PEERS)
+    parser.add_argument("store", type=Path)
+    parser.add_argument("--batch-size", type=int, default=8192)
+    args = parser.parse_args()
+    peer = PEERS[args.peer]
+    serve(
+        lambda: peer(Data(args.store), args.batch_size, args.store),
+        WARM_BATCHES * args.batch_size,
+    )
+
+
+if __name__ == "__main__":
+    main()
