@@ -1,0 +1,57 @@
+"""Rows a second from Criteo text to a store, both passes, on one core and on all.
+
+    python benchmarks/prepare.py ../shared/data/criteo_sample/train.tsv.gz
+
+The sample is repeated to --rows rows in a temporary directory first. `cpu` is rows for a second of
+processor time, workers' included: what a core of its own gives, where others use the machine too.
+"""
+
+import argparse
+import gzip
+import os
+import resource
+import tempfile
+import time
+from pathlib import Path
+
+from jaxrank.data.prepare import prepare
+from jaxrank.data.runners import Local
+
+FEATURES = dict(
+    tasks=[dict(name="click", label="label")],
+    floats=[dict(columns="I*", log=True, standardize=True, missing_indicator=True)],
+    ids=[dict(columns="C*", min_count=4)],
+)
+
+
+def processor_seconds() -> float:
+    """Of this process and of those it has waited for."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(u.ru_utime + u.ru_stime for u in used)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("sample", help="Criteo's format, gzip")
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    args = parser.parse_args()
+    with gzip.open(args.sample) as file:
+        text = file.read()
+    copies = max(1, args.rows // text.count(b"\n"))
+    rows = copies * text.count(b"\n")
+    with tempfile.TemporaryDirectory() as folder:
+        raw = Path(folder) / "raw.tsv"
+        raw.write_bytes(text * copies)
+        source = dict(kind="criteo", files=dict(train=str(raw)))
+        for workers in (1, len(os.sched_getaffinity(0))):
+            for i in range(args.rounds):
+                began, used = time.perf_counter(), processor_seconds()
+                output = Path(folder) / f"{workers}-{i}"
+                prepare(FEATURES, source, output, runner=Local(workers), report=lambda _: None)
+                seconds, spent = time.perf_counter() - began, processor_seconds() - used
+                print(f"{workers} workers: {rows / seconds:,.0f} rows/s, cpu {rows / spent:,.0f}")
+
+
+if __name__ == "__main__":
+    main()
