@@ -4,83 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import rankers
 from jax.sharding import PartitionSpec
+from rankers import BATCH, applied_on, built, joined, random_input, randomised
 
 from jaxrank import mesh as meshes
 from jaxrank import models
 from jaxrank.errors import InputError
-
-BATCH = 6
-
-
-def random_input(seed=0, batch=BATCH, dtype=np.float32):
-    """floats [B, 3] and vectors [B, 2, 2], [B, 1, 4]: width 11."""
-    r = np.random.default_rng(seed)
-    floats = r.normal(size=(batch, 3)).astype(dtype)
-    vectors = (r.normal(size=(batch, 2, 2)), r.normal(size=(batch, 1, 4)))
-    return floats, tuple(v.astype(dtype) for v in vectors)
-
-
-def randomised(params, seed=1):
-    """Params with no zero biases, in float64, so that every one of them shows in the output."""
-    r = np.random.default_rng(seed)
-    return jax.tree.map(lambda p: r.normal(size=p.shape, scale=0.5), params)
-
-
-def joined(floats, vectors):
-    return np.concatenate([floats, *(v.reshape(len(v), -1) for v in vectors)], axis=1)
-
-
-def cross_in_numpy(kind, params, x0):
-    x = x0
-    for layer in range(2):
-        kernel = params[f"layer_{layer}"]["kernel"]
-        if kind == "vector":
-            dots = np.array([sum(kernel[:, 0] * row) for row in x])
-            x = x0 * dots[:, None] + params[f"bias_{layer}"] + x
-        else:
-            rows = [kernel.T @ row + params[f"layer_{layer}"]["bias"] for row in x]
-            x = x0 * np.array(rows) + x
-    return x
-
-
-def tower_in_numpy(params, x, norm="none", stats=None, act=lambda x: np.maximum(x, 0)):
-    for layer in range(sum(name.startswith("layer") for name in params)):
-        x = x @ params[f"layer_{layer}"]["kernel"] + params[f"layer_{layer}"].get("bias", 0)
-        if norm != "none":
-            axis = 0 if norm == "batch" else 1
-            mean, var = x.mean(axis, keepdims=True), x.var(axis, keepdims=True)
-            if stats is not None:
-                mean, var = (stats[f"norm_{layer}"][k][None] for k in ("mean", "var"))
-            x = (x - mean) / np.sqrt(var + 1e-5)
-            x = x * params[f"norm_{layer}"]["scale"] + params[f"norm_{layer}"]["bias"]
-        x = act(x)
-    return x
-
-
-def ranker_in_numpy(params, floats, vectors, *, cross, structure, norm="none"):
-    x0 = joined(floats, vectors)
-    crossed = x0 if cross == "none" else cross_in_numpy(cross, params["cross"], x0)
-    if "tower" not in params:
-        trunk = crossed
-    elif structure == "stacked" or cross == "none":
-        trunk = tower_in_numpy(params["tower"], crossed, norm)
-    else:
-        trunk = np.concatenate([crossed, tower_in_numpy(params["tower"], x0, norm)], axis=1)
-    if "head" in params:
-        return trunk @ params["head"]["kernel"] + params["head"]["bias"]
-    heads = []
-    for task in range(2):
-        own = tower_in_numpy(params[f"task_{task}"], trunk, norm)
-        heads.append(own @ params[f"head_{task}"]["kernel"] + params[f"head_{task}"]["bias"])
-    return np.concatenate(heads, axis=1)
-
-
-def built(seed=0, dtype=np.float64, **config):
-    model = models.build(tasks=2, **config)
-    floats, vectors = random_input(seed, dtype=dtype)
-    params, state = model.init(jax.random.key(seed), floats, vectors)
-    return model, params, state, floats, vectors
 
 
 @pytest.mark.parametrize("cross", ["matrix", "vector", "none"])
@@ -96,8 +26,63 @@ def test_logits_are_those_of_the_written_out_formula(cross, structure, hidden, h
         params = randomised(params)
         logits, _ = model.apply(params, state, floats, vectors, train=False)
         assert logits.dtype == np.float64
-    expected = ranker_in_numpy(params, floats, vectors, **shape)
+    expected = rankers.ranker(params, floats, vectors, **shape)
     np.testing.assert_allclose(logits, expected, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("structure", ["stacked", "parallel"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        dict(cross="low_rank", cross_rank=3),
+        dict(cross="mix", cross_rank=3, cross_experts=2),
+        dict(cross="dot", bottom_hidden=(3,)),
+        dict(cross="dot", bottom_hidden=(), norm="batch"),
+    ],
+)
+def test_other_interactions_are_those_of_the_written_out_formula(config, structure):
+    dims = (2, 2) if config["cross"] == "dot" else (2, 4)
+    with jax.enable_x64(True):
+        model, params, state, floats, vectors = built(
+            hidden=(5,), structure=structure, dims=dims, **config
+        )
+        params = randomised(params)
+        logits, _ = model.apply(params, state, floats, vectors, train=True)
+        assert logits.dtype == np.float64
+    expected = rankers.ranker(
+        params,
+        floats,
+        vectors,
+        cross=config["cross"],
+        structure=structure,
+        norm=config.get("norm", "none"),
+    )
+    np.testing.assert_allclose(logits, expected, rtol=1e-10, atol=1e-11)
+
+
+def test_dot_products_reach_pooled_sequences_and_need_no_floats():
+    """An empty query pools by the mean: here (1, 1) and, of one filled place, (2, 0)."""
+    model = models.build(tasks=1, cross="dot", hidden=())
+    vectors = (np.array([[[3.0, 5.0]], [[7.0, 11.0]]], np.float32),)
+    sequence = np.array([[[0, 2], [2, 0]], [[2, 0], [9, 9]]], np.float32)
+    filled = np.array([[True, True], [True, False]])
+    none = np.zeros((2, 0), np.float32)
+    params, state = model.init(jax.random.key(0), none, vectors, ((sequence, filled),))
+    assert set(params) == {"head", "sequence_0"}
+    params["head"]["kernel"] = jnp.ones((1, 1))
+    logits, _ = model.apply(params, state, none, vectors, ((sequence, filled),), train=False)
+    np.testing.assert_allclose(logits[:, 0], [3 + 5, 2 * 7], rtol=1e-6)
+
+
+def test_dot_products_of_vectors_that_do_not_fit_are_refused():
+    model = models.build(tasks=1, cross="dot")
+    key, (floats, vectors) = jax.random.key(0), random_input()
+    with pytest.raises(InputError, match=r"'dot' needs vectors of one dimension.*\[2, 4\]"):
+        model.init(key, floats, vectors)
+    with pytest.raises(InputError, match=r"'dot' needs vectors of one dimension.*no vectors"):
+        model.init(key, floats, ())
+    with pytest.raises(InputError, match=r"'dot' needs two vectors.*found 1"):
+        model.init(key, floats[:, :0], vectors[1:])
 
 
 @pytest.mark.parametrize("norm", ["batch", "layer"])
@@ -108,9 +93,7 @@ def test_normalised_towers_are_those_of_the_written_out_formula(norm):
         )
         params = randomised(params)
         logits, _ = model.apply(params, state, floats, vectors, train=True)
-    expected = ranker_in_numpy(
-        params, floats, vectors, cross="none", structure="stacked", norm=norm
-    )
+    expected = rankers.ranker(params, floats, vectors, cross="none", structure="stacked", norm=norm)
     np.testing.assert_allclose(logits, expected, rtol=1e-10, atol=1e-11)
 
 
@@ -127,7 +110,7 @@ def test_activations_are_those_of_their_names(name, formula):
         model, params, state, floats, vectors = built(cross="none", hidden=(5,), activation=name)
         logits, _ = model.apply(params, state, floats, vectors, train=False)
     params = jax.tree.map(np.asarray, params)
-    deep = tower_in_numpy(params["tower"], joined(floats, vectors), act=formula)
+    deep = rankers.tower(params["tower"], joined(floats, vectors), act=formula)
     expected = deep @ params["head"]["kernel"] + params["head"]["bias"]
     np.testing.assert_allclose(logits, expected, rtol=1e-11)
 
@@ -137,42 +120,17 @@ def test_activations_are_those_of_their_names(name, formula):
     [
         dict(cross="matrix", hidden=()),
         dict(cross="vector", hidden=()),
-        dict(cross="matrix", structure="parallel", hidden=(4,), activation="tanh"),
-        dict(cross="vector", hidden=(4,), activation="tanh", norm="batch"),
-        dict(cross="none", hidden=(4,), activation="tanh", norm="layer", head_hidden=(3,)),
+        dict(cross="low_rank", cross_rank=3, hidden=()),
+        dict(cross="mix", cross_rank=3, cross_experts=2, hidden=()),
+        dict(cross="dot", bottom_hidden=(3,), hidden=()),
+        dict(cross="dot", structure="parallel", hidden=(4,), norm="layer"),
+        dict(cross="matrix", structure="parallel", hidden=(4,)),
+        dict(cross="vector", hidden=(4,), norm="batch"),
+        dict(cross="none", hidden=(4,), norm="layer", head_hidden=(3,)),
     ],
 )
 def test_gradients_are_the_slopes_of_the_numpy_formula(config):
-    """Along random directions in all parameters and inputs at once."""
-    shape = {k: config.get(k, "stacked") for k in ("cross", "structure")}
-    activation = np.tanh if config.get("activation") == "tanh" else None
-    with jax.enable_x64(True):
-        model, params, state, floats, vectors = built(**config)
-        at = (randomised(params), floats, vectors)
-        mix = np.random.default_rng(3).normal(size=(BATCH, 2))
-
-        def out(at):
-            params, floats, vectors = at
-            return (mix * model.apply(params, state, floats, vectors, train=True)[0]).sum()
-
-        gradient = jax.tree.leaves(jax.device_get(jax.grad(out)(at)))
-
-    def numpy_out(at):
-        with pytest.MonkeyPatch.context() as patch:
-            if activation is not None:
-                patch.setattr(tower_in_numpy, "__defaults__", ("none", None, activation))
-            return (mix * ranker_in_numpy(*at, norm=config.get("norm", "none"), **shape)).sum()
-
-    for seed in range(3):
-        r = np.random.default_rng(seed)
-        way = jax.tree.map(lambda a, r=r: r.normal(size=a.shape), at)
-        step = 1e-5
-        up, down = (
-            numpy_out(jax.tree.map(lambda a, d, s=shift: a + s * d, at, way))
-            for shift in (step, -step)
-        )
-        slope = sum((g * d).sum() for g, d in zip(gradient, jax.tree.leaves(way), strict=True))
-        np.testing.assert_allclose(slope, (up - down) / (2 * step), rtol=1e-6)
+    rankers.slopes_agree(config, dims=(2, 2) if config["cross"] == "dot" else (2, 4))
 
 
 def test_a_cross_network_without_interactions_in_its_input_returns_it_plus_bias():
@@ -199,7 +157,7 @@ def test_batch_norm_moves_its_running_statistics_and_uses_them_when_not_training
     stats = new["batch_stats"]["tower"]["norm_0"]
     np.testing.assert_allclose(stats["mean"], 0.01 * x.mean(0), rtol=1e-9)
     np.testing.assert_allclose(stats["var"], 0.99 + 0.01 * x.var(0), rtol=1e-9)
-    deep = tower_in_numpy(
+    deep = rankers.tower(
         params["tower"],
         joined(floats, vectors),
         "batch",
@@ -220,27 +178,6 @@ def test_batch_norm_keeps_a_small_spread_around_a_large_mean():
     x = floats[:, 0].astype(np.float64)
     expected = np.tanh((x - x.mean()) / np.sqrt(x.var() + 1e-5))
     np.testing.assert_allclose(logits[:, 0], expected, atol=5e-3)
-
-
-def applied_on(devices, model, params, state, floats, vectors, key):
-    mesh = meshes.make_mesh(devices=devices, replicas=2 if devices > 1 else 1)
-
-    def on_device(params, state, floats, vectors, key):
-        share = models.Share(
-            first=meshes.device_index(mesh) * len(floats),
-            mean=lambda x: meshes.total(mesh, x) / mesh.size,
-        )
-        return model.apply(params, state, floats, vectors, train=True, key=key, share=share)
-
-    by_example, everywhere = PartitionSpec(meshes.EXAMPLES), PartitionSpec()
-    run = jax.shard_map(
-        on_device,
-        mesh=mesh,
-        in_specs=(everywhere, everywhere, by_example, by_example, everywhere),
-        out_specs=(by_example, everywhere),
-        check_vma=False,
-    )
-    return jax.device_get(jax.jit(run)(params, state, floats, vectors, key))
 
 
 def test_the_gradient_through_batch_norm_is_that_of_the_global_batch():
@@ -374,38 +311,58 @@ def test_kernels_start_with_the_variance_of_glorot(cross, out):
     np.testing.assert_allclose(deep.var(), 2 / (200 + 300), rtol=0.05)
 
 
-@pytest.mark.parametrize("cross", ["matrix", "vector"])
-def test_every_matrix_product_states_its_precision(cross):
-    model = models.build(
-        tasks=2, cross=cross, structure="parallel", hidden=(4,), head_hidden=(3,), norm="batch"
-    )
-    floats, vectors = random_input()
-    params, state = model.init(jax.random.key(0), floats, vectors)
-
-    def loss(params, floats):
-        return model.apply(params, state, floats, vectors, train=True)[0].sum()
-
-    jaxpr = jax.make_jaxpr(jax.grad(loss, argnums=(0, 1)))(params, floats)
-    products = [e for e in jaxpr.eqns if e.primitive.name == "dot_general"]
-    assert len(products) > 10
-    highest = (jax.lax.Precision.HIGHEST,) * 2
-    assert all(e.params["precision"] == highest for e in products)
+def test_kernels_of_low_rank_start_with_the_variance_of_glorot_for_each_expert():
+    for cross, experts in (("low_rank", {}), ("mix", {"cross_experts": 3})):
+        model = models.build(tasks=1, cross=cross, cross_rank=60, hidden=(), **experts)
+        params, _ = model.init(jax.random.key(0), np.zeros((1, 200), np.float32), ())
+        kernels = {name: layer["kernel"] for name, layer in params["cross"].items()}
+        count = experts.get("cross_experts", 1)
+        for name, fan, size in (
+            ("down_1", 200 + 60, 200 * 60),
+            ("up_1", 60 + 200, 60 * 200),
+            *([("core_1", 60 + 60, 60 * 60), ("gate_1", 200 + 3, 200)] if count > 1 else ()),
+        ):
+            assert kernels[name].size == count * size, name
+            np.testing.assert_allclose(np.var(kernels[name]), 2 / fan, rtol=0.15, err_msg=name)
+        assert not params["cross"]["up_1"]["bias"].any()
 
 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (dict(cross="matrx"), r"model.cross .*'matrix', 'vector', 'none'.*'matrx'"),
+        (dict(cross="matrx"), r"model.cross .*'matrix', 'vector',.* 'none'.*'matrx'"),
         (dict(structure="deep"), r"model.structure .*'stacked'.*'deep'"),
         (dict(activation="relu6"), r"model.activation .*'relu'.*'relu6'"),
         (dict(norm="group"), r"model.norm .*'batch'.*'group'"),
         (dict(precision="float32"), r"model.precision .*'highest'.*'float32'"),
+        (dict(multitask="moe"), r"model.multitask .*'shared_bottom', 'mmoe', 'ple'.*'moe'"),
         (dict(cross_layers=0), r"model.cross_layers .*at least 1.*0"),
         (dict(dropout=1.0), r"model.dropout .*\[0, 1\).*1.0"),
         (dict(dropout="0.1"), r"model.dropout .*'0.1'"),
         (dict(hidden=(400, 0)), r"model.hidden .*above 0.*\(400, 0\)"),
         (dict(hidden=400), r"model.hidden .*400"),
         (dict(head_hidden=(1.5,)), r"model.head_hidden .*1.5"),
+        (dict(cross="mix", cross_rank=0), r"model.cross_rank .*at least 1: got 0"),
+        (dict(cross="mix", cross_experts=2.0), r"model.cross_experts .*whole number.*2.0"),
+        (dict(cross="dot", bottom_hidden=(0,)), r"model.bottom_hidden .*\(0,\)"),
+        (dict(multitask="ple", levels=0), r"model.levels .*at least 1: got 0"),
+        (dict(multitask="mmoe", experts=True), r"model.experts .*whole number.*True"),
+        (dict(multitask="ple", task_experts=-1), r"model.task_experts .*at least 1: got -1"),
+        (dict(multitask="mmoe", expert_hidden=()), r"model.expert_hidden .*at least one width"),
+        (dict(cross="none", cross_layers=3), r"cross_layers is read only where model.cross .*3.*2"),
+        (dict(cross="dot", cross_layers=3), r"cross_layers is read only where .*3.*'dot'"),
+        (dict(cross_rank=8), r"cross_rank is read only where .*'low_rank', 'mix'.*8.*'matrix'.*64"),
+        (dict(cross="low_rank", cross_experts=8), r"cross_experts is read only where .*'mix'.*8"),
+        (dict(bottom_hidden=(8,)), r"bottom_hidden is read only where .*'dot'.*\(8,\).*\(128,\)"),
+        (dict(experts=8), r"experts is read only where .*'mmoe', 'ple'.*8.*'shared_bottom'"),
+        (dict(expert_hidden=(8,)), r"expert_hidden is read only where model.multitask .*\(8,\)"),
+        (dict(multitask="mmoe", task_experts=8), r"task_experts is read only where .*'ple'.*8"),
+        (dict(multitask="mmoe", levels=8), r"levels is read only where .*'ple'.*8.*'mmoe'"),
+        (dict(parents=0), r"model.parents .*tuple of numbers of tasks.*0"),
+        (dict(tasks=2, parents=(-1, 2)), r"model.parents .*from 0 to 1, or -1.*\(-1, 2\)"),
+        (dict(tasks=3, parents=(-1, 0)), r"model.parents .*one number a task.*\(-1, 0\), 3 task"),
+        (dict(tasks=2, parents=(-1, 1)), r"model.parents .*without a parent.*task 1 is below a"),
+        (dict(tasks=4, parents=(1, 2, 1, -1)), r"model.parents .*task 0 is below a ring"),
         (dict(layers=2), r"only the fields .*cross_layers.*: got layers"),
         (dict(tasks=0), r"tasks, at least 1: got 0"),
     ],
@@ -413,6 +370,11 @@ def test_every_matrix_product_states_its_precision(cross):
 def test_a_wrong_field_is_named_with_what_is_allowed(config, message):
     with pytest.raises(InputError, match=message):
         models.build(**{"tasks": 1, **config})
+
+
+def test_a_field_that_is_not_read_may_be_given_with_its_default():
+    fields = dict(cross_layers=2, cross_rank=64, experts=4, bottom_hidden=[128], levels=2)
+    models.build(tasks=1, cross="none", **fields)
 
 
 def test_a_model_of_nothing_is_refused():
@@ -428,5 +390,5 @@ def test_a_model_of_vectors_only_needs_no_floats():
     params, state = model.init(jax.random.key(0), none, vectors)
     logits, _ = model.apply(params, state, none, vectors, train=False)
     params = jax.tree.map(np.asarray, params)
-    expected = ranker_in_numpy(params, none, vectors, cross="matrix", structure="stacked")
+    expected = rankers.ranker(params, none, vectors, cross="matrix", structure="stacked")
     np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-5)

@@ -5,13 +5,16 @@ params, model_state = model.init(jax.random.key(0), floats, vectors)
 logits, model_state = model.apply(params, model_state, floats, vectors, train=True, key=key)
 """
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 
 from jaxrank.errors import InputError
-from jaxrank.models.ranker import Ranker, check
+from jaxrank.models import flops
+from jaxrank.models.fields import check
+from jaxrank.models.ranker import Ranker
 from jaxrank.models.tower import Share
 
 __all__ = ["Model", "Share", "build", "describe"]
@@ -21,11 +24,14 @@ Sequences = tuple[tuple[jax.Array, jax.Array], ...]
 
 
 class Model(NamedTuple):
-    """A model's two functions; arrays and keys may be traced, `train` may not.
+    """A model's functions; arrays and keys may be traced, `train` may not.
 
     init: (key, floats, vectors, sequences=()) -> (params, model_state).
     apply: (params, model_state, floats, vectors, sequences=(), *, train, key=None, share=Share())
         -> (logits, model_state).
+    flops: (floats, vectors, sequences=()) -> floating point operations of the matrix products of a
+        forward pass, for one example. A training step makes three times as many: the same again
+        for the gradient of each product's inputs and of its kernel. Arrays or their shapes.
 
     floats f[B, n]; vectors a tuple of f[B, n_i, dim_i]; sequences a tuple of (f[B, L_i, dim_i],
     bool[B, L_i] which places are filled); logits f[B, tasks]. model_state is {} or
@@ -36,6 +42,7 @@ class Model(NamedTuple):
 
     init: Callable[..., tuple[Tree, Tree]]
     apply: Callable[..., tuple[jax.Array, Tree]]
+    flops: Callable[..., int]
 
 
 def build(*, tasks: int, **config: Any) -> Model:
@@ -77,7 +84,15 @@ def build(*, tasks: int, **config: Any) -> Model:
         )
         return logits, {**model_state, **changed}
 
-    return Model(init, apply)
+    def count(floats: Any, vectors: tuple[Any, ...], sequences: Any = ()) -> int:
+        one = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype), (floats, vectors, sequences)
+        )
+        params, state = jax.eval_shape(init, jax.random.key(0), *one)
+        forward = functools.partial(apply, train=False)
+        return flops.of_products(jax.make_jaxpr(forward)(params, state, *one).jaxpr)
+
+    return Model(init, apply, count)
 
 
 def describe(params: Mapping[str, Tree]) -> dict[str, int]:

@@ -1,29 +1,30 @@
 """Cross networks: explicit products of features, one degree higher with every layer.
 
-Both keep the width of their input and, with zero layers, return it. The precision of the matrix
-products is always stated, because float32 products on TPU are bfloat16 ones by default.
+All keep the width F of their input and, with zero layers, return it. x_0 is the input.
+
+References:
+    Wang et al., Deep & Cross Network for Ad Click Predictions, ADKDD 2017 (DCN).
+    Wang et al., DCN V2: Improved Deep & Cross Network, WWW 2021 (DCN-V2 and DCN-Mix).
 """
+
+import functools
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jax.typing import ArrayLike
 
-KERNEL_INIT = nn.initializers.glorot_normal()
-
-
-def param_dtype(x: ArrayLike) -> jnp.dtype:
-    """The dtype of parameters for this input: its own, but never less than float32."""
-    return jnp.promote_types(jnp.float32, jnp.result_type(x))
+from jaxrank.models.products import (
+    STACKED_KERNEL_INIT,
+    Dense,
+    StackedDense,
+    param_dtype,
+)
 
 
 class VectorCross(nn.Module):
-    """x_{l+1} = x_0 * (x_l . w_l) + b_l + x_l, with x_0 the input.
+    """x_{l+1} = x_0 * (x_l . w_l) + b_l + x_l: DCN.
 
     Parameters a layer: `layer_l` kernel [F, 1] (Glorot normal) and `bias_l` [F] (zero).
-
-    References:
-        Wang et al., Deep & Cross Network for Ad Click Predictions, ADKDD 2017.
     """
 
     layers: int
@@ -34,26 +35,16 @@ class VectorCross(nn.Module):
         dtype = param_dtype(x0)
         x = x0
         for layer in range(self.layers):
-            projection = nn.Dense(
-                1,
-                use_bias=False,
-                precision=self.precision,
-                kernel_init=KERNEL_INIT,
-                param_dtype=dtype,
-                name=f"layer_{layer}",
-            )(x)
+            projection = Dense(1, self.precision, use_bias=False, name=f"layer_{layer}")(x)
             bias = self.param(f"bias_{layer}", nn.initializers.zeros, (x0.shape[-1],), dtype)
             x = x0 * projection + bias[None, :] + x
         return x
 
 
 class MatrixCross(nn.Module):
-    """x_{l+1} = x_0 * (W_l x_l + b_l) + x_l, with x_0 the input.
+    """x_{l+1} = x_0 * (W_l x_l + b_l) + x_l: DCN-V2.
 
     Parameters a layer: `layer_l` kernel [F, F] (Glorot normal) and bias [F] (zero).
-
-    References:
-        Wang et al., DCN V2: Improved Deep & Cross Network, WWW 2021.
     """
 
     layers: int
@@ -63,12 +54,68 @@ class MatrixCross(nn.Module):
     def __call__(self, x0: jax.Array) -> jax.Array:  # f[B, F] -> f[B, F]
         x = x0
         for layer in range(self.layers):
-            product = nn.Dense(
-                x0.shape[-1],
-                precision=self.precision,
-                kernel_init=KERNEL_INIT,
-                param_dtype=param_dtype(x0),
-                name=f"layer_{layer}",
-            )(x)
-            x = x0 * product + x
+            x = x0 * Dense(x0.shape[-1], self.precision, name=f"layer_{layer}")(x) + x
         return x
+
+
+class LowRankCross(nn.Module):
+    """x_{l+1} = x_0 * (U_l (V_l^T x_l) + b_l) + x_l: DCN-V2 with a matrix of low rank.
+
+    Parameters a layer: `down_l` kernel V_l [F, rank], `up_l` kernel U_l^T [rank, F] (both Glorot
+    normal) and its bias b_l [F] (zero).
+    """
+
+    layers: int
+    rank: int
+    precision: str = "highest"
+
+    @nn.compact
+    def __call__(self, x0: jax.Array) -> jax.Array:  # f[B, F] -> f[B, F]
+        x = x0
+        for layer in range(self.layers):
+            low = Dense(self.rank, self.precision, use_bias=False, name=f"down_{layer}")(x)
+            x = x0 * Dense(x0.shape[-1], self.precision, name=f"up_{layer}")(low) + x
+        return x
+
+
+class MixCross(nn.Module):
+    """x_{l+1} = sum_i G_i(x_l) E_i(x_l) + x_l, a mixture of K experts of low rank: DCN-Mix.
+
+    E_i(x_l) = x_0 * (U_i tanh(C_i tanh(V_i^T x_l)) + b_l) and G = softmax(W_l x_l) over the
+    experts. The paper leaves the activation and the gate open, between softmax and sigmoid, and
+    has one bias a layer. Gates that add up to one let the sum be one product:
+    x_0 * (sum_i U_i (G_i tanh(...)) + b_l).
+
+    Parameters a layer: `gate_l` kernel W_l^T [F, K]; `down_l` kernel [K, F, rank], the V_i;
+    `core_l` kernel [K, rank, rank], the C_i^T; `up_l` kernel [K * rank, F], the U_i^T one below
+    the other, and its bias b_l [F]. Kernels start Glorot normal with the fan of one expert, the
+    bias at zero.
+    """
+
+    layers: int
+    rank: int
+    experts: int
+    precision: str = "highest"
+
+    @nn.compact
+    def __call__(self, x0: jax.Array) -> jax.Array:  # f[B, F] -> f[B, F]
+        stacked = functools.partial(
+            StackedDense, self.experts, self.rank, self.precision, use_bias=False
+        )
+        x = x0
+        for layer in range(self.layers):
+            gate = Dense(self.experts, self.precision, use_bias=False, name=f"gate_{layer}")(x)
+            low = jnp.tanh(stacked(name=f"down_{layer}")(x))
+            low = jnp.tanh(stacked(name=f"core_{layer}")(low))
+            low = low * jax.nn.softmax(gate, axis=-1)[:, :, None]
+            init = functools.partial(_init_of_each, self.experts)
+            up = Dense(x0.shape[-1], self.precision, kernel_init=init, name=f"up_{layer}")
+            x = x0 * up(low.reshape(low.shape[0], -1)) + x
+        return x
+
+
+def _init_of_each(
+    experts: int, key: jax.Array, shape: tuple[int, int], dtype: jnp.dtype
+) -> jax.Array:
+    each = (experts, shape[0] // experts, shape[1])
+    return STACKED_KERNEL_INIT(key, each, dtype).reshape(shape)

@@ -4,7 +4,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxrank.models.cross import param_dtype
+from jaxrank.models.products import param_dtype
 
 
 class AttentionPool(nn.Module):

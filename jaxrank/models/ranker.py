@@ -1,41 +1,60 @@
 """Floats and embedding vectors in, one logit for each task out."""
 
-from collections.abc import Mapping
+import functools
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxrank.errors import InputError
-from jaxrank.models.cross import KERNEL_INIT, MatrixCross, VectorCross, param_dtype
+from jaxrank.models.conversion import joint_logits
+from jaxrank.models.cross import LowRankCross, MatrixCross, MixCross, VectorCross
+from jaxrank.models.dot import DotInteraction
+from jaxrank.models.experts import MultiGate, ProgressiveExtraction
 from jaxrank.models.pool import AttentionPool
-from jaxrank.models.tower import ACTIVATIONS, NORMS, Share, Tower
+from jaxrank.models.products import Dense
+from jaxrank.models.tower import Share, Tower
 
-CROSSES = ("matrix", "vector", "none")
+CROSSES = ("matrix", "vector", "low_rank", "mix", "dot", "none")
 STRUCTURES = ("stacked", "parallel")
-PRECISIONS = ("default", "high", "highest")
+MULTITASKS = ("shared_bottom", "mmoe", "ple")
 
 
 class Ranker(nn.Module):
-    """A cross network and a tower over all features together, and a head for each task.
+    """A cross network and a tower over all features together, and what is of each task's own.
 
     x0 is the floats, all vectors and the pooled sequences (`AttentionPool`) of an example, one
-    after another.
+    after another. cross(x0) is x0 where there is no cross network; "dot" reads the same features,
+    vectors and pooled sequences as vectors.
     stacked: trunk = tower(cross(x0)).
     parallel: trunk = concat(cross(x0), tower(x0)); a part that is left out adds nothing.
     With neither cross network nor tower the trunk is x0, and the model logistic regression.
 
+    Kernels start Glorot normal, the query of a pool and all biases at zero.
+
     tasks: number of logits.
-    cross: "matrix" (DCN-V2), "vector" (DCN) or "none".
-    structure: "stacked" or "parallel".
-    cross_layers: layers of the cross network.
+    cross: "matrix" (DCN-V2), "vector" (DCN), "low_rank" (DCN-V2 of rank `cross_rank`), "mix"
+        (DCN-Mix), "dot" (DLRM: `DotInteraction`) or "none" (a plain DNN).
+    structure: "stacked" or "parallel"; the same without a cross network.
+    cross_layers: layers of the cross network; "dot" has none.
+    cross_rank: of the matrices of "low_rank" and of each expert of "mix".
+    cross_experts: experts of a layer of "mix".
+    bottom_hidden: widths of the layers between the floats and the vectors' dimension, of "dot".
     hidden: widths of the tower.
-    activation, norm, dropout: of every tower, see `Tower`.
-    head_hidden: widths of a tower of each task's own on the shared trunk ("shared bottom",
-        Caruana 1997). Empty: one dense layer `head` of width `tasks` on the trunk.
-    precision: of matrix products, a name of `jax.lax.Precision`; "default" is bfloat16 with
-        float32 sums on TPU.
+    activation, norm, dropout: of every tower and expert, see `Tower`.
+    multitask: "shared_bottom" (Caruana 1997: all tasks read the trunk), "mmoe" (`MultiGate`) or
+        "ple" (`ProgressiveExtraction`).
+    experts: those of "mmoe"; the shared ones of a level of "ple".
+    task_experts: those of each task on a level of "ple".
+    levels: of "ple"; 1 is CGC.
+    expert_hidden: widths of each expert.
+    head_hidden: widths of a tower of each task's own on what it reads. Empty: none, and with a
+        shared bottom one dense layer `head` of width `tasks` on the trunk.
+    parents: for each task the number of the task without which it cannot be positive, or -1;
+        empty: no task has one. The logit is then that of both together; see `joint_logits`.
+    precision: of matrix products, see `product`. "default" is bfloat16 with float32 sums on TPU,
+        "bfloat16" is so on every backend, "highest" is float32 on every backend. Parameters,
+        normalisation, activations, the sums of a cross layer and the loss are float32 with all.
 
     References:
         Wang et al., Deep & Cross Network for Ad Click Predictions, ADKDD 2017.
@@ -46,11 +65,20 @@ class Ranker(nn.Module):
     cross: str = "matrix"
     structure: str = "stacked"
     cross_layers: int = 2
+    cross_rank: int = 64
+    cross_experts: int = 4
+    bottom_hidden: tuple[int, ...] = (128,)
     hidden: tuple[int, ...] = (400, 400)
     activation: str = "relu"
     norm: str = "none"
     dropout: float = 0.0
+    multitask: str = "shared_bottom"
+    experts: int = 4
+    task_experts: int = 2
+    levels: int = 2
+    expert_hidden: tuple[int, ...] = (128,)
     head_hidden: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
     precision: str = "highest"
 
     @nn.compact
@@ -70,84 +98,71 @@ class Ranker(nn.Module):
         ]
         flat = [v.reshape(v.shape[0], -1) for v in vectors]
         x0 = jnp.concatenate([floats, *flat, *pooled], axis=1)
-        crossed = x0
-        if self.cross != "none":
-            kind = MatrixCross if self.cross == "matrix" else VectorCross
-            crossed = kind(self.cross_layers, precision=self.precision, name="cross")(x0)
+        if self.cross == "dot":
+            every = (*vectors, *(p[:, None, :] for p in pooled))
+            dot = DotInteraction(self.bottom_hidden, self._tower, self.precision, name="cross")
+            crossed = dot(floats, every, share, train=train)
+        else:
+            crossed = self._cross(x0)
         if not self.hidden:
             trunk = crossed
         elif self.structure == "stacked" or self.cross == "none":
-            trunk = self._tower(self.hidden, "tower")(crossed, share, train=train)
+            trunk = self._tower(self.hidden, name="tower")(crossed, share, train=train)
         else:
-            deep = self._tower(self.hidden, "tower")(x0, share, train=train)
+            deep = self._tower(self.hidden, name="tower")(x0, share, train=train)
             trunk = jnp.concatenate([crossed, deep], axis=1)
-        if not self.head_hidden:
-            return self._head(self.tasks, "head", trunk)
+        return joint_logits(self._logits(trunk, share, train), self.parents)
+
+    def _cross(self, x0: jax.Array) -> jax.Array:  # f[B, F] -> f[B, F]
+        layers, precision = self.cross_layers, self.precision
+        if self.cross == "none":
+            return x0
+        cross: nn.Module
+        if self.cross == "matrix":
+            cross = MatrixCross(layers, precision, name="cross")
+        elif self.cross == "vector":
+            cross = VectorCross(layers, precision, name="cross")
+        elif self.cross == "low_rank":
+            cross = LowRankCross(layers, self.cross_rank, precision, name="cross")
+        else:
+            cross = MixCross(layers, self.cross_rank, self.cross_experts, precision, name="cross")
+        return cross(x0)
+
+    def _logits(self, trunk: jax.Array, share: Share, train: bool) -> jax.Array:  # f[B, tasks]
+        if self.multitask == "shared_bottom":
+            if not self.head_hidden:
+                return Dense(self.tasks, self.precision, name="head")(trunk)
+            reads = [trunk] * self.tasks
+        else:
+            mixed = self._experts()(trunk, share, train=train)
+            reads = [mixed[:, task] for task in range(self.tasks)]
         logits = []
-        for task in range(self.tasks):
-            own = self._tower(self.head_hidden, f"task_{task}")(trunk, share, train=train)
-            logits.append(self._head(1, f"head_{task}", own))
+        for task, x in enumerate(reads):
+            if self.head_hidden:
+                x = self._tower(self.head_hidden, name=f"task_{task}")(x, share, train=train)
+            logits.append(Dense(1, self.precision, name=f"head_{task}")(x))
         return jnp.concatenate(logits, axis=1)
 
-    def _tower(self, hidden: tuple[int, ...], name: str) -> Tower:
-        return Tower(
-            hidden=hidden,
+    def _experts(self) -> MultiGate | ProgressiveExtraction:
+        settings: dict[str, Any] = dict(
+            tasks=self.tasks,
+            experts=self.experts,
+            hidden=self.expert_hidden,
+            tower=self._tower,
+            precision=self.precision,
+            name=self.multitask,
+        )
+        if self.multitask == "mmoe":
+            return MultiGate(**settings)
+        return ProgressiveExtraction(levels=self.levels, task_experts=self.task_experts, **settings)
+
+    @property
+    def _tower(self) -> functools.partial[Tower]:
+        """Makes a tower of (widths, copies=, name=)."""
+        return functools.partial(
+            Tower,
             activation=self.activation,
             norm=self.norm,
             dropout=self.dropout,
             precision=self.precision,
-            name=name,
         )
-
-    def _head(self, width: int, name: str, x: jax.Array) -> jax.Array:  # f[B, in] -> f[B, width]
-        return nn.Dense(
-            width,
-            precision=self.precision,
-            kernel_init=KERNEL_INIT,
-            param_dtype=param_dtype(x),
-            name=name,
-        )(x)
-
-
-_CHOICES: Mapping[str, tuple[str, ...]] = {
-    "cross": CROSSES,
-    "structure": STRUCTURES,
-    "activation": tuple(ACTIVATIONS),
-    "norm": NORMS,
-    "precision": PRECISIONS,
-}
-_FIELDS = (*_CHOICES, "cross_layers", "hidden", "dropout", "head_hidden")
-
-
-def check(tasks: int, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a `Ranker`, widths as tuples; InputError names the first that is wrong."""
-    for field, value in config.items():
-        if field not in _FIELDS:
-            raise InputError(
-                f"a model has only the fields {', '.join(sorted(_FIELDS))}: got {field}."
-            )
-        if field in _CHOICES and value not in _CHOICES[field]:
-            raise InputError(f"model.{field} must be one of {_CHOICES[field]}: got {value!r}.")
-    if not _whole(tasks) or tasks < 1:
-        raise InputError(f"a model needs a whole number of tasks, at least 1: got {tasks!r}.")
-    layers = config.get("cross_layers", 1)
-    if not _whole(layers) or layers < 1:
-        raise InputError(
-            f"model.cross_layers must be a whole number, at least 1: got {layers!r}."
-            " For no cross network set model.cross to 'none'."
-        )
-    dropout = config.get("dropout", 0.0)
-    if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout < 1:
-        raise InputError(f"model.dropout must be in [0, 1): got {dropout!r}.")
-    widths = {f: _widths(f, config[f]) for f in ("hidden", "head_hidden") if f in config}
-    return {**config, **widths, "tasks": tasks}
-
-
-def _whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _widths(field: str, value: Any) -> tuple[int, ...]:
-    if not isinstance(value, list | tuple) or not all(_whole(v) and v > 0 for v in value):
-        raise InputError(f"model.{field} must be a tuple of widths above 0: got {value!r}.")
-    return tuple(value)

@@ -13,7 +13,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxrank.models.cross import KERNEL_INIT, param_dtype
+from jaxrank.models.products import Dense, StackedDense, param_dtype
 
 ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = MappingProxyType(
     {"relu": nn.relu, "gelu": nn.gelu, "silu": nn.silu, "tanh": nn.tanh}
@@ -43,6 +43,8 @@ class Share(NamedTuple):
 class BatchNorm(nn.Module):
     """Batch normalisation over the global batch, with parameters and statistics as Flax has them.
 
+    Each place of an example f[...] has its own mean, variance, scale and bias.
+
     Not Flax's own: that averages by a `psum`, whose bits depend on the number of processes on CPU.
     Variance takes two passes over the data: E[x^2] - E[x]^2 cancels where |mean| >> std.
 
@@ -51,8 +53,8 @@ class BatchNorm(nn.Module):
     """
 
     @nn.compact
-    def __call__(self, x: jax.Array, share: Share, *, train: bool) -> jax.Array:  # f[B, F]
-        dtype, features = param_dtype(x), (x.shape[-1],)
+    def __call__(self, x: jax.Array, share: Share, *, train: bool) -> jax.Array:  # f[B, ...]
+        dtype, features = param_dtype(x), x.shape[1:]
         scale = self.param("scale", nn.initializers.ones, features, dtype)
         bias = self.param("bias", nn.initializers.zeros, features, dtype)
         running_mean = self.variable("batch_stats", "mean", jnp.zeros, features, dtype)
@@ -60,12 +62,12 @@ class BatchNorm(nn.Module):
         mean, var = running_mean.value, running_var.value
         if train:
             mean = share.mean(x.mean(axis=0))
-            var = share.mean(jnp.square(x - mean[None, :]).mean(axis=0))
+            var = share.mean(jnp.square(x - mean[None]).mean(axis=0))
             keep = BATCH_NORM_MOMENTUM
             running_mean.value = keep * running_mean.value + (1 - keep) * mean
             running_var.value = keep * running_var.value + (1 - keep) * var
         factor = scale * jax.lax.rsqrt(var + EPSILON)
-        return (x - mean[None, :]) * factor[None, :] + bias[None, :]
+        return (x - mean[None]) * factor[None] + bias[None]
 
 
 class Dropout(nn.Module):
@@ -78,14 +80,14 @@ class Dropout(nn.Module):
     rate: float
 
     @nn.compact
-    def __call__(self, x: jax.Array, share: Share, *, train: bool) -> jax.Array:  # f[B, F]
+    def __call__(self, x: jax.Array, share: Share, *, train: bool) -> jax.Array:  # f[B, ...]
         if not train or not self.rate:
             return x
         key = self.make_rng("dropout")
         keep = 1 - self.rate
 
         def of_example(number: jax.Array) -> jax.Array:
-            return jax.random.bernoulli(jax.random.fold_in(key, number), keep, (x.shape[1],))
+            return jax.random.bernoulli(jax.random.fold_in(key, number), keep, x.shape[1:])
 
         mask = jax.vmap(of_example)(share.first + jnp.arange(x.shape[0], dtype=jnp.int32))
         return jnp.where(mask, x / keep, jnp.zeros_like(x))
@@ -104,6 +106,9 @@ class Tower(nn.Module):
     activation: one of ACTIVATIONS.
     norm: "none", "batch" (Ioffe and Szegedy 2015) or "layer" (Ba et al. 2016).
     dropout: fraction of units set to 0 while training, the others scaled up to make up for it.
+    precision: see `products.product`.
+    copies: so many towers side by side, each with parameters of its own, stacked, computed as one;
+        see `StackedDense` for which of them reads what. 0: one tower, with plain parameters.
     """
 
     hidden: tuple[int, ...] = (400, 400)
@@ -111,30 +116,29 @@ class Tower(nn.Module):
     norm: str = "none"
     dropout: float = 0.0
     precision: str = "highest"
+    copies: int = 0
 
     @nn.compact
-    def __call__(
-        self, x: jax.Array, share: Share, *, train: bool
-    ) -> jax.Array:  # f[B, in] -> f[B, hidden[-1]]
-        dtype = param_dtype(x)
+    def __call__(self, x: jax.Array, share: Share, *, train: bool) -> jax.Array:
+        """f[B, hidden[-1]] of x f[B, in]; of copies f[B, copies, hidden[-1]]."""
         for layer, width in enumerate(self.hidden):
-            x = nn.Dense(
-                width,
-                # Batch norm takes a constant away again: the gradient of a bias before it is only
-                # rounding, which Adam would scale up to full steps.
-                use_bias=self.norm != "batch",
+            # Batch norm takes a constant away again: the gradient of a bias before it is only
+            # rounding, which Adam would scale up to full steps.
+            settings: dict[str, Any] = dict(
+                width=width,
                 precision=self.precision,
-                kernel_init=KERNEL_INIT,
-                param_dtype=dtype,
+                use_bias=self.norm != "batch",
                 name=f"layer_{layer}",
-            )(x)
+            )
+            x = StackedDense(self.copies, **settings)(x) if self.copies else Dense(**settings)(x)
             if self.norm == "batch":
                 x = BatchNorm(name=f"norm_{layer}")(x, share, train=train)
             elif self.norm == "layer":
                 x = nn.LayerNorm(
                     epsilon=EPSILON,
-                    param_dtype=dtype,
+                    param_dtype=param_dtype(x),
                     use_fast_variance=False,
+                    feature_axes=tuple(range(1, x.ndim)),
                     name=f"norm_{layer}",
                 )(x)
             x = ACTIVATIONS[self.activation](x)

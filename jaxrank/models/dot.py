@@ -1,0 +1,59 @@
+"""The interactions of DLRM: every vector by every other."""
+
+from collections.abc import Callable
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrank.errors import InputError
+from jaxrank.models.products import product
+from jaxrank.models.tower import Share, Tower
+
+
+class DotInteraction(nn.Module):
+    """concat(bottom(floats), all v_i . v_j with i > j), v being the vectors and bottom(floats).
+
+    The bottom is a `Tower` of widths `bottom_hidden` and then the dimension of the vectors, which
+    must all have one; without floats there is none. For m vectors v it gives m (m - 1) / 2 dot
+    products, (1,0), (2,0), (2,1), (3,0) ..., and computes them as one product, of all m * m pairs.
+
+    tower: makes a `Tower` of (widths, name=).
+
+    References:
+        Naumov et al., Deep Learning Recommendation Model for Personalization and Recommendation
+        Systems, 2019.
+    """
+
+    bottom_hidden: tuple[int, ...]
+    tower: Callable[..., Tower]
+    precision: str = "highest"
+
+    @nn.compact
+    def __call__(
+        self, floats: jax.Array, vectors: tuple[jax.Array, ...], share: Share, *, train: bool
+    ) -> jax.Array:
+        """f[B, dim + m (m - 1) / 2] of floats f[B, n] and vectors (f[B, n_i, dim], ...)."""
+        dims = sorted({v.shape[2] for v in vectors})
+        if len(dims) != 1:
+            raise InputError(
+                "model.cross 'dot' needs vectors of one dimension, the same for all tables: found"
+                f" {dims or 'no vectors'}. Set embedding.dim for all, or another model.cross."
+            )
+        parts = list(vectors)
+        bottom = []
+        if floats.shape[1]:
+            widths = (*self.bottom_hidden, *dims)
+            bottom.append(self.tower(widths, name="bottom")(floats, share, train=train))
+            parts.insert(0, bottom[0][:, None, :])
+        every = jnp.concatenate(parts, axis=1)
+        count = every.shape[1]
+        if count < 2:
+            raise InputError(
+                "model.cross 'dot' needs two vectors, or one and floats, to multiply: found 1."
+            )
+        dots = product(every, every.swapaxes(1, 2), self.precision)
+        later, earlier = np.tril_indices(count, -1)
+        pairs = dots.reshape(-1, count * count)[:, later * count + earlier]
+        return jnp.concatenate([*bottom, pairs], axis=1)

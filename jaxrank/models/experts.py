@@ -1,0 +1,148 @@
+"""Experts that several tasks share, and gates by which each task mixes them.
+
+Towers of one layer of the model are stacked and computed as one, so neither the program nor the
+number of products grows with their number. Gates have no bias, as in the papers.
+"""
+
+from collections.abc import Callable
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jaxrank.models.products import StackedDense, product
+from jaxrank.models.tower import Share, Tower
+
+
+class Gates(nn.Module):
+    """softmax(x W_k) for each of `gates` gates k.
+
+    Parameter: `logits` kernel [gates, in, experts], Glorot normal.
+    """
+
+    gates: int
+    experts: int
+    precision: str = "highest"
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """f[B, gates, experts] of x f[B, in] for all, or of x f[B, gates, in], each its own."""
+        logits = StackedDense(
+            self.gates, self.experts, self.precision, use_bias=False, name="logits"
+        )(x)
+        return jax.nn.softmax(logits, axis=-1)
+
+
+class MultiGate(nn.Module):
+    """Each task's mix of the same experts: sum_i g_k(x)_i f_i(x), g_k = softmax(x W_k): MMoE.
+
+    tasks, experts: numbers of them.
+    hidden: widths of each expert, a `Tower`.
+    tower: makes a `Tower` of (widths, copies=, name=).
+
+    Parameters: `experts`, the towers stacked; `gate`, see `Gates`.
+
+    References:
+        Ma et al., Modeling Task Relationships in Multi-task Learning with Multi-gate
+        Mixture-of-Experts, KDD 2018.
+    """
+
+    tasks: int
+    experts: int
+    hidden: tuple[int, ...]
+    tower: Callable[..., Tower]
+    precision: str = "highest"
+
+    @nn.compact
+    def __call__(self, x: jax.Array, share: Share, *, train: bool) -> jax.Array:
+        """f[B, tasks, hidden[-1]] of x f[B, in]."""
+        experts = self.tower(self.hidden, copies=self.experts, name="experts")
+        gates = Gates(self.tasks, self.experts, self.precision, name="gate")(x)
+        return product(gates, experts(x, share, train=train), self.precision)
+
+
+class Extraction(nn.Module):
+    """One level of PLE, customized gate control: own experts for each task beside shared ones.
+
+    A task's gate reads what its own experts read and mixes these and the shared ones. The shared
+    gate reads what the shared experts read and mixes all; the last level has none.
+
+    Parameters: `task_experts` [tasks * task_experts, ...], task by task, and `shared_experts`,
+    towers stacked; `task_gate` over (own, shared) and `shared_gate` over (those of all tasks,
+    shared), see `Gates`.
+    """
+
+    tasks: int
+    experts: int
+    task_experts: int
+    hidden: tuple[int, ...]
+    tower: Callable[..., Tower]
+    last: bool
+    precision: str = "highest"
+
+    @nn.compact
+    def __call__(
+        self, own: jax.Array, common: jax.Array, share: Share, *, train: bool
+    ) -> tuple[jax.Array, jax.Array]:
+        """own f[B, tasks, in], or f[B, in] for all, and common f[B, in] ->
+        f[B, tasks, hidden[-1]] and f[B, hidden[-1]]; the second is `common` at the last level."""
+        count, precision = self.tasks * self.task_experts, self.precision
+        task_experts = self.tower(self.hidden, copies=count, name="task_experts")
+        shared_experts = self.tower(self.hidden, copies=self.experts, name="shared_experts")
+        private = task_experts(own, share, train=train)
+        shared = shared_experts(common, share, train=train)
+
+        seen = self.task_experts + self.experts
+        gates = Gates(self.tasks, seen, precision, name="task_gate")(own)
+        mine, ours = jnp.split(gates, (self.task_experts,), axis=2)
+        by_task = private.reshape(len(private), self.tasks, self.task_experts, -1)
+        mixed = product(mine[:, :, None, :], by_task, precision)[:, :, 0, :]
+        mixed = mixed + product(ours, shared, precision)
+        if self.last:
+            return mixed, common
+        gate = Gates(1, count + self.experts, precision, name="shared_gate")(common)
+        theirs, ours = jnp.split(gate, (count,), axis=2)
+        mix = product(theirs, private, precision) + product(ours, shared, precision)
+        return mixed, mix[:, 0, :]
+
+
+class ProgressiveExtraction(nn.Module):
+    """Levels of `Extraction`, each reading what the one before it made: PLE; CGC with one level.
+
+    tasks: number of them.
+    levels: number of them, at least 1.
+    experts, task_experts: of each level, shared ones and those of each task.
+    hidden: widths of each expert, a `Tower`.
+    tower: makes a `Tower` of (widths, copies=, name=).
+
+    Parameters: `level_l`, see `Extraction`.
+
+    References:
+        Tang et al., Progressive Layered Extraction, RecSys 2020.
+    """
+
+    tasks: int
+    levels: int
+    experts: int
+    task_experts: int
+    hidden: tuple[int, ...]
+    tower: Callable[..., Tower]
+    precision: str = "highest"
+
+    @nn.compact
+    def __call__(self, x: jax.Array, share: Share, *, train: bool) -> jax.Array:
+        """f[B, tasks, hidden[-1]] of x f[B, in]."""
+        own, common = x, x
+        for level in range(self.levels):
+            extraction = Extraction(
+                self.tasks,
+                self.experts,
+                self.task_experts,
+                self.hidden,
+                self.tower,
+                last=level == self.levels - 1,
+                precision=self.precision,
+                name=f"level_{level}",
+            )
+            own, common = extraction(own, common, share, train=train)
+        return own

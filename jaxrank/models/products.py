@@ -1,0 +1,123 @@
+"""Matrix products of a stated precision, and the dense layers made of them.
+
+Every product of a model is made here. Its precision is always stated, because float32 products on
+TPU are bfloat16 ones by default.
+"""
+
+from collections.abc import Callable
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+PRECISIONS = ("default", "high", "highest", "bfloat16")
+
+KERNEL_INIT = nn.initializers.glorot_normal()
+# Of kernels [layers, in, out]: as many layers of `in` and `out`, not one of a larger fan.
+STACKED_KERNEL_INIT = nn.initializers.glorot_normal(batch_axis=(0,))
+
+
+def param_dtype(x: ArrayLike) -> jnp.dtype:
+    """The dtype of parameters for this input: its own, but never less than float32."""
+    return jnp.promote_types(jnp.float32, jnp.result_type(x))
+
+
+def product(x: jax.Array, kernel: jax.Array, precision: str) -> jax.Array:
+    """f[..., n, in] x f[..., in, out] -> f[..., n, out]; leading axes are equal, one product each.
+
+    precision: a name of `jax.lax.Precision`, or "bfloat16": both factors are rounded to bfloat16,
+    and their products added up in float32, on every backend. The result is float32. The products
+    of the gradient are of the same kind, and gradients float32: the gradient that comes in is
+    rounded, the one that goes out is not.
+    """
+    if precision == "bfloat16":
+        return _bfloat16_product(x.astype(jnp.float32), kernel.astype(jnp.float32))
+    dtype = jnp.result_type(x, kernel)
+    return _contract(x.astype(dtype), kernel.astype(dtype), -1, -2, precision)
+
+
+def _contract(a: jax.Array, b: jax.Array, axis_a: int, axis_b: int, precision: str) -> jax.Array:
+    batch = tuple(range(a.ndim - 2))
+    axes = ((axis_a % a.ndim,), (axis_b % b.ndim,))
+    as_float32 = jnp.float32 if a.dtype == jnp.bfloat16 else None
+    return jax.lax.dot_general(
+        a, b, (axes, (batch, batch)), precision=precision, preferred_element_type=as_float32
+    )
+
+
+# JAX's own gradient would be a product of float32 by bfloat16, rounded to bfloat16 at the end.
+# On CPU float32 factors for the kernel's gradient are a tenth faster (docs/measurements.md), but
+# then a run on CPU would not compute what one on TPU or GPU does.
+@jax.custom_vjp
+def _bfloat16_product(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    return _forward(x, kernel)[0]
+
+
+def _forward(x: jax.Array, kernel: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    rounded = x.astype(jnp.bfloat16), kernel.astype(jnp.bfloat16)
+    return _contract(*rounded, -1, -2, "default"), rounded
+
+
+def _backward(rounded: tuple[jax.Array, jax.Array], grad: jax.Array) -> tuple[jax.Array, jax.Array]:
+    x, kernel = rounded
+    grad = grad.astype(jnp.bfloat16)
+    of_x = _contract(grad, kernel, -1, -1, "default")
+    return of_x, _contract(x, grad, -2, -2, "default")
+
+
+_bfloat16_product.defvjp(_forward, _backward)
+
+
+class Dense(nn.Module):
+    """x W + b. Parameters: `kernel` W [in, width] (Glorot normal) and `bias` b [width] (zero)."""
+
+    width: int
+    precision: str
+    use_bias: bool = True
+    kernel_init: Callable[..., jax.Array] = KERNEL_INIT
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:  # f[B, in] -> f[B, width]
+        dtype = param_dtype(x)
+        kernel = self.param("kernel", self.kernel_init, (x.shape[1], self.width), dtype)
+        y = product(x, kernel, self.precision)
+        if not self.use_bias:
+            return y
+        bias = self.param("bias", nn.initializers.zeros, (self.width,), dtype)
+        return y + bias[None, :]
+
+
+class StackedDense(nn.Module):
+    """Dense layers of one width side by side, as one product however many they are.
+
+    Parameters: `kernel` [layers, in, width] (Glorot normal, the fan of one layer) and `bias`
+    [layers, width] (zero).
+    """
+
+    layers: int
+    width: int
+    precision: str
+    use_bias: bool = True
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """f[B, layers, width] of x f[B, in], which every layer reads, or of x f[B, groups, in],
+        of which the first layers / groups layers read the first, and so on."""
+        dtype, size = param_dtype(x), x.shape[-1]
+        shape = (self.layers, size, self.width)
+        kernel = self.param("kernel", STACKED_KERNEL_INIT, shape, dtype)
+        groups = 1 if x.ndim == 2 else x.shape[1]
+        # The layers of a group beside each other make one wide kernel. Written out, because a
+        # product over the middle axis of a kernel takes XLA on CPU nearly twice as long.
+        wide = kernel.reshape(groups, self.layers // groups, size, self.width)
+        wide = jnp.moveaxis(wide, 2, 1).reshape(groups, size, -1)
+        if groups == 1:
+            y = product(x.reshape(-1, size), wide[0], self.precision)
+        else:
+            y = jnp.moveaxis(product(jnp.moveaxis(x, 1, 0), wide, self.precision), 0, 1)
+        y = y.reshape(-1, self.layers, self.width)
+        if not self.use_bias:
+            return y
+        bias = self.param("bias", nn.initializers.zeros, (self.layers, self.width), dtype)
+        return y + bias[None, :, :]

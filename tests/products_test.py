@@ -1,0 +1,142 @@
+"""Precision of matrix products, and what they cost."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import rankers
+from rankers import built, gradient_program
+
+from jaxrank import models
+from jaxrank.models.products import product
+
+# One of each kind of layer.
+CONFIGS = [
+    dict(cross="matrix", structure="parallel", head_hidden=(3,), norm="batch"),
+    dict(cross="vector", structure="parallel", norm="layer"),
+    dict(cross="low_rank", cross_rank=3, multitask="mmoe", expert_hidden=(5, 4)),
+    dict(cross="mix", cross_rank=3, multitask="ple", expert_hidden=(5, 4), head_hidden=(3,)),
+    dict(cross="dot", bottom_hidden=(4,), structure="parallel"),
+]
+NAMES = [config["cross"] for config in CONFIGS]
+
+
+def model_of(config, dtype=np.float32, **more):
+    dims = (4, 4) if config["cross"] == "dot" else (2, 4)
+    return built(hidden=(6,), dims=dims, dtype=dtype, **config, **more)
+
+
+def products_of(config, **more):
+    return [e for e in gradient_program(*model_of(config, **more)) if _is_product(e)]
+
+
+def _is_product(equation):
+    return equation.primitive.name == "dot_general"
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=NAMES)
+def test_every_matrix_product_states_its_precision(config):
+    products = products_of(config)
+    assert len(products) > 10
+    highest = (jax.lax.Precision.HIGHEST,) * 2
+    assert all(e.params["precision"] == highest for e in products)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=NAMES)
+def test_bfloat16_products_multiply_bfloat16_and_give_float32(config):
+    """Those of the gradient, too."""
+    products = products_of(config, precision="bfloat16")
+    assert len(products) > 10
+    for equation in products:
+        assert [v.aval.dtype for v in equation.invars] == [jnp.bfloat16] * 2, equation
+        assert equation.params["preferred_element_type"] == np.float32
+        assert equation.outvars[0].aval.dtype == np.float32
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=NAMES)
+def test_a_bfloat16_model_begins_near_the_float32_one_and_all_it_keeps_is_float32(config):
+    """With silu: the slope of relu jumps where rounding moves a unit over its corner."""
+    floats, vectors = rankers.random_input(batch=64, dims=(4, 4))
+    mix = np.random.default_rng(3).normal(size=(64, 2)).astype(np.float32)
+    found = {}
+    for precision in ("highest", "bfloat16"):
+        model = models.build(
+            tasks=2, hidden=(32,), activation="silu", precision=precision, **config
+        )
+        params, state = model.init(jax.random.key(0), floats, vectors)
+
+        def loss(params, state, model=model):
+            logits, new = model.apply(params, state, floats, vectors, train=True)
+            return (mix * logits).sum(), (logits, new)
+
+        grads, (logits, new) = jax.jit(jax.grad(loss, has_aux=True))(params, state)
+        assert {a.dtype for a in jax.tree.leaves((grads, logits, new))} == {np.dtype("float32")}
+        found[precision] = logits, jnp.concatenate([g.ravel() for g in jax.tree.leaves(grads)])
+    for exact, rounded, most in zip(*found.values(), (1e-2, 2e-2), strict=True):
+        apart = np.linalg.norm(rounded - exact) / np.linalg.norm(exact)
+        assert 1e-5 < apart < most
+
+
+def test_bfloat16_products_are_added_up_in_float32():
+    """1,001 has no bfloat16, and a bfloat16 sum of ones stays at 256."""
+    ones = jnp.ones((1001, 1))
+    of_x, of_kernel = jax.grad(lambda x, k: product(x, k, "bfloat16").sum(), argnums=(0, 1))(
+        jnp.ones((1001, 3)), jnp.ones((3, 1001))
+    )
+    run = jax.jit(lambda x, k: product(x, k, "bfloat16"))
+    np.testing.assert_array_equal(run(ones.T, ones), 1001)
+    np.testing.assert_array_equal(of_x, 1001)
+    np.testing.assert_array_equal(of_kernel, 1001)
+
+
+def test_a_bfloat16_product_rounds_its_factors_and_the_gradient_that_comes_in():
+    r = np.random.default_rng(0)
+    x, kernel, g = (r.normal(size=s).astype(np.float32) for s in ((5, 7, 4), (5, 4, 3), (5, 7, 3)))
+
+    def rounded(a):
+        return np.asarray(jnp.asarray(a).astype(jnp.bfloat16), np.float64)
+
+    y, back = jax.vjp(lambda x, k: product(x, k, "bfloat16"), x, kernel)
+    a, b, c = rounded(x), rounded(kernel), rounded(g)
+    for found, expected in zip(
+        (y, *back(g)),
+        (
+            [a[i] @ b[i] for i in range(5)],
+            [c[i] @ b[i].T for i in range(5)],
+            [a[i].T @ c[i] for i in range(5)],
+        ),
+        strict=True,
+    ):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("precision", ["highest", "bfloat16"])
+@pytest.mark.parametrize("config", CONFIGS, ids=NAMES)
+def test_operations_of_an_example_are_two_for_each_weight_and_those_of_mixing(config, precision):
+    model, params, _, floats, vectors = model_of(config, precision=precision)
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    weights = sum(leaf.size for path, leaf in leaves if path[-1].key == "kernel")
+    # Gates times experts, of two tasks: width 4, defaults of 4 experts, 2 of each task, 2 levels.
+    mixing = {"mmoe": 2 * 4 * 4, "ple": 2 * (2 * (2 + 4) * 4) + (2 * 2 + 4) * 4}
+    pairs = (1 + 3) ** 2 * 4 if config["cross"] == "dot" else 0
+    expected = 2 * (weights + mixing.get(config.get("multitask"), 0) + pairs)
+    assert model.flops(floats, vectors) == expected
+    shapes = jax.eval_shape(lambda: (floats, vectors))
+    assert model.flops(*shapes) == expected
+
+
+def test_operations_of_a_sequence_are_those_of_what_reads_its_pool():
+    model = models.build(tasks=1, cross="none", hidden=())
+    sequence = (np.zeros((9, 5, 3), np.float32), np.zeros((9, 5), bool))
+    assert model.flops(np.zeros((9, 2), np.float32), (), (sequence,)) == 2 * (2 + 3)
+
+
+def test_a_training_step_takes_three_times_the_operations_of_a_forward_pass():
+    config = dict(cross="matrix", head_hidden=(3,))
+    model, params, state, floats, vectors = model_of(config)
+    step = 0
+    for equation in filter(_is_product, gradient_program(model, params, state, floats, vectors)):
+        (contracted, _), _ = equation.params["dimension_numbers"]
+        length = np.prod([equation.invars[0].aval.shape[axis] for axis in contracted])
+        step += 2 * np.prod(equation.outvars[0].aval.shape) * length
+    assert step == 3 * len(floats) * model.flops(floats, vectors)

@@ -1,0 +1,271 @@
+"""Models written out in NumPy from the formulas of their papers, and run on several devices."""
+
+import jax
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from jaxrank import mesh as meshes
+from jaxrank import models
+
+BATCH = 6
+
+
+def relu(x):
+    return np.maximum(x, 0)
+
+
+def random_input(seed=0, batch=BATCH, dtype=np.float32, dims=(2, 4)):
+    """floats [B, 3] and vectors [B, 2, dims[0]], [B, 1, dims[1]]: width 11."""
+    r = np.random.default_rng(seed)
+    floats = r.normal(size=(batch, 3)).astype(dtype)
+    vectors = (r.normal(size=(batch, 2, dims[0])), r.normal(size=(batch, 1, dims[1])))
+    return floats, tuple(v.astype(dtype) for v in vectors)
+
+
+def randomised(params, seed=1):
+    """Params with no zero biases, in float64, so that every one of them shows in the output."""
+    r = np.random.default_rng(seed)
+    return jax.tree.map(lambda p: r.normal(size=p.shape, scale=0.5), params)
+
+
+def built(seed=0, dtype=np.float64, dims=(2, 4), **config):
+    """A model of two tasks, its parameters and state, and what it may read."""
+    model = models.build(tasks=2, **config)
+    floats, vectors = random_input(seed, dtype=dtype, dims=dims)
+    params, state = model.init(jax.random.key(seed), floats, vectors)
+    return model, params, state, floats, vectors
+
+
+def joined(floats, vectors):
+    return np.concatenate([floats, *(v.reshape(len(v), -1) for v in vectors)], axis=1)
+
+
+def softmax(x):
+    return np.exp(x) / np.exp(x).sum()
+
+
+def vector_cross(params, layer, x0, x):
+    kernel = params[f"layer_{layer}"]["kernel"][:, 0]
+    return x0 * sum(kernel * x) + params[f"bias_{layer}"]
+
+
+def matrix_cross(params, layer, x0, x):
+    dense = params[f"layer_{layer}"]
+    return x0 * (dense["kernel"].T @ x + dense["bias"])
+
+
+def low_rank_cross(params, layer, x0, x):
+    v, u_transposed = params[f"down_{layer}"]["kernel"], params[f"up_{layer}"]["kernel"]
+    return x0 * (u_transposed.T @ (v.T @ x) + params[f"up_{layer}"]["bias"])
+
+
+def mix_cross(params, layer, x0, x):
+    gates = softmax(params[f"gate_{layer}"]["kernel"].T @ x)
+    rank = params[f"core_{layer}"]["kernel"].shape[1]
+    total = 0
+    for i, gate in enumerate(gates):
+        v, c = params[f"down_{layer}"]["kernel"][i], params[f"core_{layer}"]["kernel"][i].T
+        u = params[f"up_{layer}"]["kernel"][i * rank : (i + 1) * rank].T
+        low = np.tanh(c @ np.tanh(v.T @ x))
+        total = total + gate * x0 * (u @ low + params[f"up_{layer}"]["bias"])
+    return total
+
+
+CROSSES = {
+    "vector": vector_cross,
+    "matrix": matrix_cross,
+    "low_rank": low_rank_cross,
+    "mix": mix_cross,
+}
+
+
+def cross_network(kind, params, x0):
+    """Two layers, example by example."""
+    rows = []
+    for first in x0:
+        x = first
+        for layer in range(2):
+            x = CROSSES[kind](params, layer, first, x) + x
+        rows.append(x)
+    return np.array(rows)
+
+
+def dot_interaction(params, floats, vectors, **tower_settings):
+    bottom = tower(params["bottom"], floats, **tower_settings)
+    rows = []
+    for example in range(len(floats)):
+        every = [bottom[example], *(row for v in vectors for row in v[example])]
+        dots = [sum(every[i] * every[j]) for i in range(len(every)) for j in range(i)]
+        rows.append([*bottom[example], *dots])
+    return np.array(rows)
+
+
+def tower(params, x, norm="none", stats=None, act=relu):
+    for layer in range(sum(name.startswith("layer") for name in params)):
+        x = x @ params[f"layer_{layer}"]["kernel"] + params[f"layer_{layer}"].get("bias", 0)
+        if norm != "none":
+            axis = 0 if norm == "batch" else 1
+            mean, var = x.mean(axis, keepdims=True), x.var(axis, keepdims=True)
+            if stats is not None:
+                mean, var = (stats[f"norm_{layer}"][k][None] for k in ("mean", "var"))
+            x = (x - mean) / np.sqrt(var + 1e-5)
+            x = x * params[f"norm_{layer}"]["scale"] + params[f"norm_{layer}"]["bias"]
+        x = act(x)
+    return x
+
+
+def expert(stacked, number, x, **tower_settings):
+    """What one tower of a stack makes of x [B, in]."""
+    return tower(jax.tree.map(lambda p: p[number], stacked), x, **tower_settings)
+
+
+def mixed(kernel, x, outputs):
+    """Per example, outputs [B, width] weighted by softmax(x W)."""
+    rows = []
+    for example, row in enumerate(x):
+        gates = softmax(kernel.T @ row)
+        assert len(gates) == len(outputs)
+        rows.append(sum(g * out[example] for g, out in zip(gates, outputs, strict=True)))
+    return np.array(rows)
+
+
+def mmoe(params, x, **tower_settings):
+    """A list of [B, width], one a task."""
+    kernels = params["gate"]["logits"]["kernel"]
+    outputs = [expert(params["experts"], i, x, **tower_settings) for i in range(kernels.shape[2])]
+    return [mixed(kernel, x, outputs) for kernel in kernels]
+
+
+def ple(params, x, **tower_settings):
+    """A list of [B, width], one a task."""
+    tasks = len(params["level_0"]["task_gate"]["logits"]["kernel"])
+    own, common = [x] * tasks, x
+    for level in range(len(params)):
+        at = params[f"level_{level}"]
+        numbers = {k: len(at[k]["layer_0"]["kernel"]) for k in ("task_experts", "shared_experts")}
+        each = numbers["task_experts"] // tasks
+        private = [
+            [
+                expert(at["task_experts"], task * each + i, own[task], **tower_settings)
+                for i in range(each)
+            ]
+            for task in range(tasks)
+        ]
+        shared = [
+            expert(at["shared_experts"], i, common, **tower_settings)
+            for i in range(numbers["shared_experts"])
+        ]
+        if "shared_gate" in at:
+            (kernel,) = at["shared_gate"]["logits"]["kernel"]
+            common = mixed(kernel, common, [*sum(private, []), *shared])
+        kernels = at["task_gate"]["logits"]["kernel"]
+        own = [mixed(kernels[task], own[task], [*private[task], *shared]) for task in range(tasks)]
+    return own
+
+
+def ranker(
+    params,
+    floats,
+    vectors,
+    *,
+    cross="matrix",
+    structure="stacked",
+    multitask="shared_bottom",
+    **tower_settings,
+):
+    """Logits [B, 2] of a model of these fields, while training."""
+    x0 = joined(floats, vectors)
+    if cross == "dot":
+        crossed = dot_interaction(params["cross"], floats, vectors, **tower_settings)
+    else:
+        crossed = x0 if cross == "none" else cross_network(cross, params["cross"], x0)
+    if "tower" not in params:
+        trunk = crossed
+    elif structure == "stacked" or cross == "none":
+        trunk = tower(params["tower"], crossed, **tower_settings)
+    else:
+        trunk = np.concatenate([crossed, tower(params["tower"], x0, **tower_settings)], axis=1)
+    if "head" in params:
+        return trunk @ params["head"]["kernel"] + params["head"]["bias"]
+    reads = [trunk, trunk]
+    if multitask != "shared_bottom":
+        kind = {"mmoe": mmoe, "ple": ple}[multitask]
+        reads = kind(params[multitask], trunk, **tower_settings)
+    logits = []
+    for task, x in enumerate(reads):
+        own = tower(params.get(f"task_{task}", {}), x, **tower_settings)
+        logits.append(own @ params[f"head_{task}"]["kernel"] + params[f"head_{task}"]["bias"])
+    return np.concatenate(logits, axis=1)
+
+
+def slopes_agree(config, dims=(2, 4)):
+    """Whether the gradient is the slope of the NumPy formula, along random directions in all
+    parameters and inputs at once; asserts it. The activation is tanh, which has no corners."""
+    with jax.enable_x64(True):
+        model, params, state, floats, vectors = built(**config, activation="tanh", dims=dims)
+        at = (randomised(params), floats, vectors)
+        mix = np.random.default_rng(3).normal(size=(BATCH, 2))
+
+        def out(at):
+            params, floats, vectors = at
+            return (mix * model.apply(params, state, floats, vectors, train=True)[0]).sum()
+
+        gradient = jax.tree.leaves(jax.device_get(jax.jit(jax.grad(out))(at)))
+
+    shape = {k: config[k] for k in ("cross", "structure", "multitask", "norm") if k in config}
+
+    def numpy_out(at):
+        return (mix * ranker(*at, act=np.tanh, **shape)).sum()
+
+    for seed in range(3):
+        r = np.random.default_rng(seed)
+        way = jax.tree.map(lambda a, r=r: r.normal(size=a.shape), at)
+        step = 1e-5
+        up, down = (
+            numpy_out(jax.tree.map(lambda a, d, s=shift: a + s * d, at, way))
+            for shift in (step, -step)
+        )
+        slope = sum((g * d).sum() for g, d in zip(gradient, jax.tree.leaves(way), strict=True))
+        np.testing.assert_allclose(slope, (up - down) / (2 * step), rtol=1e-6)
+
+
+def applied_on(devices, model, params, state, floats, vectors, key):
+    """What `model.apply` gives, training, with the batch split over so many devices."""
+    mesh = meshes.make_mesh(devices=devices, replicas=2 if devices > 1 else 1)
+
+    def on_device(params, state, floats, vectors, key):
+        share = models.Share(
+            first=meshes.device_index(mesh) * len(floats),
+            mean=lambda x: meshes.total(mesh, x) / mesh.size,
+        )
+        return model.apply(params, state, floats, vectors, train=True, key=key, share=share)
+
+    by_example, everywhere = PartitionSpec(meshes.EXAMPLES), PartitionSpec()
+    run = jax.shard_map(
+        on_device,
+        mesh=mesh,
+        in_specs=(everywhere, everywhere, by_example, by_example, everywhere),
+        out_specs=(by_example, everywhere),
+        check_vma=False,
+    )
+    return jax.device_get(jax.jit(run)(params, state, floats, vectors, key))
+
+
+def equations(jaxpr):
+    """All equations of a jaxpr and of the programs in it."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for value in equation.params.values():
+            inner = getattr(value, "jaxpr", value)
+            if hasattr(inner, "eqns"):
+                yield from equations(inner)
+
+
+def gradient_program(model, params, state, floats, vectors):
+    """The equations of the gradient of a sum of logits by parameters and inputs."""
+
+    def loss(params, floats, vectors):
+        return model.apply(params, state, floats, vectors, train=True)[0].sum()
+
+    gradient = jax.grad(loss, argnums=(0, 1, 2))
+    return list(equations(jax.make_jaxpr(gradient)(params, floats, vectors).jaxpr))
