@@ -372,6 +372,11 @@ def test_a_wrong_field_is_named_with_what_is_allowed(config, message):
         models.build(**{"tasks": 1, **config})
 
 
+def test_chains_of_parents_may_be_as_long_as_there_are_tasks():
+    models.build(tasks=5, parents=(1, 2, 3, 4, -1))
+    models.build(tasks=5, parents=(-1, 0, 1, 2, 3))
+
+
 def test_a_field_that_is_not_read_may_be_given_with_its_default():
     fields = dict(cross_layers=2, cross_rank=64, experts=4, bottom_hidden=[128], levels=2)
     models.build(tasks=1, cross="none", **fields)
