@@ -47,7 +47,7 @@ def limit_of(rates: Rates, stages: Mapping[str, float]) -> str:
     """
     if rates.both >= ENOUGH * rates.step:
         return "step"
-    # Batches are put one after another; they are made by several threads or workers at once.
+    # Batches are put one after another; they may be made by several workers at once.
     if stages["transfer"] * rates.input >= 1e6:
         return "transfer"
     return max(PARTS, key=lambda name: stages[name])

@@ -44,7 +44,7 @@ def default() -> ConfigDict:
     c.data.valid = "valid"  # split to evaluate on; empty: none; next_day: each before it is read
     c.data.shards = 8  # independent streams of examples; a multiple of the number of processes
     c.data.window_blocks = 4  # blocks of a stream that are shuffled together
-    c.data.num_workers = 0  # input processes per host; 0: threads of the training process
+    c.data.num_workers = 0  # input processes per host; 0: a thread of the training process
     c.data.prefetch_batches = 16  # batches made ahead
     c.data.list_slack = 8.0  # room for packed lists: mean of a group + this many deviations
     c.data.on_overflow = "error"  # of that room: error, or truncate the longest lists

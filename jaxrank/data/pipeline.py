@@ -25,7 +25,6 @@ from jaxrank.features import MAX_GROUP, Batch, Layout
 
 ORDERS = ("shuffled", "days")
 _EVALUATION_BLOCKS = 8  # kept for the next batch; they are memory maps
-_READ_THREADS = 4  # NumPy and Arrow let go of the interpreter in all that costs
 
 
 def _require(field: str, value: Any, holds: bool, must: str) -> None:
@@ -56,10 +55,14 @@ def _let_grain_read_its_flags() -> None:
                 flags[name].present = max(1, flags[name].present)
 
 
-def _iterate(source: Any, threads: int, ahead: int) -> Any:
-    """An iterator over the source's elements in order, made ahead by threads."""
+def _iterate(source: Any, ahead: int) -> Any:
+    """An iterator over the source's elements in order, made ahead by a thread if any are.
+
+    By one: with two to four, which wait for each other's hold of the interpreter, an input of lists
+    was 0.67 to 0.86 times as fast. What one thread cannot do is for processes.
+    """
     _let_grain_read_its_flags()
-    options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=ahead)
+    options = grain.ReadOptions(num_threads=min(1, ahead), prefetch_buffer_size=ahead)
     return iter(grain.MapDataset.source(source).to_iter_dataset(options))
 
 
@@ -67,8 +70,8 @@ class TrainBatches:
     """An iterator over this process's share of shuffled training batches, endless up to num_steps.
 
     Each call of `next` gives a Batch whose arrays have a leading axis of `steps_per_call`
-    consecutive steps. Batches are always full and may straddle epochs. Memory: two windows for
-    each shard of this process.
+    consecutive steps. Batches are always full and may straddle epochs. Memory: a window for
+    each shard of this process, with what it is gathered from where blocks are compressed.
 
         batches = TrainBatches(store.split("train"), layout, batch_size=8192, ...)
         for batch in batches:
@@ -83,7 +86,7 @@ class TrainBatches:
         shards: streams that the global batch takes equal shares from, whatever the number of
             processes, which divides it.
         window_blocks: average blocks that are permuted together.
-        num_workers: processes that read; 0: threads of this process do.
+        num_workers: processes that read; 0: a thread of this process does.
         prefetch_batches: batches made ahead; 0 and no workers: each is made when it is asked for.
         list_slack: room for lists, in standard deviations; see `packing.capacity`.
         on_overflow: "error" or "truncate"; see `packing.Packer`.
@@ -151,12 +154,7 @@ class TrainBatches:
         }
         self._share = batch_size // shards
         self._ahead = -(-prefetch_batches // steps_per_call)
-        self._threads = min(_READ_THREADS, self._ahead)
-        readers = 1 if num_workers else max(1, self._threads)
-        # Windows that these threads are in at the same time, and one that some are done with.
-        places = readers * steps_per_call * self._share
-        kept = min(readers, -(-places // window)) + (readers > 1)
-        self._streams = [Shard(Reader(split, kept=1), line, shard, kept) for shard in mine]
+        self._streams = [Shard(Reader(split, kept=1), line, shard) for shard in mine]
         # The first batch with an example of each day; of all, where they are shuffled together.
         self.first_steps = [place // self._share for place in line.first_places()]
         self.batcher = Batcher(layout, self.group, self.capacities, on_overflow)
@@ -185,7 +183,7 @@ class TrainBatches:
         if self._num_workers:
             _let_grain_read_its_flags()
             return WorkerCalls(self.source(), max(1, self._ahead), self._like, self._memory)
-        return _iterate(self.source(), self._threads, self._ahead)
+        return _iterate(self.source(), self._ahead)
 
     def source(self) -> TrainSource:
         """What the batches from here on are made of, at random access."""
@@ -293,7 +291,7 @@ class EvaluationBatches:
         return len(self._source)
 
     def __iter__(self) -> Iterator[tuple[Batch, int]]:
-        elements = _iterate(self._source, min(_READ_THREADS, self._prefetch), self._prefetch)
+        elements = _iterate(self._source, self._prefetch)
         try:
             for index, batch in enumerate(elements):
                 yield batch, min(self._batch_size, self._rows - index * self._batch_size)

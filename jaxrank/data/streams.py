@@ -56,23 +56,18 @@ class Reader:
 
 
 class Shard:
-    """The stream of one shard, at random access: fast where it is read about in order.
+    """The stream of one shard, at random access: fast where it is read in order.
 
-    Args:
-        kept: windows, already permuted, that are kept for the next call: one more than threads
-            read at the same time.
+    It keeps the window, already permuted, that was read last.
     """
 
-    def __init__(self, reader: Reader, order: Order, shard: int, kept: int):
-        self._reader, self._order, self._shard, self._kept = reader, order, shard, kept
-        self._windows: collections.OrderedDict[tuple[int, int], Examples] = (
-            collections.OrderedDict()
-        )
+    def __init__(self, reader: Reader, order: Order, shard: int):
+        self._reader, self._order, self._shard = reader, order, shard
+        self._last: tuple[tuple[int, int], Examples] | None = None
         self._lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {"reader": self._reader, "order": self._order, "shard": self._shard}
-        return state | {"kept": self._kept}
+        return {"reader": self._reader, "order": self._order, "shard": self._shard}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
@@ -82,19 +77,17 @@ class Shard:
         found = []
         for run in self._order.runs(self._shard, start, stop):
             with self._lock:
-                window = self._window(run)
+                window = self._permuted(run)
             found.append(ex.cut(window, run.start, run.stop))
         return found
 
-    def _window(self, run: Run) -> Examples:
+    def _permuted(self, run: Run) -> Examples:
         key = (run.turn, run.window)
-        if key not in self._windows:
-            while len(self._windows) >= self._kept:
-                self._windows.popitem(last=False)
+        if self._last is None or self._last[0] != key:
+            self._last = None  # its memory is free before the next takes some
             spans, order = self._order.window(self._shard, *key)
-            self._windows[key] = ex.gather([self._reader.read(*span) for span in spans], order)
-        self._windows.move_to_end(key)
-        return self._windows[key]
+            self._last = key, ex.gather([self._reader.read(*span) for span in spans], order)
+        return self._last[1]
 
 
 class TrainSource:
