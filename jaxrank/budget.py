@@ -35,7 +35,7 @@ class Bytes(NamedTuple):
     """In the memory of one device.
 
     tables: its rows, split and replicated, padded as they are stored.
-    accumulators: of the row optimizer.
+    accumulators: of the row optimizer; and the average of the rows, where one is kept.
     buffers: of the exchange, see `_buffers`; and gradients of all rows of what is updated whole.
     vectors: what its ids read, the gradients of that, and their sums for each different id.
     dense: parameters, gradients and the optimizer's state.
@@ -77,12 +77,14 @@ def of_device(
     *,
     steps_per_call: int,
     updates_whole_tables: bool,
+    averages: bool = False,
 ) -> Bytes:
     """The bytes in the memory of one device.
 
     Args:
         batch: of one step over all devices; only the shapes matter.
         updates_whole_tables: whether a step changes all rows; see `embedding.l2_scope`.
+        averages: whether an average of the weights is kept; see `step.averaged`.
     """
     tables = accumulators = buffers = vectors = 0
     ids = ids_of_device(layout, batch, split.devices)
@@ -93,7 +95,7 @@ def of_device(
                 continue
             rows = part.rows // split.shards if part.is_split else part.rows
             tables += rows * part.width * _NUMBER
-            accumulators += rows * _slot_bytes(rule, part)
+            accumulators += rows * (_slot_bytes(rule, part) + averages * part.width * _NUMBER)
             if updates_whole_tables or not part.is_split:
                 buffers += rows * (part.dim + 1) * _NUMBER  # and how often each is read
         buffers += _buffers(stack, split)
@@ -104,7 +106,7 @@ def of_device(
         accumulators=accumulators,
         buffers=buffers,
         vectors=vectors,
-        dense=2 * dense.parameters + dense.state,
+        dense=(2 + averages) * dense.parameters + dense.state,
         activations=dense.activations * share,
         batches=(2 + AHEAD) * steps_per_call * _batch_bytes(batch) // split.devices,
     )

@@ -1,7 +1,8 @@
 """Checkpoints: the state, where the run stands in its data, and what it has seen so far.
 
     WORKDIR/checkpoints/<step>/weights    what predicts: parameters, model state, table rows
-    WORKDIR/checkpoints/<step>/training   what else training needs: optimizer states, rate factor
+    WORKDIR/checkpoints/<step>/training   what else training needs: optimizer states, rate factor,
+                                          and the weights themselves where an average predicts
     WORKDIR/checkpoints/<step>/run        JSON: position in the data, monitor, versions
     WORKDIR/checkpoints/<step>/metrics    JSON: {"metric": the monitored metric}, if evaluated
 
@@ -21,7 +22,7 @@ from orbax.checkpoint import checkpoint_managers
 import jaxrank
 from jaxrank import processes
 from jaxrank.errors import InputError, RunError
-from jaxrank.step import TrainState, Weights, weights_of
+from jaxrank.step import TrainState, Weights, trained, weights_of
 
 # About twenty lines a save otherwise, and a page of traceback for each array that cannot be
 # written; the exception itself is raised where the save is waited for.
@@ -29,20 +30,26 @@ absl.logging.set_verbosity(absl.logging.FATAL)
 
 
 class _Training(NamedTuple):
-    """The part of TrainState that is not in Weights. Scratch arrays are not saved."""
+    """The part of TrainState that is not in `weights_of`. Scratch arrays are not saved.
+
+    trained: the weights to go on from, where those that predict are their average; or {}.
+    """
 
     step: Any
     opt_state: Any
     slots: dict[str, dict[str, Any]]
     rate_factor: Any
+    trained: Any
 
 
 def _training_of(state: TrainState) -> _Training:
     slots = {name: table.slots for name, table in state.tables.items()}
-    return _Training(state.step, state.opt_state, slots, state.rate_factor)
+    weights = trained(state) if state.average else {}
+    return _Training(state.step, state.opt_state, slots, state.rate_factor, weights)
 
 
-def _joined(state: TrainState, weights: Weights, training: _Training) -> TrainState:
+def _joined(state: TrainState, predicts: Weights, training: _Training) -> TrainState:
+    weights = training.trained or predicts
     tables = {
         name: table._replace(rows=weights.rows[name], slots=training.slots[name])
         for name, table in state.tables.items()
@@ -54,6 +61,7 @@ def _joined(state: TrainState, weights: Weights, training: _Training) -> TrainSt
         opt_state=training.opt_state,
         tables=tables,
         rate_factor=training.rate_factor,
+        average=predicts if training.trained else {},
     )
 
 

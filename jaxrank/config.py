@@ -61,18 +61,32 @@ def default() -> ConfigDict:
     c.embedding.exchange_slack = 5.0  # room for rows that travel: mean + this many deviations
     c.embedding.exchange_capacity = 0  # ids from a device to another in one round; 0: from the data
 
+    # Of cross network and tower, and then of the tasks; a field that the chosen kind does not read
+    # must keep its default.
     c.model = ConfigDict()
-    c.model.cross = "matrix"  # matrix: DCN-V2; vector: DCN; none: a plain DNN
+    c.model.cross = "matrix"  # matrix, low_rank: DCN-V2; mix: DCN-Mix; vector: DCN; dot: DLRM; none
     c.model.structure = "stacked"  # tower behind the cross layers, or parallel to them
-    c.model.cross_layers = 2
+    c.model.cross_layers = 2  # of matrix, low_rank, mix and vector
+    c.model.cross_rank = 64  # of the matrices of low_rank, and of each expert of mix
+    c.model.cross_experts = 4  # of a layer of mix
+    c.model.bottom_hidden = (128,)  # of dot: widths between the floats and the vectors' dimension
     c.model.hidden = (256, 128)  # widths of the tower
-    c.model.head_hidden = ()  # widths of each task's own tower
     c.model.activation = "relu"  # relu, gelu, silu or tanh
     c.model.norm = "none"  # none, batch (over the global batch) or layer
     c.model.dropout = 0.0  # share of tower units dropped in training
-    c.model.precision = "highest"  # of matrix products: highest is float32 on every device
+    c.model.multitask = "shared_bottom"  # all tasks read the tower; mmoe or ple: experts behind it
+    c.model.experts = 4  # of mmoe; the shared ones of a level of ple
+    c.model.task_experts = 2  # each task's own on a level of ple
+    c.model.levels = 2  # of ple; 1 is CGC
+    c.model.expert_hidden = (128,)  # widths of an expert of mmoe or ple
+    c.model.head_hidden = ()  # widths of each task's own tower
+    c.model.parents = ConfigDict()  # task -> the one it cannot be positive without: ESMM
+    # Of matrix products: highest is float32 on every device; bfloat16 has float32 sums.
+    c.model.precision = "highest"
 
     c.task_weights = ()  # weight of each task's loss in the sum; empty: all 1
+    c.task_weighting = "fixed"  # or uncertainty: learned, beside these weights
+    c.ema_decay = 0.0  # a step, of averaged weights, by which runs are judged; 0: none
 
     rate = dict(
         base_rate=0.001,  # at base_batch examples per step
@@ -87,6 +101,8 @@ def default() -> ConfigDict:
     c.optim = ConfigDict()
     c.optim.dense = ConfigDict(dict(name="adam", clip_norm=0.0, weight_decay=0.0, **rate))
     c.optim.tables = ConfigDict(dict(name="rowwise_adagrad", **rate | dict(base_rate=0.05)))
+    c.optim.dense.factors = ConfigDict()  # parameter pattern -> of its rate; 0 freezes: "cross/*"
+    c.optim.tables.factors = ConfigDict()  # table pattern -> of its rate; ? matches a dot
     c.optim.dense.settings = ConfigDict()  # of the optimizer, such as b1, b2, eps
     c.optim.tables.settings = ConfigDict()  # such as initial_accumulator, eps, l1
 
@@ -144,10 +160,11 @@ _AT_LEAST: Mapping[str, float] = dict.fromkeys(
         "checkpoint.every_steps",
         "mesh.devices",
         "task_weights",
+        "ema_decay",
     ),
     0,
 )
-_AT_MOST = {"eval.rate_factor": 1, "seed": 2**31 - 1}
+_AT_MOST = {"eval.rate_factor": 1, "ema_decay": 0.999999, "seed": 2**31 - 1}
 
 # Sections whose fields are not those of `default`: their readers check them.
 _OPEN = (
@@ -155,6 +172,9 @@ _OPEN = (
     "features",
     "embedding.dims",
     "embedding.placements",
+    "model.parents",
+    "optim.dense.factors",
+    "optim.tables.factors",
     "optim.dense.settings",
     "optim.tables.settings",
 )
@@ -177,6 +197,7 @@ def check(config: ConfigDict) -> None:
                 limit = f" and at most {most}" if field in _AT_MOST else ""
                 raise InputError(f"{field} must be at least {least}{limit}: found {value!r}.")
     check_choice("data.on_overflow", config.data.on_overflow, ("error", "truncate"))
+    check_choice("task_weighting", config.task_weighting, ("fixed", "uncertainty"))
     check_choice("data.order", config.data.order, ("shuffled", "days"))
     check_choice("embedding.l2_scope", config.embedding.l2_scope, ("read", "table"))
     check_choice("embedding.placement", config.embedding.placement, ("auto", "rows", "replicated"))

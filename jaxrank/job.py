@@ -20,7 +20,7 @@ from jaxrank.errors import InputError
 from jaxrank.features import Hot, Layout, Schema
 from jaxrank.monitor import Monitor, make_monitor
 from jaxrank.program import BatchShape, Program, check_batch, make_trainee
-from jaxrank.step import TrainState
+from jaxrank.step import TrainState, model_inputs
 from jaxrank.timetable import NEXT_DAY, Plan, make_plan
 
 Report = Callable[[str], None]
@@ -192,15 +192,19 @@ def save(job: Job, step: int, state: TrainState, metric: float | None) -> None:
 
 def describe(job: Job, state: TrainState) -> str:
     """What is trained, in a few words."""
+    trainee = job.program.trainee
     parts = models.describe(state.params)
+    flops = trainee.model.flops(*model_inputs(trainee.embedding.layout))
     layers = ", ".join(f"{name} {count:,}" for name, count in parts.items())
-    layout, schema = job.program.trainee.embedding.layout, job.schema
+    layout, schema = trainee.embedding.layout, job.schema
     stored = sum(x.nbytes for x in jax.tree.leaves(state.tables)) / 2**20
     lines = [
         f"{sum(parts.values()):,} parameters in layers ({layers}),"
         f" {sum(s.rows * s.dim for s in layout.stacks):,} in"
         f" {len(schema.tables)} tables ({stored:,.1f} MiB with their optimizer);"
         f" {len(schema.floats)} floats, {len(schema.ids)} ids, {len(schema.lists)} lists;"
+        f" {3 * flops:,} floating point operations an example in matrix products, forward and"
+        " backward;"
         f" {job.train_split.rows:,} examples, {job.plan.num_steps:,} steps,"
         f" {job.program.mesh.size} {jax.default_backend()} device(s)"
     ]

@@ -1,10 +1,13 @@
 """Learning rates, and the optimizer of the dense parameters. (Tables have their own, see
 `embedding`.)"""
 
+import fnmatch
 import inspect
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
+import jax
 import optax
 
 from jaxrank.errors import InputError
@@ -124,6 +127,7 @@ def dense_optimizer(
     rate: Schedule,
     clip_norm: float = 0.0,
     weight_decay: float = 0.0,
+    factors: Mapping[str, float] = MappingProxyType({}),
     **hyper: float,
 ) -> optax.GradientTransformation:
     """The optimizer called `name`; its step counters start at 0 and work inside `lax.scan`.
@@ -136,6 +140,10 @@ def dense_optimizer(
        `initial_accumulator`, `eps` under the root); adam (Kingma and Ba 2015: `b1`, `b2`, `eps`
        beside the root); adamw (Loshchilov and Hutter 2019), which also takes
        rate * weight_decay * x from x.
+    4. factors, {pattern: factor}: what is added to a parameter whose name matches is multiplied,
+       as if its rate were; at 0 it stays as it is. Names are those of layers and arrays joined by
+       "/", as "tower/layer_0/kernel"; * stands for any text. Of several patterns the last counts.
+       InputError, when the state is made, if one matches nothing.
 
     Raises:
         InputError: naming the field, what is allowed and what was found.
@@ -154,10 +162,41 @@ def dense_optimizer(
         if field in ("momentum", "b1", "b2") and value >= 1:
             raise InputError(f"{field} must be in [0, 1): got {value!r}.")
 
+    for pattern, factor in factors.items():
+        _at_least(f"factors[{pattern!r}]", factor, 0)
     parts = [optax.clip_by_global_norm(clip_norm)] if clip_norm > 0 else []
     if weight_decay > 0 and name != "adamw":
         parts.append(optax.add_decayed_weights(weight_decay))
-    return optax.chain(*parts, make(rate, weight_decay, **hyper))
+    parts.append(make(rate, weight_decay, **hyper))
+    if factors:
+        parts.append(_scale_by_name(factors))
+    return optax.chain(*parts)
+
+
+def _scale_by_name(factors: Mapping[str, float]) -> optax.GradientTransformation:
+    def by_name(params: Any) -> list[tuple[str, float]]:
+        paths, _ = jax.tree.flatten_with_path(params)
+        names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in paths]
+        factor_of = dict.fromkeys(names, 1.0)
+        for pattern, factor in factors.items():
+            matched = fnmatch.filter(names, pattern)
+            if not matched:
+                raise InputError(
+                    f"factors: {pattern!r} must match a parameter: they are {', '.join(names)}."
+                )
+            factor_of |= dict.fromkeys(matched, factor)
+        return list(factor_of.items())
+
+    def init(params: Any) -> optax.EmptyState:
+        by_name(params)
+        return optax.EmptyState()
+
+    def update(updates: Any, state: Any, params: Any = None) -> Any:
+        leaves, structure = jax.tree.flatten(updates)
+        scaled = [x * f for x, (_, f) in zip(leaves, by_name(updates), strict=True)]
+        return jax.tree.unflatten(structure, scaled), state
+
+    return optax.GradientTransformation(init, update)
 
 
 def _one_of(field: str, value: str, allowed: Any) -> None:

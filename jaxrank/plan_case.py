@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 import jax
 from ml_collections import ConfigDict
 
-from jaxrank import budget, embedding, models, optim
+from jaxrank import budget, embedding, optim
 from jaxrank.config import to_plain
 from jaxrank.data import packing, traffic
 from jaxrank.embedding import planner
 from jaxrank.errors import InputError
 from jaxrank.features import Hot, Layout, Schema, layout
-from jaxrank.program import BatchShape, dims_of, ids_of_device
+from jaxrank.program import BatchShape, dims_of, ids_of_device, make_model
 from jaxrank.step import model_inputs
 
 
@@ -137,6 +137,7 @@ class Maker:
             self._dense,
             steps_per_call=config.steps_per_call,
             updates_whole_tables=config.embedding.l2_scope == "table",
+            averages=config.ema_decay > 0,
         )
         exchanged = budget.exchanged(planned, split, self._dense)
         return Case(machine, plan, planned, ids, split, needed, exchanged)
@@ -164,9 +165,7 @@ def _check_machine(machine: Machine, batch_size: int) -> None:
 
 def _dense(config: ConfigDict, plain: Layout) -> budget.Dense:
     """Bytes of the layers, counted from their shapes; nothing is computed."""
-    fields = to_plain(config.model)
-    tuples = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
-    model = models.build(tasks=len(plain.schema.tasks), **tuples)
+    model = make_model(config.model, plain.schema)
     optimizer = _optimizer(config)
     inputs = model_inputs(plain)
 

@@ -148,13 +148,17 @@ class Program:
     def _specs(self, state: steps.TrainState) -> steps.TrainState:
         """How each array of a state lies on the mesh."""
         of_part = self.trainee.embedding.specs()
-        return jax.tree.map(lambda _: P(), state)._replace(
+        specs = jax.tree.map(lambda _: P(), state)._replace(
             tables={
                 name: jax.tree.map(lambda _, name=name: of_part[name], table)
                 for name, table in state.tables.items()
             },
             scratch={name: of_part[name] for name in state.scratch},
         )
+        if state.average:
+            rows = {name: of_part[name] for name in state.average.rows}
+            specs = specs._replace(average=specs.average._replace(rows=rows))
+        return specs
 
     def _shardings(self, specs: Any) -> Any:
         return jax.tree.map(
@@ -168,7 +172,9 @@ class Program:
         )
 
     def _train(self, state: steps.TrainState, batches: Batch) -> Any:
-        return jax.lax.scan(functools.partial(steps.train_step, self.trainee), state, batches)
+        step = functools.partial(steps.train_step, self.trainee)
+        state, told = jax.lax.scan(step, state, batches)
+        return steps.averaged(self.trainee, state, len(told.loss)), told
 
 
 def ids_of_device(layout: Layout, batch: Batch, devices: int) -> dict[str, int]:
@@ -188,19 +194,45 @@ def dims_of(schema: Schema, config: ConfigDict) -> dict[str, int]:
     Raises:
         InputError: a pattern of `dims` matches no table, or a dimension is not positive.
     """
-    names = [t.name for t in schema.tables]
-    dim_of = dict.fromkeys(names, config.dim)
-    for pattern, dim in to_plain(config.dims).items():
-        matched = fnmatch.filter(names, pattern)
-        if not matched:
-            raise InputError(
-                f"embedding.dims: {pattern!r} must match a table: the tables are {names[:20]}."
-            )
-        dim_of |= dict.fromkeys(matched, dim)
+    dims = _by_table("embedding.dims", schema, to_plain(config.dims))
+    dim_of = {t.name: config.dim for t in schema.tables} | dims
     wrong = {n: dim for n, dim in dim_of.items() if not isinstance(dim, int) or dim < 1}
     if wrong:
         raise InputError(f"embedding.dim must be a whole number of at least 1: found {wrong}.")
     return dim_of
+
+
+def _by_table(field: str, schema: Schema, patterns: Mapping[str, Any]) -> dict[str, Any]:
+    """The value of each table that a pattern matches; of several the last counts."""
+    names = [t.name for t in schema.tables]
+    found: dict[str, Any] = {}
+    for pattern, value in patterns.items():
+        matched = fnmatch.filter(names, pattern)
+        if not matched:
+            raise InputError(
+                f"{field}: {pattern!r} must match a table: the tables are {names[:20]}."
+            )
+        found |= dict.fromkeys(matched, value)
+    return found
+
+
+def make_model(config: ConfigDict, schema: Schema) -> models.Model:
+    """The model of the config's section `model`.
+
+    Raises:
+        InputError: a field has a value that cannot be used.
+    """
+    fields = _tuples(config)
+    names = [t.name for t in schema.tasks]
+    parents = [-1] * len(names)
+    for task, parent in fields.pop("parents").items():
+        if task not in names or parent not in names:
+            raise InputError(
+                f"model.parents: {task!r} and {parent!r} must be tasks: they are {names}."
+            )
+        parents[names.index(task)] = names.index(parent)
+    fields["parents"] = tuple(parents) if max(parents) >= 0 else ()
+    return models.build(tasks=len(names), **fields)
 
 
 def make_trainee(
@@ -232,20 +264,26 @@ def make_trainee(
         optimizer = optim.dense_optimizer(rate=rate, **dense.pop("settings"), **dense)
     with _within("optim.tables"):
         table_rate = optim.schedule(**scale, **{f: tables.pop(f) for f in _RATE_FIELDS})
+        factors = _by_table("factors", layout.schema, tables.pop("factors"))
+        for name, factor in factors.items():
+            if not isinstance(factor, int | float) or not factor >= 0:
+                raise InputError(f"factors: that of {name} must be 0 or more: found {factor!r}.")
     settings = {f: config.embedding[f] for f in ("init_std", "l2", "l2_scope", "clip_norm")}
     return steps.Trainee(
-        model=models.build(tasks=tasks, **_tuples(config.model)),
+        model=make_model(config.model, layout.schema),
         embedding=embedding.Embedding(
             layout=layout,
             mesh=mesh,
             rule=embedding.make_rule(tables.pop("name"), **tables.pop("settings"), **tables),
             room=room,
+            rate_factors=factors,
             **settings,
         ),
         optimizer=optimizer,
         rate=rate,
         table_rate=table_rate,
         task_weights=task_weights,
+        ema_decay=config.ema_decay,
         seed=config.seed,
     )
 

@@ -28,6 +28,7 @@ class TrainState(NamedTuple):
     opt_state: of the optimizer of `params`.
     tables: {part of a stack: TableState}, split by row or on every device.
     rate_factor: f32[], scales both learning rates; lowered when the metric stops improving.
+    average: Weights, the moving average of all that predicts; see `averaged`. Or {}.
     scratch: see `Embedding.init_scratch`; not part of a checkpoint.
     """
 
@@ -37,6 +38,7 @@ class TrainState(NamedTuple):
     opt_state: Any
     tables: dict[str, TableState]
     rate_factor: jax.Array
+    average: Any
     scratch: dict[str, jax.Array]
 
 
@@ -48,9 +50,15 @@ class Weights(NamedTuple):
     rows: dict[str, jax.Array]
 
 
-def weights_of(state: TrainState) -> Weights:
+def trained(state: TrainState) -> Weights:
+    """The weights that the next step goes on from."""
     rows = {name: table.rows for name, table in state.tables.items()}
     return Weights(state.params, state.model_state, rows)
+
+
+def weights_of(state: TrainState) -> Weights:
+    """The weights that predict: their average, where there is one."""
+    return state.average or trained(state)
 
 
 class ExchangeMetrics(NamedTuple):
@@ -92,6 +100,7 @@ class Trainee(NamedTuple):
 
     rate, table_rate: functions of the step.
     task_weights: the weight of each task's loss in the sum.
+    ema_decay: see `averaged`; 0 for no average.
     seed: of the model's random numbers.
     """
 
@@ -101,6 +110,7 @@ class Trainee(NamedTuple):
     rate: optax.Schedule
     table_rate: optax.Schedule
     task_weights: tuple[float, ...]
+    ema_decay: float
     seed: int
 
 
@@ -152,15 +162,19 @@ def init_state(trainee: Trainee) -> TrainState:
     embedding = trainee.embedding
     inputs = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), model_inputs(embedding.layout))
     params, model_state = trainee.model.init(jax.random.fold_in(key, 1), *inputs)
-    return TrainState(
+    state = TrainState(
         step=jnp.zeros((), jnp.int32),
         params=params,
         model_state=model_state,
         opt_state=trainee.optimizer.init(params),
         tables=embedding.init(jax.random.fold_in(key, 0)),
         rate_factor=jnp.ones((), jnp.float32),
+        average={},
         scratch=embedding.init_scratch(),
     )
+    if not trainee.ema_decay:
+        return state
+    return state._replace(average=jax.tree.map(jnp.copy, trained(state)))
 
 
 def train_step(trainee: Trainee, state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
@@ -168,7 +182,7 @@ def train_step(trainee: Trainee, state: TrainState, batch: Batch) -> tuple[Train
     embedding, mesh = trainee.embedding, trainee.embedding.mesh
     total = functools.partial(meshes.total, mesh)
     routes = embedding.route(batch)
-    vectors, loads = embedding.lookup(weights_of(state).rows, routes, batch)
+    vectors, loads = embedding.lookup(trained(state).rows, routes, batch)
     task_weights = jnp.asarray(trainee.task_weights, batch.labels.dtype)
     total_weight = total(batch.weights.sum(0))
     share = Share(
@@ -227,9 +241,28 @@ def train_step(trainee: Trainee, state: TrainState, batch: Batch) -> tuple[Train
         opt_state=opt_state,
         tables=tables,
         rate_factor=state.rate_factor,
+        average=state.average,
         scratch=scratch,
     )
     return new, told
+
+
+def averaged(trainee: Trainee, state: TrainState, steps: int) -> TrainState:
+    """The state whose average has taken in the weights after so many more steps.
+
+    average <- d^steps * average + (1 - d^steps) * weights, d = min(ema_decay, (1 + t) / (10 + t))
+    after t steps, so that a short run is not one of its initial values. It is taken after every
+    call and not every step, for it reads and writes whole tables.
+    """
+    if not trainee.ema_decay:
+        return state
+    t = state.step.astype(jnp.float32)
+    keep = jnp.minimum(trainee.ema_decay, (1 + t) / (10 + t)) ** steps
+
+    def mixed(average: jax.Array, new: jax.Array) -> jax.Array:
+        return average + (1 - keep).astype(average.dtype) * (new - average)
+
+    return state._replace(average=jax.tree.map(mixed, state.average, trained(state)))
 
 
 def _over_devices(load: Load) -> ExchangeMetrics:

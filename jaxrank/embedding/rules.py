@@ -23,8 +23,8 @@ class Rule(NamedTuple):
     """A row optimizer.
 
     slots: name -> (whether it has a number for each column or one a row, initial value).
-    change: (rows f[n, dim], slots, gradients f[n, dim], rate f[], step i32[]) -> (the change of
-        the rows, the changes of the slots). `step` counts from 0.
+    change: (rows f[n, dim], slots, gradients f[n, dim], rate f[] or f[n, 1], step i32[]) -> (the
+        change of the rows, the changes of the slots). `step` counts from 0.
     """
 
     slots: Mapping[str, tuple[bool, float]]

@@ -109,6 +109,13 @@ class Storage:
         position = group(row) * (self.rows // GROUPS) + row // GROUPS
         return jnp.where(row == PAD, PAD, position)
 
+    def row(self, position: jax.Array) -> jax.Array:
+        """The inverse of `position`."""
+        if not self.is_split:
+            return position
+        group, block = jnp.divmod(position, self.rows // GROUPS)
+        return jnp.where(position == PAD, PAD, row_at(group, block))
+
 
 class Parts(NamedTuple):
     """The storage of a stack's replicated rows [0, n) and of its split rows behind them."""

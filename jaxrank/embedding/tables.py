@@ -21,6 +21,7 @@ from jaxrank.embedding import access
 from jaxrank.embedding.combine import combine, spread
 from jaxrank.embedding.duplicates import sum_by_scratch, sum_by_sort, sum_of_rows
 from jaxrank.embedding.exchange import Exchange, Load, Route
+from jaxrank.embedding.factors import factors_of
 from jaxrank.embedding.first_rows import first_rows
 from jaxrank.embedding.rules import Rule
 from jaxrank.embedding.storage import ALIGNMENT, GROUPS, Parts, Storage, storage
@@ -71,6 +72,8 @@ class Embedding:
             all rows in every step, as the published CTR benchmarks do: the cost of a step then
             grows with the rows.
         clip_norm: longest gradient of one row after summing; 0 for no limit.
+        rate_factors: {table: what the learning rate of its rows is multiplied by}; 1 where none is
+            given. At 0 a table keeps its rows, while accumulators go on.
     """
 
     layout: Layout
@@ -81,6 +84,7 @@ class Embedding:
     l2: float = 0.0
     l2_scope: str = "read"
     clip_norm: float = 0.0
+    rate_factors: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_shards(self.shards)
@@ -287,7 +291,7 @@ class Embedding:
         for stack, ids in self._ids(batch):
             gradient = self._per_id(stack, batch.lists.get(stack.name), grads[stack.name])
             parts = self.parts[stack.name]
-            rule = functools.partial(self._change, rate=rate, step=step)
+            rule = functools.partial(self._change, stack=stack, rate=rate, step=step)
             if parts.replicated:
                 name = parts.replicated.name
                 own = jnp.where(ids < stack.replicated, ids, PAD)
@@ -320,7 +324,7 @@ class Embedding:
         sums, reads = sum_of_rows(ids, gradient, shape.rows, by_scatter=self.on_cpu)
         sums, reads = meshes.total(self.mesh, (sums, reads))
         seen = self._seen(shape, state)
-        change = rule(seen, sums)
+        change = rule(seen, sums, row=jnp.arange(shape.rows, dtype=jnp.int32))
         if self.l2_scope == "read":
             is_read = reads > 0
             change = jax.tree.map(
@@ -354,7 +358,7 @@ class Embedding:
         found = jax.tree.map(lambda array: read(array, width=shape.width), state)
         rows = found.rows[:, : shape.dim]
         slots = {n: a[:, : shape.dim] if a.ndim == 2 else a for n, a in found.slots.items()}
-        change = rule(TableState(rows, slots), gradient)
+        change = rule(TableState(rows, slots), gradient, row=self._row_of(shape, unique))
 
         def write(array, found, change):
             change = _padded(shape, change)
@@ -377,15 +381,29 @@ class Embedding:
                 return sums.at[row].add(arrived, mode="drop")
 
             sums = exchange.over_rounds(route, serve, sums)
-        return self._added(shape, state, rule(seen, sums))
+        here = jnp.arange(len(sums), dtype=jnp.int32)
+        return self._added(shape, state, rule(seen, sums, row=self._row_of(shape, here)))
 
-    def _change(self, found: TableState, gradient: jax.Array, *, rate, step) -> TableState:
+    def _row_of(self, shape: Storage, place: jax.Array) -> jax.Array:
+        """Which row of the stack lies at each place i32[k] of this device's share of a split part;
+        PAD stays PAD."""
+        first = jax.lax.axis_index(meshes.SHARD) * (shape.rows // self.shards)
+        row = shape.row(jnp.where(place == PAD, PAD, first + place))
+        (stack,) = (s for s in self.layout.stacks if s.name == shape.name)
+        return jnp.where(row == PAD, PAD, stack.replicated + row)
+
+    def _change(
+        self, found: TableState, gradient: jax.Array, *, row, stack, rate, step
+    ) -> TableState:
         """The change of rows and slots whose summed gradients f[k, dim] are given."""
         if self.l2:
             gradient = gradient + self.l2 * found.rows
         if self.clip_norm:
             norm = jnp.linalg.norm(gradient, axis=1, keepdims=True)
             gradient = gradient * jnp.minimum(1.0, self.clip_norm / jnp.maximum(norm, 1e-12))
+        factors = factors_of(stack, self.rate_factors)
+        if factors:
+            rate = rate * factors.at(row)
         return TableState(*self.rule.change(found.rows, found.slots, gradient, rate, step))
 
     def _seen(self, shape: Storage, state: TableState) -> TableState:

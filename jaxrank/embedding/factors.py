@@ -1,0 +1,44 @@
+"""The learning rate of each row, where tables of one stack learn at different speeds."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrank.features import Stack
+
+
+class Factors(NamedTuple):
+    """What the rate of each row of a stack is multiplied by, as runs of rows with one factor.
+
+    starts: i32[runs], the first row of each run, rising, from 0.
+    values: f32[runs].
+    """
+
+    starts: np.ndarray
+    values: np.ndarray
+
+    def at(self, row: jax.Array) -> jax.Array:
+        """f32[k, 1] of rows i32[k]; of PAD any."""
+        run = jnp.searchsorted(jnp.asarray(self.starts), row, side="right") - 1
+        return jnp.asarray(self.values).at[run].get(mode="clip")[:, None]
+
+
+def factors_of(stack: Stack, by_table: Mapping[str, float]) -> Factors | None:
+    """The factors of a stack's rows, given those of tables, 1 where none is; None if all are 1."""
+    of_table = np.array([by_table.get(name, 1.0) for name in stack.tables], np.float32)
+    if (of_table == 1).all():
+        return None
+    segments = stack.segments()
+    hot = np.asarray(stack.hot, np.int64)
+    starts = np.concatenate([[s for s, _, _ in segments], stack.hot_start + np.arange(len(hot))])
+    values = np.concatenate([of_table[[t for _, t, _ in segments]], of_table[hot]])
+    # A table whose rows are all hot has an empty run, which begins where the next one does.
+    order = np.argsort(starts, kind="stable")
+    starts, values = starts[order], values[order]
+    last = np.append(starts[1:] != starts[:-1], True)
+    starts, values = starts[last], values[last]
+    changes = np.append(True, values[1:] != values[:-1])
+    return Factors(starts[changes].astype(np.int32), values[changes])
