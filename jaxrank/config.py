@@ -244,9 +244,14 @@ def _check_fields(expected: ConfigDict, found: ConfigDict, where: str) -> None:
 def load(path: str | Path) -> ConfigDict:
     """The config of a Python file with `get_config()`.
 
+    `file.py:text` gives `get_config` a text, as ml_collections has it.
+
     Raises:
         InputError: no such file, it does not run, or it does not give a config.
     """
+    name, colon, argument = str(path).partition(".py:")
+    arguments = [argument] if colon else []
+    path = f"{name}.py" if colon else path
     if not Path(path).is_file() or Path(path).suffix != ".py":
         raise InputError(f"--config: no such file: {path}. It must be a Python file.")
     spec = importlib.util.spec_from_file_location("jaxrank_config", path)
@@ -256,7 +261,7 @@ def load(path: str | Path) -> ConfigDict:
     sys.path.insert(0, str(Path(path).resolve().parent))  # a config may start from its neighbour
     try:
         spec.loader.exec_module(module)
-        config = module.get_config()
+        config = module.get_config(*arguments)
     except InputError:
         raise
     except Exception as error:  # it is the user's program
