@@ -12,12 +12,13 @@ NAMES = sorted(path.stem for path in CONFIGS.glob("*.py"))
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_shipped_config_differs_from_the_defaults_as_recorded(name):
-    """Golden text: what a config sets. After a change that is meant, write the new text."""
+    """Golden text: what a config sets, long lines cut. After a change that is meant, write the new
+    text."""
     found = config.differences(
         config.to_plain(config.default()), config.to_plain(config.load(CONFIGS / f"{name}.py"))
     )
     golden = Path(__file__).parent / "golden" / f"{name}.txt"
-    assert "\n".join(found) + "\n" == golden.read_text()
+    assert [line[:4000] for line in found] == golden.read_text().splitlines()
 
 
 @pytest.mark.parametrize("name", NAMES)

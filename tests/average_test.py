@@ -1,0 +1,84 @@
+"""Runs that are judged by the moving average of their weights."""
+
+import jax
+import numpy as np
+import pytest
+import tiny
+from train_test import final_state, nothing, run, store  # noqa: F401 - a fixture
+
+from jaxrank import mesh as meshes
+from jaxrank.job import build
+from jaxrank.restore import evaluate
+from jaxrank.step import trained, weights_of
+from jaxrank.train import train
+
+DECAY = 0.9
+
+
+@pytest.fixture(scope="module")
+def averaged(store, tmp_path_factory):  # noqa: F811
+    workdir = tmp_path_factory.mktemp("runs") / "averaged"
+    return workdir, run(store, workdir, ema_decay=DECAY)
+
+
+def on_host(tree):
+    return jax.tree.map(lambda x: np.asarray(x, np.float64), jax.device_get(tree))
+
+
+def test_the_average_follows_its_formula_call_by_call(store, averaged):  # noqa: F811
+    workdir, _ = averaged
+    c = tiny.config(ema_decay=DECAY)
+    c.data.store = str(store)
+    job = build(c, workdir, nothing)
+    state = job.program.init()
+    expected = on_host(trained(state))
+    for call in range(1, 9):
+        batch = meshes.put_batch(next(job.batches), job.program.mesh, leading=1)
+        state, _ = job.program.train(state, batch)
+        keep = min(DECAY, (1 + 2 * call) / (10 + 2 * call)) ** 2  # two steps a call
+        new = on_host(trained(state))
+        expected = jax.tree.map(lambda a, w, k=keep: k * a + (1 - k) * w, expected, new)
+    job.batches.close()
+    assert int(state.step) == 16
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
+        on_host(weights_of(state)),
+        expected,
+    )
+    apart = jax.tree.map(lambda a, b: np.abs(a - b).max(), expected, on_host(trained(state)))
+    assert max(jax.tree.leaves(apart)) > 1e-3
+
+
+def test_training_itself_is_that_of_a_run_without_average(store, averaged, tmp_path):  # noqa: F811
+    run(store, tmp_path)
+    plain = final_state(store, tmp_path)
+    state = final_state(store, averaged[0], ema_decay=DECAY)
+    jax.tree.map(np.testing.assert_array_equal, trained(state), trained(plain))
+    jax.tree.map(np.testing.assert_array_equal, state.opt_state, plain.opt_state)
+
+
+def test_a_resumed_run_has_the_same_weights_and_average(store, averaged, tmp_path):  # noqa: F811
+    run(store, tmp_path, ema_decay=DECAY, num_steps=8)
+    c = tiny.config(ema_decay=DECAY)
+    c.data.store = str(store)
+    train(c, tmp_path, report=nothing, allow_config_change=True)
+    found = final_state(store, tmp_path, ema_decay=DECAY)
+    expected = final_state(store, averaged[0], ema_decay=DECAY)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+def test_the_average_is_what_is_scored(averaged):
+    workdir, result = averaged
+    scored = evaluate(str(workdir))
+    for task, metrics in result.metrics.items():
+        # By another program, whose sums may be in another order.
+        assert scored.metrics[task]["logloss"] == pytest.approx(metrics["logloss"], rel=1e-5)
+
+
+def test_on_several_devices_the_average_is_the_same(store, averaged, tmp_path):  # noqa: F811
+    c = tiny.config(ema_decay=DECAY)
+    c.data.store = str(store)
+    c.mesh.devices = 4
+    found = train(c, tmp_path, report=nothing)
+    for task, metrics in averaged[1].metrics.items():
+        assert found.metrics[task]["logloss"] == pytest.approx(metrics["logloss"], rel=1e-4)
