@@ -158,8 +158,9 @@ def test_the_thread_ends_with_an_exception(scoring, monkeypatch, tmp_path, part)
 
     if part != "predict":
         monkeypatch.setattr(evaluation, part, fail)
-    with pytest.raises((OSError, RunError), match="device 3 is gone"):
+    with pytest.raises((OSError, RunError), match="device 3 is gone") as held:
         evaluation.predict(Failing, weights, split, 512, tmp_path / "a.parquet")
+    assert held
     assert feeding() == []
 
 
