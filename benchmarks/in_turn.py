@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -72,6 +73,8 @@ def serve(batches: Callable[[], Iterator[int]], warm: int) -> None:
         batches: an endless iterator that makes a batch and gives the number of its examples.
         warm: examples that are made before the first round.
     """
+    # A run that is stopped ends its workers too, and leaves no semaphores for Python to warn of.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     out = os.dup(1)
     os.dup2(2, 1)  # whatever a library prints goes elsewhere
     try:

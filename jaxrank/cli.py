@@ -222,7 +222,6 @@ def _config(path: str, overrides: Sequence[str]) -> "ConfigDict":
 
 
 def _prepare(args: argparse.Namespace, config: "ConfigDict", report: Callable) -> dict[str, Any]:
-    from jaxrank import pictures
     from jaxrank.config import to_plain
     from jaxrank.data.prepare import prepare
     from jaxrank.data.runners import make_runner
@@ -247,6 +246,8 @@ def _prepare(args: argparse.Namespace, config: "ConfigDict", report: Callable) -
         for name, split in store.splits.items()
     }
     if args.picture:
+        from jaxrank import pictures
+
         pictures.draw_statistics(told, args.picture)
         report(f"picture: {args.picture}")
     return {
@@ -304,12 +305,14 @@ def _plan(args: argparse.Namespace, config: "ConfigDict", report: Callable) -> d
 
 
 def _bench(args: argparse.Namespace, config: "ConfigDict", report: Callable) -> dict[str, Any]:
-    from jaxrank import bench_report, pictures
+    from jaxrank import bench_report
     from jaxrank.bench import bench
 
     found = bench(config, args.workdir, seconds=args.seconds, report=report)
     report(bench_report.describe(found))
     if args.picture:
+        from jaxrank import pictures
+
         pictures.draw_bench(found, args.picture)
         report(f"picture: {args.picture}")
     return bench_report.to_json(found)

@@ -4,7 +4,8 @@ import contextlib
 import dataclasses
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +19,8 @@ from jaxrank.data.block import Block, slice_block
 from jaxrank.data.pipeline import EvaluationBatches
 from jaxrank.data.store import Split, Store
 from jaxrank.errors import InputError, RunError
-from jaxrank.features import MAX_GROUP, Schema, Task
+from jaxrank.features import MAX_GROUP, Batch, Schema, Task
+from jaxrank.feed import Feed
 from jaxrank.mesh import put_batch
 from jaxrank.program import Program
 from jaxrank.step import Weights
@@ -81,8 +83,12 @@ def whole_groups(batch_size: int, program: Program) -> int:
     return -(-batch_size // unit) * unit
 
 
-def score(program: Program, weights: Weights, split: Split, batch_size: int) -> Iterator[Scored]:
+def score(
+    program: Program, weights: Weights, split: Split, batch_size: int
+) -> Generator[Scored, None, None]:
     """The scores of a split, batch by batch in stored order, without the padding.
+
+    A thread makes them and puts them on the devices, until the generator has ended or is closed.
 
     Args:
         batch_size: examples, of whole groups.
@@ -92,11 +98,16 @@ def score(program: Program, weights: Weights, split: Split, batch_size: int) -> 
     batches = EvaluationBatches(
         split, layout, batch_size=batch_size, shards=program.mesh.size, process=process
     )
+
+    def put(item: tuple[Batch, int]) -> tuple[Batch, int]:
+        return put_batch(item[0], program.mesh), item[1]
+
     waiting: list[tuple[Any, int]] = []
-    for batch, rows in batches:
-        waiting.append((program.predict(weights, put_batch(batch, program.mesh)), rows))
-        if len(waiting) > _IN_FLIGHT:
-            yield _fetched(*waiting.pop(0))
+    with closing(iter(batches)) as made, closing(Feed(made, put)) as feed:
+        for batch, rows in feed:
+            waiting.append((program.predict(weights, batch), rows))
+            if len(waiting) > _IN_FLIGHT:
+                yield _fetched(*waiting.pop(0))
     for item in waiting:
         yield _fetched(*item)
 
@@ -189,11 +200,11 @@ def predict(
         if processes.is_first() and output.is_dir():
             raise InputError(f"--output: {output} must be a file: it is a directory.")
     batch_size = whole_groups(batch_size, program)
-    found = score(program, weights, split, batch_size)
-    if not processes.is_first():
-        return sum(len(scored.logits) for scored in found)
     tasks = [t.name for t in program.trainee.embedding.layout.schema.tasks]
-    return _write(found, _rebatched(split.blocks(), batch_size), tasks, output)
+    with closing(score(program, weights, split, batch_size)) as found:
+        if not processes.is_first():
+            return sum(len(scored.logits) for scored in found)
+        return _write(found, _rebatched(split.blocks(), batch_size), tasks, output)
 
 
 def _write(

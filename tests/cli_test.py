@@ -48,6 +48,23 @@ def test_help_imports_nothing_heavy():
     assert found.stdout.endswith("set()\n")
 
 
+@pytest.mark.parametrize("picture", [False, True])
+def test_prepare_imports_matplotlib_only_to_draw(tmp_path, picture):
+    code = (
+        "import sys; from jaxrank import cli\n"
+        "cli.run(sys.argv[1:])\n"
+        "print({'jax', 'matplotlib'} & set(sys.modules))"
+    )
+    args = ["prepare", f"--config={TINY}", f"--output={tmp_path / 'store'}"]
+    args += ["--config.source.rows.train=50", "--config.source.rows.valid=50"]
+    args += [f"--picture={tmp_path / 'a.png'}"] * picture
+    env = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    command = [sys.executable, "-c", code, *args]
+    found = subprocess.run(command, capture_output=True, text=True, env=env)
+    assert found.returncode == 0, found.stderr
+    assert ("matplotlib" in found.stdout.splitlines()[-1]) == picture
+
+
 @pytest.mark.parametrize("mine", [None, "glibc.malloc.check=0"])
 def test_the_program_restarts_once_with_huge_pages_unless_the_user_chose(mine):
     code = (

@@ -1,6 +1,8 @@
 import dataclasses
 import json
+import threading
 
+import jax
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -8,6 +10,7 @@ import tiny
 from ml_collections import ConfigDict
 from sklearn import metrics as sk
 
+from jaxrank import evaluate as evaluation
 from jaxrank import restore
 from jaxrank.checkpoint import Checkpoints
 from jaxrank.data.prepare import prepare
@@ -15,6 +18,9 @@ from jaxrank.data.store import open_store
 from jaxrank.errors import InputError, RunError
 from jaxrank.evaluate import check_schema
 from jaxrank.features import PAD
+from jaxrank.job import build
+from jaxrank.mesh import put_batch
+from jaxrank.step import weights_of
 from jaxrank.train import train
 
 
@@ -84,6 +90,78 @@ def test_best_possible_is_that_of_the_planted_probabilities(run, predictions):
     assert result.best_possible["click"]["auc"] == pytest.approx(sk.roc_auc_score(y, p), abs=1e-5)
     constant = sk.log_loss(y, np.full(len(y), y.mean()))
     assert result.constant["click"]["logloss"] == pytest.approx(constant, abs=1e-9)
+
+
+# Batches ahead of the program.
+
+
+@pytest.fixture
+def scoring(run, tmp_path):
+    """program, weights and split of a run that is yet to train; two batches of 512."""
+    c = tiny.config()
+    c.data.store = str(run[0] / "data")
+    job = build(c, tmp_path, nothing)
+    yield job.program, weights_of(job.program.init()), job.open_split("valid")
+    job.checkpoints.close()
+
+
+def feeding():
+    return [t.name for t in threading.enumerate() if t.name.startswith("feed")]
+
+
+def test_scores_are_those_of_a_plain_loop_to_the_bit(scoring):
+    program, weights, split = scoring
+    batches = evaluation.EvaluationBatches(split, program.trainee.embedding.layout, batch_size=512)
+    expected = [
+        [np.asarray(x)[:rows] for x in program.predict(weights, put_batch(batch, program.mesh))]
+        for batch, rows in batches
+    ]
+    found = list(evaluation.score(program, weights, split, 512))
+    assert [len(scored.logits) for scored in found] == [512, 488]
+    jax.tree.map(np.testing.assert_array_equal, [list(scored) for scored in found], expected)
+    assert feeding() == []
+
+
+def test_the_next_batch_is_put_while_the_program_runs(scoring, monkeypatch):
+    program, weights, split = scoring
+    put, both = [], threading.Event()
+
+    def counted(batch, mesh):
+        put.append(threading.current_thread().name)
+        if len(put) == 2:
+            both.set()
+        return put_batch(batch, mesh)
+
+    class Waiting:
+        mesh, trainee = program.mesh, program.trainee
+
+        @staticmethod
+        def predict(weights, batch):
+            assert both.wait(60)
+            return program.predict(weights, batch)
+
+    monkeypatch.setattr(evaluation, "put_batch", counted)
+    assert len(list(evaluation.score(Waiting, weights, split, 512))) == 2
+    assert {name.startswith("feed") for name in put} == {True}
+
+
+@pytest.mark.parametrize("part", ["predict", "put_batch", "_predictions"])
+def test_the_thread_ends_with_an_exception(scoring, monkeypatch, tmp_path, part):
+    program, weights, split = scoring
+
+    def fail(*args, **kwargs):
+        raise OSError("device 3 is gone")
+
+    class Failing:
+        mesh, trainee = program.mesh, program.trainee
+        predict = staticmethod(fail if part == "predict" else program.predict)
+
+    if part != "predict":
+        monkeypatch.setattr(evaluation, part, fail)
+    with pytest.raises((OSError, RunError), match="device 3 is gone") as held:
+        evaluation.predict(Failing, weights, split, 512, tmp_path / "a.parquet")
+    assert held
+    assert feeding() == []
 
 
 @pytest.mark.parametrize("batch_size", [64, 1000 // 8 * 8, 4096])

@@ -566,3 +566,39 @@ def test_a_plain_script_reads_with_and_without_workers_and_gets_the_same(store, 
     np.testing.assert_array_equal(found, expected[1])
     assert workers_equal
     assert "there is room for" in error
+
+
+_ENDS = """
+    import json, sys
+    from jaxrank.data.pipeline import TrainBatches
+    from jaxrank.data.store import open_store
+    from jaxrank.features import layout
+
+    if __name__ == "__main__":
+        store, settings, end = open_store(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3]
+        lay = layout(store.schema, {"small": 8, "rows": 8})
+        batches = TrainBatches(store.split("train"), lay, **settings)
+        for _ in range(3):
+            next(batches)
+        if end == "closed":
+            batches.close()
+        elif end == "left by an error":
+            sys.exit("an error")
+        print("the end")
+"""
+
+
+@pytest.mark.parametrize("end", ["closed", "left", "left by an error"])
+def test_a_program_with_workers_ends_without_a_word(store, tmp_path, end):
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(_ENDS))
+    settings = _SETTINGS | {"num_steps": 1000, "num_workers": 2}
+    done = subprocess.run(
+        [sys.executable, str(script), str(store.path), json.dumps(settings), end],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    expected = ("an error\n", "") if "error" in end else ("", "the end\n")
+    assert (done.stderr, done.stdout) == expected

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from jaxrank.data import manifest as manifests
 from jaxrank.data import store as store_module
 from jaxrank.data.block import Block, concatenate, slice_block
 from jaxrank.data.store import is_store, open_store
@@ -122,7 +123,7 @@ def test_a_store_of_another_version_is_refused_with_both(tmp_path):
     path = tmp_path / "s" / "manifest.json"
     manifest = json.loads(path.read_text())
     path.write_text(json.dumps(manifest | {"format_version": 99, "jaxrank_version": "9.9"}))
-    with pytest.raises(InputError, match=r"version must be 2, found 99 \(written by jaxrank 9.9\)"):
+    with pytest.raises(InputError, match=r"version must be 3, found 99 \(written by jaxrank 9.9\)"):
         open_store(tmp_path / "s")
     path.write_text("{")
     with pytest.raises(InputError, match="manifest.json: not readable as JSON"):
@@ -142,6 +143,25 @@ def test_every_flipped_byte_of_the_values_is_found(tmp_path):
         bad = bytearray(good)
         bad[at + buffer.size // 2] ^= 0x10
         path.write_bytes(bad)
+        with pytest.raises(InputError, match="train/00000.arrow: block 0 is corrupt: its checksum"):
+            open_store(tmp_path / "s").split("train").read_block(0)
+
+
+def test_a_column_of_another_name_or_type_is_found(tmp_path):
+    write(tmp_path / "s", [block(20)])
+    path = tmp_path / "s" / "train" / "00000.arrow"
+    size = path.stat().st_size
+    content = pa.ipc.open_file(path.read_bytes()).read_all()
+    names = content.schema.names
+    last = names.index("kept.name")
+    for other in [
+        content.rename_columns([name.replace("list_weights", "list_weightz") for name in names]),
+        content.rename_columns([name.replace("kept.name", "kept.nome") for name in names]),
+        content.set_column(last, "kept.name", content["kept.name"].cast(pa.binary())),
+    ]:
+        with pa.ipc.new_file(str(path), other.schema) as sink:
+            sink.write_table(other)
+        assert path.stat().st_size == size
         with pytest.raises(InputError, match="train/00000.arrow: block 0 is corrupt: its checksum"):
             open_store(tmp_path / "s").split("train").read_block(0)
 
@@ -185,6 +205,13 @@ def other_columns(path):
         sink.write_table(content)
 
 
+def other_counts(path):
+    content = pa.ipc.open_file(path.read_bytes()).read_all()
+    content = content.set_column(1, content.schema.field("count"), pa.array([7, 4]))
+    with pa.ipc.new_file(str(path), content.schema) as sink:
+        sink.write_table(content)
+
+
 def other_values(path):
     content = pa.ipc.open_file(path.read_bytes()).read_all()
     content = content.set_column(0, content.schema.field("value"), pa.array(["b", "c"]))
@@ -199,6 +226,7 @@ def other_values(path):
         (damage_by(lambda c: c.__delitem__(slice(-60, None))), "must be a readable Arrow file"),
         (lambda path: path.write_text("a,b"), "must be a readable Arrow file"),
         (other_columns, r"must have the columns value \(string\) and count"),
+        (other_counts, "is corrupt: its checksum must be"),
         (other_values, f"is corrupt: its checksum must be {TABLE.checksum}, found"),
     ],
 )
@@ -242,9 +270,10 @@ def test_a_table_is_extended_by_one_that_begins_with_its_values(tmp_path, table,
     [
         (["format_version"], "must have the key 'format_version'"),
         (["schema"], "must have the key 'schema'"),
-        (["schema", "tasks"], "must have the key 'tasks'"),
-        (["schema", "tasks", 0, "name"], "must be a manifest of a store: .* 'name'"),
+        (["schema", "tasks"], "schema: must have a field 'tasks'"),
+        (["schema", "tasks", 0, "name"], r"schema.tasks\[0\]: must have a field 'name'"),
         (["spec"], "must have the key 'spec'"),
+        (["counts"], "must have the key 'counts'"),
         (["splits"], "must have the key 'splits'"),
         (["splits", "train", "statistics"], "must have the key 'statistics'"),
         (["splits", "train", "files"], "must have the key 'files'"),
@@ -262,7 +291,7 @@ def test_a_manifest_that_lacks_a_key_is_named_with_it(tmp_path, keys, message):
     for key in keys[:-1]:
         tree = tree[key]
     del tree[keys[-1]]
-    path.write_text(json.dumps(manifest))
+    path.write_text(manifests.to_text(manifest))
     with pytest.raises(InputError, match=f"s/manifest.json: {message}"):
         open_store(tmp_path / "s")
 
@@ -279,9 +308,36 @@ def test_parts_of_a_manifest_of_another_type_are_named(tmp_path):
     path = tmp_path / "s" / "manifest.json"
     manifest = json.loads(path.read_text())
     for part in ({"splits": []}, {"schema": []}, {"splits": {"train": 3}}, {"spec": 3}):
-        path.write_text(json.dumps(manifest | part))
-        with pytest.raises(InputError, match="manifest.json: must be a manifest of a store"):
+        path.write_text(manifests.to_text(manifest | part))
+        with pytest.raises(InputError, match="manifest.json: (must be a manifest|schema: must be)"):
             open_store(tmp_path / "s")
+
+
+@pytest.mark.parametrize("rows", [-1, 2.5, "20", True, None, 10**30])
+def test_rows_that_are_no_number_of_examples_are_refused(tmp_path, rows):
+    write(tmp_path / "s", [block()])
+    path = tmp_path / "s" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["splits"]["train"]["files"][0]["blocks"][0]["rows"] = rows
+    path.write_text(manifests.to_text(manifest))
+    with pytest.raises(InputError, match=f"manifest.json: .* number of examples: {rows!r}"):
+        open_store(tmp_path / "s")
+
+
+def test_a_changed_byte_of_the_manifest_is_found(tmp_path):
+    write(tmp_path / "s", [block()])
+    path = tmp_path / "s" / "manifest.json"
+    text = path.read_text()
+    checksum = json.loads(text)["checksum"]
+    # Numbers that nothing else tells are wrong; the last one is of the checksum itself.
+    for old, new in [("0.3333", "0.3433"), ('"rows": 4', '"rows": 5'), (checksum, "0" * 16)]:
+        assert text.count(old) == 1
+        path.write_text(text.replace(old, new))
+        with pytest.raises(InputError, match="manifest.json: is corrupt: its checksum must be"):
+            open_store(tmp_path / "s")
+    path.write_text(json.dumps({k: v for k, v in json.loads(text).items() if k != "checksum"}))
+    with pytest.raises(InputError, match="manifest.json: must have the key 'checksum'"):
+        open_store(tmp_path / "s")
 
 
 def test_a_fingerprint_tells_what_was_prepared_anew(tmp_path):

@@ -127,7 +127,11 @@ def from_arrow(batch: pa.RecordBatch) -> Block:
             return np.zeros(0, dtype)
         return batch.column(name).flatten().to_numpy(zero_copy_only=True)
 
-    kept = {n.removeprefix("kept."): batch.column(n) for n in batch.schema.names if "kept." in n}
+    kept = {
+        n.removeprefix("kept."): batch.column(n)
+        for n in batch.schema.names
+        if n.startswith("kept.")
+    }
     return Block(
         floats=matrix("floats"),
         ids=matrix("ids"),
@@ -143,9 +147,11 @@ def from_arrow(batch: pa.RecordBatch) -> Block:
 
 
 def block_checksum(batch: pa.RecordBatch) -> str:
-    """Of all the values of a block, whatever file they lie in."""
+    """Of all the values of a block, whatever file they lie in, and of what they are."""
     digest = xxhash.xxh3_64()
-    for column in batch.columns:
+    for field, column in zip(batch.schema, batch.columns, strict=True):
+        # Nothing else guards the names, types and lengths, which tell how to read the bytes.
+        digest.update(f"{field.name}: {field.type} [{len(column)}]\n".encode())
         for buffer in column.buffers():
             if buffer is not None:
                 digest.update(buffer)

@@ -6,7 +6,7 @@ batch k whether one process reads or sixteen do, and with any number of workers.
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any
 
 import grain
@@ -290,7 +290,7 @@ class EvaluationBatches:
     def __len__(self) -> int:
         return len(self._source)
 
-    def __iter__(self) -> Iterator[tuple[Batch, int]]:
+    def __iter__(self) -> Generator[tuple[Batch, int], None, None]:
         elements = _iterate(self._source, self._prefetch)
         try:
             for index, batch in enumerate(elements):

@@ -8,13 +8,12 @@
 
 A block holds the features of up to `block_size` examples as a few matrices (fixed-size lists in
 Arrow's terms), so a thousand features cost no more to read than one of the same bytes, and reading
-is a memory map without a copy. Each block's bytes have a checksum in the manifest. Any Arrow reader
-opens these files.
+is a memory map without a copy. Each block has a checksum in the manifest, as have the values and
+counts of a vocabulary and the manifest itself. Any Arrow reader opens these files.
 """
 
 import dataclasses
 import functools
-import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -24,13 +23,13 @@ import pyarrow as pa
 import xxhash
 from upath import UPath
 
-from jaxrank.data import files, statistics
+from jaxrank.data import files, manifest, section, statistics
 from jaxrank.data.block import Block, block_checksum, from_arrow
-from jaxrank.data.vocabulary import checksum, read_file
+from jaxrank.data.vocabulary import checksum, counts_checksum, read_file
 from jaxrank.errors import InputError
 from jaxrank.features import RESERVED_ROWS, Schema, Table
 
-FORMAT_VERSION = 2
+_MOST_ROWS = 2**31  # of a block, for Arrow's arrays
 _OPEN_FILES = 64  # of a split; each is a memory map, and a process may have only so many
 _SPLIT = re.compile(r"[A-Za-z0-9][\w-]*(/\d{4}-\d\d-\d\d)?")
 
@@ -38,6 +37,9 @@ _SPLIT = re.compile(r"[A-Za-z0-9][\w-]*(/\d{4}-\d\d-\d\d)?")
 def _checked_file(directory: str, entry: Mapping[str, Any]) -> dict[str, Any]:
     """A file's entry of the manifest, with the keys that it must have and no others."""
     blocks = [{key: block[key] for key in ("rows", "checksum")} for block in entry["blocks"]]
+    for block in blocks:
+        if type(block["rows"]) is not int or not 0 <= block["rows"] < _MOST_ROWS:
+            raise ValueError(f"a block's rows must be a number of examples: {block['rows']!r}")
     if not re.fullmatch(r"[\w-]+\.arrow", entry["name"]):
         raise ValueError(f"a file's name must be letters, digits, - and _: found {entry['name']!r}")
     return {"name": f"{directory}/{entry['name']}", "bytes": entry["bytes"], "blocks": blocks}
@@ -126,7 +128,7 @@ class Split:
                 local = files.is_local(str(path))
                 file = pa.memory_map(str(path)) if local else files.open_input(str(path))
                 self._readers[name] = pa.ipc.open_file(file)
-            except (pa.ArrowInvalid, OSError) as error:
+            except (pa.ArrowException, OSError) as error:
                 raise InputError(f"{path}: not a readable Arrow file: {error}.") from error
         return self._readers[name]
 
@@ -141,7 +143,10 @@ class Split:
         reader = self._reader(entry)
         try:
             batch = reader.get_batch(position)
-            found = expected if index in self._verified else block_checksum(batch)
+            if index in self._verified:
+                return from_arrow(batch)
+            batch.validate()  # buffers shorter than their arrays would end the process
+            found = block_checksum(batch)
         except (pa.ArrowException, OSError, ValueError) as error:
             found = f"unreadable, {error}"
         if found != expected:
@@ -165,6 +170,8 @@ class Store:
     spec: dict[str, Any]  # the config's `features`, as they were when it was prepared
     splits: dict[str, Split]  # of a split that is partitioned by day, each day
     entries: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the manifest, by split
+    # Checksums of the vocabularies' counts.
+    counts: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def split(self, name: str) -> Split:
         """A split, "train"; a day, "train/2024-05-01"; or days, "train/2024-05-01:2024-05-07".
@@ -201,13 +208,17 @@ class Store:
             )
         path = self.path / "vocabulary" / f"{table}.arrow"
         content = read_file(path)
-        found = checksum(content["value"])
-        if found != expected.checksum:
-            raise InputError(
-                f"{path}: is corrupt: its checksum must be {expected.checksum}, found {found}."
-                " Prepare the data again."
-            )
-        return content["value"].to_pylist(), content["count"].to_numpy()
+        counts = content["count"].to_numpy()
+        for must, found in (
+            (expected.checksum, checksum(content["value"])),
+            (self.counts.get(table), counts_checksum(counts)),
+        ):
+            if found != must:
+                raise InputError(
+                    f"{path}: is corrupt: its checksum must be {must}, found {found}."
+                    " Prepare the data again."
+                )
+        return content["value"].to_pylist(), counts
 
     def extends(self, schema_table: Table) -> bool:
         """Whether rows of `schema_table` mean the same in this store.
@@ -254,11 +265,7 @@ def open_store(path: files.AnyPath) -> Store:
         )
     file = store / "manifest.json"
     try:
-        manifest = json.loads(file.read_text())
-    except ValueError as error:
-        raise InputError(f"{file}: not readable as JSON: {error}.") from error
-    try:
-        return _of_manifest(store, manifest)
+        return _of_manifest(store, manifest.read(file))
     except KeyError as error:
         raise InputError(
             f"{file}: must have the key {error}: found a manifest without it. Prepare the data"
@@ -272,26 +279,16 @@ def open_store(path: files.AnyPath) -> Store:
         ) from error
 
 
-def _of_manifest(path: UPath, manifest: Any) -> Store:
-    if not isinstance(manifest, dict):
-        raise InputError(
-            f"{path / 'manifest.json'}: must be a dict with a key 'format_version': found"
-            f" {type(manifest).__name__}. Prepare the data again."
-        )
-    found = manifest["format_version"]
-    if found != FORMAT_VERSION:
-        raise InputError(
-            f"{path}: the store's format version must be {FORMAT_VERSION}, found {found}"
-            f" (written by jaxrank {manifest.get('jaxrank_version')}). Prepare the data again."
-        )
-    entries = manifest["splits"]
+def _of_manifest(path: UPath, tree: dict[str, Any]) -> Store:
+    entries = tree["splits"]
     for name in entries:
         if not _SPLIT.fullmatch(name):
             raise ValueError(f"the name of a split must be a name, or a name and a day: {name!r}")
     return Store(
         path=path,
-        schema=Schema.from_json(manifest["schema"]),
-        spec=dict(manifest["spec"]),
+        schema=section.parse(Schema, tree["schema"], f"{path / 'manifest.json'}: schema"),
+        spec=dict(tree["spec"]),
         splits={name: Split(path, name, {name: entry}) for name, entry in entries.items()},
         entries=dict(entries),
+        counts=dict(tree["counts"]),
     )

@@ -1,7 +1,6 @@
 """Writes a store, so that one that was interrupted is not one."""
 
 import contextlib
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,11 +10,11 @@ import pyarrow as pa
 from upath import UPath
 
 import jaxrank
-from jaxrank.data import files
+from jaxrank.data import files, manifest
 from jaxrank.data.block import Block, block_checksum, to_arrow
 from jaxrank.data.lock import empty_directory, lock_directory
-from jaxrank.data.store import FORMAT_VERSION, Store, open_store
-from jaxrank.data.vocabulary import write_file
+from jaxrank.data.store import Store, open_store
+from jaxrank.data.vocabulary import counts_checksum, write_file
 from jaxrank.errors import InputError
 from jaxrank.features import Schema
 
@@ -110,6 +109,7 @@ class StoreWriter:
         self.work = self.path.with_name(f".{self.path.name}.partial") if self._local else self.path
         self._splits: dict[str, tuple[SplitWriter, dict[str, Any]]] = {}
         self._added: dict[str, dict[str, Any]] = {}
+        self._counts: dict[str, str] = {}
         self._lock = -1  # a descriptor of the directory, which holds the lock while it is open
         self._finished = False
 
@@ -163,6 +163,7 @@ class StoreWriter:
         directory = self.work / "vocabulary"
         directory.mkdir(parents=True, exist_ok=True)
         write_file(directory / f"{table}.arrow", values, counts)
+        self._counts[table] = counts_checksum(counts)
 
     def finish(self, schema: Schema, spec: Mapping[str, Any]) -> Store:
         """Writes the manifest and moves the store to its place."""
@@ -170,15 +171,16 @@ class StoreWriter:
         for name, (writer, statistics) in self._splits.items():
             writer.close()
             splits[name] = {"statistics": statistics, "files": writer.files}
-        manifest = {
-            "format_version": FORMAT_VERSION,
+        tree = {
+            "format_version": manifest.FORMAT_VERSION,
             "jaxrank_version": jaxrank.__version__,
             "schema": schema.to_json(),
             "spec": spec,
             "splits": splits,
+            "counts": self._counts,
         }
         with (self.work / "manifest.json").open("w") as file:
-            json.dump(manifest, file, indent=1)
+            file.write(manifest.to_text(tree))
             if self._local:
                 file.flush()
                 os.fsync(file.fileno())

@@ -29,6 +29,10 @@ def checksum(values: pa.Array | pa.ChunkedArray) -> str:
     return digest.hexdigest()
 
 
+def counts_checksum(counts: Sequence[int] | np.ndarray) -> str:
+    return xxhash.xxh3_64(np.asarray(counts, "<i8").tobytes()).hexdigest()
+
+
 def write_file(path: UPath, values: Sequence[str], counts: Sequence[int]) -> None:
     """Writes values in row order, and how often each was seen, as an Arrow file."""
     columns = [pa.array(values, pa.string()), pa.array(counts, pa.int64())]
@@ -48,7 +52,7 @@ def read_file(path: UPath) -> pa.Table:
         with files.open_input(str(path)) as source:
             content = pa.ipc.open_file(source).read_all()
         content.validate(full=True)  # offsets that point elsewhere would end the process
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # of a column's name
         raise InputError(
             f"{path}: must be a readable Arrow file: found {error}. Prepare the data again."
         ) from error

@@ -22,11 +22,11 @@ from jaxrank.data.columns import column_of
 from jaxrank.data.encode import Encoder
 from jaxrank.data.keyed import Conceal
 from jaxrank.data.learn import Findings, Learned, Lessons
+from jaxrank.data.manifest import FORMAT_VERSION
 from jaxrank.data.rejects import BadRows, Rejects
 from jaxrank.data.sources import Source, make_source
 from jaxrank.data.spec import FeatureSpec
 from jaxrank.data.statistics import Statistics
-from jaxrank.data.store import FORMAT_VERSION
 from jaxrank.data.store_writer import SplitWriter
 from jaxrank.data.times import days, seconds
 from jaxrank.data.units import Unit

@@ -50,14 +50,15 @@ class WorkerCalls:
         workers = grain.MultiprocessingOptions(
             num_workers=source.parts, per_worker_buffer_size=ahead + 1
         )
-        self._numbers = iter(elements.to_iter_dataset(options).mp_prefetch(workers))
+        # The one place that holds it, for `_end` to empty.
+        self._numbers = [iter(elements.to_iter_dataset(options).mp_prefetch(workers))]
         # Also where nobody closes it, and before grain does so at the end of a program.
         self._end = util.Finalize(self, _end, (self._slots, self._numbers), exitpriority=10)
 
     def __next__(self) -> Batch:
         batch = laid_out(self._memory.lend(), self._like)
         for part in range(self._source.parts):
-            call = next(self._numbers) // self._source.parts
+            call = next(self._numbers[0]) // self._source.parts
             with self._slots.filled(part, call) as piece:
                 self._copy(piece, batch, part)
         return batch
@@ -73,6 +74,7 @@ class WorkerCalls:
         self._end()
 
 
-def _end(slots: Slots, numbers: Any) -> None:
+def _end(slots: Slots, numbers: list[Any]) -> None:
     slots.close()  # or grain would wait for a worker that waits for a piece
-    numbers.close()
+    # What is left when the interpreter takes its modules down fails in its `__del__`, and says so.
+    numbers.pop().close()
