@@ -19,7 +19,15 @@ from conftest import ROOT
 
 from jaxrank import mesh as meshes
 from jaxrank.config import to_plain
-from jaxrank.data.memory import Memory, arrays_of, bytes_of, laid_out, map_arrays, with_steps
+from jaxrank.data.memory import (
+    Memory,
+    Shape,
+    arrays_of,
+    bytes_of,
+    laid_out,
+    map_arrays,
+    with_steps,
+)
 from jaxrank.data.prepare import prepare
 from jaxrank.data.slots import Slots
 from jaxrank.features import Batch, Lists
@@ -27,7 +35,7 @@ from jaxrank.features import Batch, Lists
 
 def _like():
     def array(dtype, *shape):
-        return np.broadcast_to(np.zeros((), dtype), shape)
+        return Shape(shape, dtype)
 
     return Batch(
         floats=array(np.float32, 6, 3),
@@ -95,34 +103,33 @@ def test_what_was_put_on_a_device_keeps_its_values_when_the_host_has_let_go_of_i
         assert (np.asarray(jax.device_get(array)) == number).all()
 
 
-def test_a_worker_waits_until_the_piece_that_it_fills_was_read():
-    slots = Slots(workers=2, pieces=2, size=16)
+def test_a_worker_waits_until_what_was_in_its_piece_was_given_back():
+    slots = Slots(pieces=2, size=16)
     writer = pickle.loads(pickle.dumps(slots))
     for number in range(2):
-        writer.to_fill(1, number).fill(10 + number)
+        writer.to_fill(number).fill(10 + number)
     filled = threading.Event()
 
     def fill_third():
-        writer.to_fill(1, 2).fill(12)
+        writer.to_fill(2).fill(12)
         filled.set()
 
     thread = threading.Thread(target=fill_third)
     thread.start()
     assert not filled.wait(0.1)
-    writer.to_fill(0, 0).fill(99)  # another worker's pieces are its own
-    with slots.filled(1, 0) as piece:
-        assert (piece == 10).all()
-        assert not filled.wait(0.1)
+    give_back = slots.giver()
+    give_back(1)  # the other piece
+    assert not filled.wait(0.1)
+    assert (slots.filled(0) == 10).all()
+    give_back(0)
     assert filled.wait(10)
     thread.join()
-    with slots.filled(1, 1) as piece:
-        assert (piece == 11).all()
-    with slots.filled(1, 2) as piece:
-        assert (piece == 12).all()
+    assert (slots.filled(2) == 12).all()
+    writer.to_fill(3)
     slots.close()
-    writer.to_fill(1, 4)
     with pytest.raises(EOFError):
-        writer.to_fill(1, 5)
+        writer.to_fill(4)
+    give_back(2)  # after the end too
 
 
 _SCRIPT = """

@@ -6,7 +6,7 @@ import numpy as np
 
 from jaxrank.data.examples import Examples, join, joined
 from jaxrank.data.list_selection import select
-from jaxrank.data.memory import map_arrays
+from jaxrank.data.memory import Shape, map_arrays
 from jaxrank.data.packing import Packer
 from jaxrank.data.stack_rows import StackRows
 from jaxrank.errors import InputError
@@ -43,14 +43,11 @@ class Batcher:
         return batch
 
     def like(self, rows: int, shifts: int) -> Batch:
-        """The shapes and dtypes of a batch of so many examples and columns of shifts.
-
-        Its arrays take no memory.
-        """
+        """The `Shape`s of a batch of so many examples and columns of shifts."""
         groups, tasks = rows // self._group, len(self._schema.tasks)
 
-        def array(dtype: type, *shape: int) -> np.ndarray:
-            return np.broadcast_to(np.zeros((), dtype), shape)
+        def array(dtype: type, *shape: int) -> Shape:
+            return Shape(shape, dtype)
 
         def lists(room: int) -> Lists:
             ids = array(np.int32, groups, room)

@@ -1,6 +1,8 @@
 """Where a batch's arrays lie: in one piece of memory, used again when nobody holds it."""
 
 import collections
+import dataclasses
+import math
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,6 +12,18 @@ import numpy as np
 from jaxrank.features import Batch
 
 _ALIGNMENT = 64  # bytes; so JAX takes an array on a CPU as it is
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """The shape and dtype of an array that is not there; small where it travels to workers."""
+
+    shape: tuple[int, ...]
+    dtype: type
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
 def map_arrays(function: Callable[..., Any], *batches: Any) -> Any:
@@ -22,7 +36,7 @@ def map_arrays(function: Callable[..., Any], *batches: Any) -> Any:
     return function(*batches)
 
 
-def arrays_of(batch: Any) -> Iterator[np.ndarray]:
+def arrays_of(batch: Any) -> Iterator[Any]:
     """The arrays of a batch, in order."""
     if isinstance(batch, dict | tuple):
         for part in batch.values() if isinstance(batch, dict) else batch:
@@ -32,8 +46,8 @@ def arrays_of(batch: Any) -> Iterator[np.ndarray]:
 
 
 def with_steps(like: Batch, steps: int) -> Batch:
-    """The shapes and dtypes of a batch with a leading axis of steps; takes no memory."""
-    return map_arrays(lambda array: np.broadcast_to(array, (steps, *array.shape)), like)
+    """A batch of shapes, with a leading axis of steps."""
+    return map_arrays(lambda array: Shape((steps, *array.shape), array.dtype), like)
 
 
 def _aligned(size: int) -> int:
@@ -41,15 +55,15 @@ def _aligned(size: int) -> int:
 
 
 def bytes_of(like: Batch) -> int:
-    """Memory that `laid_out` needs."""
+    """Memory that `laid_out` needs for a batch of shapes."""
     return sum(_aligned(array.nbytes) for array in arrays_of(like))
 
 
 def laid_out(memory: np.ndarray, like: Batch) -> Batch:
-    """Arrays of the shapes and dtypes of a batch, one after another in u8[bytes_of(like)]."""
+    """Arrays of a batch of shapes, one after another in u8[bytes_of(like)]."""
     place = 0
 
-    def array(model: np.ndarray) -> np.ndarray:
+    def array(model: Shape) -> np.ndarray:
         nonlocal place
         start, place = place, place + _aligned(model.nbytes)
         return memory[start : start + model.nbytes].view(model.dtype).reshape(model.shape)

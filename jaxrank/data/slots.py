@@ -1,11 +1,11 @@
 """Memory that worker processes fill and the process that started them reads."""
 
-import contextlib
 import mmap
 import multiprocessing
 import os
 import tempfile
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,30 +14,31 @@ _WAIT = 0.0005  # seconds between looks at whether a piece is free
 
 
 class Slots:
-    """Pieces of shared memory of one size, of which each worker fills its own ones in turn.
+    """Pieces of shared memory of one size: piece n mod `pieces` holds what was made as number n.
 
-    A worker waits for its next piece until what was in it was read. All batches go through the same
-    memory: to get 8 MB of new shared memory from Linux took 6 ms, to write to what is there 0.15.
+    Whoever fills waits until the number before in the same piece was given back. All batches go
+    through the same memory: to get 8 MB of new shared memory from Linux took 6 ms, to write to what
+    is there 0.15.
 
     It travels to the workers; the memory lasts as long as anybody maps it, and on Linux it is no
     file that could be left behind or a limit on /dev/shm be too small for.
 
     Args:
-        workers: who fill.
-        pieces: of each worker.
+        pieces: of them.
         size: bytes of a piece.
     """
 
-    def __init__(self, workers: int, pieces: int, size: int):
-        self._shape = workers, pieces, size
+    def __init__(self, pieces: int, size: int):
+        self._shape = pieces, size
         if hasattr(os, "memfd_create"):
             self._file: Any = os.fdopen(os.memfd_create("jaxrank"), "r+b")
             self._path = f"/proc/{os.getpid()}/fd/{self._file.fileno()}"
         else:
             self._file = tempfile.NamedTemporaryFile()  # noqa: SIM115 - closed by `close`
             self._path = self._file.name
-        self._file.truncate(self._front() + workers * pieces * size)
+        self._file.truncate(self._front() + pieces * size)
         self._map(self._file)
+        self._next[:-1] = np.arange(pieces)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_shape": self._shape, "_path": self._path}
@@ -53,12 +54,12 @@ class Slots:
 
     def _map(self, file: Any) -> None:
         content = np.frombuffer(mmap.mmap(file.fileno(), 0), np.uint8)
-        # How many pieces of each worker were read; and behind them, whether nobody reads any more.
-        self._read = content[: 8 * (self._shape[0] + 1)].view(np.int64)
+        # The number that each piece is free for; and behind them, whether nobody reads any more.
+        self._next = content[: 8 * (self._shape[0] + 1)].view(np.int64)
         self._pieces = content[self._front() :].reshape(self._shape)
 
-    def to_fill(self, worker: int, number: int) -> np.ndarray:
-        """u8[size], the piece of that number of a worker, as soon as it is free.
+    def to_fill(self, number: int) -> np.ndarray:
+        """u8[size], the piece of a number, as soon as it is free.
 
         Ends the worker's process where the one that reads is gone, for nobody else would.
 
@@ -66,22 +67,30 @@ class Slots:
             EOFError: the reader closed it.
         """
         parent = multiprocessing.parent_process()
-        while number - self._read[worker] >= self._shape[1]:
-            if self._read[-1]:
+        piece = number % self._shape[0]
+        while self._next[piece] != number:
+            if self._next[-1]:
                 raise EOFError("nobody reads what this worker makes")
             if parent is not None and not parent.is_alive():
                 os._exit(1)
             time.sleep(_WAIT)
-        return self._pieces[worker, number % self._shape[1]]
+        return self._pieces[piece]
 
-    @contextlib.contextmanager
-    def filled(self, worker: int, number: int) -> Any:
-        """u8[size], that piece after it was filled; when the block ends it is free again."""
-        yield self._pieces[worker, number % self._shape[1]]
-        self._read[worker] += 1
+    def filled(self, number: int) -> np.ndarray:
+        """u8[size], that piece after all parts of it were filled."""
+        return self._pieces[number % self._shape[0]]
+
+    def giver(self) -> Callable[[int], None]:
+        """A function that gives the piece of a number back; of use after `close` too."""
+        following, pieces = self._next, self._shape[0]
+
+        def give_back(number: int) -> None:
+            following[number % pieces] = number + pieces
+
+        return give_back
 
     def close(self) -> None:
         """For the reader: ends the workers' waiting, and its own share in the memory."""
-        self._read[-1] = 1
+        self._next[-1] = 1
         self._file.close()
-        del self._read, self._pieces
+        del self._next, self._pieces

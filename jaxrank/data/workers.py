@@ -1,14 +1,20 @@
 """Processes that make batches."""
 
+import weakref
+from collections.abc import Callable
 from multiprocessing import util
 from typing import Any
 
 import grain
+import numpy as np
 
-from jaxrank.data.memory import Memory, arrays_of, bytes_of, laid_out
+from jaxrank.data.memory import Memory, bytes_of, laid_out, map_arrays
 from jaxrank.data.slots import Slots
 from jaxrank.data.streams import TrainSource
 from jaxrank.features import Batch
+
+# One call runs, one waits for it on the devices, and one is put there.
+_LENT = 3
 
 
 class _InSlots:
@@ -17,38 +23,55 @@ class _InSlots:
     grain would put each array into new shared memory.
     """
 
-    def __init__(self, source: TrainSource, slots: Slots):
-        self._source, self._slots = source, slots
+    def __init__(self, source: TrainSource, slots: Slots, like: Batch):
+        self._source, self._slots, self._like = source, slots, like
 
     def __len__(self) -> int:
         return len(self._source)
 
     def __getitem__(self, index: Any) -> int:
         call, part = divmod(int(index), self._source.parts)
-        piece = self._slots.to_fill(part, call)
-        self._source.fill(int(index), laid_out(piece, self._source.like))
+        batch = laid_out(self._slots.to_fill(call), self._like)
+        self._source.fill(int(index), map_arrays(self._share(part), batch))
         return int(index)
+
+    def _share(self, part: int) -> Callable[[np.ndarray], np.ndarray]:
+        """Of the array of a call, [steps, rows, ...], the rows of a part."""
+
+        def share(array: np.ndarray) -> np.ndarray:
+            rows = array.shape[1] // self._source.parts
+            return array[:, part * rows : (part + 1) * rows]
+
+        return share
 
 
 class WorkerCalls:
     """An iterator over calls, of which each worker makes a part.
 
+    A batch is lent where the workers made it; its memory is theirs again when nobody holds any of
+    its arrays. Of more than `_LENT` that are held at the same time each is a copy.
+
     Args:
         source: of as many parts as there are workers.
         ahead: calls that are made ahead.
         like: the shapes and dtypes of the batch of a call.
-        memory: for the batches of calls.
+        memory: for copies.
     """
 
     def __init__(self, source: TrainSource, ahead: int, like: Batch, memory: Memory):
         self._source, self._like, self._memory = source, like, memory
-        self._slots = Slots(source.parts, ahead + 1, bytes_of(source.like))
+        pieces = ahead + 1 + _LENT
+        self._slots = Slots(pieces, bytes_of(like))
+        self._give_back = self._slots.giver()
+        self._lent: set[int] = set()
         # Elements are dealt to the workers in turn, and there are as many parts as workers: a
         # worker serves the same shards for ever, and no window is read by two.
-        elements = grain.MapDataset.source(_InSlots(source, self._slots))
+        elements = grain.MapDataset.source(_InSlots(source, self._slots, like))
         options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
         workers = grain.MultiprocessingOptions(
-            num_workers=source.parts, per_worker_buffer_size=ahead + 1
+            # Room for all: a worker waits for a piece, where it sees whether anybody reads.
+            num_workers=source.parts,
+            per_worker_buffer_size=pieces,
         )
         # The one place that holds it, for `_end` to empty.
         self._numbers = [iter(elements.to_iter_dataset(options).mp_prefetch(workers))]
@@ -56,22 +79,31 @@ class WorkerCalls:
         self._end = util.Finalize(self, _end, (self._slots, self._numbers), exitpriority=10)
 
     def __next__(self) -> Batch:
-        batch = laid_out(self._memory.lend(), self._like)
-        for part in range(self._source.parts):
+        for _ in range(self._source.parts):
             call = next(self._numbers[0]) // self._source.parts
-            with self._slots.filled(part, call) as piece:
-                self._copy(piece, batch, part)
-        return batch
+        made = self._slots.filled(call)
+        if len(self._lent) < _LENT:
+            return laid_out(self._lend(call, made), self._like)
+        copy = self._memory.lend()
+        copy[...] = made
+        self._give_back(call)
+        return laid_out(copy, self._like)
 
-    def _copy(self, piece: Any, batch: Batch, part: int) -> None:
-        made = laid_out(piece, self._source.like)
-        for to, array in zip(arrays_of(batch), arrays_of(made), strict=True):
-            rows = array.shape[1]
-            to[:, part * rows : (part + 1) * rows] = array
+    def _lend(self, call: int, made: np.ndarray) -> np.ndarray:
+        # NumPy's views of views hold the first array of their own kind: this one.
+        lent = np.frombuffer(made.data, np.uint8)
+        self._lent.add(call)
+        weakref.finalize(lent, _end_loan, self._lent, self._give_back, call).atexit = False
+        return lent
 
     def close(self) -> None:
         """Ends the workers."""
         self._end()
+
+
+def _end_loan(lent: set[int], give_back: Callable[[int], None], call: int) -> None:
+    give_back(call)
+    lent.discard(call)
 
 
 def _end(slots: Slots, numbers: list[Any]) -> None:
