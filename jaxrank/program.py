@@ -252,6 +252,7 @@ def make_trainee(
         InputError: a field of the config has a value that cannot be used.
     """
     tasks = len(layout.schema.tasks)
+    _check_parents(layout.schema, config.model.get("parents", ()))
     task_weights = tuple(config.task_weights) or (1.0,) * tasks
     if len(task_weights) != tasks:
         raise InputError(
@@ -282,10 +283,24 @@ def make_trainee(
         optimizer=optimizer,
         rate=rate,
         table_rate=table_rate,
+        kinds=tuple(task.kind for task in layout.schema.tasks),
         task_weights=task_weights,
         ema_decay=config.ema_decay,
         seed=config.seed,
     )
+
+
+def _check_parents(schema: Schema, parents: Any) -> None:
+    """Refuses a parent among tasks that have no probability; `models.build` checks the rest."""
+    for task, parent in zip(schema.tasks, parents, strict=False):
+        if parent not in range(len(schema.tasks)):
+            continue
+        for one in (task, schema.tasks[parent]):
+            if one.kind != "binary":
+                raise InputError(
+                    f"model.parents must be of binary tasks: found {schema.tasks[parent].name!r} as"
+                    f" the parent of {task.name!r}, and {one.name!r} is of kind {one.kind!r}."
+                )
 
 
 @contextlib.contextmanager
