@@ -248,10 +248,10 @@ def test_sums_keep_float64():
     st.sampled_from(["real", "count"]),
 )
 def test_few_examples_have_the_metrics_of_sklearn_or_none(rows, kind):
-    x, y, w = (np.array(column, np.float32) for column in zip(*rows, strict=True))
+    x, y, w = (np.array(column, np.float64) for column in zip(*rows, strict=True))
     exact = metrics.exact(x, y, w, kind)
     # Filled up to one size, so that all cases are one program.
-    filled = [np.pad(a, (0, 12 - len(a)))[:, None] for a in (x, y, w)]
+    filled = [np.pad(a, (0, 12 - len(a)))[:, None].astype(np.float32) for a in (x, y, w)]
     summed = metrics.from_sums(batch_sums(*filled, (kind,)), (kind,))
     main, normalized = sorted(FIELDS[kind], key=len)
     kept = y[w > 0]
@@ -263,7 +263,7 @@ def test_few_examples_have_the_metrics_of_sklearn_or_none(rows, kind):
         expected = by_sklearn(kind, x, y, w)
     else:
         assert math.isnan(exact[normalized])
-        predicted = x[w > 0] if kind == "real" else np.exp(x[w > 0].astype(np.float64))
+        predicted = x[w > 0] if kind == "real" else np.exp(x[w > 0])
         error = mean_squared_error if kind == "real" else mean_poisson_deviance
         expected = {main: error(kept, predicted, sample_weight=w[w > 0])}
         assert math.isnan(exact["calibration"]) == (not kept.any())
