@@ -39,8 +39,8 @@ from jaxrank.auc import auc_of_examples, auc_of_groups
 BINS = 1024
 LOGIT_LIMIT = 16.0
 
-# Where the sums of batches tell how labels spread: they do not where that is a smaller share of a
-# sum of squares, as float32 loses it.
+# How labels spread is a difference of two sums, which float32 loses where it is a smaller share of
+# them than this.
 _LEAST_SPREAD = 1e-6
 
 

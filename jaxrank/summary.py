@@ -55,7 +55,8 @@ def _titles(found: dict[str, float]) -> str:
 
 
 def _values(found: dict[str, float]) -> str:
-    return "".join(f"{v:>15.5f}" for c, v in found.items() if c != "examples")
+    # A space first, for squared errors have no limit.
+    return "".join(f" {v:>14.5f}" for c, v in found.items() if c != "examples")
 
 
 def _line(name: str, found: dict[str, float]) -> str:

@@ -14,12 +14,14 @@ import pytest
 from ml_collections import ConfigDict
 from sklearn.metrics import log_loss, mean_poisson_deviance, mean_squared_error, r2_score
 
-from jaxrank import days, features, restore, summary
+from jaxrank import days, features, metrics, restore, summary
 from jaxrank import evaluate as evaluation
 from jaxrank import mesh as meshes
 from jaxrank.config import default
 from jaxrank.data import statistics as stats
 from jaxrank.data import statistics_report
+from jaxrank.data.chunk import Chunk, numbered
+from jaxrank.data.labels import encode_labels
 from jaxrank.data.prepare import prepare
 from jaxrank.data.spec import FeatureSpec
 from jaxrank.data.store import open_store
@@ -332,6 +334,20 @@ def test_what_only_a_binary_task_can_have_is_refused(kind, change, named):
 def test_an_unknown_kind_is_refused():
     with pytest.raises(InputError, match="kind: must be one of 'binary', 'real', 'count': found"):
         FeatureSpec.from_config(dict(tasks=[dict(name="y", label="y", kind="ordinal")]))
+
+
+@pytest.mark.parametrize("correction", ["weight", "shift"])
+def test_no_label_of_0_counts_as_a_negative_that_was_kept_but_that_of_its_task(correction):
+    sampled = dict(name="c", label="c", negative_rate=0.1, negative_correction=correction)
+    numbers = [dict(name=k, label=k, kind=k) for k in ("count", "real")]
+    section = FeatureSpec.from_config(dict(tasks=[numbers[0], sampled, numbers[1]]))
+    batch = pa.RecordBatch.from_pydict({name: [0, 1] for name in ("count", "c", "real")})
+    found = encode_labels(Chunk(batch, "day.parquet", numbered(1, 2)), section.tasks)
+    weights = np.ones((2, 3), np.float32) if found.weights is None else found.weights
+    shifts = np.zeros((2, 3), np.float32) if found.shifts is None else found.shifts
+    np.testing.assert_array_equal(found.labels, [[0, 0, 0], [1, 1, 1]])
+    traffic = metrics.of_all_traffic(weights, found.labels, shifts)
+    np.testing.assert_allclose(traffic, [[1, 10, 1], [1, 1, 1]], rtol=1e-6)
 
 
 # Statistics of labels.
