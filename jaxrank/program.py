@@ -231,6 +231,12 @@ def make_model(config: ConfigDict, schema: Schema) -> models.Model:
                 f"model.parents: {task!r} and {parent!r} must be tasks: they are {names}."
             )
         parents[names.index(task)] = names.index(parent)
+        kinds = [schema.tasks[names.index(name)].kind for name in (task, parent)]
+        if kinds != ["binary", "binary"]:
+            raise InputError(
+                f"model.parents: {task!r} and {parent!r} must be binary tasks, as no other has a"
+                f" probability: they are of kinds {kinds}."
+            )
     fields["parents"] = tuple(parents) if max(parents) >= 0 else ()
     return models.build(tasks=len(names), **fields)
 
@@ -252,7 +258,6 @@ def make_trainee(
         InputError: a field of the config has a value that cannot be used.
     """
     tasks = len(layout.schema.tasks)
-    _check_parents(layout.schema, config.model.get("parents", ()))
     task_weights = tuple(config.task_weights) or (1.0,) * tasks
     if len(task_weights) != tasks:
         raise InputError(
@@ -288,19 +293,6 @@ def make_trainee(
         ema_decay=config.ema_decay,
         seed=config.seed,
     )
-
-
-def _check_parents(schema: Schema, parents: Any) -> None:
-    """Refuses a parent among tasks that have no probability; `models.build` checks the rest."""
-    for task, parent in zip(schema.tasks, parents, strict=False):
-        if parent not in range(len(schema.tasks)):
-            continue
-        for one in (task, schema.tasks[parent]):
-            if one.kind != "binary":
-                raise InputError(
-                    f"model.parents must be of binary tasks: found {schema.tasks[parent].name!r} as"
-                    f" the parent of {task.name!r}, and {one.name!r} is of kind {one.kind!r}."
-                )
 
 
 @contextlib.contextmanager
