@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import os
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,7 +41,10 @@ class Scores(NamedTuple):
 
 
 class Scored(NamedTuple):
-    """Examples in stored order: f32[n, tasks] each; logits and weights are of all traffic."""
+    """Examples in stored order: f32[n, tasks] each; logits and weights are of all traffic.
+
+    logits: what the model puts out, whatever the kind of the task; see `Task`.
+    """
 
     logits: np.ndarray
     labels: np.ndarray
@@ -134,8 +137,8 @@ def evaluate(program: Program, weights: Weights, split: Split, batch_size: int) 
                 f"predictions of task {task.name} must be finite: {int(bad.sum())} of {len(bad)}"
                 f" are not, the first is row {int(bad.argmax()) + 1} of split {split.name}."
             )
-        found[task.name] = metrics.exact(logits, labels, weight)
-        buckets[task.name] = metrics.calibration_buckets(logits, labels, weight)
+        found[task.name] = metrics.exact(logits, labels, weight, task.kind)
+        buckets[task.name] = metrics.calibration_buckets(logits, labels, weight, task.kind)
     return Scores(found, buckets, split.rows, time.perf_counter() - start)
 
 
@@ -175,7 +178,7 @@ def _reference(split: Split, schema: Schema) -> Reference:
     label = np.nan_to_num(label)
     constant, best = {}, {}
     for i, task in enumerate(schema.tasks):
-        constant[task.name] = metrics.constant(label[:, i], weight[:, i])
+        constant[task.name] = metrics.constant(label[:, i], weight[:, i], task.kind)
         if not np.isnan(truth[:, i]).any():
             best[task.name] = metrics.exact_from_probabilities(
                 truth[:, i], label[:, i], weight[:, i]
@@ -189,7 +192,8 @@ def predict(
     """Writes Parquet with one row an example in stored order; returns the rows. Process 0 writes.
 
     Columns: those that the features spec keeps, then for each task `label_<task>` (null where
-    unknown) and `predicted_<task>`, a probability. The file gets its name when it is whole.
+    unknown) and `predicted_<task>`, a probability, number or expected count. The file gets its
+    name when it is whole.
 
     Raises:
         InputError: `output` is a directory.
@@ -200,7 +204,7 @@ def predict(
         if processes.is_first() and output.is_dir():
             raise InputError(f"--output: {output} must be a file: it is a directory.")
     batch_size = whole_groups(batch_size, program)
-    tasks = [t.name for t in program.trainee.embedding.layout.schema.tasks]
+    tasks = program.trainee.embedding.layout.schema.tasks
     with closing(score(program, weights, split, batch_size)) as found:
         if not processes.is_first():
             return sum(len(scored.logits) for scored in found)
@@ -208,7 +212,7 @@ def predict(
 
 
 def _write(
-    found: Iterator[Scored], stored: Iterator[list[Block]], tasks: list[str], output: Path
+    found: Iterator[Scored], stored: Iterator[list[Block]], tasks: Sequence[Task], output: Path
 ) -> int:
     partial = output.with_name(f".{output.name}.partial")
     sink = None
@@ -249,11 +253,12 @@ def _rebatched(blocks: Iterator[Block], size: int) -> Iterator[list[Block]]:
         yield pieces
 
 
-def _predictions(scored: Scored, pieces: list[Block], tasks: list[str]) -> pa.Table:
+def _predictions(scored: Scored, pieces: list[Block], tasks: Sequence[Task]) -> pa.Table:
     kept = pa.Table.from_batches([p.kept for p in pieces]) if pieces[0].kept.num_columns else None
     columns = {} if kept is None else {name: kept[name] for name in kept.schema.names}
     labels = np.concatenate([p.labels for p in pieces])
     for i, task in enumerate(tasks):
-        columns[f"label_{task}"] = pa.array(labels[:, i], from_pandas=True)
-        columns[f"predicted_{task}"] = pa.array(metrics.probability(scored.logits[:, i]))
+        predicted = metrics.prediction(scored.logits[:, i], task.kind)
+        columns[f"label_{task.name}"] = pa.array(labels[:, i], from_pandas=True)
+        columns[f"predicted_{task.name}"] = pa.array(predicted)
     return pa.table(columns)

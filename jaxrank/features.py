@@ -37,11 +37,17 @@ RESERVED_ROWS = 2
 # over runs of this many, wherever they begin: the room that an evaluation has, as it cuts nothing.
 MAX_GROUP = 512
 
+# Of tasks; see `Task`.
+KINDS = ("binary", "real", "count")
+
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """One thing to predict; `kind` says which loss and metrics it has.
+    """One thing to predict; `kind` says what it is, and so which loss and metrics the task has.
 
+    kind: binary: 0 or 1, and the model's output is the logit of its probability;
+        real: any finite number, and the output is its prediction;
+        count: a whole number, 0 or more, and the output is the log of the expected one.
     shifted: its examples have shifts; see `Batch`.
     """
 

@@ -90,7 +90,7 @@ def build(config: ConfigDict, directory: Path, report: Report) -> Job:
             " a power of two is best."
         )
     watched = {k: v for k, v in config.eval.items() if k not in ("every_steps", "batch_size")}
-    monitor = make_monitor([t.name for t in store.schema.tasks], **watched)
+    monitor = make_monitor(store.schema.tasks, **watched)
     shape = BatchShape(config.batch_size, batches.group, batches.capacities)
     trainee = make_trainee(config, layout, mesh, num_steps=plan.num_steps, room=placed.room)
     return Job(

@@ -1,7 +1,22 @@
-"""The loss of a batch: logistic, weighted, one number for each task."""
+"""The loss of a batch: by the kind of each task, weighted, one number for each task.
+
+Each loss is half of the deviance in nats: 0 for a perfect prediction and never less, with the
+gradient prediction - label.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.scipy.special import xlogy
+
+# Of an expected count, about 1e13: from here on the Poisson loss goes on as a straight line, so
+# that loss and gradient stay finite where exp overflows. No label is as large.
+LOG_COUNT_LIMIT = 30.0
+
+Elementwise = Callable[..., jax.Array]
 
 
 def logistic(logits: jax.Array, labels: jax.Array) -> jax.Array:
@@ -13,6 +28,91 @@ def logistic(logits: jax.Array, labels: jax.Array) -> jax.Array:
     # Not max(x, 0) - x y + log(1 + exp(-|x|)), though it is cheaper: JAX differentiates it wrongly
     # at 0, where a model begins whose head is zero.
     return labels * jax.nn.softplus(-logits) + (1 - labels) * jax.nn.softplus(logits)
+
+
+def squared(predictions: jax.Array, labels: jax.Array) -> jax.Array:
+    """(y - x)^2 / 2, elementwise, any one shape."""
+    return jnp.square(predictions - labels) / 2
+
+
+def poisson(logs: jax.Array, labels: jax.Array) -> jax.Array:
+    """exp(x) - y x, less its least value y - y log(y), for the log x of an expected count.
+
+    Elementwise, any one shape. What is taken off does not depend on x, so the gradient is
+    exp(x) - y; with it the loss is never below 0, and small where x is right, which a difference of
+    large numbers in float32 would not be. A straight line above LOG_COUNT_LIMIT, with the slope
+    that the curve has there.
+    """
+    x = jnp.minimum(logs, LOG_COUNT_LIMIT)
+    some = labels > 0
+    ratio = x - jnp.log(jnp.where(some, labels, 1))
+    curve = jnp.where(some, labels * (jnp.expm1(ratio) - ratio), jnp.exp(x))
+    return curve + (math.exp(LOG_COUNT_LIMIT) - labels) * jnp.maximum(logs - LOG_COUNT_LIMIT, 0)
+
+
+_LOSSES: Mapping[str, Elementwise] = {"binary": logistic, "real": squared, "count": poisson}
+_PREDICTIONS: Mapping[str, Elementwise] = {
+    "binary": jax.nn.sigmoid,
+    "real": lambda x: x,
+    "count": lambda x: jnp.exp(jnp.minimum(x, LOG_COUNT_LIMIT)),
+}
+_SPREADS: Mapping[str, Elementwise] = {
+    "binary": jnp.zeros_like,
+    "real": lambda y: jnp.square(y) / 2,
+    "count": lambda y: xlogy(y, y),
+}
+
+
+def elementwise(logits: jax.Array, labels: jax.Array, kinds: Sequence[str]) -> jax.Array:
+    """The loss f[B, T] of each label f[B, T], given what the model puts out, f[B, T].
+
+    Args:
+        kinds: of the T tasks; see `features.Task`.
+    """
+    return _by_kind(_LOSSES, kinds, logits, labels)
+
+
+def predictions(logits: jax.Array, kinds: Sequence[str]) -> jax.Array:
+    """f[B, T]: probabilities, numbers and expected counts, these up to exp(LOG_COUNT_LIMIT)."""
+    return _by_kind(_PREDICTIONS, kinds, logits)
+
+
+def spreads(labels: jax.Array, kinds: Sequence[str]) -> jax.Array:
+    """h(y), f[B, T], whose mean less h of the mean label is the least loss of a constant.
+
+    y^2 / 2 of a real and y log(y) of a count; of a binary task 0, as its labels are 0 and 1. Each
+    loss is a Bregman divergence, for which that holds (Banerjee et al., Clustering with Bregman
+    Divergences, JMLR 2005).
+    """
+    return _by_kind(_SPREADS, kinds, labels)
+
+
+def columns(array: jax.Array, indices: np.ndarray) -> jax.Array:
+    """The columns i[m] `indices`, rising, of f[B, T]."""
+    if len(indices) == array.shape[1]:
+        return array
+    return jnp.take(
+        array, indices, axis=1, unique_indices=True, indices_are_sorted=True, mode="clip"
+    )
+
+
+def columns_of(kind: str, kinds: Sequence[str]) -> np.ndarray:
+    """i[m]: which tasks are of that kind, rising."""
+    return np.flatnonzero(np.asarray(kinds) == kind)
+
+
+def _by_kind(
+    functions: Mapping[str, Elementwise], kinds: Sequence[str], *arrays: jax.Array
+) -> jax.Array:
+    """Each function once, on all columns of its kind."""
+    if len(kinds) != arrays[0].shape[1]:
+        raise ValueError(f"kinds must be of {arrays[0].shape[1]} tasks: got {kinds}.")
+    found = {kind: columns_of(kind, kinds) for kind in dict.fromkeys(kinds)}
+    parts = [functions[k](*(columns(a, of) for a in arrays)) for k, of in found.items()]
+    if len(parts) == 1:
+        return parts[0]
+    order = np.argsort(np.concatenate(list(found.values())))
+    return jnp.concatenate(parts, axis=1)[:, order]
 
 
 def of_sample(logits: jax.Array, shifts: jax.Array) -> jax.Array:
@@ -28,23 +128,35 @@ def of_sample(logits: jax.Array, shifts: jax.Array) -> jax.Array:
     return logits - shifts if shifts.shape[1] else logits
 
 
+def per_task(
+    logits: jax.Array,
+    labels: jax.Array,
+    weights: jax.Array,
+    total_weight: jax.Array,
+    kinds: Sequence[str],
+) -> jax.Array:
+    """The loss of each task, f[T]: the part of it that these examples make.
+
+    A task's loss is sum(w * loss) / sum(w) over the global batch, 0 where no example has weight;
+    the parts of all devices add up to it.
+
+    Args:
+        logits, labels, weights: f[B, T]; weights 0 where a label is unknown.
+        total_weight: f[T], sum(w) over the global batch.
+        kinds: of the T tasks.
+    """
+    some = total_weight > 0
+    each = (weights * elementwise(logits, labels, kinds)).sum(0) / jnp.where(some, total_weight, 1)
+    return jnp.where(some, each, 0)
+
+
 def weighted_loss(
     logits: jax.Array,
     labels: jax.Array,
     weights: jax.Array,
     task_weights: jax.Array,
     total_weight: jax.Array,
+    kinds: Sequence[str],
 ) -> jax.Array:
-    """The loss to minimise, f[]: the part of it that these examples make.
-
-    The loss of the global batch is sum(task_weights * per task), a task's loss being
-    sum(w * loss) / sum(w), 0 where no example has weight; the parts of all devices add up to it.
-
-    Args:
-        logits, labels, weights: f[B, T]; labels in [0, 1], weights 0 where a label is unknown.
-        task_weights: f[T].
-        total_weight: f[T], sum(w) over the global batch.
-    """
-    some = total_weight > 0
-    per_task = (weights * logistic(logits, labels)).sum(0) / jnp.where(some, total_weight, 1)
-    return (task_weights * jnp.where(some, per_task, 0)).sum()
+    """The loss to minimise, f[]: the sum of `per_task`, weighted by f[T] `task_weights`."""
+    return (task_weights * per_task(logits, labels, weights, total_weight, kinds)).sum()

@@ -5,17 +5,23 @@ them into metrics. `exact` works from all predictions instead, in float64.
 
 The metrics of a task, in a dict (NaN where one is undefined, never an exception):
 
+Of a binary task:
+
 - logloss: sum(w * loss) / sum(w), in nats.
 - auc: the probability that a random positive has the higher prediction than a random negative,
   ties counted half, examples drawn by weight. Undefined with one class only.
 - normalized_entropy: logloss over that of the best constant prediction, 1 for a model that knows
   only the base rate (He et al., Practical Lessons from Predicting Clicks on Ads at Facebook,
   ADKDD 2014). Undefined with one class only.
-- calibration: sum(w * prediction) / sum(w * label). Undefined without positives.
+
+Of real and count tasks: see `deviance`. Of each:
+
+- calibration: sum(w * prediction) / sum(w * label). Undefined where the labels' sum is not above 0.
 - examples: how many have weight above 0.
 """
 
 import operator
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -23,7 +29,8 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from jaxrank import losses
+from jaxrank import deviance, losses
+from jaxrank.auc import auc_of_examples, auc_of_groups
 
 # Bins of 1/32 in the logit over [-16, 16); what lies outside counts in the first or last bin.
 # Within a bin all pairs count half. Error of the AUC, measured: with 1,000,000 examples 1e-4 where
@@ -32,20 +39,27 @@ from jaxrank import losses
 BINS = 1024
 LOGIT_LIMIT = 16.0
 
+# How labels spread is a difference of two sums, which float32 loses where it is a smaller share of
+# them than this.
+_LEAST_SPREAD = 1e-6
+
 
 class Sums(NamedTuple):
     """Sums over examples, for each of T tasks.
 
     examples: i32[T] how many have weight above 0.
-    weight, loss, predicted, positives: f[T] sums of w, w * loss, w * sigmoid(logit), w * label.
-    histogram: f[T, 2, BINS] weight by label (label above 1/2 last) and bin of the logit.
+    weight, loss, predicted, observed: f[T] sums of w, w * loss, w * prediction, w * label.
+    spread: f[T] sum of w * losses.spreads.
+    histogram: f[T, 2, BINS] weight by label (label above 1/2 last) and bin of the logit; zero
+        where a task is not binary.
     """
 
     examples: Any
     weight: Any
     loss: Any
     predicted: Any
-    positives: Any
+    observed: Any
+    spread: Any
     histogram: Any
 
 
@@ -62,21 +76,36 @@ def of_all_traffic(weights: jax.Array, labels: jax.Array, shifts: jax.Array) -> 
     return weights * jnp.where(labels == 0, jnp.exp(-shifts), 1)
 
 
-def batch_sums(logits: jax.Array, labels: jax.Array, weights: jax.Array) -> Sums:
-    """The sums of a batch f[B, T], of which labels are 0 or 1. One scatter-add for all tasks."""
-    tasks = logits.shape[1]
-    scaled = jnp.floor((logits + LOGIT_LIMIT) * (BINS / (2 * LOGIT_LIMIT)))
-    bins = jnp.clip(scaled, 0, BINS - 1).astype(jnp.int32)
-    rows = 2 * jnp.arange(tasks, dtype=jnp.int32)[None, :] + (labels > 0.5)
-    histogram = jnp.zeros(tasks * 2 * BINS, weights.dtype).at[rows * BINS + bins].add(weights)
+def batch_sums(
+    outputs: jax.Array, labels: jax.Array, weights: jax.Array, kinds: Sequence[str]
+) -> Sums:
+    """The sums of a batch: what the model puts out, labels and weights f[B, T].
+
+    Args:
+        kinds: of the T tasks; see `features.Task`.
+    """
     return Sums(
         examples=(weights > 0).sum(0, dtype=jnp.int32),
         weight=weights.sum(0),
-        loss=(weights * losses.logistic(logits, labels)).sum(0),
-        predicted=(weights * jax.nn.sigmoid(logits)).sum(0),
-        positives=(weights * labels).sum(0),
-        histogram=histogram.reshape(tasks, 2, BINS),
+        loss=(weights * losses.elementwise(outputs, labels, kinds)).sum(0),
+        predicted=(weights * losses.predictions(outputs, kinds)).sum(0),
+        observed=(weights * labels).sum(0),
+        spread=(weights * losses.spreads(labels, kinds)).sum(0),
+        histogram=_histogram(outputs, labels, weights, losses.columns_of("binary", kinds)),
     )
+
+
+def _histogram(
+    logits: jax.Array, labels: jax.Array, weights: jax.Array, binary: NDArray[np.intp]
+) -> jax.Array:
+    """f[T, 2, BINS] by one scatter-add for all the tasks i[m] `binary`."""
+    tasks = logits.shape[1]
+    logits, labels, weights = (losses.columns(a, binary) for a in (logits, labels, weights))
+    scaled = jnp.floor((logits + LOGIT_LIMIT) * (BINS / (2 * LOGIT_LIMIT)))
+    bins = jnp.clip(scaled, 0, BINS - 1).astype(jnp.int32)
+    rows = 2 * binary.astype(np.int32)[None, :] + (labels > 0.5)
+    histogram = jnp.zeros(tasks * 2 * BINS, weights.dtype).at[rows * BINS + bins].add(weights)
+    return histogram.reshape(tasks, 2, BINS)
 
 
 def merge(a: Sums, b: Sums) -> Sums:
@@ -92,22 +121,23 @@ def to_host(sums: Sums) -> Sums:
     return wide._replace(examples=np.asarray(host.examples, np.int64))
 
 
-def from_sums(sums: Sums) -> list[dict[str, float]]:
-    """The metrics of each task, in order; the AUC is that of the histogram (see BINS)."""
+def from_sums(sums: Sums, kinds: Sequence[str]) -> list[dict[str, float]]:
+    """The metrics of each task, in order; the AUC is that of the histogram (see BINS), and what is
+    normalised is NaN where labels spread too little for sums to tell (see _LEAST_SPREAD)."""
     s = to_host(sums)
     found = []
-    for task in range(len(s.weight)):
-        negatives, positives = s.histogram[task]
-        found.append(
-            _summary(
-                examples=int(s.examples[task]),
-                weight=s.weight[task],
-                loss=s.loss[task],
-                predicted=s.predicted[task],
-                positives=s.positives[task],
-                auc=_auc_of_groups(positives, negatives),
-            )
-        )
+    for task, kind in enumerate(kinds):
+        told: dict[str, Any] = {"examples": int(s.examples[task])}
+        told |= {f: getattr(s, f)[task] for f in ("weight", "loss", "predicted", "observed")}
+        if kind == "binary":
+            negatives, positives = s.histogram[task]
+            found.append(_of_binary(**told, auc=auc_of_groups(positives, negatives)))
+        else:
+            spread = s.spread[task]
+            mean = _ratio(s.observed[task], s.weight[task])
+            least = spread - s.weight[task] * deviance.spread(kind, mean)
+            least = least if least > _LEAST_SPREAD * spread else 0.0
+            found.append(deviance.of_sums(kind, **told, least=least))
     return found
 
 
@@ -118,9 +148,27 @@ def probability(logits: ArrayLike) -> NDArray[np.float64]:
     return np.where(x >= 0, 1.0, e) / (1 + e)
 
 
-def exact(logits: ArrayLike, labels: ArrayLike, weights: ArrayLike) -> dict[str, float]:
-    """The metrics of one task from all its logits, labels in [0, 1] and weights, each [n]."""
-    x, y, w = _weighted(logits, labels, weights)
+def prediction(outputs: ArrayLike, kind: str) -> NDArray[np.float64]:
+    """What a model that puts out `outputs` predicts, of any shape: a probability, a number or an
+    expected count."""
+    if kind == "binary":
+        return probability(outputs)
+    with np.errstate(over="ignore"):
+        x = np.asarray(outputs, np.float64)
+        return np.exp(x) if kind == "count" else x
+
+
+def exact(
+    outputs: ArrayLike, labels: ArrayLike, weights: ArrayLike, kind: str = "binary"
+) -> dict[str, float]:
+    """The metrics of one task from all that the model puts out, labels and weights, each [n].
+
+    Labels of a binary task are in [0, 1].
+    """
+    x, y, w = _weighted(outputs, labels, weights)
+    if kind != "binary":
+        loss, predicted = (w * deviance.half(kind, x, y)).sum(), (w * prediction(x, kind)).sum()
+        return deviance.of_labels(kind, y, w, loss=loss, predicted=predicted)
     with np.errstate(over="ignore", invalid="ignore"):
         loss = _where_any(y, np.logaddexp(0, -x)) + _where_any(1 - y, np.logaddexp(0, x))
     return _exact(x, probability(x), loss, y, w)
@@ -138,22 +186,30 @@ def exact_from_probabilities(
     return _exact(p, p, loss, y, w)
 
 
-def constant(labels: ArrayLike, weights: ArrayLike) -> dict[str, float]:
+def constant(labels: ArrayLike, weights: ArrayLike, kind: str = "binary") -> dict[str, float]:
     """The metrics of the best constant prediction, the weighted mean label."""
     _, y, w = _weighted(labels, labels, weights)
+    if kind != "binary":
+        return deviance.of_labels(
+            kind, y, w, loss=deviance.least_loss(kind, y, w), predicted=(w * y).sum()
+        )
     weight, positives = w.sum(), (w * y).sum()
-    return _summary(
+    return _of_binary(
         examples=len(w),
         weight=weight,
         loss=weight * _entropy(_ratio(positives, weight)),
         predicted=positives,
-        positives=positives,
-        auc=_auc_of_groups(np.array([positives]), np.array([weight - positives])),
+        observed=positives,
+        auc=auc_of_groups(np.array([positives]), np.array([weight - positives])),
     )
 
 
 def calibration_buckets(
-    logits: ArrayLike, labels: ArrayLike, weights: ArrayLike, buckets: int = 10
+    outputs: ArrayLike,
+    labels: ArrayLike,
+    weights: ArrayLike,
+    kind: str = "binary",
+    buckets: int = 10,
 ) -> list[dict[str, float]]:
     """Mean prediction and mean label over examples of like prediction, lowest first.
 
@@ -162,13 +218,13 @@ def calibration_buckets(
     where that or the number of examples asks for it.
 
     Returns:
-        [{lower, upper: the least and greatest probability; examples; predicted, observed: the
-        weighted means of probability and label}].
+        [{lower, upper: the least and greatest prediction; examples; predicted, observed: the
+        weighted means of prediction and label}].
     """
-    x, y, w = _weighted(logits, labels, weights)
+    x, y, w = _weighted(outputs, labels, weights)
     order = np.argsort(x, kind="stable")
     x, y, w = x[order], y[order], w[order]
-    p = probability(x)
+    p = prediction(x, kind)
     starts = np.arange(buckets) * len(x) // buckets
     if len(x):
         starts = np.searchsorted(x, x[starts], side="left")
@@ -196,47 +252,27 @@ def _weighted(scores: ArrayLike, labels: ArrayLike, weights: ArrayLike) -> list[
 
 
 def _exact(score: Floats, p: Floats, loss: Floats, y: Floats, w: Floats) -> dict[str, float]:
-    return _summary(
+    return _of_binary(
         examples=len(w),
         weight=w.sum(),
         loss=(w * loss).sum(),
         predicted=(w * p).sum(),
-        positives=(w * y).sum(),
-        auc=_auc(score, y, w),
+        observed=(w * y).sum(),
+        auc=auc_of_examples(score, y, w),
     )
 
 
-def _summary(
-    *, examples: int, weight: float, loss: float, predicted: float, positives: float, auc: float
+def _of_binary(
+    *, examples: int, weight: float, loss: float, predicted: float, observed: float, auc: float
 ) -> dict[str, float]:
     logloss = _ratio(loss, weight)
     return {
         "logloss": logloss,
         "auc": auc,
-        "normalized_entropy": _ratio(logloss, _entropy(_ratio(positives, weight))),
-        "calibration": _ratio(predicted, positives),
+        "normalized_entropy": _ratio(logloss, _entropy(_ratio(observed, weight))),
+        "calibration": _ratio(predicted, observed),
         "examples": examples,
     }
-
-
-def _auc(score: Floats, y: Floats, w: Floats) -> float:
-    if np.isnan(score).any():
-        return float("nan")
-    order = np.argsort(score)
-    score = score[order]
-    if not len(score):
-        return float("nan")
-    starts = np.flatnonzero(np.append(True, score[1:] != score[:-1]))
-    positives = np.add.reduceat((w * y)[order], starts)
-    negatives = np.add.reduceat((w * (1 - y))[order], starts)
-    return _auc_of_groups(positives, negatives)
-
-
-def _auc_of_groups(positives: Floats, negatives: Floats) -> float:
-    """AUC of examples tied within groups, by weight in each, groups in order of prediction."""
-    below = np.cumsum(negatives) - negatives
-    won = (positives * (below + negatives / 2)).sum()
-    return _ratio(won, positives.sum() * negatives.sum())
 
 
 def _entropy(p: float) -> float:

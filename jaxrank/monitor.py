@@ -2,14 +2,17 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from jaxrank.config import check_choice
+from jaxrank.features import Task
 
-_HIGHER_IS_BETTER = {
-    "auc": True,
-    "logloss": False,
-    "normalized_entropy": False,
+# By kind of task; the first is watched where the config names none. Lower is better but for AUC.
+_METRICS = {
+    "binary": ("logloss", "auc", "normalized_entropy"),
+    "real": ("squared_error", "normalized_squared_error"),
+    "count": ("deviance", "normalized_deviance"),
 }
 
 
@@ -38,7 +41,7 @@ class Monitor:
 
     @property
     def higher_is_better(self) -> bool:
-        return _HIGHER_IS_BETTER[self.metric]
+        return self.metric == "auc"
 
     @property
     def should_stop(self) -> bool:
@@ -71,14 +74,14 @@ class Monitor:
             setattr(self, name, value)
 
 
-def make_monitor(tasks: list[str], metric: str, **settings: Any) -> Monitor:
-    """A monitor of "task/metric"; empty: the first task's logloss.
+def make_monitor(tasks: Sequence[Task], metric: str, **settings: Any) -> Monitor:
+    """A monitor of "task/metric"; empty: the first task's logloss, squared error or deviance.
 
     Raises:
         InputError: no such task or metric.
     """
-    name = metric or f"{tasks[0]}/logloss"
-    allowed = tuple(f"{t}/{m}" for t in tasks for m in _HIGHER_IS_BETTER)
+    allowed = tuple(f"{task.name}/{m}" for task in tasks for m in _METRICS[task.kind])
+    name = metric or allowed[0]
     check_choice("eval.metric", name, allowed)
-    task, _, kind = name.rpartition("/")
-    return Monitor(task=task, metric=kind, **settings)
+    task, _, watched = name.rpartition("/")
+    return Monitor(task=task, metric=watched, **settings)

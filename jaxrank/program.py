@@ -231,6 +231,12 @@ def make_model(config: ConfigDict, schema: Schema) -> models.Model:
                 f"model.parents: {task!r} and {parent!r} must be tasks: they are {names}."
             )
         parents[names.index(task)] = names.index(parent)
+        kinds = [schema.tasks[names.index(name)].kind for name in (task, parent)]
+        if kinds != ["binary", "binary"]:
+            raise InputError(
+                f"model.parents: {task!r} and {parent!r} must be binary tasks, as no other has a"
+                f" probability: they are of kinds {kinds}."
+            )
     fields["parents"] = tuple(parents) if max(parents) >= 0 else ()
     return models.build(tasks=len(names), **fields)
 
@@ -282,6 +288,7 @@ def make_trainee(
         optimizer=optimizer,
         rate=rate,
         table_rate=table_rate,
+        kinds=tuple(task.kind for task in layout.schema.tasks),
         task_weights=task_weights,
         ema_decay=config.ema_decay,
         seed=config.seed,

@@ -31,6 +31,7 @@ class Recorder:
         self._batch_size = job.config.batch_size
         self._plan = job.plan
         self._tasks = [t.name for t in job.schema.tasks]
+        self._kinds = [t.kind for t in job.schema.tasks]
         self._lists = [f.name for f in job.schema.lists]
         self._examples = 0
         self._seconds = 0.0
@@ -101,7 +102,8 @@ class Recorder:
             "table_rate": float(told.table_rate),
             "gradient_norm": float(told.gradient_norm),
         }
-        for task, found in zip(self._tasks, metrics.from_sums(told.sums), strict=True):
+        scores = metrics.from_sums(told.sums, self._kinds)
+        for task, found in zip(self._tasks, scores, strict=True):
             values |= {f"{task}/{name}": value for name, value in found.items()}
         values |= {f"dropped/{n}": int(d) for n, d in zip(self._lists, told.dropped, strict=True)}
         for name, cost in told.exchange.items():

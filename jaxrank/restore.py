@@ -76,7 +76,7 @@ def _restore(workdir: str, checkpoint: str, data: str, split: str, batch_size: i
         raise InputError("--split: must be given, the run has no validation split.")
     found = store.split(name)
 
-    monitor = make_monitor([t.name for t in schema.tasks], config.eval.metric)
+    monitor = make_monitor(schema.tasks, config.eval.metric)
     checkpoints = Checkpoints(directory, higher_is_better=monitor.higher_is_better, read_only=True)
     step = checkpoints.step(checkpoint)
     if step is None:

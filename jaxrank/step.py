@@ -99,6 +99,7 @@ class Trainee(NamedTuple):
     """What is trained, and how: the static half of a step, whose other half is the state.
 
     rate, table_rate: functions of the step.
+    kinds: of the tasks; see `features.Task`.
     task_weights: the weight of each task's loss in the sum.
     ema_decay: see `averaged`; 0 for no average.
     seed: of the model's random numbers.
@@ -109,6 +110,7 @@ class Trainee(NamedTuple):
     optimizer: optax.GradientTransformation
     rate: optax.Schedule
     table_rate: optax.Schedule
+    kinds: tuple[str, ...]
     task_weights: tuple[float, ...]
     ema_decay: float
     seed: int
@@ -202,7 +204,7 @@ def train_step(trainee: Trainee, state: TrainState, batch: Batch) -> tuple[Train
         )
         shifted = losses.of_sample(logits, batch.shifts)
         loss = losses.weighted_loss(
-            shifted, batch.labels, batch.weights, task_weights, total_weight
+            shifted, batch.labels, batch.weights, task_weights, total_weight, trainee.kinds
         )
         return loss, (logits, model_state)
 
@@ -210,7 +212,7 @@ def train_step(trainee: Trainee, state: TrainState, batch: Batch) -> tuple[Train
         loss_of, argnums=(0, 1), has_aux=True
     )(state.params, vectors)
     traffic = metrics.of_all_traffic(batch.weights, batch.labels, batch.shifts)
-    sums = metrics.batch_sums(logits, batch.labels, traffic)
+    sums = metrics.batch_sums(logits, batch.labels, traffic, trainee.kinds)
     grads, loss, sums, dropped = total((grads, loss, sums, jnp.sum(batch.dropped, axis=0)))
 
     updates, opt_state = trainee.optimizer.update(grads, state.opt_state, state.params)
@@ -274,7 +276,7 @@ def _over_devices(load: Load) -> ExchangeMetrics:
 
 
 def eval_step(trainee: Trainee, weights: Weights, batch: Batch) -> jax.Array:
-    """f32[B, tasks]: the logits of this device's share of a batch."""
+    """f32[B, tasks]: what the model puts out for this device's share of a batch; see `Task`."""
     embedding = trainee.embedding
     vectors, _ = embedding.lookup(weights.rows, embedding.route(batch), batch)
     logits, _ = trainee.model.apply(

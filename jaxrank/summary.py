@@ -33,18 +33,40 @@ class Result(NamedTuple):
     days: list[DayScore]
 
 
-_COLUMNS = ("logloss", "auc", "normalized_entropy", "calibration")
-_TITLES = ("logloss", "AUC", "norm. entropy", "calibration")
+_TITLES = {
+    "logloss": "logloss",
+    "auc": "AUC",
+    "normalized_entropy": "norm. entropy",
+    "squared_error": "squared error",
+    "normalized_squared_error": "normalized",
+    "deviance": "deviance",
+    "normalized_deviance": "normalized",
+    "calibration": "calibration",
+}
+
+
+def in_short(found: dict[str, float]) -> str:
+    """A task's first two metrics: "logloss 0.43037, AUC 0.81834"."""
+    return ", ".join(f"{_TITLES[c]} {found[c]:.5f}" for c in list(found)[:2])
+
+
+def _titles(found: dict[str, float]) -> str:
+    return "".join(f"{_TITLES[c]:>15}" for c in found if c != "examples")
+
+
+def _values(found: dict[str, float]) -> str:
+    # A space first, for squared errors have no limit.
+    return "".join(f" {v:>14.5f}" for c, v in found.items() if c != "examples")
 
 
 def _line(name: str, found: dict[str, float]) -> str:
-    return f"  {name:<16}" + "".join(f"{found[c]:>15.5f}" for c in _COLUMNS)
+    return f"  {name:<16}{_values(found)}"
 
 
 def _table(metrics: Metrics, constant: Metrics | None, best: Metrics | None) -> list[str]:
     lines = []
     for task, found in metrics.items():
-        lines.append(f"{task:<18}" + "".join(f"{t:>15}" for t in _TITLES))
+        lines.append(f"{task:<18}{_titles(found)}")
         lines.append(_line("model", found))
         if best and task in best:
             lines.append(_line("best possible", best[task]))
@@ -65,13 +87,12 @@ def _table(metrics: Metrics, constant: Metrics | None, best: Metrics | None) -> 
 def _days(scores: list[DayScore]) -> list[str]:
     lines = []
     for task in scores[0]["metrics"]:
-        titles = ("step", "examples", *_TITLES)
-        lines.append(f"{task:<22}" + "".join(f"{t:>15}" for t in titles))
+        titles = _titles(scores[0]["metrics"][task])
+        lines.append(f"{task:<22}{'step':>15}{'examples':>15}{titles}")
         for score in scores:
             found = score["metrics"][task]
             counts = f"{score['step']:>15,}{found['examples']:>15,}"
-            values = "".join(f"{found[c]:>15.5f}" for c in _COLUMNS)
-            lines.append(f"  {score['day']:<20}{counts}{values}")
+            lines.append(f"  {score['day']:<20}{counts}{_values(found)}")
     return [*lines, "Means over the days, weighted by examples:"]
 
 

@@ -18,7 +18,7 @@ from jaxrank.feed import Feed
 from jaxrank.job import Job, Report
 from jaxrank.recorder import Recorder
 from jaxrank.step import TrainState, weights_of
-from jaxrank.summary import Result
+from jaxrank.summary import Result, in_short
 from jaxrank.writers import Progress, Writer, open_writer
 
 
@@ -126,10 +126,7 @@ def _evaluate(
         job.day_scores.add(step, day, scores.metrics)
     writer.write(step, values, kind="valid", day=day)
     writer.flush()
-    found = "; ".join(
-        f"{task}: logloss {m['logloss']:.5f}, AUC {m['auc']:.5f}"
-        for task, m in scores.metrics.items()
-    )
+    found = "; ".join(f"{task}: {in_short(m)}" for task, m in scores.metrics.items())
     on = f", on {day}" if day else ""
     report(f"step {step}{on}: {found}")
     return scores

@@ -227,7 +227,8 @@ def fitted(block):
 
     def loss(coefficients):
         logits = losses.of_sample((x @ coefficients)[:, None], jnp.asarray(shifts))
-        return losses.weighted_loss(logits, labels, weights, jnp.ones(1), weights.sum(0))
+        total = weights.sum(0)
+        return losses.weighted_loss(logits, labels, weights, jnp.ones(1), total, ("binary",))
 
     # Where the examples as they are look like heads and tails, Newton's method converges.
     found = jnp.array([shifts.mean() if shifts.size else 0.0, 0.0])

@@ -38,14 +38,16 @@ def test_the_parts_of_the_loss_add_up_to_that_of_the_global_batch():
     with jax.enable_x64(True):
         whole = weighted_loss(logits, labels, weights, task_weights)
         parts = [
-            losses.weighted_loss(logits[p], labels[p], weights[p], task_weights, weights.sum(0))
+            weighted_loss(logits[p], labels[p], weights[p], task_weights, weights.sum(0))
             for p in (slice(0, 5), slice(5, None))
         ]
         np.testing.assert_allclose(sum(parts), whole, rtol=1e-12)
 
 
-def weighted_loss(logits, labels, weights, task_weights):
-    return losses.weighted_loss(logits, labels, weights, task_weights, weights.sum(0))
+def weighted_loss(logits, labels, weights, task_weights, total_weight=None):
+    total_weight = weights.sum(0) if total_weight is None else total_weight
+    kinds = ("binary",) * logits.shape[1]
+    return losses.weighted_loss(logits, labels, weights, task_weights, total_weight, kinds)
 
 
 def test_the_gradient_is_prediction_minus_label_by_weight():
@@ -98,12 +100,12 @@ def test_the_expected_loss_is_least_at_the_logit_of_all_traffic_under_both_corre
 
         def shifted(logit):
             logits = losses.of_sample(jnp.full((2, 1), 1.0) * logit, shifts)
-            return losses.weighted_loss(logits, labels, counts, jnp.ones(1), counts.sum(0))
+            return weighted_loss(logits, labels, counts, jnp.ones(1))
 
         def weighted(logit):
             weights = counts / jnp.where(labels == 0, rate, 1)
             logits = jnp.full((2, 1), 1.0) * logit
-            return losses.weighted_loss(logits, labels, weights, jnp.ones(1), weights.sum(0))
+            return weighted_loss(logits, labels, weights, jnp.ones(1))
 
         best = np.log(p / (1 - p))
         for loss in (shifted, weighted):

@@ -29,6 +29,14 @@ def clicks(n=20_000, tasks=1, seed=0, spread=1.5):
     return logits, labels, weights
 
 
+def batch_sums(logits, labels, weights):
+    return metrics.batch_sums(logits, labels, weights, ("binary",) * logits.shape[1])
+
+
+def from_sums(sums):
+    return metrics.from_sums(sums, ("binary",) * len(sums.weight))
+
+
 def by_sklearn(p, score, y, w):
     p, score, y, w = (np.asarray(a, np.float64) for a in (p, score, y, w))
     loss = log_loss(y, p, sample_weight=w, labels=[0, 1])
@@ -136,7 +144,7 @@ def test_no_examples_give_nan_everywhere():
         metrics.exact(column, column, column),
         metrics.exact_from_probabilities(column, column, column),
         metrics.constant(column, column),
-        *metrics.from_sums(metrics.batch_sums(empty, empty, empty)),
+        *from_sums(batch_sums(empty, empty, empty)),
     ]
     for found in results:
         assert found.pop("examples") == 0
@@ -149,7 +157,7 @@ def sums_of(logits, labels, weights, batch=1000):
     total = None
     for start in range(0, len(logits), batch):
         part = slice(start, start + batch)
-        sums = jax.jit(metrics.batch_sums)(logits[part], labels[part], weights[part])
+        sums = jax.jit(batch_sums)(logits[part], labels[part], weights[part])
         total = sums if total is None else metrics.merge(total, sums)
     return total
 
@@ -158,7 +166,7 @@ def sums_of(logits, labels, weights, batch=1000):
 def test_sums_over_batches_give_nearly_the_exact_metrics_of_each_task(spread, error):
     logits, labels, weights = clicks(tasks=3, spread=spread)
     weights[:, 2] = 1
-    found = metrics.from_sums(sums_of(logits, labels, weights))
+    found = from_sums(sums_of(logits, labels, weights))
     for task in range(3):
         exact = metrics.exact(logits[:, task], labels[:, task], weights[:, task])
         assert found[task]["auc"] == pytest.approx(exact["auc"], abs=error)
@@ -170,7 +178,7 @@ def test_sums_over_batches_give_nearly_the_exact_metrics_of_each_task(spread, er
 def test_the_histogram_holds_each_weight_once_by_task_label_and_bin():
     logits, labels, weights = clicks(3000, tasks=2, spread=12)
     logits[:4, 0] = [np.inf, -np.inf, 1e9, -1e9]
-    h = np.asarray(metrics.batch_sums(logits, labels, weights).histogram)
+    h = np.asarray(batch_sums(logits, labels, weights).histogram)
     edges = np.linspace(-16, 16, metrics.BINS + 1)
     edges[0], edges[-1] = -np.inf, np.inf
     for task in range(2):
@@ -185,16 +193,16 @@ def test_sums_of_a_batch_split_over_devices_are_those_of_one_device():
     case = clicks(4096, tasks=2)
     mesh = Mesh(np.array(jax.devices()), ("data",), axis_types=(AxisType.Auto,))
     split = jax.device_put(case, NamedSharding(mesh, PartitionSpec("data")))
-    one, eight = (jax.device_get(jax.jit(metrics.batch_sums)(*a)) for a in (case, split))
+    one, eight = (jax.device_get(jax.jit(batch_sums)(*a)) for a in (case, split))
     for a, b in zip(one, eight, strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6)
-    text = jax.jit(metrics.batch_sums).lower(*split).compile().as_text()
+    text = jax.jit(batch_sums).lower(*split).compile().as_text()
     assert "all-reduce" in text
     assert "all-gather" not in text
 
 
 def test_host_sums_count_beyond_float32_and_int32():
-    one = metrics.to_host(metrics.batch_sums(*clicks(10)))
+    one = metrics.to_host(batch_sums(*clicks(10)))
     many = metrics.Sums(*(a * 10**9 for a in one))
     total = metrics.merge(many, one)
     assert total.examples[0] == one.examples[0] * (10**9 + 1)
@@ -204,10 +212,10 @@ def test_host_sums_count_beyond_float32_and_int32():
 def test_batch_sums_keep_float64():
     with jax.enable_x64(True):
         case = [a.astype(np.float64) for a in clicks(100)]
-        sums = metrics.batch_sums(*case)
+        sums = batch_sums(*case)
         assert {a.dtype for a in sums[1:]} == {np.dtype(np.float64)}
         assert sums.examples.dtype == np.int32
-        loss = metrics.from_sums(sums)[0]["logloss"]
+        loss = from_sums(sums)[0]["logloss"]
     assert loss == pytest.approx(metrics.exact(*(a[:, 0] for a in case))["logloss"], rel=1e-12)
 
 
@@ -270,12 +278,12 @@ def test_metrics_of_a_sample_are_those_of_sklearn_with_negatives_weighted_by_the
         @jax.jit
         def sums_of(logits, labels, weights, shifts):
             traffic = metrics.of_all_traffic(weights, labels, shifts)
-            return traffic, metrics.batch_sums(logits, labels, traffic)
+            return traffic, batch_sums(logits, labels, traffic)
 
         traffic, sums = sums_of(*part)
         np.testing.assert_allclose(traffic, sample_weight[start : start + 1000], rtol=1e-5)
         total = sums if total is None else metrics.merge(metrics.to_host(total), sums)
-    for task, found in enumerate(metrics.from_sums(total)):
+    for task, found in enumerate(from_sums(total)):
         x, y, w = logits[:, task], labels[:, task], sample_weight[:, task]
         expected = by_sklearn(sigmoid(x), x, y, w)
         assert metrics.exact(x, y, w) == pytest.approx(expected, rel=1e-9)

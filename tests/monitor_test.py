@@ -3,12 +3,15 @@ import math
 import pytest
 
 from jaxrank.errors import InputError
+from jaxrank.features import Task
 from jaxrank.monitor import make_monitor
+
+CLICK, BUY = Task("click"), Task("buy")
 
 
 def fed(values, metric="click/auc", **settings):
     """Steps at which the rates were lowered, and the monitor after all values."""
-    monitor = make_monitor(["click", "buy"], metric, **settings)
+    monitor = make_monitor([CLICK, BUY], metric, **settings)
     lowered = [i for i, value in enumerate(values) if monitor.update(i, value)]
     return lowered, monitor
 
@@ -38,7 +41,7 @@ def test_a_change_below_min_delta_and_an_undefined_value_are_no_improvement():
 def test_a_restored_monitor_goes_on_as_the_first_would():
     values = [0.5, 0.4, 0.4, 0.45]
     _, first = fed(values[:2], stop_patience=3, rate_patience=2)
-    second = make_monitor(["click"], "click/auc", stop_patience=3, rate_patience=2)
+    second = make_monitor([CLICK], "click/auc", stop_patience=3, rate_patience=2)
     second.set_state(first.get_state())
     for i, value in enumerate(values[2:]):
         assert second.update(i, value) == first.update(i, value)
@@ -48,5 +51,19 @@ def test_a_restored_monitor_goes_on_as_the_first_would():
 
 def test_an_unknown_metric_is_named_with_the_nearest():
     with pytest.raises(InputError, match=r"eval.metric must be one of .*'buy/au'.*'buy/auc'"):
-        make_monitor(["click", "buy"], "buy/au")
-    assert make_monitor(["click", "buy"], "").metric == "logloss"
+        make_monitor([CLICK, BUY], "buy/au")
+    assert make_monitor([CLICK, BUY], "").metric == "logloss"
+
+
+def test_each_kind_of_task_has_metrics_of_its_own_of_which_the_lowest_is_best():
+    price, visits = Task("price", "real"), Task("visits", "count")
+    assert make_monitor([price, CLICK], "").metric == "squared_error"
+    monitor = make_monitor([visits, CLICK], "")
+    assert (monitor.task, monitor.metric) == ("visits", "deviance")
+    for i, value in enumerate((0.5, 0.4, 0.7)):
+        monitor.update(i, value)
+    assert monitor.best_step == 1
+    assert make_monitor([price, CLICK], "click/auc").higher_is_better
+    for wrong in ("price/auc", "price/deviance", "click/squared_error", "visits/logloss"):
+        with pytest.raises(InputError, match=f"eval.metric must be one of .*{wrong!r}"):
+            make_monitor([price, CLICK, visits], wrong)

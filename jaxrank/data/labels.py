@@ -12,6 +12,7 @@ from jaxrank.data.times import instant, seconds
 from jaxrank.errors import InputError
 
 _HOUR = 3600.0  # seconds
+_MOST_COUNT = 1e12  # its log is below `losses.LOG_COUNT_LIMIT`
 
 
 class Labels(NamedTuple):
@@ -94,9 +95,9 @@ def encode_labels(
 
 
 def _known(chunk: Chunk, task: TaskSpec) -> np.ndarray:
-    """f64[n] 0, 1, or NaN where the label is unknown; 0 where the task has no label column."""
+    """f64[n], NaN where the label is unknown; 0 where the task has no label column."""
     if task.label:
-        labels = numbers(column_of(chunk, task.label), "0, 1 or empty", _zero_or_one)
+        labels = numbers(column_of(chunk, task.label), *_LABELS[task.kind])
     else:
         labels = np.zeros(chunk.batch.num_rows)
     if task.mask:
@@ -134,6 +135,15 @@ def not_negative(values: np.ndarray) -> np.ndarray:
         return (values >= 0) & np.isfinite(values.astype(np.float32))
 
 
+def _finite(values: np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        return np.isfinite(values.astype(np.float32))
+
+
+def _count(values: np.ndarray) -> np.ndarray:
+    return (values >= 0) & (values <= _MOST_COUNT) & (values == np.floor(values))
+
+
 def _zero_or_one(values: np.ndarray) -> np.ndarray:
     return (values == 0) | (values == 1)
 
@@ -144,3 +154,11 @@ def _probability(values: np.ndarray) -> np.ndarray:
 
 def _share(values: np.ndarray) -> np.ndarray:
     return (values > 0) & (values <= 1)
+
+
+# What a label must be, by kind of task.
+_LABELS = {
+    "binary": ("0, 1 or empty", _zero_or_one),
+    "real": ("a finite number, as float32, or empty", _finite),
+    "count": ("a whole number from 0 to 1e12, or empty", _count),
+}

@@ -14,7 +14,7 @@ import numpy as np
 from jaxrank.data.section import one_of, parse, plain
 from jaxrank.data.spec_checks import check_ids, check_list, check_tasks, check_times
 from jaxrank.errors import InputError
-from jaxrank.features import RESERVED_ROWS
+from jaxrank.features import KINDS, RESERVED_ROWS
 
 ENCODINGS = ("vocabulary", "hash", "integer")
 BAD_ID_POLICIES = ("error", "oov", "hash", "clip")
@@ -22,7 +22,11 @@ BAD_ID_POLICIES = ("error", "oov", "hash", "clip")
 
 @dataclasses.dataclass(frozen=True)
 class TaskSpec:
-    """A label column of 0, 1 or empty, with what may go with it.
+    """A label column, with what may go with it.
+
+    kind: of the labels, which may all be empty: binary: 0 or 1; real: a finite number;
+        count: a whole number, 0 or more. See `features.Task`. Only a binary task may have `truth`,
+        a rate of negatives or a `time`.
 
     mask: a column that is 0 where the label is unknown and 1 where it is known.
     weight: a column with each example's weight for this task.
@@ -50,7 +54,7 @@ class TaskSpec:
 
     name: str
     label: str = ""
-    kind: str = one_of("binary", ["binary"])
+    kind: str = one_of("binary", KINDS)
     mask: str = ""
     weight: str = ""
     truth: str = ""

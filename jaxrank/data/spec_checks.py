@@ -45,6 +45,7 @@ def check_tasks(spec: "FeatureSpec") -> None:
         entry.require(0 < rate <= 1, "negative_rate", "above 0 and at most 1")
         holds = rate == 1 or not task.negative_rate_column
         entry.require(holds, "negative_rate", "1 where negative_rate_column gives the rate")
+        _check_kind(task, where)
     _check_unique([t.name for t in spec.tasks], "features.tasks: a name")
     written = {f"{kind}_{t.name}": t.name for t in spec.tasks for kind in ("label", "predicted")}
     for column in spec.kept_columns:
@@ -80,6 +81,16 @@ def _check_label(task: "TaskSpec", spec: "FeatureSpec", where: str) -> None:
             )
     else:
         entry.require(task.window_hours == 0, "window_hours", "0 where the task has no `time`")
+
+
+def _check_kind(task: "TaskSpec", where: str) -> None:
+    """Refuses what only a label of 0 or 1 can have."""
+    if task.kind == "binary":
+        return
+    entry = _Entry(task, where, f", as only binary tasks have it (kind={task.kind!r})")
+    entry.require(task.negative_rate == 1, "negative_rate", "1")
+    for field in ("negative_rate_column", "time", "truth"):
+        entry.require(not getattr(task, field), field, "empty")
 
 
 def _check_unique(names: Sequence[str], what: str) -> None:

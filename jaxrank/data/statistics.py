@@ -127,6 +127,9 @@ class Statistics:
         self.list_truncated = np.zeros(lists, np.int64)
         self.list_unknown = np.zeros(lists, np.int64)
         self.list_out_of_range = np.zeros(lists, np.int64)
+        self._kinds = [t.kind for t in features.tasks]
+        self._numbers = [i for i, kind in enumerate(self._kinds) if kind != "binary"]
+        self._labels = Moments(len(self._numbers))
         self._floats = Moments(floats)
         self._lengths = ListLengths(lists)
         self._distinct = {"ids": Distinct(ids), "lists": Distinct(lists)}
@@ -138,7 +141,8 @@ class Statistics:
         """
         self.rows += len(labels)
         self._known += (~np.isnan(labels)).sum(axis=0)
-        self._positives += (labels == 1).sum(axis=0)
+        self._positives += (labels > 0).sum(axis=0)
+        self._labels.add(labels[:, self._numbers].astype(np.float64))
         self._floats.add(floats)
         self._lengths.add(lengths)
 
@@ -165,9 +169,15 @@ class Statistics:
                     f"statistics to merge must be of the same {kind}: found {names} and"
                     f" {other._names[kind]}."
                 )
+        if self._kinds != other._kinds:
+            raise InputError(
+                "statistics to merge must be of tasks of the same kinds: found"
+                f" {self._kinds} and {other._kinds}."
+            )
         self.rows += other.rows
         for _, _, attribute in _COUNTS:
             getattr(self, attribute)[:] += getattr(other, attribute)
+        self._labels.merge(other._labels)
         self._floats.merge(other._floats)
         self._lengths.merge(other._lengths)
         for kind, distinct in self._distinct.items():
@@ -178,12 +188,16 @@ class Statistics:
 
         Of a float without values all but `missing` is None. `unknown_share` is that of the ids that
         are not missing, `truncated_share` that of the lists. `distinct`: see `Distinct`; rows of
-        missing and unknown ids do not count.
+        missing and unknown ids do not count. `positives` are labels above 0; a task that is not
+        binary has its `kind`, and moments of its labels.
         """
         tree: dict[str, Any] = {"rows": self.rows}
         tree |= {kind: {name: {} for name in names} for kind, names in self._names.items()}
         for kind, field, attribute in _COUNTS:
             _put(tree[kind], field, getattr(self, attribute))
+        for i, moments in zip(self._numbers, self._labels.to_json(), strict=True):
+            moments.pop("count")
+            tree["tasks"][self._names["tasks"][i]] |= {"kind": self._kinds[i], **moments}
         for column, moments in zip(tree["floats"].values(), self._floats.to_json(), strict=True):
             column["missing"] = self.rows - moments.pop("count")
             column.update(moments)
@@ -216,6 +230,8 @@ class Statistics:
         result.rows = state["rows"]
         for kind, field, attribute in _COUNTS:
             getattr(result, attribute)[:] = _column(state[kind], result._names[kind], field)
+        labels = [state["tasks"][result._names["tasks"][i]] for i in result._numbers]
+        result._labels = Moments.from_json([task | {"count": task["known"]} for task in labels])
         floats = [state["floats"][name] for name in result._names["floats"]]
         result._floats = Moments.from_json(
             [column | {"count": result.rows - column["missing"]} for column in floats]
@@ -270,7 +286,9 @@ def merged(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 def _features(tree: Mapping[str, Any]) -> FeatureSpec:
     """The names of the columns, as features; nothing else of them is needed to merge."""
     return FeatureSpec(
-        tasks=tuple(TaskSpec(name, label="") for name in tree["tasks"]),
+        tasks=tuple(
+            TaskSpec(name, kind=task.get("kind", "binary")) for name, task in tree["tasks"].items()
+        ),
         floats=tuple(FloatSpec((name,)) for name in tree["floats"]),
         ids=tuple(IdSpec((name,)) for name in tree["ids"]),
         lists=tuple(ListSpec((name,)) for name in tree["lists"]),

@@ -21,7 +21,11 @@ def lines(statistics: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _task(name: str, task: Mapping[str, int]) -> str:
+def _task(name: str, task: Mapping[str, Any]) -> str:
+    if "kind" in task:
+        words = {"mean": "mean", "std": "deviation", "min": "least", "max": "most"}
+        found = ", ".join(f"{word} {_number(task[key])}" for key, word in words.items())
+        return f"{name}: {task['known']:,} labels ({task['kind']}), {found}"
     positive = task["positives"] / max(task["known"], 1)
     young = f", {task['too_young']:,} too young" if task["too_young"] else ""
     return f"{name}: {task['known']:,} labels, {positive:.2%} positive{young}"

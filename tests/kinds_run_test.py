@@ -1,0 +1,392 @@
+"""Tasks of every kind from a CSV file to a resumed run, scores and predictions."""
+
+import dataclasses
+import json
+import math
+import re
+
+import jax
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+from ml_collections import ConfigDict
+from sklearn.metrics import log_loss, mean_poisson_deviance, mean_squared_error, r2_score
+
+from jaxrank import days, metrics, restore, summary
+from jaxrank import evaluate as evaluation
+from jaxrank.config import default
+from jaxrank.data import statistics as stats
+from jaxrank.data import statistics_report
+from jaxrank.data.chunk import Chunk, numbered
+from jaxrank.data.labels import encode_labels
+from jaxrank.data.prepare import prepare
+from jaxrank.data.spec import FeatureSpec
+from jaxrank.data.store import open_store
+from jaxrank.errors import InputError
+from jaxrank.features import Task
+from jaxrank.job import build
+from jaxrank.step import weights_of
+from jaxrank.train import train
+
+KINDS = {"visits": "count", "click": "binary", "price": "real"}
+MAIN = {"visits": "deviance", "click": "logloss", "price": "squared_error"}
+TASKS = [dict(name=name, label=name, kind=kind) for name, kind in KINDS.items()]
+TASKS[2]["weight"] = "w"
+ITEMS = 20
+ROWS = {"train": 8000, "valid": 1500}
+
+
+def nothing(text):
+    pass
+
+
+def planted(rows, seed):
+    """Labels that depend on two floats and an item; a tenth of each is empty."""
+    r = np.random.default_rng(seed)
+    a, b, item = r.normal(size=rows), r.normal(size=rows), r.integers(0, ITEMS, rows)
+    of_item = np.linspace(-0.6, 0.6, ITEMS)[item]
+    labels = {
+        "visits": r.poisson(np.exp(0.3 + 0.6 * b + of_item)),
+        "click": (r.random(rows) < 1 / (1 + np.exp(0.5 - 1.5 * a - of_item))).astype(int),
+        "price": np.round(2 + 1.5 * a - b + 0.3 * r.normal(size=rows), 3),
+    }
+    masked = {n: pa.array(v, mask=r.random(rows) < 0.1) for n, v in labels.items()}
+    columns = {"a": a, "b": b, "item": item, "w": np.round(r.random(rows), 2)}
+    return pa.table(masked | columns)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    path = tmp_path_factory.mktemp("kinds")
+    for seed, (name, rows) in enumerate(ROWS.items()):
+        pa.csv.write_csv(planted(rows, seed), path / f"{name}.csv")
+    c = config(path)
+    prepare(c.features.to_dict(), c.source.to_dict(), path / "store", block_size=1000,
+            report=nothing)  # fmt: skip
+    return path / "store"
+
+
+def config(path, **changes):
+    c = default()
+    with c.unlocked():
+        c.source = dict(kind="csv", files={n: str(path / f"{n}.csv") for n in ROWS})
+    c.features.tasks = TASKS
+    c.features.floats = [dict(columns=["a", "b"])]
+    c.features.ids = [dict(columns="item", encoding="integer", rows=ITEMS)]
+    c.data.store = str(path / "store")
+    c.batch_size = 128
+    c.num_steps = 192
+    c.steps_per_call = 8
+    c.eval.every_steps = 96
+    c.eval.batch_size = 512
+    c.embedding.dim = 4
+    c.model.hidden = (16,)
+    c.optim.dense.base_rate = 0.01
+    c.optim.dense.warmup_steps = 0
+    c.mesh.devices = 1
+    c.update(changes)
+    return c
+
+
+@pytest.fixture(scope="module")
+def finished(store, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("runs") / "finished"
+    lines = []
+    result = train(config(store.parent), workdir, report=lines.append)
+    return workdir, result, lines
+
+
+def records(workdir, kind):
+    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in r.items() if k != "examples_per_second"}
+            for r in lines if r["kind"] == kind]  # fmt: skip
+
+
+def final_state(store, workdir):
+    job = build(config(store.parent), workdir, nothing)
+    shape, sharding = job.program.state_shape, job.program.state_sharding
+    state, _ = job.checkpoints.restore(192, job.program.init(), shape, sharding)
+    return jax.device_get(weights_of(state))
+
+
+# Training and evaluation.
+
+
+def test_every_kind_of_task_learns_what_is_planted(finished):
+    _, result, _ = finished
+    for name, main in MAIN.items():
+        model, constant = result.metrics[name], result.constant[name]
+        assert model[main] < 0.85 * constant[main]
+        assert set(model) == set(constant)
+        assert model["calibration"] == pytest.approx(1, abs=0.25)
+        assert 1250 < model["examples"] < 1450
+    assert result.metrics["price"]["normalized_squared_error"] < 0.3
+    assert result.best_possible is None
+
+
+def test_metrics_of_each_kind_are_written_and_the_first_task_picks_the_best(finished):
+    workdir, result, lines = finished
+    names = {
+        "visits": ("deviance", "normalized_deviance"),
+        "click": ("logloss", "auc", "normalized_entropy"),
+        "price": ("squared_error", "normalized_squared_error"),
+    }
+    wanted = {f"{t}/{m}" for t in names for m in (*names[t], "calibration", "examples")}
+    first, *_, last = records(workdir, "train")
+    assert {k for k in last if k.split("/")[0] in names} == wanted
+    assert {k for k in records(workdir, "valid")[0] if "/" in k} == wanted
+    for name, main in MAIN.items():
+        assert last[f"{name}/{main}"] < first[f"{name}/{main}"]
+    # Each step's loss is the sum of the tasks', of which two are halves of the metric.
+    for record in (first, last):
+        parts = record["visits/deviance"] / 2, record["click/logloss"]
+        parts += (record["price/squared_error"] / 2,)
+        assert record["loss"] == pytest.approx(sum(parts), rel=1e-5)
+    best = json.loads((workdir / "checkpoints" / "192" / "metrics" / "metrics").read_text())
+    assert best["metric"] == result.metrics["visits"]["deviance"]
+    (line,) = [line for line in lines if line.startswith("step 192")]
+    told = [
+        f"visits: deviance {result.metrics['visits']['deviance']:.5f}, normalized ",
+        f"click: logloss {result.metrics['click']['logloss']:.5f}, AUC ",
+        f"price: squared error {result.metrics['price']['squared_error']:.5f}, normalized ",
+    ]
+    assert all(text in line for text in told)
+    text = summary.of_training(result, str(workdir))
+    for words in (r"visits +deviance +normalized +calibration", r"price +squared error +normal"):
+        assert re.search(words, text)
+
+
+def test_a_resumed_run_equals_the_uninterrupted_one_to_the_bit(store, finished, tmp_path):
+    workdir, result, _ = finished
+    train(config(store.parent, num_steps=96), tmp_path, report=nothing)
+    again = train(config(store.parent), tmp_path, report=nothing, allow_config_change=True)
+    assert again.metrics == result.metrics
+    expected = final_state(store, workdir)
+    jax.tree.map(np.testing.assert_array_equal, final_state(store, tmp_path), expected)
+    for kind in ("train", "valid"):
+        assert records(tmp_path, kind) == records(workdir, kind)
+
+
+def test_several_devices_train_what_one_does(store, finished, tmp_path):
+    _, result, _ = finished
+    c = config(store.parent)
+    c.mesh.devices = 4
+    found = train(c, tmp_path, report=nothing)
+    for name, main in MAIN.items():
+        assert found.metrics[name][main] == pytest.approx(result.metrics[name][main], rel=1e-3)
+
+
+def test_scores_and_predictions_are_those_of_sklearn(store, finished, tmp_path):
+    workdir, result, _ = finished
+    scored = restore.evaluate(str(workdir))
+    assert scored.metrics == result.metrics
+    restore.predict(str(workdir), output=str(tmp_path / "p.parquet"), checkpoint="newest",
+                    data="", split="")  # fmt: skip
+    table = pq.read_table(tmp_path / "p.parquet")
+    raw = pa.csv.read_csv(store.parent / "valid.csv")
+    for name, found in scored.metrics.items():
+        label = raw[name].to_numpy()
+        known = ~np.isnan(label)
+        y, p = label[known], table[f"predicted_{name}"].to_numpy()[known]
+        np.testing.assert_array_equal(table[f"label_{name}"].to_numpy(), label.astype(np.float32))
+        w = raw["w"].to_numpy()[known] if name == "price" else np.ones(len(y))
+        error = {"visits": mean_poisson_deviance, "price": mean_squared_error}.get(name, log_loss)
+        assert found[MAIN[name]] == pytest.approx(error(y, p, sample_weight=w), rel=1e-6)
+        assert found["calibration"] == pytest.approx((w * p).sum() / (w * y).sum(), rel=1e-6)
+        assert found["examples"] == (w > 0).sum()
+        buckets = scored.buckets[name]
+        assert sum(b["examples"] for b in buckets) == found["examples"]
+        assert (max(b["predicted"] for b in buckets) > 1.5) == (name != "click")
+        if name == "price":
+            normalized = 1 - r2_score(y, p, sample_weight=w)
+            assert found["normalized_squared_error"] == pytest.approx(normalized, rel=1e-5)
+    assert "observed" in summary.of_evaluation(scored)
+
+
+def test_means_over_days_are_weighted_by_examples():
+    def day(deviance, examples):
+        found = {"deviance": deviance, "normalized_deviance": math.nan, "calibration": 1.0}
+        return {"visits": found | {"examples": examples}}
+
+    mean = days.mean([day(1.0, 30), day(2.0, 10)])["visits"]
+    assert (mean["deviance"], mean["examples"]) == (1.25, 40)
+    assert math.isnan(mean["normalized_deviance"])
+
+
+@pytest.mark.parametrize(
+    ("parents", "kinds"),
+    [
+        (dict(visits="click"), "'visits' and 'click' must be .*kinds .'count', 'binary'"),
+        (dict(click="price"), "'click' and 'price' must be .*kinds .'binary', 'real'"),
+    ],
+)
+def test_a_task_without_a_probability_has_no_parent_and_is_none(store, tmp_path, parents, kinds):
+    c = config(store.parent)
+    with c.unlocked():
+        c.model.parents = parents
+    with pytest.raises(InputError, match=f"model.parents: {kinds}"):
+        train(c, tmp_path, report=nothing)
+
+
+def test_a_model_does_not_read_a_store_whose_task_is_of_another_kind(store):
+    opened = open_store(store)
+    first, *rest = opened.schema.tasks
+    assert first == Task("visits", "count")
+    other = dataclasses.replace(
+        opened.schema, tasks=(dataclasses.replace(first, kind="real"), *rest)
+    )
+    with pytest.raises(InputError, match=r"tasks must be those .* trained on: 'visits'"):
+        evaluation.check_schema(other, opened)
+
+
+# Labels.
+
+
+def prepared(tmp_path, column, kind, **given):
+    """A store of one task whose labels are the texts of `column`, behind those of a good one."""
+    text = "".join(f"{value},0\n" for value in column)
+    (tmp_path / "day.csv").write_text(f"y,x\n{text}")
+    section = dict(
+        tasks=[dict(name="y", label="y", kind=kind)],
+        ids=[dict(columns="x", encoding="integer", rows=1)],
+    )
+    source = dict(kind="csv", files=dict(train=str(tmp_path / "day.csv")))
+    return prepare(section, source, tmp_path / "store", report=nothing, **given)
+
+
+@pytest.mark.parametrize(
+    ("kind", "column", "expected"),
+    [
+        ("real", ["1.5", "-3", "", "0", "1e30"], [1.5, -3, np.nan, 0, 1e30]),
+        ("count", ["0", "3.0", "", "12", "1e3", "1e12"], [0, 3, np.nan, 12, 1000, 1e12]),
+        ("binary", ["0", "1.0", ""], [0, 1, np.nan]),
+    ],
+)
+def test_labels_are_read_as_their_kind_has_them(tmp_path, kind, column, expected):
+    store = prepared(tmp_path, column, kind)
+    (block,) = open_store(store.path).split("train").blocks()
+    np.testing.assert_array_equal(block.labels[:, 0], np.float32(expected))
+    known = np.float64(np.float32(expected)[~np.isnan(expected)])
+    found = store.split("train").statistics["tasks"]["y"]
+    wanted = {"known": len(known), "positives": (known > 0).sum(), "too_young": 0}
+    if kind != "binary":
+        assert found.pop("kind") == kind
+        wanted |= dict(mean=known.mean(), std=known.std())
+        wanted |= dict(min=known.min(), max=known.max())
+    assert found == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize(
+    ("kind", "bad", "must"),
+    [
+        *(("real", bad, "a finite number, as float32, or empty")
+          for bad in ("nan", "inf", "-inf", "1e39", "much", "1,5")),
+        *(("count", bad, "a whole number from 0 to 1e12, or empty")
+          for bad in ("-1", "2.5", "nan", "inf", "2e12", "three")),
+        *(("binary", bad, "0, 1 or empty") for bad in ("2", "-1", "0.5", "nan", "yes")),
+    ],
+)  # fmt: skip
+def test_a_bad_label_is_named_by_file_row_column_and_value(tmp_path, kind, bad, must):
+    written = f'"{bad}"' if "," in bad else bad
+    place = f"day.csv, row 4, column y: must be {must}: found {bad!r}"
+    with pytest.raises(InputError, match=re.escape(place)):
+        prepared(tmp_path, ["1", "", written, "0"], kind)
+
+
+def test_bad_labels_are_skipped_and_told_one_by_one(tmp_path):
+    column = ["1", "-1", "2", "1.5", "", "x", "4"]
+    store = prepared(tmp_path, column, "count", on_error="skip")
+    (block,) = store.split("train").blocks()
+    np.testing.assert_array_equal(block.labels[:, 0], np.float32([1, 2, np.nan, 4]))
+    lines = (tmp_path / "store" / "rejected.jsonl").read_text().splitlines()
+    found = sorted((told["row"], told["column"], told["found"]) for told in map(json.loads, lines))
+    assert found == [(3, "y", "'-1'"), (5, "y", "'1.5'"), (7, "y", "'x'")]
+    assert store.split("train").statistics["tasks"]["y"]["known"] == 3
+
+
+@pytest.mark.parametrize("kind", ["real", "count"])
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (dict(truth="p"), r"truth: must be empty.*: found 'p'"),
+        (dict(negative_rate=0.5), r"negative_rate: must be 1.*: found 0\.5"),
+        (dict(negative_rate_column="r"), r"negative_rate_column: must be empty.*: found 'r'"),
+        (dict(time="t", window_hours=1), r"time: must be empty.*: found 't'"),
+        (dict(label=""), r"label: must be the name of a column"),
+    ],
+)
+def test_what_only_a_binary_task_can_have_is_refused(kind, change, named):
+    task = dict(name="y", label="y", kind=kind) | change
+    with pytest.raises(InputError, match=rf"features.tasks\[0\].{named}"):
+        FeatureSpec.from_config(dict(tasks=[task], time="at"))
+    FeatureSpec.from_config(dict(tasks=[task | dict(kind="binary", label="y")], time="at"))
+
+
+def test_an_unknown_kind_is_refused():
+    with pytest.raises(InputError, match="kind: must be one of 'binary', 'real', 'count': found"):
+        FeatureSpec.from_config(dict(tasks=[dict(name="y", label="y", kind="ordinal")]))
+
+
+@pytest.mark.parametrize("correction", ["weight", "shift"])
+def test_no_label_of_0_counts_as_a_negative_that_was_kept_but_that_of_its_task(correction):
+    sampled = dict(name="c", label="c", negative_rate=0.1, negative_correction=correction)
+    numbers = [dict(name=k, label=k, kind=k) for k in ("count", "real")]
+    section = FeatureSpec.from_config(dict(tasks=[numbers[0], sampled, numbers[1]]))
+    batch = pa.RecordBatch.from_pydict({name: [0, 1] for name in ("count", "c", "real")})
+    found = encode_labels(Chunk(batch, "day.parquet", numbered(1, 2)), section.tasks)
+    weights = np.ones((2, 3), np.float32) if found.weights is None else found.weights
+    shifts = np.zeros((2, 3), np.float32) if found.shifts is None else found.shifts
+    np.testing.assert_array_equal(found.labels, [[0, 0, 0], [1, 1, 1]])
+    traffic = metrics.of_all_traffic(weights, found.labels, shifts)
+    np.testing.assert_allclose(traffic, [[1, 10, 1], [1, 1, 1]], rtol=1e-6)
+
+
+# Statistics of labels.
+
+
+def spec(*kinds):
+    tasks = [dict(name=f"t{i}", label=f"t{i}", kind=kind) for i, kind in enumerate(kinds)]
+    return FeatureSpec.from_config(ConfigDict(dict(tasks=tasks)).to_dict())
+
+
+def counted(labels, *kinds):
+    statistics = stats.Statistics(spec(*kinds))
+    none = np.zeros((len(labels), 0))
+    statistics.add(labels, none, none.astype(np.int32))
+    return statistics
+
+
+def test_statistics_of_labels_of_all_parts_are_those_of_the_whole():
+    r = np.random.default_rng(0)
+    labels = np.stack([r.poisson(2, 900), r.integers(0, 2, 900), r.normal(50, 3, 900)], axis=1)
+    labels = np.where(r.random(labels.shape) < 0.2, np.nan, labels).astype(np.float32)
+    labels[:100, 2] = np.nan  # a part without a label
+    kinds = ("count", "binary", "real")
+    whole = counted(labels, *kinds).to_json()
+    parts = [counted(labels[p], *kinds) for p in (slice(0, 100), slice(100, 850), slice(850, 900))]
+    merged = stats.merged([json.loads(json.dumps(part.to_json())) for part in parts])
+    for found in (whole, merged):
+        for i, (name, task) in enumerate(found["tasks"].items()):
+            known = labels[:, i][~np.isnan(labels[:, i])].astype(np.float64)
+            wanted = {"known": len(known), "positives": (known > 0).sum(), "too_young": 0}
+            if kinds[i] != "binary":
+                assert task.pop("kind") == kinds[i]
+                wanted |= dict(mean=known.mean(), std=known.std())
+                wanted |= dict(min=known.min(), max=known.max())
+            assert task == pytest.approx(wanted, rel=1e-9), name
+    empty = parts[0].to_json()["tasks"]["t2"]
+    assert (empty["known"], empty["mean"], empty["max"]) == (0, None, None)
+    text = statistics_report.lines(counted(labels, *kinds).to_json())
+    assert re.match(
+        r"t0: \d+ labels \(count\), mean 1\.\d+, deviation 1\.\d+, least 0, mo", text[0]
+    )
+    assert re.match(r"t1: \d+ labels, \d\d\.\d\d% positive", text[1])
+
+
+def test_statistics_of_tasks_of_other_kinds_do_not_merge():
+    labels = np.zeros((3, 1), np.float32)
+    parts = [counted(labels, kind).to_json() for kind in ("real", "count")]
+    with pytest.raises(InputError, match=r"same kinds: found \['real'\] and \['count'\]"):
+        stats.merged(parts)

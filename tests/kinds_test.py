@@ -1,0 +1,373 @@
+"""Losses and metrics of every kind of task against scikit-learn and plain formulas."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from sklearn.metrics import log_loss, mean_poisson_deviance, mean_squared_error, r2_score
+
+from jaxrank import losses, metrics
+
+# In no order, so that columns which change places would show.
+KINDS = ("count", "binary", "real", "binary", "count", "real", "real")
+FIELDS = {
+    "binary": {"logloss", "auc", "normalized_entropy"},
+    "real": {"squared_error", "normalized_squared_error"},
+    "count": {"deviance", "normalized_deviance"},
+}
+
+
+def labels_of(kind, outputs, r):
+    if kind == "binary":
+        return r.random(len(outputs)) < 1 / (1 + np.exp(-outputs))
+    if kind == "count":
+        return r.poisson(np.exp(outputs))
+    return outputs + 3 + r.normal(size=len(outputs))
+
+
+def case(n=2000, kinds=KINDS, seed=0):
+    """Outputs that know something of the labels, and weights, some 0: f32[n, tasks] each."""
+    r = np.random.default_rng(seed)
+    truth = r.normal(size=(n, len(kinds))) + 0.3
+    labels = np.stack([labels_of(k, truth[:, i], r) for i, k in enumerate(kinds)], axis=1)
+    outputs = truth + r.normal(size=truth.shape) / 2
+    weights = r.random(truth.shape) * (r.random(truth.shape) < 0.8)
+    return tuple(a.astype(np.float32) for a in (outputs, labels, weights))
+
+
+def loss_by_hand(kind, x, y):
+    """Of one label, in Python's floats, from the densities' logs."""
+    if kind == "real":
+        return (y - x) ** 2 / 2
+    if kind == "count":
+        least = y - y * math.log(y) if y else 0.0
+        return math.exp(x) - y * x - least
+    p = 1 / (1 + math.exp(-x))
+    return -math.log(p if y else 1 - p)
+
+
+# Losses.
+
+
+def test_each_column_has_the_loss_of_its_kind_wherever_it_stands():
+    outputs, labels, _ = (a.astype(np.float64) for a in case(50))
+    with jax.enable_x64(True):
+        found = losses.elementwise(jnp.asarray(outputs), jnp.asarray(labels), KINDS)
+    for i, kind in enumerate(KINDS):
+        expected = [loss_by_hand(kind, *pair) for pair in zip(outputs[:, i], labels[:, i])]  # noqa: B905
+        np.testing.assert_allclose(found[:, i], expected, rtol=1e-9, atol=1e-12)
+
+
+def test_the_loss_of_a_task_is_its_weighted_mean_and_the_parts_add_up_to_it():
+    outputs, labels, weights = (a.astype(np.float64) for a in case(60))
+    weights[:, 2] = 0
+    with jax.enable_x64(True):
+        total = weights.sum(0)
+        parts = [
+            losses.per_task(outputs[p], labels[p], weights[p], total, KINDS)
+            for p in (slice(0, 13), slice(13, None))
+        ]
+        factors = np.arange(1.0, 8.0)
+        whole = losses.weighted_loss(outputs, labels, weights, factors, total, KINDS)
+    expected = []
+    for i, kind in enumerate(KINDS):
+        rows = zip(outputs[:, i], labels[:, i], weights[:, i], strict=True)
+        each = math.fsum(w * loss_by_hand(kind, x, y) for x, y, w in rows)
+        expected.append(each / total[i] if total[i] else 0.0)
+    np.testing.assert_allclose(parts[0] + parts[1], expected, rtol=1e-9)
+    assert whole == pytest.approx(float(factors @ expected), rel=1e-9)
+
+
+def test_gradients_are_the_slopes_of_the_loss_in_float64():
+    outputs, labels, weights = (a.astype(np.float64) for a in case(9))
+    step = 1e-5
+
+    def loss(x):
+        return losses.weighted_loss(x, labels, weights, np.ones(7), weights.sum(0), KINDS)
+
+    with jax.enable_x64(True):
+        found = np.asarray(jax.grad(loss)(jnp.asarray(outputs)))
+        loss = jax.jit(loss)
+        for i, j in np.ndindex(*outputs.shape):
+            moved = np.zeros_like(outputs)
+            moved[i, j] = step
+            slope = (loss(outputs + moved) - loss(outputs - moved)) / (2 * step)
+            assert found[i, j] == pytest.approx(float(slope), rel=1e-6, abs=1e-8)
+
+
+def test_binary_tasks_alone_take_the_path_they_took_before_there_were_kinds():
+    outputs, labels, weights = case(200, ("binary",) * 3)
+    found = losses.elementwise(outputs, labels, ("binary",) * 3)
+    np.testing.assert_array_equal(found, losses.logistic(outputs, labels))
+    program = jax.make_jaxpr(losses.elementwise, static_argnums=2)
+    alone = jax.make_jaxpr(losses.logistic)(outputs, labels)
+    assert str(program(outputs, labels, ("binary",) * 3)) == str(alone)
+    mixed = losses.elementwise(*(np.repeat(a, 2, 1) for a in (outputs, labels)), KINDS[1:])
+    np.testing.assert_array_equal(mixed[:, 0], found[:, 0])
+    assert metrics.batch_sums(outputs, labels, weights, ("binary",) * 3).spread.tolist() == [0] * 3
+
+
+LIMIT = losses.LOG_COUNT_LIMIT
+
+
+@pytest.mark.parametrize("y", [0, 1, 7, 1000, 16_777_216, 1e12])
+@pytest.mark.parametrize(
+    "x", [0.0, 1e-6, 5.0, -5.0, 20.0, 29.99, 30.0, 30.01, 88.0, 1e4, -200.0, -1e4]
+)
+def test_the_poisson_loss_and_its_gradient_are_finite_and_right_in_float32(x, y):
+    """In float64, with the straight line above the limit written out."""
+    x, y = np.float32(x), np.float32(y)
+    wide, label = float(x), float(y)
+    low = min(wide, LIMIT)
+    expected = loss_by_hand("count", low, label) + (math.exp(LIMIT) - label) * (wide - low)
+    found, slope = jax.value_and_grad(losses.poisson)(x, y)
+    assert found.dtype == slope.dtype == np.float32
+    # What float32 holds of x itself moves the expected count by this much.
+    error = 4e-7 * max(1, abs(low)) * max(math.exp(low), label)
+    assert float(found) == pytest.approx(expected, rel=2e-6, abs=error * 1e-3 + 1e-30)
+    assert float(slope) == pytest.approx(math.exp(low) - label, rel=2e-6, abs=error + 1e-30)
+    assert found >= 0
+
+
+@pytest.mark.parametrize("y", [1, 100, 10_000, 1_000_000])
+def test_the_poisson_loss_keeps_its_digits_where_the_prediction_is_nearly_right(y):
+    """exp(x) - y x is then a small difference of numbers that float32 has lost."""
+    x = np.float32(math.log(y) + 0.01)
+    found = losses.poisson(x, np.float32(y))
+    exact = float(y) * (math.expm1(float(x) - math.log(y)) - (float(x) - math.log(y)))
+    assert float(found) == pytest.approx(exact, rel=1e-3)
+
+
+def test_kinds_of_another_number_of_tasks_are_refused():
+    outputs, labels, _ = case(5)
+    with pytest.raises(ValueError, match=r"kinds must be of 7 tasks: got \('real',\)"):
+        losses.elementwise(outputs, labels, ("real",))
+
+
+# Metrics.
+
+batch_sums = jax.jit(metrics.batch_sums, static_argnums=3)
+
+
+def by_sklearn(kind, outputs, labels, weights):
+    x, y, w = (np.asarray(a, np.float64)[weights > 0] for a in (outputs, labels, weights))
+    mean = np.full(len(y), np.average(y, weights=w))
+    if kind == "real":
+        return {
+            "squared_error": mean_squared_error(y, x, sample_weight=w),
+            "normalized_squared_error": 1 - r2_score(y, x, sample_weight=w),
+            "calibration": (w * x).sum() / (w * y).sum() if (w * y).sum() > 0 else math.nan,
+            "examples": len(y),
+        }
+    if kind == "count":
+        p = np.exp(x)
+        deviance = mean_poisson_deviance(y, p, sample_weight=w)
+        return {
+            "deviance": deviance,
+            "normalized_deviance": deviance / mean_poisson_deviance(y, mean, sample_weight=w),
+            "calibration": (w * p).sum() / (w * y).sum(),
+            "examples": len(y),
+        }
+    return metrics.exact(x, y, w)  # metrics_test.py has it
+
+
+def test_exact_metrics_are_those_of_sklearn():
+    outputs, labels, weights = case()
+    for i, kind in enumerate(KINDS):
+        columns = outputs[:, i], labels[:, i], weights[:, i]
+        found = metrics.exact(*columns, kind)
+        assert set(found) == FIELDS[kind] | {"calibration", "examples"}
+        assert all(type(v) in (int, float) for v in found.values())
+        assert found == pytest.approx(by_sklearn(kind, *columns), rel=1e-9)
+
+
+def test_sums_over_batches_give_the_metrics_of_all_examples():
+    outputs, labels, weights = case(3000)
+    parts = [
+        batch_sums(outputs[p], labels[p], weights[p], KINDS)
+        for p in (slice(0, 700), slice(700, 2900), slice(2900, None))
+    ]
+    on_devices = metrics.merge(metrics.merge(*parts[:2]), parts[2])
+    on_host = metrics.merge(
+        metrics.to_host(parts[2]), metrics.merge(*map(metrics.to_host, parts[:2]))
+    )
+    for sums in (on_devices, on_host, batch_sums(outputs, labels, weights, KINDS)):
+        found = metrics.from_sums(sums, KINDS)
+        for i, kind in enumerate(KINDS):
+            expected = by_sklearn(kind, outputs[:, i], labels[:, i], weights[:, i])
+            auc = found[i].pop("auc", None)
+            assert auc == pytest.approx(expected.pop("auc", None), abs=2e-3)
+            assert found[i] == pytest.approx(expected, rel=2e-5)
+
+
+def test_sums_of_a_batch_split_over_devices_are_those_of_one_device():
+    arrays = case(512)
+    mesh = Mesh(np.array(jax.devices()), ("data",), axis_types=(AxisType.Auto,))
+    split = jax.device_put(arrays, NamedSharding(mesh, PartitionSpec("data")))
+    one, eight = (jax.device_get(batch_sums(*a, KINDS)) for a in (arrays, split))
+    for a, b in zip(one, eight, strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-5)
+
+
+def test_only_binary_tasks_have_a_histogram():
+    outputs, labels, weights = case(500)
+    histogram = np.asarray(metrics.batch_sums(outputs, labels, weights, KINDS).histogram)
+    for i, kind in enumerate(KINDS):
+        alone = metrics.batch_sums(
+            outputs[:, [i]], labels[:, [i]], weights[:, [i]], ("binary",)
+        ).histogram
+        expected = alone[0] if kind == "binary" else np.zeros_like(alone[0])
+        np.testing.assert_array_equal(histogram[i], expected)
+    assert histogram.sum() > 0
+
+
+def test_sums_keep_float64():
+    arrays = [a.astype(np.float64) for a in case(300)]
+    with jax.enable_x64(True):
+        sums = metrics.batch_sums(*map(jnp.asarray, arrays), KINDS)
+        assert {a.dtype for a in sums[1:]} == {np.dtype(np.float64)}
+        found = metrics.from_sums(sums, KINDS)
+    for i, kind in enumerate(KINDS):
+        expected = metrics.exact(*(a[:, i] for a in arrays), kind)
+        for field in FIELDS[kind] - {"auc"}:
+            assert found[i][field] == pytest.approx(expected[field], rel=1e-10)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(-2, 2), st.integers(0, 4), st.sampled_from([0.0, 0.5, 3.0])),
+        min_size=1,
+        max_size=12,
+    ),
+    st.sampled_from(["real", "count"]),
+)
+def test_few_examples_have_the_metrics_of_sklearn_or_none(rows, kind):
+    x, y, w = (np.array(column, np.float64) for column in zip(*rows, strict=True))
+    exact = metrics.exact(x, y, w, kind)
+    # Filled up to one size, so that all cases are one program.
+    filled = [np.pad(a, (0, 12 - len(a)))[:, None].astype(np.float32) for a in (x, y, w)]
+    summed = metrics.from_sums(batch_sums(*filled, (kind,)), (kind,))
+    main, normalized = sorted(FIELDS[kind], key=len)
+    kept = y[w > 0]
+    if not len(kept):
+        assert all(math.isnan(v) for f, v in exact.items() if f != "examples")
+        assert exact["examples"] == 0
+        return
+    if len(set(kept.tolist())) > 1:
+        expected = by_sklearn(kind, x, y, w)
+    else:
+        assert math.isnan(exact[normalized])
+        predicted = x[w > 0] if kind == "real" else np.exp(x[w > 0])
+        error = mean_squared_error if kind == "real" else mean_poisson_deviance
+        expected = {main: error(kept, predicted, sample_weight=w[w > 0])}
+        assert math.isnan(exact["calibration"]) == (not kept.any())
+    for field, value in expected.items():
+        assert exact[field] == pytest.approx(value, rel=1e-9, abs=1e-12, nan_ok=True)
+        assert summed[0][field] == pytest.approx(value, rel=1e-4, abs=1e-5, nan_ok=True)
+
+
+def test_the_constant_prediction_is_the_mean_label():
+    for kind in ("real", "count"):
+        _, y, w = (a[:, 0] for a in case(800, (kind,)))
+        mean = np.average(y.astype(np.float64), weights=w)
+        output = np.full(len(y), np.log(mean) if kind == "count" else mean)
+        expected = metrics.exact(output, y, w, kind)
+        found = metrics.constant(y, w, kind)
+        assert found == pytest.approx(expected, rel=1e-9)
+        assert found["calibration"] == 1.0
+        assert found[f"normalized_{min(FIELDS[kind], key=len)}"] == 1.0
+        # The least of all constants.
+        for other in (output - 0.01, output + 0.01):
+            name = min(FIELDS[kind], key=len)
+            assert metrics.exact(other, y, w, kind)[name] > found[name]
+
+
+def test_what_is_undefined_is_nan():
+    same = metrics.exact([1.0, 2.0], [0.1, 0.1], [1, 2], "real")
+    assert same["squared_error"] == pytest.approx((0.81 + 2 * 3.61) / 3)
+    assert math.isnan(same["normalized_squared_error"])
+    negative = metrics.exact([1.0, 2.0], [-4.0, 3.0], [1, 1], "real")
+    assert math.isnan(negative["calibration"])
+    assert negative["normalized_squared_error"] == pytest.approx(26 / 24.5)
+    nothing = metrics.exact([0.0, 1.0], [0, 0], [1, 1], "count")
+    assert nothing["deviance"] == pytest.approx(1 + math.e)
+    assert math.isnan(nothing["normalized_deviance"])
+    assert math.isnan(nothing["calibration"])
+    assert metrics.constant([0, 0], [1, 1], "count")["deviance"] == 0
+    for kind in ("real", "count"):
+        empty = np.zeros(0)
+        rows = np.zeros((0, 1), np.float32)
+        sums = batch_sums(rows, rows, rows, (kind,))
+        for found in (
+            metrics.exact(empty, empty, empty, kind),
+            metrics.constant(empty, empty, kind),
+            *metrics.from_sums(sums, [kind]),
+        ):
+            assert found.pop("examples") == 0
+            assert all(math.isnan(v) for v in found.values())
+
+
+def test_sums_in_float32_do_not_tell_of_a_spread_that_they_have_lost():
+    r = np.random.default_rng(0)
+    ones = np.ones((1000, 1), np.float32)
+    for _ in range(8):  # what is left is sometimes above 0
+        labels = (r.uniform(1e6, 2e6) + r.normal(size=(1000, 1))).astype(np.float32)
+        sums = batch_sums(labels + 1, labels, ones, ("real",))
+        (found,) = metrics.from_sums(sums, ("real",))
+        assert math.isnan(found["normalized_squared_error"])
+        assert found["squared_error"] == pytest.approx(1, rel=1e-3)
+    labels = (10 + r.normal(size=(1000, 1))).astype(np.float32)
+    (found,) = metrics.from_sums(batch_sums(labels + 1, labels, ones, ("real",)), ("real",))
+    expected = metrics.exact(labels[:, 0] + 1, labels[:, 0], ones[:, 0], "real")
+    assert found == pytest.approx(expected, rel=1e-3)
+
+
+def test_examples_of_weight_zero_do_not_count_whatever_they_hold():
+    for kind, wild in (("real", 1e10), ("count", 500.0), ("count", -500.0)):
+        x, y, w = case(100, (kind,))
+        more = [
+            np.append(a, [[b]], axis=0).astype(np.float32) for a, b in ((x, wild), (y, 3), (w, 0))
+        ]
+        found = metrics.from_sums(batch_sums(*more, (kind,)), [kind])
+        alone = metrics.from_sums(batch_sums(x, y, w, (kind,)), [kind])
+        assert found[0] == pytest.approx(alone[0], rel=1e-6)
+        more[0][-1] = np.nan
+        exact = metrics.exact(*(a[:, 0] for a in more), kind)
+        assert exact == metrics.exact(x[:, 0], y[:, 0], w[:, 0], kind)
+
+
+@pytest.mark.parametrize("kind", ["real", "count"])
+def test_calibration_buckets_hold_predictions_and_labels_of_their_kind(kind):
+    x, y, w = (a[:, 0] for a in case(500, (kind,)))
+    kept = w > 0
+    found = metrics.calibration_buckets(x, y, w, kind, buckets=4)
+    order = np.argsort(x[kept], kind="stable")
+    start = 0
+    for bucket in found:
+        part = order[start : start + bucket["examples"]]
+        start += bucket["examples"]
+        predicted = x[kept][part].astype(np.float64)
+        predicted = np.exp(predicted) if kind == "count" else predicted
+        weight = w[kept][part].astype(np.float64)
+        assert bucket["lower"] == pytest.approx(predicted.min())
+        assert bucket["upper"] == pytest.approx(predicted.max())
+        assert bucket["predicted"] == pytest.approx(np.average(predicted, weights=weight))
+        assert bucket["observed"] == pytest.approx(np.average(y[kept][part], weights=weight))
+    assert start == kept.sum()
+    assert len(found) == 4
+
+
+def test_predictions_are_probabilities_numbers_and_expected_counts():
+    x = np.float32([-2, 0, 3])
+    np.testing.assert_allclose(metrics.prediction(x, "binary"), 1 / (1 + np.exp(-x)), rtol=1e-6)
+    np.testing.assert_array_equal(metrics.prediction(x, "real"), x)
+    np.testing.assert_allclose(metrics.prediction(x, "count"), np.exp(x.astype(np.float64)))
+    y = np.float64([0, 1, 1])
+    p = metrics.prediction(x, "binary")
+    assert metrics.exact(x, y, np.ones(3))["logloss"] == pytest.approx(log_loss(y, p))
