@@ -13,6 +13,8 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import by_day
+import days_test
 import jax
 import numpy as np
 import pyarrow.parquet as pq
@@ -125,8 +127,12 @@ def two(store, tmp_path_factory):
 
 
 def final_state(store, workdir):
+    return newest_state(config(store), workdir)
+
+
+def newest_state(config, workdir):
     """The state of the newest checkpoint, on the host."""
-    job = build(config(store), workdir, nothing)
+    job = build(config, workdir, nothing)
     program = job.program
     step = job.checkpoints.step()
     state, _ = job.checkpoints.restore(
@@ -177,6 +183,32 @@ def test_a_run_of_two_processes_is_resumed_by_one(store, one, two, tmp_path):
     assert records(tmp_path / "copy") == records(one[0])
     expected = final_state(store, one[0])
     jax.tree.map(np.testing.assert_array_equal, final_state(store, tmp_path / "copy"), expected)
+
+
+def test_two_processes_score_the_days_of_one_and_learn_the_same(tmp_path):
+    names = days_test._DAYS[:3]
+    days = {day: days_test._table(i, 0) for i, day in enumerate(names)}
+    store = by_day.write(tmp_path, days, days_test._FEATURES, block_size=100)
+    changes = dict(data__train=f"train/{names[0]}:{names[1]}", data__shards=8, mesh__devices=8)
+    file = tmp_path / "config.py"
+    file.write_text(
+        "import days_test\nfrom jaxrank.data.store import open_store\n"
+        f"store = open_store({str(store.path)!r})\n"
+        f"get_config = lambda: days_test._config(store, **{changes})\n"
+    )
+
+    args = ("train", f"--config={file}", f"--workdir={tmp_path / 'two'}", "--json")
+    two = launched(2, *args, **COMPILED_HERE)
+    assert two.returncode == 0, two.stderr
+    c = days_test._config(store, **changes)
+    one = train(c, tmp_path / "one", report=nothing)
+    found = json.loads(two.stdout)
+    assert [score["day"] for score in found["days"]] == names[1:]
+    for part in ("step", "days", "metrics", "constant", "best_possible"):
+        assert found[part] == getattr(one, part)
+    assert records(tmp_path / "two") == records(tmp_path / "one")
+    states = [newest_state(c, tmp_path / workdir) for workdir in ("two", "one")]
+    jax.tree.map(np.testing.assert_array_equal, *states)
 
 
 def test_predictions_of_two_processes_are_those_of_one(trained, tmp_path):

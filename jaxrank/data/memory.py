@@ -74,8 +74,9 @@ def laid_out(memory: np.ndarray, like: Batch) -> Batch:
 class Memory:
     """Pieces of one size, each lent until no array in it is held by anybody.
 
-    The system gives new memory page by page, on first use, which costs as much as the copying of
-    what is put there.
+    The system gives new memory page by page, on first use. To copy 4 to 64 MiB into it took 1.4 to
+    2.1 times as long as into memory that was used before, and 7 to 12 times where it has no huge
+    pages (one core).
 
     Args:
         size: bytes of a piece.
