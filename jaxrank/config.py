@@ -109,7 +109,7 @@ def default() -> ConfigDict:
     c.eval = ConfigDict()
     c.eval.every_steps = 0  # 0: once per epoch, or day. Every evaluation also saves a checkpoint
     c.eval.batch_size = 8192  # examples, rounded up to whole groups of 512 on every device
-    c.eval.metric = ""  # as click/auc; empty: the first task's logloss. Picks the best checkpoint
+    c.eval.metric = ""  # as click/auc; empty: the first task's own loss. Picks the best
     c.eval.stop_patience = 0  # evaluations without improvement before training stops; 0: never
     c.eval.rate_patience = 0  # the same before both rates are multiplied by rate_factor; 0: never
     c.eval.rate_factor = 0.1

@@ -160,3 +160,28 @@ def weighted_loss(
 ) -> jax.Array:
     """The loss to minimise, f[]: the sum of `per_task`, weighted by f[T] `task_weights`."""
     return (task_weights * per_task(logits, labels, weights, total_weight, kinds)).sum()
+
+
+def uncertainty_weighted(
+    per_task: jax.Array,
+    task_weights: jax.Array,
+    log_variances: jax.Array,
+    total_weight: jax.Array,
+    parts: int,
+) -> jax.Array:
+    """The loss to minimise where the tasks' weights are learned, f[]: one of `parts` equal parts.
+
+    Over tasks with known labels, sum(task_weights * (exp(-s) * per_task + s / 2)): s is the log of
+    the variance of a task's noise, and where it has settled a task weighs 1 / (2 * its loss).
+
+    Args:
+        per_task: f[T]; see there.
+        task_weights, log_variances, total_weight: f[T].
+        parts: how many devices' parts add up to the whole.
+
+    References:
+        Kendall, Gal and Cipolla, Multi-Task Learning Using Uncertainty to Weigh Losses, CVPR 2018.
+    """
+    known = (total_weight > 0).astype(per_task.dtype)
+    each = jnp.exp(-log_variances) * per_task + known * log_variances / (2 * parts)
+    return (task_weights * each).sum()

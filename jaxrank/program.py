@@ -290,6 +290,7 @@ def make_trainee(
         table_rate=table_rate,
         kinds=tuple(task.kind for task in layout.schema.tasks),
         task_weights=task_weights,
+        learns_task_weights=config.task_weighting == "uncertainty",
         ema_decay=config.ema_decay,
         seed=config.seed,
     )

@@ -105,6 +105,8 @@ class Recorder:
         scores = metrics.from_sums(told.sums, self._kinds)
         for task, found in zip(self._tasks, scores, strict=True):
             values |= {f"{task}/{name}": value for name, value in found.items()}
+        for task, weight in zip(self._tasks, told.learned_weights, strict=False):
+            values[f"{task}/weight"] = float(weight)
         values |= {f"dropped/{n}": int(d) for n, d in zip(self._lists, told.dropped, strict=True)}
         for name, cost in told.exchange.items():
             values |= self._exchange_values(name, cost)

@@ -19,6 +19,10 @@ from jaxrank.features import PAD, Batch, Layout
 from jaxrank.models import Model, Share
 
 
+# Among the parameters, beside the layers: f32[T], where the weights of tasks are learned.
+LOG_VARIANCES = "task_log_variances"
+
+
 class TrainState(NamedTuple):
     """Everything that a step reads and writes.
 
@@ -79,6 +83,8 @@ class StepMetrics(NamedTuple):
 
     loss: f32[], the weighted sum of the tasks' losses, which is what is minimised; of a task with
         shifts that of the examples as they are, not of all traffic.
+    learned_weights: f32[T], by which each task's loss is multiplied; without columns where
+        weights are not learned.
     sums: metrics.Sums of the batch before the update, of all traffic.
     rate, table_rate: f32[], learning rates of the step.
     gradient_norm: f32[], of the model's parameters, before clipping.
@@ -87,6 +93,7 @@ class StepMetrics(NamedTuple):
     """
 
     loss: jax.Array
+    learned_weights: jax.Array
     sums: metrics.Sums
     rate: jax.Array
     table_rate: jax.Array
@@ -101,6 +108,7 @@ class Trainee(NamedTuple):
     rate, table_rate: functions of the step.
     kinds: of the tasks; see `features.Task`.
     task_weights: the weight of each task's loss in the sum.
+    learns_task_weights: by uncertainty, beside `task_weights`.
     ema_decay: see `averaged`; 0 for no average.
     seed: of the model's random numbers.
     """
@@ -112,6 +120,7 @@ class Trainee(NamedTuple):
     table_rate: optax.Schedule
     kinds: tuple[str, ...]
     task_weights: tuple[float, ...]
+    learns_task_weights: bool
     ema_decay: float
     seed: int
 
@@ -164,6 +173,8 @@ def init_state(trainee: Trainee) -> TrainState:
     embedding = trainee.embedding
     inputs = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), model_inputs(embedding.layout))
     params, model_state = trainee.model.init(jax.random.fold_in(key, 1), *inputs)
+    if trainee.learns_task_weights:
+        params = {**params, LOG_VARIANCES: jnp.zeros(len(trainee.task_weights))}
     state = TrainState(
         step=jnp.zeros((), jnp.int32),
         params=params,
@@ -203,9 +214,15 @@ def train_step(trainee: Trainee, state: TrainState, batch: Batch) -> tuple[Train
             share=share,
         )
         shifted = losses.of_sample(logits, batch.shifts)
-        loss = losses.weighted_loss(
-            shifted, batch.labels, batch.weights, task_weights, total_weight, trainee.kinds
-        )
+        known = batch.labels, batch.weights
+        if trainee.learns_task_weights:
+            each = losses.per_task(shifted, *known, total_weight, trainee.kinds)
+            variances = params[LOG_VARIANCES]
+            loss = losses.uncertainty_weighted(
+                each, task_weights, variances, total_weight, mesh.size
+            )
+        else:
+            loss = losses.weighted_loss(shifted, *known, task_weights, total_weight, trainee.kinds)
         return loss, (logits, model_state)
 
     (loss, (logits, model_state)), (grads, vector_grads) = jax.value_and_grad(
@@ -229,6 +246,7 @@ def train_step(trainee: Trainee, state: TrainState, batch: Batch) -> tuple[Train
     )
     told = StepMetrics(
         loss=loss,
+        learned_weights=_learned_weights(trainee, state.params),
         sums=sums,
         rate=trainee.rate(state.step) * state.rate_factor,
         table_rate=table_rate,
@@ -265,6 +283,12 @@ def averaged(trainee: Trainee, state: TrainState, steps: int) -> TrainState:
         return average + (1 - keep).astype(average.dtype) * (new - average)
 
     return state._replace(average=jax.tree.map(mixed, state.average, trained(state)))
+
+
+def _learned_weights(trainee: Trainee, params: Any) -> jax.Array:
+    if not trainee.learns_task_weights:
+        return jnp.zeros(0)
+    return jnp.asarray(trainee.task_weights) * jnp.exp(-params[LOG_VARIANCES])
 
 
 def _over_devices(load: Load) -> ExchangeMetrics:

@@ -117,3 +117,29 @@ def test_the_expected_loss_is_least_at_the_logit_of_all_traffic_under_both_corre
 def test_logits_without_shifts_stay_as_they_are():
     logits = jnp.asarray(random_case()[0])
     assert losses.of_sample(logits, jnp.zeros((7, 0))) is logits
+
+
+def test_learned_weights_add_up_over_parts_and_skip_tasks_without_labels():
+    rng = np.random.default_rng(0)
+    per_task, weights = rng.random(3), np.array([1.0, 2.0, 0.5])
+    s, total = rng.normal(size=3), np.array([10.0, 0.0, 3.0])
+    per_task[1] = 0  # what `per_task` gives where no label is known
+    expected = sum(
+        w * (np.exp(-v) * x + v / 2)
+        for w, v, x, t in zip(weights, s, per_task, total, strict=True)
+        if t > 0
+    )
+    shares = [0.2, 0.5, 0.3]
+    parts = [
+        losses.uncertainty_weighted(jnp.asarray(a * per_task), weights, s, total, 3) for a in shares
+    ]
+    assert sum(map(float, parts)) == pytest.approx(expected, rel=1e-6)
+
+
+def test_learned_weights_settle_at_one_over_twice_the_loss():
+    per_task, s = jnp.array([0.25, 4.0]), jnp.zeros(2)
+    for _ in range(400):
+        s -= 0.1 * jax.grad(losses.uncertainty_weighted, argnums=2)(
+            per_task, jnp.ones(2), s, jnp.ones(2), 1
+        )
+    np.testing.assert_allclose(np.exp(-s), 1 / (2 * per_task), rtol=1e-3)

@@ -1,0 +1,50 @@
+"""Runs whose weights of tasks are learned."""
+
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+from train_test import final_state, records, run, store  # noqa: F401 - a fixture
+
+from jaxrank.restore import evaluate
+from jaxrank.step import LOG_VARIANCES
+
+
+@pytest.fixture(scope="module")
+def learned(store, tmp_path_factory):  # noqa: F811
+    workdir = tmp_path_factory.mktemp("runs") / "learned"
+    return workdir, run(store, workdir, task_weighting="uncertainty", task_weights=(1.0, 3.0))
+
+
+def test_weights_are_learned_recorded_and_saved(store, learned):  # noqa: F811
+    workdir, _ = learned
+    lines = records(workdir)
+    assert (lines[0]["click/weight"], lines[0]["conversion/weight"]) == (1.0, 3.0)
+    state = final_state(store, workdir, task_weighting="uncertainty", task_weights=(1.0, 3.0))
+    variances = np.asarray(state.params[LOG_VARIANCES])
+    # Losses are above 1/2, so both variances rise, by about the rate of Adam a step.
+    assert (variances > 0.008).all()
+    before_last = lines[-1]["click/weight"], lines[-1]["conversion/weight"] / 3
+    assert (np.log(before_last) > -variances).all()
+    assert (np.log(before_last) < -0.007).all()
+
+
+def test_a_run_with_learned_weights_is_scored_like_any_other(learned):
+    workdir, result = learned
+    scored = evaluate(str(workdir))
+    for task, metrics in result.metrics.items():
+        assert scored.metrics[task]["logloss"] == pytest.approx(metrics["logloss"], rel=1e-5)
+
+
+def test_devices_learn_the_same_weights(store, learned, tmp_path):  # noqa: F811
+    settings = dict(task_weighting="uncertainty", task_weights=(1.0, 3.0))
+    alone = final_state(store, learned[0], **settings).params[LOG_VARIANCES]
+    mesh = ConfigDict(dict(replicas=1, devices=4))
+    run(store, tmp_path, mesh=mesh, **settings)
+    found = final_state(store, tmp_path, mesh=mesh, **settings).params[LOG_VARIANCES]
+    np.testing.assert_allclose(found, alone, rtol=1e-4)
+
+
+def test_without_learning_nothing_is_added(store, tmp_path):  # noqa: F811
+    run(store, tmp_path, num_steps=2)
+    assert LOG_VARIANCES not in final_state(store, tmp_path, num_steps=2).params
+    assert "click/weight" not in records(tmp_path)[0]
