@@ -62,7 +62,7 @@ def table(rows, seed):
 
 
 def write_stores(directory):
-    """Two small stores of several files a split, the second by day."""
+    """Small stores of several files a split: as prepared by default, compressed, and by day."""
     directory = Path(directory)
     files = {}
     for seed, (split, rows) in enumerate(ROWS.items()):
@@ -70,14 +70,19 @@ def write_stores(directory):
         pq.write_table(table(rows, seed), files[split])
     days = {f"2024-05-0{i}": table(40, i) for i in (1, 2, 3)}
     with mock.patch.object(store_writer, "_BLOCKS_PER_FILE", 2):
-        plain = prepare(
-            FEATURES,
-            dict(kind="parquet", files=files),
-            directory / "plain",
-            block_size=20,
-            report=lambda _: None,
-        )
-        return [plain.path, by_day.write(directory, days, FEATURES, block_size=20).path]
+        stores = [
+            prepare(
+                FEATURES,
+                dict(kind="parquet", files=files),
+                directory / f"all{compression}",
+                block_size=20,
+                compression=compression,
+                report=lambda _: None,
+            )
+            for compression in ("", "zstd", "lz4")
+        ]
+        stores.append(by_day.write(directory, days, FEATURES, block_size=20))
+    return [store.path for store in stores]
 
 
 def read(path):
