@@ -22,10 +22,10 @@ def test_weights_are_learned_recorded_and_saved(store, learned):  # noqa: F811
     state = final_state(store, workdir, task_weighting="uncertainty", task_weights=(1.0, 3.0))
     variances = np.asarray(state.params[LOG_VARIANCES])
     # Losses are above 1/2, so both variances rise, by about the rate of Adam a step.
-    assert (variances > 0.008).all()
+    assert (variances > 0.0025).all()
     before_last = lines[-1]["click/weight"], lines[-1]["conversion/weight"] / 3
     assert (np.log(before_last) > -variances).all()
-    assert (np.log(before_last) < -0.007).all()
+    assert (np.log(before_last) < -0.0023).all()
 
 
 def test_a_run_with_learned_weights_is_scored_like_any_other(learned):
