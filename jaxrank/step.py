@@ -18,7 +18,6 @@ from jaxrank.embedding import Embedding, Load, TableState
 from jaxrank.features import PAD, Batch, Layout
 from jaxrank.models import Model, Share
 
-
 # Among the parameters, beside the layers: f32[T], where the weights of tasks are learned.
 LOG_VARIANCES = "task_log_variances"
 
