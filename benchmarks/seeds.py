@@ -1,22 +1,76 @@
-"""Trains a config with several seeds and prints mean and deviation of the test metrics.
+"""Trains configs with several seeds and prints mean and deviation of the test metrics.
 
-    python benchmarks/seeds.py --config=configs/ml1m_dcnv2.py --workdir=/tmp/seeds --seeds=3
+    python benchmarks/seeds.py --config=configs/ml1m_dcnv2.py --workdir=/tmp/seeds --seeds=5 \\
+        --variant='dnn: --config.model.cross=none' --variant='dcn: --config.model.cross=vector'
 
 The checkpoint of each run is the best one by the config's metric on the validation split. Further
-arguments go to `jaxrank train`. Data is prepared once.
+arguments go to `jaxrank train`. Data is prepared once. Variants are trained with the same seeds,
+and so on the same batches, as the config itself; of each metric the difference from the config is
+printed, with its 95% confidence interval by Student's t over the pairs.
+
+Runs that are there already are not done again, so the command can be given once more.
 """
 
 import argparse
+import concurrent.futures
 import json
+import os
 import statistics
 import subprocess
 import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from scipy import stats
+
+Scores = dict[str, list[float]]  # by metric, of each seed
 
 
-def jaxrank(*args: str) -> dict:
+def jaxrank(*args: str, cores: set[int] | None = None) -> dict[str, Any]:
     command = [sys.executable, "-m", "jaxrank", *args, "--json"]
-    found = subprocess.run(command, check=True, capture_output=True, text=True)
+    found = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: cores and os.sched_setaffinity(0, cores),
+    )
+    if found.returncode:
+        raise SystemExit(f"{' '.join(command)}:\n{found.stderr[-2000:]}")
     return json.loads(found.stdout.splitlines()[-1])
+
+
+def run(folder: Path, config: str, split: str, args: Sequence[str], cores: set[int]) -> dict:
+    """Trains and scores once; what is in the folder already is only read."""
+    scores = folder / "scores.json"
+    if not scores.exists():
+        workdir = f"--workdir={folder / 'run'}"
+        trained = jaxrank("train", config, workdir, *args, cores=cores)
+        tested = jaxrank("evaluate", workdir, "--checkpoint=best", f"--split={split}", cores=cores)
+        kept = {k: trained[k] for k in ("step", "seconds", "examples_per_second")}
+        scores.write_text(json.dumps({"trained": kept, "tested": tested}))
+    return json.loads(scores.read_text())
+
+
+def metrics_of(found: dict[str, Any]) -> dict[str, float]:
+    return {
+        f"{task}/{name}": value
+        for task, metrics in found["tested"]["metrics"].items()
+        for name, value in metrics.items()
+        if name in ("auc", "logloss", "squared_error", "deviance")
+    }
+
+
+def told(name: str, scores: Scores, first: Scores | None) -> None:
+    for metric, values in scores.items():
+        spread = statistics.stdev(values) if len(values) > 1 else float("nan")
+        line = f"{name}: {metric}: mean {statistics.mean(values):.5f}, deviation {spread:.5f}"
+        if first is not None and len(values) > 1:
+            apart = [a - b for a, b in zip(values, first[metric], strict=True)]
+            half = stats.t.ppf(0.975, len(apart) - 1) * statistics.stdev(apart) / len(apart) ** 0.5
+            mean = statistics.mean(apart)
+            line += f"; difference {mean:+.5f}, from {mean - half:+.5f} to {mean + half:+.5f}"
+        print(line, flush=True)
 
 
 def main() -> None:
@@ -25,29 +79,47 @@ def main() -> None:
     parser.add_argument("--workdir", required=True)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--split", default="test")
+    parser.add_argument("--variant", action="append", default=[], help="'name: arguments'")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, sharing the cores")
     args, rest = parser.parse_known_args()
-    store = f"{args.workdir}/data"
+    folder = Path(args.workdir)
     config = f"--config={args.config}"
+    store = folder / "data"
     jaxrank("prepare", config, f"--output={store}", *rest)
-    scores: dict[str, list[float]] = {}
-    for seed in range(args.seeds):
-        run = f"--workdir={args.workdir}/seed{seed}"
+    variants = {"config": []}
+    for variant in args.variant:
+        name, _, own = variant.partition(":")
+        variants[name.strip()] = own.split()
+    cores = sorted(os.sched_getaffinity(0))
+    shares = [set(cores[i :: args.jobs]) or set(cores) for i in range(args.jobs)]
+    scores: dict[str, Scores] = {name: {} for name in variants}
+
+    def one(name: str, seed: int) -> dict[str, Any]:
+        mine = shares.pop()
         own = [f"--config.seed={seed}", f"--config.data.store={store}"]
-        trained = jaxrank("train", config, run, *own, *rest)
-        tested = jaxrank("evaluate", run, "--checkpoint=best", f"--split={args.split}")
-        line = []
-        for task, found in tested["metrics"].items():
-            for name in ("auc", "logloss"):
-                scores.setdefault(f"{task}/{name}", []).append(found[name])
-                line.append(f"{task}/{name} {found[name]:.5f}")
-        print(
-            f"seed {seed}: {', '.join(line)}; step {tested['step']} of {trained['step']},"
-            f" {trained['seconds']:.0f} s, {trained['examples_per_second']:,.0f} examples/s",
-            flush=True,
-        )
-    for name, values in scores.items():
-        spread = statistics.stdev(values) if len(values) > 1 else float("nan")
-        print(f"{name}: mean {statistics.mean(values):.5f}, standard deviation {spread:.5f}")
+        place = folder / name / f"seed{seed}"
+        place.mkdir(parents=True, exist_ok=True)
+        try:
+            return run(place, config, args.split, [*own, *rest, *variants[name]], mine)
+        finally:
+            shares.append(mine)
+
+    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+        runs = [(name, seed) for seed in range(args.seeds) for name in variants]
+        for (name, seed), found in zip(runs, pool.map(lambda r: one(*r), runs), strict=True):
+            line = []
+            for metric, value in metrics_of(found).items():
+                scores[name].setdefault(metric, []).append(value)
+                line.append(f"{metric} {value:.5f}")
+            trained = found["trained"]
+            print(
+                f"{name}, seed {seed}: {', '.join(line)}; step {found['tested']['step']} of"
+                f" {trained['step']}, {trained['seconds']:.0f} s,"
+                f" {trained['examples_per_second']:,.0f} examples/s",
+                flush=True,
+            )
+    for name in variants:
+        told(name, scores[name], None if name == "config" else scores["config"])
 
 
 if __name__ == "__main__":

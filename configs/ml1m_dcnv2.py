@@ -49,8 +49,7 @@ def get_config():
     c.optim.tables.name = "lazy_adam"  # over whole tables, it is Adam
     c.optim.tables.base_rate = 0.001
     c.eval.metric = "like/auc"
-    # Long patience and strong regularisation go together; see docs/measurements.md.
-    c.eval.rate_patience = 3
-    c.eval.rate_factor = 0.1
     c.eval.stop_patience = 5
+    # Worth more than any schedule of the rate; see docs/measurements.md.
+    c.ema_decay = 0.999
     return c

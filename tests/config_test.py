@@ -71,3 +71,47 @@ def test_a_file_without_get_config_is_refused(tmp_path):
     (tmp_path / "c.py").write_text("x = 1")
     with pytest.raises(InputError, match="c.py: AttributeError: .*get_config"):
         config.load(str(tmp_path / "c.py"))
+
+
+def test_a_config_may_take_a_text_as_ml_collections_has_it(tmp_path):
+    (tmp_path / "c.py").write_text(
+        "from jaxrank.config import default\n"
+        "def get_config(rows='7'):\n    c = default()\n    c.seed = int(rows)\n    return c\n"
+    )
+    assert config.load(tmp_path / "c.py").seed == 7
+    assert config.load(f"{tmp_path}/c.py:12").seed == 12
+    with pytest.raises(InputError, match="c.py: ValueError: .*many"):
+        config.load(f"{tmp_path}/c.py:many")
+
+
+@pytest.mark.parametrize("size", ["", ":small"])
+def test_the_heavy_model_has_half_as_many_features_again_and_larger_layers(size):
+    """What the models are for: at least 1,000 features of which 200 lists, 300 M parameters."""
+    standard, heavy = (config.load(f"{CONFIGS}/{n}.py{size}") for n in ("standard", "heavy"))
+
+    def counts(c):
+        return c.source.floats, len(c.features.ids), len(c.features.lists)
+
+    def numbers(c):
+        dims = config.to_plain(c.embedding.dims)
+        tables = [(e["columns"], e["rows"]) for e in (*c.features.ids, *c.features.lists)]
+        return sum(rows * dims.get(name, c.embedding.dim) for name, rows in tables)
+
+    assert sum(counts(standard)) >= 1000
+    assert counts(standard)[2] >= 200
+    assert counts(heavy) == tuple(1.5 * n for n in counts(standard))
+    assert [len(c.features.tasks) for c in (standard, heavy)] == [2, 2]
+    assert {standard.model.multitask, heavy.model.multitask} == {"ple"}
+    assert heavy.model.hidden[0] == 2 * standard.model.hidden[0]
+    assert heavy.model.cross_layers > standard.model.cross_layers
+    assert heavy.embedding.dim > standard.embedding.dim
+    if not size:
+        assert numbers(standard) >= 300_000_000
+        assert numbers(heavy) > 2 * numbers(standard)
+
+
+def test_small_models_have_the_layers_of_the_whole_ones():
+    for name in ("standard", "heavy"):
+        whole, small = (config.load(f"{CONFIGS}/{name}.py{size}") for size in ("", ":small"))
+        assert config.to_plain(whole.model) == config.to_plain(small.model)
+        assert config.to_plain(whole.embedding) == config.to_plain(small.embedding)

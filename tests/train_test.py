@@ -300,6 +300,28 @@ def test_a_store_of_other_features_is_refused_naming_what_differs(store, tmp_pat
         ("embedding.dims", ConfigDict({"zz*": 4}), "embedding.dims: 'zz\\*' must match a table"),
         ("model.cross", "matricks", "cross.*matrix.*'matricks'"),
         ("optim.dense.name", "adamm", "adamm"),
+        (
+            "optim.tables.factors",
+            ConfigDict({"zz": 0.5}),
+            "optim.tables: factors: 'zz' must match a table: the tables are",
+        ),
+        (
+            "optim.tables.factors",
+            ConfigDict({"c*": -1.0}),
+            "optim.tables: factors: that of c0 must be 0 or more: found -1.0",
+        ),
+        (
+            "optim.dense.factors",
+            ConfigDict({"crss/*": 0.5}),
+            r"factors: 'crss/\*' must match a parameter: .*cross",
+        ),
+        (
+            "model.parents",
+            ConfigDict({"conversion": "clicks"}),
+            r"model.parents: 'conversion' and 'clicks' must be tasks: .*\['click', 'conversion'\]",
+        ),
+        ("ema_decay", 1.0, "ema_decay must be at least 0 and at most 0.999999: found 1.0"),
+        ("task_weighting", "learn", "task_weighting must be one of fixed, uncertainty"),
         ("data.store", "/nowhere/store", "no store at /nowhere/store"),
         ("data.valid", "test", r"has no split 'test', only \['train', 'valid'\]"),
     ],
