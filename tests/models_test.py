@@ -11,6 +11,7 @@ from rankers import BATCH, applied_on, built, joined, random_input, randomised
 from jaxrank import mesh as meshes
 from jaxrank import models
 from jaxrank.errors import InputError
+from jaxrank.models.tower import random_bits
 
 
 @pytest.mark.parametrize("cross", ["matrix", "vector", "none"])
@@ -271,6 +272,49 @@ def test_dropout_masks_are_equal_on_any_number_of_devices_and_differ_between_exa
     assert len(np.unique(eight > 0, axis=0)) > 60
     other, _ = applied_on(8, *args[:-1], jax.random.key(8))
     assert (other != eight).any()
+
+
+def pcg3d(x, y, z):
+    """The last number of the published hash, in Python's own integers."""
+    full = 2**32
+    x, y, z = ((v * 1664525 + 1013904223) % full for v in (x, y, z))
+    for last in (False, True):
+        x = (x + y * z) % full
+        y = (y + z * x) % full
+        z = (z + x * y) % full
+        if not last:
+            x, y, z = (v ^ v >> 16 for v in (x, y, z))
+    return z
+
+
+def test_random_bits_are_those_of_the_published_hash():
+    key = jax.random.key(5)
+    first, second = (int(w) for w in jax.random.bits(key, (2,), jnp.uint32))
+    found = np.asarray(random_bits(key, jnp.array([0, 3, 2**31 - 1], jnp.int32), 4))
+    expected = [
+        [pcg3d((n + first) % 2**32, unit, second) for unit in range(4)] for n in (0, 3, 2**31 - 1)
+    ]
+    assert found.tolist() == expected
+
+
+def test_random_bits_look_independent_over_keys_examples_and_units():
+    examples = jnp.arange(256, dtype=jnp.int32)
+    bits = np.stack(
+        [random_bits(jax.random.fold_in(jax.random.key(0), k), examples, 64) for k in range(64)]
+    )
+    kept = (bits < np.uint32(0.8 * 2**32)) - 0.8  # [keys, examples, units]
+    deviation, n = 0.4, kept.size
+    assert abs(kept.mean()) < 4 * deviation / n**0.5
+    for axis in range(3):
+        others = tuple(a for a in range(3) if a != axis)
+        means = kept.mean(axis=others) / (deviation / (n / kept.shape[axis]) ** 0.5)
+        assert np.abs(means).max() < 5
+        assert 0.6 < means.std() < 1.4
+        for apart in (1, 2, 16):
+            ahead = np.roll(kept, apart, axis)
+            assert abs((kept * ahead).mean()) < 5 * deviation**2 / n**0.5
+    for bit in range(32):
+        assert abs((bits >> np.uint32(bit) & 1).mean() - 0.5) < 5 * 0.5 / n**0.5
 
 
 def test_dropout_scales_what_it_keeps_and_does_nothing_when_not_training():
