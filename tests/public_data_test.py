@@ -41,13 +41,13 @@ def test_the_criteo_sample_goes_through_all_verbs(shared_data, tmp_path):
 
 
 @pytest.mark.slow
-def test_dcnv2_on_movielens_comes_near_the_published_result(shared_data, tmp_path):
-    """One seed with less patience, which is a third of the steps of the shipped config and some
-    0.003 AUC; the mean over seeds of the shipped one stands in docs/measurements.md."""
+def test_dcnv2_on_movielens_passes_the_published_result_in_a_third_of_the_epochs(
+    shared_data, tmp_path
+):
+    """One seed; the mean over seeds of the whole run stands in docs/measurements.md."""
     args = [f"--config={CONFIGS / 'ml1m_dcnv2.py'}", f"--workdir={tmp_path}"]
-    args += ["--config.eval.rate_patience=1", "--config.eval.stop_patience=2"]
     files = files_of(shared_data / "ml1m", "ctr_", ".csv.gz")
-    run("train", *args, *files)
+    run("train", *args, "--config.num_epochs=16", *files)
     found = run("evaluate", f"--workdir={tmp_path}", "--checkpoint=best", "--split=test")
-    assert found["metrics"]["like"]["auc"] > 0.894
-    assert found["metrics"]["like"]["logloss"] < 0.320
+    assert found["metrics"]["like"]["auc"] > 0.8960
+    assert found["metrics"]["like"]["logloss"] < 0.3177
