@@ -21,6 +21,9 @@ ROOT = Path(__file__).resolve().parent.parent
 # Equal programs are compiled once for all tests, workers and, on one machine, rounds.
 jax.config.update("jax_compilation_cache_dir", str(ROOT / ".pytest_cache" / "jax"))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+# Processes that tests start have a cache of their own, for they compile with other flags.
+os.environ["JAX_COMPILATION_CACHE_DIR"] = str(ROOT / ".pytest_cache" / "jax_processes")
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
 SHARED_DATA = ROOT.parent / "shared" / "data"
 
 

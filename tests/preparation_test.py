@@ -269,7 +269,7 @@ def test_records_that_are_skipped_are_listed_and_the_rest_is_that_of_clean_data(
     assert by_row[12]["record"] | {"label": "2"} == by_row[12]["record"]
     assert by_row[52]["found"] == "'many'"
     assert "columns" in by_row[101]["must"]
-    assert any("5 records were skipped" in line for line in told)
+    assert any("5 record(s) skipped" in line for line in told)
     with pytest.raises(InputError, match=r"at most 4 records may be skipped"):
         run(tmp_path / "few", train, on_error="skip", max_rejected=4)
     with pytest.raises(InputError, match=r"bad.csv, row"):

@@ -246,7 +246,7 @@ class _Preparation:
         if rejected:
             text = "".join(f"{line}\n" for line in rejected)
             files.write_whole(self._writer.work / "rejected.jsonl", text.encode())
-            self._report(f"{len(rejected):,} records were skipped: see rejected.jsonl in the store")
+            self._report(f"{len(rejected):,} record(s) skipped: see rejected.jsonl in the store")
 
     def _check_rejected(self, count: int) -> None:
         limit = self._job.max_rejected
