@@ -1,0 +1,101 @@
+"""Seconds to a test AUC on MovieLens-1M: jaxrank beside FuxiCTR, on the same files and cores.
+
+    python benchmarks/quality.py --data=../shared/data/ml1m --peer-python=python
+
+Both are scored after every epoch, and the first epoch counts whose test AUC is at least --target,
+or FuxiCTR's best where that is lower. FuxiCTR's seconds begin with its first step; those of jaxrank
+with the start of the program, so they have JAX's import and all compiling in them. Both have the
+data prepared before. --peer-python is a Python with the extra `bench` (by default this one).
+"""
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+HERE = Path(__file__).resolve().parent
+CONFIG = HERE.parent / "configs" / "ml1m_dcnv2.py"
+
+
+class Epoch(NamedTuple):
+    seconds: float
+    auc: float
+
+
+def of_peer(python: str, data: Path, epochs: int, seed: int) -> list[Epoch]:
+    command = [python, str(HERE / "peer_quality.py"), f"--data={data}", f"--epochs={epochs}"]
+    done = subprocess.run(
+        [*command, f"--seed={seed}"], stdout=subprocess.PIPE, text=True, check=True
+    )
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return [Epoch(line["seconds"], line["auc"]) for line in lines]
+
+
+def of_jaxrank(data: Path, target: float, seed: int, rest: list[str]) -> list[Epoch]:
+    """Until the target is reached; the split that is scored is the test split."""
+    files = [
+        f"--config.source.files.{split}={data / f'ctr_{split}.csv.gz'}"
+        for split in ("train", "valid", "test")
+    ]
+    run = [sys.executable, "-m", "jaxrank"]
+    found: list[Epoch] = []
+    with tempfile.TemporaryDirectory() as name:
+        store = f"{name}/data"
+        prepare = [*run, "prepare", f"--config={CONFIG}", f"--output={store}", *files]
+        subprocess.run(prepare, check=True, stdout=subprocess.DEVNULL)
+        began = time.perf_counter()
+        command = [*run, "train", f"--config={CONFIG}", f"--workdir={name}/run", *files, *rest]
+        command += [f"--config.data.store={store}", "--config.data.valid=test"]
+        with subprocess.Popen(
+            [*command, f"--config.seed={seed}"], stdout=subprocess.PIPE, text=True
+        ) as training:
+            assert training.stdout is not None
+            for line in training.stdout:
+                scored = re.search(r"step \d+: .*AUC ([\d.]+)", line)
+                if scored:
+                    found.append(Epoch(time.perf_counter() - began, float(scored[1])))
+                    if found[-1].auc >= target:
+                        training.terminate()
+                        break
+    return found
+
+
+def reached(epochs: list[Epoch], target: float) -> Epoch | None:
+    return next((e for e in epochs if e.auc >= target), None)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--peer-python", default=sys.executable)
+    parser.add_argument("--target", type=float, default=0.8960)
+    parser.add_argument("--epochs", type=int, default=30, help="of FuxiCTR, at most")
+    parser.add_argument("--seed", type=int, default=0)
+    args, rest = parser.parse_known_args()
+    peer = of_peer(args.peer_python, args.data, args.epochs, args.seed)
+    best = max(e.auc for e in peer)
+    target = min(args.target, best)
+    theirs = reached(peer, target)
+    assert theirs is not None
+    print(
+        f"FuxiCTR: AUC {target:.5f} after {theirs.seconds:.1f} s, epoch {peer.index(theirs) + 1};"
+        f" best {best:.5f} of {len(peer)} epochs in {peer[-1].seconds:.1f} s",
+        flush=True,
+    )
+    found = of_jaxrank(args.data, target, args.seed, rest)
+    mine = reached(found, target)
+    if mine is None:
+        raise SystemExit(f"jaxrank did not reach {target:.5f}: best {max(e.auc for e in found)}")
+    print(
+        f"jaxrank: AUC {mine.auc:.5f} after {mine.seconds:.1f} s, epoch {len(found)}:"
+        f" {mine.seconds / theirs.seconds:.3f} of FuxiCTR's time"
+    )
+
+
+if __name__ == "__main__":
+    main()
