@@ -51,10 +51,10 @@ OURS = (
     Row("  8 steps a call", dict(steps_per_call=8, prefetch_batches=16)),
     Row("  no threads", dict(prefetch_batches=0)),
     Row("  2 threads, 2 cores", dict(prefetch_batches=2), 2),
-    Row("  1 worker, 2 cores", dict(num_workers=1), 2),
-    Row("  2 workers, 2 cores", dict(num_workers=2), 2),
-    Row("  4 workers, 4 cores", dict(num_workers=4), 4),
-    Row("  8 workers, 8 cores", dict(num_workers=8), 8),
+    Row("  1 worker, 2 cores", dict(num_workers=1, prefetch_batches=8), 2),
+    Row("  2 workers, 2 cores", dict(num_workers=2, prefetch_batches=8), 2),
+    Row("  4 workers, 4 cores", dict(num_workers=4, prefetch_batches=8), 4),
+    Row("  8 workers, 8 cores", dict(num_workers=8, prefetch_batches=8), 8),
 )
 
 

@@ -3,7 +3,7 @@
 jaxrank train --config=configs/ml1m_dcnv2.py --workdir=/tmp/ml1m
 jaxrank evaluate --workdir=/tmp/ml1m --checkpoint=best --split=test
 
-Four minutes on two busy CPU cores. Test AUC 0.8995, logloss 0.3166, the mean of three seeds
+Four minutes on one CPU core. Test AUC 0.9022, logloss 0.3078, the mean of five seeds
 (docs/measurements.md).
 """
 
@@ -29,7 +29,7 @@ def get_config():
     c.features.ids = [dict(columns=["user", "movie", "gender", "age", "occupation", "zip"])]
 
     c.batch_size = 4096
-    c.num_epochs = 60.0  # early stopping ends the run before
+    c.num_epochs = 45.0  # early stopping ends the run before
     c.steps_per_call = 4
     c.log_every_steps = 16
     c.embedding.dim = 32

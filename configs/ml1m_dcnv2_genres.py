@@ -3,7 +3,7 @@
 jaxrank train --config=configs/ml1m_dcnv2_genres.py --workdir=/tmp/ml1m_genres
 jaxrank evaluate --workdir=/tmp/ml1m_genres --checkpoint=best --split=test
 
-Test AUC 0.9036, logloss 0.3095, one seed: the two features help.
+Before weights were averaged it had test AUC 0.9036, logloss 0.3095 (one seed): the features help.
 """
 
 import ml1m_dcnv2
