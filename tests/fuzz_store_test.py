@@ -30,7 +30,7 @@ def damaged_stores(count, directory):
     return json.loads(lines[-1])
 
 
-@pytest.mark.parametrize("count", [60, pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [60, pytest.param(1000, marks=pytest.mark.slow)])
 def test_a_damaged_store_is_read_as_it_was_written_or_refused(tmp_path, count):
     found = damaged_stores(count, tmp_path)
     assert sum(found["read"].values()) + sum(found["refused"].values()) == count
