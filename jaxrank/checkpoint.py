@@ -10,7 +10,9 @@ Tables are stored in an order that does not depend on the devices; see `embeddin
 """
 
 import contextlib
-from collections.abc import Iterator
+import logging
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,9 +26,22 @@ from jaxrank import processes
 from jaxrank.errors import InputError, RunError
 from jaxrank.step import TrainState, Weights, trained, weights_of
 
-# About twenty lines a save otherwise, and a page of traceback for each array that cannot be
-# written; the exception itself is raised where the save is waited for.
+# About twenty lines a save otherwise; and of one that fails a page of traceback for each array, as
+# late as the end of the process. The exception itself is raised where the save is waited for.
 absl.logging.set_verbosity(absl.logging.FATAL)
+logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+
+
+def _unraisable(
+    found: "sys.UnraisableHookArgs",
+    told: Callable[["sys.UnraisableHookArgs"], object] = sys.unraisablehook,
+) -> None:
+    # TensorStore's threads, each, once the save has failed and its event loop has ended.
+    if str(found.exc_value) != "Event loop is closed":
+        told(found)
+
+
+sys.unraisablehook = _unraisable
 
 
 class _Training(NamedTuple):

@@ -204,9 +204,10 @@ def test_a_full_disk_stops_training_and_keeps_the_checkpoints_before(tmp_path):
     cli.run([*args, "--config.num_steps=8"])
     found = limited_process(20_000, *args, "--config.num_steps=32", "--allow-config-change")
     assert found.returncode == 1
-    last = found.stderr.splitlines()[-1]
-    assert last.startswith(f"jaxrank: error: {workdir}/checkpoints: a checkpoint could not be")
-    assert "File too large" in last
+    told = found.stderr
+    assert told.startswith(f"jaxrank: error: {workdir}/checkpoints: a checkpoint could not be")
+    assert "File too large" in told
+    assert told.count("\n") == 1
     cli.run(["evaluate", f"--workdir={workdir}", "--checkpoint=8"])
     steps = [p.name for p in (workdir / "checkpoints").iterdir() if p.name.isdigit()]
     assert steps == ["8"]
