@@ -40,6 +40,11 @@ def jaxrank(*args: str, cores: set[int] | None = None) -> dict[str, Any]:
     return json.loads(found.stdout.splitlines()[-1])
 
 
+def prepare_once(config: str, store: Path, *args: str) -> None:
+    if not store.exists():
+        jaxrank("prepare", config, f"--output={store}", *args)
+
+
 def run(folder: Path, config: str, split: str, args: Sequence[str], cores: set[int]) -> dict:
     """Trains and scores once; what is in the folder already is only read."""
     scores = folder / "scores.json"
@@ -85,7 +90,7 @@ def main() -> None:
     folder = Path(args.workdir)
     config = f"--config={args.config}"
     store = folder / "data"
-    jaxrank("prepare", config, f"--output={store}", *rest)
+    prepare_once(config, store, *rest)
     variants = {"config": []}
     for variant in args.variant:
         name, _, own = variant.partition(":")

@@ -1,7 +1,6 @@
 """Learning rates, and the optimizer of the dense parameters. (Tables have their own, see
 `embedding`.)"""
 
-import fnmatch
 import inspect
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -10,6 +9,7 @@ from typing import Any
 import jax
 import optax
 
+from jaxrank import patterns
 from jaxrank.errors import InputError
 
 Schedule = Callable[[Any], Any]  # of an integer, traced or not, to a float
@@ -177,15 +177,8 @@ def _scale_by_name(factors: Mapping[str, float]) -> optax.GradientTransformation
     def by_name(params: Any) -> list[tuple[str, float]]:
         paths, _ = jax.tree.flatten_with_path(params)
         names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in paths]
-        factor_of = dict.fromkeys(names, 1.0)
-        for pattern, factor in factors.items():
-            matched = fnmatch.filter(names, pattern)
-            if not matched:
-                raise InputError(
-                    f"factors: {pattern!r} must match a parameter: they are {', '.join(names)}."
-                )
-            factor_of |= dict.fromkeys(matched, factor)
-        return list(factor_of.items())
+        found = patterns.matched("factors", "parameter", names, factors)
+        return [(name, found.get(name, 1.0)) for name in names]
 
     def init(params: Any) -> optax.EmptyState:
         by_name(params)

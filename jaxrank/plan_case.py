@@ -15,7 +15,7 @@ from jaxrank.embedding import planner
 from jaxrank.errors import InputError
 from jaxrank.features import Hot, Layout, Schema, layout
 from jaxrank.program import BatchShape, dims_of, ids_of_device, make_model
-from jaxrank.step import model_inputs
+from jaxrank.step import model_inputs, with_log_variances
 
 
 class Machine(NamedTuple):
@@ -171,6 +171,8 @@ def _dense(config: ConfigDict, plain: Layout) -> budget.Dense:
 
     def init(*inputs: Any) -> Any:
         params, model_state = model.init(jax.random.key(0), *inputs)
+        if config.task_weighting == "uncertainty":
+            params = with_log_variances(params, len(plain.schema.tasks))
         return params, model_state, optimizer.init(params)
 
     def activations(examples: int) -> int:

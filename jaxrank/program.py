@@ -6,7 +6,6 @@ measured is what runs.
 
 import contextlib
 import dataclasses
-import fnmatch
 import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -17,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
-from jaxrank import embedding, metrics, models, optim
+from jaxrank import embedding, metrics, models, optim, patterns
 from jaxrank import mesh as meshes
 from jaxrank import step as steps
 from jaxrank.config import to_plain
@@ -194,26 +193,13 @@ def dims_of(schema: Schema, config: ConfigDict) -> dict[str, int]:
     Raises:
         InputError: a pattern of `dims` matches no table, or a dimension is not positive.
     """
-    dims = _by_table("embedding.dims", schema, to_plain(config.dims))
-    dim_of = {t.name: config.dim for t in schema.tables} | dims
+    names = [t.name for t in schema.tables]
+    dims = patterns.matched("embedding.dims", "table", names, to_plain(config.dims))
+    dim_of = dict.fromkeys(names, config.dim) | dims
     wrong = {n: dim for n, dim in dim_of.items() if not isinstance(dim, int) or dim < 1}
     if wrong:
         raise InputError(f"embedding.dim must be a whole number of at least 1: found {wrong}.")
     return dim_of
-
-
-def _by_table(field: str, schema: Schema, patterns: Mapping[str, Any]) -> dict[str, Any]:
-    """The value of each table that a pattern matches; of several the last counts."""
-    names = [t.name for t in schema.tables]
-    found: dict[str, Any] = {}
-    for pattern, value in patterns.items():
-        matched = fnmatch.filter(names, pattern)
-        if not matched:
-            raise InputError(
-                f"{field}: {pattern!r} must match a table: the tables are {names[:20]}."
-            )
-        found |= dict.fromkeys(matched, value)
-    return found
 
 
 def make_model(config: ConfigDict, schema: Schema) -> models.Model:
@@ -270,7 +256,8 @@ def make_trainee(
         optimizer = optim.dense_optimizer(rate=rate, **dense.pop("settings"), **dense)
     with _within("optim.tables"):
         table_rate = optim.schedule(**scale, **{f: tables.pop(f) for f in _RATE_FIELDS})
-        factors = _by_table("factors", layout.schema, tables.pop("factors"))
+        names = [t.name for t in layout.schema.tables]
+        factors = patterns.matched("factors", "table", names, tables.pop("factors"))
         for name, factor in factors.items():
             if not isinstance(factor, int | float) or not factor >= 0:
                 raise InputError(f"factors: that of {name} must be 0 or more: found {factor!r}.")

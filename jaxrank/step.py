@@ -166,6 +166,11 @@ def model_inputs(layout: Layout) -> tuple[Any, tuple[Any, ...], tuple[tuple[Any,
     return array(len(layout.schema.floats)), *inputs
 
 
+def with_log_variances(params: Any, tasks: int) -> Any:
+    """The parameters of a model whose weights of tasks are learned, before the first step."""
+    return {**params, LOG_VARIANCES: jnp.zeros(tasks)}
+
+
 def init_state(trainee: Trainee) -> TrainState:
     """The state before the first step, on the whole mesh."""
     key = jax.random.key(trainee.seed)
@@ -173,7 +178,7 @@ def init_state(trainee: Trainee) -> TrainState:
     inputs = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), model_inputs(embedding.layout))
     params, model_state = trainee.model.init(jax.random.fold_in(key, 1), *inputs)
     if trainee.learns_task_weights:
-        params = {**params, LOG_VARIANCES: jnp.zeros(len(trainee.task_weights))}
+        params = with_log_variances(params, len(trainee.task_weights))
     state = TrainState(
         step=jnp.zeros((), jnp.int32),
         params=params,
@@ -191,38 +196,15 @@ def init_state(trainee: Trainee) -> TrainState:
 
 def train_step(trainee: Trainee, state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
     """Forward, backward, the dense update and the update of the rows read."""
-    embedding, mesh = trainee.embedding, trainee.embedding.mesh
-    total = functools.partial(meshes.total, mesh)
+    embedding = trainee.embedding
+    total = functools.partial(meshes.total, embedding.mesh)
     routes = embedding.route(batch)
     vectors, loads = embedding.lookup(trained(state).rows, routes, batch)
-    task_weights = jnp.asarray(trainee.task_weights, batch.labels.dtype)
     total_weight = total(batch.weights.sum(0))
-    share = Share(
-        first=meshes.device_index(mesh) * batch.labels.shape[0],
-        mean=lambda x: total(x) / mesh.size,
-    )
 
     def loss_of(params, vectors):
-        logits, model_state = trainee.model.apply(
-            params,
-            state.model_state,
-            batch.floats,
-            *_inputs(embedding.layout, vectors, batch.ids),
-            train=True,
-            key=jax.random.fold_in(jax.random.key(trainee.seed), state.step),
-            share=share,
-        )
-        shifted = losses.of_sample(logits, batch.shifts)
-        known = batch.labels, batch.weights
-        if trainee.learns_task_weights:
-            each = losses.per_task(shifted, *known, total_weight, trainee.kinds)
-            variances = params[LOG_VARIANCES]
-            loss = losses.uncertainty_weighted(
-                each, task_weights, variances, total_weight, mesh.size
-            )
-        else:
-            loss = losses.weighted_loss(shifted, *known, task_weights, total_weight, trainee.kinds)
-        return loss, (logits, model_state)
+        logits, model_state = _trained_on(trainee, state, params, vectors, batch)
+        return _loss(trainee, params, logits, batch, total_weight), (logits, model_state)
 
     (loss, (logits, model_state)), (grads, vector_grads) = jax.value_and_grad(
         loss_of, argnums=(0, 1), has_aux=True
@@ -264,6 +246,41 @@ def train_step(trainee: Trainee, state: TrainState, batch: Batch) -> tuple[Train
         scratch=scratch,
     )
     return new, told
+
+
+def _trained_on(
+    trainee: Trainee, state: TrainState, params: Any, vectors: Any, batch: Batch
+) -> tuple[jax.Array, Any]:
+    """Logits of this device's share of a batch, and the model's new statistics."""
+    mesh = trainee.embedding.mesh
+    share = Share(
+        first=meshes.device_index(mesh) * batch.labels.shape[0],
+        mean=lambda x: meshes.total(mesh, x) / mesh.size,
+    )
+    return trainee.model.apply(
+        params,
+        state.model_state,
+        batch.floats,
+        *_inputs(trainee.embedding.layout, vectors, batch.ids),
+        train=True,
+        key=jax.random.fold_in(jax.random.key(trainee.seed), state.step),
+        share=share,
+    )
+
+
+def _loss(
+    trainee: Trainee, params: Any, logits: jax.Array, batch: Batch, total_weight: jax.Array
+) -> jax.Array:
+    """This device's part of the loss; total_weight f32[T] is that of the whole batch."""
+    task_weights = jnp.asarray(trainee.task_weights, batch.labels.dtype)
+    shifted = losses.of_sample(logits, batch.shifts)
+    known = batch.labels, batch.weights
+    if not trainee.learns_task_weights:
+        return losses.weighted_loss(shifted, *known, task_weights, total_weight, trainee.kinds)
+    each = losses.per_task(shifted, *known, total_weight, trainee.kinds)
+    return losses.uncertainty_weighted(
+        each, task_weights, params[LOG_VARIANCES], total_weight, trainee.embedding.mesh.size
+    )
 
 
 def averaged(trainee: Trainee, state: TrainState, steps: int) -> TrainState:

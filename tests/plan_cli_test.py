@@ -272,7 +272,7 @@ def test_the_picture_is_a_png(capsys, tmp_path):
         ),
         (
             ("--topology=v3-8", "--config.embedding.placements={'x*': 'rows'}"),
-            r"embedding.placements: 'x\*' must match a table: the tables are \['c0'",
+            r"embedding.placements: 'x\*' must match a table: they are c0",
         ),
         (
             ("--topology=v3-8", "--config.embedding.exchange_slack=-1.0"),

@@ -303,7 +303,7 @@ def test_a_store_of_other_features_is_refused_naming_what_differs(store, tmp_pat
         (
             "optim.tables.factors",
             ConfigDict({"zz": 0.5}),
-            "optim.tables: factors: 'zz' must match a table: the tables are",
+            "optim.tables: factors: 'zz' must match a table: they are",
         ),
         (
             "optim.tables.factors",

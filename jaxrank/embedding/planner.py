@@ -8,7 +8,6 @@ are split, and dealt out to the devices in the order of that chance; see `featur
 """
 
 import collections
-import fnmatch
 import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -20,6 +19,7 @@ from jaxrank.embedding.frequency import chance, falling
 from jaxrank.embedding.storage import ALIGNMENT, storage
 from jaxrank.errors import InputError
 from jaxrank.features import RESERVED_ROWS, Hot, Layout, Schema, Table, stack_name
+from jaxrank.patterns import matched
 
 PLACEMENTS = ("auto", "rows", "replicated")
 
@@ -96,21 +96,14 @@ def placements(names: Sequence[str], default: str, patterns: Mapping[str, str]) 
     Raises:
         InputError: a pattern matches no table, or a placement is none.
     """
-    asked = dict.fromkeys(names, default)
-    for pattern, placement in patterns.items():
-        matched = fnmatch.filter(names, pattern)
-        if not matched:
-            raise InputError(
-                f"embedding.placements: {pattern!r} must match a table: the tables are"
-                f" {list(names)[:20]}."
-            )
+    asked = matched("embedding.placements", "table", names, patterns)
+    for name, placement in asked.items():
         if placement not in PLACEMENTS:
             raise InputError(
-                f"embedding.placements: {pattern!r} must be one of {', '.join(PLACEMENTS)}: found"
-                f" {placement!r}."
+                f"embedding.placements: that of {name} must be one of {', '.join(PLACEMENTS)}:"
+                f" found {placement!r}."
             )
-        asked |= dict.fromkeys(matched, placement)
-    return asked
+    return dict.fromkeys(names, default) | asked
 
 
 def make_plan(
