@@ -71,7 +71,8 @@ class TrainBatches:
 
     Each call of `next` gives a Batch whose arrays have a leading axis of `steps_per_call`
     consecutive steps. Batches are always full and may straddle epochs. Memory: a window for
-    each shard of this process, with what it is gathered from where blocks are compressed.
+    each shard of this process, with what it is gathered from where blocks are compressed; with
+    workers also a few calls beyond those made ahead, in shared memory.
 
         batches = TrainBatches(store.split("train"), layout, batch_size=8192, ...)
         for batch in batches:
