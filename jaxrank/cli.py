@@ -156,7 +156,10 @@ def _parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentP
         "--replicas", type=int, metavar="N", help="copies of split rows; default: mesh.replicas"
     )
     plan.add_argument(
-        "--batches", type=int, default=100, metavar="N", help="that are replayed; default: 100"
+        "--batches",
+        type=int,
+        metavar="N",
+        help="that are replayed; default: 100, fewer where they hold very many ids",
     )
     plan.add_argument("--picture", default="", metavar="FILE", help="a PNG to draw the plan into")
     plan.add_argument(

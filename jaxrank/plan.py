@@ -21,6 +21,8 @@ Report = Callable[[str], None]
 
 # A higher imbalance than this is worth a warning: steps wait for the busiest device.
 MOST_IMBALANCE = 1.05
+# Batches that are replayed, and the ids of all of them: 100 batches of 1,000 features take hours.
+MOST_BATCHES, MOST_IDS = 100, 2**29
 # What the compiler adds is not counted, so a device should not be filled beyond this share.
 MOST_FILLED = 0.9
 
@@ -49,24 +51,31 @@ class Planned(NamedTuple):
 
 
 def plan(
-    config: ConfigDict, machine: Machine, *, batches: int, workdir: str, report: Report
+    config: ConfigDict,
+    machine: Machine,
+    *,
+    batches: int | None = None,
+    workdir: str,
+    report: Report,
 ) -> Planned:
     """Plans the tables of a config and replays batches of its training data.
 
     Args:
-        batches: how many are replayed.
+        batches: how many are replayed; None: as many as is usual.
         workdir: of a run, whose store is read if it is there; may be empty.
         report: gets lines for people to read.
 
     Raises:
         InputError: a field or number that cannot be, or no data to plan by.
     """
-    if batches < 1:
+    if batches is not None and batches < 1:
         raise InputError(f"--batches must be at least 1: found {batches}.")
     data = _open(config, workdir, report)
     maker = Maker(config, data)
     case = maker.case(machine)
     size = config.batch_size
+    if batches is None:
+        batches = max(2, min(MOST_BATCHES, round(MOST_IDS / (size * data.traffic.ids_per_example))))
     drawn = traffic.batches(data.reads, size, data.traffic.parts, config.seed)
     found = replay(
         case.layout,
@@ -86,8 +95,8 @@ def plan(
 
 
 def _told(batches: Iterator[Examples], count: int, report: Report) -> Iterator[Examples]:
-    """The batches, with a line at each quarter of many."""
-    quarters = {round(count * i / 4) for i in range(1, 4)} if count >= 40 else set()
+    """The batches, with a line at each quarter."""
+    quarters = {max(1, round(count * i / 4)) for i in range(1, 4)}
     for done, batch in enumerate(batches):
         if done in quarters:
             report(f"replayed {done} of {count} batches")
