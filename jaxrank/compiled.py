@@ -69,15 +69,20 @@ def _called(line: str) -> str:
 
 
 def _scatter_computations(text: str) -> set[str]:
-    """Names of the computations whose result is that of a scatter."""
-    found, name = set(), ""
+    """Names of the computations whose result is that of a scatter, or of a fusion that is one."""
+    root_of, name = {}, ""
     for line in text.splitlines():
         start = re.match(r"(?:ENTRY )?%?([\w.-]+) \(.*\{$", line)
         if start:
             name = start[1]
-        elif re.match(r"\s*ROOT .* scatter\(", line):
-            found.add(name)
-    return found
+        elif re.match(r"\s*ROOT ", line):
+            root_of[name] = line
+    found = {name for name, root in root_of.items() if " scatter(" in root}
+    while True:
+        more = {n for n, root in root_of.items() if " fusion(" in root and _called(root) in found}
+        if more <= found:
+            return found
+        found |= more
 
 
 def collective_bytes(text: str) -> dict[str, int]:

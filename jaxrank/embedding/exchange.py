@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrank import mesh as meshes
+from jaxrank.embedding.duplicates import running_count
 from jaxrank.features import PAD
 
 Carry = TypeVar("Carry")
@@ -95,7 +96,7 @@ class Exchange:
         here = jnp.arange(count, dtype=jnp.int32)
         ordered, order = jax.lax.sort_key_val(position, here)
         is_first = jnp.concatenate([jnp.ones(1, bool), ordered[1:] != ordered[:-1]])
-        rank = jnp.cumsum(is_first, dtype=jnp.int32) - 1
+        rank = running_count(is_first) - 1
         unique = jnp.full_like(position, PAD)
         unique = unique.at[jnp.where(is_first, rank, count)].set(ordered, mode="drop")
         slot = jnp.zeros_like(rank).at[order].set(rank, unique_indices=True)
@@ -122,17 +123,23 @@ class Exchange:
         self, route: Route, body: Callable[[Round, Carry], Carry], carry: Carry
     ) -> Carry:
         """carry = body(round, carry), for one round after another until every id is served."""
-        carry = body(route.first, carry)
 
         def is_left(state: Any) -> jax.Array:
-            return state[0] < self.share
+            return state[1] < self.share
 
-        def another(state: Any) -> Any:
-            low, begin, carry = state
-            this = self._round(route.unique, route.starts, begin, low)
-            return this.high, this.end, body(this, carry)
+        # The loop holds the only copy of the body: a program with another one for the first round
+        # takes twice as long to compile.
+        def serve(state: Any) -> Any:
+            begin, low, carry = state
+            this = jax.lax.cond(
+                low == 0,
+                lambda: route.first,
+                lambda: self._round(route.unique, route.starts, begin, low),
+            )
+            return this.end, this.high, body(this, carry)
 
-        return jax.lax.while_loop(is_left, another, (route.first.high, route.first.end, carry))[2]
+        start = jnp.zeros_like(route.first.begin), jnp.zeros((), jnp.int32), carry
+        return jax.lax.while_loop(is_left, serve, start)[2]
 
     def _place(self, route: Route, this: Round) -> jax.Array:
         """i32[m]: where in the buffers [n * C] of a round each id is; PAD where in none."""
