@@ -136,10 +136,11 @@ copy() {
         # shellcheck disable=SC2064 # the name of now
         trap "rm -f $(quoted "$archive")" EXIT
     fi
-    # What git knows or would add: no environments, no runs.
+    # What git knows or would add: no environments, no runs. It knows deleted files too.
     # shellcheck disable=SC2016
-    run bash -o pipefail -c 'git -C "$0" ls-files -z --cached --others --exclude-standard |
-        tar -C "$0" --null -T - -czf "$1"' "$root" "$archive" &&
+    run bash -o pipefail -c 'cd "$0" && git ls-files -z --cached --others --exclude-standard |
+        while IFS= read -r -d "" file; do [ ! -e "$file" ] || printf "%s\0" "$file"; done |
+        tar --null -T - -czf "$1"' "$root" "$archive" &&
         tpu scp "$archive" "$name:jaxrank.tgz" "${all[@]}" &&
         on_all mkdir -p jaxrank &&
         on_all tar -xzf jaxrank.tgz -C jaxrank
