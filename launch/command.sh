@@ -92,7 +92,8 @@ quoted() {
     printf %s "${line# }"
 }
 
-# Runs a command, with $input as its standard input if there is any; a dry run prints it instead.
+# Runs a command, with $input as its standard input if there is any, or in place of the script if
+# $replace is set; a dry run prints it instead.
 run() {
     local line
     line=$(quoted "$@")
@@ -105,6 +106,7 @@ run() {
         return
     fi
     [ -n "$quiet" ] || printf '+ %s\n' "$line" >&2
+    [ -z "${replace-}" ] || exec "$@" 3>&-
     if [ -n "${input-}" ]; then
         "$@" <<<"$input" 3>&-
     else

@@ -36,7 +36,7 @@ jaxrank() { # index of the process, port
         settings+=("JAX_COORDINATOR_ADDRESS=127.0.0.1:$2" "JAX_NUM_PROCESSES=$processes"
             "JAX_PROCESS_ID=$1")
     fi
-    run env "${settings[@]}" "$python" -m jaxrank "${rest[@]}"
+    replace=yes run env "${settings[@]}" "$python" -m jaxrank "${rest[@]}"
 }
 
 set -m # each process leads a group of its own, so that nothing else is ever ended
@@ -74,8 +74,10 @@ once() {
             sleep 1
         done
         end KILL
-        wait || true
     fi
+    # Each by its name, or `wait -n` would find them again when it waits for the next ones.
+    for group in "${groups[@]}"; do wait "$group" 2>/dev/null || true; done
+    groups=()
     return "$status"
 }
 

@@ -33,6 +33,6 @@ if [ -z "$port" ]; then
     [ "${TORCHELASTIC_USE_AGENT_STORE-}" != True ] || port=$((port + 1))
 fi
 quiet=yes # the output is jaxrank's
-run exec env JAX_COORDINATOR_ADDRESS="$MASTER_ADDR:$port" JAX_NUM_PROCESSES="$number" \
+replace=yes run env JAX_COORDINATOR_ADDRESS="$MASTER_ADDR:$port" JAX_NUM_PROCESSES="$number" \
     JAX_PROCESS_ID="$index" ${LOCAL_RANK:+JAX_LOCAL_DEVICE_IDS="$LOCAL_RANK"} \
     "$program" "${rest[@]}"

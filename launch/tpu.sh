@@ -19,7 +19,7 @@
 #   delete   the TPU, or what is left of it; asks first
 #
 # Options:
-#   --zone=ZONE --project=PROJECT
+#   --zone=ZONE --project=PROJECT   default: CLOUDSDK_COMPUTE_ZONE, and as gcloud is configured
 #   --accelerator-type=v3-8     chips: v3-8 has one worker, v3-32 has four
 #   --runtime-version=VERSION   of the image; default: that of the accelerator type
 #   --queued                    NAME is a queued resource
@@ -38,7 +38,7 @@
 options=(zone project accelerator-type runtime-version slices valid-until-duration network
     subnetwork service-account nfs python slice worker every retries)
 switches=(queued spot reserved watch)
-zone='' project='' accelerator_type='' runtime_version='' slices=1 valid_until_duration=''
+zone=${CLOUDSDK_COMPUTE_ZONE-} project='' accelerator_type='' runtime_version='' slices=1 valid_until_duration=''
 network='' subnetwork='' service_account='' nfs='' python='' slice=0 worker=0 every=60 retries=20
 queued='' spot='' reserved='' watch=''
 # shellcheck source=launch/command.sh
@@ -162,7 +162,8 @@ start() {
 }
 
 worker_status() {
-    on_all sh -c 'test ! -e jaxrank/launch/worker.sh || jaxrank/launch/worker.sh status'
+    on_all sh -c 'if [ -e jaxrank/launch/worker.sh ]; then jaxrank/launch/worker.sh status
+        else echo "jaxrank has not run"; fi'
 }
 
 # How the run is over all workers: running, finished, refused, failed or new.
@@ -172,10 +173,9 @@ progress() {
     case $told in
     *"jaxrank is running"*) echo running ;;
     *"ended with status 2"*) echo refused ;;
-    *"has not run"* | '') echo new ;;
+    *"has not run"*) echo new ;; # on a worker that was replaced, too
     *"ended with status "[1-9]* | *"ended from outside"*) echo failed ;;
-    *"ended with status 0"*) echo finished ;;
-    *) echo new ;;
+    *) echo finished ;;
     esac
 }
 

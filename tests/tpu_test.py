@@ -5,6 +5,7 @@ import os
 import pty
 import re
 import shlex
+import shutil
 import subprocess
 
 import pytest
@@ -57,6 +58,12 @@ def test_a_tpu_gets_the_image_of_its_kind(chips, version, cloud):
         "version": version,
         "spot": "",
     }
+
+
+def test_the_zone_may_be_that_of_the_environment(cloud):
+    args = ("tpu.sh", "create", "ads", "--accelerator-type=v3-8")
+    assert cloud.run(*args, CLOUDSDK_COMPUTE_ZONE="here").returncode == 0
+    assert cloud.calls("gcloud")[0]["flags"]["zone"] == "here"
 
 
 def test_a_tpu_of_an_unknown_kind_needs_its_image(cloud):
@@ -152,6 +159,19 @@ def test_a_cloud_that_does_not_answer_is_not_taken_for_a_lost_tpu(cloud):
     assert found.returncode == 1
     assert "no route to the cloud" in found.stderr
     assert cloud.verbs()[before:] == ["list"]
+
+
+def test_a_worker_that_was_replaced_gets_jaxrank_again(cloud):
+    cloud.jaxrank(1)
+    resume(cloud, chips="v3-16")
+    wait_for_end(cloud, "ads")
+    first, second = cloud.workers("ads")
+    shutil.rmtree(second)
+    second.mkdir()
+    found = resume(cloud, chips="v3-16")
+    assert found.returncode == 0, found.stderr
+    assert "jaxrank on ads: new" in found.stderr
+    assert (ran(first).count("train"), ran(second).count("train")) == (2, 1)
 
 
 def test_a_stopped_tpu_is_left_to_its_owner(cloud):
