@@ -51,6 +51,38 @@ def test_help_tells_every_option(script, cloud):
     assert cloud.calls() == []
 
 
+DOCS = ["README.md", "docs/tpu.md", "docs/gpu.md"]
+
+
+def commands_of_docs():
+    """Each command of a script in launch/ that a user is told to type, as words."""
+    for name in DOCS:
+        for block in re.findall(r"^```bash\n(.*?)^```", (ROOT / name).read_text(), re.M | re.S):
+            for line in block.replace("\\\n", " ").splitlines():
+                words = shlex.split(line, comments=True)
+                if any(word.startswith("launch/") for word in words):
+                    yield words
+
+
+@pytest.mark.parametrize("words", list(commands_of_docs()), ids=" ".join)
+def test_what_the_guides_say_is_what_scripts_and_tools_take(words, cloud):
+    at = next(i for i, word in enumerate(words) if word.startswith("launch/"))
+    told = dict(word.split("=", 1) for word in words[:at] if re.match("[A-Z_]+=", word))
+    if words[0] == "torchrun":
+        told = dict(MASTER_ADDR="a", MASTER_PORT="1", WORLD_SIZE="2", RANK="0", LOCAL_RANK="0")
+    env = {"CLOUDSDK_COMPUTE_ZONE": "z", "PYTHON": sys.executable} | told
+    script = words[at].removeprefix("launch/")
+    found = cloud.run(script, "--dry-run", *words[at + 1 :], **env)
+    assert found.returncode == 0, found.stderr
+    manifest = found.stdout.find(" <<'END'")
+    printed = found.stdout[:manifest] if manifest >= 0 else found.stdout
+    tools = [shlex.split(line) for line in lines_of_shell(printed)]
+    assert tools
+    for call in tools:
+        if call[0] in ("gcloud", "kubectl", "sbatch"):
+            stand_ins.parsed(call)
+
+
 def test_stand_ins_refuse_what_is_not_documented(cloud):
     good = ["gcloud", "compute", "tpus", "tpu-vm", "create", "a", "--zone=z", "--version=v"]
     assert stand_ins.parsed(good)[2] == ["a"]
@@ -87,6 +119,31 @@ def test_a_dry_run_of_processes_here_tells_each_its_place():
         assert words[at:] == [sys.executable, "-m", "jaxrank", "train", *HOSTILE]
     assert len(lines) == 3
     assert len({w for words in lines for w in words if w.startswith("JAX_COORD")}) == 1
+
+
+# An interpreter: process 1 is killed in each start but the third, and the others then fail.
+DYING = """#!/bin/sh
+if [ "$1" = -c ]; then exec {python} "$@"; fi
+echo start >>{here}/$JAX_PROCESS_ID
+if [ "$(wc -l <{here}/$JAX_PROCESS_ID)" -ge 3 ]; then sleep 3; exit 0; fi
+if [ "$JAX_PROCESS_ID" = 1 ]; then kill -9 $$; fi
+sleep 1.5; exit 1
+"""
+
+
+@pytest.mark.parametrize(("restarts", "status"), [(1, 137), (2, 0)])
+def test_all_are_started_again_when_one_dies_as_often_as_was_said(restarts, status, tmp_path):
+    python = tmp_path / "python"
+    python.write_text(DYING.format(python=sys.executable, here=tmp_path))
+    python.chmod(0o755)
+    command = [LAUNCH / "local.sh", "3", f"--restarts={restarts}", "--", "train"]
+    env = os.environ | {"PYTHON": str(python)}
+    found = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert found.returncode == status
+    told = re.findall("ended with status ([0-9]+); all are started again", found.stderr)
+    assert told == ["137"] * restarts
+    for index in "012":
+        assert (tmp_path / index).read_text() == "start\n" * (restarts + 1)
 
 
 def test_hadolint_finds_nothing_in_the_dockerfile():

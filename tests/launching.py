@@ -2,8 +2,10 @@
 
 import contextlib
 import json
+import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -15,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LAUNCH = ROOT / "launch"
 # Of this machine; with the stand-ins the whole PATH, so that no real cloud can be reached.
 _TOOLS = """
-    awk bash cat date env flock git gzip kill mkdir mktemp mountpoint printf rm setsid sh sleep tail
+    awk bash cat date env flock git gzip mkdir mktemp mountpoint printf rm setsid sh sleep tail
     tar timeout
 """
 # Words that a shell, YAML or Kubernetes could take for something else.
@@ -84,9 +86,8 @@ class Cloud:
     def close(self):
         """Ends each jaxrank that still runs."""
         for pid in self.here.glob("*/*/jaxrank.pid"):
-            command = ["kill", "-KILL", "--", f"-{pid.read_text().strip()}"]
-            with contextlib.suppress(OSError):
-                subprocess.run(command, stderr=subprocess.DEVNULL, check=False)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(int(pid.read_text()), signal.SIGKILL)
 
 
 def lines_of_shell(text):

@@ -139,7 +139,7 @@ def main(tool, *words):
         _Cloud(here).do(service, verb, flags, others)
     elif name == "python3 -m uv venv":
         program = Path(others[0]) / "bin" / "jaxrank"
-        program.parent.mkdir(parents=True)
+        program.parent.mkdir(parents=True, exist_ok="allow-existing" in flags)
         program.write_text(_JAXRANK)
         program.chmod(0o755)
     elif tool == "srun":
