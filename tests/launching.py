@@ -1,11 +1,8 @@
 """Runs the scripts in launch/ where every tool that reaches a cloud is a stand-in."""
 
-import contextlib
 import json
-import os
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -85,9 +82,8 @@ class Cloud:
 
     def close(self):
         """Ends each jaxrank that still runs."""
-        for pid in self.here.glob("*/*/jaxrank.pid"):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(int(pid.read_text()), signal.SIGKILL)
+        for lock in self.here.glob("*/*/jaxrank.lock"):
+            stand_ins.end(lock.parent)
 
 
 def lines_of_shell(text):

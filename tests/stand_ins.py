@@ -5,10 +5,13 @@ TPU is a directory, in which `ssh` runs what it is told; what a worker would ins
 that writes down how it was called.
 """
 
+import contextlib
+import fcntl
 import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -127,6 +130,16 @@ def _refuse(text):
     sys.exit(64)
 
 
+def end(home):
+    """Ends the jaxrank of a worker, if it runs."""
+    path = home / "jaxrank.lock"
+    with contextlib.suppress(FileNotFoundError), open(path) as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:  # else its number may be another's by now
+            os.killpg(int(path.with_suffix(".pid").read_text()), signal.SIGKILL)
+
+
 def main(tool, *words):
     here = Path(os.environ["STAND_IN"])
     name, flags, others = parsed([tool, *words])
@@ -192,6 +205,8 @@ class _Cloud:
     def _delete(self, name, flags, others):
         assert self.tpus[name]["service"] == "tpu-vm" or "force" in flags
         assert "quiet" in flags  # gcloud would ask
+        for home in (self.here / name).iterdir():
+            end(home)
         shutil.rmtree(self.here / name)
         del self.tpus[name]
 
