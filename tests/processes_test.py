@@ -44,10 +44,11 @@ def environment(**more):
     return os.environ | here | {"JAX_PLATFORMS": "cpu"} | more
 
 
-def launched(number, verb, *args, **more):
+def launched(number, verb, *args, restarts=0, **more):
     """Runs processes that have eight devices together, until all have ended."""
-    script = ROOT / "launch" / "local_processes.sh"
-    command = [script, str(number), str(8 // number), verb, *map(str, args)]
+    script = ROOT / "launch" / "local.sh"
+    options = (f"--devices={8 // number}", f"--restarts={restarts}")
+    command = [script, str(number), *options, "--", verb, *map(str, args)]
     (found,) = ended([popen(command, environment(**more))])
     return found
 
@@ -146,11 +147,11 @@ def records(workdir):
     return [{k: v for k, v in r.items() if k != "examples_per_second"} for r in lines]
 
 
-def assert_the_same_run(store, found, expected):
+def assert_the_same_run(store, found, expected, starts=1):
     assert records(found) == records(expected)
     steps = [r["step"] for r in records(found) if r["kind"] == "train"]
     assert steps == list(range(1, 17))
-    assert len(list((found / "tensorboard").iterdir())) == 1
+    assert len(list((found / "tensorboard").iterdir())) == starts
     jax.tree.map(
         np.testing.assert_array_equal, final_state(store, found), final_state(store, expected)
     )
@@ -167,12 +168,43 @@ def test_two_processes_train_the_model_of_one_to_the_bit(store, one, two):
     assert "[1]" not in found.stderr  # the second is silent
 
 
+# The interpreter of a process that, if it is the third, kills itself before step 15, once.
+DYING = """#!/bin/sh
+if [ "$1" != -m ] || [ "$JAX_PROCESS_ID" != 2 ]; then exec {python} "$@"; fi
+shift 2
+exec {python} -c '
+import os, signal, time
+from pathlib import Path
+from jaxrank import cli
+from jaxrank.data.pipeline import TrainBatches
+workdir, whole = Path("{workdir}"), TrainBatches.__next__
+def dying(self):
+    if self.position == 14 and not (workdir / "died").exists():
+        while not (workdir / "checkpoints" / "8").is_dir():
+            time.sleep(0.05)
+        (workdir / "died").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return whole(self)
+TrainBatches.__next__ = dying
+cli.main()
+' "$@"
+"""
+
+
 @pytest.mark.slow
-def test_four_processes_train_the_model_of_one_to_the_bit(store, one, tmp_path):
-    found = launched(4, "train", *flags(store, tmp_path / "four"))
+def test_four_processes_of_which_one_is_killed_train_the_model_of_one_to_the_bit(
+    store, one, tmp_path
+):
+    workdir, python = tmp_path / "four", tmp_path / "python"
+    python.write_text(DYING.format(python=sys.executable, workdir=workdir))
+    python.chmod(0o755)
+    found = launched(4, "train", *flags(store, workdir), restarts=1, PYTHON=str(python))
     assert found.returncode == 0, found.stderr
-    assert_the_same_run(store, tmp_path / "four", one[0])
+    assert (workdir / "died").exists()
+    assert "all are started again (0 restarts left)" in found.stderr
+    assert found.stdout.count("Resuming after step 8") == 1
     assert found.stdout.count("Trained to step 16") == 1
+    assert_the_same_run(store, workdir, one[0], starts=2)
 
 
 def test_a_run_of_two_processes_is_resumed_by_one(store, one, two, tmp_path):
@@ -275,10 +307,10 @@ def coordinator():
 
 
 def test_a_failure_of_process_0_alone_ends_all_with_its_reason(tmp_path):
-    found = launched(
-        2, "train", f"--config={TINY}", f"--workdir={tmp_path}", "--config.source.rows.train=-5"
-    )
+    args = (f"--config={TINY}", f"--workdir={tmp_path}", "--config.source.rows.train=-5")
+    found = launched(2, "train", *args, restarts=3)
     assert found.returncode == 2
+    assert "started again" not in found.stderr
     reason = "source.rows.train: must be a whole number, not negative: found -5."
     assert f"\njaxrank[0]: error: {reason}\n" in f"\n{found.stderr}"
     assert f"jaxrank[1]: error: process 0 ended: {reason}" in found.stderr

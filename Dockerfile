@@ -1,0 +1,26 @@
+# jaxrank for TPUs, or for NVIDIA GPUs: its wheels bring CUDA, so that the host needs only the driver.
+#
+#   docker build --build-arg ACCELERATOR=tpu --tag jaxrank:tpu .
+#   docker build --build-arg ACCELERATOR=cuda --tag jaxrank:cuda .
+#   docker run --rm --gpus=all --shm-size=1g jaxrank:cuda train --config=configs/quickstart.py ...
+FROM python:3.12-slim-bookworm
+
+ARG ACCELERATOR=tpu
+ENV PYTHONUNBUFFERED=1 \
+    NVIDIA_VISIBLE_DEVICES=all \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility
+
+RUN useradd --create-home --uid 1000 jaxrank
+WORKDIR /opt/jaxrank
+
+# What jaxrank needs, in a layer that stays when only jaxrank changes.
+COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY jaxrank/__init__.py jaxrank/
+RUN pip install --no-cache-dir --constraint constraints.txt ".[${ACCELERATOR}]"
+
+COPY jaxrank jaxrank
+RUN pip install --no-cache-dir --no-deps --force-reinstall .
+COPY configs configs
+
+USER 1000
+ENTRYPOINT ["jaxrank"]

@@ -1,0 +1,118 @@
+#!/usr/bin/env bash
+# Runs jaxrank on Kubernetes as a JobSet (https://jobset.sigs.k8s.io, 0.6 or later).
+#
+#   launch/kubernetes.sh VERB NAME [OPTION ...] [-- VERB AND FLAGS OF JAXRANK]
+#   launch/kubernetes.sh tpu ads --image=REGISTRY/jaxrank:tpu --accelerator=tpu-v5-lite-podslice \
+#       --topology=4x4 --hosts=4 --chips=4 --claim=shared \
+#       -- train --config=configs/standard.py --workdir=/mnt/jaxrank/standard
+#   launch/kubernetes.sh gpu ads --image=REGISTRY/jaxrank:cuda --nodes=2 --gpus=8 --claim=shared \
+#       -- train --config=configs/standard.py --workdir=/mnt/jaxrank/standard
+#
+# Verbs:
+#   tpu gpu  applies launch/jobset_tpu.yaml or launch/jobset_gpu.yaml
+#   status   of the JobSet and its pods
+#   logs     follows the first pod's
+#   delete   the JobSet; asks first
+#
+#   --image=IMAGE           made by the Dockerfile of this repository
+#   --claim=CLAIM           a volume that all nodes can write, mounted at /mnt/jaxrank
+#   --restarts=10           how often all start again after a failure or preemption; training resumes
+#   --accelerator=TYPE --topology=TOPOLOGY   of a slice, as GKE names them
+#   --slices=1 --hosts=1 --chips=4           slices, hosts of a slice, chips of a host
+#   --nodes=1 --gpus=1                       GPU nodes, and GPUs of each
+#   --node-selector=KEY=VALUE                of GPU nodes, if not all will do
+#   --namespace=NAMESPACE
+#   --template=FILE         in place of the manifest in launch/
+#   --yes                   deletes without asking
+#   --dry-run               prints every command and the manifest
+options=(image claim restarts accelerator topology slices hosts chips nodes gpus node-selector
+    namespace template)
+switches=()
+image='' claim='' restarts=10 accelerator='' topology='' slices=1 hosts=1 chips=4 nodes=1 gpus=1
+node_selector='' namespace='' template=''
+# shellcheck source=launch/command.sh
+source "${BASH_SOURCE[0]%/*}/command.sh"
+parse "$@"
+[ ${#words[@]} -eq 2 ] || die "a verb and a name must be given: found '${words[*]-}'. Try --help."
+verb=${words[0]} name=${words[1]}
+need_name "$name"
+
+kube() {
+    run kubectl "$@" ${namespace:+--namespace="$namespace"}
+}
+
+# Text as a string of JSON, which YAML reads as well.
+json() {
+    local text=$1
+    [[ $text != *[[:cntrl:]]* ]] || die "control characters cannot be passed on: found $(quoted "$text")."
+    text=${text//\\/\\\\}
+    printf '"%s"' "${text//\"/\\\"}"
+}
+
+arguments() {
+    local word line=''
+    for word in "${rest[@]}"; do
+        word=$(json "${word//\$/\$\$}") || return # Kubernetes would put variables in for $(NAME)
+        line+=", $word"
+    done
+    printf '[%s]' "${line#, }"
+}
+
+selector() {
+    local key value
+    [ -z "$node_selector" ] && echo '{}' && return
+    [[ $node_selector == ?*=?* ]] || die "--node-selector must be KEY=VALUE: found '$node_selector'."
+    key=$(json "${node_selector%%=*}") && value=$(json "${node_selector#*=}") || return
+    printf '{%s: %s}' "$key" "$value"
+}
+
+fill() { # the manifest, word and value in turn
+    local text
+    text=$(<"$1")
+    shift
+    while [ $# -gt 0 ]; do
+        text=${text//"@$1@"/"$2"}
+        shift 2
+    done
+    printf %s "$text"
+}
+
+apply() { # manifest, words and values
+    local manifest=${template:-${BASH_SOURCE[0]%/*}/$1} args quoted_image quoted_claim input
+    shift
+    need image claim
+    [ ${#rest[@]} -gt 0 ] || die "what jaxrank does must be given behind --. Try --help."
+    args=$(arguments) && quoted_image=$(json "$image") && quoted_claim=$(json "$claim") || exit
+    input=$(fill "$manifest" "$@" NAME "$name" RESTARTS "$restarts" IMAGE "$quoted_image" \
+        CLAIM "$quoted_claim" ARGS "$args")
+    kube apply --filename=-
+}
+
+need_whole_numbers restarts slices hosts chips nodes gpus
+pods=jobset.sigs.k8s.io/jobset-name=$name
+case $verb in
+tpu)
+    need accelerator topology
+    accelerator=$(json "$accelerator")
+    topology=$(json "$topology")
+    apply jobset_tpu.yaml ACCELERATOR "$accelerator" TOPOLOGY "$topology" SLICES "$slices" \
+        HOSTS "$hosts" CHIPS "$chips"
+    ;;
+gpu)
+    node_selector=$(selector)
+    apply jobset_gpu.yaml NODES "$nodes" GPUS "$gpus" SELECTOR "$node_selector"
+    ;;
+status)
+    kube get jobset "$name"
+    kube get pods --selector="$pods" --output=wide
+    ;;
+logs)
+    first=$pods,jobset.sigs.k8s.io/job-index=0,batch.kubernetes.io/job-completion-index=0
+    kube logs --selector="$first" --tail=100 --follow
+    ;;
+delete)
+    confirm "Delete the JobSet $name and its pods?"
+    kube delete jobset "$name"
+    ;;
+*) die "unknown verb '$verb'. Try --help." ;;
+esac

@@ -1,0 +1,254 @@
+#!/usr/bin/env bash
+# Rents Cloud TPU VMs, runs jaxrank on all their workers, and gives them back.
+#
+#   launch/tpu.sh VERB NAME --zone=ZONE [OPTION ...] [-- VERB AND FLAGS OF JAXRANK]
+#   launch/tpu.sh create my-tpu --zone=europe-west4-a --accelerator-type=v3-8 --spot
+#   launch/tpu.sh run my-tpu --zone=europe-west4-a --nfs=10.0.0.2:/jaxrank \
+#       -- train --config=configs/standard.py --workdir=/mnt/jaxrank/standard
+#
+# Verbs, in the order of their use; --queued goes with all of them or none:
+#   create   a TPU VM; with --queued a request for one that waits in line
+#   wait     until it is ready
+#   copy     this repository to ~/jaxrank of every worker
+#   install  jaxrank there, in ~/jaxrank/.venv
+#   run      jaxrank on all workers, in the background: what stands behind --
+#   logs     follows the log of one worker
+#   status   of the TPU, and of jaxrank on each worker
+#   stop     jaxrank, not the TPU
+#   resume   all of the above that is left to do: after a preemption all, on a new TPU
+#   delete   the TPU, or what is left of it; asks first
+#
+# Options:
+#   --zone=ZONE --project=PROJECT   default: CLOUDSDK_COMPUTE_ZONE, and as gcloud is configured
+#   --accelerator-type=v3-8     chips: v3-8 has one worker, v3-32 has four
+#   --runtime-version=VERSION   of the image; default: that of the accelerator type
+#   --queued                    NAME is a queued resource
+#   --slices=1                  of the accelerator type; more than one are always queued
+#   --valid-until-duration=6h   a queued request ends unless it was granted by then
+#   --spot --reserved           how it is paid for
+#   --network=NET --subnetwork=NET --service-account=ACCOUNT
+#   --nfs=SERVER:/SHARE         run mounts it at /mnt/jaxrank of every worker
+#   --python=3.12               version that install uses
+#   --slice=0 --worker=0        whose log is followed
+#   --watch                     resume goes on until jaxrank has finished; needs --yes
+#   --every=60                  seconds between two looks of wait and --watch
+#   --retries=20                failures after which --watch gives up; preemptions are none
+#   --yes                       deletes without asking
+#   --dry-run                   prints every command instead of running it
+options=(zone project accelerator-type runtime-version slices valid-until-duration network
+    subnetwork service-account nfs python slice worker every retries)
+switches=(queued spot reserved watch)
+zone=${CLOUDSDK_COMPUTE_ZONE-} project='' accelerator_type='' runtime_version='' slices=1 valid_until_duration=''
+network='' subnetwork='' service_account='' nfs='' python='' slice=0 worker=0 every=60 retries=20
+queued='' spot='' reserved='' watch=''
+# shellcheck source=launch/command.sh
+source "${BASH_SOURCE[0]%/*}/command.sh"
+parse "$@"
+[ ${#words[@]} -eq 2 ] || die "a verb and a name must be given: found '${words[*]-}'. Try --help."
+name=${words[1]}
+need_name "$name"
+need zone
+need_whole_numbers slices slice worker every retries
+[ "$slices" -gt 0 ] || die "--slices must be at least 1: found 0."
+[ "$slices" -eq 1 ] || queued=yes
+root=$(cd "${BASH_SOURCE[0]%/*}/.." && pwd)
+
+# A queued resource and a TPU VM know the same verbs, and tell their states in different places.
+if [ -n "$queued" ]; then
+    service=queued-resources state_field=state.state all=(--node=all --worker=all)
+else
+    service=tpu-vm state_field=state all=(--worker=all)
+fi
+
+tpu() { # verb of gcloud, its arguments
+    run gcloud compute tpus "$service" "$@" --zone="$zone" ${project:+--project="$project"}
+}
+
+on_all() { # words of a command
+    tpu ssh "$name" "${all[@]}" --command="$(quoted "$@")"
+}
+
+# https://cloud.google.com/tpu/docs/runtimes
+runtime() {
+    case $accelerator_type in
+    v2-* | v3-* | v4-*) echo tpu-ubuntu2204-base ;;
+    v5litepod-*) echo v2-alpha-tpuv5-lite ;;
+    v5p-*) echo v2-alpha-tpuv5 ;;
+    v6e-*) echo v2-alpha-tpuv6e ;;
+    *) die "--runtime-version must be given for --accelerator-type=$accelerator_type." ;;
+    esac
+}
+
+create() {
+    local wanted=() version
+    need accelerator-type
+    version=${runtime_version:-$(runtime)} || exit
+    wanted+=(--accelerator-type="$accelerator_type" ${spot:+--spot} ${reserved:+--reserved}
+        ${network:+--network="$network"} ${subnetwork:+--subnetwork="$subnetwork"}
+        ${service_account:+--service-account="$service_account"})
+    if [ -z "$queued" ]; then
+        tpu create "$name" --version="$version" "${wanted[@]}"
+        return
+    fi
+    if [ "$slices" -gt 1 ]; then
+        wanted+=(--node-count="$slices" --node-prefix="$name")
+    else
+        wanted+=(--node-id="$name")
+    fi
+    tpu create "$name" --runtime-version="$version" "${wanted[@]}" \
+        ${valid_until_duration:+--valid-until-duration="$valid_until_duration"}
+}
+
+# The state as the cloud names it, and MISSING where there is no such TPU, as a dry run takes it.
+# It is looked up in the list: `describe` fails for one that is gone as it does without a network.
+state() {
+    local listed
+    listed=$(tpu list --format="value(name.basename(),$state_field)") || return
+    awk -v name="$name" '$1 == name { state = $2 } END { print state ? state : "MISSING" }' \
+        <<<"$listed"
+}
+
+# The first state that lasts.
+lasting_state() {
+    local found
+    while true; do
+        found=$(state) || return
+        case $found in
+        *ING | ACCEPTED | WAITING_FOR_RESOURCES) [ "$found" != MISSING ] || break ;;
+        *) break ;;
+        esac
+        say "$name is $found"
+        sleep "$every"
+    done
+    echo "$found"
+}
+
+wait_until_ready() {
+    local found
+    found=$(lasting_state) || return
+    [[ -n $dry_run || $found == READY || $found == ACTIVE ]] || die "$name is $found."
+}
+
+copy() {
+    local archive=/tmp/jaxrank.tgz
+    if [ -z "$dry_run" ]; then
+        archive=$(mktemp)
+        # shellcheck disable=SC2064 # the name of now
+        trap "rm -f $(quoted "$archive")" EXIT
+    fi
+    # What git knows or would add: no environments, no runs. It knows deleted files too.
+    # shellcheck disable=SC2016
+    run bash -o pipefail -c 'cd "$0" && git ls-files -z --cached --others --exclude-standard |
+        while IFS= read -r -d "" file; do [ ! -e "$file" ] || printf "%s\0" "$file"; done |
+        tar --null -T - -czf "$1"' "$root" "$archive" &&
+        tpu scp "$archive" "$name:jaxrank.tgz" "${all[@]}" &&
+        on_all mkdir -p jaxrank &&
+        on_all tar -xzf jaxrank.tgz -C jaxrank
+}
+
+install() {
+    on_all jaxrank/launch/worker.sh install ${python:+--python="$python"}
+}
+
+start() {
+    [ ${#rest[@]} -gt 0 ] || die "what jaxrank does must be given behind --. Try --help."
+    local word
+    for word in "${rest[@]}"; do
+        # It would become a directory of each worker's disk, and go with it.
+        [[ $word != --workdir=*://* ]] ||
+            die "$word: must be a directory that all workers mount, as --nfs does; not a URL."
+    done
+    on_all jaxrank/launch/worker.sh start ${nfs:+--nfs="$nfs"} -- "${rest[@]}"
+}
+
+worker_status() {
+    on_all sh -c 'if [ -e jaxrank/launch/worker.sh ]; then jaxrank/launch/worker.sh status
+        else echo "jaxrank has not run"; fi'
+}
+
+# How the run is over all workers: running, finished, refused, failed or new.
+progress() {
+    local told
+    told=$(worker_status) || return
+    case $told in
+    *"jaxrank is running"*) echo running ;;
+    *"ended with status 2"*) echo refused ;;
+    *"has not run"*) echo new ;; # on a worker that was replaced, too
+    *"ended with status "[1-9]* | *"ended from outside"*) echo failed ;;
+    *) echo finished ;;
+    esac
+}
+
+give_back() {
+    tpu delete "$name" ${queued:+--force} --quiet
+}
+
+delete() {
+    confirm "Delete $name and the disks of its workers?"
+    give_back
+}
+
+# One look, and what follows from it. Status 0: jaxrank runs; 10: it has finished; 11: it had failed
+# and was started again.
+look() {
+    local found
+    found=$(lasting_state) || return
+    case $found in
+    READY | ACTIVE)
+        found=$(progress) || return
+        say "jaxrank on $name: $found"
+        case $found in
+        finished) return 10 ;;
+        failed) start && return 11 ;;
+        new) copy && install && start ;;
+        refused) die "jaxrank on $name refused its flags, config or data; see its log." ;;
+        esac
+        ;;
+    MISSING | PREEMPTED | TERMINATED | SUSPENDED)
+        [ -n "$dry_run" ] || say "$name is $found"
+        if [ "$found" != MISSING ]; then
+            confirm "Delete what is left of $name?"
+            give_back || return
+        fi
+        create && wait_until_ready && copy && install && start
+        ;;
+    *) die "$name is $found, which resume cannot help; see 'gcloud compute tpus $service'." ;;
+    esac
+}
+
+resume() {
+    local failures=0 status
+    [ ${#rest[@]} -gt 0 ] || die "what jaxrank does must be given behind --. Try --help."
+    [ -z "$watch" ] || [ -n "$yes$dry_run" ] || die "--watch deletes what a preemption left: add --yes."
+    while true; do
+        status=0
+        (look) || status=$?
+        case $status in
+        0) ;;
+        2) exit 2 ;;
+        10) return ;;
+        *)
+            failures=$((failures + 1))
+            [ "$status" -eq 11 ] || say "status $status"
+            [ -n "$watch" ] || exit $((status == 11 ? 0 : status))
+            [ "$failures" -le "$retries" ] || die "$failures failures: given up."
+            ;;
+        esac
+        [ -n "$watch" ] && [ -z "$dry_run" ] || return 0
+        sleep "$every"
+    done
+}
+
+case ${words[0]} in
+create | copy | install | resume | delete) "${words[0]}" ;;
+wait) wait_until_ready ;;
+run) start ;;
+logs) tpu ssh "$name" ${queued:+--node="$slice"} --worker="$worker" --command='tail -n 100 -F jaxrank.log' ;;
+status)
+    found=$(state)
+    [ -n "$dry_run" ] || say "$name is $found"
+    worker_status
+    ;;
+stop) on_all jaxrank/launch/worker.sh stop ;;
+*) die "unknown verb '${words[0]}'. Try --help." ;;
+esac

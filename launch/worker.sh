@@ -1,0 +1,95 @@
+#!/usr/bin/env bash
+# What launch/tpu.sh has each worker of a TPU do; it runs there, in the copy of this repository.
+#
+#   launch/worker.sh install|start|status|stop [OPTION ...] [-- VERB AND FLAGS OF JAXRANK]
+#
+#   install  jaxrank for TPUs, into .venv
+#   start    jaxrank in the background; its output is appended to ~/jaxrank.log
+#   status   whether it runs, or how it ended
+#   stop     ends it
+#
+#   --python=3.12        version for .venv: the TPU images have 3.10, which is too old
+#   --nfs=SERVER:/SHARE  start mounts it at --mount first
+#   --mount=/mnt/jaxrank
+#   --dry-run            prints what it would run
+options=(python nfs mount)
+switches=()
+python=3.12 nfs='' mount=/mnt/jaxrank
+# shellcheck source=launch/command.sh
+source "${BASH_SOURCE[0]%/*}/command.sh"
+parse "$@"
+root=$(cd "${BASH_SOURCE[0]%/*}/.." && pwd)
+self=$root/launch/worker.sh
+log=$HOME/jaxrank
+
+install() {
+    cd "$root"
+    # uv brings the Python that the image lacks.
+    run python3 -m pip install --quiet --user uv
+    run python3 -m uv venv --quiet --allow-existing --python "$python" .venv
+    run python3 -m uv pip install --quiet --python .venv/bin/python --constraints constraints.txt \
+        --editable '.[tpu]'
+}
+
+share() {
+    mountpoint --quiet "$mount" && return
+    # A machine that has just started holds apt's lock for its own updates.
+    run sudo apt-get --quiet --quiet --option DPkg::Lock::Timeout=300 install --yes nfs-common
+    run sudo mkdir -p "$mount"
+    run sudo mount -t nfs "$nfs" "$mount"
+    [ -n "$dry_run" ] || [ -w "$mount" ] ||
+        die "$nfs must be writable for $USER: 'sudo chmod a+rwx $mount' on one worker makes it so."
+}
+
+# The lock is held by jaxrank itself: it goes with the last process, whatever ended it.
+running() {
+    ! flock --nonblock 9 9>>"$log.lock"
+}
+
+start() {
+    [ ${#rest[@]} -gt 0 ] || die "what jaxrank does must be given behind --."
+    ! running || die "jaxrank is running here; stop it first."
+    [ -z "$nfs" ] || share
+    [ -n "$dry_run" ] || rm -f "$log.pid" "$log.status"
+    run setsid --fork "$self" work -- "${rest[@]}"
+    [ -n "$dry_run" ] || timeout 10 bash -c "until [ -s \"\$0\" ]; do sleep 0.1; done" "$log.pid"
+}
+
+work() {
+    exec >>"$log.log" 2>&1 <"/dev/null" 3>&- 9>>"$log.lock"
+    flock --nonblock 9
+    local status=0
+    echo "$$" >"$log.pid"
+    printf '%s starts: jaxrank %s\n' "$(date -u +%FT%TZ)" "$(quoted "${rest[@]}")"
+    cd "$root"
+    .venv/bin/jaxrank "${rest[@]}" || status=$?
+    echo "$status" >"$log.status"
+}
+
+status() {
+    if running; then
+        echo "jaxrank is running"
+    elif [ -s "$log.status" ]; then
+        echo "jaxrank ended with status $(<"$log.status")"
+    elif [ -s "$log.pid" ]; then
+        echo "jaxrank was ended from outside"
+    else
+        echo "jaxrank has not run"
+    fi
+}
+
+stop() {
+    local second
+    running || return 0
+    run kill -TERM -- "-$(<"$log.pid")" # setsid made it the leader of a group
+    for ((second = 0; second < 30; second++)); do
+        { [ -z "$dry_run" ] && running; } || return 0
+        sleep 1
+    done
+    run kill -KILL -- "-$(<"$log.pid")"
+}
+
+case ${words[*]-} in
+install | start | work | status | stop) "${words[0]}" ;;
+*) die "a verb must be given: found '${words[*]-}'. Try --help." ;;
+esac

@@ -1,0 +1,172 @@
+"""What all scripts in launch/ have in common, and the container image."""
+
+import contextlib
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import stand_ins
+from launching import HOSTILE, LAUNCH, ROOT, ZONE, Cloud, lines_of_shell
+
+SCRIPTS = sorted(path for path in LAUNCH.glob("*.sh") if path.name != "command.sh")
+
+
+@pytest.fixture
+def cloud(tmp_path):
+    with contextlib.closing(Cloud(tmp_path)) as cloud:
+        yield cloud
+
+
+def on_the_path(name):
+    path = Path(sys.executable).with_name(name)
+    return str(path) if path.exists() else shutil.which(name)
+
+
+def test_scripts_are_shell_that_shellcheck_finds_nothing_in():
+    assert len(SCRIPTS) == 6
+    for path in [*SCRIPTS, ROOT / ".ci" / "run"]:
+        assert os.access(path, os.X_OK), path
+        subprocess.run(["bash", "-n", path], check=True)
+    command = [on_the_path("shellcheck"), "--external-sources", *LAUNCH.glob("*.sh")]
+    found = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert found.stdout + found.stderr == ""
+
+
+@pytest.mark.parametrize("script", [path.name for path in SCRIPTS])
+def test_help_tells_every_option(script, cloud):
+    found = cloud.run(script, "--help")
+    assert found.returncode == 0
+    text = (LAUNCH / script).read_text()
+    names = " ".join(re.findall(r"^(?:options|switches)=\((.*?)\)", text, re.M | re.S)).split()
+    assert names
+    for name in [*names, "dry-run"]:
+        assert f"--{name}" in found.stdout
+    assert cloud.run(script, "--nonsense=1").returncode == 2
+    assert cloud.run(script).returncode == 2
+    assert cloud.calls() == []
+
+
+DOCS = ["README.md", "docs/tpu.md", "docs/gpu.md"]
+
+
+def commands_of_docs():
+    """Each command of a script in launch/ that a user is told to type, as words."""
+    for name in DOCS:
+        for block in re.findall(r"^```bash\n(.*?)^```", (ROOT / name).read_text(), re.M | re.S):
+            for line in block.replace("\\\n", " ").splitlines():
+                words = shlex.split(line, comments=True)
+                if any(word.startswith("launch/") for word in words):
+                    yield words
+
+
+@pytest.mark.parametrize("words", list(commands_of_docs()), ids=" ".join)
+def test_what_the_guides_say_is_what_scripts_and_tools_take(words, cloud):
+    at = next(i for i, word in enumerate(words) if word.startswith("launch/"))
+    told = dict(word.split("=", 1) for word in words[:at] if re.match("[A-Z_]+=", word))
+    if words[0] == "torchrun":
+        told = dict(MASTER_ADDR="a", MASTER_PORT="1", WORLD_SIZE="2", RANK="0", LOCAL_RANK="0")
+    env = {"CLOUDSDK_COMPUTE_ZONE": "z", "PYTHON": sys.executable} | told
+    script = words[at].removeprefix("launch/")
+    found = cloud.run(script, "--dry-run", *words[at + 1 :], **env)
+    assert found.returncode == 0, found.stderr
+    manifest = found.stdout.find(" <<'END'")
+    printed = found.stdout[:manifest] if manifest >= 0 else found.stdout
+    tools = [shlex.split(line) for line in lines_of_shell(printed)]
+    assert tools
+    for call in tools:
+        if call[0] in ("gcloud", "kubectl", "sbatch"):
+            stand_ins.parsed(call)
+
+
+def test_stand_ins_refuse_what_is_not_documented(cloud):
+    good = ["gcloud", "compute", "tpus", "tpu-vm", "create", "a", "--zone=z", "--version=v"]
+    assert stand_ins.parsed(good)[2] == ["a"]
+    for bad in ("--runtime-version=v", "--spot=yes", "--yes", "-v"):
+        with pytest.raises(SystemExit, match="64"):
+            stand_ins.parsed([*good, bad])
+    with pytest.raises(SystemExit, match="64"):
+        stand_ins.parsed(good[:-1])
+    with pytest.raises(SystemExit, match="64"):
+        stand_ins.parsed(["gcloud", "compute", "tpus", "tpu-vm", "describe", "a"])
+
+
+@pytest.mark.parametrize("script", ["tpu.sh", "kubernetes.sh"])
+def test_delete_without_anyone_to_ask_needs_to_be_told(script, cloud):
+    cloud.run("tpu.sh", "create", "ads", ZONE, "--accelerator-type=v3-8")
+    args = (script, "delete", "ads", *([ZONE] if script == "tpu.sh" else []))
+    found = cloud.run(*args)
+    assert found.returncode == 2
+    assert "--yes" in found.stderr
+    assert "delete" not in cloud.verbs("")
+    assert cloud.run(*args, "--yes").returncode == 0
+    assert "delete" in cloud.verbs("")
+
+
+def test_a_dry_run_of_processes_here_tells_each_its_place():
+    command = [LAUNCH / "local.sh", "3", "--devices=2", "--dry-run", "--", "train", *HOSTILE]
+    env = os.environ | {"PYTHON": sys.executable}
+    found = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    lines = [shlex.split(line) for line in lines_of_shell(found.stdout)]
+    for index, words in enumerate(lines):
+        assert f"JAX_PROCESS_ID={index}" in words
+        assert {"JAX_NUM_PROCESSES=3", "JAX_NUM_CPU_DEVICES=2"} < set(words)
+        at = words.index(sys.executable)
+        assert words[at:] == [sys.executable, "-m", "jaxrank", "train", *HOSTILE]
+    assert len(lines) == 3
+    assert len({w for words in lines for w in words if w.startswith("JAX_COORD")}) == 1
+
+
+# An interpreter: process 1 is killed in each start but the third, and the others then fail.
+DYING = """#!/bin/sh
+if [ "$1" = -c ]; then exec {python} "$@"; fi
+echo start >>{here}/$JAX_PROCESS_ID
+if [ "$(wc -l <{here}/$JAX_PROCESS_ID)" -ge 3 ]; then sleep 3; exit 0; fi
+if [ "$JAX_PROCESS_ID" = 1 ]; then kill -9 $$; fi
+sleep 1.5; exit 1
+"""
+
+
+@pytest.mark.parametrize(("restarts", "status"), [(1, 137), (2, 0)])
+def test_all_are_started_again_when_one_dies_as_often_as_was_said(restarts, status, tmp_path):
+    python = tmp_path / "python"
+    python.write_text(DYING.format(python=sys.executable, here=tmp_path))
+    python.chmod(0o755)
+    command = [LAUNCH / "local.sh", "3", f"--restarts={restarts}", "--", "train"]
+    env = os.environ | {"PYTHON": str(python)}
+    found = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert found.returncode == status
+    told = re.findall("ended with status ([0-9]+); all are started again", found.stderr)
+    assert told == ["137"] * restarts
+    for index in "012":
+        assert (tmp_path / index).read_text() == "start\n" * (restarts + 1)
+
+
+def test_hadolint_finds_nothing_in_the_dockerfile():
+    command = [on_the_path("hadolint"), ROOT / "Dockerfile"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stdout) == (0, "")
+
+
+def test_the_image_holds_what_it_copies_and_runs_as_no_root():
+    text = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
+    steps = [line.split(maxsplit=1) for line in text.splitlines() if re.match("[A-Z]", line)]
+    (base,) = [rest for name, rest in steps if name == "FROM"]
+    assert re.fullmatch(r"[\w/]+:\d[\w.-]*", base)
+    assert [rest for name, rest in steps if name == "USER"][-1] not in ("root", "0")
+    pips = [rest for name, rest in steps if name == "RUN" and "pip install" in rest]
+    assert all("--no-cache-dir" in rest for rest in pips)
+    assert "--constraint constraints.txt" in pips[0]
+    assert '".[${ACCELERATOR}]"' in pips[0]
+    assert "apt-get" not in text
+    allowed = (ROOT / ".dockerignore").read_text().splitlines()
+    assert allowed[1] == "*"
+    for name, rest in steps:
+        if name == "COPY":
+            for source in rest.split()[:-1]:
+                assert (ROOT / source).exists()
+                assert f"!{source.split('/')[0]}" in allowed
