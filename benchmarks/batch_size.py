@@ -9,6 +9,7 @@ a decade less are worse, for dense parameters and tables together. Then each bat
 with each rule (none, sqrt, linear; for dense parameters and tables alike), without warm-up and with
 one of a tenth of the steps. Printed is the validation logloss over that at 4,096, in percent, as
 mean and deviation over the seeds, whose data is the same and whose order and initial values differ.
+With --tune rates are chosen anew at some batch sizes: no rule can do better than they.
 
 Runs that are there already are not done again, so the command can be given once more.
 """
@@ -133,15 +134,15 @@ class Runner:
             shutil.rmtree(place / "run", ignore_errors=True)
 
 
-def best_rates(runner: Runner, optimizer: str) -> tuple[float, float]:
+def best_rates(
+    runner: Runner, optimizer: str, batch: int, best: tuple[float, float]
+) -> tuple[float, float]:
     """Climbs on a grid of half decades until no neighbour, along an axis or across, is better."""
-    (_, dense), (_, tables) = OPTIMIZERS[optimizer]
-    best = (dense, tables)
     found: dict[tuple[float, float], float] = {}
     while True:
         around = itertools.product(*([_half_decades(x, n) for n in (-1, 0, 1)] for x in best))
         new = [pair for pair in around if pair not in found]
-        cases = [Case(optimizer, pair, BASE, "none", 0.0, 0) for pair in new]
+        cases = [Case(optimizer, pair, batch, "none", 0.0, 0) for pair in new]
         found |= dict(zip(new, runner.losses(cases), strict=True))
         before, best = best, min(found, key=lambda pair: found[pair])
         if best == before:
@@ -157,24 +158,32 @@ def main() -> None:
     parser.add_argument("--workdir", required=True)
     parser.add_argument("--optimizers", nargs="+", default=list(OPTIMIZERS), choices=OPTIMIZERS)
     parser.add_argument("--batches", nargs="+", type=int, default=[16_384, 65_536, 131_072])
+    parser.add_argument("--tune", nargs="*", type=int, default=[], help="also choose rates here")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, sharing the cores")
     args = parser.parse_args()
     runner = Runner(Path(args.workdir), args.jobs)
     seeds = range(args.seeds)
     for optimizer in args.optimizers:
-        rates = best_rates(runner, optimizer)
+        (_, dense), (_, tables) = OPTIMIZERS[optimizer]
+        rates = best_rates(runner, optimizer, BASE, (dense, tables))
         base = runner.losses([Case(optimizer, rates, BASE, "none", 0.0, s) for s in seeds])
         print(f"{optimizer}: rates {rates} at {BASE}: logloss {statistics.mean(base):.5f}")
         for batch, rule, warmup in itertools.product(args.batches, RULES, (0.0, 0.1)):
             found = runner.losses([Case(optimizer, rates, batch, rule, warmup, s) for s in seeds])
-            over = [100 * (a / b - 1) for a, b in zip(found, base, strict=True)]
-            spread = statistics.stdev(over) if len(over) > 1 else float("nan")
-            print(
-                f"{optimizer}, batch {batch:,}, {rule}, warm-up {warmup:.0%}:"
-                f" {statistics.mean(over):+.3f}% ({spread:.3f})",
-                flush=True,
-            )
+            told(f"{optimizer}, batch {batch:,}, {rule}, warm-up {warmup:.0%}", found, base)
+        for batch in args.tune:
+            tuned = best_rates(runner, optimizer, batch, rates)
+            found = runner.losses([Case(optimizer, tuned, batch, "none", 0.0, s) for s in seeds])
+            told(f"{optimizer}, batch {batch:,}, rates {tuned} chosen there", found, base)
+
+
+def told(name: str, found: list[float], base: list[float]) -> None:
+    over = [100 * (a / b - 1) for a, b in zip(found, base, strict=True)]
+    lost = sum(not math.isfinite(x) for x in over)
+    spread = statistics.stdev(over) if len(over) > 1 and not lost else math.nan
+    result = f"{lost} of {len(over)} runs did not stay finite" if lost else ""
+    print(f"{name}: {result or f'{statistics.mean(over):+.3f}% ({spread:.3f})'}", flush=True)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ _EXAMPLES = {
     "predict": "jaxrank predict --workdir=/tmp/quickstart --split=valid"
     " --output=/tmp/predictions.parquet",
     "plan": "jaxrank plan --config=configs/powerlaw.py --topology=v3-32 --picture=/tmp/plan.png",
+    "compile": "jaxrank compile --config=configs/quickstart.py --topology=v3-8,v5e-16",
     "bench": "jaxrank bench --config=configs/quickstart.py --workdir=/tmp/quickstart"
     " --picture=/tmp/bench.png",
 }
@@ -163,6 +164,15 @@ def _parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentP
     )
     plan.add_argument("--picture", default="", metavar="FILE", help="a PNG to draw the plan into")
     plan.add_argument(
+        "--workdir", default="", metavar="DIR", help="of a run, whose prepared data is read"
+    )
+
+    compiles = verb("compile", "the step by the TPU compiler, for TPU slices that are not here")
+    add_config(compiles)
+    compiles.add_argument(
+        "--topology", required=True, metavar="NAMES", help="TPU slices, as v3-8,v3-32,v5e-16"
+    )
+    compiles.add_argument(
         "--workdir", default="", metavar="DIR", help="of a run, whose prepared data is read"
     )
 
@@ -307,6 +317,16 @@ def _plan(args: argparse.Namespace, config: "ConfigDict", report: Callable) -> d
     return plan_report.to_json(planned)
 
 
+def _compile(args: argparse.Namespace, config: "ConfigDict", report: Callable) -> dict[str, Any]:
+    from jaxrank import compile_report
+    from jaxrank.compile import check_names, compile_for
+
+    names = check_names(args.topology)
+    found = list(compile_for(config, names, workdir=args.workdir, report=report))
+    report(compile_report.describe(found))
+    return compile_report.to_json(found)
+
+
 def _bench(args: argparse.Namespace, config: "ConfigDict", report: Callable) -> dict[str, Any]:
     from jaxrank import bench_report
     from jaxrank.bench import bench
@@ -393,6 +413,7 @@ def run(argv: Sequence[str]) -> None:
                 "prepare": _prepare,
                 "train": _train,
                 "plan": _plan,
+                "compile": _compile,
                 "bench": _bench,
             }
             result = verbs_with_config[args.verb](args, config, report)

@@ -70,7 +70,7 @@ def plan(
     """
     if batches is not None and batches < 1:
         raise InputError(f"--batches must be at least 1: found {batches}.")
-    data = _open(config, workdir, report)
+    data = open_data(config, workdir, report)
     maker = Maker(config, data)
     case = maker.case(machine)
     size = config.batch_size
@@ -103,7 +103,7 @@ def _told(batches: Iterator[Examples], count: int, report: Report) -> Iterator[E
         yield batch
 
 
-def _open(config: ConfigDict, workdir: str, report: Report) -> Data:
+def open_data(config: ConfigDict, workdir: str, report: Report) -> Data:
     """The run's store if there is one, or else its generated data, and a sample of it.
 
     Raises:

@@ -81,7 +81,7 @@ class Maker:
         tables = to_plain(config.optim.tables)
         self.rule = embedding.make_rule(tables["name"], **tables["settings"])
         self._dense = _dense(config, plain)
-        self._shape = self._batch_shape(plain)
+        self.shape = self._batch_shape(plain)
 
     def _batch_shape(self, plain: Layout) -> BatchShape:
         config = self._config
@@ -116,7 +116,7 @@ class Maker:
             hot=hot,
         )
         planned = layout(self._data.schema, self.dim_of, plan.hot)
-        batch = self._shape.struct(planned)
+        batch = self.shape.struct(planned)
         shards = devices // machine.replicas
         ids = ids_of_device(planned, batch, devices)
         capacities = planner.capacities(

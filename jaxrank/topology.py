@@ -14,20 +14,25 @@ class Generation(NamedTuple):
     numbers_cores: whether the number in the name of a slice counts cores; else it counts chips.
     cores_per_device: 2 where both cores of a chip are one device.
     hbm_bytes: memory of one device.
+    usable_bytes: of it, what the compiler gives to a program.
+    axes: of the network between chips, a torus or a mesh of 2 or 3 dimensions.
     """
 
     numbers_cores: bool
     cores_per_device: int
     hbm_bytes: int
+    usable_bytes: int
+    axes: int
 
 
+# The usable bytes are what the compilers of libtpu 0.0.42.1 say of a program that is too large.
 GENERATIONS = {
-    "v2": Generation(True, 1, 8 * _GIB),
-    "v3": Generation(True, 1, 16 * _GIB),
-    "v4": Generation(True, 2, 32 * _GIB),
-    "v5e": Generation(False, 1, 16 * _GIB),
-    "v5p": Generation(True, 2, 95 * _GIB),
-    "v6e": Generation(False, 1, 32 * _GIB),
+    "v2": Generation(True, 1, 8 * _GIB, int(7.48 * _GIB), 2),
+    "v3": Generation(True, 1, 16 * _GIB, int(15.48 * _GIB), 2),
+    "v4": Generation(True, 2, 32 * _GIB, int(30.75 * _GIB), 3),
+    "v5e": Generation(False, 1, 16 * _GIB, int(15.75 * _GIB), 2),
+    "v5p": Generation(True, 2, 95 * _GIB, 95 * _GIB, 3),
+    "v6e": Generation(False, 1, 32 * _GIB, int(31.25 * _GIB), 2),
 }
 _ALIASES = {"v5litepod": "v5e"}
 
@@ -42,13 +47,19 @@ class Topology(NamedTuple):
     name: such as "v3-32".
     generation: a key of `GENERATIONS`.
     devices: that JAX sees in it.
+    chips: of which v2 and v3 have two devices each.
     hbm_bytes: memory of each device.
     """
 
     name: str
     generation: str
     devices: int
+    chips: int
     hbm_bytes: int
+
+    @property
+    def cores(self) -> int:
+        return self.devices * GENERATIONS[self.generation].cores_per_device
 
 
 def topology(name: str) -> Topology:
@@ -73,7 +84,9 @@ def topology(name: str) -> Topology:
             f"--topology: the number of a {found} slice counts {what}, so it must be a positive"
             f" multiple of {unit}: found {name!r}."
         )
-    return Topology(name, found, number // generation.cores_per_device, generation.hbm_bytes)
+    return Topology(
+        name, found, number // generation.cores_per_device, number // unit, generation.hbm_bytes
+    )
 
 
 def parse_bytes(text: str) -> int:

@@ -1,0 +1,189 @@
+"""The programs of a config compiled for TPU slices that are not here, and what they take there."""
+
+import math
+import re
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+from ml_collections import ConfigDict
+
+from jaxrank import absent, compiled, plan
+from jaxrank import mesh as meshes
+from jaxrank.errors import InputError
+from jaxrank.feed import AHEAD
+from jaxrank.plan_case import Data, Machine, Maker
+from jaxrank.program import BatchShape, Program, check_batch, make_trainee
+from jaxrank.step import weights_of
+from jaxrank.timetable import make_plan
+from jaxrank.topology import GENERATIONS, Topology, topology
+
+Report = Callable[[str], None]
+
+# A part of a table that is smaller may be taken whole through the fast memory of a core.
+_FAST_MEMORY = 128 * 2**20
+_SIZES = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+class Compiled(NamedTuple):
+    """What the program of one device takes, in bytes where nothing else is said.
+
+    fits: training and evaluation, each beside what else is in memory then.
+    usable_bytes: memory that a program may use.
+    used_bytes: the most that is used at a time.
+    tables_bytes: rows and their accumulators.
+    state_bytes: all of the training state, tables included.
+    batches_bytes: of the call that runs and of those put there ahead.
+    temporaries_bytes: of the training step.
+    evaluation_bytes: temporaries of a step of evaluation.
+    collectives: sent by kind, of one step; see `compiled.collective_bytes`.
+    flops: floating point operations of one step.
+    tables_aliased: tables are updated in place, and nothing makes another array of their size.
+    compile_seconds: of the training step.
+    refused: what the compiler said where it refused; else empty.
+    """
+
+    topology: Topology
+    fits: bool
+    usable_bytes: int
+    used_bytes: int
+    tables_bytes: int
+    state_bytes: int
+    batches_bytes: int
+    temporaries_bytes: int
+    evaluation_bytes: int
+    collectives: dict[str, int]
+    flops: float
+    tables_aliased: bool
+    compile_seconds: float
+    refused: str
+
+
+def compile_for(
+    config: ConfigDict, names: list[str], *, workdir: str, report: Report
+) -> Iterator[Compiled]:
+    """Compiles training and evaluation for one slice after another.
+
+    Args:
+        names: of slices, as "v3-32".
+        workdir: of a run whose prepared data is read; may be empty, see `plan.open_data`.
+        report: gets lines for people to read.
+
+    Raises:
+        InputError: a name or a field of the config that cannot be, no data, or no compiler.
+    """
+    slices = [topology(name) for name in names]
+    devices = [absent.devices(one) for one in slices]
+    data = plan.open_data(config, workdir, report)
+    maker = Maker(config, data)
+    for one, there in zip(slices, devices, strict=True):
+        report(f"Compiling for {one.name}")
+        yield _compiled(config, data, maker, one, there)
+
+
+def _compiled(
+    config: ConfigDict, data: Data, maker: Maker, one: Topology, devices: list[Any]
+) -> Compiled:
+    program = _program(config, data, maker, one, devices)
+    layout = program.trainee.embedding.layout
+    calls = program.shape.struct(layout, leading=(config.steps_per_call,))
+    state = _on_device(program.state_shape, program.state_sharding)
+    tables = _on_device(program.state_shape.tables, program.state_sharding.tables)
+    call = _on_device(calls, jax.tree.map(lambda _: meshes.by_example(program.mesh, 1), calls))
+    began = time.monotonic()
+    step, refused, temporaries = _attempt(program.train, program.state_shape, calls)
+    seconds = time.monotonic() - began
+    text = step.as_text() if step else ""
+    evaluation, waiting = _evaluation(config, program)
+    batches = (2 + AHEAD) * call
+    used = state + max(batches + temporaries, batches - call + waiting + evaluation)
+    usable = GENERATIONS[one.generation].usable_bytes
+    return Compiled(
+        topology=one,
+        fits=not refused and used <= usable,
+        usable_bytes=usable,
+        used_bytes=used,
+        tables_bytes=tables,
+        state_bytes=state,
+        batches_bytes=batches,
+        temporaries_bytes=temporaries,
+        evaluation_bytes=evaluation,
+        collectives=compiled.collective_bytes(text),
+        flops=step.cost_analysis()["flops"] if step else 0.0,
+        tables_aliased=bool(step) and _in_place(program, step, tables),
+        compile_seconds=seconds,
+        refused=refused,
+    )
+
+
+def _program(
+    config: ConfigDict, data: Data, maker: Maker, one: Topology, devices: list[Any]
+) -> Program:
+    """The programs that `job.build` would make on that slice."""
+    replicas = config.mesh.replicas
+    case = maker.case(Machine(one.name, one.devices, replicas, one.hbm_bytes))
+    mesh = meshes.mesh_of(devices, replicas)
+    shape = BatchShape(config.batch_size, maker.shape.group, maker.shape.capacities)
+    check_batch("batch_size", config.batch_size, shape.group, mesh)
+    num_steps = make_plan(config, int(data.reads.part_rows.sum())).num_steps
+    room = {name: places / case.ids[name] for name, places in case.split.capacities.items()}
+    trainee = make_trainee(config, case.layout, mesh, num_steps=num_steps, room=room)
+    return Program(trainee, mesh, shape)
+
+
+def _evaluation(config: ConfigDict, program: Program) -> tuple[int, int]:
+    """Temporaries of a step of evaluation, and its batches, in bytes of a device."""
+    shape, layout = program.shape, program.trainee.embedding.layout
+    unit = program.mesh.size * shape.group
+    size = unit * math.ceil(config.eval.batch_size / unit)
+    batch = BatchShape(size, shape.group, shape.capacities).struct(layout)
+    waiting = _on_device(batch, jax.tree.map(lambda _: meshes.by_example(program.mesh), batch))
+    temporaries = _attempt(program.predict, weights_of(program.state_shape), batch)[2]
+    return temporaries, (2 + AHEAD) * waiting
+
+
+def _attempt(function: Any, *shapes: Any) -> tuple[Any, str, int]:
+    """The compiled program, None where it is too large; what the compiler said then; and the bytes
+    of its temporaries and its code."""
+    try:
+        program = function.lower(*shapes).compile()
+    except jax.errors.JaxRuntimeError as error:
+        text = " ".join(str(error).split())
+        found = re.search(r"(?:temporaries \(|[Uu]sed )([\d.]+)([KMGT])", text)
+        if "RESOURCE_EXHAUSTED" not in text or found is None:
+            raise
+        return None, text[:500], round(float(found[1]) * _SIZES[found[2]])
+    memory = program.memory_analysis()
+    return program, "", memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
+
+
+def _on_device(shapes: Any, shardings: Any) -> int:
+    """Bytes of arrays on one device."""
+    found = jax.tree.map(
+        lambda x, s: math.prod(s.shard_shape(x.shape)) * x.dtype.itemsize, shapes, shardings
+    )
+    return sum(jax.tree.leaves(found))
+
+
+def _in_place(program: Program, step: Any, tables: int) -> bool:
+    """Whether all tables are updated where they are, and nothing else has the size of one that fast
+    memory has no room for."""
+    state, sharding = program.state_shape.tables, program.state_sharding.tables
+    sizes = jax.tree.map(lambda x, s: math.prod(s.shard_shape(x.shape)), state, sharding)
+    large = {size for size in jax.tree.leaves(sizes) if 4 * size > _FAST_MEMORY}
+    made = compiled.large_results(step.as_text(), min(large)) if large else []
+    aliased = step.memory_analysis().alias_size_in_bytes
+    return aliased >= tables and not any(result.elements in large for result in made)
+
+
+def check_names(text: str) -> list[str]:
+    """ "v3-8,v3-32" -> the names.
+
+    Raises:
+        InputError: there is none.
+    """
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise InputError(f"--topology must name a TPU slice, as v3-32: found {text!r}.")
+    return names

@@ -1,0 +1,121 @@
+"""`jaxrank compile` as a user meets it: the TPU compiler on slices that are not here."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from jaxrank import absent, cli
+from jaxrank.errors import InputError, RunError
+from jaxrank.topology import topology
+
+pytest.importorskip("libtpu", reason="the TPU compiler is for Linux on x86-64")
+
+TINY = str(Path(__file__).with_name("tiny_config.py"))
+
+
+def compile_all(capsys, names, *args):
+    """What is told of each slice, and the lines for people."""
+    cli.run(["compile", f"--config={TINY}", f"--topology={names}", *args, "--json"])
+    out, err = capsys.readouterr()
+    return json.loads(out.splitlines()[-1])["topologies"], err
+
+
+@pytest.mark.parametrize(
+    ("name", "devices", "kind"),
+    [
+        ("v2-8", 8, "TPU v2"),
+        ("v3-32", 32, "TPU v3"),
+        ("v3-2", 2, "TPU v3"),
+        ("v3-128", 128, "TPU v3"),
+        ("v4-8", 4, "TPU v4"),
+        ("v4-128", 64, "TPU v4"),
+        ("v5e-1", 1, "TPU v5 lite"),
+        ("v5litepod-16", 16, "TPU v5 lite"),
+        ("v5p-8", 4, "TPU v5"),
+        ("v6e-8", 8, "TPU v6 lite"),
+    ],
+)
+def test_slices_have_the_devices_that_their_names_say(name, devices, kind):
+    found = absent.devices(topology(name))
+    assert len(found) == devices
+    assert {device.device_kind for device in found} == {kind}
+
+
+def test_what_one_device_needs_is_told_of_each_slice(capsys):
+    found, err = compile_all(capsys, "v3-8,v4-8")
+    assert [(t["name"], t["cores"], t["devices"]) for t in found] == [
+        ("v3-8", 8, 8),
+        ("v4-8", 8, 4),
+    ]
+    for one, examples in zip(found, (16, 32), strict=True):
+        assert one["fits"] is True
+        assert one["tables_aliased"] is True
+        assert one["refused"] == ""
+        most = max(
+            one["batches_bytes"] + one["temporaries_bytes"],
+            one["batches_bytes"] // 3 * 2 + one["evaluation_bytes"],
+        )
+        assert one["used_bytes"] >= one["state_bytes"] + most
+        assert 0 < one["tables_bytes"] < one["state_bytes"] < one["used_bytes"]
+        assert one["used_bytes"] < one["usable_bytes"] < one["hbm_bytes"]
+        assert one["collective_bytes"] == sum(one["collectives"].values())
+        assert set(one["collectives"]) == {"all-to-all", "all-reduce"}
+        # Floats i.e. floats, labels and weights of two tasks, ids: the least that a batch holds.
+        assert one["batches_bytes"] > 3 * 2 * examples * 4 * (6 + 2 + 2 + 2)
+        assert one["compile_seconds"] > 0
+    rows = [line.split() for line in err.splitlines() if line.lstrip().startswith("v")]
+    assert rows[0][:3] == ["v3-8", "8", "yes"]
+    assert rows[1][:3] == ["v4-8", "4", "yes"]
+
+
+def test_operations_are_at_least_those_of_the_layers(capsys):
+    ((one,), _) = compile_all(capsys, "v3-8", "--config.model.hidden=(512,512)")
+    # 16 examples a device; a layer's product is done three times, forward and backward.
+    layer = 2 * 16 * 512 * 512
+    assert 3 * layer < one["flops"] < 12 * layer
+
+
+def test_tables_that_are_too_large_are_refused_by_how_much(capsys):
+    rows = 2_000_000_000
+    args = (f"--config.source.ids=({rows},40)", f"--config.features.ids[0].rows={rows}")
+    with pytest.raises(RunError, match=r"v3-8: a device must have [\d.]+ GiB more than the 15.48"):
+        compile_all(capsys, "v3-8", *args, "--config.embedding.dim=32")
+    out, _ = capsys.readouterr()
+    (one,) = json.loads(out.splitlines()[-1])["topologies"]
+    assert one["fits"] is False
+    assert one["tables_bytes"] >= rows * (32 + 1) * 4 / 8
+    assert one["used_bytes"] > one["usable_bytes"]
+
+
+def test_a_step_that_updates_whole_tables_is_not_in_place(capsys):
+    rows = 80_000_000
+    args = (f"--config.source.ids=({rows},40)", f"--config.features.ids[0].rows={rows}")
+    found, _ = compile_all(capsys, "v3-8", *args)
+    assert found[0]["tables_aliased"] is True
+    found, _ = compile_all(capsys, "v3-8", *args, "--config.embedding.l2_scope=table")
+    assert found[0]["tables_aliased"] is False
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [
+        ("", "--topology must name a TPU slice, as v3-32: found ''"),
+        ("v9-8", "--topology must be a generation of TPUs.*found 'v9-8'"),
+        ("v3-8,v3-24", "must be a power of two to be compiled for: found v3-24, of 12 chips"),
+    ],
+)
+def test_a_slice_that_cannot_be_is_refused_before_anything_is_compiled(names, text, capsys):
+    with pytest.raises(InputError, match=text):
+        compile_all(capsys, names)
+
+
+def test_a_batch_that_a_slice_cannot_split_is_refused(capsys):
+    with pytest.raises(InputError, match="batch_size must divide over all devices: found batch_s"):
+        compile_all(capsys, "v3-128", "--config.batch_size=64")
+
+
+def test_the_lack_of_the_compiler_is_told(monkeypatch, capsys):
+    monkeypatch.setattr(absent.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"found no libtpu. pip install 'jaxrank\[tpu\]'"):
+        compile_all(capsys, "v3-8")
