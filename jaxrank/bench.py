@@ -69,7 +69,7 @@ def bench(config: ConfigDict, directory: str | Path, *, seconds: float, report: 
         raise InputError(f"bench measures one process: found {processes.place()[1]}.")
     if not 0 < seconds < float("inf"):
         raise InputError(f"--seconds must be a positive number: found {seconds}.")
-    directory = Path(directory)
+    directory = workdir.directory(directory)
     config = _endless(config)
     with _built(config, directory, report) as job:
         call = config.steps_per_call * config.batch_size

@@ -2,7 +2,6 @@
 
 import math
 import time
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -66,7 +65,7 @@ def _restore(workdir: str, checkpoint: str, data: str, split: str, batch_size: i
     """
     if batch_size < 0:
         raise InputError(f"--batch-size must be at least 1: found {batch_size}.")
-    directory = Path(workdir)
+    directory = workdirs.directory(workdir)
     config = workdirs.load_config(directory)
     schema = workdirs.load_schema(directory)
     store = open_store(data) if data else run_data.opened(config, directory)

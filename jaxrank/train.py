@@ -46,7 +46,7 @@ def train(
         RunError: the loss is no longer finite, or a checkpoint cannot be written.
     """
     began = time.perf_counter()
-    directory = Path(directory)
+    directory = workdir.directory(directory)
     progress = Progress(quiet=quiet or not processes.is_first())
 
     def tell(text: str) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import secrets
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,6 +19,23 @@ from jaxrank import processes
 from jaxrank.config import differences, from_plain, to_plain
 from jaxrank.errors import InputError
 from jaxrank.features import Hot, Schema
+
+
+def directory(given: str | Path) -> Path:
+    """The workdir that `--workdir` names.
+
+    Raises:
+        InputError: it is a URL, which would become a directory of each machine's own disk.
+    """
+    # A Path has kept one slash of two.
+    if "://" in str(given) or re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", str(given)):
+        raise InputError(
+            "--workdir must be a directory of a file system that all processes see, for it is"
+            f" locked and files in it are renamed: found the URL {given}. Mount a file system that"
+            " all machines share, as NFS, and give the path there. Prepared data may be at a URL:"
+            " --config.data.store."
+        )
+    return Path(given)
 
 
 def _read(path: Path) -> dict[str, Any]:
