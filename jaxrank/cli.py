@@ -123,6 +123,13 @@ def _parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentP
         action="store_true",
         help="go on with a run that was started with other values",
     )
+    train.add_argument(
+        "--profile-steps",
+        default="",
+        metavar="FIRST:LAST",
+        help="steps to trace with JAX's profiler, into WORKDIR/profile: both ends included, counted"
+        " from 1 as in metrics.jsonl, rounded outward to whole calls of steps_per_call",
+    )
     add_processes(train)
 
     for name, text in (
@@ -283,6 +290,7 @@ def _train(args: argparse.Namespace, config: "ConfigDict", report: Callable) -> 
         report=report,
         quiet=args.quiet,
         allow_config_change=args.allow_config_change,
+        profile_steps=args.profile_steps,
     )
     report(summary.of_training(result, args.workdir))
     return result._asdict()

@@ -9,13 +9,14 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from jaxrank import config as configs
-from jaxrank import days, processes, timetable, workdir
+from jaxrank import days, processes, profile, timetable, workdir
 from jaxrank import evaluate as evaluation
 from jaxrank import job as jobs
 from jaxrank import mesh as meshes
 from jaxrank.errors import RunError
 from jaxrank.feed import Feed
 from jaxrank.job import Job, Report
+from jaxrank.profile import Profile
 from jaxrank.recorder import Recorder
 from jaxrank.step import TrainState, weights_of
 from jaxrank.summary import Result, in_short
@@ -29,6 +30,7 @@ def train(
     report: Report = print,
     quiet: bool = False,
     allow_config_change: bool = False,
+    profile_steps: str = "",
 ) -> Result:
     """Trains to the end of `config`, from the newest checkpoint in `directory` if there is one.
 
@@ -40,10 +42,11 @@ def train(
         report: gets a line for each thing worth telling.
         quiet: no live progress line.
         allow_config_change: go on where a run of another config, or on other data, stopped.
+        profile_steps: FIRST:LAST, steps to trace with the profiler; see `profile`. Empty: none.
 
     Raises:
-        InputError: config, data or workdir cannot be used.
-        RunError: the loss is no longer finite, or a checkpoint cannot be written.
+        InputError: config, data, workdir or `profile_steps` cannot be used.
+        RunError: the loss is no longer finite, or a checkpoint or trace cannot be written.
     """
     began = time.perf_counter()
     directory = workdir.directory(directory)
@@ -55,6 +58,7 @@ def train(
             report(text)
 
     configs.check(config)
+    traced = profile.parse(profile_steps)
     timetable.make_plan(config, rows=1)  # before anything is made that takes time
     with contextlib.ExitStack() as stack:
         stack.enter_context(workdir.locked(directory))
@@ -75,24 +79,34 @@ def train(
         recorder = Recorder(writer, progress, job, tell)
         put = functools.partial(meshes.put_batch, mesh=job.program.mesh, leading=1)
         feed = stack.enter_context(contextlib.closing(Feed(job.batches, put)))
-        state, scores = _loop(job, state, feed, writer, recorder, tell)
+        with Profile(traced, job, int(state.step), recorder.finish, tell) as profiler:
+            state, scores = _loop(job, state, feed, writer, recorder, profiler, tell)
         job.checkpoints.wait()
         return _result(job, state, scores, recorder.examples_per_second, began)
 
 
 def _loop(
-    job: Job, state: TrainState, feed: Feed, writer: Writer, recorder: Recorder, report: Report
+    job: Job,
+    state: TrainState,
+    feed: Feed,
+    writer: Writer,
+    recorder: Recorder,
+    profiler: Profile,
+    report: Report,
 ) -> tuple[TrainState, dict[int, evaluation.Scores]]:
     """Steps to the end of the plan; returns the last state and the scores of each evaluation."""
     plan, monitor = job.plan, job.monitor
     scores: dict[int, evaluation.Scores] = {}
     step = int(state.step)
     while step < plan.num_steps and not monitor.should_stop:
-        state, told = job.program.train(state, next(feed))
+        profiler.start_if_due(step, state)
+        with profiler.call(step):
+            state, told = job.program.train(state, next(feed))
         step += job.config.steps_per_call
 
         # One call late: the devices are busy with the next one while the host writes.
         recorder.record_later(step, told)
+        profiler.stop_if_due(step, state)
         last = step == plan.num_steps
         split = plan.evaluated(step)
         if not split and not last and step % plan.save_every:

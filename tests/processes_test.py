@@ -1,5 +1,6 @@
 """Several processes: subprocesses on this machine, joined over loopback."""
 
+import gzip
 import http.server
 import json
 import os
@@ -124,7 +125,8 @@ def trained(store, tmp_path_factory):
 def two(store, tmp_path_factory):
     """The same run in two processes of four devices."""
     workdir = tmp_path_factory.mktemp("runs") / "two"
-    return workdir, launched(2, "train", *flags(store, workdir), "--json")
+    traced = "--profile_steps=9:10"
+    return workdir, launched(2, "train", *flags(store, workdir), traced, "--json")
 
 
 def final_state(store, workdir):
@@ -166,6 +168,20 @@ def test_two_processes_train_the_model_of_one_to_the_bit(store, one, two):
     for part in ("step", "metrics", "constant", "best_possible"):
         assert json.loads(line)[part] == expected[part]
     assert "[1]" not in found.stderr  # the second is silent
+
+
+def test_each_of_two_processes_writes_a_trace_of_the_same_name(two):
+    workdir, _ = two
+    folder = workdir / "profile" / "plugins" / "profile" / "steps_9_to_10"
+    host = socket.gethostname()
+    for index in (0, 1):
+        written = (folder / f"{index}_{host}.trace.json.gz").read_bytes()
+        events = json.loads(gzip.decompress(written))["traceEvents"]
+        calls = [e for e in events if e.get("name") == "train"]
+        assert [call["args"]["step_num"] for call in calls] == ["10"]
+        assert (folder / f"{index}_{host}.xplane.pb").is_file()
+    assert len(list(folder.iterdir())) == 4
+    assert [p.name for p in (workdir / "profile").iterdir()] == ["plugins"]
 
 
 # The interpreter of a process that, if it is the third, kills itself before step 15, once.

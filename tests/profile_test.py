@@ -1,0 +1,215 @@
+"""A trace of some steps of a run, read back from the JSON that the profiler writes beside it."""
+
+import functools
+import gzip
+import json
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+import tiny_config
+
+from jaxrank import cli, profile
+from jaxrank.data.prepare import prepare
+from jaxrank.errors import InputError, RunError
+from jaxrank.job import build
+from jaxrank.train import train
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data") / "store"
+    c = tiny.config()
+    prepare(c.features.to_dict(), c.source.to_dict(), path, block_size=512, report=str)
+    return path
+
+
+def config(store, **changes):
+    c = tiny.config(**changes)
+    c.data.store = str(store)
+    return c
+
+
+def run(c, workdir, **options):
+    """What the run told of its trace."""
+    lines = []
+    train(c, workdir, report=lines.append, quiet=True, **options)
+    return [line for line in lines if "traced" in line]
+
+
+def traces(workdir):
+    """{name of the trace: step numbers of the calls it holds, in their order}."""
+    found = {}
+    for path in (workdir / "profile").rglob("*.trace.json.gz"):
+        events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+        calls = sorted((e["ts"], e["args"]["step_num"]) for e in events if e.get("name") == "train")
+        found[path.parent.name] = [int(number) for _, number in calls]
+        host = path.name.removesuffix(".trace.json.gz")
+        assert path.with_name(f"{host}.xplane.pb").stat().st_size > 0
+        assert path.parent.parent == workdir / "profile" / "plugins" / "profile"
+    return found
+
+
+def final_state(c, workdir):
+    """The state of the newest checkpoint, on the host."""
+    job = build(c, workdir, str)
+    program, step = job.program, job.checkpoints.step()
+    state, _ = job.checkpoints.restore(
+        step, program.init(), program.state_shape, program.state_sharding
+    )
+    return jax.device_get(state._replace(scratch={}))
+
+
+@pytest.mark.parametrize("text", ["5:7", "1:1", "8:9", "16:99", "1:16"])
+def test_a_trace_holds_the_calls_of_the_steps_asked_for_and_no_other(store, tmp_path, text):
+    asked = range(int(text.split(":")[0]), int(text.split(":")[1]) + 1)
+    calls = [(step, step + 1) for step in range(1, 17, 2)]
+    expected = [call for call in calls if set(call) & set(asked)]
+    first, last = expected[0][0], expected[-1][-1]
+
+    told = run(config(store), tmp_path, profile_steps=text)
+    assert told == [f"Steps {first} to {last} are traced, into {tmp_path / 'profile'}"]
+    assert traces(tmp_path) == {f"steps_{first}_to_{last}": [call[-1] for call in expected]}
+    assert [p.name for p in (tmp_path / "profile").iterdir()] == ["plugins"]
+
+
+@pytest.mark.parametrize("call", [1, 3, 4])
+def test_calls_to_trace_are_those_that_hold_a_step_asked_for(call):
+    for begin in (0, 7, 12):
+        end = begin + 5 * call
+        for first in range(1, end + 3):
+            for last in range(first, end + 3):
+                held = [
+                    (before, before + call)
+                    for before in range(begin, end, call)
+                    if any(first <= step <= last for step in range(before + 1, before + call + 1))
+                ]
+                before, after = profile.whole_calls(profile.Steps(first, last), begin, end, call)
+                if held:
+                    assert (before, after) == (held[0][0], held[-1][1])
+                else:
+                    assert after <= before
+
+
+def test_a_run_that_is_traced_trains_the_same_weights_to_the_bit(store, tmp_path):
+    c = config(store)
+    run(c, tmp_path / "plain")
+    run(c, tmp_path / "traced", profile_steps="3:12")
+    assert list(traces(tmp_path / "traced").values()) == [[4, 6, 8, 10, 12]]
+    assert not (tmp_path / "plain" / "profile").exists()
+    states = [final_state(c, tmp_path / name) for name in ("plain", "traced")]
+    jax.tree.map(np.testing.assert_array_equal, *states)
+
+
+def test_of_a_resumed_run_only_steps_that_are_left_are_traced(store, tmp_path):
+    run(config(store, num_steps=8), tmp_path)
+    told = run(config(store), tmp_path, profile_steps="5:11", allow_config_change=True)
+    assert told == [f"Steps 9 to 12 are traced, into {tmp_path / 'profile'}"]
+    assert traces(tmp_path) == {"steps_9_to_12": [10, 12]}
+
+    told = run(config(store), tmp_path, profile_steps="5:11")
+    assert told == ["Nothing was traced: the run ended at step 16, --profile_steps=5:11"]
+
+
+def test_steps_after_the_end_of_the_run_are_told_and_not_traced(store, tmp_path):
+    told = run(config(store), tmp_path, profile_steps="17:20")
+    assert told == ["Nothing was traced: the run goes from step 1 to 16, --profile_steps=17:20"]
+    assert not (tmp_path / "profile").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "told", "calls"),
+    [
+        ("13:31", "Only steps up to 16 were traced: training ended at step 16", [14, 16]),
+        ("30:31", "Nothing was traced: training ended at step 16", None),
+    ],
+)
+def test_a_run_that_stops_early_keeps_what_was_traced(store, tmp_path, text, told, calls):
+    c = config(store, num_steps=32)
+    c.eval.min_delta = 10.0  # nothing but the first evaluation is an improvement
+    c.eval.stop_patience = 1
+    assert run(c, tmp_path, profile_steps=text)[-1] == told
+    assert list(traces(tmp_path).values()) == ([] if calls is None else [calls])
+
+
+def test_a_run_that_fails_while_it_is_traced_keeps_what_was_traced(store, tmp_path):
+    c = config(store)
+    c.optim.dense.base_rate = 1e30
+    with pytest.raises(RunError, match="must be finite"):
+        run(c, tmp_path, profile_steps="1:16")
+    ((name, calls),) = traces(tmp_path).items()
+    assert name == "steps_1_to_16"
+    assert calls == list(range(2, calls[-1] + 1, 2))
+
+    # The profiler, of which there is one a process, is free again.
+    run(config(store), tmp_path / "next", profile_steps="1:2")
+    assert traces(tmp_path / "next") == {"steps_1_to_2": [2]}
+
+
+def test_a_trace_that_cannot_be_written_ends_the_run_with_its_place(store, tmp_path):
+    (tmp_path / "profile").mkdir()
+    (tmp_path / "profile" / "plugins").touch()
+    with pytest.raises(RunError, match=f"{tmp_path}/profile: the trace cannot be written: .*plug"):
+        run(config(store), tmp_path, profile_steps="3:4")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["5:4", "0:3", "5", "5:", ":5", "-1:3", "1:2:3", "1.5:3", "a:b", "1:2 ", "1:" + "9" * 5000],
+)
+def test_what_is_no_range_of_steps_is_refused_before_anything_is_written(tmp_path, text):
+    command = ["train", f"--config={tiny_config.__file__}", f"--workdir={tmp_path / 'run'}"]
+    with pytest.raises(InputError) as found:
+        cli.run([*command, f"--profile_steps={text}"])
+    assert str(found.value).startswith(
+        "--profile_steps must be FIRST:LAST, the first and the last step to trace, counted from 1:"
+        f" found {text!r}"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_line_traces_too(store, tmp_path, capsys):
+    command = ["train", f"--config={tiny_config.__file__}", f"--workdir={tmp_path}"]
+    cli.run([*command, f"--config.data.store={store}", "--profile_steps=3:3", "--quiet"])
+    assert f"\nSteps 3 to 4 are traced, into {tmp_path / 'profile'}\n" in capsys.readouterr().out
+    assert traces(tmp_path) == {"steps_3_to_4": [4]}
+
+
+def test_the_devices_are_waited_for_before_a_trace_starts_and_before_it_stops(
+    tmp_path, monkeypatch
+):
+    @jax.jit
+    def slow(x):
+        return jax.lax.fori_loop(0, 30, lambda _, y: y @ x / jnp.max(y), x)
+
+    given, ready, pauses = jnp.ones((700, 700)), [], []
+    slow(given).block_until_ready()  # compiled
+    states = {}
+
+    def watched(name, call, *args, **options):
+        ready.append((name, states["now"].is_ready(), len(pauses)))
+        return call(*args, **options)
+
+    for name in ("start_trace", "stop_trace"):
+        call = functools.partial(watched, name, getattr(jax.profiler, name))
+        monkeypatch.setattr(jax.profiler, name, call)
+    job = SimpleNamespace(
+        directory=tmp_path,
+        config=SimpleNamespace(steps_per_call=5),
+        plan=SimpleNamespace(num_steps=20),
+    )
+    steps = profile.parse("6:10")
+    with profile.Profile(steps, job, 0, lambda: pauses.append(1), str) as profiler:
+        for step in range(0, 20, 5):
+            states["now"] = slow(given)
+            assert not states["now"].is_ready()  # or else this test would show nothing
+            profiler.start_if_due(step, states["now"])
+            with profiler.call(step):
+                states["now"] = slow(states["now"])
+            assert not states["now"].is_ready()
+            profiler.stop_if_due(step + 5, states["now"])
+    assert ready == [("start_trace", True, 1), ("stop_trace", True, 2)]
+    assert traces(tmp_path) == {"steps_6_to_10": [10]}
