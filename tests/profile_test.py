@@ -3,6 +3,7 @@
 import functools
 import gzip
 import json
+import time
 from types import SimpleNamespace
 
 import jax
@@ -15,6 +16,7 @@ import tiny_config
 from jaxrank import cli, profile
 from jaxrank.data.prepare import prepare
 from jaxrank.errors import InputError, RunError
+from jaxrank.feed import Feed
 from jaxrank.job import build
 from jaxrank.train import train
 
@@ -40,13 +42,17 @@ def run(c, workdir, **options):
     return [line for line in lines if "traced" in line]
 
 
+def calls_in(path):
+    """The events in a trace that mark calls, in their order."""
+    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    return sorted((e for e in events if e.get("name") == "train"), key=lambda e: e["ts"])
+
+
 def traces(workdir):
     """{name of the trace: step numbers of the calls it holds, in their order}."""
     found = {}
     for path in (workdir / "profile").rglob("*.trace.json.gz"):
-        events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
-        calls = sorted((e["ts"], e["args"]["step_num"]) for e in events if e.get("name") == "train")
-        found[path.parent.name] = [int(number) for _, number in calls]
+        found[path.parent.name] = [int(call["args"]["step_num"]) for call in calls_in(path)]
         host = path.name.removesuffix(".trace.json.gz")
         assert path.with_name(f"{host}.xplane.pb").stat().st_size > 0
         assert path.parent.parent == workdir / "profile" / "plugins" / "profile"
@@ -74,6 +80,15 @@ def test_a_trace_holds_the_calls_of_the_steps_asked_for_and_no_other(store, tmp_
     assert told == [f"Steps {first} to {last} are traced, into {tmp_path / 'profile'}"]
     assert traces(tmp_path) == {f"steps_{first}_to_{last}": [call[-1] for call in expected]}
     assert [p.name for p in (tmp_path / "profile").iterdir()] == ["plugins"]
+
+
+def test_the_mark_of_a_call_lasts_as_long_as_the_call(store, tmp_path, monkeypatch):
+    seconds = 0.05
+    take = Feed.__next__
+    monkeypatch.setattr(Feed, "__next__", lambda feed: time.sleep(seconds) or take(feed))
+    run(config(store), tmp_path, profile_steps="5:8")
+    (path,) = tmp_path.rglob("*.trace.json.gz")
+    assert [call["dur"] > 1e6 * seconds for call in calls_in(path)] == [True, True]
 
 
 @pytest.mark.parametrize("call", [1, 3, 4])
@@ -155,10 +170,33 @@ def test_a_trace_that_cannot_be_written_ends_the_run_with_its_place(store, tmp_p
     with pytest.raises(RunError, match=f"{tmp_path}/profile: the trace cannot be written: .*plug"):
         run(config(store), tmp_path, profile_steps="3:4")
 
+    c = config(store)
+    c.optim.dense.base_rate = 1e30
+    with pytest.raises(RunError, match="must be finite"):  # what ended it, not what came after
+        run(c, tmp_path, profile_steps="1:16", allow_config_change=True)
+
+    c = config(store, num_steps=32)
+    c.eval.min_delta, c.eval.stop_patience = 10.0, 1
+    with pytest.raises(RunError, match="the trace cannot be written"):
+        run(c, tmp_path, profile_steps="1:32", allow_config_change=True)
+
 
 @pytest.mark.parametrize(
     "text",
-    ["5:4", "0:3", "5", "5:", ":5", "-1:3", "1:2:3", "1.5:3", "a:b", "1:2 ", "1:" + "9" * 5000],
+    [
+        "5:4",
+        "0:3",
+        "5",
+        "5:",
+        ":5",
+        "-1:3",
+        "1:2:3",
+        "1.5:3",
+        "a:b",
+        "1:2 ",
+        "1:" + "9" * 5000,
+        "9" * 5000 + ":1",
+    ],
 )
 def test_what_is_no_range_of_steps_is_refused_before_anything_is_written(tmp_path, text):
     command = ["train", f"--config={tiny_config.__file__}", f"--workdir={tmp_path / 'run'}"]

@@ -12,9 +12,7 @@ from jaxrank.train import train
 CONFIG = f"--config={tiny_config.__file__}"
 
 
-@pytest.mark.parametrize(
-    "url", ["gs://bucket/run", "s3://bucket/run", "file:///run", "hdfs://n:9/r"]
-)
+@pytest.mark.parametrize("url", ["gs://bucket/run", "file:///run", "simplecache::s3://bucket/run"])
 @pytest.mark.parametrize(
     "command",
     [("train", CONFIG), ("bench", CONFIG), ("evaluate",), ("predict", "--output=p.parquet")],
