@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 from ml_collections import ConfigDict
@@ -16,6 +15,7 @@ from jaxrank.embedding.replay import Replay, replay
 from jaxrank.errors import InputError
 from jaxrank.plan_case import Case, Data, Machine, Maker
 from jaxrank.topology import format_bytes
+from jaxrank.workdir import directory
 
 Report = Callable[[str], None]
 
@@ -110,7 +110,7 @@ def open_data(config: ConfigDict, workdir: str, report: Report) -> Data:
         InputError: there is neither.
     """
     name, source = config.data.train, to_plain(config.source)
-    path = config.data.store or (str(Path(workdir) / "data") if workdir else "")
+    path = config.data.store or (str(directory(workdir) / "data") if workdir else "")
     reads: traffic.Reads
     if config.data.direct or (path and is_store(path)):
         store = run_data.opened(config, workdir)
