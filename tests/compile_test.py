@@ -42,38 +42,35 @@ def test_slices_have_the_devices_that_their_names_say(name, devices, kind):
     assert {device.device_kind for device in found} == {kind}
 
 
-def test_what_one_device_needs_is_told_of_each_slice(capsys):
-    found, err = compile_all(capsys, "v3-8,v4-8")
-    assert [(t["name"], t["cores"], t["devices"]) for t in found] == [
-        ("v3-8", 8, 8),
-        ("v4-8", 8, 4),
-    ]
-    for one, examples in zip(found, (16, 32), strict=True):
-        assert one["fits"] is True
-        assert one["tables_aliased"] is True
-        assert one["refused"] == ""
-        most = max(
-            one["batches_bytes"] + one["temporaries_bytes"],
-            one["batches_bytes"] // 3 * 2 + one["evaluation_bytes"],
-        )
-        assert one["used_bytes"] >= one["state_bytes"] + most
-        assert 0 < one["tables_bytes"] < one["state_bytes"] < one["used_bytes"]
-        assert one["used_bytes"] < one["usable_bytes"] < one["hbm_bytes"]
-        assert one["collective_bytes"] == sum(one["collectives"].values())
-        assert set(one["collectives"]) == {"all-to-all", "all-reduce"}
-        # Floats i.e. floats, labels and weights of two tasks, ids: the least that a batch holds.
-        assert one["batches_bytes"] > 3 * 2 * examples * 4 * (6 + 2 + 2 + 2)
-        assert one["compile_seconds"] > 0
-    rows = [line.split() for line in err.splitlines() if line.lstrip().startswith("v")]
-    assert rows[0][:3] == ["v3-8", "8", "yes"]
-    assert rows[1][:3] == ["v4-8", "4", "yes"]
+LARGE = 80_000_000  # rows, of which fast memory has no room for an eighth
+ROWS = (f"--config.source.ids=({LARGE},40)", f"--config.features.ids[0].rows={LARGE}")
 
 
-def test_operations_are_at_least_those_of_the_layers(capsys):
-    ((one,), _) = compile_all(capsys, "v3-8", "--config.model.hidden=(512,512)")
-    # 16 examples a device; a layer's product is done three times, forward and backward.
+def test_what_one_device_needs_is_told(capsys):
+    (one,), err = compile_all(capsys, "v3-8", *ROWS, "--config.model.hidden=(512,512)")
+    assert (one["name"], one["cores"], one["devices"]) == ("v3-8", 8, 8)
+    assert one["fits"] is True
+    assert one["tables_aliased"] is True
+    assert one["refused"] == ""
+    assert 1 <= one["tables_bytes"] / (LARGE * (8 + 1) * 4 / 8) < 1.01
+    assert one["tables_bytes"] < one["state_bytes"] < one["used_bytes"]
+    assert one["used_bytes"] >= one["state_bytes"] + one["temporaries_bytes"]
+    assert one["used_bytes"] < one["usable_bytes"] < one["hbm_bytes"]
+    assert one["collective_bytes"] == sum(one["collectives"].values())
+    assert set(one["collectives"]) == {"all-to-all", "all-reduce"}
+    # Three calls of two steps of 16 examples: floats, labels and weights of two tasks, ids.
+    assert one["batches_bytes"] > 3 * 2 * 16 * 4 * (6 + 2 + 2 + 2)
+    # A layer's product is done three times, forward and backward.
     layer = 2 * 16 * 512 * 512
-    assert 3 * layer < one["flops"] < 12 * layer
+    assert 3 * layer < one["flops"] < 6 * layer
+    assert one["compile_seconds"] > 0
+    (row,) = [line.split() for line in err.splitlines() if line.lstrip().startswith("v3-8 ")]
+    assert row[:3] == ["v3-8", "8", "yes"]
+
+
+def test_a_step_that_updates_whole_tables_is_not_in_place(capsys):
+    (one,), _ = compile_all(capsys, "v3-8", *ROWS, "--config.embedding.l2_scope=table")
+    assert one["tables_aliased"] is False
 
 
 def test_tables_that_are_too_large_are_refused_by_how_much(capsys):
@@ -86,15 +83,6 @@ def test_tables_that_are_too_large_are_refused_by_how_much(capsys):
     assert one["fits"] is False
     assert one["tables_bytes"] >= rows * (32 + 1) * 4 / 8
     assert one["used_bytes"] > one["usable_bytes"]
-
-
-def test_a_step_that_updates_whole_tables_is_not_in_place(capsys):
-    rows = 80_000_000
-    args = (f"--config.source.ids=({rows},40)", f"--config.features.ids[0].rows={rows}")
-    found, _ = compile_all(capsys, "v3-8", *args)
-    assert found[0]["tables_aliased"] is True
-    found, _ = compile_all(capsys, "v3-8", *args, "--config.embedding.l2_scope=table")
-    assert found[0]["tables_aliased"] is False
 
 
 @pytest.mark.parametrize(
