@@ -1,0 +1,91 @@
+"""What the TPU compiler makes of the pieces of a lookup and an update, for a TPU that is not here.
+
+    python benchmarks/tpu_pieces.py --topology=v3-8 --ids=1107200 --width=8
+
+Of each piece: seconds to compile, bytes of temporaries, and the cycles that the compiler expects,
+loops counted by their trips. Pieces named "plain" are what jaxrank does not do, to compare.
+"""
+
+import argparse
+import re
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import SingleDeviceSharding
+
+from jaxrank import absent
+from jaxrank.embedding import access
+from jaxrank.embedding.duplicates import running_count, sum_by_sort
+from jaxrank.embedding.storage import LANES
+from jaxrank.topology import topology
+
+ROWS = 4_194_304  # of the table
+
+Piece = tuple[str, Callable[..., Any], tuple[Any, ...]]
+
+
+def array(dtype: Any, *shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def read_by_slices(table: jax.Array, row: jax.Array, width: int) -> jax.Array:
+    lines = table.at[row * width // LANES].get(mode="fill", fill_value=0)
+    part = row % (LANES // width)
+    found = lines[:, :width]
+    for i in range(1, LANES // width):
+        here = lines[:, i * width : (i + 1) * width]
+        found = jnp.where((part == i)[:, None], here, found)
+    return found
+
+
+def pieces(ids: int, width: int) -> Iterator[Piece]:
+    table, rows = array(jnp.float32, ROWS * width // LANES, LANES), array(jnp.int32, ids)
+    vectors, flags = array(jnp.float32, ids, width), array(jnp.bool_, ids)
+    yield "read", lambda t, i: access.read(t, i, width, by_line=True), (table, rows)
+    yield "plain read, by slices", lambda t, i: read_by_slices(t, i, width), (table, rows)
+    yield (
+        "write",
+        lambda t, i, c: access.write(t, i, None, c, by_line=True),
+        (table, rows, vectors),
+    )
+    yield "count", running_count, (flags,)
+    yield "plain count, by cumsum", lambda f: jnp.cumsum(f, dtype=jnp.int32), (flags,)
+    yield "sort", lambda a, b: jax.lax.sort_key_val(a, b), (rows, rows)
+    yield "sum of duplicates", sum_by_sort, (rows, vectors)
+
+
+def expected_cycles(text: str, trips: int) -> int:
+    """Of a program in HLO text, whose loops, if it has any, run so many times."""
+    entry, _, _ = text.partition("\nENTRY ")
+    main = text[len(entry) :]
+    cycles = [
+        sum(int(n) for n in re.findall(r'"estimated_cycles":"(\d+)"', part))
+        for part in (main, entry)
+    ]
+    return cycles[0] + trips * cycles[1]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--topology", default="v3-8")
+    parser.add_argument("--ids", type=int, default=1_107_200)
+    parser.add_argument("--width", type=int, default=8)
+    args = parser.parse_args()
+    sharding = SingleDeviceSharding(absent.devices(topology(args.topology))[0])
+    print(f"{'':<24}{'seconds':>10}{'MiB':>10}{'cycles':>16}")
+    for name, function, shapes in pieces(args.ids, args.width):
+        placed = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding) for x in shapes]
+        began = time.monotonic()
+        done = jax.jit(function).lower(*placed).compile()
+        seconds = time.monotonic() - began
+        temporaries = done.memory_analysis().temp_size_in_bytes / 2**20
+        chunks = -(-args.ids // access.CHUNK) if name in ("read", "write") else 1
+        cycles = expected_cycles(done.as_text(), chunks)
+        print(f"{name:<24}{seconds:>10.1f}{temporaries:>10,.0f}{cycles:>16,}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
