@@ -96,7 +96,7 @@ def test_a_dense_update_is_found_by_the_search_for_large_arrays():
 def test_bytes_sent_by_a_core_do_not_grow_with_cores_at_a_fixed_batch_a_core():
     sent = {}
     for target in ("v3:2x2", "v3:4x4"):
-        step, _ = compiled_step(target, batch=128)
+        step, _ = compiled_step(target, batch=64)
         sent[target] = compiled.collective_bytes(step.as_text())
     assert set(sent["v3:2x2"]) == {"all-to-all", "all-reduce"}
     for kind in ("all-to-all", "all-reduce"):

@@ -355,7 +355,6 @@ def test_without_the_hottest_rows_on_every_device_one_serves_too_much():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("exponent", [1.05, 1.5])
-@pytest.mark.parametrize("devices", [32, 128])
+@pytest.mark.parametrize(("exponent", "devices"), [(1.05, 32), (1.5, 128)])
 def test_devices_serve_alike_over_a_hundred_batches(exponent, devices):
     assert power_law(exponent, devices, batches=100).replay.imbalance <= 1.05
