@@ -25,7 +25,7 @@ def devices(topology: Topology) -> list[Any]:
     """
     if importlib.util.find_spec("libtpu") is None:
         raise InputError(
-            "the TPU compiler must be installed: found no libtpu. pip install 'jaxrank[tpu]', on"
+            "the TPU compiler must be installed: found no libtpu. Install jaxrank's extra `tpu`, on"
             " Linux on x86-64."
         )
     from jax.experimental import topologies

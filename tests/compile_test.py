@@ -105,5 +105,5 @@ def test_a_batch_that_a_slice_cannot_split_is_refused(capsys):
 
 def test_the_lack_of_the_compiler_is_told(monkeypatch, capsys):
     monkeypatch.setattr(absent.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"found no libtpu. pip install 'jaxrank\[tpu\]'"):
+    with pytest.raises(InputError, match=r"found no libtpu. Install jaxrank's extra `tpu`"):
         compile_all(capsys, "v3-8")

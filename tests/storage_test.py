@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrank.embedding import access, logical_rows, storage
+from jaxrank.embedding import access, duplicates, logical_rows, storage
 from jaxrank.embedding.storage import GROUPS, group, row_at
 from jaxrank.errors import InputError
 from jaxrank.features import PAD, Hot
@@ -84,8 +84,9 @@ def test_logical_rows_are_the_replicated_ones_and_the_split_ones_behind_them():
 
 
 @pytest.mark.parametrize("width", [1, 4, 16, 64, 128, 256])
-@pytest.mark.parametrize("by_line", [False, True])
-def test_rows_are_read_and_written_by_view_and_by_line(width, by_line):
+@pytest.mark.parametrize(("by_line", "chunk"), [(False, 8192), (True, 8192), (True, 3)])
+def test_rows_are_read_and_written_by_view_and_by_line(width, by_line, chunk, monkeypatch):
+    monkeypatch.setattr(access, "CHUNK", chunk)
     rng = np.random.default_rng(0)
     table = rng.normal(size=(512, width)).astype(np.float32)
     ids = np.array([0, 511, 7, 8, PAD, 9, 300], np.int32)
@@ -94,6 +95,9 @@ def test_rows_are_read_and_written_by_view_and_by_line(width, by_line):
     found = access.read(array, ids, width, by_line=by_line)
     expected = np.where((ids == PAD)[:, None], 0, table[np.where(ids == PAD, 0, ids)])
     np.testing.assert_array_equal(found, expected)
+    if by_line:  # which writes rising rows, PAD behind the last
+        ids = np.sort(ids)
+    found = access.read(array, ids, width, by_line=by_line)
     after = access.write(array, ids, found, change, by_line=by_line)
     for i, row in enumerate(ids):
         if row != PAD:
@@ -110,3 +114,12 @@ def test_one_number_a_row_is_read_and_written(by_line):
     expected = np.arange(64.0)
     expected[[3, 63]] += [0.5, 1.0]
     np.testing.assert_array_equal(after, expected)
+
+
+@pytest.mark.parametrize("size", [1, 127, 4096, 4097, 600_000])
+def test_counts_by_products_are_those_of_a_cumsum(size):
+    for share in (0.0, 0.5, 1.0):
+        flags = np.random.default_rng(size).random(size) < share
+        found = duplicates.count_by_products(jnp.asarray(flags))
+        assert found.dtype == jnp.int32
+        np.testing.assert_array_equal(found, np.cumsum(flags))
