@@ -62,7 +62,7 @@ def running_count(flags: jax.Array) -> jax.Array:
 
 
 def count_by_products(flags: jax.Array) -> jax.Array:
-    """As `running_count`, for TPU, whose compiler takes half a minute over a cumsum of a million."""
+    """As `running_count`, for TPU, whose compiler takes half a minute over long cumsums."""
     return _running_sum(flags.astype(jnp.float32))
 
 
