@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 
 from jaxrank.embedding import Rule
 from jaxrank.embedding.storage import Storage, padded_width, storage
-from jaxrank.features import Batch, Layout, Stack
+from jaxrank.features import Batch, Layout, Stack, ids_of_device
 from jaxrank.feed import AHEAD
-from jaxrank.program import ids_of_device
 from jaxrank.topology import format_bytes
 
 _NUMBER = 4  # bytes of a float32 and of an int32

@@ -346,3 +346,14 @@ def _stack(schema: Schema, dim: int, tables: list[Table], hot: Hot) -> Stack:
         sequence_tables=tuple(index[schema.lists[i].table] for i in sequences),
         sequence_lengths=tuple(schema.lists[i].length for i in sequences),
     )
+
+
+def ids_of_device(layout: Layout, batch: Batch, devices: int) -> dict[str, int]:
+    """By stack, ids that a device has in its share of a batch, PAD included."""
+    found = {}
+    for stack in layout.stacks:
+        count = batch.ids[stack.name].size if stack.name in batch.ids else 0
+        if stack.name in batch.lists:
+            count += batch.lists[stack.name].ids.size
+        found[stack.name] = count // devices
+    return found

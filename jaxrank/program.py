@@ -21,7 +21,7 @@ from jaxrank import mesh as meshes
 from jaxrank import step as steps
 from jaxrank.config import to_plain
 from jaxrank.errors import InputError
-from jaxrank.features import Batch, Layout, Lists, Schema
+from jaxrank.features import Batch, Layout, Lists, Schema, ids_of_device
 
 # Fields of config.optim.dense and .tables that make the schedule; the others make the optimizer.
 _RATE_FIELDS = (
@@ -174,17 +174,6 @@ class Program:
         step = functools.partial(steps.train_step, self.trainee)
         state, told = jax.lax.scan(step, state, batches)
         return steps.averaged(self.trainee, state, len(told.loss)), told
-
-
-def ids_of_device(layout: Layout, batch: Batch, devices: int) -> dict[str, int]:
-    """By stack, ids that a device has in its share of a batch, PAD included."""
-    found = {}
-    for stack in layout.stacks:
-        count = batch.ids[stack.name].size if stack.name in batch.ids else 0
-        if stack.name in batch.lists:
-            count += batch.lists[stack.name].ids.size
-        found[stack.name] = count // devices
-    return found
 
 
 def dims_of(schema: Schema, config: ConfigDict) -> dict[str, int]:

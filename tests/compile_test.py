@@ -47,7 +47,7 @@ ROWS = (f"--config.source.ids=({LARGE},40)", f"--config.features.ids[0].rows={LA
 
 
 def test_what_one_device_needs_is_told(capsys):
-    (one,), err = compile_all(capsys, "v3-8", *ROWS, "--config.model.hidden=(512,512)")
+    (one,), err = compile_all(capsys, "v3-8", *ROWS, "--config.model.hidden=(2048,2048)")
     assert (one["name"], one["cores"], one["devices"]) == ("v3-8", 8, 8)
     assert one["fits"] is True
     assert one["tables_aliased"] is True
@@ -61,7 +61,7 @@ def test_what_one_device_needs_is_told(capsys):
     # Three calls of two steps of 16 examples: floats, labels and weights of two tasks, ids.
     assert one["batches_bytes"] > 3 * 2 * 16 * 4 * (6 + 2 + 2 + 2)
     # A layer's product is done three times, forward and backward.
-    layer = 2 * 16 * 512 * 512
+    layer = 2 * 16 * 2048 * 2048
     assert 3 * layer < one["flops"] < 6 * layer
     assert one["compile_seconds"] > 0
     (row,) = [line.split() for line in err.splitlines() if line.lstrip().startswith("v3-8 ")]

@@ -4,10 +4,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from sharded import by_table, logical, lookup, new_tables, update
+from sharded import by_table, logical, lookup, new_tables, on, update
 
 from jaxrank import mesh as meshes
-from jaxrank.embedding import RULES, Embedding, duplicates, make_rule
+from jaxrank.embedding import RULES, blocks, duplicates, make_rule
+from jaxrank.embedding.blocks import ByRow
 from jaxrank.errors import InputError
 from jaxrank.features import PAD, Hot
 
@@ -28,12 +29,22 @@ HOT = {
 }
 
 
-def make(dims=None, devices=1, replicas=1, rule="sgd", rows=50, hot="split", room=1.0, **settings):
+def make(
+    dims=None,
+    devices=1,
+    replicas=1,
+    rule="sgd",
+    rows=50,
+    hot="split",
+    room=1.0,
+    platform="cpu",
+    **settings,
+):
     lay = examples.small_layout(dims, rows, HOT[hot])
     mesh = meshes.make_mesh(devices=devices, replicas=replicas)
     rooms = {stack.name: room for stack in lay.stacks}
     rule = make_rule(rule) if isinstance(rule, str) else rule
-    return Embedding(lay, mesh, rule, room=rooms, **{"init_std": 1.0} | settings)
+    return on(platform)(lay, mesh, rule, room=rooms, **{"init_std": 1.0} | settings)
 
 
 def random_grads(embedding, tables, batch, seed=1):
@@ -43,9 +54,12 @@ def random_grads(embedding, tables, batch, seed=1):
 
 
 @pytest.mark.parametrize(("dims", "hot"), [*((d, "split") for d in DIMS), (DIMS[0], "hot")])
-@pytest.mark.parametrize(("devices", "replicas"), [(1, 1), (8, 1), (8, 2)])
-def test_lookup_equals_plain_loops_over_logical_rows(dims, hot, devices, replicas):
-    embedding = make(dims, devices, replicas, hot=hot)
+@pytest.mark.parametrize(
+    ("devices", "replicas", "platform"),
+    [(1, 1, "cpu"), (8, 1, "cpu"), (8, 2, "cpu"), (8, 2, "tpu")],
+)
+def test_lookup_equals_plain_loops_over_logical_rows(dims, hot, devices, replicas, platform):
+    embedding = make(dims, devices, replicas, hot=hot, platform=platform)
     tables = new_tables(embedding)
     batch = examples.random_batch(embedding.layout, 32)
     rows = {name: r for name, (r, _) in logical(embedding, tables).items()}
@@ -55,9 +69,12 @@ def test_lookup_equals_plain_loops_over_logical_rows(dims, hot, devices, replica
 
 
 @pytest.mark.parametrize("dims", DIMS)
-@pytest.mark.parametrize(("devices", "replicas"), [(1, 1), (2, 1), (8, 2)])
-def test_sgd_update_equals_the_dense_step(dims, devices, replicas):
-    embedding = make(dims, devices, replicas)
+@pytest.mark.parametrize(
+    ("devices", "replicas", "platform"),
+    [(1, 1, "cpu"), (2, 1, "cpu"), (8, 2, "cpu"), (2, 1, "tpu")],
+)
+def test_sgd_update_equals_the_dense_step(dims, devices, replicas, platform):
+    embedding = make(dims, devices, replicas, platform=platform)
     tables = new_tables(embedding)
     batch = examples.random_batch(embedding.layout, 32)
     grads = random_grads(embedding, tables, batch)
@@ -215,31 +232,40 @@ def test_first_values_depend_on_table_and_row_alone(hot, devices):
 
 
 @pytest.mark.parametrize(
-    ("hot", "rule", "devices", "replicas", "room"),
+    ("hot", "rule", "devices", "replicas", "room", "platform"),
     [
-        ("hot", "adagrad", 1, 1, 1.0),
-        ("whole", "lazy_adam", 8, 1, 0.5),
-        ("mixed", "ftrl", 4, 2, 0.1),
-        ("hot", "rowwise_adagrad", 8, 2, 0.05),
-        ("dealt", "sgd", 8, 1, 0.05),
+        ("hot", "adagrad", 1, 1, 1.0, "cpu"),
+        ("whole", "lazy_adam", 8, 1, 0.5, "cpu"),
+        ("mixed", "ftrl", 4, 2, 0.1, "cpu"),
+        ("hot", "rowwise_adagrad", 8, 2, 0.05, "cpu"),
+        ("dealt", "sgd", 8, 1, 0.05, "cpu"),
+        ("hot", "adagrad", 1, 1, 1.0, "tpu"),
+        ("whole", "lazy_adam", 8, 1, 0.5, "tpu"),
+        ("hot", "rowwise_adagrad", 8, 2, 0.05, "tpu"),
+        ("mixed", "ftrl", 4, 2, 0.1, "gpu"),
     ],
 )
-def test_update_is_the_same_on_any_mesh_and_under_any_placement(hot, rule, devices, replicas, room):
+def test_update_is_the_same_on_any_mesh_and_under_any_placement(
+    hot, rule, devices, replicas, room, platform, monkeypatch
+):
     """Against one device with all rows split, which other tests compare with plain loops."""
+    monkeypatch.setattr(blocks, "CHUNK", 32)
     plain = make(rule=rule)
     batch = examples.random_batch(plain.layout, 32)
     grads = random_grads(plain, new_tables(plain), batch)
     expected = by_table(plain, update(plain, new_tables(plain), batch, grads))
-    embedding = make(devices=devices, replicas=replicas, rule=rule, hot=hot, room=room)
+    embedding = make(
+        devices=devices, replicas=replicas, rule=rule, hot=hot, room=room, platform=platform
+    )
     own = examples.random_batch(embedding.layout, 32)
     after = update(embedding, new_tables(embedding), own, grads)
     for table, rows in by_table(embedding, after).items():
         np.testing.assert_allclose(rows, expected[table], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["sgd", "adagrad"])
-def test_whole_table_l2_equals_the_dense_optimizer_with_weight_decay(name):
-    embedding = make(rule=name, devices=2, l2=0.3, l2_scope="table")
+@pytest.mark.parametrize(("name", "platform"), [("sgd", "cpu"), ("adagrad", "cpu"), ("sgd", "tpu")])
+def test_whole_table_l2_equals_the_dense_optimizer_with_weight_decay(name, platform):
+    embedding = make(rule=name, devices=2, l2=0.3, l2_scope="table", platform=platform)
     dense_step = {"sgd": optax.sgd(0.1), "adagrad": optax.adagrad(0.1)}[name]
     tables = new_tables(embedding)
     batch = examples.random_batch(embedding.layout, 16)
@@ -277,7 +303,7 @@ def test_sums_by_scratch_and_by_sort_equal_a_dictionary_of_sums(seed):
             expected[int(i)] = expected.get(int(i), 0) + g.astype(np.float64)
     dirty = jnp.asarray(rng.integers(0, 300, 40), jnp.int32)
     by_scratch = duplicates.sum_by_scratch(ids, jnp.asarray(grads), dirty)[:2]
-    for unique, sums in (by_scratch, duplicates.sum_by_sort(ids, jnp.asarray(grads))):
+    for unique, sums in (by_scratch, duplicates.sum_by_sort(ByRow(3, 4), ids, jnp.asarray(grads))):
         count = len(expected)
         assert set(np.asarray(unique[:count]).tolist()) == set(expected)
         assert (np.asarray(unique[count:]) == PAD).all()

@@ -207,7 +207,7 @@ def test_falling_counts_are_those_of_pooled_violators():
     ],
 )
 def test_a_buffer_has_room_for_the_mean_and_some_deviations(unique, shards, slack, most, expected):
-    assert planner.capacity(unique, shards, slack, most) == expected
+    assert planner.capacity(unique, shards, slack, most, 8) == expected
 
 
 # --- what is decided ---

@@ -15,6 +15,12 @@ from jaxrank.embedding import Embedding, logical_rows
 _COMPILED: dict = {}
 
 
+@functools.cache
+def on(platform):
+    """`Embedding` in the way of a platform, whatever the devices of its mesh are."""
+    return type(f"On{platform}", (Embedding,), {"platform": platform})
+
+
 def on_mesh(embedding, function, in_specs, out_specs):
     found = _COMPILED.setdefault((id(embedding), function.__name__), (embedding, {}))[1]
     if not found:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrank.embedding import access, duplicates, logical_rows, storage
+from jaxrank.embedding import logical_rows, storage
 from jaxrank.embedding.storage import GROUPS, group, row_at
 from jaxrank.errors import InputError
 from jaxrank.features import PAD, Hot
@@ -81,45 +81,3 @@ def test_logical_rows_are_the_replicated_ones_and_the_split_ones_behind_them():
         split[int(parts.split.position(jnp.int32(row - stack.replicated)))] = values[row]
     stored = {"dim8_replicated": replicated.reshape(-1, 128), "dim8": split.reshape(-1, 128)}
     np.testing.assert_array_equal(logical_rows(stored, stack), values)
-
-
-@pytest.mark.parametrize("width", [1, 4, 16, 64, 128, 256])
-@pytest.mark.parametrize(("by_line", "chunk"), [(False, 8192), (True, 8192), (True, 3)])
-def test_rows_are_read_and_written_by_view_and_by_line(width, by_line, chunk, monkeypatch):
-    monkeypatch.setattr(access, "CHUNK", chunk)
-    rng = np.random.default_rng(0)
-    table = rng.normal(size=(512, width)).astype(np.float32)
-    ids = np.array([0, 511, 7, 8, PAD, 9, 300], np.int32)
-    change = rng.normal(size=(len(ids), width)).astype(np.float32)
-    array = jnp.asarray(table.reshape(-1, 128))
-    found = access.read(array, ids, width, by_line=by_line)
-    expected = np.where((ids == PAD)[:, None], 0, table[np.where(ids == PAD, 0, ids)])
-    np.testing.assert_array_equal(found, expected)
-    if by_line:  # which writes rising rows, PAD behind the last
-        ids = np.sort(ids)
-    found = access.read(array, ids, width, by_line=by_line)
-    after = access.write(array, ids, found, change, by_line=by_line)
-    for i, row in enumerate(ids):
-        if row != PAD:
-            table[row] += change[i]
-    np.testing.assert_allclose(after, table.reshape(-1, 128), rtol=1e-6)
-
-
-@pytest.mark.parametrize("by_line", [False, True])
-def test_one_number_a_row_is_read_and_written(by_line):
-    array, ids = jnp.arange(64.0), np.array([3, 63, PAD], np.int32)
-    found = access.read(array, ids, 16, by_line=by_line)
-    assert found.tolist() == [3, 63, 0]
-    after = access.write(array, ids, found, jnp.array([0.5, 1.0, 9.0]), by_line=by_line)
-    expected = np.arange(64.0)
-    expected[[3, 63]] += [0.5, 1.0]
-    np.testing.assert_array_equal(after, expected)
-
-
-@pytest.mark.parametrize("size", [1, 127, 4096, 4097, 600_000])
-def test_counts_by_products_are_those_of_a_cumsum(size):
-    for share in (0.0, 0.5, 1.0):
-        flags = np.random.default_rng(size).random(size) < share
-        found = duplicates.count_by_products(jnp.asarray(flags))
-        assert found.dtype == jnp.int32
-        np.testing.assert_array_equal(found, np.cumsum(flags))

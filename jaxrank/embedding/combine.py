@@ -3,34 +3,45 @@
 import jax
 import jax.numpy as jnp
 
+from jaxrank.embedding.blocks import Form, up_to
 from jaxrank.features import PAD, Lists
 
 
-def _segments(lists: Lists, total: int) -> jax.Array:
-    """Which of the `total` lists (example by example) each id belongs to, i32[groups * capacity].
+def _segments(lists: Lists, examples: int, per_example: int, unit: int) -> jax.Array:
+    """Where the vector of each id's list lies in their block, i32[groups * capacity].
 
     Rising, so PAD stands for the last list of its group, to which it adds zeros.
     """
     groups = lists.segments.shape[0]
-    per_group = total // groups
-    begin = jnp.arange(groups, dtype=jnp.int32)[:, None] * per_group
-    segments = jnp.where(lists.segments == PAD, per_group - 1, lists.segments)
+    of_group = examples // groups
+    segments = jnp.where(lists.segments == PAD, of_group * per_example - 1, lists.segments)
+    places = up_to(per_example, unit)
+    if places != per_example:
+        example, which = jnp.divmod(segments, per_example)
+        segments = example * places + which
+    begin = jnp.arange(groups, dtype=jnp.int32)[:, None] * (of_group * places)
     return (segments + begin).reshape(-1)
 
 
-def combine(vectors: jax.Array, lists: Lists, total: int) -> jax.Array:
-    """f[groups * capacity, dim] -> f[total, dim]: the weighted sum of each list's vectors."""
-    weights = lists.weights.reshape(-1, 1).astype(vectors.dtype)
-    return jax.ops.segment_sum(
-        vectors * weights,
-        _segments(lists, total),
-        num_segments=total,
-        indices_are_sorted=True,
+def combine(
+    form: Form, vectors: jax.Array, lists: Lists, examples: int, per_example: int
+) -> jax.Array:
+    """The weighted sum of each list's vectors, f[examples, per_example, dim], of a block of the
+    vectors of all ids."""
+    places = up_to(per_example, form.unit)
+    combined = form.add(
+        form.zeros(examples * places, vectors.dtype),
+        _segments(lists, examples, per_example, form.unit),
+        vectors,
+        scale=lists.weights.reshape(-1),
+        rising=True,
     )
+    return form.to_examples(combined, examples, per_example)
 
 
-def spread(grads: jax.Array, lists: Lists) -> jax.Array:
-    """The transpose of `combine`: f[total, dim] -> the gradient of each id's vector."""
-    segments = _segments(lists, grads.shape[0])
-    weights = lists.weights.reshape(-1, 1).astype(grads.dtype)
-    return grads[segments] * weights
+def spread(form: Form, grads: jax.Array, lists: Lists) -> jax.Array:
+    """The transpose of `combine`: f[examples, per_example, dim] -> the block of the gradients of
+    each id's vector."""
+    examples, per_example, _ = grads.shape
+    segments = _segments(lists, examples, per_example, form.unit)
+    return form.take(form.of_examples(grads), segments, lists.weights.reshape(-1))

@@ -7,9 +7,12 @@ are sorted; on GPU this also keeps duplicates away from the float scatter-add, w
 with them in jaxlib 0.10.2 to 0.11.0.
 """
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 
+from jaxrank.embedding.blocks import Form
 from jaxrank.features import PAD
 
 
@@ -31,24 +34,41 @@ def sum_by_scratch(
     return unique, sums, scratch
 
 
-def sum_by_sort(ids: jax.Array, grads: jax.Array) -> tuple[jax.Array, jax.Array]:
+class Sorted(NamedTuple):
+    """Ids i32[n] in order.
+
+    order: i32[n], the permutation that sorts them.
+    rank: i32[n], rising: which of the different ids each of the sorted ones is; PAD for PAD.
+    unique: i32[n] the different ids, rising, PAD behind the last.
+    """
+
+    order: jax.Array
+    rank: jax.Array
+    unique: jax.Array
+
+
+def in_order(ids: jax.Array) -> Sorted:
+    """Sorts ids i32[n], of which PAD takes no part."""
+    ordered, order = jax.lax.sort_key_val(ids, jnp.arange(ids.shape[0], dtype=jnp.int32))
+    is_first = jnp.concatenate([jnp.ones(1, bool), ordered[1:] != ordered[:-1]])
+    rank = jnp.where(ordered == PAD, PAD, running_count(is_first) - 1)
+    unique = jnp.full_like(ids, PAD)
+    unique = unique.at[jnp.where(is_first, rank, PAD)].set(ordered, mode="drop")
+    return Sorted(order, rank, unique)
+
+
+def sum_by_sort(form: Form, ids: jax.Array, grads: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Each id once, and the sum of its gradients.
 
     Args:
         ids: i32[n]; PAD takes no part.
-        grads: f[n, dim].
+        grads: a block of n.
 
     Returns:
-        unique i32[n], in front, PAD behind; sums f[n, dim] beside them, zero behind.
+        unique i32[n], rising, PAD behind the last; the block of their sums, zero behind.
     """
-    count = ids.shape[0]
-    ordered, order = jax.lax.sort_key_val(ids, jnp.arange(count, dtype=jnp.int32))
-    first = jnp.concatenate([jnp.ones(1, bool), ordered[1:] != ordered[:-1]])
-    slot = running_count(first) - 1
-    slot = jnp.where(ordered == PAD, count, slot)
-    sums = jnp.zeros_like(grads).at[slot].add(grads[order], mode="drop", indices_are_sorted=True)
-    unique = jnp.full_like(ids, PAD)
-    unique = unique.at[jnp.where(first, slot, count)].set(ordered, mode="drop")
+    order, rank, unique = in_order(ids)
+    sums = form.add(jnp.zeros_like(grads), rank, grads, order, rising=True)
     return unique, sums
 
 
@@ -81,19 +101,25 @@ def _running_sum(counts: jax.Array) -> jax.Array:
 
 
 def sum_of_rows(
-    ids: jax.Array, grads: jax.Array, rows: int, *, by_scatter: bool
+    form: Form, ids: jax.Array, grads: jax.Array, rows: int, *, by_scatter: bool
 ) -> tuple[jax.Array, jax.Array]:
-    """f[rows, dim], the sum of the gradients of each of a few rows, and how often it is read.
+    """The block of the sums of the gradients of each of a few rows, and how often each is read,
+    f[rows] (above 0 for each row that is read).
 
     Args:
         ids: i32[n] below `rows`; PAD takes no part.
-        grads: f[n, dim].
+        grads: a block of n.
         by_scatter: duplicates may be scattered as they are.
-
-    Returns:
-        sums f[rows, dim] and reads f[rows] (above 0 for each row that is read).
     """
     if not by_scatter:
-        ids, grads = sum_by_sort(ids, grads)
-    sums = jnp.zeros((rows, grads.shape[1]), grads.dtype).at[ids].add(grads, mode="drop")
+        return sum_once(form, *sum_by_sort(form, ids, grads), rows)
+    sums = form.add(form.zeros(rows, grads.dtype), ids, grads)
     return sums, jnp.zeros(rows, grads.dtype).at[ids].add(1, mode="drop")
+
+
+def sum_once(
+    form: Form, ids: jax.Array, grads: jax.Array, rows: int
+) -> tuple[jax.Array, jax.Array]:
+    """As `sum_of_rows`, of ids i32[n] that are different and rise, PAD behind the last."""
+    sums = form.add(form.zeros(rows, grads.dtype), ids, grads, rising=True)
+    return sums, jnp.zeros(rows, grads.dtype).at[ids].set(1, mode="drop")

@@ -8,6 +8,10 @@ Nothing is dropped when a buffer is too small: the exchange runs in rounds. A ro
 rows [low, high) of every owner, with `high` the largest for which all buffers of all devices
 suffice, so all devices ask for a row in the same round, and its gradients meet in one update.
 
+An id is known here by its key: of a split row, where it lies in the whole split array. Keys behind
+those of the last owner are of rows that every device has: they stay, but are sorted with the
+others and their gradients summed with theirs.
+
 All functions here run in `shard_map`, as the program of one device. n: devices that the rows are
 split over; m: ids that a device reads; C: capacity, ids of a buffer.
 """
@@ -20,7 +24,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxrank import mesh as meshes
-from jaxrank.embedding.duplicates import running_count
+from jaxrank.embedding.blocks import Form
+from jaxrank.embedding.duplicates import in_order
 from jaxrank.features import PAD
 
 Carry = TypeVar("Carry")
@@ -44,17 +49,19 @@ class Round(NamedTuple):
 class Route(NamedTuple):
     """Where the ids of one device go: made of the ids alone, used by lookup and update.
 
-    position: i32[m] where each id lies in the whole split array; PAD for none.
-    slot: i32[m] which of the different ids it is; without meaning where `position` is PAD.
-    order: i32[m], the permutation that sorts the ids.
-    unique: i32[m] the different positions, rising, PAD behind the last.
-    starts: i32[n + 1] where the ids of each owner begin in `unique`.
+    key: i32[m] of each id; PAD for none.
+    slot: i32[m] which of the different keys it has; PAD for PAD.
+    order: i32[m], the permutation that sorts the keys.
+    rank: i32[m], `slot` in that order.
+    unique: i32[m] the different keys, rising, PAD behind the last.
+    starts: i32[n + 1] where the keys of each owner begin in `unique`, and where those end.
     first: the first round.
     """
 
-    position: jax.Array
+    key: jax.Array
     slot: jax.Array
     order: jax.Array
+    rank: jax.Array
     unique: jax.Array
     starts: jax.Array
     first: Round
@@ -78,6 +85,7 @@ class Exchange:
     """Exchanges the rows of one stack.
 
     Args:
+        form: of the blocks of vectors.
         owners: n.
         share: rows that each owns.
         capacity: C.
@@ -85,25 +93,20 @@ class Exchange:
             (CPU) or in the order of the sorted ids.
     """
 
+    form: Form
     owners: int
     share: int
     capacity: int
     by_scatter: bool
 
-    def route(self, position: jax.Array) -> Route:
-        """The route of positions i32[m] in the whole array, PAD for none."""
-        count = position.shape[0]
-        here = jnp.arange(count, dtype=jnp.int32)
-        ordered, order = jax.lax.sort_key_val(position, here)
-        is_first = jnp.concatenate([jnp.ones(1, bool), ordered[1:] != ordered[:-1]])
-        rank = running_count(is_first) - 1
-        unique = jnp.full_like(position, PAD)
-        unique = unique.at[jnp.where(is_first, rank, count)].set(ordered, mode="drop")
+    def route(self, key: jax.Array) -> Route:
+        """The route of ids by their keys i32[m]."""
+        order, rank, unique = in_order(key)
         slot = jnp.zeros_like(rank).at[order].set(rank, unique_indices=True)
         edges = jnp.arange(self.owners + 1, dtype=jnp.int32) * self.share
-        starts = jnp.sum(unique[None, :] < edges[:, None], axis=1, dtype=jnp.int32)
+        starts = jnp.searchsorted(unique, edges).astype(jnp.int32)
         first = self._round(unique, starts, jnp.zeros_like(edges[:-1]), jnp.zeros((), jnp.int32))
-        return Route(position, slot, order, unique, starts, first)
+        return Route(key, slot, order, rank, unique, starts, first)
 
     def _round(self, unique: Any, starts: Any, begin: jax.Array, low: jax.Array) -> Round:
         owner = jnp.arange(self.owners, dtype=jnp.int32)[:, None]
@@ -143,62 +146,90 @@ class Exchange:
 
     def _place(self, route: Route, this: Round) -> jax.Array:
         """i32[m]: where in the buffers [n * C] of a round each id is; PAD where in none."""
-        owner = jnp.minimum(route.position // self.share, self.owners - 1)
-        local = route.position - owner * self.share
-        is_served = (route.position != PAD) & (local >= this.low) & (local < this.high)
+        owner = jnp.minimum(route.key // self.share, self.owners - 1)
+        local = route.key - owner * self.share
+        is_served = (local >= this.low) & (local < this.high)
         place = route.slot - (route.starts[:-1] + this.begin)[owner]
         return jnp.where(is_served, owner * self.capacity + place, PAD)
 
     def lookup(
-        self, route: Route, read: Callable[[jax.Array], jax.Array], dim: int, dtype: Any
+        self, route: Route, read: Callable[[jax.Array], jax.Array], dtype: Any
     ) -> tuple[jax.Array, Load]:
-        """The vectors f[m, dim] of a route's ids, zero where there is none, and what it cost.
+        """The block of the vectors of a route's ids, zero where none travels, and what it cost.
 
         Args:
-            read: local rows i32[k] -> f[k, dim], zero for PAD.
+            read: local rows i32[k] -> the block of them, zero for PAD.
         """
 
         def serve(this: Round, carry: Any) -> Any:
             vectors, load = carry
-            rows = _as_bits(read(this.asked.reshape(-1))).reshape(self.owners, self.capacity, dim)
-            back = _from_bits(jax.lax.all_to_all(rows, meshes.SHARD, 0, 0, tiled=True), dtype)
-            place = self._place(route, this)
-            here = back.reshape(-1, dim).at[place].get(mode="fill", fill_value=0)
-            vectors = jnp.where((place == PAD)[:, None], vectors, here)
+            asked = _as_bits(read(this.asked.reshape(-1)))
+            back = _from_bits(self._sent(asked), dtype)
+            vectors = vectors + self.form.take(back, self._place(route, this))
             served = load.served + jnp.sum(this.asked != PAD, dtype=jnp.int32)
             return vectors, load._replace(rounds=load.rounds + 1, served=served)
 
         nothing = jnp.zeros((), jnp.int32)
         load = Load(rounds=nothing, unique=route.starts[-1], served=nothing)
-        return self.over_rounds(
-            route, serve, (jnp.zeros((route.position.shape[0], dim), dtype), load)
-        )
+        zeros = self.form.zeros(route.key.shape[0], dtype)
+        return self.over_rounds(route, serve, (zeros, load))
+
+    def _sent(self, block: jax.Array) -> jax.Array:
+        """The buffers [n * C] that this device gets for those that it sends."""
+        return jax.lax.all_to_all(block, meshes.SHARD, 0, 0, tiled=True)
 
     def sums(self, route: Route, grads: jax.Array) -> jax.Array:
-        """f[m, dim], of the vectors of a route's ids -> the sum for each different id f[m, dim]."""
-        count = route.position.shape[0]
-        slot = jnp.where(route.position == PAD, count, route.slot)
-        if not self.by_scatter:
-            slot, grads = slot[route.order], grads[route.order]
+        """The gradients of the vectors of a route's ids -> the sum for each different key, in
+        blocks of m."""
         sums = jnp.zeros_like(grads)
-        return sums.at[slot].add(grads, mode="drop", indices_are_sorted=not self.by_scatter)
+        if self.by_scatter:
+            return self.form.add(sums, route.slot, grads)
+        return self.form.add(sums, route.rank, grads, route.order, rising=True)
 
     def collect(self, route: Route, this: Round, sums: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """What a round brings to this device: local rows i32[r * n * C] and a gradient for each.
+        """What a round brings to this device: local rows i32[r * n * C] and a block of a gradient
+        for each.
 
         Those of its r replicas too, in the same order on all of them. A row occurs at most once for
         each device that reads it.
 
         Args:
-            sums: f[m, dim], of `sums`.
+            sums: of `sums`.
         """
         place = jnp.arange(self.capacity, dtype=jnp.int32)[None, :]
         index = (route.starts[:-1] + this.begin)[:, None] + place
         is_sent = place < (this.end - this.begin)[:, None]
-        sent = sums.at[jnp.where(is_sent, index, PAD)].get(mode="fill", fill_value=0)
-        arrived = jax.lax.all_to_all(sent, meshes.SHARD, 0, 0, tiled=True)
-        found = this.asked.reshape(-1), arrived.reshape(-1, sums.shape[1])
-        return jax.lax.all_gather(found, meshes.REPLICA, tiled=True)
+        arrived = self._sent(self.form.take(sums, jnp.where(is_sent, index, PAD).reshape(-1)))
+        return jax.lax.all_gather((this.asked.reshape(-1), arrived), meshes.REPLICA, tiled=True)
+
+    def over_arrivals(
+        self,
+        route: Route,
+        sums: jax.Array,
+        body: Callable[[Carry, jax.Array, jax.Array], Carry],
+        carry: Carry,
+    ) -> Carry:
+        """carry = body(carry, row, gradients), of what each round brings; see `collect`."""
+
+        def serve(this: Round, carry: Carry) -> Carry:
+            return body(carry, *self.collect(route, this, sums))
+
+        return self.over_rounds(route, serve, carry)
+
+    def kept(self, route: Route, rows: int, sums: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The first `rows` of the keys that stay, counted from the first that can be, rising, PAD
+        behind the last; and the block of their sums.
+
+        Args:
+            rows: at least as many as there are.
+            sums: of `sums`.
+        """
+        begin = route.starts[-1]
+        behind = jnp.pad(route.unique, (0, rows), constant_values=PAD)
+        key = jax.lax.dynamic_slice(behind, (begin,), (rows,))
+        here = begin + jnp.arange(rows, dtype=jnp.int32)
+        which = jnp.where(key == PAD, PAD, key - self.owners * self.share)
+        return which, self.form.take(sums, jnp.where(key == PAD, PAD, here))
 
 
 def _as_bits(vectors: jax.Array) -> jax.Array:

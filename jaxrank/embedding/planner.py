@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxrank.data.traffic import TableReads, Traffic
 from jaxrank.embedding.frequency import chance, falling
-from jaxrank.embedding.storage import ALIGNMENT, storage
+from jaxrank.embedding.storage import alignment, storage
 from jaxrank.errors import InputError
 from jaxrank.features import RESERVED_ROWS, Hot, Layout, Schema, Table, stack_name
 from jaxrank.patterns import matched
@@ -238,7 +238,7 @@ def _warning(candidate: _Candidate) -> str:
     )
 
 
-def capacity(unique: float, shards: int, slack: float, most: int) -> int:
+def capacity(unique: float, shards: int, slack: float, most: int, unit: int) -> int:
     """Ids that one device can send to one other in one round of the exchange.
 
     The mean and `slack` standard deviations of a Poisson distribution.
@@ -248,10 +248,11 @@ def capacity(unique: float, shards: int, slack: float, most: int) -> int:
         shards: devices that the rows are split over.
         slack: `embedding.exchange_slack`.
         most: ids that a device can send to one other at all.
+        unit: what it is a multiple of.
     """
     mean = unique / shards
     wanted = min(mean + slack * math.sqrt(mean), most)
-    return ALIGNMENT * max(1, math.ceil(wanted / ALIGNMENT))
+    return unit * max(1, math.ceil(wanted / unit))
 
 
 def capacities(
@@ -276,9 +277,10 @@ def capacities(
         split = storage(stack).split
         if devices > 1 and split:
             most = min(ids[stack.name], split.rows // shards)
+            unit = alignment(split.width)
             found[stack.name] = (
-                capacity(fixed * shards, shards, 0, most)
+                capacity(fixed * shards, shards, 0, most, unit)
                 if fixed
-                else capacity(unique[stack.name], shards, slack, most)
+                else capacity(unique[stack.name], shards, slack, most, unit)
             )
     return found

@@ -24,7 +24,6 @@ from jaxrank.features import PAD, Stack
 
 GROUPS = 1024
 LANES = 128
-ALIGNMENT = 8  # ids in a buffer of the exchange are a multiple: the rows of a tile on TPU
 
 
 def padded_width(dim: int) -> int:
@@ -32,6 +31,12 @@ def padded_width(dim: int) -> int:
     if dim >= LANES:
         return -(-dim // LANES) * LANES
     return 1 << (dim - 1).bit_length()
+
+
+def alignment(width: int) -> int:
+    """A buffer of the exchange holds a multiple of so many ids: the rows of a tile on TPU, and
+    whole lines."""
+    return max(8, LANES // width)
 
 
 _SCRAMBLE = (0x6C50B47C, 0xB82F1E52, 0xC7AFE638, 0x8D22F6E6)

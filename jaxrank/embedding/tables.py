@@ -7,7 +7,6 @@ rows are owned by one device of each replica; see `exchange`. A mesh of one devi
 
 import dataclasses
 import functools
-import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -17,16 +16,16 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jaxrank import mesh as meshes
-from jaxrank.embedding import access
+from jaxrank.embedding.blocks import ByLine, ByRow, Form, up_to
 from jaxrank.embedding.combine import combine, spread
-from jaxrank.embedding.duplicates import sum_by_scratch, sum_by_sort, sum_of_rows
+from jaxrank.embedding.duplicates import sum_by_scratch, sum_by_sort, sum_of_rows, sum_once
 from jaxrank.embedding.exchange import Exchange, Load, Route
 from jaxrank.embedding.factors import factors_of
 from jaxrank.embedding.first_rows import first_rows
 from jaxrank.embedding.rules import Rule
-from jaxrank.embedding.storage import ALIGNMENT, GROUPS, Parts, Storage, storage
+from jaxrank.embedding.storage import GROUPS, Parts, Storage, alignment, padded_width, storage
 from jaxrank.errors import InputError
-from jaxrank.features import PAD, Batch, Layout, Lists, Stack
+from jaxrank.features import PAD, Batch, Layout, Lists, Stack, ids_of_device
 
 Vectors = dict[str, dict[str, jax.Array]]
 Routes = dict[str, Route]
@@ -110,31 +109,42 @@ class Embedding:
         return self.mesh.size > 1
 
     @property
-    def on_cpu(self) -> bool:
-        return meshes.platform(self.mesh) == "cpu"
+    def platform(self) -> str:
+        """Whose way of moving vectors and summing duplicates is taken."""
+        return meshes.platform(self.mesh)
 
     @property
-    def by_line(self) -> bool:
-        """Whether rows are read and written as TPU does it; see `access`."""
-        return meshes.platform(self.mesh) == "tpu"
+    def on_cpu(self) -> bool:
+        return self.platform == "cpu"
 
     @property
     def uses_scratch(self) -> bool:
         """Whether duplicates are found through a scratch array; see `duplicates`."""
         return self.on_cpu and self.l2_scope == "read"
 
+    def form(self, stack: Stack) -> Form:
+        """How blocks of a stack's vectors lie in memory."""
+        width = padded_width(stack.dim)
+        return (ByLine if self.platform == "tpu" else ByRow)(stack.dim, width)
+
     def exchange(self, name: str, ids: int) -> Exchange:
         """The exchange of a stack's split rows for a batch of which a device reads so many ids."""
         split = self.parts[name].split
         assert split is not None
+        (stack,) = (s for s in self.layout.stacks if s.name == name)
         share = split.rows // self.shards
         capacity = min(round(self.room[name] * ids), ids, share)
         return Exchange(
+            form=self.form(stack),
             owners=self.shards,
             share=share,
-            capacity=ALIGNMENT * max(1, math.ceil(capacity / ALIGNMENT)),
+            capacity=up_to(max(1, capacity), alignment(split.width)),
             by_scatter=self.on_cpu,
         )
+
+    def _exchange_of(self, stack: Stack, batch: Batch) -> Exchange:
+        """That of this device's share of a batch."""
+        return self.exchange(stack.name, ids_of_device(self.layout, batch, 1)[stack.name])
 
     def specs(self) -> dict[str, P]:
         """How each part lies on the mesh; its rows, slots and scratch all alike."""
@@ -175,25 +185,29 @@ class Embedding:
         if not self.exchanges:
             return {}
         return {
-            stack.name: self.exchange(stack.name, ids.size).route(self._split_position(stack, ids))
+            stack.name: self._exchange_of(stack, batch).route(self._key(stack, ids))
             for stack, ids in self._ids(batch)
             if self.parts[stack.name].split
         }
 
     def _ids(self, batch: Batch) -> list[tuple[Stack, jax.Array]]:
-        """All ids of each stack that the batch reads, i32[m]."""
+        """All ids of each stack that the batch reads, i32[m], in the order of their block: PAD
+        where no place of an example is."""
         found = []
         for stack in self.layout.stacks:
             pieces = []
             if stack.name in batch.ids:
-                pieces.append(batch.ids[stack.name].reshape(-1))
+                ids = batch.ids[stack.name]
+                filling = up_to(ids.shape[1], self.form(stack).unit) - ids.shape[1]
+                ids = jnp.pad(ids, ((0, 0), (0, filling)), constant_values=PAD)
+                pieces.append(ids.reshape(-1))
             if stack.name in batch.lists:
                 pieces.append(batch.lists[stack.name].ids.reshape(-1))
             if pieces:
                 found.append((stack, jnp.concatenate(pieces) if len(pieces) > 1 else pieces[0]))
         return found
 
-    def _split_position(self, stack: Stack, ids: jax.Array) -> jax.Array:
+    def _position(self, stack: Stack, ids: jax.Array) -> jax.Array:
         """i32[m]: where each id lies in the whole split array; PAD for replicated rows."""
         split = self.parts[stack.name].split
         assert split is not None
@@ -201,6 +215,13 @@ class Embedding:
             is_split = (ids >= stack.replicated) & (ids != PAD)
             ids = jnp.where(is_split, ids - stack.replicated, PAD)
         return split.position(ids)
+
+    def _key(self, stack: Stack, ids: jax.Array) -> jax.Array:
+        """i32[m]: what `exchange` knows each id by."""
+        position = self._position(stack, ids)
+        split = self.parts[stack.name].split
+        assert split is not None
+        return jnp.where(ids < stack.replicated, split.rows + ids, position)
 
     def lookup(
         self, rows: Mapping[str, jax.Array], routes: Routes, batch: Batch
@@ -220,47 +241,47 @@ class Embedding:
         loads = {}
         examples = batch.labels.shape[0]
         for stack, ids in self._ids(batch):
-            read, load = self._read(stack, rows, routes, ids)
+            form = self.form(stack)
+            read, load = self._read(stack, rows, routes, batch, ids)
             if load is not None:
                 loads[stack.name] = load
             found = vectors[stack.name] = {}
-            single = batch.ids[stack.name].size if stack.name in batch.ids else 0
-            if single:
-                found["ids"] = read[:single].reshape(examples, -1, stack.dim)
             if stack.name in batch.lists:
                 lists = batch.lists[stack.name]
-                combined = combine(read[single:], lists, examples * len(stack.lists))
-                found["lists"] = combined.reshape(examples, -1, stack.dim)
+                begin = form.length(ids.size - lists.ids.size)
+                found["lists"] = combine(form, read[begin:], lists, examples, len(stack.lists))
+                read = read[:begin]
+            if stack.name in batch.ids:
+                places = batch.ids[stack.name].shape[1]
+                found["ids"] = form.to_examples(read, examples, places)
         return vectors, loads
 
     def _read(
-        self, stack: Stack, rows: Mapping[str, jax.Array], routes: Routes, ids: jax.Array
-    ) -> tuple[jax.Array, Load | None]:  # i32[m] -> f[m, dim]
-        parts = self.parts[stack.name]
+        self,
+        stack: Stack,
+        rows: Mapping[str, jax.Array],
+        routes: Routes,
+        batch: Batch,
+        ids: jax.Array,
+    ) -> tuple[jax.Array, Load | None]:  # the block of ids i32[m]
+        parts, form = self.parts[stack.name], self.form(stack)
         load = None
         vectors = None
         if parts.split:
             stored = rows[parts.split.name]
-            read = functools.partial(self._read_rows, parts.split, stored)
+            read = functools.partial(form.read, stored)
             if self.exchanges:
-                vectors, load = self.exchange(stack.name, ids.size).lookup(
-                    routes[stack.name], read, stack.dim, stored.dtype
-                )
+                exchange = self._exchange_of(stack, batch)
+                vectors, load = exchange.lookup(routes[stack.name], read, stored.dtype)
             else:
-                vectors = read(self._split_position(stack, ids))
+                vectors = read(self._position(stack, ids))
         if parts.replicated:
-            is_replicated = ids < stack.replicated
-            own = self._read_rows(
-                parts.replicated,
-                rows[parts.replicated.name],
-                jnp.where(is_replicated, ids, PAD),
+            own = form.read(
+                rows[parts.replicated.name], jnp.where(ids < stack.replicated, ids, PAD)
             )
-            vectors = own if vectors is None else jnp.where(is_replicated[:, None], own, vectors)
+            vectors = own if vectors is None else vectors + own
         assert vectors is not None
         return vectors, load
-
-    def _read_rows(self, shape: Storage, stored: jax.Array, row: jax.Array) -> jax.Array:
-        return access.read(stored, row, shape.width, by_line=self.by_line)[:, : shape.dim]
 
     def update(
         self,
@@ -289,100 +310,80 @@ class Embedding:
         """
         tables, scratch = dict(tables), dict(scratch)
         for stack, ids in self._ids(batch):
-            gradient = self._per_id(stack, batch.lists.get(stack.name), grads[stack.name])
-            parts = self.parts[stack.name]
-            rule = functools.partial(self._change, stack=stack, rate=rate, step=step)
+            form, parts = self.form(stack), self.parts[stack.name]
+            route = routes.get(stack.name)
+            change = functools.partial(self._change, stack=stack, rate=rate, step=step)
+            grad = self._per_id(form, batch.lists.get(stack.name), grads[stack.name])
+            if route is not None:
+                exchange = self._exchange_of(stack, batch)
+                grad = exchange.sums(route, grad)
             if parts.replicated:
-                name = parts.replicated.name
-                own = jnp.where(ids < stack.replicated, ids, PAD)
-                tables[name] = self._update_replicated(
-                    parts.replicated, tables[name], own, gradient, rule
-                )
+                name, rows = parts.replicated.name, parts.replicated.rows
+                if route is not None:
+                    own, of_own = exchange.kept(route, rows, grad)
+                    summed = sum_once(form, own, of_own, rows)
+                else:
+                    own = jnp.where(ids < stack.replicated, ids, PAD)
+                    summed = sum_of_rows(form, own, grad, rows, by_scatter=self.on_cpu)
+                tables[name] = self._update_replicated(form, tables[name], *summed, change)
             if parts.split:
+                if route is not None:
+                    arrivals = functools.partial(exchange.over_arrivals, route, grad)
+                else:
+                    arrivals = functools.partial(_one_arrival, self._position(stack, ids), grad)
                 name = parts.split.name
-                position = None if self.exchanges else self._split_position(stack, ids)
                 tables[name], used = self._update_split(
-                    parts.split, tables[name], scratch.get(name), routes.get(name), position,
-                    gradient, rule,
-                )  # fmt: skip
+                    form, parts.split, tables[name], scratch.get(name), arrivals, change
+                )
                 if used is not None:
                     scratch[name] = used
         return tables, scratch
 
     def _per_id(
-        self, stack: Stack, lists: Lists | None, grads: dict[str, jax.Array]
-    ) -> jax.Array:  # f[m, dim]
+        self, form: Form, lists: Lists | None, grads: dict[str, jax.Array]
+    ) -> jax.Array:  # a block of m
         pieces = []
         if "ids" in grads:
-            pieces.append(grads["ids"].reshape(-1, stack.dim))
+            pieces.append(form.of_examples(grads["ids"]))
         if lists is not None:
-            pieces.append(spread(grads["lists"].reshape(-1, stack.dim), lists))
+            pieces.append(spread(form, grads["lists"], lists))
         return jnp.concatenate(pieces) if len(pieces) > 1 else pieces[0]
 
-    def _update_replicated(self, shape, state, ids, gradient, rule):
+    def _update_replicated(self, form, state, sums, reads, change):
         """Updates every device's copy, from the sum over all devices."""
-        sums, reads = sum_of_rows(ids, gradient, shape.rows, by_scatter=self.on_cpu)
         sums, reads = meshes.total(self.mesh, (sums, reads))
-        seen = self._seen(shape, state)
-        change = rule(seen, sums, row=jnp.arange(shape.rows, dtype=jnp.int32))
-        if self.l2_scope == "read":
-            is_read = reads > 0
-            change = jax.tree.map(
-                lambda x: jnp.where(is_read[:, None] if x.ndim == 2 else is_read, x, 0), change
+
+        def of_read(found, grads, place):
+            changes = change(found, grads, row=place)
+            if self.l2_scope == "table":
+                return changes
+            is_read = reads[place] > 0
+            return jax.tree.map(
+                lambda c: jnp.where(is_read[:, None] if c.ndim == 2 else is_read, c, 0), changes
             )
-        return self._added(shape, state, change)
 
-    def _update_split(self, shape, state, scratch, route, position, gradient, rule):
+        return form.change_all(state, sums, of_read)
+
+    def _update_split(self, form, shape, state, scratch, arrivals, change):
         """Updates the share of the rows that this device owns."""
-        if self.l2_scope == "table":
-            return self._update_all(shape, state, route, position, gradient, rule), scratch
-        if route is None:
-            return self._change_rows(shape, state, scratch, position, gradient, rule)
-        exchange = self.exchange(shape.name, gradient.shape[0])
-        sums = exchange.sums(route, gradient)
 
-        def serve(this, carry):
-            row, arrived = exchange.collect(route, this, sums)
+        def of_share(found, grads, place):
+            return change(found, grads, row=self._row_of(shape, place))
+
+        def change_read(carry, row, grads):
             state, scratch = carry
-            return self._change_rows(shape, state, scratch, row, arrived, rule)
+            if scratch is not None:
+                unique, sums, scratch = sum_by_scratch(row, grads, scratch)
+            else:
+                unique, sums = sum_by_sort(form, row, grads)
+            return form.change(state, unique, sums, of_share), scratch
 
-        return exchange.over_rounds(route, serve, (state, scratch))
-
-    def _change_rows(self, shape, state, scratch, row, gradient, rule):
-        """Changes local rows i32[k], PAD or not, by their gradients f[k, dim]."""
-        if scratch is not None:
-            unique, gradient, scratch = sum_by_scratch(row, gradient, scratch)
-        else:
-            unique, gradient = sum_by_sort(row, gradient)
-        read = functools.partial(access.read, row=unique, by_line=self.by_line)
-        found = jax.tree.map(lambda array: read(array, width=shape.width), state)
-        rows = found.rows[:, : shape.dim]
-        slots = {n: a[:, : shape.dim] if a.ndim == 2 else a for n, a in found.slots.items()}
-        change = rule(TableState(rows, slots), gradient, row=self._row_of(shape, unique))
-
-        def write(array, found, change):
-            change = _padded(shape, change)
-            return access.write(array, unique, found, change, by_line=self.by_line)
-
-        return jax.tree.map(write, state, found, change), scratch
-
-    def _update_all(self, shape, state, route, position, gradient, rule):
-        """Updates all rows, those that were not read with their regularisation alone."""
-        seen = self._seen(shape, state)
-        sums = jnp.zeros_like(seen.rows)
-        if route is None:
-            sums = sums.at[position].add(gradient, mode="drop")
-        else:
-            exchange = self.exchange(shape.name, gradient.shape[0])
-            by_id = exchange.sums(route, gradient)
-
-            def serve(this, sums):
-                row, arrived = exchange.collect(route, this, by_id)
-                return sums.at[row].add(arrived, mode="drop")
-
-            sums = exchange.over_rounds(route, serve, sums)
-        here = jnp.arange(len(sums), dtype=jnp.int32)
-        return self._added(shape, state, rule(seen, sums, row=self._row_of(shape, here)))
+        if self.l2_scope == "read":
+            return arrivals(change_read, (state, scratch))
+        # All rows change, those that were not read by their regularisation alone.
+        nothing = form.zeros(shape.rows // self.shards, state.rows.dtype)
+        sums = arrivals(form.add, nothing)
+        return form.change_all(state, sums, of_share), scratch
 
     def _row_of(self, shape: Storage, place: jax.Array) -> jax.Array:
         """Which row of the stack lies at each place i32[k] of this device's share of a split part;
@@ -406,18 +407,7 @@ class Embedding:
             rate = rate * factors.at(row)
         return TableState(*self.rule.change(found.rows, found.slots, gradient, rate, step))
 
-    def _seen(self, shape: Storage, state: TableState) -> TableState:
-        """All rows and slots that a device has, f[rows, dim] or f[rows]."""
-        return jax.tree.map(
-            lambda a: a.reshape(-1, shape.width)[:, : shape.dim] if a.ndim == 2 else a, state
-        )
 
-    def _added(self, shape: Storage, state: TableState, change: TableState) -> TableState:
-        return jax.tree.map(lambda a, c: a + _padded(shape, c).reshape(a.shape), state, change)
-
-
-def _padded(shape: Storage, change: jax.Array) -> jax.Array:
-    """f[k, dim] -> f[k, width]; f[k] as it is."""
-    if change.ndim == 1 or shape.width == shape.dim:
-        return change
-    return jnp.pad(change, ((0, 0), (0, shape.width - shape.dim)))
+def _one_arrival(row, grads, body, carry):
+    """As `Exchange.over_arrivals`, where nothing travels."""
+    return body(carry, row, grads)

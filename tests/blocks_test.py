@@ -1,0 +1,127 @@
+"""Both forms of blocks against plain NumPy, and counts that they need."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrank.embedding import blocks, duplicates
+from jaxrank.embedding.blocks import ByLine, ByRow
+from jaxrank.embedding.storage import padded_width
+from jaxrank.features import PAD
+
+SHAPES = [(form, dim) for form in (ByRow, ByLine) for dim in (1, 3, 16, 64, 100, 128, 160)]
+
+
+@pytest.fixture(params=[640, 8192], autouse=True)
+def chunk(request, monkeypatch):
+    """Vectors moved at a time: several chunks, the last of them not full, or one."""
+    monkeypatch.setattr(blocks, "CHUNK", request.param)
+
+
+def form_of(kind, dim):
+    return kind(dim, padded_width(dim))
+
+
+def vectors(count, dim, seed=0):
+    return np.random.default_rng(seed).normal(size=(count, dim)).astype(np.float32)
+
+
+def to_block(form, array):
+    """f[k, dim], k a multiple of the unit."""
+    return form.of_examples(jnp.asarray(array)[None])
+
+
+def of_block(form, block, count):
+    assert len(block) == form.length(count)
+    return np.asarray(form.to_examples(block, 1, count)[0])
+
+
+def indices(count, below, seed=1):
+    rng = np.random.default_rng(seed)
+    return np.where(rng.random(count) < 0.2, PAD, rng.integers(0, below, count)).astype(np.int32)
+
+
+def picked(array, index, scale=1.0):
+    found = np.where((index == PAD)[:, None], 0, array[np.where(index == PAD, 0, index)])
+    return (found * np.broadcast_to(scale, len(index))[:, None]).astype(np.float32)
+
+
+@pytest.mark.parametrize(("kind", "dim"), SHAPES)
+def test_vectors_are_taken_to_where_they_are_asked_for(kind, dim):
+    form, array, index = form_of(kind, dim), vectors(256, dim), indices(1900, 256)
+    block = to_block(form, array)
+    found = of_block(form, form.take(block, index), len(index))
+    np.testing.assert_array_equal(found, picked(array, index))
+    scale = np.random.default_rng(2).random(len(index)).astype(np.float32)
+    found = of_block(form, form.take(block, index, scale), len(index))
+    np.testing.assert_allclose(found, picked(array, index, scale), rtol=1e-6)
+
+
+@pytest.mark.parametrize("rising", [False, True])
+@pytest.mark.parametrize(("kind", "dim"), SHAPES)
+def test_vectors_are_added_where_they_belong(kind, dim, rising):
+    form, array, at = form_of(kind, dim), vectors(1920, dim), indices(1920, 256)
+    index = np.random.default_rng(3).permutation(1920).astype(np.int32)
+    scale = np.random.default_rng(2).random(1920).astype(np.float32)
+    at = np.sort(at) if rising else at
+    start = vectors(256, dim, seed=4)
+    expected = start.astype(np.float64)
+    for place, source, factor in zip(at, index, scale, strict=True):
+        if place != PAD:
+            expected[place] += factor * array[source]
+    block = form.add(
+        to_block(form, start), at, to_block(form, array), index, scale=scale, rising=rising
+    )
+    np.testing.assert_allclose(of_block(form, block, 256), expected, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("places", [1, 5, 16])
+@pytest.mark.parametrize(("kind", "dim"), SHAPES)
+def test_vectors_of_examples_come_back_as_they_went(kind, dim, places):
+    form = form_of(kind, dim)
+    array = vectors(4 * places, dim).reshape(4, places, dim)
+    block = form.of_examples(jnp.asarray(array))
+    assert block.size >= array.size
+    np.testing.assert_array_equal(form.to_examples(block, 4, places), array)
+
+
+def negative(found, sums, place):
+    """Each row becomes minus its sum, its number the row's place."""
+    rows, numbers = found
+    return -sums - rows, place - numbers
+
+
+@pytest.mark.parametrize("every", [False, True])
+@pytest.mark.parametrize(("kind", "dim"), SHAPES)
+def test_rows_are_changed_and_no_others(kind, dim, every):
+    form, rows = form_of(kind, dim), 1024
+    stored = np.zeros((rows, form.width), np.float32)
+    stored[:, :dim] = vectors(rows, dim)
+    arrays = jnp.asarray(stored.reshape(-1, 128)), jnp.full(rows, -1.0)
+    row = np.full(rows if every else 640, PAD, np.int32)
+    if every:
+        row[:] = np.arange(rows)
+    else:
+        row[:600] = np.sort(np.random.default_rng(5).choice(rows, 600, replace=False))
+    sums = vectors(len(row), dim, seed=6)
+    block = to_block(form, sums)
+    if every:
+        found, numbers = form.change_all(arrays, block, negative)
+    else:
+        found, numbers = jax.jit(lambda a, b: form.change(a, row, b, negative))(arrays, block)
+    expected, expected_numbers = stored.copy(), np.full(rows, -1.0)
+    is_row = row != PAD
+    expected[row[is_row], :dim] = -sums[is_row]
+    expected_numbers[row[is_row]] = row[is_row]
+    np.testing.assert_allclose(np.reshape(found, (rows, -1)), expected, atol=1e-6)
+    np.testing.assert_array_equal(numbers, expected_numbers)
+
+
+@pytest.mark.parametrize("size", [1, 127, 4096, 4097, 600_000])
+def test_counts_by_products_are_those_of_a_cumsum(size):
+    for share in (0.0, 0.5, 1.0):
+        flags = np.random.default_rng(size).random(size) < share
+        found = duplicates.count_by_products(jnp.asarray(flags))
+        assert found.dtype == jnp.int32
+        np.testing.assert_array_equal(found, np.cumsum(flags))
