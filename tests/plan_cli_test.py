@@ -123,12 +123,12 @@ def test_what_is_exchanged_is_counted_from_the_buffers(capsys):
     split = (*SMALL, "--memory=1GiB", "--config.embedding.placement=rows")
     one, _ = plan(capsys, *split, "--devices=1")
     assert one["exchanged_bytes_per_step"] == 0
-    small, _ = plan(capsys, *split, "--devices=4", "--config.embedding.exchange_capacity=8")
-    large, _ = plan(capsys, *split, "--devices=4", "--config.embedding.exchange_capacity=16")
-    assert (small["capacity"], large["capacity"]) == ({"dim8": 8}, {"dim8": 16})
-    # To each of 3 others 8 more ids, vectors and gradients of 8 numbers.
+    small, _ = plan(capsys, *split, "--devices=4", "--config.embedding.exchange_capacity=16")
+    large, _ = plan(capsys, *split, "--devices=4", "--config.embedding.exchange_capacity=32")
+    assert (small["capacity"], large["capacity"]) == ({"dim8": 16}, {"dim8": 32})
+    # To each of 3 others 16 more ids, vectors and gradients of 8 numbers.
     more = large["exchanged_bytes_per_step"] - small["exchanged_bytes_per_step"]
-    assert more == 3 * 8 * (1 + 2 * 8) * 4
+    assert more == 3 * 16 * (1 + 2 * 8) * 4
     assert small["rounds"]["dim8"] > large["rounds"]["dim8"] > 1
     assert re.search(r"dim8 takes \d.*Raise embedding.exchange_slack", small["warnings"][-1])
 
