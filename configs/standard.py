@@ -91,7 +91,8 @@ def ranker(size: str, *, features: float, dims: tuple[int, int], width: int, cro
 
     c.batch_size = 512 if small else 131_072
     c.num_epochs = 1.0
-    c.steps_per_call = 4 if small else 8
+    # A step is long, and memory holds the batches of three calls.
+    c.steps_per_call = 4 if small else 2
     c.log_every_steps = 16
     c.eval.batch_size = 2048 if small else 131_072
     c.data.list_slack = 6.0
