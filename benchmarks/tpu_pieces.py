@@ -17,12 +17,14 @@ import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
 
 from jaxrank import absent
-from jaxrank.embedding import access
+from jaxrank.embedding import blocks
 from jaxrank.embedding.duplicates import running_count, sum_by_sort
 from jaxrank.embedding.storage import LANES
 from jaxrank.topology import topology
 
 ROWS = 4_194_304  # of the table
+
+CHUNKED = ("read", "write", "sum of duplicates")
 
 Piece = tuple[str, Callable[..., Any], tuple[Any, ...]]
 
@@ -42,19 +44,20 @@ def read_by_slices(table: jax.Array, row: jax.Array, width: int) -> jax.Array:
 
 
 def pieces(ids: int, width: int) -> Iterator[Piece]:
+    form = blocks.ByLine(width, width)
     table, rows = array(jnp.float32, ROWS * width // LANES, LANES), array(jnp.int32, ids)
-    vectors, flags = array(jnp.float32, ids, width), array(jnp.bool_, ids)
-    yield "read", lambda t, i: access.read(t, i, width, by_line=True), (table, rows)
+    block, flags = array(jnp.float32, form.length(ids), LANES), array(jnp.bool_, ids)
+
+    def write(table: jax.Array, row: jax.Array, sums: jax.Array) -> jax.Array:
+        return form.change(table, row, sums, lambda found, sums, row: sums)
+
+    yield "read", form.read, (table, rows)
     yield "plain read, by slices", lambda t, i: read_by_slices(t, i, width), (table, rows)
-    yield (
-        "write",
-        lambda t, i, c: access.write(t, i, None, c, by_line=True),
-        (table, rows, vectors),
-    )
+    yield "write", write, (table, rows, block)
     yield "count", running_count, (flags,)
     yield "plain count, by cumsum", lambda f: jnp.cumsum(f, dtype=jnp.int32), (flags,)
     yield "sort", lambda a, b: jax.lax.sort_key_val(a, b), (rows, rows)
-    yield "sum of duplicates", sum_by_sort, (rows, vectors)
+    yield "sum of duplicates", lambda i, g: sum_by_sort(form, i, g), (rows, block)
 
 
 def expected_cycles(text: str, trips: int) -> int:
@@ -82,7 +85,7 @@ def main() -> None:
         done = jax.jit(function).lower(*placed).compile()
         seconds = time.monotonic() - began
         temporaries = done.memory_analysis().temp_size_in_bytes / 2**20
-        chunks = -(-args.ids // access.CHUNK) if name in ("read", "write") else 1
+        chunks = -(-args.ids // blocks.CHUNK) if name in CHUNKED else 1
         cycles = expected_cycles(done.as_text(), chunks)
         print(f"{name:<24}{seconds:>10.1f}{temporaries:>10,.0f}{cycles:>16,}", flush=True)
 
