@@ -10,16 +10,19 @@ from jaxrank.embedding.blocks import ByLine, ByRow
 from jaxrank.embedding.storage import padded_width
 from jaxrank.features import PAD
 
-SHAPES = [(form, dim) for form in (ByRow, ByLine) for dim in (1, 3, 16, 128, 160)]
+# Form, dimension, and vectors moved at a time: several chunks, the last of them not full, or one.
+SHAPES = [
+    (ByRow, 3, 8192),
+    (ByRow, 128, 8192),
+    *((ByLine, dim, 640) for dim in (1, 3, 16, 128, 160)),
+    (ByLine, 3, 8192),
+]
 
 
-@pytest.fixture(params=[640, 8192], autouse=True)
-def chunk(request, monkeypatch):
-    """Vectors moved at a time: several chunks, the last of them not full, or one."""
-    monkeypatch.setattr(blocks, "CHUNK", request.param)
-
-
-def form_of(kind, dim):
+@pytest.fixture(params=SHAPES, ids=lambda s: f"{s[0].__name__}-{s[1]}-{s[2]}")
+def form(request, monkeypatch):
+    kind, dim, chunk = request.param
+    monkeypatch.setattr(blocks, "CHUNK", chunk)
     return kind(dim, padded_width(dim))
 
 
@@ -47,9 +50,8 @@ def picked(array, index, scale=1.0):
     return (found * np.broadcast_to(scale, len(index))[:, None]).astype(np.float32)
 
 
-@pytest.mark.parametrize(("kind", "dim"), SHAPES)
-def test_vectors_are_taken_to_where_they_are_asked_for(kind, dim):
-    form, array, index = form_of(kind, dim), vectors(256, dim), indices(1900, 256)
+def test_vectors_are_taken_to_where_they_are_asked_for(form):
+    array, index = vectors(256, form.dim), indices(1900, 256)
     block = to_block(form, array)
     found = of_block(form, form.take(block, index), len(index))
     np.testing.assert_array_equal(found, picked(array, index))
@@ -59,13 +61,12 @@ def test_vectors_are_taken_to_where_they_are_asked_for(kind, dim):
 
 
 @pytest.mark.parametrize("rising", [False, True])
-@pytest.mark.parametrize(("kind", "dim"), SHAPES)
-def test_vectors_are_added_where_they_belong(kind, dim, rising):
-    form, array, at = form_of(kind, dim), vectors(1920, dim), indices(1920, 256)
+def test_vectors_are_added_where_they_belong(form, rising):
+    array, at = vectors(1920, form.dim), indices(1920, 256)
     index = np.random.default_rng(3).permutation(1920).astype(np.int32)
     scale = np.random.default_rng(2).random(1920).astype(np.float32)
     at = np.sort(at) if rising else at
-    start = vectors(256, dim, seed=4)
+    start = vectors(256, form.dim, seed=4)
     expected = start.astype(np.float64)
     for place, source, factor in zip(at, index, scale, strict=True):
         if place != PAD:
@@ -77,10 +78,8 @@ def test_vectors_are_added_where_they_belong(kind, dim, rising):
 
 
 @pytest.mark.parametrize("places", [1, 5, 16])
-@pytest.mark.parametrize(("kind", "dim"), SHAPES)
-def test_vectors_of_examples_come_back_as_they_went(kind, dim, places):
-    form = form_of(kind, dim)
-    array = vectors(4 * places, dim).reshape(4, places, dim)
+def test_vectors_of_examples_come_back_as_they_went(form, places):
+    array = vectors(4 * places, form.dim).reshape(4, places, form.dim)
     block = form.of_examples(jnp.asarray(array))
     assert block.size >= array.size
     np.testing.assert_array_equal(form.to_examples(block, 4, places), array)
@@ -93,18 +92,17 @@ def negative(found, sums, place):
 
 
 @pytest.mark.parametrize("every", [False, True])
-@pytest.mark.parametrize(("kind", "dim"), SHAPES)
-def test_rows_are_changed_and_no_others(kind, dim, every):
-    form, rows = form_of(kind, dim), 1024
+def test_rows_are_changed_and_no_others(form, every):
+    rows = 1024
     stored = np.zeros((rows, form.width), np.float32)
-    stored[:, :dim] = vectors(rows, dim)
+    stored[:, : form.dim] = vectors(rows, form.dim)
     arrays = jnp.asarray(stored.reshape(-1, 128)), jnp.full(rows, -1.0)
     row = np.full(rows if every else 640, PAD, np.int32)
     if every:
         row[:] = np.arange(rows)
     else:
         row[:600] = np.sort(np.random.default_rng(5).choice(rows, 600, replace=False))
-    sums = vectors(len(row), dim, seed=6)
+    sums = vectors(len(row), form.dim, seed=6)
     block = to_block(form, sums)
     if every:
         found, numbers = form.change_all(arrays, block, negative)
@@ -112,7 +110,7 @@ def test_rows_are_changed_and_no_others(kind, dim, every):
         found, numbers = jax.jit(lambda a, b: form.change(a, row, b, negative))(arrays, block)
     expected, expected_numbers = stored.copy(), np.full(rows, -1.0)
     is_row = row != PAD
-    expected[row[is_row], :dim] = -sums[is_row]
+    expected[row[is_row], : form.dim] = -sums[is_row]
     expected_numbers[row[is_row]] = row[is_row]
     np.testing.assert_allclose(np.reshape(found, (rows, -1)), expected, atol=1e-6)
     np.testing.assert_array_equal(numbers, expected_numbers)

@@ -107,7 +107,7 @@ def test_the_ways_of_other_platforms_are_right(case, platform, kind, monkeypatch
     seed=st.integers(0, 2**32 - 1),
     kind=st.sampled_from(KINDS),
 )
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_lookup_and_update_are_right_for_any_shape(
     mesh, room, rows, hot, columns, share, seed, kind
 ):
