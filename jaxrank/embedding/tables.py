@@ -23,7 +23,7 @@ from jaxrank.embedding.exchange import Exchange, Load, Route
 from jaxrank.embedding.factors import factors_of
 from jaxrank.embedding.first_rows import first_rows
 from jaxrank.embedding.rules import Rule
-from jaxrank.embedding.storage import GROUPS, Parts, Storage, alignment, padded_width, storage
+from jaxrank.embedding.storage import GROUPS, Parts, Storage, padded_width, storage
 from jaxrank.errors import InputError
 from jaxrank.features import PAD, Batch, Layout, Lists, Stack, ids_of_device
 
@@ -134,11 +134,12 @@ class Embedding:
         (stack,) = (s for s in self.layout.stacks if s.name == name)
         share = split.rows // self.shards
         capacity = min(round(self.room[name] * ids), ids, share)
+        form = self.form(stack)
         return Exchange(
-            form=self.form(stack),
+            form=form,
             owners=self.shards,
             share=share,
-            capacity=up_to(max(1, capacity), alignment(split.width)),
+            capacity=up_to(max(1, capacity), max(8, form.unit)),
             by_scatter=self.on_cpu,
         )
 
