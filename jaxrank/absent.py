@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from jaxrank.errors import InputError
-from jaxrank.topology import GENERATIONS, Topology
+from jaxrank.topology import GENERATIONS, Topology, sides
 
 # Without these libtpu looks for the machine that it would be on.
 _NO_MACHINE = {
@@ -49,14 +49,5 @@ def devices(topology: Topology) -> list[Any]:
 
 
 def _shape(topology: Topology) -> str:
-    """ "v3:4x4": the chips of a slice along each axis, as even as powers of two can be."""
-    if topology.chips & (topology.chips - 1):
-        raise InputError(
-            f"--topology: the chips must be a power of two to be compiled for: found"
-            f" {topology.name}, of {topology.chips} chips."
-        )
-    bits, axes = topology.chips.bit_length() - 1, GENERATIONS[topology.generation].axes
-    sides = sorted(2 ** ((bits + i) // axes) for i in range(axes))
-    if axes == 3 and topology.chips < 8:  # a host has four chips in one plane
-        sides = sorted(sides, reverse=True)
-    return f"{topology.generation}:{'x'.join(str(side) for side in sides)}"
+    """ "v3:4x4": the chips of a slice along each axis."""
+    return f"{topology.generation}:{'x'.join(str(side) for side in sides(topology))}"

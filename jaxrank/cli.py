@@ -180,6 +180,13 @@ def _parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentP
         "--topology", required=True, metavar="NAMES", help="TPU slices, as v3-8,v3-32,v5e-16"
     )
     compiles.add_argument(
+        "--scaling",
+        default="",
+        choices=("strong", "weak"),
+        help="a model of the step's time: of the same batch, or one that grows with the slice",
+    )
+    compiles.add_argument("--picture", default="", metavar="FILE", help="a PNG of --scaling")
+    compiles.add_argument(
         "--workdir", default="", metavar="DIR", help="of a run, whose prepared data is read"
     )
 
@@ -330,8 +337,15 @@ def _compile(args: argparse.Namespace, config: "ConfigDict", report: Callable) -
     from jaxrank.compile import check_names, compile_for
 
     names = check_names(args.topology)
-    found = list(compile_for(config, names, workdir=args.workdir, report=report))
+    if args.picture and not args.scaling:
+        raise InputError("--picture draws --scaling, which must be given too.")
+    found = list(
+        compile_for(config, names, workdir=args.workdir, scaling=args.scaling, report=report)
+    )
     report(compile_report.describe(found))
+    if args.picture:
+        compile_report.draw(found, args.picture)
+        report(f"picture: {args.picture}")
     return compile_report.to_json(found)
 
 

@@ -15,6 +15,7 @@ from jaxrank.errors import InputError
 from jaxrank.feed import AHEAD
 from jaxrank.plan_case import Data, Machine, Maker
 from jaxrank.program import BatchShape, Program, check_batch, make_trainee
+from jaxrank.scaling import StepTime, grown, step_time
 from jaxrank.step import weights_of
 from jaxrank.timetable import make_plan
 from jaxrank.topology import GENERATIONS, Topology, topology
@@ -42,6 +43,7 @@ class Compiled(NamedTuple):
     tables_aliased: tables are updated in place, and nothing makes another array of their size.
     compile_seconds: of the training step.
     refused: what the compiler said where it refused; else empty.
+    step_time: where it was asked for.
     """
 
     topology: Topology
@@ -58,34 +60,49 @@ class Compiled(NamedTuple):
     tables_aliased: bool
     compile_seconds: float
     refused: str
+    step_time: StepTime | None = None
+
+
+# How the batch grows with the slice: not at all, or so that a device has as many examples.
+SCALINGS = ("strong", "weak")
 
 
 def compile_for(
-    config: ConfigDict, names: list[str], *, workdir: str, report: Report
+    config: ConfigDict, names: list[str], *, workdir: str, scaling: str = "", report: Report
 ) -> Iterator[Compiled]:
     """Compiles training and evaluation for one slice after another.
 
     Args:
         names: of slices, as "v3-32".
         workdir: of a run whose prepared data is read; may be empty, see `plan.open_data`.
+        scaling: one of `SCALINGS`, to tell the time of a step by the model of `scaling`; of weak
+            scaling `config.batch_size` is that of the slice with the fewest devices.
         report: gets lines for people to read.
 
     Raises:
         InputError: a name or a field of the config that cannot be, no data, or no compiler.
     """
-    slices = [topology(name) for name in names]
+    slices, batch_size = [topology(name) for name in names], config.batch_size
     devices = [absent.devices(one) for one in slices]
     data = plan.open_data(config, workdir, report)
-    maker = Maker(config, data)
+    smallest = min(slices, key=lambda one: one.devices)
     for one, there in zip(slices, devices, strict=True):
-        report(f"Compiling for {one.name}")
-        yield _compiled(config, data, maker, one, there)
+        config = config.copy_and_resolve_references()
+        if scaling == "weak":
+            config.batch_size = grown(batch_size, smallest, one)
+        report(f"Compiling for {one.name}, batch {config.batch_size:,}")
+        found, text = _compiled(config, data, one, there)
+        if scaling and not found.refused:
+            steps = config.steps_per_call
+            found = found._replace(step_time=step_time(text, one, config.batch_size, steps))
+        yield found
 
 
 def _compiled(
-    config: ConfigDict, data: Data, maker: Maker, one: Topology, devices: list[Any]
-) -> Compiled:
-    program = _program(config, data, maker, one, devices)
+    config: ConfigDict, data: Data, one: Topology, devices: list[Any]
+) -> tuple[Compiled, str]:
+    """What was found, and the text of the program of training."""
+    program = _program(config, data, one, devices)
     layout = program.trainee.embedding.layout
     calls = program.shape.struct(layout, leading=(config.steps_per_call,))
     state = _on_device(program.state_shape, program.state_sharding)
@@ -99,7 +116,7 @@ def _compiled(
     batches = (2 + AHEAD) * call
     used = state + max(batches + temporaries, batches - call + waiting + evaluation)
     usable = GENERATIONS[one.generation].usable_bytes
-    return Compiled(
+    found = Compiled(
         topology=one,
         fits=not refused and used <= usable,
         usable_bytes=usable,
@@ -115,13 +132,12 @@ def _compiled(
         compile_seconds=seconds,
         refused=refused,
     )
+    return found, text
 
 
-def _program(
-    config: ConfigDict, data: Data, maker: Maker, one: Topology, devices: list[Any]
-) -> Program:
+def _program(config: ConfigDict, data: Data, one: Topology, devices: list[Any]) -> Program:
     """The programs that `job.build` would make on that slice."""
-    replicas = config.mesh.replicas
+    maker, replicas = Maker(config, data), config.mesh.replicas
     case = maker.case(Machine(one.name, one.devices, replicas, one.hbm_bytes))
     mesh = meshes.mesh_of(devices, replicas)
     shape = BatchShape(config.batch_size, maker.shape.group, maker.shape.capacities)

@@ -33,6 +33,11 @@ class Result(NamedTuple):
     line: str
 
 
+def bits_of(dtype: str) -> int:
+    """Of one number of a type of HLO, as "f32"; 0 of what is no number."""
+    return _BITS.get(dtype) or int((re.search(r"\d+", dtype) or [0])[0])
+
+
 def results(text: str) -> Iterator[Result]:
     """The results of all instructions of a program in HLO text, in every computation."""
     for line in text.splitlines():
@@ -41,9 +46,8 @@ def results(text: str) -> Iterator[Result]:
             continue
         sizes, total = [0], 0
         for dtype, dims in re.findall(r"\b([a-z]\w*)\[([\d,]*)\]", match[1]):
-            bits = _BITS.get(dtype) or int((re.search(r"\d+", dtype) or [0])[0])
             sizes.append(math.prod(int(d) for d in dims.split(",") if d))
-            total += sizes[-1] * bits // 8
+            total += sizes[-1] * bits_of(dtype) // 8
         yield Result(match[2], max(sizes), total, line.strip())
 
 

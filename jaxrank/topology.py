@@ -89,6 +89,23 @@ def topology(name: str) -> Topology:
     )
 
 
+def sides(topology: Topology) -> tuple[int, ...]:
+    """Chips along each axis, as even as powers of two can be.
+
+    Raises:
+        InputError: the chips are no power of two.
+    """
+    if topology.chips & (topology.chips - 1):
+        raise InputError(
+            f"--topology: the chips must be a power of two to be compiled for: found"
+            f" {topology.name}, of {topology.chips} chips."
+        )
+    bits, axes = topology.chips.bit_length() - 1, GENERATIONS[topology.generation].axes
+    found = sorted(2 ** ((bits + i) // axes) for i in range(axes))
+    # A host has four chips in one plane.
+    return tuple(reversed(found) if axes == 3 and topology.chips < 8 else found)
+
+
 def parse_bytes(text: str) -> int:
     """ "16GiB", "80GB", "1.5 TiB" or a number of bytes -> bytes.
 

@@ -1,11 +1,11 @@
-"""Both forms of blocks against plain NumPy, and counts that they need."""
+"""Both forms of blocks against plain NumPy."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrank.embedding import blocks, duplicates
+from jaxrank.embedding import blocks
 from jaxrank.embedding.blocks import ByLine, ByRow
 from jaxrank.embedding.storage import padded_width
 from jaxrank.features import PAD
@@ -114,12 +114,3 @@ def test_rows_are_changed_and_no_others(form, every):
     expected_numbers[row[is_row]] = row[is_row]
     np.testing.assert_allclose(np.reshape(found, (rows, -1)), expected, atol=1e-6)
     np.testing.assert_array_equal(numbers, expected_numbers)
-
-
-@pytest.mark.parametrize("size", [1, 127, 4096, 4097, 600_000])
-def test_counts_by_products_are_those_of_a_cumsum(size):
-    for share in (0.0, 0.5, 1.0):
-        flags = np.random.default_rng(size).random(size) < share
-        found = duplicates.count_by_products(jnp.asarray(flags))
-        assert found.dtype == jnp.int32
-        np.testing.assert_array_equal(found, np.cumsum(flags))

@@ -60,7 +60,8 @@ def test_what_one_device_needs_is_told(capsys):
     assert set(one["collectives"]) == {"all-to-all", "all-reduce"}
     # Three calls of two steps of 16 examples: floats, labels and weights of two tasks, ids.
     assert one["batches_bytes"] > 3 * 2 * 16 * 4 * (6 + 2 + 2 + 2)
-    # A layer's product is done three times, forward and backward.
+    # A layer's product is done three times, forward and backward. It is so large that the products
+    # by which vectors are moved are few beside it.
     layer = 2 * 16 * 2048 * 2048
     assert 3 * layer < one["flops"] < 6 * layer
     assert one["compile_seconds"] > 0
@@ -107,3 +108,26 @@ def test_the_lack_of_the_compiler_is_told(monkeypatch, capsys):
     monkeypatch.setattr(absent.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"found no libtpu. Install jaxrank's extra `tpu`"):
         compile_all(capsys, "v3-8")
+
+
+def test_scaling_is_told_and_drawn(tmp_path, capsys):
+    picture = tmp_path / "scaling.png"
+    args = (*ROWS, "--scaling=weak", f"--picture={picture}", f"--config={TINY}")
+    cli.run(["compile", "--topology=v3-32,v3-8", *args, "--json"])
+    out, err = capsys.readouterr()
+    large, small = json.loads(out.splitlines()[-1])["scaling"]
+    assert (large["name"], small["name"]) == ("v3-32", "v3-8")
+    assert large["batch_size"] == 4 * small["batch_size"] == 4 * 128
+    assert (small["speedup"], small["efficiency"]) == (1, 1)
+    assert large["speedup"] == pytest.approx(4 * large["efficiency"])
+    assert 0.2 < large["efficiency"] < 1.1
+    assert sum(small["seconds"].values()) == pytest.approx(small["step_seconds"])
+    assert small["examples_per_second"] == pytest.approx(128 / small["step_seconds"])
+    assert small["limit"] in small["seconds"]
+    assert "of linear" in err
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_picture_of_nothing_is_refused(capsys):
+    with pytest.raises(InputError, match="--scaling"):
+        cli.run(["compile", f"--config={TINY}", "--topology=v3-8", "--picture=a.png"])

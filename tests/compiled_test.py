@@ -78,6 +78,24 @@ def test_the_step_makes_no_array_of_table_size_and_updates_all_state_in_place(
     assert memory.alias_size_in_bytes >= share * 16 * 4
     assert memory.output_size_in_bytes - memory.alias_size_in_bytes < 500_000
     assert memory.temp_size_in_bytes < share * 16 * 4 / 4
+    assert not _of_host(step.as_text())
+
+
+def _of_host(text):
+    """Instructions by which a program waits for Python or for data of the host."""
+    waits = {"infeed", "outfeed", "send", "recv"}
+    return [r.line for r in compiled.results(text) if r.opcode in waits or "callback" in r.line]
+
+
+@pytest.mark.parametrize("target", ["cpu:1", "v3:2x2"])
+def test_a_callback_is_found_by_the_search_for_them(target):
+    def told(x):
+        jax.debug.callback(print, x[0])
+        return x + 1
+
+    device = jax.sharding.SingleDeviceSharding(devices_of(target)[0])
+    x = jax.ShapeDtypeStruct((4,), "float32", sharding=device)
+    assert _of_host(jax.jit(told).lower(x).compile().as_text())
 
 
 @pytest.mark.parametrize("target", ["cpu:8", "v3:2x2", "v5e:2x4"])

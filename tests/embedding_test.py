@@ -311,6 +311,15 @@ def test_sums_by_scratch_and_by_sort_equal_a_dictionary_of_sums(seed):
             np.testing.assert_allclose(s, expected[int(i)], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("size", [1, 127, 4096, 4097, 600_000])
+def test_counts_by_products_are_those_of_a_cumsum(size):
+    for share in (0.0, 0.5, 1.0):
+        flags = np.random.default_rng(size).random(size) < share
+        found = duplicates.count_by_products(jnp.asarray(flags))
+        assert found.dtype == jnp.int32
+        np.testing.assert_array_equal(found, np.cumsum(flags))
+
+
 def test_unknown_rule_and_unknown_setting_are_named():
     with pytest.raises(InputError, match="optim.tables.name must be one of .*'adam9'"):
         make_rule("adam9")

@@ -107,7 +107,7 @@ def test_the_ways_of_other_platforms_are_right(case, platform, kind, monkeypatch
     seed=st.integers(0, 2**32 - 1),
     kind=st.sampled_from(KINDS),
 )
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_lookup_and_update_are_right_for_any_shape(
     mesh, room, rows, hot, columns, share, seed, kind
 ):
@@ -142,8 +142,8 @@ def check(case, seed, kind, size, platform="cpu"):
 
 def test_overflow_takes_rounds_and_changes_nothing_but_rounding():
     lay = one_table(20_000, 10)
-    batch = batch_of(draw(np.random.default_rng(0), "uniform", 20_000, (512, 10)))
-    grads = {"dim8": {"ids": np.random.default_rng(1).normal(size=(512, 10, DIM))}}
+    batch = batch_of(draw(np.random.default_rng(0), "uniform", 20_000, (256, 10)))
+    grads = {"dim8": {"ids": np.random.default_rng(1).normal(size=(256, 10, DIM))}}
     grads = jax.tree.map(np.float32, grads)
     found = {}
     for room in (1.0, 0.05, 0.001):
@@ -156,7 +156,7 @@ def test_overflow_takes_rounds_and_changes_nothing_but_rounding():
     assert all(len(r) == 1 for r in rounds.values()), "devices must agree on the rounds"
     assert rounds[1.0] == 1
     assert rounds[0.05] == 4
-    assert rounds[0.001] >= 7
+    assert rounds[0.001] >= 9
     for room in (0.05, 0.001):
         np.testing.assert_array_equal(found[room][0], found[1.0][0])
         np.testing.assert_allclose(found[room][1], found[1.0][1], rtol=2e-7, atol=2e-7)

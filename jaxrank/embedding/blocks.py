@@ -26,6 +26,7 @@ from jaxrank.features import PAD
 
 # Vectors that `ByLine` moves at a time: 4 MiB of lines.
 CHUNK = 8192
+_SUBLANES = 8  # rows of a tile of 32-bit numbers on TPU
 
 # (arrays of some rows, f[k, dim] or f[k]; their summed gradients f[k, dim]; their places i32[k])
 # -> the change of the arrays.
@@ -39,6 +40,11 @@ class Form(Protocol):
     @property
     def unit(self) -> int:
         """A block is filled up with zeros to a multiple of so many vectors."""
+        ...
+
+    @property
+    def buffer_unit(self) -> int:
+        """A buffer of the exchange holds a multiple of so many ids."""
         ...
 
     def length(self, count: int) -> int:
@@ -118,7 +124,14 @@ class ByRow:
 
     dim: int
     width: int
-    unit: int = 1
+
+    @property
+    def unit(self) -> int:
+        return 1
+
+    @property
+    def buffer_unit(self) -> int:
+        return _SUBLANES
 
     def length(self, count: int) -> int:
         return count
@@ -188,6 +201,10 @@ class ByLine:
     @property
     def unit(self) -> int:
         return max(1, LANES // self.width)
+
+    @property
+    def buffer_unit(self) -> int:
+        return max(_SUBLANES, self.unit)
 
     @property
     def lines(self) -> int:

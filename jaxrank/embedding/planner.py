@@ -15,8 +15,9 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxrank.data.traffic import TableReads, Traffic
+from jaxrank.embedding.blocks import ByLine
 from jaxrank.embedding.frequency import chance, falling
-from jaxrank.embedding.storage import alignment, storage
+from jaxrank.embedding.storage import storage
 from jaxrank.errors import InputError
 from jaxrank.features import RESERVED_ROWS, Hot, Layout, Schema, Table, stack_name
 from jaxrank.patterns import matched
@@ -277,7 +278,7 @@ def capacities(
         split = storage(stack).split
         if devices > 1 and split:
             most = min(ids[stack.name], split.rows // shards)
-            unit = alignment(split.width)
+            unit = ByLine(split.dim, split.width).buffer_unit  # ByRow's is at most as large
             found[stack.name] = (
                 capacity(fixed * shards, shards, 0, most, unit)
                 if fixed

@@ -33,12 +33,6 @@ def padded_width(dim: int) -> int:
     return 1 << (dim - 1).bit_length()
 
 
-def alignment(width: int) -> int:
-    """A buffer of the exchange holds a multiple of so many ids: the rows of a tile on TPU, and
-    whole lines."""
-    return max(8, LANES // width)
-
-
 _SCRAMBLE = (0x6C50B47C, 0xB82F1E52, 0xC7AFE638, 0x8D22F6E6)
 
 

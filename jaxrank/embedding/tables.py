@@ -139,7 +139,7 @@ class Embedding:
             form=form,
             owners=self.shards,
             share=share,
-            capacity=up_to(max(1, capacity), max(8, form.unit)),
+            capacity=up_to(max(1, capacity), form.buffer_unit),
             by_scatter=self.on_cpu,
         )
 

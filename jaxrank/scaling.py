@@ -1,0 +1,168 @@
+"""How long a step takes on a TPU slice, on paper: from its compiled program and published rates.
+
+An instruction of a core takes the longest of its products at the rate of the matrix unit, its bytes
+at that of HBM, and the cycles that the compiler expects; instructions follow one another. Exchanges
+overlap with nothing. All bytes of a buffer are sent, the free places too. An exchange between all
+devices takes what the busiest cut through the network does, each chip sending the same to every
+other; a sum goes around rings along all axes at once, both ways. Every hop of the longest way adds
+a microsecond. Nothing is said of the input, of several slices, or of a core that waits for another.
+
+Not known are the rates of reads of single rows: they count their bytes, 512 for a line, at the full
+rate of HBM.
+
+References:
+    Norrie et al., The Design Process for Google's Training Chips: TPUv2 and TPUv3, IEEE Micro 2021
+    (v2). Jouppi et al., TPU v4: An Optically Reconfigurable Supercomputer for Machine Learning with
+    Hardware Support for Embeddings, ISCA 2023 (v3, v4, twisted tori). Google Cloud, TPU system
+    architecture (v5e, v5p, v6e). Austin et al., How to Scale Your Model, 2025 (time of a hop).
+"""
+
+import math
+from typing import NamedTuple
+
+from jaxrank.instructions import Cost, costs
+from jaxrank.topology import GENERATIONS, Topology, sides
+
+PARTS = ("products", "memory", "vector unit", "exchange", "reduction", "hops")
+_HOP_SECONDS = 1e-6
+_LANES = 1024  # numbers of a vector register
+_SORT_CYCLES = 11  # of one pass over a vector register of keys with their places
+
+
+class Rates(NamedTuple):
+    """Of one chip.
+
+    flops: bfloat16 operations a second.
+    memory: of HBM, bytes a second.
+    link: bytes a second over one link, one way.
+    clock: cycles a second.
+    ring: chips along an axis from which on its ends are joined; see `joined`.
+    """
+
+    flops: float
+    memory: float
+    link: float
+    clock: float
+    ring: int
+
+
+RATES = {
+    "v2": Rates(46e12, 700e9, 62e9, 0.7e9, 16),
+    "v3": Rates(123e12, 900e9, 70e9, 0.94e9, 32),
+    "v4": Rates(275e12, 1200e9, 50e9, 1.05e9, 4),
+    "v5e": Rates(197e12, 819e9, 50e9, 1.5e9, 16),
+    "v5p": Rates(459e12, 2765e9, 100e9, 1.75e9, 4),
+    "v6e": Rates(918e12, 1640e9, 100e9, 1.75e9, 16),
+}
+
+# How much faster all chips send to all others where a torus of these proportions is twisted.
+_TWISTED: dict[tuple[int, ...], float] = {(1, 1, 2): 1.63, (1, 2, 2): 1.31}
+
+
+class StepTime(NamedTuple):
+    """What a step takes on one slice.
+
+    batch_size: examples of the step, of all devices together.
+    seconds: by part, those of `PARTS`: of instructions that are bound by products, by HBM, by what
+        the vector unit does; of exchanges between all devices, of sums over them, of their hops.
+    flops, memory_bytes: of one device.
+    """
+
+    topology: Topology
+    batch_size: int
+    seconds: dict[str, float]
+    flops: float
+    memory_bytes: float
+
+    @property
+    def total(self) -> float:
+        return sum(self.seconds.values())
+
+    @property
+    def examples_per_second(self) -> float:
+        return self.batch_size / self.total
+
+    @property
+    def limit(self) -> str:
+        return max(self.seconds, key=lambda part: self.seconds[part])
+
+
+def step_time(text: str, topology: Topology, batch_size: int, steps: int) -> StepTime:
+    """The time of one step by the model.
+
+    Args:
+        text: of the program of one device, which takes `steps` steps.
+        batch_size: examples of a step, of all devices together.
+    """
+    rates, chips = RATES[topology.generation], topology.chips
+    devices = topology.devices / chips
+    found = costs(text)
+    seconds = dict.fromkeys(PARTS, 0.0)
+    for cost in found:
+        if cost.sent_bytes:
+            part, took, hops = _collective(cost, topology, rates)
+            seconds[part] += took
+            seconds["hops"] += cost.runs * hops * _HOP_SECONDS
+            continue
+        cycles = cost.cycles + cost.compared * _SORT_CYCLES / _LANES
+        bounds = {
+            "products": cost.flops / (rates.flops / devices),
+            "memory": cost.memory_bytes / (rates.memory / devices),
+            "vector unit": cycles / rates.clock,
+        }
+        part = max(bounds, key=lambda name: bounds[name])
+        seconds[part] += bounds[part]
+    return StepTime(
+        topology,
+        batch_size,
+        {part: took / steps for part, took in seconds.items()},
+        flops=sum(cost.flops for cost in found) / steps,
+        memory_bytes=sum(cost.memory_bytes for cost in found) / steps,
+    )
+
+
+def _collective(cost: Cost, topology: Topology, rates: Rates) -> tuple[str, float, int]:
+    """The part that a collective counts to, its seconds and its hops."""
+    network, joined_ends = sides(topology), joined(topology)
+    axes = [side for side in network if side > 1]
+    reach = sum(side // 2 if joined_ends else side - 1 for side in axes)
+    if cost.opcode == "all-to-all":
+        # The two devices of a chip share its links.
+        sent = cost.sent_bytes * topology.devices / topology.chips
+        return "exchange", sent / rates.link * _cut(network, joined_ends), reach
+    rings = len(axes) * (2 if joined_ends else 1)
+    took = cost.sent_bytes / rates.link / rings if rings else 0.0
+    if cost.opcode == "all-reduce":  # a sum to parts of it, and a gathering of the parts
+        return "reduction", 2 * took, 2 * reach
+    return ("reduction" if cost.opcode == "reduce-scatter" else "exchange"), took, reach
+
+
+def joined(topology: Topology) -> bool:
+    """Whether the ends of the axes of a slice are joined: a torus, else a mesh."""
+    ring, network = RATES[topology.generation].ring, sides(topology)
+    if GENERATIONS[topology.generation].axes == 3:
+        return all(side % ring == 0 for side in network)
+    return all(side >= ring for side in network)
+
+
+def _cut(network: tuple[int, ...], joined_ends: bool) -> float:
+    """Bytes over the busiest link, for each byte that every chip sends in equal shares to all."""
+    busiest = max(side / (8 if joined_ends else 4) if side > 1 else 0.0 for side in network)
+    least = min(network)
+    proportions = tuple(side // least for side in network)
+    return busiest / (_TWISTED.get(proportions, 1.0) if joined_ends else 1.0)
+
+
+def speedup(first: StepTime, other: StepTime) -> float:
+    """Of examples a second."""
+    return other.examples_per_second / first.examples_per_second
+
+
+def efficiency(first: StepTime, other: StepTime) -> float:
+    """The speed-up, for each time that there are more devices; 1 is linear."""
+    return speedup(first, other) * first.topology.devices / other.topology.devices
+
+
+def grown(batch_size: int, first: Topology, other: Topology) -> int:
+    """The batch size with which each device has as many examples as one of `first` has."""
+    return math.ceil(batch_size * other.devices / first.devices)

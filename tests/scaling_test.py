@@ -1,0 +1,180 @@
+"""The model of a step's time: what is counted of compiled programs, and the network."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxrank import absent, scaling
+from jaxrank import mesh as meshes
+from jaxrank.instructions import costs
+from jaxrank.topology import sides, topology
+
+pytest.importorskip("libtpu", reason="the TPU compiler is for Linux on x86-64")
+
+LANES = 128
+WHOLE = P()
+
+
+def compiled_text(function, *shapes, slice_name="v3-8", spec=WHOLE, donated=()):
+    """Of a function of whole arrays, or of one device's share if `spec` splits them."""
+    mesh = meshes.mesh_of(absent.devices(topology(slice_name)), 1)
+    there = NamedSharding(mesh, spec)
+    placed = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=there) for x in shapes]
+    mapped = jax.shard_map(function, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    return jax.jit(mapped, donate_argnums=donated).lower(*placed).compile().as_text()
+
+
+def of(dtype, *shape):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def total(found, field):
+    return sum(getattr(cost, field) for cost in found)
+
+
+@pytest.mark.parametrize(("precision", "passes"), [("default", 1), ("highest", 6)])
+def test_products_count_as_often_as_their_loop_runs(precision, passes):
+    def five(a, b):
+        return jax.lax.fori_loop(0, 5, lambda _, a: jnp.dot(a, b, precision=precision), a)
+
+    found = costs(compiled_text(five, of(jnp.float32, 512, 256), of(jnp.float32, 256, 256)))
+    assert total(found, "flops") == 5 * 2 * 512 * 256 * 256 * passes
+
+
+def test_batches_of_products_count_each_product_once():
+    def three(a, b):
+        return jnp.einsum("bij,bjk->bik", a, b)
+
+    text = compiled_text(three, of(jnp.float32, 3, 512, 256), of(jnp.float32, 3, 256, 384))
+    assert total(costs(text), "flops") == 3 * 2 * 512 * 256 * 384
+
+
+ROWS, TABLE = 4096, 2**21  # of which fast memory has no room
+
+
+def test_rows_of_a_table_count_and_the_table_does_not():
+    def read(table, row):
+        return table.at[row].get(mode="fill", fill_value=0)
+
+    found = costs(compiled_text(read, of(jnp.float32, TABLE, LANES), of(jnp.int32, ROWS)))
+    assert 1 <= total(found, "memory_bytes") / (ROWS * LANES * 4) < 6
+
+
+def test_a_table_changed_in_place_counts_its_changed_rows():
+    def write(table, row, change):
+        return table.at[row].add(change, mode="drop")
+
+    shapes = of(jnp.float32, TABLE, LANES), of(jnp.int32, ROWS), of(jnp.float32, ROWS, LANES)
+    found = costs(compiled_text(write, *shapes, donated=(0,)))
+    assert 1 <= total(found, "memory_bytes") / (ROWS * LANES * 4) < 6
+
+
+def test_a_loop_that_ends_with_the_data_runs_for_each_slice_it_may_take():
+    def some(table, chunks, count):
+        def body(i, table):
+            return table.at[chunks[i]].add(1.0, mode="drop")
+
+        return jax.lax.fori_loop(0, count[0], body, table)
+
+    shapes = of(jnp.float32, TABLE, LANES), of(jnp.int32, 7, ROWS), of(jnp.int32, 1)
+    found = costs(compiled_text(some, *shapes, donated=(0,)))
+    assert max(cost.runs for cost in found) == 7
+
+
+def test_what_devices_send_counts_and_loops_that_wait_for_them_run_once():
+    def rounds(buffers):
+        def body(state):
+            left, x = state
+            x = jax.lax.all_to_all(x, meshes.SHARD, 0, 0, tiled=True) + 1
+            return jax.lax.pmin(left - jnp.sum(x[0]), meshes.SHARD), x
+
+        return jax.lax.while_loop(lambda state: state[0] > 0, body, (buffers[0, 0], buffers))[1]
+
+    text = compiled_text(rounds, of(jnp.int32, 8 * 64, 256), spec=P(meshes.SHARD))
+    (sent,) = [cost for cost in costs(text) if cost.opcode == "all-to-all"]
+    assert (sent.runs, sent.sent_bytes) == (1, 64 * 256 * 4)
+
+
+def test_a_sort_counts_the_passes_over_its_keys():
+    text = compiled_text(lambda x: jnp.sort(x), of(jnp.int32, 2**14))
+    assert total(costs(text), "compared") == 2**14 * 14 * 15 / 2
+
+
+@pytest.mark.parametrize(
+    ("name", "network", "is_torus"),
+    [
+        ("v3-8", (2, 2), False),
+        ("v3-32", (4, 4), False),
+        ("v2-512", (16, 16), True),
+        ("v4-8", (2, 2, 1), False),
+        ("v4-128", (4, 4, 4), True),
+        ("v4-256", (4, 4, 8), True),
+        ("v5e-256", (16, 16), True),
+        ("v5e-64", (8, 8), False),
+    ],
+)
+def test_networks_are_tori_where_their_ends_are_joined(name, network, is_torus):
+    assert sides(topology(name)) == network
+    assert scaling.joined(topology(name)) is is_torus
+
+
+def seconds_sent(name, opcode, sent):
+    """Of a program that does nothing but send so many bytes, by part, in a step of 10."""
+    cost = scaling.Cost(opcode, 10, sent_bytes=sent)
+    one = topology(name)
+    part, took, hops = scaling._collective(cost, one, scaling.RATES[one.generation])
+    return part, took, hops
+
+
+def by_cut(network, is_torus, each):
+    """Bytes over a link of the worst cut across one axis, by counting pairs of chips."""
+    chips, worst = np.prod(network), 0.0
+    for side in network:
+        if side > 1:
+            links = chips / side * (2 if is_torus else 1)
+            worst = max(worst, each * (chips / 2) ** 2 / links)
+    return worst
+
+
+@pytest.mark.parametrize("name", ["v3-8", "v3-128", "v4-8", "v4-128", "v5p-16", "v6e-8"])
+def test_an_exchange_takes_what_the_busiest_cut_does(name):
+    one = topology(name)
+    sent = 2**20
+    part, took, _ = seconds_sent(name, "all-to-all", sent)
+    chip = sent * one.devices / one.chips
+    expected = by_cut(sides(one), scaling.joined(one), chip / one.chips)
+    assert part == "exchange"
+    assert took * scaling.RATES[one.generation].link == pytest.approx(expected)
+
+
+def test_a_twisted_torus_is_as_much_faster_as_was_published():
+    plain = by_cut((4, 4, 8), True, 2**20 / 128) / scaling.RATES["v4"].link
+    assert seconds_sent("v4-256", "all-to-all", 2**20)[1] == pytest.approx(plain / 1.63)
+
+
+def test_a_sum_goes_twice_around_the_rings_and_a_gathering_once():
+    part, gathered, hops = seconds_sent("v4-128", "all-gather", 2**20)
+    assert (part, hops) == ("exchange", 6)
+    assert gathered == pytest.approx(2**20 / 6 / 50e9)  # six links of a chip, each one way
+    part, summed, hops = seconds_sent("v4-128", "all-reduce", 2**20)
+    assert (part, summed, hops) == ("reduction", pytest.approx(2 * gathered), 12)
+
+
+def test_a_step_is_bound_by_the_slowest_rate_of_each_instruction():
+    def product(a, b):
+        return jnp.dot(a, b)
+
+    text = compiled_text(product, of(jnp.bfloat16, 8192, 8192), of(jnp.bfloat16, 8192, 8192))
+    one = topology("v3-8")
+    found = scaling.step_time(text, one, 64, 4)
+    flops, of_core = 2 * 8192**3, 123e12 / 2
+    assert found.flops == flops / 4
+    assert found.total >= flops / of_core / 4
+    assert found.total < 2 * flops / of_core / 4
+    assert found.examples_per_second == 64 / found.total
+    twice = found._replace(topology=topology("v3-16"), batch_size=128)
+    assert scaling.speedup(found, twice) == pytest.approx(2)
+    assert scaling.efficiency(found, twice) == pytest.approx(1)
