@@ -24,6 +24,7 @@ class Cost(NamedTuple):
 
     opcode: "all-to-all" also where it only starts one.
     runs: how often.
+    scope: where in the program that JAX traced, as `transpose(jvp(Ranker))/tower/layer_0`.
     flops: of matrix products, once for each pass in bfloat16.
     memory_bytes: read from and written to HBM.
     cycles: that the compiler expects, 0 where it does not say.
@@ -33,6 +34,7 @@ class Cost(NamedTuple):
 
     opcode: str
     runs: float
+    scope: str = ""
     flops: float = 0.0
     memory_bytes: float = 0.0
     cycles: float = 0.0
@@ -55,6 +57,11 @@ class _Instruction(NamedTuple):
     @property
     def bytes(self) -> int:
         return sum(array.bytes for array in self.arrays)
+
+    @property
+    def scope(self) -> str:
+        match = re.search(r'op_name="([^"]*)"', self.rest)
+        return match[1] if match else ""
 
     def called(self, what: str) -> str:
         match = re.search(rf"\b{what}=%?([\w.-]+)", self.rest)
@@ -109,6 +116,7 @@ class _Program:
         return Cost(
             one.opcode,
             runs,
+            one.scope,
             flops=runs * self._flops(computation, one),
             memory_bytes=runs * self._traffic(computation, one),
             cycles=runs * (int(expected[1]) if expected else 0),

@@ -43,7 +43,7 @@ def draw_scaling(times: Sequence["StepTime"], path: str | Path) -> None:
     Raises:
         RunError: the file cannot be written.
     """
-    figure = Figure(figsize=(11, 5), layout="constrained")
+    figure = Figure(figsize=(12, 5), layout="constrained")
     parts, speedups = figure.subplots(1, 2)
     names = [f"{t.topology.name}\nbatch {t.batch_size:,}" for t in times]
     bottom = np.zeros(len(times))
@@ -52,7 +52,7 @@ def draw_scaling(times: Sequence["StepTime"], path: str | Path) -> None:
         parts.bar(names, height, bottom=bottom, label=part)
         bottom += height
     parts.set_ylabel("milliseconds of a step")
-    parts.legend()
+    parts.legend(loc="center left", bbox_to_anchor=(1, 0.5))
     devices = np.array([t.topology.devices for t in times]) / times[0].topology.devices
     speeds = np.array([t.examples_per_second for t in times]) / times[0].examples_per_second
     speedups.plot(devices, speeds, "o-", label="the model")
@@ -61,6 +61,8 @@ def draw_scaling(times: Sequence["StepTime"], path: str | Path) -> None:
         speedups.plot(*_PUBLISHED, "x", color="black", label="Snap, 2022, measured")
     speedups.set_xscale("log", base=2)
     speedups.set_yscale("log", base=2)
+    speedups.xaxis.set_major_formatter("{x:g}")
+    speedups.yaxis.set_major_formatter("{x:g}")
     speedups.set_xlabel(f"times the devices of {times[0].topology.name}")
     speedups.set_ylabel("times its examples a second")
     speedups.legend()

@@ -112,7 +112,13 @@ def test_the_lack_of_the_compiler_is_told(monkeypatch, capsys):
 
 def test_scaling_is_told_and_drawn(tmp_path, capsys):
     picture = tmp_path / "scaling.png"
-    args = (*ROWS, "--scaling=weak", f"--picture={picture}", f"--config={TINY}")
+    args = (
+        *ROWS,
+        "--config.data.shards=32",
+        "--scaling=weak",
+        f"--picture={picture}",
+        f"--config={TINY}",
+    )
     cli.run(["compile", "--topology=v3-32,v3-8", *args, "--json"])
     out, err = capsys.readouterr()
     large, small = json.loads(out.splitlines()[-1])["scaling"]
