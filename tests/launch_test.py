@@ -1,6 +1,7 @@
 """What all scripts in launch/ have in common, and the container image."""
 
 import contextlib
+import importlib.metadata
 import os
 import re
 import shlex
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 import stand_ins
 from launching import HOSTILE, LAUNCH, ROOT, ZONE, Cloud, lines_of_shell
+from packaging.requirements import Requirement
 
 SCRIPTS = sorted(path for path in LAUNCH.glob("*.sh") if path.name != "command.sh")
 
@@ -150,6 +152,16 @@ def test_hadolint_finds_nothing_in_the_dockerfile():
     command = [on_the_path("hadolint"), ROOT / "Dockerfile"]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (found.returncode, found.stdout) == (0, "")
+
+
+def test_the_tested_versions_are_those_that_jax_wants_for_tpus():
+    wanted = [Requirement(text) for text in importlib.metadata.requires("jax")]
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    tested = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    (wanted,) = [r for r in wanted if r.name == "libtpu"]
+    (tested,) = [r for r in tested if r.name == "libtpu" and r.marker.evaluate()]
+    (version,) = [one.version for one in tested.specifier]
+    assert wanted.specifier.contains(version)
 
 
 def test_the_image_holds_what_it_copies_and_runs_as_no_root():
