@@ -3,11 +3,11 @@
     python benchmarks/tpu_pieces.py --topology=v3-8 --ids=1107200 --width=8
 
 Of each piece: seconds to compile, bytes of temporaries, and the cycles that the compiler expects,
-loops counted by their trips. Pieces named "plain" are what jaxrank does not do, to compare.
+each loop as often as it runs; of a sort, those of one pass. Pieces named "plain" are what jaxrank
+does not do, to compare.
 """
 
 import argparse
-import re
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,11 +20,10 @@ from jaxrank import absent
 from jaxrank.embedding import blocks
 from jaxrank.embedding.duplicates import running_count, sum_by_sort
 from jaxrank.embedding.storage import LANES
+from jaxrank.instructions import costs
 from jaxrank.topology import topology
 
 ROWS = 4_194_304  # of the table
-
-CHUNKED = ("read", "write", "sum of duplicates")
 
 Piece = tuple[str, Callable[..., Any], tuple[Any, ...]]
 
@@ -60,17 +59,6 @@ def pieces(ids: int, width: int) -> Iterator[Piece]:
     yield "sum of duplicates", lambda i, g: sum_by_sort(form, i, g), (rows, block)
 
 
-def expected_cycles(text: str, trips: int) -> int:
-    """Of a program in HLO text, whose loops, if it has any, run so many times."""
-    entry, _, _ = text.partition("\nENTRY ")
-    main = text[len(entry) :]
-    cycles = [
-        sum(int(n) for n in re.findall(r'"estimated_cycles":"(\d+)"', part))
-        for part in (main, entry)
-    ]
-    return cycles[0] + trips * cycles[1]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--topology", default="v3-8")
@@ -85,8 +73,7 @@ def main() -> None:
         done = jax.jit(function).lower(*placed).compile()
         seconds = time.monotonic() - began
         temporaries = done.memory_analysis().temp_size_in_bytes / 2**20
-        chunks = -(-args.ids // blocks.CHUNK) if name in CHUNKED else 1
-        cycles = expected_cycles(done.as_text(), chunks)
+        cycles = round(sum(cost.cycles for cost in costs(done.as_text())))
         print(f"{name:<24}{seconds:>10.1f}{temporaries:>10,.0f}{cycles:>16,}", flush=True)
 
 
