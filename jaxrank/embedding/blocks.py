@@ -9,9 +9,9 @@ every step.
 
 `ByLine`, of TPU: f[k * width / 128, 128], as tables are stored, for a TPU keeps f[k, 8] in lines of
 128, sixteen times the bytes, and any view of a table of another width is a copy of it in every
-step. Vectors are moved a chunk at a time: their lines are gathered, the part of each that a vector
-is gets copied to all parts by a product with zeros and ones, which is exact, and the part where it
-belongs is kept.
+step. Vectors are moved a chunk at a time: their lines are gathered, and the part of each that a
+vector is gets taken by a product with zeros and ones, which is exact: to its place, or where places
+do not follow one another to all parts, of which the one where it belongs is kept.
 """
 
 import dataclasses
