@@ -6,6 +6,7 @@ import json
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import jaxrank
@@ -339,12 +340,13 @@ def _compile(args: argparse.Namespace, config: "ConfigDict", report: Callable) -
     names = check_names(args.topology)
     if args.picture and not args.scaling:
         raise InputError("--picture draws --scaling, which must be given too.")
+    if not Path(args.picture).parent.is_dir():
+        raise InputError(f"--picture: no such folder: {Path(args.picture).parent}.")
     found = list(
         compile_for(config, names, workdir=args.workdir, scaling=args.scaling, report=report)
     )
     report(compile_report.describe(found))
-    if args.picture:
-        compile_report.draw(found, args.picture)
+    if args.picture and compile_report.draw(found, args.picture):
         report(f"picture: {args.picture}")
     return compile_report.to_json(found)
 

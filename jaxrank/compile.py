@@ -64,7 +64,7 @@ class Compiled(NamedTuple):
 
 
 # How the batch grows with the slice: not at all, or so that a device has as many examples.
-SCALINGS = ("strong", "weak")
+GROWTH = ("strong", "weak")
 
 
 def compile_for(
@@ -75,34 +75,43 @@ def compile_for(
     Args:
         names: of slices, as "v3-32".
         workdir: of a run whose prepared data is read; may be empty, see `plan.open_data`.
-        scaling: one of `SCALINGS`, to tell the time of a step by the model of `scaling`; of weak
+        scaling: one of `GROWTH`, to tell the time of a step by the model of `scaling`; in weak
             scaling `config.batch_size` is that of the slice with the fewest devices.
         report: gets lines for people to read.
 
     Raises:
-        InputError: a name or a field of the config that cannot be, no data, or no compiler.
+        InputError: a name or a field of the config that cannot be, no data, no compiler, or
+            `scaling` over different generations.
     """
-    slices, batch_size = [topology(name) for name in names], config.batch_size
-    devices = [absent.devices(one) for one in slices]
+    slices = [topology(name) for name in names]
+    if scaling and len({one.generation for one in slices}) > 1:
+        raise InputError(
+            f"--scaling holds slices of one generation against each other: found {', '.join(names)}"
+        )
     data = plan.open_data(config, workdir, report)
     smallest = min(slices, key=lambda one: one.devices)
-    for one, there in zip(slices, devices, strict=True):
-        config = config.copy_and_resolve_references()
+    cases = []
+    for one in slices:
+        there = config.copy_and_resolve_references()
         if scaling == "weak":
-            config.batch_size = grown(batch_size, smallest, one)
-        report(f"Compiling for {one.name}, batch {config.batch_size:,}")
-        found, text = _compiled(config, data, one, there)
+            there.batch_size = grown(config.batch_size, smallest, one)
+        maker, mesh = Maker(there, data), meshes.mesh_of(absent.devices(one), config.mesh.replicas)
+        check_batch("batch_size", there.batch_size, maker.shape.group, mesh)
+        cases.append((there, maker, one, mesh))
+    for there, maker, one, mesh in cases:
+        report(f"Compiling for {one.name}, batch {there.batch_size:,}")
+        found, text = _compiled(there, data, maker, one, mesh)
         if scaling and not found.refused:
-            steps = config.steps_per_call
-            found = found._replace(step_time=step_time(text, one, config.batch_size, steps))
+            took = step_time(text, one, there.batch_size, there.steps_per_call)
+            found = found._replace(step_time=took)
         yield found
 
 
 def _compiled(
-    config: ConfigDict, data: Data, one: Topology, devices: list[Any]
+    config: ConfigDict, data: Data, maker: Maker, one: Topology, mesh: jax.sharding.Mesh
 ) -> tuple[Compiled, str]:
     """What was found, and the text of the program of training."""
-    program = _program(config, data, one, devices)
+    program = _program(config, data, maker, one, mesh)
     layout = program.trainee.embedding.layout
     calls = program.shape.struct(layout, leading=(config.steps_per_call,))
     state = _on_device(program.state_shape, program.state_sharding)
@@ -135,13 +144,12 @@ def _compiled(
     return found, text
 
 
-def _program(config: ConfigDict, data: Data, one: Topology, devices: list[Any]) -> Program:
+def _program(
+    config: ConfigDict, data: Data, maker: Maker, one: Topology, mesh: jax.sharding.Mesh
+) -> Program:
     """The programs that `job.build` would make on that slice."""
-    maker, replicas = Maker(config, data), config.mesh.replicas
-    case = maker.case(Machine(one.name, one.devices, replicas, one.hbm_bytes))
-    mesh = meshes.mesh_of(devices, replicas)
+    case = maker.case(Machine(one.name, one.devices, config.mesh.replicas, one.hbm_bytes))
     shape = BatchShape(config.batch_size, maker.shape.group, maker.shape.capacities)
-    check_batch("batch_size", config.batch_size, shape.group, mesh)
     num_steps = make_plan(config, int(data.reads.part_rows.sum())).num_steps
     room = {name: places / case.ids[name] for name, places in case.split.capacities.items()}
     trainee = make_trainee(config, case.layout, mesh, num_steps=num_steps, room=room)

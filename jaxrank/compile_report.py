@@ -5,7 +5,7 @@ from typing import Any
 
 from jaxrank.compile import Compiled
 from jaxrank.pictures import draw_scaling
-from jaxrank.scaling import StepTime, efficiency, speedup
+from jaxrank.scaling import PUBLISHED, StepTime, efficiency, speedup
 from jaxrank.topology import format_bytes
 
 _COLUMNS = (
@@ -35,8 +35,8 @@ def describe(found: list[Compiled]) -> str:
         sent = ", ".join(f"{kind} {format_bytes(n)}" for kind, n in one.collectives.items())
         lines += [f"{one.topology.name}: {sent}"] if sent else []
         lines += [f"{one.topology.name}: {one.refused}"] if one.refused else []
-    times = [one.step_time for one in found if one.step_time]
-    return "\n".join(lines + (_scaling(times) if times else []))
+    is_timed = any(one.step_time for one in found)
+    return "\n".join(lines + (_scaling(found) if is_timed else []))
 
 
 def _aligned(rows: list[list[str]]) -> list[str]:
@@ -44,24 +44,35 @@ def _aligned(rows: list[list[str]]) -> list[str]:
     return ["  ".join(f"{c:>{w}}" for c, w in zip(row, widths, strict=True)) for row in rows]
 
 
-def _scaling(times: list[StepTime]) -> list[str]:
+def _scaling(found: list[Compiled]) -> list[str]:
+    times = [one.step_time for one in found if one.step_time]
     first = smallest(times)
-    parts = list(first.seconds)
-    rows = [["slice", "batch", "step, ms", *parts, "examples/s", "speed-up", "of linear", "limit"]]
-    rows += [
-        [
-            one.topology.name,
-            f"{one.batch_size:,}",
-            f"{1e3 * one.total:,.3f}",
-            *(f"{1e3 * one.seconds[part]:,.3f}" for part in parts),
-            f"{one.examples_per_second:,.0f}",
-            f"{speedup(first, one):.2f}x",
-            f"{efficiency(first, one):.1%}",
-            one.limit,
-        ]
-        for one in times
+    names = ["batch", "fits", "step, ms", *first.seconds, "examples/s", "speed-up", "of linear"]
+    rows = [["slice", *names, "limit"]]
+    rows += [_row(one, one.step_time, first) for one in found if one.step_time]
+    head = f"By the model of jaxrank/scaling.py, milliseconds, and times {first.topology.name}:"
+    lines = ["", head, *_aligned(rows)]
+    if first.topology.cores == 8:
+        cores, published = PUBLISHED
+        lines.append(
+            f"Measured by Snap, 2022, from 8 to {8 * cores} cores: {published}x,"
+            f" {published / cores:.1%} of linear"
+        )
+    return lines
+
+
+def _row(one: Compiled, took: StepTime, first: StepTime) -> list[str]:
+    return [
+        one.topology.name,
+        f"{took.batch_size:,}",
+        "yes" if one.fits else "no",
+        f"{1e3 * took.total:,.3f}",
+        *(f"{1e3 * seconds:,.3f}" for seconds in took.seconds.values()),
+        f"{took.examples_per_second:,.0f}",
+        f"{speedup(first, took):.2f}x",
+        f"{efficiency(first, took):.1%}",
+        took.limit,
     ]
-    return ["", "By a model of the step, milliseconds; see jaxrank/scaling.py", *_aligned(rows)]
 
 
 def smallest(times: list[StepTime]) -> StepTime:
@@ -69,16 +80,17 @@ def smallest(times: list[StepTime]) -> StepTime:
     return min(times, key=lambda one: one.topology.devices)
 
 
-def draw(found: list[Compiled], path: str | Path) -> None:
-    """Writes a PNG of the times of steps, and how examples a second grow with the devices.
+def draw(found: list[Compiled], path: str | Path) -> bool:
+    """Writes a PNG of the times of steps, and how examples a second grow with the devices; none
+    where nothing was timed.
 
     Raises:
         RunError: the file cannot be written.
     """
-    times = sorted(
-        (one.step_time for one in found if one.step_time), key=lambda one: one.topology.devices
-    )
-    draw_scaling(times, path)
+    times = [one.step_time for one in found if one.step_time]
+    if times:
+        draw_scaling(sorted(times, key=lambda one: one.topology.devices), path)
+    return bool(times)
 
 
 def refusal(found: list[Compiled]) -> str:
@@ -94,23 +106,29 @@ def refusal(found: list[Compiled]) -> str:
 
 def to_json(found: list[Compiled]) -> dict[str, Any]:
     """As plain data: bytes and operations of one device."""
-    plain = {"topologies": [_plain(one) for one in found], "refusal": refusal(found)}
     times = [one.step_time for one in found if one.step_time]
-    return plain | ({"scaling": [_plain_time(one, smallest(times)) for one in times]})
+    return {
+        "topologies": [_plain(one) for one in found],
+        "refusal": refusal(found),
+        "scaling": [
+            _plain_time(one, one.step_time, smallest(times)) for one in found if one.step_time
+        ],
+    }
 
 
-def _plain_time(one: StepTime, first: StepTime) -> dict[str, Any]:
+def _plain_time(one: Compiled, took: StepTime, first: StepTime) -> dict[str, Any]:
     return {
         "name": one.topology.name,
-        "batch_size": one.batch_size,
-        "step_seconds": one.total,
-        "seconds": one.seconds,
-        "flops": one.flops,
-        "memory_bytes": one.memory_bytes,
-        "examples_per_second": one.examples_per_second,
-        "speedup": speedup(first, one),
-        "efficiency": efficiency(first, one),
-        "limit": one.limit,
+        "batch_size": took.batch_size,
+        "fits": one.fits,
+        "step_seconds": took.total,
+        "seconds": took.seconds,
+        "product_flops": took.product_flops,
+        "memory_bytes": took.memory_bytes,
+        "examples_per_second": took.examples_per_second,
+        "speedup": speedup(first, took),
+        "efficiency": efficiency(first, took),
+        "limit": took.limit,
     }
 
 

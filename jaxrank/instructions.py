@@ -1,20 +1,24 @@
 """What one device does in a compiled TPU program, counted from its text, loop by loop."""
 
 import functools
+import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from jaxrank.compiled import COLLECTIVES, bits_of
+from jaxrank import hlo
+from jaxrank.compiled import COLLECTIVES
+from jaxrank.hlo import Instruction
 
 # These move nothing: they name what is there, or run what is counted on its own.
 _FREE = frozenset(
     ("parameter", "constant", "get-tuple-element", "tuple", "bitcast", "while", "conditional")
     + ("call", "after-all", "partition-id", "replica-id", "optimization-barrier")
 )
-_READS_ROWS = frozenset({"gather", "dynamic-slice"})
-_WRITES_ROWS = frozenset({"scatter", "dynamic-update-slice"})
+_FREE_CALLS = ('custom_call_target="AllocateBuffer"', 'custom_call_target="ConcatBitcast"')
+_READS_PARTS = frozenset({"gather", "dynamic-slice", "slice"})
+_WRITES_PARTS = {"scatter": 2, "dynamic-update-slice": 1}  # how often the part is moved
 # Passes in bfloat16 by which the matrix unit multiplies, by the precision of the operands.
 _PASSES = {"default": 1, "high": 3, "highest": 6}
 
@@ -24,12 +28,12 @@ class Cost(NamedTuple):
 
     opcode: "all-to-all" also where it only starts one.
     runs: how often.
-    scope: where in the program that JAX traced, as `transpose(jvp(Ranker))/tower/layer_0`.
+    scope: see `hlo.Instruction`.
     flops: of matrix products, once for each pass in bfloat16.
     memory_bytes: read from and written to HBM.
     cycles: that the compiler expects, 0 where it does not say.
     compared: keys of a sort times the passes over them.
-    sent_bytes: of the result of a collective.
+    sent_bytes: of what a collective gives; of what it sums, if it gives only a part of the sum.
     """
 
     opcode: str
@@ -40,32 +44,6 @@ class Cost(NamedTuple):
     cycles: float = 0.0
     compared: float = 0.0
     sent_bytes: float = 0.0
-
-
-class _Array(NamedTuple):
-    dims: tuple[int, ...]
-    bytes: int  # 0 where it is in the fast memory of the core
-
-
-class _Instruction(NamedTuple):
-    name: str
-    opcode: str
-    arrays: tuple[_Array, ...]
-    operands: tuple[str, ...]
-    rest: str  # of the line, behind the name of the opcode
-
-    @property
-    def bytes(self) -> int:
-        return sum(array.bytes for array in self.arrays)
-
-    @property
-    def scope(self) -> str:
-        match = re.search(r'op_name="([^"]*)"', self.rest)
-        return match[1] if match else ""
-
-    def called(self, what: str) -> str:
-        match = re.search(rf"\b{what}=%?([\w.-]+)", self.rest)
-        return match[1] if match else ""
 
 
 def costs(text: str) -> list[Cost]:
@@ -81,174 +59,162 @@ def costs(text: str) -> list[Cost]:
 
 class _Program:
     def __init__(self, text: str):
-        self.entry = ""
-        self._computations: dict[str, list[_Instruction]] = {}
-        inside: list[_Instruction] = []
-        for line in text.splitlines():
-            start = re.match(r"(ENTRY )?%?([\w.-]+) \(.*\{$", line)
-            if start:
-                inside = self._computations[start[2]] = []
-                self.entry = start[2] if start[1] else self.entry
-            elif found := _instruction(line):
-                inside.append(found)
+        self.entry, self._computations = hlo.computations(text)
 
     def walk(self, name: str, runs: float) -> Iterator[Cost]:
-        for one in self._computations[name]:
+        for one in self._computations[name].values():
             if one.opcode == "while":
                 yield from self.walk(one.called("body"), runs * self._trips(name, one))
             elif one.opcode == "conditional":
-                yield from self.walk(self._branch(one), runs)
+                yield from self.walk(min(one.branches, key=self._exchanges), runs)
             elif one.opcode == "call":
                 yield from self.walk(one.called("to_apply"), runs)
-            elif one.opcode not in _FREE and not one.opcode.endswith("-done"):
+            elif not _is_free(one):
                 yield self._cost(name, one, runs)
 
-    def _cost(self, computation: str, one: _Instruction, runs: float) -> Cost:
+    def _cost(self, computation: str, one: Instruction, runs: float) -> Cost:
         kind = one.opcode.removesuffix("-start")
         if kind in COLLECTIVES:
-            return Cost(kind, runs, sent_bytes=runs * _all_bytes(one))
-        expected = re.search(r'"estimated_cycles":"(\d+)"', one.rest)
+            return Cost(kind, runs, sent_bytes=runs * self._sent(computation, one))
         compared = 0.0
         if one.opcode == "sort":
-            keys = max(math.prod(array.dims) for array in one.arrays)
-            levels = math.ceil(math.log2(max(2, keys)))
-            compared = keys * levels * (levels + 1) / 2  # Batcher's network
+            dims = one.arrays[0].dims
+            levels = math.ceil(math.log2(max(2, dims[int(one.found(r"dimensions=\{(\d+)"))])))
+            compared = math.prod(dims) * levels * (levels + 1) / 2  # Batcher's network
         return Cost(
             one.opcode,
             runs,
             one.scope,
             flops=runs * self._flops(computation, one),
             memory_bytes=runs * self._traffic(computation, one),
-            cycles=runs * (int(expected[1]) if expected else 0),
+            cycles=runs * int(one.found(r'"estimated_cycles":"(\d+)"') or 0),
             compared=runs * compared,
         )
 
+    def _sent(self, computation: str, one: Instruction) -> int:
+        if one.opcode.startswith("reduce-scatter"):
+            here = self._computations[computation]
+            return sum(here[name].size for name in one.operands if name in here)
+        if one.opcode in ("all-gather-start", "collective-permute-start"):
+            return one.arrays[len(one.operands)].size  # behind the operands
+        return one.size
+
     # How often loops run.
 
-    def _trips(self, caller: str, loop: _Instruction) -> float:
-        body = loop.called("body")
+    def _trips(self, caller: str, loop: Instruction) -> float:
         known = self._counted(caller, loop)
         if known is not None:
             return known
-        if self._exchanges(body):
-            return 1
-        return max(self._slices(body), default=1)
+        body = loop.called("body")
+        return 1 if self._exchanges(body) else max(self._slices(body), default=1)
 
-    def _counted(self, caller: str, loop: _Instruction) -> int | None:
+    def _counted(self, caller: str, loop: Instruction) -> int | None:
         """The runs of a loop that counts by 1 from a constant to a constant."""
         condition = self._computations[loop.called("condition")]
-        root = condition[-1]
-        if root.opcode != "compare" or "direction=LT" not in root.rest:
+        test = hlo.root(condition)
+        if test.opcode != "compare" or "direction=LT" not in test.rest:
             return None
-        here = {one.name: one for one in condition}
-        counter, limit = (_origin(here, name) for name in root.operands)
+        counter, limit = (hlo.origin(condition, name) for name in test.operands)
         if counter is None or limit is None or counter.opcode != "get-tuple-element":
             return None
-        place = _index(counter)
-        if not self._counts(loop.called("body"), place):
+        if not self._counts(loop.called("body"), counter.place):
             return None
-        start = self._carried(caller, loop, place)
-        if limit.opcode == "constant":
-            stop = _constant(limit)
-        elif limit.opcode == "get-tuple-element":
-            stop = self._carried(caller, loop, _index(limit))
-        else:
-            stop = None
+        start, stop = self._carried(caller, loop, counter.place), limit.value
+        if limit.opcode == "get-tuple-element":
+            stop = self._carried(caller, loop, limit.place)
         return None if start is None or stop is None else max(0, stop - start)
 
     def _counts(self, body: str, place: int) -> bool:
         """Whether a loop's body adds 1 to what it carries there."""
-        here = {one.name: one for one in self._computations[body]}
-        root = self._computations[body][-1]
-        if root.opcode != "tuple":
+        here = self._computations[body]
+        result = hlo.root(here)
+        if result.opcode != "tuple":
             return False
-        after = _origin(here, root.operands[place])
+        after = hlo.origin(here, result.operands[place])
         if after is None or after.opcode != "add":
             return False
-        parts = [p for name in after.operands if (p := _origin(here, name))]
-        carried = [p for p in parts if p.opcode == "get-tuple-element" and _index(p) == place]
-        return bool(carried) and any(p.opcode == "constant" and _constant(p) == 1 for p in parts)
+        parts = [part for name in after.operands if (part := hlo.origin(here, name))]
+        carried = [p for p in parts if p.opcode == "get-tuple-element" and p.place == place]
+        return bool(carried) and any(part.value == 1 for part in parts)
 
-    def _carried(self, caller: str, loop: _Instruction, place: int) -> int | None:
+    def _carried(self, caller: str, loop: Instruction, place: int) -> int | None:
         """The constant that a loop begins with there; None where it is no constant."""
-        here = {one.name: one for one in self._computations[caller]}
+        here = self._computations[caller]
         carried = here[loop.operands[0]]
-        value = _origin(here, carried.operands[place]) if carried.opcode == "tuple" else None
-        return _constant(value) if value is not None and value.opcode == "constant" else None
+        value = hlo.origin(here, carried.operands[place]) if carried.opcode == "tuple" else None
+        return value.value if value else None
 
-    def _inside(self, name: str) -> Iterator[_Instruction]:
-        """All instructions of a computation and of those that it calls."""
-        for one in self._computations.get(name, []):
-            yield one
+    def _inside(self, name: str) -> Iterator[tuple[str, Instruction]]:
+        """All instructions of a computation and of those that it calls, and in which they are."""
+        for one in self._computations.get(name, {}).values():
+            yield name, one
             for called in re.findall(r"(?:calls|body|to_apply)=%?([\w.-]+)", one.rest):
                 yield from self._inside(called)
-            for branch in _branches(one):
-                yield from self._inside(branch)
+            if one.opcode == "conditional":
+                for branch in one.branches:
+                    yield from self._inside(branch)
 
     @functools.cache  # noqa: B019 - of a program that lives as long as it is counted
     def _exchanges(self, name: str) -> int:
-        return sum(one.opcode.removesuffix("-start") in COLLECTIVES for one in self._inside(name))
+        kinds = (one.opcode.removesuffix("-start") for _, one in self._inside(name))
+        return sum(kind in COLLECTIVES for kind in kinds)
 
     def _slices(self, body: str) -> Iterator[int]:
         """How many slices there are of each array of which a loop's body takes one."""
-        for one in self._inside(body):
-            sizes = re.search(r"dynamic_slice_sizes=\{([\d,]*)\}", one.rest)
-            if sizes and sizes[1].startswith("1,"):
-                whole = self._of_operand(one)
-                if whole and len(whole.dims) > 1:
+        for computation, one in self._inside(body):
+            if one.found(r"dynamic_slice_sizes=\{([\d,]*)\}").startswith("1,"):
+                whole = self._computations[computation][one.operands[0]].arrays[0]
+                if len(whole.dims) > 1:
                     yield whole.dims[0]
-
-    def _of_operand(self, one: _Instruction) -> _Array | None:
-        for instructions in self._computations.values():
-            for other in instructions:
-                if other.name == one.operands[0] and other.arrays:
-                    return other.arrays[0]
-        return None
-
-    def _branch(self, one: _Instruction) -> str:
-        return min(_branches(one), key=self._exchanges)
 
     # What an instruction does.
 
-    def _flops(self, computation: str, one: _Instruction) -> float:
+    def _flops(self, computation: str, one: Instruction) -> float:
         """Of the products in an instruction, fused ones included."""
         if one.opcode == "fusion":
             inside = one.called("calls")
-            return sum(self._flops(inside, part) for part in self._computations[inside])
+            parts = self._computations[inside].values()
+            return sum(self._flops(inside, part) for part in parts)
         if one.opcode not in ("dot", "convolution"):
             return 0.0
-        here = {other.name: other for other in self._computations[computation]}
+        here = self._computations[computation]
         left = here[one.operands[0]].arrays[0].dims
-        summed = math.prod(left[d] for d in _summed(one, len(left)))
-        window = re.search(r"window=\{size=([\dx]+)(.*?)\}", one.rest)
-        if window and "lhs_dilate" not in window[2]:  # which is how batches of products look
-            summed *= math.prod(int(n) for n in window[1].split("x"))
-        precision = re.search(r"operand_precision=\{(\w+)", one.rest)
-        passes = _PASSES[precision[1] if precision else "default"]
-        return 2.0 * math.prod(one.arrays[0].dims) * summed * passes
+        passes = _PASSES[one.found(r"operand_precision=\{(\w+)") or "default"]
+        result = one.arrays[0].dims
+        contracted = one.found(r"lhs_contracting_dims=\{([\d,]*)\}")
+        if one.opcode == "dot":
+            summed = math.prod(left[int(d)] for d in contracted.split(",") if d)
+            return 2.0 * math.prod(result) * summed * passes
+        return 2.0 * _multiplied(one, left, result) * passes
 
-    def _traffic(self, computation: str, one: _Instruction) -> float:
-        """Bytes read and written."""
-        here = {other.name: other for other in self._computations[computation]}
+    def _traffic(self, computation: str, one: Instruction) -> float:
+        """Bytes read from HBM and written to it."""
+        here = self._computations[computation]
+        operands = [here[name] for name in one.operands if name in here]
+        if one.opcode in ("copy-start", "slice-start"):
+            # What is moved, its source and something else; in turn, or the source first.
+            target, source = one.arrays[:2] if one.opcode == "copy-start" else one.arrays[1::-1]
+            return target.size * ((not target.is_fast) + (not source.is_fast))
         if one.opcode == "fusion":
             inside = one.called("calls")
-            reads = sum(
-                self._read(inside, i, here[name].bytes if name in here else 0)
-                for i, name in enumerate(one.operands)
-            )
-            return reads + self._written(inside, one.bytes)
-        if one.opcode in _WRITES_ROWS:
-            return 2.0 * sum(here[name].bytes for name in one.operands[1:] if name in here)
-        operands = one.operands[1:] if one.opcode in _READS_ROWS else one.operands
-        rows = one.bytes if one.opcode in _READS_ROWS else 0
-        return one.bytes + rows + sum(here[name].bytes for name in operands if name in here)
+            reads = sum(self._read(inside, i, o) for i, o in enumerate(operands))
+            return reads + self._written(inside, hlo.root(self._computations[inside]), one)
+        if one.opcode in _WRITES_PARTS:
+            moved = sum(operand.in_memory for operand in operands[1:])
+            return moved + (_WRITES_PARTS[one.opcode] * operands[-1].size if one.in_memory else 0)
+        if one.opcode in _READS_PARTS:
+            read = one.size if operands and operands[0].in_memory else 0
+            return read + one.in_memory + sum(operand.in_memory for operand in operands[1:])
+        return one.in_memory + sum(operand.in_memory for operand in operands)
 
-    def _read(self, fused: str, index: int, whole: int) -> float:
-        """Bytes that a fused computation reads of one of its operands."""
+    def _read(self, fused: str, index: int, operand: Instruction) -> float:
+        """Bytes of HBM that a fused computation reads of one of its operands."""
+        whole, total = operand.in_memory, 0.0
+        if not whole:
+            return 0.0
         here = self._computations[fused]
-        names = {p.name for p in here if p.opcode == "parameter" and _number(p) == index}
-        total = 0.0
-        for one in here:
+        names = {p.name for p in here.values() if p.opcode == "parameter" and p.place == index}
+        for one in here.values():
             if one.opcode == "bitcast" and one.operands and one.operands[0] in names:
                 names.add(one.name)
                 continue
@@ -256,90 +222,70 @@ class _Program:
                 if name not in names:
                     continue
                 if one.opcode == "fusion":
-                    total += self._read(one.called("calls"), place, whole)
-                elif place == 0 and one.opcode in _READS_ROWS:
-                    total += _all_bytes(one)
-                elif place > 0 or one.opcode not in _WRITES_ROWS:
+                    total += self._read(one.called("calls"), place, operand)
+                elif place == 0 and one.opcode in _READS_PARTS:
+                    total += one.size
+                elif place > 0 or one.opcode not in _WRITES_PARTS:
                     return whole
         return min(total, whole)
 
-    def _written(self, fused: str, whole: float) -> float:
-        here = {one.name: one for one in self._computations[fused]}
-        root = self._computations[fused][-1]
-        while root.opcode == "bitcast":
-            root = here[root.operands[0]]
-        if root.opcode == "fusion":
-            return self._written(root.called("calls"), whole)
-        if root.opcode in _WRITES_ROWS:
-            update = here[root.operands[-1 if root.opcode == "scatter" else 1]]
-            return min(2.0 * _all_bytes(update), whole)
-        return whole
+    def _written(self, fused: str, result: Instruction, whole: Instruction) -> float:
+        """Bytes of HBM that a fused computation moves to give its result, or a part of it.
+
+        Args:
+            whole: the instruction whose arrays they are.
+        """
+        here = self._computations[fused]
+        if not whole.in_memory:
+            return 0.0
+        if result.opcode == "bitcast":
+            return self._written(fused, here[result.operands[0]], whole)
+        if result.opcode == "tuple":
+            parts = zip(result.operands, whole.arrays, strict=False)
+            return sum(self._written(fused, here[n], whole._replace(arrays=(a,))) for n, a in parts)
+        if result.opcode == "fusion":
+            inside = result.called("calls")
+            return self._written(inside, hlo.root(self._computations[inside]), whole)
+        if result.opcode in _WRITES_PARTS:
+            update = here[result.operands[-1 if result.opcode == "scatter" else 1]]
+            return min(_WRITES_PARTS[result.opcode] * update.size, whole.in_memory)
+        return whole.in_memory
 
 
-def _origin(here: Mapping[str, _Instruction], name: str) -> _Instruction | None:
-    """What was copied under that name, or is there itself."""
-    found = here.get(name)
-    while found is not None and found.opcode in ("copy", "bitcast"):
-        found = here.get(found.operands[0])
-    return found
-
-
-def _instruction(line: str) -> _Instruction | None:
-    match = re.match(r"\s+(?:ROOT )?%?([\w.-]+) = (.+?) ([a-z][\w-]*)\((.*)$", line)
-    if match is None:
-        return None
-    name, kind, opcode, rest = match.groups()
-    arrays = tuple(
-        _Array(dims := tuple(int(d) for d in text.split(",") if d), _bytes(dtype, dims, layout))
-        for dtype, text, layout in re.findall(r"\b([a-z]\w*)\[([\d,]*)\](\{[^}]*\})?", kind)
+def _is_free(one: Instruction) -> bool:
+    return (
+        one.opcode in _FREE
+        or one.opcode.endswith("-done")
+        or any(target in one.rest for target in _FREE_CALLS)
     )
-    depth, end = 1, len(rest)
-    for i, letter in enumerate(rest):
-        depth += (letter == "(") - (letter == ")")
-        if not depth:
-            end = i
-            break
-    return _Instruction(name, opcode, arrays, tuple(re.findall(r"%([\w.-]+)", rest[:end])), rest)
 
 
-def _bytes(dtype: str, dims: tuple[int, ...], layout: str) -> int:
-    return 0 if re.search(r"S\([1-9]", layout) else math.prod(dims) * bits_of(dtype) // 8
+def _multiplied(one: Instruction, left: tuple[int, ...], result: tuple[int, ...]) -> int:
+    """Pairs of numbers that a convolution multiplies, those with its padding left out.
+
+    A TPU has all products as convolutions, batches of them along axes of which only one place of
+    the window meets a number.
+    """
+    labels = re.search(r"dim_labels=(\w+)_\w+->(\w+)", one.rest)
+    assert labels, one.rest[:200]
+    of_left, of_result = dict(zip(labels[1], left, strict=True)), labels[2]
+    sides = dict(zip(of_result, result, strict=True))
+    pairs = sides["b"] * sides["f"] * of_left["f"]
+    window = one.found(r"window=\{([^}]*)\}")
+    fields = dict(field.split("=") for field in window.split())
+    for axis, size in enumerate(fields.get("size", "").split("x") if window else ()):
+        field = functools.partial(_of_axis, fields, axis)
+        low = int(field("pad", "0_0").split("_")[0])
+        stride, dilated, steps = (
+            int(field(name, "1")) for name in ("stride", "lhs_dilate", "rhs_dilate")
+        )
+        meets = 0
+        for out, place in itertools.product(range(sides[str(axis)]), range(int(size))):
+            at, rest = divmod(out * stride + place * steps - low, dilated)
+            meets += rest == 0 and 0 <= at < of_left[str(axis)]
+        pairs *= meets
+    return pairs
 
 
-def _all_bytes(one: _Instruction) -> int:
-    """Of its arrays, taken for four bytes a number where they are in fast memory."""
-    return sum(array.bytes or 4 * math.prod(array.dims) for array in one.arrays)
-
-
-def _summed(one: _Instruction, rank: int) -> list[int]:
-    """The axes of the left operand of a product that are summed over."""
-    contracted = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", one.rest)
-    if contracted:
-        return [int(d) for d in contracted[1].split(",") if d]
-    labels = re.search(r"dim_labels=(\w+)_", one.rest)
-    assert labels
-    assert len(labels[1]) == rank, one.rest[:200]
-    return [labels[1].index("f")]
-
-
-def _branches(one: _Instruction) -> list[str]:
-    found = re.search(r"branch_computations=\{([^}]*)\}", one.rest)
-    if found:
-        return [name.strip().lstrip("%") for name in found[1].split(",")]
-    named = [one.called(f"{which}_computation") for which in ("true", "false")]
-    return [name for name in named if name]
-
-
-def _index(one: _Instruction) -> int:
-    match = re.search(r"index=(\d+)", one.rest)
-    assert match
-    return int(match[1])
-
-
-def _number(one: _Instruction) -> int:
-    return int(one.rest.split(")")[0])
-
-
-def _constant(one: _Instruction) -> int | None:
-    text = one.rest.split(")")[0]
-    return int(text) if re.fullmatch(r"-?\d+", text) else None
+def _of_axis(fields: dict[str, str], axis: int, name: str, otherwise: str) -> str:
+    return fields[name].split("x")[axis] if name in fields else otherwise

@@ -1,11 +1,13 @@
 """How long a step takes on a TPU slice, on paper: from its compiled program and published rates.
 
 An instruction of a core takes the longest of its products at the rate of the matrix unit, its bytes
-at that of HBM, and the cycles that the compiler expects; instructions follow one another. Exchanges
-overlap with nothing. All bytes of a buffer are sent, the free places too. An exchange between all
-devices takes what the busiest cut through the network does, each chip sending the same to every
-other; a sum goes around rings along all axes at once, both ways. Every hop of the longest way adds
-a microsecond. Nothing is said of the input, of several slices, or of a core that waits for another.
+at that of HBM, and the cycles that the compiler expects; instructions follow one another, also
+those that the compiler lets run beside others. Exchanges overlap with nothing. An exchange takes
+what the busiest cut through the network does when each chip sends the same to every other, also one
+of only some of the devices (`mesh.replicas`); a sum goes around rings along all axes at once, both
+ways. Every hop of the longest way adds a microsecond. Loops that end with the data, and buffers,
+are taken to be full. The cycles are those of a device, also where it has two cores. Nothing is said
+of the input, of several slices, of the padding of arrays to tiles, or of a core that waits.
 
 Not known are the rates of reads of single rows: they count their bytes, 512 for a line, at the full
 rate of HBM.
@@ -17,14 +19,13 @@ References:
     architecture (v5e, v5p, v6e). Austin et al., How to Scale Your Model, 2025 (time of a hop).
 """
 
-import math
 from typing import NamedTuple
 
 from jaxrank.instructions import Cost, costs
 from jaxrank.topology import GENERATIONS, Topology, sides
 
-PARTS = ("model", "tables", "sorts", "exchange", "reduction", "hops")
-_MODEL = "Ranker"  # in the name of what the layers do, both ways
+PARTS = ("model", "sorts", "tables and rest", "exchange", "reduction", "hops")
+MODEL = "Ranker"  # in the name of what the layers do, both ways
 _HOP_SECONDS = 1e-6
 _LANES = 1024  # numbers of a vector register
 _SORT_CYCLES = 11  # of one pass over a vector register of keys with their places
@@ -56,6 +57,9 @@ RATES = {
     "v6e": Rates(918e12, 1640e9, 100e9, 1.75e9, 16),
 }
 
+# Snap, Training Large-Scale Ad Ranking Models on TPU, 2022: 8 to 128 cores, and how much faster.
+PUBLISHED = (16, 5.25)
+
 # How much faster all chips send to all others where a torus of these proportions is twisted.
 _TWISTED: dict[tuple[int, ...], float] = {(1, 1, 2): 1.63, (1, 2, 2): 1.31}
 
@@ -64,16 +68,17 @@ class StepTime(NamedTuple):
     """What a step takes on one slice.
 
     batch_size: examples of the step, of all devices together.
-    seconds: by part, those of `PARTS`: of the model's layers, both ways; of all else that a core
-        does, which is mostly lookups and updates of tables; of its sorts; of exchanges between all
-        devices; of sums over them; of the hops of both.
-    flops, memory_bytes: of one device.
+    seconds: by part, those of `PARTS`: of the model's layers, both ways; of a core's sorts; of all
+        else that it does, above all lookups and updates of tables; of exchanges between devices; of
+        sums over them; of the hops of both.
+    product_flops: of one device, in matrix products, each pass in bfloat16 counted.
+    memory_bytes: of one device.
     """
 
     topology: Topology
     batch_size: int
     seconds: dict[str, float]
-    flops: float
+    product_flops: float
     memory_bytes: float
 
     @property
@@ -95,10 +100,16 @@ def step_time(text: str, topology: Topology, batch_size: int, steps: int) -> Ste
     Args:
         text: of the program of one device, which takes `steps` steps.
         batch_size: examples of a step, of all devices together.
+
+    Raises:
+        ValueError: no exchange runs in every step: the loop over them was not understood.
     """
     rates, chips = RATES[topology.generation], topology.chips
     devices = topology.devices / chips
     found = costs(text)
+    sends = [cost.runs for cost in found if cost.sent_bytes]
+    if sends and max(sends) < steps:
+        raise ValueError(f"no exchange runs in each of {steps} steps")
     seconds = dict.fromkeys(PARTS, 0.0)
     for cost in found:
         if cost.sent_bytes:
@@ -107,7 +118,8 @@ def step_time(text: str, topology: Topology, batch_size: int, steps: int) -> Ste
             seconds["hops"] += cost.runs * hops * _HOP_SECONDS
             continue
         cycles = cost.cycles + cost.compared * _SORT_CYCLES / _LANES
-        part = "sorts" if cost.compared else "model" if _MODEL in cost.scope else "tables"
+        is_model = MODEL in cost.scope
+        part = "sorts" if cost.compared else "model" if is_model else "tables and rest"
         seconds[part] += max(
             cost.flops / (rates.flops / devices),
             cost.memory_bytes / (rates.memory / devices),
@@ -117,7 +129,7 @@ def step_time(text: str, topology: Topology, batch_size: int, steps: int) -> Ste
         topology,
         batch_size,
         {part: took / steps for part, took in seconds.items()},
-        flops=sum(cost.flops for cost in found) / steps,
+        product_flops=sum(cost.flops for cost in found) / steps,
         memory_bytes=sum(cost.memory_bytes for cost in found) / steps,
     )
 
@@ -166,4 +178,4 @@ def efficiency(first: StepTime, other: StepTime) -> float:
 
 def grown(batch_size: int, first: Topology, other: Topology) -> int:
     """The batch size with which each device has as many examples as one of `first` has."""
-    return math.ceil(batch_size * other.devices / first.devices)
+    return batch_size * other.devices // first.devices

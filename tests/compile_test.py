@@ -100,7 +100,10 @@ def test_a_slice_that_cannot_be_is_refused_before_anything_is_compiled(names, te
 
 
 def test_a_batch_that_a_slice_cannot_split_is_refused(capsys):
-    with pytest.raises(InputError, match="batch_size must divide over all devices: found batch_s"):
+    with pytest.raises(
+        InputError,
+        match="must divide over all devices: got batch_size=64",
+    ):
         compile_all(capsys, "v3-128", "--config.batch_size=64")
 
 
@@ -124,10 +127,21 @@ def test_scaling_is_told_and_drawn(tmp_path, capsys):
     assert sum(small["seconds"].values()) == pytest.approx(small["step_seconds"])
     assert small["examples_per_second"] == pytest.approx(128 / small["step_seconds"])
     assert small["limit"] in small["seconds"]
+    assert all(large["seconds"].values()), "each part takes some time"
+    assert small["fits"] is True
     assert "of linear" in err
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_picture_of_nothing_is_refused(capsys):
-    with pytest.raises(InputError, match="--scaling"):
-        cli.run(["compile", f"--config={TINY}", "--topology=v3-8", "--picture=a.png"])
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("--topology=v3-8", "--picture=a.png"), "--scaling"),
+        (("--topology=v3-8", "--scaling=weak", "--picture=/nowhere/a.png"), "folder: /nowhere"),
+        (("--topology=v3-8,v4-8", "--scaling=weak"), "one generation.*v3-8, v4-8"),
+        (("--topology=v3-8,v3-32", "--scaling=strong"), "whole groups of 16.*batch_size=128"),
+    ],
+)
+def test_scaling_that_cannot_be_told_is_refused_before_anything_is_compiled(args, message):
+    with pytest.raises(InputError, match=message):
+        cli.run(["compile", f"--config={TINY}", *args])

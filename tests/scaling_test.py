@@ -10,6 +10,7 @@ from jax.sharding import PartitionSpec as P
 from jaxrank import absent, scaling
 from jaxrank import mesh as meshes
 from jaxrank.instructions import costs
+from jaxrank.models import Ranker
 from jaxrank.topology import sides, topology
 
 pytest.importorskip("libtpu", reason="the TPU compiler is for Linux on x86-64")
@@ -50,6 +51,56 @@ def test_batches_of_products_count_each_product_once():
 
     text = compiled_text(three, of(jnp.float32, 3, 512, 256), of(jnp.float32, 3, 256, 384))
     assert total(costs(text), "flops") == 3 * 2 * 512 * 256 * 384
+
+
+def test_products_of_shared_inputs_and_their_gradients_count_what_meets():
+    def experts(x, w):
+        return jnp.einsum("bi,eij->bej", x, w)
+
+    def gradients(x, w, g):
+        return jax.vjp(experts, x, w)[1](g)
+
+    shapes = of(jnp.float32, 512, 256), of(jnp.float32, 4, 256, 128)
+    product = 2 * 512 * 4 * 256 * 128
+    assert total(costs(compiled_text(experts, *shapes)), "flops") == product
+    text = compiled_text(gradients, *shapes, of(jnp.float32, 512, 4, 128))
+    assert total(costs(text), "flops") == 2 * product
+
+
+MOVES = """
+%slices (p: f32[480,1024]) -> f32[120,1024] {
+  %p = f32[480,1024]{1,0:T(8,128)} parameter(0)
+  ROOT %part = f32[120,1024]{1,0:T(8,128)} slice(%p), slice={[0:120], [0:1024]}
+}
+
+%puts (old: f32[480,1024], new: f32[8,1024], at: s32[]) -> f32[480,1024] {
+  %old = f32[480,1024]{1,0:T(8,128)} parameter(0)
+  %new = f32[8,1024]{1,0:T(8,128)} parameter(1)
+  %at = s32[]{:T(128)} parameter(2)
+  ROOT %put = f32[480,1024]{1,0:T(8,128)} dynamic-update-slice(%old, %new, %at, %at)
+}
+
+ENTRY %main (a: f32[480,1024], b: f32[8,1024], i: s32[]) -> f32[480,1024] {
+  %a = f32[480,1024]{1,0:T(8,128)} parameter(0)
+  %b = f32[8,1024]{1,0:T(8,128)} parameter(1)
+  %i = s32[]{:T(128)} parameter(2)
+  %room = f32[480,1024]{1,0:T(8,128)} custom-call(), custom_call_target="AllocateBuffer"
+  %ahead = ((f32[480,1024]{1,0}), f32[120,1024]{1,0:T(8,128)S(1)}, s32[]) slice-start(%a)
+  %there = f32[120,1024]{1,0:T(8,128)S(1)} slice-done(%ahead)
+  %moved = (f32[8,1024]{1,0:T(8,128)S(1)}, f32[8,1024]{1,0:T(8,128)}, u32[]) copy-start(%b)
+  %fused = f32[120,1024]{1,0:T(8,128)} fusion(%a), kind=kLoop, calls=%slices
+  ROOT %changed = f32[480,1024]{1,0:T(8,128)} fusion(%a, %b, %i), kind=kLoop, calls=%puts
+}
+"""
+
+
+def test_what_is_moved_counts_once_and_what_is_left_alone_does_not():
+    rows = 4 * 1024
+    found = {cost.opcode: cost.memory_bytes for cost in costs(MOVES) if cost.opcode != "fusion"}
+    assert found == {"slice-start": 120 * rows, "copy-start": 8 * rows}
+    sliced, changed = [c.memory_bytes for c in costs(MOVES) if c.opcode == "fusion"]
+    assert sliced == 2 * 120 * rows
+    assert changed == 2 * 8 * rows + 4  # the new rows read and written, and where they go
 
 
 ROWS, TABLE = 4096, 2**21  # of which fast memory has no room
@@ -122,11 +173,10 @@ def test_networks_are_tori_where_their_ends_are_joined(name, network, is_torus):
 
 
 def seconds_sent(name, opcode, sent):
-    """Of a program that does nothing but send so many bytes, by part, in a step of 10."""
-    cost = scaling.Cost(opcode, 10, sent_bytes=sent)
+    """The part, seconds and hops of one collective of so many bytes."""
     one = topology(name)
-    part, took, hops = scaling._collective(cost, one, scaling.RATES[one.generation])
-    return part, took, hops
+    cost = scaling.Cost(opcode, 1, sent_bytes=sent)
+    return scaling._collective(cost, one, scaling.RATES[one.generation])
 
 
 def by_cut(network, is_torus, each):
@@ -171,10 +221,31 @@ def test_a_step_is_bound_by_the_slowest_rate_of_each_instruction():
     one = topology("v3-8")
     found = scaling.step_time(text, one, 64, 4)
     flops, of_core = 2 * 8192**3, 123e12 / 2
-    assert found.flops == flops / 4
+    assert found.product_flops == flops / 4
     assert found.total >= flops / of_core / 4
     assert found.total < 2 * flops / of_core / 4
     assert found.examples_per_second == 64 / found.total
     twice = found._replace(topology=topology("v3-16"), batch_size=128)
     assert scaling.speedup(found, twice) == pytest.approx(2)
     assert scaling.efficiency(found, twice) == pytest.approx(1)
+
+
+def test_a_step_takes_as_long_in_a_call_of_one_as_in_one_of_many():
+    def text_of(steps):
+        def call(x):
+            def step(_, x):
+                return jax.lax.psum(jnp.dot(x, x) * 1e-3, meshes.SHARD)
+
+            return jax.lax.fori_loop(0, steps, step, x)
+
+        return compiled_text(call, of(jnp.float32, 1024, 1024))
+
+    one, many = (scaling.step_time(text_of(n), topology("v3-8"), 64, n) for n in (1, 5))
+    assert one.total == pytest.approx(many.total, rel=0.2)
+    assert one.product_flops == many.product_flops == 2 * 1024**3
+    with pytest.raises(ValueError, match="no exchange runs in each of 7 steps"):
+        scaling.step_time(text_of(5), topology("v3-8"), 64, 7)
+
+
+def test_the_layers_are_known_by_the_name_of_their_module():
+    assert Ranker.__name__ == scaling.MODEL

@@ -26,7 +26,7 @@ from jaxrank.features import PAD
 
 # Vectors that `ByLine` moves at a time: 4 MiB of lines.
 CHUNK = 8192
-_SUBLANES = 8  # rows of a tile of 32-bit numbers on TPU
+_SUBLANES = 8  # rows of a tile of 32-bit numbers on TPU; the same elsewhere, for equal rounds
 
 # (arrays of some rows, f[k, dim] or f[k]; their summed gradients f[k, dim]; their places i32[k])
 # -> the change of the arrays.

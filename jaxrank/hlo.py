@@ -1,0 +1,126 @@
+"""The text of a compiled program taken apart: computations, instructions, arrays."""
+
+import math
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from jaxrank.compiled import bits_of
+
+
+class Array(NamedTuple):
+    """size: in bytes. is_fast: in the fast memory of a core, not in HBM."""
+
+    dims: tuple[int, ...]
+    size: int
+    is_fast: bool
+
+    @property
+    def in_memory(self) -> int:
+        """Its bytes in HBM."""
+        return 0 if self.is_fast else self.size
+
+
+class Instruction(NamedTuple):
+    """rest: of its line, behind the opcode."""
+
+    name: str
+    opcode: str
+    arrays: tuple[Array, ...]
+    operands: tuple[str, ...]
+    rest: str
+
+    @property
+    def size(self) -> int:
+        return sum(array.size for array in self.arrays)
+
+    @property
+    def in_memory(self) -> int:
+        return sum(array.in_memory for array in self.arrays)
+
+    @property
+    def scope(self) -> str:
+        """Where in the program that JAX traced, as `transpose(jvp(Ranker))/tower/layer_0`."""
+        return self.found(r'op_name="([^"]*)"')
+
+    def found(self, pattern: str) -> str:
+        """The first group of a pattern in the rest of the line; empty where it is not there."""
+        match = re.search(pattern, self.rest)
+        return match[1] if match else ""
+
+    def called(self, what: str) -> str:
+        """The computation that it calls as its `body`, `condition`, `calls` or `to_apply`."""
+        return self.found(rf"\b{what}=%?([\w.-]+)")
+
+    @property
+    def branches(self) -> list[str]:
+        """The computations of a condition."""
+        listed = self.found(r"branch_computations=\{([^}]*)\}")
+        names = listed.split(",") if listed else [self.called(f"{w}_computation") for w in _BOTH]
+        return [name.strip().lstrip("%") for name in names if name]
+
+    @property
+    def place(self) -> int:
+        """Of a get-tuple-element, or the number of a parameter."""
+        return int(self.found(r"index=(\d+)") or self.rest.split(")")[0])
+
+    @property
+    def value(self) -> int | None:
+        """Of a constant that is a whole number."""
+        text = self.rest.split(")")[0]
+        whole = self.opcode == "constant" and re.fullmatch(r"-?\d+", text)
+        return int(text) if whole else None
+
+
+_BOTH = ("true", "false")
+
+Computation = dict[str, Instruction]  # by name, the root last
+
+
+def computations(text: str) -> tuple[str, dict[str, Computation]]:
+    """The name of the entry, and all computations by name."""
+    entry = ""
+    found: dict[str, Computation] = {}
+    inside: Computation = {}
+    for line in text.splitlines():
+        start = re.match(r"(ENTRY )?%?([\w.-]+) \(.*\{$", line)
+        if start:
+            inside = found[start[2]] = {}
+            entry = start[2] if start[1] else entry
+        elif one := _instruction(line):
+            inside[one.name] = one
+    return entry, found
+
+
+def root(computation: Computation) -> Instruction:
+    return next(reversed(computation.values()))
+
+
+def origin(computation: Mapping[str, Instruction], name: str) -> Instruction | None:
+    """What was copied under that name, or is there itself."""
+    found = computation.get(name)
+    while found is not None and found.opcode in ("copy", "bitcast"):
+        found = computation.get(found.operands[0])
+    return found
+
+
+def _instruction(line: str) -> Instruction | None:
+    match = re.match(r"\s+(?:ROOT )?%?([\w.-]+) = (.+?) ([a-z][\w-]*)\((.*)$", line)
+    if match is None:
+        return None
+    name, kind, opcode, rest = match.groups()
+    arrays = tuple(
+        _array(*found) for found in re.findall(r"\b([a-z]\w*)\[([\d,]*)\](\{[^}]*\})?", kind)
+    )
+    depth, end = 1, len(rest)
+    for i, letter in enumerate(rest):
+        depth += (letter == "(") - (letter == ")")
+        if not depth:
+            end = i
+            break
+    return Instruction(name, opcode, arrays, tuple(re.findall(r"%([\w.-]+)", rest[:end])), rest)
+
+
+def _array(dtype: str, sides: str, layout: str) -> Array:
+    dims = tuple(int(side) for side in sides.split(",") if side)
+    return Array(dims, math.prod(dims) * bits_of(dtype) // 8, bool(re.search(r"S\([1-9]", layout)))
