@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import jaxrank
 from jaxrank import huge_pages, processes
 from jaxrank.errors import InputError, RunError
+from jaxrank.scaling import GROWTH
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
@@ -183,7 +184,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentP
     compiles.add_argument(
         "--scaling",
         default="",
-        choices=("strong", "weak"),
+        choices=GROWTH,
         help="a model of the step's time: of the same batch, or one that grows with the slice",
     )
     compiles.add_argument("--picture", default="", metavar="FILE", help="a PNG of --scaling")

@@ -63,10 +63,6 @@ class Compiled(NamedTuple):
     step_time: StepTime | None = None
 
 
-# How the batch grows with the slice: not at all, or so that a device has as many examples.
-GROWTH = ("strong", "weak")
-
-
 def compile_for(
     config: ConfigDict, names: list[str], *, workdir: str, scaling: str = "", report: Report
 ) -> Iterator[Compiled]:
@@ -75,7 +71,7 @@ def compile_for(
     Args:
         names: of slices, as "v3-32".
         workdir: of a run whose prepared data is read; may be empty, see `plan.open_data`.
-        scaling: one of `GROWTH`, to tell the time of a step by the model of `scaling`; in weak
+        scaling: one of `scaling.GROWTH`, to tell the time of a step by the model there; in weak
             scaling `config.batch_size` is that of the slice with the fewest devices.
         report: gets lines for people to read.
 

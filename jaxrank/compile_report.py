@@ -55,7 +55,7 @@ def _scaling(found: list[Compiled]) -> list[str]:
     if first.topology.cores == 8:
         cores, published = PUBLISHED
         lines.append(
-            f"Measured by Snap, 2022, from 8 to {8 * cores} cores: {published}x,"
+            f"Measured by Snap, 2022, with {cores} times the cores: {published}x,"
             f" {published / cores:.1%} of linear"
         )
     return lines

@@ -48,6 +48,7 @@ class Rates(NamedTuple):
     ring: int
 
 
+# No clock of v6e is published: it is taken for that of v5p.
 RATES = {
     "v2": Rates(46e12, 700e9, 62e9, 0.7e9, 16),
     "v3": Rates(123e12, 900e9, 70e9, 0.94e9, 32),
@@ -57,7 +58,11 @@ RATES = {
     "v6e": Rates(918e12, 1640e9, 100e9, 1.75e9, 16),
 }
 
-# Snap, Training Large-Scale Ad Ranking Models on TPU, 2022: 8 to 128 cores, and how much faster.
+# How the batch grows with the slice: not at all, or so that a device has as many examples.
+GROWTH = ("strong", "weak")
+
+# Snap, Training Large-Scale Recommendation Models with TPUs, 2022: times the cores, and how much
+# faster.
 PUBLISHED = (16, 5.25)
 
 # How much faster all chips send to all others where a torus of these proportions is twisted.

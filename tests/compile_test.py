@@ -74,13 +74,17 @@ def test_a_step_that_updates_whole_tables_is_not_in_place(capsys):
     assert one["tables_aliased"] is False
 
 
-def test_tables_that_are_too_large_are_refused_by_how_much(capsys):
+def test_tables_that_are_too_large_are_refused_by_how_much(capsys, tmp_path):
     rows = 2_000_000_000
     args = (f"--config.source.ids=({rows},40)", f"--config.features.ids[0].rows={rows}")
+    picture = f"--picture={tmp_path / 'scaling.png'}"
+    args = (*args, "--config.embedding.dim=32", "--scaling=weak", picture)
     with pytest.raises(RunError, match=r"v3-8: a device must have [\d.]+ GiB more than the 15.48"):
-        compile_all(capsys, "v3-8", *args, "--config.embedding.dim=32")
-    out, _ = capsys.readouterr()
-    (one,) = json.loads(out.splitlines()[-1])["topologies"]
+        compile_all(capsys, "v3-8", *args)
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found["scaling"] == []
+    assert not list(tmp_path.iterdir())
+    (one,) = found["topologies"]
     assert one["fits"] is False
     assert one["tables_bytes"] >= rows * (32 + 1) * 4 / 8
     assert one["used_bytes"] > one["usable_bytes"]
