@@ -84,21 +84,23 @@ def compile_for(
         raise InputError(
             f"--scaling holds slices of one generation against each other: found {', '.join(names)}"
         )
+    replicas = config.mesh.replicas
+    there = [meshes.mesh_of(absent.devices(one), replicas) for one in slices]
     data = plan.open_data(config, workdir, report)
     smallest = min(slices, key=lambda one: one.devices)
     cases = []
-    for one in slices:
-        there = config.copy_and_resolve_references()
+    for one, mesh in zip(slices, there, strict=True):
+        case = config.copy_and_resolve_references()
         if scaling == "weak":
-            there.batch_size = grown(config.batch_size, smallest, one)
-        maker, mesh = Maker(there, data), meshes.mesh_of(absent.devices(one), config.mesh.replicas)
-        check_batch("batch_size", there.batch_size, maker.shape.group, mesh)
-        cases.append((there, maker, one, mesh))
-    for there, maker, one, mesh in cases:
-        report(f"Compiling for {one.name}, batch {there.batch_size:,}")
-        found, text = _compiled(there, data, maker, one, mesh)
+            case.batch_size = grown(config.batch_size, smallest, one)
+        maker = Maker(case, data)
+        check_batch("batch_size", case.batch_size, maker.shape.group, mesh)
+        cases.append((case, maker, one, mesh))
+    for case, maker, one, mesh in cases:
+        report(f"Compiling for {one.name}, batch {case.batch_size:,}")
+        found, text = _compiled(case, data, maker, one, mesh)
         if scaling and not found.refused:
-            took = step_time(text, one, there.batch_size, there.steps_per_call)
+            took = step_time(text, one, case.batch_size, case.steps_per_call)
             found = found._replace(step_time=took)
         yield found
 
