@@ -43,11 +43,15 @@ def _hot(random, tables, rows):
     return Hot(whole=whole, merged=tuple(map(str, merged)), replicated=len(merged) // 2)
 
 
-def _examples(random, n, lists, longest=5, weighted=True):
-    lengths = random.integers(0, longest + 1, (n, lists)).astype(np.int32)
+def _examples(random, n, lists, longest=5):
+    """Of `n` examples; weights as a store has them, 1 in lists that are not weighted."""
+    lengths = random.integers(0, longest + 1, (n, len(lists))).astype(np.int32)
     values = random.integers(0, 100, lengths.sum()).astype(np.int32)
     values[random.random(len(values)) < 0.1] = PAD
-    weights = random.choice(np.float32([0, 0.5, 1, 3]), len(values)) if weighted else None
+    weights = None
+    if any(f.weighted for f in lists):
+        own = np.repeat(np.tile([f.weighted for f in lists], n), lengths.reshape(-1))
+        weights = np.where(own, random.choice(np.float32([0, 0.5, 1, 3]), len(own)), np.float32(1))
     return lengths, values, weights
 
 
@@ -118,7 +122,7 @@ def _reference(lay, lengths, values, weights, group, capacities):
     dims=st.sampled_from([(8, 16, 16), (16, 16, 16), (8, 16, 32)]),
     weighted=st.booleans(),
     room=st.sampled_from([0, 1, 7, 20, 128]),
-    combiner=st.sampled_from([None, "sum"]),
+    combiner=st.sampled_from([None, "sum", "sqrtn"]),
     any_hot=st.booleans(),
 )
 def test_packing_equals_a_loop_over_ids(
@@ -126,13 +130,15 @@ def test_packing_equals_a_loop_over_ids(
 ):
     lists = _LISTS
     if combiner:
-        lists = [dataclasses.replace(f, combiner=combiner, weighted=False) for f in lists]
+        lists = [dataclasses.replace(f, combiner=combiner) for f in lists]
+    if not weighted:
+        lists = [dataclasses.replace(f, weighted=False) for f in lists]
     random = np.random.default_rng(seed)
     lay = _layout(lists, dims)
     if any_hot:
         rows = {t.name: t.rows for t in _TABLES}
         lay = _layout(lists, dims, {s.name: _hot(random, s.tables, rows) for s in lay.stacks})
-    lengths, values, weights = _examples(random, group * groups, len(lists), weighted=weighted)
+    lengths, values, weights = _examples(random, group * groups, lists)
     capacities = {stack.name: room for stack in lay.stacks}
     packed, dropped = Packer(lay, group, capacities, "truncate")(lengths, values, weights)
     expected, expected_dropped = _reference(lay, lengths, values, weights, group, capacities)

@@ -69,10 +69,8 @@ class Batcher:
         if rows < _FEW * len(parts):
             parts = [join(parts)]
         np.concatenate([p.floats for p in parts], out=batch.floats)
-        starts = np.cumsum([0] + [p.rows for p in parts]).tolist()
         for name, ids in self._ids.items():
-            for part, start in zip(parts, starts, strict=False):
-                ids.fill(batch.ids[name][start : start + part.rows], part, start)
+            ids.fill(batch.ids[name], parts)
         self._fill_lists(batch, parts)
         labels, weights = joined(parts, "labels"), joined(parts, "weights")
         known = ~np.isnan(labels)
@@ -106,29 +104,31 @@ class _Ids:
         tables = [*stack.column_tables, *(stack.sequence_tables[i] for i in self._owner)]
         self._rows = StackRows(layout, stack, names, tables)
 
-    def fill(self, out: np.ndarray, examples: Examples, start: int) -> None:
-        """Fills `out` i32[n, places]; `start` is the number of example 0, for messages."""
-        every = len(self._columns) == examples.ids.shape[1]
-        columns = examples.ids if every else examples.ids.take(self._columns, axis=1)
-        if not self._sequences:
-            self._rows.matrix(columns, out, start)
-            return
-        lengths, values, _ = select(self._sequences, examples.lengths, examples.values, None)
-        self._check(lengths, start)
-        out.fill(PAD)
-        out[:, : len(self._columns)] = columns
-        # Both the places that are filled and the ids are in order of example, list and position.
-        filled = self._position < lengths.take(self._owner, axis=1)
-        out[:, len(self._columns) :][filled] = values
-        self._rows.matrix(out, out, start)
+    def fill(self, out: np.ndarray, parts: Sequence[Examples]) -> None:
+        """Fills `out` i32[n, places]."""
+        columns = [p.ids for p in parts]
+        if len(self._columns) < columns[0].shape[1]:
+            columns = [ids.take(self._columns, axis=1) for ids in columns]
+        np.concatenate(columns, out=out[:, : len(self._columns)])
+        if self._sequences:
+            self._fill_sequences(out[:, len(self._columns) :], parts)
+        self._rows.matrix(out, out)
 
-    def _check(self, lengths: np.ndarray, start: int) -> None:  # i32[n, sequences]
+    def _fill_sequences(self, out: np.ndarray, parts: Sequence[Examples]) -> None:
+        lengths, values = joined(parts, "lengths"), joined(parts, "values")
+        lengths, values, _ = select(self._sequences, lengths, values, None)
+        self._check(lengths)
+        out.fill(PAD)
+        # Both the places that are filled and the ids are in order of example, list and position.
+        out[self._position < lengths.take(self._owner, axis=1)] = values
+
+    def _check(self, lengths: np.ndarray) -> None:  # i32[n, sequences]
         too_long = lengths > self._lengths
         if too_long.any():
             example, i = np.argwhere(too_long)[0].tolist()
             places = self._lengths[i]
             raise InputError(
-                f"Example {start + example} of the batch: the list {self._names[i]!r} must have at"
+                f"Example {example} of the batch: the list {self._names[i]!r} must have at"
                 f" most {places} ids, as many as its sequence has places: found"
                 f" {lengths[example, i]}."
                 f" Prepare the data again with max_length={places}."

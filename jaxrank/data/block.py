@@ -27,7 +27,7 @@ class Block(NamedTuple):
     list_lengths: i32[n, lists].
     list_values: i32[total] rows of each list's table, example by example and within an example
         list by list.
-    list_weights: f32[total], or None where no list is weighted.
+    list_weights: f32[total], 1 in lists that are not weighted; None where no list is weighted.
     labels: f32[n, tasks], NaN where unknown; see `features.Task`.
     weights: f32[n, tasks] finite, not negative; None where no task is weighted.
     truth: f32[n, tasks] the planted probability of each label, NaN where the task has none; None

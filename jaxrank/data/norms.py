@@ -4,51 +4,55 @@ from collections.abc import Sequence
 
 import numpy as np
 
+# One over it is finite in float32.
+_LEAST = 1e-38
+
 
 class Norms:
-    """The norms of some lists under their combiners; see `features.Ragged`.
+    """The norms of the lists of a group of examples under their combiners; see `features.Ragged`.
 
     Args:
-        combiners: of each list, "sum", "mean" or "sqrtn".
+        combiners: of the lists of an example, "sum", "mean" or "sqrtn".
+        group: examples.
     """
 
-    def __init__(self, combiners: Sequence[str]):
-        self._of = {name: np.array([c == name for c in combiners]) for name in set(combiners)}
+    def __init__(self, combiners: Sequence[str], group: int):
+        self._of = {name: np.tile([c == name for c in combiners], group) for name in set(combiners)}
 
-    def inverse(self, lengths: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
-        """One over the norm of each list, f32[n, lists]; 0 where the norm is 0.
+    def inverse(
+        self, lengths: np.ndarray, lists: np.ndarray, weights: np.ndarray | None
+    ) -> np.ndarray:
+        """One over the norm of each list, f32[lists of the group].
 
-        Without weights that of an empty list, which no id has, is any number.
+        A finite number where the norm is 0: then there is no id, or all have the weight 0.
 
         Args:
-            lengths: i32[n, lists].
+            lengths: i32[lists of the group].
+            lists: i64[total], the list that each id belongs to.
             weights: f32[total], or None where all are 1.
         """
-        if weights is None:
-            norms = np.maximum(lengths, 1).astype(np.float32)
-            for name, lists in self._of.items():
-                if name == "sqrtn":
-                    norms[:, lists] = np.sqrt(norms[:, lists], dtype=np.float64)
-                elif name == "sum":
-                    norms[:, lists] = 1
-            return np.divide(np.float32(1), norms, out=norms)
-        norms = np.ones(lengths.shape, np.float64)
-        for name, lists in self._of.items():
-            if name == "mean":
-                norms[:, lists] = _sums(weights.astype(np.float64), lengths)[:, lists]
-            elif name == "sqrtn":
-                norms[:, lists] = np.sqrt(_sums(weights.astype(np.float64) ** 2, lengths)[:, lists])
-        inverse = np.zeros(norms.shape, np.float32)
-        np.divide(1, norms, out=inverse, where=norms > 0, casting="same_kind")
-        return inverse
+        norms: np.ndarray | None = None
+        for name, chosen in self._of.items():
+            of_all = _norms(name, lengths, lists, weights)
+            norms = of_all if norms is None else np.where(chosen, of_all, norms)
+        assert norms is not None
+        np.maximum(norms, _LEAST, out=norms)
+        return np.divide(1, norms, out=norms).astype(np.float32, copy=False)
 
 
-def _sums(values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """The sum of each list, f64[n, lists], 0 of an empty one."""
-    flat = lengths.reshape(-1)
-    sums = np.zeros(len(flat))
-    filled = np.flatnonzero(flat)
-    if len(filled):
-        starts = np.cumsum(flat, dtype=np.int64) - flat
-        sums[filled] = np.add.reduceat(values, starts[filled])
-    return sums.reshape(lengths.shape)
+def _norms(
+    combiner: str, lengths: np.ndarray, lists: np.ndarray, weights: np.ndarray | None
+) -> np.ndarray:
+    """As if this were the combiner of every list, f32 or f64[lists]."""
+    if combiner == "sum":
+        return np.ones(len(lengths), np.float32)
+    squared = combiner == "sqrtn"
+    if weights is None:
+        norms = lengths.astype(np.float32)
+    else:
+        summed = weights.astype(np.float64) ** 2 if squared else weights
+        norms = np.bincount(lists, summed, minlength=len(lengths))
+        norms = norms.astype(
+            np.float64, copy=False
+        )  # NumPy counts in integers where there are none
+    return np.sqrt(norms, out=norms) if squared else norms

@@ -49,12 +49,11 @@ class StackRows:
         self._pads = np.full(len(index), PAD, np.uint32)  # NumPy is slow with a scalar
         self._hot = _hot(stack, index) if stack.hot else None
 
-    def matrix(self, rows: np.ndarray, out: np.ndarray | None = None, start: int = 0) -> np.ndarray:
+    def matrix(self, rows: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         """i32[n, columns] of the tables -> i32[n, columns] of the stack.
 
         Args:
             out: where to; may be `rows`.
-            start: the number of example 0, for messages.
 
         Raises:
             InputError: a row that its table does not have; names feature, table and example.
@@ -64,8 +63,7 @@ class StackRows:
         wide, moved = rows.reshape(-1, width), out.reshape(-1, width)
 
         def place(i: int) -> tuple[int, int]:
-            example, column = divmod(i, len(self._features))
-            return start + example, column
+            return divmod(i, len(self._features))
 
         outside = wide.view(np.uint32) >= self._limits[:width]  # negative ones are large here
         any_outside = self._check(wide, outside, place)
