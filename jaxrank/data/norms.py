@@ -48,11 +48,9 @@ def _norms(
         return np.ones(len(lengths), np.float32)
     squared = combiner == "sqrtn"
     if weights is None:
-        norms = lengths.astype(np.float32)
+        norms: np.ndarray = lengths.astype(np.float32)
     else:
         summed = weights.astype(np.float64) ** 2 if squared else weights
-        norms = np.bincount(lists, summed, minlength=len(lengths))
-        norms = norms.astype(
-            np.float64, copy=False
-        )  # NumPy counts in integers where there are none
+        sums = np.bincount(lists, summed, minlength=len(lengths))
+        norms = sums.astype(np.float64, copy=False)  # of no ids NumPy gives integers
     return np.sqrt(norms, out=norms) if squared else norms
