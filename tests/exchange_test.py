@@ -238,3 +238,40 @@ def test_lists_at_capacity_and_empty_ones_equal_plain_loops_on_eight_devices(com
     gradient = examples.row_gradients(lay, batch, grads)["dim8"]
     after = logical(embedding, update(embedding, tables, batch, grads))["dim8"][0]
     np.testing.assert_allclose(after, before - 0.1 * gradient, atol=1e-5)
+
+
+# Rows of the tables that every device keeps whole, and of the one that is split.
+@pytest.mark.parametrize(
+    ("whole", "by_rows"),  # and how many of them are not read by products
+    [((3, 128, 17, 1, 129), 1), ((7,) * 20, 0), ((32,), 0), ((33,), 1)],
+)
+@pytest.mark.parametrize(("split", "devices"), [(300, 4), (0, 4), (300, 1)])
+def test_tiny_tables_are_read_and_changed_by_products_as_by_rows(whole, by_rows, split, devices):
+    rows = {f"w{i}": count for i, count in enumerate(whole)} | ({"s": split} if split else {})
+    names = [*rows, *list(rows)[::-1]]  # each table is read by two columns
+    schema = Schema(
+        tasks=(Task("click"),),
+        floats=(Dense("f"),),
+        ids=tuple(Categorical(f"{i}", name) for i, name in enumerate(names)),
+        lists=(),
+        tables=tuple(Table(name, count, "integer") for name, count in rows.items()),
+    )
+    kept = tuple(name for name in rows if name != "s")
+    lay = layout(schema, dict.fromkeys(rows, DIM), {"dim8": Hot(whole=kept)})
+    (stack,) = lay.stacks
+    rng = np.random.default_rng(len(whole) + split)
+    ids = np.stack([rng.integers(0, rows[name], 48) for name in names], axis=1)
+    ids += np.array([stack.offsets[t] for t in stack.column_tables])
+    ids = np.where(rng.random(ids.shape) < 0.1, PAD, ids).astype(np.int32)
+    batch, found = batch_of(ids), {}
+    grads = {"dim8": {"ids": rng.standard_normal((*ids.shape, DIM)).astype(np.float32)}}
+    for platform in ("cpu", "tpu"):
+        embedding = embedding_of(lay, devices, 1, 1.0, platform=platform)
+        tables = new_tables(embedding)
+        vectors, _ = lookup(embedding, tables, batch)
+        after = by_table(embedding, update(embedding, tables, batch, grads))
+        found[platform] = np.asarray(vectors["dim8"]["ids"]), after
+    assert embedding.one_hot["dim8"].num_others == 2 * (by_rows + (split > 0))
+    np.testing.assert_array_equal(found["tpu"][0], found["cpu"][0])
+    for name in rows:
+        np.testing.assert_allclose(found["tpu"][1][name], found["cpu"][1][name], atol=1e-6)

@@ -22,6 +22,7 @@ from jaxrank.embedding.duplicates import sum_by_scratch, sum_by_sort, sum_of_row
 from jaxrank.embedding.exchange import Exchange, Load, Route
 from jaxrank.embedding.factors import factors_of
 from jaxrank.embedding.first_rows import first_rows
+from jaxrank.embedding.one_hot import OneHot
 from jaxrank.embedding.rules import Rule
 from jaxrank.embedding.storage import GROUPS, Parts, Storage, padded_width, storage
 from jaxrank.errors import InputError
@@ -127,6 +128,12 @@ class Embedding:
         width = padded_width(stack.dim)
         return (ByLine if self.platform == "tpu" else ByRow)(stack.dim, width)
 
+    @functools.cached_property
+    def one_hot(self) -> dict[str, OneHot]:
+        """What is read by products, of each stack; nothing in forms of single rows."""
+        rows_of = {table.name: table.rows for table in self.layout.schema.tables}
+        return {s.name: OneHot(s, rows_of, self.form(s)) for s in self.layout.stacks}
+
     def exchange(self, name: str, ids: int) -> Exchange:
         """The exchange of a stack's split rows for a batch of which a device reads so many ids."""
         split = self.parts[name].split
@@ -192,13 +199,13 @@ class Embedding:
         }
 
     def _ids(self, batch: Batch) -> list[tuple[Stack, jax.Array]]:
-        """All ids of each stack that the batch reads, i32[m], in the order of their block: PAD
-        where no place of an example is."""
+        """The ids of each stack that the batch reads, but for those read by products, i32[m], in
+        the order of their block: PAD where no place of an example is."""
         found = []
         for stack in self.layout.stacks:
             pieces = []
             if stack.name in batch.ids:
-                ids = batch.ids[stack.name]
+                ids = self.one_hot[stack.name].others(batch.ids[stack.name])
                 filling = up_to(ids.shape[1], self.form(stack).unit) - ids.shape[1]
                 ids = jnp.pad(ids, ((0, 0), (0, filling)), constant_values=PAD)
                 pieces.append(ids.reshape(-1))
@@ -242,7 +249,7 @@ class Embedding:
         loads = {}
         examples = batch.labels.shape[0]
         for stack, ids in self._ids(batch):
-            form = self.form(stack)
+            form, replicated = self.form(stack), self.parts[stack.name].replicated
             read, load = self._read(stack, rows, routes, batch, ids)
             if load is not None:
                 loads[stack.name] = load
@@ -253,8 +260,12 @@ class Embedding:
                 found["lists"] = combine(form, read[begin:], lists, examples, len(stack.lists))
                 read = read[:begin]
             if stack.name in batch.ids:
-                places = batch.ids[stack.name].shape[1]
-                found["ids"] = form.to_examples(read, examples, places)
+                one_hot = self.one_hot[stack.name]
+                found["ids"] = one_hot.together(
+                    rows[replicated.name] if replicated else None,
+                    batch.ids[stack.name],
+                    form.to_examples(read, examples, one_hot.num_others),
+                )
         return vectors, loads
 
     def _read(
@@ -268,6 +279,9 @@ class Embedding:
         parts, form = self.parts[stack.name], self.form(stack)
         load = None
         vectors = None
+        if not ids.size:  # products read all of them
+            assert parts.replicated
+            return form.zeros(0, rows[parts.replicated.name].dtype), None
         if parts.split:
             stored = rows[parts.split.name]
             read = functools.partial(form.read, stored)
@@ -314,18 +328,24 @@ class Embedding:
             form, parts = self.form(stack), self.parts[stack.name]
             route = routes.get(stack.name)
             change = functools.partial(self._change, stack=stack, rate=rate, step=step)
-            grad = self._per_id(form, batch.lists.get(stack.name), grads[stack.name])
+            grad = self._per_id(stack, batch.lists.get(stack.name), grads[stack.name])
             if route is not None:
                 exchange = self._exchange_of(stack, batch)
                 grad = exchange.sums(route, grad)
             if parts.replicated:
                 name, rows = parts.replicated.name, parts.replicated.rows
-                if route is not None:
+                if not ids.size:  # products read all of them
+                    summed = form.zeros(rows, grad.dtype), jnp.zeros(rows, grad.dtype)
+                elif route is not None:
                     own, of_own = exchange.kept(route, rows, grad)
                     summed = sum_once(form, own, of_own, rows)
                 else:
                     own = jnp.where(ids < stack.replicated, ids, PAD)
                     summed = sum_of_rows(form, own, grad, rows, by_scatter=self.on_cpu)
+                if stack.name in batch.ids:
+                    summed = self.one_hot[stack.name].add_sums(
+                        *summed, batch.ids[stack.name], grads[stack.name]["ids"]
+                    )
                 tables[name] = self._update_replicated(form, tables[name], *summed, change)
             if parts.split:
                 if route is not None:
@@ -341,11 +361,11 @@ class Embedding:
         return tables, scratch
 
     def _per_id(
-        self, form: Form, lists: Lists | None, grads: dict[str, jax.Array]
+        self, stack: Stack, lists: Lists | None, grads: dict[str, jax.Array]
     ) -> jax.Array:  # a block of m
-        pieces = []
+        form, pieces = self.form(stack), []
         if "ids" in grads:
-            pieces.append(form.of_examples(grads["ids"]))
+            pieces.append(form.of_examples(self.one_hot[stack.name].others(grads["ids"])))
         if lists is not None:
             pieces.append(spread(form, grads["lists"], lists))
         return jnp.concatenate(pieces) if len(pieces) > 1 else pieces[0]
