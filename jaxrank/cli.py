@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import jaxrank
 from jaxrank import huge_pages, processes
-from jaxrank.errors import InputError, RunError
+from jaxrank.errors import InputError, RunError, StoppedError
 from jaxrank.scaling import GROWTH
 
 if TYPE_CHECKING:
@@ -453,7 +453,8 @@ def run(argv: Sequence[str]) -> None:
 
 
 def main() -> NoReturn:
-    """The console program. Status 0 on success, 2 for bad input, 1 for a run that failed."""
+    """The console program. Status 0 on success, 2 for bad input, 1 for a run that failed, 128 and
+    the number of the signal for one that was asked to end."""
     if sys.argv[1:2] and sys.argv[1] in ("train", "evaluate", "predict", "bench"):
         huge_pages.ensure()
     status = 0
@@ -461,6 +462,8 @@ def main() -> NoReturn:
         run(sys.argv[1:])
     except (InputError, RunError) as error:
         status = _tell(f"error: {error}", error.exit_status)
+    except StoppedError as error:
+        status = _tell(str(error), error.exit_status)
     except OSError as error:  # a full disk under the logs, say
         status = _tell(f"error: {error}", RunError.exit_status)
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""The two ways a run ends badly through no fault of the code."""
+"""The ways a run ends early through no fault of the code."""
 
 
 class InputError(ValueError):
@@ -18,3 +18,18 @@ class RunError(RuntimeError):
     """
 
     exit_status = 1
+
+
+class StoppedError(RuntimeError):
+    """A run that was asked to end by a signal did so, after a checkpoint.
+
+    The command line prints the message and exits with status 128 and the signal's number, as
+    programs do that a signal ended.
+
+    Args:
+        number: of the signal.
+    """
+
+    def __init__(self, text: str, number: int):
+        super().__init__(text)
+        self.exit_status = 128 + number

@@ -82,6 +82,7 @@ class Program:
         The state given is donated: its tables are updated in place.
     predict: (Weights, batch) -> (logits, labels, weights), each f32[B, tasks] of the whole batch on
         every device; logits and weights are of all traffic. Takes any batch shape.
+    largest: numbers [devices] -> the largest, on every device.
     """
 
     def __init__(self, trainee: steps.Trainee, mesh: Mesh, shape: BatchShape):
@@ -116,6 +117,8 @@ class Program:
                 jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(weights)])
             )
         )
+
+        self.largest = jax.jit(jnp.max, out_shardings=meshes.replicated(mesh))
 
     def init(self) -> steps.TrainState:
         return self._init()

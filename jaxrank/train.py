@@ -5,6 +5,7 @@ import functools
 import math
 import time
 from pathlib import Path
+from signal import Signals
 
 from ml_collections import ConfigDict
 
@@ -13,12 +14,13 @@ from jaxrank import days, processes, profile, timetable, workdir
 from jaxrank import evaluate as evaluation
 from jaxrank import job as jobs
 from jaxrank import mesh as meshes
-from jaxrank.errors import RunError
+from jaxrank.errors import RunError, StoppedError
 from jaxrank.feed import Feed
 from jaxrank.job import Job, Report
 from jaxrank.profile import Profile
 from jaxrank.recorder import Recorder
 from jaxrank.step import TrainState, weights_of
+from jaxrank.stop import Stop
 from jaxrank.summary import Result, in_short
 from jaxrank.writers import Progress, Writer, open_writer
 
@@ -47,6 +49,7 @@ def train(
     Raises:
         InputError: config, data, workdir or `profile_steps` cannot be used.
         RunError: the loss is no longer finite, or a checkpoint or trace cannot be written.
+        StoppedError: the program got SIGTERM or SIGINT; a checkpoint of the step in hand is saved.
     """
     began = time.perf_counter()
     directory = workdir.directory(directory)
@@ -79,8 +82,9 @@ def train(
         recorder = Recorder(writer, progress, job, tell)
         put = functools.partial(meshes.put_batch, mesh=job.program.mesh, leading=1)
         feed = stack.enter_context(contextlib.closing(Feed(job.batches, put)))
+        stop = stack.enter_context(Stop(job.program.largest, job.program.mesh))
         with Profile(traced, job, int(state.step), recorder.finish, tell) as profiler:
-            state, scores = _loop(job, state, feed, writer, recorder, profiler, tell)
+            state, scores = _loop(job, state, feed, writer, recorder, profiler, stop, tell)
         job.checkpoints.wait()
         return _result(job, state, scores, recorder.examples_per_second, began)
 
@@ -92,9 +96,14 @@ def _loop(
     writer: Writer,
     recorder: Recorder,
     profiler: Profile,
+    stop: Stop,
     report: Report,
 ) -> tuple[TrainState, dict[int, evaluation.Scores]]:
-    """Steps to the end of the plan; returns the last state and the scores of each evaluation."""
+    """Steps to the end of the plan; returns the last state and the scores of each evaluation.
+
+    Raises:
+        StoppedError: asked to end before, by a signal.
+    """
     plan, monitor = job.plan, job.monitor
     scores: dict[int, evaluation.Scores] = {}
     step = int(state.step)
@@ -109,9 +118,12 @@ def _loop(
         profiler.stop_if_due(step, state)
         last = step == plan.num_steps
         split = plan.evaluated(step)
-        if not split and not last and step % plan.save_every:
+        signal = stop.asked()
+        if not split and not last and not signal and step % plan.save_every:
             continue
 
+        if signal and not last:
+            report(f"{Signals(signal).name}: saving step {step}; a second one ends it at once")
         recorder.finish()
         metric = None
         if split:
@@ -126,6 +138,13 @@ def _loop(
             )
         jobs.save(job, step, state, metric)
         recorder.checkpoint = job.checkpoints.directory(step)
+        if signal and not last and not monitor.should_stop:
+            job.checkpoints.wait()
+            raise StoppedError(
+                f"stopped after step {step} of {plan.num_steps} by {Signals(signal).name}; the same"
+                f" command goes on from {recorder.checkpoint}.",
+                signal,
+            )
     return state, scores
 
 

@@ -82,7 +82,7 @@ stop() {
     local second
     running || return 0
     run kill -TERM -- "-$(<"$log.pid")" # setsid made it the leader of a group
-    for ((second = 0; second < 30; second++)); do
+    for ((second = 0; second < 120; second++)); do # it saves a checkpoint first
         { [ -z "$dry_run" ] && running; } || return 0
         sleep 1
     done

@@ -569,7 +569,7 @@ def test_a_plain_script_reads_with_and_without_workers_and_gets_the_same(store, 
 
 
 _ENDS = """
-    import json, sys
+    import json, multiprocessing, os, signal, sys
     from jaxrank.data.pipeline import TrainBatches
     from jaxrank.data.store import open_store
     from jaxrank.features import layout
@@ -580,6 +580,14 @@ _ENDS = """
         batches = TrainBatches(store.split("train"), lay, **settings)
         for _ in range(3):
             next(batches)
+        if end == "left after signals to the workers":
+            workers = multiprocessing.active_children()
+            assert len(workers) == 2
+            for worker in workers:
+                os.kill(worker.pid, signal.SIGTERM)
+                os.kill(worker.pid, signal.SIGINT)
+            for _ in range(100):
+                next(batches)
         if end == "closed":
             batches.close()
         elif end == "left by an error":
@@ -588,7 +596,9 @@ _ENDS = """
 """
 
 
-@pytest.mark.parametrize("end", ["closed", "left", "left by an error"])
+@pytest.mark.parametrize(
+    "end", ["closed", "left", "left by an error", "left after signals to the workers"]
+)
 def test_a_program_with_workers_ends_without_a_word(store, tmp_path, end):
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(_ENDS))

@@ -223,6 +223,43 @@ def test_four_processes_of_which_one_is_killed_train_the_model_of_one_to_the_bit
     assert_the_same_run(store, workdir, one[0], starts=2)
 
 
+# The interpreter of a process that, if it is the second, asks itself to end before step 11.
+ASKED = """#!/bin/sh
+if [ "$1" != -m ] || [ "$JAX_PROCESS_ID" != 1 ]; then exec {python} "$@"; fi
+shift 2
+exec {python} -c '
+import os, signal
+from jaxrank import cli, stop
+whole = stop.Stop.asked
+calls = []
+def asked(self):
+    calls.append(self)
+    if len(calls) == 5:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return whole(self)
+stop.Stop.asked = asked
+cli.main()
+' "$@"
+"""
+
+
+def test_a_signal_to_one_of_two_processes_ends_both_after_one_checkpoint(store, one, tmp_path):
+    workdir, python = tmp_path / "two", tmp_path / "python"
+    python.write_text(ASKED.format(python=sys.executable))
+    python.chmod(0o755)
+    found = launched(2, "train", *flags(store, workdir), PYTHON=str(python))
+    assert found.returncode == 143, found.stderr
+    for name in ("jaxrank[0]", "jaxrank[1]"):
+        assert f"{name}: stopped after step 12 of 16 by SIGTERM" in found.stderr
+    assert sorted(int(p.name) for p in (workdir / "checkpoints").iterdir()) == [8, 12]
+
+    found = alone("train", *flags(store, workdir))
+    assert "Resuming after step 12" in found.stdout, found.stderr
+    assert records(workdir) == records(one[0])
+    states = [final_state(store, path) for path in (workdir, one[0])]
+    jax.tree.map(np.testing.assert_array_equal, *states)
+
+
 def test_a_run_of_two_processes_is_resumed_by_one(store, one, two, tmp_path):
     shutil.copytree(two[0], tmp_path / "copy")
     shutil.rmtree(tmp_path / "copy" / "checkpoints" / "16")

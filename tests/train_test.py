@@ -1,5 +1,7 @@
 import json
+import os
 import shutil
+import signal
 
 import jax
 import numpy as np
@@ -10,7 +12,7 @@ from ml_collections import ConfigDict
 from jaxrank import mesh as meshes
 from jaxrank.checkpoint import Checkpoints
 from jaxrank.data.prepare import prepare
-from jaxrank.errors import InputError, RunError
+from jaxrank.errors import InputError, RunError, StoppedError
 from jaxrank.job import build
 from jaxrank.step import weights_of
 from jaxrank.train import train
@@ -438,3 +440,30 @@ def test_a_metric_that_decides_must_be_defined(tmp_path):
     c.eval.stop_patience = 1
     with pytest.raises(RunError, match="click/auc must be defined .* split 'valid'"):
         train(c, tmp_path, report=nothing)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_run_after_a_checkpoint_and_it_goes_on_as_if_nothing_was(
+    number, store, finished, tmp_path
+):
+    before, told = signal.getsignal(number), []
+
+    def send(text):
+        told.append(text)
+        if text.startswith("step 8:"):
+            os.kill(os.getpid(), number)
+
+    c = tiny.config()
+    c.data.store = str(store)
+    with pytest.raises(StoppedError, match=f"after step 10 of 16 by {number.name}.*/10") as found:
+        train(c, tmp_path, report=send)
+    assert found.value.exit_status == 128 + number
+    assert signal.getsignal(number) is before
+    assert any(f"{number.name}: saving step 10" in text for text in told)
+
+    run(store, tmp_path)
+    assert signal.getsignal(number) is before
+    assert without_speed(records(tmp_path)) == without_speed(records(finished[0]))
+    assert records(tmp_path, "valid") == records(finished[0], "valid")
+    states = [final_state(store, workdir) for workdir in (tmp_path, finished[0])]
+    jax.tree.map(np.testing.assert_array_equal, *states)

@@ -1,5 +1,6 @@
 """Processes that make batches."""
 
+import signal
 import weakref
 from collections.abc import Callable
 from multiprocessing import util
@@ -74,7 +75,9 @@ class WorkerCalls:
             per_worker_buffer_size=pieces,
         )
         # The one place that holds it, for `_end` to empty.
-        self._numbers = [iter(elements.to_iter_dataset(options).mp_prefetch(workers))]
+        self._numbers = [
+            iter(elements.to_iter_dataset(options).mp_prefetch(workers, _leave_signals))
+        ]
         # Also where nobody closes it, and before grain does so at the end of a program.
         self._end = util.Finalize(self, _end, (self._slots, self._numbers), exitpriority=10)
 
@@ -99,6 +102,12 @@ class WorkerCalls:
     def close(self) -> None:
         """Ends the workers."""
         self._end()
+
+
+def _leave_signals(_worker: int, _count: int) -> None:
+    """Ctrl-C and the like come to all processes of a group; the one that reads decides."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _end_loan(lent: set[int], give_back: Callable[[int], None], call: int) -> None:
