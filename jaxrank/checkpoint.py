@@ -3,26 +3,30 @@
     WORKDIR/checkpoints/<step>/weights    what predicts: parameters, model state, table rows
     WORKDIR/checkpoints/<step>/training   what else training needs: optimizer states, rate factor,
                                           and the weights themselves where an average predicts
-    WORKDIR/checkpoints/<step>/run        JSON: position in the data, monitor, versions
-    WORKDIR/checkpoints/<step>/metrics    JSON: {"metric": the monitored metric}, if evaluated
+    WORKDIR/checkpoints/<step>/run        JSON: position in the data, monitor, the monitored metric
+                                          (null, if not evaluated), versions, checksums
 
-Tables are stored in an order that does not depend on the devices; see `embedding.storage`.
+Tables are stored in an order that does not depend on the devices; see `embedding.storage`. The
+checksums are of all arrays, made before they were saved and compared when they are restored, and of
+the rest of `run`: nothing else would find a bit that flipped on a disk.
 """
 
 import contextlib
+import json
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import absl.logging
 import jax
 import orbax.checkpoint as ocp
-from orbax.checkpoint import checkpoint_managers
+import xxhash
 
 import jaxrank
 from jaxrank import processes
+from jaxrank.checksum import checksums, differing
 from jaxrank.errors import InputError, RunError
 from jaxrank.step import TrainState, Weights, trained, weights_of
 
@@ -80,10 +84,26 @@ def _joined(state: TrainState, predicts: Weights, training: _Training) -> TrainS
     )
 
 
+def _digest(run: dict[str, Any]) -> str:
+    return xxhash.xxh3_64(json.dumps(run, sort_keys=True).encode()).hexdigest()
+
+
 def _placed(shapes: Any, shardings: Any) -> Any:
     return jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings
     )
+
+
+class _Newest:
+    """Tells Orbax which checkpoints to keep: some of the newest, and others that are worth it."""
+
+    def __init__(self, keep: int, others: Callable[[Sequence[int]], set[int]]):
+        self._keep, self._others = keep, others
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> Sequence[bool]:
+        steps = [checkpoint.step for checkpoint in checkpoints]
+        kept = {*sorted(steps)[-self._keep :], *self._others(steps)}
+        return [step in kept for step in steps]
 
 
 class Checkpoints:
@@ -108,26 +128,31 @@ class Checkpoints:
         if read_only and not self.path.is_dir():
             raise InputError(f"{workdir}: holds no checkpoints. Is it the workdir of a run?")
         self._higher_is_better = higher_is_better
-        policies = [checkpoint_managers.LatestN(max(1, keep)), self._best_policy()]
+        self._metrics: dict[int, float | None] = {}  # of checkpoints whose metric is known
         options = ocp.CheckpointManagerOptions(
-            preservation_policy=checkpoint_managers.AnyPreservationPolicy(policies),
-            # Orbax writes metrics only where it has a best_fn; the policies decide what is kept.
-            best_fn=lambda metrics: metrics["metric"],
-            best_mode="max" if higher_is_better else "min",
+            preservation_policy=_Newest(max(1, keep), self._worth_keeping),
             read_only=read_only,
             create=not read_only,
             cleanup_tmp_directories=not read_only,
         )
         self._manager = ocp.CheckpointManager(self.path, options=options)
 
-    def _best_policy(self) -> checkpoint_managers.BestN:
-        # A checkpoint without the metric is never the best one; LatestN alone keeps it.
-        return checkpoint_managers.BestN(
-            get_metric_fn=lambda m: m["metric"],
-            reverse=not self._higher_is_better,
-            n=1,
-            keep_checkpoints_without_metrics=False,
-        )
+    def _worth_keeping(self, steps: Sequence[int]) -> set[int]:
+        """The best, and those of which it cannot be known."""
+        measured, unknown = {}, set()
+        for step in steps:
+            try:
+                metric = self._metric(step)
+            except InputError:
+                unknown.add(step)
+            else:
+                if metric is not None:
+                    measured[step] = metric
+        return unknown | ({self._best(measured)} if measured else set())
+
+    def _best(self, metrics: Mapping[int, float]) -> int:
+        best = (max if self._higher_is_better else min)(metrics.values())
+        return min(step for step, metric in metrics.items() if metric == best)
 
     def step(self, which: str | int = "newest") -> int | None:
         """The step of the newest or best checkpoint, or None if there is none.
@@ -148,12 +173,8 @@ class Checkpoints:
         if which == "newest":
             return steps[-1] if steps else None
         if which == "best":
-            measured = [(s, self._metric(s)) for s in steps]
-            scored = [(m, s) for s, m in measured if m is not None]
-            if not scored:
-                return self._find("newest")
-            best = (max if self._higher_is_better else min)(m for m, _ in scored)
-            return min(s for m, s in scored if m == best)
+            measured = {s: m for s in steps if (m := self._metric(s)) is not None}
+            return self._best(measured) if measured else self._find("newest")
         if str(which).isdecimal() and int(which) in steps:
             return int(which)
         raise InputError(
@@ -161,9 +182,30 @@ class Checkpoints:
             f" found {which!r}."
         )
 
+    def older(self, step: int) -> int | None:
+        """The newest checkpoint before `step`, or None."""
+        found = None
+        with processes.together():
+            if processes.is_first():
+                found = max((s for s in self._manager.all_steps() if s < step), default=None)
+        return processes.from_first(found)
+
+    def put_aside(self, step: int) -> Path:
+        """Moves a checkpoint to where no run looks for one; returns where it is."""
+        aside = self.path.parent / "damaged" / str(step)
+        with processes.together():
+            if processes.is_first():
+                aside.parent.mkdir(exist_ok=True)
+                while aside.exists():
+                    aside = aside.with_name(f"{aside.name}-again")
+                (self.path / str(step)).rename(aside)
+        self._manager.reload()
+        return aside
+
     def _metric(self, step: int) -> float | None:
-        metrics = self._manager.metrics(step)
-        return None if metrics is None else metrics["metric"]
+        if step not in self._metrics:
+            self._metrics[step] = self._run(step)["metric"]
+        return self._metrics[step]
 
     def save(self, step: int, state: TrainState, run: dict[str, Any], metric: float | None) -> None:
         """Saves in the background; what was saved before stays until this one is whole.
@@ -171,15 +213,21 @@ class Checkpoints:
         Raises:
             RunError: this or the save before it could not be written.
         """
+        weights, training = weights_of(state), _training_of(state)
+        run = run | {
+            "jaxrank_version": jaxrank.__version__,
+            "metric": metric,
+            "checksums": {"weights": checksums(weights), "training": checksums(training)},
+        }
+        self._metrics[step] = metric
         with self._told_as_run_error():
             self._manager.save(
                 step,
                 args=ocp.args.Composite(
-                    weights=ocp.args.StandardSave(weights_of(state)),
-                    training=ocp.args.StandardSave(_training_of(state)),
-                    run=ocp.args.JsonSave(run | {"jaxrank_version": jaxrank.__version__}),
+                    weights=ocp.args.StandardSave(weights),
+                    training=ocp.args.StandardSave(training),
+                    run=ocp.args.JsonSave(run | {"digest": _digest(run)}),
                 ),
-                metrics=None if metric is None else {"metric": metric},
                 force=True,
             )
 
@@ -200,10 +248,11 @@ class Checkpoints:
                 training=ocp.args.StandardRestore(
                     _placed(_training_of(shapes), _training_of(shardings))
                 ),
-                run=ocp.args.JsonRestore(),
             ),
         )
-        return _joined(state, found["weights"], found["training"]), found["run"]
+        run = self._run(step)
+        self._compare(step, run, weights=found["weights"], training=found["training"])
+        return _joined(state, found["weights"], found["training"]), run
 
     def restore_weights(self, step: int, shapes: Weights, shardings: Weights) -> Weights:
         """What predicts, at `step`.
@@ -212,7 +261,37 @@ class Checkpoints:
             InputError: as `restore`.
         """
         args = ocp.args.Composite(weights=ocp.args.StandardRestore(_placed(shapes, shardings)))
-        return self._restored(step, args)["weights"]
+        found = self._restored(step, args)["weights"]
+        self._compare(step, self._run(step), weights=found)
+        return found
+
+    def _run(self, step: int) -> dict[str, Any]:
+        """What is saved beside the arrays, checked."""
+        file = self.path / str(step) / "run" / "metadata"
+        try:
+            run = json.loads(file.read_text())
+            told = run.pop("digest")
+        except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
+            raise InputError(
+                f"{file}: must be a JSON object with a digest: {type(error).__name__}: {error}."
+                " This checkpoint is damaged, or of another version of jaxrank."
+            ) from error
+        if told != _digest(run):
+            raise InputError(
+                f"{file}: must have the digest that it had when it was saved, {told}: found"
+                f" {_digest(run)}. This checkpoint is damaged."
+            )
+        return run
+
+    def _compare(self, step: int, run: dict[str, Any], **restored: Any) -> None:
+        for part, arrays in restored.items():
+            wrong = differing(run["checksums"][part], checksums(arrays))
+            if wrong:
+                raise InputError(
+                    f"{self.directory(step)}/{part}: arrays must have the checksums that they had"
+                    " when they were saved: this checkpoint is damaged in"
+                    f" {', '.join(wrong[:3])}{' and others' if len(wrong) > 3 else ''}."
+                )
 
     def _restored(self, step: int, args: ocp.args.Composite) -> Any:
         try:

@@ -126,6 +126,11 @@ def _parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentP
         help="go on with a run that was started with other values",
     )
     train.add_argument(
+        "--allow-older-checkpoint",
+        action="store_true",
+        help="go on from the newest checkpoint that is not damaged, if the newest one is",
+    )
+    train.add_argument(
         "--profile-steps",
         default="",
         metavar="FIRST:LAST",
@@ -299,6 +304,7 @@ def _train(args: argparse.Namespace, config: "ConfigDict", report: Callable) -> 
         report=report,
         quiet=args.quiet,
         allow_config_change=args.allow_config_change,
+        allow_older_checkpoint=args.allow_older_checkpoint,
         profile_steps=args.profile_steps,
     )
     report(summary.of_training(result, args.workdir))

@@ -147,19 +147,22 @@ def _kept_placement(directory: Path, store: Store) -> dict[str, Hot] | None:
     return workdir.load_placement(directory)
 
 
-def start(job: Job, *, allow_config_change: bool, report: Report) -> TrainState:
+def start(
+    job: Job, *, allow_config_change: bool, allow_older_checkpoint: bool, report: Report
+) -> TrainState:
     """The state to go on from: of the newest checkpoint, or a new one.
 
     Raises:
-        InputError: the checkpoint is of other features, another model or other data.
+        InputError: the checkpoint is damaged, or of other features, another model or other data.
     """
     step = job.checkpoints.step()
     if step is None:
         return job.program.init()
     report(f"Resuming after step {step}")
-    state, run = job.checkpoints.restore(
-        step, job.program.blank(), job.program.state_shape, job.program.state_sharding
-    )
+    if allow_older_checkpoint:
+        step, state, run = _newest_whole(job, step, report)
+    else:
+        state, run = _restored(job, step)
     data = run["data"]
     if data["fingerprint"] != job.train_split.fingerprint and not allow_config_change:
         raise InputError(
@@ -171,6 +174,39 @@ def start(job: Job, *, allow_config_change: bool, report: Report) -> TrainState:
     job.monitor.set_state(run["monitor"])
     job.day_scores.set_state(run.get("days", []))
     return state
+
+
+def _restored(job: Job, step: int) -> tuple[TrainState, dict[str, Any]]:
+    program = job.program
+    return job.checkpoints.restore(
+        step, program.blank(), program.state_shape, program.state_sharding
+    )
+
+
+def _newest_whole(job: Job, newest: int, report: Report) -> tuple[int, TrainState, dict[str, Any]]:
+    """The newest checkpoint that can be restored; those after it are put aside.
+
+    Raises:
+        InputError: none can; what is wrong with the newest.
+    """
+    damaged: list[int] = []
+    first: InputError | None = None
+    step: int | None = newest
+    while step is not None:
+        try:
+            state, run = _restored(job, step)
+        except InputError as error:
+            first = first or error
+            damaged.append(step)
+            step = job.checkpoints.older(step)
+            continue
+        for number in damaged:
+            report(f"Checkpoint {number} is damaged; it is in {job.checkpoints.put_aside(number)}")
+        if damaged:
+            report(f"{first}\nGoing on after step {step} instead")
+        return step, state, run
+    assert first is not None
+    raise first
 
 
 def save(job: Job, step: int, state: TrainState, metric: float | None) -> None:

@@ -32,6 +32,7 @@ def train(
     report: Report = print,
     quiet: bool = False,
     allow_config_change: bool = False,
+    allow_older_checkpoint: bool = False,
     profile_steps: str = "",
 ) -> Result:
     """Trains to the end of `config`, from the newest checkpoint in `directory` if there is one.
@@ -44,6 +45,8 @@ def train(
         report: gets a line for each thing worth telling.
         quiet: no live progress line.
         allow_config_change: go on where a run of another config, or on other data, stopped.
+        allow_older_checkpoint: where the newest checkpoint is damaged, go on from the newest that
+            is not; the others are moved to `damaged` in the workdir.
         profile_steps: FIRST:LAST, steps to trace with the profiler; see `profile`. Empty: none.
 
     Raises:
@@ -70,7 +73,12 @@ def train(
         job = jobs.build(config, directory, tell)
         stack.callback(job.checkpoints.close)
         stack.callback(job.batches.close)
-        state = jobs.start(job, allow_config_change=allow_config_change, report=tell)
+        state = jobs.start(
+            job,
+            allow_config_change=allow_config_change,
+            allow_older_checkpoint=allow_older_checkpoint,
+            report=tell,
+        )
         workdir.save(directory, config, job.schema, job.hot)
         described = jobs.describe(job, state)
         tell(described)

@@ -144,7 +144,7 @@ def test_metrics_of_each_kind_are_written_and_the_first_task_picks_the_best(fini
         parts = record["visits/deviance"] / 2, record["click/logloss"]
         parts += (record["price/squared_error"] / 2,)
         assert record["loss"] == pytest.approx(sum(parts), rel=1e-5)
-    best = json.loads((workdir / "checkpoints" / "192" / "metrics" / "metrics").read_text())
+    best = json.loads((workdir / "checkpoints" / "192" / "run" / "metadata").read_text())
     assert best["metric"] == result.metrics["visits"]["deviance"]
     (line,) = [line for line in lines if line.startswith("step 192")]
     told = [

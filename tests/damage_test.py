@@ -1,0 +1,165 @@
+"""Checkpoints of which a file is damaged: an error that names it, or what was saved."""
+
+import random
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+from train_test import final_state, records, run, store, without_speed  # noqa: F401
+
+from jaxrank import restore
+from jaxrank.checkpoint import Checkpoints
+from jaxrank.checksum import checksums
+from jaxrank.errors import InputError
+from jaxrank.job import build
+from jaxrank.train import train
+
+
+@pytest.fixture(scope="module")
+def whole(store, tmp_path_factory):  # noqa: F811
+    """A run with checkpoints of the steps 8 and 16, its job, and its last state."""
+    workdir = tmp_path_factory.mktemp("runs") / "whole"
+    run(store, workdir)
+    c = tiny.config()
+    c.data.store = str(store)
+    return workdir, build(c, workdir, lambda text: None), final_state(store, workdir)
+
+
+def truncated(data, draw):
+    return data[: draw.randrange(len(data))]
+
+
+def flipped(data, draw):
+    place = draw.randrange(len(data))
+    return data[:place] + bytes([data[place] ^ 1 << draw.randrange(8)]) + data[place + 1 :]
+
+
+def overwritten(data, draw):
+    place = draw.randrange(len(data))
+    noise = draw.randbytes(min(64, len(data) - place))
+    return data[:place] + noise + data[place + len(noise) :]
+
+
+DAMAGES = {"truncated": truncated, "flipped": flipped, "overwritten": overwritten, "removed": None}
+
+
+def damage(checkpoint, kind, draw):
+    """Damages a file that is not empty; returns which."""
+    files = [p for p in checkpoint.rglob("*") if p.is_file() and p.stat().st_size]
+    # Of the same draw about the same file: half of the names are random.
+    path = draw.choice(sorted(files, key=lambda p: (str(p.parent), p.stat().st_size)))
+    if kind == "removed":
+        path.unlink()
+    else:
+        path.write_bytes(DAMAGES[kind](path.read_bytes(), draw))
+    return path
+
+
+def restored(job, workdir):
+    checkpoints = Checkpoints(workdir)
+    try:
+        step = checkpoints.step()
+        program = job.program
+        return checkpoints.restore(
+            step, program.blank(), program.state_shape, program.state_sharding
+        )[0]
+    finally:
+        checkpoints.close()
+
+
+def check(whole, folder, kind, seed):
+    """Whether the damage was seen; if not, it changed nothing."""
+    workdir, job, state = whole
+    shutil.copytree(workdir / "checkpoints" / "16", folder / "checkpoints" / "16")
+    path = damage(folder / "checkpoints" / "16", kind, random.Random(seed))
+    try:
+        found = restored(job, folder)
+    except InputError as error:
+        text = str(error)
+    else:
+        text = ""
+    if text:
+        assert str(folder / "checkpoints") in text
+        return True
+    # A checkpoint that is not taken for one at all would be a run that begins anew.
+    assert found is not None, path
+    found = jax.device_get(found._replace(scratch={}))
+    jax.tree.map(np.testing.assert_array_equal, found, state)
+    return False
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+@pytest.mark.parametrize("seed", range(4))
+def test_damage_is_seen_or_changes_nothing(whole, tmp_path, kind, seed):
+    check(whole, tmp_path, kind, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_no_damage_gives_another_model(whole, tmp_path, kind):
+    seen = [check(whole, tmp_path / f"{seed}", kind, seed) for seed in range(100, 150)]
+    assert sum(seen) > 4  # of some files nothing depends
+
+
+def test_a_bit_that_flipped_in_an_array_is_seen(whole, tmp_path, monkeypatch):
+    workdir, job, _ = whole
+    shutil.copytree(workdir, tmp_path / "copy")
+    real = Checkpoints._restored
+
+    def one_bit_else(self, step, args):
+        found = real(self, step, args)
+        if "weights" in found.keys():  # noqa: SIM118 - not a dict
+            name, rows = next(iter(found["weights"].rows.items()))
+            found["weights"].rows[name] = rows.at[3, 5].multiply(1.0000001)
+        return found
+
+    monkeypatch.setattr(Checkpoints, "_restored", one_bit_else)
+    with pytest.raises(InputError, match=r"16/weights: arrays must .*damaged in \.rows\['dim8'\]"):
+        restored(job, tmp_path / "copy")
+    with pytest.raises(InputError, match="16/weights: arrays must have the checksums"):
+        restore.evaluate(str(tmp_path / "copy"))
+
+
+def test_an_older_checkpoint_is_taken_only_if_that_is_allowed(whole, store, tmp_path):  # noqa: F811
+    workdir, job, state = whole
+    shutil.copytree(workdir, tmp_path / "copy")
+    (tmp_path / "copy/checkpoints/16/training/manifest.ocdbt").unlink()
+    c = tiny.config()
+    c.data.store = str(store)
+    with pytest.raises(InputError, match="checkpoints/16: this checkpoint cannot be restored"):
+        train(c, tmp_path / "copy", report=lambda text: None)
+    assert sorted(p.name for p in (tmp_path / "copy/checkpoints").iterdir()) == ["16", "8"]
+    told = []
+    train(c, tmp_path / "copy", report=told.append, allow_older_checkpoint=True)
+    assert any("Checkpoint 16 is damaged" in text for text in told)
+    assert any("Going on after step 8 instead" in text for text in told)
+    assert [p.name for p in (tmp_path / "copy/damaged").iterdir()] == ["16"]
+    jax.tree.map(np.testing.assert_array_equal, final_state(store, tmp_path / "copy"), state)
+    assert without_speed(records(tmp_path / "copy")) == without_speed(records(workdir))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "uint8", "bool", "float64"])
+def test_any_changed_element_changes_the_checksum(dtype):
+    with jax.enable_x64(True):
+        draw = np.random.default_rng(0)
+        array = jnp.asarray(draw.integers(0, 2, (7, 5)), dtype)
+        base = checksums({"a": array})["['a']"]
+        for place in np.ndindex(7, 5):
+            other = array.at[place].set(1 - array[place] if dtype != "bool" else ~array[place])
+            assert checksums({"a": other})["['a']"] != base
+        assert checksums({"a": array[::-1]})["['a']"] != base
+        assert checksums({"a": array[:, ::-1]})["['a']"] != base
+
+
+def test_a_checksum_does_not_depend_on_how_the_array_is_split():
+    from jaxrank import mesh as meshes
+
+    array = np.random.default_rng(0).standard_normal((64, 128)).astype(np.float32)
+    found = {
+        checksums([jax.device_put(array, meshes.by_example(meshes.make_mesh(devices=n)))])["[0]"]
+        for n in (1, 2, 8)
+    }
+    assert len(found) == 1
