@@ -184,11 +184,23 @@ class Checkpoints:
 
     def older(self, step: int) -> int | None:
         """The newest checkpoint before `step`, or None."""
+        return self._next_to(lambda steps: max((s for s in steps if s < step), default=None))
+
+    def newer(self, step: int) -> int | None:
+        """The oldest checkpoint after `step`, or None; also one that another run just saved."""
+        self._manager.reload()
+        return self._next_to(lambda steps: min((s for s in steps if s > step), default=None))
+
+    def _next_to(self, choose: Callable[[Sequence[int]], int | None]) -> int | None:
         found = None
         with processes.together():
             if processes.is_first():
-                found = max((s for s in self._manager.all_steps() if s < step), default=None)
+                found = choose(self._manager.all_steps())
         return processes.from_first(found)
+
+    def is_there(self, step: int) -> bool:
+        """Whether a checkpoint has not been deleted yet, as process 0 sees it."""
+        return processes.from_first((self.path / str(step)).is_dir())
 
     def put_aside(self, step: int) -> Path:
         """Moves a checkpoint to where no run looks for one; returns where it is."""

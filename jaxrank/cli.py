@@ -155,6 +155,15 @@ def _parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentP
         sub.add_argument("--batch-size", type=int, default=0, metavar="N", help="examples")
         if name == "predict":
             sub.add_argument("--output", required=True, metavar="FILE", help="Parquet")
+        else:
+            sub.add_argument(
+                "--follow",
+                action="store_true",
+                help="score each new checkpoint until the run has ended, into WORKDIR/follow",
+            )
+            sub.add_argument(
+                "--every", type=float, default=10, metavar="SECONDS", help="between looks for one"
+            )
         add_processes(sub)
 
     plan = verb("plan", "where each table goes on a machine, whether it fits, and how even it is")
@@ -381,9 +390,22 @@ def _evaluate(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
     from jaxrank import summary
     from jaxrank.restore import evaluate
 
+    if args.follow:
+        return _follow(args, report)
     result = evaluate(args.workdir, **_which(args))
     report(summary.of_evaluation(result))
     return result._asdict()
+
+
+def _follow(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
+    from jaxrank.follow import follow
+
+    which = _which(args)
+    if which.pop("checkpoint") != "newest":
+        raise InputError(f"--follow scores every checkpoint: found --checkpoint={args.checkpoint}.")
+    found = follow(args.workdir, **which, every_seconds=args.every, report=report)
+    report(f"The run has ended; TensorBoard: tensorboard --logdir={found.output}")
+    return found._asdict()
 
 
 def _predict(args: argparse.Namespace, report: Callable) -> dict[str, Any]:

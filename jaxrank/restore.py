@@ -2,7 +2,7 @@
 
 import math
 import time
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 
@@ -18,6 +18,8 @@ from jaxrank.monitor import make_monitor
 from jaxrank.program import BatchShape, Program, make_trainee
 from jaxrank.step import Weights, weights_of
 from jaxrank.timetable import NEXT_DAY
+
+_NUM_STEPS = 2**24  # more than any warm-up
 
 
 class Evaluation(NamedTuple):
@@ -47,22 +49,28 @@ class Prediction(NamedTuple):
     checkpoint: str
 
 
-class _Restored(NamedTuple):
+class Opened(NamedTuple):
+    """A run whose checkpoints can be scored on all devices that are there, whatever mesh it was
+    trained on, and the data to score."""
+
     batch_size: int
     program: Program
-    weights: Weights
     split: Split
-    step: int
-    checkpoint: str
+    checkpoints: Checkpoints
+
+    def weights(self, step: int) -> Weights:
+        """What predicts, of a checkpoint.
+
+        Raises:
+            InputError: it cannot be restored.
+        """
+        return self.checkpoints.restore_weights(
+            step, weights_of(self.program.state_shape), weights_of(self.program.state_sharding)
+        )
 
 
-def _restore(workdir: str, checkpoint: str, data: str, split: str, batch_size: int) -> _Restored:
-    """The weights of a checkpoint on all devices that are there, whatever mesh it was trained on,
-    and the data to score.
-
-    Raises:
-        InputError: workdir, checkpoint or data are not there or do not fit together.
-    """
+def open_run(workdir: str, *, data: str = "", split: str = "", batch_size: int = 0) -> Opened:
+    """Args, raises: as `evaluate`."""
     if batch_size < 0:
         raise InputError(f"--batch-size must be at least 1: found {batch_size}.")
     directory = workdirs.directory(workdir)
@@ -77,9 +85,6 @@ def _restore(workdir: str, checkpoint: str, data: str, split: str, batch_size: i
 
     monitor = make_monitor(schema.tasks, config.eval.metric)
     checkpoints = Checkpoints(directory, higher_is_better=monitor.higher_is_better, read_only=True)
-    step = checkpoints.step(checkpoint)
-    if step is None:
-        raise InputError(f"{directory}: holds no checkpoint yet.")
 
     # Rows can be split over a power of two; what is left of the devices are replicas.
     count = jax.device_count()
@@ -87,15 +92,18 @@ def _restore(workdir: str, checkpoint: str, data: str, split: str, batch_size: i
     processes.check_devices(mesh)
     hot = workdirs.load_placement(directory)
     layout, _, room, _ = placement.unmeasured(schema, config, mesh, hot)
-    trainee = make_trainee(config, layout, mesh, num_steps=max(1, step), room=room)
-    # Of the training batch nothing matters here: parameters have the same shapes for any batch.
+    # Of the training batch and its steps nothing matters here: parameters have the same shapes.
+    trainee = make_trainee(config, layout, mesh, num_steps=_NUM_STEPS, room=room)
     shape = BatchShape(mesh.size, 1, {stack.name: 1 for stack in layout.stacks})
     program = Program(trainee, mesh, shape)
-    weights = checkpoints.restore_weights(
-        step, weights_of(program.state_shape), weights_of(program.state_sharding)
-    )
-    size = batch_size or config.eval.batch_size
-    return _Restored(size, program, weights, found, step, checkpoints.directory(step))
+    return Opened(batch_size or config.eval.batch_size, program, found, checkpoints)
+
+
+def _chosen(run: Opened, which: str) -> int:
+    step = run.checkpoints.step(which)
+    if step is None:
+        raise InputError(f"{run.checkpoints.path.parent}: holds no checkpoint yet.")
+    return step
 
 
 def evaluate(
@@ -115,29 +123,34 @@ def evaluate(
         batch_size: examples; 0 for the config's.
 
     Raises:
-        InputError: as `_restore`.
+        InputError: workdir, checkpoint or data are not there or do not fit together.
     """
     began = time.perf_counter()
-    run = _restore(workdir, checkpoint, data, split, batch_size)
-    scores = evaluation.evaluate(run.program, run.weights, run.split, run.batch_size)
+    run = open_run(workdir, data=data, split=split, batch_size=batch_size)
+    step = _chosen(run, checkpoint)
+    scores = evaluation.evaluate(run.program, run.weights(step), run.split, run.batch_size)
     schema = run.program.trainee.embedding.layout.schema
     reference = evaluation.reference(run.split, schema)
     return Evaluation(
-        step=run.step,
+        step=step,
         examples_per_second=scores.rows / scores.seconds,
         seconds=time.perf_counter() - began,
         metrics=scores.metrics,
         best_possible=reference.best_possible,
         constant=reference.constant,
         buckets=scores.buckets,
-        checkpoint=run.checkpoint,
+        checkpoint=run.checkpoints.directory(step),
         data=str(run.split.path),
     )
 
 
-def predict(workdir: str, *, output: str, batch_size: int = 0, **which: Any) -> Prediction:
+def predict(
+    workdir: str, *, output: str, checkpoint: str = "newest", batch_size: int = 0, **which: str
+) -> Prediction:
     """Writes the predictions of one checkpoint to `output`; see `evaluate.predict`."""
     began = time.perf_counter()
-    run = _restore(workdir, batch_size=batch_size, **which)
-    rows = evaluation.predict(run.program, run.weights, run.split, run.batch_size, output)
-    return Prediction(rows, output, run.step, time.perf_counter() - began, run.checkpoint)
+    run = open_run(workdir, batch_size=batch_size, **which)
+    step = _chosen(run, checkpoint)
+    rows = evaluation.predict(run.program, run.weights(step), run.split, run.batch_size, output)
+    seconds = time.perf_counter() - began
+    return Prediction(rows, output, step, seconds, run.checkpoints.directory(step))

@@ -80,6 +80,7 @@ def train(
             report=tell,
         )
         workdir.save(directory, config, job.schema, job.hot)
+        workdir.mark_finished(directory, False)
         described = jobs.describe(job, state)
         tell(described)
 
@@ -94,6 +95,7 @@ def train(
         with Profile(traced, job, int(state.step), recorder.finish, tell) as profiler:
             state, scores = _loop(job, state, feed, writer, recorder, profiler, stop, tell)
         job.checkpoints.wait()
+        workdir.mark_finished(directory, True)
         return _result(job, state, scores, recorder.examples_per_second, began)
 
 

@@ -1,7 +1,7 @@
 """The directory of a run: its config, the schema it was trained on, and its data if prepared here.
 
 WORKDIR/config.json  schema.json  placement.json  metrics.jsonl  tensorboard/  checkpoints/  data/
-profile/
+profile/  follow/  damaged/  finished
 """
 
 import contextlib
@@ -20,6 +20,8 @@ from jaxrank import processes
 from jaxrank.config import differences, from_plain, to_plain
 from jaxrank.errors import InputError
 from jaxrank.features import Hot, Schema
+
+_FINISHED = "finished"
 
 
 def directory(given: str | Path) -> Path:
@@ -125,6 +127,19 @@ def save(workdir: Path, config: ConfigDict, schema: Schema, hot: Mapping[str, Ho
             tree = {name: found.to_json() for name, found in hot.items()}
             _write(workdir / "placement.json", tree, indent=None)
             _write(workdir / "config.json", to_plain(config))
+
+
+def mark_finished(workdir: Path, finished: bool) -> None:
+    """Records whether the run in `workdir` has come to its end. Process 0 does."""
+    with processes.together():
+        if processes.is_first():
+            mark = workdir / _FINISHED
+            mark.touch() if finished else mark.unlink(missing_ok=True)
+
+
+def is_finished(workdir: Path) -> bool:
+    """Whether the run has come to its end, as process 0 sees it."""
+    return processes.from_first((workdir / _FINISHED).exists())
 
 
 def has_checkpoint(workdir: Path) -> bool:

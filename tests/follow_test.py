@@ -1,0 +1,135 @@
+"""Evaluation of a run's checkpoints beside it."""
+
+import json
+import shutil
+
+import pytest
+from train_test import run, store  # noqa: F401
+
+from jaxrank import cli, restore
+from jaxrank import follow as follows
+from jaxrank.checkpoint import Checkpoints
+from jaxrank.errors import InputError
+from jaxrank.follow import follow
+
+
+@pytest.fixture(scope="module")
+def whole(store, tmp_path_factory):  # noqa: F811
+    """The workdir of a run that has ended, with checkpoints of the steps 8 and 16."""
+    workdir = tmp_path_factory.mktemp("runs") / "whole"
+    run(store, workdir)
+    return workdir
+
+
+@pytest.fixture
+def going_on(whole, tmp_path):
+    """That run, as it was after its first checkpoint."""
+    workdir = tmp_path / "run"
+    shutil.copytree(whole, workdir)
+    shutil.rmtree(workdir / "checkpoints" / "16")
+    (workdir / "finished").unlink()
+    return workdir
+
+
+def written(workdir):
+    lines = (workdir / "follow" / "valid" / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def test_each_checkpoint_is_scored_once_until_the_run_has_ended(whole, going_on, monkeypatch):
+    waited = []
+
+    def sleep(seconds):
+        waited.append(seconds)
+        if len(waited) == 2:  # half-written ones have another name
+            shutil.copytree(whole / "checkpoints" / "16", going_on / "checkpoints" / "16.tmp")
+        if len(waited) == 4:
+            (going_on / "checkpoints" / "16.tmp").rename(going_on / "checkpoints" / "16")
+            (going_on / "finished").touch()
+
+    monkeypatch.setattr(follows.time, "sleep", sleep)
+    told = []
+    found = follow(str(going_on), every_seconds=3, report=told.append)
+    assert waited == [3] * 4
+    assert [text.partition(":")[0] for text in told] == ["step 8", "step 16"]
+    for one in found.evaluations:
+        expected = restore.evaluate(str(whole), checkpoint=str(one["step"]))
+        assert one["metrics"] == expected.metrics
+    records = written(going_on)
+    assert [r["step"] for r in records] == [8, 16]
+    assert records[1]["click/auc"] == found.evaluations[1]["metrics"]["click"]["auc"]
+
+    assert follow(str(going_on)).evaluations == []
+    assert written(going_on) == records
+
+
+def test_one_that_was_ended_goes_on_behind_what_it_scored(whole, going_on, monkeypatch):
+    def killed(seconds):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(follows.time, "sleep", killed)
+    with pytest.raises(KeyboardInterrupt):
+        follow(str(going_on))
+    shutil.copytree(whole / "checkpoints" / "16", going_on / "checkpoints" / "16")
+    (going_on / "finished").touch()
+    assert [e["step"] for e in follow(str(going_on)).evaluations] == [16]
+    assert [r["step"] for r in written(going_on)] == [8, 16]
+
+
+def test_a_checkpoint_that_is_deleted_before_it_is_read_is_left_out(whole, tmp_path, monkeypatch):
+    shutil.copytree(whole, tmp_path / "run")
+    reading = Checkpoints.restore_weights
+
+    def late(self, step, *args):
+        if step == 8:
+            shutil.rmtree(self.directory(8))
+        return reading(self, step, *args)
+
+    monkeypatch.setattr(Checkpoints, "restore_weights", late)
+    told = []
+    found = follow(str(tmp_path / "run"), report=told.append)
+    assert [e["step"] for e in found.evaluations] == [16]
+    assert told[0] == "step 8: deleted before it could be read"
+
+
+def test_a_damaged_checkpoint_is_named(whole, tmp_path):
+    shutil.copytree(whole, tmp_path / "run")
+    (tmp_path / "run/checkpoints/8/weights/manifest.ocdbt").unlink()
+    with pytest.raises(InputError, match="checkpoints/8"):
+        follow(str(tmp_path / "run"))
+
+
+def test_the_command_line_follows(whole, tmp_path, capsys):
+    shutil.copytree(whole, tmp_path / "run")
+    cli.run(["evaluate", f"--workdir={tmp_path / 'run'}", "--follow", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert [e["step"] for e in found["evaluations"]] == [8, 16]
+    with pytest.raises(InputError, match="--follow scores every checkpoint: found --checkpoint=8"):
+        cli.run(["evaluate", f"--workdir={tmp_path / 'run'}", "--follow", "--checkpoint=8"])
+    with pytest.raises(InputError, match="--every: must be more than 0"):
+        cli.run(["evaluate", f"--workdir={tmp_path / 'run'}", "--follow", "--every=0"])
+
+
+def test_a_run_is_finished_only_at_its_end(store, whole, going_on):  # noqa: F811
+    assert (whole / "finished").exists()
+    seen = []
+
+    class Stopped(Exception):
+        pass
+
+    def report(text):
+        seen.append((going_on / "finished").exists())
+        if text.startswith("step 16"):
+            raise Stopped
+
+    import tiny
+
+    from jaxrank.train import train
+
+    c = tiny.config()
+    c.data.store = str(store)
+    (going_on / "finished").touch()
+    with pytest.raises(Stopped):
+        train(c, going_on, report=report)
+    assert not seen[-1]
+    assert not (going_on / "finished").exists()
