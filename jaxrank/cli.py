@@ -162,6 +162,9 @@ def _parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentP
                 help="score each new checkpoint until the run has ended, into WORKDIR/follow",
             )
             sub.add_argument(
+                "--by", default="", metavar="COLUMN", help="the metrics of each of its values too"
+            )
+            sub.add_argument(
                 "--every", type=float, default=10, metavar="SECONDS", help="between looks for one"
             )
         add_processes(sub)
@@ -392,7 +395,7 @@ def _evaluate(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
 
     if args.follow:
         return _follow(args, report)
-    result = evaluate(args.workdir, **_which(args))
+    result = evaluate(args.workdir, **_which(args), by=args.by)
     report(summary.of_evaluation(result))
     return result._asdict()
 
@@ -403,6 +406,8 @@ def _follow(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
     which = _which(args)
     if which.pop("checkpoint") != "newest":
         raise InputError(f"--follow scores every checkpoint: found --checkpoint={args.checkpoint}.")
+    if args.by:
+        raise InputError(f"--by is not for --follow: found --by={args.by}.")
     found = follow(args.workdir, **which, every_seconds=args.every, report=report)
     report(f"The run has ended; TensorBoard: tensorboard --logdir={found.output}")
     return found._asdict()

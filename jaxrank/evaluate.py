@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from jaxrank import metrics, processes
+from jaxrank import metrics, processes, slices
 from jaxrank.data.block import Block, slice_block
 from jaxrank.data.pipeline import EvaluationBatches
 from jaxrank.data.store import Split, Store
@@ -32,12 +32,14 @@ Metrics = dict[str, dict[str, float]]
 
 
 class Scores(NamedTuple):
-    """metrics and buckets of each task; seconds of the pass, compilation included."""
+    """metrics and buckets of each task, metrics of the groups that were asked for; seconds of the
+    pass, compilation included."""
 
     metrics: Metrics
     buckets: dict[str, list[dict[str, float]]]
     rows: int
     seconds: float
+    slices: slices.Slices | None
 
 
 class Scored(NamedTuple):
@@ -119,8 +121,17 @@ def _fetched(outputs: Any, rows: int) -> Scored:
     return Scored(*(np.asarray(x)[:rows] for x in jax.device_get(outputs)))
 
 
-def evaluate(program: Program, weights: Weights, split: Split, batch_size: int) -> Scores:
+def evaluate(
+    program: Program,
+    weights: Weights,
+    split: Split,
+    batch_size: int,
+    groups: slices.Groups | None = None,
+) -> Scores:
     """Exact metrics of `weights` on a split; scores of 12 bytes an example and task are held.
+
+    Args:
+        groups: of its examples, to have the metrics of each as well.
 
     Raises:
         RunError: a prediction is not finite.
@@ -129,7 +140,8 @@ def evaluate(program: Program, weights: Weights, split: Split, batch_size: int) 
     parts = list(score(program, weights, split, whole_groups(batch_size, program)))
     scored = Scored(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
     found, buckets = {}, {}
-    for i, task in enumerate(program.trainee.embedding.layout.schema.tasks):
+    tasks = program.trainee.embedding.layout.schema.tasks
+    for i, task in enumerate(tasks):
         logits, labels, weight = scored.logits[:, i], scored.labels[:, i], scored.weights[:, i]
         bad = ~np.isfinite(logits)
         if bad.any():
@@ -139,7 +151,8 @@ def evaluate(program: Program, weights: Weights, split: Split, batch_size: int) 
             )
         found[task.name] = metrics.exact(logits, labels, weight, task.kind)
         buckets[task.name] = metrics.calibration_buckets(logits, labels, weight, task.kind)
-    return Scores(found, buckets, split.rows, time.perf_counter() - start)
+    sliced = slices.by_group(groups, tasks, *scored) if groups else None
+    return Scores(found, buckets, split.rows, time.perf_counter() - start, sliced)
 
 
 class Reference(NamedTuple):

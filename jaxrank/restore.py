@@ -2,13 +2,13 @@
 
 import math
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
 from jaxrank import evaluate as evaluation
 from jaxrank import mesh as meshes
-from jaxrank import placement, processes, run_data
+from jaxrank import placement, processes, run_data, slices
 from jaxrank import workdir as workdirs
 from jaxrank.checkpoint import Checkpoints
 from jaxrank.data.store import Split, open_store
@@ -26,6 +26,7 @@ class Evaluation(NamedTuple):
     """What `evaluate` found; the fields are those of `train.Result` where they share a name.
 
     buckets: {task: calibration by equal-count buckets of the prediction}.
+    by: the metrics of each value of a column, if asked for; see `slices.Slices`.
     """
 
     step: int
@@ -37,6 +38,7 @@ class Evaluation(NamedTuple):
     buckets: dict[str, list[dict[str, float]]]
     checkpoint: str
     data: str
+    by: dict[str, Any] | None
 
 
 class Prediction(NamedTuple):
@@ -113,6 +115,7 @@ def evaluate(
     data: str = "",
     split: str = "",
     batch_size: int = 0,
+    by: str = "",
 ) -> Evaluation:
     """Scores one checkpoint of the run in `workdir`.
 
@@ -121,14 +124,17 @@ def evaluate(
         data: a store; empty for the run's own.
         split: of the store; empty for the run's validation split.
         batch_size: examples; 0 for the config's.
+        by: a column that the store keeps, or "day", to have the metrics of each of its values.
 
     Raises:
-        InputError: workdir, checkpoint or data are not there or do not fit together.
+        InputError: workdir, checkpoint, column or data are not there or do not fit together.
     """
     began = time.perf_counter()
     run = open_run(workdir, data=data, split=split, batch_size=batch_size)
     step = _chosen(run, checkpoint)
-    scores = evaluation.evaluate(run.program, run.weights(step), run.split, run.batch_size)
+    groups = slices.groups_of(run.split, by) if by else None
+    weights = run.weights(step)
+    scores = evaluation.evaluate(run.program, weights, run.split, run.batch_size, groups)
     schema = run.program.trainee.embedding.layout.schema
     reference = evaluation.reference(run.split, schema)
     return Evaluation(
@@ -141,6 +147,7 @@ def evaluate(
         buckets=scores.buckets,
         checkpoint=run.checkpoints.directory(step),
         data=str(run.split.path),
+        by=scores.slices._asdict() if scores.slices else None,
     )
 
 

@@ -1,13 +1,15 @@
 """The result of a training run, and results as a person reads them."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxrank.days import DayScore
 from jaxrank.evaluate import Metrics
 
 if TYPE_CHECKING:
     from jaxrank.restore import Evaluation
+
+_SHOWN = 20  # values of a column
 
 
 class Result(NamedTuple):
@@ -116,6 +118,25 @@ def of_training(result: Result, workdir: str) -> str:
     return "\n".join(lines)
 
 
+def _slices(by: dict[str, Any]) -> list[str]:
+    lines = []
+    values = by["values"]
+    for task in values[0]["metrics"] if values else []:
+        lines.append(
+            f"{task + ' by ' + by['column']:<32}{'examples':>15}"
+            f"{_titles(values[0]['metrics'][task])}"
+        )
+        for entry in values[:_SHOWN]:
+            found = entry["metrics"][task]
+            name = "missing" if entry["value"] is None else str(entry["value"])
+            lines.append(f"  {name[:29]:<30}{found['examples']:>15,}{_values(found)}")
+        if len(values) > _SHOWN:
+            lines.append(f"  and {len(values) - _SHOWN:,} with fewer examples; --json has all")
+        if task in by["group_auc"]:
+            lines.append(f"  mean AUC of the values, by weight: {by['group_auc'][task]:.5f}")
+    return lines
+
+
 def of_evaluation(result: "Evaluation") -> str:
     """The end of `jaxrank evaluate`."""
     lines = [
@@ -129,4 +150,6 @@ def of_evaluation(result: "Evaluation") -> str:
             f" {b['observed']:.5f}, {b['examples']:,} examples"
             for b in buckets
         ]
+    if result.by:
+        lines += _slices(result.by)
     return "\n".join(lines)

@@ -1,0 +1,113 @@
+"""Metrics by the value of a column: for which users, countries or days a model is good."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from jaxrank import metrics
+from jaxrank.data.store import Split
+from jaxrank.errors import InputError
+from jaxrank.features import Task
+
+MOST = 100_000  # different values
+DAY = "day"  # of a split that is stored by day
+
+
+class Slices(NamedTuple):
+    """The metrics of each value of a column.
+
+    values: [{"value": None for a missing one, "metrics": by task}], most examples first.
+    group_auc: of each binary task, the mean AUC of the values where both labels occur, weighted by
+        their examples' weights; NaN where there are none. Zhou et al., Deep Interest Network for
+        Click-Through Rate Prediction, KDD 2018.
+    """
+
+    column: str
+    values: list[dict[str, Any]]
+    group_auc: dict[str, float]
+
+
+class Groups(NamedTuple):
+    """The examples of a split by value. code: i64[n] of each, in stored order."""
+
+    column: str
+    values: list[Any]
+    code: np.ndarray
+
+
+def groups_of(split: Split, column: str) -> Groups:
+    """Reads one column.
+
+    Raises:
+        InputError: it is not there, is not of single values, or has more than MOST of them.
+    """
+    kept = [b.kept for b in split.blocks()]
+    names = kept[0].schema.names if kept else []
+    if column in names:
+        found = pa.chunked_array([batch.column(column) for batch in kept])
+        if pa.types.is_nested(found.type):
+            raise InputError(
+                f"--by: column {column!r} must hold one value an example: found {found.type}."
+            )
+        if not pa.types.is_dictionary(found.type):
+            found = pc.dictionary_encode(found, null_encoding="encode")
+        coded = found.combine_chunks()
+        values = [_plain(value) for value in coded.dictionary.to_pylist()]
+        code = coded.indices.to_numpy(zero_copy_only=False)
+    elif column == DAY and split.days:
+        values = [day for day, _ in split.days]
+        blocks = np.repeat(np.arange(len(values)), [count for _, count in split.days])
+        code = np.repeat(blocks, split.block_rows)
+    else:
+        days = f" or {DAY!r}" if split.days else ""
+        raise InputError(
+            f"--by: must be one of the columns that {split.path} keeps, {names}{days}: found"
+            f" {column!r}. Name it in features.keep and prepare the data again."
+        )
+    if len(values) > MOST:
+        raise InputError(
+            f"--by: column {column!r} must have at most {MOST:,} different values: found"
+            f" {len(values):,}."
+        )
+    return Groups(column, values, code.astype(np.int64))
+
+
+def _plain(value: Any) -> Any:
+    return value if value is None or isinstance(value, str | int | float) else str(value)
+
+
+def by_group(
+    groups: Groups,
+    tasks: Sequence[Task],
+    logits: np.ndarray,
+    labels: np.ndarray,
+    weights: np.ndarray,
+) -> Slices:
+    """The metrics of each group of a split.
+
+    Args:
+        logits, labels, weights: f32[n, tasks], of all examples in stored order.
+    """
+    order = np.argsort(groups.code, kind="stable")
+    ends = np.cumsum(np.bincount(groups.code, minlength=len(groups.values)))
+    values = []
+    for value, mine in zip(groups.values, np.split(order, ends[:-1]), strict=True):
+        found = {
+            task.name: metrics.exact(logits[mine, i], labels[mine, i], weights[mine, i], task.kind)
+            for i, task in enumerate(tasks)
+        }
+        values.append((len(mine), {"value": value, "metrics": found}, weights[mine].sum(axis=0)))
+    group_auc = {}
+    for i, task in enumerate(tasks):
+        if task.kind == "binary":
+            aucs = np.array([entry["metrics"][task.name]["auc"] for _, entry, _ in values])
+            weight = np.array([float(total[i]) for _, _, total in values])
+            both = ~np.isnan(aucs)
+            group_auc[task.name] = (
+                float(np.average(aucs[both], weights=weight[both])) if both.any() else float("nan")
+            )
+    values.sort(key=lambda entry: -entry[0])  # stable: equally many in the order of the data
+    return Slices(groups.column, [entry for count, entry, _ in values if count], group_auc)
