@@ -242,10 +242,16 @@ def test_lists_at_capacity_and_empty_ones_equal_plain_loops_on_eight_devices(com
 
 # Rows of the tables that every device keeps whole, and of the one that is split.
 @pytest.mark.parametrize(
-    ("whole", "by_rows"),  # and how many of them are not read by products
-    [((3, 128, 17, 1, 129), 1), ((7,) * 20, 0), ((32,), 0), ((33,), 1)],
+    ("whole", "by_rows", "split", "devices"),  # by_rows: of `whole`, not read by products
+    [
+        ((3, 128, 17, 1, 129), 1, 300, 4),
+        ((3, 128, 17, 1, 129), 1, 300, 1),
+        ((7,) * 20, 0, 0, 4),
+        ((7,) * 20, 0, 300, 4),
+        ((32,), 0, 0, 4),
+        ((33,), 1, 300, 4),
+    ],
 )
-@pytest.mark.parametrize(("split", "devices"), [(300, 4), (0, 4), (300, 1)])
 def test_tiny_tables_are_read_and_changed_by_products_as_by_rows(whole, by_rows, split, devices):
     rows = {f"w{i}": count for i, count in enumerate(whole)} | ({"s": split} if split else {})
     names = [*rows, *list(rows)[::-1]]  # each table is read by two columns
