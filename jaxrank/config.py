@@ -26,6 +26,7 @@ def default() -> ConfigDict:
     c.num_steps = 0  # either this; 0: unset
     c.num_epochs = 0.0  # or this: passes over the training split; 0: unset
     c.steps_per_call = 8  # steps in one launched program; intervals are multiples of it
+    c.hang_seconds = 1800.0  # without a call or evaluation ending, until stacks are told; 0: never
     c.log_every_steps = 64  # the progress line; every step is recorded whatever this says
 
     # Raw data, for `prepare`. kind: criteo, csv, parquet, tfrecord or synthetic; see docs/data.md.
@@ -158,6 +159,7 @@ _AT_LEAST: Mapping[str, float] = dict.fromkeys(
         "eval.rate_factor",
         "eval.min_delta",
         "checkpoint.every_steps",
+        "hang_seconds",
         "mesh.devices",
         "task_weights",
         "ema_decay",

@@ -16,6 +16,7 @@ from jaxrank import job as jobs
 from jaxrank import mesh as meshes
 from jaxrank.errors import RunError, StoppedError
 from jaxrank.feed import Feed
+from jaxrank.hang import HangWatch
 from jaxrank.job import Job, Report
 from jaxrank.profile import Profile
 from jaxrank.recorder import Recorder
@@ -92,8 +93,9 @@ def train(
         put = functools.partial(meshes.put_batch, mesh=job.program.mesh, leading=1)
         feed = stack.enter_context(contextlib.closing(Feed(job.batches, put)))
         stop = stack.enter_context(Stop(job.program.largest, job.program.mesh))
+        watch = stack.enter_context(HangWatch(config.hang_seconds))
         with Profile(traced, job, int(state.step), recorder.finish, tell) as profiler:
-            state, scores = _loop(job, state, feed, writer, recorder, profiler, stop, tell)
+            state, scores = _loop(job, state, feed, writer, recorder, profiler, stop, watch, tell)
         job.checkpoints.wait()
         workdir.mark_finished(directory, True)
         return _result(job, state, scores, recorder.examples_per_second, began)
@@ -107,6 +109,7 @@ def _loop(
     recorder: Recorder,
     profiler: Profile,
     stop: Stop,
+    watch: HangWatch,
     report: Report,
 ) -> tuple[TrainState, dict[int, evaluation.Scores]]:
     """Steps to the end of the plan; returns the last state and the scores of each evaluation.
@@ -125,6 +128,7 @@ def _loop(
 
         # One call late: the devices are busy with the next one while the host writes.
         recorder.record_later(step, told)
+        watch.alive()
         profiler.stop_if_due(step, state)
         last = step == plan.num_steps
         split = plan.evaluated(step)

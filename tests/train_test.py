@@ -2,11 +2,14 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 
 import jax
 import numpy as np
 import pytest
 import tiny
+from conftest import ROOT
 from ml_collections import ConfigDict
 
 from jaxrank import mesh as meshes
@@ -467,3 +470,28 @@ def test_a_signal_ends_a_run_after_a_checkpoint_and_it_goes_on_as_if_nothing_was
     assert records(tmp_path, "valid") == records(finished[0], "valid")
     states = [final_state(store, workdir) for workdir in (tmp_path, finished[0])]
     jax.tree.map(np.testing.assert_array_equal, *states)
+
+
+def test_a_run_that_does_not_go_on_tells_where_it_stands(store, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, time, tiny\n"
+        "from jaxrank.train import train\n"
+        "def slow_report(text):\n"
+        "    if text.startswith('step 8:'):\n"
+        "        time.sleep(1.5)\n"
+        "c = tiny.config(hang_seconds=0.5)\n"
+        "c.data.store = sys.argv[1]\n"
+        "train(c, sys.argv[2], report=slow_report)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(script), str(store), str(tmp_path / "run")],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Timeout (0:00:00.500000)!" in done.stderr
+    assert "in slow_report" in done.stderr
+    assert len(records(tmp_path / "run")) == 16
