@@ -88,6 +88,23 @@ def _digest(run: dict[str, Any]) -> str:
     return xxhash.xxh3_64(json.dumps(run, sort_keys=True).encode()).hexdigest()
 
 
+def _agreed(read: Callable[[], Any]) -> Any:
+    """What `read` gives, where it does in all processes.
+
+    Raises:
+        InputError, RunError: in all, what it raised in any.
+    """
+    found, failure = None, None
+    try:
+        found = read()
+    except (InputError, RunError) as error:
+        failure = error
+    with processes.together():
+        if failure is not None:
+            raise failure
+    return found
+
+
 def _placed(shapes: Any, shardings: Any) -> Any:
     return jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings
@@ -216,7 +233,7 @@ class Checkpoints:
 
     def _metric(self, step: int) -> float | None:
         if step not in self._metrics:
-            self._metrics[step] = self._run(step)["metric"]
+            self._metrics[step] = self._read_run(step)["metric"]
         return self._metrics[step]
 
     def save(self, step: int, state: TrainState, run: dict[str, Any], metric: float | None) -> None:
@@ -278,7 +295,10 @@ class Checkpoints:
         return found
 
     def _run(self, step: int) -> dict[str, Any]:
-        """What is saved beside the arrays, checked."""
+        """What is saved beside the arrays, checked, in all processes."""
+        return _agreed(lambda: self._read_run(step))
+
+    def _read_run(self, step: int) -> dict[str, Any]:
         file = self.path / str(step) / "run" / "metadata"
         try:
             run = json.loads(file.read_text())
@@ -306,14 +326,21 @@ class Checkpoints:
                 )
 
     def _restored(self, step: int, args: ocp.args.Composite) -> Any:
-        try:
-            return self._manager.restore(step, args=args)
-        except Exception as error:  # Orbax raises many kinds for damage and for other shapes
-            text = " ".join(str(error).split())[:500]
-            raise InputError(
-                f"{self.directory(step)}: this checkpoint cannot be restored; it is damaged, or"
-                f" that of another model or optimizer than the config's: {text}"
-            ) from error
+        def restore() -> Any:
+            try:
+                return self._manager.restore(step, args=args)
+            except Exception as error:  # Orbax raises many kinds for damage and for other shapes
+                text = " ".join(str(error).split())[:500]
+                if "RESOURCE_EXHAUSTED" in text:
+                    raise RunError(
+                        f"{self.directory(step)}: no room to restore it: {text}"
+                    ) from error
+                raise InputError(
+                    f"{self.directory(step)}: this checkpoint cannot be restored; it is damaged, or"
+                    f" that of another model or optimizer than the config's: {text}"
+                ) from error
+
+        return _agreed(restore)
 
     def wait(self) -> None:
         """Returns when the save in progress, if any, is on disk.

@@ -5,18 +5,30 @@ is not what it was always shows; any other damage with a chance of all but 2^-32
 same however the array is split, so what eight devices saved one can check.
 """
 
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+_CHUNK = 2**20  # elements that are hashed at a time, or a row: what memory this takes
 
 
 def checksums(tree: Any) -> dict[str, int]:
-    """Of every array of a tree, by its path. Reads all of them once."""
-    found = jax.device_get(_all(tree))
-    paths = jax.tree_util.tree_leaves_with_path(found)
-    return {jax.tree_util.keystr(path): int(value) for path, value in paths}
+    """Of every array of a tree, by its path. Reads all of them once.
+
+    Args:
+        tree: of arrays of any dtype, on every device or split along their first axis.
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    found = jax.device_get([_checksum(array) for _, array in leaves])
+    return {
+        jax.tree_util.keystr(path): int(value)
+        for (path, _), value in zip(leaves, found, strict=True)
+    }
 
 
 def differing(expected: dict[str, int], found: dict[str, int]) -> list[str]:
@@ -25,20 +37,53 @@ def differing(expected: dict[str, int], found: dict[str, int]) -> list[str]:
     return sorted(path for path in every if expected.get(path) != found.get(path))
 
 
+def _checksum(array: Any) -> jax.Array:  # u32[]
+    sharding = getattr(array, "sharding", None)
+    if isinstance(sharding, NamedSharding):
+        return _of_mesh(sharding.mesh, sharding.spec)(array)
+    return _of_one(jnp.asarray(array))
+
+
+@functools.cache
+def _of_mesh(mesh: Mesh, spec: P) -> Any:
+    axis = spec[0] if len(spec) else None
+    if any(name is not None for name in spec[1:]):
+        raise ValueError(f"arrays must be split along their first axis only: got {spec}")
+
+    def of_device(array: jax.Array) -> jax.Array:
+        if axis is None:
+            return _of_share(array, 0)
+        return jax.lax.psum(_of_share(array, jax.lax.axis_index(axis) * array.shape[0]), axis)
+
+    return jax.jit(
+        jax.shard_map(of_device, mesh=mesh, in_specs=spec, out_specs=P(), check_vma=False)
+    )
+
+
+def _of_share(array: jax.Array, first: Any) -> jax.Array:
+    """The sum over rows of an array that begin at row `first` of the whole."""
+    rows = array.reshape(array.shape[0] if array.ndim else 1, -1)
+    count, width = rows.shape
+    if not rows.size:
+        return jnp.zeros((), jnp.uint32)
+    size = min(count, max(1, _CHUNK // width))
+
+    def of_chunk(i: jax.Array, total: jax.Array) -> jax.Array:
+        # The last chunk begins earlier, to be whole; what was in the one before is left out.
+        begin = jnp.minimum(i * size, count - size)
+        bits = _bits(jax.lax.dynamic_slice_in_dim(rows, begin, size)).reshape(size, -1)
+        row = begin + jnp.arange(size, dtype=jnp.int32)
+        place = (first + row).astype(jnp.uint32) * np.uint32(bits.shape[1])
+        place = place[:, None] + jnp.arange(bits.shape[1], dtype=jnp.uint32)[None, :]
+        mixed = _mixed(bits + place * np.uint32(0x9E3779B1))
+        return total + jnp.sum(jnp.where((row >= i * size)[:, None], mixed, 0), dtype=jnp.uint32)
+
+    return jax.lax.fori_loop(0, -(-count // size), of_chunk, jnp.zeros((), jnp.uint32))
+
+
 @jax.jit
-def _all(tree: Any) -> Any:
-    return jax.tree.map(_checksum, tree)
-
-
-def _checksum(array: jax.Array) -> jax.Array:  # u32[]
-    bits = _bits(array)
-    place = jnp.zeros((1,) * bits.ndim, jnp.uint32)
-    for axis, size in enumerate(bits.shape):
-        shape = [1] * bits.ndim
-        shape[axis] = size
-        place = place * np.uint32(size) + jnp.arange(size, dtype=jnp.uint32).reshape(shape)
-    mixed = _mixed(bits + place * np.uint32(0x9E3779B1))
-    return jnp.sum(mixed, dtype=jnp.uint32)
+def _of_one(array: jax.Array) -> jax.Array:
+    return _of_share(array, 0)
 
 
 def _mixed(x: jax.Array) -> jax.Array:

@@ -26,7 +26,7 @@ def default() -> ConfigDict:
     c.num_steps = 0  # either this; 0: unset
     c.num_epochs = 0.0  # or this: passes over the training split; 0: unset
     c.steps_per_call = 8  # steps in one launched program; intervals are multiples of it
-    c.hang_seconds = 1800.0  # without a call or evaluation ending, until stacks are told; 0: never
+    c.hang_seconds = 1800.0  # without a call, evaluation or save ending: stacks are told; 0: never
     c.log_every_steps = 64  # the progress line; every step is recorded whatever this says
 
     # Raw data, for `prepare`. kind: criteo, csv, parquet, tfrecord or synthetic; see docs/data.md.
@@ -166,7 +166,7 @@ _AT_LEAST: Mapping[str, float] = dict.fromkeys(
     ),
     0,
 )
-_AT_MOST = {"eval.rate_factor": 1, "ema_decay": 0.999999, "seed": 2**31 - 1}
+_AT_MOST = {"hang_seconds": 1e6, "eval.rate_factor": 1, "ema_decay": 0.999999, "seed": 2**31 - 1}
 
 # Sections whose fields are not those of `default`: their readers check them.
 _OPEN = (

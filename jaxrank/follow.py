@@ -10,9 +10,12 @@ from typing import Any, NamedTuple
 from jaxrank import evaluate as evaluation
 from jaxrank import processes, workdir
 from jaxrank.errors import InputError
-from jaxrank.restore import open_run
+from jaxrank.restore import Opened, open_run
 from jaxrank.summary import in_short
 from jaxrank.writers import Writer, open_writer
+
+_MOST_SECONDS = 86400
+_LOOKS = 3  # at a checkpoint that cannot be read, for it may just be deleted, file by file
 
 
 class Followed(NamedTuple):
@@ -35,10 +38,11 @@ def follow(
     every_seconds: float = 10.0,
     report: Callable[[str], None] = print,
 ) -> Followed:
-    """Scores the checkpoints of the run in `directory`, each once, until the run has ended.
+    """Scores the checkpoints of the run in `directory`, each once, until the run has finished.
 
-    A checkpoint that is deleted before it could be read is left out. What was scored stands in
-    `directory`/follow/SPLIT, and a call after this one was ended goes on behind it.
+    A run that was killed or failed has not: it may be resumed. A checkpoint that is deleted before
+    it could be read is left out. What was scored stands in `directory`/follow/SPLIT, with the
+    data's fingerprint where `data` is given, and a call after this one was ended goes on behind it.
 
     Args:
         data, split, batch_size: as of `restore.evaluate`.
@@ -48,10 +52,14 @@ def follow(
     Raises:
         InputError: workdir or data are not there or do not fit together, a checkpoint is damaged.
     """
-    if not every_seconds > 0:
-        raise InputError(f"--every: must be more than 0 seconds: found {every_seconds}.")
+    if not 0 < every_seconds <= _MOST_SECONDS:
+        raise InputError(
+            f"--every: must be more than 0 seconds, and at most {_MOST_SECONDS}: found"
+            f" {every_seconds}."
+        )
     run = open_run(directory, data=data, split=split, batch_size=batch_size)
-    folder = Path(directory) / "follow" / run.split.path.name
+    name = run.split.name.replace("/", "-").replace(":", "-")
+    folder = Path(directory) / "follow" / (f"{name}-{run.split.fingerprint[:8]}" if data else name)
     step = _last_step(folder)
     found: list[dict[str, Any]] = []
     with contextlib.closing(open_writer(folder, step)) as writer:
@@ -64,18 +72,30 @@ def follow(
                 time.sleep(every_seconds)
                 continue
             step = newer
-            try:
-                weights = run.weights(step)
-            except InputError:
-                if run.checkpoints.is_there(step):
-                    raise
+            metrics = _metrics(run, step, every_seconds)
+            if metrics is None:
                 report(f"step {step}: deleted before it could be read")
                 continue
-            scores = evaluation.evaluate(run.program, weights, run.split, run.batch_size)
-            found.append({"step": step, "metrics": scores.metrics})
-            _write(writer, step, scores.metrics)
-            told = "; ".join(f"{task}: {in_short(m)}" for task, m in scores.metrics.items())
+            found.append({"step": step, "metrics": metrics})
+            _write(writer, step, metrics)
+            told = "; ".join(f"{task}: {in_short(m)}" for task, m in metrics.items())
             report(f"step {step}: {told}")
+
+
+def _metrics(run: Opened, step: int, every_seconds: float) -> evaluation.Metrics | None:
+    """Those of a checkpoint; None if it is deleted before it could be read."""
+    for look in range(_LOOKS):
+        try:
+            weights = run.weights(step)
+        except InputError:
+            if not run.checkpoints.is_there(step):
+                return None
+            if look == _LOOKS - 1:
+                raise
+            time.sleep(every_seconds)
+        else:
+            return evaluation.evaluate(run.program, weights, run.split, run.batch_size).metrics
+    return None
 
 
 def _last_step(folder: Path) -> int:
@@ -84,8 +104,8 @@ def _last_step(folder: Path) -> int:
     with processes.together():
         path = folder / "metrics.jsonl"
         if processes.is_first() and path.is_file():
-            for line in path.read_text().splitlines():
-                with contextlib.suppress(ValueError):  # the end of one that was killed
+            for line in path.read_text().split("\n")[:-1]:  # without what a kill left of a line
+                with contextlib.suppress(ValueError, TypeError, KeyError):  # told by the writer
                     step = json.loads(line)["step"]
     return processes.from_first(step)
 

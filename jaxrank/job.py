@@ -196,7 +196,8 @@ def _newest_whole(job: Job, newest: int, report: Report) -> tuple[int, TrainStat
         try:
             state, run = _restored(job, step)
         except InputError as error:
-            first = first or error
+            # The text only: the exception holds what was restored, as large as the tables.
+            first = first or InputError(str(error))
             damaged.append(step)
             step = job.checkpoints.older(step)
             continue

@@ -47,15 +47,9 @@ def groups_of(split: Split, column: str) -> Groups:
     kept = [b.kept for b in split.blocks()]
     names = kept[0].schema.names if kept else []
     if column in names:
-        found = pa.chunked_array([batch.column(column) for batch in kept])
-        if pa.types.is_nested(found.type):
-            raise InputError(
-                f"--by: column {column!r} must hold one value an example: found {found.type}."
-            )
-        if not pa.types.is_dictionary(found.type):
-            found = pc.dictionary_encode(found, null_encoding="encode")
-        coded = found.combine_chunks()
-        values = [_plain(value) for value in coded.dictionary.to_pylist()]
+        coded = _coded([batch.column(column) for batch in kept], column)
+        _check_count(column, len(coded.dictionary))
+        values = coded.dictionary.to_pylist()
         code = coded.indices.to_numpy(zero_copy_only=False)
     elif column == DAY and split.days:
         values = [day for day, _ in split.days]
@@ -67,16 +61,37 @@ def groups_of(split: Split, column: str) -> Groups:
             f"--by: must be one of the columns that {split.path} keeps, {names}{days}: found"
             f" {column!r}. Name it in features.keep and prepare the data again."
         )
-    if len(values) > MOST:
-        raise InputError(
-            f"--by: column {column!r} must have at most {MOST:,} different values: found"
-            f" {len(values):,}."
-        )
+    _check_count(column, len(values))
     return Groups(column, values, code.astype(np.int64))
 
 
-def _plain(value: Any) -> Any:
-    return value if value is None or isinstance(value, str | int | float) else str(value)
+def _check_count(column: str, count: int) -> None:
+    if count > MOST:
+        raise InputError(
+            f"--by: column {column!r} must have at most {MOST:,} different values: found {count:,}."
+        )
+
+
+def _coded(parts: list[pa.Array], column: str) -> pa.DictionaryArray:
+    """The column, each value once in the dictionary, a missing one too; as text where JSON has no
+    such values."""
+    kind = parts[0].type
+    if pa.types.is_dictionary(kind):
+        parts = [part.dictionary_decode() for part in parts]
+        kind = parts[0].type
+    plain = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_string)
+    try:
+        found = pa.chunked_array(parts)
+        if pa.types.is_float16(kind):
+            found = found.cast(pa.float32())
+        elif not any(test(kind) for test in plain):
+            found = found.cast(pa.string())
+        return pc.dictionary_encode(found, null_encoding="encode").combine_chunks()
+    except pa.ArrowException as error:
+        raise InputError(
+            f"--by: column {column!r} must hold one value an example, which can be text: found"
+            f" {kind}: {error}."
+        ) from error
 
 
 def by_group(

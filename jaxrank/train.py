@@ -71,6 +71,7 @@ def train(
         stack.enter_context(workdir.locked(directory))
         if not allow_config_change:
             workdir.check_config(directory, config)
+        workdir.mark_finished(directory, False)
         job = jobs.build(config, directory, tell)
         stack.callback(job.checkpoints.close)
         stack.callback(job.batches.close)
@@ -81,7 +82,6 @@ def train(
             report=tell,
         )
         workdir.save(directory, config, job.schema, job.hot)
-        workdir.mark_finished(directory, False)
         described = jobs.describe(job, state)
         tell(described)
 
@@ -92,9 +92,11 @@ def train(
         recorder = Recorder(writer, progress, job, tell)
         put = functools.partial(meshes.put_batch, mesh=job.program.mesh, leading=1)
         feed = stack.enter_context(contextlib.closing(Feed(job.batches, put)))
-        stop = stack.enter_context(Stop(job.program.largest, job.program.mesh))
-        watch = stack.enter_context(HangWatch(config.hang_seconds))
-        with Profile(traced, job, int(state.step), recorder.finish, tell) as profiler:
+        with (
+            Stop(job.program.largest, job.program.mesh) as stop,
+            HangWatch(config.hang_seconds) as watch,
+            Profile(traced, job, int(state.step), recorder.finish, tell) as profiler,
+        ):
             state, scores = _loop(job, state, feed, writer, recorder, profiler, stop, watch, tell)
         job.checkpoints.wait()
         workdir.mark_finished(directory, True)
@@ -142,6 +144,7 @@ def _loop(
         metric = None
         if split:
             scores[step] = _evaluate(job, state, step, split, writer, report)
+            watch.alive()
             metric = _watched(job, split, scores[step])
             if monitor.update(step, metric):
                 state = state._replace(rate_factor=state.rate_factor * monitor.rate_factor)
@@ -151,6 +154,7 @@ def _loop(
                 f" The last good checkpoint is {recorder.checkpoint}."
             )
         jobs.save(job, step, state, metric)
+        watch.alive()
         recorder.checkpoint = job.checkpoints.directory(step)
         if signal and not last and not monitor.should_stop:
             job.checkpoints.wait()

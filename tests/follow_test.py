@@ -92,11 +92,24 @@ def test_a_checkpoint_that_is_deleted_before_it_is_read_is_left_out(whole, tmp_p
     assert told[0] == "step 8: deleted before it could be read"
 
 
+def test_other_data_is_followed_in_a_folder_of_its_own(whole, tmp_path):
+    shutil.copytree(whole, tmp_path / "run")
+    own = follow(str(tmp_path / "run"), split="train")
+    other = follow(str(tmp_path / "run"), split="train", data=str(store_of(whole)))
+    assert own.output.endswith("follow/train")
+    assert other.output.startswith(f"{own.output}-")
+    assert own.evaluations == other.evaluations != []
+
+
+def store_of(workdir):
+    return json.loads((workdir / "config.json").read_text())["data"]["store"]
+
+
 def test_a_damaged_checkpoint_is_named(whole, tmp_path):
     shutil.copytree(whole, tmp_path / "run")
     (tmp_path / "run/checkpoints/8/weights/manifest.ocdbt").unlink()
     with pytest.raises(InputError, match="checkpoints/8"):
-        follow(str(tmp_path / "run"))
+        follow(str(tmp_path / "run"), every_seconds=0.01)
 
 
 def test_the_command_line_follows(whole, tmp_path, capsys):
@@ -106,8 +119,9 @@ def test_the_command_line_follows(whole, tmp_path, capsys):
     assert [e["step"] for e in found["evaluations"]] == [8, 16]
     with pytest.raises(InputError, match="--follow scores every checkpoint: found --checkpoint=8"):
         cli.run(["evaluate", f"--workdir={tmp_path / 'run'}", "--follow", "--checkpoint=8"])
-    with pytest.raises(InputError, match="--every: must be more than 0"):
-        cli.run(["evaluate", f"--workdir={tmp_path / 'run'}", "--follow", "--every=0"])
+    for seconds in ("0", "nan", "inf", "1e10"):
+        with pytest.raises(InputError, match="--every: must be more than 0 seconds, and at most"):
+            cli.run(["evaluate", f"--workdir={tmp_path / 'run'}", "--follow", f"--every={seconds}"])
 
 
 def test_a_run_is_finished_only_at_its_end(store, whole, going_on):  # noqa: F811

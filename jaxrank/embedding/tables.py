@@ -195,7 +195,7 @@ class Embedding:
         return {
             stack.name: self._exchange_of(stack, batch).route(self._key(stack, ids))
             for stack, ids in self._ids(batch)
-            if self.parts[stack.name].split
+            if self.parts[stack.name].split and ids.size
         }
 
     def _ids(self, batch: Batch) -> list[tuple[Stack, jax.Array]]:
@@ -347,7 +347,7 @@ class Embedding:
                         *summed, batch.ids[stack.name], grads[stack.name]["ids"]
                     )
                 tables[name] = self._update_replicated(form, tables[name], *summed, change)
-            if parts.split:
+            if parts.split and ids.size:
                 if route is not None:
                     arrivals = functools.partial(exchange.over_arrivals, route, grad)
                 else:
