@@ -1,224 +1,20 @@
-"""The command line: verbs and flags, nothing else. What a verb needs is imported when it runs."""
+"""The command line: its verbs, nothing else. What a verb needs is imported when it runs."""
 
 import argparse
 import difflib
 import json
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import jaxrank
 from jaxrank import huge_pages, processes
+from jaxrank.arguments import parsers
 from jaxrank.errors import InputError, RunError, StoppedError
-from jaxrank.scaling import GROWTH
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
-
-_EXAMPLES = {
-    "prepare": "jaxrank prepare --config=configs/criteo.py --config.source.files.train=day_0.tsv"
-    " --output=/data/criteo",
-    "train": "jaxrank train --config=configs/quickstart.py --workdir=/tmp/quickstart",
-    "evaluate": "jaxrank evaluate --workdir=/tmp/quickstart --checkpoint=best --split=valid",
-    "predict": "jaxrank predict --workdir=/tmp/quickstart --split=valid"
-    " --output=/tmp/predictions.parquet",
-    "plan": "jaxrank plan --config=configs/powerlaw.py --topology=v3-32 --picture=/tmp/plan.png",
-    "compile": "jaxrank compile --config=configs/quickstart.py --topology=v3-8,v5e-16",
-    "bench": "jaxrank bench --config=configs/quickstart.py --workdir=/tmp/quickstart"
-    " --picture=/tmp/bench.png",
-}
-
-
-class _Parser(argparse.ArgumentParser):
-    """argparse whose errors are InputErrors, so that they are told as all others are."""
-
-    def error(self, message: str) -> NoReturn:
-        raise InputError(f"{message}. Try `{self.prog} --help`.")
-
-
-def _parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
-    """The program's parser, and that of each verb."""
-    parser = _Parser(prog="jaxrank", description=jaxrank.__doc__, allow_abbrev=False, add_help=True)
-    parser.add_argument("--version", action="version", version=f"jaxrank {jaxrank.__version__}")
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB")
-
-    def verb(name: str, text: str) -> argparse.ArgumentParser:
-        sub = verbs.add_parser(
-            name,
-            help=text,
-            description=text,
-            epilog=f"example:\n  {_EXAMPLES[name]}",
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
-        )
-        sub.add_argument(
-            "--json",
-            action="store_true",
-            help="print one JSON object as the last line of standard output, and all else to"
-            " standard error",
-        )
-        return sub
-
-    def add_config(sub: argparse.ArgumentParser) -> None:
-        sub.add_argument(
-            "--config",
-            required=True,
-            metavar="FILE",
-            help="a config file; any field can be set: --config.optim.dense.base_rate=0.002",
-        )
-
-    def add_processes(sub: argparse.ArgumentParser) -> None:
-        group = sub.add_argument_group(
-            "many processes", "none of these on a TPU pod, in a SLURM step or under Open MPI"
-        )
-        group.add_argument("--coordinator", default="", metavar="HOST:PORT", help="of process 0")
-        group.add_argument("--num-processes", type=int, metavar="N", help="how many there are")
-        group.add_argument("--process-id", type=int, metavar="I", help="which one this is, from 0")
-
-    prepare = verb("prepare", "raw or generated data -> a store of column blocks")
-    add_config(prepare)
-    prepare.add_argument("--output", required=True, metavar="DIR", help="where the store goes")
-    prepare.add_argument(
-        "--vocabularies",
-        default="",
-        metavar="STORE",
-        help="an earlier store, whose values keep their rows; new values are appended",
-    )
-    prepare.add_argument(
-        "--on-error",
-        default="error",
-        choices=("error", "skip"),
-        help="what becomes of records that cannot be used; skip: they go to rejected.jsonl",
-    )
-    prepare.add_argument(
-        "--max-rejected", type=int, default=1000, metavar="N", help="that may be skipped"
-    )
-    prepare.add_argument(
-        "--hash-key-file",
-        default="",
-        metavar="FILE",
-        help="a key: vocabularies and rejected records hold keyed hashes, not raw values",
-    )
-    prepare.add_argument(
-        "--workers", type=int, default=0, metavar="N", help="processes; default: one a core"
-    )
-    prepare.add_argument(
-        "--runner", default="local", metavar="NAME", help="local, or one of Apache Beam's"
-    )
-    prepare.add_argument(
-        "--runner-option",
-        action="append",
-        default=[],
-        metavar="OPTION",
-        help="of Beam's pipeline, as --runner-option=--project=mine; may be repeated",
-    )
-    prepare.add_argument("--picture", default="", metavar="FILE", help="a PNG of the statistics")
-
-    train = verb("train", "train, from the newest checkpoint in the workdir if there is one")
-    add_config(train)
-    train.add_argument("--workdir", required=True, metavar="DIR", help="of the run")
-    train.add_argument("--quiet", action="store_true", help="no live progress line")
-    train.add_argument(
-        "--allow-config-change",
-        action="store_true",
-        help="go on with a run that was started with other values",
-    )
-    train.add_argument(
-        "--allow-older-checkpoint",
-        action="store_true",
-        help="go on from the newest checkpoint that is not damaged, if the newest one is",
-    )
-    train.add_argument(
-        "--profile-steps",
-        default="",
-        metavar="FIRST:LAST",
-        help="steps to trace with JAX's profiler, into WORKDIR/profile: both ends included, counted"
-        " from 1 as in metrics.jsonl, rounded outward to whole calls of steps_per_call",
-    )
-    add_processes(train)
-
-    for name, text in (
-        ("evaluate", "score a checkpoint on prepared data"),
-        ("predict", "write the predictions of a checkpoint for prepared data"),
-    ):
-        sub = verb(name, text)
-        sub.add_argument("--workdir", required=True, metavar="DIR", help="of the run")
-        sub.add_argument(
-            "--checkpoint", default="newest", metavar="WHICH", help="newest, best or a step"
-        )
-        sub.add_argument(
-            "--data", default="", metavar="STORE", help="prepared data; default: the run's own"
-        )
-        sub.add_argument("--split", default="", help="default: the run's validation split")
-        sub.add_argument("--batch-size", type=int, default=0, metavar="N", help="examples")
-        if name == "predict":
-            sub.add_argument("--output", required=True, metavar="FILE", help="Parquet")
-        else:
-            sub.add_argument(
-                "--follow",
-                action="store_true",
-                help="score each new checkpoint until the run has ended, into WORKDIR/follow",
-            )
-            sub.add_argument(
-                "--by", default="", metavar="COLUMN", help="the metrics of each of its values too"
-            )
-            sub.add_argument(
-                "--every", type=float, default=10, metavar="SECONDS", help="between looks for one"
-            )
-        add_processes(sub)
-
-    plan = verb("plan", "where each table goes on a machine, whether it fits, and how even it is")
-    add_config(plan)
-    plan.add_argument("--devices", type=int, metavar="N", help="of the machine")
-    plan.add_argument("--topology", default="", metavar="NAME", help="a TPU slice, as v3-32")
-    plan.add_argument(
-        "--memory",
-        default="",
-        metavar="SIZE",
-        help="of a device, as 16GiB; default: the topology's",
-    )
-    plan.add_argument(
-        "--replicas", type=int, metavar="N", help="copies of split rows; default: mesh.replicas"
-    )
-    plan.add_argument(
-        "--batches",
-        type=int,
-        metavar="N",
-        help="that are replayed; default: 100, fewer where they hold very many ids",
-    )
-    plan.add_argument("--picture", default="", metavar="FILE", help="a PNG to draw the plan into")
-    plan.add_argument(
-        "--workdir", default="", metavar="DIR", help="of a run, whose prepared data is read"
-    )
-
-    compiles = verb("compile", "the step by the TPU compiler, for TPU slices that are not here")
-    add_config(compiles)
-    compiles.add_argument(
-        "--topology", required=True, metavar="NAMES", help="TPU slices, as v3-8,v3-32,v5e-16"
-    )
-    compiles.add_argument(
-        "--scaling",
-        default="",
-        choices=GROWTH,
-        help="a model of the step's time: of the same batch, or one that grows with the slice",
-    )
-    compiles.add_argument("--picture", default="", metavar="FILE", help="a PNG of --scaling")
-    compiles.add_argument(
-        "--workdir", default="", metavar="DIR", help="of a run, whose prepared data is read"
-    )
-
-    bench = verb("bench", "how fast input and step are alone and together, and which one limits")
-    add_config(bench)
-    bench.add_argument(
-        "--workdir", required=True, metavar="DIR", help="its data is read, nothing else changes"
-    )
-    bench.add_argument(
-        "--seconds", type=float, default=10, metavar="N", help="of each measurement; default: 10"
-    )
-    bench.add_argument("--picture", default="", metavar="FILE", help="a PNG of what was measured")
-    return parser, verbs.choices
 
 
 def _with_dashes(argument: str) -> str:
@@ -447,7 +243,7 @@ def run(argv: Sequence[str]) -> None:
     Raises:
         InputError, RunError: as the verb does.
     """
-    parser, verbs = _parsers()
+    parser, verbs = parsers()
     args, rest = parser.parse_known_args([_with_dashes(arg) for arg in argv])
     if args.verb is None:
         parser.error("a verb is needed")

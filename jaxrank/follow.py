@@ -11,8 +11,8 @@ from jaxrank import evaluate as evaluation
 from jaxrank import processes, workdir
 from jaxrank.errors import InputError
 from jaxrank.restore import Opened, open_run
-from jaxrank.summary import in_short
-from jaxrank.writers import Writer, open_writer
+from jaxrank.summary import by_name, in_short
+from jaxrank.writers import open_writer
 
 _MOST_SECONDS = 86400
 _LOOKS = 3  # at a checkpoint that cannot be read, for it may just be deleted, file by file
@@ -77,25 +77,26 @@ def follow(
                 report(f"step {step}: deleted before it could be read")
                 continue
             found.append({"step": step, "metrics": metrics})
-            _write(writer, step, metrics)
-            told = "; ".join(f"{task}: {in_short(m)}" for task, m in metrics.items())
-            report(f"step {step}: {told}")
+            writer.write(step, by_name(metrics), kind="follow")
+            writer.flush()
+            report(f"step {step}: {in_short(metrics)}")
 
 
 def _metrics(run: Opened, step: int, every_seconds: float) -> evaluation.Metrics | None:
     """Those of a checkpoint; None if it is deleted before it could be read."""
-    for look in range(_LOOKS):
+    looks = 0
+    while True:
         try:
             weights = run.weights(step)
+            break
         except InputError:
+            looks += 1
             if not run.checkpoints.is_there(step):
                 return None
-            if look == _LOOKS - 1:
+            if looks == _LOOKS:
                 raise
             time.sleep(every_seconds)
-        else:
-            return evaluation.evaluate(run.program, weights, run.split, run.batch_size).metrics
-    return None
+    return evaluation.evaluate(run.program, weights, run.split, run.batch_size).metrics
 
 
 def _last_step(folder: Path) -> int:
@@ -108,9 +109,3 @@ def _last_step(folder: Path) -> int:
                 with contextlib.suppress(ValueError, TypeError, KeyError):  # told by the writer
                     step = json.loads(line)["step"]
     return processes.from_first(step)
-
-
-def _write(writer: Writer, step: int, metrics: evaluation.Metrics) -> None:
-    values = {f"{task}/{name}": v for task, found in metrics.items() for name, v in found.items()}
-    writer.write(step, values, kind="follow")
-    writer.flush()

@@ -48,7 +48,11 @@ def groups_of(split: Split, column: str) -> Groups:
     names = kept[0].schema.names if kept else []
     if column in names:
         coded = _coded([batch.column(column) for batch in kept], column)
-        _check_count(column, len(coded.dictionary))
+        if len(coded.dictionary) > MOST:
+            raise InputError(
+                f"--by: column {column!r} must have at most {MOST:,} different values: found"
+                f" {len(coded.dictionary):,}."
+            )
         values = coded.dictionary.to_pylist()
         code = coded.indices.to_numpy(zero_copy_only=False)
     elif column == DAY and split.days:
@@ -61,15 +65,7 @@ def groups_of(split: Split, column: str) -> Groups:
             f"--by: must be one of the columns that {split.path} keeps, {names}{days}: found"
             f" {column!r}. Name it in features.keep and prepare the data again."
         )
-    _check_count(column, len(values))
     return Groups(column, values, code.astype(np.int64))
-
-
-def _check_count(column: str, count: int) -> None:
-    if count > MOST:
-        raise InputError(
-            f"--by: column {column!r} must have at most {MOST:,} different values: found {count:,}."
-        )
 
 
 def _coded(parts: list[pa.Array], column: str) -> pa.DictionaryArray:
@@ -108,21 +104,30 @@ def by_group(
     """
     order = np.argsort(groups.code, kind="stable")
     ends = np.cumsum(np.bincount(groups.code, minlength=len(groups.values)))
-    values = []
-    for value, mine in zip(groups.values, np.split(order, ends[:-1]), strict=True):
-        found = {
-            task.name: metrics.exact(logits[mine, i], labels[mine, i], weights[mine, i], task.kind)
-            for i, task in enumerate(tasks)
+    members = np.split(order, ends[:-1])
+    values = [
+        {
+            "value": value,
+            "metrics": {
+                task.name: metrics.exact(logits[of, i], labels[of, i], weights[of, i], task.kind)
+                for i, task in enumerate(tasks)
+            },
         }
-        values.append((len(mine), {"value": value, "metrics": found}, weights[mine].sum(axis=0)))
-    group_auc = {}
-    for i, task in enumerate(tasks):
-        if task.kind == "binary":
-            aucs = np.array([entry["metrics"][task.name]["auc"] for _, entry, _ in values])
-            weight = np.array([float(total[i]) for _, _, total in values])
-            both = ~np.isnan(aucs)
-            group_auc[task.name] = (
-                float(np.average(aucs[both], weights=weight[both])) if both.any() else float("nan")
-            )
-    values.sort(key=lambda entry: -entry[0])  # stable: equally many in the order of the data
-    return Slices(groups.column, [entry for count, entry, _ in values if count], group_auc)
+        for value, of in zip(groups.values, members, strict=True)
+    ]
+    weight = np.array([weights[of].sum(axis=0, dtype=np.float64) for of in members])
+    group_auc = {
+        task.name: _mean_auc([v["metrics"][task.name]["auc"] for v in values], weight[:, i])
+        for i, task in enumerate(tasks)
+        if task.kind == "binary"
+    }
+    # Stable: equally many in the order of the data.
+    by_size = sorted(range(len(members)), key=lambda i: -len(members[i]))
+    return Slices(groups.column, [values[i] for i in by_size if len(members[i])], group_auc)
+
+
+def _mean_auc(aucs: Sequence[float], weights: np.ndarray) -> float:
+    defined = ~np.isnan(aucs)
+    if not defined.any():
+        return float("nan")
+    return float(np.average(np.asarray(aucs)[defined], weights=weights[defined]))

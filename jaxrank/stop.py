@@ -34,12 +34,14 @@ class Stop:
     Args:
         largest: numbers i32[devices], split over the devices of all processes -> the largest, i32[]
             on every device.
+        mesh: those devices.
     """
 
     def __init__(self, largest: Callable[[Any], jax.Array], mesh: Mesh):
         self._largest, self._mesh = largest, mesh
         self._number = 0
         self._before: dict[int, Any] = {}
+        self._wakeup_before = -1
         self._writer: socket.socket | None = None
         self._pending: jax.Array | None = None
 

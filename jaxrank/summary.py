@@ -47,9 +47,17 @@ _TITLES = {
 }
 
 
-def in_short(found: dict[str, float]) -> str:
-    """A task's first two metrics: "logloss 0.43037, AUC 0.81834"."""
-    return ", ".join(f"{_TITLES[c]} {found[c]:.5f}" for c in list(found)[:2])
+def in_short(metrics: Metrics) -> str:
+    """Each task's first two metrics: "click: logloss 0.43037, AUC 0.81834; conversion: ..."."""
+    return "; ".join(
+        f"{task}: " + ", ".join(f"{_TITLES[c]} {found[c]:.5f}" for c in list(found)[:2])
+        for task, found in metrics.items()
+    )
+
+
+def by_name(metrics: Metrics) -> dict[str, float]:
+    """The metrics of all tasks by one name each, "click/logloss", as they are recorded."""
+    return {f"{task}/{name}": v for task, found in metrics.items() for name, v in found.items()}
 
 
 def _titles(found: dict[str, float]) -> str:

@@ -22,7 +22,7 @@ from jaxrank.profile import Profile
 from jaxrank.recorder import Recorder
 from jaxrank.step import TrainState, weights_of
 from jaxrank.stop import Stop
-from jaxrank.summary import Result, in_short
+from jaxrank.summary import Result, by_name, in_short
 from jaxrank.writers import Progress, Writer, open_writer
 
 
@@ -171,15 +171,13 @@ def _evaluate(
 ) -> evaluation.Scores:
     size = job.config.eval.batch_size
     scores = evaluation.evaluate(job.program, weights_of(state), job.open_split(split), size)
-    values = {f"{t}/{n}": v for t, found in scores.metrics.items() for n, v in found.items()}
     day = split.partition("/")[2] if job.plan.next_days else ""
     if day:
         job.day_scores.add(step, day, scores.metrics)
-    writer.write(step, values, kind="valid", day=day)
+    writer.write(step, by_name(scores.metrics), kind="valid", day=day)
     writer.flush()
-    found = "; ".join(f"{task}: {in_short(m)}" for task, m in scores.metrics.items())
     on = f", on {day}" if day else ""
-    report(f"step {step}{on}: {found}")
+    report(f"step {step}{on}: {in_short(scores.metrics)}")
     return scores
 
 

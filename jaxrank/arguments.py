@@ -1,0 +1,235 @@
+"""The flags of the command line, verb by verb."""
+
+import argparse
+from collections.abc import Callable, Mapping
+from typing import NoReturn
+
+import jaxrank
+from jaxrank.errors import InputError
+from jaxrank.scaling import GROWTH
+
+_EXAMPLES = {
+    "prepare": "jaxrank prepare --config=configs/criteo.py --config.source.files.train=day_0.tsv"
+    " --output=/data/criteo",
+    "train": "jaxrank train --config=configs/quickstart.py --workdir=/tmp/quickstart",
+    "evaluate": "jaxrank evaluate --workdir=/tmp/quickstart --checkpoint=best --split=valid",
+    "predict": "jaxrank predict --workdir=/tmp/quickstart --split=valid"
+    " --output=/tmp/predictions.parquet",
+    "plan": "jaxrank plan --config=configs/powerlaw.py --topology=v3-32 --picture=/tmp/plan.png",
+    "compile": "jaxrank compile --config=configs/quickstart.py --topology=v3-8,v5e-16",
+    "bench": "jaxrank bench --config=configs/quickstart.py --workdir=/tmp/quickstart"
+    " --picture=/tmp/bench.png",
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse whose errors are InputErrors, so that they are told as all others are."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{message}. Try `{self.prog} --help`.")
+
+
+def parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
+    """The program's parser, and that of each verb."""
+    parser = _Parser(prog="jaxrank", description=jaxrank.__doc__, allow_abbrev=False, add_help=True)
+    parser.add_argument("--version", action="version", version=f"jaxrank {jaxrank.__version__}")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB")
+    for name, (text, add_flags) in _VERBS.items():
+        sub = verbs.add_parser(
+            name,
+            help=text,
+            description=text,
+            epilog=f"example:\n  {_EXAMPLES[name]}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        sub.add_argument(
+            "--json",
+            action="store_true",
+            help="print one JSON object as the last line of standard output, and all else to"
+            " standard error",
+        )
+        add_flags(sub)
+    return parser, verbs.choices
+
+
+def _add_config(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument(
+        "--config",
+        required=True,
+        metavar="FILE",
+        help="a config file; any field can be set: --config.optim.dense.base_rate=0.002",
+    )
+
+
+def _add_processes(sub: argparse.ArgumentParser) -> None:
+    group = sub.add_argument_group(
+        "many processes", "none of these on a TPU pod, in a SLURM step or under Open MPI"
+    )
+    group.add_argument("--coordinator", default="", metavar="HOST:PORT", help="of process 0")
+    group.add_argument("--num-processes", type=int, metavar="N", help="how many there are")
+    group.add_argument("--process-id", type=int, metavar="I", help="which one this is, from 0")
+
+
+def _prepare(sub: argparse.ArgumentParser) -> None:
+    _add_config(sub)
+    sub.add_argument("--output", required=True, metavar="DIR", help="where the store goes")
+    sub.add_argument(
+        "--vocabularies",
+        default="",
+        metavar="STORE",
+        help="an earlier store, whose values keep their rows; new values are appended",
+    )
+    sub.add_argument(
+        "--on-error",
+        default="error",
+        choices=("error", "skip"),
+        help="what becomes of records that cannot be used; skip: they go to rejected.jsonl",
+    )
+    sub.add_argument(
+        "--max-rejected", type=int, default=1000, metavar="N", help="that may be skipped"
+    )
+    sub.add_argument(
+        "--hash-key-file",
+        default="",
+        metavar="FILE",
+        help="a key: vocabularies and rejected records hold keyed hashes, not raw values",
+    )
+    sub.add_argument(
+        "--workers", type=int, default=0, metavar="N", help="processes; default: one a core"
+    )
+    sub.add_argument(
+        "--runner", default="local", metavar="NAME", help="local, or one of Apache Beam's"
+    )
+    sub.add_argument(
+        "--runner-option",
+        action="append",
+        default=[],
+        metavar="OPTION",
+        help="of Beam's pipeline, as --runner-option=--project=mine; may be repeated",
+    )
+    sub.add_argument("--picture", default="", metavar="FILE", help="a PNG of the statistics")
+
+
+def _train(sub: argparse.ArgumentParser) -> None:
+    _add_config(sub)
+    sub.add_argument("--workdir", required=True, metavar="DIR", help="of the run")
+    sub.add_argument("--quiet", action="store_true", help="no live progress line")
+    sub.add_argument(
+        "--allow-config-change",
+        action="store_true",
+        help="go on with a run that was started with other values",
+    )
+    sub.add_argument(
+        "--allow-older-checkpoint",
+        action="store_true",
+        help="go on from the newest checkpoint that is not damaged, if the newest one is",
+    )
+    sub.add_argument(
+        "--profile-steps",
+        default="",
+        metavar="FIRST:LAST",
+        help="steps to trace with JAX's profiler, into WORKDIR/profile: both ends included, counted"
+        " from 1 as in metrics.jsonl, rounded outward to whole calls of steps_per_call",
+    )
+    _add_processes(sub)
+
+
+def _add_scored(sub: argparse.ArgumentParser) -> None:
+    """Which checkpoint to score, on what."""
+    sub.add_argument("--workdir", required=True, metavar="DIR", help="of the run")
+    sub.add_argument(
+        "--checkpoint", default="newest", metavar="WHICH", help="newest, best or a step"
+    )
+    sub.add_argument(
+        "--data", default="", metavar="STORE", help="prepared data; default: the run's own"
+    )
+    sub.add_argument("--split", default="", help="default: the run's validation split")
+    sub.add_argument("--batch-size", type=int, default=0, metavar="N", help="examples")
+
+
+def _evaluate(sub: argparse.ArgumentParser) -> None:
+    _add_scored(sub)
+    sub.add_argument(
+        "--follow",
+        action="store_true",
+        help="score each new checkpoint until the run has ended, into WORKDIR/follow",
+    )
+    sub.add_argument(
+        "--by", default="", metavar="COLUMN", help="the metrics of each of its values too"
+    )
+    sub.add_argument(
+        "--every", type=float, default=10, metavar="SECONDS", help="between looks for one"
+    )
+    _add_processes(sub)
+
+
+def _predict(sub: argparse.ArgumentParser) -> None:
+    _add_scored(sub)
+    sub.add_argument("--output", required=True, metavar="FILE", help="Parquet")
+    _add_processes(sub)
+
+
+def _plan(sub: argparse.ArgumentParser) -> None:
+    _add_config(sub)
+    sub.add_argument("--devices", type=int, metavar="N", help="of the machine")
+    sub.add_argument("--topology", default="", metavar="NAME", help="a TPU slice, as v3-32")
+    sub.add_argument(
+        "--memory",
+        default="",
+        metavar="SIZE",
+        help="of a device, as 16GiB; default: the topology's",
+    )
+    sub.add_argument(
+        "--replicas", type=int, metavar="N", help="copies of split rows; default: mesh.replicas"
+    )
+    sub.add_argument(
+        "--batches",
+        type=int,
+        metavar="N",
+        help="that are replayed; default: 100, fewer where they hold very many ids",
+    )
+    sub.add_argument("--picture", default="", metavar="FILE", help="a PNG to draw the plan into")
+    sub.add_argument(
+        "--workdir", default="", metavar="DIR", help="of a run, whose prepared data is read"
+    )
+
+
+def _compile(sub: argparse.ArgumentParser) -> None:
+    _add_config(sub)
+    sub.add_argument(
+        "--topology", required=True, metavar="NAMES", help="TPU slices, as v3-8,v3-32,v5e-16"
+    )
+    sub.add_argument(
+        "--scaling",
+        default="",
+        choices=GROWTH,
+        help="a model of the step's time: of the same batch, or one that grows with the slice",
+    )
+    sub.add_argument("--picture", default="", metavar="FILE", help="a PNG of --scaling")
+    sub.add_argument(
+        "--workdir", default="", metavar="DIR", help="of a run, whose prepared data is read"
+    )
+
+
+def _bench(sub: argparse.ArgumentParser) -> None:
+    _add_config(sub)
+    sub.add_argument(
+        "--workdir", required=True, metavar="DIR", help="its data is read, nothing else changes"
+    )
+    sub.add_argument(
+        "--seconds", type=float, default=10, metavar="N", help="of each measurement; default: 10"
+    )
+    sub.add_argument("--picture", default="", metavar="FILE", help="a PNG of what was measured")
+
+
+# What each verb does, and what adds its flags.
+_VERBS: Mapping[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
+    "prepare": ("raw or generated data -> a store of column blocks", _prepare),
+    "train": ("train, from the newest checkpoint in the workdir if there is one", _train),
+    "evaluate": ("score a checkpoint on prepared data", _evaluate),
+    "predict": ("write the predictions of a checkpoint for prepared data", _predict),
+    "plan": ("where each table goes on a machine, whether it fits, and how even it is", _plan),
+    "compile": ("the step by the TPU compiler, for TPU slices that are not here", _compile),
+    "bench": ("how fast input and step are alone and together, and which one limits", _bench),
+}
