@@ -9,8 +9,8 @@ is where both half a decade more and half a decade less are worse, for dense par
 together. Then each batch size is trained with each rule (none, sqrt, linear; for dense parameters
 and tables alike), without warm-up and with one of a tenth of the steps. Printed is the validation
 logloss over that at 4,096, in percent, as mean and deviation over the seeds, whose data is the same
-and whose order and initial values differ. With --tune rates are chosen anew at some batch sizes: no
-rule can do better than they.
+and whose order and initial values differ. --decay has the rates fall to 0 over the run, at 4,096
+too. With --tune rates are chosen anew at some batch sizes: no rule can do better than they.
 
 Runs that are there already are not done again, so the command can be given once more.
 """
@@ -23,6 +23,7 @@ import os
 import shutil
 import statistics
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,6 +31,7 @@ from ml_collections import ConfigDict
 from seeds import jaxrank, prepare_once
 
 from jaxrank.config import default
+from jaxrank.optim import DECAYS
 
 BASE = 4096
 IDS = (200_000, 50_000, 10_000, 1_000, 100, 10)
@@ -52,6 +54,7 @@ class Case(NamedTuple):
     batch: int
     rule: str
     warmup: float
+    decay: str
     seed: int
 
     @property
@@ -86,22 +89,44 @@ def arguments(case: Case, steps: int) -> list[str]:
         at = f"--config.optim.{section}."
         found += [f"{at}name={name}", f"{at}base_rate={rate}", f"{at}base_batch={BASE}"]
         found += [f"{at}scaling={case.rule}", f"{at}warmup_steps={round(case.warmup * steps)}"]
+        found += [f"{at}decay={case.decay}"]
     return found
 
 
 class Runner:
     """Runs cases, each once, some at a time."""
 
-    def __init__(self, folder: Path, jobs: int):
-        self._folder, self._jobs = folder, jobs
+    def __init__(self, folder: Path, jobs: int, decay: str):
+        self._folder, self._jobs, self._decay = folder, jobs, decay
         cores = sorted(os.sched_getaffinity(0))
         self._shares = [set(cores[i::jobs]) or set(cores) for i in range(jobs)]
         self._lock = threading.Lock()
         self._config, self._store = f"--config={Path(__file__).resolve()}", folder / "data"
         prepare_once(self._config, self._store)
 
-    def losses(self, cases: list[Case]) -> list[float]:
-        """Validation logloss of each; infinite where a run did not stay finite."""
+    def losses(
+        self,
+        optimizer: str,
+        rates: tuple[float, float],
+        batch: int,
+        rule: str = "none",
+        warmup: float = 0.0,
+        *,
+        seeds: Iterable[int],
+    ) -> list[float]:
+        """Validation logloss by seed; infinite where a run did not stay finite."""
+        parts = optimizer, rates, batch, rule, warmup, self._decay
+        return self._losses([Case(*parts, seed) for seed in seeds])
+
+    def first_losses(
+        self, optimizer: str, batch: int, rates: list[tuple[float, float]]
+    ) -> list[float]:
+        """The same of the first seed, by rates."""
+        return self._losses(
+            [Case(optimizer, pair, batch, "none", 0.0, self._decay, 0) for pair in rates]
+        )
+
+    def _losses(self, cases: list[Case]) -> list[float]:
         with concurrent.futures.ThreadPoolExecutor(self._jobs) as pool:
             return list(pool.map(self._loss, cases))
 
@@ -146,8 +171,7 @@ def best_rates(
     while True:
         around = itertools.product(*([_half_decades(x, n) for n in (-1, 0, 1)] for x in best))
         new = [pair for pair in around if pair not in found]
-        cases = [Case(optimizer, pair, batch, "none", 0.0, 0) for pair in new]
-        found |= dict(zip(new, runner.losses(cases), strict=True))
+        found |= dict(zip(new, runner.first_losses(optimizer, batch, new), strict=True))
         before, best = best, min(found, key=lambda pair: found[pair])
         if best == before:
             near = [pair for pair in found if found[pair] < found[best] * (1 + NEAR)]
@@ -163,23 +187,34 @@ def main() -> None:
     parser.add_argument("--workdir", required=True)
     parser.add_argument("--optimizers", nargs="+", default=list(OPTIMIZERS), choices=OPTIMIZERS)
     parser.add_argument("--batches", nargs="+", type=int, default=[16_384, 65_536, 131_072])
+    parser.add_argument("--rules", nargs="+", default=list(RULES), choices=RULES)
+    parser.add_argument("--warmups", nargs="+", type=float, default=[0.0, 0.1], help="of the steps")
+    parser.add_argument("--decay", default="constant", choices=DECAYS)
+    parser.add_argument(
+        "--rates",
+        nargs=2,
+        type=float,
+        metavar=("DENSE", "TABLES"),
+        help=f"at {BASE}, instead of searching for them",
+    )
     parser.add_argument("--tune", nargs="*", type=int, default=[], help="also choose rates here")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, sharing the cores")
     args = parser.parse_args()
-    runner = Runner(Path(args.workdir), args.jobs)
+    runner = Runner(Path(args.workdir), args.jobs, args.decay)
     seeds = range(args.seeds)
     for optimizer in args.optimizers:
         (_, dense), (_, tables) = OPTIMIZERS[optimizer]
-        rates = best_rates(runner, optimizer, BASE, (dense, tables))
-        base = runner.losses([Case(optimizer, rates, BASE, "none", 0.0, s) for s in seeds])
+        rates = args.rates and tuple(args.rates)
+        rates = rates or best_rates(runner, optimizer, BASE, (dense, tables))
+        base = runner.losses(optimizer, rates, BASE, seeds=seeds)
         print(f"{optimizer}: rates {rates} at {BASE}: logloss {statistics.mean(base):.5f}")
-        for batch, rule, warmup in itertools.product(args.batches, RULES, (0.0, 0.1)):
-            found = runner.losses([Case(optimizer, rates, batch, rule, warmup, s) for s in seeds])
+        for batch, rule, warmup in itertools.product(args.batches, args.rules, args.warmups):
+            found = runner.losses(optimizer, rates, batch, rule, warmup, seeds=seeds)
             told(f"{optimizer}, batch {batch:,}, {rule}, warm-up {warmup:.0%}", found, base)
         for batch in args.tune:
             tuned = best_rates(runner, optimizer, batch, rates)
-            found = runner.losses([Case(optimizer, tuned, batch, "none", 0.0, s) for s in seeds])
+            found = runner.losses(optimizer, tuned, batch, seeds=seeds)
             told(f"{optimizer}, batch {batch:,}, rates {tuned} chosen there", found, base)
 
 

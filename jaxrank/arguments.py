@@ -126,6 +126,13 @@ def _train(sub: argparse.ArgumentParser) -> None:
         help="go on from the newest checkpoint that is not damaged, if the newest one is",
     )
     sub.add_argument(
+        "--init-from",
+        default="",
+        metavar="DIR",
+        help="start from the model of an older run, its workdir or WORKDIR/checkpoints/STEP, whose"
+        " vocabularies and features may differ; of no matter once this run has a checkpoint",
+    )
+    sub.add_argument(
         "--profile-steps",
         default="",
         metavar="FIRST:LAST",

@@ -55,6 +55,7 @@ class _Training(NamedTuple):
     """
 
     step: Any
+    earlier: Any
     opt_state: Any
     slots: dict[str, dict[str, Any]]
     rate_factor: Any
@@ -64,7 +65,7 @@ class _Training(NamedTuple):
 def _training_of(state: TrainState) -> _Training:
     slots = {name: table.slots for name, table in state.tables.items()}
     weights = trained(state) if state.average else {}
-    return _Training(state.step, state.opt_state, slots, state.rate_factor, weights)
+    return _Training(state.step, state.earlier, state.opt_state, slots, state.rate_factor, weights)
 
 
 def _joined(state: TrainState, predicts: Weights, training: _Training) -> TrainState:
@@ -75,6 +76,7 @@ def _joined(state: TrainState, predicts: Weights, training: _Training) -> TrainS
     }
     return state._replace(
         step=training.step,
+        earlier=training.earlier,
         params=weights.params,
         model_state=weights.model_state,
         opt_state=training.opt_state,
@@ -293,6 +295,14 @@ class Checkpoints:
         found = self._restored(step, args)["weights"]
         self._compare(step, self._run(step), weights=found)
         return found
+
+    def saved_checksums(self, step: int) -> dict[str, dict[str, int]]:
+        """Of the arrays of each part, by path.
+
+        Raises:
+            InputError: what is saved beside the arrays is damaged.
+        """
+        return self._run(step)["checksums"]
 
     def _run(self, step: int) -> dict[str, Any]:
         """What is saved beside the arrays, checked, in all processes."""

@@ -31,6 +31,28 @@ def checksums(tree: Any) -> dict[str, int]:
     }
 
 
+def of_host(rows: np.ndarray, first: int = 0) -> int:
+    """The part of an array's checksum that rows of it have which begin at row `first`; the sum of
+    all parts modulo 2^32 is the checksum of the array. On the host."""
+    if not rows.size:
+        return 0
+    count = rows.shape[0] if rows.ndim else 1
+    if rows.dtype == bool or rows.dtype.itemsize < 4:
+        bits = rows.view(f"uint{8 * rows.dtype.itemsize}").astype(np.uint32)
+    else:
+        bits = np.ascontiguousarray(rows).reshape(count, -1).view(np.uint32)
+    bits = bits.reshape(count, -1)
+    total = 0
+    size = max(1, _CHUNK // bits.shape[1])
+    for begin in range(0, count, size):
+        part = bits[begin : begin + size]
+        place = np.arange(part.size, dtype=np.uint32).reshape(part.shape)
+        place += np.uint32((first + begin) * bits.shape[1] % 2**32)
+        mixed = _mixed(part + place * np.uint32(0x9E3779B1))
+        total += int(np.sum(mixed, dtype=np.uint64))
+    return total % 2**32
+
+
 def differing(expected: dict[str, int], found: dict[str, int]) -> list[str]:
     """The paths that are not in both, or differ."""
     every = {*expected, *found}
@@ -62,10 +84,10 @@ def _of_mesh(mesh: Mesh, spec: P) -> Any:
 
 def _of_share(array: jax.Array, first: Any) -> jax.Array:
     """The sum over rows of an array that begin at row `first` of the whole."""
+    if not array.size:
+        return jnp.zeros((), jnp.uint32)
     rows = array.reshape(array.shape[0] if array.ndim else 1, -1)
     count, width = rows.shape
-    if not rows.size:
-        return jnp.zeros((), jnp.uint32)
     size = min(count, max(1, _CHUNK // width))
 
     def of_chunk(i: jax.Array, total: jax.Array) -> jax.Array:
@@ -86,8 +108,8 @@ def _of_one(array: jax.Array) -> jax.Array:
     return _of_share(array, 0)
 
 
-def _mixed(x: jax.Array) -> jax.Array:
-    """A bijection of u32 in which every bit depends on all others: lowbias32.
+def _mixed(x: Any) -> Any:
+    """A bijection of u32, of NumPy or JAX, in which every bit depends on all others: lowbias32.
 
     References:
         Wellons, Prospecting for Hash Functions, nullprogram.com, 2018.

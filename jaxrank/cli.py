@@ -113,6 +113,7 @@ def _train(args: argparse.Namespace, config: "ConfigDict", report: Callable) -> 
         quiet=args.quiet,
         allow_config_change=args.allow_config_change,
         allow_older_checkpoint=args.allow_older_checkpoint,
+        init_from=args.init_from,
         profile_steps=args.profile_steps,
     )
     report(summary.of_training(result, args.workdir))

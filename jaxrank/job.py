@@ -148,16 +148,21 @@ def _kept_placement(directory: Path, store: Store) -> dict[str, Hot] | None:
 
 
 def start(
-    job: Job, *, allow_config_change: bool, allow_older_checkpoint: bool, report: Report
+    job: Job,
+    new: Callable[[], TrainState],
+    *,
+    allow_config_change: bool,
+    allow_older_checkpoint: bool,
+    report: Report,
 ) -> TrainState:
-    """The state to go on from: of the newest checkpoint, or a new one.
+    """The state to go on from: of the newest checkpoint, or what `new` gives.
 
     Raises:
         InputError: the checkpoint is damaged, or of other features, another model or other data.
     """
     step = job.checkpoints.step()
     if step is None:
-        return job.program.init()
+        return new()
     report(f"Resuming after step {step}")
     if allow_older_checkpoint:
         step, state, run = _newest_whole(job, step, report)

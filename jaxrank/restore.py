@@ -2,9 +2,12 @@
 
 import math
 import time
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
 
 from jaxrank import evaluate as evaluation
 from jaxrank import mesh as meshes
@@ -14,9 +17,10 @@ from jaxrank.checkpoint import Checkpoints
 from jaxrank.data.store import Split, open_store
 from jaxrank.embedding import GROUPS
 from jaxrank.errors import InputError
+from jaxrank.features import Schema
 from jaxrank.monitor import make_monitor
 from jaxrank.program import BatchShape, Program, make_trainee
-from jaxrank.step import Weights, weights_of
+from jaxrank.step import Trainee, Weights, weights_of
 from jaxrank.timetable import NEXT_DAY
 
 _NUM_STEPS = 2**24  # more than any warm-up
@@ -88,6 +92,14 @@ def open_run(workdir: str, *, data: str = "", split: str = "", batch_size: int =
     monitor = make_monitor(schema.tasks, config.eval.metric)
     checkpoints = Checkpoints(directory, higher_is_better=monitor.higher_is_better, read_only=True)
 
+    program = Program(*trained_in(directory, config, schema))
+    return Opened(batch_size or config.eval.batch_size, program, found, checkpoints)
+
+
+def trained_in(
+    directory: Path, config: ConfigDict, schema: Schema
+) -> tuple[Trainee, Mesh, BatchShape]:
+    """What the run in a workdir trains, on the devices that are here; its batches are any."""
     # Rows can be split over a power of two; what is left of the devices are replicas.
     count = jax.device_count()
     mesh = meshes.make_mesh(replicas=count // math.gcd(count, GROUPS))
@@ -96,9 +108,7 @@ def open_run(workdir: str, *, data: str = "", split: str = "", batch_size: int =
     layout, _, room, _ = placement.unmeasured(schema, config, mesh, hot)
     # Of the training batch and its steps nothing matters here: parameters have the same shapes.
     trainee = make_trainee(config, layout, mesh, num_steps=_NUM_STEPS, room=room)
-    shape = BatchShape(mesh.size, 1, {stack.name: 1 for stack in layout.stacks})
-    program = Program(trainee, mesh, shape)
-    return Opened(batch_size or config.eval.batch_size, program, found, checkpoints)
+    return trainee, mesh, BatchShape(mesh.size, 1, {stack.name: 1 for stack in layout.stacks})
 
 
 def _chosen(run: Opened, which: str) -> int:

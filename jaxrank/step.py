@@ -26,6 +26,8 @@ class TrainState(NamedTuple):
     """Everything that a step reads and writes.
 
     step: i32[], steps done.
+    earlier: i32[], steps of the runs before, one started from the other: what moments and averages
+        have seen besides.
     params: of the model, equal on every device.
     model_state: statistics of batch norm, or {}.
     opt_state: of the optimizer of `params`.
@@ -36,6 +38,7 @@ class TrainState(NamedTuple):
     """
 
     step: jax.Array
+    earlier: jax.Array
     params: Any
     model_state: Any
     opt_state: Any
@@ -166,6 +169,35 @@ def model_inputs(layout: Layout) -> tuple[Any, tuple[Any, ...], tuple[tuple[Any,
     return array(len(layout.schema.floats)), *inputs
 
 
+def input_names(layout: Layout) -> list[tuple[str, str, int, int]]:
+    """(kind, feature, place, coordinate) of each number that a model reads of an example, in the
+    order in which it has them side by side; see `models.ranker.Ranker`."""
+    schema = layout.schema
+    columns = [(f.name, place) for f in schema.ids for place in range(f.length)]
+    names = [("float", f.name, 0, 0) for f in schema.floats]
+    sequences = []
+    for stack in layout.stacks:
+        coordinates = range(stack.dim)
+        names += [("id", *columns[i], c) for i in stack.columns for c in coordinates]
+        names += [("list", schema.lists[i].name, 0, c) for i in stack.lists for c in coordinates]
+        sequences += [
+            ("sequence", schema.lists[i].name, 0, c) for i in stack.sequences for c in coordinates
+        ]
+    return names + sequences
+
+
+def layers_state(trainee: "Trainee", key: jax.Array, inputs: Any) -> dict[str, Any]:
+    """The part of a state that is not in tables: params, model_state and opt_state.
+
+    inputs: floats, vectors and sequences, as of `model_inputs`.
+    """
+    params, model_state = trainee.model.init(key, *inputs)
+    if trainee.learns_task_weights:
+        params = with_log_variances(params, len(trainee.task_weights))
+    opt_state = trainee.optimizer.init(params)
+    return {"params": params, "model_state": model_state, "opt_state": opt_state}
+
+
 def with_log_variances(params: Any, tasks: int) -> Any:
     """The parameters of a model whose weights of tasks are learned, before the first step."""
     return {**params, LOG_VARIANCES: jnp.zeros(tasks)}
@@ -176,14 +208,11 @@ def init_state(trainee: Trainee) -> TrainState:
     key = jax.random.key(trainee.seed)
     embedding = trainee.embedding
     inputs = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), model_inputs(embedding.layout))
-    params, model_state = trainee.model.init(jax.random.fold_in(key, 1), *inputs)
-    if trainee.learns_task_weights:
-        params = with_log_variances(params, len(trainee.task_weights))
+    layers = layers_state(trainee, jax.random.fold_in(key, 1), inputs)
     state = TrainState(
         step=jnp.zeros((), jnp.int32),
-        params=params,
-        model_state=model_state,
-        opt_state=trainee.optimizer.init(params),
+        earlier=jnp.zeros((), jnp.int32),
+        **layers,
         tables=embedding.init(jax.random.fold_in(key, 0)),
         rate_factor=jnp.ones((), jnp.float32),
         average={},
@@ -223,7 +252,7 @@ def train_step(trainee: Trainee, state: TrainState, batch: Batch) -> tuple[Train
         batch,
         vector_grads,
         rate=table_rate,
-        step=state.step,
+        step=state.earlier + state.step,
     )
     told = StepMetrics(
         loss=loss,
@@ -237,6 +266,7 @@ def train_step(trainee: Trainee, state: TrainState, batch: Batch) -> tuple[Train
     )
     new = TrainState(
         step=state.step + 1,
+        earlier=state.earlier,
         params=optax.apply_updates(state.params, updates),
         model_state=model_state,
         opt_state=opt_state,
@@ -287,12 +317,12 @@ def averaged(trainee: Trainee, state: TrainState, steps: int) -> TrainState:
     """The state whose average has taken in the weights after so many more steps.
 
     average <- d^steps * average + (1 - d^steps) * weights, d = min(ema_decay, (1 + t) / (10 + t))
-    after t steps, so that a short run is not one of its initial values. It is taken after every
-    call and not every step, for it reads and writes whole tables.
+    after t steps, those of earlier runs too, so that a short run is not one of its initial values.
+    It is taken after every call and not every step, for it reads and writes whole tables.
     """
     if not trainee.ema_decay:
         return state
-    t = state.step.astype(jnp.float32)
+    t = (state.earlier + state.step).astype(jnp.float32)
     keep = jnp.minimum(trainee.ema_decay, (1 + t) / (10 + t)) ** steps
 
     def mixed(average: jax.Array, new: jax.Array) -> jax.Array:

@@ -10,7 +10,7 @@ from signal import Signals
 from ml_collections import ConfigDict
 
 from jaxrank import config as configs
-from jaxrank import days, processes, profile, timetable, workdir
+from jaxrank import days, processes, profile, timetable, warm_start, workdir
 from jaxrank import evaluate as evaluation
 from jaxrank import job as jobs
 from jaxrank import mesh as meshes
@@ -34,6 +34,7 @@ def train(
     quiet: bool = False,
     allow_config_change: bool = False,
     allow_older_checkpoint: bool = False,
+    init_from: str = "",
     profile_steps: str = "",
 ) -> Result:
     """Trains to the end of `config`, from the newest checkpoint in `directory` if there is one.
@@ -48,6 +49,8 @@ def train(
         allow_config_change: go on where a run of another config, or on other data, stopped.
         allow_older_checkpoint: where the newest checkpoint is damaged, go on from the newest that
             is not; the others are moved to `damaged` in the workdir.
+        init_from: the workdir of an older run, or WORKDIR/checkpoints/STEP in it, whose model is
+            started from where `directory` has no checkpoint yet; see `warm_start`.
         profile_steps: FIRST:LAST, steps to trace with the profiler; see `profile`. Empty: none.
 
     Raises:
@@ -75,8 +78,13 @@ def train(
         job = jobs.build(config, directory, tell)
         stack.callback(job.checkpoints.close)
         stack.callback(job.batches.close)
+
+        def new() -> TrainState:
+            return warm_start.start(job, init_from, tell) if init_from else job.program.init()
+
         state = jobs.start(
             job,
+            new,
             allow_config_change=allow_config_change,
             allow_older_checkpoint=allow_older_checkpoint,
             report=tell,

@@ -270,6 +270,21 @@ def test_a_run_of_two_processes_is_resumed_by_one(store, one, two, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, final_state(store, tmp_path / "copy"), expected)
 
 
+@pytest.mark.slow
+def test_two_processes_start_from_the_model_of_one_as_one_does(store, trained, tmp_path):
+    short = ("--config.num_steps=4", "--config.ema_decay=0.9", f"--init-from={trained}")
+    expected = alone("train", *flags(store, tmp_path / "one"), *short)
+    assert expected.returncode == 0, expected.stderr
+    assert "Started from" in expected.stdout
+    found = launched(2, "train", *flags(store, tmp_path / "two"), *short)
+    assert found.returncode == 0, found.stderr
+    c = config(store)
+    c.num_steps, c.ema_decay = 4, 0.9
+    states = [newest_state(c, tmp_path / name) for name in ("one", "two")]
+    assert int(states[0].earlier) == 16
+    jax.tree.map(np.testing.assert_array_equal, *states)
+
+
 def test_two_processes_score_the_days_of_one_and_learn_the_same(tmp_path):
     names = days_test._DAYS[:3]
     days = {day: days_test._table(i, 0) for i, day in enumerate(names)}

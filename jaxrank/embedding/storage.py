@@ -101,12 +101,12 @@ class Storage:
     def shape(self) -> tuple[int, int]:
         return (self.rows * self.width // LANES, LANES)
 
-    def position(self, row: jax.Array) -> jax.Array:
-        """Where each row of the part lies, i32 of the same shape; PAD stays PAD."""
+    def position(self, row: Any) -> Any:
+        """Where each row of the part lies, i32 of the same shape; PAD stays PAD. NumPy or JAX."""
         if not self.is_split:
             return row
         position = group(row) * (self.rows // GROUPS) + row // GROUPS
-        return jnp.where(row == PAD, PAD, position)
+        return (np if isinstance(row, np.ndarray) else jnp).where(row == PAD, PAD, position)
 
     def row(self, position: jax.Array) -> jax.Array:
         """The inverse of `position`."""

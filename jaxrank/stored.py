@@ -1,0 +1,92 @@
+"""The arrays of a checkpoint, read on the host piece by piece: tables may be larger than a device.
+
+They are opened without Orbax, which restores whole arrays only. Its files are an OCDBT store with
+one zarr array for each leaf of the tree, named by the leaf's path with dots.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import tensorstore as ts
+
+from jaxrank.checksum import of_host
+from jaxrank.errors import InputError
+
+
+def dotted(path: tuple[Any, ...]) -> str:
+    """A path of `jax.tree_util`, as Orbax names it: "params.tower.layer_0.kernel"."""
+    return jax.tree_util.keystr(path, simple=True, separator=".")
+
+
+class StoredArrays:
+    """The arrays of one part of a checkpoint.
+
+    Args:
+        directory: of the part, as WORKDIR/checkpoints/984/weights.
+        checksums: of every array, by `jax.tree_util.keystr` of its path; see `checksum`.
+    """
+
+    def __init__(self, directory: Path, checksums: Mapping[str, int]):
+        self._directory = directory
+        # ".params['tower']['kernel']" and ".opt_state[0].mu" with dots alone.
+        plain = str.maketrans({"'": None, "[": ".", "]": None})
+        self._checksums = {k.translate(plain).lstrip("."): v for k, v in checksums.items()}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._checksums
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._checksums)
+
+    def read(self, name: str) -> np.ndarray:
+        """A whole array.
+
+        Raises:
+            InputError: it is not there, or not what was saved.
+        """
+        pieces = [piece for _, piece in self.pieces(name)]
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+    def pieces(self, name: str) -> Iterator[tuple[int, np.ndarray]]:
+        """(first row, rows) of an array, as many at a time as were written together.
+
+        Raises:
+            InputError: as `read`; of damage, behind the last piece at the latest.
+        """
+        array = self._opened(name)
+        written = array.chunk_layout.read_chunk.shape
+        count, step = (array.shape[0], written[0] or 1) if array.ndim and written else (1, 1)
+        total = 0
+        for first in range(0, max(1, count), step):
+            try:
+                part = array[first : first + step] if array.ndim else array
+                rows = np.asarray(part.read().result())
+            except Exception as error:  # TensorStore raises ValueError and others for damage
+                raise self._unreadable(name, error) from error
+            total = (total + of_host(rows, first)) % 2**32
+            yield first, rows
+        if total != self._checksums[name]:
+            raise InputError(
+                f"{self._directory}: the array {name} must have the checksum that it had when it"
+                f" was saved, {self._checksums[name]}: found {total}. This checkpoint is damaged."
+            )
+
+    def _opened(self, name: str) -> ts.TensorStore:
+        if name not in self:
+            raise InputError(f"{self._directory}: has no array {name}, only {self.names}.")
+        store = {"driver": "ocdbt", "base": f"file://{self._directory}", "path": f"{name}/"}
+        try:
+            return ts.open({"driver": "zarr", "kvstore": store}).result()
+        except Exception as error:
+            raise self._unreadable(name, error) from error
+
+    def _unreadable(self, name: str, error: Exception) -> InputError:
+        text = " ".join(str(error).split())[:300]
+        return InputError(
+            f"{self._directory}: the array {name} must be readable; this checkpoint is damaged:"
+            f" {text}"
+        )
