@@ -6,11 +6,12 @@ A cheap model (6 id columns, 4 floats, one cross layer, a small tower) is traine
 generated data with a known truth. For each pair of optimizers the rates at batches of 4,096 are
 first chosen by validation logloss, on the first seed: the smallest within 0.05% of the best, which
 is where both half a decade more and half a decade less are worse, for dense parameters and tables
-together. Then each batch size is trained with each rule (none, sqrt, linear; for dense parameters
-and tables alike), without warm-up and with one of a tenth of the steps. Printed is the validation
-logloss over that at 4,096, in percent, as mean and deviation over the seeds, whose data is the same
-and whose order and initial values differ. --decay has the rates fall to 0 over the run, at 4,096
-too. With --tune rates are chosen anew at some batch sizes: no rule can do better than they.
+together. Then each batch size is trained with each rule (none, sqrt, linear for dense parameters
+and tables alike, and sqrt for the former with linear for the latter), without warm-up and with one
+of a tenth of the steps. Printed is the validation logloss over that at 4,096, in percent, as mean
+and deviation over the seeds, whose data is the same and whose order and initial values differ.
+--decay has the rates fall to 0 over the run, at 4,096 too. With --tune rates are chosen anew at
+some batch sizes: no rule can do better than they.
 
 Runs that are there already are not done again, so the command can be given once more.
 """
@@ -36,7 +37,12 @@ from jaxrank.optim import DECAYS
 BASE = 4096
 IDS = (200_000, 50_000, 10_000, 1_000, 100, 10)
 NEAR = 0.0005  # of a logloss; half of what a large batch may lose
-RULES = ("none", "sqrt", "linear")
+RULES = {  # of dense parameters and of tables
+    "none": ("none", "none"),
+    "sqrt": ("sqrt", "sqrt"),
+    "sqrt+linear": ("sqrt", "linear"),
+    "linear": ("linear", "linear"),
+}
 # Of dense parameters and of tables: the name, and where the search for the rate begins.
 OPTIMIZERS = {
     "rowwise": (("adam", 0.0032), ("rowwise_adagrad", 0.032)),
@@ -84,11 +90,12 @@ def get_config() -> ConfigDict:
 
 def arguments(case: Case, steps: int) -> list[str]:
     found = [f"--config.seed={case.seed}", f"--config.batch_size={case.batch}"]
-    parts = zip(("dense", "tables"), OPTIMIZERS[case.optimizer], case.rates, strict=True)
-    for section, (name, _), rate in parts:
+    names, rules = OPTIMIZERS[case.optimizer], RULES[case.rule]
+    parts = zip(("dense", "tables"), names, case.rates, rules, strict=True)
+    for section, (name, _), rate, rule in parts:
         at = f"--config.optim.{section}."
         found += [f"{at}name={name}", f"{at}base_rate={rate}", f"{at}base_batch={BASE}"]
-        found += [f"{at}scaling={case.rule}", f"{at}warmup_steps={round(case.warmup * steps)}"]
+        found += [f"{at}scaling={rule}", f"{at}warmup_steps={round(case.warmup * steps)}"]
         found += [f"{at}decay={case.decay}"]
     return found
 

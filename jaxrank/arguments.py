@@ -139,6 +139,14 @@ def _train(sub: argparse.ArgumentParser) -> None:
         help="steps to trace with JAX's profiler, into WORKDIR/profile: both ends included, counted"
         " from 1 as in metrics.jsonl, rounded outward to whole calls of steps_per_call",
     )
+    sub.add_argument(
+        "--debug-batches",
+        type=int,
+        default=0,
+        metavar="N",
+        help="write the batches of the last N steps into WORKDIR/debug where a loss is not finite"
+        " or stands out",
+    )
     _add_processes(sub)
 
 

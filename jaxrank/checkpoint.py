@@ -131,6 +131,7 @@ class Checkpoints:
     Args:
         workdir: of the run.
         keep: how many of the newest to keep; the best one is kept beside them.
+        keep_every: steps; checkpoints of multiples of it are kept too. 0: none.
         higher_is_better: of the monitored metric.
         read_only: for evaluation; nothing is created or deleted.
     """
@@ -140,6 +141,7 @@ class Checkpoints:
         workdir: str | Path,
         *,
         keep: int = 2,
+        keep_every: int = 0,
         higher_is_better: bool = False,
         read_only: bool = False,
     ):
@@ -147,6 +149,7 @@ class Checkpoints:
         if read_only and not self.path.is_dir():
             raise InputError(f"{workdir}: holds no checkpoints. Is it the workdir of a run?")
         self._higher_is_better = higher_is_better
+        self._keep_every = keep_every
         self._metrics: dict[int, float | None] = {}  # of checkpoints whose metric is known
         options = ocp.CheckpointManagerOptions(
             preservation_policy=_Newest(max(1, keep), self._worth_keeping),
@@ -157,7 +160,8 @@ class Checkpoints:
         self._manager = ocp.CheckpointManager(self.path, options=options)
 
     def _worth_keeping(self, steps: Sequence[int]) -> set[int]:
-        """The best, and those of which it cannot be known."""
+        """The best, those of which it cannot be known, and one in so many."""
+        every = {step for step in steps if self._keep_every and step % self._keep_every == 0}
         measured, unknown = {}, set()
         for step in steps:
             try:
@@ -167,7 +171,7 @@ class Checkpoints:
             else:
                 if metric is not None:
                     measured[step] = metric
-        return unknown | ({self._best(measured)} if measured else set())
+        return every | unknown | ({self._best(measured)} if measured else set())
 
     def _best(self, metrics: Mapping[int, float]) -> int:
         best = (max if self._higher_is_better else min)(metrics.values())

@@ -115,6 +115,7 @@ def _train(args: argparse.Namespace, config: "ConfigDict", report: Callable) -> 
         allow_older_checkpoint=args.allow_older_checkpoint,
         init_from=args.init_from,
         profile_steps=args.profile_steps,
+        debug_batches=args.debug_batches,
     )
     report(summary.of_training(result, args.workdir))
     return result._asdict()
@@ -225,6 +226,7 @@ def _join(args: argparse.Namespace, config: "ConfigDict | None") -> None:
     rendezvous.join(args.coordinator, args.num_processes, args.process_id)
     told = {k: v for k, v in vars(args).items() if k not in ("coordinator", "process_id")}
     processes.check_same("flags and config", f"{told} {config}")
+    processes.check_same("versions of jaxrank, JAX and NumPy", processes.versions())
 
 
 def _finite(tree: Any) -> Any:

@@ -26,7 +26,6 @@ def default() -> ConfigDict:
     c.num_steps = 0  # either this; 0: unset
     c.num_epochs = 0.0  # or this: passes over the training split; 0: unset
     c.steps_per_call = 8  # steps in one launched program; intervals are multiples of it
-    c.hang_seconds = 1800.0  # without a call, evaluation or save ending: stacks are told; 0: never
     c.log_every_steps = 64  # the progress line; every step is recorded whatever this says
 
     # Raw data, for `prepare`. kind: criteo, csv, parquet, tfrecord or synthetic; see docs/data.md.
@@ -119,6 +118,13 @@ def default() -> ConfigDict:
     c.checkpoint = ConfigDict()
     c.checkpoint.every_steps = 0  # more often than at every evaluation; 0: not more often
     c.checkpoint.keep = 2  # newest checkpoints kept, beside the best one
+    c.checkpoint.keep_every_steps = 0  # those of multiples of so many steps too; 0: none
+
+    c.watch = ConfigDict()
+    c.watch.on_nonfinite = "stop"  # at a loss or gradient that is not: stop, or skip the step
+    c.watch.most_skipped = 10  # steps skipped one after another; at one more training stops
+    c.watch.loss_spike = 10.0  # deviations over the mean of the losses before; told; 0: never
+    c.watch.hang_seconds = 1800.0  # in which no call, evaluation or save ends; told; 0: never
 
     c.mesh = ConfigDict()
     c.mesh.replicas = 1  # copies of each split table; must divide the devices
@@ -159,14 +165,22 @@ _AT_LEAST: Mapping[str, float] = dict.fromkeys(
         "eval.rate_factor",
         "eval.min_delta",
         "checkpoint.every_steps",
-        "hang_seconds",
+        "checkpoint.keep_every_steps",
+        "watch.most_skipped",
+        "watch.loss_spike",
+        "watch.hang_seconds",
         "mesh.devices",
         "task_weights",
         "ema_decay",
     ),
     0,
 )
-_AT_MOST = {"hang_seconds": 1e6, "eval.rate_factor": 1, "ema_decay": 0.999999, "seed": 2**31 - 1}
+_AT_MOST = {
+    "watch.hang_seconds": 1e6,
+    "eval.rate_factor": 1,
+    "ema_decay": 0.999999,
+    "seed": 2**31 - 1,
+}
 
 # Sections whose fields are not those of `default`: their readers check them.
 _OPEN = (
@@ -199,6 +213,7 @@ def check(config: ConfigDict) -> None:
                 limit = f" and at most {most}" if field in _AT_MOST else ""
                 raise InputError(f"{field} must be at least {least}{limit}: found {value!r}.")
     check_choice("data.on_overflow", config.data.on_overflow, ("error", "truncate"))
+    check_choice("watch.on_nonfinite", config.watch.on_nonfinite, ("stop", "skip"))
     check_choice("task_weighting", config.task_weighting, ("fixed", "uncertainty"))
     check_choice("data.order", config.data.order, ("shuffled", "days"))
     check_choice("embedding.l2_scope", config.embedding.l2_scope, ("read", "table"))

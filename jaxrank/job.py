@@ -65,6 +65,7 @@ def build(config: ConfigDict, directory: Path, report: Report) -> Job:
     """
     store = run_data.prepared(config, directory, report)
     split = store.split(config.data.train)
+    processes.check_same(f"the data in {store.path}", f"{split.fingerprint} {store.schema}")
     plan = make_plan(config, split.rows)
     if plan.valid:
         store.split(plan.valid)  # is there
@@ -105,7 +106,10 @@ def build(config: ConfigDict, directory: Path, report: Report) -> Job:
         monitor=monitor,
         day_scores=days.DayScores(),
         checkpoints=Checkpoints(
-            directory, keep=config.checkpoint.keep, higher_is_better=monitor.higher_is_better
+            directory,
+            keep=config.checkpoint.keep,
+            keep_every=config.checkpoint.keep_every_steps,
+            higher_is_better=monitor.higher_is_better,
         ),
     )
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 # For so long JAX waits for the last process to end, and then ends the others by force.
 SHUTDOWN_SECONDS = 10
 _FAREWELL = 3  # seconds that a process which failed waits for the others to end too; fewer
+_SHOWN = 200  # characters of what should be the same
 _ROUND = 60  # seconds after which a process that is at work tells the waiting ones that it is
 
 
@@ -129,13 +130,29 @@ def check_same(what: str, value: str) -> None:
     """Raises InputError in all processes unless `value` is the same in all."""
     if place()[1] == 1:
         return
-    digests = _gather(hashlib.sha256(value.encode()).hexdigest())
-    others = [i for i, digest in enumerate(digests) if digest != digests[0]]
+    digest = hashlib.sha256(value.encode()).hexdigest()
+    told = [text.split(" ", 1) for text in _gather(f"{digest} {value[:_SHOWN]}")]
+    others = [i for i, (found, _) in enumerate(told) if found != told[0][0]]
     if others:
+        shown = ""
+        if len(value) <= _SHOWN:
+            shown = f": {told[others[0]][1]} and {told[0][1]}"
         raise InputError(
             f"{what} must be the same in all processes: process {others[0]} has others than"
-            " process 0."
+            f" process 0{shown}."
         )
+
+
+def versions() -> str:
+    """Of what decides the numbers that come out of this process."""
+    import jax
+    import jaxlib
+    import numpy as np
+
+    import jaxrank
+
+    named = (jaxrank, jax, jaxlib, np)
+    return ", ".join(f"{module.__name__} {module.__version__}" for module in named)
 
 
 def _gather(text: str) -> list[str]:

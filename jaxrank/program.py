@@ -272,6 +272,7 @@ def make_trainee(
         learns_task_weights=config.task_weighting == "uncertainty",
         ema_decay=config.ema_decay,
         seed=config.seed,
+        skips=config.watch.on_nonfinite == "skip",
     )
 
 

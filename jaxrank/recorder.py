@@ -1,4 +1,4 @@
-"""What is written of each step, and how fast training is."""
+"""What is written of each step, what is told of bad ones, and how fast training is."""
 
 import time
 
@@ -7,8 +7,10 @@ import numpy as np
 
 from jaxrank import mesh as meshes
 from jaxrank import metrics
+from jaxrank.debug_batches import LastBatches
 from jaxrank.errors import RunError
 from jaxrank.job import Job, Report
+from jaxrank.spikes import Spikes
 from jaxrank.step import ExchangeMetrics, StepMetrics
 from jaxrank.writers import Progress, Writer
 
@@ -17,10 +19,20 @@ _ROUNDS_WATCHED = 200
 
 
 class Recorder:
-    """Writes what steps told, watches for a loss that is not finite, and measures the speed."""
+    """Writes what steps told, watches over losses, and measures the speed.
 
-    def __init__(self, writer: Writer, progress: Progress, job: Job, report: Report):
+    Args:
+        last: batches, written where a loss is not finite or stands out.
+    """
+
+    def __init__(
+        self, writer: Writer, progress: Progress, job: Job, last: LastBatches, report: Report
+    ):
         self._report = report
+        self._last = last
+        self._watch = job.config.watch
+        self._spikes = Spikes(self._watch.loss_spike)
+        self._skipped, self._skipped_in_a_row = 0, 0
         self._mesh = job.program.mesh
         self._buffers = job.program.buffers
         self._steps_of_several_rounds = dict.fromkeys(self._buffers, 0)
@@ -55,7 +67,7 @@ class Recorder:
         """Waits for the call in hand and writes it; the clock stops until the next call.
 
         Raises:
-            RunError: a loss or gradient is not finite.
+            RunError: a loss or gradient is not finite, or too many steps were skipped.
         """
         before, self._pending = self._pending, None
         if before is not None:
@@ -67,26 +79,67 @@ class Recorder:
         told = jax.device_get(told)
         steps = len(told.loss)
         self._count(steps)
-        finite = np.isfinite(told.loss) & np.isfinite(told.gradient_norm)
-        good = steps if finite.all() else int(finite.argmin())
-        for i in range(good):
-            values = self._values(jax.tree.map(lambda x, i=i: x[i], told))
+        for i in range(steps):
+            number = step - steps + i + 1
+            one = jax.tree.map(lambda x, i=i: x[i], told)
+            spike = self._judge(number, one)
+            values = self._values(one)
+            if self._watch.on_nonfinite == "skip":
+                values["skipped"] = int(one.skipped)
+            if spike:
+                values["loss_spike"] = spike
             if i == steps - 1 and self._seconds:
                 values["examples_per_second"] = self.examples_per_second
-            self._writer.write(step - steps + i + 1, values)
+            self._writer.write(number, values)
         self._advise(told.exchange, steps)
-        if good < steps:
-            self._writer.flush()
-            raise RunError(
-                f"step {step - steps + good + 1}: loss and gradient must be finite: the loss is"
-                f" {told.loss[good]}, the norm of the gradient {told.gradient_norm[good]}."
-                f" The last good checkpoint is {self.checkpoint}."
-            )
         if step % self._plan.log_every == 0:
             self._writer.flush()
             self._progress.update(
                 step, self._plan.num_steps, self.examples_per_second, float(np.mean(told.loss))
             )
+
+    def _judge(self, number: int, told: StepMetrics) -> float:
+        """Tells of a step whose loss is not finite or stands out; how far it does, in deviations.
+
+        Raises:
+            RunError: it is not finite and not to be skipped, or one too many.
+        """
+        loss, norm = float(told.loss), float(told.gradient_norm)
+        if told.skipped:
+            self._skip(number, f"the loss is {loss}, the norm of the gradient {norm}")
+            return 0.0
+        self._skipped_in_a_row = 0
+        if not np.isfinite([loss, norm]).all():
+            written = self._last.write(number, "not finite", self.checkpoint)
+            self._writer.flush()
+            raise RunError(
+                f"step {number}: loss and gradient must be finite: the loss is {loss}, the norm of"
+                f" the gradient {norm}. The last good checkpoint is {self.checkpoint}.{written}"
+            )
+        spike = self._spikes.above(loss)
+        if spike:
+            written = self._last.write(number, "loss spike", self.checkpoint)
+            self._report(
+                f"step {number}: the loss {loss:.5f} is {spike:.1f} deviations above those of the"
+                f" steps before.{written}"
+            )
+        return spike
+
+    def _skip(self, number: int, why: str) -> None:
+        self._skipped += 1
+        self._skipped_in_a_row += 1
+        written = self._last.write(number, "not finite", self.checkpoint)
+        limit = self._watch.most_skipped
+        if self._skipped_in_a_row > limit:
+            self._writer.flush()
+            raise RunError(
+                f"step {number}: no more than watch.most_skipped={limit} steps may be skipped one"
+                f" after another: {why}. The last good checkpoint is {self.checkpoint}.{written}"
+            )
+        self._report(
+            f"step {number} skipped, as not all its gradients are finite: {why};"
+            f" {self._skipped} skipped since this run was started.{written}"
+        )
 
     def _count(self, steps: int) -> None:
         now = time.perf_counter()

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import Mesh
 
 from jaxrank import losses, metrics
 from jaxrank import mesh as meshes
@@ -91,6 +92,7 @@ class StepMetrics(NamedTuple):
     rate, table_rate: f32[], learning rates of the step.
     gradient_norm: f32[], of the model's parameters, before clipping.
     dropped: i32[lists], list ids cut from the batch.
+    skipped: bool[], whether the step changed nothing, as a number in it was not finite.
     exchange: {stack: ExchangeMetrics}, of the stacks whose rows travel.
     """
 
@@ -101,6 +103,7 @@ class StepMetrics(NamedTuple):
     table_rate: jax.Array
     gradient_norm: jax.Array
     dropped: jax.Array
+    skipped: jax.Array
     exchange: dict[str, ExchangeMetrics]
 
 
@@ -113,6 +116,7 @@ class Trainee(NamedTuple):
     learns_task_weights: by uncertainty, beside `task_weights`.
     ema_decay: see `averaged`; 0 for no average.
     seed: of the model's random numbers.
+    skips: whether a step whose loss or gradient is not finite is left out.
     """
 
     model: Model
@@ -125,6 +129,7 @@ class Trainee(NamedTuple):
     learns_task_weights: bool
     ema_decay: float
     seed: int
+    skips: bool = False
 
 
 class Inputs(NamedTuple):
@@ -242,6 +247,8 @@ def train_step(trainee: Trainee, state: TrainState, batch: Batch) -> tuple[Train
     sums = metrics.batch_sums(logits, batch.labels, traffic, trainee.kinds)
     grads, loss, sums, dropped = total((grads, loss, sums, jnp.sum(batch.dropped, axis=0)))
 
+    applies = _all_finite(embedding.mesh, loss, grads, vector_grads) if trainee.skips else None
+
     updates, opt_state = trainee.optimizer.update(grads, state.opt_state, state.params)
     updates = jax.tree.map(lambda u: u * state.rate_factor.astype(u.dtype), updates)
     table_rate = trainee.table_rate(state.step) * state.rate_factor
@@ -253,6 +260,7 @@ def train_step(trainee: Trainee, state: TrainState, batch: Batch) -> tuple[Train
         vector_grads,
         rate=table_rate,
         step=state.earlier + state.step,
+        applies=applies,
     )
     told = StepMetrics(
         loss=loss,
@@ -262,12 +270,18 @@ def train_step(trainee: Trainee, state: TrainState, batch: Batch) -> tuple[Train
         table_rate=table_rate,
         gradient_norm=optax.tree.norm(grads),
         dropped=dropped,
+        skipped=jnp.zeros((), bool) if applies is None else ~applies,
         exchange=jax.tree.map(_over_devices, loads, is_leaf=lambda x: isinstance(x, Load)),
     )
+    layers = optax.apply_updates(state.params, updates), model_state, opt_state
+    if applies is not None:
+        before = state.params, state.model_state, state.opt_state
+        layers = jax.tree.map(functools.partial(jnp.where, applies), layers, before)
+    params, model_state, opt_state = layers
     new = TrainState(
         step=state.step + 1,
         earlier=state.earlier,
-        params=optax.apply_updates(state.params, updates),
+        params=params,
         model_state=model_state,
         opt_state=opt_state,
         tables=tables,
@@ -276,6 +290,13 @@ def train_step(trainee: Trainee, state: TrainState, batch: Batch) -> tuple[Train
         scratch=scratch,
     )
     return new, told
+
+
+def _all_finite(mesh: Mesh, loss: jax.Array, grads: Any, vector_grads: Any) -> jax.Array:
+    """bool[], whether all of these are, on all devices."""
+    here = [jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves((grads, vector_grads))]
+    wrong = meshes.total(mesh, 1 - jnp.all(jnp.stack(here)).astype(jnp.int32))
+    return jnp.isfinite(loss) & (wrong == 0)
 
 
 def _trained_on(

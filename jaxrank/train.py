@@ -1,7 +1,6 @@
 """The loop: build, restore, step, log, evaluate, save."""
 
 import contextlib
-import functools
 import math
 import time
 from pathlib import Path
@@ -14,7 +13,9 @@ from jaxrank import days, processes, profile, timetable, warm_start, workdir
 from jaxrank import evaluate as evaluation
 from jaxrank import job as jobs
 from jaxrank import mesh as meshes
+from jaxrank.debug_batches import LastBatches
 from jaxrank.errors import RunError, StoppedError
+from jaxrank.features import Batch
 from jaxrank.feed import Feed
 from jaxrank.hang import HangWatch
 from jaxrank.job import Job, Report
@@ -36,6 +37,7 @@ def train(
     allow_older_checkpoint: bool = False,
     init_from: str = "",
     profile_steps: str = "",
+    debug_batches: int = 0,
 ) -> Result:
     """Trains to the end of `config`, from the newest checkpoint in `directory` if there is one.
 
@@ -52,6 +54,8 @@ def train(
         init_from: the workdir of an older run, or WORKDIR/checkpoints/STEP in it, whose model is
             started from where `directory` has no checkpoint yet; see `warm_start`.
         profile_steps: FIRST:LAST, steps to trace with the profiler; see `profile`. Empty: none.
+        debug_batches: batches of so many last steps are written where a loss is not finite or
+            stands out; see `debug_batches`. 0: none.
 
     Raises:
         InputError: config, data, workdir or `profile_steps` cannot be used.
@@ -69,6 +73,7 @@ def train(
 
     configs.check(config)
     traced = profile.parse(profile_steps)
+    last = LastBatches(directory, debug_batches, config.steps_per_call)
     timetable.make_plan(config, rows=1)  # before anything is made that takes time
     with contextlib.ExitStack() as stack:
         stack.enter_context(workdir.locked(directory))
@@ -97,12 +102,17 @@ def train(
         stack.enter_context(contextlib.closing(progress))
         writer.text("config", str(config))
         writer.text("model", described)
-        recorder = Recorder(writer, progress, job, tell)
-        put = functools.partial(meshes.put_batch, mesh=job.program.mesh, leading=1)
+        last.begin(int(state.step))
+        recorder = Recorder(writer, progress, job, last, tell)
+
+        def put(batches: Batch) -> Batch:
+            last.keep(batches)
+            return meshes.put_batch(batches, job.program.mesh, leading=1)
+
         feed = stack.enter_context(contextlib.closing(Feed(job.batches, put)))
         with (
             Stop(job.program.largest, job.program.mesh) as stop,
-            HangWatch(config.hang_seconds) as watch,
+            HangWatch(config.watch.hang_seconds) as watch,
             Profile(traced, job, int(state.step), recorder.finish, tell) as profiler,
         ):
             state, scores = _loop(job, state, feed, writer, recorder, profiler, stop, watch, tell)

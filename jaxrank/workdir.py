@@ -1,7 +1,7 @@
 """The directory of a run: its config, the schema it was trained on, and its data if prepared here.
 
 WORKDIR/config.json  schema.json  placement.json  metrics.jsonl  tensorboard/  checkpoints/  data/
-profile/  follow/  damaged/  finished
+profile/  follow/  damaged/  debug/  finished
 """
 
 import contextlib

@@ -395,6 +395,46 @@ def test_processes_that_were_told_different_things_are_refused(store, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_processes_of_different_versions_are_refused(store, tmp_path):
+    settings = coordinator()
+    other = "import jaxrank, jaxrank.cli; jaxrank.__version__ = '0.0.1'; jaxrank.cli.main()"
+    args = ("train", *flags(store, tmp_path / "run"))
+    several = [
+        started(0, settings, *args),
+        started(1, settings, *args, program=("-c", other)),
+    ]
+    for index, found in enumerate(ended(several)):
+        assert found.returncode == 2, found.stderr
+        assert f"jaxrank[{index}]: error: versions of jaxrank, JAX and NumPy" in found.stderr
+        assert "jaxrank 0.0.1, jax " in found.stderr
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_processes_that_read_other_data_under_the_same_name_are_refused(store, tmp_path):
+    c = tiny.config()
+    source = c.source.to_dict() | {"seed": 4}
+    other = tmp_path / "other" / "store"
+    prepare(c.features.to_dict(), source, other, block_size=512, report=nothing)
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "store").symlink_to(store)
+    settings = coordinator()
+    several = [
+        subprocess.Popen(
+            [sys.executable, "-m", "jaxrank", "train", *flags("store", tmp_path / "run")],
+            stderr=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=tmp_path / name,
+            env=environment(JAX_NUM_CPU_DEVICES="4", **settings(i)),
+        )
+        for i, name in enumerate(("one", "other"))
+    ]
+    for index, found in enumerate(ended(several)):
+        assert found.returncode == 2, found.stderr
+        assert f"jaxrank[{index}]: error: the data in store must be the same" in found.stderr
+
+
 def assert_knows_that_the_other_is_gone(found):
     assert found.returncode != 0
     # As jaxrank says it, or JAX, which ends the process if it is the first to know.

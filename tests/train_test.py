@@ -220,6 +220,16 @@ def test_a_placement_that_does_not_fit_the_tables_is_refused(store, tmp_path):
         train(c, tmp_path, report=nothing, allow_config_change=True)
 
 
+def test_checkpoints_of_every_so_many_steps_are_kept(store, tmp_path):
+    c = tiny.config(num_steps=20)
+    c.data.store = str(store)
+    c.checkpoint.every_steps, c.checkpoint.keep, c.checkpoint.keep_every_steps = 2, 1, 6
+    c.data.valid = ""
+    train(c, tmp_path, report=nothing)
+    found = sorted(int(p.name) for p in (tmp_path / "checkpoints").iterdir())
+    assert found == [6, 12, 18, 20]
+
+
 def test_early_stopping_ends_at_the_best_checkpoint(store, tmp_path):
     c = tiny.config(num_steps=400)
     c.data.store = str(store)
@@ -480,7 +490,8 @@ def test_a_run_that_does_not_go_on_tells_where_it_stands(store, tmp_path):
         "def slow_report(text):\n"
         "    if text.startswith('step 8:'):\n"
         "        time.sleep(1.5)\n"
-        "c = tiny.config(hang_seconds=0.5)\n"
+        "c = tiny.config()\n"
+        "c.watch.hang_seconds = 0.5\n"
         "c.data.store = sys.argv[1]\n"
         "train(c, sys.argv[2], report=slow_report)\n"
     )

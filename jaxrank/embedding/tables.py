@@ -308,6 +308,7 @@ class Embedding:
         *,
         rate: jax.Array,
         step: jax.Array,
+        applies: jax.Array | None = None,
     ) -> tuple[dict[str, TableState], dict[str, jax.Array]]:
         """One step of the row optimizer on the rows that the global batch reads.
 
@@ -319,6 +320,8 @@ class Embedding:
                 global batch.
             rate: f[], learning rate.
             step: i32[], steps done before this one.
+            applies: bool[], whether anything changes; gradients may then be anything. None: it
+                does.
 
         Returns:
             The tables and the scratch array after the step.
@@ -327,7 +330,9 @@ class Embedding:
         for stack, ids in self._ids(batch):
             form, parts = self.form(stack), self.parts[stack.name]
             route = routes.get(stack.name)
-            change = functools.partial(self._change, stack=stack, rate=rate, step=step)
+            change = functools.partial(
+                self._change, stack=stack, rate=rate, step=step, applies=applies
+            )
             grad = self._per_id(stack, batch.lists.get(stack.name), grads[stack.name])
             if route is not None:
                 exchange = self._exchange_of(stack, batch)
@@ -415,7 +420,7 @@ class Embedding:
         return jnp.where(row == PAD, PAD, stack.replicated + row)
 
     def _change(
-        self, found: TableState, gradient: jax.Array, *, row, stack, rate, step
+        self, found: TableState, gradient: jax.Array, *, row, stack, rate, step, applies
     ) -> TableState:
         """The change of rows and slots whose summed gradients f[k, dim] are given."""
         if self.l2:
@@ -426,7 +431,10 @@ class Embedding:
         factors = factors_of(stack, self.rate_factors)
         if factors:
             rate = rate * factors.at(row)
-        return TableState(*self.rule.change(found.rows, found.slots, gradient, rate, step))
+        changes = TableState(*self.rule.change(found.rows, found.slots, gradient, rate, step))
+        if applies is None:
+            return changes
+        return jax.tree.map(lambda c: jnp.where(applies, c, 0), changes)
 
 
 def _one_arrival(row, grads, body, carry):

@@ -1,0 +1,97 @@
+"""The last batches of a run, written out where a step is not as it should be."""
+
+import json
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxrank import processes
+from jaxrank.errors import InputError
+from jaxrank.features import Batch, Lists
+
+_MOST = 10  # steps that batches are written for, in one run of the program
+# Calls between the one that a step is judged in and the one whose batches were put last: one is in
+# the queue of the devices, one waits there, one is judged late.
+_BETWEEN = 3
+
+
+class LastBatches:
+    """Keeps the batches of the last steps on the host, each process its own share.
+
+    Args:
+        workdir: of the run.
+        steps: how many to keep; 0: none.
+        steps_per_call: of the run.
+
+    Raises:
+        InputError: `steps` is negative.
+    """
+
+    def __init__(self, workdir: Path, steps: int, steps_per_call: int):
+        if steps < 0:
+            raise InputError(f"--debug-batches must be 0 or more: found {steps}.")
+        self._folder = workdir / "debug"
+        self._steps, self._steps_per_call = steps, steps_per_call
+        self._next = 0
+        calls = -(-steps // steps_per_call) + 1 + _BETWEEN
+        self._calls: deque[tuple[int, Batch]] = deque(maxlen=calls)
+        self._written = 0
+
+    def begin(self, step: int) -> None:
+        """The next batches are those after `step` steps."""
+        self._next = step
+
+    def keep(self, batches: Batch) -> None:
+        """Takes the batches of the next call, with a leading axis of steps."""
+        if self._steps:
+            # A copy: the input fills the same memory again.
+            self._calls.append((self._next, jax.tree.map(np.array, batches)))
+            self._next += self._steps_per_call
+
+    def write(self, step: int, why: str, checkpoint: str) -> str:
+        """Writes the batches up to that of `step`, which is counted from 1; returns what to say.
+
+        WORKDIR/debug/STEP/step-000317.process-0.npz, a file for each step and process; see `load`.
+        """
+        if not self._steps or self._written == _MOST:
+            return ""
+        self._written += 1
+        folder = self._folder / str(step)
+        folder.mkdir(parents=True, exist_ok=True)
+        for first, batches in list(self._calls):
+            for i in range(self._steps_per_call):
+                number = first + i + 1
+                if step - self._steps < number <= step:
+                    _save(folder, number, jax.tree.map(lambda x, i=i: x[i], batches))
+        if processes.is_first():
+            about = {"step": step, "why": why, "checkpoint": checkpoint}
+            (folder / "about.json").write_text(json.dumps(about, indent=1) + "\n")
+        return f" The batches up to it are in {folder}."
+
+
+def _save(folder: Path, number: int, batch: Batch) -> None:
+    leaves, _ = jax.tree_util.tree_flatten_with_path(batch)
+    arrays = {jax.tree_util.keystr(p, simple=True, separator="/"): x for p, x in leaves}
+    file = folder / f"step-{number:06d}.process-{processes.place()[0]}.npz"
+    np.savez_compressed(file, **arrays)
+
+
+def load(path: str | Path) -> Batch:
+    """The batch, or share of one, in a file that `LastBatches` wrote; without an axis of steps."""
+    with np.load(path, allow_pickle=False) as found:
+        arrays = dict(found)
+    ids: dict[str, Any] = {}
+    lists: dict[str, dict[str, Any]] = {}
+    others = {}
+    for name, array in arrays.items():
+        field, *rest = name.split("/")
+        if field == "ids":
+            ids[rest[0]] = array
+        elif field == "lists":
+            lists.setdefault(rest[0], {})[rest[1]] = array
+        else:
+            others[field] = array
+    return Batch(ids=ids, lists={name: Lists(**parts) for name, parts in lists.items()}, **others)

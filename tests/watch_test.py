@@ -1,0 +1,184 @@
+"""Steps that are not as they should be: skipped, told, and their batches written."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+import tiny
+
+from jaxrank import debug_batches
+from jaxrank import mesh as meshes
+from jaxrank.data.prepare import prepare
+from jaxrank.debug_batches import LastBatches
+from jaxrank.errors import InputError, RunError
+from jaxrank.job import build
+from jaxrank.spikes import Spikes
+from jaxrank.train import train
+
+PUT = meshes.put_batch
+
+
+def nothing(text):
+    pass
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data") / "store"
+    c = tiny.config()
+    prepare(c.features.to_dict(), c.source.to_dict(), path, block_size=512, report=nothing)
+    return path
+
+
+def config(store, devices=1, **changes):
+    c = tiny.config(**changes)
+    c.data.store = str(store)
+    c.mesh.devices = devices
+    c.eval.every_steps = c.num_steps
+    return c
+
+
+def records(workdir):
+    lines = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
+    return {r["step"]: r for r in lines if r["kind"] == "train"}
+
+
+def poison(monkeypatch, value, steps, steps_per_call=2):
+    """One number of the batches of some steps, counted from 1, becomes another."""
+    calls = iter(range(10**6))
+
+    def put(batch, mesh, leading=0):
+        if leading:
+            first = next(calls) * steps_per_call
+            batch = jax.tree.map(np.array, batch)
+            for i in range(steps_per_call):
+                if first + i + 1 in steps:
+                    batch.floats[i, -1, 0] = value
+        return PUT(batch, mesh, leading)
+
+    monkeypatch.setattr(meshes, "put_batch", put)
+
+
+def final_state(c, workdir):
+    job = build(c, workdir, nothing)
+    job.batches.close()
+    program = job.program
+    state, _ = job.checkpoints.restore(
+        job.checkpoints.step(), program.blank(), program.state_shape, program.state_sharding
+    )
+    return jax.device_get(state._replace(scratch={}))
+
+
+@pytest.mark.parametrize(
+    ("devices", "scope", "rule"),
+    [(1, "read", "lazy_adam"), (8, "read", "rowwise_adagrad"), (8, "table", "lazy_adam")],
+)
+def test_a_step_that_is_skipped_changes_nothing(store, tmp_path, monkeypatch, devices, scope, rule):
+    changes = {"devices": devices, "num_steps": 4}
+    before = config(store, **changes)
+    after = config(store, **changes | {"num_steps": 6})
+    for c in (before, after):
+        c.watch.on_nonfinite = "skip"
+        c.embedding.l2, c.embedding.l2_scope, c.optim.tables.name = 0.01, scope, rule
+        c.model.norm = "batch"
+    train(before, tmp_path / "before", report=nothing)
+    lines = []
+    poison(monkeypatch, np.nan, {5, 6})
+    train(after, tmp_path / "after", report=lines.append)
+
+    told = records(tmp_path / "after")
+    assert [told[i]["skipped"] for i in range(1, 7)] == [0, 0, 0, 0, 1, 1]
+    assert told[5]["loss"] is None
+    assert any(line.startswith("step 6 skipped, as ") and "; 2 skipped" in line for line in lines)
+    expected, found = (
+        final_state(before, tmp_path / "before"),
+        final_state(after, tmp_path / "after"),
+    )
+    assert (int(expected.step), int(found.step)) == (4, 6)
+    same = found._replace(step=expected.step)
+    jax.tree.map(np.testing.assert_array_equal, same, expected)
+
+
+def test_what_is_not_skipped_is_what_it_was_without_skipping(store, tmp_path):
+    states = []
+    for name in ("stop", "skip"):
+        c = config(store, num_steps=4)
+        c.watch.on_nonfinite = name
+        train(c, tmp_path / name, report=nothing)
+        states.append(final_state(c, tmp_path / name))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-9), *states)
+
+
+def test_too_many_skipped_steps_end_the_run(store, tmp_path, monkeypatch):
+    c = config(store)
+    c.watch.on_nonfinite, c.watch.most_skipped = "skip", 2
+    poison(monkeypatch, np.inf, {2, 3, 5, 6, 7})
+    with pytest.raises(RunError, match=r"step 7: no more than watch.most_skipped=2 steps may be"):
+        train(c, tmp_path, report=nothing)
+
+
+def test_the_last_batches_of_a_step_that_is_not_finite_are_written(store, tmp_path, monkeypatch):
+    c = config(store)
+    poison(monkeypatch, np.nan, {7})
+    message = rf"step 7: loss .* The batches up to it are in {tmp_path}/debug/7\."
+    with pytest.raises(RunError, match=message):
+        train(c, tmp_path, report=nothing, debug_batches=4)
+    folder = tmp_path / "debug" / "7"
+    files = [f"step-00000{step}.process-0.npz" for step in (4, 5, 6, 7)]
+    assert sorted(p.name for p in folder.iterdir()) == ["about.json", *files]
+    assert json.loads((folder / "about.json").read_text())["why"] == "not finite"
+
+    job = build(c, tmp_path / "again", nothing)
+    calls = [next(job.batches) for _ in range(4)]
+    job.batches.close()
+    for step, file in zip((4, 5, 6, 7), files, strict=True):
+        expected = jax.tree.map(lambda x, i=step: x[(i - 1) % 2], calls[(step - 1) // 2])
+        jax.tree.map(np.testing.assert_array_equal, debug_batches.load(folder / file), expected)
+
+
+def test_a_loss_that_stands_out_is_told_and_its_batches_written(store, tmp_path, monkeypatch):
+    c = config(store, num_steps=128, log_every_steps=64)
+    lines = []
+    poison(monkeypatch, 1e4, {110})
+    train(c, tmp_path, report=lines.append, debug_batches=1)
+    (line,) = (line for line in lines if "deviations above" in line)
+    assert line.startswith("step 110: the loss ")
+    assert line.endswith(f"The batches up to it are in {tmp_path}/debug/110.")
+    told = records(tmp_path)
+    assert told[110]["loss_spike"] > 10
+    assert "loss_spike" not in told[109]
+
+
+def test_spikes_are_those_over_the_limit():
+    rng = np.random.default_rng(0)
+    losses = 0.5 + 0.01 * rng.normal(size=5000)
+    losses[[50, 1000, 3000]] += 0.3
+    losses[2000] -= 0.3
+    watch, never = Spikes(8), Spikes(0)
+    assert [i for i, x in enumerate(losses) if watch.above(x)] == [1000, 3000]
+    assert not any(never.above(x) for x in losses)
+    rising = Spikes(8)
+    assert not any(rising.above(1 - 0.9**i) for i in range(1000))
+    constant = Spikes(8)
+    assert not any(constant.above(0.5) for _ in range(1000))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("on_nonfinite", "ignore", "watch.on_nonfinite must be one of .*stop.*skip.*'ignore'"),
+        ("most_skipped", -1, "watch.most_skipped must be at least 0"),
+        ("loss_spike", -1.0, "watch.loss_spike must be at least 0"),
+    ],
+)
+def test_fields_that_cannot_be_are_refused(store, tmp_path, field, value, message):
+    c = config(store)
+    c.watch[field] = value
+    with pytest.raises(InputError, match=message):
+        train(c, tmp_path, report=nothing)
+
+
+def test_a_negative_number_of_batches_is_refused(tmp_path):
+    with pytest.raises(InputError, match="--debug-batches must be 0 or more: found -1"):
+        LastBatches(tmp_path, -1, 2)
