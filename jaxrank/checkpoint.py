@@ -27,6 +27,7 @@ import xxhash
 import jaxrank
 from jaxrank import processes
 from jaxrank.checksum import checksums, differing
+from jaxrank.embedding import GROUPS
 from jaxrank.errors import InputError, RunError
 from jaxrank.step import TrainState, Weights, trained, weights_of
 
@@ -46,6 +47,9 @@ def _unraisable(
 
 
 sys.unraisablehook = _unraisable
+
+
+_PIECE = 2**26  # bytes of an array that are written together
 
 
 class _Training(NamedTuple):
@@ -111,6 +115,17 @@ def _placed(shapes: Any, shardings: Any) -> Any:
     return jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings
     )
+
+
+def _in_pieces(tree: Any) -> ocp.args.StandardSave:
+    """So that writing takes little more memory than the pieces that are in the making."""
+    pieces, whole = ocp.SaveArgs(chunk_byte_size=_PIECE), ocp.SaveArgs()
+
+    def how(array: jax.Array) -> ocp.SaveArgs:
+        # Orbax makes pieces whose size divides the array's: of a prime number of rows single ones.
+        return pieces if array.ndim and array.shape[0] % GROUPS == 0 else whole
+
+    return ocp.args.StandardSave(tree, save_args=jax.tree.map(how, tree))
 
 
 class _Newest:
@@ -259,8 +274,8 @@ class Checkpoints:
             self._manager.save(
                 step,
                 args=ocp.args.Composite(
-                    weights=ocp.args.StandardSave(weights),
-                    training=ocp.args.StandardSave(training),
+                    weights=_in_pieces(weights),
+                    training=_in_pieces(training),
                     run=ocp.args.JsonSave(run | {"digest": _digest(run)}),
                 ),
                 force=True,

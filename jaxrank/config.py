@@ -7,6 +7,7 @@ A config file starts from `default()` and changes fields; so does the command li
 import difflib
 import importlib.util
 import json
+import math
 import os
 import sys
 from collections.abc import Mapping
@@ -196,6 +197,14 @@ _OPEN = (
 )
 
 
+def _check_finite(config: ConfigDict, prefix: str) -> None:
+    for name, value in config.items():
+        if isinstance(value, ConfigDict):
+            _check_finite(value, f"{prefix}{name}.")
+        elif isinstance(value, float) and not math.isfinite(value):
+            raise InputError(f"{prefix}{name} must be a finite number: found {value!r}.")
+
+
 def check(config: ConfigDict) -> None:
     """Refuses fields that are not there, and numbers that mean nothing.
 
@@ -203,6 +212,7 @@ def check(config: ConfigDict) -> None:
         InputError: naming the field, what it must be and what was found.
     """
     _check_fields(default(), config, "")
+    _check_finite(config, "")
     for field, least in _AT_LEAST.items():
         value: Any = config
         for part in field.split("."):
@@ -215,6 +225,7 @@ def check(config: ConfigDict) -> None:
     check_choice("data.on_overflow", config.data.on_overflow, ("error", "truncate"))
     check_choice("watch.on_nonfinite", config.watch.on_nonfinite, ("stop", "skip"))
     check_choice("task_weighting", config.task_weighting, ("fixed", "uncertainty"))
+    check_choice("data.compression", config.data.compression, ("", "lz4", "zstd"))
     check_choice("data.order", config.data.order, ("shuffled", "days"))
     check_choice("embedding.l2_scope", config.embedding.l2_scope, ("read", "table"))
     check_choice("embedding.placement", config.embedding.placement, ("auto", "rows", "replicated"))

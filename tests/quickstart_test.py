@@ -1,3 +1,5 @@
+import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -31,3 +33,17 @@ def test_the_main_job_gains_most_of_what_can_be_gained(tmp_path):
         assert best <= 0.9 * constant
         gained = (constant - found["metrics"][task]["logloss"]) / (constant - best)
         assert gained >= 0.85
+
+
+def test_a_run_is_the_same_to_the_bit_on_any_number_of_cores(tmp_path):
+    args = [f"--config={CONFIG}", f"--config.data.store={tmp_path / 'data'}"]
+    args += ["--config.num_epochs=0.0", "--config.num_steps=16", "--config.source.rows.valid=5000"]
+    args += ["--config.source.rows.train=50000"]
+    cores = sorted(os.sched_getaffinity(0))
+    sums = []
+    for name, several in (("one", cores[:1]), ("all", cores)):
+        run("train", *args, f"--workdir={tmp_path / name}", cores=several)
+        told = json.loads((tmp_path / name / "checkpoints/16/run/metadata").read_text())
+        sums.append(told["checksums"])
+    assert len(sums[0]["training"]) > 10
+    assert sums[0] == sums[1]

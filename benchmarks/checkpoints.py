@@ -1,0 +1,108 @@
+"""What saving a checkpoint costs a run: how long it pauses, and what memory it takes.
+
+    python benchmarks/checkpoints.py --rows 32000000 --folder=/tmp
+
+A model whose one table has so many rows of 16 numbers (2 GiB at 32 million) is trained while its
+checkpoint is written. Told are the seconds that `save` held up training, those until the checkpoint
+was on disk, the speed of the steps between, and the most memory above that before.
+"""
+
+import argparse
+import shutil
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import jax
+from table_rows import program_of
+
+from jaxrank.checkpoint import Checkpoints
+from jaxrank.checksum import checksums
+from jaxrank.step import weights_of
+
+
+class Memory:
+    """The most resident memory of this process while it lasts, MiB."""
+
+    def __enter__(self) -> "Memory":
+        self.before = self.most = self.now()
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def now(self) -> float:
+        status = Path("/proc/self/status").read_text()
+        return int(status.split("VmRSS:")[1].split()[0]) / 1024
+
+    def _watch(self) -> None:
+        while not self._done.wait(0.02):
+            self.most = max(self.most, self.now())
+
+
+def written(checkpoints: Checkpoints, done: threading.Event) -> None:
+    try:
+        checkpoints.wait()
+    finally:
+        done.set()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=int, default=32_000_000)
+    parser.add_argument("--folder", default="", help="where to write; default: the system's")
+    parser.add_argument("--saves", type=int, default=3)
+    args = parser.parse_args()
+    program, batch = program_of(args.rows, 8192, 1)
+    state = program.init()
+
+    def step() -> float:
+        nonlocal state
+        began = time.perf_counter()
+        state, told = program.train(state, batch)
+        jax.block_until_ready(told)
+        return time.perf_counter() - began
+
+    for _ in range(3):
+        step()
+    alone = sorted(step() for _ in range(9))[4]
+    checksums(weights_of(state))  # compiled
+    folder = Path(tempfile.mkdtemp(dir=args.folder or None))
+    checkpoints = Checkpoints(folder, keep=1)
+    size = sum(x.nbytes for x in jax.tree.leaves(state._replace(scratch={}))) / 2**20
+    print(f"{size:,.0f} MiB of arrays; a step takes {1000 * alone:.0f} ms")
+    pool = ThreadPoolExecutor(1)
+    try:
+        for number in range(args.saves):
+            with Memory() as memory:
+                began = time.perf_counter()
+                checkpoints.save(number, state, {}, None)
+                pause = time.perf_counter() - began
+                done = threading.Event()
+                waits = pool.submit(written, checkpoints, done)
+                steps = []
+                while not done.is_set():
+                    steps.append(step())
+                waits.result()
+                whole = time.perf_counter() - began
+            slower = sum(steps) / len(steps) / alone if steps else float("nan")
+            print(
+                f"save {number}: pause {pause:.2f} s, {100 * pause / whole:.1f}% of the"
+                f" {whole:.1f} s until it was on disk; {len(steps)} steps in between, each"
+                f" {slower:.2f} times as long as alone; {memory.most - memory.before:,.0f} MiB"
+                " more memory at most",
+                flush=True,
+            )
+    finally:
+        checkpoints.close()
+        shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""A long run that is killed at random moments and goes on with other devices and processes.
+
+    python benchmarks/soak.py --workdir=/tmp/soak --minutes=30
+
+First the run as nobody disturbs it, on one device, for a quarter of the time. Then the same again:
+each time with 1, 2, 4 or 8 devices in 1 or 2 processes, ended by kill -9 or SIGTERM after a random
+while, until all steps are done. Told is each ending, and how far the two ends are apart: batches
+are the same, but sums over other devices are of another order.
+"""
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from ml_collections import ConfigDict
+from seeds import jaxrank, prepare_once
+
+from jaxrank.config import default
+
+ROOT = Path(__file__).resolve().parent.parent
+CONFIG = f"--config={Path(__file__).resolve()}"
+DEVICES = ((1, 1), (2, 1), (4, 1), (8, 1), (4, 2), (8, 2))  # devices, processes
+
+
+def get_config() -> ConfigDict:
+    c = default()
+    rows = dict(train=2_000_000, valid=50_000)
+    lists = [dict(rows=20_000, mean_length=8)]
+    ids = [100_000, 10_000, 1000, 100, 10]
+    c.source = ConfigDict(
+        dict(kind="synthetic", rows=rows, seed=9, floats=4, ids=ids, lists=lists, exponent=1.05)
+    )
+    c.features.tasks = [dict(name="click", label="click", truth="p_click")]
+    c.features.floats = [dict(columns="f*", standardize=True)]
+    c.features.ids = [
+        dict(columns=f"c{i}", encoding="integer", rows=count) for i, count in enumerate(ids)
+    ]
+    c.features.lists = [dict(columns="l0", encoding="integer", rows=20_000)]
+    c.embedding.dim = 8
+    c.model.hidden = (32, 16)
+    c.batch_size = 2048
+    c.num_steps = 16
+    c.eval.every_steps = 512
+    c.checkpoint.every_steps = 64
+    c.ema_decay = 0.999
+    return c
+
+
+def command(folder: Path, name: str, steps: int, devices: int, processes: int) -> list[str]:
+    flags = [CONFIG, f"--workdir={folder / name}", f"--config.data.store={folder / 'data'}"]
+    flags += [f"--config.num_steps={steps}", "--allow-config-change", "--quiet"]
+    if processes == 1:
+        return [sys.executable, "-m", "jaxrank", "train", *flags]
+    script = str(ROOT / "launch" / "local.sh")
+    each = f"--devices={devices // processes}"
+    return [script, str(processes), each, "--restarts=0", "--", "train", *flags]
+
+
+def started(args: list[str], devices: int) -> subprocess.Popen[str]:
+    env = os.environ | {"PYTHON": sys.executable, "JAX_NUM_CPU_DEVICES": str(devices)}
+    return subprocess.Popen(
+        args,
+        env=env,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def newest(workdir: Path) -> int:
+    found = [int(p.name) for p in workdir.glob("checkpoints/*") if p.name.isdecimal()]
+    return max(found, default=0)
+
+
+def losses(workdir: Path) -> dict[int, float]:
+    lines = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
+    return {r["step"]: r["loss"] for r in lines if r["kind"] == "train"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--workdir", required=True)
+    parser.add_argument("--minutes", type=float, default=30)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    folder, draw = Path(args.workdir), random.Random(args.seed)
+    began = time.monotonic()
+    prepare_once(CONFIG, folder / "data")
+
+    # How many steps a quarter of the time takes, from a short run; whole intervals of evaluation.
+    probe = [CONFIG, f"--config.data.store={folder / 'data'}", "--config.num_steps=512", "--quiet"]
+    rate = jaxrank("train", *probe, f"--workdir={folder / 'probe'}")["examples_per_second"]
+    steps = max(1, int(args.minutes * 15 * rate / 2048 / 512)) * 512
+    (whole,) = (started(command(folder, "whole", steps, 1, 1), 1),)
+    _, told = whole.communicate()
+    if whole.returncode:
+        raise SystemExit(told)
+    print(f"{steps:,} steps undisturbed: {time.monotonic() - began:.0f} s", flush=True)
+
+    endings = 0
+    while newest(folder / "disturbed") < steps:
+        devices, processes = draw.choice(DEVICES)
+        before = newest(folder / "disturbed")
+        process = started(command(folder, "disturbed", steps, devices, processes), devices)
+        how = draw.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM))
+        try:
+            process.wait(timeout=draw.uniform(10, 60))
+        except subprocess.TimeoutExpired:
+            if how == signal.SIGKILL:
+                os.killpg(process.pid, how)
+            else:
+                process.send_signal(how)
+        _, told = process.communicate()
+        if process.returncode not in (0, -9, 137, 143):
+            raise SystemExit(f"status {process.returncode}: {told}")
+        endings += process.returncode != 0
+        print(
+            f"{devices} devices, {processes} processes: from step {before} to"
+            f" {newest(folder / 'disturbed')}, status {process.returncode}",
+            flush=True,
+        )
+    ends = [
+        jaxrank("evaluate", f"--workdir={folder / name}")["metrics"]["click"]
+        for name in ("whole", "disturbed")
+    ]
+    first, second = (losses(folder / name) for name in ("whole", "disturbed"))
+    assert list(first) == list(second) == list(range(1, steps + 1))
+    apart = {step: abs(first[step] - second[step]) for step in first}
+    print(
+        f"{endings} endings, {time.monotonic() - began:.0f} s in all; validation logloss"
+        f" {ends[0]['logloss']:.6f} and {ends[1]['logloss']:.6f}, AUC {ends[0]['auc']:.6f} and"
+        f" {ends[1]['auc']:.6f}; losses of a step apart by {max(apart.values()):.2e} at most,"
+        f" {sum(apart.values()) / steps:.2e} on average",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main()
