@@ -74,6 +74,21 @@ def started(args: list[str], devices: int) -> subprocess.Popen[str]:
     )
 
 
+def children(session: int) -> list[int]:
+    """The processes that train, of all that a launcher has started."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal() and int(entry.name) != session:
+            try:
+                here = os.getsid(int(entry.name)) == session
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if here and b"jaxrank" in words and b"env" not in words:
+                found.append(int(entry.name))
+    return found or [session]
+
+
 def newest(workdir: Path) -> int:
     found = [int(p.name) for p in workdir.glob("checkpoints/*") if p.name.isdecimal()]
     return max(found, default=0)
@@ -113,12 +128,11 @@ def main() -> None:
         try:
             process.wait(timeout=draw.uniform(10, 60))
         except subprocess.TimeoutExpired:
-            if how == signal.SIGKILL:
-                os.killpg(process.pid, how)
-            else:
-                process.send_signal(how)
+            # The launcher passes SIGTERM on; one of its processes is killed, and it ends the rest.
+            killed = how == signal.SIGKILL and processes > 1
+            os.kill(draw.choice(children(process.pid)) if killed else process.pid, how)
         _, told = process.communicate()
-        if process.returncode not in (0, -9, 137, 143):
+        if process.returncode not in (0, -9, 1, 134, 137, 143):
             raise SystemExit(f"status {process.returncode}: {told}")
         endings += process.returncode != 0
         print(

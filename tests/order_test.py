@@ -263,3 +263,23 @@ def test_days_of_a_split_without_days_are_refused(store, tmp_path):
         _train(alone)
     with pytest.raises(InputError, match=r"data\.order: must be one of .*: found 'day'"):
         _train(store, order="day")
+
+
+def test_places_are_right_past_the_numbers_that_32_bits_and_floats_hold():
+    """Six thousand blocks of a thousand million examples, read for longer than 2^53 examples."""
+    order = Order(np.full(6000, 10**9), seed=1, shards=8, window=10_000)
+    assert order.rows == 6 * 10**12
+    start, stop = order.piece(3)
+    length = stop - start
+    assert length > 2**39
+    for place in (2**31 - 3, 2**32 + 5, 2**53 + 11, 2**62 + 7):
+        runs = order.runs(3, place, place + 10_007)
+        assert sum(run.stop - run.start for run in runs) == 10_007
+        for run in runs:
+            begin, end = order._window_bounds(3, run.turn, run.window)
+            # Where the run begins in the stream, from what it says.
+            assert run.turn * length + begin + run.start == place
+            place += run.stop - run.start
+            spans, permutation = order.window(3, run.turn, run.window)
+            assert sum(span.stop - span.start for span in spans) == len(permutation) == end - begin
+            assert all(0 <= span.start < span.stop <= 10**9 for span in spans)
