@@ -47,18 +47,21 @@ def plan_moves(old: Layout, new: Layout, rows: Mapping[str, np.ndarray]) -> dict
 def _pairs(old: Stack, new: Stack, rows: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """Rows of the old stack and of the new one, i32[n] each, that stand for the same value."""
     of, to = [np.zeros(0, np.int32)], [np.zeros(0, np.int32)]
+    hot_rows = old.hot_rows(), new.hot_rows()
     for name in set(old.tables) & set(new.tables) & set(rows):
         row = rows[name]
         own = np.flatnonzero(row != PAD).astype(np.int32)
-        of.append(_in_stack(old, name, own))
-        to.append(_in_stack(new, name, row[own]))
+        of.append(_in_stack(old, hot_rows[0], name, own))
+        to.append(_in_stack(new, hot_rows[1], name, row[own]))
     return np.concatenate(of), np.concatenate(to)
 
 
-def _in_stack(stack: Stack, table: str, rows: np.ndarray) -> np.ndarray:
+def _in_stack(
+    stack: Stack, hot_rows: Sequence[np.ndarray], table: str, rows: np.ndarray
+) -> np.ndarray:
     """Rows of a table -> rows of its stack, i32[n]."""
     index = stack.tables.index(table)
-    hot = stack.hot_rows()[index]
+    hot = hot_rows[index]
     found = rows + np.int32(stack.offsets[index])
     is_hot = rows < len(hot)
     found[is_hot] = hot[rows[is_hot]]
@@ -90,20 +93,22 @@ def carry_rows(
     """The array of a part, of rows or of a slot, with what was carried over.
 
     Args:
-        array: before the first step.
+        array: before the first step; it is deleted where another takes its place.
         moves: of the part's stack.
         name: of the old array, with {} for the old part: "slots.{}.accumulator".
 
     Raises:
         InputError: the old array is damaged.
     """
+    moves = [move for move in moves if move.new_part.name == part.name]
+    if not moves:
+        return array
     is_wide = array.ndim == 2
     width = part.width if is_wide else 1
     shares = _Shares(array, width)
+    array.delete()  # or all tables would be on the devices twice
     for move in moves:
-        if move.new_part.name != part.name:
-            continue
-        for first, piece in stored.pieces(name.format(move.old_part.name)):
+        for first, piece in stored.pieces(name.format(move.old_part.name), max(1, width // LANES)):
             rows = piece.reshape(-1, width)
             begin = first * LANES // width if is_wide else first
             low, high = np.searchsorted(move.old, (begin, begin + len(rows)))
@@ -115,7 +120,7 @@ class _Shares:
     """What this process has of an array, on the host."""
 
     def __init__(self, array: jax.Array, width: int):
-        self._like, self._width = array, width
+        self._shape, self._sharding, self._width = array.shape, array.sharding, width
         # Of devices that hold the same rows, one.
         self._shares = {_first(s.index): np.array(s.data) for s in array.addressable_shards}
 
@@ -129,9 +134,8 @@ class _Shares:
             own[at[here]] = rows[here]
 
     def array(self) -> jax.Array:
-        like = self._like
         return jax.make_array_from_callback(
-            like.shape, like.sharding, lambda index: self._shares[_first(index)]
+            self._shape, self._sharding, lambda index: self._shares[_first(index)]
         )
 
 

@@ -146,7 +146,7 @@ class Checkpoints:
     Args:
         workdir: of the run.
         keep: how many of the newest to keep; the best one is kept beside them.
-        keep_every: steps; checkpoints of multiples of it are kept too. 0: none.
+        keep_every: steps, of each so many of which the first checkpoint is kept too. 0: none.
         higher_is_better: of the monitored metric.
         read_only: for evaluation; nothing is created or deleted.
     """
@@ -176,7 +176,11 @@ class Checkpoints:
 
     def _worth_keeping(self, steps: Sequence[int]) -> set[int]:
         """The best, those of which it cannot be known, and one in so many."""
-        every = {step for step in steps if self._keep_every and step % self._keep_every == 0}
+        every = set()
+        if self._keep_every:
+            interval = [step // self._keep_every for step in sorted(steps)]
+            pairs = zip(sorted(steps), interval, [0, *interval[:-1]], strict=True)
+            every = {step for step, now, before in pairs if now > before}
         measured, unknown = {}, set()
         for step in steps:
             try:

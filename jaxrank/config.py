@@ -120,7 +120,7 @@ def default() -> ConfigDict:
     c.checkpoint = ConfigDict()
     c.checkpoint.every_steps = 0  # more often than at every evaluation; 0: not more often
     c.checkpoint.keep = 2  # newest checkpoints kept, beside the best one
-    c.checkpoint.keep_every_steps = 0  # those of multiples of so many steps too; 0: none
+    c.checkpoint.keep_every_steps = 0  # and of each so many steps the first one; 0: none
 
     c.watch = ConfigDict()
     c.watch.on_nonfinite = "stop"  # at a loss or gradient that is not: stop, or skip the step

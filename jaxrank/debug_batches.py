@@ -51,12 +51,14 @@ class LastBatches:
             self._calls.append((self._next, jax.tree.map(np.array, batches)))
             self._next += self._steps_per_call
 
-    def write(self, step: int, why: str, checkpoint: str) -> str:
+    def write(self, step: int, why: str, checkpoint: str, *, at_the_end: bool = False) -> str:
         """Writes the batches up to that of `step`, which is counted from 1; returns what to say.
+
+        With `at_the_end` whatever was written before; else for a few steps of a run.
 
         WORKDIR/debug/STEP/step-000317.process-0.npz, a file for each step and process; see `load`.
         """
-        if not self._steps or self._written == _MOST:
+        if not self._steps or (self._written >= _MOST and not at_the_end):
             return ""
         self._written += 1
         folder = self._folder / str(step)

@@ -18,10 +18,12 @@ def ensure() -> None:
     nor where the program came from standard input.
 
     Threads: XLA splits long sums into as many parts as its pool has threads, so on CPU a run's last
-    bits depend on it. On machines of up to 8 cores it has 8, whatever the number of cores, so runs
-    there are equal; on larger ones as many as cores. PJRT_NPROC says otherwise.
+    bits depend on it. Where the process may use up to 8 cores it has 8, whatever their number, so
+    runs there are equal; where it may use more, as many as these. PJRT_NPROC says otherwise.
     """
-    if "PJRT_NPROC" not in os.environ and (os.cpu_count() or 1) <= _THREADS:
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    if "PJRT_NPROC" not in os.environ and cores <= _THREADS:
         os.environ["PJRT_NPROC"] = str(_THREADS)
     arguments = sys.orig_argv[1:]
     if sys.platform != "linux" or "GLIBC_TUNABLES" in os.environ or arguments[:1] in ([], ["-"]):

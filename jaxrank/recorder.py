@@ -110,7 +110,7 @@ class Recorder:
             return 0.0
         self._skipped_in_a_row = 0
         if not np.isfinite([loss, norm]).all():
-            written = self._last.write(number, "not finite", self.checkpoint)
+            written = self._last.write(number, "not finite", self.checkpoint, at_the_end=True)
             self._writer.flush()
             raise RunError(
                 f"step {number}: loss and gradient must be finite: the loss is {loss}, the norm of"
@@ -128,9 +128,10 @@ class Recorder:
     def _skip(self, number: int, why: str) -> None:
         self._skipped += 1
         self._skipped_in_a_row += 1
-        written = self._last.write(number, "not finite", self.checkpoint)
         limit = self._watch.most_skipped
-        if self._skipped_in_a_row > limit:
+        too_many = self._skipped_in_a_row > limit
+        written = self._last.write(number, "not finite", self.checkpoint, at_the_end=too_many)
+        if too_many:
             self._writer.flush()
             raise RunError(
                 f"step {number}: no more than watch.most_skipped={limit} steps may be skipped one"

@@ -247,7 +247,10 @@ def train_step(trainee: Trainee, state: TrainState, batch: Batch) -> tuple[Train
     sums = metrics.batch_sums(logits, batch.labels, traffic, trainee.kinds)
     grads, loss, sums, dropped = total((grads, loss, sums, jnp.sum(batch.dropped, axis=0)))
 
-    applies = _all_finite(embedding.mesh, loss, grads, vector_grads) if trainee.skips else None
+    norm = optax.tree.norm(grads)
+    applies = None
+    if trainee.skips:
+        applies = _all_finite(embedding.mesh, loss + norm, vector_grads)
 
     updates, opt_state = trainee.optimizer.update(grads, state.opt_state, state.params)
     updates = jax.tree.map(lambda u: u * state.rate_factor.astype(u.dtype), updates)
@@ -268,7 +271,7 @@ def train_step(trainee: Trainee, state: TrainState, batch: Batch) -> tuple[Train
         sums=sums,
         rate=trainee.rate(state.step) * state.rate_factor,
         table_rate=table_rate,
-        gradient_norm=optax.tree.norm(grads),
+        gradient_norm=norm,
         dropped=dropped,
         skipped=jnp.zeros((), bool) if applies is None else ~applies,
         exchange=jax.tree.map(_over_devices, loads, is_leaf=lambda x: isinstance(x, Load)),
@@ -292,11 +295,10 @@ def train_step(trainee: Trainee, state: TrainState, batch: Batch) -> tuple[Train
     return new, told
 
 
-def _all_finite(mesh: Mesh, loss: jax.Array, grads: Any, vector_grads: Any) -> jax.Array:
-    """bool[], whether all of these are, on all devices."""
-    here = [jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves((grads, vector_grads))]
-    wrong = meshes.total(mesh, 1 - jnp.all(jnp.stack(here)).astype(jnp.int32))
-    return jnp.isfinite(loss) & (wrong == 0)
+def _all_finite(mesh: Mesh, told: jax.Array, vector_grads: Any) -> jax.Array:
+    """bool[], whether a number, the gradients and the sum of their squares are, on all devices."""
+    here = sum(jnp.sum(jnp.square(x)) for x in jax.tree.leaves(vector_grads))
+    return jnp.isfinite(told) & jnp.isfinite(meshes.total(mesh, here))
 
 
 def _trained_on(

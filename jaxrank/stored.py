@@ -4,6 +4,7 @@ They are opened without Orbax, which restores whole arrays only. Its files are a
 one zarr array for each leaf of the tree, named by the leaf's path with dots.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -51,8 +52,9 @@ class StoredArrays:
         pieces = [piece for _, piece in self.pieces(name)]
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
-    def pieces(self, name: str) -> Iterator[tuple[int, np.ndarray]]:
-        """(first row, rows) of an array, as many at a time as were written together.
+    def pieces(self, name: str, unit: int = 1) -> Iterator[tuple[int, np.ndarray]]:
+        """(first row, rows) of an array, as many at a time as were written together, or the least
+        more that are whole units of so many rows.
 
         Raises:
             InputError: as `read`; of damage, behind the last piece at the latest.
@@ -60,6 +62,7 @@ class StoredArrays:
         array = self._opened(name)
         written = array.chunk_layout.read_chunk.shape
         count, step = (array.shape[0], written[0] or 1) if array.ndim and written else (1, 1)
+        step = math.lcm(step, unit)
         total = 0
         for first in range(0, max(1, count), step):
             try:

@@ -140,6 +140,8 @@ def _with_layers(state: TrainState, older: _Older, job: Job) -> tuple[TrainState
     layers = {f: jax.device_get(getattr(state, f)) for f in ("params", "model_state", "opt_state")}
     carried = carry_layers(layers, inputs, names, read, same_optimizer=same_optimizer)
     steps = older.training.read("earlier") + older.training.read("step")
+    if not _same_rule(older, job):
+        steps = np.zeros_like(steps)  # by them moments are corrected, which begin anew
     found = state._replace(
         **{field: _put(tree, getattr(state, field)) for field, tree in carried.layers.items()},
         earlier=_put(steps, state.earlier),
@@ -164,12 +166,16 @@ def _put(values: Any, like: Any) -> Any:
     )
 
 
+def _same_rule(older: _Older, job: Job) -> bool:
+    return older.config.optim.tables.name == job.config.optim.tables.name
+
+
 def _with_tables(state: TrainState, older: _Older, job: Job, rows: Rows) -> TrainState:
     trainee = job.program.trainee
     mapped = {name: row for name, row in rows.items() if isinstance(row, np.ndarray)}
     moves = plan_moves(older.layout, trainee.embedding.layout, mapped)
     mine, prefix = older.of_trained(bool(trainee.ema_decay))
-    same_rule = older.config.optim.tables.name == job.config.optim.tables.name
+    same_rule = _same_rule(older, job)
     tables, averages = dict(state.tables), dict(state.average.rows) if state.average else {}
     for stack, of_stack in moves.items():
         for part in trainee.embedding.parts[stack]:
@@ -201,6 +207,10 @@ def _features_told(older: _Older, job: Job) -> list[str]:
         names = [name for name in these if name not in others]
         if names:
             told.append(f"features that are {what}: {', '.join(names)}")
+    was = {f.name: f for f in older.layout.schema.floats}
+    scaled = [f.name for f in job.schema.floats if was.get(f.name, f) != f]
+    if scaled:
+        told.append(f"floats whose scale is another now, to which layers must adapt: {scaled}")
     return told
 
 
@@ -230,7 +240,7 @@ def _tables_told(older: _Older, job: Job, rows: Rows) -> list[str]:
     gone = [t.name for t in older.layout.schema.tables if t.name not in new_dims]
     if gone:
         told.append(f"tables that are dropped: {', '.join(gone)}")
-    if older.config.optim.tables.name != job.config.optim.tables.name:
+    if not _same_rule(older, job):
         told.append("the optimizer of tables begins anew, for it is another")
     return told
 

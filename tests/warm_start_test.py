@@ -13,16 +13,17 @@ import verbs
 from conftest import ROOT
 from ml_collections import ConfigDict
 
-from jaxrank import evaluate, warm_start
+from jaxrank import checkpoint, evaluate, warm_start
 from jaxrank import job as jobs
 from jaxrank import workdir as workdirs
+from jaxrank.checkpoint import Checkpoints
 from jaxrank.checksum import checksums, of_host
 from jaxrank.config import default
 from jaxrank.embedding.storage import logical_rows
 from jaxrank.errors import InputError
 from jaxrank.job import build
 from jaxrank.step import trained, weights_of
-from jaxrank.stored import dotted
+from jaxrank.stored import StoredArrays, dotted
 from jaxrank.train import train
 
 ROWS = 1024
@@ -243,6 +244,27 @@ def test_an_average_begins_with_the_weights_where_the_older_run_had_none(tmp_pat
     jax.tree.map(np.testing.assert_array_equal, state.average, trained(state))
 
 
+def test_rows_of_several_lines_are_written_and_read_in_pieces(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "_PIECE", 2**17)
+    raw = write(tmp_path / "raw", 0)
+    c = config(raw, ids=("user",), lists=(), embedding__dim=300, embedding__placement="rows")
+    old_job, old = saved(c, tmp_path / "run")
+    arrays = StoredArrays(
+        tmp_path / "run" / "checkpoints" / "16" / "weights",
+        Checkpoints(tmp_path / "run", read_only=True).saved_checksums(16)["weights"],
+    )
+    lines = old.tables["dim300"].rows.shape[0]
+    assert lines == 3 * 1024
+    pieces = [len(piece) for _, piece in arrays.pieces("rows.dim300")]
+    assert len(pieces) > 1
+    assert any(length % 3 for length in pieces)
+    assert not any(len(piece) % 3 for _, piece in arrays.pieces("rows.dim300", 3))
+    job, state = started(tmp_path / "run", c, tmp_path / "next")
+    was, found = (by_value(*x, "rows")["user"] for x in ((old_job, old), (job, state)))
+    assert list(was) == list(found)
+    np.testing.assert_array_equal(list(was.values()), list(found.values()))
+
+
 MODELS = {
     "matrix": dict(model__cross="matrix"),
     "vector, parallel": dict(model__cross="vector", model__structure="parallel"),
@@ -331,6 +353,7 @@ def test_other_optimizers_and_dimensions_begin_anew_and_are_told(first, tmp_path
     for name, table in state.tables.items():
         jax.tree.map(np.testing.assert_array_equal, table.slots, fresh.tables[name].slots)
     np.testing.assert_array_equal(state.tables["dim2"].rows, fresh.tables["dim2"].rows)
+    assert int(state.earlier) == 0
 
 
 def test_a_started_run_is_resumed_to_the_bit_and_does_not_start_twice(first, tmp_path):

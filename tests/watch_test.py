@@ -110,6 +110,14 @@ def test_what_is_not_skipped_is_what_it_was_without_skipping(store, tmp_path):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-9), *states)
 
 
+def test_a_finite_gradient_whose_square_is_not_is_skipped_too(store, tmp_path, monkeypatch):
+    c = config(store, num_steps=6)
+    c.watch.on_nonfinite = "skip"
+    poison(monkeypatch, 1e25, {4})
+    train(c, tmp_path, report=nothing)
+    assert [records(tmp_path)[i]["skipped"] for i in range(1, 7)] == [0, 0, 0, 1, 0, 0]
+
+
 def test_too_many_skipped_steps_end_the_run(store, tmp_path, monkeypatch):
     c = config(store)
     c.watch.on_nonfinite, c.watch.most_skipped = "skip", 2

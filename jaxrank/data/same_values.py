@@ -42,12 +42,12 @@ def same_values(
         return rows
     old_store = open_old()
     _check_key(old_store, new_store)
-    if old not in old_store.schema.tables:
+    if not old_store.extends(old):
         raise InputError(
             f"{old_store.path}: must hold the vocabulary of {old.name!r} that the older run was"
             " trained with, to know which rows are of the same value, but it was prepared anew."
         )
-    before, _ = old_store.vocabulary(old.name)
+    before = old_store.vocabulary(old.name)[0][: old.rows - RESERVED_ROWS]
     after, _ = new_store.vocabulary(new.name)
     found = pc.index_in(pa.array(before, pa.string()), value_set=pa.array(after, pa.string()))
     row = found.fill_null(int(PAD) - RESERVED_ROWS).to_numpy() + RESERVED_ROWS
