@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from jaxrank import config as configs
-from jaxrank import machine
+from jaxrank import huge_pages
 from jaxrank import mesh as meshes
 from jaxrank.features import (
     PAD,
@@ -115,7 +115,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--steps", type=int, default=2)
     args = parser.parse_args()
-    machine.ensure()
+    huge_pages.ensure()
     few = Case(30, 6, 4, tables=10, size=512 * 50, steps=args.steps)
     many = Case(1500, 300, 200, tables=500, size=512, steps=args.steps)
     assert few.ids == many.ids

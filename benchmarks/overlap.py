@@ -20,7 +20,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from jaxrank import bench, machine
+from jaxrank import bench, huge_pages
 from jaxrank import config as configs
 from jaxrank import job as jobs
 from jaxrank import mesh as meshes
@@ -92,7 +92,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=["dcnv2", "quickstart", "near-empty"])
     parser.add_argument("--batch-size", type=int, default=4096)
     args = parser.parse_args()
-    machine.ensure()
+    huge_pages.ensure()
     cases = {
         "dcnv2": dcnv2,
         "quickstart": lambda: configs.load(QUICKSTART),

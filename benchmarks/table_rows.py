@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxrank import machine
+from jaxrank import huge_pages
 
 
 def program_of(rows: int, batch_size: int, steps_per_call: int):
@@ -83,7 +83,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--memory-of", type=int, default=0, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    machine.ensure()  # as `jaxrank train` does
+    huge_pages.ensure()  # as `jaxrank train` does
     if args.memory_of:
         measure_memory(args, args.memory_of)
         return

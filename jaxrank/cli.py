@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from jaxrank import machine, processes
+from jaxrank import huge_pages, processes
 from jaxrank.arguments import parsers
 from jaxrank.errors import InputError, RunError, StoppedError
 
@@ -288,7 +288,7 @@ def main() -> NoReturn:
     """The console program. Status 0 on success, 2 for bad input, 1 for a run that failed, 128 and
     the number of the signal for one that was asked to end."""
     if sys.argv[1:2] and sys.argv[1] in ("train", "evaluate", "predict", "bench"):
-        machine.ensure()
+        huge_pages.ensure()
     status = 0
     try:
         run(sys.argv[1:])

@@ -68,7 +68,7 @@ def test_prepare_imports_matplotlib_only_to_draw(tmp_path, picture):
 @pytest.mark.parametrize("mine", [None, "glibc.malloc.check=0"])
 def test_the_program_restarts_once_with_huge_pages_unless_the_user_chose(mine):
     code = (
-        "import os, sys; from jaxrank import machine; machine.ensure();"
+        "import os, sys; from jaxrank import huge_pages; huge_pages.ensure();"
         "print(os.environ['GLIBC_TUNABLES'], sys.argv[1:])"
     )
     env = {k: v for k, v in os.environ.items() if k != "GLIBC_TUNABLES"}
