@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-import optax
 
 from jaxrank.features import Layout
+from jaxrank.optim import is_schedule
 from jaxrank.step import Trainee, input_names, layers_state, model_inputs
 from jaxrank.stored import dotted
 
@@ -194,10 +194,10 @@ def carry_layers(
     carried = jax.tree_util.tree_map_with_path(one, dict(layers))
     # The rate begins anew: a run's schedule is its own.
     carried = jax.tree.map(
-        lambda found, first: first if _is_schedule(first) else found,
+        lambda found, first: first if is_schedule(first) else found,
         carried,
         dict(layers),
-        is_leaf=_is_schedule,
+        is_leaf=is_schedule,
     )
     return CarriedLayers(carried, **told, optimizer=optimizer)
 
@@ -209,7 +209,3 @@ def _counters(names: Iterable[str]) -> set[str]:
 
 def _names(tree: Any) -> set[str]:
     return {dotted(path) for path, _ in jax.tree_util.tree_leaves_with_path(dict(tree))}
-
-
-def _is_schedule(node: Any) -> bool:
-    return isinstance(node, optax.ScaleByScheduleState)

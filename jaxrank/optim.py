@@ -192,6 +192,11 @@ def _scale_by_name(factors: Mapping[str, float]) -> optax.GradientTransformation
     return optax.GradientTransformation(init, update)
 
 
+def is_schedule(node: Any) -> bool:
+    """Whether a node of an optimizer's state is the place in the schedule of its rate."""
+    return isinstance(node, optax.ScaleByScheduleState)
+
+
 def _one_of(field: str, value: str, allowed: Any) -> None:
     if value not in allowed:
         raise InputError(f"{field} must be one of {', '.join(allowed)}: got {value!r}.")
