@@ -101,8 +101,7 @@ def default() -> ConfigDict:
     )
     c.optim = ConfigDict()
     c.optim.dense = ConfigDict(dict(name="adam", clip_norm=0.0, weight_decay=0.0, **rate))
-    of_tables = rate | dict(base_rate=0.05, scaling="linear")  # what large batches lose least with
-    c.optim.tables = ConfigDict(dict(name="rowwise_adagrad", **of_tables))
+    c.optim.tables = ConfigDict(dict(name="rowwise_adagrad", **rate | dict(base_rate=0.05)))
     c.optim.dense.factors = ConfigDict()  # parameter pattern -> of its rate; 0 freezes: "cross/*"
     c.optim.tables.factors = ConfigDict()  # table pattern -> of its rate; ? matches a dot
     c.optim.dense.settings = ConfigDict()  # of the optimizer, such as b1, b2, eps
