@@ -2,8 +2,8 @@
 
     python benchmarks/soak.py --workdir=/tmp/soak --minutes=30
 
-First the run as nobody disturbs it, on one device, for a quarter of the time. Then the same again:
-each time with 1, 2, 4 or 8 devices in 1 or 2 processes, ended by kill -9 or SIGTERM after a random
+First the run as nobody disturbs it, on one device, for a sixteenth of the time: starts and devices
+that share cores make the other some ten times longer. Then the same again: each time with 1, 2, 4 or 8 devices in 1 or 2 processes, ended by kill -9 or SIGTERM after a random
 while, until all steps are done. Told is each ending, and how far the two ends are apart: batches
 are the same, but sums over other devices are of another order.
 """
@@ -109,11 +109,11 @@ def main() -> None:
     began = time.monotonic()
     prepare_once(CONFIG, folder / "data")
 
-    # How many steps a quarter of the time takes, from a short run; whole intervals of evaluation.
+    # How many steps a sixteenth of the time takes, from a short run; whole intervals of evaluation.
     probe = [CONFIG, f"--config.data.store={folder / 'data'}", "--config.num_steps=512", "--quiet"]
     rate = jaxrank("train", *probe, f"--workdir={folder / 'probe'}")["examples_per_second"]
-    steps = max(1, int(args.minutes * 15 * rate / 2048 / 512)) * 512
-    (whole,) = (started(command(folder, "whole", steps, 1, 1), 1),)
+    steps = max(1, int(args.minutes * 60 / 16 * rate / 2048 / 512)) * 512
+    whole = started(command(folder, "whole", steps, 1, 1), 1)
     _, told = whole.communicate()
     if whole.returncode:
         raise SystemExit(told)
