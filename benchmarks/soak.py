@@ -3,9 +3,10 @@
     python benchmarks/soak.py --workdir=/tmp/soak --minutes=30
 
 First the run as nobody disturbs it, on one device, for a sixteenth of the time: starts and devices
-that share cores make the other some ten times longer. Then the same again: each time with 1, 2, 4 or 8 devices in 1 or 2 processes, ended by kill -9 or SIGTERM after a random
-while, until all steps are done. Told is each ending, and how far the two ends are apart: batches
-are the same, but sums over other devices are of another order.
+that share cores make the other some ten times longer. Then the same again: each time with 1, 2, 4
+or 8 devices in 1 or 2 processes, ended by kill -9 or SIGTERM after a random while, until all steps
+are done. Told is each ending, and how far the two ends are apart: batches are the same, but sums
+over other devices are of another order.
 """
 
 import argparse
