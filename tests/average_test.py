@@ -3,8 +3,7 @@
 import jax
 import numpy as np
 import pytest
-import tiny
-from train_test import final_state, nothing, run, store  # noqa: F401 - a fixture
+from runs import final_state, nothing, on_store, run
 
 from jaxrank import mesh as meshes
 from jaxrank.job import build
@@ -16,7 +15,7 @@ DECAY = 0.9
 
 
 @pytest.fixture(scope="module")
-def averaged(store, tmp_path_factory):  # noqa: F811
+def averaged(store, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("runs") / "averaged"
     return workdir, run(store, workdir, ema_decay=DECAY)
 
@@ -25,10 +24,9 @@ def on_host(tree):
     return jax.tree.map(lambda x: np.asarray(x, np.float64), jax.device_get(tree))
 
 
-def test_the_average_follows_its_formula_call_by_call(store, averaged):  # noqa: F811
+def test_the_average_follows_its_formula_call_by_call(store, averaged):
     workdir, _ = averaged
-    c = tiny.config(ema_decay=DECAY)
-    c.data.store = str(store)
+    c = on_store(store, ema_decay=DECAY)
     job = build(c, workdir, nothing)
     state = job.program.init()
     expected = on_host(trained(state))
@@ -49,7 +47,7 @@ def test_the_average_follows_its_formula_call_by_call(store, averaged):  # noqa:
     assert max(jax.tree.leaves(apart)) > 1e-3
 
 
-def test_training_itself_is_that_of_a_run_without_average(store, averaged, tmp_path):  # noqa: F811
+def test_training_itself_is_that_of_a_run_without_average(store, averaged, tmp_path):
     run(store, tmp_path)
     plain = final_state(store, tmp_path)
     state = final_state(store, averaged[0], ema_decay=DECAY)
@@ -57,10 +55,9 @@ def test_training_itself_is_that_of_a_run_without_average(store, averaged, tmp_p
     jax.tree.map(np.testing.assert_array_equal, state.opt_state, plain.opt_state)
 
 
-def test_a_resumed_run_has_the_same_weights_and_average(store, averaged, tmp_path):  # noqa: F811
+def test_a_resumed_run_has_the_same_weights_and_average(store, averaged, tmp_path):
     run(store, tmp_path, ema_decay=DECAY, num_steps=8)
-    c = tiny.config(ema_decay=DECAY)
-    c.data.store = str(store)
+    c = on_store(store, ema_decay=DECAY)
     train(c, tmp_path, report=nothing, allow_config_change=True)
     found = final_state(store, tmp_path, ema_decay=DECAY)
     expected = final_state(store, averaged[0], ema_decay=DECAY)
@@ -75,9 +72,8 @@ def test_the_average_is_what_is_scored(averaged):
         assert scored.metrics[task]["logloss"] == pytest.approx(metrics["logloss"], rel=1e-5)
 
 
-def test_on_several_devices_the_average_is_the_same(store, averaged, tmp_path):  # noqa: F811
-    c = tiny.config(ema_decay=DECAY)
-    c.data.store = str(store)
+def test_on_several_devices_the_average_is_the_same(store, averaged, tmp_path):
+    c = on_store(store, ema_decay=DECAY)
     c.mesh.devices = 4
     found = train(c, tmp_path, report=nothing)
     for task, metrics in averaged[1].metrics.items():

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tiny
+from runs import nothing
 
 from jaxrank import bench, cli, processes
 from jaxrank import config as configs
@@ -23,10 +24,6 @@ from jaxrank.workdir import locked
 
 TINY = str(Path(__file__).with_name("tiny_config.py"))
 PNG = b"\x89PNG\r\n\x1a\n"
-
-
-def nothing(text):
-    pass
 
 
 def prepared(path, **arguments):

@@ -10,6 +10,9 @@ os.environ["XLA_FLAGS"] = f"{XLA_FLAGS} --xla_backend_optimization_level=0"
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
+import tiny  # noqa: E402
+
+from jaxrank.data.prepare import prepare  # noqa: E402
 
 # Of processes that tests start, too: libtpu, which some tests compile with, looks for a TPU.
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -37,6 +40,14 @@ def shared_data() -> Path:
     if not SHARED_DATA.is_dir():
         pytest.skip("the public data sets are not beside this checkout")
     return SHARED_DATA
+
+
+@pytest.fixture(scope="session")
+def store(tmp_path_factory):
+    """The folder of the store of `tiny.config()`; tests read it only."""
+    path, c = tmp_path_factory.mktemp("data") / "store", tiny.config()
+    prepare(c.features.to_dict(), c.source.to_dict(), path, block_size=512, report=lambda _: None)
+    return path
 
 
 def pytest_collection_modifyitems(items):

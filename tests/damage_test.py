@@ -7,8 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny
-from train_test import final_state, records, run, store, without_speed  # noqa: F401
+from runs import final_state, nothing, on_store, records, run, without_speed
 
 from jaxrank import restore
 from jaxrank.checkpoint import Checkpoints
@@ -19,13 +18,11 @@ from jaxrank.train import train
 
 
 @pytest.fixture(scope="module")
-def whole(store, tmp_path_factory):  # noqa: F811
+def whole(store, tmp_path_factory):
     """A run with checkpoints of the steps 8 and 16, its job, and its last state."""
     workdir = tmp_path_factory.mktemp("runs") / "whole"
     run(store, workdir)
-    c = tiny.config()
-    c.data.store = str(store)
-    return workdir, build(c, workdir, lambda text: None), final_state(store, workdir)
+    return workdir, build(on_store(store), workdir, nothing), final_state(store, workdir)
 
 
 def truncated(data, draw):
@@ -123,12 +120,11 @@ def test_a_bit_that_flipped_in_an_array_is_seen(whole, tmp_path, monkeypatch):
         restore.evaluate(str(tmp_path / "copy"))
 
 
-def test_an_older_checkpoint_is_taken_only_if_that_is_allowed(whole, store, tmp_path):  # noqa: F811
+def test_an_older_checkpoint_is_taken_only_if_that_is_allowed(whole, store, tmp_path):
     workdir, job, state = whole
     shutil.copytree(workdir, tmp_path / "copy")
     (tmp_path / "copy/checkpoints/16/training/manifest.ocdbt").unlink()
-    c = tiny.config()
-    c.data.store = str(store)
+    c = on_store(store)
     with pytest.raises(InputError, match="checkpoints/16: this checkpoint cannot be restored"):
         train(c, tmp_path / "copy", report=lambda text: None)
     assert sorted(p.name for p in (tmp_path / "copy/checkpoints").iterdir()) == ["16", "8"]

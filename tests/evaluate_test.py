@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 import tiny
 from ml_collections import ConfigDict
+from runs import nothing
 from sklearn import metrics as sk
 
 from jaxrank import evaluate as evaluation
@@ -22,10 +23,6 @@ from jaxrank.job import build
 from jaxrank.mesh import put_batch
 from jaxrank.step import weights_of
 from jaxrank.train import train
-
-
-def nothing(text):
-    pass
 
 
 @pytest.fixture(scope="module")

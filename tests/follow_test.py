@@ -4,7 +4,7 @@ import json
 import shutil
 
 import pytest
-from train_test import run, store  # noqa: F401
+from runs import on_store, run
 
 from jaxrank import cli, restore
 from jaxrank import follow as follows
@@ -14,7 +14,7 @@ from jaxrank.follow import follow
 
 
 @pytest.fixture(scope="module")
-def whole(store, tmp_path_factory):  # noqa: F811
+def whole(store, tmp_path_factory):
     """The workdir of a run that has ended, with checkpoints of the steps 8 and 16."""
     workdir = tmp_path_factory.mktemp("runs") / "whole"
     run(store, workdir)
@@ -124,7 +124,7 @@ def test_the_command_line_follows(whole, tmp_path, capsys):
             cli.run(["evaluate", f"--workdir={tmp_path / 'run'}", "--follow", f"--every={seconds}"])
 
 
-def test_a_run_is_finished_only_at_its_end(store, whole, going_on):  # noqa: F811
+def test_a_run_is_finished_only_at_its_end(store, whole, going_on):
     assert (whole / "finished").exists()
     seen = []
 
@@ -136,12 +136,9 @@ def test_a_run_is_finished_only_at_its_end(store, whole, going_on):  # noqa: F81
         if text.startswith("step 16"):
             raise Stopped
 
-    import tiny
-
     from jaxrank.train import train
 
-    c = tiny.config()
-    c.data.store = str(store)
+    c = on_store(store)
     (going_on / "finished").touch()
     with pytest.raises(Stopped):
         train(c, going_on, report=report)

@@ -10,7 +10,6 @@ from ml_collections import ConfigDict
 from jaxrank import cli
 from jaxrank import job as jobs
 from jaxrank.config import default
-from jaxrank.data.prepare import prepare
 from jaxrank.errors import InputError
 
 CASES = 1002
@@ -35,14 +34,6 @@ def leaves(config, prefix=""):
 
 
 FIELDS = [f for f in leaves(default()) if not f.startswith(("source", "features", "data.store"))]
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    path = tmp_path_factory.mktemp("data") / "store"
-    c = tiny.config()
-    prepare(c.features.to_dict(), c.source.to_dict(), path, block_size=512, report=lambda _: None)
-    return path
 
 
 def overrides(seed):

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 import tiny
-from train_test import records, store, without_speed  # noqa: F401
+from runs import nothing, records, without_speed
 
 KILLS = 25
 
 
-def _train(store, workdir, told):  # noqa: F811
+def _train(store, workdir, told):
     """The program of a process: trains, and tells when it has compiled the step."""
     from jaxrank.stop import Stop
     from jaxrank.train import train
@@ -34,10 +34,10 @@ def _train(store, workdir, told):  # noqa: F811
     c.eval.every_steps = 40
     c.checkpoint.every_steps = 10
 
-    train(c, workdir, report=lambda text: None, quiet=True)
+    train(c, workdir, report=nothing, quiet=True)
 
 
-def started(context, store, workdir):  # noqa: F811
+def started(context, store, workdir):
     """A process that has begun to train."""
     mine, its = context.Pipe(duplex=False)
     process = context.Process(target=_train, args=(str(store), str(workdir), its))
@@ -56,7 +56,7 @@ def saved(workdir):
 
 
 @pytest.mark.slow
-def test_a_run_killed_at_random_moments_equals_one_that_never_was(store, tmp_path):  # noqa: F811
+def test_a_run_killed_at_random_moments_equals_one_that_never_was(store, tmp_path):
     context = multiprocessing.get_context("forkserver")
     # Imported once; no device is used there, so a copy of it can begin to.
     context.set_forkserver_preload(["jaxrank.train", "kill_test"])

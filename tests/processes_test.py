@@ -21,11 +21,11 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import tiny
+from runs import newest_state, nothing, on_store, records, without_speed
 
 from jaxrank import cli, processes, rendezvous, restore
 from jaxrank.data.prepare import prepare
 from jaxrank.errors import InputError, RunError
-from jaxrank.job import build
 from jaxrank.train import train
 from jaxrank.workdir import locked
 
@@ -34,10 +34,6 @@ TINY = str(Path(__file__).with_name("tiny_config.py"))
 SECONDS = 240  # far more than any of these takes, far less than for ever
 # As this process compiles, see conftest.py; where its results are compared with those of others.
 COMPILED_HERE = {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
-
-
-def nothing(text):
-    pass
 
 
 def environment(**more):
@@ -91,19 +87,10 @@ def flags(store, workdir):
 
 
 def config(store):
-    c = tiny.config()
-    c.data.store = str(store)
+    c = on_store(store)
     c.data.shards = 8
     c.mesh.devices = 8
     return c
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    path = tmp_path_factory.mktemp("data") / "store"
-    c = tiny.config()
-    prepare(c.features.to_dict(), c.source.to_dict(), path, block_size=512, report=nothing)
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -133,25 +120,13 @@ def final_state(store, workdir):
     return newest_state(config(store), workdir)
 
 
-def newest_state(config, workdir):
-    """The state of the newest checkpoint, on the host."""
-    job = build(config, workdir, nothing)
-    program = job.program
-    step = job.checkpoints.step()
-    state, _ = job.checkpoints.restore(
-        step, program.init(), program.state_shape, program.state_sharding
-    )
-    return jax.device_get(state._replace(scratch={}))
-
-
-def records(workdir):
-    lines = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
-    return [{k: v for k, v in r.items() if k != "examples_per_second"} for r in lines]
+def every_record(workdir):
+    return without_speed(records(workdir, None))
 
 
 def assert_the_same_run(store, found, expected, starts=1):
-    assert records(found) == records(expected)
-    steps = [r["step"] for r in records(found) if r["kind"] == "train"]
+    assert every_record(found) == every_record(expected)
+    steps = [r["step"] for r in records(found)]
     assert steps == list(range(1, 17))
     assert len(list((found / "tensorboard").iterdir())) == starts
     jax.tree.map(
@@ -255,7 +230,7 @@ def test_a_signal_to_one_of_two_processes_ends_both_after_one_checkpoint(store, 
 
     found = alone("train", *flags(store, workdir))
     assert "Resuming after step 12" in found.stdout, found.stderr
-    assert records(workdir) == records(one[0])
+    assert every_record(workdir) == every_record(one[0])
     states = [final_state(store, path) for path in (workdir, one[0])]
     jax.tree.map(np.testing.assert_array_equal, *states)
 
@@ -265,7 +240,7 @@ def test_a_run_of_two_processes_is_resumed_by_one(store, one, two, tmp_path):
     shutil.rmtree(tmp_path / "copy" / "checkpoints" / "16")
     found = alone("train", *flags(store, tmp_path / "copy"))
     assert "Resuming after step 8" in found.stdout, found.stderr
-    assert records(tmp_path / "copy") == records(one[0])
+    assert every_record(tmp_path / "copy") == every_record(one[0])
     expected = final_state(store, one[0])
     jax.tree.map(np.testing.assert_array_equal, final_state(store, tmp_path / "copy"), expected)
 
@@ -306,7 +281,7 @@ def test_two_processes_score_the_days_of_one_and_learn_the_same(tmp_path):
     assert [score["day"] for score in found["days"]] == names[1:]
     for part in ("step", "days", "metrics", "constant", "best_possible"):
         assert found[part] == getattr(one, part)
-    assert records(tmp_path / "two") == records(tmp_path / "one")
+    assert every_record(tmp_path / "two") == every_record(tmp_path / "one")
     states = [newest_state(c, tmp_path / workdir) for workdir in ("two", "one")]
     jax.tree.map(np.testing.assert_array_equal, *states)
 

@@ -10,29 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny
 import tiny_config
+from runs import newest_state, on_store
 
 from jaxrank import cli, profile
-from jaxrank.data.prepare import prepare
 from jaxrank.errors import InputError, RunError
 from jaxrank.feed import Feed
-from jaxrank.job import build
 from jaxrank.train import train
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    path = tmp_path_factory.mktemp("data") / "store"
-    c = tiny.config()
-    prepare(c.features.to_dict(), c.source.to_dict(), path, block_size=512, report=str)
-    return path
-
-
-def config(store, **changes):
-    c = tiny.config(**changes)
-    c.data.store = str(store)
-    return c
 
 
 def run(c, workdir, **options):
@@ -59,16 +43,6 @@ def traces(workdir):
     return found
 
 
-def final_state(c, workdir):
-    """The state of the newest checkpoint, on the host."""
-    job = build(c, workdir, str)
-    program, step = job.program, job.checkpoints.step()
-    state, _ = job.checkpoints.restore(
-        step, program.init(), program.state_shape, program.state_sharding
-    )
-    return jax.device_get(state._replace(scratch={}))
-
-
 @pytest.mark.parametrize("text", ["5:7", "1:1", "8:9", "16:99", "1:16"])
 def test_a_trace_holds_the_calls_of_the_steps_asked_for_and_no_other(store, tmp_path, text):
     asked = range(int(text.split(":")[0]), int(text.split(":")[1]) + 1)
@@ -76,7 +50,7 @@ def test_a_trace_holds_the_calls_of_the_steps_asked_for_and_no_other(store, tmp_
     expected = [call for call in calls if set(call) & set(asked)]
     first, last = expected[0][0], expected[-1][-1]
 
-    told = run(config(store), tmp_path, profile_steps=text)
+    told = run(on_store(store), tmp_path, profile_steps=text)
     assert told == [f"Steps {first} to {last} are traced, into {tmp_path / 'profile'}"]
     assert traces(tmp_path) == {f"steps_{first}_to_{last}": [call[-1] for call in expected]}
     assert [p.name for p in (tmp_path / "profile").iterdir()] == ["plugins"]
@@ -86,7 +60,7 @@ def test_the_mark_of_a_call_lasts_as_long_as_the_call(store, tmp_path, monkeypat
     seconds = 0.05
     take = Feed.__next__
     monkeypatch.setattr(Feed, "__next__", lambda feed: time.sleep(seconds) or take(feed))
-    run(config(store), tmp_path, profile_steps="5:8")
+    run(on_store(store), tmp_path, profile_steps="5:8")
     (path,) = tmp_path.rglob("*.trace.json.gz")
     assert [call["dur"] > 1e6 * seconds for call in calls_in(path)] == [True, True]
 
@@ -110,27 +84,27 @@ def test_calls_to_trace_are_those_that_hold_a_step_asked_for(call):
 
 
 def test_a_run_that_is_traced_trains_the_same_weights_to_the_bit(store, tmp_path):
-    c = config(store)
+    c = on_store(store)
     run(c, tmp_path / "plain")
     run(c, tmp_path / "traced", profile_steps="3:12")
     assert list(traces(tmp_path / "traced").values()) == [[4, 6, 8, 10, 12]]
     assert not (tmp_path / "plain" / "profile").exists()
-    states = [final_state(c, tmp_path / name) for name in ("plain", "traced")]
+    states = [newest_state(c, tmp_path / name) for name in ("plain", "traced")]
     jax.tree.map(np.testing.assert_array_equal, *states)
 
 
 def test_of_a_resumed_run_only_steps_that_are_left_are_traced(store, tmp_path):
-    run(config(store, num_steps=8), tmp_path)
-    told = run(config(store), tmp_path, profile_steps="5:11", allow_config_change=True)
+    run(on_store(store, num_steps=8), tmp_path)
+    told = run(on_store(store), tmp_path, profile_steps="5:11", allow_config_change=True)
     assert told == [f"Steps 9 to 12 are traced, into {tmp_path / 'profile'}"]
     assert traces(tmp_path) == {"steps_9_to_12": [10, 12]}
 
-    told = run(config(store), tmp_path, profile_steps="5:11")
+    told = run(on_store(store), tmp_path, profile_steps="5:11")
     assert told == ["Nothing was traced: the run ended at step 16, --profile_steps=5:11"]
 
 
 def test_steps_after_the_end_of_the_run_are_told_and_not_traced(store, tmp_path):
-    told = run(config(store), tmp_path, profile_steps="17:20")
+    told = run(on_store(store), tmp_path, profile_steps="17:20")
     assert told == ["Nothing was traced: the run goes from step 1 to 16, --profile_steps=17:20"]
     assert not (tmp_path / "profile").exists()
 
@@ -143,7 +117,7 @@ def test_steps_after_the_end_of_the_run_are_told_and_not_traced(store, tmp_path)
     ],
 )
 def test_a_run_that_stops_early_keeps_what_was_traced(store, tmp_path, text, told, calls):
-    c = config(store, num_steps=32)
+    c = on_store(store, num_steps=32)
     c.eval.min_delta = 10.0  # nothing but the first evaluation is an improvement
     c.eval.stop_patience = 1
     assert run(c, tmp_path, profile_steps=text)[-1] == told
@@ -151,7 +125,7 @@ def test_a_run_that_stops_early_keeps_what_was_traced(store, tmp_path, text, tol
 
 
 def test_a_run_that_fails_while_it_is_traced_keeps_what_was_traced(store, tmp_path):
-    c = config(store)
+    c = on_store(store)
     c.optim.dense.base_rate = 1e30
     with pytest.raises(RunError, match="must be finite"):
         run(c, tmp_path, profile_steps="1:16")
@@ -160,7 +134,7 @@ def test_a_run_that_fails_while_it_is_traced_keeps_what_was_traced(store, tmp_pa
     assert calls == list(range(2, calls[-1] + 1, 2))
 
     # The profiler, of which there is one a process, is free again.
-    run(config(store), tmp_path / "next", profile_steps="1:2")
+    run(on_store(store), tmp_path / "next", profile_steps="1:2")
     assert traces(tmp_path / "next") == {"steps_1_to_2": [2]}
 
 
@@ -168,14 +142,14 @@ def test_a_trace_that_cannot_be_written_ends_the_run_with_its_place(store, tmp_p
     (tmp_path / "profile").mkdir()
     (tmp_path / "profile" / "plugins").touch()
     with pytest.raises(RunError, match=f"{tmp_path}/profile: the trace cannot be written: .*plug"):
-        run(config(store), tmp_path, profile_steps="3:4")
+        run(on_store(store), tmp_path, profile_steps="3:4")
 
-    c = config(store)
+    c = on_store(store)
     c.optim.dense.base_rate = 1e30
     with pytest.raises(RunError, match="must be finite"):  # what ended it, not what came after
         run(c, tmp_path, profile_steps="1:16", allow_config_change=True)
 
-    c = config(store, num_steps=32)
+    c = on_store(store, num_steps=32)
     c.eval.min_delta, c.eval.stop_patience = 10.0, 1
     with pytest.raises(RunError, match="the trace cannot be written"):
         run(c, tmp_path, profile_steps="1:32", allow_config_change=True)

@@ -3,19 +3,19 @@
 import numpy as np
 import pytest
 from ml_collections import ConfigDict
-from train_test import final_state, records, run, store  # noqa: F401 - a fixture
+from runs import final_state, records, run
 
 from jaxrank.restore import evaluate
 from jaxrank.step import LOG_VARIANCES
 
 
 @pytest.fixture(scope="module")
-def learned(store, tmp_path_factory):  # noqa: F811
+def learned(store, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("runs") / "learned"
     return workdir, run(store, workdir, task_weighting="uncertainty", task_weights=(1.0, 3.0))
 
 
-def test_weights_are_learned_recorded_and_saved(store, learned):  # noqa: F811
+def test_weights_are_learned_recorded_and_saved(store, learned):
     workdir, _ = learned
     lines = records(workdir)
     assert (lines[0]["click/weight"], lines[0]["conversion/weight"]) == (1.0, 3.0)
@@ -35,7 +35,7 @@ def test_a_run_with_learned_weights_is_scored_like_any_other(learned):
         assert scored.metrics[task]["logloss"] == pytest.approx(metrics["logloss"], rel=1e-5)
 
 
-def test_devices_learn_the_same_weights(store, learned, tmp_path):  # noqa: F811
+def test_devices_learn_the_same_weights(store, learned, tmp_path):
     settings = dict(task_weighting="uncertainty", task_weights=(1.0, 3.0))
     alone = final_state(store, learned[0], **settings).params[LOG_VARIANCES]
     mesh = ConfigDict(dict(replicas=1, devices=4))
@@ -44,7 +44,7 @@ def test_devices_learn_the_same_weights(store, learned, tmp_path):  # noqa: F811
     np.testing.assert_allclose(found, alone, rtol=1e-4)
 
 
-def test_without_learning_nothing_is_added(store, tmp_path):  # noqa: F811
+def test_without_learning_nothing_is_added(store, tmp_path):
     run(store, tmp_path, num_steps=2)
     assert LOG_VARIANCES not in final_state(store, tmp_path, num_steps=2).params
     assert "click/weight" not in records(tmp_path)[0]

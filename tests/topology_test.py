@@ -8,10 +8,10 @@ import pytest
 import tiny
 from conftest import ROOT
 from ml_collections import ConfigDict
+from runs import nothing
 
 from jaxrank import evaluate, restore, workdir
 from jaxrank import job as jobs
-from jaxrank.data.prepare import prepare
 from jaxrank.embedding.storage import logical_rows
 from jaxrank.features import Hot
 from jaxrank.step import weights_of
@@ -22,18 +22,6 @@ PLACEMENTS = {
     "one of each": {"": "rows", "c1": "replicated", "l0": "replicated"},
     "auto": {"": "auto"},
 }
-
-
-def nothing(text):
-    pass
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    path = tmp_path_factory.mktemp("data") / "store"
-    c = tiny.config()
-    prepare(c.features.to_dict(), c.source.to_dict(), path, block_size=512, report=nothing)
-    return path
 
 
 def built(store, folder, placement, devices, replicas=1):

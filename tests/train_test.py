@@ -11,6 +11,7 @@ import pytest
 import tiny
 from conftest import ROOT
 from ml_collections import ConfigDict
+from runs import final_state, nothing, on_store, records, run, without_speed
 
 from jaxrank import mesh as meshes
 from jaxrank.checkpoint import Checkpoints
@@ -20,47 +21,6 @@ from jaxrank.job import build
 from jaxrank.step import weights_of
 from jaxrank.train import train
 from jaxrank.workdir import locked
-
-
-def nothing(text):
-    pass
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    path = tmp_path_factory.mktemp("data") / "store"
-    c = tiny.config()
-    prepare(c.features.to_dict(), c.source.to_dict(), path, block_size=512, report=nothing)
-    return path
-
-
-def run(store, workdir, **changes):
-    c = tiny.config(**changes)
-    c.data.store = str(store)
-    return train(c, workdir, report=nothing)
-
-
-def final_state(store, workdir, **changes):
-    """The state of the newest checkpoint, on the host."""
-    c = tiny.config(**changes)
-    c.data.store = str(store)
-    job = build(c, workdir, nothing)
-    state, _ = job.checkpoints.restore(
-        job.checkpoints.step(),
-        job.program.init(),
-        job.program.state_shape,
-        job.program.state_sharding,
-    )
-    return jax.device_get(state._replace(scratch={}))
-
-
-def records(workdir, kind="train"):
-    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    return [r for r in lines if r["kind"] == kind]
-
-
-def without_speed(lines):
-    return [{k: v for k, v in r.items() if k != "examples_per_second"} for r in lines]
 
 
 @pytest.fixture(scope="module")
@@ -109,8 +69,7 @@ def test_the_result_holds_model_best_possible_and_constant(finished):
 def test_resumed_run_equals_the_uninterrupted_one_to_the_bit(store, finished, tmp_path):
     workdir, _ = finished
     run(store, tmp_path, num_steps=8)
-    c = tiny.config()
-    c.data.store = str(store)
+    c = on_store(store)
     train(c, tmp_path, report=nothing, allow_config_change=True)
     expected = final_state(store, workdir)
     jax.tree.map(np.testing.assert_array_equal, final_state(store, tmp_path), expected)
@@ -137,8 +96,7 @@ def test_a_finished_run_only_tells_its_result_again(store, finished, tmp_path):
 def test_a_checkpoint_holds_the_state_of_its_own_step(store, finished):
     # The state is donated to the next step while the checkpoint is being written.
     workdir, _ = finished
-    c = tiny.config()
-    c.data.store = str(store)
+    c = on_store(store)
     job = build(c, workdir, nothing)
     state = job.program.init()
     for _ in range(4):
@@ -152,8 +110,7 @@ def test_a_checkpoint_holds_the_state_of_its_own_step(store, finished):
 
 
 def on_devices(store, workdir, devices, **changes):
-    c = tiny.config(**changes)
-    c.data.store = str(store)
+    c = on_store(store, **changes)
     c.mesh.devices = devices
     return c
 
@@ -221,8 +178,7 @@ def test_a_placement_that_does_not_fit_the_tables_is_refused(store, tmp_path):
 
 
 def test_checkpoints_of_every_so_many_steps_are_kept(store, tmp_path):
-    c = tiny.config(num_steps=20)
-    c.data.store = str(store)
+    c = on_store(store, num_steps=20)
     c.checkpoint.every_steps, c.checkpoint.keep, c.checkpoint.keep_every_steps = 4, 1, 6
     c.data.valid = ""
     train(c, tmp_path, report=nothing)
@@ -231,8 +187,7 @@ def test_checkpoints_of_every_so_many_steps_are_kept(store, tmp_path):
 
 
 def test_early_stopping_ends_at_the_best_checkpoint(store, tmp_path):
-    c = tiny.config(num_steps=400)
-    c.data.store = str(store)
+    c = on_store(store, num_steps=400)
     c.optim.dense.base_rate = 0.3  # overfits and diverges soon
     c.eval.stop_patience = 3
     c.eval.metric = "click/auc"
@@ -247,8 +202,7 @@ def test_early_stopping_ends_at_the_best_checkpoint(store, tmp_path):
 
 
 def test_rates_fall_after_evaluations_without_improvement(store, tmp_path):
-    c = tiny.config(num_steps=32)
-    c.data.store = str(store)
+    c = on_store(store, num_steps=32)
     c.eval.min_delta = 10.0  # nothing but the first evaluation is an improvement
     c.eval.rate_patience = 1
     c.eval.rate_factor = 0.5
@@ -263,8 +217,7 @@ def test_a_loss_that_is_not_finite_stops_with_the_step_and_the_last_good_checkpo
     store, tmp_path
 ):
     run(store, tmp_path, num_steps=8)
-    c = tiny.config(num_steps=32)
-    c.data.store = str(store)
+    c = on_store(store, num_steps=32)
     c.optim.dense.base_rate = 1e30
     with pytest.raises(RunError, match=r"step 1\d: loss .* must be finite.*checkpoints/8"):
         train(c, tmp_path, report=nothing, allow_config_change=True)
@@ -281,8 +234,7 @@ def test_a_workdir_of_another_config_is_refused_naming_what_differs(finished, st
 
 
 def test_a_store_of_other_features_is_refused_naming_what_differs(store, tmp_path):
-    c = tiny.config()
-    c.data.store = str(store)
+    c = on_store(store)
     c.features.keep = ["c0"]
     with pytest.raises(
         InputError, match=r'(?s)prepared with other features.*features.keep: \["c1"'
@@ -344,8 +296,7 @@ def test_a_store_of_other_features_is_refused_naming_what_differs(store, tmp_pat
 def test_a_config_that_cannot_work_is_refused_with_field_and_value(
     store, tmp_path, field, value, message
 ):
-    c = tiny.config()
-    c.data.store = str(store)
+    c = on_store(store)
     if field == "data.store":
         c.source = ConfigDict()
     section = c
@@ -359,8 +310,7 @@ def test_a_config_that_cannot_work_is_refused_with_field_and_value(
 
 
 def test_a_batch_that_does_not_divide_over_the_devices_names_the_numbers(store, tmp_path):
-    c = tiny.config(batch_size=8)
-    c.data.store = str(store)
+    c = on_store(store, batch_size=8)
     c.data.shards = 4
     c.mesh.devices = 8
     with pytest.raises(InputError, match="batch_size.*batch_size=8 on 8 devices, a share of 1"):
@@ -368,16 +318,14 @@ def test_a_batch_that_does_not_divide_over_the_devices_names_the_numbers(store, 
 
 
 def test_a_config_that_was_refused_leaves_the_workdir_to_the_next(store, finished, tmp_path):
-    c = tiny.config(num_steps=8)
-    c.data.store = str(store)
+    c = on_store(store, num_steps=8)
     c.model.norm = "bach"
     with pytest.raises(InputError, match="model.norm"):
         train(c, tmp_path, report=nothing)
     run(store, tmp_path, num_steps=8)
 
     before = (tmp_path / "config.json").read_text()
-    c = tiny.config()
-    c.data.store = str(store)
+    c = on_store(store)
     c.model.hidden = (32,)
     with pytest.raises(InputError, match="checkpoints/8: this checkpoint cannot be restored"):
         train(c, tmp_path, report=nothing, allow_config_change=True)
@@ -421,8 +369,7 @@ def run_on(store, workdir, c, same_path=None):
 
 
 def test_parameters_that_are_not_finite_are_never_saved(store, tmp_path):
-    c = tiny.config(num_steps=2, steps_per_call=1, log_every_steps=1)
-    c.data.store = str(store)
+    c = on_store(store, num_steps=2, steps_per_call=1, log_every_steps=1)
     c.data.valid = ""
     c.eval.every_steps = 1
     c.optim.dense.name = "sgd"
@@ -466,8 +413,7 @@ def test_a_signal_ends_a_run_after_a_checkpoint_and_it_goes_on_as_if_nothing_was
         if text.startswith("step 8:"):
             os.kill(os.getpid(), number)
 
-    c = tiny.config()
-    c.data.store = str(store)
+    c = on_store(store)
     with pytest.raises(StoppedError, match=f"after step 10 of 16 by {number.name}.*/10") as found:
         train(c, tmp_path, report=send)
     assert found.value.exit_status == 128 + number

@@ -12,6 +12,7 @@ import pytest
 import verbs
 from conftest import ROOT
 from ml_collections import ConfigDict
+from runs import newest, nothing
 
 from jaxrank import checkpoint, evaluate, warm_start
 from jaxrank import job as jobs
@@ -27,10 +28,6 @@ from jaxrank.stored import StoredArrays, dotted
 from jaxrank.train import train
 
 ROWS = 1024
-
-
-def nothing(text):
-    pass
 
 
 def write(folder, seed, *, values=40, drop=(), without=(), rows=ROWS):
@@ -126,17 +123,6 @@ def started(old, config, workdir, lines=None):
     job = build(config, workdir, nothing)
     tell = nothing if lines is None else lines.append
     state = warm_start.start(job, str(old), tell)
-    job.batches.close()
-    return job, state
-
-
-def of_newest(config, workdir):
-    job = build(config, workdir, nothing)
-    program = job.program
-    step = job.checkpoints.step()
-    state, _ = job.checkpoints.restore(
-        step, program.blank(), program.state_shape, program.state_sharding
-    )
     job.batches.close()
     return job, state
 
@@ -367,7 +353,7 @@ def test_a_started_run_is_resumed_to_the_bit_and_does_not_start_twice(first, tmp
     again = dict(report=nothing, init_from=str(tmp_path / "gone"), allow_config_change=True)
     train(config(raw), tmp_path / "moved", **again)
     (_, expected), (_, found) = (
-        of_newest(config(raw), tmp_path / name) for name in ("whole", "moved")
+        newest(config(raw), tmp_path / name) for name in ("whole", "moved")
     )
     jax.tree.map(np.testing.assert_array_equal, found, expected)
     assert int(found.earlier) == 16

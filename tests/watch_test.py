@@ -5,11 +5,10 @@ import json
 import jax
 import numpy as np
 import pytest
-import tiny
+from runs import newest_state, nothing, on_store, records
 
 from jaxrank import debug_batches
 from jaxrank import mesh as meshes
-from jaxrank.data.prepare import prepare
 from jaxrank.debug_batches import LastBatches
 from jaxrank.errors import InputError, RunError
 from jaxrank.job import build
@@ -19,29 +18,15 @@ from jaxrank.train import train
 PUT = meshes.put_batch
 
 
-def nothing(text):
-    pass
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    path = tmp_path_factory.mktemp("data") / "store"
-    c = tiny.config()
-    prepare(c.features.to_dict(), c.source.to_dict(), path, block_size=512, report=nothing)
-    return path
-
-
 def config(store, devices=1, **changes):
-    c = tiny.config(**changes)
-    c.data.store = str(store)
+    c = on_store(store, **changes)
     c.mesh.devices = devices
     c.eval.every_steps = c.num_steps
     return c
 
 
-def records(workdir):
-    lines = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
-    return {r["step"]: r for r in lines if r["kind"] == "train"}
+def by_step(workdir):
+    return {r["step"]: r for r in records(workdir)}
 
 
 def poison(monkeypatch, value, steps, steps_per_call=2):
@@ -58,16 +43,6 @@ def poison(monkeypatch, value, steps, steps_per_call=2):
         return PUT(batch, mesh, leading)
 
     monkeypatch.setattr(meshes, "put_batch", put)
-
-
-def final_state(c, workdir):
-    job = build(c, workdir, nothing)
-    job.batches.close()
-    program = job.program
-    state, _ = job.checkpoints.restore(
-        job.checkpoints.step(), program.blank(), program.state_shape, program.state_sharding
-    )
-    return jax.device_get(state._replace(scratch={}))
 
 
 @pytest.mark.parametrize(
@@ -87,13 +62,13 @@ def test_a_step_that_is_skipped_changes_nothing(store, tmp_path, monkeypatch, de
     poison(monkeypatch, np.nan, {5, 6})
     train(after, tmp_path / "after", report=lines.append)
 
-    told = records(tmp_path / "after")
+    told = by_step(tmp_path / "after")
     assert [told[i]["skipped"] for i in range(1, 7)] == [0, 0, 0, 0, 1, 1]
     assert told[5]["loss"] is None
     assert any(line.startswith("step 6 skipped, as ") and "; 2 skipped" in line for line in lines)
     expected, found = (
-        final_state(before, tmp_path / "before"),
-        final_state(after, tmp_path / "after"),
+        newest_state(before, tmp_path / "before"),
+        newest_state(after, tmp_path / "after"),
     )
     assert (int(expected.step), int(found.step)) == (4, 6)
     same = found._replace(step=expected.step)
@@ -106,7 +81,7 @@ def test_what_is_not_skipped_is_what_it_was_without_skipping(store, tmp_path):
         c = config(store, num_steps=4)
         c.watch.on_nonfinite = name
         train(c, tmp_path / name, report=nothing)
-        states.append(final_state(c, tmp_path / name))
+        states.append(newest_state(c, tmp_path / name))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-9), *states)
 
 
@@ -115,7 +90,7 @@ def test_a_finite_gradient_whose_square_is_not_is_skipped_too(store, tmp_path, m
     c.watch.on_nonfinite = "skip"
     poison(monkeypatch, 1e25, {4})
     train(c, tmp_path, report=nothing)
-    assert [records(tmp_path)[i]["skipped"] for i in range(1, 7)] == [0, 0, 0, 1, 0, 0]
+    assert [by_step(tmp_path)[i]["skipped"] for i in range(1, 7)] == [0, 0, 0, 1, 0, 0]
 
 
 def test_too_many_skipped_steps_end_the_run(store, tmp_path, monkeypatch):
@@ -153,7 +128,7 @@ def test_a_loss_that_stands_out_is_told_and_its_batches_written(store, tmp_path,
     (line,) = (line for line in lines if "deviations above" in line)
     assert line.startswith("step 110: the loss ")
     assert line.endswith(f"The batches up to it are in {tmp_path}/debug/110.")
-    told = records(tmp_path)
+    told = by_step(tmp_path)
     assert told[110]["loss_spike"] > 10
     assert "loss_spike" not in told[109]
 

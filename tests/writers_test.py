@@ -1,21 +1,17 @@
 """What a run and its resumed successor leave in the files, and what the terminal sees."""
 
 import io
-import json
 import struct
 import time
 
 import numpy as np
 import pytest
+from runs import records
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 
 from jaxrank import writers
 from jaxrank.errors import InputError
 from jaxrank.writers import Progress, Writer
-
-
-def records(workdir):
-    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
 
 
 def events(workdir):
@@ -44,7 +40,7 @@ def test_numbers_stand_in_both_files(tmp_path):
     with Writer(tmp_path / "run", start_step=0) as writer:
         writer.write(20, {"loss": np.float32(0.5), "examples": 7})
         writer.write(20, {"auc": 0.75}, kind="valid")
-    assert records(tmp_path / "run") == [
+    assert records(tmp_path / "run", None) == [
         {"step": 20, "kind": "train", "loss": 0.5, "examples": 7},
         {"step": 20, "kind": "valid", "auc": 0.75},
     ]
@@ -58,7 +54,7 @@ def test_numbers_stand_in_both_files(tmp_path):
 def test_numbers_that_json_cannot_hold_become_null(tmp_path):
     with Writer(tmp_path, start_step=0) as writer:
         writer.write(1, {"a": float("nan"), "b": np.float64("inf"), "c": None, "d": 1.0})
-    assert records(tmp_path) == [
+    assert records(tmp_path, None) == [
         {"step": 1, "kind": "train", "a": None, "b": None, "c": None, "d": 1.0}
     ]
     found = scalars(tmp_path)
@@ -74,7 +70,7 @@ def test_a_resumed_run_leaves_each_step_once(tmp_path):
         for step in (30, 40, 50):
             writer.write(step, {"loss": 2.0})
     expected = [(10, 1.0), (20, 1.0), (30, 2.0), (40, 2.0), (50, 2.0)]
-    assert [(r["step"], r["loss"]) for r in records(tmp_path)] == expected
+    assert [(r["step"], r["loss"]) for r in records(tmp_path, None)] == expected
     assert scalars(tmp_path) == {"train/loss": expected}
 
 
@@ -82,7 +78,7 @@ def test_a_run_that_begins_again_at_zero_forgets_the_first(tmp_path):
     for loss in (1.0, 2.0):
         with Writer(tmp_path, start_step=0) as writer:
             writer.write(10, {"loss": loss})
-    assert [r["loss"] for r in records(tmp_path)] == [2.0]
+    assert [r["loss"] for r in records(tmp_path, None)] == [2.0]
     assert scalars(tmp_path) == {"train/loss": [(10, 2.0)]}
 
 
@@ -92,7 +88,7 @@ def test_a_half_written_last_line_is_dropped(tmp_path, half):
     path.write_text('{"step": 10, "kind": "train"}\n' + half)
     with Writer(tmp_path, start_step=20) as writer:
         writer.write(30, {})
-    assert [r["step"] for r in records(tmp_path)] == [10, 30]
+    assert [r["step"] for r in records(tmp_path, None)] == [10, 30]
     assert [p.name for p in tmp_path.glob("*.tmp")] == []
 
 
@@ -111,15 +107,15 @@ def test_flush_brings_all_records_to_the_files_and_full_buffers_flush_themselves
     monkeypatch.setattr(writers, "FLUSH_RECORDS", 3)
     writer = Writer(tmp_path, start_step=0)
     writer.write(1, {"loss": 1.0})
-    assert records(tmp_path) == []
+    assert records(tmp_path, None) == []
     writer.flush()
-    assert len(records(tmp_path)) == len(scalars(tmp_path)["train/loss"]) == 1
+    assert len(records(tmp_path, None)) == len(scalars(tmp_path)["train/loss"]) == 1
     for step in (2, 3, 4, 5):
         writer.write(step, {"loss": 1.0})
-    assert len(records(tmp_path)) == len(scalars(tmp_path)["train/loss"]) == 4
+    assert len(records(tmp_path, None)) == len(scalars(tmp_path)["train/loss"]) == 4
     monkeypatch.setattr(writers, "FLUSH_SECONDS", 0.0)
     writer.write(6, {"loss": 1.0})
-    assert len(records(tmp_path)) == 6
+    assert len(records(tmp_path, None)) == 6
     writer.close()
     writer.close()
 
@@ -132,7 +128,7 @@ def test_a_thousand_records_take_a_fraction_of_a_second(tmp_path):
             writer.write(step, {"loss": 0.5, "auc": 0.7, "rate": 0.1, "examples_per_second": 1e6})
         writer.flush()
         assert time.perf_counter() - start < 1.0
-    assert len(records(tmp_path)) == 1000
+    assert len(records(tmp_path, None)) == 1000
 
 
 def test_text_stands_at_the_step_that_the_run_began_with(tmp_path):
