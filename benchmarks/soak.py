@@ -3,10 +3,11 @@
     python benchmarks/soak.py --workdir=/tmp/soak --minutes=30
 
 First the run as nobody disturbs it, on one device, for a sixteenth of the time: starts and devices
-that share cores make the other some ten times longer. Then the same again: each time with 1, 2, 4
+that share cores make the others some ten times longer. Then the same again: each time with 1, 2, 4
 or 8 devices in 1 or 2 processes, ended by kill -9 or SIGTERM after a random while, until all steps
 are done. Told is each ending, and how far the two ends are apart: batches are the same, but sums
-over other devices are of another order.
+over other devices are of another order, and training carries such a difference on and on. How far
+that alone goes is told by a third run, on eight devices, which nobody disturbs.
 """
 
 import argparse
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 from ml_collections import ConfigDict
 from seeds import jaxrank, prepare_once
@@ -95,9 +97,23 @@ def newest(workdir: Path) -> int:
     return max(found, default=0)
 
 
-def losses(workdir: Path) -> dict[int, float]:
+class End(NamedTuple):
+    """What a run came to: of the validation split, and the loss of each step."""
+
+    logloss: float
+    auc: float
+    losses: list[float]
+
+    def __str__(self) -> str:
+        return f"validation logloss {self.logloss:.6f}, AUC {self.auc:.6f}"
+
+
+def end(workdir: Path, steps: int) -> End:
+    found = jaxrank("evaluate", f"--workdir={workdir}")["metrics"]["click"]
     lines = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
-    return {r["step"]: r["loss"] for r in lines if r["kind"] == "train"}
+    losses = {r["step"]: r["loss"] for r in lines if r["kind"] == "train"}
+    assert list(losses) == list(range(1, steps + 1))
+    return End(found["logloss"], found["auc"], list(losses.values()))
 
 
 def main() -> None:
@@ -114,11 +130,13 @@ def main() -> None:
     probe = [CONFIG, f"--config.data.store={folder / 'data'}", "--config.num_steps=512", "--quiet"]
     rate = jaxrank("train", *probe, f"--workdir={folder / 'probe'}")["examples_per_second"]
     steps = max(1, int(args.minutes * 60 / 16 * rate / 2048 / 512)) * 512
-    whole = started(command(folder, "whole", steps, 1, 1), 1)
-    _, told = whole.communicate()
-    if whole.returncode:
-        raise SystemExit(told)
-    print(f"{steps:,} steps undisturbed: {time.monotonic() - began:.0f} s", flush=True)
+    for name, devices in (("whole", 1), ("eight", 8)):
+        run = started(command(folder, name, steps, devices, 1), devices)
+        _, told = run.communicate()
+        if run.returncode:
+            raise SystemExit(told)
+        passed = time.monotonic() - began
+        print(f"{steps:,} steps on {devices} devices undisturbed: {passed:.0f} s", flush=True)
 
     endings = 0
     while newest(folder / "disturbed") < steps:
@@ -141,20 +159,16 @@ def main() -> None:
             f" {newest(folder / 'disturbed')}, status {process.returncode}",
             flush=True,
         )
-    ends = [
-        jaxrank("evaluate", f"--workdir={folder / name}")["metrics"]["click"]
-        for name in ("whole", "disturbed")
-    ]
-    first, second = (losses(folder / name) for name in ("whole", "disturbed"))
-    assert list(first) == list(second) == list(range(1, steps + 1))
-    apart = {step: abs(first[step] - second[step]) for step in first}
-    print(
-        f"{endings} endings, {time.monotonic() - began:.0f} s in all; validation logloss"
-        f" {ends[0]['logloss']:.6f} and {ends[1]['logloss']:.6f}, AUC {ends[0]['auc']:.6f} and"
-        f" {ends[1]['auc']:.6f}; losses of a step apart by {max(apart.values()):.2e} at most,"
-        f" {sum(apart.values()) / steps:.2e} on average",
-        flush=True,
-    )
+    print(f"{endings} endings, {time.monotonic() - began:.0f} s in all")
+    first = end(folder / "whole", steps)
+    print(f"undisturbed on one device: {first}")
+    for name in ("disturbed", "eight"):
+        last = end(folder / name, steps)
+        apart = [abs(a - b) for a, b in zip(first.losses, last.losses, strict=True)]
+        print(
+            f"{name}: {last}; losses of a step apart from those on one device by"
+            f" {max(apart):.2e} at most, {sum(apart) / steps:.2e} on average"
+        )
 
 
 if __name__ == "__main__":
