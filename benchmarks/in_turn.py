@@ -33,11 +33,14 @@ class Program:
     Args:
         command: of Python; it calls `serve`.
         cores: that it may use.
+        checkout: whose package it imports; None: the one that is installed.
     """
 
-    def __init__(self, command: Sequence[Any], cores: Sequence[int]):
+    def __init__(self, command: Sequence[Any], cores: Sequence[int], checkout: Path | None = None):
         self.told = ""  # what it says instead, if it cannot run
         environment = os.environ | {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
+        if checkout is not None:
+            environment["PYTHONPATH"] = str(checkout)
         self._process = subprocess.Popen(
             [sys.executable, *map(str, command)],
             stdin=subprocess.PIPE,
@@ -79,11 +82,11 @@ def serve(batches: Callable[[], Iterator[int]], warm: int) -> None:
     os.dup2(2, 1)  # whatever a library prints goes elsewhere
     try:
         made = batches()
+        while warm > 0:
+            warm -= next(made)
     except ImportError as error:
         os.write(out, f"not installed: {error.name}\n".encode())
         return
-    while warm > 0:
-        warm -= next(made)
     os.write(out, b"ready\n")
     for line in sys.stdin:
         examples, began, cpu = 0, time.perf_counter(), _cpu_seconds()

@@ -1,0 +1,286 @@
+"""The step on a CPU: jaxrank, other trainers and the machine's limit, in turn.
+
+    pip install --no-deps fbgemm-gpu-cpu torchrec    # beside the extra `bench`
+    python benchmarks/cpu_step.py --shape criteo --rounds 5 --seconds 6
+    python benchmarks/cpu_step.py --shape lists --rounds 5 --seconds 6
+
+Each program trains the model of `step_data` on the same batches, which lie in memory; see
+`cpu_step_peers` for the others. The floor of a step is what its matrix products take at the best
+rate that any of the programs `products` has for them, and what the bytes of the tables take at the
+rate of a copy: of each id a vector read, a vector written and a gradient read; of each different
+row the row and its sum of squares read and written. `tables` is the lookup, the gradient of each
+row and its exact update, without a model.
+"""
+
+import argparse
+import contextlib
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import step_data
+from in_turn import Program, Round, serve
+
+from jaxrank import huge_pages
+
+HERE = Path(__file__).resolve().parent
+BATCH = 8192
+OURS = ("jaxrank", "jaxrank_bfloat16", "jaxrank_tables")
+LIMITS = ("products", "products_numpy", "products_bfloat16", "products_torch_bfloat16", "copy")
+PEERS = (
+    "fbgemm", "fbgemm_bfloat16", "fbgemm_tables", "torch", "torch_bfloat16", "torch_dense",
+    "tensorflow", "tensorflow_bfloat16", "fuxictr",
+)  # fmt: skip
+COPIED = 2**28  # bytes that a copy reads, and writes
+
+
+def job_of(shape: str, folder: Path, precision: str):
+    """The job, and calls' batches on the device."""
+    import jax
+
+    from jaxrank import job as jobs
+    from jaxrank import mesh as meshes
+
+    path = folder / "raw.parquet"
+    step_data.write_parquet(path, step_data.raw(shape, step_data.BATCHES * BATCH))
+    config = step_data.config(shape, path, precision)
+    job = jobs.build(config, folder / "run", report=lambda text: None)
+    calls = step_data.BATCHES // config.steps_per_call
+    batches = [meshes.put_batch(next(job.batches), job.program.mesh, 1) for _ in range(calls)]
+    job.batches.close()
+    return job, jax.block_until_ready(batches)
+
+
+def steps(shape: str, folder: Path, precision: str) -> Iterator[int]:
+    import jax
+
+    job, batches = job_of(shape, folder, precision)
+    state, examples = job.program.init(), job.config.steps_per_call * BATCH
+    while True:
+        for batch in batches:
+            state, told = job.program.train(state, batch)
+            jax.block_until_ready(told)
+            yield examples
+
+
+def tables(shape: str, folder: Path) -> Iterator[int]:
+    import jax
+    import jax.numpy as jnp
+    from jax.sharding import PartitionSpec as P
+
+    job, batches = job_of(shape, folder, "highest")
+    embedding = job.program.trainee.embedding
+    examples = job.config.steps_per_call * BATCH
+
+    def step(state, batch):
+        vectors, _ = embedding.lookup({k: t.rows for k, t in state[0].items()}, {}, batch)
+        grads = jax.tree.map(lambda v: v * 1e-4, vectors)
+        new = embedding.update(
+            *state, {}, batch, grads, rate=jnp.float32(0.05), step=jnp.zeros((), jnp.int32)
+        )
+        return new, ()
+
+    def scan(state, batch):
+        return jax.lax.scan(step, state, batch)
+
+    mapped = jax.shard_map(
+        scan, mesh=job.program.mesh, in_specs=P(), out_specs=P(), check_vma=False
+    )
+    train = jax.jit(mapped, donate_argnums=0)
+    found = job.program.init()
+    state = found.tables, found.scratch
+    while True:
+        for batch in batches:
+            state, _ = train(state, batch)
+            jax.block_until_ready(state)
+            yield examples
+
+
+def products(shape: str, bfloat16: bool) -> Iterator[int]:
+    """Those of forward and backward pass, by XLA."""
+    import jax
+    import jax.numpy as jnp
+
+    sizes = step_data.products(shape)
+    rng = np.random.default_rng(0)
+    dtype = jnp.bfloat16 if bfloat16 else jnp.float32
+
+    def array(*size: int):
+        return jnp.asarray(rng.normal(size=size), dtype)
+
+    @jax.jit
+    def every(given):
+        found = []
+        for x, kernel, grad in given:
+            for a, b in ((x, kernel), (grad, kernel.T), (x.T, grad)):
+                found.append(jnp.dot(a, b, preferred_element_type=jnp.float32))
+        return found
+
+    given = [(array(BATCH, a), array(a, b), array(BATCH, b)) for a, b in sizes]
+    while True:
+        jax.block_until_ready(every(given))
+        yield BATCH
+
+
+def products_numpy(shape: str) -> Iterator[int]:
+    rng = np.random.default_rng(0)
+    given = []
+    for a, b in step_data.products(shape):
+        x, kernel, grad = (
+            rng.normal(size=size).astype(np.float32) for size in ((BATCH, a), (a, b), (BATCH, b))
+        )
+        for first, second in ((x, kernel), (grad, kernel.T), (x.T, grad)):
+            out = np.empty((first.shape[0], second.shape[1]), np.float32)
+            given.append((first, second, out))
+    while True:
+        for first, second, out in given:
+            np.matmul(first, second, out=out)
+        yield BATCH
+
+
+def products_torch_bfloat16(shape: str) -> Iterator[int]:
+    import torch
+
+    given = []
+    for a, b in step_data.products(shape):
+        x, kernel, grad = (
+            torch.randn(*size).bfloat16() for size in ((BATCH, a), (a, b), (BATCH, b))
+        )
+        given += [(x, kernel), (grad, kernel.T), (x.T, grad)]
+    while True:
+        for first, second in given:
+            first @ second
+        yield BATCH
+
+
+def copy() -> Iterator[int]:
+    """Calls a number of bytes examples."""
+    import jax
+    import jax.numpy as jnp
+
+    x = jnp.zeros(COPIED // 4, jnp.float32)
+    add = jax.jit(lambda x: x + 1, donate_argnums=0)
+    while True:
+        x = jax.block_until_ready(add(x))
+        yield 2 * COPIED
+
+
+def made_by(name: str, shape: str, folder: Path) -> Callable[[], Iterator[int]]:
+    return {
+        "jaxrank": lambda: steps(shape, folder, "highest"),
+        "jaxrank_bfloat16": lambda: steps(shape, folder, "bfloat16"),
+        "jaxrank_tables": lambda: tables(shape, folder),
+        "products": lambda: products(shape, bfloat16=False),
+        "products_bfloat16": lambda: products(shape, bfloat16=True),
+        "products_numpy": lambda: products_numpy(shape),
+        "products_torch_bfloat16": lambda: products_torch_bfloat16(shape),
+        "copy": copy,
+    }[name]
+
+
+def table_bytes(shape: str) -> float:
+    """The fewest that a batch's lookup and update move, see above."""
+    data = step_data.raw(shape, BATCH)
+    vector = 4 * step_data.DIM
+    number = np.tile(np.arange(step_data.SHAPES[shape]), BATCH).repeat(data.lengths.reshape(-1))
+    values = data.values + number * step_data.LIST_ROWS
+    different = len(np.unique(values)) + sum(len(np.unique(column)) for column in data.ids.T)
+    read = data.ids.size + data.values.size
+    return float(3 * vector * read + 2 * (vector + 4) * different)
+
+
+def report(shape: str, rounds: dict[str, list[Round]]) -> None:
+    rate = {
+        name: statistics.median(r.examples / r.seconds for r in found)
+        for name, found in rounds.items()
+    }
+    print(f"{shape}: examples/s, medians of {len(next(iter(rounds.values())))} rounds")
+    for name, found in rounds.items():
+        if name != "copy":
+            each = [r.examples / r.seconds for r in found]
+            print(
+                f"  {name:24s}{rate[name]:10,.0f}   {min(each):,.0f} to {max(each):,.0f};"
+                f" {found[-1].private:,} MiB"
+            )
+    flops = BATCH * 6 * sum(a * b for a, b in step_data.products(shape))
+    if "copy" in rate:
+        seconds = table_bytes(shape) / rate["copy"]
+        print(f"  a copy: {rate['copy'] / 1e9:.1f} GB/s; the tables' bytes {seconds * 1e3:.2f} ms")
+    for suffix in ("", "_bfloat16"):
+        ours, numeric = rate.get("jaxrank" + suffix), suffix[1:] or "float32"
+        limits = [
+            rate[name]
+            for name in LIMITS[:4]
+            if name in rate and name.endswith("bfloat16") == bool(suffix)
+        ]
+        if ours and limits and "copy" in rate:
+            floor = BATCH / max(limits) + seconds
+            print(
+                f"  {numeric}: products at {flops / BATCH * max(limits) / 1e9:.0f} GFLOP/s at"
+                f" best; floor {floor * 1e3:.1f} ms, jaxrank {BATCH / ours * 1e3:.1f} ms:"
+                f" {floor * ours / BATCH:.1%} of it"
+            )
+        peers = {
+            name: rate[name]
+            for name in PEERS
+            if name in rate
+            and name.endswith("bfloat16") == bool(suffix)
+            and not name.endswith("tables")
+        }
+        for name, theirs in sorted(peers.items(), key=lambda item: -item[1]) if ours else ():
+            ratios = [
+                (a.examples / a.seconds) / (b.examples / b.seconds)
+                for a, b in zip(rounds["jaxrank" + suffix], rounds[name], strict=True)
+            ]
+            print(
+                f"  {numeric}: {ours / theirs:.2f} times {name}"
+                f" ({min(ratios):.2f} to {max(ratios):.2f} by round)"
+            )
+    if "jaxrank_tables" in rate and "fbgemm_tables" in rate:
+        each = [1e3 * BATCH / rate[name] for name in ("jaxrank_tables", "fbgemm_tables")]
+        print(
+            f"  tables: jaxrank {each[0]:.2f} ms, fbgemm {each[1]:.2f} ms: {each[0] / each[1]:.2f}"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shape", choices=step_data.SHAPES, default="criteo")
+    parser.add_argument("--programs", nargs="+", default=[*OURS, *LIMITS, *PEERS])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=6.0)
+    parser.add_argument("--program", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.program:
+        huge_pages.ensure()
+        with tempfile.TemporaryDirectory() as folder:
+            serve(
+                made_by(args.program, args.shape, Path(folder)), warm=4 * step_data.BATCHES * BATCH
+            )
+        return
+    cores = sorted(os.sched_getaffinity(0))
+    with contextlib.ExitStack() as stack:
+        programs: dict[str, Program] = {}
+        for name in args.programs:
+            script, flag = ("cpu_step_peers.py", [name]) if name in PEERS else (
+                "cpu_step.py", ["--program", name])  # fmt: skip
+            program = Program([HERE / script, *flag, "--shape", args.shape], cores)
+            if program.told:
+                print(f"{name}: {program.told}", file=sys.stderr)
+                continue
+            programs[name] = stack.enter_context(contextlib.closing(program))
+        rounds: dict[str, list[Round]] = {name: [] for name in programs}
+        for _ in range(args.rounds):
+            for name, program in programs.items():
+                time.sleep(0.3)  # threads of the last one that spin for a while
+                rounds[name].append(program.round(args.seconds))
+        report(args.shape, rounds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""Whether the step of this checkout is as fast as that of another, in one run.
+
+    git worktree add /tmp/before HEAD~1
+    python benchmarks/guard.py --before=/tmp/before --shape criteo
+    python benchmarks/guard.py --before=/tmp/before --shape criteo --program=jaxrank_tables
+
+Both train the model of `step_data` on the same batches, which lie in memory, in turn; which of them
+begins a round changes with every round. Printed is how many examples a second this checkout makes
+for each that the other one makes: the median of the rounds, with a 95% interval from rounds drawn
+again. A change is accepted as faster if the interval lies above 1, and as no slower if it reaches
+above 1.
+
+The shapes and programs are those of this checkout's `cpu_step`; only the package is the other's.
+"""
+
+import argparse
+import contextlib
+import os
+import sys
+from pathlib import Path
+
+import cpu_step
+import numpy as np
+import step_data
+from in_turn import Program
+
+
+def interval(ratios: np.ndarray) -> tuple[float, float]:
+    """95%, of the median, by the bootstrap."""
+    draws = np.random.default_rng(0).choice(ratios, (2000, len(ratios)))
+    low, high = np.quantile(np.median(draws, axis=1), (0.025, 0.975))
+    return float(low), float(high)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--before", type=Path, required=True, help="another checkout")
+    parser.add_argument("--shape", choices=step_data.SHAPES, default="criteo")
+    parser.add_argument("--program", choices=cpu_step.OURS, default="jaxrank")
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each of the two in a round")
+    args = parser.parse_args()
+    if not (args.before / "jaxrank" / "__init__.py").is_file():
+        print(f"--before: must be a checkout of jaxrank: found {args.before}.", file=sys.stderr)
+        raise SystemExit(2)
+    here, cores = Path(cpu_step.__file__).resolve(), sorted(os.sched_getaffinity(0))
+    command = [here, "--program", args.program, "--shape", args.shape]
+    with contextlib.ExitStack() as stack:
+        both = [
+            stack.enter_context(contextlib.closing(Program(command, cores, package)))
+            for package in (args.before.resolve(), here.parent.parent)
+        ]
+        for program in both:
+            if program.told:
+                raise SystemExit(program.told)
+        ratios = []
+        for number in range(args.rounds):
+            rates = [0.0, 0.0]
+            for which in (0, 1) if number % 2 else (1, 0):
+                found = both[which].round(args.seconds)
+                rates[which] = found.examples / found.seconds
+            ratios.append(rates[1] / rates[0])
+            print(
+                f"before {rates[0]:,.0f} examples/s, now {rates[1]:,.0f}: {ratios[-1]:.3f}",
+                flush=True,
+            )
+    low, high = interval(np.array(ratios))
+    print(f"now / before: {np.median(ratios):.3f} ({low:.3f} to {high:.3f})")
+
+
+if __name__ == "__main__":
+    main()
