@@ -205,6 +205,10 @@ def _plan(sub: argparse.ArgumentParser) -> None:
         help="that are replayed; default: 100, fewer where they hold very many ids",
     )
     sub.add_argument("--picture", default="", metavar="FILE", help="a PNG to draw the plan into")
+    _add_data_of_run(sub)
+
+
+def _add_data_of_run(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--workdir", default="", metavar="DIR", help="of a run, whose prepared data is read"
     )
@@ -222,9 +226,7 @@ def _compile(sub: argparse.ArgumentParser) -> None:
         help="a model of the step's time: of the same batch, or one that grows with the slice",
     )
     sub.add_argument("--picture", default="", metavar="FILE", help="a PNG of --scaling")
-    sub.add_argument(
-        "--workdir", default="", metavar="DIR", help="of a run, whose prepared data is read"
-    )
+    _add_data_of_run(sub)
 
 
 def _bench(sub: argparse.ArgumentParser) -> None:
