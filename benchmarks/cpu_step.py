@@ -79,21 +79,22 @@ def tables(shape: str, folder: Path) -> Iterator[int]:
 
     def step(state, batch):
         vectors, _ = embedding.lookup({k: t.rows for k, t in state[0].items()}, {}, batch)
+        # Depends on the vectors as in training, where the update cannot overtake the lookup.
         grads = jax.tree.map(lambda v: v * 1e-4, vectors)
-        new = embedding.update(
-            *state, {}, batch, grads, rate=jnp.float32(0.05), step=jnp.zeros((), jnp.int32)
-        )
-        return new, ()
-
-    def scan(state, batch):
-        return jax.lax.scan(step, state, batch)
+        rate, count = jnp.float32(0.05), jnp.zeros((), jnp.int32)
+        return embedding.update(*state, {}, batch, grads, rate=rate, step=count), ()
 
     mapped = jax.shard_map(
-        scan, mesh=job.program.mesh, in_specs=P(), out_specs=P(), check_vma=False
+        lambda *given: jax.lax.scan(step, *given),
+        mesh=job.program.mesh,
+        in_specs=P(),
+        out_specs=P(),
+        check_vma=False,
     )
     train = jax.jit(mapped, donate_argnums=0)
     found = job.program.init()
     state = found.tables, found.scratch
+    del found
     while True:
         for batch in batches:
             state, _ = train(state, batch)
