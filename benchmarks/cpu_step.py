@@ -1,15 +1,15 @@
 """The step on a CPU: jaxrank, other trainers and the machine's limit, in turn.
 
-    pip install --no-deps fbgemm-gpu-cpu torchrec    # beside the extra `bench`
+    pip install --no-deps fbgemm-gpu-cpu    # beside the extra `bench`
     python benchmarks/cpu_step.py --shape criteo --rounds 5 --seconds 6
     python benchmarks/cpu_step.py --shape lists --rounds 5 --seconds 6
 
-Each program trains the model of `step_data` on the same batches, which lie in memory; see
-`cpu_step_peers` for the others. The floor of a step is what its matrix products take at the best
-rate that any of the programs `products` has for them, and what the bytes of the tables take at the
-rate of a copy: of each id a vector read, a vector written and a gradient read; of each different
-row the row and its sum of squares read and written. `tables` is the lookup, the gradient of each
-row and its exact update, without a model.
+Each program trains the model of `step_data` on the same examples, in batches that lie in memory;
+see `cpu_step_peers` for the others. The floor of a step is what its matrix products take at the
+best rate that any of the programs `products` has for them, and what the bytes of the tables take at
+the rate of a copy: of each id a vector read; of each id column and list of an example a vector
+written and its gradient read; of each different row the row and its sum of squares read and
+written. `tables` is the lookup, the gradient of each row and its exact update, without a model.
 """
 
 import argparse
@@ -18,20 +18,22 @@ import os
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import step_data
 from in_turn import Program, Round, serve
+from step_data import BATCH
 
 from jaxrank import huge_pages
 
 HERE = Path(__file__).resolve().parent
-BATCH = 8192
 OURS = ("jaxrank", "jaxrank_bfloat16", "jaxrank_tables")
-LIMITS = ("products", "products_numpy", "products_bfloat16", "products_torch_bfloat16", "copy")
+LIMITS = (
+    "products", "products_numpy", "products_torch", "products_bfloat16", "products_torch_bfloat16",
+    "copy",
+)  # fmt: skip
 PEERS = (
     "fbgemm", "fbgemm_bfloat16", "fbgemm_tables", "torch", "torch_bfloat16", "torch_dense",
     "tensorflow", "tensorflow_bfloat16", "fuxictr",
@@ -144,13 +146,15 @@ def products_numpy(shape: str) -> Iterator[int]:
         yield BATCH
 
 
-def products_torch_bfloat16(shape: str) -> Iterator[int]:
+def products_torch(shape: str, bfloat16: bool) -> Iterator[int]:
     import torch
+
+    dtype = torch.bfloat16 if bfloat16 else torch.float32
 
     given = []
     for a, b in step_data.products(shape):
         x, kernel, grad = (
-            torch.randn(*size).bfloat16() for size in ((BATCH, a), (a, b), (BATCH, b))
+            torch.randn(*size).to(dtype) for size in ((BATCH, a), (a, b), (BATCH, b))
         )
         given += [(x, kernel), (grad, kernel.T), (x.T, grad)]
     while True:
@@ -179,20 +183,19 @@ def made_by(name: str, shape: str, folder: Path) -> Callable[[], Iterator[int]]:
         "products": lambda: products(shape, bfloat16=False),
         "products_bfloat16": lambda: products(shape, bfloat16=True),
         "products_numpy": lambda: products_numpy(shape),
-        "products_torch_bfloat16": lambda: products_torch_bfloat16(shape),
+        "products_torch": lambda: products_torch(shape, bfloat16=False),
+        "products_torch_bfloat16": lambda: products_torch(shape, bfloat16=True),
         "copy": copy,
     }[name]
 
 
 def table_bytes(shape: str) -> float:
-    """The fewest that a batch's lookup and update move, see above."""
-    data = step_data.raw(shape, BATCH)
-    vector = 4 * step_data.DIM
-    number = np.tile(np.arange(step_data.SHAPES[shape]), BATCH).repeat(data.lengths.reshape(-1))
-    values = data.values + number * step_data.LIST_ROWS
-    different = len(np.unique(values)) + sum(len(np.unique(column)) for column in data.ids.T)
-    read = data.ids.size + data.values.size
-    return float(3 * vector * read + 2 * (vector + 4) * different)
+    """That a batch's lookup and update ask for, see above."""
+    data, vector = step_data.raw(shape, BATCH), 4 * step_data.DIM
+    ids, values = step_data.in_one_table(data)
+    different = len(np.unique(ids)) + len(np.unique(values))
+    moved = ids.size + values.size + 2 * (ids.size + data.lengths.size)
+    return float(vector * moved + 2 * (vector + 4) * different)
 
 
 def report(shape: str, rounds: dict[str, list[Round]]) -> None:
@@ -216,8 +219,8 @@ def report(shape: str, rounds: dict[str, list[Round]]) -> None:
         ours, numeric = rate.get("jaxrank" + suffix), suffix[1:] or "float32"
         limits = [
             rate[name]
-            for name in LIMITS[:4]
-            if name in rate and name.endswith("bfloat16") == bool(suffix)
+            for name in LIMITS
+            if name in rate and name != "copy" and name.endswith("bfloat16") == bool(suffix)
         ]
         if ours and limits and "copy" in rate:
             floor = BATCH / max(limits) + seconds
@@ -252,7 +255,9 @@ def report(shape: str, rounds: dict[str, list[Round]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shape", choices=step_data.SHAPES, default="criteo")
-    parser.add_argument("--programs", nargs="+", default=[*OURS, *LIMITS, *PEERS])
+    parser.add_argument(
+        "--programs", nargs="+", choices=[*OURS, *LIMITS, *PEERS], default=[*OURS, *LIMITS, *PEERS]
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=6.0)
     parser.add_argument("--program", help=argparse.SUPPRESS)
@@ -278,7 +283,6 @@ def main() -> None:
         rounds: dict[str, list[Round]] = {name: [] for name in programs}
         for _ in range(args.rounds):
             for name, program in programs.items():
-                time.sleep(0.3)  # threads of the last one that spin for a while
                 rounds[name].append(program.round(args.seconds))
         report(args.shape, rounds)
 

@@ -1,13 +1,15 @@
 """Steps of other trainers on the shapes of `step_data`; `benchmarks/cpu_step.py` starts this.
 
-All train DCN-V2 with three full cross layers beside a tower of 400-400-400, by Adam but for the
-tables, from batches that lie in memory as they take them.
+All have huge pages as jaxrank's processes do, run their layers as written (eager, but for
+TensorFlow's function), and train DCN-V2 with three full cross layers beside a tower of 400-400-400,
+by Adam but for the tables, from batches that lie in memory as they take them.
 
 torch_dense: nn.Embedding with dense gradients, Adam on the tables too.
 torch: sparse gradients of one table of all rows, AdaGrad; EmbeddingBag for lists.
 fbgemm: SplitTableBatchedEmbeddingBags, exact row-wise AdaGrad, which TorchRec's tables are.
 tensorflow: gather, duplicates summed, the sparse kernel of AdaGrad.
-fuxictr: FuxiCTR's layers and trainer, as it updates tables: Adam on all rows.
+fuxictr: FuxiCTR's layers and trainer, as it updates tables: Adam on all rows. It gives each float a
+    vector as well, so its layers read 16 numbers for each.
 
 With `_bfloat16` behind the name, products of bfloat16; fbgemm_tables: no layers at all.
 """
@@ -21,6 +23,7 @@ from typing import Any
 import numpy as np
 from in_turn import serve
 from step_data import (
+    BATCH,
     BATCHES,
     CROSS_LAYERS,
     DIM,
@@ -31,12 +34,13 @@ from step_data import (
     SHAPES,
     TABLES,
     Raw,
+    in_one_table,
     raw,
 )
 
-BATCH = 8192
+from jaxrank import huge_pages
+
 ID_ROWS = sum(TABLES)
-OFFSETS = np.append(0, np.cumsum(TABLES))[:-1]
 
 
 def batches(shape: str) -> list[Raw]:
@@ -50,12 +54,6 @@ def batches(shape: str) -> list[Raw]:
             Raw(data.floats[part], data.ids[part], data.lengths[part], values, data.labels[part])
         )
     return found
-
-
-def in_one_table(batch: Raw, lists: int) -> tuple[np.ndarray, np.ndarray]:
-    """Ids [B, 26] in a table of all ids' rows, and list values in one of all lists' rows."""
-    number = np.tile(np.arange(lists), BATCH).repeat(batch.lengths.reshape(-1))
-    return batch.ids + OFFSETS, batch.values + number * LIST_ROWS
 
 
 def torch_layers(width: int):
@@ -131,7 +129,7 @@ def torch_(shape: str, bfloat16: bool, sparse: bool = True) -> Iterator[int]:
     )
 
     def make(batch: Raw):
-        places, values = in_one_table(batch, lists)
+        places, values = in_one_table(batch)
         begins = np.append(0, batch.lengths.reshape(-1).cumsum())[:-1]
         return tuple(map(torch.from_numpy, (places, values, begins)))
 
@@ -261,7 +259,7 @@ def tensorflow(shape: str, bfloat16: bool) -> Iterator[int]:
 
     def make(batch: Raw):
         bags = np.arange(BATCH * lists).repeat(batch.lengths.reshape(-1))
-        given = (*in_one_table(batch, lists), bags, batch.floats, batch.labels)
+        given = (*in_one_table(batch), bags, batch.floats, batch.labels)
         return tuple(map(tf.constant, given))
 
     made = [make(b) for b in batches(shape)]
@@ -355,8 +353,11 @@ def main() -> None:
     parser.add_argument("peer")
     parser.add_argument("--shape", choices=SHAPES, required=True)
     args = parser.parse_args()
+    huge_pages.ensure()
     name = args.peer.removesuffix("_bfloat16")
-    serve(lambda: PEERS[name](args.shape, args.peer != name), warm=3 * BATCH)
+    # Each row of the tables in memory; Adam on all rows touches them at once.
+    warm = 2 if name in ("torch_dense", "fuxictr") else BATCHES
+    serve(lambda: PEERS[name](args.shape, args.peer != name), warm * BATCH)
 
 
 if __name__ == "__main__":

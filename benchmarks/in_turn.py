@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+_PAUSE = 0.3  # seconds in which threads of the program before spin on
+
 
 class Round(NamedTuple):
     """What one round of a program came to.
@@ -40,7 +42,10 @@ class Program:
         self.told = ""  # what it says instead, if it cannot run
         environment = os.environ | {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
         if checkout is not None:
-            environment["PYTHONPATH"] = str(checkout)
+            others = environment.get("PYTHONPATH", "")
+            environment["PYTHONPATH"] = (
+                f"{checkout}{os.pathsep}{others}" if others else str(checkout)
+            )
         self._process = subprocess.Popen(
             [sys.executable, *map(str, command)],
             stdin=subprocess.PIPE,
@@ -60,6 +65,7 @@ class Program:
 
     def round(self, seconds: float) -> Round:
         assert self._process.stdin is not None
+        time.sleep(_PAUSE)
         print(seconds, file=self._process.stdin, flush=True)
         return Round(*json.loads(self._line()))
 

@@ -7,7 +7,7 @@ that share cores make the others some ten times longer. Then the same again: eac
 or 8 devices in 1 or 2 processes, ended by kill -9 or SIGTERM after a random while, until all steps
 are done. Told is each ending, and how far the two ends are apart: batches are the same, but sums
 over other devices are of another order, and training carries such a difference on and on. How far
-that alone goes is told by a third run, on eight devices, which nobody disturbs.
+that alone goes is told by another undisturbed run, on eight devices.
 """
 
 import argparse

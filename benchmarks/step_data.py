@@ -14,13 +14,14 @@ from ml_collections import ConfigDict
 
 from jaxrank.config import default
 
-# Rows of Criteo's tables, ids behind the first two million of a column left out.
+# Rows of the tables: Criteo's, the largest cut.
 TABLES = (
     1460, 583, 2000000, 1500000, 305, 24, 12517, 633, 3, 93145, 5683, 1800000, 3194, 27, 14992,
     1200000, 10, 5652, 2173, 4, 1600000, 18, 15, 286181, 105, 142572,
 )  # fmt: skip
 LIST_ROWS, LISTS, LONGEST, MEAN_LENGTH = 500_000, 8, 30, 8
 FLOATS, DIM, HIDDEN, CROSS_LAYERS = 13, 16, (400, 400, 400), 3
+BATCH = 8192
 BATCHES = 16  # different ones, taken in turn
 SHAPES = {"criteo": 0, "lists": LISTS}
 
@@ -59,6 +60,13 @@ def raw(shape: str, examples: int) -> Raw:
     )
 
 
+def in_one_table(data: Raw) -> tuple[np.ndarray, np.ndarray]:
+    """Ids i64[n, 26] in a table of all ids' rows, and list values in one of all lists' rows."""
+    examples, lists = data.lengths.shape
+    number = np.tile(np.arange(lists), examples).repeat(data.lengths.reshape(-1))
+    return data.ids + np.append(0, np.cumsum(TABLES))[:-1], data.values + number * LIST_ROWS
+
+
 def write_parquet(path: Path, data: Raw) -> None:
     columns: dict[str, pa.Array] = {"click": pa.array(data.labels.astype(np.int8))}
     columns |= {f"f{i}": pa.array(column) for i, column in enumerate(data.floats.T)}
@@ -90,14 +98,14 @@ def config(shape: str, path: Path, precision: str) -> ConfigDict:
     c.embedding.dim = DIM
     c.model.cross, c.model.cross_layers, c.model.structure = "matrix", CROSS_LAYERS, "parallel"
     c.model.hidden, c.model.precision = HIDDEN, precision
-    c.batch_size = 8192
+    c.batch_size = BATCH
     c.num_epochs, c.num_steps = 0.0, 2**24
     c.mesh.devices = 1
     return c
 
 
 def products(shape: str) -> list[tuple[int, int]]:
-    """(in, out) of every product of that model."""
+    """(in, out) of every product of that model but the last, of width 1."""
     width = FLOATS + DIM * (len(TABLES) + SHAPES[shape])
     tower = (width, *HIDDEN)
     return [(width, width)] * CROSS_LAYERS + list(zip(tower, HIDDEN, strict=False))

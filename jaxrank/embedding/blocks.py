@@ -124,8 +124,11 @@ def _apart(array: jax.Array, row: jax.Array) -> jax.Array:
     if not row.size:
         return _gathered(array, row)
     is_asked = jnp.any(row[:1] >= 0)
-    nothing = jnp.zeros((*row.shape, *array.shape[1:]), array.dtype)
-    return jax.lax.cond(is_asked, _gathered, lambda *_: nothing, array, row)
+
+    def nothing(array: jax.Array, row: jax.Array) -> jax.Array:
+        return jnp.zeros((*row.shape, *array.shape[1:]), array.dtype)
+
+    return jax.lax.cond(is_asked, _gathered, nothing, array, row)
 
 
 def _scaled(vectors: jax.Array, scale: jax.Array | None) -> jax.Array:
