@@ -23,6 +23,7 @@ from pathlib import Path
 
 import numpy as np
 import step_data
+import step_programs
 from in_turn import Program, Round, serve
 from step_data import BATCH
 
@@ -71,63 +72,14 @@ def steps(shape: str, folder: Path, precision: str) -> Iterator[int]:
 
 
 def tables(shape: str, folder: Path) -> Iterator[int]:
-    import jax
-    import jax.numpy as jnp
-    from jax.sharding import PartitionSpec as P
-
     job, batches = job_of(shape, folder, "highest")
-    embedding = job.program.trainee.embedding
-    examples = job.config.steps_per_call * BATCH
-
-    def step(state, batch):
-        vectors, _ = embedding.lookup({k: t.rows for k, t in state[0].items()}, {}, batch)
-        # Depends on the vectors as in training, where the update cannot overtake the lookup.
-        grads = jax.tree.map(lambda v: v * 1e-4, vectors)
-        rate, count = jnp.float32(0.05), jnp.zeros((), jnp.int32)
-        return embedding.update(*state, {}, batch, grads, rate=rate, step=count), ()
-
-    mapped = jax.shard_map(
-        lambda *given: jax.lax.scan(step, *given),
-        mesh=job.program.mesh,
-        in_specs=P(),
-        out_specs=P(),
-        check_vma=False,
-    )
-    train = jax.jit(mapped, donate_argnums=0)
-    found = job.program.init()
-    state = found.tables, found.scratch
-    del found
-    while True:
-        for batch in batches:
-            state, _ = train(state, batch)
-            jax.block_until_ready(state)
-            yield examples
+    for _ in step_programs.tables(job.program, batches):
+        yield job.config.steps_per_call * BATCH
 
 
-def products(shape: str, bfloat16: bool) -> Iterator[int]:
-    """Those of forward and backward pass, by XLA."""
-    import jax
-    import jax.numpy as jnp
-
-    sizes = step_data.products(shape)
-    rng = np.random.default_rng(0)
-    dtype = jnp.bfloat16 if bfloat16 else jnp.float32
-
-    def array(*size: int):
-        return jnp.asarray(rng.normal(size=size), dtype)
-
-    @jax.jit
-    def every(given):
-        found = []
-        for x, kernel, grad in given:
-            for a, b in ((x, kernel), (grad, kernel.T), (x.T, grad)):
-                found.append(jnp.dot(a, b, preferred_element_type=jnp.float32))
-        return found
-
-    given = [(array(BATCH, a), array(a, b), array(BATCH, b)) for a, b in sizes]
-    while True:
-        jax.block_until_ready(every(given))
-        yield BATCH
+def products(shape: str, dtype: str) -> Iterator[int]:
+    for _ in step_programs.products(step_data.products(shape), BATCH, dtype):
+        yield step_programs.STEPS * BATCH
 
 
 def products_numpy(shape: str) -> Iterator[int]:
@@ -163,29 +115,17 @@ def products_torch(shape: str, bfloat16: bool) -> Iterator[int]:
         yield BATCH
 
 
-def copy() -> Iterator[int]:
-    """Calls a number of bytes examples."""
-    import jax
-    import jax.numpy as jnp
-
-    x = jnp.zeros(COPIED // 4, jnp.float32)
-    add = jax.jit(lambda x: x + 1, donate_argnums=0)
-    while True:
-        x = jax.block_until_ready(add(x))
-        yield 2 * COPIED
-
-
 def made_by(name: str, shape: str, folder: Path) -> Callable[[], Iterator[int]]:
     return {
         "jaxrank": lambda: steps(shape, folder, "highest"),
         "jaxrank_bfloat16": lambda: steps(shape, folder, "bfloat16"),
         "jaxrank_tables": lambda: tables(shape, folder),
-        "products": lambda: products(shape, bfloat16=False),
-        "products_bfloat16": lambda: products(shape, bfloat16=True),
+        "products": lambda: products(shape, "float32"),
+        "products_bfloat16": lambda: products(shape, "bfloat16"),
         "products_numpy": lambda: products_numpy(shape),
         "products_torch": lambda: products_torch(shape, bfloat16=False),
         "products_torch_bfloat16": lambda: products_torch(shape, bfloat16=True),
-        "copy": copy,
+        "copy": lambda: step_programs.copy(COPIED),  # calls a byte an example
     }[name]
 
 

@@ -4,14 +4,14 @@
     JAX_PLATFORMS=cpu PYTHONPATH=. python benchmarks/gpu_step.py --scale=0.002 --seconds=0.2
 
 Needs JAX with flax, optax and ml_collections, and PyTorch for its own lines; no data, as ids are
-drawn on the device. Each program has the card to itself, in a process of its own, and all run once
-a round. Of each case is printed:
+drawn, the same for all. Each program has the card to itself, in a process of its own, and all run
+once a round. Of each case is printed:
 
 examples/s and ms of a step, by jaxrank (bfloat16 products, row optimizer as the case has it) and by
-    PyTorch: nn.EmbeddingBag with sparse gradients and its AdaGrad (SparseAdam for lazy Adam),
-    compiled layers under autocast.
+    PyTorch: nn.EmbeddingBag with sparse gradients, row-wise AdaGrad in a few lines, as it has none,
+    or its own AdaGrad or SparseAdam; compiled layers under autocast.
 tables: ms of the lookup, the gradient of each row and its exact update, without layers, and the
-    bytes that these move at least (of each id a vector read, of each feature of an example a vector
+    bytes that these ask for (of each id a vector read, of each feature of an example a vector
     written and its gradient read, of each different row the row and its slots read and written)
     over the time, against what a copy moves in the same run.
 floor: ms of the model's products at the rate that XLA has for them alone, and of those bytes at the
@@ -26,10 +26,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
-from gpu_cases import CASES, EXPONENT, Case
+import step_data
+import step_programs
+from gpu_cases import CASES, Case
 
 GROUP = 512
 STEPS = 4  # of a call
@@ -37,21 +38,18 @@ PROGRAMS = ("step", "tables", "products", "copy", "torch")
 COPIED = 2**30  # bytes that a copy reads, and writes
 
 
-def jax_ids(key: Any, rows: int, shape: tuple[int, ...]) -> Any:
-    """i32[shape] below `rows`: a bounded power law, the most frequent first."""
-    import jax
-    import jax.numpy as jnp
-
-    tail = 1 - EXPONENT
-    u = jax.random.uniform(key, shape)
-    drawn = jnp.power((float(rows) ** tail - 1) * u + 1, 1 / tail)
-    return jnp.clip(drawn.astype(jnp.int32), 1, rows) - 1
+def ids_of(case: Case) -> list[np.ndarray]:
+    """What each feature reads in the steps of a call, i32[STEPS, B, ids]; equal in all programs."""
+    size, rng = case.config.batch_size, np.random.default_rng(0)
+    return [
+        step_data.power_law(rng, case.tables[f.table][0], (STEPS, size, f.ids)).astype(np.int32)
+        for f in case.features
+    ]
 
 
 def program_of(case: Case):
     """jaxrank's programs of a case, and a call's batches on the device."""
     import jax
-    import jax.numpy as jnp
 
     from jaxrank import mesh as meshes
     from jaxrank.features import (
@@ -81,7 +79,7 @@ def program_of(case: Case):
     )
     dims = {n: dim for n, (_, dim) in zip(names, case.tables, strict=True)}
     found = layout(schema, dims)
-    size, key = case.config.batch_size, jax.random.key(0)
+    size = case.config.batch_size
     group = GROUP if size % GROUP == 0 else size
     mesh = meshes.make_mesh(devices=1)
     trainee = make_trainee(case.config, found, mesh, num_steps=1000, room={})
@@ -90,46 +88,43 @@ def program_of(case: Case):
     }
     program = Program(trainee, mesh, BatchShape(size, group, capacities))
 
-    def draw(key, feature: Any, shape: tuple[int, ...], stack: Any, table: int) -> Any:
-        return jax_ids(key, case.tables[feature.table][0], shape) + stack.offsets[table]
-
-    @jax.jit
-    def batches(key):
-        keys = iter(jax.random.split(key, len(case.features) + 2))
-        ids, lists = {}, {}
-        for s in found.stacks:
-            if s.columns:
-                columns = [
-                    draw(next(keys), single[column], (STEPS, size), s, table)
-                    for column, table in zip(s.columns, s.column_tables, strict=True)
-                ]
-                ids[s.name] = jnp.stack(columns, axis=2)
-            if s.lists:
-                values = [
-                    draw(next(keys), several[i], (STEPS, size, several[i].ids), s, table)
-                    for i, table in zip(s.lists, s.list_tables, strict=True)
-                ]
-                lengths = np.array([several[i].ids for i in s.lists])
-                numbers = np.arange(len(lengths)).repeat(lengths)
-                numbers = numbers + np.arange(group)[:, None] * len(lengths)
-                shape = (STEPS, size // group, capacities[s.name])
-                lists[s.name] = Lists(
-                    ids=jnp.concatenate(values, axis=2).reshape(shape),
-                    segments=jnp.broadcast_to(jnp.asarray(numbers.reshape(-1), jnp.int32), shape),
-                    weights=jnp.ones(shape, jnp.float32),
-                )
-        labels = jax.random.bernoulli(next(keys), 0.25, (STEPS, size, 1)).astype(jnp.float32)
-        return Batch(
-            floats=jax.random.normal(next(keys), (STEPS, size, case.floats)),
-            ids=ids,
-            lists=lists,
-            labels=labels,
-            weights=jnp.ones_like(labels),
-            dropped=jnp.zeros((STEPS, size // group, len(several)), jnp.int32),
-            shifts=jnp.zeros((STEPS, size, 0), jnp.float32),
-        )
-
-    return program, jax.block_until_ready(batches(key))
+    drawn = ids_of(case)
+    of_single = [x for x, f in zip(drawn, case.features, strict=True) if f.ids == 1]
+    of_several = [x for x, f in zip(drawn, case.features, strict=True) if f.ids > 1]
+    ids, lists = {}, {}
+    for s in found.stacks:
+        if s.columns:
+            columns = [
+                of_single[column][:, :, 0] + np.int32(s.offsets[table])
+                for column, table in zip(s.columns, s.column_tables, strict=True)
+            ]
+            ids[s.name] = np.stack(columns, axis=2)
+        if s.lists:
+            values = [
+                of_several[i] + np.int32(s.offsets[table])
+                for i, table in zip(s.lists, s.list_tables, strict=True)
+            ]
+            lengths = np.array([several[i].ids for i in s.lists])
+            numbers = np.arange(len(lengths)).repeat(lengths)
+            numbers = numbers + np.arange(group)[:, None] * len(lengths)
+            shape = (STEPS, size // group, capacities[s.name])
+            lists[s.name] = Lists(
+                ids=np.concatenate(values, axis=2).reshape(shape),
+                segments=np.broadcast_to(numbers.reshape(-1).astype(np.int32), shape),
+                weights=np.ones(shape, np.float32),
+            )
+    rng = np.random.default_rng(1)
+    labels = (rng.random((STEPS, size, 1)) < 0.25).astype(np.float32)
+    batch = Batch(
+        floats=rng.normal(size=(STEPS, size, case.floats)).astype(np.float32),
+        ids=ids,
+        lists=lists,
+        labels=labels,
+        weights=np.ones_like(labels),
+        dropped=np.zeros((STEPS, size // group, len(several)), np.int32),
+        shifts=np.zeros((STEPS, size, 0), np.float32),
+    )
+    return program, jax.block_until_ready(jax.device_put(batch))
 
 
 def step(case: Case) -> Iterator[int]:
@@ -144,72 +139,19 @@ def step(case: Case) -> Iterator[int]:
 
 
 def tables(case: Case) -> Iterator[int]:
-    import jax
-    import jax.numpy as jnp
-    from jax.sharding import PartitionSpec as P
-
     program, batch = program_of(case)
-    embedding = program.trainee.embedding
-
-    def one(state, batch):
-        vectors, _ = embedding.lookup({k: t.rows for k, t in state[0].items()}, {}, batch)
-        grads = jax.tree.map(lambda v: v * 1e-4, vectors)
-        rate, count = jnp.float32(0.01), jnp.zeros((), jnp.int32)
-        return embedding.update(*state, {}, batch, grads, rate=rate, step=count), ()
-
-    mapped = jax.shard_map(
-        lambda state, batch: jax.lax.scan(one, state, batch),
-        mesh=program.mesh,
-        in_specs=P(),
-        out_specs=P(),
-        check_vma=False,
-    )
-    train = jax.jit(mapped, donate_argnums=0)
-    first = program.init()
-    state = first.tables, first.scratch
-    del first
-    while True:
-        state, _ = train(state, batch)
-        jax.block_until_ready(state)
+    for _ in step_programs.tables(program, [batch]):
         yield STEPS
 
 
 def products(case: Case) -> Iterator[int]:
-    import jax
-    import jax.numpy as jnp
-
-    size = case.config.batch_size
-
-    @jax.jit
-    def every(given):
-        return [
-            jnp.dot(a, b, preferred_element_type=jnp.float32)
-            for x, kernel, grad in given
-            for a, b in ((x, kernel), (grad, kernel.T), (x.T, grad))
-        ]
-
-    keys = iter(jax.random.split(jax.random.key(0), 64))
-    given = [
-        tuple(
-            jax.random.normal(next(keys), s, jnp.bfloat16) for s in ((size, a), (a, b), (size, b))
-        )
-        for a, b in case.products()
-    ]
-    while True:
-        jax.block_until_ready(every(given))
-        yield 1
+    for _ in step_programs.products(list(case.products()), case.config.batch_size, "bfloat16"):
+        yield step_programs.STEPS
 
 
 def copy(case: Case) -> Iterator[int]:
-    """Calls a number of bytes steps."""
-    import jax
-    import jax.numpy as jnp
-
-    x = jnp.zeros(COPIED // 4, jnp.float32)
-    add = jax.jit(lambda x: x + 1, donate_argnums=0)
-    while True:
-        x = jax.block_until_ready(add(x))
-        yield 2 * COPIED
+    """Calls a byte a step."""
+    return step_programs.copy(COPIED)
 
 
 def torch_step(case: Case) -> Iterator[int]:
@@ -249,19 +191,29 @@ def torch_step(case: Case) -> Iterator[int]:
 
     layers = Layers().to(device)
     compiled = torch.compile(layers) if device == "cuda" else layers
-    if case.config.optim.tables.name == "lazy_adam":
-        row_optimizer: Any = torch.optim.SparseAdam(weights, lr=1e-3)
+    dense = torch.optim.Adam(layers.parameters(), lr=1e-3, fused=True)
+    kind = case.config.optim.tables.name
+    if kind == "rowwise_adagrad":
+        sums = [torch.full((rows,), 0.1, device=device) for rows, _ in case.tables]
+        optimizers = [dense]
     else:
-        row_optimizer = torch.optim.Adagrad(weights, lr=0.01)
-    optimizers = [row_optimizer, torch.optim.Adam(layers.parameters(), lr=1e-3, fused=True)]
+        sparse = torch.optim.SparseAdam if kind == "lazy_adam" else torch.optim.Adagrad
+        sums, optimizers = [], [dense, sparse(weights, lr=0.01)]
 
-    def ids(feature: Any) -> Any:
-        rows, tail = case.tables[feature.table][0], 1 - EXPONENT
-        u = torch.rand(size, feature.ids, device=device)
-        drawn = ((float(rows) ** tail - 1) * u + 1) ** (1 / tail)
-        return drawn.long().clamp(1, rows) - 1
+    @torch.no_grad()
+    def rowwise() -> None:
+        """PyTorch has no row-wise AdaGrad."""
+        for weight, total in zip(weights, sums, strict=False):
+            gradient = weight.grad.coalesce()
+            rows, values = gradient.indices()[0], gradient.values()
+            total.index_add_(0, rows, values.square().mean(dim=1))
+            weight.index_add_(0, rows, values / total[rows].sqrt()[:, None], alpha=-0.01)
+            weight.grad = None
 
-    made = [[ids(f) for f in case.features] for _ in range(STEPS)]
+    made = [
+        [torch.from_numpy(x[step].astype(np.int64)).to(device) for x in ids_of(case)]
+        for step in range(STEPS)
+    ]
     floats = torch.randn(size, case.floats, device=device)
     labels = (torch.rand(size, device=device) < 0.25).float()
     loss_of = torch.nn.BCEWithLogitsLoss()
@@ -275,6 +227,7 @@ def torch_step(case: Case) -> Iterator[int]:
             loss_of(logits.float(), labels).backward()
             for optimizer in optimizers:
                 optimizer.step()
+            rowwise()
         if device == "cuda":
             torch.cuda.synchronize()
         yield STEPS
@@ -290,19 +243,16 @@ MAKERS: dict[str, Callable[[Case], Iterator[int]]] = {
 
 
 def table_bytes(case: Case) -> float:
-    """The fewest that lookup and update of a step move; see above."""
-    size, rng = case.config.batch_size, np.random.default_rng(0)
+    """That lookup and update of a step ask for; see above."""
+    size = case.config.batch_size
     slots = {"rowwise_adagrad": 0, "adagrad": 1, "lazy_adam": 2}[case.config.optim.tables.name]
-    reads: dict[int, int] = {}
-    total = 0
-    for f in case.features:
-        reads[f.table] = reads.get(f.table, 0) + f.ids * size
+    total, read = 0, {}
+    for f, ids in zip(case.features, ids_of(case), strict=True):
+        read.setdefault(f.table, []).append(ids[0].reshape(-1))
         total += 4 * case.tables[f.table][1] * size * (f.ids + 2)
-    for table, count in reads.items():
-        rows, dim = case.tables[table]
-        tail = 1 - EXPONENT
-        drawn = ((float(rows) ** tail - 1) * rng.random(count) + 1) ** (1 / tail)
-        different = len(np.unique(drawn.astype(np.int32).clip(1, rows)))
+    for table, ids in read.items():
+        dim = case.tables[table][1]
+        different = len(np.unique(np.concatenate(ids)))
         total += 2 * 4 * different * (dim * (1 + slots) + (slots == 0))
     return float(total)
 
@@ -388,6 +338,7 @@ def main() -> None:
             for maker in args.programs:
                 rate = in_a_process(name, maker, args)
                 if rate is not None:
+                    print(f"{name} {maker}: {rate:,.1f} a second", file=sys.stderr, flush=True)
                     found.setdefault(maker, []).append(rate)
         print(line(name, case, {m: statistics.median(r) for m, r in found.items()}), flush=True)
 

@@ -67,7 +67,10 @@ class Program:
         assert self._process.stdin is not None
         time.sleep(_PAUSE)
         print(seconds, file=self._process.stdin, flush=True)
-        return Round(*json.loads(self._line()))
+        line = self._line()
+        if line == "failed":
+            raise SystemExit(f"{' '.join(map(str, self._process.args))}: ended in a round")
+        return Round(*json.loads(line))
 
     def close(self) -> None:
         assert self._process.stdin is not None

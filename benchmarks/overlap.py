@@ -19,6 +19,8 @@ from pathlib import Path
 import jax
 import numpy as np
 from ml_collections import ConfigDict
+from step_data import LIST_ROWS, LISTS
+from step_data import TABLES as CRITEO
 
 from jaxrank import bench, huge_pages
 from jaxrank import config as configs
@@ -27,14 +29,6 @@ from jaxrank import mesh as meshes
 from jaxrank.feed import Feed
 
 QUICKSTART = Path(__file__).resolve().parent.parent / "configs" / "quickstart.py"
-
-
-# Rows of Criteo's tables, ids behind the first two million of a column left out.
-CRITEO = (
-    1460, 583, 2000000, 1500000, 305, 24, 12517, 633, 3, 93145, 5683, 1800000, 3194, 27, 14992,
-    1200000, 10, 5652, 2173, 4, 1600000, 18, 15, 286181, 105, 142572,
-)  # fmt: skip
-LIST_ROWS, LISTS = 500_000, 8
 
 
 def dcnv2() -> ConfigDict:

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from ml_collections import ConfigDict
 
 from jaxrank.config import default
@@ -68,6 +66,9 @@ def in_one_table(data: Raw) -> tuple[np.ndarray, np.ndarray]:
 
 
 def write_parquet(path: Path, data: Raw) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     columns: dict[str, pa.Array] = {"click": pa.array(data.labels.astype(np.int8))}
     columns |= {f"f{i}": pa.array(column) for i, column in enumerate(data.floats.T)}
     columns |= {f"c{i}": pa.array(column) for i, column in enumerate(data.ids.T)}

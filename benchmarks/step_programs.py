@@ -1,0 +1,83 @@
+"""Parts of a step, and what a machine can do at best, for benchmarks of the step."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+STEPS = 4  # of products and copies, that are waited for together
+
+
+def tables(program: Any, batches: Sequence[Any]) -> Iterator[None]:
+    """The lookup, the gradient of each row and its exact update, without layers: all steps of the
+    batches of a call, and the next."""
+    import jax
+    import jax.numpy as jnp
+    from jax.sharding import PartitionSpec as P
+
+    embedding = program.trainee.embedding
+
+    def step(state, batch):
+        vectors, _ = embedding.lookup({k: t.rows for k, t in state[0].items()}, {}, batch)
+        # Depends on the vectors as in training, where the update cannot overtake the lookup.
+        grads = jax.tree.map(lambda v: v * 1e-4, vectors)
+        rate, count = jnp.float32(0.05), jnp.zeros((), jnp.int32)
+        return embedding.update(*state, {}, batch, grads, rate=rate, step=count), ()
+
+    mapped = jax.shard_map(
+        lambda *given: jax.lax.scan(step, *given),
+        mesh=program.mesh,
+        in_specs=P(),
+        out_specs=P(),
+        check_vma=False,
+    )
+    train = jax.jit(mapped, donate_argnums=0)
+    found = program.init()
+    state = found.tables, found.scratch
+    del found
+    while True:
+        for batch in batches:
+            state, _ = train(state, batch)
+            jax.block_until_ready(state)
+            yield
+
+
+def products(sizes: Sequence[tuple[int, int]], examples: int, dtype: Any) -> Iterator[None]:
+    """The products of forward and backward pass of layers of (in, out), with float32 results, by
+    XLA; of several steps, which are waited for together."""
+    import jax
+    import jax.numpy as jnp
+
+    @jax.jit
+    def every(given):
+        return [
+            jnp.dot(a, b, preferred_element_type=jnp.float32)
+            for x, kernel, grad in given
+            for a, b in ((x, kernel), (grad, kernel.T), (x.T, grad))
+        ]
+
+    keys = iter(jax.random.split(jax.random.key(0), 3 * len(sizes)))
+    given = [
+        tuple(
+            jax.random.normal(next(keys), shape, dtype)
+            for shape in ((examples, a), (a, b), (examples, b))
+        )
+        for a, b in sizes
+    ]
+    while True:
+        for _ in range(STEPS):
+            found = every(given)
+        jax.block_until_ready(found)
+        yield
+
+
+def copy(size: int) -> Iterator[int]:
+    """Bytes read and written by passes over an array of so many, waited for together."""
+    import jax
+    import jax.numpy as jnp
+
+    x = jnp.zeros(size // 4, jnp.float32)
+    add = jax.jit(lambda x: x + 1, donate_argnums=0)
+    while True:
+        for _ in range(STEPS):
+            x = add(x)
+        jax.block_until_ready(x)
+        yield 2 * size * STEPS
