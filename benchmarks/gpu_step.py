@@ -26,6 +26,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import step_data
@@ -52,62 +53,63 @@ def program_of(case: Case):
     import jax
 
     from jaxrank import mesh as meshes
-    from jaxrank.features import (
-        Batch,
-        Categorical,
-        Dense,
-        Lists,
-        Ragged,
-        Schema,
-        Table,
-        Task,
-        layout,
-    )
+    from jaxrank.features import layout
     from jaxrank.program import BatchShape, Program, make_trainee
 
-    names = [f"t{i}" for i in range(len(case.tables))]
-    single = [f for f in case.features if f.ids == 1]
-    several = [f for f in case.features if f.ids > 1]
-    schema = Schema(
-        tasks=(Task("click"),),
-        floats=tuple(Dense(f"f{i}") for i in range(case.floats)),
-        ids=tuple(Categorical(f"c{i}", names[f.table]) for i, f in enumerate(single)),
-        lists=tuple(Ragged(f"l{i}", names[f.table], "sum") for i, f in enumerate(several)),
-        tables=tuple(
-            Table(n, rows, "integer") for n, (rows, _) in zip(names, case.tables, strict=True)
-        ),
-    )
-    dims = {n: dim for n, (_, dim) in zip(names, case.tables, strict=True)}
-    found = layout(schema, dims)
+    dims = {f"t{i}": dim for i, (_, dim) in enumerate(case.tables)}
+    found = layout(schema_of(case), dims)
     size = case.config.batch_size
     group = GROUP if size % GROUP == 0 else size
     mesh = meshes.make_mesh(devices=1)
     trainee = make_trainee(case.config, found, mesh, num_steps=1000, room={})
-    capacities = {
-        s.name: group * sum(several[i].ids for i in s.lists) for s in found.stacks if s.lists
-    }
+    batch = batches_of(case, found, group)
+    capacities = {name: lists.ids.shape[2] for name, lists in batch.lists.items()}
     program = Program(trainee, mesh, BatchShape(size, group, capacities))
+    return program, jax.block_until_ready(jax.device_put(batch))
 
-    drawn = ids_of(case)
-    of_single = [x for x, f in zip(drawn, case.features, strict=True) if f.ids == 1]
-    of_several = [x for x, f in zip(drawn, case.features, strict=True) if f.ids > 1]
+
+def schema_of(case: Case):
+    """Single ids are columns, several are lists that are summed."""
+    from jaxrank.features import Categorical, Dense, Ragged, Schema, Table, Task
+
+    single = [f for f in case.features if f.ids == 1]
+    several = [f for f in case.features if f.ids > 1]
+    return Schema(
+        tasks=(Task("click"),),
+        floats=tuple(Dense(f"f{i}") for i in range(case.floats)),
+        ids=tuple(Categorical(f"c{i}", f"t{f.table}") for i, f in enumerate(single)),
+        lists=tuple(Ragged(f"l{i}", f"t{f.table}", "sum") for i, f in enumerate(several)),
+        tables=tuple(Table(f"t{i}", rows, "integer") for i, (rows, _) in enumerate(case.tables)),
+    )
+
+
+def batches_of(case: Case, found: Any, group: int):
+    """The batches of a call on the host; lists are packed by so many examples and fill their room.
+
+    found: the layout of the schema.
+    """
+    from jaxrank.features import Batch, Lists
+
+    size, drawn = case.config.batch_size, ids_of(case)
+    single = [x[:, :, 0] for x in drawn if x.shape[2] == 1]
+    several = [x for x in drawn if x.shape[2] > 1]
     ids, lists = {}, {}
     for s in found.stacks:
         if s.columns:
             columns = [
-                of_single[column][:, :, 0] + np.int32(s.offsets[table])
+                single[column] + np.int32(s.offsets[table])
                 for column, table in zip(s.columns, s.column_tables, strict=True)
             ]
             ids[s.name] = np.stack(columns, axis=2)
         if s.lists:
             values = [
-                of_several[i] + np.int32(s.offsets[table])
+                several[i] + np.int32(s.offsets[table])
                 for i, table in zip(s.lists, s.list_tables, strict=True)
             ]
-            lengths = np.array([several[i].ids for i in s.lists])
+            lengths = np.array([x.shape[2] for x in values])
             numbers = np.arange(len(lengths)).repeat(lengths)
             numbers = numbers + np.arange(group)[:, None] * len(lengths)
-            shape = (STEPS, size // group, capacities[s.name])
+            shape = (STEPS, size // group, numbers.size)
             lists[s.name] = Lists(
                 ids=np.concatenate(values, axis=2).reshape(shape),
                 segments=np.broadcast_to(numbers.reshape(-1).astype(np.int32), shape),
@@ -115,7 +117,7 @@ def program_of(case: Case):
             )
     rng = np.random.default_rng(1)
     labels = (rng.random((STEPS, size, 1)) < 0.25).astype(np.float32)
-    batch = Batch(
+    return Batch(
         floats=rng.normal(size=(STEPS, size, case.floats)).astype(np.float32),
         ids=ids,
         lists=lists,
@@ -124,7 +126,6 @@ def program_of(case: Case):
         dropped=np.zeros((STEPS, size // group, len(several)), np.int32),
         shifts=np.zeros((STEPS, size, 0), np.float32),
     )
-    return program, jax.block_until_ready(jax.device_put(batch))
 
 
 def step(case: Case) -> Iterator[int]:
