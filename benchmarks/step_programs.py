@@ -1,5 +1,6 @@
 """Parts of a step, and what a machine can do at best, for benchmarks of the step."""
 
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -46,7 +47,11 @@ def products(sizes: Sequence[tuple[int, int]], examples: int, dtype: Any) -> Ite
     import jax
     import jax.numpy as jnp
 
-    @jax.jit
+    from jaxrank.models.products import compiler_options
+
+    options = compiler_options(str(dtype), jax.devices()[0].platform)
+
+    @functools.partial(jax.jit, compiler_options=options)
     def every(given):
         return [
             jnp.dot(a, b, preferred_element_type=jnp.float32)

@@ -94,12 +94,14 @@ class Program:
         specs = self._specs(self.state_shape)
         self.state_sharding = self._shardings(specs)
         weights_specs = steps.weights_of(specs)
+        options = trainee.model.compiler_options(mesh.devices.flat[0].platform)
         self._init = jax.jit(init, out_shardings=self.state_sharding)
         self.train = jax.jit(
             self._on_devices(self._train, (specs, P(None, meshes.EXAMPLES)), (specs, P())),
             donate_argnums=0,
             in_shardings=(self.state_sharding, meshes.by_example(mesh, leading=1)),
             out_shardings=(self.state_sharding, meshes.replicated(mesh)),
+            compiler_options=options,
         )
         eval_step = functools.partial(steps.eval_step, trainee)
         score = self._on_devices(eval_step, (weights_specs, P(meshes.EXAMPLES)), P(meshes.EXAMPLES))
@@ -111,6 +113,7 @@ class Program:
             ),
             in_shardings=(steps.weights_of(self.state_sharding), meshes.by_example(mesh)),
             out_shardings=meshes.replicated(mesh),
+            compiler_options=options,
         )
         self._finite = jax.jit(
             lambda weights: jnp.all(

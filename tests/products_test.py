@@ -8,7 +8,7 @@ import rankers
 from rankers import built, gradient_program
 
 from jaxrank import models
-from jaxrank.models.products import product
+from jaxrank.models.products import compiler_options, product
 
 # One of each kind of layer.
 CONFIGS = [
@@ -89,11 +89,12 @@ def test_bfloat16_products_are_added_up_in_float32():
     np.testing.assert_array_equal(of_kernel, 1001)
 
 
-@pytest.mark.parametrize("shape", [(5, 7, 4), (4096, 4), (4097, 4)], ids=str)
-def test_a_bfloat16_product_rounds_its_factors_and_the_gradient_that_comes_in(shape):
-    """4,096 examples are turned over in blocks on CPU."""
+@pytest.mark.parametrize("width", [3, 40])
+@pytest.mark.parametrize("shape", [(5, 7, 4), (97, 4)], ids=str)
+def test_a_bfloat16_product_rounds_its_factors_and_the_gradient_that_comes_in(shape, width):
+    """Examples are turned over for the gradient of the wide kernel."""
     r, leading = np.random.default_rng(0), shape[:-2]
-    shapes = shape, (*leading, 4, 3), (*shape[:-1], 3)
+    shapes = shape, (*leading, 4, width), (*shape[:-1], width)
     x, kernel, g = (r.normal(size=s).astype(np.float32) for s in shapes)
 
     def rounded(a):
@@ -104,6 +105,19 @@ def test_a_bfloat16_product_rounds_its_factors_and_the_gradient_that_comes_in(sh
     expected = a @ b, c @ b.swapaxes(-1, -2), a.swapaxes(-1, -2) @ c
     for found, wanted in zip((y, *back(g)), expected, strict=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("precision", ["highest", "bfloat16"])
+def test_on_cpu_float32_products_are_of_the_one_library_and_bfloat16_ones_of_the_other(precision):
+    """All of the gradient, too: a bfloat16 product outside of the library is a float32 one."""
+    x, kernel = jnp.ones((64, 48)), jnp.ones((48, 40))
+    step = jax.jit(
+        lambda x, k, g: jax.vjp(lambda x, k: product(x, k, precision), x, k)[1](g),
+        compiler_options=compiler_options(precision, "cpu"),
+    )
+    hlo = step.lower(x, kernel, jnp.ones((64, 40))).compile().as_text()
+    assert hlo.count("__ynn_fusion") == {"highest": 0, "bfloat16": 2}[precision]
+    assert not compiler_options(precision, "tpu")
 
 
 @pytest.mark.parametrize("precision", ["highest", "bfloat16"])

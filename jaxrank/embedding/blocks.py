@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
+from jaxrank.apart import apart
 from jaxrank.embedding.storage import LANES
 from jaxrank.features import PAD
 
@@ -111,24 +112,11 @@ def up_to(count: int, unit: int) -> int:
 
 
 def _of_numbers(array: jax.Array, row: jax.Array) -> jax.Array:
-    return jax.lax.platform_dependent(array, row, cpu=_apart, default=_gathered)
+    return apart(_gathered, array, row)
 
 
 def _gathered(array: jax.Array, row: jax.Array) -> jax.Array:
     return array.at[row].get(mode="fill", fill_value=0)
-
-
-def _apart(array: jax.Array, row: jax.Array) -> jax.Array:
-    """A gather that XLA on CPU does not fuse with what is done with the rows, which makes loops of
-    single numbers that take twice as long. Only a branch keeps it from that; no row is negative."""
-    if not row.size:
-        return _gathered(array, row)
-    is_asked = jnp.any(row[:1] >= 0)
-
-    def nothing(array: jax.Array, row: jax.Array) -> jax.Array:
-        return jnp.zeros((*row.shape, *array.shape[1:]), array.dtype)
-
-    return jax.lax.cond(is_asked, _gathered, nothing, array, row)
 
 
 def _scaled(vectors: jax.Array, scale: jax.Array | None) -> jax.Array:

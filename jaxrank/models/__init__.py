@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxrank.errors import InputError
-from jaxrank.models import flops
+from jaxrank.models import flops, products
 from jaxrank.models.fields import check
 from jaxrank.models.ranker import Ranker
 from jaxrank.models.tower import Share
@@ -32,6 +32,7 @@ class Model(NamedTuple):
     flops: (floats, vectors, sequences=()) -> floating point operations of the matrix products of a
         forward pass, for one example. A training step makes three times as many: the same again
         for the gradient of each product's inputs and of its kernel. Arrays or their shapes.
+    compiler_options: (platform of the devices) -> XLA's options for programs that call `apply`.
 
     floats f[B, n]; vectors a tuple of f[B, n_i, dim_i]; sequences a tuple of (f[B, L_i, dim_i],
     bool[B, L_i] which places are filled); logits f[B, tasks]. model_state is {} or
@@ -43,6 +44,7 @@ class Model(NamedTuple):
     init: Callable[..., tuple[Tree, Tree]]
     apply: Callable[..., tuple[jax.Array, Tree]]
     flops: Callable[..., int]
+    compiler_options: Callable[[str], dict[str, str]]
 
 
 def build(*, tasks: int, **config: Any) -> Model:
@@ -92,7 +94,8 @@ def build(*, tasks: int, **config: Any) -> Model:
         forward = functools.partial(apply, train=False)
         return flops.of_products(jax.make_jaxpr(forward)(params, state, *one).jaxpr)
 
-    return Model(init, apply, count)
+    options = functools.partial(products.compiler_options, module.precision)
+    return Model(init, apply, count, options)
 
 
 def describe(params: Mapping[str, Tree]) -> dict[str, int]:
