@@ -13,7 +13,7 @@ from jaxrank.features import PAD
 # Form, dimension, and vectors moved at a time: several chunks, the last of them not full, or one.
 SHAPES = [
     (ByRow, 3, 8192),
-    (ByRow, 128, 8192),
+    (ByRow, 128, 250),
     *((ByLine, dim, 640) for dim in (1, 3, 16, 128, 160)),
     (ByLine, 3, 8192),
 ]

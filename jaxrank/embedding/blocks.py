@@ -25,7 +25,7 @@ from jaxrank.apart import apart
 from jaxrank.embedding.storage import LANES
 from jaxrank.features import PAD
 
-# Vectors that `ByLine` moves at a time: 4 MiB of lines.
+# Vectors that `ByLine` moves at a time, 4 MiB of lines, and rows that `ByRow` changes at a time.
 CHUNK = 8192
 _SUBLANES = 8  # rows of a tile of 32-bit numbers on TPU; the same elsewhere, for equal rounds
 
@@ -170,6 +170,25 @@ class ByRow:
         return block.reshape(examples, places, self.dim)
 
     def change(self, arrays: Any, row: jax.Array, sums: jax.Array, change: Change) -> Any:
+        def at_once(arrays: Any, row: jax.Array, sums: jax.Array) -> Any:
+            return self._change_rows(arrays, row, sums, change)
+
+        def by_chunk(arrays: Any, row: jax.Array, sums: jax.Array) -> Any:
+            size = min(CHUNK, row.shape[0])
+
+            def of_chunk(i: jax.Array, arrays: Any) -> Any:
+                first = jnp.minimum(i * size, row.shape[0] - size)
+                rows, given = (jax.lax.dynamic_slice_in_dim(a, first, size) for a in (row, sums))
+                is_done = first + jnp.arange(size, dtype=jnp.int32) < i * size
+                return at_once(arrays, jnp.where(is_done, PAD, rows), given)
+
+            count = jnp.sum(row != PAD, dtype=jnp.int32)
+            return jax.lax.fori_loop(0, (count + size - 1) // size, of_chunk, arrays)
+
+        # On CPU what PAD fills up would cost as much as rows do.
+        return jax.lax.platform_dependent(arrays, row, sums, cpu=by_chunk, default=at_once)
+
+    def _change_rows(self, arrays: Any, row: jax.Array, sums: jax.Array, change: Change) -> Any:
         found = jax.tree.map(lambda a: _of_numbers(self._view(a), row), arrays)
         changes = change(jax.tree.map(self._short, found), sums, row)
 
