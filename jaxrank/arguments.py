@@ -174,7 +174,7 @@ def _evaluate(sub: argparse.ArgumentParser) -> None:
         "--by", default="", metavar="COLUMN", help="the metrics of each of its values too"
     )
     sub.add_argument(
-        "--every", type=float, default=10, metavar="SECONDS", help="between looks for one"
+        "--every", type=float, metavar="SECONDS", help="with --follow: between looks; 10"
     )
     _add_processes(sub)
 

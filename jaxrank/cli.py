@@ -193,6 +193,8 @@ def _evaluate(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
 
     if args.follow:
         return _follow(args, report)
+    if args.every is not None:
+        raise InputError(f"--every is for --follow: found --every={args.every:g} without it.")
     result = evaluate(args.workdir, **_which(args), by=args.by)
     report(summary.of_evaluation(result))
     return result._asdict()
@@ -206,7 +208,9 @@ def _follow(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
         raise InputError(f"--follow scores every checkpoint: found --checkpoint={args.checkpoint}.")
     if args.by:
         raise InputError(f"--by is not for --follow: found --by={args.by}.")
-    found = follow(args.workdir, **which, every_seconds=args.every, report=report)
+    if args.every is not None:
+        which["every_seconds"] = args.every
+    found = follow(args.workdir, **which, report=report)
     report(f"The run has ended; TensorBoard: tensorboard --logdir={found.output}")
     return found._asdict()
 
