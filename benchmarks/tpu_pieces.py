@@ -19,6 +19,7 @@ from jax.sharding import SingleDeviceSharding
 from jaxrank import absent
 from jaxrank.embedding import blocks
 from jaxrank.embedding.duplicates import running_count, sum_by_sort
+from jaxrank.embedding.per_id import PerId
 from jaxrank.embedding.storage import LANES
 from jaxrank.instructions import costs
 from jaxrank.topology import topology
@@ -50,13 +51,16 @@ def pieces(ids: int, width: int) -> Iterator[Piece]:
     def write(table: jax.Array, row: jax.Array, sums: jax.Array) -> jax.Array:
         return form.change(table, row, sums, lambda found, sums, row: sums)
 
+    def sum_of_duplicates(row: jax.Array, grads: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return sum_by_sort(form, row, [PerId(ids, grads)])
+
     yield "read", form.read, (table, rows)
     yield "plain read, by slices", lambda t, i: read_by_slices(t, i, width), (table, rows)
     yield "write", write, (table, rows, block)
     yield "count", running_count, (flags,)
     yield "plain count, by cumsum", lambda f: jnp.cumsum(f, dtype=jnp.int32), (flags,)
     yield "sort", lambda a, b: jax.lax.sort_key_val(a, b), (rows, rows)
-    yield "sum of duplicates", lambda i, g: sum_by_sort(form, i, g), (rows, block)
+    yield "sum of duplicates", sum_of_duplicates, (rows, block)
 
 
 def main() -> None:

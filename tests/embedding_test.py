@@ -9,6 +9,7 @@ from sharded import by_table, logical, lookup, new_tables, on, update
 from jaxrank import mesh as meshes
 from jaxrank.embedding import RULES, blocks, duplicates, make_rule
 from jaxrank.embedding.blocks import ByRow
+from jaxrank.embedding.per_id import PerId
 from jaxrank.errors import InputError
 from jaxrank.features import PAD, Hot
 
@@ -302,8 +303,14 @@ def test_sums_by_scratch_and_by_sort_equal_a_dictionary_of_sums(seed):
         if i != PAD:
             expected[int(i)] = expected.get(int(i), 0) + g.astype(np.float64)
     dirty = jnp.asarray(rng.integers(0, 300, 40), jnp.int32)
-    by_scratch = duplicates.sum_by_scratch(ids, jnp.asarray(grads), dirty)[:2]
-    for unique, sums in (by_scratch, duplicates.sum_by_sort(ByRow(3, 4), ids, jnp.asarray(grads))):
+    # The second half of them by an index and a scale, as lists' are.
+    pieces = [
+        PerId(100, jnp.asarray(grads[:100])),
+        PerId(100, jnp.asarray(grads[:99:-1] / 2), jnp.arange(99, -1, -1), jnp.full(100, 2.0)),
+    ]
+    form = ByRow(3, 4)
+    by_scratch = duplicates.sum_by_scratch(form, ids, pieces, dirty)[:2]
+    for unique, sums in (by_scratch, duplicates.sum_by_sort(form, ids, pieces)):
         count = len(expected)
         assert set(np.asarray(unique[:count]).tolist()) == set(expected)
         assert (np.asarray(unique[count:]) == PAD).all()

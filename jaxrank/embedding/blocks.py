@@ -15,6 +15,7 @@ do not follow one another to all parts, of which the one where it belongs is kep
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -27,6 +28,8 @@ from jaxrank.features import PAD
 
 # Vectors that `ByLine` moves at a time, 4 MiB of lines, and rows that `ByRow` changes at a time.
 CHUNK = 8192
+# Vectors that `ByRow` finds and adds at a time on CPU.
+ADDED = 4 * CHUNK
 _SUBLANES = 8  # rows of a tile of 32-bit numbers on TPU; the same elsewhere, for equal rounds
 
 # (arrays of some rows, f[k, dim] or f[k]; their summed gradients f[k, dim]; their places i32[k])
@@ -82,6 +85,18 @@ class Form(Protocol):
         """
         ...
 
+    def add_rows(
+        self,
+        block: jax.Array,
+        at: jax.Array,
+        stored: jax.Array,
+        row: jax.Array,
+        *,
+        scale: jax.Array | None = None,
+    ) -> jax.Array:
+        """`add` of rows i32[k] of the stored array of a table; `at` rises, no more than that."""
+        ...
+
     def of_examples(self, vectors: jax.Array) -> jax.Array:
         """The block of f[B, places, dim], each example's vectors filled up to a multiple of `unit`
         places."""
@@ -123,6 +138,51 @@ def _scaled(vectors: jax.Array, scale: jax.Array | None) -> jax.Array:
     return vectors if scale is None else vectors * scale[:, None].astype(vectors.dtype)
 
 
+def _add_vectors(block: jax.Array, at: jax.Array, vectors: jax.Array, rising: bool) -> jax.Array:
+    return block.at[at].add(vectors, mode="drop", indices_are_sorted=rising)
+
+
+def _add_found(
+    find: Callable[[jax.Array, jax.Array | None], jax.Array],
+    block: jax.Array,
+    at: jax.Array,
+    index: jax.Array,
+    scale: jax.Array | None,
+    rising: bool,
+) -> jax.Array:
+    """The block f[m, dim] with find(index, scale) added at i32[k]. On CPU a part at a time, whose
+    vectors stay in the cache until they are added."""
+
+    def at_once(block: Any, at: Any, index: Any, scale: Any) -> jax.Array:
+        return _add_vectors(block, at, find(index, scale), rising)
+
+    def by_part(block: Any, at: Any, index: Any, scale: Any) -> jax.Array:
+        def add(block: Any, at: Any, index: Any, scale: Any) -> jax.Array:
+            return _add_vectors(block, at, find(index, scale), rising=False)
+
+        return _over_parts(add, block, at, index, scale, size=ADDED, count=at.shape[0])
+
+    return jax.lax.platform_dependent(block, at, index, scale, cpu=by_part, default=at_once)
+
+
+def _over_parts(
+    body: Callable[..., Any], carry: Any, at: jax.Array, *arrays: Any, size: int, count: Any
+) -> Any:
+    """carry = body(carry, at, *arrays), `size` of the first axis at a time, up to the part of the
+    last of `count`. The last part reaches back into the one before it, with PAD for `at` there."""
+    size = min(size, at.shape[0])
+
+    def of_part(i: jax.Array, carry: Any) -> Any:
+        first = jnp.minimum(i * size, at.shape[0] - size)
+        here, *given = jax.tree.map(
+            lambda a: jax.lax.dynamic_slice_in_dim(a, first, size), (at, *arrays)
+        )
+        is_done = first + jnp.arange(size, dtype=jnp.int32) < i * size
+        return body(carry, jnp.where(is_done, PAD, here), *given)
+
+    return jax.lax.fori_loop(0, (count + size - 1) // size, of_part, carry)
+
+
 @dataclasses.dataclass(frozen=True)
 class ByRow:
     """See the module. width: of a stored row, at least `dim`."""
@@ -160,8 +220,24 @@ class ByRow:
         scale: jax.Array | None = None,
         rising: bool = False,
     ) -> jax.Array:
-        added = _scaled(source if index is None else source[index], scale)
-        return block.at[at].add(added, mode="drop", indices_are_sorted=rising)
+        if index is None:
+            return _add_vectors(block, at, _scaled(source, scale), rising)
+        take = functools.partial(self.take, source)
+        return _add_found(take, block, at, index, scale, rising)
+
+    def add_rows(
+        self,
+        block: jax.Array,
+        at: jax.Array,
+        stored: jax.Array,
+        row: jax.Array,
+        *,
+        scale: jax.Array | None = None,
+    ) -> jax.Array:
+        def read(row: jax.Array, scale: jax.Array | None) -> jax.Array:
+            return _scaled(self.read(stored, row), scale)
+
+        return _add_found(read, block, at, row, scale, rising=True)
 
     def of_examples(self, vectors: jax.Array) -> jax.Array:
         return vectors.reshape(-1, self.dim)
@@ -173,20 +249,12 @@ class ByRow:
         def at_once(arrays: Any, row: jax.Array, sums: jax.Array) -> Any:
             return self._change_rows(arrays, row, sums, change)
 
-        def by_chunk(arrays: Any, row: jax.Array, sums: jax.Array) -> Any:
-            size = min(CHUNK, row.shape[0])
-
-            def of_chunk(i: jax.Array, arrays: Any) -> Any:
-                first = jnp.minimum(i * size, row.shape[0] - size)
-                rows, given = (jax.lax.dynamic_slice_in_dim(a, first, size) for a in (row, sums))
-                is_done = first + jnp.arange(size, dtype=jnp.int32) < i * size
-                return at_once(arrays, jnp.where(is_done, PAD, rows), given)
-
+        def by_part(arrays: Any, row: jax.Array, sums: jax.Array) -> Any:
             count = jnp.sum(row != PAD, dtype=jnp.int32)
-            return jax.lax.fori_loop(0, (count + size - 1) // size, of_chunk, arrays)
+            return _over_parts(at_once, arrays, row, sums, size=CHUNK, count=count)
 
         # On CPU what PAD fills up would cost as much as rows do.
-        return jax.lax.platform_dependent(arrays, row, sums, cpu=by_chunk, default=at_once)
+        return jax.lax.platform_dependent(arrays, row, sums, cpu=by_part, default=at_once)
 
     def _change_rows(self, arrays: Any, row: jax.Array, sums: jax.Array, change: Change) -> Any:
         found = jax.tree.map(lambda a: _of_numbers(self._view(a), row), arrays)
@@ -272,6 +340,17 @@ class ByLine:
 
         count = jnp.sum(at != PAD, dtype=jnp.int32) if rising else at.shape[0]
         return _over_chunks(of_chunk, block, at, index, scale, count=count)
+
+    def add_rows(
+        self,
+        block: jax.Array,
+        at: jax.Array,
+        stored: jax.Array,
+        row: jax.Array,
+        *,
+        scale: jax.Array | None = None,
+    ) -> jax.Array:
+        return self.add(block, at, stored, row, scale=scale)
 
     def of_examples(self, vectors: jax.Array) -> jax.Array:
         examples, places, _ = vectors.shape

@@ -1,9 +1,12 @@
 """Packed lists: the vectors of their ids combined to one vector a list, and back for gradients."""
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 
 from jaxrank.embedding.blocks import Form, up_to
+from jaxrank.embedding.per_id import PerId
 from jaxrank.features import PAD, Lists
 
 
@@ -24,24 +27,35 @@ def _segments(lists: Lists, examples: int, per_example: int, unit: int) -> jax.A
 
 
 def combine(
-    form: Form, vectors: jax.Array, lists: Lists, examples: int, per_example: int
+    form: Form,
+    lists: Lists,
+    examples: int,
+    per_example: int,
+    *,
+    vectors: jax.Array | None,
+    rows: Sequence[tuple[jax.Array, jax.Array]],
 ) -> jax.Array:
-    """The weighted sum of each list's vectors, f[examples, per_example, dim], of a block of the
-    vectors of all ids."""
-    places = up_to(per_example, form.unit)
-    combined = form.add(
-        form.zeros(examples * places, vectors.dtype),
-        _segments(lists, examples, per_example, form.unit),
-        vectors,
-        scale=lists.weights.reshape(-1),
-        rising=True,
-    )
+    """The weighted sum of each list's vectors, f[examples, per_example, dim].
+
+    Args:
+        vectors: the block of the vectors of all ids.
+        rows: (the stored array of a table, the row i32[m] of each id there); what all of these have
+            for an id is added up.
+    """
+    at = _segments(lists, examples, per_example, form.unit)
+    scale = lists.weights.reshape(-1)
+    stored = vectors if vectors is not None else rows[0][0]
+    combined = form.zeros(examples * up_to(per_example, form.unit), stored.dtype)
+    if vectors is not None:
+        combined = form.add(combined, at, vectors, scale=scale, rising=True)
+    for stored, row in rows:
+        combined = form.add_rows(combined, at, stored, row, scale=scale)
     return form.to_examples(combined, examples, per_example)
 
 
-def spread(form: Form, grads: jax.Array, lists: Lists) -> jax.Array:
-    """The transpose of `combine`: f[examples, per_example, dim] -> the block of the gradients of
-    each id's vector."""
+def spread(form: Form, grads: jax.Array, lists: Lists) -> PerId:
+    """The transpose of `combine`: the gradient of each id's vector, of f[examples, lists, dim]."""
     examples, per_example, _ = grads.shape
     segments = _segments(lists, examples, per_example, form.unit)
-    return form.take(form.of_examples(grads), segments, lists.weights.reshape(-1))
+    weights = lists.weights.reshape(-1)
+    return PerId(segments.shape[0], form.of_examples(grads), segments, weights)

@@ -7,17 +7,20 @@ are sorted; on GPU this also keeps duplicates away from the float scatter-add, w
 with them in jaxlib 0.10.2 to 0.11.0.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from jaxrank.embedding import per_id
 from jaxrank.embedding.blocks import Form
+from jaxrank.embedding.per_id import PerId
 from jaxrank.features import PAD
 
 
 def sum_by_scratch(
-    ids: jax.Array, grads: jax.Array, scratch: jax.Array
+    form: Form, ids: jax.Array, grads: Sequence[PerId], scratch: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """As `sum_by_sort`, through `scratch` i32[rows]; returns it too. All ids are < rows or PAD."""
     count = ids.shape[0]
@@ -28,7 +31,7 @@ def sum_by_scratch(
     # Representatives move to the front, so that what follows reads and writes memory in one run.
     rank = jnp.cumsum(is_representative, dtype=jnp.int32) - 1
     slot = rank.at[representative].get(mode="fill", fill_value=count)
-    sums = jnp.zeros_like(grads).at[slot].add(grads, mode="drop")
+    sums = per_id.add(form, form.zeros(count, grads[0].block.dtype), slot, grads)
     unique = jnp.full_like(ids, PAD)
     unique = unique.at[jnp.where(is_representative, rank, count)].set(ids, mode="drop")
     return unique, sums, scratch
@@ -57,18 +60,19 @@ def in_order(ids: jax.Array) -> Sorted:
     return Sorted(order, rank, unique)
 
 
-def sum_by_sort(form: Form, ids: jax.Array, grads: jax.Array) -> tuple[jax.Array, jax.Array]:
+def sum_by_sort(form: Form, ids: jax.Array, grads: Sequence[PerId]) -> tuple[jax.Array, jax.Array]:
     """Each id once, and the sum of its gradients.
 
     Args:
         ids: i32[n]; PAD takes no part.
-        grads: a block of n.
+        grads: of these ids.
 
     Returns:
         unique i32[n], rising, PAD behind the last; the block of their sums, zero behind.
     """
     order, rank, unique = in_order(ids)
-    sums = form.add(jnp.zeros_like(grads), rank, grads, order, rising=True)
+    block = per_id.joined(form, grads)
+    sums = form.add(jnp.zeros_like(block), rank, block, order, rising=True)
     return unique, sums
 
 
@@ -101,20 +105,21 @@ def _running_sum(counts: jax.Array) -> jax.Array:
 
 
 def sum_of_rows(
-    form: Form, ids: jax.Array, grads: jax.Array, rows: int, *, by_scatter: bool
+    form: Form, ids: jax.Array, grads: Sequence[PerId], rows: int, *, by_scatter: bool
 ) -> tuple[jax.Array, jax.Array]:
     """The block of the sums of the gradients of each of a few rows, and how often each is read,
     f[rows] (above 0 for each row that is read).
 
     Args:
         ids: i32[n] below `rows`; PAD takes no part.
-        grads: a block of n.
+        grads: of these ids.
         by_scatter: duplicates may be scattered as they are.
     """
     if not by_scatter:
         return sum_once(form, *sum_by_sort(form, ids, grads), rows)
-    sums = form.add(form.zeros(rows, grads.dtype), ids, grads)
-    return sums, jnp.zeros(rows, grads.dtype).at[ids].add(1, mode="drop")
+    dtype = grads[0].block.dtype
+    sums = per_id.add(form, form.zeros(rows, dtype), ids, grads)
+    return sums, jnp.zeros(rows, dtype).at[ids].add(1, mode="drop")
 
 
 def sum_once(

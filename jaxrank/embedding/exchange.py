@@ -26,6 +26,7 @@ import jax.numpy as jnp
 from jaxrank import mesh as meshes
 from jaxrank.embedding.blocks import Form
 from jaxrank.embedding.duplicates import in_order
+from jaxrank.embedding.per_id import PerId
 from jaxrank.features import PAD
 
 Carry = TypeVar("Carry")
@@ -206,13 +207,14 @@ class Exchange:
         self,
         route: Route,
         sums: jax.Array,
-        body: Callable[[Carry, jax.Array, jax.Array], Carry],
+        body: Callable[[Carry, jax.Array, list[PerId]], Carry],
         carry: Carry,
     ) -> Carry:
         """carry = body(carry, row, gradients), of what each round brings; see `collect`."""
 
         def serve(this: Round, carry: Carry) -> Carry:
-            return body(carry, *self.collect(route, this, sums))
+            row, block = self.collect(route, this, sums)
+            return body(carry, row, [PerId(row.shape[0], block)])
 
         return self.over_rounds(route, serve, carry)
 

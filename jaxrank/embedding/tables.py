@@ -23,6 +23,7 @@ from jaxrank.embedding.exchange import Exchange, Load, Route
 from jaxrank.embedding.factors import factors_of
 from jaxrank.embedding.first_rows import first_rows
 from jaxrank.embedding.one_hot import OneHot
+from jaxrank.embedding.per_id import PerId, add, joined
 from jaxrank.embedding.rules import Rule
 from jaxrank.embedding.storage import GROUPS, Parts, Storage, padded_width, storage
 from jaxrank.errors import InputError
@@ -250,53 +251,62 @@ class Embedding:
         examples = batch.labels.shape[0]
         for stack, ids in self._ids(batch):
             form, replicated = self.form(stack), self.parts[stack.name].replicated
-            read, load = self._read(stack, rows, routes, batch, ids)
+            block, kept, load = self._sources(stack, rows, routes, batch, ids)
             if load is not None:
                 loads[stack.name] = load
             found = vectors[stack.name] = {}
+            begin = ids.size
             if stack.name in batch.lists:
                 lists = batch.lists[stack.name]
-                begin = form.length(ids.size - lists.ids.size)
-                found["lists"] = combine(form, read[begin:], lists, examples, len(stack.lists))
-                read = read[:begin]
+                begin -= lists.ids.size
+                found["lists"] = combine(
+                    form,
+                    lists,
+                    examples,
+                    len(stack.lists),
+                    vectors=None if block is None else block[form.length(begin) :],
+                    rows=[(stored, row[begin:]) for stored, row in kept],
+                )
             if stack.name in batch.ids:
+                pieces = [form.read(stored, row[:begin]) for stored, row in kept]
+                if block is not None:
+                    pieces.append(block[: form.length(begin)])
                 one_hot = self.one_hot[stack.name]
                 found["ids"] = one_hot.together(
                     rows[replicated.name] if replicated else None,
                     batch.ids[stack.name],
-                    form.to_examples(read, examples, one_hot.num_others),
+                    form.to_examples(sum(pieces[1:], pieces[0]), examples, one_hot.num_others),
                 )
         return vectors, loads
 
-    def _read(
+    def _sources(
         self,
         stack: Stack,
         rows: Mapping[str, jax.Array],
         routes: Routes,
         batch: Batch,
         ids: jax.Array,
-    ) -> tuple[jax.Array, Load | None]:  # the block of ids i32[m]
+    ) -> tuple[jax.Array | None, list[tuple[jax.Array, jax.Array]], Load | None]:
+        """Where the vectors of ids i32[m] are: their block, where other devices sent some; or of
+        each table on this device, whose vectors are to be added up, the row i32[m] of each id, PAD
+        for those of others."""
         parts, form = self.parts[stack.name], self.form(stack)
-        load = None
-        vectors = None
         if not ids.size:  # products read all of them
             assert parts.replicated
-            return form.zeros(0, rows[parts.replicated.name].dtype), None
-        if parts.split:
-            stored = rows[parts.split.name]
-            read = functools.partial(form.read, stored)
-            if self.exchanges:
-                exchange = self._exchange_of(stack, batch)
-                vectors, load = exchange.lookup(routes[stack.name], read, stored.dtype)
-            else:
-                vectors = read(self._position(stack, ids))
+            return form.zeros(0, rows[parts.replicated.name].dtype), [], None
+        kept = []
         if parts.replicated:
-            own = form.read(
-                rows[parts.replicated.name], jnp.where(ids < stack.replicated, ids, PAD)
-            )
-            vectors = own if vectors is None else vectors + own
-        assert vectors is not None
-        return vectors, load
+            own = jnp.where(ids < stack.replicated, ids, PAD)
+            kept.append((rows[parts.replicated.name], own))
+        if not parts.split:
+            return None, kept, None
+        stored = rows[parts.split.name]
+        if not self.exchanges:
+            return None, [(stored, self._position(stack, ids)), *kept], None
+        read = functools.partial(form.read, stored)
+        exchange = self._exchange_of(stack, batch)
+        sent, load = exchange.lookup(routes[stack.name], read, stored.dtype)
+        return sum((form.read(*own) for own in kept), sent), [], load
 
     def update(
         self,
@@ -333,16 +343,17 @@ class Embedding:
             change = functools.partial(
                 self._change, stack=stack, rate=rate, step=step, applies=applies
             )
-            grad = self._per_id(stack, batch.lists.get(stack.name), grads[stack.name])
+            grad = self._per_id(stack, ids.size, batch.lists.get(stack.name), grads[stack.name])
             if route is not None:
                 exchange = self._exchange_of(stack, batch)
-                grad = exchange.sums(route, grad)
+                sent = exchange.sums(route, joined(form, grad))
             if parts.replicated:
                 name, rows = parts.replicated.name, parts.replicated.rows
                 if not ids.size:  # products read all of them
-                    summed = form.zeros(rows, grad.dtype), jnp.zeros(rows, grad.dtype)
+                    dtype = tables[name].rows.dtype
+                    summed = form.zeros(rows, dtype), jnp.zeros(rows, dtype)
                 elif route is not None:
-                    own, of_own = exchange.kept(route, rows, grad)
+                    own, of_own = exchange.kept(route, rows, sent)
                     summed = sum_once(form, own, of_own, rows)
                 else:
                     own = jnp.where(ids < stack.replicated, ids, PAD)
@@ -354,7 +365,7 @@ class Embedding:
                 tables[name] = self._update_replicated(form, tables[name], *summed, change)
             if parts.split and ids.size:
                 if route is not None:
-                    arrivals = functools.partial(exchange.over_arrivals, route, grad)
+                    arrivals = functools.partial(exchange.over_arrivals, route, sent)
                 else:
                     arrivals = functools.partial(_one_arrival, self._position(stack, ids), grad)
                 name = parts.split.name
@@ -366,14 +377,14 @@ class Embedding:
         return tables, scratch
 
     def _per_id(
-        self, stack: Stack, lists: Lists | None, grads: dict[str, jax.Array]
-    ) -> jax.Array:  # a block of m
+        self, stack: Stack, count: int, lists: Lists | None, grads: dict[str, jax.Array]
+    ) -> list[PerId]:
         form, pieces = self.form(stack), []
+        of_lists = [] if lists is None else [spread(form, grads["lists"], lists)]
         if "ids" in grads:
-            pieces.append(form.of_examples(self.one_hot[stack.name].others(grads["ids"])))
-        if lists is not None:
-            pieces.append(spread(form, grads["lists"], lists))
-        return jnp.concatenate(pieces) if len(pieces) > 1 else pieces[0]
+            block = form.of_examples(self.one_hot[stack.name].others(grads["ids"]))
+            pieces.append(PerId(count - sum(p.count for p in of_lists), block))
+        return pieces + of_lists
 
     def _update_replicated(self, form, state, sums, reads, change):
         """Updates every device's copy, from the sum over all devices."""
@@ -399,16 +410,19 @@ class Embedding:
         def change_read(carry, row, grads):
             state, scratch = carry
             if scratch is not None:
-                unique, sums, scratch = sum_by_scratch(row, grads, scratch)
+                unique, sums, scratch = sum_by_scratch(form, row, grads, scratch)
             else:
                 unique, sums = sum_by_sort(form, row, grads)
             return form.change(state, unique, sums, of_share), scratch
+
+        def add_up(sums, row, grads):
+            return add(form, sums, row, grads)
 
         if self.l2_scope == "read":
             return arrivals(change_read, (state, scratch))
         # All rows change, those that were not read by their regularisation alone.
         nothing = form.zeros(shape.rows // self.shards, state.rows.dtype)
-        sums = arrivals(form.add, nothing)
+        sums = arrivals(add_up, nothing)
         return form.change_all(state, sums, of_share), scratch
 
     def _row_of(self, shape: Storage, place: jax.Array) -> jax.Array:

@@ -1,0 +1,40 @@
+"""A vector for each id, in order, that is not made before it is added to others.
+
+The gradients of a list's ids are one vector times their weights, and to write it once for each
+id takes longer than all that is done with it.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+from jaxrank.embedding.blocks import Form
+
+
+@dataclasses.dataclass(frozen=True)
+class PerId:
+    """Of `count` ids: the vectors at `index` i32[count] of a block, or all of it, times `scale`
+    f[count] if given."""
+
+    count: int
+    block: jax.Array
+    index: jax.Array | None = None
+    scale: jax.Array | None = None
+
+
+def joined(form: Form, pieces: Sequence[PerId]) -> jax.Array:
+    """The block of the vectors of all pieces, one behind the other."""
+    blocks = [p.block if p.index is None else form.take(p.block, p.index, p.scale) for p in pieces]
+    return jnp.concatenate(blocks) if len(blocks) > 1 else blocks[0]
+
+
+def add(form: Form, block: jax.Array, at: jax.Array, pieces: Sequence[PerId]) -> jax.Array:
+    """The block with the vectors of all pieces added at i32[ids]."""
+    begin = 0
+    for p in pieces:
+        here = at[begin : begin + p.count]
+        block = form.add(block, here, p.block, p.index, scale=p.scale)
+        begin += p.count
+    return block
