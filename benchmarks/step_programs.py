@@ -41,7 +41,7 @@ def tables(program: Any, batches: Sequence[Any]) -> Iterator[None]:
             yield
 
 
-def products(sizes: Sequence[tuple[int, int]], examples: int, dtype: Any) -> Iterator[None]:
+def products(sizes: Sequence[tuple[int, int]], examples: int, dtype: str) -> Iterator[None]:
     """The products of forward and backward pass of layers of (in, out), with float32 results, by
     XLA; of several steps, which are waited for together."""
     import jax
@@ -49,7 +49,7 @@ def products(sizes: Sequence[tuple[int, int]], examples: int, dtype: Any) -> Ite
 
     from jaxrank.models.products import compiler_options
 
-    options = compiler_options(str(dtype), jax.devices()[0].platform)
+    options = compiler_options(dtype, jax.devices()[0].platform)
 
     @functools.partial(jax.jit, compiler_options=options)
     def every(given):

@@ -11,17 +11,16 @@ def apart(function: Callable[..., jax.Array], *operands: jax.Array) -> jax.Array
 
     XLA on CPU fuses a gather with the arithmetic behind it, in loops of single numbers that take
     twice as long, and takes a transpose into a product that it has no fast form of. It fuses
-    nothing across a branch; `optimization_barrier` alone is removed before it fuses.
+    nothing across a branch; `optimization_barrier` alone is removed before it fuses. Not for a
+    `shard_map` that checks what varies over its mesh.
     """
     return jax.lax.platform_dependent(*operands, cpu=_branch(function), default=function)
 
 
 def _branch(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     def branched(*operands: jax.Array) -> jax.Array:
-        is_asked = jax.lax.optimization_barrier(jnp.bool_(True))
+        always = jax.lax.optimization_barrier(jnp.bool_(True))
         out = jax.eval_shape(function, *operands)
-        return jax.lax.cond(
-            is_asked, function, lambda *_: jnp.zeros(out.shape, out.dtype), *operands
-        )
+        return jax.lax.cond(always, function, lambda *_: jnp.zeros(out.shape, out.dtype), *operands)
 
     return branched

@@ -174,7 +174,7 @@ def _evaluate(sub: argparse.ArgumentParser) -> None:
         "--by", default="", metavar="COLUMN", help="the metrics of each of its values too"
     )
     sub.add_argument(
-        "--every", type=float, metavar="SECONDS", help="with --follow: between looks; 10"
+        "--every", type=float, metavar="SECONDS", help="with --follow: between looks; default: 10"
     )
     _add_processes(sub)
 

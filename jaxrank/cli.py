@@ -208,9 +208,8 @@ def _follow(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
         raise InputError(f"--follow scores every checkpoint: found --checkpoint={args.checkpoint}.")
     if args.by:
         raise InputError(f"--by is not for --follow: found --by={args.by}.")
-    if args.every is not None:
-        which["every_seconds"] = args.every
-    found = follow(args.workdir, **which, report=report)
+    every = {} if args.every is None else {"every_seconds": args.every}
+    found = follow(args.workdir, **which, **every, report=report)
     report(f"The run has ended; TensorBoard: tensorboard --logdir={found.output}")
     return found._asdict()
 

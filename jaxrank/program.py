@@ -94,7 +94,7 @@ class Program:
         specs = self._specs(self.state_shape)
         self.state_sharding = self._shardings(specs)
         weights_specs = steps.weights_of(specs)
-        options = trainee.model.compiler_options(mesh.devices.flat[0].platform)
+        options = trainee.model.compiler_options(meshes.platform(mesh))
         self._init = jax.jit(init, out_shardings=self.state_sharding)
         self.train = jax.jit(
             self._on_devices(self._train, (specs, P(None, meshes.EXAMPLES)), (specs, P())),

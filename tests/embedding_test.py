@@ -69,6 +69,18 @@ def test_lookup_equals_plain_loops_over_logical_rows(dims, hot, devices, replica
     jax.tree.map(lambda e, f: np.testing.assert_allclose(f, e, atol=1e-5), expected, found)
 
 
+@pytest.mark.parametrize("hot", ["hot", "mixed", "whole"])
+def test_lookup_is_the_same_to_the_bit_on_any_mesh_and_under_any_placement(hot, monkeypatch):
+    monkeypatch.setattr(blocks, "CHUNK", 8)
+    found = []
+    for placement, devices in (("split", 1), (hot, 1), (hot, 2)):
+        embedding = make(devices=devices, hot=placement)
+        batch = examples.random_batch(embedding.layout, 32)
+        found.append(lookup(embedding, new_tables(embedding), batch)[0])
+    for other in found[1:]:
+        jax.tree.map(np.testing.assert_array_equal, other, found[0])
+
+
 @pytest.mark.parametrize("dims", DIMS)
 @pytest.mark.parametrize(
     ("devices", "replicas", "platform"),

@@ -26,10 +26,8 @@ from jaxrank.apart import apart
 from jaxrank.embedding.storage import LANES
 from jaxrank.features import PAD
 
-# Vectors that `ByLine` moves at a time, 4 MiB of lines, and rows that `ByRow` changes at a time.
+# Vectors that `ByLine` moves at a time, 4 MiB of lines, and rows that `ByRow` changes on CPU.
 CHUNK = 8192
-# Vectors that `ByRow` finds and adds at a time on CPU.
-ADDED = 4 * CHUNK
 _SUBLANES = 8  # rows of a tile of 32-bit numbers on TPU; the same elsewhere, for equal rounds
 
 # (arrays of some rows, f[k, dim] or f[k]; their summed gradients f[k, dim]; their places i32[k])
@@ -85,7 +83,7 @@ class Form(Protocol):
         """
         ...
 
-    def add_rows(
+    def add_stored(
         self,
         block: jax.Array,
         at: jax.Array,
@@ -93,8 +91,9 @@ class Form(Protocol):
         row: jax.Array,
         *,
         scale: jax.Array | None = None,
+        rising: bool = False,
     ) -> jax.Array:
-        """`add` of rows i32[k] of the stored array of a table; `at` rises, no more than that."""
+        """`add` of the vectors at rows i32[k] of the stored array of a table."""
         ...
 
     def of_examples(self, vectors: jax.Array) -> jax.Array:
@@ -111,7 +110,7 @@ class Form(Protocol):
 
         Args:
             arrays: a tree of f[rows * width / 128, 128] and f[rows].
-            row: i32[k], rising, PAD behind the last.
+            row: i32[k], different, PAD behind the last; for `ByLine` rising.
             sums: the block of their gradients.
         """
         ...
@@ -150,37 +149,21 @@ def _add_found(
     scale: jax.Array | None,
     rising: bool,
 ) -> jax.Array:
-    """The block f[m, dim] with find(index, scale) added at i32[k]. On CPU a part at a time, whose
+    """The block f[m, dim] with find(index, scale) added at i32[k]. On CPU a chunk at a time, whose
     vectors stay in the cache until they are added."""
 
     def at_once(block: Any, at: Any, index: Any, scale: Any) -> jax.Array:
         return _add_vectors(block, at, find(index, scale), rising)
 
-    def by_part(block: Any, at: Any, index: Any, scale: Any) -> jax.Array:
+    def by_chunk(block: Any, at: Any, index: Any, scale: Any) -> jax.Array:
         def add(block: Any, at: Any, index: Any, scale: Any) -> jax.Array:
             return _add_vectors(block, at, find(index, scale), rising=False)
 
-        return _over_parts(add, block, at, index, scale, size=ADDED, count=at.shape[0])
-
-    return jax.lax.platform_dependent(block, at, index, scale, cpu=by_part, default=at_once)
-
-
-def _over_parts(
-    body: Callable[..., Any], carry: Any, at: jax.Array, *arrays: Any, size: int, count: Any
-) -> Any:
-    """carry = body(carry, at, *arrays), `size` of the first axis at a time, up to the part of the
-    last of `count`. The last part reaches back into the one before it, with PAD for `at` there."""
-    size = min(size, at.shape[0])
-
-    def of_part(i: jax.Array, carry: Any) -> Any:
-        first = jnp.minimum(i * size, at.shape[0] - size)
-        here, *given = jax.tree.map(
-            lambda a: jax.lax.dynamic_slice_in_dim(a, first, size), (at, *arrays)
+        return _over_overlapping_chunks(
+            add, block, at, index, scale, size=4 * CHUNK, count=at.shape[0]
         )
-        is_done = first + jnp.arange(size, dtype=jnp.int32) < i * size
-        return body(carry, jnp.where(is_done, PAD, here), *given)
 
-    return jax.lax.fori_loop(0, (count + size - 1) // size, of_part, carry)
+    return jax.lax.platform_dependent(block, at, index, scale, cpu=by_chunk, default=at_once)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,7 +208,7 @@ class ByRow:
         take = functools.partial(self.take, source)
         return _add_found(take, block, at, index, scale, rising)
 
-    def add_rows(
+    def add_stored(
         self,
         block: jax.Array,
         at: jax.Array,
@@ -233,11 +216,12 @@ class ByRow:
         row: jax.Array,
         *,
         scale: jax.Array | None = None,
+        rising: bool = False,
     ) -> jax.Array:
         def read(row: jax.Array, scale: jax.Array | None) -> jax.Array:
             return _scaled(self.read(stored, row), scale)
 
-        return _add_found(read, block, at, row, scale, rising=True)
+        return _add_found(read, block, at, row, scale, rising)
 
     def of_examples(self, vectors: jax.Array) -> jax.Array:
         return vectors.reshape(-1, self.dim)
@@ -249,12 +233,12 @@ class ByRow:
         def at_once(arrays: Any, row: jax.Array, sums: jax.Array) -> Any:
             return self._change_rows(arrays, row, sums, change)
 
-        def by_part(arrays: Any, row: jax.Array, sums: jax.Array) -> Any:
+        def by_chunk(arrays: Any, row: jax.Array, sums: jax.Array) -> Any:
             count = jnp.sum(row != PAD, dtype=jnp.int32)
-            return _over_parts(at_once, arrays, row, sums, size=CHUNK, count=count)
+            return _over_overlapping_chunks(at_once, arrays, row, sums, size=CHUNK, count=count)
 
         # On CPU what PAD fills up would cost as much as rows do.
-        return jax.lax.platform_dependent(arrays, row, sums, cpu=by_part, default=at_once)
+        return jax.lax.platform_dependent(arrays, row, sums, cpu=by_chunk, default=at_once)
 
     def _change_rows(self, arrays: Any, row: jax.Array, sums: jax.Array, change: Change) -> Any:
         found = jax.tree.map(lambda a: _of_numbers(self._view(a), row), arrays)
@@ -341,7 +325,7 @@ class ByLine:
         count = jnp.sum(at != PAD, dtype=jnp.int32) if rising else at.shape[0]
         return _over_chunks(of_chunk, block, at, index, scale, count=count)
 
-    def add_rows(
+    def add_stored(
         self,
         block: jax.Array,
         at: jax.Array,
@@ -349,8 +333,9 @@ class ByLine:
         row: jax.Array,
         *,
         scale: jax.Array | None = None,
+        rising: bool = False,
     ) -> jax.Array:
-        return self.add(block, at, stored, row, scale=scale)
+        return self.add(block, at, stored, row, scale=scale, rising=rising)
 
     def of_examples(self, vectors: jax.Array) -> jax.Array:
         examples, places, _ = vectors.shape
@@ -470,5 +455,25 @@ def _over_chunks(
 
     def of_chunk(i: jax.Array, carry: Any) -> Any:
         return body(carry, *(chunks[i] for chunks in chunked))
+
+    return jax.lax.fori_loop(0, (count + size - 1) // size, of_chunk, carry)
+
+
+def _over_overlapping_chunks(
+    body: Callable[..., Any], carry: Any, at: jax.Array, *arrays: Any, size: int, count: Any
+) -> Any:
+    """As `_over_chunks`, of arrays [m, ...] that are too large to be filled up: the last chunk
+    reaches back into the one before it, with PAD for `at` i32[m] there."""
+    if not at.shape[0]:
+        return carry
+    size = min(size, at.shape[0])
+
+    def of_chunk(i: jax.Array, carry: Any) -> Any:
+        first = jnp.minimum(i * size, at.shape[0] - size)
+        here, *given = jax.tree.map(
+            lambda a: jax.lax.dynamic_slice_in_dim(a, first, size), (at, *arrays)
+        )
+        is_done = first + jnp.arange(size, dtype=jnp.int32) < i * size
+        return body(carry, jnp.where(is_done, PAD, here), *given)
 
     return jax.lax.fori_loop(0, (count + size - 1) // size, of_chunk, carry)

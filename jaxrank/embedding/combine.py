@@ -1,7 +1,5 @@
 """Packed lists: the vectors of their ids combined to one vector a list, and back for gradients."""
 
-from collections.abc import Sequence
-
 import jax
 import jax.numpy as jnp
 
@@ -28,28 +26,25 @@ def _segments(lists: Lists, examples: int, per_example: int, unit: int) -> jax.A
 
 def combine(
     form: Form,
+    vectors: jax.Array,
+    row: jax.Array | None,
     lists: Lists,
     examples: int,
     per_example: int,
-    *,
-    vectors: jax.Array | None,
-    rows: Sequence[tuple[jax.Array, jax.Array]],
 ) -> jax.Array:
     """The weighted sum of each list's vectors, f[examples, per_example, dim].
 
     Args:
-        vectors: the block of the vectors of all ids.
-        rows: (the stored array of a table, the row i32[m] of each id there); what all of these have
-            for an id is added up.
+        vectors: the block of the vectors of all ids; with `row`, the stored array of a table.
+        row: i32[groups * capacity], of each id.
     """
+    combined = form.zeros(examples * up_to(per_example, form.unit), vectors.dtype)
     at = _segments(lists, examples, per_example, form.unit)
     scale = lists.weights.reshape(-1)
-    stored = vectors if vectors is not None else rows[0][0]
-    combined = form.zeros(examples * up_to(per_example, form.unit), stored.dtype)
-    if vectors is not None:
+    if row is None:
         combined = form.add(combined, at, vectors, scale=scale, rising=True)
-    for stored, row in rows:
-        combined = form.add_rows(combined, at, stored, row, scale=scale)
+    else:
+        combined = form.add_stored(combined, at, vectors, row, scale=scale, rising=True)
     return form.to_examples(combined, examples, per_example)
 
 

@@ -22,7 +22,8 @@ from jaxrank.features import PAD
 def sum_by_scratch(
     form: Form, ids: jax.Array, grads: Sequence[PerId], scratch: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """As `sum_by_sort`, through `scratch` i32[rows]; returns it too. All ids are < rows or PAD."""
+    """As `sum_by_sort`, but not rising, through `scratch` i32[rows]; returns it too. All ids are
+    < rows or PAD."""
     count = ids.shape[0]
     here = jnp.arange(count, dtype=jnp.int32)
     scratch = scratch.at[ids].set(here, mode="drop")

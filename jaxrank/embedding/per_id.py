@@ -1,7 +1,7 @@
-"""A vector for each id, in order, that is not made before it is added to others.
+"""A vector for each id, in order, that need not be made before it is added to others.
 
-The gradients of a list's ids are one vector times their weights, and to write it once for each
-id takes longer than all that is done with it.
+The gradients of a list's ids are one vector times their weights. On CPU to write it once for each
+id takes as long as to add them all up.
 """
 
 import dataclasses

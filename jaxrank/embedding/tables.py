@@ -251,7 +251,7 @@ class Embedding:
         examples = batch.labels.shape[0]
         for stack, ids in self._ids(batch):
             form, replicated = self.form(stack), self.parts[stack.name].replicated
-            block, kept, load = self._sources(stack, rows, routes, batch, ids)
+            array, row, load = self._vectors(stack, rows, routes, batch, ids)
             if load is not None:
                 loads[stack.name] = load
             found = vectors[stack.name] = {}
@@ -261,52 +261,55 @@ class Embedding:
                 begin -= lists.ids.size
                 found["lists"] = combine(
                     form,
+                    array[form.length(begin) :] if row is None else array,
+                    None if row is None else row[begin:],
                     lists,
                     examples,
                     len(stack.lists),
-                    vectors=None if block is None else block[form.length(begin) :],
-                    rows=[(stored, row[begin:]) for stored, row in kept],
                 )
             if stack.name in batch.ids:
-                pieces = [form.read(stored, row[:begin]) for stored, row in kept]
-                if block is not None:
-                    pieces.append(block[: form.length(begin)])
                 one_hot = self.one_hot[stack.name]
+                block = (
+                    array[: form.length(begin)] if row is None else form.read(array, row[:begin])
+                )
                 found["ids"] = one_hot.together(
                     rows[replicated.name] if replicated else None,
                     batch.ids[stack.name],
-                    form.to_examples(sum(pieces[1:], pieces[0]), examples, one_hot.num_others),
+                    form.to_examples(block, examples, one_hot.num_others),
                 )
         return vectors, loads
 
-    def _sources(
+    def _vectors(
         self,
         stack: Stack,
         rows: Mapping[str, jax.Array],
         routes: Routes,
         batch: Batch,
         ids: jax.Array,
-    ) -> tuple[jax.Array | None, list[tuple[jax.Array, jax.Array]], Load | None]:
-        """Where the vectors of ids i32[m] are: their block, where other devices sent some; or of
-        each table on this device, whose vectors are to be added up, the row i32[m] of each id, PAD
-        for those of others."""
+    ) -> tuple[jax.Array, jax.Array | None, Load | None]:
+        """The stored array that has the vectors of ids i32[m], and the row i32[m] of each; or,
+        where they are in more than one, or on other devices, their block, and None."""
         parts, form = self.parts[stack.name], self.form(stack)
         if not ids.size:  # products read all of them
             assert parts.replicated
-            return form.zeros(0, rows[parts.replicated.name].dtype), [], None
-        kept = []
-        if parts.replicated:
-            own = jnp.where(ids < stack.replicated, ids, PAD)
-            kept.append((rows[parts.replicated.name], own))
+            return form.zeros(0, rows[parts.replicated.name].dtype), None, None
+        own = jnp.where(ids < stack.replicated, ids, PAD)
         if not parts.split:
-            return None, kept, None
-        stored = rows[parts.split.name]
-        if not self.exchanges:
-            return None, [(stored, self._position(stack, ids)), *kept], None
+            assert parts.replicated
+            return rows[parts.replicated.name], own, None
+        stored, load = rows[parts.split.name], None
         read = functools.partial(form.read, stored)
-        exchange = self._exchange_of(stack, batch)
-        sent, load = exchange.lookup(routes[stack.name], read, stored.dtype)
-        return sum((form.read(*own) for own in kept), sent), [], load
+        if self.exchanges:
+            exchange = self._exchange_of(stack, batch)
+            block, load = exchange.lookup(routes[stack.name], read, stored.dtype)
+        elif parts.replicated:
+            block = read(self._position(stack, ids))
+        else:
+            return stored, self._position(stack, ids), None
+        if parts.replicated:
+            # One sum for each id, whatever has its row: so lists add up the same on any mesh.
+            block = block + form.read(rows[parts.replicated.name], own)
+        return block, None, load
 
     def update(
         self,
@@ -344,16 +347,18 @@ class Embedding:
                 self._change, stack=stack, rate=rate, step=step, applies=applies
             )
             grad = self._per_id(stack, ids.size, batch.lists.get(stack.name), grads[stack.name])
+            if not self.on_cpu or route is not None:
+                grad = [PerId(ids.size, joined(form, grad))]
             if route is not None:
                 exchange = self._exchange_of(stack, batch)
-                sent = exchange.sums(route, joined(form, grad))
+                sums = exchange.sums(route, grad[0].block)
             if parts.replicated:
                 name, rows = parts.replicated.name, parts.replicated.rows
                 if not ids.size:  # products read all of them
                     dtype = tables[name].rows.dtype
                     summed = form.zeros(rows, dtype), jnp.zeros(rows, dtype)
                 elif route is not None:
-                    own, of_own = exchange.kept(route, rows, sent)
+                    own, of_own = exchange.kept(route, rows, sums)
                     summed = sum_once(form, own, of_own, rows)
                 else:
                     own = jnp.where(ids < stack.replicated, ids, PAD)
@@ -365,7 +370,7 @@ class Embedding:
                 tables[name] = self._update_replicated(form, tables[name], *summed, change)
             if parts.split and ids.size:
                 if route is not None:
-                    arrivals = functools.partial(exchange.over_arrivals, route, sent)
+                    arrivals = functools.partial(exchange.over_arrivals, route, sums)
                 else:
                     arrivals = functools.partial(_one_arrival, self._position(stack, ids), grad)
                 name = parts.split.name
@@ -379,12 +384,15 @@ class Embedding:
     def _per_id(
         self, stack: Stack, count: int, lists: Lists | None, grads: dict[str, jax.Array]
     ) -> list[PerId]:
+        """The gradients of the vectors of the ids of `_ids`, of which there are `count`."""
         form, pieces = self.form(stack), []
-        of_lists = [] if lists is None else [spread(form, grads["lists"], lists)]
         if "ids" in grads:
+            of_lists = 0 if lists is None else lists.ids.size
             block = form.of_examples(self.one_hot[stack.name].others(grads["ids"]))
-            pieces.append(PerId(count - sum(p.count for p in of_lists), block))
-        return pieces + of_lists
+            pieces.append(PerId(count - of_lists, block))
+        if lists is not None:
+            pieces.append(spread(form, grads["lists"], lists))
+        return pieces
 
     def _update_replicated(self, form, state, sums, reads, change):
         """Updates every device's copy, from the sum over all devices."""
