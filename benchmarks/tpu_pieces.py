@@ -54,7 +54,7 @@ def pieces(ids: int, width: int) -> Iterator[Piece]:
     def sum_of_duplicates(row: jax.Array, grads: jax.Array) -> tuple[jax.Array, jax.Array]:
         return sum_by_sort(form, row, [PerId(ids, grads)])
 
-    yield "read", form.read, (table, rows)
+    yield "read", form.take, (table, rows)
     yield "plain read, by slices", lambda t, i: read_by_slices(t, i, width), (table, rows)
     yield "write", write, (table, rows, block)
     yield "count", running_count, (flags,)

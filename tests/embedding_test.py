@@ -71,11 +71,12 @@ def test_lookup_equals_plain_loops_over_logical_rows(dims, hot, devices, replica
 
 @pytest.mark.parametrize("hot", ["hot", "mixed", "whole"])
 def test_lookup_is_the_same_to_the_bit_on_any_mesh_and_under_any_placement(hot, monkeypatch):
+    """Of lists of many ids, which add up to other bits in another order."""
     monkeypatch.setattr(blocks, "CHUNK", 8)
     found = []
     for placement, devices in (("split", 1), (hot, 1), (hot, 2)):
         embedding = make(devices=devices, hot=placement)
-        batch = examples.random_batch(embedding.layout, 32)
+        batch = examples.random_batch(embedding.layout, 128, capacity=96, mean=8.0)
         found.append(lookup(embedding, new_tables(embedding), batch)[0])
     for other in found[1:]:
         jax.tree.map(np.testing.assert_array_equal, other, found[0])

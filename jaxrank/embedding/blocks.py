@@ -57,12 +57,14 @@ class Form(Protocol):
         """A block of so many zeros."""
         ...
 
-    def read(self, stored: jax.Array, row: jax.Array) -> jax.Array:
-        """The block of rows i32[k] of the stored array of a table; zero for PAD."""
+    def view(self, stored: jax.Array) -> jax.Array:
+        """The stored array of a table as what `take` and `add` find vectors in, by their rows."""
         ...
 
-    def take(self, block: jax.Array, index: jax.Array, scale: jax.Array | None = None) -> jax.Array:
-        """The block of the vectors at i32[k], times f[k]; zero for PAD."""
+    def take(
+        self, source: jax.Array, index: jax.Array, scale: jax.Array | None = None
+    ) -> jax.Array:
+        """The block of the vectors at i32[k] of a block or a view, times f[k]; zero for PAD."""
         ...
 
     def add(
@@ -75,25 +77,13 @@ class Form(Protocol):
         scale: jax.Array | None = None,
         rising: bool = False,
     ) -> jax.Array:
-        """The block with the vectors of `source` at `index` (all of them, if None), times f[k],
+        """The block with the vectors of `source` at `index` (of a block all, if None), times f[k],
         added at `at`.
 
         Args:
+            source: a block or a view.
             rising: `at` is so, and where it is PAD, all behind is PAD too.
         """
-        ...
-
-    def add_stored(
-        self,
-        block: jax.Array,
-        at: jax.Array,
-        stored: jax.Array,
-        row: jax.Array,
-        *,
-        scale: jax.Array | None = None,
-        rising: bool = False,
-    ) -> jax.Array:
-        """`add` of the vectors at rows i32[k] of the stored array of a table."""
         ...
 
     def of_examples(self, vectors: jax.Array) -> jax.Array:
@@ -137,35 +127,6 @@ def _scaled(vectors: jax.Array, scale: jax.Array | None) -> jax.Array:
     return vectors if scale is None else vectors * scale[:, None].astype(vectors.dtype)
 
 
-def _add_vectors(block: jax.Array, at: jax.Array, vectors: jax.Array, rising: bool) -> jax.Array:
-    return block.at[at].add(vectors, mode="drop", indices_are_sorted=rising)
-
-
-def _add_found(
-    find: Callable[[jax.Array, jax.Array | None], jax.Array],
-    block: jax.Array,
-    at: jax.Array,
-    index: jax.Array,
-    scale: jax.Array | None,
-    rising: bool,
-) -> jax.Array:
-    """The block f[m, dim] with find(index, scale) added at i32[k]. On CPU a chunk at a time, whose
-    vectors stay in the cache until they are added."""
-
-    def at_once(block: Any, at: Any, index: Any, scale: Any) -> jax.Array:
-        return _add_vectors(block, at, find(index, scale), rising)
-
-    def by_chunk(block: Any, at: Any, index: Any, scale: Any) -> jax.Array:
-        def add(block: Any, at: Any, index: Any, scale: Any) -> jax.Array:
-            return _add_vectors(block, at, find(index, scale), rising=False)
-
-        return _over_overlapping_chunks(
-            add, block, at, index, scale, size=4 * CHUNK, count=at.shape[0]
-        )
-
-    return jax.lax.platform_dependent(block, at, index, scale, cpu=by_chunk, default=at_once)
-
-
 @dataclasses.dataclass(frozen=True)
 class ByRow:
     """See the module. width: of a stored row, at least `dim`."""
@@ -187,11 +148,13 @@ class ByRow:
     def zeros(self, count: int, dtype: Any) -> jax.Array:
         return jnp.zeros((count, self.dim), dtype)
 
-    def read(self, stored: jax.Array, row: jax.Array) -> jax.Array:
-        return _of_numbers(stored.reshape(-1, self.width), row)[:, : self.dim]
+    def view(self, stored: jax.Array) -> jax.Array:
+        return stored.reshape(-1, self.width)
 
-    def take(self, block: jax.Array, index: jax.Array, scale: jax.Array | None = None) -> jax.Array:
-        return _scaled(_of_numbers(block, index), scale)
+    def take(
+        self, source: jax.Array, index: jax.Array, scale: jax.Array | None = None
+    ) -> jax.Array:
+        return _scaled(_of_numbers(source, index)[:, : self.dim], scale)
 
     def add(
         self,
@@ -204,24 +167,23 @@ class ByRow:
         rising: bool = False,
     ) -> jax.Array:
         if index is None:
-            return _add_vectors(block, at, _scaled(source, scale), rising)
-        take = functools.partial(self.take, source)
-        return _add_found(take, block, at, index, scale, rising)
+            added = _scaled(source, scale)
+            return block.at[at].add(added, mode="drop", indices_are_sorted=rising)
 
-    def add_stored(
-        self,
-        block: jax.Array,
-        at: jax.Array,
-        stored: jax.Array,
-        row: jax.Array,
-        *,
-        scale: jax.Array | None = None,
-        rising: bool = False,
-    ) -> jax.Array:
-        def read(row: jax.Array, scale: jax.Array | None) -> jax.Array:
-            return _scaled(self.read(stored, row), scale)
+        def add(is_sorted: bool, block: Any, at: Any, index: Any, scale: Any) -> jax.Array:
+            added = self.take(source, index, scale)
+            return block.at[at].add(added, mode="drop", indices_are_sorted=is_sorted)
 
-        return _add_found(read, block, at, row, scale, rising)
+        # On CPU a chunk at a time, whose vectors stay in the cache until they are added.
+        by_chunk = functools.partial(
+            _over_overlapping_chunks,
+            functools.partial(add, False),
+            size=4 * CHUNK,
+            count=at.shape[0],
+        )
+        return jax.lax.platform_dependent(
+            block, at, index, scale, cpu=by_chunk, default=functools.partial(add, rising)
+        )
 
     def of_examples(self, vectors: jax.Array) -> jax.Array:
         return vectors.reshape(-1, self.dim)
@@ -241,22 +203,22 @@ class ByRow:
         return jax.lax.platform_dependent(arrays, row, sums, cpu=by_chunk, default=at_once)
 
     def _change_rows(self, arrays: Any, row: jax.Array, sums: jax.Array, change: Change) -> Any:
-        found = jax.tree.map(lambda a: _of_numbers(self._view(a), row), arrays)
+        found = jax.tree.map(lambda a: _of_numbers(self._rows(a), row), arrays)
         changes = change(jax.tree.map(self._short, found), sums, row)
 
         def write(array: jax.Array, found: jax.Array, change: jax.Array) -> jax.Array:
             new = found + self._padded(change)
-            return self._view(array).at[row].set(new, mode="drop").reshape(array.shape)
+            return self._rows(array).at[row].set(new, mode="drop").reshape(array.shape)
 
         return jax.tree.map(write, arrays, found, changes)
 
     def change_all(self, arrays: Any, sums: jax.Array, change: Change) -> Any:
-        seen = jax.tree.map(lambda a: self._short(self._view(a)), arrays)
+        seen = jax.tree.map(lambda a: self._short(self._rows(a)), arrays)
         changes = change(seen, sums, jnp.arange(len(sums), dtype=jnp.int32))
         return jax.tree.map(lambda a, c: a + self._padded(c).reshape(a.shape), arrays, changes)
 
-    def _view(self, array: jax.Array) -> jax.Array:
-        return array.reshape(-1, self.width) if array.ndim == 2 else array
+    def _rows(self, array: jax.Array) -> jax.Array:
+        return self.view(array) if array.ndim == 2 else array
 
     def _short(self, rows: jax.Array) -> jax.Array:
         return rows[:, : self.dim] if rows.ndim == 2 else rows
@@ -293,13 +255,15 @@ class ByLine:
     def zeros(self, count: int, dtype: Any) -> jax.Array:
         return jnp.zeros((self.length(count), LANES), dtype)
 
-    def read(self, stored: jax.Array, row: jax.Array) -> jax.Array:
-        return self.take(stored, row)
+    def view(self, stored: jax.Array) -> jax.Array:
+        return stored
 
-    def take(self, block: jax.Array, index: jax.Array, scale: jax.Array | None = None) -> jax.Array:
+    def take(
+        self, source: jax.Array, index: jax.Array, scale: jax.Array | None = None
+    ) -> jax.Array:
         def of_chunk(chunk: tuple[jax.Array, jax.Array | None]) -> jax.Array:
             index, scale = chunk
-            lines = self._lines(block, index, scale)
+            lines = self._lines(source, index, scale)
             return lines if self.unit == 1 else self._side_by_side(lines, index)
 
         scales = None if scale is None else _chunks(scale, 0, self.unit)
@@ -324,18 +288,6 @@ class ByLine:
 
         count = jnp.sum(at != PAD, dtype=jnp.int32) if rising else at.shape[0]
         return _over_chunks(of_chunk, block, at, index, scale, count=count)
-
-    def add_stored(
-        self,
-        block: jax.Array,
-        at: jax.Array,
-        stored: jax.Array,
-        row: jax.Array,
-        *,
-        scale: jax.Array | None = None,
-        rising: bool = False,
-    ) -> jax.Array:
-        return self.add(block, at, stored, row, scale=scale, rising=rising)
 
     def of_examples(self, vectors: jax.Array) -> jax.Array:
         examples, places, _ = vectors.shape

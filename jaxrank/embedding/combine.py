@@ -24,27 +24,16 @@ def _segments(lists: Lists, examples: int, per_example: int, unit: int) -> jax.A
     return (segments + begin).reshape(-1)
 
 
-def combine(
-    form: Form,
-    vectors: jax.Array,
-    row: jax.Array | None,
-    lists: Lists,
-    examples: int,
-    per_example: int,
-) -> jax.Array:
-    """The weighted sum of each list's vectors, f[examples, per_example, dim].
-
-    Args:
-        vectors: the block of the vectors of all ids; with `row`, the stored array of a table.
-        row: i32[groups * capacity], of each id.
-    """
-    combined = form.zeros(examples * up_to(per_example, form.unit), vectors.dtype)
-    at = _segments(lists, examples, per_example, form.unit)
-    scale = lists.weights.reshape(-1)
-    if row is None:
-        combined = form.add(combined, at, vectors, scale=scale, rising=True)
-    else:
-        combined = form.add_stored(combined, at, vectors, row, scale=scale, rising=True)
+def combine(form: Form, vectors: PerId, lists: Lists, examples: int, per_example: int) -> jax.Array:
+    """The weighted sum of each list's vectors, f[examples, per_example, dim]."""
+    combined = form.add(
+        form.zeros(examples * up_to(per_example, form.unit), vectors.source.dtype),
+        _segments(lists, examples, per_example, form.unit),
+        vectors.source,
+        vectors.index,
+        scale=lists.weights.reshape(-1),
+        rising=True,
+    )
     return form.to_examples(combined, examples, per_example)
 
 

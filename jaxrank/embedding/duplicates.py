@@ -32,7 +32,7 @@ def sum_by_scratch(
     # Representatives move to the front, so that what follows reads and writes memory in one run.
     rank = jnp.cumsum(is_representative, dtype=jnp.int32) - 1
     slot = rank.at[representative].get(mode="fill", fill_value=count)
-    sums = per_id.add(form, form.zeros(count, grads[0].block.dtype), slot, grads)
+    sums = per_id.add(form, form.zeros(count, grads[0].source.dtype), slot, grads)
     unique = jnp.full_like(ids, PAD)
     unique = unique.at[jnp.where(is_representative, rank, count)].set(ids, mode="drop")
     return unique, sums, scratch
@@ -118,7 +118,7 @@ def sum_of_rows(
     """
     if not by_scatter:
         return sum_once(form, *sum_by_sort(form, ids, grads), rows)
-    dtype = grads[0].block.dtype
+    dtype = grads[0].source.dtype
     sums = per_id.add(form, form.zeros(rows, dtype), ids, grads)
     return sums, jnp.zeros(rows, dtype).at[ids].add(1, mode="drop")
 

@@ -15,18 +15,29 @@ from jaxrank.embedding.blocks import Form
 
 @dataclasses.dataclass(frozen=True)
 class PerId:
-    """Of `count` ids: the vectors at `index` i32[count] of a block, or all of it, times `scale`
-    f[count] if given."""
+    """Of `count` ids: the vectors at `index` i32[count] of a block or of a table's view, or a whole
+    block, times `scale` f[count] if given."""
 
     count: int
-    block: jax.Array
+    source: jax.Array
     index: jax.Array | None = None
     scale: jax.Array | None = None
 
 
+def split(form: Form, vectors: PerId, count: int) -> tuple[PerId, PerId]:
+    """The first `count` of them, which have no scale, and those behind."""
+    source, index, others = vectors.source, vectors.index, vectors.count - count
+    if index is None:
+        begin = form.length(count)
+        return PerId(count, source[:begin]), PerId(others, source[begin:])
+    return PerId(count, source, index[:count]), PerId(others, source, index[count:])
+
+
 def joined(form: Form, pieces: Sequence[PerId]) -> jax.Array:
     """The block of the vectors of all pieces, one behind the other."""
-    blocks = [p.block if p.index is None else form.take(p.block, p.index, p.scale) for p in pieces]
+    blocks = [
+        p.source if p.index is None else form.take(p.source, p.index, p.scale) for p in pieces
+    ]
     return jnp.concatenate(blocks) if len(blocks) > 1 else blocks[0]
 
 
@@ -35,6 +46,6 @@ def add(form: Form, block: jax.Array, at: jax.Array, pieces: Sequence[PerId]) ->
     begin = 0
     for p in pieces:
         here = at[begin : begin + p.count]
-        block = form.add(block, here, p.block, p.index, scale=p.scale)
+        block = form.add(block, here, p.source, p.index, scale=p.scale)
         begin += p.count
     return block

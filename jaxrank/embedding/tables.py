@@ -23,7 +23,7 @@ from jaxrank.embedding.exchange import Exchange, Load, Route
 from jaxrank.embedding.factors import factors_of
 from jaxrank.embedding.first_rows import first_rows
 from jaxrank.embedding.one_hot import OneHot
-from jaxrank.embedding.per_id import PerId, add, joined
+from jaxrank.embedding.per_id import PerId, add, joined, split
 from jaxrank.embedding.rules import Rule
 from jaxrank.embedding.storage import GROUPS, Parts, Storage, padded_width, storage
 from jaxrank.errors import InputError
@@ -251,65 +251,51 @@ class Embedding:
         examples = batch.labels.shape[0]
         for stack, ids in self._ids(batch):
             form, replicated = self.form(stack), self.parts[stack.name].replicated
-            array, row, load = self._vectors(stack, rows, routes, batch, ids)
+            read, load = self._read(stack, rows, routes, batch, ids)
             if load is not None:
                 loads[stack.name] = load
             found = vectors[stack.name] = {}
-            begin = ids.size
             if stack.name in batch.lists:
                 lists = batch.lists[stack.name]
-                begin -= lists.ids.size
-                found["lists"] = combine(
-                    form,
-                    array[form.length(begin) :] if row is None else array,
-                    None if row is None else row[begin:],
-                    lists,
-                    examples,
-                    len(stack.lists),
-                )
+                read, of_lists = split(form, read, ids.size - lists.ids.size)
+                found["lists"] = combine(form, of_lists, lists, examples, len(stack.lists))
             if stack.name in batch.ids:
                 one_hot = self.one_hot[stack.name]
-                block = (
-                    array[: form.length(begin)] if row is None else form.read(array, row[:begin])
-                )
                 found["ids"] = one_hot.together(
                     rows[replicated.name] if replicated else None,
                     batch.ids[stack.name],
-                    form.to_examples(block, examples, one_hot.num_others),
+                    form.to_examples(joined(form, [read]), examples, one_hot.num_others),
                 )
         return vectors, loads
 
-    def _vectors(
+    def _read(
         self,
         stack: Stack,
         rows: Mapping[str, jax.Array],
         routes: Routes,
         batch: Batch,
         ids: jax.Array,
-    ) -> tuple[jax.Array, jax.Array | None, Load | None]:
-        """The stored array that has the vectors of ids i32[m], and the row i32[m] of each; or,
-        where they are in more than one, or on other devices, their block, and None."""
+    ) -> tuple[PerId, Load | None]:
+        """The vectors of ids i32[m]: in the one array that has them, or else in a block."""
         parts, form = self.parts[stack.name], self.form(stack)
-        if not ids.size:  # products read all of them
-            assert parts.replicated
-            return form.zeros(0, rows[parts.replicated.name].dtype), None, None
+        here = {p.name: form.view(rows[p.name]) for p in (parts.split, parts.replicated) if p}
         own = jnp.where(ids < stack.replicated, ids, PAD)
-        if not parts.split:
+        if not parts.split or not ids.size:  # products read all there are, if none are here
             assert parts.replicated
-            return rows[parts.replicated.name], own, None
-        stored, load = rows[parts.split.name], None
-        read = functools.partial(form.read, stored)
+            return PerId(ids.size, here[parts.replicated.name], own), None
+        table, load = here[parts.split.name], None
         if self.exchanges:
             exchange = self._exchange_of(stack, batch)
-            block, load = exchange.lookup(routes[stack.name], read, stored.dtype)
+            take = functools.partial(form.take, table)
+            block, load = exchange.lookup(routes[stack.name], take, table.dtype)
         elif parts.replicated:
-            block = read(self._position(stack, ids))
+            block = form.take(table, self._position(stack, ids))
         else:
-            return stored, self._position(stack, ids), None
+            return PerId(ids.size, table, self._position(stack, ids)), None
         if parts.replicated:
             # One sum for each id, whatever has its row: so lists add up the same on any mesh.
-            block = block + form.read(rows[parts.replicated.name], own)
-        return block, None, load
+            block = block + form.take(here[parts.replicated.name], own)
+        return PerId(ids.size, block), load
 
     def update(
         self,
@@ -351,7 +337,7 @@ class Embedding:
                 grad = [PerId(ids.size, joined(form, grad))]
             if route is not None:
                 exchange = self._exchange_of(stack, batch)
-                sums = exchange.sums(route, grad[0].block)
+                sums = exchange.sums(route, grad[0].source)
             if parts.replicated:
                 name, rows = parts.replicated.name, parts.replicated.rows
                 if not ids.size:  # products read all of them
