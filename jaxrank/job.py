@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 from ml_collections import ConfigDict
 
+from jaxrank import config as configs
 from jaxrank import days, models, placement, processes, run_data, workdir
 from jaxrank import evaluate as evaluation
 from jaxrank import mesh as meshes
@@ -19,7 +20,7 @@ from jaxrank.embedding import check_shards
 from jaxrank.errors import InputError
 from jaxrank.features import Hot, Layout, Schema
 from jaxrank.monitor import Monitor, make_monitor
-from jaxrank.program import BatchShape, Program, check_batch, make_trainee
+from jaxrank.program import BatchShape, Program, check_batch, check_settings, make_trainee
 from jaxrank.step import TrainState, model_inputs
 from jaxrank.timetable import NEXT_DAY, Plan, make_plan
 
@@ -55,6 +56,17 @@ class Job(NamedTuple):
     def open_split(self, name: str) -> Split:
         """A split to evaluate."""
         return days.open_day(self.store, name) if self.plan.next_days else self.store.split(name)
+
+
+def check(config: ConfigDict) -> None:
+    """Refuses what is wrong whatever the data, before anything is made that takes time.
+
+    Raises:
+        InputError: naming the field of the config, what it must be and what was found.
+    """
+    configs.check(config)
+    make_plan(config, rows=1)
+    check_settings(config)
 
 
 def build(config: ConfigDict, directory: Path, report: Report) -> Job:

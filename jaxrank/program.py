@@ -8,10 +8,11 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
@@ -222,6 +223,44 @@ def make_model(config: ConfigDict, schema: Schema) -> models.Model:
     return models.build(tasks=len(names), **fields)
 
 
+class Optimizers(NamedTuple):
+    """What `config.optim` says: of the dense parameters, and of the tables."""
+
+    dense: optax.GradientTransformation
+    rate: optim.Schedule
+    rule: embedding.Rule
+    table_rate: optim.Schedule
+
+
+def make_optimizers(config: ConfigDict, num_steps: int) -> Optimizers:
+    """Both optimizers and their learning rates.
+
+    Raises:
+        InputError: a field of `config.optim` has a value that cannot be used.
+    """
+    dense, tables = to_plain(config.optim.dense), to_plain(config.optim.tables)
+    scale = dict(batch_size=config.batch_size, num_steps=num_steps)
+    with _within("optim.dense"):
+        rate = optim.schedule(**scale, **{f: dense.pop(f) for f in _RATE_FIELDS})
+        optimizer = optim.dense_optimizer(rate=rate, **dense.pop("settings"), **dense)
+    with _within("optim.tables"):
+        table_rate = optim.schedule(**scale, **{f: tables.pop(f) for f in _RATE_FIELDS})
+    settings = tables["settings"]
+    return Optimizers(optimizer, rate, embedding.make_rule(tables["name"], **settings), table_rate)
+
+
+def check_settings(config: ConfigDict) -> None:
+    """Refuses models and optimizers that are wrong whatever the data, before any is read.
+
+    Raises:
+        InputError: a field has a value that cannot be used.
+    """
+    make_optimizers(config, num_steps=1)
+    fields = _tuples(config.model)
+    fields.pop("parents")  # names of tasks
+    models.build(tasks=1, **fields)
+
+
 def make_trainee(
     config: ConfigDict,
     layout: Layout,
@@ -244,15 +283,10 @@ def make_trainee(
         raise InputError(
             f"task_weights must have one number a task: found {task_weights}, {tasks} tasks."
         )
-    dense, tables = to_plain(config.optim.dense), to_plain(config.optim.tables)
-    scale = dict(batch_size=config.batch_size, num_steps=num_steps)
-    with _within("optim.dense"):
-        rate = optim.schedule(**scale, **{f: dense.pop(f) for f in _RATE_FIELDS})
-        optimizer = optim.dense_optimizer(rate=rate, **dense.pop("settings"), **dense)
+    optimizers = make_optimizers(config, num_steps)
     with _within("optim.tables"):
-        table_rate = optim.schedule(**scale, **{f: tables.pop(f) for f in _RATE_FIELDS})
         names = [t.name for t in layout.schema.tables]
-        factors = patterns.matched("factors", "table", names, tables.pop("factors"))
+        factors = patterns.matched("factors", "table", names, to_plain(config.optim.tables.factors))
         for name, factor in factors.items():
             if not isinstance(factor, int | float) or not factor >= 0:
                 raise InputError(f"factors: that of {name} must be 0 or more: found {factor!r}.")
@@ -262,14 +296,14 @@ def make_trainee(
         embedding=embedding.Embedding(
             layout=layout,
             mesh=mesh,
-            rule=embedding.make_rule(tables.pop("name"), **tables.pop("settings"), **tables),
+            rule=optimizers.rule,
             room=room,
             rate_factors=factors,
             **settings,
         ),
-        optimizer=optimizer,
-        rate=rate,
-        table_rate=table_rate,
+        optimizer=optimizers.dense,
+        rate=optimizers.rate,
+        table_rate=optimizers.table_rate,
         kinds=tuple(task.kind for task in layout.schema.tasks),
         task_weights=task_weights,
         learns_task_weights=config.task_weighting == "uncertainty",

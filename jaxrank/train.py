@@ -8,8 +8,7 @@ from signal import Signals
 
 from ml_collections import ConfigDict
 
-from jaxrank import config as configs
-from jaxrank import days, processes, profile, timetable, warm_start, workdir
+from jaxrank import days, processes, profile, warm_start, workdir
 from jaxrank import evaluate as evaluation
 from jaxrank import job as jobs
 from jaxrank import mesh as meshes
@@ -71,10 +70,9 @@ def train(
             progress.clear()
             report(text)
 
-    configs.check(config)
+    jobs.check(config)
     traced = profile.parse(profile_steps)
     last = LastBatches(directory, debug_batches, config.steps_per_call)
-    timetable.make_plan(config, rows=1)  # before anything is made that takes time
     with contextlib.ExitStack() as stack:
         stack.enter_context(workdir.locked(directory))
         if not allow_config_change:

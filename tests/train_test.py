@@ -309,6 +309,28 @@ def test_a_config_that_cannot_work_is_refused_with_field_and_value(
         train(c, tmp_path / "run", report=nothing)
 
 
+@pytest.mark.parametrize(
+    ("section", "field", "value"),
+    [
+        ("model", "hidden", (0,)),
+        ("optim.dense", "name", "adamm"),
+        ("optim.tables", "decay", "cosines"),
+        ("optim.tables", "name", "adamm"),
+    ],
+)
+def test_what_is_wrong_whatever_the_data_is_refused_before_any_is_made(
+    tmp_path, section, field, value
+):
+    c = tiny.config()
+    wrong = c
+    for part in section.split("."):
+        wrong = wrong[part]
+    wrong[field] = value
+    with pytest.raises(InputError, match=field):
+        train(c, tmp_path / "run", report=nothing)
+    assert not [p for p in tmp_path.rglob("*") if p.is_file()]
+
+
 def test_a_batch_that_does_not_divide_over_the_devices_names_the_numbers(store, tmp_path):
     c = on_store(store, batch_size=8)
     c.data.shards = 4
