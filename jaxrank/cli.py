@@ -45,11 +45,16 @@ def _config(path: str, overrides: Sequence[str]) -> "ConfigDict":
     from jaxrank import config
 
     values = flags.FlagValues()
-    argv = ["jaxrank", *overrides]
     loaded = config.load(path)
-    for override in overrides:
-        if override.startswith("--config."):
-            config.check_path(loaded, override.removeprefix("--config.").split("=")[0])
+    argv = ["jaxrank"]
+    left = list(overrides)
+    while left:
+        given = [left.pop(0)]
+        if "=" not in given[0] and left and not left[0].startswith("--config."):
+            given.append(left.pop(0))
+        field, _, value = "=".join(given).removeprefix("--config.").partition("=")
+        if not config.set_by_name(loaded, field, value):
+            argv += given
     try:
         config_flags.DEFINE_config_dict("config", loaded, flag_values=values, sys_argv=argv)
         values(argv)

@@ -4,6 +4,7 @@ A config file starts from `default()` and changes fields; so does the command li
 (`--config.optim.dense.base_rate=0.002`). Sections are the keyword arguments of what they build.
 """
 
+import ast
 import difflib
 import importlib.util
 import json
@@ -184,9 +185,8 @@ _AT_MOST = {
 }
 
 # Sections whose fields are not those of `default`: their readers check them.
-_OPEN = (
-    "source",
-    "features",
+_OF_DATA = ("source", "features")
+_BY_NAME = (
     "embedding.dims",
     "embedding.placements",
     "model.parents",
@@ -231,20 +231,33 @@ def check(config: ConfigDict) -> None:
     check_choice("embedding.placement", config.embedding.placement, ("auto", "rows", "replicated"))
 
 
-def check_path(config: ConfigDict, path: str) -> None:
-    """Refuses `a.b[0].c` where a section of the config has no such field.
+def set_by_name(config: ConfigDict, path: str, value: str) -> bool:
+    """Sets the field `path`, where its section takes fields of any name, to what the text `value`
+    is as a Python literal; gives False where its fields are those of `default`.
 
     Raises:
-        InputError: naming the field and the nearest there is.
+        InputError: there is no field `path`, `a.b[0].c`; names the nearest there is.
     """
     section, where = config, ""
     for part in path.split("."):
+        if where.removesuffix(".") in _BY_NAME and f"{where}{part}" == path:
+            with section.unlocked():
+                section[part] = _literal(value)
+            return True
         name = part.split("[")[0]
         if name not in section:
             raise _no_such_field(where, name, list(section))
         section, where = section[name], f"{where}{name}."
         if not isinstance(section, ConfigDict):
-            return
+            break
+    return False
+
+
+def _literal(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (SyntaxError, ValueError):
+        return text
 
 
 def _no_such_field(where: str, name: str, fields: list[str]) -> InputError:
@@ -262,7 +275,7 @@ def _check_fields(expected: ConfigDict, found: ConfigDict, where: str) -> None:
         if isinstance(section, ConfigDict) != isinstance(value, ConfigDict):
             kind = "a section" if isinstance(section, ConfigDict) else "a value"
             raise InputError(f"config: {name} must be {kind}: found {value!r}.")
-        if isinstance(section, ConfigDict) and name not in _OPEN:
+        if isinstance(section, ConfigDict) and name not in (*_OF_DATA, *_BY_NAME):
             _check_fields(section, value, f"{name}.")
     for key in expected:
         if key not in found:

@@ -156,6 +156,37 @@ def test_bad_usage_is_refused_with_what_was_found(tmp_path, monkeypatch, args, m
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_override_adds_a_field_where_a_section_takes_any_name():
+    overrides = [
+        "--config.optim.dense.settings.b2=0.97",
+        "--config.optim.dense.factors.cross/*=0.5",
+        "--config.optim.tables.settings.eps",
+        "1e-6",
+        "--config.embedding.dims.c*=8",
+        "--config.embedding.placements.c1=rows",
+    ]
+    config = cli._config(TINY, overrides)
+    assert dict(config.optim.dense.settings) == {"b2": 0.97}
+    assert dict(config.optim.dense.factors) == {"cross/*": 0.5}
+    assert dict(config.optim.tables.settings) == {"eps": 1e-6}
+    assert dict(config.embedding.dims) == {"c*": 8}
+    assert dict(config.embedding.placements) == {"c1": "rows"}
+
+
+@pytest.mark.parametrize(
+    ("override", "field"),
+    [
+        ("optim.dense.setings.b2=0.9", "optim.dense.setings"),
+        ("optim.dense.b2=0.9", "optim.dense.b2"),
+        ("embedding.dims.a.b=8", "embedding.dims.a"),
+        ("source.rowz=8", "source.rowz"),
+    ],
+)
+def test_no_other_section_gets_a_field_by_an_override(override, field):
+    with pytest.raises(InputError, match=f"no such field: {field}"):
+        cli._config(TINY, [f"--config.{override}"])
+
+
 def test_an_override_of_a_list_element_and_of_an_unset_field_is_taken():
     overrides = ["--config.features.ids[0].rows=77", "--config.num_epochs", "1.5"]
     config = cli._config(TINY, overrides)
