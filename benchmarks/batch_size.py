@@ -10,7 +10,8 @@ together. Then each batch size is trained with each rule (none, sqrt, linear for
 and tables alike, and sqrt for the former with linear for the latter), without warm-up and with one
 of a tenth of the steps. Printed is the validation logloss over that at 4,096, in percent, as mean
 and deviation over the seeds, whose data is the same and whose order and initial values differ.
---decay has the rates fall to 0 over the run, at 4,096 too. With --tune rates are chosen anew at
+--decay has the rates fall to 0 over the run, at 4,096 too. --own and --own-base set what else a
+large batch, and 4,096, should have, such as averaged weights. With --tune rates are chosen anew at
 some batch sizes: no rule can do better than they.
 
 Runs that are there already are not done again, so the command can be given once more.
@@ -21,6 +22,7 @@ import concurrent.futures
 import itertools
 import math
 import os
+import shlex
 import shutil
 import statistics
 import threading
@@ -53,7 +55,7 @@ OPTIMIZERS = {
 
 
 class Case(NamedTuple):
-    """One run. rates: of dense parameters and of tables at batches of BASE."""
+    """One run. rates: of dense parameters and of tables at batches of BASE. own: more overrides."""
 
     optimizer: str
     rates: tuple[float, float]
@@ -61,11 +63,13 @@ class Case(NamedTuple):
     rule: str
     warmup: float
     decay: str
+    own: str
     seed: int
 
     @property
     def name(self) -> str:
-        return "-".join(str(x) for x in self).replace(" ", "")
+        parts = (str(x).replace(" ", "").replace("--config.", "") for x in self if x != "")
+        return "-".join(parts).replace("/", "_")
 
 
 def get_config() -> ConfigDict:
@@ -97,7 +101,7 @@ def arguments(case: Case, steps: int) -> list[str]:
         found += [f"{at}name={name}", f"{at}base_rate={rate}", f"{at}base_batch={BASE}"]
         found += [f"{at}scaling={rule}", f"{at}warmup_steps={round(case.warmup * steps)}"]
         found += [f"{at}decay={case.decay}"]
-    return found
+    return [*found, *shlex.split(case.own)]
 
 
 class Runner:
@@ -118,11 +122,12 @@ class Runner:
         batch: int,
         rule: str = "none",
         warmup: float = 0.0,
+        own: str = "",
         *,
         seeds: Iterable[int],
     ) -> list[float]:
         """Validation logloss by seed; infinite where a run did not stay finite."""
-        parts = optimizer, rates, batch, rule, warmup, self._decay
+        parts = optimizer, rates, batch, rule, warmup, self._decay, own
         return self._losses([Case(*parts, seed) for seed in seeds])
 
     def first_losses(
@@ -130,7 +135,7 @@ class Runner:
     ) -> list[float]:
         """The same of the first seed, by rates."""
         return self._losses(
-            [Case(optimizer, pair, batch, "none", 0.0, self._decay, 0) for pair in rates]
+            [Case(optimizer, pair, batch, "none", 0.0, self._decay, "", 0) for pair in rates]
         )
 
     def _losses(self, cases: list[Case]) -> list[float]:
@@ -204,6 +209,11 @@ def main() -> None:
         metavar=("DENSE", "TABLES"),
         help=f"at {BASE}, instead of searching for them",
     )
+    parser.add_argument("--own", default="", help="more overrides, at the other batch sizes")
+    parser.add_argument("--own-base", default="", help=f"more overrides, at {BASE}")
+    parser.add_argument(
+        "--rates-base", nargs=2, type=float, metavar=("DENSE", "TABLES"), help="other rates there"
+    )
     parser.add_argument("--tune", nargs="*", type=int, default=[], help="also choose rates here")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, sharing the cores")
@@ -214,10 +224,11 @@ def main() -> None:
         (_, dense), (_, tables) = OPTIMIZERS[optimizer]
         rates = args.rates and tuple(args.rates)
         rates = rates or best_rates(runner, optimizer, BASE, (dense, tables))
-        base = runner.losses(optimizer, rates, BASE, seeds=seeds)
-        print(f"{optimizer}: rates {rates} at {BASE}: logloss {statistics.mean(base):.5f}")
+        there = tuple(args.rates_base or rates)
+        base = runner.losses(optimizer, there, BASE, own=args.own_base, seeds=seeds)
+        print(f"{optimizer}: rates {there} at {BASE}: logloss {statistics.mean(base):.5f}")
         for batch, rule, warmup in itertools.product(args.batches, args.rules, args.warmups):
-            found = runner.losses(optimizer, rates, batch, rule, warmup, seeds=seeds)
+            found = runner.losses(optimizer, rates, batch, rule, warmup, args.own, seeds=seeds)
             told(f"{optimizer}, batch {batch:,}, {rule}, warm-up {warmup:.0%}", found, base)
         for batch in args.tune:
             tuned = best_rates(runner, optimizer, batch, rates)

@@ -83,6 +83,7 @@ def main() -> None:
     parser.add_argument("--config", required=True)
     parser.add_argument("--workdir", required=True)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--split", default="test")
     parser.add_argument("--variant", action="append", default=[], help="'name: arguments'")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, sharing the cores")
@@ -110,7 +111,9 @@ def main() -> None:
             shares.append(mine)
 
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
-        runs = [(name, seed) for seed in range(args.seeds) for name in variants]
+        runs = [
+            (name, seed) for seed in range(args.first, args.first + args.seeds) for name in variants
+        ]
         for (name, seed), found in zip(runs, pool.map(lambda r: one(*r), runs), strict=True):
             line = []
             for metric, value in metrics_of(found).items():

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
 
 from jaxrank import absent
-from jaxrank.embedding import blocks
+from jaxrank.embedding.by_line import ByLine
 from jaxrank.embedding.duplicates import running_count, sum_by_sort
 from jaxrank.embedding.per_id import PerId
 from jaxrank.embedding.storage import LANES
@@ -44,7 +44,7 @@ def read_by_slices(table: jax.Array, row: jax.Array, width: int) -> jax.Array:
 
 
 def pieces(ids: int, width: int) -> Iterator[Piece]:
-    form = blocks.ByLine(width, width)
+    form = ByLine(width, width)
     table, rows = array(jnp.float32, ROWS * width // LANES, LANES), array(jnp.int32, ids)
     block, flags = array(jnp.float32, form.length(ids), LANES), array(jnp.bool_, ids)
 

@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrank.embedding import blocks
-from jaxrank.embedding.blocks import ByLine, ByRow
+from jaxrank.embedding import by_line, by_row
+from jaxrank.embedding.by_line import ByLine
+from jaxrank.embedding.by_row import ByRow
 from jaxrank.embedding.storage import padded_width
 from jaxrank.features import PAD
 
@@ -22,7 +23,8 @@ SHAPES = [
 @pytest.fixture(params=SHAPES, ids=lambda s: f"{s[0].__name__}-{s[1]}-{s[2]}")
 def form(request, monkeypatch):
     kind, dim, chunk = request.param
-    monkeypatch.setattr(blocks, "CHUNK", chunk)
+    for form in (by_line, by_row):
+        monkeypatch.setattr(form, "CHUNK", chunk)
     return kind(dim, padded_width(dim))
 
 

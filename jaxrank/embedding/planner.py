@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxrank.data.traffic import TableReads, Traffic
-from jaxrank.embedding.blocks import ByLine
+from jaxrank.embedding.by_line import ByLine
 from jaxrank.embedding.frequency import chance, falling
 from jaxrank.embedding.storage import storage
 from jaxrank.errors import InputError

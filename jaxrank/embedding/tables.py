@@ -16,7 +16,9 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jaxrank import mesh as meshes
-from jaxrank.embedding.blocks import ByLine, ByRow, Form, up_to
+from jaxrank.embedding.blocks import Form, up_to
+from jaxrank.embedding.by_line import ByLine
+from jaxrank.embedding.by_row import ByRow
 from jaxrank.embedding.combine import combine, spread
 from jaxrank.embedding.duplicates import sum_by_scratch, sum_by_sort, sum_of_rows, sum_once
 from jaxrank.embedding.exchange import Exchange, Load, Route

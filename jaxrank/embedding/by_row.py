@@ -1,0 +1,142 @@
+"""Blocks of CPU and GPU: f[k, dim].
+
+Tables are viewed as f[rows, width] for nothing. A row is written by a scatter that sets what was
+read plus the change: with a scatter that adds, nothing in the program says that an array is read
+before it is written, and XLA:CPU copies the whole of it in every step.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxrank.embedding.blocks import SUBLANES, Change, of_numbers, scaled
+from jaxrank.features import PAD
+
+CHUNK = 8192  # rows that are changed at a time, on CPU; of vectors added four times as many
+
+
+@dataclasses.dataclass(frozen=True)
+class ByRow:
+    """A `Form`. width: of a stored row, at least `dim`."""
+
+    dim: int
+    width: int
+
+    @property
+    def unit(self) -> int:
+        return 1
+
+    @property
+    def buffer_unit(self) -> int:
+        return SUBLANES
+
+    def length(self, count: int) -> int:
+        return count
+
+    def zeros(self, count: int, dtype: Any) -> jax.Array:
+        return jnp.zeros((count, self.dim), dtype)
+
+    def view(self, stored: jax.Array) -> jax.Array:
+        return stored.reshape(-1, self.width)
+
+    def take(
+        self, source: jax.Array, index: jax.Array, scale: jax.Array | None = None
+    ) -> jax.Array:
+        return scaled(of_numbers(source, index)[:, : self.dim], scale)
+
+    def add(
+        self,
+        block: jax.Array,
+        at: jax.Array,
+        source: jax.Array,
+        index: jax.Array | None = None,
+        *,
+        scale: jax.Array | None = None,
+        rising: bool = False,
+    ) -> jax.Array:
+        if index is None:
+            added = scaled(source, scale)
+            return block.at[at].add(added, mode="drop", indices_are_sorted=rising)
+
+        def add(is_sorted: bool, block: Any, at: Any, index: Any, scale: Any) -> jax.Array:
+            added = self.take(source, index, scale)
+            return block.at[at].add(added, mode="drop", indices_are_sorted=is_sorted)
+
+        # On CPU a chunk at a time, whose vectors stay in the cache until they are added.
+        by_chunk = functools.partial(
+            _over_overlapping_chunks,
+            functools.partial(add, False),
+            size=4 * CHUNK,
+            count=at.shape[0],
+        )
+        return jax.lax.platform_dependent(
+            block, at, index, scale, cpu=by_chunk, default=functools.partial(add, rising)
+        )
+
+    def of_examples(self, vectors: jax.Array) -> jax.Array:
+        return vectors.reshape(-1, self.dim)
+
+    def to_examples(self, block: jax.Array, examples: int, places: int) -> jax.Array:
+        return block.reshape(examples, places, self.dim)
+
+    def change(self, arrays: Any, row: jax.Array, sums: jax.Array, change: Change) -> Any:
+        def at_once(arrays: Any, row: jax.Array, sums: jax.Array) -> Any:
+            return self._change_rows(arrays, row, sums, change)
+
+        def by_chunk(arrays: Any, row: jax.Array, sums: jax.Array) -> Any:
+            count = jnp.sum(row != PAD, dtype=jnp.int32)
+            return _over_overlapping_chunks(at_once, arrays, row, sums, size=CHUNK, count=count)
+
+        # On CPU what PAD fills up would cost as much as rows do.
+        return jax.lax.platform_dependent(arrays, row, sums, cpu=by_chunk, default=at_once)
+
+    def _change_rows(self, arrays: Any, row: jax.Array, sums: jax.Array, change: Change) -> Any:
+        found = jax.tree.map(lambda a: of_numbers(self._rows(a), row), arrays)
+        changes = change(jax.tree.map(self._short, found), sums, row)
+
+        def write(array: jax.Array, found: jax.Array, change: jax.Array) -> jax.Array:
+            new = found + self._padded(change)
+            return self._rows(array).at[row].set(new, mode="drop").reshape(array.shape)
+
+        return jax.tree.map(write, arrays, found, changes)
+
+    def change_all(self, arrays: Any, sums: jax.Array, change: Change) -> Any:
+        seen = jax.tree.map(lambda a: self._short(self._rows(a)), arrays)
+        changes = change(seen, sums, jnp.arange(len(sums), dtype=jnp.int32))
+        return jax.tree.map(lambda a, c: a + self._padded(c).reshape(a.shape), arrays, changes)
+
+    def _rows(self, array: jax.Array) -> jax.Array:
+        return self.view(array) if array.ndim == 2 else array
+
+    def _short(self, rows: jax.Array) -> jax.Array:
+        return rows[:, : self.dim] if rows.ndim == 2 else rows
+
+    def _padded(self, change: jax.Array) -> jax.Array:
+        if change.ndim == 1 or self.width == self.dim:
+            return change
+        return jnp.pad(change, ((0, 0), (0, self.width - self.dim)))
+
+
+def _over_overlapping_chunks(
+    body: Callable[..., Any], carry: Any, at: jax.Array, *arrays: Any, size: int, count: Any
+) -> Any:
+    """carry = body(carry, *chunks of `at` i32[m] and of the arrays [m, ...]) up to the chunk of the
+    last of `count`. The arrays are too large to be filled up: the last chunk reaches back into the
+    one before it, with PAD for `at` there."""
+    if not at.shape[0]:
+        return carry
+    size = min(size, at.shape[0])
+
+    def of_chunk(i: jax.Array, carry: Any) -> Any:
+        first = jnp.minimum(i * size, at.shape[0] - size)
+        here, *given = jax.tree.map(
+            lambda a: jax.lax.dynamic_slice_in_dim(a, first, size), (at, *arrays)
+        )
+        is_done = first + jnp.arange(size, dtype=jnp.int32) < i * size
+        return body(carry, jnp.where(is_done, PAD, here), *given)
+
+    return jax.lax.fori_loop(0, (count + size - 1) // size, of_chunk, carry)
