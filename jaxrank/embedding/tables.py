@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jaxrank import mesh as meshes
+from jaxrank.apart import apart
 from jaxrank.embedding.blocks import Form, up_to
 from jaxrank.embedding.by_line import ByLine
 from jaxrank.embedding.by_row import ByRow
@@ -222,10 +223,15 @@ class Embedding:
         """i32[m]: where each id lies in the whole split array; PAD for replicated rows."""
         split = self.parts[stack.name].split
         assert split is not None
-        if stack.replicated:
-            is_split = (ids >= stack.replicated) & (ids != PAD)
-            ids = jnp.where(is_split, ids - stack.replicated, PAD)
-        return split.position(ids)
+
+        def position(ids: jax.Array) -> jax.Array:
+            if stack.replicated:
+                is_split = (ids >= stack.replicated) & (ids != PAD)
+                ids = jnp.where(is_split, ids - stack.replicated, PAD)
+            return split.position(ids)
+
+        # Once: in every gather and scatter by it, XLA on CPU would make it again, number by number.
+        return apart(position, ids)
 
     def _key(self, stack: Stack, ids: jax.Array) -> jax.Array:
         """i32[m]: what `exchange` knows each id by."""
