@@ -2,6 +2,7 @@
 `embedding`.)"""
 
 import inspect
+import numbers
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -203,5 +204,7 @@ def _one_of(field: str, value: str, allowed: Any) -> None:
 
 
 def _at_least(field: str, value: float, least: int) -> None:
+    if not isinstance(value, numbers.Real):
+        raise InputError(f"{field} must be a number: got {value!r}.")
     if not value >= least:
         raise InputError(f"{field} must be at least {least}: got {value!r}.")
