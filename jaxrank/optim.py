@@ -5,7 +5,7 @@ import inspect
 import numbers
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import optax
@@ -14,6 +14,7 @@ from jaxrank import patterns
 from jaxrank.errors import InputError
 
 Schedule = Callable[[Any], Any]  # of an integer, traced or not, to a float
+Optimizer: TypeAlias = optax.GradientTransformation
 
 SCALINGS: Mapping[str, float] = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}
 DECAYS = ("constant", "linear", "cosine", "polynomial")
@@ -130,7 +131,7 @@ def dense_optimizer(
     weight_decay: float = 0.0,
     factors: Mapping[str, float] = MappingProxyType({}),
     **hyper: float,
-) -> optax.GradientTransformation:
+) -> Optimizer:
     """The optimizer called `name`; its step counters start at 0 and work inside `lax.scan`.
 
     In this order, for gradient g and parameter x, biases included:

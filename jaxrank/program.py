@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
@@ -226,7 +225,7 @@ def make_model(config: ConfigDict, schema: Schema) -> models.Model:
 class Optimizers(NamedTuple):
     """What `config.optim` says: of the dense parameters, and of the tables."""
 
-    dense: optax.GradientTransformation
+    dense: optim.Optimizer
     rate: optim.Schedule
     rule: embedding.Rule
     table_rate: optim.Schedule
