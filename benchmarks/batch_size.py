@@ -68,7 +68,7 @@ class Case(NamedTuple):
 
     @property
     def name(self) -> str:
-        parts = (str(x).replace(" ", "").replace("--config.", "") for x in self if x != "")
+        parts = ("".join(str(x).split()).replace("--config.", "") for x in self if x != "")
         return "-".join(parts).replace("/", "_")
 
 
@@ -131,11 +131,11 @@ class Runner:
         return self._losses([Case(*parts, seed) for seed in seeds])
 
     def first_losses(
-        self, optimizer: str, batch: int, rates: list[tuple[float, float]]
+        self, optimizer: str, batch: int, rates: list[tuple[float, float]], own: str
     ) -> list[float]:
         """The same of the first seed, by rates."""
         return self._losses(
-            [Case(optimizer, pair, batch, "none", 0.0, self._decay, "", 0) for pair in rates]
+            [Case(optimizer, pair, batch, "none", 0.0, self._decay, own, 0) for pair in rates]
         )
 
     def _losses(self, cases: list[Case]) -> list[float]:
@@ -174,7 +174,7 @@ class Runner:
 
 
 def best_rates(
-    runner: Runner, optimizer: str, batch: int, best: tuple[float, float]
+    runner: Runner, optimizer: str, batch: int, best: tuple[float, float], own: str
 ) -> tuple[float, float]:
     """Climbs on a grid of half decades until no neighbour, along an axis or across, is better; then
     takes the smallest rates that are near the best: those at the edge of what is stable are no
@@ -183,7 +183,7 @@ def best_rates(
     while True:
         around = itertools.product(*([_half_decades(x, n) for n in (-1, 0, 1)] for x in best))
         new = [pair for pair in around if pair not in found]
-        found |= dict(zip(new, runner.first_losses(optimizer, batch, new), strict=True))
+        found |= dict(zip(new, runner.first_losses(optimizer, batch, new, own), strict=True))
         before, best = best, min(found, key=lambda pair: found[pair])
         if best == before:
             near = [pair for pair in found if found[pair] < found[best] * (1 + NEAR)]
@@ -223,7 +223,7 @@ def main() -> None:
     for optimizer in args.optimizers:
         (_, dense), (_, tables) = OPTIMIZERS[optimizer]
         rates = args.rates and tuple(args.rates)
-        rates = rates or best_rates(runner, optimizer, BASE, (dense, tables))
+        rates = rates or best_rates(runner, optimizer, BASE, (dense, tables), args.own_base)
         there = tuple(args.rates_base or rates)
         base = runner.losses(optimizer, there, BASE, own=args.own_base, seeds=seeds)
         print(f"{optimizer}: rates {there} at {BASE}: logloss {statistics.mean(base):.5f}")
@@ -231,8 +231,8 @@ def main() -> None:
             found = runner.losses(optimizer, rates, batch, rule, warmup, args.own, seeds=seeds)
             told(f"{optimizer}, batch {batch:,}, {rule}, warm-up {warmup:.0%}", found, base)
         for batch in args.tune:
-            tuned = best_rates(runner, optimizer, batch, rates)
-            found = runner.losses(optimizer, tuned, batch, seeds=seeds)
+            tuned = best_rates(runner, optimizer, batch, rates, args.own)
+            found = runner.losses(optimizer, tuned, batch, own=args.own, seeds=seeds)
             told(f"{optimizer}, batch {batch:,}, rates {tuned} chosen there", found, base)
 
 

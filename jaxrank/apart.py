@@ -10,9 +10,10 @@ def apart(function: Callable[..., jax.Array], *operands: jax.Array) -> jax.Array
     """function(*operands), on CPU in a branch of its own, which is always taken.
 
     XLA on CPU fuses a gather with the arithmetic behind it, in loops of single numbers that take
-    twice as long, and takes a transpose into a product that it has no fast form of. It fuses
-    nothing across a branch; `optimization_barrier` alone is removed before it fuses. Not for a
-    `shard_map` that checks what varies over its mesh.
+    twice as long; computes an index anew in every gather and scatter by it; and takes a transpose
+    into a product that it has no fast form of. It fuses nothing across a branch;
+    `optimization_barrier` alone is removed before it fuses. Not for a `shard_map` that checks what
+    varies over its mesh.
     """
     return jax.lax.platform_dependent(*operands, cpu=_branch(function), default=function)
 

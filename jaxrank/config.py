@@ -8,7 +8,6 @@ import ast
 import difflib
 import importlib.util
 import json
-import math
 import os
 import sys
 from collections.abc import Mapping
@@ -201,7 +200,7 @@ def _check_finite(config: ConfigDict, prefix: str) -> None:
     for name, value in config.items():
         if isinstance(value, ConfigDict):
             _check_finite(value, f"{prefix}{name}.")
-        elif isinstance(value, float) and not math.isfinite(value):
+        elif isinstance(value, int | float) and not abs(value) <= sys.float_info.max:
             raise InputError(f"{prefix}{name} must be a finite number: found {value!r}.")
 
 
@@ -232,8 +231,8 @@ def check(config: ConfigDict) -> None:
 
 
 def set_by_name(config: ConfigDict, path: str, value: str) -> bool:
-    """Sets the field `path`, where its section takes fields of any name, to what the text `value`
-    is as a Python literal; gives False where its fields are those of `default`.
+    """Sets the field `path`, where its section takes fields of any name, to the number or the
+    text that `value` is as a Python literal; gives False where its fields are those of `default`.
 
     Raises:
         InputError: there is no field `path`, `a.b[0].c`; names the nearest there is.
@@ -253,11 +252,12 @@ def set_by_name(config: ConfigDict, path: str, value: str) -> bool:
     return False
 
 
-def _literal(text: str) -> Any:
+def _literal(text: str) -> float | str:
     try:
-        return ast.literal_eval(text)
-    except (SyntaxError, ValueError):
+        found = ast.literal_eval(text)
+    except (SyntaxError, TypeError, ValueError, MemoryError, RecursionError):
         return text
+    return found if isinstance(found, int | float | str) else text
 
 
 def _no_such_field(where: str, name: str, fields: list[str]) -> InputError:

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from sharded import set_chunk
 
-from jaxrank.embedding import by_line, by_row
 from jaxrank.embedding.by_line import ByLine
 from jaxrank.embedding.by_row import ByRow
 from jaxrank.embedding.storage import padded_width
@@ -23,8 +23,7 @@ SHAPES = [
 @pytest.fixture(params=SHAPES, ids=lambda s: f"{s[0].__name__}-{s[1]}-{s[2]}")
 def form(request, monkeypatch):
     kind, dim, chunk = request.param
-    for form in (by_line, by_row):
-        monkeypatch.setattr(form, "CHUNK", chunk)
+    set_chunk(monkeypatch, chunk)
     return kind(dim, padded_width(dim))
 
 

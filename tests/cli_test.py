@@ -187,6 +187,18 @@ def test_no_other_section_gets_a_field_by_an_override(override, field):
         cli._config(TINY, [f"--config.{override}"])
 
 
+@pytest.mark.parametrize("value", ["{[]:1}", "{1}", "b'x'", "(" * 3000, "[1", ""])
+def test_what_is_no_number_is_taken_as_text(value):
+    config = cli._config(TINY, [f"--config.embedding.dims.c*={value}"])
+    assert dict(config.embedding.dims) == {"c*": value}
+
+
+@pytest.mark.parametrize("value", ["1e400", "-1" + "0" * 400])
+def test_a_number_beyond_floating_point_is_refused(value):
+    with pytest.raises(InputError, match=r"optim.dense.factors.a must be a finite number"):
+        cli._config(TINY, [f"--config.optim.dense.factors.a={value}"])
+
+
 def test_an_override_of_a_list_element_and_of_an_unset_field_is_taken():
     overrides = ["--config.features.ids[0].rows=77", "--config.num_epochs", "1.5"]
     config = cli._config(TINY, overrides)

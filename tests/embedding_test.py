@@ -4,10 +4,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from sharded import by_table, logical, lookup, new_tables, on, update
+from sharded import by_table, logical, lookup, new_tables, on, set_chunk, update
 
 from jaxrank import mesh as meshes
-from jaxrank.embedding import RULES, by_line, by_row, duplicates, make_rule
+from jaxrank.embedding import RULES, duplicates, make_rule
 from jaxrank.embedding.by_row import ByRow
 from jaxrank.embedding.per_id import PerId
 from jaxrank.errors import InputError
@@ -72,8 +72,7 @@ def test_lookup_equals_plain_loops_over_logical_rows(dims, hot, devices, replica
 @pytest.mark.parametrize("hot", ["hot", "mixed", "whole"])
 def test_lookup_is_the_same_to_the_bit_on_any_mesh_and_under_any_placement(hot, monkeypatch):
     """Of lists of many ids, which add up to other bits in another order."""
-    for form in (by_line, by_row):
-        monkeypatch.setattr(form, "CHUNK", 8)
+    set_chunk(monkeypatch, 8)
     found = []
     for placement, devices in (("split", 1), (hot, 1), (hot, 2)):
         embedding = make(devices=devices, hot=placement)
@@ -264,8 +263,7 @@ def test_update_is_the_same_on_any_mesh_and_under_any_placement(
     hot, rule, devices, replicas, room, platform, monkeypatch
 ):
     """Against one device with all rows split, which other tests compare with plain loops."""
-    for form in (by_line, by_row):
-        monkeypatch.setattr(form, "CHUNK", 32)
+    set_chunk(monkeypatch, 32)
     plain = make(rule=rule)
     batch = examples.random_batch(plain.layout, 32)
     grads = random_grads(plain, new_tables(plain), batch)

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sharded import by_table, logical, lookup, new_tables, on, update
+from sharded import by_table, logical, lookup, new_tables, on, set_chunk, update
 
 from jaxrank import mesh as meshes
-from jaxrank.embedding import by_line, by_row, make_rule
+from jaxrank.embedding import make_rule
 from jaxrank.features import (
     PAD,
     Batch,
@@ -92,8 +92,7 @@ def test_lookup_is_exact_and_update_is_the_dense_one(case, seed, kind):
     [(CASES[0], "gpu"), (CASES[0], "tpu"), (CASES[1], "tpu"), (CASES[3], "tpu")],
 )
 def test_the_ways_of_other_platforms_are_right(case, platform, kind, monkeypatch):
-    for form in (by_line, by_row):
-        monkeypatch.setattr(form, "CHUNK", 64)
+    set_chunk(monkeypatch, 64)
     check(case, 5, kind, 64, platform)
 
 

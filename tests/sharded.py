@@ -9,7 +9,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxrank import mesh as meshes
-from jaxrank.embedding import Embedding, logical_rows
+from jaxrank.embedding import Embedding, by_line, by_row, logical_rows
 
 # Compiled once for each embedding; it is kept with it, so that its id stays its own.
 _COMPILED: dict = {}
@@ -19,6 +19,12 @@ _COMPILED: dict = {}
 def on(platform):
     """`Embedding` in the way of a platform, whatever the devices of its mesh are."""
     return type(f"On{platform}", (Embedding,), {"platform": platform})
+
+
+def set_chunk(monkeypatch, count):
+    """Both forms of blocks move so many vectors at a time."""
+    for form in (by_line, by_row):
+        monkeypatch.setattr(form, "CHUNK", count)
 
 
 def on_mesh(embedding, function, in_specs, out_specs):

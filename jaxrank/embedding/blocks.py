@@ -99,13 +99,9 @@ def up_to(count: int, unit: int) -> int:
     return -(-count // unit) * unit
 
 
-def of_numbers(array: jax.Array, row: jax.Array) -> jax.Array:
+def gathered(array: jax.Array, row: jax.Array) -> jax.Array:
     """f[k, ...]: what is at i32[k] along the first axis; zero for PAD."""
-    return apart(_gathered, array, row)
-
-
-def _gathered(array: jax.Array, row: jax.Array) -> jax.Array:
-    return array.at[row].get(mode="fill", fill_value=0)
+    return apart(lambda array, row: array.at[row].get(mode="fill", fill_value=0), array, row)
 
 
 def scaled(vectors: jax.Array, scale: jax.Array | None) -> jax.Array:

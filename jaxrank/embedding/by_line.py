@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrank.embedding.blocks import SUBLANES, Change, of_numbers, scaled, up_to
+from jaxrank.embedding.blocks import SUBLANES, Change, gathered, scaled, up_to
 from jaxrank.embedding.storage import LANES
 from jaxrank.features import PAD
 
@@ -110,7 +110,7 @@ class ByLine:
     def _rows(self, array: jax.Array, row: jax.Array) -> jax.Array:
         """f[k, dim] or f[k], of a few rows."""
         if array.ndim == 1:
-            return of_numbers(array, row)
+            return gathered(array, row)
         return self._everywhere(array, row).reshape(row.shape[0], -1)[:, : self.dim]
 
     def _add_rows(self, array: jax.Array, row: jax.Array, change: jax.Array) -> jax.Array:

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrank.embedding.blocks import SUBLANES, Change, of_numbers, scaled
+from jaxrank.embedding.blocks import SUBLANES, Change, gathered, scaled
 from jaxrank.features import PAD
 
 CHUNK = 8192  # rows that are changed at a time, on CPU; of vectors added four times as many
@@ -46,7 +46,7 @@ class ByRow:
     def take(
         self, source: jax.Array, index: jax.Array, scale: jax.Array | None = None
     ) -> jax.Array:
-        return scaled(of_numbers(source, index)[:, : self.dim], scale)
+        return scaled(gathered(source, index)[:, : self.dim], scale)
 
     def add(
         self,
@@ -95,7 +95,7 @@ class ByRow:
         return jax.lax.platform_dependent(arrays, row, sums, cpu=by_chunk, default=at_once)
 
     def _change_rows(self, arrays: Any, row: jax.Array, sums: jax.Array, change: Change) -> Any:
-        found = jax.tree.map(lambda a: of_numbers(self._rows(a), row), arrays)
+        found = jax.tree.map(lambda a: gathered(self._rows(a), row), arrays)
         changes = change(jax.tree.map(self._short, found), sums, row)
 
         def write(array: jax.Array, found: jax.Array, change: jax.Array) -> jax.Array:

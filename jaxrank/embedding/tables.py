@@ -230,7 +230,6 @@ class Embedding:
                 ids = jnp.where(is_split, ids - stack.replicated, PAD)
             return split.position(ids)
 
-        # Once: in every gather and scatter by it, XLA on CPU would make it again, number by number.
         return apart(position, ids)
 
     def _key(self, stack: Stack, ids: jax.Array) -> jax.Array:
