@@ -1,4 +1,5 @@
-"""Devices of TPU slices that are not here, for which the TPU compiler of libtpu compiles."""
+"""Devices of TPU slices and GPUs that are not here, for which their compilers compile: that of
+libtpu, and that of JAX's plugin for CUDA."""
 
 import importlib.util
 import os
@@ -15,14 +16,34 @@ _NO_MACHINE = {
     "TPU_WORKER_HOSTNAMES": "localhost",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
+_PER_MACHINE = 8  # GPUs
+_PLUGINS = ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12")
+# What XLA asks a GPU for where one is: sizes in bytes, counts of one multiprocessor.
+_GPUS = {
+    "a100": dict(sm=8, cores=108, clock=1.41, memory=2039, l2=40, shared=164),
+    "h100": dict(sm=9, cores=132, clock=1.98, memory=3352, l2=50, shared=228),
+    "h200": dict(sm=9, cores=132, clock=1.98, memory=4800, l2=50, shared=228),
+}
 
 
 def devices(topology: Topology) -> list[Any]:
     """The devices of a slice, in the order in which JAX has them there; nothing can run on them.
 
     Raises:
-        InputError: there is no TPU compiler here, or no such slice.
+        InputError: the compiler is not here, or there is no such slice.
     """
+    make = _gpus if topology.is_gpu else _tpus
+    try:
+        found = make(topology)
+    except jax.errors.JaxRuntimeError as error:
+        raise InputError(
+            f"--topology: {topology.name} must be a slice that can be had: {str(error)[:300]}"
+        ) from error
+    assert len(found) == topology.devices, (topology, found)
+    return found
+
+
+def _tpus(topology: Topology) -> list[Any]:
     if importlib.util.find_spec("libtpu") is None:
         raise InputError(
             "the TPU compiler must be installed: found no libtpu. Install jaxrank's extra `tpu`, on"
@@ -31,21 +52,78 @@ def devices(topology: Topology) -> list[Any]:
     from jax.experimental import topologies
 
     os.environ |= _NO_MACHINE
-    # What runs here besides is on the CPU, also where a TPU is.
-    jax.config.update("jax_platforms", "cpu")
+    _run_on_cpu()
     options: dict[str, Any] = {}
     if GENERATIONS[topology.generation].cores_per_device > 1:
         options["chip_config_name"] = "megacore"
     if topology.chips == 1:
         options["chips_per_host_bounds"] = (1, 1, 1)
-    try:
-        found = topologies.get_topology_desc(_shape(topology), "tpu", **options)
-    except jax.errors.JaxRuntimeError as error:
+    return topologies.get_topology_desc(_shape(topology), "tpu", **options).devices
+
+
+def _gpus(topology: Topology) -> list[Any]:
+    if not any(_is_installed(name) for name in _PLUGINS):
         raise InputError(
-            f"--topology: {topology.name} must be a slice that can be had: {str(error)[:300]}"
-        ) from error
-    assert len(found.devices) == topology.devices, (topology, found.devices)
-    return found.devices
+            "the GPU compiler must be installed: found no JAX plugin for CUDA. Install jaxrank's"
+            " extra `gpu-compiler` or `cuda`, on Linux."
+        )
+    from jax.experimental import topologies
+
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # it warns that no GPU is here
+    _run_on_cpu()
+    machines = -(-topology.devices // _PER_MACHINE)
+    if machines * min(topology.devices, _PER_MACHINE) != topology.devices:
+        raise InputError(
+            f"--topology: GPUs must be up to {_PER_MACHINE}, or a multiple of {_PER_MACHINE}: found"
+            f" {topology.name}."
+        )
+    shape = f"1x{machines}x{topology.devices // machines}"
+    return topologies.get_topology_desc(
+        platform="cuda", topology=shape, target_config=_target(topology)
+    ).devices
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # nor is there any other plugin
+        return False
+
+
+def _run_on_cpu() -> None:
+    """What runs here besides, also where an accelerator is."""
+    jax.config.update("jax_platforms", "cpu")
+
+
+def _target(topology: Topology) -> str:
+    """What XLA takes for the GPU that it compiles for: text of its GpuTargetConfigProto."""
+    gpu, kib = _GPUS[topology.generation], 2**10
+    return f"""
+gpu_device_info {{
+  threads_per_block_limit: 1024
+  threads_per_warp: 32
+  shared_memory_per_block: {48 * kib}
+  shared_memory_per_core: {gpu["shared"] * kib}
+  shared_memory_per_block_optin: {(gpu["shared"] - 1) * kib}
+  threads_per_core_limit: 2048
+  core_count: {gpu["cores"]}
+  fpus_per_core: {64 * (gpu["sm"] - 7)}
+  block_dim_limit_x: {2**31 - 1}
+  block_dim_limit_y: {2**16 - 1}
+  block_dim_limit_z: {2**16 - 1}
+  memory_bandwidth: {gpu["memory"] * 10**9}
+  l2_cache_size: {gpu["l2"] * kib**2}
+  clock_rate_ghz: {gpu["clock"]}
+  device_memory_size: {topology.hbm_bytes}
+  cuda_compute_capability {{ major: {gpu["sm"]} }}
+  registers_per_core_limit: {2**16}
+  registers_per_block_limit: {2**16}
+}}
+platform_name: "CUDA"
+dnn_version_info {{ major: 9 minor: 7 }}
+runtime_version {{ major: 12 minor: 8 }}
+device_description_str: "{topology.generation.upper()}"
+"""
 
 
 def _shape(topology: Topology) -> str:

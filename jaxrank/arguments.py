@@ -188,7 +188,9 @@ def _predict(sub: argparse.ArgumentParser) -> None:
 def _plan(sub: argparse.ArgumentParser) -> None:
     _add_config(sub)
     sub.add_argument("--devices", type=int, metavar="N", help="of the machine")
-    sub.add_argument("--topology", default="", metavar="NAME", help="a TPU slice, as v3-32")
+    sub.add_argument(
+        "--topology", default="", metavar="NAME", help="a TPU slice or GPUs, as v3-32 or h200-8"
+    )
     sub.add_argument(
         "--memory",
         default="",
@@ -217,7 +219,10 @@ def _add_data_of_run(sub: argparse.ArgumentParser) -> None:
 def _compile(sub: argparse.ArgumentParser) -> None:
     _add_config(sub)
     sub.add_argument(
-        "--topology", required=True, metavar="NAMES", help="TPU slices, as v3-8,v3-32,v5e-16"
+        "--topology",
+        required=True,
+        metavar="NAMES",
+        help="TPU slices, as v3-8,v3-32,v5e-16, or GPUs, as h100-8,h200-1",
     )
     sub.add_argument(
         "--scaling",

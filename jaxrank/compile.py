@@ -1,4 +1,5 @@
-"""The programs of a config compiled for TPU slices that are not here, and what they take there."""
+"""The programs of a config compiled for TPU slices and GPUs that are not here, and what they take
+there."""
 
 import math
 import re
@@ -18,7 +19,7 @@ from jaxrank.program import BatchShape, Program, check_batch, make_trainee
 from jaxrank.scaling import StepTime, grown, step_time
 from jaxrank.step import weights_of
 from jaxrank.timetable import make_plan
-from jaxrank.topology import GENERATIONS, Topology, topology
+from jaxrank.topology import Topology, topology
 
 Report = Callable[[str], None]
 
@@ -39,7 +40,7 @@ class Compiled(NamedTuple):
     temporaries_bytes: of the training step.
     evaluation_bytes: temporaries of a step of evaluation.
     collectives: sent by kind, of one step; see `compiled.collective_bytes`.
-    flops: floating point operations of one step.
+    flops: floating point operations of one step; 0 where the compiler does not say, as of GPUs.
     tables_aliased: tables are updated in place, and nothing makes another array of their size.
     compile_seconds: of the training step.
     refused: what the compiler said where it refused; else empty.
@@ -69,7 +70,7 @@ def compile_for(
     """Compiles training and evaluation for one slice after another.
 
     Args:
-        names: of slices, as "v3-32".
+        names: of slices, as "v3-32", and of GPUs, as "h200-8".
         workdir: of a run whose prepared data is read; may be empty, see `plan.open_data`.
         scaling: one of `scaling.GROWTH`, to tell the time of a step by the model there; in weak
             scaling `config.batch_size` is that of the slice with the fewest devices.
@@ -77,13 +78,15 @@ def compile_for(
 
     Raises:
         InputError: a name or a field of the config that cannot be, no data, no compiler, or
-            `scaling` over different generations.
+            `scaling` over different generations or GPUs.
     """
     slices = [topology(name) for name in names]
     if scaling and len({one.generation for one in slices}) > 1:
         raise InputError(
             f"--scaling holds slices of one generation against each other: found {', '.join(names)}"
         )
+    if scaling and slices[0].is_gpu:
+        raise InputError(f"--scaling is a model of TPUs: found {', '.join(names)}")
     replicas = config.mesh.replicas
     there = [meshes.mesh_of(absent.devices(one), replicas) for one in slices]
     data = plan.open_data(config, workdir, report)
@@ -122,11 +125,10 @@ def _compiled(
     evaluation, waiting = _evaluation(config, program)
     batches = (2 + AHEAD) * call
     used = state + max(batches + temporaries, batches - call + waiting + evaluation)
-    usable = GENERATIONS[one.generation].usable_bytes
     found = Compiled(
         topology=one,
-        fits=not refused and used <= usable,
-        usable_bytes=usable,
+        fits=not refused and used <= one.usable_bytes,
+        usable_bytes=one.usable_bytes,
         used_bytes=used,
         tables_bytes=tables,
         state_bytes=state,
@@ -134,7 +136,7 @@ def _compiled(
         temporaries_bytes=temporaries,
         evaluation_bytes=evaluation,
         collectives=compiled.collective_bytes(text),
-        flops=step.cost_analysis()["flops"] if step else 0.0,
+        flops=_flops(step) if step else 0.0,
         tables_aliased=bool(step) and _in_place(program, step, tables),
         compile_seconds=seconds,
         refused=refused,
@@ -163,6 +165,10 @@ def _evaluation(config: ConfigDict, program: Program) -> tuple[int, int]:
     waiting = _on_device(batch, jax.tree.map(lambda _: meshes.by_example(program.mesh), batch))
     temporaries = _attempt(program.predict, weights_of(program.state_shape), batch)[2]
     return temporaries, (2 + AHEAD) * waiting
+
+
+def _flops(step: Any) -> float:
+    return (step.cost_analysis() or {"flops": 0.0})["flops"]
 
 
 def _attempt(function: Any, *shapes: Any) -> tuple[Any, str, int]:
@@ -207,5 +213,7 @@ def check_names(text: str) -> list[str]:
     """
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
-        raise InputError(f"--topology must name a TPU slice, as v3-32: found {text!r}.")
+        raise InputError(
+            f"--topology must name a TPU slice, as v3-32, or GPUs, as h200-8: found {text!r}."
+        )
     return names

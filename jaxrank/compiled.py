@@ -44,8 +44,10 @@ def results(text: str) -> Iterator[Result]:
         match = re.search(r"= (.+?) ([a-z][\w-]*)\(", line)
         if not match:
             continue
+        # What begins an exchange may hand on what is sent, in front of what will be received.
+        made = re.sub(r"^\(\(.*?\), ", "(", match[1])
         sizes, total = [0], 0
-        for dtype, dims in re.findall(r"\b([a-z]\w*)\[([\d,]*)\]", match[1]):
+        for dtype, dims in re.findall(r"\b([a-z]\w*)\[([\d,]*)\]", made):
             sizes.append(math.prod(int(d) for d in dims.split(",") if d))
             total += sizes[-1] * bits_of(dtype) // 8
         yield Result(match[2], max(sizes), total, line.strip())

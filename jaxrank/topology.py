@@ -1,5 +1,7 @@
-"""TPU slices by the names that users know them by, and sizes of memory as people write them."""
+"""TPU slices and GPUs by the names that users know them by, and sizes of memory as people write
+them."""
 
+import os
 import re
 from typing import NamedTuple
 
@@ -9,13 +11,13 @@ _GIB = 2**30
 
 
 class Generation(NamedTuple):
-    """A generation of TPUs.
+    """A generation of TPUs or of GPUs.
 
     numbers_cores: whether the number in the name of a slice counts cores; else it counts chips.
     cores_per_device: 2 where both cores of a chip are one device.
     hbm_bytes: memory of one device.
-    usable_bytes: of it, what the compiler gives to a program.
-    axes: of the network between chips, a torus or a mesh of 2 or 3 dimensions.
+    usable_bytes: of it, what the compiler gives to a program; of a GPU see `Topology`.
+    axes: of the network between TPU chips, a torus or a mesh of 2 or 3 dimensions; 0 of GPUs.
     """
 
     numbers_cores: bool
@@ -33,7 +35,11 @@ GENERATIONS = {
     "v5e": Generation(False, 1, 16 * _GIB, int(15.75 * _GIB), 2),
     "v5p": Generation(True, 2, 95 * _GIB, 95 * _GIB, 3),
     "v6e": Generation(False, 1, 32 * _GIB, int(31.25 * _GIB), 2),
+    "a100": Generation(False, 1, 79 * _GIB, 79 * _GIB, 0),
+    "h100": Generation(False, 1, 79 * _GIB, 79 * _GIB, 0),
+    "h200": Generation(False, 1, 139 * _GIB, 139 * _GIB, 0),
 }
+_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 _ALIASES = {"v5litepod": "v5e"}
 
 _BINARY = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
@@ -42,9 +48,9 @@ _UNITS = {"": 1, "B": 1} | _BINARY | _DECIMAL
 
 
 class Topology(NamedTuple):
-    """A TPU slice.
+    """A TPU slice, or GPUs of one kind, eight to a machine.
 
-    name: such as "v3-32".
+    name: such as "v3-32" or "h200-8".
     generation: a key of `GENERATIONS`.
     devices: that JAX sees in it.
     chips: of which v2 and v3 have two devices each.
@@ -61,10 +67,36 @@ class Topology(NamedTuple):
     def cores(self) -> int:
         return self.devices * GENERATIONS[self.generation].cores_per_device
 
+    @property
+    def is_gpu(self) -> bool:
+        return not GENERATIONS[self.generation].axes
+
+    @property
+    def usable_bytes(self) -> int:
+        """Of a device, for a program. Of a GPU it is what JAX takes when it starts, three quarters
+        or what XLA_PYTHON_CLIENT_MEM_FRACTION says.
+
+        Raises:
+            InputError: that says no fraction.
+        """
+        usable = GENERATIONS[self.generation].usable_bytes
+        return int(_fraction() * usable) if self.is_gpu else usable
+
+
+def _fraction() -> float:
+    text = os.environ.get(_FRACTION, "0.75")
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not 0 < found <= 1:
+        raise InputError(f"{_FRACTION} must be a number above 0 and up to 1: found {text!r}.")
+    return found
+
 
 def topology(name: str) -> Topology:
     """The slice of that name: v3-32 has 32 cores, each a device; v4-128 has 128 cores, two to a
-    device; v5e-16 has 16 chips, each a device.
+    device; v5e-16 has 16 chips, each a device; h200-8 are 8 GPUs.
 
     Raises:
         InputError: no such generation, or a number that it cannot have.
@@ -73,7 +105,7 @@ def topology(name: str) -> Topology:
     found = _ALIASES.get(match[1], match[1]) if match else ""
     if match is None or found not in GENERATIONS:
         raise InputError(
-            "--topology must be a generation of TPUs, one of"
+            "--topology must be a generation of TPUs or of GPUs, one of"
             f" {', '.join(GENERATIONS)}, and a number, as in v3-32: found {name!r}."
         )
     generation, number = GENERATIONS[found], int(match[2])
@@ -90,7 +122,7 @@ def topology(name: str) -> Topology:
 
 
 def sides(topology: Topology) -> tuple[int, ...]:
-    """Chips along each axis, as even as powers of two can be.
+    """Chips of a TPU slice along each axis, as even as powers of two can be.
 
     Raises:
         InputError: the chips are no power of two.

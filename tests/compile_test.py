@@ -1,4 +1,4 @@
-"""`jaxrank compile` as a user meets it: the TPU compiler on slices that are not here."""
+"""`jaxrank compile` as a user meets it: the compilers for TPU slices and GPUs that are not here."""
 
 import json
 from pathlib import Path
@@ -93,8 +93,8 @@ def test_tables_that_are_too_large_are_refused_by_how_much(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("names", "text"),
     [
-        ("", "--topology must name a TPU slice, as v3-32: found ''"),
-        ("v9-8", "--topology must be a generation of TPUs.*found 'v9-8'"),
+        ("", "--topology must name a TPU slice, as v3-32, or GPUs, as h200-8: found ''"),
+        ("v9-8", "--topology must be a generation of TPUs or of GPUs.*found 'v9-8'"),
         ("v3-8,v3-24", "must be a power of two to be compiled for: found v3-24, of 12 chips"),
     ],
 )
@@ -115,6 +115,29 @@ def test_the_lack_of_the_compiler_is_told(monkeypatch, capsys):
     monkeypatch.setattr(absent.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"found no libtpu. Install jaxrank's extra `tpu`"):
         compile_all(capsys, "v3-8")
+    with pytest.raises(InputError, match=r"no JAX plugin for CUDA. Install.* `gpu-compiler`"):
+        compile_all(capsys, "h100-1")
+
+
+def test_scaling_is_of_tpus_only(capsys):
+    with pytest.raises(InputError, match="--scaling is a model of TPUs: found h100-8"):
+        compile_all(capsys, "h100-8", "--scaling=weak")
+
+
+def test_what_a_gpu_needs_is_told(capsys):
+    pytest.importorskip("jax_plugins.xla_cuda13", reason="needs the extra gpu-compiler")
+    (eight, one), err = compile_all(capsys, "h100-8,a100-1", *ROWS)
+    assert (eight["name"], eight["devices"], one["devices"]) == ("h100-8", 8, 1)
+    assert eight["fits"] is one["fits"] is True
+    assert eight["tables_aliased"] is one["tables_aliased"] is True
+    assert 1 <= one["tables_bytes"] / (LARGE * (8 + 1) * 4) < 1.01
+    assert 1 <= eight["tables_bytes"] * 8 / (LARGE * (8 + 1) * 4) < 1.01
+    assert set(eight["collectives"]) == {"all-to-all", "all-reduce"}
+    assert one["collectives"] == {}
+    (row,) = [line.split() for line in err.splitlines() if line.lstrip().startswith("a100-1 ")]
+    assert row[:3] == ["a100-1", "1", "yes"]
+    with pytest.raises(InputError, match="GPUs must be up to 8, or a multiple of 8: found h100-12"):
+        compile_all(capsys, "h100-12")
 
 
 def test_scaling_is_told_and_drawn(tmp_path, capsys):

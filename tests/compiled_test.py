@@ -1,37 +1,32 @@
-"""What the compiled step makes and sends, on CPU and on TPUs that are not there."""
-
-import os
+"""What the compiled step makes and sends, on CPU and on TPUs and GPUs that are not there."""
 
 import examples
 import jax
 import pytest
 import tiny
 
-from jaxrank import compiled
+from jaxrank import absent, compiled
 from jaxrank import mesh as meshes
 from jaxrank.features import Hot
 from jaxrank.program import BatchShape, Program, make_trainee
 from jaxrank.step import weights_of
+from jaxrank.topology import topology
 
-TPU_ENVIRONMENT = {
-    "TPU_SKIP_MDS_QUERY": "1",
-    "TPU_WORKER_HOSTNAMES": "localhost",
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # test workers compile at the same time
-}
 # Of the large table, on one device. A TPU copies small arrays whole to fast memory and back.
-ROWS = {"cpu": 25_000, "tpu": 50_000_000}
+ROWS = {"cpu": 25_000, "tpu": 50_000_000, "gpu": 50_000_000}
 
 
 def devices_of(target):
-    """The devices of "cpu:8" or of a TPU topology such as "v3:2x2"."""
-    platform, count = target.split(":")
+    """The devices of "cpu-8", of a TPU slice such as "v3-8", or of GPUs such as "h200-8"."""
+    platform, count = target.split("-")
     if platform == "cpu":
         return jax.devices()[: int(count)]
-    pytest.importorskip("libtpu", reason="the TPU compiler is for Linux on x86-64")
-    from jax.experimental import topologies
-
-    os.environ |= TPU_ENVIRONMENT
-    return topologies.get_topology_desc(topology_name=target, platform="tpu").devices
+    found = topology(target)
+    if found.is_gpu:
+        pytest.importorskip("jax_plugins.xla_cuda13", reason="needs the extra gpu-compiler")
+    else:
+        pytest.importorskip("libtpu", reason="the TPU compiler is for Linux on x86-64")
+    return absent.devices(found)
 
 
 def program_on(target, *, rule="rowwise_adagrad", scope="read", batch=8, replicas=1):
@@ -59,12 +54,17 @@ def compiled_step(target, **settings):
 
 
 STEPS = [
-    ("cpu:1", "rowwise_adagrad", 1),
-    ("cpu:1", "lazy_adam", 1),
-    ("cpu:8", "rowwise_adagrad", 1),
-    ("cpu:8", "ftrl", 2),
-    ("v3:2x2", "rowwise_adagrad", 1),
-    ("v5e:2x4", "lazy_adam", 2),
+    ("cpu-1", "rowwise_adagrad", 1),
+    ("cpu-1", "lazy_adam", 1),
+    ("cpu-8", "rowwise_adagrad", 1),
+    ("cpu-8", "ftrl", 2),
+    ("v3-8", "rowwise_adagrad", 1),
+    ("v5e-8", "lazy_adam", 2),
+    ("h200-1", "rowwise_adagrad", 1),
+    ("h200-1", "adagrad", 1),
+    ("h200-1", "lazy_adam", 1),
+    ("h200-1", "ftrl", 1),
+    ("a100-8", "adagrad", 2),
 ]
 
 
@@ -87,7 +87,7 @@ def _of_host(text):
     return [r.line for r in compiled.results(text) if r.opcode in waits or "callback" in r.line]
 
 
-@pytest.mark.parametrize("target", ["cpu:1", "v3:2x2"])
+@pytest.mark.parametrize("target", ["cpu-1", "v3-8"])
 def test_a_callback_is_found_by_the_search_for_them(target):
     def told(x):
         jax.debug.callback(print, x[0])
@@ -98,7 +98,7 @@ def test_a_callback_is_found_by_the_search_for_them(target):
     assert _of_host(jax.jit(told).lower(x).compile().as_text())
 
 
-@pytest.mark.parametrize("target", ["cpu:8", "v3:2x2", "v5e:2x4"])
+@pytest.mark.parametrize("target", ["cpu-8", "v3-8", "v5e-8", "h200-1"])
 def test_scoring_makes_no_array_of_table_size(target):
     program, batch, share = program_on(target)
     one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
@@ -107,25 +107,30 @@ def test_scoring_makes_no_array_of_table_size(target):
 
 
 def test_a_dense_update_is_found_by_the_search_for_large_arrays():
-    step, share = compiled_step("cpu:8", scope="table")
+    step, share = compiled_step("cpu-8", scope="table")
     assert compiled.large_results(step.as_text(), share)
 
 
 def test_bytes_sent_by_a_core_do_not_grow_with_cores_at_a_fixed_batch_a_core():
     sent = {}
-    for target in ("v3:2x2", "v3:4x4"):
+    for target in ("v3-8", "v3-32"):
         step, _ = compiled_step(target, batch=64)
         sent[target] = compiled.collective_bytes(step.as_text())
-    assert set(sent["v3:2x2"]) == {"all-to-all", "all-reduce"}
+    assert set(sent["v3-8"]) == {"all-to-all", "all-reduce"}
     for kind in ("all-to-all", "all-reduce"):
-        assert 0.9 < sent["v3:4x4"][kind] / sent["v3:2x2"][kind] < 1.2
+        assert 0.9 < sent["v3-32"][kind] / sent["v3-8"][kind] < 1.2
 
 
 def test_text_is_read_as_opcodes_elements_and_bytes():
     text = """
     %a = f32[4,128]{1,0:T(8,128)} add(%x, %y)
     ROOT %b = (s32[10]{0}, bf16[2,3]{1,0}, pred[]) all-to-all(%a, %a), channel_id=1
+    %c = ((f32[8]{0}, s32[2]{0}), f32[8]{0}) all-reduce-start(%a), channel_id=2
     """
     found = [(r.opcode, r.elements, r.bytes) for r in compiled.results(text)]
-    assert found == [("add", 512, 2048), ("all-to-all", 10, 40 + 12 + 1)]
-    assert compiled.collective_bytes(text) == {"all-to-all": 53}
+    assert found == [
+        ("add", 512, 2048),
+        ("all-to-all", 10, 40 + 12 + 1),
+        ("all-reduce-start", 8, 32),
+    ]
+    assert compiled.collective_bytes(text) == {"all-to-all": 53, "all-reduce": 32}

@@ -304,9 +304,10 @@ def test_what_cannot_be_planned_is_refused(args, message):
         ("v5litepod-16", 16, 16),
         ("v5p-8", 4, 95),
         ("v6e-8", 8, 32),
+        ("h200-16", 16, 139),
     ],
 )
-def test_names_of_tpu_slices_say_how_many_devices_of_which_memory(name, devices, gibibytes):
+def test_names_of_slices_and_gpus_say_how_many_devices_of_which_memory(name, devices, gibibytes):
     found = topology.topology(name)
     assert (found.devices, found.hbm_bytes) == (devices, gibibytes * 2**30)
 
@@ -318,6 +319,19 @@ def test_a_number_that_no_slice_has_is_refused():
         topology.topology("v3-0")
     with pytest.raises(InputError, match="found 'v3'"):
         topology.topology("v3")
+
+
+def test_a_program_may_use_of_a_gpu_what_jax_takes_there(monkeypatch):
+    name = "XLA_PYTHON_CLIENT_MEM_FRACTION"
+    monkeypatch.delenv(name, raising=False)
+    assert topology.topology("h200-1").usable_bytes == 0.75 * 139 * 2**30
+    monkeypatch.setenv(name, "0.9")
+    assert topology.topology("h200-1").usable_bytes == int(0.9 * 139 * 2**30)
+    assert topology.topology("v5p-8").usable_bytes == 95 * 2**30
+    for wrong in ("", "much", "0", "1.5", "nan"):
+        monkeypatch.setenv(name, wrong)
+        with pytest.raises(InputError, match=f"{name} must be a number above 0.*{wrong!r}"):
+            topology.topology("a100-1").usable_bytes  # noqa: B018
 
 
 def test_sizes_of_memory_are_read_as_people_write_them():

@@ -84,17 +84,22 @@ class ByRow:
         return block.reshape(examples, places, self.dim)
 
     def change(self, arrays: Any, row: jax.Array, sums: jax.Array, change: Change) -> Any:
-        def at_once(arrays: Any, row: jax.Array, sums: jax.Array) -> Any:
-            return self._change_rows(arrays, row, sums, change)
-
         def by_chunk(arrays: Any, row: jax.Array, sums: jax.Array) -> Any:
+            def set_rows(arrays: Any, row: jax.Array, sums: jax.Array) -> Any:
+                return self._set_rows(arrays, row, sums, change)
+
             count = jnp.sum(row != PAD, dtype=jnp.int32)
-            return _over_overlapping_chunks(at_once, arrays, row, sums, size=CHUNK, count=count)
+            return _over_overlapping_chunks(set_rows, arrays, row, sums, size=CHUNK, count=count)
+
+        def at_once(arrays: Any, row: jax.Array, sums: jax.Array) -> Any:
+            return self._add_to_rows(arrays, row, sums, change)
 
         # On CPU what PAD fills up would cost as much as rows do.
         return jax.lax.platform_dependent(arrays, row, sums, cpu=by_chunk, default=at_once)
 
-    def _change_rows(self, arrays: Any, row: jax.Array, sums: jax.Array, change: Change) -> Any:
+    def _set_rows(self, arrays: Any, row: jax.Array, sums: jax.Array, change: Change) -> Any:
+        """With a scatter that adds, nothing in the program would say that an array is read before
+        it is written, and XLA on CPU would copy the whole of it in every step."""
         found = jax.tree.map(lambda a: gathered(self._rows(a), row), arrays)
         changes = change(jax.tree.map(self._short, found), sums, row)
 
@@ -103,6 +108,21 @@ class ByRow:
             return self._rows(array).at[row].set(new, mode="drop").reshape(array.shape)
 
         return jax.tree.map(write, arrays, found, changes)
+
+    def _add_to_rows(self, arrays: Any, row: jax.Array, sums: jax.Array, change: Change) -> Any:
+        """XLA on GPU would take what is read from an array into the scatter that changes it, and
+        so that scatter's array would have to be a copy of the whole."""
+        found = jax.tree.map(
+            lambda a: jax.lax.optimization_barrier(gathered(self._rows(a), row)), arrays
+        )
+        changes = change(jax.tree.map(self._short, found), sums, row)
+
+        def write(array: jax.Array, change: jax.Array) -> jax.Array:
+            to = self._rows(array).at[row]  # PAD occurs often, but is not written
+            new = to.add(self._padded(change), mode="drop", unique_indices=True)
+            return new.reshape(array.shape)
+
+        return jax.tree.map(write, arrays, changes)
 
     def change_all(self, arrays: Any, sums: jax.Array, change: Change) -> Any:
         seen = jax.tree.map(lambda a: self._short(self._rows(a)), arrays)
