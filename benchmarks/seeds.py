@@ -68,8 +68,8 @@ def metrics_of(found: dict[str, Any]) -> dict[str, float]:
 
 def told(name: str, scores: Scores, first: Scores | None) -> None:
     for metric, values in scores.items():
-        spread = statistics.stdev(values) if len(values) > 1 else float("nan")
-        line = f"{name}: {metric}: mean {statistics.mean(values):.5f}, deviation {spread:.5f}"
+        line = f"{name}: {metric}: mean {statistics.mean(values):.5f}"
+        line += f", deviation {statistics.stdev(values):.5f}" if len(values) > 1 else ""
         if first is not None and len(values) > 1:
             apart = [a - b for a, b in zip(values, first[metric], strict=True)]
             half = stats.t.ppf(0.975, len(apart) - 1) * statistics.stdev(apart) / len(apart) ** 0.5

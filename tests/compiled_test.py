@@ -126,11 +126,13 @@ def test_text_is_read_as_opcodes_elements_and_bytes():
     %a = f32[4,128]{1,0:T(8,128)} add(%x, %y)
     ROOT %b = (s32[10]{0}, bf16[2,3]{1,0}, pred[]) all-to-all(%a, %a), channel_id=1
     %c = ((f32[8]{0}, s32[2]{0}), f32[8]{0}) all-reduce-start(%a), channel_id=2
+    %d = ((f32[9,128]{1,0:T(8,128)}, s32[8]{0:T(1024)}), f32[8,128]{1,0}, u32[]) call-start(%a)
     """
     found = [(r.opcode, r.elements, r.bytes) for r in compiled.results(text)]
     assert found == [
         ("add", 512, 2048),
         ("all-to-all", 10, 40 + 12 + 1),
         ("all-reduce-start", 8, 32),
+        ("call-start", 1024, 4096 + 4),
     ]
     assert compiled.collective_bytes(text) == {"all-to-all": 53, "all-reduce": 32}
