@@ -265,7 +265,10 @@ def test_the_picture_is_a_png(capsys, tmp_path):
             "--replicas must divide the number of devices: found 3, 8 devices",
         ),
         (("--devices=8", "--memory=1GiB", "--batches=0"), "--batches must be at least 1: found 0"),
-        (("--topology=v9-8",), "one of v2, v3, v4, v5e, v5p, v6e, a100, h100, h200, and a number.*'v9-8'"),
+        (
+            ("--topology=v9-8",),
+            "one of v2, v3, v4, v5e, v5p, v6e, a100, h100, h200, and a number.*'v9-8'",
+        ),
         (
             ("--topology=v3-8", "--config.embedding.placement=row"),
             "embedding.placement must be one of auto, rows, replicated: found 'row'",
