@@ -18,6 +18,7 @@ from jaxrank.checkpoint import Checkpoints
 from jaxrank.data.prepare import prepare
 from jaxrank.errors import InputError, RunError, StoppedError
 from jaxrank.job import build
+from jaxrank.program import Program
 from jaxrank.step import weights_of
 from jaxrank.train import train
 from jaxrank.workdir import locked
@@ -76,6 +77,25 @@ def test_resumed_run_equals_the_uninterrupted_one_to_the_bit(store, finished, tm
     for kind in ("train", "valid"):
         resumed = without_speed(records(tmp_path, kind))
         assert resumed == without_speed(records(workdir, kind))
+
+
+def test_each_program_of_a_run_is_compiled_once_also_of_one_that_goes_on(
+    store, tmp_path, monkeypatch
+):
+    """Training, evaluations between, and those of the end."""
+    made, init = [], Program.__init__
+
+    def noted(program, *args):
+        init(program, *args)
+        made.append(program)
+
+    monkeypatch.setattr(Program, "__init__", noted)
+    run(store, tmp_path, num_steps=8)
+    train(on_store(store), tmp_path, report=nothing, allow_config_change=True)
+    assert len(made) == 2
+    for program in made:
+        assert program.train._cache_size() == 1
+        assert program.predict._cache_size() == 1
 
 
 def test_a_repeated_run_is_equal_to_the_bit(store, finished, tmp_path):
