@@ -18,11 +18,12 @@ _NO_MACHINE = {
 }
 _PER_MACHINE = 8  # GPUs
 _PLUGINS = ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12")
-# What XLA asks a GPU for where one is: sizes in bytes, counts of one multiprocessor.
+# What XLA asks a GPU for where one is. sms: multiprocessors, each of so many units for float32 and
+# so much shared memory, KiB; clock, GHz; memory, GB/s; l2, MiB.
 _GPUS = {
-    "a100": dict(sm=8, cores=108, clock=1.41, memory=2039, l2=40, shared=164),
-    "h100": dict(sm=9, cores=132, clock=1.98, memory=3352, l2=50, shared=228),
-    "h200": dict(sm=9, cores=132, clock=1.98, memory=4800, l2=50, shared=228),
+    "a100": dict(capability=8, sms=108, units=64, shared=164, clock=1.41, memory=2039, l2=40),
+    "h100": dict(capability=9, sms=132, units=128, shared=228, clock=1.98, memory=3352, l2=50),
+    "h200": dict(capability=9, sms=132, units=128, shared=228, clock=1.98, memory=4800, l2=50),
 }
 
 
@@ -106,8 +107,8 @@ gpu_device_info {{
   shared_memory_per_core: {gpu["shared"] * kib}
   shared_memory_per_block_optin: {(gpu["shared"] - 1) * kib}
   threads_per_core_limit: 2048
-  core_count: {gpu["cores"]}
-  fpus_per_core: {64 * (gpu["sm"] - 7)}
+  core_count: {gpu["sms"]}
+  fpus_per_core: {gpu["units"]}
   block_dim_limit_x: {2**31 - 1}
   block_dim_limit_y: {2**16 - 1}
   block_dim_limit_z: {2**16 - 1}
@@ -115,7 +116,7 @@ gpu_device_info {{
   l2_cache_size: {gpu["l2"] * kib**2}
   clock_rate_ghz: {gpu["clock"]}
   device_memory_size: {topology.hbm_bytes}
-  cuda_compute_capability {{ major: {gpu["sm"]} }}
+  cuda_compute_capability {{ major: {gpu["capability"]} }}
   registers_per_core_limit: {2**16}
   registers_per_block_limit: {2**16}
 }}

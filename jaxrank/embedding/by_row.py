@@ -1,9 +1,4 @@
-"""Blocks of CPU and GPU: f[k, dim].
-
-Tables are viewed as f[rows, width] for nothing. A row is written by a scatter that sets what was
-read plus the change: with a scatter that adds, nothing in the program says that an array is read
-before it is written, and XLA:CPU copies the whole of it in every step.
-"""
+"""Blocks of CPU and GPU: f[k, dim]. Tables are viewed as f[rows, width] for nothing."""
 
 import dataclasses
 import functools
