@@ -20,7 +20,7 @@ _COLUMNS = (
     ("temporaries", lambda c: format_bytes(c.temporaries_bytes)),
     ("evaluation", lambda c: format_bytes(c.evaluation_bytes)),
     ("sent a step", lambda c: format_bytes(sum(c.collectives.values()))),
-    ("Gflop a step", lambda c: f"{c.flops / 1e9:,.1f}"),
+    ("Gflop a step", lambda c: f"{c.flops / 1e9:,.1f}" if c.flops else ""),
     ("in place", lambda c: "" if c.refused else "yes" if c.tables_aliased else "no"),
     ("compiled in", lambda c: f"{c.compile_seconds:.0f} s"),
 )
