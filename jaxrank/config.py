@@ -92,7 +92,9 @@ def default() -> ConfigDict:
     rate = dict(
         base_rate=0.001,  # at base_batch examples per step
         base_batch=4096,  # examples
-        scaling="sqrt",  # rate = base_rate * (batch / base_batch) ** p: none 0, sqrt 1/2, linear 1
+        # rate = base_rate * (batch / base_batch) ** p: none 0, sqrt 1/2, linear 1; sqrt_linear 1/2
+        # up to base_batch, 1 above it
+        scaling="sqrt",
         warmup_steps=0,
         decay="constant",  # after warm-up: constant, linear, cosine or polynomial
         decay_steps=0,  # 0: all steps after the warm-up
@@ -101,7 +103,8 @@ def default() -> ConfigDict:
     )
     c.optim = ConfigDict()
     c.optim.dense = ConfigDict(dict(name="adam", clip_norm=0.0, weight_decay=0.0, **rate))
-    c.optim.tables = ConfigDict(dict(name="rowwise_adagrad", **rate | dict(base_rate=0.05)))
+    of_tables = rate | dict(base_rate=0.05, scaling="sqrt_linear")
+    c.optim.tables = ConfigDict(dict(name="rowwise_adagrad", **of_tables))
     c.optim.dense.factors = ConfigDict()  # parameter pattern -> of its rate; 0 freezes: "cross/*"
     c.optim.tables.factors = ConfigDict()  # table pattern -> of its rate; ? matches a dot
     c.optim.dense.settings = ConfigDict()  # of the optimizer, such as b1, b2, eps

@@ -16,7 +16,13 @@ from jaxrank.errors import InputError
 Schedule = Callable[[Any], Any]  # of an integer, traced or not, to a float
 Optimizer: TypeAlias = optax.GradientTransformation
 
-SCALINGS: Mapping[str, float] = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}
+# Exponents p of rate = base_rate * (batch_size / base_batch)^p: up to base_batch, and above it.
+SCALINGS: Mapping[str, tuple[float, float]] = {
+    "none": (0.0, 0.0),
+    "sqrt": (0.5, 0.5),
+    "linear": (1.0, 1.0),
+    "sqrt_linear": (0.5, 1.0),
+}
 DECAYS = ("constant", "linear", "cosine", "polynomial")
 
 
@@ -35,8 +41,9 @@ def schedule(
 ) -> Schedule:
     """The learning rate at step s = 0, 1, ...
 
-    With p = 0 (scaling "none"), 1/2 ("sqrt") or 1 ("linear"), W = warmup_steps, f = final_fraction
-    and D = decay_steps, or num_steps - W (at least 1) where decay_steps is 0:
+    With p = 0 (scaling "none"), 1/2 ("sqrt"), 1 ("linear") or, by "sqrt_linear", 1/2 up to
+    base_batch and 1 above it, W = warmup_steps, f = final_fraction and D = decay_steps, or
+    num_steps - W (at least 1) where decay_steps is 0:
 
         rate = base_rate * (batch_size / base_batch)^p
         s < W:   rate * (s + 1) / W
@@ -70,7 +77,9 @@ def schedule(
     if not power > 0:
         raise InputError(f"power must be above 0: got {power!r}.")
 
-    rate = base_rate * (batch_size / base_batch) ** SCALINGS[scaling]
+    below, above = SCALINGS[scaling]
+    times = batch_size / base_batch
+    rate = base_rate * times ** (below if times <= 1 else above)
     steps = decay_steps or max(1, num_steps - warmup_steps)
     if decay == "constant":
         after = optax.constant_schedule(rate)

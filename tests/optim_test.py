@@ -27,9 +27,14 @@ def rates(steps, **changes):
     return [float(rate(s)) for s in steps]
 
 
-@pytest.mark.parametrize(("scaling", "factor"), [("none", 1), ("sqrt", 4), ("linear", 16)])
-def test_the_rate_follows_the_batch_size(scaling, factor):
-    assert rates([50], scaling=scaling) == pytest.approx([0.01 * factor])
+@pytest.mark.parametrize(
+    ("scaling", "of_sixteenth", "of_16"),
+    [("none", 1, 1), ("sqrt", 1 / 4, 4), ("linear", 1 / 16, 16), ("sqrt_linear", 1 / 4, 16)],
+)
+def test_the_rate_follows_the_batch_size(scaling, of_sixteenth, of_16):
+    for batch_size, factor in [(16, of_sixteenth), (256, 1), (4096, of_16)]:
+        found = rates([50], scaling=scaling, batch_size=batch_size)
+        assert found == pytest.approx([0.01 * factor]), batch_size
 
 
 @pytest.mark.parametrize("warmup", [1, 2, 10])
@@ -68,7 +73,10 @@ def test_a_run_shorter_than_its_warm_up_stays_in_it():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (dict(scaling="cubic"), "scaling must be one of none, sqrt, linear: got 'cubic'"),
+        (
+            dict(scaling="cubic"),
+            "scaling must be one of none, sqrt, linear, sqrt_linear: got 'cubic'",
+        ),
         (dict(decay="step"), "decay must be one of constant, .*: got 'step'"),
         (dict(batch_size=0), "batch_size must be at least 1: got 0"),
         (dict(num_steps=0), "num_steps must be at least 1: got 0"),
