@@ -19,6 +19,10 @@ _FREE = frozenset(
 _FREE_CALLS = ('custom_call_target="AllocateBuffer"', 'custom_call_target="ConcatBitcast"')
 _READS_PARTS = frozenset({"gather", "dynamic-slice", "slice"})
 _WRITES_PARTS = {"scatter": 2, "dynamic-update-slice": 1}  # how often the part is moved
+_STARTS = frozenset(f"{kind}-start" for kind in COLLECTIVES)
+_AWAITS = frozenset(f"{kind}-done" for kind in COLLECTIVES)
+# Their results are what they send, what they will receive, and something else.
+_HANDS_ON = frozenset({"all-to-all-start", "all-gather-start", "collective-permute-start"})
 # Passes in bfloat16 by which the matrix unit multiplies, by the precision of the operands.
 _PASSES = {"default": 1, "high": 3, "highest": 6}
 
@@ -26,8 +30,11 @@ _PASSES = {"default": 1, "high": 3, "highest": 6}
 class Cost(NamedTuple):
     """One instruction, all the times that it runs.
 
+    name: in the program.
     opcode: "all-to-all" also where it only starts one.
     runs: how often.
+    beside: the name of the collective that was started before and is awaited later; of several the
+        first.
     scope: see `hlo.Instruction`.
     flops: of matrix products, once for each pass in bfloat16.
     memory_bytes: read from and written to HBM.
@@ -36,8 +43,10 @@ class Cost(NamedTuple):
     sent_bytes: of what a collective gives; of what it sums, if it gives only a part of the sum.
     """
 
+    name: str
     opcode: str
     runs: float
+    beside: str = ""
     scope: str = ""
     flops: float = 0.0
     memory_bytes: float = 0.0
@@ -61,29 +70,38 @@ class _Program:
     def __init__(self, text: str):
         self.entry, self._computations = hlo.computations(text)
 
-    def walk(self, name: str, runs: float) -> Iterator[Cost]:
+    def walk(self, name: str, runs: float, beside: str = "") -> Iterator[Cost]:
+        started: list[str] = []
         for one in self._computations[name].values():
+            now = beside or next(iter(started), "")
             if one.opcode == "while":
-                yield from self.walk(one.called("body"), runs * self._trips(name, one))
+                yield from self.walk(one.called("body"), runs * self._trips(name, one), now)
             elif one.opcode == "conditional":
-                yield from self.walk(min(one.branches, key=self._exchanges), runs)
+                yield from self.walk(min(one.branches, key=self._exchanges), runs, now)
             elif one.opcode == "call":
-                yield from self.walk(one.called("to_apply"), runs)
+                yield from self.walk(one.called("to_apply"), runs, now)
             elif not _is_free(one):
-                yield self._cost(name, one, runs)
+                yield self._cost(name, one, runs, now)
+            if one.opcode in _STARTS:
+                started.append(one.name)
+            elif one.opcode in _AWAITS:
+                started.remove(one.operands[0])
 
-    def _cost(self, computation: str, one: Instruction, runs: float) -> Cost:
+    def _cost(self, computation: str, one: Instruction, runs: float, beside: str) -> Cost:
         kind = one.opcode.removesuffix("-start")
         if kind in COLLECTIVES:
-            return Cost(kind, runs, sent_bytes=runs * self._sent(computation, one))
+            sent = runs * self._sent(computation, one)
+            return Cost(one.name, kind, runs, beside, sent_bytes=sent)
         compared = 0.0
         if one.opcode == "sort":
             dims = one.arrays[0].dims
             levels = math.ceil(math.log2(max(2, dims[int(one.found(r"dimensions=\{(\d+)"))])))
             compared = math.prod(dims) * levels * (levels + 1) / 2  # Batcher's network
         return Cost(
+            one.name,
             one.opcode,
             runs,
+            beside,
             one.scope,
             flops=runs * self._flops(computation, one),
             memory_bytes=runs * self._traffic(computation, one),
@@ -95,8 +113,9 @@ class _Program:
         if one.opcode.startswith("reduce-scatter"):
             here = self._computations[computation]
             return sum(here[name].size for name in one.operands if name in here)
-        if one.opcode in ("all-gather-start", "collective-permute-start"):
-            return one.arrays[len(one.operands)].size  # behind the operands
+        if one.opcode in _HANDS_ON:
+            count = len(one.operands)
+            return sum(array.size for array in one.arrays[count : 2 * count])
         return one.size
 
     # How often loops run.

@@ -2,12 +2,14 @@
 
 An instruction of a core takes the longest of its products at the rate of the matrix unit, its bytes
 at that of HBM, and the cycles that the compiler expects; instructions follow one another, also
-those that the compiler lets run beside others. Exchanges overlap with nothing. An exchange takes
-what the busiest cut through the network does when each chip sends the same to every other, also one
-of only some of the devices (`mesh.replicas`); a sum goes around rings along all axes at once, both
-ways. Every hop of the longest way adds a microsecond. Loops that end with the data, and buffers,
-are taken to be full. The cycles are those of a device, also where it has two cores. Nothing is said
-of the input, of several slices, of the padding of arrays to tiles, or of a core that waits.
+those that the compiler lets run beside others. Of an exchange or a sum that the program starts and
+awaits later counts what the instructions between leave; others overlap with nothing. An exchange
+takes what the busiest cut through the network does when each chip sends the same to every other,
+also one of only some of the devices (`mesh.replicas`); a sum goes around rings along all axes at
+once, both ways. Every hop of the longest way adds a microsecond. Loops that end with the data, and
+buffers, are taken to be full. The cycles are those of a device, also where it has two cores.
+Nothing is said of the input, of several slices, of the padding of arrays to tiles, or of a core
+that waits.
 
 Not known are the rates of reads of single rows: they count their bytes, 512 for a line, at the full
 rate of HBM.
@@ -116,20 +118,28 @@ def step_time(text: str, topology: Topology, batch_size: int, steps: int) -> Ste
     if sends and max(sends) < steps:
         raise ValueError(f"no exchange runs in each of {steps} steps")
     seconds = dict.fromkeys(PARTS, 0.0)
+    hidden: dict[str, float] = {}  # by the collective beside which it is
     for cost in found:
         if cost.sent_bytes:
-            part, took, hops = _collective(cost, topology, rates)
-            seconds[part] += took
-            seconds["hops"] += cost.runs * hops * _HOP_SECONDS
             continue
         cycles = cost.cycles + cost.compared * _SORT_CYCLES / _LANES
         is_model = MODEL in cost.scope
         part = "sorts" if cost.compared else "model" if is_model else "tables and rest"
-        seconds[part] += max(
+        took = max(
             cost.flops / (rates.flops / devices),
             cost.memory_bytes / (rates.memory / devices),
             cycles / rates.clock,
         )
+        seconds[part] += took
+        hidden[cost.beside] = hidden.get(cost.beside, 0.0) + took
+    for cost in found:
+        if cost.sent_bytes:
+            part, took, hops = _collective(cost, topology, rates)
+            of_hops = cost.runs * hops * _HOP_SECONDS
+            beside = hidden.get(cost.name, 0.0)
+            left = 1 - min(1.0, beside / (took + of_hops)) if beside else 1.0
+            seconds[part] += left * took
+            seconds["hops"] += left * of_hops
     return StepTime(
         topology,
         batch_size,

@@ -1,5 +1,7 @@
 """What the compiled step makes and sends, on CPU and on TPUs and GPUs that are not there."""
 
+import functools
+
 import examples
 import jax
 import pytest
@@ -8,6 +10,7 @@ import tiny
 from jaxrank import absent, compiled
 from jaxrank import mesh as meshes
 from jaxrank.features import Hot
+from jaxrank.instructions import costs
 from jaxrank.program import BatchShape, Program, make_trainee
 from jaxrank.step import weights_of
 from jaxrank.topology import topology
@@ -48,6 +51,7 @@ def program_on(target, *, rule="rowwise_adagrad", scope="read", batch=8, replica
     return program, shape.struct(lay, leading=(2,)), share
 
 
+@functools.cache
 def compiled_step(target, **settings):
     program, batch, share = program_on(target, **settings)
     return program.train.lower(program.state_shape, batch).compile(), share
@@ -119,6 +123,16 @@ def test_bytes_sent_by_a_core_do_not_grow_with_cores_at_a_fixed_batch_a_core():
     assert set(sent["v3-8"]) == {"all-to-all", "all-reduce"}
     for kind in ("all-to-all", "all-reduce"):
         assert 0.9 < sent["v3-32"][kind] / sent["v3-8"][kind] < 1.2
+
+
+def test_sorts_and_scatters_run_beside_exchanges_that_a_tpu_starts_and_awaits():
+    text = compiled_step("v5e-8", rule="lazy_adam", replicas=2)[0].as_text()
+    assert {r.opcode for r in compiled.results(text) if "all-to-all" in r.opcode} == {
+        "all-to-all-start",
+        "all-to-all-done",
+    }
+    beside = {cost.scope.split("/")[-1] for cost in costs(text) if cost.beside}
+    assert {"sort", "scatter"} <= beside
 
 
 def test_text_is_read_as_opcodes_elements_and_bytes():

@@ -19,13 +19,14 @@ LANES = 128
 WHOLE = P()
 
 
-def compiled_text(function, *shapes, slice_name="v3-8", spec=WHOLE, donated=()):
+def compiled_text(function, *shapes, slice_name="v3-8", spec=WHOLE, donated=(), **options):
     """Of a function of whole arrays, or of one device's share if `spec` splits them."""
     mesh = meshes.mesh_of(absent.devices(topology(slice_name)), 1)
     there = NamedSharding(mesh, spec)
     placed = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=there) for x in shapes]
     mapped = jax.shard_map(function, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
-    return jax.jit(mapped, donate_argnums=donated).lower(*placed).compile().as_text()
+    lowered = jax.jit(mapped, donate_argnums=donated).lower(*placed)
+    return lowered.compile(compiler_options=options).as_text()
 
 
 def of(dtype, *shape):
@@ -177,7 +178,7 @@ def test_networks_are_tori_where_their_ends_are_joined(name, network, is_torus):
 def seconds_sent(name, opcode, sent):
     """The part, seconds and hops of one collective of so many bytes."""
     one = topology(name)
-    cost = scaling.Cost(opcode, 1, sent_bytes=sent)
+    cost = scaling.Cost("", opcode, 1, sent_bytes=sent)
     return scaling._collective(cost, one, scaling.RATES[one.generation])
 
 
@@ -230,6 +231,25 @@ def test_a_step_is_bound_by_the_slowest_rate_of_each_instruction():
     twice = found._replace(topology=topology("v3-16"), batch_size=128)
     assert scaling.speedup(found, twice) == pytest.approx(2)
     assert scaling.efficiency(found, twice) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("side", [256, 8192])
+def test_an_exchange_takes_what_the_work_between_its_start_and_its_end_leaves(side):
+    def step(x, a, b):
+        return jax.lax.all_to_all(x, meshes.SHARD, 0, 0, tiled=True), jnp.dot(a, b), a
+
+    shapes = of(jnp.float32, 8, 2**16), of(jnp.bfloat16, side, side), of(jnp.bfloat16, side, side)
+    options = meshes.exchange_options(meshes.mesh_of(absent.devices(topology("v5e-8")), 1))
+    texts = [compiled_text(step, *shapes, slice_name="v5e-8", **own) for own in ({}, options)]
+    plain, started = (scaling.step_time(text, topology("v5e-8"), 8, 1) for text in texts)
+    (product,) = (cost for cost in costs(texts[1]) if cost.flops)
+    (exchange,) = (cost for cost in costs(texts[1]) if cost.sent_bytes)
+    assert product.beside == exchange.name
+    assert exchange.sent_bytes == total(costs(texts[0]), "sent_bytes") == 2**16 * 8 * 4
+    whole = plain.seconds["exchange"] + plain.seconds["hops"]
+    left = started.seconds["exchange"] + started.seconds["hops"]
+    beside = total((c for c in costs(texts[1]) if c.beside), "flops") / scaling.RATES["v5e"].flops
+    assert left == 0 if side == 8192 else whole * 0.5 < left <= whole - beside
 
 
 def test_a_step_takes_as_long_in_a_call_of_one_as_in_one_of_many():
