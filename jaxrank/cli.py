@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from jaxrank import huge_pages, processes
+from jaxrank import huge_pages, processes, threads
 from jaxrank.arguments import parsers
 from jaxrank.errors import InputError, RunError, StoppedError
 
@@ -297,6 +297,7 @@ def main() -> NoReturn:
     the number of the signal for one that was asked to end."""
     if sys.argv[1:2] and sys.argv[1] in ("train", "evaluate", "predict", "bench"):
         huge_pages.ensure()
+        threads.ensure_several()
     status = 0
     try:
         run(sys.argv[1:])

@@ -1,4 +1,9 @@
-"""Precision of matrix products, and what they cost."""
+"""Precision of matrix products, their bits, and what they cost."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +15,8 @@ from rankers import built, gradient_program
 from jaxrank import models
 from jaxrank.models.products import compiler_options, product
 
+ROOT = Path(__file__).resolve().parent.parent
+PARTS = slice(0, 3), slice(3, 6)
 # One of each kind of layer.
 CONFIGS = [
     dict(cross="matrix", structure="parallel", head_hidden=(3,), norm="batch"),
@@ -105,6 +112,57 @@ def test_a_bfloat16_product_rounds_its_factors_and_the_gradient_that_comes_in(sh
     expected = a @ b, c @ b.swapaxes(-1, -2), a.swapaxes(-1, -2) @ c
     for found, wanted in zip((y, *back(g)), expected, strict=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("precision", ["highest", "bfloat16"])
+@pytest.mark.parametrize(
+    ("leading", "examples", "size", "width"),
+    [((), 700, 150, 3), ((2,), 300, 10, 40), ((), 1030, 300, 120), ((), 64, 200, 20)],
+)
+def test_sums_in_parts_are_those_of_the_whole(leading, examples, size, width, precision):
+    r = np.random.default_rng(0)
+    shapes = (*leading, examples, size), (*leading, size, width), (*leading, examples, width)
+    x, kernel, g = (r.integers(-8, 8, shape).astype(np.float32) for shape in shapes)
+
+    def all_of(x, kernel, g):
+        y, back = jax.vjp(lambda x, k: product(x, k, precision), x, kernel)
+        return y, *back(g)
+
+    compiled = jax.jit(all_of, compiler_options=compiler_options(precision, "cpu"))
+    expected = x @ kernel, g @ kernel.swapaxes(-1, -2), x.swapaxes(-1, -2) @ g
+    for found, wanted in zip(compiled(x, kernel, g), expected, strict=True):
+        np.testing.assert_array_equal(found, wanted)  # whole numbers, so whatever the order
+
+
+def test_bits_of_products_do_not_depend_on_the_number_of_threads():
+    """Those of one product alone do."""
+    code = """
+import jax, numpy as np
+from jaxrank.models import products
+r = np.random.default_rng(0)
+def bits(function, *arrays):
+    options = products.compiler_options("highest", "cpu")
+    found = jax.jit(function, compiler_options=options)(*arrays)
+    return [np.asarray(x).view(np.uint32).sum(dtype=np.uint64) for x in found]
+def ours(x, kernel, g):
+    y, back = jax.vjp(lambda x, k: products.product(x, k, "highest"), x, kernel)
+    return y, *back(g)
+def plain(x, kernel, g):
+    return x @ kernel, g @ kernel.T, x.T @ g
+shapes = (4096, 200, 4), (256, 400, 32), (8192, 128, 64), (2048, 300, 128), (512, 1000, 2)
+for n, size, width in shapes:
+    arrays = [r.normal(size=s).astype(np.float32) for s in [(n, size), (size, width), (n, width)]]
+    print(*bits(ours, *arrays), *bits(plain, *arrays))
+"""
+    found = []
+    for threads in (2, 3, 8, 32):
+        env = os.environ | {"PJRT_NPROC": str(threads), "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-c", code]
+        told = subprocess.run(command, capture_output=True, text=True, env=env, check=True)
+        found.append([line.split() for line in told.stdout.splitlines()])
+    ours, plain = ([[line[part] for line in one] for one in found] for part in PARTS)
+    assert ours[0] == ours[1] == ours[2] == ours[3]
+    assert plain[0] != plain[2]
 
 
 @pytest.mark.parametrize("precision", ["highest", "bfloat16"])

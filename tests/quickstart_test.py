@@ -35,14 +35,20 @@ def test_the_main_job_gains_most_of_what_can_be_gained(tmp_path):
         assert gained >= 0.85
 
 
-def test_a_run_is_the_same_to_the_bit_on_any_number_of_cores(tmp_path, monkeypatch):
-    monkeypatch.setenv("PJRT_NPROC", "2")  # the threads that sums are split over
+@pytest.mark.parametrize("precision", ["highest", "bfloat16"])
+def test_a_run_is_the_same_to_the_bit_on_any_number_of_cores(tmp_path, monkeypatch, precision):
+    """Mixed experts in the layers, whose gates are the narrowest products that there are."""
     args = [f"--config={CONFIG}", f"--config.data.store={tmp_path / 'data'}"]
     args += ["--config.num_epochs=0.0", "--config.num_steps=16", "--config.source.rows.valid=5000"]
-    args += ["--config.source.rows.train=50000"]
+    args += ["--config.source.rows.train=50000", f"--config.model.precision={precision}"]
+    args += ["--config.model.cross=mix", "--config.model.cross_rank=32"]
+    args += ["--config.model.multitask=ple"]
     cores = sorted(os.sched_getaffinity(0))
     sums = []
-    for name, several in (("one", cores[:1]), ("all", cores)):
+    # As many threads as a run takes by itself on one core, and seven on all.
+    for name, several, threads in (("one", cores[:1], {}), ("all", cores, {"PJRT_NPROC": "7"})):
+        for key, value in threads.items():
+            monkeypatch.setenv(key, value)
         run("train", *args, f"--workdir={tmp_path / name}", cores=several)
         told = json.loads((tmp_path / name / "checkpoints/16/run/metadata").read_text())
         sums.append(told["checksums"])

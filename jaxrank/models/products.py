@@ -4,6 +4,8 @@ Every product of a model is made here. Its precision is always stated, because f
 TPU are bfloat16 ones by default.
 """
 
+import functools
+import math
 from collections.abc import Callable
 
 import flax.linen as nn
@@ -47,13 +49,49 @@ def product(x: jax.Array, kernel: jax.Array, precision: str) -> jax.Array:
     of the gradient are of the same kind, and gradients float32: the gradient that comes in is
     rounded, the one that goes out is not.
     """
-    if precision == "bfloat16":
-        return _bfloat16_product(x.astype(jnp.float32), kernel.astype(jnp.float32))
-    dtype = jnp.result_type(x, kernel)
-    return _contract(x.astype(dtype), kernel.astype(dtype), -1, -2, precision)
+    dtype = jnp.float32 if precision == "bfloat16" else jnp.result_type(x, kernel)
+    return _product(x.astype(dtype), kernel.astype(dtype), precision)
 
 
 def _contract(a: jax.Array, b: jax.Array, axis_a: int, axis_b: int, precision: str) -> jax.Array:
+    """f[..., m, n]: the sum over one of the last two axes of both."""
+    whole = functools.partial(_whole, axis_a=axis_a, axis_b=axis_b, precision=precision)
+    part = _part(a.shape[-3 - axis_a], b.shape[-3 - axis_b])
+    is_split = a.dtype != jnp.bfloat16 or axis_a == axis_b == -2  # see `_of_kernel`
+    if not is_split or a.shape[axis_a] <= part:
+        return whole(a, b)
+
+    def in_parts(a: jax.Array, b: jax.Array) -> jax.Array:
+        a, b = jnp.moveaxis(a, axis_a, -2), jnp.moveaxis(b, axis_b, -2)
+        count, rest = divmod(a.shape[-2], part)
+        end = count * part
+
+        def parts(x: jax.Array) -> jax.Array:
+            return x[..., :end, :].reshape(*x.shape[:-2], count, part, x.shape[-1])
+
+        sums = _whole(parts(a), parts(b), -2, -2, precision).sum(-3)
+        if rest:
+            sums = sums + _whole(a[..., end:, :], b[..., end:, :], -2, -2, precision)
+        return sums
+
+    return jax.lax.platform_dependent(a, b, cpu=in_parts, default=whole)
+
+
+def _part(m: int, n: int) -> float:
+    """The longest sum of which XLA on CPU makes no parts, one for each of its threads, when as many
+    are taken as a matrix of m x n has numbers.
+
+    Its bits would depend on how many threads there are. By the rules of Eigen's contraction, and
+    tried on 2 to 64 threads; with one thread also longer sums than 512 are added otherwise.
+    """
+    if min(m, n) == 1 or m * n >= 2**17:
+        return math.inf
+    if m * n >= 2**15:
+        return 512
+    return 128 if min(m, n) >= 8 else 64
+
+
+def _whole(a: jax.Array, b: jax.Array, axis_a: int, axis_b: int, precision: str) -> jax.Array:
     batch = tuple(range(a.ndim - 2))
     axes = ((axis_a % a.ndim,), (axis_b % b.ndim,))
     as_float32 = jnp.float32 if a.dtype == jnp.bfloat16 else None
@@ -62,29 +100,40 @@ def _contract(a: jax.Array, b: jax.Array, axis_a: int, axis_b: int, precision: s
     )
 
 
-# JAX's own gradient would be a product of float32 by bfloat16, rounded to bfloat16 at the end.
-@jax.custom_vjp
-def _bfloat16_product(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    return _forward(x, kernel)[0]
+# JAX's own gradient in bfloat16 would be a product of float32 by bfloat16, rounded to bfloat16 at
+# the end.
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _product(x: jax.Array, kernel: jax.Array, precision: str) -> jax.Array:
+    return _forward(x, kernel, precision)[0]
 
 
-def _forward(x: jax.Array, kernel: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    rounded = x.astype(jnp.bfloat16), kernel.astype(jnp.bfloat16)
-    return _contract(*rounded, -1, -2, "default"), rounded
+def _forward(
+    x: jax.Array, kernel: jax.Array, precision: str
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    if precision == "bfloat16":
+        x, kernel, precision = x.astype(jnp.bfloat16), kernel.astype(jnp.bfloat16), "default"
+    return _contract(x, kernel, -1, -2, precision), (x, kernel)
 
 
-def _backward(rounded: tuple[jax.Array, jax.Array], grad: jax.Array) -> tuple[jax.Array, jax.Array]:
-    x, kernel = rounded
-    grad = grad.astype(jnp.bfloat16)
-    of_x = _contract(grad, kernel, -1, -1, "default")
-    if kernel.shape[-1] < _WIDE:
-        return of_x, _contract(x, grad, -2, -2, "default")
-    # XLA on CPU has no bfloat16 product over the first axis of both, and converts to float32.
-    turned = apart(jnp.matrix_transpose, x)
-    return of_x, _contract(turned, grad, -1, -2, "default")
+def _backward(
+    precision: str, factors: tuple[jax.Array, jax.Array], grad: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    x, kernel = factors
+    if precision == "bfloat16":
+        grad, precision = grad.astype(jnp.bfloat16), "default"
+    of_x = _contract(grad, kernel, -1, -1, precision)
+    return of_x, _of_kernel(x, grad, precision)
 
 
-_bfloat16_product.defvjp(_forward, _backward)
+_product.defvjp(_forward, _backward)
+
+
+def _of_kernel(x: jax.Array, grad: jax.Array, precision: str) -> jax.Array:
+    """f[..., n, in], f[..., n, out] -> f[..., in, out]: the sum over n examples."""
+    if x.dtype == jnp.bfloat16 and grad.shape[-1] >= _WIDE:
+        # XLA on CPU has no bfloat16 product over the first axis of both, and converts to float32.
+        return _contract(apart(jnp.matrix_transpose, x), grad, -1, -2, precision)
+    return _contract(x, grad, -2, -2, precision)
 
 
 class Dense(nn.Module):
