@@ -10,27 +10,11 @@ the same in every run.
 import argparse
 import os
 import time
-from typing import Any
 
-from gpu_cases import CASES, Case
-from gpu_step import GROUP, STEPS, schema_of
+from gpu_cases import CASES
+from gpu_step import STEPS, program_of
 
 GIB = 2**30
-
-
-def program_of(case: Case, mesh: Any) -> tuple[Any, Any]:
-    """jaxrank's programs of a case, and the shapes of a call's batches."""
-    from jaxrank.features import layout
-    from jaxrank.program import BatchShape, Program, make_trainee
-
-    found = layout(schema_of(case), {f"t{i}": dim for i, (_, dim) in enumerate(case.tables)})
-    size = case.config.batch_size
-    group = GROUP if size % GROUP == 0 else size
-    lists = [f.ids for f in case.features if f.ids > 1]
-    capacities = {s.name: group * sum(lists[i] for i in s.lists) for s in found.stacks if s.lists}
-    shape = BatchShape(size, group, capacities)
-    trainee = make_trainee(case.config, found, mesh, num_steps=1000, room={})
-    return Program(trainee, mesh, shape), shape.struct(found, leading=(STEPS,))
 
 
 def main() -> None:
@@ -49,7 +33,8 @@ def main() -> None:
 
     mesh = meshes.mesh_of(absent.devices(topology(f"{args.gpu}-1")), 1)
     for name in args.cases:
-        program, calls = program_of(CASES[name](), mesh)
+        program = program_of(CASES[name](), mesh)
+        calls = program.shape.struct(program.trainee.embedding.layout, leading=(STEPS,))
         began = time.monotonic()
         step = program.train.lower(program.state_shape, calls).compile()
         seconds = time.monotonic() - began

@@ -48,23 +48,28 @@ def ids_of(case: Case) -> list[np.ndarray]:
     ]
 
 
-def program_of(case: Case):
-    """jaxrank's programs of a case, and a call's batches on the device."""
-    import jax
-
-    from jaxrank import mesh as meshes
+def program_of(case: Case, mesh: Any):
+    """jaxrank's programs of a case; its lists fill their room."""
     from jaxrank.features import layout
     from jaxrank.program import BatchShape, Program, make_trainee
 
-    dims = {f"t{i}": dim for i, (_, dim) in enumerate(case.tables)}
-    found = layout(schema_of(case), dims)
+    found = layout(schema_of(case), {f"t{i}": dim for i, (_, dim) in enumerate(case.tables)})
     size = case.config.batch_size
     group = GROUP if size % GROUP == 0 else size
-    mesh = meshes.make_mesh(devices=1)
+    several = [f.ids for f in case.features if f.ids > 1]
+    room = {s.name: group * sum(several[i] for i in s.lists) for s in found.stacks if s.lists}
     trainee = make_trainee(case.config, found, mesh, num_steps=1000, room={})
-    batch = batches_of(case, found, group)
-    capacities = {name: lists.ids.shape[2] for name, lists in batch.lists.items()}
-    program = Program(trainee, mesh, BatchShape(size, group, capacities))
+    return Program(trainee, mesh, BatchShape(size, group, room))
+
+
+def ready(case: Case):
+    """The programs, and a call's batches on the device."""
+    import jax
+
+    from jaxrank import mesh as meshes
+
+    program = program_of(case, meshes.make_mesh(devices=1))
+    batch = batches_of(case, program.trainee.embedding.layout, program.shape.group)
     return program, jax.block_until_ready(jax.device_put(batch))
 
 
@@ -131,7 +136,7 @@ def batches_of(case: Case, found: Any, group: int):
 def step(case: Case) -> Iterator[int]:
     import jax
 
-    program, batch = program_of(case)
+    program, batch = ready(case)
     state = program.init()
     while True:
         state, told = program.train(state, batch)
@@ -140,7 +145,7 @@ def step(case: Case) -> Iterator[int]:
 
 
 def tables(case: Case) -> Iterator[int]:
-    program, batch = program_of(case)
+    program, batch = ready(case)
     for _ in step_programs.tables(program, [batch]):
         yield STEPS
 
