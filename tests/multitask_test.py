@@ -88,11 +88,11 @@ def test_stacked_layers_are_the_layers_one_by_one(shape):
 
 @pytest.mark.parametrize("multitask", ["mmoe", "ple"])
 def test_the_program_of_many_experts_is_as_long_as_that_of_few(multitask):
-    """Of 2,000 features, the gradient included. Sums over fewer experts than 65 are not yet taken
-    in parts, as those over more are on CPU."""
+    """Of 2,000 features, the gradient included. Sums over many experts are taken in parts on CPU,
+    which is a few instructions more, and no more however many there are."""
     floats, none = np.zeros((2, 2000), np.float32), ()
     lengths = []
-    for experts in (80, 120):
+    for experts in (2, 80, 120):
         several = {"task_experts": experts} if multitask == "ple" else {}
         model = models.build(
             tasks=2,
@@ -107,7 +107,8 @@ def test_the_program_of_many_experts_is_as_long_as_that_of_few(multitask):
         params, state = model.init(jax.random.key(0), floats, none)
         assert len(jax.tree.leaves(params)) < 60
         lengths.append(len(gradient_program(model, params, state, floats, none)))
-    assert lengths[0] == lengths[1] < 1000
+    assert lengths[0] <= lengths[1] < lengths[0] + 10
+    assert lengths[1] == lengths[2] < 1000
 
 
 def test_kernels_of_experts_and_gates_start_with_the_variance_of_glorot_for_each():
