@@ -7,6 +7,7 @@ array outside of `shard_map` (as tests and tools do it) would have to name its o
 """
 
 import functools
+import re
 from typing import Any
 
 import jax
@@ -21,6 +22,8 @@ from jaxrank.errors import InputError
 REPLICA = "replica"
 SHARD = "shard"
 EXAMPLES = (REPLICA, SHARD)
+
+_STARTS_EXCHANGES = 5  # the generation of TPUs from which on exchanges are started and awaited
 
 
 def make_mesh(*, replicas: int = 1, devices: int = 0) -> Mesh:
@@ -69,6 +72,19 @@ def put_batch(batch: Any, mesh: Mesh, leading: int = 0) -> Any:
 def platform(mesh: Mesh) -> str:
     """ "cpu", "gpu" or "tpu"."""
     return mesh.devices.flat[0].platform
+
+
+def exchange_options(mesh: Mesh) -> dict[str, str]:
+    """XLA's options for programs in which the devices of this mesh exchange arrays.
+
+    On TPU an exchange is one instruction beside which nothing runs, unless XLA is told to start it
+    and to await it later. Told so from v5 on, where others are known to train that way; it compiles
+    for earlier ones, too.
+    """
+    generation = re.match(r"TPU ?v?(\d+)", mesh.devices.flat[0].device_kind)
+    if generation and int(generation[1]) >= _STARTS_EXCHANGES:
+        return {"xla_tpu_enable_async_all_to_all": "true"}
+    return {}
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

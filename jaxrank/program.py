@@ -95,6 +95,7 @@ class Program:
         self.state_sharding = self._shardings(specs)
         weights_specs = steps.weights_of(specs)
         options = trainee.model.compiler_options(meshes.platform(mesh))
+        options |= meshes.exchange_options(mesh)
         self._init = jax.jit(init, out_shardings=self.state_sharding)
         self.train = jax.jit(
             self._on_devices(self._train, (specs, P(None, meshes.EXAMPLES)), (specs, P())),
