@@ -135,6 +135,22 @@ def test_sorts_and_scatters_run_beside_exchanges_that_a_tpu_starts_and_awaits():
     assert {"sort", "scatter"} <= beside
 
 
+def test_with_xlas_flag_no_scatter_of_a_gpu_adds_in_the_order_of_its_threads():
+    """As docs/reliability.md promises for repeated runs."""
+    program, batch, _ = program_on("h200-1")
+    step = program.train.lower(program.state_shape, batch)
+    # By default XLA times Triton's products to choose among them, for which it needs the GPU.
+    flags = {"xla_gpu_deterministic_ops": True, "xla_gpu_enable_triton_gemm": False}
+    scatters = [
+        [line for line in text.splitlines() if " scatter(" in line]
+        for text in (step.compile().as_text(), step.compile(compiler_options=flags).as_text())
+    ]
+    any_order = [["unique_indices=true" not in line for line in lines] for lines in scatters]
+    assert any(any_order[0])
+    assert any_order[1]
+    assert not any(any_order[1])
+
+
 def test_text_is_read_as_opcodes_elements_and_bytes():
     text = """
     %a = f32[4,128]{1,0:T(8,128)} add(%x, %y)
