@@ -324,6 +324,30 @@ def test_rows_that_are_no_number_of_examples_are_refused(tmp_path, rows):
         open_store(tmp_path / "s")
 
 
+def _other_split(manifest, name):
+    manifest["splits"][name] = manifest["splits"].pop("train")
+
+
+def _other_file(manifest, name):
+    manifest["splits"]["train"]["files"][0]["name"] = f"{name}.arrow"
+
+
+def _other_table(manifest, name):
+    manifest["schema"]["tables"][0]["name"] = name
+
+
+@pytest.mark.parametrize("change", [_other_split, _other_file, _other_table])
+@pytest.mark.parametrize("name", ["../other/a", "/other/a", "train/../../other/a", "a/b"])
+def test_a_manifest_that_names_files_outside_its_store_is_refused(tmp_path, change, name):
+    write(tmp_path / "s", [block()])
+    path = tmp_path / "s" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    change(manifest, name)
+    path.write_text(manifests.to_text(manifest))
+    with pytest.raises(InputError, match=f"manifest.json: must be a manifest.* name.*{name}"):
+        open_store(tmp_path / "s")
+
+
 def test_a_changed_byte_of_the_manifest_is_found(tmp_path):
     write(tmp_path / "s", [block()])
     path = tmp_path / "s" / "manifest.json"

@@ -284,9 +284,13 @@ def _of_manifest(path: UPath, tree: dict[str, Any]) -> Store:
     for name in entries:
         if not _SPLIT.fullmatch(name):
             raise ValueError(f"the name of a split must be a name, or a name and a day: {name!r}")
+    schema = section.parse(Schema, tree["schema"], f"{path / 'manifest.json'}: schema")
+    for table in schema.tables:
+        if "/" in table.name:  # it names a file
+            raise ValueError(f"the name of a table must be one without '/': {table.name!r}")
     return Store(
         path=path,
-        schema=section.parse(Schema, tree["schema"], f"{path / 'manifest.json'}: schema"),
+        schema=schema,
         spec=dict(tree["spec"]),
         splits={name: Split(path, name, {name: entry}) for name, entry in entries.items()},
         entries=dict(entries),
