@@ -16,7 +16,7 @@ from jaxrank.checkpoint import Checkpoints
 from jaxrank.data import packing
 from jaxrank.data.pipeline import TrainBatches
 from jaxrank.data.store import Split, Store
-from jaxrank.embedding import check_shards
+from jaxrank.embedding import check_shards, native
 from jaxrank.errors import InputError
 from jaxrank.features import Hot, Layout, Schema
 from jaxrank.monitor import Monitor, make_monitor
@@ -106,6 +106,9 @@ def build(config: ConfigDict, directory: Path, report: Report) -> Job:
     monitor = make_monitor(store.schema.tasks, **watched)
     shape = BatchShape(config.batch_size, batches.group, batches.capacities)
     trainee = make_trainee(config, layout, mesh, num_steps=plan.num_steps, room=placed.room)
+    if trainee.embedding.on_cpu:
+        worker = "native.cc" if trainee.embedding.is_native else "XLA, as with JAXRANK_NATIVE=0"
+        processes.check_same("what reads rows on CPU", worker)
     return Job(
         config=config,
         directory=directory,
@@ -266,6 +269,8 @@ def describe(job: Job, state: TrainState) -> str:
         f" {job.train_split.rows:,} examples, {job.plan.num_steps:,} steps,"
         f" {job.program.mesh.size} {jax.default_backend()} device(s)"
     ]
+    if trainee.embedding.on_cpu and not trainee.embedding.is_native:
+        lines.append(f"Rows of tables are read and added up by XLA, slower: {native.missing()}")
     if job.plan.next_days:
         lines.append(
             f"{len(job.train_split.days)} days, one after another; {len(job.plan.next_days)}"

@@ -41,7 +41,7 @@ class ByRow:
     def take(
         self, source: jax.Array, index: jax.Array, scale: jax.Array | None = None
     ) -> jax.Array:
-        return scaled(gathered(source, index)[:, : self.dim], scale)
+        return scaled(self._found(source, index)[:, : self.dim], scale)
 
     def add(
         self,
@@ -95,7 +95,7 @@ class ByRow:
     def _set_rows(self, arrays: Any, row: jax.Array, sums: jax.Array, change: Change) -> Any:
         """With a scatter that adds, nothing in the program would say that an array is read before
         it is written, and XLA on CPU would copy the whole of it in every step."""
-        found = jax.tree.map(lambda a: gathered(self._rows(a), row), arrays)
+        found = jax.tree.map(lambda a: self._found(self._rows(a), row), arrays)
         changes = change(jax.tree.map(self._short, found), sums, row)
 
         def write(array: jax.Array, found: jax.Array, change: jax.Array) -> jax.Array:
@@ -108,7 +108,7 @@ class ByRow:
         """XLA on GPU would take what is read from an array into the scatter that changes it, and
         so that scatter's array would have to be a copy of the whole."""
         found = jax.tree.map(
-            lambda a: jax.lax.optimization_barrier(gathered(self._rows(a), row)), arrays
+            lambda a: jax.lax.optimization_barrier(self._found(self._rows(a), row)), arrays
         )
         changes = change(jax.tree.map(self._short, found), sums, row)
 
@@ -123,6 +123,10 @@ class ByRow:
         seen = jax.tree.map(lambda a: self._short(self._rows(a)), arrays)
         changes = change(seen, sums, jnp.arange(len(sums), dtype=jnp.int32))
         return jax.tree.map(lambda a, c: a + self._padded(c).reshape(a.shape), arrays, changes)
+
+    def _found(self, array: jax.Array, row: jax.Array) -> jax.Array:
+        """As `gathered`."""
+        return gathered(array, row)
 
     def _rows(self, array: jax.Array) -> jax.Array:
         return self.view(array) if array.ndim == 2 else array

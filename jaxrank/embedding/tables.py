@@ -17,9 +17,11 @@ from jax.sharding import PartitionSpec as P
 
 from jaxrank import mesh as meshes
 from jaxrank.apart import apart
+from jaxrank.embedding import native
 from jaxrank.embedding.blocks import Form, up_to
 from jaxrank.embedding.by_line import ByLine
 from jaxrank.embedding.by_row import ByRow
+from jaxrank.embedding.by_row_native import ByRowNative
 from jaxrank.embedding.combine import combine, spread
 from jaxrank.embedding.duplicates import sum_by_scratch, sum_by_sort, sum_of_rows, sum_once
 from jaxrank.embedding.exchange import Exchange, Load, Route
@@ -122,15 +124,20 @@ class Embedding:
     def on_cpu(self) -> bool:
         return self.platform == "cpu"
 
+    @functools.cached_property
+    def is_native(self) -> bool:
+        """Whether `native` does the work on rows."""
+        return self.on_cpu and not native.missing()
+
     @property
     def uses_scratch(self) -> bool:
         """Whether duplicates are found through a scratch array; see `duplicates`."""
-        return self.on_cpu and self.l2_scope == "read"
+        return self.on_cpu and not self.is_native and self.l2_scope == "read"
 
     def form(self, stack: Stack) -> Form:
         """How blocks of a stack's vectors lie in memory."""
-        width = padded_width(stack.dim)
-        return (ByLine if self.platform == "tpu" else ByRow)(stack.dim, width)
+        kind = ByLine if self.platform == "tpu" else ByRowNative if self.is_native else ByRow
+        return kind(stack.dim, padded_width(stack.dim))
 
     @functools.cached_property
     def one_hot(self) -> dict[str, OneHot]:
@@ -410,7 +417,9 @@ class Embedding:
 
         def change_read(carry, row, grads):
             state, scratch = carry
-            if scratch is not None:
+            if self.is_native and state.rows.dtype == jnp.float32:
+                unique, sums = native.sum_by_id(row, grads, shape.rows // self.shards, shape.dim)
+            elif scratch is not None:
                 unique, sums, scratch = sum_by_scratch(form, row, grads, scratch)
             else:
                 unique, sums = sum_by_sort(form, row, grads)

@@ -1,0 +1,31 @@
+"""Blocks of CPU where `native` is there: as `by_row`, to the bit."""
+
+import jax
+import jax.numpy as jnp
+
+from jaxrank.embedding import native
+from jaxrank.embedding.by_row import ByRow
+from jaxrank.embedding.per_id import PerId
+
+
+class ByRowNative(ByRow):
+    """A `Form`. What is not float32 is left to XLA."""
+
+    def add(
+        self,
+        block: jax.Array,
+        at: jax.Array,
+        source: jax.Array,
+        index: jax.Array | None = None,
+        *,
+        scale: jax.Array | None = None,
+        rising: bool = False,
+    ) -> jax.Array:
+        if block.dtype != jnp.float32:
+            return super().add(block, at, source, index, scale=scale, rising=rising)
+        return native.add(block, at, PerId(at.shape[0], source, index, scale), rising=rising)
+
+    def _found(self, array: jax.Array, row: jax.Array) -> jax.Array:
+        if array.dtype != jnp.float32:
+            return super()._found(array, row)
+        return native.take(array, row)

@@ -1,0 +1,326 @@
+// Rows of tables on CPU: read, added up, and duplicates removed, by all threads of XLA's pool.
+//
+// What is computed does not depend on the threads: every number is a sum in the order of the ids,
+// made by one thread. See native.py for the functions and what they are for.
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "xla/ffi/api/ffi.h"
+
+namespace ffi = xla::ffi;
+
+namespace {
+
+using Floats = ffi::Buffer<ffi::F32>;
+using Ints = ffi::Buffer<ffi::S32>;
+using FloatsOut = ffi::ResultBuffer<ffi::F32>;
+using IntsOut = ffi::ResultBuffer<ffi::S32>;
+
+constexpr int32_t kPad = std::numeric_limits<int32_t>::max();
+constexpr int64_t kAhead = 32;       // rows that are asked of memory before they are read
+constexpr int64_t kSmall = 1 << 11;  // ids that are not worth another thread
+constexpr int64_t kDealt = 1 << 13;  // ids of which different ones are found at a time, on average
+
+// body(part, state) for each part, by the calling thread and by those of the pool that are free, each
+// with a state of its own.
+// Nobody waits for a task that has not begun, so any number of callers may share the pool.
+template <typename State, typename Body>
+void Each(ffi::ThreadPool& pool, int64_t parts, const Body& body) {
+  struct Shared {
+    std::atomic<int64_t> next{0};
+    std::atomic<int64_t> done{0};
+  };
+  auto shared = std::make_shared<Shared>();
+  // One that comes late finds no part left, and does not touch the body.
+  auto work = [shared, parts, &body] {
+    int64_t part = shared->next.fetch_add(1);
+    if (part >= parts) return;
+    State state;
+    for (; part < parts; part = shared->next.fetch_add(1)) {
+      body(part, state);
+      shared->done.fetch_add(1, std::memory_order_release);
+    }
+  };
+  const int64_t helpers = std::min(parts, pool.num_threads()) - 1;
+  for (int64_t i = 0; i < helpers; ++i) pool.Schedule(decltype(work)(work));
+  work();
+  while (shared->done.load(std::memory_order_acquire) < parts) std::this_thread::yield();
+}
+
+struct Nothing {};  // of a body that keeps nothing from part to part
+
+void Prefetch(const float* row, int64_t width) {
+  for (int64_t i = 0; i < width; i += 16) __builtin_prefetch(row + i);
+}
+
+template <typename Function>
+auto WithWidth(int64_t width, const Function& function) {
+  switch (width) {  // the loops over a row of the usual widths are unrolled
+    case 1: return function(std::integral_constant<int64_t, 1>());
+    case 8: return function(std::integral_constant<int64_t, 8>());
+    case 16: return function(std::integral_constant<int64_t, 16>());
+    case 32: return function(std::integral_constant<int64_t, 32>());
+    case 64: return function(std::integral_constant<int64_t, 64>());
+    case 128: return function(std::integral_constant<int64_t, 128>());
+    default: return function(width);
+  }
+}
+
+// out[i] = source[index[i]], zero where index is not of a row.
+ffi::Error Take(ffi::ThreadPool pool, Floats source, Ints index, FloatsOut out) {
+  const int64_t rows = source.dimensions()[0], stride = source.dimensions()[1];
+  const int64_t count = index.element_count(), dim = out->dimensions()[1];
+  const float* from = source.typed_data();
+  const int32_t* at = index.typed_data();
+  float* to = out->typed_data();
+  const int64_t parts = std::clamp<int64_t>(count / kSmall, 1, 64);
+  return WithWidth(dim, [&](auto width) {
+    Each<Nothing>(pool, parts, [&](int64_t part, Nothing&) {
+      const int64_t begin = count * part / parts, end = count * (part + 1) / parts;
+      for (int64_t i = begin; i < end; ++i) {
+        if (i + kAhead < end && uint32_t(at[i + kAhead]) < rows) {
+          Prefetch(from + at[i + kAhead] * stride, width);
+        }
+        float* row = to + i * width;
+        if (uint32_t(at[i]) < rows) {
+          std::memcpy(row, from + at[i] * stride, width * sizeof(float));
+        } else {
+          std::memset(row, 0, width * sizeof(float));
+        }
+      }
+    });
+    return ffi::Error::Success();
+  });
+}
+
+// The vectors of ids: source[index[i]] * scale[i]. An empty index is 0, 1, ..., an empty scale 1.
+struct Vectors {
+  const float* source;
+  const int32_t* index;
+  const float* scale;
+  int64_t stride;
+  int64_t rows;
+
+  Vectors(Floats source, Ints index, Floats scale)
+      : source(source.typed_data()),
+        index(index.element_count() ? index.typed_data() : nullptr),
+        scale(scale.element_count() ? scale.typed_data() : nullptr),
+        stride(source.dimensions()[1]),
+        rows(source.dimensions()[0]) {}
+
+  // Of id i; null where there is none.
+  const float* Row(int64_t i) const {
+    const int64_t row = index ? index[i] : i;
+    return uint64_t(row) < uint64_t(rows) ? source + row * stride : nullptr;
+  }
+
+  float Scale(int64_t i) const { return scale ? scale[i] : 1.0f; }
+};
+
+template <typename Width>
+void AddRow(float* __restrict to, const float* __restrict from, float scale, Width width) {
+  for (int64_t j = 0; j < width; ++j) to[j] += from[j] * scale;
+}
+
+// block[at[i]] += the vector of id i, in the order of ids. Where `at` rises, all behind the first
+// that is no row of the block is none either.
+ffi::Error Add(ffi::ThreadPool pool, Floats block, Ints at, Floats source, Ints index,
+               Floats scale, bool rising, FloatsOut out) {
+  const int64_t rows = block.dimensions()[0], dim = block.dimensions()[1];
+  const int64_t count = at.element_count();
+  const int32_t* to = at.typed_data();
+  float* sums = out->typed_data();
+  if (sums != block.typed_data()) std::memcpy(sums, block.typed_data(), block.size_bytes());
+  const Vectors vectors(source, index, scale);
+  return WithWidth(dim, [&](auto width) {
+    if (rising) {
+      const int64_t parts = std::clamp<int64_t>(std::min(count / kSmall, rows), 1, 64);
+      Each<Nothing>(pool, parts, [&](int64_t part, Nothing&) {
+        const auto first = [&](int64_t row) { return std::lower_bound(to, to + count, row) - to; };
+        int64_t i = first(rows * part / parts);
+        const int64_t end = first(rows * (part + 1) / parts);
+        for (; i < end; ++i) {
+          if (i + kAhead < end) Prefetch(vectors.Row(i + kAhead), width);
+          const float* row = vectors.Row(i);
+          if (row) AddRow(sums + to[i] * width, row, vectors.Scale(i), width);
+        }
+      });
+      return ffi::Error::Success();
+    }
+    // Each part looks at all ids, so there are no more parts than threads.
+    const int64_t parts =
+        std::clamp<int64_t>(std::min({count / kSmall, rows, pool.num_threads()}), 1, 16);
+    Each<Nothing>(pool, parts, [&](int64_t part, Nothing&) {
+      const int64_t low = rows * part / parts, size = rows * (part + 1) / parts - low;
+      const auto is_here = [&](int64_t i) { return uint64_t(to[i] - low) < uint64_t(size); };
+      for (int64_t i = 0; i < count; ++i) {
+        if (i + kAhead < count && is_here(i + kAhead)) Prefetch(vectors.Row(i + kAhead), width);
+        const float* row = is_here(i) ? vectors.Row(i) : nullptr;
+        if (row) AddRow(sums + to[i] * width, row, vectors.Scale(i), width);
+      }
+    });
+    return ffi::Error::Success();
+  });
+}
+
+// The different ids of one part, by open addressing.
+class Ranks {
+ public:
+  // Room for so many ids. `different` will hold the different ones in the order of their ranks.
+  void Clear(int64_t ids, int32_t* different) {
+    for (bits_ = 1; (int64_t{2} << bits_) <= 3 * ids; ++bits_) {
+    }
+    slots_.assign(size_t{1} << bits_, -1);
+    different_ = different;
+    size_ = 0;
+  }
+
+  int32_t Find(int32_t id) {
+    const size_t mask = slots_.size() - 1;
+    for (size_t i = (uint32_t(id) * 0x9E3779B1u) >> (32 - bits_);; i = (i + 1) & mask) {
+      int32_t& rank = slots_[i];
+      if (rank < 0) {
+        rank = size_++;
+        different_[rank] = id;
+      }
+      if (different_[rank] == id) return rank;
+    }
+  }
+
+  int32_t size() const { return size_; }
+
+ private:
+  int bits_ = 1;
+  int32_t size_ = 0;
+  int32_t* different_ = nullptr;
+  std::vector<int32_t> slots_;
+};
+
+// Every different id once, and the sum of its vectors in the order of ids. Ids are first dealt out
+// by which part of the rows they are of, so that what belongs to a part fits a core's cache.
+ffi::Error SumById(ffi::ThreadPool pool, Ints ids, ffi::RemainingArgs pieces, int64_t rows,
+                   IntsOut unique, FloatsOut sums, IntsOut work) {
+  const int64_t count = ids.element_count(), dim = sums->dimensions()[1];
+  const int32_t* id = ids.typed_data();
+  std::vector<Vectors> all;
+  std::vector<int64_t> first{0};
+  for (size_t i = 0; i < pieces.size(); i += 3) {
+    auto source = pieces.get<Floats>(i);
+    auto index = pieces.get<Ints>(i + 1);
+    auto scale = pieces.get<Floats>(i + 2);
+    if (!source.has_value() || !index.has_value() || !scale.has_value()) {
+      return ffi::Error::InvalidArgument("a piece must be f32, s32 and f32");
+    }
+    const int64_t n = index->element_count() ? index->element_count() : source->dimensions()[0];
+    all.emplace_back(*source, *index, *scale);
+    first.push_back(first.back() + n);
+  }
+  if (first.back() != count) return ffi::Error::InvalidArgument("as many vectors as ids");
+
+  // The least power of two of rows in a part for which there are at most so many parts.
+  const int64_t most = std::clamp<int64_t>(count / kDealt, 1, 256);
+  int shift = 0;
+  while (((rows - 1) >> shift) >= most) ++shift;
+  const int64_t parts = ((rows - 1) >> shift) + 1;
+  const int64_t blocks = std::clamp<int64_t>(count / kSmall, 1, 32);
+  const auto begin_of = [&](int64_t block) { return count * block / blocks; };
+
+  // Where the ids of each block go, by part.
+  std::vector<int64_t> place(blocks * parts);
+  Each<Nothing>(pool, blocks, [&](int64_t block, Nothing&) {
+    int64_t* mine = &place[block * parts];
+    for (int64_t i = begin_of(block); i < begin_of(block + 1); ++i) {
+      if (uint32_t(id[i]) < rows) ++mine[id[i] >> shift];
+    }
+  });
+  std::vector<int64_t> begin(parts + 1);
+  int64_t total = 0;
+  for (int64_t part = 0; part < parts; ++part) {
+    begin[part] = total;
+    for (int64_t block = 0; block < blocks; ++block) {
+      int64_t& here = place[block * parts + part];
+      total += std::exchange(here, total);
+    }
+  }
+  begin[parts] = total;
+  struct Dealt {
+    const float* row;
+    float scale;
+    int32_t id;  // its rank in the part, later
+  };
+  static_assert(sizeof(Dealt) == 4 * sizeof(int32_t));
+  auto* dealt = reinterpret_cast<Dealt*>(work->typed_data());
+  int32_t* different = work->typed_data() + 4 * count;
+  Each<Nothing>(pool, blocks, [&](int64_t block, Nothing&) {
+    int64_t* mine = &place[block * parts];
+    size_t piece = 0;
+    for (int64_t i = begin_of(block); i < begin_of(block + 1); ++i) {
+      while (i >= first[piece + 1]) ++piece;
+      if (uint32_t(id[i]) >= rows) continue;
+      const int64_t own = i - first[piece];
+      Dealt* to = dealt + mine[id[i] >> shift]++;
+      __builtin_prefetch(to + 8, 1);
+      *to = {all[piece].Row(own), all[piece].Scale(own), id[i]};
+    }
+  });
+
+  std::vector<int64_t> found(parts + 1);
+  Each<Ranks>(pool, parts, [&](int64_t part, Ranks& ranks) {
+    ranks.Clear(begin[part + 1] - begin[part], different + begin[part]);
+    for (int64_t k = begin[part]; k < begin[part + 1]; ++k) dealt[k].id = ranks.Find(dealt[k].id);
+    found[part + 1] = ranks.size();
+  });
+  for (int64_t part = 0; part < parts; ++part) found[part + 1] += found[part];
+
+  int32_t* keys = unique->typed_data();
+  float* all_sums = sums->typed_data();
+  WithWidth(dim, [&](auto width) {
+    Each<Nothing>(pool, parts, [&](int64_t part, Nothing&) {
+      const int64_t size = found[part + 1] - found[part];
+      std::memcpy(keys + found[part], different + begin[part], size * sizeof(int32_t));
+      float* to = all_sums + found[part] * width;
+      std::memset(to, 0, size * width * sizeof(float));
+      for (int64_t k = begin[part]; k < begin[part + 1]; ++k) {
+        if (k + kAhead < begin[part + 1]) Prefetch(dealt[k + kAhead].row, width);
+        if (dealt[k].row) AddRow(to + dealt[k].id * width, dealt[k].row, dealt[k].scale, width);
+      }
+    });
+  });
+  std::fill(keys + found[parts], keys + count, kPad);
+  return ffi::Error::Success();
+}
+
+}  // namespace
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(
+    JaxrankTake, Take,
+    ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<Floats>().Arg<Ints>().Ret<Floats>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxrankAdd, Add,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<Floats>()
+                                  .Arg<Ints>()
+                                  .Arg<Floats>()
+                                  .Arg<Ints>()
+                                  .Arg<Floats>()
+                                  .Attr<bool>("rising")
+                                  .Ret<Floats>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxrankSumById, SumById,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<Ints>()
+                                  .RemainingArgs()
+                                  .Attr<int64_t>("rows")
+                                  .Ret<Ints>()
+                                  .Ret<Floats>()
+                                  .Ret<Ints>());

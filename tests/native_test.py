@@ -1,0 +1,173 @@
+"""What native.cc does with rows, against XLA: vectors and sums to the bit."""
+
+import functools
+
+import examples
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from devices_test import DIMS, SCHEMA, hot_of
+from sharded import lookup, new_tables, update
+
+from jaxrank import mesh as meshes
+from jaxrank.embedding import Embedding, duplicates, make_rule, native
+from jaxrank.embedding.by_row import ByRow
+from jaxrank.embedding.by_row_native import ByRowNative
+from jaxrank.embedding.per_id import PerId
+from jaxrank.features import PAD, layout
+
+needs_compiler = pytest.mark.skipif(bool(native.missing()), reason=native.missing())
+COUNTS = [1, 31, 5_000, 100_000]  # ids: of one part of the work, of several, of many
+
+
+def floats(*shape, seed=0):
+    """With negative zeros, which a sum of two numbers never is."""
+    found = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+    return np.where(np.abs(found) < 0.05, np.float32(-0.0), found)
+
+
+def ids(count, below, seed=1):
+    """Some often, a fifth PAD."""
+    rng = np.random.default_rng(seed)
+    found = (below ** rng.random(count)).astype(np.int32) - 1
+    return np.where(rng.random(count) < 0.2, PAD, found)
+
+
+def assert_same_bits(found, expected):
+    found, expected = np.asarray(found), np.asarray(expected)
+    assert found.dtype == expected.dtype
+    np.testing.assert_array_equal(found.view(np.int32), expected.view(np.int32))
+
+
+@needs_compiler
+@pytest.mark.parametrize("dim", [1, 3, 16, 100, 128])
+@pytest.mark.parametrize("count", COUNTS)
+def test_rows_are_taken_as_by_xla(count, dim):
+    plain, form = ByRow(dim, 128), ByRowNative(dim, 128)
+    table, index = floats(700, 128), ids(count, 700)
+    assert_same_bits(form.take(table, index), plain.take(table, index))
+    numbers = jnp.asarray(table[:, 0])
+    assert_same_bits(native.take(numbers, index), plain._found(numbers, index))
+
+
+@needs_compiler
+@pytest.mark.parametrize("dim", [1, 3, 16, 100, 128])
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("order", ["any", "rising"])
+@pytest.mark.parametrize("given", ["block", "index", "scale"])
+def test_vectors_are_added_as_by_xla(count, dim, order, given):
+    plain, form = ByRow(dim, 128), ByRowNative(dim, 128)
+    at = ids(count, 900)
+    at = np.sort(at) if order == "rising" else at
+    start = floats(900, dim, seed=2) + np.float32(0)  # as sums are, never a negative zero
+    source = floats(count, dim) if given == "block" else floats(300, 128)
+    index = None if given == "block" else jnp.asarray(ids(count, 300, seed=3))
+    scale = jnp.asarray(floats(count, seed=4)) if given == "scale" else None
+    settings = dict(scale=scale, rising=order == "rising")
+    found, expected = (
+        f.add(jnp.asarray(start), jnp.asarray(at), jnp.asarray(source), index, **settings)
+        for f in (form, plain)
+    )
+    assert_same_bits(found, expected)
+    assert (np.asarray(found) != start).any()
+
+
+@needs_compiler
+@pytest.mark.parametrize("rows", [1, 40, 5_000, 1_000_003])
+@pytest.mark.parametrize("count", COUNTS)
+def test_gradients_of_an_id_are_added_up_as_by_xla(count, rows):
+    dim, own = 16, count // 3
+    row = jnp.asarray(ids(count, rows))
+    rest = count - own
+    pieces = [
+        PerId(own, jnp.asarray(floats(own, dim))),
+        PerId(
+            rest,
+            jnp.asarray(floats(200, dim, seed=5)),
+            jnp.asarray(ids(rest, 200, seed=6)),
+            jnp.asarray(floats(rest, seed=7)),
+        ),
+    ]
+    unique, sums = jax.jit(lambda: native.sum_by_id(row, pieces, rows, dim))()
+    scratch = jnp.zeros(rows, jnp.int32)
+    expected, of_expected, _ = duplicates.sum_by_scratch(ByRow(dim, dim), row, pieces, scratch)
+    different = len(np.unique(row[row != PAD]))
+    assert (np.asarray(unique[different:]) == PAD).all()
+    order, in_order = np.argsort(unique[:different]), np.argsort(expected[:different])
+    np.testing.assert_array_equal(unique[order], expected[in_order])
+    assert_same_bits(sums[order], of_expected[in_order])
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("rule", "placement", "devices", "replicas", "scope"),
+    [
+        ("rowwise_adagrad", "rows", 1, 1, "read"),
+        ("lazy_adam", "mixed", 1, 1, "read"),
+        ("adagrad", "mixed", 4, 2, "read"),
+        ("ftrl", "rows", 2, 1, "read"),
+        ("sgd", "mixed", 1, 1, "table"),
+    ],
+)
+def test_lookup_and_update_are_those_of_xla(rule, placement, devices, replicas, scope):
+    lay = layout(SCHEMA, DIMS, hot_of(placement, devices))
+    settings = dict(
+        layout=lay,
+        mesh=meshes.make_mesh(devices=devices, replicas=replicas),
+        rule=make_rule(rule),
+        room={stack.name: 0.1 for stack in lay.stacks},
+        l2=0.01,
+        l2_scope=scope,
+    )
+    by_xla = type("ByXla", (Embedding,), {"is_native": False})(**settings)
+    by_native = Embedding(**settings)
+    assert by_native.is_native
+    assert not by_native.init_scratch()
+    tables = new_tables(by_native)
+    batch = examples.random_batch(lay, 64, seed=0)
+    (vectors, _), (expected, _) = (lookup(e, tables, batch) for e in (by_native, by_xla))
+    jax.tree.map(assert_same_bits, vectors, expected)
+    after, expected = (update(e, tables, batch, vectors) for e in (by_native, by_xla))
+    # What XLA fuses with the sums it may round otherwise.
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-7)
+    jax.tree.map(close, after, expected)
+    moved = jax.tree.map(lambda a, b: bool((a != b).any()), after, tables)
+    assert all(t.rows for t in moved.values())
+
+
+def test_without_a_compiler_xla_does_the_work(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert native.missing.__wrapped__() == "no C++ compiler was found"
+    monkeypatch.setenv("JAXRANK_NATIVE", "0")
+    assert native.missing.__wrapped__() == "JAXRANK_NATIVE is 0"
+
+
+def test_a_compiler_that_fails_is_named_and_leaves_nothing(tmp_path, monkeypatch):
+    compiler = tmp_path / "c++-that-fails"
+    compiler.write_text("#!/bin/sh\necho 'no such option' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("CXX", str(compiler))
+    told = native.missing.__wrapped__()
+    assert told == f"{compiler} could not compile native.cc: no such option"
+    assert list((tmp_path / "cache" / "jaxrank").iterdir()) == []
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path, monkeypatch):
+    (tmp_path / "cache").write_text("a file, not a folder")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("CXX", "c++")
+    assert str(tmp_path / "cache") in native.missing.__wrapped__()
+
+
+@needs_compiler
+def test_what_was_compiled_is_used_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    made = native._library()
+    assert made.parent == tmp_path / "jaxrank"
+    monkeypatch.setenv("CXX", "false")
+    assert native._library() == made
+    assert list(made.parent.iterdir()) == [made]
