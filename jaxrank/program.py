@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
-from jaxrank import embedding, metrics, models, optim, patterns
+from jaxrank import embedding, metrics, models, optim, patterns, processes
 from jaxrank import mesh as meshes
 from jaxrank import step as steps
 from jaxrank.config import to_plain
@@ -83,12 +83,18 @@ class Program:
     predict: (Weights, batch) -> (logits, labels, weights), each f32[B, tasks] of the whole batch on
         every device; logits and weights are of all traffic. Takes any batch shape.
     largest: numbers [devices] -> the largest, on every device.
+
+    Raises:
+        InputError: on CPU, `native` is there in some processes only, whose programs then differ.
     """
 
     def __init__(self, trainee: steps.Trainee, mesh: Mesh, shape: BatchShape):
         self.trainee = trainee
         self.mesh = mesh
         self.shape = shape
+        if trainee.embedding.on_cpu:
+            by = "native.cc" if trainee.embedding.is_native else "XLA, as with JAXRANK_NATIVE=0"
+            processes.check_same("what reads the rows of tables", by)
         init = functools.partial(steps.init_state, trainee)
         self.state_shape: steps.TrainState = jax.eval_shape(init)
         specs = self._specs(self.state_shape)

@@ -385,6 +385,19 @@ def test_processes_of_different_versions_are_refused(store, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_processes_of_which_one_cannot_use_native_code_are_refused(store, tmp_path):
+    settings = coordinator()
+    args = ("train", *flags(store, tmp_path / "run"))
+    several = [
+        started(i, lambda i: settings(i) | {"JAXRANK_NATIVE": str(i)}, *args) for i in (0, 1)
+    ]
+    for index, found in enumerate(ended(several)):
+        assert found.returncode == 2, found.stderr
+        assert f"jaxrank[{index}]: error: what reads the rows of tables must" in found.stderr
+        assert "native.cc and XLA, as with JAXRANK_NATIVE=0" in found.stderr
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
 @pytest.mark.slow
 def test_processes_that_read_other_data_under_the_same_name_are_refused(store, tmp_path):
     c = tiny.config()

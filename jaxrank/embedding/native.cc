@@ -204,36 +204,59 @@ class Ranks {
   std::vector<int32_t> slots_;
 };
 
-// Every different id once, and the sum of its vectors in the order of ids. Ids are first dealt out
-// by which part of the rows they are of, so that what belongs to a part fits a core's cache.
-ffi::Error SumById(ffi::ThreadPool pool, Ints ids, ffi::RemainingArgs pieces, int64_t rows,
-                   IntsOut unique, FloatsOut sums, IntsOut work) {
-  const int64_t count = ids.element_count(), dim = sums->dimensions()[1];
-  const int32_t* id = ids.typed_data();
-  std::vector<Vectors> all;
-  std::vector<int64_t> first{0};
-  for (size_t i = 0; i < pieces.size(); i += 3) {
-    auto source = pieces.get<Floats>(i);
-    auto index = pieces.get<Ints>(i + 1);
-    auto scale = pieces.get<Floats>(i + 2);
-    if (!source.has_value() || !index.has_value() || !scale.has_value()) {
-      return ffi::Error::InvalidArgument("a piece must be f32, s32 and f32");
+// The vectors of a row of ids in pieces, one behind the other.
+class Pieces {
+ public:
+  // From (source, index, scale) of each.
+  static ffi::ErrorOr<Pieces> Of(const ffi::RemainingArgs& operands) {
+    Pieces found;
+    for (size_t i = 0; i + 2 < operands.size(); i += 3) {
+      auto source = operands.get<Floats>(i);
+      auto index = operands.get<Ints>(i + 1);
+      auto scale = operands.get<Floats>(i + 2);
+      if (!source.has_value() || !index.has_value() || !scale.has_value()) {
+        return ffi::Unexpected(ffi::Error::InvalidArgument("a piece is f32, s32 and f32"));
+      }
+      const int64_t ids = index->element_count();
+      found.all_.emplace_back(*source, *index, *scale);
+      found.ends_.push_back(found.count() + (ids ? ids : source->dimensions()[0]));
     }
-    const int64_t n = index->element_count() ? index->element_count() : source->dimensions()[0];
-    all.emplace_back(*source, *index, *scale);
-    first.push_back(first.back() + n);
+    return found;
   }
-  if (first.back() != count) return ffi::Error::InvalidArgument("as many vectors as ids");
 
-  // The least power of two of rows in a part for which there are at most so many parts.
-  const int64_t most = std::clamp<int64_t>(count / kDealt, 1, 256);
-  int shift = 0;
-  while (((rows - 1) >> shift) >= most) ++shift;
-  const int64_t parts = ((rows - 1) >> shift) + 1;
+  int64_t count() const { return ends_.empty() ? 0 : ends_.back(); }
+
+  // function(i, its vectors, its place in them) for ids [begin, end).
+  template <typename Function>
+  void ForEach(int64_t begin, int64_t end, const Function& function) const {
+    int64_t first = 0;
+    for (size_t piece = 0; piece < all_.size(); first = ends_[piece++]) {
+      for (int64_t i = std::max(begin, first); i < std::min(end, ends_[piece]); ++i) {
+        function(i, all_[piece], i - first);
+      }
+    }
+  }
+
+ private:
+  std::vector<Vectors> all_;
+  std::vector<int64_t> ends_;
+};
+
+struct Dealt {
+  const float* row;
+  float scale;
+  int32_t id;  // its rank among those of its part, later
+};
+static_assert(sizeof(Dealt) == 4 * sizeof(int32_t));
+
+// Deals ids out, in their order, by which part of the rows they are of: id >> shift. Returns where
+// each of the parts begins in `dealt`, and where the last one ends.
+std::vector<int64_t> Deal(ffi::ThreadPool& pool, const int32_t* id, const Pieces& pieces,
+                          int64_t rows, int shift, Dealt* dealt) {
+  const int64_t count = pieces.count(), parts = ((rows - 1) >> shift) + 1;
   const int64_t blocks = std::clamp<int64_t>(count / kSmall, 1, 32);
   const auto begin_of = [&](int64_t block) { return count * block / blocks; };
-
-  // Where the ids of each block go, by part.
+  // How many of each block are of each part, and then where they go.
   std::vector<int64_t> place(blocks * parts);
   Each<Nothing>(pool, blocks, [&](int64_t block, Nothing&) {
     int64_t* mine = &place[block * parts];
@@ -241,38 +264,47 @@ ffi::Error SumById(ffi::ThreadPool pool, Ints ids, ffi::RemainingArgs pieces, in
       if (uint32_t(id[i]) < rows) ++mine[id[i] >> shift];
     }
   });
-  std::vector<int64_t> begin(parts + 1);
+  std::vector<int64_t> begin;
   int64_t total = 0;
   for (int64_t part = 0; part < parts; ++part) {
-    begin[part] = total;
+    begin.push_back(total);
     for (int64_t block = 0; block < blocks; ++block) {
       int64_t& here = place[block * parts + part];
       total += std::exchange(here, total);
     }
   }
-  begin[parts] = total;
-  struct Dealt {
-    const float* row;
-    float scale;
-    int32_t id;  // its rank in the part, later
-  };
-  static_assert(sizeof(Dealt) == 4 * sizeof(int32_t));
-  auto* dealt = reinterpret_cast<Dealt*>(work->typed_data());
-  int32_t* different = work->typed_data() + 4 * count;
+  begin.push_back(total);
   Each<Nothing>(pool, blocks, [&](int64_t block, Nothing&) {
     int64_t* mine = &place[block * parts];
-    size_t piece = 0;
-    for (int64_t i = begin_of(block); i < begin_of(block + 1); ++i) {
-      while (i >= first[piece + 1]) ++piece;
-      if (uint32_t(id[i]) >= rows) continue;
-      const int64_t own = i - first[piece];
-      Dealt* to = dealt + mine[id[i] >> shift]++;
-      __builtin_prefetch(to + 8, 1);
-      *to = {all[piece].Row(own), all[piece].Scale(own), id[i]};
-    }
+    pieces.ForEach(begin_of(block), begin_of(block + 1),
+                   [&](int64_t i, const Vectors& vectors, int64_t own) {
+                     if (uint32_t(id[i]) >= rows) return;
+                     Dealt* to = dealt + mine[id[i] >> shift]++;
+                     __builtin_prefetch(to + 8, 1);
+                     *to = {vectors.Row(own), vectors.Scale(own), id[i]};
+                   });
   });
+  return begin;
+}
 
-  std::vector<int64_t> found(parts + 1);
+// Every different id once, and the sum of its vectors in the order of ids. Ids are first dealt out
+// to parts of the rows, so that what belongs to a part fits a core's cache.
+ffi::Error SumById(ffi::ThreadPool pool, Ints ids, ffi::RemainingArgs operands, int64_t rows,
+                   IntsOut unique, FloatsOut sums, IntsOut work) {
+  const auto pieces = Pieces::Of(operands);
+  if (!pieces.has_value()) return pieces.error();
+  const int64_t count = ids.element_count(), dim = sums->dimensions()[1];
+  if (pieces->count() != count) return ffi::Error::InvalidArgument("as many vectors as ids");
+
+  const int64_t most = std::clamp<int64_t>(count / kDealt, 1, 256);
+  int shift = 0;
+  while (((rows - 1) >> shift) >= most) ++shift;
+  auto* dealt = reinterpret_cast<Dealt*>(work->typed_data());
+  const std::vector<int64_t> begin = Deal(pool, ids.typed_data(), *pieces, rows, shift, dealt);
+  const int64_t parts = begin.size() - 1;
+
+  int32_t* different = work->typed_data() + 4 * count;
+  std::vector<int64_t> found(parts + 1);  // in all parts before each
   Each<Ranks>(pool, parts, [&](int64_t part, Ranks& ranks) {
     ranks.Clear(begin[part + 1] - begin[part], different + begin[part]);
     for (int64_t k = begin[part]; k < begin[part + 1]; ++k) dealt[k].id = ranks.Find(dealt[k].id);
@@ -284,12 +316,12 @@ ffi::Error SumById(ffi::ThreadPool pool, Ints ids, ffi::RemainingArgs pieces, in
   float* all_sums = sums->typed_data();
   WithWidth(dim, [&](auto width) {
     Each<Nothing>(pool, parts, [&](int64_t part, Nothing&) {
-      const int64_t size = found[part + 1] - found[part];
+      const int64_t size = found[part + 1] - found[part], end = begin[part + 1];
       std::memcpy(keys + found[part], different + begin[part], size * sizeof(int32_t));
       float* to = all_sums + found[part] * width;
       std::memset(to, 0, size * width * sizeof(float));
-      for (int64_t k = begin[part]; k < begin[part + 1]; ++k) {
-        if (k + kAhead < begin[part + 1]) Prefetch(dealt[k + kAhead].row, width);
+      for (int64_t k = begin[part]; k < end; ++k) {
+        if (k + kAhead < end) Prefetch(dealt[k + kAhead].row, width);
         if (dealt[k].row) AddRow(to + dealt[k].id * width, dealt[k].row, dealt[k].scale, width);
       }
     });

@@ -30,6 +30,7 @@ from jaxrank.embedding.per_id import PerId
 _SOURCE = Path(__file__).with_name("native.cc")
 # The same bits as XLA's scatter: a product is rounded before it is added.
 _FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fPIC", "-shared", "-w")
+COMPILERS = ("c++", "g++", "clang++")  # that are looked for where CXX names none
 _FUNCTIONS = ("Take", "Add", "SumById")
 _SECONDS = 120  # in which it must be compiled
 
@@ -64,21 +65,20 @@ def _library() -> Path:
     path = cache / f"native-{name}.so"
     if path.exists():
         return path
-    named = os.environ.get("CXX", "").split()
-    compilers = [named] if named else [[c] for c in ("c++", "g++", "clang++") if shutil.which(c)]
-    if not compilers:
+    compiler = os.environ.get("CXX") or next(filter(shutil.which, COMPILERS), "")
+    if not compiler:
         raise _NotThere("no C++ compiler was found")
     cache.mkdir(parents=True, exist_ok=True, mode=0o700)
     descriptor, temporary = tempfile.mkstemp(dir=cache, suffix=".so")
     os.close(descriptor)
     try:
-        command = [*compilers[0], *_FLAGS, "-I", jax.ffi.include_dir(), str(_SOURCE)]
+        command = [*compiler.split(), *_FLAGS, "-I", jax.ffi.include_dir(), str(_SOURCE)]
         done = subprocess.run(
             [*command, "-o", temporary], capture_output=True, text=True, timeout=_SECONDS
         )
         if done.returncode:
             told = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
-            raise _NotThere(f"{compilers[0][0]} could not compile {_SOURCE.name}: {told[0]}")
+            raise _NotThere(f"{compiler} could not compile {_SOURCE.name}: {told[0]}")
         os.replace(temporary, path)  # whole or not at all, whoever else compiles it
     finally:
         Path(temporary).unlink(missing_ok=True)
