@@ -9,14 +9,14 @@ import jax
 from ml_collections import ConfigDict
 
 from jaxrank import config as configs
-from jaxrank import days, models, placement, processes, run_data, workdir
+from jaxrank import days, models, native, placement, processes, run_data, workdir
 from jaxrank import evaluate as evaluation
 from jaxrank import mesh as meshes
 from jaxrank.checkpoint import Checkpoints
 from jaxrank.data import packing
 from jaxrank.data.pipeline import TrainBatches
 from jaxrank.data.store import Split, Store
-from jaxrank.embedding import check_shards, native
+from jaxrank.embedding import check_shards
 from jaxrank.errors import InputError
 from jaxrank.features import Hot, Layout, Schema
 from jaxrank.monitor import Monitor, make_monitor
@@ -267,7 +267,7 @@ def describe(job: Job, state: TrainState) -> str:
         f" {job.program.mesh.size} {jax.default_backend()} device(s)"
     ]
     if trainee.embedding.on_cpu and not trainee.embedding.is_native:
-        lines.append(f"Rows of tables are read and added up by XLA, slower: {native.missing()}")
+        lines.append(f"XLA alone works on rows and matrix products, slower: {native.missing()}")
     if job.plan.next_days:
         lines.append(
             f"{len(job.train_split.days)} days, one after another; {len(job.plan.next_days)}"

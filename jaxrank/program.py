@@ -93,8 +93,8 @@ class Program:
         self.mesh = mesh
         self.shape = shape
         if trainee.embedding.on_cpu:
-            by = "native.cc" if trainee.embedding.is_native else "XLA, as with JAXRANK_NATIVE=0"
-            processes.check_same("what reads the rows of tables", by)
+            by = "native code" if trainee.embedding.is_native else "XLA, as with JAXRANK_NATIVE=0"
+            processes.check_same("what works on rows and products", by)
         init = functools.partial(steps.init_state, trainee)
         self.state_shape: steps.TrainState = jax.eval_shape(init)
         specs = self._specs(self.state_shape)

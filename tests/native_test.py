@@ -1,4 +1,4 @@
-"""What native.cc does with rows, against XLA: vectors and sums to the bit."""
+"""What the code in C++ does, against XLA: rows to the bit, products as near as float32 comes."""
 
 import functools
 import shutil
@@ -12,7 +12,8 @@ from devices_test import DIMS, SCHEMA, hot_of
 from sharded import lookup, new_tables, update
 
 from jaxrank import mesh as meshes
-from jaxrank.embedding import Embedding, duplicates, make_rule, native
+from jaxrank import native
+from jaxrank.embedding import Embedding, duplicates, make_rule, native_rows
 from jaxrank.embedding.by_row import ByRow
 from jaxrank.embedding.by_row_native import ByRowNative
 from jaxrank.embedding.per_id import PerId
@@ -57,7 +58,7 @@ def test_rows_are_taken_as_by_xla(count, dim):
     table, index = floats(700, 128), ids(count, 700)
     assert_same_bits(form.take(table, index), plain.take(table, index))
     numbers = jnp.asarray(table[:, 0])
-    assert_same_bits(native.take(numbers, index), plain._found(numbers, index))
+    assert_same_bits(native_rows.take(numbers, index), plain._found(numbers, index))
 
 
 @needs_compiler
@@ -98,7 +99,7 @@ def test_gradients_of_an_id_are_added_up_as_by_xla(count, rows):
             jnp.asarray(floats(rest, seed=7)),
         ),
     ]
-    unique, sums = jax.jit(lambda: native.sum_by_id(row, pieces, rows, dim))()
+    unique, sums = jax.jit(lambda: native_rows.sum_by_id(row, pieces, rows, dim))()
     scratch = jnp.zeros(rows, jnp.int32)
     expected, of_expected, _ = duplicates.sum_by_scratch(ByRow(dim, dim), row, pieces, scratch)
     different = len(np.unique(row[row != PAD]))
@@ -145,13 +146,18 @@ def test_lookup_and_update_are_those_of_xla(rule, placement, devices, replicas, 
     assert all(t.rows for t in moved.values())
 
 
+def told_missing():
+    """What a program is told that loads the code for the first time."""
+    return native._loaded.__wrapped__()[0]
+
+
 def test_without_a_compiler_xla_does_the_work(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert native.missing.__wrapped__() == "no C++ compiler was found"
+    assert told_missing() == "no C++ compiler was found"
     monkeypatch.setenv("JAXRANK_NATIVE", "0")
-    assert native.missing.__wrapped__() == "JAXRANK_NATIVE is 0"
+    assert told_missing() == "JAXRANK_NATIVE is 0"
 
 
 def test_a_compiler_that_fails_is_named_and_leaves_nothing(tmp_path, monkeypatch):
@@ -160,8 +166,8 @@ def test_a_compiler_that_fails_is_named_and_leaves_nothing(tmp_path, monkeypatch
     compiler.chmod(0o755)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("CXX", str(compiler))
-    told = native.missing.__wrapped__()
-    assert told == f"{compiler} could not compile native.cc: no such option"
+    told = told_missing()
+    assert told == f"{compiler} could not compile rows.cc: no such option"
     assert list((tmp_path / "cache" / "jaxrank").iterdir()) == []
 
 
@@ -169,14 +175,13 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path, monkeypatch):
     (tmp_path / "cache").write_text("a file, not a folder")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("CXX", "c++")
-    assert str(tmp_path / "cache") in native.missing.__wrapped__()
+    assert str(tmp_path / "cache") in told_missing()
 
 
 @needs_compiler
 def test_what_was_compiled_is_used_again(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    made = native._library()
-    assert made.parent == tmp_path / "jaxrank"
+    made = [native._library(name) for name in ("rows", "products")]
     monkeypatch.setenv("CXX", "false")
-    assert native._library() == made
-    assert list(made.parent.iterdir()) == [made]
+    assert [native._library(name) for name in ("rows", "products")] == made
+    assert sorted((tmp_path / "jaxrank").iterdir()) == sorted(made)

@@ -1,9 +1,9 @@
-"""Blocks of CPU where `native` is there: as `by_row`, to the bit."""
+"""Blocks of CPU where `native` is: as `by_row`, to the bit."""
 
 import jax
 import jax.numpy as jnp
 
-from jaxrank.embedding import native
+from jaxrank.embedding import native_rows
 from jaxrank.embedding.by_row import ByRow
 from jaxrank.embedding.per_id import PerId
 
@@ -23,9 +23,9 @@ class ByRowNative(ByRow):
     ) -> jax.Array:
         if block.dtype != jnp.float32:
             return super().add(block, at, source, index, scale=scale, rising=rising)
-        return native.add(block, at, PerId(at.shape[0], source, index, scale), rising=rising)
+        return native_rows.add(block, at, PerId(at.shape[0], source, index, scale), rising=rising)
 
     def _found(self, array: jax.Array, row: jax.Array) -> jax.Array:
         if array.dtype != jnp.float32:
             return super()._found(array, row)
-        return native.take(array, row)
+        return native_rows.take(array, row)

@@ -16,8 +16,9 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jaxrank import mesh as meshes
+from jaxrank import native
 from jaxrank.apart import apart
-from jaxrank.embedding import native
+from jaxrank.embedding import native_rows
 from jaxrank.embedding.blocks import Form, up_to
 from jaxrank.embedding.by_line import ByLine
 from jaxrank.embedding.by_row import ByRow
@@ -418,7 +419,9 @@ class Embedding:
         def change_read(carry, row, grads):
             state, scratch = carry
             if self.is_native and state.rows.dtype == jnp.float32:
-                unique, sums = native.sum_by_id(row, grads, shape.rows // self.shards, shape.dim)
+                unique, sums = native_rows.sum_by_id(
+                    row, grads, shape.rows // self.shards, shape.dim
+                )
             elif scratch is not None:
                 unique, sums, scratch = sum_by_scratch(form, row, grads, scratch)
             else:

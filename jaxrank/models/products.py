@@ -7,13 +7,16 @@ TPU are bfloat16 ones by default.
 import functools
 import math
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from jaxrank import native
 from jaxrank.apart import apart
+from jaxrank.models import native_products
 
 PRECISIONS = ("default", "high", "highest", "bfloat16")
 
@@ -22,6 +25,7 @@ KERNEL_INIT = nn.initializers.glorot_normal()
 STACKED_KERNEL_INIT = nn.initializers.glorot_normal(batch_axis=(0,))
 
 _WIDE = 32  # of kernels, from which on it pays to turn examples over for their gradient
+_NARROW, _SMALL = 16, 2**17  # code in C++ multiplies on CPU if no side is less, nor their product
 
 
 def compiler_options(precision: str, platform: str) -> dict[str, str]:
@@ -107,25 +111,85 @@ def _product(x: jax.Array, kernel: jax.Array, precision: str) -> jax.Array:
     return _forward(x, kernel, precision)[0]
 
 
-def _forward(
-    x: jax.Array, kernel: jax.Array, precision: str
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    if precision == "bfloat16":
-        x, kernel, precision = x.astype(jnp.bfloat16), kernel.astype(jnp.bfloat16), "default"
-    return _contract(x, kernel, -1, -2, precision), (x, kernel)
+class _Factors(NamedTuple):
+    """Factors as they are, which code in C++ rounds by itself, and as XLA multiplies them. What a
+    platform does not read costs nothing: XLA removes it."""
+
+    given: tuple[jax.Array, jax.Array]
+    rounded: tuple[jax.Array, jax.Array]
 
 
-def _backward(
-    precision: str, factors: tuple[jax.Array, jax.Array], grad: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    x, kernel = factors
-    if precision == "bfloat16":
-        grad, precision = grad.astype(jnp.bfloat16), "default"
-    of_x = _contract(grad, kernel, -1, -1, precision)
-    return of_x, _of_kernel(x, grad, precision)
+def _factors(x: jax.Array, kernel: jax.Array, precision: str) -> _Factors:
+    if precision != "bfloat16":
+        return _Factors((x, kernel), (x, kernel))
+    return _Factors((x, kernel), (x.astype(jnp.bfloat16), kernel.astype(jnp.bfloat16)))
+
+
+def _forward(x: jax.Array, kernel: jax.Array, precision: str) -> tuple[jax.Array, _Factors]:
+    factors = _factors(x, kernel, precision)
+    by_xla = functools.partial(_contract, axis_a=-1, axis_b=-2, precision=_of_xla(precision))
+    is_native = _is_native(x, kernel)
+    y = _either(native_products.of_rows, by_xla, factors, precision, is_native=is_native)
+    return y, factors
+
+
+def _backward(precision: str, factors: _Factors, grad: jax.Array) -> tuple[jax.Array, jax.Array]:
+    (x, kernel), (x_rounded, kernel_rounded) = factors
+    is_native = _is_native(x, kernel)
+    _, rounded = _factors(grad, grad, precision)
+    of_x = _either(
+        functools.partial(native_products.of_rows, is_transposed=True),
+        functools.partial(_contract, axis_a=-1, axis_b=-1, precision=_of_xla(precision)),
+        _Factors((grad, kernel), (rounded[0], kernel_rounded)),
+        precision,
+        is_native=is_native,
+    )
+    of_kernel = _either(
+        native_products.of_columns,
+        functools.partial(_of_kernel, precision=_of_xla(precision)),
+        _Factors((x, grad), (x_rounded, rounded[0])),
+        precision,
+        is_native=is_native,
+    )
+    return of_x, of_kernel
 
 
 _product.defvjp(_forward, _backward)
+
+
+def _of_xla(precision: str) -> str:
+    """For factors that are rounded already."""
+    return "default" if precision == "bfloat16" else precision
+
+
+def _either(
+    by_native: Callable[..., jax.Array],
+    by_xla: Callable[..., jax.Array],
+    factors: _Factors,
+    precision: str,
+    *,
+    is_native: bool,
+) -> jax.Array:
+    """The product of the factors, on CPU by code in C++ if `is_native`."""
+    if not is_native:
+        return by_xla(*factors.rounded)
+
+    def cpu(given: tuple[jax.Array, jax.Array], rounded: Any) -> jax.Array:
+        a, b = (x.reshape(-1, *x.shape[-2:]) for x in given)
+        found = by_native(a, b, is_bfloat16=precision == "bfloat16")
+        return found.reshape(*given[0].shape[:-2], *found.shape[1:])
+
+    return jax.lax.platform_dependent(
+        *factors, cpu=cpu, default=lambda given, rounded: by_xla(*rounded)
+    )
+
+
+def _is_native(x: jax.Array, kernel: jax.Array) -> bool:
+    """Whether code in C++ makes these products on CPU; XLA has the small ones."""
+    sides = x.shape[-2], *kernel.shape[-2:]
+    is_worth_it = min(sides) >= _NARROW and math.prod(sides) >= _SMALL
+    is_float32 = x.dtype == kernel.dtype == jnp.float32
+    return is_worth_it and is_float32 and jax.default_backend() == "cpu" and native.has_products()
 
 
 def _of_kernel(x: jax.Array, grad: jax.Array, precision: str) -> jax.Array:
