@@ -2,6 +2,7 @@
 
 import functools
 import shutil
+from pathlib import Path
 
 import examples
 import jax
@@ -18,8 +19,10 @@ from jaxrank.embedding.by_row import ByRow
 from jaxrank.embedding.by_row_native import ByRowNative
 from jaxrank.embedding.per_id import PerId
 from jaxrank.features import PAD, layout
+from jaxrank.models.products import product
 
 needs_compiler = pytest.mark.usefixtures("compiled")
+needs_products = pytest.mark.usefixtures("multiplied")
 COUNTS = [1, 31, 5_000, 100_000]  # ids: of one part of the work, of several, of many
 
 
@@ -48,6 +51,15 @@ def compiled():
     if not any(map(shutil.which, native.COMPILERS)):
         pytest.skip("this machine has no C++ compiler")
     assert native.missing() == ""
+
+
+@pytest.fixture
+def multiplied(compiled):
+    """Only a processor of another kind may be without."""
+    kinds = Path("/proc/cpuinfo").read_text().split()
+    if not {"avx2", "fma"} <= set(kinds):
+        pytest.skip("this processor has neither AVX-512 nor AVX2")
+    assert native.has_products()
 
 
 @needs_compiler
@@ -149,6 +161,93 @@ def test_lookup_and_update_are_those_of_xla(rule, placement, devices, replicas, 
 def told_missing():
     """What a program is told that loads the code for the first time."""
     return native._loaded.__wrapped__()[0]
+
+
+@needs_products
+@pytest.mark.parametrize("precision", ["highest", "bfloat16"])
+@pytest.mark.parametrize(
+    ("leading", "examples", "size", "width"),
+    [
+        ((), 97, 300, 33),  # a panel of one column, a strip of one row
+        ((2, 3), 257, 45, 64),
+        ((), 24, 1100, 600),  # a sum longer than a block
+        ((), 5_000, 20, 70),  # a sum over examples in parts
+        ((2,), 2_049, 16, 16),
+    ],
+    ids=str,
+)
+def test_products_and_their_gradients_are_those_of_float64(
+    leading, examples, size, width, precision
+):
+    x, kernel, grad = (
+        floats(*leading, *shape, seed=seed)
+        for seed, shape in enumerate([(examples, size), (size, width), (examples, width)])
+    )
+    a, b, c = (_exact(array, precision) for array in (x, kernel, grad))
+    expected = a @ b, c @ b.swapaxes(-1, -2), a.swapaxes(-1, -2) @ c
+    program = jax.jit(functools.partial(_with_gradients, precision=precision))
+    assert program.lower(x, kernel, grad).as_text().count("@JaxrankProduct") == 3
+    found = program(x, kernel, grad)
+    for one, wanted in zip(found, expected, strict=True):
+        assert (one.dtype, one.shape) == (np.float32, wanted.shape)
+        np.testing.assert_allclose(one, wanted, rtol=0, atol=3e-6 * np.abs(wanted).max())
+
+
+def _with_gradients(x, kernel, grad, precision):
+    y, back = jax.vjp(lambda x, kernel: product(x, kernel, precision), x, kernel)
+    return y, *back(grad)
+
+
+def _exact(array, precision):
+    rounded = array.astype(jnp.bfloat16) if precision == "bfloat16" else array
+    return rounded.astype(np.float64)
+
+
+@needs_products
+@pytest.mark.parametrize("precision", ["highest", "bfloat16"])
+def test_a_product_is_not_a_number_where_a_factor_is_not(precision):
+    """Whatever its bits are: rounded like others, some would be infinite."""
+    x, kernel = floats(100, 64), floats(64, 40, seed=1)
+    x[3, 5] = np.uint32(0x7FFFFFFF).view(np.float32)
+    x[70, 63], x[71, 0] = np.inf, -np.inf
+    y, of_x, of_kernel = _with_gradients(x, kernel, floats(100, 40, seed=2), precision)
+    assert np.isnan(y[3]).all()
+    np.testing.assert_array_equal(y[70], np.inf * kernel[63])
+    np.testing.assert_array_equal(y[71], -np.inf * kernel[0])
+    assert np.isfinite(np.delete(y, [3, 70, 71], axis=0)).all()
+    assert np.isfinite(of_x).all()
+    assert np.isnan(of_kernel[5]).all()
+    assert np.isfinite(np.delete(of_kernel, [0, 5, 63], axis=0)).all()
+
+
+@needs_products
+@pytest.mark.parametrize("examples", [100, 5_000])
+def test_a_product_of_several_is_that_product_alone(examples):
+    """On one device or on one each."""
+    given = floats(4, examples, 48), floats(4, 48, 40, seed=1), floats(4, examples, 40, seed=2)
+    of = functools.partial(_with_gradients, precision="highest")
+    rows = jax.P("device")
+    mesh = jax.make_mesh((4,), ("device",), axis_types=(jax.sharding.AxisType.Auto,))
+    shared = jax.shard_map(of, mesh=mesh, in_specs=rows, out_specs=rows, check_vma=False)
+    found = of(*given), jax.vmap(of)(*given), jax.jit(shared)(*given)
+    alone = [of(*(array[i] for array in given)) for i in range(4)]
+    for one in found:
+        for together, *each in zip(one, *alone, strict=True):
+            assert_same_bits(together, np.stack(each))
+
+
+def test_small_products_and_those_of_other_numbers_are_of_xla():
+    def is_native(examples, size, width, dtype=np.float32):
+        x, kernel = np.ones((examples, size), dtype), np.ones((size, width), dtype)
+        with jax.enable_x64(True):
+            text = jax.jit(lambda: product(x, kernel, "highest")).lower().as_text()
+        return "@JaxrankProduct" in text
+
+    assert is_native(512, 16, 16) == native.has_products()
+    assert not is_native(511, 16, 16)
+    assert not is_native(5_000, 15, 200)
+    assert not is_native(5_000, 200, 1)
+    assert not is_native(512, 16, 16, np.float64)
 
 
 def test_without_a_compiler_xla_does_the_work(tmp_path, monkeypatch):

@@ -134,8 +134,9 @@ def test_sums_in_parts_are_those_of_the_whole(leading, examples, size, width, pr
         np.testing.assert_array_equal(found, wanted)  # whole numbers, so whatever the order
 
 
-def test_bits_of_products_do_not_depend_on_the_number_of_threads():
-    """Those of one product alone do."""
+@pytest.mark.parametrize("by_native", [False, True], ids=["xla", "native"])
+def test_bits_of_products_do_not_depend_on_the_number_of_threads(by_native):
+    """Those of one product of XLA alone do."""
     code = """
 import jax, numpy as np
 from jaxrank.models import products
@@ -156,7 +157,8 @@ for n, size, width in shapes:
 """
     found = []
     for threads in (2, 3, 8, 32):
-        env = os.environ | {"PJRT_NPROC": str(threads), "PYTHONPATH": str(ROOT)}
+        settings = {"PJRT_NPROC": str(threads), "JAXRANK_NATIVE": str(int(by_native))}
+        env = os.environ | settings | {"PYTHONPATH": str(ROOT)}
         command = [sys.executable, "-c", code]
         told = subprocess.run(command, capture_output=True, text=True, env=env, check=True)
         found.append([line.split() for line in told.stdout.splitlines()])

@@ -4,6 +4,8 @@ Sums are cut where the shapes say, so the bits do not depend on the number of th
 are f32[batch, ...], a product for each of the batch.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
@@ -24,7 +26,7 @@ def of_rows(
     width = kernel.shape[1 if is_transposed else 2]
     outs = (_floats(batch, n, width), _floats(batch * size * -(-width // _PANEL) * _PANEL))
     settings = dict(is_bfloat16=is_bfloat16, is_transposed=is_transposed)
-    return jax.ffi.ffi_call("JaxrankProductOfRows", outs)(x, kernel, **settings)[0]
+    return _call("JaxrankProductOfRows", outs)(x, kernel, **settings)[0]
 
 
 def of_columns(x: jax.Array, grad: jax.Array, *, is_bfloat16: bool) -> jax.Array:
@@ -33,7 +35,10 @@ def of_columns(x: jax.Array, grad: jax.Array, *, is_bfloat16: bool) -> jax.Array
     width = grad.shape[2]
     parts = min(max(n // _PART, 1), _MOST_PARTS)
     outs = (_floats(batch, size, width), _floats(parts if parts > 1 else 0, batch, size, width))
-    return jax.ffi.ffi_call("JaxrankProductOfColumns", outs)(x, grad, is_bfloat16=is_bfloat16)[0]
+    return _call("JaxrankProductOfColumns", outs)(x, grad, is_bfloat16=is_bfloat16)[0]
+
+
+_call = functools.partial(jax.ffi.ffi_call, vmap_method="sequential")
 
 
 def _floats(*shape: int) -> jax.ShapeDtypeStruct:
