@@ -32,8 +32,8 @@ from jaxrank import huge_pages
 HERE = Path(__file__).resolve().parent
 OURS = ("jaxrank", "jaxrank_bfloat16", "jaxrank_tables")
 LIMITS = (
-    "products", "products_numpy", "products_torch", "products_bfloat16", "products_torch_bfloat16",
-    "copy",
+    "products", "products_numpy", "products_torch", "products_jaxrank", "products_bfloat16",
+    "products_torch_bfloat16", "products_jaxrank_bfloat16", "copy",
 )  # fmt: skip
 PEERS = (
     "fbgemm", "fbgemm_bfloat16", "fbgemm_tables", "torch", "torch_bfloat16", "torch_dense",
@@ -77,8 +77,8 @@ def tables(shape: str, folder: Path) -> Iterator[int]:
         yield job.config.steps_per_call * BATCH
 
 
-def products(shape: str, dtype: str) -> Iterator[int]:
-    for _ in step_programs.products(step_data.products(shape), BATCH, dtype):
+def products(shape: str, dtype: str, precision: str = "") -> Iterator[int]:
+    for _ in step_programs.products(step_data.products(shape), BATCH, dtype, precision):
         yield step_programs.STEPS * BATCH
 
 
@@ -122,6 +122,8 @@ def made_by(name: str, shape: str, folder: Path) -> Callable[[], Iterator[int]]:
         "jaxrank_tables": lambda: tables(shape, folder),
         "products": lambda: products(shape, "float32"),
         "products_bfloat16": lambda: products(shape, "bfloat16"),
+        "products_jaxrank": lambda: products(shape, "float32", "highest"),
+        "products_jaxrank_bfloat16": lambda: products(shape, "float32", "bfloat16"),
         "products_numpy": lambda: products_numpy(shape),
         "products_torch": lambda: products_torch(shape, bfloat16=False),
         "products_torch_bfloat16": lambda: products_torch(shape, bfloat16=True),

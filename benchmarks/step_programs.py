@@ -41,23 +41,29 @@ def tables(program: Any, batches: Sequence[Any]) -> Iterator[None]:
             yield
 
 
-def products(sizes: Sequence[tuple[int, int]], examples: int, dtype: str) -> Iterator[None]:
+def products(
+    sizes: Sequence[tuple[int, int]], examples: int, dtype: str, precision: str = ""
+) -> Iterator[None]:
     """The products of forward and backward pass of layers of (in, out), with float32 results, by
-    XLA; of several steps, which are waited for together."""
+    XLA, or those of jaxrank's models of a `precision`; of several steps, waited for together."""
     import jax
     import jax.numpy as jnp
 
-    from jaxrank.models.products import compiler_options
+    from jaxrank.models.products import compiler_options, product
 
-    options = compiler_options(dtype, jax.devices()[0].platform)
+    def by_xla(x, kernel, grad):
+        pairs = (x, kernel), (grad, kernel.T), (x.T, grad)
+        return [jnp.dot(a, b, preferred_element_type=jnp.float32) for a, b in pairs]
+
+    def by_jaxrank(x, kernel, grad):
+        y, back = jax.vjp(lambda x, kernel: product(x, kernel, precision), x, kernel)
+        return y, back(grad)
+
+    options = compiler_options(precision or dtype, jax.devices()[0].platform)
 
     @functools.partial(jax.jit, compiler_options=options)
     def every(given):
-        return [
-            jnp.dot(a, b, preferred_element_type=jnp.float32)
-            for x, kernel, grad in given
-            for a, b in ((x, kernel), (grad, kernel.T), (x.T, grad))
-        ]
+        return [(by_jaxrank if precision else by_xla)(*layer) for layer in given]
 
     keys = iter(jax.random.split(jax.random.key(0), 3 * len(sizes)))
     given = [

@@ -134,32 +134,35 @@ def test_sums_in_parts_are_those_of_the_whole(leading, examples, size, width, pr
         np.testing.assert_array_equal(found, wanted)  # whole numbers, so whatever the order
 
 
-@pytest.mark.parametrize("by_native", [False, True], ids=["xla", "native"])
-def test_bits_of_products_do_not_depend_on_the_number_of_threads(by_native):
+@pytest.mark.parametrize(
+    ("precision", "by_native"), [("highest", True), ("bfloat16", True), ("bfloat16", False)]
+)
+def test_bits_of_products_do_not_depend_on_the_number_of_threads(precision, by_native):
     """Those of one product of XLA alone do."""
     code = """
+import sys
 import jax, numpy as np
 from jaxrank.models import products
 r = np.random.default_rng(0)
-def bits(function, *arrays):
-    options = products.compiler_options("highest", "cpu")
+def bits(function, precision, *arrays):
+    options = products.compiler_options(precision, "cpu")
     found = jax.jit(function, compiler_options=options)(*arrays)
     return [np.asarray(x).view(np.uint32).sum(dtype=np.uint64) for x in found]
 def ours(x, kernel, g):
-    y, back = jax.vjp(lambda x, k: products.product(x, k, "highest"), x, kernel)
+    y, back = jax.vjp(lambda x, k: products.product(x, k, sys.argv[1]), x, kernel)
     return y, *back(g)
 def plain(x, kernel, g):
     return x @ kernel, g @ kernel.T, x.T @ g
 shapes = (4096, 200, 4), (256, 400, 32), (8192, 128, 64), (2048, 300, 128), (512, 1000, 2)
 for n, size, width in shapes:
     arrays = [r.normal(size=s).astype(np.float32) for s in [(n, size), (size, width), (n, width)]]
-    print(*bits(ours, *arrays), *bits(plain, *arrays))
+    print(*bits(ours, sys.argv[1], *arrays), *bits(plain, "highest", *arrays))
 """
     found = []
     for threads in (2, 3, 8, 32):
         settings = {"PJRT_NPROC": str(threads), "JAXRANK_NATIVE": str(int(by_native))}
         env = os.environ | settings | {"PYTHONPATH": str(ROOT)}
-        command = [sys.executable, "-c", code]
+        command = [sys.executable, "-c", code, precision]
         told = subprocess.run(command, capture_output=True, text=True, env=env, check=True)
         found.append([line.split() for line in told.stdout.splitlines()])
     ours, plain = ([[line[part] for line in one] for one in found] for part in PARTS)

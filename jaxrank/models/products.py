@@ -128,27 +128,24 @@ def _factors(x: jax.Array, kernel: jax.Array, precision: str) -> _Factors:
 def _forward(x: jax.Array, kernel: jax.Array, precision: str) -> tuple[jax.Array, _Factors]:
     factors = _factors(x, kernel, precision)
     by_xla = functools.partial(_contract, axis_a=-1, axis_b=-2, precision=_of_xla(precision))
-    is_native = _is_native(x, kernel)
-    y = _either(native_products.of_rows, by_xla, factors, precision, is_native=is_native)
-    return y, factors
+    is_native = _is_native(x, kernel, precision)
+    return _either(native_products.of_rows, by_xla, factors, is_native=is_native), factors
 
 
 def _backward(precision: str, factors: _Factors, grad: jax.Array) -> tuple[jax.Array, jax.Array]:
     (x, kernel), (x_rounded, kernel_rounded) = factors
-    is_native = _is_native(x, kernel)
-    _, rounded = _factors(grad, grad, precision)
+    is_native = _is_native(x, kernel, precision)
+    rounded = _factors(grad, grad, precision).rounded[0]
     of_x = _either(
         functools.partial(native_products.of_rows, is_transposed=True),
         functools.partial(_contract, axis_a=-1, axis_b=-1, precision=_of_xla(precision)),
-        _Factors((grad, kernel), (rounded[0], kernel_rounded)),
-        precision,
+        _Factors((grad, kernel), (rounded, kernel_rounded)),
         is_native=is_native,
     )
     of_kernel = _either(
         native_products.of_columns,
         functools.partial(_of_kernel, precision=_of_xla(precision)),
-        _Factors((x, grad), (x_rounded, rounded[0])),
-        precision,
+        _Factors((x, grad), (x_rounded, rounded)),
         is_native=is_native,
     )
     return of_x, of_kernel
@@ -166,7 +163,6 @@ def _either(
     by_native: Callable[..., jax.Array],
     by_xla: Callable[..., jax.Array],
     factors: _Factors,
-    precision: str,
     *,
     is_native: bool,
 ) -> jax.Array:
@@ -176,7 +172,7 @@ def _either(
 
     def cpu(given: tuple[jax.Array, jax.Array], rounded: Any) -> jax.Array:
         a, b = (x.reshape(-1, *x.shape[-2:]) for x in given)
-        found = by_native(a, b, is_bfloat16=precision == "bfloat16")
+        found = by_native(a, b)
         return found.reshape(*given[0].shape[:-2], *found.shape[1:])
 
     return jax.lax.platform_dependent(
@@ -184,12 +180,12 @@ def _either(
     )
 
 
-def _is_native(x: jax.Array, kernel: jax.Array) -> bool:
-    """Whether code in C++ makes these products on CPU; XLA has the small ones."""
+def _is_native(x: jax.Array, kernel: jax.Array, precision: str) -> bool:
+    """Whether code in C++ makes these products on CPU: of bfloat16, XLA has float32 as fast."""
     sides = x.shape[-2], *kernel.shape[-2:]
     is_worth_it = min(sides) >= _NARROW and math.prod(sides) >= _SMALL
-    is_float32 = x.dtype == kernel.dtype == jnp.float32
-    return is_worth_it and is_float32 and jax.default_backend() == "cpu" and native.has_products()
+    is_cpu = precision == "bfloat16" and jax.default_backend() == "cpu"
+    return is_worth_it and is_cpu and native.has_products()
 
 
 def _of_kernel(x: jax.Array, grad: jax.Array, precision: str) -> jax.Array:

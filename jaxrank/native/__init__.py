@@ -1,9 +1,9 @@
-"""What jaxrank does on CPU by code in C++: work on rows of tables, and matrix products.
+"""What jaxrank does on CPU by code in C++: work on rows of tables, and bfloat16 matrix products.
 
-XLA on CPU gathers and scatters on one thread and waits for memory at every row, and its products do
-not come as near to what the processor can; docs/measurements.md has the times. All threads of XLA's
-pool work, and the results do not depend on how many there are. See `embedding.native_rows` and
-`models.native_products`.
+XLA on CPU gathers and scatters on one thread and waits for memory at every row, and its bfloat16
+products do not come as near to what the processor can; docs/measurements.md has the times. All
+threads of XLA's pool work, and the results do not depend on how many there are. See
+`embedding.native_rows` and `models.native_products`.
 
 The code is compiled for the processor when a program first needs it, and kept for the next in
 `$XDG_CACHE_HOME/jaxrank` or `~/.cache/jaxrank`. Without a compiler, or where JAXRANK_NATIVE is 0,

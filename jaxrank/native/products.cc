@@ -1,9 +1,9 @@
-// Matrix products on CPU: of float32, or of numbers rounded to bfloat16, added up in float32.
+// Matrix products on CPU: of numbers rounded to bfloat16, added up in float32.
 //
 // One factor lies in strips of kRows rows, the other in panels of kLanes or twice as many columns; a
 // tile of the result stays in registers while its sum is made (Goto and van de Geijn, Anatomy of
-// High-Performance Matrix Multiplication, ACM TOMS 2008). A step of the sum is one number of float32
-// or two of bfloat16: a word either way.
+// High-Performance Matrix Multiplication, ACM TOMS 2008). A step of the sum is a word: two numbers of
+// bfloat16, or one as float32 where the processor multiplies no others.
 //
 // What is computed does not depend on the threads: where a sum is cut is decided by the shape alone.
 
@@ -63,25 +63,16 @@ inline Word Rounded(float x) {
   return x == x ? rounded : (bits | 0x400000) & 0xffff0000;  // NaN stays so
 }
 
-// How a word is made of the numbers of a step, and how words are multiplied.
-struct Float32 {
-  static constexpr int kNumbers = 1;
-  static Word Of(float x, float) { return Bits(x); }
-  static Vec MultiplyAdd(Vec sum, Word a, Vec b) { return Multiply(sum, a, b); }
-};
-
 #ifdef __AVX512BF16__
-struct Bfloat16 {
-  static constexpr int kNumbers = 2;
-  static Word Of(float x, float next) { return (Rounded(x) >> 16) | Rounded(next); }
-  static Vec MultiplyAdd(Vec sum, Word a, Vec b) {
-    return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32(a), (__m512bh)b);
-  }
-};
+constexpr int kNumbers = 2;  // of a word
+inline Word WordOf(float x, float next) { return (Rounded(x) >> 16) | Rounded(next); }
+inline Vec MultiplyAdd(Vec sum, Word a, Vec b) {
+  return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32(a), (__m512bh)b);
+}
 #else
-struct Bfloat16 : Float32 {  // the products of two are float32 numbers
-  static Word Of(float x, float) { return Rounded(x); }
-};
+constexpr int kNumbers = 1;  // the products of two are float32 numbers
+inline Word WordOf(float x, float) { return Rounded(x); }
+inline Vec MultiplyAdd(Vec sum, Word a, Vec b) { return Multiply(sum, a, b); }
 #endif
 
 constexpr int64_t kPanel = 2 * kLanes;   // columns
@@ -94,7 +85,7 @@ int64_t Ceil(int64_t x, int64_t y) { return (x + y - 1) / y; }
 
 // c[rows, columns] = a strip by a panel, or += it. A row of the strip is kRow words from the next, a
 // step kStep.
-template <class Kind, int kVecs, int64_t kRow, int64_t kStep>
+template <int kVecs, int64_t kRow, int64_t kStep>
 void Tile(const Word* __restrict a, const Word* __restrict b, int64_t steps, float* __restrict c,
           int64_t stride, bool add) {
   Vec sum[kRows][kVecs];
@@ -105,7 +96,7 @@ void Tile(const Word* __restrict a, const Word* __restrict b, int64_t steps, flo
     Vec row[kVecs];
     for (int v = 0; v < kVecs; ++v) row[v] = Load(b + v * kLanes);
     for (int i = 0; i < kRows; ++i) {
-      for (int v = 0; v < kVecs; ++v) sum[i][v] = Kind::MultiplyAdd(sum[i][v], a[i * kRow], row[v]);
+      for (int v = 0; v < kVecs; ++v) sum[i][v] = MultiplyAdd(sum[i][v], a[i * kRow], row[v]);
     }
     a += kStep;
     b += kPanel;
@@ -117,16 +108,16 @@ void Tile(const Word* __restrict a, const Word* __restrict b, int64_t steps, flo
 
 // A strip by panels of `columns` columns, one behind the other. At the edges of the result a tile
 // is made aside.
-template <class Kind, int64_t kRow, int64_t kStep>
+template <int64_t kRow, int64_t kStep>
 void Strip(const Word* a, const Word* panels, int64_t steps, float* c, int64_t stride, int64_t rows,
            int64_t columns, bool add) {
   for (int64_t j = 0; j < columns; j += kPanel, panels += steps * kPanel) {
     const int64_t width = std::min(kPanel, columns - j);
     const auto tile = [&](float* to, int64_t stride) {
       if (width > kLanes) {
-        Tile<Kind, 2, kRow, kStep>(a, panels, steps, to, stride, add);
+        Tile<2, kRow, kStep>(a, panels, steps, to, stride, add);
       } else {
-        Tile<Kind, 1, kRow, kStep>(a, panels, steps, to, stride, add);
+        Tile<1, kRow, kStep>(a, panels, steps, to, stride, add);
       }
     };
     if (rows == kRows && width % kLanes == 0) {
@@ -146,16 +137,16 @@ void Strip(const Word* a, const Word* panels, int64_t steps, float* c, int64_t s
 
 // Of x[numbers, stride]: pieces [step][kWidth] of so many columns, one behind the other, with zeros
 // behind the last column.
-template <class Kind, int64_t kWidth>
+template <int64_t kWidth>
 void PackColumns(const float* x, int64_t stride, int64_t numbers, int64_t columns, Word* to) {
-  const int64_t steps = Ceil(numbers, Kind::kNumbers);
+  const int64_t steps = Ceil(numbers, kNumbers);
   for (int64_t k = 0; k < steps; ++k, to += kWidth) {
-    const float* row = x + k * Kind::kNumbers * stride;
-    const bool is_last = (k + 1) * Kind::kNumbers > numbers;
-    const float* next = row + (is_last ? 0 : (Kind::kNumbers - 1) * stride);
+    const float* row = x + k * kNumbers * stride;
+    const bool is_last = (k + 1) * kNumbers > numbers;
+    const float* next = row + (is_last ? 0 : (kNumbers - 1) * stride);
     const Word keep = is_last ? 0xffff : ~Word{0};  // there is no number behind the last
     Word line[kWide];
-    for (int64_t j = 0; j < columns; ++j) line[j] = Kind::Of(row[j], next[j]) & keep;
+    for (int64_t j = 0; j < columns; ++j) line[j] = WordOf(row[j], next[j]) & keep;
     const int64_t whole = columns / kWidth * kWidth;
     Word* piece = to;
     for (int64_t j = 0; j < whole; j += kWidth, piece += steps * kWidth) {
@@ -168,27 +159,25 @@ void PackColumns(const float* x, int64_t stride, int64_t numbers, int64_t column
 }
 
 // A panel [step][kPanel] of the transpose of x[columns, stride].
-template <class Kind>
 void PackTransposed(const float* x, int64_t stride, int64_t numbers, int64_t columns, Word* to) {
-  for (int64_t k = 0; k < numbers; k += Kind::kNumbers, to += kPanel) {
-    const bool is_last = k + Kind::kNumbers > numbers;
+  for (int64_t k = 0; k < numbers; k += kNumbers, to += kPanel) {
+    const bool is_last = k + kNumbers > numbers;
     for (int64_t j = 0; j < columns; ++j) {
       const float* at = x + j * stride + k;
-      to[j] = Kind::Of(at[0], is_last ? 0.0f : at[Kind::kNumbers - 1]);
+      to[j] = WordOf(at[0], is_last ? 0.0f : at[kNumbers - 1]);
     }
     for (int64_t j = columns; j < kPanel; ++j) to[j] = 0;
   }
 }
 
 // to[row][step], kStride words a row, of rows x[rows, stride].
-template <class Kind>
 void PackRows(const float* x, int64_t stride, int64_t numbers, int64_t rows, Word* to) {
   for (int64_t i = 0; i < rows; ++i, x += stride, to += kStride) {
-    const int64_t whole = numbers / Kind::kNumbers;
+    const int64_t whole = numbers / kNumbers;
     for (int64_t k = 0; k < whole; ++k) {
-      to[k] = Kind::Of(x[Kind::kNumbers * k], x[Kind::kNumbers * (k + 1) - 1]);
+      to[k] = WordOf(x[kNumbers * k], x[kNumbers * (k + 1) - 1]);
     }
-    if (numbers % Kind::kNumbers) to[whole] = Kind::Of(x[numbers - 1], 0.0f);
+    if (numbers % kNumbers) to[whole] = WordOf(x[numbers - 1], 0.0f);
   }
 }
 
@@ -211,30 +200,29 @@ struct Cut {
 };
 
 // out[batch, m, n] = x[batch, m, k] by kernel[batch, k, n], or [batch, n, k] if it is transposed.
-template <class Kind>
 ffi::Error OfRows(ffi::ThreadPool pool, Floats x, Floats kernel, bool is_transposed, FloatsOut out,
                   FloatsOut work) {
   const auto dims = out->dimensions();
   const int64_t batch = dims[0], m = dims[1], n = dims[2], k = x.dimensions()[2];
-  const Cut cut(Ceil(k, Kind::kNumbers), kSteps);
+  const Cut cut(Ceil(k, kNumbers), kSteps);
   const int64_t panels = Ceil(n, kPanel);
   const int64_t words = cut.steps * panels * kPanel;  // of one kernel
   if (work->element_count() < batch * words) return ffi::Error::InvalidArgument("too little work");
   auto* packed = reinterpret_cast<Word*>(work->typed_data());
   const auto numbers = [&](int64_t part) {
-    return std::min(k, cut.Begin(part + 1) * Kind::kNumbers) - cut.Begin(part) * Kind::kNumbers;
+    return std::min(k, cut.Begin(part + 1) * kNumbers) - cut.Begin(part) * kNumbers;
   };
   // The panels of a part lie behind each other, and those of the next part behind them.
   Each<Nothing>(pool, batch * panels, [&](int64_t item, Nothing&) {
     const float* from = kernel.typed_data() + item / panels * k * n;
     const int64_t j = item % panels * kPanel, columns = std::min(kPanel, n - j);
     for (int64_t part = 0; part < cut.parts; ++part) {
-      const int64_t begin = cut.Begin(part), first = begin * Kind::kNumbers;
+      const int64_t begin = cut.Begin(part), first = begin * kNumbers;
       Word* to = packed + item / panels * words + begin * panels * kPanel + j * cut.Size(part);
       if (is_transposed) {
-        PackTransposed<Kind>(from + j * k + first, k, numbers(part), columns, to);
+        PackTransposed(from + j * k + first, k, numbers(part), columns, to);
       } else {
-        PackColumns<Kind, kPanel>(from + first * n + j, n, numbers(part), columns, to);
+        PackColumns<kPanel>(from + first * n + j, n, numbers(part), columns, to);
       }
     }
   });
@@ -248,7 +236,7 @@ ffi::Error OfRows(ffi::ThreadPool pool, Floats x, Floats kernel, bool is_transpo
     Word* memory = Memory(together * kRows * kStride);
     for (int64_t part = 0; part < cut.parts; ++part) {
       const int64_t steps = cut.Size(part);
-      PackRows<Kind>(x.typed_data() + (of * m + begin) * k + cut.Begin(part) * Kind::kNumbers, k,
+      PackRows(x.typed_data() + (of * m + begin) * k + cut.Begin(part) * kNumbers, k,
                      numbers(part), end - begin, memory);
       const Word* here = packed + of * words + cut.Begin(part) * panels * kPanel;
       const Cut columns(panels, std::max<int64_t>(1, kCached / (steps * kPanel)));
@@ -256,7 +244,7 @@ ffi::Error OfRows(ffi::ThreadPool pool, Floats x, Floats kernel, bool is_transpo
         const int64_t j = columns.Begin(block) * kPanel;
         const int64_t width = std::min(columns.Size(block) * kPanel, n - j);
         for (int64_t i = begin; i < end; i += kRows) {
-          Strip<Kind, kStride, 1>(memory + (i - begin) * kStride, here + j * steps, steps,
+          Strip<kStride, 1>(memory + (i - begin) * kStride, here + j * steps, steps,
                                   out->typed_data() + (of * m + i) * n + j, n,
                                   std::min<int64_t>(kRows, end - i), width, part > 0);
         }
@@ -268,7 +256,6 @@ ffi::Error OfRows(ffi::ThreadPool pool, Floats x, Floats kernel, bool is_transpo
 
 // out[batch, m, n] = the sum over k of x[batch, k, m] by grad[batch, k, n]. It is taken in as many
 // parts as `work` [parts, batch, m, n] has room for, and these are then added up.
-template <class Kind>
 ffi::Error OfColumns(ffi::ThreadPool pool, Floats x, Floats grad, FloatsOut out, FloatsOut work) {
   const auto dims = out->dimensions();
   const int64_t batch = dims[0], m = dims[1], n = dims[2], k = x.dimensions()[1];
@@ -276,7 +263,7 @@ ffi::Error OfColumns(ffi::ThreadPool pool, Floats x, Floats grad, FloatsOut out,
   const Cut cut(k, Ceil(k, std::max<int64_t>(1, work->element_count() / std::max<int64_t>(1, size))));
   const int64_t parts = cut.parts;
   float* sums = parts > 1 ? work->typed_data() : out->typed_data();
-  constexpr int64_t kHere = kSteps / 2 * Kind::kNumbers;  // examples at a time
+  constexpr int64_t kHere = kSteps / 2 * kNumbers;  // examples at a time
   constexpr int64_t kTogether = 8;                        // strips that are packed at a time
   // A thread has a block of strips, so that one of many need not wait; each block packs `grad`.
   const int64_t strips = Ceil(m, kRows);
@@ -290,18 +277,18 @@ ffi::Error OfColumns(ffi::ThreadPool pool, Floats x, Floats grad, FloatsOut out,
     Word* packed = panels + kSteps / 2 * kWide;
     const int64_t end = cut.Begin(part + 1);
     for (int64_t e = cut.Begin(part); e < end; e += kHere) {
-      const int64_t numbers = std::min(kHere, end - e), steps = Ceil(numbers, Kind::kNumbers);
+      const int64_t numbers = std::min(kHere, end - e), steps = Ceil(numbers, kNumbers);
       for (int64_t j = 0; j < n; j += kWide) {
         const int64_t width = std::min(kWide, n - j);
-        PackColumns<Kind, kPanel>(grad.typed_data() + (of * k + e) * n + j, n, numbers, width,
+        PackColumns<kPanel>(grad.typed_data() + (of * k + e) * n + j, n, numbers, width,
                                   panels);
         for (int64_t i = first; i < last; i += kRows) {
           const int64_t strip = (i - first) / kRows % kTogether;
           if (strip == 0) {
-            PackColumns<Kind, kRows>(x.typed_data() + (of * k + e) * m + i, m, numbers,
+            PackColumns<kRows>(x.typed_data() + (of * k + e) * m + i, m, numbers,
                                      std::min(kTogether * kRows, last - i), packed);
           }
-          Strip<Kind, 1, kRows>(packed + strip * steps * kRows, panels, steps, to + i * n + j, n,
+          Strip<1, kRows>(packed + strip * steps * kRows, panels, steps, to + i * n + j, n,
                                 std::min<int64_t>(kRows, last - i), width, e > cut.Begin(part));
         }
       }
@@ -320,36 +307,22 @@ ffi::Error OfColumns(ffi::ThreadPool pool, Floats x, Floats grad, FloatsOut out,
   return ffi::Error::Success();
 }
 
-ffi::Error ProductOfRows(ffi::ThreadPool pool, Floats x, Floats kernel, bool is_bfloat16,
-                         bool is_transposed, FloatsOut out, FloatsOut work) {
-  return is_bfloat16 ? OfRows<Bfloat16>(pool, x, kernel, is_transposed, out, work)
-                     : OfRows<Float32>(pool, x, kernel, is_transposed, out, work);
-}
-
-ffi::Error ProductOfColumns(ffi::ThreadPool pool, Floats x, Floats grad, bool is_bfloat16,
-                            FloatsOut out, FloatsOut work) {
-  return is_bfloat16 ? OfColumns<Bfloat16>(pool, x, grad, out, work)
-                     : OfColumns<Float32>(pool, x, grad, out, work);
-}
-
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxrankProductOfRows, ProductOfRows,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxrankProductOfRows, OfRows,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<Floats>()
                                   .Arg<Floats>()
-                                  .Attr<bool>("is_bfloat16")
                                   .Attr<bool>("is_transposed")
                                   .Ret<Floats>()
                                   .Ret<Floats>());
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxrankProductOfColumns, ProductOfColumns,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxrankProductOfColumns, OfColumns,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<Floats>()
                                   .Arg<Floats>()
-                                  .Attr<bool>("is_bfloat16")
                                   .Ret<Floats>()
                                   .Ret<Floats>());
 
