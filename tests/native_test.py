@@ -1,7 +1,10 @@
 """What the code in C++ does, against XLA: rows to the bit, products as near as sums come."""
 
 import functools
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import examples
@@ -21,6 +24,7 @@ from jaxrank.embedding.per_id import PerId
 from jaxrank.features import PAD, layout
 from jaxrank.models.products import product
 
+TESTS = Path(__file__).resolve().parent
 needs_compiler = pytest.mark.usefixtures("compiled")
 needs_products = pytest.mark.usefixtures("multiplied")
 COUNTS = [1, 31, 5_000, 100_000]  # ids: of one part of the work, of several, of many
@@ -163,18 +167,17 @@ def told_missing():
     return native._loaded.__wrapped__()[0]
 
 
+PRODUCTS = [
+    ((), 97, 300, 33),  # a panel of one column, a strip of one row
+    ((2, 3), 257, 45, 64),
+    ((), 24, 1100, 600),  # a sum longer than a block
+    ((), 5_000, 20, 70),  # a sum over examples in parts
+    ((2,), 2_049, 16, 16),
+]
+
+
 @needs_products
-@pytest.mark.parametrize(
-    ("leading", "examples", "size", "width"),
-    [
-        ((), 97, 300, 33),  # a panel of one column, a strip of one row
-        ((2, 3), 257, 45, 64),
-        ((), 24, 1100, 600),  # a sum longer than a block
-        ((), 5_000, 20, 70),  # a sum over examples in parts
-        ((2,), 2_049, 16, 16),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("leading", "examples", "size", "width"), PRODUCTS, ids=str)
 def test_products_of_rounded_factors_are_those_of_float64(leading, examples, size, width):
     x, kernel, grad = (
         floats(*leading, *shape, seed=seed)
@@ -193,6 +196,22 @@ def test_products_of_rounded_factors_are_those_of_float64(leading, examples, siz
 def _with_gradients(x, kernel, grad):
     y, back = jax.vjp(lambda x, kernel: product(x, kernel, "bfloat16"), x, kernel)
     return y, *back(grad)
+
+
+@needs_products
+@pytest.mark.parametrize("without", ["avx512bf16", "avx512f"])
+def test_products_by_processors_that_can_less_are_those_of_float64(without):
+    code = f"""
+from jaxrank import native
+native._FLAGS += ("-mno-{without}",)
+import native_test
+assert native.has_products()
+for shape in native_test.PRODUCTS:
+    native_test.test_products_of_rounded_factors_are_those_of_float64(*shape)
+"""
+    path = os.pathsep.join(map(str, (TESTS, TESTS.parent)))
+    env = os.environ | {"PYTHONPATH": path}
+    subprocess.run([sys.executable, "-c", code], check=True, env=env)
 
 
 @needs_products
