@@ -317,5 +317,6 @@ def main() -> NoReturn:
 
 
 def _tell(text: str, status: int) -> int:
-    print(f"{processes.name()}: {text}", file=sys.stderr)
+    # A line is one write, newline and all: other processes may write to the same file.
+    sys.stderr.write(f"{processes.name()}: {text}\n")
     return status

@@ -112,7 +112,7 @@ def _initialize(**arguments: Any) -> None:
 
 @contextlib.contextmanager
 def _told_if_slow(what: str) -> Iterator[None]:
-    timer = threading.Timer(_IMPATIENCE, print, [f"jaxrank: {what}"], {"file": sys.stderr})
+    timer = threading.Timer(_IMPATIENCE, sys.stderr.write, [f"jaxrank: {what}\n"])
     timer.daemon = True
     timer.start()
     try:
