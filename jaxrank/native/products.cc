@@ -66,6 +66,11 @@ inline Word Rounded(float x) {
 #ifdef __AVX512BF16__
 constexpr int kNumbers = 2;  // of a word
 inline Word WordOf(float x, float next) { return (Rounded(x) >> 16) | Rounded(next); }
+// kLanes numbers at `low`, and behind them as many at `high`. The processor takes subnormal numbers for
+// zero here, as it does when it multiplies them.
+inline __m512i RoundedBoth(const float* low, const float* high) {
+  return (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(high), _mm512_loadu_ps(low));
+}
 inline Vec MultiplyAdd(Vec sum, Word a, Vec b) {
   return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32(a), (__m512bh)b);
 }
@@ -88,6 +93,12 @@ int64_t Ceil(int64_t x, int64_t y) { return (x + y - 1) / y; }
 template <int kVecs, int64_t kRow, int64_t kStep>
 void Tile(const Word* __restrict a, const Word* __restrict b, int64_t steps, float* __restrict c,
           int64_t stride, bool add) {
+  if (!add) {  // what is only written is otherwise waited for at the end
+    for (int i = 0; i < kRows; ++i) {
+      for (int v = 0; v < kVecs; ++v) __builtin_prefetch(c + i * stride + v * kLanes, 1);
+      __builtin_prefetch(c + i * stride + kVecs * kLanes - 1, 1);
+    }
+  }
   Vec sum[kRows][kVecs];
   for (int i = 0; i < kRows; ++i) {
     for (int v = 0; v < kVecs; ++v) sum[i][v] = add ? Load(c + i * stride + v * kLanes) : Vec{};
@@ -135,6 +146,31 @@ void Strip(const Word* a, const Word* panels, int64_t steps, float* c, int64_t s
   }
 }
 
+// to[j] = the word of row[j] and next[j].
+void PackBeside(const float* row, const float* next, int64_t columns, Word* to) {
+  int64_t j = 0;
+#ifdef __AVX512BF16__
+  const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8,
+                                         23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+  for (; j + kLanes <= columns; j += kLanes) {
+    const __m512i words = _mm512_permutexvar_epi16(order, RoundedBoth(row + j, next + j));
+    _mm512_storeu_si512(to + j, words);
+  }
+#endif
+  for (; j < columns; ++j) to[j] = WordOf(row[j], next[j]);
+}
+
+// to[k] = the word k of x.
+void PackBehind(const float* x, int64_t words, Word* to) {
+  int64_t k = 0;
+#ifdef __AVX512BF16__
+  for (; k + kLanes <= words; k += kLanes) {
+    _mm512_storeu_si512(to + k, RoundedBoth(x + 2 * k, x + 2 * k + kLanes));
+  }
+#endif
+  for (; k < words; ++k) to[k] = WordOf(x[kNumbers * k], x[kNumbers * (k + 1) - 1]);
+}
+
 // Of x[numbers, stride]: pieces [step][kWidth] of so many columns, one behind the other, with zeros
 // behind the last column.
 template <int64_t kWidth>
@@ -144,9 +180,9 @@ void PackColumns(const float* x, int64_t stride, int64_t numbers, int64_t column
     const float* row = x + k * kNumbers * stride;
     const bool is_last = (k + 1) * kNumbers > numbers;
     const float* next = row + (is_last ? 0 : (kNumbers - 1) * stride);
-    const Word keep = is_last ? 0xffff : ~Word{0};  // there is no number behind the last
     Word line[kWide];
-    for (int64_t j = 0; j < columns; ++j) line[j] = WordOf(row[j], next[j]) & keep;
+    PackBeside(row, next, columns, line);
+    for (int64_t j = 0; is_last && j < columns; ++j) line[j] &= 0xffff;  // no number is behind it
     const int64_t whole = columns / kWidth * kWidth;
     Word* piece = to;
     for (int64_t j = 0; j < whole; j += kWidth, piece += steps * kWidth) {
@@ -174,9 +210,7 @@ void PackTransposed(const float* x, int64_t stride, int64_t numbers, int64_t col
 void PackRows(const float* x, int64_t stride, int64_t numbers, int64_t rows, Word* to) {
   for (int64_t i = 0; i < rows; ++i, x += stride, to += kStride) {
     const int64_t whole = numbers / kNumbers;
-    for (int64_t k = 0; k < whole; ++k) {
-      to[k] = WordOf(x[kNumbers * k], x[kNumbers * (k + 1) - 1]);
-    }
+    PackBehind(x, whole, to);
     if (numbers % kNumbers) to[whole] = WordOf(x[numbers - 1], 0.0f);
   }
 }
