@@ -54,7 +54,8 @@ class MatrixCross(nn.Module):
     def __call__(self, x0: jax.Array) -> jax.Array:  # f[B, F] -> f[B, F]
         x = x0
         for layer in range(self.layers):
-            x = x0 * Dense(x0.shape[-1], self.precision, name=f"layer_{layer}")(x) + x
+            dense = Dense(x0.shape[-1], self.precision, form="cross", name=f"layer_{layer}")
+            x = dense(x, x0=x0)
         return x
 
 
@@ -74,7 +75,8 @@ class LowRankCross(nn.Module):
         x = x0
         for layer in range(self.layers):
             low = Dense(self.rank, self.precision, use_bias=False, name=f"down_{layer}")(x)
-            x = x0 * Dense(x0.shape[-1], self.precision, name=f"up_{layer}")(low) + x
+            up = Dense(x0.shape[-1], self.precision, form="cross", name=f"up_{layer}")
+            x = up(low, x0=x0, past=x)
         return x
 
 
@@ -109,8 +111,10 @@ class MixCross(nn.Module):
             low = jnp.tanh(stacked(name=f"core_{layer}")(low))
             low = low * jax.nn.softmax(gate, axis=-1)[:, :, None]
             init = functools.partial(_init_of_each, self.experts)
-            up = Dense(x0.shape[-1], self.precision, kernel_init=init, name=f"up_{layer}")
-            x = x0 * up(low.reshape(low.shape[0], -1)) + x
+            up = Dense(
+                x0.shape[-1], self.precision, kernel_init=init, form="cross", name=f"up_{layer}"
+            )
+            x = up(low.reshape(low.shape[0], -1), x0=x0, past=x)
         return x
 
 

@@ -7,7 +7,7 @@ TPU are bfloat16 ones by default.
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -16,7 +16,7 @@ from jax.typing import ArrayLike
 
 from jaxrank import native
 from jaxrank.apart import apart
-from jaxrank.models import native_products
+from jaxrank.models import native_layers
 
 PRECISIONS = ("default", "high", "highest", "bfloat16")
 
@@ -25,7 +25,7 @@ KERNEL_INIT = nn.initializers.glorot_normal()
 STACKED_KERNEL_INIT = nn.initializers.glorot_normal(batch_axis=(0,))
 
 _WIDE = 32  # of kernels, from which on it pays to turn examples over for their gradient
-_NARROW, _SMALL = 16, 2**17  # code in C++ multiplies on CPU if no side is less, nor their product
+_SMALL = 2**17  # multiplications from which on code in C++ makes them on CPU
 
 
 def compiler_options(precision: str, platform: str) -> dict[str, str]:
@@ -53,8 +53,67 @@ def product(x: jax.Array, kernel: jax.Array, precision: str) -> jax.Array:
     of the gradient are of the same kind, and gradients float32: the gradient that comes in is
     rounded, the one that goes out is not.
     """
+    return layer(x, kernel, None, precision)
+
+
+def layer(
+    x: jax.Array,
+    kernel: jax.Array,
+    bias: jax.Array | None,
+    precision: str,
+    form: str = "plain",
+    *,
+    x0: jax.Array | None = None,
+    past: jax.Array | None = None,
+) -> jax.Array:
+    """f[..., n, out]: the product of x and `kernel`, as of `product`, and what a layer is besides.
+
+    On CPU code in C++ does all of it at once, where that is worth it and there is a compiler.
+
+    Args:
+        bias: f[..., out], or None.
+        form: "plain": y = x kernel + bias; "relu": its positive part; "cross": x0 * y + past.
+        x0: f[..., n, out], of a cross layer.
+        past: f[..., n, out], of a cross layer; None for x itself.
+    """
     dtype = jnp.float32 if precision == "bfloat16" else jnp.result_type(x, kernel)
-    return _product(x.astype(dtype), kernel.astype(dtype), precision)
+    given = x.astype(dtype), kernel.astype(dtype), bias, x0, past
+    by_xla = functools.partial(_layer, precision=precision, form=form)
+    if not _is_native(*given[:2]):
+        return by_xla(*given)
+
+    def cpu(*given: Any) -> jax.Array:
+        return native_layers.layer(*given, precision == "bfloat16", form)
+
+    return jax.lax.platform_dependent(*given, cpu=cpu, default=by_xla)
+
+
+def _is_native(x: jax.Array, kernel: jax.Array) -> bool:
+    """Whether code in C++ makes these products on CPU."""
+    sides = x.shape[-2], *kernel.shape[-2:]
+    is_worth_it = kernel.shape[-2] > 1 and math.prod(sides) >= _SMALL
+    is_cpu = x.dtype == jnp.float32 and jax.default_backend() == "cpu"
+    return is_worth_it and is_cpu and native.has_layers()
+
+
+def _layer(
+    x: jax.Array,
+    kernel: jax.Array,
+    bias: jax.Array | None,
+    x0: jax.Array | None,
+    past: jax.Array | None,
+    precision: str,
+    form: str,
+) -> jax.Array:
+    """`layer` by XLA."""
+    y = _product(x, kernel, precision)
+    if bias is not None:
+        y = y + bias[..., None, :]
+    if form == "relu":
+        return nn.relu(y)
+    if form == "cross":
+        return x0 * y + (x if past is None else past)
+    return y
 
 
 def _contract(a: jax.Array, b: jax.Array, axis_a: int, axis_b: int, precision: str) -> jax.Array:
@@ -111,81 +170,29 @@ def _product(x: jax.Array, kernel: jax.Array, precision: str) -> jax.Array:
     return _forward(x, kernel, precision)[0]
 
 
-class _Factors(NamedTuple):
-    """Factors as they are, which code in C++ rounds by itself, and as XLA multiplies them. What a
-    platform does not read costs nothing: XLA removes it."""
-
-    given: tuple[jax.Array, jax.Array]
-    rounded: tuple[jax.Array, jax.Array]
+def _forward(x: jax.Array, kernel: jax.Array, precision: str) -> tuple[jax.Array, Any]:
+    factors = _rounded(x, precision), _rounded(kernel, precision)
+    return _contract(*factors, -1, -2, _of_xla(precision)), factors
 
 
-def _factors(x: jax.Array, kernel: jax.Array, precision: str) -> _Factors:
-    if precision != "bfloat16":
-        return _Factors((x, kernel), (x, kernel))
-    return _Factors((x, kernel), (x.astype(jnp.bfloat16), kernel.astype(jnp.bfloat16)))
-
-
-def _forward(x: jax.Array, kernel: jax.Array, precision: str) -> tuple[jax.Array, _Factors]:
-    factors = _factors(x, kernel, precision)
-    by_xla = functools.partial(_contract, axis_a=-1, axis_b=-2, precision=_of_xla(precision))
-    is_native = _is_native(x, kernel, precision)
-    return _either(native_products.of_rows, by_xla, factors, is_native=is_native), factors
-
-
-def _backward(precision: str, factors: _Factors, grad: jax.Array) -> tuple[jax.Array, jax.Array]:
-    (x, kernel), (x_rounded, kernel_rounded) = factors
-    is_native = _is_native(x, kernel, precision)
-    rounded = _factors(grad, grad, precision).rounded[0]
-    of_x = _either(
-        functools.partial(native_products.of_rows, is_transposed=True),
-        functools.partial(_contract, axis_a=-1, axis_b=-1, precision=_of_xla(precision)),
-        _Factors((grad, kernel), (rounded, kernel_rounded)),
-        is_native=is_native,
-    )
-    of_kernel = _either(
-        native_products.of_columns,
-        functools.partial(_of_kernel, precision=_of_xla(precision)),
-        _Factors((x, grad), (x_rounded, rounded)),
-        is_native=is_native,
-    )
-    return of_x, of_kernel
+def _backward(
+    precision: str, factors: tuple[jax.Array, jax.Array], grad: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    (x, kernel), grad = factors, _rounded(grad, precision)
+    of_x = _contract(grad, kernel, -1, -1, _of_xla(precision))
+    return of_x, _of_kernel(x, grad, _of_xla(precision))
 
 
 _product.defvjp(_forward, _backward)
 
 
+def _rounded(x: jax.Array, precision: str) -> jax.Array:
+    return x.astype(jnp.bfloat16) if precision == "bfloat16" else x
+
+
 def _of_xla(precision: str) -> str:
     """For factors that are rounded already."""
     return "default" if precision == "bfloat16" else precision
-
-
-def _either(
-    by_native: Callable[..., jax.Array],
-    by_xla: Callable[..., jax.Array],
-    factors: _Factors,
-    *,
-    is_native: bool,
-) -> jax.Array:
-    """The product of the factors, on CPU by code in C++ if `is_native`."""
-    if not is_native:
-        return by_xla(*factors.rounded)
-
-    def cpu(given: tuple[jax.Array, jax.Array], rounded: Any) -> jax.Array:
-        a, b = (x.reshape(-1, *x.shape[-2:]) for x in given)
-        found = by_native(a, b)
-        return found.reshape(*given[0].shape[:-2], *found.shape[1:])
-
-    return jax.lax.platform_dependent(
-        *factors, cpu=cpu, default=lambda given, rounded: by_xla(*rounded)
-    )
-
-
-def _is_native(x: jax.Array, kernel: jax.Array, precision: str) -> bool:
-    """Whether code in C++ makes these products on CPU: of bfloat16, XLA has float32 as fast."""
-    sides = x.shape[-2], *kernel.shape[-2:]
-    is_worth_it = min(sides) >= _NARROW and math.prod(sides) >= _SMALL
-    is_cpu = precision == "bfloat16" and jax.default_backend() == "cpu"
-    return is_worth_it and is_cpu and native.has_products()
 
 
 def _of_kernel(x: jax.Array, grad: jax.Array, precision: str) -> jax.Array:
@@ -197,22 +204,34 @@ def _of_kernel(x: jax.Array, grad: jax.Array, precision: str) -> jax.Array:
 
 
 class Dense(nn.Module):
-    """x W + b. Parameters: `kernel` W [in, width] (Glorot normal) and `bias` b [width] (zero)."""
+    """x W + b, or what `layer` makes of it. Parameters: `kernel` W [in, width] (Glorot normal) and
+    `bias` b [width] (zero).
+
+    Of several x it reads all beside each other, without their being so in memory; form "plain".
+
+    form: see `layer`, which has x0 and past, too.
+    """
 
     width: int
     precision: str
     use_bias: bool = True
     kernel_init: Callable[..., jax.Array] = KERNEL_INIT
+    form: str = "plain"
 
     @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:  # f[B, in] -> f[B, width]
-        dtype = param_dtype(x)
-        kernel = self.param("kernel", self.kernel_init, (x.shape[1], self.width), dtype)
-        y = product(x, kernel, self.precision)
-        if not self.use_bias:
-            return y
-        bias = self.param("bias", nn.initializers.zeros, (self.width,), dtype)
-        return y + bias[None, :]
+    def __call__(self, x: jax.Array, *others: jax.Array, **more: jax.Array) -> jax.Array:
+        """f[B, width] of x f[B, in]."""
+        dtype, size = param_dtype(x), x.shape[1]
+        total = size + sum(other.shape[1] for other in others)
+        kernel = self.param("kernel", self.kernel_init, (total, self.width), dtype)
+        bias = None
+        if self.use_bias:
+            bias = self.param("bias", nn.initializers.zeros, (self.width,), dtype)
+        y = layer(x, kernel[:size], bias, self.precision, self.form, **more)
+        for other in others:
+            y = y + product(other, kernel[size : size + other.shape[1]], self.precision)
+            size += other.shape[1]
+        return y
 
 
 class StackedDense(nn.Module):
@@ -220,12 +239,15 @@ class StackedDense(nn.Module):
 
     Parameters: `kernel` [layers, in, width] (Glorot normal, the fan of one layer) and `bias`
     [layers, width] (zero).
+
+    form: "plain" or "relu"; see `layer`.
     """
 
     layers: int
     width: int
     precision: str
     use_bias: bool = True
+    form: str = "plain"
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -234,17 +256,19 @@ class StackedDense(nn.Module):
         dtype, size = param_dtype(x), x.shape[-1]
         shape = (self.layers, size, self.width)
         kernel = self.param("kernel", STACKED_KERNEL_INIT, shape, dtype)
+        bias = None
+        if self.use_bias:
+            bias = self.param("bias", nn.initializers.zeros, (self.layers, self.width), dtype)
         groups = 1 if x.ndim == 2 else x.shape[1]
         # The layers of a group beside each other make one wide kernel. Written out, because a
         # product over the middle axis of a kernel takes XLA on CPU nearly twice as long.
         wide = kernel.reshape(groups, self.layers // groups, size, self.width)
         wide = jnp.moveaxis(wide, 2, 1).reshape(groups, size, -1)
+        biases = None if bias is None else bias.reshape(groups, -1)
         if groups == 1:
-            y = product(x.reshape(-1, size), wide[0], self.precision)
+            one = None if biases is None else biases[0]
+            y = layer(x.reshape(-1, size), wide[0], one, self.precision, self.form)
         else:
-            y = jnp.moveaxis(product(jnp.moveaxis(x, 1, 0), wide, self.precision), 0, 1)
-        y = y.reshape(-1, self.layers, self.width)
-        if not self.use_bias:
-            return y
-        bias = self.param("bias", nn.initializers.zeros, (self.layers, self.width), dtype)
-        return y + bias[None, :, :]
+            y = layer(jnp.moveaxis(x, 1, 0), wide, biases, self.precision, self.form)
+            y = jnp.moveaxis(y, 0, 1)
+        return y.reshape(-1, self.layers, self.width)

@@ -104,13 +104,12 @@ class Ranker(nn.Module):
             crossed = dot(floats, every, share, train=train)
         else:
             crossed = self._cross(x0)
-        if not self.hidden:
-            trunk = crossed
-        elif self.structure == "stacked" or self.cross == "none":
-            trunk = self._tower(self.hidden, name="tower")(crossed, share, train=train)
-        else:
-            deep = self._tower(self.hidden, name="tower")(x0, share, train=train)
-            trunk = jnp.concatenate([crossed, deep], axis=1)
+        trunk: tuple[jax.Array, ...] = (crossed,)
+        if self.hidden:
+            is_parallel = self.structure == "parallel" and self.cross != "none"
+            tower = self._tower(self.hidden, name="tower")
+            deep = tower(x0 if is_parallel else crossed, share, train=train)
+            trunk = (crossed, deep) if is_parallel else (deep,)
         return joint_logits(self._logits(trunk, share, train), self.parents)
 
     def _cross(self, x0: jax.Array) -> jax.Array:  # f[B, F] -> f[B, F]
@@ -128,10 +127,12 @@ class Ranker(nn.Module):
             cross = MixCross(layers, self.cross_rank, self.cross_experts, precision, name="cross")
         return cross(x0)
 
-    def _logits(self, trunk: jax.Array, share: Share, train: bool) -> jax.Array:  # f[B, tasks]
+    def _logits(self, parts: tuple[jax.Array, ...], share: Share, train: bool) -> jax.Array:
+        """f[B, tasks] of the parts of the trunk."""
+        if self.multitask == "shared_bottom" and not self.head_hidden:
+            return Dense(self.tasks, self.precision, name="head")(*parts)
+        trunk = jnp.concatenate(parts, axis=1) if len(parts) > 1 else parts[0]
         if self.multitask == "shared_bottom":
-            if not self.head_hidden:
-                return Dense(self.tasks, self.precision, name="head")(trunk)
             reads = [trunk] * self.tasks
         else:
             mixed = self._experts()(trunk, share, train=train)

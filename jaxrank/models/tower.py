@@ -145,6 +145,7 @@ class Tower(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, share: Share, *, train: bool) -> jax.Array:
         """f[B, hidden[-1]] of x f[B, in]; of copies f[B, copies, hidden[-1]]."""
+        is_relu_layer = self.norm == "none" and self.activation == "relu"
         for layer, width in enumerate(self.hidden):
             # Batch norm takes a constant away again: the gradient of a bias before it is only
             # rounding, which Adam would scale up to full steps.
@@ -152,6 +153,7 @@ class Tower(nn.Module):
                 width=width,
                 precision=self.precision,
                 use_bias=self.norm != "batch",
+                form="relu" if is_relu_layer else "plain",
                 name=f"layer_{layer}",
             )
             x = StackedDense(self.copies, **settings)(x) if self.copies else Dense(**settings)(x)
@@ -165,6 +167,7 @@ class Tower(nn.Module):
                     feature_axes=tuple(range(1, x.ndim)),
                     name=f"norm_{layer}",
                 )(x)
-            x = ACTIVATIONS[self.activation](x)
+            if not is_relu_layer:
+                x = ACTIVATIONS[self.activation](x)
             x = Dropout(self.dropout, name=f"dropout_{layer}")(x, share, train=train)
         return x

@@ -1,9 +1,10 @@
-"""What jaxrank does on CPU by code in C++: work on rows of tables, and bfloat16 matrix products.
+"""What jaxrank does on CPU by code in C++: work on rows of tables, and dense layers.
 
-XLA on CPU gathers and scatters on one thread and waits for memory at every row, and its bfloat16
-products do not come as near to what the processor can; docs/measurements.md has the times. All
+XLA on CPU gathers and scatters on one thread and waits for memory at every row, its products do not
+come as near to what the processor can, and what a layer does besides goes through memory again and
+again; docs/measurements.md has the times. All
 threads of XLA's pool work, and the results do not depend on how many there are. See
-`embedding.native_rows` and `models.native_products`.
+`embedding.native_rows` and `models.native_layers`.
 
 The code is compiled for the processor when a program first needs it, and kept for the next in
 `$XDG_CACHE_HOME/jaxrank` or `~/.cache/jaxrank`. Without a compiler, or where JAXRANK_NATIVE is 0,
@@ -30,7 +31,7 @@ _FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fPIC", "-
 COMPILERS = ("c++", "g++", "clang++")  # that are looked for where CXX names none
 _FUNCTIONS = {
     "rows": ("Take", "Add", "SumById"),
-    "products": ("ProductOfRows", "ProductOfColumns"),
+    "layers": ("Layer", "LayerOfInput", "LayerOfKernel"),
 }
 _SECONDS = 120  # in which each must be compiled
 
@@ -40,9 +41,9 @@ def missing() -> str:
     return _loaded()[0]
 
 
-def has_products() -> bool:
-    """Whether products are there besides, which need AVX2 or AVX-512."""
-    return "products" in _loaded()[1]
+def has_layers() -> bool:
+    """Whether layers are there besides, which need AVX2 or AVX-512."""
+    return "layers" in _loaded()[1]
 
 
 @functools.cache

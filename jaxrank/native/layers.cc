@@ -1,0 +1,712 @@
+// Dense layers on CPU: matrix products of float32, or of numbers rounded to bfloat16 and added up in
+// float32, with what a layer does before and after them. See models/native_layers.py.
+//
+// One factor lies in strips of kRows rows, the other in panels of kLanes or twice as many columns; a
+// tile of the result stays in registers while its sum is made (Goto and van de Geijn, Anatomy of
+// High-Performance Matrix Multiplication, ACM TOMS 2008). A step of the sum is a word: a number of
+// float32, or two of bfloat16 where the processor multiplies such. What the next tiles will be made of
+// is asked of memory while the present ones are.
+//
+// What is computed does not depend on the threads: where a sum is cut is decided by the shape alone.
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#if defined(__AVX512F__) || (defined(__AVX2__) && defined(__FMA__))
+#define JAXRANK_HAS_PRODUCTS 1
+#include <immintrin.h>
+#endif
+
+#include "each.h"
+#include "xla/ffi/api/ffi.h"
+
+#ifdef JAXRANK_HAS_PRODUCTS
+
+namespace {
+
+using jaxrank::Each;
+using jaxrank::Floats;
+using jaxrank::FloatsOut;
+using jaxrank::Nothing;
+using Word = uint32_t;
+
+#ifdef __AVX512F__
+using Vec = __m512;
+using Words = __m512i;
+constexpr int kLanes = 16;
+constexpr int kRows = 12;
+inline Vec Load(const void* from) { return _mm512_loadu_ps(from); }
+inline void Store(void* to, Vec v) { _mm512_storeu_ps(to, v); }
+inline __mmask16 Mask(int64_t count) { return (1u << count) - 1; }
+// The first `count` of kLanes, and zeros.
+inline Vec LoadPart(const float* from, int64_t count) {
+  return _mm512_maskz_loadu_ps(Mask(count), from);
+}
+inline void StorePart(float* to, int64_t count, Vec v) { _mm512_mask_storeu_ps(to, Mask(count), v); }
+inline Vec Add(Vec a, Vec b) { return _mm512_add_ps(a, b); }
+inline Vec Times(Vec a, Vec b) { return _mm512_mul_ps(a, b); }
+inline Vec Positive(Vec a) { return _mm512_max_ps(Vec{}, a); }  // NaN stays so
+inline Vec WherePositive(Vec a, Vec b) {
+  return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, Vec{}, _CMP_GT_OQ), b);
+}
+inline Vec Spread(Word a) { return _mm512_castsi512_ps(_mm512_set1_epi32(a)); }
+inline Vec Spread(float a) { return _mm512_set1_ps(a); }
+inline Vec MultiplyAdd(Vec a, Vec b, Vec sum) { return _mm512_fmadd_ps(a, b, sum); }
+#else
+using Vec = __m256;
+using Words = __m256i;
+constexpr int kLanes = 8;
+constexpr int kRows = 6;
+inline Vec Load(const void* from) { return _mm256_loadu_ps(static_cast<const float*>(from)); }
+inline void Store(void* to, Vec v) { _mm256_storeu_ps(static_cast<float*>(to), v); }
+inline __m256i Mask(int64_t count) {
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32(count), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+inline Vec LoadPart(const float* from, int64_t count) {
+  return _mm256_maskload_ps(from, Mask(count));
+}
+inline void StorePart(float* to, int64_t count, Vec v) { _mm256_maskstore_ps(to, Mask(count), v); }
+inline Vec Add(Vec a, Vec b) { return _mm256_add_ps(a, b); }
+inline Vec Times(Vec a, Vec b) { return _mm256_mul_ps(a, b); }
+inline Vec Positive(Vec a) { return _mm256_max_ps(Vec{}, a); }
+inline Vec WherePositive(Vec a, Vec b) {
+  return _mm256_and_ps(_mm256_cmp_ps(a, Vec{}, _CMP_GT_OQ), b);
+}
+inline Vec Spread(Word a) { return _mm256_castsi256_ps(_mm256_set1_epi32(a)); }
+inline Vec Spread(float a) { return _mm256_set1_ps(a); }
+inline Vec MultiplyAdd(Vec a, Vec b, Vec sum) { return _mm256_fmadd_ps(a, b, sum); }
+#endif
+
+// So many numbers, at most kLanes of them, and zeros.
+inline Vec LoadUpTo(const float* from, int64_t count) {
+  return count >= kLanes ? Load(from) : count > 0 ? LoadPart(from, count) : Vec{};
+}
+inline void StoreUpTo(float* to, int64_t count, Vec v) {
+  count >= kLanes ? Store(to, v) : StorePart(to, count, v);
+}
+
+inline float SumOf(Vec v) {
+  float numbers[kLanes];
+  Store(numbers, v);
+  float sum = 0;
+  for (float x : numbers) sum += x;
+  return sum;
+}
+
+// How numbers become words. Beside: of a column in one row and in the next. Behind: of numbers that
+// follow each other, kLanes in `low` and, where a word has two, as many in `high`. Rounded: as it multiplies them, in float32.
+struct Float32 {
+  static constexpr int kNumbers = 1;  // of a word
+  static constexpr int64_t kHere = 96;  // words of a sum over examples that are packed at a time
+  static Vec Beside(Vec row, Vec) { return row; }
+  static Vec Behind(Vec low, Vec) { return low; }
+  static Vec Rounded(Vec x) { return x; }
+  static Vec Product(Word a, Vec b, Vec sum) { return MultiplyAdd(Spread(a), b, sum); }
+};
+
+#ifdef __AVX512BF16__
+// The processor takes subnormal numbers for zero here, as it does when it multiplies them.
+struct Bfloat16 {
+  static constexpr int kNumbers = 2;
+  static constexpr int64_t kHere = 64;
+  static Vec Behind(Vec low, Vec high) {
+    return _mm512_castsi512_ps((__m512i)_mm512_cvtne2ps_pbh(high, low));
+  }
+  static Vec Beside(Vec row, Vec next) {
+    const __m512i order =
+        _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
+                         21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    return _mm512_castsi512_ps(
+        _mm512_permutexvar_epi16(order, _mm512_castps_si512(Behind(row, next))));
+  }
+  static Vec Rounded(Vec x) {
+    const __m512i words = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(x));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(words, 16));
+  }
+  static Vec Product(Word a, Vec b, Vec sum) {
+    return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32(a), (__m512bh)b);
+  }
+};
+#else
+// The products of two numbers of bfloat16 are float32 numbers.
+struct Bfloat16 : Float32 {
+  static Vec Behind(Vec low, Vec) {
+    Word bits[kLanes];
+    Store(bits, low);
+    for (Word& x : bits) {  // to the nearest, the even one of two; NaN stays so
+      const bool is_nan = (x & 0x7fffffff) > 0x7f800000;
+      x = (is_nan ? x | 0x400000 : x + 0x7fff + ((x >> 16) & 1)) & 0xffff0000;
+    }
+    return Load(bits);
+  }
+  static Vec Beside(Vec row, Vec next) { return Behind(row, next); }
+  static Vec Rounded(Vec x) { return Behind(x, x); }
+};
+#endif
+
+constexpr int64_t kPanel = 2 * kLanes;    // columns
+constexpr int64_t kGroup = 4 * kRows;     // columns of which strips are made together
+constexpr int64_t kSteps = 512;           // words that a strip has at most
+constexpr int64_t kStride = kSteps + 16;  // from one row of a strip to the next
+constexpr int64_t kTogether = 4;          // strips that are packed at a time
+constexpr int64_t kCached = 1 << 18;      // words of panels that a core's cache holds
+constexpr int64_t kWide = 768;            // columns that are packed at a time at most
+constexpr int64_t kLine = 64 / sizeof(float);  // numbers of a cache line
+
+int64_t Ceil(int64_t x, int64_t y) { return (x + y - 1) / y; }
+
+// What will be read soon, asked of memory bit by bit.
+class Ahead {
+ public:
+  // Of x[rows, stride] so many columns, in so many calls of Ask.
+  void Begin(const float* x, int64_t stride, int64_t rows, int64_t columns, int64_t calls) {
+    if (columns == stride) columns *= std::exchange(rows, std::min<int64_t>(rows, 1));
+    row_ = x, stride_ = stride, rows_ = x ? rows : 0, columns_ = columns, column_ = 0;
+    lines_ = Ceil(rows_ * Ceil(columns, kLine), std::max<int64_t>(calls, 1));
+  }
+
+  void Ask() {
+    for (int64_t i = 0; i < lines_ && rows_ > 0; ++i) {
+      __builtin_prefetch(row_ + column_, 0, 2);
+      column_ += kLine;
+      if (column_ >= columns_) row_ += stride_, column_ = 0, --rows_;
+    }
+  }
+
+ private:
+  const float* row_ = nullptr;
+  int64_t stride_ = 0, rows_ = 0, columns_ = 0, column_ = 0, lines_ = 0;
+};
+
+// Sums that are not in registers all the time take half as long again.
+#define JAXRANK_UNROLL _Pragma("GCC unroll 12")
+
+// c[rows, columns] = a strip by a panel, or += it, and then done(row, column, count, sums) of that. A row
+// of the strip is kRow words from the next, a step kStep. Where not all of a tile is there, it is of so
+// many rows and columns.
+template <class Kind, int kVecs, bool kIsWhole, int64_t kRow, int64_t kStep, typename Done>
+void Tile(const Word* __restrict a, const Word* __restrict b, int64_t steps, float* __restrict c,
+          int64_t stride, int64_t rows, int64_t columns, bool add, const Done& done) {
+JAXRANK_UNROLL
+  for (int i = 0; i < kRows; ++i) {  // what is only written is waited for, too
+JAXRANK_UNROLL
+    for (int v = 0; v < kVecs; ++v) __builtin_prefetch(c + i * stride + v * kLanes, 1);
+    __builtin_prefetch(c + i * stride + kVecs * kLanes - 1, 1);
+  }
+  Vec sum[kRows][kVecs];
+JAXRANK_UNROLL
+  for (int i = 0; i < kRows; ++i) {
+JAXRANK_UNROLL
+    for (int v = 0; v < kVecs; ++v) sum[i][v] = Vec{};
+  }
+  for (int64_t k = 0; k < steps; ++k) {
+    Vec row[kVecs];
+JAXRANK_UNROLL
+    for (int v = 0; v < kVecs; ++v) row[v] = Load(b + v * kLanes);
+JAXRANK_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+JAXRANK_UNROLL
+      for (int v = 0; v < kVecs; ++v) sum[i][v] = Kind::Product(a[i * kRow], row[v], sum[i][v]);
+    }
+    a += kStep;
+    b += kPanel;
+  }
+JAXRANK_UNROLL
+  for (int i = 0; i < kRows; ++i) {
+    if (!kIsWhole && i >= rows) break;
+JAXRANK_UNROLL
+    for (int v = 0; v < kVecs; ++v) {
+      float* to = c + i * stride + v * kLanes;
+      const int64_t count = kIsWhole ? kLanes : columns - v * kLanes;
+      const Vec found = add ? Add(LoadUpTo(to, count), sum[i][v]) : sum[i][v];
+      StoreUpTo(to, count, done(i, v * kLanes, count, found));
+    }
+  }
+}
+
+// A strip by panels of `columns` columns, one behind the other; ask() after each of them, and done as
+// of a tile.
+template <class Kind, int64_t kRow, int64_t kStep, typename Ask, typename Done>
+void Strip(const Word* a, const Word* panels, int64_t steps, float* c, int64_t stride, int64_t rows,
+           int64_t columns, bool add, const Ask& ask, const Done& done) {
+  for (int64_t j = 0; j < columns; j += kPanel, panels += steps * kPanel) {
+    const int64_t width = std::min(kPanel, columns - j);
+    const auto done_here = [&](int64_t row, int64_t column, int64_t count, Vec sums) {
+      return done(row, j + column, count, sums);
+    };
+    const auto make = [&](auto vecs, auto is_whole) {
+      Tile<Kind, vecs, is_whole, kRow, kStep>(a, panels, steps, c + j, stride, rows, width, add,
+                                              done_here);
+    };
+    if (width <= kLanes) {
+      make(std::integral_constant<int, 1>(), std::false_type());
+    } else if (rows < kRows || width < kPanel) {
+      make(std::integral_constant<int, 2>(), std::false_type());
+    } else {
+      make(std::integral_constant<int, 2>(), std::true_type());
+    }
+    ask();
+  }
+}
+
+// What a layer does besides the product x W and its bias b, and with the gradient that comes in.
+enum Form : int64_t {
+  kPlain,  // x W + b; the gradient as it is
+  kRelu,   // its positive part y; the gradient where y is above zero
+  kCross,  // x0 (x W + b) + past; the gradient by x0
+};
+
+// function(form), which has it as a type.
+template <typename Function>
+auto WithForm(Form form, const Function& function) {
+  switch (form) {
+    case kRelu: return function(std::integral_constant<Form, kRelu>());
+    case kCross: return function(std::integral_constant<Form, kCross>());
+    default: return function(std::integral_constant<Form, kPlain>());
+  }
+}
+
+// The rows of a factor: of x, or of a gradient with y or x0.
+struct Rows {
+  const float* x;
+  const float* by;  // null for kPlain
+  int64_t width;
+  Form form;
+
+  // So many numbers, at most kLanes, from place `at` on.
+  template <Form kForm>
+  Vec At(int64_t at, int64_t count) const {
+    const Vec found = LoadUpTo(x + at, count);
+    if (kForm == kPlain) return found;
+    const Vec of = LoadUpTo(by + at, count);
+    return kForm == kRelu ? WherePositive(of, found) : Times(found, of);
+  }
+};
+
+// A step of the numbers in one row and the next, which `at` gives, (column, count): into pieces
+// [step][kWidth], `steps` long, one behind the other, with zeros behind the last column.
+template <class Kind, int64_t kWidth, typename At>
+void PackStep(const At& at, int64_t columns, int64_t steps, Word* to) {
+  for (int64_t j = 0; j < columns; j += kWidth, to += steps * kWidth) {
+    for (int64_t v = 0; v < kWidth; v += kLanes) {
+      const auto [row, next] = at(j + v, columns - j - v);
+      Store(to + v, Kind::Beside(row, next));
+    }
+  }
+}
+
+// to[k] = the word k of so many numbers, which `at` gives, (first, count), with room for kLanes words
+// behind the last.
+template <class Kind, typename At>
+void PackRow(const At& at, int64_t numbers, Word* to) {
+  constexpr int64_t kEach = Kind::kNumbers * kLanes;
+  for (int64_t k = 0; k < numbers; k += kEach, to += kLanes) {
+    const Vec low = at(k, numbers - k);
+    const bool has_high = kEach > kLanes;
+    Store(to, Kind::Behind(low, has_high ? at(k + kLanes, numbers - k - kLanes) : low));
+  }
+}
+
+// Of a thread, kept from call to call.
+Word* Memory(int64_t words) {
+  thread_local std::vector<Word> memory;
+  if (int64_t(memory.size()) < words + 16) memory.resize(words + 16);
+  return memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64) / sizeof(Word);
+}
+
+// Where a sum of so many steps is cut.
+struct Cut {
+  int64_t steps;
+  int64_t parts;
+
+  Cut(int64_t steps, int64_t most) : steps(steps), parts(Ceil(steps, most)) {}
+
+  int64_t Begin(int64_t part) const { return steps * part / parts; }
+  int64_t Size(int64_t part) const { return Begin(part + 1) - Begin(part); }
+};
+
+// The panels [part][panel][step][kPanel] of kernel[k, n], or of [n, k] if it is transposed.
+template <class Kind>
+void PackKernel(const float* kernel, int64_t k, int64_t n, bool is_transposed, const Cut& cut,
+                int64_t panel, Word* packed) {
+  const int64_t j = panel * kPanel, columns = std::min(kPanel, n - j);
+  for (int64_t part = 0; part < cut.parts; ++part) {
+    const int64_t steps = cut.Size(part), first = cut.Begin(part) * Kind::kNumbers;
+    const int64_t numbers = std::min(k, cut.Begin(part + 1) * Kind::kNumbers) - first;
+    Word* to = packed + cut.Begin(part) * Ceil(n, kPanel) * kPanel + j * steps;
+    if (!is_transposed) {
+      for (int64_t step = 0; step < steps; ++step) {
+        const int64_t row = step * Kind::kNumbers;
+        const bool has_next = Kind::kNumbers > 1 && row + 1 < numbers;
+        const auto at = [&](int64_t column, int64_t count) {
+          const float* from = kernel + (first + row) * n + j + column;
+          return std::pair(LoadUpTo(from, count), has_next ? LoadUpTo(from + n, count) : Vec{});
+        };
+        PackStep<Kind, kPanel>(at, columns, steps, to + step * kPanel);
+      }
+      continue;
+    }
+    Word row[kStride];
+    for (int64_t column = 0; column < kPanel; ++column) {
+      if (column < columns) {
+        const float* from = kernel + (j + column) * k + first;
+        PackRow<Kind>([&](int64_t i, int64_t count) { return LoadUpTo(from + i, count); }, numbers,
+                      row);
+      }
+      for (int64_t step = 0; step < steps; ++step) {
+        to[step * kPanel + column] = column < columns ? row[step] : 0;
+      }
+    }
+  }
+}
+
+// Rows that are worth a thread's while, where each is read or written once.
+constexpr int64_t kFew = 64;
+
+// ByKernel of a kernel of one column, which is a sum for each row, or of one row.
+template <class Kind, typename Finish>
+void ByLine(ffi::ThreadPool pool, const Rows& rows, const float* kernel, int64_t batch, int64_t m,
+            int64_t n, float* out, const Finish& finish) {
+  const int64_t k = rows.width, width = std::max(k, n), blocks = Ceil(m, kFew);
+  Each<Nothing>(pool, batch * blocks, [&](int64_t item, Nothing&) {
+    const int64_t of = item / blocks, first = item % blocks * kFew;
+    auto* line = reinterpret_cast<float*>(Memory(width + kLanes));
+    for (int64_t j = 0; j < width; j += kLanes) {
+      Store(line + j, Kind::Rounded(LoadUpTo(kernel + of * width + j, width - j)));
+    }
+    WithForm(rows.form, [&](auto form) {
+      for (int64_t i = of * m + first; i < of * m + std::min(m, first + kFew); ++i) {
+        if (n == 1) {
+          Vec sums[4] = {};
+          for (int64_t j = 0; j < k; j += 4 * kLanes) {
+            for (int64_t v = 0; v < 4; ++v) {
+              const int64_t at = j + v * kLanes;
+              if (at >= k) break;
+              const Vec x = Kind::Rounded(rows.At<form>(i * k + at, k - at));
+              sums[v] = MultiplyAdd(x, Load(line + at), sums[v]);
+            }
+          }
+          const float sum = SumOf(Add(Add(sums[0], sums[1]), Add(sums[2], sums[3])));
+          StoreUpTo(out + i, 1, finish(i, 0, 1, LoadUpTo(&sum, 1)));
+          continue;
+        }
+        const float x = SumOf(Kind::Rounded(rows.At<form>(i, 1)));  // zeros besides
+        for (int64_t j = 0; j < n; j += kLanes) {
+          const Vec y = Times(Spread(x), Load(line + j));
+          StoreUpTo(out + i * n + j, n - j, finish(i, j, n - j, y));
+        }
+      }
+    });
+  });
+}
+
+// out[batch, m, n] = finish(row, column, count, sums) of rows [batch, m, k] by a kernel. It reads `also`
+// and writes `besides`, [batch, m, n], if they are not null.
+template <class Kind, typename Finish>
+ffi::Error ByKernel(ffi::ThreadPool pool, const Rows& rows, Floats kernel, bool is_transposed,
+                    const float* also, const float* besides, FloatsOut out, FloatsOut work,
+                    const Finish& finish) {
+  const auto dims = out->dimensions();
+  const int64_t batch = dims[0], m = dims[1], n = dims[2], k = rows.width;
+  if (n == 1 || k == 1) {
+    ByLine<Kind>(pool, rows, kernel.typed_data(), batch, m, n, out->typed_data(), finish);
+    return ffi::Error::Success();
+  }
+  const Cut cut(Ceil(k, Kind::kNumbers), kSteps);
+  const int64_t panels = Ceil(n, kPanel);
+  const int64_t words = cut.steps * panels * kPanel;  // of one kernel
+  if (int64_t(work->element_count()) < batch * words) {
+    return ffi::Error::InvalidArgument("too little work");
+  }
+  auto* packed = reinterpret_cast<Word*>(work->typed_data());
+  Each<Nothing>(pool, batch * panels, [&](int64_t item, Nothing&) {
+    const int64_t of = item / panels;
+    PackKernel<Kind>(kernel.typed_data() + of * k * n, k, n, is_transposed, cut, item % panels,
+                     packed + of * words);
+  });
+  const int64_t strips = Ceil(m, kRows), threads = pool.num_threads();
+  const int64_t together = std::clamp<int64_t>(strips / (4 * threads), 1, kTogether);
+  const int64_t blocks = Ceil(strips, together);
+  Each<Nothing>(pool, batch * blocks, [&](int64_t item, Nothing&) {
+    const auto begin_of = [&](int64_t item) {  // a row of all the batch
+      return item / blocks * m + item % blocks * together * kRows;
+    };
+    const int64_t of = item / blocks, begin = begin_of(item);
+    const int64_t end = std::min((of + 1) * m, begin + together * kRows);
+    // Most likely this thread's next.
+    Ahead ahead[4];
+    const int64_t next = item + threads < batch * blocks ? begin_of(item + threads) : batch * m;
+    const int64_t coming = std::min(batch * m - next, together * kRows);
+    const int64_t tiles = Ceil(end - begin, kRows) * panels * cut.parts;
+    ahead[0].Begin(rows.x + next * k, k, coming, k, tiles);
+    if (rows.by) ahead[1].Begin(rows.by + next * k, k, coming, k, tiles);
+    if (also) ahead[2].Begin(also + next * n, n, coming, n, tiles);
+    if (besides) ahead[3].Begin(besides + begin * n, n, end - begin, n, tiles * 3 / 4);
+    const auto ask = [&] {
+      for (Ahead& each : ahead) each.Ask();
+    };
+    Word* memory = Memory(kTogether * kRows * kStride);
+    for (int64_t part = 0; part < cut.parts; ++part) {
+      const int64_t steps = cut.Size(part), first = cut.Begin(part) * Kind::kNumbers;
+      const int64_t numbers = std::min(k, cut.Begin(part + 1) * Kind::kNumbers) - first;
+      const bool is_last = part == cut.parts - 1;
+      for (int64_t i = begin; i < end; ++i) {
+        WithForm(rows.form, [&](auto form) {
+          const auto at = [&](int64_t j, int64_t count) {
+            return rows.At<form>(i * k + first + j, count);
+          };
+          PackRow<Kind>(at, numbers, memory + (i - begin) * kStride);
+        });
+      }
+      const Word* here = packed + of * words + cut.Begin(part) * panels * kPanel;
+      const Cut columns(panels, std::max<int64_t>(1, kCached / (steps * kPanel)));
+      for (int64_t block = 0; block < columns.parts; ++block) {
+        const int64_t j = columns.Begin(block) * kPanel;
+        const int64_t width = std::min(columns.Size(block) * kPanel, n - j);
+        for (int64_t i = begin; i < end; i += kRows) {
+          const auto done = [&](int64_t row, int64_t column, int64_t count, Vec sums) {
+            return is_last ? finish(i + row, j + column, count, sums) : sums;
+          };
+          Strip<Kind, kStride, 1>(memory + (i - begin) * kStride, here + j * steps, steps,
+                                  out->typed_data() + i * n + j, n,
+                                  std::min<int64_t>(kRows, end - i), width, part > 0, ask, done);
+        }
+      }
+    }
+  });
+  return ffi::Error::Success();
+}
+
+// OfKernel of one column: to[j] = the sum over rows [begin, end) of x[row, j] by what is in `rows`.
+template <class Kind>
+void AddRows(const float* x, int64_t stride, const Rows& rows, int64_t begin, int64_t end,
+             float* to, int64_t columns, float* bias) {
+  std::memset(to, 0, columns * sizeof(float));
+  WithForm(rows.form, [&](auto form) {
+    for (int64_t i = begin; i < end; ++i) {
+      const Vec found = rows.At<form>(i, 1);
+      const Vec by = Spread(SumOf(Kind::Rounded(found)));
+      if (bias) *bias += SumOf(found);
+      for (int64_t j = 0; j < columns; j += kLanes) {
+        const Vec of = Kind::Rounded(LoadUpTo(x + i * stride + j, columns - j));
+        StoreUpTo(to + j, columns - j, MultiplyAdd(of, by, LoadUpTo(to + j, columns - j)));
+      }
+    }
+  });
+}
+
+// out[batch, m, n] = the sum over k of x[batch, k, m] by rows [batch, k, n], and of_bias[batch, n] that
+// of the rows, if it has room. Sums are taken in as many parts as `work` [parts, batch, (m + 1) n] has
+// room for, and these are then added up; with one part nothing is there.
+template <class Kind>
+ffi::Error OfKernel(ffi::ThreadPool pool, Floats x, const Rows& rows, FloatsOut out,
+                    FloatsOut of_bias, FloatsOut work) {
+  const auto dims = out->dimensions();
+  const int64_t batch = dims[0], m = dims[1], n = dims[2], k = x.dimensions()[1];
+  const bool has_bias = of_bias->element_count() > 0;
+  const int64_t size = batch * m * n, biases = has_bias ? batch * n : 0;
+  const int64_t room = work->element_count() / std::max<int64_t>(1, batch * (m + 1) * n);
+  const Cut cut(k, Ceil(k, std::max<int64_t>(1, room)));
+  const int64_t parts = cut.parts, threads = pool.num_threads();
+  float* sums = parts > 1 ? work->typed_data() : out->typed_data();
+  float* sums_of_bias = parts > 1 ? sums + parts * size : of_bias->typed_data();
+  // A thread has a block of groups, so that one of many need not wait; each block packs its rows.
+  const int64_t groups = Ceil(m, kGroup);
+  const Cut blocks(groups, std::max<int64_t>(
+                               1, std::min(kWide / kGroup, groups * parts * batch / (2 * threads))));
+  const Cut wide(n, kWide);
+  constexpr int64_t kExamples = Kind::kHere * Kind::kNumbers;  // at a time
+  const int64_t items = parts * batch * blocks.parts * wide.parts;
+  Each<Nothing>(pool, items, [&](int64_t item, Nothing&) {
+    struct Place {
+      int64_t j, columns, i, rows, of, part;
+    };
+    const auto place = [&](int64_t item) {
+      const int64_t of_wide = item % wide.parts, block = item / wide.parts % blocks.parts;
+      const int64_t rest = item / wide.parts / blocks.parts, i = blocks.Begin(block) * kGroup;
+      return Place{wide.Begin(of_wide), wide.Size(of_wide), i,
+                   std::min(m, blocks.Begin(block + 1) * kGroup) - i, rest % batch, rest / batch};
+    };
+    const Place here = place(item), next = place(std::min(item + threads, items - 1));
+    float* to = sums + here.part * size + (here.of * m + here.i) * n + here.j;
+    float* bias = nullptr;
+    if (has_bias && here.i == 0) {
+      bias = sums_of_bias + here.part * biases + here.of * n + here.j;
+      std::memset(bias, 0, here.columns * sizeof(float));
+    }
+    Word* strips = Memory(Kind::kHere * (Ceil(here.rows, kGroup) * kGroup + kWide + kPanel));
+    Word* panels = strips + Kind::kHere * Ceil(here.rows, kGroup) * kGroup;
+    const int64_t tiles = Ceil(here.rows, kRows) * Ceil(here.columns, kPanel);
+    const int64_t begin = cut.Begin(here.part), end = cut.Begin(here.part + 1);
+    if (n == 1) {
+      AddRows<Kind>(x.typed_data() + here.i, m, rows, here.of * k + begin, here.of * k + end, to,
+                    here.rows, bias);
+      return;
+    }
+    for (int64_t e = begin; e < end; e += kExamples) {
+      const int64_t numbers = std::min(kExamples, end - e), steps = Ceil(numbers, Kind::kNumbers);
+      for (int64_t step = 0; step < steps; ++step) {
+        const int64_t row = here.of * k + e + step * Kind::kNumbers;
+        const bool has_next = Kind::kNumbers > 1 && step * Kind::kNumbers + 1 < numbers;
+        const auto given = [&](int64_t j, int64_t count) {
+          const float* from = x.typed_data() + row * m + here.i + j;
+          return std::pair(LoadUpTo(from, count), has_next ? LoadUpTo(from + m, count) : Vec{});
+        };
+        PackStep<Kind, kGroup>(given, here.rows, steps, strips + step * kGroup);
+        WithForm(rows.form, [&](auto form) {
+          const auto found = [&](int64_t j, int64_t count) {
+            const int64_t at = row * n + here.j + j;
+            const std::pair both(rows.At<form>(at, count),
+                                 has_next ? rows.At<form>(at + n, count) : Vec{});
+            if (bias && count > 0) {
+              const Vec sum = has_next ? Add(both.first, both.second) : both.first;
+              StoreUpTo(bias + j, count, Add(LoadUpTo(bias + j, count), sum));
+            }
+            return both;
+          };
+          PackStep<Kind, kPanel>(found, here.columns, steps, panels + step * kPanel);
+        });
+      }
+      // The examples that come, of this item or else, most likely, of this thread's next.
+      const bool is_last = e + kExamples >= end;
+      const Place& soon = is_last ? next : here;
+      const int64_t first = is_last ? cut.Begin(next.part) : e + kExamples;
+      const int64_t coming = std::min(kExamples, cut.Begin(soon.part + 1) - first);
+      const int64_t row = soon.of * k + first;
+      Ahead ahead[3];
+      ahead[0].Begin(x.typed_data() + row * m + soon.i, m, coming, soon.rows, tiles);
+      ahead[1].Begin(rows.x + row * n + soon.j, n, coming, soon.columns, tiles);
+      if (rows.by) ahead[2].Begin(rows.by + row * n + soon.j, n, coming, soon.columns, tiles);
+      const auto ask = [&] {
+        for (Ahead& each : ahead) each.Ask();
+      };
+      for (int64_t i = 0; i < here.rows; i += kRows) {
+        const Word* strip = strips + i / kGroup * kGroup * steps + i % kGroup;
+        Strip<Kind, 1, kGroup>(strip, panels, steps, to + i * n, n,
+                               std::min<int64_t>(kRows, here.rows - i), here.columns, e > begin,
+                               ask, [](int64_t, int64_t, int64_t, Vec sums) { return sums; });
+      }
+    }
+  });
+  if (parts == 1) return ffi::Error::Success();
+  const auto add_up = [&](const float* sums, int64_t size, float* to) {
+    const int64_t pieces = std::clamp<int64_t>(size >> 13, 1, 64);
+    Each<Nothing>(pool, pieces, [&](int64_t piece, Nothing&) {
+      const int64_t begin = size * piece / pieces, end = size * (piece + 1) / pieces;
+      for (int64_t i = begin; i < end; ++i) {
+        float sum = sums[i];
+        for (int64_t part = 1; part < parts; ++part) sum += sums[part * size + i];
+        to[i] = sum;
+      }
+    });
+  };
+  add_up(sums, size, out->typed_data());
+  if (has_bias) add_up(sums_of_bias, biases, of_bias->typed_data());
+  return ffi::Error::Success();
+}
+
+template <typename Function>
+ffi::Error WithKind(bool is_bfloat16, const Function& function) {
+  return is_bfloat16 ? function(Bfloat16()) : function(Float32());
+}
+
+// x[batch, m, k], kernel[batch, k, n], bias[batch, n] or none -> out[batch, m, n]; for kCross x0 and past
+// as out, or no past for x itself, and `multiplied` is what x0 was multiplied by.
+ffi::Error Layer(ffi::ThreadPool pool, Floats x, Floats kernel, Floats bias, Floats x0, Floats past,
+                 bool is_bfloat16, int64_t form, FloatsOut out, FloatsOut multiplied,
+                 FloatsOut work) {
+  const auto dims = out->dimensions();
+  const int64_t m = dims[1], n = dims[2];
+  const bool has_bias = bias.element_count() > 0;
+  const float* beside = past.element_count() > 0 ? past.typed_data() : x.typed_data();
+  const Rows rows{x.typed_data(), nullptr, int64_t(x.dimensions()[2]), kPlain};
+  const float* also = form == kCross && x0.typed_data() != x.typed_data() ? x0.typed_data() : nullptr;
+  const float* besides = form == kCross ? multiplied->typed_data() : nullptr;
+  return WithForm(Form(form), [&](auto form) {
+    const auto finish = [&](int64_t row, int64_t j, int64_t count, Vec y) {
+      const int64_t at = row * n + j;
+      if (has_bias) y = Add(y, LoadUpTo(bias.typed_data() + row / m * n + j, count));
+      if (form == kRelu) return Positive(y);
+      if (form == kPlain) return y;
+      StoreUpTo(multiplied->typed_data() + at, count, y);
+      return Add(Times(LoadUpTo(x0.typed_data() + at, count), y), LoadUpTo(beside + at, count));
+    };
+    return WithKind(is_bfloat16, [&](auto kind) {
+      return ByKernel<decltype(kind)>(pool, rows, kernel, false, also, besides, out, work, finish);
+    });
+  });
+}
+
+Rows GradientRows(Floats grad, Floats by, int64_t form) {
+  const float* with = form == kPlain ? nullptr : by.typed_data();
+  return {grad.typed_data(), with, int64_t(grad.dimensions()[2]), Form(form)};
+}
+
+// grad[batch, m, n], kernel[batch, k, n], by: y or x0 as grad, or none -> out[batch, m, k]: what of the
+// gradient of x comes through the kernel, and if `adds_grad` what goes past it, which is as grad.
+ffi::Error LayerOfInput(ffi::ThreadPool pool, Floats grad, Floats kernel, Floats by, bool adds_grad,
+                        bool is_bfloat16, int64_t form, FloatsOut out, FloatsOut work) {
+  const int64_t width = out->dimensions()[2];
+  const Rows rows = GradientRows(grad, by, form);
+  const auto finish = [&](int64_t row, int64_t j, int64_t count, Vec sums) {
+    return adds_grad ? Add(sums, LoadUpTo(grad.typed_data() + row * width + j, count)) : sums;
+  };
+  return WithKind(is_bfloat16, [&](auto kind) {
+    return ByKernel<decltype(kind)>(pool, rows, kernel, true, nullptr, nullptr, out, work, finish);
+  });
+}
+
+// x[batch, m, k], grad and by as above -> out[batch, k, n] and of_bias[batch, n], or none.
+ffi::Error LayerOfKernel(ffi::ThreadPool pool, Floats x, Floats grad, Floats by, bool is_bfloat16,
+                         int64_t form, FloatsOut out, FloatsOut of_bias, FloatsOut work) {
+  const Rows rows = GradientRows(grad, by, form);
+  return WithKind(is_bfloat16, [&](auto kind) {
+    return OfKernel<decltype(kind)>(pool, x, rows, out, of_bias, work);
+  });
+}
+
+}  // namespace
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxrankLayer, Layer,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<Floats>()
+                                  .Arg<Floats>()
+                                  .Arg<Floats>()
+                                  .Arg<Floats>()
+                                  .Arg<Floats>()
+                                  .Attr<bool>("is_bfloat16")
+                                  .Attr<int64_t>("form")
+                                  .Ret<Floats>()
+                                  .Ret<Floats>()
+                                  .Ret<Floats>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxrankLayerOfInput, LayerOfInput,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<Floats>()
+                                  .Arg<Floats>()
+                                  .Arg<Floats>()
+                                  .Attr<bool>("adds_grad")
+                                  .Attr<bool>("is_bfloat16")
+                                  .Attr<int64_t>("form")
+                                  .Ret<Floats>()
+                                  .Ret<Floats>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxrankLayerOfKernel, LayerOfKernel,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<Floats>()
+                                  .Arg<Floats>()
+                                  .Arg<Floats>()
+                                  .Attr<bool>("is_bfloat16")
+                                  .Attr<int64_t>("form")
+                                  .Ret<Floats>()
+                                  .Ret<Floats>()
+                                  .Ret<Floats>());
+
+#endif  // JAXRANK_HAS_PRODUCTS
