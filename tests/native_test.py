@@ -1,4 +1,4 @@
-"""What the code in C++ does, against XLA: rows to the bit, products as near as sums come."""
+"""What the code in C++ does: rows against XLA, to the bit, and layers as near as sums come."""
 
 import functools
 import os
@@ -22,11 +22,11 @@ from jaxrank.embedding.by_row import ByRow
 from jaxrank.embedding.by_row_native import ByRowNative
 from jaxrank.embedding.per_id import PerId
 from jaxrank.features import PAD, layout
-from jaxrank.models.products import product
+from jaxrank.models.products import layer, product
 
 TESTS = Path(__file__).resolve().parent
 needs_compiler = pytest.mark.usefixtures("compiled")
-needs_products = pytest.mark.usefixtures("multiplied")
+needs_layers = pytest.mark.usefixtures("multiplied")
 COUNTS = [1, 31, 5_000, 100_000]  # ids: of one part of the work, of several, of many
 
 
@@ -63,7 +63,7 @@ def multiplied(compiled):
     kinds = Path("/proc/cpuinfo").read_text().split()
     if not {"avx2", "fma"} <= set(kinds):
         pytest.skip("this processor has neither AVX-512 nor AVX2")
-    assert native.has_products()
+    assert native.has_layers()
 
 
 @needs_compiler
@@ -167,75 +167,154 @@ def told_missing():
     return native._loaded.__wrapped__()[0]
 
 
-PRODUCTS = [
+LAYERS = [
     ((), 97, 300, 33),  # a panel of one column, a strip of one row
     ((2, 3), 257, 45, 64),
     ((), 24, 1100, 600),  # a sum longer than a block
     ((), 5_000, 20, 70),  # a sum over examples in parts
     ((2,), 2_049, 16, 16),
+    ((), 1_100, 900, 130),  # groups of columns in several blocks
+    ((3,), 1_030, 130, 1),  # each row or column once
 ]
+# The form of a layer, and whether it has what a cross layer adds apart from x.
+FORMS = [("plain", False), ("relu", False), ("cross", False), ("cross", True)]
+PRECISIONS = ["highest", "bfloat16"]
 
 
-@needs_products
-@pytest.mark.parametrize(("leading", "examples", "size", "width"), PRODUCTS, ids=str)
-def test_products_of_rounded_factors_are_those_of_float64(leading, examples, size, width):
-    x, kernel, grad = (
-        floats(*leading, *shape, seed=seed)
-        for seed, shape in enumerate([(examples, size), (size, width), (examples, width)])
-    )
-    a, b, c = (array.astype(jnp.bfloat16).astype(np.float64) for array in (x, kernel, grad))
-    expected = a @ b, c @ b.swapaxes(-1, -2), a.swapaxes(-1, -2) @ c
-    program = jax.jit(_with_gradients)
-    assert program.lower(x, kernel, grad).as_text().count("@JaxrankProduct") == 3
-    found = program(x, kernel, grad)
-    for one, wanted in zip(found, expected, strict=True):
-        assert (one.dtype, one.shape) == (np.float32, wanted.shape)
-        np.testing.assert_allclose(one, wanted, rtol=0, atol=3e-6 * np.abs(wanted).max())
+@needs_layers
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(("form", "has_past"), FORMS, ids=str)
+@pytest.mark.parametrize(("leading", "examples", "size", "width"), LAYERS, ids=str)
+def test_layers_and_their_gradients_are_those_of_float64(
+    leading, examples, size, width, form, has_past, precision
+):
+    if form == "cross" and not has_past:
+        width = size  # what is added is x
+    given, grad = layer_input(leading, examples, size, width, form, has_past)
+    program = jax.jit(functools.partial(with_gradients, form=form, precision=precision))
+    assert program.lower(given, grad).as_text().count("@JaxrankLayer") == 3
+    y, grads = program(given, grad)
+    expected, expected_grads = by_numpy(given, grad, np.asarray(y), form, precision)
+    assert grads.keys() == expected_grads.keys()
+    for name in given:
+        assert_near(grads[name], expected_grads[name])
+    assert_near(y, expected)
 
 
-def _with_gradients(x, kernel, grad):
-    y, back = jax.vjp(lambda x, kernel: product(x, kernel, "bfloat16"), x, kernel)
-    return y, *back(grad)
+def assert_near(found, expected):
+    assert (found.dtype, found.shape) == (np.float32, expected.shape)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=3e-6 * np.abs(expected).max())
 
 
-@needs_products
+def layer_input(leading, examples, size, width, form, has_past):
+    """What a layer reads, by name, and the gradient that comes in."""
+    shapes = dict(x=(examples, size), kernel=(size, width), bias=(width,))
+    if form == "cross":
+        shapes["x0"] = (examples, width)
+    if has_past:
+        shapes["past"] = (examples, width)
+    given = {
+        name: floats(*leading, *shape, seed=seed)
+        for seed, (name, shape) in enumerate(shapes.items())
+    }
+    return given, floats(*leading, examples, width, seed=9)
+
+
+def with_gradients(given, grad, form, precision):
+    def of(given):
+        given = dict(given)
+        first = (given.pop(name) for name in ("x", "kernel", "bias"))
+        return layer(*first, precision, form, **given)
+
+    y, back = jax.vjp(of, given)
+    return y, back(grad)[0]
+
+
+def by_numpy(given, grad, y, form, precision):
+    """In float64; where `y` is above zero decides what passes a relu."""
+
+    def as_multiplied(array):
+        array = np.asarray(array, np.float32)
+        return (array.astype(jnp.bfloat16) if precision == "bfloat16" else array).astype(np.float64)
+
+    x, kernel = as_multiplied(given["x"]), as_multiplied(given["kernel"])
+    product = x @ kernel + given["bias"][..., None, :].astype(np.float64)
+    grads = {}
+    if form == "relu":
+        expected, inner = np.maximum(product, 0), np.where(y > 0, grad, 0)
+    elif form == "cross":
+        past = given.get("past", given["x"])
+        expected, inner = given["x0"] * product + past, grad * given["x0"]
+        grads["x0"] = grad * product
+    else:
+        expected, inner = product, grad
+    rounded = as_multiplied(inner)
+    grads["x"] = rounded @ kernel.swapaxes(-1, -2)
+    grads["kernel"] = x.swapaxes(-1, -2) @ rounded
+    grads["bias"] = inner.astype(np.float64).sum(axis=-2)
+    if "past" in given:
+        grads["past"] = grad
+    elif form == "cross":
+        grads["x"] = grads["x"] + grad
+    return expected, grads
+
+
+@needs_layers
 @pytest.mark.parametrize("without", ["avx512bf16", "avx512f"])
-def test_products_by_processors_that_can_less_are_those_of_float64(without):
+def test_layers_by_processors_that_can_less_are_those_of_float64(without):
     code = f"""
 from jaxrank import native
 native._FLAGS += ("-mno-{without}",)
 import native_test
-assert native.has_products()
-for shape in native_test.PRODUCTS:
-    native_test.test_products_of_rounded_factors_are_those_of_float64(*shape)
+assert native.has_layers()
+for precision in native_test.PRECISIONS:
+    for form in native_test.FORMS:
+        for shape in native_test.LAYERS:
+            test = native_test.test_layers_and_their_gradients_are_those_of_float64
+            test(*shape, *form, precision)
 """
     path = os.pathsep.join(map(str, (TESTS, TESTS.parent)))
     env = os.environ | {"PYTHONPATH": path}
     subprocess.run([sys.executable, "-c", code], check=True, env=env)
 
 
-@needs_products
-def test_a_product_is_not_a_number_where_a_factor_is_not():
+def _with_gradients(x, kernel, grad, precision="bfloat16", form="plain"):
+    def of(x, kernel):
+        return layer(x, kernel, None, precision, form)
+
+    y, back = jax.vjp(of, x, kernel)
+    return y, *back(grad)
+
+
+@needs_layers
+@pytest.mark.parametrize("form", ["plain", "relu"])
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_product_is_not_a_number_where_a_factor_is_not(precision, form):
     """Whatever its bits are: rounded like others, some would be infinite."""
     x, kernel = floats(100, 64), floats(64, 40, seed=1)
     x[3, 5] = np.uint32(0x7FFFFFFF).view(np.float32)
     x[70, 63], x[71, 0] = np.inf, -np.inf
-    y, of_x, of_kernel = _with_gradients(x, kernel, floats(100, 40, seed=2))
+    grad = floats(100, 40, seed=2)
+    y, of_x, of_kernel = _with_gradients(x, kernel, grad, precision, form)
     assert np.isnan(y[3]).all()
-    np.testing.assert_array_equal(y[70], np.inf * kernel[63])
-    np.testing.assert_array_equal(y[71], -np.inf * kernel[0])
+    signs = np.sign(kernel).astype(np.float32)
+    for row, expected in ((70, np.inf * signs[63]), (71, -np.inf * signs[0])):
+        np.testing.assert_array_equal(
+            y[row], np.maximum(expected, 0) if form == "relu" else expected
+        )
     assert np.isfinite(np.delete(y, [3, 70, 71], axis=0)).all()
     assert np.isfinite(of_x).all()
     assert np.isnan(of_kernel[5]).all()
     assert np.isfinite(np.delete(of_kernel, [0, 5, 63], axis=0)).all()
 
 
-@needs_products
+@needs_layers
+@pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("examples", [100, 5_000])
-def test_a_product_of_several_is_that_product_alone(examples):
+def test_a_product_of_several_is_that_product_alone(examples, precision):
     """On one device or on one each."""
     given = floats(4, examples, 48), floats(4, 48, 40, seed=1), floats(4, examples, 40, seed=2)
-    of = _with_gradients
+    of = functools.partial(_with_gradients, precision=precision)
     rows = jax.P("device")
     mesh = jax.make_mesh((4,), ("device",), axis_types=(jax.sharding.AxisType.Auto,))
     shared = jax.shard_map(of, mesh=mesh, in_specs=rows, out_specs=rows, check_vma=False)
@@ -246,17 +325,19 @@ def test_a_product_of_several_is_that_product_alone(examples):
             assert_same_bits(together, np.stack(each))
 
 
-def test_small_products_and_those_of_float32_are_of_xla():
-    def is_native(examples, size, width, precision="bfloat16"):
-        x, kernel = np.ones((examples, size)), np.ones((size, width))
+def test_small_products_and_those_of_one_input_or_of_float64_are_of_xla():
+    def is_native(examples, size, width, dtype=np.float32, precision="highest"):
+        x, kernel = np.ones((examples, size), dtype), np.ones((size, width), dtype)
         text = jax.jit(lambda: product(x, kernel, precision)).lower().as_text()
-        return "@JaxrankProduct" in text
+        return "@JaxrankLayer" in text
 
-    assert is_native(512, 16, 16) == native.has_products()
+    assert is_native(512, 16, 16) == native.has_layers()
+    assert is_native(512, 16, 16, precision="bfloat16") == native.has_layers()
     assert not is_native(511, 16, 16)
-    assert not is_native(5_000, 15, 200)
-    assert not is_native(5_000, 200, 1)
-    assert not is_native(512, 16, 16, "highest")
+    assert not is_native(5_000, 1, 200)
+    assert is_native(5_000, 200, 1) == native.has_layers()
+    with jax.enable_x64(True):
+        assert not is_native(512, 16, 16, np.float64)
 
 
 def test_without_a_compiler_xla_does_the_work(tmp_path, monkeypatch):
@@ -289,7 +370,7 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path, monkeypatch):
 @needs_compiler
 def test_what_was_compiled_is_used_again(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    made = [native._library(name) for name in ("rows", "products")]
+    made = [native._library(name) for name in ("rows", "layers")]
     monkeypatch.setenv("CXX", "false")
-    assert [native._library(name) for name in ("rows", "products")] == made
+    assert [native._library(name) for name in ("rows", "layers")] == made
     assert sorted((tmp_path / "jaxrank").iterdir()) == sorted(made)

@@ -61,7 +61,7 @@ def _backward(is_bfloat16, form, kept, grad):
     factors = _joined(grad, 2), _joined(by, 2)
     call = functools.partial(_call, is_bfloat16=is_bfloat16, form=form)
 
-    outs = (_floats(batch, n, size), _panels(batch, width, size))
+    outs: tuple[Any, ...] = (_floats(batch, n, size), _panels(batch, width, size))
     adds_grad = form == "cross" and past is None
     of_input = call("JaxrankLayerOfInput", outs)(
         factors[0], _joined(kernel, 2), factors[1], adds_grad=adds_grad

@@ -111,7 +111,7 @@ def _layer(
         y = y + bias[..., None, :]
     if form == "relu":
         return nn.relu(y)
-    if form == "cross":
+    if x0 is not None:
         return x0 * y + (x if past is None else past)
     return y
 
