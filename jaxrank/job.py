@@ -267,7 +267,7 @@ def describe(job: Job, state: TrainState) -> str:
         f" {job.program.mesh.size} {jax.default_backend()} device(s)"
     ]
     if trainee.embedding.on_cpu and not trainee.embedding.is_native:
-        lines.append(f"XLA alone works on rows and products, slower: {native.missing()}")
+        lines.append(f"XLA alone works on rows and layers, slower: {native.missing()}")
     if job.plan.next_days:
         lines.append(
             f"{len(job.train_split.days)} days, one after another; {len(job.plan.next_days)}"

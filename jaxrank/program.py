@@ -94,7 +94,7 @@ class Program:
         self.shape = shape
         if trainee.embedding.on_cpu:
             by = "native code" if trainee.embedding.is_native else "XLA, as with JAXRANK_NATIVE=0"
-            processes.check_same("what works on rows and products", by)
+            processes.check_same("what works on rows and layers", by)
         init = functools.partial(steps.init_state, trainee)
         self.state_shape: steps.TrainState = jax.eval_shape(init)
         specs = self._specs(self.state_shape)

@@ -393,7 +393,7 @@ def test_processes_of_which_one_cannot_use_native_code_are_refused(store, tmp_pa
     ]
     for index, found in enumerate(ended(several)):
         assert found.returncode == 2, found.stderr
-        assert f"jaxrank[{index}]: error: what works on rows and products must" in found.stderr
+        assert f"jaxrank[{index}]: error: what works on rows and layers must" in found.stderr
         assert "native code and XLA, as with JAXRANK_NATIVE=0" in found.stderr
     assert not (tmp_path / "run" / "checkpoints").exists()
 
