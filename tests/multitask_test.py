@@ -90,7 +90,7 @@ def test_stacked_layers_are_the_layers_one_by_one(shape):
 def test_the_program_of_many_experts_is_as_long_as_that_of_few(multitask):
     """Of 2,000 features, the gradient included. Sums over many experts are taken in parts on CPU,
     which is a few instructions more, and no more however many there are."""
-    floats, none = np.zeros((2, 2000), np.float32), ()
+    floats, none = np.zeros((64, 2000), np.float32), ()
     lengths = []
     for experts in (2, 80, 120):
         several = {"task_experts": experts} if multitask == "ple" else {}
