@@ -84,9 +84,10 @@ def test_a_missing_time_is_nan(missing):
 )
 def test_times_of_arrow_are_read_as_python_reads_them(values):
     epoch, microsecond = datetime.datetime(1970, 1, 1), datetime.timedelta(microseconds=1)
-    expected = [(v - epoch) // microsecond for v in values]  # whole numbers, so exact
+    micros = [(v - epoch) // microsecond for v in values]  # whole numbers, so exact
+    expected = [x / 10**6 for x in micros]
     for unit, digits in (("us", 6), ("ns", 6), ("ms", 3), ("s", 0)):
-        whole = [x // 10 ** (6 - digits) / 10**digits for x in expected]
+        whole = [x // 10 ** (6 - digits) / 10**digits for x in micros]
         for zone in (None, "Asia/Tokyo"):
             array = pa.array(values, pa.timestamp("us")).cast(pa.timestamp(unit), safe=False)
             # A zone says how the same instant is shown.
