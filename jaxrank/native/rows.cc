@@ -23,7 +23,7 @@ using jaxrank::IntsOut;
 using jaxrank::Nothing;
 
 constexpr int32_t kPad = std::numeric_limits<int32_t>::max();
-constexpr int64_t kAhead = 32;       // rows that are asked of memory before they are read
+constexpr int64_t kAhead = 64;       // rows that are asked of memory before they are read
 constexpr int64_t kSmall = 1 << 11;  // ids that are not worth another thread
 constexpr int64_t kDealt = 1 << 13;  // ids of which different ones are found at a time, on average
 
