@@ -29,15 +29,10 @@ def layer(
     is_bfloat16: bool,
     form: str,
 ) -> jax.Array:
-    """f32[..., n, out] of x f32[..., n, in]; leading axes are equal, one layer each.
+    """`products.layer`, of float32 arrays.
 
     Args:
-        kernel: f32[..., in, out].
-        bias: f32[..., out], or None.
-        x0: f32[..., n, out], of a cross layer.
-        past: f32[..., n, out], of a cross layer, or None for x itself.
         is_bfloat16: both factors are rounded, and the gradient that comes in.
-        form: "plain": y = x kernel + bias; "relu": its positive part; "cross": x0 * y + past.
     """
     return _forward(x, kernel, bias, x0, past, is_bfloat16, form)[0]
 

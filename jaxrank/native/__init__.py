@@ -79,7 +79,7 @@ def _register(name: str, path: Path) -> bool:
 def _library(name: str) -> Path:
     """The compiled code, from the cache if it is there."""
     source = _FOLDER / f"{name}.cc"
-    sources = [path.read_bytes() for path in (source, _FOLDER / "each.h")]
+    sources = [path.read_bytes() for path in (source, *sorted(_FOLDER.glob("*.h")))]
     made_of = (*sources, *_FLAGS, jaxlib.__version__, _processor())
     key = hashlib.sha256(repr(made_of).encode()).hexdigest()[:16]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxrank"

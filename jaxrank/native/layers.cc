@@ -17,241 +17,26 @@
 #include <vector>
 
 #if defined(__AVX512F__) || (defined(__AVX2__) && defined(__FMA__))
-#define JAXRANK_HAS_PRODUCTS 1
-#include <immintrin.h>
+#define JAXRANK_HAS_LAYERS 1
 #endif
 
 #include "each.h"
 #include "xla/ffi/api/ffi.h"
 
-#ifdef JAXRANK_HAS_PRODUCTS
+#ifdef JAXRANK_HAS_LAYERS
+
+#include "tiles.h"
 
 namespace {
 
-using jaxrank::Each;
-using jaxrank::Floats;
-using jaxrank::FloatsOut;
-using jaxrank::Nothing;
-using Word = uint32_t;
+using namespace jaxrank;
 
-#ifdef __AVX512F__
-using Vec = __m512;
-using Words = __m512i;
-constexpr int kLanes = 16;
-constexpr int kRows = 12;
-inline Vec Load(const void* from) { return _mm512_loadu_ps(from); }
-inline void Store(void* to, Vec v) { _mm512_storeu_ps(to, v); }
-inline __mmask16 Mask(int64_t count) { return (1u << count) - 1; }
-// The first `count` of kLanes, and zeros.
-inline Vec LoadPart(const float* from, int64_t count) {
-  return _mm512_maskz_loadu_ps(Mask(count), from);
-}
-inline void StorePart(float* to, int64_t count, Vec v) { _mm512_mask_storeu_ps(to, Mask(count), v); }
-inline Vec Add(Vec a, Vec b) { return _mm512_add_ps(a, b); }
-inline Vec Times(Vec a, Vec b) { return _mm512_mul_ps(a, b); }
-inline Vec Positive(Vec a) { return _mm512_max_ps(Vec{}, a); }  // NaN stays so
-inline Vec WherePositive(Vec a, Vec b) {
-  return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, Vec{}, _CMP_GT_OQ), b);
-}
-inline Vec Spread(Word a) { return _mm512_castsi512_ps(_mm512_set1_epi32(a)); }
-inline Vec Spread(float a) { return _mm512_set1_ps(a); }
-inline Vec MultiplyAdd(Vec a, Vec b, Vec sum) { return _mm512_fmadd_ps(a, b, sum); }
-#else
-using Vec = __m256;
-using Words = __m256i;
-constexpr int kLanes = 8;
-constexpr int kRows = 6;
-inline Vec Load(const void* from) { return _mm256_loadu_ps(static_cast<const float*>(from)); }
-inline void Store(void* to, Vec v) { _mm256_storeu_ps(static_cast<float*>(to), v); }
-inline __m256i Mask(int64_t count) {
-  return _mm256_cmpgt_epi32(_mm256_set1_epi32(count), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
-}
-inline Vec LoadPart(const float* from, int64_t count) {
-  return _mm256_maskload_ps(from, Mask(count));
-}
-inline void StorePart(float* to, int64_t count, Vec v) { _mm256_maskstore_ps(to, Mask(count), v); }
-inline Vec Add(Vec a, Vec b) { return _mm256_add_ps(a, b); }
-inline Vec Times(Vec a, Vec b) { return _mm256_mul_ps(a, b); }
-inline Vec Positive(Vec a) { return _mm256_max_ps(Vec{}, a); }
-inline Vec WherePositive(Vec a, Vec b) {
-  return _mm256_and_ps(_mm256_cmp_ps(a, Vec{}, _CMP_GT_OQ), b);
-}
-inline Vec Spread(Word a) { return _mm256_castsi256_ps(_mm256_set1_epi32(a)); }
-inline Vec Spread(float a) { return _mm256_set1_ps(a); }
-inline Vec MultiplyAdd(Vec a, Vec b, Vec sum) { return _mm256_fmadd_ps(a, b, sum); }
-#endif
-
-// So many numbers, at most kLanes of them, and zeros.
-inline Vec LoadUpTo(const float* from, int64_t count) {
-  return count >= kLanes ? Load(from) : count > 0 ? LoadPart(from, count) : Vec{};
-}
-inline void StoreUpTo(float* to, int64_t count, Vec v) {
-  count >= kLanes ? Store(to, v) : StorePart(to, count, v);
-}
-
-inline float SumOf(Vec v) {
-  float numbers[kLanes];
-  Store(numbers, v);
-  float sum = 0;
-  for (float x : numbers) sum += x;
-  return sum;
-}
-
-// How numbers become words. Beside: of a column in one row and in the next. Behind: of numbers that
-// follow each other, kLanes in `low` and, where a word has two, as many in `high`. Rounded: as it multiplies them, in float32.
-struct Float32 {
-  static constexpr int kNumbers = 1;  // of a word
-  static constexpr int64_t kHere = 96;  // words of a sum over examples that are packed at a time
-  static Vec Beside(Vec row, Vec) { return row; }
-  static Vec Behind(Vec low, Vec) { return low; }
-  static Vec Rounded(Vec x) { return x; }
-  static Vec Product(Word a, Vec b, Vec sum) { return MultiplyAdd(Spread(a), b, sum); }
-};
-
-#ifdef __AVX512BF16__
-// The processor takes subnormal numbers for zero here, as it does when it multiplies them.
-struct Bfloat16 {
-  static constexpr int kNumbers = 2;
-  static constexpr int64_t kHere = 64;
-  static Vec Behind(Vec low, Vec high) {
-    return _mm512_castsi512_ps((__m512i)_mm512_cvtne2ps_pbh(high, low));
-  }
-  static Vec Beside(Vec row, Vec next) {
-    const __m512i order =
-        _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
-                         21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-    return _mm512_castsi512_ps(
-        _mm512_permutexvar_epi16(order, _mm512_castps_si512(Behind(row, next))));
-  }
-  static Vec Rounded(Vec x) {
-    const __m512i words = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(x));
-    return _mm512_castsi512_ps(_mm512_slli_epi32(words, 16));
-  }
-  static Vec Product(Word a, Vec b, Vec sum) {
-    return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32(a), (__m512bh)b);
-  }
-};
-#else
-// The products of two numbers of bfloat16 are float32 numbers.
-struct Bfloat16 : Float32 {
-  static Vec Behind(Vec low, Vec) {
-    Word bits[kLanes];
-    Store(bits, low);
-    for (Word& x : bits) {  // to the nearest, the even one of two; NaN stays so
-      const bool is_nan = (x & 0x7fffffff) > 0x7f800000;
-      x = (is_nan ? x | 0x400000 : x + 0x7fff + ((x >> 16) & 1)) & 0xffff0000;
-    }
-    return Load(bits);
-  }
-  static Vec Beside(Vec row, Vec next) { return Behind(row, next); }
-  static Vec Rounded(Vec x) { return Behind(x, x); }
-};
-#endif
-
-constexpr int64_t kPanel = 2 * kLanes;    // columns
 constexpr int64_t kGroup = 4 * kRows;     // columns of which strips are made together
 constexpr int64_t kSteps = 512;           // words that a strip has at most
 constexpr int64_t kStride = kSteps + 16;  // from one row of a strip to the next
 constexpr int64_t kTogether = 4;          // strips that are packed at a time
 constexpr int64_t kCached = 1 << 18;      // words of panels that a core's cache holds
 constexpr int64_t kWide = 768;            // columns that are packed at a time at most
-constexpr int64_t kLine = 64 / sizeof(float);  // numbers of a cache line
-
-int64_t Ceil(int64_t x, int64_t y) { return (x + y - 1) / y; }
-
-// What will be read soon, asked of memory bit by bit.
-class Ahead {
- public:
-  // Of x[rows, stride] so many columns, in so many calls of Ask.
-  void Begin(const float* x, int64_t stride, int64_t rows, int64_t columns, int64_t calls) {
-    if (columns == stride) columns *= std::exchange(rows, std::min<int64_t>(rows, 1));
-    row_ = x, stride_ = stride, rows_ = x ? rows : 0, columns_ = columns, column_ = 0;
-    lines_ = Ceil(rows_ * Ceil(columns, kLine), std::max<int64_t>(calls, 1));
-  }
-
-  void Ask() {
-    for (int64_t i = 0; i < lines_ && rows_ > 0; ++i) {
-      __builtin_prefetch(row_ + column_, 0, 2);
-      column_ += kLine;
-      if (column_ >= columns_) row_ += stride_, column_ = 0, --rows_;
-    }
-  }
-
- private:
-  const float* row_ = nullptr;
-  int64_t stride_ = 0, rows_ = 0, columns_ = 0, column_ = 0, lines_ = 0;
-};
-
-// Sums that are not in registers all the time take half as long again.
-#define JAXRANK_UNROLL _Pragma("GCC unroll 12")
-
-// c[rows, columns] = a strip by a panel, or += it, and then done(row, column, count, sums) of that. A row
-// of the strip is kRow words from the next, a step kStep. Where not all of a tile is there, it is of so
-// many rows and columns.
-template <class Kind, int kVecs, bool kIsWhole, int64_t kRow, int64_t kStep, typename Done>
-void Tile(const Word* __restrict a, const Word* __restrict b, int64_t steps, float* __restrict c,
-          int64_t stride, int64_t rows, int64_t columns, bool add, const Done& done) {
-JAXRANK_UNROLL
-  for (int i = 0; i < kRows; ++i) {  // what is only written is waited for, too
-JAXRANK_UNROLL
-    for (int v = 0; v < kVecs; ++v) __builtin_prefetch(c + i * stride + v * kLanes, 1);
-    __builtin_prefetch(c + i * stride + kVecs * kLanes - 1, 1);
-  }
-  Vec sum[kRows][kVecs];
-JAXRANK_UNROLL
-  for (int i = 0; i < kRows; ++i) {
-JAXRANK_UNROLL
-    for (int v = 0; v < kVecs; ++v) sum[i][v] = Vec{};
-  }
-  for (int64_t k = 0; k < steps; ++k) {
-    Vec row[kVecs];
-JAXRANK_UNROLL
-    for (int v = 0; v < kVecs; ++v) row[v] = Load(b + v * kLanes);
-JAXRANK_UNROLL
-    for (int i = 0; i < kRows; ++i) {
-JAXRANK_UNROLL
-      for (int v = 0; v < kVecs; ++v) sum[i][v] = Kind::Product(a[i * kRow], row[v], sum[i][v]);
-    }
-    a += kStep;
-    b += kPanel;
-  }
-JAXRANK_UNROLL
-  for (int i = 0; i < kRows; ++i) {
-    if (!kIsWhole && i >= rows) break;
-JAXRANK_UNROLL
-    for (int v = 0; v < kVecs; ++v) {
-      float* to = c + i * stride + v * kLanes;
-      const int64_t count = kIsWhole ? kLanes : columns - v * kLanes;
-      const Vec found = add ? Add(LoadUpTo(to, count), sum[i][v]) : sum[i][v];
-      StoreUpTo(to, count, done(i, v * kLanes, count, found));
-    }
-  }
-}
-
-// A strip by panels of `columns` columns, one behind the other; ask() after each of them, and done as
-// of a tile.
-template <class Kind, int64_t kRow, int64_t kStep, typename Ask, typename Done>
-void Strip(const Word* a, const Word* panels, int64_t steps, float* c, int64_t stride, int64_t rows,
-           int64_t columns, bool add, const Ask& ask, const Done& done) {
-  for (int64_t j = 0; j < columns; j += kPanel, panels += steps * kPanel) {
-    const int64_t width = std::min(kPanel, columns - j);
-    const auto done_here = [&](int64_t row, int64_t column, int64_t count, Vec sums) {
-      return done(row, j + column, count, sums);
-    };
-    const auto make = [&](auto vecs, auto is_whole) {
-      Tile<Kind, vecs, is_whole, kRow, kStep>(a, panels, steps, c + j, stride, rows, width, add,
-                                              done_here);
-    };
-    if (width <= kLanes) {
-      make(std::integral_constant<int, 1>(), std::false_type());
-    } else if (rows < kRows || width < kPanel) {
-      make(std::integral_constant<int, 2>(), std::false_type());
-    } else {
-      make(std::integral_constant<int, 2>(), std::true_type());
-    }
-    ask();
-  }
-}
 
 // What a layer does besides the product x W and its bias b, and with the gradient that comes in.
 enum Form : int64_t {
@@ -405,11 +190,10 @@ void ByLine(ffi::ThreadPool pool, const Rows& rows, const float* kernel, int64_t
 }
 
 // out[batch, m, n] = finish(row, column, count, sums) of rows [batch, m, k] by a kernel. It reads `also`
-// and writes `besides`, [batch, m, n], if they are not null.
+// [batch, m, n], if that is not null.
 template <class Kind, typename Finish>
 ffi::Error ByKernel(ffi::ThreadPool pool, const Rows& rows, Floats kernel, bool is_transposed,
-                    const float* also, const float* besides, FloatsOut out, FloatsOut work,
-                    const Finish& finish) {
+                    const float* also, FloatsOut out, FloatsOut work, const Finish& finish) {
   const auto dims = out->dimensions();
   const int64_t batch = dims[0], m = dims[1], n = dims[2], k = rows.width;
   if (n == 1 || k == 1) {
@@ -438,14 +222,13 @@ ffi::Error ByKernel(ffi::ThreadPool pool, const Rows& rows, Floats kernel, bool 
     const int64_t of = item / blocks, begin = begin_of(item);
     const int64_t end = std::min((of + 1) * m, begin + together * kRows);
     // Most likely this thread's next.
-    Ahead ahead[4];
+    Ahead ahead[3];
     const int64_t next = item + threads < batch * blocks ? begin_of(item + threads) : batch * m;
     const int64_t coming = std::min(batch * m - next, together * kRows);
     const int64_t tiles = Ceil(end - begin, kRows) * panels * cut.parts;
     ahead[0].Begin(rows.x + next * k, k, coming, k, tiles);
     if (rows.by) ahead[1].Begin(rows.by + next * k, k, coming, k, tiles);
     if (also) ahead[2].Begin(also + next * n, n, coming, n, tiles);
-    if (besides) ahead[3].Begin(besides + begin * n, n, end - begin, n, tiles * 3 / 4);
     const auto ask = [&] {
       for (Ahead& each : ahead) each.Ask();
     };
@@ -625,7 +408,6 @@ ffi::Error Layer(ffi::ThreadPool pool, Floats x, Floats kernel, Floats bias, Flo
   const float* beside = past.element_count() > 0 ? past.typed_data() : x.typed_data();
   const Rows rows{x.typed_data(), nullptr, int64_t(x.dimensions()[2]), kPlain};
   const float* also = form == kCross && x0.typed_data() != x.typed_data() ? x0.typed_data() : nullptr;
-  const float* besides = form == kCross ? multiplied->typed_data() : nullptr;
   return WithForm(Form(form), [&](auto form) {
     const auto finish = [&](int64_t row, int64_t j, int64_t count, Vec y) {
       const int64_t at = row * n + j;
@@ -636,7 +418,7 @@ ffi::Error Layer(ffi::ThreadPool pool, Floats x, Floats kernel, Floats bias, Flo
       return Add(Times(LoadUpTo(x0.typed_data() + at, count), y), LoadUpTo(beside + at, count));
     };
     return WithKind(is_bfloat16, [&](auto kind) {
-      return ByKernel<decltype(kind)>(pool, rows, kernel, false, also, besides, out, work, finish);
+      return ByKernel<decltype(kind)>(pool, rows, kernel, false, also, out, work, finish);
     });
   });
 }
@@ -656,7 +438,7 @@ ffi::Error LayerOfInput(ffi::ThreadPool pool, Floats grad, Floats kernel, Floats
     return adds_grad ? Add(sums, LoadUpTo(grad.typed_data() + row * width + j, count)) : sums;
   };
   return WithKind(is_bfloat16, [&](auto kind) {
-    return ByKernel<decltype(kind)>(pool, rows, kernel, true, nullptr, nullptr, out, work, finish);
+    return ByKernel<decltype(kind)>(pool, rows, kernel, true, nullptr, out, work, finish);
   });
 }
 
@@ -709,4 +491,4 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxrankLayerOfKernel, LayerOfKernel,
                                   .Ret<Floats>()
                                   .Ret<Floats>());
 
-#endif  // JAXRANK_HAS_PRODUCTS
+#endif  // JAXRANK_HAS_LAYERS
