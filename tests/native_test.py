@@ -170,7 +170,7 @@ def told_missing():
 LAYERS = [
     ((), 97, 300, 33),  # a panel of one column, a strip of one row
     ((2, 3), 257, 45, 64),
-    ((), 24, 1100, 600),  # a sum longer than a block
+    ((), 24, 2100, 600),  # a sum longer than a block
     ((), 5_000, 20, 70),  # a sum over examples in parts
     ((2,), 2_049, 16, 16),
     ((), 1_100, 900, 130),  # groups of columns in several blocks

@@ -16,7 +16,8 @@ import jax.numpy as jnp
 
 FORMS = ("plain", "relu", "cross")  # as the file counts them
 _PANEL = 32  # columns that lie together, at most
-_MOST_PARTS, _PART = 8, 1024  # of a sum over examples, and the fewest examples of a part
+_LINE = 16  # numbers of a cache line
+_MOST_PARTS, _PART = 8, 2048  # of a sum over examples, and the fewest examples of a part
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))
@@ -42,12 +43,12 @@ def _forward(x, kernel, bias, x0, past, is_bfloat16, form):
     batch, (n, width) = math.prod(shape[:-2]), shape[-2:]
     given = [_joined(a, 2) for a in (x, kernel)]
     given += [_joined(bias, 1), _joined(x0, 2), _joined(past, 2)]
-    of_cross = _floats(batch, n, width) if form == "cross" else _floats(0)
+    of_cross = _floats(batch, n, -(-width // _LINE) * _LINE) if form == "cross" else _floats(0)
     outs = (_floats(batch, n, width), of_cross, _panels(batch, x.shape[-1], width))
     y, multiplied, _ = _call("JaxrankLayer", outs, is_bfloat16, form)(*given)
     y = y.reshape(shape)
     by = {"plain": None, "relu": y, "cross": x0}[form]
-    return y, (x, kernel, bias, by, past, multiplied.reshape(shape) if form == "cross" else None)
+    return y, (x, kernel, bias, by, past, multiplied)
 
 
 def _backward(is_bfloat16, form, kept, grad):
@@ -73,7 +74,7 @@ def _backward(is_bfloat16, form, kept, grad):
         of_input,
         of_kernel.reshape(kernel.shape),
         None if bias is None else of_bias.reshape(bias.shape),
-        grad * multiplied if form == "cross" else None,
+        grad * multiplied[..., :width].reshape(grad.shape) if form == "cross" else None,
         None if past is None else grad,
     )
 

@@ -18,6 +18,7 @@ constexpr int kLanes = 16;
 constexpr int kRows = 12;
 inline Vec Load(const void* from) { return _mm512_loadu_ps(from); }
 inline void Store(void* to, Vec v) { _mm512_storeu_ps(to, v); }
+inline void StorePast(float* to, Vec v) { _mm512_stream_ps(to, v); }
 inline __mmask16 Mask(int64_t count) { return (1u << count) - 1; }
 // The first `count` of kLanes, and zeros.
 inline Vec LoadPart(const float* from, int64_t count) {
@@ -39,6 +40,7 @@ constexpr int kLanes = 8;
 constexpr int kRows = 6;
 inline Vec Load(const void* from) { return _mm256_loadu_ps(static_cast<const float*>(from)); }
 inline void Store(void* to, Vec v) { _mm256_storeu_ps(static_cast<float*>(to), v); }
+inline void StorePast(float* to, Vec v) { _mm256_stream_ps(to, v); }
 inline __m256i Mask(int64_t count) {
   return _mm256_cmpgt_epi32(_mm256_set1_epi32(count), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
@@ -64,6 +66,13 @@ inline Vec LoadUpTo(const float* from, int64_t count) {
 inline void StoreUpTo(float* to, int64_t count, Vec v) {
   count >= kLanes ? Store(to, v) : StorePart(to, count, v);
 }
+
+// Past the caches, where it can be: for what is read much later, in whole cache lines. Others see it
+// after Streamed().
+inline void Stream(float* to, Vec v) {
+  reinterpret_cast<uintptr_t>(to) % sizeof(Vec) ? Store(to, v) : StorePast(to, v);
+}
+inline void Streamed() { _mm_sfence(); }
 
 inline float SumOf(Vec v) {
   float numbers[kLanes];

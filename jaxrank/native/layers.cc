@@ -32,7 +32,7 @@ namespace {
 using namespace jaxrank;
 
 constexpr int64_t kGroup = 4 * kRows;     // columns of which strips are made together
-constexpr int64_t kSteps = 512;           // words that a strip has at most
+constexpr int64_t kSteps = 1024;          // words that a strip has at most
 constexpr int64_t kStride = kSteps + 16;  // from one row of a strip to the next
 constexpr int64_t kTogether = 4;          // strips that are packed at a time
 constexpr int64_t kCached = 1 << 18;      // words of panels that a core's cache holds
@@ -186,6 +186,7 @@ void ByLine(ffi::ThreadPool pool, const Rows& rows, const float* kernel, int64_t
         }
       }
     });
+    Streamed();
   });
 }
 
@@ -260,6 +261,7 @@ ffi::Error ByKernel(ffi::ThreadPool pool, const Rows& rows, Floats kernel, bool 
         }
       }
     }
+    Streamed();
   });
   return ffi::Error::Success();
 }
@@ -398,12 +400,14 @@ ffi::Error WithKind(bool is_bfloat16, const Function& function) {
 }
 
 // x[batch, m, k], kernel[batch, k, n], bias[batch, n] or none -> out[batch, m, n]; for kCross x0 and past
-// as out, or no past for x itself, and `multiplied` is what x0 was multiplied by.
+// as out, or no past for x itself, and `multiplied` is what x0 was multiplied by: [batch, m, n and what
+// is left of its last cache line], so that it is written by whole lines, past the caches.
 ffi::Error Layer(ffi::ThreadPool pool, Floats x, Floats kernel, Floats bias, Floats x0, Floats past,
                  bool is_bfloat16, int64_t form, FloatsOut out, FloatsOut multiplied,
                  FloatsOut work) {
   const auto dims = out->dimensions();
   const int64_t m = dims[1], n = dims[2];
+  const int64_t stride = Ceil(n, kLine) * kLine;
   const bool has_bias = bias.element_count() > 0;
   const float* beside = past.element_count() > 0 ? past.typed_data() : x.typed_data();
   const Rows rows{x.typed_data(), nullptr, int64_t(x.dimensions()[2]), kPlain};
@@ -414,7 +418,7 @@ ffi::Error Layer(ffi::ThreadPool pool, Floats x, Floats kernel, Floats bias, Flo
       if (has_bias) y = Add(y, LoadUpTo(bias.typed_data() + row / m * n + j, count));
       if (form == kRelu) return Positive(y);
       if (form == kPlain) return y;
-      StoreUpTo(multiplied->typed_data() + at, count, y);
+      Stream(multiplied->typed_data() + row * stride + j, y);
       return Add(Times(LoadUpTo(x0.typed_data() + at, count), y), LoadUpTo(beside + at, count));
     };
     return WithKind(is_bfloat16, [&](auto kind) {
