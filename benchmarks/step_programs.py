@@ -17,11 +17,12 @@ def tables(program: Any, batches: Sequence[Any]) -> Iterator[None]:
     embedding = program.trainee.embedding
 
     def step(state, batch):
-        vectors, _ = embedding.lookup({k: t.rows for k, t in state[0].items()}, {}, batch)
+        routes = embedding.route(batch)
+        vectors, _ = embedding.lookup({k: t.rows for k, t in state[0].items()}, routes, batch)
         # Depends on the vectors as in training, where the update cannot overtake the lookup.
         grads = jax.tree.map(lambda v: v * 1e-4, vectors)
         rate, count = jnp.float32(0.05), jnp.zeros((), jnp.int32)
-        return embedding.update(*state, {}, batch, grads, rate=rate, step=count), ()
+        return embedding.update(*state, routes, batch, grads, rate=rate, step=count), ()
 
     mapped = jax.shard_map(
         lambda *given: jax.lax.scan(step, *given),

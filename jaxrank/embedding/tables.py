@@ -36,7 +36,8 @@ from jaxrank.errors import InputError
 from jaxrank.features import PAD, Batch, Layout, Lists, Stack, ids_of_device
 
 Vectors = dict[str, dict[str, jax.Array]]
-Routes = dict[str, Route]
+# By stack. Where nothing travels, i32[m]: where each id lies in the split array, or PAD.
+Routes = dict[str, Route | jax.Array]
 
 
 class TableState(NamedTuple):
@@ -201,11 +202,15 @@ class Embedding:
         return {s.name: jnp.zeros(s.rows, jnp.int32) for s in self.storages if s.is_split}
 
     def route(self, batch: Batch) -> Routes:
-        """Where the ids of this device's share of a batch go; {} where nothing travels."""
-        if not self.exchanges:
-            return {}
+        """Where the split rows of the ids of this device's share of a batch are."""
+
+        def of(stack: Stack, ids: jax.Array) -> Route | jax.Array:
+            if not self.exchanges:
+                return self._position(stack, ids)
+            return self._exchange_of(stack, batch).route(self._key(stack, ids))
+
         return {
-            stack.name: self._exchange_of(stack, batch).route(self._key(stack, ids))
+            stack.name: of(stack, ids)
             for stack, ids in self._ids(batch)
             if self.parts[stack.name].split and ids.size
         }
@@ -298,15 +303,15 @@ class Embedding:
         if not parts.split or not ids.size:  # products read all there are, if none are here
             assert parts.replicated
             return PerId(ids.size, here[parts.replicated.name], own), None
-        table, load = here[parts.split.name], None
-        if self.exchanges:
+        table, route, load = here[parts.split.name], routes[stack.name], None
+        if isinstance(route, Route):
             exchange = self._exchange_of(stack, batch)
             take = functools.partial(form.take, table)
-            block, load = exchange.lookup(routes[stack.name], take, table.dtype)
+            block, load = exchange.lookup(route, take, table.dtype)
         elif parts.replicated:
-            block = form.take(table, self._position(stack, ids))
+            block = form.take(table, route)
         else:
-            return PerId(ids.size, table, self._position(stack, ids)), None
+            return PerId(ids.size, table, route), None
         if parts.replicated:
             # One sum for each id, whatever has its row: so lists add up the same on any mesh.
             block = block + form.take(here[parts.replicated.name], own)
@@ -348,9 +353,9 @@ class Embedding:
                 self._change, stack=stack, rate=rate, step=step, applies=applies
             )
             grad = self._per_id(stack, ids.size, batch.lists.get(stack.name), grads[stack.name])
-            if not self.on_cpu or route is not None:
+            if not self.on_cpu or isinstance(route, Route):
                 grad = [PerId(ids.size, joined(form, grad))]
-            if route is not None:
+            if isinstance(route, Route):
                 exchange = self._exchange_of(stack, batch)
                 sums = exchange.sums(route, grad[0].source)
             if parts.replicated:
@@ -358,7 +363,7 @@ class Embedding:
                 if not ids.size:  # products read all of them
                     dtype = tables[name].rows.dtype
                     summed = form.zeros(rows, dtype), jnp.zeros(rows, dtype)
-                elif route is not None:
+                elif isinstance(route, Route):
                     own, of_own = exchange.kept(route, rows, sums)
                     summed = sum_once(form, own, of_own, rows)
                 else:
@@ -370,10 +375,10 @@ class Embedding:
                     )
                 tables[name] = self._update_replicated(form, tables[name], *summed, change)
             if parts.split and ids.size:
-                if route is not None:
+                if isinstance(route, Route):
                     arrivals = functools.partial(exchange.over_arrivals, route, sums)
                 else:
-                    arrivals = functools.partial(_one_arrival, self._position(stack, ids), grad)
+                    arrivals = functools.partial(_one_arrival, route, grad)
                 name = parts.split.name
                 tables[name], used = self._update_split(
                     form, parts.split, tables[name], scratch.get(name), arrivals, change
