@@ -56,7 +56,8 @@ def results(text: str) -> Iterator[Result]:
 def large_results(text: str, elements: int) -> list[Result]:
     """Instructions that make an array of at least so many elements, but for scatters.
 
-    A scatter into a donated array works in place, and so does a fusion that is nothing else.
+    A scatter into a donated array works in place, and so does a fusion that is nothing else, and a
+    custom call all of whose results are operands.
     """
     in_place = _scatter_computations(text)
     return [
@@ -66,7 +67,13 @@ def large_results(text: str, elements: int) -> list[Result]:
         and r.opcode not in _MAKES_NOTHING
         and r.opcode != "scatter"
         and not (r.opcode == "fusion" and _called(r.line) in in_place)
+        and not _is_custom_call_in_place(r.line)
     ]
+
+
+def _is_custom_call_in_place(line: str) -> bool:
+    match = re.search(r"= (.+?) custom-call\(.*output_to_operand_aliasing=\{(.*?\))\}", line)
+    return match is not None and match[1].count("[") == match[2].count(": (")
 
 
 def _called(line: str) -> str:

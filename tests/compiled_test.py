@@ -91,6 +91,16 @@ def _of_host(text):
     return [r.line for r in compiled.results(text) if r.opcode in waits or "callback" in r.line]
 
 
+@pytest.mark.parametrize(
+    ("aliases", "makes"),
+    [("{{0}: (0, {}), {1}: (1, {})}", False), ("{{0}: (0, {})}", True), ("", True)],
+)
+def test_a_custom_call_makes_what_is_no_operand(aliases, makes):
+    line = 'c = (f32[8,128]{1,0}, f32[64]{0}) custom-call(a, b), custom_call_target="C"'
+    line += f", output_to_operand_aliasing={aliases}, api_version=4" if aliases else ""
+    assert bool(compiled.large_results(line, 1000)) == makes
+
+
 @pytest.mark.parametrize("target", ["cpu-1", "v3-8"])
 def test_a_callback_is_found_by_the_search_for_them(target):
     def told(x):

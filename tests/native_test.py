@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from devices_test import DIMS, SCHEMA, hot_of
-from sharded import lookup, new_tables, update
+from sharded import lookup, new_tables, specs_of, update
 
 from jaxrank import mesh as meshes
 from jaxrank import native
@@ -127,24 +127,27 @@ def test_gradients_of_an_id_are_added_up_as_by_xla(count, rows):
 
 @needs_compiler
 @pytest.mark.parametrize(
-    ("rule", "placement", "devices", "replicas", "scope"),
+    ("rule", "placement", "devices", "replicas", "scope", "settings"),
     [
-        ("rowwise_adagrad", "rows", 1, 1, "read"),
-        ("lazy_adam", "mixed", 1, 1, "read"),
-        ("adagrad", "mixed", 4, 2, "read"),
-        ("ftrl", "rows", 2, 1, "read"),
-        ("sgd", "mixed", 1, 1, "table"),
+        ("rowwise_adagrad", "rows", 1, 1, "read", {}),
+        ("rowwise_adagrad", "mixed", 4, 2, "read", {"rate_factors": {"ta": 0.25, "tc": 4.0}}),
+        ("rowwise_adagrad", "rows", 1, 1, "read", {"l2": 0.01}),
+        ("rowwise_adagrad", "rows", 1, 1, "read", {"clip_norm": 0.01}),
+        ("lazy_adam", "mixed", 1, 1, "read", {"l2": 0.01}),
+        ("adagrad", "mixed", 4, 2, "read", {"l2": 0.01}),
+        ("ftrl", "rows", 2, 1, "read", {"l2": 0.01}),
+        ("sgd", "mixed", 1, 1, "table", {"l2": 0.01}),
     ],
 )
-def test_lookup_and_update_are_those_of_xla(rule, placement, devices, replicas, scope):
+def test_lookup_and_update_are_those_of_xla(rule, placement, devices, replicas, scope, settings):
     lay = layout(SCHEMA, DIMS, hot_of(placement, devices))
     settings = dict(
         layout=lay,
         mesh=meshes.make_mesh(devices=devices, replicas=replicas),
         rule=make_rule(rule),
         room={stack.name: 0.1 for stack in lay.stacks},
-        l2=0.01,
         l2_scope=scope,
+        **settings,
     )
     by_xla = type("ByXla", (Embedding,), {"is_native": False})(**settings)
     by_native = Embedding(**settings)
@@ -160,6 +163,60 @@ def test_lookup_and_update_are_those_of_xla(rule, placement, devices, replicas, 
     jax.tree.map(close, after, expected)
     moved = jax.tree.map(lambda a, b: bool((a != b).any()), after, tables)
     assert all(t.rows for t in moved.values())
+
+
+@needs_compiler
+@pytest.mark.parametrize("width", [1, 4, 16, 128])
+@pytest.mark.parametrize("count", [0, 1, 31, 5_000, 100_000])
+@pytest.mark.parametrize("has_rates", [False, True])
+def test_rowwise_adagrad_is_that_of_float64(count, width, has_rates):
+    dim, rows, rule = width - width // 4, 128_000, make_rule("rowwise_adagrad", eps=1e-3)
+    row = np.random.default_rng(0).permutation(rows)[:count].astype(np.int32)
+    table = floats(rows, width)
+    grads = floats(count + 7, dim, seed=1)
+    rate = np.abs(floats(count + 7, 1, seed=2)) if has_rates else np.float32(0.3)
+    accumulator = np.abs(floats(rows, seed=3))
+    stored = jnp.asarray(table.reshape(-1, 128)), {"accumulator": jnp.asarray(accumulator)}
+    padded = jnp.asarray(np.append(row, np.full(7, PAD)))
+    change = jax.jit(functools.partial(rule.native, width=width))
+    new, slots = change(*stored, padded, jnp.asarray(grads), jnp.asarray(rate))
+
+    grads = grads[:count].astype(np.float64)
+    mean, expected = np.mean(grads**2, axis=1), accumulator.astype(np.float64)
+    expected[row] += mean
+    np.testing.assert_allclose(slots["accumulator"], expected, rtol=1e-6)
+    rates = rate[:count] if has_rates else rate
+    table[row, :dim] -= rates * grads / np.sqrt(expected[row] + 1e-3)[:, None]
+    np.testing.assert_allclose(np.reshape(new, table.shape), table, rtol=1e-6, atol=1e-6)
+
+
+@needs_compiler
+def test_rowwise_adagrad_changes_nothing_where_a_step_is_left_out():
+    lay = layout(SCHEMA, DIMS, hot_of("rows", 1))
+    embedding = Embedding(lay, meshes.make_mesh(devices=1), make_rule("rowwise_adagrad"))
+    tables, batch = new_tables(embedding), examples.random_batch(lay, 64, seed=0)
+    vectors, _ = lookup(embedding, tables, batch)
+    batch = jax.tree.map(jnp.asarray, batch)
+
+    @jax.jit
+    def step(applies):
+        def change():
+            routes = embedding.route(batch)
+            rate, count = jnp.float32(0.1), jnp.int32(0)
+            return embedding.update(
+                tables, {}, routes, batch, vectors, rate=rate, step=count, applies=applies
+            )[0]
+
+        mapped = jax.shard_map(
+            change, mesh=embedding.mesh, in_specs=(), out_specs=embedding_specs, check_vma=False
+        )
+        return mapped()
+
+    embedding_specs = specs_of(embedding, tables)
+    assert "JaxrankRowwiseAdagrad" in step.lower(jnp.bool_(True)).as_text()
+    jax.tree.map(assert_same_bits, step(jnp.bool_(False)), tables)
+    moved = jax.tree.map(lambda a, b: bool((a != b).any()), step(jnp.bool_(True)), tables)
+    assert all(jax.tree.leaves(moved))
 
 
 def told_missing():

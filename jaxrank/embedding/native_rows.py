@@ -1,4 +1,5 @@
-"""Reads rows of tables and adds up their gradients on CPU, by code in C++ (`native/rows.cc`).
+"""Reads rows of tables, adds up their gradients and changes them on CPU, by code in C++
+(`native/rows.cc`).
 
 It asks for rows before it needs them. Vectors and sums are those of XLA to the bit. Vectors are
 float32. Where an id or an index is PAD, nothing is read or added.
@@ -48,6 +49,34 @@ def sum_by_id(
     pieces = [operand for piece in grads if piece.count for operand in _operands(piece)]
     unique, sums, _ = jax.ffi.ffi_call("JaxrankSumById", outs)(ids, *pieces, rows=np.int64(rows))
     return unique, sums
+
+
+def rowwise_adagrad(
+    rows: jax.Array,
+    accumulator: jax.Array,
+    row: jax.Array,
+    sums: jax.Array,
+    rate: jax.Array,
+    *,
+    width: int,
+    eps: float,
+) -> tuple[jax.Array, jax.Array]:
+    """Rows and their accumulators f32[n] after `rules.rowwise_adagrad`, in their place, but for
+    rounding.
+
+    Args:
+        rows: f32[n * width / 128, 128], as they are stored: of another shape of them XLA makes a
+            copy.
+        row: i32[k], each row once, with PAD behind the last.
+        sums: f32[k, dim], their gradients.
+        rate: f32[] or, one of each, f32[k, 1].
+    """
+    outs = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (rows, accumulator))
+    call = jax.ffi.ffi_call("JaxrankRowwiseAdagrad", outs, input_output_aliases={0: 0, 1: 1})
+    rates = rate.astype(jnp.float32).reshape(-1)
+    settings = dict(stride=np.int64(width), eps=np.float32(eps))
+    rows, accumulator = call(rows, accumulator, row, sums, rates, **settings)
+    return rows, accumulator
 
 
 def _operands(vectors: PerId) -> tuple[jax.Array, jax.Array, jax.Array]:

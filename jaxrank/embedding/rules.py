@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxrank.embedding import native_rows
 from jaxrank.errors import InputError
 
 Slots = dict[str, jax.Array]
@@ -25,10 +26,14 @@ class Rule(NamedTuple):
     slots: name -> (whether it has a number for each column or one a row, initial value).
     change: (rows f[n, dim], slots, gradients f[n, dim], rate f[] or f[n, 1], step i32[]) -> (the
         change of the rows, the changes of the slots). `step` counts from 0.
+    native: (rows f32[n * width / 128, 128], slots, row i32[k], gradients f32[k, dim], rate f32[] or
+        f32[k, 1], width) -> the rows and slots after it, in their place by code in C++, for rules
+        that have such.
     """
 
     slots: Mapping[str, tuple[bool, float]]
     change: Callable[..., tuple[jax.Array, Slots]]
+    native: Callable[..., tuple[jax.Array, Slots]] | None = None
 
 
 def sgd() -> Rule:
@@ -68,7 +73,13 @@ def rowwise_adagrad(*, initial_accumulator: float = 0.1, eps: float = 1e-7) -> R
         scale = jax.lax.rsqrt(slots["accumulator"] + mean + eps)
         return -rate * grads * scale[:, None], {"accumulator": mean}
 
-    return Rule({"accumulator": (False, initial_accumulator)}, change)
+    def native(rows, slots, row, grads, rate, width):
+        rows, accumulator = native_rows.rowwise_adagrad(
+            rows, slots["accumulator"], row, grads, rate, width=width, eps=eps
+        )
+        return rows, {"accumulator": accumulator}
+
+    return Rule({"accumulator": (False, initial_accumulator)}, change, native)
 
 
 def lazy_adam(*, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) -> Rule:

@@ -8,7 +8,7 @@ rows are owned by one device of each replica; see `exchange`. A mesh of one devi
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -349,9 +349,8 @@ class Embedding:
         for stack, ids in self._ids(batch):
             form, parts = self.form(stack), self.parts[stack.name]
             route = routes.get(stack.name)
-            change = functools.partial(
-                self._change, stack=stack, rate=rate, step=step, applies=applies
-            )
+            settings: Any = dict(stack=stack, rate=rate, applies=applies)
+            change = functools.partial(self._change, step=step, **settings)
             grad = self._per_id(stack, ids.size, batch.lists.get(stack.name), grads[stack.name])
             if not self.on_cpu or isinstance(route, Route):
                 grad = [PerId(ids.size, joined(form, grad))]
@@ -380,8 +379,9 @@ class Embedding:
                 else:
                     arrivals = functools.partial(_one_arrival, route, grad)
                 name = parts.split.name
+                by_native = functools.partial(self._change_by_native, parts.split, **settings)
                 tables[name], used = self._update_split(
-                    form, parts.split, tables[name], scratch.get(name), arrivals, change
+                    form, parts.split, tables[name], scratch.get(name), arrivals, change, by_native
                 )
                 if used is not None:
                     scratch[name] = used
@@ -415,7 +415,7 @@ class Embedding:
 
         return form.change_all(state, sums, of_read)
 
-    def _update_split(self, form, shape, state, scratch, arrivals, change):
+    def _update_split(self, form, shape, state, scratch, arrivals, change, by_native):
         """Updates the share of the rows that this device owns."""
 
         def of_share(found, grads, place):
@@ -427,6 +427,8 @@ class Embedding:
                 unique, sums = native_rows.sum_by_id(
                     row, grads, shape.rows // self.shards, shape.dim
                 )
+                if self.rule.native and not self.l2 and not self.clip_norm:
+                    return by_native(state, unique, sums), scratch
             elif scratch is not None:
                 unique, sums, scratch = sum_by_scratch(form, row, grads, scratch)
             else:
@@ -460,13 +462,27 @@ class Embedding:
         if self.clip_norm:
             norm = jnp.linalg.norm(gradient, axis=1, keepdims=True)
             gradient = gradient * jnp.minimum(1.0, self.clip_norm / jnp.maximum(norm, 1e-12))
-        factors = factors_of(stack, self.rate_factors)
-        if factors:
-            rate = rate * factors.at(row)
+        rate = self._rate_of(stack, row, rate)
         changes = TableState(*self.rule.change(found.rows, found.slots, gradient, rate, step))
         if applies is None:
             return changes
         return jax.tree.map(lambda c: jnp.where(applies, c, 0), changes)
+
+    def _change_by_native(
+        self, shape: Storage, state: TableState, place, sums, *, stack, rate, applies
+    ) -> TableState:
+        """This device's share of a split part after `rule`, without `l2` and `clip_norm`, given the
+        sums of the gradients f32[k, dim] at places i32[k], with PAD behind the last."""
+        assert self.rule.native
+        rate = self._rate_of(stack, self._row_of(shape, place), rate)
+        if applies is not None:
+            place = jnp.where(applies, place, PAD)
+        return TableState(*self.rule.native(*state, place, sums, rate, shape.width))
+
+    def _rate_of(self, stack: Stack, row: jax.Array, rate: jax.Array) -> jax.Array:
+        """f[], or f[k, 1] of rows i32[k] of a stack."""
+        factors = factors_of(stack, self.rate_factors)
+        return rate * factors.at(row) if factors else rate
 
 
 def _one_arrival(row, grads, body, carry):

@@ -30,7 +30,7 @@ _FOLDER = Path(__file__).parent
 _FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fPIC", "-shared", "-w")
 COMPILERS = ("c++", "g++", "clang++")  # that are looked for where CXX names none
 _FUNCTIONS = {
-    "rows": ("Take", "Add", "SumById"),
+    "rows": ("Take", "Add", "SumById", "RowwiseAdagrad"),
     "layers": ("Layer", "LayerOfInput", "LayerOfKernel"),
 }
 _SECONDS = 120  # in which each must be compiled

@@ -1,9 +1,10 @@
-// Rows of tables on CPU: read, added up, and duplicates removed, by all threads of XLA's pool.
+// Rows of tables on CPU: read, added up, duplicates removed, and changed, by all threads of XLA's pool.
 //
 // What is computed does not depend on the threads: every number is a sum in the order of the ids,
 // made by one thread. See embedding/native_rows.py for the functions and what they are for.
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <limits>
@@ -300,6 +301,61 @@ ffi::Error SumById(ffi::ThreadPool pool, Ints ids, ffi::RemainingArgs operands, 
   return ffi::Error::Success();
 }
 
+// The sum of the squares of a row, in an order that fits vectors.
+template <typename Width>
+float SumOfSquares(const float* row, Width width) {
+  constexpr int64_t kTogether = 16;
+  float sums[kTogether] = {};
+  int64_t j = 0;
+  for (; j + kTogether <= width; j += kTogether) {
+    for (int64_t i = 0; i < kTogether; ++i) sums[i] += row[j + i] * row[j + i];
+  }
+  for (int64_t i = 0; j + i < width; ++i) sums[i] += row[j + i] * row[j + i];
+  for (int64_t half = kTogether / 2; half > 0; half /= 2) {
+    for (int64_t i = 0; i < half; ++i) sums[i] += sums[half + i];
+  }
+  return sums[0];
+}
+
+// The rule `rowwise_adagrad`, in place, of the rows[row[i]] whose gradients are sums[i]. Behind the first
+// PAD in `row` is nothing else. The rate is one, or one of each. In rows, one begins every `stride`.
+ffi::Error RowwiseAdagrad(ffi::ThreadPool pool, Floats rows, Floats accumulators, Ints row,
+                          Floats sums, Floats rates, int64_t stride, float eps,
+                          FloatsOut new_rows, FloatsOut new_accumulators) {
+  const int64_t dim = sums.dimensions()[1];
+  const int32_t* at = row.typed_data();
+  const auto is_row = [](int32_t row) { return row != kPad; };
+  const int64_t count = std::partition_point(at, at + row.element_count(), is_row) - at;
+  float* to = new_rows->typed_data();
+  float* accumulator = new_accumulators->typed_data();
+  if (to != rows.typed_data()) std::memcpy(to, rows.typed_data(), rows.size_bytes());
+  if (accumulator != accumulators.typed_data()) {
+    std::memcpy(accumulator, accumulators.typed_data(), accumulators.size_bytes());
+  }
+  const float* rate = rates.typed_data();
+  const int64_t next_rate = rates.element_count() > 1;
+  const int64_t parts = std::clamp<int64_t>(count / kSmall, 1, 64);
+  return WithWidth(dim, [&](auto width) {
+    Each<Nothing>(pool, parts, [&](int64_t part, Nothing&) {
+      const int64_t begin = count * part / parts, end = count * (part + 1) / parts;
+      for (int64_t i = begin; i < end; ++i) {
+        if (i + kAhead < end) {
+          Prefetch(to + at[i + kAhead] * stride, width);
+          Prefetch(accumulator + at[i + kAhead], 1);
+        }
+        const float* gradient = sums.typed_data() + i * width;
+        const float mean = SumOfSquares(gradient, width) / width;
+        const float sum = accumulator[at[i]] + mean;
+        accumulator[at[i]] = sum;
+        const float scale = 1 / std::sqrt(sum + eps), by = -rate[i * next_rate];
+        float* __restrict changed = to + at[i] * stride;
+        for (int64_t j = 0; j < width; ++j) changed[j] += by * gradient[j] * scale;
+      }
+    });
+    return ffi::Error::Success();
+  });
+}
+
 }  // namespace
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(
@@ -326,3 +382,16 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxrankSumById, SumById,
                                   .Ret<Ints>()
                                   .Ret<Floats>()
                                   .Ret<Ints>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxrankRowwiseAdagrad, RowwiseAdagrad,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<Floats>()
+                                  .Arg<Floats>()
+                                  .Arg<Ints>()
+                                  .Arg<Floats>()
+                                  .Arg<Floats>()
+                                  .Attr<int64_t>("stride")
+                              .Attr<float>("eps")
+                                  .Ret<Floats>()
+                                  .Ret<Floats>());
