@@ -67,6 +67,11 @@ once() {
     for ((ended = 0; ended < processes; ended++)); do
         wait -n || { status=$? && break; }
     done
+    if [ "$status" -eq 127 ] && [ -z "$(jobs -r)" ]; then
+        # Those that ended before they were waited for may be no jobs any more, but have a status.
+        status=0
+        for group in "${groups[@]}"; do wait "$group" || { status=$? && break; }; done
+    fi
     if [ "$status" -ne 0 ]; then
         # The others learn of it by themselves within seconds, and say so.
         for ((index = 0; index < 10; index++)); do
