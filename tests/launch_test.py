@@ -148,6 +148,26 @@ def test_all_are_started_again_when_one_dies_as_often_as_was_said(restarts, stat
         assert (tmp_path / index).read_text() == "start\n" * (restarts + 1)
 
 
+# Ends at once, with the status of process 1.
+QUICK = """#!/bin/sh
+if [ "$1" = -c ]; then exec {python} "$@"; fi
+[ "$JAX_PROCESS_ID" != 1 ] || exit {status}
+"""
+# What `wait -n` of bash says at times where all have ended before.
+LATE = 'wait() { [ "$1" != -n ] || { sleep 0.5; return 127; }; builtin wait "$@"; }'
+
+
+@pytest.mark.parametrize("status", [0, 3, 127])
+def test_processes_that_end_before_they_are_waited_for_have_their_status(status, tmp_path):
+    python, late = tmp_path / "python", tmp_path / "late.sh"
+    python.write_text(QUICK.format(python=sys.executable, status=status))
+    python.chmod(0o755)
+    late.write_text(LATE)
+    env = os.environ | {"PYTHON": str(python), "BASH_ENV": str(late)}
+    command = [LAUNCH / "local.sh", "3", "--", "train"]
+    assert subprocess.run(command, env=env, capture_output=True, check=False).returncode == status
+
+
 def test_hadolint_finds_nothing_in_the_dockerfile():
     command = [on_the_path("hadolint"), ROOT / "Dockerfile"]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
