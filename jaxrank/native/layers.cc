@@ -408,6 +408,9 @@ ffi::Error Layer(ffi::ThreadPool pool, Floats x, Floats kernel, Floats bias, Flo
   const auto dims = out->dimensions();
   const int64_t m = dims[1], n = dims[2];
   const int64_t stride = Ceil(n, kLine) * kLine;
+  if (form == kCross && int64_t(multiplied->element_count()) < dims[0] * m * stride) {
+    return ffi::Error::InvalidArgument("too little room for what x0 is multiplied by");
+  }
   const bool has_bias = bias.element_count() > 0;
   const float* beside = past.element_count() > 0 ? past.typed_data() : x.typed_data();
   const Rows rows{x.typed_data(), nullptr, int64_t(x.dimensions()[2]), kPlain};
