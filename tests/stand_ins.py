@@ -88,7 +88,7 @@ _REQUIRED = {
 }
 
 _JAXRANK = """#!/bin/sh
-for word; do printf '%s\\0' "$word"; done >>"$HOME/ran"
+printf '%s\\0' "$@" "(end)" >>"$HOME/ran"
 read -r status <"$STAND_IN/jaxrank" && [ "$status" != run ] && exit "$status"
 exec sleep 60
 """

@@ -27,10 +27,14 @@ def resume(cloud, *args, chips="v3-8", run=("train", "--config=c.py", "--workdir
     return cloud.run("tpu.sh", "resume", "ads", *flags, "--", *run)
 
 
-def ran(home):
-    """The words of all calls of jaxrank on a worker."""
-    text = (home / "ran").read_text()
-    return text.removesuffix("\0").split("\0")
+def ran(home, calls=1):
+    """The words of each call of jaxrank on a worker, of which there will be so many. A call is
+    written down some time after it was started."""
+    path, end = home / "ran", "\0(end)\0"
+    eventually(lambda: path.exists() and path.read_text().count(end) >= calls)
+    found = path.read_text().split(end)[:-1]
+    assert len(found) == calls
+    return [call.split("\0") for call in found]
 
 
 def wait_for_end(cloud, name):
@@ -90,7 +94,7 @@ def test_jaxrank_runs_on_every_worker_with_the_words_it_was_given(cloud):
     assert len(homes) == 4
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
     for home in homes:
-        assert ran(home) == ["train", *HOSTILE]
+        assert ran(home) == [["train", *HOSTILE]]
         for file in tracked.stdout.splitlines():
             assert not (ROOT / file).exists() or (home / "jaxrank" / file).exists()
         assert not (home / "jaxrank" / ".git").exists()
@@ -118,7 +122,7 @@ def test_resume_makes_a_run_from_nothing_and_leaves_one_that_goes_on(cloud):
     assert found.returncode == 0, found.stderr
     assert cloud.verbs() == ["list", *MADE]
     for home in cloud.workers("ads"):
-        assert ran(home) == ["train", "--config=c.py", "--workdir=/mnt/w"]
+        assert ran(home) == [["train", "--config=c.py", "--workdir=/mnt/w"]]
     found = resume(cloud)
     assert found.returncode == 0, found.stderr
     assert "jaxrank on ads: running" in found.stderr
@@ -171,7 +175,7 @@ def test_a_worker_that_was_replaced_gets_jaxrank_again(cloud):
     found = resume(cloud, chips="v3-16")
     assert found.returncode == 0, found.stderr
     assert "jaxrank on ads: new" in found.stderr
-    assert (ran(first).count("train"), ran(second).count("train")) == (2, 1)
+    assert all(call[0] == "train" for call in ran(first, 2) + ran(second))
 
 
 def test_a_stopped_tpu_is_left_to_its_owner(cloud):
@@ -199,7 +203,7 @@ def test_resume_starts_again_what_failed_but_not_what_was_refused(status, code, 
     found = resume(cloud)
     assert (found.returncode, text in found.stderr) == (code, True), found.stderr
     wait_for_end(cloud, "ads")
-    assert ran(cloud.workers("ads")[0]).count("train") == 1 + again
+    assert all(call[0] == "train" for call in ran(cloud.workers("ads")[0], 1 + again))
 
 
 def test_watch_goes_on_through_preemptions_until_jaxrank_has_finished(cloud):
@@ -249,7 +253,7 @@ def test_slices_are_one_queued_resource(cloud):
     }
     homes = cloud.workers("ads")
     assert len(homes) == 4
-    assert all(ran(home)[0] == "train" for home in homes)
+    assert all(ran(home)[0][0] == "train" for home in homes)
     cloud.tpus(ads=["SUSPENDED"])
     assert resume(cloud, *flags, "--yes", chips="v4-16").returncode == 0
     (delete,) = cloud.calls("gcloud compute tpus queued-resources delete")
