@@ -233,24 +233,27 @@ LAYERS = [
     ((), 1_100, 900, 130),  # groups of columns in several blocks
     ((3,), 1_030, 130, 1),  # each row or column once
 ]
-# The form of a layer, and whether it has what a cross layer adds apart from x.
-FORMS = [("plain", False), ("relu", False), ("cross", False), ("cross", True)]
+# The form of a layer, and what a cross layer has besides x.
+FORMS = [("plain", ()), ("relu", ()), ("cross", ()), ("cross", ("x0",)), ("cross", ("x0", "past"))]
 PRECISIONS = ["highest", "bfloat16"]
 
 
 @needs_layers
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize(("form", "has_past"), FORMS, ids=str)
+@pytest.mark.parametrize(("form", "beside"), FORMS, ids=str)
 @pytest.mark.parametrize(("leading", "examples", "size", "width"), LAYERS, ids=str)
 def test_layers_and_their_gradients_are_those_of_float64(
-    leading, examples, size, width, form, has_past, precision
+    leading, examples, size, width, form, beside, precision
 ):
-    if form == "cross" and not has_past:
+    if form == "cross" and "past" not in beside:
         width = size  # what is added is x
-    given, grad = layer_input(leading, examples, size, width, form, has_past)
+    given, grad = layer_input(leading, examples, size, width, form, beside)
     program = jax.jit(functools.partial(with_gradients, form=form, precision=precision))
-    assert program.lower(given, grad).as_text().count("@JaxrankLayer") == 3
+    assert program.lower(given, grad).as_text().count("@JaxrankLayer") == 2
     y, grads = program(given, grad)
+    if form == "cross":
+        y, x0 = y
+        assert_same_bits(x0, given.get("x0", given["x"]))
     expected, expected_grads = by_numpy(given, grad, np.asarray(y), form, precision)
     assert grads.keys() == expected_grads.keys()
     for name in given:
@@ -263,24 +266,24 @@ def assert_near(found, expected):
     np.testing.assert_allclose(found, expected, rtol=0, atol=3e-6 * np.abs(expected).max())
 
 
-def layer_input(leading, examples, size, width, form, has_past):
-    """What a layer reads, by name, and the gradient that comes in."""
+def layer_input(leading, examples, size, width, form, beside):
+    """What a layer reads, by name, and the gradient that comes in, of a cross layer's x0 too."""
     shapes = dict(x=(examples, size), kernel=(size, width), bias=(width,))
-    if form == "cross":
-        shapes["x0"] = (examples, width)
-    if has_past:
-        shapes["past"] = (examples, width)
+    shapes |= dict.fromkeys(beside, (examples, width))
     given = {
         name: floats(*leading, *shape, seed=seed)
         for seed, (name, shape) in enumerate(shapes.items())
     }
-    return given, floats(*leading, examples, width, seed=9)
+    grad, of_x0 = (floats(*leading, examples, width, seed=seed) for seed in (8, 9))
+    return given, (grad, of_x0) if form == "cross" else grad
 
 
 def with_gradients(given, grad, form, precision):
     def of(given):
         given = dict(given)
-        first = (given.pop(name) for name in ("x", "kernel", "bias"))
+        first = x, *_ = [given.pop(name) for name in ("x", "kernel", "bias")]
+        if form == "cross":
+            given.setdefault("x0", x)
         return layer(*first, precision, form, **given)
 
     y, back = jax.vjp(of, given)
@@ -297,12 +300,14 @@ def by_numpy(given, grad, y, form, precision):
     x, kernel = as_multiplied(given["x"]), as_multiplied(given["kernel"])
     product = x @ kernel + given["bias"][..., None, :].astype(np.float64)
     grads = {}
+    if form == "cross":
+        grad, of_x0 = grad
     if form == "relu":
         expected, inner = np.maximum(product, 0), np.where(y > 0, grad, 0)
     elif form == "cross":
-        past = given.get("past", given["x"])
-        expected, inner = given["x0"] * product + past, grad * given["x0"]
-        grads["x0"] = grad * product
+        x0, past = (given.get(name, given["x"]) for name in ("x0", "past"))
+        expected, inner = x0 * product + past, grad * x0
+        grads["x0"] = of_x0 + grad * product
     else:
         expected, inner = product, grad
     rounded = as_multiplied(inner)
@@ -313,6 +318,8 @@ def by_numpy(given, grad, y, form, precision):
         grads["past"] = grad
     elif form == "cross":
         grads["x"] = grads["x"] + grad
+    if form == "cross" and "x0" not in given:
+        grads["x"] = grads["x"] + grads.pop("x0")
     return expected, grads
 
 

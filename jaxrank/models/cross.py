@@ -1,6 +1,7 @@
 """Cross networks: explicit products of features, one degree higher with every layer.
 
-All keep the width F of their input and, with zero layers, return it. x_0 is the input.
+All keep the width F of their input x_0 and, with zero layers, return it. They give x_0 back beside
+what they make of it, for whatever reads it besides: see `products.layer`.
 
 References:
     Wang et al., Deep & Cross Network for Ad Click Predictions, ADKDD 2017 (DCN).
@@ -8,6 +9,7 @@ References:
 """
 
 import functools
+from typing import TypeAlias
 
 import flax.linen as nn
 import jax
@@ -20,6 +22,8 @@ from jaxrank.models.products import (
     param_dtype,
 )
 
+Crossed: TypeAlias = tuple[jax.Array, jax.Array]  # x_L and x_0, f[B, F]
+
 
 class VectorCross(nn.Module):
     """x_{l+1} = x_0 * (x_l . w_l) + b_l + x_l: DCN.
@@ -31,14 +35,14 @@ class VectorCross(nn.Module):
     precision: str = "highest"
 
     @nn.compact
-    def __call__(self, x0: jax.Array) -> jax.Array:  # f[B, F] -> f[B, F]
+    def __call__(self, x0: jax.Array) -> Crossed:  # f[B, F]
         dtype = param_dtype(x0)
         x = x0
         for layer in range(self.layers):
             projection = Dense(1, self.precision, use_bias=False, name=f"layer_{layer}")(x)
             bias = self.param(f"bias_{layer}", nn.initializers.zeros, (x0.shape[-1],), dtype)
             x = x0 * projection + bias[None, :] + x
-        return x
+        return x, x0
 
 
 class MatrixCross(nn.Module):
@@ -51,12 +55,12 @@ class MatrixCross(nn.Module):
     precision: str = "highest"
 
     @nn.compact
-    def __call__(self, x0: jax.Array) -> jax.Array:  # f[B, F] -> f[B, F]
+    def __call__(self, x0: jax.Array) -> Crossed:  # f[B, F]
         x = x0
         for layer in range(self.layers):
             dense = Dense(x0.shape[-1], self.precision, form="cross", name=f"layer_{layer}")
-            x = dense(x, x0=x0)
-        return x
+            x, x0 = dense(x, x0=x0)
+        return x, x0
 
 
 class LowRankCross(nn.Module):
@@ -71,13 +75,13 @@ class LowRankCross(nn.Module):
     precision: str = "highest"
 
     @nn.compact
-    def __call__(self, x0: jax.Array) -> jax.Array:  # f[B, F] -> f[B, F]
+    def __call__(self, x0: jax.Array) -> Crossed:  # f[B, F]
         x = x0
         for layer in range(self.layers):
             low = Dense(self.rank, self.precision, use_bias=False, name=f"down_{layer}")(x)
             up = Dense(x0.shape[-1], self.precision, form="cross", name=f"up_{layer}")
-            x = up(low, x0=x0, past=x)
-        return x
+            x, x0 = up(low, x0=x0, past=x)
+        return x, x0
 
 
 class MixCross(nn.Module):
@@ -100,7 +104,7 @@ class MixCross(nn.Module):
     precision: str = "highest"
 
     @nn.compact
-    def __call__(self, x0: jax.Array) -> jax.Array:  # f[B, F] -> f[B, F]
+    def __call__(self, x0: jax.Array) -> Crossed:  # f[B, F]
         stacked = functools.partial(
             StackedDense, self.experts, self.rank, self.precision, use_bias=False
         )
@@ -114,8 +118,8 @@ class MixCross(nn.Module):
             up = Dense(
                 x0.shape[-1], self.precision, kernel_init=init, form="cross", name=f"up_{layer}"
             )
-            x = up(low.reshape(low.shape[0], -1), x0=x0, past=x)
-        return x
+            x, x0 = up(low.reshape(low.shape[0], -1), x0=x0, past=x)
+        return x, x0
 
 
 def _init_of_each(

@@ -29,52 +29,67 @@ def layer(
     past: jax.Array | None,
     is_bfloat16: bool,
     form: str,
-) -> jax.Array:
+) -> Any:
     """`products.layer`, of float32 arrays.
 
     Args:
+        x0: None for x itself.
         is_bfloat16: both factors are rounded, and the gradient that comes in.
     """
-    return _forward(x, kernel, bias, x0, past, is_bfloat16, form)[0]
+    return _layer(x, kernel, bias, x0, past, is_bfloat16, form, keeps=False)[0]
 
 
-def _forward(x, kernel, bias, x0, past, is_bfloat16, form):
+def _layer(x, kernel, bias, x0, past, is_bfloat16, form, keeps):
+    """What it puts out, and what x0 was multiplied by if that is to be kept."""
     shape = (*x.shape[:-1], kernel.shape[-1])
     batch, (n, width) = math.prod(shape[:-2]), shape[-2:]
     given = [_joined(a, 2) for a in (x, kernel)]
     given += [_joined(bias, 1), _joined(x0, 2), _joined(past, 2)]
-    of_cross = _floats(batch, n, -(-width // _LINE) * _LINE) if form == "cross" else _floats(0)
-    outs = (_floats(batch, n, width), of_cross, _panels(batch, x.shape[-1], width))
-    y, multiplied, _ = _call("JaxrankLayer", outs, is_bfloat16, form)(*given)
+    kept = _floats(batch, n, -(-width // _LINE) * _LINE) if keeps else _floats(0)
+    outs = (_floats(batch, n, width), kept, _floats(_panels(batch, x.shape[-1], width)))
+    y, multiplied, _ = _call("JaxrankLayer", outs)(
+        *given, is_bfloat16=is_bfloat16, form=FORMS.index(form)
+    )
     y = y.reshape(shape)
-    by = {"plain": None, "relu": y, "cross": x0}[form]
-    return y, (x, kernel, bias, by, past, multiplied)
+    return (y if form != "cross" else (y, x if x0 is None else x0)), multiplied
+
+
+def _forward(x, kernel, bias, x0, past, is_bfloat16, form):
+    keeps = form == "cross"
+    out, multiplied = _layer(x, kernel, bias, x0, past, is_bfloat16, form, keeps)
+    by = {"plain": None, "relu": out, "cross": x0}[form]
+    return out, (x, kernel, bias, by, past, multiplied)
 
 
 def _backward(is_bfloat16, form, kept, grad):
     x, kernel, bias, by, past, multiplied = kept
+    is_x0 = form == "cross" and by is None
+    by = x if is_x0 else by
+    grad, so_far = grad if form == "cross" else (grad, None)
     batch, (n, width), size = math.prod(grad.shape[:-2]), grad.shape[-2:], x.shape[-1]
-    factors = _joined(grad, 2), _joined(by, 2)
-    call = functools.partial(_call, is_bfloat16=is_bfloat16, form=form)
-
-    outs: tuple[Any, ...] = (_floats(batch, n, size), _panels(batch, width, size))
-    adds_grad = form == "cross" and past is None
-    of_input = call("JaxrankLayerOfInput", outs)(
-        factors[0], _joined(kernel, 2), factors[1], adds_grad=adds_grad
-    )[0].reshape(x.shape)
-
     parts = min(max(n // _PART, 1), _MOST_PARTS)
+    work = max(_panels(batch, width, size), parts * batch * (size + 1) * width)
     outs = (
+        _floats(batch, n, size),
         _floats(batch, size, width),
         _floats(0 if bias is None else batch, width),
-        _floats(parts if parts > 1 else 0, batch, size + 1, width),
+        _floats(*((0,) if so_far is None else (batch, n, width))),
+        _floats(work),
     )
-    of_kernel, of_bias, _ = call("JaxrankLayerOfKernel", outs)(_joined(x, 2), *factors)
+    given = [_joined(a, 2) for a in (grad, x, kernel, by)] + [multiplied, _joined(so_far, 2)]
+    of_x, of_kernel, of_bias, of_x0, _ = _call("JaxrankLayerGradient", outs, aliases={5: 3})(
+        *given,
+        adds_grad=form == "cross" and past is None,
+        adds_x0=is_x0,
+        parts=parts,
+        is_bfloat16=is_bfloat16,
+        form=FORMS.index(form),
+    )
     return (
-        of_input,
+        of_x.reshape(x.shape),
         of_kernel.reshape(kernel.shape),
         None if bias is None else of_bias.reshape(bias.shape),
-        grad * multiplied[..., :width].reshape(grad.shape) if form == "cross" else None,
+        None if so_far is None or is_x0 else of_x0.reshape(so_far.shape),
         None if past is None else grad,
     )
 
@@ -82,9 +97,8 @@ def _backward(is_bfloat16, form, kept, grad):
 layer.defvjp(_forward, _backward)
 
 
-def _call(name: str, outs: Any, is_bfloat16: bool, form: str) -> Callable[..., Any]:
-    call = jax.ffi.ffi_call(name, outs, vmap_method="sequential")
-    return functools.partial(call, is_bfloat16=is_bfloat16, form=FORMS.index(form))
+def _call(name: str, outs: Any, aliases: dict[int, int] | None = None) -> Callable[..., Any]:
+    return jax.ffi.ffi_call(name, outs, vmap_method="sequential", input_output_aliases=aliases)
 
 
 def _joined(x: jax.Array | None, last: int) -> jax.Array:
@@ -94,9 +108,9 @@ def _joined(x: jax.Array | None, last: int) -> jax.Array:
     return x.reshape(-1, *x.shape[-last:])
 
 
-def _panels(batch: int, size: int, width: int) -> jax.ShapeDtypeStruct:
-    """Room for kernels [batch, size, width] in panels."""
-    return _floats(batch * size * -(-width // _PANEL) * _PANEL)
+def _panels(batch: int, size: int, width: int) -> int:
+    """The room for kernels [batch, size, width] in panels, in numbers."""
+    return batch * size * -(-width // _PANEL) * _PANEL
 
 
 def _floats(*shape: int) -> jax.ShapeDtypeStruct:

@@ -65,24 +65,28 @@ def layer(
     *,
     x0: jax.Array | None = None,
     past: jax.Array | None = None,
-) -> jax.Array:
+) -> Any:
     """f[..., n, out]: the product of x and `kernel`, as of `product`, and what a layer is besides.
 
     On CPU code in C++ does all of it at once, where that is worth it and there is a compiler.
 
     Args:
         bias: f[..., out], or None.
-        form: "plain": y = x kernel + bias; "relu": its positive part; "cross": x0 * y + past.
-        x0: f[..., n, out], of a cross layer.
+        form: "plain": y = x kernel + bias; "relu": its positive part; "cross": (x0 * y + past, x0).
+            Whatever reads x0 after a cross layer should read the x0 that it gives: the gradients
+            of x0 are then added up where those of the layers are computed, one after another, and
+            not all at the end.
+        x0: f[..., n, out], of a cross layer; it may be x, the same object.
         past: f[..., n, out], of a cross layer; None for x itself.
     """
+    x0 = None if x0 is x else x0
     dtype = jnp.float32 if precision == "bfloat16" else jnp.result_type(x, kernel)
     given = x.astype(dtype), kernel.astype(dtype), bias, x0, past
     by_xla = functools.partial(_layer, precision=precision, form=form)
     if not _is_native(*given[:2]):
         return by_xla(*given)
 
-    def cpu(*given: Any) -> jax.Array:
+    def cpu(*given: Any) -> Any:
         return native_layers.layer(*given, precision == "bfloat16", form)
 
     return jax.lax.platform_dependent(*given, cpu=cpu, default=by_xla)
@@ -104,16 +108,17 @@ def _layer(
     past: jax.Array | None,
     precision: str,
     form: str,
-) -> jax.Array:
-    """`layer` by XLA."""
+) -> Any:
+    """`layer` by XLA; without x0 for x itself."""
     y = _product(x, kernel, precision)
     if bias is not None:
         y = y + bias[..., None, :]
     if form == "relu":
         return nn.relu(y)
-    if x0 is not None:
-        return x0 * y + (x if past is None else past)
-    return y
+    if form == "plain":
+        return y
+    x0 = x if x0 is None else x0
+    return x0 * y + (x if past is None else past), x0
 
 
 def _contract(a: jax.Array, b: jax.Array, axis_a: int, axis_b: int, precision: str) -> jax.Array:
@@ -219,8 +224,8 @@ class Dense(nn.Module):
     form: str = "plain"
 
     @nn.compact
-    def __call__(self, x: jax.Array, *others: jax.Array, **more: jax.Array) -> jax.Array:
-        """f[B, width] of x f[B, in]."""
+    def __call__(self, x: jax.Array, *others: jax.Array, **more: jax.Array) -> Any:
+        """f[B, width] of x f[B, in]; for "cross" that and x0."""
         dtype, size = param_dtype(x), x.shape[1]
         total = size + sum(other.shape[1] for other in others)
         kernel = self.param("kernel", self.kernel_init, (total, self.width), dtype)

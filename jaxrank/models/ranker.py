@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrank.models.conversion import joint_logits
-from jaxrank.models.cross import LowRankCross, MatrixCross, MixCross, VectorCross
+from jaxrank.models.cross import Crossed, LowRankCross, MatrixCross, MixCross, VectorCross
 from jaxrank.models.dot import DotInteraction
 from jaxrank.models.experts import MultiGate, ProgressiveExtraction
 from jaxrank.models.pool import AttentionPool
@@ -103,7 +103,7 @@ class Ranker(nn.Module):
             dot = DotInteraction(self.bottom_hidden, self._tower, self.precision, name="cross")
             crossed = dot(floats, every, share, train=train)
         else:
-            crossed = self._cross(x0)
+            crossed, x0 = self._cross(x0)
         trunk: tuple[jax.Array, ...] = (crossed,)
         if self.hidden:
             is_parallel = self.structure == "parallel" and self.cross != "none"
@@ -112,10 +112,10 @@ class Ranker(nn.Module):
             trunk = (crossed, deep) if is_parallel else (deep,)
         return joint_logits(self._logits(trunk, share, train), self.parents)
 
-    def _cross(self, x0: jax.Array) -> jax.Array:  # f[B, F] -> f[B, F]
+    def _cross(self, x0: jax.Array) -> Crossed:
         layers, precision = self.cross_layers, self.precision
         if self.cross == "none":
-            return x0
+            return x0, x0
         cross: nn.Module
         if self.cross == "matrix":
             cross = MatrixCross(layers, precision, name="cross")

@@ -31,7 +31,7 @@ _FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fPIC", "-
 COMPILERS = ("c++", "g++", "clang++")  # that are looked for where CXX names none
 _FUNCTIONS = {
     "rows": ("Take", "Add", "SumById", "RowwiseAdagrad"),
-    "layers": ("Layer", "LayerOfInput", "LayerOfKernel"),
+    "layers": ("Layer", "LayerGradient"),
 }
 _SECONDS = 120  # in which each must be compiled
 

@@ -55,20 +55,36 @@ auto WithForm(Form form, const Function& function) {
   }
 }
 
+// What is added to the gradient of x0 as the rows of the gradient are read: each number of them times
+// what x0 was multiplied by, which has a stride.
+struct OfX0 {
+  const float* so_far = nullptr;
+  const float* multiplied = nullptr;
+  int64_t stride = 0;
+  float* to = nullptr;  // null: nothing is added
+};
+
 // The rows of a factor: of x, or of a gradient with y or x0.
 struct Rows {
   const float* x;
   const float* by;  // null for kPlain
   int64_t width;
   Form form;
+  OfX0 of_x0;
 
-  // So many numbers, at most kLanes, from place `at` on.
+  // So many numbers, at most kLanes, from a place on. Each is read once where there is an `of_x0`.
   template <Form kForm>
-  Vec At(int64_t at, int64_t count) const {
+  Vec At(int64_t row, int64_t column, int64_t count) const {
+    const int64_t at = row * width + column;
     const Vec found = LoadUpTo(x + at, count);
     if (kForm == kPlain) return found;
     const Vec of = LoadUpTo(by + at, count);
-    return kForm == kRelu ? WherePositive(of, found) : Times(found, of);
+    if (kForm == kRelu) return WherePositive(of, found);
+    if (of_x0.to && count > 0) {
+      const Vec more = LoadUpTo(of_x0.multiplied + row * of_x0.stride + column, count);
+      StoreUpTo(of_x0.to + at, count, Add(LoadUpTo(of_x0.so_far + at, count), Times(found, more)));
+    }
+    return Times(found, of);
   }
 };
 
@@ -171,7 +187,7 @@ void ByLine(ffi::ThreadPool pool, const Rows& rows, const float* kernel, int64_t
             for (int64_t v = 0; v < 4; ++v) {
               const int64_t at = j + v * kLanes;
               if (at >= k) break;
-              const Vec x = Kind::Rounded(rows.At<form>(i * k + at, k - at));
+              const Vec x = Kind::Rounded(rows.At<form>(i, at, k - at));
               sums[v] = MultiplyAdd(x, Load(line + at), sums[v]);
             }
           }
@@ -179,7 +195,7 @@ void ByLine(ffi::ThreadPool pool, const Rows& rows, const float* kernel, int64_t
           StoreUpTo(out + i, 1, finish(i, 0, 1, LoadUpTo(&sum, 1)));
           continue;
         }
-        const float x = SumOf(Kind::Rounded(rows.At<form>(i, 1)));  // zeros besides
+        const float x = SumOf(Kind::Rounded(rows.At<form>(i, 0, 1)));  // zeros besides
         for (int64_t j = 0; j < n; j += kLanes) {
           const Vec y = Times(Spread(x), Load(line + j));
           StoreUpTo(out + i * n + j, n - j, finish(i, j, n - j, y));
@@ -223,13 +239,18 @@ ffi::Error ByKernel(ffi::ThreadPool pool, const Rows& rows, Floats kernel, bool 
     const int64_t of = item / blocks, begin = begin_of(item);
     const int64_t end = std::min((of + 1) * m, begin + together * kRows);
     // Most likely this thread's next.
-    Ahead ahead[3];
+    Ahead ahead[5];
     const int64_t next = item + threads < batch * blocks ? begin_of(item + threads) : batch * m;
     const int64_t coming = std::min(batch * m - next, together * kRows);
     const int64_t tiles = Ceil(end - begin, kRows) * panels * cut.parts;
     ahead[0].Begin(rows.x + next * k, k, coming, k, tiles);
     if (rows.by) ahead[1].Begin(rows.by + next * k, k, coming, k, tiles);
     if (also) ahead[2].Begin(also + next * n, n, coming, n, tiles);
+    if (rows.of_x0.to) {
+      const auto& [so_far, multiplied, stride, to] = rows.of_x0;
+      ahead[3].Begin(so_far + next * k, k, coming, k, tiles);
+      ahead[4].Begin(multiplied + next * stride, stride, coming, k, tiles);
+    }
     const auto ask = [&] {
       for (Ahead& each : ahead) each.Ask();
     };
@@ -241,7 +262,7 @@ ffi::Error ByKernel(ffi::ThreadPool pool, const Rows& rows, Floats kernel, bool 
       for (int64_t i = begin; i < end; ++i) {
         WithForm(rows.form, [&](auto form) {
           const auto at = [&](int64_t j, int64_t count) {
-            return rows.At<form>(i * k + first + j, count);
+            return rows.At<form>(i, first + j, count);
           };
           PackRow<Kind>(at, numbers, memory + (i - begin) * kStride);
         });
@@ -273,7 +294,7 @@ void AddRows(const float* x, int64_t stride, const Rows& rows, int64_t begin, in
   std::memset(to, 0, columns * sizeof(float));
   WithForm(rows.form, [&](auto form) {
     for (int64_t i = begin; i < end; ++i) {
-      const Vec found = rows.At<form>(i, 1);
+      const Vec found = rows.At<form>(i, 0, 1);
       const Vec by = Spread(SumOf(Kind::Rounded(found)));
       if (bias) *bias += SumOf(found);
       for (int64_t j = 0; j < columns; j += kLanes) {
@@ -285,18 +306,20 @@ void AddRows(const float* x, int64_t stride, const Rows& rows, int64_t begin, in
 }
 
 // out[batch, m, n] = the sum over k of x[batch, k, m] by rows [batch, k, n], and of_bias[batch, n] that
-// of the rows, if it has room. Sums are taken in as many parts as `work` [parts, batch, (m + 1) n] has
-// room for, and these are then added up; with one part nothing is there.
+// of the rows, if it has room. Sums are taken in parts, in `work` [parts, batch, (m + 1) n], and these
+// are then added up; one part is the result itself.
 template <class Kind>
-ffi::Error OfKernel(ffi::ThreadPool pool, Floats x, const Rows& rows, FloatsOut out,
-                    FloatsOut of_bias, FloatsOut work) {
+ffi::Error OfKernel(ffi::ThreadPool pool, Floats x, const Rows& rows, int64_t most_parts,
+                    FloatsOut out, FloatsOut of_bias, FloatsOut work) {
   const auto dims = out->dimensions();
   const int64_t batch = dims[0], m = dims[1], n = dims[2], k = x.dimensions()[1];
   const bool has_bias = of_bias->element_count() > 0;
   const int64_t size = batch * m * n, biases = has_bias ? batch * n : 0;
-  const int64_t room = work->element_count() / std::max<int64_t>(1, batch * (m + 1) * n);
-  const Cut cut(k, Ceil(k, std::max<int64_t>(1, room)));
+  const Cut cut(k, Ceil(k, std::max<int64_t>(1, most_parts)));
   const int64_t parts = cut.parts, threads = pool.num_threads();
+  if (parts > 1 && int64_t(work->element_count()) < parts * (size + biases)) {
+    return ffi::Error::InvalidArgument("too little work");
+  }
   float* sums = parts > 1 ? work->typed_data() : out->typed_data();
   float* sums_of_bias = parts > 1 ? sums + parts * size : of_bias->typed_data();
   // A thread has a block of groups, so that one of many need not wait; each block packs its rows.
@@ -344,9 +367,8 @@ ffi::Error OfKernel(ffi::ThreadPool pool, Floats x, const Rows& rows, FloatsOut 
         PackStep<Kind, kGroup>(given, here.rows, steps, strips + step * kGroup);
         WithForm(rows.form, [&](auto form) {
           const auto found = [&](int64_t j, int64_t count) {
-            const int64_t at = row * n + here.j + j;
-            const std::pair both(rows.At<form>(at, count),
-                                 has_next ? rows.At<form>(at + n, count) : Vec{});
+            const std::pair both(rows.At<form>(row, here.j + j, count),
+                                 has_next ? rows.At<form>(row + 1, here.j + j, count) : Vec{});
             if (bias && count > 0) {
               const Vec sum = has_next ? Add(both.first, both.second) : both.first;
               StoreUpTo(bias + j, count, Add(LoadUpTo(bias + j, count), sum));
@@ -399,30 +421,32 @@ ffi::Error WithKind(bool is_bfloat16, const Function& function) {
   return is_bfloat16 ? function(Bfloat16()) : function(Float32());
 }
 
-// x[batch, m, k], kernel[batch, k, n], bias[batch, n] or none -> out[batch, m, n]; for kCross x0 and past
-// as out, or no past for x itself, and `multiplied` is what x0 was multiplied by: [batch, m, n and what
-// is left of its last cache line], so that it is written by whole lines, past the caches.
+// x[batch, m, k], kernel[batch, k, n], bias[batch, n] or none -> out[batch, m, n]; for kCross x0 as out,
+// or none for x itself, and so `past`. `multiplied` is what x0 was multiplied by, where it is wanted:
+// [batch, m, n and what is left of its last cache line], so that it is written by whole lines, past the
+// caches.
 ffi::Error Layer(ffi::ThreadPool pool, Floats x, Floats kernel, Floats bias, Floats x0, Floats past,
                  bool is_bfloat16, int64_t form, FloatsOut out, FloatsOut multiplied,
                  FloatsOut work) {
   const auto dims = out->dimensions();
   const int64_t m = dims[1], n = dims[2];
   const int64_t stride = Ceil(n, kLine) * kLine;
-  if (form == kCross && int64_t(multiplied->element_count()) < dims[0] * m * stride) {
+  const bool has_bias = bias.element_count() > 0, keeps = multiplied->element_count() > 0;
+  if (keeps && int64_t(multiplied->element_count()) < dims[0] * m * stride) {
     return ffi::Error::InvalidArgument("too little room for what x0 is multiplied by");
   }
-  const bool has_bias = bias.element_count() > 0;
+  const float* also = x0.element_count() > 0 ? x0.typed_data() : nullptr;
+  const float* times = also ? also : x.typed_data();
   const float* beside = past.element_count() > 0 ? past.typed_data() : x.typed_data();
   const Rows rows{x.typed_data(), nullptr, int64_t(x.dimensions()[2]), kPlain};
-  const float* also = form == kCross && x0.typed_data() != x.typed_data() ? x0.typed_data() : nullptr;
   return WithForm(Form(form), [&](auto form) {
     const auto finish = [&](int64_t row, int64_t j, int64_t count, Vec y) {
       const int64_t at = row * n + j;
       if (has_bias) y = Add(y, LoadUpTo(bias.typed_data() + row / m * n + j, count));
       if (form == kRelu) return Positive(y);
       if (form == kPlain) return y;
-      Stream(multiplied->typed_data() + row * stride + j, y);
-      return Add(Times(LoadUpTo(x0.typed_data() + at, count), y), LoadUpTo(beside + at, count));
+      if (keeps) Stream(multiplied->typed_data() + row * stride + j, y);
+      return Add(Times(LoadUpTo(times + at, count), y), LoadUpTo(beside + at, count));
     };
     return WithKind(is_bfloat16, [&](auto kind) {
       return ByKernel<decltype(kind)>(pool, rows, kernel, false, also, out, work, finish);
@@ -430,31 +454,40 @@ ffi::Error Layer(ffi::ThreadPool pool, Floats x, Floats kernel, Floats bias, Flo
   });
 }
 
-Rows GradientRows(Floats grad, Floats by, int64_t form) {
+// grad[batch, m, n], x[batch, m, k], kernel[batch, k, n], by: y or x0 as grad, or none, `multiplied` as
+// above and so_far[batch, m, n], or none -> of_x[batch, m, k], of_kernel[batch, k, n],
+// of_bias[batch, n] or none, and of_x0[batch, m, n] or none, which may be the memory of `so_far`.
+// To what of the gradient of x comes through the kernel is added what goes past it, which is as grad,
+// if `adds_grad`, and all of x0's if `adds_x0`.
+//
+// One call, so that a kernel is not read any more when its gradient is there: XLA else copies it, lest
+// it be changed before.
+ffi::Error LayerGradient(ffi::ThreadPool pool, Floats grad, Floats x, Floats kernel, Floats by,
+                         Floats multiplied, Floats so_far, bool adds_grad, bool adds_x0,
+                         int64_t parts, bool is_bfloat16, int64_t form, FloatsOut of_x,
+                         FloatsOut of_kernel, FloatsOut of_bias, FloatsOut of_x0, FloatsOut work) {
+  const int64_t m = grad.dimensions()[1], n = grad.dimensions()[2], width = of_x->dimensions()[2];
   const float* with = form == kPlain ? nullptr : by.typed_data();
-  return {grad.typed_data(), with, int64_t(grad.dimensions()[2]), Form(form)};
-}
-
-// grad[batch, m, n], kernel[batch, k, n], by: y or x0 as grad, or none -> out[batch, m, k]: what of the
-// gradient of x comes through the kernel, and if `adds_grad` what goes past it, which is as grad.
-ffi::Error LayerOfInput(ffi::ThreadPool pool, Floats grad, Floats kernel, Floats by, bool adds_grad,
-                        bool is_bfloat16, int64_t form, FloatsOut out, FloatsOut work) {
-  const int64_t width = out->dimensions()[2];
-  const Rows rows = GradientRows(grad, by, form);
+  const Rows rows{grad.typed_data(), with, n, Form(form)};
+  Rows once = rows;
+  if (form == kCross) {
+    const int64_t size = grad.element_count(), stride = Ceil(n, kLine) * kLine;
+    if (int64_t(of_x0->element_count()) < size || int64_t(so_far.element_count()) < size ||
+        int64_t(multiplied.element_count()) < grad.dimensions()[0] * m * stride) {
+      return ffi::Error::InvalidArgument("too little of the gradient of x0");
+    }
+    once.of_x0 = {so_far.typed_data(), multiplied.typed_data(), stride, of_x0->typed_data()};
+  }
   const auto finish = [&](int64_t row, int64_t j, int64_t count, Vec sums) {
-    return adds_grad ? Add(sums, LoadUpTo(grad.typed_data() + row * width + j, count)) : sums;
+    const int64_t at = row * width + j;
+    if (adds_grad) sums = Add(sums, LoadUpTo(grad.typed_data() + at, count));
+    return adds_x0 ? Add(sums, LoadUpTo(of_x0->typed_data() + at, count)) : sums;
   };
   return WithKind(is_bfloat16, [&](auto kind) {
-    return ByKernel<decltype(kind)>(pool, rows, kernel, true, nullptr, out, work, finish);
-  });
-}
-
-// x[batch, m, k], grad and by as above -> out[batch, k, n] and of_bias[batch, n], or none.
-ffi::Error LayerOfKernel(ffi::ThreadPool pool, Floats x, Floats grad, Floats by, bool is_bfloat16,
-                         int64_t form, FloatsOut out, FloatsOut of_bias, FloatsOut work) {
-  const Rows rows = GradientRows(grad, by, form);
-  return WithKind(is_bfloat16, [&](auto kind) {
-    return OfKernel<decltype(kind)>(pool, x, rows, out, of_bias, work);
+    using Kind = decltype(kind);
+    const auto error = ByKernel<Kind>(pool, once, kernel, true, nullptr, of_x, work, finish);
+    if (error.failure()) return error;
+    return OfKernel<Kind>(pool, x, rows, parts, of_kernel, of_bias, work);
   });
 }
 
@@ -474,26 +507,22 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxrankLayer, Layer,
                                   .Ret<Floats>()
                                   .Ret<Floats>());
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxrankLayerOfInput, LayerOfInput,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxrankLayerGradient, LayerGradient,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
+                                  .Arg<Floats>()
+                                  .Arg<Floats>()
+                                  .Arg<Floats>()
                                   .Arg<Floats>()
                                   .Arg<Floats>()
                                   .Arg<Floats>()
                                   .Attr<bool>("adds_grad")
+                                  .Attr<bool>("adds_x0")
+                                  .Attr<int64_t>("parts")
                                   .Attr<bool>("is_bfloat16")
                                   .Attr<int64_t>("form")
                                   .Ret<Floats>()
-                                  .Ret<Floats>());
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxrankLayerOfKernel, LayerOfKernel,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<Floats>()
-                                  .Arg<Floats>()
-                                  .Arg<Floats>()
-                                  .Attr<bool>("is_bfloat16")
-                                  .Attr<int64_t>("form")
+                                  .Ret<Floats>()
                                   .Ret<Floats>()
                                   .Ret<Floats>()
                                   .Ret<Floats>());
