@@ -22,6 +22,7 @@ from jaxrank.embedding.by_row import ByRow
 from jaxrank.embedding.by_row_native import ByRowNative
 from jaxrank.embedding.per_id import PerId
 from jaxrank.features import PAD, layout
+from jaxrank.models.cross import LowRankCross, MatrixCross
 from jaxrank.models.products import layer, product
 
 TESTS = Path(__file__).resolve().parent
@@ -321,6 +322,31 @@ def by_numpy(given, grad, y, form, precision):
     if form == "cross" and "x0" not in given:
         grads["x"] = grads["x"] + grads.pop("x0")
     return expected, grads
+
+
+@needs_layers
+@pytest.mark.parametrize("cross", [MatrixCross(3), LowRankCross(2, 40)], ids=["matrix", "low_rank"])
+@pytest.mark.parametrize("reads_x0", [False, True])
+def test_the_gradient_of_cross_layers_in_a_row_is_that_of_float64(cross, reads_x0):
+    """Whether x0 is read besides or not; each number of y and x0 has the same gradient."""
+    x0 = floats(600, 70)
+
+    def of(params, x0):
+        y, x0 = cross.apply(params, x0)
+        return jnp.sum(y + x0 if reads_x0 else y)
+
+    def found(x0):
+        params = cross.init(jax.random.key(0), jnp.asarray(floats(600, 70)))
+        params = jax.tree.map(lambda p: p.astype(x0.dtype), params)
+        program = jax.jit(jax.grad(of, argnums=(0, 1)))
+        return program(params, x0), program.lower(params, x0).as_text().count("@JaxrankLayer")
+
+    (of_params, of_x0), calls = found(x0)
+    assert calls > 0
+    with jax.enable_x64(True):
+        expected, calls = found(jnp.asarray(x0, jnp.float64))
+    assert calls == 0
+    jax.tree.map(assert_near, (of_params, of_x0), jax.tree.map(np.asarray, expected))
 
 
 @needs_layers

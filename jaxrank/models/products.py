@@ -76,7 +76,7 @@ def layer(
             Whatever reads x0 after a cross layer should read the x0 that it gives: the gradients
             of x0 are then added up where those of the layers are computed, one after another, and
             not all at the end.
-        x0: f[..., n, out], of a cross layer; it may be x, the same object.
+        x0: f[..., n, out], of a cross layer; it may be x, the same object, or None for it.
         past: f[..., n, out], of a cross layer; None for x itself.
     """
     x0 = None if x0 is x else x0

@@ -432,12 +432,16 @@ ffi::Error Layer(ffi::ThreadPool pool, Floats x, Floats kernel, Floats bias, Flo
   const int64_t m = dims[1], n = dims[2];
   const int64_t stride = Ceil(n, kLine) * kLine;
   const bool has_bias = bias.element_count() > 0, keeps = multiplied->element_count() > 0;
+  const Floats& of_x0 = x0.element_count() > 0 ? x0 : x;
+  const Floats& beside = past.element_count() > 0 ? past : x;
   if (keeps && int64_t(multiplied->element_count()) < dims[0] * m * stride) {
     return ffi::Error::InvalidArgument("too little room for what x0 is multiplied by");
   }
+  if (form == kCross && (of_x0.element_count() != out->element_count() ||
+                         beside.element_count() != out->element_count())) {
+    return ffi::Error::InvalidArgument("x0 and what is added must be as what a cross layer gives");
+  }
   const float* also = x0.element_count() > 0 ? x0.typed_data() : nullptr;
-  const float* times = also ? also : x.typed_data();
-  const float* beside = past.element_count() > 0 ? past.typed_data() : x.typed_data();
   const Rows rows{x.typed_data(), nullptr, int64_t(x.dimensions()[2]), kPlain};
   return WithForm(Form(form), [&](auto form) {
     const auto finish = [&](int64_t row, int64_t j, int64_t count, Vec y) {
@@ -446,7 +450,8 @@ ffi::Error Layer(ffi::ThreadPool pool, Floats x, Floats kernel, Floats bias, Flo
       if (form == kRelu) return Positive(y);
       if (form == kPlain) return y;
       if (keeps) Stream(multiplied->typed_data() + row * stride + j, y);
-      return Add(Times(LoadUpTo(times + at, count), y), LoadUpTo(beside + at, count));
+      const Vec times = LoadUpTo(of_x0.typed_data() + at, count);
+      return Add(Times(times, y), LoadUpTo(beside.typed_data() + at, count));
     };
     return WithKind(is_bfloat16, [&](auto kind) {
       return ByKernel<decltype(kind)>(pool, rows, kernel, false, also, out, work, finish);
@@ -467,6 +472,9 @@ ffi::Error LayerGradient(ffi::ThreadPool pool, Floats grad, Floats x, Floats ker
                          int64_t parts, bool is_bfloat16, int64_t form, FloatsOut of_x,
                          FloatsOut of_kernel, FloatsOut of_bias, FloatsOut of_x0, FloatsOut work) {
   const int64_t m = grad.dimensions()[1], n = grad.dimensions()[2], width = of_x->dimensions()[2];
+  if (form != kPlain && by.element_count() != grad.element_count()) {
+    return ffi::Error::InvalidArgument("y or x0 must be as the gradient");
+  }
   const float* with = form == kPlain ? nullptr : by.typed_data();
   const Rows rows{grad.typed_data(), with, n, Form(form)};
   Rows once = rows;

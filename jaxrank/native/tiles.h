@@ -73,16 +73,28 @@ JAXRANK_UNROLL
     a += kStep;
     b += kPanel;
   }
+  const auto put = [&](int64_t i, int64_t v, int64_t count, Vec sums) {
+    float* to = c + i * stride + v * kLanes;
+    const Vec found = add ? Add(LoadUpTo(to, count), sums) : sums;
+    StoreUpTo(to, count, done(i, v * kLanes, count, found));
+  };
+  if constexpr (kIsWhole) {
+JAXRANK_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+JAXRANK_UNROLL
+      for (int v = 0; v < kVecs; ++v) put(i, v, kLanes, sum[i][v]);
+    }
+    return;
+  }
+  // There are few of these, and what is written out is compiled for every `done`.
+  float sums[kRows][kVecs][kLanes];
 JAXRANK_UNROLL
   for (int i = 0; i < kRows; ++i) {
-    if (!kIsWhole && i >= rows) break;
 JAXRANK_UNROLL
-    for (int v = 0; v < kVecs; ++v) {
-      float* to = c + i * stride + v * kLanes;
-      const int64_t count = kIsWhole ? kLanes : columns - v * kLanes;
-      const Vec found = add ? Add(LoadUpTo(to, count), sum[i][v]) : sum[i][v];
-      StoreUpTo(to, count, done(i, v * kLanes, count, found));
-    }
+    for (int v = 0; v < kVecs; ++v) Store(sums[i][v], sum[i][v]);
+  }
+  for (int64_t i = 0; i < rows; ++i) {
+    for (int64_t v = 0; v < kVecs; ++v) put(i, v, columns - v * kLanes, Load(sums[i][v]));
   }
 }
 
