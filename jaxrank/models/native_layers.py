@@ -68,16 +68,17 @@ def _backward(is_bfloat16, form, kept, grad):
     grad, so_far = grad if form == "cross" else (grad, None)
     batch, (n, width), size = math.prod(grad.shape[:-2]), grad.shape[-2:], x.shape[-1]
     parts = min(max(n // _PART, 1), _MOST_PARTS)
-    work = max(_panels(batch, width, size), parts * batch * (size + 1) * width)
+    sums = parts * batch * (size + 1) * width if parts > 1 else 0
     outs = (
         _floats(batch, n, size),
         _floats(batch, size, width),
         _floats(0 if bias is None else batch, width),
-        _floats(*((0,) if so_far is None else (batch, n, width))),
-        _floats(work),
+        _floats(0 if so_far is None else batch, n, width),
+        _floats(max(_panels(batch, width, size), sums)),
     )
     given = [_joined(a, 2) for a in (grad, x, kernel, by)] + [multiplied, _joined(so_far, 2)]
-    of_x, of_kernel, of_bias, of_x0, _ = _call("JaxrankLayerGradient", outs, aliases={5: 3})(
+    aliases = {} if so_far is None else {5: 3}  # x0's gradient goes on where it is
+    of_x, of_kernel, of_bias, of_x0, _ = _call("JaxrankLayerGradient", outs, aliases)(
         *given,
         adds_grad=form == "cross" and past is None,
         adds_x0=is_x0,

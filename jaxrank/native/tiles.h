@@ -84,17 +84,16 @@ JAXRANK_UNROLL
 JAXRANK_UNROLL
       for (int v = 0; v < kVecs; ++v) put(i, v, kLanes, sum[i][v]);
     }
-    return;
-  }
-  // There are few of these, and what is written out is compiled for every `done`.
-  float sums[kRows][kVecs][kLanes];
+  } else {  // there are few of these, and what is written out is compiled for every `done`
+    float sums[kRows][kVecs][kLanes];
 JAXRANK_UNROLL
-  for (int i = 0; i < kRows; ++i) {
+    for (int i = 0; i < kRows; ++i) {
 JAXRANK_UNROLL
-    for (int v = 0; v < kVecs; ++v) Store(sums[i][v], sum[i][v]);
-  }
-  for (int64_t i = 0; i < rows; ++i) {
-    for (int64_t v = 0; v < kVecs; ++v) put(i, v, columns - v * kLanes, Load(sums[i][v]));
+      for (int v = 0; v < kVecs; ++v) Store(sums[i][v], sum[i][v]);
+    }
+    for (int64_t i = 0; i < rows; ++i) {
+      for (int64_t v = 0; v < kVecs; ++v) put(i, v, columns - v * kLanes, Load(sums[i][v]));
+    }
   }
 }
 
