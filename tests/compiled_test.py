@@ -5,6 +5,7 @@ import functools
 import examples
 import jax
 import pytest
+import quick_compile
 import tiny
 
 from jaxrank import absent, compiled
@@ -54,7 +55,12 @@ def program_on(target, *, rule="rowwise_adagrad", scope="read", batch=8, replica
 @functools.cache
 def compiled_step(target, **settings):
     program, batch, share = program_on(target, **settings)
-    return program.train.lower(program.state_shape, batch).compile(), share
+    return _as_users(program.train.lower(program.state_shape, batch), target), share
+
+
+def _as_users(lowered, target):
+    options = quick_compile.AS_USERS if target.startswith("cpu") else {}
+    return lowered.compile(compiler_options=options)
 
 
 STEPS = [
@@ -116,7 +122,7 @@ def test_a_callback_is_found_by_the_search_for_them(target):
 def test_scoring_makes_no_array_of_table_size(target):
     program, batch, share = program_on(target)
     one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
-    scored = program.predict.lower(weights_of(program.state_shape), one).compile()
+    scored = _as_users(program.predict.lower(weights_of(program.state_shape), one), target)
     assert not compiled.large_results(scored.as_text(), share)
 
 

@@ -3,16 +3,17 @@
 import os
 from pathlib import Path
 
-# What tests compile runs for a moment: the time goes into compiling. JAX reads this when it makes
-# its devices, below; processes that tests start compile as users do.
+import jax
+import pytest
+import quick_compile
+import tiny
+
+from jaxrank.data.prepare import prepare
+
+# JAX reads this when it makes its devices, below; processes that tests start compile as users do,
+# unless they are told the same.
 XLA_FLAGS = os.environ.get("XLA_FLAGS", "")
-os.environ["XLA_FLAGS"] = f"{XLA_FLAGS} --xla_backend_optimization_level=0"
-
-import jax  # noqa: E402
-import pytest  # noqa: E402
-import tiny  # noqa: E402
-
-from jaxrank.data.prepare import prepare  # noqa: E402
+os.environ["XLA_FLAGS"] = f"{XLA_FLAGS} {quick_compile.XLA_FLAGS}"
 
 # Of processes that tests start, too: libtpu, which some tests compile with, looks for a TPU.
 os.environ["JAX_PLATFORMS"] = "cpu"

@@ -20,6 +20,7 @@ import jax
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import quick_compile
 import tiny
 from runs import newest_state, nothing, on_store, records, without_speed
 
@@ -32,13 +33,13 @@ from jaxrank.workdir import locked
 ROOT = Path(__file__).resolve().parent.parent
 TINY = str(Path(__file__).with_name("tiny_config.py"))
 SECONDS = 240  # far more than any of these takes, far less than for ever
-# As this process compiles, see conftest.py; where its results are compared with those of others.
-COMPILED_HERE = {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
 
 
 def environment(**more):
     here = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "PYTHON": sys.executable}
-    return os.environ | here | {"JAX_PLATFORMS": "cpu"} | more
+    # Compiled as by this process, with whose results theirs are compared.
+    here |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": quick_compile.XLA_FLAGS}
+    return os.environ | here | more
 
 
 def launched(number, verb, *args, restarts=0, **more):
@@ -69,13 +70,6 @@ def ended(several):
     ]
 
 
-def alone(verb, *args):
-    """Runs one process, which knows of no others, on eight devices."""
-    command = [sys.executable, "-m", "jaxrank", verb, *map(str, args)]
-    env = environment(JAX_NUM_CPU_DEVICES="8")
-    return subprocess.run(command, capture_output=True, text=True, env=env, timeout=SECONDS)
-
-
 def flags(store, workdir):
     return (
         f"--config={TINY}",
@@ -93,19 +87,18 @@ def config(store):
     return c
 
 
+def resumed(store, workdir):
+    """What this process tells, in one text, that goes on with a run."""
+    told = []
+    train(config(store), workdir, report=told.append)
+    return "\n".join(told)
+
+
 @pytest.fixture(scope="module")
 def one(store, tmp_path_factory):
-    """A run of one process on eight devices."""
+    """A run of this process alone: its workdir and what it found."""
     workdir = tmp_path_factory.mktemp("runs") / "one"
-    return workdir, alone("train", *flags(store, workdir), "--json")
-
-
-@pytest.fixture(scope="module")
-def trained(store, tmp_path_factory):
-    """The workdir of a run of this process."""
-    workdir = tmp_path_factory.mktemp("runs") / "trained"
-    train(config(store), workdir, report=nothing)
-    return workdir
+    return workdir, train(config(store), workdir, report=nothing)
 
 
 @pytest.fixture(scope="module")
@@ -139,9 +132,8 @@ def test_two_processes_train_the_model_of_one_to_the_bit(store, one, two):
     assert found.returncode == 0, found.stderr
     assert_the_same_run(store, workdir, one[0])
     (line,) = found.stdout.splitlines()
-    expected = json.loads(one[1].stdout)
     for part in ("step", "metrics", "constant", "best_possible"):
-        assert json.loads(line)[part] == expected[part]
+        assert json.loads(line)[part] == getattr(one[1], part)
     assert "[1]" not in found.stderr  # the second is silent
 
 
@@ -228,8 +220,7 @@ def test_a_signal_to_one_of_two_processes_ends_both_after_one_checkpoint(store, 
         assert f"{name}: stopped after step 12 of 16 by SIGTERM" in found.stderr
     assert sorted(int(p.name) for p in (workdir / "checkpoints").iterdir()) == [8, 12]
 
-    found = alone("train", *flags(store, workdir))
-    assert "Resuming after step 12" in found.stdout, found.stderr
+    assert "Resuming after step 12" in resumed(store, workdir)
     assert every_record(workdir) == every_record(one[0])
     states = [final_state(store, path) for path in (workdir, one[0])]
     jax.tree.map(np.testing.assert_array_equal, *states)
@@ -238,23 +229,21 @@ def test_a_signal_to_one_of_two_processes_ends_both_after_one_checkpoint(store, 
 def test_a_run_of_two_processes_is_resumed_by_one(store, one, two, tmp_path):
     shutil.copytree(two[0], tmp_path / "copy")
     shutil.rmtree(tmp_path / "copy" / "checkpoints" / "16")
-    found = alone("train", *flags(store, tmp_path / "copy"))
-    assert "Resuming after step 8" in found.stdout, found.stderr
+    assert "Resuming after step 8" in resumed(store, tmp_path / "copy")
     assert every_record(tmp_path / "copy") == every_record(one[0])
     expected = final_state(store, one[0])
     jax.tree.map(np.testing.assert_array_equal, final_state(store, tmp_path / "copy"), expected)
 
 
 @pytest.mark.slow
-def test_two_processes_start_from_the_model_of_one_as_one_does(store, trained, tmp_path):
-    short = ("--config.num_steps=4", "--config.ema_decay=0.9", f"--init-from={trained}")
-    expected = alone("train", *flags(store, tmp_path / "one"), *short)
-    assert expected.returncode == 0, expected.stderr
-    assert "Started from" in expected.stdout
+def test_two_processes_start_from_the_model_of_one_as_one_does(store, one, tmp_path):
+    short = ("--config.num_steps=4", "--config.ema_decay=0.9", f"--init-from={one[0]}")
     found = launched(2, "train", *flags(store, tmp_path / "two"), *short)
     assert found.returncode == 0, found.stderr
+    assert "Started from" in found.stdout
     c = config(store)
     c.num_steps, c.ema_decay = 4, 0.9
+    train(c, tmp_path / "one", init_from=str(one[0]), report=nothing)
     states = [newest_state(c, tmp_path / name) for name in ("one", "two")]
     assert int(states[0].earlier) == 16
     jax.tree.map(np.testing.assert_array_equal, *states)
@@ -273,7 +262,7 @@ def test_two_processes_score_the_days_of_one_and_learn_the_same(tmp_path):
     )
 
     args = ("train", f"--config={file}", f"--workdir={tmp_path / 'two'}", "--json")
-    two = launched(2, *args, **COMPILED_HERE)
+    two = launched(2, *args)
     assert two.returncode == 0, two.stderr
     c = days_test._config(store, **changes)
     one = train(c, tmp_path / "one", report=nothing)
@@ -286,11 +275,11 @@ def test_two_processes_score_the_days_of_one_and_learn_the_same(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, *states)
 
 
-def test_predictions_of_two_processes_are_those_of_one(trained, tmp_path):
+def test_predictions_of_two_processes_are_those_of_one(one, tmp_path):
     which = dict(checkpoint="newest", data="", split="")
-    restore.predict(trained, output=tmp_path / "one.parquet", **which)
-    args = ("predict", f"--workdir={trained}", f"--output={tmp_path / 'two.parquet'}")
-    found = launched(2, *args, **COMPILED_HERE)
+    restore.predict(one[0], output=tmp_path / "one.parquet", **which)
+    args = ("predict", f"--workdir={one[0]}", f"--output={tmp_path / 'two.parquet'}")
+    found = launched(2, *args)
     assert found.returncode == 0, found.stderr
     assert pq.read_table(tmp_path / "two.parquet") == pq.read_table(tmp_path / "one.parquet")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["one.parquet", "two.parquet"]
@@ -314,12 +303,12 @@ def started(index, settings, *args, program=("-m", "jaxrank")):
     return popen(command, environment(JAX_NUM_CPU_DEVICES="4", **settings(index)))
 
 
-def test_processes_of_a_slurm_step_meet_without_flags(trained):
+def test_processes_of_a_slurm_step_meet_without_flags(one):
     # JAX takes the port from the number of the job.
     job = next(n for n in range(os.getpid(), 2**30) if is_free(2**16 - 2**12 + n % 2**12))
 
     def slurm(index):
-        return COMPILED_HERE | {
+        return {
             "SLURM_JOB_ID": str(job),
             "SLURM_STEP_NODELIST": "localhost",
             "SLURM_NTASKS": "2",
@@ -327,11 +316,11 @@ def test_processes_of_a_slurm_step_meet_without_flags(trained):
             "SLURM_LOCALID": str(index),
         }
 
-    args = ("evaluate", f"--workdir={trained}", "--json")
+    args = ("evaluate", f"--workdir={one[0]}", "--json")
     first, second = ended([started(i, slurm, *args) for i in (0, 1)])
     assert first.returncode == 0, first.stderr
     assert second.stdout == ""
-    found, expected = json.loads(first.stdout), restore.evaluate(str(trained))
+    found, expected = json.loads(first.stdout), restore.evaluate(str(one[0]))
     assert found["metrics"] == expected.metrics
     assert found["buckets"] == expected.buckets
 

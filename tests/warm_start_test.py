@@ -9,12 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pacsv
 import pytest
-import verbs
 from conftest import ROOT
 from ml_collections import ConfigDict
 from runs import newest, nothing
 
-from jaxrank import checkpoint, evaluate, warm_start
+from jaxrank import checkpoint, cli, evaluate, warm_start
 from jaxrank import job as jobs
 from jaxrank import workdir as workdirs
 from jaxrank.checkpoint import Checkpoints
@@ -426,29 +425,26 @@ DAILY = re.search(r"## Every day\n(?:.*\n)*?\n((?:    .*\n)+)", (ROOT / "docs/da
 
 
 @pytest.mark.slow
-def test_the_daily_recipe_does_better_than_a_start_from_nothing(tmp_path):
+def test_the_daily_recipe_does_better_than_a_start_from_nothing(tmp_path, capsys):
     days = [write(tmp_path / f"raw{day}", day, values=60, rows=8192) for day in range(3)]
     for day, raw in enumerate(days):
-        text = (
-            f"import sys\nsys.path.insert(0, {str(ROOT / 'tests')!r})\nfrom pathlib import Path\n"
-        )
-        text += "from warm_start_test import config\n\ndef get_config():\n"
+        text = "from pathlib import Path\nfrom warm_start_test import config\n\ndef get_config():\n"
         text += f"    return config(Path({str(raw)!r}), num_steps=0, num_epochs=1.0)\n"
         (tmp_path / f"day{day + 1}.py").write_text(text)
     assert DAILY is not None
     for line in DAILY[1].strip().splitlines():
         verb, *args = line.replace("/data/", f"{tmp_path}/").split()[1:]
-        verbs.run(verb, *args)
+        cli.run([verb, *args])
     told = json.loads((tmp_path / "run3" / "config.json").read_text())
     assert told["data"]["store"] == f"{tmp_path}/day3"
 
-    def loss(name):
-        tested = verbs.run(
-            "evaluate", f"--workdir={tmp_path / name}", f"--data={tmp_path / 'day3'}"
-        )
-        return tested["metrics"]["click"]["logloss"]
+    day3 = tmp_path / "day3"
+    alone = [f"--config={day3}.py", f"--workdir={tmp_path / 'alone'}"]
+    cli.run(["train", *alone, f"--config.data.store={day3}"])
 
-    config3 = f"--config={tmp_path / 'day3.py'}"
-    alone = (config3, f"--workdir={tmp_path / 'alone'}", f"--config.data.store={tmp_path / 'day3'}")
-    verbs.run("train", *alone)
+    def loss(name):
+        capsys.readouterr()
+        cli.run(["evaluate", f"--workdir={tmp_path / name}", f"--data={day3}", "--json"])
+        return json.loads(capsys.readouterr().out)["metrics"]["click"]["logloss"]
+
     assert loss("run3") < loss("alone")
