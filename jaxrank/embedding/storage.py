@@ -116,6 +116,17 @@ class Storage:
         return jnp.where(position == PAD, PAD, row_at(group, block))
 
 
+class TableState(NamedTuple):
+    """One part of a stack on the devices.
+
+    rows: f[rows * width / 128, 128], as told at the top of this file.
+    slots: of the row optimizer, f[rows * width / 128, 128] or, one a row, f[rows].
+    """
+
+    rows: jax.Array
+    slots: dict[str, jax.Array]
+
+
 class Parts(NamedTuple):
     """The storage of a stack's replicated rows [0, n) and of its split rows behind them."""
 

@@ -8,7 +8,6 @@ rows are owned by one device of each replica; see `exchange`. A mesh of one devi
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,37 +17,33 @@ from jax.sharding import PartitionSpec as P
 from jaxrank import mesh as meshes
 from jaxrank import native
 from jaxrank.apart import apart
-from jaxrank.embedding import native_rows
 from jaxrank.embedding.blocks import Form, up_to
 from jaxrank.embedding.by_line import ByLine
 from jaxrank.embedding.by_row import ByRow
 from jaxrank.embedding.by_row_native import ByRowNative
 from jaxrank.embedding.combine import combine, spread
-from jaxrank.embedding.duplicates import sum_by_scratch, sum_by_sort, sum_of_rows, sum_once
+from jaxrank.embedding.duplicates import sum_of_rows, sum_once
 from jaxrank.embedding.exchange import Exchange, Load, Route
 from jaxrank.embedding.factors import factors_of
 from jaxrank.embedding.first_rows import first_rows
 from jaxrank.embedding.one_hot import OneHot
-from jaxrank.embedding.per_id import PerId, add, joined, split
+from jaxrank.embedding.per_id import PerId, joined, split
+from jaxrank.embedding.row_update import Arrivals, RowUpdate
 from jaxrank.embedding.rules import Rule
-from jaxrank.embedding.storage import GROUPS, Parts, Storage, padded_width, storage
+from jaxrank.embedding.storage import (
+    GROUPS,
+    Parts,
+    Storage,
+    TableState,
+    padded_width,
+    storage,
+)
 from jaxrank.errors import InputError
 from jaxrank.features import PAD, Batch, Layout, Lists, Stack, ids_of_device
 
 Vectors = dict[str, dict[str, jax.Array]]
 # By stack. Where nothing travels, i32[m]: where each id lies in the split array, or PAD.
 Routes = dict[str, Route | jax.Array]
-
-
-class TableState(NamedTuple):
-    """One part of a stack on the devices.
-
-    rows: f[rows * width / 128, 128], see `storage`.
-    slots: of the row optimizer, f[rows * width / 128, 128] or, one a row, f[rows].
-    """
-
-    rows: jax.Array
-    slots: dict[str, jax.Array]
 
 
 def check_shards(shards: int) -> None:
@@ -347,45 +342,68 @@ class Embedding:
         """
         tables, scratch = dict(tables), dict(scratch)
         for stack, ids in self._ids(batch):
-            form, parts = self.form(stack), self.parts[stack.name]
-            route = routes.get(stack.name)
-            settings: Any = dict(stack=stack, rate=rate, applies=applies)
-            change = functools.partial(self._change, step=step, **settings)
-            grad = self._per_id(stack, ids.size, batch.lists.get(stack.name), grads[stack.name])
-            if not self.on_cpu or isinstance(route, Route):
-                grad = [PerId(ids.size, joined(form, grad))]
-            if isinstance(route, Route):
-                exchange = self._exchange_of(stack, batch)
-                sums = exchange.sums(route, grad[0].source)
-            if parts.replicated:
-                name, rows = parts.replicated.name, parts.replicated.rows
-                if not ids.size:  # products read all of them
-                    dtype = tables[name].rows.dtype
-                    summed = form.zeros(rows, dtype), jnp.zeros(rows, dtype)
-                elif isinstance(route, Route):
-                    own, of_own = exchange.kept(route, rows, sums)
-                    summed = sum_once(form, own, of_own, rows)
-                else:
-                    own = jnp.where(ids < stack.replicated, ids, PAD)
-                    summed = sum_of_rows(form, own, grad, rows, by_scatter=self.on_cpu)
-                if stack.name in batch.ids:
-                    summed = self.one_hot[stack.name].add_sums(
-                        *summed, batch.ids[stack.name], grads[stack.name]["ids"]
-                    )
-                tables[name] = self._update_replicated(form, tables[name], *summed, change)
+            parts = self.parts[stack.name]
+            of_replicated, arrivals = self._summed(
+                stack, ids, routes.get(stack.name), batch, grads[stack.name]
+            )
+            rows = RowUpdate(
+                form=self.form(stack),
+                stack=stack,
+                mesh=self.mesh,
+                is_native=self.is_native,
+                rule=self.rule,
+                l2=self.l2,
+                l2_scope=self.l2_scope,
+                clip_norm=self.clip_norm,
+                factors=factors_of(stack, self.rate_factors),
+                rate=rate,
+                step=step,
+                applies=applies,
+            )
+            if parts.replicated and of_replicated is not None:
+                name = parts.replicated.name
+                tables[name] = rows.replicated(tables[name], *of_replicated)
             if parts.split and ids.size:
-                if isinstance(route, Route):
-                    arrivals = functools.partial(exchange.over_arrivals, route, sums)
-                else:
-                    arrivals = functools.partial(_one_arrival, route, grad)
                 name = parts.split.name
-                by_native = functools.partial(self._change_by_native, parts.split, **settings)
-                tables[name], used = self._update_split(
-                    form, parts.split, tables[name], scratch.get(name), arrivals, change, by_native
+                tables[name], used = rows.split(
+                    parts.split, tables[name], scratch.get(name), arrivals
                 )
                 if used is not None:
                     scratch[name] = used
         return tables, scratch
+
+    def _summed(
+        self,
+        stack: Stack,
+        ids: jax.Array,
+        route: Route | jax.Array | None,
+        batch: Batch,
+        grads: dict[str, jax.Array],
+    ) -> tuple[tuple[jax.Array, jax.Array] | None, Arrivals]:
+        """A stack's gradients: of replicated rows, if there are any, their sums f[rows, dim] and
+        how often each was read f[rows], on this device alone; of split rows as they arrive."""
+        form, replicated = self.form(stack), self.parts[stack.name].replicated
+        rows, sums = replicated.rows if replicated else 0, None
+        grad = self._per_id(stack, ids.size, batch.lists.get(stack.name), grads)
+        if isinstance(route, Route):
+            exchange = self._exchange_of(stack, batch)
+            of_owners = exchange.sums(route, joined(form, grad))
+            arrivals = functools.partial(exchange.over_arrivals, route, of_owners)
+            if rows:
+                sums = sum_once(form, *exchange.kept(route, rows, of_owners), rows)
+        else:
+            if not self.on_cpu:
+                grad = [PerId(ids.size, joined(form, grad))]
+            arrivals = functools.partial(_one_arrival, route, grad)
+            if rows and ids.size:
+                own = jnp.where(ids < stack.replicated, ids, PAD)
+                sums = sum_of_rows(form, own, grad, rows, by_scatter=self.on_cpu)
+            elif rows:  # products read all of them
+                dtype = grads["ids"].dtype
+                sums = form.zeros(rows, dtype), jnp.zeros(rows, dtype)
+        if sums is not None and stack.name in batch.ids:
+            sums = self.one_hot[stack.name].add_sums(*sums, batch.ids[stack.name], grads["ids"])
+        return sums, arrivals
 
     def _per_id(
         self, stack: Stack, count: int, lists: Lists | None, grads: dict[str, jax.Array]
@@ -399,90 +417,6 @@ class Embedding:
         if lists is not None:
             pieces.append(spread(form, grads["lists"], lists))
         return pieces
-
-    def _update_replicated(self, form, state, sums, reads, change):
-        """Updates every device's copy, from the sum over all devices."""
-        sums, reads = meshes.total(self.mesh, (sums, reads))
-
-        def of_read(found, grads, place):
-            changes = change(found, grads, row=place)
-            if self.l2_scope == "table":
-                return changes
-            is_read = reads[place] > 0
-            return jax.tree.map(
-                lambda c: jnp.where(is_read[:, None] if c.ndim == 2 else is_read, c, 0), changes
-            )
-
-        return form.change_all(state, sums, of_read)
-
-    def _update_split(self, form, shape, state, scratch, arrivals, change, by_native):
-        """Updates the share of the rows that this device owns."""
-
-        def of_share(found, grads, place):
-            return change(found, grads, row=self._row_of(shape, place))
-
-        def change_read(carry, row, grads):
-            state, scratch = carry
-            if self.is_native and state.rows.dtype == jnp.float32:
-                unique, sums = native_rows.sum_by_id(
-                    row, grads, shape.rows // self.shards, shape.dim
-                )
-                if self.rule.native and not self.l2 and not self.clip_norm:
-                    return by_native(state, unique, sums), scratch
-            elif scratch is not None:
-                unique, sums, scratch = sum_by_scratch(form, row, grads, scratch)
-            else:
-                unique, sums = sum_by_sort(form, row, grads)
-            return form.change(state, unique, sums, of_share), scratch
-
-        def add_up(sums, row, grads):
-            return add(form, sums, row, grads)
-
-        if self.l2_scope == "read":
-            return arrivals(change_read, (state, scratch))
-        # All rows change, those that were not read by their regularisation alone.
-        nothing = form.zeros(shape.rows // self.shards, state.rows.dtype)
-        sums = arrivals(add_up, nothing)
-        return form.change_all(state, sums, of_share), scratch
-
-    def _row_of(self, shape: Storage, place: jax.Array) -> jax.Array:
-        """Which row of the stack lies at each place i32[k] of this device's share of a split part;
-        PAD stays PAD."""
-        first = jax.lax.axis_index(meshes.SHARD) * (shape.rows // self.shards)
-        row = shape.row(jnp.where(place == PAD, PAD, first + place))
-        (stack,) = (s for s in self.layout.stacks if s.name == shape.name)
-        return jnp.where(row == PAD, PAD, stack.replicated + row)
-
-    def _change(
-        self, found: TableState, gradient: jax.Array, *, row, stack, rate, step, applies
-    ) -> TableState:
-        """The change of rows and slots whose summed gradients f[k, dim] are given."""
-        if self.l2:
-            gradient = gradient + self.l2 * found.rows
-        if self.clip_norm:
-            norm = jnp.linalg.norm(gradient, axis=1, keepdims=True)
-            gradient = gradient * jnp.minimum(1.0, self.clip_norm / jnp.maximum(norm, 1e-12))
-        rate = self._rate_of(stack, row, rate)
-        changes = TableState(*self.rule.change(found.rows, found.slots, gradient, rate, step))
-        if applies is None:
-            return changes
-        return jax.tree.map(lambda c: jnp.where(applies, c, 0), changes)
-
-    def _change_by_native(
-        self, shape: Storage, state: TableState, place, sums, *, stack, rate, applies
-    ) -> TableState:
-        """This device's share of a split part after `rule`, without `l2` and `clip_norm`, given the
-        sums of the gradients f32[k, dim] at places i32[k], with PAD behind the last."""
-        assert self.rule.native
-        rate = self._rate_of(stack, self._row_of(shape, place), rate)
-        if applies is not None:
-            place = jnp.where(applies, place, PAD)
-        return TableState(*self.rule.native(*state, place, sums, rate, shape.width))
-
-    def _rate_of(self, stack: Stack, row: jax.Array, rate: jax.Array) -> jax.Array:
-        """f[], or f[k, 1] of rows i32[k] of a stack."""
-        factors = factors_of(stack, self.rate_factors)
-        return rate * factors.at(row) if factors else rate
 
 
 def _one_arrival(row, grads, body, carry):

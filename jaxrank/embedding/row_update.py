@@ -1,0 +1,140 @@
+"""One step of the row optimizer on the rows of one stack, from the gradients that they have.
+
+Gradients of a row that is read many times are summed before the rule sees them.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from jaxrank import mesh as meshes
+from jaxrank.embedding import native_rows
+from jaxrank.embedding.blocks import Form
+from jaxrank.embedding.duplicates import sum_by_scratch, sum_by_sort
+from jaxrank.embedding.factors import Factors
+from jaxrank.embedding.per_id import PerId, add
+from jaxrank.embedding.rules import Rule
+from jaxrank.embedding.storage import Storage, TableState
+from jaxrank.features import PAD, Stack
+
+# (body, carry) -> carry, after body(carry, row i32[m], [PerId of those rows]) for the gradients
+# that come to this device at a time: see `Exchange.over_arrivals`.
+Arrivals: TypeAlias = Callable[[Callable[..., Any], Any], Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class RowUpdate:
+    """The program of one device; all but the last three are as in `Embedding`.
+
+    Args:
+        factors: of the rates of the stack's rows; None where all are 1.
+        rate: f[], learning rate.
+        step: i32[], steps done before this one.
+        applies: bool[], whether anything changes; None: it does.
+    """
+
+    form: Form
+    stack: Stack
+    mesh: Mesh
+    is_native: bool
+    rule: Rule
+    l2: float
+    l2_scope: str
+    clip_norm: float
+    factors: Factors | None
+    rate: jax.Array
+    step: jax.Array
+    applies: jax.Array | None
+
+    def replicated(self, state: TableState, sums: jax.Array, reads: jax.Array) -> TableState:
+        """Every device's copy, from the sum over all devices.
+
+        Args:
+            sums: f[rows, dim], of the gradients on this device, as `form` has it.
+            reads: f[rows], how often this device read each.
+        """
+        sums, reads = meshes.total(self.mesh, (sums, reads))
+
+        def of_read(found, grads, place):
+            changes = self._change(found, grads, place)
+            if self.l2_scope == "table":
+                return changes
+            is_read = reads[place] > 0
+            return jax.tree.map(
+                lambda c: jnp.where(is_read[:, None] if c.ndim == 2 else is_read, c, 0), changes
+            )
+
+        return self.form.change_all(state, sums, of_read)
+
+    def split(
+        self, shape: Storage, state: TableState, scratch: jax.Array | None, arrivals: Arrivals
+    ) -> tuple[TableState, jax.Array | None]:
+        """The share of the rows that this device owns, and its scratch array."""
+
+        def of_share(found, grads, place):
+            return self._change(found, grads, self._row_of(shape, place))
+
+        def change_read(carry, row, grads: list[PerId]):
+            state, scratch = carry
+            if self.is_native and state.rows.dtype == jnp.float32:
+                unique, sums = native_rows.sum_by_id(row, grads, self._share(shape), shape.dim)
+                if self.rule.native and not self.l2 and not self.clip_norm:
+                    return self._by_native(shape, state, unique, sums), scratch
+            elif scratch is not None:
+                unique, sums, scratch = sum_by_scratch(self.form, row, grads, scratch)
+            else:
+                unique, sums = sum_by_sort(self.form, row, grads)
+            return self.form.change(state, unique, sums, of_share), scratch
+
+        def add_up(sums, row, grads: list[PerId]):
+            return add(self.form, sums, row, grads)
+
+        if self.l2_scope == "read":
+            return arrivals(change_read, (state, scratch))
+        # All rows change, those that were not read by their regularisation alone.
+        sums = arrivals(add_up, self.form.zeros(self._share(shape), state.rows.dtype))
+        return self.form.change_all(state, sums, of_share), scratch
+
+    def _share(self, shape: Storage) -> int:
+        """The rows of a split part that a device owns."""
+        return shape.rows // self.mesh.shape[meshes.SHARD]
+
+    def _row_of(self, shape: Storage, place: jax.Array) -> jax.Array:
+        """Which row of the stack lies at each place i32[k] of this device's share of a split part;
+        PAD stays PAD."""
+        first = jax.lax.axis_index(meshes.SHARD) * self._share(shape)
+        row = shape.row(jnp.where(place == PAD, PAD, first + place))
+        return jnp.where(row == PAD, PAD, self.stack.replicated + row)
+
+    def _change(self, found: TableState, gradient: jax.Array, row: jax.Array) -> TableState:
+        """The change of rows i32[k] and their slots, given their summed gradients f[k, dim]."""
+        if self.l2:
+            gradient = gradient + self.l2 * found.rows
+        if self.clip_norm:
+            norm = jnp.linalg.norm(gradient, axis=1, keepdims=True)
+            gradient = gradient * jnp.minimum(1.0, self.clip_norm / jnp.maximum(norm, 1e-12))
+        rate = self._rate_of(row)
+        changes = TableState(*self.rule.change(found.rows, found.slots, gradient, rate, self.step))
+        applies = self.applies
+        if applies is None:
+            return changes
+        return jax.tree.map(lambda c: jnp.where(applies, c, 0), changes)
+
+    def _by_native(
+        self, shape: Storage, state: TableState, place: jax.Array, sums: jax.Array
+    ) -> TableState:
+        """This device's share of a split part after `rule`, without `l2` and `clip_norm`, given the
+        sums of the gradients f32[k, dim] at places i32[k], with PAD behind the last."""
+        assert self.rule.native
+        rate = self._rate_of(self._row_of(shape, place))
+        if self.applies is not None:
+            place = jnp.where(self.applies, place, PAD)
+        return TableState(*self.rule.native(*state, place, sums, rate, shape.width))
+
+    def _rate_of(self, row: jax.Array) -> jax.Array:
+        """f[], or f[k, 1] of rows i32[k] of the stack."""
+        return self.rate * self.factors.at(row) if self.factors else self.rate
