@@ -33,6 +33,7 @@ from jaxrank.workdir import locked
 ROOT = Path(__file__).resolve().parent.parent
 TINY = str(Path(__file__).with_name("tiny_config.py"))
 SECONDS = 240  # far more than any of these takes, far less than for ever
+AS_USERS = {"XLA_FLAGS": ""}  # a process compiles as users have it
 
 
 def environment(**more):
@@ -70,6 +71,13 @@ def ended(several):
     ]
 
 
+def alone_as_users(verb, *args):
+    """Runs one process, which knows of no others, on eight devices."""
+    command = [sys.executable, "-m", "jaxrank", verb, *map(str, args)]
+    env = environment(JAX_NUM_CPU_DEVICES="8", **AS_USERS)
+    return subprocess.run(command, capture_output=True, text=True, env=env, timeout=SECONDS)
+
+
 def flags(store, workdir):
     return (
         f"--config={TINY}",
@@ -87,18 +95,19 @@ def config(store):
     return c
 
 
-def resumed(store, workdir):
-    """What this process tells, in one text, that goes on with a run."""
-    told = []
-    train(config(store), workdir, report=told.append)
-    return "\n".join(told)
+@pytest.fixture(scope="module")
+def trained(store, tmp_path_factory):
+    """The workdir of a run of this process."""
+    workdir = tmp_path_factory.mktemp("runs") / "trained"
+    train(config(store), workdir, report=nothing)
+    return workdir
 
 
 @pytest.fixture(scope="module")
 def one(store, tmp_path_factory):
-    """A run of this process alone: its workdir and what it found."""
+    """A run of one process on eight devices, as users have it."""
     workdir = tmp_path_factory.mktemp("runs") / "one"
-    return workdir, train(config(store), workdir, report=nothing)
+    return workdir, alone_as_users("train", *flags(store, workdir), "--json")
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +115,7 @@ def two(store, tmp_path_factory):
     """The same run in two processes of four devices."""
     workdir = tmp_path_factory.mktemp("runs") / "two"
     traced = "--profile_steps=9:10"
-    return workdir, launched(2, "train", *flags(store, workdir), traced, "--json")
+    return workdir, launched(2, "train", *flags(store, workdir), traced, "--json", **AS_USERS)
 
 
 def final_state(store, workdir):
@@ -132,8 +141,9 @@ def test_two_processes_train_the_model_of_one_to_the_bit(store, one, two):
     assert found.returncode == 0, found.stderr
     assert_the_same_run(store, workdir, one[0])
     (line,) = found.stdout.splitlines()
+    expected = json.loads(one[1].stdout)
     for part in ("step", "metrics", "constant", "best_possible"):
-        assert json.loads(line)[part] == getattr(one[1], part)
+        assert json.loads(line)[part] == expected[part]
     assert "[1]" not in found.stderr  # the second is silent
 
 
@@ -176,7 +186,7 @@ cli.main()
 
 @pytest.mark.slow
 def test_four_processes_of_which_one_is_killed_train_the_model_of_one_to_the_bit(
-    store, one, tmp_path
+    store, trained, tmp_path
 ):
     workdir, python = tmp_path / "four", tmp_path / "python"
     python.write_text(DYING.format(python=sys.executable, workdir=workdir))
@@ -187,7 +197,7 @@ def test_four_processes_of_which_one_is_killed_train_the_model_of_one_to_the_bit
     assert "all are started again (0 restarts left)" in found.stderr
     assert found.stdout.count("Resuming after step 8") == 1
     assert found.stdout.count("Trained to step 16") == 1
-    assert_the_same_run(store, workdir, one[0], starts=2)
+    assert_the_same_run(store, workdir, trained, starts=2)
 
 
 # The interpreter of a process that, if it is the second, asks itself to end before step 11.
@@ -210,7 +220,7 @@ cli.main()
 """
 
 
-def test_a_signal_to_one_of_two_processes_ends_both_after_one_checkpoint(store, one, tmp_path):
+def test_a_signal_to_one_of_two_processes_ends_both_after_one_checkpoint(store, trained, tmp_path):
     workdir, python = tmp_path / "two", tmp_path / "python"
     python.write_text(ASKED.format(python=sys.executable))
     python.chmod(0o755)
@@ -220,30 +230,33 @@ def test_a_signal_to_one_of_two_processes_ends_both_after_one_checkpoint(store, 
         assert f"{name}: stopped after step 12 of 16 by SIGTERM" in found.stderr
     assert sorted(int(p.name) for p in (workdir / "checkpoints").iterdir()) == [8, 12]
 
-    assert "Resuming after step 12" in resumed(store, workdir)
-    assert every_record(workdir) == every_record(one[0])
-    states = [final_state(store, path) for path in (workdir, one[0])]
+    told = []
+    train(config(store), workdir, report=told.append)
+    assert "Resuming after step 12" in "\n".join(told)
+    assert every_record(workdir) == every_record(trained)
+    states = [final_state(store, path) for path in (workdir, trained)]
     jax.tree.map(np.testing.assert_array_equal, *states)
 
 
 def test_a_run_of_two_processes_is_resumed_by_one(store, one, two, tmp_path):
     shutil.copytree(two[0], tmp_path / "copy")
     shutil.rmtree(tmp_path / "copy" / "checkpoints" / "16")
-    assert "Resuming after step 8" in resumed(store, tmp_path / "copy")
+    found = alone_as_users("train", *flags(store, tmp_path / "copy"))
+    assert "Resuming after step 8" in found.stdout, found.stderr
     assert every_record(tmp_path / "copy") == every_record(one[0])
     expected = final_state(store, one[0])
     jax.tree.map(np.testing.assert_array_equal, final_state(store, tmp_path / "copy"), expected)
 
 
 @pytest.mark.slow
-def test_two_processes_start_from_the_model_of_one_as_one_does(store, one, tmp_path):
-    short = ("--config.num_steps=4", "--config.ema_decay=0.9", f"--init-from={one[0]}")
+def test_two_processes_start_from_the_model_of_one_as_one_does(store, trained, tmp_path):
+    short = ("--config.num_steps=4", "--config.ema_decay=0.9", f"--init-from={trained}")
     found = launched(2, "train", *flags(store, tmp_path / "two"), *short)
     assert found.returncode == 0, found.stderr
     assert "Started from" in found.stdout
     c = config(store)
     c.num_steps, c.ema_decay = 4, 0.9
-    train(c, tmp_path / "one", init_from=str(one[0]), report=nothing)
+    train(c, tmp_path / "one", init_from=str(trained), report=nothing)
     states = [newest_state(c, tmp_path / name) for name in ("one", "two")]
     assert int(states[0].earlier) == 16
     jax.tree.map(np.testing.assert_array_equal, *states)
@@ -275,10 +288,10 @@ def test_two_processes_score_the_days_of_one_and_learn_the_same(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, *states)
 
 
-def test_predictions_of_two_processes_are_those_of_one(one, tmp_path):
+def test_predictions_of_two_processes_are_those_of_one(trained, tmp_path):
     which = dict(checkpoint="newest", data="", split="")
-    restore.predict(one[0], output=tmp_path / "one.parquet", **which)
-    args = ("predict", f"--workdir={one[0]}", f"--output={tmp_path / 'two.parquet'}")
+    restore.predict(trained, output=tmp_path / "one.parquet", **which)
+    args = ("predict", f"--workdir={trained}", f"--output={tmp_path / 'two.parquet'}")
     found = launched(2, *args)
     assert found.returncode == 0, found.stderr
     assert pq.read_table(tmp_path / "two.parquet") == pq.read_table(tmp_path / "one.parquet")
@@ -303,7 +316,7 @@ def started(index, settings, *args, program=("-m", "jaxrank")):
     return popen(command, environment(JAX_NUM_CPU_DEVICES="4", **settings(index)))
 
 
-def test_processes_of_a_slurm_step_meet_without_flags(one):
+def test_processes_of_a_slurm_step_meet_without_flags(trained):
     # JAX takes the port from the number of the job.
     job = next(n for n in range(os.getpid(), 2**30) if is_free(2**16 - 2**12 + n % 2**12))
 
@@ -316,11 +329,11 @@ def test_processes_of_a_slurm_step_meet_without_flags(one):
             "SLURM_LOCALID": str(index),
         }
 
-    args = ("evaluate", f"--workdir={one[0]}", "--json")
+    args = ("evaluate", f"--workdir={trained}", "--json")
     first, second = ended([started(i, slurm, *args) for i in (0, 1)])
     assert first.returncode == 0, first.stderr
     assert second.stdout == ""
-    found, expected = json.loads(first.stdout), restore.evaluate(str(one[0]))
+    found, expected = json.loads(first.stdout), restore.evaluate(str(trained))
     assert found["metrics"] == expected.metrics
     assert found["buckets"] == expected.buckets
 

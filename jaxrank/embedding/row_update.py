@@ -28,9 +28,10 @@ Arrivals: TypeAlias = Callable[[Callable[..., Any], Any], Any]
 
 @dataclasses.dataclass(frozen=True)
 class RowUpdate:
-    """The program of one device; all but the last three are as in `Embedding`.
+    """The program of one device.
 
     Args:
+        form, stack, mesh, is_native, rule, l2, l2_scope, clip_norm: as in `Embedding`.
         factors: of the rates of the stack's rows; None where all are 1.
         rate: f[], learning rate.
         step: i32[], steps done before this one.
