@@ -263,6 +263,26 @@ def table_bytes(case: Case) -> float:
     return float(total)
 
 
+def device_of(maker: str) -> str:
+    """What a program runs on, which must be a GPU, unless JAX_PLATFORMS says that a CPU will do."""
+    if maker == "torch":
+        import torch
+
+        if torch.cuda.is_available():
+            return torch.cuda.get_device_name()
+        found, why = "cpu", "torch.cuda.is_available() is false"
+    else:
+        import jax
+
+        device = jax.devices()[0]
+        if device.platform == "gpu":
+            return device.device_kind
+        found, why = device.platform, f"JAX has {jax.devices()}"
+    if os.environ.get("JAX_PLATFORMS") != "cpu":
+        raise SystemExit(f"it must run on a GPU, or with JAX_PLATFORMS=cpu: {why}.")
+    return found
+
+
 def measured(maker: str, case: Case, seconds: float) -> float:
     """Steps (bytes, of `copy`) in a second."""
     made = MAKERS[maker](case)
@@ -274,10 +294,15 @@ def measured(maker: str, case: Case, seconds: float) -> float:
     return done / (time.perf_counter() - began)
 
 
-def in_a_process(name: str, maker: str, args: argparse.Namespace) -> float | None:
-    """What `measured` gives, with the device to itself; None where it failed, which is told."""
-    # The largest case needs nearly all memory; what is left is for the compiler's library.
-    environment = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.95"} | os.environ
+def in_a_process(name: str, maker: str, args: argparse.Namespace) -> tuple[float, str] | None:
+    """What `measured` gives and on what, with the device to itself; None where it failed, which is
+    told."""
+    # The largest case needs nearly all memory; what is left is for the compiler's library. An error
+    # of XLA is the last thing told.
+    environment = {
+        "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.95",
+        "JAX_TRACEBACK_FILTERING": "off",
+    } | os.environ
     flags = [f"--seconds={args.seconds}", f"--scale={args.scale}", f"--program={maker}"]
     found = subprocess.run(
         [sys.executable, __file__, "--cases", name, *flags],
@@ -290,13 +315,15 @@ def in_a_process(name: str, maker: str, args: argparse.Namespace) -> float | Non
         last = (found.stderr.strip().splitlines() or ["no words"])[-1]
         print(f"{name} {maker}: failed: {last}", file=sys.stderr, flush=True)
         return None
-    return float(json.loads(found.stdout.splitlines()[-1]))
+    rate, device = json.loads(found.stdout.splitlines()[-1])
+    return float(rate), device
 
 
-def line(name: str, case: Case, rates: dict[str, float]) -> str:
+def line(name: str, case: Case, rates: dict[str, float], devices: set[str]) -> str:
     size, moved = case.config.batch_size, table_bytes(case)
     flops = 6 * size * sum(a * b for a, b in case.products())
-    shown = [f"{name}: {case.rows:,} rows, batch {size:,}, {case.ids} ids an example"]
+    on = " and ".join(sorted(devices)) or "nothing"
+    shown = [f"{name} on {on}: {case.rows:,} rows, batch {size:,}, {case.ids} ids an example"]
     ms = {maker: 1e3 / rate for maker, rate in rates.items() if maker != "copy"}
     if "step" in rates:
         shown.append(f"jaxrank {size * rates['step']:,.0f} examples/s, {ms['step']:.3f} ms")
@@ -334,19 +361,26 @@ def main() -> None:
     if args.program:
         case = CASES[args.cases[0]]()
         case = case if args.scale == 1 else case.scaled(args.scale)
-        print(json.dumps(measured(args.program, case, args.seconds)))
+        device = device_of(args.program)
+        print(json.dumps([measured(args.program, case, args.seconds), device]))
         return
     for name in args.cases:
         case = CASES[name]()
         case = case if args.scale == 1 else case.scaled(args.scale)
         found: dict[str, list[float]] = {}
+        devices = set()
         for _ in range(args.rounds):
             for maker in args.programs:
-                rate = in_a_process(name, maker, args)
-                if rate is not None:
+                made = in_a_process(name, maker, args)
+                if made is not None:
+                    rate, device = made
                     print(f"{name} {maker}: {rate:,.1f} a second", file=sys.stderr, flush=True)
                     found.setdefault(maker, []).append(rate)
-        print(line(name, case, {m: statistics.median(r) for m, r in found.items()}), flush=True)
+                    devices.add(device)
+        rates = {maker: statistics.median(each) for maker, each in found.items()}
+        print(line(name, case, rates, devices), flush=True)
+        if not rates:
+            raise SystemExit(1)
 
 
 if __name__ == "__main__":

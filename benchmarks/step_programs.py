@@ -19,8 +19,10 @@ def tables(program: Any, batches: Sequence[Any]) -> Iterator[None]:
     def step(state, batch):
         routes = embedding.route(batch)
         vectors, _ = embedding.lookup({k: t.rows for k, t in state[0].items()}, routes, batch)
-        # Depends on the vectors as in training, where the update cannot overtake the lookup.
-        grads = jax.tree.map(lambda v: v * 1e-4, vectors)
+        # Depends on the vectors as in training, where the update cannot overtake the lookup; and
+        # these are there, where XLA on GPU would read rows only where it adds up gradients.
+        vectors = jax.lax.optimization_barrier(vectors)
+        grads = jax.lax.optimization_barrier(jax.tree.map(lambda v: v * 1e-4, vectors))
         rate, count = jnp.float32(0.05), jnp.zeros((), jnp.int32)
         return embedding.update(*state, routes, batch, grads, rate=rate, step=count), ()
 
@@ -31,7 +33,8 @@ def tables(program: Any, batches: Sequence[Any]) -> Iterator[None]:
         out_specs=P(),
         check_vma=False,
     )
-    train = jax.jit(mapped, donate_argnums=0)
+    options = program.trainee.model.compiler_options(program.mesh.devices.flat[0].platform)
+    train = jax.jit(mapped, donate_argnums=0, compiler_options=options)
     found = program.init()
     state = found.tables, found.scratch
     del found

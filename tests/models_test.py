@@ -75,6 +75,23 @@ def test_dot_products_reach_pooled_sequences_and_need_no_floats():
     np.testing.assert_allclose(logits[:, 0], [3 + 5, 2 * 7], rtol=1e-6)
 
 
+def test_dot_products_have_a_gradient_that_xla_knows_to_be_without_duplicates():
+    model = models.build(tasks=1, cross="dot", hidden=())
+    floats, vectors = jnp.ones((3, 0)), (jnp.ones((3, 4, 2)),)
+    params, _ = model.init(jax.random.key(0), floats, vectors)
+
+    def of_vectors(vectors):
+        return model.apply(params, {}, floats, vectors, train=False)[0].sum()
+
+    scatters = [
+        line
+        for line in jax.jit(jax.grad(of_vectors)).lower(vectors).as_text().splitlines()
+        if "stablehlo.scatter" in line
+    ]
+    assert scatters
+    assert all("unique_indices = true" in line for line in scatters)
+
+
 def test_dot_products_of_vectors_that_do_not_fit_are_refused():
     model = models.build(tasks=1, cross="dot")
     key, (floats, vectors) = jax.random.key(0), random_input()

@@ -183,6 +183,12 @@ def test_on_cpu_float32_products_are_of_the_one_library_and_bfloat16_ones_of_the
     assert not compiler_options(precision, "tpu")
 
 
+def test_the_options_for_gpu_are_such_that_xla_has():
+    options = compiler_options("bfloat16", "gpu")
+    assert options
+    assert jax.jit(lambda x: x + 1, compiler_options=options)(1.0) == 2.0
+
+
 @pytest.mark.parametrize("precision", ["highest", "bfloat16"])
 @pytest.mark.parametrize("config", CONFIGS, ids=NAMES)
 def test_operations_of_an_example_are_two_for_each_weight_and_those_of_mixing(config, precision):

@@ -55,5 +55,10 @@ class DotInteraction(nn.Module):
             )
         dots = product(every, every.swapaxes(1, 2), self.precision)
         later, earlier = np.tril_indices(count, -1)
-        pairs = dots.reshape(-1, count * count)[:, later * count + earlier]
+        # Said to rise and to be different, or XLA on GPU adds up their gradients number by number.
+        pairs = (
+            dots.reshape(-1, count * count)
+            .at[:, later * count + earlier]
+            .get(unique_indices=True, indices_are_sorted=True)
+        )
         return jnp.concatenate([*bottom, pairs], axis=1)
