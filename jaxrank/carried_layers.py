@@ -124,9 +124,10 @@ def _input_axes(trainee: Trainee) -> dict[str, tuple[tuple[int, ...], bool] | No
     with_float = _shapes(trainee, (_wider(floats), vectors, sequences))
     with_column = shapes
     dim = 0
-    if vectors:
-        dim = vectors[0].shape[2]
-        more = (_wider(vectors[0]), *vectors[1:])
+    if vectors or sequences:
+        dim = vectors[0].shape[2] if vectors else sequences[0][0].shape[2]
+        first = vectors[0] if vectors else jax.ShapeDtypeStruct((1, 0, dim), floats.dtype)
+        more = (_wider(first), *vectors[1:])
         with_column = _shapes(trainee, (floats, more, sequences))
     found: dict[str, tuple[tuple[int, ...], bool] | None] = {}
     for name, shape in shapes.items():

@@ -295,6 +295,22 @@ def test_features_keep_what_is_theirs_in_any_order(tmp_path, model):
     np.testing.assert_allclose(predictions(back_job, theirs), expected, rtol=1e-5, atol=1e-6)
 
 
+def test_sequences_keep_what_is_theirs_where_a_model_has_nothing_else(tmp_path):
+    raw = write(tmp_path / "raw", 0)
+
+    def of(*names):
+        c = config(raw, ids=(), lists=(), model__cross="none")
+        c.features.lists = [
+            dict(columns=name, separator="|", combiner="none", max_length=16) for name in names
+        ]
+        return c
+
+    old_job, old_state = saved(of("tags", "seen"), tmp_path / "run")
+    job, state = started(tmp_path / "run", of("seen", "tags"), tmp_path / "next")
+    expected = predictions(old_job, weights_of(old_state))
+    np.testing.assert_allclose(predictions(job, weights_of(state)), expected, rtol=1e-5, atol=1e-6)
+
+
 def _without(job, rows, table):
     """Rows, that of a table's missing values zero; the list `seen` shares it and never reads it."""
     (stack,) = (s for s in job.program.trainee.embedding.layout.stacks if table in s.tables)
