@@ -325,6 +325,20 @@ def by_numpy(given, grad, y, form, precision):
 
 
 @needs_layers
+@pytest.mark.parametrize("given", ["bias", "x0", "past"])
+def test_what_is_not_float32_beside_what_is_multiplied_is_left_to_xla(given):
+    x, kernel = floats(600, 70), floats(70, 70, seed=1)
+    more = {"bias": None, "x0": jnp.asarray(floats(600, 70, seed=2)), "past": None}
+    more[given] = jnp.ones((70,) if given == "bias" else (600, 70), jnp.bfloat16)
+    y, _ = jax.jit(lambda: layer(x, kernel, more.pop("bias"), "highest", "cross", **more))()
+    of = {name: 0 if a is None else np.asarray(a, np.float64) for name, a in more.items()}
+    past = x if more["past"] is None else of["past"]
+    bias = 1.0 if given == "bias" else 0.0
+    expected = of["x0"] * (x.astype(np.float64) @ kernel + bias) + past
+    np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-4)
+
+
+@needs_layers
 @pytest.mark.parametrize("cross", [MatrixCross(3), LowRankCross(2, 40)], ids=["matrix", "low_rank"])
 @pytest.mark.parametrize("reads_x0", [False, True])
 def test_the_gradient_of_cross_layers_in_a_row_is_that_of_float64(cross, reads_x0):

@@ -89,7 +89,7 @@ def layer(
     dtype = jnp.float32 if precision == "bfloat16" else jnp.result_type(x, kernel)
     given = x.astype(dtype), kernel.astype(dtype), bias, x0, past
     by_xla = functools.partial(_layer, precision=precision, form=form)
-    if not _is_native(*given[:2]):
+    if not _is_native(*given):
         return by_xla(*given)
 
     def cpu(*given: Any) -> Any:
@@ -98,12 +98,13 @@ def layer(
     return jax.lax.platform_dependent(*given, cpu=cpu, default=by_xla)
 
 
-def _is_native(x: jax.Array, kernel: jax.Array) -> bool:
-    """Whether code in C++ makes these products on CPU."""
+def _is_native(x: jax.Array, kernel: jax.Array, *others: jax.Array | None) -> bool:
+    """Whether code in C++ makes these layers on CPU."""
     sides = x.shape[-2], *kernel.shape[-2:]
     is_worth_it = kernel.shape[-2] > 1 and math.prod(sides) >= _SMALL
-    is_cpu = x.dtype == jnp.float32 and jax.default_backend() == "cpu"
-    return is_worth_it and is_cpu and native.has_layers()
+    is_float32 = all(a is None or a.dtype == jnp.float32 for a in (x, kernel, *others))
+    is_cpu = jax.default_backend() == "cpu"
+    return is_worth_it and is_float32 and is_cpu and native.has_layers()
 
 
 def _layer(
