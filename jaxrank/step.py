@@ -18,6 +18,7 @@ from jaxrank import mesh as meshes
 from jaxrank.embedding import Embedding, Load, TableState
 from jaxrank.features import PAD, Batch, Layout
 from jaxrank.models import Model, Share
+from jaxrank.optim import is_schedule
 
 # Among the parameters, beside the layers: f32[T], where the weights of tasks are learned.
 LOG_VARIANCES = "task_log_variances"
@@ -279,7 +280,17 @@ def train_step(trainee: Trainee, state: TrainState, batch: Batch) -> tuple[Train
     layers = optax.apply_updates(state.params, updates), model_state, opt_state
     if applies is not None:
         before = state.params, state.model_state, state.opt_state
-        layers = jax.tree.map(functools.partial(jnp.where, applies), layers, before)
+        # Rates go on with the steps, of layers as of tables, and as they are told.
+        layers = jax.tree.map(
+            lambda new, old: (
+                new
+                if is_schedule(new)
+                else jax.tree.map(functools.partial(jnp.where, applies), new, old)
+            ),
+            layers,
+            before,
+            is_leaf=is_schedule,
+        )
     params, model_state, opt_state = layers
     new = TrainState(
         step=state.step + 1,
