@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from jaxrank import metrics, processes, slices
 from jaxrank.data.block import Block, slice_block
+from jaxrank.data.files import is_local
 from jaxrank.data.pipeline import EvaluationBatches
 from jaxrank.data.store import Split, Store
 from jaxrank.errors import InputError, RunError
@@ -209,13 +210,16 @@ def predict(
     name when it is whole.
 
     Raises:
-        InputError: `output` is a directory.
+        InputError: `output` is a URL, or there and no file.
         RunError: it cannot be written.
     """
-    output = Path(output)
+    given, output = output, Path(output)
     with processes.together():
-        if processes.is_first() and output.is_dir():
-            raise InputError(f"--output: {output} must be a file: it is a directory.")
+        if not is_local(given):
+            raise InputError(f"--output: must be a path, as the file is renamed: found {given}.")
+        if processes.is_first() and output.exists() and not output.is_file():
+            what = "a directory" if output.is_dir() else "a device, pipe or socket"
+            raise InputError(f"--output: {output} must be a file: it is {what}.")
     batch_size = whole_groups(batch_size, program)
     tasks = program.trainee.embedding.layout.schema.tasks
     with closing(score(program, weights, split, batch_size)) as found:

@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import os
 import threading
 
 import jax
@@ -263,6 +264,22 @@ def test_predictions_that_cannot_be_written_leave_nothing(run, tmp_path):
     with pytest.raises(RunError, match="out.parquet: cannot be written"):
         restore.predict(str(workdir), output=str(target), checkpoint="best", data="", split="")
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("kind", ["url", "directory", "pipe"])
+def test_predictions_are_written_to_files_only(run, tmp_path, monkeypatch, kind):
+    workdir, _ = run
+    monkeypatch.chdir(tmp_path)
+    if kind == "pipe":
+        os.mkfifo("out")
+    elif kind == "directory":
+        (tmp_path / "out").mkdir()
+    before = list(tmp_path.iterdir())
+    target = "gs://bucket/out.parquet" if kind == "url" else "out"
+    found = {"url": "found gs://bucket/out.parquet", "pipe": "it is a device, pipe"}.get(kind, kind)
+    with pytest.raises(InputError, match=rf"^--output: .*{found}"):
+        restore.predict(str(workdir), output=target, checkpoint="best", data="", split="")
+    assert list(tmp_path.iterdir()) == before
 
 
 def test_checkpoints_of_a_workdir_without_any_are_refused(tmp_path):

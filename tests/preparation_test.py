@@ -2,6 +2,7 @@
 under a key, and from and to other places than local files."""
 
 import csv
+import gzip
 import hashlib
 import io
 import json
@@ -16,6 +17,7 @@ import pytest
 from jaxrank.data import prepare as prepare_module
 from jaxrank.data import runners, text, units, work
 from jaxrank.data.block import concatenate
+from jaxrank.data.files import path_of
 from jaxrank.data.prepare import prepare
 from jaxrank.data.runners import Local
 from jaxrank.data.store import open_store
@@ -350,6 +352,39 @@ def test_standard_input_is_a_file_like_any_other(tmp_path, monkeypatch):
     Input.buffer = io.BytesIO(Path(train).read_bytes() + b"1,2\n")
     with pytest.raises(InputError, match="standard input, row 102: must have 6 columns"):
         run(tmp_path / "bad", "-")
+
+
+def test_the_config_of_the_readme_prepares_what_it_says(tmp_path, monkeypatch):
+    readme = (Path(__file__).parent.parent / "README.md").read_text()
+    block = readme.split("## Your own data")[1].split("```python\n")[1].split("```")[0]
+    defined = {}
+    exec(block, defined)
+    c = defined["get_config"]()
+    rows = [
+        "num_a,num_b,user,item,history,timestamp,clicked,bought",
+        *(f"{i},{i % 3},u{i % 5},i{i % 4},i{i % 4}|i{i % 3},{i},{i % 2}," for i in range(40)),
+    ]
+    monkeypatch.chdir(tmp_path)
+    for file in c.source.files.values():
+        Path(file).write_bytes(gzip.compress("\n".join(rows).encode()))
+    features, source = c.features.to_dict(), c.source.to_dict()
+    store = prepare(features, source, tmp_path / "store", report=lambda _: None)
+    assert [store.split(split).rows for split in ("train", "valid")] == [40, 40]
+
+
+def test_a_store_at_a_url_that_needs_a_package_is_refused():
+    """One that is there for no kind of URL that fsspec knows would be odd."""
+
+    def is_missing(protocol):
+        try:
+            fsspec.get_filesystem_class(protocol)
+        except ImportError:
+            return True
+        return False
+
+    protocol = next(filter(is_missing, ("gs", "s3", "abfs", "oss", "dropbox", "box")))
+    with pytest.raises(InputError, match=f"^{protocol}://bucket/x: this kind of URL cannot be"):
+        path_of(f"{protocol}://bucket/x")
 
 
 def test_a_store_at_a_url_is_the_local_one(tmp_path):

@@ -48,7 +48,10 @@ def path_of(path: AnyPath) -> UPath:
         InputError: there is no file system for URLs of this kind.
     """
     try:
-        return UPath(path)
+        found = UPath(path)
+        if not is_local(path):
+            _ = found.fs  # only then it looks for the package of this kind
+        return found
     except (ImportError, ValueError) as error:
         raise InputError(f"{path}: this kind of URL cannot be opened: {error}.") from error
 
