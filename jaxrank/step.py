@@ -280,16 +280,8 @@ def train_step(trainee: Trainee, state: TrainState, batch: Batch) -> tuple[Train
     layers = optax.apply_updates(state.params, updates), model_state, opt_state
     if applies is not None:
         before = state.params, state.model_state, state.opt_state
-        # Rates go on with the steps, of layers as of tables, and as they are told.
         layers = jax.tree.map(
-            lambda new, old: (
-                new
-                if is_schedule(new)
-                else jax.tree.map(functools.partial(jnp.where, applies), new, old)
-            ),
-            layers,
-            before,
-            is_leaf=is_schedule,
+            functools.partial(_if_applied, applies), layers, before, is_leaf=is_schedule
         )
     params, model_state, opt_state = layers
     new = TrainState(
@@ -304,6 +296,13 @@ def train_step(trainee: Trainee, state: TrainState, batch: Batch) -> tuple[Train
         scratch=scratch,
     )
     return new, told
+
+
+def _if_applied(applies: jax.Array, new: Any, old: Any) -> Any:
+    """Rates go on with the steps, of layers as of tables, and as they are told."""
+    if is_schedule(new):
+        return new
+    return jax.tree.map(functools.partial(jnp.where, applies), new, old)
 
 
 def _all_finite(mesh: Mesh, told: jax.Array, vector_grads: Any) -> jax.Array:
