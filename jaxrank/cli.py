@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from jaxrank import huge_pages, processes, threads
+from jaxrank import huge_pages, processes, signals, threads
 from jaxrank.arguments import parsers
 from jaxrank.errors import InputError, RunError, StoppedError
 
@@ -298,9 +298,10 @@ def main() -> NoReturn:
     if sys.argv[1:2] and sys.argv[1] in ("train", "evaluate", "predict", "bench"):
         huge_pages.ensure()
         threads.ensure_several()
-    status = 0
+    status, interrupted = 0, False
     try:
-        run(sys.argv[1:])
+        with signals.end_at_second():
+            run(sys.argv[1:])
     except (InputError, RunError) as error:
         status = _tell(f"error: {error}", error.exit_status)
     except StoppedError as error:
@@ -308,11 +309,12 @@ def main() -> NoReturn:
     except OSError as error:  # a full disk under the logs, say
         status = _tell(f"error: {error}", RunError.exit_status)
     except KeyboardInterrupt:
-        status = _tell("interrupted", 130)
+        status, interrupted = _tell("interrupted", 130), True
     except Exception:
         traceback.print_exc()
         status = RunError.exit_status
-    processes.leave(status)
+    # Interrupted, threads of libraries may still be at work, and would lose what they work with.
+    processes.leave(status, at_once=interrupted)
     sys.exit(status)
 
 

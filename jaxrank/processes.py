@@ -6,6 +6,7 @@ needed, so that the command line can ask for help without it.
 """
 
 import contextlib
+import gc
 import hashlib
 import json
 import os
@@ -182,19 +183,22 @@ def lost_told_as_run_error() -> Iterator[None]:
         ) from error
 
 
-def leave(status: int) -> None:
-    """Ends this process if it failed and had joined others.
+def leave(status: int, *, at_once: bool) -> None:
+    """Ends this process if it failed and had joined others; else only if it is to end at once.
 
     The orderly end waits for all processes. One that failed alone must not: the others wait for it
     too, and see that it has gone only when it has.
     """
-    if not joined() or status == 0:
+    failed_alone = joined() and status != 0
+    if not failed_alone and not at_once:
         return
-    import jax
+    if failed_alone:
+        import jax
 
-    farewell = threading.Thread(target=jax.distributed.shutdown, daemon=True)
-    farewell.start()
-    farewell.join(_FAREWELL)
+        farewell = threading.Thread(target=jax.distributed.shutdown, daemon=True)
+        farewell.start()
+        farewell.join(_FAREWELL)
+    gc.collect()  # else semaphores of workers that have ended are called leaked
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)

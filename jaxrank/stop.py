@@ -1,8 +1,7 @@
 """Being asked to end: by SIGTERM, as machines that are taken away are told, or by Ctrl-C."""
 
-import os
+import contextlib
 import signal
-import socket
 import threading
 from collections.abc import Callable
 from types import FrameType
@@ -13,8 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxrank import mesh as meshes
-
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+from jaxrank.signals import SIGNALS, end_at_second
 
 
 class Stop:
@@ -40,26 +38,21 @@ class Stop:
     def __init__(self, largest: Callable[[Any], jax.Array], mesh: Mesh):
         self._largest, self._mesh = largest, mesh
         self._number = 0
-        self._before: dict[int, Any] = {}
-        self._wakeup_before = -1
-        self._writer: socket.socket | None = None
+        self._listening: contextlib.ExitStack | None = None
         self._pending: jax.Array | None = None
 
     def __enter__(self) -> "Stop":
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._writer is not None:
-            signal.set_wakeup_fd(self._wakeup_before)
-            for number, handler in self._before.items():
-                signal.signal(number, handler)
-            self._writer.close()
-            self._writer = None
+        if self._listening is not None:
+            self._listening.close()
+            self._listening = None
 
     def asked(self) -> int:
         """The number of the signal; 0 if there was none. The same in all processes."""
         is_main = threading.current_thread() is threading.main_thread()
-        if is_main and self._writer is None:
+        if is_main and self._listening is None:
             self._listen()
         if jax.process_count() == 1:
             return self._number
@@ -69,22 +62,11 @@ class Stop:
         return 0 if before is None else int(before)
 
     def _listen(self) -> None:
-        reader, self._writer = socket.socketpair()
-        self._writer.setblocking(False)
-        threading.Thread(target=_end_at_second, args=(reader,), daemon=True).start()
-        self._wakeup_before = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
-        self._before = {number: signal.signal(number, self._catch) for number in SIGNALS}
+        self._listening = contextlib.ExitStack()
+        self._listening.enter_context(end_at_second())
+        for number in SIGNALS:
+            before = signal.signal(number, self._catch)
+            self._listening.callback(signal.signal, number, before)
 
     def _catch(self, number: int, _: FrameType | None) -> None:
         self._number = self._number or number
-
-
-def _end_at_second(reader: socket.socket) -> None:
-    """Reads the numbers of signals that came, which are written there at once, whatever the main
-    thread does."""
-    count = 0
-    with reader:
-        while found := reader.recv(1):
-            count += found[0] in SIGNALS
-            if count == 2:
-                os._exit(128 + found[0])

@@ -498,28 +498,3 @@ def test_a_run_that_does_not_go_on_tells_where_it_stands(store, tmp_path):
     assert "nothing has ended for 0.5 s; where all threads stand:\nThread " in done.stderr
     assert "in slow_report" in done.stderr
     assert len(records(tmp_path / "run")) == 16
-
-
-def test_a_second_signal_ends_a_program_that_waits(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(
-        "import ctypes, os, signal, threading\n"
-        "from jaxrank.stop import Stop\n"
-        "def send():\n"
-        "    os.kill(os.getpid(), signal.SIGTERM)\n"
-        "with Stop(None, None) as stop:\n"
-        "    assert not stop.asked()\n"
-        "    threading.Timer(0.2, send).start()\n"
-        "    threading.Timer(0.6, send).start()\n"
-        "    libc = ctypes.CDLL(None)\n"
-        "    for _ in range(3):\n"  # a signal ends a sleep
-        "        libc.sleep(60)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        capture_output=True,
-        text=True,
-        timeout=50,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )
-    assert (done.returncode, done.stderr) == (143, "")

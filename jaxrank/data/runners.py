@@ -3,9 +3,12 @@
 import concurrent.futures
 import multiprocessing
 import os
+import signal
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from jaxrank.data import spawn
 from jaxrank.data.units import Unit
 from jaxrank.data.work import Work
 from jaxrank.errors import InputError
@@ -46,14 +49,28 @@ class Local:
             return
         # Not forked: JAX may have started threads here.
         context = multiprocessing.get_context("spawn")
-        with concurrent.futures.ProcessPoolExecutor(workers, mp_context=context) as pool:
-            futures = [pool.submit(function, work, unit, *arguments) for unit in units]
+        with concurrent.futures.ProcessPoolExecutor(workers, context, _begin_work) as pool:
             try:
+                with spawn.held_back():
+                    futures = [pool.submit(function, work, unit, *arguments) for unit in units]
                 for future in futures:
                     future.result()
             except BaseException:
                 pool.shutdown(wait=True, cancel_futures=True)
                 raise
+
+
+def _begin_work() -> None:
+    """In a worker: what ends a worker, which prints nothing then."""
+    spawn.decide(signal.SIG_DFL)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)  # it would wait for work for ever
 
 
 def make_runner(name: str, workers: int = 0, options: Sequence[str] = ()) -> Runner:

@@ -1,5 +1,6 @@
 """Processes that make batches."""
 
+import contextlib
 import signal
 import weakref
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from typing import Any
 import grain
 import numpy as np
 
+from jaxrank.data import spawn
 from jaxrank.data.memory import Memory, bytes_of, laid_out, map_arrays
 from jaxrank.data.slots import Slots
 from jaxrank.data.streams import TrainSource
@@ -74,6 +76,7 @@ class WorkerCalls:
             num_workers=source.parts,
             per_worker_buffer_size=pieces,
         )
+        self._started = False
         # The one place that holds it, for `_end` to empty.
         self._numbers = [
             iter(elements.to_iter_dataset(options).mp_prefetch(workers, _leave_signals))
@@ -82,8 +85,11 @@ class WorkerCalls:
         self._end = util.Finalize(self, _end, (self._slots, self._numbers), exitpriority=10)
 
     def __next__(self) -> Batch:
-        for _ in range(self._source.parts):
-            call = next(self._numbers[0]) // self._source.parts
+        # grain starts the workers, by threads of its own, when it is first asked.
+        with contextlib.nullcontext() if self._started else spawn.held_back():
+            for _ in range(self._source.parts):
+                call = next(self._numbers[0]) // self._source.parts
+        self._started = True
         made = self._slots.filled(call)
         if len(self._lent) < _LENT:
             return laid_out(self._lend(call, made), self._like)
@@ -106,8 +112,7 @@ class WorkerCalls:
 
 def _leave_signals(_worker: int, _count: int) -> None:
     """Ctrl-C and the like come to all processes of a group; the one that reads decides."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
+    spawn.decide(signal.SIG_IGN)
 
 
 def _end_loan(lent: set[int], give_back: Callable[[int], None], call: int) -> None:

@@ -1,0 +1,52 @@
+"""Starting worker processes, which get the signals of their group too."""
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from multiprocessing import resource_tracker
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+@contextlib.contextmanager
+def held_back() -> Iterator[None]:
+    """Meanwhile signals wait: for this thread, and for processes it starts until each `decide`s.
+
+    The like of Ctrl-C comes to all processes of a group. A new one that it ends while it still
+    imports prints where it stood, and whoever started it may wait for ever for it to read what it
+    was sent. What comes for this process is handled at the end, or by other threads as before.
+    """
+    resource_tracker.ensure_running()  # else the first process starts it, which ends the hold
+    is_main = threading.current_thread() is threading.main_thread()
+    with _kept() if is_main else contextlib.nullcontext():
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def _kept() -> Iterator[None]:
+    """Signals that other threads get for this one are raised again at the end."""
+    came: list[int] = []
+    handlers = {n: signal.getsignal(n) for n in _SIGNALS}
+    try:
+        with contextlib.ExitStack() as stack:
+            for number, handler in handlers.items():
+                if handler is not None:  # which nobody could put back
+                    signal.signal(number, lambda number, _: came.append(number))
+                    stack.callback(signal.signal, number, handler)
+            yield
+    finally:
+        for again in came:
+            signal.raise_signal(again)
+
+
+def decide(action: signal.Handlers) -> None:
+    """What signals do to a process that was started while they were held back, also those that
+    wait: nothing, SIG_IGN, or end it without a word, SIG_DFL."""
+    for number in _SIGNALS:
+        signal.signal(number, action)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
