@@ -32,7 +32,8 @@ def prepared(config: ConfigDict, directory: Path, report: Callable[[str], None])
     """The data of a run; process 0 prepares it if the config says how and it is not there.
 
     Raises:
-        InputError: it is not there and cannot be made, or was made of other features.
+        InputError: it is not there and cannot be made, or was made of other features; or, where it
+            is the run's own, of another source.
     """
     if not config.data.direct:
         path = place(config, directory)
@@ -41,6 +42,8 @@ def prepared(config: ConfigDict, directory: Path, report: Callable[[str], None])
                 _prepare(config, path, report)
     store = opened(config, directory)
     check_features(store, config)
+    if not config.data.direct and not config.data.store:
+        _check_source(store, config)
     return store
 
 
@@ -54,6 +57,18 @@ def check_features(store: Store, config: ConfigDict) -> None:
         raise InputError(
             f"{store.path}: the store was prepared with other features than the config's:\n  "
             + "\n  ".join(differences(found, expected, "features"))
+        )
+
+
+def _check_source(store: Store, config: ConfigDict) -> None:
+    """Raises InputError if a store was prepared from another source than a config's, if any."""
+    found, expected = store.spec.get("source"), to_plain(config.source)
+    if found and expected and found != expected:
+        raise InputError(
+            f"{store.path}: was prepared from another source than the config's:\n  "
+            + "\n  ".join(differences(found, expected, "source"))
+            + "\nUse another --workdir, remove this directory to prepare it anew, or go on with"
+            f" what it holds by --config.data.store={store.path}."
         )
 
 

@@ -262,6 +262,19 @@ def test_a_store_of_other_features_is_refused_naming_what_differs(store, tmp_pat
         train(c, tmp_path, report=nothing)
 
 
+def test_data_of_a_workdir_that_was_prepared_from_another_source_is_refused(tmp_path):
+    c = tiny.config()
+    c.num_steps = 2
+    prepare(c.features.to_dict(), c.source.to_dict(), tmp_path / "data", report=nothing)
+    c.source.rows.train += 500
+    with pytest.raises(
+        InputError, match=r"(?s)another source .*\n  source.rows.train: .*data.store="
+    ):
+        train(c, tmp_path, report=nothing)
+    c.data.store = str(tmp_path / "data")
+    train(c, tmp_path, report=nothing)
+
+
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [

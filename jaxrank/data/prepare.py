@@ -1,6 +1,7 @@
 """Raw records -> a store: one pass to learn vocabularies and scales, one to encode and write."""
 
 import collections
+import json
 import secrets
 import shutil
 import sys
@@ -54,7 +55,8 @@ def prepare(
 ) -> Store:
     """Writes the store `output` from raw data.
 
-    The manifest's `spec` holds `features` (`spec.canonical` of the section) and what was learned.
+    The manifest's `spec` holds `features` (`spec.canonical` of the section), `source` as it was
+    given, and what was learned.
     What was done before an error, or before the process was killed, lies in `.NAME.partial` beside
     the output and is not done again, but of little data.
 
@@ -119,7 +121,7 @@ def prepare(
                 learned.boundaries,
             )
             _clean(writer.work)
-            return writer.finish(schema, _told(spec, learned, key))
+            return writer.finish(schema, _told(spec, source, learned, key))
     except OSError as error:  # those of reading are InputErrors already
         raise RunError(f"{output}: the store could not be written: {error}.") from error
 
@@ -166,10 +168,13 @@ def _wanted(features: FeatureSpec, data: Source, earlier: Learned) -> Lessons:
     return NO_LESSONS
 
 
-def _told(spec: FeatureSpec, learned: Learned, key: str) -> dict[str, Any]:
+def _told(
+    spec: FeatureSpec, source: Mapping[str, Any], learned: Learned, key: str
+) -> dict[str, Any]:
     """What the manifest tells of how the store was made."""
     return {
         "features": spec.to_config(),
+        "source": json.loads(json.dumps(dict(source), default=str)),
         "transforms": {name: list(pair) for name, pair in learned.transforms.items()},
         "boundaries": {name: b.tolist() for name, b in learned.boundaries.items()},
         "hash_key": key,
