@@ -310,12 +310,25 @@ def main() -> NoReturn:
         status = _tell(f"error: {error}", RunError.exit_status)
     except KeyboardInterrupt:
         status, interrupted = _tell("interrupted", 130), True
-    except Exception:
-        traceback.print_exc()
+    except Exception as error:
+        if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
+            _tell(f"error: {_of_memory(error)}", RunError.exit_status)
+        else:
+            traceback.print_exc()
         status = RunError.exit_status
     # Interrupted, threads of libraries may still be at work, and would lose what they work with.
     processes.leave(status, at_once=interrupted)
     sys.exit(status)
+
+
+def _of_memory(error: Exception) -> str:
+    """What to say where a host's memory was too small, or a device's, as XLA says at length."""
+    text = " ".join(str(error).partition("\n\n")[0].split())[:400].rstrip(".")
+    return (
+        f"not enough memory: {text}. What a step needs grows with batch_size and, for its input,"
+        " with steps_per_call and data.prefetch_batches; tables are split over the devices there"
+        " are. `jaxrank plan` and `jaxrank compile` tell what a machine has room for."
+    )
 
 
 def _tell(text: str, status: int) -> int:

@@ -115,9 +115,11 @@ def _compiled(
     program = _program(config, data, maker, one, mesh)
     layout = program.trainee.embedding.layout
     calls = program.shape.struct(layout, leading=(config.steps_per_call,))
-    state = _on_device(program.state_shape, program.state_sharding)
-    tables = _on_device(program.state_shape.tables, program.state_sharding.tables)
-    call = _on_device(calls, jax.tree.map(lambda _: meshes.by_example(program.mesh, 1), calls))
+    state = meshes.bytes_on_device(program.state_shape, program.state_sharding)
+    tables = meshes.bytes_on_device(program.state_shape.tables, program.state_sharding.tables)
+    call = meshes.bytes_on_device(
+        calls, jax.tree.map(lambda _: meshes.by_example(program.mesh, 1), calls)
+    )
     began = time.monotonic()
     step, refused, temporaries = _attempt(program.train, program.state_shape, calls)
     seconds = time.monotonic() - began
@@ -162,7 +164,9 @@ def _evaluation(config: ConfigDict, program: Program) -> tuple[int, int]:
     unit = program.mesh.size * shape.group
     size = unit * math.ceil(config.eval.batch_size / unit)
     batch = BatchShape(size, shape.group, shape.capacities).struct(layout)
-    waiting = _on_device(batch, jax.tree.map(lambda _: meshes.by_example(program.mesh), batch))
+    waiting = meshes.bytes_on_device(
+        batch, jax.tree.map(lambda _: meshes.by_example(program.mesh), batch)
+    )
     temporaries = _attempt(program.predict, weights_of(program.state_shape), batch)[2]
     return temporaries, (2 + AHEAD) * waiting
 
@@ -184,14 +188,6 @@ def _attempt(function: Any, *shapes: Any) -> tuple[Any, str, int]:
         return None, text[:500], round(float(found[1]) * _SIZES[found[2]])
     memory = program.memory_analysis()
     return program, "", memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
-
-
-def _on_device(shapes: Any, shardings: Any) -> int:
-    """Bytes of arrays on one device."""
-    found = jax.tree.map(
-        lambda x, s: math.prod(s.shard_shape(x.shape)) * x.dtype.itemsize, shapes, shardings
-    )
-    return sum(jax.tree.leaves(found))
 
 
 def _in_place(program: Program, step: Any, tables: int) -> bool:

@@ -23,6 +23,7 @@ from jaxrank.monitor import Monitor, make_monitor
 from jaxrank.program import BatchShape, Program, check_batch, check_settings, make_trainee
 from jaxrank.step import TrainState, model_inputs
 from jaxrank.timetable import NEXT_DAY, Plan, make_plan
+from jaxrank.topology import format_bytes
 
 Report = Callable[[str], None]
 
@@ -106,12 +107,14 @@ def build(config: ConfigDict, directory: Path, report: Report) -> Job:
     monitor = make_monitor(store.schema.tasks, **watched)
     shape = BatchShape(config.batch_size, batches.group, batches.capacities)
     trainee = make_trainee(config, layout, mesh, num_steps=plan.num_steps, room=placed.room)
+    program = Program(trainee, mesh, shape)
+    _check_room(program)
     return Job(
         config=config,
         directory=directory,
         plan=plan,
         store=store,
-        program=Program(trainee, mesh, shape),
+        program=program,
         batches=batches,
         hot=placed.hot,
         train_split=split,
@@ -124,6 +127,23 @@ def build(config: ConfigDict, directory: Path, report: Report) -> Job:
             higher_is_better=monitor.higher_is_better,
         ),
     )
+
+
+def _check_room(program: Program) -> None:
+    """Refuses tables that no memory of this machine has room for, where that is the devices' too.
+
+    Others say so themselves. XLA on CPU waits for good for a program that it has no memory for.
+    """
+    if meshes.platform(program.mesh) != "cpu":
+        return
+    of_device = meshes.bytes_on_device(program.state_shape, program.state_sharding)
+    needed, found = of_device * len(program.mesh.local_devices), meshes.host_memory()
+    if needed > found:
+        raise InputError(
+            f"tables and layers with their optimizers need {format_bytes(needed)}, which must be in"
+            f" the memory of this machine: it has {format_bytes(found)}. `jaxrank plan` tells which"
+            " tables are large."
+        )
 
 
 def make_batches(config: ConfigDict, split: Split, layout: Layout, num_steps: int) -> TrainBatches:

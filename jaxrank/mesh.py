@@ -6,8 +6,12 @@ not the Explicit ones that `jax.make_mesh` gives by default: under those every g
 array outside of `shard_map` (as tests and tools do it) would have to name its output's sharding.
 """
 
+import contextlib
 import functools
+import math
+import os
 import re
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -72,6 +76,22 @@ def put_batch(batch: Any, mesh: Mesh, leading: int = 0) -> Any:
 def platform(mesh: Mesh) -> str:
     """ "cpu", "gpu" or "tpu"."""
     return mesh.devices.flat[0].platform
+
+
+def bytes_on_device(shapes: Any, shardings: Any) -> int:
+    """Of arrays of those shapes, placed so."""
+    found = jax.tree.map(
+        lambda x, s: math.prod(s.shard_shape(x.shape)) * x.dtype.itemsize, shapes, shardings
+    )
+    return sum(jax.tree.leaves(found))
+
+
+def host_memory() -> int:
+    """Bytes of this machine's memory, or what its group of processes may use if that is less."""
+    found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with contextlib.suppress(OSError, ValueError):  # no limit is "max"
+        found = min(found, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return found
 
 
 def exchange_options(mesh: Mesh) -> dict[str, str]:

@@ -6,6 +6,8 @@ import sys
 import time
 from pathlib import Path
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import jaxrank
@@ -302,3 +304,16 @@ def test_a_killed_run_is_resumed_by_the_same_command(tmp_path):
     )
     assert [r["step"] for r in records(whole) if r["kind"] == "train"] == list(range(1, 1001))
     assert records(workdir) == records(whole)
+
+
+@pytest.mark.parametrize(
+    "take", [lambda _: np.empty(1 << 48, np.uint8), lambda _: jnp.zeros(1 << 46)]
+)
+def test_too_little_memory_is_told_in_one_line(take, monkeypatch, capsys):
+    monkeypatch.setattr(cli, "run", take)
+    monkeypatch.setattr(sys, "argv", ["jaxrank", "plan"])
+    with pytest.raises(SystemExit) as found:
+        cli.main()
+    told = capsys.readouterr().err
+    assert found.value.code == 1
+    assert re.fullmatch(r"jaxrank: error: not enough memory: .*\d+.* batch_size .*\n", told)

@@ -440,6 +440,15 @@ def test_parameters_that_are_not_finite_are_never_saved(store, tmp_path):
     assert Checkpoints(tmp_path, read_only=True).step() is None
 
 
+def test_tables_that_no_memory_of_this_machine_has_room_for_are_refused(
+    store, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(meshes, "host_memory", lambda: 1 << 10)
+    with pytest.raises(InputError, match=r"need \d+\.\d\d KiB, .* this machine: it has 1.00 KiB"):
+        run(store, tmp_path)
+    assert not (tmp_path / "config.json").exists()
+
+
 def test_two_processes_cannot_train_in_one_workdir(store, tmp_path):
     with locked(tmp_path), pytest.raises(InputError, match="another process trains in this"):
         run(store, tmp_path)
