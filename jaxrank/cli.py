@@ -39,33 +39,35 @@ def _check_rest(parser: argparse.ArgumentParser, rest: Sequence[str]) -> None:
 
 
 def _config(path: str, overrides: Sequence[str]) -> "ConfigDict":
+    from jaxrank import config
+
+    loaded = config.load(path)
+    left = list(overrides)
+    while left:
+        given = left.pop(0)
+        if "=" not in given and left and not left[0].startswith("--config."):
+            given += f"={left.pop(0)}"
+        field, _, value = given.removeprefix("--config.").partition("=")
+        if not config.set_by_name(loaded, field, value):
+            loaded = _overridden(loaded, given)
+    config.check(loaded)
+    return loaded
+
+
+def _overridden(config: "ConfigDict", override: str) -> "ConfigDict":
     from absl import flags
     from ml_collections import config_flags
 
-    from jaxrank import config
-
-    values = flags.FlagValues()
-    loaded = config.load(path)
-    argv = ["jaxrank"]
-    left = list(overrides)
-    while left:
-        given = [left.pop(0)]
-        if "=" not in given[0] and left and not left[0].startswith("--config."):
-            given.append(left.pop(0))
-        field, _, value = "=".join(given).removeprefix("--config.").partition("=")
-        if not config.set_by_name(loaded, field, value):
-            argv += given
+    values, argv = flags.FlagValues(), ["jaxrank", override]
     try:
-        config_flags.DEFINE_config_dict("config", loaded, flag_values=values, sys_argv=argv)
+        config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=argv)
         values(argv)
     except (flags.Error, AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
         text = error.args[0] if error.args else error
         if isinstance(error, KeyError | IndexError):
-            text = f"no such field or element among {' '.join(overrides)}: {text}"
-        raise InputError(f"--config: {text}") from error
-    loaded = values["config"].value
-    config.check(loaded)
-    return loaded
+            text = f"no such field or element: {text}"
+        raise InputError(f"{override}: {text}") from error
+    return values["config"].value
 
 
 def _prepare(args: argparse.Namespace, config: "ConfigDict", report: Callable) -> dict[str, Any]:

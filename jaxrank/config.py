@@ -5,10 +5,12 @@ A config file starts from `default()` and changes fields; so does the command li
 """
 
 import ast
+import contextlib
 import difflib
 import importlib.util
 import json
 import os
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -189,6 +191,7 @@ _AT_MOST = {
 # Sections whose fields are not those of `default`: their readers check them.
 _OF_DATA = ("source", "features")
 _BY_NAME = (
+    "source.files",
     "embedding.dims",
     "embedding.placements",
     "model.parents",
@@ -237,12 +240,18 @@ def set_by_name(config: ConfigDict, path: str, value: str) -> bool:
     """Sets the field `path`, where its section takes fields of any name, to the number or the
     text that `value` is as a Python literal; gives False where its fields are those of `default`.
 
+    Also a field of `features` that is a list, or that an entry does not name yet: who reads that
+    section knows its fields.
+
     Raises:
         InputError: there is no field `path`, `a.b[0].c`; names the nearest there is.
     """
+    if path.startswith("features.") and _set_in_features(config, path, value):
+        return True
     section, where = config, ""
     for part in path.split("."):
-        if where.removesuffix(".") in _BY_NAME and f"{where}{part}" == path:
+        by_name = where.removesuffix(".") in _BY_NAME and f"{where}{part}" == path
+        if by_name and not isinstance(section.get(part), tuple):
             with section.unlocked():
                 section[part] = _literal(value)
             return True
@@ -255,12 +264,28 @@ def set_by_name(config: ConfigDict, path: str, value: str) -> bool:
     return False
 
 
-def _literal(text: str) -> float | str:
+def _set_in_features(config: ConfigDict, path: str, value: str) -> bool:
+    *parents, name = re.findall(r"\[\d+\]|[^.\[\]]+", path)
+    section: Any = config
+    try:
+        for parent in parents:
+            section = section[int(parent[1:-1]) if parent[0] == "[" else parent]
+    except (KeyError, IndexError, TypeError):
+        return False
+    takes = isinstance(section, ConfigDict | dict) and path.endswith(f".{name}")
+    if not takes or not isinstance(section.get(name, []), list | tuple):
+        return False
+    with section.unlocked() if isinstance(section, ConfigDict) else contextlib.nullcontext():
+        section[name] = _literal(value, int | float | str | list | tuple)
+    return True
+
+
+def _literal(text: str, kinds: Any = int | float | str) -> Any:
     try:
         found = ast.literal_eval(text)
     except (SyntaxError, TypeError, ValueError, MemoryError, RecursionError):
         return text
-    return found if isinstance(found, int | float | str) else text
+    return found if isinstance(found, kinds) else text
 
 
 def _no_such_field(where: str, name: str, fields: list[str]) -> InputError:

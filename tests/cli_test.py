@@ -134,7 +134,7 @@ def test_prepare_train_evaluate_and_predict_follow_each_other(capsys, tmp_path):
         ),
         (
             ("train", f"--config={TINY}", "--workdir=w", "--config.features.ids[5].rows=3"),
-            r"no such field or element among --config.features.ids\[5\].rows=3",
+            r"--config.features.ids\[5\].rows=3: no such field or element",
         ),
         (
             ("train", f"--config={TINY}", "--workdir=w", "--config.seed=-1"),
@@ -206,6 +206,57 @@ def test_an_override_of_a_list_element_and_of_an_unset_field_is_taken():
     config = cli._config(TINY, overrides)
     assert config.features.ids[0]["rows"] == 77
     assert config.num_epochs == 1.5
+
+
+def test_an_override_sets_what_an_entry_of_the_data_does_not_name_yet(tmp_path):
+    path = tmp_path / "config.py"
+    path.write_text(
+        "import tiny\nfrom ml_collections import ConfigDict\n"
+        "def get_config():\n"
+        "    c = tiny.config()\n"
+        "    c.source = ConfigDict(dict(kind='csv', files=dict(train='a.csv', test=('b', 'c'))))\n"
+        "    return c\n"
+    )
+    given = [
+        "features.ids[0].min_count=3",
+        'features.keep=["c0", "c2"]',
+        "features.lists[0].combiner=mean",
+        "source.files.valid=b.csv",
+        "source.files.train=day_0.csv",
+        "source.files.test=('d', 'e')",
+    ]
+    config = cli._config(str(path), [f"--config.{override}" for override in given])
+    assert config.features.ids[0]["min_count"] == 3
+    assert config.features.keep == ["c0", "c2"]
+    assert config.features.lists[0]["combiner"] == "mean"
+    files = dict(valid="b.csv", train="day_0.csv", test=("d", "e"))
+    assert config.source.files.to_dict() == files
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("batch_size=many", r"--config.batch_size=many: .*'many'"),
+        ("features.ids[0].rows=many", r"--config.features.ids\[0\].rows=many: .*'many'"),
+        ("features.ids[0][1]=2", r"--config.features.ids\[0\]\[1\]=2: no such field"),
+        ("features.keep[7]=c0", r"--config.features.keep\[7\]=c0: no such field or element"),
+    ],
+)
+def test_the_override_that_cannot_be_is_named(override, message):
+    others = ["--config.seed=3", "--config.num_epochs=1.0"]
+    with pytest.raises(InputError, match=f"^{message}"):
+        cli._config(TINY, [others[0], f"--config.{override}", others[1]])
+
+
+def test_an_override_of_no_field_of_an_entry_is_refused_by_who_reads_it(tmp_path):
+    found = jaxrank_process(
+        "prepare",
+        f"--config={TINY}",
+        f"--output={tmp_path / 'store'}",
+        "--config.features.ids[0].min_cont=3",
+    )
+    assert (found.returncode, found.stdout) == (2, "")
+    assert "features.ids[0]: has no field 'min_cont'; the nearest is 'min_count'" in found.stderr
 
 
 def test_bad_input_ends_with_status_2_and_one_line():
