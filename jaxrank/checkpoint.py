@@ -12,6 +12,7 @@ the rest of `run`: nothing else would find a bit that flipped on a disk.
 """
 
 import contextlib
+import inspect
 import json
 import logging
 import sys
@@ -30,6 +31,7 @@ from jaxrank.checksum import checksums, differing
 from jaxrank.embedding import GROUPS
 from jaxrank.errors import InputError, RunError
 from jaxrank.step import TrainState, Weights, trained, weights_of
+from jaxrank.stored import StoredArrays, dotted
 
 # About twenty lines a save otherwise; and of one that fails a page of traceback for each array, as
 # late as the end of the process. The exception itself is raised where the save is waited for.
@@ -41,14 +43,17 @@ def _unraisable(
     found: "sys.UnraisableHookArgs",
     told: Callable[["sys.UnraisableHookArgs"], object] = sys.unraisablehook,
 ) -> None:
-    # TensorStore's threads, each, once the save has failed and its event loop has ended.
-    if str(found.exc_value) != "Event loop is closed":
+    # TensorStore's threads, each, once the save has failed and its event loop has ended; and what
+    # Orbax left when a restore failed, for each array.
+    left = inspect.iscoroutine(found.object) and "orbax" in found.object.cr_code.co_filename
+    if not left and str(found.exc_value) != "Event loop is closed":
         told(found)
 
 
 sys.unraisablehook = _unraisable
 
 
+_MOST_TOLD = 8  # arrays that are not those of the config
 _PIECE = 2**26  # bytes of an array that are written together
 
 
@@ -295,14 +300,8 @@ class Checkpoints:
         """
         found = self._restored(
             step,
-            ocp.args.Composite(
-                weights=ocp.args.StandardRestore(
-                    _placed(weights_of(shapes), weights_of(shardings))
-                ),
-                training=ocp.args.StandardRestore(
-                    _placed(_training_of(shapes), _training_of(shardings))
-                ),
-            ),
+            weights=_placed(weights_of(shapes), weights_of(shardings)),
+            training=_placed(_training_of(shapes), _training_of(shardings)),
         )
         run = self._run(step)
         self._compare(step, run, weights=found["weights"], training=found["training"])
@@ -314,8 +313,7 @@ class Checkpoints:
         Raises:
             InputError: as `restore`.
         """
-        args = ocp.args.Composite(weights=ocp.args.StandardRestore(_placed(shapes, shardings)))
-        found = self._restored(step, args)["weights"]
+        found = self._restored(step, weights=_placed(shapes, shardings))["weights"]
         self._compare(step, self._run(step), weights=found)
         return found
 
@@ -358,7 +356,11 @@ class Checkpoints:
                     f" {', '.join(wrong[:3])}{' and others' if len(wrong) > 3 else ''}."
                 )
 
-    def _restored(self, step: int, args: ocp.args.Composite) -> Any:
+    def _restored(self, step: int, **parts: Any) -> Any:
+        """The parts of a checkpoint, each as its tree of shapes has it."""
+        trees = {name: ocp.args.StandardRestore(tree) for name, tree in parts.items()}
+        args = ocp.args.Composite(**trees)
+
         def restore() -> Any:
             try:
                 return self._manager.restore(step, args=args)
@@ -368,12 +370,39 @@ class Checkpoints:
                     raise RunError(
                         f"{self.directory(step)}: no room to restore it: {text}"
                     ) from error
+                other = self._differences(step, parts)
+                if other:
+                    raise InputError(
+                        f"{self.directory(step)}: must be of the model and the optimizers of the"
+                        " config, and is not:\n  " + "\n  ".join(other) + "\nGo on with the config"
+                        " that it was trained with, or start another --workdir from it by"
+                        " --init-from."
+                    ) from error
                 raise InputError(
-                    f"{self.directory(step)}: this checkpoint cannot be restored; it is damaged, or"
-                    f" that of another model or optimizer than the config's: {text}"
+                    f"{self.directory(step)}: this checkpoint cannot be restored; it is damaged:"
+                    f" {text}"
                 ) from error
 
         return _agreed(restore)
+
+    def _differences(self, step: int, parts: dict[str, Any]) -> list[str]:
+        """Where a checkpoint has other arrays than trees of shapes, a line each; of many the first.
+        None where it cannot be read."""
+        lines = []
+        try:
+            for part, tree in parts.items():
+                saved = StoredArrays(self.path / str(step) / part, self.saved_checksums(step)[part])
+                leaves = jax.tree_util.tree_leaves_with_path(tree)
+                wanted = {dotted(path): leaf.shape for path, leaf in leaves}
+                for name in sorted({*saved.names, *wanted}):
+                    found = saved.shape(name) if name in saved else "not there"
+                    expected = wanted.get(name, "not there")
+                    if found != expected:
+                        lines.append(f"{part}/{name}: {found}, by the config {expected}")
+        except InputError:
+            return []
+        more = [f"and {len(lines) - _MOST_TOLD} more"] if len(lines) > _MOST_TOLD else []
+        return lines[:_MOST_TOLD] + more
 
     def wait(self) -> None:
         """Returns when the save in progress, if any, is on disk.

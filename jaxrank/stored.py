@@ -43,6 +43,14 @@ class StoredArrays:
     def names(self) -> list[str]:
         return list(self._checksums)
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of an array, as it was saved.
+
+        Raises:
+            InputError: it is not there, or cannot be read.
+        """
+        return tuple(self._opened(name).shape)
+
     def read(self, name: str) -> np.ndarray:
         """A whole array.
 

@@ -2,6 +2,7 @@
 
 import random
 import shutil
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ import pytest
 from runs import final_state, nothing, on_store, records, run, without_speed
 
 from jaxrank import restore
-from jaxrank.checkpoint import Checkpoints
+from jaxrank.checkpoint import Checkpoints, _unraisable
 from jaxrank.checksum import checksums
 from jaxrank.errors import InputError
 from jaxrank.job import build
@@ -106,8 +107,8 @@ def test_a_bit_that_flipped_in_an_array_is_seen(whole, tmp_path, monkeypatch):
     shutil.copytree(workdir, tmp_path / "copy")
     real = Checkpoints._restored
 
-    def one_bit_else(self, step, args):
-        found = real(self, step, args)
+    def one_bit_else(self, step, **parts):
+        found = real(self, step, **parts)
         if "weights" in found.keys():  # noqa: SIM118 - not a dict
             name, rows = next(iter(found["weights"].rows.items()))
             found["weights"].rows[name] = rows.at[3, 5].multiply(1.0000001)
@@ -118,6 +119,20 @@ def test_a_bit_that_flipped_in_an_array_is_seen(whole, tmp_path, monkeypatch):
         restored(job, tmp_path / "copy")
     with pytest.raises(InputError, match="16/weights: arrays must have the checksums"):
         restore.evaluate(str(tmp_path / "copy"))
+
+
+@pytest.mark.parametrize(
+    ("file", "is_told"),
+    [("/site/orbax/checkpoint/serialization.py", False), ("/site/jaxrank/feed.py", True)],
+)
+def test_what_orbax_leaves_of_a_restore_that_failed_is_not_told_again(file, is_told):
+    names, told = {}, []
+    exec(compile("async def read(): pass", file, "exec"), names)
+    left = names["read"]()
+    found = SimpleNamespace(object=left, exc_value=Exception("while reading array index"))
+    _unraisable(found, told.append)
+    left.close()
+    assert told == [found] * is_told
 
 
 def test_an_older_checkpoint_is_taken_only_if_that_is_allowed(whole, store, tmp_path):

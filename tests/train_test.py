@@ -386,7 +386,15 @@ def test_a_config_that_was_refused_leaves_the_workdir_to_the_next(store, finishe
     before = (tmp_path / "config.json").read_text()
     c = on_store(store)
     c.model.hidden = (32,)
-    with pytest.raises(InputError, match="checkpoints/8: this checkpoint cannot be restored"):
+    layer, slot = (
+        r"tower.layer_0.kernel: \(\d+, 16\), .* \(\d+, 32\)\n",
+        r"slots.dim8.accumulator: ",
+    )
+    with pytest.raises(InputError, match=f"(?s)checkpoints/8: must be of the model .*{layer}"):
+        train(c, tmp_path, report=nothing, allow_config_change=True)
+    c = on_store(store)
+    c.optim.tables.name = "sgd"
+    with pytest.raises(InputError, match=r"slots.dim8.accumulator: .*, by the config not there\n"):
         train(c, tmp_path, report=nothing, allow_config_change=True)
     assert (tmp_path / "config.json").read_text() == before
 
