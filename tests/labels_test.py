@@ -57,9 +57,9 @@ BUY = dict(name="buy", time="bought", window_hours=2.0)
 def label_by_hand(event, conversion, window, as_of, known=True):
     if not known:
         return None
-    if conversion is not None and conversion <= event + window and conversion <= as_of:
-        return 1
-    return None if event + window > as_of else 0
+    if event + window > as_of:
+        return None
+    return int(conversion is not None and conversion <= event + window)
 
 
 @settings(max_examples=200, deadline=None)
@@ -104,6 +104,25 @@ def test_a_conversion_counts_within_its_window_and_is_unknown_while_it_is_open(
     assert statistics["too_young"] == too_young
     assert statistics["known"] == sum(e == e for e in expected)
     assert statistics["positives"] == sum(e == 1 for e in expected)
+
+
+def test_what_is_known_of_late_conversions_has_their_share():
+    draw = np.random.default_rng(3)
+    at = draw.integers(0, 14 * 24, 50_000)
+    delay = draw.exponential(60, at.size)
+    delay[draw.random(at.size) > 0.2] = np.inf
+    came_by_now = at + delay <= 14 * 24
+    columns = {
+        "at": (at * HOUR).tolist(),
+        "bought": [
+            int((a + d) * HOUR) if came else None
+            for a, d, came in zip(at, delay, came_by_now, strict=True)
+        ],
+    }
+    task = BUY | dict(window_hours=7 * 24.0)
+    found = encode(columns, tasks=[task], time="at", as_of=14 * 24 * HOUR).labels[:, 0]
+    assert 0.4 < np.isnan(found).mean() < 0.6
+    assert np.nanmean(found) == pytest.approx((delay <= 7 * 24).mean(), abs=0.01)
 
 
 def test_the_spec_says_when_the_data_was_looked_at_before_what_was_learned_does():

@@ -109,7 +109,11 @@ def _known(chunk: Chunk, task: TaskSpec) -> np.ndarray:
 def _converted(
     chunk: Chunk, task: TaskSpec, time: str, as_of: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """f64[n] labels by the time of the conversion, NaN where the window was still open; bool[n]."""
+    """f64[n] labels by the time of the conversion, NaN where the window was still open; bool[n].
+
+    Also where the conversion had come by then: with those and without the others of their time the
+    share of conversions would be too large.
+    """
     event = seconds(column_of(chunk, time), missing=False)
     column = column_of(chunk, task.time)
     conversion = seconds(column)
@@ -117,8 +121,8 @@ def _converted(
     if len(early):
         column.refuse(early, f"a time no earlier than the event's, in column {time}, or empty")
     window = task.window_hours * _HOUR
-    came = (conversion - event <= window) & (conversion <= as_of)  # False where it never did
-    still_open = ~came & (event + window > as_of)
+    still_open = event + window > as_of
+    came = conversion - event <= window  # False where it never did
     return np.where(still_open, np.nan, came), still_open
 
 
