@@ -20,7 +20,6 @@ def get_config():
             files=dict(
                 train="../shared/data/criteo_sample/train.tsv.gz",
                 valid="../shared/data/criteo_sample/valid.tsv.gz",
-                test="../shared/data/criteo_sample/test.tsv.gz",
             ),
         )
     )

@@ -10,7 +10,7 @@ from jaxrank.scaling import GROWTH
 
 _EXAMPLES = {
     "prepare": "jaxrank prepare --config=configs/criteo.py --config.source.files.train=day_0.tsv"
-    " --output=/data/criteo",
+    " --config.source.files.valid=day_1.tsv --output=/data/criteo",
     "train": "jaxrank train --config=configs/quickstart.py --workdir=/tmp/quickstart",
     "evaluate": "jaxrank evaluate --workdir=/tmp/quickstart --checkpoint=best --split=valid",
     "predict": "jaxrank predict --workdir=/tmp/quickstart --split=valid"

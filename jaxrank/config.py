@@ -345,9 +345,11 @@ def load(path: str | Path) -> ConfigDict:
 
 
 def to_plain(config: Any) -> Any:
-    """The config as JSON-able dictionaries, lists, numbers and strings."""
+    """The config as JSON-able dictionaries, lists, numbers and strings; fields in the order in
+    which they were set, for of several patterns that match a name the last one counts."""
     if isinstance(config, ConfigDict):
-        return {key: to_plain(config[key]) for key in config}
+        # What it iterates over itself is sorted by name.
+        return {key: to_plain(config[key]) for key in config._fields}
     if isinstance(config, Mapping):
         return {str(key): to_plain(value) for key, value in config.items()}
     if isinstance(config, list | tuple):

@@ -2,9 +2,11 @@ import json
 from pathlib import Path
 
 import pytest
+from ml_collections import ConfigDict
 
 from jaxrank import config
 from jaxrank.errors import InputError
+from jaxrank.patterns import matched
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 NAMES = sorted(path.stem for path in CONFIGS.glob("*.py"))
@@ -115,3 +117,18 @@ def test_small_models_have_the_layers_of_the_whole_ones():
         whole, small = (config.load(f"{CONFIGS}/{name}.py{size}") for size in ("", ":small"))
         assert config.to_plain(whole.model) == config.to_plain(small.model)
         assert config.to_plain(whole.embedding) == config.to_plain(small.embedding)
+
+
+def test_of_several_patterns_the_last_one_counts_whatever_their_names():
+    c = config.default()
+    c.optim.dense.factors = ConfigDict({"cross/*": 0.1, "*/bias": 0.0})
+    c.embedding.dims = ConfigDict({"user": 8, "*": 4})
+    saved = json.loads(json.dumps(config.to_plain(c)))
+    for found in (c, config.from_plain(saved)):
+        factors = config.to_plain(found.optim.dense)["factors"]
+        assert matched("factors", "parameter", ["cross/bias", "cross/a"], factors) == {
+            "cross/bias": 0.0,
+            "cross/a": 0.1,
+        }
+        dims = config.to_plain(found.embedding.dims)
+        assert matched("embedding.dims", "table", ["user", "ad"], dims) == {"user": 4, "ad": 4}
