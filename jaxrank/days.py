@@ -106,10 +106,11 @@ def references(store: Store, train: str, scores: Sequence[DayScore]) -> Referenc
     """The means over the days of the best constant of each and, where known, of its truth."""
     name = train.partition("/")[0]
     found = [reference(store.split(f"{name}/{s['day']}"), store.schema) for s in scores]
-    best = [f.best_possible for f in found if f.best_possible is not None]
+    best = [f.best_possible or {} for f in found]
+    known = [task for task in best[0] if all(task in of_day for of_day in best)]
     return Reference(
         constant=mean([f.constant for f in found]),
-        best_possible=mean(best) if len(best) == len(found) else None,
+        best_possible=mean([{task: f[task] for task in known} for f in best]) if known else None,
     )
 
 

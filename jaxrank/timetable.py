@@ -1,7 +1,7 @@
 """When a run evaluates, saves and logs, in steps."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from ml_collections import ConfigDict
@@ -33,11 +33,13 @@ class Plan(NamedTuple):
 
 
 def make_plan(config: ConfigDict, rows: int) -> Plan:
-    """Turns epochs into steps and checks that every interval is whole calls.
+    """Turns epochs into steps, of whole calls, and checks that every interval is whole calls.
+
+    Up to the next call; where days are trained in turn, down to the last.
 
     Raises:
-        InputError: neither or both of num_steps and num_epochs, an interval does not divide, or
-            days are evaluated that are not trained in turn.
+        InputError: neither or both of num_steps and num_epochs, an interval does not divide, days
+            are evaluated that are not trained in turn, or what waits for evaluations has none.
     """
     call, by_day = config.steps_per_call, config.data.valid == NEXT_DAY
     if by_day and (config.data.order != "days" or config.eval.every_steps):
@@ -50,12 +52,20 @@ def make_plan(config: ConfigDict, rows: int) -> Plan:
             "one of num_steps and num_epochs must be set, and the other 0:"
             f" got num_steps={config.num_steps}, num_epochs={config.num_epochs}."
         )
+    for field in ("stop_patience", "rate_patience"):
+        if config.eval[field] and not config.data.valid:
+            raise InputError(
+                f"eval.{field} counts evaluations, so data.valid must name a split: found"
+                f" eval.{field}={config.eval[field]} and data.valid=''."
+            )
     epoch = rows / config.batch_size
 
-    def whole_calls(steps: float) -> int:
-        return max(1, math.ceil(steps / call)) * call
+    def whole_calls(steps: float, whole: Callable[[float], int] = math.ceil) -> int:
+        return max(1, whole(steps / call)) * call
 
-    num_steps = config.num_steps or whole_calls(config.num_epochs * epoch)
+    # Days in turn would end with the first day again: what is left of the last one is left out.
+    rounded = math.floor if config.data.order == "days" else math.ceil
+    num_steps = config.num_steps or whole_calls(config.num_epochs * epoch, rounded)
     eval_every = config.eval.every_steps or min(whole_calls(epoch), num_steps)
     save_every = config.checkpoint.every_steps or eval_every
     valid = "" if by_day else config.data.valid

@@ -19,6 +19,7 @@ from jaxrank.errors import InputError
 from jaxrank.features import PAD
 from jaxrank.job import build
 from jaxrank.step import weights_of
+from jaxrank.timetable import make_plan
 from jaxrank.train import train
 
 # The last one is not trained on.
@@ -27,7 +28,7 @@ _ROWS = {
     "2024-05-02": 650,
     "2024-05-04": 530,
     "2024-05-05": 640,
-    "2024-05-06": 600,
+    "2024-05-06": 700,
     "2024-05-09": 300,
 }
 _DAYS = list(_ROWS)
@@ -103,12 +104,13 @@ def finished(store, tmp_path_factory):
 
 
 def _expected_steps():
-    """By plain counting: the last whole call before the first example of each day."""
+    """By plain counting: the last whole call before the first example of each day, and before the
+    end of the last one, for the first day does not begin again."""
     seen, steps = 0, []
-    for day in _DAYS[:-2]:
+    for day in _DAYS[:-1]:
         seen += _ROWS[day]
         steps.append(seen // _CALL * 2)
-    return [*steps, math.ceil((seen + _ROWS[_DAYS[-2]]) / _CALL) * 2]
+    return steps
 
 
 def test_each_day_is_scored_before_any_of_it_is_trained_on(store, finished):
@@ -309,14 +311,50 @@ def test_a_day_that_is_scored_again_has_its_last_score():
     ]
 
 
+def test_the_best_possible_is_of_tasks_whose_truth_every_day_has(store, monkeypatch):
+    def reference(split, schema):
+        constant = {task: {"logloss": 0.5, "examples": 9.0} for task in ("click", "buy")}
+        lacking = {_DAYS[2]: ["buy"], _DAYS[3]: ["buy", "click"]}.get(split.name[-10:], [])
+        known = {task: found for task, found in constant.items() if task not in lacking}
+        return evaluation.Reference(constant=constant, best_possible=known or None)
+
+    def found(*chosen):
+        scores = [dict(day=day, step=2, metrics={}) for day in chosen]
+        return days.references(store, "train", scores)
+
+    monkeypatch.setattr(days, "reference", reference)
+    assert set(found(_DAYS[0], _DAYS[1]).best_possible) == {"click", "buy"}
+    assert set(found(_DAYS[0], _DAYS[2]).best_possible) == {"click"}
+    assert set(found(_DAYS[2], _DAYS[0]).best_possible) == {"click"}
+    assert found(_DAYS[0], _DAYS[3]).best_possible is None
+    assert set(found(_DAYS[0], _DAYS[3]).constant) == {"click", "buy"}
+
+
+@pytest.mark.parametrize(("order", "steps"), [("shuffled", 12), ("days", 8)])
+def test_days_in_turn_do_not_begin_again(store, order, steps):
+    c = _config(store, data__order=order, data__valid="valid", steps_per_call=4, log_every_steps=4)
+    c.batch_size = 100
+    assert make_plan(c, rows=1199).num_steps == steps
+    assert make_plan(c, rows=1200).num_steps == 12
+    assert make_plan(c, rows=10).num_steps == 4
+
+
+@pytest.mark.parametrize("field", ["stop_patience", "rate_patience"])
+def test_patience_without_evaluations_is_refused(store, field):
+    c = _config(store, data__order="shuffled", data__valid="")
+    c.eval[field] = 2
+    with pytest.raises(InputError, match=rf"eval.{field} counts evaluations.* eval.{field}=2"):
+        make_plan(c, rows=1000)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"data__order": "shuffled"}, r"data\.valid = 'next_day' must have data\.order = 'days'"),
         ({"eval__every_steps": 4}, r"eval\.every_steps = 0.*found 'days' and 4"),
         ({"data__order": "day"}, r"data\.order must be one of shuffled, days: found 'day'"),
-        ({"num_epochs": 0.0, "num_steps": 52}, r"num_steps must be at most 50"),
-        ({"num_epochs": 2.0}, r"num_steps must be at most 50.*got 98 steps"),
+        ({"num_epochs": 0.0, "num_steps": 54}, r"num_steps must be at most 52"),
+        ({"num_epochs": 2.0}, r"num_steps must be at most 52.*got 100 steps"),
         ({"data__train": "train/2024-06-01"}, r"2024-06-01"),
     ],
 )
