@@ -14,6 +14,7 @@ from raw import every_chunk
 
 from jaxrank.data import parquet
 from jaxrank.data.partitions import partition_of
+from jaxrank.data.prepare import prepare
 from jaxrank.data.rejects import Rejects
 from jaxrank.data.sources import make_source
 from jaxrank.errors import InputError
@@ -213,6 +214,28 @@ def test_damage_names_the_file_and_is_not_skipped(tmp_path):
         refused_in(str(path), match="must be a readable Parquet file.*CRC")
     path.write_bytes(whole[:-20])
     refused_in(str(path), match="must be a readable Parquet file")
+
+
+def test_columns_that_no_feature_names_are_not_read(tmp_path):
+    unread = pa.array([[1.0, 2.0], None], pa.list_(pa.float32(), 2))  # which Arrow cannot read
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"label": [0, 1], "user": ["u", "v"], "unread": unread}), path)
+    features = dict(tasks=[dict(name="click", label="label")], ids=[dict(columns="user")])
+    source = dict(kind="parquet", files=dict(train=str(path)))
+    store = prepare(features, source, tmp_path / "store", report=lambda _: None)
+    assert store.vocabulary("user")[0] == ["u", "v"]
+    # A record that is left out is told whole.
+    with pytest.raises(InputError, match=r"a.parquet: must be a readable Parquet file"):
+        prepare(features, source, tmp_path / "b", on_error="skip", report=lambda _: None)
+
+
+def test_rows_are_counted_where_all_columns_are_in_the_names_of_directories(tmp_path):
+    (tmp_path / "user=u" / "label=1").mkdir(parents=True)
+    pq.write_table(pa.table({"other": [1, 2, 3]}), tmp_path / "user=u" / "label=1" / "a.parquet")
+    features = dict(tasks=[dict(name="click", label="label")], ids=[dict(columns="user")])
+    source = dict(kind="parquet", files=dict(train=str(tmp_path)))
+    store = prepare(features, source, tmp_path / "store", report=lambda _: None)
+    assert store.split("train").rows == 3
 
 
 def test_text_that_is_not_utf8_is_refused(tmp_path):

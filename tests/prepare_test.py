@@ -262,6 +262,45 @@ def test_an_earlier_table_of_another_encoding_is_refused(tmp_path):
         )  # fmt: skip
 
 
+def test_an_earlier_feature_of_another_number_of_buckets_is_refused(tmp_path):
+    rows = [[i % 2, i] for i in range(40)]
+
+    def prepared(name, buckets, **options):
+        ids = [dict(columns="x", encoding="bucket", buckets=buckets)]
+        return prepare_csv(tmp_path, ["label", "x"], rows, ids=ids, name=name, options=options)
+
+    first = prepared("day1", 4)
+    earlier = dict(vocabularies=str(first.path))
+    with pytest.raises(InputError, match=r"day1: the id 'x' must have buckets=8 .* buckets=4"):
+        prepared("day2", 8, **earlier)
+    assert prepared("day3", 4, **earlier).schema.tables == first.schema.tables
+
+
+@pytest.mark.parametrize("log", [True, False])
+def test_records_are_skipped_in_learning_as_in_encoding(tmp_path, log):
+    """Beyond float32 itself, but not its logarithm."""
+    rows = [[1, "1e39", "a"], [0, "1", "b"], [0, "3", "c"]]
+
+    def prepared(name, on_error):
+        return prepare_csv(
+            tmp_path, ["label", "x", "user"], rows, ids=[dict(columns="user")], name=name,
+            floats=[dict(columns="x", log=log, standardize=True)],
+            options=dict(on_error=on_error),
+        )  # fmt: skip
+
+    found = prepared("skipped", "skip")
+    kept = rows if log else rows[1:]
+    assert found.vocabulary("user")[0] == [user for *_, user in kept]
+    block = whole(found)
+    assert block.ids[:, 0].tolist() == list(range(2, 2 + len(kept)))
+    assert block.floats[:, 0].mean() == pytest.approx(0, abs=1e-6)
+    if log:
+        np.testing.assert_array_equal(block.floats, whole(prepared("whole", "error")).floats)
+    else:
+        with pytest.raises(InputError, match=r"row 2, column x: .* range of float32: found '1e39'"):
+            prepared("whole", "error")
+
+
 def test_features_that_name_a_table_share_its_vocabulary(tmp_path):
     header = ["label", "query", "title", "words"]
     rows = [[1, "a", "b", "c|c|c"], [0, "b", "b", ""], [0, "", "new", "a"]]

@@ -10,6 +10,7 @@ from raw import every_chunk
 
 from jaxrank.data import text
 from jaxrank.data.sources import make_source
+from jaxrank.errors import InputError
 
 
 def records(source, split):
@@ -124,3 +125,9 @@ def test_parquet_rows_are_counted_from_one_and_types_are_kept(tmp_path):
     rows, _ = records(source, "train")
     assert [record for _, record in rows] == table.to_pylist()
     assert all(record["n"] == number for number, record in rows)
+
+
+def test_an_empty_path_is_not_the_current_directory():
+    source = dict(kind="csv", files=dict(train="", valid="a.csv"))
+    with pytest.raises(InputError, match=r"source.files.train: must be a path .* found ''"):
+        make_source(source)

@@ -73,8 +73,7 @@ class DirectSplit(Split):
         self.days = ()
         self._files = []  # of a store
         self._source, self._features = source, features
-        used = set(_texts(features.to_config()))
-        self._columns = [c for c in source.columns(name) if c in used]
+        self._columns = [c for c in source.columns(name) if c in features.named]
         paths = source.files_of(name)
         self._row_groups = {path: source.row_groups[path] for path in paths}
         self._places = [
@@ -173,17 +172,6 @@ def _one_batch(table: pa.Table) -> pa.RecordBatch:
     columns = [c.combine_chunks() for c in table.columns]
     whole = [pa.concat_arrays(c.chunks) if isinstance(c, pa.ChunkedArray) else c for c in columns]
     return pa.RecordBatch.from_arrays(whole, schema=table.schema)
-
-
-def _texts(tree: Any) -> Iterator[str]:
-    """Every text within plain data."""
-    if isinstance(tree, str):
-        yield tree
-    elif isinstance(tree, Mapping):
-        tree = list(tree.values())
-    if isinstance(tree, list):
-        for value in tree:
-            yield from _texts(value)
 
 
 def _places(path: str, groups: np.ndarray) -> Iterator[_Place]:

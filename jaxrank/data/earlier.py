@@ -37,13 +37,27 @@ def earlier_learned(features: FeatureSpec, store: Store, key: str) -> Learned:
         if table.encoding == "vocabulary" and table.name in found:
             values, counts = store.vocabulary(table.name)
             vocabularies[table.name] = Vocabulary(pa.array(values, pa.string()), counts)
-    learned = told.get("boundaries", {})
-    boundaries = {f.name: learned[f.name] for f in features.ids if f.name in learned and f.buckets}
     return Learned(
-        vocabularies,
-        _earlier_transforms(features, store),
-        {name: np.asarray(b, np.float64) for name, b in boundaries.items()},
+        vocabularies, _earlier_transforms(features, store), _earlier_boundaries(features, store)
     )
+
+
+def _earlier_boundaries(features: FeatureSpec, store: Store) -> dict[str, np.ndarray]:
+    learned = store.spec.get("boundaries", {})
+    asked = store.spec.get("buckets", {})  # of which boundaries may make fewer
+    found = {}
+    for entry in features.ids:
+        if not entry.buckets or entry.name not in learned:
+            continue
+        buckets = asked.get(entry.name, entry.buckets)
+        if buckets != entry.buckets:
+            raise InputError(
+                f"{store.path}: the id {entry.name!r} must have buckets={entry.buckets} as in the"
+                f" config, for its boundaries to be used again: found buckets={buckets}. Set"
+                " `buckets` as it was."
+            )
+        found[entry.name] = np.asarray(learned[entry.name], np.float64)
+    return found
 
 
 def _earlier_transforms(features: FeatureSpec, store: Store) -> dict[str, tuple[float, float]]:

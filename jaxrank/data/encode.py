@@ -142,10 +142,7 @@ class Encoder:
     def check(self, chunk: Chunk) -> None:
         """Raises BadRows where `encode` would, whatever is to be learned yet."""
         raw = raw_floats(self._float_names, chunk)
-        for i, name in enumerate(self._float_names):
-            bad = np.abs(raw[:, i]) > np.finfo(np.float32).max
-            if bad.any():
-                column_of(chunk, name).refuse(np.flatnonzero(bad), "in the range of float32")
+        self._check_floats(log_transform(raw, self._log), chunk)
         encode_labels(chunk, self._features.tasks, self._features.time, -math.inf)
         for entry in self._features.ids:
             if entry.encoding == "bucket":
@@ -161,16 +158,23 @@ class Encoder:
         else:
             texts(column)
 
-    def _encode_floats(self, raw: np.ndarray, chunk: Chunk) -> np.ndarray:
-        missing = np.isnan(raw)
-        values = (log_transform(raw, self._log) - self._mean) / self._std
-        values[missing] = 0
+    def _check_floats(self, values: np.ndarray, chunk: Chunk) -> np.ndarray:
+        """f64[n, floats], NaN where one is missing -> f32."""
         with np.errstate(over="ignore"):
             single = values.astype(np.float32)
-        if not np.isfinite(single).all():
-            i = int(np.flatnonzero(~np.isfinite(single).all(axis=0))[0])
-            bad = np.flatnonzero(~np.isfinite(single[:, i]))
+        if np.isinf(single).any():
+            i = int(np.flatnonzero(np.isinf(single).any(axis=0))[0])
+            bad = np.flatnonzero(np.isinf(single[:, i]))
             column_of(chunk, self._float_names[i]).refuse(bad, "in the range of float32")
+        return single
+
+    def _encode_floats(self, raw: np.ndarray, chunk: Chunk) -> np.ndarray:
+        missing = np.isnan(raw)
+        values = log_transform(raw, self._log)
+        self._check_floats(values, chunk)
+        values = (values - self._mean) / self._std
+        values[missing] = 0
+        single = self._check_floats(values, chunk)
         result = np.empty((len(raw), raw.shape[1] + int(self._indicator.sum())), np.float32)
         result[:, self._position] = single
         result[:, self._position[self._indicator] + 1] = missing[:, self._indicator]

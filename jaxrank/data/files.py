@@ -76,6 +76,8 @@ def find(value: Any, where: str) -> list[str]:
     if not isinstance(value, str | os.PathLike):
         raise InputError(f"{where}: must be a path or a list of paths: found {value!r}.")
     text = os.fspath(value)
+    if not text:
+        raise InputError(f"{where}: must be a path or a list of paths: found ''.")
     return _find_local(text) if is_local(text) else _find_remote(text)
 
 

@@ -1,6 +1,6 @@
 """Parquet files as chunks of columns."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -50,10 +50,14 @@ class ParquetSource:
 
     row_groups: by path.
     partitions: of the paths.
+
+    Args:
+        paths_of: by split.
+        used: the columns that chunks must have, and no others are read; none: all are.
     """
 
-    def __init__(self, paths_of: Mapping[str, Sequence[str]]):
-        self._paths_of = paths_of
+    def __init__(self, paths_of: Mapping[str, Sequence[str]], used: Collection[str] = ()):
+        self._paths_of, self._used = paths_of, used
         paths = self.files
         self.partitions = Partitions(paths)
         self._schema, _ = first = _described(paths[0])
@@ -105,9 +109,11 @@ class ParquetSource:
         row = 1 + int(rows[: part.start].sum())
         stop = 1 + int(rows[: part.stop].sum())
         groups = range(part.start, part.stop)
+        # Where all that is used is in the names of directories: the rows must be counted.
+        used = [name for name in self._schema.names if name in self._used] or None
         try:
             with open_unchanged(mark) as file:
-                for batch in file.iter_batches(_ROWS_PER_CHUNK, groups, use_threads=False):
+                for batch in file.iter_batches(_ROWS_PER_CHUNK, groups, used, use_threads=False):
                     batch.validate(full=True)  # Arrow reads text without a look at its bytes
                     if batch.num_rows:
                         whole = self.partitions.append(batch, part.file)

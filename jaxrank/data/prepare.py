@@ -121,7 +121,7 @@ def prepare(
                 learned.boundaries,
             )
             _clean(writer.work)
-            return writer.finish(schema, _told(spec, source, learned, key))
+            return writer.finish(schema, _told(spec, resolved, source, learned, key))
     except OSError as error:  # those of reading are InputErrors already
         raise RunError(f"{output}: the store could not be written: {error}.") from error
 
@@ -169,7 +169,7 @@ def _wanted(features: FeatureSpec, data: Source, earlier: Learned) -> Lessons:
 
 
 def _told(
-    spec: FeatureSpec, source: Mapping[str, Any], learned: Learned, key: str
+    spec: FeatureSpec, resolved: FeatureSpec, source: Mapping[str, Any], learned: Learned, key: str
 ) -> dict[str, Any]:
     """What the manifest tells of how the store was made."""
     return {
@@ -177,6 +177,7 @@ def _told(
         "source": json.loads(json.dumps(dict(source), default=str)),
         "transforms": {name: list(pair) for name, pair in learned.transforms.items()},
         "boundaries": {name: b.tolist() for name, b in learned.boundaries.items()},
+        "buckets": {f.name: f.buckets for f in resolved.ids if f.buckets},
         "hash_key": key,
     }
 

@@ -6,7 +6,7 @@ with the files.
 
 import inspect
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 from jaxrank.data import files
@@ -53,8 +53,12 @@ class Source(Protocol):
         ...
 
 
-def make_source(source: Mapping[str, Any]) -> Source:
+def make_source(source: Mapping[str, Any], used: Collection[str] = ()) -> Source:
     """The source that the config's section describes.
+
+    Args:
+        source: the section.
+        used: names of columns; a format that has each column by itself reads no others. None: all.
 
     Raises:
         InputError: an unknown kind or field, a file that is missing, or headers that differ.
@@ -79,7 +83,7 @@ def make_source(source: Mapping[str, Any]) -> Source:
     check_keys(rest, ["files", *own.get(kind, [])], f"source (kind={kind!r})")
     paths = _files_of_splits(rest.get("files"))
     if kind == "parquet":
-        return ParquetSource(paths)
+        return ParquetSource(paths, used)
     if kind == "tfrecord":
         return TFRecordSource(paths, rest.get("columns"))
     if kind == "criteo":

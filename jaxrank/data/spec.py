@@ -6,7 +6,7 @@ source in place of the patterns.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -44,11 +44,12 @@ class TaskSpec:
 
     A conversion that comes later than its click:
 
-    time: a column with the time of the conversion, empty where there was none. The label is 1 where
-        it came within `window_hours` of the event (`FeatureSpec.time`), and no later than the data
-        was looked at (`FeatureSpec.as_of`); else unknown where the window was still open then; else
-        0. Of `label`, which may be left out, only counts where it is unknown: the task's label is
-        unknown there.
+    time: a column with the time of the conversion, empty where there was none. The label is unknown
+        where the window of `window_hours` after the event (`FeatureSpec.time`) was still open when
+        the data was looked at (`FeatureSpec.as_of`); else 1 where the conversion came within it,
+        else 0. Conversions that came in windows still open do not count: those that have not come
+        yet are of the same time. Of `label`, which may be left out, only counts where it is
+        unknown: the task's label is unknown there.
     window_hours: the attribution window.
     """
 
@@ -247,6 +248,11 @@ class FeatureSpec:
         return tree
 
     @property
+    def named(self) -> frozenset[str]:
+        """Every text in the section, among them the names of all columns that are read."""
+        return frozenset(_texts(self.to_config()))
+
+    @property
     def kept_columns(self) -> tuple[str, ...]:
         """What is passed through to predictions: `keep`, `time` and `group`, each once."""
         return tuple(dict.fromkeys(c for c in (*self.keep, self.time, self.group) if c))
@@ -263,6 +269,17 @@ class FeatureSpec:
         for entry in entries:
             sharing.setdefault(entry.table, []).append(entry)
         return tuple(_table(name, entries) for name, entries in sharing.items())
+
+
+def _texts(tree: Any) -> Iterator[str]:
+    """Every text within plain data."""
+    if isinstance(tree, str):
+        yield tree
+    elif isinstance(tree, Mapping):
+        tree = list(tree.values())
+    if isinstance(tree, list):
+        for value in tree:
+            yield from _texts(value)
 
 
 def _table(name: str, entries: list[IdSpec | ListSpec]) -> TableSpec:

@@ -75,13 +75,15 @@ class Work(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1)
-def _source(source: str, token: str) -> Source:
+def _source(source: str, used: frozenset[str], token: str) -> Source:
     del token
-    return make_source(json.loads(source))
+    return make_source(json.loads(source), used)
 
 
 def _chunks(work: Work, unit: Unit, rejects: Rejects) -> Iterator[Chunk]:
-    source = _source(json.dumps(work.source, sort_keys=True), work.token)
+    # A record that is skipped is told whole.
+    used = work.features.named if work.on_error == "error" else frozenset()
+    source = _source(json.dumps(work.source, sort_keys=True), used, work.token)
     return itertools.chain.from_iterable(source.chunks(part, rejects) for part in unit.parts)
 
 
