@@ -48,10 +48,14 @@ class _Older(NamedTuple):
     def name(self) -> str:
         return str(self.directory / "checkpoints" / str(self.step))
 
+    @property
+    def has_average(self) -> bool:
+        return any(name.startswith("trained.") for name in self.training.names)
+
     def of_trained(self, average_too: bool) -> tuple[StoredArrays, str]:
         """Where the weights are to go on from: those that were trained, where the new run has an
         average too, and else those that predicted. Arrays, and what their names begin with."""
-        if average_too and any(name.startswith("trained.") for name in self.training.names):
+        if average_too and self.has_average:
             return self.training, "trained."
         return self.weights, ""
 
@@ -176,6 +180,9 @@ def _with_tables(state: TrainState, older: _Older, job: Job, rows: Rows) -> Trai
     moves = plan_moves(older.layout, trainee.embedding.layout, mapped)
     mine, prefix = older.of_trained(bool(trainee.ema_decay))
     same_rule = _same_rule(older, job)
+    # Of averages, whose slots are those of the rows that were trained.
+    from_average = same_rule and older.has_average and not trainee.ema_decay
+    settled = trainee.embedding.rule.settled if from_average else None
     tables, averages = dict(state.tables), dict(state.average.rows) if state.average else {}
     for stack, of_stack in moves.items():
         for part in trainee.embedding.parts[stack]:
@@ -188,6 +195,8 @@ def _with_tables(state: TrainState, older: _Older, job: Job, rows: Rows) -> Trai
                     name = f"slots.{{}}.{slot}"
                     slots[slot] = carry_rows(array, part, of_stack, older.training, name)
             new = carry_rows(table.rows, part, of_stack, mine, f"{prefix}rows.{{}}")
+            if settled is not None:
+                slots = jax.jit(settled)(new, slots)
             tables[part.name] = table._replace(rows=new, slots=slots)
             if averages:
                 averages[part.name] = carry_rows(

@@ -5,6 +5,7 @@ import re
 import shutil
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pacsv
@@ -220,6 +221,20 @@ def test_without_an_average_of_its_own_a_run_starts_from_what_predicted(first, t
     jax.tree.map(np.testing.assert_array_equal, state.params, old.average.params)
     expected = predictions(old_job, weights_of(old))
     np.testing.assert_array_equal(predictions(job, weights_of(state)), expected)
+
+
+def test_ftrl_keeps_the_averages_that_it_starts_from(tmp_path):
+    """Its rows are what its sums say, and those are of the rows that were trained."""
+    changes = dict(optim__tables__name="ftrl", optim__tables__settings={"l1": 1e-3, "l2": 0.1})
+    raw = write(tmp_path / "raw", 0)
+    saved(config(raw, ema_decay=0.9, **changes), tmp_path / "run")
+    job, state = started(tmp_path / "run", config(raw, **changes), tmp_path / "next")
+    rule = job.program.trainee.embedding.rule
+    for table in state.tables.values():
+        assert (np.asarray(table.slots["n"]) > 0).any()
+        rows = np.where(table.slots["n"] > 0, table.rows, 0)
+        change, _ = rule.change(rows, table.slots, np.zeros_like(rows), jnp.float32(0.1), 0)
+        np.testing.assert_allclose(change, 0, atol=1e-6)
 
 
 def test_an_average_begins_with_the_weights_where_the_older_run_had_none(tmp_path):

@@ -29,11 +29,14 @@ class Rule(NamedTuple):
     native: (rows f32[n * width / 128, 128], slots, row i32[k], gradients f32[k, dim], rate f32[] or
         f32[k, 1], width) -> the rows and slots after it, in their place by code in C++, for rules
         that have such.
+    settled: (rows, slots) -> the slots with which this rule keeps rows that it did not make itself,
+        for rules whose slots say where a row is.
     """
 
     slots: Mapping[str, tuple[bool, float]]
     change: Callable[..., tuple[jax.Array, Slots]]
     native: Callable[..., tuple[jax.Array, Slots]] | None = None
+    settled: Callable[[jax.Array, Slots], Slots] | None = None
 
 
 def sgd() -> Rule:
@@ -136,7 +139,11 @@ def ftrl(*, beta: float = 1.0, l1: float = 0.0, l2: float = 0.0) -> Rule:
             "s": where_it_moves(strength - slots["s"]),
         }
 
-    return Rule({"n": (True, 0.0), "z": (True, 0.0), "s": (True, 0.0)}, change)
+    def settled(rows, slots):
+        at_rows = -rows * (slots["s"] + l2) - l1 * jnp.sign(rows)
+        return slots | {"z": jnp.where(slots["n"] > 0, at_rows, slots["z"])}
+
+    return Rule({"n": (True, 0.0), "z": (True, 0.0), "s": (True, 0.0)}, change, settled=settled)
 
 
 RULES: dict[str, Callable[..., Rule]] = {
