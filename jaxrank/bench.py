@@ -107,6 +107,7 @@ def _endless(config: ConfigDict) -> ConfigDict:
     config.num_epochs = 0.0
     config.num_steps = _MOST_STEPS // config.steps_per_call * config.steps_per_call
     config.data.valid = ""
+    config.eval.stop_patience = config.eval.rate_patience = 0
     return config
 
 

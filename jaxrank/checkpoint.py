@@ -387,11 +387,12 @@ class Checkpoints:
 
     def _differences(self, step: int, parts: dict[str, Any]) -> list[str]:
         """Where a checkpoint has other arrays than trees of shapes, a line each; of many the first.
-        None where it cannot be read."""
+        None where it cannot be read. Of one process: others may not have failed."""
         lines = []
         try:
+            sums = self._read_run(step)["checksums"]
             for part, tree in parts.items():
-                saved = StoredArrays(self.path / str(step) / part, self.saved_checksums(step)[part])
+                saved = StoredArrays(self.path / str(step) / part, sums[part])
                 leaves = jax.tree_util.tree_leaves_with_path(tree)
                 wanted = {dotted(path): leaf.shape for path, leaf in leaves}
                 for name in sorted({*saved.names, *wanted}):

@@ -190,13 +190,16 @@ _AT_MOST = {
 
 # Sections whose fields are not those of `default`: their readers check them.
 _OF_DATA = ("source", "features")
-_BY_NAME = (
-    "source.files",
+_OF_PATTERNS = (
     "embedding.dims",
     "embedding.placements",
-    "model.parents",
     "optim.dense.factors",
     "optim.tables.factors",
+)
+_BY_NAME = (
+    *_OF_PATTERNS,
+    "source.files",
+    "model.parents",
     "optim.dense.settings",
     "optim.tables.settings",
 )
@@ -252,8 +255,11 @@ def set_by_name(config: ConfigDict, path: str, value: str) -> bool:
     for part in path.split("."):
         by_name = where.removesuffix(".") in _BY_NAME and f"{where}{part}" == path
         if by_name and not isinstance(section.get(part), tuple):
-            with section.unlocked():
-                section[part] = _literal(value)
+            found = value if where == "source.files." else _literal(value)
+            with section.unlocked(), section.ignore_type():
+                if part in section:
+                    del section[part]  # of patterns the last one given counts
+                section[part] = found
             return True
         name = part.split("[")[0]
         if name not in section:
@@ -275,7 +281,10 @@ def _set_in_features(config: ConfigDict, path: str, value: str) -> bool:
     takes = isinstance(section, ConfigDict | dict) and path.endswith(f".{name}")
     if not takes or not isinstance(section.get(name, []), list | tuple):
         return False
-    with section.unlocked() if isinstance(section, ConfigDict) else contextlib.nullcontext():
+    with contextlib.ExitStack() as stack:
+        if isinstance(section, ConfigDict):
+            stack.enter_context(section.unlocked())
+            stack.enter_context(section.ignore_type())
         section[name] = _literal(value, int | float | str | list | tuple)
     return True
 
@@ -384,6 +393,8 @@ def differences(old: Any, new: Any, name: str = "") -> list[str]:
         for key in sorted({*old, *new}):
             where = f"{name}.{key}" if name else key
             lines += differences(old.get(key, "unset"), new.get(key, "unset"), where)
+        if not lines and name in _OF_PATTERNS and list(old) != list(new):
+            lines = [f"{name}: patterns in the order {', '.join(old)}, now {', '.join(new)}"]
         return lines
     return [] if old == new else [f"{name}: {json.dumps(old)}, now {json.dumps(new)}"]
 

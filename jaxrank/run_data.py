@@ -68,7 +68,8 @@ def _check_source(store: Store, config: ConfigDict) -> None:
             f"{store.path}: was prepared from another source than the config's:\n  "
             + "\n  ".join(differences(found, expected, "source"))
             + "\nUse another --workdir, remove this directory to prepare it anew, or go on with"
-            f" what it holds by --config.data.store={store.path}."
+            f" what it holds by --config.data.store={store.path} (and --allow-config-change, where"
+            " a run has begun)."
         )
 
 

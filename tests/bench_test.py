@@ -19,6 +19,7 @@ from jaxrank.data.batcher import Batcher
 from jaxrank.data.pipeline import TrainBatches
 from jaxrank.errors import InputError
 from jaxrank.features import layout
+from jaxrank.timetable import make_plan
 from jaxrank.train import train
 from jaxrank.workdir import locked
 
@@ -75,6 +76,13 @@ def test_bench_leaves_the_workdir_of_a_run_as_it_is(capsys, tmp_path):
     assert any(p.parts[-3:-1] == ("checkpoints", "8") for p in before)
     run(capsys, f"--workdir={tmp_path}", "--config.num_steps=80")
     assert contents(tmp_path) == before
+
+
+def test_bench_needs_nothing_to_evaluate_where_training_waits_for_it():
+    c = tiny.config()
+    c.eval.stop_patience = c.eval.rate_patience = 2
+    make_plan(bench._endless(c), rows=6000)
+    assert c.eval.stop_patience == 2
 
 
 def test_bench_waits_for_no_run_and_refuses_what_cannot_be_measured(tmp_path, monkeypatch):

@@ -222,14 +222,16 @@ def test_an_override_sets_what_an_entry_of_the_data_does_not_name_yet(tmp_path):
         'features.keep=["c0", "c2"]',
         "features.lists[0].combiner=mean",
         "source.files.valid=b.csv",
-        "source.files.train=day_0.csv",
+        "source.files.train=20240501",
+        "features.tasks=click",
         "source.files.test=('d', 'e')",
     ]
     config = cli._config(str(path), [f"--config.{override}" for override in given])
     assert config.features.ids[0]["min_count"] == 3
     assert config.features.keep == ["c0", "c2"]
     assert config.features.lists[0]["combiner"] == "mean"
-    files = dict(valid="b.csv", train="day_0.csv", test=("d", "e"))
+    assert config.features.tasks == "click"
+    files = dict(valid="b.csv", train="20240501", test=("d", "e"))
     assert config.source.files.to_dict() == files
 
 

@@ -119,6 +119,17 @@ def test_small_models_have_the_layers_of_the_whole_ones():
         assert config.to_plain(whole.embedding) == config.to_plain(small.embedding)
 
 
+def test_patterns_in_another_order_are_another_config():
+    old, new = config.default(), config.default()
+    old.optim.tables.factors = ConfigDict({"c0": 0.0, "*": 1.0})
+    new.optim.tables.factors = ConfigDict({"*": 1.0, "c0": 0.0})
+    assert config.differences(config.to_plain(old), config.to_plain(new)) == [
+        "optim.tables.factors: patterns in the order c0, *, now *, c0"
+    ]
+    assert config.set_by_name(old, "optim.tables.factors.c0", "0.0")
+    assert config.differences(config.to_plain(old), config.to_plain(new)) == []
+
+
 def test_of_several_patterns_the_last_one_counts_whatever_their_names():
     c = config.default()
     c.optim.dense.factors = ConfigDict({"cross/*": 0.1, "*/bias": 0.0})

@@ -469,6 +469,33 @@ def test_what_one_process_cannot_read_ends_all(store, tmp_path):
     assert_knows_that_the_other_is_gone(first)
 
 
+# A checkpoint that process 1 cannot read.
+UNREADABLE = """
+import orbax.checkpoint as ocp
+from jaxrank import cli, processes
+whole = ocp.CheckpointManager.restore
+def unreadable(*args, **kwargs):
+    found = whole(*args, **kwargs)  # in which Orbax waits for all processes
+    if processes.place()[0] == 1:
+        raise ValueError("a bad disk")
+    return found
+ocp.CheckpointManager.restore = unreadable
+cli.main()
+"""
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_one_process_cannot_read_ends_all(store, trained, tmp_path):
+    shutil.copytree(trained, tmp_path / "copy")
+    settings = coordinator()
+    args = ("train", *flags(store, tmp_path / "copy"))
+    several = [started(i, settings, *args, program=("-c", UNREADABLE)) for i in (0, 1)]
+    first, second = ended(several)
+    assert second.returncode == 2
+    assert second.stderr.endswith("checkpoint cannot be restored; it is damaged: a bad disk\n")
+    assert first.returncode != 0
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [

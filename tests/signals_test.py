@@ -56,19 +56,21 @@ _TRAIN = """
 _PREPARE = """
     import sys
     from types import SimpleNamespace
+    from jaxrank import cli
     from jaxrank.data.runners import Local
 
     def work(folder, unit):
         open(f"{folder}/{os.getpid()}", "w").close()
         time.sleep(600)
 
-    if __name__ == "__main__":
+    def prepare(_):
         if sys.argv[2] == "interrupted":
             interrupt_group_at(3)
-        try:
-            Local(2).run(work, sys.argv[1], 3 * [SimpleNamespace(bytes=1 << 30)])
-        except KeyboardInterrupt:
-            print("interrupted")
+        Local(2).run(work, sys.argv[1], 3 * [SimpleNamespace(bytes=1 << 30)])
+
+    if __name__ == "__main__":
+        cli.run = prepare
+        cli.main()
 """
 
 _COMMAND = """
@@ -147,7 +149,7 @@ def test_ctrl_c_while_workers_that_read_start_waits_for_nobody(tmp_path, store):
 def test_ctrl_c_while_workers_that_prepare_start_is_told_once(tmp_path):
     (tmp_path / "at_work").mkdir()
     program = begin(tmp_path, (_CHILDREN, _PREPARE), str(tmp_path / "at_work"), "interrupted")
-    assert end(program) == (0, "interrupted\n", "")
+    assert end(program) == (130, "", "jaxrank: interrupted\n")
 
 
 def test_workers_that_prepare_end_with_the_program(tmp_path):

@@ -41,7 +41,11 @@ def _kept() -> Iterator[None]:
             yield
     finally:
         for again in came:
-            signal.raise_signal(again)
+            handler = handlers[signal.Signals(again)]
+            if callable(handler):  # not raised once more: who counts signals has counted it
+                handler(again, None)
+            else:
+                signal.raise_signal(again)
 
 
 def decide(action: signal.Handlers) -> None:

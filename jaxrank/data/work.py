@@ -32,6 +32,9 @@ from jaxrank.data.times import days, seconds
 from jaxrank.data.units import Unit
 from jaxrank.data.vocabulary import Vocabulary, read_file
 
+# Another one where equal data and options give other blocks: what was kept is then done anew.
+_ENCODING = 2
+
 
 class Work(NamedTuple):
     """What all units of a preparation have in common; it travels to other processes.
@@ -63,7 +66,7 @@ class Work(NamedTuple):
         key = keyed.fingerprint(keyed.read_key(self.hash_key_file)) if self.hash_key_file else ""
         source = {k: v for k, v in self.source.items() if k != "files"}
         told = [self.features.to_config(), source, self.block_size, self.compression]
-        versions = [jaxrank.__version__, FORMAT_VERSION]
+        versions = [jaxrank.__version__, FORMAT_VERSION, _ENCODING]
         return unit.fingerprint(told, self.on_error, key, versions, *rest)
 
     @property
