@@ -21,12 +21,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
-from input import examples_per_second
 
 from jaxrank.data import direct, tf_example, tfrecord
+from jaxrank.data.pipeline import TrainBatches
 from jaxrank.data.prepare import prepare
 from jaxrank.data.rejects import Rejects
 from jaxrank.data.sources import make_source
+from jaxrank.data.store import Store
+from jaxrank.features import layout
 
 _FEATURES = dict(
     tasks=[dict(name="click", label="label")],
@@ -113,6 +115,30 @@ def read_by_protobuf(path: Path) -> int:
             values.append(getattr(feature, feature.WhichOneof("kind")).value[0])
     arrays = [pa.array(values) for values in columns.values()]
     return len(arrays[0])
+
+
+def examples_per_second(store: Store, batch_size: int) -> float:
+    """Of one pass over the training split, made into batches by one thread."""
+    split = store.split("train")
+    steps = split.rows // batch_size
+    batches = TrainBatches(
+        split,
+        layout(store.schema, {t.name: 16 for t in store.schema.tables}),
+        batch_size=batch_size,
+        steps_per_call=1,
+        seed=0,
+        shards=8,
+        window_blocks=4,
+        num_workers=0,
+        prefetch_batches=2,
+        list_slack=8.0,
+        on_overflow="error",
+        num_steps=steps,
+    )
+    start = time.perf_counter()
+    for _ in batches:
+        pass
+    return steps * batch_size / (time.perf_counter() - start)
 
 
 def main() -> None:

@@ -113,7 +113,7 @@ def _less_work(limit: str, stages: Mapping[str, float], setting: Setting) -> str
             "Prepare the data with another data.compression: 'lz4' takes less time than 'zstd', and"
             " '' none."
         )
-    if limit == "shuffle":
+    if limit == "shuffle" and setting.window_blocks > 1:
         return (
             f"Set data.window_blocks, now {setting.window_blocks}, lower: a smaller window is"
             " permuted in the cache, but mixes less."

@@ -30,8 +30,9 @@ options=(image claim restarts accelerator topology slices hosts chips nodes gpus
 switches=()
 image='' claim='' restarts=10 accelerator='' topology='' slices=1 hosts=1 chips=4 nodes=1 gpus=1
 node_selector='' namespace='' template=''
+here=${BASH_SOURCE[0]%"${BASH_SOURCE[0]##*/}"}.
 # shellcheck source=launch/command.sh
-source "${BASH_SOURCE[0]%/*}/command.sh"
+source "$here/command.sh" || exit
 parse "$@"
 [ ${#words[@]} -eq 2 ] || die "a verb and a name must be given: found '${words[*]-}'. Try --help."
 verb=${words[0]} name=${words[1]}
@@ -78,7 +79,7 @@ fill() { # the manifest, word and value in turn
 }
 
 apply() { # manifest, words and values
-    local manifest=${template:-${BASH_SOURCE[0]%/*}/$1} args quoted_image quoted_claim input
+    local manifest=${template:-$here/$1} args quoted_image quoted_claim input
     shift
     need image claim
     [ ${#rest[@]} -gt 0 ] || die "what jaxrank does must be given behind --. Try --help."

@@ -15,8 +15,9 @@
 options=(devices restarts)
 switches=()
 devices=1 restarts=0
+here=${BASH_SOURCE[0]%"${BASH_SOURCE[0]##*/}"}.
 # shellcheck source=launch/command.sh
-source "${BASH_SOURCE[0]%/*}/command.sh"
+source "$here/command.sh" || exit
 parse "$@"
 [[ ${#words[@]} == 1 && ${words[0]} =~ ^[1-9][0-9]*$ ]] ||
     die "the number of processes must be given, and what jaxrank does behind --. Try --help."

@@ -17,8 +17,9 @@
 options=(port program)
 switches=()
 port='' program=jaxrank
+here=${BASH_SOURCE[0]%"${BASH_SOURCE[0]##*/}"}.
 # shellcheck source=launch/command.sh
-source "${BASH_SOURCE[0]%/*}/command.sh"
+source "$here/command.sh" || exit
 parse "$@"
 [ ${#words[@]} -eq 0 ] || die "unknown argument '${words[0]}'. Try --help."
 [ ${#rest[@]} -gt 0 ] || die "what jaxrank does must be given behind --. Try --help."

@@ -19,8 +19,9 @@ options=(nodes gpus cpus name output time partition account qos program)
 switches=()
 nodes=1 gpus=1 cpus='' name=jaxrank output=jaxrank-%j.log time='' partition='' account='' qos=''
 program=jaxrank
+here=${BASH_SOURCE[0]%"${BASH_SOURCE[0]##*/}"}.
 # shellcheck source=launch/command.sh
-source "${BASH_SOURCE[0]%/*}/command.sh"
+source "$here/command.sh" || exit
 parse "$@"
 [ ${#words[@]} -eq 0 ] || die "unknown argument '${words[0]}'. Try --help."
 [ ${#rest[@]} -gt 0 ] || die "what jaxrank does must be given behind --. Try --help."

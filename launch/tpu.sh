@@ -41,8 +41,9 @@ switches=(queued spot reserved watch)
 zone=${CLOUDSDK_COMPUTE_ZONE-} project='' accelerator_type='' runtime_version='' slices=1 valid_until_duration=''
 network='' subnetwork='' service_account='' nfs='' python='' slice=0 worker=0 every=60 retries=20
 queued='' spot='' reserved='' watch=''
+here=${BASH_SOURCE[0]%"${BASH_SOURCE[0]##*/}"}.
 # shellcheck source=launch/command.sh
-source "${BASH_SOURCE[0]%/*}/command.sh"
+source "$here/command.sh" || exit
 parse "$@"
 [ ${#words[@]} -eq 2 ] || die "a verb and a name must be given: found '${words[*]-}'. Try --help."
 name=${words[1]}
@@ -51,7 +52,7 @@ need zone
 need_whole_numbers slices slice worker every retries
 [ "$slices" -gt 0 ] || die "--slices must be at least 1: found 0."
 [ "$slices" -eq 1 ] || queued=yes
-root=$(cd "${BASH_SOURCE[0]%/*}/.." && pwd)
+root=$(cd "$here/.." && pwd)
 
 # A queued resource and a TPU VM know the same verbs, and tell their states in different places.
 if [ -n "$queued" ]; then
@@ -189,18 +190,21 @@ delete() {
 }
 
 # One look, and what follows from it. Status 0: jaxrank runs; 10: it has finished; 11: it had failed
-# and was started again.
+# and was started again; 2: it must not be; 1: gcloud or a worker failed, whatever its status.
 look() {
     local found
-    found=$(lasting_state) || return
+    found=$(lasting_state) || return 1
     case $found in
     READY | ACTIVE)
-        found=$(progress) || return
+        found=$(progress) || return 1
         say "jaxrank on $name: $found"
         case $found in
         finished) return 10 ;;
-        failed) start && return 11 ;;
-        new) copy && install && start ;;
+        failed)
+            start || return 1
+            return 11
+            ;;
+        new) copy && install && start || return 1 ;;
         refused) die "jaxrank on $name refused its flags, config or data; see its log." ;;
         esac
         ;;
@@ -208,9 +212,9 @@ look() {
         [ -n "$dry_run" ] || say "$name is $found"
         if [ "$found" != MISSING ]; then
             confirm "Delete what is left of $name?"
-            give_back || return
+            give_back || return 1
         fi
-        create && wait_until_ready && copy && install && start
+        create && wait_until_ready && copy && install && start || return 1
         ;;
     *) die "$name is $found, which resume cannot help; see 'gcloud compute tpus $service'." ;;
     esac

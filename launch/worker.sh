@@ -15,10 +15,11 @@
 options=(python nfs mount)
 switches=()
 python=3.12 nfs='' mount=/mnt/jaxrank
+here=${BASH_SOURCE[0]%"${BASH_SOURCE[0]##*/}"}.
 # shellcheck source=launch/command.sh
-source "${BASH_SOURCE[0]%/*}/command.sh"
+source "$here/command.sh" || exit
 parse "$@"
-root=$(cd "${BASH_SOURCE[0]%/*}/.." && pwd)
+root=$(cd "$here/.." && pwd)
 self=$root/launch/worker.sh
 log=$HOME/jaxrank
 

@@ -219,6 +219,13 @@ def stages(read=0.1, decompress=0.1, shuffle=0.1, pack=0.1, transfer=0.1, step=1
         ((1e6, 3e6, 1e6), dict(read=1.0), dict(cores=1, direct=True), "read", "data.direct to Fal"),
         ((1e6, 3e6, 1e6), dict(decompress=1.0), dict(cores=4), "decompress", "'lz4' takes less"),
         ((1e6, 3e6, 1e6), dict(shuffle=1.0), dict(cores=4), "shuffle", "data.window_blocks, now 4"),
+        (
+            (1e6, 3e6, 1e6),
+            dict(shuffle=1.0),
+            dict(cores=4, window_blocks=1),
+            "shuffle",
+            "more core",
+        ),
         # Two workers make half of what one thread makes.
         ((0.4e6, 3e6, 0.4e6), dict(pack=0.9), dict(num_workers=2), "pack", "now 2, to 0"),
         # Fast enough on average.

@@ -169,7 +169,7 @@ class _Cloud:
     def do(self, service, verb, flags, others):
         if (self.here / "offline").exists():
             print("no route to the cloud", file=sys.stderr)
-            sys.exit(1)
+            sys.exit(int((self.here / "offline").read_text() or 1))
         if verb == "list":
             self._list(service, flags)
         elif verb == "create":

@@ -235,6 +235,14 @@ def test_watch_gives_up_on_what_fails_again_and_again(cloud):
     assert "3 failures: given up" in found.stderr
 
 
+def test_watch_tries_again_whatever_the_status_of_the_cloud(cloud):
+    (cloud.here / "offline").write_text("2")
+    found = resume(cloud, "--watch", "--yes", "--every=0", "--retries=2")
+    assert found.returncode == 2
+    assert "3 failures: given up" in found.stderr
+    assert cloud.verbs() == ["list"] * 3
+
+
 def test_slices_are_one_queued_resource(cloud):
     flags = ("--slices=2", "--valid-until-duration=6h", "--every=0", "--project=p")
     found = resume(cloud, *flags, chips="v4-16")
