@@ -257,8 +257,8 @@ def set_by_name(config: ConfigDict, path: str, value: str) -> bool:
         if by_name and not isinstance(section.get(part), tuple):
             found = value if where == "source.files." else _literal(value)
             with section.unlocked(), section.ignore_type():
-                if part in section:
-                    del section[part]  # of patterns the last one given counts
+                if where.removesuffix(".") in _OF_PATTERNS and part in section:
+                    del section[part]  # the last one given counts
                 section[part] = found
             return True
         name = part.split("[")[0]

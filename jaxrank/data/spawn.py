@@ -29,7 +29,7 @@ def held_back() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _kept() -> Iterator[None]:
-    """Signals that other threads get for this one are raised again at the end."""
+    """Signals that other threads get for this one are handled at the end."""
     came: list[int] = []
     handlers = {n: signal.getsignal(n) for n in _SIGNALS}
     try:
