@@ -31,7 +31,7 @@ from jaxrank.checksum import checksums, differing
 from jaxrank.embedding import GROUPS
 from jaxrank.errors import InputError, RunError
 from jaxrank.step import TrainState, Weights, trained, weights_of
-from jaxrank.stored import StoredArrays, dotted
+from jaxrank.stored import StoredArrays
 
 # About twenty lines a save otherwise; and of one that fails a page of traceback for each array, as
 # late as the end of the process. The exception itself is raised where the save is waited for.
@@ -388,18 +388,13 @@ class Checkpoints:
     def _differences(self, step: int, parts: dict[str, Any]) -> list[str]:
         """Where a checkpoint has other arrays than trees of shapes, a line each; of many the first.
         None where it cannot be read. Of one process: others may not have failed."""
-        lines = []
         try:
             sums = self._read_run(step)["checksums"]
-            for part, tree in parts.items():
-                saved = StoredArrays(self.path / str(step) / part, sums[part])
-                leaves = jax.tree_util.tree_leaves_with_path(tree)
-                wanted = {dotted(path): leaf.shape for path, leaf in leaves}
-                for name in sorted({*saved.names, *wanted}):
-                    found = saved.shape(name) if name in saved else "not there"
-                    expected = wanted.get(name, "not there")
-                    if found != expected:
-                        lines.append(f"{part}/{name}: {found}, by the config {expected}")
+            lines = [
+                f"{part}/{line}"
+                for part, tree in parts.items()
+                for line in StoredArrays(self.path / str(step) / part, sums[part]).unlike(tree)
+            ]
         except InputError:
             return []
         more = [f"and {len(lines) - _MOST_TOLD} more"] if len(lines) > _MOST_TOLD else []

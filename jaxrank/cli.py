@@ -314,10 +314,10 @@ def main() -> NoReturn:
         status, interrupted = _tell("interrupted", 130), True
     except Exception as error:
         if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
-            _tell(f"error: {_of_memory(error)}", RunError.exit_status)
+            status = _tell(f"error: {_of_memory(error)}", RunError.exit_status)
         else:
             traceback.print_exc()
-        status = RunError.exit_status
+            status = RunError.exit_status
     # Interrupted, threads of libraries may still be at work, and would lose what they work with.
     processes.leave(status, at_once=interrupted)
     sys.exit(status)

@@ -43,13 +43,21 @@ class StoredArrays:
     def names(self) -> list[str]:
         return list(self._checksums)
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Of an array, as it was saved.
+    def unlike(self, tree: Any) -> list[str]:
+        """The arrays that are not those of a tree of shapes, a line each.
 
         Raises:
-            InputError: it is not there, or cannot be read.
+            InputError: one cannot be read.
         """
-        return tuple(self._opened(name).shape)
+        leaves = jax.tree_util.tree_leaves_with_path(tree)
+        wanted = {dotted(path): leaf.shape for path, leaf in leaves}
+        lines = []
+        for name in sorted({*self.names, *wanted}):
+            found = tuple(self._opened(name).shape) if name in self else "not there"
+            expected = wanted.get(name, "not there")
+            if found != expected:
+                lines.append(f"{name}: {found}, by the config {expected}")
+        return lines
 
     def read(self, name: str) -> np.ndarray:
         """A whole array.

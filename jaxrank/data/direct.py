@@ -73,7 +73,8 @@ class DirectSplit(Split):
         self.days = ()
         self._files = []  # of a store
         self._source, self._features = source, features
-        self._columns = [c for c in source.columns(name) if c in features.named]
+        named = features.named
+        self._columns = [c for c in source.columns(name) if c in named]
         paths = source.files_of(name)
         self._row_groups = {path: source.row_groups[path] for path in paths}
         self._places = [

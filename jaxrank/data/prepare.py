@@ -56,9 +56,8 @@ def prepare(
     """Writes the store `output` from raw data.
 
     The manifest's `spec` holds `features` (`spec.canonical` of the section), `source` as it was
-    given, and what was learned.
-    What was done before an error, or before the process was killed, lies in `.NAME.partial` beside
-    the output and is not done again, but of little data.
+    given, and what was learned. What was done before an error, or before the process was killed,
+    lies in `.NAME.partial` beside the output and is not done again, but of little data.
 
     Args:
         features: the config's section, see `spec.FeatureSpec`.
