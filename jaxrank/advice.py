@@ -36,6 +36,7 @@ class Setting(NamedTuple):
     num_workers: int
     prefetch_batches: int
     window_blocks: int
+    compression: str
     direct: bool
 
 
@@ -103,7 +104,11 @@ def _less_work(limit: str, stages: Mapping[str, float], setting: Setting) -> str
     if limit == "read":
         if setting.direct:
             return "Prepare the data and set data.direct to False: Parquet is decoded on each pass."
-        smaller = "zstd" if stages["decompress"] else "lz4"
+        smaller = "lz4"
+        if stages["decompress"]:  # a store that was prepared by another config may be of either
+            smaller = "zstd" if setting.compression == "lz4" else ""
+        if not smaller:
+            return "Keep data.store on a faster disk."
         return (
             f"Prepare the data with data.compression={smaller!r}, so that there is less to read, or"
             " keep data.store on a faster disk."

@@ -215,5 +215,6 @@ def _setting(job: Job) -> Setting:
         num_workers=data.num_workers,
         prefetch_batches=data.prefetch_batches,
         window_blocks=data.window_blocks,
+        compression=data.compression,
         direct=data.direct,
     )

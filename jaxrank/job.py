@@ -66,6 +66,7 @@ def check(config: ConfigDict) -> None:
         InputError: naming the field of the config, what it must be and what was found.
     """
     configs.check(config)
+    packing.check_shards(config.batch_size, config.data.shards)
     make_plan(config, rows=1)
     check_settings(config)
 

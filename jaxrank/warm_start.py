@@ -144,8 +144,10 @@ def _with_layers(state: TrainState, older: _Older, job: Job) -> tuple[TrainState
     layers = {f: jax.device_get(getattr(state, f)) for f in ("params", "model_state", "opt_state")}
     carried = carry_layers(layers, inputs, names, read, same_optimizer=same_optimizer)
     steps = older.training.read("earlier") + older.training.read("step")
-    if not _same_rule(older, job):
-        steps = np.zeros_like(steps)  # by them moments are corrected, which begin anew
+    # Moments that begin anew are corrected by steps of their own. Not where an average counts by
+    # the same steps: it would forget at once what is carried over.
+    if trainee.embedding.rule.counts_steps and not _same_rule(older, job) and not state.average:
+        steps = np.zeros_like(steps)
     found = state._replace(
         **{field: _put(tree, getattr(state, field)) for field, tree in carried.layers.items()},
         earlier=_put(steps, state.earlier),

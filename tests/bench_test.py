@@ -193,6 +193,7 @@ SETTING = Setting(
     num_workers=0,
     prefetch_batches=16,
     window_blocks=4,
+    compression="lz4",
     direct=False,
 )
 
@@ -216,6 +217,13 @@ def stages(read=0.1, decompress=0.1, shuffle=0.1, pack=0.1, transfer=0.1, step=1
         ((1e6, 30e6, 1e6), dict(read=1.0), dict(num_workers=4), "read", "now 4, to 8"),
         ((1e6, 30e6, 1e6), dict(read=1, decompress=0), dict(num_workers=8), "read", "'lz4', so"),
         ((1e6, 30e6, 1e6), dict(read=1.0), dict(num_workers=8), "read", "'zstd', so"),
+        (
+            (1e6, 30e6, 1e6),
+            dict(read=1.0),
+            dict(num_workers=8, compression="zstd"),
+            "read",
+            " Keep data.store on a faster disk",
+        ),
         ((1e6, 3e6, 1e6), dict(read=1.0), dict(cores=1, direct=True), "read", "data.direct to Fal"),
         ((1e6, 3e6, 1e6), dict(decompress=1.0), dict(cores=4), "decompress", "'lz4' takes less"),
         ((1e6, 3e6, 1e6), dict(shuffle=1.0), dict(cores=4), "shuffle", "data.window_blocks, now 4"),

@@ -353,6 +353,7 @@ def test_a_config_that_cannot_work_is_refused_with_field_and_value(
         ("optim.dense", "name", "adamm"),
         ("optim.tables", "decay", "cosines"),
         ("optim.tables", "name", "adamm"),
+        ("data", "shards", 5),
     ],
 )
 def test_what_is_wrong_whatever_the_data_is_refused_before_any_is_made(

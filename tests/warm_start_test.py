@@ -23,7 +23,7 @@ from jaxrank.config import default
 from jaxrank.embedding.storage import logical_rows
 from jaxrank.errors import InputError
 from jaxrank.job import build
-from jaxrank.step import trained, weights_of
+from jaxrank.step import averaged, trained, weights_of
 from jaxrank.stored import StoredArrays, dotted
 from jaxrank.train import train
 
@@ -369,7 +369,33 @@ def test_other_optimizers_and_dimensions_begin_anew_and_are_told(first, tmp_path
     for name, table in state.tables.items():
         jax.tree.map(np.testing.assert_array_equal, table.slots, fresh.tables[name].slots)
     np.testing.assert_array_equal(state.tables["dim2"].rows, fresh.tables["dim2"].rows)
+    assert int(state.earlier) == 16
+
+
+def test_moments_that_begin_anew_count_their_steps_anew(first, tmp_path):
+    raw, _, run, *_ = first
+    _, state = started(run, config(raw, optim__tables__name="lazy_adam"), tmp_path / "next")
     assert int(state.earlier) == 0
+
+
+@pytest.mark.parametrize("rule", ["adagrad", "lazy_adam"])
+def test_an_average_goes_on_under_another_rule_of_tables(first, tmp_path, rule):
+    raw, _, run, *_ = first
+    c = config(raw, ema_decay=0.9, optim__tables__name=rule)
+    job, state = started(run, c, tmp_path / "next")
+    weights = trained(state)._replace(params=jax.tree.map(lambda x: x + 1, state.params))
+    moved = averaged(
+        job.program.trainee, state._replace(params=weights.params, step=state.step + 1), 1
+    )
+    keep = (1 + 17) / (10 + 17)  # of 16 steps before and one
+    jax.tree.map(
+        lambda new, was, mine: np.testing.assert_allclose(
+            new, keep * was + (1 - keep) * mine, rtol=1e-4, atol=1e-6
+        ),
+        moved.average.params,
+        state.average.params,
+        weights.params,
+    )
 
 
 def test_a_started_run_is_resumed_to_the_bit_and_does_not_start_twice(first, tmp_path):

@@ -31,12 +31,14 @@ class Rule(NamedTuple):
         that have such.
     settled: (rows, slots) -> the slots with which this rule keeps rows that it did not make itself,
         for rules whose slots say where a row is.
+    counts_steps: whether what it does depends on the step.
     """
 
     slots: Mapping[str, tuple[bool, float]]
     change: Callable[..., tuple[jax.Array, Slots]]
     native: Callable[..., tuple[jax.Array, Slots]] | None = None
     settled: Callable[[jax.Array, Slots], Slots] | None = None
+    counts_steps: bool = False
 
 
 def sgd() -> Rule:
@@ -100,7 +102,7 @@ def lazy_adam(*, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) -> Rule:
         v = (slots["v"] + change_v) / (1 - b2**count)
         return -rate * m / (jnp.sqrt(v) + eps), {"m": change_m, "v": change_v}
 
-    return Rule({"m": (True, 0.0), "v": (True, 0.0)}, change)
+    return Rule({"m": (True, 0.0), "v": (True, 0.0)}, change, counts_steps=True)
 
 
 def ftrl(*, beta: float = 1.0, l1: float = 0.0, l2: float = 0.0) -> Rule:
