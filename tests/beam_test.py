@@ -160,7 +160,7 @@ def test_it_goes_on_once_the_bad_record_is_mended(tmp_path):
 
 def work_at(directory):
     spec = FeatureSpec.from_config(dict(tasks=[CLICK]))
-    return Work(spec, {}, str(directory), NO_LESSONS, 64, "", "error", 0, "", "")
+    return Work(spec, {}, str(directory), NO_LESSONS, 64, "", "error", 0, {}, "", "")
 
 
 def units(count):

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from raw import every_chunk
+from servers import serving
 
 from jaxrank.data import parquet
 from jaxrank.data.partitions import partition_of
@@ -265,3 +266,12 @@ def test_a_file_that_changes_after_it_was_opened_is_refused(tmp_path):
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
     with pytest.raises(InputError, match=r"a\.parquet: must not change while it is read"):
         list(every_chunk(source, "train"))
+
+
+def test_a_server_that_sends_whole_files_only_has_no_parts(tmp_path):
+    write(tmp_path / "a.parquet", {"n": [1, 2]})
+    with (
+        serving(tmp_path) as url,
+        pytest.raises(InputError, match=r"a.parquet: Parquet is read in parts, .* copy it first"),
+    ):
+        source_of(f"{url}/a.parquet")

@@ -6,83 +6,26 @@ import gzip
 import hashlib
 import io
 import json
-import subprocess
+import os
+import signal
 import sys
 from pathlib import Path
 
 import fsspec
 import numpy as np
+import preparations
 import pytest
+from preparations import FEATURES, TASK, content, files, rows_of, run, write_csv
 
-from jaxrank.data import prepare as prepare_module
-from jaxrank.data import runners, text, units, work
+from jaxrank.data import rejects, text, units, work
 from jaxrank.data.block import concatenate
 from jaxrank.data.files import path_of
 from jaxrank.data.prepare import prepare
 from jaxrank.data.runners import Local
 from jaxrank.data.store import open_store
-from jaxrank.errors import InputError
+from jaxrank.errors import InputError, RunError
 
-TASK = dict(name="click", label="label")
-FEATURES = dict(
-    tasks=[TASK],
-    floats=[dict(columns="x", standardize=True, log=True)],
-    ids=[dict(columns="user")],
-    lists=[dict(columns="tags")],
-    keep=["n"],
-)
-HEADER = ["n", "label", "x", "user", "tags", "day"]
-
-
-def rows_of(count, first=0):
-    draw = np.random.default_rng([7, first])
-    return [
-        [
-            first + i,
-            int(draw.integers(2)),
-            round(float(draw.normal()), 3),
-            f"u{int(draw.pareto(1.2))}",
-            "|".join(f"t{k}" for k in draw.integers(0, 9, draw.integers(0, 4))),
-            f"2024-05-0{1 + (first + i) // 100}",
-        ]
-        for i in range(count)
-    ]
-
-
-def write_csv(path, rows):
-    with open(path, "w", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows([HEADER, *rows])
-    return str(path)
-
-
-def files(folder, *counts):
-    """CSV files of so many rows each."""
-    folder.mkdir(exist_ok=True)
-    first, found = 0, []
-    for i, count in enumerate(counts):
-        found.append(write_csv(folder / f"{i}.csv", rows_of(count, first)))
-        first += count
-    return found
-
-
-def run(output, train, features=FEATURES, **options):
-    section = dict(kind="csv", files=dict(train=train))
-    return prepare(
-        features, section, output, report=options.pop("report", lambda _: None), **options
-    )
-
-
-def content(path):
-    """Every file below a directory, by name."""
-    return {str(p.relative_to(path)): p.read_bytes() for p in Path(path).rglob("*") if p.is_file()}
-
-
-@pytest.fixture
-def small_units(monkeypatch):
-    """Every file is a unit, and nothing is too little to go on with."""
-    monkeypatch.setattr(units, "_UNIT_BYTES", 1)
-    monkeypatch.setattr(runners, "_FEW_BYTES", 0)
-    monkeypatch.setattr(prepare_module, "_LITTLE", 0)
+small_units = pytest.fixture(preparations.small_units)
 
 
 def test_the_store_is_the_same_from_any_number_of_processes(tmp_path, small_units):
@@ -112,99 +55,6 @@ def test_small_files_share_a_unit_and_large_ones_are_cut(tmp_path, monkeypatch):
     a, b = (s.entries["train"]["statistics"] for s in (store, cut))
     assert a["ids"] == b["ids"]
     assert a["list_lengths"]["max_total_per_run"] == b["list_lengths"]["max_total_per_run"]
-
-
-def counted(monkeypatch):
-    """How often each unit is learned from and encoded, by index."""
-    calls = dict(learn=[], encode=[])
-    for name in calls:
-        real = getattr(work, name)
-
-        def call(job, unit, *rest, name=name, real=real):
-            calls[name].append(unit.index)
-            return real(job, unit, *rest)
-
-        monkeypatch.setattr(work, name, call)
-    chunks = []
-    real_chunks = work._chunks
-
-    def read(job, unit, rejects):
-        chunks.append(unit.index)
-        return real_chunks(job, unit, rejects)
-
-    monkeypatch.setattr(work, "_chunks", read)
-    return chunks
-
-
-def test_what_was_done_before_an_error_is_not_done_again(tmp_path, small_units, monkeypatch):
-    train = files(tmp_path / "raw", 50, 50, 50)
-    expected = run(tmp_path / "expected", train, runner=Local(1))
-    good = Path(train[2]).read_text()
-    Path(train[2]).write_text(good.replace("\n149,", "\nx,9", 1).replace(",1,", ",7,", 1))
-    with pytest.raises(InputError, match=r"2.csv, row \d+, column label"):
-        run(tmp_path / "store", train, runner=Local(1))
-    assert not (tmp_path / "store").exists()
-    assert (tmp_path / ".store.partial").is_dir()
-
-    Path(train[2]).write_text(good)
-    read = counted(monkeypatch)
-    run(tmp_path / "store", train, runner=Local(1))
-    # The mended file is read for both passes; of the others what was learned is there.
-    assert read[0] == 2
-    assert content(tmp_path / "store") == content(expected.path)
-    assert not (tmp_path / ".store.partial").exists()
-
-
-def test_a_killed_preparation_is_gone_on_with(tmp_path, small_units, monkeypatch):
-    train = files(tmp_path / "raw", 50, 50, 50)
-    expected = run(tmp_path / "expected", train, runner=Local(1))
-    program = f"""
-import os, signal
-from jaxrank.data import prepare as p, units, work
-from jaxrank.data.runners import Local
-units._UNIT_BYTES = 1
-real = work.SplitWriter.write
-def write(self, block):
-    if self.path.name == "train" and self._prefix == "00002-":
-        os.kill(os.getpid(), signal.SIGKILL)
-    real(self, block)
-work.SplitWriter.write = write
-p.prepare({FEATURES!r}, dict(kind="csv", files=dict(train={train!r})),
-          {str(tmp_path / "store")!r}, runner=Local(1))
-"""
-    killed = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
-    assert killed.returncode == -9, killed.stderr
-    read = counted(monkeypatch)
-    run(tmp_path / "store", train, runner=Local(1))
-    assert read == [2]  # encoded; learned and the other two encoded are there
-    assert content(tmp_path / "store") == content(expected.path)
-
-
-@pytest.mark.parametrize("change", ["features", "file", "key"])
-def test_what_was_done_of_other_data_or_otherwise_is_done_again(
-    tmp_path, small_units, monkeypatch, change
-):
-    train = files(tmp_path / "raw", 50, 50)
-    last = Path(train[1]).read_text()
-    Path(train[1]).write_text(last + "bad\n")
-    with pytest.raises(InputError):
-        run(tmp_path / "store", train, runner=Local(1))
-    Path(train[1]).write_text(last)
-    features, options = FEATURES, {}
-    if change == "features":
-        features = FEATURES | dict(ids=[dict(columns="user", min_count=2)])
-    elif change == "file":
-        write_csv(train[0], rows_of(51, 1000))
-    else:
-        (tmp_path / "key").write_text("0123456789abcdef")
-        options["hash_key_file"] = str(tmp_path / "key")
-    read = counted(monkeypatch)
-    run(tmp_path / "store", train, features, runner=Local(1), **options)
-    assert sorted(read) == [0, 0, 1, 1]
-    monkeypatch.undo()
-    monkeypatch.setattr(units, "_UNIT_BYTES", 1)
-    run(tmp_path / "expected", train, features, runner=Local(1), **options)
-    assert content(tmp_path / "store") == content(tmp_path / "expected")
 
 
 # By day.
@@ -242,6 +92,20 @@ def test_a_record_without_a_time_has_no_day(tmp_path):
     features = FEATURES | dict(time="day", by_day=True)
     with pytest.raises(InputError, match="a.csv, row 5, column day: must be a time, as by_day is"):
         run(tmp_path / "store", train, features)
+
+
+def test_a_record_without_a_time_that_is_skipped_teaches_nothing(tmp_path):
+    rows = rows_of(200)
+    late = [[*row[:2], 1e9, "somebody", *row[4:]] for row in rows_of(3, 200)]
+    for row, time in zip(late, ("", "yesterday", "2024-13-01"), strict=True):
+        row[-1] = time
+    features = FEATURES | dict(time="day", by_day=True)
+    train = write_csv(tmp_path / "a.csv", [*rows, *late])
+    store = run(tmp_path / "store", train, features, on_error="skip")
+    clean = run(tmp_path / "clean", write_csv(tmp_path / "b.csv", rows), features)
+    assert store.schema == clean.schema
+    assert store.split("train").fingerprint == clean.split("train").fingerprint
+    assert len((store.path / "rejected.jsonl").read_text().splitlines()) == 3
 
 
 # Records that are set aside.
@@ -286,6 +150,32 @@ def test_what_may_be_skipped_is_counted_over_all_units(tmp_path, small_units):
     with pytest.raises(InputError, match=r"at most 5 records may be skipped .*: found 6"):
         run(tmp_path / "store", train, on_error="skip", max_rejected=5, runner=Local(1))
     assert run(tmp_path / "all", train, on_error="skip", max_rejected=6, runner=Local(1))
+
+
+def test_lines_before_a_part_are_counted_once(tmp_path, monkeypatch):
+    path = Path(write_csv(tmp_path / "a.csv", rows_of(400)))
+    path.write_text(path.read_text() + "1,2\n" * 30)
+    monkeypatch.setattr(text, "_PART_BYTES", path.stat().st_size - 1000)
+    counted = []
+    real = rejects._lines_before
+    monkeypatch.setattr(
+        rejects, "_lines_before", lambda *place: counted.append(place) or real(*place)
+    )
+    store = run(tmp_path / "store", str(path), on_error="skip")
+    told = [json.loads(line) for line in (store.path / "rejected.jsonl").read_text().splitlines()]
+    assert [entry["row"] for entry in told] == list(range(402, 432))
+    assert len(counted) == 2  # for the part that has them, while learning and encoding
+
+
+def test_a_worker_that_is_killed_is_told(tmp_path, small_units, monkeypatch):
+    train = files(tmp_path / "raw", 20, 20)
+    monkeypatch.setattr(work, "learn", _killed)
+    with pytest.raises(RunError, match=r"one of 2 processes .* was killed"):
+        run(tmp_path / "store", train, runner=Local(2))
+
+
+def _killed(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 # Under a key.
@@ -400,7 +290,7 @@ def test_a_store_at_a_url_is_the_local_one(tmp_path):
     assert again.schema == local.schema
     with pytest.raises(InputError, match="a: must not exist yet"):
         run("memory://stores/a", "memory://raw/")
-    assert not memory.exists("/stores/a/units")
+    assert not memory.exists("/stores/a/_units")
 
 
 @pytest.mark.parametrize("compression", ["lz4", "zstd"])

@@ -1,17 +1,16 @@
 """Delimited text is read as the csv module reads it, wherever it is cut and wherever it lies."""
 
 import csv
-import functools
 import gzip
 import http.server
 import io
 import json
 import re
-import threading
 
 import fsspec
 import pyarrow as pa
 import pytest
+from servers import NoSize, Ranges, serving
 
 from jaxrank.data import delimited, files, lines, text
 from jaxrank.data.chunk import Part
@@ -372,45 +371,11 @@ def test_any_other_delimiter(tmp_path, delimiter):
 # URLs.
 
 
-class Ranges(http.server.SimpleHTTPRequestHandler):
-    """Sends parts of files too, as most servers do and that of the standard library does not."""
-
-    def do_GET(self):
-        with open(self.translate_path(self.path), "rb") as file:
-            content = file.read()
-        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
-        self.send_response(206 if asked else 200)
-        if asked:
-            first, last = int(asked[1]), min(int(asked[2]), len(content) - 1)
-            self.send_header("Content-Range", f"bytes {first}-{last}/{len(content)}")
-            content = content[first : last + 1]
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-
-class NoSize(http.server.SimpleHTTPRequestHandler):
-    """Sends a file without telling its size."""
-
-    def send_header(self, keyword, value):
-        if keyword != "Content-Length":
-            super().send_header(keyword, value)
-
-
 @pytest.fixture(params=[Ranges, http.server.SimpleHTTPRequestHandler, NoSize])
 def server(request, tmp_path):
     """(URL of `tmp_path`, class of the server)."""
-    pytest.importorskip("aiohttp")
-
-    class Quiet(request.param):
-        def log_message(self, *_):
-            pass
-
-    handler = functools.partial(Quiet, directory=str(tmp_path))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as running:
-        threading.Thread(target=running.serve_forever, args=[0.02], daemon=True).start()
-        yield f"http://127.0.0.1:{running.server_port}", request.param
-        running.shutdown()
+    with serving(tmp_path, request.param) as url:
+        yield url, request.param
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.csv.gz"])

@@ -1,6 +1,7 @@
 """TFRecord files of tf.Example come out as the records that are in them, or are refused."""
 
 import gzip
+import http.server
 import importlib.resources
 import json
 import random
@@ -10,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from raw import every_chunk
+from servers import serving
 from tfrecords import example, feature, field, framed, masked_crc, varint, write_file
 
 from jaxrank.data import example_columns, tfrecord
@@ -448,3 +450,23 @@ def test_numpy_and_protobuf_read_the_same(monkeypatch):
     by_protobuf, same_bad = example_columns.columns_of(records, types)
     assert by_numpy.equals(by_protobuf)
     assert bad == same_bad == []
+
+
+class Breaks(http.server.SimpleHTTPRequestHandler):
+    """Promises more than it sends."""
+
+    def send_header(self, keyword, value):
+        super().send_header(keyword, int(value) + 10 if keyword == "Content-Length" else value)
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
+def test_files_of_a_web_server_are_read_as_local_ones(tmp_path, pack):
+    data = [b"first", b"second" * 1000]
+    (tmp_path / "a.tfrecord").write_bytes(pack(b"".join(map(framed, data))))
+    with serving(tmp_path) as url:
+        assert [record.data for record in tfrecord.read_records(f"{url}/a.tfrecord")] == data
+    with (
+        serving(tmp_path, Breaks) as url,
+        pytest.raises(InputError, match="a.tfrecord: must be readable to its end: found"),
+    ):
+        list(tfrecord.read_records(f"{url}/a.tfrecord"))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxrank.data import files
+from jaxrank.data.store_writer import SCRATCH
 from jaxrank.data.units import Unit
 from jaxrank.data.work import Work
 from jaxrank.errors import InputError, RunError
@@ -124,7 +125,7 @@ def _attempt(unit: Unit, function: Callable[..., None], work: Work, arguments: t
         function(work, unit, *arguments)
     except tuple(_ERRORS.values()) as error:
         kind = next(name for name, kind in _ERRORS.items() if isinstance(error, kind))
-        path = files.path_of(work.directory) / "units" / f"failed-{unit.index:05d}.json"
+        path = files.path_of(work.directory) / SCRATCH / f"failed-{unit.index:05d}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         told = {"kind": kind, "message": str(error)}
         files.write_whole(path, json.dumps(told).encode())
@@ -132,7 +133,7 @@ def _attempt(unit: Unit, function: Callable[..., None], work: Work, arguments: t
 
 def _failures(work: Work) -> dict[int, Any]:
     """What units have left of their errors, by their index."""
-    directory = files.path_of(work.directory) / "units"
+    directory = files.path_of(work.directory) / SCRATCH
     directory.fs.invalidate_cache()  # others write there
     found = directory.glob("failed-*.json")
     return {int(path.stem.removeprefix("failed-")): path for path in found}

@@ -2,6 +2,7 @@
 
 import functools
 import glob
+import io
 import os
 import shutil
 from collections.abc import Sequence
@@ -13,6 +14,10 @@ import pyarrow as pa
 from upath import UPath
 
 from jaxrank.errors import InputError
+
+# What file systems tell of a file that is another one when it has changed, the best first.
+_VERSIONS = ("ETag", "etag", "md5Hash", "Content-MD5", "Digest", "generation")
+_CHANGES = ("mtime", "modify", "LastModified", "Last-Modified", "last_modified", "created")
 
 AnyPath = str | os.PathLike[str] | UPath
 
@@ -84,8 +89,11 @@ def find(value: Any, where: str) -> list[str]:
 def _find_local(text: str) -> list[str]:
     path = Path(text)
     if path.is_dir():
-        inside = [p for p in path.rglob("*") if p.is_file() and _is_data(p.relative_to(path).parts)]
-        return [str(p) for p in sorted(inside)] or _none_inside(text)
+        try:
+            inside = sorted(_data_in(path))
+        except OSError as error:
+            raise InputError(f"{text}: cannot be listed: {error}.") from error
+        return [str(p) for p in inside] or _none_inside(text)
     if path.exists():
         return [text]
     if not glob.has_magic(text):
@@ -94,6 +102,22 @@ def _find_local(text: str) -> list[str]:
     if not matches:
         raise InputError(f"{text}: this pattern matches no file.")
     return matches
+
+
+def _data_in(directory: Path, above: tuple[Path, ...] = ()) -> list[Path]:
+    """The files in and below a directory that are data; links are followed."""
+    here = directory.resolve()
+    if here in above:
+        raise InputError(f"{directory}: must not be a link to a directory that it is in.")
+    found = []
+    for path in directory.iterdir():
+        if not _is_data((path.name,)):
+            continue
+        if path.is_dir():
+            found += _data_in(path, (*above, here))
+        elif path.is_file():
+            found.append(path)
+    return found
 
 
 def _find_remote(url: str) -> list[str]:
@@ -145,11 +169,43 @@ def open_input(path: str) -> pa.NativeFile:
         system, inner = _file_system(path)
         # Of size 0: from the start to the end only.
         options = {} if has_ranges(path) else {"block_size": 0}
-        return pa.PythonFile(system.open(inner, "rb", **options), "r")
+        return pa.PythonFile(_Remote(system.open(inner, "rb", **options)), "r")
     except (OSError, ValueError) as error:
         if isinstance(error, InputError):
             raise
         raise InputError(f"{path}: must be a file that can be read: found {error}.") from error
+
+
+class _Remote(io.RawIOBase):
+    """A file of a remote file system, each of which has errors of its own: here OSErrors."""
+
+    def __init__(self, file: Any):
+        self._file = file
+
+    def read(self, size: int = -1) -> bytes:
+        return self._do(self._file.read, size)
+
+    def seek(self, position: int, whence: int = os.SEEK_SET) -> int:
+        return self._do(self._file.seek, position, whence)
+
+    def tell(self) -> int:
+        return self._do(self._file.tell)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return self._file.seekable()
+
+    def _do(self, function: Any, *arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except Exception as error:
+            raise OSError(str(error) or type(error).__name__) from error
 
 
 @functools.cache
@@ -183,9 +239,8 @@ def describe(path: str) -> File:
         if isinstance(error, InputError):
             raise
         raise InputError(f"{path}: must be a file that can be read: found {error}.") from error
-    marks = ("ETag", "etag", "md5Hash", "generation", "mtime", "LastModified", "created")
     size = info.get("size")
-    mark = next((str(info[m]) for m in marks if info.get(m)), "")
+    mark = next((str(info[m]) for m in _VERSIONS + _CHANGES if info.get(m)), "")
     return File(path, -1 if size is None else int(size), mark)
 
 
@@ -197,6 +252,16 @@ def write_whole(path: UPath, data: bytes | pa.Buffer) -> None:
     partial = path.with_name(f"{path.name}.partial")
     partial.write_bytes(data)
     os.replace(str(partial), str(path))
+
+
+def names_below(path: UPath) -> list[str]:
+    """The files in and below a directory, by their paths in it."""
+    if is_local(str(path)):
+        below = Path(str(path))
+        return [p.relative_to(below).as_posix() for p in below.rglob("*") if not p.is_dir()]
+    path.fs.invalidate_cache()  # others write there
+    root = path.path.rstrip("/") + "/"
+    return [name.removeprefix(root) for name in path.fs.find(path.path)]
 
 
 def remove_directory(path: UPath) -> None:

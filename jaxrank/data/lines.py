@@ -113,7 +113,7 @@ def _fill(stream: pa.NativeFile, buffer: memoryview, path: str) -> int:
     try:
         while filled < len(buffer) and (count := stream.readinto(buffer[filled:])):
             filled += count
-    except Exception as error:  # each remote file system raises its own
+    except (OSError, EOFError, pa.ArrowException) as error:
         raise InputError(f"{path}: must be readable to its end: found {error}.") from error
     return filled
 

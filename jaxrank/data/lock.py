@@ -37,6 +37,13 @@ def _is_at(descriptor: int, path: Path) -> bool:
         return False
 
 
+def remove_empty_directories(path: Path) -> None:
+    """Those below the directory in which there is no file."""
+    for inside, _, _ in os.walk(path, topdown=False):
+        if Path(inside) != path and not os.listdir(inside):
+            os.rmdir(inside)
+
+
 def empty_directory(path: Path) -> None:
     """Removes what the directory holds, and not the directory, which may be locked."""
     for inside in path.iterdir():

@@ -93,6 +93,10 @@ class ParquetSource:
     def files_of(self, split: str) -> list[str]:
         return list(self._paths_of[split])
 
+    @property
+    def types(self) -> dict[str, str]:
+        return self.partitions.types
+
     def columns(self, split: str) -> list[str]:
         return [*self._schema.names, *self.partitions.names]
 
@@ -141,6 +145,11 @@ def open_unchanged(mark: files.File) -> pa.parquet.ParquetFile:
 
 
 def _open(path: str) -> pa.parquet.ParquetFile:
+    if not files.has_ranges(path):
+        raise InputError(
+            f"{path}: Parquet is read in parts, and this server sends only whole files: copy it"
+            " first."
+        )
     # Buffering ahead would hold all row groups of the file in memory.
     return pa.parquet.ParquetFile(
         files.open_input(path), pre_buffer=False, page_checksum_verification=True

@@ -65,6 +65,10 @@ class Partitions:
     def names(self) -> list[str]:
         return list(self._types)
 
+    @property
+    def types(self) -> dict[str, str]:
+        return {name: str(kind) for name, kind in self._types.items()}
+
     def values(self, path: str) -> dict[str, str | None]:
         return self._values[path]
 

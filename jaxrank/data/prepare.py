@@ -12,7 +12,7 @@ from typing import Any
 
 from upath import UPath
 
-from jaxrank.data import files, keyed, statistics_report, work
+from jaxrank.data import keyed, statistics_report, work
 from jaxrank.data.earlier import earlier_learned
 from jaxrank.data.learn import (
     NO_LESSONS,
@@ -29,7 +29,7 @@ from jaxrank.data.sources import Source, make_source
 from jaxrank.data.spec import FeatureSpec
 from jaxrank.data.statistics import Statistics
 from jaxrank.data.store import Store, open_store
-from jaxrank.data.store_writer import COMPRESSIONS, StoreWriter
+from jaxrank.data.store_writer import COMPRESSIONS, SCRATCH, StoreWriter
 from jaxrank.data.units import units_of
 from jaxrank.data.work import Work
 from jaxrank.errors import InputError, RunError
@@ -105,11 +105,12 @@ def prepare(
                 compression,
                 on_error,
                 max_rejected,
+                dict(data.types),
                 hash_key_file,
                 token=secrets.token_hex(8),
             )
             preparation = _Preparation(job, data, writer, runner or Local(), report)
-            writer.keep = preparation.bytes >= _LITTLE
+            writer.keep |= preparation.bytes >= _LITTLE
             learned = preparation.learn(earlier)
             preparation.write(learned)
             schema = build_schema(
@@ -119,7 +120,6 @@ def prepare(
                 learned.transforms,
                 learned.boundaries,
             )
-            _clean(writer.work)
             return writer.finish(schema, _told(spec, resolved, source, learned, key))
     except OSError as error:  # those of reading are InputErrors already
         raise RunError(f"{output}: the store could not be written: {error}.") from error
@@ -133,7 +133,8 @@ def _with_stdin(source: Mapping[str, Any], directory: UPath) -> dict[str, Any]:
         return section
     if sum(path == "-" for path in paths.values()) > 1:
         raise InputError("source.files: one split may be the standard input, '-': found several.")
-    kept = directory / _STDIN
+    kept = directory / SCRATCH / _STDIN
+    kept.parent.mkdir(exist_ok=True)
     with kept.open("wb") as file:
         shutil.copyfileobj(sys.stdin.buffer, file)
     section["files"] = {k: str(kept) if path == "-" else path for k, path in paths.items()}
@@ -249,8 +250,7 @@ class _Preparation:
             self._report(f"{split}: {_speed(rows, began)}")
             self._tell(split, totals)
         if rejected:
-            text = "".join(f"{line}\n" for line in rejected)
-            files.write_whole(self._writer.work / "rejected.jsonl", text.encode())
+            self._writer.write_rejected(rejected)
             self._report(f"{len(rejected):,} record(s) skipped: see rejected.jsonl in the store")
 
     def _check_rejected(self, count: int) -> None:
@@ -285,12 +285,6 @@ class _Preparation:
             whole.merge(joined)
         for line in statistics_report.lines(whole.to_json()):
             self._report(f"  {line}")
-
-
-def _clean(directory: UPath) -> None:
-    """Removes what only the preparation itself needed."""
-    files.remove_directory(directory / "units")
-    (directory / _STDIN).unlink(missing_ok=True)
 
 
 def _speed(rows: int, began: float) -> str:

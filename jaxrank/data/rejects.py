@@ -64,6 +64,7 @@ class Rejects:
         self.policy, self.limit = policy, limit
         self.lines: list[str] = []
         self._conceal = conceal
+        self._before: tuple[str, int, int] = ("", 0, 0)  # file, offset, and lines before it
 
     @property
     def count(self) -> int:
@@ -91,7 +92,9 @@ class Rejects:
         Raises:
             InputError: the policy is "error", or more than `limit` were skipped; names the place.
         """
-        row += _lines_before(file, offset)
+        if self._before[:2] != (file, offset):  # once for all of a part
+            self._before = file, offset, _lines_before(file, offset)
+        row += self._before[2]
         if self.policy == "error":
             raise InputError(_message(file, row, column, must, found, hint))
         if self._conceal is not None:

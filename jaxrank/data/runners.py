@@ -6,12 +6,13 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any, Protocol
 
 from jaxrank.data import spawn
 from jaxrank.data.units import Unit
 from jaxrank.data.work import Work
-from jaxrank.errors import InputError
+from jaxrank.errors import InputError, RunError
 
 # Starting processes takes as long as preparing about so much.
 _FEW_BYTES = 64 << 20
@@ -55,6 +56,11 @@ class Local:
                     futures = [pool.submit(function, work, unit, *arguments) for unit in units]
                 for future in futures:
                     future.result()
+            except BrokenProcessPool as error:
+                raise RunError(
+                    f"one of {workers} processes that prepare data was killed, as happens where"
+                    " memory is short: fewer (--workers of prepare) need less of it."
+                ) from error
             except BaseException:
                 pool.shutdown(wait=True, cancel_futures=True)
                 raise

@@ -26,6 +26,7 @@ class Source(Protocol):
     other processes.
 
     files: paths and URLs of all splits; empty for generated data.
+    types: of columns by name, where records are read by what other files have.
     """
 
     @property
@@ -33,6 +34,9 @@ class Source(Protocol):
 
     @property
     def files(self) -> list[str]: ...
+
+    @property
+    def types(self) -> dict[str, str]: ...
 
     def columns(self, split: str) -> list[str]:
         """Names of the columns, which are those of every split."""

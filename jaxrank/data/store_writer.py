@@ -12,7 +12,7 @@ from upath import UPath
 import jaxrank
 from jaxrank.data import files, manifest
 from jaxrank.data.block import Block, block_checksum, to_arrow
-from jaxrank.data.lock import empty_directory, lock_directory
+from jaxrank.data.lock import empty_directory, lock_directory, remove_empty_directories
 from jaxrank.data.store import Store, open_store
 from jaxrank.data.vocabulary import counts_checksum, write_file
 from jaxrank.errors import InputError
@@ -20,6 +20,8 @@ from jaxrank.features import Schema
 
 _BLOCKS_PER_FILE = 64
 COMPRESSIONS = ("", "lz4", "zstd")
+SCRATCH = "_units"  # a directory of what is kept while a store is made; no split has such a name
+_REJECTED = "rejected.jsonl"
 
 
 class SplitWriter:
@@ -85,7 +87,8 @@ class StoreWriter:
     when its manifest is there, which is written last.
 
     Used as a context manager: on any error, or if `finish` was not called, nothing is left. One
-    that was killed leaves its temporary directory, which the next one empties and uses.
+    that was killed leaves its temporary directory, which the next one empties and uses. What others
+    left there and this one did not write again is removed before it becomes the store.
 
     Args:
         path: of the store.
@@ -94,7 +97,7 @@ class StoreWriter:
 
     Attributes:
         work: the temporary directory.
-        keep: whether it stays on an error; it does not at first.
+        keep: whether it stays on an error; at first if another left what can be gone on with.
 
     Raises:
         InputError: something lies at `path` already, or another process is writing it.
@@ -110,6 +113,7 @@ class StoreWriter:
         self._splits: dict[str, tuple[SplitWriter, dict[str, Any]]] = {}
         self._added: dict[str, dict[str, Any]] = {}
         self._counts: dict[str, str] = {}
+        self._has_rejected = False
         self._lock = -1  # a descriptor of the directory, which holds the lock while it is open
         self._finished = False
 
@@ -128,6 +132,7 @@ class StoreWriter:
             self._check_free()  # another process may have finished it since
             if not self._resumable:
                 empty_directory(Path(str(self.work)))
+            self.keep = (self.work / SCRATCH).is_dir()
             (self.work / "vocabulary").mkdir(exist_ok=True)
         except BaseException:
             self.__exit__()
@@ -165,12 +170,37 @@ class StoreWriter:
         write_file(directory / f"{table}.arrow", values, counts)
         self._counts[table] = counts_checksum(counts)
 
+    def write_rejected(self, lines: Sequence[str]) -> None:
+        """The records that were left out, each a line of JSON."""
+        text = "".join(f"{line}\n" for line in lines)
+        files.write_whole(self.work / _REJECTED, text.encode())
+        self._has_rejected = True
+
+    def _remove_others(self, splits: Mapping[str, Mapping[str, Any]]) -> None:
+        """Removes what is no part of the store: what is kept while it is made, and what attempts
+        with other options or files have left."""
+        files.remove_directory(self.work / SCRATCH)
+        mine = {
+            f"{name}/{file['name']}" for name, split in splits.items() for file in split["files"]
+        }
+        mine |= {f"vocabulary/{table}.arrow" for table in self._counts}
+        mine |= {_REJECTED} if self._has_rejected else set()
+        for name in files.names_below(self.work):
+            # A URL may have had files of others below it before.
+            is_made_here = self._local or name.endswith(".arrow") or name == _REJECTED
+            if name not in mine and is_made_here:
+                (self.work / name).unlink()
+        if self._local:
+            remove_empty_directories(Path(str(self.work)))
+            (self.work / "vocabulary").mkdir(exist_ok=True)
+
     def finish(self, schema: Schema, spec: Mapping[str, Any]) -> Store:
         """Writes the manifest and moves the store to its place."""
         splits = dict(self._added)
         for name, (writer, statistics) in self._splits.items():
             writer.close()
             splits[name] = {"statistics": statistics, "files": writer.files}
+        self._remove_others(splits)
         tree = {
             "format_version": manifest.FORMAT_VERSION,
             "jaxrank_version": jaxrank.__version__,

@@ -147,6 +147,10 @@ class Source:
     def splits(self) -> list[str]:
         return list(self._rows)
 
+    @property
+    def types(self) -> dict[str, str]:
+        return {}
+
     def columns(self, split: str) -> list[str]:
         """The names of the columns, which are those of every split."""
         del split

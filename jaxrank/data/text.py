@@ -60,6 +60,10 @@ class TextSource:
     def files(self) -> list[str]:
         return [path for paths in self._paths_of.values() for path in paths]
 
+    @property
+    def types(self) -> dict[str, str]:
+        return {}
+
     def columns(self, split: str) -> list[str]:
         return self._columns
 

@@ -4,6 +4,7 @@ A record is its length (u64), the length's checksum, its bytes, and their checks
 little-endian). A checksum is CRC-32C, rotated by 15 bits, plus a constant. Files may be gzip.
 """
 
+import contextlib
 import itertools
 import struct
 from collections.abc import Iterator, Mapping, Sequence
@@ -68,6 +69,10 @@ class TFRecordSource:
     @property
     def files(self) -> list[str]:
         return [path for paths in self._paths_of.values() for path in paths]
+
+    @property
+    def types(self) -> dict[str, str]:
+        return {name: str(kind) for name, kind in self._types.items()}
 
     def columns(self, split: str) -> list[str]:
         return list(self._types)
@@ -138,8 +143,7 @@ def read_records(path: str) -> Iterator[Record]:
     """
     row = 0
     try:
-        with files.open_input(path) as raw:
-            stream = _uncompressed(raw)
+        with contextlib.closing(_open(path)) as stream:
             while head := stream.take(_HEAD.size):
                 row += 1
                 length = _length(path, row, head)
@@ -185,6 +189,9 @@ class _Stream:
     def __init__(self, file: pa.NativeFile, ahead: bytes = b""):
         self._file, self._ahead, self._at = file, ahead, 0
 
+    def close(self) -> None:
+        self._file.close()
+
     def take(self, count: int) -> bytes:
         """The next `count` bytes; fewer where the file ends."""
         stop = self._at + count
@@ -201,11 +208,12 @@ class _Stream:
         return found
 
 
-def _uncompressed(file: pa.NativeFile) -> _Stream:
+def _open(path: str) -> _Stream:
+    file = files.open_input(path)
     head = file.read(_HEAD.size)
     whole = len(head) == _HEAD.size and _masked_crc(head[:8]) == _HEAD.unpack(head)[1]
     # A length may begin with the two bytes that gzip begins with.
     if whole or not head.startswith(_GZIP_MAGIC):
         return _Stream(file, head)
-    file.seek(0)
-    return _Stream(pa.CompressedInputStream(file, "gzip"))
+    file.close()  # and not sought in: some web servers send all of a file and no part of it
+    return _Stream(pa.CompressedInputStream(files.open_input(path), "gzip"))

@@ -27,7 +27,7 @@ from jaxrank.data.rejects import BadRows, Rejects
 from jaxrank.data.sources import Source, make_source
 from jaxrank.data.spec import FeatureSpec
 from jaxrank.data.statistics import Statistics
-from jaxrank.data.store_writer import SplitWriter
+from jaxrank.data.store_writer import SCRATCH, SplitWriter
 from jaxrank.data.times import days, seconds
 from jaxrank.data.units import Unit
 from jaxrank.data.vocabulary import Vocabulary, read_file
@@ -46,6 +46,7 @@ class Work(NamedTuple):
     block_size: examples in a block.
     compression: of blocks.
     on_error, max_rejected: see `Rejects`.
+    types: of the source.
     hash_key_file: path of the key for raw values; empty: they are shown.
     token: of this preparation and no other: what is kept between units is not kept longer.
     """
@@ -58,6 +59,7 @@ class Work(NamedTuple):
     compression: str
     on_error: str
     max_rejected: int
+    types: dict[str, str]
     hash_key_file: str
     token: str
 
@@ -65,7 +67,9 @@ class Work(NamedTuple):
         """Of all that a unit's result depends on."""
         key = keyed.fingerprint(keyed.read_key(self.hash_key_file)) if self.hash_key_file else ""
         source = {k: v for k, v in self.source.items() if k != "files"}
-        told = [self.features.to_config(), source, self.block_size, self.compression]
+        told = [self.features.to_config(), source, self.block_size, self.compression, self.types]
+        if not all(file.mark for file in unit.marks):
+            told.append(self.token)  # nothing would tell that such a file has changed
         versions = [jaxrank.__version__, FORMAT_VERSION, _ENCODING]
         return unit.fingerprint(told, self.on_error, key, versions, *rest)
 
@@ -95,7 +99,7 @@ def _chunks(work: Work, unit: Unit, rejects: Rejects) -> Iterator[Chunk]:
 
 def lessons_path(work: Work, unit: Unit) -> Any:
     kind = "latest" if work.wanted.as_of else "learned"
-    return files.path_of(work.directory) / "units" / f"{kind}-{unit.split}-{unit.name}.arrow"
+    return files.path_of(work.directory) / SCRATCH / f"{kind}-{unit.split}-{unit.name}.arrow"
 
 
 def learn(work: Work, unit: Unit) -> None:
@@ -125,7 +129,27 @@ def learn(work: Work, unit: Unit) -> None:
 def _checker(features: FeatureSpec) -> Callable[[Chunk], None]:
     """Raises BadRows for what will not be encoded, before anything is learned."""
     scales = {f.name: (0.0, 1.0) for f in features.floats}
-    return Encoder(features, {}, scales, Statistics(features), as_of=math.inf).check
+    encoder = Encoder(features, {}, scales, Statistics(features), as_of=math.inf)
+
+    def check(chunk: Chunk) -> None:
+        encoder.check(chunk)
+        if features.by_day:
+            _days(features, chunk)
+
+    return check
+
+
+def _days(features: FeatureSpec, chunk: Chunk) -> np.ndarray:
+    """The day of each record, as text.
+
+    Raises:
+        BadRows: of one it is not known.
+    """
+    found = seconds(column_of(chunk, features.time))
+    if np.isnan(found).any():
+        rows = np.flatnonzero(np.isnan(found))
+        raise BadRows(chunk, rows, features.time, "a time, as by_day is set", "an empty value")
+    return days(found)
 
 
 def _has(path: Any, fingerprint: str, work: Work) -> bool:
@@ -188,7 +212,7 @@ class Written(NamedTuple):
 
 
 def result_path(work: Work, unit: Unit) -> Any:
-    return files.path_of(work.directory) / "units" / f"written-{unit.split}-{unit.name}.json"
+    return files.path_of(work.directory) / SCRATCH / f"written-{unit.split}-{unit.name}.json"
 
 
 def encode(work: Work, unit: Unit, learned: str) -> None:
@@ -199,11 +223,9 @@ def encode(work: Work, unit: Unit, learned: str) -> None:
     """
     path, fingerprint = result_path(work, unit), work.fingerprint(unit, learned)
     if path.is_file():
-        try:
-            if json.loads(path.read_text())["fingerprint"] == fingerprint:
-                return
-        except (ValueError, KeyError, TypeError):
-            pass  # of another version
+        if _is_written(work, path, fingerprint):
+            return
+        path.unlink()  # its files are about to be written over
     writers = _Writers(work, unit, _read_learned(work.directory, learned))
     rejects = work.rejects()
     for chunk in _chunks(work, unit, rejects):
@@ -211,6 +233,19 @@ def encode(work: Work, unit: Unit, learned: str) -> None:
     tree = Written(writers.finish(), rejects.lines)._asdict() | {"fingerprint": fingerprint}
     path.parent.mkdir(parents=True, exist_ok=True)
     files.write_whole(path, json.dumps(tree).encode())
+
+
+def _is_written(work: Work, path: Any, fingerprint: str) -> bool:
+    try:
+        tree = json.loads(path.read_text())
+        return tree["fingerprint"] == fingerprint and all(
+            (files.path_of(work.directory) / directory / file["name"]).stat().st_size
+            == file["bytes"]
+            for directory, entry in tree["splits"].items()
+            for file in entry["files"]
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return False  # of another version, or something is gone
 
 
 def read_result(work: Work, unit: Unit) -> Written:
@@ -237,20 +272,13 @@ class _Writers:
         split = self._unit.split
         if not self._work.features.by_day:
             return [(split, chunk)]
-        chunk, dates = rejects.attempt(chunk, self._days)
+        dated = functools.partial(_days, self._work.features)
+        chunk, dates = rejects.attempt(chunk, dated)
         found = []
         for day in [] if dates is None else np.unique(dates):
             others = np.flatnonzero(dates != day)
             found.append((f"{split}/{day}", chunk.without(others) if len(others) else chunk))
         return found
-
-    def _days(self, chunk: Chunk) -> np.ndarray:
-        name = self._work.features.time
-        found = seconds(column_of(chunk, name))
-        if np.isnan(found).any():
-            rows = np.flatnonzero(np.isnan(found))
-            raise BadRows(chunk, rows, name, "a time, as by_day is set", "an empty value")
-        return days(found)
 
     def _of(self, directory: str) -> "tuple[Encoder, _Blocks]":
         if directory not in self._by_directory:

@@ -1,0 +1,83 @@
+"""Preparations of small CSV files."""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+
+from jaxrank.data import prepare as prepare_module
+from jaxrank.data import runners, units, work
+from jaxrank.data.prepare import prepare
+
+TASK = dict(name="click", label="label")
+FEATURES = dict(
+    tasks=[TASK],
+    floats=[dict(columns="x", standardize=True, log=True)],
+    ids=[dict(columns="user")],
+    lists=[dict(columns="tags")],
+    keep=["n"],
+)
+HEADER = ["n", "label", "x", "user", "tags", "day"]
+
+
+def rows_of(count, first=0):
+    draw = np.random.default_rng([7, first])
+    return [
+        [
+            first + i,
+            int(draw.integers(2)),
+            round(float(draw.normal()), 3),
+            f"u{int(draw.pareto(1.2))}",
+            "|".join(f"t{k}" for k in draw.integers(0, 9, draw.integers(0, 4))),
+            f"2024-05-0{1 + (first + i) // 100}",
+        ]
+        for i in range(count)
+    ]
+
+
+def write_csv(path, rows):
+    with open(path, "w", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows([HEADER, *rows])
+    return str(path)
+
+
+def files(folder, *counts):
+    """CSV files of so many rows each."""
+    folder.mkdir(exist_ok=True)
+    first, found = 0, []
+    for i, count in enumerate(counts):
+        found.append(write_csv(folder / f"{i}.csv", rows_of(count, first)))
+        first += count
+    return found
+
+
+def run(output, train, features=FEATURES, **options):
+    section = dict(kind="csv", files=dict(train=train))
+    return prepare(
+        features, section, output, report=options.pop("report", lambda _: None), **options
+    )
+
+
+def content(path):
+    """Every file below a directory, by name."""
+    return {str(p.relative_to(path)): p.read_bytes() for p in Path(path).rglob("*") if p.is_file()}
+
+
+def small_units(monkeypatch):
+    """Every file is a unit, and nothing is too little to go on with."""
+    monkeypatch.setattr(units, "_UNIT_BYTES", 1)
+    monkeypatch.setattr(runners, "_FEW_BYTES", 0)
+    monkeypatch.setattr(prepare_module, "_LITTLE", 0)
+
+
+def counted(monkeypatch):
+    """The index of each unit that is read, as often as it is."""
+    chunks = []
+    real_chunks = work._chunks
+
+    def read(job, unit, rejects):
+        chunks.append(unit.index)
+        return real_chunks(job, unit, rejects)
+
+    monkeypatch.setattr(work, "_chunks", read)
+    return chunks
