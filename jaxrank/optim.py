@@ -1,11 +1,12 @@
 """Learning rates, and the optimizer of the dense parameters. (Tables have their own, see
 `embedding`.)"""
 
+import functools
 import inspect
 import numbers
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import optax
@@ -95,32 +96,39 @@ def schedule(
     return optax.join_schedules([warmup, after], [warmup_steps])
 
 
-def _sgd(rate: Schedule, weight_decay: float) -> optax.GradientTransformation:
+class _Decay(NamedTuple):
+    """weight: of the parameters in their decay; mask: of those that decay, or None for all."""
+
+    weight: float
+    mask: Callable[[Any], Any] | None
+
+
+def _sgd(rate: Schedule, decay: _Decay) -> optax.GradientTransformation:
     return optax.sgd(rate)
 
 
 def _momentum(
-    rate: Schedule, weight_decay: float, *, momentum: float = 0.9, nesterov: bool = False
+    rate: Schedule, decay: _Decay, *, momentum: float = 0.9, nesterov: bool = False
 ) -> optax.GradientTransformation:
     return optax.sgd(rate, momentum=momentum, nesterov=nesterov)
 
 
 def _adagrad(
-    rate: Schedule, weight_decay: float, *, initial_accumulator: float = 0.1, eps: float = 1e-7
+    rate: Schedule, decay: _Decay, *, initial_accumulator: float = 0.1, eps: float = 1e-7
 ) -> optax.GradientTransformation:
     return optax.adagrad(rate, initial_accumulator_value=initial_accumulator, eps=eps)
 
 
 def _adam(
-    rate: Schedule, weight_decay: float, *, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8
+    rate: Schedule, decay: _Decay, *, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8
 ) -> optax.GradientTransformation:
     return optax.adam(rate, b1=b1, b2=b2, eps=eps)
 
 
 def _adamw(
-    rate: Schedule, weight_decay: float, *, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8
+    rate: Schedule, decay: _Decay, *, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8
 ) -> optax.GradientTransformation:
-    return optax.adamw(rate, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay)
+    return optax.adamw(rate, b1=b1, b2=b2, eps=eps, weight_decay=decay.weight, mask=decay.mask)
 
 
 OPTIMIZERS: Mapping[str, Callable[..., optax.GradientTransformation]] = {
@@ -138,6 +146,7 @@ def dense_optimizer(
     rate: Schedule,
     clip_norm: float = 0.0,
     weight_decay: float = 0.0,
+    undecayed: Collection[str] = (),
     factors: Mapping[str, float] = MappingProxyType({}),
     **hyper: float,
 ) -> Optimizer:
@@ -146,7 +155,8 @@ def dense_optimizer(
     In this order, for gradient g and parameter x, biases included:
 
     1. clip_norm > 0: g <- g * min(1, clip_norm / |g|), |g| over all parameters together.
-    2. weight_decay > 0: g <- g + weight_decay * x, except under adamw.
+    2. weight_decay > 0: g <- g + weight_decay * x, except under adamw, and of the parameters whose
+       names, as below, are in `undecayed`.
     3. The rule of `name`: sgd; momentum (`momentum`, `nesterov`); adagrad (Duchi et al. 2011:
        `initial_accumulator`, `eps` under the root); adam (Kingma and Ba 2015: `b1`, `b2`, `eps`
        beside the root); adamw (Loshchilov and Hutter 2019), which also takes
@@ -175,19 +185,29 @@ def dense_optimizer(
 
     for pattern, factor in factors.items():
         _at_least(f"factors[{pattern!r}]", factor, 0)
+    decay = _Decay(weight_decay, functools.partial(_is_not_of, undecayed) if undecayed else None)
     parts = [optax.clip_by_global_norm(clip_norm)] if clip_norm > 0 else []
     if weight_decay > 0 and name != "adamw":
-        parts.append(optax.add_decayed_weights(weight_decay))
-    parts.append(make(rate, weight_decay, **hyper))
+        parts.append(optax.add_decayed_weights(*decay))
+    parts.append(make(rate, decay, **hyper))
     if factors:
         parts.append(_scale_by_name(factors))
     return optax.chain(*parts)
 
 
+def _name(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def _is_not_of(names: Collection[str], params: Any) -> Any:
+    """Whether each parameter has none of these names."""
+    return jax.tree_util.tree_map_with_path(lambda path, _: _name(path) not in names, params)
+
+
 def _scale_by_name(factors: Mapping[str, float]) -> optax.GradientTransformation:
     def by_name(params: Any) -> list[tuple[str, float]]:
         paths, _ = jax.tree.flatten_with_path(params)
-        names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in paths]
+        names = [_name(path) for path, _ in paths]
         found = patterns.matched("factors", "parameter", names, factors)
         return [(name, found.get(name, 1.0)) for name in names]
 

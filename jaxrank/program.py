@@ -248,7 +248,9 @@ def make_optimizers(config: ConfigDict, num_steps: int) -> Optimizers:
     scale = dict(batch_size=config.batch_size, num_steps=num_steps)
     with _within("optim.dense"):
         rate = optim.schedule(**scale, **{f: dense.pop(f) for f in _RATE_FIELDS})
-        optimizer = optim.dense_optimizer(rate=rate, **dense.pop("settings"), **dense)
+        learned = (steps.LOG_VARIANCES,) if config.task_weighting == "uncertainty" else ()
+        settings = dense.pop("settings")
+        optimizer = optim.dense_optimizer(rate=rate, undecayed=learned, **settings, **dense)
     with _within("optim.tables"):
         table_rate = optim.schedule(**scale, **{f: tables.pop(f) for f in _RATE_FIELDS})
     settings = tables["settings"]

@@ -28,8 +28,8 @@ class TrainState(NamedTuple):
     """Everything that a step reads and writes.
 
     step: i32[], steps done.
-    earlier: i32[], steps of the runs before, one started from the other: what moments and averages
-        have seen besides.
+    earlier: i32[], what moments and averages have seen besides: steps of the runs before, one
+        started from the other, less those of this run that were left out.
     params: of the model, equal on every device.
     model_state: statistics of batch norm, or {}.
     opt_state: of the optimizer of `params`.
@@ -278,15 +278,17 @@ def train_step(trainee: Trainee, state: TrainState, batch: Batch) -> tuple[Train
         exchange=jax.tree.map(_over_devices, loads, is_leaf=lambda x: isinstance(x, Load)),
     )
     layers = optax.apply_updates(state.params, updates), model_state, opt_state
+    earlier = state.earlier
     if applies is not None:
         before = state.params, state.model_state, state.opt_state
         layers = jax.tree.map(
             functools.partial(_if_applied, applies), layers, before, is_leaf=is_schedule
         )
+        earlier = earlier - ~applies
     params, model_state, opt_state = layers
     new = TrainState(
         step=state.step + 1,
-        earlier=state.earlier,
+        earlier=earlier,
         params=params,
         model_state=model_state,
         opt_state=opt_state,

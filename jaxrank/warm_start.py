@@ -182,9 +182,6 @@ def _with_tables(state: TrainState, older: _Older, job: Job, rows: Rows) -> Trai
     moves = plan_moves(older.layout, trainee.embedding.layout, mapped)
     mine, prefix = older.of_trained(bool(trainee.ema_decay))
     same_rule = _same_rule(older, job)
-    # Of averages, whose slots are those of the rows that were trained.
-    from_average = same_rule and older.has_average and not trainee.ema_decay
-    settled = trainee.embedding.rule.settled if from_average else None
     tables, averages = dict(state.tables), dict(state.average.rows) if state.average else {}
     for stack, of_stack in moves.items():
         for part in trainee.embedding.parts[stack]:
@@ -197,8 +194,6 @@ def _with_tables(state: TrainState, older: _Older, job: Job, rows: Rows) -> Trai
                     name = f"slots.{{}}.{slot}"
                     slots[slot] = carry_rows(array, part, of_stack, older.training, name)
             new = carry_rows(table.rows, part, of_stack, mine, f"{prefix}rows.{{}}")
-            if settled is not None:
-                slots = jax.jit(settled)(new, slots)
             tables[part.name] = table._replace(rows=new, slots=slots)
             if averages:
                 averages[part.name] = carry_rows(

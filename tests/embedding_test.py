@@ -128,6 +128,7 @@ def reference_rule(name, rows, slots, g, rate, step):
         corrected = (m / (1 - 0.9 ** (step + 1)), v / (1 - 0.999 ** (step + 1)))
         return rows - rate * corrected[0] / (np.sqrt(corrected[1]) + 1e-8), {"m": m, "v": v}
     assert name == "ftrl"
+    # z is summed up, as in the paper, with the strength of the step before, by rate and n.
     n, before, z = slots["n"], slots["s"].copy(), slots["z"].copy()
     fresh = n == 0
     before[fresh] = 1.0 / rate
@@ -150,6 +151,9 @@ def test_rule_equals_the_written_out_float64_rule_on_the_rows_read(name, devices
         n: (rows.astype(np.float64), {k: v.astype(np.float64) for k, v in slots.items()})
         for n, (rows, slots) in logical(embedding, tables).items()
     }
+    for rows, slots in expected.values():
+        if name == "ftrl":
+            slots["s"] = np.zeros_like(rows)
     for step in range(4):
         batch = examples.random_batch(lay, 32, seed=step)
         grads = random_grads(embedding, tables, batch, seed=step)
@@ -179,6 +183,25 @@ def test_ftrl_keeps_its_random_start_when_the_gradient_is_tiny():
     np.testing.assert_allclose(after["dim8"].rows, tables["dim8"].rows, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["adagrad", "rowwise_adagrad"])
+def test_what_has_no_gradient_stays_where_nothing_is_added_to_its_sum(name):
+    """As optax has it: with neither a first value nor eps the root of the sum is 0."""
+    embedding = make(rule=make_rule(name, initial_accumulator=0.0, eps=0.0))
+    tables = new_tables(embedding)
+    batch = examples.random_batch(embedding.layout, 16)
+    grads = random_grads(embedding, tables, batch)
+    for g in jax.tree.leaves(grads):  # some columns have none, and some examples
+        g[..., 3:] = 0
+        g[8:] = 0
+    gradient = examples.row_gradients(embedding.layout, batch, grads)["dim8"]
+    before = logical(embedding, tables)["dim8"][0]
+    after = logical(embedding, update(embedding, tables, batch, grads))["dim8"][0]
+    moved = gradient != 0
+    assert moved.any()
+    np.testing.assert_array_equal(after[~moved], before[~moved])
+    assert (after[moved] != before[moved]).all()
+
+
 @pytest.mark.parametrize("name", sorted(RULES))
 def test_a_rate_of_zero_changes_no_row(name):
     embedding = make(rule=name)
@@ -190,13 +213,16 @@ def test_a_rate_of_zero_changes_no_row(name):
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(after))
 
 
-def test_ftrl_without_regularisation_follows_a_falling_rate():
-    """Each change is -g / s; before the schedule was accounted for, the whole row was rescaled."""
+def test_ftrl_without_regularisation_follows_any_rate():
+    """Each change is -g / s; before the schedule was accounted for, the whole row was rescaled, and
+    a rate that rose from nearly nothing, as that of the next run, moved rows at random."""
     rule = make_rule("ftrl")
-    rows, slots = jnp.full((1, 1), 1.0), {k: jnp.zeros((1, 1)) for k in ("n", "z", "s")}
-    for rate, gradient, squares in [(0.5, 2.0, 4.0), (0.05, 1.0, 5.0), (0.2, -1.0, 6.0)]:
+    rows, slots = jnp.full((1, 1), 0.5), {k: jnp.zeros((1, 1)) for k in ("n", "z")}
+    of_steps = [(0.5, 2.0, 4.0), (0.05, 1.0, 5.0), (1e-8, 2.0, 9.0), (0.2, -1.0, 10.0)]
+    for rate, gradient, squares in of_steps:
         change, slot_changes = rule.change(rows, slots, jnp.full((1, 1), gradient), rate, 0)
-        np.testing.assert_allclose(change, -gradient * rate / (1 + squares**0.5), rtol=1e-4)
+        expected = -gradient * rate / (1 + squares**0.5)
+        np.testing.assert_allclose(change, expected, rtol=1e-4, atol=1e-7)
         rows = rows + change
         slots = {k: v + slot_changes[k] for k, v in slots.items()}
 
@@ -347,3 +373,5 @@ def test_unknown_rule_and_unknown_setting_are_named():
         make_rule("sgd", beta7=1)
     with pytest.raises(InputError, match="optim.tables.settings.eps must .* negative: found -5"):
         make_rule("adagrad", eps=-5)
+    with pytest.raises(InputError, match=r"settings.b1 must be in \[0, 1\): found 1"):
+        make_rule("lazy_adam", b1=1)

@@ -175,6 +175,18 @@ def test_fields_of_its_own_reach_the_optimizer(name, hyper):
     assert not np.allclose(expected, by_hand(name, gradients, x))
 
 
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_weights_that_do_not_decay_are_those_of_no_decay(name):
+    r = np.random.default_rng(2)
+    x, gradients = r.normal(size=6), r.normal(size=(5, 6))
+    with jax.enable_x64(True):
+        found = run(gradients, x, name=name, weight_decay=0.1, undecayed=("bias",))
+    expected = [by_hand(name, gradients, x, weight_decay=w) for w in (0.1, 0.0)]
+    np.testing.assert_allclose(found[:4], expected[0][:4], rtol=1e-6)
+    np.testing.assert_allclose(found[4:], expected[1][4:], rtol=1e-6)
+    assert not np.allclose(expected[0], expected[1])
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

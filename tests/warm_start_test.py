@@ -163,7 +163,7 @@ def first(tmp_path_factory):
     return folder / "raw", c, folder / "run", *saved(c, folder / "run")
 
 
-SLOTS = {"rowwise_adagrad": ["accumulator"], "lazy_adam": ["m", "v"], "ftrl": ["n", "z", "s"]}
+SLOTS = {"rowwise_adagrad": ["accumulator"], "lazy_adam": ["m", "v"], "ftrl": ["n", "z"]}
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_ftrl_keeps_the_averages_that_it_starts_from(tmp_path):
     rule = job.program.trainee.embedding.rule
     for table in state.tables.values():
         assert (np.asarray(table.slots["n"]) > 0).any()
-        rows = np.where(table.slots["n"] > 0, table.rows, 0)
+        rows = np.asarray(table.rows)
         change, _ = rule.change(rows, table.slots, np.zeros_like(rows), jnp.float32(0.1), 0)
         np.testing.assert_allclose(change, 0, atol=1e-6)
 

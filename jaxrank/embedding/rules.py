@@ -29,16 +29,18 @@ class Rule(NamedTuple):
     native: (rows f32[n * width / 128, 128], slots, row i32[k], gradients f32[k, dim], rate f32[] or
         f32[k, 1], width) -> the rows and slots after it, in their place by code in C++, for rules
         that have such.
-    settled: (rows, slots) -> the slots with which this rule keeps rows that it did not make itself,
-        for rules whose slots say where a row is.
     counts_steps: whether what it does depends on the step.
     """
 
     slots: Mapping[str, tuple[bool, float]]
     change: Callable[..., tuple[jax.Array, Slots]]
     native: Callable[..., tuple[jax.Array, Slots]] | None = None
-    settled: Callable[[jax.Array, Slots], Slots] | None = None
     counts_steps: bool = False
+
+
+def _root_scale(total: jax.Array, eps: float) -> jax.Array:
+    """1 / sqrt(total + eps), and 0 where that is no number, as for what never had a gradient."""
+    return jnp.where(total + eps > 0, jax.lax.rsqrt(total + eps), jnp.zeros_like(total))
 
 
 def sgd() -> Rule:
@@ -59,7 +61,7 @@ def adagrad(*, initial_accumulator: float = 0.1, eps: float = 1e-7) -> Rule:
 
     def change(rows, slots, grads, rate, step):
         squares = grads * grads
-        scale = jax.lax.rsqrt(slots["accumulator"] + squares + eps)
+        scale = _root_scale(slots["accumulator"] + squares, eps)
         return -rate * grads * scale, {"accumulator": squares}
 
     return Rule({"accumulator": (True, initial_accumulator)}, change)
@@ -75,7 +77,7 @@ def rowwise_adagrad(*, initial_accumulator: float = 0.1, eps: float = 1e-7) -> R
 
     def change(rows, slots, grads, rate, step):
         mean = jnp.mean(grads * grads, axis=1)
-        scale = jax.lax.rsqrt(slots["accumulator"] + mean + eps)
+        scale = _root_scale(slots["accumulator"] + mean, eps)
         return -rate * grads * scale[:, None], {"accumulator": mean}
 
     def native(rows, slots, row, grads, rate, width):
@@ -110,9 +112,12 @@ def ftrl(*, beta: float = 1.0, l1: float = 0.0, l2: float = 0.0) -> Rule:
 
     n sums squared gradients; z sums g - (s - s before) w, where s before is that of the step that
     last met the coordinate, so the rate may follow any schedule: without l1 and l2 the change is
-    -g / s. A rate of 0 changes nothing. The algorithm has no initial value but 0: a coordinate
-    that is met for the first time (n = 0) takes the z under which its present value is the
-    minimum, so a random start is kept.
+    -g / s. A rate of 0 changes nothing.
+
+    Where w is not 0 it says what z is, -(s + l2) w - l1 sign(w), so z is made of it and the s of
+    the step. Summed up instead it would lose w where s falls by orders of magnitude, as when a
+    rate that has decayed begins anew. The algorithm has no initial value but 0: made so, z keeps
+    a random start, and rows that another rule or an average has left.
 
     References:
         McMahan et al., Ad Click Prediction: a View from the Trenches, KDD 2013.
@@ -120,13 +125,11 @@ def ftrl(*, beta: float = 1.0, l1: float = 0.0, l2: float = 0.0) -> Rule:
 
     def change(rows, slots, grads, rate, step):
         n, z = slots["n"], slots["z"]
-        fresh = n == 0
         divisor = jnp.where(rate > 0, rate, 1)
-        before = jnp.where(fresh, beta / divisor, slots["s"])
-        at_start = -rows * (before + l2) - l1 * jnp.sign(rows)
         squares = grads * grads
         strength = (beta + jnp.sqrt(n + squares)) / divisor
-        new_z = jnp.where(fresh, at_start, z) + grads - (strength - before) * rows
+        at_rows = -rows * (strength + l2) - l1 * jnp.sign(rows)
+        new_z = jnp.where(rows != 0, at_rows, z) + grads
         shrunk = new_z - jnp.sign(new_z) * l1
         solved = jnp.where(jnp.abs(new_z) > l1, -shrunk / (strength + l2), jnp.zeros_like(rows))
         # A coordinate without any gradient so far has no n to remember that it was met.
@@ -138,14 +141,9 @@ def ftrl(*, beta: float = 1.0, l1: float = 0.0, l2: float = 0.0) -> Rule:
         return where_it_moves(solved - rows), {
             "n": where_it_moves(squares),
             "z": where_it_moves(new_z - z),
-            "s": where_it_moves(strength - slots["s"]),
         }
 
-    def settled(rows, slots):
-        at_rows = -rows * (slots["s"] + l2) - l1 * jnp.sign(rows)
-        return slots | {"z": jnp.where(slots["n"] > 0, at_rows, slots["z"])}
-
-    return Rule({"n": (True, 0.0), "z": (True, 0.0), "s": (True, 0.0)}, change, settled=settled)
+    return Rule({"n": (True, 0.0), "z": (True, 0.0)}, change)
 
 
 RULES: dict[str, Callable[..., Rule]] = {
@@ -170,6 +168,8 @@ def make_rule(name: str, **settings: Any) -> Rule:
             raise InputError(
                 f"optim.tables.settings.{field} must be a number, not negative: found {value!r}."
             )
+        if field in ("b1", "b2") and value >= 1:
+            raise InputError(f"optim.tables.settings.{field} must be in [0, 1): found {value!r}.")
     try:
         return RULES[name](**settings)
     except TypeError as error:

@@ -347,7 +347,8 @@ ffi::Error RowwiseAdagrad(ffi::ThreadPool pool, Floats rows, Floats accumulators
         const float mean = SumOfSquares(gradient, width) / width;
         const float sum = accumulator[at[i]] + mean;
         accumulator[at[i]] = sum;
-        const float scale = 1 / std::sqrt(sum + eps), by = -rate[i * next_rate];
+        const float scale = sum + eps > 0 ? 1 / std::sqrt(sum + eps) : 0;
+        const float by = -rate[i * next_rate];
         float* __restrict changed = to + at[i] * stride;
         for (int64_t j = 0; j < width; ++j) changed[j] += by * gradient[j] * scale;
       }
