@@ -4,7 +4,8 @@
     WORKDIR/checkpoints/<step>/training   what else training needs: optimizer states, rate factor,
                                           and the weights themselves where an average predicts
     WORKDIR/checkpoints/<step>/run        JSON: position in the data, monitor, the monitored metric
-                                          (null, if not evaluated), versions, checksums
+                                          (null, if not evaluated) and what it measures, versions,
+                                          checksums
 
 Tables are stored in an order that does not depend on the devices; see `embedding.storage`. The
 checksums are of all arrays, made before they were saved and compared when they are restored, and of
@@ -55,6 +56,13 @@ sys.unraisablehook = _unraisable
 
 _MOST_TOLD = 8  # arrays that are not those of the config
 _PIECE = 2**26  # bytes of an array that are written together
+
+
+class _Metric(NamedTuple):
+    """The monitored metric of a checkpoint, None if it was not evaluated, and what it measures."""
+
+    value: float | None
+    measures: str
 
 
 class _Training(NamedTuple):
@@ -170,7 +178,7 @@ class Checkpoints:
             raise InputError(f"{workdir}: holds no checkpoints. Is it the workdir of a run?")
         self._higher_is_better = higher_is_better
         self._keep_every = keep_every
-        self._metrics: dict[int, float | None] = {}  # of checkpoints whose metric is known
+        self._metrics: dict[int, _Metric] = {}  # of checkpoints whose metric is known
         options = ocp.CheckpointManagerOptions(
             preservation_policy=_Newest(max(1, keep), self._worth_keeping),
             read_only=read_only,
@@ -186,20 +194,29 @@ class Checkpoints:
             interval = [step // self._keep_every for step in sorted(steps)]
             pairs = zip(sorted(steps), interval, [0, *interval[:-1]], strict=True)
             every = {step for step, now, before in pairs if now > before}
-        measured, unknown = {}, set()
+        known, unknown = {}, set()
         for step in steps:
             try:
-                metric = self._metric(step)
+                known[step] = self._metric(step)
             except InputError:
                 unknown.add(step)
-            else:
-                if metric is not None:
-                    measured[step] = metric
-        return every | unknown | ({self._best(measured)} if measured else set())
+        best = self._best(known)
+        return every | unknown | ({best} if best is not None else set())
 
-    def _best(self, metrics: Mapping[int, float]) -> int:
-        best = (max if self._higher_is_better else min)(metrics.values())
-        return min(step for step, metric in metrics.items() if metric == best)
+    def _best(self, metrics: Mapping[int, _Metric]) -> int | None:
+        """The best of those that measure what the newest does; None where none was measured."""
+        values: dict[int, float] = {}
+        measures = ""
+        for step, metric in sorted(metrics.items(), reverse=True):
+            if metric.value is None:
+                continue
+            measures = measures if values else metric.measures
+            if metric.measures == measures:
+                values[step] = metric.value
+        if not values:
+            return None
+        best = (max if self._higher_is_better else min)(values.values())
+        return min(step for step, value in values.items() if value == best)
 
     def step(self, which: str | int = "newest") -> int | None:
         """The step of the newest or best checkpoint, or None if there is none.
@@ -220,8 +237,8 @@ class Checkpoints:
         if which == "newest":
             return steps[-1] if steps else None
         if which == "best":
-            measured = {s: m for s in steps if (m := self._metric(s)) is not None}
-            return self._best(measured) if measured else self._find("newest")
+            best = self._best({step: self._metric(step) for step in steps})
+            return self._find("newest") if best is None else best
         if str(which).isdecimal() and int(which) in steps:
             return int(which)
         raise InputError(
@@ -261,13 +278,24 @@ class Checkpoints:
         self._manager.reload()
         return aside
 
-    def _metric(self, step: int) -> float | None:
+    def _metric(self, step: int) -> _Metric:
         if step not in self._metrics:
-            self._metrics[step] = self._read_run(step)["metric"]
+            run = self._read_run(step)
+            self._metrics[step] = _Metric(run["metric"], run.get("measures", ""))
         return self._metrics[step]
 
-    def save(self, step: int, state: TrainState, run: dict[str, Any], metric: float | None) -> None:
+    def save(
+        self,
+        step: int,
+        state: TrainState,
+        run: dict[str, Any],
+        metric: float | None,
+        measures: str = "",
+    ) -> None:
         """Saves in the background; what was saved before stays until this one is whole.
+
+        Args:
+            metric: by which the best is chosen, among those whose `measures` is that of the newest.
 
         Raises:
             RunError: this or the save before it could not be written.
@@ -276,9 +304,10 @@ class Checkpoints:
         run = run | {
             "jaxrank_version": jaxrank.__version__,
             "metric": metric,
+            "measures": measures,
             "checksums": {"weights": checksums(weights), "training": checksums(training)},
         }
-        self._metrics[step] = metric
+        self._metrics[step] = _Metric(metric, measures)
         with self._told_as_run_error():
             self._manager.save(
                 step,
@@ -298,12 +327,12 @@ class Checkpoints:
         Raises:
             InputError: it cannot be read, or is that of another model.
         """
+        run = self._run(step)
         found = self._restored(
             step,
             weights=_placed(weights_of(shapes), weights_of(shardings)),
             training=_placed(_training_of(shapes), _training_of(shardings)),
         )
-        run = self._run(step)
         self._compare(step, run, weights=found["weights"], training=found["training"])
         return _joined(state, found["weights"], found["training"]), run
 
@@ -313,8 +342,9 @@ class Checkpoints:
         Raises:
             InputError: as `restore`.
         """
+        run = self._run(step)
         found = self._restored(step, weights=_placed(shapes, shardings))["weights"]
-        self._compare(step, self._run(step), weights=found)
+        self._compare(step, run, weights=found)
         return found
 
     def saved_checksums(self, step: int) -> dict[str, dict[str, int]]:
@@ -326,8 +356,10 @@ class Checkpoints:
         return self._run(step)["checksums"]
 
     def _run(self, step: int) -> dict[str, Any]:
-        """What is saved beside the arrays, checked, in all processes."""
-        return _agreed(lambda: self._read_run(step))
+        """What is saved beside the arrays, checked, in all processes; the same in all."""
+        run = _agreed(lambda: self._read_run(step))
+        processes.check_same(f"the checkpoint {self.directory(step)}", json.dumps(run))
+        return run
 
     def _read_run(self, step: int) -> dict[str, Any]:
         file = self.path / str(step) / "run" / "metadata"

@@ -21,6 +21,7 @@ from jaxrank.errors import InputError
 from jaxrank.features import Hot, Layout, Schema
 from jaxrank.monitor import Monitor, make_monitor
 from jaxrank.program import BatchShape, Program, check_batch, check_settings, make_trainee
+from jaxrank.spikes import Spikes
 from jaxrank.step import TrainState, model_inputs
 from jaxrank.timetable import NEXT_DAY, Plan, make_plan
 from jaxrank.topology import format_bytes
@@ -48,6 +49,7 @@ class Job(NamedTuple):
     train_split: Split
     monitor: Monitor
     day_scores: days.DayScores
+    spikes: Spikes
     checkpoints: Checkpoints
 
     @property
@@ -79,10 +81,14 @@ def build(config: ConfigDict, directory: Path, report: Report) -> Job:
     """
     store = run_data.prepared(config, directory, report)
     split = store.split(config.data.train)
-    processes.check_same(f"the data in {store.path}", f"{split.fingerprint} {store.schema}")
     plan = make_plan(config, split.rows)
-    if plan.valid:
-        store.split(plan.valid)  # is there
+    # Where days are evaluated, those are of the split that is trained on, or behind it.
+    by_day = config.data.valid == NEXT_DAY
+    evaluated = store.split(
+        config.data.train.partition("/")[0] if by_day else plan.valid or split.name
+    )
+    told = f"{split.fingerprint} {evaluated.fingerprint} {store.schema}"
+    processes.check_same(f"the data in {store.path}", told)
     mesh = meshes.make_mesh(**config.mesh)
     processes.check_devices(mesh)
     check_shards(mesh.shape[meshes.SHARD])
@@ -106,6 +112,7 @@ def build(config: ConfigDict, directory: Path, report: Report) -> Job:
         )
     watched = {k: v for k, v in config.eval.items() if k not in ("every_steps", "batch_size")}
     monitor = make_monitor(store.schema.tasks, **watched)
+    monitor.data = NEXT_DAY if by_day else f"{evaluated.name}, {evaluated.fingerprint}"
     shape = BatchShape(config.batch_size, batches.group, batches.capacities)
     trainee = make_trainee(config, layout, mesh, num_steps=plan.num_steps, room=placed.room)
     program = Program(trainee, mesh, shape)
@@ -121,6 +128,7 @@ def build(config: ConfigDict, directory: Path, report: Report) -> Job:
         train_split=split,
         monitor=monitor,
         day_scores=days.DayScores(),
+        spikes=Spikes(config.watch.loss_spike),
         checkpoints=Checkpoints(
             directory,
             keep=config.checkpoint.keep,
@@ -213,7 +221,13 @@ def start(
             " --allow-config-change to go on with this data."
         )
     job.batches.set_state({"next_step": step})
-    job.monitor.set_state(run["monitor"])
+    other = job.monitor.set_state(run["monitor"])
+    if other:
+        report(
+            f"Evaluations so far were by {other}, from now on by {job.monitor.measures}: the best"
+            " and eval.stop_patience and eval.rate_patience begin anew"
+        )
+    job.spikes.set_state(run.get("spikes", {}))
     job.day_scores.set_state(run.get("days", []))
     return state
 
@@ -265,8 +279,9 @@ def save(job: Job, step: int, state: TrainState, metric: float | None) -> None:
         "data": data,
         "monitor": job.monitor.get_state(),
         "days": job.day_scores.get_state(),
+        "spikes": job.spikes.get_state(),
     }
-    job.checkpoints.save(step, state, run, metric)
+    job.checkpoints.save(step, state, run, metric, job.monitor.measures)
 
 
 def describe(job: Job, state: TrainState) -> str:

@@ -22,6 +22,7 @@ class Monitor:
 
     Args:
         task, metric: what to watch.
+        data: tells the examples that it is measured on from others.
         stop_patience: evaluations in a row without improvement after which to stop; 0: never.
         rate_patience: the same before the rates are lowered; 0: never. Counting starts anew then.
         rate_factor: the rates are multiplied by it.
@@ -30,6 +31,7 @@ class Monitor:
 
     task: str
     metric: str
+    data: str = ""
     stop_patience: int = 0
     rate_patience: int = 0
     rate_factor: float = 0.1
@@ -38,6 +40,11 @@ class Monitor:
     best_step: int = 0
     since_best: int = 0
     since_lowered: int = 0
+
+    @property
+    def measures(self) -> str:
+        """What values can be compared that were measured by it."""
+        return f"{self.task}/{self.metric} of {self.data}"
 
     @property
     def higher_is_better(self) -> bool:
@@ -67,11 +74,16 @@ class Monitor:
     def get_state(self) -> dict[str, Any]:
         """What a checkpoint must hold, as JSON."""
         names = ("best", "best_step", "since_best", "since_lowered")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in names} | {"measures": self.measures}
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: dict[str, Any]) -> str:
+        """Goes on from a state, unless it is of another metric or data; tells which, or ""."""
+        other = state.pop("measures", self.measures)
+        if other != self.measures:
+            return other
         for name, value in state.items():
             setattr(self, name, value)
+        return ""
 
 
 def make_monitor(tasks: Sequence[Task], metric: str, **settings: Any) -> Monitor:

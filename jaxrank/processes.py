@@ -51,6 +51,21 @@ def name() -> str:
     return f"jaxrank[{place()[0]}]" if joined() else "jaxrank"
 
 
+def check_shares() -> None:
+    """Raises InputError unless all processes have equally many devices.
+
+    It needs no exchange between them, for none can be made otherwise.
+    """
+    import jax
+
+    owners = [device.process_index for device in jax.devices()]
+    counts = [owners.count(process) for process in range(place()[1])]
+    if len(set(counts)) > 1:
+        raise InputError(
+            f"all processes must have equally many devices: found {counts}, process by process."
+        )
+
+
 def check_devices(mesh: "Mesh") -> None:
     """Raises InputError unless the devices of the mesh are equal shares of the processes, in order.
 

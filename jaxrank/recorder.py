@@ -10,7 +10,6 @@ from jaxrank import metrics
 from jaxrank.debug_batches import LastBatches
 from jaxrank.errors import RunError
 from jaxrank.job import Job, Report
-from jaxrank.spikes import Spikes
 from jaxrank.step import ExchangeMetrics, StepMetrics
 from jaxrank.writers import Progress, Writer
 
@@ -31,7 +30,7 @@ class Recorder:
         self._report = report
         self._last = last
         self._watch = job.config.watch
-        self._spikes = Spikes(self._watch.loss_spike)
+        self._spikes = job.spikes
         self._skipped, self._skipped_in_a_row = 0, 0
         self._mesh = job.program.mesh
         self._buffers = job.program.buffers

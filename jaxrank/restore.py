@@ -80,14 +80,17 @@ def open_run(workdir: str, *, data: str = "", split: str = "", batch_size: int =
     if batch_size < 0:
         raise InputError(f"--batch-size must be at least 1: found {batch_size}.")
     directory = workdirs.directory(workdir)
-    config = workdirs.load_config(directory)
-    schema = workdirs.load_schema(directory)
-    store = open_store(data) if data else run_data.opened(config, directory)
-    evaluation.check_schema(schema, store)
-    name = split or config.data.valid
-    if name in ("", NEXT_DAY):
-        raise InputError("--split: must be given, the run has no validation split.")
-    found = store.split(name)
+    with processes.together():
+        config = workdirs.load_config(directory)
+        schema = workdirs.load_schema(directory)
+        store = open_store(data) if data else run_data.opened(config, directory)
+        evaluation.check_schema(schema, store)
+        name = split or config.data.valid
+        if name in ("", NEXT_DAY):
+            raise InputError("--split: must be given, the run has no validation split.")
+        found = store.split(name)
+    processes.check_same(f"the data in {store.path}", f"{found.fingerprint} {store.schema}")
+    processes.check_same(f"the run in {directory}", f"{config} {schema}")
 
     monitor = make_monitor(schema.tasks, config.eval.metric)
     checkpoints = Checkpoints(directory, higher_is_better=monitor.higher_is_better, read_only=True)

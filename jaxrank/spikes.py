@@ -20,6 +20,15 @@ class Spikes:
         self._limit = limit
         self._seen, self._mean, self._variance = 0, 0.0, 0.0
 
+    def get_state(self) -> dict[str, float]:
+        """What a checkpoint must hold, as JSON."""
+        return {"seen": self._seen, "mean": self._mean, "variance": self._variance}
+
+    def set_state(self, state: dict[str, float]) -> None:
+        """Goes on from a state; from none as at first."""
+        self._seen = int(state.get("seen", 0))
+        self._mean, self._variance = state.get("mean", 0.0), state.get("variance", 0.0)
+
     def above(self, loss: float) -> float:
         """Deviations that a loss is above the mean, if it is a spike; else 0. It counts as seen."""
         apart = loss - self._mean

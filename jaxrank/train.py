@@ -77,7 +77,6 @@ def train(
         stack.enter_context(workdir.locked(directory))
         if not allow_config_change:
             workdir.check_config(directory, config)
-        workdir.mark_finished(directory, False)
         job = jobs.build(config, directory, tell)
         stack.callback(job.checkpoints.close)
         stack.callback(job.batches.close)
@@ -93,6 +92,7 @@ def train(
             report=tell,
         )
         workdir.save(directory, config, job.schema, job.hot)
+        workdir.mark_finished(directory, False)  # not by a command that was refused
         described = jobs.describe(job, state)
         tell(described)
 

@@ -401,28 +401,35 @@ def test_processes_of_which_one_cannot_use_native_code_are_refused(store, tmp_pa
 
 
 @pytest.mark.slow
-def test_processes_that_read_other_data_under_the_same_name_are_refused(store, tmp_path):
+def test_processes_that_read_other_data_under_the_same_name_are_refused(store, trained, tmp_path):
+    """Of which only the part to evaluate differs."""
     c = tiny.config()
-    source = c.source.to_dict() | {"seed": 4}
+    source = c.source.to_dict()
+    source["rows"]["valid"] += 100
     other = tmp_path / "other" / "store"
     prepare(c.features.to_dict(), source, other, block_size=512, report=nothing)
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / "store").symlink_to(store)
-    settings = coordinator()
-    several = [
-        subprocess.Popen(
-            [sys.executable, "-m", "jaxrank", "train", *flags("store", tmp_path / "run")],
-            stderr=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=tmp_path / name,
-            env=environment(JAX_NUM_CPU_DEVICES="4", **settings(i)),
-        )
-        for i, name in enumerate(("one", "other"))
-    ]
-    for index, found in enumerate(ended(several)):
-        assert found.returncode == 2, found.stderr
-        assert f"jaxrank[{index}]: error: the data in store must be the same" in found.stderr
+    for args in (
+        ("train", *flags("store", tmp_path / "run")),
+        ("evaluate", f"--workdir={trained}", "--data=store"),
+    ):
+        settings = coordinator()
+        several = [
+            subprocess.Popen(
+                [sys.executable, "-m", "jaxrank", *args],
+                stderr=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                cwd=tmp_path / name,
+                env=environment(JAX_NUM_CPU_DEVICES="4", **settings(i)),
+            )
+            for i, name in enumerate(("one", "other"))
+        ]
+        for index, found in enumerate(ended(several)):
+            assert found.returncode == 2, found.stderr
+            assert f"jaxrank[{index}]: error: the data in store" in found.stderr
+    assert not (tmp_path / "run" / "config.json").exists()
 
 
 def assert_knows_that_the_other_is_gone(found):
@@ -555,6 +562,16 @@ def test_a_workdir_that_is_not_shared_is_refused(tmp_path, monkeypatch):
     message = "must be one directory that all processes share"
     with pytest.raises(InputError, match=message), locked(tmp_path / "elsewhere"):
         pass
+
+
+def test_processes_of_unlike_shares_are_refused(monkeypatch):
+    monkeypatch.setattr(processes, "place", lambda: (0, 3))
+    for owners in ([0, 1, 2], [0, 0, 1, 1, 2, 2]):
+        monkeypatch.setattr(jax, "devices", lambda owners=owners: mesh(*owners).devices)
+        processes.check_shares()
+    monkeypatch.setattr(jax, "devices", lambda: mesh(0, 0, 1, 2, 2).devices)
+    with pytest.raises(InputError, match=r"equally many devices: found \[2, 1, 2\]"):
+        processes.check_shares()
 
 
 def mesh(*owners):

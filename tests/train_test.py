@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -21,7 +22,7 @@ from jaxrank.job import build
 from jaxrank.program import Program
 from jaxrank.step import weights_of
 from jaxrank.train import train
-from jaxrank.workdir import locked
+from jaxrank.workdir import is_finished, locked
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +78,13 @@ def test_resumed_run_equals_the_uninterrupted_one_to_the_bit(store, finished, tm
     for kind in ("train", "valid"):
         resumed = without_speed(records(tmp_path, kind))
         assert resumed == without_speed(records(workdir, kind))
+    of_runs = [
+        json.loads((path / "checkpoints" / "16" / "run" / "metadata").read_text())
+        for path in (workdir, tmp_path)
+    ]
+    for what in ("monitor", "spikes", "data"):  # as what they told and will tell
+        assert of_runs[0][what] == of_runs[1][what]
+    assert of_runs[0]["spikes"]["seen"] == 16
 
 
 def test_each_program_of_a_run_is_compiled_once_also_of_one_that_goes_on(
@@ -219,6 +227,41 @@ def test_early_stopping_ends_at_the_best_checkpoint(store, tmp_path):
     assert result.metrics["click"]["auc"] == scores[result.checkpoint_step]
     kept = sorted(int(p.name) for p in (tmp_path / "checkpoints").iterdir())
     assert kept == [result.checkpoint_step, result.step - 8, result.step]
+
+
+def test_metrics_of_two_kinds_or_data_are_not_compared(store, tmp_path):
+    """What the first part of the run was watched by is lower, and was never as high."""
+    c = on_store(store, num_steps=16)
+    c.checkpoint.keep = 1
+    train(c, tmp_path, report=nothing)
+    c = on_store(store, num_steps=40)
+    c.checkpoint.keep = 1
+    c.eval.metric, c.eval.stop_patience = "click/auc", 30
+    lines = []
+    train(c, tmp_path, report=lines.append, allow_config_change=True)
+    told = next(line for line in lines if line.startswith("Evaluations so far were by"))
+    assert re.search("by click/logloss of valid, .*, from now on by click/auc of valid, ", told)
+    scores = {r["step"]: r["click/auc"] for r in records(tmp_path, "valid") if r["step"] > 16}
+    best = max(scores, key=lambda s: (scores[s], -s))
+    checkpoints = Checkpoints(tmp_path, read_only=True, higher_is_better=True)
+    assert checkpoints.step("best") == best
+    monitor = json.loads((tmp_path / "checkpoints" / "40" / "run" / "metadata").read_text())
+    assert (monitor["monitor"]["best_step"], monitor["monitor"]["best"]) == (best, scores[best])
+
+    c.data.valid = "train"
+    c.num_steps = 48
+    train(c, tmp_path, report=lines.append, allow_config_change=True)
+    assert any("click/auc of train, " in line for line in lines)
+    assert Checkpoints(tmp_path, read_only=True, higher_is_better=True).step("best") == 48
+
+
+def test_a_command_that_is_refused_leaves_a_finished_run_finished(store, finished):
+    workdir, _ = finished
+    c = on_store(store)
+    c.mesh.devices = 1000
+    with pytest.raises(InputError, match=r"mesh.devices must be at most"):
+        train(c, workdir, report=nothing, allow_config_change=True)
+    assert is_finished(workdir)
 
 
 def test_rates_fall_after_evaluations_without_improvement(store, tmp_path):
