@@ -81,6 +81,11 @@ def _prepare(sub: argparse.ArgumentParser) -> None:
         help="an earlier store, whose values keep their rows; new values are appended",
     )
     sub.add_argument(
+        "--unlabelled",
+        action="store_true",
+        help="rows that are only to be scored: columns that tasks name are not read",
+    )
+    sub.add_argument(
         "--on-error",
         default="error",
         choices=("error", "skip"),

@@ -86,6 +86,7 @@ def _prepare(args: argparse.Namespace, config: "ConfigDict", report: Callable) -
         on_error=args.on_error,
         max_rejected=args.max_rejected,
         hash_key_file=args.hash_key_file,
+        unlabelled=args.unlabelled,
         runner=make_runner(args.runner, args.workers, args.runner_option),
         report=report,
     )

@@ -43,6 +43,10 @@ class Scores(NamedTuple):
     slices: slices.Slices | None
 
 
+# Endings of files that would be taken for something else than Parquet.
+_OTHER_FORMATS = (".csv", ".tsv", ".txt", ".json", ".jsonl", ".npy", ".npz")
+
+
 class Scored(NamedTuple):
     """Examples in stored order: f32[n, tasks] each; logits and weights are of all traffic.
 
@@ -217,6 +221,10 @@ def predict(
     with processes.together():
         if not is_local(given):
             raise InputError(f"--output: must be a path, as the file is renamed: found {given}.")
+        if output.suffix.lower() in _OTHER_FORMATS:
+            raise InputError(
+                f"--output: predictions are Parquet, so not {output.suffix}: {output}."
+            )
         if processes.is_first() and output.exists() and not output.is_file():
             what = "a directory" if output.is_dir() else "a device, pipe or socket"
             raise InputError(f"--output: {output} must be a file: it is {what}.")
@@ -274,8 +282,11 @@ def _predictions(scored: Scored, pieces: list[Block], tasks: Sequence[Task]) -> 
     kept = pa.Table.from_batches([p.kept for p in pieces]) if pieces[0].kept.num_columns else None
     columns = {} if kept is None else {name: kept[name] for name in kept.schema.names}
     labels = np.concatenate([p.labels for p in pieces])
+    is_weighted = pieces[0].weights is not None or pieces[0].shifts is not None
     for i, task in enumerate(tasks):
         predicted = metrics.prediction(scored.logits[:, i], task.kind)
         columns[f"label_{task.name}"] = pa.array(labels[:, i], from_pandas=True)
+        if is_weighted:
+            columns[f"weight_{task.name}"] = pa.array(scored.weights[:, i])
         columns[f"predicted_{task.name}"] = pa.array(predicted)
     return pa.table(columns)

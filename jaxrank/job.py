@@ -32,6 +32,8 @@ Report = Callable[[str], None]
 _SMALL_GROUP = 32
 
 
+_MORE_PASSES = 1.05  # times what was asked for, from which on it is worth a word
+
 # Fields of config.data that say which data it is, and not how it is read.
 _NOT_OF_BATCHES = ("store", "direct", "compression", "train", "valid")
 
@@ -89,6 +91,7 @@ def build(config: ConfigDict, directory: Path, report: Report) -> Job:
     )
     told = f"{split.fingerprint} {evaluated.fingerprint} {store.schema}"
     processes.check_same(f"the data in {store.path}", told)
+    _tell_passes(config, plan, split.rows, report)
     mesh = meshes.make_mesh(**config.mesh)
     processes.check_devices(mesh)
     check_shards(mesh.shape[meshes.SHARD])
@@ -115,6 +118,7 @@ def build(config: ConfigDict, directory: Path, report: Report) -> Job:
     monitor.data = NEXT_DAY if by_day else f"{evaluated.name}, {evaluated.fingerprint}"
     shape = BatchShape(config.batch_size, batches.group, batches.capacities)
     trainee = make_trainee(config, layout, mesh, num_steps=plan.num_steps, room=placed.room)
+    _check_parents(config, split)
     program = Program(trainee, mesh, shape)
     _check_room(program)
     return Job(
@@ -237,6 +241,34 @@ def _restored(job: Job, step: int) -> tuple[TrainState, dict[str, Any]]:
     return job.checkpoints.restore(
         step, program.blank(), program.state_shape, program.state_sharding
     )
+
+
+def _tell_passes(config: ConfigDict, plan: Plan, rows: int, report: Report) -> None:
+    """Says where whole calls are many more passes than were asked for."""
+    passes = plan.num_steps * config.batch_size / rows
+    if config.num_epochs and passes > _MORE_PASSES * config.num_epochs:
+        report(
+            f"num_epochs={config.num_epochs} becomes {passes:.2f} passes over {rows:,} examples,"
+            f" for a run is whole calls of {config.steps_per_call} steps of {config.batch_size:,}"
+            " examples; with steps_per_call or batch_size lower, calls are smaller"
+        )
+
+
+def _check_parents(config: ConfigDict, split: Split) -> None:
+    """Refuses labels from which a task with a parent would not learn the probability of both."""
+    parents = configs.to_plain(config.model.parents)
+    if not parents or config.data.direct:  # of which nothing is counted
+        return
+    tasks = split.statistics["tasks"]
+    for task, parent in parents.items():
+        known, positives = tasks[task]["known"], tasks[parent]["positives"]
+        if known and known <= positives < tasks[parent]["known"]:
+            raise InputError(
+                f"model.parents: labels of {task!r} must be known where {parent!r} is 0, and be 0"
+                f" there, for it predicts both together: found {known:,} known ones in"
+                f" {split.path}, where {parent!r} is positive {positives:,} times. Prepare them so,"
+                " or learn each task by itself."
+            )
 
 
 def _newest_whole(job: Job, newest: int, report: Report) -> tuple[int, TrainState, dict[str, Any]]:

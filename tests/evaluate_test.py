@@ -245,6 +245,52 @@ def test_a_later_day_with_a_grown_vocabulary_is_scored_with_new_values_unknown(t
     assert len({by_user[u] for u in "abdx"}) == 4
 
 
+def test_rows_without_labels_are_scored_as_with_them(tmp_path):
+    """Whatever else of a task they lack; a wildcard reads no label where they have some."""
+    draw = np.random.default_rng(0)
+    rows = [
+        f"{i % 2},{draw.random():.3f},{draw.normal():.3f},{draw.normal():.3f},u{i % 7}"
+        for i in range(160)
+    ]
+    names = "label,weight,x,y,user"
+
+    def write(name, columns):
+        lines = [",".join(np.asarray(r.split(","))[columns]) for r in (names, *rows)]
+        (tmp_path / name).write_text("\n".join(lines) + "\n")
+        return str(tmp_path / name)
+
+    c = tiny.config(num_steps=4, log_every_steps=2, batch_size=32)
+    c.features.tasks = [dict(name="click", label="label", weight="weight", negative_rate=0.5)]
+    c.features.floats = [dict(columns="*", standardize=True)]
+    c.features.ids, c.features.lists = [dict(columns="user")], []
+    c.features.keep = ["user"]
+    whole = write("whole.csv", [0, 1, 2, 3, 4])
+    c.source = ConfigDict(dict(kind="csv", files=dict(train=whole, valid=whole)))
+    c.eval.every_steps = 4
+    train(c, tmp_path / "run", report=nothing)
+    expected = _predicted(tmp_path, "expected", split="valid")
+    assert "weight_click" in expected.column_names
+    features = c.features.to_dict()
+    for name, columns in (("without", [2, 3, 4]), ("some", [0, 2, 3, 4]), ("all", [0, 1, 2, 3, 4])):
+        source = dict(kind="csv", files=dict(new=write(f"{name}.csv", columns)))
+        options = dict(vocabularies=str(tmp_path / "run" / "data"), report=nothing)
+        if name != "all":
+            with pytest.raises(InputError, match=r"features.tasks\[0\].*the data has no column"):
+                prepare(features, source, tmp_path / name, **options)
+        store = prepare(features, source, tmp_path / name, unlabelled=True, **options)
+        found = _predicted(tmp_path, name, data=str(store.path), split="new")
+        assert found["predicted_click"] == expected["predicted_click"]
+        assert found["label_click"].null_count == len(rows)
+        scores = restore.evaluate(str(tmp_path / "run"), data=str(store.path), split="new")
+        assert np.isnan(scores.metrics["click"]["logloss"])
+
+
+def _predicted(folder, name, **which):
+    output = folder / f"{name}.parquet"
+    restore.predict(str(folder / "run"), output=str(output), **which)
+    return pq.read_table(output)
+
+
 def test_a_corrupt_block_stops_the_evaluation_naming_file_and_block(run, tmp_path):
     workdir, _ = run
     c = tiny.config()
@@ -266,7 +312,7 @@ def test_predictions_that_cannot_be_written_leave_nothing(run, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
-@pytest.mark.parametrize("kind", ["url", "directory", "pipe"])
+@pytest.mark.parametrize("kind", ["url", "directory", "pipe", "csv"])
 def test_predictions_are_written_to_files_only(run, tmp_path, monkeypatch, kind):
     workdir, _ = run
     monkeypatch.chdir(tmp_path)
@@ -275,8 +321,12 @@ def test_predictions_are_written_to_files_only(run, tmp_path, monkeypatch, kind)
     elif kind == "directory":
         (tmp_path / "out").mkdir()
     before = list(tmp_path.iterdir())
-    target = "gs://bucket/out.parquet" if kind == "url" else "out"
-    found = {"url": "found gs://bucket/out.parquet", "pipe": "it is a device, pipe"}.get(kind, kind)
+    target = {"url": "gs://bucket/out.parquet", "csv": "out.csv"}.get(kind, "out")
+    found = {
+        "url": "found gs://bucket/out.parquet",
+        "pipe": "it is a device, pipe",
+        "csv": "are Parquet, so not .csv",
+    }.get(kind, kind)
     with pytest.raises(InputError, match=rf"^--output: .*{found}"):
         restore.predict(str(workdir), output=target, checkpoint="best", data="", split="")
     assert list(tmp_path.iterdir()) == before
@@ -305,6 +355,8 @@ def test_metrics_are_of_all_traffic_where_negatives_were_left_out(tmp_path, corr
     found = pq.read_table(output)
     y, p = (found[name].to_numpy() for name in ("label_click", "predicted_click"))
     w = np.where(y == 0, 1 / rate, 1)
+    np.testing.assert_allclose(found["weight_click"].to_numpy(), w, rtol=1e-6)
+    assert set(found["weight_conversion"].to_pylist()) == {0, 1}
     base = sk.log_loss(y, np.full(len(y), np.average(y, weights=w)), sample_weight=w)
     expected = {
         "logloss": sk.log_loss(y, p, sample_weight=w),

@@ -544,6 +544,15 @@ def test_floats_are_logged_and_scaled_over_what_is_there(tmp_path):
     assert found["y"] == {"missing": 2, "mean": 4, "std": 0, "min": 4, "max": 4}
 
 
+@pytest.mark.parametrize("log", [False, True])
+def test_a_column_of_one_value_is_zero_however_its_mean_is_rounded(tmp_path, log):
+    columns = {"label": [1] * 6000, "x": [0.1] * 6000, "one": [1] * 6000}
+    floats = [dict(columns=["x", "one"], log=log, standardize=True)]
+    store = prepare_parquet(tmp_path, columns, floats=floats)
+    np.testing.assert_allclose(whole(store).floats, 0, atol=1e-12)
+    assert [f.std for f in store.schema.floats] == [1, 1]
+
+
 def test_scales_of_a_file_that_drifts_are_those_of_the_whole(tmp_path, monkeypatch):
     monkeypatch.setattr("jaxrank.data.parquet._ROWS_PER_CHUNK", 64)
     x = np.random.default_rng(5).normal(size=1000) + np.arange(1000) ** 1.5

@@ -412,6 +412,22 @@ def test_what_is_wrong_whatever_the_data_is_refused_before_any_is_made(
     assert not [p for p in tmp_path.rglob("*") if p.is_file()]
 
 
+def test_more_passes_than_were_asked_for_are_told(store, tmp_path):
+    lines = []
+    c = on_store(store, num_steps=0, num_epochs=0.1)
+    train(c, tmp_path / "many", report=lines.append)
+    (told,) = [line for line in lines if line.startswith("num_epochs=0.1 becomes ")]
+    assert re.search(r"becomes 0.13 passes over 6,000 examples, .* calls of 2 steps of 128 ", told)
+
+
+def test_labels_that_are_known_only_where_the_parent_is_positive_are_refused(store, tmp_path):
+    c = on_store(store)
+    c.model.parents = ConfigDict({"conversion": "click"})
+    with pytest.raises(InputError, match=r"model.parents: labels of 'conversion' must be known wh"):
+        train(c, tmp_path, report=nothing)
+    assert not (tmp_path / "config.json").exists()
+
+
 def test_a_batch_that_does_not_divide_over_the_devices_names_the_numbers(store, tmp_path):
     c = on_store(store, batch_size=8)
     c.data.shards = 4

@@ -95,11 +95,11 @@ def encode_labels(
 
 
 def _known(chunk: Chunk, task: TaskSpec) -> np.ndarray:
-    """f64[n], NaN where the label is unknown; 0 where the task has no label column."""
+    """f64[n], NaN where the label is unknown; 0 where only the time of a conversion tells it."""
     if task.label:
         labels = numbers(column_of(chunk, task.label), *_LABELS[task.kind])
     else:
-        labels = np.zeros(chunk.batch.num_rows)
+        labels = np.full(chunk.batch.num_rows, 0 if task.time else np.nan)
     if task.mask:
         mask = numbers(column_of(chunk, task.mask), "0 or 1", _zero_or_one, missing=False)
         labels = np.where(mask == 0, np.nan, labels)

@@ -6,7 +6,7 @@ import secrets
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,7 @@ def prepare(
     on_error: str = "error",
     max_rejected: int = 1000,
     hash_key_file: str = "",
+    unlabelled: bool = False,
     runner: Runner | None = None,
     report: Callable[[str], None] = print,
 ) -> Store:
@@ -71,6 +72,7 @@ def prepare(
         max_rejected: how many may be skipped; they are listed in `rejected.jsonl`.
         hash_key_file: of at least 16 bytes; vocabularies and rejected records then hold keyed
             hashes in place of raw values.
+        unlabelled: columns that tasks name are not read; all labels are unknown.
         runner: who does the work; the processes of this machine if not given.
         report: gets lines for people to read.
 
@@ -86,12 +88,15 @@ def prepare(
             f" {compression!r}."
         )
     spec = FeatureSpec.from_config(features)
+    unread: frozenset[str] = frozenset()
+    if unlabelled:
+        spec, unread = spec.without_labels(), spec.columns_of_tasks
     key = keyed.fingerprint(keyed.read_key(hash_key_file)) if hash_key_file else ""
     try:
         with StoreWriter(output, resumable=True) as writer:
             section = _with_stdin(source, writer.work)
             data = make_source(section)
-            resolved = _resolve(spec, data)
+            resolved = _resolve(spec, data, unread)
             earlier = NOTHING
             if vocabularies:
                 earlier = earlier_learned(resolved, open_store(vocabularies), key)
@@ -141,12 +146,12 @@ def _with_stdin(source: Mapping[str, Any], directory: UPath) -> dict[str, Any]:
     return section
 
 
-def _resolve(spec: FeatureSpec, data: Source) -> FeatureSpec:
+def _resolve(spec: FeatureSpec, data: Source, unread: Collection[str]) -> FeatureSpec:
     """The spec over the columns of the training split, which every split must have."""
     first = TRAIN if TRAIN in data.splits else data.splits[0]
-    resolved = resolve(spec, data.columns(first))
+    resolved = resolve(spec, data.columns(first), unread)
     for split in data.splits:
-        if resolve(spec, data.columns(split)) != resolved:
+        if resolve(spec, data.columns(split), unread) != resolved:
             raise InputError(
                 f"source: the split {split!r} must have the columns of {first!r}: found"
                 f" {data.columns(split)} and {data.columns(first)}."

@@ -3,33 +3,33 @@
 import dataclasses
 import fnmatch
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import xxhash
 
 from jaxrank.data.section import nearest
-from jaxrank.data.spec import FeatureSpec, ListSpec, TableSpec
+from jaxrank.data.spec import COLUMNS_OF_TASKS, FeatureSpec, ListSpec, TableSpec
 from jaxrank.errors import InputError
 from jaxrank.features import RESERVED_ROWS, Categorical, Dense, Ragged, Schema, Table, Task
 
-# Columns that a task may name.
-_OF_TASKS = ("label", "mask", "weight", "truth", "negative_rate_column", "time")
 
-
-def resolve(spec: FeatureSpec, columns: Sequence[str]) -> FeatureSpec:
+def resolve(spec: FeatureSpec, columns: Sequence[str], unread: Collection[str] = ()) -> FeatureSpec:
     """The spec with an entry of its own for each column of the source that a pattern matches.
 
     A pattern that holds wildcards passes over the columns that a task names, weights of a list,
     and columns to be kept.
 
+    Args:
+        unread: columns that it passes over besides.
+
     Raises:
         InputError: a name or pattern matches nothing, or a column is used twice.
     """
-    reserved = set(spec.kept_columns)
+    reserved = {*spec.kept_columns, *unread}
     for i, task in enumerate(spec.tasks):
-        for field in _OF_TASKS:
+        for field in COLUMNS_OF_TASKS:
             reserved.add(_exact(getattr(task, field), columns, f"features.tasks[{i}].{field}"))
     for entry in spec.lists:
         reserved.add(_exact(entry.weights, columns, "features.lists: weights"))

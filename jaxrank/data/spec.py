@@ -20,6 +20,10 @@ ENCODINGS = ("vocabulary", "hash", "integer")
 BAD_ID_POLICIES = ("error", "oov", "hash", "clip")
 
 
+# The fields of a task that name a column.
+COLUMNS_OF_TASKS = ("label", "mask", "weight", "truth", "negative_rate_column", "time")
+
+
 @dataclasses.dataclass(frozen=True)
 class TaskSpec:
     """A label column, with what may go with it.
@@ -241,11 +245,22 @@ class FeatureSpec:
             check_list(a_list, f"features.lists[{i}]")
         return spec
 
+    def without_labels(self) -> "FeatureSpec":
+        """The spec for examples of which no label is known: no task names a column."""
+        tasks = tuple(TaskSpec(name=task.name, kind=task.kind) for task in self.tasks)
+        return dataclasses.replace(self, tasks=tasks, as_of="")
+
     def to_config(self) -> dict[str, Any]:
         """The section as plain data, with every default filled in."""
         tree = plain(dataclasses.asdict(self))
         assert isinstance(tree, dict)
         return tree
+
+    @property
+    def columns_of_tasks(self) -> frozenset[str]:
+        """The columns that tasks name."""
+        named = {getattr(task, field) for task in self.tasks for field in COLUMNS_OF_TASKS}
+        return frozenset(named - {""})
 
     @property
     def named(self) -> frozenset[str]:

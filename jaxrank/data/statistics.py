@@ -69,7 +69,8 @@ class Moments:
 
     @property
     def std(self) -> np.ndarray:  # f64[columns], of the values as the whole population
-        return np.sqrt(self._variance)
+        # Of one value the rounding of its mean is left, by which nothing must be divided.
+        return np.where(self.min == self.max, 0.0, np.sqrt(self._variance))
 
     def to_json(self) -> list[dict[str, Any]]:
         """Of each column; of one without values all but `count` is None."""

@@ -184,7 +184,10 @@ class Store:
         kind, _, days = name.partition("/")
         found = sorted(n for n in self.splits if n.startswith(f"{kind}/"))
         if not found:
-            raise InputError(f"{self.path}: has no split {name!r}, only {sorted(self.splits)}.")
+            raise InputError(
+                f"{self.path}: has no split {name!r}, only {sorted(self.splits)}. Without one to"
+                " evaluate, data.valid is ''."
+            )
         first, _, last = days.partition(":")
         chosen = [n for n in found if (first or "0") <= n.partition("/")[2] <= (last or "9")]
         if not chosen or (days and ":" not in days):
