@@ -40,6 +40,23 @@ def test_the_store_is_the_same_from_any_number_of_processes(tmp_path, small_unit
     assert numbers == [str(i) for i in range(268)]
 
 
+def test_files_whose_columns_are_in_another_order_give_the_same_store(
+    tmp_path, small_units, monkeypatch
+):
+    monkeypatch.setattr(text, "_PART_BYTES", 500)
+    train = files(tmp_path / "raw", 60, 60, 60)
+    run(tmp_path / "expected", train, runner=Local(1))
+    with open(train[1], newline="") as file:
+        records = list(csv.DictReader(file))
+    with open(train[1], "w", newline="") as file:
+        names = ["user", "n", "tags", "day", "x", "label"]
+        writer = csv.DictWriter(file, names, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(records)
+    run(tmp_path / "store", train, runner=Local(2))
+    assert content(tmp_path / "store") == content(tmp_path / "expected")
+
+
 def test_small_files_share_a_unit_and_large_ones_are_cut(tmp_path, monkeypatch):
     train = files(tmp_path / "raw", *([20] * 30))
     size = Path(train[0]).stat().st_size

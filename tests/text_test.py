@@ -368,6 +368,75 @@ def test_any_other_delimiter(tmp_path, delimiter):
     assert read(source) == [(2, {"a": f"x{delimiter}y", "b": "z"})]
 
 
+# Headers in other orders.
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
+def test_each_part_is_read_by_the_header_of_its_own_file(tmp_path, small, pack):
+    orders = [NAMES, ["price", "n", "name"], ["name", "price", "n"], NAMES]
+    wanted = []
+    for i, names in enumerate(orders):
+        values = [{n: f"{n} {i} {row}" for n in NAMES} for row in range(40)]
+        wanted += values
+        rows = "".join(",".join(value[n] for n in names) + "\r\n" for value in values)
+        mark = b"\xef\xbb\xbf" if i == 1 else b""
+        content = mark + (",".join(names) + "\r\n" + rows).encode()
+        (tmp_path / f"{i}.csv").write_bytes(pack(content))
+    for sizes in [(10**6, 10**6), (300, 50), (40, 1)]:
+        small(*sizes)
+        source = source_of(tmp_path / "*.csv")
+        assert source.columns("train") == NAMES
+        assert pack is not bytes or sizes[0] > 300 or len(source.parts("train")) > 12
+        found = []
+        for part in source.parts("train"):
+            for chunk in source.chunks(part, Rejects()):
+                assert chunk.batch.schema.names == NAMES
+                found += chunk.batch.to_pylist()
+        assert found == wanted
+
+
+def test_splits_may_have_other_orders_and_quotes_in_them(tmp_path):
+    (tmp_path / "a.csv").write_text('"a,b",c\n1,2\n')
+    (tmp_path / "b.csv").write_text('c,"a,b"\n3,"4,5"\n')
+    files = dict(train=str(tmp_path / "a.csv"), valid=str(tmp_path / "b.csv"))
+    source = make_source(dict(kind="csv", files=files))
+    assert source.columns("valid") == ["a,b", "c"]
+    (chunk,) = source.chunks(*source.parts("valid"), Rejects())
+    assert chunk.batch.to_pylist() == [{"a,b": "4,5", "c": "3"}]
+    assert chunk.batch.schema.names == ["a,b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("header", "missing", "added"),
+    [
+        ("price,name", "['n']", "[]"),
+        ("price,name,n,x", "[]", "['x']"),
+        ("x,price,N", "['n', 'name']", "['x', 'N']"),
+    ],
+)
+def test_columns_that_one_file_lacks_or_adds_are_named(tmp_path, header, missing, added):
+    (tmp_path / "a.csv").write_bytes(PLAIN)
+    (tmp_path / "b.csv").write_text(f"{header}\n1,2,3\n")
+    with refused("b.csv: must have the columns of", f"missing {missing}, not expected {added}"):
+        source_of(tmp_path / "*.csv")
+
+
+def test_bad_lines_of_another_order_are_told_as_the_file_has_them(tmp_path, small):
+    small(60, 1)
+    (tmp_path / "a.csv").write_text("n,name,price\n0,a,1\n")
+    path = tmp_path / "b.csv"
+    path.write_bytes(b"price,n,name\n" + b"7,8,x\n" * 20 + b"7,8\n7,\xff,x\n" + b"9,8,y\n" * 20)
+    rejects = Rejects("skip", 2)
+    found = [
+        record for _, record in read(source_of(tmp_path / "*.csv"), rejects, path.read_bytes())
+    ]
+    good = dict(n="8", name="x", price="7")
+    expected = [dict(n="0", name="a", price="1"), *[good] * 20]
+    assert found == expected + [dict(n="8", name="y", price="9")] * 20
+    told = [(e["row"], e["column"], e["record"]) for e in map(json.loads, rejects.lines)]
+    assert told == [(22, "", "7,8"), (23, "n", r"7,\xff,x")]
+
+
 # URLs.
 
 

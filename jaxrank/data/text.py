@@ -33,7 +33,8 @@ class TextSource:
     """Delimited text, plain or gzip; every value is text on one line.
 
     Each line is a record by itself, so a file can be cut after any: parts are ranges of its bytes,
-    and have the lines that begin in them.
+    and have the lines that begin in them. Values are found by the names in their own file's header;
+    the columns of chunks are in the order of the first file's.
 
     Args:
         delimiter: one ASCII character.
@@ -46,11 +47,16 @@ class TextSource:
         self._format = Delimited(delimiter, quoted=header)
         self._header = header
         self._columns = list(CRITEO_COLUMNS)
+        self._other_orders: dict[str, list[str]] = {}  # the header by path, where not as the first
         if header:
             paths = self.files
             self._columns = self._read_header(paths[0])
             for path in paths[1:]:
-                check_same_columns(paths[0], self._columns, path, self._read_header(path))
+                found = self._read_header(path)
+                if set(found) != set(self._columns):
+                    check_same_columns(paths[0], self._columns, path, found)
+                elif found != self._columns:
+                    self._other_orders[path] = found
 
     @property
     def splits(self) -> list[str]:
@@ -104,14 +110,16 @@ class TextSource:
 
         Lines that are no records go to `rejects`.
         """
-        batch = self._format.parse(block, self._columns)
+        columns = self._other_orders.get(part.file, self._columns)
+        batch = self._format.parse(block, columns)
         if batch is not None:
+            batch = self._in_order(batch)
             return batch.num_rows, batch, numbered(row, batch.num_rows)
         found = [line + b"\n" for line in block.split(b"\n")[:-1]]
         good = []
         for i, line in enumerate(found):
             after = found[i + 1] if i + 1 < len(found) else b""
-            fault = self._format.fault(line, after, self._columns)
+            fault = self._format.fault(line, after, columns)
             if fault is None:
                 good.append(i)
                 continue
@@ -122,9 +130,12 @@ class TextSource:
                 record=content(line, "backslashreplace"),
                 offset=offset,
             )
-        batch = self._format.parse(b"".join(found[i] for i in good), self._columns)
+        batch = self._format.parse(b"".join(found[i] for i in good), columns)
         assert batch is not None, f"{part}, from row {row} on: lines without fault are no records"
-        return len(found), batch, row + np.asarray(good, np.int64)
+        return len(found), self._in_order(batch), row + np.asarray(good, np.int64)
+
+    def _in_order(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        return batch if batch.schema.names == self._columns else batch.select(self._columns)
 
     def _read_header(self, path: str) -> list[str]:
         line, more = lines.first_line(path)
