@@ -437,6 +437,122 @@ def test_bad_lines_of_another_order_are_told_as_the_file_has_them(tmp_path, smal
     assert told == [(22, "", "7,8"), (23, "n", r"7,\xff,x")]
 
 
+# Texts that stand for missing values.
+
+NULLS = ["NULL", "NaN", "\\N", "None", "ünï", "a,b", "\0", ""]
+
+
+def source_with(path, nulls, **more):
+    files = dict(train=str(path))
+    return make_source(dict(kind="csv", files=files, null_values=nulls) | more)
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
+def test_cells_that_are_exactly_a_null_value_are_missing_in_every_column(tmp_path, small, pack):
+    values = [*NULLS, "null", " NULL", "NULL ", "NULLNULL", "NU", "a", "\\\\N", "\ue000", "-"]
+    table = [
+        {n: values[(i * step) % len(values)] for n, step in zip(NAMES, (1, 3, 5), strict=True)}
+        for i in range(1, 200)
+    ]
+    table = [row for row in table if any(v not in NULLS for v in row.values())]
+    out = io.StringIO()
+    writer = csv.DictWriter(out, NAMES, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(table)
+    path = tmp_path / "a.csv"
+    path.write_bytes(pack(out.getvalue().encode()))
+    for sizes in [(10**6, 10**6), (300, 50), (40, 1)]:
+        small(*sizes)
+        found = [record for _, record in read(source_with(path, NULLS))]
+        assert found == [{n: None if v in NULLS else v for n, v in r.items()} for r in table]
+        found = [record for _, record in read(source_of(path))]
+        assert found == [{n: v or None for n, v in r.items()} for r in table]
+
+
+def test_in_quotes_a_null_value_is_missing_too_and_names_are_never_null(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text('NULL,x\n"NULL",1\n"""NULL""",2\n')
+    found = [record for _, record in read(source_with(path, ("NULL",)))]
+    assert found == [{"NULL": None, "x": "1"}, {"NULL": '"NULL"', "x": "2"}]
+
+
+def test_as_many_and_as_long_null_values_as_there_may_be(tmp_path):
+    nulls = [chr(0x10000 + i) * 63 + chr(0x10000 + i // 2) for i in range(64)]
+    path = tmp_path / "a.csv"
+    rows = [*nulls, nulls[0][:-1], nulls[1] + "a"]
+    path.write_text("n,x\n" + "".join(f"{value},1\n" for value in rows))
+    found = [record["n"] for _, record in read(source_with(path, nulls))]
+    assert found == [None] * 64 + rows[64:]
+
+
+@pytest.mark.parametrize(
+    ("nulls", "found"),
+    [
+        ("NULL", "must be a list of texts: found 'NULL'"),
+        (None, "must be a list of texts: found None"),
+        ([None], "must be a list of texts: found [None]"),
+        (["NULL", 0], "must be a list of texts: found ['NULL', 0]"),
+        ({"NULL": 1}, "must be a list of texts: found {'NULL': 1}"),
+        ([b"NULL"], "must be a list of texts: found [b'NULL']"),
+        (["a\n"], r"must be texts in UTF-8, on one line: found 'a\n'"),
+        (["\udcff"], r"must be texts in UTF-8, on one line: found '\udcff'"),
+        (["a"] * 65, "must be at most 64 texts of at most 64 letters: found 65, the longest of 1"),
+        (
+            ["", "a" * 65],
+            "must be at most 64 texts of at most 64 letters: found 2, the longest of 65",
+        ),
+    ],
+)
+def test_null_values_that_cannot_be_used(tmp_path, nulls, found):
+    path = tmp_path / "a.csv"
+    path.write_bytes(PLAIN)
+    with refused(f"source.null_values: {found}"):
+        source_with(path, nulls)
+
+
+def test_criteo_files_have_no_null_values(tmp_path):
+    path = tmp_path / "a.tsv"
+    path.write_text("\t".join(["NULL"] * 40) + "\n")
+    assert set(read(source_of(path, "criteo"))[0][1].values()) == {"NULL"}
+    with refused("source (kind='criteo'): has no field 'null_values'"):
+        source_with(path, ["NULL"], kind="criteo")
+
+
+def test_a_line_of_null_values_only_has_no_value(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_bytes(HEADER + b"1,a,2\nNULL,,\\N\n,,\n3,NULL,4\n")
+    source = source_with(path, ["NULL", "\\N"])
+    with refused("row 3: must have a value in some column: found only missing values"):
+        read(source)
+    rejects = Rejects("skip", 2)
+    assert [number for number, _ in read(source, rejects)] == [2, 5]
+    told = [(e["row"], e["found"], e["record"]) for e in map(json.loads, rejects.lines)]
+    assert told == [(3, "only missing values", "NULL,,\\N"), (4, "an empty line", ",,")]
+
+
+def test_a_record_is_told_as_the_file_has_it(tmp_path, small):
+    """In any part, among bad lines, behind other records that were left out, in another order."""
+    rows = "".join(f'{i},"NULL",\n' if i % 3 else f"NULL,{i}\n" for i in range(2, 100))
+    (tmp_path / "a.csv").write_text("price,n,name\n0,NULL,NULL\n")
+    path = tmp_path / "b.csv"
+    path.write_text("name,price,n\n" + rows)
+    for sizes in [(10**6, 10**6), (300, 50), (40, 1)]:
+        small(*sizes)
+        source = source_with(tmp_path / "*.csv", ["NULL"])
+        found = []
+        for part in source.parts("train")[1:]:
+            for chunk in source.chunks(part, Rejects("skip", 100)):
+                kept = chunk.without([0]) if len(chunk.rows) > 1 else chunk
+                found += [kept.record(i) for i in range(len(kept.rows))]
+                assert all(value["n"] is None for value in kept.batch.to_pylist())
+        assert len(found) > 30
+        for record in found:
+            assert list(record) == ["price", "n", "name"]
+            assert record["price"] == "NULL"
+            assert record["n"] is None
+            assert int(record["name"]) % 3
+
+
 # URLs.
 
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jaxrank.data.chunk import Chunk
-from jaxrank.data.rejects import BadRows
+from jaxrank.data.rejects import BadRows, missing_text
 from jaxrank.errors import InputError
 
 
@@ -34,6 +34,8 @@ class Column(NamedTuple):
         rows = indices
         if self.lengths is not None:
             rows = np.searchsorted(np.cumsum(self.lengths), indices, side="right")
+        elif value is None:
+            found = missing_text(self.chunk, int(rows[0]), self.name)
         raise BadRows(self.chunk, rows, self.name, must, found, hint)
 
     def refuse_type(self, must: str) -> NoReturn:
