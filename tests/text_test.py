@@ -476,6 +476,13 @@ def test_in_quotes_a_null_value_is_missing_too_and_names_are_never_null(tmp_path
     assert found == [{"NULL": None, "x": "1"}, {"NULL": '"NULL"', "x": "2"}]
 
 
+def test_a_nul_beside_null_values_of_rare_letters_is_no_null_value(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("n,x\n\0,1\n\0\0,2\na,3\n")
+    found = [record["n"] for _, record in read(source_with(path, ["\ue000", "\ue001", "\0\0"]))]
+    assert found == ["\0", None, "a"]
+
+
 def test_as_many_and_as_long_null_values_as_there_may_be(tmp_path):
     nulls = [chr(0x10000 + i) * 63 + chr(0x10000 + i // 2) for i in range(64)]
     path = tmp_path / "a.csv"
