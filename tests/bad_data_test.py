@@ -195,16 +195,18 @@ def test_a_quote_that_is_not_closed(tmp_path):
 # Labels and what goes with them.
 
 
-@pytest.mark.parametrize("bad", ["2", "yes", "-1", "nan", "0.5"])
+@pytest.mark.parametrize("bad", ["2", "yes", "-1", "nan", "0.5", "t", "True ", "truefalse"])
 def test_bad_label(tmp_path, bad):
-    with refused(f"day.csv, row 4, column label: must be 0, 1 or empty: found '{bad}'"):
+    with refused(
+        f"day.csv, row 4, column label: must be 0, 1, true, false or empty: found '{bad}'"
+    ):
         run(tmp_path, HEADER + GOOD * 2 + f"{bad},1,u,a,1\n" + GOOD)
 
 
-@pytest.mark.parametrize(("bad", "found"), [("2", "'2'"), ("", "an empty value")])
+@pytest.mark.parametrize(("bad", "found"), [("2", "'2'"), ("no", "'no'"), ("", "an empty value")])
 def test_bad_mask(tmp_path, bad, found):
     task = CLICK | dict(mask="m")
-    with refused(f"day.csv, row 3, column m: must be 0 or 1: found {found}"):
+    with refused(f"day.csv, row 3, column m: must be 0, 1, true or false: found {found}"):
         run(tmp_path, f"label,m\n1,0\n1,{bad}\n", tasks=[task])
 
 

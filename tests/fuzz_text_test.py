@@ -26,12 +26,14 @@ class Case(NamedTuple):
     """A file and how it is cut.
 
     sizes: of a part, the least of a chunk (bytes), rows of a chunk, and of what Arrow parses.
+    nulls: texts that stand for missing values, of CSV.
     """
 
     kind: str
     content: bytes
     packed: bool
     sizes: tuple[int, int, int, int]
+    nulls: tuple[str, ...] = ()
 
 
 def cells(line: bytes, kind: str) -> list[str] | None:
@@ -51,8 +53,10 @@ def cells(line: bytes, kind: str) -> list[str] | None:
     return found
 
 
-def expected(content: bytes, kind: str):
-    """[(line number, record)] and the numbers of bad lines; None if the file has no rows."""
+def expected(content: bytes, kind: str, nulls: tuple[str, ...]):
+    """[(line number, record, it as the file has it)] and the numbers of bad lines; None if the
+    file has no rows.
+    """
     rows = content.removeprefix(MARK).split(b"\n")
     if not rows[-1]:
         del rows[-1]
@@ -66,10 +70,15 @@ def expected(content: bytes, kind: str):
         return None
     good, bad = [], []
     for number, values in enumerate(rows, first):
-        if values is None or len(values) != len(names) or (len(names) > 1 and not any(values)):
+        if values is None or len(values) != len(names):
+            bad.append(number)
+            continue
+        written = {n: v or None for n, v in zip(names, values, strict=True)}
+        record = {n: None if v in nulls else v for n, v in written.items()}
+        if len(names) > 1 and not any(record.values()):
             bad.append(number)
         else:
-            good.append((number, {n: v or None for n, v in zip(names, values, strict=True)}))
+            good.append((number, record, written))
     return good, bad
 
 
@@ -82,12 +91,16 @@ def read(case: Case, path, rejects: Rejects):
         mock.patch.multiple(text, **limits),
         mock.patch.object(delimited, "_PIECE_BYTES", piece),
     ):
-        source = make_source(dict(kind=case.kind, files=dict(train=str(path))))
+        section = dict(kind=case.kind, files=dict(train=str(path)))
+        if case.nulls:
+            section["null_values"] = list(case.nulls)
+        source = make_source(section)
         found = []
         for part in source.parts("train"):
             for chunk in source.chunks(part, rejects):
                 numbers = chunk.rows + plain[: chunk.offset].count(b"\n")
-                found += zip(numbers.tolist(), chunk.batch.to_pylist(), strict=True)
+                written = map(chunk.record, range(chunk.batch.num_rows))
+                found += zip(numbers.tolist(), chunk.batch.to_pylist(), written, strict=True)
     return found
 
 
@@ -101,7 +114,7 @@ def check(case: Case, path) -> None:
                 with pytest.raises(InputError):
                     read(case, path, rejects)
             return
-    wanted = expected(content, case.kind)
+    wanted = expected(content, case.kind, case.nulls)
     if wanted is None:
         with pytest.raises(InputError):
             read(case, path, Rejects())
@@ -200,7 +213,10 @@ def cases(draw) -> Case:
         st.integers(1, 9),
         st.integers(1, 60),
     )
-    return Case(kind, content, packed, draw(sizes))
+    nulls: list[str] = []
+    if kind == "csv" and draw(st.booleans()):
+        nulls = draw(st.lists(st.text(LETTERS, max_size=2), max_size=3))
+    return Case(kind, content, packed, draw(sizes), tuple(nulls))
 
 
 @pytest.fixture(scope="module")

@@ -269,7 +269,8 @@ def test_labels_are_read_as_their_kind_has_them(tmp_path, kind, column, expected
           for bad in ("nan", "inf", "-inf", "1e39", "much", "1,5")),
         *(("count", bad, "a whole number from 0 to 1e12, or empty")
           for bad in ("-1", "2.5", "nan", "inf", "2e12", "three")),
-        *(("binary", bad, "0, 1 or empty") for bad in ("2", "-1", "0.5", "nan", "yes")),
+        *(("binary", bad, "0, 1, true, false or empty")
+          for bad in ("2", "-1", "0.5", "nan", "yes")),
     ],
 )  # fmt: skip
 def test_a_bad_label_is_named_by_file_row_column_and_value(tmp_path, kind, bad, must):

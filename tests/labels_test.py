@@ -161,6 +161,62 @@ def test_conversions_before_their_event_and_bad_times_are_refused(columns, messa
             run(chunk_of(columns))
 
 
+# Booleans.
+
+SPELLED = ["true", "false", "TRUE", "False", "tRuE", "1", "0", "1.0", "0.0", "1e0", "", None]
+
+
+def test_text_may_spell_booleans_in_any_case_as_numbers_and_types_of_their_own_do():
+    meant = [{"t": 1, "f": 0, "1": 1, "0": 0}[x[0].lower()] if x else None for x in SPELLED]
+    mask = [int(i % 5 != 2) for i in range(len(meant))]
+    kinds = {
+        "text": (SPELLED, ["fAlse" if m == 0 else "True" for m in mask]),
+        "mixed": (SPELLED, ["fAlse" if m == 0 else "1" for m in mask]),
+        "large text": (pa.array(SPELLED, pa.large_string()), pa.array(list(map(str, mask)))),
+        "dictionary": (pa.array(SPELLED).dictionary_encode(), mask),
+        "boolean": (pa.array(meant).cast(pa.bool_()), pa.array(mask).cast(pa.bool_())),
+        "number": (meant, mask),
+    }
+    expected = [x if m and x is not None else np.nan for x, m in zip(meant, mask, strict=True)]
+    for click, known in kinds.values():
+        block = encode({"click": click, "known": known}, tasks=[CLICK | dict(mask="known")])
+        np.testing.assert_array_equal(block.labels[:, 0], np.float32(expected))
+
+
+@pytest.mark.parametrize("bad", ["yes", "t", " true", "true ", "truee", "falsetrue", "2", "ſtrue"])
+def test_what_is_neither_a_boolean_nor_0_or_1_is_told_with_what_may_be(bad):
+    task = CLICK | dict(mask="known")
+    good = ["true", "0", "FALSE"]
+    for column, must in (("click", "0, 1, true, false or empty"), ("known", "0, 1, true or false")):
+        columns = {"click": good, "known": good} | {column: [*good[:2], bad]}
+        with pytest.raises(
+            InputError, match=f"row 3, column {column}: must be {must}: found '{bad}'"
+        ):
+            encode(columns, tasks=[task])
+    columns = {"click": [*good[:2], bad, "true", bad], "known": ["True"] * 5}
+    rejects = Rejects("skip", 5)
+    chunk, block = rejects.attempt(chunk_of(columns), encoder_of(columns, tasks=[task]).encode)
+    assert block.labels[:, 0].tolist() == [1, 0, 1]
+    assert [json.loads(line)["row"] for line in rejects.lines] == [3, 5]
+    assert [json.loads(line)["found"] for line in rejects.lines] == [repr(bad)] * 2
+    assert chunk.rows.tolist() == [1, 2, 4]
+
+
+@pytest.mark.parametrize(
+    "features",
+    [
+        dict(tasks=[dict(name="y", label="x", kind="real")]),
+        dict(tasks=[dict(name="y", label="x", kind="count")]),
+        dict(tasks=[CLICK | dict(weight="x")]),
+        dict(tasks=[CLICK | dict(truth="x")]),
+        dict(floats=[dict(columns="x")]),
+    ],
+)
+def test_booleans_in_text_are_no_numbers_where_any_number_may_be(features):
+    with pytest.raises(InputError, match="row 2, column x: must be a .*: found 'true'"):
+        encode({"click": [1, 0], "x": ["1", "true"]}, **features)
+
+
 # Negatives that were left out.
 
 

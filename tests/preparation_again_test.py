@@ -69,7 +69,7 @@ p.prepare({FEATURES!r}, dict(kind="csv", files=dict(train={train!r})),
     assert content(tmp_path / "store") == content(expected.path)
 
 
-@pytest.mark.parametrize("change", ["features", "file", "key"])
+@pytest.mark.parametrize("change", ["features", "file", "key", "nulls"])
 def test_what_was_done_of_other_data_or_otherwise_is_done_again(
     tmp_path, small_units, monkeypatch, change
 ):
@@ -84,6 +84,8 @@ def test_what_was_done_of_other_data_or_otherwise_is_done_again(
         features = FEATURES | dict(ids=[dict(columns="user", min_count=2)])
     elif change == "file":
         write_csv(train[0], rows_of(51, 1000))
+    elif change == "nulls":
+        options["source"] = dict(null_values=["u1"])
     else:
         (tmp_path / "key").write_text("0123456789abcdef")
         options["hash_key_file"] = str(tmp_path / "key")

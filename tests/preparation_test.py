@@ -40,6 +40,23 @@ def test_the_store_is_the_same_from_any_number_of_processes(tmp_path, small_unit
     assert numbers == [str(i) for i in range(268)]
 
 
+def test_files_whose_columns_are_in_another_order_give_the_same_store(
+    tmp_path, small_units, monkeypatch
+):
+    monkeypatch.setattr(text, "_PART_BYTES", 500)
+    train = files(tmp_path / "raw", 60, 60, 60)
+    run(tmp_path / "expected", train, runner=Local(1))
+    with open(train[1], newline="") as file:
+        records = list(csv.DictReader(file))
+    with open(train[1], "w", newline="") as file:
+        names = ["user", "n", "tags", "day", "x", "label"]
+        writer = csv.DictWriter(file, names, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(records)
+    run(tmp_path / "store", train, runner=Local(2))
+    assert content(tmp_path / "store") == content(tmp_path / "expected")
+
+
 def test_small_files_share_a_unit_and_large_ones_are_cut(tmp_path, monkeypatch):
     train = files(tmp_path / "raw", *([20] * 30))
     size = Path(train[0]).stat().st_size
@@ -141,6 +158,55 @@ def test_records_that_are_skipped_are_listed_and_the_rest_is_that_of_clean_data(
     with pytest.raises(InputError, match=r"bad.csv, row"):
         run(tmp_path / "none", train)
     assert not (tmp_path / "none").exists()
+
+
+def test_with_null_values_the_store_is_that_of_empty_cells_and_skipped_records_are_as_written(
+    tmp_path, small_units, monkeypatch
+):
+    monkeypatch.setattr(text, "_PART_BYTES", 1000)
+    rows = rows_of(100)
+    for i, row in enumerate(rows):
+        for column in (1, 2, 3, 4, 5):
+            if (i + column) % 4 == 0:
+                row[column] = ""
+    features = FEATURES | dict(keep=["n", "day"])
+    clean = run(tmp_path / "clean", write_csv(tmp_path / "clean.csv", rows), features)
+    nulls = ["\\N", "NULL", "NaN"]
+    filled = [[nulls[i % 3] if v == "" else v for v in row] for i, row in enumerate(rows)]
+    filled.insert(60, [900, 7, "NaN", "NULL", "\\N", ""])
+    train = write_csv(tmp_path / "a.csv", filled)
+    options = dict(source=dict(null_values=nulls), on_error="skip")
+    store = run(tmp_path / "store", train, features, **options, runner=Local(2))
+    assert store.vocabulary("user")[0] == clean.vocabulary("user")[0]
+    whole, expected = (concatenate(list(s.split("train").blocks())) for s in (store, clean))
+    for name in ("labels", "floats", "ids", "list_values", "list_lengths"):
+        np.testing.assert_array_equal(getattr(whole, name), getattr(expected, name))
+    assert whole.kept == expected.kept
+    assert whole.kept["day"].null_count
+    (told,) = map(json.loads, (store.path / "rejected.jsonl").read_text().splitlines())
+    assert (told["row"], told["found"]) == (62, "'7'")
+    written = dict(n="900", label="7", x="NaN", user="NULL", tags="\\N", day=None)
+    assert told["record"] == written
+
+
+@pytest.mark.parametrize(
+    ("value", "change"),
+    [
+        ("2024-05-01", dict(time="day", by_day=True)),
+        ("1", dict(tasks=[TASK | dict(mask="day")])),
+        ("0.5", dict(tasks=[TASK | dict(weight="day")])),
+    ],
+)
+def test_a_missing_value_where_none_may_be_is_told_as_it_is_written(tmp_path, value, change):
+    days = [value, value, "NULL", value, ""]
+    rows = [[*row[:-1], day] for row, day in zip(rows_of(5), days, strict=True)]
+    train = write_csv(tmp_path / "a.csv", rows)
+    options = dict(features=FEATURES | change, source=dict(null_values=["NULL"]))
+    with pytest.raises(InputError, match=r"row 4, column day: must be .*: found 'NULL'\."):
+        run(tmp_path / "store", train, **options)
+    store = run(tmp_path / "store", train, **options, on_error="skip")
+    lines = (store.path / "rejected.jsonl").read_text().splitlines()
+    assert [json.loads(line)["found"] for line in lines] == ["'NULL'", "an empty value"]
 
 
 def test_what_may_be_skipped_is_counted_over_all_units(tmp_path, small_units):

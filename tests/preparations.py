@@ -52,7 +52,7 @@ def files(folder, *counts):
 
 
 def run(output, train, features=FEATURES, **options):
-    section = dict(kind="csv", files=dict(train=train))
+    section = dict(kind="csv", files=dict(train=train)) | options.pop("source", {})
     return prepare(
         features, section, output, report=options.pop("report", lambda _: None), **options
     )

@@ -368,6 +368,198 @@ def test_any_other_delimiter(tmp_path, delimiter):
     assert read(source) == [(2, {"a": f"x{delimiter}y", "b": "z"})]
 
 
+# Headers in other orders.
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
+def test_each_part_is_read_by_the_header_of_its_own_file(tmp_path, small, pack):
+    orders = [NAMES, ["price", "n", "name"], ["name", "price", "n"], NAMES]
+    wanted = []
+    for i, names in enumerate(orders):
+        values = [{n: f"{n} {i} {row}" for n in NAMES} for row in range(40)]
+        wanted += values
+        rows = "".join(",".join(value[n] for n in names) + "\r\n" for value in values)
+        mark = b"\xef\xbb\xbf" if i == 1 else b""
+        content = mark + (",".join(names) + "\r\n" + rows).encode()
+        (tmp_path / f"{i}.csv").write_bytes(pack(content))
+    for sizes in [(10**6, 10**6), (300, 50), (40, 1)]:
+        small(*sizes)
+        source = source_of(tmp_path / "*.csv")
+        assert source.columns("train") == NAMES
+        assert pack is not bytes or sizes[0] > 300 or len(source.parts("train")) > 12
+        found = []
+        for part in source.parts("train"):
+            for chunk in source.chunks(part, Rejects()):
+                assert chunk.batch.schema.names == NAMES
+                found += chunk.batch.to_pylist()
+        assert found == wanted
+
+
+def test_splits_may_have_other_orders_and_quotes_in_them(tmp_path):
+    (tmp_path / "a.csv").write_text('"a,b",c\n1,2\n')
+    (tmp_path / "b.csv").write_text('c,"a,b"\n3,"4,5"\n')
+    files = dict(train=str(tmp_path / "a.csv"), valid=str(tmp_path / "b.csv"))
+    source = make_source(dict(kind="csv", files=files))
+    assert source.columns("valid") == ["a,b", "c"]
+    (chunk,) = source.chunks(*source.parts("valid"), Rejects())
+    assert chunk.batch.to_pylist() == [{"a,b": "4,5", "c": "3"}]
+    assert chunk.batch.schema.names == ["a,b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("header", "missing", "added"),
+    [
+        ("price,name", "['n']", "[]"),
+        ("price,name,n,x", "[]", "['x']"),
+        ("x,price,N", "['n', 'name']", "['x', 'N']"),
+    ],
+)
+def test_columns_that_one_file_lacks_or_adds_are_named(tmp_path, header, missing, added):
+    (tmp_path / "a.csv").write_bytes(PLAIN)
+    (tmp_path / "b.csv").write_text(f"{header}\n1,2,3\n")
+    with refused("b.csv: must have the columns of", f"missing {missing}, not expected {added}"):
+        source_of(tmp_path / "*.csv")
+
+
+def test_bad_lines_of_another_order_are_told_as_the_file_has_them(tmp_path, small):
+    small(60, 1)
+    (tmp_path / "a.csv").write_text("n,name,price\n0,a,1\n")
+    path = tmp_path / "b.csv"
+    path.write_bytes(b"price,n,name\n" + b"7,8,x\n" * 20 + b"7,8\n7,\xff,x\n" + b"9,8,y\n" * 20)
+    rejects = Rejects("skip", 2)
+    found = [
+        record for _, record in read(source_of(tmp_path / "*.csv"), rejects, path.read_bytes())
+    ]
+    good = dict(n="8", name="x", price="7")
+    expected = [dict(n="0", name="a", price="1"), *[good] * 20]
+    assert found == expected + [dict(n="8", name="y", price="9")] * 20
+    told = [(e["row"], e["column"], e["record"]) for e in map(json.loads, rejects.lines)]
+    assert told == [(22, "", "7,8"), (23, "n", r"7,\xff,x")]
+
+
+# Texts that stand for missing values.
+
+NULLS = ["NULL", "NaN", "\\N", "None", "ünï", "a,b", "\0", ""]
+
+
+def source_with(path, nulls, **more):
+    files = dict(train=str(path))
+    return make_source(dict(kind="csv", files=files, null_values=nulls) | more)
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
+def test_cells_that_are_exactly_a_null_value_are_missing_in_every_column(tmp_path, small, pack):
+    values = [*NULLS, "null", " NULL", "NULL ", "NULLNULL", "NU", "a", "\\\\N", "\ue000", "-"]
+    table = [
+        {n: values[(i * step) % len(values)] for n, step in zip(NAMES, (1, 3, 5), strict=True)}
+        for i in range(1, 200)
+    ]
+    table = [row for row in table if any(v not in NULLS for v in row.values())]
+    out = io.StringIO()
+    writer = csv.DictWriter(out, NAMES, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(table)
+    path = tmp_path / "a.csv"
+    path.write_bytes(pack(out.getvalue().encode()))
+    for sizes in [(10**6, 10**6), (300, 50), (40, 1)]:
+        small(*sizes)
+        found = [record for _, record in read(source_with(path, NULLS))]
+        assert found == [{n: None if v in NULLS else v for n, v in r.items()} for r in table]
+        found = [record for _, record in read(source_of(path))]
+        assert found == [{n: v or None for n, v in r.items()} for r in table]
+
+
+def test_in_quotes_a_null_value_is_missing_too_and_names_are_never_null(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text('NULL,x\n"NULL",1\n"""NULL""",2\n')
+    found = [record for _, record in read(source_with(path, ("NULL",)))]
+    assert found == [{"NULL": None, "x": "1"}, {"NULL": '"NULL"', "x": "2"}]
+
+
+def test_a_nul_beside_null_values_of_rare_letters_is_no_null_value(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("n,x\n\0,1\n\0\0,2\na,3\n")
+    found = [record["n"] for _, record in read(source_with(path, ["\ue000", "\ue001", "\0\0"]))]
+    assert found == ["\0", None, "a"]
+
+
+def test_as_many_and_as_long_null_values_as_there_may_be(tmp_path):
+    nulls = [chr(0x10000 + i) * 63 + chr(0x10000 + i // 2) for i in range(64)]
+    path = tmp_path / "a.csv"
+    rows = [*nulls, nulls[0][:-1], nulls[1] + "a"]
+    path.write_text("n,x\n" + "".join(f"{value},1\n" for value in rows))
+    found = [record["n"] for _, record in read(source_with(path, nulls))]
+    assert found == [None] * 64 + rows[64:]
+
+
+@pytest.mark.parametrize(
+    ("nulls", "found"),
+    [
+        ("NULL", "must be a list of texts: found 'NULL'"),
+        (None, "must be a list of texts: found None"),
+        ([None], "must be a list of texts: found [None]"),
+        (["NULL", 0], "must be a list of texts: found ['NULL', 0]"),
+        ({"NULL": 1}, "must be a list of texts: found {'NULL': 1}"),
+        ([b"NULL"], "must be a list of texts: found [b'NULL']"),
+        (["a\n"], r"must be texts in UTF-8, on one line: found 'a\n'"),
+        (["\udcff"], r"must be texts in UTF-8, on one line: found '\udcff'"),
+        (["a"] * 65, "must be at most 64 texts of at most 64 letters: found 65, the longest of 1"),
+        (
+            ["", "a" * 65],
+            "must be at most 64 texts of at most 64 letters: found 2, the longest of 65",
+        ),
+    ],
+)
+def test_null_values_that_cannot_be_used(tmp_path, nulls, found):
+    path = tmp_path / "a.csv"
+    path.write_bytes(PLAIN)
+    with refused(f"source.null_values: {found}"):
+        source_with(path, nulls)
+
+
+def test_criteo_files_have_no_null_values(tmp_path):
+    path = tmp_path / "a.tsv"
+    path.write_text("\t".join(["NULL"] * 40) + "\n")
+    assert set(read(source_of(path, "criteo"))[0][1].values()) == {"NULL"}
+    with refused("source (kind='criteo'): has no field 'null_values'"):
+        source_with(path, ["NULL"], kind="criteo")
+
+
+def test_a_line_of_null_values_only_has_no_value(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_bytes(HEADER + b"1,a,2\nNULL,,\\N\n,,\n3,NULL,4\n")
+    source = source_with(path, ["NULL", "\\N"])
+    with refused("row 3: must have a value in some column: found only missing values"):
+        read(source)
+    rejects = Rejects("skip", 2)
+    assert [number for number, _ in read(source, rejects)] == [2, 5]
+    told = [(e["row"], e["found"], e["record"]) for e in map(json.loads, rejects.lines)]
+    assert told == [(3, "only missing values", "NULL,,\\N"), (4, "an empty line", ",,")]
+
+
+def test_a_record_is_told_as_the_file_has_it(tmp_path, small):
+    """In any part, among bad lines, behind other records that were left out, in another order."""
+    rows = "".join(f'{i},"NULL",\n' if i % 3 else f"NULL,{i}\n" for i in range(2, 100))
+    (tmp_path / "a.csv").write_text("price,n,name\n0,NULL,NULL\n")
+    path = tmp_path / "b.csv"
+    path.write_text("name,price,n\n" + rows)
+    for sizes in [(10**6, 10**6), (300, 50), (40, 1)]:
+        small(*sizes)
+        source = source_with(tmp_path / "*.csv", ["NULL"])
+        found = []
+        for part in source.parts("train")[1:]:
+            for chunk in source.chunks(part, Rejects("skip", 100)):
+                kept = chunk.without([0]) if len(chunk.rows) > 1 else chunk
+                found += [kept.record(i) for i in range(len(kept.rows))]
+                assert all(value["n"] is None for value in kept.batch.to_pylist())
+        assert len(found) > 30
+        for record in found:
+            assert list(record) == ["price", "n", "name"]
+            assert record["price"] == "NULL"
+            assert record["n"] is None
+            assert int(record["name"]) % 3
+
+
 # URLs.
 
 

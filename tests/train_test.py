@@ -15,7 +15,9 @@ from ml_collections import ConfigDict
 from runs import final_state, nothing, on_store, records, run, without_speed
 
 from jaxrank import mesh as meshes
+from jaxrank import run_data
 from jaxrank.checkpoint import Checkpoints
+from jaxrank.config import default
 from jaxrank.data.prepare import prepare
 from jaxrank.errors import InputError, RunError, StoppedError
 from jaxrank.job import build
@@ -316,6 +318,21 @@ def test_data_of_a_workdir_that_was_prepared_from_another_source_is_refused(tmp_
         train(c, tmp_path, report=nothing)
     c.data.store = str(tmp_path / "data")
     train(c, tmp_path, report=nothing)
+
+
+def test_what_stands_for_missing_values_is_part_of_the_source_of_a_workdirs_data(tmp_path):
+    c = default()
+    (tmp_path / "a.csv").write_text("label,x\n1,NULL\n0,2\n")
+    source = dict(kind="csv", files=dict(train=str(tmp_path / "a.csv")))
+    c.features.tasks = [dict(name="click", label="label")]
+    c.features.floats = [dict(columns="x")]
+    c.source = ConfigDict(source | dict(null_values=["NULL"]))
+    for _ in range(2):
+        assert run_data.prepared(c, tmp_path, nothing).split("train").rows == 2
+    c.source.null_values = ["NULL", "NaN"]
+    differ = r'source.null_values: \["NULL"\], now \["NULL", "NaN"\]'
+    with pytest.raises(InputError, match=rf"(?s)another source .*\n  {differ}\n"):
+        run_data.prepared(c, tmp_path, nothing)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """A piece of raw data, as every source of examples yields it."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -30,12 +31,20 @@ class Chunk(NamedTuple):
         row, counted from 1, in other files and in generated data.
     offset: bytes of a text file whose lines `rows` does not count, as counting them takes as long
         as reading them. `Rejects` counts them before it tells a number.
+    written: (number of a record) -> it as the file has it, where `batch` has null for texts.
     """
 
     batch: pa.RecordBatch
     file: str
     rows: np.ndarray
     offset: int = 0
+    written: Callable[[int], dict[str, Any]] | None = None
+
+    def record(self, row: int) -> dict[str, Any]:
+        """The record at this place as the file has it, for people to read."""
+        if self.written is not None:
+            return self.written(int(self.rows[row]))
+        return self.batch.slice(row, 1).to_pylist()[0]
 
     def without(self, rows: np.ndarray) -> "Chunk":
         """The chunk without the records at these places, i64[m]."""

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jaxrank.data.chunk import Chunk
-from jaxrank.data.rejects import BadRows
+from jaxrank.data.rejects import BadRows, missing_text
 from jaxrank.errors import InputError
 
 
@@ -34,6 +34,8 @@ class Column(NamedTuple):
         rows = indices
         if self.lengths is not None:
             rows = np.searchsorted(np.cumsum(self.lengths), indices, side="right")
+        elif value is None:
+            found = missing_text(self.chunk, int(rows[0]), self.name)
         raise BadRows(self.chunk, rows, self.name, must, found, hint)
 
     def refuse_type(self, must: str) -> NoReturn:
@@ -84,6 +86,7 @@ def numbers(
     must: str,
     valid: Callable[[np.ndarray], np.ndarray] = np.isfinite,
     missing: bool = True,
+    booleans: bool = False,
 ) -> np.ndarray:
     """f64[n], NaN where the value is missing.
 
@@ -91,6 +94,7 @@ def numbers(
         must: what a value must be, for the message.
         valid: f64[n] -> bool[n], whether each value that is there is allowed.
         missing: whether a value may be missing.
+        booleans: whether text may be "true" and "false", in any case, for 1 and 0.
     """
     values = column.values
     kind = values.type
@@ -100,7 +104,11 @@ def numbers(
     try:
         converted = values.cast(pa.float64(), safe=False)
     except pa.ArrowInvalid:
-        column.refuse(uncastable(values, pa.float64()), must)
+        spelled = _without_booleans(values) if booleans and is_text(kind) else values
+        try:
+            converted = spelled.cast(pa.float64(), safe=False)
+        except pa.ArrowInvalid:
+            column.refuse(uncastable(spelled, pa.float64()), must)
     absent = np.zeros(len(values), bool)
     if values.null_count:
         absent = values.is_null().to_numpy(zero_copy_only=False)
@@ -111,6 +119,13 @@ def numbers(
     if bad.any():
         column.refuse(np.flatnonzero(bad), must)
     return result
+
+
+def _without_booleans(texts: pa.Array) -> pa.Array:
+    """Texts with "1" and "0" in place of "true" and "false"."""
+    lower = pc.ascii_lower(texts)
+    rest = pc.if_else(pc.equal(lower, "false"), "0", texts)
+    return pc.if_else(pc.equal(lower, "true"), "1", rest)
 
 
 def uncastable(values: pa.Array, kind: pa.DataType) -> np.ndarray:

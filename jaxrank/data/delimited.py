@@ -32,10 +32,12 @@ class Delimited(NamedTuple):
     """How lines are divided into values.
 
     quoted: whether values may be in quotes, as in CSV.
+    null_values: what is missing beside the empty value, in quotes or not.
     """
 
     delimiter: str
     quoted: bool
+    null_values: tuple[str, ...] = ()
 
     def cells(self, text: str) -> list[str]:
         """The values in a line; the last ends in a newline where its quote is not closed.
@@ -62,7 +64,7 @@ class Delimited(NamedTuple):
     def parse(self, block: bytes, columns: Sequence[str]) -> pa.RecordBatch | None:
         """A record for each of some whole lines; None exactly if one of them is no record.
 
-        Values are text, null where empty.
+        Values are text, null where missing.
         """
         if not block:
             return pa.RecordBatch.from_pylist([], pa.schema(dict.fromkeys(columns, pa.string())))
@@ -70,15 +72,16 @@ class Delimited(NamedTuple):
             return None
         if block.startswith(_BYTE_ORDER_MARK):
             block = _BYTE_ORDER_MARK + block  # the reader drops one
-        stand_in = ""
-        if b"\0" in block:
-            # Arrow overlooks delimiters and quotes soon after it (apache/arrow issue 50481).
-            unused = (c for c in map(chr, range(0xE000, 0x110000)) if c.encode() not in block)
-            stand_in = next(unused)
-            block = block.replace(b"\0", stand_in.encode())
-        batch = self._batch(block, columns)
-        if batch is None or not stand_in:
-            return batch
+        if b"\0" not in block:
+            return self._batch(block, columns)
+        # Arrow overlooks delimiters and quotes soon after it (apache/arrow issue 50481).
+        used = block + "".join(self.null_values).encode()
+        stand_in = next(c for c in map(chr, range(0xE000, 0x110000)) if c.encode() not in used)
+        null_values = tuple(value.replace("\0", stand_in) for value in self.null_values)
+        block = block.replace(b"\0", stand_in.encode())
+        batch = self._replace(null_values=null_values)._batch(block, columns)
+        if batch is None:
+            return None
         values = [pc.replace_substring(c, stand_in, "\0") for c in batch.columns]
         return pa.RecordBatch.from_arrays(values, schema=batch.schema)
 
@@ -107,7 +110,7 @@ class Delimited(NamedTuple):
         convert = pa.csv.ConvertOptions(
             column_types=dict.fromkeys(columns, pa.string()),
             strings_can_be_null=True,
-            null_values=[""],
+            null_values=["", *self.null_values],
             check_utf8=False,  # of each value: slower than of the block
         )
         try:
@@ -130,8 +133,9 @@ class Delimited(NamedTuple):
         if "\n" in cells[-1]:
             column = columns[len(cells) - 1] if len(cells) <= len(columns) else ""
             return Fault(column, CLOSED, repr(cells[-1] + content(after)))
-        if len(columns) > 1 and not any(cells):
-            return Fault("", "have a value in some column", "an empty line")
+        if len(columns) > 1 and not any(cell and cell not in self.null_values for cell in cells):
+            found = "only missing values" if any(cells) else "an empty line"
+            return Fault("", "have a value in some column", found)
         if len(cells) != len(columns):
             return Fault("", f"have {len(columns)} columns", str(len(cells)))
         if not _is_utf8(line):

@@ -97,11 +97,13 @@ def encode_labels(
 def _known(chunk: Chunk, task: TaskSpec) -> np.ndarray:
     """f64[n], NaN where the label is unknown; 0 where only the time of a conversion tells it."""
     if task.label:
-        labels = numbers(column_of(chunk, task.label), *_LABELS[task.kind])
+        binary = task.kind == "binary"
+        labels = numbers(column_of(chunk, task.label), *_LABELS[task.kind], booleans=binary)
     else:
         labels = np.full(chunk.batch.num_rows, 0 if task.time else np.nan)
     if task.mask:
-        mask = numbers(column_of(chunk, task.mask), "0 or 1", _zero_or_one, missing=False)
+        column, must = column_of(chunk, task.mask), "0, 1, true or false"
+        mask = numbers(column, must, _zero_or_one, missing=False, booleans=True)
         labels = np.where(mask == 0, np.nan, labels)
     return labels
 
@@ -162,7 +164,7 @@ def _share(values: np.ndarray) -> np.ndarray:
 
 # What a label must be, by kind of task.
 _LABELS = {
-    "binary": ("0, 1 or empty", _zero_or_one),
+    "binary": ("0, 1, true, false or empty", _zero_or_one),
     "real": ("a finite number, as float32, or empty", _finite),
     "count": ("a whole number from 0 to 1e12, or empty", _count),
 }

@@ -1,7 +1,7 @@
 """What becomes of raw records that cannot be used: they stop the preparation, or are set aside."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -120,25 +120,30 @@ class Rejects:
                 return chunk, function(chunk)
             except BadRows as bad:
                 for row in np.unique(bad.rows).tolist():
+                    record = chunk.record(row)
                     self.refuse(
                         file=chunk.file,
                         row=int(chunk.rows[row]),
                         column=bad.column,
                         must=bad.must,
-                        found=bad.found if row == bad.rows[0] else _shown(chunk, row, bad.column),
+                        found=bad.found if row == bad.rows[0] else _shown(record, bad.column),
                         hint=bad.hint,
-                        record=chunk.batch.slice(row, 1).to_pylist()[0],
+                        record=record,
                         offset=chunk.offset,
                     )
                 chunk = chunk.without(bad.rows)
         return chunk, None
 
 
-def _shown(chunk: Chunk, row: int, column: str) -> str:
-    index = chunk.batch.schema.get_field_index(column)
-    if index < 0:
+def missing_text(chunk: Chunk, row: int, column: str) -> str:
+    """What a message says of a value that is missing: the text that stands for it, if any."""
+    return "an empty value" if chunk.written is None else _shown(chunk.record(row), column)
+
+
+def _shown(record: Mapping[str, Any], column: str) -> str:
+    if column not in record:
         return "another"
-    value = chunk.batch.column(index)[row].as_py()
+    value = record[column]
     return "an empty value" if value is None else repr(value)
 
 

@@ -18,6 +18,7 @@ from jaxrank.data.text import TextSource
 from jaxrank.data.tfrecord import TFRecordSource
 from jaxrank.errors import InputError
 
+_MOST_NULLS, _LONGEST_NULL = 64, 64
 _KINDS = ("criteo", "csv", "parquet", "synthetic", "tfrecord")
 
 
@@ -83,7 +84,7 @@ def make_source(source: Mapping[str, Any], used: Collection[str] = ()) -> Source
         generated = synthetic.Source(**rest)
         _check_splits(generated.splits, "source.rows")
         return generated
-    own = {"csv": ["delimiter"], "tfrecord": ["columns"]}
+    own = {"csv": ["delimiter", "null_values"], "tfrecord": ["columns"]}
     check_keys(rest, ["files", *own.get(kind, [])], f"source (kind={kind!r})")
     paths = _files_of_splits(rest.get("files"))
     if kind == "parquet":
@@ -99,7 +100,25 @@ def make_source(source: Mapping[str, Any], used: Collection[str] = ()) -> Source
         raise InputError(
             f"source.delimiter: must not be a quote or the end of a line: found {delimiter!r}."
         )
-    return TextSource(paths, delimiter, header=True)
+    nulls = _null_values(rest.get("null_values", ()))
+    return TextSource(paths, delimiter, header=True, null_values=nulls)
+
+
+def _null_values(values: Any) -> list[str]:
+    place = "source.null_values"
+    if not isinstance(values, list | tuple) or not all(isinstance(v, str) for v in values):
+        raise InputError(f"{place}: must be a list of texts: found {values!r}.")
+    longest = max(values, key=len, default="")
+    # Arrow finds them in a tree that has an end; past it a text is not found, or the process dies.
+    if len(values) > _MOST_NULLS or len(longest) > _LONGEST_NULL:
+        raise InputError(
+            f"{place}: must be at most {_MOST_NULLS} texts of at most {_LONGEST_NULL} letters:"
+            f" found {len(values)}, the longest of {len(longest)}."
+        )
+    for value in values:
+        if re.search("[\n\ud800-\udfff]", value):
+            raise InputError(f"{place}: must be texts in UTF-8, on one line: found {value!r}.")
+    return list(values)
 
 
 def _files_of_splits(section: Any) -> dict[str, list[str]]:

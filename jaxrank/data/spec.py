@@ -28,11 +28,11 @@ COLUMNS_OF_TASKS = ("label", "mask", "weight", "truth", "negative_rate_column", 
 class TaskSpec:
     """A label column, with what may go with it.
 
-    kind: of the labels, which may all be empty: binary: 0 or 1; real: a finite number;
-        count: a whole number, 0 or more. See `features.Task`. Only a binary task may have `truth`,
-        a rate of negatives or a `time`.
+    kind: of the labels, which may all be empty: binary: 0 or 1, or false or true; real: a finite
+        number; count: a whole number, 0 or more. See `features.Task`. Only a binary task may have
+        `truth`, a rate of negatives or a `time`.
 
-    mask: a column that is 0 where the label is unknown and 1 where it is known.
+    mask: a column that is 0 or false where the label is unknown and 1 or true where it is known.
     weight: a column with each example's weight for this task.
     truth: a column with the planted probability of generated data, of all traffic.
 

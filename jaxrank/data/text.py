@@ -1,8 +1,10 @@
 """Delimited text, plain or gzip, as chunks of string columns."""
 
 import csv
+import functools
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -33,24 +35,39 @@ class TextSource:
     """Delimited text, plain or gzip; every value is text on one line.
 
     Each line is a record by itself, so a file can be cut after any: parts are ranges of its bytes,
-    and have the lines that begin in them.
+    and have the lines that begin in them. Values are found by the names in their own file's header;
+    the columns of chunks are in the order of the first file's.
 
     Args:
         delimiter: one ASCII character.
         header: whether each file begins with a line of names, and values may be in quotes; else
             the columns are those of Criteo's files.
+        null_values: what is missing beside the empty value.
     """
 
-    def __init__(self, paths_of: Mapping[str, Sequence[str]], delimiter: str, *, header: bool):
+    def __init__(
+        self,
+        paths_of: Mapping[str, Sequence[str]],
+        delimiter: str,
+        *,
+        header: bool,
+        null_values: Sequence[str] = (),
+    ):
         self._paths_of = paths_of
-        self._format = Delimited(delimiter, quoted=header)
+        nulls = tuple(dict.fromkeys(filter(None, null_values)))
+        self._format = Delimited(delimiter, quoted=header, null_values=nulls)
         self._header = header
         self._columns = list(CRITEO_COLUMNS)
+        self._other_orders: dict[str, list[str]] = {}  # the header by path, where not as the first
         if header:
             paths = self.files
             self._columns = self._read_header(paths[0])
             for path in paths[1:]:
-                check_same_columns(paths[0], self._columns, path, self._read_header(path))
+                found = self._read_header(path)
+                if set(found) != set(self._columns):
+                    check_same_columns(paths[0], self._columns, path, found)
+                elif found != self._columns:
+                    self._other_orders[path] = found
 
     @property
     def splits(self) -> list[str]:
@@ -92,7 +109,8 @@ class TextSource:
             first = False
             count, batch, rows = self._records(block, row, part, offset, rejects)
             if batch.num_rows:
-                yield Chunk(batch, path, rows, offset)
+                written = self._written(block, row, path) if self._format.null_values else None
+                yield Chunk(batch, path, rows, offset, written)
             row += count
         if first and not start:
             raise empty_file(path)
@@ -104,14 +122,16 @@ class TextSource:
 
         Lines that are no records go to `rejects`.
         """
-        batch = self._format.parse(block, self._columns)
+        columns = self._other_orders.get(part.file, self._columns)
+        batch = self._format.parse(block, columns)
         if batch is not None:
+            batch = self._in_order(batch)
             return batch.num_rows, batch, numbered(row, batch.num_rows)
         found = [line + b"\n" for line in block.split(b"\n")[:-1]]
         good = []
         for i, line in enumerate(found):
             after = found[i + 1] if i + 1 < len(found) else b""
-            fault = self._format.fault(line, after, self._columns)
+            fault = self._format.fault(line, after, columns)
             if fault is None:
                 good.append(i)
                 continue
@@ -122,9 +142,30 @@ class TextSource:
                 record=content(line, "backslashreplace"),
                 offset=offset,
             )
-        batch = self._format.parse(b"".join(found[i] for i in good), self._columns)
+        batch = self._format.parse(b"".join(found[i] for i in good), columns)
         assert batch is not None, f"{part}, from row {row} on: lines without fault are no records"
-        return len(found), batch, row + np.asarray(good, np.int64)
+        return len(found), self._in_order(batch), row + np.asarray(good, np.int64)
+
+    def _written(self, block: bytes, first: int, path: str) -> Callable[[int], dict[str, Any]]:
+        """`Chunk.written` of whole lines that have the numbers from `first` on."""
+        plain = self._format._replace(null_values=())
+        columns = self._other_orders.get(path, self._columns)
+
+        @functools.cache
+        def ends() -> np.ndarray:
+            return np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n")) + 1
+
+        def record(number: int) -> dict[str, Any]:
+            index = number - first
+            start = ends()[index - 1] if index else 0
+            batch = plain.parse(block[start : ends()[index]], columns)
+            assert batch is not None, f"{path}: a record, and by itself none"
+            return self._in_order(batch).to_pylist()[0]
+
+        return record
+
+    def _in_order(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        return batch if batch.schema.names == self._columns else batch.select(self._columns)
 
     def _read_header(self, path: str) -> list[str]:
         line, more = lines.first_line(path)

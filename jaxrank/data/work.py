@@ -23,7 +23,7 @@ from jaxrank.data.encode import Encoder
 from jaxrank.data.keyed import Conceal
 from jaxrank.data.learn import Findings, Learned, Lessons
 from jaxrank.data.manifest import FORMAT_VERSION
-from jaxrank.data.rejects import BadRows, Rejects
+from jaxrank.data.rejects import BadRows, Rejects, missing_text
 from jaxrank.data.sources import Source, make_source
 from jaxrank.data.spec import FeatureSpec
 from jaxrank.data.statistics import Statistics
@@ -148,7 +148,8 @@ def _days(features: FeatureSpec, chunk: Chunk) -> np.ndarray:
     found = seconds(column_of(chunk, features.time))
     if np.isnan(found).any():
         rows = np.flatnonzero(np.isnan(found))
-        raise BadRows(chunk, rows, features.time, "a time, as by_day is set", "an empty value")
+        empty = missing_text(chunk, int(rows[0]), features.time)
+        raise BadRows(chunk, rows, features.time, "a time, as by_day is set", empty)
     return days(found)
 
 
