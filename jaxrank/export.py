@@ -152,11 +152,11 @@ def _write_tables(stored: StoredArrays, layout: Layout, store: Store, folder: Pa
 
 
 def _values(table: Table, store: Store) -> pa.ChunkedArray | None:
-    """What each row of a table stands for, null for those that are of no value; None where there
-    is no vocabulary."""
+    """What each row of a table stands for, null for those that are of no value, and then what the
+    store has learned since; None where there is no vocabulary."""
     if table.encoding != "vocabulary":
         return None
-    values = store.values(table.name).slice(0, table.rows - RESERVED_ROWS)
+    values = store.values(table.name)
     return pa.chunked_array([pa.nulls(RESERVED_ROWS, pa.string()), *values.chunks])
 
 

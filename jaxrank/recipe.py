@@ -26,7 +26,7 @@ def recipe(config: ConfigDict, layout: Layout, store: Store) -> dict[str, Any]:
     spec = resolve_again(FeatureSpec.from_config(store.spec["features"]), schema)
     return {
         "jaxrank_version": jaxrank.__version__,
-        "tasks": schema.to_json()["tasks"],
+        "tasks": [{"name": task.name, "kind": task.kind} for task in schema.tasks],
         "tables": _tables(layout, spec),
         "keyed_hashes": bool(store.spec.get("hash_key")),
         "floats": _floats(schema, spec),

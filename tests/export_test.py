@@ -25,6 +25,7 @@ from jaxrank.embedding.storage import logical_rows
 from jaxrank.errors import InputError, RunError
 from jaxrank.export import export
 from jaxrank.step import weights_of
+from jaxrank.stored import StoredArrays
 
 TABLES = ("user", "item", "pair", "tags", "code", "number", "age")
 WITH_VALUES = ("user", "item", "pair", "tags")
@@ -73,7 +74,8 @@ def config(folder, **fields):
         dict(columns="f*1", log=True),
     ]
     c.features.ids = [
-        dict(columns=["us*", "item"], min_count=2),
+        dict(columns="us*"),
+        dict(columns="item", min_count=2),
         dict(columns="pair", length=2, separator="|"),
         dict(columns="code", encoding="hash", rows=40, salt="salt"),
         dict(columns="number", encoding="integer", rows=40, on_bad_id="oov"),
@@ -83,11 +85,11 @@ def config(folder, **fields):
         dict(columns="seen", table="item", min_count=2),
         dict(columns="tags", weights="tag_weights", combiner="sqrtn"),
     ]
-    c.batch_size, c.num_steps, c.steps_per_call, c.data.shards = 64, 16, 4, 8
+    c.batch_size, c.num_steps, c.steps_per_call, c.data.shards = 256, 16, 4, 8
     c.ema_decay = 0.9
     c.embedding.dim = 4
     c.embedding.dims = ConfigDict({"pair": 3, "age": 5})
-    c.embedding.placements = ConfigDict({"user": "rows", "item": "rows", "code": "replicated"})
+    c.embedding.placements = ConfigDict({"item": "rows", "code": "replicated"})
     c.model.hidden, c.model.structure, c.model.norm = (8,), "parallel", "batch"
     for field, value in fields.items():
         c[field] = value
@@ -145,9 +147,10 @@ def test_every_vector_is_that_of_the_row_that_a_batch_reads(run, exported):
     stack = next(stack for stack in layout.stacks if stack.name == "dim4")
     assert 0 < stack.hot_start < stack.replicated < stack.rows
     assert len(stack.hot) > stack.replicated - stack.hot_start
-    saved_weights = job.checkpoints.path / "16" / "weights"
-    arrays = table_rows.StoredArrays(saved_weights, {".rows['dim4']": 0})
-    assert arrays._opened("rows.dim4").chunk_layout.read_chunk.shape[0] < 32
+    checkpoints = checkpoint.Checkpoints(job.directory, read_only=True)
+    sums = checkpoints.saved_checksums(16)["weights"]
+    stored = StoredArrays(checkpoints.path / "16" / "weights", sums)
+    assert len(list(stored.pieces("rows.dim4"))) > 1
 
 
 def test_columns_have_the_types_that_are_told(run, exported):
@@ -375,20 +378,38 @@ def test_one_process_at_a_time_writes_an_output(run, tmp_path):
         assert (tmp_path / ".out.partial").is_dir()
 
 
-def test_values_are_keyed_hashes_where_the_store_holds_them(tmp_path):
-    c = config(write(tmp_path / "raw"))
-    c.features.floats, c.features.lists, c.mesh.devices, c.ema_decay = [], [], 1, 0.0
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory):
+    """The folder of a run of one feature, whose vectors lie in three lines each and whose values
+    are concealed; its job and state. What is exported lies in `out` there."""
+    folder = tmp_path_factory.mktemp("wide")
+    c = config(write(folder / "raw"), ema_decay=0.0)
+    c.features.floats, c.features.lists, c.mesh.devices = [], [], 1
     c.features.ids, c.features.tasks = [dict(columns="item")], c.features.tasks[:1]
-    c.embedding.dims, c.embedding.placements = ConfigDict(), ConfigDict()
-    (tmp_path / "key").write_bytes(b"0123456789abcdef")
-    c.data.store = str(tmp_path / "store")
+    c.embedding.dim, c.embedding.dims, c.embedding.placements = 300, ConfigDict(), ConfigDict()
+    (folder / "key").write_bytes(b"0123456789abcdef")
+    c.data.store = str(folder / "store")
     prepare(
-        c.features.to_dict(), c.source.to_dict(), tmp_path / "store", report=nothing,
-        hash_key_file=str(tmp_path / "key"),
+        c.features.to_dict(), c.source.to_dict(), folder / "store", report=nothing,
+        hash_key_file=str(folder / "key"),
     )  # fmt: skip
-    saved(c, tmp_path / "run")
-    export(str(tmp_path / "run"), output=str(tmp_path / "out"))
-    assert json.loads((tmp_path / "out/export.json").read_text())["keyed_hashes"]
-    values = pq.read_table(tmp_path / "out/tables/item.parquet")["value"].to_pylist()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint, "_PIECE", 2**17)
+        job, state = saved(c, folder / "run")
+    export(str(folder / "run"), output=str(folder / "out"))
+    return folder, job, state
+
+
+def test_vectors_of_several_lines_are_put_together(wide):
+    folder, job, state = wide
+    (stack,) = job.program.trainee.embedding.layout.stacks
+    expected = logical_rows(jax.device_get(weights_of(state).rows), stack)
+    np.testing.assert_array_equal(vectors_of(folder / "out/tables/item.parquet"), expected)
+
+
+def test_values_are_keyed_hashes_where_the_store_holds_them(wide):
+    folder, _, _ = wide
+    assert json.loads((folder / "out/export.json").read_text())["keyed_hashes"]
+    values = pq.read_table(folder / "out/tables/item.parquet")["value"].to_pylist()
     assert values[0] is values[1] is None
     assert conceal(b"0123456789abcdef")("i7") in values
