@@ -15,7 +15,7 @@ from jaxrank.embedding.storage import LANES, Storage, storage
 from jaxrank.features import Layout, Stack
 from jaxrank.stored import StoredArrays
 
-_FILE = 2**28  # bytes of vectors in a file
+_FILE = 2**27  # bytes of vectors in a file
 
 
 class TableRows(NamedTuple):
@@ -53,8 +53,10 @@ def table_rows(
         file.unlink()
         in_order = np.empty((len(records), stack.dim), np.float32)
         in_order[records["place"] - begin] = records["vector"]
+        count = len(records)
+        del records  # as large as what is given out
         for name, start, stop in zip(stack.tables, order.starts, order.starts[1:], strict=False):
-            first, last = max(start, begin), min(stop, begin + len(records))
+            first, last = max(start, begin), min(stop, begin + count)
             if first < last:
                 yield TableRows(name, first - start, in_order[first - begin : last - begin])
 
