@@ -15,6 +15,7 @@ _EXAMPLES = {
     "evaluate": "jaxrank evaluate --workdir=/tmp/quickstart --checkpoint=best --split=valid",
     "predict": "jaxrank predict --workdir=/tmp/quickstart --split=valid"
     " --output=/tmp/predictions.parquet",
+    "export": "jaxrank export --workdir=/tmp/quickstart --checkpoint=best --output=/tmp/exported",
     "plan": "jaxrank plan --config=configs/powerlaw.py --topology=v3-32 --picture=/tmp/plan.png",
     "compile": "jaxrank compile --config=configs/quickstart.py --topology=v3-8,v5e-16",
     "bench": "jaxrank bench --config=configs/quickstart.py --workdir=/tmp/quickstart"
@@ -155,12 +156,16 @@ def _train(sub: argparse.ArgumentParser) -> None:
     _add_processes(sub)
 
 
-def _add_scored(sub: argparse.ArgumentParser) -> None:
-    """Which checkpoint to score, on what."""
+def _add_checkpoint(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--workdir", required=True, metavar="DIR", help="of the run")
     sub.add_argument(
         "--checkpoint", default="newest", metavar="WHICH", help="newest, best or a step"
     )
+
+
+def _add_scored(sub: argparse.ArgumentParser) -> None:
+    """Which checkpoint to score, on what."""
+    _add_checkpoint(sub)
     sub.add_argument(
         "--data", default="", metavar="STORE", help="prepared data; default: the run's own"
     )
@@ -188,6 +193,17 @@ def _predict(sub: argparse.ArgumentParser) -> None:
     _add_scored(sub)
     sub.add_argument("--output", required=True, metavar="FILE", help="Parquet")
     _add_processes(sub)
+
+
+def _export(sub: argparse.ArgumentParser) -> None:
+    _add_checkpoint(sub)
+    sub.add_argument("--output", required=True, metavar="DIR", help="must not exist yet")
+    sub.add_argument(
+        "--data",
+        default="",
+        metavar="STORE",
+        help="prepared data that has the run's vocabularies; default: the run's own",
+    )
 
 
 def _plan(sub: argparse.ArgumentParser) -> None:
@@ -256,6 +272,7 @@ _VERBS: Mapping[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "train": ("train, from the newest checkpoint in the workdir if there is one", _train),
     "evaluate": ("score a checkpoint on prepared data", _evaluate),
     "predict": ("write the predictions of a checkpoint for prepared data", _predict),
+    "export": ("a checkpoint's tables, layers and features as Parquet, NumPy and JSON", _export),
     "plan": ("where each table goes on a machine, whether it fits, and how even it is", _plan),
     "compile": ("the step by the TPU compiler, for TPU slices that are not here", _compile),
     "bench": ("how fast input and step are alone and together, and which one limits", _bench),

@@ -230,6 +230,17 @@ def _predict(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
     return result._asdict()
 
 
+def _export(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
+    from jaxrank.export import export
+
+    result = export(args.workdir, output=args.output, checkpoint=args.checkpoint, data=args.data)
+    report(
+        f"{result.rows:,} rows of {result.tables} tables and {result.parameters:,} parameters of"
+        f" {result.checkpoint}: {result.output}"
+    )
+    return result._asdict()
+
+
 def _join(args: argparse.Namespace, config: "ConfigDict | None") -> None:
     """Brings the processes together that were all told to do this."""
     from jaxrank import rendezvous
@@ -287,7 +298,8 @@ def run(argv: Sequence[str]) -> None:
             }
             result = verbs_with_config[args.verb](args, config, report)
         else:
-            result = {"evaluate": _evaluate, "predict": _predict}[args.verb](args, report)
+            verbs_of_runs = {"evaluate": _evaluate, "predict": _predict, "export": _export}
+            result = verbs_of_runs[args.verb](args, report)
         if args.json and speaks():
             print(json.dumps(_finite(result)), flush=True)
         if result.get("refusal"):

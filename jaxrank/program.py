@@ -210,6 +210,15 @@ def make_model(config: ConfigDict, schema: Schema) -> models.Model:
     Raises:
         InputError: a field has a value that cannot be used.
     """
+    return models.build(**model_fields(config, schema))
+
+
+def model_fields(config: ConfigDict, schema: Schema) -> dict[str, Any]:
+    """The arguments of `models.build` that the config's section `model` stands for.
+
+    Raises:
+        InputError: a field names a task that is not there, or not of the kind it must be.
+    """
     fields = _tuples(config)
     names = [t.name for t in schema.tasks]
     parents = [-1] * len(names)
@@ -226,7 +235,7 @@ def make_model(config: ConfigDict, schema: Schema) -> models.Model:
                 f" probability: they are of kinds {kinds}."
             )
     fields["parents"] = tuple(parents) if max(parents) >= 0 else ()
-    return models.build(tasks=len(names), **fields)
+    return {"tasks": len(names), **fields}
 
 
 class Optimizers(NamedTuple):

@@ -92,11 +92,19 @@ def open_run(workdir: str, *, data: str = "", split: str = "", batch_size: int =
     processes.check_same(f"the data in {store.path}", f"{found.fingerprint} {store.schema}")
     processes.check_same(f"the run in {directory}", f"{config} {schema}")
 
-    monitor = make_monitor(schema.tasks, config.eval.metric)
-    checkpoints = Checkpoints(directory, higher_is_better=monitor.higher_is_better, read_only=True)
-
+    checkpoints = checkpoints_in(directory, config, schema)
     program = Program(*trained_in(directory, config, schema))
     return Opened(batch_size or config.eval.batch_size, program, found, checkpoints)
+
+
+def checkpoints_in(directory: Path, config: ConfigDict, schema: Schema) -> Checkpoints:
+    """The checkpoints of the run in a workdir, to read.
+
+    Raises:
+        InputError: there is no such folder.
+    """
+    monitor = make_monitor(schema.tasks, config.eval.metric)
+    return Checkpoints(directory, higher_is_better=monitor.higher_is_better, read_only=True)
 
 
 def trained_in(
@@ -114,10 +122,15 @@ def trained_in(
     return trainee, mesh, BatchShape(mesh.size, 1, {stack.name: 1 for stack in layout.stacks})
 
 
-def _chosen(run: Opened, which: str) -> int:
-    step = run.checkpoints.step(which)
+def chosen(checkpoints: Checkpoints, which: str) -> int:
+    """The step of the checkpoint that `--checkpoint` names.
+
+    Raises:
+        InputError: there is none.
+    """
+    step = checkpoints.step(which)
     if step is None:
-        raise InputError(f"{run.checkpoints.path.parent}: holds no checkpoint yet.")
+        raise InputError(f"{checkpoints.path.parent}: holds no checkpoint yet.")
     return step
 
 
@@ -144,7 +157,7 @@ def evaluate(
     """
     began = time.perf_counter()
     run = open_run(workdir, data=data, split=split, batch_size=batch_size)
-    step = _chosen(run, checkpoint)
+    step = chosen(run.checkpoints, checkpoint)
     groups = slices.groups_of(run.split, by) if by else None
     weights = run.weights(step)
     scores = evaluation.evaluate(run.program, weights, run.split, run.batch_size, groups)
@@ -170,7 +183,7 @@ def predict(
     """Writes the predictions of one checkpoint to `output`; see `evaluate.predict`."""
     began = time.perf_counter()
     run = open_run(workdir, batch_size=batch_size, **which)
-    step = _chosen(run, checkpoint)
+    step = chosen(run.checkpoints, checkpoint)
     rows = evaluation.predict(run.program, run.weights(step), run.split, run.batch_size, output)
     seconds = time.perf_counter() - began
     return Prediction(rows, output, step, seconds, run.checkpoints.directory(step))

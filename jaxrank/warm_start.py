@@ -15,13 +15,11 @@ from ml_collections import ConfigDict
 from jaxrank import processes, restore, run_data, workdir
 from jaxrank.carried_layers import CarriedLayers, InputMap, carry_layers
 from jaxrank.carried_rows import carry_rows, plan_moves
-from jaxrank.checkpoint import Checkpoints
 from jaxrank.data.same_values import same_values
 from jaxrank.data.store import Store
 from jaxrank.errors import InputError
 from jaxrank.features import PAD, Layout, Schema
 from jaxrank.job import Job, Report
-from jaxrank.monitor import make_monitor
 from jaxrank.step import Trainee, TrainState
 from jaxrank.stored import StoredArrays
 
@@ -90,8 +88,7 @@ def _open(source: str) -> _Older:
     if path.parent.name == "checkpoints" and path.name.isdecimal():
         path, which = path.parent.parent, path.name
     config, schema = workdir.load_config(path), workdir.load_schema(path)
-    monitor = make_monitor(schema.tasks, config.eval.metric)
-    checkpoints = Checkpoints(path, higher_is_better=monitor.higher_is_better, read_only=True)
+    checkpoints = restore.checkpoints_in(path, config, schema)
     step = checkpoints.step(which or ("best" if config.eval.stop_patience else "newest"))
     if step is None:
         raise InputError(f"--init-from: {path} holds no checkpoint yet.")

@@ -16,7 +16,7 @@ from jaxrank.errors import InputError
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = str(Path(__file__).with_name("tiny_config.py"))
-VERBS = ("prepare", "train", "evaluate", "predict", "bench")
+VERBS = ("prepare", "train", "evaluate", "predict", "export", "bench")
 
 
 def jaxrank_process(*args, **settings):

@@ -3,9 +3,13 @@
 import json
 
 import jax
+import numpy as np
 import tiny
 
+from jaxrank import job as jobs
+from jaxrank import workdir as workdirs
 from jaxrank.job import build
+from jaxrank.stored import dotted
 from jaxrank.train import train
 
 
@@ -38,6 +42,32 @@ def newest_state(config, workdir):
     """The state of the newest checkpoint, on the host."""
     _, state = newest(config, workdir)
     return jax.device_get(state._replace(scratch={}))
+
+
+def saved(config, workdir):
+    """A run that has a checkpoint of step 16 with random numbers everywhere, and no training."""
+    job = build(config, workdir, nothing)
+    rng = np.random.default_rng(0)
+
+    def noise(path, x):
+        name = dotted(path)
+        random = 0.1 * rng.normal(size=x.shape) * (x.dtype == np.float32)
+        if "slots" in name or ".nu." in name:
+            random = np.abs(random)
+        if ".bias_" in name:
+            random *= 0  # of DCN: it lets a feature that is empty still count
+        return jax.device_put(np.asarray(x + random, x.dtype), x.sharding)
+
+    state = jax.tree_util.tree_map_with_path(noise, job.program.init())
+    adam, *others = state.opt_state[0]
+    adam = adam._replace(count=adam.count + 16)
+    opt_state = ((adam, *others), *state.opt_state[1:])
+    state = state._replace(step=state.step + 16, opt_state=opt_state)
+    jobs.save(job, 16, state, None)
+    workdirs.save(workdir, config, job.schema, job.hot)
+    job.checkpoints.close()
+    job.batches.close()
+    return job, state
 
 
 def final_state(store, workdir, **changes):

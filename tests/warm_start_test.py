@@ -12,11 +12,9 @@ import pyarrow.csv as pacsv
 import pytest
 from conftest import ROOT
 from ml_collections import ConfigDict
-from runs import newest, nothing
+from runs import newest, nothing, saved
 
 from jaxrank import checkpoint, cli, evaluate, warm_start
-from jaxrank import job as jobs
-from jaxrank import workdir as workdirs
 from jaxrank.checkpoint import Checkpoints
 from jaxrank.checksum import checksums, of_host
 from jaxrank.config import default
@@ -24,7 +22,7 @@ from jaxrank.embedding.storage import logical_rows
 from jaxrank.errors import InputError
 from jaxrank.job import build
 from jaxrank.step import averaged, trained, weights_of
-from jaxrank.stored import StoredArrays, dotted
+from jaxrank.stored import StoredArrays
 from jaxrank.train import train
 
 ROWS = 1024
@@ -90,32 +88,6 @@ def config(folder, *, ids=("user", "item"), floats=("f0", "f1"), lists=("tags", 
                 section = section[part]
             section[last] = value
     return c
-
-
-def saved(config, workdir):
-    """A run that has a checkpoint of step 16 with random numbers everywhere, and no training."""
-    job = build(config, workdir, nothing)
-    rng = np.random.default_rng(0)
-
-    def noise(path, x):
-        name = dotted(path)
-        random = 0.1 * rng.normal(size=x.shape) * (x.dtype == np.float32)
-        if "slots" in name or ".nu." in name:
-            random = np.abs(random)
-        if ".bias_" in name:
-            random *= 0  # of DCN: it lets a feature that is empty still count
-        return jax.device_put(np.asarray(x + random, x.dtype), x.sharding)
-
-    state = jax.tree_util.tree_map_with_path(noise, job.program.init())
-    adam, *others = state.opt_state[0]
-    adam = adam._replace(count=adam.count + 16)
-    opt_state = ((adam, *others), *state.opt_state[1:])
-    state = state._replace(step=state.step + 16, opt_state=opt_state)
-    jobs.save(job, 16, state, None)
-    workdirs.save(workdir, config, job.schema, job.hot)
-    job.checkpoints.close()
-    job.batches.close()
-    return job, state
 
 
 def started(old, config, workdir, lines=None):

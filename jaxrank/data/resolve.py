@@ -53,6 +53,30 @@ def resolve(spec: FeatureSpec, columns: Sequence[str], unread: Collection[str] =
     return resolved
 
 
+def resolve_again(spec: FeatureSpec, schema: Schema) -> FeatureSpec:
+    """What `resolve` made of a spec when a store of this schema was prepared; the source need not
+    be there."""
+    columns = [f.name for part in (schema.floats, schema.ids, schema.lists) for f in part]
+    columns += [getattr(task, field) for task in spec.tasks for field in COLUMNS_OF_TASKS]
+    columns += [*(entry.weights for entry in spec.lists), *spec.kept_columns]
+    found = resolve(spec, [name for name in dict.fromkeys(columns) if name])
+    floats = _in_order(found.floats, schema.floats)
+    # They stand in a schema beside their floats, and a pattern may have matched them.
+    indicators = {f"{entry.name}:missing" for entry in floats if entry.missing_indicator}
+    return dataclasses.replace(
+        found,
+        floats=tuple(entry for entry in floats if entry.name not in indicators),
+        ids=_in_order(found.ids, schema.ids),
+        lists=_in_order(found.lists, schema.lists),
+    )
+
+
+def _in_order(entries: Sequence[Any], features: Sequence[Any]) -> tuple[Any, ...]:
+    """The entry of each feature that has one."""
+    by_name = {entry.name: entry for entry in entries}
+    return tuple(by_name[f.name] for f in features if f.name in by_name)
+
+
 def _exact(name: str, columns: Sequence[str], where: str) -> str:
     if name and name not in columns:
         raise InputError(f"{where}: the data has no column {name!r}{nearest(name, columns, 3)}.")

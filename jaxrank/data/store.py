@@ -203,6 +203,18 @@ class Store:
         Raises:
             InputError: the table has none, or its file is missing or not the one that was written.
         """
+        content = self._vocabulary(table)
+        return content["value"].to_pylist(), content["count"].to_numpy()
+
+    def values(self, table: str) -> pa.ChunkedArray:
+        """The values of `vocabulary` as Arrow's strings, which take less memory than Python's.
+
+        Raises:
+            InputError: as of `vocabulary`.
+        """
+        return self._vocabulary(table)["value"]
+
+    def _vocabulary(self, table: str) -> pa.Table:
         expected = self._table(table)
         if expected is None or expected.encoding != "vocabulary":
             raise InputError(
@@ -211,17 +223,16 @@ class Store:
             )
         path = self.path / "vocabulary" / f"{table}.arrow"
         content = read_file(path)
-        counts = content["count"].to_numpy()
         for must, found in (
             (expected.checksum, checksum(content["value"])),
-            (self.counts.get(table), counts_checksum(counts)),
+            (self.counts.get(table), counts_checksum(content["count"].to_numpy())),
         ):
             if found != must:
                 raise InputError(
                     f"{path}: is corrupt: its checksum must be {must}, found {found}."
                     " Prepare the data again."
                 )
-        return content["value"].to_pylist(), counts
+        return content
 
     def extends(self, schema_table: Table) -> bool:
         """Whether rows of `schema_table` mean the same in this store.

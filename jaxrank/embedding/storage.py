@@ -108,12 +108,13 @@ class Storage:
         position = group(row) * (self.rows // GROUPS) + row // GROUPS
         return (np if isinstance(row, np.ndarray) else jnp).where(row == PAD, PAD, position)
 
-    def row(self, position: jax.Array) -> jax.Array:
+    def row(self, position: Any) -> Any:
         """The inverse of `position`."""
         if not self.is_split:
             return position
-        group, block = jnp.divmod(position, self.rows // GROUPS)
-        return jnp.where(position == PAD, PAD, row_at(group, block))
+        xp: Any = np if isinstance(position, np.ndarray) else jnp
+        group, block = xp.divmod(position, self.rows // GROUPS)
+        return xp.where(position == PAD, PAD, row_at(group, block))
 
 
 class TableState(NamedTuple):

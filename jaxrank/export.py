@@ -1,0 +1,179 @@
+"""A trained model in files that other programs read.
+
+OUTPUT/export.json             what the rest means; see `recipe`
+OUTPUT/layers.npz              parameters and model state, by their names in the checkpoint
+OUTPUT/tables/<table>.parquet  row (int32), vector (float32[dim]) and, of a table with a
+                               vocabulary, value (string), in row order
+"""
+
+import contextlib
+import functools
+import itertools
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from jaxrank import evaluate as evaluation
+from jaxrank import restore, run_data
+from jaxrank import workdir as workdirs
+from jaxrank.data.files import is_local
+from jaxrank.data.lock import empty_directory, lock_directory
+from jaxrank.data.store import Store, open_store
+from jaxrank.errors import InputError, RunError
+from jaxrank.features import RESERVED_ROWS, Layout, Table
+from jaxrank.recipe import recipe
+from jaxrank.step import init_state, weights_of
+from jaxrank.stored import StoredArrays
+from jaxrank.table_rows import TableRows, table_rows
+
+
+class Export(NamedTuple):
+    """What `export` wrote: how many tables with how many rows together, and how many numbers that
+    are not in tables."""
+
+    output: str
+    step: int
+    tables: int
+    rows: int
+    parameters: int
+    seconds: float
+    checkpoint: str
+
+
+def export(workdir: str, *, output: str, checkpoint: str = "newest", data: str = "") -> Export:
+    """Writes what predicts of one checkpoint of the run in `workdir`, of a run that has an average
+    the average, to the directory `output`.
+
+    It gets its name when it is whole. Tables may be larger than memory: see `table_rows`.
+
+    Args:
+        output: a directory, which must not exist yet.
+        checkpoint: "newest", "best" or a step.
+        data: a store with the run's vocabularies, which may have grown; empty for the run's own.
+
+    Raises:
+        InputError: workdir, checkpoint or data are not there, are damaged or do not fit together;
+            or something lies at `output`, or another process is writing it.
+        RunError: it cannot be written.
+    """
+    began = time.perf_counter()
+    directory = workdirs.directory(workdir)
+    config, schema = workdirs.load_config(directory), workdirs.load_schema(directory)
+    checkpoints = restore.checkpoints_in(directory, config, schema)
+    step = restore.chosen(checkpoints, checkpoint)
+    store = open_store(data) if data else run_data.opened(config, directory)
+    evaluation.check_schema(schema, store)
+
+    trainee, _, _ = restore.trained_in(directory, config, schema)
+    layout = trainee.embedding.layout
+    saved = Path(checkpoints.directory(step)) / "weights"
+    stored = StoredArrays(saved, checkpoints.saved_checksums(step)["weights"])
+    shapes = weights_of(jax.eval_shape(functools.partial(init_state, trainee)))
+    if other := stored.unlike(shapes):
+        raise InputError(
+            f"{saved}: must be of the model of the config, and is not:\n  " + "\n  ".join(other)
+        )
+    told = {"checkpoint": checkpoints.directory(step), "step": step}
+    told |= recipe(config, layout, store)
+    with _written(output) as partial:
+        parameters = _write_layers(stored, partial / "layers.npz")
+        _write_tables(stored, layout, store, partial / "tables")
+        (partial / "export.json").write_text(json.dumps(told, indent=1) + "\n")
+    return Export(
+        output=output,
+        step=step,
+        tables=len(schema.tables),
+        rows=sum(table.rows for table in schema.tables),
+        parameters=parameters,
+        seconds=time.perf_counter() - began,
+        checkpoint=checkpoints.directory(step),
+    )
+
+
+@contextlib.contextmanager
+def _written(output: str) -> Iterator[Path]:
+    """A directory to write into, which becomes `output` if nothing is raised. One that was killed
+    leaves it, hidden, and the next one to write this output empties and uses it."""
+    if not is_local(output):
+        raise InputError(f"--output: must be a path, as it is renamed: found {output}.")
+    target = Path(output)
+    _check_free(target)
+    partial = target.with_name(f".{target.name}.partial")
+    try:
+        lock = lock_directory(partial)
+        if lock is None:
+            raise InputError(f"--output: another process is writing {target}.")
+        try:
+            _check_free(target)  # another process may have finished it since
+            empty_directory(partial)
+            yield partial
+            os.rename(partial, target)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+        finally:
+            os.close(lock)
+    except OSError as error:
+        raise RunError(f"{output}: cannot be written: {error}.") from error
+
+
+def _check_free(target: Path) -> None:
+    if target.exists():
+        raise InputError(f"--output: {target} must not exist yet, nothing is overwritten.")
+
+
+def _write_layers(stored: StoredArrays, path: Path) -> int:
+    """How many numbers there are."""
+    names = [name for name in stored.names if not name.startswith("rows.")]
+    arrays: dict[str, Any] = {name: stored.read(name) for name in names}
+    np.savez(path, **arrays)
+    return sum(array.size for array in arrays.values())
+
+
+def _write_tables(stored: StoredArrays, layout: Layout, store: Store, folder: Path) -> None:
+    tables = {table.name: table for table in layout.schema.tables}
+    folder.mkdir()
+    scratch = folder / "scratch"
+    scratch.mkdir()
+    for stack in layout.stacks:
+        found = table_rows(stored, layout, stack, scratch)
+        for name, parts in itertools.groupby(found, key=lambda part: part.table):
+            _write_table(folder / f"{name}.parquet", _values(tables[name], store), parts)
+    scratch.rmdir()
+
+
+def _values(table: Table, store: Store) -> pa.ChunkedArray | None:
+    """What each row of a table stands for, null for those that are of no value, and then what the
+    store has learned since; None where there is no vocabulary."""
+    if table.encoding != "vocabulary":
+        return None
+    values = store.values(table.name)
+    return pa.chunked_array([pa.nulls(RESERVED_ROWS, pa.string()), *values.chunks])
+
+
+def _write_table(path: Path, values: pa.ChunkedArray | None, parts: Iterator[TableRows]) -> None:
+    with contextlib.ExitStack() as stack:
+        sink = None
+        for part in parts:
+            count, dim = part.vectors.shape
+            columns = {"row": pa.array(np.arange(part.first, part.first + count, dtype=np.int32))}
+            if values is not None:
+                columns["value"] = values.slice(part.first, count)
+            flat = pa.array(part.vectors.reshape(-1))
+            columns["vector"] = pa.FixedSizeListArray.from_arrays(flat, dim)
+            table = pa.table(columns)
+            if sink is None:
+                # No value comes twice, so dictionaries would be larger than what they stand for.
+                sink = stack.enter_context(
+                    pq.ParquetWriter(path, table.schema, use_dictionary=False)
+                )
+            sink.write_table(table)

@@ -1,0 +1,105 @@
+"""What export.json says: which model it is, and how raw values become the numbers that it reads."""
+
+import itertools
+from typing import Any
+
+from ml_collections import ConfigDict
+
+import jaxrank
+from jaxrank.config import to_plain
+from jaxrank.data.resolve import resolve_again
+from jaxrank.data.spec import FeatureSpec, IdSpec
+from jaxrank.data.store import Store
+from jaxrank.features import Layout, Schema
+from jaxrank.program import model_fields
+from jaxrank.step import input_names
+
+
+def recipe(config: ConfigDict, layout: Layout, store: Store) -> dict[str, Any]:
+    """Plain data; docs/serving.md tells what each key means.
+
+    Args:
+        layout: of the run's tables.
+        store: with the run's vocabularies and boundaries.
+    """
+    schema = layout.schema
+    spec = resolve_again(FeatureSpec.from_config(to_plain(config.features)), schema)
+    return {
+        "jaxrank_version": jaxrank.__version__,
+        "tasks": [{"name": task.name, "kind": task.kind} for task in schema.tasks],
+        "tables": _tables(layout, spec),
+        "keyed_hashes": bool(store.spec.get("hash_key")),
+        "floats": _floats(schema, spec),
+        "ids": [_id(entry, store) for entry in spec.ids],
+        "lists": _lists(spec),
+        "inputs": _inputs(layout),
+        "model": model_fields(config.model, schema),
+        "config": to_plain(config),
+    }
+
+
+def _tables(layout: Layout, spec: FeatureSpec) -> list[dict[str, Any]]:
+    dims = {name: stack.dim for stack in layout.stacks for name in stack.tables}
+    policies = {table.name: table.on_bad_id for table in spec.tables}
+    return [
+        {
+            "name": table.name,
+            "file": f"tables/{table.name}.parquet",
+            "rows": table.rows,
+            "dim": dims[table.name],
+            "encoding": table.encoding,
+            "on_bad_id": policies[table.name] if table.encoding == "integer" else None,
+        }
+        for table in layout.schema.tables
+    ]
+
+
+def _floats(schema: Schema, spec: FeatureSpec) -> list[dict[str, Any]]:
+    scales = {f.name: f for f in schema.floats}
+    return [
+        {
+            "name": entry.name,
+            "log": entry.log,
+            "mean": scales[entry.name].mean,
+            "std": scales[entry.name].std,
+            "missing_indicator": entry.missing_indicator,
+        }
+        for entry in spec.floats
+    ]
+
+
+def _id(entry: IdSpec, store: Store) -> dict[str, Any]:
+    boundaries = None
+    if entry.encoding == "bucket":
+        boundaries = entry.edges(store.spec.get("boundaries", {})).tolist()
+    return {
+        "name": entry.name,
+        "table": entry.table,
+        "length": entry.length,
+        "separator": entry.separator,
+        "salt": entry.salt,
+        "boundaries": boundaries,
+    }
+
+
+def _lists(spec: FeatureSpec) -> list[dict[str, Any]]:
+    fields = (
+        "name",
+        "table",
+        "separator",
+        "salt",
+        "weights",
+        "combiner",
+        "max_length",
+        "on_overlong",
+    )
+    return [{field: getattr(entry, field) for field in fields} for entry in spec.lists]
+
+
+def _inputs(layout: Layout) -> list[dict[str, Any]]:
+    """What stands side by side at the model's input, in order."""
+    groups = itertools.groupby(input_names(layout), key=lambda name: name[:3])
+    return [
+        {"kind": kind, "feature": feature, "place": place, "size": len(list(numbers))}
+        for (kind, feature, place), numbers in groups
+    ]

@@ -1,0 +1,125 @@
+"""Rows of the tables in a checkpoint, table by table in their own order, on the host.
+
+Split rows are dealt out over a whole stored array (`embedding.storage`), so the rows of any piece
+of it are from all over the tables. Pieces are read once, and their rows written to files, each of
+as many rows that follow each other as fit in memory; then each file is read and put in order.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxrank.embedding.storage import LANES, Storage, storage
+from jaxrank.features import Layout, Stack
+from jaxrank.stored import StoredArrays
+
+_FILE = 2**27  # bytes of vectors in a file
+
+
+class TableRows(NamedTuple):
+    """Some of a table's rows, `first` and those behind it: f32[n, dim]."""
+
+    table: str
+    first: int
+    vectors: np.ndarray
+
+
+def table_rows(
+    stored: StoredArrays, layout: Layout, stack: Stack, scratch: Path
+) -> Iterator[TableRows]:
+    """All rows of the tables of a stack: table by table, and those of a table in order.
+
+    Takes memory for a few pieces, however many rows there are.
+
+    Args:
+        stored: the weights of a checkpoint, of this layout.
+        scratch: an empty directory, and empty again behind the last row; in between it takes as
+            much as the stack's vectors.
+
+    Raises:
+        InputError: an array is damaged.
+    """
+    rows_of = {table.name: table.rows for table in layout.schema.tables}
+    order = _Order(stack, [rows_of[name] for name in stack.tables])
+    record = np.dtype([("place", np.int64), ("vector", np.float32, (stack.dim,))])
+    rows_of_file = max(1, _FILE // (4 * stack.dim))
+    for places, vectors in _stored_rows(stored, stack, order):
+        _deal(places, vectors, record, rows_of_file, scratch)
+    for begin in range(0, stack.rows, rows_of_file):
+        file = scratch / str(begin // rows_of_file)
+        records = np.fromfile(file, record)
+        file.unlink()
+        in_order = np.empty((len(records), stack.dim), np.float32)
+        in_order[records["place"] - begin] = records["vector"]
+        count = len(records)
+        del records  # as large as what is given out
+        for name, start, stop in zip(stack.tables, order.starts, order.starts[1:], strict=False):
+            first, last = max(start, begin), min(stop, begin + count)
+            if first < last:
+                yield TableRows(name, first - start, in_order[first - begin : last - begin])
+
+
+def _stored_rows(
+    stored: StoredArrays, stack: Stack, order: "_Order"
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Places i64[n] and vectors f32[n, dim] of a stack's rows, as they are stored."""
+    replicated, split = storage(stack)
+    if replicated:
+        for rows, vectors in _part_rows(stored, replicated, stack.replicated):
+            yield order.places(rows), vectors
+    if split:
+        for rows, vectors in _part_rows(stored, split, stack.rows - stack.replicated):
+            yield order.places(rows + stack.replicated), vectors
+
+
+def _part_rows(
+    stored: StoredArrays, part: Storage, count: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Rows i64[n] of a part, of the `count` that are not only there to fill it, and vectors."""
+    for line, lines in stored.pieces(f"rows.{part.name}", max(1, part.width // LANES)):
+        vectors = lines.reshape(-1, part.width)[:, : part.dim]
+        begin = line * LANES // part.width
+        rows = part.row(np.arange(begin, begin + len(vectors), dtype=np.int32)).astype(np.int64)
+        yield rows[rows < count], vectors[rows < count]
+
+
+def _deal(
+    places: np.ndarray, vectors: np.ndarray, record: np.dtype, rows_of_file: int, scratch: Path
+) -> None:
+    """Adds rows to the files that they belong to."""
+    files = places // rows_of_file
+    by_file = np.argsort(files, kind="stable")
+    records = np.empty(len(places), record)
+    records["place"], records["vector"] = places[by_file], vectors[by_file]
+    numbers, starts = np.unique(files[by_file], return_index=True)
+    for number, part in zip(numbers, np.split(records, starts[1:]), strict=True):
+        with open(scratch / str(number), "ab") as file:
+            part.tofile(file)
+
+
+class _Order:
+    """The place of each of a stack's rows where its tables stand one behind the other, each with
+    its rows in order.
+
+    starts: of each table, and where the last one ends.
+    """
+
+    def __init__(self, stack: Stack, rows: list[int]):  # rows of each table
+        self.starts = [0, *np.cumsum(rows).tolist()]
+        segments = stack.segments()
+        self._firsts = np.array([first for first, _, _ in segments])
+        self._steps = np.array([self.starts[i] - offset for _, i, offset in segments])
+        self._hot_start = stack.hot_start
+        self._hot = np.empty(len(stack.hot), np.int64)
+        for i, hot in enumerate(stack.hot_rows()):
+            self._hot[hot - stack.hot_start] = self.starts[i] + np.arange(len(hot))
+
+    def places(self, rows: np.ndarray) -> np.ndarray:
+        """i64[n] of the stack's rows i64[n]."""
+        found = rows + self._steps[np.searchsorted(self._firsts, rows, side="right") - 1]
+        hot = rows - self._hot_start
+        is_hot = (hot >= 0) & (hot < len(self._hot))
+        found[is_hot] = self._hot[hot[is_hot]]
+        return found
