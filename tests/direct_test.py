@@ -232,8 +232,13 @@ def test_a_bad_value_is_named_with_its_row_in_the_file(tmp_path):
     source = dict(kind="parquet", files=dict(train=str(path)))
     split = open_direct(features, source).split("train")
     split.read_block(2)
-    with pytest.raises(InputError, match=r"a\.parquet, row 978, column user: .*0 to 39.* found 40"):
+    with pytest.raises(
+        InputError, match=r"a\.parquet, row 978, column user: .*0 to 39.* 40"
+    ) as bad:
         split.read_block(3)
+    sent = pickle.loads(pickle.dumps(bad.value))  # as by a worker
+    assert isinstance(sent, InputError)
+    assert str(sent) == str(bad.value)
     os.truncate(path, os.path.getsize(path) - 1)
     with pytest.raises(InputError, match=r"a\.parquet: must not change while it is read"):
         open_and_forget(split).read_block(0)

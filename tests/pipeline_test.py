@@ -588,6 +588,17 @@ _ENDS = """
                 os.kill(worker.pid, signal.SIGINT)
             for _ in range(100):
                 next(batches)
+        if end == "left after the death of a worker":
+            os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
+            try:
+                for _ in range(100):
+                    next(batches)
+            except RuntimeError:  # as grain says it
+                where = batches.get_state()
+            alone = TrainBatches(store.split("train"), lay, **settings | {"num_workers": 0})
+            alone.set_state(where)
+            for _ in range(3):
+                assert (next(batches).ids["dim8"] == next(alone).ids["dim8"]).all()
         if end == "closed":
             batches.close()
         elif end == "left by an error":
@@ -597,7 +608,14 @@ _ENDS = """
 
 
 @pytest.mark.parametrize(
-    "end", ["closed", "left", "left by an error", "left after signals to the workers"]
+    "end",
+    [
+        "closed",
+        "left",
+        "left by an error",
+        "left after signals to the workers",
+        "left after the death of a worker",
+    ],
 )
 def test_a_program_with_workers_ends_without_a_word(store, tmp_path, end):
     script = tmp_path / "script.py"

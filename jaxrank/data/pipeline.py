@@ -176,7 +176,11 @@ class TrainBatches:
             raise StopIteration
         if self._calls is None:
             self._calls = self._start()
-        batch = next(self._calls)
+        try:
+            batch = next(self._calls)
+        except BaseException:
+            self.close()  # workers are no longer in step: the next call starts them again
+            raise
         self.position += self._steps_per_call
         return batch
 

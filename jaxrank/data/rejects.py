@@ -35,6 +35,9 @@ class BadRows(InputError):
         self.rows, self.column, self.must, self.found, self.hint = rows, column, must, found, hint
         super().__init__(_message(chunk.file, int(chunk.rows[rows[0]]), column, must, found, hint))
 
+    def __reduce__(self) -> tuple[type[InputError], tuple[str]]:
+        return InputError, (str(self),)  # to other processes without the chunk
+
 
 def _message(file: str, row: int, column: str, must: str, found: str, hint: str) -> str:
     where = f", column {column}" if column else ""

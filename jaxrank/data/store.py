@@ -15,6 +15,7 @@ counts of a vocabulary and the manifest itself. Any Arrow reader opens these fil
 import dataclasses
 import functools
 import re
+import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -31,6 +32,8 @@ from jaxrank.features import RESERVED_ROWS, Schema, Table
 
 _MOST_ROWS = 2**31  # of a block, for Arrow's arrays
 _OPEN_FILES = 64  # of a split; each is a memory map, and a process may have only so many
+# Arrow does not promise that a file's reader may be used by two threads at once.
+_READING = threading.Lock()
 _SPLIT = re.compile(r"[A-Za-z0-9][\w-]*(/\d{4}-\d\d-\d\d)?")
 
 
@@ -138,6 +141,10 @@ class Split:
         Raises:
             InputError: the file is missing or its bytes are not those that were written.
         """
+        with _READING:
+            return self._read_block(index)
+
+    def _read_block(self, index: int) -> Block:
         entry, position = self._where[index]
         expected = entry["blocks"][position]["checksum"]
         reader = self._reader(entry)

@@ -20,9 +20,6 @@ from jaxrank.data.order import Order, Run
 from jaxrank.data.store import Split
 from jaxrank.features import Batch
 
-# Arrow does not promise that a file's reader may be used by two threads at once.
-_READING = threading.Lock()
-
 
 class Reader:
     """Reads examples of a split, from one thread at a time.
@@ -48,8 +45,7 @@ class Reader:
             if block not in self._blocks:
                 while len(self._blocks) >= self._kept:
                     self._blocks.popitem(last=False)
-                with _READING:
-                    examples = ex.of_block(self._split.read_block(block))
+                examples = ex.of_block(self._split.read_block(block))
                 self._blocks[block] = self._known(examples) if self._known else examples
             found = self._blocks[block]
         return ex.cut(found, start, stop)
