@@ -12,7 +12,7 @@ import pytest
 import tiny
 from runs import nothing, records, without_speed
 
-KILLS = 25
+KILLS = 16
 
 
 def _train(store, workdir, told):
