@@ -59,10 +59,11 @@ _PIECE = 2**26  # bytes of an array that are written together
 
 
 class _Metric(NamedTuple):
-    """The monitored metric of a checkpoint, None if it was not evaluated, and what it measures."""
+    """The monitored metric of a checkpoint, None if it was not evaluated; what it measures."""
 
     value: float | None
     measures: str
+    higher_is_better: bool
 
 
 class _Training(NamedTuple):
@@ -206,16 +207,18 @@ class Checkpoints:
     def _best(self, metrics: Mapping[int, _Metric]) -> int | None:
         """The best of those that measure what the newest does; None where none was measured."""
         values: dict[int, float] = {}
-        measures = ""
+        measures, higher_is_better = "", self._higher_is_better
         for step, metric in sorted(metrics.items(), reverse=True):
             if metric.value is None:
                 continue
-            measures = measures if values else metric.measures
-            if metric.measures == measures:
+            if not values:
+                higher_is_better = metric.higher_is_better
+            measures = measures or metric.measures
+            if metric.measures in (measures, ""):  # none is told in those of before
                 values[step] = metric.value
         if not values:
             return None
-        best = (max if self._higher_is_better else min)(values.values())
+        best = (max if higher_is_better else min)(values.values())
         return min(step for step, value in values.items() if value == best)
 
     def step(self, which: str | int = "newest") -> int | None:
@@ -281,7 +284,8 @@ class Checkpoints:
     def _metric(self, step: int) -> _Metric:
         if step not in self._metrics:
             run = self._read_run(step)
-            self._metrics[step] = _Metric(run["metric"], run.get("measures", ""))
+            higher = run.get("higher_is_better", self._higher_is_better)
+            self._metrics[step] = _Metric(run["metric"], run.get("measures", ""), higher)
         return self._metrics[step]
 
     def save(
@@ -305,9 +309,10 @@ class Checkpoints:
             "jaxrank_version": jaxrank.__version__,
             "metric": metric,
             "measures": measures,
+            "higher_is_better": self._higher_is_better,
             "checksums": {"weights": checksums(weights), "training": checksums(training)},
         }
-        self._metrics[step] = _Metric(metric, measures)
+        self._metrics[step] = _Metric(metric, measures, self._higher_is_better)
         with self._told_as_run_error():
             self._manager.save(
                 step,

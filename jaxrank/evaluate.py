@@ -286,7 +286,7 @@ def _predictions(scored: Scored, pieces: list[Block], tasks: Sequence[Task]) -> 
     for i, task in enumerate(tasks):
         predicted = metrics.prediction(scored.logits[:, i], task.kind)
         columns[f"label_{task.name}"] = pa.array(labels[:, i], from_pandas=True)
-        if is_weighted:
-            columns[f"weight_{task.name}"] = pa.array(scored.weights[:, i])
+        if is_weighted:  # what is kept under this name stays
+            columns.setdefault(f"weight_{task.name}", pa.array(scored.weights[:, i]))
         columns[f"predicted_{task.name}"] = pa.array(predicted)
     return pa.table(columns)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from ml_collections import ConfigDict
 
 from jaxrank import config as configs
@@ -33,6 +34,8 @@ _SMALL_GROUP = 32
 
 
 _MORE_PASSES = 1.05  # times what was asked for, from which on it is worth a word
+
+_LOOKED_AT = 64  # blocks
 
 # Fields of config.data that say which data it is, and not how it is read.
 _NOT_OF_BATCHES = ("store", "direct", "compression", "train", "valid")
@@ -115,7 +118,9 @@ def build(config: ConfigDict, directory: Path, report: Report) -> Job:
         )
     watched = {k: v for k, v in config.eval.items() if k not in ("every_steps", "batch_size")}
     monitor = make_monitor(store.schema.tasks, **watched)
-    monitor.data = NEXT_DAY if by_day else f"{evaluated.name}, {evaluated.fingerprint}"
+    if config.data.valid:
+        on = NEXT_DAY if by_day else f"{evaluated.name}, {evaluated.fingerprint}"
+        monitor.measures = f"{monitor.task}/{monitor.metric} of {on}"
     shape = BatchShape(config.batch_size, batches.group, batches.capacities)
     trainee = make_trainee(config, layout, mesh, num_steps=plan.num_steps, room=placed.room)
     _check_parents(config, split)
@@ -262,13 +267,25 @@ def _check_parents(config: ConfigDict, split: Split) -> None:
     tasks = split.statistics["tasks"]
     for task, parent in parents.items():
         known, positives = tasks[task]["known"], tasks[parent]["positives"]
-        if known and known <= positives < tasks[parent]["known"]:
+        if not known or not known <= positives < tasks[parent]["known"]:
+            continue
+        names = list(tasks)
+        if not _is_known_without(split, names.index(task), names.index(parent)):
             raise InputError(
                 f"model.parents: labels of {task!r} must be known where {parent!r} is 0, and be 0"
                 f" there, for it predicts both together: found {known:,} known ones in"
                 f" {split.path}, where {parent!r} is positive {positives:,} times. Prepare them so,"
                 " or learn each task by itself."
             )
+
+
+def _is_known_without(split: Split, task: int, parent: int) -> bool:
+    """Whether a label of a task is known where its parent is 0, in the first blocks."""
+    for index in range(min(_LOOKED_AT, len(split.block_rows))):
+        labels = split.read_block(index).labels
+        if (~np.isnan(labels[:, task]) & (labels[:, parent] == 0)).any():
+            return True
+    return False
 
 
 def _newest_whole(job: Job, newest: int, report: Report) -> tuple[int, TrainState, dict[str, Any]]:

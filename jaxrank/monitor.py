@@ -22,7 +22,7 @@ class Monitor:
 
     Args:
         task, metric: what to watch.
-        data: tells the examples that it is measured on from others.
+        measures: what values can be compared that were measured by it; empty: nothing is evaluated.
         stop_patience: evaluations in a row without improvement after which to stop; 0: never.
         rate_patience: the same before the rates are lowered; 0: never. Counting starts anew then.
         rate_factor: the rates are multiplied by it.
@@ -31,7 +31,7 @@ class Monitor:
 
     task: str
     metric: str
-    data: str = ""
+    measures: str = ""
     stop_patience: int = 0
     rate_patience: int = 0
     rate_factor: float = 0.1
@@ -40,11 +40,6 @@ class Monitor:
     best_step: int = 0
     since_best: int = 0
     since_lowered: int = 0
-
-    @property
-    def measures(self) -> str:
-        """What values can be compared that were measured by it."""
-        return f"{self.task}/{self.metric} of {self.data}"
 
     @property
     def higher_is_better(self) -> bool:
@@ -73,16 +68,17 @@ class Monitor:
 
     def get_state(self) -> dict[str, Any]:
         """What a checkpoint must hold, as JSON."""
-        names = ("best", "best_step", "since_best", "since_lowered")
-        return {name: getattr(self, name) for name in names} | {"measures": self.measures}
+        names = ("measures", "best", "best_step", "since_best", "since_lowered")
+        return {name: getattr(self, name) for name in names}
 
     def set_state(self, state: dict[str, Any]) -> str:
         """Goes on from a state, unless it is of another metric or data; tells which, or ""."""
-        other = state.pop("measures", self.measures)
-        if other != self.measures:
-            return other
+        measures = state.get("measures", "") or self.measures
+        if self.measures not in (measures, ""):
+            return measures
         for name, value in state.items():
             setattr(self, name, value)
+        self.measures = measures
         return ""
 
 

@@ -1,12 +1,11 @@
 """Learning rates, and the optimizer of the dense parameters. (Tables have their own, see
 `embedding`.)"""
 
-import functools
 import inspect
 import numbers
 from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import optax
@@ -96,39 +95,34 @@ def schedule(
     return optax.join_schedules([warmup, after], [warmup_steps])
 
 
-class _Decay(NamedTuple):
-    """weight: of the parameters in their decay; mask: of those that decay, or None for all."""
-
-    weight: float
-    mask: Callable[[Any], Any] | None
-
-
-def _sgd(rate: Schedule, decay: _Decay) -> optax.GradientTransformation:
+def _sgd(rate: Schedule, decay: Optimizer) -> optax.GradientTransformation:
     return optax.sgd(rate)
 
 
 def _momentum(
-    rate: Schedule, decay: _Decay, *, momentum: float = 0.9, nesterov: bool = False
+    rate: Schedule, decay: Optimizer, *, momentum: float = 0.9, nesterov: bool = False
 ) -> optax.GradientTransformation:
     return optax.sgd(rate, momentum=momentum, nesterov=nesterov)
 
 
 def _adagrad(
-    rate: Schedule, decay: _Decay, *, initial_accumulator: float = 0.1, eps: float = 1e-7
+    rate: Schedule, decay: Optimizer, *, initial_accumulator: float = 0.1, eps: float = 1e-7
 ) -> optax.GradientTransformation:
     return optax.adagrad(rate, initial_accumulator_value=initial_accumulator, eps=eps)
 
 
 def _adam(
-    rate: Schedule, decay: _Decay, *, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8
+    rate: Schedule, decay: Optimizer, *, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8
 ) -> optax.GradientTransformation:
     return optax.adam(rate, b1=b1, b2=b2, eps=eps)
 
 
 def _adamw(
-    rate: Schedule, decay: _Decay, *, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8
+    rate: Schedule, decay: Optimizer, *, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8
 ) -> optax.GradientTransformation:
-    return optax.adamw(rate, b1=b1, b2=b2, eps=eps, weight_decay=decay.weight, mask=decay.mask)
+    return optax.chain(
+        optax.scale_by_adam(b1=b1, b2=b2, eps=eps), decay, optax.scale_by_learning_rate(rate)
+    )
 
 
 OPTIMIZERS: Mapping[str, Callable[..., optax.GradientTransformation]] = {
@@ -185,10 +179,10 @@ def dense_optimizer(
 
     for pattern, factor in factors.items():
         _at_least(f"factors[{pattern!r}]", factor, 0)
-    decay = _Decay(weight_decay, functools.partial(_is_not_of, undecayed) if undecayed else None)
+    decay = _decay(weight_decay, undecayed)
     parts = [optax.clip_by_global_norm(clip_norm)] if clip_norm > 0 else []
     if weight_decay > 0 and name != "adamw":
-        parts.append(optax.add_decayed_weights(*decay))
+        parts.append(decay)
     parts.append(make(rate, decay, **hyper))
     if factors:
         parts.append(_scale_by_name(factors))
@@ -199,9 +193,16 @@ def _name(path: Any) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
-def _is_not_of(names: Collection[str], params: Any) -> Any:
-    """Whether each parameter has none of these names."""
-    return jax.tree_util.tree_map_with_path(lambda path, _: _name(path) not in names, params)
+def _decay(weight: float, undecayed: Collection[str]) -> Optimizer:
+    """Adds weight * x. Not optax's, whose mask changes the state, and so what a checkpoint has."""
+
+    def decayed(path: Any, update: jax.Array, x: jax.Array) -> jax.Array:
+        return update if _name(path) in undecayed else update + weight * x
+
+    def update(updates: Any, params: Any) -> Any:
+        return jax.tree_util.tree_map_with_path(decayed, updates, params)
+
+    return optax.stateless(update)
 
 
 def _scale_by_name(factors: Mapping[str, float]) -> optax.GradientTransformation:

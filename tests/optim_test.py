@@ -185,6 +185,19 @@ def test_weights_that_do_not_decay_are_those_of_no_decay(name):
     np.testing.assert_allclose(found[:4], expected[0][:4], rtol=1e-6)
     np.testing.assert_allclose(found[4:], expected[1][4:], rtol=1e-6)
     assert not np.allclose(expected[0], expected[1])
+    params = {"kernel": jnp.ones(2), "bias": jnp.ones(2)}
+    states = [
+        optim.dense_optimizer(rate=rate_of, name=name, weight_decay=0.1, undecayed=u).init(params)
+        for u in ((), ("bias",))
+    ]
+    assert len({jax.tree.structure(state) for state in states}) == 1  # of one checkpoint
+    assert jax.tree.structure(states[0]) == jax.tree.structure(of_optax(name).init(params))
+
+
+def of_optax(name):
+    if name == "adamw":
+        return optax.chain(optax.adamw(rate_of, weight_decay=0.1))
+    return optax.chain(optax.add_decayed_weights(0.1), optax.sgd(rate_of))
 
 
 @pytest.mark.parametrize(

@@ -215,6 +215,10 @@ def test_nothing_of_other_attempts_is_in_a_store(tmp_path, small_units, place):
         assert {p.name for p in output.iterdir()} == {p.name for p in expected.iterdir()}
         return
     system = fsspec.filesystem("memory")
+    # A name that is a pattern is a name, and other stores below the URL are theirs.
+    assert system.find("/again_test/store") == sorted(
+        f"/again_test/store/{name}" for name in content(expected)
+    )
     found = {
         name.removeprefix("/again_test/store/"): system.cat(name)
         for name in system.find("/again_test/store")
@@ -241,3 +245,22 @@ def test_a_split_may_have_any_name(tmp_path):
     assert [store.split(name).rows for name in ("train", "units", "rejected")] == [20] * 3
     for name in ("units", "rejected"):
         assert len(list(store.split(name).blocks())) == 1
+
+
+def test_a_store_at_a_url_leaves_what_others_have_below_it(tmp_path, small_units):
+    train = files(tmp_path / "raw", 50, 50)
+    below = run("memory://again_others/day1", train, runner=Local(1))
+    system = fsspec.filesystem("memory")
+    system.pipe("/again_others/mine/data.arrow", b"mine")
+    good = broken(train[1])
+    features = FEATURES | dict(ids=[dict(columns="user", table="*"), dict(columns="day")])
+    with pytest.raises(InputError, match="column label"):
+        run("memory://again_others", train, features, runner=Local(1))
+    assert system.exists("/again_others/vocabulary/*.arrow")
+    Path(train[1]).write_text(good)
+    store = run("memory://again_others", train, runner=Local(1))
+    assert not [name for name in system.find("/again_others/vocabulary") if "*" in name]
+    assert system.cat("/again_others/mine/data.arrow") == b"mine"
+    for found in (store, below):
+        assert len(list(found.split("train").blocks())) == 2
+        assert len(found.vocabulary("user")[0]) > 1

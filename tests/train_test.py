@@ -14,8 +14,8 @@ from conftest import ROOT
 from ml_collections import ConfigDict
 from runs import final_state, nothing, on_store, records, run, without_speed
 
+from jaxrank import checkpoint, run_data
 from jaxrank import mesh as meshes
-from jaxrank import run_data
 from jaxrank.checkpoint import Checkpoints
 from jaxrank.config import default
 from jaxrank.data.prepare import prepare
@@ -250,8 +250,17 @@ def test_metrics_of_two_kinds_or_data_are_not_compared(store, tmp_path):
     monitor = json.loads((tmp_path / "checkpoints" / "40" / "run" / "metadata").read_text())
     assert (monitor["monitor"]["best_step"], monitor["monitor"]["best"]) == (best, scores[best])
 
-    c.data.valid = "train"
-    c.num_steps = 48
+    # What nothing was evaluated since is judged by what it was then, in its own direction.
+    c.data.valid, c.eval.stop_patience, c.eval.metric, c.num_steps = "", 0, "", 44
+    c.eval.every_steps, c.checkpoint.every_steps, lines = 44, 2, []
+    train(c, tmp_path, report=lines.append, allow_config_change=True)
+    assert not any(line.startswith("Evaluations so far") for line in lines)
+    assert Checkpoints(tmp_path, read_only=True).step("best") == best
+    run_of = json.loads((tmp_path / "checkpoints" / "44" / "run" / "metadata").read_text())
+    assert run_of["monitor"] == monitor["monitor"]
+
+    c.data.valid, c.eval.every_steps, c.checkpoint.every_steps = "train", 8, 8
+    c.eval.metric, c.num_steps = "click/auc", 48
     train(c, tmp_path, report=lines.append, allow_config_change=True)
     assert any("click/auc of train, " in line for line in lines)
     assert Checkpoints(tmp_path, read_only=True, higher_is_better=True).step("best") == 48
@@ -437,12 +446,42 @@ def test_more_passes_than_were_asked_for_are_told(store, tmp_path):
     assert re.search(r"becomes 0.13 passes over 6,000 examples, .* calls of 2 steps of 128 ", told)
 
 
+def test_checkpoints_of_before_are_compared_though_they_do_not_say_what_they_measure(
+    store, tmp_path
+):
+    c = on_store(store, num_steps=16)
+    train(c, tmp_path, report=nothing)
+    for step, value in ((8, 0.1), (16, 0.9)):
+        path = tmp_path / "checkpoints" / str(step) / "run" / "metadata"
+        told = json.loads(path.read_text())
+        del told["digest"], told["measures"], told["higher_is_better"], told["spikes"]
+        del told["monitor"]["measures"]
+        told["metric"] = value
+        path.write_text(json.dumps(told | {"digest": checkpoint._digest(told)}))
+    c = on_store(store, num_steps=32)
+    c.checkpoint.keep = 1
+    train(c, tmp_path, report=nothing, allow_config_change=True)
+    assert Checkpoints(tmp_path, read_only=True).step("best") == 8
+
+
 def test_labels_that_are_known_only_where_the_parent_is_positive_are_refused(store, tmp_path):
     c = on_store(store)
     c.model.parents = ConfigDict({"conversion": "click"})
     with pytest.raises(InputError, match=r"model.parents: labels of 'conversion' must be known wh"):
         train(c, tmp_path, report=nothing)
     assert not (tmp_path / "config.json").exists()
+
+    # Few are known, but some of them where there was no click.
+    rows = [f"{i % 3 == 0:d},{'' if i % 10 else 0},{i % 7}" for i in range(600)]
+    (tmp_path / "a.csv").write_text("\n".join(["click,conversion,user", *rows]) + "\n")
+    c = tiny.config(num_steps=2, log_every_steps=2)
+    c.source = ConfigDict(dict(kind="csv", files=dict(train=str(tmp_path / "a.csv"))))
+    c.features.tasks = [dict(name=name, label=name) for name in ("click", "conversion")]
+    c.features.floats, c.features.lists, c.features.keep = [], [], []
+    c.features.ids, c.data.valid = [dict(columns="user")], ""
+    c.model.parents = ConfigDict({"conversion": "click"})
+    c.checkpoint.every_steps = c.eval.every_steps = 2
+    train(c, tmp_path / "run", report=nothing)
 
 
 def test_a_batch_that_does_not_divide_over_the_devices_names_the_numbers(store, tmp_path):

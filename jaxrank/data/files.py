@@ -1,5 +1,6 @@
 """Files by path or URL: local ones, and whatever fsspec reaches (gs://, s3://, https://, ...)."""
 
+import contextlib
 import functools
 import glob
 import io
@@ -90,7 +91,7 @@ def _find_local(text: str) -> list[str]:
     path = Path(text)
     if path.is_dir():
         try:
-            inside = sorted(_data_in(path))
+            inside = sorted(_data_in(path, path.resolve(), set()))
         except OSError as error:
             raise InputError(f"{text}: cannot be listed: {error}.") from error
         return [str(p) for p in inside] or _none_inside(text)
@@ -104,19 +105,25 @@ def _find_local(text: str) -> list[str]:
     return matches
 
 
-def _data_in(directory: Path, above: tuple[Path, ...] = ()) -> list[Path]:
-    """The files in and below a directory that are data; links are followed."""
-    here = directory.resolve()
-    if here in above:
-        raise InputError(f"{directory}: must not be a link to a directory that it is in.")
+def _data_in(directory: Path, root: Path, linked: set[Path]) -> list[Path]:
+    """The files in and below a directory that are data.
+
+    Links to directories outside `root` are followed, each of these once; what they could lead to
+    within it is read by its own name.
+    """
     found = []
-    for path in directory.iterdir():
+    for path in sorted(directory.iterdir()):
         if not _is_data((path.name,)):
             continue
-        if path.is_dir():
-            found += _data_in(path, (*above, here))
-        elif path.is_file():
+        if path.is_file():
             found.append(path)
+        elif path.is_dir():
+            target = path.resolve()
+            if path.is_symlink():
+                if target.is_relative_to(root) or target in linked:
+                    continue
+                linked.add(target)
+            found += _data_in(path, root, linked)
     return found
 
 
@@ -147,7 +154,7 @@ def _is_http(url: str) -> bool:
 
 
 def _is_data(parts: tuple[str, ...]) -> bool:
-    return not any(part.startswith((".", "_")) for part in parts)
+    return not any(part.startswith((".", "_")) or part == "lost+found" for part in parts)
 
 
 def _none_inside(path: str) -> list[str]:
@@ -262,6 +269,15 @@ def names_below(path: UPath) -> list[str]:
     path.fs.invalidate_cache()  # others write there
     root = path.path.rstrip("/") + "/"
     return [name.removeprefix(root) for name in path.fs.find(path.path)]
+
+
+def remove(path: UPath) -> None:
+    """Removes a file, if it is there."""
+    with contextlib.suppress(FileNotFoundError):
+        if is_local(str(path)):
+            path.unlink()
+        else:
+            path.fs.rm_file(path.path)  # `unlink` takes its name for a pattern
 
 
 def remove_directory(path: UPath) -> None:

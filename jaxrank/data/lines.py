@@ -97,7 +97,10 @@ def _skip_line(stream: pa.NativeFile, text: bytes, path: str) -> tuple[int, byte
 def _open(path: str, compressed: bool, position: int = 0) -> pa.NativeFile:
     stream = files.open_input(path)
     if position:
-        stream.seek(position)
+        try:
+            stream.seek(position)
+        except OSError as error:
+            raise InputError(f"{path}: must be readable to its end: found {error}.") from error
     return pa.CompressedInputStream(stream, "gzip") if compressed else stream
 
 

@@ -23,7 +23,7 @@ from jaxrank.data.learn import (
     lessons,
     looks_at_last_event,
 )
-from jaxrank.data.resolve import build_schema, resolve
+from jaxrank.data.resolve import build_schema, ordered_as, resolve
 from jaxrank.data.runners import Local, Runner
 from jaxrank.data.sources import Source, make_source
 from jaxrank.data.spec import FeatureSpec
@@ -99,7 +99,9 @@ def prepare(
             resolved = _resolve(spec, data, unread)
             earlier = NOTHING
             if vocabularies:
-                earlier = earlier_learned(resolved, open_store(vocabularies), key)
+                store = open_store(vocabularies)
+                resolved = ordered_as(resolved, store.schema)
+                earlier = earlier_learned(resolved, store, key)
             wanted = _wanted(resolved, data, earlier)
             job = Work(
                 resolved,

@@ -161,9 +161,13 @@ def _concealed(record: Any, conceal: Conceal) -> Any:
 def _lines_before(file: str, offset: int) -> int:
     """Lines in the first `offset` bytes of an uncompressed file."""
     lines = 0
-    if offset:
+    if not offset:
+        return 0
+    try:
         with files.open_input(file) as stream:
             while offset and (data := stream.read(min(offset, _COUNT_AT_ONCE))):
                 lines += data.count(b"\n")
                 offset -= len(data)
+    except OSError as error:
+        raise InputError(f"{file}: must be readable to its end: found {error}.") from error
     return lines

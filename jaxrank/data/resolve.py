@@ -71,6 +71,24 @@ def resolve_again(spec: FeatureSpec, schema: Schema) -> FeatureSpec:
     )
 
 
+def ordered_as(spec: FeatureSpec, schema: Schema) -> FeatureSpec:
+    """A resolved spec with the features of a schema in its order, and others behind them.
+
+    A model reads them by their places, and files may have their columns in any order.
+    """
+
+    def ordered(entries: Sequence[Any], features: Sequence[Any]) -> tuple[Any, ...]:
+        place = {feature.name: i for i, feature in enumerate(features)}
+        return tuple(sorted(entries, key=lambda entry: place.get(entry.name, len(place))))
+
+    return dataclasses.replace(
+        spec,
+        floats=ordered(spec.floats, schema.floats),
+        ids=ordered(spec.ids, schema.ids),
+        lists=ordered(spec.lists, schema.lists),
+    )
+
+
 def _in_order(entries: Sequence[Any], features: Sequence[Any]) -> tuple[Any, ...]:
     """The entry of each feature that has one."""
     by_name = {entry.name: entry for entry in entries}

@@ -47,8 +47,7 @@ def check_tasks(spec: "FeatureSpec") -> None:
         entry.require(holds, "negative_rate", "1 where negative_rate_column gives the rate")
         _check_kind(task, where)
     _check_unique([t.name for t in spec.tasks], "features.tasks: a name")
-    kinds = ("label", "weight", "predicted")
-    written = {f"{kind}_{t.name}": t.name for t in spec.tasks for kind in kinds}
+    written = {f"{kind}_{t.name}": t.name for t in spec.tasks for kind in ("label", "predicted")}
     for column in spec.kept_columns:
         if column in written:
             raise InputError(

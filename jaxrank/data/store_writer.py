@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,10 @@ _BLOCKS_PER_FILE = 64
 COMPRESSIONS = ("", "lz4", "zstd")
 SCRATCH = "_units"  # a directory of what is kept while a store is made; no split has such a name
 _REJECTED = "rejected.jsonl"
+# Names of the files that an attempt leaves.
+_OF_A_STORE = re.compile(
+    rf"vocabulary/[^/]+\.arrow|\w[\w-]*(/\d{{4}}-\d\d-\d\d)?/\d{{5,}}-\d{{5,}}\.arrow|{_REJECTED}"
+)
 
 
 class SplitWriter:
@@ -186,10 +191,9 @@ class StoreWriter:
         mine |= {f"vocabulary/{table}.arrow" for table in self._counts}
         mine |= {_REJECTED} if self._has_rejected else set()
         for name in files.names_below(self.work):
-            # A URL may have had files of others below it before.
-            is_made_here = self._local or name.endswith(".arrow") or name == _REJECTED
-            if name not in mine and is_made_here:
-                (self.work / name).unlink()
+            # A URL may have files of others below it, among them other stores.
+            if name not in mine and (self._local or _OF_A_STORE.fullmatch(name)):
+                files.remove(self.work / name)
         if self._local:
             remove_empty_directories(Path(str(self.work)))
             (self.work / "vocabulary").mkdir(exist_ok=True)

@@ -226,7 +226,7 @@ def encode(work: Work, unit: Unit, learned: str) -> None:
     if path.is_file():
         if _is_written(work, path, fingerprint):
             return
-        path.unlink()  # its files are about to be written over
+        files.remove(path)  # its files are about to be written over
     writers = _Writers(work, unit, _read_learned(work.directory, learned))
     rejects = work.rejects()
     for chunk in _chunks(work, unit, rejects):
