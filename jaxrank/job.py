@@ -31,11 +31,8 @@ Report = Callable[[str], None]
 
 # Smaller groups of packed lists leave most of their room empty.
 _SMALL_GROUP = 32
-
-
 _MORE_PASSES = 1.05  # times what was asked for, from which on it is worth a word
-
-_LOOKED_AT = 64  # blocks
+_LOOKED_AT = 64  # blocks, for labels of a task with a parent
 
 # Fields of config.data that say which data it is, and not how it is read.
 _NOT_OF_BATCHES = ("store", "direct", "compression", "train", "valid")
@@ -123,7 +120,7 @@ def build(config: ConfigDict, directory: Path, report: Report) -> Job:
         monitor.measures = f"{monitor.task}/{monitor.metric} of {on}"
     shape = BatchShape(config.batch_size, batches.group, batches.capacities)
     trainee = make_trainee(config, layout, mesh, num_steps=plan.num_steps, room=placed.room)
-    _check_parents(config, split)
+    _check_parents(config, split, [task.name for task in store.schema.tasks])
     program = Program(trainee, mesh, shape)
     _check_room(program)
     return Job(
@@ -259,7 +256,7 @@ def _tell_passes(config: ConfigDict, plan: Plan, rows: int, report: Report) -> N
         )
 
 
-def _check_parents(config: ConfigDict, split: Split) -> None:
+def _check_parents(config: ConfigDict, split: Split, names: list[str]) -> None:
     """Refuses labels from which a task with a parent would not learn the probability of both."""
     parents = configs.to_plain(config.model.parents)
     if not parents or config.data.direct:  # of which nothing is counted
@@ -269,7 +266,6 @@ def _check_parents(config: ConfigDict, split: Split) -> None:
         known, positives = tasks[task]["known"], tasks[parent]["positives"]
         if not known or not known <= positives < tasks[parent]["known"]:
             continue
-        names = list(tasks)
         if not _is_known_without(split, names.index(task), names.index(parent)):
             raise InputError(
                 f"model.parents: labels of {task!r} must be known where {parent!r} is 0, and be 0"

@@ -65,8 +65,8 @@ def path_of(path: AnyPath) -> UPath:
 def find(value: Any, where: str) -> list[str]:
     """The files that a path or URL, a glob, a directory, or a list of those means.
 
-    Of a directory, all files in it and below, in order of their names, but what begins with "." or
-    "_", as Spark's _SUCCESS.
+    Of a directory, all files in it and below, in order of their names, but "lost+found" and what
+    begins with "." or "_", as Spark's _SUCCESS.
 
     Args:
         where: the field of the config, for messages.
