@@ -8,6 +8,7 @@ from jaxrank.data.costs import PARTS
 STAGES = (*PARTS, "transfer", "step")
 # Of the step's own rate: from here on nothing is gained by a faster input.
 ENOUGH = 0.95
+_FAR = 10.0  # input so much faster than the step is not what a missing part of `both` comes from
 _SPARE = 1.2  # input so much faster than the step is fast enough on average
 _SPENT = 0.8  # workers that make less than this share of what one thread makes
 _THREADS = 4  # that make batches where there are no workers
@@ -46,7 +47,7 @@ def limit_of(rates: Rates, stages: Mapping[str, float]) -> str:
     Args:
         stages: seconds for a million examples, of each of STAGES alone.
     """
-    if rates.both >= ENOUGH * rates.step:
+    if rates.both >= ENOUGH * rates.step or rates.input >= _FAR * rates.step:
         return "step"
     # Batches are put one after another; they may be made by several workers at once.
     if stages["transfer"] * rates.input >= 1e6:
@@ -57,11 +58,15 @@ def limit_of(rates: Rates, stages: Mapping[str, float]) -> str:
 def advice_on(limit: str, rates: Rates, stages: Mapping[str, float], setting: Setting) -> str:
     """What to change, with the numbers that say so."""
     if limit == "step":
+        is_less = rates.both < ENOUGH * rates.step
+        other = (
+            " The rest is other work on the machine, or noise: measure longer." if is_less else ""
+        )
         return (
             f"The step limits: with real batches it has {rates.both / rates.step:.0%} of its speed"
             f" on one batch, and the input alone makes {rates.input / rates.step:.1f} times as many"
-            f" examples. Change the step: a larger batch_size, now {setting.batch_size}, more"
-            " devices (mesh.devices), or a smaller model."
+            f" examples.{other} Change the step: a larger batch_size, now {setting.batch_size},"
+            " more devices (mesh.devices), or a smaller model."
         )
     if limit == "transfer":
         return (

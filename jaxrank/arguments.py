@@ -8,6 +8,8 @@ import jaxrank
 from jaxrank.errors import InputError
 from jaxrank.scaling import GROWTH
 
+REPEATED = ("--runner-option",)  # flags that may be given more than once
+
 _EXAMPLES = {
     "prepare": "jaxrank prepare --config=configs/criteo.py --config.source.files.train=day_0.tsv"
     " --config.source.files.valid=day_1.tsv --output=/data/criteo",

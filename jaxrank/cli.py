@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import itertools
 import json
 import sys
 import traceback
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from jaxrank import huge_pages, processes, signals, threads
-from jaxrank.arguments import parsers
+from jaxrank.arguments import REPEATED, parsers
 from jaxrank.errors import InputError, RunError, StoppedError
 
 if TYPE_CHECKING:
@@ -23,6 +24,21 @@ def _with_dashes(argument: str) -> str:
     if not name.startswith("--") or name.startswith("--config."):
         return argument
     return name.replace("_", "-") + equals + value
+
+
+def _check_flags(argv: Sequence[str]) -> None:
+    """Raises InputError where a flag has an empty value, as of an unset variable, or is there more
+    than once, of which argparse would take the last."""
+    found: set[str] = set()
+    for arg, following in itertools.pairwise([*argv, "-"]):
+        name, equals, value = arg.partition("=")
+        if not name.startswith("--") or name.startswith("--config."):
+            continue
+        if not (value if equals else following):
+            raise InputError(f"{name}: must have a value: found nothing.")
+        if name in found and name not in REPEATED:
+            raise InputError(f"{name}: must be given once: found it again, {arg!r}.")
+        found.add(name)
 
 
 def _check_rest(parser: argparse.ArgumentParser, rest: Sequence[str]) -> None:
@@ -270,7 +286,9 @@ def run(argv: Sequence[str]) -> None:
         InputError, RunError: as the verb does.
     """
     parser, verbs = parsers()
-    args, rest = parser.parse_known_args([_with_dashes(arg) for arg in argv])
+    argv = [_with_dashes(arg) for arg in argv]
+    _check_flags(argv)
+    args, rest = parser.parse_known_args(argv)
     if args.verb is None:
         parser.error("a verb is needed")
     _check_rest(verbs[args.verb], rest)

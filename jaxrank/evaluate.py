@@ -102,6 +102,9 @@ def score(
 
     Args:
         batch_size: examples, of whole groups.
+
+    Raises:
+        RunError: a prediction is not finite.
     """
     process = (jax.process_index(), jax.process_count())
     layout = program.trainee.embedding.layout
@@ -113,17 +116,32 @@ def score(
         return put_batch(item[0], program.mesh), item[1]
 
     waiting: list[tuple[Any, int]] = []
+    first = 1  # row of what is fetched next
+
+    def fetched(outputs: Any, rows: int) -> Scored:
+        nonlocal first
+        found = Scored(*(np.asarray(x)[:rows] for x in jax.device_get(outputs)))
+        _check_finite(found.logits, layout.schema.tasks, split, first)
+        first += rows
+        return found
+
     with closing(iter(batches)) as made, closing(Feed(made, put)) as feed:
         for batch, rows in feed:
             waiting.append((program.predict(weights, batch), rows))
             if len(waiting) > _IN_FLIGHT:
-                yield _fetched(*waiting.pop(0))
+                yield fetched(*waiting.pop(0))
     for item in waiting:
-        yield _fetched(*item)
+        yield fetched(*item)
 
 
-def _fetched(outputs: Any, rows: int) -> Scored:
-    return Scored(*(np.asarray(x)[:rows] for x in jax.device_get(outputs)))
+def _check_finite(logits: np.ndarray, tasks: Sequence[Task], split: Split, first: int) -> None:
+    bad = ~np.isfinite(logits)
+    for i in np.flatnonzero(bad.any(axis=0))[:1]:
+        raise RunError(
+            f"predictions of task {tasks[i].name} must be finite: {int(bad[:, i].sum())} of"
+            f" {len(bad)} are not in rows {first} to {first + len(bad) - 1} of split {split.name};"
+            f" the first is row {first + int(bad[:, i].argmax())}."
+        )
 
 
 def evaluate(
@@ -148,12 +166,6 @@ def evaluate(
     tasks = program.trainee.embedding.layout.schema.tasks
     for i, task in enumerate(tasks):
         logits, labels, weight = scored.logits[:, i], scored.labels[:, i], scored.weights[:, i]
-        bad = ~np.isfinite(logits)
-        if bad.any():
-            raise RunError(
-                f"predictions of task {task.name} must be finite: {int(bad.sum())} of {len(bad)}"
-                f" are not, the first is row {int(bad.argmax()) + 1} of split {split.name}."
-            )
         found[task.name] = metrics.exact(logits, labels, weight, task.kind)
         buckets[task.name] = metrics.calibration_buckets(logits, labels, weight, task.kind)
     sliced = slices.by_group(groups, tasks, *scored) if groups else None
@@ -215,10 +227,12 @@ def predict(
 
     Raises:
         InputError: `output` is a URL, or there and no file.
-        RunError: it cannot be written.
+        RunError: a prediction is not finite, or the file cannot be written.
     """
     given, output = output, Path(output)
     with processes.together():
+        if not str(given):
+            raise InputError("--output: must name a file: found nothing.")
         if not is_local(given):
             raise InputError(f"--output: must be a path, as the file is renamed: found {given}.")
         if output.suffix.lower() in _OTHER_FORMATS:

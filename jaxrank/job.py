@@ -91,6 +91,7 @@ def build(config: ConfigDict, directory: Path, report: Report) -> Job:
     )
     told = f"{split.fingerprint} {evaluated.fingerprint} {store.schema}"
     processes.check_same(f"the data in {store.path}", told)
+    _check_labels(config, split, report)
     _tell_passes(config, plan, split.rows, report)
     mesh = meshes.make_mesh(**config.mesh)
     processes.check_devices(mesh)
@@ -254,6 +255,26 @@ def _tell_passes(config: ConfigDict, plan: Plan, rows: int, report: Report) -> N
             f" for a run is whole calls of {config.steps_per_call} steps of {config.batch_size:,}"
             " examples; with steps_per_call or batch_size lower, calls are smaller"
         )
+
+
+def _check_labels(config: ConfigDict, split: Split, report: Report) -> None:
+    """Refuses data without any label, as a join that found nothing leaves it, and tells of tasks
+    whose labels are all alike."""
+    if config.data.direct:  # of which nothing is counted
+        return
+    tasks = split.statistics["tasks"]
+    if not any(task["known"] for task in tasks.values()):
+        raise InputError(
+            f"{split.path}: must have labels to learn from: found none that is known, of"
+            f" {', '.join(tasks)}, in {split.rows:,} examples."
+        )
+    for name, task in tasks.items():
+        known, positives = task["known"], task["positives"]
+        if not known:
+            report(f"No label of {name} is known in {split.path}: nothing is learned of it")
+        elif task.get("kind", "binary") == "binary" and positives in (0, known):
+            label = 1 if positives else 0
+            report(f"All {known:,} labels of {name} are {label} in {split.path}")
 
 
 def _check_parents(config: ConfigDict, split: Split, names: list[str]) -> None:

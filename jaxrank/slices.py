@@ -1,5 +1,6 @@
 """Metrics by the value of a column: for which users, countries or days a model is good."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -19,7 +20,8 @@ DAY = "day"  # of a split that is stored by day
 class Slices(NamedTuple):
     """The metrics of each value of a column.
 
-    values: [{"value": None for a missing one, "metrics": by task}], most examples first.
+    values: [{"value": None for a missing one, "metrics": by task}], most rows first. Floats that
+        are not finite are text: "nan", "inf", "-inf".
     group_auc: of each binary task, the mean AUC of the values where both labels occur, weighted by
         their examples' weights; NaN where there are none. Zhou et al., Deep Interest Network for
         Click-Through Rate Prediction, KDD 2018.
@@ -53,7 +55,7 @@ def groups_of(split: Split, column: str) -> Groups:
                 f"--by: column {column!r} must have at most {MOST:,} different values: found"
                 f" {len(coded.dictionary):,}."
             )
-        values = coded.dictionary.to_pylist()
+        values = [_for_json(value) for value in coded.dictionary.to_pylist()]
         code = coded.indices.to_numpy(zero_copy_only=False)
     elif column == DAY and split.days:
         values = [day for day, _ in split.days]
@@ -78,16 +80,23 @@ def _coded(parts: list[pa.Array], column: str) -> pa.DictionaryArray:
     plain = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_string)
     try:
         found = pa.chunked_array(parts)
-        if pa.types.is_float16(kind):
-            found = found.cast(pa.float32())
+        if pa.types.is_floating(kind):
+            wide = pa.float32() if pa.types.is_float16(kind) else kind
+            found = pc.add(found.cast(wide), pa.scalar(0, wide))  # -0.0 is 0.0, and all NaN one
+            found = pc.if_else(pc.is_nan(found), pa.scalar(math.nan, wide), found)
         elif not any(test(kind) for test in plain):
             found = found.cast(pa.string())
         return pc.dictionary_encode(found, null_encoding="encode").combine_chunks()
     except pa.ArrowException as error:
+        why = "" if isinstance(error, pa.ArrowNotImplementedError) else f": {error}"
         raise InputError(
             f"--by: column {column!r} must hold one value an example, which can be text: found"
-            f" {kind}: {error}."
+            f" {kind}{why}."
         ) from error
+
+
+def _for_json(value: Any) -> Any:
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def by_group(

@@ -139,7 +139,7 @@ def _slices(by: dict[str, Any]) -> list[str]:
             name = "missing" if entry["value"] is None else str(entry["value"])
             lines.append(f"  {name[:29]:<30}{found['examples']:>15,}{_values(found)}")
         if len(values) > _SHOWN:
-            lines.append(f"  and {len(values) - _SHOWN:,} with fewer examples; --json has all")
+            lines.append(f"  and {len(values) - _SHOWN:,} of fewer rows; --json has all")
         if task in by["group_auc"]:
             lines.append(f"  mean AUC of the values, by weight: {by['group_auc'][task]:.5f}")
     return lines

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 from typing import NamedTuple
 
 from ml_collections import ConfigDict
@@ -58,14 +59,14 @@ def make_plan(config: ConfigDict, rows: int) -> Plan:
                 f"eval.{field} counts evaluations, so data.valid must name a split: found"
                 f" eval.{field}={config.eval[field]} and data.valid=''."
             )
-    epoch = rows / config.batch_size
+    epoch = Fraction(rows, config.batch_size)
 
-    def whole_calls(steps: float, whole: Callable[[float], int] = math.ceil) -> int:
+    def whole_calls(steps: Fraction, whole: Callable[[Fraction], int] = math.ceil) -> int:
         return max(1, whole(steps / call)) * call
 
     # Days in turn would end with the first day again: what is left of the last one is left out.
     rounded = math.floor if config.data.order == "days" else math.ceil
-    num_steps = config.num_steps or whole_calls(config.num_epochs * epoch, rounded)
+    num_steps = config.num_steps or whole_calls(_as_written(config.num_epochs) * epoch, rounded)
     eval_every = config.eval.every_steps or min(whole_calls(epoch), num_steps)
     save_every = config.checkpoint.every_steps or eval_every
     valid = "" if by_day else config.data.valid
@@ -78,3 +79,8 @@ def make_plan(config: ConfigDict, rows: int) -> Plan:
                 f" steps_per_call={call}."
             )
     return plan
+
+
+def _as_written(number: float) -> Fraction:
+    """0.07 is 7 of 100, not a little more, of which the last step would be made."""
+    return Fraction(repr(number))

@@ -130,7 +130,8 @@ def _loop(
     watch: HangWatch,
     report: Report,
 ) -> tuple[TrainState, dict[int, evaluation.Scores]]:
-    """Steps to the end of the plan; returns the last state and the scores of each evaluation.
+    """Steps to the end of the plan; returns the last state, and the scores of the last evaluation
+    and of the best one that this call made.
 
     Raises:
         StoppedError: asked to end before, by a signal.
@@ -164,6 +165,7 @@ def _loop(
             metric = _watched(job, split, scores[step])
             if monitor.update(step, metric):
                 state = state._replace(rate_factor=state.rate_factor * monitor.rate_factor)
+            scores = {at: scores[at] for at in (monitor.best_step, step) if at in scores}
         if not job.program.is_finite(weights_of(state)):
             raise RunError(
                 f"step {step}: parameters and tables must be finite after the update, and are not."

@@ -3,6 +3,7 @@
 import gzip
 import re
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -148,7 +149,15 @@ def test_parquet_types_that_differ(tmp_path):
     pq.write_table(pa.table({"label": [1], "price": [1.5]}), tmp_path / "a.parquet")
     pq.write_table(pa.table({"label": [1], "price": ["x"]}), tmp_path / "b.parquet")
     with refused("b.parquet, column price: must be of type double", "found string"):
-        run_files(tmp_path, str(tmp_path / "*.parquet"), kind="parquet")
+        run_files(tmp_path, str(tmp_path / "*.parquet"), kind="parquet", floats=FLOATS)
+    pq.write_table(pa.table({"label": [1], "cost": [2.5]}), tmp_path / "b.parquet")
+    with refused("b.parquet: must have the columns of", "missing ['price'], not expected []"):
+        run_files(tmp_path, str(tmp_path / "*.parquet"), kind="parquet", floats=FLOATS)
+    # What no feature names may be of any type, or not there, and all in any order.
+    pq.write_table(pa.table({"z": [1], "price": [2.5], "label": [1]}), tmp_path / "b.parquet")
+    store = run_files(tmp_path, str(tmp_path / "*.parquet"), kind="parquet", floats=FLOATS)
+    found = np.concatenate([block.floats[:, 0] for block in store.split("train").blocks()])
+    assert found.tolist() == [1.5, 2.5]
 
 
 # Lines.

@@ -149,6 +149,16 @@ def test_prepare_train_evaluate_and_predict_follow_each_other(capsys, tmp_path):
             "unknown argument 'extra'",
         ),
         (("evaluate", "--workdir=w", "--batch-size=x"), "--batch-size: invalid int value: 'x'"),
+        (("evaluate", "--workdir=w", "--by="), "--by: must have a value: found nothing"),
+        (("evaluate", "--workdir=w", "--by", ""), "--by: must have a value: found nothing"),
+        (
+            ("train", "--config=a.py", "--workdir=w", "--config=b.py"),
+            "--config: must be given once: found it again, '--config=b.py'",
+        ),
+        (
+            ("prepare", "--config=a.py", "--on_error=skip", "--on-error=error"),
+            "--on-error: must be given once",
+        ),
     ],
 )
 def test_bad_usage_is_refused_with_what_was_found(tmp_path, monkeypatch, args, message):

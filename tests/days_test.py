@@ -337,6 +337,12 @@ def test_days_in_turn_do_not_begin_again(store, order, steps):
     assert make_plan(c, rows=1199).num_steps == steps
     assert make_plan(c, rows=1200).num_steps == 12
     assert make_plan(c, rows=10).num_steps == 4
+    # As many steps as the number that was written says, which is none of binary floating point.
+    c.steps_per_call = c.log_every_steps = 1
+    c.batch_size = 10
+    for epochs, exact in ((0.07, 7), (0.29, 29), (0.55, 55), (1.1, 110)):
+        c.num_epochs = epochs
+        assert make_plan(c, rows=1000).num_steps == exact
 
 
 @pytest.mark.parametrize("field", ["stop_patience", "rate_patience"])

@@ -312,7 +312,27 @@ def test_predictions_that_cannot_be_written_leave_nothing(run, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
-@pytest.mark.parametrize("kind", ["url", "directory", "pipe", "csv"])
+def test_predictions_that_are_not_finite_are_named_and_not_written(run, tmp_path, monkeypatch):
+    device_get = jax.device_get
+
+    def fetched(outputs):
+        if not isinstance(outputs, tuple):  # no scores
+            return device_get(outputs)
+        logits, labels, weights = map(np.array, outputs)
+        logits[[7, 9], 1] = np.nan
+        return logits, labels, weights
+
+    workdir, _ = run
+    monkeypatch.setattr(jax, "device_get", fetched)
+    message = r"task conversion must be finite: 2 of 1000 .* rows 1 to 1000 of split valid; .* 8\.$"
+    with pytest.raises(RunError, match=message):
+        restore.evaluate(str(workdir))
+    with pytest.raises(RunError, match=message):
+        restore.predict(str(workdir), output=str(tmp_path / "out.parquet"))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["url", "directory", "pipe", "csv", ""])
 def test_predictions_are_written_to_files_only(run, tmp_path, monkeypatch, kind):
     workdir, _ = run
     monkeypatch.chdir(tmp_path)
@@ -321,11 +341,12 @@ def test_predictions_are_written_to_files_only(run, tmp_path, monkeypatch, kind)
     elif kind == "directory":
         (tmp_path / "out").mkdir()
     before = list(tmp_path.iterdir())
-    target = {"url": "gs://bucket/out.parquet", "csv": "out.csv"}.get(kind, "out")
+    target = {"url": "gs://bucket/out.parquet", "csv": "out.csv", "": ""}.get(kind, "out")
     found = {
         "url": "found gs://bucket/out.parquet",
         "pipe": "it is a device, pipe",
         "csv": "are Parquet, so not .csv",
+        "": "must name a file: found nothing",
     }.get(kind, kind)
     with pytest.raises(InputError, match=rf"^--output: .*{found}"):
         restore.predict(str(workdir), output=target, checkpoint="best", data="", split="")

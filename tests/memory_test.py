@@ -103,11 +103,12 @@ def test_what_was_put_on_a_device_keeps_its_values_when_the_host_has_let_go_of_i
         assert (np.asarray(jax.device_get(array)) == number).all()
 
 
-def test_a_worker_waits_until_what_was_in_its_piece_was_given_back():
+def test_a_worker_waits_for_a_piece_and_one_that_is_held_keeps_only_itself():
     slots = Slots(pieces=2, size=16)
     writer = pickle.loads(pickle.dumps(slots))
     for number in range(2):
         writer.to_fill(number).fill(10 + number)
+    (held, first), (piece, second) = slots.filled(0), slots.filled(1)
     filled = threading.Event()
 
     def fill_third():
@@ -118,18 +119,23 @@ def test_a_worker_waits_until_what_was_in_its_piece_was_given_back():
     thread.start()
     assert not filled.wait(0.1)
     give_back = slots.giver()
-    give_back(1)  # the other piece
-    assert not filled.wait(0.1)
-    assert (slots.filled(0) == 10).all()
-    give_back(0)
+    assert (second == 11).all()
+    give_back(piece)
     assert filled.wait(10)
     thread.join()
-    assert (slots.filled(2) == 12).all()
-    writer.to_fill(3)
+    for number in range(3, 9):  # all in the piece that is not held
+        assert slots.filled(number - 1)[0] == piece
+        assert (slots.filled(number - 1)[1] == 9 + number).all()
+        give_back(piece)
+        writer.to_fill(number).fill(10 + number)
+    assert (first == 10).all()
+    give_back(held)
+    writer.to_fill(9).fill(19)
+    assert slots.filled(9)[0] == held
     slots.close()
     with pytest.raises(EOFError):
-        writer.to_fill(4)
-    give_back(2)  # after the end too
+        writer.to_fill(10)
+    give_back(piece)  # after the end too
 
 
 _SCRIPT = """

@@ -578,8 +578,8 @@ _ENDS = """
         store, settings, end = open_store(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3]
         lay = layout(store.schema, {"small": 8, "rows": 8})
         batches = TrainBatches(store.split("train"), lay, **settings)
-        for _ in range(3):
-            next(batches)
+        held = [next(batches) for _ in range(5)]  # more than are lent
+        kept = [b.ids["dim8"].copy() for b in held]
         if end == "left after signals to the workers":
             workers = multiprocessing.active_children()
             assert len(workers) == 2
@@ -588,6 +588,7 @@ _ENDS = """
                 os.kill(worker.pid, signal.SIGINT)
             for _ in range(100):
                 next(batches)
+            assert all((b.ids["dim8"] == ids).all() for b, ids in zip(held, kept))
         if end == "left after the death of a worker":
             os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
             try:

@@ -8,6 +8,8 @@ import sys
 
 import jax
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import tiny
 from conftest import ROOT
@@ -462,6 +464,31 @@ def test_checkpoints_of_before_are_compared_though_they_do_not_say_what_they_mea
     c.checkpoint.keep = 1
     train(c, tmp_path, report=nothing, allow_config_change=True)
     assert Checkpoints(tmp_path, read_only=True).step("best") == 8
+
+
+def test_labels_that_teach_nothing_are_refused_or_told(tmp_path):
+    def trained(name, click, buy):
+        columns = {"click": click, "buy": buy, "user": list(range(64))}
+        pq.write_table(pa.table(columns), tmp_path / f"{name}.parquet")
+        c = tiny.config(num_steps=2, log_every_steps=2, batch_size=64)
+        files = dict(train=str(tmp_path / f"{name}.parquet"))
+        c.source = ConfigDict(dict(kind="parquet", files=files))
+        c.features.tasks = [dict(name=name, label=name) for name in ("click", "buy")]
+        c.features.floats, c.features.lists, c.features.keep = [], [], []
+        c.features.ids, c.data.valid = [dict(columns="user")], ""
+        c.checkpoint.every_steps = c.eval.every_steps = 2
+        lines = []
+        train(c, tmp_path / name, report=lines.append)
+        return [line for line in lines if " label" in line and "/train" in line]
+
+    unknown = pa.array([None] * 64, pa.float32())
+    with pytest.raises(InputError, match="found none that is known, of click, buy, in 64 examples"):
+        trained("none", unknown, unknown)
+    assert not (tmp_path / "none" / "config.json").exists()
+    alike, unheard = trained("alike", [0] * 64, unknown)
+    assert alike.startswith("All 64 labels of click are 0 in")
+    assert unheard.startswith("No label of buy is known in")
+    assert trained("both", [0, 1] * 32, [1, 0] * 32) == []
 
 
 def test_labels_that_are_known_only_where_the_parent_is_positive_are_refused(store, tmp_path):

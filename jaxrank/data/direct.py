@@ -212,6 +212,7 @@ def open_direct(features: Mapping[str, Any], source: Mapping[str, Any]) -> Store
     data = make_source(source)
     assert isinstance(data, ParquetSource)
     resolved = resolve(spec, data.columns(data.splits[0]))
+    data.check_columns(resolved.named)
     _check(resolved)
     return Store(
         path=UPath(data.files[0]),

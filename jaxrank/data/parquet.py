@@ -46,7 +46,7 @@ class RowGroups(NamedTuple):
 
 
 class ParquetSource:
-    """Parquet files, all of one schema, with the columns that their directories name.
+    """Parquet files, with the columns that their directories name; see `check_columns`.
 
     row_groups: by path.
     partitions: of the paths.
@@ -60,27 +60,33 @@ class ParquetSource:
         self._paths_of, self._used = paths_of, used
         paths = self.files
         self.partitions = Partitions(paths)
-        self._schema, _ = first = _described(paths[0])
-        self.row_groups = {paths[0]: first[1]}
+        described = {path: _described(path) for path in paths}
+        self._schemas = {path: schema for path, (schema, _) in described.items()}
+        self.row_groups = {path: groups for path, (_, groups) in described.items()}
         for name in self.partitions.names:
-            if name in self._schema.names:
+            if name in self._schemas[paths[0]].names:
                 raise InputError(
                     f"{paths[0]}, column {name}: must be in the file or in the names of its"
                     " directories: found it in both."
                 )
-        for path in paths[1:]:
-            schema, self.row_groups[path] = _described(path)
-            self._check(path, schema)
 
-    def _check(self, path: str, schema: pa.Schema) -> None:
-        first = self.files[0]
-        check_same_columns(first, self._schema.names, path, schema.names)
-        for expected, field in zip(self._schema, schema, strict=True):
-            if expected.type != field.type:
-                raise InputError(
-                    f"{path}, column {field.name}: must be of type {expected.type} as in"
-                    f" {first}: found {field.type}."
-                )
+    def check_columns(self, used: Collection[str]) -> None:
+        """Refuses files in which columns that are used are not there or are of other types.
+
+        Raises:
+            InputError: naming file and column.
+        """
+        first, *others = self._schemas.items()
+        names = [name for name in first[1].names if name in used]
+        for path, schema in others:
+            check_same_columns(first[0], names, path, [n for n in schema.names if n in used])
+            for name in names:
+                expected, found = first[1].field(name).type, schema.field(name).type
+                if expected != found:
+                    raise InputError(
+                        f"{path}, column {name}: must be of type {expected} as in {first[0]}: found"
+                        f" {found}."
+                    )
 
     @property
     def splits(self) -> list[str]:
@@ -98,7 +104,7 @@ class ParquetSource:
         return self.partitions.types
 
     def columns(self, split: str) -> list[str]:
-        return [*self._schema.names, *self.partitions.names]
+        return [*self._schemas[self.files[0]].names, *self.partitions.names]
 
     def parts(self, split: str) -> list[Part]:
         return [
@@ -114,7 +120,7 @@ class ParquetSource:
         stop = 1 + int(rows[: part.stop].sum())
         groups = range(part.start, part.stop)
         # Where all that is used is in the names of directories: the rows must be counted.
-        used = [name for name in self._schema.names if name in self._used] or None
+        used = [name for name in self._schemas[part.file].names if name in self._used] or None
         try:
             with open_unchanged(mark) as file:
                 for batch in file.iter_batches(_ROWS_PER_CHUNK, groups, used, use_threads=False):

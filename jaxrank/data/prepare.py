@@ -23,6 +23,7 @@ from jaxrank.data.learn import (
     lessons,
     looks_at_last_event,
 )
+from jaxrank.data.parquet import ParquetSource
 from jaxrank.data.resolve import build_schema, ordered_as, resolve
 from jaxrank.data.runners import Local, Runner
 from jaxrank.data.sources import Source, make_source
@@ -97,6 +98,8 @@ def prepare(
             section = _with_stdin(source, writer.work)
             data = make_source(section)
             resolved = _resolve(spec, data, unread)
+            if isinstance(data, ParquetSource):  # those of text have been compared by name
+                data.check_columns(resolved.named)
             earlier = NOTHING
             if vocabularies:
                 store = open_store(vocabularies)

@@ -1,5 +1,6 @@
 """Memory that worker processes fill and the process that started them reads."""
 
+import itertools
 import mmap
 import multiprocessing
 import os
@@ -14,9 +15,10 @@ _WAIT = 0.0005  # seconds between looks at whether a piece is free
 
 
 class Slots:
-    """Pieces of shared memory of one size: piece n mod `pieces` holds what was made as number n.
+    """Pieces of shared memory of one size, each filled with what was made as some number.
 
-    Whoever fills waits until the number before in the same piece was given back. All batches go
+    A piece that is given back is for the next number that has none, so one that is held for long
+    keeps only itself. Whoever fills waits until there is a piece for its number. All batches go
     through the same memory: to get 8 MB of new shared memory from Linux took 6 ms, to write to what
     is there 0.15.
 
@@ -38,7 +40,7 @@ class Slots:
             self._path = self._file.name
         self._file.truncate(self._front() + pieces * size)
         self._map(self._file)
-        self._next[:-1] = np.arange(pieces)
+        self._dealt[:-1] = np.arange(pieces) * (pieces + 1)  # to each number the piece of its name
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_shape": self._shape, "_path": self._path}
@@ -54,12 +56,14 @@ class Slots:
 
     def _map(self, file: Any) -> None:
         content = np.frombuffer(mmap.mmap(file.fileno(), 0), np.uint8)
-        # The number that each piece is free for; and behind them, whether nobody reads any more.
-        self._next = content[: 8 * (self._shape[0] + 1)].view(np.int64)
+        # Of the last number n that is k mod pieces and has a piece: n * pieces + its piece. No more
+        # numbers than there are pieces are not read yet, so none that is waited for is lost.
+        # Behind them, whether nobody reads any more.
+        self._dealt = content[: 8 * (self._shape[0] + 1)].view(np.int64)
         self._pieces = content[self._front() :].reshape(self._shape)
 
     def to_fill(self, number: int) -> np.ndarray:
-        """u8[size], the piece of a number, as soon as it is free.
+        """u8[size], the piece of a number, as soon as there is one.
 
         Ends the worker's process where the one that reads is gone, for nobody else would.
 
@@ -67,30 +71,34 @@ class Slots:
             EOFError: the reader closed it.
         """
         parent = multiprocessing.parent_process()
-        piece = number % self._shape[0]
-        while self._next[piece] != number:
-            if self._next[-1]:
+        pieces = self._shape[0]
+        while (dealt := int(self._dealt[number % pieces])) // pieces != number:
+            if self._dealt[-1]:
                 raise EOFError("nobody reads what this worker makes")
             if parent is not None and not parent.is_alive():
                 os._exit(1)
             time.sleep(_WAIT)
-        return self._pieces[piece]
+        return self._pieces[dealt % pieces]
 
-    def filled(self, number: int) -> np.ndarray:
-        """u8[size], that piece after all parts of it were filled."""
-        return self._pieces[number % self._shape[0]]
+    def filled(self, number: int) -> tuple[int, np.ndarray]:
+        """(which it is, u8[size]): the piece of a number that was filled; each is read in turn."""
+        pieces = self._shape[0]
+        piece = int(self._dealt[number % pieces]) % pieces
+        return piece, self._pieces[piece]
 
     def giver(self) -> Callable[[int], None]:
-        """A function that gives the piece of a number back; of use after `close` too."""
-        following, pieces = self._next, self._shape[0]
+        """A function that gives a piece back, from any thread; of use after `close` too."""
+        dealt, pieces = self._dealt, self._shape[0]
+        numbers = itertools.count(pieces)
 
-        def give_back(number: int) -> None:
-            following[number % pieces] = number + pieces
+        def give_back(piece: int) -> None:
+            number = next(numbers)
+            dealt[number % pieces] = number * pieces + piece
 
         return give_back
 
     def close(self) -> None:
         """For the reader: ends the workers' waiting, and its own share in the memory."""
-        self._next[-1] = 1
+        self._dealt[-1] = 1
         self._file.close()
-        del self._next, self._pieces
+        del self._dealt, self._pieces

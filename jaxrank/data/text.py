@@ -64,9 +64,8 @@ class TextSource:
             self._columns = self._read_header(paths[0])
             for path in paths[1:]:
                 found = self._read_header(path)
-                if set(found) != set(self._columns):
-                    check_same_columns(paths[0], self._columns, path, found)
-                elif found != self._columns:
+                check_same_columns(paths[0], self._columns, path, found)
+                if found != self._columns:
                     self._other_orders[path] = found
 
     @property
@@ -199,11 +198,10 @@ def _ranges(path: str) -> list[tuple[int, int]]:
 
 
 def check_same_columns(first: str, names: Sequence[str], path: str, found: list[str]) -> None:
-    if list(names) == found:
-        return
     missing = [n for n in names if n not in found]
     added = [n for n in found if n not in names]
-    what = "the same columns in another order"
     if missing or added:
-        what = f"missing {missing}, not expected {added}"
-    raise InputError(f"{path}: must have the columns of {first}: found {what}.")
+        raise InputError(
+            f"{path}: must have the columns of {first}: found missing {missing}, not expected"
+            f" {added}."
+        )

@@ -90,19 +90,19 @@ class WorkerCalls:
             for _ in range(self._source.parts):
                 call = next(self._numbers[0]) // self._source.parts
         self._started = True
-        made = self._slots.filled(call)
+        piece, made = self._slots.filled(call)
         if len(self._lent) < _LENT:
-            return laid_out(self._lend(call, made), self._like)
+            return laid_out(self._lend(piece, made), self._like)
         copy = self._memory.lend()
         copy[...] = made
-        self._give_back(call)
+        self._give_back(piece)
         return laid_out(copy, self._like)
 
-    def _lend(self, call: int, made: np.ndarray) -> np.ndarray:
+    def _lend(self, piece: int, made: np.ndarray) -> np.ndarray:
         # NumPy's views of views hold the first array of their own kind: this one.
         lent = np.frombuffer(made.data, np.uint8)
-        self._lent.add(call)
-        weakref.finalize(lent, _end_loan, self._lent, self._give_back, call).atexit = False
+        self._lent.add(piece)
+        weakref.finalize(lent, _end_loan, self._lent, self._give_back, piece).atexit = False
         return lent
 
     def close(self) -> None:
@@ -115,9 +115,9 @@ def _leave_signals(_worker: int, _count: int) -> None:
     spawn.decide(signal.SIG_IGN)
 
 
-def _end_loan(lent: set[int], give_back: Callable[[int], None], call: int) -> None:
-    give_back(call)
-    lent.discard(call)
+def _end_loan(lent: set[int], give_back: Callable[[int], None], piece: int) -> None:
+    lent.discard(piece)
+    give_back(piece)
 
 
 def _end(slots: Slots, numbers: list[Any]) -> None:

@@ -113,7 +113,7 @@ class Dropout(nn.Module):
         keep = 1 - self.rate
         examples = share.first + jnp.arange(x.shape[0], dtype=jnp.int32)
         bits = random_bits(self.make_rng("dropout"), examples, math.prod(x.shape[1:]))
-        mask = bits.reshape(x.shape) < jnp.uint32(int(keep * 2**32))
+        mask = bits.reshape(x.shape) < jnp.uint32(min(int(keep * 2**32), 2**32 - 1))
         return jnp.where(mask, x / keep, jnp.zeros_like(x))
 
 
