@@ -4,6 +4,7 @@ type are spelled."""
 import csv
 import datetime
 import decimal
+import json
 import re
 from pathlib import Path
 
@@ -12,13 +13,20 @@ import preparations
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import xxhash
 from preparations import TASK, content, counted
+from tfrecords import example, feature, framed
 
 from jaxrank.data import new_values
 from jaxrank.data.beam import Beam
+from jaxrank.data.chunk import Chunk, numbered
+from jaxrank.data.encode import Encoder
 from jaxrank.data.prepare import prepare
 from jaxrank.data.runners import Local
+from jaxrank.data.spec import FeatureSpec, IdSpec, ListSpec
+from jaxrank.data.statistics import Statistics
 from jaxrank.data.store import open_store
+from jaxrank.data.vocabulary import Vocabulary
 from jaxrank.errors import InputError
 
 small_units = pytest.fixture(preparations.small_units)
@@ -381,6 +389,7 @@ def spelled(tmp_path, values):
         (pa.array([36.0, -0.0, 1e18, None]), ["0", "1000000000000000000", "36"], 1),
         (pa.array(["36.0", "True", " a", "007", "", None]), [" a", "007", "36.0", "True"], 2),
         (pa.array(["a", ""], pa.large_string()), ["a"], 1),
+        (pa.array(["a", ""], pa.string_view()), ["a"], 1),
         (pa.array(["é".encode(), b"", None]), ["é"], 2),
         (pa.array(["a", "", None]).dictionary_encode(), ["a"], 2),
         (pa.array([36, None]).dictionary_encode(), ["36"], 1),
@@ -403,6 +412,7 @@ def test_a_value_of_parquet_is_spelled_as_the_page_on_data_says(
         (pa.array([b"\xff"]), r"text in UTF-8: found b'\\xff'"),
         (pa.array([b"ab"], pa.binary(2)), "text or whole .* a column of type fixed_size_binary"),
         (pa.array([b"ab"], pa.large_binary()), "text or whole .* a column of type large_binary"),
+        (pa.array([b"ab"], pa.binary_view()), "text or whole .* a column of type binary_view"),
         (pa.array([decimal.Decimal(3)]), "text or whole .* a column of type decimal128"),
         (pa.array([datetime.date(2024, 5, 1)]), "text or whole .* a column of type date32"),
         (pa.array([datetime.datetime(2024, 5, 1)]), "text or whole .* of type timestamp"),
@@ -427,6 +437,63 @@ def test_text_of_csv_is_a_value_as_it_is_written(tmp_path):
     assert store.split("train").statistics["ids"]["v"]["missing"] == 2
 
 
+@pytest.mark.parametrize(
+    ("directories", "expected"),
+    [
+        (["0101", "36"], ["101", "36"]),
+        (["0101", "36", "x"], ["0101", "36", "x"]),
+        (["true", "1.0"], ["1.0", "true"]),
+        (["__HIVE_DEFAULT_PARTITION__", "036"], ["36"]),
+    ],
+)
+def test_the_value_of_a_directory_is_a_whole_number_where_all_are(tmp_path, directories, expected):
+    for name in directories:
+        (tmp_path / "raw" / f"v={name}").mkdir(parents=True)
+        pq.write_table(pa.table({"label": [0]}), tmp_path / "raw" / f"v={name}" / "0.parquet")
+    source = dict(kind="parquet", files=dict(train=str(tmp_path / "raw")))
+    features = dict(tasks=[TASK], ids=[dict(columns="v")])
+    store = prepare(features, source, tmp_path / "store", report=lambda _: None)
+    assert store.vocabulary("v")[0] == expected
+    missing = store.split("train").statistics["ids"]["v"]["missing"]
+    assert missing == len(directories) - len(expected)
+
+
+def test_a_value_of_tfrecord_is_spelled_as_one_of_parquet(tmp_path):
+    values = dict(i=("int64", -5), f=("float32", 36.0), b=("bytes", b"36.0"), none=("bytes", b""))
+    record = example(
+        {"label": feature("int64", [1])}
+        | {name: feature(kind, [value]) for name, (kind, value) in values.items()}
+    )
+    (tmp_path / "a.tfrecord").write_bytes(framed(record))
+    source = dict(kind="tfrecord", files=dict(train=str(tmp_path / "a.tfrecord")))
+    features = dict(tasks=[TASK], ids=[dict(columns=list(values))])
+    store = prepare(features, source, tmp_path / "store", report=lambda _: None)
+    assert [store.vocabulary(name)[0] for name in values] == [["-5"], ["36"], ["36.0"], []]
+
+
+def test_what_is_hashed_is_what_a_vocabulary_would_have(tmp_path):
+    columns = {"label": [0, 1], "mobile": [True, False], "age": [36.0, 7.0]}
+    pq.write_table(pa.table(columns), tmp_path / "v.parquet")
+    features = dict(
+        tasks=[TASK], ids=[dict(columns=["mobile", "age"], encoding="hash", rows=10_000)]
+    )
+    source = dict(kind="parquet", files=dict(train=str(tmp_path / "v.parquet")))
+    store = prepare(features, source, tmp_path / "store", report=lambda _: None)
+    found = store.split("train").read_block(0).ids.tolist()
+    assert found == [
+        [2 + xxhash.xxh64_intdigest(text.encode()) % 9_998 for text in row]
+        for row in (("1", "36"), ("0", "7"))
+    ]
+
+
+def test_an_empty_id_within_a_list_is_refused(tmp_path):
+    pq.write_table(pa.table({"label": [0], "v": [["a", ""]]}), tmp_path / "v.parquet")
+    source = dict(kind="parquet", files=dict(train=str(tmp_path / "v.parquet")))
+    features = dict(tasks=[TASK], lists=[dict(columns="v")])
+    with pytest.raises(InputError, match="column v: must be a list without empty ids"):
+        prepare(features, source, tmp_path / "store", report=lambda _: None)
+
+
 def test_ids_in_lists_are_spelled_as_others(tmp_path):
     values = [[True, False, True], [], None]
     pq.write_table(pa.table({"label": [0, 1, 0], "v": values}), tmp_path / "v.parquet")
@@ -434,6 +501,36 @@ def test_ids_in_lists_are_spelled_as_others(tmp_path):
     features = dict(tasks=[TASK], lists=[dict(columns="v")])
     store = prepare(features, source, tmp_path / "store", report=lambda _: None)
     assert store.vocabulary("v")[0] == ["1", "0"]
+
+
+def test_an_encoder_counts_what_its_statistics_give_back():
+    """Of each feature the ids that are not missing, before and after they are kept in a file."""
+    features = FeatureSpec(
+        tasks=(),
+        ids=(IdSpec(("user",), table="t"), IdSpec(("pair",), table="t", length=2, separator=" ")),
+        lists=(ListSpec(("tags",), table="t", separator="|"),),
+    )
+    encoder = Encoder(
+        features, {"t": Vocabulary(pa.array(["a", "b"]), np.ones(2, np.int64))}, {},
+        Statistics(features), earlier_rows={"t": 3},
+    )  # fmt: skip
+    columns = {
+        "user": ["a", "b", None, "c"],
+        "pair": ["a a", None, "b c", "c a"],
+        "tags": ["a|b", "", "c", None],
+    }
+    batch = pa.RecordBatch.from_pydict(columns)
+    encoder.encode(Chunk(batch, "a.csv", numbered(1, batch.num_rows)))
+    wanted = {
+        "ids": {
+            "user": new_values.NewValues(3, 2, ["b", "c"]),
+            "pair": new_values.NewValues(6, 3, ["b", "c"]),
+        },
+        "lists": {"tags": new_values.NewValues(3, 2, ["b", "c"])},
+    }
+    assert encoder.statistics.new == wanted
+    state = json.loads(json.dumps(encoder.statistics.to_state()))
+    assert Statistics.from_state(features, state).new == wanted
 
 
 def test_new_values_of_parts_add_up():
