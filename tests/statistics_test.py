@@ -15,6 +15,7 @@ from jaxrank.data.chunk import Chunk, numbered
 from jaxrank.data.distinct import Distinct
 from jaxrank.data.encode import Encoder
 from jaxrank.data.list_lengths import ListLengths
+from jaxrank.data.new_values import NewValues, is_new
 from jaxrank.data.rejects import BadRows
 from jaxrank.data.spec import FeatureSpec, FloatSpec, IdSpec, ListSpec, TaskSpec
 from jaxrank.data.statistics import Moments, Statistics
@@ -53,10 +54,16 @@ def count(statistics, data, start, stop):
         statistics.add_rows("ids", i, rows)
         statistics.id_missing[i] += (rows == missing).sum()
         statistics.id_unknown[i] += (rows == UNKNOWN_ROW).sum() * (i == 0)
+        if i == 0:
+            found = NewValues(int((rows != missing).sum()), int(is_new(rows, 30).sum()), ["one"])
+            statistics.new["ids"].setdefault("word", NewValues()).merge(found)
         pieces = lists[i][part]
         rows = np.concatenate([np.zeros(0, np.int32), *pieces]).astype(np.int32)
         statistics.add_rows("lists", i, rows)
         statistics.list_unknown[i] += (rows == UNKNOWN_ROW).sum() * (i == 0)
+        if i == 0:
+            found = NewValues(rows.size, int(is_new(rows, 20).sum()), ["two"])
+            statistics.new["lists"].setdefault("tags", NewValues()).merge(found)
     for attribute in ("too_young", "id_out_of_range", "list_out_of_range"):
         getattr(statistics, attribute)[1] += stop - start
     statistics.list_truncated[0] += 3 * (stop - start)
@@ -88,6 +95,9 @@ def expected(data, rows):
             ids=len(flat), missing=missing, unknown=unknown, out_of_range=rows * i,
             unknown_share=unknown / max(len(flat) - missing, 1), distinct=len(values),
         )  # fmt: skip
+        if i == 0:
+            new = sum(v == UNKNOWN_ROW or v >= 30 for v in flat)
+            tree["ids"][name] |= dict(new=new, new_share=new / max(len(flat) - missing, 1))
     for i, name in enumerate(("tags", "seen")):
         flat = [int(v) for row in lists[i] for v in row]
         unknown = 0 if i else flat.count(UNKNOWN_ROW)
@@ -101,6 +111,9 @@ def expected(data, rows):
             truncated_share=float(1 - i) if rows else 0.0,
             **{f"p{p}": sizes[-(-rows * p // 100) - 1] if rows else 0 for p in (50, 95, 99)},
         )  # fmt: skip
+        if i == 0:
+            new = sum(v == UNKNOWN_ROW or v >= 20 for v in flat)
+            tree["lists"][name] |= dict(new=new, new_share=new / max(len(flat), 1))
     return tree
 
 
@@ -416,7 +429,7 @@ def test_a_chunk_that_is_refused_does_not_count():
 # The report.
 
 
-def told(features, **change):
+def told(features, new=None, **change):
     statistics = Statistics(features)
     n = 200
     lengths = np.zeros((n, len(features.lists)), np.int32)
@@ -428,6 +441,8 @@ def told(features, **change):
         statistics.add_rows("ids", i, np.full((n, 1), 7, np.int32))
     for attribute, (index, value) in change.items():
         getattr(statistics, attribute)[index] = value
+    for kind, found in (new or {}).items():
+        statistics.new[kind] = found
     return statistics_report.lines(statistics.to_json())
 
 
@@ -474,6 +489,26 @@ def test_a_report_of_many_features_names_the_worst():
     assert "500 ids: 0.10% unknown, most in c3 (20.00%), c4 (15.00%), c8 (10.00%)" in lines
     assert "500 lists: 300.00 ids an example, the longest list in l0 (40), 1,000 ids cut" in lines
     assert "500 lists: 0.10% cut, most in l77 (50.00%)" in lines
+
+
+def test_values_that_an_earlier_store_does_not_have_are_told_of_each_feature_that_it_has():
+    features = FeatureSpec(
+        tasks=FEATURES.tasks,
+        ids=(IdSpec(("word",)), IdSpec(("key",))),
+        lists=(ListSpec(("tags",)), ListSpec(("seen",))),
+    )
+    new = dict(ids={"key": NewValues(200, 150)}, lists={"tags": NewValues(120, 3)})
+    assert told(features, new=new)[2:] == [
+        "ids   missing  unknown     new  distinct, about",
+        "word    0.00%    0.00%       -                1",
+        "key     0.00%    0.00%  75.00%                1",
+        "lists  mean  median  95%  99%  most   empty  unknown    new  distinct, about    cut",
+        "tags   0.60       0    0   40    40  98.50%    0.00%  2.50%                0  0.00%",
+        "seen   0.60       0    0   40    40  98.50%    0.00%      -                0  0.00%",
+    ]
+    many = FeatureSpec(tasks=FEATURES.tasks, ids=tuple(IdSpec((f"c{i}",)) for i in range(30)))
+    lines = told(many, new=dict(ids={"c7": NewValues(200, 50), "c9": NewValues(200, 150)}))
+    assert "2 ids: 50.00% new, most in c9 (75.00%), c7 (25.00%)" in lines
 
 
 def test_a_float_without_values_is_told_as_such():

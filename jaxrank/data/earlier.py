@@ -38,7 +38,10 @@ def earlier_learned(features: FeatureSpec, store: Store, key: str) -> Learned:
             values, counts = store.vocabulary(table.name)
             vocabularies[table.name] = Vocabulary(pa.array(values, pa.string()), counts)
     return Learned(
-        vocabularies, _earlier_transforms(features, store), _earlier_boundaries(features, store)
+        vocabularies,
+        _earlier_transforms(features, store),
+        _earlier_boundaries(features, store),
+        earlier_rows={name: vocabulary.rows for name, vocabulary in vocabularies.items()},
     )
 
 

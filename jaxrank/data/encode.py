@@ -15,8 +15,9 @@ from jaxrank.data.chunk import Chunk
 from jaxrank.data.columns import Column, column_of, numbers, texts
 from jaxrank.data.keyed import Conceal, concealed
 from jaxrank.data.labels import Labels, encode_labels, horizon
+from jaxrank.data.new_values import NewValues, first, is_new
 from jaxrank.data.row_numbers import row_numbers
-from jaxrank.data.spec import FeatureSpec, TableSpec
+from jaxrank.data.spec import FeatureSpec, IdSpec, ListSpec
 from jaxrank.data.statistics import Statistics
 from jaxrank.data.vocabulary import Vocabulary, hash_rows
 from jaxrank.features import MISSING_ROW, PAD, RESERVED_ROWS, UNKNOWN_ROW
@@ -53,6 +54,7 @@ class Encoder:
             the spec does not say when the data was looked at.
         boundaries: f64[buckets - 1] of every feature whose buckets are learned, by name.
         conceal: what vocabularies hold in place of a raw value; none: the value.
+        earlier_rows: of each vocabulary that an earlier store had; values behind them are new.
     """
 
     def __init__(
@@ -65,9 +67,11 @@ class Encoder:
         as_of: float | None = None,
         boundaries: Mapping[str, np.ndarray] | None = None,
         conceal: Conceal | None = None,
+        earlier_rows: Mapping[str, int] | None = None,
     ):
         self.statistics = statistics
         self._conceal = conceal
+        self._earlier_rows = earlier_rows or {}
         self._features = features
         self._tables = {table.name: table for table in features.tables}
         self._vocabularies = vocabularies
@@ -93,7 +97,7 @@ class Encoder:
         raw = raw_floats(self._float_names, chunk)
         found = encode_labels(chunk, features.tasks, features.time, self._horizon)
         lists = self._encode_lists(chunk)
-        ids, out_of_range = self._encode_ids(chunk)
+        ids, noted = self._encode_ids(chunk)
         block = Block(
             floats=self._encode_floats(raw, chunk),
             ids=ids,
@@ -107,7 +111,7 @@ class Encoder:
             kept=self._kept(chunk),
         )
         self._count(raw, found, lists)
-        self._count_ids(ids, out_of_range)
+        self._count_ids(ids, noted)
         return block
 
     @functools.cached_property
@@ -121,23 +125,34 @@ class Encoder:
         for i, entry in enumerate(self._features.lists):
             rows, elements = lists.rows[i], lists.elements[i]
             statistics.add_rows("lists", i, rows)
-            statistics.list_out_of_range[i] += lists.out_of_range[i]
+            statistics.list_out_of_range[i] += lists.noted[i].out_of_range
             statistics.list_truncated[i] += elements.truncated
             statistics.list_truncated_lists[i] += elements.truncated_lists
             if entry.encoding == "vocabulary":
                 statistics.list_unknown[i] += np.count_nonzero(rows == UNKNOWN_ROW)
+                self._count_new("lists", entry, rows, rows.size, lists.noted[i])
 
-    def _count_ids(self, ids: np.ndarray, out_of_range: list[int]) -> None:
+    def _count_ids(self, ids: np.ndarray, noted: "list[_Noted]") -> None:
         statistics = self.statistics
         start = 0
         for i, entry in enumerate(self._features.ids):
             part = ids[:, start : start + entry.length]
             start += entry.length
             statistics.add_rows("ids", i, part)
-            statistics.id_out_of_range[i] += out_of_range[i]
-            statistics.id_missing[i] += np.count_nonzero(part == _missing(entry.encoding))
+            statistics.id_out_of_range[i] += noted[i].out_of_range
+            missing = int(np.count_nonzero(part == _missing(entry.encoding)))
+            statistics.id_missing[i] += missing
             if entry.encoding == "vocabulary":
                 statistics.id_unknown[i] += np.count_nonzero(part == UNKNOWN_ROW)
+                self._count_new("ids", entry, part, part.size - missing, noted[i])
+
+    def _count_new(
+        self, kind: str, entry: IdSpec | ListSpec, rows: np.ndarray, there: int, noted: "_Noted"
+    ) -> None:
+        if entry.table in self._earlier_rows:
+            new = int(np.count_nonzero(is_new(rows, self._earlier_rows[entry.table])))
+            counted = self.statistics.new[kind].setdefault(entry.name, NewValues())
+            counted.merge(NewValues(there, new, noted.new))
 
     def check(self, chunk: Chunk) -> None:
         """Raises BadRows where `encode` would, whatever is to be learned yet."""
@@ -180,10 +195,10 @@ class Encoder:
         result[:, self._position[self._indicator] + 1] = missing[:, self._indicator]
         return result
 
-    def _encode_ids(self, chunk: Chunk) -> tuple[np.ndarray, list[int]]:
-        """i32[n, id columns], and of each feature how many ids were no rows of their table."""
+    def _encode_ids(self, chunk: Chunk) -> "tuple[np.ndarray, list[_Noted]]":
+        """i32[n, id columns], and what is to be told of each feature."""
         result = np.empty((chunk.batch.num_rows, self._id_columns), np.int32)
-        out_of_range = []
+        noted = []
         start = 0
         for entry in self._features.ids:
             part = result[:, start : start + entry.length]
@@ -191,49 +206,55 @@ class Encoder:
             column = id_elements(entry, chunk)
             if entry.encoding == "bucket":
                 part[:, 0] = _bucket_rows(column, entry.edges(self._boundaries))
-                out_of_range.append(0)
+                noted.append(_Noted())
                 continue
-            rows, bad = self._rows_of(column, self._tables[entry.table], entry.salt)
-            out_of_range.append(bad)
+            rows, note = self._rows_of(column, entry)
+            noted.append(note)
             if column.lengths is None:
                 part[:, 0] = rows
             else:
                 part[:] = _missing(entry.encoding)
                 part[column.lengths > 0] = rows.reshape(-1, entry.length)
-        return result, out_of_range
+        return result, noted
 
-    def _rows_of(self, column: Column, table: TableSpec, salt: str) -> tuple[np.ndarray, int]:
-        """i32[values], the row of each id, MISSING_ROW or PAD where it is missing; and how many ids
-        were no rows of their table."""
+    def _rows_of(self, column: Column, entry: IdSpec | ListSpec) -> "tuple[np.ndarray, _Noted]":
+        """i32[values], the row of each id, MISSING_ROW or PAD where it is missing; and what is to
+        be told of them."""
+        table = self._tables[entry.table]
         if table.encoding == "integer":
-            return row_numbers(column, table)
+            rows, bad = row_numbers(column, table)
+            return rows, _Noted(bad)
         # Each different value is looked up once; the rest is arithmetic on indices.
         encoded = texts(column).dictionary_encode()
         values = encoded.dictionary
         count = len(values)
+        new: list[str] = []
         if table.encoding == "hash":
             data = values.cast(pa.binary()).to_numpy(zero_copy_only=False)
-            rows = hash_rows(data, count, table.rows, salt)
+            rows = hash_rows(data, count, table.rows, entry.salt)
         else:
             names = concealed(values, self._conceal) if self._conceal else values
             vocabulary = self._vocabularies[table.name]
             rows = vocabulary.lookup(names.to_numpy(zero_copy_only=False), count)
+            if table.name in self._earlier_rows and not self._conceal:
+                places = np.flatnonzero(is_new(rows, self._earlier_rows[table.name]))
+                new = first(values[int(i)].as_py() for i in places)
         rows = np.append(rows, np.int32(MISSING_ROW))
-        return rows[pc.fill_null(encoded.indices, count).to_numpy()], 0
+        return rows[pc.fill_null(encoded.indices, count).to_numpy()], _Noted(0, new)
 
     def _encode_lists(self, chunk: Chunk) -> "_Lists":
         entries = self._features.lists
         lengths = np.zeros((chunk.batch.num_rows, len(entries)), np.int32)
         found: list[ListElements] = []
         parts: list[np.ndarray] = []
-        out_of_range: list[int] = []
+        noted: list[_Noted] = []
         for i, entry in enumerate(entries):
             cells = list_elements(entry, chunk)
-            rows, bad = self._rows_of(cells.ids, self._tables[entry.table], entry.salt)
+            rows, note = self._rows_of(cells.ids, entry)
             lengths[:, i] = cells.ids.lengths
             found.append(cells)
             parts.append(rows)
-            out_of_range.append(bad)
+            noted.append(note)
         starts = np.cumsum(lengths.reshape(-1), dtype=np.int64).reshape(lengths.shape) - lengths
         values = np.empty(sum(len(part) for part in parts), np.int32)
         weights = np.ones(len(values), np.float32)
@@ -244,7 +265,7 @@ class Encoder:
             if found[i].weights is not None:
                 weights[target] = found[i].weights
         weighted = any(entry.weights for entry in entries)
-        return _Lists(lengths, values, weights if weighted else None, found, parts, out_of_range)
+        return _Lists(lengths, values, weights if weighted else None, found, parts, noted)
 
     def _kept(self, chunk: Chunk) -> pa.RecordBatch:
         batch = chunk.batch
@@ -258,16 +279,24 @@ class Encoder:
         return pa.RecordBatch.from_pydict(columns)
 
 
+class _Noted(NamedTuple):
+    """What is to be told of a column of ids: how many were no rows of their table, and a few values
+    that an earlier vocabulary does not have."""
+
+    out_of_range: int = 0
+    new: list[str] = []
+
+
 class _Lists(NamedTuple):
     """lengths i32[n, lists]; values and weights example by example, list by list, as of `Block`;
-    and of each column its cells, its rows i32[ids], and how many ids were no rows of its table."""
+    and of each column its cells, its rows i32[ids], and what is to be told of them."""
 
     lengths: np.ndarray
     values: np.ndarray
     weights: np.ndarray | None
     elements: list[ListElements]
     rows: list[np.ndarray]
-    out_of_range: list[int]
+    noted: list[_Noted]
 
 
 def _missing(encoding: str) -> np.int32:

@@ -2,6 +2,8 @@
 
 import json
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -29,12 +31,14 @@ class Learned(NamedTuple):
     transforms: (mean, deviation) after `log` of each float that is standardised, by name.
     boundaries: of each bucketised float whose buckets are learned, f64[buckets - 1], by name.
     as_of: the latest event of a split, in seconds since 1970; None where nobody asks.
+    earlier_rows: of each vocabulary that an earlier store had; values behind them are new.
     """
 
     vocabularies: dict[str, Vocabulary]
     transforms: dict[str, tuple[float, float]]
     boundaries: dict[str, np.ndarray]
     as_of: float | None = None
+    earlier_rows: Mapping[str, int] = MappingProxyType({})
 
 
 NOTHING = Learned({}, {}, {})
@@ -180,4 +184,5 @@ class Findings:
             earlier.vocabularies | vocabularies,
             earlier.transforms | transforms,
             earlier.boundaries | boundaries,
+            earlier_rows=earlier.earlier_rows,
         )

@@ -12,7 +12,7 @@ from typing import Any
 
 from upath import UPath
 
-from jaxrank.data import keyed, statistics_report, work
+from jaxrank.data import keyed, new_values, statistics_report, work
 from jaxrank.data.earlier import earlier_learned
 from jaxrank.data.learn import (
     NO_LESSONS,
@@ -68,7 +68,8 @@ def prepare(
         block_size: examples in a block; the last of a part of the data may have fewer.
         compression: of blocks: none, "lz4" or "zstd".
         vocabularies: an earlier store, whose rows, scales and boundaries stay as they are. Values
-            that are new in the split "train" get rows behind the old ones.
+            that are new in the split "train" get rows behind the old ones. A feature most of
+            whose values it does not have is told.
         on_error: what becomes of records that cannot be used: "error" or "skip".
         max_rejected: how many may be skipped; they are listed in `rejected.jsonl`.
         hash_key_file: of at least 16 bytes; vocabularies and rejected records then hold keyed
@@ -123,6 +124,7 @@ def prepare(
             writer.keep |= preparation.bytes >= _LITTLE
             learned = preparation.learn(earlier)
             preparation.write(learned)
+            preparation.tell_new(earlier, vocabularies)
             schema = build_schema(
                 resolved,
                 {name: v.rows for name, v in learned.vocabularies.items()},
@@ -206,6 +208,7 @@ class _Preparation:
         self._job, self._data, self._writer = job, data, writer
         self._runner, self._report = runner, report
         self._units = {split: units_of(data, split) for split in data.splits}
+        self._new: dict[str, new_values.Counted] = {}  # by directory
 
     @property
     def bytes(self) -> int:
@@ -252,6 +255,7 @@ class _Preparation:
             rejected += [line for unit in written for line in unit.rejected]
             self._check_rejected(len(rejected))
             totals = self._joined(split, written)
+            self._new |= {directory: joined.new for directory, joined in totals.items()}
             rows = sum(statistics.rows for statistics in totals.values())
             if not rows:
                 raise InputError(
@@ -295,6 +299,12 @@ class _Preparation:
             whole.merge(joined)
         for line in statistics_report.lines(whole.to_json()):
             self._report(f"  {line}")
+
+    def tell_new(self, earlier: Learned, store: str) -> None:
+        """A line for each feature most of whose values an earlier store does not have."""
+        features, vocabularies = self._job.features, earlier.vocabularies
+        for line in new_values.lines(features, self._new, vocabularies, store):
+            self._report(line)
 
 
 def _speed(rows: int, began: float) -> str:

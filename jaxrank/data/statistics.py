@@ -7,6 +7,7 @@ import numpy as np
 
 from jaxrank.data.distinct import Distinct
 from jaxrank.data.list_lengths import ListLengths
+from jaxrank.data.new_values import Counted, NewValues
 from jaxrank.data.spec import FeatureSpec, FloatSpec, IdSpec, ListSpec, TaskSpec
 from jaxrank.errors import InputError
 from jaxrank.features import RESERVED_ROWS
@@ -106,6 +107,7 @@ class Statistics:
     list_truncated_lists, list_truncated: i64[lists], lists that were cut, and ids that they lost.
     list_unknown: i64[lists], ids.
     id_out_of_range, list_out_of_range: see `on_bad_id`.
+    new: by kind, "ids" or "lists", and name, of features that an earlier vocabulary is there for.
     """
 
     def __init__(self, features: FeatureSpec):
@@ -134,6 +136,7 @@ class Statistics:
         self._floats = Moments(floats)
         self._lengths = ListLengths(lists)
         self._distinct = {"ids": Distinct(ids), "lists": Distinct(lists)}
+        self.new: Counted = {"ids": {}, "lists": {}}
 
     def add(self, labels: np.ndarray, floats: np.ndarray, lengths: np.ndarray) -> None:
         """Counts a chunk: labels f32[n, tasks], raw floats f64[n, floats], lengths i32[n, lists].
@@ -183,14 +186,19 @@ class Statistics:
         self._lengths.merge(other._lengths)
         for kind, distinct in self._distinct.items():
             distinct.merge(other._distinct[kind])
+        for kind, features in other.new.items():
+            for name, new in features.items():
+                self.new[kind].setdefault(name, NewValues()).merge(new)
 
     def to_json(self) -> dict[str, Any]:
         """What the manifest holds: numbers to read, and `mergeable`, which `merged` needs besides.
 
         Of a float without values all but `missing` is None. `unknown_share` is that of the ids that
         are not missing, `truncated_share` that of the lists. `distinct`: see `Distinct`; rows of
-        missing and unknown ids do not count. `positives` are labels above 0; a task that is not
-        binary has its `kind`, and moments of its labels.
+        missing and unknown ids do not count. `new` are ids whose value an earlier store's
+        vocabulary does not have, `new_share` that of the ids that are not missing; features of
+        which there is none have neither. `positives` are labels above 0; a task that is not binary
+        has its `kind`, and moments of its labels.
         """
         tree: dict[str, Any] = {"rows": self.rows}
         tree |= {kind: {name: {} for name in names} for kind, names in self._names.items()}
@@ -213,6 +221,9 @@ class Statistics:
             there = column["ids"] - column.get("missing", 0)
             column["unknown_share"] = column["unknown"] / max(there, 1)
             column["distinct"] = min(column["distinct"], there - column["unknown"])
+        for kind, features in self.new.items():
+            for name, new in features.items():
+                tree[kind][name] |= {"new": new.new, "new_share": new.share}
         for column in tree["lists"].values():
             column["truncated_share"] = column["truncated_lists"] / max(self.rows, 1)
         tree["list_lengths"] = lengths.to_json()
@@ -221,8 +232,13 @@ class Statistics:
         return tree
 
     def to_state(self) -> dict[str, Any]:
-        """What `from_state` needs, as JSON has it: `to_json`, shorter where lists are many."""
-        return self.to_json() | {"list_lengths": self._lengths.to_state()}
+        """What `from_state` needs, as JSON has it: `to_json`, shorter where lists are many, and
+        with values that are new."""
+        shown = {
+            kind: {name: new.shown for name, new in features.items()}
+            for kind, features in self.new.items()
+        }
+        return self.to_json() | {"list_lengths": self._lengths.to_state(), "new_values": shown}
 
     @classmethod
     def from_state(cls, features: FeatureSpec, state: Mapping[str, Any]) -> "Statistics":
@@ -244,6 +260,12 @@ class Statistics:
         )
         for kind in result._distinct:
             result._distinct[kind] = Distinct.from_json(mergeable[kind])
+            shown = state.get("new_values", {}).get(kind, {})
+            for name, column in state[kind].items():
+                if "new" in column:
+                    there = column["ids"] - column.get("missing", 0)
+                    new = NewValues(int(there), int(column["new"]), shown.get(name, []))
+                    result.new[kind][name] = new
         return result
 
 

@@ -53,8 +53,14 @@ def _tables(statistics: Mapping[str, Any]) -> list[str]:
         ]
         for name, f in statistics["floats"].items()
     ]
+    new = {kind: ["new"] * bool(_compared(statistics[kind])) for kind in ("ids", "lists")}
     ids = [
-        [name, f"{_missing(f):.2%}", f"{f['unknown_share']:.2%}", f"{f['distinct']:,}"]
+        [
+            name,
+            *(f"{share:.2%}" for share in (_missing(f), f["unknown_share"])),
+            *(_new(f) for _ in new["ids"]),
+            f"{f['distinct']:,}",
+        ]
         for name, f in statistics["ids"].items()
     ]
     lists = [
@@ -63,16 +69,18 @@ def _tables(statistics: Mapping[str, Any]) -> list[str]:
             f"{f['mean']:.2f}",
             *(f"{f[k]:,}" for k in ("p50", "p95", "p99", "max")),
             *(f"{share:.2%}" for share in (f["empty"] / rows, f["unknown_share"])),
+            *(_new(f) for _ in new["lists"]),
             f"{f['distinct']:,}",
             f"{f['truncated_share']:.2%}",
         ]
         for name, f in statistics["lists"].items()
     ]
-    quantiles = ["mean", "median", "95%", "99%", "most"]
+    in_ids = ["missing", "unknown", *new["ids"], "distinct, about"]
+    in_lists = ["mean", "median", "95%", "99%", "most", "empty", "unknown", *new["lists"]]
     return [
         *_table(["floats", "missing", "mean", "deviation", "least", "most"], floats),
-        *_table(["ids", "missing", "unknown", "distinct, about"], ids),
-        *_table(["lists", *quantiles, "empty", "unknown", "distinct, about", "cut"], lists),
+        *_table(["ids", *in_ids], ids),
+        *_table(["lists", *in_lists, "distinct, about", "cut"], lists),
     ]
 
 
@@ -95,6 +103,15 @@ def _missing(column: Mapping[str, Any]) -> float:
     return column["missing"] / max(column["ids"], 1)
 
 
+def _compared(columns: Columns) -> Columns:
+    """Those whose values were looked up in an earlier store's vocabulary."""
+    return {name: column for name, column in columns.items() if "new_share" in column}
+
+
+def _new(column: Mapping[str, Any]) -> str:
+    return f"{column['new_share']:.2%}" if "new_share" in column else "-"
+
+
 # Many features.
 
 
@@ -107,6 +124,8 @@ def _summary(statistics: Mapping[str, Any]) -> list[str]:
     if ids:
         found.append(_worst("ids", ids, "missing", _missing))
         found.append(_worst("ids", ids, "unknown", lambda f: f["unknown_share"]))
+    if new := _compared(ids):
+        found.append(_worst("ids", new, "new", lambda f: f["new_share"]))
     if lists:
         longest = max(lists, key=lambda name: lists[name]["max"])
         total = sum(f["mean"] for f in lists.values())
@@ -117,6 +136,8 @@ def _summary(statistics: Mapping[str, Any]) -> list[str]:
         )
         found.append(_worst("lists", lists, "empty", lambda f: f["empty"] / rows))
         found.append(_worst("lists", lists, "unknown", lambda f: f["unknown_share"]))
+        if new := _compared(lists):
+            found.append(_worst("lists", new, "new", lambda f: f["new_share"]))
         found.append(_worst("lists", lists, "cut", lambda f: f["truncated_share"]))
     return found
 

@@ -176,6 +176,7 @@ def told(learned: Learned) -> str:
         "boundaries": {name: b.tolist() for name, b in learned.boundaries.items()},
         "as_of": learned.as_of,
         "vocabularies": {name: v.checksum for name, v in learned.vocabularies.items()},
+        "earlier_rows": dict(learned.earlier_rows),
     }
     return json.dumps(tree, sort_keys=True)
 
@@ -194,6 +195,7 @@ def _read_learned(directory: str, told: str) -> Learned:
         {name: (mean, std) for name, (mean, std) in tree["transforms"].items()},
         {name: np.asarray(b, np.float64) for name, b in tree["boundaries"].items()},
         tree["as_of"],
+        tree["earlier_rows"],
     )
 
 
@@ -292,6 +294,7 @@ class _Writers:
                 as_of=learned.as_of,
                 boundaries=learned.boundaries,
                 conceal=work.conceal,
+                earlier_rows=learned.earlier_rows,
             )
             path = files.path_of(work.directory) / directory
             writer = SplitWriter(path, self._unit.name, work.compression)

@@ -1,0 +1,103 @@
+"""Ids whose values the vocabularies of an earlier store do not have, and features with many."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from jaxrank.data.spec import FeatureSpec
+from jaxrank.data.vocabulary import Vocabulary
+from jaxrank.features import UNKNOWN_ROW
+
+_MOST_SHOWN = 3  # values of a feature, and splits or days
+_MOST_LETTERS = 40  # of a value
+_MOST_LINES = 20
+# A feature is told where at least this share of at least so many ids is new.
+_HIGH_SHARE, _FEWEST_IDS = 0.5, 100
+
+
+@dataclasses.dataclass
+class NewValues:
+    """Of a feature whose values were looked up in an earlier vocabulary.
+
+    ids: that are not missing.
+    new: those of them whose value it does not have.
+    shown: a few of these values; none where raw values are concealed.
+    """
+
+    ids: int = 0
+    new: int = 0
+    shown: list[str] = dataclasses.field(default_factory=list)
+
+    def merge(self, other: "NewValues") -> None:
+        self.ids += other.ids
+        self.new += other.new
+        self.shown = first(dict.fromkeys([*self.shown, *other.shown]))
+
+    @property
+    def share(self) -> float:
+        return self.new / max(self.ids, 1)
+
+    @property
+    def is_high(self) -> bool:
+        return self.ids >= _FEWEST_IDS and self.share >= _HIGH_SHARE
+
+
+Counted = dict[str, dict[str, NewValues]]  # by kind, "ids" or "lists", and name of the feature
+
+
+def is_new(rows: np.ndarray, earlier: int) -> np.ndarray:
+    """bool[..]: which of i32[..] rows are of values that the first `earlier` rows do not have."""
+    return (rows == UNKNOWN_ROW) | (rows >= earlier)
+
+
+def first(values: Iterable[str]) -> list[str]:
+    """As many as are shown."""
+    return [value for _, value in zip(range(_MOST_SHOWN), values, strict=False)]
+
+
+def lines(
+    features: FeatureSpec,
+    counted: Mapping[str, Counted],
+    earlier: Mapping[str, Vocabulary],
+    store: str,
+) -> list[str]:
+    """A line for each feature most of whose values are new.
+
+    Args:
+        counted: by split, or day of one. Each is judged by itself, for one alone may be written
+            otherwise.
+        earlier: the vocabularies of the earlier store `store`, by table.
+    """
+    told = []
+    for kind, entries in (("ids", features.ids), ("lists", features.lists)):
+        for entry in entries:
+            found = {place: new[kind].get(entry.name) for place, new in counted.items()}
+            high = {place: new for place, new in found.items() if new and new.is_high}
+            if high:
+                told.append(f"feature {entry.name}: {_line(high, earlier[entry.table], store)}")
+    if len(told) > _MOST_LINES:
+        told[_MOST_LINES:] = [f"and {len(told) - _MOST_LINES} more features"]
+    return told
+
+
+def _line(high: Mapping[str, NewValues], earlier: Vocabulary, store: str) -> str:
+    joined = NewValues()
+    for new in high.values():
+        joined.merge(new)
+    more = f" and {len(high) - _MOST_SHOWN} more" if len(high) > _MOST_SHOWN else ""
+    has = earlier.values.slice(0, _MOST_SHOWN).to_pylist()
+    values = f": found {_told(joined.shown)}; it has {_told(has)}" if joined.shown else ""
+    return (
+        f"{joined.share:.2%} of {joined.ids:,} values in {', '.join(first(high))}{more} are not in"
+        f" the vocabulary of {store}{values}. To a model trained there they are unknown: is the"
+        " column written as it was?"
+    )
+
+
+def _told(values: Sequence[str]) -> str:
+    return ", ".join(repr(_short(value)) for value in values) or "none"
+
+
+def _short(value: str) -> str:
+    return value if len(value) <= _MOST_LETTERS else f"{value[:_MOST_LETTERS]}..."
