@@ -10,7 +10,7 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from ml_collections import ConfigDict
 
 from jaxrank import processes
 from jaxrank.config import differences, from_plain, to_plain
+from jaxrank.data.files import is_local
 from jaxrank.errors import InputError
 from jaxrank.features import Hot, Schema
 
@@ -104,29 +105,68 @@ def _marked(workdir: Path) -> Iterator[str]:
 
 
 def check_config(workdir: Path, config: ConfigDict) -> None:
-    """Refuses a workdir that holds a run of another config.
+    """Refuses a workdir that holds a run of another config; paths may be spelled in other ways.
 
     Raises:
         InputError: naming each field that differs.
     """
     path = workdir / "config.json"
-    changed = differences(_read(path), to_plain(config)) if path.is_file() else []
-    if changed:
-        raise InputError(
-            f"{workdir}: holds a run of another config; these fields differ:\n  "
-            + "\n  ".join(changed)
-            + "\nUse another --workdir, or --allow-config-change to go on with the new values."
+    with processes.together():  # a relative path may be another one in each process
+        if not path.is_file():
+            return
+        changed = differences(
+            _with_paths(_read(path), os.path.realpath),
+            _with_paths(to_plain(config), os.path.realpath),
         )
+        if changed:
+            raise InputError(
+                f"{workdir}: holds a run of another config; these fields differ:\n  "
+                + "\n  ".join(changed)
+                + "\nUse another --workdir, or --allow-config-change to go on with the new values."
+            )
+
+
+def _with_paths(tree: dict[str, Any], changed: Callable[[str], str]) -> dict[str, Any]:
+    """A plain config whose local paths of the data that a run reads are changed.
+
+    That is the store or, with data.direct, the files of the source. What a store was prepared from
+    is not read again, and stays as its manifest has it.
+    """
+    data, source = tree.get("data"), tree.get("source")
+    if not isinstance(data, Mapping) or not isinstance(source, Mapping):
+        return tree
+    data = {**data, "store": _each_path(data.get("store"), changed)}
+    if data.get("direct"):
+        source = {**source, "files": _each_path(source.get("files"), changed)}
+    return tree | {"data": data, "source": source}
+
+
+def _each_path(value: Any, changed: Callable[[str], str]) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _each_path(inside, changed) for key, inside in value.items()}
+    if isinstance(value, list):
+        return [_each_path(inside, changed) for inside in value]
+    return changed(value) if isinstance(value, str) and value and is_local(value) else value
+
+
+def _absolute(path: str) -> str:
+    if os.path.isabs(path):
+        return path
+    # What ".." leads to depends on links before it.
+    return os.path.realpath(path) if ".." in Path(path).parts else str(Path(path).absolute())
 
 
 def save(workdir: Path, config: ConfigDict, schema: Schema, hot: Mapping[str, Hot]) -> None:
-    """Records what the run in `workdir` is; only once it is known to work. Process 0 does."""
+    """Records what the run in `workdir` is; only once it is known to work. Process 0 does.
+
+    Its data is named by paths that mean the same in any working directory.
+    """
     with processes.together():
         if processes.is_first():
             _write(workdir / "schema.json", schema.to_json())
             tree = {name: found.to_json() for name, found in hot.items()}
             _write(workdir / "placement.json", tree, indent=None)
-            _write(workdir / "config.json", to_plain(config))
+            _write(workdir / "config.json", _with_paths(to_plain(config), _absolute))
 
 
 def mark_finished(workdir: Path, finished: bool) -> None:

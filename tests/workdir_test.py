@@ -1,12 +1,19 @@
-"""What may be a workdir."""
+"""What may be a workdir, and what it keeps of a run."""
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
+import tiny
 import tiny_config
+from runs import nothing, on_store, saved
 
-from jaxrank import cli, workdir
+from jaxrank import cli, restore, workdir
+from jaxrank.config import from_plain, to_plain
+from jaxrank.data.prepare import prepare
 from jaxrank.errors import InputError
+from jaxrank.export import export
 from jaxrank.train import train
 
 CONFIG = f"--config={tiny_config.__file__}"
@@ -36,3 +43,128 @@ def test_a_url_that_became_a_path_is_refused_too(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["run", "/tmp/a:b/run", "../a//b", "/mnt/gs:/run", "C:", "1:/2"])
 def test_a_path_with_colons_and_slashes_is_a_workdir(name):
     assert workdir.directory(name) == workdir.directory(Path(name)) == Path(name)
+
+
+def saved_config(run):
+    return json.loads((run / "config.json").read_text())
+
+
+def as_before(run, store):
+    """A run of when a path was kept as it was typed."""
+    tree = saved_config(run)
+    tree["data"]["store"] = store
+    (run / "config.json").write_text(json.dumps(tree))
+
+
+@pytest.fixture
+def run(store, tmp_path, monkeypatch):
+    """A run that has a checkpoint, started in the folder of its store with a relative path."""
+    (tmp_path / "here").mkdir()
+    (tmp_path / "there").mkdir()
+    shutil.copytree(store, tmp_path / "here" / "B1")
+    monkeypatch.chdir(tmp_path / "here")
+    saved(on_store("B1"), tmp_path / "run")
+    return tmp_path / "run"
+
+
+def another_store(path):
+    """One that the model of `run` could read."""
+    c = tiny.config()
+    c.source.rows.valid = 1500
+    prepare(c.features.to_dict(), c.source.to_dict(), path, block_size=512, report=nothing)
+    return path
+
+
+def test_a_run_is_scored_and_exported_in_any_directory_with_the_store_that_it_has(
+    run, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path / "there")
+    another_store(tmp_path / "there" / "B1")
+    found = restore.evaluate(str(run))
+    assert found.data == str(tmp_path / "here" / "B1" / "valid")
+    assert restore.predict(str(run), output=str(tmp_path / "p.parquet")).rows == 1000
+    export(str(run), output=str(tmp_path / "exported"))
+
+
+@pytest.mark.parametrize("there", ["here", "there"])
+@pytest.mark.parametrize("kept", ["absolute", "as typed"])
+def test_a_run_goes_on_however_its_store_is_spelled(run, tmp_path, monkeypatch, there, kept):
+    monkeypatch.chdir(tmp_path / there)
+    (tmp_path / "link").symlink_to(tmp_path / "here")
+    relative = {"here": "B1", "there": "../here/B1"}[there]
+    if kept == "as typed":
+        as_before(run, relative)
+    for spelled in (relative, "../link/B1", tmp_path / "here" / "B1", tmp_path / "link/../here/B1"):
+        workdir.check_config(run, on_store(spelled))
+    with pytest.raises(InputError, match='data.store: ".*/here/B1", now ".*/B2"'):
+        workdir.check_config(run, on_store("B2"))
+    train(on_store(relative), run, report=nothing)  # its last step is saved
+    assert Path(saved_config(run)["data"]["store"]) == tmp_path / "here" / "B1"
+
+
+@pytest.mark.parametrize(
+    ("typed", "kept"),
+    [
+        ("", ""),
+        ("gs://bucket/B1", "gs://bucket/B1"),
+        ("/data/B1", "/data/B1"),
+        ("/link/../B1", "/link/../B1"),
+        ("B1", "{here}/B1"),
+        ("./deep/B1/", "{here}/deep/B1"),
+        ("link/B1", "{here}/link/B1"),
+        ("link/../B1", "{elsewhere}/B1"),
+    ],
+)
+def test_a_path_that_is_kept_means_what_was_typed(tmp_path, monkeypatch, typed, kept):
+    here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
+    (elsewhere / "deep").mkdir(parents=True)
+    here.mkdir()
+    (here / "link").symlink_to(elsewhere / "deep")
+    monkeypatch.chdir(here)
+    tree = workdir._with_paths(to_plain(on_store(typed)), workdir._absolute)
+    assert tree["data"]["store"] == kept.format(here=here, elsewhere=elsewhere)
+
+
+def test_files_are_kept_by_absolute_paths_only_where_they_are_read_again(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    c = tiny.config()
+    files = dict(train=["a/*.parquet", "s3://b/c.parquet"], valid="/v.parquet")
+    with c.unlocked():
+        c.source = dict(kind="parquet", files=files)
+    for direct in (False, True):
+        c.data.direct = direct
+        kept = workdir._with_paths(to_plain(c), workdir._absolute)
+        first = f"{tmp_path}/a/*.parquet" if direct else "a/*.parquet"
+        expected = dict(train=[first, "s3://b/c.parquet"], valid="/v.parquet")
+        assert kept["source"]["files"] == expected
+        assert to_plain(from_plain(kept)) == kept
+
+
+def test_another_store_where_that_of_the_run_was_is_refused_unless_it_is_given(run, tmp_path):
+    here = tmp_path / "here" / "B1"
+    shutil.rmtree(here)
+    c = tiny.config()
+    c.features.floats = []  # so nothing is learned, and a model of one can read the other
+    for rows in (6000, 6001):
+        c.source.rows.train = rows
+        path = tmp_path / str(rows)
+        prepare(c.features.to_dict(), c.source.to_dict(), path, block_size=512, report=nothing)
+    run = tmp_path / "without_floats"
+    shutil.move(tmp_path / "6000", here)
+    c.data.store = str(here)
+    saved(c, run)
+    restore.evaluate(str(run))
+    shutil.rmtree(here)
+    shutil.move(tmp_path / "6001", here)
+    message = "here/B1/train: must be the data that the run in .*without_floats was trained on"
+    output = str(tmp_path / "output")
+    for refused in (
+        lambda: restore.evaluate(str(run)),
+        lambda: restore.predict(str(run), output=output),
+        lambda: export(str(run), output=output),
+    ):
+        with pytest.raises(InputError, match=message):
+            refused()
+    assert not Path(output).exists()
+    restore.evaluate(str(run), data=str(here))
+    export(str(run), output=output, data=str(here))
