@@ -116,12 +116,9 @@ def _built(config: ConfigDict, directory: Path, report: Report) -> Iterator[Job]
     """The job of a workdir that no run uses meanwhile."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(workdir.locked(directory))
-        was_there = (directory / "checkpoints").exists()
         job = jobs.build(config, directory, report)
         stack.callback(job.batches.close)
         job.checkpoints.close()
-        if not was_there:
-            (directory / "checkpoints").rmdir()
         yield job
 
 

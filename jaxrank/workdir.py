@@ -5,6 +5,7 @@ profile/  follow/  damaged/  debug/  finished
 """
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -12,17 +13,20 @@ import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
 from jaxrank import processes
 from jaxrank.config import differences, from_plain, to_plain
 from jaxrank.data.files import is_local
+from jaxrank.data.lock import is_at
 from jaxrank.errors import InputError
 from jaxrank.features import Hot, Schema
 
 _FINISHED = "finished"
+# What may be otherwise a while later, and so is no wrong use.
+_PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE)
 
 
 def directory(given: str | Path) -> Path:
@@ -65,10 +69,11 @@ def locked(workdir: Path) -> Iterator[None]:
     """Makes `workdir`, and holds it against every other run while the context lasts.
 
     Of the processes of a run the first holds it; the others look whether they see the same one.
+    Where no run has begun in the end, as it was refused, what was made for it is removed if empty.
 
     Raises:
-        InputError: it is not a directory, another run trains in it, or the processes of this one
-            do not share it.
+        InputError: it is not a directory that can be written, another run trains in it, or the
+            processes of this one do not share it.
     """
     with contextlib.ExitStack() as stack:
         with processes.together():
@@ -87,21 +92,63 @@ def locked(workdir: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def _marked(workdir: Path) -> Iterator[str]:
     """Holds the lock of `workdir`, and tells what it wrote there."""
+    lock = _lock(workdir)
+    had_checkpoints = (workdir / "checkpoints").exists()
+    mark = secrets.token_hex(8)
     try:
-        workdir.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError) as error:
-        raise InputError(f"--workdir: {workdir} must be a directory.") from error
-    with open(workdir / ".lock", "a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise InputError(f"{workdir}: another process trains in this workdir.") from error
-        mark = secrets.token_hex(8)
-        file.truncate(0)
-        file.write(mark)
-        file.flush()
-        os.fsync(file.fileno())
+        os.ftruncate(lock.descriptor, 0)
+        os.write(lock.descriptor, mark.encode())
+        os.fsync(lock.descriptor)
         yield mark
+    finally:
+        holds_run = (workdir / "config.json").exists()
+        if not holds_run and not had_checkpoints:
+            _remove_if_empty(workdir / "checkpoints")
+        if not holds_run and lock.is_new:
+            # While it is held: who opened it before and locks it next sees that it is gone.
+            (workdir / ".lock").unlink(missing_ok=True)
+            for directory in lock.made:
+                _remove_if_empty(directory)
+        os.close(lock.descriptor)
+
+
+class _Lock(NamedTuple):
+    """Of the locked file; whether it was made, and which directories for it, innermost first."""
+
+    descriptor: int
+    is_new: bool
+    made: list[Path]
+
+
+def _lock(workdir: Path) -> _Lock:
+    path = workdir / ".lock"
+    while True:
+        try:
+            made = [place for place in (workdir, *workdir.parents) if not place.exists()]
+            workdir.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
+        except OSError as error:
+            if error.errno in _PASSING:
+                raise
+            if error.filename == str(path) and not workdir.exists():
+                continue  # its owner has just removed it
+            raise InputError(
+                f"--workdir: {workdir} must be a directory that can be written: found {error}."
+            ) from error
+        is_new = os.fstat(descriptor).st_size == 0
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if is_at(descriptor, path):
+                return _Lock(descriptor, is_new, made)
+        except BlockingIOError as error:
+            os.close(descriptor)
+            raise InputError(f"{workdir}: another process trains in this workdir.") from error
+        os.close(descriptor)  # the file was removed before its lock was free
+
+
+def _remove_if_empty(directory: Path) -> None:
+    with contextlib.suppress(OSError):
+        directory.rmdir()
 
 
 def check_config(workdir: Path, config: ConfigDict) -> None:

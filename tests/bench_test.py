@@ -67,7 +67,7 @@ def test_bench_tells_rates_stages_and_the_limit(capsys, tmp_path):
     assert found["device"] == "1 x cpu"
     assert picture.read_bytes().startswith(PNG)
     # The data, which a run in this workdir would prepare too, and nothing else.
-    assert sorted(p.name for p in (tmp_path / "w").iterdir()) == [".lock", "data"]
+    assert sorted(p.name for p in (tmp_path / "w").iterdir()) == ["data"]
 
 
 def test_bench_leaves_the_workdir_of_a_run_as_it_is(capsys, tmp_path):

@@ -1,6 +1,9 @@
 """What may be a workdir, and what it keeps of a run."""
 
+import errno
+import fcntl
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -168,3 +171,95 @@ def test_another_store_where_that_of_the_run_was_is_refused_unless_it_is_given(r
     assert not Path(output).exists()
     restore.evaluate(str(run), data=str(here))
     export(str(run), output=output, data=str(here))
+
+
+def below(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+@pytest.mark.parametrize("there", [(), ("run/",), ("run/notes.txt",), ("run/checkpoints/",)])
+def test_a_refused_start_leaves_nothing_that_was_not_there(store, tmp_path, there):
+    for name in there:
+        folder, _, file = name.rpartition("/")
+        (tmp_path / "a" / folder).mkdir(parents=True)
+        if file:
+            (tmp_path / "a" / folder / file).write_text("mine")
+    before = below(tmp_path)
+    c = on_store(store)
+    with pytest.raises(InputError, match="/nope/config.json: no such file"):
+        train(c, tmp_path / "a" / "run", report=nothing, init_from="/nope")
+    assert below(tmp_path) == before
+    c.data.train = "nope"  # refused earlier, before there are checkpoints
+    with pytest.raises(InputError, match="no split 'nope'"):
+        train(c, tmp_path / "a" / "run", report=nothing)
+    assert below(tmp_path) == before
+
+
+def test_a_refused_start_keeps_the_data_that_it_prepared(tmp_path):
+    with pytest.raises(InputError, match="/nope/config.json: no such file"):
+        train(tiny.config(), tmp_path / "run", report=nothing, init_from="/nope")
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["data"]
+
+
+def test_a_refused_start_leaves_a_run_as_it_is(run):
+    (run / ".lock").write_text("of the run")
+    before = below(run)
+    with pytest.raises(InputError, match="another config"):
+        train(on_store("B1", num_steps=24), run, report=nothing)
+    assert below(run) == before
+    with workdir.locked(run), pytest.raises(InputError, match="another process trains"):
+        train(on_store("B1"), run, report=nothing)
+    assert below(run) == before
+
+
+def test_of_a_lock_that_its_owner_removes_meanwhile_a_new_one_is_made(tmp_path, monkeypatch):
+    directory, flock, locks = tmp_path / "run", fcntl.flock, []
+
+    def late(descriptor, how):
+        locks.append(descriptor)
+        if len(locks) == 1:  # opened; its owner now ends
+            (directory / ".lock").unlink()
+            directory.rmdir()
+        return flock(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with workdir.locked(directory):
+        assert len(locks) == 2
+        assert (directory / ".lock").is_file()
+        with pytest.raises(InputError, match="another process trains"), workdir.locked(directory):
+            pass
+    assert below(tmp_path) == []
+
+
+def refused_by_the_system(number):
+    def refuse(path, *_):
+        raise OSError(number, os.strerror(number), str(path))
+
+    return refuse
+
+
+@pytest.mark.parametrize("verb", ["train", "bench"])
+@pytest.mark.parametrize(
+    ("place", "found"),
+    [("/proc/zz", "No such file or directory: '/proc/zz'"), ("{file}/run", "Not a directory")],
+)
+def test_a_workdir_that_cannot_be_made_is_named_with_its_flag(tmp_path, verb, place, found):
+    (tmp_path / "file").write_text("")
+    place = place.format(file=tmp_path / "file")
+    message = f"--workdir: {place} must be a directory that can be written: found .*{found}"
+    with pytest.raises(InputError, match=message):
+        cli.run([verb, CONFIG, f"--workdir={place}"])
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.ENOSPC])
+def test_a_workdir_that_cannot_be_written_is_named_but_a_full_disk_is_no_wrong_use(
+    tmp_path, monkeypatch, number
+):
+    told = os.strerror(number)
+    kind, message = InputError, f"--workdir: {tmp_path} must be .* written: found .*{told}"
+    if number == errno.ENOSPC:
+        kind, message = OSError, told
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refused_by_the_system(number))
+        with pytest.raises(kind, match=message), workdir.locked(tmp_path):
+            pass
