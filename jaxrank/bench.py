@@ -70,7 +70,7 @@ def bench(config: ConfigDict, directory: str | Path, *, seconds: float, report: 
     if not 0 < seconds < float("inf"):
         raise InputError(f"--seconds must be a positive number: found {seconds}.")
     directory = workdir.directory(directory)
-    config = _endless(config)
+    config = workdir.with_store_of_run(_endless(config), directory)
     with _built(config, directory, report) as job:
         call = config.steps_per_call * config.batch_size
         put = functools.partial(meshes.put_batch, mesh=job.program.mesh, leading=1)
@@ -116,12 +116,9 @@ def _built(config: ConfigDict, directory: Path, report: Report) -> Iterator[Job]
     """The job of a workdir that no run uses meanwhile."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(workdir.locked(directory))
-        was_there = (directory / "checkpoints").exists()
         job = jobs.build(config, directory, report)
         stack.callback(job.batches.close)
         job.checkpoints.close()
-        if not was_there:
-            (directory / "checkpoints").rmdir()
         yield job
 
 

@@ -72,6 +72,8 @@ def export(workdir: str, *, output: str, checkpoint: str = "newest", data: str =
     step = restore.chosen(checkpoints, checkpoint)
     store = open_store(data) if data else run_data.opened(config, directory)
     evaluation.check_schema(schema, store)
+    if not data:
+        restore.check_trained_on(config, store, checkpoints)
 
     trainee, _, _ = restore.trained_in(directory, config, schema)
     layout = trainee.embedding.layout

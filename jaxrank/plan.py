@@ -15,7 +15,7 @@ from jaxrank.embedding.replay import Replay, replay
 from jaxrank.errors import InputError
 from jaxrank.plan_case import Case, Data, Machine, Maker
 from jaxrank.topology import format_bytes
-from jaxrank.workdir import directory
+from jaxrank.workdir import directory, with_store_of_run
 
 Report = Callable[[str], None]
 
@@ -104,13 +104,15 @@ def _told(batches: Iterator[Examples], count: int, report: Report) -> Iterator[E
 
 
 def open_data(config: ConfigDict, workdir: str, report: Report) -> Data:
-    """The run's store if there is one, or else its generated data, and a sample of it.
+    """The config's store, or that of the run in `workdir`, or else generated data; and a sample.
 
     Raises:
-        InputError: there is neither.
+        InputError: there is none of them.
     """
+    if workdir:
+        config = with_store_of_run(config, directory(workdir))
     name, source = config.data.train, to_plain(config.source)
-    path = config.data.store or (str(directory(workdir) / "data") if workdir else "")
+    path = run_data.place(config, workdir) if config.data.store or workdir else ""
     reads: traffic.Reads
     if config.data.direct or (path and is_store(path)):
         store = run_data.opened(config, workdir)

@@ -14,7 +14,7 @@ from jaxrank import mesh as meshes
 from jaxrank import placement, processes, run_data, slices
 from jaxrank import workdir as workdirs
 from jaxrank.checkpoint import Checkpoints
-from jaxrank.data.store import Split, open_store
+from jaxrank.data.store import Split, Store, open_store
 from jaxrank.embedding import GROUPS
 from jaxrank.errors import InputError
 from jaxrank.features import Schema
@@ -93,6 +93,8 @@ def open_run(workdir: str, *, data: str = "", split: str = "", batch_size: int =
     processes.check_same(f"the run in {directory}", f"{config} {schema}")
 
     checkpoints = checkpoints_in(directory, config, schema)
+    if not data:
+        check_trained_on(config, store, checkpoints)
     program = Program(*trained_in(directory, config, schema))
     return Opened(batch_size or config.eval.batch_size, program, found, checkpoints)
 
@@ -105,6 +107,22 @@ def checkpoints_in(directory: Path, config: ConfigDict, schema: Schema) -> Check
     """
     monitor = make_monitor(schema.tasks, config.eval.metric)
     return Checkpoints(directory, higher_is_better=monitor.higher_is_better, read_only=True)
+
+
+def check_trained_on(config: ConfigDict, store: Store, checkpoints: Checkpoints) -> None:
+    """Refuses a store that lies where the run's own did, and is another one.
+
+    Raises:
+        InputError: the run was trained on other data.
+    """
+    expected = checkpoints.trained_on()
+    split = store.split(config.data.train)
+    if expected and split.fingerprint != expected:
+        raise InputError(
+            f"{split.path}: must be the data that the run in {checkpoints.path.parent} was trained"
+            " on, for --data was not given, but its blocks are others. Give the store to read as"
+            " --data."
+        )
 
 
 def trained_in(

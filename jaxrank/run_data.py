@@ -1,15 +1,17 @@
 """The data of a run: prepared first if need be, or read as it is."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from ml_collections import ConfigDict
 
 from jaxrank import processes
 from jaxrank.config import differences, to_plain
 from jaxrank.data import direct, prepare, spec
-from jaxrank.data.store import Store, is_store, open_store
+from jaxrank.data.store import Store, is_store, no_split, open_store
 from jaxrank.errors import InputError
+from jaxrank.timetable import NEXT_DAY
 
 
 def place(config: ConfigDict, directory: str | Path) -> str:
@@ -76,7 +78,28 @@ def _check_source(store: Store, config: ConfigDict) -> None:
 def _prepare(config: ConfigDict, path: str, report: Callable[[str], None]) -> None:
     if not to_plain(config.source):
         raise InputError(f"data.store: no store at {path}, and config.source does not say how.")
-    report(f"Preparing {path}")
     section, source = to_plain(config.features), to_plain(config.source)
+    _check_splits(config, section, source, path)
+    report(f"Preparing {path}")
     compression = config.data.compression
     prepare.prepare(section, source, path, compression=compression, report=report)
+
+
+def _check_splits(
+    config: ConfigDict, section: Mapping[str, Any], source: Mapping[str, Any], path: str
+) -> None:
+    """Refuses splits that the source will not have; which days it has, only its records tell."""
+    by_day = section.get("by_day", False)
+    if config.data.order == "days" and not by_day:
+        raise InputError(
+            "data.order: 'days' must have data that is stored by day: found features.by_day ="
+            f" {by_day!r}."
+        )
+    splits = source.get("rows" if source.get("kind") == "synthetic" else "files")
+    if not isinstance(splits, Mapping):  # refused where it is read
+        return
+    evaluated = [] if config.data.valid in ("", NEXT_DAY) else [config.data.valid]
+    for name in (config.data.train, *evaluated):
+        split, slash, _ = name.partition("/")
+        if split not in splits or (slash and not by_day):
+            raise no_split(path, name, splits)

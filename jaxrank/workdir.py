@@ -5,23 +5,28 @@ profile/  follow/  damaged/  debug/  finished
 """
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
 import re
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
 from jaxrank import processes
 from jaxrank.config import differences, from_plain, to_plain
+from jaxrank.data.files import is_local
+from jaxrank.data.lock import is_at
 from jaxrank.errors import InputError
 from jaxrank.features import Hot, Schema
 
 _FINISHED = "finished"
+# What may be otherwise a while later, and so is no wrong use.
+_PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE)
 
 
 def directory(given: str | Path) -> Path:
@@ -64,10 +69,11 @@ def locked(workdir: Path) -> Iterator[None]:
     """Makes `workdir`, and holds it against every other run while the context lasts.
 
     Of the processes of a run the first holds it; the others look whether they see the same one.
+    Where no run has begun in the end, as it was refused, what was made for it is removed if empty.
 
     Raises:
-        InputError: it is not a directory, another run trains in it, or the processes of this one
-            do not share it.
+        InputError: it is not a directory that can be written, another run trains in it, or the
+            processes of this one do not share it.
     """
     with contextlib.ExitStack() as stack:
         with processes.together():
@@ -86,47 +92,128 @@ def locked(workdir: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def _marked(workdir: Path) -> Iterator[str]:
     """Holds the lock of `workdir`, and tells what it wrote there."""
+    lock = _lock(workdir)
+    had_checkpoints = (workdir / "checkpoints").exists()
+    mark = secrets.token_hex(8)
     try:
-        workdir.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError) as error:
-        raise InputError(f"--workdir: {workdir} must be a directory.") from error
-    with open(workdir / ".lock", "a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise InputError(f"{workdir}: another process trains in this workdir.") from error
-        mark = secrets.token_hex(8)
-        file.truncate(0)
-        file.write(mark)
-        file.flush()
-        os.fsync(file.fileno())
+        os.ftruncate(lock.descriptor, 0)
+        os.write(lock.descriptor, mark.encode())
+        os.fsync(lock.descriptor)
         yield mark
+    finally:
+        holds_run = (workdir / "config.json").exists()
+        if not holds_run and not had_checkpoints:
+            _remove_if_empty(workdir / "checkpoints")
+        if not holds_run and lock.is_new:
+            # While it is held: who opened it before and locks it next sees that it is gone.
+            (workdir / ".lock").unlink(missing_ok=True)
+            for directory in lock.made:
+                _remove_if_empty(directory)
+        os.close(lock.descriptor)
+
+
+class _Lock(NamedTuple):
+    """Of the locked file; whether it was made, and which directories for it, innermost first."""
+
+    descriptor: int
+    is_new: bool
+    made: list[Path]
+
+
+def _lock(workdir: Path) -> _Lock:
+    path = workdir / ".lock"
+    while True:
+        try:
+            made = [place for place in (workdir, *workdir.parents) if not place.exists()]
+            workdir.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
+        except OSError as error:
+            if error.errno in _PASSING:
+                raise
+            if error.filename == str(path) and not workdir.exists():
+                continue  # its owner has just removed it
+            raise InputError(
+                f"--workdir: {workdir} must be a directory that can be written: found {error}."
+            ) from error
+        is_new = os.fstat(descriptor).st_size == 0
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if is_at(descriptor, path):
+                return _Lock(descriptor, is_new, made)
+        except BlockingIOError as error:
+            os.close(descriptor)
+            raise InputError(f"{workdir}: another process trains in this workdir.") from error
+        os.close(descriptor)  # the file was removed before its lock was free
+
+
+def _remove_if_empty(directory: Path) -> None:
+    with contextlib.suppress(OSError):
+        directory.rmdir()
 
 
 def check_config(workdir: Path, config: ConfigDict) -> None:
-    """Refuses a workdir that holds a run of another config.
+    """Refuses a workdir that holds a run of another config; paths may be spelled in other ways.
 
     Raises:
         InputError: naming each field that differs.
     """
     path = workdir / "config.json"
-    changed = differences(_read(path), to_plain(config)) if path.is_file() else []
-    if changed:
-        raise InputError(
-            f"{workdir}: holds a run of another config; these fields differ:\n  "
-            + "\n  ".join(changed)
-            + "\nUse another --workdir, or --allow-config-change to go on with the new values."
+    with processes.together():  # a relative path may be another one in each process
+        if not path.is_file():
+            return
+        changed = differences(
+            _with_paths(_read(path), os.path.realpath),
+            _with_paths(to_plain(config), os.path.realpath),
         )
+        if changed:
+            raise InputError(
+                f"{workdir}: holds a run of another config; these fields differ:\n  "
+                + "\n  ".join(changed)
+                + "\nUse another --workdir, or --allow-config-change to go on with the new values."
+            )
+
+
+def _with_paths(tree: dict[str, Any], changed: Callable[[str], str]) -> dict[str, Any]:
+    """A plain config whose local paths of the data that a run reads are changed.
+
+    That is the store or, with data.direct, the files of the source. What a store was prepared from
+    is not read again, and stays as its manifest has it.
+    """
+    data, source = tree.get("data"), tree.get("source")
+    if not isinstance(data, Mapping) or not isinstance(source, Mapping):
+        return tree
+    data = {**data, "store": _each_path(data.get("store"), changed)}
+    if data.get("direct"):
+        source = {**source, "files": _each_path(source.get("files"), changed)}
+    return tree | {"data": data, "source": source}
+
+
+def _each_path(value: Any, changed: Callable[[str], str]) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _each_path(inside, changed) for key, inside in value.items()}
+    if isinstance(value, list):
+        return [_each_path(inside, changed) for inside in value]
+    return changed(value) if isinstance(value, str) and value and is_local(value) else value
+
+
+def _absolute(path: str) -> str:
+    if os.path.isabs(path):
+        return path
+    # What ".." leads to depends on links before it.
+    return os.path.realpath(path) if ".." in Path(path).parts else str(Path(path).absolute())
 
 
 def save(workdir: Path, config: ConfigDict, schema: Schema, hot: Mapping[str, Hot]) -> None:
-    """Records what the run in `workdir` is; only once it is known to work. Process 0 does."""
+    """Records what the run in `workdir` is; only once it is known to work. Process 0 does.
+
+    Its data is named by paths that mean the same in any working directory.
+    """
     with processes.together():
         if processes.is_first():
             _write(workdir / "schema.json", schema.to_json())
             tree = {name: found.to_json() for name, found in hot.items()}
             _write(workdir / "placement.json", tree, indent=None)
-            _write(workdir / "config.json", to_plain(config))
+            _write(workdir / "config.json", _with_paths(to_plain(config), _absolute))
 
 
 def mark_finished(workdir: Path, finished: bool) -> None:
@@ -151,6 +238,18 @@ def has_checkpoint(workdir: Path) -> bool:
 def load_config(workdir: Path) -> ConfigDict:
     """The config that the run in `workdir` was started with."""
     return from_plain(_read(workdir / "config.json"))
+
+
+def with_store_of_run(config: ConfigDict, workdir: Path) -> ConfigDict:
+    """A config that names no data, with the store that the run in `workdir` names, if there is one.
+
+    The store in the workdir is not named, so it is not what this gives.
+    """
+    if config.data.store or config.data.direct or not (workdir / "config.json").is_file():
+        return config
+    config = config.copy_and_resolve_references()
+    config.data.store = load_config(workdir).data.store
+    return config
 
 
 def load_schema(workdir: Path) -> Schema:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tiny
-from runs import nothing
+from runs import nothing, on_store, saved
 
 from jaxrank import bench, cli, processes
 from jaxrank import config as configs
@@ -70,7 +70,7 @@ def test_bench_tells_rates_stages_and_the_limit(capsys, tmp_path, num_workers):
     assert found["device"] == "1 x cpu"
     assert picture.read_bytes().startswith(PNG)
     # The data, which a run in this workdir would prepare too, and nothing else.
-    assert sorted(p.name for p in (tmp_path / "w").iterdir()) == [".lock", "data"]
+    assert sorted(p.name for p in (tmp_path / "w").iterdir()) == ["data"]
 
 
 def test_bench_leaves_the_workdir_of_a_run_as_it_is(capsys, tmp_path):
@@ -79,6 +79,13 @@ def test_bench_leaves_the_workdir_of_a_run_as_it_is(capsys, tmp_path):
     assert any(p.parts[-3:-1] == ("checkpoints", "8") for p in before)
     run(capsys, f"--workdir={tmp_path}", "--config.num_steps=80")
     assert contents(tmp_path) == before
+
+
+def test_bench_reads_the_store_that_a_run_names(store, tmp_path):
+    saved(on_store(store), tmp_path)
+    before = contents(tmp_path)
+    bench.bench(tiny.config(), tmp_path, seconds=0.5, report=nothing)
+    assert contents(tmp_path) == before  # no data of its own
 
 
 def test_bench_needs_nothing_to_evaluate_where_training_waits_for_it():

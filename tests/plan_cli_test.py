@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 import tiny
+from runs import on_store, saved
 
 from jaxrank import budget, cli, job, topology
 from jaxrank import plan as plans
@@ -73,6 +74,21 @@ def test_a_prepared_store_is_planned_by_where_there_is_one(capsys, tmp_path):
     assert by_field == by_workdir
     with pytest.raises(InputError, match="(?s)prepared with other features.*300.*, now .*301"):
         plan(capsys, *ON_EIGHT, f"--workdir={tmp_path}", "--config.features.ids[0].rows=301")
+
+
+def test_the_store_that_a_run_names_is_read_where_the_command_names_none(capsys, store, tmp_path):
+    run = tmp_path / "run"
+    saved(on_store(store), run)
+    _, err = plan(capsys, *ON_EIGHT, f"--workdir={run}")
+    assert f"sample of {store / 'train'}" in err
+    other = tmp_path / "other"
+    cli.run(["prepare", f"--config={TINY}", f"--output={other}"])
+    capsys.readouterr()
+    _, err = plan(capsys, *ON_EIGHT, f"--workdir={run}", f"--config.data.store={other}")
+    assert f"sample of {other / 'train'}" in err
+    lines = []
+    plans.open_data(tiny.config(), str(run), lines.append)  # as `compile` does
+    assert lines == [f"Reading a sample of {store / 'train'}"]
 
 
 def test_a_vocabulary_is_planned_from_its_store(capsys, tmp_path):

@@ -331,6 +331,48 @@ def test_data_of_a_workdir_that_was_prepared_from_another_source_is_refused(tmp_
     train(c, tmp_path, report=nothing)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(valid="test"), r"run/data: has no split 'test', only \['train', 'valid'\]"),
+        (dict(train="trian"), "has no split 'trian'"),
+        (dict(train=""), "has no split ''"),
+        (dict(valid="valid/2024-01-02"), "has no split 'valid/2024-01-02'"),
+        (dict(order="days"), "'days' must have data that is stored by day: .*by_day = False"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["synthetic", "csv"])
+def test_splits_that_the_source_will_not_have_are_refused_before_it_is_prepared(
+    tmp_path, kind, changes, message
+):
+    c = tiny.config()
+    if kind == "csv":
+        with c.unlocked():
+            c.source = dict(kind="csv", files=dict(train="not_read.csv", valid="not_read.csv"))
+    c.data.update(changes)
+    told = []
+    with pytest.raises(InputError, match=message):
+        train(c, tmp_path / "run", report=told.append)
+    assert told == []  # no line says that data is prepared
+    assert not (tmp_path / "run").exists()
+
+
+def test_splits_that_may_be_there_are_looked_for_in_the_data(tmp_path):
+    c = tiny.config()
+    c.features.time, c.features.by_day = "time", True
+    with c.unlocked():
+        c.source.days = 2
+    c.data.train, c.data.valid = "train/2024-01-01", "valid/2024-01-03"
+    with pytest.raises(InputError, match="has no days '2024-01-03' of the split 'valid'"):
+        train(c, tmp_path / "a", report=nothing)
+    c.data.valid, c.data.order, c.data.train = "next_day", "days", "train"
+    run_data.prepared(c, tmp_path / "b", nothing)
+    with c.unlocked():
+        c.source = dict(kind="csv", files="not a mapping")
+    with pytest.raises(InputError, match="source.files: must be a dict of split names and files"):
+        run_data.prepared(c, tmp_path / "c", nothing)
+
+
 def test_what_stands_for_missing_values_is_part_of_the_source_of_a_workdirs_data(tmp_path):
     c = default()
     (tmp_path / "a.csv").write_text("label,x\n1,NULL\n0,2\n")

@@ -1,12 +1,22 @@
-"""What may be a workdir."""
+"""What may be a workdir, and what it keeps of a run."""
 
+import errno
+import fcntl
+import json
+import os
+import shutil
 from pathlib import Path
 
 import pytest
+import tiny
 import tiny_config
+from runs import nothing, on_store, saved
 
-from jaxrank import cli, workdir
+from jaxrank import cli, restore, workdir
+from jaxrank.config import from_plain, to_plain
+from jaxrank.data.prepare import prepare
 from jaxrank.errors import InputError
+from jaxrank.export import export
 from jaxrank.train import train
 
 CONFIG = f"--config={tiny_config.__file__}"
@@ -36,3 +46,220 @@ def test_a_url_that_became_a_path_is_refused_too(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["run", "/tmp/a:b/run", "../a//b", "/mnt/gs:/run", "C:", "1:/2"])
 def test_a_path_with_colons_and_slashes_is_a_workdir(name):
     assert workdir.directory(name) == workdir.directory(Path(name)) == Path(name)
+
+
+def saved_config(run):
+    return json.loads((run / "config.json").read_text())
+
+
+def as_before(run, store):
+    """A run of when a path was kept as it was typed."""
+    tree = saved_config(run)
+    tree["data"]["store"] = store
+    (run / "config.json").write_text(json.dumps(tree))
+
+
+@pytest.fixture
+def run(store, tmp_path, monkeypatch):
+    """A run that has a checkpoint, started in the folder of its store with a relative path."""
+    (tmp_path / "here").mkdir()
+    (tmp_path / "there").mkdir()
+    shutil.copytree(store, tmp_path / "here" / "B1")
+    monkeypatch.chdir(tmp_path / "here")
+    saved(on_store("B1"), tmp_path / "run")
+    return tmp_path / "run"
+
+
+def another_store(path):
+    """One that the model of `run` could read."""
+    c = tiny.config()
+    c.source.rows.valid = 1500
+    prepare(c.features.to_dict(), c.source.to_dict(), path, block_size=512, report=nothing)
+    return path
+
+
+def test_a_run_is_scored_and_exported_in_any_directory_with_the_store_that_it_has(
+    run, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path / "there")
+    another_store(tmp_path / "there" / "B1")
+    found = restore.evaluate(str(run))
+    assert found.data == str(tmp_path / "here" / "B1" / "valid")
+    assert restore.predict(str(run), output=str(tmp_path / "p.parquet")).rows == 1000
+    export(str(run), output=str(tmp_path / "exported"))
+
+
+@pytest.mark.parametrize("there", ["here", "there"])
+@pytest.mark.parametrize("kept", ["absolute", "as typed"])
+def test_a_run_goes_on_however_its_store_is_spelled(run, tmp_path, monkeypatch, there, kept):
+    monkeypatch.chdir(tmp_path / there)
+    (tmp_path / "link").symlink_to(tmp_path / "here")
+    relative = {"here": "B1", "there": "../here/B1"}[there]
+    if kept == "as typed":
+        as_before(run, relative)
+    for spelled in (relative, "../link/B1", tmp_path / "here" / "B1", tmp_path / "link/../here/B1"):
+        workdir.check_config(run, on_store(spelled))
+    with pytest.raises(InputError, match='data.store: ".*/here/B1", now ".*/B2"'):
+        workdir.check_config(run, on_store("B2"))
+    train(on_store(relative), run, report=nothing)  # its last step is saved
+    assert Path(saved_config(run)["data"]["store"]) == tmp_path / "here" / "B1"
+
+
+@pytest.mark.parametrize(
+    ("typed", "kept"),
+    [
+        ("", ""),
+        ("gs://bucket/B1", "gs://bucket/B1"),
+        ("/data/B1", "/data/B1"),
+        ("/link/../B1", "/link/../B1"),
+        ("B1", "{here}/B1"),
+        ("./deep/B1/", "{here}/deep/B1"),
+        ("link/B1", "{here}/link/B1"),
+        ("link/../B1", "{elsewhere}/B1"),
+    ],
+)
+def test_a_path_that_is_kept_means_what_was_typed(tmp_path, monkeypatch, typed, kept):
+    here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
+    (elsewhere / "deep").mkdir(parents=True)
+    here.mkdir()
+    (here / "link").symlink_to(elsewhere / "deep")
+    monkeypatch.chdir(here)
+    tree = workdir._with_paths(to_plain(on_store(typed)), workdir._absolute)
+    assert tree["data"]["store"] == kept.format(here=here, elsewhere=elsewhere)
+
+
+def test_files_are_kept_by_absolute_paths_only_where_they_are_read_again(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    c = tiny.config()
+    files = dict(train=["a/*.parquet", "s3://b/c.parquet"], valid="/v.parquet")
+    with c.unlocked():
+        c.source = dict(kind="parquet", files=files)
+    for direct in (False, True):
+        c.data.direct = direct
+        kept = workdir._with_paths(to_plain(c), workdir._absolute)
+        first = f"{tmp_path}/a/*.parquet" if direct else "a/*.parquet"
+        expected = dict(train=[first, "s3://b/c.parquet"], valid="/v.parquet")
+        assert kept["source"]["files"] == expected
+        assert to_plain(from_plain(kept)) == kept
+
+
+def test_another_store_where_that_of_the_run_was_is_refused_unless_it_is_given(run, tmp_path):
+    here = tmp_path / "here" / "B1"
+    shutil.rmtree(here)
+    c = tiny.config()
+    c.features.floats = []  # so nothing is learned, and a model of one can read the other
+    for rows in (6000, 6001):
+        c.source.rows.train = rows
+        path = tmp_path / str(rows)
+        prepare(c.features.to_dict(), c.source.to_dict(), path, block_size=512, report=nothing)
+    run = tmp_path / "without_floats"
+    shutil.move(tmp_path / "6000", here)
+    c.data.store = str(here)
+    saved(c, run)
+    restore.evaluate(str(run))
+    shutil.rmtree(here)
+    shutil.move(tmp_path / "6001", here)
+    message = "here/B1/train: must be the data that the run in .*without_floats was trained on"
+    output = str(tmp_path / "output")
+    for refused in (
+        lambda: restore.evaluate(str(run)),
+        lambda: restore.predict(str(run), output=output),
+        lambda: export(str(run), output=output),
+    ):
+        with pytest.raises(InputError, match=message):
+            refused()
+    assert not Path(output).exists()
+    restore.evaluate(str(run), data=str(here))
+    export(str(run), output=output, data=str(here))
+
+
+def below(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+@pytest.mark.parametrize("there", [(), ("run/",), ("run/notes.txt",), ("run/checkpoints/",)])
+def test_a_refused_start_leaves_nothing_that_was_not_there(store, tmp_path, there):
+    for name in there:
+        folder, _, file = name.rpartition("/")
+        (tmp_path / "a" / folder).mkdir(parents=True)
+        if file:
+            (tmp_path / "a" / folder / file).write_text("mine")
+    before = below(tmp_path)
+    c = on_store(store)
+    with pytest.raises(InputError, match="/nope/config.json: no such file"):
+        train(c, tmp_path / "a" / "run", report=nothing, init_from="/nope")
+    assert below(tmp_path) == before
+    c.data.train = "nope"  # refused earlier, before there are checkpoints
+    with pytest.raises(InputError, match="no split 'nope'"):
+        train(c, tmp_path / "a" / "run", report=nothing)
+    assert below(tmp_path) == before
+
+
+def test_a_refused_start_keeps_the_data_that_it_prepared(tmp_path):
+    with pytest.raises(InputError, match="/nope/config.json: no such file"):
+        train(tiny.config(), tmp_path / "run", report=nothing, init_from="/nope")
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["data"]
+
+
+def test_a_refused_start_leaves_a_run_as_it_is(run):
+    (run / ".lock").write_text("of the run")
+    before = below(run)
+    with pytest.raises(InputError, match="another config"):
+        train(on_store("B1", num_steps=24), run, report=nothing)
+    assert below(run) == before
+    with workdir.locked(run), pytest.raises(InputError, match="another process trains"):
+        train(on_store("B1"), run, report=nothing)
+    assert below(run) == before
+
+
+def test_of_a_lock_that_its_owner_removes_meanwhile_a_new_one_is_made(tmp_path, monkeypatch):
+    directory, flock, locks = tmp_path / "run", fcntl.flock, []
+
+    def late(descriptor, how):
+        locks.append(descriptor)
+        if len(locks) == 1:  # opened; its owner now ends
+            (directory / ".lock").unlink()
+            directory.rmdir()
+        return flock(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with workdir.locked(directory):
+        assert len(locks) == 2
+        assert (directory / ".lock").is_file()
+        with pytest.raises(InputError, match="another process trains"), workdir.locked(directory):
+            pass
+    assert below(tmp_path) == []
+
+
+def refused_by_the_system(number):
+    def refuse(path, *_):
+        raise OSError(number, os.strerror(number), str(path))
+
+    return refuse
+
+
+@pytest.mark.parametrize("verb", ["train", "bench"])
+@pytest.mark.parametrize(
+    ("place", "found"),
+    [("/proc/zz", "No such file or directory: '/proc/zz'"), ("{file}/run", "Not a directory")],
+)
+def test_a_workdir_that_cannot_be_made_is_named_with_its_flag(tmp_path, verb, place, found):
+    (tmp_path / "file").write_text("")
+    place = place.format(file=tmp_path / "file")
+    message = f"--workdir: {place} must be a directory that can be written: found .*{found}"
+    with pytest.raises(InputError, match=message):
+        cli.run([verb, CONFIG, f"--workdir={place}"])
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.ENOSPC])
+def test_a_workdir_that_cannot_be_written_is_named_but_a_full_disk_is_no_wrong_use(
+    tmp_path, monkeypatch, number
+):
+    told = os.strerror(number)
+    kind, message = InputError, f"--workdir: {tmp_path} must be .* written: found .*{told}"
+    if number == errno.ENOSPC:
+        kind, message = OSError, told
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refused_by_the_system(number))
+        with pytest.raises(kind, match=message), workdir.locked(tmp_path):
+            pass

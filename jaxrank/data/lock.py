@@ -25,12 +25,13 @@ def lock_directory(path: Path) -> int | None:
         except OSError:
             os.close(descriptor)
             raise
-        if _is_at(descriptor, path):
+        if is_at(descriptor, path):
             return descriptor
         os.close(descriptor)  # moved or removed before the lock was free
 
 
-def _is_at(descriptor: int, path: Path) -> bool:
+def is_at(descriptor: int, path: Path) -> bool:
+    """Whether a path is still that of what was opened."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
     except FileNotFoundError:

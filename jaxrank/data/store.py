@@ -16,7 +16,7 @@ import dataclasses
 import functools
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -191,10 +191,7 @@ class Store:
         kind, _, days = name.partition("/")
         found = sorted(n for n in self.splits if n.startswith(f"{kind}/"))
         if not found:
-            raise InputError(
-                f"{self.path}: has no split {name!r}, only {sorted(self.splits)}. Without one to"
-                " evaluate, data.valid is ''."
-            )
+            raise no_split(self.path, name, self.splits)
         first, _, last = days.partition(":")
         chosen = [n for n in found if (first or "0") <= n.partition("/")[2] <= (last or "9")]
         if not chosen or (days and ":" not in days):
@@ -263,6 +260,14 @@ class Store:
 
     def _table(self, name: str) -> Table | None:
         return next((t for t in self.schema.tables if t.name == name), None)
+
+
+def no_split(path: files.AnyPath, name: str, splits: Iterable[str]) -> InputError:
+    """What to say where a store has, or will have, no split of that name."""
+    return InputError(
+        f"{path}: has no split {name!r}, only {sorted(splits)}. Without one to evaluate, data.valid"
+        " is ''."
+    )
 
 
 def is_store(path: files.AnyPath) -> bool:
