@@ -267,6 +267,32 @@ def test_the_documented_programs_run(run, exported, predicted):
     np.testing.assert_array_equal(np.float32(names["vector"]), expected)
 
 
+def test_the_documented_program_scores_sequences(run, tmp_path):
+    """Of tables of two dimensions, which the model reads in another order than the config's."""
+    c = config(run[0] / "raw")
+    c.features.lists = [
+        dict(columns="seen", table="item", min_count=2, combiner="none", max_length=3),
+        dict(columns="tags", combiner="none", max_length=5, on_overlong="truncate"),
+        dict(columns="pair", separator="|", combiner="mean"),
+    ]
+    c.features.ids = [entry for entry in c.features.ids if entry["columns"] != "pair"]
+    c.embedding.dims = ConfigDict({"tags": 3})
+    saved(c, tmp_path / "run")
+    export(str(tmp_path / "run"), output=str(tmp_path / "out"))
+    told = json.loads((tmp_path / "out" / "export.json").read_text())
+    kinds = [(i["kind"], i["feature"]) for i in told["inputs"]]
+    assert kinds[-2:] == [("sequence", "tags"), ("sequence", "seen")]
+
+    names = {}
+    code = documented("scores").replace("/tmp/exported", str(tmp_path / "out"))
+    exec(code.replace("/tmp/quickstart/data", str(tmp_path / "run" / "data")), names)
+    restore.predict(str(tmp_path / "run"), output=str(tmp_path / "p.parquet"))
+    found = pq.read_table(tmp_path / "p.parquet")
+    predicted = np.stack([found[f"predicted_{t}"].to_numpy() for t in ("click", "buy")], axis=1)
+    assert predicted.std(axis=0).min() > 0.05
+    np.testing.assert_allclose(names["probabilities"], predicted, atol=1e-5)
+
+
 def test_tables_larger_than_memory_give_the_same_files(run, exported, tmp_path, monkeypatch):
     monkeypatch.setattr(table_rows, "_FILE", 1000)
     export(str(run[0] / "run"), output=str(tmp_path / "out"))
