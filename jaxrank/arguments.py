@@ -8,7 +8,8 @@ import jaxrank
 from jaxrank.errors import InputError
 from jaxrank.scaling import GROWTH
 
-REPEATED = ("--runner-option",)  # flags that may be given more than once
+# Flags of which the last would count as of all others, where one may think that all do.
+ONCE = ("--config", "--by")
 
 _EXAMPLES = {
     "prepare": "jaxrank prepare --config=configs/criteo.py --config.source.files.train=day_0.tsv"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from jaxrank import huge_pages, processes, signals, threads
-from jaxrank.arguments import REPEATED, parsers
+from jaxrank.arguments import ONCE, parsers
 from jaxrank.errors import InputError, RunError, StoppedError
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ def _with_dashes(argument: str) -> str:
 
 
 def _check_flags(argv: Sequence[str]) -> None:
-    """Raises InputError where a flag has an empty value, as of an unset variable, or is there more
-    than once, of which argparse would take the last."""
+    """Raises InputError where a flag has an empty value, as of an unset variable, or one of ONCE is
+    there again."""
     found: set[str] = set()
     for arg, following in itertools.pairwise([*argv, "-"]):
         name, equals, value = arg.partition("=")
@@ -36,7 +36,7 @@ def _check_flags(argv: Sequence[str]) -> None:
             continue
         if not (value if equals else following):
             raise InputError(f"{name}: must have a value: found nothing.")
-        if name in found and name not in REPEATED:
+        if name in found and name in ONCE:
             raise InputError(f"{name}: must be given once: found it again, {arg!r}.")
         found.add(name)
 

@@ -386,6 +386,16 @@ def _fill(config: ConfigDict, tree: Mapping[str, Any]) -> None:
             config[key] = tuple(value) if isinstance(config.get(key), tuple) else value
 
 
+# Fields that may change from one start of a run to the next: none changes what it computes.
+FREE = (
+    "data.num_workers",
+    "data.prefetch_batches",
+    "log_every_steps",
+    "watch.hang_seconds",
+    "checkpoint.keep",
+)
+
+
 def differences(old: Any, new: Any, name: str = "") -> list[str]:
     """Where two plain configs differ, a line each: `batch_size: 256, now 512`."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):

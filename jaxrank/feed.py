@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 # Calls whose batches wait on the devices. While a call runs the next one is in the queue already,
@@ -44,6 +44,10 @@ class Feed:
         batch = self._made.popleft().result()
         self._made.append(self._thread.submit(self._make))
         return batch
+
+    def wait(self, seconds: float) -> bool:
+        """Whether the next batch, or what it raised, is there after so many seconds at most."""
+        return bool(wait([self._made[0]], seconds).done)
 
     def close(self) -> None:
         """Returns when the thread has ended; what it made and nobody asked for is lost."""

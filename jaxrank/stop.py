@@ -49,6 +49,11 @@ class Stop:
             self._listening.close()
             self._listening = None
 
+    @property
+    def caught(self) -> int:
+        """The number of the signal that this process got; 0 if none."""
+        return self._number
+
     def asked(self) -> int:
         """The number of the signal; 0 if there was none. The same in all processes."""
         is_main = threading.current_thread() is threading.main_thread()

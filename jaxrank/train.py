@@ -25,6 +25,8 @@ from jaxrank.stop import Stop
 from jaxrank.summary import Result, by_name, in_short
 from jaxrank.writers import Progress, Writer, open_writer
 
+_LOOK = 1.0  # seconds between looks at whether a signal has come while the input does not
+
 
 def train(
     config: ConfigDict,
@@ -140,6 +142,13 @@ def _loop(
     scores: dict[int, evaluation.Scores] = {}
     step = int(state.step)
     while step < plan.num_steps and not monitor.should_stop:
+        if number := _caught_while_waiting(feed, stop):
+            report(f"{Signals(number).name}: saving step {step}; a second one ends it at once")
+            recorder.finish()
+            job.checkpoints.wait()
+            if step and not job.checkpoints.is_there(step):
+                _save(job, step, state, None, recorder)
+            raise _stopped(job, step, number, recorder)
         profiler.start_if_due(step, state)
         with profiler.call(step):
             state, told = job.program.train(state, next(feed))
@@ -166,22 +175,42 @@ def _loop(
             if monitor.update(step, metric):
                 state = state._replace(rate_factor=state.rate_factor * monitor.rate_factor)
             scores = {at: scores[at] for at in (monitor.best_step, step) if at in scores}
-        if not job.program.is_finite(weights_of(state)):
-            raise RunError(
-                f"step {step}: parameters and tables must be finite after the update, and are not."
-                f" The last good checkpoint is {recorder.checkpoint}."
-            )
-        jobs.save(job, step, state, metric)
+        _save(job, step, state, metric, recorder)
         watch.alive()
-        recorder.checkpoint = job.checkpoints.directory(step)
         if signal and not last and not monitor.should_stop:
-            job.checkpoints.wait()
-            raise StoppedError(
-                f"stopped after step {step} of {plan.num_steps} by {Signals(signal).name}; the same"
-                f" command goes on from {recorder.checkpoint}.",
-                signal,
-            )
+            raise _stopped(job, step, signal, recorder)
     return state, scores
+
+
+def _caught_while_waiting(feed: Feed, stop: Stop) -> int:
+    """The number of a signal that comes while the next batch does not; 0 when that is there.
+
+    Of several processes none waits here: they learn of a signal together, after a call.
+    """
+    while processes.place()[1] == 1 and not feed.wait(_LOOK):
+        if stop.caught:
+            return stop.caught
+    return 0
+
+
+def _save(job: Job, step: int, state: TrainState, metric: float | None, recorder: Recorder) -> None:
+    if not job.program.is_finite(weights_of(state)):
+        raise RunError(
+            f"step {step}: parameters and tables must be finite after the update, and are not."
+            f" The last good checkpoint is {recorder.checkpoint}."
+        )
+    jobs.save(job, step, state, metric)
+    recorder.checkpoint = job.checkpoints.directory(step)
+
+
+def _stopped(job: Job, step: int, number: int, recorder: Recorder) -> StoppedError:
+    """When what was saved is whole."""
+    job.checkpoints.wait()
+    return StoppedError(
+        f"stopped after step {step} of {job.plan.num_steps} by {Signals(number).name}; the same"
+        f" command goes on from {recorder.checkpoint}.",
+        number,
+    )
 
 
 def _evaluate(

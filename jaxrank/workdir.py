@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from jaxrank import processes
-from jaxrank.config import differences, from_plain, to_plain
+from jaxrank.config import FREE, differences, from_plain, to_plain
 from jaxrank.data.files import is_local
 from jaxrank.data.lock import is_at
 from jaxrank.errors import InputError
@@ -152,7 +152,8 @@ def _remove_if_empty(directory: Path) -> None:
 
 
 def check_config(workdir: Path, config: ConfigDict) -> None:
-    """Refuses a workdir that holds a run of another config; paths may be spelled in other ways.
+    """Refuses a workdir that holds a run of another config; paths may be spelled in other ways, and
+    fields that are FREE differ.
 
     Raises:
         InputError: naming each field that differs.
@@ -161,10 +162,11 @@ def check_config(workdir: Path, config: ConfigDict) -> None:
     with processes.together():  # a relative path may be another one in each process
         if not path.is_file():
             return
-        changed = differences(
+        lines = differences(
             _with_paths(_read(path), os.path.realpath),
             _with_paths(to_plain(config), os.path.realpath),
         )
+        changed = [line for line in lines if line.partition(":")[0] not in FREE]
         if changed:
             raise InputError(
                 f"{workdir}: holds a run of another config; these fields differ:\n  "

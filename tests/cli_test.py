@@ -155,10 +155,7 @@ def test_prepare_train_evaluate_and_predict_follow_each_other(capsys, tmp_path):
             ("train", "--config=a.py", "--workdir=w", "--config=b.py"),
             "--config: must be given once: found it again, '--config=b.py'",
         ),
-        (
-            ("prepare", "--config=a.py", "--on_error=skip", "--on-error=error"),
-            "--on-error: must be given once",
-        ),
+        (("evaluate", "--by=a", "--workdir=w", "--by=b"), "--by: must be given once: .*--by=b"),
     ],
 )
 def test_bad_usage_is_refused_with_what_was_found(tmp_path, monkeypatch, args, message):

@@ -93,7 +93,8 @@ def test_tables_that_are_too_large_are_refused_by_how_much(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("names", "text"),
     [
-        ("", "--topology must name a TPU slice, as v3-32, or GPUs, as h200-8: found ''"),
+        ("", "--topology: must have a value: found nothing"),
+        (",", "--topology must name a TPU slice, as v3-32, or GPUs, as h200-8: found ','"),
         ("v9-8", "--topology must be a generation of TPUs or of GPUs.*found 'v9-8'"),
         ("v3-8,v3-24", "must be a power of two to be compiled for: found v3-24, of 12 chips"),
     ],

@@ -569,15 +569,30 @@ def test_a_plain_script_reads_with_and_without_workers_and_gets_the_same(store, 
 
 
 _ENDS = """
-    import json, multiprocessing, os, signal, sys
+    import copy, json, multiprocessing, os, signal, sys, threading
     from jaxrank.data.pipeline import TrainBatches
     from jaxrank.data.store import open_store
+    from jaxrank.errors import RunError
     from jaxrank.features import layout
+
+    def kill_the_first():
+        while not multiprocessing.active_children():
+            pass
+        os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
 
     if __name__ == "__main__":
         store, settings, end = open_store(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3]
         lay = layout(store.schema, {"small": 8, "rows": 8})
         batches = TrainBatches(store.split("train"), lay, **settings)
+        if end == "left after a worker died while it started":
+            threading.Thread(target=kill_the_first).start()
+            try:
+                next(batches)
+            except RunError as error:
+                assert "One of 2 input workers (data.num_workers) ended with exit" in str(error)
+                assert "code -9: it was killed" in str(error)
+            else:
+                sys.exit("nothing was raised")
         held = [next(batches) for _ in range(5)]  # more than are lent
         kept = [b.ids["dim8"].copy() for b in held]
         if end == "left after signals to the workers":
@@ -594,13 +609,16 @@ _ENDS = """
             try:
                 for _ in range(100):
                     next(batches)
-            except RuntimeError:  # as grain says it
+            except RunError:
                 where = batches.get_state()
             alone = TrainBatches(store.split("train"), lay, **settings | {"num_workers": 0})
             alone.set_state(where)
             for _ in range(3):
                 assert (next(batches).ids["dim8"] == next(alone).ids["dim8"]).all()
         if end == "closed":
+            other = copy.copy(batches)
+            for _ in range(3):
+                assert (next(batches).ids["dim8"] == next(other).ids["dim8"]).all()
             batches.close()
         elif end == "left by an error":
             sys.exit("an error")
@@ -616,6 +634,7 @@ _ENDS = """
         "left by an error",
         "left after signals to the workers",
         "left after the death of a worker",
+        "left after a worker died while it started",
     ],
 )
 def test_a_program_with_workers_ends_without_a_word(store, tmp_path, end):
@@ -631,3 +650,22 @@ def test_a_program_with_workers_ends_without_a_word(store, tmp_path, end):
     )
     expected = ("an error\n", "") if "error" in end else ("", "the end\n")
     assert (done.stderr, done.stdout) == expected
+
+
+def test_a_program_that_each_worker_would_run_again_ends_and_says_why(store, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(_ENDS).replace('if __name__ == "__main__":', "if True:"))
+    settings = _SETTINGS | {"num_steps": 1000, "num_workers": 2}
+    done = subprocess.run(
+        [sys.executable, str(script), str(store.path), json.dumps(settings), "left"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "must do so behind `if __name__ == '__main__':`, for every worker" in done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(
+        "jaxrank.errors.RunError: One of 2 input workers (data.num_workers) ended"
+    )

@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 
 import jax
 import numpy as np
@@ -20,6 +21,7 @@ from jaxrank import checkpoint, run_data
 from jaxrank import mesh as meshes
 from jaxrank.checkpoint import Checkpoints
 from jaxrank.config import default
+from jaxrank.data.pipeline import TrainBatches
 from jaxrank.data.prepare import prepare
 from jaxrank.errors import InputError, RunError, StoppedError
 from jaxrank.job import build
@@ -309,6 +311,22 @@ def test_a_workdir_of_another_config_is_refused_naming_what_differs(finished, st
     assert (workdir / "config.json").read_text() == before
 
 
+def test_what_changes_nothing_that_is_computed_may_change_from_start_to_start(
+    store, finished, tmp_path
+):
+    c = on_store(store, num_steps=8)
+    train(c, tmp_path, report=nothing)
+    told = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(told | {"num_steps": 16}))
+    c = on_store(store)
+    c.data.num_workers, c.data.prefetch_batches, c.log_every_steps = 2, 3, 8
+    c.watch.hang_seconds, c.checkpoint.keep = 500.0, 3
+    train(c, tmp_path, report=nothing)
+    assert json.loads((tmp_path / "config.json").read_text())["data"]["num_workers"] == 2
+    states = [final_state(store, workdir) for workdir in (tmp_path, finished[0])]
+    jax.tree.map(np.testing.assert_array_equal, *states)
+
+
 def test_a_store_of_other_features_is_refused_naming_what_differs(store, tmp_path):
     c = on_store(store)
     c.features.keep = ["c0"]
@@ -379,7 +397,7 @@ def test_what_stands_for_missing_values_is_part_of_the_source_of_a_workdirs_data
     source = dict(kind="csv", files=dict(train=str(tmp_path / "a.csv")))
     c.features.tasks = [dict(name="click", label="label")]
     c.features.floats = [dict(columns="x")]
-    c.source = ConfigDict(source | dict(null_values=["NULL"]))
+    c.source, c.data.valid = ConfigDict(source | dict(null_values=["NULL"])), ""
     for _ in range(2):
         assert run_data.prepared(c, tmp_path, nothing).split("train").rows == 2
     c.source.null_values = ["NULL", "NaN"]
@@ -682,6 +700,35 @@ def test_a_signal_ends_a_run_after_a_checkpoint_and_it_goes_on_as_if_nothing_was
     assert signal.getsignal(number) is before
     assert without_speed(records(tmp_path)) == without_speed(records(finished[0]))
     assert records(tmp_path, "valid") == records(finished[0], "valid")
+    states = [final_state(store, workdir) for workdir in (tmp_path, finished[0])]
+    jax.tree.map(np.testing.assert_array_equal, *states)
+
+
+@pytest.mark.parametrize("made", [2, 4])
+def test_a_signal_while_the_input_gives_nothing_saves_what_there_is(
+    store, finished, tmp_path, monkeypatch, made
+):
+    """Of calls of two steps; after four of them a checkpoint is there already."""
+    step, given = 2 * made, []
+    following = TrainBatches.__next__
+
+    def stuck(batches):
+        if len(given) == made:
+            os.kill(os.getpid(), signal.SIGTERM)
+            limit = time.monotonic() + 30
+            while not (tmp_path / "checkpoints" / str(step)).exists():
+                assert time.monotonic() < limit
+                time.sleep(0.05)
+            time.sleep(1)
+        given.append(1)
+        return following(batches)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("jaxrank.train._LOOK", 0.05)
+        patch.setattr(TrainBatches, "__next__", stuck)
+        with pytest.raises(StoppedError, match=f"after step {step} of 16 by SIGTERM.*/{step}"):
+            train(on_store(store), tmp_path, report=nothing)
+    run(store, tmp_path)
     states = [final_state(store, workdir) for workdir in (tmp_path, finished[0])]
     jax.tree.map(np.testing.assert_array_equal, *states)
 

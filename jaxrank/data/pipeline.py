@@ -170,6 +170,10 @@ class TrainBatches:
     def __iter__(self) -> "TrainBatches":
         return self
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy goes on from here by itself."""
+        return self.__dict__ | {"_calls": None}
+
     def __next__(self) -> Batch:
         if self.position >= self._num_steps:
             self.close()

@@ -4,6 +4,7 @@ import itertools
 import mmap
 import multiprocessing
 import os
+import pickle
 import tempfile
 import time
 from collections.abc import Callable
@@ -25,13 +26,18 @@ class Slots:
     It travels to the workers; the memory lasts as long as anybody maps it, and on Linux it is no
     file that could be left behind or a limit on /dev/shm be too small for.
 
+    What workers need besides goes the same way. Through the pipe that starts a process go 64 KiB at
+    a time, and who writes more waits for good for one that dies before it reads.
+
     Args:
         pieces: of them.
         size: bytes of a piece.
+        handed: what `handed` gives a worker; None: nothing.
     """
 
-    def __init__(self, pieces: int, size: int):
+    def __init__(self, pieces: int, size: int, handed: Any = None):
         self._shape = pieces, size
+        content = pickle.dumps(handed)
         if hasattr(os, "memfd_create"):
             self._file: Any = os.fdopen(os.memfd_create("jaxrank"), "r+b")
             self._path = f"/proc/{os.getpid()}/fd/{self._file.fileno()}"
@@ -39,6 +45,9 @@ class Slots:
             self._file = tempfile.NamedTemporaryFile()  # noqa: SIM115 - closed by `close`
             self._path = self._file.name
         self._file.truncate(self._front() + pieces * size)
+        self._file.seek(0, os.SEEK_END)
+        self._file.write(content)
+        self._file.flush()
         self._map(self._file)
         self._dealt[:-1] = np.arange(pieces) * (pieces + 1)  # to each number the piece of its name
 
@@ -60,7 +69,13 @@ class Slots:
         # numbers than there are pieces are not read yet, so none that is waited for is lost.
         # Behind them, whether nobody reads any more.
         self._dealt = content[: 8 * (self._shape[0] + 1)].view(np.int64)
-        self._pieces = content[self._front() :].reshape(self._shape)
+        behind = self._front() + self._shape[0] * self._shape[1]
+        self._pieces = content[self._front() : behind].reshape(self._shape)
+        self._handed = content[behind:]
+
+    def handed(self) -> Any:
+        """What was handed over, made anew."""
+        return pickle.loads(bytes(self._handed))
 
     def to_fill(self, number: int) -> np.ndarray:
         """u8[size], the piece of a number, as soon as there is one.
@@ -101,4 +116,4 @@ class Slots:
         """For the reader: ends the workers' waiting, and its own share in the memory."""
         self._dealt[-1] = 1
         self._file.close()
-        del self._dealt, self._pieces
+        del self._dealt, self._pieces, self._handed

@@ -1,10 +1,13 @@
 """Starting worker processes, which get the signals of their group too."""
 
 import contextlib
+import multiprocessing
 import signal
 import threading
 from collections.abc import Iterator
 from multiprocessing import resource_tracker
+
+from jaxrank.errors import InputError
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -46,6 +49,20 @@ def _kept() -> Iterator[None]:
                 handler(again, None)
             else:
                 signal.raise_signal(again)
+
+
+def check_guarded() -> None:
+    """Refuses to start processes from one that is being started: it imports its program anew, and
+    that would start them again.
+
+    Raises:
+        InputError: saying what the program lacks.
+    """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise InputError(
+            "data.num_workers: a program that reads with workers must do so behind"
+            " `if __name__ == '__main__':`, for every worker imports it: found that it does not."
+        )
 
 
 def decide(action: signal.Handlers) -> None:

@@ -1,6 +1,8 @@
 """Processes that make batches."""
 
 import contextlib
+import functools
+import re
 import signal
 import weakref
 from collections.abc import Callable
@@ -14,10 +16,12 @@ from jaxrank.data import spawn
 from jaxrank.data.memory import Memory, bytes_of, laid_out, map_arrays
 from jaxrank.data.slots import Slots
 from jaxrank.data.streams import TrainSource
+from jaxrank.errors import RunError
 from jaxrank.features import Batch
 
 # One call runs, one waits for it on the devices, and one is put there.
 _LENT = 3
+_ENDED = re.compile(r"terminated unexpectedly with exit code (-?\d+)")
 
 
 class _InSlots:
@@ -26,26 +30,29 @@ class _InSlots:
     grain would put each array into new shared memory.
     """
 
-    def __init__(self, source: TrainSource, slots: Slots, like: Batch):
-        self._source, self._slots, self._like = source, slots, like
+    def __init__(self, slots: Slots, length: int):
+        self._slots, self._length = slots, length
+
+    @functools.cached_property
+    def _made(self) -> tuple[TrainSource, Batch]:
+        """The source, and what the batch of a call is like."""
+        return self._slots.handed()
 
     def __len__(self) -> int:
-        return len(self._source)
+        return self._length
 
     def __getitem__(self, index: Any) -> int:
-        call, part = divmod(int(index), self._source.parts)
-        batch = laid_out(self._slots.to_fill(call), self._like)
-        self._source.fill(int(index), map_arrays(self._share(part), batch))
-        return int(index)
-
-    def _share(self, part: int) -> Callable[[np.ndarray], np.ndarray]:
-        """Of the array of a call, [steps, rows, ...], the rows of a part."""
+        source, like = self._made
+        call, part = divmod(int(index), source.parts)
 
         def share(array: np.ndarray) -> np.ndarray:
-            rows = array.shape[1] // self._source.parts
+            """Of the array of a call, [steps, rows, ...], the rows of this part."""
+            rows = array.shape[1] // source.parts
             return array[:, part * rows : (part + 1) * rows]
 
-        return share
+        batch = laid_out(self._slots.to_fill(call), like)
+        source.fill(int(index), map_arrays(share, batch))
+        return int(index)
 
 
 class WorkerCalls:
@@ -59,17 +66,21 @@ class WorkerCalls:
         ahead: calls that are made ahead.
         like: the shapes and dtypes of the batch of a call.
         memory: for copies.
+
+    Raises:
+        RunError: a worker has ended by itself; it comes from `next`.
     """
 
     def __init__(self, source: TrainSource, ahead: int, like: Batch, memory: Memory):
+        spawn.check_guarded()
         self._source, self._like, self._memory = source, like, memory
         pieces = ahead + 1 + _LENT
-        self._slots = Slots(pieces, bytes_of(like))
+        self._slots = Slots(pieces, bytes_of(like), (source, like))
         self._give_back = self._slots.giver()
         self._lent: set[int] = set()
         # Elements are dealt to the workers in turn, and there are as many parts as workers: a
         # worker serves the same shards for ever, and no window is read by two.
-        elements = grain.MapDataset.source(_InSlots(source, self._slots, like))
+        elements = grain.MapDataset.source(_InSlots(self._slots, len(source)))
         options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
         workers = grain.MultiprocessingOptions(
             # Room for all: a worker waits for a piece, where it sees whether anybody reads.
@@ -88,7 +99,7 @@ class WorkerCalls:
         # grain starts the workers, by threads of its own, when it is first asked.
         with contextlib.nullcontext() if self._started else spawn.held_back():
             for _ in range(self._source.parts):
-                call = next(self._numbers[0]) // self._source.parts
+                call = self._number() // self._source.parts
         self._started = True
         piece, made = self._slots.filled(call)
         if len(self._lent) < _LENT:
@@ -97,6 +108,21 @@ class WorkerCalls:
         copy[...] = made
         self._give_back(piece)
         return laid_out(copy, self._like)
+
+    def _number(self) -> int:
+        try:
+            return next(self._numbers[0])
+        except RuntimeError as error:
+            ended = _ENDED.search(str(error))  # as grain says it
+            if ended is None:
+                raise
+            why = "it has said why"
+            if ended[1].startswith("-"):
+                why = "it was killed, as where memory is short, of which fewer workers need less"
+            raise RunError(
+                f"One of {self._source.parts} input workers (data.num_workers) ended with exit code"
+                f" {ended[1]}: {why}. The same command goes on from the newest checkpoint."
+            ) from error
 
     def _lend(self, piece: int, made: np.ndarray) -> np.ndarray:
         # NumPy's views of views hold the first array of their own kind: this one.
