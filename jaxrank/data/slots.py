@@ -4,10 +4,10 @@ import itertools
 import mmap
 import multiprocessing
 import os
-import pickle
 import tempfile
 import time
 from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import numpy as np
@@ -37,7 +37,7 @@ class Slots:
 
     def __init__(self, pieces: int, size: int, handed: Any = None):
         self._shape = pieces, size
-        content = pickle.dumps(handed)
+        content = ForkingPickler.dumps(handed)  # as multiprocessing hands things over
         if hasattr(os, "memfd_create"):
             self._file: Any = os.fdopen(os.memfd_create("jaxrank"), "r+b")
             self._path = f"/proc/{os.getpid()}/fd/{self._file.fileno()}"
@@ -75,7 +75,7 @@ class Slots:
 
     def handed(self) -> Any:
         """What was handed over, made anew."""
-        return pickle.loads(bytes(self._handed))
+        return ForkingPickler.loads(bytes(self._handed))
 
     def to_fill(self, number: int) -> np.ndarray:
         """u8[size], the piece of a number, as soon as there is one.
