@@ -143,7 +143,7 @@ def _loop(
     step = int(state.step)
     while step < plan.num_steps and not monitor.should_stop:
         if number := _caught_while_waiting(feed, stop):
-            report(f"{Signals(number).name}: saving step {step}; a second one ends it at once")
+            _tell_saving(step, number, report)
             recorder.finish()
             job.checkpoints.wait()
             if step and not job.checkpoints.is_there(step):
@@ -165,7 +165,7 @@ def _loop(
             continue
 
         if signal and not last:
-            report(f"{Signals(signal).name}: saving step {step}; a second one ends it at once")
+            _tell_saving(step, signal, report)
         recorder.finish()
         metric = None
         if split:
@@ -191,6 +191,10 @@ def _caught_while_waiting(feed: Feed, stop: Stop) -> int:
         if stop.caught:
             return stop.caught
     return 0
+
+
+def _tell_saving(step: int, number: int, report: Report) -> None:
+    report(f"{Signals(number).name}: saving step {step}; a second one ends it at once")
 
 
 def _save(job: Job, step: int, state: TrainState, metric: float | None, recorder: Recorder) -> None:

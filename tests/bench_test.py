@@ -1,7 +1,6 @@
 """The benchmark of a user's own job: what it tells, and that it changes nothing."""
 
 import json
-import re
 import time
 from pathlib import Path
 
@@ -219,7 +218,7 @@ def stages(read=0.1, decompress=0.1, shuffle=0.1, pack=0.1, transfer=0.1, step=1
         ((9e6, 1e6, 0.96e6), dict(read=5.0), {}, "step", "batch_size, now 4096"),
         ((2e6, 1e6, 1.1e6), {}, {}, "step", "110% of its speed"),
         # So much faster that it is not what is missing.
-        ((14e6, 1e6, 0.85e6), {}, {}, "step", "85% .* 14.0 times .* other work on the machine"),
+        ((14e6, 1e6, 0.85e6), {}, {}, "step", "is other work on the machine, or noise"),
         # 4 million a second can be made, and only 2 million put.
         ((4e6, 5e6, 2e6), dict(transfer=0.5), {}, "transfer", "steps_per_call, now 8"),
         # One thread needs 1.3 s for a million, the step takes 3 million: 4 workers.
@@ -260,4 +259,4 @@ def test_the_limit_and_the_setting_to_change_follow_from_the_numbers(
     rates, told = Rates(*rates), stages(**costing)
     assert limit_of(rates, told) == limit
     found = advice_on(limit, rates, told, SETTING._replace(**changes))
-    assert re.search(advice, found)
+    assert advice in found
