@@ -16,7 +16,8 @@
 #
 #   --image=IMAGE           made by the Dockerfile of this repository
 #   --claim=CLAIM           a volume that all nodes can write, mounted at /mnt/jaxrank
-#   --restarts=10           how often all start again after a failure or preemption; training resumes
+#   --restarts=10           how often all start again, and training resumes; JobSet cannot tell a
+#                           preemption from a failure, so give as many as a long run on spot may see
 #   --accelerator=TYPE --topology=TOPOLOGY   of a slice, as GKE names them
 #   --slices=1 --hosts=1 --chips=4           slices, hosts of a slice, chips of a host
 #   --nodes=1 --gpus=1                       GPU nodes, and GPUs of each

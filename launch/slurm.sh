@@ -30,7 +30,10 @@ need_whole_numbers nodes gpus ${cpus:+cpus}
 # Every process must see all GPUs of its node: JAX takes the one of its SLURM_LOCALID, which
 # --gpus-per-task would hide. srun does not take over --cpus-per-task from sbatch.
 step=(srun --kill-on-bad-exit=1 ${cpus:+--cpus-per-task="$cpus"} "$program" "${rest[@]}")
+# A job that is preempted with time to save ends by itself, which Slurm would take for a failure: so it
+# waits for the end that Slurm had announced, and is queued again. scancel and the time limit cut that short.
+script="$(quoted "${step[@]}"); status=\$?; [ \$status -ne 143 ] || sleep 600; exit \$status"
 run sbatch --job-name="$name" --nodes="$nodes" --ntasks-per-node="$gpus" --gpus-per-node="$gpus" \
     ${cpus:+--cpus-per-task="$cpus"} ${time:+--time="$time"} ${partition:+--partition="$partition"} \
     ${account:+--account="$account"} ${qos:+--qos="$qos"} \
-    --output="$output" --open-mode=append --requeue --wrap="$(quoted "${step[@]}")"
+    --output="$output" --open-mode=append --requeue --wrap="$script"

@@ -41,6 +41,17 @@ def test_slurm_gets_a_process_for_each_gpu_and_may_queue_it_again(cloud):
     assert step["flags"] == {"kill-on-bad-exit": "1", "cpus-per-task": "12"}
 
 
+@pytest.mark.parametrize(("status", "waits"), [(143, True), (1, False), (0, False)])
+def test_a_job_that_was_told_to_end_waits_for_the_end_that_queues_it_again(status, waits, cloud):
+    found = cloud.run("slurm.sh", "--program=sh", "--", "-c", f"exit {status}")
+    assert found.returncode == 0, found.stderr
+    (call,) = cloud.calls("sbatch")
+    script = f"sleep() {{ echo slept $1; }}; {call['flags']['wrap']}"
+    found = subprocess.run(["sh", "-c", script], env=cloud.env, capture_output=True, text=True)
+    assert found.returncode == status
+    assert found.stdout == ("slept 600\n" if waits else "")
+
+
 HOST = {"MASTER_ADDR": "node0", "MASTER_PORT": "1234"}
 PRINTED = ("--program=sh", "--", "-c", 'env; printf "%s\\0" "$@"', "sh")
 
