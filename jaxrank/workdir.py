@@ -11,6 +11,8 @@ import json
 import os
 import re
 import secrets
+import socket
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +23,7 @@ from jaxrank import processes
 from jaxrank.config import FREE, differences, from_plain, to_plain
 from jaxrank.data.files import is_local
 from jaxrank.data.lock import is_at
-from jaxrank.errors import InputError
+from jaxrank.errors import InputError, RunError
 from jaxrank.features import Hot, Schema
 
 _FINISHED = "finished"
@@ -72,8 +74,9 @@ def locked(workdir: Path) -> Iterator[None]:
     Where no run has begun in the end, as it was refused, what was made for it is removed if empty.
 
     Raises:
-        InputError: it is not a directory that can be written, another run trains in it, or the
-            processes of this one do not share it.
+        InputError: it is not a directory that can be written and locked, or the processes of this
+            run do not share it.
+        RunError: another run trains in it, which it may soon do no more.
     """
     with contextlib.ExitStack() as stack:
         with processes.together():
@@ -94,7 +97,9 @@ def _marked(workdir: Path) -> Iterator[str]:
     """Holds the lock of `workdir`, and tells what it wrote there."""
     lock = _lock(workdir)
     had_checkpoints = (workdir / "checkpoints").exists()
-    mark = secrets.token_hex(8)
+    since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+    who = f"process {os.getpid()} on {socket.gethostname()} since {since}"
+    mark = f"{secrets.token_hex(8)} {who}"
     try:
         os.ftruncate(lock.descriptor, 0)
         os.write(lock.descriptor, mark.encode())
@@ -140,10 +145,25 @@ def _lock(workdir: Path) -> _Lock:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if is_at(descriptor, path):
                 return _Lock(descriptor, is_new, made)
-        except BlockingIOError as error:
+        except OSError as error:
             os.close(descriptor)
-            raise InputError(f"{workdir}: another process trains in this workdir.") from error
+            raise _not_locked(path, error) from error
         os.close(descriptor)  # the file was removed before its lock was free
+
+
+def _not_locked(path: Path, error: OSError) -> Exception:
+    """What to raise where a lock cannot be had, as another has it or there are none."""
+    if isinstance(error, BlockingIOError):
+        _, _, who = path.read_text().partition(" ") if path.is_file() else ("", "", "")
+        return RunError(
+            f"{path.parent}: another process trains in this workdir{who and ': '}{who}. If it does"
+            f" so no more, as its machine was lost, its file system keeps the lock: remove {path}."
+        )
+    if error.errno in _PASSING:
+        return error
+    return InputError(
+        f"--workdir: {path.parent} must be on a file system with locks (flock): found {error}."
+    )
 
 
 def _remove_if_empty(directory: Path) -> None:

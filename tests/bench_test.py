@@ -17,7 +17,7 @@ from jaxrank.advice import STAGES, Rates, Setting, advice_on, limit_of
 from jaxrank.data import costs, direct, examples, prepare, store
 from jaxrank.data.batcher import Batcher
 from jaxrank.data.pipeline import TrainBatches
-from jaxrank.errors import InputError
+from jaxrank.errors import InputError, RunError
 from jaxrank.features import layout
 from jaxrank.timetable import make_plan
 from jaxrank.train import train
@@ -102,8 +102,8 @@ def test_bench_waits_for_no_run_and_refuses_what_cannot_be_measured(tmp_path, mo
     refused("--seconds must be a positive number: found 0", seconds=0)
     refused("--seconds .* found nan", seconds=float("nan"))
     refused("one of num_steps and num_epochs must be set", num_epochs=2.0)
-    with locked(tmp_path):
-        refused("another process trains")
+    with locked(tmp_path), pytest.raises(RunError, match="another process trains"):
+        bench.bench(tiny.config(), tmp_path, seconds=1.0, report=nothing)
     monkeypatch.setattr(processes, "place", lambda: (0, 2))
     refused("one process: found 2")
 

@@ -4,7 +4,9 @@ import errno
 import fcntl
 import json
 import os
+import re
 import shutil
+import socket
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ from runs import nothing, on_store, saved
 from jaxrank import cli, restore, workdir
 from jaxrank.config import from_plain, to_plain
 from jaxrank.data.prepare import prepare
-from jaxrank.errors import InputError
+from jaxrank.errors import InputError, RunError
 from jaxrank.export import export
 from jaxrank.train import train
 
@@ -207,7 +209,7 @@ def test_a_refused_start_leaves_a_run_as_it_is(run):
     with pytest.raises(InputError, match="another config"):
         train(on_store("B1", num_steps=24), run, report=nothing)
     assert below(run) == before
-    with workdir.locked(run), pytest.raises(InputError, match="another process trains"):
+    with workdir.locked(run), pytest.raises(RunError, match="another process trains"):
         train(on_store("B1"), run, report=nothing)
     assert below(run) == before
 
@@ -226,9 +228,33 @@ def test_of_a_lock_that_its_owner_removes_meanwhile_a_new_one_is_made(tmp_path, 
     with workdir.locked(directory):
         assert len(locks) == 2
         assert (directory / ".lock").is_file()
-        with pytest.raises(InputError, match="another process trains"), workdir.locked(directory):
+        with pytest.raises(RunError, match="another process trains"), workdir.locked(directory):
             pass
     assert below(tmp_path) == []
+
+
+def test_who_holds_a_workdir_is_told_and_how_to_free_it_of_one_that_is_lost(tmp_path):
+    """As of a machine that was taken away, whose lock a server of NFS may keep."""
+    with workdir.locked(tmp_path):
+        here = rf"process {os.getpid()} on {re.escape(socket.gethostname())} since \d{{4}}-"
+        told = rf"{here}.* remove {tmp_path}/.lock"
+        with pytest.raises(RunError, match=told) as found, workdir.locked(tmp_path):
+            pass
+        assert found.value.exit_status == 1  # another start, later, may well succeed
+        (tmp_path / ".lock").unlink()
+        with workdir.locked(tmp_path):
+            pass
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS])
+def test_a_file_system_without_locks_is_refused(tmp_path, monkeypatch, number):
+    def flock(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    told = f"--workdir: {tmp_path} must be .* with locks"
+    with pytest.raises(InputError, match=told), workdir.locked(tmp_path):
+        pass
 
 
 def refused_by_the_system(number):
