@@ -81,15 +81,16 @@ class Recorder:
         for i in range(steps):
             number = step - steps + i + 1
             one = jax.tree.map(lambda x, i=i: x[i], told)
-            spike = self._judge(number, one)
             values = self._values(one)
             if self._watch.on_nonfinite == "skip":
                 values["skipped"] = int(one.skipped)
-            if spike:
-                values["loss_spike"] = spike
             if i == steps - 1 and self._seconds:
                 values["examples_per_second"] = self.examples_per_second
-            self._writer.write(number, values)
+            try:
+                if spike := self._judge(number, one):
+                    values["loss_spike"] = spike
+            finally:  # the step that ends a run, too
+                self._writer.write(number, values)
         self._advise(told.exchange, steps)
         if step % self._plan.log_every == 0:
             self._writer.flush()
@@ -110,7 +111,6 @@ class Recorder:
         self._skipped_in_a_row = 0
         if not np.isfinite([loss, norm]).all():
             written = self._last.write(number, "not finite", self.checkpoint, at_the_end=True)
-            self._writer.flush()
             raise RunError(
                 f"step {number}: loss and gradient must be finite: the loss is {loss}, the norm of"
                 f" the gradient {norm}. The last good checkpoint is {self.checkpoint}.{written}"
@@ -131,7 +131,6 @@ class Recorder:
         too_many = self._skipped_in_a_row > limit
         written = self._last.write(number, "not finite", self.checkpoint, at_the_end=too_many)
         if too_many:
-            self._writer.flush()
             raise RunError(
                 f"step {number}: no more than watch.most_skipped={limit} steps may be skipped one"
                 f" after another: {why}. The last good checkpoint is {self.checkpoint}.{written}"

@@ -1,16 +1,21 @@
 """Losses that stand out."""
 
 import math
+from typing import Any
+
+import numpy as np
 
 _DECAY = 0.99  # of mean and variance, a step
-_FEWEST = 100  # steps before any is judged
+_FIRST = 100  # steps of which none is judged
+_DEVIATION = 1.4826  # that of a normal distribution, in median absolute deviations
 
 
 class Spikes:
     """How far each loss is above those before it.
 
     Mean and variance are exponentially weighted, over about a hundred steps, and a spike moves them
-    no further than the limit would have.
+    no further than the limit would have. They begin with the median of the first hundred losses and
+    how far these are from it, also in the median, so that one of them hides no later spike.
 
     Args:
         limit: deviations above the mean from which on a loss is a spike; 0: none is.
@@ -18,28 +23,33 @@ class Spikes:
 
     def __init__(self, limit: float):
         self._limit = limit
-        self._seen, self._mean, self._variance = 0, 0.0, 0.0
+        self._first: list[float] = []
+        self._mean, self._variance = 0.0, 0.0
 
-    def get_state(self) -> dict[str, float]:
+    def get_state(self) -> dict[str, Any]:
         """What a checkpoint must hold, as JSON."""
-        return {"seen": self._seen, "mean": self._mean, "variance": self._variance}
+        return {"first": list(self._first), "mean": self._mean, "variance": self._variance}
 
-    def set_state(self, state: dict[str, float]) -> None:
-        """Goes on from a state; from none as at first."""
-        self._seen = int(state.get("seen", 0))
-        self._mean, self._variance = state.get("mean", 0.0), state.get("variance", 0.0)
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Goes on from a state."""
+        self._first, self._mean = list(state["first"]), state["mean"]
+        self._variance = state["variance"]
 
     def above(self, loss: float) -> float:
         """Deviations that a loss is above the mean, if it is a spike; else 0. It counts as seen."""
+        if len(self._first) < _FIRST:
+            self._first.append(loss)
+            if len(self._first) == _FIRST:
+                self._mean = float(np.median(self._first))
+                apart = float(np.median(np.abs(np.array(self._first) - self._mean)))
+                self._variance = (_DEVIATION * apart) ** 2
+            return 0.0
         apart = loss - self._mean
         deviation = math.sqrt(self._variance)
-        is_spike = self._limit > 0 and self._seen >= _FEWEST and 0 < self._limit * deviation < apart
+        is_spike = self._limit > 0 and 0 < self._limit * deviation < apart
         found = apart / deviation if is_spike else 0.0
         if is_spike:
             apart = self._limit * deviation
-        # At first the plain mean and variance of what there is.
-        weight = max(1 - _DECAY, 1 / (self._seen + 1))
-        self._mean += weight * apart
-        self._variance = (1 - weight) * (self._variance + weight * apart * apart)
-        self._seen += 1
+        self._mean += (1 - _DECAY) * apart
+        self._variance = _DECAY * (self._variance + (1 - _DECAY) * apart * apart)
         return found

@@ -116,8 +116,8 @@ def train(
             Profile(traced, job, int(state.step), recorder.finish, tell) as profiler,
         ):
             state, scores = _loop(job, state, feed, writer, recorder, profiler, stop, watch, tell)
-        job.checkpoints.wait()
-        workdir.mark_finished(directory, True)
+            job.checkpoints.wait()  # in here, for a signal would end the program and the save
+            workdir.mark_finished(directory, True)
         return _result(job, state, scores, recorder.examples_per_second, began)
 
 

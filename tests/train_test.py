@@ -90,7 +90,7 @@ def test_resumed_run_equals_the_uninterrupted_one_to_the_bit(store, finished, tm
     ]
     for what in ("monitor", "spikes", "data"):  # as what they told and will tell
         assert of_runs[0][what] == of_runs[1][what]
-    assert of_runs[0]["spikes"]["seen"] == 16
+    assert len(of_runs[0]["spikes"]["first"]) == 16
 
 
 def test_each_program_of_a_run_is_compiled_once_also_of_one_that_goes_on(
@@ -658,7 +658,7 @@ def test_tables_that_no_memory_of_this_machine_has_room_for_are_refused(
 
 
 def test_two_processes_cannot_train_in_one_workdir(store, tmp_path):
-    with locked(tmp_path), pytest.raises(InputError, match="another process trains in this"):
+    with locked(tmp_path), pytest.raises(RunError, match="another process trains in this"):
         run(store, tmp_path)
     run(store, tmp_path, num_steps=2, log_every_steps=2)
 
@@ -702,6 +702,27 @@ def test_a_signal_ends_a_run_after_a_checkpoint_and_it_goes_on_as_if_nothing_was
     assert records(tmp_path, "valid") == records(finished[0], "valid")
     states = [final_state(store, workdir) for workdir in (tmp_path, finished[0])]
     jax.tree.map(np.testing.assert_array_equal, *states)
+
+
+def test_a_signal_while_the_last_save_is_written_ends_nothing(store, tmp_path, monkeypatch):
+    """Nothing else is left to do, and the second one would still end it."""
+    before, waited = Checkpoints.wait, []
+
+    def wait(checkpoints):
+        if not waited and (tmp_path / "metrics.jsonl").exists():
+            waited.append(signal.getsignal(signal.SIGTERM))
+            os.kill(os.getpid(), signal.SIGTERM)
+        before(checkpoints)
+
+    # Else the process that runs the tests would end.
+    default = signal.signal(signal.SIGTERM, lambda *_: pytest.fail("the program would have ended"))
+    monkeypatch.setattr(Checkpoints, "wait", wait)
+    try:
+        assert run(store, tmp_path).step == 16
+    finally:
+        signal.signal(signal.SIGTERM, default)
+    assert len(waited) == 1
+    assert is_finished(tmp_path)
 
 
 @pytest.mark.parametrize("made", [2, 4])

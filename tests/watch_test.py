@@ -114,6 +114,9 @@ def test_too_many_skipped_steps_end_the_run(store, tmp_path, monkeypatch):
     poison(monkeypatch, np.inf, {2, 3, 5, 6, 7})
     with pytest.raises(RunError, match=r"step 7: no more than watch.most_skipped=2 steps may be"):
         train(c, tmp_path, report=nothing)
+    told = by_step(tmp_path)
+    assert max(told) == 7
+    assert [told[i]["skipped"] for i in range(1, 8)] == [0, 1, 1, 0, 1, 1, 1]
 
 
 def test_the_last_batches_of_a_step_that_is_not_finite_are_written(store, tmp_path, monkeypatch):
@@ -122,6 +125,8 @@ def test_the_last_batches_of_a_step_that_is_not_finite_are_written(store, tmp_pa
     message = rf"step 7: loss .* The batches up to it are in {tmp_path}/debug/7\."
     with pytest.raises(RunError, match=message):
         train(c, tmp_path, report=nothing, debug_batches=4)
+    told = by_step(tmp_path)
+    assert (max(told), told[7]["loss"]) == (7, None)
     folder = tmp_path / "debug" / "7"
     files = [f"step-00000{step}.process-0.npz" for step in (4, 5, 6, 7)]
     assert sorted(p.name for p in folder.iterdir()) == ["about.json", *files]
@@ -151,7 +156,7 @@ def test_a_loss_that_stands_out_is_told_and_its_batches_written(store, tmp_path,
 def test_spikes_are_those_over_the_limit():
     rng = np.random.default_rng(0)
     losses = 0.5 + 0.01 * rng.normal(size=5000)
-    losses[[50, 1000, 3000]] += 0.3
+    losses[[50, 1000, 3000]] += [1e4, 0.3, 0.3]  # of the first hundred none is judged
     losses[2000] -= 0.3
     watch, never = Spikes(8), Spikes(0)
     assert [i for i, x in enumerate(losses) if watch.above(x)] == [1000, 3000]
