@@ -17,12 +17,11 @@ the log of that of a count.
 """
 
 import numpy as np
-from numpy.typing import NDArray
+
+from jaxrank.auc import Floats
 
 # By kind of task.
 NAMES = {"real": "squared_error", "count": "deviance"}
-
-Floats = NDArray[np.float64]
 
 
 def of_labels(
@@ -52,9 +51,9 @@ def of_sums(
 ) -> dict[str, float]:
     """The metrics given sums; `least` is that of w * loss for the best constant."""
     return {
-        NAMES[kind]: _ratio(2 * loss, weight),
-        f"normalized_{NAMES[kind]}": _ratio(loss, least),
-        "calibration": _ratio(predicted, observed),
+        NAMES[kind]: ratio(2 * loss, weight),
+        f"normalized_{NAMES[kind]}": ratio(loss, least),
+        "calibration": ratio(predicted, observed),
         "examples": examples,
     }
 
@@ -86,5 +85,6 @@ def spread(kind: str, y: float) -> float:
     return y * float(np.log(y)) if y > 0 else 0.0
 
 
-def _ratio(a: float, b: float) -> float:
+def ratio(a: float, b: float) -> float:
+    """a / b; NaN where b is not above 0."""
     return float(a / b) if b > 0 else float("nan")

@@ -136,9 +136,9 @@ class Schema:
         )
 
     @property
-    def id_columns(self) -> int:
-        """Columns of the id matrix: a Categorical of length 3 has three."""
-        return sum(f.length for f in self.ids)
+    def id_columns(self) -> list[Categorical]:
+        """The feature of each column of the id matrix: a Categorical of length 3 has three."""
+        return [f for f in self.ids for _ in range(f.length)]
 
     @property
     def shift_columns(self) -> int:
@@ -325,7 +325,7 @@ def _stack(schema: Schema, dim: int, tables: list[Table], hot: Hot) -> Stack:
         if table.name not in hot.whole:
             offsets[i] = at - hot_rows[i]
             at += table.rows - hot_rows[i]
-    column_tables = [f.table for f in schema.ids for _ in range(f.length)]
+    column_tables = [f.table for f in schema.id_columns]
     columns = [i for i, name in enumerate(column_tables) if name in index]
     lists = [i for i, f in enumerate(schema.lists) if f.table in index and f.combiner != "none"]
     sequences = [i for i, f in enumerate(schema.lists) if f.table in index and f.combiner == "none"]

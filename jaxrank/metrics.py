@@ -1,7 +1,7 @@
 """How good predictions are.
 
-On the devices a batch becomes `Sums`, which add up over batches; on the host `from_sums` turns
-them into metrics. `exact` works from all predictions instead, in float64.
+On the devices a batch becomes `Sums`; on the host `from_sums` turns them into metrics. `exact`
+works from all predictions instead, in float64.
 
 The metrics of a task, in a dict (NaN where one is undefined, never an exception):
 
@@ -20,7 +20,6 @@ Of real and count tasks: see `deviance`. Of each:
 - examples: how many have weight above 0.
 """
 
-import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -30,7 +29,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from jaxrank import deviance, losses
-from jaxrank.auc import auc_of_examples, auc_of_groups
+from jaxrank.auc import Floats, auc_of_examples, auc_of_groups
+from jaxrank.deviance import ratio
 
 # Bins of 1/32 in the logit over [-16, 16); what lies outside counts in the first or last bin.
 # Within a bin all pairs count half. Error of the AUC, measured: with 1,000,000 examples 1e-4 where
@@ -108,11 +108,6 @@ def _histogram(
     return histogram.reshape(tasks, 2, BINS)
 
 
-def merge(a: Sums, b: Sums) -> Sums:
-    """The sums of two disjoint sets of examples, on the devices or (see `to_host`) on the host."""
-    return Sums(*map(operator.add, a, b))
-
-
 def to_host(sums: Sums) -> Sums:
     """The same sums in NumPy, 64 bits wide: float32 sums of a few batches lose nothing worth
     counting, those of a whole data set would."""
@@ -134,7 +129,7 @@ def from_sums(sums: Sums, kinds: Sequence[str]) -> list[dict[str, float]]:
             found.append(_of_binary(**told, auc=auc_of_groups(positives, negatives)))
         else:
             spread = s.spread[task]
-            mean = _ratio(s.observed[task], s.weight[task])
+            mean = ratio(s.observed[task], s.weight[task])
             least = spread - s.weight[task] * deviance.spread(kind, mean)
             least = least if least > _LEAST_SPREAD * spread else 0.0
             found.append(deviance.of_sums(kind, **told, least=least))
@@ -197,7 +192,7 @@ def constant(labels: ArrayLike, weights: ArrayLike, kind: str = "binary") -> dic
     return _of_binary(
         examples=len(w),
         weight=weight,
-        loss=weight * _entropy(_ratio(positives, weight)),
+        loss=weight * _entropy(ratio(positives, weight)),
         predicted=positives,
         observed=positives,
         auc=auc_of_groups(np.array([positives]), np.array([weight - positives])),
@@ -241,9 +236,6 @@ def calibration_buckets(
     ]
 
 
-Floats = NDArray[np.float64]
-
-
 def _weighted(scores: ArrayLike, labels: ArrayLike, weights: ArrayLike) -> list[Floats]:
     """All three in float64, without the examples of weight 0."""
     arrays = [np.asarray(a, np.float64) for a in (scores, labels, weights)]
@@ -265,12 +257,12 @@ def _exact(score: Floats, p: Floats, loss: Floats, y: Floats, w: Floats) -> dict
 def _of_binary(
     *, examples: int, weight: float, loss: float, predicted: float, observed: float, auc: float
 ) -> dict[str, float]:
-    logloss = _ratio(loss, weight)
+    logloss = ratio(loss, weight)
     return {
         "logloss": logloss,
         "auc": auc,
-        "normalized_entropy": _ratio(logloss, _entropy(_ratio(observed, weight))),
-        "calibration": _ratio(predicted, observed),
+        "normalized_entropy": ratio(logloss, _entropy(ratio(observed, weight))),
+        "calibration": ratio(predicted, observed),
         "examples": examples,
     }
 
@@ -278,10 +270,6 @@ def _of_binary(
 def _entropy(p: float) -> float:
     """Of a coin, in nats; 0 for a certain one."""
     return float(sum(-q * np.log(q) for q in (p, 1 - p) if q > 0)) if p == p else p
-
-
-def _ratio(a: float, b: float) -> float:
-    return float(a / b) if b > 0 else float("nan")
 
 
 def _where_any(share: Floats, loss: Floats) -> Floats:

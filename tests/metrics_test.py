@@ -1,6 +1,7 @@
 """Metrics against scikit-learn, and the sums of batches against the metrics of all examples."""
 
 import math
+import operator
 
 import jax
 import numpy as np
@@ -152,13 +153,18 @@ def test_no_examples_give_nan_everywhere():
     assert metrics.calibration_buckets(column, column, column) == []
 
 
+def merged(a, b):
+    """The sums of two sets of examples, on the device or on the host."""
+    return jax.tree.map(operator.add, a, b)
+
+
 def sums_of(logits, labels, weights, batch=1000):
     """Merged over batches on the device."""
     total = None
     for start in range(0, len(logits), batch):
         part = slice(start, start + batch)
         sums = jax.jit(batch_sums)(logits[part], labels[part], weights[part])
-        total = sums if total is None else metrics.merge(total, sums)
+        total = sums if total is None else merged(total, sums)
     return total
 
 
@@ -204,7 +210,7 @@ def test_sums_of_a_batch_split_over_devices_are_those_of_one_device():
 def test_host_sums_count_beyond_float32_and_int32():
     one = metrics.to_host(batch_sums(*clicks(10)))
     many = metrics.Sums(*(a * 10**9 for a in one))
-    total = metrics.merge(many, one)
+    total = merged(many, one)
     assert total.examples[0] == one.examples[0] * (10**9 + 1)
     assert total.weight[0] - many.weight[0] == pytest.approx(one.weight[0], rel=1e-3)
 
@@ -282,7 +288,7 @@ def test_metrics_of_a_sample_are_those_of_sklearn_with_negatives_weighted_by_the
 
         traffic, sums = sums_of(*part)
         np.testing.assert_allclose(traffic, sample_weight[start : start + 1000], rtol=1e-5)
-        total = sums if total is None else metrics.merge(metrics.to_host(total), sums)
+        total = sums if total is None else merged(metrics.to_host(total), sums)
     for task, found in enumerate(from_sums(total)):
         x, y, w = logits[:, task], labels[:, task], sample_weight[:, task]
         expected = by_sklearn(sigmoid(x), x, y, w)

@@ -93,7 +93,7 @@ class _Ids:
     def __init__(self, layout: Layout, stack: Stack):
         self.places = stack.places
         self._columns, self._sequences = list(stack.columns), list(stack.sequences)
-        columns = [f.name for f in layout.schema.ids for _ in range(f.length)]
+        columns = [f.name for f in layout.schema.id_columns]
         self._names = [layout.schema.lists[i].name for i in self._sequences]
         self._lengths = np.asarray(stack.sequence_lengths, np.int64)
         # Of each place of the sequences: which of them, and the position in it.

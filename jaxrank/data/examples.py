@@ -149,7 +149,7 @@ class Known:
     def __init__(self, schema: Schema):
         # PAD is no row of any table, so nothing of other encodings is at or beyond it.
         rows = {t.name: t.rows if t.encoding == "vocabulary" else PAD for t in schema.tables}
-        self._columns = np.array([rows[f.table] for f in schema.ids for _ in range(f.length)], int)
+        self._columns = np.array([rows[f.table] for f in schema.id_columns], int)
         self._lists = np.array([rows[f.table] for f in schema.lists], int)
 
     def __call__(self, examples: Examples) -> Examples:

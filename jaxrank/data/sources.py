@@ -63,7 +63,7 @@ def make_source(source: Mapping[str, Any], used: Collection[str] = ()) -> Source
 
     Args:
         source: the section.
-        used: names of columns; a format that has each column by itself reads no others. None: all.
+        used: names of columns; a format that has each column by itself reads no others. Empty: all.
 
     Raises:
         InputError: an unknown kind or field, a file that is missing, or headers that differ.

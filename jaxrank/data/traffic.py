@@ -214,7 +214,7 @@ def lists_read(examples: Examples, schema: Schema) -> list[ListOfIds]:
 
 def feature_tables(schema: Schema) -> list[str]:
     """The table of each feature in the order of `rows_read`."""
-    return [f.table for f in schema.ids for _ in range(f.length)] + [f.table for f in schema.lists]
+    return [f.table for f in schema.id_columns] + [f.table for f in schema.lists]
 
 
 def measure(reads: Reads, examples: int = SAMPLE) -> Traffic:

@@ -32,13 +32,6 @@ def falling(counts: np.ndarray) -> np.ndarray:
         Grenander, On the Theory of Mortality Measurement II, 1956: the slopes of the least concave
         majorant of the sums.
     """
-    at = np.arange(len(counts) + 1)
-    sums = np.concatenate([np.zeros(1), np.cumsum(counts, dtype=np.float64)])
-    while True:
-        width, height = np.diff(at), np.diff(sums)
-        # What lies below the line between its neighbours is no corner, whatever else is removed.
-        is_corner = height[:-1] * width[1:] > height[1:] * width[:-1]
-        if is_corner.all():
-            return np.repeat(height / width, width)
-        kept = np.concatenate([[True], is_corner, [True]])
-        at, sums = at[kept], sums[kept]
+    from scipy.optimize import isotonic_regression  # slow to import
+
+    return isotonic_regression(counts, increasing=False).x
