@@ -277,6 +277,6 @@ _VERBS: Mapping[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "predict": ("write the predictions of a checkpoint for prepared data", _predict),
     "export": ("a checkpoint's tables, layers and features as Parquet, NumPy and JSON", _export),
     "plan": ("where each table goes on a machine, whether it fits, and how even it is", _plan),
-    "compile": ("the step by the TPU compiler, for TPU slices that are not here", _compile),
+    "compile": ("the step by the compiler of TPUs or GPUs, for those that are not here", _compile),
     "bench": ("how fast input and step are alone and together, and which one limits", _bench),
 }

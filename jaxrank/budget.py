@@ -134,10 +134,11 @@ def _places(stack: Stack, split: Split) -> int:
 
 
 def _buffers(stack: Stack, split: Split) -> int:
-    """Bytes of the buffers of one stack: places for all owners, each
+    """Bytes of the buffers of one stack in an exchange, on one device.
 
-    of an id, of a vector and of a gradient, sent and received; and at the owner, for each place and
-    replica, of an id and a gradient gathered, and of a gradient summed.
+    These have places for all owners, each of an id, of a vector and of a gradient, sent and
+    received; and at the owner, for each place and replica, of an id and a gradient gathered, and of
+    a gradient summed.
     """
     sent_and_received = 2 * (1 + 2 * stack.dim)
     at_owner = split.replicas * (1 + 2 * stack.dim)

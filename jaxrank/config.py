@@ -89,7 +89,9 @@ def default() -> ConfigDict:
 
     c.task_weights = ()  # weight of each task's loss in the sum; empty: all 1
     c.task_weighting = "fixed"  # or uncertainty: learned, beside these weights
-    c.ema_decay = 0.0  # a step, of averaged weights, by which runs are judged; 0: none
+    # Per step, of the moving average of all weights that evaluations, predictions and exports then
+    # use; 0: no average.
+    c.ema_decay = 0.0
 
     rate = dict(
         base_rate=0.001,  # at base_batch examples per step
@@ -97,16 +99,19 @@ def default() -> ConfigDict:
         # rate = base_rate * (batch / base_batch) ** p: none 0, sqrt 1/2, linear 1; sqrt_linear 1/2
         # up to base_batch, 1 above it
         scaling="sqrt",
-        warmup_steps=0,
+        warmup_steps=0,  # in which the rate rises from 0
         decay="constant",  # after warm-up: constant, linear, cosine or polynomial
         decay_steps=0,  # 0: all steps after the warm-up
         final_fraction=0.0,  # of the rate, at the end of the decay
         power=1.0,  # of the polynomial decay
     )
     c.optim = ConfigDict()
-    c.optim.dense = ConfigDict(dict(name="adam", clip_norm=0.0, weight_decay=0.0, **rate))
-    of_tables = rate | dict(base_rate=0.05, scaling="sqrt_linear")
-    c.optim.tables = ConfigDict(dict(name="rowwise_adagrad", **of_tables))
+    c.optim.dense = ConfigDict(rate)
+    c.optim.dense.name = "adam"  # sgd, momentum, adagrad, adam or adamw
+    c.optim.dense.clip_norm = 0.0  # longest gradient of all parameters together; 0: no limit
+    c.optim.dense.weight_decay = 0.0  # times a weight, added to its gradient; of adamw see optim.py
+    c.optim.tables = ConfigDict(rate | dict(base_rate=0.05, scaling="sqrt_linear"))
+    c.optim.tables.name = "rowwise_adagrad"  # sgd, adagrad, rowwise_adagrad, lazy_adam or ftrl
     c.optim.dense.factors = ConfigDict()  # parameter pattern -> of its rate; 0 freezes: "cross/*"
     c.optim.tables.factors = ConfigDict()  # table pattern -> of its rate; ? matches a dot
     c.optim.dense.settings = ConfigDict()  # of the optimizer, such as b1, b2, eps
@@ -118,7 +123,7 @@ def default() -> ConfigDict:
     c.eval.metric = ""  # as click/auc; empty: the first task's own loss. Picks the best
     c.eval.stop_patience = 0  # evaluations without improvement before training stops; 0: never
     c.eval.rate_patience = 0  # the same before both rates are multiplied by rate_factor; 0: never
-    c.eval.rate_factor = 0.1
+    c.eval.rate_factor = 0.1  # of both rates, each time that rate_patience is over
     c.eval.min_delta = 0.0  # least change of the metric that counts as improvement
 
     c.checkpoint = ConfigDict()

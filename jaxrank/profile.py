@@ -27,7 +27,7 @@ class Steps(NamedTuple):
 
 
 def parse(text: str) -> Steps | None:
-    """The steps that `--profile_steps` asks for; none if it is empty.
+    """The steps that `--profile-steps` asks for; none if it is empty.
 
     Raises:
         InputError: it is not FIRST:LAST, or holds no step.
@@ -39,7 +39,7 @@ def parse(text: str) -> Steps | None:
     steps = Steps(int(found[1]), int(found[2])) if found else Steps(0, 0)
     if not 1 <= steps.first <= steps.last:
         raise InputError(
-            "--profile_steps must be FIRST:LAST, the first and the last step to trace, counted from"
+            "--profile-steps must be FIRST:LAST, the first and the last step to trace, counted from"
             f" 1: found {text!r}. 100:103 are four steps."
         )
     return steps
@@ -107,7 +107,7 @@ class Profile:
         else:
             rest = f"goes from step {step + 1} to {end}" if step < end else f"ended at step {step}"
             report(
-                f"Nothing was traced: the run {rest}, --profile_steps={steps.first}:{steps.last}"
+                f"Nothing was traced: the run {rest}, --profile-steps={steps.first}:{steps.last}"
             )
 
     def start_if_due(self, step: int, state: Any) -> None:

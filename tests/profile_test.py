@@ -100,12 +100,12 @@ def test_of_a_resumed_run_only_steps_that_are_left_are_traced(store, tmp_path):
     assert traces(tmp_path) == {"steps_9_to_12": [10, 12]}
 
     told = run(on_store(store), tmp_path, profile_steps="5:11")
-    assert told == ["Nothing was traced: the run ended at step 16, --profile_steps=5:11"]
+    assert told == ["Nothing was traced: the run ended at step 16, --profile-steps=5:11"]
 
 
 def test_steps_after_the_end_of_the_run_are_told_and_not_traced(store, tmp_path):
     told = run(on_store(store), tmp_path, profile_steps="17:20")
-    assert told == ["Nothing was traced: the run goes from step 1 to 16, --profile_steps=17:20"]
+    assert told == ["Nothing was traced: the run goes from step 1 to 16, --profile-steps=17:20"]
     assert not (tmp_path / "profile").exists()
 
 
@@ -175,9 +175,9 @@ def test_a_trace_that_cannot_be_written_ends_the_run_with_its_place(store, tmp_p
 def test_what_is_no_range_of_steps_is_refused_before_anything_is_written(tmp_path, text):
     command = ["train", f"--config={tiny_config.__file__}", f"--workdir={tmp_path / 'run'}"]
     with pytest.raises(InputError) as found:
-        cli.run([*command, f"--profile_steps={text}"])
+        cli.run([*command, f"--profile-steps={text}"])
     assert str(found.value).startswith(
-        "--profile_steps must be FIRST:LAST, the first and the last step to trace, counted from 1:"
+        "--profile-steps must be FIRST:LAST, the first and the last step to trace, counted from 1:"
         f" found {text!r}"
     )
     assert list(tmp_path.iterdir()) == []
@@ -185,7 +185,7 @@ def test_what_is_no_range_of_steps_is_refused_before_anything_is_written(tmp_pat
 
 def test_the_command_line_traces_too(store, tmp_path, capsys):
     command = ["train", f"--config={tiny_config.__file__}", f"--workdir={tmp_path}"]
-    cli.run([*command, f"--config.data.store={store}", "--profile_steps=3:3", "--quiet"])
+    cli.run([*command, f"--config.data.store={store}", "--profile-steps=3:3", "--quiet"])
     assert f"\nSteps 3 to 4 are traced, into {tmp_path / 'profile'}\n" in capsys.readouterr().out
     assert traces(tmp_path) == {"steps_3_to_4": [4]}
 
