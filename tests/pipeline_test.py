@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from conftest import ROOT
 from examples import stack_rows
+from store_blocks import write_train
 
 from jaxrank.data.block import Block
 from jaxrank.data.order import Order
@@ -91,11 +92,8 @@ def store(tmp_path_factory):
         }
     }
     with StoreWriter(path) as writer:
-        split = writer.split("train", statistics)
-        start = 0
-        for rows in _BLOCKS:
-            split.write(_block(start, start + rows))
-            start += rows
+        starts = np.cumsum((0, *_BLOCKS)).tolist()
+        write_train(writer, map(_block, starts[:-1], starts[1:]), statistics)
         writer.finish(_SCHEMA, {})
     return open_store(path)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from store_blocks import write_train
 
 from jaxrank.data import manifest as manifests
 from jaxrank.data import store as store_module
@@ -47,9 +48,7 @@ def block(rows=100, lists=2, seed=0, weighted=True):
 
 def write(path, blocks, schema=SCHEMA):
     with StoreWriter(path) as writer:
-        split = writer.split("train", {})
-        for b in blocks:
-            split.write(b)
+        write_train(writer, blocks)
         writer.write_vocabulary("t", WORDS, [7, 3])
         return writer.finish(schema, {"features": {}})
 
@@ -394,7 +393,7 @@ _WRITER = """
     import sys
     from jaxrank.data.store_writer import StoreWriter
     with StoreWriter(sys.argv[1]) as writer:
-        writer.split("train", {})
+        (writer.work / "train").mkdir()
         print("writing", flush=True)
         sys.stdin.read()
 """
@@ -444,11 +443,11 @@ def test_a_store_that_was_finished_while_another_waited_is_not_overwritten(tmp_p
 def test_ending_a_finished_writer_leaves_the_next_ones_work(tmp_path):
     first = StoreWriter(tmp_path / "s")
     with first as writer:
-        writer.split("train", {}).write(block())
+        write_train(writer, [block()])
         writer.finish(SCHEMA, {})
         shutil.rmtree(tmp_path / "s")
         second = StoreWriter(tmp_path / "s").__enter__()
-    second.split("train", {}).write(block())
+    write_train(second, [block()])
     second.finish(dataclasses.replace(SCHEMA, tasks=()), {})
     second.__exit__()
     assert open_store(tmp_path / "s").schema.tasks == ()

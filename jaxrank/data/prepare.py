@@ -95,7 +95,7 @@ def prepare(
         spec, unread = spec.without_labels(), spec.columns_of_tasks
     key = keyed.fingerprint(keyed.read_key(hash_key_file)) if hash_key_file else ""
     try:
-        with StoreWriter(output, resumable=True) as writer:
+        with StoreWriter(output) as writer:
             section = _with_stdin(source, writer.work)
             data = make_source(section)
             resolved = _resolve(spec, data, unread)
