@@ -1,15 +1,16 @@
-"""Checkpoints: the state, where the run stands in its data, and what it has seen so far.
+"""Checkpoints: the state, and what the run has seen so far.
 
     WORKDIR/checkpoints/<step>/weights    what predicts: parameters, model state, table rows
     WORKDIR/checkpoints/<step>/training   what else training needs: optimizer states, rate factor,
                                           and the weights themselves where an average predicts
-    WORKDIR/checkpoints/<step>/run        JSON: position in the data, monitor, the monitored metric
-                                          (null, if not evaluated) and what it measures, versions,
-                                          checksums
+    WORKDIR/checkpoints/<step>/run        JSON: fingerprint of the data, monitor, scores of days,
+                                          spikes, the monitored metric (null, if not evaluated) and
+                                          what it measures, version, checksums
 
-Tables are stored in an order that does not depend on the devices; see `embedding.storage`. The
-checksums are of all arrays, made before they were saved and compared when they are restored, and of
-the rest of `run`: nothing else would find a bit that flipped on a disk.
+Of where the run stands in its data the step says all, as batch k is a function of k; see
+`data.pipeline`. Tables are stored in an order that does not depend on the devices; see
+`embedding.storage`. The checksums are of all arrays, made before they were saved and compared when
+they are restored, and of the rest of `run`: nothing else would find a bit that flipped on a disk.
 """
 
 import contextlib
