@@ -234,8 +234,8 @@ def start(
             f"Evaluations so far were by {other}, from now on by {job.monitor.measures}: the best"
             " and eval.stop_patience and eval.rate_patience begin anew"
         )
-    job.spikes.set_state(run.get("spikes", {}))
-    job.day_scores.set_state(run.get("days", []))
+    job.spikes.set_state(run["spikes"])
+    job.day_scores.set_state(run["days"])
     return state
 
 

@@ -25,9 +25,9 @@ class Spikes:
         return {"seen": self._seen, "mean": self._mean, "variance": self._variance}
 
     def set_state(self, state: dict[str, float]) -> None:
-        """Goes on from a state; from none as at first."""
-        self._seen = int(state.get("seen", 0))
-        self._mean, self._variance = state.get("mean", 0.0), state.get("variance", 0.0)
+        """Goes on from a state."""
+        self._seen = int(state["seen"])
+        self._mean, self._variance = state["mean"], state["variance"]
 
     def above(self, loss: float) -> float:
         """Deviations that a loss is above the mean, if it is a spike; else 0. It counts as seen."""
