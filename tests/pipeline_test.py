@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from conftest import ROOT
 from examples import stack_rows
-from store_blocks import write_train
+from store_blocks import SPEC, write_train
 
 from jaxrank.data.block import Block
 from jaxrank.data.order import Order
@@ -94,7 +94,7 @@ def store(tmp_path_factory):
     with StoreWriter(path) as writer:
         starts = np.cumsum((0, *_BLOCKS)).tolist()
         write_train(writer, map(_block, starts[:-1], starts[1:]), statistics)
-        writer.finish(_SCHEMA, {})
+        writer.finish(_SCHEMA, SPEC)
     return open_store(path)
 
 

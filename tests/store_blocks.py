@@ -4,7 +4,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from jaxrank.data.block import Block
+from jaxrank.data.store import StoreSpec
 from jaxrank.data.store_writer import SplitWriter, StoreWriter
+
+SPEC = StoreSpec(features={}, source={}, transforms={}, boundaries={}, buckets={}, hash_key="")
 
 
 def write_train(

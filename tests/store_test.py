@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from store_blocks import write_train
+from store_blocks import SPEC, write_train
 
 from jaxrank.data import manifest as manifests
 from jaxrank.data import store as store_module
@@ -50,7 +50,7 @@ def write(path, blocks, schema=SCHEMA):
     with StoreWriter(path) as writer:
         write_train(writer, blocks)
         writer.write_vocabulary("t", WORDS, [7, 3])
-        return writer.finish(schema, {"features": {}})
+        return writer.finish(schema, SPEC)
 
 
 def assert_blocks_equal(found, expected):
@@ -272,6 +272,7 @@ def test_a_table_is_extended_by_one_that_begins_with_its_values(tmp_path, table,
         (["schema", "tasks"], "schema: must have a field 'tasks'"),
         (["schema", "tasks", 0, "name"], r"schema.tasks\[0\]: must have a field 'name'"),
         (["spec"], "must have the key 'spec'"),
+        (["spec", "hash_key"], "must have the key 'hash_key'"),
         (["counts"], "must have the key 'counts'"),
         (["splits"], "must have the key 'splits'"),
         (["splits", "train", "statistics"], "must have the key 'statistics'"),
@@ -444,10 +445,10 @@ def test_ending_a_finished_writer_leaves_the_next_ones_work(tmp_path):
     first = StoreWriter(tmp_path / "s")
     with first as writer:
         write_train(writer, [block()])
-        writer.finish(SCHEMA, {})
+        writer.finish(SCHEMA, SPEC)
         shutil.rmtree(tmp_path / "s")
         second = StoreWriter(tmp_path / "s").__enter__()
     write_train(second, [block()])
-    second.finish(dataclasses.replace(SCHEMA, tasks=()), {})
+    second.finish(dataclasses.replace(SCHEMA, tasks=()), SPEC)
     second.__exit__()
     assert open_store(tmp_path / "s").schema.tasks == ()

@@ -13,7 +13,7 @@ import jaxrank
 from jaxrank.data import files, manifest
 from jaxrank.data.block import Block, block_checksum, to_arrow
 from jaxrank.data.lock import lock_directory, remove_empty_directories
-from jaxrank.data.store import Store, open_store
+from jaxrank.data.store import Store, StoreSpec, open_store
 from jaxrank.data.vocabulary import counts_checksum, write_file
 from jaxrank.errors import InputError
 from jaxrank.features import Schema
@@ -180,14 +180,14 @@ class StoreWriter:
             remove_empty_directories(Path(str(self.work)))
             (self.work / "vocabulary").mkdir(exist_ok=True)
 
-    def finish(self, schema: Schema, spec: Mapping[str, Any]) -> Store:
+    def finish(self, schema: Schema, spec: StoreSpec) -> Store:
         """Writes the manifest and moves the store to its place."""
         self._remove_others()
         tree = {
             "format_version": manifest.FORMAT_VERSION,
             "jaxrank_version": jaxrank.__version__,
             "schema": schema.to_json(),
-            "spec": spec,
+            "spec": spec._asdict(),
             "splits": self._splits,
             "counts": self._counts,
         }
