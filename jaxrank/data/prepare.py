@@ -57,8 +57,8 @@ def prepare(
 ) -> Store:
     """Writes the store `output` from raw data.
 
-    What was done before an error, or before the process was killed,
-    lies in `.NAME.partial` beside the output and is not done again, but of little data.
+    What was done before an error, or before the process was killed, lies in `.NAME.partial` beside
+    the output and is not done again, but of little data.
 
     Args:
         features: the config's section, see `spec.FeatureSpec`.
