@@ -1,15 +1,16 @@
-"""Checkpoints: the state, where the run stands in its data, and what it has seen so far.
+"""Checkpoints: the state, and what the run has seen so far.
 
     WORKDIR/checkpoints/<step>/weights    what predicts: parameters, model state, table rows
     WORKDIR/checkpoints/<step>/training   what else training needs: optimizer states, rate factor,
                                           and the weights themselves where an average predicts
-    WORKDIR/checkpoints/<step>/run        JSON: position in the data, monitor, the monitored metric
-                                          (null, if not evaluated) and what it measures, versions,
-                                          checksums
+    WORKDIR/checkpoints/<step>/run        JSON: fingerprint of the data, monitor, scores of days,
+                                          spikes, the monitored metric (null, if not evaluated) and
+                                          what it measures, version, checksums
 
-Tables are stored in an order that does not depend on the devices; see `embedding.storage`. The
-checksums are of all arrays, made before they were saved and compared when they are restored, and of
-the rest of `run`: nothing else would find a bit that flipped on a disk.
+Of where the run stands in its data the step says all, as batch k is a function of k; see
+`data.pipeline`. Tables are stored in an order that does not depend on the devices; see
+`embedding.storage`. The checksums are of all arrays, made before they were saved and compared when
+they are restored, and of the rest of `run`: nothing else would find a bit that flipped on a disk.
 """
 
 import contextlib
@@ -161,7 +162,7 @@ class Checkpoints:
         workdir: of the run.
         keep: how many of the newest to keep; the best one is kept beside them.
         keep_every: steps, of each so many of which the first checkpoint is kept too. 0: none.
-        higher_is_better: of the monitored metric.
+        higher_is_better: of the monitored metric, for what is saved.
         read_only: for evaluation; nothing is created or deleted.
     """
 
@@ -206,19 +207,16 @@ class Checkpoints:
 
     def _best(self, metrics: Mapping[int, _Metric]) -> int | None:
         """The best of those that measure what the newest does; None where none was measured."""
-        values: dict[int, float] = {}
-        measures, higher_is_better = "", self._higher_is_better
-        for step, metric in sorted(metrics.items(), reverse=True):
-            if metric.value is None:
-                continue
-            if not values:
-                higher_is_better = metric.higher_is_better
-            measures = measures or metric.measures
-            if metric.measures in (measures, ""):  # none is told in those of before
-                values[step] = metric.value
-        if not values:
+        measured = [step for step in metrics if metrics[step].value is not None]
+        if not measured:
             return None
-        best = (max if higher_is_better else min)(values.values())
+        newest = metrics[max(measured)]
+        values = {
+            step: metric.value
+            for step, metric in metrics.items()
+            if metric.value is not None and metric.measures == newest.measures
+        }
+        best = (max if newest.higher_is_better else min)(values.values())
         return min(step for step, value in values.items() if value == best)
 
     def step(self, which: str | int = "newest") -> int | None:
@@ -250,12 +248,13 @@ class Checkpoints:
         )
 
     def trained_on(self) -> str:
-        """The fingerprint of the data that the newest checkpoint tells; empty where none does."""
+        """The fingerprint of the data that the newest checkpoint tells; empty where there is none,
+        or it is damaged."""
         found = ""
         with processes.together():
             if processes.is_first() and (step := self._find("newest")) is not None:
                 with contextlib.suppress(InputError):  # damaged: told by who restores it
-                    found = self._read_run(step).get("data", {}).get("fingerprint", "")
+                    found = self._read_run(step)["data"]["fingerprint"]
         return processes.from_first(found)
 
     def older(self, step: int) -> int | None:
@@ -293,8 +292,8 @@ class Checkpoints:
     def _metric(self, step: int) -> _Metric:
         if step not in self._metrics:
             run = self._read_run(step)
-            higher = run.get("higher_is_better", self._higher_is_better)
-            self._metrics[step] = _Metric(run["metric"], run.get("measures", ""), higher)
+            told = _Metric(run["metric"], run["measures"], run["higher_is_better"])
+            self._metrics[step] = told
         return self._metrics[step]
 
     def save(

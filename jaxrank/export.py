@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 from jaxrank import evaluate as evaluation
 from jaxrank import restore, run_data
 from jaxrank import workdir as workdirs
+from jaxrank.checkpoint import Checkpoints
 from jaxrank.data.files import is_local
 from jaxrank.data.lock import empty_directory, lock_directory
 from jaxrank.data.store import Store, open_store
@@ -68,7 +69,7 @@ def export(workdir: str, *, output: str, checkpoint: str = "newest", data: str =
     began = time.perf_counter()
     directory = workdirs.directory(workdir)
     config, schema = workdirs.load_config(directory), workdirs.load_schema(directory)
-    checkpoints = restore.checkpoints_in(directory, config, schema)
+    checkpoints = Checkpoints(directory, read_only=True)
     step = restore.chosen(checkpoints, checkpoint)
     store = open_store(data) if data else run_data.opened(config, directory)
     evaluation.check_schema(schema, store)

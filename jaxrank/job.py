@@ -227,15 +227,15 @@ def start(
             " on so far, but its blocks are others. Use another --workdir, or"
             " --allow-config-change to go on with this data."
         )
-    job.batches.set_state({"next_step": step})
+    job.batches.seek(step)
     other = job.monitor.set_state(run["monitor"])
     if other:
         report(
             f"Evaluations so far were by {other}, from now on by {job.monitor.measures}: the best"
             " and eval.stop_patience and eval.rate_patience begin anew"
         )
-    job.spikes.set_state(run.get("spikes", {}))
-    job.day_scores.set_state(run.get("days", []))
+    job.spikes.set_state(run["spikes"])
+    job.day_scores.set_state(run["days"])
     return state
 
 
@@ -340,9 +340,8 @@ def save(job: Job, step: int, state: TrainState, metric: float | None) -> None:
     """
     if metric is not None and math.isnan(metric):
         metric = None  # as an AUC where all labels are equal; such a checkpoint is never the best
-    data = {"next_step": step, "fingerprint": job.train_split.fingerprint}
     run: dict[str, Any] = {
-        "data": data,
+        "data": {"fingerprint": job.train_split.fingerprint},
         "monitor": job.monitor.get_state(),
         "days": job.day_scores.get_state(),
         "spikes": job.spikes.get_state(),

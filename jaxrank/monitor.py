@@ -73,7 +73,7 @@ class Monitor:
 
     def set_state(self, state: dict[str, Any]) -> str:
         """Goes on from a state, unless it is of another metric or data; tells which, or ""."""
-        measures = state.get("measures", "") or self.measures
+        measures = state["measures"] or self.measures
         if self.measures not in (measures, ""):
             return measures
         for name, value in state.items():

@@ -28,7 +28,7 @@ def recipe(config: ConfigDict, layout: Layout, store: Store) -> dict[str, Any]:
         "jaxrank_version": jaxrank.__version__,
         "tasks": [{"name": task.name, "kind": task.kind} for task in schema.tasks],
         "tables": _tables(layout, spec),
-        "keyed_hashes": bool(store.spec.get("hash_key")),
+        "keyed_hashes": bool(store.spec.hash_key),
         "floats": _floats(schema, spec),
         "ids": [_id(entry, store) for entry in spec.ids],
         "lists": _lists(spec),
@@ -71,7 +71,7 @@ def _floats(schema: Schema, spec: FeatureSpec) -> list[dict[str, Any]]:
 def _id(entry: IdSpec, store: Store) -> dict[str, Any]:
     boundaries = None
     if entry.encoding == "bucket":
-        boundaries = entry.edges(store.spec.get("boundaries", {})).tolist()
+        boundaries = entry.edges(store.spec.boundaries).tolist()
     return {
         "name": entry.name,
         "table": entry.table,

@@ -18,7 +18,6 @@ from jaxrank.data.store import Split, Store, open_store
 from jaxrank.embedding import GROUPS
 from jaxrank.errors import InputError
 from jaxrank.features import Schema
-from jaxrank.monitor import make_monitor
 from jaxrank.program import BatchShape, Program, make_trainee
 from jaxrank.step import Trainee, Weights, weights_of
 from jaxrank.timetable import NEXT_DAY
@@ -92,21 +91,11 @@ def open_run(workdir: str, *, data: str = "", split: str = "", batch_size: int =
     processes.check_same(f"the data in {store.path}", f"{found.fingerprint} {store.schema}")
     processes.check_same(f"the run in {directory}", f"{config} {schema}")
 
-    checkpoints = checkpoints_in(directory, config, schema)
+    checkpoints = Checkpoints(directory, read_only=True)
     if not data:
         check_trained_on(config, store, checkpoints)
     program = Program(*trained_in(directory, config, schema))
     return Opened(batch_size or config.eval.batch_size, program, found, checkpoints)
-
-
-def checkpoints_in(directory: Path, config: ConfigDict, schema: Schema) -> Checkpoints:
-    """The checkpoints of the run in a workdir, to read.
-
-    Raises:
-        InputError: there is no such folder.
-    """
-    monitor = make_monitor(schema.tasks, config.eval.metric)
-    return Checkpoints(directory, higher_is_better=monitor.higher_is_better, read_only=True)
 
 
 def check_trained_on(config: ConfigDict, store: Store, checkpoints: Checkpoints) -> None:

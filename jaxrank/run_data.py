@@ -51,10 +51,7 @@ def prepared(config: ConfigDict, directory: Path, report: Callable[[str], None])
 
 def check_features(store: Store, config: ConfigDict) -> None:
     """Raises InputError unless a store was prepared with the features of a config."""
-    # Both in full: a store that was made when there were fewer fields lacks some.
-    found, expected = (
-        spec.canonical(x) for x in (store.spec["features"], to_plain(config.features))
-    )
+    found, expected = store.spec.features, spec.canonical(to_plain(config.features))
     if found != expected:
         raise InputError(
             f"{store.path}: the store was prepared with other features than the config's:\n  "
@@ -64,8 +61,8 @@ def check_features(store: Store, config: ConfigDict) -> None:
 
 def _check_source(store: Store, config: ConfigDict) -> None:
     """Raises InputError if a store was prepared from another source than a config's, if any."""
-    found, expected = store.spec.get("source"), to_plain(config.source)
-    if found and expected and found != expected:
+    found, expected = store.spec.source, to_plain(config.source)
+    if expected and found != expected:
         raise InputError(
             f"{store.path}: was prepared from another source than the config's:\n  "
             + "\n  ".join(differences(found, expected, "source"))

@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 from jaxrank import processes, restore, run_data, workdir
 from jaxrank.carried_layers import CarriedLayers, InputMap, carry_layers
 from jaxrank.carried_rows import carry_rows, plan_moves
+from jaxrank.checkpoint import Checkpoints
 from jaxrank.data.same_values import same_values
 from jaxrank.data.store import Store
 from jaxrank.errors import InputError
@@ -88,7 +89,7 @@ def _open(source: str) -> _Older:
     if path.parent.name == "checkpoints" and path.name.isdecimal():
         path, which = path.parent.parent, path.name
     config, schema = workdir.load_config(path), workdir.load_schema(path)
-    checkpoints = restore.checkpoints_in(path, config, schema)
+    checkpoints = Checkpoints(path, read_only=True)
     step = checkpoints.step(which or ("best" if config.eval.stop_patience else "newest"))
     if step is None:
         raise InputError(f"--init-from: {path} holds no checkpoint yet.")

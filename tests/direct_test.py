@@ -120,7 +120,7 @@ def test_blocks_and_schema_are_those_of_a_prepared_store(data):
     source, prepared = data
     store = open_direct(FEATURES, source)
     assert store.schema == prepared.schema
-    assert store.spec["features"] == prepared.spec["features"]
+    assert store.spec.features == prepared.spec.features
     assert list(store.splits) == list(prepared.splits)
     for name, split in store.splits.items():
         expected = prepared.split(name)

@@ -49,7 +49,7 @@ def started(context, store, workdir):
 
 
 def saved(workdir):
-    """Checksums and position of the newest checkpoint."""
+    """Step, checksums, data and monitor of the newest checkpoint."""
     newest = max((workdir / "checkpoints").iterdir(), key=lambda p: int(p.name))
     run = json.loads((newest / "run" / "metadata").read_text())
     return newest.name, run["checksums"], run["data"], run["monitor"]

@@ -245,7 +245,7 @@ def test_a_run_that_goes_on_with_other_processes_sees_each_example_once(store, o
         mine = []
         for process in range(count):
             batches = _train(store, order=order, process=(process, count), num_steps=steps)
-            batches.set_state({"next_step": first})
+            batches.seek(first)
             mine.append(_rows(batches, calls))
         found.append(np.concatenate(mine, axis=1))
     seen = np.concatenate(found)

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from conftest import ROOT
 from examples import stack_rows
+from store_blocks import SPEC, write_train
 
 from jaxrank.data.block import Block
 from jaxrank.data.order import Order
@@ -91,12 +92,9 @@ def store(tmp_path_factory):
         }
     }
     with StoreWriter(path) as writer:
-        split = writer.split("train", statistics)
-        start = 0
-        for rows in _BLOCKS:
-            split.write(_block(start, start + rows))
-            start += rows
-        writer.finish(_SCHEMA, {})
+        starts = np.cumsum((0, *_BLOCKS)).tolist()
+        write_train(writer, map(_block, starts[:-1], starts[1:]), statistics)
+        writer.finish(_SCHEMA, SPEC)
     return open_store(path)
 
 
@@ -235,12 +233,9 @@ def test_the_seed_decides_the_order(store):
 def test_a_restart_at_any_step_gives_the_same_batches(store, first):
     whole = _collect(_train(store))
     restarted = _collect(_train(store, first_step=first))
-    before = _train(store)
-    for _ in range(first):
-        next(before)
     batches = _train(store)
     next(batches), next(batches)
-    batches.set_state(json.loads(json.dumps(before.get_state())))
+    batches.seek(first)
     moved = _collect(batches)
     for leaf, one, two in zip(whole, restarted, moved, strict=True):
         np.testing.assert_array_equal(leaf[first:], one)
@@ -610,9 +605,9 @@ _ENDS = """
                 for _ in range(100):
                     next(batches)
             except RunError:
-                where = batches.get_state()
+                where = batches.position
             alone = TrainBatches(store.split("train"), lay, **settings | {"num_workers": 0})
-            alone.set_state(where)
+            alone.seek(where)
             for _ in range(3):
                 assert (next(batches).ids["dim8"] == next(alone).ids["dim8"]).all()
         if end == "closed":

@@ -784,7 +784,7 @@ def test_the_manifest_holds_the_section_with_its_defaults(tmp_path):
     assert spec.canonical(short) == spec.canonical(long)
     assert spec.canonical(short) != spec.canonical(short | dict(time="c"))
     store = prepare_csv(tmp_path, ["label", "c"], [[1, "a"]], ids=short["ids"])
-    assert store.spec["features"] == spec.canonical(short)
+    assert store.spec.features == spec.canonical(short)
 
 
 # Failures.

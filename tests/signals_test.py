@@ -47,7 +47,7 @@ _TRAIN = """
                     pass
             except KeyboardInterrupt:
                 print("interrupted", flush=True)
-        batches.set_state({"next_step": 5})
+        batches.seek(5)
         next(batches)
         batches.close()
         print("and on")

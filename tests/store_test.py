@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from store_blocks import SPEC, write_train
 
 from jaxrank.data import manifest as manifests
 from jaxrank.data import store as store_module
@@ -47,11 +48,9 @@ def block(rows=100, lists=2, seed=0, weighted=True):
 
 def write(path, blocks, schema=SCHEMA):
     with StoreWriter(path) as writer:
-        split = writer.split("train", {})
-        for b in blocks:
-            split.write(b)
+        write_train(writer, blocks)
         writer.write_vocabulary("t", WORDS, [7, 3])
-        return writer.finish(schema, {"features": {}})
+        return writer.finish(schema, SPEC)
 
 
 def assert_blocks_equal(found, expected):
@@ -273,6 +272,7 @@ def test_a_table_is_extended_by_one_that_begins_with_its_values(tmp_path, table,
         (["schema", "tasks"], "schema: must have a field 'tasks'"),
         (["schema", "tasks", 0, "name"], r"schema.tasks\[0\]: must have a field 'name'"),
         (["spec"], "must have the key 'spec'"),
+        (["spec", "hash_key"], "must have the key 'hash_key'"),
         (["counts"], "must have the key 'counts'"),
         (["splits"], "must have the key 'splits'"),
         (["splits", "train", "statistics"], "must have the key 'statistics'"),
@@ -394,7 +394,7 @@ _WRITER = """
     import sys
     from jaxrank.data.store_writer import StoreWriter
     with StoreWriter(sys.argv[1]) as writer:
-        writer.split("train", {})
+        (writer.work / "train").mkdir()
         print("writing", flush=True)
         sys.stdin.read()
 """
@@ -444,11 +444,11 @@ def test_a_store_that_was_finished_while_another_waited_is_not_overwritten(tmp_p
 def test_ending_a_finished_writer_leaves_the_next_ones_work(tmp_path):
     first = StoreWriter(tmp_path / "s")
     with first as writer:
-        writer.split("train", {}).write(block())
-        writer.finish(SCHEMA, {})
+        write_train(writer, [block()])
+        writer.finish(SCHEMA, SPEC)
         shutil.rmtree(tmp_path / "s")
         second = StoreWriter(tmp_path / "s").__enter__()
-    second.split("train", {}).write(block())
-    second.finish(dataclasses.replace(SCHEMA, tasks=()), {})
+    write_train(second, [block()])
+    second.finish(dataclasses.replace(SCHEMA, tasks=()), SPEC)
     second.__exit__()
     assert open_store(tmp_path / "s").schema.tasks == ()

@@ -17,8 +17,8 @@ from conftest import ROOT
 from ml_collections import ConfigDict
 from runs import final_state, nothing, on_store, records, run, without_speed
 
-from jaxrank import checkpoint, run_data
 from jaxrank import mesh as meshes
+from jaxrank import run_data
 from jaxrank.checkpoint import Checkpoints
 from jaxrank.config import default
 from jaxrank.data.pipeline import TrainBatches
@@ -249,7 +249,7 @@ def test_metrics_of_two_kinds_or_data_are_not_compared(store, tmp_path):
     assert re.search("by click/logloss of valid, .*, from now on by click/auc of valid, ", told)
     scores = {r["step"]: r["click/auc"] for r in records(tmp_path, "valid") if r["step"] > 16}
     best = max(scores, key=lambda s: (scores[s], -s))
-    checkpoints = Checkpoints(tmp_path, read_only=True, higher_is_better=True)
+    checkpoints = Checkpoints(tmp_path, read_only=True)
     assert checkpoints.step("best") == best
     monitor = json.loads((tmp_path / "checkpoints" / "40" / "run" / "metadata").read_text())
     assert (monitor["monitor"]["best_step"], monitor["monitor"]["best"]) == (best, scores[best])
@@ -267,7 +267,7 @@ def test_metrics_of_two_kinds_or_data_are_not_compared(store, tmp_path):
     c.eval.metric, c.num_steps = "click/auc", 48
     train(c, tmp_path, report=lines.append, allow_config_change=True)
     assert any("click/auc of train, " in line for line in lines)
-    assert Checkpoints(tmp_path, read_only=True, higher_is_better=True).step("best") == 48
+    assert Checkpoints(tmp_path, read_only=True).step("best") == 48
 
 
 def test_a_command_that_is_refused_leaves_a_finished_run_finished(store, finished):
@@ -506,24 +506,6 @@ def test_more_passes_than_were_asked_for_are_told(store, tmp_path):
     train(c, tmp_path / "many", report=lines.append)
     (told,) = [line for line in lines if line.startswith("num_epochs=0.1 becomes ")]
     assert re.search(r"becomes 0.13 passes over 6,000 examples, .* calls of 2 steps of 128 ", told)
-
-
-def test_checkpoints_of_before_are_compared_though_they_do_not_say_what_they_measure(
-    store, tmp_path
-):
-    c = on_store(store, num_steps=16)
-    train(c, tmp_path, report=nothing)
-    for step, value in ((8, 0.1), (16, 0.9)):
-        path = tmp_path / "checkpoints" / str(step) / "run" / "metadata"
-        told = json.loads(path.read_text())
-        del told["digest"], told["measures"], told["higher_is_better"], told["spikes"]
-        del told["monitor"]["measures"]
-        told["metric"] = value
-        path.write_text(json.dumps(told | {"digest": checkpoint._digest(told)}))
-    c = on_store(store, num_steps=32)
-    c.checkpoint.keep = 1
-    train(c, tmp_path, report=nothing, allow_config_change=True)
-    assert Checkpoints(tmp_path, read_only=True).step("best") == 8
 
 
 def test_labels_that_teach_nothing_are_refused_or_told(tmp_path):

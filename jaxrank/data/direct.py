@@ -31,7 +31,7 @@ from jaxrank.data.resolve import build_schema, resolve
 from jaxrank.data.sources import make_source
 from jaxrank.data.spec import FeatureSpec, IdSpec, ListSpec
 from jaxrank.data.statistics import Statistics
-from jaxrank.data.store import Split, Store
+from jaxrank.data.store import Split, Store, StoreSpec
 from jaxrank.errors import InputError
 
 _BLOCK_ROWS = 65_536
@@ -217,7 +217,14 @@ def open_direct(features: Mapping[str, Any], source: Mapping[str, Any]) -> Store
     return Store(
         path=UPath(data.files[0]),
         schema=build_schema(resolved, {}, {}, {}),
-        spec={"features": spec.to_config(), "transforms": {}, "boundaries": {}},
+        spec=StoreSpec(
+            features=spec.to_config(),
+            source=dict(source),
+            transforms={},
+            boundaries={},
+            buckets={},
+            hash_key="",
+        ),
         splits={name: DirectSplit(data, name, resolved) for name in data.splits},
     )
 

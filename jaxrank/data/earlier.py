@@ -19,8 +19,7 @@ def earlier_learned(features: FeatureSpec, store: Store, key: str) -> Learned:
     Raises:
         InputError: the store was made under another key, or encodes a feature otherwise.
     """
-    told = store.spec
-    if told.get("hash_key", "") != key:
+    if store.spec.hash_key != key:
         raise InputError(
             f"{store.path}: must have been prepared with the same --hash-key-file, or both without"
             " one, for its vocabularies to be used again: found another."
@@ -46,13 +45,12 @@ def earlier_learned(features: FeatureSpec, store: Store, key: str) -> Learned:
 
 
 def _earlier_boundaries(features: FeatureSpec, store: Store) -> dict[str, np.ndarray]:
-    learned = store.spec.get("boundaries", {})
-    asked = store.spec.get("buckets", {})  # of which boundaries may make fewer
+    learned = store.spec.boundaries
     found = {}
     for entry in features.ids:
         if not entry.buckets or entry.name not in learned:
             continue
-        buckets = asked.get(entry.name, entry.buckets)
+        buckets = store.spec.buckets[entry.name]
         if buckets != entry.buckets:
             raise InputError(
                 f"{store.path}: the id {entry.name!r} must have buckets={entry.buckets} as in the"
@@ -64,7 +62,7 @@ def _earlier_boundaries(features: FeatureSpec, store: Store) -> dict[str, np.nda
 
 
 def _earlier_transforms(features: FeatureSpec, store: Store) -> dict[str, tuple[float, float]]:
-    learned = store.spec.get("transforms", {})
+    learned = store.spec.transforms
     log_of = {f.name: f.log for f in store.schema.floats}
     found = {}
     for entry in features.floats:

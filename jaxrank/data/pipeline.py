@@ -165,7 +165,7 @@ class TrainBatches:
         self._like = self._call_like(1)
         self._memory = Memory(bytes_of(self._like), kept=self._ahead + 1)
         self._calls: Any = None
-        self.set_state({"next_step": first_step})
+        self.seek(first_step)
 
     def __iter__(self) -> "TrainBatches":
         return self
@@ -213,25 +213,21 @@ class TrainBatches:
         rows = self._share * len(self._streams) // parts
         return with_steps(self.batcher.like(rows, self._shifts), self._steps_per_call)
 
-    def get_state(self) -> dict[str, int]:
-        return {"next_step": self.position}
-
-    def set_state(self, state: dict[str, int]) -> None:
+    def seek(self, step: int) -> None:
         """Goes on at a step, at once: no batch before it is made.
 
         Raises:
             InputError: the steps that are left are no whole number of calls.
         """
-        left = self._num_steps - state["next_step"]
+        left = self._num_steps - step
         if left % self._steps_per_call:
             raise InputError(
                 "The steps that are left must be a multiple of steps_per_call: got num_steps="
-                f"{self._num_steps}, next step {state['next_step']},"
-                f" steps_per_call={self._steps_per_call}. The checkpoint's step must be a multiple"
-                " of steps_per_call: set one that divides it."
+                f"{self._num_steps}, next step {step}, steps_per_call={self._steps_per_call}. The"
+                " checkpoint's step must be a multiple of steps_per_call: set one that divides it."
             )
         self.close()
-        self.position = state["next_step"]
+        self.position = step
 
     def close(self) -> None:
         """Ends threads and workers; the next `next` starts them again."""

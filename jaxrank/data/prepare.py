@@ -29,7 +29,7 @@ from jaxrank.data.runners import Local, Runner
 from jaxrank.data.sources import Source, make_source
 from jaxrank.data.spec import FeatureSpec
 from jaxrank.data.statistics import Statistics
-from jaxrank.data.store import Store, open_store
+from jaxrank.data.store import Store, StoreSpec, open_store
 from jaxrank.data.store_writer import COMPRESSIONS, SCRATCH, StoreWriter
 from jaxrank.data.units import units_of
 from jaxrank.data.work import Work
@@ -57,9 +57,8 @@ def prepare(
 ) -> Store:
     """Writes the store `output` from raw data.
 
-    The manifest's `spec` holds `features` (`spec.canonical` of the section), `source` as it was
-    given, and what was learned. What was done before an error, or before the process was killed,
-    lies in `.NAME.partial` beside the output and is not done again, but of little data.
+    What was done before an error, or before the process was killed, lies in `.NAME.partial` beside
+    the output and is not done again, but of little data.
 
     Args:
         features: the config's section, see `spec.FeatureSpec`.
@@ -95,7 +94,7 @@ def prepare(
         spec, unread = spec.without_labels(), spec.columns_of_tasks
     key = keyed.fingerprint(keyed.read_key(hash_key_file)) if hash_key_file else ""
     try:
-        with StoreWriter(output, resumable=True) as writer:
+        with StoreWriter(output) as writer:
             section = _with_stdin(source, writer.work)
             data = make_source(section)
             resolved = _resolve(spec, data, unread)
@@ -182,16 +181,16 @@ def _wanted(features: FeatureSpec, data: Source, earlier: Learned) -> Lessons:
 
 def _told(
     spec: FeatureSpec, resolved: FeatureSpec, source: Mapping[str, Any], learned: Learned, key: str
-) -> dict[str, Any]:
+) -> StoreSpec:
     """What the manifest tells of how the store was made."""
-    return {
-        "features": spec.to_config(),
-        "source": json.loads(json.dumps(dict(source), default=str)),
-        "transforms": {name: list(pair) for name, pair in learned.transforms.items()},
-        "boundaries": {name: b.tolist() for name, b in learned.boundaries.items()},
-        "buckets": {f.name: f.buckets for f in resolved.ids if f.buckets},
-        "hash_key": key,
-    }
+    return StoreSpec(
+        features=spec.to_config(),
+        source=json.loads(json.dumps(dict(source), default=str)),
+        transforms={name: list(pair) for name, pair in learned.transforms.items()},
+        boundaries={name: b.tolist() for name, b in learned.boundaries.items()},
+        buckets={f.name: f.buckets for f in resolved.ids if f.buckets},
+        hash_key=key,
+    )
 
 
 class _Preparation:

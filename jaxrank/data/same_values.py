@@ -56,8 +56,7 @@ def same_values(
 
 
 def _check_key(old: Store, new: Store) -> None:
-    keys = [store.spec.get("hash_key", "") for store in (old, new)]
-    if keys[0] != keys[1]:
+    if old.spec.hash_key != new.spec.hash_key:
         raise InputError(
             f"{new.path}: must have been prepared with the same --hash-key-file as {old.path}, or"
             " both without one, for their values to be compared: found another."

@@ -143,7 +143,7 @@ class IdSpec:
     def name(self) -> str:
         return self.columns[0]
 
-    def edges(self, learned: Mapping[str, np.ndarray]) -> np.ndarray:
+    def edges(self, learned: Mapping[str, np.ndarray | list[float]]) -> np.ndarray:
         """f32[buckets - 1]: the boundaries, given those that were learned by name of feature."""
         return np.asarray(learned[self.name] if self.buckets else self.boundaries, np.float32)
 

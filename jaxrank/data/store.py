@@ -17,7 +17,7 @@ import functools
 import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -168,13 +168,32 @@ class Split:
         return (self.read_block(i) for i in range(len(self.block_rows)))
 
 
+class StoreSpec(NamedTuple):
+    """How a store was made, as plain data.
+
+    features: `spec.canonical` of the config's section.
+    source: the config's section, as it was given.
+    transforms: mean and deviation of each float that is standardized.
+    boundaries: those learned of each id with `buckets`.
+    buckets: how many were asked for, of which boundaries may make fewer.
+    hash_key: the fingerprint of the key for raw values; empty where there is none.
+    """
+
+    features: dict[str, Any]
+    source: dict[str, Any]
+    transforms: dict[str, list[float]]
+    boundaries: dict[str, list[float]]
+    buckets: dict[str, int]
+    hash_key: str
+
+
 @dataclasses.dataclass(frozen=True)
 class Store:
     """A complete store; `open_store` makes it."""
 
     path: UPath
     schema: Schema
-    spec: dict[str, Any]  # the config's `features`, as they were when it was prepared
+    spec: StoreSpec
     splits: dict[str, Split]  # of a split that is partitioned by day, each day
     entries: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the manifest, by split
     # Checksums of the vocabularies' counts.
@@ -310,6 +329,7 @@ def _of_manifest(path: UPath, tree: dict[str, Any]) -> Store:
     for name in entries:
         if not _SPLIT.fullmatch(name):
             raise ValueError(f"the name of a split must be a name, or a name and a day: {name!r}")
+    spec = StoreSpec(*(tree["spec"][key] for key in StoreSpec._fields))
     schema = section.parse(Schema, tree["schema"], f"{path / 'manifest.json'}: schema")
     for table in schema.tables:
         if "/" in table.name:  # it names a file
@@ -317,7 +337,7 @@ def _of_manifest(path: UPath, tree: dict[str, Any]) -> Store:
     return Store(
         path=path,
         schema=schema,
-        spec=dict(tree["spec"]),
+        spec=spec,
         splits={name: Split(path, name, {name: entry}) for name, entry in entries.items()},
         entries=dict(entries),
         counts=dict(tree["counts"]),

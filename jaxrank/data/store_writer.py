@@ -1,6 +1,5 @@
 """Writes a store, so that one that was interrupted is not one."""
 
-import contextlib
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -13,8 +12,8 @@ from upath import UPath
 import jaxrank
 from jaxrank.data import files, manifest
 from jaxrank.data.block import Block, block_checksum, to_arrow
-from jaxrank.data.lock import empty_directory, lock_directory, remove_empty_directories
-from jaxrank.data.store import Store, open_store
+from jaxrank.data.lock import lock_directory, remove_empty_directories
+from jaxrank.data.store import Store, StoreSpec, open_store
 from jaxrank.data.vocabulary import counts_checksum, write_file
 from jaxrank.errors import InputError
 from jaxrank.features import Schema
@@ -91,14 +90,12 @@ class StoreWriter:
     A store at a URL is written in its place, as renaming a directory is a copy there; it is one
     when its manifest is there, which is written last.
 
-    Used as a context manager: on any error, or if `finish` was not called, nothing is left. One
-    that was killed leaves its temporary directory, which the next one empties and uses. What others
-    left there and this one did not write again is removed before it becomes the store.
+    Used as a context manager: on any error, or if `finish` was not called, nothing is left unless
+    `keep`. One that was killed leaves its temporary directory, in which the next one goes on. What
+    others left there and is no part of this store is removed before it becomes one.
 
     Args:
         path: of the store.
-        resumable: what another left in the temporary directory stays there.
-        compression: of blocks; see `SplitWriter`.
 
     Attributes:
         work: the temporary directory.
@@ -108,15 +105,13 @@ class StoreWriter:
         InputError: something lies at `path` already, or another process is writing it.
     """
 
-    def __init__(self, path: files.AnyPath, *, resumable: bool = False, compression: str = ""):
+    def __init__(self, path: files.AnyPath):
         self.path = files.path_of(path)
         self._local = files.is_local(str(path))
-        self._resumable, self._compression = resumable, compression
         self.keep = False
         self._check_free()
         self.work = self.path.with_name(f".{self.path.name}.partial") if self._local else self.path
-        self._splits: dict[str, tuple[SplitWriter, dict[str, Any]]] = {}
-        self._added: dict[str, dict[str, Any]] = {}
+        self._splits: dict[str, dict[str, Any]] = {}
         self._counts: dict[str, str] = {}
         self._has_rejected = False
         self._lock = -1  # a descriptor of the directory, which holds the lock while it is open
@@ -135,8 +130,6 @@ class StoreWriter:
         self._lock = lock
         try:
             self._check_free()  # another process may have finished it since
-            if not self._resumable:
-                empty_directory(Path(str(self.work)))
             self.keep = (self.work / SCRATCH).is_dir()
             (self.work / "vocabulary").mkdir(exist_ok=True)
         except BaseException:
@@ -145,9 +138,6 @@ class StoreWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for writer, _statistics in self._splits.values():
-            with contextlib.suppress(OSError, pa.ArrowException):
-                writer.close()
         # The name may be another process's by the time it is finished.
         if self._local and not self._finished and not self.keep:
             files.remove_directory(self.work)
@@ -159,15 +149,9 @@ class StoreWriter:
         if taken:
             raise InputError(f"{self.path}: must not exist yet, a store is never overwritten.")
 
-    def split(self, name: str, statistics: dict[str, Any]) -> SplitWriter:
-        """A writer for one split; `statistics` may be filled until `finish`."""
-        writer = SplitWriter(self.work / name, compression=self._compression)
-        self._splits[name] = (writer, statistics)
-        return writer
-
     def add(self, name: str, files: Sequence[Mapping[str, Any]], statistics: Mapping) -> None:
-        """A split whose files other writers have written to the directory `name` of `work`."""
-        self._added[name] = {"statistics": statistics, "files": list(files)}
+        """A split whose files `SplitWriter`s have written to the directory `name` of `work`."""
+        self._splits[name] = {"statistics": statistics, "files": list(files)}
 
     def write_vocabulary(self, table: str, values: Sequence[str], counts: Sequence[int]) -> None:
         directory = self.work / "vocabulary"
@@ -181,13 +165,11 @@ class StoreWriter:
         files.write_whole(self.work / _REJECTED, text.encode())
         self._has_rejected = True
 
-    def _remove_others(self, splits: Mapping[str, Mapping[str, Any]]) -> None:
+    def _remove_others(self) -> None:
         """Removes what is no part of the store: what is kept while it is made, and what attempts
         with other options or files have left."""
         files.remove_directory(self.work / SCRATCH)
-        mine = {
-            f"{name}/{file['name']}" for name, split in splits.items() for file in split["files"]
-        }
+        mine = {f"{name}/{f['name']}" for name, s in self._splits.items() for f in s["files"]}
         mine |= {f"vocabulary/{table}.arrow" for table in self._counts}
         mine |= {_REJECTED} if self._has_rejected else set()
         for name in files.names_below(self.work):
@@ -198,19 +180,15 @@ class StoreWriter:
             remove_empty_directories(Path(str(self.work)))
             (self.work / "vocabulary").mkdir(exist_ok=True)
 
-    def finish(self, schema: Schema, spec: Mapping[str, Any]) -> Store:
+    def finish(self, schema: Schema, spec: StoreSpec) -> Store:
         """Writes the manifest and moves the store to its place."""
-        splits = dict(self._added)
-        for name, (writer, statistics) in self._splits.items():
-            writer.close()
-            splits[name] = {"statistics": statistics, "files": writer.files}
-        self._remove_others(splits)
+        self._remove_others()
         tree = {
             "format_version": manifest.FORMAT_VERSION,
             "jaxrank_version": jaxrank.__version__,
             "schema": schema.to_json(),
-            "spec": spec,
-            "splits": splits,
+            "spec": spec._asdict(),
+            "splits": self._splits,
             "counts": self._counts,
         }
         with (self.work / "manifest.json").open("w") as file:

@@ -1,0 +1,21 @@
+"""Blocks of a test's own, written as those of `prepare` are."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from jaxrank.data.block import Block
+from jaxrank.data.store import StoreSpec
+from jaxrank.data.store_writer import SplitWriter, StoreWriter
+
+SPEC = StoreSpec(features={}, source={}, transforms={}, boundaries={}, buckets={}, hash_key="")
+
+
+def write_train(
+    writer: StoreWriter, blocks: Iterable[Block], statistics: dict[str, Any] | None = None
+) -> None:
+    """Adds the split "train" to a store that is being written."""
+    split = SplitWriter(writer.work / "train")
+    for block in blocks:
+        split.write(block)
+    split.close()
+    writer.add("train", split.files, statistics or {})
