@@ -23,7 +23,8 @@ from jax.sharding import PartitionSpec as P
 from jaxrank import compiled
 from jaxrank import mesh as meshes
 from jaxrank.embedding import Embedding, make_rule
-from jaxrank.features import Batch, Categorical, Hot, Layout, Schema, Table, Task, layout
+from jaxrank.features import Batch, Categorical, Schema, Table, Task
+from jaxrank.layout import Hot, Layout, layout
 
 DIM, TABLES = 16, 26
 RATE = 0.01

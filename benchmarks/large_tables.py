@@ -17,7 +17,8 @@ import numpy as np
 
 from jaxrank import config as configs
 from jaxrank import mesh as meshes
-from jaxrank.features import Batch, Categorical, Dense, Hot, Schema, Table, Task, layout
+from jaxrank.features import Batch, Categorical, Dense, Schema, Table, Task
+from jaxrank.layout import Hot, layout
 from jaxrank.program import BatchShape, Program, make_trainee
 
 DIM, TABLES, HOT = 16, 26, 64

@@ -12,7 +12,8 @@ import jax
 import numpy as np
 
 from jaxrank.embedding.storage import LANES, Storage, storage
-from jaxrank.features import PAD, Layout, Stack
+from jaxrank.features import PAD
+from jaxrank.layout import Layout, Stack
 from jaxrank.stored import StoredArrays
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxrank.embedding.storage import LANES, Storage, storage
-from jaxrank.features import Layout, Stack
+from jaxrank.layout import Layout, Stack
 from jaxrank.stored import StoredArrays
 
 _FILE = 2**27  # bytes of vectors in a file

@@ -2,21 +2,8 @@
 
 import numpy as np
 
-from jaxrank.features import (
-    PAD,
-    Batch,
-    Categorical,
-    Dense,
-    Hot,
-    Layout,
-    Lists,
-    Ragged,
-    Schema,
-    Stack,
-    Table,
-    Task,
-    layout,
-)
+from jaxrank.features import PAD, Batch, Categorical, Dense, Lists, Ragged, Schema, Table, Task
+from jaxrank.layout import Hot, Layout, Stack, layout
 
 
 def small_schema(rows: int = 50) -> Schema:

@@ -15,7 +15,8 @@ from jaxrank.data.examples import Examples
 from jaxrank.data.packing import Packer
 from jaxrank.data.stack_rows import StackRows
 from jaxrank.errors import InputError
-from jaxrank.features import PAD, Categorical, Hot, Ragged, Schema, Table, Task, layout
+from jaxrank.features import PAD, Categorical, Ragged, Schema, Table, Task
+from jaxrank.layout import Hot, layout
 
 _LISTS = (
     Ragged("clicked", "items", "mean", weighted=True),

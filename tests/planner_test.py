@@ -14,7 +14,8 @@ from jaxrank.embedding import frequency, planner
 from jaxrank.embedding.replay import replay
 from jaxrank.embedding.storage import GROUPS, group
 from jaxrank.errors import InputError
-from jaxrank.features import PAD, Categorical, Hot, Ragged, Schema, Table, Task, layout
+from jaxrank.features import PAD, Categorical, Ragged, Schema, Table, Task
+from jaxrank.layout import Hot, layout
 
 # --- what is measured ---
 

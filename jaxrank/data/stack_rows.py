@@ -7,7 +7,8 @@ from typing import NamedTuple, NoReturn
 import numpy as np
 
 from jaxrank.errors import InputError
-from jaxrank.features import PAD, Layout, Stack
+from jaxrank.features import PAD
+from jaxrank.layout import Layout, Stack
 
 # NumPy adds a row to each of a matrix in half the time where rows are long, so as many examples are
 # one row to it as have about this many ids together (26 columns: 68 us became 30 us).

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrank.features import Stack
+from jaxrank.layout import Stack
 
 
 class Factors(NamedTuple):

@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxrank import mesh as meshes
 from jaxrank.embedding.storage import GROUPS, LANES, Storage, row_at
-from jaxrank.features import Stack
+from jaxrank.layout import Stack
 
 
 def first_rows(

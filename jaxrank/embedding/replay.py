@@ -12,7 +12,8 @@ import numpy as np
 from jaxrank.data.examples import Examples
 from jaxrank.data.traffic import lists_read
 from jaxrank.embedding.storage import GROUPS, group
-from jaxrank.features import PAD, Layout, Stack
+from jaxrank.features import PAD
+from jaxrank.layout import Layout, Stack
 
 
 class Replay(NamedTuple):
