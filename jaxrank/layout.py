@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrank.features import Batch, Schema, Table
+from jaxrank.features import PAD, Batch, Schema, Table
 
 
 class Hot(NamedTuple):
@@ -87,25 +87,6 @@ class Stack:
         """Columns of `Batch.ids` of this stack."""
         return len(self.columns) + sum(self.sequence_lengths)
 
-    def segments(self) -> list[tuple[int, int, int]]:
-        """(first row of the stack, table, its offset) of each run of rows of one table, in order.
-
-        The merged hot rows stand between the runs of whole tables and those of the others.
-        """
-        found = []
-        hot_rows = collections.Counter(self.hot)
-        for i, offset in enumerate(self.offsets):
-            found.append((offset + hot_rows[i], i, offset))
-        return sorted(found)
-
-    def hot_rows(self) -> list[np.ndarray]:
-        """For each table the stack's rows of its hot rows 0, 1, ..., i32[hot rows of the table]."""
-        by_table = np.asarray(self.hot, np.int32)
-        return [
-            np.flatnonzero(by_table == i).astype(np.int32) + np.int32(self.hot_start)
-            for i in range(len(self.tables))
-        ]
-
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
@@ -113,6 +94,107 @@ class Layout:
 
     schema: Schema
     stacks: tuple[Stack, ...]
+
+
+class ToStack(NamedTuple):
+    """Rows of a stack's tables -> the stack's rows: what is added to them.
+
+    Made once for many rows, for hot rows may be many.
+
+    step: i32[hot rows + tables] table by table, for each hot row of it and for all its others.
+    first: i32[tables] where each table begins in `step`.
+    hot: i32[tables] hot rows of each table.
+    """
+
+    step: np.ndarray
+    first: np.ndarray
+    hot: np.ndarray
+
+    @classmethod
+    def of(cls, stack: Stack) -> "ToStack":
+        tables, rows, hot = _hot_rows(stack)
+        first = np.cumsum(hot + 1, dtype=np.int32) - hot - 1
+        step = np.empty(len(tables) + len(hot), np.int32)
+        step[first + hot] = np.asarray(stack.offsets, np.int32)
+        step[first[tables] + rows] = stack.hot_start + np.arange(len(tables)) - rows
+        return cls(step, first, hot)
+
+    def steps(self, rows: np.ndarray, first: np.ndarray, hot: np.ndarray) -> np.ndarray:
+        """What is added to rows, i32 of their shape; anything where a row is outside its table.
+
+        Args:
+            rows: i32[..] rows of tables.
+            first, hot: i32, of the table of each; they broadcast to `rows`.
+        """
+        index = np.minimum(rows, hot)
+        index += first
+        return self.step.take(index, mode="clip")
+
+    def __call__(self, rows: np.ndarray, tables: np.ndarray | int) -> np.ndarray:
+        """Rows of the stack, i32 of the shape of `rows`; PAD stays PAD.
+
+        Args:
+            rows: i32[..] rows of tables, or PAD.
+            tables: the table (index in `Stack.tables`) of each; broadcasts to `rows`.
+        """
+        found = rows + self.steps(rows, self.first[tables], self.hot[tables])
+        np.copyto(found, PAD, where=rows == PAD)
+        return found
+
+
+class ToTables(NamedTuple):
+    """Rows of a stack -> the tables that they are of, and their rows in them.
+
+    The rows are runs of one table each, and the merged hot rows somewhere between them.
+
+    starts: i32[tables] the stack's row at which each run begins, rising.
+    tables: i32[tables] the table (index in `Stack.tables`) of each run.
+    offsets: i32[tables] what is taken from its rows.
+    hot_start: the stack's row at which the merged hot rows begin.
+    hot_tables, hot_rows: i32[hot rows] the table of each of them, and its row in it.
+    """
+
+    starts: np.ndarray
+    tables: np.ndarray
+    offsets: np.ndarray
+    hot_start: int
+    hot_tables: np.ndarray
+    hot_rows: np.ndarray
+
+    @classmethod
+    def of(cls, stack: Stack) -> "ToTables":
+        hot_tables, hot_rows, counts = _hot_rows(stack)
+        offsets = np.asarray(stack.offsets, np.int32)
+        starts = offsets + counts
+        # A table whose rows are all hot has an empty run, which begins where the next one does.
+        tables = np.argsort(starts, kind="stable").astype(np.int32)
+        return cls(starts[tables], tables, offsets[tables], stack.hot_start, hot_tables, hot_rows)
+
+    def __call__(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The table of each row of the stack, i32[n], and its row in it.
+
+        Args:
+            rows: integers [n], not PAD. Rows in the tables have this type too.
+        """
+        run = np.searchsorted(self.starts, rows, side="right") - 1
+        tables, own = self.tables[run], rows - self.offsets[run]
+        place = rows - self.hot_start
+        is_hot = (place >= 0) & (place < len(self.hot_rows))
+        tables[is_hot] = self.hot_tables[place[is_hot]]
+        own[is_hot] = self.hot_rows[place[is_hot]]
+        return tables, own
+
+
+def _hot_rows(stack: Stack) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The table of each merged hot row and its row in it, i32[hot rows], and how many each table
+    has, i32[tables]."""
+    tables = np.asarray(stack.hot, np.int32)
+    counts = np.bincount(tables, minlength=len(stack.tables)).astype(np.int32)
+    firsts = np.cumsum(counts) - counts
+    by_table = np.argsort(tables, kind="stable")
+    rows = np.empty_like(tables)
+    rows[by_table] = np.arange(len(tables)) - firsts[tables[by_table]]
+    return tables, rows, counts
 
 
 def stack_name(dim: int) -> str:

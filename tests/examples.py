@@ -1,5 +1,7 @@
 """Small schemas and random batches for tests, and what a lookup must give, in plain NumPy."""
 
+import collections
+
 import numpy as np
 
 from jaxrank.features import PAD, Batch, Categorical, Dense, Lists, Ragged, Schema, Table, Task
@@ -25,6 +27,21 @@ def small_layout(
     dims: dict[str, int] | None = None, rows: int = 50, hot: dict[str, Hot] | None = None
 ) -> Layout:
     return layout(small_schema(rows), dims or {"ta": 8, "tb": 8, "tc": 8}, hot)
+
+
+def rows_in_order(rows: dict[str, int], hot: Hot) -> list[tuple[str, int]]:
+    """(table, row) of each row of a stack, by counting: whole tables, merged rows, the rest.
+
+    Args:
+        rows: of each table of the stack, in order.
+    """
+    order = [(t, r) for t in rows if t in hot.whole for r in range(rows[t])]
+    met: collections.Counter[str] = collections.Counter()
+    for table in hot.merged:
+        order.append((table, met[table]))
+        met[table] += 1
+    rest = [t for t in rows if t not in hot.whole]
+    return order + [(t, r) for t in rest for r in range(met[t], rows[t])]
 
 
 def stack_rows(stack: Stack, table: str, rows: np.ndarray) -> np.ndarray:
