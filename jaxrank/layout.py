@@ -99,7 +99,7 @@ class Layout:
 class ToStack(NamedTuple):
     """Rows of a stack's tables -> the stack's rows: what is added to them.
 
-    Made once for many rows, for hot rows may be many.
+    Made once for many calls: it sorts the hot rows.
 
     step: i32[hot rows + tables] table by table, for each hot row of it and for all its others.
     first: i32[tables] where each table begins in `step`.
