@@ -23,7 +23,8 @@ from jax.sharding import PartitionSpec as P
 from jaxrank import compiled
 from jaxrank import mesh as meshes
 from jaxrank.embedding import Embedding, make_rule
-from jaxrank.features import Batch, Categorical, Hot, Layout, Schema, Table, Task, layout
+from jaxrank.features import Batch, Categorical, Schema, Table, Task
+from jaxrank.layout import Hot, Layout, ToStack, layout
 
 DIM, TABLES = 16, 26
 RATE = 0.01
@@ -58,12 +59,7 @@ def draw_ids(kind: str, rows: int, size: int, seed: int = 0) -> np.ndarray:
 
 def to_stack(lay: Layout, ids: np.ndarray) -> np.ndarray:
     (stack,) = lay.stacks
-    found = ids + np.asarray(stack.offsets, np.int32)
-    for column, hot in enumerate(stack.hot_rows()):
-        if len(hot):
-            is_hot = ids[:, column] < len(hot)
-            found[is_hot, column] = hot[ids[is_hot, column]]
-    return found
+    return ToStack.of(stack)(ids, np.arange(TABLES))
 
 
 class Run:

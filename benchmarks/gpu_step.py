@@ -50,7 +50,7 @@ def ids_of(case: Case) -> list[np.ndarray]:
 
 def program_of(case: Case, mesh: Any):
     """jaxrank's programs of a case; its lists fill their room."""
-    from jaxrank.features import layout
+    from jaxrank.layout import layout
     from jaxrank.program import BatchShape, Program, make_trainee
 
     found = layout(schema_of(case), {f"t{i}": dim for i, (_, dim) in enumerate(case.tables)})

@@ -30,7 +30,7 @@ from input_data import SHAPES, prepared
 
 from jaxrank.data.pipeline import TrainBatches
 from jaxrank.data.store import open_store
-from jaxrank.features import layout
+from jaxrank.layout import layout
 
 PEERS = ("grain", "torch", "torch_batches", "tf_tfrecord", "tf_slices", "tf_gather")
 SETTINGS = dict(steps_per_call=1, window_blocks=4, num_workers=0, prefetch_batches=2)

@@ -17,7 +17,8 @@ import numpy as np
 
 from jaxrank import config as configs
 from jaxrank import mesh as meshes
-from jaxrank.features import Batch, Categorical, Dense, Hot, Schema, Table, Task, layout
+from jaxrank.features import Batch, Categorical, Dense, Schema, Table, Task
+from jaxrank.layout import Hot, ToStack, layout
 from jaxrank.program import BatchShape, Program, make_trainee
 
 DIM, TABLES, HOT = 16, 26, 64
@@ -56,15 +57,11 @@ def main() -> None:
     shape = BatchShape(args.batch_size, 32, {})
     program = Program(trainee, mesh, shape)
 
-    offsets = np.asarray(stack.offsets, np.int32)
-    hot_rows = np.stack(stack.hot_rows())
+    to_stack = ToStack.of(stack)
 
     def batch(seed: int) -> Batch:
         rng = np.random.default_rng(seed)
-        ids = power_law(rng, rows, (args.batch_size, TABLES))
-        is_hot = ids < HOT
-        placed = np.where(is_hot, hot_rows[np.arange(TABLES), np.minimum(ids, HOT - 1)], 0)
-        ids = np.where(is_hot, placed, ids + offsets).astype(np.int32)
+        ids = to_stack(power_law(rng, rows, (args.batch_size, TABLES)), np.arange(TABLES))
         labels = (rng.random((args.batch_size, 1)) < 0.3).astype(np.float32)
         return Batch(
             floats=rng.normal(size=labels.shape).astype(np.float32),

@@ -16,19 +16,8 @@ import numpy as np
 from jaxrank import config as configs
 from jaxrank import huge_pages
 from jaxrank import mesh as meshes
-from jaxrank.features import (
-    PAD,
-    Batch,
-    Categorical,
-    Dense,
-    Layout,
-    Lists,
-    Ragged,
-    Schema,
-    Table,
-    Task,
-    layout,
-)
+from jaxrank.features import PAD, Batch, Categorical, Dense, Lists, Ragged, Schema, Table, Task
+from jaxrank.layout import Layout, layout
 from jaxrank.program import BatchShape, Program, make_trainee
 
 DIM = 16

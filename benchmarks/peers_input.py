@@ -23,7 +23,8 @@ from in_turn import serve
 
 from jaxrank.data import packing
 from jaxrank.data.store import open_store
-from jaxrank.features import MAX_GROUP, PAD, layout
+from jaxrank.features import MAX_GROUP, PAD
+from jaxrank.layout import layout
 
 ROWS = 200_000  # of the store, from the first; more would be as fast or slower
 WARM_BATCHES = 4

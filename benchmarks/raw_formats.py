@@ -28,7 +28,7 @@ from jaxrank.data.prepare import prepare
 from jaxrank.data.rejects import Rejects
 from jaxrank.data.sources import make_source
 from jaxrank.data.store import Store
-from jaxrank.features import layout
+from jaxrank.layout import layout
 
 _FEATURES = dict(
     tasks=[dict(name="click", label="label")],

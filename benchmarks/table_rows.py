@@ -25,7 +25,8 @@ def program_of(rows: int, batch_size: int, steps_per_call: int):
 
     from jaxrank import mesh as meshes
     from jaxrank.config import default
-    from jaxrank.features import Batch, Categorical, Dense, Schema, Table, Task, layout
+    from jaxrank.features import Batch, Categorical, Dense, Schema, Table, Task
+    from jaxrank.layout import layout
     from jaxrank.program import BatchShape, Program, make_trainee
 
     schema = Schema(

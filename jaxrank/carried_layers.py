@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxrank.features import Layout
+from jaxrank.layout import Layout
 from jaxrank.optim import is_schedule
 from jaxrank.step import Trainee, input_names, layers_state, model_inputs
 from jaxrank.stored import dotted

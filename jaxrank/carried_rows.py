@@ -12,7 +12,8 @@ import jax
 import numpy as np
 
 from jaxrank.embedding.storage import LANES, Storage, storage
-from jaxrank.features import PAD, Layout, Stack
+from jaxrank.features import PAD
+from jaxrank.layout import Layout, Stack, ToStack
 from jaxrank.stored import StoredArrays
 
 
@@ -47,25 +48,13 @@ def plan_moves(old: Layout, new: Layout, rows: Mapping[str, np.ndarray]) -> dict
 def _pairs(old: Stack, new: Stack, rows: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """Rows of the old stack and of the new one, i32[n] each, that stand for the same value."""
     of, to = [np.zeros(0, np.int32)], [np.zeros(0, np.int32)]
-    hot_rows = old.hot_rows(), new.hot_rows()
+    of_old, to_new = ToStack.of(old), ToStack.of(new)
     for name in set(old.tables) & set(new.tables) & set(rows):
         row = rows[name]
         own = np.flatnonzero(row != PAD).astype(np.int32)
-        of.append(_in_stack(old, hot_rows[0], name, own))
-        to.append(_in_stack(new, hot_rows[1], name, row[own]))
+        of.append(of_old(own, old.tables.index(name)))
+        to.append(to_new(row[own], new.tables.index(name)))
     return np.concatenate(of), np.concatenate(to)
-
-
-def _in_stack(
-    stack: Stack, hot_rows: Sequence[np.ndarray], table: str, rows: np.ndarray
-) -> np.ndarray:
-    """Rows of a table -> rows of its stack, i32[n]."""
-    index = stack.tables.index(table)
-    hot = hot_rows[index]
-    found = rows + np.int32(stack.offsets[index])
-    is_hot = rows < len(hot)
-    found[is_hot] = hot[rows[is_hot]]
-    return found
 
 
 def _moves(old: Stack, new: Stack, of: np.ndarray, to: np.ndarray) -> Iterator[Moves]:

@@ -30,7 +30,8 @@ from jaxrank.data.files import is_local
 from jaxrank.data.lock import empty_directory, lock_directory
 from jaxrank.data.store import Store, open_store
 from jaxrank.errors import InputError, RunError
-from jaxrank.features import RESERVED_ROWS, Layout, Table
+from jaxrank.features import RESERVED_ROWS, Table
+from jaxrank.layout import Layout
 from jaxrank.recipe import recipe
 from jaxrank.step import init_state, weights_of
 from jaxrank.stored import StoredArrays

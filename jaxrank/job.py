@@ -19,7 +19,8 @@ from jaxrank.data.pipeline import TrainBatches
 from jaxrank.data.store import Split, Store
 from jaxrank.embedding import check_shards
 from jaxrank.errors import InputError
-from jaxrank.features import Hot, Layout, Schema
+from jaxrank.features import Schema
+from jaxrank.layout import Hot, Layout
 from jaxrank.monitor import Monitor, make_monitor
 from jaxrank.program import BatchShape, Program, check_batch, check_settings, make_trainee
 from jaxrank.spikes import Spikes

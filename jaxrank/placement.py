@@ -10,14 +10,16 @@ from typing import Any, NamedTuple
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from jaxrank import budget, features, plan_case, processes
+from jaxrank import budget, plan_case, processes
+from jaxrank import layout as layouts
 from jaxrank import mesh as meshes
 from jaxrank.config import to_plain
 from jaxrank.data.store import Split
 from jaxrank.data.traffic import StoredReads, measure
 from jaxrank.embedding import planner
 from jaxrank.errors import InputError
-from jaxrank.features import Hot, Layout, Schema
+from jaxrank.features import Schema
+from jaxrank.layout import Hot, Layout
 from jaxrank.program import dims_of
 
 # Of a batch whose ids were not measured: no buffer overflows if a device reads twice as many
@@ -41,7 +43,7 @@ class Placement(NamedTuple):
 
 def unmeasured(schema: Schema, config: ConfigDict, mesh: Mesh, hot: Mapping[str, Hot]) -> Placement:
     """A placement for data of which nothing is known, such as what is to be scored."""
-    layout = features.layout(schema, dims_of(schema, config.embedding), hot)
+    layout = layouts.layout(schema, dims_of(schema, config.embedding), hot)
     room = min(1.0, _UNMEASURED / mesh.shape[meshes.SHARD])
     return Placement(layout, dict(hot), {stack.name: room for stack in layout.stacks})
 
@@ -65,7 +67,7 @@ def decide(
     _check_kept(kept or {}, dims_of(schema, config.embedding))
     if mesh.size == 1:
         hot = dict(kept or {})
-        layout = features.layout(schema, dims_of(schema, config.embedding), hot)
+        layout = layouts.layout(schema, dims_of(schema, config.embedding), hot)
         return Placement(layout, hot, {stack.name: 1.0 for stack in layout.stacks})
     found: dict[str, Any] = {}
     with processes.together():
@@ -73,14 +75,14 @@ def decide(
             found = _measured(config, split, schema, mesh, kept)
     found = processes.from_first(found)
     hot = {name: Hot.from_json(tree) for name, tree in found["hot"].items()}
-    layout = features.layout(schema, dims_of(schema, config.embedding), hot)
+    layout = layouts.layout(schema, dims_of(schema, config.embedding), hot)
     return Placement(layout, hot, found["room"], tuple(found["told"]))
 
 
 def _check_kept(kept: Mapping[str, Hot], dim_of: Mapping[str, int]) -> None:
     for stack, hot in kept.items():
         for table in {*hot.whole, *hot.merged}:
-            if table not in dim_of or features.stack_name(dim_of[table]) != stack:
+            if table not in dim_of or layouts.stack_name(dim_of[table]) != stack:
                 raise InputError(
                     f"table {table!r} must be of {stack}, as when the run began: found dimension"
                     f" {dim_of.get(table)}. Use another --workdir."

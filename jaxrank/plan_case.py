@@ -13,7 +13,8 @@ from jaxrank.config import to_plain
 from jaxrank.data import packing, traffic
 from jaxrank.embedding import planner
 from jaxrank.errors import InputError
-from jaxrank.features import Hot, Layout, Schema, ids_of_device, layout
+from jaxrank.features import Schema
+from jaxrank.layout import Hot, Layout, ids_of_device, layout
 from jaxrank.program import BatchShape, dims_of, make_model
 from jaxrank.step import model_inputs, with_log_variances
 

@@ -21,7 +21,8 @@ from jaxrank import mesh as meshes
 from jaxrank import step as steps
 from jaxrank.config import to_plain
 from jaxrank.errors import InputError
-from jaxrank.features import Batch, Layout, Lists, Schema, ids_of_device
+from jaxrank.features import Batch, Lists, Schema
+from jaxrank.layout import Layout, ids_of_device
 
 # Fields of config.optim.dense and .tables that make the schedule; the others make the optimizer.
 _RATE_FIELDS = (

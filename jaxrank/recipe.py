@@ -10,7 +10,8 @@ from jaxrank.config import to_plain
 from jaxrank.data.resolve import resolve_again
 from jaxrank.data.spec import FeatureSpec, IdSpec
 from jaxrank.data.store import Store
-from jaxrank.features import Layout, Schema
+from jaxrank.features import Schema
+from jaxrank.layout import Layout
 from jaxrank.program import model_fields
 from jaxrank.step import input_names
 

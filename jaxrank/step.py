@@ -16,7 +16,8 @@ from jax.sharding import Mesh
 from jaxrank import losses, metrics
 from jaxrank import mesh as meshes
 from jaxrank.embedding import Embedding, Load, TableState
-from jaxrank.features import PAD, Batch, Layout
+from jaxrank.features import PAD, Batch
+from jaxrank.layout import Layout
 from jaxrank.models import Model, Share
 from jaxrank.optim import is_schedule
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxrank.embedding.storage import LANES, Storage, storage
-from jaxrank.features import Layout, Stack
+from jaxrank.layout import Layout, Stack, ToTables
 from jaxrank.stored import StoredArrays
 
 _FILE = 2**27  # bytes of vectors in a file
@@ -42,11 +42,15 @@ def table_rows(
         InputError: an array is damaged.
     """
     rows_of = {table.name: table.rows for table in layout.schema.tables}
-    order = _Order(stack, [rows_of[name] for name in stack.tables])
+    counts = np.array([rows_of[name] for name in stack.tables])
+    ends = np.cumsum(counts)
+    starts = ends - counts
+    to_tables = ToTables.of(stack)
     record = np.dtype([("place", np.int64), ("vector", np.float32, (stack.dim,))])
     rows_of_file = max(1, _FILE // (4 * stack.dim))
-    for places, vectors in _stored_rows(stored, stack, order):
-        _deal(places, vectors, record, rows_of_file, scratch)
+    for rows, vectors in _stored_rows(stored, stack):
+        tables, own = to_tables(rows)
+        _deal(starts[tables] + own, vectors, record, rows_of_file, scratch)
     for begin in range(0, stack.rows, rows_of_file):
         file = scratch / str(begin // rows_of_file)
         records = np.fromfile(file, record)
@@ -55,23 +59,20 @@ def table_rows(
         in_order[records["place"] - begin] = records["vector"]
         count = len(records)
         del records  # as large as what is given out
-        for name, start, stop in zip(stack.tables, order.starts, order.starts[1:], strict=False):
+        for name, start, stop in zip(stack.tables, starts.tolist(), ends.tolist(), strict=True):
             first, last = max(start, begin), min(stop, begin + count)
             if first < last:
                 yield TableRows(name, first - start, in_order[first - begin : last - begin])
 
 
-def _stored_rows(
-    stored: StoredArrays, stack: Stack, order: "_Order"
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Places i64[n] and vectors f32[n, dim] of a stack's rows, as they are stored."""
+def _stored_rows(stored: StoredArrays, stack: Stack) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Rows i64[n] of a stack and their vectors f32[n, dim], as they are stored."""
     replicated, split = storage(stack)
     if replicated:
-        for rows, vectors in _part_rows(stored, replicated, stack.replicated):
-            yield order.places(rows), vectors
+        yield from _part_rows(stored, replicated, stack.replicated)
     if split:
         for rows, vectors in _part_rows(stored, split, stack.rows - stack.replicated):
-            yield order.places(rows + stack.replicated), vectors
+            yield rows + stack.replicated, vectors
 
 
 def _part_rows(
@@ -88,7 +89,13 @@ def _part_rows(
 def _deal(
     places: np.ndarray, vectors: np.ndarray, record: np.dtype, rows_of_file: int, scratch: Path
 ) -> None:
-    """Adds rows to the files that they belong to."""
+    """Adds rows to the files that they belong to.
+
+    Args:
+        places: i64[n] of the rows, where the tables stand one behind the other, each with its rows
+            in order.
+        vectors: f32[n, dim].
+    """
     files = places // rows_of_file
     by_file = np.argsort(files, kind="stable")
     records = np.empty(len(places), record)
@@ -97,29 +104,3 @@ def _deal(
     for number, part in zip(numbers, np.split(records, starts[1:]), strict=True):
         with open(scratch / str(number), "ab") as file:
             part.tofile(file)
-
-
-class _Order:
-    """The place of each of a stack's rows where its tables stand one behind the other, each with
-    its rows in order.
-
-    starts: of each table, and where the last one ends.
-    """
-
-    def __init__(self, stack: Stack, rows: list[int]):  # rows of each table
-        self.starts = [0, *np.cumsum(rows).tolist()]
-        segments = stack.segments()
-        self._firsts = np.array([first for first, _, _ in segments])
-        self._steps = np.array([self.starts[i] - offset for _, i, offset in segments])
-        self._hot_start = stack.hot_start
-        self._hot = np.empty(len(stack.hot), np.int64)
-        for i, hot in enumerate(stack.hot_rows()):
-            self._hot[hot - stack.hot_start] = self.starts[i] + np.arange(len(hot))
-
-    def places(self, rows: np.ndarray) -> np.ndarray:
-        """i64[n] of the stack's rows i64[n]."""
-        found = rows + self._steps[np.searchsorted(self._firsts, rows, side="right") - 1]
-        hot = rows - self._hot_start
-        is_hot = (hot >= 0) & (hot < len(self._hot))
-        found[is_hot] = self._hot[hot[is_hot]]
-        return found

@@ -19,8 +19,9 @@ from jaxrank.checkpoint import Checkpoints
 from jaxrank.data.same_values import same_values
 from jaxrank.data.store import Store
 from jaxrank.errors import InputError
-from jaxrank.features import PAD, Layout, Schema
+from jaxrank.features import PAD, Schema
 from jaxrank.job import Job, Report
+from jaxrank.layout import Layout
 from jaxrank.step import Trainee, TrainState
 from jaxrank.stored import StoredArrays
 

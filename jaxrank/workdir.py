@@ -24,7 +24,8 @@ from jaxrank.config import FREE, differences, from_plain, to_plain
 from jaxrank.data.files import is_local
 from jaxrank.data.lock import is_at
 from jaxrank.errors import InputError, RunError
-from jaxrank.features import Hot, Schema
+from jaxrank.features import Schema
+from jaxrank.layout import Hot
 
 _FINISHED = "finished"
 # What may be otherwise a while later, and so is no wrong use.

@@ -18,7 +18,7 @@ from jaxrank.data import costs, direct, examples, prepare, store
 from jaxrank.data.batcher import Batcher
 from jaxrank.data.pipeline import TrainBatches
 from jaxrank.errors import InputError, RunError
-from jaxrank.features import layout
+from jaxrank.layout import layout
 from jaxrank.timetable import make_plan
 from jaxrank.train import train
 from jaxrank.workdir import locked

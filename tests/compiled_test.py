@@ -10,8 +10,8 @@ import tiny
 
 from jaxrank import absent, compiled
 from jaxrank import mesh as meshes
-from jaxrank.features import Hot
 from jaxrank.instructions import costs
+from jaxrank.layout import Hot
 from jaxrank.program import BatchShape, Program, make_trainee
 from jaxrank.step import weights_of
 from jaxrank.topology import topology

@@ -13,17 +13,8 @@ from sharded import by_table
 from jaxrank import mesh as meshes
 from jaxrank.data.traffic import TableReads, Traffic
 from jaxrank.embedding import planner
-from jaxrank.features import (
-    PAD,
-    Categorical,
-    Dense,
-    Hot,
-    Ragged,
-    Schema,
-    Table,
-    Task,
-    layout,
-)
+from jaxrank.features import PAD, Categorical, Dense, Ragged, Schema, Table, Task
+from jaxrank.layout import Hot, layout
 from jaxrank.program import BatchShape, Program, make_trainee
 
 SCHEMA = Schema(

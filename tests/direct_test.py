@@ -15,7 +15,8 @@ from jaxrank.data.direct import open_direct
 from jaxrank.data.pipeline import EvaluationBatches, TrainBatches
 from jaxrank.data.prepare import prepare
 from jaxrank.errors import InputError
-from jaxrank.features import MAX_GROUP, layout
+from jaxrank.features import MAX_GROUP
+from jaxrank.layout import layout
 
 _BLOCK = 300
 FEATURES = dict(

@@ -11,7 +11,8 @@ from jaxrank.embedding import RULES, duplicates, make_rule
 from jaxrank.embedding.by_row import ByRow
 from jaxrank.embedding.per_id import PerId
 from jaxrank.errors import InputError
-from jaxrank.features import PAD, Hot
+from jaxrank.features import PAD
+from jaxrank.layout import Hot
 
 DIMS = [
     {"ta": 8, "tb": 8, "tc": 8},

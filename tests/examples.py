@@ -1,22 +1,11 @@
 """Small schemas and random batches for tests, and what a lookup must give, in plain NumPy."""
 
+import collections
+
 import numpy as np
 
-from jaxrank.features import (
-    PAD,
-    Batch,
-    Categorical,
-    Dense,
-    Hot,
-    Layout,
-    Lists,
-    Ragged,
-    Schema,
-    Stack,
-    Table,
-    Task,
-    layout,
-)
+from jaxrank.features import PAD, Batch, Categorical, Dense, Lists, Ragged, Schema, Table, Task
+from jaxrank.layout import Hot, Layout, Stack, layout
 
 
 def small_schema(rows: int = 50) -> Schema:
@@ -40,6 +29,21 @@ def small_layout(
     return layout(small_schema(rows), dims or {"ta": 8, "tb": 8, "tc": 8}, hot)
 
 
+def rows_in_order(rows: dict[str, int], hot: Hot) -> list[tuple[str, int]]:
+    """(table, row) of each row of a stack, by counting: whole tables, merged rows, the rest.
+
+    Args:
+        rows: of each table of the stack, in order.
+    """
+    order = [(t, r) for t in rows if t in hot.whole for r in range(rows[t])]
+    met: collections.Counter[str] = collections.Counter()
+    for table in hot.merged:
+        order.append((table, met[table]))
+        met[table] += 1
+    rest = [t for t in rows if t not in hot.whole]
+    return order + [(t, r) for t in rest for r in range(met[t], rows[t])]
+
+
 def stack_rows(stack: Stack, table: str, rows: np.ndarray) -> np.ndarray:
     """Rows of a table -> rows of its stack, one after another."""
     index = stack.tables.index(table)
@@ -55,7 +59,7 @@ def random_batch(
     rows_of = {t.name: t.rows for t in lay.schema.tables}
     ids, lists = {}, {}
     for stack in lay.stacks:
-        tables = [f.table for f in lay.schema.ids for _ in range(f.length)]
+        tables = [f.table for f in lay.schema.id_columns]
         columns = []
         for column in stack.columns:
             rows = rows_of[tables[column]]

@@ -14,7 +14,8 @@ from jaxrank import mesh as meshes
 from jaxrank.data.pipeline import EvaluationBatches
 from jaxrank.data.prepare import prepare
 from jaxrank.embedding import Embedding, make_rule
-from jaxrank.features import MAX_GROUP, layout
+from jaxrank.features import MAX_GROUP
+from jaxrank.layout import layout
 
 MIN_COUNT = 40
 FEATURES = dict(

@@ -25,7 +25,8 @@ from jaxrank.data.resolve import build_schema, resolve
 from jaxrank.data.spec import FeatureSpec
 from jaxrank.data.statistics import Statistics
 from jaxrank.errors import InputError
-from jaxrank.features import MISSING_ROW, Schema, layout
+from jaxrank.features import MISSING_ROW, Schema
+from jaxrank.layout import layout
 
 HOUR = 3600
 CLICK = dict(name="click", label="click")

@@ -142,7 +142,7 @@ _SCRIPT = """
     import json, multiprocessing, os, signal, sys
     from jaxrank.data.pipeline import TrainBatches
     from jaxrank.data.store import open_store
-    from jaxrank.features import layout
+    from jaxrank.layout import layout
 
     if __name__ == "__main__":
         store = open_store(sys.argv[1])

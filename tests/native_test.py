@@ -21,7 +21,8 @@ from jaxrank.embedding import Embedding, duplicates, make_rule, native_rows
 from jaxrank.embedding.by_row import ByRow
 from jaxrank.embedding.by_row_native import ByRowNative
 from jaxrank.embedding.per_id import PerId
-from jaxrank.features import PAD, layout
+from jaxrank.features import PAD
+from jaxrank.layout import layout
 from jaxrank.models.cross import LowRankCross, MatrixCross
 from jaxrank.models.products import layer, product
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from jaxrank.data.order import Order
 from jaxrank.data.pipeline import TrainBatches
 from jaxrank.errors import InputError
-from jaxrank.features import layout
+from jaxrank.layout import layout
 
 
 def defined(block_rows, seed, shards, window, stages, passes):

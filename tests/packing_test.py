@@ -15,7 +15,8 @@ from jaxrank.data.examples import Examples
 from jaxrank.data.packing import Packer
 from jaxrank.data.stack_rows import StackRows
 from jaxrank.errors import InputError
-from jaxrank.features import PAD, Categorical, Hot, Ragged, Schema, Table, Task, layout
+from jaxrank.features import PAD, Categorical, Ragged, Schema, Table, Task
+from jaxrank.layout import Hot, layout
 
 _LISTS = (
     Ragged("clicked", "items", "mean", weighted=True),
@@ -213,7 +214,7 @@ def _drawn(random, schema, n, missing=0.2):
         values[edges] = random.choice([0, rows[table] - 1], edges.sum())
         return values
 
-    columns = [ids(f.table, n) for f in schema.ids for _ in range(f.length)]
+    columns = [ids(f.table, n) for f in schema.id_columns]
     matrix = np.stack(columns, axis=1)
     matrix[random.random(matrix.shape) < missing] = PAD
     lengths = np.stack([random.integers(0, (f.length or 6) + 1, n) for f in schema.lists], axis=1)
@@ -233,7 +234,7 @@ def _drawn(random, schema, n, missing=0.2):
 
 def _places(schema, stack, examples):
     """What `Batch.ids` must hold, id by id."""
-    columns = [f.table for f in schema.ids for _ in range(f.length)]
+    columns = [f.table for f in schema.id_columns]
     walked = _unpack(examples.lengths, examples.values, None)
     rows = []
     for row, lists in zip(examples.ids, walked, strict=True):
@@ -317,12 +318,8 @@ def test_tens_of_thousands_of_hot_rows_are_those_of_a_loop():
     (stack,) = lay.stacks
     place = StackRows(lay, stack, [f.name for f in ids], stack.column_tables)
     rows = random.integers(0, 1000, (64, 200)).astype(np.int32)
-    hot = stack.hot_rows()
-    expected = [
-        [hot[t][r] if r < len(hot[t]) else r + stack.offsets[t] for t, r in enumerate(row)]
-        for row in rows.tolist()
-    ]
-    np.testing.assert_array_equal(place.matrix(rows), expected)
+    expected = [stack_rows(stack, f"t{i}", rows[:, i]) for i in range(200)]
+    np.testing.assert_array_equal(place.matrix(rows), np.transpose(expected))
 
 
 def test_pad_stays_pad_and_the_largest_rows_do_not_overflow():

@@ -22,18 +22,8 @@ from jaxrank.data.prepare import prepare
 from jaxrank.data.store import Split, open_store
 from jaxrank.data.store_writer import StoreWriter
 from jaxrank.errors import InputError
-from jaxrank.features import (
-    PAD,
-    UNKNOWN_ROW,
-    Categorical,
-    Dense,
-    Hot,
-    Ragged,
-    Schema,
-    Table,
-    Task,
-    layout,
-)
+from jaxrank.features import PAD, UNKNOWN_ROW, Categorical, Dense, Ragged, Schema, Table, Task
+from jaxrank.layout import Hot, layout
 
 _BLOCKS = (300, 512, 100, 512, 512, 512, 301, 512, 512, 230)
 _ROWS = sum(_BLOCKS)  # 4003: prime, so shards have pieces of different sizes
@@ -514,7 +504,7 @@ _SCRIPT = """
     from jaxrank.data.pipeline import TrainBatches
     from jaxrank.data.store import open_store
     from jaxrank.errors import InputError
-    from jaxrank.features import Hot, layout
+    from jaxrank.layout import Hot, layout
 
     def digest(batches):
         return [np.asarray(b.ids["dim8"]).tolist() + np.asarray(b.lists["dim8"].ids).tolist()
@@ -568,7 +558,7 @@ _ENDS = """
     from jaxrank.data.pipeline import TrainBatches
     from jaxrank.data.store import open_store
     from jaxrank.errors import RunError
-    from jaxrank.features import layout
+    from jaxrank.layout import layout
 
     def kill_the_first():
         while not multiprocessing.active_children():

@@ -15,7 +15,8 @@ from jaxrank import plan as plans
 from jaxrank.config import load
 from jaxrank.embedding import make_rule
 from jaxrank.errors import InputError, RunError
-from jaxrank.features import Categorical, Hot, Schema, Table, Task, layout
+from jaxrank.features import Categorical, Schema, Table, Task
+from jaxrank.layout import Hot, layout
 from jaxrank.plan_case import Machine
 from jaxrank.program import BatchShape
 

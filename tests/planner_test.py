@@ -6,6 +6,7 @@ import itertools
 import numpy as np
 import pytest
 import tiny
+from examples import rows_in_order
 
 from jaxrank.config import to_plain
 from jaxrank.data import prepare, synthetic, traffic
@@ -14,7 +15,8 @@ from jaxrank.embedding import frequency, planner
 from jaxrank.embedding.replay import replay
 from jaxrank.embedding.storage import GROUPS, group
 from jaxrank.errors import InputError
-from jaxrank.features import PAD, Categorical, Hot, Ragged, Schema, Table, Task, layout
+from jaxrank.features import PAD, Categorical, Ragged, Schema, Table, Task
+from jaxrank.layout import Hot, layout
 
 # --- what is measured ---
 
@@ -384,18 +386,6 @@ def test_patterns_say_which_tables_a_placement_is_for():
 # --- the replay ---
 
 
-def stack_rows(plain_rows, hot):
-    """{(table, row): row of the stack}, by counting: whole tables, merged rows, the rest."""
-    order = [(t, r) for t in plain_rows if t in hot.whole for r in range(plain_rows[t])]
-    met = collections.Counter()
-    for table in hot.merged:
-        order.append((table, met[table]))
-        met[table] += 1
-    rest = [t for t in plain_rows if t not in hot.whole]
-    order += [(t, r) for t in rest for r in range(met[t], plain_rows[t])]
-    return {pair: i for i, pair in enumerate(order)}
-
-
 @pytest.mark.parametrize(("replicas", "shards"), [(1, 4), (2, 2)])
 def test_a_replay_counts_what_plain_loops_count(replicas, shards):
     schema = mixed_schema()
@@ -412,7 +402,7 @@ def test_a_replay_counts_what_plain_loops_count(replicas, shards):
         capacities={"dim16": 4},
     )
 
-    place = stack_rows(rows, hot)
+    place = {pair: i for i, pair in enumerate(rows_in_order(rows, hot))}
     replicated = rows["tag"] + 3
     served, imbalances, sent, places, all_rounds, fullest = [], [], 0, 0, [], []
     for ids, lists in parts:

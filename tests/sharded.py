@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+from examples import stack_rows
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -120,7 +121,6 @@ def by_table(embedding: Embedding, tables):
     rows_of_table = {t.name: t.rows for t in embedding.layout.schema.tables}
     for stack in embedding.layout.stacks:
         rows = logical(embedding, tables)[stack.name][0]
-        for index, (name, hot) in enumerate(zip(stack.tables, stack.hot_rows(), strict=True)):
-            rest = np.arange(len(hot), rows_of_table[name]) + stack.offsets[index]
-            found[name] = rows[np.concatenate([hot, rest.astype(np.int64)])]
+        for name in stack.tables:
+            found[name] = rows[stack_rows(stack, name, np.arange(rows_of_table[name]))]
     return found

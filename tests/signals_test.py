@@ -34,7 +34,7 @@ _TRAIN = """
     from jaxrank.data.pipeline import TrainBatches
     from jaxrank.data.store import open_store
     from jaxrank.feed import Feed
-    from jaxrank.features import layout
+    from jaxrank.layout import layout
 
     if __name__ == "__main__":
         store = open_store(sys.argv[1])

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from jaxrank.embedding import logical_rows, storage
 from jaxrank.embedding.storage import GROUPS, group, row_at
 from jaxrank.errors import InputError
-from jaxrank.features import PAD, Hot
+from jaxrank.features import PAD
+from jaxrank.layout import Hot
 
 
 def split_storage(rows, dim=8):

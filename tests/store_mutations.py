@@ -26,7 +26,7 @@ from jaxrank.data.pipeline import EvaluationBatches, TrainBatches
 from jaxrank.data.prepare import prepare
 from jaxrank.data.store import open_store
 from jaxrank.errors import InputError
-from jaxrank.features import layout
+from jaxrank.layout import layout
 
 ROWS = {"train": 120, "valid": 50}
 FEATURES = dict(

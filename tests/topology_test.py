@@ -13,7 +13,7 @@ from runs import nothing
 from jaxrank import evaluate, restore, workdir
 from jaxrank import job as jobs
 from jaxrank.embedding.storage import logical_rows
-from jaxrank.features import Hot
+from jaxrank.layout import Hot
 from jaxrank.step import weights_of
 
 PLACEMENTS = {

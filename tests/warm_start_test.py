@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 import pytest
 from conftest import ROOT
+from examples import stack_rows
 from ml_collections import ConfigDict
 from runs import newest, nothing, saved
 
@@ -111,11 +112,9 @@ def by_value(job, state, kind):
                 for name, table in state.tables.items()
             }
         rows = logical_rows(jax.device_get(arrays), stack)
-        for i, name in enumerate(stack.tables):
-            hot = stack.hot_rows()[i]
+        for name in stack.tables:
             values = ["missing", "unknown", *job.store.vocabulary(name)[0]]
-            places = np.arange(len(values)) + stack.offsets[i]
-            places[: len(hot)] = hot
+            places = stack_rows(stack, name, np.arange(len(values)))
             found[name] = dict(zip(values, rows[places], strict=True))
     return found
 

@@ -10,7 +10,8 @@ from jaxrank.data.memory import Shape, map_arrays
 from jaxrank.data.packing import Packer
 from jaxrank.data.stack_rows import StackRows
 from jaxrank.errors import InputError
-from jaxrank.features import PAD, Batch, Layout, Lists, Stack
+from jaxrank.features import PAD, Batch, Lists
+from jaxrank.layout import Layout, Stack
 
 # Examples of a part, below which joining all parts costs less than to go through them.
 _FEW = 256

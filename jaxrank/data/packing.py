@@ -10,7 +10,8 @@ from jaxrank.data.list_selection import select
 from jaxrank.data.norms import Norms
 from jaxrank.data.stack_rows import StackRows
 from jaxrank.errors import InputError
-from jaxrank.features import MAX_GROUP, PAD, Layout, Lists, Stack
+from jaxrank.features import MAX_GROUP, PAD, Lists
+from jaxrank.layout import Layout, Stack
 
 # A capacity is a multiple of this: the width of a vector register row on TPU.
 _ALIGNMENT = 128

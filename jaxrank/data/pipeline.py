@@ -21,7 +21,8 @@ from jaxrank.data.store import Split
 from jaxrank.data.streams import EvaluationSource, Reader, Shard, TrainSource
 from jaxrank.data.workers import WorkerCalls
 from jaxrank.errors import InputError
-from jaxrank.features import MAX_GROUP, Batch, Layout
+from jaxrank.features import MAX_GROUP, Batch
+from jaxrank.layout import Layout
 
 ORDERS = ("shuffled", "days")
 _EVALUATION_BLOCKS = 8  # kept for the next batch; they are memory maps

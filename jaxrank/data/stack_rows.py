@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 import numpy as np
 
 from jaxrank.errors import InputError
-from jaxrank.features import PAD, Layout, Stack
+from jaxrank.features import PAD
+from jaxrank.layout import Layout, Stack, ToStack
 
 # NumPy adds a row to each of a matrix in half the time where rows are long, so as many examples are
 # one row to it as have about this many ids together (26 columns: 68 us became 30 us).
@@ -17,8 +18,8 @@ _WIDE = 8192
 class StackRows:
     """Maps the rows that some columns hold, each of one table, to the rows of the stack.
 
-    Row r of a table is row `r + offset` of the stack, unless it is a hot row; PAD stays PAD. What
-    is neither a row of its table nor PAD is refused.
+    As `layout.ToStack` says, with the arrays for each column ready; PAD stays PAD. What is neither
+    a row of its table nor PAD is refused.
 
     Made once for a layout, for hot rows may be many; it travels to input workers.
 
@@ -44,10 +45,12 @@ class StackRows:
         self._examples = examples or _side_by_side(len(self._tables))
         # For each column of each example, so that one index finds what belongs to a value.
         index = np.tile(np.asarray(tables, np.intp), self._examples)
-        self._offsets = np.asarray(stack.offsets, np.int32).take(index)
+        self._to_stack = ToStack.of(stack)
+        self._first, self._hot = self._to_stack.first[index], self._to_stack.hot[index]
+        # Without hot rows all rows of a table move by the same number.
+        self._offsets = None if stack.hot else self._to_stack.step[index]
         self._limits = np.tile(np.asarray(self._rows, np.uint32), self._examples)
         self._pads = np.full(len(index), PAD, np.uint32)  # NumPy is slow with a scalar
-        self._hot = _hot(stack, index) if stack.hot else None
 
     def matrix(self, rows: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         """i32[n, columns] of the tables -> i32[n, columns] of the stack.
@@ -67,13 +70,13 @@ class StackRows:
 
         outside = wide.view(np.uint32) >= self._limits[:width]  # negative ones are large here
         any_outside = self._check(wide, outside, place)
-        if self._hot is None:
+        if self._offsets is not None:
             np.add(wide, self._offsets[:width], out=moved)
         else:
-            first, hot = self._hot.first[:width], self._hot.hot[:width]
+            first, hot = self._first[:width], self._hot[:width]
             for i in range(0, len(wide), 4):  # so few stay in the cache from step to step
                 part = wide[i : i + 4]
-                np.add(part, self._hot.steps(part, first, hot), out=moved[i : i + 4])
+                np.add(part, self._to_stack.steps(part, first, hot), out=moved[i : i + 4])
         if any_outside:
             # What came of PAD is PAD or more as an unsigned number. Where a fifth of the ids is
             # missing, this is 20 times as fast as np.copyto with a mask.
@@ -104,13 +107,13 @@ class StackRows:
             limits = self._limits.take(places, out=out.view(np.uint32), mode="wrap")
             outside = bits >= limits
             outside = outside if self._check(rows, outside, place) else None
-        if self._hot is None:
+        if self._offsets is not None:
             self._offsets.take(places, out=out, mode="wrap")
             out += rows
         else:
-            first = self._hot.first.take(places, mode="wrap")
-            hot = self._hot.hot.take(places, out=out, mode="wrap")
-            np.add(rows, self._hot.steps(rows, first, hot), out=out)
+            first = self._first.take(places, mode="wrap")
+            hot = self._hot.take(places, out=out, mode="wrap")
+            np.add(rows, self._to_stack.steps(rows, first, hot), out=out)
         if outside is not None:
             np.copyto(out, PAD, where=outside)
 
@@ -141,35 +144,3 @@ class StackRows:
 def _side_by_side(columns: int) -> int:
     """Examples that NumPy meets as one row: a power of two, which divides most batches."""
     return 1 << (max(1, _WIDE // columns).bit_length() - 1)
-
-
-class _Hot(NamedTuple):
-    """What is added to rows of tables that have hot rows.
-
-    step: i32[hot rows + tables] table by table, for each hot row of it and for all its others.
-    first: i32[columns of some examples] where the column's table begins in `step`.
-    hot: i32[the same] hot rows of the column's table.
-    """
-
-    step: np.ndarray
-    first: np.ndarray
-    hot: np.ndarray
-
-    def steps(self, rows: np.ndarray, first: np.ndarray, hot: np.ndarray) -> np.ndarray:
-        """i32 of the shape of `rows`; anything where a row is outside its table."""
-        index = np.minimum(rows, hot)
-        index += first
-        return self.step.take(index, mode="clip")
-
-
-def _hot(stack: Stack, tables: np.ndarray) -> _Hot:  # tables: i64[columns of some examples]
-    by_table = np.asarray(stack.hot, np.int32)
-    counts = np.bincount(by_table, minlength=len(stack.tables)).astype(np.int32)
-    firsts = np.cumsum(counts + 1, dtype=np.int32) - counts - 1
-    step = np.empty(len(by_table) + len(counts), np.int32)
-    step[firsts + counts] = stack.offsets
-    order = np.argsort(by_table, kind="stable")  # the hot rows, table by table
-    owner = by_table[order]
-    number = np.arange(len(order)) - (firsts[owner] - owner)  # of the row in its table
-    step[firsts[owner] + number] = stack.hot_start + order - number
-    return _Hot(step, firsts[tables], counts[tables])

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrank.features import Stack
+from jaxrank.layout import Stack, ToTables
 
 
 class Factors(NamedTuple):
@@ -31,10 +31,9 @@ def factors_of(stack: Stack, by_table: Mapping[str, float]) -> Factors | None:
     of_table = np.array([by_table.get(name, 1.0) for name in stack.tables], np.float32)
     if (of_table == 1).all():
         return None
-    segments = stack.segments()
-    hot = np.asarray(stack.hot, np.int64)
-    starts = np.concatenate([[s for s, _, _ in segments], stack.hot_start + np.arange(len(hot))])
-    values = np.concatenate([of_table[[t for _, t, _ in segments]], of_table[hot]])
+    of = ToTables.of(stack)
+    starts = np.concatenate([of.starts, of.hot_start + np.arange(len(of.hot_tables))])
+    values = of_table[np.concatenate([of.tables, of.hot_tables])]
     # A table whose rows are all hot has an empty run, which begins where the next one does.
     order = np.argsort(starts, kind="stable")
     starts, values = starts[order], values[order]

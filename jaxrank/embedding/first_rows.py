@@ -7,11 +7,10 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxrank import mesh as meshes
 from jaxrank.embedding.storage import GROUPS, LANES, Storage, row_at
-from jaxrank.features import Stack
+from jaxrank.layout import Stack, ToTables
 
 
 def first_rows(
@@ -60,20 +59,17 @@ def first_rows(
 
 
 def origin(stack: Stack, row: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Rows of a stack i32[k] -> the table (index in `stack.tables`) of each and its row in it."""
-    starts, tables, offsets = (np.asarray(x, np.int32) for x in zip(*stack.segments(), strict=True))
-    segment = jnp.searchsorted(starts, row, side="right").astype(jnp.int32) - 1
-    table, own = jnp.asarray(tables)[segment], row - jnp.asarray(offsets)[segment]
+    """Rows of a stack i32[k] -> the table (index in `stack.tables`) of each and its row in it, as
+    `ToTables` finds them on the host."""
+    of = ToTables.of(stack)
+    run = jnp.searchsorted(of.starts, row, side="right").astype(jnp.int32) - 1
+    table, own = jnp.asarray(of.tables)[run], row - jnp.asarray(of.offsets)[run]
     if not stack.hot:
         return table, own
-    hot_own = np.zeros(len(stack.hot), np.int32)
-    for rows in stack.hot_rows():
-        hot_own[rows - stack.hot_start] = np.arange(len(rows))
-    place = row - stack.hot_start
+    place = row - of.hot_start
     is_hot = (place >= 0) & (place < len(stack.hot))
     place = jnp.clip(place, 0, len(stack.hot) - 1)
-    hot_table = jnp.asarray(np.asarray(stack.hot, np.int32))[place]
     return (
-        jnp.where(is_hot, hot_table, table),
-        jnp.where(is_hot, jnp.asarray(hot_own)[place], own),
+        jnp.where(is_hot, jnp.asarray(of.hot_tables)[place], table),
+        jnp.where(is_hot, jnp.asarray(of.hot_rows)[place], own),
     )

@@ -18,7 +18,8 @@ import numpy as np
 
 from jaxrank.embedding.blocks import Form
 from jaxrank.embedding.storage import LANES
-from jaxrank.features import PAD, Stack
+from jaxrank.features import PAD
+from jaxrank.layout import Stack
 
 MAX_ROWS = 128  # of a table that is read this way
 

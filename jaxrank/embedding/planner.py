@@ -4,7 +4,7 @@ Decided from how often the rows of a sample are read. What matters of a row is t
 device reads it in a step. A row that nearly every device reads costs no more where every device has
 it, its gradient summed over all devices, than where its vector and gradient travel; and such rows
 are what makes one device serve more than another. Rows that are read less often, but not seldom,
-are split, and dealt out to the devices in the order of that chance; see `features.Hot`.
+are split, and dealt out to the devices in the order of that chance; see `layout.Hot`.
 """
 
 import collections
@@ -19,7 +19,8 @@ from jaxrank.embedding.by_line import ByLine
 from jaxrank.embedding.frequency import chance, falling
 from jaxrank.embedding.storage import storage
 from jaxrank.errors import InputError
-from jaxrank.features import RESERVED_ROWS, Hot, Layout, Schema, Table, stack_name
+from jaxrank.features import RESERVED_ROWS, Schema, Table
+from jaxrank.layout import Hot, Layout, stack_name
 from jaxrank.patterns import matched
 
 PLACEMENTS = ("auto", "rows", "replicated")
@@ -57,7 +58,7 @@ class TablePlan(NamedTuple):
 class Plan(NamedTuple):
     """Where all tables lie.
 
-    hot: by stack, for `features.layout`.
+    hot: by stack, for `layout.layout`.
     unique: by stack, expected different split rows that one device reads in a step.
     tables: in the order of the schema.
     warnings: for people.

@@ -5,14 +5,15 @@ It knows only the layout and which group a row is in, nothing of the planner's e
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from jaxrank.data.examples import Examples
 from jaxrank.data.traffic import lists_read
 from jaxrank.embedding.storage import GROUPS, group
-from jaxrank.features import PAD, Layout, Stack
+from jaxrank.features import PAD
+from jaxrank.layout import Layout, Stack, ToStack
 
 
 class Replay(NamedTuple):
@@ -105,46 +106,17 @@ def _rows_of_devices(
     layout: Layout, stack: Stack, batch: Examples, devices: int
 ) -> Iterator[np.ndarray]:
     """The stack's rows i32[..] that the share of each device reads, with duplicates and PAD."""
-    moves = _Moves.of(stack)
+    to_stack = ToStack.of(stack)
     share = batch.rows // devices
+    column_tables = np.asarray(stack.column_tables, np.intp)
     every = lists_read(batch, layout.schema)
     tables = (*stack.list_tables, *stack.sequence_tables)
     lists = [every[i] for i in (*stack.lists, *stack.sequences)]
     ends = [np.cumsum(one.lengths.reshape(devices, -1).sum(axis=1)) for one in lists]
     for device in range(devices):
         ids = batch.ids[device * share : (device + 1) * share].take(stack.columns, axis=1)
-        parts = [moves(ids, np.asarray(stack.column_tables, np.intp)).reshape(-1)]
+        parts = [to_stack(ids, column_tables).reshape(-1)]
         for one, table, end in zip(lists, tables, ends, strict=True):
             begin = end[device - 1] if device else 0
-            parts.append(moves(one.values[begin : end[device]], table))
+            parts.append(to_stack(one.values[begin : end[device]], table))
         yield np.concatenate(parts)
-
-
-class _Moves(NamedTuple):
-    """Rows of tables -> rows of their stack.
-
-    step: i32[..] what is added to a row: table by table for each of its hot rows, and for the rest.
-    first: i32[tables] where a table begins in `step`.
-    last: i32[tables] its hot rows.
-    """
-
-    step: np.ndarray
-    first: np.ndarray
-    last: np.ndarray
-
-    @classmethod
-    def of(cls, stack: Stack) -> "_Moves":
-        hot = stack.hot_rows()
-        steps = [
-            np.append(rows - np.arange(len(rows)), offset)
-            for rows, offset in zip(hot, stack.offsets, strict=True)
-        ]
-        last = np.array([len(rows) for rows in hot], np.int32)
-        first = np.cumsum(last + 1, dtype=np.int32) - last - 1
-        return cls(np.concatenate(steps).astype(np.int32), first, last)
-
-    def __call__(self, rows: np.ndarray, tables: Any) -> np.ndarray:
-        """i32 of the shape of `rows`, PAD stays PAD; `tables` broadcasts to it."""
-        moved = rows + self.step.take(np.minimum(rows, self.last[tables]) + self.first[tables])
-        np.copyto(moved, PAD, where=rows == PAD)
-        return moved

@@ -19,7 +19,8 @@ from jaxrank.embedding.factors import Factors
 from jaxrank.embedding.per_id import PerId, add
 from jaxrank.embedding.rules import Rule
 from jaxrank.embedding.storage import Storage, TableState
-from jaxrank.features import PAD, Stack
+from jaxrank.features import PAD
+from jaxrank.layout import Stack
 
 # (body, carry) -> carry, after body(carry, row i32[m], [PerId of those rows]) for the gradients
 # that come to this device at a time: see `Exchange.over_arrivals`.

@@ -20,7 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrank.errors import InputError
-from jaxrank.features import PAD, Stack
+from jaxrank.features import PAD
+from jaxrank.layout import Stack
 
 GROUPS = 1024
 LANES = 128

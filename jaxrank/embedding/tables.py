@@ -39,7 +39,8 @@ from jaxrank.embedding.storage import (
     storage,
 )
 from jaxrank.errors import InputError
-from jaxrank.features import PAD, Batch, Layout, Lists, Stack, ids_of_device
+from jaxrank.features import PAD, Batch, Lists
+from jaxrank.layout import Layout, Stack, ids_of_device
 
 Vectors = dict[str, dict[str, jax.Array]]
 # By stack. Where nothing travels, i32[m]: where each id lies in the split array, or PAD.

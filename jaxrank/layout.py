@@ -1,0 +1,267 @@
+"""Where the tables lie: those of one dimension make a stack, whose rows are the rows of its tables.
+
+NumPy only, as in `features`: the input workers import this module.
+"""
+
+import collections
+import dataclasses
+import itertools
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxrank.features import PAD, Batch, Schema, Table
+
+
+class Hot(NamedTuple):
+    """Which rows of a stack are kept on every device, and which are dealt out by frequency.
+
+    A table's hot rows are its first ones, the most frequent. Those of all tables are merged by
+    falling frequency: neighbours in the stack go to different devices, so each device gets the same
+    share of every frequency.
+
+    whole: tables of which every device keeps all rows.
+    merged: the table (its name) of each hot row of the others, from the most frequent; the n-th
+        time that a table occurs stands for its row n.
+    replicated: how many of `merged`, from the first, every device keeps.
+    """
+
+    whole: tuple[str, ...] = ()
+    merged: tuple[str, ...] = ()
+    replicated: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """`merged` as runs of one table: [name, length]."""
+        runs = [[name, len(list(run))] for name, run in itertools.groupby(self.merged)]
+        return {"whole": list(self.whole), "merged": runs, "replicated": self.replicated}
+
+    @classmethod
+    def from_json(cls, tree: Mapping[str, Any]) -> "Hot":
+        merged = itertools.chain.from_iterable([name] * count for name, count in tree["merged"])
+        return cls(tuple(tree["whole"]), tuple(merged), tree["replicated"])
+
+
+@dataclasses.dataclass(frozen=True)
+class Stack:
+    """All tables of one dimension: the unit of storage and of lookup.
+
+    Its rows are, in this order, the tables that every device keeps whole; the merged hot rows of
+    the others (see `Hot`); and the rest of each of the others, one table after another.
+
+    name: "dim16".
+    dim: length of a vector.
+    tables: names, in order.
+    offsets: row r of a table is row `r + offset` of the stack, unless it is a hot row.
+    rows: of all tables together.
+    replicated: how many rows, from the first, every device keeps. The others are split.
+    hot_start: the stack's row at which the merged hot rows begin.
+    hot: the table (index in `tables`) of each merged hot row.
+    columns: which columns of the id matrix read this stack.
+    column_tables: the table (index in `tables`) that each of `columns` reads.
+    lists: which entries of `Schema.lists` read this stack and are combined.
+    list_tables: the table that each of `lists` reads.
+    sequences: which entries of `Schema.lists` read this stack and are not combined.
+    sequence_tables: the table that each of `sequences` reads.
+    sequence_lengths: places of each of `sequences`.
+    """
+
+    name: str
+    dim: int
+    tables: tuple[str, ...]
+    offsets: tuple[int, ...]
+    rows: int
+    replicated: int
+    hot_start: int
+    hot: tuple[int, ...]
+    columns: tuple[int, ...]
+    column_tables: tuple[int, ...]
+    lists: tuple[int, ...]
+    list_tables: tuple[int, ...]
+    sequences: tuple[int, ...]
+    sequence_tables: tuple[int, ...]
+    sequence_lengths: tuple[int, ...]
+
+    @property
+    def places(self) -> int:
+        """Columns of `Batch.ids` of this stack."""
+        return len(self.columns) + sum(self.sequence_lengths)
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Which stack each table of a schema lies in."""
+
+    schema: Schema
+    stacks: tuple[Stack, ...]
+
+
+class ToStack(NamedTuple):
+    """Rows of a stack's tables -> the stack's rows: what is added to them.
+
+    Made once for many calls: it sorts the hot rows.
+
+    step: i32[hot rows + tables] table by table, for each hot row of it and for all its others.
+    first: i32[tables] where each table begins in `step`.
+    hot: i32[tables] hot rows of each table.
+    """
+
+    step: np.ndarray
+    first: np.ndarray
+    hot: np.ndarray
+
+    @classmethod
+    def of(cls, stack: Stack) -> "ToStack":
+        tables, rows, hot = _hot_rows(stack)
+        first = np.cumsum(hot + 1, dtype=np.int32) - hot - 1
+        step = np.empty(len(tables) + len(hot), np.int32)
+        step[first + hot] = np.asarray(stack.offsets, np.int32)
+        step[first[tables] + rows] = stack.hot_start + np.arange(len(tables)) - rows
+        return cls(step, first, hot)
+
+    def steps(self, rows: np.ndarray, first: np.ndarray, hot: np.ndarray) -> np.ndarray:
+        """What is added to rows, i32 of their shape; anything where a row is outside its table.
+
+        Args:
+            rows: i32[..] rows of tables.
+            first, hot: i32, of the table of each; they broadcast to `rows`.
+        """
+        index = np.minimum(rows, hot)
+        index += first
+        return self.step.take(index, mode="clip")
+
+    def __call__(self, rows: np.ndarray, tables: np.ndarray | int) -> np.ndarray:
+        """Rows of the stack, i32 of the shape of `rows`; PAD stays PAD.
+
+        Args:
+            rows: i32[..] rows of tables, or PAD.
+            tables: the table (index in `Stack.tables`) of each; broadcasts to `rows`.
+        """
+        found = rows + self.steps(rows, self.first[tables], self.hot[tables])
+        np.copyto(found, PAD, where=rows == PAD)
+        return found
+
+
+class ToTables(NamedTuple):
+    """Rows of a stack -> the tables that they are of, and their rows in them.
+
+    The rows are runs of one table each, and the merged hot rows somewhere between them.
+
+    starts: i32[tables] the stack's row at which each run begins, rising.
+    tables: i32[tables] the table (index in `Stack.tables`) of each run.
+    offsets: i32[tables] what is taken from its rows.
+    hot_start: the stack's row at which the merged hot rows begin.
+    hot_tables, hot_rows: i32[hot rows] the table of each of them, and its row in it.
+    """
+
+    starts: np.ndarray
+    tables: np.ndarray
+    offsets: np.ndarray
+    hot_start: int
+    hot_tables: np.ndarray
+    hot_rows: np.ndarray
+
+    @classmethod
+    def of(cls, stack: Stack) -> "ToTables":
+        hot_tables, hot_rows, counts = _hot_rows(stack)
+        offsets = np.asarray(stack.offsets, np.int32)
+        starts = offsets + counts
+        # A table whose rows are all hot has an empty run, which begins where the next one does.
+        tables = np.argsort(starts, kind="stable").astype(np.int32)
+        return cls(starts[tables], tables, offsets[tables], stack.hot_start, hot_tables, hot_rows)
+
+    def __call__(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The table of each row of the stack, i32[n], and its row in it.
+
+        Args:
+            rows: integers [n], not PAD. Rows in the tables have this type too.
+        """
+        run = np.searchsorted(self.starts, rows, side="right") - 1
+        tables, own = self.tables[run], rows - self.offsets[run]
+        place = rows - self.hot_start
+        is_hot = (place >= 0) & (place < len(self.hot_rows))
+        tables[is_hot] = self.hot_tables[place[is_hot]]
+        own[is_hot] = self.hot_rows[place[is_hot]]
+        return tables, own
+
+
+def _hot_rows(stack: Stack) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The table of each merged hot row and its row in it, i32[hot rows], and how many each table
+    has, i32[tables]."""
+    tables = np.asarray(stack.hot, np.int32)
+    counts = np.bincount(tables, minlength=len(stack.tables)).astype(np.int32)
+    firsts = np.cumsum(counts) - counts
+    by_table = np.argsort(tables, kind="stable")
+    rows = np.empty_like(tables)
+    rows[by_table] = np.arange(len(tables)) - firsts[tables[by_table]]
+    return tables, rows, counts
+
+
+def stack_name(dim: int) -> str:
+    return f"dim{dim}"
+
+
+def layout(
+    schema: Schema, dim_of: Mapping[str, int], hot: Mapping[str, Hot] | None = None
+) -> Layout:
+    """The layout of a schema's tables.
+
+    Args:
+        dim_of: the dimension of each table by name.
+        hot: by name of the stack; nothing is hot in a stack that is not there.
+    """
+    stacks = []
+    for dim in sorted(set(dim_of.values())):
+        tables = [t for t in schema.tables if dim_of[t.name] == dim]
+        stacks.append(_stack(schema, dim, tables, (hot or {}).get(stack_name(dim), Hot())))
+    return Layout(schema=schema, stacks=tuple(stacks))
+
+
+def _stack(schema: Schema, dim: int, tables: list[Table], hot: Hot) -> Stack:
+    index = {t.name: i for i, t in enumerate(tables)}
+    offsets = [0] * len(tables)
+    at = 0
+    for table in tables:
+        if table.name in hot.whole:
+            offsets[index[table.name]] = at
+            at += table.rows
+    hot_start = at
+    merged = [index[name] for name in hot.merged]
+    hot_rows = collections.Counter(merged)
+    at += len(merged)
+    for i, table in enumerate(tables):
+        if table.name not in hot.whole:
+            offsets[i] = at - hot_rows[i]
+            at += table.rows - hot_rows[i]
+    column_tables = [f.table for f in schema.id_columns]
+    columns = [i for i, name in enumerate(column_tables) if name in index]
+    lists = [i for i, f in enumerate(schema.lists) if f.table in index and f.combiner != "none"]
+    sequences = [i for i, f in enumerate(schema.lists) if f.table in index and f.combiner == "none"]
+    return Stack(
+        name=stack_name(dim),
+        dim=dim,
+        tables=tuple(index),
+        offsets=tuple(offsets),
+        rows=at,
+        replicated=hot_start + hot.replicated,
+        hot_start=hot_start,
+        hot=tuple(merged),
+        columns=tuple(columns),
+        column_tables=tuple(index[column_tables[i]] for i in columns),
+        lists=tuple(lists),
+        list_tables=tuple(index[schema.lists[i].table] for i in lists),
+        sequences=tuple(sequences),
+        sequence_tables=tuple(index[schema.lists[i].table] for i in sequences),
+        sequence_lengths=tuple(schema.lists[i].length for i in sequences),
+    )
+
+
+def ids_of_device(layout: Layout, batch: Batch, devices: int) -> dict[str, int]:
+    """By stack, ids that a device has in its share of a batch, PAD included."""
+    found = {}
+    for stack in layout.stacks:
+        count = batch.ids[stack.name].size if stack.name in batch.ids else 0
+        if stack.name in batch.lists:
+            count += batch.lists[stack.name].ids.size
+        found[stack.name] = count // devices
+    return found
