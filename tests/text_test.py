@@ -5,6 +5,7 @@ import gzip
 import http.server
 import io
 import json
+import lzma
 import re
 
 import fsspec
@@ -106,6 +107,41 @@ def test_gzip_is_one_part_and_is_read_as_the_plain_file_is(tmp_path, small, cont
     source = source_of(path)
     assert source.parts("train") == [Part("train", str(path), 0, path.stat().st_size)]
     assert read(source) == expected(content)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("a.csv.bz2", "bz2"),
+        ("a.csv.zst", "zstd"),
+        ("a.csv.lz4", "lz4"),
+        ("a", "zstd"),
+        ("a", "lz4"),
+    ],
+)
+def test_other_compressions_are_read_as_gzip_is(tmp_path, small, name, kind):
+    small(8)
+    path = tmp_path / name
+    packed = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(packed, kind) as stream:
+        stream.write(PLAIN)
+    path.write_bytes(packed.getvalue())
+    assert len(source_of(path).parts("train")) == 1
+    assert read(source_of(path)) == expected(PLAIN)
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(InputError, match=f"{name}: must be readable to its end"):
+        read(source_of(path))
+
+
+def test_what_is_compressed_otherwise_is_refused(tmp_path):
+    path = tmp_path / "a.csv.xz"
+    path.write_bytes(lzma.compress(PLAIN))
+    message = f"{path}: must be plain or one of gzip, bz2, zstd, lz4: found xz"
+    with pytest.raises(InputError, match=message):
+        source_of(path)
+    path = path.rename(tmp_path / "a.csv.zst")
+    with pytest.raises(InputError, match="a.csv.zst: must be zstd, as its name says"):
+        source_of(path)
 
 
 def test_a_part_has_the_lines_that_begin_in_it(tmp_path, small):

@@ -1,4 +1,4 @@
-"""The lines of a text file, plain or gzip, in blocks of bounded size, from any byte on."""
+"""The lines of a text file, plain or compressed, in blocks of bounded size, from any byte on."""
 
 import sys
 from collections.abc import Iterator
@@ -11,26 +11,41 @@ from jaxrank.errors import InputError
 LONGEST = 1 << 27  # bytes of a line
 _LARGEST = 1 << 25  # bytes that are read at once
 _SAMPLE_BYTES = 1 << 16
-_GZIP_MAGIC = b"\x1f\x8b"
+# First bytes -> what a file is compressed with, and that by its name. Arrow reads all but xz.
+_MAGIC = {
+    b"\x1f\x8b": "gzip",
+    b"BZh": "bz2",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"\x04\x22\x4d\x18": "lz4",
+    b"\xfd7zXZ": "xz",
+}
+_NAMES = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".zstd": "zstd", ".lz4": "lz4", ".xz": "xz"}
 
 
-def is_gzip(path: str) -> bool:
-    """Whether the file is gzip, by its first bytes.
+def compression(path: str) -> str:
+    """What the file is compressed with, as Arrow calls it, by its first bytes; empty if it is not.
 
     Raises:
-        InputError: it is not, but its name says so.
+        InputError: it is not what its name says, or cannot be read.
     """
     with files.open_input(path) as stream:
-        magic = _read(stream, 2, path)
-    if magic and magic != _GZIP_MAGIC and path.endswith(".gz"):
-        raise InputError(f"{path}: must be gzip, as its name says: found {magic!r} at its start.")
-    return magic == _GZIP_MAGIC
+        start = _read(stream, max(map(len, _MAGIC)), path)
+    found = next((name for magic, name in _MAGIC.items() if start.startswith(magic)), "")
+    named = next((name for end, name in _NAMES.items() if path.endswith(end)), found)
+    if start and found != named:
+        raise InputError(
+            f"{path}: must be {named}, as its name says: found {start[:2]!r} at its start."
+        )
+    if found == "xz":
+        readable = ", ".join(name for name in _MAGIC.values() if name != "xz")
+        raise InputError(f"{path}: must be plain or one of {readable}: found xz.")
+    return found
 
 
 def first_line(path: str) -> tuple[bytes, bool]:
     """The file's first line without its end, and whether anything follows it."""
     text = b""
-    with _open(path, is_gzip(path)) as stream:
+    with _open(path, compression(path)) as stream:
         while more := _read(stream, _SAMPLE_BYTES, path):
             text += more
             line, _, rest = text.partition(b"\n")
@@ -46,7 +61,7 @@ def blocks(
     """The lines that begin in the bytes [start, stop), in order: (position in the file, lines).
 
     Each block is one or more whole lines, of which the file's last gets an end if it has none. Of
-    gzip, all lines are read, and positions count what is unpacked.
+    a compressed file all lines are read, and positions count what is unpacked.
 
     Args:
         rows: about how many lines a block should have; as many as lie in `smallest` bytes, if
@@ -55,7 +70,7 @@ def blocks(
     Raises:
         InputError: the file cannot be read to its end, or a line is longer than `LONGEST`.
     """
-    compressed = start == 0 and is_gzip(path)
+    compressed = compression(path) if start == 0 else ""
     if compressed:
         stop = sys.maxsize
     position = max(start - 1, 0)
@@ -94,14 +109,14 @@ def _skip_line(stream: pa.NativeFile, text: bytes, path: str) -> tuple[int, byte
     return (skipped + end, text[end:]) if text else (skipped, b"")
 
 
-def _open(path: str, compressed: bool, position: int = 0) -> pa.NativeFile:
+def _open(path: str, compressed: str, position: int = 0) -> pa.NativeFile:
     stream = files.open_input(path)
     if position:
         try:
             stream.seek(position)
         except OSError as error:
             raise InputError(f"{path}: must be readable to its end: found {error}.") from error
-    return pa.CompressedInputStream(stream, "gzip") if compressed else stream
+    return pa.CompressedInputStream(stream, compressed) if compressed else stream
 
 
 def _read(stream: pa.NativeFile, size: int, path: str) -> bytes:

@@ -1,4 +1,4 @@
-"""Delimited text, plain or gzip, as chunks of string columns."""
+"""Delimited text, plain or compressed, as chunks of string columns."""
 
 import csv
 import functools
@@ -32,7 +32,7 @@ def empty_file(path: str) -> InputError:
 
 
 class TextSource:
-    """Delimited text, plain or gzip; every value is text on one line.
+    """Delimited text, plain or compressed; every value is text on one line.
 
     Each line is a record by itself, so a file can be cut after any: parts are ranges of its bytes,
     and have the lines that begin in them. Values are found by the names in their own file's header;
@@ -192,7 +192,7 @@ class TextSource:
 
 def _ranges(path: str) -> list[tuple[int, int]]:
     size = files.describe(path).size
-    if size <= _PART_BYTES or lines.is_gzip(path) or not files.has_ranges(path):
+    if size <= _PART_BYTES or lines.compression(path) or not files.has_ranges(path):
         return [(0, max(size, 1))]
     return [(i, min(i + _PART_BYTES, size)) for i in range(0, size, _PART_BYTES)]
 
