@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import faulthandler
 import itertools
 import json
 import sys
@@ -332,6 +333,7 @@ def main() -> NoReturn:
     if sys.argv[1:2] and sys.argv[1] in ("train", "evaluate", "predict", "bench"):
         huge_pages.ensure()
         threads.ensure_several()
+    faulthandler.enable()  # tells where a signal such as SIGBUS, of a failing disk, ended it
     status, interrupted = 0, False
     try:
         with signals.end_at_second():

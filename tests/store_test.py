@@ -11,15 +11,17 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from servers import Ranges, serving
 from store_blocks import SPEC, write_train
 
+from jaxrank.data import files
 from jaxrank.data import manifest as manifests
 from jaxrank.data import store as store_module
 from jaxrank.data.block import Block, concatenate, slice_block
 from jaxrank.data.store import is_store, open_store
 from jaxrank.data.store_writer import StoreWriter
 from jaxrank.data.vocabulary import checksum
-from jaxrank.errors import InputError
+from jaxrank.errors import InputError, RunError
 from jaxrank.features import Dense, Schema, Table, Task
 
 WORDS = ["b", "a"]
@@ -179,6 +181,96 @@ def test_a_truncated_or_missing_file_is_named(tmp_path):
     path.unlink()
     with pytest.raises(InputError, match="00000.arrow: this file of the store is missing"):
         open_store(tmp_path / "s").split("train").read_block(0)
+
+
+def _shorter(path):
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def _other_values(path):
+    with open(path, "r+b") as file:
+        file.seek(path.stat().st_size // 2)
+        file.write(b"\x01" * 64)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_shorter, r"00000.arrow: must have \d+ bytes as the manifest says: found \d+"),
+        (_other_values, "00000.arrow: (block . is corrupt|not a readable Arrow file)"),
+    ],
+)
+def test_a_file_that_changes_after_it_was_read_is_refused(tmp_path, change, message):
+    """It is mapped: what is read behind its new end would end the process."""
+    split = write(tmp_path / "s", [block(), block(seed=1)]).split("train")
+    split.read_block(0)
+    split.read_block(1)
+    change(tmp_path / "s" / "train" / "00000.arrow")
+    with pytest.raises(InputError, match=message):
+        list(split.blocks())
+
+
+@pytest.mark.parametrize("way", ["touched", "copied over", "removed"])
+def test_a_file_with_what_was_written_is_read_on(tmp_path, way):
+    split = write(tmp_path / "s", [block(), block(seed=1)]).split("train")
+    split.read_block(0)
+    path = tmp_path / "s" / "train" / "00000.arrow"
+    if way == "touched":
+        os.utime(path, ns=(1, 1))
+    elif way == "copied over":
+        shutil.copy(path, tmp_path / "copy")
+        os.replace(tmp_path / "copy", path)
+    else:
+        path.unlink()
+    for index, seed in ((0, 0), (1, 1)):
+        assert_blocks_equal(split.read_block(index), block(seed=seed))
+
+
+@pytest.fixture
+def no_pauses(monkeypatch):
+    monkeypatch.setattr(files, "_PAUSES", (0.0, 0.0))
+
+
+class _Sometimes(Ranges):
+    """A web server without directories that, of each file's parts, refuses the first so many."""
+
+    refused = 0
+
+    def do_GET(self):
+        kind = type(self).__mro__[1]
+        if self.path.endswith(".arrow") and "Range" in self.headers and kind.refused:
+            kind.refused -= 1
+            self.send_error(503)
+        else:
+            super().do_GET()
+
+    def do_HEAD(self):
+        if "." in self.path.rpartition("/")[2]:
+            super().do_HEAD()
+        else:
+            self.send_error(404)
+
+
+def test_what_a_server_does_not_give_at_once_is_asked_for_again(tmp_path, no_pauses, monkeypatch):
+    expected = [block(), block(seed=1)]
+    write(tmp_path / "s", expected)
+    with serving(tmp_path, _Sometimes) as url:
+        assert_blocks_equal(open_store(f"{url}/s").split("train").read_block(0), expected[0])
+        monkeypatch.setattr(_Sometimes, "refused", 2)
+        assert_blocks_equal(open_store(f"{url}/s").split("train").read_block(1), expected[1])
+        assert _Sometimes.refused == 0
+        monkeypatch.setattr(_Sometimes, "refused", 1000)
+        message = "/s/train/00000.arrow: could not be read: 503"
+        with pytest.raises(RunError, match=message) as found:
+            open_store(f"{url}/s").split("train").read_block(0)
+        assert found.value.exit_status == 1  # the same command may succeed later
+
+
+def test_a_store_of_which_no_server_tells_is_named():
+    with serving(".") as url:
+        pass
+    with pytest.raises(InputError, match=f"{url}/s: no such store. Is its server there"):
+        open_store(f"{url}/s")
 
 
 def test_the_schema_comes_back_exactly(tmp_path):

@@ -6,6 +6,7 @@ import glob
 import io
 import os
 import shutil
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,11 +15,13 @@ import fsspec
 import pyarrow as pa
 from upath import UPath
 
-from jaxrank.errors import InputError
+from jaxrank.errors import InputError, RunError
 
 # What file systems tell of a file that is another one when it has changed, the best first.
 _VERSIONS = ("ETag", "etag", "md5Hash", "Content-MD5", "Digest", "generation")
 _CHANGES = ("mtime", "modify", "LastModified", "Last-Modified", "last_modified", "created")
+
+_PAUSES = (1.0, 5.0)  # seconds before what a server did not give is asked for again
 
 AnyPath = str | os.PathLike[str] | UPath
 
@@ -169,6 +172,7 @@ def open_input(path: str) -> pa.NativeFile:
 
     Raises:
         InputError: it is not there, or cannot be opened.
+        RunError: from what reads it: a server does not give what the file holds.
     """
     try:
         if is_local(path):
@@ -176,7 +180,7 @@ def open_input(path: str) -> pa.NativeFile:
         system, inner = _file_system(path)
         # Of size 0: from the start to the end only.
         options = {} if has_ranges(path) else {"block_size": 0}
-        return pa.PythonFile(_Remote(system.open(inner, "rb", **options)), "r")
+        return pa.PythonFile(_Remote(path, system.open(inner, "rb", **options)), "r")
     except (OSError, ValueError) as error:
         if isinstance(error, InputError):
             raise
@@ -184,12 +188,22 @@ def open_input(path: str) -> pa.NativeFile:
 
 
 class _Remote(io.RawIOBase):
-    """A file of a remote file system, each of which has errors of its own: here OSErrors."""
+    """A file of a remote file system, each of which has errors of its own.
 
-    def __init__(self, file: Any):
-        self._file = file
+    What cannot be read is asked for again, and in the end a RunError: the data may be well.
+    """
+
+    def __init__(self, path: str, file: Any):
+        self._path, self._file = path, file
 
     def read(self, size: int = -1) -> bytes:
+        # Of a stream that has only a start and an end nobody knows how much of it was lost.
+        pauses = _PAUSES if self._file.seekable() else ()
+        for pause in pauses:
+            try:
+                return self._file.read(size)
+            except Exception:
+                time.sleep(pause)
         return self._do(self._file.read, size)
 
     def seek(self, position: int, whence: int = os.SEEK_SET) -> int:
@@ -212,7 +226,8 @@ class _Remote(io.RawIOBase):
         try:
             return function(*arguments)
         except Exception as error:
-            raise OSError(str(error) or type(error).__name__) from error
+            found = str(error) or type(error).__name__
+            raise RunError(f"{self._path}: could not be read: {found}.") from error
 
 
 @functools.cache

@@ -136,7 +136,8 @@ class ParquetSource:
 
 
 def not_parquet(path: str, found: Exception | str) -> InputError:
-    return InputError(f"{path}: must be a readable Parquet file: found {found}.")
+    text = " ".join(str(found).split()).removesuffix(".")
+    return InputError(f"{path}: must be a readable Parquet file: found {text}.")
 
 
 def open_unchanged(mark: files.File) -> pa.parquet.ParquetFile:

@@ -14,6 +14,7 @@ counts of a vocabulary and the manifest itself. Any Arrow reader opens these fil
 
 import dataclasses
 import functools
+import os
 import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping
@@ -72,12 +73,14 @@ class Split:
             if "/" in name
         )
         self._where = [(f, i) for f in self._files for i in range(len(f["blocks"]))]
+        # By the file's name: what is open, how it was found, and which blocks were right.
         self._readers: dict[str, pa.ipc.RecordBatchFileReader] = {}
-        self._verified: set[int] = set()
+        self._found: dict[str, tuple[int, ...]] = {}
+        self._verified: dict[str, set[int]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         # Memory maps do not travel to input workers.
-        return self.__dict__ | {"_readers": {}, "_verified": set()}
+        return self.__dict__ | {"_readers": {}, "_found": {}, "_verified": {}}
 
     @functools.cached_property
     def statistics(self) -> dict[str, Any]:
@@ -115,14 +118,20 @@ class Split:
 
     def _reader(self, entry: Mapping[str, Any]) -> pa.ipc.RecordBatchFileReader:
         name = entry["name"]
+        found = _status(f"{self._store}/{name}")
+        if found and found != self._found.setdefault(name, found):
+            # A shorter one, read where it is no more, would end the process.
+            self._readers.pop(name, None)
+            self._verified.pop(name, None)
+            self._found[name] = found
         if name not in self._readers:
             path = self._store / name
             if not path.is_file():
                 raise InputError(f"{path}: this file of the store is missing.")
-            found = path.stat().st_size
-            if found != entry["bytes"]:
+            size = path.stat().st_size
+            if size != entry["bytes"]:
                 raise InputError(
-                    f"{path}: must have {entry['bytes']} bytes as the manifest says: found {found}."
+                    f"{path}: must have {entry['bytes']} bytes as the manifest says: found {size}."
                 )
             while len(self._readers) >= _OPEN_FILES:
                 # The map is closed when no block needs it any more.
@@ -136,10 +145,12 @@ class Split:
         return self._readers[name]
 
     def read_block(self, index: int) -> Block:
-        """Block `index`, checked against its checksum when it is read for the first time.
+        """Block `index`, checked against its checksum when it is read for the first time, and when
+        its file has changed since.
 
         Raises:
             InputError: the file is missing or its bytes are not those that were written.
+            RunError: a server does not give it.
         """
         with _READING:
             return self._read_block(index)
@@ -148,9 +159,10 @@ class Split:
         entry, position = self._where[index]
         expected = entry["blocks"][position]["checksum"]
         reader = self._reader(entry)
+        verified = self._verified.setdefault(entry["name"], set())
         try:
             batch = reader.get_batch(position)
-            if index in self._verified:
+            if position in verified:
                 return from_arrow(batch)
             batch.validate()  # buffers shorter than their arrays would end the process
             found = block_checksum(batch)
@@ -161,11 +173,22 @@ class Split:
                 f"{self._store / entry['name']}: block {position} is corrupt: its checksum must be"
                 f" {expected}, found {found}. Prepare the data again."
             )
-        self._verified.add(index)
+        verified.add(position)
         return from_arrow(batch)
 
     def blocks(self) -> Iterator[Block]:
         return (self.read_block(i) for i in range(len(self.block_rows)))
+
+
+def _status(path: str) -> tuple[int, ...] | None:
+    """What changes with a local file; None where there is none, or no local one."""
+    if not files.is_local(path):
+        return None
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 class StoreSpec(NamedTuple):
@@ -302,9 +325,10 @@ def open_store(path: files.AnyPath) -> Store:
             version wrote it.
     """
     store = files.path_of(path)
-    if not store.exists():
-        raise InputError(f"{store}: no such store.")
-    if not is_store(store):
+    if not is_store(store):  # asked first, for some web servers know no directories
+        if not store.exists():
+            hint = "" if files.is_local(store) else " Is its server there?"
+            raise InputError(f"{store}: no such store.{hint}")
         raise InputError(
             f"{store}: not a complete store, it has no manifest.json. Run `jaxrank prepare`."
         )

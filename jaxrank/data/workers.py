@@ -21,6 +21,11 @@ from jaxrank.features import Batch
 
 # One call runs, one waits for it on the devices, and one is put there.
 _LENT = 3
+# What ends a process by such a signal.
+_WHY = {
+    "-7": "a file that it reads was cut short, or its disk failed (SIGBUS)",
+    "-9": "it was killed, as where memory is short, of which fewer workers need less",
+}
 _ENDED = re.compile(r"terminated unexpectedly with exit code (-?\d+)")
 
 
@@ -116,9 +121,9 @@ class WorkerCalls:
             ended = _ENDED.search(str(error))  # as grain says it
             if ended is None:
                 raise
-            why = "it has said why"
-            if ended[1].startswith("-"):
-                why = "it was killed, as where memory is short, of which fewer workers need less"
+            why = _WHY.get(ended[1], "it was killed")
+            if not ended[1].startswith("-"):
+                why = "it has said why"
             raise RunError(
                 f"One of {self._source.parts} input workers (data.num_workers) ended with exit code"
                 f" {ended[1]}: {why}. The same command goes on from the newest checkpoint."
