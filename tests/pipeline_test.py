@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 
 import numpy as np
 import pyarrow as pa
@@ -330,6 +331,21 @@ def test_sizes_that_do_not_fit_are_refused_with_the_numbers(store, changes, mess
         _train(store, **changes)
 
 
+def test_threads_that_read_the_same_batches_get_each_call_once(store):
+    expected = [call.ids["dim8"].tobytes() for call in _train(store, num_steps=200)]
+    batches, found = _train(store, num_steps=200), []
+
+    def read():
+        found.extend(call.ids["dim8"].tobytes() for call in batches)
+
+    threads = [threading.Thread(target=read) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(found) == sorted(expected)
+
+
 def test_lists_that_do_not_fit_stop_the_run_or_are_cut_and_counted(store):
     batches = _train(store, batch_size=4096, list_slack=0.0, num_steps=1)
     assert batches.capacities["dim8"] == 512 * 2.5  # the mean of a group
@@ -604,6 +620,20 @@ _ENDS = """
             other = copy.copy(batches)
             for _ in range(3):
                 assert (next(batches).ids["dim8"] == next(other).ids["dim8"]).all()
+            # By two threads, and closed meanwhile, which begins anew where it is.
+            def read():
+                for _ in range(40):
+                    next(batches)
+
+            threads = [threading.Thread(target=read) for _ in range(2)]
+            for thread in threads:
+                thread.start()
+            batches.close()
+            for thread in threads:
+                thread.join()
+            for _ in range(80):
+                next(other)
+            assert (next(batches).ids["dim8"] == next(other).ids["dim8"]).all()
             batches.close()
         elif end == "left by an error":
             sys.exit("an error")

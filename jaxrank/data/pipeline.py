@@ -6,6 +6,7 @@ batch k whether one process reads or sixteen do, and with any number of workers.
 """
 
 import sys
+import threading
 from collections.abc import Generator
 from typing import Any
 
@@ -166,6 +167,7 @@ class TrainBatches:
         self._like = self._call_like(1)
         self._memory = Memory(bytes_of(self._like), kept=self._ahead + 1)
         self._calls: Any = None
+        self._reading = threading.RLock()  # by several threads, of which each gets calls of its own
         self.seek(first_step)
 
     def __iter__(self) -> "TrainBatches":
@@ -173,21 +175,25 @@ class TrainBatches:
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy goes on from here by itself."""
-        return self.__dict__ | {"_calls": None}
+        return {k: v for k, v in self.__dict__.items() if k != "_reading"} | {"_calls": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _reading=threading.RLock())
 
     def __next__(self) -> Batch:
-        if self.position >= self._num_steps:
-            self.close()
-            raise StopIteration
-        if self._calls is None:
-            self._calls = self._start()
-        try:
-            batch = next(self._calls)
-        except BaseException:
-            self.close()  # workers are no longer in step: the next call starts them again
-            raise
-        self.position += self._steps_per_call
-        return batch
+        with self._reading:
+            if self.position >= self._num_steps:
+                self.close()
+                raise StopIteration
+            if self._calls is None:
+                self._calls = self._start()
+            try:
+                batch = next(self._calls)
+            except BaseException:
+                self.close()  # workers are no longer in step: the next call starts them again
+                raise
+            self.position += self._steps_per_call
+            return batch
 
     def _start(self) -> Any:
         if self._num_workers:
@@ -227,14 +233,17 @@ class TrainBatches:
                 f"{self._num_steps}, next step {step}, steps_per_call={self._steps_per_call}. The"
                 " checkpoint's step must be a multiple of steps_per_call: set one that divides it."
             )
-        self.close()
-        self.position = step
+        with self._reading:
+            self.close()
+            self.position = step
 
     def close(self) -> None:
-        """Ends threads and workers; the next `next` starts them again."""
-        if self._calls is not None:
-            self._calls.close()
-            self._calls = None
+        """Ends threads and workers, when a call that another thread waits for is there; the next
+        `next` starts them again."""
+        with self._reading:
+            if self._calls is not None:
+                self._calls.close()
+                self._calls = None
 
 
 class EvaluationBatches:
