@@ -97,7 +97,7 @@ def compile_for(
         if scaling == "weak":
             case.batch_size = grown(config.batch_size, smallest, one)
         maker = Maker(case, data)
-        check_batch("batch_size", case.batch_size, maker.shape.group, mesh)
+        check_batch("batch_size", case.batch_size, maker.shape.group, mesh.size)
         cases.append((case, maker, one, mesh))
     for case, maker, one, mesh in cases:
         report(f"Compiling for {one.name}, batch {case.batch_size:,}")
