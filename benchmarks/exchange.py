@@ -20,7 +20,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxrank import compiled
+from jaxrank import hlo_checks
 from jaxrank import mesh as meshes
 from jaxrank.embedding import Embedding, make_rule
 from jaxrank.features import Batch, Categorical, Schema, Table, Task
@@ -67,7 +67,7 @@ class Run:
 
     def __init__(self, step: Any, state: Any, inputs: Any):
         self.step = jax.jit(step, donate_argnums=0).lower(state, *inputs).compile()
-        self.bytes = sum(compiled.collective_bytes(self.step.as_text()).values())
+        self.bytes = sum(hlo_checks.collective_bytes(self.step.as_text()).values())
         self.state, self.inputs = state, inputs
         self.rounds = 1
         self.seconds()

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 from ml_collections import ConfigDict
 
-from jaxrank import absent, compiled, plan
+from jaxrank import absent, hlo_checks, plan
 from jaxrank import mesh as meshes
 from jaxrank.errors import InputError
 from jaxrank.feed import AHEAD
@@ -39,7 +39,7 @@ class Compiled(NamedTuple):
     batches_bytes: of the call that runs and of those put there ahead.
     temporaries_bytes: of the training step.
     evaluation_bytes: temporaries of a step of evaluation.
-    collectives: sent by kind, of one step; see `compiled.collective_bytes`.
+    collectives: sent by kind, of one step; see `hlo_checks.collective_bytes`.
     flops: floating point operations of one step; 0 where the compiler does not say, as of GPUs.
     tables_aliased: tables are updated in place, and nothing makes another array of their size.
     compile_seconds: of the training step.
@@ -97,7 +97,7 @@ def compile_for(
         if scaling == "weak":
             case.batch_size = grown(config.batch_size, smallest, one)
         maker = Maker(case, data)
-        check_batch("batch_size", case.batch_size, maker.shape.group, mesh)
+        check_batch("batch_size", case.batch_size, maker.shape.group, mesh.size)
         cases.append((case, maker, one, mesh))
     for case, maker, one, mesh in cases:
         report(f"Compiling for {one.name}, batch {case.batch_size:,}")
@@ -137,7 +137,7 @@ def _compiled(
         batches_bytes=batches,
         temporaries_bytes=temporaries,
         evaluation_bytes=evaluation,
-        collectives=compiled.collective_bytes(text),
+        collectives=hlo_checks.collective_bytes(text),
         flops=_flops(step) if step else 0.0,
         tables_aliased=bool(step) and _in_place(program, step, tables),
         compile_seconds=seconds,
@@ -196,9 +196,9 @@ def _in_place(program: Program, step: Any, tables: int) -> bool:
     state, sharding = program.state_shape.tables, program.state_sharding.tables
     sizes = jax.tree.map(lambda x, s: math.prod(s.shard_shape(x.shape)), state, sharding)
     large = {size for size in jax.tree.leaves(sizes) if 4 * size > _FAST_MEMORY}
-    made = compiled.large_results(step.as_text(), min(large)) if large else []
+    made = hlo_checks.large_results(step.as_text(), min(large)) if large else []
     aliased = step.memory_analysis().alias_size_in_bytes
-    return aliased >= tables and not any(result.elements in large for result in made)
+    return aliased >= tables and not any(one.largest in large for one in made)
 
 
 def check_names(text: str) -> list[str]:

@@ -134,7 +134,8 @@ def default() -> ConfigDict:
     c.watch = ConfigDict()
     c.watch.on_nonfinite = "stop"  # at a loss or gradient that is not: stop, or skip the step
     c.watch.most_skipped = 10  # steps skipped one after another; at one more training stops
-    c.watch.loss_spike = 10.0  # deviations over the mean of the losses before; told; 0: never
+    # Deviations over the mean of the losses before, from step 101 on; told; 0: never.
+    c.watch.loss_spike = 10.0
     c.watch.hang_seconds = 1800.0  # in which no call, evaluation or save ends; told; 0: never
 
     c.mesh = ConfigDict()

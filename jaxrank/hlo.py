@@ -2,10 +2,25 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from jaxrank.compiled import bits_of
+COLLECTIVES = (
+    "all-to-all",
+    "all-gather",
+    "all-reduce",
+    "reduce-scatter",
+    "collective-permute",
+    "ragged-all-to-all",
+)
+
+_BITS = {"pred": 8, "bf16": 16}  # of the types whose name does not end in their bits
+_ARRAY = r"\b([a-z]\w*)\[([\d,]*)\](\{[^}]*\})?"
+
+
+def bits_of(dtype: str) -> int:
+    """Of one number of a type of HLO, as "f32"; 0 of what is no number."""
+    return _BITS.get(dtype) or int((re.search(r"\d+", dtype) or [0])[0])
 
 
 class Array(NamedTuple):
@@ -16,17 +31,27 @@ class Array(NamedTuple):
     is_fast: bool
 
     @property
+    def elements(self) -> int:
+        return math.prod(self.dims)
+
+    @property
     def in_memory(self) -> int:
         """Its bytes in HBM."""
         return 0 if self.is_fast else self.size
 
 
 class Instruction(NamedTuple):
-    """rest: of its line, behind the opcode."""
+    """What one line says.
+
+    arrays: of its result.
+    sent: how many of these, the first, are what it sends, handed on in a tuple of their own.
+    rest: of its line, behind the opcode.
+    """
 
     name: str
     opcode: str
     arrays: tuple[Array, ...]
+    sent: int
     operands: tuple[str, ...]
     rest: str
 
@@ -37,6 +62,15 @@ class Instruction(NamedTuple):
     @property
     def in_memory(self) -> int:
         return sum(array.in_memory for array in self.arrays)
+
+    @property
+    def largest(self) -> int:
+        """Elements of the largest array that it makes."""
+        return max((array.elements for array in self.arrays[self.sent :]), default=0)
+
+    @property
+    def made_bytes(self) -> int:
+        return sum(array.size for array in self.arrays[self.sent :])
 
     @property
     def scope(self) -> str:
@@ -74,7 +108,7 @@ class Instruction(NamedTuple):
 
 _BOTH = ("true", "false")
 
-Computation = dict[str, Instruction]  # by name, the root last
+Computation = dict[str, Instruction]  # by name, the root last unless it is a parameter
 
 
 def computations(text: str) -> tuple[str, dict[str, Computation]]:
@@ -90,6 +124,11 @@ def computations(text: str) -> tuple[str, dict[str, Computation]]:
         elif one := _instruction(line):
             inside[one.name] = one
     return entry, found
+
+
+def instructions(inside: Mapping[str, Computation]) -> Iterator[Instruction]:
+    """Those of all computations."""
+    return (one for computation in inside.values() for one in computation.values())
 
 
 def root(computation: Computation) -> Instruction:
@@ -109,16 +148,18 @@ def _instruction(line: str) -> Instruction | None:
     if match is None:
         return None
     name, kind, opcode, rest = match.groups()
-    arrays = tuple(
-        _array(*found) for found in re.findall(r"\b([a-z]\w*)\[([\d,]*)\](\{[^}]*\})?", kind)
-    )
+    arrays = tuple(_array(*found) for found in re.findall(_ARRAY, kind))
+    # What begins an exchange may hand on what is sent, in front of what will be received.
+    handed_on = re.match(r"\(\(.*?\), ", kind)
+    sent = len(re.findall(_ARRAY, handed_on[0])) if handed_on else 0
     depth, end = 1, len(rest)
     for i, letter in enumerate(rest):
         depth += (letter == "(") - (letter == ")")
         if not depth:
             end = i
             break
-    return Instruction(name, opcode, arrays, tuple(re.findall(r"%([\w.-]+)", rest[:end])), rest)
+    operands = tuple(re.findall(r"%([\w.-]+)", rest[:end]))
+    return Instruction(name, opcode, arrays, sent, operands, rest)
 
 
 def _array(dtype: str, sides: str, layout: str) -> Array:

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from jaxrank import hlo
-from jaxrank.compiled import COLLECTIVES
-from jaxrank.hlo import Instruction
+from jaxrank.hlo import COLLECTIVES, Instruction
 
 # These move nothing: they name what is there, or run what is counted on its own.
 _FREE = frozenset(

@@ -98,7 +98,7 @@ def build(config: ConfigDict, directory: Path, report: Report) -> Job:
     processes.check_devices(mesh)
     check_shards(mesh.shape[meshes.SHARD])
     group = packing.group_size(config.batch_size, config.data.shards)
-    check_batch("batch_size", config.batch_size, group, mesh)
+    check_batch("batch_size", config.batch_size, group, mesh.size)
     kept = _kept_placement(directory, store)
     placed = placement.decide(config, split, store.schema, mesh, kept)
     for line in placed.told:

@@ -44,16 +44,20 @@ def make_mesh(*, replicas: int = 1, devices: int = 0) -> Mesh:
     devices = devices or len(found)
     if devices > len(found):
         raise InputError(f"mesh.devices must be at most {len(found)}, the devices: got {devices}.")
-    if replicas < 1 or devices % replicas:
-        raise InputError(
-            f"mesh.replicas must divide the number of devices: got replicas={replicas},"
-            f" {devices} devices."
-        )
     return mesh_of(found[:devices], replicas)
 
 
 def mesh_of(devices: Any, replicas: int = 1) -> Mesh:
-    """A mesh of these devices, in this order."""
+    """A mesh of these devices, in this order.
+
+    Raises:
+        InputError: `replicas` does not divide their number.
+    """
+    if replicas < 1 or len(devices) % replicas:
+        raise InputError(
+            f"mesh.replicas must divide the number of devices: got replicas={replicas},"
+            f" {len(devices)} devices."
+        )
     grid = np.asarray(devices).reshape(replicas, len(devices) // replicas)
     return Mesh(grid, (REPLICA, SHARD), axis_types=(AxisType.Auto, AxisType.Auto))
 

@@ -1,22 +1,22 @@
 """A placement on one machine, and what it costs there: decided anew for each machine."""
 
 import functools
-import inspect
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 from ml_collections import ConfigDict
 
-from jaxrank import budget, embedding, optim
+from jaxrank import budget
+from jaxrank import mesh as meshes
 from jaxrank.config import to_plain
 from jaxrank.data import packing, traffic
-from jaxrank.embedding import planner
+from jaxrank.embedding import check_shards, planner
 from jaxrank.errors import InputError
 from jaxrank.features import Schema
 from jaxrank.layout import Hot, Layout, ids_of_device, layout
-from jaxrank.program import BatchShape, dims_of, make_model
-from jaxrank.step import model_inputs, with_log_variances
+from jaxrank.program import BatchShape, check_batch, dims_of, make_trainee
+from jaxrank.step import Trainee, layers_state, model_inputs
 
 
 class Machine(NamedTuple):
@@ -79,10 +79,12 @@ class Maker:
             config.embedding.placement,
             to_plain(config.embedding.placements),
         )
-        tables = to_plain(config.optim.tables)
-        self.rule = embedding.make_rule(tables["name"], **tables["settings"])
-        self._dense = _dense(config, plain)
         self.shape = self._batch_shape(plain)
+        # Rule and layers do not depend on the machine: they are those of one device here.
+        one = meshes.make_mesh(devices=1)
+        trainee = make_trainee(config, plain, one, num_steps=1, room={})
+        self.rule = trainee.embedding.rule
+        self._dense = _dense(trainee)
 
     def _batch_shape(self, plain: Layout) -> BatchShape:
         config = self._config
@@ -152,55 +154,30 @@ def _check_machine(machine: Machine, batch_size: int) -> None:
         raise InputError(
             f"--replicas must divide the number of devices: found {replicas}, {devices} devices."
         )
-    if embedding.GROUPS % (devices // replicas):
-        raise InputError(
-            f"tables can be split over a number of devices that divides {embedding.GROUPS}: found"
-            f" {devices // replicas}. Set --devices or --replicas."
-        )
-    if batch_size % devices:
-        raise InputError(
-            f"batch_size must divide over all devices: found batch_size={batch_size}, {devices}"
-            " devices."
-        )
+    check_shards(devices // replicas)
+    check_batch("batch_size", batch_size, 1, devices)  # data.shards may be set later
 
 
-def _dense(config: ConfigDict, plain: Layout) -> budget.Dense:
+def _dense(trainee: Trainee) -> budget.Dense:
     """Bytes of the layers, counted from their shapes; nothing is computed."""
-    model = make_model(config.model, plain.schema)
-    optimizer = _optimizer(config)
-    inputs = model_inputs(plain)
-
-    def init(*inputs: Any) -> Any:
-        params, model_state = model.init(jax.random.key(0), *inputs)
-        if config.task_weighting == "uncertainty":
-            params = with_log_variances(params, len(plain.schema.tasks))
-        return params, model_state, optimizer.init(params)
+    inputs = model_inputs(trainee.embedding.layout)
+    layers = jax.eval_shape(lambda given: layers_state(trainee, jax.random.key(0), given), inputs)
+    weights = layers["params"], layers["model_state"]
 
     def activations(examples: int) -> int:
         several = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct((examples, *x.shape[1:]), x.dtype), inputs
         )
-        apply = functools.partial(model.apply, train=False)
-        traced = jax.make_jaxpr(apply)(params, model_state, *several)
+        apply = functools.partial(trainee.model.apply, train=False)
+        traced = jax.make_jaxpr(apply)(*weights, *several)
         return _bytes([v.aval for equation in traced.jaxpr.eqns for v in equation.outvars])
 
-    params, model_state, opt_state = jax.eval_shape(init, *inputs)
     return budget.Dense(
-        parameters=_bytes(params),
-        state=_bytes((model_state, opt_state)),
+        parameters=_bytes(layers["params"]),
+        state=_bytes((layers["model_state"], layers["opt_state"])),
         # What does not grow with the examples, such as a weight transposed, falls out.
         activations=activations(2) - activations(1),
     )
-
-
-def _optimizer(config: ConfigDict) -> Any:
-    settings = to_plain(config.optim.dense)
-    for field in inspect.signature(optim.schedule).parameters:
-        settings.pop(field, None)
-    try:
-        return optim.dense_optimizer(rate=lambda _: 0.0, **settings.pop("settings"), **settings)
-    except InputError as error:
-        raise InputError(f"optim.dense: {error}") from error
 
 
 def _bytes(tree: Any) -> int:

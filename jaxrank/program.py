@@ -347,15 +347,15 @@ def _tuples(section: ConfigDict) -> dict[str, Any]:
     return {k: tuple(v) if isinstance(v, list) else v for k, v in plain.items()}
 
 
-def check_batch(field: str, batch_size: int, group: int, mesh: Mesh) -> None:
-    """Raises InputError unless batches of this size can be split over the mesh."""
-    if batch_size % mesh.size:
+def check_batch(field: str, batch_size: int, group: int, devices: int) -> None:
+    """Raises InputError unless batches of this size can be split over so many devices."""
+    if batch_size % devices:
         raise InputError(
-            f"{field} must divide over all devices: got {field}={batch_size}, {mesh.size} devices."
+            f"{field} must divide over all devices: got {field}={batch_size}, {devices} devices."
         )
-    if (batch_size // mesh.size) % group:
+    if (batch_size // devices) % group:
         raise InputError(
             f"{field}: each device's share must be whole groups of {group} examples, which are"
-            f" packed together: got {field}={batch_size} on {mesh.size} devices, a share of"
-            f" {batch_size // mesh.size}. Set data.shards to a multiple of {mesh.size}."
+            f" packed together: got {field}={batch_size} on {devices} devices, a share of"
+            f" {batch_size // devices}. Set data.shards to a multiple of {devices}."
         )

@@ -193,21 +193,16 @@ def input_names(layout: Layout) -> list[tuple[str, str, int, int]]:
     return names + sequences
 
 
-def layers_state(trainee: "Trainee", key: jax.Array, inputs: Any) -> dict[str, Any]:
+def layers_state(trainee: Trainee, key: jax.Array, inputs: Any) -> dict[str, Any]:
     """The part of a state that is not in tables: params, model_state and opt_state.
 
     inputs: floats, vectors and sequences, as of `model_inputs`.
     """
     params, model_state = trainee.model.init(key, *inputs)
     if trainee.learns_task_weights:
-        params = with_log_variances(params, len(trainee.task_weights))
+        params = {**params, LOG_VARIANCES: jnp.zeros(len(trainee.task_weights))}
     opt_state = trainee.optimizer.init(params)
     return {"params": params, "model_state": model_state, "opt_state": opt_state}
-
-
-def with_log_variances(params: Any, tasks: int) -> Any:
-    """The parameters of a model whose weights of tasks are learned, before the first step."""
-    return {**params, LOG_VARIANCES: jnp.zeros(tasks)}
 
 
 def init_state(trainee: Trainee) -> TrainState:

@@ -112,6 +112,11 @@ def test_a_batch_that_a_slice_cannot_split_is_refused(capsys):
         compile_all(capsys, "v3-128", "--config.batch_size=64")
 
 
+def test_replicas_that_a_slice_cannot_have_are_refused(capsys):
+    with pytest.raises(InputError, match="mesh.replicas must divide.*got replicas=3, 8 devices"):
+        compile_all(capsys, "v3-8", "--config.mesh.replicas=3")
+
+
 def test_the_lack_of_the_compiler_is_told(monkeypatch, capsys):
     monkeypatch.setattr(absent.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"found no libtpu. Install jaxrank's extra `tpu`"):

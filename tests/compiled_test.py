@@ -8,7 +8,7 @@ import pytest
 import quick_compile
 import tiny
 
-from jaxrank import absent, compiled
+from jaxrank import absent, hlo, hlo_checks
 from jaxrank import mesh as meshes
 from jaxrank.instructions import costs
 from jaxrank.layout import Hot
@@ -58,6 +58,10 @@ def compiled_step(target, **settings):
     return _as_users(program.train.lower(program.state_shape, batch), target), share
 
 
+def instructions_of(text):
+    return list(hlo.instructions(hlo.computations(text)[1]))
+
+
 def _as_users(lowered, target):
     options = quick_compile.AS_USERS if target.startswith("cpu") else {}
     return lowered.compile(compiler_options=options)
@@ -83,7 +87,7 @@ def test_the_step_makes_no_array_of_table_size_and_updates_all_state_in_place(
     target, rule, replicas
 ):
     step, share = compiled_step(target, rule=rule, replicas=replicas)
-    assert not compiled.large_results(step.as_text(), share)
+    assert not hlo_checks.large_results(step.as_text(), share)
     memory = step.memory_analysis()
     assert memory.alias_size_in_bytes >= share * 16 * 4
     assert memory.output_size_in_bytes - memory.alias_size_in_bytes < 500_000
@@ -94,7 +98,11 @@ def test_the_step_makes_no_array_of_table_size_and_updates_all_state_in_place(
 def _of_host(text):
     """Instructions by which a program waits for Python or for data of the host."""
     waits = {"infeed", "outfeed", "send", "recv"}
-    return [r.line for r in compiled.results(text) if r.opcode in waits or "callback" in r.line]
+    return [
+        one
+        for one in instructions_of(text)
+        if one.opcode in waits or "callback" in one.name + one.rest
+    ]
 
 
 @pytest.mark.parametrize(
@@ -104,7 +112,8 @@ def _of_host(text):
 def test_a_custom_call_makes_what_is_no_operand(aliases, makes):
     line = 'c = (f32[8,128]{1,0}, f32[64]{0}) custom-call(a, b), custom_call_target="C"'
     line += f", output_to_operand_aliasing={aliases}, api_version=4" if aliases else ""
-    assert bool(compiled.large_results(line, 1000)) == makes
+    text = f"ENTRY e () -> f32[] {{\n  {line}"
+    assert bool(hlo_checks.large_results(text, 1000)) == makes
 
 
 @pytest.mark.parametrize("target", ["cpu-1", "v3-8"])
@@ -123,19 +132,19 @@ def test_scoring_makes_no_array_of_table_size(target):
     program, batch, share = program_on(target)
     one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
     scored = _as_users(program.predict.lower(weights_of(program.state_shape), one), target)
-    assert not compiled.large_results(scored.as_text(), share)
+    assert not hlo_checks.large_results(scored.as_text(), share)
 
 
 def test_a_dense_update_is_found_by_the_search_for_large_arrays():
     step, share = compiled_step("cpu-8", scope="table")
-    assert compiled.large_results(step.as_text(), share)
+    assert hlo_checks.large_results(step.as_text(), share)
 
 
 def test_bytes_sent_by_a_core_do_not_grow_with_cores_at_a_fixed_batch_a_core():
     sent = {}
     for target in ("v3-8", "v3-32"):
         step, _ = compiled_step(target, batch=64)
-        sent[target] = compiled.collective_bytes(step.as_text())
+        sent[target] = hlo_checks.collective_bytes(step.as_text())
     assert set(sent["v3-8"]) == {"all-to-all", "all-reduce"}
     for kind in ("all-to-all", "all-reduce"):
         assert 0.9 < sent["v3-32"][kind] / sent["v3-8"][kind] < 1.2
@@ -143,7 +152,7 @@ def test_bytes_sent_by_a_core_do_not_grow_with_cores_at_a_fixed_batch_a_core():
 
 def test_sorts_and_scatters_run_beside_exchanges_that_a_tpu_starts_and_awaits():
     text = compiled_step("v5e-8", rule="lazy_adam", replicas=2)[0].as_text()
-    assert {r.opcode for r in compiled.results(text) if "all-to-all" in r.opcode} == {
+    assert {one.opcode for one in instructions_of(text) if "all-to-all" in one.opcode} == {
         "all-to-all-start",
         "all-to-all-done",
     }
@@ -169,16 +178,17 @@ def test_with_xlas_flag_no_scatter_of_a_gpu_adds_in_the_order_of_its_threads():
 
 def test_text_is_read_as_opcodes_elements_and_bytes():
     text = """
+ENTRY %e (x: f32[], y: f32[]) -> f32[] {
     %a = f32[4,128]{1,0:T(8,128)} add(%x, %y)
     ROOT %b = (s32[10]{0}, bf16[2,3]{1,0}, pred[]) all-to-all(%a, %a), channel_id=1
     %c = ((f32[8]{0}, s32[2]{0}), f32[8]{0}) all-reduce-start(%a), channel_id=2
     %d = ((f32[9,128]{1,0:T(8,128)}, s32[8]{0:T(1024)}), f32[8,128]{1,0}, u32[]) call-start(%a)
     """
-    found = [(r.opcode, r.elements, r.bytes) for r in compiled.results(text)]
+    found = [(one.opcode, one.largest, one.made_bytes) for one in instructions_of(text)]
     assert found == [
         ("add", 512, 2048),
         ("all-to-all", 10, 40 + 12 + 1),
         ("all-reduce-start", 8, 32),
         ("call-start", 1024, 4096 + 4),
     ]
-    assert compiled.collective_bytes(text) == {"all-to-all": 53, "all-reduce": 32}
+    assert hlo_checks.collective_bytes(text) == {"all-to-all": 53, "all-reduce": 32}

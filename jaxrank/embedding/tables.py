@@ -52,7 +52,7 @@ def check_shards(shards: int) -> None:
     if GROUPS % shards:
         raise InputError(
             f"tables can be split over a number of devices that divides {GROUPS}: found {shards}."
-            " Set mesh.devices or mesh.replicas."
+            " Set mesh.devices, or --devices of `plan`, or mesh.replicas."
         )
 
 
