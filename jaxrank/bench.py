@@ -173,10 +173,10 @@ class Loop:
         """Calls that end in a second, after the first `warm` ones, with batches on the devices."""
         began, before = 0.0, None
         for calls in itertools.count(1):
-            self._state, told = self._train(self._state, next(batches))
+            self._state, metrics = self._train(self._state, next(batches))
             # As in `train`, the host waits for the call before while this one is in the queue.
             jax.block_until_ready(before)
-            before, now = told, time.perf_counter()
+            before, now = metrics, time.perf_counter()
             if calls == warm:
                 began = now
             elif calls > warm and now - began >= seconds:
@@ -191,7 +191,7 @@ def _input_stages(job: Job, call: int, seconds: float) -> dict[str, float]:
 
     def make(split: Split) -> Any:
         layout = job.program.trainee.embedding.layout
-        return jobs.make_batches(config, split, layout, job.plan.num_steps)
+        return jobs.make_batches(config, split, layout, job.timetable.num_steps)
 
     return costs.measure(job.train_split, make, call, seconds)
 

@@ -43,13 +43,13 @@ logging.getLogger("asyncio").setLevel(logging.CRITICAL)
 
 def _unraisable(
     found: "sys.UnraisableHookArgs",
-    told: Callable[["sys.UnraisableHookArgs"], object] = sys.unraisablehook,
+    hook: Callable[["sys.UnraisableHookArgs"], object] = sys.unraisablehook,
 ) -> None:
     # TensorStore's threads, each, once the save has failed and its event loop has ended; and what
     # Orbax left when a restore failed, for each array.
     left = inspect.iscoroutine(found.object) and "orbax" in found.object.cr_code.co_filename
     if not left and str(found.exc_value) != "Event loop is closed":
-        told(found)
+        hook(found)
 
 
 sys.unraisablehook = _unraisable
@@ -292,8 +292,7 @@ class Checkpoints:
     def _metric(self, step: int) -> _Metric:
         if step not in self._metrics:
             run = self._read_run(step)
-            told = _Metric(run["metric"], run["measures"], run["higher_is_better"])
-            self._metrics[step] = told
+            self._metrics[step] = _Metric(run["metric"], run["measures"], run["higher_is_better"])
         return self._metrics[step]
 
     def save(
@@ -378,15 +377,15 @@ class Checkpoints:
         file = self.path / str(step) / "run" / "metadata"
         try:
             run = json.loads(file.read_text())
-            told = run.pop("digest")
+            expected = run.pop("digest")
         except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
             raise InputError(
                 f"{file}: must be a JSON object with a digest: {type(error).__name__}: {error}."
                 " This checkpoint is damaged, or of another version of jaxrank."
             ) from error
-        if told != _digest(run):
+        if expected != _digest(run):
             raise InputError(
-                f"{file}: must have the digest that it had when it was saved, {told}: found"
+                f"{file}: must have the digest that it had when it was saved, {expected}: found"
                 f" {_digest(run)}. This checkpoint is damaged."
             )
         return run

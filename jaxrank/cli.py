@@ -264,8 +264,8 @@ def _join(args: argparse.Namespace, config: "ConfigDict | None") -> None:
 
     rendezvous.join(args.coordinator, args.num_processes, args.process_id)
     processes.check_shares()
-    told = {k: v for k, v in vars(args).items() if k not in ("coordinator", "process_id")}
-    processes.check_same("flags and config", f"{told} {config}")
+    flags = {k: v for k, v in vars(args).items() if k not in ("coordinator", "process_id")}
+    processes.check_same("flags and config", f"{flags} {config}")
     processes.check_same("versions of jaxrank, JAX and NumPy", processes.versions())
 
 

@@ -18,7 +18,7 @@ from jaxrank.plan_case import Data, Machine, Maker
 from jaxrank.program import BatchShape, Program, check_batch, make_trainee
 from jaxrank.scaling import StepTime, grown, step_time
 from jaxrank.step import weights_of
-from jaxrank.timetable import make_plan
+from jaxrank.timetable import make_timetable
 from jaxrank.topology import Topology, topology
 
 Report = Callable[[str], None]
@@ -152,7 +152,7 @@ def _program(
     """The programs that `job.build` would make on that slice."""
     case = maker.case(Machine(one.name, one.devices, config.mesh.replicas, one.hbm_bytes))
     shape = BatchShape(config.batch_size, maker.shape.group, maker.shape.capacities)
-    num_steps = make_plan(config, int(data.reads.part_rows.sum())).num_steps
+    num_steps = make_timetable(config, int(data.reads.part_rows.sum())).num_steps
     room = {name: places / case.ids[name] for name, places in case.split.capacities.items()}
     trainee = make_trainee(config, case.layout, mesh, num_steps=num_steps, room=room)
     return Program(trainee, mesh, shape)

@@ -25,7 +25,7 @@ from jaxrank.monitor import Monitor, make_monitor
 from jaxrank.program import BatchShape, Program, check_batch, check_settings, make_trainee
 from jaxrank.spikes import Spikes
 from jaxrank.step import TrainState, model_inputs
-from jaxrank.timetable import NEXT_DAY, Plan, make_plan
+from jaxrank.timetable import NEXT_DAY, Timetable, make_timetable
 from jaxrank.topology import format_bytes
 
 Report = Callable[[str], None]
@@ -44,7 +44,7 @@ class Job(NamedTuple):
 
     config: ConfigDict
     directory: Path
-    plan: Plan
+    timetable: Timetable
     store: Store
     program: Program
     batches: TrainBatches
@@ -61,7 +61,9 @@ class Job(NamedTuple):
 
     def open_split(self, name: str) -> Split:
         """A split to evaluate."""
-        return days.open_day(self.store, name) if self.plan.next_days else self.store.split(name)
+        return (
+            days.open_day(self.store, name) if self.timetable.next_days else self.store.split(name)
+        )
 
 
 def check(config: ConfigDict) -> None:
@@ -72,7 +74,7 @@ def check(config: ConfigDict) -> None:
     """
     configs.check(config)
     packing.check_shards(config.batch_size, config.data.shards)
-    make_plan(config, rows=1)
+    make_timetable(config, rows=1)
     check_settings(config)
 
 
@@ -84,16 +86,16 @@ def build(config: ConfigDict, directory: Path, report: Report) -> Job:
     """
     store = run_data.prepared(config, directory, report)
     split = store.split(config.data.train)
-    plan = make_plan(config, split.rows)
+    timetable = make_timetable(config, split.rows)
     # Where days are evaluated, those are of the split that is trained on, or behind it.
     by_day = config.data.valid == NEXT_DAY
     evaluated = store.split(
-        config.data.train.partition("/")[0] if by_day else plan.valid or split.name
+        config.data.train.partition("/")[0] if by_day else timetable.valid or split.name
     )
     told = f"{split.fingerprint} {evaluated.fingerprint} {store.schema}"
     processes.check_same(f"the data in {store.path}", told)
     _check_labels(config, split, report)
-    _tell_passes(config, plan, split.rows, report)
+    _tell_passes(config, timetable, split.rows, report)
     mesh = meshes.make_mesh(**config.mesh)
     processes.check_devices(mesh)
     check_shards(mesh.shape[meshes.SHARD])
@@ -101,14 +103,14 @@ def build(config: ConfigDict, directory: Path, report: Report) -> Job:
     check_batch("batch_size", config.batch_size, group, mesh.size)
     kept = _kept_placement(directory, store)
     placed = placement.decide(config, split, store.schema, mesh, kept)
-    for line in placed.told:
+    for line in placed.messages:
         report(line)
     layout = placed.layout
-    batches = make_batches(config, split, layout, plan.num_steps)
+    batches = make_batches(config, split, layout, timetable.num_steps)
     if config.data.valid == NEXT_DAY:
         first = batches.first_steps
-        chosen = days.plan_evaluations(config, store, split, first, plan.num_steps)
-        plan = plan._replace(next_days=chosen)
+        chosen = days.plan_evaluations(config, store, split, first, timetable.num_steps)
+        timetable = timetable._replace(next_days=chosen)
     if batches.capacities and batches.group < _SMALL_GROUP:
         report(
             f"batch_size / data.shards = {config.batch_size // config.data.shards} has no divisor"
@@ -121,14 +123,14 @@ def build(config: ConfigDict, directory: Path, report: Report) -> Job:
         on = NEXT_DAY if by_day else f"{evaluated.name}, {evaluated.fingerprint}"
         monitor.measures = f"{monitor.task}/{monitor.metric} of {on}"
     shape = BatchShape(config.batch_size, batches.group, batches.capacities)
-    trainee = make_trainee(config, layout, mesh, num_steps=plan.num_steps, room=placed.room)
+    trainee = make_trainee(config, layout, mesh, num_steps=timetable.num_steps, room=placed.room)
     _check_parents(config, split, [task.name for task in store.schema.tasks])
     program = Program(trainee, mesh, shape)
     _check_room(program)
     return Job(
         config=config,
         directory=directory,
-        plan=plan,
+        timetable=timetable,
         store=store,
         program=program,
         batches=batches,
@@ -247,9 +249,9 @@ def _restored(job: Job, step: int) -> tuple[TrainState, dict[str, Any]]:
     )
 
 
-def _tell_passes(config: ConfigDict, plan: Plan, rows: int, report: Report) -> None:
+def _tell_passes(config: ConfigDict, timetable: Timetable, rows: int, report: Report) -> None:
     """Says where whole calls are many more passes than were asked for."""
-    passes = plan.num_steps * config.batch_size / rows
+    passes = timetable.num_steps * config.batch_size / rows
     if config.num_epochs and passes > _MORE_PASSES * config.num_epochs:
         report(
             f"num_epochs={config.num_epochs} becomes {passes:.2f} passes over {rows:,} examples,"
@@ -365,14 +367,14 @@ def describe(job: Job, state: TrainState) -> str:
         f" {len(schema.floats)} floats, {len(schema.ids)} ids, {len(schema.lists)} lists;"
         f" {3 * flops:,} floating point operations an example in matrix products, forward and"
         " backward;"
-        f" {job.train_split.rows:,} examples, {job.plan.num_steps:,} steps,"
+        f" {job.train_split.rows:,} examples, {job.timetable.num_steps:,} steps,"
         f" {job.program.mesh.size} {jax.default_backend()} device(s)"
     ]
     if trainee.embedding.on_cpu and not trainee.embedding.is_native:
         lines.append(f"XLA alone works on rows and layers, slower: {native.missing()}")
-    if job.plan.next_days:
+    if job.timetable.next_days:
         lines.append(
-            f"{len(job.train_split.days)} days, one after another; {len(job.plan.next_days)}"
+            f"{len(job.train_split.days)} days, one after another; {len(job.timetable.next_days)}"
             " evaluations, each of a day that no step has seen"
         )
     if job.config.embedding.l2_scope == "table":

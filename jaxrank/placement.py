@@ -32,13 +32,13 @@ class Placement(NamedTuple):
 
     hot: by stack; what is kept.
     room: of the exchange of each stack; see `Embedding`.
-    told: lines for people.
+    messages: lines for people.
     """
 
     layout: Layout
     hot: dict[str, Hot]
     room: dict[str, float]
-    told: tuple[str, ...] = ()
+    messages: tuple[str, ...] = ()
 
 
 def unmeasured(schema: Schema, config: ConfigDict, mesh: Mesh, hot: Mapping[str, Hot]) -> Placement:
@@ -76,7 +76,7 @@ def decide(
     found = processes.from_first(found)
     hot = {name: Hot.from_json(tree) for name, tree in found["hot"].items()}
     layout = layouts.layout(schema, dims_of(schema, config.embedding), hot)
-    return Placement(layout, hot, found["room"], tuple(found["told"]))
+    return Placement(layout, hot, found["room"], tuple(found["messages"]))
 
 
 def _check_kept(kept: Mapping[str, Hot], dim_of: Mapping[str, int]) -> None:
@@ -102,7 +102,7 @@ def _measured(
         raise InputError(f"{shortage} `jaxrank plan` says what would fit.")
     room = {name: places / case.ids[name] for name, places in case.split.capacities.items()}
     hot = {name: found.to_json() for name, found in case.plan.hot.items()}
-    return {"hot": hot, "room": room, "told": _told(case)}
+    return {"hot": hot, "room": room, "messages": _messages(case)}
 
 
 def _memory(mesh: Mesh) -> int:
@@ -111,7 +111,7 @@ def _memory(mesh: Mesh) -> int:
     return (mine[0].memory_stats() or {}).get("bytes_limit", 0)
 
 
-def _told(case: plan_case.Case) -> list[str]:
+def _messages(case: plan_case.Case) -> list[str]:
     whole = [t for t in case.plan.tables if t.placement == "replicated"]
     hot = sum(t.replicated_rows for t in case.plan.tables if t.placement == "rows")
     split = len(case.plan.tables) - len(whole)

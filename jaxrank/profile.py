@@ -67,7 +67,7 @@ class Profile:
     and before it stops. A run that ends within it, by an error too, leaves what was traced so far.
 
         with Profile(parse("100:103"), job, step, recorder.finish, report) as profile:
-            while step < job.plan.num_steps:
+            while step < job.timetable.num_steps:
                 profile.start_if_due(step, state)
                 with profile.call(step):
                     state, told = job.program.train(state, next(feed))
@@ -99,7 +99,7 @@ class Profile:
         self._before = self._after = -1
         if steps is None:
             return
-        end = job.plan.num_steps
+        end = job.timetable.num_steps
         before, after = whole_calls(steps, step, end, self._call)
         if before < after:
             self._before, self._after = before, after

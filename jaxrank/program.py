@@ -186,8 +186,8 @@ class Program:
 
     def _train(self, state: steps.TrainState, batches: Batch) -> Any:
         step = functools.partial(steps.train_step, self.trainee)
-        state, told = jax.lax.scan(step, state, batches)
-        return steps.averaged(self.trainee, state, len(told.loss)), told
+        state, metrics = jax.lax.scan(step, state, batches)
+        return steps.averaged(self.trainee, state, len(metrics.loss)), metrics
 
 
 def dims_of(schema: Schema, config: ConfigDict) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""What is written of each step, what is told of bad ones, and how fast training is."""
+"""What is written of each step, what is reported of bad ones, and how fast training is."""
 
 import time
 
@@ -6,10 +6,10 @@ import jax
 import numpy as np
 
 from jaxrank import mesh as meshes
-from jaxrank import metrics
 from jaxrank.debug_batches import LastBatches
 from jaxrank.errors import RunError
 from jaxrank.job import Job, Report
+from jaxrank.metrics import from_sums
 from jaxrank.step import ExchangeMetrics, StepMetrics
 from jaxrank.writers import Progress, Writer
 
@@ -18,7 +18,7 @@ _ROUNDS_WATCHED = 200
 
 
 class Recorder:
-    """Writes what steps told, watches over losses, and measures the speed.
+    """Writes the metrics of steps, watches over losses, and measures the speed.
 
     Args:
         last: batches, written where a loss is not finite or stands out.
@@ -40,7 +40,7 @@ class Recorder:
         self._writer = writer
         self._progress = progress
         self._batch_size = job.config.batch_size
-        self._plan = job.plan
+        self._timetable = job.timetable
         self._tasks = [t.name for t in job.schema.tasks]
         self._kinds = [t.kind for t in job.schema.tasks]
         self._lists = [f.name for f in job.schema.lists]
@@ -56,9 +56,9 @@ class Recorder:
     def examples_per_second(self) -> float:
         return self._examples / self._seconds if self._seconds else float("nan")
 
-    def record_later(self, step: int, told: StepMetrics) -> None:
+    def record_later(self, step: int, metrics: StepMetrics) -> None:
         """Takes the call that ends at `step` and writes the call before it, as `finish` does."""
-        before, self._pending = self._pending, (step, told)
+        before, self._pending = self._pending, (step, metrics)
         if before is not None:
             self._record(*before)
 
@@ -74,13 +74,13 @@ class Recorder:
         self._since = None
         self._writer.flush()
 
-    def _record(self, step: int, told: StepMetrics) -> None:
-        told = jax.device_get(told)
-        steps = len(told.loss)
+    def _record(self, step: int, metrics: StepMetrics) -> None:
+        metrics = jax.device_get(metrics)
+        steps = len(metrics.loss)
         self._count(steps)
         for i in range(steps):
             number = step - steps + i + 1
-            one = jax.tree.map(lambda x, i=i: x[i], told)
+            one = jax.tree.map(lambda x, i=i: x[i], metrics)
             values = self._values(one)
             if self._watch.on_nonfinite == "skip":
                 values["skipped"] = int(one.skipped)
@@ -91,21 +91,24 @@ class Recorder:
                     values["loss_spike"] = spike
             finally:  # the step that ends a run, too
                 self._writer.write(number, values)
-        self._advise(told.exchange, steps)
-        if step % self._plan.log_every == 0:
+        self._advise(metrics.exchange, steps)
+        if step % self._timetable.log_every == 0:
             self._writer.flush()
             self._progress.update(
-                step, self._plan.num_steps, self.examples_per_second, float(np.mean(told.loss))
+                step,
+                self._timetable.num_steps,
+                self.examples_per_second,
+                float(np.mean(metrics.loss)),
             )
 
-    def _judge(self, number: int, told: StepMetrics) -> float:
+    def _judge(self, number: int, metrics: StepMetrics) -> float:
         """Tells of a step whose loss is not finite or stands out; how far it does, in deviations.
 
         Raises:
             RunError: it is not finite and not to be skipped, or one too many.
         """
-        loss, norm = float(told.loss), float(told.gradient_norm)
-        if told.skipped:
+        loss, norm = float(metrics.loss), float(metrics.gradient_norm)
+        if metrics.skipped:
             self._skip(number, f"the loss is {loss}, the norm of the gradient {norm}")
             return 0.0
         self._skipped_in_a_row = 0
@@ -147,20 +150,22 @@ class Recorder:
             self._seconds += now - self._since
         self._since = now
 
-    def _values(self, told: StepMetrics) -> dict[str, float]:
+    def _values(self, metrics: StepMetrics) -> dict[str, float]:
         values = {
-            "loss": float(told.loss),
-            "rate": float(told.rate),
-            "table_rate": float(told.table_rate),
-            "gradient_norm": float(told.gradient_norm),
+            "loss": float(metrics.loss),
+            "rate": float(metrics.rate),
+            "table_rate": float(metrics.table_rate),
+            "gradient_norm": float(metrics.gradient_norm),
         }
-        scores = metrics.from_sums(told.sums, self._kinds)
+        scores = from_sums(metrics.sums, self._kinds)
         for task, found in zip(self._tasks, scores, strict=True):
             values |= {f"{task}/{name}": value for name, value in found.items()}
-        for task, weight in zip(self._tasks, told.learned_weights, strict=False):
+        for task, weight in zip(self._tasks, metrics.learned_weights, strict=False):
             values[f"{task}/weight"] = float(weight)
-        values |= {f"dropped/{n}": int(d) for n, d in zip(self._lists, told.dropped, strict=True)}
-        for name, cost in told.exchange.items():
+        values |= {
+            f"dropped/{n}": int(d) for n, d in zip(self._lists, metrics.dropped, strict=True)
+        }
+        for name, cost in metrics.exchange.items():
             values |= self._exchange_values(name, cost)
         return values
 

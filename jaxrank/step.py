@@ -262,7 +262,7 @@ def train_step(trainee: Trainee, state: TrainState, batch: Batch) -> tuple[Train
         step=state.earlier + state.step,
         applies=applies,
     )
-    told = StepMetrics(
+    step_metrics = StepMetrics(
         loss=loss,
         learned_weights=_learned_weights(trainee, state.params),
         sums=sums,
@@ -293,20 +293,20 @@ def train_step(trainee: Trainee, state: TrainState, batch: Batch) -> tuple[Train
         average=state.average,
         scratch=scratch,
     )
-    return new, told
+    return new, step_metrics
 
 
 def _if_applied(applies: jax.Array, new: Any, old: Any) -> Any:
-    """Rates go on with the steps, of layers as of tables, and as they are told."""
+    """Rates go on with the steps, of layers as of tables, and as steps report them."""
     if is_schedule(new):
         return new
     return jax.tree.map(functools.partial(jnp.where, applies), new, old)
 
 
-def _all_finite(mesh: Mesh, told: jax.Array, vector_grads: Any) -> jax.Array:
+def _all_finite(mesh: Mesh, number: jax.Array, vector_grads: Any) -> jax.Array:
     """bool[], whether a number, the gradients and the sum of their squares are, on all devices."""
     here = sum(jnp.sum(jnp.square(x)) for x in jax.tree.leaves(vector_grads))
-    return jnp.isfinite(told) & jnp.isfinite(meshes.total(mesh, here))
+    return jnp.isfinite(number) & jnp.isfinite(meshes.total(mesh, here))
 
 
 def _trained_on(

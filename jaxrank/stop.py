@@ -25,7 +25,7 @@ class Stop:
 
         with Stop(program.largest, program.mesh) as stop:
             while ...:
-                state, told = program.train(state, batch)
+                state, metrics = program.train(state, batch)
                 if stop.asked():
                     break
 

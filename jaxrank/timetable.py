@@ -13,7 +13,7 @@ from jaxrank.errors import InputError
 NEXT_DAY = "next_day"
 
 
-class Plan(NamedTuple):
+class Timetable(NamedTuple):
     """When things happen, in steps.
 
     valid: the split that is evaluated at intervals and at the end; empty: none.
@@ -33,7 +33,7 @@ class Plan(NamedTuple):
         return self.next_days.get(step, self.valid if due else "")
 
 
-def make_plan(config: ConfigDict, rows: int) -> Plan:
+def make_timetable(config: ConfigDict, rows: int) -> Timetable:
     """Turns epochs into steps, of whole calls, and checks that every interval is whole calls.
 
     Up to the next call; where days are trained in turn, down to the last.
@@ -70,15 +70,15 @@ def make_plan(config: ConfigDict, rows: int) -> Plan:
     eval_every = config.eval.every_steps or min(whole_calls(epoch), num_steps)
     save_every = config.checkpoint.every_steps or eval_every
     valid = "" if by_day else config.data.valid
-    plan = Plan(num_steps, eval_every, save_every, config.log_every_steps, valid, {})
+    found = Timetable(num_steps, eval_every, save_every, config.log_every_steps, valid, {})
     names = ("num_steps", "eval.every_steps", "checkpoint.every_steps", "log_every_steps")
-    for name, steps in zip(names, plan[:4], strict=True):
+    for name, steps in zip(names, found[:4], strict=True):
         if steps < 1 or steps % call:
             raise InputError(
                 f"{name} must be a positive multiple of steps_per_call: got {name}={steps},"
                 f" steps_per_call={call}."
             )
-    return plan
+    return found
 
 
 def _as_written(number: float) -> Fraction:

@@ -132,16 +132,16 @@ def _loop(
     watch: HangWatch,
     report: Report,
 ) -> tuple[TrainState, dict[int, evaluation.Scores]]:
-    """Steps to the end of the plan; returns the last state, and the scores of the last evaluation
-    and of the best one that this call made.
+    """Steps to the end; returns the last state, and the scores of the last evaluation and of the
+    best one that this call made.
 
     Raises:
         StoppedError: asked to end before, by a signal.
     """
-    plan, monitor = job.plan, job.monitor
+    timetable, monitor = job.timetable, job.monitor
     scores: dict[int, evaluation.Scores] = {}
     step = int(state.step)
-    while step < plan.num_steps and not monitor.should_stop:
+    while step < timetable.num_steps and not monitor.should_stop:
         if number := _caught_while_waiting(feed, stop):
             _tell_saving(step, number, report)
             recorder.finish()
@@ -151,17 +151,17 @@ def _loop(
             raise _stopped(job, step, number, recorder)
         profiler.start_if_due(step, state)
         with profiler.call(step):
-            state, told = job.program.train(state, next(feed))
+            state, metrics = job.program.train(state, next(feed))
         step += job.config.steps_per_call
 
         # One call late: the devices are busy with the next one while the host writes.
-        recorder.record_later(step, told)
+        recorder.record_later(step, metrics)
         watch.alive()
         profiler.stop_if_due(step, state)
-        last = step == plan.num_steps
-        split = plan.evaluated(step)
+        last = step == timetable.num_steps
+        split = timetable.evaluated(step)
         signal = stop.asked()
-        if not split and not last and not signal and step % plan.save_every:
+        if not split and not last and not signal and step % timetable.save_every:
             continue
 
         if signal and not last:
@@ -211,8 +211,8 @@ def _stopped(job: Job, step: int, number: int, recorder: Recorder) -> StoppedErr
     """When what was saved is whole."""
     job.checkpoints.wait()
     return StoppedError(
-        f"stopped after step {step} of {job.plan.num_steps} by {Signals(number).name}; the same"
-        f" command goes on from {recorder.checkpoint}.",
+        f"stopped after step {step} of {job.timetable.num_steps} by {Signals(number).name}; the"
+        f" same command goes on from {recorder.checkpoint}.",
         number,
     )
 
@@ -222,7 +222,7 @@ def _evaluate(
 ) -> evaluation.Scores:
     size = job.config.eval.batch_size
     scores = evaluation.evaluate(job.program, weights_of(state), job.open_split(split), size)
-    day = split.partition("/")[2] if job.plan.next_days else ""
+    day = split.partition("/")[2] if job.timetable.next_days else ""
     if day:
         job.day_scores.add(step, day, scores.metrics)
     writer.write(step, by_name(scores.metrics), kind="valid", day=day)
@@ -261,13 +261,13 @@ def _result(
     assert step is not None
     metrics: evaluation.Metrics = {}
     reference = None
-    by_day = job.day_scores.get_state() if job.plan.next_days else []
+    by_day = job.day_scores.get_state() if job.timetable.next_days else []
     if by_day:
         metrics = days.mean([score["metrics"] for score in by_day])
         reference = days.references(job.store, job.config.data.train, by_day)
-    elif job.plan.valid:
+    elif job.timetable.valid:
         metrics = (scores.get(step) or _scores(job, state, step)).metrics
-        reference = evaluation.reference(job.open_split(job.plan.valid), job.schema)
+        reference = evaluation.reference(job.open_split(job.timetable.valid), job.schema)
     return Result(
         step=int(state.step),
         examples_per_second=examples_per_second,
@@ -289,5 +289,5 @@ def _scores(job: Job, state: TrainState, step: int) -> evaluation.Scores:
         weights = job.checkpoints.restore_weights(
             step, weights_of(program.state_shape), weights_of(program.state_sharding)
         )
-    split = job.open_split(job.plan.valid)
+    split = job.open_split(job.timetable.valid)
     return evaluation.evaluate(job.program, weights, split, job.config.eval.batch_size)

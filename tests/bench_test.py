@@ -19,7 +19,7 @@ from jaxrank.data.batcher import Batcher
 from jaxrank.data.pipeline import TrainBatches
 from jaxrank.errors import InputError, RunError
 from jaxrank.layout import layout
-from jaxrank.timetable import make_plan
+from jaxrank.timetable import make_timetable
 from jaxrank.train import train
 from jaxrank.workdir import locked
 
@@ -90,7 +90,7 @@ def test_bench_reads_the_store_that_a_run_names(store, tmp_path):
 def test_bench_needs_nothing_to_evaluate_where_training_waits_for_it():
     c = tiny.config()
     c.eval.stop_patience = c.eval.rate_patience = 2
-    make_plan(bench._endless(c), rows=6000)
+    make_timetable(bench._endless(c), rows=6000)
     assert c.eval.stop_patience == 2
 
 

@@ -19,7 +19,7 @@ from jaxrank.errors import InputError
 from jaxrank.features import PAD
 from jaxrank.job import build
 from jaxrank.step import weights_of
-from jaxrank.timetable import make_plan
+from jaxrank.timetable import make_timetable
 from jaxrank.train import train
 
 # The last one is not trained on.
@@ -334,15 +334,15 @@ def test_the_best_possible_is_of_tasks_whose_truth_every_day_has(store, monkeypa
 def test_days_in_turn_do_not_begin_again(store, order, steps):
     c = _config(store, data__order=order, data__valid="valid", steps_per_call=4, log_every_steps=4)
     c.batch_size = 100
-    assert make_plan(c, rows=1199).num_steps == steps
-    assert make_plan(c, rows=1200).num_steps == 12
-    assert make_plan(c, rows=10).num_steps == 4
+    assert make_timetable(c, rows=1199).num_steps == steps
+    assert make_timetable(c, rows=1200).num_steps == 12
+    assert make_timetable(c, rows=10).num_steps == 4
     # As many steps as the number that was written says, which is none of binary floating point.
     c.steps_per_call = c.log_every_steps = 1
     c.batch_size = 10
     for epochs, exact in ((0.07, 7), (0.29, 29), (0.55, 55), (1.1, 110)):
         c.num_epochs = epochs
-        assert make_plan(c, rows=1000).num_steps == exact
+        assert make_timetable(c, rows=1000).num_steps == exact
 
 
 @pytest.mark.parametrize("field", ["stop_patience", "rate_patience"])
@@ -350,7 +350,7 @@ def test_patience_without_evaluations_is_refused(store, field):
     c = _config(store, data__order="shuffled", data__valid="")
     c.eval[field] = 2
     with pytest.raises(InputError, match=rf"eval.{field} counts evaluations.* eval.{field}=2"):
-        make_plan(c, rows=1000)
+        make_timetable(c, rows=1000)
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,7 @@ def prepare(
                 learned.transforms,
                 learned.boundaries,
             )
-            return writer.finish(schema, _told(spec, resolved, source, learned, key))
+            return writer.finish(schema, _store_spec(spec, resolved, source, learned, key))
     except OSError as error:  # those of reading are InputErrors already
         raise RunError(f"{output}: the store could not be written: {error}.") from error
 
@@ -179,7 +179,7 @@ def _wanted(features: FeatureSpec, data: Source, earlier: Learned) -> Lessons:
     return NO_LESSONS
 
 
-def _told(
+def _store_spec(
     spec: FeatureSpec, resolved: FeatureSpec, source: Mapping[str, Any], learned: Learned, key: str
 ) -> StoreSpec:
     """What the manifest tells of how the store was made."""
@@ -248,8 +248,8 @@ class _Preparation:
         for split in self._data.splits:
             began = time.perf_counter()
             units = self._units[split]
-            told = work.told(learned._replace(as_of=self._as_of(split)))
-            self._runner.run(work.encode, job, units, told)
+            learned_json = work.learned_to_json(learned._replace(as_of=self._as_of(split)))
+            self._runner.run(work.encode, job, units, learned_json)
             written = [work.read_result(job, unit) for unit in units]
             rejected += [line for unit in written for line in unit.rejected]
             self._check_rejected(len(rejected))

@@ -67,11 +67,11 @@ class Work(NamedTuple):
         """Of all that a unit's result depends on."""
         key = keyed.fingerprint(keyed.read_key(self.hash_key_file)) if self.hash_key_file else ""
         source = {k: v for k, v in self.source.items() if k != "files"}
-        told = [self.features.to_config(), source, self.block_size, self.compression, self.types]
+        given = [self.features.to_config(), source, self.block_size, self.compression, self.types]
         if not all(file.mark for file in unit.marks):
-            told.append(self.token)  # nothing would tell that such a file has changed
+            given.append(self.token)  # nothing would tell that such a file has changed
         versions = [jaxrank.__version__, FORMAT_VERSION, _ENCODING]
-        return unit.fingerprint(told, self.on_error, key, versions, *rest)
+        return unit.fingerprint(given, self.on_error, key, versions, *rest)
 
     @property
     def conceal(self) -> Conceal | None:
@@ -169,7 +169,7 @@ def read_lessons(work: Work, unit: Unit) -> Findings:
 # What was learned, for the processes that encode.
 
 
-def told(learned: Learned) -> str:
+def learned_to_json(learned: Learned) -> str:
     """What was learned but the values of vocabularies, which lie in the store, as JSON."""
     tree = {
         "transforms": {name: list(pair) for name, pair in learned.transforms.items()},
@@ -182,8 +182,8 @@ def told(learned: Learned) -> str:
 
 
 @functools.lru_cache(maxsize=2)
-def _read_learned(directory: str, told: str) -> Learned:
-    tree = json.loads(told)
+def _read_learned(directory: str, text: str) -> Learned:
+    tree = json.loads(text)
     path = files.path_of(directory) / "vocabulary"
     vocabularies = {}
     for name in tree["vocabularies"]:
