@@ -18,7 +18,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from jaxrank.errors import InputError
+from jaxrank.errors import InputError, check_choice
 
 
 def default() -> ConfigDict:
@@ -413,11 +413,3 @@ def differences(old: Any, new: Any, name: str = "") -> list[str]:
             lines = [f"{name}: patterns in the order {', '.join(old)}, now {', '.join(new)}"]
         return lines
     return [] if old == new else [f"{name}: {json.dumps(old)}, now {json.dumps(new)}"]
-
-
-def check_choice(field: str, value: str, allowed: tuple[str, ...]) -> None:
-    """Raises InputError unless `value` is one of `allowed`, naming the nearest."""
-    if value not in allowed:
-        near = difflib.get_close_matches(str(value), allowed, 1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise InputError(f"{field} must be one of {', '.join(allowed)}: found {value!r}.{hint}")

@@ -1,5 +1,8 @@
 """The ways a run ends early through no fault of the code."""
 
+import difflib
+from collections.abc import Iterable
+
 
 class InputError(ValueError):
     """What the user gave cannot be used: a file, a row, a config field, a flag.
@@ -33,3 +36,14 @@ class StoppedError(RuntimeError):
     def __init__(self, text: str, number: int):
         super().__init__(text)
         self.exit_status = 128 + number
+
+
+def check_choice(field: str, value: object, allowed: Iterable[str]) -> None:
+    """Raises InputError unless `value` is one of `allowed`, naming the nearest."""
+    choices = list(allowed)
+    if value not in choices:
+        near = difflib.get_close_matches(str(value), choices, 1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise InputError(
+            f"{field} must be one of {', '.join(map(repr, choices))}: found {value!r}.{hint}"
+        )

@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from jaxrank.config import check_choice
+from jaxrank.errors import check_choice
 from jaxrank.features import Task
 
 # By kind of task; the first is watched where the config names none. Lower is better but for AUC.

@@ -11,7 +11,7 @@ import jax
 import optax
 
 from jaxrank import patterns
-from jaxrank.errors import InputError
+from jaxrank.errors import InputError, check_choice
 
 Schedule = Callable[[Any], Any]  # of an integer, traced or not, to a float
 Optimizer: TypeAlias = optax.GradientTransformation
@@ -64,8 +64,8 @@ def schedule(
         Goyal et al., Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour, 2017, for
         linear scaling and gradual warm-up.
     """
-    _one_of("scaling", scaling, SCALINGS)
-    _one_of("decay", decay, DECAYS)
+    check_choice("scaling", scaling, SCALINGS)
+    check_choice("decay", decay, DECAYS)
     _at_least("batch_size", batch_size, 1)
     _at_least("num_steps", num_steps, 1)
     _at_least("base_batch", base_batch, 1)
@@ -163,7 +163,7 @@ def dense_optimizer(
     Raises:
         InputError: naming the field, what is allowed and what was found.
     """
-    _one_of("name", name, OPTIMIZERS)
+    check_choice("name", name, OPTIMIZERS)
     _at_least("clip_norm", clip_norm, 0)
     _at_least("weight_decay", weight_decay, 0)
     make = OPTIMIZERS[name]
@@ -227,11 +227,6 @@ def _scale_by_name(factors: Mapping[str, float]) -> optax.GradientTransformation
 def is_schedule(node: Any) -> bool:
     """Whether a node of an optimizer's state is the place in the schedule of its rate."""
     return isinstance(node, optax.ScaleByScheduleState)
-
-
-def _one_of(field: str, value: str, allowed: Any) -> None:
-    if value not in allowed:
-        raise InputError(f"{field} must be one of {', '.join(allowed)}: got {value!r}.")
 
 
 def _at_least(field: str, value: float, least: int) -> None:

@@ -448,7 +448,7 @@ def test_list_column_of_another_type(tmp_path):
         ),
         (
             dict(ids=[dict(columns="user", encoding="hashed")]),
-            ["features.ids[0].encoding: must be one of", "found 'hashed'"],
+            ["features.ids[0].encoding must be one of", "found 'hashed'"],
         ),
         (
             dict(ids=[dict(columns="user", encoding="hash", rows=2)]),
@@ -456,7 +456,7 @@ def test_list_column_of_another_type(tmp_path):
         ),
         (
             dict(ids=[IDS[0] | dict(on_bad_id="zero")]),
-            ["ids[0].on_bad_id: must be one of 'error', 'oov', 'hash', 'clip': found 'zero'"],
+            ["ids[0].on_bad_id must be one of 'error', 'oov', 'hash', 'clip': found 'zero'"],
         ),
         (
             dict(ids=[IDS[0] | dict(on_bad_id="oov")]),
@@ -489,7 +489,7 @@ def test_list_column_of_another_type(tmp_path):
         ),
         (
             dict(lists=[LISTS[0] | dict(combiner="max")]),
-            ["lists[0].combiner: must be one of 'sum', 'mean', 'sqrtn', 'none': found 'max'"],
+            ["lists[0].combiner must be one of 'sum', 'mean', 'sqrtn', 'none': found 'max'"],
         ),
         (
             dict(ids=IDS, lists=[dict(columns="tags", table="user", min_count=3)]),

@@ -358,7 +358,7 @@ def test_patience_without_evaluations_is_refused(store, field):
     [
         ({"data__order": "shuffled"}, r"data\.valid = 'next_day' must have data\.order = 'days'"),
         ({"eval__every_steps": 4}, r"eval\.every_steps = 0.*found 'days' and 4"),
-        ({"data__order": "day"}, r"data\.order must be one of shuffled, days: found 'day'"),
+        ({"data__order": "day"}, r"data\.order must be one of 'shuffled', 'days': found 'day'"),
         ({"num_epochs": 0.0, "num_steps": 54}, r"num_steps must be at most 52"),
         ({"num_epochs": 2.0}, r"num_steps must be at most 52.*got 100 steps"),
         ({"data__train": "train/2024-06-01"}, r"2024-06-01"),

@@ -310,7 +310,7 @@ def test_what_only_a_binary_task_can_have_is_refused(kind, change, named):
 
 
 def test_an_unknown_kind_is_refused():
-    with pytest.raises(InputError, match="kind: must be one of 'binary', 'real', 'count': found"):
+    with pytest.raises(InputError, match="kind must be one of 'binary', 'real', 'count': found"):
         FeatureSpec.from_config(dict(tasks=[dict(name="y", label="y", kind="ordinal")]))
 
 

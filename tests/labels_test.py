@@ -427,7 +427,7 @@ def test_features_of_one_table_may_be_hashed_with_salts_of_their_own():
         ),
         (
             dict(tasks=[CLICK | dict(negative_correction="both")]),
-            r"negative_correction: must be one of 'weight', 'shift': found 'both'",
+            r"negative_correction must be one of 'weight', 'shift': found 'both'",
         ),
         (dict(ids=[dict(columns="x", encoding="bucket")]), r"buckets: must be from 2 to 65536"),
         (
@@ -458,7 +458,7 @@ def test_features_of_one_table_may_be_hashed_with_salts_of_their_own():
         ),
         (
             dict(lists=[dict(columns="x", encoding="bucket")]),
-            r"lists\[0\].encoding: must be one of 'vocabulary', 'hash', 'integer': found 'bucket'",
+            r"lists\[0\].encoding must be one of 'vocabulary', 'hash', 'integer': found 'bucket'",
         ),
     ],
 )

@@ -75,9 +75,9 @@ def test_a_run_shorter_than_its_warm_up_stays_in_it():
     [
         (
             dict(scaling="cubic"),
-            "scaling must be one of none, sqrt, linear, sqrt_linear: got 'cubic'",
+            "scaling must be one of 'none', 'sqrt', 'linear', 'sqrt_linear': found 'cubic'",
         ),
-        (dict(decay="step"), "decay must be one of constant, .*: got 'step'"),
+        (dict(decay="step"), "decay must be one of 'constant', .*: found 'step'"),
         (dict(batch_size=0), "batch_size must be at least 1: got 0"),
         (dict(num_steps=0), "num_steps must be at least 1: got 0"),
         (dict(base_rate=-0.1), "base_rate must be at least 0: got -0.1"),
@@ -203,7 +203,7 @@ def of_optax(name):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (dict(name="adma"), "name must be one of sgd, momentum, adagrad, adam, adamw: got 'adma'"),
+        (dict(name="adma"), "name must be one of 'sgd', 'momentum', 'adagrad', 'adam', 'adamw': found 'adma'. Did you mean 'adam'"),
         (dict(name="adam", momentum=0.9), "adam has only the fields b1, b2, eps .*: got momentum"),
         (dict(name="sgd", momentum=0.9), "sgd has no fields of its own: got momentum"),
         (dict(name="adam", eps=-1e-8), "eps must be at least 0: got -1e-08"),

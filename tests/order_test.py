@@ -261,7 +261,7 @@ def test_days_of_a_split_without_days_are_refused(store, tmp_path):
         InputError, match=r"data\.order: 'days' must have .* by day: .*train is not"
     ):
         _train(alone)
-    with pytest.raises(InputError, match=r"data\.order: must be one of .*: found 'day'"):
+    with pytest.raises(InputError, match=r"data\.order must be one of .*: found 'day'"):
         _train(store, order="day")
 
 

@@ -322,7 +322,7 @@ def test_windows_tile_a_piece_and_do_not_all_change_at_the_same_time():
         ({"list_slack": float("nan")}, r"data\.list_slack: must be 0 or more: found nan"),
         (
             {"on_overflow": "cut"},
-            r"data\.on_overflow: must be one of \('error', 'truncate'\): found 'cut'",
+            r"data\.on_overflow must be one of 'error', 'truncate': found 'cut'",
         ),
     ],
 )

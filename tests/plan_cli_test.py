@@ -288,7 +288,7 @@ def test_the_picture_is_a_png(capsys, tmp_path):
         ),
         (
             ("--topology=v3-8", "--config.embedding.placement=row"),
-            "embedding.placement must be one of auto, rows, replicated: found 'row'",
+            "embedding.placement must be one of 'auto', 'rows', 'replicated': found 'row'",
         ),
         (
             ("--topology=v3-8", "--config.embedding.placements={'x*': 'rows'}"),

@@ -250,7 +250,7 @@ def test_two_kinds_of_one_feature_and_no_features_cannot_be_inferred(tmp_path):
     [
         (
             {"i": "int32"},
-            r"source\.columns\['i'\]: must be one of bytes.*list<int64>: found 'int32'",
+            r"source\.columns\['i'\] must be one of 'bytes'.*'list<int64>'.*: found 'int32'",
         ),
         ({}, r"source\.columns: must be a dict of features and their types: found \{\}"),
         (["i"], r"source\.columns: must be a dict"),

@@ -21,11 +21,12 @@ from jaxrank.data.order import Order
 from jaxrank.data.store import Split
 from jaxrank.data.streams import EvaluationSource, Reader, Shard, TrainSource
 from jaxrank.data.workers import WorkerCalls
-from jaxrank.errors import InputError
+from jaxrank.errors import InputError, check_choice
 from jaxrank.features import MAX_GROUP, Batch
 from jaxrank.layout import Layout
 
 ORDERS = ("shuffled", "days")
+OVERFLOWS = ("error", "truncate")
 _EVALUATION_BLOCKS = 8  # kept for the next batch; they are memory maps
 
 
@@ -131,9 +132,8 @@ class TrainBatches:
             ("data.list_slack", list_slack, 0),
         ):
             _require(field, value, value >= least, f"{least} or more")
-        overflows = ("error", "truncate")
-        _require("data.on_overflow", on_overflow, on_overflow in overflows, f"one of {overflows}")
-        _require("data.order", order, order in ORDERS, f"one of {ORDERS}")
+        check_choice("data.on_overflow", on_overflow, OVERFLOWS)
+        check_choice("data.order", order, ORDERS)
         if order == "days" and not split.days:
             raise InputError(
                 f"data.order: 'days' must have a split that is stored by day: {split.path} is not."

@@ -24,6 +24,7 @@ from jaxrank.data.learn import (
     looks_at_last_event,
 )
 from jaxrank.data.parquet import ParquetSource
+from jaxrank.data.rejects import POLICIES
 from jaxrank.data.resolve import build_schema, ordered_as, resolve
 from jaxrank.data.runners import Local, Runner
 from jaxrank.data.sources import Source, make_source
@@ -33,7 +34,7 @@ from jaxrank.data.store import Store, StoreSpec, open_store
 from jaxrank.data.store_writer import COMPRESSIONS, SCRATCH, StoreWriter
 from jaxrank.data.units import units_of
 from jaxrank.data.work import Work
-from jaxrank.errors import InputError, RunError
+from jaxrank.errors import InputError, RunError, check_choice
 
 TRAIN = "train"  # the split that everything is learned from
 _LITTLE = 64 << 20  # bytes of raw data, whose preparation is not worth going on with
@@ -83,11 +84,8 @@ def prepare(
     """
     if block_size < 1:
         raise InputError(f"block_size: must be 1 or more: found {block_size}.")
-    if compression not in COMPRESSIONS:
-        raise InputError(
-            f"data.compression: must be one of {', '.join(map(repr, COMPRESSIONS))}: found"
-            f" {compression!r}."
-        )
+    check_choice("data.compression", compression, COMPRESSIONS)
+    check_choice("--on-error", on_error, POLICIES)
     spec = FeatureSpec.from_config(features)
     unread: frozenset[str] = frozenset()
     if unlabelled:

@@ -7,7 +7,7 @@ import typing
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from jaxrank.errors import InputError
+from jaxrank.errors import InputError, check_choice
 
 Entry = TypeVar("Entry")
 
@@ -48,10 +48,8 @@ def parse(cls: type[Entry], section: Any, where: str) -> Entry:
             place = f"{where}.{field.name}"
             value = _value(types[field.name], section[field.name], place)
             choices = field.metadata.get("choices")
-            if choices and value not in choices:
-                raise InputError(
-                    f"{place}: must be one of {', '.join(map(repr, choices))}: found {value!r}."
-                )
+            if choices:
+                check_choice(place, value, choices)
             values[field.name] = value
         elif field.default is dataclasses.MISSING:
             raise InputError(f"{where}: must have a field {field.name!r}: found {sorted(section)}.")

@@ -16,7 +16,7 @@ from jaxrank.data.rejects import Rejects
 from jaxrank.data.section import check_keys
 from jaxrank.data.text import TextSource
 from jaxrank.data.tfrecord import TFRecordSource
-from jaxrank.errors import InputError
+from jaxrank.errors import InputError, check_choice
 
 _MOST_NULLS, _LONGEST_NULL = 64, 64
 _KINDS = ("criteo", "csv", "parquet", "synthetic", "tfrecord")
@@ -70,8 +70,7 @@ def make_source(source: Mapping[str, Any], used: Collection[str] = ()) -> Source
     """
     rest = dict(source)
     kind = rest.pop("kind", None)
-    if kind not in _KINDS:
-        raise InputError(f"source.kind: must be one of {', '.join(_KINDS)}: found {kind!r}.")
+    check_choice("source.kind", kind, _KINDS)
     if kind == "synthetic":
         from jaxrank.data import synthetic  # only where it is asked for
 

@@ -20,7 +20,7 @@ from jaxrank.data.example_columns import Bad, columns_of
 from jaxrank.data.rejects import Rejects
 from jaxrank.data.text import empty_file
 from jaxrank.data.tf_example import COLUMN_TYPES, ColumnType
-from jaxrank.errors import InputError
+from jaxrank.errors import InputError, check_choice
 
 _RECORDS_PER_CHUNK = 8192
 _BYTES_PER_CHUNK = 16 << 20
@@ -126,11 +126,7 @@ def _checked(columns: Any) -> dict[str, ColumnType]:
             f"source.columns: must be a dict of features and their types: found {columns!r}."
         )
     for name, text in columns.items():
-        if text not in COLUMN_TYPES:
-            raise InputError(
-                f"source.columns[{name!r}]: must be one of {', '.join(COLUMN_TYPES)}:"
-                f" found {text!r}."
-            )
+        check_choice(f"source.columns[{name!r}]", text, COLUMN_TYPES)
     return {name: ColumnType.parse(text) for name, text in columns.items()}
 
 

@@ -18,7 +18,7 @@ from jaxrank.data.traffic import TableReads, Traffic
 from jaxrank.embedding.by_line import ByLine
 from jaxrank.embedding.frequency import chance, falling
 from jaxrank.embedding.storage import storage
-from jaxrank.errors import InputError
+from jaxrank.errors import check_choice
 from jaxrank.features import RESERVED_ROWS, Schema, Table
 from jaxrank.layout import Hot, Layout, stack_name
 from jaxrank.patterns import matched
@@ -100,11 +100,7 @@ def placements(names: Sequence[str], default: str, patterns: Mapping[str, str]) 
     """
     asked = matched("embedding.placements", "table", names, patterns)
     for name, placement in asked.items():
-        if placement not in PLACEMENTS:
-            raise InputError(
-                f"embedding.placements: that of {name} must be one of {', '.join(PLACEMENTS)}:"
-                f" found {placement!r}."
-            )
+        check_choice(f"embedding.placements: that of {name}", placement, PLACEMENTS)
     return dict.fromkeys(names, default) | asked
 
 

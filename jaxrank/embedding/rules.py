@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrank.embedding import native_rows
-from jaxrank.errors import InputError
+from jaxrank.errors import InputError, check_choice
 
 Slots = dict[str, jax.Array]
 
@@ -161,8 +161,7 @@ def make_rule(name: str, **settings: Any) -> Rule:
     Raises:
         InputError: no such rule, or it has no such setting.
     """
-    if name not in RULES:
-        raise InputError(f"optim.tables.name must be one of {sorted(RULES)}: found {name!r}.")
+    check_choice("optim.tables.name", name, RULES)
     for field, value in settings.items():
         if not isinstance(value, int | float) or value < 0:
             raise InputError(

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from jaxrank.errors import InputError
+from jaxrank.errors import InputError, check_choice
 from jaxrank.models.products import PRECISIONS
 from jaxrank.models.ranker import CROSSES, MULTITASKS, STRUCTURES, Ranker
 from jaxrank.models.tower import ACTIVATIONS, NORMS
@@ -57,8 +57,8 @@ def check(tasks: int, config: Mapping[str, Any]) -> dict[str, Any]:
 def _checked(field: str, value: Any, tasks: int) -> Any:
     if field not in _FIELDS:
         raise InputError(f"a model has only the fields {', '.join(sorted(_FIELDS))}: got {field}.")
-    if field in _CHOICES and value not in _CHOICES[field]:
-        raise InputError(f"model.{field} must be one of {_CHOICES[field]}: got {value!r}.")
+    if field in _CHOICES:
+        check_choice(f"model.{field}", value, _CHOICES[field])
     if field in _NUMBERS and not (_whole(value) and value >= 1):
         hint = " For no cross network set model.cross to 'none'." if field == "cross_layers" else ""
         raise InputError(f"model.{field} must be a whole number, at least 1: got {value!r}.{hint}")
