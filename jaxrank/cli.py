@@ -333,7 +333,7 @@ def main() -> NoReturn:
     if sys.argv[1:2] and sys.argv[1] in ("train", "evaluate", "predict", "bench"):
         huge_pages.ensure()
         threads.ensure_several()
-    faulthandler.enable()  # tells where a signal such as SIGBUS, of a failing disk, ended it
+    faulthandler.enable(2)  # tells where a signal such as SIGBUS, of a failing disk, ended it
     status, interrupted = 0, False
     try:
         with signals.end_at_second():

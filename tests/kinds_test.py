@@ -192,10 +192,8 @@ def test_sums_over_batches_give_the_metrics_of_all_examples():
         batch_sums(outputs[p], labels[p], weights[p], KINDS)
         for p in (slice(0, 700), slice(700, 2900), slice(2900, None))
     ]
-    on_devices = metrics.merge(metrics.merge(*parts[:2]), parts[2])
-    on_host = metrics.merge(
-        metrics.to_host(parts[2]), metrics.merge(*map(metrics.to_host, parts[:2]))
-    )
+    on_devices = jax.tree.map(lambda *sums: sum(sums), *parts)
+    on_host = jax.tree.map(lambda *sums: sum(sums), *map(metrics.to_host, parts))
     for sums in (on_devices, on_host, batch_sums(outputs, labels, weights, KINDS)):
         found = metrics.from_sums(sums, KINDS)
         for i, kind in enumerate(KINDS):

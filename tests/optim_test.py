@@ -203,7 +203,11 @@ def of_optax(name):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (dict(name="adma"), "name must be one of 'sgd', 'momentum', 'adagrad', 'adam', 'adamw': found 'adma'. Did you mean 'adam'"),
+        (
+            dict(name="adma"),
+            "name must be one of 'sgd', 'momentum', 'adagrad', 'adam', 'adamw': found 'adma'."
+            " Did you mean 'adam'",
+        ),
         (dict(name="adam", momentum=0.9), "adam has only the fields b1, b2, eps .*: got momentum"),
         (dict(name="sgd", momentum=0.9), "sgd has no fields of its own: got momentum"),
         (dict(name="adam", eps=-1e-8), "eps must be at least 0: got -1e-08"),

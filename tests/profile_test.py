@@ -211,7 +211,7 @@ def test_the_devices_are_waited_for_before_a_trace_starts_and_before_it_stops(
     job = SimpleNamespace(
         directory=tmp_path,
         config=SimpleNamespace(steps_per_call=5),
-        plan=SimpleNamespace(num_steps=20),
+        timetable=SimpleNamespace(num_steps=20),
     )
     steps = profile.parse("6:10")
     with profile.Profile(steps, job, 0, lambda: pauses.append(1), str) as profiler:
