@@ -6,6 +6,7 @@ from ml_collections import ConfigDict
 
 from jaxrank import config
 from jaxrank.errors import InputError
+from jaxrank.models.ranker import Ranker
 from jaxrank.patterns import matched
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
@@ -143,3 +144,8 @@ def test_of_several_patterns_the_last_one_counts_whatever_their_names():
         }
         dims = config.to_plain(found.embedding.dims)
         assert matched("embedding.dims", "table", ["user", "ad"], dims) == {"user": 4, "ad": 4}
+
+
+def test_a_model_has_the_defaults_of_the_config_where_a_program_gives_none():
+    fields = dict(config.default().model) | {"parents": ()}  # tasks by name there, here by index
+    assert {name: getattr(Ranker, name) for name in fields} == fields

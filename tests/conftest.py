@@ -1,5 +1,6 @@
 """Eight CPU devices and no silent broadcasting, for the whole suite."""
 
+import gc
 import os
 from pathlib import Path
 
@@ -32,6 +33,9 @@ SHARED_DATA = ROOT.parent / "shared" / "data"
 
 
 assert jax.device_count() == 8
+# What is imported is no garbage, and to look at all the rest takes half a second each time.
+gc.freeze()
+gc.set_threshold(700, 10, 100)
 os.environ["XLA_FLAGS"] = XLA_FLAGS
 
 
@@ -49,6 +53,13 @@ def store(tmp_path_factory):
     path, c = tmp_path_factory.mktemp("data") / "store", tiny.config()
     prepare(c.features.to_dict(), c.source.to_dict(), path, block_size=512, report=lambda _: None)
     return path
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _forget_programs():
+    """Those of a module that is done take a third of a worker's memory, and none comes again."""
+    yield
+    jax.clear_caches()
 
 
 def pytest_collection_modifyitems(items):

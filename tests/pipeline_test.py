@@ -606,11 +606,12 @@ _ENDS = """
                 next(batches)
             assert all((b.ids["dim8"] == ids).all() for b, ids in zip(held, kept))
         if end == "left after the death of a worker":
-            os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
+            os.kill(multiprocessing.active_children()[0].pid, signal.SIGBUS)
             try:
                 for _ in range(100):
                     next(batches)
-            except RunError:
+            except RunError as error:
+                assert "code -7: a file that it reads was cut short" in str(error)
                 where = batches.position
             alone = TrainBatches(store.split("train"), lay, **settings | {"num_workers": 0})
             alone.seek(where)

@@ -68,7 +68,7 @@ class Ranker(nn.Module):
     cross_rank: int = 64
     cross_experts: int = 4
     bottom_hidden: tuple[int, ...] = (128,)
-    hidden: tuple[int, ...] = (400, 400)
+    hidden: tuple[int, ...] = (256, 128)
     activation: str = "relu"
     norm: str = "none"
     dropout: float = 0.0

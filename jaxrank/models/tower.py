@@ -135,7 +135,7 @@ class Tower(nn.Module):
         see `StackedDense` for which of them reads what. 0: one tower, with plain parameters.
     """
 
-    hidden: tuple[int, ...] = (400, 400)
+    hidden: tuple[int, ...] = (256, 128)
     activation: str = "relu"
     norm: str = "none"
     dropout: float = 0.0
