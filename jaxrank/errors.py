@@ -1,4 +1,4 @@
-"""The ways a run ends early through no fault of the code."""
+"""The ways a run ends early through no fault of the code, and the check of a choice."""
 
 import difflib
 from collections.abc import Iterable
