@@ -26,7 +26,8 @@ from jaxrank.data import costs
 from jaxrank.data.store import Split
 from jaxrank.errors import InputError
 from jaxrank.feed import AHEAD, Feed
-from jaxrank.job import Job, Report
+from jaxrank.job import Job
+from jaxrank.report import Report
 from jaxrank.step import TrainState
 
 _COMPILED = 2  # calls after which a program is compiled and its arrays are where they stay

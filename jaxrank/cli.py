@@ -150,7 +150,8 @@ def _plan(args: argparse.Namespace, config: "ConfigDict", report: Callable) -> d
     from jaxrank import plan_report
     from jaxrank.plan import plan
     from jaxrank.plan_case import Machine
-    from jaxrank.topology import parse_bytes, topology
+    from jaxrank.report import parse_bytes
+    from jaxrank.topology import topology
 
     if (args.devices is None) == (not args.topology):
         raise InputError(

@@ -4,7 +4,7 @@ there."""
 import math
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -16,12 +16,11 @@ from jaxrank.errors import InputError
 from jaxrank.feed import AHEAD
 from jaxrank.plan_case import Data, Machine, Maker
 from jaxrank.program import BatchShape, Program, check_batch, make_trainee
+from jaxrank.report import Report
 from jaxrank.scaling import StepTime, grown, step_time
 from jaxrank.step import weights_of
 from jaxrank.timetable import make_timetable
 from jaxrank.topology import Topology, topology
-
-Report = Callable[[str], None]
 
 # A part of a table that is smaller may be taken whole through the fast memory of a core.
 _FAST_MEMORY = 128 * 2**20

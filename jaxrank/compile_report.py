@@ -5,8 +5,8 @@ from typing import Any
 
 from jaxrank.compile import Compiled
 from jaxrank.pictures import draw_scaling
+from jaxrank.report import format_bytes
 from jaxrank.scaling import PUBLISHED, StepTime, efficiency, speedup
-from jaxrank.topology import format_bytes
 
 _COLUMNS = (
     ("slice", lambda c: c.topology.name),

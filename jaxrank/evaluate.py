@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from jaxrank import metrics, processes, slices
-from jaxrank.data.block import Block, slice_block
+from jaxrank.data.examples import Examples, cut
 from jaxrank.data.files import is_local
 from jaxrank.data.pipeline import EvaluationBatches
 from jaxrank.data.store import Split, Store
@@ -251,7 +251,7 @@ def predict(
 
 
 def _write(
-    found: Iterator[Scored], stored: Iterator[list[Block]], tasks: Sequence[Task], output: Path
+    found: Iterator[Scored], stored: Iterator[list[Examples]], tasks: Sequence[Task], output: Path
 ) -> int:
     partial = output.with_name(f".{output.name}.partial")
     sink = None
@@ -274,15 +274,15 @@ def _write(
     return rows
 
 
-def _rebatched(blocks: Iterator[Block], size: int) -> Iterator[list[Block]]:
+def _rebatched(blocks: Iterator[Examples], size: int) -> Iterator[list[Examples]]:
     """The same examples in runs of `size`, each as a list of pieces."""
-    pieces: list[Block] = []
+    pieces: list[Examples] = []
     wanted = size
     for block in blocks:
         at = 0
         while at < block.rows:
             taken = min(wanted, block.rows - at)
-            pieces.append(slice_block(block, at, at + taken))
+            pieces.append(cut(block, at, at + taken))
             at += taken
             wanted -= taken
             if not wanted:
@@ -292,8 +292,9 @@ def _rebatched(blocks: Iterator[Block], size: int) -> Iterator[list[Block]]:
         yield pieces
 
 
-def _predictions(scored: Scored, pieces: list[Block], tasks: Sequence[Task]) -> pa.Table:
-    kept = pa.Table.from_batches([p.kept for p in pieces]) if pieces[0].kept.num_columns else None
+def _predictions(scored: Scored, pieces: list[Examples], tasks: Sequence[Task]) -> pa.Table:
+    batches = [p.kept for p in pieces if p.kept is not None]
+    kept = pa.Table.from_batches(batches) if batches else None
     columns = {} if kept is None else {name: kept[name] for name in kept.schema.names}
     labels = np.concatenate([p.labels for p in pieces])
     is_weighted = pieces[0].weights is not None or pieces[0].shifts is not None

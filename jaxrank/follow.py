@@ -3,13 +3,13 @@
 import contextlib
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxrank import evaluate as evaluation
 from jaxrank import processes, workdir
 from jaxrank.errors import InputError
+from jaxrank.report import Report
 from jaxrank.restore import Opened, open_run
 from jaxrank.summary import by_name, in_short
 from jaxrank.writers import open_writer
@@ -36,7 +36,7 @@ def follow(
     split: str = "",
     batch_size: int = 0,
     every_seconds: float = 10.0,
-    report: Callable[[str], None] = print,
+    report: Report = print,
 ) -> Followed:
     """Scores the checkpoints of the run in `directory`, each once, until the run has finished.
 

@@ -23,12 +23,10 @@ from jaxrank.features import Schema
 from jaxrank.layout import Hot, Layout
 from jaxrank.monitor import Monitor, make_monitor
 from jaxrank.program import BatchShape, Program, check_batch, check_settings, make_trainee
+from jaxrank.report import Report, format_bytes
 from jaxrank.spikes import Spikes
 from jaxrank.step import TrainState, model_inputs
 from jaxrank.timetable import NEXT_DAY, Timetable, make_timetable
-from jaxrank.topology import format_bytes
-
-Report = Callable[[str], None]
 
 # Smaller groups of packed lists leave most of their room empty.
 _SMALL_GROUP = 32

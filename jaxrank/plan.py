@@ -1,7 +1,7 @@
 """Where the tables of a config lie on a machine that need not be there, and what that costs."""
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from ml_collections import ConfigDict
@@ -14,10 +14,8 @@ from jaxrank.data.store import is_store
 from jaxrank.embedding.replay import Replay, replay
 from jaxrank.errors import InputError
 from jaxrank.plan_case import Case, Data, Machine, Maker
-from jaxrank.topology import format_bytes
+from jaxrank.report import Report, format_bytes
 from jaxrank.workdir import directory, with_store_of_run
-
-Report = Callable[[str], None]
 
 # A higher imbalance than this is worth a warning: steps wait for the busiest device.
 MOST_IMBALANCE = 1.05

@@ -5,7 +5,7 @@ from typing import Any
 from jaxrank import pictures
 from jaxrank.embedding.planner import TablePlan
 from jaxrank.plan import MOST_IMBALANCE, Planned
-from jaxrank.topology import format_bytes
+from jaxrank.report import format_bytes
 
 _MOST_TABLES_TOLD = 60
 

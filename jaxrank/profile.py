@@ -16,7 +16,8 @@ import jax
 
 from jaxrank import processes
 from jaxrank.errors import InputError, RunError
-from jaxrank.job import Job, Report
+from jaxrank.job import Job
+from jaxrank.report import Report
 
 
 class Steps(NamedTuple):

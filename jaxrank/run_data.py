@@ -1,6 +1,6 @@
 """The data of a run: prepared first if need be, or read as it is."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from jaxrank.config import differences, to_plain
 from jaxrank.data import direct, prepare, spec
 from jaxrank.data.store import Store, is_store, no_split, open_store
 from jaxrank.errors import InputError
+from jaxrank.report import Report
 from jaxrank.timetable import NEXT_DAY
 
 
@@ -30,7 +31,7 @@ def opened(config: ConfigDict, directory: str | Path) -> Store:
     return open_store(place(config, directory))
 
 
-def prepared(config: ConfigDict, directory: Path, report: Callable[[str], None]) -> Store:
+def prepared(config: ConfigDict, directory: Path, report: Report) -> Store:
     """The data of a run; process 0 prepares it if the config says how and it is not there.
 
     Raises:
@@ -72,7 +73,7 @@ def _check_source(store: Store, config: ConfigDict) -> None:
         )
 
 
-def _prepare(config: ConfigDict, path: str, report: Callable[[str], None]) -> None:
+def _prepare(config: ConfigDict, path: str, report: Report) -> None:
     if not to_plain(config.source):
         raise InputError(f"data.store: no store at {path}, and config.source does not say how.")
     section, source = to_plain(config.features), to_plain(config.source)

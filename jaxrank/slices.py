@@ -46,7 +46,7 @@ def groups_of(split: Split, column: str) -> Groups:
     Raises:
         InputError: it is not there, is not of single values, or has more than MOST of them.
     """
-    kept = [b.kept for b in split.blocks()]
+    kept = [b.kept for b in split.blocks() if b.kept is not None]
     names = kept[0].schema.names if kept else []
     if column in names:
         coded = _coded([batch.column(column) for batch in kept], column)

@@ -1,5 +1,4 @@
-"""TPU slices and GPUs by the names that users know them by, and sizes of memory as people write
-them."""
+"""TPU slices and GPUs by the names that users know them by."""
 
 import os
 import re
@@ -41,10 +40,6 @@ GENERATIONS = {
 }
 _FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 _ALIASES = {"v5litepod": "v5e"}
-
-_BINARY = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
-_DECIMAL = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-_UNITS = {"": 1, "B": 1} | _BINARY | _DECIMAL
 
 
 class Topology(NamedTuple):
@@ -136,28 +131,3 @@ def sides(topology: Topology) -> tuple[int, ...]:
     found = sorted(2 ** ((bits + i) // axes) for i in range(axes))
     # A host has four chips in one plane.
     return tuple(reversed(found) if axes == 3 and topology.chips < 8 else found)
-
-
-def parse_bytes(text: str) -> int:
-    """ "16GiB", "80GB", "1.5 TiB" or a number of bytes -> bytes.
-
-    Raises:
-        InputError: it is none of these, or not above 0.
-    """
-    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]*)?)\s*([A-Za-z]*)\s*", text)
-    units = {unit.lower(): size for unit, size in _UNITS.items()}
-    if match is None or match[2].lower() not in units or not float(match[1]):
-        raise InputError(
-            "--memory must be a number of bytes above 0, or one with a unit of"
-            f" {', '.join((*_BINARY, *_DECIMAL))}, as in 16GiB: found {text!r}."
-        )
-    return int(float(match[1]) * units[match[2].lower()])
-
-
-def format_bytes(count: float) -> str:
-    """Bytes for people: "1.50 GiB"."""
-    size, unit = float(count), "B"
-    for unit_name, factor in _BINARY.items():
-        if abs(count) >= factor:
-            size, unit = count / factor, unit_name
-    return f"{size:,.0f} {unit}" if unit == "B" else f"{size:,.2f} {unit}"

@@ -17,9 +17,10 @@ from jaxrank.errors import RunError, StoppedError
 from jaxrank.features import Batch
 from jaxrank.feed import Feed
 from jaxrank.hang import HangWatch
-from jaxrank.job import Job, Report
+from jaxrank.job import Job
 from jaxrank.profile import Profile
 from jaxrank.recorder import Recorder
+from jaxrank.report import Report
 from jaxrank.step import TrainState, weights_of
 from jaxrank.stop import Stop
 from jaxrank.summary import Result, by_name, in_short

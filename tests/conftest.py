@@ -35,7 +35,7 @@ SHARED_DATA = ROOT.parent / "shared" / "data"
 assert jax.device_count() == 8
 # What is imported is no garbage, and to look at all the rest takes half a second each time.
 gc.freeze()
-gc.set_threshold(700, 10, 100)
+gc.set_threshold(200_000, 50, 1000)
 os.environ["XLA_FLAGS"] = XLA_FLAGS
 
 

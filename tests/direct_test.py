@@ -1,5 +1,6 @@
 """Training straight from Parquet gives what training from a prepared store gives."""
 
+import dataclasses
 import os
 import pickle
 import random
@@ -10,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from jaxrank.data import direct
-from jaxrank.data.block import concatenate
 from jaxrank.data.direct import open_direct
+from jaxrank.data.examples import join
 from jaxrank.data.pipeline import EvaluationBatches, TrainBatches
 from jaxrank.data.prepare import prepare
 from jaxrank.errors import InputError
@@ -129,9 +130,10 @@ def test_blocks_and_schema_are_those_of_a_prepared_store(data):
         assert split.block_rows.tolist() == expected.block_rows.tolist()
         for block, other in zip(split.blocks(), expected.blocks(), strict=True):
             assert block.kept.equals(other.kept)
-            for field in block._fields:
-                if field != "kept":
-                    np.testing.assert_array_equal(getattr(block, field), getattr(other, field))
+            for field in dataclasses.fields(block):
+                if field.name != "kept":
+                    found, wanted = (getattr(b, field.name) for b in (block, other))
+                    np.testing.assert_array_equal(found, wanted)
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
@@ -171,7 +173,7 @@ def test_list_lengths_are_exact_and_read_when_they_are_asked_for(data, monkeypat
     )
     found = split.statistics
     assert {name for columns in read for name in columns} == {"tags", "seen"}
-    lengths = concatenate(list(split.blocks())).list_lengths.astype(int)
+    lengths = join(list(split.blocks())).list_lengths.astype(int)
     sums = [lengths[i : i + MAX_GROUP].sum(axis=0) for i in range(len(lengths))]
     assert found["rows"] == len(lengths) == 9 * _BLOCK + 45
     assert found["list_lengths"]["max_total_per_run"] == np.max(sums, axis=0).tolist()

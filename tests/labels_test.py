@@ -268,9 +268,8 @@ def test_shifts_stay_with_their_examples_from_the_encoder_to_the_batch():
     task = CLICK | dict(negative_rate_column="rate", negative_correction="shift")
     features = dict(tasks=[task], floats=[dict(columns="x")])
     block = encode(columns, **features)
-    halves = [blocks.slice_block(block, 0, 7), blocks.slice_block(block, 7, n)]
-    stored = blocks.from_arrow(blocks.to_arrow(blocks.concatenate(halves)))
-    parts = ex.of_block(stored)
+    halves = [ex.cut(block, 0, 7), ex.cut(block, 7, n)]
+    parts = blocks.from_arrow(blocks.to_arrow(ex.join(halves)))
     order = rng.permutation(n)
     shuffled = ex.permute(ex.join([ex.cut(parts, 0, 3), ex.cut(parts, 3, n)]), order)
     filled = ex.join([shuffled, ex.blank(shuffled, 4)])
@@ -279,7 +278,9 @@ def test_shifts_stay_with_their_examples_from_the_encoder_to_the_batch():
     expected = np.log(np.append(rates[order], np.ones(4)))
     np.testing.assert_allclose(batch.shifts[:, 0], expected, rtol=1e-6)
     np.testing.assert_array_equal(batch.floats[:n, 0], order)
-    plain = Batcher(layout(schema, {}), group=8, capacities={})(filled._replace(shifts=None))
+    plain = Batcher(layout(schema, {}), group=8, capacities={})(
+        dataclasses.replace(filled, shifts=None)
+    )
     assert plain.shifts.shape == (n + 4, 0)
 
 

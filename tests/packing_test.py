@@ -219,23 +219,20 @@ def _drawn(random, schema, n, missing=0.2):
     matrix[random.random(matrix.shape) < missing] = PAD
     lengths = np.stack([random.integers(0, (f.length or 6) + 1, n) for f in schema.lists], axis=1)
     parts = [ids(f.table, c) for row in lengths for f, c in zip(schema.lists, row, strict=True)]
-    ends = np.concatenate([[0], np.cumsum(lengths.sum(axis=1))])
     return Examples(
         floats=np.zeros((n, 0), np.float32),
         ids=matrix,
-        lengths=lengths.astype(np.int32),
-        ends=ends.astype(np.int64),
-        values=np.concatenate(parts),
-        value_weights=None,
+        list_lengths=lengths.astype(np.int32),
+        list_values=np.concatenate(parts),
+        list_weights=None,
         labels=np.zeros((n, 1), np.float32),
-        weights=None,
     )
 
 
 def _places(schema, stack, examples):
     """What `Batch.ids` must hold, id by id."""
     columns = [f.table for f in schema.id_columns]
-    walked = _unpack(examples.lengths, examples.values, None)
+    walked = _unpack(examples.list_lengths, examples.list_values, None)
     rows = []
     for row, lists in zip(examples.ids, walked, strict=True):
         found = [(columns[i], int(row[i])) for i in stack.columns]
@@ -275,7 +272,7 @@ def test_ids_and_sequences_equal_a_loop_over_ids(seed, n, dims, any_hot, missing
     # Sequences are no lists that are packed.
     assert set(batch.lists) == {"dim8"}
     assert batch.dropped.shape == (1, 4)
-    assert (batch.lists["dim8"].ids != PAD).sum() == examples.lengths[:, 0].sum()
+    assert (batch.lists["dim8"].ids != PAD).sum() == examples.list_lengths[:, 0].sum()
 
 
 def test_a_stack_may_have_sequences_only():
@@ -283,8 +280,11 @@ def test_a_stack_may_have_sequences_only():
     schema = dataclasses.replace(schema, ids=(), lists=schema.lists[1:3])
     lay = layout(schema, dict(a=8, b=8, c=16))
     lengths = np.int32([[5, 0], [1, 3]])
-    examples = _drawn(np.random.default_rng(0), _sequence_schema(), 2)._replace(
-        ids=np.zeros((2, 0), np.int32), lengths=lengths, values=np.arange(9, dtype=np.int32)
+    examples = dataclasses.replace(
+        _drawn(np.random.default_rng(0), _sequence_schema(), 2),
+        ids=np.zeros((2, 0), np.int32),
+        list_lengths=lengths,
+        list_values=np.arange(9, dtype=np.int32),
     )
     batch = Batcher(lay, 2, {})(examples)
     assert set(batch.ids) == {"dim8"}
@@ -301,7 +301,8 @@ def test_a_sequence_that_is_longer_than_its_places_is_refused():
     examples = _drawn(np.random.default_rng(0), schema, 8)
     lengths = np.zeros((8, 4), np.int32)
     lengths[6, 2] = 4
-    examples = examples._replace(lengths=lengths, values=np.zeros(4, np.int32))
+    values = np.zeros(4, np.int32)
+    examples = dataclasses.replace(examples, list_lengths=lengths, list_values=values)
     with pytest.raises(
         InputError, match=r"Example 6 .* list 'others' must have at most 3 ids.*: found 4\."
     ):
@@ -367,7 +368,7 @@ def test_no_batch_has_an_id_outside_its_table(times, plus, any_hot, feature, exa
         ids[example, column] = bad
     else:
         values[example * 10 + (4 if feature == "history" else 9)] = bad
-    examples = examples._replace(ids=ids, lengths=lengths, values=values)
+    examples = dataclasses.replace(examples, ids=ids, list_lengths=lengths, list_values=values)
     with pytest.raises(InputError) as error:
         Batcher(lay, 32, {"dim8": 128})(examples)
     assert str(error.value).startswith(

@@ -16,7 +16,7 @@ from conftest import ROOT
 from examples import stack_rows
 from store_blocks import SPEC, write_train
 
-from jaxrank.data.block import Block
+from jaxrank.data.examples import Examples
 from jaxrank.data.order import Order
 from jaxrank.data.pipeline import EvaluationBatches, TrainBatches
 from jaxrank.data.prepare import prepare
@@ -56,7 +56,7 @@ def _block(start, stop):
     lists = [_lists(r) for r in rows]
     values = np.array([v for pair in lists for one in pair for v in one], np.int32)
     weights = [0.5 if i == 0 else 1 for pair in lists for i in (0, 1) for _ in pair[i]]
-    return Block(
+    return Examples(
         floats=np.array([[r, 2 * r] for r in rows], np.float32),
         ids=np.array([[r, *_pair(r)] for r in rows], np.int32),
         list_lengths=np.array([[len(a), len(b)] for a, b in lists], np.int32),
@@ -64,7 +64,6 @@ def _block(start, stop):
         list_weights=np.array(weights, np.float32),
         labels=np.array([_labels(r) for r in rows], np.float32),
         weights=np.array([[1 + r % 3, 2] for r in rows], np.float32),
-        truth=None,
         kept=pa.RecordBatch.from_pydict({"key": pa.array(rows)}),
     )
 

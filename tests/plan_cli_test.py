@@ -10,7 +10,7 @@ import pytest
 import tiny
 from runs import on_store, saved
 
-from jaxrank import budget, cli, job, topology
+from jaxrank import budget, cli, job, report, topology
 from jaxrank import plan as plans
 from jaxrank.config import load
 from jaxrank.embedding import make_rule
@@ -357,9 +357,9 @@ def test_a_program_may_use_of_a_gpu_what_jax_takes_there(monkeypatch):
 
 def test_sizes_of_memory_are_read_as_people_write_them():
     sizes = {"16GiB": 2**34, "80GB": 80 * 10**9, "1.5 TiB": 3 * 2**39, "1000": 1000, "2kb": 2000}
-    assert {text: topology.parse_bytes(text) for text in sizes} == sizes
-    assert topology.format_bytes(3 * 2**29) == "1.50 GiB"
-    assert topology.format_bytes(12) == "12 B"
+    assert {text: report.parse_bytes(text) for text in sizes} == sizes
+    assert report.format_bytes(3 * 2**29) == "1.50 GiB"
+    assert report.format_bytes(12) == "12 B"
 
 
 def power_law(exponent, devices, batches, placement="auto"):

@@ -124,10 +124,10 @@ def test_generated_reads_are_those_of_the_prepared_store(tmp_path):
     assert generated.part_rows.sum() == stored.part_rows.sum() == 6000
     whole = generated.read(0)
     pieces = [stored.read(i) for i in range(len(stored.part_rows))]
-    for name in ("ids", "lengths", "values"):
+    for name in ("ids", "list_lengths", "list_values"):
         expected = np.concatenate([getattr(piece, name) for piece in pieces])
         np.testing.assert_array_equal(getattr(whole, name), expected)
-    assert whole.lengths[:, 1].max() == 3
+    assert whole.list_lengths[:, 1].max() == 3
 
 
 @pytest.mark.parametrize(

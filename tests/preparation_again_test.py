@@ -15,7 +15,7 @@ from preparations import FEATURES, content, counted, files, rows_of, run, write_
 from servers import NoMark, serving
 
 from jaxrank.data import units, work
-from jaxrank.data.block import concatenate
+from jaxrank.data.examples import join
 from jaxrank.data.files import describe
 from jaxrank.data.prepare import prepare
 from jaxrank.data.runners import Local
@@ -194,7 +194,7 @@ def test_a_file_that_a_server_has_anew_is_read_again(tmp_path, small_units, kind
         for name in ("0.csv", "1.csv"):  # as long as before
             write(name, 1, 2_000_000)
         store = run(tmp_path / "store", paths, features, runner=Local(1))
-    assert concatenate(list(store.split("train").blocks())).labels.tolist() == [[1]] * 40
+    assert join(list(store.split("train").blocks())).labels.tolist() == [[1]] * 40
 
 
 @pytest.mark.parametrize("place", ["local", "memory"])

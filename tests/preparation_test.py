@@ -18,7 +18,7 @@ import pytest
 from preparations import FEATURES, TASK, content, files, rows_of, run, write_csv
 
 from jaxrank.data import rejects, text, units, work
-from jaxrank.data.block import concatenate
+from jaxrank.data.examples import join
 from jaxrank.data.files import path_of
 from jaxrank.data.prepare import prepare
 from jaxrank.data.runners import Local
@@ -36,7 +36,7 @@ def test_the_store_is_the_same_from_any_number_of_processes(tmp_path, small_unit
     assert [f["name"] for f in alone.entries["train"]["files"]] == [
         f"0000{i}-00000.arrow" for i in range(4)
     ]
-    numbers = concatenate(list(alone.split("train").blocks())).kept["n"].to_pylist()
+    numbers = join(list(alone.split("train").blocks())).kept["n"].to_pylist()
     assert numbers == [str(i) for i in range(268)]
 
 
@@ -67,7 +67,7 @@ def test_small_files_share_a_unit_and_large_ones_are_cut(tmp_path, monkeypatch):
     cut = run(tmp_path / "cut", train)
     assert len(cut.entries["train"]["files"]) >= 60
     for found in (store, cut):
-        numbers = concatenate(list(found.split("train").blocks())).kept["n"].to_pylist()
+        numbers = join(list(found.split("train").blocks())).kept["n"].to_pylist()
         assert numbers == [str(i) for i in range(600)]
     a, b = (s.entries["train"]["statistics"] for s in (store, cut))
     assert a["ids"] == b["ids"]
@@ -87,12 +87,10 @@ def test_a_store_by_day_has_the_days_of_every_unit(tmp_path, small_units):
     assert sum(count for _, count in split.days) == len(split.block_rows)
     assert split.rows == 320
     for day, first, last in (("01", 0, 100), ("02", 100, 200), ("04", 300, 320)):
-        block = concatenate(list(store.split(f"train/2024-05-{day}").blocks()))
+        block = join(list(store.split(f"train/2024-05-{day}").blocks()))
         assert block.kept["n"].to_pylist() == [str(i) for i in range(first, last)]
     some = store.split("train/2024-05-02:2024-05-03")
-    assert concatenate(list(some.blocks())).kept["n"].to_pylist() == [
-        str(i) for i in range(100, 300)
-    ]
+    assert join(list(some.blocks())).kept["n"].to_pylist() == [str(i) for i in range(100, 300)]
     whole = run(tmp_path / "whole", train, runner=Local(1)).split("train")
     for key in ("rows", "tasks", "ids"):
         assert split.statistics[key] == whole.statistics[key]
@@ -178,7 +176,7 @@ def test_with_null_values_the_store_is_that_of_empty_cells_and_skipped_records_a
     options = dict(source=dict(null_values=nulls), on_error="skip")
     store = run(tmp_path / "store", train, features, **options, runner=Local(2))
     assert store.vocabulary("user")[0] == clean.vocabulary("user")[0]
-    whole, expected = (concatenate(list(s.split("train").blocks())) for s in (store, clean))
+    whole, expected = (join(list(s.split("train").blocks())) for s in (store, clean))
     for name in ("labels", "floats", "ids", "list_values", "list_lengths"):
         np.testing.assert_array_equal(getattr(whole, name), getattr(expected, name))
     assert whole.kept == expected.kept
@@ -273,8 +271,8 @@ def test_with_a_key_no_raw_value_is_in_any_file(tmp_path):
     # The same examples read the same values.
     for name, block in (("user", "ids"), ("tags", "list_values")):
         mine, theirs = store.vocabulary(name)[0], plain.vocabulary(name)[0]
-        a = getattr(concatenate(list(store.split("train").blocks())), block).reshape(-1)
-        b = getattr(concatenate(list(plain.split("train").blocks())), block).reshape(-1)
+        a = getattr(join(list(store.split("train").blocks())), block).reshape(-1)
+        b = getattr(join(list(plain.split("train").blocks())), block).reshape(-1)
         assert [mine[i - 2] for i in a] == [keyed(theirs[i - 2]) for i in b]
     again = run(
         tmp_path / "again", train, features, on_error="skip", hash_key_file=str(key),
@@ -391,12 +389,12 @@ def test_a_split_is_looked_at_at_its_last_event(tmp_path):
     source = dict(kind="csv", files=dict(train=table(0, "a"), valid=table(24 * hour, "b")))
     store = prepare(features, source, tmp_path / "store", report=lambda _: None)
     for split in ("train", "valid"):
-        labels = concatenate(list(store.split(split).blocks())).labels[:, 1]
+        labels = join(list(store.split(split).blocks())).labels[:, 1]
         np.testing.assert_array_equal(labels, [0, 1, np.nan, np.nan])
         assert store.split(split).statistics["tasks"]["buy"]["too_young"] == 2
     later = prepare(
         features | dict(as_of="1970-01-01 04:30"), source, tmp_path / "later",
         report=lambda _: None,
     )  # fmt: skip
-    labels = concatenate(list(later.split("train").blocks())).labels[:, 1]
+    labels = join(list(later.split("train").blocks())).labels[:, 1]
     np.testing.assert_array_equal(labels, [0, 1, 0, np.nan])

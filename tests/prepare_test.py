@@ -17,7 +17,7 @@ import pytest
 import xxhash
 
 from jaxrank.data import spec, text, work
-from jaxrank.data.block import concatenate
+from jaxrank.data.examples import join
 from jaxrank.data.prepare import prepare
 from jaxrank.data.store import is_store, open_store
 from jaxrank.errors import InputError, RunError
@@ -54,7 +54,7 @@ def prepare_parquet(tmp_path, columns, **features):
 
 
 def whole(store, split="train"):
-    return concatenate(list(store.split(split).blocks()))
+    return join(list(store.split(split).blocks()))
 
 
 def lists_of(block):

@@ -6,7 +6,8 @@ import jax
 # one since, takes twice as long.
 _TWO_WAYS = jax.__version_info__ < (0, 12)
 
-XLA_FLAGS = "--xla_backend_optimization_level=0"
+# As a module in one piece: another worker has the other core.
+XLA_FLAGS = "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"
 if _TWO_WAYS:
     XLA_FLAGS += " --xla_cpu_use_fusion_emitters=false"
 

@@ -1,5 +1,6 @@
 """Metrics by the value of a column, beside those of scikit-learn on the predictions."""
 
+import dataclasses
 import json
 
 import by_day
@@ -81,7 +82,7 @@ def test_floats_that_json_does_not_have_are_text_and_zero_is_one_value(run, monk
     numbers = [0.0, -0.0, np.nan, np.inf, -np.inf, None, 1.5, -np.nan]
     split = open_store(run[0] / "data").split("valid")
     kept = pa.RecordBatch.from_pydict({"x": pa.array(numbers)})
-    block = next(split.blocks())._replace(kept=kept)
+    block = dataclasses.replace(next(split.blocks()), kept=kept)
     monkeypatch.setattr(type(split), "blocks", lambda self: iter([block]))
     found = slices.groups_of(split, "x")
     values = [found.values[code] for code in found.code]
@@ -96,7 +97,7 @@ def test_what_cannot_be_a_column_is_named(run, monkeypatch):  # noqa: F811
     with pytest.raises(InputError, match="column 'p_click' must have at most 3 .*found"):
         restore.evaluate(str(run[0]), by="p_click")
     split = open_store(run[0] / "data").split("valid")
-    blocks = [b._replace(kept=_with_list(b.kept)) for b in split.blocks()]
+    blocks = [dataclasses.replace(b, kept=_with_list(b.kept)) for b in split.blocks()]
     monkeypatch.setattr(type(split), "blocks", lambda self: iter(blocks))
     with pytest.raises(
         InputError, match="column 'l' must hold one value .*: found list<[^:]*: int64>.$"

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from jaxrank.data.block import Block
+from jaxrank.data.examples import Examples
 from jaxrank.data.store import StoreSpec
 from jaxrank.data.store_writer import SplitWriter, StoreWriter
 
@@ -11,7 +11,7 @@ SPEC = StoreSpec(features={}, source={}, transforms={}, boundaries={}, buckets={
 
 
 def write_train(
-    writer: StoreWriter, blocks: Iterable[Block], statistics: dict[str, Any] | None = None
+    writer: StoreWriter, blocks: Iterable[Examples], statistics: dict[str, Any] | None = None
 ) -> None:
     """Adds the split "train" to a store that is being written."""
     split = SplitWriter(writer.work / "train")

@@ -17,7 +17,7 @@ from store_blocks import SPEC, write_train
 from jaxrank.data import files
 from jaxrank.data import manifest as manifests
 from jaxrank.data import store as store_module
-from jaxrank.data.block import Block, concatenate, slice_block
+from jaxrank.data.examples import Examples, cut, join
 from jaxrank.data.store import is_store, open_store
 from jaxrank.data.store_writer import StoreWriter
 from jaxrank.data.vocabulary import checksum
@@ -35,15 +35,13 @@ def block(rows=100, lists=2, seed=0, weighted=True):
     rng = np.random.default_rng(seed)
     lengths = rng.integers(0, 4, (rows, lists)).astype(np.int32)
     total = int(lengths.sum())
-    return Block(
+    return Examples(
         floats=rng.normal(size=(rows, 3)).astype(np.float32),
         ids=rng.integers(0, 9, (rows, 4)).astype(np.int32),
         list_lengths=lengths,
         list_values=rng.integers(0, 9, total).astype(np.int32),
         list_weights=rng.random(total).astype(np.float32) if weighted else None,
         labels=rng.integers(0, 2, (rows, 1)).astype(np.float32),
-        weights=None,
-        truth=None,
         kept=pa.RecordBatch.from_pydict({"name": [f"n{i}" for i in range(rows)]}),
     )
 
@@ -56,7 +54,7 @@ def write(path, blocks, schema=SCHEMA):
 
 
 def assert_blocks_equal(found, expected):
-    for name in [field for field in Block._fields if field != "kept"]:
+    for name in [f.name for f in dataclasses.fields(Examples) if f.name != "kept"]:
         a, b = getattr(found, name), getattr(expected, name)
         if b is None:
             assert a is None
@@ -85,8 +83,8 @@ def test_vocabulary_comes_back_in_row_order(tmp_path):
 
 def test_slices_joined_again_are_the_block():
     whole = block()
-    pieces = [slice_block(whole, a, b) for a, b in [(0, 1), (1, 40), (40, 40), (40, 100)]]
-    assert_blocks_equal(concatenate(pieces), whole)
+    pieces = [cut(whole, a, b) for a, b in [(0, 1), (1, 40), (40, 40), (40, 100)]]
+    assert_blocks_equal(join(pieces), whole)
 
 
 def test_an_interrupted_store_is_not_one_and_is_replaced_by_the_next(tmp_path):

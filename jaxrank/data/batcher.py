@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from jaxrank.data.examples import Examples, join, joined
-from jaxrank.data.list_selection import select
 from jaxrank.data.memory import Shape, map_arrays
 from jaxrank.data.packing import Packer
+from jaxrank.data.ragged import positions, select_lists
 from jaxrank.data.stack_rows import StackRows
 from jaxrank.errors import InputError
 from jaxrank.features import PAD, Batch, Lists
@@ -82,10 +82,9 @@ class Batcher:
             np.concatenate([p.shifts for p in parts], out=batch.shifts)
 
     def _fill_lists(self, batch: Batch, parts: Sequence[Examples]) -> None:
-        weights = [p.value_weights for p in parts if p.value_weights is not None]
-        self._packer.fill(
-            batch.lists, batch.dropped, joined(parts, "lengths"), [p.values for p in parts], weights
-        )
+        lengths, values = joined(parts, "list_lengths"), [p.list_values for p in parts]
+        weights = [p.list_weights for p in parts if p.list_weights is not None]
+        self._packer.fill(batch.lists, batch.dropped, lengths, values, weights)
 
 
 class _Ids:
@@ -99,8 +98,7 @@ class _Ids:
         self._lengths = np.asarray(stack.sequence_lengths, np.int64)
         # Of each place of the sequences: which of them, and the position in it.
         self._owner = np.repeat(np.arange(len(self._lengths)), self._lengths)
-        starts = np.cumsum(self._lengths) - self._lengths
-        self._position = np.arange(len(self._owner)) - starts[self._owner]
+        self._position = positions(self._lengths)
         names = [columns[i] for i in self._columns] + [self._names[i] for i in self._owner]
         tables = [*stack.column_tables, *(stack.sequence_tables[i] for i in self._owner)]
         self._rows = StackRows(layout, stack, names, tables)
@@ -116,8 +114,8 @@ class _Ids:
         self._rows.matrix(out, out)
 
     def _fill_sequences(self, out: np.ndarray, parts: Sequence[Examples]) -> None:
-        lengths, values = joined(parts, "lengths"), joined(parts, "values")
-        lengths, values, _ = select(self._sequences, lengths, values, None)
+        lengths, values = joined(parts, "list_lengths"), joined(parts, "list_values")
+        lengths, values, _ = select_lists(self._sequences, lengths, values, None)
         self._check(lengths)
         out.fill(PAD)
         # Both the places that are filled and the ids are in order of example, list and position.

@@ -8,6 +8,7 @@ import pyarrow as pa
 from jaxrank.data.chunk import Chunk
 from jaxrank.data.columns import Column, column_of, elements, numbers
 from jaxrank.data.labels import not_negative
+from jaxrank.data.ragged import positions
 from jaxrank.data.rejects import BadRows
 from jaxrank.data.spec import IdSpec, ListSpec
 
@@ -62,18 +63,13 @@ def list_elements(entry: ListSpec, chunk: Chunk) -> ListElements:
             str(ids.lengths[rows[0]]),
             " Raise max_length, or set on_overlong='truncate'.",
         )
-    keep = position_in_list(ids.lengths) < entry.max_length
+    keep = positions(ids.lengths) < entry.max_length
     cut = ids._replace(
         values=ids.values.filter(pa.array(keep)),
         lengths=np.minimum(ids.lengths, entry.max_length),
     )
     kept_weights = None if weights is None else weights[keep]
     return ListElements(cut, kept_weights, int((~keep).sum()), int(over.sum()))
-
-
-def position_in_list(lengths: np.ndarray) -> np.ndarray:  # i64[n] -> i64[sum of lengths]
-    ends = np.cumsum(lengths)
-    return np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - lengths, lengths)
 
 
 def _list_weights(entry: ListSpec, chunk: Chunk, ids: Column) -> np.ndarray:

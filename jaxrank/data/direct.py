@@ -20,10 +20,10 @@ import xxhash
 from upath import UPath
 
 from jaxrank.data import files
-from jaxrank.data.block import Block
 from jaxrank.data.cells import list_elements
 from jaxrank.data.chunk import Chunk, numbered
 from jaxrank.data.encode import Encoder
+from jaxrank.data.examples import Examples
 from jaxrank.data.learn import NOTHING, lessons
 from jaxrank.data.list_lengths import ListLengths
 from jaxrank.data.parquet import UNREADABLE, ParquetSource, not_parquet, open_unchanged
@@ -121,7 +121,7 @@ class DirectSplit(Split):
             lengths.add(np.stack([c for c in columns if c is not None], axis=1).astype(np.int32))
         return {"rows": self.rows, "list_lengths": lengths.to_json()}
 
-    def read_block(self, index: int) -> Block:
+    def read_block(self, index: int) -> Examples:
         """Block `index`.
 
         Raises:
@@ -130,7 +130,7 @@ class DirectSplit(Split):
         """
         return self._encoder.encode(self._chunk(self._places[index], self._columns))
 
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self) -> Iterator[Examples]:
         return (self.read_block(i) for i in range(len(self._places)))
 
     def _chunk(self, place: _Place, columns: list[str]) -> Chunk:

@@ -9,13 +9,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from jaxrank.data.block import Block
-from jaxrank.data.cells import ListElements, id_elements, list_elements, position_in_list
+from jaxrank.data.cells import ListElements, id_elements, list_elements
 from jaxrank.data.chunk import Chunk
 from jaxrank.data.columns import Column, column_of, numbers, texts
+from jaxrank.data.examples import Examples
 from jaxrank.data.keyed import Conceal, concealed
 from jaxrank.data.labels import Labels, encode_labels, horizon
 from jaxrank.data.new_values import NewValues, first, is_new
+from jaxrank.data.ragged import ranges, starts_of
 from jaxrank.data.row_numbers import row_numbers
 from jaxrank.data.spec import FeatureSpec, IdSpec, ListSpec
 from jaxrank.data.statistics import Statistics
@@ -87,7 +88,7 @@ class Encoder:
         self._as_of, self._boundaries = as_of, boundaries or {}
         self._id_columns = sum(f.length for f in features.ids)
 
-    def encode(self, chunk: Chunk) -> Block:
+    def encode(self, chunk: Chunk) -> Examples:
         """The chunk's examples; they count only if all of them can be used.
 
         Raises:
@@ -98,7 +99,7 @@ class Encoder:
         found = encode_labels(chunk, features.tasks, features.time, self._horizon)
         lists = self._encode_lists(chunk)
         ids, noted = self._encode_ids(chunk)
-        block = Block(
+        examples = Examples(
             floats=self._encode_floats(raw, chunk),
             ids=ids,
             list_lengths=lists.lengths,
@@ -112,7 +113,7 @@ class Encoder:
         )
         self._count(raw, found, lists)
         self._count_ids(ids, noted)
-        return block
+        return examples
 
     @functools.cached_property
     def _horizon(self) -> float | None:
@@ -255,19 +256,18 @@ class Encoder:
             found.append(cells)
             parts.append(rows)
             noted.append(note)
-        starts = np.cumsum(lengths.reshape(-1), dtype=np.int64).reshape(lengths.shape) - lengths
+        starts = starts_of(lengths)
         values = np.empty(sum(len(part) for part in parts), np.int32)
         weights = np.ones(len(values), np.float32)
         for i, part in enumerate(parts):
-            n = lengths[:, i].astype(np.int64)
-            target = np.repeat(starts[:, i], n) + position_in_list(n)
+            target = ranges(starts[:, i], lengths[:, i])
             values[target] = part
             if found[i].weights is not None:
                 weights[target] = found[i].weights
         weighted = any(entry.weights for entry in entries)
         return _Lists(lengths, values, weights if weighted else None, found, parts, noted)
 
-    def _kept(self, chunk: Chunk) -> pa.RecordBatch:
+    def _kept(self, chunk: Chunk) -> pa.RecordBatch | None:
         batch = chunk.batch
         columns = {}
         for name in self._features.kept_columns:
@@ -276,7 +276,7 @@ class Encoder:
             if pa.types.is_dictionary(column.type):
                 column = column.dictionary_decode()
             columns[name] = column
-        return pa.RecordBatch.from_pydict(columns)
+        return pa.RecordBatch.from_pydict(columns) if columns else None
 
 
 class _Noted(NamedTuple):
@@ -288,7 +288,7 @@ class _Noted(NamedTuple):
 
 
 class _Lists(NamedTuple):
-    """lengths i32[n, lists]; values and weights example by example, list by list, as of `Block`;
+    """lengths i32[n, lists]; values and weights example by example, list by list, as of `Examples`;
     and of each column its cells, its rows i32[ids], and what is to be told of them."""
 
     lengths: np.ndarray

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from jaxrank.data import tf_example
+from jaxrank.data.ragged import starts_of
 from jaxrank.data.tf_example import TAGS, ColumnType, DecodeError
 from jaxrank.data.wire import FIRST, SECOND, Data, Names, Spans, fields, gather, varints
 
@@ -140,7 +141,7 @@ def _column(data: Data, spans: Spans, name: str, kind: ColumnType) -> tuple[pa.A
         spans.start[rows], spans.stop[rows] = data.append(pieces)
         found = _decode(data.array, spans, kind.kind)
         assert not found.odd.any()
-    starts = np.cumsum(found.counts) - found.counts
+    starts = starts_of(found.counts)
     if kind.is_list:
         return _lists(found.values, found.counts), bad
     many = np.flatnonzero(found.counts > 1).tolist()

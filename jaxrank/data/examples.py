@@ -1,75 +1,73 @@
-"""Examples between the store and a batch: the matrices of a block, cut, joined and permuted."""
+"""Examples between raw data and a batch, as a few arrays: cut, joined and permuted."""
 
+import dataclasses
+import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from jaxrank.data.block import Block
 from jaxrank.features import PAD, UNKNOWN_ROW, Schema
 
 
-class Examples(NamedTuple):
-    """n examples; as in `Block`, and where the ids of each example's lists end.
+@dataclasses.dataclass(frozen=True, eq=False)
+class Examples:
+    """n consecutive examples.
 
-    floats f32[n, floats]; ids i32[n, id columns]; lengths i32[n, lists]; ends i64[n + 1], from 0;
-    values i32[total]; value_weights f32[total] or None; labels f32[n, tasks], NaN where unknown;
-    weights and shifts f32[n, tasks] or None.
+    floats: f32[n, floats], transformed, nothing missing.
+    ids: i32[n, id columns] rows of each column's table, or PAD.
+    list_lengths: i32[n, lists].
+    list_values: i32[total] rows of each list's table, example by example and within an example
+        list by list.
+    list_weights: f32[total], 1 in lists that are not weighted; None where no list is weighted.
+    labels: f32[n, tasks], NaN where unknown; see `features.Task`.
+    weights: f32[n, tasks] finite, not negative; None where no task is weighted.
+    shifts: f32[n, tasks] as of `features.Batch`; None where no task has any.
+    truth: f32[n, tasks] the planted probability of each label, NaN where the task has none; None
+        where no task has one.
+    kept: the columns that are passed through to predictions, of any Arrow types; None where there
+        are none.
     """
 
     floats: np.ndarray
     ids: np.ndarray
-    lengths: np.ndarray
-    ends: np.ndarray
-    values: np.ndarray
-    value_weights: np.ndarray | None
+    list_lengths: np.ndarray
+    list_values: np.ndarray
+    list_weights: np.ndarray | None
     labels: np.ndarray
-    weights: np.ndarray | None
+    weights: np.ndarray | None = None
     shifts: np.ndarray | None = None
+    truth: np.ndarray | None = None
+    kept: pa.RecordBatch | None = None
 
     @property
     def rows(self) -> int:
         return len(self.labels)
 
+    @functools.cached_property
+    def list_ends(self) -> np.ndarray:
+        """i64[n + 1], from 0: where the lists of each example end among the values."""
+        ends = np.zeros(self.rows + 1, np.int64)
+        if self.list_lengths.shape[1]:
+            np.cumsum(np.einsum("ij->i", self.list_lengths), out=ends[1:])
+        return ends
 
-_MATRICES = ("floats", "ids", "lengths", "labels", "weights", "shifts")
-_RAGGED = ("values", "value_weights")
 
-
-def of_block(block: Block) -> Examples:
-    """The examples of a block, without a copy."""
-    ends = np.zeros(block.rows + 1, np.int64)
-    if block.list_lengths.shape[1]:
-        np.cumsum(np.einsum("ij->i", block.list_lengths), out=ends[1:])
-    return Examples(
-        floats=block.floats,
-        ids=block.ids,
-        lengths=block.list_lengths,
-        ends=ends,
-        values=block.list_values,
-        value_weights=block.list_weights,
-        labels=block.labels,
-        weights=block.weights,
-        shifts=block.shifts,
-    )
+_MATRICES = ("floats", "ids", "list_lengths", "labels", "weights", "shifts", "truth")
+_RAGGED = ("list_values", "list_weights")
 
 
 def cut(examples: Examples, start: int, stop: int) -> Examples:
-    """The examples [start, stop), without a copy (but of `ends`)."""
-    lo, hi = int(examples.ends[start]), int(examples.ends[stop])
-    weights = examples.value_weights
-    return Examples(
-        floats=examples.floats[start:stop],
-        ids=examples.ids[start:stop],
-        lengths=examples.lengths[start:stop],
-        ends=examples.ends[start : stop + 1] - lo,
-        values=examples.values[lo:hi],
-        value_weights=None if weights is None else weights[lo:hi],
-        labels=examples.labels[start:stop],
-        weights=None if examples.weights is None else examples.weights[start:stop],
-        shifts=None if examples.shifts is None else examples.shifts[start:stop],
-    )
+    """The examples [start, stop), without a copy."""
+    lo, hi = examples.list_ends[[start, stop]].tolist()
+    arrays: dict[str, Any] = {}
+    for names, span in ((_MATRICES, slice(start, stop)), (_RAGGED, slice(lo, hi))):
+        for name in names:
+            array = getattr(examples, name)
+            arrays[name] = None if array is None else array[span]
+    kept = None if examples.kept is None else examples.kept.slice(start, stop - start)
+    return Examples(**arrays, kept=kept)
 
 
 def join(parts: Sequence[Examples]) -> Examples:
@@ -77,7 +75,7 @@ def join(parts: Sequence[Examples]) -> Examples:
     if len(parts) == 1:
         return parts[0]
     arrays = {name: joined(parts, name) for name in (*_MATRICES, *_RAGGED)}
-    return Examples(**arrays, ends=_joined_ends(parts))
+    return Examples(**arrays, kept=_joined_kept(parts))
 
 
 def joined(parts: Sequence[Examples], name: str) -> Any:
@@ -88,12 +86,10 @@ def joined(parts: Sequence[Examples], name: str) -> Any:
     return np.concatenate([getattr(p, name) for p in parts])
 
 
-def _joined_ends(parts: Sequence[Examples]) -> np.ndarray:
-    if len(parts) == 1:
-        return parts[0].ends
-    starts = np.cumsum([0] + [p.ends[-1] for p in parts])
-    moved = [p.ends[1:] + start for p, start in zip(parts, starts.tolist(), strict=False)]
-    return np.concatenate([np.zeros(1, np.int64), *moved])
+def _joined_kept(parts: Sequence[Examples]) -> pa.RecordBatch | None:
+    kept = [p.kept for p in parts if p.kept is not None]
+    batches = pa.Table.from_batches(kept).combine_chunks().to_batches() if kept else []
+    return batches[0] if batches else parts[0].kept
 
 
 def permute(examples: Examples, order: np.ndarray) -> Examples:
@@ -112,13 +108,20 @@ def gather(parts: Sequence[Examples], order: np.ndarray) -> Examples:
         matrix = joined(parts, name)
         arrays[name] = None if matrix is None else matrix.take(order, axis=0, mode="clip")
     stored = _joined_ends(parts)
-    ends = np.zeros(len(order) + 1, np.int64)
-    np.cumsum(np.diff(stored).take(order), out=ends[1:])
+    total = int(np.diff(stored).take(order).sum())
     for name in _RAGGED:
         values = joined(parts, name)
-        taken = None if values is None else _take_ragged(values, stored, order)
-        arrays[name] = None if taken is None else taken[: int(ends[-1])]
-    return Examples(**arrays, ends=ends)
+        arrays[name] = None if values is None else _take_ragged(values, stored, order)[:total]
+    kept = _joined_kept(parts)
+    return Examples(**arrays, kept=None if kept is None else kept.take(pa.array(order)))
+
+
+def _joined_ends(parts: Sequence[Examples]) -> np.ndarray:
+    if len(parts) == 1:
+        return parts[0].list_ends
+    starts = np.cumsum([0] + [p.list_ends[-1] for p in parts])
+    moved = [p.list_ends[1:] + start for p, start in zip(parts, starts.tolist(), strict=False)]
+    return np.concatenate([np.zeros(1, np.int64), *moved])
 
 
 def _take_ragged(values: np.ndarray, ends: np.ndarray, order: np.ndarray) -> np.ndarray:
@@ -154,12 +157,13 @@ class Known:
 
     def __call__(self, examples: Examples) -> Examples:
         """The same examples; without a copy where all rows are known."""
-        if examples.ids.size and (examples.ids.max(axis=0) >= self._columns).any():
-            examples = examples._replace(ids=_known(examples.ids, self._columns))
-        if examples.values.size and examples.values.max() >= self._lists.min():
-            limits = np.repeat(np.tile(self._lists, examples.rows), examples.lengths.reshape(-1))
-            examples = examples._replace(values=_known(examples.values, limits))
-        return examples
+        ids, values = examples.ids, examples.list_values
+        if ids.size and (ids.max(axis=0) >= self._columns).any():
+            ids = _known(ids, self._columns)
+        if values.size and values.max() >= self._lists.min():
+            lengths = examples.list_lengths.reshape(-1)
+            values = _known(values, np.repeat(np.tile(self._lists, examples.rows), lengths))
+        return dataclasses.replace(examples, ids=ids, list_values=values)
 
 
 def _known(rows: np.ndarray, limits: np.ndarray) -> np.ndarray:
@@ -167,17 +171,21 @@ def _known(rows: np.ndarray, limits: np.ndarray) -> np.ndarray:
 
 
 def blank(like: Examples, rows: int) -> Examples:
-    """Examples that only fill a batch: floats 0, ids PAD, lists empty, labels unknown."""
-    shape = {name: (rows, getattr(like, name).shape[1]) for name in ("floats", "ids", "lengths")}
-    tasks = (rows, like.labels.shape[1])
+    """Examples that only fill a batch: floats 0, ids PAD, lists empty, labels unknown.
+
+    Without `truth` and `kept`.
+    """
+
+    def filled(array: np.ndarray, value: float | np.int32) -> np.ndarray:
+        return np.full((rows, array.shape[1]), value, array.dtype)
+
     return Examples(
-        floats=np.zeros(shape["floats"], np.float32),
-        ids=np.full(shape["ids"], PAD, np.int32),
-        lengths=np.zeros(shape["lengths"], np.int32),
-        ends=np.zeros(rows + 1, np.int64),
-        values=np.zeros(0, np.int32),
-        value_weights=None if like.value_weights is None else np.zeros(0, np.float32),
-        labels=np.full(tasks, np.nan, np.float32),
-        weights=None if like.weights is None else np.zeros(tasks, np.float32),
-        shifts=None if like.shifts is None else np.zeros(tasks, np.float32),
+        floats=filled(like.floats, 0),
+        ids=filled(like.ids, PAD),
+        list_lengths=filled(like.list_lengths, 0),
+        list_values=np.zeros(0, np.int32),
+        list_weights=None if like.list_weights is None else np.zeros(0, np.float32),
+        labels=filled(like.labels, np.nan),
+        weights=None if like.weights is None else filled(like.weights, 0),
+        shifts=None if like.shifts is None else filled(like.shifts, 0),
     )

@@ -16,7 +16,8 @@ _MOST_COUNT = 1e12  # its log is below `losses.LOG_COUNT_LIMIT`
 
 
 class Labels(NamedTuple):
-    """f32[n, tasks] each, as of `Block`; weights, shifts and truth are None where no task has any.
+    """f32[n, tasks] each, as of `Examples`; weights, shifts and truth are None where no task has
+    any.
 
     too_young: i64[tasks] labels that are unknown because the attribution window was still open.
     """

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxrank.data.list_selection import select
 from jaxrank.data.norms import Norms
+from jaxrank.data.ragged import positions, select_lists
 from jaxrank.data.stack_rows import StackRows
 from jaxrank.errors import InputError
 from jaxrank.features import MAX_GROUP, PAD, Lists
@@ -176,7 +176,7 @@ class Packer:
         weighted = any(self._layout.schema.lists[i].weighted for i in stack.lists)
         whole = _whole(weights) if weights and weighted else None
         if len(stack.lists) < lengths.shape[1]:
-            lengths, ids, whole = select(stack.lists, lengths, _whole(values), whole)
+            lengths, ids, whole = select_lists(stack.lists, lengths, _whole(values), whole)
             values = [ids]
         return lengths, values, whole
 
@@ -257,9 +257,7 @@ def _truncated(lengths: np.ndarray, room: int) -> np.ndarray:
 def _first_of_each(lengths: np.ndarray, kept: np.ndarray) -> np.ndarray:
     """bool[total]: whether an id is among the first `kept` of its list."""
     flat = lengths.reshape(-1)
-    starts = np.cumsum(flat, dtype=np.int64) - flat
-    position = np.arange(int(flat.sum(dtype=np.int64))) - np.repeat(starts, flat)
-    return position < np.repeat(kept.reshape(-1), flat)
+    return positions(flat) < np.repeat(kept.reshape(-1), flat)
 
 
 def _overflow_message(

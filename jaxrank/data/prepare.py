@@ -6,7 +6,7 @@ import secrets
 import shutil
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from jaxrank.data.store_writer import COMPRESSIONS, SCRATCH, StoreWriter
 from jaxrank.data.units import units_of
 from jaxrank.data.work import Work
 from jaxrank.errors import InputError, RunError, check_choice
+from jaxrank.report import Report
 
 TRAIN = "train"  # the split that everything is learned from
 _LITTLE = 64 << 20  # bytes of raw data, whose preparation is not worth going on with
@@ -54,7 +55,7 @@ def prepare(
     hash_key_file: str = "",
     unlabelled: bool = False,
     runner: Runner | None = None,
-    report: Callable[[str], None] = print,
+    report: Report = print,
 ) -> Store:
     """Writes the store `output` from raw data.
 
@@ -200,7 +201,7 @@ class _Preparation:
         data: Source,
         writer: StoreWriter,
         runner: Runner,
-        report: Callable[[str], None],
+        report: Report,
     ):
         self._job, self._data, self._writer = job, data, writer
         self._runner, self._report = runner, report

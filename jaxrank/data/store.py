@@ -26,7 +26,8 @@ import xxhash
 from upath import UPath
 
 from jaxrank.data import files, manifest, section, statistics
-from jaxrank.data.block import Block, block_checksum, from_arrow
+from jaxrank.data.block import block_checksum, from_arrow
+from jaxrank.data.examples import Examples
 from jaxrank.data.vocabulary import checksum, counts_checksum, read_file
 from jaxrank.errors import InputError
 from jaxrank.features import RESERVED_ROWS, Schema, Table
@@ -144,7 +145,7 @@ class Split:
                 raise InputError(f"{path}: not a readable Arrow file: {error}.") from error
         return self._readers[name]
 
-    def read_block(self, index: int) -> Block:
+    def read_block(self, index: int) -> Examples:
         """Block `index`, checked against its checksum when it is read for the first time, and when
         its file has changed since.
 
@@ -155,7 +156,7 @@ class Split:
         with _READING:
             return self._read_block(index)
 
-    def _read_block(self, index: int) -> Block:
+    def _read_block(self, index: int) -> Examples:
         entry, position = self._where[index]
         expected = entry["blocks"][position]["checksum"]
         reader = self._reader(entry)
@@ -176,7 +177,7 @@ class Split:
         verified.add(position)
         return from_arrow(batch)
 
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self) -> Iterator[Examples]:
         return (self.read_block(i) for i in range(len(self.block_rows)))
 
 

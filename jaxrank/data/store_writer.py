@@ -11,7 +11,8 @@ from upath import UPath
 
 import jaxrank
 from jaxrank.data import files, manifest
-from jaxrank.data.block import Block, block_checksum, to_arrow
+from jaxrank.data.block import block_checksum, to_arrow
+from jaxrank.data.examples import Examples
 from jaxrank.data.lock import lock_directory, remove_empty_directories
 from jaxrank.data.store import Store, StoreSpec, open_store
 from jaxrank.data.vocabulary import counts_checksum, write_file
@@ -48,7 +49,7 @@ class SplitWriter:
         self._file: Any = None
         self._sink: pa.ipc.RecordBatchFileWriter | None = None
 
-    def write(self, block: Block) -> None:
+    def write(self, block: Examples) -> None:
         batch = to_arrow(block)
         if self._sink is None:
             name = f"{self._prefix}{len(self.files):05d}.arrow"

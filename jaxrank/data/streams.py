@@ -5,6 +5,7 @@ makes it fast where elements are asked for about in order, and does not travel t
 """
 
 import collections
+import dataclasses
 import math
 import threading
 from collections.abc import Callable, Sequence
@@ -45,7 +46,8 @@ class Reader:
             if block not in self._blocks:
                 while len(self._blocks) >= self._kept:
                     self._blocks.popitem(last=False)
-                examples = ex.of_block(self._split.read_block(block))
+                examples = self._split.read_block(block)
+                examples = dataclasses.replace(examples, truth=None, kept=None)
                 self._blocks[block] = self._known(examples) if self._known else examples
             found = self._blocks[block]
         return ex.cut(found, start, stop)

@@ -5,11 +5,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-import pyarrow as pa
 
 from jaxrank.data import examples as ex
-from jaxrank.data.block import Block
 from jaxrank.data.examples import Examples
+from jaxrank.data.ragged import positions, ranges, starts_of
 from jaxrank.data.resolve import build_schema, resolve
 from jaxrank.data.spec import FeatureSpec, IdSpec, ListSpec
 from jaxrank.data.store import Split
@@ -151,9 +150,8 @@ def _first(column: ListOfIds, length: int) -> ListOfIds:
     """The lists, each cut to its first `length` ids."""
     if column.lengths.max(initial=0) <= length:
         return column
-    ends = np.cumsum(column.lengths)
-    place = np.arange(len(column.values)) - np.repeat(ends - column.lengths, column.lengths)
-    return ListOfIds(np.minimum(column.lengths, length), column.values[place < length])
+    values = column.values[positions(column.lengths) < length]
+    return ListOfIds(np.minimum(column.lengths, length), values)
 
 
 def _interleaved(lists: list[ListOfIds]) -> np.ndarray:
@@ -170,18 +168,13 @@ def _interleaved(lists: list[ListOfIds]) -> np.ndarray:
 
 def _examples(ids: np.ndarray, lengths: np.ndarray, values: np.ndarray) -> Examples:
     nothing = np.zeros((len(ids), 0), np.float32)
-    return ex.of_block(
-        Block(
-            floats=nothing,
-            ids=ids,
-            list_lengths=lengths,
-            list_values=values,
-            list_weights=None,
-            labels=nothing,
-            weights=None,
-            truth=None,
-            kept=pa.RecordBatch.from_pydict({}),
-        )
+    return Examples(
+        floats=nothing,
+        ids=ids,
+        list_lengths=lengths,
+        list_values=values,
+        list_weights=None,
+        labels=nothing,
     )
 
 
@@ -198,17 +191,13 @@ def rows_read(examples: Examples, schema: Schema) -> list[np.ndarray]:
 def lists_read(examples: Examples, schema: Schema) -> list[ListOfIds]:
     """The lists of each feature as a model reads them: of those that are not combined, as many ids
     as there are places."""
-    lists = len(schema.lists)
-    lengths = examples.lengths.reshape(-1).astype(np.int64)
-    starts = (np.cumsum(lengths) - lengths).reshape(examples.lengths.shape)
+    starts = starts_of(examples.list_lengths)
     found = []
-    for i in range(lists):
-        entry, mine = schema.lists[i], examples.lengths[:, i].astype(np.int64)
+    for i, entry in enumerate(schema.lists):
+        mine = examples.list_lengths[:, i].astype(np.int64)
         if entry.combiner == "none":
             mine = np.minimum(mine, entry.length)
-        ends = np.cumsum(mine)
-        place = np.arange(int(mine.sum())) + np.repeat(starts[:, i] - (ends - mine), mine)
-        found.append(ListOfIds(mine, examples.values[place]))
+        found.append(ListOfIds(mine, examples.list_values[ranges(starts[:, i], mine)]))
     return found
 
 
@@ -222,7 +211,9 @@ def measure(reads: Reads, examples: int = SAMPLE) -> Traffic:
     where they hold very many ids."""
     rows = reads.part_rows
     first = reads.read(0)
-    examples = min(examples, _SAMPLE_IDS * first.rows // max(1, first.ids.size + first.values.size))
+    examples = min(
+        examples, _SAMPLE_IDS * first.rows // max(1, first.ids.size + first.list_values.size)
+    )
     count = min(len(rows), math.ceil(examples / max(1.0, float(rows.mean()))))
     parts = np.unique(np.linspace(0, len(rows) - 1, count).round().astype(np.int64))
     tables = feature_tables(reads.schema)
@@ -230,7 +221,7 @@ def measure(reads: Reads, examples: int = SAMPLE) -> Traffic:
     lengths = []
     for part in parts.tolist():
         piece = reads.read(part)
-        lengths.append(piece.lengths)
+        lengths.append(piece.list_lengths)
         for table, read in zip(tables, rows_read(piece, reads.schema), strict=True):
             found[table].append(TableReads(*np.unique(read, return_counts=True)))
     return Traffic(

@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxrank.data.ragged import ranges
+
 _LENGTH_BYTES = 5  # of a length, at most
 _PADDING = 32  # zeros behind the data, so that a look ahead needs no check
 
@@ -108,11 +110,7 @@ def _hashes(words: np.ndarray) -> np.ndarray:  # u64[n, count] -> u64[n]
 
 def gather(data: np.ndarray, spans: Spans) -> np.ndarray:
     """The bytes of all spans, one after another."""
-    sizes = spans.size
-    ends = np.cumsum(sizes)
-    index = np.repeat(spans.start - ends + sizes, sizes)
-    index += np.arange(len(index))
-    return data[index]
+    return data[ranges(spans.start, spans.size)]
 
 
 def varints(raw: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

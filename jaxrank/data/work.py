@@ -8,7 +8,7 @@ import functools
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,10 +16,10 @@ import pyarrow as pa
 
 import jaxrank
 from jaxrank.data import files, keyed
-from jaxrank.data.block import Block, concatenate, slice_block
 from jaxrank.data.chunk import Chunk
 from jaxrank.data.columns import column_of
 from jaxrank.data.encode import Encoder
+from jaxrank.data.examples import Examples, cut, join
 from jaxrank.data.keyed import Conceal
 from jaxrank.data.learn import Findings, Learned, Lessons
 from jaxrank.data.manifest import FORMAT_VERSION
@@ -314,21 +314,21 @@ class _Blocks:
 
     def __init__(self, writer: SplitWriter, size: int):
         self._writer, self._size = writer, size
-        self._pending: list[Block] = []
+        self._pending: list[Examples] = []
         self._rows = 0
 
-    def add(self, piece: Block) -> None:
+    def add(self, piece: Examples) -> None:
         start = 0
         while self._rows + piece.rows - start >= self._size:
             stop = start + self._size - self._rows
-            self._write([*self._pending, slice_block(piece, start, stop)])
+            self._write([*self._pending, cut(piece, start, stop)])
             start = stop
         if start < piece.rows:
-            self._pending.append(slice_block(piece, start, piece.rows))
+            self._pending.append(cut(piece, start, piece.rows))
             self._rows += piece.rows - start
 
-    def _write(self, pieces: Iterable[Block]) -> None:
-        self._writer.write(concatenate(list(pieces)))
+    def _write(self, pieces: list[Examples]) -> None:
+        self._writer.write(join(pieces))
         self._pending, self._rows = [], 0
 
     def finish(self) -> list[dict[str, Any]]:

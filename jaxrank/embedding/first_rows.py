@@ -3,8 +3,6 @@
 So a model starts the same on any mesh, and under any placement.
 """
 
-from collections.abc import Sequence
-
 import jax
 import jax.numpy as jnp
 
@@ -15,11 +13,10 @@ from jaxrank.layout import Stack, ToTables
 
 def first_rows(
     stack: Stack,
-    numbers: Sequence[int],
     shape: Storage,
     shards: int,
     std: float,
-    key: jax.Array,
+    keys: jax.Array,
 ) -> jax.Array:
     """f32[k, 128]: this device's rows of one part of a stack, in `shard_map`.
 
@@ -27,22 +24,19 @@ def first_rows(
     its memory.
 
     Args:
-        numbers: of the stack's tables in the schema.
         shape: of the part.
         shards: devices that split rows are split over.
         std: standard deviation of the normal distribution that they are drawn from.
-        key: of all tables.
+        keys: [tables of the stack], one of each.
     """
-    of_stack = jnp.asarray(numbers, jnp.int32)
 
     def values(row: jax.Array) -> jax.Array:  # i32[n] rows of the stack -> f32[.., 128]
-        table, own = origin(stack, row)
-
-        def one(table: jax.Array, own: jax.Array) -> jax.Array:
-            own_key = jax.random.fold_in(jax.random.fold_in(key, table), own)
+        def one(key: jax.Array, own: jax.Array) -> jax.Array:
+            own_key = jax.random.fold_in(key, own)
             return std * jax.random.normal(own_key, (stack.dim,), jnp.float32)
 
-        rows = jax.vmap(one)(of_stack[table], own)
+        table, own = origin(stack, row)
+        rows = jax.vmap(one)(keys[table], own)
         # Columns beyond the dimension are zero and stay so.
         return jnp.pad(rows, ((0, 0), (0, shape.width - shape.dim))).reshape(-1, LANES)
 

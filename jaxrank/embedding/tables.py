@@ -172,6 +172,7 @@ class Embedding:
         it alone: they are the same on any mesh, under any placement."""
         tables = {}
         number_of = {t.name: i for i, t in enumerate(self.layout.schema.tables)}
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(len(number_of)))
         for stack in self.layout.stacks:
             numbers = [number_of[name] for name in stack.tables]
             for shape in filter(None, self.parts[stack.name]):
@@ -180,14 +181,12 @@ class Embedding:
                     for slot, (wide, value) in self.rule.slots.items()
                 }
                 rows = jax.shard_map(
-                    functools.partial(
-                        first_rows, stack, numbers, shape, self.shards, self.init_std
-                    ),
+                    functools.partial(first_rows, stack, shape, self.shards, self.init_std),
                     mesh=self.mesh,
                     in_specs=P(),
                     out_specs=self.specs()[shape.name],
                     check_vma=False,
-                )(key)
+                )(keys[jnp.asarray(numbers)])
                 tables[shape.name] = TableState(rows, slots)
         return tables
 

@@ -1,0 +1,53 @@
+"""Ragged arrays: values one list after another, and how many each list has."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+
+def starts_of(lengths: np.ndarray) -> np.ndarray:
+    """i64[..]: where each list begins among the values; lists in the order of `lengths` [..]."""
+    ends = np.cumsum(lengths, dtype=np.int64).reshape(lengths.shape)
+    return ends - lengths
+
+
+def ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """i64[total]: start, start + 1, ... of each list, as many as it has; both are [lists]."""
+    found = np.repeat(starts - starts_of(lengths), lengths)
+    found += np.arange(len(found))
+    return found
+
+
+def positions(lengths: np.ndarray) -> np.ndarray:
+    """i64[total]: the place of each value in its list, of [lists]."""
+    return ranges(np.zeros(len(lengths), np.int64), lengths)
+
+
+def select_lists(
+    lists: Sequence[int], lengths: np.ndarray, values: np.ndarray, weights: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Lengths i32[n, len(lists)], values and weights of these lists only; `lists` rises.
+
+    Args:
+        lengths: i32[n, lists of an example].
+        values: [total], example by example and within an example list by list.
+        weights: [total], or None.
+    """
+    if len(lists) == lengths.shape[1]:
+        return lengths, values, weights
+    # An index for each value that is wanted, or a mask of all values: 250 and 1070 us where 1 of 8
+    # lists is wanted (64 values an example), 1280 and 1300 us where 6 are.
+    few = 2 * len(lists) <= lengths.shape[1]
+    where = _index_of(lists, lengths) if few else _mask_of(lists, lengths)
+    return lengths.take(lists, axis=1), values[where], None if weights is None else weights[where]
+
+
+def _index_of(lists: Sequence[int], lengths: np.ndarray) -> np.ndarray:  # i64[values wanted]
+    starts = starts_of(lengths).take(lists, axis=1)
+    return ranges(starts.reshape(-1), lengths.take(lists, axis=1).reshape(-1))
+
+
+def _mask_of(lists: Sequence[int], lengths: np.ndarray) -> np.ndarray:  # bool[values]
+    chosen = np.zeros(lengths.shape[1], bool)
+    chosen[list(lists)] = True
+    return np.repeat(np.tile(chosen, len(lengths)), lengths.reshape(-1))
