@@ -30,6 +30,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from counts import positive
 from ml_collections import ConfigDict
 from seeds import jaxrank, prepare_once
 
@@ -72,11 +73,11 @@ class Case(NamedTuple):
         return "-".join(parts).replace("/", "_")
 
 
-def get_config() -> ConfigDict:
+def get_config(rows: str) -> ConfigDict:
     c = default()
-    rows = dict(train=int(os.environ.get("JAXRANK_BATCH_ROWS", 20_971_520)), valid=1_048_576)
+    sizes = dict(train=int(rows), valid=1_048_576)
     c.source = ConfigDict(
-        dict(kind="synthetic", rows=rows, seed=5, floats=4, ids=list(IDS), exponent=1.05)
+        dict(kind="synthetic", rows=sizes, seed=5, floats=4, ids=list(IDS), exponent=1.05)
     )
     c.features.tasks = [dict(name="click", label="click", truth="p_click")]
     c.features.floats = [dict(columns="f*", standardize=True)]
@@ -105,14 +106,15 @@ def arguments(case: Case, steps: int) -> list[str]:
 
 
 class Runner:
-    """Runs cases, each once, some at a time."""
+    """Runs cases of one number of training examples, each once, some at a time."""
 
-    def __init__(self, folder: Path, jobs: int, decay: str):
-        self._folder, self._jobs, self._decay = folder, jobs, decay
+    def __init__(self, folder: Path, rows: int, jobs: int, decay: str):
+        self._folder, self._rows, self._jobs, self._decay = folder / str(rows), rows, jobs, decay
         cores = sorted(os.sched_getaffinity(0))
         self._shares = [set(cores[i::jobs]) or set(cores) for i in range(jobs)]
         self._lock = threading.Lock()
-        self._config, self._store = f"--config={Path(__file__).resolve()}", folder / "data"
+        self._config = f"--config={Path(__file__).resolve()}:{rows}"
+        self._store = self._folder / "data"
         prepare_once(self._config, self._store)
 
     def losses(
@@ -159,7 +161,7 @@ class Runner:
         return loss
 
     def _trained(self, case: Case, place: Path, cores: set[int]) -> float:
-        steps = get_config().source.rows.train // case.batch
+        steps = self._rows // case.batch
         place.mkdir(parents=True, exist_ok=True)
         where = [f"--workdir={place / 'run'}", f"--config.data.store={self._store}"]
         args = ["train", self._config, *where, *arguments(case, steps)]
@@ -197,8 +199,9 @@ def _half_decades(rate: float, more: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workdir", required=True)
+    parser.add_argument("--rows", type=positive, default=20_971_520, help="examples of the pass")
     parser.add_argument("--optimizers", nargs="+", default=list(OPTIMIZERS), choices=OPTIMIZERS)
-    parser.add_argument("--batches", nargs="+", type=int, default=[16_384, 65_536, 131_072])
+    parser.add_argument("--batches", nargs="+", type=positive, default=[16_384, 65_536, 131_072])
     parser.add_argument("--rules", nargs="+", default=list(RULES), choices=RULES)
     parser.add_argument("--warmups", nargs="+", type=float, default=[0.0, 0.1], help="of the steps")
     parser.add_argument("--decay", default="constant", choices=DECAYS)
@@ -215,10 +218,12 @@ def main() -> None:
         "--rates-base", nargs=2, type=float, metavar=("DENSE", "TABLES"), help="other rates there"
     )
     parser.add_argument("--tune", nargs="*", type=int, default=[], help="also choose rates here")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, sharing the cores")
+    parser.add_argument("--seeds", type=positive, default=3)
+    parser.add_argument(
+        "--jobs", type=positive, default=1, help="runs at a time, sharing the cores"
+    )
     args = parser.parse_args()
-    runner = Runner(Path(args.workdir), args.jobs, args.decay)
+    runner = Runner(Path(args.workdir), args.rows, args.jobs, args.decay)
     seeds = range(args.seeds)
     for optimizer in args.optimizers:
         (_, dense), (_, tables) = OPTIMIZERS[optimizer]

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
+from counts import positive
 from table_rows import program_of
 
 from jaxrank.checkpoint import Checkpoints
@@ -55,9 +56,9 @@ def written(checkpoints: Checkpoints, done: threading.Event) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", type=int, default=32_000_000)
+    parser.add_argument("--rows", type=positive, default=32_000_000)
     parser.add_argument("--folder", default="", help="where to write; default: the system's")
-    parser.add_argument("--saves", type=int, default=3)
+    parser.add_argument("--saves", type=positive, default=3)
     args = parser.parse_args()
     program, batch = program_of(args.rows, 8192, 1)
     state = program.init()

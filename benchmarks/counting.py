@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 
 import numpy as np
+from counts import positive
 
 from jaxrank.data.spec import FeatureSpec, FloatSpec, IdSpec, ListSpec, TaskSpec
 from jaxrank.data.statistics import Statistics
@@ -80,7 +81,7 @@ def measured(draw: Callable[[np.random.Generator, int], np.ndarray], rounds: int
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--rounds", type=positive, default=30)
     rounds = parser.parse_args().rounds
     for name, draw in IDS.items():
         print(f"{name}: {measured(draw, rounds)}")

@@ -24,6 +24,7 @@ from pathlib import Path
 import numpy as np
 import step_data
 import step_programs
+from counts import positive
 from in_turn import Program, Round, serve
 from step_data import BATCH
 
@@ -200,7 +201,7 @@ def main() -> None:
     parser.add_argument(
         "--programs", nargs="+", choices=[*OURS, *LIMITS, *PEERS], default=[*OURS, *LIMITS, *PEERS]
     )
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=positive, default=5)
     parser.add_argument("--seconds", type=float, default=6.0)
     parser.add_argument("--program", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -222,6 +223,8 @@ def main() -> None:
                 print(f"{name}: {program.told}", file=sys.stderr)
                 continue
             programs[name] = stack.enter_context(contextlib.closing(program))
+        if not programs:
+            raise SystemExit("No program is here to be measured.")
         rounds: dict[str, list[Round]] = {name: [] for name in programs}
         for _ in range(args.rounds):
             for name, program in programs.items():

@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from counts import positive
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -148,10 +149,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rows", type=int, default=2_600_000, help="of all tables together")
-    parser.add_argument("--batch-size", type=int, default=8192)
-    parser.add_argument("--devices", type=int, nargs="+", default=[1, 2, 4, 8])
-    parser.add_argument("--rounds", type=int, default=7, help="measurements of each")
+    parser.add_argument("--rows", type=positive, default=2_600_000, help="of all tables together")
+    parser.add_argument("--batch-size", type=positive, default=8192)
+    parser.add_argument("--devices", type=positive, nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument("--rounds", type=positive, default=7, help="measurements of each")
     args = parser.parse_args()
     small = 26_000  # rows that may be on every device
     for kind in ("uniform", "power law"):

@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 import step_data
 import step_programs
+from counts import positive
 from gpu_cases import CASES, Case
 
 GROUP = 512
@@ -353,7 +354,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--programs", nargs="+", choices=PROGRAMS, default=list(PROGRAMS))
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=positive, default=2)
     parser.add_argument("--seconds", type=float, default=3.0, help="of each program in a round")
     parser.add_argument("--scale", type=float, default=1.0, help="of rows and batches")
     parser.add_argument("--program", choices=PROGRAMS, help=argparse.SUPPRESS)

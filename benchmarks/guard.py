@@ -22,6 +22,7 @@ from pathlib import Path
 import cpu_step
 import numpy as np
 import step_data
+from counts import rounds_of_guard
 from in_turn import Program
 
 
@@ -37,7 +38,7 @@ def main() -> None:
     parser.add_argument("--before", type=Path, required=True, help="another checkout")
     parser.add_argument("--shape", choices=step_data.SHAPES, default="criteo")
     parser.add_argument("--program", choices=cpu_step.OURS, default="jaxrank")
-    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--rounds", type=rounds_of_guard, default=12)
     parser.add_argument("--seconds", type=float, default=3.0, help="of each of the two in a round")
     args = parser.parse_args()
     if not (args.before / "jaxrank" / "__init__.py").is_file():

@@ -25,6 +25,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from counts import positive
 from in_turn import Program, Round, serve
 from input_data import SHAPES, prepared
 
@@ -124,8 +125,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--million-rows", type=float, default=1.0)
-    parser.add_argument("--batch-size", type=int, default=8192)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--batch-size", type=positive, default=8192)
+    parser.add_argument("--rounds", type=positive, default=5)
     parser.add_argument("--seconds", type=float, default=1.5, help="of a row, in each round")
     parser.add_argument("--data", default="", help="folder to keep the prepared data in")
     parser.add_argument("--without-peers", action="store_true")

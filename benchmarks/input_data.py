@@ -46,9 +46,9 @@ SHAPES = {
 
 def prepared(folder: Path, name: str, million_rows: float) -> Store:
     """The store of a shape, made unless it is there."""
-    path = folder / name
+    rows = int(million_rows * SHAPES[name].rows * 1e6)
+    path = folder / f"{name}-{rows}"
     if not is_store(path):
-        rows = int(million_rows * SHAPES[name].rows * 1e6)
         make = _multi_hot if name == "mlperf" else _synthetic
         make(path, SHAPES[name], rows)
     return open_store(path)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from counts import positive
 
 from jaxrank import config as configs
 from jaxrank import mesh as meshes
@@ -34,8 +35,8 @@ def power_law(rng: np.random.Generator, rows: int, shape: tuple[int, ...]) -> np
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gibibytes", type=float, default=2.0, help="of all rows")
-    parser.add_argument("--batch-size", type=int, default=8192)
-    parser.add_argument("--calls", type=int, default=5, help="of 4 steps")
+    parser.add_argument("--batch-size", type=positive, default=8192)
+    parser.add_argument("--calls", type=positive, default=5, help="of 4 steps")
     args = parser.parse_args()
     rows = int(args.gibibytes * 2**30 / (4 * DIM)) // TABLES
     names = [f"t{i}" for i in range(TABLES)]

@@ -12,6 +12,7 @@ import time
 
 import jax
 import numpy as np
+from counts import positive
 
 from jaxrank import config as configs
 from jaxrank import huge_pages
@@ -101,8 +102,8 @@ class Case:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--steps", type=int, default=2)
+    parser.add_argument("--rounds", type=positive, default=10)
+    parser.add_argument("--steps", type=positive, default=2)
     args = parser.parse_args()
     huge_pages.ensure()
     few = Case(30, 6, 4, tables=10, size=512 * 50, steps=args.steps)

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from counts import positive
 from ml_collections import ConfigDict
 from step_data import LIST_ROWS, LISTS
 from step_data import TABLES as CRITEO
@@ -62,6 +63,13 @@ def near_empty() -> ConfigDict:
     return c
 
 
+CASES = {
+    "dcnv2": dcnv2,
+    "quickstart": lambda: configs.load(QUICKSTART),
+    "near-empty": near_empty,
+}
+
+
 def measure(config: ConfigDict, folder: Path, seconds: float) -> dict[str, np.ndarray]:
     """Examples a second of input, input and transfer, step, and both; the last two by round."""
     job = jobs.build(config, folder, report=lambda text: None)
@@ -81,20 +89,15 @@ def measure(config: ConfigDict, folder: Path, seconds: float) -> dict[str, np.nd
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--rows", type=positive, default=1_000_000)
     parser.add_argument("--seconds", type=float, default=30.0, help="of each of the two")
-    parser.add_argument("--models", nargs="+", default=["dcnv2", "quickstart", "near-empty"])
-    parser.add_argument("--batch-size", type=int, default=4096)
+    parser.add_argument("--models", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--batch-size", type=positive, default=4096)
     args = parser.parse_args()
     huge_pages.ensure()
-    cases = {
-        "dcnv2": dcnv2,
-        "quickstart": lambda: configs.load(QUICKSTART),
-        "near-empty": near_empty,
-    }
     with tempfile.TemporaryDirectory() as folder:
         for name in args.models:
-            config = cases[name]()
+            config = CASES[name]()
             config.source.rows.train = args.rows
             config.batch_size, config.data.valid = args.batch_size, ""
             config.num_epochs, config.num_steps = 0.0, 2**24

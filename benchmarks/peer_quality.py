@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.csv
 import torch
+from counts import positive
 from fuxictr.features import FeatureMap
 from fuxictr.pytorch.dataloaders.npz_dataloader import NpzDataLoader
 from fuxictr.pytorch.layers import CrossNetV2, FeatureEmbedding, MLP_Block
@@ -90,7 +91,7 @@ def encoded(data: Path, folder: Path) -> dict[str, int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--epochs", type=int, default=30)
+    parser.add_argument("--epochs", type=positive, default=30)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     torch.manual_seed(args.seed)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from counts import positive
 from in_turn import serve
 
 from jaxrank.data import packing
@@ -282,7 +283,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("peer", choices=PEERS)
     parser.add_argument("store", type=Path)
-    parser.add_argument("--batch-size", type=int, default=8192)
+    parser.add_argument("--batch-size", type=positive, default=8192)
     args = parser.parse_args()
     peer = PEERS[args.peer]
     serve(

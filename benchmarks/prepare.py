@@ -14,6 +14,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from counts import positive
+
 from jaxrank.data.prepare import prepare
 from jaxrank.data.runners import Local
 
@@ -33,8 +35,8 @@ def processor_seconds() -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("sample", help="Criteo's format, gzip")
-    parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rows", type=positive, default=1_000_000)
+    parser.add_argument("--rounds", type=positive, default=3)
     args = parser.parse_args()
     with gzip.open(args.sample) as file:
         text = file.read()

@@ -18,8 +18,11 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+from counts import positive
+
 HERE = Path(__file__).resolve().parent
 CONFIG = HERE.parent / "configs" / "ml1m_dcnv2.py"
+JAXRANK = [sys.executable, "-m", "jaxrank"]
 # The config's own L2 is the best for the best epoch; with less the first epochs are better. Chosen
 # by the validation AUC of epochs 9 and 10 (docs/measurements.md).
 SETTINGS = ("--config.embedding.l2=0.0012",)
@@ -39,33 +42,29 @@ def of_peer(python: str, data: Path, epochs: int, seed: int) -> list[Epoch]:
     return [Epoch(line["seconds"], line["auc"]) for line in lines]
 
 
-def of_jaxrank(data: Path, target: float, seed: int, rest: list[str]) -> list[Epoch]:
+def files_of(data: Path) -> list[str]:
+    splits = ("train", "valid", "test")
+    return [f"--config.source.files.{split}={data / f'ctr_{split}.csv.gz'}" for split in splits]
+
+
+def of_jaxrank(args: list[str], folder: str, target: float) -> list[Epoch]:
     """Until the target is reached; the split that is scored is the test split."""
-    files = [
-        f"--config.source.files.{split}={data / f'ctr_{split}.csv.gz'}"
-        for split in ("train", "valid", "test")
-    ]
-    run = [sys.executable, "-m", "jaxrank"]
     found: list[Epoch] = []
-    with tempfile.TemporaryDirectory() as name:
-        store = f"{name}/data"
-        prepare = [*run, "prepare", f"--config={CONFIG}", f"--output={store}", *files]
-        subprocess.run(prepare, check=True, stdout=subprocess.DEVNULL)
-        began = time.perf_counter()
-        command = [*run, "train", f"--config={CONFIG}", f"--workdir={name}/run", *files]
-        command += [*SETTINGS, *rest, f"--config.data.store={store}", "--config.data.valid=test"]
-        with subprocess.Popen(
-            [*command, f"--config.seed={seed}"], stdout=subprocess.PIPE, text=True
-        ) as training:
-            assert training.stdout is not None
-            for line in training.stdout:
-                scored = re.search(r"step \d+: .*AUC ([\d.]+)", line)
-                if scored:
-                    found.append(Epoch(time.perf_counter() - began, float(scored[1])))
-                    if found[-1].auc >= target:
-                        training.terminate()
-                        training.communicate()
-                        break
+    command = [*JAXRANK, "train", f"--config={CONFIG}", f"--workdir={folder}/run", *args]
+    command += [f"--config.data.store={folder}/data", "--config.data.valid=test"]
+    began = time.perf_counter()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as training:
+        assert training.stdout is not None
+        for line in training.stdout:
+            scored = re.search(r"step \d+: .*AUC ([\d.]+)", line)
+            if scored:
+                found.append(Epoch(time.perf_counter() - began, float(scored[1])))
+                if found[-1].auc >= target:
+                    training.terminate()
+                    training.communicate()
+                    return found
+    if training.returncode:
+        raise SystemExit(f"jaxrank train ended with status {training.returncode}, see above.")
     return found
 
 
@@ -73,14 +72,10 @@ def reached(epochs: list[Epoch], target: float) -> Epoch | None:
     return next((e for e in epochs if e.auc >= target), None)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--peer-python", default=sys.executable)
-    parser.add_argument("--target", type=float, default=0.8960)
-    parser.add_argument("--epochs", type=int, default=30, help="of FuxiCTR, at most")
-    parser.add_argument("--seed", type=int, default=0)
-    args, rest = parser.parse_known_args()
+def race(args: argparse.Namespace, rest: list[str], folder: str) -> None:
+    own = [*files_of(args.data), *SETTINGS, *rest]
+    prepare = ["prepare", f"--config={CONFIG}", f"--output={folder}/data", *own]
+    subprocess.run([*JAXRANK, *prepare], check=True, stdout=subprocess.DEVNULL)
     peer = of_peer(args.peer_python, args.data, args.epochs, args.seed)
     best = max(e.auc for e in peer)
     target = min(args.target, best)
@@ -91,7 +86,7 @@ def main() -> None:
         f" best {best:.5f} of {len(peer)} epochs in {peer[-1].seconds:.1f} s",
         flush=True,
     )
-    found = of_jaxrank(args.data, target, args.seed, rest)
+    found = of_jaxrank([*own, f"--config.seed={args.seed}"], folder, target)
     mine = reached(found, target)
     if mine is None:
         raise SystemExit(f"jaxrank did not reach {target:.5f}: best {max(e.auc for e in found)}")
@@ -99,6 +94,18 @@ def main() -> None:
         f"jaxrank: AUC {mine.auc:.5f} after {mine.seconds:.1f} s, epoch {len(found)}:"
         f" {mine.seconds / theirs.seconds:.3f} of FuxiCTR's time"
     )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--peer-python", default=sys.executable)
+    parser.add_argument("--target", type=float, default=0.8960)
+    parser.add_argument("--epochs", type=positive, default=30, help="of FuxiCTR, at most")
+    parser.add_argument("--seed", type=int, default=0)
+    args, rest = parser.parse_known_args()
+    with tempfile.TemporaryDirectory() as folder:
+        race(args, rest, folder)
 
 
 if __name__ == "__main__":

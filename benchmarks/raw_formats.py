@@ -20,6 +20,7 @@ import google_crc32c
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from counts import positive
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
 from jaxrank.data import direct, tf_example, tfrecord
@@ -143,10 +144,12 @@ def examples_per_second(store: Store, batch_size: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", type=int, default=1 << 20)
-    parser.add_argument("--records", type=int, default=100_000)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rows", type=positive, default=1 << 20)
+    parser.add_argument("--records", type=positive, default=100_000)
+    parser.add_argument("--rounds", type=positive, default=5)
     args = parser.parse_args()
+    if args.rows < 8192:
+        parser.error(f"--rows: must be at least 8,192, one batch: found {args.rows:,}")
     direct._BLOCK_ROWS = 8192
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)

@@ -15,6 +15,7 @@ import argparse
 import concurrent.futures
 import json
 import os
+import shlex
 import statistics
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from counts import positive
 from scipy import stats
 
 Scores = dict[str, list[float]]  # by metric, of each seed
@@ -48,13 +50,20 @@ def prepare_once(config: str, store: Path, *args: str) -> None:
 def run(folder: Path, config: str, split: str, args: Sequence[str], cores: set[int]) -> dict:
     """Trains and scores once; what is in the folder already is only read."""
     scores = folder / "scores.json"
+    command = [config, f"--split={split}", *args]
     if not scores.exists():
         workdir = f"--workdir={folder / 'run'}"
         trained = jaxrank("train", config, workdir, *args, cores=cores)
         tested = jaxrank("evaluate", workdir, "--checkpoint=best", f"--split={split}", cores=cores)
         kept = {k: trained[k] for k in ("step", "seconds", "examples_per_second")}
-        scores.write_text(json.dumps({"trained": kept, "tested": tested}))
-    return json.loads(scores.read_text())
+        scores.write_text(json.dumps({"command": command, "trained": kept, "tested": tested}))
+    found = json.loads(scores.read_text())
+    if (other := found.get("command", [])) != command:
+        raise SystemExit(
+            f"{scores} is of the arguments {shlex.join(other)}; now they are"
+            f" {shlex.join(command)}. Give another --workdir, or remove it."
+        )
+    return found
 
 
 def metrics_of(found: dict[str, Any]) -> dict[str, float]:
@@ -82,11 +91,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("--config", required=True)
     parser.add_argument("--workdir", required=True)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=positive, default=3)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--split", default="test")
     parser.add_argument("--variant", action="append", default=[], help="'name: arguments'")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, sharing the cores")
+    parser.add_argument(
+        "--jobs", type=positive, default=1, help="runs at a time, sharing the cores"
+    )
     args, rest = parser.parse_known_args()
     folder = Path(args.workdir)
     config = f"--config={args.config}"

@@ -23,6 +23,7 @@ import argparse
 from collections.abc import Callable, Iterable
 
 import numpy as np
+from counts import positive
 
 from jaxrank.data.order import Order
 
@@ -110,13 +111,16 @@ def logloss(clicks: Clicks, batches: Iterable[np.ndarray], rate: float) -> float
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", type=int, default=4_000_000)
-    parser.add_argument("--block", type=int, default=8192)
-    parser.add_argument("--batch", type=int, default=4096)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--rows", type=positive, default=4_000_000)
+    parser.add_argument("--block", type=positive, default=8192)
+    parser.add_argument("--batch", type=positive, default=4096)
+    parser.add_argument("--seeds", type=positive, default=3)
     parser.add_argument("--rate", type=float, default=0.1)
     args = parser.parse_args()
     rows = args.rows // args.block * args.block
+    least = max(shards for shards, _ in _SETTINGS) * args.block
+    if rows < least:
+        parser.error(f"--rows: must be at least {least:,}, a block a shard: found {args.rows:,}")
 
     trainings = []
     for seed in range(args.seeds):
@@ -147,7 +151,8 @@ def main() -> None:
                 1000 * (logloss(clicks, orders[sort][make(seed)], args.rate) - base[seed])
                 for seed, clicks, orders in trainings
             ]
-            text += f"{np.mean(cost):>10.2f}{'+-' + format(np.std(cost), '.2f'):>10}"
+            deviation = f"+-{np.std(cost, ddof=1):.2f}" if len(cost) > 1 else ""
+            text += f"{np.mean(cost):>10.2f}{deviation:>10}"
         print(text + f"{held:>10,}", flush=True)
 
     tell("permutation", lambda seed: permuted(rows, args.batch, seed), rows)

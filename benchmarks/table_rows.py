@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+from counts import positive
 
 from jaxrank import huge_pages
 
@@ -78,10 +79,10 @@ def measure_memory(args: argparse.Namespace, rows: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, nargs="+", default=[1_000_000, 20_000_000])
-    parser.add_argument("--batch-size", type=int, default=8192)
-    parser.add_argument("--steps-per-call", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--rows", type=positive, nargs="+", default=[1_000_000, 20_000_000])
+    parser.add_argument("--batch-size", type=positive, default=8192)
+    parser.add_argument("--steps-per-call", type=positive, default=4)
+    parser.add_argument("--rounds", type=positive, default=10)
     parser.add_argument("--memory-of", type=int, default=0, help=argparse.SUPPRESS)
     args = parser.parse_args()
     huge_pages.ensure()  # as `jaxrank train` does
@@ -108,6 +109,7 @@ def main() -> None:
     first = np.median(seconds[0])
     for rows, times in zip(args.rows, seconds, strict=True):
         command = [sys.executable, __file__, f"--memory-of={rows}"]
+        command += [f"--batch-size={args.batch_size}", f"--steps-per-call={args.steps_per_call}"]
         found = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
         print(
             f"{rows:>11,} rows: {np.median(times) * 1e3:7.2f} ms a step,"

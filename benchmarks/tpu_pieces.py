@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from counts import positive
 from jax.sharding import SingleDeviceSharding
 
 from jaxrank import absent
@@ -66,8 +67,8 @@ def pieces(ids: int, width: int) -> Iterator[Piece]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--topology", default="v3-8")
-    parser.add_argument("--ids", type=int, default=1_107_200)
-    parser.add_argument("--width", type=int, default=8)
+    parser.add_argument("--ids", type=positive, default=1_107_200)
+    parser.add_argument("--width", type=positive, default=8)
     args = parser.parse_args()
     sharding = SingleDeviceSharding(absent.devices(topology(args.topology))[0])
     print(f"{'':<24}{'seconds':>10}{'MiB':>10}{'cycles':>16}")

@@ -458,9 +458,10 @@ class Checkpoints:
         try:
             yield
         except Exception as error:  # Orbax and TensorStore raise many kinds for a full disk
+            told = str(error).strip() or type(error).__name__
             raise RunError(
                 f"{self.path}: a checkpoint could not be written, those before it are untouched:"
-                f" {str(error).splitlines()[0]}"
+                f" {told.splitlines()[0]}"
             ) from error
 
     def directory(self, step: int) -> str:

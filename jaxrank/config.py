@@ -342,7 +342,8 @@ def load(path: str | Path) -> ConfigDict:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(Path(path).resolve().parent))  # a config may start from its neighbour
+    beside = str(Path(path).resolve().parent)  # a config may start from its neighbour
+    sys.path.insert(0, beside)
     try:
         spec.loader.exec_module(module)
         config = module.get_config(*arguments)
@@ -352,7 +353,7 @@ def load(path: str | Path) -> ConfigDict:
         text = " ".join(str(error).split())
         raise InputError(f"--config: {path}: {type(error).__name__}: {text}") from error
     finally:
-        del sys.path[0]
+        sys.path.remove(beside)
     if not isinstance(config, ConfigDict):
         raise InputError(f"--config: {path}: get_config() must give a ConfigDict: {config!r}.")
     check(config)
@@ -399,6 +400,7 @@ FREE = (
     "log_every_steps",
     "watch.hang_seconds",
     "checkpoint.keep",
+    "checkpoint.keep_every_steps",
 )
 
 

@@ -17,9 +17,9 @@ from jaxrank.checkpoint import Checkpoints
 from jaxrank.data import packing
 from jaxrank.data.pipeline import TrainBatches
 from jaxrank.data.store import Split, Store
-from jaxrank.embedding import check_shards
+from jaxrank.embedding import check_row_shards
 from jaxrank.errors import InputError
-from jaxrank.features import Schema
+from jaxrank.features import MAX_GROUP, Schema
 from jaxrank.layout import Hot, Layout
 from jaxrank.monitor import Monitor, make_monitor
 from jaxrank.program import BatchShape, Program, check_batch, check_settings, make_trainee
@@ -71,7 +71,7 @@ def check(config: ConfigDict) -> None:
         InputError: naming the field of the config, what it must be and what was found.
     """
     configs.check(config)
-    packing.check_shards(config.batch_size, config.data.shards)
+    packing.check_data_shards(config.batch_size, config.data.shards)
     make_timetable(config, rows=1)
     check_settings(config)
 
@@ -96,7 +96,7 @@ def build(config: ConfigDict, directory: Path, report: Report) -> Job:
     _tell_passes(config, timetable, split.rows, report)
     mesh = meshes.make_mesh(**config.mesh)
     processes.check_devices(mesh)
-    check_shards(mesh.shape[meshes.SHARD])
+    check_row_shards(mesh.shape[meshes.SHARD])
     group = packing.group_size(config.batch_size, config.data.shards)
     check_batch("batch_size", config.batch_size, group, mesh.size)
     kept = _kept_placement(directory, store)
@@ -112,8 +112,8 @@ def build(config: ConfigDict, directory: Path, report: Report) -> Job:
     if batches.capacities and batches.group < _SMALL_GROUP:
         report(
             f"batch_size / data.shards = {config.batch_size // config.data.shards} has no divisor"
-            f" between {_SMALL_GROUP} and 512 but {batches.group}, so packed lists take much room;"
-            " a power of two is best."
+            f" from {_SMALL_GROUP} to {MAX_GROUP}, so lists are packed {batches.group} examples at"
+            " a time and take much room; a larger power of two is best."
         )
     watched = {k: v for k, v in config.eval.items() if k not in ("every_steps", "batch_size")}
     monitor = make_monitor(store.schema.tasks, **watched)

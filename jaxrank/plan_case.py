@@ -11,7 +11,7 @@ from jaxrank import budget
 from jaxrank import mesh as meshes
 from jaxrank.config import to_plain
 from jaxrank.data import packing, traffic
-from jaxrank.embedding import check_shards, planner
+from jaxrank.embedding import check_row_shards, planner
 from jaxrank.errors import InputError
 from jaxrank.features import Schema
 from jaxrank.layout import Hot, Layout, ids_of_device, layout
@@ -154,7 +154,7 @@ def _check_machine(machine: Machine, batch_size: int) -> None:
         raise InputError(
             f"--replicas must divide the number of devices: found {replicas}, {devices} devices."
         )
-    check_shards(devices // replicas)
+    check_row_shards(devices // replicas)
     check_batch("batch_size", batch_size, 1, devices)  # data.shards may be set later
 
 

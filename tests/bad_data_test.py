@@ -254,6 +254,13 @@ def test_number_beyond_float32(tmp_path):
         run(tmp_path, HEADER + GOOD + "1,1e39,u,a,1\n", floats=FLOATS)
 
 
+def test_number_whose_square_is_infinite(tmp_path):
+    floats = [dict(columns="price", log=True, standardize=True)]
+    must = "must be a number of at most 1e+150 in size, or empty"
+    with refused(f"day.csv, row 3, column price: {must}: found '-1e200'"):
+        run(tmp_path, HEADER + GOOD + "1,-1e200,u,a,1\n", floats=floats)
+
+
 def test_float_column_of_another_type(tmp_path):
     columns = {"label": [1], "price": [{"a": 1}]}
     with refused("day.parquet, column price: must be a finite number or empty", "struct<a: int64>"):

@@ -93,6 +93,7 @@ def trained(rule, placement, devices, replicas, *, steps, wide):
     c = tiny.config(batch_size=BATCH)
     c.optim.tables.name = rule
     c.optim.tables.base_rate = 0.05
+    c.model.cross_layers = 1
     c.model.norm = "batch"
     c.model.dropout = 0.1
     c.embedding.l2 = 0.01

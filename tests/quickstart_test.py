@@ -47,6 +47,7 @@ def test_a_run_is_the_same_to_the_bit_on_any_number_of_cores(tmp_path, monkeypat
     ]
     args += ["--config.model.cross=mix", "--config.model.cross_rank=32"]
     args += ["--config.model.multitask=ple"]
+    args += ["--config.model.experts=2", "--config.model.task_experts=1"]
     cores = sorted(os.sched_getaffinity(0))
     sums = []
     for name, several in (("one", cores[:1]), ("all", cores)):

@@ -6,8 +6,8 @@ import xxhash
 
 from jaxrank.data.examples import Examples
 
-# The matrices of a block, in the order of its columns.
-_MATRICES = {
+# Of the matrices of a block, in the order of its columns.
+_DTYPES = {
     "floats": np.float32,
     "ids": np.int32,
     "list_lengths": np.int32,
@@ -20,7 +20,7 @@ _MATRICES = {
 
 def to_arrow(examples: Examples) -> pa.RecordBatch:
     columns: dict[str, pa.Array] = {}
-    for name in _MATRICES:
+    for name in _DTYPES:
         matrix = getattr(examples, name)
         if matrix is not None:
             values = pa.array(np.ascontiguousarray(matrix).reshape(-1))
@@ -48,7 +48,7 @@ def from_arrow(batch: pa.RecordBatch) -> Examples:
 
     def matrix(name: str) -> np.ndarray:
         if name not in names:
-            return np.zeros((rows, 0), _MATRICES[name])
+            return np.zeros((rows, 0), _DTYPES[name])
         column = batch.column(name)
         return column.flatten().to_numpy(zero_copy_only=True).reshape(rows, column.type.list_size)
 

@@ -1,4 +1,4 @@
-"""Chunks of raw columns -> Blocks of matrices."""
+"""Chunks of raw columns -> `Examples`."""
 
 import functools
 import math
@@ -16,7 +16,7 @@ from jaxrank.data.examples import Examples
 from jaxrank.data.keyed import Conceal, concealed
 from jaxrank.data.labels import Labels, encode_labels, horizon
 from jaxrank.data.new_values import NewValues, first, is_new
-from jaxrank.data.ragged import ranges, starts_of
+from jaxrank.data.ragged import places_of_lists
 from jaxrank.data.row_numbers import row_numbers
 from jaxrank.data.spec import FeatureSpec, IdSpec, ListSpec
 from jaxrank.data.statistics import Statistics
@@ -24,13 +24,18 @@ from jaxrank.data.vocabulary import Vocabulary, hash_rows
 from jaxrank.features import MISSING_ROW, PAD, RESERVED_ROWS, UNKNOWN_ROW
 
 _NUMBER = "a finite number or empty"
+_MOST = 1e150  # whose square is finite, for the deviation
 
 
 def raw_floats(names: list[str], chunk: Chunk) -> np.ndarray:
     """f64[n, names] as the data has them, NaN where missing."""
     result = np.empty((chunk.batch.num_rows, len(names)), order="F")
     for i, name in enumerate(names):
-        result[:, i] = numbers(column_of(chunk, name), _NUMBER)
+        column = column_of(chunk, name)
+        result[:, i] = numbers(column, _NUMBER)
+        large = np.flatnonzero(np.abs(result[:, i]) > _MOST)
+        if len(large):
+            column.refuse(large, f"a number of at most {_MOST:g} in size, or empty")
     return result
 
 
@@ -256,14 +261,12 @@ class Encoder:
             found.append(cells)
             parts.append(rows)
             noted.append(note)
-        starts = starts_of(lengths)
         values = np.empty(sum(len(part) for part in parts), np.int32)
         weights = np.ones(len(values), np.float32)
-        for i, part in enumerate(parts):
-            target = ranges(starts[:, i], lengths[:, i])
-            values[target] = part
-            if found[i].weights is not None:
-                weights[target] = found[i].weights
+        for part, cells, places in zip(parts, found, places_of_lists(lengths), strict=True):
+            values[places] = part
+            if cells.weights is not None:
+                weights[places] = cells.weights
         weighted = any(entry.weights for entry in entries)
         return _Lists(lengths, values, weights if weighted else None, found, parts, noted)
 

@@ -81,7 +81,9 @@ def encode_labels(
             if task.is_shifted:
                 shifts[:, i] = np.log(rate)
             else:
-                weights[:, i] /= np.where(labels[:, i] == 0, rate, 1)
+                with np.errstate(over="ignore"):
+                    weights[:, i] /= np.where(labels[:, i] == 0, rate, 1)
+                _check_corrected(chunk, task, weights[:, i])
         if task.truth:
             must = "a number from 0 to 1, or empty"
             truth[:, i] = numbers(column_of(chunk, task.truth), must, _probability)
@@ -134,6 +136,18 @@ def _negative_rate(chunk: Chunk, task: TaskSpec) -> np.ndarray | float:
         return task.negative_rate
     column = column_of(chunk, task.negative_rate_column)
     return numbers(column, "a number above 0 and at most 1", _share, missing=False)
+
+
+def _check_corrected(chunk: Chunk, task: TaskSpec, weights: np.ndarray) -> None:
+    """Refuses rows whose weight divided by their rate is no float32."""
+    bad = np.flatnonzero(~not_negative(weights))
+    if not len(bad):
+        return
+    if task.negative_rate_column:
+        column, over = column_of(chunk, task.negative_rate_column), task.weight or "1"
+        column.refuse(bad, f"a rate by which {over} can be divided to give a finite float32")
+    must = f"a weight that divided by negative_rate={task.negative_rate} is a finite float32"
+    column_of(chunk, task.weight).refuse(bad, must)
 
 
 def not_negative(values: np.ndarray) -> np.ndarray:

@@ -17,7 +17,7 @@ from jaxrank.layout import Layout, Stack
 _ALIGNMENT = 128
 
 
-def check_shards(batch_size: int, shards: int) -> None:
+def check_data_shards(batch_size: int, shards: int) -> None:
     """Raises InputError unless a batch can be taken from `shards` streams in equal shares."""
     for field, value in (("batch_size", batch_size), ("data.shards", shards)):
         if value < 1:
@@ -38,7 +38,7 @@ def group_size(batch_size: int, shards: int) -> int:
     Raises:
         InputError: the shares are not equal.
     """
-    check_shards(batch_size, shards)
+    check_data_shards(batch_size, shards)
     share = batch_size // shards
     return next(size for size in range(min(share, MAX_GROUP), 0, -1) if share % size == 0)
 

@@ -38,7 +38,7 @@ def _require(field: str, value: Any, holds: bool, must: str) -> None:
 def _process_shares(batch_size: int, shards: int, process: tuple[int, int]) -> range:
     """The shards that this process serves."""
     index, count = process
-    packing.check_shards(batch_size, shards)
+    packing.check_data_shards(batch_size, shards)
     if shards % count:
         raise InputError(
             f"data.shards must be a multiple of the number of processes: got data.shards={shards},"

@@ -1,6 +1,6 @@
 """Ragged arrays: values one list after another, and how many each list has."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -16,6 +16,13 @@ def ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     found = np.repeat(starts - starts_of(lengths), lengths)
     found += np.arange(len(found))
     return found
+
+
+def places_of_lists(lengths: np.ndarray) -> Iterator[np.ndarray]:
+    """Of each list of i32[n, lists], where its values i64[..] lie among those of all lists, which
+    are in order of example and then of list."""
+    for starts, own in zip(starts_of(lengths).T, lengths.T, strict=True):
+        yield ranges(starts, own)
 
 
 def positions(lengths: np.ndarray) -> np.ndarray:

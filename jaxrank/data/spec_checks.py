@@ -42,7 +42,8 @@ def check_tasks(spec: "FeatureSpec") -> None:
         _check_label(task, spec, where)
         entry = _Entry(task, where)
         rate = task.negative_rate
-        entry.require(0 < rate <= 1, "negative_rate", "above 0 and at most 1")
+        # Its inverse is a weight, which is float32.
+        entry.require(1e-38 <= rate <= 1, "negative_rate", "at least 1e-38 and at most 1")
         holds = rate == 1 or not task.negative_rate_column
         entry.require(holds, "negative_rate", "1 where negative_rate_column gives the rate")
         _check_kind(task, where)

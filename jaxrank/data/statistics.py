@@ -130,8 +130,8 @@ class Statistics:
         self.list_truncated = np.zeros(lists, np.int64)
         self.list_unknown = np.zeros(lists, np.int64)
         self.list_out_of_range = np.zeros(lists, np.int64)
-        self._kinds = [t.kind for t in features.tasks]
-        self._numbers = [i for i, kind in enumerate(self._kinds) if kind != "binary"]
+        self._task_kinds = [t.kind for t in features.tasks]
+        self._numbers = [i for i, kind in enumerate(self._task_kinds) if kind != "binary"]
         self._labels = Moments(len(self._numbers))
         self._floats = Moments(floats)
         self._lengths = ListLengths(lists)
@@ -173,10 +173,10 @@ class Statistics:
                     f"statistics to merge must be of the same {kind}: found {names} and"
                     f" {other._names[kind]}."
                 )
-        if self._kinds != other._kinds:
+        if self._task_kinds != other._task_kinds:
             raise InputError(
                 "statistics to merge must be of tasks of the same kinds: found"
-                f" {self._kinds} and {other._kinds}."
+                f" {self._task_kinds} and {other._task_kinds}."
             )
         self.rows += other.rows
         for _, _, attribute in _COUNTS:
@@ -206,7 +206,7 @@ class Statistics:
             _put(tree[kind], field, getattr(self, attribute))
         for i, moments in zip(self._numbers, self._labels.to_json(), strict=True):
             moments.pop("count")
-            tree["tasks"][self._names["tasks"][i]] |= {"kind": self._kinds[i], **moments}
+            tree["tasks"][self._names["tasks"][i]] |= {"kind": self._task_kinds[i], **moments}
         for column, moments in zip(tree["floats"].values(), self._floats.to_json(), strict=True):
             column["missing"] = self.rows - moments.pop("count")
             column.update(moments)

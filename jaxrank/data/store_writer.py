@@ -49,8 +49,9 @@ class SplitWriter:
         self._file: Any = None
         self._sink: pa.ipc.RecordBatchFileWriter | None = None
 
-    def write(self, block: Examples) -> None:
-        batch = to_arrow(block)
+    def write(self, examples: Examples) -> None:
+        """Writes them as one block."""
+        batch = to_arrow(examples)
         if self._sink is None:
             name = f"{self._prefix}{len(self.files):05d}.arrow"
             self.files.append({"name": name, "blocks": []})

@@ -23,7 +23,7 @@ from jaxrank.features import Batch
 
 
 class Reader:
-    """Reads examples of a split, from one thread at a time.
+    """Reads examples of a split; threads that ask at once take turns.
 
     Args:
         kept: blocks that are kept for the next call.
@@ -96,6 +96,7 @@ class TrainSource:
     Args:
         shards: of this process; a part is an equal share of them.
         share: examples of a step that each shard gives.
+        parts: of a step; each is of as many shards.
         steps: to serve.
         steps_per_call: divides them.
         batcher: makes the batch of a step.

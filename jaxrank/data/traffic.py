@@ -8,7 +8,8 @@ import numpy as np
 
 from jaxrank.data import examples as ex
 from jaxrank.data.examples import Examples
-from jaxrank.data.ragged import positions, ranges, starts_of
+from jaxrank.data.list_lengths import ListLengths
+from jaxrank.data.ragged import places_of_lists, positions, ranges, starts_of
 from jaxrank.data.resolve import build_schema, resolve
 from jaxrank.data.spec import FeatureSpec, IdSpec, ListSpec
 from jaxrank.data.store import Split
@@ -156,14 +157,12 @@ def _first(column: ListOfIds, length: int) -> ListOfIds:
 
 def _interleaved(lists: list[ListOfIds]) -> np.ndarray:
     """i32[total]: the values example by example and within an example list by list."""
-    if not lists:
-        return np.zeros(0, np.int32)
-    owner = [
-        np.repeat(np.arange(len(entry.lengths)) * len(lists) + i, entry.lengths)
-        for i, entry in enumerate(lists)
-    ]
-    order = np.argsort(np.concatenate(owner), kind="stable")
-    return np.concatenate([entry.values for entry in lists])[order]
+    values = np.empty(sum(len(entry.values) for entry in lists), np.int32)
+    if lists:
+        lengths = np.stack([entry.lengths for entry in lists], axis=1)
+        for entry, places in zip(lists, places_of_lists(lengths), strict=True):
+            values[places] = entry.values
+    return values
 
 
 def _examples(ids: np.ndarray, lengths: np.ndarray, values: np.ndarray) -> Examples:
@@ -218,17 +217,17 @@ def measure(reads: Reads, examples: int = SAMPLE) -> Traffic:
     parts = np.unique(np.linspace(0, len(rows) - 1, count).round().astype(np.int64))
     tables = feature_tables(reads.schema)
     found: dict[str, list[TableReads]] = {table.name: [] for table in reads.schema.tables}
-    lengths = []
+    lengths = ListLengths(len(reads.schema.lists))
     for part in parts.tolist():
         piece = reads.read(part)
-        lengths.append(piece.list_lengths)
+        lengths.add(piece.list_lengths)
         for table, read in zip(tables, rows_read(piece, reads.schema), strict=True):
             found[table].append(TableReads(*np.unique(read, return_counts=True)))
     return Traffic(
         examples=int(rows[parts].sum()),
         tables={name: _merged(pieces) for name, pieces in found.items()},
         parts=parts,
-        list_lengths=_moments(np.concatenate(lengths)),
+        list_lengths=lengths.to_json(),
     )
 
 
@@ -239,16 +238,6 @@ def _merged(pieces: list[TableReads]) -> TableReads:
     counts = np.zeros(len(rows), np.int64)
     np.add.at(counts, place, np.concatenate([p.counts for p in pieces]))
     return TableReads(rows, counts)
-
-
-def _moments(lengths: np.ndarray) -> dict[str, Any]:  # i32[n, lists]
-    if not lengths.size:
-        return {"mean": [], "covariance": [], "max_per_example": []}
-    return {
-        "mean": lengths.mean(axis=0).tolist(),
-        "covariance": np.cov(lengths.T, bias=True).reshape(lengths.shape[1], -1).tolist(),
-        "max_per_example": lengths.max(axis=0).tolist(),
-    }
 
 
 def batches(reads: Reads, batch_size: int, without: np.ndarray, seed: int) -> Iterator[Examples]:

@@ -266,9 +266,9 @@ class _Writers:
     def take(self, chunk: Chunk, rejects: Rejects) -> None:
         for directory, piece in self._by_day(chunk, rejects):
             encoder, blocks = self._of(directory)
-            _, block = rejects.attempt(piece, encoder.encode)
-            if block is not None:
-                blocks.add(block)
+            _, examples = rejects.attempt(piece, encoder.encode)
+            if examples is not None:
+                blocks.add(examples)
 
     def _by_day(self, chunk: Chunk, rejects: Rejects) -> list[tuple[str, Chunk]]:
         """The directories of a chunk's records, and those records."""
@@ -310,7 +310,7 @@ class _Writers:
 
 
 class _Blocks:
-    """Makes of blocks of any size those of `size`, of which the last may have fewer."""
+    """Makes of any examples blocks of `size` of them, of which the last may have fewer."""
 
     def __init__(self, writer: SplitWriter, size: int):
         self._writer, self._size = writer, size

@@ -9,7 +9,7 @@ changes the rows that were read.
 from jaxrank.embedding.exchange import Load
 from jaxrank.embedding.rules import RULES, Rule, make_rule
 from jaxrank.embedding.storage import GROUPS, Storage, TableState, logical_rows, storage
-from jaxrank.embedding.tables import Embedding, check_shards
+from jaxrank.embedding.tables import Embedding, check_row_shards
 
 __all__ = [
     "GROUPS",
@@ -19,7 +19,7 @@ __all__ = [
     "Rule",
     "Storage",
     "TableState",
-    "check_shards",
+    "check_row_shards",
     "logical_rows",
     "make_rule",
     "storage",

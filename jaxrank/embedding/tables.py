@@ -47,7 +47,7 @@ Vectors = dict[str, dict[str, jax.Array]]
 Routes = dict[str, Route | jax.Array]
 
 
-def check_shards(shards: int) -> None:
+def check_row_shards(shards: int) -> None:
     """Raises InputError unless split rows can be split over so many devices."""
     if GROUPS % shards:
         raise InputError(
@@ -91,7 +91,7 @@ class Embedding:
     rate_factors: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_shards(self.shards)
+        check_row_shards(self.shards)
         for name, parts in self.parts.items():
             if self.exchanges and parts.split and name not in self.room:
                 raise InputError(f"stack {name}: its exchange must have room: found none.")
