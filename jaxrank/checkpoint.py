@@ -18,6 +18,7 @@ import inspect
 import json
 import logging
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -55,6 +56,9 @@ def _unraisable(
 sys.unraisablehook = _unraisable
 
 
+# Seconds between looks at whether a checkpoint that cannot be read is being deleted, file by file.
+_PAUSES = (0.0, 0.5, 3.0)
+_LOOKS = 8  # at the checkpoints of a run that deletes some meanwhile
 _MOST_TOLD = 8  # arrays that are not those of the config
 _PIECE = 2**26  # bytes of an array that are written together
 
@@ -107,6 +111,15 @@ def _joined(state: TrainState, predicts: Weights, training: _Training) -> TrainS
 
 def _digest(run: dict[str, Any]) -> str:
     return xxhash.xxh3_64(json.dumps(run, sort_keys=True).encode()).hexdigest()
+
+
+def _looked(look: Callable[[], Any]) -> Any:
+    """What `look` gives. Orbax looks at each checkpoint that it found, of which a run beside this
+    one may have deleted some since."""
+    for _ in range(_LOOKS - 1):
+        with contextlib.suppress(FileNotFoundError):
+            return look()
+    return look()
 
 
 def _agreed(read: Callable[[], Any]) -> Any:
@@ -187,7 +200,7 @@ class Checkpoints:
             create=not read_only,
             cleanup_tmp_directories=not read_only,
         )
-        self._manager = ocp.CheckpointManager(self.path, options=options)
+        self._manager = _looked(lambda: ocp.CheckpointManager(self.path, options=options))
 
     def _worth_keeping(self, steps: Sequence[int]) -> set[int]:
         """The best, those of which it cannot be known, and one in so many."""
@@ -238,7 +251,7 @@ class Checkpoints:
         if which == "newest":
             return steps[-1] if steps else None
         if which == "best":
-            best = self._best({step: self._metric(step) for step in steps})
+            best = self._best(self._known_metrics(steps))
             return self._find("newest") if best is None else best
         if str(which).isdecimal() and int(which) in steps:
             return int(which)
@@ -246,6 +259,40 @@ class Checkpoints:
             f"{self.path}: checkpoint must be newest, best or one of the steps {steps}:"
             f" found {which!r}."
         )
+
+    def _known_metrics(self, steps: Sequence[int]) -> dict[int, _Metric]:
+        """Of the checkpoints that are still there."""
+        found = {}
+        for step in steps:
+            try:
+                found[step] = self._metric(step)
+            except InputError:
+                if (self.path / str(step)).is_dir():
+                    raise
+        return found
+
+    def reload(self) -> None:
+        """Looks anew which checkpoints there are, for a run beside this one saves and deletes."""
+        _looked(self._manager.reload)
+
+    def read(self, which: str | int, read: Callable[[int], Any]) -> tuple[int, Any]:
+        """The step of the newest or best checkpoint or a step, and what `read` gives of it; chosen
+        anew where a run beside this one deletes it before it is read.
+
+        Raises:
+            InputError: there is none, a step was named that has none, or what `read` raises.
+        """
+        for _ in range(_LOOKS):
+            step = self.step(which)
+            if step is None:
+                break
+            try:
+                return step, read(step)
+            except InputError:
+                if not self.is_deleted(step):
+                    raise
+            self.reload()
+        raise InputError(f"{self.path.parent}: holds no checkpoint yet, or none that stays.")
 
     def trained_on(self) -> str:
         """The fingerprint of the data that the newest checkpoint tells; empty where there is none,
@@ -263,7 +310,7 @@ class Checkpoints:
 
     def newer(self, step: int) -> int | None:
         """The oldest checkpoint after `step`, or None; also one that another run just saved."""
-        self._manager.reload()
+        self.reload()
         return self._next_to(lambda steps: min((s for s in steps if s > step), default=None))
 
     def _next_to(self, choose: Callable[[Sequence[int]], int | None]) -> int | None:
@@ -274,8 +321,36 @@ class Checkpoints:
         return processes.from_first(found)
 
     def is_there(self, step: int) -> bool:
-        """Whether a checkpoint has not been deleted yet, as process 0 sees it."""
+        """Whether a checkpoint has not been deleted, as process 0 sees it."""
         return processes.from_first((self.path / str(step)).is_dir())
+
+    @contextlib.contextmanager
+    def reading(self, step: int) -> Iterator[None]:
+        """Tells where a run beside this one deletes the checkpoint while it is read.
+
+        Raises:
+            InputError: so it is, or as the block raises.
+        """
+        try:
+            yield
+        except (InputError, RunError) as error:
+            if not self.is_deleted(step):
+                raise
+            raise InputError(
+                f"{self.directory(step)}: must stay while it is read: the run beside this command"
+                " has deleted it. Try again, or let it keep more (checkpoint.keep)."
+            ) from error
+
+    def is_deleted(self, step: int) -> bool:
+        """Whether a checkpoint that could not be read is being deleted, as process 0 sees it."""
+        deleted = False
+        if processes.is_first():
+            for seconds in _PAUSES:
+                time.sleep(seconds)
+                deleted = deleted or not (self.path / str(step)).is_dir()
+                if deleted:
+                    break
+        return processes.from_first(deleted)
 
     def put_aside(self, step: int) -> Path:
         """Moves a checkpoint to where no run looks for one; returns where it is."""
@@ -286,7 +361,7 @@ class Checkpoints:
                 while aside.exists():
                     aside = aside.with_name(f"{aside.name}-again")
                 (self.path / str(step)).rename(aside)
-        self._manager.reload()
+        self.reload()
         return aside
 
     def _metric(self, step: int) -> _Metric:

@@ -5,11 +5,12 @@ import difflib
 import faulthandler
 import itertools
 import json
+import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from jaxrank import huge_pages, processes, signals, threads
 from jaxrank.arguments import ONCE, parsers
@@ -305,7 +306,7 @@ def run(argv: Sequence[str]) -> None:
 
     def report(text: str) -> None:
         if speaks():
-            print(text, file=sys.stderr if args.json else sys.stdout, flush=True)
+            _say(text, sys.stderr if args.json else sys.stdout)
 
     with processes.lost_told_as_run_error():
         if config is not None:
@@ -321,11 +322,21 @@ def run(argv: Sequence[str]) -> None:
             verbs_of_runs = {"evaluate": _evaluate, "predict": _predict, "export": _export}
             result = verbs_of_runs[args.verb](args, report)
         if args.json and speaks():
-            print(json.dumps(_finite(result)), flush=True)
+            _say(json.dumps(_finite(result)), sys.stdout)
         if result.get("refusal"):
             raise RunError(result["refusal"])
         if several:
             processes.wait()
+
+
+def _say(text: str, file: TextIO) -> None:
+    try:
+        print(text, file=file, flush=True)
+    except BrokenPipeError:
+        # Who read it has gone, as `head` does. What is being done goes on, without a word.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, file.fileno())
+        os.close(nowhere)
 
 
 def main() -> NoReturn:

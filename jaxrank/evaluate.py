@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from jaxrank import metrics, processes, slices
 from jaxrank.data.examples import Examples, cut
-from jaxrank.data.files import is_local
+from jaxrank.data.files import check_parent, is_local
 from jaxrank.data.pipeline import EvaluationBatches
 from jaxrank.data.store import Split, Store
 from jaxrank.errors import InputError, RunError
@@ -172,6 +172,18 @@ def evaluate(
     return Scores(found, buckets, split.rows, time.perf_counter() - start, sliced)
 
 
+def check_labelled(split: Split, flag: str) -> None:
+    """Raises InputError where it is known that no example has a label."""
+    if not split.is_counted:
+        return
+    tasks = split.statistics["tasks"]
+    if not any(task["known"] for task in tasks.values()):
+        raise InputError(
+            f"{flag}: {split.path} must have labels to be scored: found none that is known, of"
+            f" {', '.join(tasks)}, in {split.rows:,} examples. `jaxrank predict` needs none."
+        )
+
+
 class Reference(NamedTuple):
     """What the labels alone and, where the truth is known, the truth would score.
 
@@ -226,7 +238,7 @@ def predict(
     name when it is whole.
 
     Raises:
-        InputError: `output` is a URL, or there and no file.
+        InputError: `output` is a URL, or there and no file, or nothing can be written there.
         RunError: a prediction is not finite, or the file cannot be written.
     """
     given, output = output, Path(output)
@@ -242,6 +254,8 @@ def predict(
         if processes.is_first() and output.exists() and not output.is_file():
             what = "a directory" if output.is_dir() else "a device, pipe or socket"
             raise InputError(f"--output: {output} must be a file: it is {what}.")
+        if processes.is_first():
+            check_parent(output)
     batch_size = whole_groups(batch_size, program)
     tasks = program.trainee.embedding.layout.schema.tasks
     with closing(score(program, weights, split, batch_size)) as found:

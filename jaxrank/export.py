@@ -26,7 +26,7 @@ from jaxrank import evaluate as evaluation
 from jaxrank import restore, run_data
 from jaxrank import workdir as workdirs
 from jaxrank.checkpoint import Checkpoints
-from jaxrank.data.files import is_local
+from jaxrank.data.files import check_parent, is_local
 from jaxrank.data.lock import empty_directory, lock_directory
 from jaxrank.data.store import Store, open_store
 from jaxrank.errors import InputError, RunError
@@ -71,7 +71,7 @@ def export(workdir: str, *, output: str, checkpoint: str = "newest", data: str =
     directory = workdirs.directory(workdir)
     config, schema = workdirs.load_config(directory), workdirs.load_schema(directory)
     checkpoints = Checkpoints(directory, read_only=True)
-    step = restore.chosen(checkpoints, checkpoint)
+    step, sums = checkpoints.read(checkpoint, checkpoints.saved_checksums)
     store = open_store(data) if data else run_data.opened(config, directory)
     evaluation.check_schema(schema, store)
     if not data:
@@ -80,15 +80,17 @@ def export(workdir: str, *, output: str, checkpoint: str = "newest", data: str =
     trainee, _, _ = restore.trained_in(directory, config, schema)
     layout = trainee.embedding.layout
     saved = Path(checkpoints.directory(step)) / "weights"
-    stored = StoredArrays(saved, checkpoints.saved_checksums(step)["weights"])
+    stored = StoredArrays(saved, sums["weights"])
     shapes = weights_of(jax.eval_shape(functools.partial(init_state, trainee)))
-    if other := stored.unlike(shapes):
+    with checkpoints.reading(step):
+        other = stored.unlike(shapes)
+    if other:
         raise InputError(
             f"{saved}: must be of the model of the config, and is not:\n  " + "\n  ".join(other)
         )
     told = {"checkpoint": checkpoints.directory(step), "step": step}
     told |= recipe(config, layout, store)
-    with _written(output) as partial:
+    with _written(output) as partial, checkpoints.reading(step):
         parameters = _write_layers(stored, partial / "layers.npz")
         _write_tables(stored, layout, store, partial / "tables")
         (partial / "export.json").write_text(json.dumps(told, indent=1) + "\n")
@@ -133,6 +135,7 @@ def _written(output: str) -> Iterator[Path]:
 def _check_free(target: Path) -> None:
     if target.exists():
         raise InputError(f"--output: {target} must not exist yet, nothing is overwritten.")
+    check_parent(target)
 
 
 def _write_layers(stored: StoredArrays, path: Path) -> int:

@@ -15,7 +15,6 @@ from jaxrank.summary import by_name, in_short
 from jaxrank.writers import open_writer
 
 _MOST_SECONDS = 86400
-_LOOKS = 3  # at a checkpoint that cannot be read, for it may just be deleted, file by file
 
 
 class Followed(NamedTuple):
@@ -58,6 +57,7 @@ def follow(
             f" {every_seconds}."
         )
     run = open_run(directory, data=data, split=split, batch_size=batch_size)
+    evaluation.check_labelled(run.split, "--split")
     name = run.split.name.replace("/", "-").replace(":", "-")
     folder = Path(directory) / "follow" / (f"{name}-{run.split.fingerprint[:8]}" if data else name)
     step = _last_step(folder)
@@ -72,7 +72,7 @@ def follow(
                 time.sleep(every_seconds)
                 continue
             step = newer
-            metrics = _metrics(run, step, every_seconds)
+            metrics = _metrics(run, step)
             if metrics is None:
                 report(f"step {step}: deleted before it could be read")
                 continue
@@ -82,20 +82,14 @@ def follow(
             report(f"step {step}: {in_short(metrics)}")
 
 
-def _metrics(run: Opened, step: int, every_seconds: float) -> evaluation.Metrics | None:
+def _metrics(run: Opened, step: int) -> evaluation.Metrics | None:
     """Those of a checkpoint; None if it is deleted before it could be read."""
-    looks = 0
-    while True:
-        try:
-            weights = run.weights(step)
-            break
-        except InputError:
-            looks += 1
-            if not run.checkpoints.is_there(step):
-                return None
-            if looks == _LOOKS:
-                raise
-            time.sleep(every_seconds)
+    try:
+        weights = run.weights(step)
+    except InputError:
+        if run.checkpoints.is_deleted(step):
+            return None
+        raise
     return evaluation.evaluate(run.program, weights, run.split, run.batch_size).metrics
 
 

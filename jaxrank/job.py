@@ -92,7 +92,7 @@ def build(config: ConfigDict, directory: Path, report: Report) -> Job:
     )
     told = f"{split.fingerprint} {evaluated.fingerprint} {store.schema}"
     processes.check_same(f"the data in {store.path}", told)
-    _check_labels(config, split, report)
+    _check_labels(split, report)
     _tell_passes(config, timetable, split.rows, report)
     mesh = meshes.make_mesh(**config.mesh)
     processes.check_devices(mesh)
@@ -258,10 +258,10 @@ def _tell_passes(config: ConfigDict, timetable: Timetable, rows: int, report: Re
         )
 
 
-def _check_labels(config: ConfigDict, split: Split, report: Report) -> None:
+def _check_labels(split: Split, report: Report) -> None:
     """Refuses data without any label, as a join that found nothing leaves it, and tells of tasks
     whose labels are all alike."""
-    if config.data.direct:  # of which nothing is counted
+    if not split.is_counted:
         return
     tasks = split.statistics["tasks"]
     if not any(task["known"] for task in tasks.values()):
@@ -281,7 +281,7 @@ def _check_labels(config: ConfigDict, split: Split, report: Report) -> None:
 def _check_parents(config: ConfigDict, split: Split, names: list[str]) -> None:
     """Refuses labels from which a task with a parent would not learn the probability of both."""
     parents = configs.to_plain(config.model.parents)
-    if not parents or config.data.direct:  # of which nothing is counted
+    if not parents or not split.is_counted:
         return
     tasks = split.statistics["tasks"]
     for task, parent in parents.items():

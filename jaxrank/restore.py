@@ -129,18 +129,6 @@ def trained_in(
     return trainee, mesh, BatchShape(mesh.size, 1, {stack.name: 1 for stack in layout.stacks})
 
 
-def chosen(checkpoints: Checkpoints, which: str) -> int:
-    """The step of the checkpoint that `--checkpoint` names.
-
-    Raises:
-        InputError: there is none.
-    """
-    step = checkpoints.step(which)
-    if step is None:
-        raise InputError(f"{checkpoints.path.parent}: holds no checkpoint yet.")
-    return step
-
-
 def evaluate(
     workdir: str,
     *,
@@ -164,9 +152,9 @@ def evaluate(
     """
     began = time.perf_counter()
     run = open_run(workdir, data=data, split=split, batch_size=batch_size)
-    step = chosen(run.checkpoints, checkpoint)
+    evaluation.check_labelled(run.split, "--split")
     groups = slices.groups_of(run.split, by) if by else None
-    weights = run.weights(step)
+    step, weights = run.checkpoints.read(checkpoint, run.weights)
     scores = evaluation.evaluate(run.program, weights, run.split, run.batch_size, groups)
     schema = run.program.trainee.embedding.layout.schema
     reference = evaluation.reference(run.split, schema)
@@ -190,7 +178,7 @@ def predict(
     """Writes the predictions of one checkpoint to `output`; see `evaluate.predict`."""
     began = time.perf_counter()
     run = open_run(workdir, batch_size=batch_size, **which)
-    step = chosen(run.checkpoints, checkpoint)
-    rows = evaluation.predict(run.program, run.weights(step), run.split, run.batch_size, output)
+    step, weights = run.checkpoints.read(checkpoint, run.weights)
+    rows = evaluation.predict(run.program, weights, run.split, run.batch_size, output)
     seconds = time.perf_counter() - began
     return Prediction(rows, output, step, seconds, run.checkpoints.directory(step))

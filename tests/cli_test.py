@@ -12,6 +12,7 @@ import pytest
 
 import jaxrank
 from jaxrank import cli
+from jaxrank.data.store import open_store
 from jaxrank.errors import InputError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -317,6 +318,19 @@ def test_a_full_disk_stops_training_and_keeps_the_checkpoints_before(tmp_path):
     cli.run(["evaluate", f"--workdir={workdir}", "--checkpoint=8"])
     steps = [p.name for p in (workdir / "checkpoints").iterdir() if p.name.isdigit()]
     assert steps == ["8"]
+
+
+def test_what_is_done_goes_on_where_nobody_reads_what_is_told(tmp_path):
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = ["jaxrank", "prepare", f"--config={TINY}", f"--output={tmp_path / 'store'}"]
+    env = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    done = subprocess.run(
+        [sys.executable, "-m", *command], stdout=writer, stderr=subprocess.PIPE, env=env
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert open_store(tmp_path / "store").split("train").rows
 
 
 def test_a_full_disk_leaves_no_predictions(tmp_path):

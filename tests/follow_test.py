@@ -3,14 +3,17 @@
 import json
 import shutil
 
+import orbax.checkpoint as ocp
 import pytest
 from runs import on_store, run
 
-from jaxrank import cli, restore
+from jaxrank import checkpoint, cli, restore
 from jaxrank import follow as follows
 from jaxrank.checkpoint import Checkpoints
 from jaxrank.errors import InputError
+from jaxrank.export import export
 from jaxrank.follow import follow
+from jaxrank.stored import StoredArrays
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +95,58 @@ def test_a_checkpoint_that_is_deleted_before_it_is_read_is_left_out(whole, tmp_p
     assert told[0] == "step 8: deleted before it could be read"
 
 
+def test_checkpoints_that_are_deleted_while_orbax_looks_are_no_end(whole, going_on, monkeypatch):
+    looked = ocp.CheckpointManager.reload
+    failures = [FileNotFoundError(2, "No such file", "checkpoints/8")] * 2
+
+    def reload(self):
+        if failures:
+            raise failures.pop()
+        return looked(self)
+
+    monkeypatch.setattr(ocp.CheckpointManager, "reload", reload)
+    (going_on / "finished").touch()
+    assert [e["step"] for e in follow(str(going_on)).evaluations] == [8]
+    assert not failures
+
+
+def test_a_command_reads_the_next_checkpoint_where_the_one_it_chose_is_deleted(
+    whole, going_on, tmp_path, monkeypatch
+):
+    """As by a run that goes on beside it: the newest is deleted when there is a newer one."""
+    reading = Checkpoints.restore_weights
+
+    def late(self, step, *args):
+        if step == 8:
+            shutil.copytree(whole / "checkpoints" / "16", going_on / "checkpoints" / "16")
+            shutil.rmtree(self.directory(8))
+        return reading(self, step, *args)
+
+    monkeypatch.setattr(Checkpoints, "restore_weights", late)
+    found = restore.predict(str(going_on), output=str(tmp_path / "p.parquet"))
+    assert found.step == 16
+
+    shutil.copytree(whole / "checkpoints" / "8", going_on / "checkpoints" / "8")
+    shutil.rmtree(going_on / "checkpoints" / "16")
+    with pytest.raises(InputError, match=r"one of the steps \[16\]: found '8'"):
+        restore.evaluate(str(going_on), checkpoint="8")
+
+
+def test_an_export_of_a_checkpoint_that_is_deleted_meanwhile_says_so(
+    going_on, tmp_path, monkeypatch
+):
+    unlike = StoredArrays.unlike
+
+    def late(self, tree):
+        shutil.rmtree(going_on / "checkpoints" / "8")
+        return unlike(self, tree)
+
+    monkeypatch.setattr(StoredArrays, "unlike", late)
+    with pytest.raises(InputError, match=r"checkpoints/8: must stay while it is read: the run"):
+        export(str(going_on), output=str(tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
 def test_other_data_is_followed_in_a_folder_of_its_own(whole, tmp_path):
     shutil.copytree(whole, tmp_path / "run")
     own = follow(str(tmp_path / "run"), split="train")
@@ -105,9 +160,10 @@ def store_of(workdir):
     return json.loads((workdir / "config.json").read_text())["data"]["store"]
 
 
-def test_a_damaged_checkpoint_is_named(whole, tmp_path):
+def test_a_damaged_checkpoint_is_named(whole, tmp_path, monkeypatch):
     shutil.copytree(whole, tmp_path / "run")
     (tmp_path / "run/checkpoints/8/weights/manifest.ocdbt").unlink()
+    monkeypatch.setattr(checkpoint, "_PAUSES", (0.0, 0.01))
     with pytest.raises(InputError, match="checkpoints/8"):
         follow(str(tmp_path / "run"), every_seconds=0.01)
 

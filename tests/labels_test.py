@@ -265,15 +265,18 @@ def test_a_bad_negative_rate_is_refused(bad):
     [
         (
             dict(negative_rate_column="rate"),
-            "row 2, column rate: must be a rate by which 1 can be divided to give a finite float32: "
-            "found 1e-50",
+            "row 2, column rate: must be a rate by which 1 can be divided to give a finite float32:"
+            " found 1e-50",
         ),
         (
             dict(negative_rate=0.001, weight="w"),
             "row 2, column w: must be a weight that divided by negative_rate=0.001 is a finite "
             "float32: found 1e\\+38",
         ),
-        (dict(negative_rate=1e-50), "negative_rate: must be at least 1e-38 and at most 1: found 1e-50"),
+        (
+            dict(negative_rate=1e-50),
+            "negative_rate: must be at least 1e-38 and at most 1: found 1e-50",
+        ),
     ],
 )
 def test_a_rate_that_makes_a_weight_infinite_is_refused(task, must):
@@ -441,7 +444,10 @@ def test_features_of_one_table_may_be_hashed_with_salts_of_their_own():
         (dict(tasks=[BUY], time="at", as_of="soon"), r"features.as_of: must be a time.*'soon'"),
         (dict(as_of="2024-05-01"), r"features.as_of: must be empty where no task has a `time`"),
         (dict(by_day=True), r"features.time: must name the column of times with by_day"),
-        (dict(tasks=[CLICK | dict(negative_rate=0)]), r"negative_rate: must be at least 1e-38.*: found 0"),
+        (
+            dict(tasks=[CLICK | dict(negative_rate=0)]),
+            r"negative_rate: must be at least 1e-38.*: found 0",
+        ),
         (dict(tasks=[CLICK | dict(negative_rate=1.5)]), r"negative_rate: must be.*: found 1\.5"),
         (dict(tasks=[CLICK | dict(negative_rate=float("nan"))]), r"negative_rate: must be finite"),
         (

@@ -67,6 +67,8 @@ class DirectSplit(Split):
     statistics: only `rows` and `list_lengths`, which reads all lists, when it is first asked for.
     """
 
+    is_counted = False
+
     def __init__(self, source: ParquetSource, name: str, features: FeatureSpec):
         self.name = name
         self.path = UPath(source.files_of(name)[0])

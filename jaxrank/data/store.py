@@ -57,7 +57,12 @@ class Split:
         store: the directory.
         name: as it was asked for.
         entries: of the manifest, by name of the split, or of each of its days.
+
+    Attributes:
+        is_counted: whether its statistics tell of labels and features.
     """
+
+    is_counted = True
 
     def __init__(self, store: UPath, name: str, entries: Mapping[str, Mapping[str, Any]]):
         self.path = store / name
