@@ -364,8 +364,9 @@ def main() -> NoReturn:
         else:
             traceback.print_exc()
             status = RunError.exit_status
-    # Interrupted, threads of libraries may still be at work, and would lose what they work with.
-    processes.leave(status, at_once=interrupted)
+    # Threads of libraries may still be at work. Interrupted, they would lose what they work with;
+    # where a checkpoint could not be begun, some wait for it for five minutes.
+    processes.leave(status, at_once=interrupted or status == RunError.exit_status)
     sys.exit(status)
 
 

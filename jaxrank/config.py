@@ -9,6 +9,7 @@ import contextlib
 import difflib
 import importlib.util
 import json
+import numbers
 import os
 import re
 import sys
@@ -318,11 +319,32 @@ def _check_fields(expected: ConfigDict, found: ConfigDict, where: str) -> None:
         if isinstance(section, ConfigDict) != isinstance(value, ConfigDict):
             kind = "a section" if isinstance(section, ConfigDict) else "a value"
             raise InputError(f"config: {name} must be {kind}: found {value!r}.")
+        _check_type(section, value, name)
         if isinstance(section, ConfigDict) and name not in (*_OF_DATA, *_BY_NAME):
             _check_fields(section, value, f"{name}.")
     for key in expected:
         if key not in found:
             raise InputError(f"config: {where}{key} is missing. Start from config.default().")
+
+
+# What a field may hold, by the type of its default. ConfigDict looks at what is assigned to one,
+# but not into a section that is assigned whole.
+_TYPES: dict[type, tuple[str, tuple[type, ...]]] = {
+    bool: ("True or False", (bool,)),
+    int: ("a whole number", (numbers.Integral,)),
+    float: ("a number", (numbers.Real,)),
+    str: ("text", (str, os.PathLike)),
+    tuple: ("a tuple", (tuple, list)),
+}
+
+
+def _check_type(default: Any, value: Any, name: str) -> None:
+    kind = type(default)
+    if kind not in _TYPES:
+        return
+    must, types = _TYPES[kind]
+    if not isinstance(value, types) or (isinstance(value, bool) and kind is not bool):
+        raise InputError(f"{name} must be {must}: found {value!r}.")
 
 
 def load(path: str | Path) -> ConfigDict:

@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -213,7 +214,10 @@ def leave(status: int, *, at_once: bool) -> None:
         farewell = threading.Thread(target=jax.distributed.shutdown, daemon=True)
         farewell.start()
         farewell.join(_FAREWELL)
-    gc.collect()  # else semaphores of workers that have ended are called leaked
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with warnings.catch_warnings():  # of coroutines that Orbax left where a save failed
+        warnings.simplefilter("ignore", RuntimeWarning)
+        gc.collect()  # else semaphores of workers that have ended are called leaked
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # who read it may have gone
+            stream.flush()
     os._exit(status)

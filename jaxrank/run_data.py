@@ -43,7 +43,8 @@ def prepared(config: ConfigDict, directory: Path, report: Report) -> Store:
         with processes.together():
             if processes.is_first() and not is_store(path):
                 _prepare(config, path, report)
-    store = opened(config, directory)
+    with processes.together():
+        store = opened(config, directory)
     check_features(store, config)
     if not config.data.direct and not config.data.store:
         _check_source(store, config)

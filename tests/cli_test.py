@@ -288,7 +288,9 @@ def test_a_run_whose_loss_explodes_ends_with_status_1(tmp_path):
 
 
 LIMITED = """
-import resource, signal, sys
+import resource, signal, sys, threading, time
+# As some of Orbax's, where a checkpoint could not be begun.
+threading.Thread(target=time.sleep, args=(600,)).start()
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv.pop(1)),) * 2)
 from jaxrank.cli import main
@@ -301,7 +303,7 @@ def limited_process(limit, *args):
     env = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
     env.pop("JAX_COMPILATION_CACHE_DIR", None)  # of which JAX would tell that it is full
     command = [sys.executable, "-c", LIMITED, str(limit), *args]
-    return subprocess.run(command, capture_output=True, text=True, env=env)
+    return subprocess.run(command, capture_output=True, text=True, env=env, timeout=240)
 
 
 def test_a_full_disk_stops_training_and_keeps_the_checkpoints_before(tmp_path):
@@ -386,6 +388,7 @@ def test_a_killed_run_is_resumed_by_the_same_command(tmp_path):
 def test_too_little_memory_is_told_in_one_line(take, monkeypatch, capsys):
     monkeypatch.setattr(cli, "run", take)
     monkeypatch.setattr(sys, "argv", ["jaxrank", "plan"])
+    monkeypatch.setattr(cli.processes, "leave", lambda *_, **__: None)  # it is the tests' process
     with pytest.raises(SystemExit) as found:
         cli.main()
     told = capsys.readouterr().err

@@ -56,6 +56,18 @@ def test_differences_name_each_field_with_both_values():
         ("c.data.on_overflow = 'truncat'", "data.on_overflow must be one of.*'truncate'"),
         ("c = ConfigDict(dict(batch_size=3))", "config: .* is missing. Start from"),
         (
+            "c.checkpoint = ConfigDict(dict(every_steps=0, keep=1.5, keep_every_steps=0))",
+            "checkpoint.keep must be a whole number: found 1.5",
+        ),
+        (
+            "c.mesh = ConfigDict(dict(devices=True, replicas=1))",
+            "mesh.devices must be a whole number: found True",
+        ),
+        (
+            "c.eval = ConfigDict(c.eval.to_dict() | dict(metric=None))",
+            "eval.metric must be text: found None",
+        ),
+        (
             "c.unlock(); c.model = ConfigDict(dict(cros=1))",
             "field: model.cros. .*model.cross",
         ),

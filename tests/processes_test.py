@@ -476,6 +476,28 @@ def test_what_one_process_cannot_read_ends_all(store, tmp_path):
     assert_knows_that_the_other_is_gone(first)
 
 
+# Each process in a directory of its own.
+APART = """
+import os
+from jaxrank import cli
+os.chdir("{}/" + os.environ["JAX_PROCESS_ID"])
+cli.main()
+"""
+
+
+def test_data_that_one_process_does_not_have_ends_all_and_all_say_so(store, tmp_path):
+    for name in ("0", "1"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "0" / "data").symlink_to(store)
+    settings, program = coordinator(), ("-c", APART.format(tmp_path))
+    args = ("train", *flags("data", tmp_path / "run"))
+    several = [started(i, settings, *args, program=program) for i in (0, 1)]
+    for index, found in enumerate(ended(several)):
+        assert found.returncode == 2
+        assert "no such store" in found.stderr
+        assert ("process 1 ended: " in found.stderr) == (index == 0)
+
+
 # A checkpoint that process 1 cannot read.
 UNREADABLE = """
 import orbax.checkpoint as ocp
