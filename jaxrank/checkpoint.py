@@ -325,7 +325,7 @@ class Checkpoints:
         return processes.from_first((self.path / str(step)).is_dir())
 
     @contextlib.contextmanager
-    def reading(self, step: int) -> Iterator[None]:
+    def told_if_deleted(self, step: int) -> Iterator[None]:
         """Tells where a run beside this one deletes the checkpoint while it is read.
 
         Raises:
@@ -343,14 +343,12 @@ class Checkpoints:
 
     def is_deleted(self, step: int) -> bool:
         """Whether a checkpoint that could not be read is being deleted, as process 0 sees it."""
-        deleted = False
-        if processes.is_first():
-            for seconds in _PAUSES:
-                time.sleep(seconds)
-                deleted = deleted or not (self.path / str(step)).is_dir()
-                if deleted:
-                    break
-        return processes.from_first(deleted)
+
+        def is_gone_after(seconds: float) -> bool:
+            time.sleep(seconds)
+            return not (self.path / str(step)).is_dir()
+
+        return processes.from_first(processes.is_first() and any(map(is_gone_after, _PAUSES)))
 
     def put_aside(self, step: int) -> Path:
         """Moves a checkpoint to where no run looks for one; returns where it is."""

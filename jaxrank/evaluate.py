@@ -172,15 +172,16 @@ def evaluate(
     return Scores(found, buckets, split.rows, time.perf_counter() - start, sliced)
 
 
-def check_labelled(split: Split, flag: str) -> None:
-    """Raises InputError where it is known that no example has a label."""
+def check_labelled(split: Split) -> None:
+    """Raises InputError where no label is known, as a join that found nothing leaves it, and where
+    rows were prepared without; of data that is read directly nothing is counted."""
     if not split.is_counted:
         return
     tasks = split.statistics["tasks"]
     if not any(task["known"] for task in tasks.values()):
         raise InputError(
-            f"{flag}: {split.path} must have labels to be scored: found none that is known, of"
-            f" {', '.join(tasks)}, in {split.rows:,} examples. `jaxrank predict` needs none."
+            f"{split.path}: must have labels: found none that is known, of {', '.join(tasks)}, in"
+            f" {split.rows:,} examples. `jaxrank predict` needs none."
         )
 
 

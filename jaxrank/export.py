@@ -82,7 +82,7 @@ def export(workdir: str, *, output: str, checkpoint: str = "newest", data: str =
     saved = Path(checkpoints.directory(step)) / "weights"
     stored = StoredArrays(saved, sums["weights"])
     shapes = weights_of(jax.eval_shape(functools.partial(init_state, trainee)))
-    with checkpoints.reading(step):
+    with checkpoints.told_if_deleted(step):
         other = stored.unlike(shapes)
     if other:
         raise InputError(
@@ -90,7 +90,7 @@ def export(workdir: str, *, output: str, checkpoint: str = "newest", data: str =
         )
     told = {"checkpoint": checkpoints.directory(step), "step": step}
     told |= recipe(config, layout, store)
-    with _written(output) as partial, checkpoints.reading(step):
+    with _written(output) as partial, checkpoints.told_if_deleted(step):
         parameters = _write_layers(stored, partial / "layers.npz")
         _write_tables(stored, layout, store, partial / "tables")
         (partial / "export.json").write_text(json.dumps(told, indent=1) + "\n")

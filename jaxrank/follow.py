@@ -57,7 +57,7 @@ def follow(
             f" {every_seconds}."
         )
     run = open_run(directory, data=data, split=split, batch_size=batch_size)
-    evaluation.check_labelled(run.split, "--split")
+    evaluation.check_labelled(run.split)
     name = run.split.name.replace("/", "-").replace(":", "-")
     folder = Path(directory) / "follow" / (f"{name}-{run.split.fingerprint[:8]}" if data else name)
     step = _last_step(folder)

@@ -259,17 +259,11 @@ def _tell_passes(config: ConfigDict, timetable: Timetable, rows: int, report: Re
 
 
 def _check_labels(split: Split, report: Report) -> None:
-    """Refuses data without any label, as a join that found nothing leaves it, and tells of tasks
-    whose labels are all alike."""
+    """Refuses data without any label, and tells of tasks whose labels are all alike."""
+    evaluation.check_labelled(split)
     if not split.is_counted:
         return
-    tasks = split.statistics["tasks"]
-    if not any(task["known"] for task in tasks.values()):
-        raise InputError(
-            f"{split.path}: must have labels to learn from: found none that is known, of"
-            f" {', '.join(tasks)}, in {split.rows:,} examples."
-        )
-    for name, task in tasks.items():
+    for name, task in split.statistics["tasks"].items():
         known, positives = task["known"], task["positives"]
         if not known:
             report(f"No label of {name} is known in {split.path}: nothing is learned of it")

@@ -152,7 +152,7 @@ def evaluate(
     """
     began = time.perf_counter()
     run = open_run(workdir, data=data, split=split, batch_size=batch_size)
-    evaluation.check_labelled(run.split, "--split")
+    evaluation.check_labelled(run.split)
     groups = slices.groups_of(run.split, by) if by else None
     step, weights = run.checkpoints.read(checkpoint, run.weights)
     scores = evaluation.evaluate(run.program, weights, run.split, run.batch_size, groups)

@@ -281,7 +281,7 @@ def test_rows_without_labels_are_scored_as_with_them(tmp_path):
         found = _predicted(tmp_path, name, data=str(store.path), split="new")
         assert found["predicted_click"] == expected["predicted_click"]
         assert found["label_click"].null_count == len(rows)
-        must = r"--split: .* must have labels to be scored: found none .*, of click, in \d+ exa"
+        must = r"/new: must have labels: found none that is known, of click, in \d+ examples"
         with pytest.raises(InputError, match=must):
             restore.evaluate(str(tmp_path / "run"), data=str(store.path), split="new")
 
