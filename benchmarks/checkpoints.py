@@ -21,6 +21,7 @@ from table_rows import program_of
 
 from jaxrank.checkpoint import Checkpoints
 from jaxrank.checksum import checksums
+from jaxrank.run_record import Metric
 from jaxrank.step import weights_of
 
 
@@ -83,7 +84,7 @@ def main() -> None:
         for number in range(args.saves):
             with Memory() as memory:
                 began = time.perf_counter()
-                checkpoints.save(number, state, {}, None)
+                checkpoints.save(number, state, {}, Metric(None, "", False))
                 pause = time.perf_counter() - began
                 done = threading.Event()
                 waits = pool.submit(written, checkpoints, done)

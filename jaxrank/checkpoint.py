@@ -3,14 +3,12 @@
     WORKDIR/checkpoints/<step>/weights    what predicts: parameters, model state, table rows
     WORKDIR/checkpoints/<step>/training   what else training needs: optimizer states, rate factor,
                                           and the weights themselves where an average predicts
-    WORKDIR/checkpoints/<step>/run        JSON: fingerprint of the data, monitor, scores of days,
-                                          spikes, the monitored metric (null, if not evaluated) and
-                                          what it measures, version, checksums
+    WORKDIR/checkpoints/<step>/run        JSON: what the run has seen so far; see `run_record`
 
 Of where the run stands in its data the step says all, as batch k is a function of k; see
 `data.pipeline`. Tables are stored in an order that does not depend on the devices; see
 `embedding.storage`. The checksums are of all arrays, made before they were saved and compared when
-they are restored, and of the rest of `run`: nothing else would find a bit that flipped on a disk.
+they are restored: nothing else would find a bit that flipped on a disk.
 """
 
 import contextlib
@@ -19,20 +17,21 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import absl.logging
 import jax
 import orbax.checkpoint as ocp
-import xxhash
 
 import jaxrank
-from jaxrank import processes
+from jaxrank import processes, run_record
 from jaxrank.checksum import checksums, differing
 from jaxrank.embedding import GROUPS
 from jaxrank.errors import InputError, RunError
+from jaxrank.retention import Retention
+from jaxrank.run_record import Metric
 from jaxrank.step import TrainState, Weights, trained, weights_of
 from jaxrank.stored import StoredArrays
 
@@ -61,14 +60,6 @@ _PAUSES = (0.0, 0.5, 3.0)
 _LOOKS = 8  # at the checkpoints of a run that deletes some meanwhile
 _MOST_TOLD = 8  # arrays that are not those of the config
 _PIECE = 2**26  # bytes of an array that are written together
-
-
-class _Metric(NamedTuple):
-    """The monitored metric of a checkpoint, None if it was not evaluated; what it measures."""
-
-    value: float | None
-    measures: str
-    higher_is_better: bool
 
 
 class _Training(NamedTuple):
@@ -107,10 +98,6 @@ def _joined(state: TrainState, predicts: Weights, training: _Training) -> TrainS
         rate_factor=training.rate_factor,
         average=predicts if training.trained else {},
     )
-
-
-def _digest(run: dict[str, Any]) -> str:
-    return xxhash.xxh3_64(json.dumps(run, sort_keys=True).encode()).hexdigest()
 
 
 def _looked(look: Callable[[], Any]) -> Any:
@@ -156,18 +143,6 @@ def _in_pieces(tree: Any) -> ocp.args.StandardSave:
     return ocp.args.StandardSave(tree, save_args=jax.tree.map(how, tree))
 
 
-class _Newest:
-    """Tells Orbax which checkpoints to keep: some of the newest, and others that are worth it."""
-
-    def __init__(self, keep: int, others: Callable[[Sequence[int]], set[int]]):
-        self._keep, self._others = keep, others
-
-    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> Sequence[bool]:
-        steps = [checkpoint.step for checkpoint in checkpoints]
-        kept = {*sorted(steps)[-self._keep :], *self._others(steps)}
-        return [step in kept for step in steps]
-
-
 class Checkpoints:
     """The checkpoints of one run.
 
@@ -175,7 +150,6 @@ class Checkpoints:
         workdir: of the run.
         keep: how many of the newest to keep; the best one is kept beside them.
         keep_every: steps, of each so many of which the first checkpoint is kept too. 0: none.
-        higher_is_better: of the monitored metric, for what is saved.
         read_only: for evaluation; nothing is created or deleted.
     """
 
@@ -185,52 +159,19 @@ class Checkpoints:
         *,
         keep: int = 2,
         keep_every: int = 0,
-        higher_is_better: bool = False,
         read_only: bool = False,
     ):
         self.path = Path(workdir).absolute() / "checkpoints"
         if read_only and not self.path.is_dir():
             raise InputError(f"{workdir}: holds no checkpoints. Is it the workdir of a run?")
-        self._higher_is_better = higher_is_better
-        self._keep_every = keep_every
-        self._metrics: dict[int, _Metric] = {}  # of checkpoints whose metric is known
+        self._retention = Retention(self.path, keep=max(1, keep), keep_every=keep_every)
         options = ocp.CheckpointManagerOptions(
-            preservation_policy=_Newest(max(1, keep), self._worth_keeping),
+            preservation_policy=self._retention,
             read_only=read_only,
             create=not read_only,
             cleanup_tmp_directories=not read_only,
         )
         self._manager = _looked(lambda: ocp.CheckpointManager(self.path, options=options))
-
-    def _worth_keeping(self, steps: Sequence[int]) -> set[int]:
-        """The best, those of which it cannot be known, and one in so many."""
-        every = set()
-        if self._keep_every:
-            interval = [step // self._keep_every for step in sorted(steps)]
-            pairs = zip(sorted(steps), interval, [0, *interval[:-1]], strict=True)
-            every = {step for step, now, before in pairs if now > before}
-        known, unknown = {}, set()
-        for step in steps:
-            try:
-                known[step] = self._metric(step)
-            except InputError:
-                unknown.add(step)
-        best = self._best(known)
-        return every | unknown | ({best} if best is not None else set())
-
-    def _best(self, metrics: Mapping[int, _Metric]) -> int | None:
-        """The best of those that measure what the newest does; None where none was measured."""
-        measured = [step for step in metrics if metrics[step].value is not None]
-        if not measured:
-            return None
-        newest = metrics[max(measured)]
-        values = {
-            step: metric.value
-            for step, metric in metrics.items()
-            if metric.value is not None and metric.measures == newest.measures
-        }
-        best = (max if newest.higher_is_better else min)(values.values())
-        return min(step for step, value in values.items() if value == best)
 
     def step(self, which: str | int = "newest") -> int | None:
         """The step of the newest or best checkpoint, or None if there is none.
@@ -251,7 +192,7 @@ class Checkpoints:
         if which == "newest":
             return steps[-1] if steps else None
         if which == "best":
-            best = self._best(self._known_metrics(steps))
+            best = self._retention.best(steps)
             return self._find("newest") if best is None else best
         if str(which).isdecimal() and int(which) in steps:
             return int(which)
@@ -259,17 +200,6 @@ class Checkpoints:
             f"{self.path}: checkpoint must be newest, best or one of the steps {steps}:"
             f" found {which!r}."
         )
-
-    def _known_metrics(self, steps: Sequence[int]) -> dict[int, _Metric]:
-        """Of the checkpoints that are still there."""
-        found = {}
-        for step in steps:
-            try:
-                found[step] = self._metric(step)
-            except InputError:
-                if (self.path / str(step)).is_dir():
-                    raise
-        return found
 
     def reload(self) -> None:
         """Looks anew which checkpoints there are, for a run beside this one saves and deletes."""
@@ -301,7 +231,7 @@ class Checkpoints:
         with processes.together():
             if processes.is_first() and (step := self._find("newest")) is not None:
                 with contextlib.suppress(InputError):  # damaged: told by who restores it
-                    found = self._read_run(step)["data"]["fingerprint"]
+                    found = self._read(step)["data"]["fingerprint"]
         return processes.from_first(found)
 
     def older(self, step: int) -> int | None:
@@ -362,44 +292,35 @@ class Checkpoints:
         self.reload()
         return aside
 
-    def _metric(self, step: int) -> _Metric:
-        if step not in self._metrics:
-            run = self._read_run(step)
-            self._metrics[step] = _Metric(run["metric"], run["measures"], run["higher_is_better"])
-        return self._metrics[step]
-
     def save(
         self,
         step: int,
         state: TrainState,
-        run: dict[str, Any],
-        metric: float | None,
-        measures: str = "",
+        record: dict[str, Any],
+        metric: Metric,
     ) -> None:
         """Saves in the background; what was saved before stays until this one is whole.
 
         Args:
+            record: what the run has seen so far, of what JSON has.
             metric: by which the best is chosen, among those whose `measures` is that of the newest.
 
         Raises:
             RunError: this or the save before it could not be written.
         """
         weights, training = weights_of(state), _training_of(state)
-        run = run | {
+        record = record | {
             "jaxrank_version": jaxrank.__version__,
-            "metric": metric,
-            "measures": measures,
-            "higher_is_better": self._higher_is_better,
             "checksums": {"weights": checksums(weights), "training": checksums(training)},
         }
-        self._metrics[step] = _Metric(metric, measures, self._higher_is_better)
+        self._retention.add(step, metric)
         with self._told_as_run_error():
             self._manager.save(
                 step,
                 args=ocp.args.Composite(
                     weights=_in_pieces(weights),
                     training=_in_pieces(training),
-                    run=ocp.args.JsonSave(run | {"digest": _digest(run)}),
+                    run=ocp.args.JsonSave(run_record.sealed(record, metric)),
                 ),
                 force=True,
             )
@@ -407,19 +328,20 @@ class Checkpoints:
     def restore(
         self, step: int, state: TrainState, shapes: TrainState, shardings: TrainState
     ) -> tuple[TrainState, dict[str, Any]]:
-        """The state at `step`, placed as `shardings`, with the scratch arrays of `state`.
+        """The state at `step`, placed as `shardings`, with the scratch arrays of `state`; and the
+        record that was saved with it.
 
         Raises:
             InputError: it cannot be read, or is that of another model.
         """
-        run = self._run(step)
+        record = self._record(step)
         found = self._restored(
             step,
             weights=_placed(weights_of(shapes), weights_of(shardings)),
             training=_placed(_training_of(shapes), _training_of(shardings)),
         )
-        self._compare(step, run, weights=found["weights"], training=found["training"])
-        return _joined(state, found["weights"], found["training"]), run
+        self._compare(step, record, weights=found["weights"], training=found["training"])
+        return _joined(state, found["weights"], found["training"]), record
 
     def restore_weights(self, step: int, shapes: Weights, shardings: Weights) -> Weights:
         """What predicts, at `step`.
@@ -427,9 +349,9 @@ class Checkpoints:
         Raises:
             InputError: as `restore`.
         """
-        run = self._run(step)
+        record = self._record(step)
         found = self._restored(step, weights=_placed(shapes, shardings))["weights"]
-        self._compare(step, run, weights=found)
+        self._compare(step, record, weights=found)
         return found
 
     def saved_checksums(self, step: int) -> dict[str, dict[str, int]]:
@@ -438,34 +360,20 @@ class Checkpoints:
         Raises:
             InputError: what is saved beside the arrays is damaged.
         """
-        return self._run(step)["checksums"]
+        return self._record(step)["checksums"]
 
-    def _run(self, step: int) -> dict[str, Any]:
-        """What is saved beside the arrays, checked, in all processes; the same in all."""
-        run = _agreed(lambda: self._read_run(step))
-        processes.check_same(f"the checkpoint {self.directory(step)}", json.dumps(run))
-        return run
+    def _record(self, step: int) -> dict[str, Any]:
+        """What is saved beside the arrays, checked; the same in all processes."""
+        record = _agreed(lambda: self._read(step))
+        processes.check_same(f"the checkpoint {self.directory(step)}", json.dumps(record))
+        return record
 
-    def _read_run(self, step: int) -> dict[str, Any]:
-        file = self.path / str(step) / "run" / "metadata"
-        try:
-            run = json.loads(file.read_text())
-            expected = run.pop("digest")
-        except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
-            raise InputError(
-                f"{file}: must be a JSON object with a digest: {type(error).__name__}: {error}."
-                " This checkpoint is damaged, or of another version of jaxrank."
-            ) from error
-        if expected != _digest(run):
-            raise InputError(
-                f"{file}: must have the digest that it had when it was saved, {expected}: found"
-                f" {_digest(run)}. This checkpoint is damaged."
-            )
-        return run
+    def _read(self, step: int) -> dict[str, Any]:
+        return run_record.read(self.path / str(step))
 
-    def _compare(self, step: int, run: dict[str, Any], **restored: Any) -> None:
+    def _compare(self, step: int, record: dict[str, Any], **restored: Any) -> None:
         for part, arrays in restored.items():
-            wrong = differing(run["checksums"][part], checksums(arrays))
+            wrong = differing(record["checksums"][part], checksums(arrays))
             if wrong:
                 raise InputError(
                     f"{self.directory(step)}/{part}: arrays must have the checksums that they had"
@@ -506,7 +414,7 @@ class Checkpoints:
         """Where a checkpoint has other arrays than trees of shapes, a line each; of many the first.
         None where it cannot be read. Of one process: others may not have failed."""
         try:
-            sums = self._read_run(step)["checksums"]
+            sums = self._read(step)["checksums"]
             lines = [
                 f"{part}/{line}"
                 for part, tree in parts.items()

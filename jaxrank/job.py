@@ -24,6 +24,7 @@ from jaxrank.layout import Hot, Layout
 from jaxrank.monitor import Monitor, make_monitor
 from jaxrank.program import BatchShape, Program, check_batch, check_settings, make_trainee
 from jaxrank.report import Report, format_bytes
+from jaxrank.run_record import Metric
 from jaxrank.spikes import Spikes
 from jaxrank.step import TrainState, model_inputs
 from jaxrank.timetable import NEXT_DAY, Timetable, make_timetable
@@ -141,7 +142,6 @@ def build(config: ConfigDict, directory: Path, report: Report) -> Job:
             directory,
             keep=config.checkpoint.keep,
             keep_every=config.checkpoint.keep_every_steps,
-            higher_is_better=monitor.higher_is_better,
         ),
     )
 
@@ -218,10 +218,10 @@ def start(
         return new()
     report(f"Resuming after step {step}")
     if allow_older_checkpoint:
-        step, state, run = _newest_whole(job, step, report)
+        step, state, record = _newest_whole(job, step, report)
     else:
-        state, run = _restored(job, step)
-    data = run["data"]
+        state, record = _restored(job, step)
+    data = record["data"]
     if data["fingerprint"] != job.train_split.fingerprint and not allow_config_change:
         raise InputError(
             f"{job.train_split.path}: must be the data that the run in {job.directory} was trained"
@@ -229,14 +229,14 @@ def start(
             " --allow-config-change to go on with this data."
         )
     job.batches.seek(step)
-    other = job.monitor.set_state(run["monitor"])
+    other = job.monitor.set_state(record["monitor"])
     if other:
         report(
             f"Evaluations so far were by {other}, from now on by {job.monitor.measures}: the best"
             " and eval.stop_patience and eval.rate_patience begin anew"
         )
-    job.spikes.set_state(run["spikes"])
-    job.day_scores.set_state(run["days"])
+    job.spikes.set_state(record["spikes"])
+    job.day_scores.set_state(record["days"])
     return state
 
 
@@ -311,7 +311,7 @@ def _newest_whole(job: Job, newest: int, report: Report) -> tuple[int, TrainStat
     step: int | None = newest
     while step is not None:
         try:
-            state, run = _restored(job, step)
+            state, record = _restored(job, step)
         except InputError as error:
             # The text only: the exception holds what was restored, as large as the tables.
             first = first or InputError(str(error))
@@ -322,7 +322,7 @@ def _newest_whole(job: Job, newest: int, report: Report) -> tuple[int, TrainStat
             report(f"Checkpoint {number} is damaged; it is in {job.checkpoints.put_aside(number)}")
         if damaged:
             report(f"{first}\nGoing on after step {step} instead")
-        return step, state, run
+        return step, state, record
     assert first is not None
     raise first
 
@@ -335,13 +335,14 @@ def save(job: Job, step: int, state: TrainState, metric: float | None) -> None:
     """
     if metric is not None and math.isnan(metric):
         metric = None  # as an AUC where all labels are equal; such a checkpoint is never the best
-    run: dict[str, Any] = {
+    record: dict[str, Any] = {
         "data": {"fingerprint": job.train_split.fingerprint},
         "monitor": job.monitor.get_state(),
         "days": job.day_scores.get_state(),
         "spikes": job.spikes.get_state(),
     }
-    job.checkpoints.save(step, state, run, metric, job.monitor.measures)
+    measured = Metric(metric, job.monitor.measures, job.monitor.higher_is_better)
+    job.checkpoints.save(step, state, record, measured)
 
 
 def describe(job: Job, state: TrainState) -> str:

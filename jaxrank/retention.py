@@ -1,0 +1,84 @@
+"""Which checkpoints of a run stay, and which of them is the best."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxrank import run_record
+from jaxrank.errors import InputError
+from jaxrank.run_record import Metric
+
+
+class Retention:
+    """Tells Orbax which checkpoints to keep: the newest, the best, those of which it cannot be
+    known, and one in so many.
+
+    Args:
+        path: where the checkpoints are, each in a directory that is named by its step.
+        keep: how many of the newest.
+        keep_every: steps, of each so many of which the first checkpoint is kept too. 0: none.
+    """
+
+    def __init__(self, path: Path, *, keep: int, keep_every: int):
+        self._path, self._keep, self._keep_every = path, keep, keep_every
+        self._metrics: dict[int, Metric] = {}  # of checkpoints whose metric is known
+
+    def add(self, step: int, metric: Metric) -> None:
+        """Tells the metric of a checkpoint that is about to be saved."""
+        self._metrics[step] = metric
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> Sequence[bool]:
+        """The preservation policy of Orbax."""
+        steps = [checkpoint.step for checkpoint in checkpoints]
+        known, unknown = {}, set()
+        for step in steps:
+            try:
+                known[step] = self._metric(step)
+            except InputError:
+                unknown.add(step)
+        best = _best(known)
+        kept = {*sorted(steps)[-self._keep :], *unknown, *self._at_intervals(steps), best}
+        return [step in kept for step in steps]
+
+    def _at_intervals(self, steps: Sequence[int]) -> set[int]:
+        if not self._keep_every:
+            return set()
+        interval = [step // self._keep_every for step in sorted(steps)]
+        pairs = zip(sorted(steps), interval, [0, *interval[:-1]], strict=True)
+        return {step for step, now, before in pairs if now > before}
+
+    def best(self, steps: Sequence[int]) -> int | None:
+        """The best of those steps whose checkpoints are still there and measure what the newest
+        does; None where none was evaluated.
+
+        Raises:
+            InputError: what is saved beside the arrays of one is damaged.
+        """
+        found = {}
+        for step in steps:
+            try:
+                found[step] = self._metric(step)
+            except InputError:
+                if (self._path / str(step)).is_dir():
+                    raise
+        return _best(found)
+
+    def _metric(self, step: int) -> Metric:
+        if step not in self._metrics:
+            record = run_record.read(self._path / str(step))
+            self._metrics[step] = run_record.metric_of(record)
+        return self._metrics[step]
+
+
+def _best(metrics: Mapping[int, Metric]) -> int | None:
+    measured = [step for step in metrics if metrics[step].value is not None]
+    if not measured:
+        return None
+    newest = metrics[max(measured)]
+    values = {
+        step: metric.value
+        for step, metric in metrics.items()
+        if metric.value is not None and metric.measures == newest.measures
+    }
+    best = (max if newest.higher_is_better else min)(values.values())
+    return min(step for step, value in values.items() if value == best)
