@@ -173,7 +173,9 @@ def _add_scored(sub: argparse.ArgumentParser) -> None:
         "--data", default="", metavar="STORE", help="prepared data; default: the run's own"
     )
     sub.add_argument("--split", default="", help="default: the run's validation split")
-    sub.add_argument("--batch-size", type=int, default=0, metavar="N", help="examples")
+    sub.add_argument(
+        "--batch-size", type=int, default=0, metavar="N", help="examples; default: as in the run"
+    )
 
 
 def _evaluate(sub: argparse.ArgumentParser) -> None:

@@ -244,8 +244,8 @@ def predict(
     """
     given, output = output, Path(output)
     with processes.together():
-        if not str(given):
-            raise InputError("--output: must name a file: found nothing.")
+        if not str(given) or str(given).endswith("/"):
+            raise InputError(f"--output: must name a file: found {str(given) or 'nothing'}.")
         if not is_local(given):
             raise InputError(f"--output: must be a path, as the file is renamed: found {given}.")
         if output.suffix.lower() in _OTHER_FORMATS:

@@ -84,12 +84,13 @@ def build(config: ConfigDict, directory: Path, report: Report) -> Job:
         InputError: config and data do not fit together or the machine.
     """
     store = run_data.prepared(config, directory, report)
-    split = store.split(config.data.train)
+    split = store.split(config.data.train, "data.train")
     timetable = make_timetable(config, split.rows)
     # Where days are evaluated, those are of the split that is trained on, or behind it.
     by_day = config.data.valid == NEXT_DAY
     evaluated = store.split(
-        config.data.train.partition("/")[0] if by_day else timetable.valid or split.name
+        config.data.train.partition("/")[0] if by_day else timetable.valid or split.name,
+        "data.valid",
     )
     told = f"{split.fingerprint} {evaluated.fingerprint} {store.schema}"
     processes.check_same(f"the data in {store.path}", told)

@@ -115,7 +115,7 @@ def open_data(config: ConfigDict, workdir: str, report: Report) -> Data:
     if config.data.direct or (path and is_store(path)):
         store = run_data.opened(config, workdir)
         run_data.check_features(store, config)
-        split = store.split(name)
+        split = store.split(name, "data.train")
         reads = traffic.StoredReads(split, store.schema)
         report(f"Reading a sample of {split.path}")
         return Data(store.schema, reads, traffic.measure(reads), split.statistics)

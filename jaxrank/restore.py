@@ -87,7 +87,7 @@ def open_run(workdir: str, *, data: str = "", split: str = "", batch_size: int =
         name = split or config.data.valid
         if name in ("", NEXT_DAY):
             raise InputError("--split: must be given, the run has no validation split.")
-        found = store.split(name)
+        found = store.split(name, "--split" if split else "data.valid")
     processes.check_same(f"the data in {store.path}", f"{found.fingerprint} {store.schema}")
     processes.check_same(f"the run in {directory}", f"{config} {schema}")
 
@@ -105,7 +105,7 @@ def check_trained_on(config: ConfigDict, store: Store, checkpoints: Checkpoints)
         InputError: the run was trained on other data.
     """
     expected = checkpoints.trained_on()
-    split = store.split(config.data.train)
+    split = store.split(config.data.train, "data.train")
     if expected and split.fingerprint != expected:
         raise InputError(
             f"{split.path}: must be the data that the run in {checkpoints.path.parent} was trained"

@@ -54,6 +54,10 @@ def prepared(config: ConfigDict, directory: Path, report: Report) -> Store:
 def check_features(store: Store, config: ConfigDict) -> None:
     """Raises InputError unless a store was prepared with the features of a config."""
     found, expected = store.spec.features, spec.canonical(to_plain(config.features))
+    if found != expected and found == spec.unlabelled(to_plain(config.features)):
+        raise InputError(
+            f"{store.path}: must hold labels to train on, and was prepared with --unlabelled."
+        )
     if found != expected:
         raise InputError(
             f"{store.path}: the store was prepared with other features than the config's:\n  "
@@ -97,8 +101,9 @@ def _check_splits(
     splits = source.get("rows" if source.get("kind") == "synthetic" else "files")
     if not isinstance(splits, Mapping):  # refused where it is read
         return
-    evaluated = [] if config.data.valid in ("", NEXT_DAY) else [config.data.valid]
-    for name in (config.data.train, *evaluated):
+    for field in ("train", "valid"):
+        name = config.data[field]
         split, slash, _ = name.partition("/")
-        if split not in splits or (slash and not by_day):
-            raise no_split(path, name, splits)
+        is_none = field == "valid" and name in ("", NEXT_DAY)
+        if not is_none and (split not in splits or (slash and not by_day)):
+            raise no_split(path, name, splits, f"data.{field}")

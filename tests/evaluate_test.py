@@ -284,6 +284,9 @@ def test_rows_without_labels_are_scored_as_with_them(tmp_path):
         must = r"/new: must have labels: found none that is known, of click, in \d+ examples"
         with pytest.raises(InputError, match=must):
             restore.evaluate(str(tmp_path / "run"), data=str(store.path), split="new")
+    c.data.store = str(store.path)
+    with pytest.raises(InputError, match="/all: must hold labels to train on, and was prepared"):
+        train(c, tmp_path / "again", report=nothing)
 
 
 def _predicted(folder, name, **which):
@@ -333,7 +336,7 @@ def test_predictions_that_are_not_finite_are_named_and_not_written(run, tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("kind", ["url", "directory", "pipe", "csv", ""])
+@pytest.mark.parametrize("kind", ["url", "directory", "slash", "pipe", "csv", ""])
 def test_predictions_are_written_to_files_only(run, tmp_path, monkeypatch, kind):
     workdir, _ = run
     monkeypatch.chdir(tmp_path)
@@ -342,11 +345,14 @@ def test_predictions_are_written_to_files_only(run, tmp_path, monkeypatch, kind)
     elif kind == "directory":
         (tmp_path / "out").mkdir()
     before = list(tmp_path.iterdir())
-    target = {"url": "gs://bucket/out.parquet", "csv": "out.csv", "": ""}.get(kind, "out")
+    target = {"url": "gs://bucket/out.parquet", "csv": "out.csv", "slash": "new/", "": ""}.get(
+        kind, "out"
+    )
     found = {
         "url": "found gs://bucket/out.parquet",
         "pipe": "it is a device, pipe",
         "csv": "are Parquet, so not .csv",
+        "slash": "must name a file: found new/",
         "": "must name a file: found nothing",
     }.get(kind, kind)
     with pytest.raises(InputError, match=rf"^--output: .*{found}"):

@@ -354,10 +354,13 @@ def test_data_of_a_workdir_that_was_prepared_from_another_source_is_refused(tmp_
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (dict(valid="test"), r"run/data: has no split 'test', only \['train', 'valid'\]"),
-        (dict(train="trian"), "has no split 'trian'"),
-        (dict(train=""), "has no split ''"),
-        (dict(valid="valid/2024-01-02"), "has no split 'valid/2024-01-02'"),
+        (
+            dict(valid="test"),
+            r"data.valid: .* of .*run/data, one of \['train', 'valid'\]: found 'test'. It is ''",
+        ),
+        (dict(train="trian"), r"data.train: must be a split .*: found 'trian'\.$"),
+        (dict(train=""), "data.train: must be a split .*: found ''"),
+        (dict(valid="valid/2024-01-02"), "data.valid: must be .*: found 'valid/2024-01-02'"),
         (dict(order="days"), "'days' must have data that is stored by day: .*by_day = False"),
     ],
 )
@@ -383,7 +386,7 @@ def test_splits_that_may_be_there_are_looked_for_in_the_data(tmp_path):
     with c.unlocked():
         c.source.days = 2
     c.data.train, c.data.valid = "train/2024-01-01", "valid/2024-01-03"
-    with pytest.raises(InputError, match="has no days '2024-01-03' of the split 'valid'"):
+    with pytest.raises(InputError, match="must name days of 'valid' .*: found '2024-01-03'"):
         train(c, tmp_path / "a", report=nothing)
     c.data.valid, c.data.order, c.data.train = "next_day", "days", "train"
     run_data.prepared(c, tmp_path / "b", nothing)
@@ -464,7 +467,7 @@ def test_what_stands_for_missing_values_is_part_of_the_source_of_a_workdirs_data
         ("ema_decay", 1.0, "ema_decay must be at least 0 and at most 0.999999: found 1.0"),
         ("task_weighting", "learn", "task_weighting must be one of 'fixed', 'uncertainty'"),
         ("data.store", "/nowhere/store", "no store at /nowhere/store"),
-        ("data.valid", "test", r"has no split 'test', only \['train', 'valid'\]"),
+        ("data.valid", "test", r"data.valid: must be .*\['train', 'valid'\]: found 'test'"),
     ],
 )
 def test_a_config_that_cannot_work_is_refused_with_field_and_value(

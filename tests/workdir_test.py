@@ -192,7 +192,7 @@ def test_a_refused_start_leaves_nothing_that_was_not_there(store, tmp_path, ther
         train(c, tmp_path / "a" / "run", report=nothing, init_from="/nope")
     assert below(tmp_path) == before
     c.data.train = "nope"  # refused earlier, before there are checkpoints
-    with pytest.raises(InputError, match="no split 'nope'"):
+    with pytest.raises(InputError, match="data.train: must be a split .* found 'nope'"):
         train(c, tmp_path / "a" / "run", report=nothing)
     assert below(tmp_path) == before
 

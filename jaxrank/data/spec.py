@@ -321,3 +321,8 @@ def _table(name: str, entries: list[IdSpec | ListSpec]) -> TableSpec:
 def canonical(section: Mapping[str, Any]) -> dict[str, Any]:
     """The `features` section as plain data with all defaults; equal sections give equal data."""
     return FeatureSpec.from_config(section).to_config()
+
+
+def unlabelled(section: Mapping[str, Any]) -> dict[str, Any]:
+    """As `canonical`, of a store that was prepared without labels."""
+    return FeatureSpec.from_config(section).without_labels().to_config()

@@ -228,8 +228,11 @@ class Store:
     # Checksums of the vocabularies' counts.
     counts: dict[str, str] = dataclasses.field(default_factory=dict)
 
-    def split(self, name: str) -> Split:
+    def split(self, name: str, field: str = "split") -> Split:
         """A split, "train"; a day, "train/2024-05-01"; or days, "train/2024-05-01:2024-05-07".
+
+        Args:
+            field: what the name was given as, for what an error says.
 
         Raises:
             InputError: there is none of that name, or no such day.
@@ -239,13 +242,13 @@ class Store:
         kind, _, days = name.partition("/")
         found = sorted(n for n in self.splits if n.startswith(f"{kind}/"))
         if not found:
-            raise no_split(self.path, name, self.splits)
+            raise no_split(self.path, name, self.splits, field)
         first, _, last = days.partition(":")
         chosen = [n for n in found if (first or "0") <= n.partition("/")[2] <= (last or "9")]
         if not chosen or (days and ":" not in days):
             raise InputError(
-                f"{self.path}: has no days {days!r} of the split {kind!r}, only those from"
-                f" {found[0].partition('/')[2]} to {found[-1].partition('/')[2]}."
+                f"{field}: must name days of {kind!r} in {self.path}, which has those from"
+                f" {found[0].partition('/')[2]} to {found[-1].partition('/')[2]}: found {days!r}."
             )
         return Split(self.path, name, {n: self.entries[n] for n in chosen})
 
@@ -310,11 +313,11 @@ class Store:
         return next((t for t in self.schema.tables if t.name == name), None)
 
 
-def no_split(path: files.AnyPath, name: str, splits: Iterable[str]) -> InputError:
-    """What to say where a store has, or will have, no split of that name."""
+def no_split(path: files.AnyPath, name: str, splits: Iterable[str], field: str) -> InputError:
+    """What to say where a store has, or will have, no split of the name that `field` gives."""
+    hint = " It is '' where there is none to evaluate." if field == "data.valid" else ""
     return InputError(
-        f"{path}: has no split {name!r}, only {sorted(splits)}. Without one to evaluate, data.valid"
-        " is ''."
+        f"{field}: must be a split of {path}, one of {sorted(splits)}: found {name!r}.{hint}"
     )
 
 
