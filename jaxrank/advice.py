@@ -11,7 +11,6 @@ ENOUGH = 0.95
 _FAR = 10.0  # input so much faster than the step is not what a missing part of `both` comes from
 _SPARE = 1.2  # input so much faster than the step is fast enough on average
 _SPENT = 0.8  # workers that make less than this share of what one thread makes
-_THREADS = 4  # that make batches where there are no workers
 
 
 class Rates(NamedTuple):
@@ -134,7 +133,8 @@ def _less_work(limit: str, stages: Mapping[str, float], setting: Setting) -> str
 def _workers(rates: Rates, stages: Mapping[str, float], setting: Setting) -> int:
     """The fewest workers that keep the step busy, or as many as there can be; 0: no more can."""
     needed = rates.step * sum(stages[name] for name in PARTS) / 1e6
-    working = setting.num_workers or min(_THREADS, setting.prefetch_batches, setting.cores)
+    # Without workers one thread makes batches ahead of the step, if any are made ahead.
+    working = setting.num_workers or min(1, setting.prefetch_batches)
     most = min(setting.cores, setting.shards)
     possible = [n for n in range(working + 1, most + 1) if setting.shards % n == 0]
     return next((n for n in possible if n >= needed), possible[-1] if possible else 0)

@@ -20,6 +20,15 @@ if TYPE_CHECKING:
     from ml_collections import ConfigDict
 
 
+def _check_picture(path: Path) -> None:
+    """Refuses a picture that cannot be written, before the work that it is to show."""
+    from jaxrank.data.files import check_parent
+
+    if path.is_dir():
+        raise InputError(f"--picture: {path} must be a file: it is a directory.")
+    check_parent(path, "--picture")
+
+
 def _with_dashes(argument: str) -> str:
     """--on_error=skip is --on-error=skip; fields of the config keep their names."""
     name, equals, value = argument.partition("=")
@@ -184,8 +193,6 @@ def _compile(args: argparse.Namespace, config: "ConfigDict", report: Callable) -
     names = check_names(args.topology)
     if args.picture and not args.scaling:
         raise InputError("--picture draws --scaling, which must be given too.")
-    if not Path(args.picture).parent.is_dir():
-        raise InputError(f"--picture: no such folder: {Path(args.picture).parent}.")
     found = list(
         compile_for(config, names, workdir=args.workdir, scaling=args.scaling, report=report)
     )
@@ -296,6 +303,8 @@ def run(argv: Sequence[str]) -> None:
         parser.error("a verb is needed")
     _check_rest(verbs[args.verb], rest)
 
+    if getattr(args, "picture", ""):
+        _check_picture(Path(args.picture))
     config = _config(args.config, rest) if hasattr(args, "config") else None
     several = hasattr(args, "coordinator")
     if several:

@@ -25,6 +25,7 @@ _Values = dict[str, dict[str, float]]
 
 def _save(figure: Figure, path: str | Path) -> None:
     try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(Path(path), format="png", dpi=120)
     except OSError as error:
         raise RunError(f"{path}: cannot be written: {error}.") from error

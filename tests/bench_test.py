@@ -222,8 +222,9 @@ def stages(read=0.1, decompress=0.1, shuffle=0.1, pack=0.1, transfer=0.1, step=1
         # 4 million a second can be made, and only 2 million put.
         ((4e6, 5e6, 2e6), dict(transfer=0.5), {}, "transfer", "steps_per_call, now 8"),
         # One thread needs 1.3 s for a million, the step takes 3 million: 4 workers.
-        ((1e6, 3e6, 1e6), dict(pack=1.0), {}, "pack", "data.num_workers, now 0, to 8"),
-        ((1e6, 3e6, 1e6), dict(pack=1.0), dict(prefetch_batches=2), "pack", "now 0, to 4"),
+        ((1e6, 3e6, 1e6), dict(pack=1.0), {}, "pack", "data.num_workers, now 0, to 4"),
+        ((1e6, 3e6, 1e6), dict(pack=1.0), dict(cores=2), "pack", "now 0, to 2"),
+        ((1e6, 1.2e6, 0.9e6), dict(pack=0.5), dict(prefetch_batches=0), "pack", "now 0, to 1"),
         # More than 8 shards can use: as many as there are.
         ((1e6, 30e6, 1e6), dict(read=1.0), dict(num_workers=4), "read", "now 4, to 8"),
         ((1e6, 30e6, 1e6), dict(read=1, decompress=0), dict(num_workers=8), "read", "'lz4', so"),
@@ -236,12 +237,12 @@ def stages(read=0.1, decompress=0.1, shuffle=0.1, pack=0.1, transfer=0.1, step=1
             " Keep data.store on a faster disk",
         ),
         ((1e6, 3e6, 1e6), dict(read=1.0), dict(cores=1, direct=True), "read", "data.direct to Fal"),
-        ((1e6, 3e6, 1e6), dict(decompress=1.0), dict(cores=4), "decompress", "'lz4' takes less"),
-        ((1e6, 3e6, 1e6), dict(shuffle=1.0), dict(cores=4), "shuffle", "data.window_blocks, now 4"),
+        ((1e6, 3e6, 1e6), dict(decompress=1.0), dict(cores=1), "decompress", "'lz4' takes less"),
+        ((1e6, 3e6, 1e6), dict(shuffle=1.0), dict(cores=1), "shuffle", "data.window_blocks, now 4"),
         (
             (1e6, 3e6, 1e6),
             dict(shuffle=1.0),
-            dict(cores=4, window_blocks=1),
+            dict(cores=4, num_workers=4, window_blocks=1),
             "shuffle",
             "more core",
         ),

@@ -68,6 +68,24 @@ def test_prepare_imports_matplotlib_only_to_draw(tmp_path, picture):
     assert ("matplotlib" in found.stdout.splitlines()[-1]) == picture
 
 
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("prepare", "--output=store"),
+        ("plan", "--topology=v3-8"),
+        ("compile", "--topology=v3-8", "--scaling=weak"),
+        ("bench", "--workdir=run"),
+    ],
+)
+def test_a_picture_that_cannot_be_written_is_refused_before_the_work(tmp_path, monkeypatch, args):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("mine")
+    for picture, found in (("file/a.png", "it is no directory"), (".", "it is a directory")):
+        with pytest.raises(InputError, match=rf"^--picture: .*{found}"):
+            cli.run([*args, f"--config={TINY}", f"--picture={picture}"])
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
 @pytest.mark.parametrize("mine", [None, "glibc.malloc.check=0"])
 def test_the_program_restarts_once_with_huge_pages_unless_the_user_chose(mine):
     code = (

@@ -170,7 +170,6 @@ def test_scaling_is_told_and_drawn(tmp_path, capsys):
     ("args", "message"),
     [
         (("--topology=v3-8", "--picture=a.png"), "--scaling"),
-        (("--topology=v3-8", "--scaling=weak", "--picture=/nowhere/a.png"), "folder: /nowhere"),
         (("--topology=v3-8,v4-8", "--scaling=weak"), "one generation.*v3-8, v4-8"),
         (("--topology=v3-8,v3-32", "--scaling=strong"), "whole groups of 16.*batch_size=128"),
     ],

@@ -276,13 +276,13 @@ def write_whole(path: UPath, data: bytes | pa.Buffer) -> None:
     os.replace(str(partial), str(path))
 
 
-def check_parent(output: Path) -> None:
+def check_parent(output: Path, flag: str = "--output") -> None:
     """Raises InputError unless `output` can be made: its directories may have to be made, too."""
     there = next(path for path in output.absolute().parents if path.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         found = "not writable by this user" if there.is_dir() else "no directory"
         raise InputError(
-            f"--output: {there} must be a directory that can be written to make {output}: it is"
+            f"{flag}: {there} must be a directory that can be written to make {output}: it is"
             f" {found}."
         )
 
