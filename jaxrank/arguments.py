@@ -2,28 +2,23 @@
 
 import argparse
 from collections.abc import Callable, Mapping
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import jaxrank
+from jaxrank.choices import ON_ERROR
 from jaxrank.errors import InputError
 from jaxrank.scaling import GROWTH
 
 # Flags of which the last would count as of all others, where one may think that all do.
 ONCE = ("--config", "--by")
 
-_EXAMPLES = {
-    "prepare": "jaxrank prepare --config=configs/criteo.py --config.source.files.train=day_0.tsv"
-    " --config.source.files.valid=day_1.tsv --output=/data/criteo",
-    "train": "jaxrank train --config=configs/quickstart.py --workdir=/tmp/quickstart",
-    "evaluate": "jaxrank evaluate --workdir=/tmp/quickstart --checkpoint=best --split=valid",
-    "predict": "jaxrank predict --workdir=/tmp/quickstart --split=valid"
-    " --output=/tmp/predictions.parquet",
-    "export": "jaxrank export --workdir=/tmp/quickstart --checkpoint=best --output=/tmp/exported",
-    "plan": "jaxrank plan --config=configs/powerlaw.py --topology=v3-32 --picture=/tmp/plan.png",
-    "compile": "jaxrank compile --config=configs/quickstart.py --topology=v3-8,v5e-16",
-    "bench": "jaxrank bench --config=configs/quickstart.py --workdir=/tmp/quickstart"
-    " --picture=/tmp/bench.png",
-}
+
+class _Verb(NamedTuple):
+    """What a verb does, what adds its flags, and a command to start from."""
+
+    help: str
+    add_flags: Callable[[argparse.ArgumentParser], None]
+    example: str
 
 
 class _Parser(argparse.ArgumentParser):
@@ -38,12 +33,12 @@ def parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPa
     parser = _Parser(prog="jaxrank", description=jaxrank.__doc__, allow_abbrev=False, add_help=True)
     parser.add_argument("--version", action="version", version=f"jaxrank {jaxrank.__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB")
-    for name, (text, add_flags) in _VERBS.items():
+    for name, of in _VERBS.items():
         sub = verbs.add_parser(
             name,
-            help=text,
-            description=text,
-            epilog=f"example:\n  {_EXAMPLES[name]}",
+            help=of.help,
+            description=of.help,
+            epilog=f"example:\n  {of.example}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
@@ -53,7 +48,7 @@ def parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPa
             help="print one JSON object as the last line of standard output, and all else to"
             " standard error",
         )
-        add_flags(sub)
+        of.add_flags(sub)
     return parser, verbs.choices
 
 
@@ -68,10 +63,14 @@ def _add_config(sub: argparse.ArgumentParser) -> None:
 
 def _add_processes(sub: argparse.ArgumentParser) -> None:
     group = sub.add_argument_group(
-        "many processes", "none of these on a TPU pod, in a SLURM step or under Open MPI"
+        "several processes", "found by themselves on a TPU pod, in a SLURM step or under Open MPI"
     )
-    group.add_argument("--coordinator", default="", metavar="HOST:PORT", help="of process 0")
-    group.add_argument("--num-processes", type=int, metavar="N", help="how many there are")
+    group.add_argument(
+        "--coordinator", default="", metavar="HOST:PORT", help="address of process 0"
+    )
+    group.add_argument(
+        "--num-processes", type=int, metavar="N", help="how many processes there are"
+    )
     group.add_argument("--process-id", type=int, metavar="I", help="which one this is, from 0")
 
 
@@ -92,11 +91,15 @@ def _prepare(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--on-error",
         default="error",
-        choices=("error", "skip"),
+        choices=ON_ERROR,
         help="what becomes of records that cannot be used; skip: they go to rejected.jsonl",
     )
     sub.add_argument(
-        "--max-rejected", type=int, default=1000, metavar="N", help="that may be skipped"
+        "--max-rejected",
+        type=int,
+        default=1000,
+        metavar="N",
+        help="most records that may be skipped; default: 1000",
     )
     sub.add_argument(
         "--hash-key-file",
@@ -105,7 +108,11 @@ def _prepare(sub: argparse.ArgumentParser) -> None:
         help="a key: vocabularies and rejected records hold keyed hashes, not raw values",
     )
     sub.add_argument(
-        "--workers", type=int, default=0, metavar="N", help="processes; default: one a core"
+        "--workers",
+        type=int,
+        default=0,
+        metavar="N",
+        help="number of processes; default: one per core",
     )
     sub.add_argument(
         "--runner", default="local", metavar="NAME", help="local, or one of Apache Beam's"
@@ -115,14 +122,19 @@ def _prepare(sub: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="OPTION",
-        help="of Beam's pipeline, as --runner-option=--project=mine; may be repeated",
+        help="an option of Beam's pipeline, as --runner-option=--project=mine; may be repeated",
     )
     sub.add_argument("--picture", default="", metavar="FILE", help="a PNG of the statistics")
 
 
 def _train(sub: argparse.ArgumentParser) -> None:
     _add_config(sub)
-    sub.add_argument("--workdir", required=True, metavar="DIR", help="of the run")
+    sub.add_argument(
+        "--workdir",
+        required=True,
+        metavar="DIR",
+        help="directory of the run: its data, checkpoints, metrics and logs",
+    )
     sub.add_argument("--quiet", action="store_true", help="no live progress line")
     sub.add_argument(
         "--allow-config-change",
@@ -139,7 +151,7 @@ def _train(sub: argparse.ArgumentParser) -> None:
         default="",
         metavar="DIR",
         help="start from the model of an older run, its workdir or WORKDIR/checkpoints/STEP, whose"
-        " vocabularies and features may differ; of no matter once this run has a checkpoint",
+        " vocabularies and features may differ; ignored once this run has a checkpoint",
     )
     sub.add_argument(
         "--profile-steps",
@@ -160,7 +172,7 @@ def _train(sub: argparse.ArgumentParser) -> None:
 
 
 def _add_checkpoint(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("--workdir", required=True, metavar="DIR", help="of the run")
+    sub.add_argument("--workdir", required=True, metavar="DIR", help="directory of the run")
     sub.add_argument(
         "--checkpoint", default="newest", metavar="WHICH", help="newest, best or a step"
     )
@@ -172,9 +184,15 @@ def _add_scored(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--data", default="", metavar="STORE", help="prepared data; default: the run's own"
     )
-    sub.add_argument("--split", default="", help="default: the run's validation split")
     sub.add_argument(
-        "--batch-size", type=int, default=0, metavar="N", help="examples; default: as in the run"
+        "--split", default="", help="the split to score; default: the run's validation split"
+    )
+    sub.add_argument(
+        "--batch-size",
+        type=int,
+        default=0,
+        metavar="N",
+        help="examples per batch; default: the run's",
     )
 
 
@@ -186,23 +204,31 @@ def _evaluate(sub: argparse.ArgumentParser) -> None:
         help="score each new checkpoint until the run has ended, into WORKDIR/follow",
     )
     sub.add_argument(
-        "--by", default="", metavar="COLUMN", help="the metrics of each of its values too"
+        "--by",
+        default="",
+        metavar="COLUMN",
+        help="also tell the metrics of each value of a column, or of each day",
     )
     sub.add_argument(
-        "--every", type=float, metavar="SECONDS", help="with --follow: between looks; default: 10"
+        "--every",
+        type=float,
+        metavar="SECONDS",
+        help="with --follow: time between looks for a new checkpoint; default: 10",
     )
     _add_processes(sub)
 
 
 def _predict(sub: argparse.ArgumentParser) -> None:
     _add_scored(sub)
-    sub.add_argument("--output", required=True, metavar="FILE", help="Parquet")
+    sub.add_argument("--output", required=True, metavar="FILE", help="a Parquet file")
     _add_processes(sub)
 
 
 def _export(sub: argparse.ArgumentParser) -> None:
     _add_checkpoint(sub)
-    sub.add_argument("--output", required=True, metavar="DIR", help="must not exist yet")
+    sub.add_argument(
+        "--output", required=True, metavar="DIR", help="a directory that does not exist yet"
+    )
     sub.add_argument(
         "--data",
         default="",
@@ -213,7 +239,7 @@ def _export(sub: argparse.ArgumentParser) -> None:
 
 def _plan(sub: argparse.ArgumentParser) -> None:
     _add_config(sub)
-    sub.add_argument("--devices", type=int, metavar="N", help="of the machine")
+    sub.add_argument("--devices", type=int, metavar="N", help="number of devices of the machine")
     sub.add_argument(
         "--topology", default="", metavar="NAME", help="a TPU slice or GPUs, as v3-32 or h200-8"
     )
@@ -221,7 +247,7 @@ def _plan(sub: argparse.ArgumentParser) -> None:
         "--memory",
         default="",
         metavar="SIZE",
-        help="of a device, as 16GiB; default: the topology's",
+        help="memory of a device, as 16GiB; default: the topology's",
     )
     sub.add_argument(
         "--replicas", type=int, metavar="N", help="copies of split rows; default: mesh.replicas"
@@ -230,7 +256,7 @@ def _plan(sub: argparse.ArgumentParser) -> None:
         "--batches",
         type=int,
         metavar="N",
-        help="that are replayed; default: 100, fewer where they hold very many ids",
+        help="batches that are replayed; default: 100, fewer where they hold very many ids",
     )
     sub.add_argument("--picture", default="", metavar="FILE", help="a PNG to draw the plan into")
     _add_data_of_run(sub)
@@ -238,7 +264,10 @@ def _plan(sub: argparse.ArgumentParser) -> None:
 
 def _add_data_of_run(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
-        "--workdir", default="", metavar="DIR", help="of a run, whose prepared data is read"
+        "--workdir",
+        default="",
+        metavar="DIR",
+        help="directory of a run whose prepared data is read",
     )
 
 
@@ -254,7 +283,8 @@ def _compile(sub: argparse.ArgumentParser) -> None:
         "--scaling",
         default="",
         choices=GROWTH,
-        help="a model of the step's time: of the same batch, or one that grows with the slice",
+        help="also estimate how a step's time scales: with the same batch (strong), or one that"
+        " grows with the slice (weak)",
     )
     sub.add_argument("--picture", default="", metavar="FILE", help="a PNG of --scaling")
     _add_data_of_run(sub)
@@ -263,22 +293,62 @@ def _compile(sub: argparse.ArgumentParser) -> None:
 def _bench(sub: argparse.ArgumentParser) -> None:
     _add_config(sub)
     sub.add_argument(
-        "--workdir", required=True, metavar="DIR", help="its data is read, nothing else changes"
+        "--workdir",
+        required=True,
+        metavar="DIR",
+        help="directory of a run: its data is read, nothing of the run changes",
     )
     sub.add_argument(
-        "--seconds", type=float, default=10, metavar="N", help="of each measurement; default: 10"
+        "--seconds",
+        type=float,
+        default=10,
+        metavar="N",
+        help="length of each measurement; default: 10",
     )
     sub.add_argument("--picture", default="", metavar="FILE", help="a PNG of what was measured")
 
 
-# What each verb does, and what adds its flags.
-_VERBS: Mapping[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
-    "prepare": ("raw or generated data -> a store of column blocks", _prepare),
-    "train": ("train, from the newest checkpoint in the workdir if there is one", _train),
-    "evaluate": ("score a checkpoint on prepared data", _evaluate),
-    "predict": ("write the predictions of a checkpoint for prepared data", _predict),
-    "export": ("a checkpoint's tables, layers and features as Parquet, NumPy and JSON", _export),
-    "plan": ("where each table goes on a machine, whether it fits, and how even it is", _plan),
-    "compile": ("the step by the compiler of TPUs or GPUs, for those that are not here", _compile),
-    "bench": ("how fast input and step are alone and together, and which one limits", _bench),
+_VERBS: Mapping[str, _Verb] = {
+    "prepare": _Verb(
+        "make a store of column blocks from raw or generated data",
+        _prepare,
+        "jaxrank prepare --config=configs/criteo.py --config.source.files.train=day_0.tsv"
+        " --config.source.files.valid=day_1.tsv --output=/data/criteo",
+    ),
+    "train": _Verb(
+        "train, from the newest checkpoint in the workdir if there is one",
+        _train,
+        "jaxrank train --config=configs/quickstart.py --workdir=/tmp/quickstart",
+    ),
+    "evaluate": _Verb(
+        "score a checkpoint on prepared data",
+        _evaluate,
+        "jaxrank evaluate --workdir=/tmp/quickstart --checkpoint=best --split=valid",
+    ),
+    "predict": _Verb(
+        "write the predictions of a checkpoint for prepared data",
+        _predict,
+        "jaxrank predict --workdir=/tmp/quickstart --split=valid --output=/tmp/predictions.parquet",
+    ),
+    "export": _Verb(
+        "write a checkpoint's tables, layers and features as Parquet, NumPy and JSON",
+        _export,
+        "jaxrank export --workdir=/tmp/quickstart --checkpoint=best --output=/tmp/exported",
+    ),
+    "plan": _Verb(
+        "tell where each table goes on a machine, whether it fits, and how even the load is",
+        _plan,
+        "jaxrank plan --config=configs/powerlaw.py --topology=v3-32 --picture=/tmp/plan.png",
+    ),
+    "compile": _Verb(
+        "compile the training step for TPUs or GPUs that need not be present",
+        _compile,
+        "jaxrank compile --config=configs/quickstart.py --topology=v3-8,v5e-16",
+    ),
+    "bench": _Verb(
+        "measure how fast input and step are, alone and together, and tell which one limits",
+        _bench,
+        "jaxrank bench --config=configs/quickstart.py --workdir=/tmp/quickstart"
+        " --picture=/tmp/bench.png",
+    ),
 }

@@ -222,7 +222,9 @@ class Checkpoints:
                 if not self.is_deleted(step):
                     raise
             self.reload()
-        raise InputError(f"{self.path.parent}: holds no checkpoint yet, or none that stays.")
+        raise InputError(
+            f"{self.path.parent}: holds no checkpoint yet, or each was deleted before it was read."
+        )
 
     def trained_on(self) -> str:
         """The fingerprint of the data that the newest checkpoint tells; empty where there is none,

@@ -70,7 +70,7 @@ def _checksum(array: Any) -> jax.Array:  # u32[]
 def _of_mesh(mesh: Mesh, spec: P) -> Any:
     axis = spec[0] if len(spec) else None
     if any(name is not None for name in spec[1:]):
-        raise ValueError(f"arrays must be split along their first axis only: got {spec}")
+        raise ValueError(f"arrays must be split along their first axis only: found {spec}")
 
     def of_device(array: jax.Array) -> jax.Array:
         if axis is None:

@@ -19,6 +19,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from jaxrank.choices import COMPRESSIONS, ORDERS, OVERFLOWS, PLACEMENTS
 from jaxrank.errors import InputError, check_choice
 
 
@@ -42,13 +43,13 @@ def default() -> ConfigDict:
     c.data = ConfigDict()
     c.data.store = ""  # prepared data; empty: WORKDIR/data, prepared from `source` if not there
     c.data.direct = False  # read Parquet of row numbers as it is, without a store
-    c.data.compression = ""  # of a store's blocks when it is prepared: none, lz4 or zstd
+    c.data.compression = ""  # of a store's blocks when it is prepared: lz4 or zstd; empty: none
     c.data.train = "train"  # split to train on, or days of it: train/2024-05-01:2024-05-07
     c.data.order = "shuffled"  # of days: shuffled together, or days: one by one, each shuffled
     c.data.valid = "valid"  # split to evaluate on; empty: none; next_day: each before it is read
     c.data.shards = 8  # independent streams of examples; a multiple of the number of processes
     c.data.window_blocks = 4  # blocks of a stream that are shuffled together
-    c.data.num_workers = 0  # input processes per host; 0: a thread of the training process
+    c.data.num_workers = 0  # input processes of each training process; 0: a thread of it
     c.data.prefetch_batches = 16  # batches made ahead
     c.data.list_slack = 8.0  # room for packed lists: mean of a group + this many deviations
     c.data.on_overflow = "error"  # of that room: error, or truncate the longest lists
@@ -100,7 +101,7 @@ def default() -> ConfigDict:
         # rate = base_rate * (batch / base_batch) ** p: none 0, sqrt 1/2, linear 1; sqrt_linear 1/2
         # up to base_batch, 1 above it
         scaling="sqrt",
-        warmup_steps=0,  # in which the rate rises from 0
+        warmup_steps=0,  # in which the rate rises, from rate / warmup_steps
         decay="constant",  # after warm-up: constant, linear, cosine or polynomial
         decay_steps=0,  # 0: all steps after the warm-up
         final_fraction=0.0,  # of the rate, at the end of the decay
@@ -237,13 +238,13 @@ def check(config: ConfigDict) -> None:
             if not isinstance(number, int | float) or not least <= number <= most:
                 limit = f" and at most {most}" if field in _AT_MOST else ""
                 raise InputError(f"{field} must be at least {least}{limit}: found {value!r}.")
-    check_choice("data.on_overflow", config.data.on_overflow, ("error", "truncate"))
+    check_choice("data.on_overflow", config.data.on_overflow, OVERFLOWS)
     check_choice("watch.on_nonfinite", config.watch.on_nonfinite, ("stop", "skip"))
     check_choice("task_weighting", config.task_weighting, ("fixed", "uncertainty"))
-    check_choice("data.compression", config.data.compression, ("", "lz4", "zstd"))
-    check_choice("data.order", config.data.order, ("shuffled", "days"))
+    check_choice("data.compression", config.data.compression, COMPRESSIONS)
+    check_choice("data.order", config.data.order, ORDERS)
     check_choice("embedding.l2_scope", config.embedding.l2_scope, ("read", "table"))
-    check_choice("embedding.placement", config.embedding.placement, ("auto", "rows", "replicated"))
+    check_choice("embedding.placement", config.embedding.placement, PLACEMENTS)
 
 
 def set_by_name(config: ConfigDict, path: str, value: str) -> bool:

@@ -64,7 +64,7 @@ def plan_evaluations(
         raise InputError(
             f"data.valid = {NEXT_DAY!r}: num_steps must be at most {most}, one pass over the"
             f" {split.rows:,} examples of {config.data.train!r}, so that no step sees a day before"
-            f" it is evaluated: got {num_steps} steps."
+            f" it is evaluated: found {num_steps} steps."
         )
     days = [day for day, _ in split.days]
     later = [day for day, _ in store.split(name).days if day > days[-1]]

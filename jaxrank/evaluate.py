@@ -138,9 +138,9 @@ def _check_finite(logits: np.ndarray, tasks: Sequence[Task], split: Split, first
     bad = ~np.isfinite(logits)
     for i in np.flatnonzero(bad.any(axis=0))[:1]:
         raise RunError(
-            f"predictions of task {tasks[i].name} must be finite: {int(bad[:, i].sum())} of"
-            f" {len(bad)} are not in rows {first} to {first + len(bad) - 1} of split {split.name};"
-            f" the first is row {first + int(bad[:, i].argmax())}."
+            f"predictions of task {tasks[i].name} must be finite: found {int(bad[:, i].sum())} that"
+            f" are not, of the {len(bad)} in rows {first} to {first + len(bad) - 1} of split"
+            f" {split.name}; the first is row {first + int(bad[:, i].argmax())}."
         )
 
 

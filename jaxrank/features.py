@@ -6,9 +6,10 @@ What the odd values mean, once for the whole system:
 
 - A missing float is 0 after its transforms (the mean, where it is standardised). A feature with
   `missing_indicator` has a second column that is 1 where the value was missing.
-- A table learned from data (`vocabulary` or `hash` encoding) has two rows of its own in front:
-  row 0 for a missing value, row 1 for an unknown one (never seen, or seen less than `min_count`
-  times). All other values follow by falling frequency.
+- Under all encodings but `integer` a table has two rows of its own in front: row 0 for a missing
+  value, row 1 for one that a vocabulary does not have (never seen, or seen less than `min_count`
+  times). Values of a vocabulary follow by falling frequency, those that later data added behind
+  them; hashed values are anywhere behind row 1.
 - Under `integer` encoding the data holds row numbers. A missing one is PAD: its vector is zero and
   nothing is updated.
 - An empty list, like a missing one, has the vector zero under every combiner.
@@ -27,7 +28,7 @@ import numpy as np
 # Never -1: JAX wraps negative indices.
 PAD = np.int32(2**31 - 1)
 
-MISSING_ROW = 0  # of a table with vocabulary or hash encoding
+MISSING_ROW = 0  # of a table under another encoding than integer
 UNKNOWN_ROW = 1
 RESERVED_ROWS = 2
 

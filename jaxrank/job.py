@@ -234,7 +234,7 @@ def start(
     if other:
         report(
             f"Evaluations so far were by {other}, from now on by {job.monitor.measures}: the best"
-            " and eval.stop_patience and eval.rate_patience begin anew"
+            " checkpoint, eval.stop_patience and eval.rate_patience begin anew"
         )
     job.spikes.set_state(record["spikes"])
     job.day_scores.set_state(record["days"])
@@ -254,8 +254,8 @@ def _tell_passes(config: ConfigDict, timetable: Timetable, rows: int, report: Re
     if config.num_epochs and passes > _MORE_PASSES * config.num_epochs:
         report(
             f"num_epochs={config.num_epochs} becomes {passes:.2f} passes over {rows:,} examples,"
-            f" for a run is whole calls of {config.steps_per_call} steps of {config.batch_size:,}"
-            " examples; with steps_per_call or batch_size lower, calls are smaller"
+            f" because a run is whole calls of {config.steps_per_call} steps of"
+            f" {config.batch_size:,} examples; lower steps_per_call or batch_size to come closer"
         )
 
 
@@ -267,7 +267,7 @@ def _check_labels(split: Split, report: Report) -> None:
     for name, task in split.statistics["tasks"].items():
         known, positives = task["known"], task["positives"]
         if not known:
-            report(f"No label of {name} is known in {split.path}: nothing is learned of it")
+            report(f"No label of {name} is known in {split.path}: this task is not trained")
         elif task.get("kind", "binary") == "binary" and positives in (0, known):
             label = 1 if positives else 0
             report(f"All {known:,} labels of {name} are {label} in {split.path}")
@@ -365,7 +365,7 @@ def describe(job: Job, state: TrainState) -> str:
         f" {job.program.mesh.size} {jax.default_backend()} device(s)"
     ]
     if trainee.embedding.on_cpu and not trainee.embedding.is_native:
-        lines.append(f"XLA alone works on rows and layers, slower: {native.missing()}")
+        lines.append(f"Table rows and layers are left to XLA, which is slower: {native.missing()}")
     if job.timetable.next_days:
         lines.append(
             f"{len(job.train_split.days)} days, one after another; {len(job.timetable.next_days)}"

@@ -106,7 +106,7 @@ def _by_kind(
 ) -> jax.Array:
     """Each function once, on all columns of its kind."""
     if len(kinds) != arrays[0].shape[1]:
-        raise ValueError(f"kinds must be of {arrays[0].shape[1]} tasks: got {kinds}.")
+        raise ValueError(f"kinds must be of {arrays[0].shape[1]} tasks: found {kinds}.")
     found = {kind: columns_of(kind, kinds) for kind in dict.fromkeys(kinds)}
     parts = [functions[k](*(columns(a, of) for a in arrays)) for k, of in found.items()]
     if len(parts) == 1:

@@ -43,7 +43,9 @@ def make_mesh(*, replicas: int = 1, devices: int = 0) -> Mesh:
     found = jax.devices()
     devices = devices or len(found)
     if devices > len(found):
-        raise InputError(f"mesh.devices must be at most {len(found)}, the devices: got {devices}.")
+        raise InputError(
+            f"mesh.devices must be at most {len(found)}, the devices: found {devices}."
+        )
     return mesh_of(found[:devices], replicas)
 
 
@@ -55,7 +57,7 @@ def mesh_of(devices: Any, replicas: int = 1) -> Mesh:
     """
     if replicas < 1 or len(devices) % replicas:
         raise InputError(
-            f"mesh.replicas must divide the number of devices: got replicas={replicas},"
+            f"mesh.replicas must divide the number of devices: found replicas={replicas},"
             f" {len(devices)} devices."
         )
     grid = np.asarray(devices).reshape(replicas, len(devices) // replicas)

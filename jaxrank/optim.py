@@ -73,9 +73,9 @@ def schedule(
     _at_least("warmup_steps", warmup_steps, 0)
     _at_least("decay_steps", decay_steps, 0)
     if not 0 <= final_fraction <= 1:
-        raise InputError(f"final_fraction must be in [0, 1]: got {final_fraction!r}.")
+        raise InputError(f"final_fraction must be in [0, 1]: found {final_fraction!r}.")
     if not power > 0:
-        raise InputError(f"power must be above 0: got {power!r}.")
+        raise InputError(f"power must be above 0: found {power!r}.")
 
     below, above = SCALINGS[scaling]
     times = batch_size / base_batch
@@ -172,10 +172,10 @@ def dense_optimizer(
     for field, value in hyper.items():
         if field not in allowed:
             fields = f"only the fields {', '.join(allowed)}" if allowed else "no fields"
-            raise InputError(f"optimizer {name} has {fields} of its own: got {field}.")
+            raise InputError(f"optimizer {name} has {fields} of its own: found {field}.")
         _at_least(field, value, 0)
         if field in ("momentum", "b1", "b2") and value >= 1:
-            raise InputError(f"{field} must be in [0, 1): got {value!r}.")
+            raise InputError(f"{field} must be in [0, 1): found {value!r}.")
 
     for pattern, factor in factors.items():
         _at_least(f"factors[{pattern!r}]", factor, 0)
@@ -231,6 +231,6 @@ def is_schedule(node: Any) -> bool:
 
 def _at_least(field: str, value: float, least: int) -> None:
     if not isinstance(value, numbers.Real):
-        raise InputError(f"{field} must be a number: got {value!r}.")
+        raise InputError(f"{field} must be a number: found {value!r}.")
     if not value >= least:
-        raise InputError(f"{field} must be at least {least}: got {value!r}.")
+        raise InputError(f"{field} must be at least {least}: found {value!r}.")

@@ -77,7 +77,7 @@ def check_devices(mesh: "Mesh") -> None:
     share = len(owners) // count
     if owners != [process for process in range(count) for _ in range(share)]:
         raise InputError(
-            f"mesh.devices must be an equal share of each process's devices: got {len(owners)}"
+            f"mesh.devices must be an equal share of each process's devices: found {len(owners)}"
             f" devices, which belong to the processes {owners}, of {count}. 0 takes all devices."
         )
 

@@ -351,11 +351,11 @@ def check_batch(field: str, batch_size: int, group: int, devices: int) -> None:
     """Raises InputError unless batches of this size can be split over so many devices."""
     if batch_size % devices:
         raise InputError(
-            f"{field} must divide over all devices: got {field}={batch_size}, {devices} devices."
+            f"{field} must divide over all devices: found {field}={batch_size}, {devices} devices."
         )
     if (batch_size // devices) % group:
         raise InputError(
             f"{field}: each device's share must be whole groups of {group} examples, which are"
-            f" packed together: got {field}={batch_size} on {devices} devices, a share of"
+            f" packed together: found {field}={batch_size} on {devices} devices, a share of"
             f" {batch_size // devices}. Set data.shards to a multiple of {devices}."
         )

@@ -123,8 +123,8 @@ class Recorder:
         if spike:
             written = self._last.write(number, "loss spike", self.checkpoint)
             self._report(
-                f"step {number}: the loss {loss:.5f} is {spike:.1f} deviations above those of the"
-                f" steps before.{written}"
+                f"step {number}: the loss {loss:.5f} is {spike:.1f} standard deviations above the"
+                f" mean of the steps before.{written}"
             )
         return spike
 

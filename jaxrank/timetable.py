@@ -51,7 +51,7 @@ def make_timetable(config: ConfigDict, rows: int) -> Timetable:
     if bool(config.num_steps) == bool(config.num_epochs):
         raise InputError(
             "one of num_steps and num_epochs must be set, and the other 0:"
-            f" got num_steps={config.num_steps}, num_epochs={config.num_epochs}."
+            f" found num_steps={config.num_steps}, num_epochs={config.num_epochs}."
         )
     for field in ("stop_patience", "rate_patience"):
         if config.eval[field] and not config.data.valid:
@@ -75,7 +75,7 @@ def make_timetable(config: ConfigDict, rows: int) -> Timetable:
     for name, steps in zip(names, found[:4], strict=True):
         if steps < 1 or steps % call:
             raise InputError(
-                f"{name} must be a positive multiple of steps_per_call: got {name}={steps},"
+                f"{name} must be a positive multiple of steps_per_call: found {name}={steps},"
                 f" steps_per_call={call}."
             )
     return found

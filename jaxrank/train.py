@@ -213,7 +213,7 @@ def _stopped(job: Job, step: int, number: int, recorder: Recorder) -> StoppedErr
     job.checkpoints.wait()
     return StoppedError(
         f"stopped after step {step} of {job.timetable.num_steps} by {Signals(number).name}; the"
-        f" same command goes on from {recorder.checkpoint}.",
+        f" same command resumes from {recorder.checkpoint}.",
         number,
     )
 

@@ -157,8 +157,8 @@ def _not_locked(path: Path, error: OSError) -> Exception:
     if isinstance(error, BlockingIOError):
         _, _, who = path.read_text().partition(" ") if path.is_file() else ("", "", "")
         return RunError(
-            f"{path.parent}: another process trains in this workdir{who and ': '}{who}. If it does"
-            f" so no more, as its machine was lost, its file system keeps the lock: remove {path}."
+            f"{path.parent}: another process trains in this workdir{who and ': '}{who}. If that"
+            f" machine was lost, the file system may still hold its lock: remove {path}."
         )
     if error.errno in _PASSING:
         return error

@@ -67,7 +67,7 @@ class Writer:
     ) -> None:
         """Adds a record: numbers of Python or NumPy by name; None and NaN become null."""
         if {"step", "kind", "day"} & set(values):
-            raise ValueError(f"values cannot be called step, kind or day: got {sorted(values)}.")
+            raise ValueError(f"values cannot be called step, kind or day: found {sorted(values)}.")
         now = time.time()
         told = {"kind": kind, "day": day} if day else {"kind": kind}
         self._pending.append((now, int(step), told, {k: _plain(v) for k, v in values.items()}))
@@ -216,7 +216,7 @@ def _truncate(path: Path, start_step: int) -> None:
                 break
             raise InputError(
                 f"every line of {path} must be a JSON object with a step:"
-                f" got {line[:80]!r} in line {number}. Move the file away to go on without it."
+                f" found {line[:80]!r} in line {number}. Move the file away to go on without it."
             ) from error
         if step <= start_step and line.endswith(b"\n"):
             kept.append(line)

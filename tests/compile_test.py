@@ -107,13 +107,13 @@ def test_a_slice_that_cannot_be_is_refused_before_anything_is_compiled(names, te
 def test_a_batch_that_a_slice_cannot_split_is_refused(capsys):
     with pytest.raises(
         InputError,
-        match="must divide over all devices: got batch_size=64",
+        match="must divide over all devices: found batch_size=64",
     ):
         compile_all(capsys, "v3-128", "--config.batch_size=64")
 
 
 def test_replicas_that_a_slice_cannot_have_are_refused(capsys):
-    with pytest.raises(InputError, match="mesh.replicas must divide.*got replicas=3, 8 devices"):
+    with pytest.raises(InputError, match="mesh.replicas must divide.*found replicas=3, 8 devices"):
         compile_all(capsys, "v3-8", "--config.mesh.replicas=3")
 
 

@@ -278,7 +278,7 @@ def test_a_run_that_ends_within_a_day_is_scored_on_the_next_one():
 @pytest.mark.parametrize(
     ("rows", "steps", "message"),
     [
-        ((40, 40), 44, r"num_steps must be at most 40, one pass over the 80 examples.*got 44 st"),
+        ((40, 40), 44, r"num_steps must be at most 40, one pass over the 80 examples.*found 44 st"),
         ((7, 40), 8, r"2024-05-01, must fill a call of .* = 8 examples before 2024-05-02 begins"),
         ((40,), 20, r"'train' has only 2024-05-01, and the store none after it"),
     ],
@@ -360,7 +360,7 @@ def test_patience_without_evaluations_is_refused(store, field):
         ({"eval__every_steps": 4}, r"eval\.every_steps = 0.*found 'days' and 4"),
         ({"data__order": "day"}, r"data\.order must be one of 'shuffled', 'days': found 'day'"),
         ({"num_epochs": 0.0, "num_steps": 54}, r"num_steps must be at most 52"),
-        ({"num_epochs": 2.0}, r"num_steps must be at most 52.*got 100 steps"),
+        ({"num_epochs": 2.0}, r"num_steps must be at most 52.*found 100 steps"),
         ({"data__train": "train/2024-06-01"}, r"2024-06-01"),
     ],
 )

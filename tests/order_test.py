@@ -136,7 +136,7 @@ def test_a_stage_has_another_order_in_every_pass():
 
 
 def test_stages_that_are_not_all_blocks_are_refused():
-    with pytest.raises(ValueError, match=r"must hold all 3 blocks: got \(1, 1\)"):
+    with pytest.raises(ValueError, match=r"must hold all 3 blocks: found \(1, 1\)"):
         Order(np.full(3, 9), seed=0, shards=1, window=4, stages=(1, 1))
 
 

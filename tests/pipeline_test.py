@@ -301,10 +301,10 @@ def test_windows_tile_a_piece_and_do_not_all_change_at_the_same_time():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"batch_size": 60}, r"got batch_size=60, data\.shards=8"),
-        ({"process": (0, 3)}, r"got data\.shards=8, 3 processes"),
-        ({"num_workers": 3}, r"got data\.num_workers=3, data\.shards=8 on 1 processes"),
-        ({"batch_size": 4004, "shards": 4004}, r"got 4004 shards and 4003 examples"),
+        ({"batch_size": 60}, r"found batch_size=60, data\.shards=8"),
+        ({"process": (0, 3)}, r"found data\.shards=8, 3 processes"),
+        ({"num_workers": 3}, r"found data\.num_workers=3, data\.shards=8 on 1 processes"),
+        ({"batch_size": 4004, "shards": 4004}, r"found 4004 shards and 4003 examples"),
         ({"steps_per_call": 7}, r"num_steps=40, next step 0, steps_per_call=7"),
         (
             {"first_step": 1, "steps_per_call": 8},
@@ -408,8 +408,8 @@ def test_an_evaluation_pass_reads_each_block_once(store, read_blocks):
 @pytest.mark.parametrize(
     ("batch_size", "shards", "message"),
     [
-        (64, 1, r"multiple of 512 \* shards: got batch_size=64, shards=1\. The next .* is 512"),
-        (3072, 4, r"got batch_size=3072, shards=4\. The next larger one is 4096"),
+        (64, 1, r"multiple of 512 \* shards: found batch_size=64, shards=1\. The next .* is 512"),
+        (3072, 4, r"found batch_size=3072, shards=4\. The next larger one is 4096"),
         (0, 1, r"batch_size: must be 1 or more: found 0"),
     ],
 )

@@ -421,14 +421,14 @@ def test_what_stands_for_missing_values_is_part_of_the_source_of_a_workdirs_data
         ),
         ("eval.every_steps", 5, r"eval.every_steps must be a positive multiple .*=5"),
         ("batch_size", 100, r"batch_size must .*100.*8"),
-        ("optim.tables.base_rate", -1.0, "optim.tables: base_rate must be at least 0: got -1.0"),
+        ("optim.tables.base_rate", -1.0, "optim.tables: base_rate must be at least 0: found -1.0"),
         (
             "optim.dense.settings",
             ConfigDict({"b1": "x"}),
-            "optim.dense: b1 must be a number: got 'x'",
+            "optim.dense: b1 must be a number: found 'x'",
         ),
         ("num_epochs", 2.0, "one of num_steps and num_epochs must be set"),
-        ("mesh.devices", 9, "mesh.devices must be at most 8, the devices: got 9"),
+        ("mesh.devices", 9, "mesh.devices must be at most 8, the devices: found 9"),
         (
             "mesh.devices",
             3,

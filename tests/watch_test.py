@@ -145,7 +145,7 @@ def test_a_loss_that_stands_out_is_told_and_its_batches_written(store, tmp_path,
     lines = []
     poison(monkeypatch, 1e4, {110})
     train(c, tmp_path, report=lines.append, debug_batches=1)
-    (line,) = (line for line in lines if "deviations above" in line)
+    (line,) = (line for line in lines if "standard deviations above the mean" in line)
     assert line.startswith("step 110: the loss ")
     assert line.endswith(f"The batches up to it are in {tmp_path}/debug/110.")
     told = by_step(tmp_path)

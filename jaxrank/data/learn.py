@@ -29,7 +29,7 @@ class Learned(NamedTuple):
 
     vocabularies: by table.
     transforms: (mean, deviation) after `log` of each float that is standardised, by name.
-    boundaries: of each bucketised float whose buckets are learned, f64[buckets - 1], by name.
+    boundaries: of each id whose buckets are learned, f64[buckets - 1], by name.
     as_of: the latest event of a split, in seconds since 1970; None where nobody asks.
     earlier_rows: of each vocabulary that an earlier store had; values behind them are new.
     """
@@ -45,7 +45,7 @@ NOTHING = Learned({}, {}, {})
 
 
 class Lessons(NamedTuple):
-    """What is to be learned: tables, floats, bucketised floats, and the time of the last event."""
+    """What is to be learned: tables, floats, buckets of ids, and the time of the last event."""
 
     tables: tuple[TableSpec, ...]
     floats: tuple[str, ...]

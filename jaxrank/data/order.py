@@ -70,11 +70,11 @@ class Order:
         self.rows = int(block_rows.sum())
         if self.rows < shards:
             raise InputError(
-                f"data.shards must be at most the number of examples: got {shards} shards"
+                f"data.shards must be at most the number of examples: found {shards} shards"
                 f" and {self.rows} examples."
             )
         if stages and sum(stages) != len(block_rows):
-            raise ValueError(f"stages must hold all {len(block_rows)} blocks: got {stages}.")
+            raise ValueError(f"stages must hold all {len(block_rows)} blocks: found {stages}.")
         self.seed, self.shards, self.window_rows = seed, shards, window
         self._block_rows = block_rows
         ends = np.cumsum(stages or [len(block_rows)])

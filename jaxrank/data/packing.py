@@ -24,7 +24,7 @@ def check_data_shards(batch_size: int, shards: int) -> None:
             raise InputError(f"{field}: must be 1 or more: found {value!r}.")
     if batch_size % shards:
         raise InputError(
-            f"batch_size must be a multiple of data.shards: got batch_size={batch_size},"
+            f"batch_size must be a multiple of data.shards: found batch_size={batch_size},"
             f" data.shards={shards}."
         )
 

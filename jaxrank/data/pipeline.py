@@ -13,6 +13,7 @@ from typing import Any
 import grain
 import numpy as np
 
+from jaxrank.choices import ORDERS, OVERFLOWS
 from jaxrank.data import packing
 from jaxrank.data.batcher import Batcher
 from jaxrank.data.examples import Known
@@ -25,8 +26,6 @@ from jaxrank.errors import InputError, check_choice
 from jaxrank.features import MAX_GROUP, Batch
 from jaxrank.layout import Layout
 
-ORDERS = ("shuffled", "days")
-OVERFLOWS = ("error", "truncate")
 _EVALUATION_BLOCKS = 8  # kept for the next batch; they are memory maps
 
 
@@ -41,8 +40,8 @@ def _process_shares(batch_size: int, shards: int, process: tuple[int, int]) -> r
     packing.check_data_shards(batch_size, shards)
     if shards % count:
         raise InputError(
-            f"data.shards must be a multiple of the number of processes: got data.shards={shards},"
-            f" {count} processes."
+            "data.shards must be a multiple of the number of processes: found"
+            f" data.shards={shards}, {count} processes."
         )
     return range(index * shards // count, (index + 1) * shards // count)
 
@@ -141,7 +140,7 @@ class TrainBatches:
         mine = _process_shares(batch_size, shards, process)
         if len(mine) % max(1, num_workers):
             raise InputError(
-                "data.num_workers must divide the shards of a process: got"
+                "data.num_workers must divide the shards of a process: found"
                 f" data.num_workers={num_workers}, data.shards={shards} on {process[1]} processes."
             )
         window = max(1, round(window_blocks * split.rows / max(1, len(split.block_rows))))
@@ -229,7 +228,7 @@ class TrainBatches:
         left = self._num_steps - step
         if left % self._steps_per_call:
             raise InputError(
-                "The steps that are left must be a multiple of steps_per_call: got num_steps="
+                "The steps that are left must be a multiple of steps_per_call: found num_steps="
                 f"{self._num_steps}, next step {step}, steps_per_call={self._steps_per_call}. The"
                 " checkpoint's step must be a multiple of steps_per_call: set one that divides it."
             )
@@ -278,7 +277,7 @@ class EvaluationBatches:
         _require("prefetch_batches", prefetch_batches, prefetch_batches >= 0, "0 or more")
         if batch_size % (MAX_GROUP * shards):
             raise InputError(
-                f"batch_size of an evaluation must be a multiple of {MAX_GROUP} * shards: got"
+                f"batch_size of an evaluation must be a multiple of {MAX_GROUP} * shards: found"
                 f" batch_size={batch_size}, shards={shards}. The next larger one is"
                 f" {-(-batch_size // (MAX_GROUP * shards)) * MAX_GROUP * shards}."
             )

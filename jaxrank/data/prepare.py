@@ -12,6 +12,7 @@ from typing import Any
 
 from upath import UPath
 
+from jaxrank.choices import COMPRESSIONS, ON_ERROR
 from jaxrank.data import keyed, new_values, statistics_report, work
 from jaxrank.data.earlier import earlier_learned
 from jaxrank.data.learn import (
@@ -24,14 +25,13 @@ from jaxrank.data.learn import (
     looks_at_last_event,
 )
 from jaxrank.data.parquet import ParquetSource
-from jaxrank.data.rejects import POLICIES
 from jaxrank.data.resolve import build_schema, ordered_as, resolve
 from jaxrank.data.runners import Local, Runner
 from jaxrank.data.sources import Source, make_source
 from jaxrank.data.spec import FeatureSpec
 from jaxrank.data.statistics import Statistics
 from jaxrank.data.store import Store, StoreSpec, open_store
-from jaxrank.data.store_writer import COMPRESSIONS, SCRATCH, StoreWriter
+from jaxrank.data.store_writer import SCRATCH, StoreWriter
 from jaxrank.data.units import units_of
 from jaxrank.data.work import Work
 from jaxrank.errors import InputError, RunError, check_choice
@@ -67,7 +67,7 @@ def prepare(
         source: the config's section, see `sources.make_source`; a file "-" is the standard input.
         output: path or URL.
         block_size: examples in a block; the last of a part of the data may have fewer.
-        compression: of blocks: none, "lz4" or "zstd".
+        compression: of blocks: "lz4" or "zstd"; empty: none.
         vocabularies: an earlier store, whose rows, scales and boundaries stay as they are. Values
             that are new in the split "train" get rows behind the old ones. A feature most of
             whose values it does not have is told.
@@ -86,7 +86,7 @@ def prepare(
     if block_size < 1:
         raise InputError(f"block_size: must be 1 or more: found {block_size}.")
     check_choice("data.compression", compression, COMPRESSIONS)
-    check_choice("--on-error", on_error, POLICIES)
+    check_choice("--on-error", on_error, ON_ERROR)
     spec = FeatureSpec.from_config(features)
     unread: frozenset[str] = frozenset()
     if unlabelled:

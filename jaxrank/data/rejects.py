@@ -13,7 +13,6 @@ from jaxrank.errors import InputError
 
 Result = TypeVar("Result")
 
-POLICIES = ("error", "skip")
 _COUNT_AT_ONCE = 1 << 24
 
 

@@ -20,7 +20,6 @@ from jaxrank.errors import InputError
 from jaxrank.features import Schema
 
 _BLOCKS_PER_FILE = 64
-COMPRESSIONS = ("", "lz4", "zstd")
 SCRATCH = "_units"  # a directory of what is kept while a store is made; no split has such a name
 _REJECTED = "rejected.jsonl"
 # Names of the files that an attempt leaves.
@@ -35,7 +34,7 @@ class SplitWriter:
     Args:
         path: the directory of the split; made if need be.
         prefix: of the names of its files.
-        compression: of the blocks' buffers, one of COMPRESSIONS.
+        compression: of the blocks' buffers, one of `choices.COMPRESSIONS`.
 
     Attributes:
         files: what the manifest holds of each file, once it is closed.

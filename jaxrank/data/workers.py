@@ -126,7 +126,7 @@ class WorkerCalls:
                 why = "it has said why"
             raise RunError(
                 f"One of {self._source.parts} input workers (data.num_workers) ended with exit code"
-                f" {ended[1]}: {why}. The same command goes on from the newest checkpoint."
+                f" {ended[1]}: {why}. The same command resumes from the newest checkpoint."
             ) from error
 
     def _lend(self, piece: int, made: np.ndarray) -> np.ndarray:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxrank.choices import PLACEMENTS
 from jaxrank.data.traffic import TableReads, Traffic
 from jaxrank.embedding.by_line import ByLine
 from jaxrank.embedding.frequency import chance, falling
@@ -22,8 +23,6 @@ from jaxrank.errors import check_choice
 from jaxrank.features import RESERVED_ROWS, Schema, Table
 from jaxrank.layout import Hot, Layout, stack_name
 from jaxrank.patterns import matched
-
-PLACEMENTS = ("auto", "rows", "replicated")
 
 # Tables of at most so many rows are on every device: there is nothing to gain by splitting 4 KiB.
 SMALL_TABLE = 64

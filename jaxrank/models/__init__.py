@@ -58,7 +58,7 @@ def build(*, tasks: int, **config: Any) -> Model:
         sequences: Sequences = (),
     ) -> tuple[Tree, Tree]:
         if floats.shape[1] + sum(v.shape[1] * v.shape[2] for v in vectors) + len(sequences) == 0:
-            raise InputError("a model needs at least one feature to read: got none.")
+            raise InputError("a model needs at least one feature to read: found none.")
         variables = dict(module.init(key, floats, vectors, sequences, Share(), train=False))
         return variables.pop("params"), variables
 
@@ -74,7 +74,7 @@ def build(*, tasks: int, **config: Any) -> Model:
         share: Share = Share(),  # noqa: B008  a NamedTuple of constants
     ) -> tuple[jax.Array, Tree]:
         if train and module.dropout > 0 and key is None:
-            raise ValueError("key must be given to train with dropout: got None.")
+            raise ValueError("key must be given to train with dropout: found None.")
         variables = {"params": params, **model_state}
         rngs = None if key is None else {"dropout": key}
         inputs = floats, vectors, sequences, share

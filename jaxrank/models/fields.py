@@ -41,14 +41,14 @@ _FIELDS = (*_CHOICES, *_NUMBERS, *_WIDTHS, "dropout", "parents")
 def check(tasks: int, config: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a `Ranker`, lists as tuples; InputError names the first that is wrong."""
     if not _whole(tasks) or tasks < 1:
-        raise InputError(f"a model needs a whole number of tasks, at least 1: got {tasks!r}.")
+        raise InputError(f"a model needs a whole number of tasks, at least 1: found {tasks!r}.")
     checked = {field: _checked(field, value, tasks) for field, value in config.items()}
     fields = {name: checked.get(name, getattr(Ranker, name)) for name in _FIELDS}
     for field, (chooser, values) in _READ_AT.items():
         default = getattr(Ranker, field)
         if fields[chooser] not in values and fields[field] != default:
             raise InputError(
-                f"model.{field} is read only where model.{chooser} is one of {values}: got"
+                f"model.{field} is read only where model.{chooser} is one of {values}: found"
                 f" {fields[field]!r}, model.{chooser} {fields[chooser]!r}. Leave it at {default!r}."
             )
     return {**fields, "tasks": tasks}
@@ -56,18 +56,21 @@ def check(tasks: int, config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _checked(field: str, value: Any, tasks: int) -> Any:
     if field not in _FIELDS:
-        raise InputError(f"a model has only the fields {', '.join(sorted(_FIELDS))}: got {field}.")
+        fields = ", ".join(sorted(_FIELDS))
+        raise InputError(f"a model has only the fields {fields}: found {field}.")
     if field in _CHOICES:
         check_choice(f"model.{field}", value, _CHOICES[field])
     if field in _NUMBERS and not (_whole(value) and value >= 1):
         hint = " For no cross network set model.cross to 'none'." if field == "cross_layers" else ""
-        raise InputError(f"model.{field} must be a whole number, at least 1: got {value!r}.{hint}")
+        raise InputError(
+            f"model.{field} must be a whole number, at least 1: found {value!r}.{hint}"
+        )
     if field in _WIDTHS:
         return _widths(field, value)
     if field == "parents":
         return _parents(value, tasks)
     if field == "dropout" and not (_number(value) and 0 <= value < 1):
-        raise InputError(f"model.dropout must be in [0, 1): got {value!r}.")
+        raise InputError(f"model.dropout must be in [0, 1): found {value!r}.")
     return value
 
 
@@ -81,10 +84,11 @@ def _number(value: Any) -> bool:
 
 def _widths(field: str, value: Any) -> tuple[int, ...]:
     if not isinstance(value, list | tuple) or not all(_whole(v) and v > 0 for v in value):
-        raise InputError(f"model.{field} must be a tuple of widths above 0: got {value!r}.")
+        raise InputError(f"model.{field} must be a tuple of widths above 0: found {value!r}.")
     if field == "expert_hidden" and not value:
         raise InputError(
-            "model.expert_hidden must have at least one width, or all experts are the same: got ()."
+            "model.expert_hidden must have at least one width, or all experts are the same: found"
+            " ()."
         )
     return tuple(value)
 
@@ -93,11 +97,11 @@ def _parents(value: Any, tasks: int) -> tuple[int, ...]:
     if not isinstance(value, list | tuple) or not all(_whole(v) and -1 <= v < tasks for v in value):
         raise InputError(
             f"model.parents must be a tuple of numbers of tasks, from 0 to {tasks - 1}, or -1 for"
-            f" no parent: got {value!r}."
+            f" no parent: found {value!r}."
         )
     if len(value) not in (0, tasks):
         raise InputError(
-            f"model.parents must be empty or have one number a task: got {value!r}, {tasks}"
+            f"model.parents must be empty or have one number a task: found {value!r}, {tasks}"
             " task(s)."
         )
     for task in range(len(value)):
@@ -106,7 +110,7 @@ def _parents(value: Any, tasks: int) -> tuple[int, ...]:
             above = above if above < 0 else value[above]
         if above >= 0:
             raise InputError(
-                f"model.parents must lead from each task to one without a parent: got {value!r},"
+                f"model.parents must lead from each task to one without a parent: found {value!r},"
                 f" where task {task} is below a ring."
             )
     return tuple(value)

@@ -1,0 +1,7 @@
+"""Values that fields and flags may have where more than one module looks. Imports nothing."""
+
+COMPRESSIONS = ("", "lz4", "zstd")  # data.compression; empty: none
+ORDERS = ("shuffled", "days")  # data.order
+OVERFLOWS = ("error", "truncate")  # data.on_overflow
+PLACEMENTS = ("auto", "rows", "replicated")  # embedding.placement
+ON_ERROR = ("error", "skip")  # --on-error
