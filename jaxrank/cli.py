@@ -272,6 +272,7 @@ def _join(args: argparse.Namespace, config: "ConfigDict | None") -> None:
     from jaxrank import rendezvous
 
     rendezvous.join(args.coordinator, args.num_processes, args.process_id)
+    processes.open_devices()
     processes.check_shares()
     flags = {k: v for k, v in vars(args).items() if k not in ("coordinator", "process_id")}
     processes.check_same("flags and config", f"{flags} {config}")
@@ -309,6 +310,8 @@ def run(argv: Sequence[str]) -> None:
     several = hasattr(args, "coordinator")
     if several:
         _join(args, config)
+    elif args.verb != "prepare":  # which needs no JAX
+        processes.open_devices()
 
     def speaks() -> bool:
         return not several or processes.is_first()

@@ -372,7 +372,7 @@ def load(path: str | Path) -> ConfigDict:
         config = module.get_config(*arguments)
     except InputError:
         raise
-    except Exception as error:  # it is the user's program
+    except (Exception, SystemExit) as error:  # it is the user's program
         text = " ".join(str(error).split())
         raise InputError(f"--config: {path}: {type(error).__name__}: {text}") from error
     finally:

@@ -52,6 +52,30 @@ def name() -> str:
     return f"jaxrank[{place()[0]}]" if joined() else "jaxrank"
 
 
+def open_devices() -> None:
+    """Has JAX open the devices of this machine, if it has not.
+
+    Raises:
+        InputError: JAX_PLATFORMS names a platform that is not installed.
+        RunError: it cannot be opened, as where another process has it.
+    """
+    import jax
+
+    try:
+        jax.devices()
+    except (AssertionError, RuntimeError) as error:  # the former without a word
+        named = os.environ.get("JAX_PLATFORMS", "")
+        text = " ".join(str(error).split()).rstrip(".")
+        if named and (not text or "list of known backends" in text):
+            raise InputError(
+                f"JAX_PLATFORMS: must name a platform that JAX is installed for: found {named!r}"
+                f"{text and ': '}{text}."
+            ) from error
+        raise RunError(
+            f"the devices of this machine cannot be opened (JAX_PLATFORMS={named!r}): {text}."
+        ) from error
+
+
 def check_shares() -> None:
     """Raises InputError unless all processes have equally many devices.
 

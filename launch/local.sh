@@ -62,7 +62,12 @@ once() {
     jaxrank 0 "$port" &
     groups+=($!)
     for ((index = 1; index < processes; index++)); do
-        { jaxrank "$index" "$port" 2>&1 >/dev/null | sed -u "s/^/[$index] /" >&2; } &
+        # A signal to the group is for jaxrank alone: what it still says is shown, and waited for.
+        {
+            trap : TERM
+            jaxrank "$index" "$port" 2>&1 >/dev/null |
+                (trap '' TERM && exec sed -u "s/^/[$index] /" >&2)
+        } &
         groups+=($!)
     done
     for ((ended = 0; ended < processes; ended++)); do

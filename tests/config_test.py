@@ -72,6 +72,7 @@ def test_differences_name_each_field_with_both_values():
             "field: model.cros. .*model.cross",
         ),
         ("import nothing_of_this_name", "ModuleNotFoundError: No module named"),
+        ("raise SystemExit(0)", "c.py: SystemExit: 0"),
     ],
 )
 def test_a_config_file_with_a_mistake_is_refused_naming_it(tmp_path, line, message):

@@ -7,8 +7,10 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -167,6 +169,41 @@ def test_processes_that_end_before_they_are_waited_for_have_their_status(status,
     env = os.environ | {"PYTHON": str(python), "BASH_ENV": str(late)}
     command = [LAUNCH / "local.sh", "3", "--", "train"]
     assert subprocess.run(command, env=env, capture_output=True, check=False).returncode == status
+
+
+# Takes a while to end when it is told to, as a run that saves does, and says so then.
+SLOW = """#!/bin/sh
+if [ "$1" = -c ]; then exec {python} "$@"; fi
+end() {{
+    sleep 1.5; echo "stopped $JAX_PROCESS_ID" >&2; touch {here}/ended$JAX_PROCESS_ID; exit 143
+}}
+trap end TERM
+mkfifo {here}/wait$JAX_PROCESS_ID
+touch {here}/$JAX_PROCESS_ID
+while :; do read -r _ <>{here}/wait$JAX_PROCESS_ID; done
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_script_behind_all_processes_and_what_they_say(number, tmp_path):
+    python = tmp_path / "python"
+    python.write_text(SLOW.format(python=sys.executable, here=tmp_path))
+    python.chmod(0o755)
+    run = subprocess.Popen(
+        [LAUNCH / "local.sh", "3", "--", "train"],
+        env=os.environ | {"PYTHON": str(python)},
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    while not all((tmp_path / index).exists() for index in "012"):
+        assert run.poll() is None
+        time.sleep(0.05)
+    run.send_signal(number)
+    _, told = run.communicate(timeout=60)
+    assert run.returncode == 128 + number
+    assert all((tmp_path / f"ended{index}").exists() for index in "012")
+    assert sorted(told.splitlines()) == ["[1] stopped 1", "[2] stopped 2", "stopped 0"]
 
 
 def test_hadolint_finds_nothing_in_the_dockerfile():

@@ -153,6 +153,8 @@ def test_records_that_are_skipped_are_listed_and_the_rest_is_that_of_clean_data(
     assert any("5 record(s) skipped" in line for line in told)
     with pytest.raises(InputError, match=r"at most 4 records may be skipped"):
         run(tmp_path / "few", train, on_error="skip", max_rejected=4)
+    with pytest.raises(InputError, match="^--max-rejected: must be 0 or more: found -1"):
+        run(tmp_path / "none", train, on_error="skip", max_rejected=-1)
     with pytest.raises(InputError, match=r"bad.csv, row"):
         run(tmp_path / "none", train)
     assert not (tmp_path / "none").exists()

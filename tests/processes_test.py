@@ -586,6 +586,30 @@ def test_a_workdir_that_is_not_shared_is_refused(tmp_path, monkeypatch):
         pass
 
 
+@pytest.mark.parametrize(
+    ("platform", "error", "kind", "told"),
+    [
+        # As JAX says it without the plugin of CUDA, of a name that nobody knows, and of a busy TPU.
+        ("cuda", AssertionError(), InputError, r"^JAX_PLATFORMS: must .*: found 'cuda'\.$"),
+        (
+            "foo",
+            RuntimeError("'foo' is not in the list of known backends: ['cpu']."),
+            InputError,
+            "",
+        ),
+        ("tpu", RuntimeError("UNKNOWN: libtpu lockfile"), RunError, r"='tpu'\): UNKNOWN: libtpu"),
+    ],
+)
+def test_devices_that_cannot_be_opened_are_told(monkeypatch, platform, error, kind, told):
+    def devices():
+        raise error
+
+    monkeypatch.setattr(jax, "devices", devices)
+    monkeypatch.setenv("JAX_PLATFORMS", platform)
+    with pytest.raises(kind, match=told):
+        processes.open_devices()
+
+
 def test_processes_of_unlike_shares_are_refused(monkeypatch):
     monkeypatch.setattr(processes, "place", lambda: (0, 3))
     for owners in ([0, 1, 2], [0, 0, 1, 1, 2, 2]):

@@ -87,6 +87,8 @@ def prepare(
         raise InputError(f"block_size: must be 1 or more: found {block_size}.")
     check_choice("data.compression", compression, COMPRESSIONS)
     check_choice("--on-error", on_error, ON_ERROR)
+    if max_rejected < 0:
+        raise InputError(f"--max-rejected: must be 0 or more: found {max_rejected}.")
     spec = FeatureSpec.from_config(features)
     unread: frozenset[str] = frozenset()
     if unlabelled:
