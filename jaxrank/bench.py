@@ -27,6 +27,7 @@ from jaxrank.data.store import Split
 from jaxrank.errors import InputError
 from jaxrank.feed import AHEAD, Feed
 from jaxrank.job import Job
+from jaxrank.program import check_config
 from jaxrank.report import Report
 from jaxrank.step import TrainState
 
@@ -103,7 +104,7 @@ def bench(config: ConfigDict, directory: str | Path, *, seconds: float, report: 
 
 def _endless(config: ConfigDict) -> ConfigDict:
     """The same job with more steps than anybody waits for, and without evaluation."""
-    jobs.check(config)
+    check_config(config)
     config = config.copy_and_resolve_references()
     config.num_epochs = 0.0
     config.num_steps = _MOST_STEPS // config.steps_per_call * config.steps_per_call

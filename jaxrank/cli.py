@@ -157,7 +157,7 @@ def _train(args: argparse.Namespace, config: "ConfigDict", report: Callable) -> 
 
 
 def _plan(args: argparse.Namespace, config: "ConfigDict", report: Callable) -> dict[str, Any]:
-    from jaxrank import plan_report
+    from jaxrank import mesh, plan_report
     from jaxrank.plan import plan
     from jaxrank.plan_case import Machine
     from jaxrank.report import parse_bytes
@@ -174,7 +174,7 @@ def _plan(args: argparse.Namespace, config: "ConfigDict", report: Callable) -> d
     memory = parse_bytes(args.memory) if args.memory else 0
     machine = Machine(
         name=args.topology,
-        devices=named.devices if named else args.devices,
+        devices=mesh.used(config.mesh.devices, named.devices if named else args.devices),
         replicas=config.mesh.replicas if args.replicas is None else args.replicas,
         memory=memory or (named.hbm_bytes if named else 0),
     )

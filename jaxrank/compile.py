@@ -15,7 +15,7 @@ from jaxrank import mesh as meshes
 from jaxrank.errors import InputError
 from jaxrank.feed import AHEAD
 from jaxrank.plan_case import Data, Machine, Maker
-from jaxrank.program import BatchShape, Program, check_batch, make_trainee
+from jaxrank.program import BatchShape, Program, check_batch, check_config, make_trainee
 from jaxrank.report import Report
 from jaxrank.scaling import StepTime, grown, step_time
 from jaxrank.step import weights_of
@@ -86,8 +86,14 @@ def compile_for(
         )
     if scaling and slices[0].is_gpu:
         raise InputError(f"--scaling is a model of TPUs: found {', '.join(names)}")
-    replicas = config.mesh.replicas
-    there = [meshes.mesh_of(absent.devices(one), replicas) for one in slices]
+    if scaling and config.mesh.devices:
+        raise InputError(f"--scaling is of whole slices: found mesh.devices={config.mesh.devices}.")
+    check_config(config)
+    there = []
+    for i, one in enumerate(slices):
+        devices = absent.devices(one)[: meshes.used(config.mesh.devices, one.devices)]
+        slices[i] = one._replace(devices=len(devices))
+        there.append(meshes.mesh_of(devices, config.mesh.replicas))
     data = plan.open_data(config, workdir, report)
     smallest = min(slices, key=lambda one: one.devices)
     cases = []
@@ -99,6 +105,12 @@ def compile_for(
         check_batch("batch_size", case.batch_size, maker.shape.group, mesh.size)
         cases.append((case, maker, one, mesh))
     for case, maker, one, mesh in cases:
+        hosts = len({device.process_index for device in mesh.devices.flat})
+        if case.data.shards % hosts:
+            report(
+                f"{one.name} has {hosts} hosts: data.shards must be a multiple of the number of"
+                f" processes to train there, found {case.data.shards}"
+            )
         report(f"Compiling for {one.name}, batch {case.batch_size:,}")
         found, text = _compiled(case, data, maker, one, mesh)
         if scaling and not found.refused:

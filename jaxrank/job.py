@@ -22,7 +22,7 @@ from jaxrank.errors import InputError
 from jaxrank.features import MAX_GROUP, Schema
 from jaxrank.layout import Hot, Layout
 from jaxrank.monitor import Monitor, make_monitor
-from jaxrank.program import BatchShape, Program, check_batch, check_settings, make_trainee
+from jaxrank.program import BatchShape, Program, check_batch, make_trainee
 from jaxrank.report import Report, format_bytes
 from jaxrank.run_record import Metric
 from jaxrank.spikes import Spikes
@@ -63,18 +63,6 @@ class Job(NamedTuple):
         return (
             days.open_day(self.store, name) if self.timetable.next_days else self.store.split(name)
         )
-
-
-def check(config: ConfigDict) -> None:
-    """Refuses what is wrong whatever the data, before anything is made that takes time.
-
-    Raises:
-        InputError: naming the field of the config, what it must be and what was found.
-    """
-    configs.check(config)
-    packing.check_data_shards(config.batch_size, config.data.shards)
-    make_timetable(config, rows=1)
-    check_settings(config)
 
 
 def build(config: ConfigDict, directory: Path, report: Report) -> Job:

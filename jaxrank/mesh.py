@@ -41,12 +41,18 @@ def make_mesh(*, replicas: int = 1, devices: int = 0) -> Mesh:
         InputError: the numbers do not fit the devices that are there.
     """
     found = jax.devices()
-    devices = devices or len(found)
-    if devices > len(found):
-        raise InputError(
-            f"mesh.devices must be at most {len(found)}, the devices: found {devices}."
-        )
-    return mesh_of(found[:devices], replicas)
+    return mesh_of(found[: used(devices, len(found))], replicas)
+
+
+def used(devices: int, there: int) -> int:
+    """How many devices a run uses of those that are there, from the first; 0: all.
+
+    Raises:
+        InputError: there are fewer.
+    """
+    if devices > there:
+        raise InputError(f"mesh.devices must be at most {there}, the devices: found {devices}.")
+    return devices or there
 
 
 def mesh_of(devices: Any, replicas: int = 1) -> Mesh:

@@ -88,8 +88,13 @@ def make_monitor(tasks: Sequence[Task], metric: str, **settings: Any) -> Monitor
     Raises:
         InputError: no such task or metric.
     """
+    task, _, watched = check_metric(tasks, metric).rpartition("/")
+    return Monitor(task=task, metric=watched, **settings)
+
+
+def check_metric(tasks: Sequence[Task], metric: str) -> str:
+    """The "task/metric" to watch, as of `make_monitor`, with the same errors."""
     allowed = tuple(f"{task.name}/{m}" for task in tasks for m in _METRICS[task.kind])
     name = metric or allowed[0]
     check_choice("eval.metric", name, allowed)
-    task, _, watched = name.rpartition("/")
-    return Monitor(task=task, metric=watched, **settings)
+    return name

@@ -13,8 +13,11 @@ from jaxrank.data.examples import Examples
 from jaxrank.data.store import is_store
 from jaxrank.embedding.replay import Replay, replay
 from jaxrank.errors import InputError
+from jaxrank.monitor import check_metric
 from jaxrank.plan_case import Case, Data, Machine, Maker
+from jaxrank.program import check_config
 from jaxrank.report import Report, format_bytes
+from jaxrank.timetable import NEXT_DAY
 from jaxrank.workdir import directory, with_store_of_run
 
 # A higher imbalance than this is worth a warning: steps wait for the busiest device.
@@ -68,6 +71,7 @@ def plan(
     """
     if batches is not None and batches < 1:
         raise InputError(f"--batches must be at least 1: found {batches}.")
+    check_config(config)
     data = open_data(config, workdir, report)
     maker = Maker(config, data)
     case = maker.case(machine)
@@ -116,6 +120,9 @@ def open_data(config: ConfigDict, workdir: str, report: Report) -> Data:
         store = run_data.opened(config, workdir)
         run_data.check_features(store, config)
         split = store.split(name, "data.train")
+        if config.data.valid not in ("", NEXT_DAY):
+            store.split(config.data.valid, "data.valid")
+        check_metric(store.schema.tasks, config.eval.metric)
         reads = traffic.StoredReads(split, store.schema)
         report(f"Reading a sample of {split.path}")
         return Data(store.schema, reads, traffic.measure(reads), split.statistics)
@@ -124,9 +131,11 @@ def open_data(config: ConfigDict, workdir: str, report: Report) -> Data:
             f"data.store: must be prepared data to plan by: found {path or 'none'!r}. Run `jaxrank"
             " prepare` first, and give its output as --config.data.store."
         )
+    run_data.check_splits(config, to_plain(config.features), source, "the generated data")
     generated = sources.make_source(source)
     assert isinstance(generated, synthetic.Source)
     reads = traffic.GeneratedReads(generated, name, to_plain(config.features))
+    check_metric(reads.schema.tasks, config.eval.metric)
     report("Reading a sample of generated data")
     sample = traffic.measure(reads)
     return Data(reads.schema, reads, sample, {"list_lengths": sample.list_lengths})

@@ -16,13 +16,16 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
+from jaxrank import config as configs
 from jaxrank import embedding, metrics, models, optim, patterns, processes
 from jaxrank import mesh as meshes
 from jaxrank import step as steps
 from jaxrank.config import to_plain
+from jaxrank.data import packing
 from jaxrank.errors import InputError
 from jaxrank.features import Batch, Lists, Schema
 from jaxrank.layout import Layout, ids_of_device
+from jaxrank.timetable import make_timetable
 
 # Fields of config.optim.dense and .tables that make the schedule; the others make the optimizer.
 _RATE_FIELDS = (
@@ -267,12 +270,15 @@ def make_optimizers(config: ConfigDict, num_steps: int) -> Optimizers:
     return Optimizers(optimizer, rate, embedding.make_rule(tables["name"], **settings), table_rate)
 
 
-def check_settings(config: ConfigDict) -> None:
-    """Refuses models and optimizers that are wrong whatever the data, before any is read.
+def check_config(config: ConfigDict) -> None:
+    """Refuses what is wrong whatever the data, before any is read.
 
     Raises:
-        InputError: a field has a value that cannot be used.
+        InputError: naming the field of the config, what it must be and what was found.
     """
+    configs.check(config)
+    packing.check_data_shards(config.batch_size, config.data.shards)
+    make_timetable(config, rows=1)
     make_optimizers(config, num_steps=1)
     fields = _tuples(config.model)
     fields.pop("parents")  # names of tasks

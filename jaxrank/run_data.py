@@ -82,13 +82,13 @@ def _prepare(config: ConfigDict, path: str, report: Report) -> None:
     if not to_plain(config.source):
         raise InputError(f"data.store: no store at {path}, and config.source does not say how.")
     section, source = to_plain(config.features), to_plain(config.source)
-    _check_splits(config, section, source, path)
+    check_splits(config, section, source, path)
     report(f"Preparing {path}")
     compression = config.data.compression
     prepare.prepare(section, source, path, compression=compression, report=report)
 
 
-def _check_splits(
+def check_splits(
     config: ConfigDict, section: Mapping[str, Any], source: Mapping[str, Any], path: str
 ) -> None:
     """Refuses splits that the source will not have; which days it has, only its records tell."""

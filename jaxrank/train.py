@@ -19,6 +19,7 @@ from jaxrank.feed import Feed
 from jaxrank.hang import HangWatch
 from jaxrank.job import Job
 from jaxrank.profile import Profile
+from jaxrank.program import check_config
 from jaxrank.recorder import Recorder
 from jaxrank.report import Report
 from jaxrank.step import TrainState, weights_of
@@ -73,7 +74,7 @@ def train(
             progress.clear()
             report(text)
 
-    jobs.check(config)
+    check_config(config)
     traced = profile.parse(profile_steps)
     last = LastBatches(directory, debug_batches, config.steps_per_call)
     with contextlib.ExitStack() as stack:

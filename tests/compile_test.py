@@ -11,12 +11,13 @@ from jaxrank.topology import topology
 
 pytest.importorskip("libtpu", reason="the TPU compiler is for Linux on x86-64")
 
-TINY = str(Path(__file__).with_name("tiny_config.py"))
+# On all devices of a slice, where a test uses one of its machine.
+WHOLE = (f"--config={Path(__file__).with_name('tiny_config.py')}", "--config.mesh.devices=0")
 
 
 def compile_all(capsys, names, *args):
     """What is told of each slice, and the lines for people."""
-    cli.run(["compile", f"--config={TINY}", f"--topology={names}", *args, "--json"])
+    cli.run(["compile", *WHOLE, f"--topology={names}", *args, "--json"])
     out, err = capsys.readouterr()
     return json.loads(out.splitlines()[-1])["topologies"], err
 
@@ -112,6 +113,23 @@ def test_a_batch_that_a_slice_cannot_split_is_refused(capsys):
         compile_all(capsys, "v3-128", "--config.batch_size=64")
 
 
+def test_what_train_would_refuse_is_refused_or_told(capsys):
+    for args, message in (
+        (("--config.mesh.devices=9",), "mesh.devices must be at most 8, the devices: found 9"),
+        (("--config.data.shards=3",), "batch_size must be a multiple of data.shards"),
+        (("--config.eval.metric=click/foo",), "eval.metric must be one of 'click/logloss'"),
+        (("--config.data.valid=nope",), r"data.valid: must be a split of the generated data"),
+        (("--config.num_epochs=1.0",), "one of num_steps and num_epochs must be set"),
+    ):
+        with pytest.raises(InputError, match=message):
+            compile_all(capsys, "v3-8", *args)
+    (four,), err = compile_all(capsys, "v3-16", "--config.mesh.devices=4")
+    assert four["devices"] == 4
+    assert "hosts" not in err
+    _, err = compile_all(capsys, "v3-16", "--config.data.shards=1", "--config.batch_size=8192")
+    assert "v3-16 has 2 hosts: data.shards must be a multiple" in err
+
+
 def test_replicas_that_a_slice_cannot_have_are_refused(capsys):
     with pytest.raises(InputError, match="mesh.replicas must divide.*found replicas=3, 8 devices"):
         compile_all(capsys, "v3-8", "--config.mesh.replicas=3")
@@ -148,7 +166,7 @@ def test_what_a_gpu_needs_is_told(capsys):
 
 def test_scaling_is_told_and_drawn(tmp_path, capsys):
     picture = tmp_path / "scaling.png"
-    args = (*ROWS, "--scaling=weak", f"--picture={picture}", f"--config={TINY}")
+    args = (*ROWS, "--scaling=weak", f"--picture={picture}", *WHOLE)
     cli.run(["compile", "--topology=v3-8,v3-2", *args, "--json"])
     out, err = capsys.readouterr()
     large, small = json.loads(out.splitlines()[-1])["scaling"]
@@ -170,10 +188,14 @@ def test_scaling_is_told_and_drawn(tmp_path, capsys):
     ("args", "message"),
     [
         (("--topology=v3-8", "--picture=a.png"), "--scaling"),
+        (
+            ("--topology=v3-8", "--scaling=weak", "--config.mesh.devices=4"),
+            "--scaling is of whole slices: found mesh.devices=4",
+        ),
         (("--topology=v3-8,v4-8", "--scaling=weak"), "one generation.*v3-8, v4-8"),
         (("--topology=v3-8,v3-32", "--scaling=strong"), "whole groups of 16.*batch_size=128"),
     ],
 )
 def test_scaling_that_cannot_be_told_is_refused_before_anything_is_compiled(args, message):
     with pytest.raises(InputError, match=message):
-        cli.run(["compile", f"--config={TINY}", *args])
+        cli.run(["compile", *WHOLE, *args])

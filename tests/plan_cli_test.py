@@ -22,7 +22,9 @@ from jaxrank.program import BatchShape
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 TINY = str(Path(__file__).with_name("tiny_config.py"))
-SMALL = (f"--config={TINY}", "--batches=2")
+# On all devices of a machine, where a test uses one of its own.
+WHOLE = (f"--config={TINY}", "--config.mesh.devices=0")
+SMALL = (*WHOLE, "--batches=2")
 ON_EIGHT = (*SMALL, "--devices=8", "--memory=1GiB")
 
 
@@ -254,6 +256,12 @@ def test_a_device_that_is_nearly_full_is_told(capsys):
     assert f"warning: {full['warnings'][0]}" in err
 
 
+def test_a_plan_is_for_the_devices_that_a_run_uses(capsys):
+    four, _ = plan(capsys, *SMALL, "--devices=4", "--memory=1GiB")
+    some, _ = plan(capsys, *SMALL, "--devices=24", "--memory=1GiB", "--config.mesh.devices=4")
+    assert some == four
+
+
 def test_the_picture_is_a_png(capsys, tmp_path):
     path = tmp_path / "plan.png"
     plan(capsys, *ON_EIGHT, f"--picture={path}")
@@ -276,6 +284,13 @@ def test_the_picture_is_a_png(capsys, tmp_path):
         (("--devices=8", "--memory=0"), "--memory must be a number of bytes above 0.*'0'"),
         (("--devices=0", "--memory=1GiB"), "--devices must be at least 1: found 0"),
         (("--devices=48", "--memory=1GiB"), "divides 1024: found 48"),
+        (
+            ("--topology=v3-8", "--config.mesh.devices=9"),
+            "mesh.devices must be at most 8, the devices: found 9",
+        ),
+        (("--topology=v3-8", "--config.eval.metric=click/foo"), "eval.metric must be one of"),
+        (("--topology=v3-8", "--config.data.valid=nope"), "data.valid: must be a split of the gen"),
+        (("--topology=v3-8", "--config.num_epochs=1.0"), "one of num_steps and num_epochs must be"),
         (("--devices=256", "--memory=1GiB"), "batch_size=128, 256 devices"),
         (
             ("--devices=8", "--memory=1GiB", "--replicas=3"),
@@ -304,7 +319,7 @@ def test_the_picture_is_a_png(capsys, tmp_path):
         ),
         (
             ("--topology=v3-8", "--config.data.train=x"),
-            r"data.train: must be one of \['train', 'valid'\]: found 'x'",
+            r"data.train: must be a split .* one of \['train', 'valid'\]: found 'x'",
         ),
         (("--topology=v3-8", "--config.optim.dense.name=x"), "optim.dense: name must be one of"),
         (("--topology=v3-8", "--config.optim.tables.base_rate=-1"), "tables: base_rate must be at"),
@@ -312,7 +327,7 @@ def test_the_picture_is_a_png(capsys, tmp_path):
 )
 def test_what_cannot_be_planned_is_refused(args, message):
     with pytest.raises(InputError, match=message):
-        cli.run(["plan", f"--config={TINY}", *args])
+        cli.run(["plan", *WHOLE, *args])
 
 
 @pytest.mark.parametrize(
