@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from jaxrank.data import text
+from jaxrank.data.direct import open_direct
 from jaxrank.data.prepare import prepare
 from jaxrank.errors import InputError
 
@@ -91,11 +92,30 @@ def test_parquet_without_rows(tmp_path):
         run_parquet(tmp_path, {"label": pa.array([], pa.int64())})
 
 
-def test_one_empty_file_among_good_ones(tmp_path):
-    (tmp_path / "a.csv").write_text(HEADER + GOOD)
-    (tmp_path / "b.csv").write_text(HEADER)
-    with refused("b.csv: must have at least one row"):
-        run_files(tmp_path, str(tmp_path / "*.csv"))
+def test_files_without_rows_are_passed_over_where_others_of_the_split_have_some(tmp_path):
+    for name, content in (("a", HEADER), ("b", HEADER + GOOD * 3), ("c", HEADER[:-1])):
+        (tmp_path / f"{name}.csv").write_text(content)
+    assert run_files(tmp_path, str(tmp_path / "*.csv")).splits["train"].rows == 3
+    with refused("a.csv: must have at least one row: found none, nor in the other files of its"):
+        run_files(tmp_path / "none", [str(tmp_path / "a.csv"), str(tmp_path / "c.csv")])
+    (tmp_path / "d.csv").write_text("")  # as of an upload that failed
+    with refused("d.csv: must have at least one row: found none, the file is empty"):
+        run_files(tmp_path / "none", str(tmp_path / "*.csv"))
+
+
+def test_parquet_parts_without_rows_are_passed_over(tmp_path):
+    some = pa.table({"label": [1, 0, 1], "user": [1, 2, 0]})
+    for name, table in (("a", some[:0]), ("b", some), ("c", some[:0]), ("d", some[1:])):
+        pq.write_table(table, tmp_path / f"{name}.parquet")
+    ids = [dict(columns="user", encoding="integer", rows=3)]
+    store = run_files(tmp_path, str(tmp_path / "*.parquet"), kind="parquet", ids=ids)
+    source = dict(kind="parquet", files=dict(train=str(tmp_path / "*.parquet")))
+    for split in (
+        store.split("train"),
+        open_direct(dict(tasks=[CLICK], ids=ids), source).split("train"),
+    ):
+        found = [block.ids for block in split.blocks()]
+        assert np.concatenate(found)[:, 0].tolist() == [1, 2, 0, 2, 0]
 
 
 @pytest.mark.parametrize("damage", ["truncated", "overwritten", "checksum"])
@@ -285,7 +305,7 @@ def test_id_with_a_fraction(tmp_path):
         run_parquet(tmp_path, columns, ids=IDS)
 
 
-NOT_WHOLE = ["x", "1.5", "1e3", " 1", "-", "99999999999999999999x", "nan"]
+NOT_WHOLE = ["x", "0x10", "0XA", "1.5", "1e3", " 1", "-", "99999999999999999999x", "nan"]
 # Of a table of 100 rows: just outside, beyond 32 bits, and beyond 64.
 OUTSIDE = [
     *(-1, 100, -(2**31), 2**31 - 1, 2**31, 2**32, 2**32 + 5, 2**63 - 1, -(2**63)),

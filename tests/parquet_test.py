@@ -217,6 +217,22 @@ def test_damage_names_the_file_and_is_not_skipped(tmp_path):
     refused_in(str(path), match="must be a readable Parquet file")
 
 
+@pytest.mark.parametrize("groups", [(7, 5, 9), (30,)])
+def test_lists_of_dictionaries_are_read_over_several_row_groups(tmp_path, groups):
+    path, start, written = tmp_path / "a.parquet", 0, []
+    kind = pa.dictionary(pa.int32(), pa.string())
+    schema = pa.schema({"tags": pa.list_(kind), "of": pa.struct({"kind": kind})})
+    with pq.ParquetWriter(path, schema) as writer:
+        for rows in groups:
+            n = range(start, start + rows)
+            tags = [[f"t{i * k % 11}" for k in range(i % 4)] for i in n]
+            some = [{"tags": t, "of": {"kind": f"k{i % 3}"}} for t, i in zip(tags, n, strict=True)]
+            writer.write_table(pa.Table.from_pylist(some, schema))
+            written += some
+            start += rows
+    assert records(source_of(str(path))) == written
+
+
 def test_columns_that_no_feature_names_are_not_read(tmp_path):
     unread = pa.array([[1.0, 2.0], None], pa.list_(pa.float32(), 2))  # which Arrow cannot read
     path = tmp_path / "a.parquet"

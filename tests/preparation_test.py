@@ -14,6 +14,8 @@ from pathlib import Path
 import fsspec
 import numpy as np
 import preparations
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from preparations import FEATURES, TASK, content, files, rows_of, run, write_csv
 
@@ -26,6 +28,24 @@ from jaxrank.data.store import open_store
 from jaxrank.errors import InputError, RunError
 
 small_units = pytest.fixture(preparations.small_units)
+
+
+def test_rejected_records_are_json_whatever_numbers_they_hold(tmp_path):
+    numbers = [1.0, float("nan"), float("-inf")]
+    table = {"label": [1, 2, 2], "x": numbers, "more": [{"of": [x, None]} for x in numbers]}
+    pq.write_table(pa.table(table), tmp_path / "a.parquet")
+    source = dict(kind="parquet", files=dict(train=str(tmp_path / "a.parquet")))
+    features = dict(tasks=[dict(name="click", label="label")])
+    options = dict(on_error="skip", max_rejected=2, report=lambda _: None)
+    store = prepare(features, source, tmp_path / "store", **options)
+
+    def refused(constant):
+        raise AssertionError(constant)
+
+    lines = (store.path / "rejected.jsonl").read_text().splitlines()
+    found = [json.loads(line, parse_constant=refused)["record"] for line in lines]
+    assert [r["x"] for r in found] == ["nan", "-inf"]
+    assert [r["more"] for r in found] == [{"of": ["nan", None]}, {"of": ["-inf", None]}]
 
 
 def test_the_store_is_the_same_from_any_number_of_processes(tmp_path, small_units):
@@ -96,7 +116,7 @@ def test_a_store_by_day_has_the_days_of_every_unit(tmp_path, small_units):
         assert split.statistics[key] == whole.statistics[key]
     for key in ("max_total_per_run", "max_per_example"):
         assert split.statistics["list_lengths"][key] == whole.statistics["list_lengths"][key]
-    with pytest.raises(InputError, match=r"no days '2024-06-01' .* 2024-05-01 to 2024-05-04"):
+    with pytest.raises(InputError, match=r"2024-05-01 to 2024-05-04: found '2024-06-01'"):
         store.split("train/2024-06-01")
 
 

@@ -170,6 +170,17 @@ def test_criteo_files_are_cut_too_and_have_no_quotes(tmp_path, small):
     assert read(source, content=content) == list(enumerate(wanted, start=1))
 
 
+def test_criteo_files_may_have_no_label_in_any_line(tmp_path):
+    path = tmp_path / "a.tsv"
+    row = "\t".join("" if i % 5 else str(i) for i in range(39))
+    path.write_text(f"{row}\n{row}\n")
+    wanted = dict(zip(text.CRITEO_COLUMNS[1:], (v or None for v in row.split("\t")), strict=True))
+    assert read(source_of(path, "criteo")) == [(1, wanted), (2, wanted)]
+    path.write_text(f"{row}\n1\t{row}\n")
+    with refused("a.tsv, row 1: must have 40 columns: found 39"):
+        read(source_of(path, "criteo"))
+
+
 def test_a_byte_order_mark_is_a_mark_at_the_start_of_the_file_only(tmp_path, small):
     mark = "\ufeff"
     content = (mark + "n,x\n" + f"{mark}1,2\n" * 20).encode()

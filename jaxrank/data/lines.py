@@ -55,6 +55,14 @@ def first_line(path: str) -> tuple[bytes, bool]:
     return text.partition(b"\n")[0], False
 
 
+def first_lines(path: str) -> list[bytes]:
+    """The file's first lines, of its first 64 KiB; one line at least, if there is any."""
+    with _open(path, compression(path)) as stream:
+        text = _read(stream, _SAMPLE_BYTES, path)
+    whole, _, rest = text.rpartition(b"\n")
+    return (whole or rest).split(b"\n")
+
+
 def blocks(
     path: str, start: int, stop: int, *, rows: int, smallest: int
 ) -> Iterator[tuple[int, bytes]]:

@@ -11,7 +11,7 @@ from jaxrank.data import files
 from jaxrank.data.chunk import Chunk, Part, numbered
 from jaxrank.data.partitions import Partitions
 from jaxrank.data.rejects import Rejects
-from jaxrank.data.text import check_same_columns, empty_file
+from jaxrank.data.text import check_rows, check_same_columns
 from jaxrank.errors import InputError
 
 _ROWS_PER_CHUNK = 16_384
@@ -63,6 +63,7 @@ class ParquetSource:
         described = {path: _described(path) for path in paths}
         self._schemas = {path: schema for path, (schema, _) in described.items()}
         self.row_groups = {path: groups for path, (_, groups) in described.items()}
+        check_rows(paths_of, [path for path in paths if not self.row_groups[path].rows.sum()])
         for name in self.partitions.names:
             if name in self._schemas[paths[0]].names:
                 raise InputError(
@@ -123,7 +124,7 @@ class ParquetSource:
         used = [name for name in self._schemas[part.file].names if name in self._used] or None
         try:
             with open_unchanged(mark) as file:
-                for batch in file.iter_batches(_ROWS_PER_CHUNK, groups, used, use_threads=False):
+                for batch in _batches(file, groups, used):
                     batch.validate(full=True)  # Arrow reads text without a look at its bytes
                     if batch.num_rows:
                         whole = self.partitions.append(batch, part.file)
@@ -133,6 +134,24 @@ class ParquetSource:
             raise not_parquet(part.file, error) from error
         if row != stop:
             raise not_parquet(part.file, f"row {row - 1} as the last of {stop - 1}")
+
+
+def _batches(
+    file: pa.parquet.ParquetFile, groups: range, used: list[str] | None
+) -> Iterator[pa.RecordBatch]:
+    """What row groups hold, `_ROWS_PER_CHUNK` rows at a time; of columns `used`, none: of all.
+
+    Each row group has dictionaries of its own, and inside of lists Arrow reads no two as one.
+    """
+    schema = file.schema_arrow
+    nested = any(_holds_dictionaries(schema.field(name).type) for name in used or schema.names)
+    for together in ([i] for i in groups) if nested else [list(groups)]:
+        yield from file.iter_batches(_ROWS_PER_CHUNK, together, used, use_threads=False)
+
+
+def _holds_dictionaries(kind: pa.DataType) -> bool:
+    inner = [kind.field(i).type for i in range(kind.num_fields)]
+    return any(pa.types.is_dictionary(one) or _holds_dictionaries(one) for one in inner)
 
 
 def not_parquet(path: str, found: Exception | str) -> InputError:
@@ -171,8 +190,6 @@ def _described(path: str) -> tuple[pa.Schema, RowGroups]:
             groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
     except UNREADABLE as error:
         raise not_parquet(path, error) from error
-    if metadata.num_rows == 0:
-        raise empty_file(path)
     rows = np.asarray([group.num_rows for group in groups], np.int64)
     if (rows < 0).any() or rows.sum() != metadata.num_rows:
         found = f"{metadata.num_rows} rows, and row groups of {rows.tolist()}"

@@ -3,7 +3,7 @@
 import csv
 import functools
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,18 @@ def empty_file(path: str) -> InputError:
     return InputError(f"{path}: must have at least one row: found none, the file is empty.")
 
 
+def check_rows(paths_of: Mapping[str, Sequence[str]], without: Collection[str]) -> None:
+    """Refuses splits of which all files are `without` rows; who writes in parts may leave some so.
+
+    Raises:
+        InputError: naming a file.
+    """
+    for paths in paths_of.values():
+        if all(path in without for path in paths):
+            others = ", nor in the other files of its split" if len(paths) > 1 else ""
+            raise InputError(f"{paths[0]}: must have at least one row: found none{others}.")
+
+
 class TextSource:
     """Delimited text, plain or compressed; every value is text on one line.
 
@@ -41,7 +53,7 @@ class TextSource:
     Args:
         delimiter: one ASCII character.
         header: whether each file begins with a line of names, and values may be in quotes; else
-            the columns are those of Criteo's files.
+            the columns are those of Criteo's files, all of which have a label or none has.
         null_values: what is missing beside the empty value.
     """
 
@@ -57,16 +69,19 @@ class TextSource:
         nulls = tuple(dict.fromkeys(filter(None, null_values)))
         self._format = Delimited(delimiter, quoted=header, null_values=nulls)
         self._header = header
-        self._columns = list(CRITEO_COLUMNS)
+        self._columns: list[str] = []
         self._other_orders: dict[str, list[str]] = {}  # the header by path, where not as the first
         if header:
             paths = self.files
-            self._columns = self._read_header(paths[0])
-            for path in paths[1:]:
-                found = self._read_header(path)
+            headers = {path: self._read_header(path) for path in paths}
+            check_rows(paths_of, [path for path, (_, has_rows) in headers.items() if not has_rows])
+            self._columns = headers[paths[0]][0]
+            for path, (found, _) in headers.items():
                 check_same_columns(paths[0], self._columns, path, found)
                 if found != self._columns:
                     self._other_orders[path] = found
+        else:
+            self._columns = _criteo_columns(self.files[0])
 
     @property
     def splits(self) -> list[str]:
@@ -166,7 +181,8 @@ class TextSource:
     def _in_order(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         return batch if batch.schema.names == self._columns else batch.select(self._columns)
 
-    def _read_header(self, path: str) -> list[str]:
+    def _read_header(self, path: str) -> tuple[list[str], bool]:
+        """The names, and whether anything follows them."""
         line, more = lines.first_line(path)
         line = line.removeprefix(_BYTE_ORDER_MARK)
         if not more and not line.strip():
@@ -185,9 +201,14 @@ class TextSource:
         for i, name in enumerate(names):
             if name in names[:i]:
                 raise InputError(f"{where}: column names must differ: found {name!r} twice.")
-        if not more:
-            raise empty_file(path)
-        return names
+        return names, more
+
+
+def _criteo_columns(path: str) -> list[str]:
+    """Those of the file's first lines: the data to be scored has no label."""
+    without = len(CRITEO_COLUMNS) - 2  # tabs
+    has_none = all(line.count(b"\t") == without for line in lines.first_lines(path))
+    return list(CRITEO_COLUMNS[1:] if has_none else CRITEO_COLUMNS)
 
 
 def _ranges(path: str) -> list[tuple[int, int]]:
