@@ -192,7 +192,7 @@ _AT_LEAST: Mapping[str, float] = dict.fromkeys(
 _AT_MOST = {
     "watch.hang_seconds": 1e6,
     "eval.rate_factor": 1,
-    "ema_decay": 0.999999,
+    "ema_decay": 0.9999,  # in float32 a slower average would stand still before it is there
     "seed": 2**31 - 1,
 }
 
@@ -217,8 +217,10 @@ def _check_finite(config: ConfigDict, prefix: str) -> None:
     for name, value in config.items():
         if isinstance(value, ConfigDict):
             _check_finite(value, f"{prefix}{name}.")
-        elif isinstance(value, int | float) and not abs(value) <= sys.float_info.max:
-            raise InputError(f"{prefix}{name} must be a finite number: found {value!r}.")
+            continue
+        for number in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(number, int | float) and not abs(number) <= sys.float_info.max:
+                raise InputError(f"{prefix}{name} must be a finite number: found {value!r}.")
 
 
 def check(config: ConfigDict) -> None:

@@ -9,7 +9,8 @@ Of a real task:
 Of a count:
 
 - deviance: sum(w * d) / sum(w), d = 2 (y log(y / p) - y + p) of label y and prediction p, the
-  expected count (McCullagh & Nelder, Generalized Linear Models, 1989).
+  expected count (McCullagh & Nelder, Generalized Linear Models, 1989); above
+  `losses.LOG_COUNT_LIMIT`, where p stays as it is, the line on which the loss goes on.
 - normalized_deviance: that over the one of the best constant. Undefined where all labels are equal.
 
 Calibration and examples are those of `metrics`. A model puts out the prediction of a real task and
@@ -19,6 +20,7 @@ the log of that of a count.
 import numpy as np
 
 from jaxrank.auc import Floats
+from jaxrank.losses import LOG_COUNT_LIMIT
 
 # By kind of task.
 NAMES = {"real": "squared_error", "count": "deviance"}
@@ -61,13 +63,15 @@ def of_sums(
 def half(kind: str, x: Floats, y: Floats) -> Floats:
     """f64[n], the loss, which is half of the deviance, of labels y where a model puts out x.
 
-    As `losses.squared` and `losses.poisson`, but without the latter's straight line.
+    As `losses.squared` and `losses.poisson`.
     """
     with np.errstate(all="ignore"):
         if kind == "real":
             return np.square(x - y) / 2
-        ratio = x - np.log(np.where(y > 0, y, 1))
-        return np.where(y > 0, y * (np.expm1(ratio) - ratio), np.exp(x))
+        logs = np.minimum(x, LOG_COUNT_LIMIT)
+        ratio = logs - np.log(np.where(y > 0, y, 1))
+        curve = np.where(y > 0, y * (np.expm1(ratio) - ratio), np.exp(logs))
+        return curve + (np.exp(LOG_COUNT_LIMIT) - y) * (x - logs)
 
 
 def least_loss(kind: str, y: Floats, w: Floats) -> float:

@@ -39,9 +39,9 @@ from jaxrank.deviance import ratio
 BINS = 1024
 LOGIT_LIMIT = 16.0
 
-# How labels spread is a difference of two sums, which float32 loses where it is a smaller share of
-# them than this.
-_LEAST_SPREAD = 1e-6
+# How labels spread is a difference of two sums, which float32 has to 4e-7 of them (measured, of
+# 4,096 examples): where it is a smaller share of them than this, it is wrong by over 0.4%.
+_LEAST_SPREAD = 1e-4
 
 
 class Sums(NamedTuple):
@@ -145,12 +145,11 @@ def probability(logits: ArrayLike) -> NDArray[np.float64]:
 
 def prediction(outputs: ArrayLike, kind: str) -> NDArray[np.float64]:
     """What a model that puts out `outputs` predicts, of any shape: a probability, a number or an
-    expected count."""
+    expected count, as `losses.predictions`."""
     if kind == "binary":
         return probability(outputs)
-    with np.errstate(over="ignore"):
-        x = np.asarray(outputs, np.float64)
-        return np.exp(x) if kind == "count" else x
+    x = np.asarray(outputs, np.float64)
+    return np.exp(np.minimum(x, losses.LOG_COUNT_LIMIT)) if kind == "count" else x
 
 
 def exact(

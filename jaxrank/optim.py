@@ -176,6 +176,8 @@ def dense_optimizer(
         _at_least(field, value, 0)
         if field in ("momentum", "b1", "b2") and value >= 1:
             raise InputError(f"{field} must be in [0, 1): found {value!r}.")
+        if name in ("adam", "adamw") and field == "eps" and not value:
+            raise InputError("eps must be above 0, or a gradient of 0 gives NaN: found 0.")
 
     for pattern, factor in factors.items():
         _at_least(f"factors[{pattern!r}]", factor, 0)

@@ -190,7 +190,7 @@ class Program:
     def _train(self, state: steps.TrainState, batches: Batch) -> Any:
         step = functools.partial(steps.train_step, self.trainee)
         state, metrics = jax.lax.scan(step, state, batches)
-        return steps.averaged(self.trainee, state, len(metrics.loss)), metrics
+        return steps.averaged(self.trainee, state, metrics.skipped), metrics
 
 
 def dims_of(schema: Schema, config: ConfigDict) -> dict[str, int]:

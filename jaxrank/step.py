@@ -344,8 +344,11 @@ def _loss(
     )
 
 
-def averaged(trainee: Trainee, state: TrainState, steps: int) -> TrainState:
-    """The state whose average has taken in the weights after so many more steps.
+def averaged(trainee: Trainee, state: TrainState, skipped: jax.Array) -> TrainState:
+    """The state whose average has taken in the weights after a call of steps.
+
+    Args:
+        skipped: bool[steps], which of them changed nothing; they do not count.
 
     average <- d^steps * average + (1 - d^steps) * weights, d = min(ema_decay, (1 + t) / (10 + t))
     after t steps, those of earlier runs too, so that a short run is not one of its initial values.
@@ -354,6 +357,7 @@ def averaged(trainee: Trainee, state: TrainState, steps: int) -> TrainState:
     if not trainee.ema_decay:
         return state
     t = (state.earlier + state.step).astype(jnp.float32)
+    steps = len(skipped) - skipped.sum() if trainee.skips else len(skipped)
     keep = jnp.minimum(trainee.ema_decay, (1 + t) / (10 + t)) ** steps
 
     def mixed(average: jax.Array, new: jax.Array) -> jax.Array:

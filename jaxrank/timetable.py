@@ -83,4 +83,4 @@ def make_timetable(config: ConfigDict, rows: int) -> Timetable:
 
 def _as_written(number: float) -> Fraction:
     """0.07 is 7 of 100, not a little more, of which the last step would be made."""
-    return Fraction(repr(number))
+    return Fraction(repr(float(number)))  # of NumPy, too

@@ -400,10 +400,11 @@ def test_other_number_of_weights_than_ids(tmp_path):
         run(tmp_path, HEADER + GOOD + "1,1,u,a|b|c,1|2\n", lists=lists)
 
 
-@pytest.mark.parametrize("bad", ["-1", "nan", "x"])
+@pytest.mark.parametrize("bad", ["-1", "nan", "x", "1e-39", "1e-60", "1e39"])
 def test_bad_list_weight(tmp_path, bad):
     lists = [dict(columns="tags", weights="w")]
-    with refused(f"day.csv, row 3, column w: must be a finite number, 0 or more: found '{bad}'"):
+    must = "must be 0 or a finite number of at least 1e-38"
+    with refused(f"day.csv, row 3, column w: {must}: found '{bad}'"):
         run(tmp_path, HEADER + GOOD + f"1,1,u,a|b,1|{bad}\n", lists=lists)
 
 

@@ -49,6 +49,7 @@ def test_differences_name_each_field_with_both_values():
         ("c.batch_size = 'many'", "TypeError.*batch_size"),
         ("c.batch_size = 0", "batch_size must be at least 1: found 0"),
         ("c.task_weights = (1.0, -1.0)", r"task_weights must be at least 0: found \(1.0, -1.0\)"),
+        ("c.task_weights = (float('inf'), 1.0)", r"task_weights must be a finite number: .*inf"),
         (
             "c.eval.rate_factor = 2.0",
             "eval.rate_factor must .* at most 1: found 2.0",

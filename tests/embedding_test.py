@@ -7,7 +7,7 @@ import pytest
 from sharded import by_table, logical, lookup, new_tables, on, set_chunk, update
 
 from jaxrank import mesh as meshes
-from jaxrank.embedding import RULES, duplicates, make_rule
+from jaxrank.embedding import RULES, duplicates, first_rows, make_rule
 from jaxrank.embedding.by_row import ByRow
 from jaxrank.embedding.per_id import PerId
 from jaxrank.errors import InputError
@@ -68,6 +68,17 @@ def test_lookup_equals_plain_loops_over_logical_rows(dims, hot, devices, replica
     expected = examples.looked_up(rows, embedding.layout, batch)
     found, _ = lookup(embedding, tables, batch)
     jax.tree.map(lambda e, f: np.testing.assert_allclose(f, e, atol=1e-5), expected, found)
+
+
+@pytest.mark.parametrize("dims", DIMS)
+def test_replicated_rows_start_the_same_however_many_are_made_at_a_time(dims, monkeypatch):
+    found = []
+    for at_once in (2**16, 128, 16):  # 50 rows of each table: once, once, and the last ones twice
+        monkeypatch.setattr(first_rows, "_AT_ONCE", at_once)
+        embedding = make(dims, hot="whole")
+        found.append(logical(embedding, new_tables(embedding)))
+    for other in found[1:]:
+        jax.tree.map(np.testing.assert_array_equal, other, found[0])
 
 
 @pytest.mark.parametrize("hot", ["hot", "mixed", "whole"])
@@ -376,3 +387,5 @@ def test_unknown_rule_and_unknown_setting_are_named():
         make_rule("adagrad", eps=-5)
     with pytest.raises(InputError, match=r"settings.b1 must be in \[0, 1\): found 1"):
         make_rule("lazy_adam", b1=1)
+    with pytest.raises(InputError, match="settings.eps must be above 0, .* found 0"):
+        make_rule("lazy_adam", eps=0.0)

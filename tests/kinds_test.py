@@ -203,6 +203,35 @@ def test_sums_over_batches_give_the_metrics_of_all_examples():
             assert found[i] == pytest.approx(expected, rel=2e-5)
 
 
+@pytest.mark.parametrize("mean", [10, 60, 300, 600, 2000])
+@pytest.mark.parametrize("kind", ["real", "count"])
+def test_what_sums_cannot_tell_of_labels_far_from_0_is_nan(mean, kind):
+    r = np.random.default_rng(mean)
+    labels = (r.poisson(mean, 4096) if kind == "count" else r.normal(mean, 1, 4096)).astype("f4")
+    outputs = np.log(labels + 1) if kind == "count" else labels + r.normal(0, 0.7, 4096)
+    outputs, weights = outputs.astype("f4"), np.ones(4096, "f4")
+    sums = metrics.batch_sums(*(a[:, None] for a in (outputs, labels, weights)), [kind])
+    (found,) = metrics.from_sums(sums, [kind])
+    name = {"real": "normalized_squared_error", "count": "normalized_deviance"}[kind]
+    expected = metrics.exact(outputs, labels, weights, kind)[name]
+    assert np.isnan(found[name]) == (mean >= {"real": 300, "count": 2000}[kind])
+    assert np.isnan(found[name]) or found[name] == pytest.approx(expected, rel=0.01)
+
+
+def test_counts_above_the_limit_are_predicted_and_judged_as_they_are_trained():
+    outputs, labels = np.float32([40, 800, 29, LIMIT, 60]), np.float32([1, 0, 5, 1e12, 1e12])
+    np.testing.assert_allclose(
+        metrics.prediction(outputs, "count"),
+        losses.predictions(outputs[:, None], ["count"])[:, 0],
+        rtol=1e-6,
+    )
+    found = metrics.exact(outputs, labels, np.ones(5), "count")
+    sums = metrics.batch_sums(outputs[:, None], labels[:, None], np.ones((5, 1), "f4"), ["count"])
+    (expected,) = metrics.from_sums(sums, ["count"])
+    for name in ("deviance", "calibration"):
+        assert found[name] == pytest.approx(expected[name], rel=1e-5)
+
+
 def test_sums_of_a_batch_split_over_devices_are_those_of_one_device():
     arrays = case(512)
     mesh = Mesh(np.array(jax.devices()), ("data",), axis_types=(AxisType.Auto,))

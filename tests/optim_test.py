@@ -211,6 +211,7 @@ def of_optax(name):
         (dict(name="adam", momentum=0.9), "adam has only the fields b1, b2, .*: found momentum"),
         (dict(name="sgd", momentum=0.9), "sgd has no fields of its own: found momentum"),
         (dict(name="adam", eps=-1e-8), "eps must be at least 0: found -1e-08"),
+        (dict(name="adamw", eps=0), "eps must be above 0, or a gradient of 0 gives NaN: found 0"),
         (dict(name="adam", b1=1.0), r"b1 must be in \[0, 1\): found 1.0"),
         (dict(name="sgd", clip_norm=-1.0), "clip_norm must be at least 0: found -1.0"),
         (dict(name="sgd", weight_decay=-1.0), "weight_decay must be at least 0: found -1.0"),

@@ -464,7 +464,7 @@ def test_what_stands_for_missing_values_is_part_of_the_source_of_a_workdirs_data
             ConfigDict({"conversion": "clicks"}),
             r"model.parents: 'conversion' and 'clicks' must be tasks: .*\['click', 'conversion'\]",
         ),
-        ("ema_decay", 1.0, "ema_decay must be at least 0 and at most 0.999999: found 1.0"),
+        ("ema_decay", 1.0, "ema_decay must be at least 0 and at most 0.9999: found 1.0"),
         ("task_weighting", "learn", "task_weighting must be one of 'fixed', 'uncertainty'"),
         ("data.store", "/nowhere/store", "no store at /nowhere/store"),
         ("data.valid", "test", r"data.valid: must be .*\['train', 'valid'\]: found 'test'"),
@@ -511,7 +511,7 @@ def test_what_is_wrong_whatever_the_data_is_refused_before_any_is_made(
 
 def test_more_passes_than_were_asked_for_are_told(store, tmp_path):
     lines = []
-    c = on_store(store, num_steps=0, num_epochs=0.1)
+    c = on_store(store, num_steps=0, num_epochs=np.float64(0.1))
     train(c, tmp_path / "many", report=lines.append)
     (told,) = [line for line in lines if line.startswith("num_epochs=0.1 becomes ")]
     assert re.search(r"becomes 0.13 passes over 6,000 examples, .* calls of 2 steps of 128 ", told)

@@ -51,7 +51,7 @@ def poison(monkeypatch, value, steps, steps_per_call=2):
     [(1, "read", "lazy_adam"), (8, "read", "rowwise_adagrad"), (8, "table", "lazy_adam")],
 )
 def test_a_step_that_is_skipped_changes_nothing(store, tmp_path, monkeypatch, devices, scope, rule):
-    changes = {"devices": devices, "num_steps": 4}
+    changes = {"devices": devices, "num_steps": 4, "ema_decay": 0.9}
     before = config(store, **changes)
     after = config(store, **changes | {"num_steps": 6})
     for c in (before, after):

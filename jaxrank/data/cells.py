@@ -82,4 +82,10 @@ def _list_weights(entry: ListSpec, chunk: Chunk, ids: Column) -> np.ndarray:
         found = f"{weights.lengths[rows[0]]} weights and {ids.lengths[rows[0]]} ids"
         must = f"have as many weights as {entry.name} has ids"
         raise BadRows(chunk, rows, entry.weights, must, found)
-    return numbers(weights, "a finite number, 0 or more", not_negative, missing=False)
+    must = "0 or a finite number of at least 1e-38"
+    return numbers(weights, must, _list_weight, missing=False)
+
+
+def _list_weight(values: np.ndarray) -> np.ndarray:
+    """f64[n] -> bool[n]: whether a list that has such weights alone can be divided by their sum."""
+    return not_negative(values) & ((values == 0) | (values >= 1e-38))

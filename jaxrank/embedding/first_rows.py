@@ -10,6 +10,8 @@ from jaxrank import mesh as meshes
 from jaxrank.embedding.storage import GROUPS, LANES, Storage, row_at
 from jaxrank.layout import Stack, ToTables
 
+_AT_ONCE = 2**16  # replicated rows
+
 
 def first_rows(
     stack: Stack,
@@ -20,8 +22,8 @@ def first_rows(
 ) -> jax.Array:
     """f32[k, 128]: this device's rows of one part of a stack, in `shard_map`.
 
-    Split ones are made group by group: random numbers of a whole table at once take several times
-    its memory.
+    Split ones are made group by group, others so many at a time: random numbers of a whole table at
+    once take several times its memory.
 
     Args:
         shape: of the part.
@@ -41,7 +43,16 @@ def first_rows(
         return jnp.pad(rows, ((0, 0), (0, shape.width - shape.dim))).reshape(-1, LANES)
 
     if not shape.is_split:
-        return values(jnp.arange(shape.rows, dtype=jnp.int32))
+        size = min(shape.rows, _AT_ONCE)
+
+        def fill(i: jax.Array, rows: jax.Array) -> jax.Array:
+            first = jnp.minimum(i * size, shape.rows - size)  # the last ones may be made twice
+            made = values(first + jnp.arange(size, dtype=jnp.int32))
+            line = first * shape.width // LANES
+            return jax.lax.dynamic_update_slice(rows, made, (line, jnp.int32(0)))
+
+        empty = jnp.zeros(shape.shape, jnp.float32)
+        return jax.lax.fori_loop(0, -(-shape.rows // size), fill, empty)
     groups = GROUPS // shards
     first = jax.lax.axis_index(meshes.SHARD) * groups
     blocks = jnp.arange(shape.rows // GROUPS, dtype=jnp.int32)

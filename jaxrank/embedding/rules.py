@@ -169,6 +169,10 @@ def make_rule(name: str, **settings: Any) -> Rule:
             )
         if field in ("b1", "b2") and value >= 1:
             raise InputError(f"optim.tables.settings.{field} must be in [0, 1): found {value!r}.")
+        if name == "lazy_adam" and field == "eps" and not value:
+            raise InputError(
+                "optim.tables.settings.eps must be above 0, or a gradient of 0 gives NaN: found 0."
+            )
     try:
         return RULES[name](**settings)
     except TypeError as error:
