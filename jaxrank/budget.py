@@ -5,7 +5,9 @@ What the compiler adds (fusions undone, padding of small arrays, the program its
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+import jax
 
 from jaxrank.embedding import Rule
 from jaxrank.embedding.storage import Storage, padded_width, storage
@@ -101,6 +103,7 @@ def of_device(
         buffers += _buffers(stack, split)
         combined = 2 * share * len(stack.lists) * stack.dim
         vectors += (3 * ids[stack.name] * stack.dim + combined) * _NUMBER
+    numbers = sum(array.size for array in jax.tree.leaves(batch))
     return Bytes(
         tables=tables,
         accumulators=accumulators,
@@ -108,7 +111,7 @@ def of_device(
         vectors=vectors,
         dense=(2 + averages) * dense.parameters + dense.state,
         activations=dense.activations * share,
-        batches=(2 + AHEAD) * steps_per_call * _batch_bytes(batch) // split.devices,
+        batches=(2 + AHEAD) * steps_per_call * numbers * _NUMBER // split.devices,
     )
 
 
@@ -120,13 +123,6 @@ def of_row(rule: Rule, dim: int) -> int:
 
 def _slot_bytes(rule: Rule, part: Storage) -> int:  # of one row
     return sum((part.width if wide else 1) * _NUMBER for wide, _ in rule.slots.values())
-
-
-def _batch_bytes(batch: Batch) -> int:
-    lists: list[Any] = [array for part in batch.lists.values() for array in part]
-    matrices = [batch.labels, batch.weights, batch.dropped, batch.shifts]
-    arrays = [batch.floats, *batch.ids.values(), *lists, *matrices]
-    return sum(array.size for array in arrays) * _NUMBER
 
 
 def _places(stack: Stack, split: Split) -> int:

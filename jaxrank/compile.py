@@ -164,8 +164,7 @@ def _program(
     case = maker.case(Machine(one.name, one.devices, config.mesh.replicas, one.hbm_bytes))
     shape = BatchShape(config.batch_size, maker.shape.group, maker.shape.capacities)
     num_steps = make_timetable(config, int(data.reads.part_rows.sum())).num_steps
-    room = {name: places / case.ids[name] for name, places in case.split.capacities.items()}
-    trainee = make_trainee(config, case.layout, mesh, num_steps=num_steps, room=room)
+    trainee = make_trainee(config, case.layout, mesh, num_steps=num_steps, room=case.room)
     return Program(trainee, mesh, shape)
 
 

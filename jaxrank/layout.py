@@ -6,12 +6,12 @@ NumPy only, as in `features`: the input workers import this module.
 import collections
 import dataclasses
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrank.features import PAD, Batch, Schema, Table
+from jaxrank.features import PAD, Batch, Lists, Schema, Table
 
 
 class Hot(NamedTuple):
@@ -265,3 +265,36 @@ def ids_of_device(layout: Layout, batch: Batch, devices: int) -> dict[str, int]:
             count += batch.lists[stack.name].ids.size
         found[stack.name] = count // devices
     return found
+
+
+def batch_of(
+    make: Callable[[tuple[int, ...], type], Any],
+    layout: Layout,
+    rows: int,
+    group: int,
+    capacities: Mapping[str, int],
+    shifts: int,
+) -> Batch:
+    """A batch of what `make` gives for the shape and dtype of each of its arrays.
+
+    Args:
+        rows: examples.
+        group: examples whose lists are packed together.
+        capacities: {stack: ids in a group}.
+        shifts: columns of `Batch.shifts`.
+    """
+    schema, groups = layout.schema, rows // group
+
+    def packed(capacity: int) -> Lists:
+        shape = (groups, capacity)
+        return Lists(make(shape, np.int32), make(shape, np.int32), make(shape, np.float32))
+
+    return Batch(
+        floats=make((rows, len(schema.floats)), np.float32),
+        ids={s.name: make((rows, s.places), np.int32) for s in layout.stacks if s.places},
+        lists={s.name: packed(capacities[s.name]) for s in layout.stacks if s.lists},
+        labels=make((rows, len(schema.tasks)), np.float32),
+        weights=make((rows, len(schema.tasks)), np.float32),
+        dropped=make((groups, len(schema.lists)), np.int32),
+        shifts=make((rows, shifts), np.float32),
+    )

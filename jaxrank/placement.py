@@ -100,9 +100,8 @@ def _measured(
     shortage = budget.shortage(case.bytes, machine.memory)
     if shortage:
         raise InputError(f"{shortage} `jaxrank plan` says what would fit.")
-    room = {name: places / case.ids[name] for name, places in case.split.capacities.items()}
     hot = {name: found.to_json() for name, found in case.plan.hot.items()}
-    return {"hot": hot, "room": room, "messages": _messages(case)}
+    return {"hot": hot, "room": case.room, "messages": _messages(case)}
 
 
 def _memory(mesh: Mesh) -> int:

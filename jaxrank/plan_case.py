@@ -49,6 +49,11 @@ class Case(NamedTuple):
     exchanged: int
 
     @property
+    def room(self) -> dict[str, float]:
+        """Of each stack's exchange; see `Embedding`."""
+        return {name: n / self.ids[name] for name, n in self.split.capacities.items()}
+
+    @property
     def over(self) -> int:
         """Bytes that a device lacks; 0 where it fits."""
         return max(0, self.bytes.total - self.machine.memory)

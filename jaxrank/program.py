@@ -23,8 +23,8 @@ from jaxrank import step as steps
 from jaxrank.config import to_plain
 from jaxrank.data import packing
 from jaxrank.errors import InputError
-from jaxrank.features import Batch, Lists, Schema
-from jaxrank.layout import Layout, ids_of_device
+from jaxrank.features import Batch, Schema
+from jaxrank.layout import Layout, batch_of, ids_of_device
 from jaxrank.timetable import make_timetable
 
 # Fields of config.optim.dense and .tables that make the schedule; the others make the optimizer.
@@ -55,27 +55,12 @@ class BatchShape:
 
     def struct(self, layout: Layout, leading: tuple[int, ...] = ()) -> Batch:
         """The batch as jax.ShapeDtypeStruct."""
-        schema, size = layout.schema, self.batch_size
-        groups = size // self.group
 
-        def array(dtype: Any, *shape: int) -> jax.ShapeDtypeStruct:
+        def array(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct((*leading, *shape), dtype)
 
-        def packed(capacity: int) -> Lists:
-            shape = (groups, capacity)
-            return Lists(
-                array(jnp.int32, *shape), array(jnp.int32, *shape), array(jnp.float32, *shape)
-            )
-
-        return Batch(
-            floats=array(jnp.float32, size, len(schema.floats)),
-            ids={s.name: array(jnp.int32, size, s.places) for s in layout.stacks if s.places},
-            lists={s.name: packed(self.capacities[s.name]) for s in layout.stacks if s.lists},
-            labels=array(jnp.float32, size, len(schema.tasks)),
-            weights=array(jnp.float32, size, len(schema.tasks)),
-            dropped=array(jnp.int32, groups, len(schema.lists)),
-            shifts=array(jnp.float32, size, schema.shift_columns),
-        )
+        shifts = layout.schema.shift_columns
+        return batch_of(array, layout, self.batch_size, self.group, self.capacities, shifts)
 
 
 class Program:

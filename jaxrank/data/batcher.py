@@ -10,8 +10,8 @@ from jaxrank.data.packing import Packer
 from jaxrank.data.ragged import positions, select_lists
 from jaxrank.data.stack_rows import StackRows
 from jaxrank.errors import InputError
-from jaxrank.features import PAD, Batch, Lists
-from jaxrank.layout import Layout, Stack
+from jaxrank.features import PAD, Batch
+from jaxrank.layout import Layout, Stack, batch_of
 
 # Examples of a part, below which joining all parts costs less than to go through them.
 _FEW = 256
@@ -30,9 +30,8 @@ class Batcher:
     def __init__(
         self, layout: Layout, group: int, capacities: Mapping[str, int], overflow: str = "error"
     ):
-        self._schema, self._group = layout.schema, group
+        self._layout, self._group, self._capacities = layout, group, capacities
         self._ids = {s.name: _Ids(layout, s) for s in layout.stacks if s.places}
-        self._room = {s.name: capacities[s.name] for s in layout.stacks if s.lists}
         self._packer = Packer(layout, group, capacities, overflow)
 
     def __call__(self, *parts: Examples) -> Batch:
@@ -45,24 +44,7 @@ class Batcher:
 
     def like(self, rows: int, shifts: int) -> Batch:
         """The `Shape`s of a batch of so many examples and columns of shifts."""
-        groups, tasks = rows // self._group, len(self._schema.tasks)
-
-        def array(dtype: type, *shape: int) -> Shape:
-            return Shape(shape, dtype)
-
-        def lists(room: int) -> Lists:
-            ids = array(np.int32, groups, room)
-            return Lists(ids, ids, array(np.float32, groups, room))
-
-        return Batch(
-            floats=array(np.float32, rows, len(self._schema.floats)),
-            ids={name: array(np.int32, rows, ids.places) for name, ids in self._ids.items()},
-            lists={name: lists(room) for name, room in self._room.items()},
-            labels=array(np.float32, rows, tasks),
-            weights=array(np.float32, rows, tasks),
-            dropped=array(np.int32, groups, len(self._schema.lists)),
-            shifts=array(np.float32, rows, shifts),
-        )
+        return batch_of(Shape, self._layout, rows, self._group, self._capacities, shifts)
 
     def fill(self, batch: Batch, parts: Sequence[Examples]) -> None:
         """Makes a batch of examples, in one part or more, in arrays that are there."""
