@@ -223,7 +223,7 @@ def _which(args: argparse.Namespace) -> dict[str, Any]:
 
 def _evaluate(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
     from jaxrank import summary
-    from jaxrank.restore import evaluate
+    from jaxrank.evaluate import evaluate
 
     if args.follow:
         return _follow(args, report)
@@ -249,7 +249,7 @@ def _follow(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
 
 
 def _predict(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
-    from jaxrank.restore import predict
+    from jaxrank.evaluate import predict
 
     result = predict(args.workdir, output=args.output, **_which(args))
     report(f"{result.rows:,} predictions of {result.checkpoint}: {result.output}")

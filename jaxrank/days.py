@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 
 from jaxrank.data.store import Split, Store
 from jaxrank.errors import InputError
-from jaxrank.evaluate import Metrics, Reference, reference
+from jaxrank.score import Metrics, Reference, reference
 from jaxrank.timetable import NEXT_DAY
 
 

@@ -1,322 +1,193 @@
-"""One pass over a finite data set: exact metrics, or predictions written to Parquet."""
+"""Evaluation and prediction from the checkpoint of a run: workdir in, results out."""
 
-import contextlib
-import dataclasses
-import os
+import math
 import time
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
 
-from jaxrank import metrics, processes, slices
-from jaxrank.data.examples import Examples, cut
-from jaxrank.data.files import check_parent, is_local
-from jaxrank.data.pipeline import EvaluationBatches
-from jaxrank.data.store import Split, Store
-from jaxrank.errors import InputError, RunError
-from jaxrank.features import MAX_GROUP, Batch, Schema, Task
-from jaxrank.feed import Feed
-from jaxrank.mesh import put_batch
-from jaxrank.program import Program
-from jaxrank.step import Weights
+from jaxrank import mesh as meshes
+from jaxrank import placement, processes, run_data, slices
+from jaxrank import score as scoring
+from jaxrank import workdir as workdirs
+from jaxrank.checkpoint import Checkpoints
+from jaxrank.data.store import Split, Store, open_store
+from jaxrank.embedding import GROUPS
+from jaxrank.errors import InputError
+from jaxrank.features import Schema
+from jaxrank.program import BatchShape, Program, make_trainee
+from jaxrank.step import Trainee, Weights, weights_of
+from jaxrank.timetable import NEXT_DAY
 
-# Batches whose results may wait on the devices while the host makes the next ones.
-_IN_FLIGHT = 4
-
-Metrics = dict[str, dict[str, float]]
+_NUM_STEPS = 2**24  # more than any warm-up
 
 
-class Scores(NamedTuple):
-    """metrics and buckets of each task, metrics of the groups that were asked for; seconds of the
-    pass, compilation included."""
+class Evaluation(NamedTuple):
+    """What `evaluate` found; the fields are those of `train.Result` where they share a name.
 
-    metrics: Metrics
-    buckets: dict[str, list[dict[str, float]]]
-    rows: int
+    buckets: {task: calibration by equal-count buckets of the prediction}.
+    by: the metrics of each value of a column, if asked for; see `slices.Slices`.
+    """
+
+    step: int
+    examples_per_second: float
     seconds: float
-    slices: slices.Slices | None
+    metrics: scoring.Metrics
+    best_possible: scoring.Metrics | None
+    constant: scoring.Metrics
+    buckets: dict[str, list[dict[str, float]]]
+    checkpoint: str
+    data: str
+    by: dict[str, Any] | None
 
 
-# Endings of files that would be taken for something else than Parquet.
-_OTHER_FORMATS = (".csv", ".tsv", ".txt", ".json", ".jsonl", ".npy", ".npz")
+class Prediction(NamedTuple):
+    """What `predict` wrote."""
+
+    rows: int
+    output: str
+    step: int
+    seconds: float
+    checkpoint: str
 
 
-class Scored(NamedTuple):
-    """Examples in stored order: f32[n, tasks] each; logits and weights are of all traffic.
+class Opened(NamedTuple):
+    """A run whose checkpoints can be scored on all devices that are there, whatever mesh it was
+    trained on, and the data to score."""
 
-    logits: what the model puts out, whatever the kind of the task; see `Task`.
-    """
+    batch_size: int
+    program: Program
+    split: Split
+    checkpoints: Checkpoints
 
-    logits: np.ndarray
-    labels: np.ndarray
-    weights: np.ndarray
+    def weights(self, step: int) -> Weights:
+        """What predicts, of a checkpoint.
 
-
-def check_schema(expected: Schema, store: Store) -> None:
-    """Raises InputError, naming what differs, unless a model of `expected` can read `store`.
-
-    A vocabulary that has grown since is fine: values that the model does not know are unknown. So
-    is data from which other shares of the negatives were left out: a model predicts all traffic.
-    """
-    for field in ("tasks", "floats", "ids", "lists", "tables"):
-        old = {x.name: _as_predicted(x) for x in getattr(expected, field)}
-        new = {x.name: _as_predicted(x) for x in getattr(store.schema, field)}
-        for name in [*old, *new]:
-            if old.get(name) == new.get(name):
-                continue
-            if field == "tables" and name in old and name in new and store.extends(old[name]):
-                continue
-            raise InputError(
-                f"{store.path}: {field} must be those that the model was trained on: {name!r} was"
-                f" {old.get(name, 'absent')}, found {new.get(name, 'absent')}. Prepare the data"
-                " with the features of the training store, and `--vocabularies` naming it."
-            )
-        if list(old) != list(new):
-            raise InputError(
-                f"{store.path}: {field} must be in the order {list(old)}: found {list(new)}."
-            )
+        Raises:
+            InputError: it cannot be restored.
+        """
+        return self.checkpoints.restore_weights(
+            step, weights_of(self.program.state_shape), weights_of(self.program.state_sharding)
+        )
 
 
-def _as_predicted(entry: Any) -> Any:
-    return dataclasses.replace(entry, shifted=False) if isinstance(entry, Task) else entry
+def open_run(workdir: str, *, data: str = "", split: str = "", batch_size: int = 0) -> Opened:
+    """Args, raises: as `evaluate`."""
+    if batch_size < 0:
+        raise InputError(f"--batch-size must be at least 1: found {batch_size}.")
+    directory = workdirs.directory(workdir)
+    with processes.together():
+        config = workdirs.load_config(directory)
+        schema = workdirs.load_schema(directory)
+        store = open_store(data) if data else run_data.opened(config, directory)
+        scoring.check_schema(schema, store)
+        name = split or config.data.valid
+        if name in ("", NEXT_DAY):
+            raise InputError("--split: must be given, the run has no validation split.")
+        found = store.split(name, "--split" if split else "data.valid")
+    processes.check_same(f"the data in {store.path}", f"{found.fingerprint} {store.schema}")
+    processes.check_same(f"the run in {directory}", f"{config} {schema}")
+
+    checkpoints = Checkpoints(directory, read_only=True)
+    if not data:
+        check_trained_on(config, store, checkpoints)
+    program = Program(*trained_in(directory, config, schema))
+    return Opened(batch_size or config.eval.batch_size, program, found, checkpoints)
 
 
-def whole_groups(batch_size: int, program: Program) -> int:
-    """`batch_size` rounded up so that every device has whole groups of packed examples."""
-    unit = MAX_GROUP * program.mesh.size
-    return -(-batch_size // unit) * unit
-
-
-def score(
-    program: Program, weights: Weights, split: Split, batch_size: int
-) -> Generator[Scored, None, None]:
-    """The scores of a split, batch by batch in stored order, without the padding.
-
-    A thread makes them and puts them on the devices, until the generator has ended or is closed.
-
-    Args:
-        batch_size: examples, of whole groups.
+def check_trained_on(config: ConfigDict, store: Store, checkpoints: Checkpoints) -> None:
+    """Refuses a store that lies where the run's own did, and is another one.
 
     Raises:
-        RunError: a prediction is not finite.
+        InputError: the run was trained on other data.
     """
-    process = (jax.process_index(), jax.process_count())
-    layout = program.trainee.embedding.layout
-    batches = EvaluationBatches(
-        split, layout, batch_size=batch_size, shards=program.mesh.size, process=process
-    )
-
-    def put(item: tuple[Batch, int]) -> tuple[Batch, int]:
-        return put_batch(item[0], program.mesh), item[1]
-
-    waiting: list[tuple[Any, int]] = []
-    first = 1  # row of what is fetched next
-
-    def fetched(outputs: Any, rows: int) -> Scored:
-        nonlocal first
-        found = Scored(*(np.asarray(x)[:rows] for x in jax.device_get(outputs)))
-        _check_finite(found.logits, layout.schema.tasks, split, first)
-        first += rows
-        return found
-
-    with closing(iter(batches)) as made, closing(Feed(made, put)) as feed:
-        for batch, rows in feed:
-            waiting.append((program.predict(weights, batch), rows))
-            if len(waiting) > _IN_FLIGHT:
-                yield fetched(*waiting.pop(0))
-    for item in waiting:
-        yield fetched(*item)
-
-
-def _check_finite(logits: np.ndarray, tasks: Sequence[Task], split: Split, first: int) -> None:
-    bad = ~np.isfinite(logits)
-    for i in np.flatnonzero(bad.any(axis=0))[:1]:
-        raise RunError(
-            f"predictions of task {tasks[i].name} must be finite: found {int(bad[:, i].sum())} that"
-            f" are not, of the {len(bad)} in rows {first} to {first + len(bad) - 1} of split"
-            f" {split.name}; the first is row {first + int(bad[:, i].argmax())}."
+    expected = checkpoints.trained_on()
+    split = store.split(config.data.train, "data.train")
+    if expected and split.fingerprint != expected:
+        raise InputError(
+            f"{split.path}: must be the data that the run in {checkpoints.path.parent} was trained"
+            " on, for --data was not given, but its blocks are others. Give the store to read as"
+            " --data."
         )
+
+
+def trained_in(
+    directory: Path, config: ConfigDict, schema: Schema
+) -> tuple[Trainee, Mesh, BatchShape]:
+    """What the run in a workdir trains, on the devices that are here; its batches are any."""
+    # Rows can be split over a power of two; what is left of the devices are replicas.
+    count = jax.device_count()
+    mesh = meshes.make_mesh(replicas=count // math.gcd(count, GROUPS))
+    processes.check_devices(mesh)
+    hot = workdirs.load_placement(directory)
+    layout, _, room, _ = placement.unmeasured(schema, config, mesh, hot)
+    # Of the training batch and its steps nothing matters here: parameters have the same shapes.
+    trainee = make_trainee(config, layout, mesh, num_steps=_NUM_STEPS, room=room)
+    return trainee, mesh, BatchShape(mesh.size, 1, {stack.name: 1 for stack in layout.stacks})
 
 
 def evaluate(
-    program: Program,
-    weights: Weights,
-    split: Split,
-    batch_size: int,
-    groups: slices.Groups | None = None,
-) -> Scores:
-    """Exact metrics of `weights` on a split; scores of 12 bytes an example and task are held.
+    workdir: str,
+    *,
+    checkpoint: str = "newest",
+    data: str = "",
+    split: str = "",
+    batch_size: int = 0,
+    by: str = "",
+) -> Evaluation:
+    """Scores one checkpoint of the run in `workdir`.
 
     Args:
-        groups: of its examples, to have the metrics of each as well.
+        checkpoint: "newest", "best" or a step.
+        data: a store; empty for the run's own.
+        split: of the store; empty for the run's validation split.
+        batch_size: examples; 0 for the config's.
+        by: a column that the store keeps, or "day", to have the metrics of each of its values.
 
     Raises:
-        RunError: a prediction is not finite.
+        InputError: workdir, checkpoint, column or data are not there or do not fit together.
     """
-    start = time.perf_counter()
-    parts = list(score(program, weights, split, whole_groups(batch_size, program)))
-    scored = Scored(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
-    found, buckets = {}, {}
-    tasks = program.trainee.embedding.layout.schema.tasks
-    for i, task in enumerate(tasks):
-        logits, labels, weight = scored.logits[:, i], scored.labels[:, i], scored.weights[:, i]
-        found[task.name] = metrics.exact(logits, labels, weight, task.kind)
-        buckets[task.name] = metrics.calibration_buckets(logits, labels, weight, task.kind)
-    sliced = slices.by_group(groups, tasks, *scored) if groups else None
-    return Scores(found, buckets, split.rows, time.perf_counter() - start, sliced)
-
-
-def check_labelled(split: Split) -> None:
-    """Raises InputError where no label is known, as a join that found nothing leaves it, and where
-    rows were prepared without; of data that is read directly nothing is counted."""
-    if not split.is_counted:
-        return
-    tasks = split.statistics["tasks"]
-    if not any(task["known"] for task in tasks.values()):
-        raise InputError(
-            f"{split.path}: must have labels: found none that is known, of {', '.join(tasks)}, in"
-            f" {split.rows:,} examples. `jaxrank predict` needs none."
-        )
-
-
-class Reference(NamedTuple):
-    """What the labels alone and, where the truth is known, the truth would score.
-
-    constant: the best constant prediction.
-    best_possible: the planted probabilities; None where they are not known.
-    """
-
-    constant: Metrics
-    best_possible: Metrics | None
-
-
-def reference(split: Split, schema: Schema) -> Reference:
-    """Reads the split once; process 0 does for all."""
-    found = None
-    with processes.together():
-        if processes.is_first():
-            found = _reference(split, schema)
-    return Reference(*processes.from_first(found))
-
-
-def _reference(split: Split, schema: Schema) -> Reference:
-    labels, weights, truths = [], [], []
-    for block in split.blocks():
-        labels.append(block.labels)
-        weight = np.ones_like(block.labels) if block.weights is None else block.weights
-        if block.shifts is not None:
-            weight = weight * np.where(block.labels == 0, np.exp(-block.shifts), 1)
-        weights.append(weight)
-        if block.truth is not None:
-            truths.append(block.truth)
-    label, weight = np.concatenate(labels), np.concatenate(weights)
-    truth = np.concatenate(truths) if truths else np.full_like(label, np.nan)
-    weight = np.where(np.isnan(label), 0, weight)
-    label = np.nan_to_num(label)
-    constant, best = {}, {}
-    for i, task in enumerate(schema.tasks):
-        constant[task.name] = metrics.constant(label[:, i], weight[:, i], task.kind)
-        if not np.isnan(truth[:, i]).any():
-            best[task.name] = metrics.exact_from_probabilities(
-                truth[:, i], label[:, i], weight[:, i]
-            )
-    return Reference(constant, best or None)
+    began = time.perf_counter()
+    run = open_run(workdir, data=data, split=split, batch_size=batch_size)
+    scoring.check_labelled(run.split)
+    groups = slices.groups_of(run.split, by) if by else None
+    step, weights = run.checkpoints.read(checkpoint, run.weights)
+    scores = scoring.evaluate(run.program, weights, run.split, run.batch_size, groups)
+    schema = run.program.trainee.embedding.layout.schema
+    reference = scoring.reference(run.split, schema)
+    return Evaluation(
+        step=step,
+        examples_per_second=scores.rows / scores.seconds,
+        seconds=time.perf_counter() - began,
+        metrics=scores.metrics,
+        best_possible=reference.best_possible,
+        constant=reference.constant,
+        buckets=scores.buckets,
+        checkpoint=run.checkpoints.directory(step),
+        data=str(run.split.path),
+        by=scores.slices._asdict() if scores.slices else None,
+    )
 
 
 def predict(
-    program: Program, weights: Weights, split: Split, batch_size: int, output: str | Path
-) -> int:
-    """Writes Parquet with one row an example in stored order; returns the rows. Process 0 writes.
+    workdir: str,
+    *,
+    output: str,
+    checkpoint: str = "newest",
+    data: str = "",
+    split: str = "",
+    batch_size: int = 0,
+) -> Prediction:
+    """Writes the predictions of one checkpoint to `output`; see `score.write_predictions`.
 
-    Columns: those that the features spec keeps, then for each task `label_<task>` (null where
-    unknown) and `predicted_<task>`, a probability, number or expected count. The file gets its
-    name when it is whole.
-
-    Raises:
-        InputError: `output` is a URL, or there and no file, or nothing can be written there.
-        RunError: a prediction is not finite, or the file cannot be written.
+    Args, raises: as `evaluate` and there.
     """
-    given, output = output, Path(output)
-    with processes.together():
-        if not str(given) or str(given).endswith("/"):
-            raise InputError(f"--output: must name a file: found {str(given) or 'nothing'}.")
-        if not is_local(given):
-            raise InputError(f"--output: must be a path, as the file is renamed: found {given}.")
-        if output.suffix.lower() in _OTHER_FORMATS:
-            raise InputError(
-                f"--output: predictions are Parquet, so not {output.suffix}: {output}."
-            )
-        if processes.is_first() and output.exists() and not output.is_file():
-            what = "a directory" if output.is_dir() else "a device, pipe or socket"
-            raise InputError(f"--output: {output} must be a file: it is {what}.")
-        if processes.is_first():
-            check_parent(output)
-    batch_size = whole_groups(batch_size, program)
-    tasks = program.trainee.embedding.layout.schema.tasks
-    with closing(score(program, weights, split, batch_size)) as found:
-        if not processes.is_first():
-            return sum(len(scored.logits) for scored in found)
-        return _write(found, _rebatched(split.blocks(), batch_size), tasks, output)
-
-
-def _write(
-    found: Iterator[Scored], stored: Iterator[list[Examples]], tasks: Sequence[Task], output: Path
-) -> int:
-    partial = output.with_name(f".{output.name}.partial")
-    sink = None
-    rows = 0
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        for scored, block in zip(found, stored, strict=True):
-            table = _predictions(scored, block, tasks)
-            sink = sink or pq.ParquetWriter(partial, table.schema)
-            sink.write_table(table)
-            rows += table.num_rows
-        if sink is not None:
-            sink.close()
-        os.replace(partial, output)
-    except OSError as error:
-        raise RunError(f"{output}: cannot be written: {error}.") from error
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink()
-    return rows
-
-
-def _rebatched(blocks: Iterator[Examples], size: int) -> Iterator[list[Examples]]:
-    """The same examples in runs of `size`, each as a list of pieces."""
-    pieces: list[Examples] = []
-    wanted = size
-    for block in blocks:
-        at = 0
-        while at < block.rows:
-            taken = min(wanted, block.rows - at)
-            pieces.append(cut(block, at, at + taken))
-            at += taken
-            wanted -= taken
-            if not wanted:
-                yield pieces
-                pieces, wanted = [], size
-    if pieces:
-        yield pieces
-
-
-def _predictions(scored: Scored, pieces: list[Examples], tasks: Sequence[Task]) -> pa.Table:
-    batches = [p.kept for p in pieces if p.kept is not None]
-    kept = pa.Table.from_batches(batches) if batches else None
-    columns = {} if kept is None else {name: kept[name] for name in kept.schema.names}
-    labels = np.concatenate([p.labels for p in pieces])
-    is_weighted = pieces[0].weights is not None or pieces[0].shifts is not None
-    for i, task in enumerate(tasks):
-        predicted = metrics.prediction(scored.logits[:, i], task.kind)
-        columns[f"label_{task.name}"] = pa.array(labels[:, i], from_pandas=True)
-        if is_weighted:  # what is kept under this name stays
-            columns.setdefault(f"weight_{task.name}", pa.array(scored.weights[:, i]))
-        columns[f"predicted_{task.name}"] = pa.array(predicted)
-    return pa.table(columns)
+    began = time.perf_counter()
+    run = open_run(workdir, data=data, split=split, batch_size=batch_size)
+    step, weights = run.checkpoints.read(checkpoint, run.weights)
+    rows = scoring.write_predictions(run.program, weights, run.split, run.batch_size, output)
+    seconds = time.perf_counter() - began
+    return Prediction(rows, output, step, seconds, run.checkpoints.directory(step))

@@ -22,8 +22,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from jaxrank import evaluate as evaluation
-from jaxrank import restore, run_data
+from jaxrank import evaluate, run_data
+from jaxrank import score as scoring
 from jaxrank import workdir as workdirs
 from jaxrank.checkpoint import Checkpoints
 from jaxrank.data.files import check_parent, is_local
@@ -73,11 +73,11 @@ def export(workdir: str, *, output: str, checkpoint: str = "newest", data: str =
     checkpoints = Checkpoints(directory, read_only=True)
     step, sums = checkpoints.read(checkpoint, checkpoints.saved_checksums)
     store = open_store(data) if data else run_data.opened(config, directory)
-    evaluation.check_schema(schema, store)
+    scoring.check_schema(schema, store)
     if not data:
-        restore.check_trained_on(config, store, checkpoints)
+        evaluate.check_trained_on(config, store, checkpoints)
 
-    trainee, _, _ = restore.trained_in(directory, config, schema)
+    trainee, _, _ = evaluate.trained_in(directory, config, schema)
     layout = trainee.embedding.layout
     saved = Path(checkpoints.directory(step)) / "weights"
     stored = StoredArrays(saved, sums["weights"])

@@ -6,11 +6,11 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxrank import evaluate as evaluation
 from jaxrank import processes, workdir
+from jaxrank import score as scoring
 from jaxrank.errors import InputError
+from jaxrank.evaluate import Opened, open_run
 from jaxrank.report import Report
-from jaxrank.restore import Opened, open_run
 from jaxrank.summary import by_name, in_short
 from jaxrank.writers import open_writer
 
@@ -44,7 +44,7 @@ def follow(
     data's fingerprint where `data` is given, and a call after this one was ended goes on behind it.
 
     Args:
-        data, split, batch_size: as of `restore.evaluate`.
+        data, split, batch_size: as of `evaluate.evaluate`.
         every_seconds: between looks for a new checkpoint.
         report: gets a line for each checkpoint.
 
@@ -57,7 +57,7 @@ def follow(
             f" {every_seconds}."
         )
     run = open_run(directory, data=data, split=split, batch_size=batch_size)
-    evaluation.check_labelled(run.split)
+    scoring.check_labelled(run.split)
     name = run.split.name.replace("/", "-").replace(":", "-")
     folder = Path(directory) / "follow" / (f"{name}-{run.split.fingerprint[:8]}" if data else name)
     step = _last_step(folder)
@@ -82,7 +82,7 @@ def follow(
             report(f"step {step}: {in_short(metrics)}")
 
 
-def _metrics(run: Opened, step: int) -> evaluation.Metrics | None:
+def _metrics(run: Opened, step: int) -> scoring.Metrics | None:
     """Those of a checkpoint; None if it is deleted before it could be read."""
     try:
         weights = run.weights(step)
@@ -90,7 +90,7 @@ def _metrics(run: Opened, step: int) -> evaluation.Metrics | None:
         if run.checkpoints.is_deleted(step):
             return None
         raise
-    return evaluation.evaluate(run.program, weights, run.split, run.batch_size).metrics
+    return scoring.evaluate(run.program, weights, run.split, run.batch_size).metrics
 
 
 def _last_step(folder: Path) -> int:

@@ -11,8 +11,8 @@ from ml_collections import ConfigDict
 
 from jaxrank import config as configs
 from jaxrank import days, models, native, placement, processes, run_data, workdir
-from jaxrank import evaluate as evaluation
 from jaxrank import mesh as meshes
+from jaxrank import score as scoring
 from jaxrank.checkpoint import Checkpoints
 from jaxrank.data import packing
 from jaxrank.data.pipeline import TrainBatches
@@ -181,7 +181,7 @@ def _kept_placement(directory: Path, store: Store) -> dict[str, Hot] | None:
         return None
     schema = workdir.load_schema(directory)
     if schema != store.schema:
-        evaluation.check_schema(schema, store)
+        scoring.check_schema(schema, store)
         raise InputError(
             f"{store.path}: its vocabularies have grown since the run in {directory} began;"
             " training goes on only with those it began with. Use another --workdir."
@@ -249,7 +249,7 @@ def _tell_passes(config: ConfigDict, timetable: Timetable, rows: int, report: Re
 
 def _check_labels(split: Split, report: Report) -> None:
     """Refuses data without any label, and tells of tasks whose labels are all alike."""
-    evaluation.check_labelled(split)
+    scoring.check_labelled(split)
     if not split.is_counted:
         return
     for name, task in split.statistics["tasks"].items():

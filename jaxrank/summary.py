@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxrank.days import DayScore
-from jaxrank.evaluate import Metrics
+from jaxrank.score import Metrics
 
 if TYPE_CHECKING:
-    from jaxrank.restore import Evaluation
+    from jaxrank.evaluate import Evaluation
 
 _SHOWN = 20  # values of a column
 

@@ -9,9 +9,9 @@ from signal import Signals
 from ml_collections import ConfigDict
 
 from jaxrank import days, processes, profile, warm_start, workdir
-from jaxrank import evaluate as evaluation
 from jaxrank import job as jobs
 from jaxrank import mesh as meshes
+from jaxrank import score as scoring
 from jaxrank.debug_batches import LastBatches
 from jaxrank.errors import RunError, StoppedError
 from jaxrank.features import Batch
@@ -133,7 +133,7 @@ def _loop(
     stop: Stop,
     watch: HangWatch,
     report: Report,
-) -> tuple[TrainState, dict[int, evaluation.Scores]]:
+) -> tuple[TrainState, dict[int, scoring.Scores]]:
     """Steps to the end; returns the last state, and the scores of the last evaluation and of the
     best one that this call made.
 
@@ -141,7 +141,7 @@ def _loop(
         StoppedError: asked to end before, by a signal.
     """
     timetable, monitor = job.timetable, job.monitor
-    scores: dict[int, evaluation.Scores] = {}
+    scores: dict[int, scoring.Scores] = {}
     step = int(state.step)
     while step < timetable.num_steps and not monitor.should_stop:
         if number := _caught_while_waiting(feed, stop):
@@ -221,9 +221,9 @@ def _stopped(job: Job, step: int, number: int, recorder: Recorder) -> StoppedErr
 
 def _evaluate(
     job: Job, state: TrainState, step: int, split: str, writer: Writer, report: Report
-) -> evaluation.Scores:
+) -> scoring.Scores:
     size = job.config.eval.batch_size
-    scores = evaluation.evaluate(job.program, weights_of(state), job.open_split(split), size)
+    scores = scoring.evaluate(job.program, weights_of(state), job.open_split(split), size)
     day = split.partition("/")[2] if job.timetable.next_days else ""
     if day:
         job.day_scores.add(step, day, scores.metrics)
@@ -234,7 +234,7 @@ def _evaluate(
     return scores
 
 
-def _watched(job: Job, split: str, scores: evaluation.Scores) -> float:
+def _watched(job: Job, split: str, scores: scoring.Scores) -> float:
     """The monitored metric, that of process 0 in all: what depends on it must not differ.
 
     Raises:
@@ -254,14 +254,14 @@ def _watched(job: Job, split: str, scores: evaluation.Scores) -> float:
 def _result(
     job: Job,
     state: TrainState,
-    scores: dict[int, evaluation.Scores],
+    scores: dict[int, scoring.Scores],
     examples_per_second: float,
     began: float,
 ) -> Result:
     """What the run comes to: its checkpoint, and how that scores; or how it did day by day."""
     step = job.checkpoints.step("best" if job.monitor.stop_patience else "newest")
     assert step is not None
-    metrics: evaluation.Metrics = {}
+    metrics: scoring.Metrics = {}
     reference = None
     by_day = job.day_scores.get_state() if job.timetable.next_days else []
     if by_day:
@@ -269,7 +269,7 @@ def _result(
         reference = days.references(job.store, job.config.data.train, by_day)
     elif job.timetable.valid:
         metrics = (scores.get(step) or _scores(job, state, step)).metrics
-        reference = evaluation.reference(job.open_split(job.timetable.valid), job.schema)
+        reference = scoring.reference(job.open_split(job.timetable.valid), job.schema)
     return Result(
         step=int(state.step),
         examples_per_second=examples_per_second,
@@ -283,7 +283,7 @@ def _result(
     )
 
 
-def _scores(job: Job, state: TrainState, step: int) -> evaluation.Scores:
+def _scores(job: Job, state: TrainState, step: int) -> scoring.Scores:
     """Scores the checkpoint of `step`, which this run did not score itself."""
     weights = weights_of(state)
     if step != int(state.step):
@@ -292,4 +292,4 @@ def _scores(job: Job, state: TrainState, step: int) -> evaluation.Scores:
             step, weights_of(program.state_shape), weights_of(program.state_sharding)
         )
     split = job.open_split(job.timetable.valid)
-    return evaluation.evaluate(job.program, weights, split, job.config.eval.batch_size)
+    return scoring.evaluate(job.program, weights, split, job.config.eval.batch_size)

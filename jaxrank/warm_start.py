@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from jaxrank import processes, restore, run_data, workdir
+from jaxrank import evaluate, processes, run_data, workdir
 from jaxrank.carried_layers import CarriedLayers, InputMap, carry_layers
 from jaxrank.carried_rows import carry_rows, plan_moves
 from jaxrank.checkpoint import Checkpoints
@@ -95,7 +95,7 @@ def _open(source: str) -> _Older:
     step = checkpoints.step(which or ("best" if config.eval.stop_patience else "newest"))
     if step is None:
         raise InputError(f"--init-from: {path} holds no checkpoint yet.")
-    trainee, _, _ = restore.trained_in(path, config, schema)
+    trainee, _, _ = evaluate.trained_in(path, config, schema)
     saved = checkpoints.path / str(step)
     sums = checkpoints.saved_checksums(step)
     weights, training = (StoredArrays(saved / part, sums[part]) for part in ("weights", "training"))

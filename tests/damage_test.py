@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from runs import final_state, nothing, on_store, records, run, without_speed
 
-from jaxrank import restore
+from jaxrank import evaluate
 from jaxrank.checkpoint import Checkpoints, _unraisable
 from jaxrank.checksum import checksums
 from jaxrank.errors import InputError
@@ -118,7 +118,7 @@ def test_a_bit_that_flipped_in_an_array_is_seen(whole, tmp_path, monkeypatch):
     with pytest.raises(InputError, match=r"16/weights: arrays must .*damaged in \.rows\['dim8'\]"):
         restored(job, tmp_path / "copy")
     with pytest.raises(InputError, match="16/weights: arrays must have the checksums"):
-        restore.evaluate(str(tmp_path / "copy"))
+        evaluate.evaluate(str(tmp_path / "copy"))
 
 
 @pytest.mark.parametrize(

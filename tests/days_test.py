@@ -12,8 +12,8 @@ import pytest
 from ml_collections import ConfigDict
 
 from jaxrank import cli, days, summary
-from jaxrank import evaluate as evaluation
 from jaxrank import mesh as meshes
+from jaxrank import score as scoring
 from jaxrank.config import default
 from jaxrank.errors import InputError
 from jaxrank.features import PAD
@@ -146,7 +146,7 @@ def test_a_progressive_run_equals_a_loop_by_hand(store, finished, tmp_path):
         state, _ = job.program.train(state, batch)
         if call * 2 in steps:
             split = store.split(f"train/{_DAYS[1 + steps.index(call * 2)]}")
-            found.append(evaluation.evaluate(job.program, weights_of(state), split, 512).metrics)
+            found.append(scoring.evaluate(job.program, weights_of(state), split, 512).metrics)
     job.batches.close()
     job.checkpoints.close()
     for score, expected in zip(result.days, found, strict=True):
@@ -199,14 +199,14 @@ def test_one_program_scores_all_days(store, tmp_path):
     weights = jax.device_get(weights_of(job.program.init()))
     shapes = set()
     for day in _DAYS:
-        batches = evaluation.EvaluationBatches(
+        batches = scoring.EvaluationBatches(
             job.open_split(f"train/{day}"),
             job.program.trainee.embedding.layout,
             batch_size=512,
         )
         shapes |= {tuple(x.ids.shape for x in batch.lists.values()) for batch, _ in batches}
-        plain = evaluation.evaluate(job.program, weights, store.split(f"train/{day}"), 512)
-        roomy = evaluation.evaluate(job.program, weights, job.open_split(f"train/{day}"), 512)
+        plain = scoring.evaluate(job.program, weights, store.split(f"train/{day}"), 512)
+        roomy = scoring.evaluate(job.program, weights, job.open_split(f"train/{day}"), 512)
         assert roomy.metrics["click"] == pytest.approx(plain.metrics["click"], rel=1e-5)
     job.checkpoints.close()
     assert len(shapes) == 1
@@ -316,7 +316,7 @@ def test_the_best_possible_is_of_tasks_whose_truth_every_day_has(store, monkeypa
         constant = {task: {"logloss": 0.5, "examples": 9.0} for task in ("click", "buy")}
         lacking = {_DAYS[2]: ["buy"], _DAYS[3]: ["buy", "click"]}.get(split.name[-10:], [])
         known = {task: found for task, found in constant.items() if task not in lacking}
-        return evaluation.Reference(constant=constant, best_possible=known or None)
+        return scoring.Reference(constant=constant, best_possible=known or None)
 
     def found(*chosen):
         scores = [dict(day=day, step=2, metrics={}) for day in chosen]

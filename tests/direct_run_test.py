@@ -5,7 +5,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import tiny
 
-from jaxrank import restore
+from jaxrank import evaluate
 from jaxrank.config import to_plain
 from jaxrank.data.prepare import prepare
 from jaxrank.train import train
@@ -61,10 +61,10 @@ def test_a_run_on_parquet_is_that_on_a_store_of_the_same_blocks(tmp_path):
     assert found.metrics["click"]["auc"] > 0.6
     assert not (tmp_path / "a" / "data").exists()
 
-    again = restore.evaluate(str(tmp_path / "a"))
+    again = evaluate.evaluate(str(tmp_path / "a"))
     assert again.metrics == found.metrics
     which = dict(checkpoint="newest", data="", split="")
-    restore.predict(str(tmp_path / "a"), output=str(tmp_path / "p.parquet"), **which)
+    evaluate.predict(str(tmp_path / "a"), output=str(tmp_path / "p.parquet"), **which)
     raw = pq.read_table(tmp_path / "valid.parquet")
     predictions = pq.read_table(tmp_path / "p.parquet")
     assert predictions["item"].to_pylist() == raw["item"].to_pylist()

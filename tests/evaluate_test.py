@@ -12,16 +12,16 @@ from ml_collections import ConfigDict
 from runs import nothing
 from sklearn import metrics as sk
 
-from jaxrank import evaluate as evaluation
-from jaxrank import restore
+from jaxrank import evaluate
+from jaxrank import score as scoring
 from jaxrank.checkpoint import Checkpoints
 from jaxrank.data.prepare import prepare
 from jaxrank.data.store import open_store
 from jaxrank.errors import InputError, RunError
-from jaxrank.evaluate import check_schema
 from jaxrank.features import PAD
 from jaxrank.job import build
 from jaxrank.mesh import put_batch
+from jaxrank.score import check_schema
 from jaxrank.step import weights_of
 from jaxrank.train import train
 
@@ -38,7 +38,7 @@ def run(tmp_path_factory):
 def predictions(run):
     workdir, _ = run
     output = workdir / "out" / "predictions.parquet"
-    found = restore.predict(
+    found = evaluate.predict(
         str(workdir), output=str(output), checkpoint="newest", data="", split=""
     )
     assert found.rows == 1000
@@ -58,7 +58,7 @@ def test_predictions_are_in_stored_order_with_kept_columns_and_labels(run, predi
 
 def test_evaluation_agrees_with_scikit_learn_on_the_predictions(run, predictions):
     workdir, result = run
-    found = restore.evaluate(str(workdir))
+    found = evaluate.evaluate(str(workdir))
     for task, metrics in result.metrics.items():  # found on another number of devices
         assert found.metrics[task] == pytest.approx(metrics, abs=1e-6)
     assert found.step == result.step
@@ -94,7 +94,7 @@ def test_best_possible_is_that_of_the_planted_probabilities(run, predictions):
 
 
 @pytest.fixture
-def scoring(run, tmp_path):
+def untrained(run, tmp_path):
     """program, weights and split of a run that is yet to train; two batches of 512."""
     c = tiny.config()
     c.data.store = str(run[0] / "data")
@@ -107,21 +107,21 @@ def feeding():
     return [t.name for t in threading.enumerate() if t.name.startswith("feed")]
 
 
-def test_scores_are_those_of_a_plain_loop_to_the_bit(scoring):
-    program, weights, split = scoring
-    batches = evaluation.EvaluationBatches(split, program.trainee.embedding.layout, batch_size=512)
+def test_scores_are_those_of_a_plain_loop_to_the_bit(untrained):
+    program, weights, split = untrained
+    batches = scoring.EvaluationBatches(split, program.trainee.embedding.layout, batch_size=512)
     expected = [
         [np.asarray(x)[:rows] for x in program.predict(weights, put_batch(batch, program.mesh))]
         for batch, rows in batches
     ]
-    found = list(evaluation.score(program, weights, split, 512))
+    found = list(scoring.score(program, weights, split, 512))
     assert [len(scored.logits) for scored in found] == [512, 488]
     jax.tree.map(np.testing.assert_array_equal, [list(scored) for scored in found], expected)
     assert feeding() == []
 
 
-def test_the_next_batch_is_put_while_the_program_runs(scoring, monkeypatch):
-    program, weights, split = scoring
+def test_the_next_batch_is_put_while_the_program_runs(untrained, monkeypatch):
+    program, weights, split = untrained
     put, both = [], threading.Event()
 
     def counted(batch, mesh):
@@ -138,14 +138,14 @@ def test_the_next_batch_is_put_while_the_program_runs(scoring, monkeypatch):
             assert both.wait(60)
             return program.predict(weights, batch)
 
-    monkeypatch.setattr(evaluation, "put_batch", counted)
-    assert len(list(evaluation.score(Waiting, weights, split, 512))) == 2
+    monkeypatch.setattr(scoring, "put_batch", counted)
+    assert len(list(scoring.score(Waiting, weights, split, 512))) == 2
     assert {name.startswith("feed") for name in put} == {True}
 
 
 @pytest.mark.parametrize("part", ["predict", "put_batch", "_predictions"])
-def test_the_thread_ends_with_an_exception(scoring, monkeypatch, tmp_path, part):
-    program, weights, split = scoring
+def test_the_thread_ends_with_an_exception(untrained, monkeypatch, tmp_path, part):
+    program, weights, split = untrained
 
     def fail(*args, **kwargs):
         raise OSError("device 3 is gone")
@@ -155,9 +155,9 @@ def test_the_thread_ends_with_an_exception(scoring, monkeypatch, tmp_path, part)
         predict = staticmethod(fail if part == "predict" else program.predict)
 
     if part != "predict":
-        monkeypatch.setattr(evaluation, part, fail)
+        monkeypatch.setattr(scoring, part, fail)
     with pytest.raises((OSError, RunError), match="device 3 is gone") as held:
-        evaluation.predict(Failing, weights, split, 512, tmp_path / "a.parquet")
+        scoring.write_predictions(Failing, weights, split, 512, tmp_path / "a.parquet")
     assert held
     assert feeding() == []
 
@@ -165,14 +165,14 @@ def test_the_thread_ends_with_an_exception(scoring, monkeypatch, tmp_path, part)
 @pytest.mark.parametrize("batch_size", [64, 1000 // 8 * 8, 4096])
 def test_the_last_batch_is_padded_without_effect(run, batch_size):
     workdir, result = run
-    found = restore.evaluate(str(workdir), batch_size=batch_size)
+    found = evaluate.evaluate(str(workdir), batch_size=batch_size)
     for task, expected in result.metrics.items():
         assert found.metrics[task] == pytest.approx(expected, abs=1e-6)
 
 
 def test_a_named_checkpoint_is_evaluated(run):
     workdir, _ = run
-    found = restore.evaluate(str(workdir), checkpoint="8")
+    found = evaluate.evaluate(str(workdir), checkpoint="8")
     assert found.step == 8
     lines = (workdir / "metrics.jsonl").read_text().splitlines()
     (valid,) = [r for r in map(json.loads, lines) if r["kind"] == "valid" and r["step"] == 8]
@@ -182,12 +182,12 @@ def test_a_named_checkpoint_is_evaluated(run):
 def test_a_checkpoint_that_is_not_there_is_named_with_those_that_are(run):
     workdir, _ = run
     with pytest.raises(InputError, match=r"newest, best or one of the steps \[8, 16\]: found '12'"):
-        restore.evaluate(str(workdir), checkpoint="12")
+        evaluate.evaluate(str(workdir), checkpoint="12")
 
 
 def test_a_workdir_without_a_run_is_refused(tmp_path):
     with pytest.raises(InputError, match="config.json: no such file. Is .* the workdir of a run"):
-        restore.evaluate(str(tmp_path))
+        evaluate.evaluate(str(tmp_path))
 
 
 def test_data_with_another_vocabulary_is_refused_naming_the_table(run, tmp_path):
@@ -196,7 +196,7 @@ def test_data_with_another_vocabulary_is_refused_naming_the_table(run, tmp_path)
     c.features.ids[1]["rows"] = 41
     prepare(c.features.to_dict(), c.source.to_dict(), tmp_path / "other", report=nothing)
     with pytest.raises(InputError, match=r"tables must be those .*'c1'.*rows=40.*rows=41"):
-        restore.evaluate(str(workdir), data=str(tmp_path / "other"))
+        evaluate.evaluate(str(workdir), data=str(tmp_path / "other"))
 
 
 def test_features_in_another_order_are_refused(run):
@@ -211,7 +211,7 @@ def test_data_with_other_float_transforms_is_refused(run, tmp_path):
     c.features.floats = [dict(columns="f*", log=True, missing_indicator=True)]
     prepare(c.features.to_dict(), c.source.to_dict(), tmp_path / "other", report=nothing)
     with pytest.raises(InputError, match="floats must be those .*'f0' was .*log=False.*log=True"):
-        restore.evaluate(str(run[0]), data=str(tmp_path / "other"))
+        evaluate.evaluate(str(run[0]), data=str(tmp_path / "other"))
 
 
 def test_a_later_day_with_a_grown_vocabulary_is_scored_with_new_values_unknown(tmp_path):
@@ -236,7 +236,7 @@ def test_a_later_day_with_a_grown_vocabulary_is_scored_with_new_values_unknown(t
     )  # fmt: skip
     output = tmp_path / "p.parquet"
     which = dict(checkpoint="newest", data=str(store), split="train")
-    restore.predict(str(tmp_path / "run"), output=str(output), **which)
+    evaluate.predict(str(tmp_path / "run"), output=str(output), **which)
     found = pq.read_table(output)
     by_user = dict(
         zip(found["user"].to_pylist(), found["predicted_click"].to_pylist(), strict=True)
@@ -283,7 +283,7 @@ def test_rows_without_labels_are_scored_as_with_them(tmp_path):
         assert found["label_click"].null_count == len(rows)
         must = r"/new: must have labels: found none that is known, of click, in \d+ examples"
         with pytest.raises(InputError, match=must):
-            restore.evaluate(str(tmp_path / "run"), data=str(store.path), split="new")
+            evaluate.evaluate(str(tmp_path / "run"), data=str(store.path), split="new")
     c.data.store = str(store.path)
     with pytest.raises(InputError, match="/all: must hold labels to train on, and was prepared"):
         train(c, tmp_path / "again", report=nothing)
@@ -291,7 +291,7 @@ def test_rows_without_labels_are_scored_as_with_them(tmp_path):
 
 def _predicted(folder, name, **which):
     output = folder / f"{name}.parquet"
-    restore.predict(str(folder / "run"), output=str(output), **which)
+    evaluate.predict(str(folder / "run"), output=str(output), **which)
     return pq.read_table(output)
 
 
@@ -304,7 +304,7 @@ def test_a_corrupt_block_stops_the_evaluation_naming_file_and_block(run, tmp_pat
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
     with pytest.raises(InputError, match=r"valid/00000-00000.arrow: block 0 is corrupt"):
-        restore.evaluate(str(workdir), data=str(tmp_path / "s"))
+        evaluate.evaluate(str(workdir), data=str(tmp_path / "s"))
 
 
 def test_predictions_that_cannot_be_written_leave_nothing(run, tmp_path):
@@ -312,7 +312,7 @@ def test_predictions_that_cannot_be_written_leave_nothing(run, tmp_path):
     (tmp_path / "file").write_text("")
     target = tmp_path / "file" / "out.parquet"
     with pytest.raises(InputError, match=r"--output: .*/file must be a directory .* no directory"):
-        restore.predict(str(workdir), output=str(target), checkpoint="best", data="", split="")
+        evaluate.predict(str(workdir), output=str(target), checkpoint="best", data="", split="")
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
@@ -328,11 +328,13 @@ def test_predictions_that_are_not_finite_are_named_and_not_written(run, tmp_path
 
     workdir, _ = run
     monkeypatch.setattr(jax, "device_get", fetched)
-    message = r"task conversion must be finite: 2 of 1000 .* rows 1 to 1000 of split valid; .* 8\.$"
+    message = (
+        r"task conversion must be finite: found 2 .* 1000 in rows 1 to 1000 of split valid; .* 8\.$"
+    )
     with pytest.raises(RunError, match=message):
-        restore.evaluate(str(workdir))
+        evaluate.evaluate(str(workdir))
     with pytest.raises(RunError, match=message):
-        restore.predict(str(workdir), output=str(tmp_path / "out.parquet"))
+        evaluate.predict(str(workdir), output=str(tmp_path / "out.parquet"))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -356,7 +358,7 @@ def test_predictions_are_written_to_files_only(run, tmp_path, monkeypatch, kind)
         "": "must name a file: found nothing",
     }.get(kind, kind)
     with pytest.raises(InputError, match=rf"^--output: .*{found}"):
-        restore.predict(str(workdir), output=target, checkpoint="best", data="", split="")
+        evaluate.predict(str(workdir), output=target, checkpoint="best", data="", split="")
     assert list(tmp_path.iterdir()) == before
 
 
@@ -379,7 +381,7 @@ def test_metrics_are_of_all_traffic_where_negatives_were_left_out(tmp_path, corr
     result = train(c, tmp_path / "run", report=nothing)
     output = tmp_path / "p.parquet"
     which = dict(checkpoint="newest", data="", split="")
-    restore.predict(str(tmp_path / "run"), output=str(output), **which)
+    evaluate.predict(str(tmp_path / "run"), output=str(output), **which)
     found = pq.read_table(output)
     y, p = (found[name].to_numpy() for name in ("label_click", "predicted_click"))
     w = np.where(y == 0, 1 / rate, 1)
@@ -406,5 +408,5 @@ def test_metrics_are_of_all_traffic_where_negatives_were_left_out(tmp_path, corr
         other.features.to_dict(), other.source.to_dict(), tmp_path / "all", report=nothing,
         vocabularies=str(tmp_path / "run" / "data"),
     )  # fmt: skip
-    whole = restore.evaluate(str(tmp_path / "run"), data=str(tmp_path / "all"))
+    whole = evaluate.evaluate(str(tmp_path / "run"), data=str(tmp_path / "all"))
     assert whole.metrics["click"]["calibration"] == pytest.approx(expected["calibration"], rel=0.15)

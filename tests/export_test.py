@@ -15,7 +15,7 @@ from conftest import ROOT
 from ml_collections import ConfigDict
 from runs import nothing, saved
 
-from jaxrank import checkpoint, cli, restore, table_rows
+from jaxrank import checkpoint, cli, evaluate, table_rows
 from jaxrank import export as exports
 from jaxrank.config import default
 from jaxrank.data.keyed import conceal
@@ -117,7 +117,7 @@ def exported(run):
 def predicted(run):
     """f[n, tasks], by `predict`."""
     folder, _, _ = run
-    restore.predict(str(folder / "run"), output=str(folder / "p.parquet"), data="", split="")
+    evaluate.predict(str(folder / "run"), output=str(folder / "p.parquet"), data="", split="")
     found = pq.read_table(folder / "p.parquet")
     return np.stack([found[f"predicted_{task}"].to_numpy() for task in ("click", "buy")], axis=1)
 
@@ -286,7 +286,7 @@ def test_the_documented_program_scores_sequences(run, tmp_path):
     names = {}
     code = documented("scores").replace("/tmp/exported", str(tmp_path / "out"))
     exec(code.replace("/tmp/quickstart/data", str(tmp_path / "run" / "data")), names)
-    restore.predict(str(tmp_path / "run"), output=str(tmp_path / "p.parquet"))
+    evaluate.predict(str(tmp_path / "run"), output=str(tmp_path / "p.parquet"))
     found = pq.read_table(tmp_path / "p.parquet")
     predicted = np.stack([found[f"predicted_{t}"].to_numpy() for t in ("click", "buy")], axis=1)
     assert predicted.std(axis=0).min() > 0.05

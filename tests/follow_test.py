@@ -7,7 +7,7 @@ import orbax.checkpoint as ocp
 import pytest
 from runs import on_store, run
 
-from jaxrank import checkpoint, cli, restore
+from jaxrank import checkpoint, cli, evaluate
 from jaxrank import follow as follows
 from jaxrank.checkpoint import Checkpoints
 from jaxrank.errors import InputError
@@ -56,7 +56,7 @@ def test_each_checkpoint_is_scored_once_until_the_run_has_ended(whole, going_on,
     assert waited == [3] * 4
     assert [text.partition(":")[0] for text in told] == ["step 8", "step 16"]
     for one in found.evaluations:
-        expected = restore.evaluate(str(whole), checkpoint=str(one["step"]))
+        expected = evaluate.evaluate(str(whole), checkpoint=str(one["step"]))
         assert one["metrics"] == expected.metrics
     records = written(going_on)
     assert [r["step"] for r in records] == [8, 16]
@@ -123,13 +123,13 @@ def test_a_command_reads_the_next_checkpoint_where_the_one_it_chose_is_deleted(
         return reading(self, step, *args)
 
     monkeypatch.setattr(Checkpoints, "restore_weights", late)
-    found = restore.predict(str(going_on), output=str(tmp_path / "p.parquet"))
+    found = evaluate.predict(str(going_on), output=str(tmp_path / "p.parquet"))
     assert found.step == 16
 
     shutil.copytree(whole / "checkpoints" / "8", going_on / "checkpoints" / "8")
     shutil.rmtree(going_on / "checkpoints" / "16")
     with pytest.raises(InputError, match=r"one of the steps \[16\]: found '8'"):
-        restore.evaluate(str(going_on), checkpoint="8")
+        evaluate.evaluate(str(going_on), checkpoint="8")
 
 
 def test_an_export_of_a_checkpoint_that_is_deleted_meanwhile_says_so(

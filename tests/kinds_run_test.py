@@ -15,8 +15,8 @@ from ml_collections import ConfigDict
 from runs import newest_state, nothing, records, without_speed
 from sklearn.metrics import log_loss, mean_poisson_deviance, mean_squared_error, r2_score
 
-from jaxrank import days, metrics, restore, summary
-from jaxrank import evaluate as evaluation
+from jaxrank import days, evaluate, metrics, summary
+from jaxrank import score as scoring
 from jaxrank.config import default
 from jaxrank.data import statistics as stats
 from jaxrank.data import statistics_report
@@ -164,9 +164,9 @@ def test_several_devices_train_what_one_does(store, finished, tmp_path):
 
 def test_scores_and_predictions_are_those_of_sklearn(store, finished, tmp_path):
     workdir, result, _ = finished
-    scored = restore.evaluate(str(workdir))
+    scored = evaluate.evaluate(str(workdir))
     assert scored.metrics == result.metrics
-    restore.predict(str(workdir), output=str(tmp_path / "p.parquet"), checkpoint="newest",
+    evaluate.predict(str(workdir), output=str(tmp_path / "p.parquet"), checkpoint="newest",
                     data="", split="")  # fmt: skip
     table = pq.read_table(tmp_path / "p.parquet")
     raw = pa.csv.read_csv(store.parent / "valid.csv")
@@ -222,7 +222,7 @@ def test_a_model_does_not_read_a_store_whose_task_is_of_another_kind(store):
         opened.schema, tasks=(dataclasses.replace(first, kind="real"), *rest)
     )
     with pytest.raises(InputError, match=r"tasks must be those .* trained on: 'visits'"):
-        evaluation.check_schema(other, opened)
+        scoring.check_schema(other, opened)
 
 
 # Labels.

@@ -24,7 +24,7 @@ import quick_compile
 import tiny
 from runs import newest_state, nothing, on_store, records, without_speed
 
-from jaxrank import cli, processes, rendezvous, restore
+from jaxrank import cli, evaluate, processes, rendezvous
 from jaxrank.data.prepare import prepare
 from jaxrank.errors import InputError, RunError
 from jaxrank.train import train
@@ -290,7 +290,7 @@ def test_two_processes_score_the_days_of_one_and_learn_the_same(tmp_path):
 
 def test_predictions_of_two_processes_are_those_of_one(trained, tmp_path):
     which = dict(checkpoint="newest", data="", split="")
-    restore.predict(trained, output=tmp_path / "one.parquet", **which)
+    evaluate.predict(trained, output=tmp_path / "one.parquet", **which)
     args = ("predict", f"--workdir={trained}", f"--output={tmp_path / 'two.parquet'}")
     found = launched(2, *args)
     assert found.returncode == 0, found.stderr
@@ -333,7 +333,7 @@ def test_processes_of_a_slurm_step_meet_without_flags(trained):
     first, second = ended([started(i, slurm, *args) for i in (0, 1)])
     assert first.returncode == 0, first.stderr
     assert second.stdout == ""
-    found, expected = json.loads(first.stdout), restore.evaluate(str(trained))
+    found, expected = json.loads(first.stdout), evaluate.evaluate(str(trained))
     assert found["metrics"] == expected.metrics
     assert found["buckets"] == expected.buckets
 

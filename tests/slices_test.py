@@ -11,14 +11,14 @@ import pytest
 from evaluate_test import predictions, run  # noqa: F401
 from sklearn import metrics as sk
 
-from jaxrank import cli, restore, slices
+from jaxrank import cli, evaluate, slices
 from jaxrank.data.store import open_store
 from jaxrank.errors import InputError
 from jaxrank.features import Task
 
 
 def test_each_value_has_the_metrics_of_its_examples(run, predictions):  # noqa: F811
-    found = restore.evaluate(str(run[0]), by="c1")
+    found = evaluate.evaluate(str(run[0]), by="c1")
     assert found.by["column"] == "c1"
     columns = {name: np.array(predictions[name].to_pylist()) for name in predictions.column_names}
     assert {e["value"] for e in found.by["values"]} == set(columns["c1"].tolist())
@@ -42,7 +42,7 @@ def test_each_value_has_the_metrics_of_its_examples(run, predictions):  # noqa: 
                 assert np.isnan(score["auc"])
     assert counts == sorted(counts, reverse=True)
     assert sum(counts) == 1000
-    whole = restore.evaluate(str(run[0]))
+    whole = evaluate.evaluate(str(run[0]))
     assert whole.by is None
     assert found.metrics == whole.metrics
 
@@ -92,10 +92,10 @@ def test_floats_that_json_does_not_have_are_text_and_zero_is_one_value(run, monk
 
 def test_what_cannot_be_a_column_is_named(run, monkeypatch):  # noqa: F811
     with pytest.raises(InputError, match=r"--by: must be one of .*'c1', 'p_click'.* found 'day'"):
-        restore.evaluate(str(run[0]), by="day")
+        evaluate.evaluate(str(run[0]), by="day")
     monkeypatch.setattr(slices, "MOST", 3)
     with pytest.raises(InputError, match="column 'p_click' must have at most 3 .*found"):
-        restore.evaluate(str(run[0]), by="p_click")
+        evaluate.evaluate(str(run[0]), by="p_click")
     split = open_store(run[0] / "data").split("valid")
     blocks = [dataclasses.replace(b, kept=_with_list(b.kept)) for b in split.blocks()]
     monkeypatch.setattr(type(split), "blocks", lambda self: iter(blocks))

@@ -10,7 +10,7 @@ from conftest import ROOT
 from ml_collections import ConfigDict
 from runs import nothing
 
-from jaxrank import evaluate, restore, workdir
+from jaxrank import evaluate, score, workdir
 from jaxrank import job as jobs
 from jaxrank.embedding.storage import logical_rows
 from jaxrank.layout import Hot
@@ -84,10 +84,10 @@ def test_a_state_is_the_same_on_other_devices(store, tmp_path, placement, before
     if placement != "auto":
         return
     # And by what evaluates, which takes all devices that there are.
-    opened = restore.open_run(str(tmp_path))
+    opened = evaluate.open_run(str(tmp_path))
     weights = opened.weights(16)
-    scored = evaluate.score(opened.program, weights, opened.split, 4096)
-    mine = evaluate.score(job.program, weights_of(state), opened.split, 4096)
+    scored = score.score(opened.program, weights, opened.split, 4096)
+    mine = score.score(job.program, weights_of(state), opened.split, 4096)
     for a, b in zip(scored, mine, strict=True):
         np.testing.assert_allclose(a.logits, b.logits, rtol=1e-3, atol=1e-3)
 

@@ -15,7 +15,7 @@ from examples import stack_rows
 from ml_collections import ConfigDict
 from runs import newest, nothing, saved
 
-from jaxrank import checkpoint, cli, evaluate, warm_start
+from jaxrank import checkpoint, cli, score, warm_start
 from jaxrank.checkpoint import Checkpoints
 from jaxrank.checksum import checksums, of_host
 from jaxrank.config import default
@@ -121,7 +121,7 @@ def by_value(job, state, kind):
 
 def predictions(job, weights):
     """f[n, tasks], of the validation split."""
-    scored = evaluate.score(job.program, weights, job.open_split("valid"), 512)
+    scored = score.score(job.program, weights, job.open_split("valid"), 512)
     return np.concatenate([s.logits for s in scored])
 
 
@@ -355,9 +355,8 @@ def test_an_average_goes_on_under_another_rule_of_tables(first, tmp_path, rule):
     c = config(raw, ema_decay=0.9, optim__tables__name=rule)
     job, state = started(run, c, tmp_path / "next")
     weights = trained(state)._replace(params=jax.tree.map(lambda x: x + 1, state.params))
-    moved = averaged(
-        job.program.trainee, state._replace(params=weights.params, step=state.step + 1), 1
-    )
+    after = state._replace(params=weights.params, step=state.step + 1)
+    moved = averaged(job.program.trainee, after, np.zeros(1, bool))
     keep = (1 + 17) / (10 + 17)  # of 16 steps before and one
     jax.tree.map(
         lambda new, was, mine: np.testing.assert_allclose(

@@ -14,7 +14,7 @@ import tiny
 import tiny_config
 from runs import nothing, on_store, saved
 
-from jaxrank import cli, restore, workdir
+from jaxrank import cli, evaluate, workdir
 from jaxrank.config import from_plain, to_plain
 from jaxrank.data.prepare import prepare
 from jaxrank.errors import InputError, RunError
@@ -85,9 +85,9 @@ def test_a_run_is_scored_and_exported_in_any_directory_with_the_store_that_it_ha
 ):
     monkeypatch.chdir(tmp_path / "there")
     another_store(tmp_path / "there" / "B1")
-    found = restore.evaluate(str(run))
+    found = evaluate.evaluate(str(run))
     assert found.data == str(tmp_path / "here" / "B1" / "valid")
-    assert restore.predict(str(run), output=str(tmp_path / "p.parquet")).rows == 1000
+    assert evaluate.predict(str(run), output=str(tmp_path / "p.parquet")).rows == 1000
     export(str(run), output=str(tmp_path / "exported"))
 
 
@@ -158,20 +158,20 @@ def test_another_store_where_that_of_the_run_was_is_refused_unless_it_is_given(r
     shutil.move(tmp_path / "6000", here)
     c.data.store = str(here)
     saved(c, run)
-    restore.evaluate(str(run))
+    evaluate.evaluate(str(run))
     shutil.rmtree(here)
     shutil.move(tmp_path / "6001", here)
     message = "here/B1/train: must be the data that the run in .*without_floats was trained on"
     output = str(tmp_path / "output")
     for refused in (
-        lambda: restore.evaluate(str(run)),
-        lambda: restore.predict(str(run), output=output),
+        lambda: evaluate.evaluate(str(run)),
+        lambda: evaluate.predict(str(run), output=output),
         lambda: export(str(run), output=output),
     ):
         with pytest.raises(InputError, match=message):
             refused()
     assert not Path(output).exists()
-    restore.evaluate(str(run), data=str(here))
+    evaluate.evaluate(str(run), data=str(here))
     export(str(run), output=output, data=str(here))
 
 

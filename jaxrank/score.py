@@ -1,0 +1,322 @@
+"""One pass over a finite data set: exact metrics, or predictions written to Parquet."""
+
+import contextlib
+import dataclasses
+import os
+import time
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from jaxrank import metrics, processes, slices
+from jaxrank.data.examples import Examples, cut
+from jaxrank.data.files import check_parent, is_local
+from jaxrank.data.pipeline import EvaluationBatches
+from jaxrank.data.store import Split, Store
+from jaxrank.errors import InputError, RunError
+from jaxrank.features import MAX_GROUP, Batch, Schema, Task
+from jaxrank.feed import Feed
+from jaxrank.mesh import put_batch
+from jaxrank.program import Program
+from jaxrank.step import Weights
+
+# Batches whose results may wait on the devices while the host makes the next ones.
+_IN_FLIGHT = 4
+
+Metrics = dict[str, dict[str, float]]
+
+
+class Scores(NamedTuple):
+    """metrics and buckets of each task, metrics of the groups that were asked for; seconds of the
+    pass, compilation included."""
+
+    metrics: Metrics
+    buckets: dict[str, list[dict[str, float]]]
+    rows: int
+    seconds: float
+    slices: slices.Slices | None
+
+
+# Endings of files that would be taken for something else than Parquet.
+_OTHER_FORMATS = (".csv", ".tsv", ".txt", ".json", ".jsonl", ".npy", ".npz")
+
+
+class Scored(NamedTuple):
+    """Examples in stored order: f32[n, tasks] each; logits and weights are of all traffic.
+
+    logits: what the model puts out, whatever the kind of the task; see `Task`.
+    """
+
+    logits: np.ndarray
+    labels: np.ndarray
+    weights: np.ndarray
+
+
+def check_schema(expected: Schema, store: Store) -> None:
+    """Raises InputError, naming what differs, unless a model of `expected` can read `store`.
+
+    A vocabulary that has grown since is fine: values that the model does not know are unknown. So
+    is data from which other shares of the negatives were left out: a model predicts all traffic.
+    """
+    for field in ("tasks", "floats", "ids", "lists", "tables"):
+        old = {x.name: _as_predicted(x) for x in getattr(expected, field)}
+        new = {x.name: _as_predicted(x) for x in getattr(store.schema, field)}
+        for name in [*old, *new]:
+            if old.get(name) == new.get(name):
+                continue
+            if field == "tables" and name in old and name in new and store.extends(old[name]):
+                continue
+            raise InputError(
+                f"{store.path}: {field} must be those that the model was trained on: {name!r} was"
+                f" {old.get(name, 'absent')}, found {new.get(name, 'absent')}. Prepare the data"
+                " with the features of the training store, and `--vocabularies` naming it."
+            )
+        if list(old) != list(new):
+            raise InputError(
+                f"{store.path}: {field} must be in the order {list(old)}: found {list(new)}."
+            )
+
+
+def _as_predicted(entry: Any) -> Any:
+    return dataclasses.replace(entry, shifted=False) if isinstance(entry, Task) else entry
+
+
+def whole_groups(batch_size: int, program: Program) -> int:
+    """`batch_size` rounded up so that every device has whole groups of packed examples."""
+    unit = MAX_GROUP * program.mesh.size
+    return -(-batch_size // unit) * unit
+
+
+def score(
+    program: Program, weights: Weights, split: Split, batch_size: int
+) -> Generator[Scored, None, None]:
+    """The scores of a split, batch by batch in stored order, without the padding.
+
+    A thread makes them and puts them on the devices, until the generator has ended or is closed.
+
+    Args:
+        batch_size: examples, of whole groups.
+
+    Raises:
+        RunError: a prediction is not finite.
+    """
+    process = (jax.process_index(), jax.process_count())
+    layout = program.trainee.embedding.layout
+    batches = EvaluationBatches(
+        split, layout, batch_size=batch_size, shards=program.mesh.size, process=process
+    )
+
+    def put(item: tuple[Batch, int]) -> tuple[Batch, int]:
+        return put_batch(item[0], program.mesh), item[1]
+
+    waiting: list[tuple[Any, int]] = []
+    first = 1  # row of what is fetched next
+
+    def fetched(outputs: Any, rows: int) -> Scored:
+        nonlocal first
+        found = Scored(*(np.asarray(x)[:rows] for x in jax.device_get(outputs)))
+        _check_finite(found.logits, layout.schema.tasks, split, first)
+        first += rows
+        return found
+
+    with closing(iter(batches)) as made, closing(Feed(made, put)) as feed:
+        for batch, rows in feed:
+            waiting.append((program.predict(weights, batch), rows))
+            if len(waiting) > _IN_FLIGHT:
+                yield fetched(*waiting.pop(0))
+    for item in waiting:
+        yield fetched(*item)
+
+
+def _check_finite(logits: np.ndarray, tasks: Sequence[Task], split: Split, first: int) -> None:
+    bad = ~np.isfinite(logits)
+    for i in np.flatnonzero(bad.any(axis=0))[:1]:
+        raise RunError(
+            f"predictions of task {tasks[i].name} must be finite: found {int(bad[:, i].sum())} that"
+            f" are not, of the {len(bad)} in rows {first} to {first + len(bad) - 1} of split"
+            f" {split.name}; the first is row {first + int(bad[:, i].argmax())}."
+        )
+
+
+def evaluate(
+    program: Program,
+    weights: Weights,
+    split: Split,
+    batch_size: int,
+    groups: slices.Groups | None = None,
+) -> Scores:
+    """Exact metrics of `weights` on a split; scores of 12 bytes an example and task are held.
+
+    Args:
+        groups: of its examples, to have the metrics of each as well.
+
+    Raises:
+        RunError: a prediction is not finite.
+    """
+    start = time.perf_counter()
+    parts = list(score(program, weights, split, whole_groups(batch_size, program)))
+    scored = Scored(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+    found, buckets = {}, {}
+    tasks = program.trainee.embedding.layout.schema.tasks
+    for i, task in enumerate(tasks):
+        logits, labels, weight = scored.logits[:, i], scored.labels[:, i], scored.weights[:, i]
+        found[task.name] = metrics.exact(logits, labels, weight, task.kind)
+        buckets[task.name] = metrics.calibration_buckets(logits, labels, weight, task.kind)
+    sliced = slices.by_group(groups, tasks, *scored) if groups else None
+    return Scores(found, buckets, split.rows, time.perf_counter() - start, sliced)
+
+
+def check_labelled(split: Split) -> None:
+    """Raises InputError where no label is known, as a join that found nothing leaves it, and where
+    rows were prepared without; of data that is read directly nothing is counted."""
+    if not split.is_counted:
+        return
+    tasks = split.statistics["tasks"]
+    if not any(task["known"] for task in tasks.values()):
+        raise InputError(
+            f"{split.path}: must have labels: found none that is known, of {', '.join(tasks)}, in"
+            f" {split.rows:,} examples. `jaxrank predict` needs none."
+        )
+
+
+class Reference(NamedTuple):
+    """What the labels alone and, where the truth is known, the truth would score.
+
+    constant: the best constant prediction.
+    best_possible: the planted probabilities; None where they are not known.
+    """
+
+    constant: Metrics
+    best_possible: Metrics | None
+
+
+def reference(split: Split, schema: Schema) -> Reference:
+    """Reads the split once; process 0 does for all."""
+    found = None
+    with processes.together():
+        if processes.is_first():
+            found = _reference(split, schema)
+    return Reference(*processes.from_first(found))
+
+
+def _reference(split: Split, schema: Schema) -> Reference:
+    labels, weights, truths = [], [], []
+    for block in split.blocks():
+        labels.append(block.labels)
+        weight = np.ones_like(block.labels) if block.weights is None else block.weights
+        if block.shifts is not None:
+            weight = weight * np.where(block.labels == 0, np.exp(-block.shifts), 1)
+        weights.append(weight)
+        if block.truth is not None:
+            truths.append(block.truth)
+    label, weight = np.concatenate(labels), np.concatenate(weights)
+    truth = np.concatenate(truths) if truths else np.full_like(label, np.nan)
+    weight = np.where(np.isnan(label), 0, weight)
+    label = np.nan_to_num(label)
+    constant, best = {}, {}
+    for i, task in enumerate(schema.tasks):
+        constant[task.name] = metrics.constant(label[:, i], weight[:, i], task.kind)
+        if not np.isnan(truth[:, i]).any():
+            best[task.name] = metrics.exact_from_probabilities(
+                truth[:, i], label[:, i], weight[:, i]
+            )
+    return Reference(constant, best or None)
+
+
+def write_predictions(
+    program: Program, weights: Weights, split: Split, batch_size: int, output: str | Path
+) -> int:
+    """Writes Parquet with one row an example in stored order; returns the rows. Process 0 writes.
+
+    Columns: those that the features spec keeps, then for each task `label_<task>` (null where
+    unknown) and `predicted_<task>`, a probability, number or expected count. The file gets its
+    name when it is whole.
+
+    Raises:
+        InputError: `output` is a URL, or there and no file, or nothing can be written there.
+        RunError: a prediction is not finite, or the file cannot be written.
+    """
+    given, output = output, Path(output)
+    with processes.together():
+        if not str(given) or str(given).endswith("/"):
+            raise InputError(f"--output: must name a file: found {str(given) or 'nothing'}.")
+        if not is_local(given):
+            raise InputError(f"--output: must be a path, as the file is renamed: found {given}.")
+        if output.suffix.lower() in _OTHER_FORMATS:
+            raise InputError(
+                f"--output: predictions are Parquet, so not {output.suffix}: {output}."
+            )
+        if processes.is_first() and output.exists() and not output.is_file():
+            what = "a directory" if output.is_dir() else "a device, pipe or socket"
+            raise InputError(f"--output: {output} must be a file: it is {what}.")
+        if processes.is_first():
+            check_parent(output)
+    batch_size = whole_groups(batch_size, program)
+    tasks = program.trainee.embedding.layout.schema.tasks
+    with closing(score(program, weights, split, batch_size)) as found:
+        if not processes.is_first():
+            return sum(len(scored.logits) for scored in found)
+        return _write(found, _rebatched(split.blocks(), batch_size), tasks, output)
+
+
+def _write(
+    found: Iterator[Scored], stored: Iterator[list[Examples]], tasks: Sequence[Task], output: Path
+) -> int:
+    partial = output.with_name(f".{output.name}.partial")
+    sink = None
+    rows = 0
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        for scored, block in zip(found, stored, strict=True):
+            table = _predictions(scored, block, tasks)
+            sink = sink or pq.ParquetWriter(partial, table.schema)
+            sink.write_table(table)
+            rows += table.num_rows
+        if sink is not None:
+            sink.close()
+        os.replace(partial, output)
+    except OSError as error:
+        raise RunError(f"{output}: cannot be written: {error}.") from error
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+    return rows
+
+
+def _rebatched(blocks: Iterator[Examples], size: int) -> Iterator[list[Examples]]:
+    """The same examples in runs of `size`, each as a list of pieces."""
+    pieces: list[Examples] = []
+    wanted = size
+    for block in blocks:
+        at = 0
+        while at < block.rows:
+            taken = min(wanted, block.rows - at)
+            pieces.append(cut(block, at, at + taken))
+            at += taken
+            wanted -= taken
+            if not wanted:
+                yield pieces
+                pieces, wanted = [], size
+    if pieces:
+        yield pieces
+
+
+def _predictions(scored: Scored, pieces: list[Examples], tasks: Sequence[Task]) -> pa.Table:
+    batches = [p.kept for p in pieces if p.kept is not None]
+    kept = pa.Table.from_batches(batches) if batches else None
+    columns = {} if kept is None else {name: kept[name] for name in kept.schema.names}
+    labels = np.concatenate([p.labels for p in pieces])
+    is_weighted = pieces[0].weights is not None or pieces[0].shifts is not None
+    for i, task in enumerate(tasks):
+        predicted = metrics.prediction(scored.logits[:, i], task.kind)
+        columns[f"label_{task.name}"] = pa.array(labels[:, i], from_pandas=True)
+        if is_weighted:  # what is kept under this name stays
+            columns.setdefault(f"weight_{task.name}", pa.array(scored.weights[:, i]))
+        columns[f"predicted_{task.name}"] = pa.array(predicted)
+    return pa.table(columns)
