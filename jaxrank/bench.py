@@ -20,7 +20,8 @@ from ml_collections import ConfigDict
 
 from jaxrank import job as jobs
 from jaxrank import mesh as meshes
-from jaxrank import processes, workdir
+from jaxrank import processes
+from jaxrank import workdir as workdirs
 from jaxrank.advice import Rates, Setting, advice_on, limit_of
 from jaxrank.data import costs
 from jaxrank.data.store import Split
@@ -55,12 +56,12 @@ class Bench(NamedTuple):
     batch_size: int
 
 
-def bench(config: ConfigDict, directory: str | Path, *, seconds: float, report: Report) -> Bench:
-    """Measures the job that `train` would run; of a run in `directory` it changes nothing.
+def bench(config: ConfigDict, workdir: str | Path, *, seconds: float, report: Report) -> Bench:
+    """Measures the job that `train` would run; of a run in `workdir` it changes nothing.
 
     Args:
         config: see `config.default`.
-        directory: the workdir, whose data is read, and prepared first if need be.
+        workdir: whose data is read, and prepared first if need be.
         seconds: that input, step, both, and the stages together take; each also warms up.
         report: gets a line for each thing worth telling.
 
@@ -71,8 +72,8 @@ def bench(config: ConfigDict, directory: str | Path, *, seconds: float, report: 
         raise InputError(f"bench measures one process: found {processes.place()[1]}.")
     if not 0 < seconds < float("inf"):
         raise InputError(f"--seconds must be a positive number: found {seconds}.")
-    directory = workdir.directory(directory)
-    config = workdir.with_store_of_run(_endless(config), directory)
+    directory = workdirs.directory(workdir)
+    config = workdirs.with_store_of_run(_endless(config), directory)
     with _built(config, directory, report) as job:
         call = config.steps_per_call * config.batch_size
         put = functools.partial(meshes.put_batch, mesh=job.program.mesh, leading=1)
@@ -117,7 +118,7 @@ def _endless(config: ConfigDict) -> ConfigDict:
 def _built(config: ConfigDict, directory: Path, report: Report) -> Iterator[Job]:
     """The job of a workdir that no run uses meanwhile."""
     with contextlib.ExitStack() as stack:
-        stack.enter_context(workdir.locked(directory))
+        stack.enter_context(workdirs.locked(directory))
         job = jobs.build(config, directory, report)
         stack.callback(job.batches.close)
         job.checkpoints.close()

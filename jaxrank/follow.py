@@ -6,8 +6,9 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxrank import processes, workdir
+from jaxrank import processes
 from jaxrank import score as scoring
+from jaxrank import workdir as workdirs
 from jaxrank.errors import InputError
 from jaxrank.evaluate import Opened, open_run
 from jaxrank.report import Report
@@ -29,7 +30,7 @@ class Followed(NamedTuple):
 
 
 def follow(
-    directory: str,
+    workdir: str,
     *,
     data: str = "",
     split: str = "",
@@ -37,10 +38,10 @@ def follow(
     every_seconds: float = 10.0,
     report: Report = print,
 ) -> Followed:
-    """Scores the checkpoints of the run in `directory`, each once, until the run has finished.
+    """Scores the checkpoints of the run in `workdir`, each once, until the run has finished.
 
     A run that was killed or failed has not: it may be resumed. A checkpoint that is deleted before
-    it could be read is left out. What was scored stands in `directory`/follow/SPLIT, with the
+    it could be read is left out. What was scored stands in `workdir`/follow/SPLIT, with the
     data's fingerprint where `data` is given, and a call after this one was ended goes on behind it.
 
     Args:
@@ -56,15 +57,15 @@ def follow(
             f"--every: must be more than 0 seconds, and at most {_MOST_SECONDS}: found"
             f" {every_seconds}."
         )
-    run = open_run(directory, data=data, split=split, batch_size=batch_size)
+    run = open_run(workdir, data=data, split=split, batch_size=batch_size)
     scoring.check_labelled(run.split)
     name = run.split.name.replace("/", "-").replace(":", "-")
-    folder = Path(directory) / "follow" / (f"{name}-{run.split.fingerprint[:8]}" if data else name)
+    folder = Path(workdir) / "follow" / (f"{name}-{run.split.fingerprint[:8]}" if data else name)
     step = _last_step(folder)
     found: list[dict[str, Any]] = []
     with contextlib.closing(open_writer(folder, step)) as writer:
         while True:
-            ended = workdir.is_finished(Path(directory))  # or the last one could be missed
+            ended = workdirs.is_finished(Path(workdir))  # or the last one could be missed
             newer = run.checkpoints.newer(step)
             if newer is None and ended:
                 return Followed(found, str(folder))

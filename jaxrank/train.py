@@ -8,10 +8,11 @@ from signal import Signals
 
 from ml_collections import ConfigDict
 
-from jaxrank import days, processes, profile, warm_start, workdir
+from jaxrank import days, processes, profile, warm_start
 from jaxrank import job as jobs
 from jaxrank import mesh as meshes
 from jaxrank import score as scoring
+from jaxrank import workdir as workdirs
 from jaxrank.debug_batches import LastBatches
 from jaxrank.errors import RunError, StoppedError
 from jaxrank.features import Batch
@@ -32,7 +33,7 @@ _LOOK = 1.0  # seconds between looks at whether a signal has come while the inpu
 
 def train(
     config: ConfigDict,
-    directory: str | Path,
+    workdir: str | Path,
     *,
     report: Report = print,
     quiet: bool = False,
@@ -42,20 +43,20 @@ def train(
     profile_steps: str = "",
     debug_batches: int = 0,
 ) -> Result:
-    """Trains to the end of `config`, from the newest checkpoint in `directory` if there is one.
+    """Trains to the end of `config`, from the newest checkpoint in `workdir` if there is one.
 
     Of several processes all must call this, with the same arguments; the first reports.
 
     Args:
         config: see `config.default`.
-        directory: the workdir; made if it is not there.
+        workdir: of the run; made if it is not there.
         report: gets a line for each thing worth telling.
         quiet: no live progress line.
         allow_config_change: go on where a run of another config, or on other data, stopped.
         allow_older_checkpoint: where the newest checkpoint is damaged, go on from the newest that
             is not; the others are moved to `damaged` in the workdir.
         init_from: the workdir of an older run, or WORKDIR/checkpoints/STEP in it, whose model is
-            started from where `directory` has no checkpoint yet; see `warm_start`.
+            started from where `workdir` has no checkpoint yet; see `warm_start`.
         profile_steps: FIRST:LAST, steps to trace with the profiler; see `profile`. Empty: none.
         debug_batches: batches of so many last steps are written where a loss is not finite or
             stands out; see `debug_batches`. 0: none.
@@ -66,7 +67,7 @@ def train(
         StoppedError: the program got SIGTERM or SIGINT; a checkpoint of the step in hand is saved.
     """
     began = time.perf_counter()
-    directory = workdir.directory(directory)
+    directory = workdirs.directory(workdir)
     progress = Progress(quiet=quiet or not processes.is_first())
 
     def tell(text: str) -> None:
@@ -78,9 +79,9 @@ def train(
     traced = profile.parse(profile_steps)
     last = LastBatches(directory, debug_batches, config.steps_per_call)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(workdir.locked(directory))
+        stack.enter_context(workdirs.locked(directory))
         if not allow_config_change:
-            workdir.check_config(directory, config)
+            workdirs.check_config(directory, config)
         job = jobs.build(config, directory, tell)
         stack.callback(job.checkpoints.close)
         stack.callback(job.batches.close)
@@ -95,8 +96,8 @@ def train(
             allow_older_checkpoint=allow_older_checkpoint,
             report=tell,
         )
-        workdir.save(directory, config, job.schema, job.hot)
-        workdir.mark_finished(directory, False)  # not by a command that was refused
+        workdirs.save(directory, config, job.schema, job.hot)
+        workdirs.mark_finished(directory, False)  # not by a command that was refused
         described = jobs.describe(job, state)
         tell(described)
 
@@ -119,7 +120,7 @@ def train(
         ):
             state, scores = _loop(job, state, feed, writer, recorder, profiler, stop, watch, tell)
             job.checkpoints.wait()  # in here, for a signal would end the program and the save
-            workdir.mark_finished(directory, True)
+            workdirs.mark_finished(directory, True)
         return _result(job, state, scores, recorder.examples_per_second, began)
 
 
