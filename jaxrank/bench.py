@@ -24,7 +24,7 @@ from jaxrank import processes
 from jaxrank import workdir as workdirs
 from jaxrank.advice import Rates, Setting, advice_on, limit_of
 from jaxrank.data import costs
-from jaxrank.data.store import Split
+from jaxrank.data.split import Split
 from jaxrank.errors import InputError
 from jaxrank.feed import AHEAD, Feed
 from jaxrank.job import Job

@@ -13,7 +13,8 @@ from typing import TypedDict
 
 from ml_collections import ConfigDict
 
-from jaxrank.data.store import Split, Store
+from jaxrank.data.split import Split
+from jaxrank.data.store import Store
 from jaxrank.errors import InputError
 from jaxrank.score import Metrics, Reference, reference
 from jaxrank.timetable import NEXT_DAY

@@ -14,7 +14,8 @@ from jaxrank import placement, processes, run_data, slices
 from jaxrank import score as scoring
 from jaxrank import workdir as workdirs
 from jaxrank.checkpoint import Checkpoints
-from jaxrank.data.store import Split, Store, open_store
+from jaxrank.data.split import Split
+from jaxrank.data.store import Store, open_store
 from jaxrank.embedding import GROUPS
 from jaxrank.errors import InputError
 from jaxrank.features import Schema

@@ -63,7 +63,7 @@ def follow(
     folder = Path(workdir) / "follow" / (f"{name}-{run.split.fingerprint[:8]}" if data else name)
     step = _last_step(folder)
     found: list[dict[str, Any]] = []
-    with contextlib.closing(open_writer(folder, step)) as writer:
+    with open_writer(folder, step) as writer:
         while True:
             ended = workdirs.is_finished(Path(workdir))  # or the last one could be missed
             newer = run.checkpoints.newer(step)

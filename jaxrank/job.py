@@ -16,7 +16,8 @@ from jaxrank import score as scoring
 from jaxrank.checkpoint import Checkpoints
 from jaxrank.data import packing
 from jaxrank.data.pipeline import TrainBatches
-from jaxrank.data.store import Split, Store
+from jaxrank.data.split import Split
+from jaxrank.data.store import Store
 from jaxrank.embedding import check_row_shards
 from jaxrank.errors import InputError
 from jaxrank.features import MAX_GROUP, Schema

@@ -14,7 +14,7 @@ from jaxrank import budget, plan_case, processes
 from jaxrank import layout as layouts
 from jaxrank import mesh as meshes
 from jaxrank.config import to_plain
-from jaxrank.data.store import Split
+from jaxrank.data.split import Split
 from jaxrank.data.traffic import StoredReads, measure
 from jaxrank.embedding import planner
 from jaxrank.errors import InputError

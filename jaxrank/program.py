@@ -7,6 +7,7 @@ measured is what runs.
 import contextlib
 import dataclasses
 import functools
+import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -26,18 +27,6 @@ from jaxrank.errors import InputError
 from jaxrank.features import Batch, Schema
 from jaxrank.layout import Layout, batch_of, ids_of_device
 from jaxrank.timetable import make_timetable
-
-# Fields of config.optim.dense and .tables that make the schedule; the others make the optimizer.
-_RATE_FIELDS = (
-    "base_rate",
-    "base_batch",
-    "scaling",
-    "warmup_steps",
-    "decay",
-    "decay_steps",
-    "final_fraction",
-    "power",
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -244,13 +233,15 @@ def make_optimizers(config: ConfigDict, num_steps: int) -> Optimizers:
     """
     dense, tables = to_plain(config.optim.dense), to_plain(config.optim.tables)
     scale = dict(batch_size=config.batch_size, num_steps=num_steps)
+    # Fields that make the schedule; the others make the optimizer.
+    of_rate = inspect.signature(optim.schedule).parameters.keys() - scale.keys()
     with _within("optim.dense"):
-        rate = optim.schedule(**scale, **{f: dense.pop(f) for f in _RATE_FIELDS})
+        rate = optim.schedule(**scale, **{f: dense.pop(f) for f in of_rate})
         learned = (steps.LOG_VARIANCES,) if config.task_weighting == "uncertainty" else ()
         settings = dense.pop("settings")
         optimizer = optim.dense_optimizer(rate=rate, undecayed=learned, **settings, **dense)
     with _within("optim.tables"):
-        table_rate = optim.schedule(**scale, **{f: tables.pop(f) for f in _RATE_FIELDS})
+        table_rate = optim.schedule(**scale, **{f: tables.pop(f) for f in of_rate})
     settings = tables["settings"]
     return Optimizers(optimizer, rate, embedding.make_rule(tables["name"], **settings), table_rate)
 

@@ -18,7 +18,8 @@ from jaxrank import metrics, processes, slices
 from jaxrank.data.examples import Examples, cut
 from jaxrank.data.files import check_parent, is_local
 from jaxrank.data.pipeline import EvaluationBatches
-from jaxrank.data.store import Split, Store
+from jaxrank.data.split import Split
+from jaxrank.data.store import Store
 from jaxrank.errors import InputError, RunError
 from jaxrank.features import MAX_GROUP, Batch, Schema, Task
 from jaxrank.feed import Feed

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jaxrank import metrics
-from jaxrank.data.store import Split
+from jaxrank.data.split import Split
 from jaxrank.errors import InputError
 from jaxrank.features import Task
 

@@ -101,7 +101,7 @@ def train(
         described = jobs.describe(job, state)
         tell(described)
 
-        writer = stack.enter_context(contextlib.closing(open_writer(directory, int(state.step))))
+        writer = stack.enter_context(open_writer(directory, int(state.step)))
         stack.enter_context(contextlib.closing(progress))
         writer.text("config", str(config))
         writer.text("model", described)

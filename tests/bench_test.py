@@ -134,7 +134,7 @@ def test_each_part_of_the_input_is_told_with_the_time_that_it_took(tmp_path, mon
 
     stored = prepared(tmp_path / "store")
     split, make = stored.split("train"), batches_of(stored.schema)
-    slowed(store.Split, "read_block", "read", 0.5)
+    slowed(store.StoredSplit, "read_block", "read", 0.5)
     slowed(examples, "gather", "shuffle", 0.25)
     slowed(Batcher, "fill", "pack", 0.125)
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])

@@ -20,7 +20,7 @@ from jaxrank.data.examples import Examples
 from jaxrank.data.order import Order
 from jaxrank.data.pipeline import EvaluationBatches, TrainBatches
 from jaxrank.data.prepare import prepare
-from jaxrank.data.store import Split, open_store
+from jaxrank.data.store import StoredSplit, open_store
 from jaxrank.data.store_writer import StoreWriter
 from jaxrank.errors import InputError
 from jaxrank.features import PAD, UNKNOWN_ROW, Categorical, Dense, Ragged, Schema, Table, Task
@@ -235,13 +235,13 @@ def test_a_restart_at_any_step_gives_the_same_batches(store, first):
 @pytest.fixture
 def read_blocks(monkeypatch):
     """The indices of the blocks that are read, in order."""
-    read, original = [], Split.read_block
+    read, original = [], StoredSplit.read_block
 
     def counted(self, index):
         read.append(index)
         return original(self, index)
 
-    monkeypatch.setattr(Split, "read_block", counted)
+    monkeypatch.setattr(StoredSplit, "read_block", counted)
     return read
 
 

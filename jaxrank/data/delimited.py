@@ -13,7 +13,7 @@ import pyarrow.csv
 # What Arrow parses at a time: as much as a core's cache holds, but more where the columns are more
 # than that, as each costs a few microseconds.
 _PIECE_BYTES, _PIECE_COLUMNS = 1 << 19, 32
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _ESCAPED = re.compile("[\udc80-\udcff]")  # bytes that are not UTF-8, as surrogateescape has them
 
 TEXT = "delimited text"
@@ -70,8 +70,8 @@ class Delimited(NamedTuple):
             return pa.RecordBatch.from_pylist([], pa.schema(dict.fromkeys(columns, pa.string())))
         if not _is_utf8(block):
             return None
-        if block.startswith(_BYTE_ORDER_MARK):
-            block = _BYTE_ORDER_MARK + block  # the reader drops one
+        if block.startswith(BYTE_ORDER_MARK):
+            block = BYTE_ORDER_MARK + block  # the reader drops one
         if b"\0" not in block:
             return self._batch(block, columns)
         # Arrow overlooks delimiters and quotes soon after it (apache/arrow issue 50481).

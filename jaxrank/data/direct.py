@@ -30,8 +30,9 @@ from jaxrank.data.parquet import UNREADABLE, ParquetSource, not_parquet, open_un
 from jaxrank.data.resolve import build_schema, resolve
 from jaxrank.data.sources import make_source
 from jaxrank.data.spec import FeatureSpec, IdSpec, ListSpec
+from jaxrank.data.split import Split
 from jaxrank.data.statistics import Statistics
-from jaxrank.data.store import Split, Store, StoreSpec
+from jaxrank.data.store import Store, StoreSpec
 from jaxrank.errors import InputError
 
 _BLOCK_ROWS = 65_536
@@ -70,10 +71,6 @@ class DirectSplit(Split):
     is_counted = False
 
     def __init__(self, source: ParquetSource, name: str, features: FeatureSpec):
-        self.name = name
-        self.path = UPath(source.files_of(name)[0])
-        self.days = ()
-        self._files = []  # of a store
         self._source, self._features = source, features
         named = features.named
         self._columns = [c for c in source.columns(name) if c in named]
@@ -82,9 +79,10 @@ class DirectSplit(Split):
         self._places = [
             place for path in paths for place in _places(path, self._row_groups[path].rows)
         ]
-        self.block_rows = np.asarray([p.stop - p.start for p in self._places], np.int64)
+        rows = np.asarray([p.stop - p.start for p in self._places], np.int64)
+        super().__init__(name, UPath(paths[0]), rows)
         self._encoder = Encoder(features, {}, {}, _Uncounted(features))
-        self.__setstate__({})
+        self._open_anew()
 
     def __getstate__(self) -> dict[str, Any]:
         own = ("_open", "_groups", "_lock")  # of this process
@@ -92,6 +90,9 @@ class DirectSplit(Split):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self._open_anew()
+
+    def _open_anew(self) -> None:
         self._open: dict[str, pa.parquet.ParquetFile] = {}
         self._groups: collections.OrderedDict[tuple[Any, ...], pa.RecordBatch] = (
             collections.OrderedDict()
@@ -131,9 +132,6 @@ class DirectSplit(Split):
                 changed since it was opened first.
         """
         return self._encoder.encode(self._chunk(self._places[index], self._columns))
-
-    def blocks(self) -> Iterator[Examples]:
-        return (self.read_block(i) for i in range(len(self._places)))
 
     def _chunk(self, place: _Place, columns: list[str]) -> Chunk:
         rows = place.stop - place.start

@@ -108,16 +108,16 @@ def prepare(
                 earlier = earlier_learned(resolved, store, key)
             wanted = _wanted(resolved, data, earlier)
             job = Work(
-                resolved,
-                section,
-                str(writer.work),
-                wanted,
-                block_size,
-                compression,
-                on_error,
-                max_rejected,
-                dict(data.types),
-                hash_key_file,
+                features=resolved,
+                source=section,
+                directory=str(writer.work),
+                wanted=wanted,
+                block_size=block_size,
+                compression=compression,
+                on_error=on_error,
+                max_rejected=max_rejected,
+                types=dict(data.types),
+                hash_key_file=hash_key_file,
                 token=secrets.token_hex(8),
             )
             preparation = _Preparation(job, data, writer, runner or Local(), report)

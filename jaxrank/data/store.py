@@ -17,7 +17,7 @@ import functools
 import os
 import re
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +28,7 @@ from upath import UPath
 from jaxrank.data import files, manifest, section, statistics
 from jaxrank.data.block import block_checksum, from_arrow
 from jaxrank.data.examples import Examples
+from jaxrank.data.split import Split
 from jaxrank.data.vocabulary import checksum, counts_checksum, read_file
 from jaxrank.errors import InputError
 from jaxrank.features import RESERVED_ROWS, Schema, Table
@@ -50,34 +51,27 @@ def _checked_file(directory: str, entry: Mapping[str, Any]) -> dict[str, Any]:
     return {"name": f"{directory}/{entry['name']}", "bytes": entry["bytes"], "blocks": blocks}
 
 
-class Split:
-    """The examples of one split of a store, in their stored order; or of several days of one.
+class StoredSplit(Split):
+    """A split of a store, or several days of one.
 
     Args:
         store: the directory.
         name: as it was asked for.
         entries: of the manifest, by name of the split, or of each of its days.
-
-    Attributes:
-        is_counted: whether its statistics tell of labels and features.
     """
 
-    is_counted = True
-
     def __init__(self, store: UPath, name: str, entries: Mapping[str, Mapping[str, Any]]):
-        self.path = store / name
-        self.name = name
         self._store = store
         self._statistics = [entry["statistics"] for entry in entries.values()]
         by_entry = {n: [_checked_file(n, f) for f in e["files"]] for n, e in entries.items()}
         self._files = [file for found in by_entry.values() for file in found]
         sizes = [b["rows"] for f in self._files for b in f["blocks"]]
-        self.block_rows = np.asarray(sizes, np.int64)
-        self.days: tuple[tuple[str, int], ...] = tuple(
-            (name.split("/")[1], sum(len(f["blocks"]) for f in found))
-            for name, found in by_entry.items()
-            if "/" in name
+        days = tuple(
+            (entry.split("/")[1], sum(len(f["blocks"]) for f in found))
+            for entry, found in by_entry.items()
+            if "/" in entry
         )
+        super().__init__(name, store / name, np.asarray(sizes, np.int64), days)
         self._where = [(f, i) for f in self._files for i in range(len(f["blocks"]))]
         # By the file's name: what is open, how it was found, and which blocks were right.
         self._readers: dict[str, pa.ipc.RecordBatchFileReader] = {}
@@ -90,19 +84,13 @@ class Split:
 
     @functools.cached_property
     def statistics(self) -> dict[str, Any]:
-        """See `statistics.Statistics.to_json`."""
         if len(self._statistics) == 1:
             return self._statistics[0]
         return statistics.merged(self._statistics)
 
     @property
     def day_statistics(self) -> list[dict[str, Any]]:
-        """Those of each of `days`."""
         return self._statistics if self.days else []
-
-    @property
-    def rows(self) -> int:
-        return int(self.block_rows.sum())
 
     @property
     def bytes(self) -> int:
@@ -110,12 +98,11 @@ class Split:
 
     @property
     def files(self) -> list[UPath]:
-        """The Arrow files, in stored order."""
         return [self._store / f["name"] for f in self._files]
 
     @property
     def fingerprint(self) -> str:
-        """Of the bytes of all blocks in order: data that was prepared anew has another one."""
+        """Of the bytes of all blocks in order."""
         digest = xxhash.xxh3_128()
         for file in self._files:
             for block in file["blocks"]:
@@ -182,9 +169,6 @@ class Split:
         verified.add(position)
         return from_arrow(batch)
 
-    def blocks(self) -> Iterator[Examples]:
-        return (self.read_block(i) for i in range(len(self.block_rows)))
-
 
 def _status(path: str) -> tuple[int, ...] | None:
     """What changes with a local file; None where there is none, or no local one."""
@@ -250,7 +234,7 @@ class Store:
                 f"{field}: must name days of {kind!r} in {self.path}, which has those from"
                 f" {found[0].partition('/')[2]} to {found[-1].partition('/')[2]}: found {days!r}."
             )
-        return Split(self.path, name, {n: self.entries[n] for n in chosen})
+        return StoredSplit(self.path, name, {n: self.entries[n] for n in chosen})
 
     def vocabulary(self, table: str) -> tuple[list[str], np.ndarray]:
         """A table's values in row order (behind the reserved rows), and counts i64[values].
@@ -371,7 +355,7 @@ def _of_manifest(path: UPath, tree: dict[str, Any]) -> Store:
         path=path,
         schema=schema,
         spec=spec,
-        splits={name: Split(path, name, {name: entry}) for name, entry in entries.items()},
+        splits={name: StoredSplit(path, name, {name: entry}) for name, entry in entries.items()},
         entries=dict(entries),
         counts=dict(tree["counts"]),
     )

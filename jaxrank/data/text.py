@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from jaxrank.data import files, lines
 from jaxrank.data.chunk import Chunk, Part, numbered
-from jaxrank.data.delimited import CLOSED, TEXT, Delimited, content
+from jaxrank.data.delimited import BYTE_ORDER_MARK, CLOSED, TEXT, Delimited, content
 from jaxrank.data.rejects import Rejects
 from jaxrank.errors import InputError
 
@@ -24,7 +24,6 @@ _PART_BYTES = 1 << 26
 _ROWS_PER_CHUNK = 16_384
 _MIN_CHUNK_BYTES = 1 << 20
 _WHOLE = (0, 1)  # of a file whose size is not known
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 def empty_file(path: str) -> InputError:
@@ -116,7 +115,7 @@ class TextSource:
             if first and start:
                 offset = position
             elif first:
-                block = block.removeprefix(_BYTE_ORDER_MARK)
+                block = block.removeprefix(BYTE_ORDER_MARK)
                 if self._header:
                     block = block[block.index(b"\n") + 1 :]
                     row += 1
@@ -184,7 +183,7 @@ class TextSource:
     def _read_header(self, path: str) -> tuple[list[str], bool]:
         """The names, and whether anything follows them."""
         line, more = lines.first_line(path)
-        line = line.removeprefix(_BYTE_ORDER_MARK)
+        line = line.removeprefix(BYTE_ORDER_MARK)
         if not more and not line.strip():
             raise empty_file(path)
         where = f"{path}, row 1"

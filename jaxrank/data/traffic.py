@@ -12,7 +12,7 @@ from jaxrank.data.list_lengths import ListLengths
 from jaxrank.data.ragged import places_of_lists, positions, ranges, starts_of
 from jaxrank.data.resolve import build_schema, resolve
 from jaxrank.data.spec import FeatureSpec, IdSpec, ListSpec
-from jaxrank.data.store import Split
+from jaxrank.data.split import Split
 from jaxrank.data.synthetic import ListOfIds, Source
 from jaxrank.errors import InputError
 from jaxrank.features import PAD, Schema

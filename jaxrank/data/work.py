@@ -33,7 +33,7 @@ from jaxrank.data.units import Unit
 from jaxrank.data.vocabulary import Vocabulary, read_file
 
 # Another one where equal data and options give other blocks: what was kept is then done anew.
-_ENCODING = 2
+_ENCODING = 3
 
 
 class Work(NamedTuple):
