@@ -97,18 +97,18 @@ def _overridden(config: "ConfigDict", override: str) -> "ConfigDict":
     return values["config"].value
 
 
-def _prepare(args: argparse.Namespace, config: "ConfigDict", report: Callable) -> dict[str, Any]:
+def _prepare(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
     from jaxrank.config import to_plain
     from jaxrank.data.prepare import prepare
     from jaxrank.data.runners import make_runner
 
-    if not to_plain(config.source):
+    if not to_plain(args.config.source):
         raise InputError("source: must say where the raw data is: found nothing.")
     store = prepare(
-        to_plain(config.features),
-        to_plain(config.source),
+        to_plain(args.config.features),
+        to_plain(args.config.source),
         args.output,
-        compression=config.data.compression,
+        compression=args.config.data.compression,
         vocabularies=args.vocabularies,
         on_error=args.on_error,
         max_rejected=args.max_rejected,
@@ -137,12 +137,12 @@ def _prepare(args: argparse.Namespace, config: "ConfigDict", report: Callable) -
     }
 
 
-def _train(args: argparse.Namespace, config: "ConfigDict", report: Callable) -> dict[str, Any]:
+def _train(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
     from jaxrank import summary
     from jaxrank.train import train
 
     result = train(
-        config,
+        args.config,
         args.workdir,
         report=report,
         quiet=args.quiet,
@@ -156,7 +156,7 @@ def _train(args: argparse.Namespace, config: "ConfigDict", report: Callable) -> 
     return result._asdict()
 
 
-def _plan(args: argparse.Namespace, config: "ConfigDict", report: Callable) -> dict[str, Any]:
+def _plan(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
     from jaxrank import mesh, plan_report
     from jaxrank.plan import plan
     from jaxrank.plan_case import Machine
@@ -174,11 +174,11 @@ def _plan(args: argparse.Namespace, config: "ConfigDict", report: Callable) -> d
     memory = parse_bytes(args.memory) if args.memory else 0
     machine = Machine(
         name=args.topology,
-        devices=mesh.used(config.mesh.devices, named.devices if named else args.devices),
-        replicas=config.mesh.replicas if args.replicas is None else args.replicas,
+        devices=mesh.used(args.config.mesh.devices, named.devices if named else args.devices),
+        replicas=args.config.mesh.replicas if args.replicas is None else args.replicas,
         memory=memory or (named.hbm_bytes if named else 0),
     )
-    planned = plan(config, machine, batches=args.batches, workdir=args.workdir, report=report)
+    planned = plan(args.config, machine, batches=args.batches, workdir=args.workdir, report=report)
     report(plan_report.describe(planned))
     if args.picture:
         plan_report.draw(planned, args.picture)
@@ -186,7 +186,7 @@ def _plan(args: argparse.Namespace, config: "ConfigDict", report: Callable) -> d
     return plan_report.to_json(planned)
 
 
-def _compile(args: argparse.Namespace, config: "ConfigDict", report: Callable) -> dict[str, Any]:
+def _compile(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
     from jaxrank import compile_report
     from jaxrank.compile import check_names, compile_for
 
@@ -194,7 +194,7 @@ def _compile(args: argparse.Namespace, config: "ConfigDict", report: Callable) -
     if args.picture and not args.scaling:
         raise InputError("--picture draws --scaling, which must be given too.")
     found = list(
-        compile_for(config, names, workdir=args.workdir, scaling=args.scaling, report=report)
+        compile_for(args.config, names, workdir=args.workdir, scaling=args.scaling, report=report)
     )
     report(compile_report.describe(found))
     if args.picture and compile_report.draw(found, args.picture):
@@ -202,11 +202,11 @@ def _compile(args: argparse.Namespace, config: "ConfigDict", report: Callable) -
     return compile_report.to_json(found)
 
 
-def _bench(args: argparse.Namespace, config: "ConfigDict", report: Callable) -> dict[str, Any]:
+def _bench(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
     from jaxrank import bench_report
     from jaxrank.bench import bench
 
-    found = bench(config, args.workdir, seconds=args.seconds, report=report)
+    found = bench(args.config, args.workdir, seconds=args.seconds, report=report)
     report(bench_report.describe(found))
     if args.picture:
         from jaxrank import pictures
@@ -267,7 +267,7 @@ def _export(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
     return result._asdict()
 
 
-def _join(args: argparse.Namespace, config: "ConfigDict | None") -> None:
+def _join(args: argparse.Namespace) -> None:
     """Brings the processes together that were all told to do this."""
     from jaxrank import rendezvous
 
@@ -275,7 +275,7 @@ def _join(args: argparse.Namespace, config: "ConfigDict | None") -> None:
     processes.open_devices()
     processes.check_shares()
     flags = {k: v for k, v in vars(args).items() if k not in ("coordinator", "process_id")}
-    processes.check_same("flags and config", f"{flags} {config}")
+    processes.check_same("flags and config", str(flags))
     processes.check_same("versions of jaxrank, JAX and NumPy", processes.versions())
 
 
@@ -288,6 +288,18 @@ def _finite(tree: Any) -> Any:
     if isinstance(tree, float) and not abs(tree) < float("inf"):
         return None
     return tree
+
+
+_RUN: dict[str, Callable[[argparse.Namespace, Callable], dict[str, Any]]] = {
+    "prepare": _prepare,
+    "train": _train,
+    "evaluate": _evaluate,
+    "predict": _predict,
+    "export": _export,
+    "plan": _plan,
+    "compile": _compile,
+    "bench": _bench,
+}
 
 
 def run(argv: Sequence[str]) -> None:
@@ -306,10 +318,11 @@ def run(argv: Sequence[str]) -> None:
 
     if getattr(args, "picture", ""):
         _check_picture(Path(args.picture))
-    config = _config(args.config, rest) if hasattr(args, "config") else None
+    if hasattr(args, "config"):
+        args.config = _config(args.config, rest)
     several = hasattr(args, "coordinator")
     if several:
-        _join(args, config)
+        _join(args)
     elif args.verb != "prepare":  # which needs no JAX
         processes.open_devices()
 
@@ -321,18 +334,7 @@ def run(argv: Sequence[str]) -> None:
             _say(text, sys.stderr if args.json else sys.stdout)
 
     with processes.lost_told_as_run_error():
-        if config is not None:
-            verbs_with_config = {
-                "prepare": _prepare,
-                "train": _train,
-                "plan": _plan,
-                "compile": _compile,
-                "bench": _bench,
-            }
-            result = verbs_with_config[args.verb](args, config, report)
-        else:
-            verbs_of_runs = {"evaluate": _evaluate, "predict": _predict, "export": _export}
-            result = verbs_of_runs[args.verb](args, report)
+        result = _RUN[args.verb](args, report)
         if args.json and speaks():
             _say(json.dumps(_finite(result)), sys.stdout)
         if result.get("refusal"):
