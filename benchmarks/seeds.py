@@ -67,8 +67,9 @@ def run(folder: Path, config: str, split: str, args: Sequence[str], cores: set[i
 
 
 def metrics_of(found: dict[str, Any]) -> dict[str, float]:
+    """NaN where one is undefined."""
     return {
-        f"{task}/{name}": value
+        f"{task}/{name}": float("nan") if value is None else value
         for task, metrics in found["tested"]["metrics"].items()
         for name, value in metrics.items()
         if name in ("auc", "logloss", "squared_error", "deviance")
@@ -102,11 +103,13 @@ def main() -> None:
     folder = Path(args.workdir)
     config = f"--config={args.config}"
     store = folder / "data"
-    prepare_once(config, store, *rest)
-    variants = {"config": []}
+    variants: dict[str, list[str]] = {"config": []}
     for variant in args.variant:
-        name, _, own = variant.partition(":")
-        variants[name.strip()] = own.split()
+        name, colon, own = variant.partition(":")
+        if not colon or name.strip() in variants:
+            parser.error(f"--variant must be 'name: arguments', of a new name: found {variant!r}")
+        variants[name.strip()] = shlex.split(own)
+    prepare_once(config, store, *rest)
     cores = sorted(os.sched_getaffinity(0))
     shares = [set(cores[i :: args.jobs]) or set(cores) for i in range(args.jobs)]
     scores: dict[str, Scores] = {name: {} for name in variants}
@@ -131,10 +134,11 @@ def main() -> None:
                 scores[name].setdefault(metric, []).append(value)
                 line.append(f"{metric} {value:.5f}")
             trained = found["trained"]
+            speed = trained["examples_per_second"]  # null where no two calls followed each other
             print(
                 f"{name}, seed {seed}: {', '.join(line)}; step {found['tested']['step']} of"
                 f" {trained['step']}, {trained['seconds']:.0f} s,"
-                f" {trained['examples_per_second']:,.0f} examples/s",
+                f" {f'{speed:,.0f} examples/s' if speed else 'speed not measured'}",
                 flush=True,
             )
     for name in variants:

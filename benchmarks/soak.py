@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -128,8 +129,12 @@ def main() -> None:
     # Starts, and devices that share cores, make the disturbed run some eight times as long as its
     # steps alone; whole intervals of evaluation.
     probe = [CONFIG, f"--config.data.store={folder / 'data'}", "--config.num_steps=512", "--quiet"]
-    rate = jaxrank("train", *probe, f"--workdir={folder / 'probe'}")["examples_per_second"]
-    steps = max(1, int(args.minutes * 60 / 8 * rate / 2048 / 512)) * 512
+    told_steps = folder / "steps"  # of runs that may be there, from a call that was ended
+    if not told_steps.exists():
+        shutil.rmtree(folder / "probe", ignore_errors=True)
+        rate = jaxrank("train", *probe, f"--workdir={folder / 'probe'}")["examples_per_second"]
+        told_steps.write_text(str(max(1, int(args.minutes * 60 / 8 * rate / 2048 / 512)) * 512))
+    steps = int(told_steps.read_text())
     for name, devices in (("one", 1), ("two", 2)):
         run = started(command(folder, name, steps, devices, 1), devices)
         _, told = run.communicate()
