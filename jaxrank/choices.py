@@ -5,3 +5,4 @@ ORDERS = ("shuffled", "days")  # data.order
 OVERFLOWS = ("error", "truncate")  # data.on_overflow
 PLACEMENTS = ("auto", "rows", "replicated")  # embedding.placement
 ON_ERROR = ("error", "skip")  # --on-error
+LEAST_EPS = 1e-37  # of Adam, for layers and tables: less is 0 in float32

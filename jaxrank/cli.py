@@ -170,6 +170,8 @@ def _plan(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
         )
     if not args.topology and not args.memory:
         raise InputError("--memory of a device must be given with --devices: found none.")
+    if args.devices is not None and args.devices < 1:
+        raise InputError(f"--devices must be at least 1: found {args.devices}.")
     named = topology(args.topology) if args.topology else None
     memory = parse_bytes(args.memory) if args.memory else 0
     machine = Machine(
@@ -323,7 +325,7 @@ def run(argv: Sequence[str]) -> None:
     several = hasattr(args, "coordinator")
     if several:
         _join(args)
-    elif args.verb != "prepare":  # which needs no JAX
+    elif args.verb not in ("prepare", "compile"):  # they need no devices of this machine
         processes.open_devices()
 
     def speaks() -> bool:

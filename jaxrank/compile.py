@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 from ml_collections import ConfigDict
 
-from jaxrank import absent, hlo_checks, plan
+from jaxrank import absent, hlo_checks, plan, processes
 from jaxrank import mesh as meshes
 from jaxrank.errors import InputError
 from jaxrank.feed import AHEAD
@@ -89,26 +89,30 @@ def compile_for(
     if scaling and config.mesh.devices:
         raise InputError(f"--scaling is of whole slices: found mesh.devices={config.mesh.devices}.")
     check_config(config)
-    there = []
+    there, hosts = [], []
     for i, one in enumerate(slices):
-        devices = absent.devices(one)[: meshes.used(config.mesh.devices, one.devices)]
-        slices[i] = one._replace(devices=len(devices))
-        there.append(meshes.mesh_of(devices, config.mesh.replicas))
+        devices = absent.devices(one)
+        used = meshes.used(config.mesh.devices, one.devices)
+        mesh = meshes.mesh_of(devices[:used], config.mesh.replicas)
+        hosts.append(len({device.process_index for device in devices}))
+        if used < one.devices:
+            processes.check_devices(mesh, hosts[-1])
+        slices[i] = one._replace(devices=used)
+        there.append(mesh)
     data = plan.open_data(config, workdir, report)
     smallest = min(slices, key=lambda one: one.devices)
     cases = []
-    for one, mesh in zip(slices, there, strict=True):
+    for one, mesh, count in zip(slices, there, hosts, strict=True):
         case = config.copy_and_resolve_references()
         if scaling == "weak":
             case.batch_size = grown(config.batch_size, smallest, one)
         maker = Maker(case, data)
         check_batch("batch_size", case.batch_size, maker.shape.group, mesh.size)
-        cases.append((case, maker, one, mesh))
-    for case, maker, one, mesh in cases:
-        hosts = len({device.process_index for device in mesh.devices.flat})
-        if case.data.shards % hosts:
+        cases.append((case, maker, one, mesh, count))
+    for case, maker, one, mesh, count in cases:
+        if case.data.shards % count:
             report(
-                f"{one.name} has {hosts} hosts: data.shards must be a multiple of the number of"
+                f"{one.name} has {count} hosts: data.shards must be a multiple of the number of"
                 f" processes to train there, found {case.data.shards}"
             )
         report(f"Compiling for {one.name}, batch {case.batch_size:,}")

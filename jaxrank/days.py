@@ -99,7 +99,7 @@ def open_day(store: Store, name: str) -> Split:
     So that the batches of all days have one shape, and one program scores them.
     """
     split = copy.copy(store.split(name))
-    split.statistics = store.split(name.partition("/")[0]).statistics
+    vars(split)["statistics"] = store.split(name.partition("/")[0]).statistics
     return split
 
 

@@ -11,6 +11,7 @@ import jax
 import optax
 
 from jaxrank import patterns
+from jaxrank.choices import LEAST_EPS
 from jaxrank.errors import InputError, check_choice
 
 Schedule = Callable[[Any], Any]  # of an integer, traced or not, to a float
@@ -176,8 +177,10 @@ def dense_optimizer(
         _at_least(field, value, 0)
         if field in ("momentum", "b1", "b2") and value >= 1:
             raise InputError(f"{field} must be in [0, 1): found {value!r}.")
-        if name in ("adam", "adamw") and field == "eps" and not value:
-            raise InputError("eps must be above 0, or a gradient of 0 gives NaN: found 0.")
+        if name in ("adam", "adamw") and field == "eps" and value < LEAST_EPS:
+            raise InputError(
+                f"eps must be at least {LEAST_EPS}, or a gradient of 0 gives NaN: found {value!r}."
+            )
 
     for pattern, factor in factors.items():
         _at_least(f"factors[{pattern!r}]", factor, 0)

@@ -91,7 +91,7 @@ def plan(
         case=case,
         replay=found,
         row_bytes={t.name: budget.of_row(maker.rule, t.dim) for t in case.plan.tables},
-        change=_smallest_change(maker, case) if case.over else "",
+        change=_smallest_change(maker, case, _flag(config)) if case.over else "",
         warnings=(*case.plan.warnings, *_warnings(case, found, data.traffic, size)),
     )
 
@@ -167,9 +167,14 @@ def _warnings(case: Case, found: Replay, sample: traffic.Traffic, batch_size: in
         )
 
 
-def _smallest_change(maker: Maker, case: Case) -> str:
+def _flag(config: ConfigDict) -> str:
+    """What says how many devices there are."""
+    return "mesh.devices" if config.mesh.devices else "--devices"
+
+
+def _smallest_change(maker: Maker, case: Case, flag: str) -> str:
     """The first of the changes, from the smallest, with which the placement fits."""
-    for text, machine, placement_of in _changes(maker, case):
+    for text, machine, placement_of in _changes(maker, case, flag):
         try:
             other = maker.case(machine, placement_of)
         except InputError:  # the batch, say, does not divide over so many devices
@@ -180,7 +185,9 @@ def _smallest_change(maker: Maker, case: Case) -> str:
     return "Neither other placements nor more devices make it fit."
 
 
-def _changes(maker: Maker, case: Case) -> Iterator[tuple[str, Machine, dict[str, str] | None]]:
+def _changes(
+    maker: Maker, case: Case, flag: str
+) -> Iterator[tuple[str, Machine, dict[str, str] | None]]:
     machine = case.machine
     forced = [t for t in case.plan.tables if maker.placement_of[t.name] == "replicated"]
     forced.sort(key=lambda t: -t.rows * t.dim)
@@ -193,5 +200,5 @@ def _changes(maker: Maker, case: Case) -> Iterator[tuple[str, Machine, dict[str,
             yield f"--replicas={replicas}", machine._replace(replicas=replicas), None
     devices = 1 << machine.devices.bit_length()
     while devices <= embedding.GROUPS * machine.replicas:
-        yield f"--devices={devices}", machine._replace(devices=devices), None
+        yield f"{flag}={devices}", machine._replace(devices=devices), None
         devices *= 2

@@ -91,12 +91,15 @@ def check_shares() -> None:
         )
 
 
-def check_devices(mesh: "Mesh") -> None:
+def check_devices(mesh: "Mesh", count: int = 0) -> None:
     """Raises InputError unless the devices of the mesh are equal shares of the processes, in order.
 
     A batch is made of the shares of the processes, one after another.
+
+    Args:
+        count: of processes; 0: of those that are here.
     """
-    count = place()[1]
+    count = count or place()[1]
     owners = [device.process_index for device in mesh.devices.flat]
     share = len(owners) // count
     if owners != [process for process in range(count) for _ in range(share)]:

@@ -123,9 +123,11 @@ def test_what_train_would_refuse_is_refused_or_told(capsys):
     ):
         with pytest.raises(InputError, match=message):
             compile_all(capsys, "v3-8", *args)
-    (four,), err = compile_all(capsys, "v3-16", "--config.mesh.devices=4")
+    (four,), err = compile_all(capsys, "v3-8", "--config.mesh.devices=4")
     assert four["devices"] == 4
     assert "hosts" not in err
+    with pytest.raises(InputError, match=r"equal share .*: found 4 .*\[0, 0, 0, 0\], of 2"):
+        compile_all(capsys, "v3-16", "--config.mesh.devices=4")
     _, err = compile_all(capsys, "v3-16", "--config.data.shards=1", "--config.batch_size=8192")
     assert "v3-16 has 2 hosts: data.shards must be a multiple" in err
 

@@ -260,6 +260,10 @@ def test_a_plan_is_for_the_devices_that_a_run_uses(capsys):
     four, _ = plan(capsys, *SMALL, "--devices=4", "--memory=1GiB")
     some, _ = plan(capsys, *SMALL, "--devices=24", "--memory=1GiB", "--config.mesh.devices=4")
     assert some == four
+    need = four["bytes_per_device"][0]
+    two = (*SMALL, "--devices=8", f"--memory={need}", "--config.mesh.devices=2")
+    with pytest.raises(RunError, match="The smallest change that fits: mesh.devices=4 "):
+        cli.run(["plan", *two])
 
 
 def test_the_picture_is_a_png(capsys, tmp_path):
@@ -283,6 +287,7 @@ def test_the_picture_is_a_png(capsys, tmp_path):
         (("--devices=8", "--memory=16XB"), "--memory must be.*16GiB: found '16XB'"),
         (("--devices=8", "--memory=0"), "--memory must be a number of bytes above 0.*'0'"),
         (("--devices=0", "--memory=1GiB"), "--devices must be at least 1: found 0"),
+        (("--devices=-2", "--memory=1GiB"), "--devices must be at least 1: found -2"),
         (("--devices=48", "--memory=1GiB"), "divides 1024: found 48"),
         (
             ("--topology=v3-8", "--config.mesh.devices=9"),

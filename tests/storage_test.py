@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrank.embedding import logical_rows, storage
-from jaxrank.embedding.storage import GROUPS, group, row_at
+from jaxrank.embedding.storage import GROUPS, Storage, group, row_at
 from jaxrank.errors import InputError
 from jaxrank.features import PAD
 from jaxrank.layout import Hot
@@ -62,6 +62,15 @@ def test_positions_are_right_in_the_largest_table():
     expected = [int(group(ids)[i]) * per_group + int(ids[i]) // 1024 for i in range(3)]
     assert np.asarray(shape.position(jnp.asarray(ids))).tolist() == [*expected, PAD]
     assert max(expected) < 2**31 - 1
+
+
+@pytest.mark.parametrize("width", [1, 16, 64, 128, 512])
+def test_lines_are_right_in_the_largest_table(width):
+    position = np.int32([0, 2**16, 2**25 + 2**16, 2**31 - 2**16]) // (width // 128 or 1)
+    expected = [int(p) * width // 128 for p in position]  # of any size in Python
+    found = Storage("", width, width, 2**31 - 1, False).line(jnp.asarray(position))
+    assert found.dtype == jnp.int32
+    assert found.tolist() == expected
 
 
 def test_too_many_rows_in_one_stack_are_refused_with_the_number():

@@ -1,7 +1,6 @@
 """The examples of one split, wherever they are read from."""
 
 import abc
-import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -35,7 +34,7 @@ class Split(abc.ABC):
     ):
         self.name, self.path, self.block_rows, self.days = name, path, block_rows, days
 
-    @functools.cached_property
+    @property
     @abc.abstractmethod
     def statistics(self) -> dict[str, Any]:
         """See `statistics.Statistics.to_json`; only `rows` and `list_lengths` if not counted."""

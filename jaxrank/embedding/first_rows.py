@@ -48,8 +48,7 @@ def first_rows(
         def fill(i: jax.Array, rows: jax.Array) -> jax.Array:
             first = jnp.minimum(i * size, shape.rows - size)  # the last ones may be made twice
             made = values(first + jnp.arange(size, dtype=jnp.int32))
-            line = first * shape.width // LANES
-            return jax.lax.dynamic_update_slice(rows, made, (line, jnp.int32(0)))
+            return jax.lax.dynamic_update_slice(rows, made, (shape.line(first), jnp.int32(0)))
 
         empty = jnp.zeros(shape.shape, jnp.float32)
         return jax.lax.fori_loop(0, -(-shape.rows // size), fill, empty)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxrank.choices import LEAST_EPS
 from jaxrank.embedding import native_rows
 from jaxrank.errors import InputError, check_choice
 
@@ -169,9 +170,10 @@ def make_rule(name: str, **settings: Any) -> Rule:
             )
         if field in ("b1", "b2") and value >= 1:
             raise InputError(f"optim.tables.settings.{field} must be in [0, 1): found {value!r}.")
-        if name == "lazy_adam" and field == "eps" and not value:
+        if name == "lazy_adam" and field == "eps" and value < LEAST_EPS:
             raise InputError(
-                "optim.tables.settings.eps must be above 0, or a gradient of 0 gives NaN: found 0."
+                f"optim.tables.settings.eps must be at least {LEAST_EPS}, or a gradient of 0 gives"
+                f" NaN: found {value!r}."
             )
     try:
         return RULES[name](**settings)

@@ -102,6 +102,13 @@ class Storage:
     def shape(self) -> tuple[int, int]:
         return (self.rows * self.width // LANES, LANES)
 
+    def line(self, position: Any) -> Any:
+        """The line of the stored shape, of its i32 kind, in which the numbers of a row begin that
+        lies at `position`."""
+        per_line = max(1, LANES // self.width)
+        # Rows times width would not fit 32 bits in a table of 8 GiB.
+        return position // per_line * max(1, self.width // LANES)
+
     def position(self, row: Any) -> Any:
         """Where each row of the part lies, i32 of the same shape; PAD stays PAD. NumPy or JAX."""
         if not self.is_split:
