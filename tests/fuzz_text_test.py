@@ -60,8 +60,9 @@ def expected(content: bytes, kind: str, nulls: tuple[str, ...]):
     rows = content.removeprefix(MARK).split(b"\n")
     if not rows[-1]:
         del rows[-1]
+    has_label = not rows or any(row.count(b"\t") != 38 for row in rows)
     rows = [cells(row.removesuffix(b"\r"), kind) for row in rows]
-    names, first = CRITEO, 1
+    names, first = (CRITEO if has_label else CRITEO[1:]), 1
     if kind == "csv":
         names, first = (rows.pop(0) if rows else None), 2
         if not names or not any(names) or len(set(names)) < len(names):

@@ -56,11 +56,12 @@ def first_line(path: str) -> tuple[bytes, bool]:
 
 
 def first_lines(path: str) -> list[bytes]:
-    """The file's first lines, of its first 64 KiB; one line at least, if there is any."""
+    """The whole lines in the file's first 64 KiB; or what of its first line is."""
     with _open(path, compression(path)) as stream:
         text = _read(stream, _SAMPLE_BYTES, path)
-    whole, _, rest = text.rpartition(b"\n")
-    return (whole or rest).split(b"\n")
+    if len(text) < _SAMPLE_BYTES:  # all of the file, whose last line may have no end
+        return text.removesuffix(b"\n").split(b"\n")
+    return text.split(b"\n")[:-1] or [text]
 
 
 def blocks(

@@ -46,7 +46,8 @@ def first_rows(
         size = min(shape.rows, _AT_ONCE)
 
         def fill(i: jax.Array, rows: jax.Array) -> jax.Array:
-            first = jnp.minimum(i * size, shape.rows - size)  # the last ones may be made twice
+            # The last ones may be made twice.
+            first = jnp.minimum(i * size, shape.rows - size).astype(jnp.int32)
             made = values(first + jnp.arange(size, dtype=jnp.int32))
             return jax.lax.dynamic_update_slice(rows, made, (shape.line(first), jnp.int32(0)))
 
