@@ -4,6 +4,7 @@ import gc
 import os
 from pathlib import Path
 
+import cores  # noqa: F401  # first, as it says
 import jax
 import pytest
 import quick_compile
@@ -29,6 +30,8 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 # Processes that tests start have a cache of their own, for they compile with other flags.
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(ROOT / ".pytest_cache" / "jax_processes")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
+# They are hundreds, and each would compile the sources of jaxrank again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 SHARED_DATA = ROOT.parent / "shared" / "data"
 
 
