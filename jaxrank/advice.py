@@ -13,7 +13,7 @@ _SPARE = 1.2  # input so much faster than the step is fast enough on average
 _SPENT = 0.8  # workers that make less than this share of what one thread makes
 
 
-class Rates(NamedTuple):
+class Throughput(NamedTuple):
     """Examples a second."""
 
     input: float
@@ -40,7 +40,7 @@ class Setting(NamedTuple):
     direct: bool
 
 
-def limit_of(rates: Rates, stages: Mapping[str, float]) -> str:
+def limit_of(rates: Throughput, stages: Mapping[str, float]) -> str:
     """The stage that bounds `both`.
 
     Args:
@@ -54,7 +54,7 @@ def limit_of(rates: Rates, stages: Mapping[str, float]) -> str:
     return max(PARTS, key=lambda name: stages[name])
 
 
-def advice_on(limit: str, rates: Rates, stages: Mapping[str, float], setting: Setting) -> str:
+def advice_on(limit: str, rates: Throughput, stages: Mapping[str, float], setting: Setting) -> str:
     """What to change, with the numbers that say so."""
     if limit == "step":
         is_less = rates.both < ENOUGH * rates.step
@@ -83,7 +83,7 @@ def advice_on(limit: str, rates: Rates, stages: Mapping[str, float], setting: Se
     return f"{lead} {_change(limit, rates, stages, setting)}"
 
 
-def _change(limit: str, rates: Rates, stages: Mapping[str, float], setting: Setting) -> str:
+def _change(limit: str, rates: Throughput, stages: Mapping[str, float], setting: Setting) -> str:
     one_thread = 1e6 / sum(stages[name] for name in PARTS)
     if setting.num_workers and rates.input < _SPENT * one_thread:
         return (
@@ -130,7 +130,7 @@ def _less_work(limit: str, stages: Mapping[str, float], setting: Setting) -> str
     return f"Give the host more cores for data.num_workers, now {setting.num_workers}."
 
 
-def _workers(rates: Rates, stages: Mapping[str, float], setting: Setting) -> int:
+def _workers(rates: Throughput, stages: Mapping[str, float], setting: Setting) -> int:
     """The fewest workers that keep the step busy, or as many as there can be; 0: no more can."""
     needed = rates.step * sum(stages[name] for name in PARTS) / 1e6
     # Without workers one thread makes batches ahead of the step, if any are made ahead.

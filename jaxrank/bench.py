@@ -22,7 +22,7 @@ from jaxrank import job as jobs
 from jaxrank import mesh as meshes
 from jaxrank import processes
 from jaxrank import workdir as workdirs
-from jaxrank.advice import Rates, Setting, advice_on, limit_of
+from jaxrank.advice import Setting, Throughput, advice_on, limit_of
 from jaxrank.data import costs
 from jaxrank.data.split import Split
 from jaxrank.errors import InputError
@@ -48,7 +48,7 @@ class Bench(NamedTuple):
     batch_size: examples of a step.
     """
 
-    rates: Rates
+    rates: Throughput
     stages: dict[str, float]
     limit: str
     advice: str
@@ -86,7 +86,7 @@ def bench(config: ConfigDict, workdir: str | Path, *, seconds: float, report: Re
             rounds = loop.compare(put(host), feed, ahead(config) / made, seconds)
         job.batches.close()
         alone, both = (statistics.median(rates) for rates in zip(*rounds, strict=True))
-        rates = Rates(call * made, call * alone, call * both)
+        rates = Throughput(call * made, call * alone, call * both)
 
         report("Measuring the stages")
         stages = _input_stages(job, call, 0.8 * seconds)

@@ -19,7 +19,7 @@ from jaxrank.report import format_bytes
 _NUMBER = 4  # bytes of a float32 and of an int32
 
 
-class Dense(NamedTuple):
+class DensePart(NamedTuple):
     """The dense part of a model, in bytes.
 
     parameters: of the layers; their gradients take as much.
@@ -58,7 +58,7 @@ class Bytes(NamedTuple):
         return sum(self)
 
 
-class Split(NamedTuple):
+class Partition(NamedTuple):
     """The mesh and the exchange. capacities: ids of a buffer, of each stack with split rows."""
 
     replicas: int
@@ -73,9 +73,9 @@ class Split(NamedTuple):
 def of_device(
     layout: Layout,
     rule: Rule,
-    split: Split,
+    partition: Partition,
     batch: Batch,
-    dense: Dense,
+    dense: DensePart,
     *,
     steps_per_call: int,
     updates_whole_tables: bool,
@@ -89,18 +89,18 @@ def of_device(
         averages: whether an average of the weights is kept; see `step.averaged`.
     """
     tables = accumulators = buffers = vectors = 0
-    ids = ids_of_device(layout, batch, split.devices)
-    share = batch.labels.shape[0] // split.devices
+    ids = ids_of_device(layout, batch, partition.devices)
+    share = batch.labels.shape[0] // partition.devices
     for stack in layout.stacks:
         for part in storage(stack):
             if part is None:
                 continue
-            rows = part.rows // split.shards if part.is_split else part.rows
+            rows = part.rows // partition.shards if part.is_split else part.rows
             tables += rows * part.width * _NUMBER
             accumulators += rows * (_slot_bytes(rule, part) + averages * part.width * _NUMBER)
             if updates_whole_tables or not part.is_split:
                 buffers += rows * (part.dim + 1) * _NUMBER  # and how often each is read
-        buffers += _buffers(stack, split)
+        buffers += _buffers(stack, partition)
         combined = 2 * share * len(stack.lists) * stack.dim
         vectors += (3 * ids[stack.name] * stack.dim + combined) * _NUMBER
     numbers = sum(array.size for array in jax.tree.leaves(batch))
@@ -111,7 +111,7 @@ def of_device(
         vectors=vectors,
         dense=(2 + averages) * dense.parameters + dense.state,
         activations=dense.activations * share,
-        batches=(2 + AHEAD) * steps_per_call * numbers * _NUMBER // split.devices,
+        batches=(2 + AHEAD) * steps_per_call * numbers * _NUMBER // partition.devices,
     )
 
 
@@ -125,12 +125,12 @@ def _slot_bytes(rule: Rule, part: Storage) -> int:  # of one row
     return sum((part.width if wide else 1) * _NUMBER for wide, _ in rule.slots.values())
 
 
-def _places(stack: Stack, split: Split) -> int:
+def _places(stack: Stack, partition: Partition) -> int:
     """Ids in all buffers of a device in one direction; 0 where nothing travels."""
-    return split.shards * split.capacities.get(stack.name, 0)
+    return partition.shards * partition.capacities.get(stack.name, 0)
 
 
-def _buffers(stack: Stack, split: Split) -> int:
+def _buffers(stack: Stack, partition: Partition) -> int:
     """Bytes of the buffers of one stack in an exchange, on one device.
 
     These have places for all owners, each of an id, of a vector and of a gradient, sent and
@@ -138,11 +138,11 @@ def _buffers(stack: Stack, split: Split) -> int:
     a gradient summed.
     """
     sent_and_received = 2 * (1 + 2 * stack.dim)
-    at_owner = split.replicas * (1 + 2 * stack.dim)
-    return _places(stack, split) * (sent_and_received + at_owner) * _NUMBER
+    at_owner = partition.replicas * (1 + 2 * stack.dim)
+    return _places(stack, partition) * (sent_and_received + at_owner) * _NUMBER
 
 
-def exchanged(layout: Layout, split: Split, dense: Dense) -> int:
+def exchanged(layout: Layout, partition: Partition, dense: DensePart) -> int:
     """Bytes that one device sends in a step, in one round of the exchange.
 
     To the other owners an id and a gradient for each place of the buffers, and to those that asked
@@ -150,15 +150,15 @@ def exchanged(layout: Layout, split: Split, dense: Dense) -> int:
     devices, the gradients of the model and of the replicated rows (with a count of reads for each),
     moves twice, but for the part that is the device's own.
     """
-    others = (split.shards - 1) / split.shards
+    others = (partition.shards - 1) / partition.shards
     count = 0.0
     summed = dense.parameters
     for stack in layout.stacks:
-        places = _places(stack, split) * _NUMBER
+        places = _places(stack, partition) * _NUMBER
         count += others * places * (1 + 2 * stack.dim)
-        count += (split.replicas - 1) * places * (1 + stack.dim)
+        count += (partition.replicas - 1) * places * (1 + stack.dim)
         summed += stack.replicated * (stack.dim + 1) * _NUMBER
-    return round(count + 2 * (split.devices - 1) / split.devices * summed)
+    return round(count + 2 * (partition.devices - 1) / partition.devices * summed)
 
 
 def shortage(needed: Bytes, memory: int) -> str:

@@ -14,7 +14,7 @@ from jaxrank import absent, hlo_checks, plan, processes
 from jaxrank import mesh as meshes
 from jaxrank.errors import InputError
 from jaxrank.feed import AHEAD
-from jaxrank.plan_case import Data, Machine, Maker
+from jaxrank.plan_case import Machine, Maker, PlanData
 from jaxrank.program import BatchShape, Program, check_batch, check_config, make_trainee
 from jaxrank.report import Report
 from jaxrank.scaling import StepTime, grown, step_time
@@ -124,7 +124,7 @@ def compile_for(
 
 
 def _compiled(
-    config: ConfigDict, data: Data, maker: Maker, one: Topology, mesh: jax.sharding.Mesh
+    config: ConfigDict, data: PlanData, maker: Maker, one: Topology, mesh: jax.sharding.Mesh
 ) -> tuple[Compiled, str]:
     """What was found, and the text of the program of training."""
     program = _program(config, data, maker, one, mesh)
@@ -162,7 +162,7 @@ def _compiled(
 
 
 def _program(
-    config: ConfigDict, data: Data, maker: Maker, one: Topology, mesh: jax.sharding.Mesh
+    config: ConfigDict, data: PlanData, maker: Maker, one: Topology, mesh: jax.sharding.Mesh
 ) -> Program:
     """The programs that `job.build` would make on that slice."""
     case = maker.case(Machine(one.name, one.devices, config.mesh.replicas, one.hbm_bytes))

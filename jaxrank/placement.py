@@ -93,7 +93,7 @@ def _measured(
     config: ConfigDict, split: Split, schema: Schema, mesh: Mesh, kept: Mapping[str, Hot] | None
 ) -> dict[str, Any]:
     reads = StoredReads(split, schema)
-    data = plan_case.Data(schema, reads, measure(reads), split.statistics)
+    data = plan_case.PlanData(schema, reads, measure(reads), split.statistics)
     memory = _memory(mesh)
     machine = plan_case.Machine("", mesh.size, config.mesh.replicas, memory or 2**62)
     case = plan_case.Maker(config, data).case(machine, hot=kept)
@@ -114,7 +114,9 @@ def _messages(case: plan_case.Case) -> list[str]:
     whole = [t for t in case.plan.tables if t.placement == "replicated"]
     hot = sum(t.replicated_rows for t in case.plan.tables if t.placement == "rows")
     split = len(case.plan.tables) - len(whole)
-    buffers = ", ".join(f"{name} {capacity:,}" for name, capacity in case.split.capacities.items())
+    buffers = ", ".join(
+        f"{name} {capacity:,}" for name, capacity in case.partition.capacities.items()
+    )
     lines = [
         f"Placement: {len(whole)} table(s) on every device, {split} split by row, the"
         f" {hot:,} hottest rows of these on every device too; {case.bytes.total / 2**20:,.1f} MiB"

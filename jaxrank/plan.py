@@ -14,7 +14,7 @@ from jaxrank.data.store import is_store
 from jaxrank.embedding.replay import Replay, replay
 from jaxrank.errors import InputError
 from jaxrank.monitor import check_metric
-from jaxrank.plan_case import Case, Data, Machine, Maker
+from jaxrank.plan_case import Case, Machine, Maker, PlanData
 from jaxrank.program import check_config
 from jaxrank.report import Report, format_bytes
 from jaxrank.timetable import NEXT_DAY
@@ -82,9 +82,9 @@ def plan(
     found = replay(
         case.layout,
         _told(itertools.islice(drawn, batches), batches, report),
-        replicas=case.split.replicas,
-        shards=case.split.shards,
-        capacities=case.split.capacities,
+        replicas=case.partition.replicas,
+        shards=case.partition.shards,
+        capacities=case.partition.capacities,
     )
     return Planned(
         batch_size=size,
@@ -105,7 +105,7 @@ def _told(batches: Iterator[Examples], count: int, report: Report) -> Iterator[E
         yield batch
 
 
-def open_data(config: ConfigDict, workdir: str, report: Report) -> Data:
+def open_data(config: ConfigDict, workdir: str, report: Report) -> PlanData:
     """The config's store, or that of the run in `workdir`, or else generated data; and a sample.
 
     Raises:
@@ -125,7 +125,7 @@ def open_data(config: ConfigDict, workdir: str, report: Report) -> Data:
         check_metric(store.schema.tasks, config.eval.metric)
         reads = traffic.StoredReads(split, store.schema)
         report(f"Reading a sample of {split.path}")
-        return Data(store.schema, reads, traffic.measure(reads), split.statistics)
+        return PlanData(store.schema, reads, traffic.measure(reads), split.statistics)
     if source.get("kind") != "synthetic":
         raise InputError(
             f"data.store: must be prepared data to plan by: found {path or 'none'!r}. Run `jaxrank"
@@ -133,12 +133,12 @@ def open_data(config: ConfigDict, workdir: str, report: Report) -> Data:
         )
     run_data.check_splits(config, to_plain(config.features), source, "the generated data")
     generated = sources.make_source(source)
-    assert isinstance(generated, synthetic.Source)
+    assert isinstance(generated, synthetic.SyntheticSource)
     reads = traffic.GeneratedReads(generated, name, to_plain(config.features))
     check_metric(reads.schema.tasks, config.eval.metric)
     report("Reading a sample of generated data")
     sample = traffic.measure(reads)
-    return Data(reads.schema, reads, sample, {"list_lengths": sample.list_lengths})
+    return PlanData(reads.schema, reads, sample, {"list_lengths": sample.list_lengths})
 
 
 def _warnings(case: Case, found: Replay, sample: traffic.Traffic, batch_size: int) -> Iterator[str]:

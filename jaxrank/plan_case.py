@@ -44,14 +44,14 @@ class Case(NamedTuple):
     plan: planner.Plan
     layout: Layout
     ids: dict[str, int]
-    split: budget.Split
+    partition: budget.Partition
     bytes: budget.Bytes
     exchanged: int
 
     @property
     def room(self) -> dict[str, float]:
         """Of each stack's exchange; see `Embedding`."""
-        return {name: n / self.ids[name] for name, n in self.split.capacities.items()}
+        return {name: n / self.ids[name] for name, n in self.partition.capacities.items()}
 
     @property
     def over(self) -> int:
@@ -59,7 +59,7 @@ class Case(NamedTuple):
         return max(0, self.bytes.total - self.machine.memory)
 
 
-class Data(NamedTuple):
+class PlanData(NamedTuple):
     """What is planned by. statistics: of the training split, as `packing.capacity` wants them."""
 
     schema: Schema
@@ -75,7 +75,7 @@ class Maker:
         InputError: a field of the config, or the numbers of the machine, cannot be.
     """
 
-    def __init__(self, config: ConfigDict, data: Data):
+    def __init__(self, config: ConfigDict, data: PlanData):
         self._config, self._data = config, data
         self.dim_of = dims_of(data.schema, config.embedding)
         plain = layout(data.schema, self.dim_of)
@@ -136,19 +136,19 @@ class Maker:
             slack=config.embedding.exchange_slack,
             fixed=config.embedding.exchange_capacity,
         )
-        split = budget.Split(machine.replicas, shards, capacities)
+        partition = budget.Partition(machine.replicas, shards, capacities)
         needed = budget.of_device(
             planned,
             self.rule,
-            split,
+            partition,
             batch,
             self._dense,
             steps_per_call=config.steps_per_call,
             updates_whole_tables=config.embedding.l2_scope == "table",
             averages=config.ema_decay > 0,
         )
-        exchanged = budget.exchanged(planned, split, self._dense)
-        return Case(machine, plan, planned, ids, split, needed, exchanged)
+        exchanged = budget.exchanged(planned, partition, self._dense)
+        return Case(machine, plan, planned, ids, partition, needed, exchanged)
 
 
 def _check_machine(machine: Machine, batch_size: int) -> None:
@@ -163,7 +163,7 @@ def _check_machine(machine: Machine, batch_size: int) -> None:
     check_batch("batch_size", batch_size, 1, devices)  # data.shards may be set later
 
 
-def _dense(trainee: Trainee) -> budget.Dense:
+def _dense(trainee: Trainee) -> budget.DensePart:
     """Bytes of the layers, counted from their shapes; nothing is computed."""
     inputs = model_inputs(trainee.embedding.layout)
     layers = jax.eval_shape(lambda given: layers_state(trainee, jax.random.key(0), given), inputs)
@@ -177,7 +177,7 @@ def _dense(trainee: Trainee) -> budget.Dense:
         traced = jax.make_jaxpr(apply)(*weights, *several)
         return _bytes([v.aval for equation in traced.jaxpr.eqns for v in equation.outvars])
 
-    return budget.Dense(
+    return budget.DensePart(
         parameters=_bytes(layers["params"]),
         state=_bytes((layers["model_state"], layers["opt_state"])),
         # What does not grow with the examples, such as a weight transposed, falls out.

@@ -75,12 +75,12 @@ def _traffic(planned: Planned) -> list[str]:
         f" {found.largest_imbalance:.4f}",
         f"  sent by a device      {format_bytes(case.exchanged)}",
     ]
-    for name, capacity in case.split.capacities.items():
+    for name, capacity in case.partition.capacities.items():
         lines.append(
-            f"  buffers of {name:<10} {capacity:,} ids for each of {case.split.shards} owners;"
+            f"  buffers of {name:<10} {capacity:,} ids for each of {case.partition.shards} owners;"
             f" fullest over mean {found.fullest[name]:.2f}; rounds {found.rounds[name]:.2f}"
         )
-    if case.split.capacities:
+    if case.partition.capacities:
         lines.append(f"  buffer use            {found.buffer_use:.3f} of the places")
     return lines
 
@@ -110,7 +110,7 @@ def to_json(planned: Planned) -> dict[str, Any]:
         "lookups_per_device": found.lookups.tolist(),
         "batches": found.batches,
         "buffer_use": found.buffer_use,
-        "capacity": dict(case.split.capacities),
+        "capacity": dict(case.partition.capacities),
         "rounds": found.rounds,
         "fullest_over_mean": found.fullest,
         "tables": tables,

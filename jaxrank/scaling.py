@@ -33,7 +33,7 @@ _LANES = 1024  # numbers of a vector register
 _SORT_CYCLES = 11  # of one pass over a vector register of keys with their places
 
 
-class Rates(NamedTuple):
+class ChipRates(NamedTuple):
     """Of one chip.
 
     flops: bfloat16 operations a second.
@@ -52,12 +52,12 @@ class Rates(NamedTuple):
 
 # No clock of v6e is published: it is taken for that of v5p.
 RATES = {
-    "v2": Rates(46e12, 700e9, 62e9, 0.7e9, 16),
-    "v3": Rates(123e12, 900e9, 70e9, 0.94e9, 32),
-    "v4": Rates(275e12, 1200e9, 50e9, 1.05e9, 4),
-    "v5e": Rates(197e12, 819e9, 50e9, 1.5e9, 16),
-    "v5p": Rates(459e12, 2765e9, 100e9, 1.75e9, 4),
-    "v6e": Rates(918e12, 1640e9, 100e9, 1.75e9, 16),
+    "v2": ChipRates(46e12, 700e9, 62e9, 0.7e9, 16),
+    "v3": ChipRates(123e12, 900e9, 70e9, 0.94e9, 32),
+    "v4": ChipRates(275e12, 1200e9, 50e9, 1.05e9, 4),
+    "v5e": ChipRates(197e12, 819e9, 50e9, 1.5e9, 16),
+    "v5p": ChipRates(459e12, 2765e9, 100e9, 1.75e9, 4),
+    "v6e": ChipRates(918e12, 1640e9, 100e9, 1.75e9, 16),
 }
 
 # How the batch grows with the slice: not at all, or so that a device has as many examples.
@@ -149,7 +149,7 @@ def step_time(text: str, topology: Topology, batch_size: int, steps: int) -> Ste
     )
 
 
-def _collective(cost: Cost, topology: Topology, rates: Rates) -> tuple[str, float, int]:
+def _collective(cost: Cost, topology: Topology, rates: ChipRates) -> tuple[str, float, int]:
     """The part that a collective counts to, its seconds and its hops."""
     network, joined_ends = sides(topology), joined(topology)
     axes = [side for side in network if side > 1]

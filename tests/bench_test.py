@@ -13,7 +13,7 @@ from runs import nothing, on_store, saved
 
 from jaxrank import bench, cli, processes
 from jaxrank import config as configs
-from jaxrank.advice import STAGES, Rates, Setting, advice_on, limit_of
+from jaxrank.advice import STAGES, Setting, Throughput, advice_on, limit_of
 from jaxrank.data import costs, direct, examples, prepare, store
 from jaxrank.data.batcher import Batcher
 from jaxrank.data.pipeline import TrainBatches
@@ -257,7 +257,7 @@ def stages(read=0.1, decompress=0.1, shuffle=0.1, pack=0.1, transfer=0.1, step=1
 def test_the_limit_and_the_setting_to_change_follow_from_the_numbers(
     rates, costing, changes, limit, advice
 ):
-    rates, told = Rates(*rates), stages(**costing)
+    rates, told = Throughput(*rates), stages(**costing)
     assert limit_of(rates, told) == limit
     found = advice_on(limit, rates, told, SETTING._replace(**changes))
     assert advice in found

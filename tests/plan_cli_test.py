@@ -162,21 +162,21 @@ def test_bytes_are_those_of_each_buffer_and_each_collective():
         tables=(Table("a", 40, "integer"), Table("b", 5000, "integer")),
     )
     planned = layout(schema, {"a": 8, "b": 8}, {"dim8": Hot(whole=("a",))})
-    split = budget.Split(replicas=2, shards=4, capacities={"dim8": 16})
-    dense = budget.Dense(parameters=8000, state=0, activations=10)
+    partition = budget.Partition(replicas=2, shards=4, capacities={"dim8": 16})
+    dense = budget.DensePart(parameters=8000, state=0, activations=10)
     number, row = 4, 8 * 4
 
     to_other_owners = 3 * 16 * (number + row + row)  # ids and gradients there, vectors back
     to_other_replica = 4 * 16 * (number + row)
     summed = 8000 + 40 * (row + number)
-    assert budget.exchanged(planned, split, dense) == round(
+    assert budget.exchanged(planned, partition, dense) == round(
         to_other_owners + to_other_replica + 2 * 7 / 8 * summed
     )
 
     found = budget.of_device(
         planned,
         make_rule("sgd"),
-        split,
+        partition,
         BatchShape(64, 8, {}).struct(planned),
         dense,
         steps_per_call=3,

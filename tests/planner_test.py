@@ -119,7 +119,7 @@ def test_generated_reads_are_those_of_the_prepared_store(tmp_path):
     )
     stored = traffic.StoredReads(store.split("train"), store.schema)
     source.pop("kind")
-    generated = traffic.GeneratedReads(synthetic.Source(**source), "train", features)
+    generated = traffic.GeneratedReads(synthetic.SyntheticSource(**source), "train", features)
     assert generated.schema.tables == stored.schema.tables
     assert generated.part_rows.sum() == stored.part_rows.sum() == 6000
     whole = generated.read(0)
@@ -146,14 +146,14 @@ def test_features_that_cannot_be_read_without_a_store_are_refused(change, messag
     features["ids"][0] |= change
     source.pop("kind")
     with pytest.raises(InputError, match=message):
-        traffic.GeneratedReads(synthetic.Source(**source), "train", features).read(0)
+        traffic.GeneratedReads(synthetic.SyntheticSource(**source), "train", features).read(0)
 
 
 def test_a_split_that_is_not_there_or_empty_is_refused():
     features = to_plain(tiny.config().features)
     source = to_plain(tiny.config().source) | {"rows": {"train": 0}}
     source.pop("kind")
-    generated = synthetic.Source(**source)
+    generated = synthetic.SyntheticSource(**source)
     with pytest.raises(InputError, match="data.train: must be one of.*'train'.*: found 'x'"):
         traffic.GeneratedReads(generated, "x", features)
     with pytest.raises(InputError, match="source.rows.train: must be at least 1"):

@@ -14,7 +14,7 @@ import pyarrow as pa
 from jaxrank.data import tf_example
 from jaxrank.data.ragged import starts_of
 from jaxrank.data.tf_example import TAGS, ColumnType, DecodeError
-from jaxrank.data.wire import FIRST, SECOND, Data, Names, Spans, fields, gather, varints
+from jaxrank.data.wire import FIRST, SECOND, Names, Spans, WireData, fields, gather, varints
 
 _FEW = 16  # records that protobuf reads in less time than NumPy takes for one feature of them
 
@@ -101,7 +101,7 @@ def columns_of(
     of a record that is bad mean nothing.
     """
     names = list(types)
-    data = Data([])
+    data = WireData([])
     whole = data.append(records)
     spans, plain = _find(data.array, whole, names)
     bad: list[Bad] = []
@@ -127,7 +127,9 @@ def columns_of(
     return pa.RecordBatch.from_arrays(arrays, names), bad
 
 
-def _column(data: Data, spans: Spans, name: str, kind: ColumnType) -> tuple[pa.Array, list[Bad]]:
+def _column(
+    data: WireData, spans: Spans, name: str, kind: ColumnType
+) -> tuple[pa.Array, list[Bad]]:
     if kind.is_list and kind.kind == "bytes":
         return _bytes_lists(data.array, spans, name)
     found = _decode(data.array, spans, kind.kind)

@@ -74,13 +74,13 @@ def make_source(source: Mapping[str, Any], used: Collection[str] = ()) -> Source
     if kind == "synthetic":
         from jaxrank.data import synthetic  # only where it is asked for
 
-        signature = inspect.signature(synthetic.Source)
+        signature = inspect.signature(synthetic.SyntheticSource)
         check_keys(rest, list(signature.parameters), f"source (kind={kind!r})")
         try:
             signature.bind(**rest)
         except TypeError as error:
             raise InputError(f"source (kind={kind!r}): {error}.") from error
-        generated = synthetic.Source(**rest)
+        generated = synthetic.SyntheticSource(**rest)
         _check_splits(generated.splits, "source.rows")
         return generated
     own = {"csv": ["delimiter", "null_values"], "tfrecord": ["columns"]}

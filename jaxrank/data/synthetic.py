@@ -65,7 +65,7 @@ class ListOfIds(NamedTuple):
     values: np.ndarray
 
 
-class Source:
+class SyntheticSource:
     """Generated splits; the same rows for the same arguments, and one split never another's.
 
     Args:

@@ -13,7 +13,7 @@ from jaxrank.data.ragged import places_of_lists, positions, ranges, starts_of
 from jaxrank.data.resolve import build_schema, resolve
 from jaxrank.data.spec import FeatureSpec, IdSpec, ListSpec
 from jaxrank.data.split import Split
-from jaxrank.data.synthetic import ListOfIds, Source
+from jaxrank.data.synthetic import ListOfIds, SyntheticSource
 from jaxrank.errors import InputError
 from jaxrank.features import PAD, Schema
 
@@ -95,7 +95,7 @@ class GeneratedReads:
         InputError: a feature that needs a store, or no such split.
     """
 
-    def __init__(self, source: Source, split: str, features: Mapping[str, Any]):
+    def __init__(self, source: SyntheticSource, split: str, features: Mapping[str, Any]):
         if split not in source.splits:
             raise InputError(f"data.train: must be one of {source.splits}: found {split!r}.")
         if not source.chunk_rows(split):

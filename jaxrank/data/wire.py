@@ -31,7 +31,7 @@ class Spans(NamedTuple):
         return self.stop - self.start
 
 
-class Data:
+class WireData:
     """Bytes one after another, and zeros behind them."""
 
     def __init__(self, pieces: Sequence[bytes]):
@@ -69,7 +69,7 @@ class Names:
     """The column of each name, found by all of its bytes, eight at a time."""
 
     def __init__(self, names: Sequence[str]):
-        data = Data([])
+        data = WireData([])
         spans = data.append([name.encode() for name in names])
         self._sizes = spans.size
         self._count = max(1, -(-int(spans.size.max()) // 8))
