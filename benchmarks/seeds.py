@@ -4,11 +4,13 @@
         --variant='dnn: --config.model.cross=none' --variant='dcn: --config.model.cross=vector'
 
 The checkpoint of each run is the best one by the config's metric on the validation split. Further
-arguments go to `jaxrank train`. Data is prepared once. Variants are trained with the same seeds,
-and so on the same batches, as the config itself; of each metric the difference from the config is
-printed, with its 95% confidence interval by Student's t over the pairs.
+arguments go to `jaxrank train`, those that set fields also to `jaxrank prepare`: data is prepared
+once. A variant may have a --config of its own. Variants are trained with the same seeds, and so on
+the same batches, as the config itself; of each metric the difference from the config is printed,
+with its 95% confidence interval by Student's t over the pairs.
 
-Runs that are there already are not done again, so the command can be given once more.
+Runs that are there already are not done again, so the command can be given once more. One of
+another config, or data from another source, is refused.
 """
 
 import argparse
@@ -16,15 +18,19 @@ import concurrent.futures
 import json
 import os
 import shlex
-import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from counts import positive
 from scipy import stats
+
+from jaxrank.config import FREE, differences, load, to_plain
+from jaxrank.data.store import open_store
+from jaxrank.errors import InputError
 
 Scores = dict[str, list[float]]  # by metric, of each seed
 
@@ -42,18 +48,55 @@ def jaxrank(*args: str, cores: set[int] | None = None) -> dict[str, Any]:
     return json.loads(found.stdout.splitlines()[-1])
 
 
-def prepare_once(config: str, store: Path, *args: str) -> None:
+def fields(args: Sequence[str]) -> list[str]:
+    """The arguments that set fields of the config."""
+    follows = [False, *(arg.startswith("--config.") and "=" not in arg for arg in args)]
+    return [
+        arg
+        for arg, is_value in zip(args, follows, strict=False)
+        if is_value or arg.startswith("--config.")
+    ]
+
+
+def plain(config: Any) -> dict[str, Any]:
+    """A config, or a section of it, as JSON has it."""
+    return json.loads(json.dumps(to_plain(config), default=str))
+
+
+def check_same(workdir: Path, config: str, overrides: Sequence[str]) -> None:
+    """Refuses the run of a config that has changed since. Not by `jaxrank.workdir`, which imports
+    JAX, and processes are started here."""
+    before = json.loads((workdir / "config.json").read_text())
+    lines = differences(before, plain(load(config, overrides)))
+    changed = [line for line in lines if line.partition(":")[0] not in FREE]
+    if changed:
+        raise InputError(
+            f"{workdir} is of another config; these fields differ:\n  "
+            + "\n  ".join(changed)
+            + "\nGive another --workdir, or remove it."
+        )
+
+
+def prepare_once(config: str, store: Path, args: Sequence[str]) -> None:
     if not store.exists():
-        jaxrank("prepare", config, f"--output={store}", *args)
+        jaxrank("prepare", f"--config={config}", f"--output={store}", *args)
+        return
+    wanted = plain(load(config, args).source)
+    if changed := differences(open_store(store).spec.source, wanted, "source"):
+        raise InputError(
+            f"{store} was prepared from another source:\n  "
+            + "\n  ".join(changed)
+            + "\nGive another --workdir, or remove it."
+        )
 
 
 def run(folder: Path, config: str, split: str, args: Sequence[str], cores: set[int]) -> dict:
     """Trains and scores once; what is in the folder already is only read."""
     scores = folder / "scores.json"
-    command = [config, f"--split={split}", *args]
+    command = [f"--config={config}", f"--split={split}", *args]
     if not scores.exists():
         workdir = f"--workdir={folder / 'run'}"
-        trained = jaxrank("train", config, workdir, *args, cores=cores)
+        trained = jaxrank("train", f"--config={config}", workdir, *args, cores=cores)
         tested = jaxrank("evaluate", workdir, "--checkpoint=best", f"--split={split}", cores=cores)
         kept = {k: trained[k] for k in ("step", "seconds", "examples_per_second")}
         scores.write_text(json.dumps({"command": command, "trained": kept, "tested": tested}))
@@ -78,12 +121,12 @@ def metrics_of(found: dict[str, Any]) -> dict[str, float]:
 
 def told(name: str, scores: Scores, first: Scores | None) -> None:
     for metric, values in scores.items():
-        line = f"{name}: {metric}: mean {statistics.mean(values):.5f}"
-        line += f", deviation {statistics.stdev(values):.5f}" if len(values) > 1 else ""
+        line = f"{name}: {metric}: mean {np.mean(values):.5f}"
+        line += f", deviation {np.std(values, ddof=1):.5f}" if len(values) > 1 else ""
         if first is not None and len(values) > 1:
-            apart = [a - b for a, b in zip(values, first[metric], strict=True)]
-            half = stats.t.ppf(0.975, len(apart) - 1) * statistics.stdev(apart) / len(apart) ** 0.5
-            mean = statistics.mean(apart)
+            apart = np.subtract(values, first[metric])
+            mean, error = apart.mean(), apart.std(ddof=1) / len(apart) ** 0.5
+            half = stats.t.ppf(0.975, len(apart) - 1) * error
             line += f"; difference {mean:+.5f}, from {mean - half:+.5f} to {mean + half:+.5f}"
         print(line, flush=True)
 
@@ -101,7 +144,6 @@ def main() -> None:
     )
     args, rest = parser.parse_known_args()
     folder = Path(args.workdir)
-    config = f"--config={args.config}"
     store = folder / "data"
     variants: dict[str, list[str]] = {"config": []}
     for variant in args.variant:
@@ -109,18 +151,26 @@ def main() -> None:
         if not colon or name.strip() in variants:
             parser.error(f"--variant must be 'name: arguments', of a new name: found {variant!r}")
         variants[name.strip()] = shlex.split(own)
-    prepare_once(config, store, *rest)
+    prepare_once(args.config, store, fields(rest))
     cores = sorted(os.sched_getaffinity(0))
     shares = [set(cores[i :: args.jobs]) or set(cores) for i in range(args.jobs)]
     scores: dict[str, Scores] = {name: {} for name in variants}
 
+    def of(name: str, seed: int) -> tuple[Path, str, list[str]]:
+        """The folder of a run, its config and the other arguments."""
+        own = variants[name]
+        configs = [arg for arg in own if arg.startswith("--config=")]
+        config = configs[-1].removeprefix("--config=") if configs else args.config
+        given = [f"--config.seed={seed}", f"--config.data.store={store}", *rest]
+        given += [arg for arg in own if arg not in configs]
+        return folder / name / f"seed{seed}", config, given
+
     def one(name: str, seed: int) -> dict[str, Any]:
-        mine = shares.pop()
-        own = [f"--config.seed={seed}", f"--config.data.store={store}"]
-        place = folder / name / f"seed{seed}"
+        place, config, given = of(name, seed)
         place.mkdir(parents=True, exist_ok=True)
+        mine = shares.pop()
         try:
-            return run(place, config, args.split, [*own, *rest, *variants[name]], mine)
+            return run(place, config, args.split, given, mine)
         finally:
             shares.append(mine)
 
@@ -129,6 +179,8 @@ def main() -> None:
             (name, seed) for seed in range(args.first, args.first + args.seeds) for name in variants
         ]
         for (name, seed), found in zip(runs, pool.map(lambda r: one(*r), runs), strict=True):
+            place, config, given = of(name, seed)
+            check_same(place / "run", config, fields(given))
             line = []
             for metric, value in metrics_of(found).items():
                 scores[name].setdefault(metric, []).append(value)
@@ -146,4 +198,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except InputError as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_status)
