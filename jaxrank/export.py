@@ -117,7 +117,7 @@ def _written(output: str) -> Iterator[Path]:
     try:
         lock = lock_directory(partial)
         if lock is None:
-            raise InputError(f"--output: another process is writing {target}.")
+            raise RunError(f"--output: another process is writing {target}.")
         try:
             _check_free(target)  # another process may have finished it since
             empty_directory(partial)
@@ -133,7 +133,7 @@ def _written(output: str) -> Iterator[Path]:
 
 
 def _check_free(target: Path) -> None:
-    if target.exists():
+    if os.path.lexists(target):
         raise InputError(f"--output: {target} must not exist yet, nothing is overwritten.")
     check_parent(target)
 

@@ -20,7 +20,7 @@ from jaxrank.data.files import describe
 from jaxrank.data.prepare import prepare
 from jaxrank.data.runners import Local
 from jaxrank.data.store import open_store
-from jaxrank.errors import InputError
+from jaxrank.errors import InputError, RunError
 
 small_units = pytest.fixture(preparations.small_units)
 
@@ -42,6 +42,51 @@ def test_what_was_done_before_an_error_is_not_done_again(tmp_path, small_units, 
     assert read[0] == 2
     assert content(tmp_path / "store") == content(expected.path)
     assert not (tmp_path / ".store.partial").exists()
+
+
+@pytest.mark.parametrize("when", ["learned", "encoded"])
+@pytest.mark.parametrize("text", ["label,user,item,n\n", "what is no CSV\n1,2\n"])
+def test_a_file_that_is_replaced_meanwhile_ends_the_preparation(
+    tmp_path, small_units, monkeypatch, when, text
+):
+    train = files(tmp_path / "raw", 50, 50)
+    function = dict(learned="learn", encoded="encode")[when]
+    real = getattr(work, function)
+
+    def replaced(of, unit, *rest):
+        if unit.index == 1:
+            Path(train[1]).write_text(text + Path(train[1]).read_text().partition("\n")[2])
+        return real(of, unit, *rest)
+
+    monkeypatch.setattr(work, function, replaced)
+    with pytest.raises(RunError, match=r"1.csv: must stay as it is until it has been prepared"):
+        run(tmp_path / "store", train, runner=Local(1))
+    assert not (tmp_path / "store").exists()
+
+
+def test_what_is_put_where_the_store_will_be_costs_no_work(tmp_path, small_units, monkeypatch):
+    train = files(tmp_path / "raw", 50, 50)
+    expected = run(tmp_path / "expected", train, runner=Local(1))
+    (tmp_path / "store").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(InputError, match="store: must not exist yet"):
+        run(tmp_path / "store", train, runner=Local(1))
+    (tmp_path / "store").unlink()
+
+    real = work.encode
+
+    def encode(*args):
+        (tmp_path / "store").mkdir(exist_ok=True)
+        real(*args)
+
+    monkeypatch.setattr(work, "encode", encode)
+    with pytest.raises(InputError, match="store: must not exist yet"):
+        run(tmp_path / "store", train, runner=Local(1))
+    monkeypatch.setattr(work, "encode", real)
+    (tmp_path / "store").rmdir()
+    read = counted(monkeypatch)
+    run(tmp_path / "store", train, runner=Local(1))
+    assert read == []
+    assert content(tmp_path / "store") == content(expected.path)
 
 
 def test_a_killed_preparation_is_gone_on_with(tmp_path, small_units, monkeypatch):

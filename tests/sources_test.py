@@ -114,6 +114,26 @@ def test_directories_that_are_linked_are_read_once(tmp_path):
     assert [Path(name).parent.name for name in order] == ["day1", "day2", "day4"]
 
 
+@pytest.mark.parametrize("given", ["", "*.csv", "day?.csv"])
+def test_a_link_to_nothing_is_not_passed_over(tmp_path, given):
+    (tmp_path / "day1.csv").write_text("n\n1\n")
+    (tmp_path / "day2.csv").symlink_to(tmp_path / "gone.csv")
+    with pytest.raises(InputError, match=r"day2.csv: must be a file: it is a link to '.*gone.csv'"):
+        make_source(dict(kind="csv", files=dict(train=str(tmp_path / given))))
+
+
+@pytest.mark.parametrize("given", ["*/x.csv", "**/*.csv", "*/*.csv"])
+def test_a_directory_that_may_not_be_read_is_not_passed_over(tmp_path, monkeypatch, given):
+    for name in ("a", "b", "lost+found"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x.csv").write_text("n\n1\n")
+    closed = {tmp_path / "b", tmp_path / "lost+found"}
+    # Root may read all, so what may not be read has to be played.
+    monkeypatch.setattr("os.access", lambda path, _: Path(path) not in closed)
+    with pytest.raises(InputError, match=r"/b must be a directory that can be read"):
+        make_source(dict(kind="csv", files=dict(train=str(tmp_path / given))))
+
+
 def test_gzip_of_several_members_is_read_to_its_end(tmp_path):
     path = tmp_path / "a.csv.gz"
     path.write_bytes(gzip.compress(b"n\n1\n") + gzip.compress(b"2\n"))

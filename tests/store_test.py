@@ -504,7 +504,7 @@ def test_a_store_that_another_process_writes_is_refused_until_that_one_is_killed
     with writing_process(tmp_path / "s") as process:
         (tmp_path / ".s.partial" / "stray").write_text("")
         for _ in range(2):
-            with pytest.raises(InputError, match="s: .* another process is writing this store"):
+            with pytest.raises(RunError, match="s: .* another process is writing this store"):
                 write(tmp_path / "s", [block()])
         assert (tmp_path / ".s.partial" / "train").is_dir()
         process.send_signal(signal.SIGKILL)

@@ -102,10 +102,34 @@ def _find_local(text: str) -> list[str]:
         return [text]
     if not glob.has_magic(text):
         raise InputError(f"{text}: no such file or directory.")
-    matches = sorted(p for p in glob.glob(text, recursive=True) if Path(p).is_file())
+    matches = sorted(p for p in glob.glob(text, recursive=True) if _is_file(Path(p)))
     if not matches:
         raise InputError(f"{text}: this pattern matches no file.")
+    _check_listed(text)
     return matches
+
+
+def _is_file(path: Path) -> bool:
+    """Whether a path is a file that is there.
+
+    Raises:
+        InputError: it is a link to nothing; data that is left out would be missed by nobody.
+    """
+    if path.is_symlink() and not path.exists():
+        raise InputError(
+            f"{path}: must be a file: it is a link to {os.readlink(path)!r}, not there."
+        )
+    return path.is_file()
+
+
+def _check_listed(pattern: str) -> None:
+    """Refuses a pattern with a directory on its way that cannot be read, which `glob` passes by."""
+    parts = Path(pattern).parts
+    for i in range(1, len(parts)):
+        needed = os.R_OK | os.X_OK if glob.has_magic(parts[i]) else os.X_OK
+        for found in map(Path, glob.glob(str(Path(*parts[:i])), recursive=True)):
+            if found.is_dir() and _is_data((found.name,)) and not os.access(found, needed):
+                raise InputError(f"{pattern}: {found} must be a directory that can be read.")
 
 
 def _data_in(directory: Path, root: Path, linked: set[Path]) -> list[Path]:
@@ -118,7 +142,7 @@ def _data_in(directory: Path, root: Path, linked: set[Path]) -> list[Path]:
     for path in sorted(directory.iterdir()):
         if not _is_data((path.name,)):
             continue
-        if path.is_file():
+        if _is_file(path):
             found.append(path)
         elif path.is_dir():
             target = path.resolve()

@@ -81,7 +81,8 @@ def prepare(
 
     Raises:
         InputError: something in the configs or the data; names file, row and column.
-        RunError: the store could not be written. Nothing is left at `output`.
+        RunError: the store could not be written, another process writes it, or a file of the source
+            has changed meanwhile. Nothing is left at `output`.
     """
     if block_size < 1:
         raise InputError(f"block_size: must be 1 or more: found {block_size}.")

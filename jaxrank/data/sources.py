@@ -20,6 +20,7 @@ from jaxrank.errors import InputError, check_choice
 
 _MOST_NULLS, _LONGEST_NULL = 64, 64
 _KINDS = ("criteo", "csv", "parquet", "synthetic", "tfrecord")
+_OWN_FIELDS = {"csv": ("delimiter", "null_values"), "tfrecord": ("columns",)}
 
 
 class Source(Protocol):
@@ -58,6 +59,17 @@ class Source(Protocol):
         ...
 
 
+def fields(kind: str | None) -> list[str]:
+    """What the config's section may hold beside `kind`; nothing where there is no such kind."""
+    if kind not in _KINDS:
+        return []
+    if kind != "synthetic":
+        return ["files", *_OWN_FIELDS.get(kind, ())]
+    from jaxrank.data import synthetic  # only where it is asked for
+
+    return list(inspect.signature(synthetic.SyntheticSource).parameters)
+
+
 def make_source(source: Mapping[str, Any], used: Collection[str] = ()) -> Source:
     """The source that the config's section describes.
 
@@ -71,20 +83,17 @@ def make_source(source: Mapping[str, Any], used: Collection[str] = ()) -> Source
     rest = dict(source)
     kind = rest.pop("kind", None)
     check_choice("source.kind", kind, _KINDS)
+    check_keys(rest, fields(kind), f"source (kind={kind!r})")
     if kind == "synthetic":
-        from jaxrank.data import synthetic  # only where it is asked for
+        from jaxrank.data import synthetic
 
-        signature = inspect.signature(synthetic.SyntheticSource)
-        check_keys(rest, list(signature.parameters), f"source (kind={kind!r})")
         try:
-            signature.bind(**rest)
+            inspect.signature(synthetic.SyntheticSource).bind(**rest)
         except TypeError as error:
             raise InputError(f"source (kind={kind!r}): {error}.") from error
         generated = synthetic.SyntheticSource(**rest)
         _check_splits(generated.splits, "source.rows")
         return generated
-    own = {"csv": ["delimiter", "null_values"], "tfrecord": ["columns"]}
-    check_keys(rest, ["files", *own.get(kind, [])], f"source (kind={kind!r})")
     paths = _files_of_splits(rest.get("files"))
     if kind == "parquet":
         return ParquetSource(paths, used)

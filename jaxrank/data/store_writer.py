@@ -16,7 +16,7 @@ from jaxrank.data.examples import Examples
 from jaxrank.data.lock import lock_directory, remove_empty_directories
 from jaxrank.data.store import Store, StoreSpec, open_store
 from jaxrank.data.vocabulary import counts_checksum, write_file
-from jaxrank.errors import InputError
+from jaxrank.errors import InputError, RunError
 from jaxrank.features import Schema
 
 _BLOCKS_PER_FILE = 64
@@ -124,7 +124,7 @@ class StoreWriter:
             return self
         lock = lock_directory(Path(str(self.work)))
         if lock is None:
-            raise InputError(
+            raise RunError(
                 f"{self.path}: must be written by one process at a time: another process is writing"
                 " this store. Wait for it, or choose another output."
             )
@@ -146,7 +146,12 @@ class StoreWriter:
             os.close(self._lock)
 
     def _check_free(self) -> None:
-        taken = self.path.exists() if self._local else (self.path / "manifest.json").exists()
+        # A link to nothing is there, too: a directory cannot be moved over it.
+        taken = (
+            os.path.lexists(str(self.path))
+            if self._local
+            else (self.path / "manifest.json").exists()
+        )
         if taken:
             raise InputError(f"{self.path}: must not exist yet, a store is never overwritten.")
 
@@ -182,7 +187,12 @@ class StoreWriter:
             (self.work / "vocabulary").mkdir(exist_ok=True)
 
     def finish(self, schema: Schema, spec: StoreSpec) -> Store:
-        """Writes the manifest and moves the store to its place."""
+        """Writes the manifest and moves the store to its place.
+
+        Raises:
+            InputError: something else is there by now.
+        """
+        self._check_free()  # before what has been done is removed
         self._remove_others()
         tree = {
             "format_version": manifest.FORMAT_VERSION,

@@ -1,9 +1,10 @@
 """The units of a preparation: parts of a split that one process works on, and can be done again."""
 
 import collections
+import contextlib
 import dataclasses
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import xxhash
@@ -11,6 +12,7 @@ import xxhash
 from jaxrank.data import files
 from jaxrank.data.chunk import Part
 from jaxrank.data.sources import Source
+from jaxrank.errors import InputError, RunError
 
 _UNIT_BYTES = 64 << 20  # small files are joined until they have as many
 _GENERATED_BYTES = 8 << 20  # about what a chunk of generated data would have
@@ -35,6 +37,30 @@ class Unit:
     def name(self) -> str:
         """Of its results, and what its files begin with."""
         return f"{self.index:05d}-"
+
+    @contextlib.contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Meanwhile its files must stay as they were when the preparation began.
+
+        Raises:
+            RunError: one has changed; also in place of what was wrong with a record.
+            InputError: one is not there any more.
+        """
+        try:
+            yield
+        except InputError:
+            self._check_unchanged()
+            raise
+        self._check_unchanged()
+
+    def _check_unchanged(self) -> None:
+        for mark in self.marks:
+            now = files.describe(mark.path)
+            if now != mark:
+                raise RunError(
+                    f"{mark.path}: must stay as it is until it has been prepared: it had"
+                    f" {mark.size:,} bytes, and has {now.size:,}, changed meanwhile."
+                )
 
     def fingerprint(self, *rest: Any) -> str:
         """Of the unit and of all else that its result depends on (JSON-able)."""

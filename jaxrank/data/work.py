@@ -107,6 +107,7 @@ def learn(work: Work, unit: Unit) -> None:
 
     Raises:
         InputError: a record cannot be used.
+        RunError: a file has changed since the preparation began.
     """
     path, fingerprint = lessons_path(work, unit), work.fingerprint(unit, work.wanted.names)
     if path.is_file() and _has(path, fingerprint, work):
@@ -114,14 +115,15 @@ def learn(work: Work, unit: Unit) -> None:
     findings = Findings(work.features, work.wanted)
     rejects = work.rejects()
     check = _checker(work.features) if work.on_error != "error" else None
-    for chunk in _chunks(work, unit, rejects):
 
-        def take(chunk: Chunk) -> None:
-            if check is not None:  # what will be left out of the store teaches nothing
-                check(chunk)
-            findings.add(chunk)
+    def take(chunk: Chunk) -> None:
+        if check is not None:  # what will be left out of the store teaches nothing
+            check(chunk)
+        findings.add(chunk)
 
-        rejects.attempt(chunk, take)
+    with unit.unchanged():
+        for chunk in _chunks(work, unit, rejects):
+            rejects.attempt(chunk, take)
     path.parent.mkdir(parents=True, exist_ok=True)
     findings.write(path, fingerprint, work.conceal)
 
@@ -223,6 +225,7 @@ def encode(work: Work, unit: Unit, learned: str) -> None:
 
     Raises:
         InputError: a record cannot be used.
+        RunError: a file has changed since the preparation began.
     """
     path, fingerprint = result_path(work, unit), work.fingerprint(unit, learned)
     if path.is_file():
@@ -231,8 +234,9 @@ def encode(work: Work, unit: Unit, learned: str) -> None:
         files.remove(path)  # its files are about to be written over
     writers = _Writers(work, unit, _read_learned(work.directory, learned))
     rejects = work.rejects()
-    for chunk in _chunks(work, unit, rejects):
-        writers.take(chunk, rejects)
+    with unit.unchanged():
+        for chunk in _chunks(work, unit, rejects):
+            writers.take(chunk, rejects)
     tree = Written(writers.finish(), rejects.lines)._asdict() | {"fingerprint": fingerprint}
     path.parent.mkdir(parents=True, exist_ok=True)
     files.write_whole(path, json.dumps(tree).encode())
