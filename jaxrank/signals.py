@@ -5,21 +5,26 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 @contextlib.contextmanager
-def end_at_second() -> Iterator[None]:
+def end_at_second(apart_seconds: float = 0.0) -> Iterator[None]:
     """Meanwhile the second signal ends the program at once, with 128 and its number as status.
 
     Also where the main thread compiles or waits for a device and Python runs no handler. Counted
     are those of SIGNALS that have a handler in Python. For the main thread only.
+
+    Args:
+        apart_seconds: from the first signal, within which others are the same one: as of a service
+            manager that tells a launcher and its programs, where the launcher tells them, too.
     """
     reader, writer = socket.socketpair()
     writer.setblocking(False)
-    threading.Thread(target=_count, args=(reader,), daemon=True).start()
+    threading.Thread(target=_count, args=(reader, apart_seconds), daemon=True).start()
     before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
     try:
         yield
@@ -28,12 +33,15 @@ def end_at_second() -> Iterator[None]:
         writer.close()
 
 
-def _count(reader: socket.socket) -> None:
+def _count(reader: socket.socket, apart_seconds: float) -> None:
     """Reads the numbers of signals that came, which are written there at once, whatever the main
     thread does."""
-    count = 0
+    first: float | None = None
     with reader:
         while found := reader.recv(1):
-            count += found[0] in SIGNALS
-            if count == 2:
+            if found[0] not in SIGNALS:
+                continue
+            now = time.monotonic()
+            if first is not None and now - first >= apart_seconds:
                 os._exit(128 + found[0])
+            first = now if first is None else first

@@ -14,12 +14,15 @@ from jax.sharding import Mesh
 from jaxrank import mesh as meshes
 from jaxrank.signals import SIGNALS, end_at_second
 
+_APART_SECONDS = 1.0  # from one signal to another; see `end_at_second`
+
 
 class Stop:
     """Whether any process of a run was asked to end, by which signal.
 
-    From the first call of `asked` to the end of the context signals are caught; the second one ends
-    the program at once, also where it waits for a device and Python handles no signal. Of several
+    From the first call of `asked` to the end of the context signals are caught; another one, a
+    second or more after the first, ends the program at once, also where it waits for a device and
+    Python handles no signal. Of several
     processes all must call `asked`, at the same steps: they learn of a signal together, one call
     later than the one that got it, and wait for nothing.
 
@@ -68,7 +71,7 @@ class Stop:
 
     def _listen(self) -> None:
         self._listening = contextlib.ExitStack()
-        self._listening.enter_context(end_at_second())
+        self._listening.enter_context(end_at_second(_APART_SECONDS))
         for number in SIGNALS:
             before = signal.signal(number, self._catch)
             self._listening.callback(signal.signal, number, before)

@@ -49,6 +49,7 @@ end() { # signal
 }
 trap 'end TERM; wait; exit 130' INT
 trap 'end TERM; wait; exit 143' TERM
+trap 'end TERM; wait; exit 129' HUP
 
 # Runs all processes to their end; returns the status of the first that failed.
 once() {

@@ -184,7 +184,7 @@ while :; do read -r _ <>{here}/wait$JAX_PROCESS_ID; done
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_ends_the_script_behind_all_processes_and_what_they_say(number, tmp_path):
     python = tmp_path / "python"
     python.write_text(SLOW.format(python=sys.executable, here=tmp_path))
@@ -194,7 +194,7 @@ def test_a_signal_ends_the_script_behind_all_processes_and_what_they_say(number,
         env=os.environ | {"PYTHON": str(python)},
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
     )
     while not all((tmp_path / index).exists() for index in "012"):
         assert run.poll() is None

@@ -92,15 +92,17 @@ _COMMAND = """
 """
 
 _LOOP = """
-    import ctypes, os, signal, threading
+    import ctypes, os, signal, sys, threading
     from jaxrank.stop import Stop
 
     with Stop(None, None) as stop:
         assert not stop.asked()
-        for after in (0.2, 0.6):
-            threading.Timer(after, os.kill, (os.getpid(), signal.SIGTERM)).start()
-        for _ in range(3):  # a signal ends a sleep
+        sleeps, *signals = sys.argv[1:]
+        for after in signals:
+            threading.Timer(float(after), os.kill, (os.getpid(), signal.SIGTERM)).start()
+        for _ in range(int(sleeps)):  # a signal ends a sleep
             ctypes.CDLL(None).sleep(60)
+        print(f"stopped by {stop.caught}")
 """
 
 
@@ -166,7 +168,11 @@ def test_workers_that_prepare_end_with_the_program(tmp_path):
 
 
 def test_a_second_signal_ends_a_loop_that_waits(tmp_path):
-    assert end(begin(tmp_path, [_LOOP])) == (143, "", "")
+    assert end(begin(tmp_path, [_LOOP], "3", "0.2", "1.4")) == (143, "", "")
+
+
+def test_signals_together_are_one(tmp_path):
+    assert end(begin(tmp_path, [_LOOP], "2", "0.2", "0.4")) == (0, "stopped by 15\n", "")
 
 
 def test_a_second_ctrl_c_ends_a_command_that_waits(tmp_path):
