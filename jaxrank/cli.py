@@ -10,14 +10,11 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+from typing import Any, NoReturn, TextIO
 
 from jaxrank import huge_pages, processes, signals, threads
 from jaxrank.arguments import ONCE, parsers
 from jaxrank.errors import InputError, RunError, StoppedError
-
-if TYPE_CHECKING:
-    from ml_collections import ConfigDict
 
 
 def _check_picture(path: Path) -> None:
@@ -63,38 +60,6 @@ def _check_rest(parser: argparse.ArgumentParser, rest: Sequence[str]) -> None:
         near = difflib.get_close_matches(arg.split("=")[0], flags, 1)
         hint = f" Did you mean {near[0]}?" if near else ""
         raise InputError(f"unknown argument {arg!r}.{hint} Try `{parser.prog} --help`.")
-
-
-def _config(path: str, overrides: Sequence[str]) -> "ConfigDict":
-    from jaxrank import config
-
-    loaded = config.load(path)
-    left = list(overrides)
-    while left:
-        given = left.pop(0)
-        if "=" not in given and left and not left[0].startswith("--config."):
-            given += f"={left.pop(0)}"
-        field, _, value = given.removeprefix("--config.").partition("=")
-        if not config.set_by_name(loaded, field, value):
-            loaded = _overridden(loaded, given)
-    config.check(loaded)
-    return loaded
-
-
-def _overridden(config: "ConfigDict", override: str) -> "ConfigDict":
-    from absl import flags
-    from ml_collections import config_flags
-
-    values, argv = flags.FlagValues(), ["jaxrank", override]
-    try:
-        config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=argv)
-        values(argv)
-    except (flags.Error, AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
-        text = error.args[0] if error.args else error
-        if isinstance(error, KeyError | IndexError):
-            text = f"no such field or element: {text}"
-        raise InputError(f"{override}: {text}") from error
-    return values["config"].value
 
 
 def _prepare(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
@@ -311,6 +276,8 @@ def run(argv: Sequence[str]) -> None:
         InputError, RunError: as the verb does.
     """
     parser, verbs = parsers()
+    if argv and argv[0].startswith("-") and argv[0] not in ("-h", "--help", "--version"):
+        raise InputError(f"{argv[0]}: flags must stand behind the verb. Try `jaxrank --help`.")
     argv = [_with_dashes(arg) for arg in argv]
     _check_flags(argv)
     args, rest = parser.parse_known_args(argv)
@@ -321,7 +288,9 @@ def run(argv: Sequence[str]) -> None:
     if getattr(args, "picture", ""):
         _check_picture(Path(args.picture))
     if hasattr(args, "config"):
-        args.config = _config(args.config, rest)
+        from jaxrank.config import load
+
+        args.config = load(args.config, rest)
     several = hasattr(args, "coordinator")
     if several:
         _join(args)

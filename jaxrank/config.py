@@ -13,11 +13,12 @@ import numbers
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ml_collections import ConfigDict
+from absl import flags
+from ml_collections import ConfigDict, config_flags
 
 from jaxrank.choices import COMPRESSIONS, ORDERS, OVERFLOWS, PLACEMENTS
 from jaxrank.errors import InputError, check_choice
@@ -249,17 +250,37 @@ def check(config: ConfigDict) -> None:
     check_choice("embedding.placement", config.embedding.placement, PLACEMENTS)
 
 
-def set_by_name(config: ConfigDict, path: str, value: str) -> bool:
+def _override(config: ConfigDict, given: str) -> ConfigDict:
+    """The config with one field set, as "--config.optim.dense.base_rate=0.002" says."""
+    path, _, value = given.removeprefix("--config.").partition("=")
+    if _set_by_name(config, path, value):
+        return config
+    values = flags.FlagValues()
+    argv = ["jaxrank", given]
+    try:
+        config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=argv)
+        values(argv)
+    except (flags.Error, AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
+        text = error.args[0] if error.args else error
+        if isinstance(error, KeyError | IndexError):
+            text = f"no such field or element: {text}"
+        raise InputError(f"{given}: {text}") from error
+    return values["config"].value
+
+
+def _set_by_name(config: ConfigDict, path: str, value: str) -> bool:
     """Sets the field `path`, where its section takes fields of any name, to the number or the
     text that `value` is as a Python literal; gives False where its fields are those of `default`.
 
-    Also a field of `features` that is a list, or that an entry does not name yet: who reads that
-    section knows its fields.
+    Also a field of `features` that is a list, or that an entry does not name yet, and one that a
+    source of this kind may have: who reads these sections knows their fields.
 
     Raises:
         InputError: there is no field `path`, `a.b[0].c`; names the nearest there is.
     """
-    if path.startswith("features.") and _set_in_features(config, path, value):
+    if path.startswith("features.") and _set_unnamed(config, path, value):
+        return True
+    if _is_of_source(config, path) and _set_unnamed(config, path, value):
         return True
     section, where = config, ""
     for part in path.split("."):
@@ -280,7 +301,16 @@ def set_by_name(config: ConfigDict, path: str, value: str) -> bool:
     return False
 
 
-def _set_in_features(config: ConfigDict, path: str, value: str) -> bool:
+def _is_of_source(config: ConfigDict, path: str) -> bool:
+    section, _, name = path.partition(".")
+    if section != "source" or not name.isidentifier() or name in config.source:
+        return False
+    from jaxrank.data import sources  # what a config rarely needs
+
+    return name in sources.fields(config.source.get("kind"))
+
+
+def _set_unnamed(config: ConfigDict, path: str, value: str) -> bool:
     *parents, name = re.findall(r"\[\d+\]|[^.\[\]]+", path)
     section: Any = config
     try:
@@ -350,14 +380,32 @@ def _check_type(default: Any, value: Any, name: str) -> None:
         raise InputError(f"{name} must be {must}: found {value!r}.")
 
 
-def load(path: str | Path) -> ConfigDict:
+def load(path: str | Path, overrides: Sequence[str] = ()) -> ConfigDict:
     """The config of a Python file with `get_config()`.
 
-    `file.py:text` gives `get_config` a text, as ml_collections has it.
+    `file.py:text` gives `get_config` a text, as ml_collections has it. What the file imports from
+    its own directory is forgotten again, so that the next file there is not given it.
+
+    Args:
+        overrides: fields to set, as on the command line: "--config.optim.dense.base_rate=0.002",
+            or the value as the next item.
 
     Raises:
-        InputError: no such file, it does not run, or it does not give a config.
+        InputError: no such file, it does not run, it does not give a config, or a field cannot be
+            set.
     """
+    loaded = _loaded(path)
+    left = list(overrides)
+    while left:
+        given = left.pop(0)
+        if "=" not in given and left and not left[0].startswith("--config."):
+            given += f"={left.pop(0)}"
+        loaded = _override(loaded, given)
+    check(loaded)
+    return loaded
+
+
+def _loaded(path: str | Path) -> ConfigDict:
     name, colon, argument = str(path).partition(".py:")
     arguments = [argument] if colon else []
     path = f"{name}.py" if colon else path
@@ -369,6 +417,7 @@ def load(path: str | Path) -> ConfigDict:
     module = importlib.util.module_from_spec(spec)
     beside = str(Path(path).resolve().parent)  # a config may start from its neighbour
     sys.path.insert(0, beside)
+    before = set(sys.modules)
     try:
         spec.loader.exec_module(module)
         config = module.get_config(*arguments)
@@ -379,10 +428,25 @@ def load(path: str | Path) -> ConfigDict:
         raise InputError(f"--config: {path}: {type(error).__name__}: {text}") from error
     finally:
         sys.path.remove(beside)
+        _forget(set(sys.modules) - before, Path(beside))
     if not isinstance(config, ConfigDict):
         raise InputError(f"--config: {path}: get_config() must give a ConfigDict: {config!r}.")
     check(config)
     return config
+
+
+def _forget(names: Iterable[str], directory: Path) -> None:
+    """Of the modules `names` those that lie in a directory, and those of packages there."""
+    found = set()
+    for name in names:
+        file = getattr(sys.modules[name], "__file__", None)
+        if file and "." not in name:
+            place = Path(file).resolve()
+            place = place.parent if place.stem == "__init__" else place
+            found |= {name} if place.parent == directory else set()
+    for name in names:
+        if name.partition(".")[0] in found:
+            del sys.modules[name]
 
 
 def to_plain(config: Any) -> Any:

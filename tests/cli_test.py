@@ -12,6 +12,7 @@ import pytest
 
 import jaxrank
 from jaxrank import cli
+from jaxrank.config import load
 from jaxrank.data.store import open_store
 from jaxrank.errors import InputError
 
@@ -168,6 +169,8 @@ def test_prepare_train_evaluate_and_predict_follow_each_other(capsys, tmp_path):
             "unknown argument 'extra'",
         ),
         (("evaluate", "--workdir=w", "--batch-size=x"), "--batch-size: invalid int value: 'x'"),
+        (("--json", "evaluate", "--workdir=w"), "--json: flags must stand behind the verb"),
+        (("--workdir=w", "evaluate"), "--workdir=w: flags must stand behind the verb"),
         (("evaluate", "--workdir=w", "--by="), "--by: must have a value: found nothing"),
         (("evaluate", "--workdir=w", "--by", ""), "--by: must have a value: found nothing"),
         (
@@ -193,7 +196,7 @@ def test_an_override_adds_a_field_where_a_section_takes_any_name():
         "--config.embedding.dims.c*=8",
         "--config.embedding.placements.c1=rows",
     ]
-    config = cli._config(TINY, overrides)
+    config = load(TINY, overrides)
     assert dict(config.optim.dense.settings) == {"b2": 0.97}
     assert dict(config.optim.dense.factors) == {"cross/*": 0.5}
     assert dict(config.optim.tables.settings) == {"eps": 1e-6}
@@ -208,28 +211,29 @@ def test_an_override_adds_a_field_where_a_section_takes_any_name():
         ("optim.dense.b2=0.9", "optim.dense.b2"),
         ("embedding.dims.a.b=8", "embedding.dims.a"),
         ("source.rowz=8", "source.rowz"),
+        ("source.delimiter=;", "source.delimiter"),
     ],
 )
 def test_no_other_section_gets_a_field_by_an_override(override, field):
     with pytest.raises(InputError, match=f"no such field: {field}"):
-        cli._config(TINY, [f"--config.{override}"])
+        load(TINY, [f"--config.{override}"])
 
 
 @pytest.mark.parametrize("value", ["{[]:1}", "{1}", "b'x'", "(" * 3000, "[1", ""])
 def test_what_is_no_number_is_taken_as_text(value):
-    config = cli._config(TINY, [f"--config.embedding.dims.c*={value}"])
+    config = load(TINY, [f"--config.embedding.dims.c*={value}"])
     assert dict(config.embedding.dims) == {"c*": value}
 
 
 @pytest.mark.parametrize("value", ["1e400", "-1" + "0" * 400])
 def test_a_number_beyond_floating_point_is_refused(value):
     with pytest.raises(InputError, match=r"optim.dense.factors.a must be a finite number"):
-        cli._config(TINY, [f"--config.optim.dense.factors.a={value}"])
+        load(TINY, [f"--config.optim.dense.factors.a={value}"])
 
 
 def test_an_override_of_a_list_element_and_of_an_unset_field_is_taken():
     overrides = ["--config.features.ids[0].rows=77", "--config.num_epochs", "1.5"]
-    config = cli._config(TINY, overrides)
+    config = load(TINY, overrides)
     assert config.features.ids[0]["rows"] == 77
     assert config.num_epochs == 1.5
 
@@ -251,14 +255,17 @@ def test_an_override_sets_what_an_entry_of_the_data_does_not_name_yet(tmp_path):
         "source.files.train=20240501",
         "features.tasks=click",
         "source.files.test=('d', 'e')",
+        "source.delimiter=;",
+        "source.null_values=('NA', '-')",
     ]
-    config = cli._config(str(path), [f"--config.{override}" for override in given])
+    config = load(str(path), [f"--config.{override}" for override in given])
     assert config.features.ids[0]["min_count"] == 3
     assert config.features.keep == ["c0", "c2"]
     assert config.features.lists[0]["combiner"] == "mean"
     assert config.features.tasks == "click"
     files = dict(valid="b.csv", train="20240501", test=("d", "e"))
     assert config.source.files.to_dict() == files
+    assert (config.source.delimiter, config.source.null_values) == (";", ("NA", "-"))
 
 
 @pytest.mark.parametrize(
@@ -273,7 +280,7 @@ def test_an_override_sets_what_an_entry_of_the_data_does_not_name_yet(tmp_path):
 def test_the_override_that_cannot_be_is_named(override, message):
     others = ["--config.seed=3", "--config.num_epochs=1.0"]
     with pytest.raises(InputError, match=f"^{message}"):
-        cli._config(TINY, [others[0], f"--config.{override}", others[1]])
+        load(TINY, [others[0], f"--config.{override}", others[1]])
 
 
 def test_an_override_of_no_field_of_an_entry_is_refused_by_who_reads_it(tmp_path):

@@ -1,4 +1,5 @@
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,32 @@ def test_a_config_survives_being_saved_with_a_run(name):
     plain = json.loads(json.dumps(config.to_plain(loaded)))
     assert config.to_plain(config.from_plain(plain)) == plain
     assert isinstance(config.from_plain(plain).model.hidden, tuple)
+
+
+def test_a_config_gets_the_neighbours_that_lie_beside_it_now(tmp_path):
+    text = (
+        "import neighbour, package.inner\nfrom jaxrank.config import default\n\n"
+        "def get_config():\n    c = default()\n    c.seed = neighbour.SEED\n"
+        "    c.batch_size = package.inner.SIZE\n    return c\n"
+    )
+
+    def write(folder, seed, size):
+        (tmp_path / folder / "package").mkdir(parents=True, exist_ok=True)
+        (tmp_path / folder / "config.py").write_text(text)
+        (tmp_path / folder / "neighbour.py").write_text(f"SEED = {seed}")
+        (tmp_path / folder / "package" / "__init__.py").write_text("")
+        (tmp_path / folder / "package" / "inner.py").write_text(f"SIZE = {size}")
+
+    def found(folder):
+        c = config.load(tmp_path / folder / "config.py")
+        return c.seed, c.batch_size
+
+    write("a", 1, 16)
+    write("b", 2, 32)
+    assert (found("a"), found("b")) == ((1, 16), (2, 32))
+    write("a", 300, 6400)  # of another size, for Python looks at size and second of a file
+    assert found("a") == (300, 6400)
+    assert "neighbour" not in sys.modules
 
 
 def test_differences_name_each_field_with_both_values():
@@ -141,7 +168,7 @@ def test_patterns_in_another_order_are_another_config():
     assert config.differences(config.to_plain(old), config.to_plain(new)) == [
         "optim.tables.factors: patterns in the order c0, *, now *, c0"
     ]
-    assert config.set_by_name(old, "optim.tables.factors.c0", "0.0")
+    assert config._set_by_name(old, "optim.tables.factors.c0", "0.0")
     assert config.differences(config.to_plain(old), config.to_plain(new)) == []
 
 

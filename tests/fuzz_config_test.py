@@ -7,9 +7,8 @@ import pytest
 import tiny
 from ml_collections import ConfigDict
 
-from jaxrank import cli
 from jaxrank import job as jobs
-from jaxrank.config import default
+from jaxrank.config import default, load
 from jaxrank.errors import InputError
 
 CASES = 1002
@@ -56,7 +55,7 @@ def test_a_config_works_or_is_refused_in_plain_words(store, tmp_path, part):
     for seed in range(part, CASES, 6):
         args = [f"--config.data.store={store}", *overrides(seed)]
         try:
-            config = cli._config(config_file, args)
+            config = load(config_file, args)
             job = jobs.build(config, tmp_path / str(seed), lambda _: None)
             job.checkpoints.close()
             job.batches.close()
