@@ -39,8 +39,9 @@ from jaxrank.deviance import ratio
 BINS = 1024
 LOGIT_LIMIT = 16.0
 
-# How labels spread is a difference of two sums, which float32 has to 4e-7 of them (measured, of
-# 4,096 examples): where it is a smaller share of them than this, it is wrong by over 0.4%.
+# How labels spread is a difference of two numbers from sums, which float32 has to 4e-7 (measured,
+# of 4,096 examples): where it is a smaller share of what these make of the numbers than this, it is
+# wrong by over 0.4%.
 _LEAST_SPREAD = 1e-4
 
 
@@ -130,8 +131,11 @@ def from_sums(sums: Sums, kinds: Sequence[str]) -> list[dict[str, float]]:
         else:
             spread = s.spread[task]
             mean = ratio(s.observed[task], s.weight[task])
-            least = spread - s.weight[task] * deviance.spread(kind, mean)
-            least = least if least > _LEAST_SPREAD * spread else 0.0
+            of_mean = s.weight[task] * deviance.spread(kind, mean)
+            # The m log(m) of a count is near 0 where m is near 1, but moves with m.
+            parts = (spread, abs(of_mean), 2 * s.observed[task] if kind == "count" else 0.0)
+            least = spread - of_mean
+            least = least if least > _LEAST_SPREAD * max(parts) else 0.0
             found.append(deviance.of_sums(kind, **told, least=least))
     return found
 

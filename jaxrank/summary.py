@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from jaxrank.evaluate import Evaluation
 
 _SHOWN = 20  # values of a column
+_MISSING = "missing"
 
 
 class Result(NamedTuple):
@@ -86,10 +87,11 @@ def _table(metrics: Metrics, constant: Metrics | None, best: Metrics | None) -> 
             gap = constant[task]["logloss"] - best[task]["logloss"]
             above = found["logloss"] - best[task]["logloss"]
             share = f"{(gap - above) / gap:.1%}" if gap > 0 else "none"
-            lines.append(
-                f"  logloss is {above:.5f} above the best possible; the model has {share} of what"
-                " can be gained over a constant"
-            )
+            if above == above:  # not where no label is known
+                lines.append(
+                    f"  logloss is {above:.5f} above the best possible; the model has {share} of"
+                    " what can be gained over a constant"
+                )
         lines.append(f"  on {found['examples']:,} examples")
     return lines
 
@@ -126,6 +128,16 @@ def of_training(result: Result, workdir: str) -> str:
     return "\n".join(lines)
 
 
+def _value(value: Any) -> str:
+    """A value of a column in at most 29 letters, of which the last ones tell long ones apart."""
+    if value is None:
+        return _MISSING
+    text = str(value)
+    if text in ("", _MISSING) or not text.isprintable():
+        text = repr(text)
+    return text if len(text) < 30 else f"{text[:9]}...{text[-17:]}"
+
+
 def _slices(by: dict[str, Any]) -> list[str]:
     lines = []
     values = by["values"]
@@ -136,8 +148,8 @@ def _slices(by: dict[str, Any]) -> list[str]:
         )
         for entry in values[:_SHOWN]:
             found = entry["metrics"][task]
-            name = "missing" if entry["value"] is None else str(entry["value"])
-            lines.append(f"  {name[:29]:<30}{found['examples']:>15,}{_values(found)}")
+            name = _value(entry["value"])
+            lines.append(f"  {name:<30}{found['examples']:>15,}{_values(found)}")
         if len(values) > _SHOWN:
             lines.append(f"  and {len(values) - _SHOWN:,} of fewer rows; --json has all")
         if task in by["group_auc"]:

@@ -32,7 +32,11 @@ Rows = dict[str, np.ndarray | str]  # by table: see `same_values`
 
 
 class _Older(NamedTuple):
-    """The run that is started from."""
+    """The run that is started from.
+
+    is_asked_for: whether its step was named.
+    is_finished: whether the run has come to its end.
+    """
 
     directory: Path
     step: int
@@ -40,6 +44,8 @@ class _Older(NamedTuple):
     trainee: Trainee
     weights: StoredArrays
     training: StoredArrays
+    is_asked_for: bool
+    is_finished: bool
 
     @property
     def layout(self) -> Layout:
@@ -81,6 +87,8 @@ def start(job: Job, source: str, report: Report) -> TrainState:
         state, carried = _with_layers(state, older, job)
         state = _with_tables(state, older, job, rows)
     told = [*_features_told(older, job), *_tables_told(older, job, rows), *_layers_told(carried)]
+    if not older.is_asked_for and not older.is_finished:
+        told.insert(0, "that run has not come to its end, nor was a step of it named")
     report("\n  ".join([f"Started from {older.name}:", *told]))
     return state
 
@@ -99,7 +107,8 @@ def _open(source: str) -> _Older:
     saved = checkpoints.path / str(step)
     sums = checkpoints.saved_checksums(step)
     weights, training = (StoredArrays(saved / part, sums[part]) for part in ("weights", "training"))
-    return _Older(path, step, config, trainee, weights, training)
+    finished = workdir.is_finished(path)
+    return _Older(path, step, config, trainee, weights, training, bool(which), finished)
 
 
 def _check_tasks(older: _Older, schema: Schema) -> None:

@@ -355,6 +355,24 @@ def test_sums_in_float32_do_not_tell_of_a_spread_that_they_have_lost():
     assert found == pytest.approx(expected, rel=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("labels", "weights", "is_told"),
+    [
+        ([1] * 4095 + [0], [1] * 4096, True),
+        ([1] * 4095 + [0], [1] * 4095 + [0.01], False),
+        ([1, 0], [1000, 0.001], False),
+        ([0] * 100, [1] * 100, False),
+        ([0] * 99 + [1], [1] * 100, True),
+    ],
+)
+def test_of_counts_near_one_sums_tell_a_spread_only_where_they_have_it(labels, weights, is_told):
+    y, w = (np.array(a, np.float32)[:, None] for a in (labels, weights))
+    (found,) = metrics.from_sums(batch_sums(np.zeros_like(y), y, w, ("count",)), ("count",))
+    expected = metrics.exact(0 * y[:, 0], y[:, 0], w[:, 0], "count")["normalized_deviance"]
+    told = found["normalized_deviance"]
+    assert told == pytest.approx(expected, rel=4e-3) if is_told else math.isnan(told)
+
+
 def test_examples_of_weight_zero_do_not_count_whatever_they_hold():
     for kind, wild in (("real", 1e10), ("count", 500.0), ("count", -500.0)):
         x, y, w = case(100, (kind,))

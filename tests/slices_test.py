@@ -11,7 +11,7 @@ import pytest
 from evaluate_test import predictions, run  # noqa: F401
 from sklearn import metrics as sk
 
-from jaxrank import cli, evaluate, slices
+from jaxrank import cli, evaluate, slices, summary
 from jaxrank.data.store import open_store
 from jaxrank.errors import InputError
 from jaxrank.features import Task
@@ -76,6 +76,14 @@ def test_the_command_line_prints_and_tells_each_value(run, capsys):  # noqa: F81
     cli.run(["evaluate", f"--workdir={run[0]}", "--by=c1", "--json"])
     found = json.loads(capsys.readouterr().out)
     assert found["by"]["values"][0]["metrics"]["click"]["examples"] > 0
+
+
+def test_values_that_differ_are_told_apart():
+    values = [None, "missing", "", "a\nb", "https://example.org/a/long/path/1"]
+    values += [values[-1][:-1] + "2", 3, 2.5, True]
+    names = [summary._value(value) for value in values]
+    assert len(set(names)) == len(values)
+    assert all(name.isprintable() and 0 < len(name) < 30 for name in names)
 
 
 def test_floats_that_json_does_not_have_are_text_and_zero_is_one_value(run, monkeypatch):  # noqa: F811

@@ -394,6 +394,18 @@ def test_a_checkpoint_of_a_step_may_be_named(first, tmp_path):
     lines = []
     started(run / "checkpoints" / str(steps[0]), c, tmp_path / "next", lines)
     assert lines[0].startswith(f"Started from {run}/checkpoints/{steps[0]}:")
+    assert "come to its end" not in lines[0]
+
+
+def test_a_run_that_has_not_come_to_its_end_is_told(first, tmp_path):
+    raw, c, run, *_ = first
+    shutil.copytree(run, tmp_path / "stopped")
+    (tmp_path / "stopped" / "finished").touch()
+    for name, is_told in (("before", False), ("after", True)):
+        lines = []
+        started(tmp_path / "stopped", c, tmp_path / name, lines)
+        assert ("that run has not come to its end" in lines[0]) == is_told
+        (tmp_path / "stopped" / "finished").unlink(missing_ok=True)
 
 
 def _damaged(run, tmp_path):
