@@ -3,7 +3,7 @@
 jaxrank train --config=configs/ml1m_dcnv2.py --workdir=/tmp/ml1m
 jaxrank evaluate --workdir=/tmp/ml1m --checkpoint=best --split=test
 
-Four minutes on one CPU core. Test AUC 0.9021, logloss 0.3077, the mean of five seeds
+Four to five minutes on one CPU core. Test AUC 0.9021, logloss 0.3077, the mean of five seeds
 (docs/measurements.md).
 """
 
