@@ -347,12 +347,12 @@ def _loss(
 def averaged(trainee: Trainee, state: TrainState, skipped: jax.Array) -> TrainState:
     """The state whose average has taken in the weights after a call of steps.
 
-    Args:
-        skipped: bool[steps], which of them changed nothing; they do not count.
-
     average <- d^steps * average + (1 - d^steps) * weights, d = min(ema_decay, (1 + t) / (10 + t))
     after t steps, those of earlier runs too, so that a short run is not one of its initial values.
     It is taken after every call and not every step, for it reads and writes whole tables.
+
+    Args:
+        skipped: bool[steps], which of them changed nothing; they do not count.
     """
     if not trainee.ema_decay:
         return state

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxrank import absent, cli
+from jaxrank import absent, cli, compile
 from jaxrank.errors import InputError, RunError
 from jaxrank.topology import topology
 
@@ -128,8 +128,16 @@ def test_what_train_would_refuse_is_refused_or_told(capsys):
     assert "hosts" not in err
     with pytest.raises(InputError, match=r"equal share .*: found 4 .*\[0, 0, 0, 0\], of 2"):
         compile_all(capsys, "v3-16", "--config.mesh.devices=4")
-    _, err = compile_all(capsys, "v3-16", "--config.data.shards=1", "--config.batch_size=8192")
-    assert "v3-16 has 2 hosts: data.shards must be a multiple" in err
+
+
+def test_hosts_that_the_data_cannot_be_shared_by_are_told(monkeypatch, capsys):
+    def nothing_is_compiled(*_):
+        raise RunError("so far")
+
+    monkeypatch.setattr(compile, "_compiled", nothing_is_compiled)
+    with pytest.raises(RunError, match="so far"):
+        compile_all(capsys, "v3-16", "--config.data.shards=1", "--config.batch_size=8192")
+    assert "v3-16 has 2 hosts: data.shards must be a multiple" in capsys.readouterr().err
 
 
 def test_replicas_that_a_slice_cannot_have_are_refused(capsys):
