@@ -66,7 +66,10 @@ def plain(config: Any) -> dict[str, Any]:
 def check_same(workdir: Path, config: str, overrides: Sequence[str]) -> None:
     """Refuses the run of a config that has changed since. Not by `jaxrank.workdir`, which imports
     JAX, and processes are started here."""
-    before = json.loads((workdir / "config.json").read_text())
+    path = workdir / "config.json"
+    if not path.is_file():  # only the scores were kept
+        return
+    before = json.loads(path.read_text())
     lines = differences(before, plain(load(config, overrides)))
     changed = [line for line in lines if line.partition(":")[0] not in FREE]
     if changed:
@@ -143,14 +146,14 @@ def main() -> None:
         "--jobs", type=positive, default=1, help="runs at a time, sharing the cores"
     )
     args, rest = parser.parse_known_args()
-    folder = Path(args.workdir)
+    folder = Path(args.workdir).absolute()
     store = folder / "data"
     variants: dict[str, list[str]] = {"config": []}
     for variant in args.variant:
         name, colon, own = variant.partition(":")
         if not colon or name.strip() in variants:
             parser.error(f"--variant must be 'name: arguments', of a new name: found {variant!r}")
-        variants[name.strip()] = shlex.split(own)
+        variants[name.strip()] = shlex.split(own.replace("--config ", "--config="))
     prepare_once(args.config, store, fields(rest))
     cores = sorted(os.sched_getaffinity(0))
     shares = [set(cores[i :: args.jobs]) or set(cores) for i in range(args.jobs)]

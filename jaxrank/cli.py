@@ -2,10 +2,12 @@
 
 import argparse
 import difflib
+import errno
 import faulthandler
 import itertools
 import json
 import os
+import stat
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -317,8 +319,12 @@ def run(argv: Sequence[str]) -> None:
 def _say(text: str, file: TextIO) -> None:
     try:
         print(text, file=file, flush=True)
-    except BrokenPipeError:
-        # Who read it has gone, as `head` does. What is being done goes on, without a word.
+    except OSError as error:
+        # Who read it has gone, as `head` does, or the terminal. What is being done goes on, without
+        # a word.
+        is_terminal = stat.S_ISCHR(os.fstat(file.fileno()).st_mode)
+        if error.errno != errno.EPIPE and not (error.errno == errno.EIO and is_terminal):
+            raise
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, file.fileno())
         os.close(nowhere)

@@ -77,7 +77,7 @@ def default() -> ConfigDict:
     c.model.cross_experts = 4  # of a layer of mix
     c.model.bottom_hidden = (128,)  # of dot: widths between the floats and the vectors' dimension
     c.model.hidden = (256, 128)  # widths of the tower
-    c.model.activation = "relu"  # relu, gelu, silu or tanh
+    c.model.activation = "relu"  # relu, gelu (by tanh), silu or tanh
     c.model.norm = "none"  # none, batch (over the global batch) or layer
     c.model.dropout = 0.0  # share of tower units dropped in training
     c.model.multitask = "shared_bottom"  # all tasks read the tower; mmoe or ple: experts behind it
@@ -252,6 +252,8 @@ def check(config: ConfigDict) -> None:
 
 def _override(config: ConfigDict, given: str) -> ConfigDict:
     """The config with one field set, as "--config.optim.dense.base_rate=0.002" says."""
+    if not given.startswith("--config.") or "=" not in given:
+        raise InputError(f"an override must be --config.FIELD=VALUE: found {given!r}.")
     path, _, value = given.removeprefix("--config.").partition("=")
     if _set_by_name(config, path, value):
         return config
@@ -325,7 +327,7 @@ def _set_unnamed(config: ConfigDict, path: str, value: str) -> bool:
         if isinstance(section, ConfigDict):
             stack.enter_context(section.unlocked())
             stack.enter_context(section.ignore_type())
-        section[name] = _literal(value, int | float | str | list | tuple)
+        section[name] = _literal(value, int | float | str | list | tuple | dict)
     return True
 
 
@@ -418,6 +420,7 @@ def _loaded(path: str | Path) -> ConfigDict:
     beside = str(Path(path).resolve().parent)  # a config may start from its neighbour
     sys.path.insert(0, beside)
     before = set(sys.modules)
+    importlib.invalidate_caches()  # of files that were written a moment ago
     try:
         spec.loader.exec_module(module)
         config = module.get_config(*arguments)
@@ -439,11 +442,10 @@ def _forget(names: Iterable[str], directory: Path) -> None:
     """Of the modules `names` those that lie in a directory, and those of packages there."""
     found = set()
     for name in names:
-        file = getattr(sys.modules[name], "__file__", None)
-        if file and "." not in name:
-            place = Path(file).resolve()
-            place = place.parent if place.stem == "__init__" else place
-            found |= {name} if place.parent == directory else set()
+        module = sys.modules[name]
+        places = list(getattr(module, "__path__", [getattr(module, "__file__", None)]))
+        if "." not in name and any(p and Path(p).parent == directory for p in places):
+            found.add(name)
     for name in names:
         if name.partition(".")[0] in found:
             del sys.modules[name]

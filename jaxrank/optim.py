@@ -11,7 +11,7 @@ import jax
 import optax
 
 from jaxrank import patterns
-from jaxrank.choices import LEAST_EPS
+from jaxrank.choices import LEAST_EPS, MOST_DECAY
 from jaxrank.errors import InputError, check_choice
 
 Schedule = Callable[[Any], Any]  # of an integer, traced or not, to a float
@@ -175,8 +175,10 @@ def dense_optimizer(
             fields = f"only the fields {', '.join(allowed)}" if allowed else "no fields"
             raise InputError(f"optimizer {name} has {fields} of its own: found {field}.")
         _at_least(field, value, 0)
-        if field in ("momentum", "b1", "b2") and value >= 1:
+        if field == "momentum" and value >= 1:
             raise InputError(f"{field} must be in [0, 1): found {value!r}.")
+        if field in ("b1", "b2") and value > MOST_DECAY:
+            raise InputError(f"{field} must be in [0, {MOST_DECAY}]: found {value!r}.")
         if name in ("adam", "adamw") and field == "eps" and value < LEAST_EPS:
             raise InputError(
                 f"eps must be at least {LEAST_EPS}, or a gradient of 0 gives NaN: found {value!r}."

@@ -13,7 +13,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 @contextlib.contextmanager
 def end_at_second(apart_seconds: float = 0.0) -> Iterator[None]:
-    """Meanwhile the second signal ends the program at once, with 128 and its number as status.
+    """Meanwhile a second signal ends the program at once, with 128 and its number as status.
 
     Also where the main thread compiles or waits for a device and Python runs no handler. Counted
     are those of SIGNALS that have a handler in Python. For the main thread only.

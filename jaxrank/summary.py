@@ -128,14 +128,18 @@ def of_training(result: Result, workdir: str) -> str:
     return "\n".join(lines)
 
 
-def _value(value: Any) -> str:
-    """A value of a column in at most 29 letters, of which the last ones tell long ones apart."""
+def _names(entries: list[dict[str, Any]]) -> list[str]:
+    """Values of a column, each other than the others; in at most 29 letters where these tell."""
+    whole = [_whole(entry["value"]) for entry in entries]
+    short = [text if len(text) < 30 else f"{text[:9]}...{text[-17:]}" for text in whole]
+    return [a if short.count(a) == 1 else b for a, b in zip(short, whole, strict=True)]
+
+
+def _whole(value: Any) -> str:
+    text = str(value)
     if value is None:
         return _MISSING
-    text = str(value)
-    if text in ("", _MISSING) or not text.isprintable():
-        text = repr(text)
-    return text if len(text) < 30 else f"{text[:9]}...{text[-17:]}"
+    return repr(text) if text in ("", _MISSING) or not text.isprintable() else text
 
 
 def _slices(by: dict[str, Any]) -> list[str]:
@@ -146,9 +150,8 @@ def _slices(by: dict[str, Any]) -> list[str]:
             f"{task + ' by ' + by['column']:<32}{'examples':>15}"
             f"{_titles(values[0]['metrics'][task])}"
         )
-        for entry in values[:_SHOWN]:
+        for entry, name in zip(values, _names(values[:_SHOWN]), strict=False):
             found = entry["metrics"][task]
-            name = _value(entry["value"])
             lines.append(f"  {name:<30}{found['examples']:>15,}{_values(found)}")
         if len(values) > _SHOWN:
             lines.append(f"  and {len(values) - _SHOWN:,} of fewer rows; --json has all")

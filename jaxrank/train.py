@@ -197,7 +197,9 @@ def _caught_while_waiting(feed: Feed, stop: Stop) -> int:
 
 
 def _tell_saving(step: int, number: int, report: Report) -> None:
-    report(f"{Signals(number).name}: saving step {step}; a second one ends it at once")
+    report(
+        f"{Signals(number).name}: saving step {step}; another one, a second later, ends it at once"
+    )
 
 
 def _save(job: Job, step: int, state: TrainState, metric: float | None, recorder: Recorder) -> None:

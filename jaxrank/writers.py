@@ -165,19 +165,24 @@ class Progress:
         )
         width = shutil.get_terminal_size().columns
         # A line as wide as the terminal would wrap, and could not be written over.
-        self._stream.write(f"\r\x1b[K{line[: width - 1]}")
-        self._stream.flush()
+        self._write(f"\r\x1b[K{line[: width - 1]}")
 
     def clear(self) -> None:
         """Takes the line away, so that something else can be printed in its place."""
         if self._live and self._shown > -math.inf:
-            self._stream.write("\r\x1b[K")
-            self._stream.flush()
+            self._write("\r\x1b[K")
             self._shown = -math.inf
 
     def close(self) -> None:
         """Leaves no line behind."""
         self.clear()
+
+    def _write(self, text: str) -> None:
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except OSError:
+            self._live = False  # the terminal has gone; the run goes on
 
     def _left(self, now: float, step: int, num_steps: int) -> str:
         start, first = self._first or (now, step)

@@ -294,6 +294,14 @@ def test_an_override_of_no_field_of_an_entry_is_refused_by_who_reads_it(tmp_path
     assert "features.ids[0]: has no field 'min_cont'; the nearest is 'min_count'" in found.stderr
 
 
+def test_a_terminal_that_has_gone_stops_nothing():
+    master, slave = os.openpty()
+    with os.fdopen(slave, "w") as terminal:
+        cli._say("to somebody", terminal)
+        os.close(master)
+        cli._say("to nobody", terminal)
+
+
 def test_bad_input_ends_with_status_2_and_one_line():
     found = jaxrank_process("evaluate", "--workdir=/nowhere/run")
     assert found.returncode == 2

@@ -35,20 +35,27 @@ def test_a_config_survives_being_saved_with_a_run(name):
 
 def test_a_config_gets_the_neighbours_that_lie_beside_it_now(tmp_path):
     text = (
-        "import neighbour, package.inner\nfrom jaxrank.config import default\n\n"
+        "import neighbour, linked, package.inner, bare.inner\n"
+        "from jaxrank.config import default\n\n"
         "def get_config():\n    c = default()\n    c.seed = neighbour.SEED\n"
-        "    c.batch_size = package.inner.SIZE\n    return c\n"
+        "    c.batch_size = package.inner.SIZE\n    c.num_steps = linked.SEED\n"
+        "    c.eval.batch_size = bare.inner.SIZE\n    return c\n"
     )
 
     def write(folder, seed, size):
-        (tmp_path / folder / "package").mkdir(parents=True, exist_ok=True)
+        for package in ("package", "bare"):
+            (tmp_path / folder / package).mkdir(parents=True, exist_ok=True)
+            (tmp_path / folder / package / "inner.py").write_text(f"SIZE = {size}")
         (tmp_path / folder / "config.py").write_text(text)
         (tmp_path / folder / "neighbour.py").write_text(f"SEED = {seed}")
         (tmp_path / folder / "package" / "__init__.py").write_text("")
-        (tmp_path / folder / "package" / "inner.py").write_text(f"SIZE = {size}")
+        (tmp_path / f"elsewhere_{folder}.py").write_text(f"SEED = {seed}")
+        (tmp_path / folder / "linked.py").unlink(missing_ok=True)
+        (tmp_path / folder / "linked.py").symlink_to(tmp_path / f"elsewhere_{folder}.py")
 
     def found(folder):
         c = config.load(tmp_path / folder / "config.py")
+        assert (c.num_steps, c.eval.batch_size) == (c.seed, c.batch_size)
         return c.seed, c.batch_size
 
     write("a", 1, 16)
@@ -57,6 +64,12 @@ def test_a_config_gets_the_neighbours_that_lie_beside_it_now(tmp_path):
     write("a", 300, 6400)  # of another size, for Python looks at size and second of a file
     assert found("a") == (300, 6400)
     assert "neighbour" not in sys.modules
+
+
+@pytest.mark.parametrize("override", ["seed=99", "--config.seed", "-config.seed=1"])
+def test_an_override_that_is_none_is_refused(override):
+    with pytest.raises(InputError, match=r"must be --config.FIELD=VALUE: found"):
+        config.load(CONFIGS / "quickstart.py", [override])
 
 
 def test_differences_name_each_field_with_both_values():

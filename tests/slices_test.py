@@ -80,10 +80,11 @@ def test_the_command_line_prints_and_tells_each_value(run, capsys):  # noqa: F81
 
 def test_values_that_differ_are_told_apart():
     values = [None, "missing", "", "a\nb", "https://example.org/a/long/path/1"]
-    values += [values[-1][:-1] + "2", 3, 2.5, True]
-    names = [summary._value(value) for value in values]
+    values += [values[-1][:-1] + "2", 3, 2.5, True, 40 * "a", 20 * "a" + "b" + 19 * "a"]
+    names = summary._names([{"value": value} for value in values])
     assert len(set(names)) == len(values)
-    assert all(name.isprintable() and 0 < len(name) < 30 for name in names)
+    assert all(name.isprintable() and name for name in names)
+    assert [len(name) > 29 for name in names] == 9 * [False] + 2 * [True]
 
 
 def test_floats_that_json_does_not_have_are_text_and_zero_is_one_value(run, monkeypatch):  # noqa: F811

@@ -122,7 +122,7 @@ def test_a_link_to_nothing_is_not_passed_over(tmp_path, given):
         make_source(dict(kind="csv", files=dict(train=str(tmp_path / given))))
 
 
-@pytest.mark.parametrize("given", ["*/x.csv", "**/*.csv", "*/*.csv"])
+@pytest.mark.parametrize("given", ["*/x.csv", "**/*.csv", "*/*.csv", "**"])
 def test_a_directory_that_may_not_be_read_is_not_passed_over(tmp_path, monkeypatch, given):
     for name in ("a", "b", "lost+found"):
         (tmp_path / name).mkdir()

@@ -1,5 +1,6 @@
 """What a run and its resumed successor leave in the files, and what the terminal sees."""
 
+import errno
 import io
 import struct
 import time
@@ -171,6 +172,21 @@ def test_progress_shows_steps_speed_loss_and_time_left(clock):
     assert second.endswith("loss 0.44000  0:00:50 left")
     progress.clear()
     assert stream.getvalue().endswith("\r\x1b[K")
+
+
+def test_progress_ends_and_the_run_goes_on_when_the_terminal_has_gone(clock):
+    class Gone(io.StringIO):
+        def isatty(self):
+            return True
+
+        def write(self, _):
+            raise OSError(errno.EIO, "Input/output error")
+
+    progress = Progress(stream=Gone())
+    progress.update(1, 10, 1.0, 0.5)
+    clock.now += 10
+    progress.update(2, 10, 1.0, 0.5)
+    progress.close()
 
 
 def test_progress_shows_a_few_lines_a_second_and_always_the_last(clock):

@@ -91,12 +91,16 @@ def find(value: Any, where: str) -> list[str]:
 
 
 def _find_local(text: str) -> list[str]:
+    try:
+        return _listed(text)
+    except OSError as error:
+        raise InputError(f"{text}: cannot be listed: {error}.") from error
+
+
+def _listed(text: str) -> list[str]:
     path = Path(text)
     if path.is_dir():
-        try:
-            inside = sorted(_data_in(path, path.resolve(), set()))
-        except OSError as error:
-            raise InputError(f"{text}: cannot be listed: {error}.") from error
+        inside = sorted(_data_in(path, path.resolve(), set()))
         return [str(p) for p in inside] or _none_inside(text)
     if path.exists():
         return [text]
@@ -125,6 +129,8 @@ def _is_file(path: Path) -> bool:
 def _check_listed(pattern: str) -> None:
     """Refuses a pattern with a directory on its way that cannot be read, which `glob` passes by."""
     parts = Path(pattern).parts
+    if parts[-1] == "**":  # what lies in the last directories, too
+        parts = (*parts, "*")
     for i in range(1, len(parts)):
         needed = os.R_OK | os.X_OK if glob.has_magic(parts[i]) else os.X_OK
         for found in map(Path, glob.glob(str(Path(*parts[:i])), recursive=True)):

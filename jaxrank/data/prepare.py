@@ -32,7 +32,7 @@ from jaxrank.data.spec import FeatureSpec
 from jaxrank.data.statistics import Statistics
 from jaxrank.data.store import Store, StoreSpec, open_store
 from jaxrank.data.store_writer import SCRATCH, StoreWriter
-from jaxrank.data.units import units_of
+from jaxrank.data.units import marks_of, units_of
 from jaxrank.data.work import Work
 from jaxrank.errors import InputError, RunError, check_choice
 from jaxrank.report import Report
@@ -208,7 +208,8 @@ class _Preparation:
     ):
         self._job, self._data, self._writer = job, data, writer
         self._runner, self._report = runner, report
-        self._units = {split: units_of(data, split) for split in data.splits}
+        marks = marks_of(data)
+        self._units = {split: units_of(data, split, marks) for split in data.splits}
         self._new: dict[str, new_values.Counted] = {}  # by directory
 
     @property

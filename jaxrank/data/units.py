@@ -11,6 +11,7 @@ import xxhash
 
 from jaxrank.data import files
 from jaxrank.data.chunk import Part
+from jaxrank.data.parquet import ParquetSource
 from jaxrank.data.sources import Source
 from jaxrank.errors import InputError, RunError
 
@@ -43,8 +44,7 @@ class Unit:
         """Meanwhile its files must stay as they were when the preparation began.
 
         Raises:
-            RunError: one has changed; also in place of what was wrong with a record.
-            InputError: one is not there any more.
+            RunError: one has changed or is gone; also in place of what was wrong with a record.
         """
         try:
             yield
@@ -55,7 +55,12 @@ class Unit:
 
     def _check_unchanged(self) -> None:
         for mark in self.marks:
-            now = files.describe(mark.path)
+            try:
+                now = files.describe(mark.path)
+            except InputError as error:
+                raise RunError(
+                    f"{mark.path}: must stay until it has been prepared: {error}"
+                ) from error
             if now != mark:
                 raise RunError(
                     f"{mark.path}: must stay as it is until it has been prepared: it had"
@@ -69,12 +74,21 @@ class Unit:
         return xxhash.xxh3_128_hexdigest(text.encode())
 
 
-def units_of(source: Source, split: str) -> list[Unit]:
-    """The parts of a split, in order, small files joined."""
+def marks_of(source: Source) -> dict[str, files.File]:
+    """What tells when a file of a source has changed, taken before its parts are made."""
+    if isinstance(source, ParquetSource):  # whose parts are those of the footers that it has read
+        return {path: groups.mark for path, groups in source.row_groups.items()}
+    return {path: files.describe(path) for path in source.files}
+
+
+def units_of(source: Source, split: str, marks: dict[str, files.File]) -> list[Unit]:
+    """The parts of a split, in order, small files joined.
+
+    Args:
+        marks: as of `marks_of`.
+    """
     parts = source.parts(split)
     of_file = collections.Counter(part.file for part in parts)
-    known = set(source.files)
-    marks = {file: files.describe(file) for file in of_file if file in known}
 
     def size(part: Part) -> int:
         if part.file in marks:

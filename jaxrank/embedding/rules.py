@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrank.choices import LEAST_EPS
+from jaxrank.choices import LEAST_EPS, MOST_DECAY
 from jaxrank.embedding import native_rows
 from jaxrank.errors import InputError, check_choice
 
@@ -168,8 +168,10 @@ def make_rule(name: str, **settings: Any) -> Rule:
             raise InputError(
                 f"optim.tables.settings.{field} must be a number, not negative: found {value!r}."
             )
-        if field in ("b1", "b2") and value >= 1:
-            raise InputError(f"optim.tables.settings.{field} must be in [0, 1): found {value!r}.")
+        if field in ("b1", "b2") and value > MOST_DECAY:
+            raise InputError(
+                f"optim.tables.settings.{field} must be in [0, {MOST_DECAY}]: found {value!r}."
+            )
         if name == "lazy_adam" and field == "eps" and value < LEAST_EPS:
             raise InputError(
                 f"optim.tables.settings.eps must be at least {LEAST_EPS}, or a gradient of 0 gives"
