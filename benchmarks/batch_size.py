@@ -32,6 +32,7 @@ from typing import NamedTuple
 
 from counts import positive
 from ml_collections import ConfigDict
+from refused import run_main
 from seeds import jaxrank, prepare_once
 
 from jaxrank.config import default
@@ -113,7 +114,7 @@ class Runner:
         cores = sorted(os.sched_getaffinity(0))
         self._shares = [set(cores[i::jobs]) or set(cores) for i in range(jobs)]
         self._lock = threading.Lock()
-        self._config = f"--config={Path(__file__).resolve()}:{rows}"
+        self._config = f"{Path(__file__).resolve()}:{rows}"
         self._store = self._folder / "data"
         prepare_once(self._config, self._store)
 
@@ -164,7 +165,7 @@ class Runner:
         steps = self._rows // case.batch
         place.mkdir(parents=True, exist_ok=True)
         where = [f"--workdir={place / 'run'}", f"--config.data.store={self._store}"]
-        args = ["train", self._config, *where, *arguments(case, steps)]
+        args = ["train", f"--config={self._config}", *where, *arguments(case, steps)]
         try:
             return jaxrank(*args, cores=cores)["metrics"]["click"]["logloss"]
         except SystemExit as error:
@@ -250,4 +251,4 @@ def told(name: str, found: list[float], base: list[float]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

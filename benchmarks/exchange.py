@@ -3,8 +3,8 @@
     JAX_PLATFORMS=cpu JAX_NUM_CPU_DEVICES=8 python benchmarks/exchange.py
 
 26 id columns over 26 tables of dimension 16, SGD. Each line: devices, ids, placement, examples/s,
-bytes that a device receives in a step (from the compiled program; an instruction in the loop of
-further rounds counts as well as one outside), rounds, and the time over that of the plain lookup in
+bytes that collectives give a device in a step, its own share of an exchange included (from the
+compiled program; an instruction in the loop of further rounds counts once), rounds, and the time over that of the plain lookup in
 the same round of measurements. Plain is `table[ids]` and `table.at[ids].add` on a table split by
 row, left to the compiler.
 """
@@ -20,6 +20,7 @@ import numpy as np
 from counts import positive
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+from refused import run_main
 
 from jaxrank import hlo_checks
 from jaxrank import mesh as meshes
@@ -186,4 +187,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

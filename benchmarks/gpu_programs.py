@@ -13,6 +13,7 @@ import time
 
 from gpu_cases import CASES
 from gpu_step import STEPS, program_of
+from refused import run_main
 
 GIB = 2**30
 
@@ -49,4 +50,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -28,9 +28,11 @@ from typing import Any, NamedTuple
 from counts import positive
 from in_turn import Program, Round, serve
 from input_data import SHAPES, prepared
+from refused import run_main
 
 from jaxrank.data.pipeline import TrainBatches
 from jaxrank.data.store import open_store
+from jaxrank.errors import InputError
 from jaxrank.layout import layout
 
 PEERS = ("grain", "torch", "torch_batches", "tf_tfrecord", "tf_slices", "tf_gather")
@@ -143,8 +145,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for shape in args.shapes:
             store = prepared(Path(args.data or folder), shape, args.million_rows)
+            if (rows := store.split("train").rows) < args.batch_size:
+                raise InputError(
+                    f"--million-rows must give a batch of {args.batch_size}: found {rows:,} rows."
+                )
             measure(args, shape, Path(str(store.path)))
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -15,6 +15,7 @@ from pathlib import Path
 import jax
 import numpy as np
 from counts import positive
+from refused import run_main
 
 from jaxrank import config as configs
 from jaxrank import mesh as meshes
@@ -78,7 +79,7 @@ def main() -> None:
     batches = meshes.put_batch(stacked, mesh, leading=1)
     step = program.train.lower(program.state_shape, batches).compile()
     state = program.init()
-    for _ in range(args.calls):
+    for _ in range(1 + args.calls):  # the first touches memory that nobody has used yet
         start = time.perf_counter()
         state, told = step(state, batches)
         jax.block_until_ready((state, told))
@@ -109,4 +110,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 from counts import positive
+from refused import run_main
 from scipy import stats
 
 from jaxrank.config import FREE, differences, load, to_plain
@@ -63,14 +64,14 @@ def plain(config: Any) -> dict[str, Any]:
     return json.loads(json.dumps(to_plain(config), default=str))
 
 
-def check_same(workdir: Path, config: str, overrides: Sequence[str]) -> None:
+def check_same(workdir: Path, config: Any) -> None:
     """Refuses the run of a config that has changed since. Not by `jaxrank.workdir`, which imports
     JAX, and processes are started here."""
     path = workdir / "config.json"
     if not path.is_file():  # only the scores were kept
         return
     before = json.loads(path.read_text())
-    lines = differences(before, plain(load(config, overrides)))
+    lines = differences(before, plain(config))
     changed = [line for line in lines if line.partition(":")[0] not in FREE]
     if changed:
         raise InputError(
@@ -80,7 +81,8 @@ def check_same(workdir: Path, config: str, overrides: Sequence[str]) -> None:
         )
 
 
-def prepare_once(config: str, store: Path, args: Sequence[str]) -> None:
+def prepare_once(config: str, store: Path, args: Sequence[str] = ()) -> None:
+    """Prepares the data of a config file, unless it is there, of the same source."""
     if not store.exists():
         jaxrank("prepare", f"--config={config}", f"--output={store}", *args)
         return
@@ -99,10 +101,15 @@ def run(folder: Path, config: str, split: str, args: Sequence[str], cores: set[i
     command = [f"--config={config}", f"--split={split}", *args]
     if not scores.exists():
         workdir = f"--workdir={folder / 'run'}"
+        was_begun = (folder / "run").exists()
         trained = jaxrank("train", f"--config={config}", workdir, *args, cores=cores)
         tested = jaxrank("evaluate", workdir, "--checkpoint=best", f"--split={split}", cores=cores)
         kept = {k: trained[k] for k in ("step", "seconds", "examples_per_second")}
-        scores.write_text(json.dumps({"command": command, "trained": kept, "tested": tested}))
+        if was_begun:  # a part of the run is all that could be measured
+            kept |= {"seconds": None, "examples_per_second": None}
+        written = folder / "scores.json.tmp"
+        written.write_text(json.dumps({"command": command, "trained": kept, "tested": tested}))
+        written.replace(scores)
     found = json.loads(scores.read_text())
     if (other := found.get("command", [])) != command:
         raise SystemExit(
@@ -112,21 +119,28 @@ def run(folder: Path, config: str, split: str, args: Sequence[str], cores: set[i
     return found
 
 
-def metrics_of(found: dict[str, Any]) -> dict[str, float]:
-    """NaN where one is undefined."""
+def untrained(config: Any) -> set[str]:
+    """The tasks of weight 0."""
+    names = [task["name"] for task in config.features.tasks]
+    return {name for name, weight in zip(names, config.task_weights, strict=False) if not weight}
+
+
+def metrics_of(found: dict[str, Any], without: set[str]) -> dict[str, float]:
+    """NaN where one is undefined; of all tasks but some."""
     return {
         f"{task}/{name}": float("nan") if value is None else value
         for task, metrics in found["tested"]["metrics"].items()
+        if task not in without
         for name, value in metrics.items()
         if name in ("auc", "logloss", "squared_error", "deviance")
     }
 
 
-def told(name: str, scores: Scores, first: Scores | None) -> None:
+def compared(name: str, scores: Scores, first: Scores | None) -> None:
     for metric, values in scores.items():
         line = f"{name}: {metric}: mean {np.mean(values):.5f}"
         line += f", deviation {np.std(values, ddof=1):.5f}" if len(values) > 1 else ""
-        if first is not None and len(values) > 1:
+        if first is not None and metric in first and len(values) > 1:
             apart = np.subtract(values, first[metric])
             mean, error = apart.mean(), apart.std(ddof=1) / len(apart) ** 0.5
             half = stats.t.ppf(0.975, len(apart) - 1) * error
@@ -183,26 +197,24 @@ def main() -> None:
         ]
         for (name, seed), found in zip(runs, pool.map(lambda r: one(*r), runs), strict=True):
             place, config, given = of(name, seed)
-            check_same(place / "run", config, fields(given))
+            now = load(config, fields(given))
+            check_same(place / "run", now)
             line = []
-            for metric, value in metrics_of(found).items():
+            for metric, value in metrics_of(found, untrained(now)).items():
                 scores[name].setdefault(metric, []).append(value)
                 line.append(f"{metric} {value:.5f}")
             trained = found["trained"]
             speed = trained["examples_per_second"]  # null where no two calls followed each other
+            seconds = trained["seconds"]
             print(
                 f"{name}, seed {seed}: {', '.join(line)}; step {found['tested']['step']} of"
-                f" {trained['step']}, {trained['seconds']:.0f} s,"
+                f" {trained['step']}, {f'{seconds:.0f} s' if seconds else 'in several parts'},"
                 f" {f'{speed:,.0f} examples/s' if speed else 'speed not measured'}",
                 flush=True,
             )
     for name in variants:
-        told(name, scores[name], None if name == "config" else scores["config"])
+        compared(name, scores[name], None if name == "config" else scores["config"])
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except InputError as error:
-        print(error, file=sys.stderr)
-        sys.exit(error.exit_status)
+    run_main(main)

@@ -23,12 +23,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ml_collections import ConfigDict
+from refused import run_main
 from seeds import jaxrank, prepare_once
 
 from jaxrank.config import default
 
 ROOT = Path(__file__).resolve().parent.parent
-CONFIG = f"--config={Path(__file__).resolve()}"
+CONFIG = str(Path(__file__).resolve())
 DEVICES = ((1, 1), (2, 1), (4, 1), (8, 1), (4, 2), (8, 2))  # devices, processes
 
 
@@ -57,7 +58,11 @@ def get_config() -> ConfigDict:
 
 
 def command(folder: Path, name: str, steps: int, devices: int, processes: int) -> list[str]:
-    flags = [CONFIG, f"--workdir={folder / name}", f"--config.data.store={folder / 'data'}"]
+    flags = [
+        f"--config={CONFIG}",
+        f"--workdir={folder / name}",
+        f"--config.data.store={folder / 'data'}",
+    ]
     flags += [f"--config.num_steps={steps}", "--allow-config-change", "--quiet"]
     if processes == 1:
         return [sys.executable, "-m", "jaxrank", "train", *flags]
@@ -128,7 +133,8 @@ def main() -> None:
 
     # Starts, and devices that share cores, make the disturbed run some eight times as long as its
     # steps alone; whole intervals of evaluation.
-    probe = [CONFIG, f"--config.data.store={folder / 'data'}", "--config.num_steps=512", "--quiet"]
+    probe = [f"--config={CONFIG}", f"--config.data.store={folder / 'data'}"]
+    probe += ["--config.num_steps=512", "--quiet"]
     told_steps = folder / "steps"  # of runs that may be there, from a call that was ended
     if not told_steps.exists():
         shutil.rmtree(folder / "probe", ignore_errors=True)
@@ -176,4 +182,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)
