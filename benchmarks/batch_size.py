@@ -184,7 +184,8 @@ def best_rates(
     measure of what a larger batch loses."""
     found: dict[tuple[float, float], float] = {}
     while True:
-        around = itertools.product(*([_half_decades(x, n) for n in (-1, 0, 1)] for x in best))
+        one, other = ([_half_decades(x, n) for n in (-1, 0, 1)] for x in best)
+        around = itertools.product(one, other)
         new = [pair for pair in around if pair not in found]
         found |= dict(zip(new, runner.first_losses(optimizer, batch, new, own), strict=True))
         before, best = best, min(found, key=lambda pair: found[pair])

@@ -179,7 +179,9 @@ def report(shape: str, rounds: dict[str, list[Round]]) -> None:
             and name.endswith("bfloat16") == bool(suffix)
             and not name.endswith("tables")
         }
-        for name, theirs in sorted(peers.items(), key=lambda item: -item[1]) if ours else ():
+        for name, theirs in sorted(peers.items(), key=lambda item: -item[1]):
+            if not ours:
+                continue
             ratios = [
                 (a.examples / a.seconds) / (b.examples / b.seconds)
                 for a, b in zip(rounds["jaxrank" + suffix], rounds[name], strict=True)

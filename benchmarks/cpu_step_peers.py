@@ -115,7 +115,7 @@ def torch_(shape: str, bfloat16: bool, sparse: bool = True) -> Iterator[int]:
 
     lists = SHAPES[shape]
     ids = torch.nn.Embedding(ID_ROWS, DIM, sparse=sparse)
-    tables = [ids]
+    tables: list[Any] = [ids]
     if lists:
         bags = torch.nn.EmbeddingBag(lists * LIST_ROWS, DIM, mode="sum", sparse=sparse)
         tables.append(bags)
@@ -221,10 +221,16 @@ def tensorflow(shape: str, bfloat16: bool) -> Iterator[int]:
             return tf.cast(x @ kernel, tf.float32) + biases[layer]
         return x @ kernels[layer] + biases[layer]
 
-    shapes = [(BATCH, len(TABLES)), (None,), (None,), (BATCH, FLOATS), (BATCH,)]
+    takes: list[Any] = [
+        (BATCH, len(TABLES)),
+        (None,),
+        (None,),
+        (BATCH, FLOATS),
+        (BATCH,),
+    ]
     dtypes = [tf.int64] * 3 + [tf.float32] * 2
 
-    @tf.function(input_signature=list(map(tf.TensorSpec, shapes, dtypes)))
+    @tf.function(input_signature=list(map(tf.TensorSpec, takes, dtypes)))
     def step(places, values, bags, floats, labels):
         with tf.GradientTape() as tape:
             found = [floats, tf.reshape(tf.gather(tables[0], places), (BATCH, -1))]

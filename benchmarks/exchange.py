@@ -4,9 +4,9 @@
 
 26 id columns over 26 tables of dimension 16, SGD. Each line: devices, ids, placement, examples/s,
 bytes that collectives give a device in a step, its own share of an exchange included (from the
-compiled program; an instruction in the loop of further rounds counts once), rounds, and the time over that of the plain lookup in
-the same round of measurements. Plain is `table[ids]` and `table.at[ids].add` on a table split by
-row, left to the compiler.
+compiled program; an instruction in the loop of further rounds counts once), rounds, and the time
+over that of the plain lookup in the same round of measurements. Plain is `table[ids]` and
+`table.at[ids].add` on a table split by row, left to the compiler.
 """
 
 import argparse
@@ -69,7 +69,7 @@ class Run:
 
     def __init__(self, step: Any, state: Any, inputs: Any):
         self.step = jax.jit(step, donate_argnums=0).lower(state, *inputs).compile()
-        self.bytes = sum(hlo_checks.collective_bytes(self.step.as_text()).values())
+        self.bytes = sum(hlo_checks.collective_bytes(self.step.as_text() or "").values(), start=0)
         self.state, self.inputs = state, inputs
         self.rounds = 1
         self.seconds()

@@ -202,15 +202,16 @@ def torch_step(case: Case) -> Iterator[int]:
     kind = case.config.optim.tables.name
     if kind == "rowwise_adagrad":
         sums = [torch.full((rows,), 0.1, device=device) for rows, _ in case.tables]
-        optimizers = [dense]
+        optimizers: list[Any] = [dense]
     else:
-        sparse = torch.optim.SparseAdam if kind == "lazy_adam" else torch.optim.Adagrad
+        sparse: Any = torch.optim.SparseAdam if kind == "lazy_adam" else torch.optim.Adagrad
         sums, optimizers = [], [dense, sparse(weights, lr=0.01)]
 
     @torch.no_grad()
     def rowwise() -> None:
         """PyTorch has no row-wise AdaGrad."""
         for weight, total in zip(weights, sums, strict=False):
+            assert weight.grad is not None
             gradient = weight.grad.coalesce()
             rows, values = gradient.indices()[0], gradient.values()
             total.index_add_(0, rows, values.square().mean(dim=1))
@@ -253,13 +254,14 @@ def table_bytes(case: Case) -> float:
     """That lookup and update of a step ask for; see above."""
     size = case.config.batch_size
     slots = {"rowwise_adagrad": 0, "adagrad": 1, "lazy_adam": 2}[case.config.optim.tables.name]
-    total, read = 0, {}
+    total = 0
+    read: dict[Any, Any] = {}
     for f, ids in zip(case.features, ids_of(case), strict=True):
         read.setdefault(f.table, []).append(ids[0].reshape(-1))
         total += 4 * case.tables[f.table][1] * size * (f.ids + 2)
-    for table, ids in read.items():
+    for table, its in read.items():
         dim = case.tables[table][1]
-        different = len(np.unique(np.concatenate(ids)))
+        different = len(np.unique(np.concatenate(its)))
         total += 2 * 4 * different * (dim * (1 + slots) + (slots == 0))
     return float(total)
 

@@ -70,7 +70,7 @@ class Program:
         print(seconds, file=self._process.stdin, flush=True)
         line = self._line()
         if line == "failed":
-            raise SystemExit(f"{' '.join(map(str, self._process.args))}: ended in a round")
+            raise SystemExit(f"{self._process.args!r}: ended in a round")
         return Round(*json.loads(line))
 
     def close(self) -> None:

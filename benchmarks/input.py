@@ -63,7 +63,7 @@ OURS = (
 
 def batches(path: Path, batch_size: int, settings: dict[str, int]) -> Iterator[int]:
     store = open_store(path)
-    settings = SETTINGS | settings
+    given: dict[str, Any] = SETTINGS | settings
     made = TrainBatches(
         store.split("train"),
         layout(store.schema, {t.name: 16 for t in store.schema.tables}),
@@ -72,8 +72,8 @@ def batches(path: Path, batch_size: int, settings: dict[str, int]) -> Iterator[i
         shards=8,
         list_slack=8.0,
         on_overflow="error",
-        num_steps=settings["steps_per_call"] * 10**9,
-        **settings,
+        num_steps=given["steps_per_call"] * 10**9,
+        **given,
     )
     return (batch_size * settings["steps_per_call"] for _ in made)
 
@@ -137,10 +137,9 @@ def main() -> None:
     args = parser.parse_args()
     if args.serve:
         settings = {name: int(value) for name, value in (s.split("=") for s in args.settings)}
-        store = Path(args.serve)
-        serve(
-            lambda: batches(store, args.batch_size, settings), open_store(store).split("train").rows
-        )
+        path = Path(args.serve)
+        rows = open_store(path).split("train").rows
+        serve(lambda: batches(path, args.batch_size, settings), rows)
         return
     with tempfile.TemporaryDirectory() as folder:
         for shape in args.shapes:

@@ -90,6 +90,7 @@ def main() -> None:
             held[shard.device.id] += shard.data.nbytes
     whole = sum(x.nbytes for x in jax.tree.leaves((state.tables, state.scratch)))
     memory = step.memory_analysis()
+    assert memory is not None
     peak = int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) / 2**10
     print(
         f"tables, accumulators and scratch: {whole / 2**20:,.0f} MiB in all, an eighth is"

@@ -109,7 +109,7 @@ def main() -> None:
     few = Case(30, 6, 4, tables=10, size=512 * 50, steps=args.steps)
     many = Case(1500, 300, 200, tables=500, size=512, steps=args.steps)
     assert few.ids == many.ids
-    seconds = {few: [], many: []}
+    seconds: dict[Case, list[float]] = {few: [], many: []}
     for _ in range(args.rounds):
         for case, times in seconds.items():
             times.append(case.step_seconds())

@@ -52,13 +52,13 @@ class Data:
     def __init__(self, path: Path):
         store = open_store(path)
         split = store.split("train")
-        blocks = []
+        blocks: list[Any] = []
         while sum(b.rows for b in blocks) < min(ROWS, split.rows):
             blocks.append(split.read_block(len(blocks)))
         names = ("floats", "ids", "labels", "list_lengths", "list_values")
         arrays = [np.concatenate([getattr(b, name) for b in blocks]) for name in names]
         ends = np.append(0, np.cumsum(arrays[3].sum(axis=1, dtype=np.int64)))
-        self.columns = Columns(*arrays, ends)
+        self.columns = Columns(**dict(zip(Columns._fields, [*arrays, ends], strict=True)))
         (stack,) = layout(store.schema, {t.name: 16 for t in store.schema.tables}).stacks
         offsets = np.asarray(stack.offsets, np.int32)
         self.offsets = offsets[list(stack.column_tables)]

@@ -42,7 +42,7 @@ def jaxrank(*args: str, cores: set[int] | None = None) -> dict[str, Any]:
         command,
         capture_output=True,
         text=True,
-        preexec_fn=lambda: cores and os.sched_setaffinity(0, cores),
+        preexec_fn=lambda: os.sched_setaffinity(0, cores or os.sched_getaffinity(0)),
     )
     if found.returncode:
         raise SystemExit(f"{' '.join(command)}:\n{found.stderr[-2000:]}")

@@ -75,7 +75,7 @@ def main() -> None:
     for name, function, shapes in pieces(args.ids, args.width):
         placed = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding) for x in shapes]
         began = time.monotonic()
-        done = jax.jit(function).lower(*placed).compile()
+        done: Any = jax.jit(function).lower(*placed).compile()
         seconds = time.monotonic() - began
         temporaries = done.memory_analysis().temp_size_in_bytes / 2**20
         cycles = round(sum(cost.cycles for cost in costs(done.as_text())))
