@@ -75,7 +75,7 @@ def batches(path: Path, batch_size: int, settings: dict[str, int]) -> Iterator[i
         num_steps=given["steps_per_call"] * 10**9,
         **given,
     )
-    return (batch_size * settings["steps_per_call"] for _ in made)
+    return (batch_size * given["steps_per_call"] for _ in made)
 
 
 def measure(args: argparse.Namespace, shape: str, store: Path) -> None:
@@ -84,6 +84,8 @@ def measure(args: argparse.Namespace, shape: str, store: Path) -> None:
     rows = [row for row in OURS if row.cores <= len(cores)]
     rows += [Row(name, name) for name in ([] if args.without_peers else PEERS)]
     programs = [_start(row, args, store, cores[: row.cores]) for row in rows]
+    if programs[0].told:
+        raise SystemExit(f"{rows[0].name}, which all others are held against: {programs[0].told}")
     found: list[list[Round]] = [[] for _ in rows]
     for _ in range(args.rounds):
         for program, rounds in zip(programs, found, strict=True):
