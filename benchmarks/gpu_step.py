@@ -152,7 +152,11 @@ def tables(case: Case) -> Iterator[int]:
 
 
 def products(case: Case) -> Iterator[int]:
-    for _ in step_programs.products(list(case.products()), case.config.batch_size, "bfloat16"):
+    from jaxrank.embedding.blocks import up_to
+
+    # Sides filled up as jaxrank does, for the matrix units.
+    sizes = [(up_to(a, 8), up_to(b, 8) if b > 1 else b) for a, b in case.products()]
+    for _ in step_programs.products(sizes, case.config.batch_size, "bfloat16"):
         yield step_programs.STEPS
 
 

@@ -123,7 +123,7 @@ gpu_device_info {{
 platform_name: "CUDA"
 dnn_version_info {{ major: 9 minor: 7 }}
 runtime_version {{ major: 12 minor: 8 }}
-device_description_str: "{topology.generation.upper()}"
+device_description_str: "NVIDIA {topology.generation.upper()}"
 """
 
 

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrank.embedding.blocks import Form
+from jaxrank.features import PAD
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +40,25 @@ def joined(form: Form, pieces: Sequence[PerId]) -> jax.Array:
         p.source if p.index is None else form.take(p.source, p.index, p.scale) for p in pieces
     ]
     return jnp.concatenate(blocks) if len(blocks) > 1 else blocks[0]
+
+
+def merged(form: Form, pieces: Sequence[PerId]) -> PerId:
+    """All pieces, one behind the other, as one, whose vectors are those of the pieces' sources."""
+    if len(pieces) == 1:
+        return pieces[0]
+    index, scale, begin = [], [], 0
+    for p in pieces:
+        here = jnp.arange(p.count, dtype=jnp.int32) if p.index is None else p.index
+        index.append(jnp.where(here == PAD, PAD, here + begin))
+        scale.append(jnp.ones(p.count, p.source.dtype) if p.scale is None else p.scale)
+        begin += p.source.shape[0]
+    has_scale = any(p.scale is not None for p in pieces)
+    return PerId(
+        sum(p.count for p in pieces),
+        jnp.concatenate([p.source for p in pieces]),
+        jnp.concatenate(index),
+        jnp.concatenate(scale) if has_scale else None,
+    )
 
 
 def add(form: Form, block: jax.Array, at: jax.Array, pieces: Sequence[PerId]) -> jax.Array:

@@ -14,9 +14,10 @@ from jax.sharding import Mesh
 from jaxrank import mesh as meshes
 from jaxrank.embedding import native_rows
 from jaxrank.embedding.blocks import Form
+from jaxrank.embedding.by_row_kernel import ByRowKernel
 from jaxrank.embedding.duplicates import sum_by_scratch, sum_by_sort
 from jaxrank.embedding.factors import Factors
-from jaxrank.embedding.per_id import PerId, add
+from jaxrank.embedding.per_id import PerId, add, merged
 from jaxrank.embedding.rules import Rule
 from jaxrank.embedding.storage import Storage, TableState
 from jaxrank.features import PAD
@@ -86,6 +87,8 @@ class RowUpdate:
                 unique, sums = native_rows.sum_by_id(row, grads, self._share(shape), shape.dim)
                 if self.rule.native and not self.l2 and not self.clip_norm:
                     return self._by_native(shape, state, unique, sums), scratch
+            elif isinstance(self.form, ByRowKernel) and self.form.works_on(state.rows.dtype):
+                return self._by_kernel(self.form, shape, state, row, grads), scratch
             elif scratch is not None:
                 unique, sums, scratch = sum_by_scratch(self.form, row, grads, scratch)
             else:
@@ -114,17 +117,51 @@ class RowUpdate:
 
     def _change(self, found: TableState, gradient: jax.Array, row: jax.Array) -> TableState:
         """The change of rows i32[k] and their slots, given their summed gradients f[k, dim]."""
+        rate = self._rate_of(row)
+        return self._change_by(found, gradient, rate, self.step, self.applies)
+
+    def _change_by(
+        self,
+        found: TableState,
+        gradient: jax.Array,
+        rate: jax.Array,
+        step: jax.Array,
+        applies: jax.Array | None,
+    ) -> TableState:
+        """`_change`, of nothing but arrays that are given: what a kernel needs."""
         if self.l2:
             gradient = gradient + self.l2 * found.rows
         if self.clip_norm:
             norm = jnp.linalg.norm(gradient, axis=1, keepdims=True)
             gradient = gradient * jnp.minimum(1.0, self.clip_norm / jnp.maximum(norm, 1e-12))
-        rate = self._rate_of(row)
-        changes = TableState(*self.rule.change(found.rows, found.slots, gradient, rate, self.step))
-        applies = self.applies
+        changes = TableState(*self.rule.change(found.rows, found.slots, gradient, rate, step))
         if applies is None:
             return changes
         return jax.tree.map(lambda c: jnp.where(applies, c, 0), changes)
+
+    def _by_kernel(
+        self,
+        form: ByRowKernel,
+        shape: Storage,
+        state: TableState,
+        place: jax.Array,
+        grads: list[PerId],
+    ) -> TableState:
+        """This device's share of a split part, given the gradients of places i32[k]."""
+        scalars = [self.step]
+        if self.applies is not None:
+            scalars.append(self.applies.astype(jnp.int32))
+
+        def change(found, gradient, rate, step, applies=None):
+            is_applied = None if applies is None else applies != 0
+            return self._change_by(found, gradient, rate, step, is_applied)
+
+        # In the order of rows, not of places: the gradients of one feature, which are read one
+        # after another then, stay in the cache.
+        row = self._row_of(shape, place)
+        rate = self._rate_of(row)
+        read = merged(form, grads)
+        return form.change_read(state, row, place, read, change, rate, tuple(scalars))
 
     def _by_native(
         self, shape: Storage, state: TableState, place: jax.Array, sums: jax.Array

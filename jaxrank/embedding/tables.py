@@ -17,9 +17,11 @@ from jax.sharding import PartitionSpec as P
 from jaxrank import mesh as meshes
 from jaxrank import native
 from jaxrank.apart import apart
+from jaxrank.embedding import sorted_sums
 from jaxrank.embedding.blocks import Form, up_to
 from jaxrank.embedding.by_line import ByLine
 from jaxrank.embedding.by_row import ByRow
+from jaxrank.embedding.by_row_kernel import ByRowKernel
 from jaxrank.embedding.by_row_native import ByRowNative
 from jaxrank.embedding.combine import combine, spread
 from jaxrank.embedding.duplicates import sum_of_rows, sum_once
@@ -128,13 +130,23 @@ class Embedding:
         return self.on_cpu and not native.missing()
 
     @property
+    def has_kernel(self) -> bool:
+        """Whether a kernel on GPU sums gradients; see `sorted_sums`."""
+        return self.platform == "gpu" and sorted_sums.is_here()
+
+    @property
     def uses_scratch(self) -> bool:
         """Whether duplicates are found through a scratch array; see `duplicates`."""
         return self.on_cpu and not self.is_native and self.l2_scope == "read"
 
     def form(self, stack: Stack) -> Form:
         """How blocks of a stack's vectors lie in memory."""
-        kind = ByLine if self.platform == "tpu" else ByRowNative if self.is_native else ByRow
+        if self.platform == "tpu":
+            kind: type[Form] = ByLine
+        elif self.has_kernel:
+            kind = ByRowKernel
+        else:
+            kind = ByRowNative if self.is_native else ByRow
         return kind(stack.dim, padded_width(stack.dim))
 
     @functools.cached_property
@@ -392,7 +404,7 @@ class Embedding:
             if rows:
                 sums = sum_once(form, *exchange.kept(route, rows, of_owners), rows)
         else:
-            if not self.on_cpu:
+            if not self.on_cpu and not self.has_kernel:
                 grad = [PerId(ids.size, joined(form, grad))]
             arrivals = functools.partial(_one_arrival, route, grad)
             if rows and ids.size:

@@ -25,6 +25,7 @@ KERNEL_INIT = nn.initializers.glorot_normal()
 STACKED_KERNEL_INIT = nn.initializers.glorot_normal(batch_axis=(0,))
 
 _WIDE = 32  # of kernels, from which on it pays to turn examples over for their gradient
+_ALIGNED = 8  # numbers of bfloat16 that a GPU's matrix units must find side by side
 _SMALL = 2**17  # multiplications from which on code in C++ makes them on CPU
 
 
@@ -133,8 +134,12 @@ def _contract(a: jax.Array, b: jax.Array, axis_a: int, axis_b: int, precision: s
     whole = functools.partial(_whole, axis_a=axis_a, axis_b=axis_b, precision=precision)
     part = _part(a.shape[-3 - axis_a], b.shape[-3 - axis_b])
     is_split = a.dtype != jnp.bfloat16 or axis_a == axis_b == -2  # see `_of_kernel`
+    on_gpu = {}
+    if not _is_aligned(a, b):
+        filled = functools.partial(_filled, axis_a=axis_a, axis_b=axis_b, precision=precision)
+        on_gpu = {"cuda": filled}
     if not is_split or a.shape[axis_a] <= part:
-        return whole(a, b)
+        return jax.lax.platform_dependent(a, b, **on_gpu, default=whole) if on_gpu else whole(a, b)
 
     def in_parts(a: jax.Array, b: jax.Array) -> jax.Array:
         a, b = jnp.moveaxis(a, axis_a, -2), jnp.moveaxis(b, axis_b, -2)
@@ -149,7 +154,26 @@ def _contract(a: jax.Array, b: jax.Array, axis_a: int, axis_b: int, precision: s
             sums = sums + _whole(a[..., end:, :], b[..., end:, :], -2, -2, precision)
         return sums
 
-    return jax.lax.platform_dependent(a, b, cpu=in_parts, default=whole)
+    return jax.lax.platform_dependent(a, b, cpu=in_parts, **on_gpu, default=whole)
+
+
+def _filled(a: jax.Array, b: jax.Array, axis_a: int, axis_b: int, precision: str) -> jax.Array:
+    """`_whole` for GPU, of sides filled up with zeros, in the operation that rounds them."""
+    m, n = a.shape[-3 - axis_a], b.shape[-3 - axis_b]
+
+    def filled(x: jax.Array) -> jax.Array:
+        sides = [(0, -side % _ALIGNED) for side in x.shape[-2:]]
+        return jnp.pad(x, [(0, 0)] * (x.ndim - 2) + sides)
+
+    return _whole(filled(a), filled(b), axis_a, axis_b, precision)[..., :m, :n]
+
+
+def _is_aligned(*arrays: jax.Array) -> bool:
+    """Whether a GPU multiplies these as fast as it can, or they are not what it is fast at."""
+    sides = [side for x in arrays for side in x.shape[-2:]]
+    return arrays[0].dtype != jnp.bfloat16 or all(
+        side % _ALIGNED == 0 or side < _WIDE for side in sides
+    )
 
 
 def _part(m: int, n: int) -> float:
@@ -209,10 +233,17 @@ def _of_xla(precision: str) -> str:
 
 def _of_kernel(x: jax.Array, grad: jax.Array, precision: str) -> jax.Array:
     """f[..., n, in], f[..., n, out] -> f[..., in, out]: the sum over n examples."""
-    if x.dtype == jnp.bfloat16 and grad.shape[-1] >= _WIDE:
+    plain = functools.partial(_contract, axis_a=-2, axis_b=-2, precision=precision)
+    if x.dtype != jnp.bfloat16 or grad.shape[-1] < _WIDE:
+        return plain(x, grad)
+
+    def turned(x: jax.Array, grad: jax.Array) -> jax.Array:
         # XLA on CPU has no bfloat16 product over the first axis of both, and converts to float32.
         return _contract(apart(jnp.matrix_transpose, x), grad, -1, -2, precision)
-    return _contract(x, grad, -2, -2, precision)
+
+    if _is_aligned(x, grad):
+        return turned(x, grad)
+    return jax.lax.platform_dependent(x, grad, cuda=plain, default=turned)
 
 
 class Dense(nn.Module):

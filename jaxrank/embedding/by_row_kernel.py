@@ -1,0 +1,77 @@
+"""Blocks of GPU: as `by_row`, with sums of sorted ids by the kernel of `sorted_sums`."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxrank.embedding import sorted_sums
+from jaxrank.embedding.by_row import ByRow
+from jaxrank.embedding.per_id import PerId
+
+
+@dataclasses.dataclass(frozen=True)
+class ByRowKernel(ByRow):
+    """A `Form`. What is not float32, and vectors that the kernel does not fit, are left to XLA.
+
+    interpret: without a GPU, for tests.
+    """
+
+    interpret: bool = False
+
+    def works_on(self, dtype: Any) -> bool:
+        return dtype == jnp.float32 and sorted_sums.fits(self.dim) and self.width == self.dim
+
+    def add(
+        self,
+        block: jax.Array,
+        at: jax.Array,
+        source: jax.Array,
+        index: jax.Array | None = None,
+        *,
+        scale: jax.Array | None = None,
+        rising: bool = False,
+    ) -> jax.Array:
+        if not rising or index is None or not self.works_on(block.dtype):
+            return super().add(block, at, source, index, scale=scale, rising=rising)
+        given = sorted_sums.Given(at, at, source, index, scale)
+        return sorted_sums.change_rows(
+            block, given, lambda found, sums, rate: sums, interpret=self.interpret
+        )
+
+    def change_read(
+        self,
+        arrays: Any,
+        key: jax.Array,
+        place: jax.Array,
+        grads: PerId,
+        change: sorted_sums.Change,
+        rate: jax.Array,
+        scalars: tuple[jax.Array, ...],
+    ) -> Any:
+        """As `change`, of ids that may occur more than once, whose gradients are summed.
+
+        Args:
+            arrays: as there, float32.
+            key: i32[k], what gradients are summed by, in the order of which rows are changed; PAD
+                takes no part.
+            place: i32[k], the row of each.
+            grads: of each.
+            change: as in `sorted_sums.change_rows`.
+            rate: f[] or f[k, 1].
+            scalars: for `change`.
+        """
+        key, order = jax.lax.sort_key_val(key, jnp.arange(key.shape[0], dtype=jnp.int32))
+        given = sorted_sums.Given(
+            key=key,
+            place=place[order],
+            source=grads.source,
+            index=order if grads.index is None else grads.index[order],
+            scale=None if grads.scale is None else grads.scale[order],
+            rate=rate[order, 0] if rate.ndim else rate,
+            scalars=scalars,
+        )
+        viewed = jax.tree.map(self._rows, arrays)
+        new = sorted_sums.change_rows(viewed, given, change, interpret=self.interpret)
+        return jax.tree.map(lambda a, n: n.reshape(a.shape), arrays, new)
