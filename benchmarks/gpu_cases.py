@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.util
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -25,7 +26,7 @@ class Feature(NamedTuple):
     ids: int
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Case:
     """A model and its batch.
 
@@ -48,7 +49,8 @@ class Case:
     @property
     def width(self) -> int:
         """Of what the layers read."""
-        return self.floats + sum(self.tables[f.table][1] for f in self.features)
+        floats = (self.floats, *self.config.model.floats_hidden)[-1]
+        return floats + sum(self.tables[f.table][1] for f in self.features)
 
     @property
     def rows(self) -> int:
@@ -64,11 +66,12 @@ class Case:
     def products(self) -> Iterator[tuple[int, int]]:
         """(in, out) of every matrix product of the model."""
         model = self.config.model
+        yield from itertools.pairwise((self.floats, *model.floats_hidden))
         for _ in range(model.cross_layers if model.cross == "low_rank" else 0):
             yield self.width, model.cross_rank
             yield model.cross_rank, self.width
         sizes = (self.width, *model.hidden, 1)
-        yield from zip(sizes, sizes[1:], strict=False)
+        yield from itertools.pairwise(sizes)
 
 
 def _single(rows: tuple[int, ...], dim: int) -> tuple[tuple, tuple]:

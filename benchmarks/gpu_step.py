@@ -4,27 +4,33 @@
     JAX_PLATFORMS=cpu PYTHONPATH=. python benchmarks/gpu_step.py --scale=0.002 --seconds=0.2
 
 Needs JAX with flax, optax and ml_collections, and PyTorch for its own lines; no data, as ids are
-drawn, the same for all. Each program has the card to itself, in a process of its own, and all run
-once a round. Of each case is printed:
+drawn, the same for all. Of each case JAX's programs run one after another in one process, PyTorch's
+in one behind it; each has the card to itself, while the next process draws its ids. Calls are made
+as in training, the next one before the last is done. Of each case is printed, by the median of its
+rounds:
 
-examples/s and ms of a step, by jaxrank (bfloat16 products, row optimizer as the case has it) and by
-    PyTorch: nn.EmbeddingBag with sparse gradients, row-wise AdaGrad in a few lines, as it has none,
-    or its own AdaGrad or SparseAdam; compiled layers under autocast.
+examples/s and ms of a step, by jaxrank (bfloat16 products, row optimizer as the case has it), with
+    the memory that it took, and by PyTorch: nn.EmbeddingBag with sparse gradients, row-wise AdaGrad
+    in a few lines, as it has none, or its own AdaGrad or SparseAdam; compiled layers, autocast.
 tables: ms of the lookup, the gradient of each row and its exact update, without layers, and the
     bytes that these ask for (of each id a vector read, of each feature of an example a vector
     written and its gradient read, of each different row the row and its slots read and written)
-    over the time, against what a copy moves in the same run.
-floor: ms of the model's products at the rate that XLA has for them alone, and of those bytes at the
-    rate of the copy.
+    over the time, against what a copy moves in the same run; and ms of it by XLA alone.
+floor: ms of the model's products at the rate that XLA has for them alone, with sides filled up for
+    the matrix units, and of those bytes at the rate of the copy.
 """
 
 import argparse
+import functools
+import gc
+import itertools
 import json
 import os
 import statistics
 import subprocess
 import sys
 import time
+import unittest.mock
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -36,10 +42,11 @@ from gpu_cases import CASES, Case
 
 GROUP = 512
 STEPS = 4  # of a call
-PROGRAMS = ("step", "tables", "products", "copy", "torch")
+PROGRAMS = ("step", "tables", "tables_xla", "products", "copy", "torch")
 COPIED = 2**30  # bytes that a copy reads, and writes
 
 
+@functools.lru_cache(maxsize=1)
 def ids_of(case: Case) -> list[np.ndarray]:
     """What each feature reads in the steps of a call, i32[STEPS, B, ids]; equal in all programs."""
     size, rng = case.config.batch_size, np.random.default_rng(0)
@@ -135,20 +142,34 @@ def batches_of(case: Case, found: Any, group: int):
 
 
 def step(case: Case) -> Iterator[int]:
+    program, batch = ready(case)
+    state, told = program.init(), None
+    while True:
+        before = told
+        state, told = program.train(state, batch)
+        yield done(before, STEPS)
+
+
+def done(before: Any, count: int) -> int:
+    """The count, after what was computed before is done."""
     import jax
 
-    program, batch = ready(case)
-    state = program.init()
-    while True:
-        state, told = program.train(state, batch)
-        jax.block_until_ready(told)
-        yield STEPS
+    jax.block_until_ready(before)
+    return count
 
 
 def tables(case: Case) -> Iterator[int]:
     program, batch = ready(case)
-    for _ in step_programs.tables(program, [batch]):
+    for _ in step_programs.tables(program, [batch], waits=False):
         yield STEPS
+
+
+def tables_xla(case: Case) -> Iterator[int]:
+    """Without the kernel."""
+    from jaxrank.embedding import sorted_sums
+
+    with unittest.mock.patch.object(sorted_sums, "is_here", return_value=False):
+        yield from tables(case)
 
 
 def products(case: Case) -> Iterator[int]:
@@ -162,7 +183,7 @@ def products(case: Case) -> Iterator[int]:
 
 def copy(case: Case) -> Iterator[int]:
     """Calls a byte a step."""
-    return step_programs.copy(COPIED)
+    return step_programs.copy(COPIED, passes=32)
 
 
 def torch_step(case: Case) -> Iterator[int]:
@@ -184,6 +205,8 @@ def torch_step(case: Case) -> Iterator[int]:
             super().__init__()
             cross = model.cross_layers if model.cross == "low_rank" else 0
             linear, rank, width = torch.nn.Linear, model.cross_rank, case.width
+            floats = itertools.pairwise((case.floats, *model.floats_hidden))
+            self.bottom = torch.nn.ModuleList(linear(a, b) for a, b in floats)
             self.down = torch.nn.ModuleList(linear(width, rank, bias=False) for _ in range(cross))
             self.up = torch.nn.ModuleList(linear(rank, width) for _ in range(cross))
             sizes = (width, *model.hidden)
@@ -192,8 +215,10 @@ def torch_step(case: Case) -> Iterator[int]:
             )
             self.head = linear(sizes[-1], 1)
 
-        def forward(self, x0):
-            x = x0
+        def forward(self, floats, vectors):
+            for layer in self.bottom:
+                floats = torch.relu(layer(floats))
+            x = x0 = torch.cat([floats, *vectors], dim=1)
             for down, up in zip(self.down, self.up, strict=True):
                 x = x0 * up(down(x)) + x
             for layer in self.tower:
@@ -233,7 +258,7 @@ def torch_step(case: Case) -> Iterator[int]:
         for given in made:
             vectors = [bags[f.table](x) for f, x in zip(case.features, given, strict=True)]
             with torch.autocast(device, dtype=torch.bfloat16):
-                logits = compiled(torch.cat([floats, *vectors], dim=1))
+                logits = compiled(floats, vectors)
             for optimizer in optimizers:
                 optimizer.zero_grad()
             loss_of(logits.float(), labels).backward()
@@ -248,6 +273,7 @@ def torch_step(case: Case) -> Iterator[int]:
 MAKERS: dict[str, Callable[[Case], Iterator[int]]] = {
     "step": step,
     "tables": tables,
+    "tables_xla": tables_xla,
     "products": products,
     "copy": copy,
     "torch": torch_step,
@@ -290,50 +316,89 @@ def device_of(maker: str) -> str:
     return found
 
 
-def measured(maker: str, case: Case, seconds: float) -> float:
-    """Steps (bytes, of `copy`) in a second."""
-    made = MAKERS[maker](case)
+def measured(maker: str, case: Case, args: argparse.Namespace) -> list[float]:
+    """Steps (bytes, of `copy`) in a second, of each round."""
+    made, rates = MAKERS[maker](case), []
     for _ in range(3):
         next(made)
-    began, done = time.perf_counter(), 0
-    while time.perf_counter() - began < seconds:
-        done += next(made)
-    return done / (time.perf_counter() - began)
+    for _ in range(args.rounds):
+        began, steps = time.perf_counter(), 0
+        while time.perf_counter() - began < args.seconds:
+            steps += next(made)
+        rates.append(steps / (time.perf_counter() - began))
+    return rates
 
 
-def in_a_process(name: str, maker: str, args: argparse.Namespace) -> tuple[float, str] | None:
-    """What `measured` gives and on what, with the device to itself; None where it failed, which is
-    told."""
-    # The largest case needs nearly all memory; what is left is for the compiler's library. An error
-    # of XLA is the last thing told.
-    environment = {
-        "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.95",
-        "JAX_TRACEBACK_FILTERING": "off",
-    } | os.environ
-    flags = [f"--seconds={args.seconds}", f"--scale={args.scale}", f"--program={maker}"]
-    found = subprocess.run(
-        [sys.executable, __file__, "--cases", name, *flags],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if found.returncode:
-        last = (found.stderr.strip().splitlines() or ["no words"])[-1]
-        print(f"{name} {maker}: failed: {last}", file=sys.stderr, flush=True)
-        return None
-    rate, device = json.loads(found.stdout.splitlines()[-1])
-    return float(rate), device
+def child(case: Case, args: argparse.Namespace) -> None:
+    """Prints a line for each program, after it has been told to begin."""
+    moved = table_bytes(case)
+    if "torch" in args.programs:
+        import torch  # noqa: F401  before it has the card, as this takes seconds
+    else:
+        import jaxrank.program  # noqa: F401
+    input()
+    print(json.dumps(["bytes", [moved], "", 0.0]), flush=True)
+    for maker in args.programs:
+        try:
+            device = device_of(maker)
+            rates = measured(maker, case, args)
+        except Exception as error:  # such as the card's memory: others go on
+            words = " ".join(f"{type(error).__name__}: {error}".split())
+            print(json.dumps([maker, [], words[:300], 0.0]), flush=True)
+        else:
+            print(json.dumps([maker, rates, device, peak(maker)]), flush=True)
+        gc.collect()
 
 
-def line(name: str, case: Case, rates: dict[str, float], devices: set[str]) -> str:
-    size, moved = case.config.batch_size, table_bytes(case)
+def peak(maker: str) -> float:
+    """GiB of the card that the process has taken so far; 0 where that is not told."""
+    if maker == "torch":
+        import torch
+
+        return torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0.0
+    import jax
+
+    return (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0) / 2**30
+
+
+class Process:
+    """Some programs of a case, which begin when `results` is asked for."""
+
+    def __init__(self, name: str, programs: list[str], args: argparse.Namespace):
+        # The largest case needs nearly all memory; what is left is for the compiler's library.
+        environment = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.95"} | os.environ
+        flags = [f"--seconds={args.seconds}", f"--scale={args.scale}", f"--rounds={args.rounds}"]
+        self.name = name
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, "--child", "--cases", name, *flags, "--programs", *programs],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def results(self) -> Iterator[tuple[str, list[float], str, float]]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print("go", file=self._process.stdin, flush=True)
+        for text in self._process.stdout:
+            if text.startswith("["):
+                maker, rates, device, gib = json.loads(text)
+                yield maker, rates, device, gib
+        self._process.wait()
+
+
+def line(
+    name: str, case: Case, rates: dict[str, float], devices: set[str], gib: dict[str, float]
+) -> str:
+    size, moved = case.config.batch_size, rates["bytes"]
     flops = 6 * size * sum(a * b for a, b in case.products())
     on = " and ".join(sorted(devices)) or "nothing"
     shown = [f"{name} on {on}: {case.rows:,} rows, batch {size:,}, {case.ids} ids an example"]
-    ms = {maker: 1e3 / rate for maker, rate in rates.items() if maker != "copy"}
+    ms = {maker: 1e3 / rates[maker] for maker in PROGRAMS if maker in rates and maker != "copy"}
     if "step" in rates:
-        shown.append(f"jaxrank {size * rates['step']:,.0f} examples/s, {ms['step']:.3f} ms")
+        took = f", {gib['step']:.1f} GiB" if gib["step"] else ""
+        shown.append(f"jaxrank {size * rates['step']:,.0f} examples/s, {ms['step']:.3f} ms{took}")
     shown.append(f"to reach on one H200: {case.target}")
     if "torch" in rates:
         shown.append(f"PyTorch {size * rates['torch']:,.0f} examples/s, {ms['torch']:.3f} ms")
@@ -345,6 +410,9 @@ def line(name: str, case: Case, rates: dict[str, float], devices: set[str]) -> s
             f"tables {ms['tables']:.3f} ms: {moved / 1e9:.3f} GB at {reached / 1e9:,.0f} GB/s,"
             f" {reached / rates['copy']:.0%} of a copy's {rates['copy'] / 1e9:,.0f}"
         )
+    if "tables" in rates and "tables_xla" in rates:
+        times = rates["tables"] / rates["tables_xla"]
+        shown.append(f"by XLA alone {ms['tables_xla']:.3f} ms: {times:.2f} times as long")
     if "products" in rates and "copy" in rates:
         floor = ms["products"] + 1e3 * moved / rates["copy"]
         shown.append(
@@ -356,38 +424,50 @@ def line(name: str, case: Case, rates: dict[str, float], devices: set[str]) -> s
     return "\n  ".join(shown)
 
 
+def case_of(name: str, scale: float) -> Case:
+    case = CASES[name]()
+    return case if scale == 1 else case.scaled(scale)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--programs", nargs="+", choices=PROGRAMS, default=list(PROGRAMS))
-    parser.add_argument("--rounds", type=positive, default=2)
-    parser.add_argument("--seconds", type=float, default=3.0, help="of each program in a round")
+    parser.add_argument("--rounds", type=positive, default=3)
+    parser.add_argument("--seconds", type=float, default=1.0, help="of each program in a round")
     parser.add_argument("--scale", type=float, default=1.0, help="of rows and batches")
-    parser.add_argument("--program", choices=PROGRAMS, help=argparse.SUPPRESS)
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.program:
-        case = CASES[args.cases[0]]()
-        case = case if args.scale == 1 else case.scaled(args.scale)
-        device = device_of(args.program)
-        print(json.dumps([measured(args.program, case, args.seconds), device]))
+    if args.child:
+        child(case_of(args.cases[0], args.scale), args)
         return
+    by_jax = [maker for maker in args.programs if maker != "torch"]
+    by_torch = [maker for maker in args.programs if maker == "torch"]
+    wanted = [(name, some) for name in args.cases for some in (by_jax, by_torch) if some]
+    following = Process(*wanted[0], args)
     has_all = True  # of each case something
-    for name in args.cases:
-        case = CASES[name]()
-        case = case if args.scale == 1 else case.scaled(args.scale)
-        found: dict[str, list[float]] = {}
-        devices = set()
-        for _ in range(args.rounds):
-            for maker in args.programs:
-                made = in_a_process(name, maker, args)
-                if made is not None:
-                    rate, device = made
-                    print(f"{name} {maker}: {rate:,.1f} a second", file=sys.stderr, flush=True)
-                    found.setdefault(maker, []).append(rate)
-                    devices.add(device)
-        rates = {maker: statistics.median(each) for maker, each in found.items()}
-        print(line(name, case, rates, devices), flush=True)
-        has_all = has_all and bool(rates)
+    rates: dict[str, float] = {}
+    gib: dict[str, float] = {}
+    devices: set[str] = set()
+    for i, (name, _) in enumerate(wanted):
+        process = following
+        if i + 1 < len(wanted):
+            following = Process(*wanted[i + 1], args)
+        for maker, each, device, taken in process.results():
+            if not each:
+                print(f"{name} {maker}: failed: {device}", file=sys.stderr, flush=True)
+                continue
+            if maker == "bytes":
+                rates["bytes"] = each[0]
+                continue
+            shown = ", ".join(f"{rate:,.1f}" for rate in each)
+            print(f"{name} {maker}: {shown} a second", file=sys.stderr, flush=True)
+            rates[maker], gib[maker] = statistics.median(each), taken
+            devices.add(device)
+        if i + 1 == len(wanted) or wanted[i + 1][0] != name:
+            print(line(name, case_of(name, args.scale), rates, devices, gib), flush=True)
+            has_all = has_all and len(rates) > 1
+            rates, gib, devices = {}, {}, set()
     if not has_all:
         raise SystemExit(1)
 

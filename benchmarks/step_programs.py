@@ -7,9 +7,12 @@ from typing import Any
 STEPS = 4  # of products and copies, that are waited for together
 
 
-def tables(program: Any, batches: Sequence[Any]) -> Iterator[None]:
+def tables(program: Any, batches: Sequence[Any], *, waits: bool = True) -> Iterator[None]:
     """The lookup, the gradient of each row and its exact update, without layers: all steps of the
-    batches of a call, and the next."""
+    batches of a call, and the next.
+
+    waits: for a call to be done, not only for the one before it.
+    """
     import jax
     import jax.numpy as jnp
     from jax.sharding import PartitionSpec as P
@@ -24,7 +27,7 @@ def tables(program: Any, batches: Sequence[Any]) -> Iterator[None]:
         # only where it adds up gradients.
         grads = jax.lax.optimization_barrier(vectors)
         rate, count = jnp.float32(0.05), jnp.zeros((), jnp.int32)
-        return embedding.update(*state, routes, batch, grads, rate=rate, step=count), ()
+        return embedding.update(*state, routes, batch, grads, rate=rate, step=count), count
 
     mapped = jax.shard_map(
         lambda *given: jax.lax.scan(step, *given),
@@ -38,10 +41,12 @@ def tables(program: Any, batches: Sequence[Any]) -> Iterator[None]:
     found = program.init()
     state = found.tables, found.scratch
     del found
+    told = None
     while True:
         for batch in batches:
-            state, _ = train(state, batch)
-            jax.block_until_ready(state)
+            before = told
+            state, told = train(state, batch)
+            jax.block_until_ready(told if waits else before)
             yield
 
 
@@ -84,7 +89,7 @@ def products(
         yield
 
 
-def copy(size: int) -> Iterator[int]:
+def copy(size: int, passes: int = STEPS) -> Iterator[int]:
     """Bytes read and written by passes over an array of so many, waited for together."""
     import jax
     import jax.numpy as jnp
@@ -92,7 +97,7 @@ def copy(size: int) -> Iterator[int]:
     x = jnp.zeros(size // 4, jnp.float32)
     add = jax.jit(lambda x: x + 1, donate_argnums=0)
     while True:
-        for _ in range(STEPS):
+        for _ in range(passes):
             x = add(x)
         jax.block_until_ready(x)
-        yield 2 * size * STEPS
+        yield 2 * size * passes

@@ -5,8 +5,8 @@
 26 tables of dimension 128, 204 M rows, 104 GB.
 
 dcnv2: DLRM-DCNv2 of 2023, 214 ids an example on average, summed by feature; a low-rank DCN-V2 of
-three layers under a tower. The benchmark's lists all have the same length, here their mean, and its
-floats pass three dense layers before they meet the vectors.
+three layers under a tower; the floats pass three layers before they meet the vectors. The
+benchmark's lists all have the same length, here their mean.
 dlrm: the one before, with one id of each feature, and dot products of the vectors.
 
 References:
@@ -63,6 +63,7 @@ def get_config(model: str = "dcnv2"):
         c.model.cross = "low_rank"
         c.model.cross_layers = 3
         c.model.cross_rank = 512
+        c.model.floats_hidden = (512, 256, 128)
         c.optim.tables.name = "adagrad"
         c.batch_size = 65_536
     else:

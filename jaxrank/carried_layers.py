@@ -18,6 +18,7 @@ from jaxrank.step import Trainee, input_names, layers_state, model_inputs
 from jaxrank.stored import dotted
 
 _SEQUENCE = re.compile(r"(?<=\.sequence_)\d+(?=\.)")
+_BOTTOM = re.compile(r"params\.bottom\.layer_(\d+)\.kernel")
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -67,11 +68,19 @@ class InputMap:
         both = [(i, place[name]) for i, name in enumerate(after) if name in place]
         self.same = before == after
         floats = [(i, j) for i, j in both if after[i][0] == "float"]
-        # Of what reads all inputs, and of what reads the floats, which stand in front.
-        self._inputs = _Inputs(len(before), len(after), *_columns(both))
-        self._floats = _Inputs(_floats(old), _floats(new), *_columns(floats))
+        shapes = _shapes(new, model_inputs(new.embedding.layout))
+        # Of what reads all inputs, of what reads the floats, which stand in front, and of what has
+        # the outputs of their layers in their place.
+        more, less = (_bottom_width(shapes) - _floats(t) for t in (old, new))
+        behind = [(i, i) for i in range(_bottom_width(shapes))]
+        behind += [(i + less, j + more) for i, j in both if after[i][0] != "float"]
+        self._inputs = {
+            "all": _Inputs(len(before), len(after), *_columns(both)),
+            "floats": _Inputs(_floats(old), _floats(new), *_columns(floats)),
+            "behind": _Inputs(len(before) + more, len(after) + less, *_columns(behind)),
+        }
         self._sequences = [_sequences(t.embedding.layout) for t in (old, new)]
-        self._axes = _input_axes(new)
+        self._axes = _input_axes(new, shapes)
 
     def old_name(self, name: str) -> str:
         """The name that an array had; the arrays of sequences are named by their number."""
@@ -93,10 +102,10 @@ class InputMap:
         found = self._axes[name]
         if found is None or old.ndim != new.ndim:
             return None
-        axes, only_floats = found
+        axes, reads = found
         if not axes:
             return old if old.shape == new.shape else None
-        inputs = self._floats if only_floats else self._inputs
+        inputs = self._inputs[reads]
         to, of = [], []
         for axis, (a, b) in enumerate(zip(old.shape, new.shape, strict=True)):
             # Behind the inputs may stand what a parallel tower puts out.
@@ -116,11 +125,17 @@ def _sequences(layout: Layout) -> list[str]:
     return [layout.schema.lists[i].name for s in layout.stacks for i in s.sequences]
 
 
-def _input_axes(trainee: Trainee) -> dict[str, tuple[tuple[int, ...], bool] | None]:
-    """Which axes of each array are along the inputs, and whether these are the floats only; None
-    where it depends on them otherwise, as what reads the dot products of all pairs."""
+def _bottom_width(shapes: Shapes) -> int:
+    """Of what layers make of the floats before they meet the vectors; 0: there are none."""
+    found = ((_BOTTOM.fullmatch(name), shape) for name, shape in shapes.items())
+    widths = {int(name[1]): shape[-1] for name, shape in found if name}
+    return widths[max(widths)] if widths else 0
+
+
+def _input_axes(trainee: Trainee, shapes: Shapes) -> dict[str, tuple[tuple[int, ...], str] | None]:
+    """Which axes of each array are along the inputs, and which these are; None where it depends on
+    them otherwise, as what reads the dot products of all pairs."""
     floats, vectors, sequences = model_inputs(trainee.embedding.layout)
-    shapes = _shapes(trainee, (floats, vectors, sequences))
     with_float = _shapes(trainee, (_wider(floats), vectors, sequences))
     with_column = shapes
     dim = 0
@@ -129,14 +144,18 @@ def _input_axes(trainee: Trainee) -> dict[str, tuple[tuple[int, ...], bool] | No
         first = vectors[0] if vectors else jax.ShapeDtypeStruct((1, 0, dim), floats.dtype)
         more = (_wider(first), *vectors[1:])
         with_column = _shapes(trainee, (floats, more, sequences))
-    found: dict[str, tuple[tuple[int, ...], bool] | None] = {}
+    has_bottom = _bottom_width(shapes) > 0
+    found: dict[str, tuple[tuple[int, ...], str] | None] = {}
     for name, shape in shapes.items():
         by_float, by_column = (_growth(shape, s.get(name, ())) for s in (with_float, with_column))
-        axes = tuple(axis for axis, more in enumerate(by_float) if more)
-        of_all = tuple(dim if axis in axes else 0 for axis in range(len(shape)))
         only_floats = not any(by_column)
+        is_behind = has_bottom and not only_floats and not any(by_float)
+        grows = by_column if is_behind else by_float
+        axes = tuple(axis for axis, more in enumerate(grows) if more)
+        of_all = tuple(dim if axis in axes else 0 for axis in range(len(shape)))
         is_plain = set(by_float) <= {0, 1} and (only_floats or by_column == of_all)
-        found[name] = (axes, only_floats) if is_plain else None
+        reads = "behind" if is_behind else "floats" if only_floats else "all"
+        found[name] = (axes, reads) if is_plain else None
     return found
 
 

@@ -76,6 +76,7 @@ def default() -> ConfigDict:
     c.model.cross_rank = 64  # of the matrices of low_rank, and of each expert of mix
     c.model.cross_experts = 4  # of a layer of mix
     c.model.bottom_hidden = (128,)  # of dot: widths between the floats and the vectors' dimension
+    c.model.floats_hidden = ()  # of all but dot: widths between the floats and what is crossed
     c.model.hidden = (256, 128)  # widths of the tower
     c.model.activation = "relu"  # relu, gelu (by tanh), silu or tanh
     c.model.norm = "none"  # none, batch (over the global batch) or layer

@@ -64,13 +64,24 @@ class Instruction(NamedTuple):
         return sum(array.in_memory for array in self.arrays)
 
     @property
+    def made(self) -> tuple[Array, ...]:
+        """Of its result, but for what it sends and for operands that it changes where they are."""
+        if self.opcode != "custom-call":
+            return self.arrays[self.sent :]
+        aliases = self.found(r"output_to_operand_aliasing=\{(.*?\))\}")
+        changed = re.findall(r"\{(\d*)\}: \(", aliases)  # nothing between: the whole result
+        if "" in changed:
+            return ()
+        return tuple(a for i, a in enumerate(self.arrays) if str(i) not in changed)
+
+    @property
     def largest(self) -> int:
         """Elements of the largest array that it makes."""
-        return max((array.elements for array in self.arrays[self.sent :]), default=0)
+        return max((array.elements for array in self.made), default=0)
 
     @property
     def made_bytes(self) -> int:
-        return sum(array.size for array in self.arrays[self.sent :])
+        return sum(array.size for array in self.made)
 
     @property
     def scope(self) -> str:

@@ -8,6 +8,7 @@ from sharded import set_chunk
 
 from jaxrank.embedding.by_line import ByLine
 from jaxrank.embedding.by_row import ByRow
+from jaxrank.embedding.per_id import PerId, joined, merged
 from jaxrank.embedding.storage import padded_width
 from jaxrank.features import PAD
 
@@ -115,3 +116,21 @@ def test_rows_are_changed_and_no_others(form, every):
     expected_numbers[row[is_row]] = row[is_row]
     np.testing.assert_allclose(np.reshape(found, (rows, -1)), expected, atol=1e-6)
     np.testing.assert_array_equal(numbers, expected_numbers)
+
+
+def test_pieces_merged_are_the_vectors_that_they_are_when_joined():
+    """Of a block and of lists, whose vectors are few and their ids many."""
+    form = ByRow(8, 8)
+    few, scale = jnp.asarray(vectors(5, 8, seed=1)), np.random.default_rng(2).random(40)
+    pieces = [
+        PerId(30, jnp.asarray(vectors(30, 8))),
+        PerId(40, few, jnp.asarray(indices(40, 5)), jnp.asarray(scale, jnp.float32)),
+        PerId(20, -few, jnp.asarray(indices(20, 5, seed=3))),
+    ]
+    for some in (pieces, pieces[1:], pieces[::2], pieces[::-1], pieces[:1]):
+        one = merged(form, some)
+        assert one.count == sum(p.count for p in some)
+        np.testing.assert_array_equal(joined(form, [one]), joined(form, some))
+        pads = sum((p.index == PAD).sum() for p in some if p.index is not None)
+        assert pads == (0 if one.index is None else (one.index == PAD).sum())
+    assert merged(form, pieces[::2]).scale is None

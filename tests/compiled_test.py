@@ -106,14 +106,38 @@ def _of_host(text):
 
 
 @pytest.mark.parametrize(
-    ("aliases", "makes"),
-    [("{{0}: (0, {}), {1}: (1, {})}", False), ("{{0}: (0, {})}", True), ("", True)],
+    ("result", "aliases", "makes"),
+    [
+        ("(f32[8,128]{1,0}, f32[64]{0})", "{{0}: (0, {}), {1}: (1, {})}", []),
+        ("(f32[8,128]{1,0}, f32[64]{0})", "{{0}: (0, {})}", [64]),
+        ("(f32[8,128]{1,0}, f32[64]{0})", "{{1}: (1, {})}", [1024]),
+        ("(f32[8,128]{1,0}, f32[64]{0})", "", [1024, 64]),
+        ("f32[8,128]{1,0}", "{{}: (0, {})}", []),
+    ],
 )
-def test_a_custom_call_makes_what_is_no_operand(aliases, makes):
-    line = 'c = (f32[8,128]{1,0}, f32[64]{0}) custom-call(a, b), custom_call_target="C"'
+def test_a_custom_call_makes_what_is_no_operand(result, aliases, makes):
+    line = f'c = {result} custom-call(a, b), custom_call_target="C"'
     line += f", output_to_operand_aliasing={aliases}, api_version=4" if aliases else ""
     text = f"ENTRY e () -> f32[] {{\n  {line}"
-    assert bool(hlo_checks.large_results(text, 1000)) == makes
+    (one,) = instructions_of(text)
+    assert (one.largest, one.made_bytes) == (max(makes, default=0), 4 * sum(makes))
+    assert hlo_checks.large_results(text, 1) == ([one] if makes else [])
+
+
+def test_the_kernel_of_gpu_makes_the_pieces_that_it_leaves_and_no_table():
+    """As XLA has it, each array of it with its layout, and operands counted in comments."""
+    text = """
+ENTRY %e () -> f32[] {
+    %pallas_call.9 = (f32[16800000,128]{1,0}, f32[16800000]{0}, f32[32768,128]{1,0}) custom-call(\
+%pad.1, %bitcast.2, %param.3, /*index=3*/%table.4, %slot.5), \
+custom_call_target="__gpu$xla.gpu.triton", operand_layout_constraints={s32[1048578]{0}, \
+s32[1048576]{0}, f32[1048576,128]{1,0}, f32[16800000,128]{1,0}, f32[16800000]{0}}, \
+output_to_operand_aliasing={{0}: (3, {}), {1}: (4, {})}, api_version=API_VERSION_TYPED_FFI, \
+metadata={op_name="jit(_train)/change_rows/pallas_call"}, backend_config={grid_x = 64 : i32}
+    """
+    (one,) = instructions_of(text)
+    assert not hlo_checks.large_results(text, 16_800_000)
+    assert (one.largest, one.made_bytes) == (32768 * 128, 4 * 32768 * 128)
 
 
 @pytest.mark.parametrize("target", ["cpu-1", "v3-8"])

@@ -79,7 +79,13 @@ def test_lookup_is_exact_and_update_is_the_dense_one(case, seed, kind):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("case", "platform"),
-    [(CASES[0], "gpu"), (CASES[0], "tpu"), (CASES[1], "tpu"), (CASES[3], "tpu")],
+    [
+        (CASES[0], "gpu"),
+        (CASES[2], "gpu-kernel"),
+        (CASES[0], "tpu"),
+        (CASES[1], "tpu"),
+        (CASES[3], "tpu"),
+    ],
 )
 def test_the_ways_of_other_platforms_are_right(case, platform, kind, monkeypatch):
     set_chunk(monkeypatch, 64)

@@ -39,6 +39,8 @@ def test_logits_are_those_of_the_written_out_formula(cross, structure, hidden, h
         dict(cross="mix", cross_rank=3, cross_experts=2),
         dict(cross="dot", bottom_hidden=(3,)),
         dict(cross="dot", bottom_hidden=(), norm="batch"),
+        dict(cross="matrix", floats_hidden=(7, 4)),
+        dict(cross="none", floats_hidden=(3,), norm="batch"),
     ],
 )
 def test_other_interactions_are_those_of_the_written_out_formula(config, structure):
@@ -103,6 +105,32 @@ def test_dot_products_of_vectors_that_do_not_fit_are_refused():
         model.init(key, floats[:, :0], vectors[1:])
 
 
+def test_floats_pass_their_layers_before_they_meet_the_vectors():
+    _, params, _, _, _ = built(hidden=(5,), floats_hidden=(7, 4))
+    assert models.describe(params) == {
+        "bottom": 3 * 7 + 7 + 7 * 4 + 4,
+        "cross": 2 * (12 * 12 + 12),  # of 4 and, of the vectors, 8 numbers
+        "tower": 12 * 5 + 5,
+        "head": 5 * 2 + 2,
+    }
+    assert params["bottom"]["layer_1"]["kernel"].shape == (7, 4)
+
+
+def test_without_layers_of_their_own_floats_are_crossed_as_they_are():
+    _, params, _, _, _ = built(hidden=(5,))
+    _, same, _, _, _ = built(hidden=(5,), floats_hidden=())
+    assert set(params) == {"cross", "tower", "head"}
+    assert params["cross"]["layer_0"]["kernel"].shape == (11, 11)
+    jax.tree.map(np.testing.assert_array_equal, params, same)
+
+
+def test_layers_of_floats_that_are_not_there_are_refused():
+    model = models.build(tasks=1, floats_hidden=(7, 4))
+    floats, vectors = random_input()
+    with pytest.raises(InputError, match=r"model.floats_hidden needs floats.*\(7, 4\), no floats"):
+        model.init(jax.random.key(0), floats[:, :0], vectors)
+
+
 @pytest.mark.parametrize("norm", ["batch", "layer"])
 def test_normalised_towers_are_those_of_the_written_out_formula(norm):
     with jax.enable_x64(True):
@@ -141,6 +169,7 @@ def test_activations_are_those_of_their_names(name, formula):
         dict(cross="low_rank", cross_rank=3, hidden=()),
         dict(cross="mix", cross_rank=3, cross_experts=2, hidden=()),
         dict(cross="dot", bottom_hidden=(3,), hidden=()),
+        dict(cross="low_rank", cross_rank=3, floats_hidden=(5, 4), hidden=(4,)),
         dict(cross="dot", structure="parallel", hidden=(4,), norm="layer"),
         dict(cross="matrix", structure="parallel", hidden=(4,)),
         dict(cross="vector", hidden=(4,), norm="batch"),
@@ -415,6 +444,9 @@ def test_kernels_of_low_rank_start_with_the_variance_of_glorot_for_each_expert()
         (dict(cross_rank=8), r"cross_rank is read only where .*'low_rank', 'mix'.*8.*'matrix'.*64"),
         (dict(cross="low_rank", cross_experts=8), r"cross_experts is read only where .*'mix'.*8"),
         (dict(bottom_hidden=(8,)), r"bottom_hidden is read only where .*'dot'.*\(8,\).*\(128,\)"),
+        (dict(floats_hidden=(8, 0)), r"model.floats_hidden .*above 0.*\(8, 0\)"),
+        (dict(cross="dot", floats_hidden=(8,)), r"floats_hidden is .*\(8,\).*'dot'.*bottom_hidden"),
+        (dict(bottom_hidden=(8,)), r"bottom_hidden is read only where .*model.floats_hidden there"),
         (dict(experts=8), r"experts is read only where .*'mmoe', 'ple'.*8.*'shared_bottom'"),
         (dict(expert_hidden=(8,)), r"expert_hidden is read only where model.multitask .*\(8,\)"),
         (dict(multitask="mmoe", task_experts=8), r"task_experts is read only where .*'ple'.*8"),

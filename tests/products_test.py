@@ -13,6 +13,7 @@ import rankers
 from rankers import built, gradient_program
 
 from jaxrank import models
+from jaxrank.models import products
 from jaxrank.models.products import compiler_options, product
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -132,6 +133,44 @@ def test_sums_in_parts_are_those_of_the_whole(leading, examples, size, width, pr
     expected = x @ kernel, g @ kernel.swapaxes(-1, -2), x.swapaxes(-1, -2) @ g
     for found, wanted in zip(compiled(x, kernel, g), expected, strict=True):
         np.testing.assert_array_equal(found, wanted)  # whole numbers, so whatever the order
+
+
+# y, the gradient of x, and that of the kernel.
+@pytest.mark.parametrize(("axis_a", "axis_b"), [(-1, -2), (-1, -1), (-2, -2)])
+@pytest.mark.parametrize("leading", [(), (3,)], ids=str)
+def test_products_of_sides_filled_up_are_those_of_the_sides_as_they_are(leading, axis_a, axis_b):
+    r = np.random.default_rng(0)
+    for m, n, summed in ((33, 47, 61), (40, 50, 64), (100, 3, 7)):
+        sides = ((m, summed), axis_a), ((n, summed), axis_b)
+        shapes = [(*leading, *(s if axis == -1 else s[::-1])) for s, axis in sides]
+        a, b = (jnp.asarray(r.integers(-8, 8, shape), jnp.bfloat16) for shape in shapes)
+        filled, whole = (
+            f(a, b, axis_a, axis_b, "default") for f in (products._filled, products._whole)
+        )
+        assert filled.shape == (*leading, m, n)
+        assert filled.dtype == whole.dtype == jnp.float32
+        np.testing.assert_array_equal(filled, whole)
+
+
+def test_on_gpu_alone_wide_bfloat16_products_have_sides_filled_up():
+    """For matrix units, which take no others; float32 ones and narrow ones are left as they are."""
+
+    def pads(platform, precision, size, width):
+        def loss(x, kernel):
+            return product(x, kernel, precision).sum()
+
+        traced = jax.jit(jax.grad(loss, argnums=(0, 1))).trace(
+            jnp.ones((64, size)), jnp.ones((size, width))
+        )
+        return "stablehlo.pad" in traced.lower(lowering_platforms=(platform,)).as_text()
+
+    assert pads("cuda", "bfloat16", 47, 40)
+    assert pads("cuda", "bfloat16", 40, 47)
+    for others in ((40, 48), (7, 40)):
+        assert not pads("cuda", "bfloat16", *others)
+    assert not pads("cuda", "highest", 47, 40)
+    assert not pads("cpu", "bfloat16", 47, 40)
+    assert not pads("tpu", "bfloat16", 47, 40)
 
 
 @pytest.mark.parametrize(

@@ -174,6 +174,8 @@ def ranker(
     **tower_settings,
 ):
     """Logits [B, 2] of a model of these fields, while training."""
+    if "bottom" in params:
+        floats = tower(params["bottom"], floats, **tower_settings)
     x0 = joined(floats, vectors)
     if cross == "dot":
         crossed = dot_interaction(params["cross"], floats, vectors, **tower_settings)

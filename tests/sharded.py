@@ -1,5 +1,6 @@
 """The per-device functions of `Embedding`, on the whole mesh."""
 
+import dataclasses
 import functools
 
 import jax
@@ -18,8 +19,18 @@ _COMPILED: dict = {}
 
 @functools.cache
 def on(platform):
-    """`Embedding` in the way of a platform, whatever the devices of its mesh are."""
-    return type(f"On{platform}", (Embedding,), {"platform": platform})
+    """`Embedding` in the way of a platform, whatever the devices of its mesh are.
+
+    platform: "gpu" is that by XLA alone, "gpu-kernel" that with the kernel of `sorted_sums`.
+    """
+    name, _, kernel = platform.partition("-")
+
+    def form(self, stack):
+        found = Embedding.form(self, stack)
+        return dataclasses.replace(found, interpret=True) if kernel else found
+
+    members = {"platform": name, "has_kernel": bool(kernel), "form": form}
+    return type(f"On{platform}", (Embedding,), members)
 
 
 def set_chunk(monkeypatch, count):
@@ -81,12 +92,13 @@ def lookup(embedding: Embedding, tables, batch):
     return run(rows, meshes.put_batch(batch, embedding.mesh))
 
 
-def update(embedding: Embedding, tables, batch, grads, rate=0.1, step=0):
+def update(embedding: Embedding, tables, batch, grads, rate=0.1, step=0, applies=None):
     """The tables after one step."""
 
-    def change(tables, scratch, batch, grads, rate, step):
+    def change(tables, scratch, batch, grads, rate, step, applies):
         routes = embedding.route(batch)
-        return embedding.update(tables, scratch, routes, batch, grads, rate=rate, step=step)
+        more = dict(rate=rate, step=step, applies=applies)
+        return embedding.update(tables, scratch, routes, batch, grads, **more)
 
     tables = placed(embedding, tables)
     scratch = placed(embedding, embedding.init_scratch())
@@ -95,11 +107,12 @@ def update(embedding: Embedding, tables, batch, grads, rate=0.1, step=0):
     run = on_mesh(
         embedding,
         change,
-        (table_specs, scratch_specs, by_example, by_example, P(), P()),
+        (table_specs, scratch_specs, by_example, by_example, P(), P(), P()),
         (table_specs, scratch_specs),
     )
     batch, grads = (meshes.put_batch(x, embedding.mesh) for x in (batch, grads))
-    return run(tables, scratch, batch, grads, jnp.asarray(rate), jnp.int32(step))[0]
+    applies = None if applies is None else jnp.asarray(applies)
+    return run(tables, scratch, batch, grads, jnp.asarray(rate), jnp.int32(step), applies)[0]
 
 
 def logical(embedding: Embedding, tables):

@@ -244,6 +244,8 @@ MODELS = {
         model__cross="mix", model__cross_rank=3, model__cross_experts=2, model__structure="parallel"
     ),
     "tower": dict(model__cross="none", model__norm="batch"),
+    "layers of floats": dict(model__floats_hidden=(6, 3)),
+    "layers of floats, parallel": dict(model__floats_hidden=(5,), model__structure="parallel"),
     "ple": dict(
         model__hidden=(), model__multitask="ple", model__experts=1, model__expert_hidden=(4,)
     ),

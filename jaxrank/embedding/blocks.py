@@ -70,6 +70,16 @@ class Form(Protocol):
         """
         ...
 
+    def sum_sorted(self, rank: jax.Array, block: jax.Array, order: jax.Array) -> jax.Array:
+        """The sums of the vectors of equal rank, each at its rank, zero where there is none, in a
+        block as long as that which is given.
+
+        Args:
+            rank: i32[k], rising, PAD behind the last; the same may occur very often.
+            order: i32[k], where in the block the vector of each is.
+        """
+        ...
+
     def of_examples(self, vectors: jax.Array) -> jax.Array:
         """The block of f[B, places, dim], each example's vectors filled up to a multiple of `unit`
         places."""

@@ -81,6 +81,9 @@ class ByLine:
         count = jnp.sum(at != PAD, dtype=jnp.int32) if rising else at.shape[0]
         return _over_chunks(of_chunk, block, at, index, scale, count=count)
 
+    def sum_sorted(self, rank: jax.Array, block: jax.Array, order: jax.Array) -> jax.Array:
+        return self.add(jnp.zeros_like(block), rank, block, order, rising=True)
+
     def of_examples(self, vectors: jax.Array) -> jax.Array:
         examples, places, _ = vectors.shape
         if self.width > self.dim:

@@ -72,6 +72,9 @@ class ByRow:
             block, at, index, scale, cpu=by_chunk, default=functools.partial(add, rising)
         )
 
+    def sum_sorted(self, rank: jax.Array, block: jax.Array, order: jax.Array) -> jax.Array:
+        return self.add(jnp.zeros_like(block), rank, block, order, rising=True)
+
     def of_examples(self, vectors: jax.Array) -> jax.Array:
         return vectors.reshape(-1, self.dim)
 

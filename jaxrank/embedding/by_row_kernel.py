@@ -23,21 +23,21 @@ class ByRowKernel(ByRow):
     def works_on(self, dtype: Any) -> bool:
         return dtype == jnp.float32 and sorted_sums.fits(self.dim) and self.width == self.dim
 
-    def add(
-        self,
-        block: jax.Array,
-        at: jax.Array,
-        source: jax.Array,
-        index: jax.Array | None = None,
-        *,
-        scale: jax.Array | None = None,
-        rising: bool = False,
+    def take(
+        self, source: jax.Array, index: jax.Array, scale: jax.Array | None = None
     ) -> jax.Array:
-        if not rising or index is None or not self.works_on(block.dtype):
-            return super().add(block, at, source, index, scale=scale, rising=rising)
-        given = sorted_sums.Given(at, at, source, index, scale)
+        # With a scale they are added to lists, by XLA as they are read.
+        if scale is not None or not self.works_on(source.dtype):
+            return super().take(source, index, scale)
+        return sorted_sums.take(source, index, interpret=self.interpret)
+
+    def sum_sorted(self, rank: jax.Array, block: jax.Array, order: jax.Array) -> jax.Array:
+        if not self.works_on(block.dtype):
+            return super().sum_sorted(rank, block, order)
+        given = sorted_sums.Given(rank, rank, block, order)
+        zeros = jnp.zeros_like(block)
         return sorted_sums.change_rows(
-            block, given, lambda found, sums, rate: sums, interpret=self.interpret
+            zeros, given, lambda found, sums, rate: sums, interpret=self.interpret
         )
 
     def change_read(

@@ -73,8 +73,7 @@ def sum_by_sort(form: Form, ids: jax.Array, grads: Sequence[PerId]) -> tuple[jax
     """
     order, rank, unique = in_order(ids)
     block = per_id.joined(form, grads)
-    sums = form.add(jnp.zeros_like(block), rank, block, order, rising=True)
-    return unique, sums
+    return unique, form.sum_sorted(rank, block, order)
 
 
 def running_count(flags: jax.Array) -> jax.Array:

@@ -182,10 +182,9 @@ class Exchange:
     def sums(self, route: Route, grads: jax.Array) -> jax.Array:
         """The gradients of the vectors of a route's ids -> the sum for each different key, in
         blocks of m."""
-        sums = jnp.zeros_like(grads)
         if self.by_scatter:
-            return self.form.add(sums, route.slot, grads)
-        return self.form.add(sums, route.rank, grads, route.order, rising=True)
+            return self.form.add(jnp.zeros_like(grads), route.slot, grads)
+        return self.form.sum_sorted(route.rank, grads, route.order)
 
     def collect(self, route: Route, this: Round, sums: jax.Array) -> tuple[jax.Array, jax.Array]:
         """What a round brings to this device: local rows i32[r * n * C] and a block of a gradient

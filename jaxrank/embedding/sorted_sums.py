@@ -10,6 +10,8 @@ A run that goes on beyond a chunk leaves a piece for each chunk. Pieces are sort
 so the same is done with them, until one chunk holds all. The order of every sum is thereby given by
 the ids alone: there are no atomic additions, and runs repeat to the bit.
 
+`take` reads rows as that kernel does, for what XLA's own gather takes a third longer.
+
 In Pallas, whose kernels of this kind (Triton's) some later JAX will not have: `is_here` says
 whether this one has; `duplicates` and `by_row` keep the way by XLA.
 """
@@ -28,9 +30,11 @@ import jax.numpy as jnp
 from jaxrank.features import PAD
 
 CHUNK = 64  # ids that are read one after another
-UNROLLED = 8  # of them, whose vectors are under way at a time
+PIECES = 32  # pieces of runs, which are few
+UNROLLED = 4  # of them, whose vectors are under way at a time
 _TILE = 128  # numbers that a warp reads at once
 _WARPS = 8  # of a kernel, at most
+_TAKEN = 4096  # numbers that a kernel of `take` reads
 
 # (rows of each array f[k, dim] or f[k], the sums f[k, dim], the rate, scalars) -> their change.
 Change = Callable[..., Any]
@@ -70,7 +74,13 @@ class Given:
 
 
 def change_rows(
-    arrays: Any, given: Given, change: Change, *, chunk: int = CHUNK, interpret: bool = False
+    arrays: Any,
+    given: Given,
+    change: Change,
+    *,
+    chunk: int = CHUNK,
+    pieces: int = PIECES,
+    interpret: bool = False,
 ) -> Any:
     """The arrays with the rows changed that are the place of a key.
 
@@ -82,7 +92,45 @@ def change_rows(
     """
     while given.key.shape[0]:
         arrays, given = _pass(arrays, given, change, chunk, interpret)
+        chunk = pieces
     return arrays
+
+
+def take(source: jax.Array, index: jax.Array, *, interpret: bool = False) -> jax.Array:
+    """f32[k, dim]: the rows of f32[rows, dim] at i32[k], zeros for PAD."""
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import triton
+
+    count, dim = index.shape[0], source.shape[1]
+    beside = max(1, _TAKEN // dim)
+
+    def kernel(index: Any, source: Any, found: Any) -> None:
+        at = pl.program_id(0) * beside + jax.lax.broadcasted_iota(jnp.int32, (beside, 1), 0)
+        column = jax.lax.broadcasted_iota(jnp.int32, (1, dim), 1)
+        row = triton.load(index.at[at], mask=at < count, other=PAD)
+        vectors = triton.load(source.at[row, column], mask=row != PAD, other=0.0)
+        triton.store(found.at[at, column], vectors, mask=at < count)
+
+    return _call(
+        pl,
+        kernel,
+        grid=(math.ceil(count / beside),),
+        out_shape=jax.ShapeDtypeStruct((count, dim), source.dtype),
+        compiler_params=triton.CompilerParams(num_warps=4, num_stages=1),
+        interpret=interpret,
+        name="take_rows",
+    )(index, source)
+
+
+def _call(pl: Any, kernel: Callable[..., None], **settings: Any) -> Callable[..., Any]:
+    called = pl.pallas_call(kernel, **settings)
+
+    def quiet(*operands: Any) -> Any:
+        with warnings.catch_warnings():  # see the top of the file
+            warnings.filterwarnings("ignore", message="The Pallas Triton backend")
+            return called(*operands)
+
+    return quiet
 
 
 def _pass(
@@ -92,179 +140,178 @@ def _pass(
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import triton
 
-    dim = given.source.shape[1]
+    dim, count = given.source.shape[1], given.key.shape[0]
     beside = max(1, _TILE // dim)  # chunks of a kernel
-    count = given.key.shape[0]
-    needed = math.ceil(count / chunk)
-    chunks = math.ceil(needed / beside) * beside
-    filling = chunks * chunk - count
-
-    def filled(x: jax.Array, value: int = 0) -> jax.Array:
-        return jnp.pad(x, (0, filling), constant_values=value)
-
-    key, place = filled(given.key, PAD), filled(given.place)
-    index = None if given.index is None else filled(given.index)
-    scale = None if given.scale is None else filled(given.scale)
-    rate = given.rate
-    if rate is not None:
-        rate = filled(rate) if rate.ndim else rate[None]
-    around = jnp.pad(key, 1, constant_values=-1)
+    chunks = math.ceil(count / chunk)
     leaves, tree = jax.tree.flatten(arrays)
-    named = dict(
-        around=around, place=place, source=given.source, index=index, scale=scale, rate=rate
-    )
-    read = {name: x for name, x in named.items() if x is not None}
+    per_id = {"key": given.key, "place": given.place, "index": given.index, "scale": given.scale}
+    rate = given.rate
+    if rate is not None and rate.ndim:
+        per_id["rate"] = rate
+    read = {name: x for name, x in per_id.items() if x is not None}
     scalars = [x.reshape(1) for x in given.scalars]
-    operands = [*read.values(), *scalars, *leaves]
+    if rate is not None and not rate.ndim:
+        scalars.insert(0, rate.reshape(1))
+    operands = [*read.values(), given.source, *scalars, *leaves]
+
+    def changes(found: Sequence[jax.Array], sums: jax.Array, rate: Any, scalars: Any) -> Any:
+        if "rate" not in read:
+            rate, scalars = (None, scalars) if given.rate is None else (scalars[0], scalars[1:])
+        return jax.tree.leaves(change(jax.tree.unflatten(tree, found), sums, rate, *scalars))
 
     def kernel(*refs: Any) -> None:
-        by_name = dict(zip(read, refs, strict=False))
-        of_scalars = refs[len(read) : len(read) + len(scalars)]
-        *changed, pieces = refs[len(operands) :]
-        _work(
-            by_name,
-            of_scalars,
-            changed,
-            pieces,
-            functools.partial(_changes, tree, change),
+        kernels = _Kernel(
+            read=dict(zip(read, refs, strict=False)),
+            source=refs[len(read)],
+            scalars=[s[0] for s in refs[len(read) + 1 : len(operands) - len(leaves)]],
+            arrays=refs[len(operands) : -1],
+            pieces=refs[-1],
+            change=changes,
+            load=triton.load,
+            store=triton.store,
+            count=count,
             dim=dim,
             beside=beside,
             chunk=chunk,
-            is_per_id=rate is not None and rate.shape[0] > 1,
-            loads=triton.load,
-            stores=triton.store,
-            number=pl.program_id(0),
         )
+        kernels.run(pl.program_id(0))
 
-    piece = jax.ShapeDtypeStruct((2 * chunks, dim), given.source.dtype)
-    with warnings.catch_warnings():  # see the top of the file
-        warnings.filterwarnings("ignore", message="The Pallas Triton backend")
-        *leaves, pieces = pl.pallas_call(
-            kernel,
-            grid=(chunks // beside,),
-            out_shape=[*(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves), piece],
-            input_output_aliases={len(read) + len(scalars) + i: i for i in range(len(leaves))},
-            compiler_params=triton.CompilerParams(
-                num_warps=max(1, min(_WARPS, dim // _TILE)), num_stages=1
-            ),
-            interpret=interpret,
-            name="change_rows",
-        )(*operands)
-    arrays = jax.tree.unflatten(tree, leaves)
-    if needed == 1:
-        return arrays, dataclasses.replace(given, key=key[:0])
-
-    # The first run of a chunk that began before it, and the last that goes on behind it.
-    first, last = key[::chunk], key[chunk - 1 :: chunk]
-    before, behind = around[0 : chunks * chunk : chunk], around[chunk + 1 :: chunk]
-    keys = jnp.stack(
-        [jnp.where(before == first, first, PAD), jnp.where(last == behind, last, PAD)], axis=1
-    )
-
-    def of_ends(x: jax.Array) -> jax.Array:
-        if x.shape[0] == 1:
-            return x[0]
-        return jnp.stack([x[::chunk], x[chunk - 1 :: chunk]], axis=1).reshape(-1)[: 2 * needed]
-
-    return arrays, Given(
-        key=keys.reshape(-1)[: 2 * needed],
-        place=of_ends(place),
+    programs = math.ceil(chunks / beside)
+    *leaves, pieces = _call(
+        pl,
+        kernel,
+        grid=(programs,),
+        out_shape=[
+            *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves),
+            jax.ShapeDtypeStruct((2 * programs * beside, dim), given.source.dtype),
+        ],
+        input_output_aliases={len(operands) - len(leaves) + i: i for i in range(len(leaves))},
+        compiler_params=triton.CompilerParams(
+            num_warps=max(1, min(_WARPS, dim // _TILE)), num_stages=1
+        ),
+        interpret=interpret,
+        name="change_rows",
+    )(*operands)
+    left = given.key[:0] if chunks == 1 else _keys_of_pieces(given.key, chunk)
+    at_ends = {name: _at_ends(x, chunk)[: left.shape[0]] for name, x in read.items()}
+    return jax.tree.unflatten(tree, leaves), Given(
+        key=left,
+        place=at_ends["place"],
         source=pieces,
-        rate=None if rate is None else of_ends(rate),
+        rate=at_ends.get("rate", rate),
         scalars=given.scalars,
     )
 
 
-def _changes(tree: Any, change: Change, found: Sequence[jax.Array], *given: Any) -> list[jax.Array]:
-    return jax.tree.leaves(change(jax.tree.unflatten(tree, found), *given))
+def _at_ends(x: jax.Array, chunk: int) -> jax.Array:
+    """[2 * chunks]: what is at the first and the last place of each chunk of x [n]."""
+    first = jnp.arange(0, x.shape[0], chunk)
+    ends = jnp.stack([first, jnp.minimum(first + chunk, x.shape[0]) - 1], axis=1)
+    return x[ends.reshape(-1)]
 
 
-def _work(
-    read: dict[str, Any],
-    scalars: Sequence[Any],
-    arrays: Sequence[Any],
-    pieces: Any,
-    change: Callable[..., list[jax.Array]],
-    *,
-    dim: int,
-    beside: int,
-    chunk: int,
-    is_per_id: bool,
-    loads: Callable[..., jax.Array],
-    stores: Callable[..., None],
-    number: Any,
-) -> None:
-    """The kernel: so many chunks beside each other, each on lines of its own of what it computes.
+def _keys_of_pieces(key: jax.Array, chunk: int) -> jax.Array:
+    """i32[2 * chunks]: the key of what a chunk has of a run that began before it, and of one that
+    goes on behind it; PAD where there is none."""
+    beside = jnp.pad(key, 1, constant_values=PAD)
+    first = jnp.arange(0, key.shape[0], chunk)
+    other = jnp.stack([first, jnp.minimum(first + chunk, key.shape[0]) + 1], axis=1).reshape(-1)
+    ends = _at_ends(key, chunk)
+    return jnp.where(ends == beside[other], ends, PAD)
 
-    Keys and whatever is of an id are [beside, 1], vectors [beside, dim].
+
+@dataclasses.dataclass(frozen=True)
+class _Kernel:
+    """So many chunks beside each other, each on lines of its own of what is computed.
+
+    Whatever is of an id is [beside, 1], vectors are [beside, dim].
     """
-    column = jax.lax.broadcasted_iota(jnp.int32, (1, dim), 1)
-    mine = number * beside + jax.lax.broadcasted_iota(jnp.int32, (beside, 1), 0)
-    begin = mine * chunk
-    plain = [s[0] for s in scalars]
-    rate = read["rate"][0] if "rate" in read and not is_per_id else None
 
-    def of_id(name: str, at: jax.Array, mask: jax.Array, other: int = 0) -> jax.Array:
-        return loads(read[name].at[at], mask=mask, other=other)
+    read: dict[str, Any]
+    source: Any
+    scalars: Sequence[jax.Array]
+    arrays: Sequence[Any]
+    pieces: Any
+    change: Callable[..., list[jax.Array]]
+    load: Callable[..., jax.Array]
+    store: Callable[..., None]
+    count: int
+    dim: int
+    beside: int
+    chunk: int
 
-    def step(i: jax.Array, carry: Any) -> Any:
-        total, before, here, is_head = carry
-        at = begin + i * UNROLLED
-        keys = [before, here]
-        keys += [loads(read["around"].at[at + j + 2]) for j in range(UNROLLED)]
-        vectors, ends, heads = [], [], []
+    def run(self, number: Any) -> None:
+        mine = number * self.beside + jax.lax.broadcasted_iota(jnp.int32, (self.beside, 1), 0)
+        begin = mine * self.chunk
+        before, here = self._key(begin - 1), self._key(begin)
+        is_head = (before == here).astype(jnp.int32)
+        zeros = jnp.zeros((self.beside, self.dim), jnp.float32)
+
+        def step(i: jax.Array, carry: Any) -> Any:
+            return self._step(begin + i * UNROLLED, mine, *carry)
+
+        total, before, here, is_head = jax.lax.fori_loop(
+            0, self.chunk // UNROLLED, step, (zeros, before, here, is_head)
+        )
+        goes_on = (before == here) & (before != PAD)
+        # A chunk of one run is a head, to which its tail adds nothing.
+        self._put(self.pieces, 2 * mine, goes_on & (is_head != 0), total)
+        tail = jnp.where(is_head != 0, 0.0, total)
+        self._put(self.pieces, 2 * mine + 1, goes_on, tail)
+
+    def _step(
+        self,
+        at: jax.Array,
+        mine: jax.Array,
+        total: jax.Array,
+        before: jax.Array,
+        here: jax.Array,
+        is_head: jax.Array,
+    ) -> Any:
+        """The ids at, at + 1, ...: first all is read that is needed, then it is added up."""
+        keys = [before, here, *(self._key(at + j + 1) for j in range(UNROLLED))]
+        vectors, ends, heads, founds, places, rates = [], [], [], [], [], []
         for j in range(UNROLLED):
             is_id = keys[j + 1] != PAD
-            where = at + j
-            if "index" in read:
-                where = of_id("index", where, is_id)
-            is_there = is_id & (where != PAD)
-            vector = loads(read["source"].at[where, column], mask=is_there, other=0.0)
-            if "scale" in read:
-                vector = vector * of_id("scale", at + j, is_id)
-            vectors.append(vector)
+            vectors.append(self._vector(at + j, is_id))
             is_head = is_head * (keys[j] == keys[j + 1]).astype(jnp.int32)
             is_end = is_id & (keys[j + 1] != keys[j + 2])
             ends.append(is_end & (is_head == 0))
             heads.append(is_end & (is_head != 0))
-        founds, places, rates = [], [], []
         for j in range(UNROLLED):
-            place = of_id("place", at + j, ends[j], PAD)
-            places.append(place)
-            founds.append([_rows(loads, a, place, ends[j], column) for a in arrays])
-            rates.append(of_id("rate", at + j, ends[j]) if is_per_id else rate)
+            places.append(self._of_id("place", at + j, ends[j], PAD))
+            founds.append([self._get(array, places[j], ends[j]) for array in self.arrays])
+            rates.append(self._of_id("rate", at + j, ends[j]) if "rate" in self.read else None)
         for j in range(UNROLLED):
-            is_same = keys[j] == keys[j + 1]
-            total = jnp.where(is_same, total + vectors[j], vectors[j])
-            news = change(founds[j], total, rates[j], *plain)
-            for a, found, new in zip(arrays, founds[j], news, strict=True):
-                _store(stores, a, places[j], ends[j], column, found + new)
-            stores(pieces.at[2 * mine, column], total, mask=heads[j])
+            total = jnp.where(keys[j] == keys[j + 1], total + vectors[j], vectors[j])
+            changes = self.change(founds[j], total, rates[j], self.scalars)
+            for array, found, change in zip(self.arrays, founds[j], changes, strict=True):
+                self._put(array, places[j], ends[j], found + change)
+            self._put(self.pieces, 2 * mine, heads[j], total)
         return total, keys[-2], keys[-1], is_head
 
-    before, here = loads(read["around"].at[begin]), loads(read["around"].at[begin + 1])
-    is_head = (before == here).astype(jnp.int32)
-    zeros = jnp.zeros((beside, dim), jnp.float32)
-    total, before, here, is_head = jax.lax.fori_loop(
-        0, chunk // UNROLLED, step, (zeros, before, here, is_head)
-    )
-    goes_on = (before == here) & (before != PAD)
-    is_whole = goes_on & (is_head != 0)
-    stores(pieces.at[2 * mine, column], total, mask=is_whole)
-    tail = jnp.where(is_head != 0, 0.0, total)
-    stores(pieces.at[2 * mine + 1, column], tail, mask=goes_on)
+    def _key(self, at: jax.Array) -> jax.Array:
+        return self._of_id("key", at, (at >= 0) & (at < self.count), PAD)
 
+    def _vector(self, at: jax.Array, mask: jax.Array) -> jax.Array:
+        where = self._of_id("index", at, mask, PAD) if "index" in self.read else at
+        vector = self._get(self.source, where, mask & (where != PAD))
+        return vector * self._of_id("scale", at, mask) if "scale" in self.read else vector
 
-def _rows(loads: Any, array: Any, place: jax.Array, mask: jax.Array, column: jax.Array) -> Any:
-    if len(array.shape) == 1:
-        return loads(array.at[place[:, 0]], mask=mask[:, 0], other=0.0)
-    return loads(array.at[place, column], mask=mask, other=0.0)
+    def _of_id(self, name: str, at: jax.Array, mask: jax.Array, other: Any = 0) -> jax.Array:
+        return self.load(self.read[name].at[at], mask=mask, other=other)
 
+    @property
+    def _column(self) -> jax.Array:
+        return jax.lax.broadcasted_iota(jnp.int32, (1, self.dim), 1)
 
-def _store(
-    stores: Any, array: Any, place: jax.Array, mask: jax.Array, column: jax.Array, new: jax.Array
-) -> None:
-    if len(array.shape) == 1:
-        stores(array.at[place[:, 0]], new, mask=mask[:, 0])
-    else:
-        stores(array.at[place, column], new, mask=mask)
+    def _get(self, array: Any, row: jax.Array, mask: jax.Array) -> jax.Array:
+        if len(array.shape) == 1:
+            return self.load(array.at[row[:, 0]], mask=mask[:, 0], other=0.0)
+        return self.load(array.at[row, self._column], mask=mask, other=0.0)
+
+    def _put(self, array: Any, row: jax.Array, mask: jax.Array, new: jax.Array) -> None:
+        if len(array.shape) == 1:
+            self.store(array.at[row[:, 0]], new, mask=mask[:, 0])
+        else:
+            self.store(array.at[row, self._column], new, mask=mask)

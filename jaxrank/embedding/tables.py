@@ -7,7 +7,7 @@ rows are owned by one device of each replica; see `exchange`. A mesh of one devi
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -142,7 +142,7 @@ class Embedding:
     def form(self, stack: Stack) -> Form:
         """How blocks of a stack's vectors lie in memory."""
         if self.platform == "tpu":
-            kind: type[Form] = ByLine
+            kind: Callable[[int, int], Form] = ByLine
         elif self.has_kernel:
             kind = ByRowKernel
         else:

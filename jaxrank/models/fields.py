@@ -20,7 +20,7 @@ _CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 _NUMBERS = ("cross_layers", "cross_rank", "cross_experts", "levels", "experts", "task_experts")
-_WIDTHS = ("hidden", "bottom_hidden", "expert_hidden", "head_hidden")
+_WIDTHS = ("hidden", "bottom_hidden", "floats_hidden", "expert_hidden", "head_hidden")
 
 # field -> the field that decides whether it is read, and at which of its values it is.
 _READ_AT: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
@@ -29,12 +29,15 @@ _READ_AT: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
         "cross_rank": ("cross", ("low_rank", "mix")),
         "cross_experts": ("cross", ("mix",)),
         "bottom_hidden": ("cross", ("dot",)),
+        "floats_hidden": ("cross", tuple(cross for cross in CROSSES if cross != "dot")),
         "experts": ("multitask", ("mmoe", "ple")),
         "expert_hidden": ("multitask", ("mmoe", "ple")),
         "task_experts": ("multitask", ("ple",)),
         "levels": ("multitask", ("ple",)),
     }
 )
+# The floats' layers have a field for "dot" and one for all else.
+_INSTEAD = MappingProxyType({"bottom_hidden": "floats_hidden", "floats_hidden": "bottom_hidden"})
 _FIELDS = (*_CHOICES, *_NUMBERS, *_WIDTHS, "dropout", "parents")
 
 
@@ -47,9 +50,12 @@ def check(tasks: int, config: Mapping[str, Any]) -> dict[str, Any]:
     for field, (chooser, values) in _READ_AT.items():
         default = getattr(Ranker, field)
         if fields[chooser] not in values and fields[field] != default:
+            other = _INSTEAD.get(field)
+            hint = f" The floats' layers are model.{other} there." if other else ""
             raise InputError(
                 f"model.{field} is read only where model.{chooser} is one of {values}: found"
                 f" {fields[field]!r}, model.{chooser} {fields[chooser]!r}. Leave it at {default!r}."
+                f"{hint}"
             )
     return {**fields, "tasks": tasks}
 

@@ -7,6 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from jaxrank.errors import InputError
 from jaxrank.models.conversion import joint_logits
 from jaxrank.models.cross import Crossed, LowRankCross, MatrixCross, MixCross, VectorCross
 from jaxrank.models.dot import DotInteraction
@@ -23,12 +24,12 @@ MULTITASKS = ("shared_bottom", "mmoe", "ple")
 class Ranker(nn.Module):
     """A cross network and a tower over all features together, and what is of each task's own.
 
-    x0 is the floats, all vectors and the pooled sequences (`AttentionPool`) of an example, one
-    after another. cross(x0) is x0 where there is no cross network; "dot" reads the same features,
-    vectors and pooled sequences as vectors.
+    x0 is the floats, or what the layers of `floats_hidden` make of them, all vectors and the pooled
+    sequences (`AttentionPool`) of an example, one after another. cross(x0) is x0 where there is no
+    cross network; "dot" reads the same features, vectors and pooled sequences as vectors.
     stacked: trunk = tower(cross(x0)).
     parallel: trunk = concat(cross(x0), tower(x0)); a part that is left out adds nothing.
-    With neither cross network nor tower the trunk is x0, and the model logistic regression.
+    With neither cross network nor tower the trunk is x0, and the model logistic regression on it.
 
     Kernels start Glorot normal, the query of a pool and all biases at zero.
 
@@ -40,6 +41,8 @@ class Ranker(nn.Module):
     cross_rank: of the matrices of "low_rank" and of each expert of "mix".
     cross_experts: experts of a layer of "mix".
     bottom_hidden: widths of the layers between the floats and the vectors' dimension, of "dot".
+    floats_hidden: widths of the layers that the floats pass before they stand in x0, of all but
+        "dot".
     hidden: widths of the tower.
     activation, norm, dropout: of every tower and expert, see `Tower`.
     multitask: "shared_bottom" (Caruana 1997: all tasks read the trunk), "mmoe" (`MultiGate`) or
@@ -68,6 +71,7 @@ class Ranker(nn.Module):
     cross_rank: int = 64
     cross_experts: int = 4
     bottom_hidden: tuple[int, ...] = (128,)
+    floats_hidden: tuple[int, ...] = ()
     hidden: tuple[int, ...] = (256, 128)
     activation: str = "relu"
     norm: str = "none"
@@ -96,6 +100,13 @@ class Ranker(nn.Module):
         pooled = [
             AttentionPool(name=f"sequence_{i}")(*sequence) for i, sequence in enumerate(sequences)
         ]
+        if self.floats_hidden:
+            if not floats.shape[1]:
+                raise InputError(
+                    "model.floats_hidden needs floats to pass its layers: found"
+                    f" {self.floats_hidden}, no floats. Leave it at ()."
+                )
+            floats = self._tower(self.floats_hidden, name="bottom")(floats, share, train=train)
         flat = [v.reshape(v.shape[0], -1) for v in vectors]
         x0 = jnp.concatenate([floats, *flat, *pooled], axis=1)
         if self.cross == "dot":
