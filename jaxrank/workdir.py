@@ -173,8 +173,8 @@ def _remove_if_empty(directory: Path) -> None:
 
 
 def check_config(workdir: Path, config: ConfigDict) -> None:
-    """Refuses a workdir that holds a run of another config; paths may be spelled in other ways, and
-    fields that are FREE differ.
+    """Refuses a workdir that holds a run of another config; paths may be spelled in other ways,
+    fields that are FREE differ, and those that the run's version did not have be as they are left.
 
     Raises:
         InputError: naming each field that differs.
@@ -184,7 +184,7 @@ def check_config(workdir: Path, config: ConfigDict) -> None:
         if not path.is_file():
             return
         lines = differences(
-            _with_paths(_read(path), os.path.realpath),
+            _with_paths(to_plain(from_plain(_read(path))), os.path.realpath),
             _with_paths(to_plain(config), os.path.realpath),
         )
         changed = [line for line in lines if line.partition(":")[0] not in FREE]

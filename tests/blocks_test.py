@@ -1,5 +1,7 @@
 """Both forms of blocks against plain NumPy."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,7 @@ from sharded import set_chunk
 
 from jaxrank.embedding.by_line import ByLine
 from jaxrank.embedding.by_row import ByRow
+from jaxrank.embedding.by_row_kernel import ByRowKernel
 from jaxrank.embedding.per_id import PerId, joined, merged
 from jaxrank.embedding.storage import padded_width
 from jaxrank.features import PAD
@@ -16,12 +19,17 @@ from jaxrank.features import PAD
 SHAPES = [
     (ByRow, 3, 8192),
     (ByRow, 128, 250),
+    (functools.partial(ByRowKernel, interpret=True), 16, 8192),
     *((ByLine, dim, 640) for dim in (1, 3, 16, 128, 160)),
     (ByLine, 3, 8192),
 ]
 
 
-@pytest.fixture(params=SHAPES, ids=lambda s: f"{s[0].__name__}-{s[1]}-{s[2]}")
+def _name(x):
+    return getattr(getattr(x, "func", x), "__name__", str(x))
+
+
+@pytest.fixture(params=SHAPES, ids=lambda s: "-".join(map(_name, s)))
 def form(request, monkeypatch):
     kind, dim, chunk = request.param
     set_chunk(monkeypatch, chunk)

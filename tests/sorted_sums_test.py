@@ -1,5 +1,7 @@
 """The kernel of GPU that sums vectors of sorted ids and changes rows, interpreted on CPU."""
 
+import types
+
 import examples
 import jax
 import jax.numpy as jnp
@@ -219,3 +221,29 @@ def test_a_step_that_does_not_apply_keeps_all_bits():
     jax.tree.map(np.testing.assert_array_equal, kept, tables)
     moved = update(embedding, tables, batch, grads, applies=True)
     assert (moved["dim8"].rows != tables["dim8"].rows).any()
+
+
+@pytest.mark.parametrize(
+    ("capability", "expected"),
+    [
+        ("9.0", True),
+        ("8.0", True),
+        ("12.1", True),
+        ("7.5", False),
+        ("gfx942", False),
+        (None, False),
+    ],
+)
+def test_the_kernel_is_for_gpus_that_xla_has_triton_for(capability, expected):
+    told = {"compute_capability": capability} if capability else {}
+    assert sorted_sums.is_here(types.SimpleNamespace(**told)) == expected
+
+
+def test_without_triton_there_is_no_kernel(monkeypatch):
+    monkeypatch.setattr(sorted_sums, "_has_triton", lambda: False)
+    assert not sorted_sums.is_here(types.SimpleNamespace(compute_capability="9.0"))
+
+
+def test_no_rows_are_taken_for_no_ids():
+    found = sorted_sums.take(jnp.ones((8, 16)), jnp.zeros(0, jnp.int32), interpret=True)
+    assert found.shape == (0, 16)

@@ -15,7 +15,7 @@ import tiny_config
 from runs import nothing, on_store, saved
 
 from jaxrank import cli, evaluate, workdir
-from jaxrank.config import from_plain, to_plain
+from jaxrank.config import default, from_plain, to_plain
 from jaxrank.data.prepare import prepare
 from jaxrank.errors import InputError, RunError
 from jaxrank.export import export
@@ -289,3 +289,14 @@ def test_a_workdir_that_cannot_be_written_is_named_but_a_full_disk_is_no_wrong_u
         patch.setattr(os, "open", refused_by_the_system(number))
         with pytest.raises(kind, match=message), workdir.locked(tmp_path):
             pass
+
+
+def test_a_run_goes_on_under_a_version_that_has_more_fields(tmp_path):
+    c = default()
+    written = to_plain(c)
+    del written["model"]["floats_hidden"]
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    workdir.check_config(tmp_path, c)
+    c.model.floats_hidden = (8,)
+    with pytest.raises(InputError, match=r"model.floats_hidden: \[\], now \[8\]"):
+        workdir.check_config(tmp_path, c)

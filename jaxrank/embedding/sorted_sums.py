@@ -10,16 +10,17 @@ A run that goes on beyond a chunk leaves a piece for each chunk. Pieces are sort
 so the same is done with them, until one chunk holds all. The order of every sum is thereby given by
 the ids alone: there are no atomic additions, and runs repeat to the bit.
 
-`take` reads rows as that kernel does, for what XLA's own gather takes a third longer.
+`take` reads rows as that kernel does, where they are to lie in memory.
 
 In Pallas, whose kernels of this kind (Triton's) some later JAX will not have: `is_here` says
-whether this one has; `duplicates` and `by_row` keep the way by XLA.
+whether they are to be had; `duplicates` and `by_row` keep the way by XLA.
 """
 
 import dataclasses
 import functools
 import importlib.util
 import math
+import re
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -35,14 +36,21 @@ UNROLLED = 4  # of them, whose vectors are under way at a time
 _TILE = 128  # numbers that a warp reads at once
 _WARPS = 8  # of a kernel, at most
 _TAKEN = 4096  # numbers that a kernel of `take` reads
+_CAPABILITY = 8.0  # of CUDA, from which on XLA has Triton: A100 and later
 
 # (rows of each array f[k, dim] or f[k], the sums f[k, dim], the rate, scalars) -> their change.
 Change = Callable[..., Any]
 
 
+def is_here(device: Any) -> bool:
+    """Whether JAX has Pallas by Triton, and XLA has Triton for such a GPU of NVIDIA's."""
+    capability = getattr(device, "compute_capability", "")  # of others no number, if any
+    is_number = re.fullmatch(r"\d+\.\d+", capability) is not None
+    return is_number and float(capability) >= _CAPABILITY and _has_triton()
+
+
 @functools.cache
-def is_here() -> bool:
-    """Whether JAX has Pallas by Triton."""
+def _has_triton() -> bool:
     return importlib.util.find_spec("jax.experimental.pallas.triton") is not None
 
 
@@ -102,6 +110,8 @@ def take(source: jax.Array, index: jax.Array, *, interpret: bool = False) -> jax
     from jax.experimental.pallas import triton
 
     count, dim = index.shape[0], source.shape[1]
+    if not count:
+        return jnp.zeros((0, dim), source.dtype)
     beside = max(1, _TAKEN // dim)
 
     def kernel(index: Any, source: Any, found: Any) -> None:

@@ -132,7 +132,7 @@ class Embedding:
     @property
     def has_kernel(self) -> bool:
         """Whether a kernel on GPU sums gradients; see `sorted_sums`."""
-        return self.platform == "gpu" and sorted_sums.is_here()
+        return self.platform == "gpu" and sorted_sums.is_here(self.mesh.devices.flat[0])
 
     @property
     def uses_scratch(self) -> bool:
