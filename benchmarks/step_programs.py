@@ -37,6 +37,7 @@ def tables(program: Any, batches: Sequence[Any], *, waits: bool = True) -> Itera
         check_vma=False,
     )
     options = program.trainee.model.compiler_options(program.mesh.devices.flat[0].platform)
+    options |= embedding.update_options
     train = jax.jit(mapped, donate_argnums=0, compiler_options=options)
     found = program.init()
     state = found.tables, found.scratch

@@ -66,19 +66,18 @@ class InputMap:
         before, after = (input_names(t.embedding.layout) for t in (old, new))
         place = {name: i for i, name in enumerate(before)}
         both = [(i, place[name]) for i, name in enumerate(after) if name in place]
-        self.same = before == after
         floats = [(i, j) for i, j in both if after[i][0] == "float"]
-        shapes = _shapes(new, model_inputs(new.embedding.layout))
-        # Of what reads all inputs, of what reads the floats, which stand in front, and of what has
-        # the outputs of their layers in their place.
-        more, less = (_bottom_width(shapes) - _floats(t) for t in (old, new))
-        behind = [(i, i) for i in range(_bottom_width(shapes))]
-        behind += [(i + less, j + more) for i, j in both if after[i][0] != "float"]
-        self._inputs = {
-            "all": _Inputs(len(before), len(after), *_columns(both)),
-            "floats": _Inputs(_floats(old), _floats(new), *_columns(floats)),
-            "behind": _Inputs(len(before) + more, len(after) + less, *_columns(behind)),
-        }
+        shapes, of_old = (_shapes(t, model_inputs(t.embedding.layout)) for t in (new, old))
+        bottom, of_bottom = _bottom_width(shapes), _bottom_width(of_old)
+        self.same = before == after and bottom == of_bottom
+        # Of what reads the floats, which stand in front, and of what reads all inputs, which may
+        # have the outputs of the floats' layers in their place.
+        less, more = (w - _floats(t) if w else 0 for w, t in ((bottom, new), (of_bottom, old)))
+        behind = [(i + less, j + more) for i, j in both if after[i][0] != "float"]
+        if bottom == of_bottom:
+            behind += [(i, i) for i in range(bottom)] if bottom else floats
+        self._inputs = _Inputs(len(before) + more, len(after) + less, *_columns(behind))
+        self._floats = _Inputs(_floats(old), _floats(new), *_columns(floats))
         self._sequences = [_sequences(t.embedding.layout) for t in (old, new)]
         self._axes = _input_axes(new, shapes)
 
@@ -102,10 +101,10 @@ class InputMap:
         found = self._axes[name]
         if found is None or old.ndim != new.ndim:
             return None
-        axes, reads = found
+        axes, only_floats = found
         if not axes:
             return old if old.shape == new.shape else None
-        inputs = self._inputs[reads]
+        inputs = self._floats if only_floats else self._inputs
         to, of = [], []
         for axis, (a, b) in enumerate(zip(old.shape, new.shape, strict=True)):
             # Behind the inputs may stand what a parallel tower puts out.
@@ -132,9 +131,9 @@ def _bottom_width(shapes: Shapes) -> int:
     return widths[max(widths)] if widths else 0
 
 
-def _input_axes(trainee: Trainee, shapes: Shapes) -> dict[str, tuple[tuple[int, ...], str] | None]:
-    """Which axes of each array are along the inputs, and which these are; None where it depends on
-    them otherwise, as what reads the dot products of all pairs."""
+def _input_axes(trainee: Trainee, shapes: Shapes) -> dict[str, tuple[tuple[int, ...], bool] | None]:
+    """Which axes of each array are along the inputs, and whether these are the floats only; None
+    where it depends on them otherwise, as what reads the dot products of all pairs."""
     floats, vectors, sequences = model_inputs(trainee.embedding.layout)
     with_float = _shapes(trainee, (_wider(floats), vectors, sequences))
     with_column = shapes
@@ -145,17 +144,17 @@ def _input_axes(trainee: Trainee, shapes: Shapes) -> dict[str, tuple[tuple[int, 
         more = (_wider(first), *vectors[1:])
         with_column = _shapes(trainee, (floats, more, sequences))
     has_bottom = _bottom_width(shapes) > 0
-    found: dict[str, tuple[tuple[int, ...], str] | None] = {}
+    found: dict[str, tuple[tuple[int, ...], bool] | None] = {}
     for name, shape in shapes.items():
         by_float, by_column = (_growth(shape, s.get(name, ())) for s in (with_float, with_column))
         only_floats = not any(by_column)
+        # What reads the outputs of the floats' layers in their place.
         is_behind = has_bottom and not only_floats and not any(by_float)
         grows = by_column if is_behind else by_float
         axes = tuple(axis for axis, more in enumerate(grows) if more)
         of_all = tuple(dim if axis in axes else 0 for axis in range(len(shape)))
         is_plain = set(by_float) <= {0, 1} and (only_floats or by_column == of_all)
-        reads = "behind" if is_behind else "floats" if only_floats else "all"
-        found[name] = (axes, reads) if is_plain else None
+        found[name] = (axes, only_floats) if is_plain else None
     return found
 
 

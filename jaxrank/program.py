@@ -86,7 +86,7 @@ class Program:
             donate_argnums=0,
             in_shardings=(self.state_sharding, meshes.by_example(mesh, leading=1)),
             out_shardings=(self.state_sharding, meshes.replicated(mesh)),
-            compiler_options=options,
+            compiler_options=options | trainee.embedding.update_options,
         )
         eval_step = functools.partial(steps.eval_step, trainee)
         score = self._on_devices(eval_step, (weights_specs, P(meshes.EXAMPLES)), P(meshes.EXAMPLES))

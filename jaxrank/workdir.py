@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from jaxrank import processes
-from jaxrank.config import FREE, differences, from_plain, to_plain
+from jaxrank.config import FREE, default, differences, from_plain, to_plain
 from jaxrank.data.files import is_local
 from jaxrank.data.lock import is_at
 from jaxrank.errors import InputError, RunError
@@ -184,7 +184,7 @@ def check_config(workdir: Path, config: ConfigDict) -> None:
         if not path.is_file():
             return
         lines = differences(
-            _with_paths(to_plain(from_plain(_read(path))), os.path.realpath),
+            _with_paths(_filled(_read(path), to_plain(default())), os.path.realpath),
             _with_paths(to_plain(config), os.path.realpath),
         )
         changed = [line for line in lines if line.partition(":")[0] not in FREE]
@@ -194,6 +194,15 @@ def check_config(workdir: Path, config: ConfigDict) -> None:
                 + "\n  ".join(changed)
                 + "\nUse another --workdir, or --allow-config-change to go on with the new values."
             )
+
+
+def _filled(tree: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
+    """A plain config with the fields of another that it does not have."""
+    found = {**others, **tree}
+    for key, value in others.items():
+        if isinstance(value, Mapping) and isinstance(found[key], Mapping):
+            found[key] = _filled(found[key], value)
+    return found
 
 
 def _with_paths(tree: dict[str, Any], changed: Callable[[str], str]) -> dict[str, Any]:

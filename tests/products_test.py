@@ -243,6 +243,17 @@ def test_operations_of_an_example_are_two_for_each_weight_and_those_of_mixing(co
     assert model.flops(*shapes) == expected
 
 
+@pytest.mark.parametrize("width", [429, 430])
+def test_zeros_that_sides_are_filled_up_with_are_no_operations(width):
+    counts = [
+        models.build(tasks=1, cross="low_rank", precision=precision).flops(
+            np.zeros((1, width), np.float32), ()
+        )
+        for precision in ("highest", "bfloat16")
+    ]
+    assert counts[0] == counts[1] > 0
+
+
 def test_operations_of_a_sequence_are_those_of_what_reads_its_pool():
     model = models.build(tasks=1, cross="none", hidden=())
     sequence = (np.zeros((9, 5, 3), np.float32), np.zeros((9, 5), bool))

@@ -189,6 +189,7 @@ def test_bits_repeat_and_do_not_depend_on_what_lies_behind_the_last_id(dim):
         ("rowwise_adagrad", dict(dims={"ta": 1, "tb": 128, "tc": 6})),  # 6 is left to XLA
         ("rowwise_adagrad", dict(devices=4, room=0.3, l2=0.1, rate_factors={"ta": 0.5})),
         ("ftrl", dict(devices=4, replicas=2, hot="hot", clip_norm=0.5)),
+        ("adagrad", dict(l2=0.1, l2_scope="table")),
     ],
 )
 def test_tables_change_as_without_the_kernel(rule, settings):

@@ -283,6 +283,24 @@ def test_features_keep_what_is_theirs_in_any_order(tmp_path, model):
     np.testing.assert_allclose(predictions(back_job, theirs), expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(("before", "after"), [((), (2,)), ((2,), ()), ((2,), (4, 3))])
+def test_what_reads_layers_of_floats_that_are_new_or_gone_keeps_its_vectors(
+    tmp_path, before, after
+):
+    """Also where they put out as many numbers as there are floats."""
+    raw = write(tmp_path / "raw", 0)
+    old = config(raw, model__floats_hidden=before)
+    old_state = saved(old, tmp_path / "run")[1]
+    new = config(raw, model__floats_hidden=after)
+    job, state = started(tmp_path / "run", new, tmp_path / "next")
+    states = old_state, state, job.program.init()
+    theirs, mine, fresh = (np.asarray(s.params["cross"]["layer_0"]["kernel"]) for s in states)
+    a, b = (widths[-1] if widths else 2 for widths in (before, after))
+    np.testing.assert_array_equal(mine[b:, b:], theirs[a:, a:])
+    np.testing.assert_array_equal(mine[:b], fresh[:b])
+    np.testing.assert_array_equal(mine[:, :b], fresh[:, :b])
+
+
 def test_sequences_keep_what_is_theirs_where_a_model_has_nothing_else(tmp_path):
     raw = write(tmp_path / "raw", 0)
 

@@ -300,3 +300,7 @@ def test_a_run_goes_on_under_a_version_that_has_more_fields(tmp_path):
     c.model.floats_hidden = (8,)
     with pytest.raises(InputError, match=r"model.floats_hidden: \[\], now \[8\]"):
         workdir.check_config(tmp_path, c)
+    written["model"]["hidden"] = 5
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    with pytest.raises(InputError, match=r"model.hidden: 5, now \[256, 128\]"):
+        workdir.check_config(tmp_path, c)

@@ -96,7 +96,9 @@ class RowUpdate:
             return self.form.change(state, unique, sums, of_share), scratch
 
         def add_up(sums, row, grads: list[PerId]):
-            return add(self.form, sums, row, grads)
+            if not isinstance(self.form, ByRowKernel):
+                return add(self.form, sums, row, grads)
+            return self.form.add(sums, *sum_by_sort(self.form, row, grads), rising=True)
 
         if self.l2_scope == "read":
             return arrivals(change_read, (state, scratch))

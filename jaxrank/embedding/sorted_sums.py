@@ -51,7 +51,10 @@ def is_here(device: Any) -> bool:
 
 @functools.cache
 def _has_triton() -> bool:
-    return importlib.util.find_spec("jax.experimental.pallas.triton") is not None
+    try:
+        return importlib.util.find_spec("jax.experimental.pallas.triton") is not None
+    except ModuleNotFoundError:  # nor is there any other Pallas
+        return False
 
 
 def fits(dim: int) -> bool:

@@ -135,6 +135,15 @@ class Embedding:
         return self.platform == "gpu" and sorted_sums.is_here(self.mesh.devices.flat[0])
 
     @property
+    def update_options(self) -> dict[str, int]:
+        """XLA's options for programs that call `update`.
+
+        Where XLA on GPU takes a program for larger than the memory, it computes things twice; but
+        it counts a table again for every kernel that changes rows where they are.
+        """
+        return {"xla_gpu_memory_limit_slop_factor": 10_000} if self.has_kernel else {}
+
+    @property
     def uses_scratch(self) -> bool:
         """Whether duplicates are found through a scratch array; see `duplicates`."""
         return self.on_cpu and not self.is_native and self.l2_scope == "read"

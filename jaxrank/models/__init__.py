@@ -44,7 +44,7 @@ class Model(NamedTuple):
     init: Callable[..., tuple[Tree, Tree]]
     apply: Callable[..., tuple[jax.Array, Tree]]
     flops: Callable[..., int]
-    compiler_options: Callable[[str], dict[str, str | bool | int]]
+    compiler_options: Callable[[str], dict[str, str | bool]]
 
 
 def build(*, tasks: int, **config: Any) -> Model:

@@ -6,8 +6,9 @@ from typing import Any
 
 def of_products(jaxpr: Any) -> int:
     """Floating point operations of all matrix products of a jaxpr, two for each number multiplied
-    and added; inner programs are counted once, of several to choose from the one with the most. All
-    else, such as activations and gradients of tables, is left out, as is usual."""
+    and added; inner programs are counted once, of several to choose from the last, which of those
+    for each platform is that for all others. All else, such as activations and gradients of tables,
+    is left out, as is usual."""
     return sum(map(_of_equation, jaxpr.eqns))
 
 
@@ -22,6 +23,6 @@ def _of_equation(equation: Any) -> int:
 
 def _of_parameter(value: Any) -> int:
     if isinstance(value, tuple | list):
-        return max(map(_of_parameter, value), default=0)
+        return _of_parameter(value[-1]) if value else 0
     inner = getattr(value, "jaxpr", value)  # a closed jaxpr has one inside
     return of_products(inner) if hasattr(inner, "eqns") else 0

@@ -29,7 +29,7 @@ _ALIGNED = 8  # numbers of bfloat16 that a GPU's matrix units must find side by 
 _SMALL = 2**17  # multiplications from which on code in C++ makes them on CPU
 
 
-def compiler_options(precision: str, platform: str) -> dict[str, str | bool | int]:
+def compiler_options(precision: str, platform: str) -> dict[str, str | bool]:
     """XLA's options for programs that train models of this precision on such devices.
 
     On CPU XLA hands products to one of two libraries, by default YNNPACK. In float32 the other one,
@@ -39,13 +39,11 @@ def compiler_options(precision: str, platform: str) -> dict[str, str | bool | in
     On GPU float32 numbers are added to memory by the processor's own instruction only where those
     below 1e-38 may become zero, as on TPU; else by a loop that reads, adds, and tries again if
     another thread was there before, which many often are: duplicates of an id, or bins of the AUC.
-    Where XLA takes a program for larger than the memory, it computes things twice; but it counts a
-    table again for every kernel that changes rows where they are.
     """
     if platform == "cpu" and precision != "bfloat16":
         return {"xla_cpu_experimental_ynn_fusion_type": ""}
     if platform == "gpu":
-        return {"xla_gpu_ftz": True, "xla_gpu_memory_limit_slop_factor": 10_000}
+        return {"xla_gpu_ftz": True}
     return {}
 
 
