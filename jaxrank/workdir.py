@@ -183,10 +183,9 @@ def check_config(workdir: Path, config: ConfigDict) -> None:
     with processes.together():  # a relative path may be another one in each process
         if not path.is_file():
             return
-        lines = differences(
-            _with_paths(_filled(_read(path), to_plain(default())), os.path.realpath),
-            _with_paths(to_plain(config), os.path.realpath),
-        )
+        fields = to_plain(default())
+        both = (_filled(tree, fields) for tree in (_read(path), to_plain(config)))
+        lines = differences(*(_with_paths(tree, os.path.realpath) for tree in both))
         changed = [line for line in lines if line.partition(":")[0] not in FREE]
         if changed:
             raise InputError(
