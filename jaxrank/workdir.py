@@ -184,8 +184,11 @@ def check_config(workdir: Path, config: ConfigDict) -> None:
         if not path.is_file():
             return
         fields = to_plain(default())
-        both = (_filled(tree, fields) for tree in (_read(path), to_plain(config)))
-        lines = differences(*(_with_paths(tree, os.path.realpath) for tree in both))
+        old, new = (
+            _with_paths(_filled(tree, fields), os.path.realpath)
+            for tree in (_read(path), to_plain(config))
+        )
+        lines = differences(old, new)
         changed = [line for line in lines if line.partition(":")[0] not in FREE]
         if changed:
             raise InputError(
