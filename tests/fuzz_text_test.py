@@ -13,13 +13,15 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from jaxrank.data import delimited, text
+from jaxrank.data import delimited, lines, text
 from jaxrank.data.rejects import Rejects
 from jaxrank.data.sources import make_source
 from jaxrank.errors import InputError
 
 MARK = b"\xef\xbb\xbf"
 CRITEO = list(text.CRITEO_COLUMNS)
+# What other compressed files begin with; a text that does so is taken for one, which is damaged.
+PACKED = tuple(magic for magic, name in lines._MAGIC.items() if name != "gzip")
 
 
 class Case(NamedTuple):
@@ -116,7 +118,7 @@ def check(case: Case, path) -> None:
                     read(case, path, rejects)
             return
     wanted = expected(content, case.kind, case.nulls)
-    if wanted is None:
+    if case.content.startswith(PACKED) or wanted is None:
         with pytest.raises(InputError):
             read(case, path, Rejects())
         return
@@ -234,6 +236,9 @@ WHOLE = 10**6
 @example(Case("csv", b'"1111"""\r\r\n"1"\r\n', False, (WHOLE, WHOLE, 9, 9)))
 @example(Case("csv", b'n\n"""aa,a,"\n"""\r\n', False, (WHOLE, WHOLE, 9, 14)))
 @example(Case("csv", b'n\n"1111"\n"\n"11"\n"1111"\n', False, (WHOLE, WHOLE, 9, 8)))
+@example(Case("csv", b"BZh,n\n1,2\n", False, (WHOLE, WHOLE, 9, 14)))
+@example(Case("csv", b'\x04"M\x18,n\n1,2\n', False, (WHOLE, WHOLE, 9, 14)))
+@example(Case("criteo", b'\x04"M\x18' + b"\t" * 39 + b"\n", False, (3, 1, 1, 1)))
 @given(cases())
 def test_any_text_is_read_as_the_csv_module_reads_its_lines_or_refused(path, case):
     check(case, path)
