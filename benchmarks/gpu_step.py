@@ -368,7 +368,6 @@ class Process:
         # The largest case needs nearly all memory; what is left is for the compiler's library.
         environment = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.95"} | os.environ
         flags = [f"--seconds={args.seconds}", f"--scale={args.scale}", f"--rounds={args.rounds}"]
-        self.name = name
         self._process = subprocess.Popen(
             [sys.executable, __file__, "--child", "--cases", name, *flags, "--programs", *programs],
             env=environment,
@@ -393,7 +392,7 @@ def line(
 ) -> str:
     size, moved = case.config.batch_size, rates["bytes"]
     flops = 6 * size * sum(a * b for a, b in case.products())
-    on = " and ".join(sorted(devices)) or "nothing"
+    on = " and ".join(sorted(devices))
     shown = [f"{name} on {on}: {case.rows:,} rows, batch {size:,}, {case.ids} ids an example"]
     ms = {maker: 1e3 / rates[maker] for maker in PROGRAMS if maker in rates and maker != "copy"}
     if "step" in rates:
@@ -465,8 +464,9 @@ def main() -> None:
             rates[maker], gib[maker] = statistics.median(each), taken
             devices.add(device)
         if i + 1 == len(wanted) or wanted[i + 1][0] != name:
-            print(line(name, case_of(name, args.scale), rates, devices, gib), flush=True)
-            has_all = has_all and len(rates) > 1
+            if devices:
+                print(line(name, case_of(name, args.scale), rates, devices, gib), flush=True)
+            has_all = has_all and bool(devices)
             rates, gib, devices = {}, {}, set()
     if not has_all:
         raise SystemExit(1)

@@ -21,7 +21,6 @@ import functools
 import importlib.util
 import math
 import re
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -124,8 +123,7 @@ def take(source: jax.Array, index: jax.Array, *, interpret: bool = False) -> jax
         vectors = triton.load(source.at[row, column], mask=row != PAD, other=0.0)
         triton.store(found.at[at, column], vectors, mask=at < count)
 
-    return _call(
-        pl,
+    return pl.pallas_call(
         kernel,
         grid=(math.ceil(count / beside),),
         out_shape=jax.ShapeDtypeStruct((count, dim), source.dtype),
@@ -133,17 +131,6 @@ def take(source: jax.Array, index: jax.Array, *, interpret: bool = False) -> jax
         interpret=interpret,
         name="take_rows",
     )(index, source)
-
-
-def _call(pl: Any, kernel: Callable[..., None], **settings: Any) -> Callable[..., Any]:
-    called = pl.pallas_call(kernel, **settings)
-
-    def quiet(*operands: Any) -> Any:
-        with warnings.catch_warnings():  # see the top of the file
-            warnings.filterwarnings("ignore", message="The Pallas Triton backend")
-            return called(*operands)
-
-    return quiet
 
 
 def _pass(
@@ -173,7 +160,7 @@ def _pass(
         return jax.tree.leaves(change(jax.tree.unflatten(tree, found), sums, rate, *scalars))
 
     def kernel(*refs: Any) -> None:
-        kernels = _Kernel(
+        program = _Kernel(
             read=dict(zip(read, refs, strict=False)),
             source=refs[len(read)],
             scalars=[s[0] for s in refs[len(read) + 1 : len(operands) - len(leaves)]],
@@ -187,11 +174,10 @@ def _pass(
             beside=beside,
             chunk=chunk,
         )
-        kernels.run(pl.program_id(0))
+        program.run(pl.program_id(0))
 
     programs = math.ceil(chunks / beside)
-    *leaves, pieces = _call(
-        pl,
+    *leaves, pieces = pl.pallas_call(
         kernel,
         grid=(programs,),
         out_shape=[
