@@ -116,9 +116,10 @@ def tiny_v3() -> Case:
     return Case(shared + single, features, 10, config, "8 ms a step")
 
 
-def criteo() -> Case:
+def criteo(precision: str = "bfloat16") -> Case:
     config = _config(65_536, (1024, 1024, 512, 256), "lazy_adam")
     config.model.cross, config.model.cross_layers, config.model.cross_rank = "low_rank", 3, 512
+    config.model.precision = precision
     return Case(*_single(CRITEO_32M, 128), 13, config, "3.5 M examples/s")
 
 
@@ -133,5 +134,6 @@ CASES = {
     "mlperf-55296": lambda: mlperf(55_296),
     "tiny-v3": tiny_v3,
     "criteo": criteo,
+    "criteo-mixed": lambda: criteo("mixed_bfloat16"),
     "tables": tables_only,
 }

@@ -9,9 +9,10 @@ in one behind it; each has the card to itself, while the next process draws its 
 as in training, the next one before the last is done. Of each case is printed, by the median of its
 rounds:
 
-examples/s and ms of a step, by jaxrank (bfloat16 products, row optimizer as the case has it), with
-    the memory that it took, and by PyTorch: nn.EmbeddingBag with sparse gradients, row-wise AdaGrad
-    in a few lines, as it has none, or its own AdaGrad or SparseAdam; compiled layers, autocast.
+examples/s and ms of a step, by jaxrank (bfloat16 products, in criteo-mixed what lies between layers
+    too; row optimizer as the case has it), with the memory that it took, and by PyTorch:
+    nn.EmbeddingBag with sparse gradients, row-wise AdaGrad in a few lines, as it has none, or its
+    own AdaGrad or SparseAdam; compiled layers, autocast.
 tables: ms of the lookup, the gradient of each row and its exact update, without layers, and the
     bytes that these ask for (of each id a vector read, of each feature of an example a vector
     written and its gradient read, of each different row the row and its slots read and written)

@@ -88,7 +88,8 @@ def default() -> ConfigDict:
     c.model.expert_hidden = (128,)  # widths of an expert of mmoe or ple
     c.model.head_hidden = ()  # widths of each task's own tower
     c.model.parents = ConfigDict()  # task -> the one it cannot be positive without: ESMM
-    # Of matrix products: highest is float32 on every device; bfloat16 has float32 sums.
+    # Of matrix products: highest is float32 on every device; bfloat16 has float32 sums;
+    # mixed_bfloat16 also keeps what lies between layers in bfloat16, for accelerators.
     c.model.precision = "highest"
 
     c.task_weights = ()  # weight of each task's loss in the sum; empty: all 1

@@ -4,11 +4,12 @@ import functools
 
 import examples
 import jax
+import numpy as np
 import pytest
 import quick_compile
 import tiny
 
-from jaxrank import absent, hlo, hlo_checks
+from jaxrank import absent, hlo, hlo_checks, models
 from jaxrank import mesh as meshes
 from jaxrank.instructions import costs
 from jaxrank.layout import Hot
@@ -198,6 +199,49 @@ def test_with_xlas_flag_no_scatter_of_a_gpu_adds_in_the_order_of_its_threads():
     assert any(any_order[0])
     assert any_order[1]
     assert not any(any_order[1])
+
+
+def gradient_on(target, precision, **config):
+    """The gradient of a model's logits by its parameters and vectors, compiled for one device."""
+    device = jax.sharding.SingleDeviceSharding(devices_of(target)[0])
+    model = models.build(tasks=2, hidden=(256, 128), precision=precision, **config)
+    floats, vectors = np.zeros((4096, 13), np.float32), (np.zeros((4096, 26, 16), np.float32),)
+    shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), floats, vectors))
+
+    def loss(params, vectors, state):
+        return model.apply(params, state, floats, vectors, train=True)[0].sum()
+
+    given = shapes[0], jax.eval_shape(lambda: vectors), shapes[1]
+    given = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), given)
+    options = model.compiler_options(meshes.platform(meshes.mesh_of(devices_of(target)[:1], 1)))
+    step = jax.jit(jax.grad(loss, argnums=(0, 1)), compiler_options=options)
+    return step.lower(*given).compile()
+
+
+@pytest.mark.parametrize("target", ["v3-8", "h200-1"])
+def test_a_mixed_model_has_smaller_arrays_of_what_lies_between_layers(target):
+    temporary = {
+        precision: gradient_on(target, precision, structure="parallel", cross_layers=3)
+        .memory_analysis()
+        .temp_size_in_bytes
+        for precision in ("bfloat16", "mixed_bfloat16")
+    }
+    assert temporary["mixed_bfloat16"] < 0.7 * temporary["bfloat16"]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        dict(cross="vector", activation="silu", norm="batch"),
+        dict(cross="low_rank", activation="gelu", norm="layer"),
+        dict(cross="mix", activation="tanh", multitask="ple", head_hidden=(16,)),
+        dict(cross="dot", bottom_hidden=(32,), multitask="mmoe"),
+    ],
+    ids=str,
+)
+def test_a_mixed_model_of_each_kind_is_compiled_for_a_gpu(config):
+    """Not a matter of course: comparisons of bfloat16 numbers do not assemble there."""
+    assert gradient_on("h200-1", "mixed_bfloat16", **config).memory_analysis()
 
 
 def test_text_is_read_as_opcodes_elements_and_bytes():

@@ -327,7 +327,7 @@ def by_numpy(given, grad, y, form, precision):
 
 @needs_layers
 @pytest.mark.parametrize("given", ["bias", "x0", "past"])
-def test_what_is_not_float32_beside_what_is_multiplied_is_left_to_xla(given):
+def test_what_is_bfloat16_beside_what_is_multiplied_is_read_as_the_float32_that_it_is(given):
     x, kernel = floats(600, 70), floats(70, 70, seed=1)
     more = {"bias": None, "x0": jnp.asarray(floats(600, 70, seed=2)), "past": None}
     more[given] = jnp.ones((70,) if given == "bias" else (600, 70), jnp.bfloat16)

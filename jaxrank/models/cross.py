@@ -20,6 +20,7 @@ from jaxrank.models.products import (
     Dense,
     StackedDense,
     param_dtype,
+    unrounded,
 )
 
 Crossed: TypeAlias = tuple[jax.Array, jax.Array]  # x_L and x_0, f[B, F]
@@ -41,7 +42,7 @@ class VectorCross(nn.Module):
         for layer in range(self.layers):
             projection = Dense(1, self.precision, use_bias=False, name=f"layer_{layer}")(x)
             bias = self.param(f"bias_{layer}", nn.initializers.zeros, (x0.shape[-1],), dtype)
-            x = x0 * projection + bias[None, :] + x
+            x = (x0 * projection + bias[None, :] + x).astype(x0.dtype)
         return x, x0
 
 
@@ -110,7 +111,8 @@ class MixCross(nn.Module):
         )
         x = x0
         for layer in range(self.layers):
-            gate = Dense(self.experts, self.precision, use_bias=False, name=f"gate_{layer}")(x)
+            precision = unrounded(self.precision)
+            gate = Dense(self.experts, precision, use_bias=False, name=f"gate_{layer}")(x)
             low = jnp.tanh(stacked(name=f"down_{layer}")(x))
             low = jnp.tanh(stacked(name=f"core_{layer}")(low))
             low = low * jax.nn.softmax(gate, axis=-1)[:, :, None]

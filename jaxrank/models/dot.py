@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrank.errors import InputError
-from jaxrank.models.products import product
+from jaxrank.models.products import kept, product
 from jaxrank.models.tower import Share, Tower
 
 
@@ -47,7 +47,7 @@ class DotInteraction(nn.Module):
             widths = (*self.bottom_hidden, *dims)
             bottom.append(self.tower(widths, name="bottom")(floats, share, train=train))
             parts.insert(0, bottom[0][:, None, :])
-        every = jnp.concatenate(parts, axis=1)
+        every = kept(jnp.concatenate(parts, axis=1), self.precision)
         count = every.shape[1]
         if count < 2:
             raise InputError(

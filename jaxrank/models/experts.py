@@ -10,7 +10,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxrank.models.products import StackedDense, product
+from jaxrank.models.products import StackedDense, product, unrounded
 from jaxrank.models.tower import Share, Tower
 
 
@@ -28,7 +28,7 @@ class Gates(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """f[B, gates, experts] of x f[B, in] for all, or of x f[B, gates, in], each its own."""
         logits = StackedDense(
-            self.gates, self.experts, self.precision, use_bias=False, name="logits"
+            self.gates, self.experts, unrounded(self.precision), use_bias=False, name="logits"
         )(x)
         return jax.nn.softmax(logits, axis=-1)
 

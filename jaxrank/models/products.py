@@ -18,7 +18,9 @@ from jaxrank import native
 from jaxrank.apart import apart
 from jaxrank.models import native_layers
 
-PRECISIONS = ("default", "high", "highest", "bfloat16")
+PRECISIONS = ("default", "high", "highest", "bfloat16", "mixed_bfloat16")
+_MIXED = "mixed_bfloat16"
+_ROUNDING = ("bfloat16", _MIXED)  # precisions whose factors are rounded
 
 KERNEL_INIT = nn.initializers.glorot_normal()
 # Of kernels [layers, in, out]: as many layers of `in` and `out`, not one of a larger fan.
@@ -40,7 +42,7 @@ def compiler_options(precision: str, platform: str) -> dict[str, str | bool]:
     below 1e-38 may become zero, as on TPU; else by a loop that reads, adds, and tries again if
     another thread was there before, which many often are: duplicates of an id, or bins of the AUC.
     """
-    if platform == "cpu" and precision != "bfloat16":
+    if platform == "cpu" and precision not in _ROUNDING:
         return {"xla_cpu_experimental_ynn_fusion_type": ""}
     if platform == "gpu":
         return {"xla_gpu_ftz": True}
@@ -52,13 +54,24 @@ def param_dtype(x: ArrayLike) -> jnp.dtype:
     return jnp.promote_types(jnp.float32, jnp.result_type(x))
 
 
+def kept(x: jax.Array, precision: str) -> jax.Array:
+    """x as it is kept between the layers of a model: in bfloat16 with "mixed_bfloat16"."""
+    return x.astype(jnp.bfloat16) if precision == _MIXED else x
+
+
+def unrounded(precision: str) -> str:
+    """The precision of products whose results stay as they are: logits, and those of gates."""
+    return "bfloat16" if precision == _MIXED else precision
+
+
 def product(x: jax.Array, kernel: jax.Array, precision: str) -> jax.Array:
     """f[..., n, in] x f[..., in, out] -> f[..., n, out]; leading axes are equal, one product each.
 
     precision: a name of `jax.lax.Precision`, or "bfloat16": both factors are rounded to bfloat16,
     and their products added up in float32, on every backend. The result is float32. The products
     of the gradient are of the same kind, and gradients float32: the gradient that comes in is
-    rounded, the one that goes out is not.
+    rounded, the one that goes out is not. "mixed_bfloat16": so, and the result is rounded too, and
+    so is the gradient of x. Sums and kernels' gradients are float32 there as well.
     """
     return layer(x, kernel, None, precision)
 
@@ -87,14 +100,19 @@ def layer(
         past: f[..., n, out], of a cross layer; None for x itself.
     """
     x0 = None if x0 is x else x0
-    dtype = jnp.float32 if precision == "bfloat16" else jnp.result_type(x, kernel)
-    given = x.astype(dtype), kernel.astype(dtype), bias, x0, past
+    x, (x0, past) = kept(x, precision), jax.tree.map(lambda a: kept(a, precision), (x0, past))
+    dtype = jnp.float32 if precision in _ROUNDING else jnp.result_type(x, kernel)
+    is_rounded = precision in _ROUNDING and x.dtype == jnp.bfloat16
+    given = x if is_rounded else x.astype(dtype), kernel.astype(dtype), bias, x0, past
     by_xla = functools.partial(_layer, precision=precision, form=form)
     if not _is_native(*given):
         return by_xla(*given)
 
     def cpu(*given: Any) -> Any:
-        return native_layers.layer(*given, precision == "bfloat16", form)
+        like = jax.eval_shape(by_xla, *given)
+        wide = jax.tree.map(lambda a: a.astype(jnp.float32), given)
+        found = native_layers.layer(*wide, precision in _ROUNDING, form)
+        return jax.tree.map(lambda a, b: a.astype(b.dtype), found, like)
 
     return jax.lax.platform_dependent(*given, cpu=cpu, default=by_xla)
 
@@ -103,7 +121,8 @@ def _is_native(x: jax.Array, kernel: jax.Array, *others: jax.Array | None) -> bo
     """Whether code in C++ makes these layers on CPU."""
     sides = x.shape[-2], *kernel.shape[-2:]
     is_worth_it = kernel.shape[-2] > 1 and math.prod(sides) >= _SMALL
-    is_float32 = all(a is None or a.dtype == jnp.float32 for a in (x, kernel, *others))
+    no_more = (jnp.float32, jnp.bfloat16)
+    is_float32 = all(a is None or a.dtype in no_more for a in (x, kernel, *others))
     is_cpu = jax.default_backend() == "cpu"
     return is_worth_it and is_float32 and is_cpu and native.has_layers()
 
@@ -118,26 +137,34 @@ def _layer(
     form: str,
 ) -> Any:
     """`layer` by XLA; without x0 for x itself."""
-    y = _product(x, kernel, precision)
+    y = _product(x, kernel, precision, x.dtype.name)
     if bias is not None:
         y = y + bias[..., None, :]
     if form == "relu":
-        return nn.relu(y)
-    if form == "plain":
+        # In float32: of bfloat16 numbers XLA on GPU makes comparisons that do not assemble.
+        y = nn.relu(y.astype(param_dtype(y)))
+    y = kept(y, precision)
+    if form != "cross":
         return y
     x0 = x if x0 is None else x0
     return x0 * y + (x if past is None else past), x0
 
 
-def _contract(a: jax.Array, b: jax.Array, axis_a: int, axis_b: int, precision: str) -> jax.Array:
-    """f[..., m, n]: the sum over one of the last two axes of both."""
-    whole = functools.partial(_whole, axis_a=axis_a, axis_b=axis_b, precision=precision)
+def _contract(
+    a: jax.Array, b: jax.Array, axis_a: int, axis_b: int, precision: str, dtype: str | None = None
+) -> jax.Array:
+    """f[..., m, n]: the sum over one of the last two axes of both.
+
+    dtype: of the result of bfloat16 factors; None: float32.
+    """
+    whole = functools.partial(
+        _whole, axis_a=axis_a, axis_b=axis_b, precision=precision, dtype=dtype
+    )
     part = _part(a.shape[-3 - axis_a], b.shape[-3 - axis_b])
     is_split = a.dtype != jnp.bfloat16 or axis_a == axis_b == -2  # see `_of_kernel`
     on_gpu = {}
     if not _is_aligned(a, b):
-        filled = functools.partial(_filled, axis_a=axis_a, axis_b=axis_b, precision=precision)
-        on_gpu = {"cuda": filled}
+        on_gpu = {"cuda": functools.partial(_filled, **whole.keywords)}
     if not is_split or a.shape[axis_a] <= part:
         return jax.lax.platform_dependent(a, b, **on_gpu, default=whole) if on_gpu else whole(a, b)
 
@@ -157,7 +184,9 @@ def _contract(a: jax.Array, b: jax.Array, axis_a: int, axis_b: int, precision: s
     return jax.lax.platform_dependent(a, b, cpu=in_parts, **on_gpu, default=whole)
 
 
-def _filled(a: jax.Array, b: jax.Array, axis_a: int, axis_b: int, precision: str) -> jax.Array:
+def _filled(
+    a: jax.Array, b: jax.Array, axis_a: int, axis_b: int, precision: str, dtype: str | None = None
+) -> jax.Array:
     """`_whole` for GPU, of sides filled up with zeros, in the operation that rounds them."""
     m, n = a.shape[-3 - axis_a], b.shape[-3 - axis_b]
 
@@ -165,7 +194,7 @@ def _filled(a: jax.Array, b: jax.Array, axis_a: int, axis_b: int, precision: str
         sides = [(0, -side % _ALIGNED) for side in x.shape[-2:]]
         return jnp.pad(x, [(0, 0)] * (x.ndim - 2) + sides)
 
-    return _whole(filled(a), filled(b), axis_a, axis_b, precision)[..., :m, :n]
+    return _whole(filled(a), filled(b), axis_a, axis_b, precision, dtype)[..., :m, :n]
 
 
 def _is_aligned(*arrays: jax.Array) -> bool:
@@ -190,32 +219,36 @@ def _part(m: int, n: int) -> float:
     return 128 if min(m, n) >= 8 else 64
 
 
-def _whole(a: jax.Array, b: jax.Array, axis_a: int, axis_b: int, precision: str) -> jax.Array:
+def _whole(
+    a: jax.Array, b: jax.Array, axis_a: int, axis_b: int, precision: str, dtype: str | None = None
+) -> jax.Array:
     batch = tuple(range(a.ndim - 2))
     axes = ((axis_a % a.ndim,), (axis_b % b.ndim,))
-    as_float32 = jnp.float32 if a.dtype == jnp.bfloat16 else None
+    kind = dtype or "float32" if a.dtype == jnp.bfloat16 else None
     return jax.lax.dot_general(
-        a, b, (axes, (batch, batch)), precision=precision, preferred_element_type=as_float32
+        a, b, (axes, (batch, batch)), precision=precision, preferred_element_type=kind
     )
 
 
 # JAX's own gradient in bfloat16 would be a product of float32 by bfloat16, rounded to bfloat16 at
 # the end.
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _product(x: jax.Array, kernel: jax.Array, precision: str) -> jax.Array:
-    return _forward(x, kernel, precision)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _product(x: jax.Array, kernel: jax.Array, precision: str, dtype: str) -> jax.Array:
+    """dtype: of x."""
+    return _forward(x, kernel, precision, dtype)[0]
 
 
-def _forward(x: jax.Array, kernel: jax.Array, precision: str) -> tuple[jax.Array, Any]:
+def _forward(x: jax.Array, kernel: jax.Array, precision: str, dtype: str) -> tuple[jax.Array, Any]:
     factors = _rounded(x, precision), _rounded(kernel, precision)
-    return _contract(*factors, -1, -2, _of_xla(precision)), factors
+    of_result = "bfloat16" if precision == _MIXED else None
+    return _contract(*factors, -1, -2, _of_xla(precision), of_result), factors
 
 
 def _backward(
-    precision: str, factors: tuple[jax.Array, jax.Array], grad: jax.Array
+    precision: str, dtype: str, factors: tuple[jax.Array, jax.Array], grad: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     (x, kernel), grad = factors, _rounded(grad, precision)
-    of_x = _contract(grad, kernel, -1, -1, _of_xla(precision))
+    of_x = _contract(grad, kernel, -1, -1, _of_xla(precision), dtype)
     return of_x, _of_kernel(x, grad, _of_xla(precision))
 
 
@@ -223,12 +256,12 @@ _product.defvjp(_forward, _backward)
 
 
 def _rounded(x: jax.Array, precision: str) -> jax.Array:
-    return x.astype(jnp.bfloat16) if precision == "bfloat16" else x
+    return x.astype(jnp.bfloat16) if precision in _ROUNDING else x
 
 
 def _of_xla(precision: str) -> str:
     """For factors that are rounded already."""
-    return "default" if precision == "bfloat16" else precision
+    return "default" if precision in _ROUNDING else precision
 
 
 def _of_kernel(x: jax.Array, grad: jax.Array, precision: str) -> jax.Array:

@@ -13,7 +13,7 @@ from jaxrank.models.cross import Crossed, LowRankCross, MatrixCross, MixCross, V
 from jaxrank.models.dot import DotInteraction
 from jaxrank.models.experts import MultiGate, ProgressiveExtraction
 from jaxrank.models.pool import AttentionPool
-from jaxrank.models.products import Dense
+from jaxrank.models.products import Dense, kept, unrounded
 from jaxrank.models.tower import Share, Tower
 
 CROSSES = ("matrix", "vector", "low_rank", "mix", "dot", "none")
@@ -56,8 +56,9 @@ class Ranker(nn.Module):
     parents: for each task the number of the task without which it cannot be positive, or -1;
         empty: no task has one. The logit is then that of both together; see `joint_logits`.
     precision: of matrix products, see `product`. "default" is bfloat16 with float32 sums on TPU,
-        "bfloat16" is so on every backend, "highest" is float32 on every backend. Parameters,
-        normalisation, activations, the sums of a cross layer and the loss are float32 with all.
+        "bfloat16" is so on every backend, "highest" is float32 on every backend. Parameters, what
+        a layer computes beside its product, logits and the loss are float32 with all; with
+        "mixed_bfloat16" what lies between layers, x0 and gradients of these are kept in bfloat16.
 
     References:
         Wang et al., Deep & Cross Network for Ad Click Predictions, ADKDD 2017.
@@ -108,7 +109,7 @@ class Ranker(nn.Module):
                 )
             floats = self._tower(self.floats_hidden, name="bottom")(floats, share, train=train)
         flat = [v.reshape(v.shape[0], -1) for v in vectors]
-        x0 = jnp.concatenate([floats, *flat, *pooled], axis=1)
+        x0 = kept(jnp.concatenate([floats, *flat, *pooled], axis=1), self.precision)
         if self.cross == "dot":
             every = (*vectors, *(p[:, None, :] for p in pooled))
             dot = DotInteraction(self.bottom_hidden, self._tower, self.precision, name="cross")
@@ -141,7 +142,7 @@ class Ranker(nn.Module):
     def _logits(self, parts: tuple[jax.Array, ...], share: Share, train: bool) -> jax.Array:
         """f[B, tasks] of the parts of the trunk."""
         if self.multitask == "shared_bottom" and not self.head_hidden:
-            return Dense(self.tasks, self.precision, name="head")(*parts)
+            return Dense(self.tasks, unrounded(self.precision), name="head")(*parts)
         trunk = jnp.concatenate(parts, axis=1) if len(parts) > 1 else parts[0]
         if self.multitask == "shared_bottom":
             reads = [trunk] * self.tasks
@@ -152,7 +153,7 @@ class Ranker(nn.Module):
         for task, x in enumerate(reads):
             if self.head_hidden:
                 x = self._tower(self.head_hidden, name=f"task_{task}")(x, share, train=train)
-            logits.append(Dense(1, self.precision, name=f"head_{task}")(x))
+            logits.append(Dense(1, unrounded(self.precision), name=f"head_{task}")(x))
         return jnp.concatenate(logits, axis=1)
 
     def _experts(self) -> MultiGate | ProgressiveExtraction:

@@ -55,7 +55,8 @@ class BatchNorm(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, share: Share, *, train: bool) -> jax.Array:  # f[B, ...]
-        dtype, features = param_dtype(x), x.shape[1:]
+        dtype, features, given = param_dtype(x), x.shape[1:], x.dtype
+        x = x.astype(dtype)
         scale = self.param("scale", nn.initializers.ones, features, dtype)
         bias = self.param("bias", nn.initializers.zeros, features, dtype)
         running_mean = self.variable("batch_stats", "mean", jnp.zeros, features, dtype)
@@ -68,7 +69,7 @@ class BatchNorm(nn.Module):
             running_mean.value = keep * running_mean.value + (1 - keep) * mean
             running_var.value = keep * running_var.value + (1 - keep) * var
         factor = scale * jax.lax.rsqrt(var + EPSILON)
-        return (x - mean[None]) * factor[None] + bias[None]
+        return ((x - mean[None]) * factor[None] + bias[None]).astype(given)
 
 
 def random_bits(key: jax.Array, examples: jax.Array, units: int) -> jax.Array:
@@ -160,13 +161,14 @@ class Tower(nn.Module):
             if self.norm == "batch":
                 x = BatchNorm(name=f"norm_{layer}")(x, share, train=train)
             elif self.norm == "layer":
-                x = nn.LayerNorm(
+                norm = nn.LayerNorm(
                     epsilon=EPSILON,
                     param_dtype=param_dtype(x),
                     use_fast_variance=False,
                     feature_axes=tuple(range(1, x.ndim)),
                     name=f"norm_{layer}",
-                )(x)
+                )
+                x = norm(x).astype(x.dtype)
             if not is_relu_layer:
                 x = ACTIVATIONS[self.activation](x)
             x = Dropout(self.dropout, name=f"dropout_{layer}")(x, share, train=train)
