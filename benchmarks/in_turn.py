@@ -91,11 +91,13 @@ def serve(batches: Callable[[], Iterator[int]], warm: int) -> None:
     out = os.dup(1)
     os.dup2(2, 1)  # whatever a library prints goes elsewhere
     try:
-        made, count, began = batches(), 0, time.perf_counter()
+        made, times = batches(), [time.perf_counter()]
         while warm > 0:
             warm -= next(made)
-            count += 1
-        typical = (time.perf_counter() - began) / max(1, count)
+            times.append(time.perf_counter())
+        # Of the later half: the first waits for compilers.
+        half = (len(times) - 1) // 2
+        typical = (times[-1] - times[half]) / max(1, len(times) - 1 - half)
     except ImportError as error:
         os.write(out, f"not installed: {error.name}\n".encode())
         return

@@ -190,7 +190,6 @@ def _add_scored(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--batch-size",
         type=int,
-        default=0,
         metavar="N",
         help="examples per batch; default: the run's",
     )

@@ -75,9 +75,11 @@ class Opened(NamedTuple):
         )
 
 
-def open_run(workdir: str, *, data: str = "", split: str = "", batch_size: int = 0) -> Opened:
+def open_run(
+    workdir: str, *, data: str = "", split: str = "", batch_size: int | None = None
+) -> Opened:
     """Args, raises: as `evaluate`."""
-    if batch_size < 0:
+    if batch_size is not None and batch_size < 1:
         raise InputError(f"--batch-size must be at least 1: found {batch_size}.")
     directory = workdirs.directory(workdir)
     with processes.together():
@@ -136,7 +138,7 @@ def evaluate(
     checkpoint: str = "newest",
     data: str = "",
     split: str = "",
-    batch_size: int = 0,
+    batch_size: int | None = None,
     by: str = "",
 ) -> Evaluation:
     """Scores one checkpoint of the run in `workdir`.
@@ -145,7 +147,7 @@ def evaluate(
         checkpoint: "newest", "best" or a step.
         data: a store; empty for the run's own.
         split: of the store; empty for the run's validation split.
-        batch_size: examples; 0 for the config's.
+        batch_size: examples; None for the config's.
         by: a column that the store keeps, or "day", to have the metrics of each of its values.
 
     Raises:
@@ -180,7 +182,7 @@ def predict(
     checkpoint: str = "newest",
     data: str = "",
     split: str = "",
-    batch_size: int = 0,
+    batch_size: int | None = None,
 ) -> Prediction:
     """Writes the predictions of one checkpoint to `output`; see `score.write_predictions`.
 

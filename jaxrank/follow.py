@@ -34,7 +34,7 @@ def follow(
     *,
     data: str = "",
     split: str = "",
-    batch_size: int = 0,
+    batch_size: int | None = None,
     every_seconds: float = 10.0,
     report: Report = print,
 ) -> Followed:

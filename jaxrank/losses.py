@@ -146,6 +146,8 @@ def per_task(
         kinds: of the T tasks.
     """
     some = total_weight > 0
+    # What stands where no label is known may be of any size, and 0 times infinity is not 0.
+    logits = jnp.where(weights > 0, logits, 0)
     each = (weights * elementwise(logits, labels, kinds)).sum(0) / jnp.where(some, total_weight, 1)
     return jnp.where(some, each, 0)
 

@@ -169,6 +169,7 @@ def test_prepare_train_evaluate_and_predict_follow_each_other(capsys, tmp_path):
             "unknown argument 'extra'",
         ),
         (("evaluate", "--workdir=w", "--batch-size=x"), "--batch-size: invalid int value: 'x'"),
+        (("predict", "--workdir=w", "--output=p.parquet", "--batch-size=0"), "at least 1: found 0"),
         (("--json", "evaluate", "--workdir=w"), "--json: flags must stand behind the verb"),
         (("--workdir=w", "evaluate"), "--workdir=w: flags must stand behind the verb"),
         (("evaluate", "--workdir=w", "--by="), "--by: must have a value: found nothing"),

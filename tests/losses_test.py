@@ -76,6 +76,23 @@ def test_a_task_without_weight_costs_nothing_and_has_a_finite_gradient():
     assert np.asarray(grad)[:, 0].any()
 
 
+@pytest.mark.parametrize("output", [1e30, -1e30, np.inf, np.nan])
+@pytest.mark.parametrize("kind", ["binary", "real", "count"])
+def test_what_stands_beside_an_unknown_label_counts_nothing(kind, output):
+    logits = jnp.array([[0.3], [output], [-0.2]])
+    labels, weights = jnp.array([[1.0], [0.0], [0.0]]), jnp.array([[1.0], [0.0], [2.0]])
+
+    def loss(logits, labels, weights):
+        return losses.per_task(logits, labels, weights, jnp.array([3.0]), (kind,)).sum()
+
+    found, grad = jax.value_and_grad(loss)(logits, labels, weights)
+    keep = np.array([0, 2])
+    wanted, grads = jax.value_and_grad(loss)(logits[keep], labels[keep], weights[keep])
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    np.testing.assert_allclose(grad[keep], grads, rtol=1e-6)
+    assert grad[1] == 0
+
+
 @pytest.mark.parametrize("logit", [0.0, 1e-6, 12.0, 60.0, 1000.0, 1e30])
 def test_loss_and_gradient_are_stable_in_the_logit(logit):
     """Against float64 for both labels; a naive log(sigmoid) is infinite from 104 on."""
