@@ -128,6 +128,14 @@ def of_sample(logits: jax.Array, shifts: jax.Array) -> jax.Array:
     return logits - shifts if shifts.shape[1] else logits
 
 
+def known(outputs: jax.Array, weights: jax.Array) -> jax.Array:
+    """f[B, T]: outputs f[B, T], and 0 where weights f[B, T] are 0, as no label is known there.
+
+    What a model puts out there may be of any size, and 0 times infinity is not 0.
+    """
+    return jnp.where(weights > 0, outputs, 0)
+
+
 def per_task(
     logits: jax.Array,
     labels: jax.Array,
@@ -146,10 +154,8 @@ def per_task(
         kinds: of the T tasks.
     """
     some = total_weight > 0
-    # What stands where no label is known may be of any size, and 0 times infinity is not 0.
-    logits = jnp.where(weights > 0, logits, 0)
-    each = (weights * elementwise(logits, labels, kinds)).sum(0) / jnp.where(some, total_weight, 1)
-    return jnp.where(some, each, 0)
+    each = weights * elementwise(known(logits, weights), labels, kinds)
+    return jnp.where(some, each.sum(0) / jnp.where(some, total_weight, 1), 0)
 
 
 def weighted_loss(

@@ -85,6 +85,7 @@ def batch_sums(
     Args:
         kinds: of the T tasks; see `features.Task`.
     """
+    outputs = losses.known(outputs, weights)
     return Sums(
         examples=(weights > 0).sum(0, dtype=jnp.int32),
         weight=weights.sum(0),

@@ -38,9 +38,11 @@ class VectorCross(nn.Module):
     @nn.compact
     def __call__(self, x0: jax.Array) -> Crossed:  # f[B, F]
         dtype = param_dtype(x0)
+        # Its gradient is a sum over all features.
+        precision = unrounded(self.precision)
         x = x0
         for layer in range(self.layers):
-            projection = Dense(1, self.precision, use_bias=False, name=f"layer_{layer}")(x)
+            projection = Dense(1, precision, use_bias=False, name=f"layer_{layer}")(x)
             bias = self.param(f"bias_{layer}", nn.initializers.zeros, (x0.shape[-1],), dtype)
             x = (x0 * projection + bias[None, :] + x).astype(x0.dtype)
         return x, x0
@@ -109,9 +111,9 @@ class MixCross(nn.Module):
         stacked = functools.partial(
             StackedDense, self.experts, self.rank, self.precision, use_bias=False
         )
+        precision = unrounded(self.precision)
         x = x0
         for layer in range(self.layers):
-            precision = unrounded(self.precision)
             gate = Dense(self.experts, precision, use_bias=False, name=f"gate_{layer}")(x)
             low = jnp.tanh(stacked(name=f"down_{layer}")(x))
             low = jnp.tanh(stacked(name=f"core_{layer}")(low))

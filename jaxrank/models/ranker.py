@@ -56,9 +56,10 @@ class Ranker(nn.Module):
     parents: for each task the number of the task without which it cannot be positive, or -1;
         empty: no task has one. The logit is then that of both together; see `joint_logits`.
     precision: of matrix products, see `product`. "default" is bfloat16 with float32 sums on TPU,
-        "bfloat16" is so on every backend, "highest" is float32 on every backend. Parameters, what
-        a layer computes beside its product, logits and the loss are float32 with all; with
-        "mixed_bfloat16" what lies between layers, x0 and gradients of these are kept in bfloat16.
+        "bfloat16" is so on every backend, "highest" is float32 on every backend. Parameters,
+        normalisation, activations, the sums of a cross layer and the loss are float32 with these.
+        "mixed_bfloat16" is "bfloat16", and what lies between layers, x0, and the gradients of these
+        are bfloat16 too: also what a cross layer multiplies and adds.
 
     References:
         Wang et al., Deep & Cross Network for Ad Click Predictions, ADKDD 2017.

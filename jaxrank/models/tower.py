@@ -14,7 +14,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxrank.models.products import Dense, StackedDense, param_dtype
+from jaxrank.models.products import Dense, StackedDense, kept, param_dtype
 
 ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = MappingProxyType(
     {"relu": nn.relu, "gelu": nn.gelu, "silu": nn.silu, "tanh": nn.tanh}
@@ -55,8 +55,7 @@ class BatchNorm(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, share: Share, *, train: bool) -> jax.Array:  # f[B, ...]
-        dtype, features, given = param_dtype(x), x.shape[1:], x.dtype
-        x = x.astype(dtype)
+        dtype, features = param_dtype(x), x.shape[1:]
         scale = self.param("scale", nn.initializers.ones, features, dtype)
         bias = self.param("bias", nn.initializers.zeros, features, dtype)
         running_mean = self.variable("batch_stats", "mean", jnp.zeros, features, dtype)
@@ -69,7 +68,7 @@ class BatchNorm(nn.Module):
             running_mean.value = keep * running_mean.value + (1 - keep) * mean
             running_var.value = keep * running_var.value + (1 - keep) * var
         factor = scale * jax.lax.rsqrt(var + EPSILON)
-        return ((x - mean[None]) * factor[None] + bias[None]).astype(given)
+        return (x - mean[None]) * factor[None] + bias[None]
 
 
 def random_bits(key: jax.Array, examples: jax.Array, units: int) -> jax.Array:
@@ -158,18 +157,19 @@ class Tower(nn.Module):
                 name=f"layer_{layer}",
             )
             x = StackedDense(self.copies, **settings)(x) if self.copies else Dense(**settings)(x)
+            x = x.astype(param_dtype(x))
             if self.norm == "batch":
                 x = BatchNorm(name=f"norm_{layer}")(x, share, train=train)
             elif self.norm == "layer":
-                norm = nn.LayerNorm(
+                x = nn.LayerNorm(
                     epsilon=EPSILON,
                     param_dtype=param_dtype(x),
                     use_fast_variance=False,
                     feature_axes=tuple(range(1, x.ndim)),
                     name=f"norm_{layer}",
-                )
-                x = norm(x).astype(x.dtype)
+                )(x)
             if not is_relu_layer:
                 x = ACTIVATIONS[self.activation](x)
             x = Dropout(self.dropout, name=f"dropout_{layer}")(x, share, train=train)
+            x = kept(x, self.precision)
         return x
