@@ -444,8 +444,9 @@ def _forget(names: Iterable[str], directory: Path) -> None:
     """Of the modules `names` those that lie in a directory, and those of packages there."""
     found = set()
     for name in names:
-        module = sys.modules[name]
-        places = list(getattr(module, "__path__", [getattr(module, "__file__", None)]))
+        # What stands there need be no module, and has whatever attributes it is asked for.
+        told = getattr(sys.modules[name], "__dict__", {})
+        places = told.get("__path__", [told.get("__file__")])
         if "." not in name and any(p and Path(p).parent == directory for p in places):
             found.add(name)
     for name in names:

@@ -33,6 +33,23 @@ def test_a_config_survives_being_saved_with_a_run(name):
     assert isinstance(config.from_plain(plain).model.hidden, tuple)
 
 
+def test_a_config_may_import_what_puts_other_things_than_modules_among_them(tmp_path):
+    """As torch does."""
+    path = tmp_path / "odd.py"
+    path.write_text(
+        "import sys\nimport types\nfrom jaxrank.config import default\n\n\n"
+        "class Odd(types.ModuleType):\n"
+        "    def __getattr__(self, name):\n        return 3\n\n\n"
+        'sys.modules["odd_of_a_test"], sys.modules["none_of_a_test"] = Odd("odd"), None\n'
+        "get_config = default\n"
+    )
+    try:
+        assert config.load(path).seed == 0
+    finally:
+        for name in ("odd_of_a_test", "none_of_a_test"):
+            sys.modules.pop(name, None)
+
+
 def test_a_config_gets_the_neighbours_that_lie_beside_it_now(tmp_path):
     text = (
         "import neighbour, linked, package.inner, bare.inner\n"
