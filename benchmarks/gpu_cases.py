@@ -26,6 +26,9 @@ class Feature(NamedTuple):
     ids: int
 
 
+RATE = 1e-5  # a step repeats a few batches: at the rates of training it would leave sound numbers
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Case:
     """A model and its batch.
@@ -82,6 +85,12 @@ def _config(batch_size: int, hidden: tuple[int, ...], tables: str) -> ConfigDict
     c = default()
     c.batch_size, c.model.hidden, c.model.cross = batch_size, hidden, "none"
     c.model.precision, c.optim.tables.name = "bfloat16", tables
+    return _at_rate(c)
+
+
+def _at_rate(c: ConfigDict) -> ConfigDict:
+    for optimizer in (c.optim.dense, c.optim.tables):
+        optimizer.base_rate, optimizer.scaling = RATE, "none"
     return c
 
 
@@ -92,7 +101,7 @@ def mlperf(batch_size: int) -> Case:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    config = module.get_config("dcnv2")
+    config = _at_rate(module.get_config("dcnv2"))
     config.batch_size, config.optim.tables.name = batch_size, "rowwise_adagrad"
     tables, _ = _single(tuple(rows for rows, _ in module.FEATURES), 128)
     features = tuple(Feature(i, ids) for i, (_, ids) in enumerate(module.FEATURES))

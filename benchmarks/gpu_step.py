@@ -149,6 +149,8 @@ def step(case: Case) -> Iterator[int]:
         before = told
         state, told = program.train(state, batch)
         yield done(before, STEPS)
+        if before is not None and not np.isfinite(before.loss).all():
+            raise RuntimeError(f"the losses of a call are {before.loss}: not a step of training.")
 
 
 def done(before: Any, count: int) -> int:

@@ -37,8 +37,10 @@ def case(key, dim, *, has_index=True, is_rate_per_id=False):
     count = len(key)
     places = rng.permutation(ROWS).astype(np.int32)
     given = dict(key=key, place=np.where(key == PAD, 0, places[np.minimum(key, ROWS - 1)]))
-    given["source"] = rng.integers(-9, 10, (150 if has_index else count, dim)) / np.float32(8)
+    source = rng.integers(-9, 10, (150 if has_index else count, dim)) / np.float32(8)
+    given["sources"] = (source,)
     if has_index:
+        given["sources"] = (source[:40], source[40:])
         index = np.where(rng.random(count) < 0.1, PAD, rng.integers(0, 150, count))
         given["index"] = index.astype(np.int32)
         given["scale"] = rng.choice(np.float32([0.5, 1, 2]), count)
@@ -56,9 +58,9 @@ def sums_of(given):
             continue
         at = given["index"][i] if "index" in given else i
         scale = given["scale"][i] if "scale" in given else 1.0
-        vector = np.zeros(given["source"].shape[1])
+        vector = np.zeros(given["sources"][0].shape[1])
         if at != PAD:
-            vector += np.float64(given["source"][at]) * scale
+            vector += np.concatenate(given["sources"]).astype(np.float64)[at] * scale
         before = found[key][0] if key in found else 0.0
         rate = np.broadcast_to(given["rate"], len(given["key"]))[i]
         found[key] = before + vector, given["place"][i], rate
@@ -164,8 +166,8 @@ def test_bits_repeat_and_do_not_depend_on_what_lies_behind_the_last_id(dim):
     run = program(change)
     rng = np.random.default_rng(0)
     given = case(draw("a hot one"), dim, is_rate_per_id=True)
-    given["source"] = rng.normal(size=(150, dim)).astype(np.float32)
-    given["source"][9] = np.nan
+    given["sources"] = tuple(rng.normal(size=(n, dim)).astype(np.float32) for n in (40, 110))
+    given["sources"][0][9] = np.nan
     is_id = given["key"] != PAD
     given["index"] = np.where(is_id & (given["index"] == 9), 8, given["index"])
     first = run(arrays, given)

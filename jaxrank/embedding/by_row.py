@@ -41,6 +41,10 @@ class ByRow:
     def take(
         self, source: jax.Array, index: jax.Array, scale: jax.Array | None = None
     ) -> jax.Array:
+        return self._taken(source, index, scale)
+
+    def _taken(self, source: jax.Array, index: jax.Array, scale: jax.Array | None) -> jax.Array:
+        """As `take`, by XLA, which reads them where they are added."""
         return scaled(self._found(source, index)[:, : self.dim], scale)
 
     def add(
@@ -58,7 +62,7 @@ class ByRow:
             return block.at[at].add(added, mode="drop", indices_are_sorted=rising)
 
         def add(is_sorted: bool, block: Any, at: Any, index: Any, scale: Any) -> jax.Array:
-            added = self.take(source, index, scale)
+            added = self._taken(source, index, scale)
             return block.at[at].add(added, mode="drop", indices_are_sorted=is_sorted)
 
         # On CPU a chunk at a time, whose vectors stay in the cache until they are added.

@@ -1,6 +1,7 @@
 """Blocks of GPU: as `by_row`, with sums of sorted ids by the kernel of `sorted_sums`."""
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 
 from jaxrank.embedding import sorted_sums
 from jaxrank.embedding.by_row import ByRow
-from jaxrank.embedding.per_id import PerId
+from jaxrank.embedding.per_id import PerId, indices, scales
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +27,6 @@ class ByRowKernel(ByRow):
     def take(
         self, source: jax.Array, index: jax.Array, scale: jax.Array | None = None
     ) -> jax.Array:
-        # With a scale they are added to lists, by XLA as they are read.
         if scale is not None or not self.works_on(source.dtype):
             return super().take(source, index, scale)
         return sorted_sums.take(source, index, interpret=self.interpret)
@@ -34,7 +34,7 @@ class ByRowKernel(ByRow):
     def sum_sorted(self, rank: jax.Array, block: jax.Array, order: jax.Array) -> jax.Array:
         if not self.works_on(block.dtype):
             return super().sum_sorted(rank, block, order)
-        given = sorted_sums.Given(rank, rank, block, order)
+        given = sorted_sums.Given(rank, rank, (block,), order)
         zeros = jnp.zeros_like(block)
         return sorted_sums.change_rows(
             zeros, given, lambda found, sums, rate: sums, interpret=self.interpret
@@ -43,33 +43,40 @@ class ByRowKernel(ByRow):
     def change_read(
         self,
         arrays: Any,
-        key: jax.Array,
-        place: jax.Array,
-        grads: PerId,
+        row: jax.Array,
+        place_of: Callable[[jax.Array], jax.Array],
+        grads: Sequence[PerId],
         change: sorted_sums.Change,
-        rate: jax.Array,
+        rate_of: Callable[[jax.Array], jax.Array],
         scalars: tuple[jax.Array, ...],
     ) -> Any:
         """As `change`, of ids that may occur more than once, whose gradients are summed.
 
         Args:
             arrays: as there, float32.
-            key: i32[k], what gradients are summed by, in the order of which rows are changed; PAD
+            row: i32[k], what gradients are summed by, in the order of which rows are changed; PAD
                 takes no part.
-            place: i32[k], the row of each.
-            grads: of each.
+            place_of: where rows i32[k] lie in the arrays, i32[k].
+            grads: of these ids.
             change: as in `sorted_sums.change_rows`.
-            rate: f[] or f[k, 1].
+            rate_of: of rows i32[k], f[] or f[k, 1].
             scalars: for `change`.
         """
-        key, order = jax.lax.sort_key_val(key, jnp.arange(key.shape[0], dtype=jnp.int32))
+        grads = [g for g in grads if g.count]
+        index, scale = indices(grads), scales(grads)
+        if scale is None:
+            row, index = jax.lax.sort_key_val(row, index)
+        else:
+            row, order = jax.lax.sort_key_val(row, jnp.arange(row.shape[0], dtype=jnp.int32))
+            index, scale = index[order], scale[order]
+        rate = rate_of(row)
         given = sorted_sums.Given(
-            key=key,
-            place=place[order],
-            source=grads.source,
-            index=order if grads.index is None else grads.index[order],
-            scale=None if grads.scale is None else grads.scale[order],
-            rate=rate[order, 0] if rate.ndim else rate,
+            key=row,
+            place=place_of(row),
+            sources=tuple(g.source for g in grads),
+            index=index,
+            scale=scale,
+            rate=rate[:, 0] if rate.ndim else rate,
             scalars=scalars,
         )
         viewed = jax.tree.map(self._rows, arrays)

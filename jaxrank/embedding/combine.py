@@ -24,22 +24,27 @@ def _segments(lists: Lists, examples: int, per_example: int, unit: int) -> jax.A
     return (segments + begin).reshape(-1)
 
 
-def combine(form: Form, vectors: PerId, lists: Lists, examples: int, per_example: int) -> jax.Array:
-    """The weighted sum of each list's vectors, f[examples, per_example, dim]."""
+def combine(
+    form: Form, vectors: PerId, lists: Lists, examples: int, per_example: int, *, is_plain: bool
+) -> jax.Array:
+    """The weighted sum of each list's vectors, f[examples, per_example, dim].
+
+    is_plain: all weights are 1.
+    """
     combined = form.add(
         form.zeros(examples * up_to(per_example, form.unit), vectors.source.dtype),
         _segments(lists, examples, per_example, form.unit),
         vectors.source,
         vectors.index,
-        scale=lists.weights.reshape(-1),
+        scale=None if is_plain else lists.weights.reshape(-1),
         rising=True,
     )
     return form.to_examples(combined, examples, per_example)
 
 
-def spread(form: Form, grads: jax.Array, lists: Lists) -> PerId:
+def spread(form: Form, grads: jax.Array, lists: Lists, *, is_plain: bool) -> PerId:
     """The transpose of `combine`: the gradient of each id's vector, of f[examples, lists, dim]."""
     examples, per_example, _ = grads.shape
     segments = _segments(lists, examples, per_example, form.unit)
-    weights = lists.weights.reshape(-1)
+    weights = None if is_plain else lists.weights.reshape(-1)
     return PerId(segments.shape[0], form.of_examples(grads), segments, weights)

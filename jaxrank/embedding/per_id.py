@@ -42,23 +42,23 @@ def joined(form: Form, pieces: Sequence[PerId]) -> jax.Array:
     return jnp.concatenate(blocks) if len(blocks) > 1 else blocks[0]
 
 
-def merged(form: Form, pieces: Sequence[PerId]) -> PerId:
-    """All pieces, one behind the other, as one, whose vectors are those of the pieces' sources."""
-    if len(pieces) == 1:
-        return pieces[0]
-    index, scale, begin = [], [], 0
+def indices(pieces: Sequence[PerId]) -> jax.Array:
+    """i32[ids] of all pieces, one behind the other: where each vector is in their sources, one
+    behind the other."""
+    found, begin = [], 0
     for p in pieces:
         here = jnp.arange(p.count, dtype=jnp.int32) if p.index is None else p.index
-        index.append(jnp.where(here == PAD, PAD, here + begin))
-        scale.append(jnp.ones(p.count, p.source.dtype) if p.scale is None else p.scale)
+        found.append(jnp.where(here == PAD, PAD, here + begin) if begin else here)
         begin += p.source.shape[0]
-    has_scale = any(p.scale is not None for p in pieces)
-    return PerId(
-        sum(p.count for p in pieces),
-        jnp.concatenate([p.source for p in pieces]),
-        jnp.concatenate(index),
-        jnp.concatenate(scale) if has_scale else None,
-    )
+    return jnp.concatenate(found)
+
+
+def scales(pieces: Sequence[PerId]) -> jax.Array | None:
+    """f[ids] of all pieces, one behind the other; None where none has any."""
+    if all(p.scale is None for p in pieces):
+        return None
+    ones = [jnp.ones(p.count, p.source.dtype) if p.scale is None else p.scale for p in pieces]
+    return jnp.concatenate(ones)
 
 
 def add(form: Form, block: jax.Array, at: jax.Array, pieces: Sequence[PerId]) -> jax.Array:

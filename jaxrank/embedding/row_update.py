@@ -4,6 +4,7 @@ Gradients of a row that is read many times are summed before the rule sees them.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -17,14 +18,15 @@ from jaxrank.embedding.blocks import Form
 from jaxrank.embedding.by_row_kernel import ByRowKernel
 from jaxrank.embedding.duplicates import sum_by_scratch, sum_by_sort
 from jaxrank.embedding.factors import Factors
-from jaxrank.embedding.per_id import PerId, add, merged
+from jaxrank.embedding.per_id import PerId, add
 from jaxrank.embedding.rules import Rule
 from jaxrank.embedding.storage import Storage, TableState
 from jaxrank.features import PAD
 from jaxrank.layout import Stack
 
-# (body, carry) -> carry, after body(carry, row i32[m], [PerId of those rows]) for the gradients
-# that come to this device at a time: see `Exchange.over_arrivals`.
+# (body, carry) -> carry, after body(carry, place i32[m], [PerId of those places], row) for the
+# gradients that come to this device at a time, with the stack's row of each, i32[m], if known: see
+# `Exchange.over_arrivals`.
 Arrivals: TypeAlias = Callable[[Callable[..., Any], Any], Any]
 
 
@@ -81,24 +83,26 @@ class RowUpdate:
         def of_share(found, grads, place):
             return self._change(found, grads, self._row_of(shape, place))
 
-        def change_read(carry, row, grads: list[PerId]):
+        def change_read(carry, place, grads: list[PerId], row=None):
             state, scratch = carry
             if self.is_native and state.rows.dtype == jnp.float32:
-                unique, sums = native_rows.sum_by_id(row, grads, self._share(shape), shape.dim)
+                unique, sums = native_rows.sum_by_id(place, grads, self._share(shape), shape.dim)
                 if self.rule.native and not self.l2 and not self.clip_norm:
                     return self._by_native(shape, state, unique, sums), scratch
             elif isinstance(self.form, ByRowKernel) and self.form.works_on(state.rows.dtype):
+                if row is None:
+                    row = self._row_of(shape, place)
                 return self._by_kernel(self.form, shape, state, row, grads), scratch
             elif scratch is not None:
-                unique, sums, scratch = sum_by_scratch(self.form, row, grads, scratch)
+                unique, sums, scratch = sum_by_scratch(self.form, place, grads, scratch)
             else:
-                unique, sums = sum_by_sort(self.form, row, grads)
+                unique, sums = sum_by_sort(self.form, place, grads)
             return self.form.change(state, unique, sums, of_share), scratch
 
-        def add_up(sums, row, grads: list[PerId]):
+        def add_up(sums, place, grads: list[PerId], row=None):
             if not isinstance(self.form, ByRowKernel):
-                return add(self.form, sums, row, grads)
-            return self.form.add(sums, *sum_by_sort(self.form, row, grads), rising=True)
+                return add(self.form, sums, place, grads)
+            return self.form.add(sums, *sum_by_sort(self.form, place, grads), rising=True)
 
         if self.l2_scope == "read":
             return arrivals(change_read, (state, scratch))
@@ -116,6 +120,12 @@ class RowUpdate:
         first = jax.lax.axis_index(meshes.SHARD) * self._share(shape)
         row = shape.row(jnp.where(place == PAD, PAD, first + place))
         return jnp.where(row == PAD, PAD, self.stack.replicated + row)
+
+    def _place_of(self, shape: Storage, row: jax.Array) -> jax.Array:
+        """The inverse of `_row_of`."""
+        first = jax.lax.axis_index(meshes.SHARD) * self._share(shape)
+        position = shape.position(jnp.where(row == PAD, PAD, row - self.stack.replicated))
+        return jnp.where(row == PAD, PAD, position - first)
 
     def _change(self, found: TableState, gradient: jax.Array, row: jax.Array) -> TableState:
         """The change of rows i32[k] and their slots, given their summed gradients f[k, dim]."""
@@ -146,10 +156,10 @@ class RowUpdate:
         form: ByRowKernel,
         shape: Storage,
         state: TableState,
-        place: jax.Array,
+        row: jax.Array,
         grads: list[PerId],
     ) -> TableState:
-        """This device's share of a split part, given the gradients of places i32[k]."""
+        """This device's share of a split part, given the gradients of rows i32[k] of the stack."""
         scalars = [self.step]
         if self.applies is not None:
             scalars.append(self.applies.astype(jnp.int32))
@@ -160,10 +170,8 @@ class RowUpdate:
 
         # In the order of rows, not of places: the gradients of one feature, which are read one
         # after another then, stay in the cache.
-        row = self._row_of(shape, place)
-        rate = self._rate_of(row)
-        read = merged(form, grads)
-        return form.change_read(state, row, place, read, change, rate, tuple(scalars))
+        place_of = functools.partial(self._place_of, shape)
+        return form.change_read(state, row, place_of, grads, change, self._rate_of, tuple(scalars))
 
     def _by_native(
         self, shape: Storage, state: TableState, place: jax.Array, sums: jax.Array

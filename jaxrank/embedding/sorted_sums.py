@@ -20,6 +20,7 @@ import dataclasses
 import functools
 import importlib.util
 import math
+import operator
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -67,8 +68,9 @@ class Given:
 
     key: i32[n], rising, PAD behind the last.
     place: i32[n], the row that each changes; the same of equal keys.
-    source: f32[m, dim].
-    index: i32[n], where in the source the vector of each is, PAD for zeros; None: in order.
+    sources: f32[m, dim] of each.
+    index: i32[n], where in the sources, one behind the other, the vector of each is, PAD for zeros;
+        None: in order.
     scale: f32[n], what each vector is multiplied by.
     rate: f32[] or f32[n], for `change`; that of equal keys is the same.
     scalars: more for it, arrays of one number.
@@ -76,7 +78,7 @@ class Given:
 
     key: jax.Array
     place: jax.Array
-    source: jax.Array
+    sources: tuple[jax.Array, ...]
     index: jax.Array | None = None
     scale: jax.Array | None = None
     rate: jax.Array | None = None
@@ -140,7 +142,7 @@ def _pass(
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import triton
 
-    dim, count = given.source.shape[1], given.key.shape[0]
+    sources, dim, count = given.sources, given.sources[0].shape[1], given.key.shape[0]
     beside = max(1, _TILE // dim)  # chunks of a kernel
     chunks = math.ceil(count / chunk)
     leaves, tree = jax.tree.flatten(arrays)
@@ -152,7 +154,8 @@ def _pass(
     scalars = [x.reshape(1) for x in given.scalars]
     if rate is not None and not rate.ndim:
         scalars.insert(0, rate.reshape(1))
-    operands = [*read.values(), given.source, *scalars, *leaves]
+    operands = [*read.values(), *sources, *scalars, *leaves]
+    before_scalars = len(read) + len(sources)
 
     def changes(found: Sequence[jax.Array], sums: jax.Array, rate: Any, scalars: Any) -> Any:
         if "rate" not in read:
@@ -162,13 +165,14 @@ def _pass(
     def kernel(*refs: Any) -> None:
         program = _Kernel(
             read=dict(zip(read, refs, strict=False)),
-            source=refs[len(read)],
-            scalars=[s[0] for s in refs[len(read) + 1 : len(operands) - len(leaves)]],
+            sources=refs[len(read) : before_scalars],
+            scalars=[s[0] for s in refs[before_scalars : len(operands) - len(leaves)]],
             arrays=refs[len(operands) : -1],
             pieces=refs[-1],
             change=changes,
             load=triton.load,
             store=triton.store,
+            when=pl.when,
             count=count,
             dim=dim,
             beside=beside,
@@ -182,7 +186,7 @@ def _pass(
         grid=(programs,),
         out_shape=[
             *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves),
-            jax.ShapeDtypeStruct((2 * programs * beside, dim), given.source.dtype),
+            jax.ShapeDtypeStruct((2 * programs * beside, dim), sources[0].dtype),
         ],
         input_output_aliases={len(operands) - len(leaves) + i: i for i in range(len(leaves))},
         compiler_params=triton.CompilerParams(
@@ -196,7 +200,7 @@ def _pass(
     return jax.tree.unflatten(tree, leaves), Given(
         key=left,
         place=at_ends["place"],
-        source=pieces,
+        sources=(pieces,),
         rate=at_ends.get("rate", rate),
         scalars=given.scalars,
     )
@@ -227,13 +231,14 @@ class _Kernel:
     """
 
     read: dict[str, Any]
-    source: Any
+    sources: Sequence[Any]
     scalars: Sequence[jax.Array]
     arrays: Sequence[Any]
     pieces: Any
     change: Callable[..., list[jax.Array]]
     load: Callable[..., jax.Array]
     store: Callable[..., None]
+    when: Callable[..., Any]
     count: int
     dim: int
     beside: int
@@ -267,9 +272,9 @@ class _Kernel:
         here: jax.Array,
         is_head: jax.Array,
     ) -> Any:
-        """The ids at, at + 1, ...: first all is read that is needed, then it is added up."""
+        """The ids at, at + 1, ...: first vectors are read, then they are added up."""
         keys = [before, here, *(self._key(at + j + 1) for j in range(UNROLLED))]
-        vectors, ends, heads, founds, places, rates = [], [], [], [], [], []
+        vectors, ends, heads = [], [], []
         for j in range(UNROLLED):
             is_id = keys[j + 1] != PAD
             vectors.append(self._vector(at + j, is_id))
@@ -277,24 +282,51 @@ class _Kernel:
             is_end = is_id & (keys[j + 1] != keys[j + 2])
             ends.append(is_end & (is_head == 0))
             heads.append(is_end & (is_head != 0))
-        for j in range(UNROLLED):
-            places.append(self._of_id("place", at + j, ends[j], PAD))
-            founds.append([self._get(array, places[j], ends[j]) for array in self.arrays])
-            rates.append(self._of_id("rate", at + j, ends[j]) if "rate" in self.read else None)
+        rows = [None if self.branches else self._row(at + j, ends[j]) for j in range(UNROLLED)]
         for j in range(UNROLLED):
             total = jnp.where(keys[j] == keys[j + 1], total + vectors[j], vectors[j])
-            changes = self.change(founds[j], total, rates[j], self.scalars)
-            for array, found, change in zip(self.arrays, founds[j], changes, strict=True):
-                self._put(array, places[j], ends[j], found + change)
-            self._put(self.pieces, 2 * mine, heads[j], total)
+
+            def end(total: jax.Array = total, j: int = j) -> None:
+                row = rows[j] or self._row(at + j, ends[j])
+                self._change(row, ends[j], total)
+                self._put(self.pieces, 2 * mine, heads[j], total)
+
+            if self.branches:
+                self.when(jnp.max((ends[j] | heads[j]).astype(jnp.int32)) != 0)(end)
+            else:
+                end()
         return total, keys[-2], keys[-1], is_head
+
+    @property
+    def branches(self) -> bool:
+        """Whether what is done where a run ends is left out elsewhere: with chunks beside each
+        other one of them nearly always ends, and the rows of all are read ahead."""
+        return self.beside == 1
+
+    def _row(self, at: jax.Array, is_end: jax.Array) -> tuple[jax.Array, list[jax.Array], Any]:
+        """The place, what the arrays have there, and the rate, of the ids at the end of a run."""
+        place = self._of_id("place", at, is_end, PAD)
+        found = [self._get(array, place, is_end) for array in self.arrays]
+        return place, found, self._of_id("rate", at, is_end) if "rate" in self.read else None
+
+    def _change(self, row: Any, is_end: jax.Array, sums: jax.Array) -> None:
+        place, found, rate = row
+        changes = self.change(found, sums, rate, self.scalars)
+        for array, before, change in zip(self.arrays, found, changes, strict=True):
+            self._put(array, place, is_end, before + change)
 
     def _key(self, at: jax.Array) -> jax.Array:
         return self._of_id("key", at, (at >= 0) & (at < self.count), PAD)
 
     def _vector(self, at: jax.Array, mask: jax.Array) -> jax.Array:
         where = self._of_id("index", at, mask, PAD) if "index" in self.read else at
-        vector = self._get(self.source, where, mask & (where != PAD))
+        found, begin = [], 0
+        for source in self.sources:
+            end = begin + source.shape[0]
+            is_here = mask & (begin <= where) & (where < end)
+            found.append(self._get(source, where - begin, is_here))
+            begin = end
+        vector = functools.reduce(operator.add, found)
         return vector * self._of_id("scale", at, mask) if "scale" in self.read else vector
 
     def _of_id(self, name: str, at: jax.Array, mask: jax.Array, other: Any = 0) -> jax.Array:

@@ -184,6 +184,11 @@ class Embedding:
         """That of this device's share of a batch."""
         return self.exchange(stack.name, ids_of_device(self.layout, batch, 1)[stack.name])
 
+    def _adds_plainly(self, stack: Stack) -> bool:
+        """Whether all weights of the stack's lists are 1."""
+        lists = [self.layout.schema.lists[i] for i in stack.lists]
+        return all(f.combiner == "sum" and not f.weighted for f in lists)
+
     def specs(self) -> dict[str, P]:
         """How each part lies on the mesh; its rows, slots and scratch all alike."""
         return {s.name: P(meshes.SHARD) if s.is_split else P() for s in self.storages}
@@ -294,7 +299,14 @@ class Embedding:
             if stack.name in batch.lists:
                 lists = batch.lists[stack.name]
                 read, of_lists = split(form, read, ids.size - lists.ids.size)
-                found["lists"] = combine(form, of_lists, lists, examples, len(stack.lists))
+                found["lists"] = combine(
+                    form,
+                    of_lists,
+                    lists,
+                    examples,
+                    len(stack.lists),
+                    is_plain=self._adds_plainly(stack),
+                )
             if stack.name in batch.ids:
                 one_hot = self.one_hot[stack.name]
                 found["ids"] = one_hot.together(
@@ -415,7 +427,8 @@ class Embedding:
         else:
             if not self.on_cpu and not self.has_kernel:
                 grad = [PerId(ids.size, joined(form, grad))]
-            arrivals = functools.partial(_one_arrival, route, grad)
+            own = jnp.where(ids < stack.replicated, PAD, ids) if stack.replicated else ids
+            arrivals = functools.partial(_one_arrival, route, grad, own)
             if rows and ids.size:
                 own = jnp.where(ids < stack.replicated, ids, PAD)
                 sums = sum_of_rows(form, own, grad, rows, by_scatter=self.on_cpu)
@@ -436,10 +449,11 @@ class Embedding:
             block = form.of_examples(self.one_hot[stack.name].others(grads["ids"]))
             pieces.append(PerId(count - of_lists, block))
         if lists is not None:
-            pieces.append(spread(form, grads["lists"], lists))
+            is_plain = self._adds_plainly(stack)
+            pieces.append(spread(form, grads["lists"], lists, is_plain=is_plain))
         return pieces
 
 
-def _one_arrival(row, grads, body, carry):
+def _one_arrival(place, grads, row, body, carry):
     """As `Exchange.over_arrivals`, where nothing travels."""
-    return body(carry, row, grads)
+    return body(carry, place, grads, row)
