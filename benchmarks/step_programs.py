@@ -23,9 +23,12 @@ def tables(program: Any, batches: Sequence[Any], *, waits: bool = True) -> Itera
         routes = embedding.route(batch)
         vectors, _ = embedding.lookup({k: t.rows for k, t in state[0].items()}, routes, batch)
         # The vectors are their own gradients: those of training depend on the vectors, too, so the
-        # update cannot overtake the lookup; and they are there, where XLA on GPU would read rows
-        # only where it adds up gradients.
-        grads = jax.lax.optimization_barrier(vectors)
+        # update cannot overtake the lookup.
+        grads = vectors
+        if embedding.platform == "gpu":
+            # They are there in training, where XLA would read rows only where it adds up gradients.
+            # On CPU they are there, and this would copy them.
+            grads = jax.lax.optimization_barrier(vectors)
         rate, count = jnp.float32(0.05), jnp.zeros((), jnp.int32)
         return embedding.update(*state, routes, batch, grads, rate=rate, step=count), count
 

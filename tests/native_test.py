@@ -80,7 +80,7 @@ def test_rows_are_taken_as_by_xla(count, dim):
 
 
 @needs_compiler
-@pytest.mark.parametrize("dim", [1, 3, 16, 100, 128])
+@pytest.mark.parametrize("dim", [1, 3, 8, 16, 64, 100, 128])
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("order", ["any", "rising"])
 @pytest.mark.parametrize("given", ["block", "index", "scale"])

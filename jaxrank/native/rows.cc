@@ -101,6 +101,43 @@ void AddRow(float* __restrict to, const float* __restrict from, float scale, Wid
   for (int64_t j = 0; j < width; ++j) to[j] += from[j] * scale;
 }
 
+// A row to which vectors are added one behind the other: in registers, if it is of a usual width. To
+// write it each time would be to wait for it each time.
+template <typename Width>
+class Sum {
+ public:
+  Sum(float* row, Width width) : row_(row), width_(width) {}
+  void Add(const float* from, float scale) { AddRow(row_, from, scale, width_); }
+  void Write() const {}
+
+ private:
+  float* row_;
+  Width width_;
+};
+
+template <int64_t kWidth>
+class Sum<std::integral_constant<int64_t, kWidth>> {
+ public:
+  Sum(float* row, std::integral_constant<int64_t, kWidth>) : row_(row) {
+    std::memcpy(lines_, row, sizeof(lines_));
+  }
+  void Add(const float* from, float scale) {
+    for (Line& sum : lines_) {
+      Line line;
+      std::memcpy(&line, from, sizeof(line));
+      sum += line * scale;
+      from += kNumbers;
+    }
+  }
+  void Write() const { std::memcpy(row_, lines_, sizeof(lines_)); }
+
+ private:
+  static constexpr int64_t kNumbers = std::min<int64_t>(kWidth, 16);
+  typedef float Line __attribute__((vector_size(kNumbers * sizeof(float))));
+  float* row_;
+  Line lines_[kWidth / kNumbers];
+};
+
 // block[at[i]] += the vector of id i, in the order of ids. Where `at` rises, all behind the first
 // that is no row of the block is none either.
 ffi::Error Add(ffi::ThreadPool pool, Floats block, Ints at, Floats source, Ints index,
@@ -118,10 +155,15 @@ ffi::Error Add(ffi::ThreadPool pool, Floats block, Ints at, Floats source, Ints 
         const auto first = [&](int64_t row) { return std::lower_bound(to, to + count, row) - to; };
         int64_t i = first(rows * part / parts);
         const int64_t end = first(rows * (part + 1) / parts);
-        for (; i < end; ++i) {
-          if (i + kAhead < end) Prefetch(vectors.Row(i + kAhead), width);
-          const float* row = vectors.Row(i);
-          if (row) AddRow(sums + to[i] * width, row, vectors.Scale(i), width);
+        while (i < end) {
+          const int64_t here = to[i];
+          Sum<decltype(width)> sum(sums + here * width, width);
+          for (; i < end && to[i] == here; ++i) {
+            if (i + kAhead < end) Prefetch(vectors.Row(i + kAhead), width);
+            const float* row = vectors.Row(i);
+            if (row) sum.Add(row, vectors.Scale(i));
+          }
+          sum.Write();
         }
       });
       return ffi::Error::Success();
