@@ -26,7 +26,7 @@ using jaxrank::Nothing;
 constexpr int32_t kPad = std::numeric_limits<int32_t>::max();
 constexpr int64_t kAhead = 64;       // rows that are asked of memory before they are read
 constexpr int64_t kSmall = 1 << 11;  // ids that are not worth another thread
-constexpr int64_t kDealt = 1 << 13;  // ids of which different ones are found at a time, on average
+constexpr int64_t kDealt = 1 << 12;  // ids of which different ones are found at a time, on average
 
 void Prefetch(const float* row, int64_t width) {
   for (int64_t i = 0; i < width; i += 16) __builtin_prefetch(row + i);
@@ -101,6 +101,32 @@ void AddRow(float* __restrict to, const float* __restrict from, float scale, Wid
   for (int64_t j = 0; j < width; ++j) to[j] += from[j] * scale;
 }
 
+// A row of a usual width, in vectors as long as a processor can have them.
+template <int64_t kWidth>
+struct Lines {
+  static constexpr int64_t kNumbers = std::min<int64_t>(kWidth, 16);
+  typedef float Line __attribute__((vector_size(kNumbers * sizeof(float))));
+  Line lines[kWidth / kNumbers];
+
+  explicit Lines(const float* row) { std::memcpy(lines, row, sizeof(lines)); }
+  void Write(float* row) const { std::memcpy(row, lines, sizeof(lines)); }
+  void Add(const float* from, float scale) {
+    for (Line& sum : lines) {
+      Line line;
+      std::memcpy(&line, from, sizeof(line));
+      sum += line * scale;
+      from += kNumbers;
+    }
+  }
+};
+
+template <int64_t kWidth>
+void AddRow(float* to, const float* from, float scale, std::integral_constant<int64_t, kWidth>) {
+  Lines<kWidth> sum(to);
+  sum.Add(from, scale);
+  sum.Write(to);
+}
+
 // A row to which vectors are added one behind the other: in registers, if it is of a usual width. To
 // write it each time would be to wait for it each time.
 template <typename Width>
@@ -118,24 +144,13 @@ class Sum {
 template <int64_t kWidth>
 class Sum<std::integral_constant<int64_t, kWidth>> {
  public:
-  Sum(float* row, std::integral_constant<int64_t, kWidth>) : row_(row) {
-    std::memcpy(lines_, row, sizeof(lines_));
-  }
-  void Add(const float* from, float scale) {
-    for (Line& sum : lines_) {
-      Line line;
-      std::memcpy(&line, from, sizeof(line));
-      sum += line * scale;
-      from += kNumbers;
-    }
-  }
-  void Write() const { std::memcpy(row_, lines_, sizeof(lines_)); }
+  Sum(float* row, std::integral_constant<int64_t, kWidth>) : row_(row), sum_(row) {}
+  void Add(const float* from, float scale) { sum_.Add(from, scale); }
+  void Write() const { sum_.Write(row_); }
 
  private:
-  static constexpr int64_t kNumbers = std::min<int64_t>(kWidth, 16);
-  typedef float Line __attribute__((vector_size(kNumbers * sizeof(float))));
   float* row_;
-  Line lines_[kWidth / kNumbers];
+  Lines<kWidth> sum_;
 };
 
 // block[at[i]] += the vector of id i, in the order of ids. Where `at` rises, all behind the first
