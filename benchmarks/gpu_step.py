@@ -148,9 +148,10 @@ def step(case: Case) -> Iterator[int]:
     while True:
         before = told
         state, told = program.train(state, batch)
-        yield done(before, STEPS)
-        if before is not None and not np.isfinite(before.loss).all():
-            raise RuntimeError(f"the losses of a call are {before.loss}: not a step of training.")
+        count = done(before, STEPS)
+        if before is not None and (before.skipped.any() or not np.isfinite(before.loss).all()):
+            raise RuntimeError(f"the losses of a call are {before.loss}, skipped {before.skipped}.")
+        yield count
 
 
 def done(before: Any, count: int) -> int:

@@ -26,8 +26,8 @@ def tables(program: Any, batches: Sequence[Any], *, waits: bool = True) -> Itera
         # update cannot overtake the lookup.
         grads = vectors
         if embedding.platform == "gpu":
-            # They are there in training, where XLA would read rows only where it adds up gradients.
-            # On CPU they are there, and this would copy them.
+            # XLA would read rows only where it adds up gradients; in training these are there.
+            # Elsewhere they are anyway, and on CPU this would copy them.
             grads = jax.lax.optimization_barrier(vectors)
         rate, count = jnp.float32(0.05), jnp.zeros((), jnp.int32)
         return embedding.update(*state, routes, batch, grads, rate=rate, step=count), count

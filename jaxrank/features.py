@@ -95,6 +95,11 @@ class Ragged:
     weighted: bool = False
     length: int = 0
 
+    @property
+    def has_plain_sums(self) -> bool:
+        """Whether vectors are added up as they are."""
+        return self.combiner == "sum" and not self.weighted
+
 
 @dataclasses.dataclass(frozen=True)
 class Table:
@@ -151,7 +156,8 @@ class Lists(NamedTuple):
 
     ids: i32[groups, capacity] rows of the stack, PAD behind the last.
     segments: i32[groups, capacity] `example_in_group * lists + list`, rising; PAD behind the last.
-    weights: f32[groups, capacity] the combiner's factor of each id, 0 behind the last.
+    weights: f32[groups, capacity] the combiner's factor of each id, 0 behind the last. Not read if
+        all lists of the stack have plain sums, where each is 1.
     """
 
     ids: Any

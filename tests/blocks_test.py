@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from sharded import set_chunk
 
+from jaxrank.embedding import per_id
 from jaxrank.embedding.by_line import ByLine
 from jaxrank.embedding.by_row import ByRow
 from jaxrank.embedding.by_row_kernel import ByRowKernel
-from jaxrank.embedding.per_id import PerId, joined, merged
+from jaxrank.embedding.per_id import PerId
 from jaxrank.embedding.storage import padded_width
 from jaxrank.features import PAD
 
@@ -126,7 +127,7 @@ def test_rows_are_changed_and_no_others(form, every):
     np.testing.assert_array_equal(numbers, expected_numbers)
 
 
-def test_pieces_merged_are_the_vectors_that_they_are_when_joined():
+def test_pieces_are_the_vectors_at_their_indices_in_all_sources():
     """Of a block and of lists, whose vectors are few and their ids many."""
     form = ByRow(8, 8)
     few, scale = jnp.asarray(vectors(5, 8, seed=1)), np.random.default_rng(2).random(40)
@@ -136,9 +137,11 @@ def test_pieces_merged_are_the_vectors_that_they_are_when_joined():
         PerId(20, -few, jnp.asarray(indices(20, 5, seed=3))),
     ]
     for some in (pieces, pieces[1:], pieces[::2], pieces[::-1], pieces[:1]):
-        one = merged(form, some)
-        assert one.count == sum(p.count for p in some)
-        np.testing.assert_array_equal(joined(form, [one]), joined(form, some))
+        index, scale = per_id.indices(some), per_id.scales(some)
+        assert len(index) == sum(p.count for p in some)
+        source = jnp.concatenate([p.source for p in some])
+        found = form.take(source, index, scale)
+        np.testing.assert_array_equal(found, per_id.joined(form, some))
+        assert (scale is None) == all(p.scale is None for p in some)
         pads = sum((p.index == PAD).sum() for p in some if p.index is not None)
-        assert pads == (0 if one.index is None else (one.index == PAD).sum())
-    assert merged(form, pieces[::2]).scale is None
+        assert pads == (index == PAD).sum()

@@ -1,3 +1,5 @@
+import dataclasses
+
 import examples
 import jax
 import jax.numpy as jnp
@@ -11,8 +13,8 @@ from jaxrank.embedding import RULES, duplicates, first_rows, make_rule
 from jaxrank.embedding.by_row import ByRow
 from jaxrank.embedding.per_id import PerId
 from jaxrank.errors import InputError
-from jaxrank.features import PAD
-from jaxrank.layout import Hot
+from jaxrank.features import PAD, Ragged
+from jaxrank.layout import Hot, layout
 
 DIMS = [
     {"ta": 8, "tb": 8, "tc": 8},
@@ -68,6 +70,30 @@ def test_lookup_equals_plain_loops_over_logical_rows(dims, hot, devices, replica
     expected = examples.looked_up(rows, embedding.layout, batch)
     found, _ = lookup(embedding, tables, batch)
     jax.tree.map(lambda e, f: np.testing.assert_allclose(f, e, atol=1e-5), expected, found)
+
+
+@pytest.mark.parametrize("hot", ["split", "hot"])
+@pytest.mark.parametrize(
+    ("devices", "platform"),
+    [(1, "cpu"), (8, "cpu"), (8, "tpu"), (1, "gpu"), (1, "gpu-kernel"), (4, "gpu-kernel")],
+)
+def test_lists_that_are_added_up_without_weights_equal_plain_loops(devices, platform, hot):
+    lists = (Ragged("la", "ta", "sum"), Ragged("lc", "tc", "sum"))
+    schema = dataclasses.replace(examples.small_schema(), lists=lists)
+    lay = layout(schema, {"ta": 8, "tb": 8, "tc": 8}, HOT[hot])
+    mesh, rooms = meshes.make_mesh(devices=devices), {"dim8": 0.5}
+    embedding = on(platform)(lay, mesh, make_rule("sgd"), room=rooms, init_std=1.0)
+    tables, batch = new_tables(embedding), examples.random_batch(lay, 32)
+    weights = batch.lists["dim8"].weights
+    assert ((weights == 1) == (batch.lists["dim8"].ids != PAD)).all()
+    before = logical(embedding, tables)["dim8"][0]
+    expected = examples.looked_up({"dim8": before}, lay, batch)
+    found, _ = lookup(embedding, tables, batch)
+    jax.tree.map(lambda e, f: np.testing.assert_allclose(f, e, atol=1e-5), expected, found)
+    grads = random_grads(embedding, tables, batch)
+    gradient = examples.row_gradients(lay, batch, grads)["dim8"]
+    after = logical(embedding, update(embedding, tables, batch, grads))["dim8"][0]
+    np.testing.assert_allclose(after, before - 0.1 * gradient, atol=1e-5)
 
 
 @pytest.mark.parametrize("dims", DIMS)

@@ -106,6 +106,8 @@ def _random_lists(lay, stack, size, group, capacity, mean, rng) -> Lists:
                 ids[g, at : at + length] = stack_rows(stack, table, values)
                 segments[g, at : at + length] = example * len(stack.lists) + i
                 weights[g, at : at + length] = rng.random(length) + 0.5
+                if lay.schema.lists[number].has_plain_sums:
+                    weights[g, at : at + length] = 1
                 at += length
     return Lists(ids, segments, weights)
 

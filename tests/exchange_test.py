@@ -208,14 +208,17 @@ def test_a_run_is_repeatable_to_the_bit_for_one_room():
     jax.tree.map(np.testing.assert_array_equal, *results)
 
 
-@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn", "none"])
-def test_lists_at_capacity_and_empty_ones_equal_plain_loops_on_eight_devices(combiner):
+@pytest.mark.parametrize(
+    ("combiner", "weighted"),
+    [("sum", False), ("sum", True), ("mean", True), ("sqrtn", True), ("none", False)],
+)
+def test_lists_at_capacity_and_empty_ones_equal_plain_loops_on_eight_devices(combiner, weighted):
     length = 3 if combiner == "none" else 0
     schema = Schema(
         tasks=(Task("click"),),
         floats=(),
         ids=(),
-        lists=(Ragged("l", "t", combiner, combiner != "none", length),),
+        lists=(Ragged("l", "t", combiner, weighted, length),),
         tables=(Table("t", 90, "integer"),),
     )
     lay = layout(schema, {"t": DIM})

@@ -1,6 +1,7 @@
 """What the code in C++ does: rows against XLA, to the bit, and layers as near as sums come."""
 
 import functools
+import itertools
 import os
 import shutil
 import subprocess
@@ -80,7 +81,7 @@ def test_rows_are_taken_as_by_xla(count, dim):
 
 
 @needs_compiler
-@pytest.mark.parametrize("dim", [1, 3, 8, 16, 64, 100, 128])
+@pytest.mark.parametrize("dim", [1, 3, 8, 16, 32, 64, 100, 128])
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("order", ["any", "rising"])
 @pytest.mark.parametrize("given", ["block", "index", "scale"])
@@ -102,10 +103,15 @@ def test_vectors_are_added_as_by_xla(count, dim, order, given):
 
 
 @needs_compiler
-@pytest.mark.parametrize("rows", [1, 40, 5_000, 1_000_003])
-@pytest.mark.parametrize("count", COUNTS)
-def test_gradients_of_an_id_are_added_up_as_by_xla(count, rows):
-    dim, own = 16, count // 3
+@pytest.mark.parametrize(
+    ("count", "rows", "dim"),
+    [
+        *itertools.product(COUNTS, [1, 40, 5_000, 1_000_003], [16]),
+        *itertools.product([5_000], [5_000], [1, 3, 8, 32, 64, 128]),
+    ],
+)
+def test_gradients_of_an_id_are_added_up_as_by_xla(count, rows, dim):
+    own = count // 3
     row = jnp.asarray(ids(count, rows))
     rest = count - own
     pieces = [

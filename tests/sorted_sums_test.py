@@ -139,16 +139,17 @@ def test_rows_follow_the_written_out_rule_and_others_keep_their_bits(
             np.testing.assert_array_equal(array[unread], slots[slot][unread])
 
 
+@pytest.mark.parametrize("dim", [8, 128])
 @pytest.mark.parametrize("count", [1, 63, 64, 65, 129])
-def test_each_row_changes_once_for_any_number_of_ids_around_that_of_a_chunk(count):
+def test_each_row_changes_once_for_any_number_of_ids_around_that_of_a_chunk(count, dim):
     def change(found, sums, rate, step):
         return sums, jnp.ones_like(found[1])  # the rows, and how often each was changed
 
     run = program(change, chunk=64)
     for kind in KINDS:
-        given = case(draw(kind, count), 8)
-        found = run((jnp.zeros((ROWS, 8)), jnp.zeros(ROWS)), given)
-        sums, counts = np.zeros((ROWS, 8)), np.zeros(ROWS)
+        given = case(draw(kind, count), dim)
+        found = run((jnp.zeros((ROWS, dim)), jnp.zeros(ROWS)), given)
+        sums, counts = np.zeros((ROWS, dim)), np.zeros(ROWS)
         for gradient, place, _ in sums_of(given):
             sums[place], counts[place] = gradient, 1
         jax.tree.map(np.testing.assert_array_equal, found, (sums, counts))

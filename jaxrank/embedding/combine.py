@@ -29,7 +29,7 @@ def combine(
 ) -> jax.Array:
     """The weighted sum of each list's vectors, f[examples, per_example, dim].
 
-    is_plain: all weights are 1.
+    is_plain: all weights are 1 where an id is, and are not read.
     """
     combined = form.add(
         form.zeros(examples * up_to(per_example, form.unit), vectors.source.dtype),

@@ -185,9 +185,8 @@ class Embedding:
         return self.exchange(stack.name, ids_of_device(self.layout, batch, 1)[stack.name])
 
     def _adds_plainly(self, stack: Stack) -> bool:
-        """Whether all weights of the stack's lists are 1."""
-        lists = [self.layout.schema.lists[i] for i in stack.lists]
-        return all(f.combiner == "sum" and not f.weighted for f in lists)
+        """Whether the weights of the stack's lists are 1 where an id is."""
+        return all(self.layout.schema.lists[i].has_plain_sums for i in stack.lists)
 
     def specs(self) -> dict[str, P]:
         """How each part lies on the mesh; its rows, slots and scratch all alike."""
