@@ -1,6 +1,6 @@
 """The step on a CPU: jaxrank, other trainers and the machine's limit, in turn.
 
-    pip install --no-deps fbgemm-gpu-cpu    # beside the extra `bench`
+    pip install torch==2.13.0 && pip install --no-deps fbgemm-gpu-cpu==1.8.0  # after `bench`
     python benchmarks/cpu_step.py --shape criteo --rounds 5 --seconds 6
     python benchmarks/cpu_step.py --shape lists --rounds 5 --seconds 6
 
