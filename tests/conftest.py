@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 from pathlib import Path
 
 import cores  # noqa: F401  # first, as it says
@@ -11,6 +12,10 @@ import quick_compile
 import tiny
 
 from jaxrank.data.prepare import prepare
+
+# A shell that starts the suite in the background has it, and what tests start, ignore Ctrl-C.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # JAX reads this when it makes its devices, below; processes that tests start compile as users do,
 # unless they are told the same.
