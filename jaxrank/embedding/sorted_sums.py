@@ -282,7 +282,7 @@ class _Kernel:
             is_end = is_id & (keys[j + 1] != keys[j + 2])
             ends.append(is_end & (is_head == 0))
             heads.append(is_end & (is_head != 0))
-        rows = [None if self.branches else self._row(at + j, ends[j]) for j in range(UNROLLED)]
+        rows = [None if self._branches else self._row(at + j, ends[j]) for j in range(UNROLLED)]
         for j in range(UNROLLED):
             total = jnp.where(keys[j] == keys[j + 1], total + vectors[j], vectors[j])
 
@@ -291,14 +291,14 @@ class _Kernel:
                 self._change(row, ends[j], total)
                 self._put(self.pieces, 2 * mine, heads[j], total)
 
-            if self.branches:
+            if self._branches:
                 self.when(jnp.max((ends[j] | heads[j]).astype(jnp.int32)) != 0)(end)
             else:
                 end()
         return total, keys[-2], keys[-1], is_head
 
     @property
-    def branches(self) -> bool:
+    def _branches(self) -> bool:
         """Whether what is done where a run ends is left out elsewhere: with chunks beside each
         other one of them nearly always ends, and the rows of all are read ahead."""
         return self.beside == 1

@@ -426,8 +426,8 @@ class Embedding:
         else:
             if not self.on_cpu and not self.has_kernel:
                 grad = [PerId(ids.size, joined(form, grad))]
-            own = jnp.where(ids < stack.replicated, PAD, ids) if stack.replicated else ids
-            arrivals = functools.partial(_one_arrival, route, grad, own)
+            of_split = jnp.where(ids < stack.replicated, PAD, ids) if stack.replicated else ids
+            arrivals = functools.partial(_one_arrival, route, grad, of_split)
             if rows and ids.size:
                 own = jnp.where(ids < stack.replicated, ids, PAD)
                 sums = sum_of_rows(form, own, grad, rows, by_scatter=self.on_cpu)
