@@ -50,9 +50,12 @@ def job_of(shape: str, folder: Path, precision: str):
     from jaxrank import job as jobs
     from jaxrank import mesh as meshes
 
-    path = folder / "raw.parquet"
-    step_data.write_parquet(path, step_data.raw(shape, step_data.BATCHES * BATCH))
-    config = step_data.config(shape, path, precision)
+    if shape == step_data.MAIN_JOB:
+        config = step_data.main_job(precision)
+    else:
+        path = folder / "raw.parquet"
+        step_data.write_parquet(path, step_data.raw(shape, step_data.BATCHES * BATCH))
+        config = step_data.config(shape, path, precision)
     job = jobs.build(config, folder / "run", report=lambda text: None)
     calls = step_data.BATCHES // config.steps_per_call
     batches = [meshes.put_batch(next(job.batches), job.program.mesh, 1) for _ in range(calls)]
@@ -64,7 +67,8 @@ def steps(shape: str, folder: Path, precision: str) -> Iterator[int]:
     import jax
 
     job, batches = job_of(shape, folder, precision)
-    state, examples = job.program.init(), job.config.steps_per_call * BATCH
+    state = job.program.init()
+    examples = job.config.steps_per_call * job.config.batch_size
     while True:
         for batch in batches:
             state, told = job.program.train(state, batch)
@@ -75,7 +79,7 @@ def steps(shape: str, folder: Path, precision: str) -> Iterator[int]:
 def tables(shape: str, folder: Path) -> Iterator[int]:
     job, batches = job_of(shape, folder, "highest")
     for _ in step_programs.tables(job.program, batches):
-        yield job.config.steps_per_call * BATCH
+        yield job.config.steps_per_call * job.config.batch_size
 
 
 def products(shape: str, dtype: str, precision: str = "") -> Iterator[int]:
@@ -154,6 +158,8 @@ def report(shape: str, rounds: dict[str, list[Round]]) -> None:
                 f"  {name:24s}{rate[name]:10,.0f}   {min(each):,.0f} to {max(each):,.0f};"
                 f" {found[-1].private:,} MiB"
             )
+    if shape == step_data.MAIN_JOB:
+        return
     flops = BATCH * 6 * sum(a * b for a, b in step_data.products(shape))
     if "copy" in rate:
         seconds = table_bytes(shape) / rate["copy"]
@@ -199,7 +205,9 @@ def report(shape: str, rounds: dict[str, list[Round]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--shape", choices=step_data.SHAPES, default="criteo")
+    parser.add_argument(
+        "--shape", choices=[*step_data.SHAPES, step_data.MAIN_JOB], default="criteo"
+    )
     parser.add_argument(
         "--programs", nargs="+", choices=[*OURS, *LIMITS, *PEERS], default=[*OURS, *LIMITS, *PEERS]
     )
@@ -214,6 +222,8 @@ def main() -> None:
                 made_by(args.program, args.shape, Path(folder)), warm=4 * step_data.BATCHES * BATCH
             )
         return
+    if args.shape == step_data.MAIN_JOB and not set(args.programs) <= set(OURS):
+        parser.error(f"--shape={args.shape} has batches for --programs {' '.join(OURS)} only")
     cores = sorted(os.sched_getaffinity(0))
     with contextlib.ExitStack() as stack:
         programs: dict[str, Program] = {}

@@ -4,13 +4,11 @@
     python benchmarks/guard.py --before=/tmp/before --shape criteo
     python benchmarks/guard.py --before=/tmp/before --shape criteo --program=jaxrank_tables
 
-Both train the model of `step_data` on the same batches, which lie in memory, in turn; which of them
-begins a round changes with every round. Printed is how many examples a second this checkout makes
-for each that the other one makes: the median of the rounds, with a 95% interval from rounds drawn
-again. A change is accepted as faster if the interval lies above 1, and as no slower if it reaches
-above 1.
-
-The shapes and programs are those of this checkout's `cpu_step`; only the package is the other's.
+Each checkout runs its own benchmark of the step (`SCRIPTS`), so that modules may move between the
+two. Both train the same model on the same batches, which lie in memory, in turn; which of them
+begins a round changes with every round. Printed is the ratio of this checkout's examples/s to the
+other's: the median of the rounds, with a 95% interval from rounds drawn again. A change is accepted
+as faster if the interval lies above 1, and as no slower if it reaches above 1.
 """
 
 import argparse
@@ -25,6 +23,9 @@ import step_data
 from counts import rounds_of_guard
 from in_turn import Program
 
+# Where a checkout may have it, the newest first.
+SCRIPTS = ("benchmarks/step/cpu.py", "benchmarks/cpu_step.py")
+
 
 def interval(ratios: np.ndarray) -> tuple[float, float]:
     """95%, of the median, by the bootstrap."""
@@ -33,23 +34,37 @@ def interval(ratios: np.ndarray) -> tuple[float, float]:
     return float(low), float(high)
 
 
+def script_of(checkout: Path) -> Path:
+    """The benchmark of the step in a checkout.
+
+    Raises:
+        SystemExit: there is none; status 2.
+    """
+    for script in SCRIPTS:
+        if (checkout / script).is_file():
+            return checkout / script
+    print(f"--before must be a checkout with {SCRIPTS[0]}: found {checkout}.", file=sys.stderr)
+    raise SystemExit(2)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--before", type=Path, required=True, help="another checkout")
-    parser.add_argument("--shape", choices=step_data.SHAPES, default="criteo")
+    parser.add_argument(
+        "--shape", choices=[*step_data.SHAPES, step_data.MAIN_JOB], default="criteo"
+    )
     parser.add_argument("--program", choices=cpu_step.OURS, default="jaxrank")
     parser.add_argument("--rounds", type=rounds_of_guard, default=12)
     parser.add_argument("--seconds", type=float, default=3.0, help="of each of the two in a round")
     args = parser.parse_args()
-    if not (args.before / "jaxrank" / "__init__.py").is_file():
-        print(f"--before: must be a checkout of jaxrank: found {args.before}.", file=sys.stderr)
-        raise SystemExit(2)
-    here, cores = Path(cpu_step.__file__).resolve(), sorted(os.sched_getaffinity(0))
-    command = [here, "--program", args.program, "--shape", args.shape]
+    cores = sorted(os.sched_getaffinity(0))
+    flags = ["--program", args.program, "--shape", args.shape]
+    checkouts = [args.before.resolve(), Path(__file__).resolve().parent.parent]
+    commands = [[script_of(checkout), *flags] for checkout in checkouts]
     with contextlib.ExitStack() as stack:
         both = [
-            stack.enter_context(contextlib.closing(Program(command, cores, package)))
-            for package in (args.before.resolve(), here.parent.parent)
+            stack.enter_context(contextlib.closing(Program(command, cores, checkout)))
+            for command, checkout in zip(commands, checkouts, strict=True)
         ]
         for program in both:
             if program.told:

@@ -1,7 +1,8 @@
 """Criteo's shape with and without ragged lists, for benchmarks of the step: raw batches and config.
 
 13 floats, 26 ids over 8.67 M rows, and of "lists" 8 ragged lists besides; ids of every column
-follow a power law of exponent 1.05.
+follow a power law of exponent 1.05. "quickstart" is the main job's shape: its config, on data that
+is generated as for the main job.
 """
 
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
-from jaxrank.config import default
+from jaxrank.config import default, load
 
 # Rows of the tables: Criteo's, the largest cut.
 TABLES = (
@@ -22,6 +23,7 @@ FLOATS, DIM, HIDDEN, CROSS_LAYERS = 13, 16, (400, 400, 400), 3
 BATCH = 8192
 BATCHES = 16  # different ones, taken in turn
 SHAPES = {"criteo": 0, "lists": LISTS}
+MAIN_JOB = "quickstart"  # has no raw batches for other programs
 
 
 class Raw(NamedTuple):
@@ -100,6 +102,17 @@ def config(shape: str, path: Path, precision: str) -> ConfigDict:
     c.model.cross, c.model.cross_layers, c.model.structure = "matrix", CROSS_LAYERS, "parallel"
     c.model.hidden, c.model.precision = HIDDEN, precision
     c.batch_size = BATCH
+    c.num_epochs, c.num_steps = 0.0, 2**24
+    c.mesh.devices = 1
+    return c
+
+
+def main_job(precision: str) -> ConfigDict:
+    """The main job with `BATCHES` batches of examples, of its own size."""
+    configs = Path(__file__).resolve().parent.parent / "configs"
+    c = load(configs / "quickstart.py")
+    c.source.rows.train, c.source.rows.valid = BATCHES * c.batch_size, 1000
+    c.data.valid, c.model.precision = "", precision
     c.num_epochs, c.num_steps = 0.0, 2**24
     c.mesh.devices = 1
     return c
