@@ -1,5 +1,6 @@
 """Eight CPU devices and no silent broadcasting, for the whole suite."""
 
+import collections
 import gc
 import os
 import signal
@@ -74,3 +75,43 @@ def pytest_collection_modifyitems(items):
     """The longest first, so that no worker is left alone with one at the end."""
     minutes = ("test_dcnv2_on_movielens", "test_the_main_job")
     items.sort(key=lambda i: (not i.name.startswith(minutes), i.get_closest_marker("slow") is None))
+
+
+def pytest_addoption(parser):
+    parser.addoption("--cpu-seconds", metavar="FILE", help="write CPU seconds per test file there")
+
+
+def _cpu_seconds():
+    """Of this process, and of the processes that it started and has waited for."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+_spent = collections.defaultdict(lambda: [0.0, 0.0, 0])  # test file: CPU seconds, seconds, tests
+_last = _cpu_seconds()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport():
+    global _last
+    report = yield
+    report.cpu_seconds, _last = _cpu_seconds() - _last, _cpu_seconds()
+    return report
+
+
+def pytest_runtest_logreport(report):
+    spent = _spent[report.nodeid.partition("::")[0]]
+    spent[0] += report.cpu_seconds
+    spent[1] += report.duration
+    spent[2] += report.when == "call"
+
+
+def pytest_terminal_summary(config):
+    file = config.getoption("--cpu-seconds")
+    if not file or "PYTEST_XDIST_WORKER" in os.environ:
+        return
+    lines = ["| file | CPU s | s | tests |", "| --- | ---: | ---: | ---: |"]
+    every = [*_spent.items(), ("all", [sum(each) for each in zip(*_spent.values(), strict=True)])]
+    for name, (cpu, seconds, tests) in sorted(every, key=lambda item: -item[1][0]):
+        lines.append(f"| {name} | {cpu:.1f} | {seconds:.1f} | {tests} |")
+    Path(file).write_text("\n".join(lines) + "\n")
