@@ -47,8 +47,8 @@ def job_of(shape: str, folder: Path, precision: str):
     """The job, and calls' batches on the device."""
     import jax
 
-    from jaxrank import job as jobs
     from jaxrank import mesh as meshes
+    from jaxrank import run as jobs
 
     if shape == step_data.MAIN_JOB:
         config = step_data.main_job(precision)

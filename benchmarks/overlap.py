@@ -25,8 +25,8 @@ from step_data import TABLES as CRITEO
 
 from jaxrank import bench, huge_pages
 from jaxrank import config as configs
-from jaxrank import job as jobs
 from jaxrank import mesh as meshes
+from jaxrank import run as jobs
 from jaxrank.feed import Feed
 
 QUICKSTART = Path(__file__).resolve().parent.parent / "configs" / "quickstart.py"

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from jaxrank import huge_pages, processes, signals, threads
-from jaxrank.arguments import ONCE, parsers
 from jaxrank.errors import InputError, RunError, StoppedError
+from jaxrank.flags import ONCE, parsers
 
 
 def _check_picture(path: Path) -> None:
@@ -90,9 +90,9 @@ def _prepare(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
         for name, split in store.splits.items()
     }
     if args.picture:
-        from jaxrank import pictures
+        from jaxrank import plots
 
-        pictures.draw_statistics(told, args.picture)
+        plots.draw_statistics(told, args.picture)
         report(f"picture: {args.picture}")
     return {
         "store": str(store.path),
@@ -178,9 +178,9 @@ def _bench(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
     found = bench(args.config, args.workdir, seconds=args.seconds, report=report)
     report(bench_report.describe(found))
     if args.picture:
-        from jaxrank import pictures
+        from jaxrank import plots
 
-        pictures.draw_bench(found, args.picture)
+        plots.draw_bench(found, args.picture)
         report(f"picture: {args.picture}")
     return bench_report.to_json(found)
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxrank.compile import Compiled
-from jaxrank.pictures import draw_scaling
+from jaxrank.plots import draw_scaling
 from jaxrank.report import format_bytes
 from jaxrank.scaling import PUBLISHED, StepTime, efficiency, speedup
 

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import jax
 import optax
 
-from jaxrank import patterns
+from jaxrank import validate
 from jaxrank.choices import LEAST_EPS, MOST_DECAY
 from jaxrank.errors import InputError, check_choice
 
@@ -216,7 +216,7 @@ def _scale_by_name(factors: Mapping[str, float]) -> optax.GradientTransformation
     def by_name(params: Any) -> list[tuple[str, float]]:
         paths, _ = jax.tree.flatten_with_path(params)
         names = [_name(path) for path, _ in paths]
-        found = patterns.matched("factors", "parameter", names, factors)
+        found = validate.matched("factors", "parameter", names, factors)
         return [(name, found.get(name, 1.0)) for name in names]
 
     def init(params: Any) -> optax.EmptyState:

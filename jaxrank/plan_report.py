@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from jaxrank import pictures
+from jaxrank import plots
 from jaxrank.embedding.planner import TablePlan
 from jaxrank.plan import MOST_IMBALANCE, Planned
 from jaxrank.report import format_bytes
@@ -125,4 +125,4 @@ def draw(planned: Planned, path: str) -> None:
     Raises:
         RunError: the file cannot be written.
     """
-    pictures.draw_plan(planned, MOST_IMBALANCE, path)
+    plots.draw_plan(planned, MOST_IMBALANCE, path)

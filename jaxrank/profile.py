@@ -16,8 +16,8 @@ import jax
 
 from jaxrank import processes
 from jaxrank.errors import InputError, RunError
-from jaxrank.job import Job
 from jaxrank.report import Report
+from jaxrank.run import Job
 
 
 class Steps(NamedTuple):

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
 from jaxrank import config as configs
-from jaxrank import embedding, metrics, models, optim, patterns, processes
+from jaxrank import embedding, metrics, models, optim, processes, validate
 from jaxrank import mesh as meshes
 from jaxrank import step as steps
 from jaxrank.config import to_plain
@@ -174,7 +174,7 @@ def dims_of(schema: Schema, config: ConfigDict) -> dict[str, int]:
         InputError: a pattern of `dims` matches no table, or a dimension is not positive.
     """
     names = [t.name for t in schema.tables]
-    dims = patterns.matched("embedding.dims", "table", names, to_plain(config.dims))
+    dims = validate.matched("embedding.dims", "table", names, to_plain(config.dims))
     dim_of = dict.fromkeys(names, config.dim) | dims
     wrong = {n: dim for n, dim in dim_of.items() if not isinstance(dim, int) or dim < 1}
     if wrong:
@@ -286,7 +286,7 @@ def make_trainee(
     optimizers = make_optimizers(config, num_steps)
     with _within("optim.tables"):
         names = [t.name for t in layout.schema.tables]
-        factors = patterns.matched("factors", "table", names, to_plain(config.optim.tables.factors))
+        factors = validate.matched("factors", "table", names, to_plain(config.optim.tables.factors))
         for name, factor in factors.items():
             if not isinstance(factor, int | float) or not factor >= 0:
                 raise InputError(f"factors: that of {name} must be 0 or more: found {factor!r}.")

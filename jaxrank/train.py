@@ -9,8 +9,8 @@ from signal import Signals
 from ml_collections import ConfigDict
 
 from jaxrank import days, processes, profile, warm_start
-from jaxrank import job as jobs
 from jaxrank import mesh as meshes
+from jaxrank import run as jobs
 from jaxrank import score as scoring
 from jaxrank import workdir as workdirs
 from jaxrank.debug_batches import LastBatches
@@ -18,11 +18,11 @@ from jaxrank.errors import RunError, StoppedError
 from jaxrank.features import Batch
 from jaxrank.feed import Feed
 from jaxrank.hang import HangWatch
-from jaxrank.job import Job
 from jaxrank.profile import Profile
 from jaxrank.program import check_config
 from jaxrank.recorder import Recorder
 from jaxrank.report import Report
+from jaxrank.run import Job
 from jaxrank.step import TrainState, weights_of
 from jaxrank.stop import Stop
 from jaxrank.summary import Result, by_name, in_short

@@ -20,9 +20,9 @@ from jaxrank.data.same_values import same_values
 from jaxrank.data.store import Store
 from jaxrank.errors import InputError
 from jaxrank.features import PAD, Schema
-from jaxrank.job import Job
 from jaxrank.layout import Layout
 from jaxrank.report import Report
+from jaxrank.run import Job
 from jaxrank.step import Trainee, TrainState
 from jaxrank.stored import StoredArrays
 

@@ -7,7 +7,7 @@ from runs import final_state, nothing, on_store, run
 
 from jaxrank import mesh as meshes
 from jaxrank.evaluate import evaluate
-from jaxrank.job import build
+from jaxrank.run import build
 from jaxrank.step import trained, weights_of
 from jaxrank.train import train
 

@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 from jaxrank import config
 from jaxrank.errors import InputError
 from jaxrank.models.ranker import Ranker
-from jaxrank.patterns import matched
+from jaxrank.validate import matched
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 NAMES = sorted(path.stem for path in CONFIGS.glob("*.py"))

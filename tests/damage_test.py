@@ -14,7 +14,7 @@ from jaxrank import evaluate
 from jaxrank.checkpoint import Checkpoints, _unraisable
 from jaxrank.checksum import checksums
 from jaxrank.errors import InputError
-from jaxrank.job import build
+from jaxrank.run import build
 from jaxrank.train import train
 
 

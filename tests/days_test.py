@@ -17,7 +17,7 @@ from jaxrank import score as scoring
 from jaxrank.config import default
 from jaxrank.errors import InputError
 from jaxrank.features import PAD
-from jaxrank.job import build
+from jaxrank.run import build
 from jaxrank.step import weights_of
 from jaxrank.timetable import make_timetable
 from jaxrank.train import train

@@ -19,8 +19,8 @@ from jaxrank.data.prepare import prepare
 from jaxrank.data.store import open_store
 from jaxrank.errors import InputError, RunError
 from jaxrank.features import PAD
-from jaxrank.job import build
 from jaxrank.mesh import put_batch
+from jaxrank.run import build
 from jaxrank.score import check_schema
 from jaxrank.step import weights_of
 from jaxrank.train import train

@@ -7,7 +7,7 @@ import pytest
 import tiny
 from ml_collections import ConfigDict
 
-from jaxrank import job as jobs
+from jaxrank import run as jobs
 from jaxrank.config import default, load
 from jaxrank.errors import InputError
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxrank import pictures
+from jaxrank import plots
 from jaxrank.errors import RunError
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -26,15 +26,15 @@ def statistics(features, rows=1000):
 def drawn(monkeypatch, told):
     """Titles of the panels and the names in each."""
     figures = []
-    monkeypatch.setattr(pictures, "_save", lambda figure, path: figures.append(figure))
-    pictures.draw_statistics(told, "unused.png")
+    monkeypatch.setattr(plots, "_save", lambda figure, path: figures.append(figure))
+    plots.draw_statistics(told, "unused.png")
     panels = figures[0].axes
     return {p.get_title(): [t.get_text() for t in p.get_yticklabels()] for p in panels}
 
 
 def test_statistics_become_a_png(tmp_path):
     told = {"train": statistics(3), "valid": statistics(3, rows=10)}
-    pictures.draw_statistics(told, tmp_path / "s.png")
+    plots.draw_statistics(told, tmp_path / "s.png")
     assert (tmp_path / "s.png").read_bytes().startswith(PNG)
 
 
@@ -47,7 +47,7 @@ def test_of_many_features_the_forty_with_the_largest_values_are_drawn(monkeypatc
 
 def test_shares_are_of_the_examples_of_their_split(monkeypatch):
     figures = []
-    monkeypatch.setattr(pictures, "_save", lambda figure, path: figures.append(figure))
+    monkeypatch.setattr(plots, "_save", lambda figure, path: figures.append(figure))
     told = {"a": {"rows": 10, "floats": {"f": {"missing": 5}}}}
     told["b"] = {
         "rows": 40,
@@ -55,7 +55,7 @@ def test_shares_are_of_the_examples_of_their_split(monkeypatch):
         "ids": {"c": {"missing": 8, "ids": 80}},
         "lists": {"l": {"empty": 30, "ids": 7}},
     }
-    pictures.draw_statistics(told, "unused.png")
+    plots.draw_statistics(told, "unused.png")
     widths = [bar.get_width() for bar in figures[0].axes[0].patches]
     # Split b, the larger one, first; within it the features by their largest share.
     np.testing.assert_allclose(widths, [0.75, 0.25, 0.1, 0, 0.5, 0])
@@ -69,4 +69,4 @@ def test_what_is_absent_is_not_drawn(monkeypatch):
 
 def test_a_picture_that_cannot_be_written_is_told():
     with pytest.raises(RunError, match="/dev/full: cannot be written"):
-        pictures.draw_statistics({"train": statistics(2)}, "/dev/full")
+        plots.draw_statistics({"train": statistics(2)}, "/dev/full")

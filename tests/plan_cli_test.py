@@ -10,8 +10,9 @@ import pytest
 import tiny
 from runs import on_store, saved
 
-from jaxrank import budget, cli, job, report, topology
+from jaxrank import budget, cli, report, topology
 from jaxrank import plan as plans
+from jaxrank import run as job
 from jaxrank.config import load
 from jaxrank.embedding import make_rule
 from jaxrank.errors import InputError, RunError

@@ -6,9 +6,9 @@ import jax
 import numpy as np
 import tiny
 
-from jaxrank import job as jobs
+from jaxrank import run as jobs
 from jaxrank import workdir as workdirs
-from jaxrank.job import build
+from jaxrank.run import build
 from jaxrank.stored import dotted
 from jaxrank.train import train
 

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from runs import nothing
 
 from jaxrank import evaluate, score, workdir
-from jaxrank import job as jobs
+from jaxrank import run as jobs
 from jaxrank.embedding.storage import logical_rows
 from jaxrank.layout import Hot
 from jaxrank.step import weights_of

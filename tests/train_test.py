@@ -24,8 +24,8 @@ from jaxrank.config import default
 from jaxrank.data.pipeline import TrainBatches
 from jaxrank.data.prepare import prepare
 from jaxrank.errors import InputError, RunError, StoppedError
-from jaxrank.job import build
 from jaxrank.program import Program
+from jaxrank.run import build
 from jaxrank.step import weights_of
 from jaxrank.train import train
 from jaxrank.workdir import is_finished, locked

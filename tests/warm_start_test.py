@@ -21,7 +21,7 @@ from jaxrank.checksum import checksums, of_host
 from jaxrank.config import default
 from jaxrank.embedding.storage import logical_rows
 from jaxrank.errors import InputError
-from jaxrank.job import build
+from jaxrank.run import build
 from jaxrank.step import averaged, trained, weights_of
 from jaxrank.stored import StoredArrays
 from jaxrank.train import train

@@ -11,8 +11,8 @@ from jaxrank import debug_batches
 from jaxrank import mesh as meshes
 from jaxrank.debug_batches import LastBatches
 from jaxrank.errors import InputError, RunError
-from jaxrank.job import build
 from jaxrank.optim import is_schedule
+from jaxrank.run import build
 from jaxrank.spikes import Spikes
 from jaxrank.train import train
 

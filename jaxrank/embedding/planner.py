@@ -22,7 +22,7 @@ from jaxrank.embedding.storage import storage
 from jaxrank.errors import check_choice
 from jaxrank.features import RESERVED_ROWS, Schema, Table
 from jaxrank.layout import Hot, Layout, stack_name
-from jaxrank.patterns import matched
+from jaxrank.validate import matched
 
 # Tables of at most so many rows are on every device: there is nothing to gain by splitting 4 KiB.
 SMALL_TABLE = 64
