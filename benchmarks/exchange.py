@@ -22,8 +22,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from refused import run_main
 
-from jaxrank import hlo_checks
 from jaxrank import mesh as meshes
+from jaxrank.aot import checks
 from jaxrank.embedding import Embedding, make_rule
 from jaxrank.features import Batch, Categorical, Schema, Table, Task
 from jaxrank.layout import Hot, Layout, ToStack, layout
@@ -69,7 +69,7 @@ class Run:
 
     def __init__(self, step: Any, state: Any, inputs: Any):
         self.step = jax.jit(step, donate_argnums=0).lower(state, *inputs).compile()
-        self.bytes = sum(hlo_checks.collective_bytes(self.step.as_text() or "").values(), start=0)
+        self.bytes = sum(checks.collective_bytes(self.step.as_text() or "").values(), start=0)
         self.state, self.inputs = state, inputs
         self.rounds = 1
         self.seconds()

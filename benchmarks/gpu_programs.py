@@ -28,11 +28,11 @@ def main() -> None:
         flags = os.environ.get("XLA_FLAGS", "")
         os.environ["XLA_FLAGS"] = f"{flags} --xla_gpu_deterministic_ops=true"
 
-    from jaxrank import absent, hlo_checks
     from jaxrank import mesh as meshes
-    from jaxrank.topology import topology
+    from jaxrank.aot import checks, devices
+    from jaxrank.aot.topology import topology
 
-    mesh = meshes.mesh_of(absent.devices(topology(f"{args.gpu}-1")), 1)
+    mesh = meshes.mesh_of(devices.devices(topology(f"{args.gpu}-1")), 1)
     for name in args.cases:
         program = program_of(CASES[name](), mesh)
         calls = program.shape.struct(program.trainee.embedding.layout, leading=(STEPS,))
@@ -40,7 +40,7 @@ def main() -> None:
         step = program.train.lower(program.state_shape, calls).compile()
         seconds = time.monotonic() - began
         memory, text = step.memory_analysis(), step.as_text()
-        made = max(one.made_bytes for one in hlo_checks.large_results(text, 1))
+        made = max(one.made_bytes for one in checks.large_results(text, 1))
         print(
             f"{name}: {memory.argument_size_in_bytes / GIB:.2f} GiB of state and batches,"
             f" {memory.temp_size_in_bytes / GIB:.2f} of temporaries, of which the largest that one"

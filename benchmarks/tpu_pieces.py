@@ -17,13 +17,13 @@ import jax.numpy as jnp
 from counts import positive
 from jax.sharding import SingleDeviceSharding
 
-from jaxrank import absent
+from jaxrank.aot import devices
+from jaxrank.aot.costs import costs
+from jaxrank.aot.topology import topology
 from jaxrank.embedding.by_line import ByLine
 from jaxrank.embedding.duplicates import running_count, sum_by_sort
 from jaxrank.embedding.per_id import PerId
 from jaxrank.embedding.storage import LANES
-from jaxrank.instructions import costs
-from jaxrank.topology import topology
 
 ROWS = 4_194_304  # of the table
 
@@ -70,7 +70,7 @@ def main() -> None:
     parser.add_argument("--ids", type=positive, default=1_107_200)
     parser.add_argument("--width", type=positive, default=8)
     args = parser.parse_args()
-    sharding = SingleDeviceSharding(absent.devices(topology(args.topology))[0])
+    sharding = SingleDeviceSharding(devices.devices(topology(args.topology))[0])
     print(f"{'':<24}{'seconds':>10}{'MiB':>10}{'cycles':>16}")
     for name, function, shapes in pieces(args.ids, args.width):
         placed = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding) for x in shapes]

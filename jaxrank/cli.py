@@ -125,10 +125,10 @@ def _train(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
 
 def _plan(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
     from jaxrank import mesh, plan_report
+    from jaxrank.aot.topology import topology
     from jaxrank.plan import plan
     from jaxrank.plan_case import Machine
     from jaxrank.report import parse_bytes
-    from jaxrank.topology import topology
 
     if (args.devices is None) == (not args.topology):
         raise InputError(
@@ -156,8 +156,8 @@ def _plan(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
 
 
 def _compile(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
-    from jaxrank import compile_report
-    from jaxrank.compile import check_names, compile_for
+    from jaxrank.aot import report as compile_report
+    from jaxrank.aot.compile import check_names, compile_for
 
     names = check_names(args.topology)
     if args.picture and not args.scaling:

@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple, NoReturn
 
 import jaxrank
+from jaxrank.aot.scaling import GROWTH
 from jaxrank.choices import ON_ERROR
 from jaxrank.errors import InputError
-from jaxrank.scaling import GROWTH
 
 # Flags of which the last would count as of all others, where one may think that all do.
 ONCE = ("--config", "--by")

@@ -8,8 +8,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from jaxrank.aot.scaling import PUBLISHED, StepTime, speedup
 from jaxrank.errors import RunError
-from jaxrank.scaling import PUBLISHED, StepTime, speedup
 
 if TYPE_CHECKING:
     from jaxrank.bench import Bench

@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from jaxrank import absent, cli, compile
+from jaxrank import cli
+from jaxrank.aot import compile
+from jaxrank.aot import devices as absent
+from jaxrank.aot.topology import topology
 from jaxrank.errors import InputError, RunError
-from jaxrank.topology import topology
 
 pytest.importorskip("libtpu", reason="the TPU compiler is for Linux on x86-64")
 

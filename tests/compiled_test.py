@@ -9,13 +9,14 @@ import pytest
 import quick_compile
 import tiny
 
-from jaxrank import absent, hlo, hlo_checks, models
 from jaxrank import mesh as meshes
-from jaxrank.instructions import costs
+from jaxrank import models
+from jaxrank.aot import checks, devices, hlo
+from jaxrank.aot.costs import costs
+from jaxrank.aot.topology import topology
 from jaxrank.layout import Hot
 from jaxrank.program import BatchShape, Program, make_trainee
 from jaxrank.step import weights_of
-from jaxrank.topology import topology
 
 # Of the large table, on one device. A TPU copies small arrays whole to fast memory and back.
 ROWS = {"cpu": 25_000, "tpu": 50_000_000, "gpu": 50_000_000}
@@ -31,7 +32,7 @@ def devices_of(target):
         pytest.importorskip("jax_plugins.xla_cuda13", reason="needs the extra gpu-compiler")
     else:
         pytest.importorskip("libtpu", reason="the TPU compiler is for Linux on x86-64")
-    return absent.devices(found)
+    return devices.devices(found)
 
 
 def program_on(target, *, rule="rowwise_adagrad", scope="read", batch=8, replicas=1):
@@ -88,7 +89,7 @@ def test_the_step_makes_no_array_of_table_size_and_updates_all_state_in_place(
     target, rule, replicas
 ):
     step, share = compiled_step(target, rule=rule, replicas=replicas)
-    assert not hlo_checks.large_results(step.as_text(), share)
+    assert not checks.large_results(step.as_text(), share)
     memory = step.memory_analysis()
     assert memory.alias_size_in_bytes >= share * 16 * 4
     assert memory.output_size_in_bytes - memory.alias_size_in_bytes < 500_000
@@ -122,7 +123,7 @@ def test_a_custom_call_makes_what_is_no_operand(result, aliases, makes):
     text = f"ENTRY e () -> f32[] {{\n  {line}"
     (one,) = instructions_of(text)
     assert (one.largest, one.made_bytes) == (max(makes, default=0), 4 * sum(makes))
-    assert hlo_checks.large_results(text, 1) == ([one] if makes else [])
+    assert checks.large_results(text, 1) == ([one] if makes else [])
 
 
 def test_the_kernel_of_gpu_makes_the_pieces_that_it_leaves_and_no_table():
@@ -137,7 +138,7 @@ output_to_operand_aliasing={{0}: (3, {}), {1}: (4, {})}, api_version=API_VERSION
 metadata={op_name="jit(_train)/change_rows/pallas_call"}, backend_config={grid_x = 64 : i32}
     """
     (one,) = instructions_of(text)
-    assert not hlo_checks.large_results(text, 16_800_000)
+    assert not checks.large_results(text, 16_800_000)
     assert (one.largest, one.made_bytes) == (32768 * 128, 4 * 32768 * 128)
 
 
@@ -157,19 +158,19 @@ def test_scoring_makes_no_array_of_table_size(target):
     program, batch, share = program_on(target)
     one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
     scored = _as_users(program.predict.lower(weights_of(program.state_shape), one), target)
-    assert not hlo_checks.large_results(scored.as_text(), share)
+    assert not checks.large_results(scored.as_text(), share)
 
 
 def test_a_dense_update_is_found_by_the_search_for_large_arrays():
     step, share = compiled_step("cpu-8", scope="table")
-    assert hlo_checks.large_results(step.as_text(), share)
+    assert checks.large_results(step.as_text(), share)
 
 
 def test_bytes_sent_by_a_core_do_not_grow_with_cores_at_a_fixed_batch_a_core():
     sent = {}
     for target in ("v3-8", "v3-32"):
         step, _ = compiled_step(target, batch=64)
-        sent[target] = hlo_checks.collective_bytes(step.as_text())
+        sent[target] = checks.collective_bytes(step.as_text())
     assert set(sent["v3-8"]) == {"all-to-all", "all-reduce"}
     for kind in ("all-to-all", "all-reduce"):
         assert 0.9 < sent["v3-32"][kind] / sent["v3-8"][kind] < 1.2
@@ -263,4 +264,4 @@ ENTRY %e (x: f32[], y: f32[]) -> f32[] {
         ("all-reduce-start", 8, 32),
         ("call-start", 1024, 4096 + 4),
     ]
-    assert hlo_checks.collective_bytes(text) == {"all-to-all": 53, "all-reduce": 32}
+    assert checks.collective_bytes(text) == {"all-to-all": 53, "all-reduce": 32}

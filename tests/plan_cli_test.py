@@ -10,9 +10,10 @@ import pytest
 import tiny
 from runs import on_store, saved
 
-from jaxrank import budget, cli, report, topology
+from jaxrank import budget, cli, report
 from jaxrank import plan as plans
 from jaxrank import run as job
+from jaxrank.aot import topology
 from jaxrank.config import load
 from jaxrank.embedding import make_rule
 from jaxrank.errors import InputError, RunError

@@ -7,11 +7,11 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxrank import absent, scaling
 from jaxrank import mesh as meshes
-from jaxrank.instructions import costs
+from jaxrank.aot import devices, scaling
+from jaxrank.aot.costs import costs
+from jaxrank.aot.topology import sides, topology
 from jaxrank.models import Ranker
-from jaxrank.topology import sides, topology
 
 pytest.importorskip("libtpu", reason="the TPU compiler is for Linux on x86-64")
 
@@ -21,7 +21,7 @@ WHOLE = P()
 
 def compiled_text(function, *shapes, slice_name="v3-8", spec=WHOLE, donated=(), **options):
     """Of a function of whole arrays, or of one device's share if `spec` splits them."""
-    mesh = meshes.mesh_of(absent.devices(topology(slice_name)), 1)
+    mesh = meshes.mesh_of(devices.devices(topology(slice_name)), 1)
     there = NamedSharding(mesh, spec)
     placed = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=there) for x in shapes]
     mapped = jax.shard_map(function, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
@@ -239,7 +239,7 @@ def test_an_exchange_takes_what_the_work_between_its_start_and_its_end_leaves(si
         return jax.lax.all_to_all(x, meshes.SHARD, 0, 0, tiled=True), jnp.dot(a, b), a
 
     shapes = of(jnp.float32, 8, 2**16), of(jnp.bfloat16, side, side), of(jnp.bfloat16, side, side)
-    options = meshes.exchange_options(meshes.mesh_of(absent.devices(topology("v5e-8")), 1))
+    options = meshes.exchange_options(meshes.mesh_of(devices.devices(topology("v5e-8")), 1))
     texts = [compiled_text(step, *shapes, slice_name="v5e-8", **own) for own in ({}, options)]
     plain, started = (scaling.step_time(text, topology("v5e-8"), 8, 1) for text in texts)
     (product,) = (cost for cost in costs(texts[1]) if cost.flops)

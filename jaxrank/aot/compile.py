@@ -10,17 +10,19 @@ from typing import Any, NamedTuple
 import jax
 from ml_collections import ConfigDict
 
-from jaxrank import absent, hlo_checks, plan, processes
 from jaxrank import mesh as meshes
+from jaxrank import plan, processes
+from jaxrank.aot import checks
+from jaxrank.aot import devices as absent
+from jaxrank.aot.scaling import StepTime, grown, step_time
+from jaxrank.aot.topology import Topology, topology
 from jaxrank.errors import InputError
 from jaxrank.feed import AHEAD
 from jaxrank.plan_case import Machine, Maker, PlanData
 from jaxrank.program import BatchShape, Program, check_batch, check_config, make_trainee
 from jaxrank.report import Report
-from jaxrank.scaling import StepTime, grown, step_time
 from jaxrank.step import weights_of
 from jaxrank.timetable import make_timetable
-from jaxrank.topology import Topology, topology
 
 # A part of a table that is smaller may be taken whole through the fast memory of a core.
 _FAST_MEMORY = 128 * 2**20
@@ -152,7 +154,7 @@ def _compiled(
         batches_bytes=batches,
         temporaries_bytes=temporaries,
         evaluation_bytes=evaluation,
-        collectives=hlo_checks.collective_bytes(text),
+        collectives=checks.collective_bytes(text),
         flops=_flops(step) if step else 0.0,
         tables_aliased=bool(step) and _in_place(program, step, tables),
         compile_seconds=seconds,
@@ -210,7 +212,7 @@ def _in_place(program: Program, step: Any, tables: int) -> bool:
     state, sharding = program.state_shape.tables, program.state_sharding.tables
     sizes = jax.tree.map(lambda x, s: math.prod(s.shard_shape(x.shape)), state, sharding)
     large = {size for size in jax.tree.leaves(sizes) if 4 * size > _FAST_MEMORY}
-    made = hlo_checks.large_results(step.as_text(), min(large)) if large else []
+    made = checks.large_results(step.as_text(), min(large)) if large else []
     aliased = step.memory_analysis().alias_size_in_bytes
     return aliased >= tables and not any(one.largest in large for one in made)
 

@@ -23,8 +23,8 @@ References:
 
 from typing import NamedTuple
 
-from jaxrank.instructions import Cost, costs
-from jaxrank.topology import GENERATIONS, Topology, sides
+from jaxrank.aot.costs import Cost, costs
+from jaxrank.aot.topology import GENERATIONS, Topology, sides
 
 PARTS = ("model", "sorts", "tables and rest", "exchange", "reduction", "hops")
 MODEL = "Ranker"  # in the name of what the layers do, both ways

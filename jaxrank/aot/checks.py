@@ -1,7 +1,7 @@
 """What a compiled program makes and sends, by its text."""
 
-from jaxrank import hlo
-from jaxrank.hlo import COLLECTIVES, Computation, Instruction
+from jaxrank.aot import hlo
+from jaxrank.aot.hlo import COLLECTIVES, Computation, Instruction
 
 # These give another name to what is there, or hand on what other instructions made.
 _MAKES_NOTHING = frozenset({"parameter", "get-tuple-element", "bitcast", "tuple", "while", "call"})

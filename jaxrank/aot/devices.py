@@ -7,8 +7,8 @@ from typing import Any
 
 import jax
 
+from jaxrank.aot.topology import GENERATIONS, Topology, sides
 from jaxrank.errors import InputError
-from jaxrank.topology import GENERATIONS, Topology, sides
 
 # Without these libtpu looks for the machine that it would be on.
 _NO_MACHINE = {

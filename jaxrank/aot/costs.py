@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from jaxrank import hlo
-from jaxrank.hlo import COLLECTIVES, Instruction
+from jaxrank.aot import hlo
+from jaxrank.aot.hlo import COLLECTIVES, Instruction
 
 # These move nothing: they name what is there, or run what is counted on its own.
 _FREE = frozenset(

@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from jaxrank.compile import Compiled
+from jaxrank.aot.compile import Compiled
+from jaxrank.aot.scaling import PUBLISHED, StepTime, efficiency, speedup
 from jaxrank.plots import draw_scaling
 from jaxrank.report import format_bytes
-from jaxrank.scaling import PUBLISHED, StepTime, efficiency, speedup
 
 _COLUMNS = (
     ("slice", lambda c: c.topology.name),
