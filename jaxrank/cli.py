@@ -172,8 +172,8 @@ def _compile(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
 
 
 def _bench(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
-    from jaxrank import bench_report
-    from jaxrank.bench import bench
+    from jaxrank.bench import report as bench_report
+    from jaxrank.bench.measure import bench
 
     found = bench(args.config, args.workdir, seconds=args.seconds, report=report)
     report(bench_report.describe(found))

@@ -12,7 +12,7 @@ from jaxrank.aot.scaling import PUBLISHED, StepTime, speedup
 from jaxrank.errors import RunError
 
 if TYPE_CHECKING:
-    from jaxrank.bench import Bench
+    from jaxrank.bench.measure import Bench
     from jaxrank.plan import Planned
 
 _MOST_FEATURES = 40  # in a picture; those with the largest values are shown

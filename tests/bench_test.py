@@ -11,10 +11,11 @@ import pytest
 import tiny
 from runs import nothing, on_store, saved
 
-from jaxrank import bench, cli, processes
+from jaxrank import cli, processes
 from jaxrank import config as configs
-from jaxrank.advice import STAGES, Setting, Throughput, advice_on, limit_of
-from jaxrank.data import costs, direct, examples, prepare, store
+from jaxrank.bench import input_stages, measure
+from jaxrank.bench.advice import STAGES, Setting, Throughput, advice_on, limit_of
+from jaxrank.data import direct, examples, prepare, store
 from jaxrank.data.batcher import Batcher
 from jaxrank.data.pipeline import TrainBatches
 from jaxrank.errors import InputError, RunError
@@ -83,27 +84,27 @@ def test_bench_leaves_the_workdir_of_a_run_as_it_is(capsys, tmp_path):
 def test_bench_reads_the_store_that_a_run_names(store, tmp_path):
     saved(on_store(store), tmp_path)
     before = contents(tmp_path)
-    bench.bench(tiny.config(), tmp_path, seconds=0.5, report=nothing)
+    measure.bench(tiny.config(), tmp_path, seconds=0.5, report=nothing)
     assert contents(tmp_path) == before  # no data of its own
 
 
 def test_bench_needs_nothing_to_evaluate_where_training_waits_for_it():
     c = tiny.config()
     c.eval.stop_patience = c.eval.rate_patience = 2
-    make_timetable(bench._endless(c), rows=6000)
+    make_timetable(measure._endless(c), rows=6000)
     assert c.eval.stop_patience == 2
 
 
 def test_bench_waits_for_no_run_and_refuses_what_cannot_be_measured(tmp_path, monkeypatch):
     def refused(message, seconds=1.0, **changes):
         with pytest.raises(InputError, match=message):
-            bench.bench(tiny.config(**changes), tmp_path, seconds=seconds, report=nothing)
+            measure.bench(tiny.config(**changes), tmp_path, seconds=seconds, report=nothing)
 
     refused("--seconds must be a positive number: found 0", seconds=0)
     refused("--seconds .* found nan", seconds=float("nan"))
     refused("one of num_steps and num_epochs must be set", num_epochs=2.0)
     with locked(tmp_path), pytest.raises(RunError, match="another process trains"):
-        bench.bench(tiny.config(), tmp_path, seconds=1.0, report=nothing)
+        measure.bench(tiny.config(), tmp_path, seconds=1.0, report=nothing)
     monkeypatch.setattr(processes, "place", lambda: (0, 2))
     refused("one process: found 2")
 
@@ -115,7 +116,7 @@ def test_calls_made_before_the_clock_starts_do_not_count():
             time.sleep(0.02)
             yield 0
 
-    assert 0 < bench.calls_per_second(slow(), 50, 0.2) <= 50
+    assert 0 < measure.calls_per_second(slow(), 50, 0.2) <= 50
 
 
 def test_each_part_of_the_input_is_told_with_the_time_that_it_took(tmp_path, monkeypatch):
@@ -138,7 +139,7 @@ def test_each_part_of_the_input_is_told_with_the_time_that_it_took(tmp_path, mon
     slowed(examples, "gather", "shuffle", 0.25)
     slowed(Batcher, "fill", "pack", 0.125)
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    found = costs.measure(split, make, 256, 100.0)
+    found = input_stages.measure(split, make, 256, 100.0)
 
     # The first call, of two steps, is not counted.
     counted = spent[[i for i, (_, seconds) in enumerate(spent) if seconds == 0.125][1] + 1 :]
@@ -153,7 +154,7 @@ def test_each_part_of_the_input_is_told_with_the_time_that_it_took(tmp_path, mon
 
 def test_decompression_costs_where_blocks_are_compressed(tmp_path):
     stored = prepared(tmp_path / "store", compression="zstd")
-    found = costs.measure(stored.split("train"), batches_of(stored.schema), 256, 0.2)
+    found = input_stages.measure(stored.split("train"), batches_of(stored.schema), 256, 0.2)
     assert found["decompress"] > 0
 
 
@@ -168,7 +169,7 @@ def test_parquet_that_is_read_directly_costs_reading(tmp_path):
     )
     source = dict(kind="parquet", files=dict(train=str(tmp_path / "a.parquet")))
     found = direct.open_direct(features, source)
-    costing = costs.measure(found.split("train"), batches_of(found.schema), 256, 0.2)
+    costing = input_stages.measure(found.split("train"), batches_of(found.schema), 256, 0.2)
     assert max(costing, key=costing.get) == "read"
     assert costing["decompress"] == 0
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from jaxrank.bench import Bench
+from jaxrank.bench.measure import Bench
 
 
 def describe(found: Bench) -> str:

@@ -22,8 +22,8 @@ from jaxrank import mesh as meshes
 from jaxrank import processes
 from jaxrank import run as jobs
 from jaxrank import workdir as workdirs
-from jaxrank.advice import Setting, Throughput, advice_on, limit_of
-from jaxrank.data import costs
+from jaxrank.bench import input_stages
+from jaxrank.bench.advice import Setting, Throughput, advice_on, limit_of
 from jaxrank.data.split import Split
 from jaxrank.errors import InputError
 from jaxrank.feed import AHEAD, Feed
@@ -196,7 +196,7 @@ def _input_stages(job: Job, call: int, seconds: float) -> dict[str, float]:
         layout = job.program.trainee.embedding.layout
         return jobs.make_batches(config, split, layout, job.timetable.num_steps)
 
-    return costs.measure(job.train_split, make, call, seconds)
+    return input_stages.measure(job.train_split, make, call, seconds)
 
 
 def _puts_per_second(put: Any, batch: Any, seconds: float) -> float:

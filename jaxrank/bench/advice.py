@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from jaxrank.data.costs import PARTS
+from jaxrank.bench.input_stages import PARTS
 
 STAGES = (*PARTS, "transfer", "step")
 # Of the step's own rate: from here on nothing is gained by a faster input.
