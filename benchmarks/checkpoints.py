@@ -19,9 +19,9 @@ import jax
 from counts import positive
 from table_rows import program_of
 
-from jaxrank.checkpoint import Checkpoints
-from jaxrank.checksum import checksums
-from jaxrank.run_record import Metric
+from jaxrank.checkpoints.checksums import checksums
+from jaxrank.checkpoints.manager import Checkpoints
+from jaxrank.checkpoints.record import Metric
 from jaxrank.step import weights_of
 
 

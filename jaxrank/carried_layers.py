@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jaxrank.checkpoints.reader import dotted
 from jaxrank.layout import Layout
 from jaxrank.optim import is_schedule
 from jaxrank.step import Trainee, input_names, layers_state, model_inputs
-from jaxrank.stored import dotted
 
 _SEQUENCE = re.compile(r"(?<=\.sequence_)\d+(?=\.)")
 _BOTTOM = re.compile(r"params\.bottom\.layer_(\d+)\.kernel")

@@ -11,10 +11,10 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from jaxrank.checkpoints.reader import StoredArrays
 from jaxrank.embedding.storage import LANES, Storage, storage
 from jaxrank.features import PAD
 from jaxrank.layout import Layout, Stack, ToStack
-from jaxrank.stored import StoredArrays
 
 
 class Moves(NamedTuple):

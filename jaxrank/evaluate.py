@@ -13,7 +13,7 @@ from jaxrank import mesh as meshes
 from jaxrank import placement, processes, run_data, slices
 from jaxrank import score as scoring
 from jaxrank import workdir as workdirs
-from jaxrank.checkpoint import Checkpoints
+from jaxrank.checkpoints.manager import Checkpoints
 from jaxrank.data.split import Split
 from jaxrank.data.store import Store, open_store
 from jaxrank.embedding import GROUPS

@@ -25,7 +25,8 @@ import pyarrow.parquet as pq
 from jaxrank import evaluate, run_data
 from jaxrank import score as scoring
 from jaxrank import workdir as workdirs
-from jaxrank.checkpoint import Checkpoints
+from jaxrank.checkpoints.manager import Checkpoints
+from jaxrank.checkpoints.reader import StoredArrays
 from jaxrank.data.files import check_parent, is_local
 from jaxrank.data.lock import empty_directory, lock_directory
 from jaxrank.data.store import Store, open_store
@@ -34,7 +35,6 @@ from jaxrank.features import RESERVED_ROWS, Table
 from jaxrank.layout import Layout
 from jaxrank.recipe import recipe
 from jaxrank.step import init_state, weights_of
-from jaxrank.stored import StoredArrays
 from jaxrank.table_rows import TableRows, table_rows
 
 

@@ -13,7 +13,8 @@ from jaxrank import config as configs
 from jaxrank import days, models, native, placement, processes, run_data, workdir
 from jaxrank import mesh as meshes
 from jaxrank import score as scoring
-from jaxrank.checkpoint import Checkpoints
+from jaxrank.checkpoints.manager import Checkpoints
+from jaxrank.checkpoints.record import Metric
 from jaxrank.data import packing
 from jaxrank.data.pipeline import TrainBatches
 from jaxrank.data.split import Split
@@ -25,7 +26,6 @@ from jaxrank.layout import Hot, Layout
 from jaxrank.monitor import Monitor, make_monitor
 from jaxrank.program import BatchShape, Program, check_batch, make_trainee
 from jaxrank.report import Report, format_bytes
-from jaxrank.run_record import Metric
 from jaxrank.spikes import Spikes
 from jaxrank.step import TrainState, model_inputs
 from jaxrank.timetable import NEXT_DAY, Timetable, make_timetable

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxrank.checkpoints.reader import StoredArrays
 from jaxrank.embedding.storage import LANES, Storage, storage
 from jaxrank.layout import Layout, Stack, ToTables
-from jaxrank.stored import StoredArrays
 
 _FILE = 2**27  # bytes of vectors in a file
 

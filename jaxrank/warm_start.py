@@ -15,7 +15,8 @@ from ml_collections import ConfigDict
 from jaxrank import evaluate, processes, run_data, workdir
 from jaxrank.carried_layers import CarriedLayers, InputMap, carry_layers
 from jaxrank.carried_rows import carry_rows, plan_moves
-from jaxrank.checkpoint import Checkpoints
+from jaxrank.checkpoints.manager import Checkpoints
+from jaxrank.checkpoints.reader import StoredArrays
 from jaxrank.data.same_values import same_values
 from jaxrank.data.store import Store
 from jaxrank.errors import InputError
@@ -24,7 +25,6 @@ from jaxrank.layout import Layout
 from jaxrank.report import Report
 from jaxrank.run import Job
 from jaxrank.step import Trainee, TrainState
-from jaxrank.stored import StoredArrays
 
 _MOST_TOLD = 20  # tables with a line of their own
 

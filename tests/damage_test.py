@@ -11,8 +11,8 @@ import pytest
 from runs import final_state, nothing, on_store, records, run, without_speed
 
 from jaxrank import evaluate
-from jaxrank.checkpoint import Checkpoints, _unraisable
-from jaxrank.checksum import checksums
+from jaxrank.checkpoints.checksums import checksums
+from jaxrank.checkpoints.manager import Checkpoints, _unraisable
 from jaxrank.errors import InputError
 from jaxrank.run import build
 from jaxrank.train import train

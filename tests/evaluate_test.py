@@ -14,7 +14,7 @@ from sklearn import metrics as sk
 
 from jaxrank import evaluate
 from jaxrank import score as scoring
-from jaxrank.checkpoint import Checkpoints
+from jaxrank.checkpoints.manager import Checkpoints
 from jaxrank.data.prepare import prepare
 from jaxrank.data.store import open_store
 from jaxrank.errors import InputError, RunError

@@ -15,8 +15,10 @@ from conftest import ROOT
 from ml_collections import ConfigDict
 from runs import nothing, saved
 
-from jaxrank import checkpoint, cli, evaluate, table_rows
+from jaxrank import cli, evaluate, table_rows
 from jaxrank import export as exports
+from jaxrank.checkpoints import manager
+from jaxrank.checkpoints.reader import StoredArrays
 from jaxrank.config import default
 from jaxrank.data.keyed import conceal
 from jaxrank.data.prepare import prepare
@@ -25,7 +27,6 @@ from jaxrank.embedding.storage import logical_rows
 from jaxrank.errors import InputError, RunError
 from jaxrank.export import export
 from jaxrank.step import weights_of
-from jaxrank.stored import StoredArrays
 
 TABLES = ("user", "item", "pair", "tags", "code", "number", "age")
 WITH_VALUES = ("user", "item", "pair", "tags")
@@ -102,7 +103,7 @@ def run(tmp_path_factory):
     data lies in `raw` there."""
     folder = tmp_path_factory.mktemp("export")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoint, "_PIECE", 2**12)
+        patch.setattr(manager, "_PIECE", 2**12)
         return folder, *saved(config(write(folder / "raw")), folder / "run")
 
 
@@ -147,7 +148,7 @@ def test_every_vector_is_that_of_the_row_that_a_batch_reads(run, exported):
     stack = next(stack for stack in layout.stacks if stack.name == "dim4")
     assert 0 < stack.hot_start < stack.replicated < stack.rows
     assert len(stack.hot) > stack.replicated - stack.hot_start
-    checkpoints = checkpoint.Checkpoints(job.directory, read_only=True)
+    checkpoints = manager.Checkpoints(job.directory, read_only=True)
     sums = checkpoints.saved_checksums(16)["weights"]
     stored = StoredArrays(checkpoints.path / "16" / "weights", sums)
     assert len(list(stored.pieces("rows.dim4"))) > 1
@@ -420,7 +421,7 @@ def wide(tmp_path_factory):
         hash_key_file=str(folder / "key"),
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoint, "_PIECE", 2**17)
+        patch.setattr(manager, "_PIECE", 2**17)
         job, state = saved(c, folder / "run")
     export(str(folder / "run"), output=str(folder / "out"))
     return folder, job, state

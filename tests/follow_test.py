@@ -7,13 +7,14 @@ import orbax.checkpoint as ocp
 import pytest
 from runs import on_store, run
 
-from jaxrank import checkpoint, cli, evaluate
+from jaxrank import cli, evaluate
 from jaxrank import follow as follows
-from jaxrank.checkpoint import Checkpoints
+from jaxrank.checkpoints import manager
+from jaxrank.checkpoints.manager import Checkpoints
+from jaxrank.checkpoints.reader import StoredArrays
 from jaxrank.errors import InputError
 from jaxrank.export import export
 from jaxrank.follow import follow
-from jaxrank.stored import StoredArrays
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +164,7 @@ def store_of(workdir):
 def test_a_damaged_checkpoint_is_named(whole, tmp_path, monkeypatch):
     shutil.copytree(whole, tmp_path / "run")
     (tmp_path / "run/checkpoints/8/weights/manifest.ocdbt").unlink()
-    monkeypatch.setattr(checkpoint, "_PAUSES", (0.0, 0.01))
+    monkeypatch.setattr(manager, "_PAUSES", (0.0, 0.01))
     with pytest.raises(InputError, match="checkpoints/8"):
         follow(str(tmp_path / "run"), every_seconds=0.01)
 

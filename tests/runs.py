@@ -8,8 +8,8 @@ import tiny
 
 from jaxrank import run as jobs
 from jaxrank import workdir as workdirs
+from jaxrank.checkpoints.reader import dotted
 from jaxrank.run import build
-from jaxrank.stored import dotted
 from jaxrank.train import train
 
 

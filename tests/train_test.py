@@ -19,7 +19,7 @@ from runs import final_state, nothing, on_store, records, run, without_speed
 
 from jaxrank import mesh as meshes
 from jaxrank import run_data
-from jaxrank.checkpoint import Checkpoints
+from jaxrank.checkpoints.manager import Checkpoints
 from jaxrank.config import default
 from jaxrank.data.pipeline import TrainBatches
 from jaxrank.data.prepare import prepare

@@ -15,15 +15,16 @@ from examples import stack_rows
 from ml_collections import ConfigDict
 from runs import newest, nothing, saved
 
-from jaxrank import checkpoint, cli, score, warm_start
-from jaxrank.checkpoint import Checkpoints
-from jaxrank.checksum import checksums, of_host
+from jaxrank import cli, score, warm_start
+from jaxrank.checkpoints import manager
+from jaxrank.checkpoints.checksums import checksums, of_host
+from jaxrank.checkpoints.manager import Checkpoints
+from jaxrank.checkpoints.reader import StoredArrays
 from jaxrank.config import default
 from jaxrank.embedding.storage import logical_rows
 from jaxrank.errors import InputError
 from jaxrank.run import build
 from jaxrank.step import averaged, trained, weights_of
-from jaxrank.stored import StoredArrays
 from jaxrank.train import train
 
 ROWS = 1024
@@ -216,7 +217,7 @@ def test_an_average_begins_with_the_weights_where_the_older_run_had_none(tmp_pat
 
 
 def test_rows_of_several_lines_are_written_and_read_in_pieces(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint, "_PIECE", 2**17)
+    monkeypatch.setattr(manager, "_PIECE", 2**17)
     raw = write(tmp_path / "raw", 0)
     c = config(raw, ids=("user",), lists=(), embedding__dim=300, embedding__placement="rows")
     old_job, old = saved(c, tmp_path / "run")

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxrank import run_record
+from jaxrank.checkpoints import record as run_record
+from jaxrank.checkpoints.record import Metric
 from jaxrank.errors import InputError
-from jaxrank.run_record import Metric
 
 
 class Retention:

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import tensorstore as ts
 
-from jaxrank.checksum import of_host
+from jaxrank.checkpoints.checksums import of_host
 from jaxrank.errors import InputError
 
 

@@ -26,14 +26,15 @@ import jax
 import orbax.checkpoint as ocp
 
 import jaxrank
-from jaxrank import processes, run_record
-from jaxrank.checksum import checksums, differing
+from jaxrank import processes
+from jaxrank.checkpoints import record as run_record
+from jaxrank.checkpoints.checksums import checksums, differing
+from jaxrank.checkpoints.reader import StoredArrays
+from jaxrank.checkpoints.record import Metric
+from jaxrank.checkpoints.retention import Retention
 from jaxrank.embedding import GROUPS
 from jaxrank.errors import InputError, RunError
-from jaxrank.retention import Retention
-from jaxrank.run_record import Metric
 from jaxrank.step import TrainState, Weights, trained, weights_of
-from jaxrank.stored import StoredArrays
 
 # About twenty lines a save otherwise; and of one that fails a page of traceback for each array, as
 # late as the end of the process. The exception itself is raised where the save is waited for.
