@@ -105,7 +105,7 @@ def _prepare(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
 
 
 def _train(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
-    from jaxrank import summary
+    from jaxrank.evaluation import report as summary
     from jaxrank.train import train
 
     result = train(
@@ -191,8 +191,8 @@ def _which(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _evaluate(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
-    from jaxrank import summary
-    from jaxrank.evaluate import evaluate
+    from jaxrank.evaluation import report as summary
+    from jaxrank.evaluation.evaluate import evaluate
 
     if args.follow:
         return _follow(args, report)
@@ -204,7 +204,7 @@ def _evaluate(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
 
 
 def _follow(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
-    from jaxrank.follow import follow
+    from jaxrank.evaluation.follow import follow
 
     which = _which(args)
     if which.pop("checkpoint") != "newest":
@@ -218,7 +218,7 @@ def _follow(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
 
 
 def _predict(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
-    from jaxrank.evaluate import predict
+    from jaxrank.evaluation.evaluate import predict
 
     result = predict(args.workdir, output=args.output, **_which(args))
     report(f"{result.rows:,} predictions of {result.checkpoint}: {result.output}")

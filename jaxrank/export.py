@@ -22,8 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from jaxrank import evaluate, run_data
-from jaxrank import score as scoring
+from jaxrank import run_data
 from jaxrank import workdir as workdirs
 from jaxrank.checkpoints.manager import Checkpoints
 from jaxrank.checkpoints.reader import StoredArrays
@@ -31,6 +30,8 @@ from jaxrank.data.files import check_parent, is_local
 from jaxrank.data.lock import empty_directory, lock_directory
 from jaxrank.data.store import Store, open_store
 from jaxrank.errors import InputError, RunError
+from jaxrank.evaluation import evaluate
+from jaxrank.evaluation import score as scoring
 from jaxrank.features import RESERVED_ROWS, Table
 from jaxrank.layout import Layout
 from jaxrank.recipe import recipe

@@ -10,9 +10,8 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from jaxrank import config as configs
-from jaxrank import days, models, native, placement, processes, run_data, workdir
 from jaxrank import mesh as meshes
-from jaxrank import score as scoring
+from jaxrank import models, native, placement, processes, run_data, workdir
 from jaxrank.checkpoints.manager import Checkpoints
 from jaxrank.checkpoints.record import Metric
 from jaxrank.data import packing
@@ -21,6 +20,8 @@ from jaxrank.data.split import Split
 from jaxrank.data.store import Store
 from jaxrank.embedding import check_row_shards
 from jaxrank.errors import InputError
+from jaxrank.evaluation import days
+from jaxrank.evaluation import score as scoring
 from jaxrank.features import MAX_GROUP, Schema
 from jaxrank.layout import Hot, Layout
 from jaxrank.monitor import Monitor, make_monitor

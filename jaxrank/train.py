@@ -8,13 +8,15 @@ from signal import Signals
 
 from ml_collections import ConfigDict
 
-from jaxrank import days, processes, profile, warm_start
 from jaxrank import mesh as meshes
+from jaxrank import processes, profile, warm_start
 from jaxrank import run as jobs
-from jaxrank import score as scoring
 from jaxrank import workdir as workdirs
 from jaxrank.debug_batches import LastBatches
 from jaxrank.errors import RunError, StoppedError
+from jaxrank.evaluation import days
+from jaxrank.evaluation import score as scoring
+from jaxrank.evaluation.report import Result, by_name, in_short
 from jaxrank.features import Batch
 from jaxrank.feed import Feed
 from jaxrank.hang import HangWatch
@@ -25,7 +27,6 @@ from jaxrank.report import Report
 from jaxrank.run import Job
 from jaxrank.step import TrainState, weights_of
 from jaxrank.stop import Stop
-from jaxrank.summary import Result, by_name, in_short
 from jaxrank.writers import Progress, Writer, open_writer
 
 _LOOK = 1.0  # seconds between looks at whether a signal has come while the input does not

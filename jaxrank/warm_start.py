@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from jaxrank import evaluate, processes, run_data, workdir
+from jaxrank import processes, run_data, workdir
 from jaxrank.carried_layers import CarriedLayers, InputMap, carry_layers
 from jaxrank.carried_rows import carry_rows, plan_moves
 from jaxrank.checkpoints.manager import Checkpoints
@@ -20,6 +20,7 @@ from jaxrank.checkpoints.reader import StoredArrays
 from jaxrank.data.same_values import same_values
 from jaxrank.data.store import Store
 from jaxrank.errors import InputError
+from jaxrank.evaluation import evaluate
 from jaxrank.features import PAD, Schema
 from jaxrank.layout import Layout
 from jaxrank.report import Report

@@ -6,7 +6,7 @@ import pytest
 from runs import final_state, nothing, on_store, run
 
 from jaxrank import mesh as meshes
-from jaxrank.evaluate import evaluate
+from jaxrank.evaluation.evaluate import evaluate
 from jaxrank.run import build
 from jaxrank.step import trained, weights_of
 from jaxrank.train import train

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from runs import final_state, nothing, on_store, records, run, without_speed
 
-from jaxrank import evaluate
 from jaxrank.checkpoints.checksums import checksums
 from jaxrank.checkpoints.manager import Checkpoints, _unraisable
 from jaxrank.errors import InputError
+from jaxrank.evaluation import evaluate
 from jaxrank.run import build
 from jaxrank.train import train
 

@@ -11,11 +11,12 @@ import pyarrow as pa
 import pytest
 from ml_collections import ConfigDict
 
-from jaxrank import cli, days, summary
+from jaxrank import cli
 from jaxrank import mesh as meshes
-from jaxrank import score as scoring
 from jaxrank.config import default
 from jaxrank.errors import InputError
+from jaxrank.evaluation import days, report
+from jaxrank.evaluation import score as scoring
 from jaxrank.features import PAD
 from jaxrank.run import build
 from jaxrank.step import weights_of
@@ -378,4 +379,4 @@ def test_early_stopping_watches_the_scores_of_days(store, tmp_path):
     worse = [i for i in range(1, len(aucs)) if aucs[i] <= max(aucs[:i])]
     assert len(aucs) == worse[0] + 1 if worse else len(aucs) == 5
     assert result.checkpoint_step == result.days[int(np.argmax(aucs))]["step"]
-    assert "Each day" in summary.of_training(result, tmp_path)
+    assert "Each day" in report.of_training(result, tmp_path)

@@ -5,9 +5,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import tiny
 
-from jaxrank import evaluate
 from jaxrank.config import to_plain
 from jaxrank.data.prepare import prepare
+from jaxrank.evaluation import evaluate
 from jaxrank.train import train
 
 

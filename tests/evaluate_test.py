@@ -12,16 +12,16 @@ from ml_collections import ConfigDict
 from runs import nothing
 from sklearn import metrics as sk
 
-from jaxrank import evaluate
-from jaxrank import score as scoring
 from jaxrank.checkpoints.manager import Checkpoints
 from jaxrank.data.prepare import prepare
 from jaxrank.data.store import open_store
 from jaxrank.errors import InputError, RunError
+from jaxrank.evaluation import evaluate
+from jaxrank.evaluation import score as scoring
+from jaxrank.evaluation.score import check_schema
 from jaxrank.features import PAD
 from jaxrank.mesh import put_batch
 from jaxrank.run import build
-from jaxrank.score import check_schema
 from jaxrank.step import weights_of
 from jaxrank.train import train
 

@@ -15,7 +15,7 @@ from conftest import ROOT
 from ml_collections import ConfigDict
 from runs import nothing, saved
 
-from jaxrank import cli, evaluate, table_rows
+from jaxrank import cli, table_rows
 from jaxrank import export as exports
 from jaxrank.checkpoints import manager
 from jaxrank.checkpoints.reader import StoredArrays
@@ -25,6 +25,7 @@ from jaxrank.data.prepare import prepare
 from jaxrank.data.stack_rows import StackRows
 from jaxrank.embedding.storage import logical_rows
 from jaxrank.errors import InputError, RunError
+from jaxrank.evaluation import evaluate
 from jaxrank.export import export
 from jaxrank.step import weights_of
 

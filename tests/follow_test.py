@@ -7,14 +7,15 @@ import orbax.checkpoint as ocp
 import pytest
 from runs import on_store, run
 
-from jaxrank import cli, evaluate
-from jaxrank import follow as follows
+from jaxrank import cli
 from jaxrank.checkpoints import manager
 from jaxrank.checkpoints.manager import Checkpoints
 from jaxrank.checkpoints.reader import StoredArrays
 from jaxrank.errors import InputError
+from jaxrank.evaluation import evaluate
+from jaxrank.evaluation import follow as follows
+from jaxrank.evaluation.follow import follow
 from jaxrank.export import export
-from jaxrank.follow import follow
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,7 @@ from ml_collections import ConfigDict
 from runs import newest_state, nothing, records, without_speed
 from sklearn.metrics import log_loss, mean_poisson_deviance, mean_squared_error, r2_score
 
-from jaxrank import days, evaluate, metrics, summary
-from jaxrank import score as scoring
+from jaxrank import metrics
 from jaxrank.config import default
 from jaxrank.data import statistics as stats
 from jaxrank.data import statistics_report
@@ -26,6 +25,8 @@ from jaxrank.data.prepare import prepare
 from jaxrank.data.spec import FeatureSpec
 from jaxrank.data.store import open_store
 from jaxrank.errors import InputError
+from jaxrank.evaluation import days, evaluate, report
+from jaxrank.evaluation import score as scoring
 from jaxrank.features import Task
 from jaxrank.step import weights_of
 from jaxrank.train import train
@@ -136,7 +137,7 @@ def test_metrics_of_each_kind_are_written_and_the_first_task_picks_the_best(fini
         f"price: squared error {result.metrics['price']['squared_error']:.5f}, normalized ",
     ]
     assert all(text in line for text in told)
-    text = summary.of_training(result, str(workdir))
+    text = report.of_training(result, str(workdir))
     for words in (r"visits +deviance +normalized +calibration", r"price +squared error +normal"):
         assert re.search(words, text)
 
@@ -186,7 +187,7 @@ def test_scores_and_predictions_are_those_of_sklearn(store, finished, tmp_path):
         if name == "price":
             normalized = 1 - r2_score(y, p, sample_weight=w)
             assert found["normalized_squared_error"] == pytest.approx(normalized, rel=1e-5)
-    assert "observed" in summary.of_evaluation(scored)
+    assert "observed" in report.of_evaluation(scored)
 
 
 def test_means_over_days_are_weighted_by_examples():

@@ -24,9 +24,10 @@ import quick_compile
 import tiny
 from runs import newest_state, nothing, on_store, records, without_speed
 
-from jaxrank import cli, evaluate, processes, rendezvous
+from jaxrank import cli, processes, rendezvous
 from jaxrank.data.prepare import prepare
 from jaxrank.errors import InputError, RunError
+from jaxrank.evaluation import evaluate
 from jaxrank.train import train
 from jaxrank.workdir import locked
 

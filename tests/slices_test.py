@@ -11,9 +11,10 @@ import pytest
 from evaluate_test import predictions, run  # noqa: F401
 from sklearn import metrics as sk
 
-from jaxrank import cli, evaluate, slices, summary
+from jaxrank import cli
 from jaxrank.data.store import open_store
 from jaxrank.errors import InputError
+from jaxrank.evaluation import evaluate, report, slices
 from jaxrank.features import Task
 
 
@@ -81,7 +82,7 @@ def test_the_command_line_prints_and_tells_each_value(run, capsys):  # noqa: F81
 def test_values_that_differ_are_told_apart():
     values = [None, "missing", "", "a\nb", "https://example.org/a/long/path/1"]
     values += [values[-1][:-1] + "2", 3, 2.5, True, 40 * "a", 20 * "a" + "b" + 19 * "a"]
-    names = summary._names([{"value": value} for value in values])
+    names = report._names([{"value": value} for value in values])
     assert len(set(names)) == len(values)
     assert all(name.isprintable() and name for name in names)
     assert [len(name) > 29 for name in names] == 9 * [False] + 2 * [True]

@@ -5,7 +5,7 @@ import pytest
 from ml_collections import ConfigDict
 from runs import final_state, records, run
 
-from jaxrank.evaluate import evaluate
+from jaxrank.evaluation.evaluate import evaluate
 from jaxrank.step import LOG_VARIANCES
 
 

@@ -12,9 +12,10 @@ from conftest import ROOT
 from ml_collections import ConfigDict
 from runs import nothing
 
-from jaxrank import evaluate, score, workdir
 from jaxrank import run as jobs
+from jaxrank import workdir
 from jaxrank.embedding.storage import logical_rows
+from jaxrank.evaluation import evaluate, score
 from jaxrank.layout import Hot
 from jaxrank.step import weights_of
 

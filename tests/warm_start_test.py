@@ -15,7 +15,7 @@ from examples import stack_rows
 from ml_collections import ConfigDict
 from runs import newest, nothing, saved
 
-from jaxrank import cli, score, warm_start
+from jaxrank import cli, warm_start
 from jaxrank.checkpoints import manager
 from jaxrank.checkpoints.checksums import checksums, of_host
 from jaxrank.checkpoints.manager import Checkpoints
@@ -23,6 +23,7 @@ from jaxrank.checkpoints.reader import StoredArrays
 from jaxrank.config import default
 from jaxrank.embedding.storage import logical_rows
 from jaxrank.errors import InputError
+from jaxrank.evaluation import score
 from jaxrank.run import build
 from jaxrank.step import averaged, trained, weights_of
 from jaxrank.train import train

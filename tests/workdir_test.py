@@ -14,10 +14,11 @@ import tiny
 import tiny_config
 from runs import nothing, on_store, saved
 
-from jaxrank import cli, evaluate, workdir
+from jaxrank import cli, workdir
 from jaxrank.config import default, from_plain, to_plain
 from jaxrank.data.prepare import prepare
 from jaxrank.errors import InputError, RunError
+from jaxrank.evaluation import evaluate
 from jaxrank.export import export
 from jaxrank.train import train
 

@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jaxrank.days import DayScore
-from jaxrank.score import Metrics
+from jaxrank.evaluation.days import DayScore
+from jaxrank.evaluation.score import Metrics
 
 if TYPE_CHECKING:
-    from jaxrank.evaluate import Evaluation
+    from jaxrank.evaluation.evaluate import Evaluation
 
 _SHOWN = 20  # values of a column
 _MISSING = "missing"

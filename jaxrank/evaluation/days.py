@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 from jaxrank.data.split import Split
 from jaxrank.data.store import Store
 from jaxrank.errors import InputError
-from jaxrank.score import Metrics, Reference, reference
+from jaxrank.evaluation.score import Metrics, Reference, reference
 from jaxrank.timetable import NEXT_DAY
 
 

@@ -10,14 +10,15 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from jaxrank import mesh as meshes
-from jaxrank import placement, processes, run_data, slices
-from jaxrank import score as scoring
+from jaxrank import placement, processes, run_data
 from jaxrank import workdir as workdirs
 from jaxrank.checkpoints.manager import Checkpoints
 from jaxrank.data.split import Split
 from jaxrank.data.store import Store, open_store
 from jaxrank.embedding import GROUPS
 from jaxrank.errors import InputError
+from jaxrank.evaluation import score as scoring
+from jaxrank.evaluation import slices
 from jaxrank.features import Schema
 from jaxrank.program import BatchShape, Program, make_trainee
 from jaxrank.step import Trainee, Weights, weights_of

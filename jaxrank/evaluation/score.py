@@ -14,13 +14,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from jaxrank import metrics, processes, slices
+from jaxrank import metrics, processes
 from jaxrank.data.examples import Examples, cut
 from jaxrank.data.files import check_parent, is_local
 from jaxrank.data.pipeline import EvaluationBatches
 from jaxrank.data.split import Split
 from jaxrank.data.store import Store
 from jaxrank.errors import InputError, RunError
+from jaxrank.evaluation import slices
 from jaxrank.features import MAX_GROUP, Batch, Schema, Task
 from jaxrank.feed import Feed
 from jaxrank.mesh import put_batch
