@@ -226,7 +226,7 @@ def _predict(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
 
 
 def _export(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
-    from jaxrank.export import export
+    from jaxrank.export.write import export
 
     result = export(args.workdir, output=args.output, checkpoint=args.checkpoint, data=args.data)
     report(

@@ -15,8 +15,7 @@ from conftest import ROOT
 from ml_collections import ConfigDict
 from runs import nothing, saved
 
-from jaxrank import cli, table_rows
-from jaxrank import export as exports
+from jaxrank import cli
 from jaxrank.checkpoints import manager
 from jaxrank.checkpoints.reader import StoredArrays
 from jaxrank.config import default
@@ -26,7 +25,9 @@ from jaxrank.data.stack_rows import StackRows
 from jaxrank.embedding.storage import logical_rows
 from jaxrank.errors import InputError, RunError
 from jaxrank.evaluation import evaluate
-from jaxrank.export import export
+from jaxrank.export import table_rows
+from jaxrank.export import write as exports
+from jaxrank.export.write import export
 from jaxrank.step import weights_of
 
 TABLES = ("user", "item", "pair", "tags", "code", "number", "age")

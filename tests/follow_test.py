@@ -15,7 +15,7 @@ from jaxrank.errors import InputError
 from jaxrank.evaluation import evaluate
 from jaxrank.evaluation import follow as follows
 from jaxrank.evaluation.follow import follow
-from jaxrank.export import export
+from jaxrank.export.write import export
 
 
 @pytest.fixture(scope="module")

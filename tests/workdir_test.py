@@ -19,7 +19,7 @@ from jaxrank.config import default, from_plain, to_plain
 from jaxrank.data.prepare import prepare
 from jaxrank.errors import InputError, RunError
 from jaxrank.evaluation import evaluate
-from jaxrank.export import export
+from jaxrank.export.write import export
 from jaxrank.train import train
 
 CONFIG = f"--config={tiny_config.__file__}"

@@ -32,11 +32,11 @@ from jaxrank.data.store import Store, open_store
 from jaxrank.errors import InputError, RunError
 from jaxrank.evaluation import evaluate
 from jaxrank.evaluation import score as scoring
+from jaxrank.export.description import recipe
+from jaxrank.export.table_rows import TableRows, table_rows
 from jaxrank.features import RESERVED_ROWS, Table
 from jaxrank.layout import Layout
-from jaxrank.recipe import recipe
 from jaxrank.step import init_state, weights_of
-from jaxrank.table_rows import TableRows, table_rows
 
 
 class Export(NamedTuple):
