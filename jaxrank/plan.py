@@ -13,7 +13,7 @@ from jaxrank.data.examples import Examples
 from jaxrank.data.store import is_store
 from jaxrank.embedding.replay import Replay, replay
 from jaxrank.errors import InputError
-from jaxrank.monitor import check_metric
+from jaxrank.metrics.early_stopping import check_metric
 from jaxrank.plan_case import Case, Machine, Maker, PlanData
 from jaxrank.program import check_config
 from jaxrank.report import Report, format_bytes

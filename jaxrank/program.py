@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
 from jaxrank import config as configs
-from jaxrank import embedding, metrics, models, optim, processes, validate
+from jaxrank import embedding, models, optim, processes, validate
 from jaxrank import mesh as meshes
 from jaxrank import step as steps
 from jaxrank.config import to_plain
@@ -26,6 +26,7 @@ from jaxrank.data import packing
 from jaxrank.errors import InputError
 from jaxrank.features import Batch, Schema
 from jaxrank.layout import Layout, batch_of, ids_of_device
+from jaxrank.metrics import sums as metrics
 from jaxrank.timetable import make_timetable
 
 

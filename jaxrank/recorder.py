@@ -8,7 +8,7 @@ import numpy as np
 from jaxrank import mesh as meshes
 from jaxrank.debug_batches import LastBatches
 from jaxrank.errors import RunError
-from jaxrank.metrics import from_sums
+from jaxrank.metrics.sums import from_sums
 from jaxrank.report import Report
 from jaxrank.run import Job
 from jaxrank.step import ExchangeMetrics, StepMetrics

@@ -24,7 +24,7 @@ from jaxrank.evaluation import days
 from jaxrank.evaluation import score as scoring
 from jaxrank.features import MAX_GROUP, Schema
 from jaxrank.layout import Hot, Layout
-from jaxrank.monitor import Monitor, make_monitor
+from jaxrank.metrics.early_stopping import Monitor, make_monitor
 from jaxrank.program import BatchShape, Program, check_batch, make_trainee
 from jaxrank.report import Report, format_bytes
 from jaxrank.spikes import Spikes

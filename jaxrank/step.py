@@ -13,11 +13,12 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from jaxrank import losses, metrics
+from jaxrank import losses
 from jaxrank import mesh as meshes
 from jaxrank.embedding import Embedding, Load, TableState
 from jaxrank.features import PAD, Batch
 from jaxrank.layout import Layout
+from jaxrank.metrics import sums as metrics
 from jaxrank.models import Model, Share
 from jaxrank.optim import is_schedule
 

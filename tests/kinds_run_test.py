@@ -15,7 +15,6 @@ from ml_collections import ConfigDict
 from runs import newest_state, nothing, records, without_speed
 from sklearn.metrics import log_loss, mean_poisson_deviance, mean_squared_error, r2_score
 
-from jaxrank import metrics
 from jaxrank.config import default
 from jaxrank.data import statistics as stats
 from jaxrank.data import statistics_report
@@ -28,6 +27,7 @@ from jaxrank.errors import InputError
 from jaxrank.evaluation import days, evaluate, report
 from jaxrank.evaluation import score as scoring
 from jaxrank.features import Task
+from jaxrank.metrics import sums
 from jaxrank.step import weights_of
 from jaxrank.train import train
 
@@ -325,7 +325,7 @@ def test_no_label_of_0_counts_as_a_negative_that_was_kept_but_that_of_its_task(c
     weights = np.ones((2, 3), np.float32) if found.weights is None else found.weights
     shifts = np.zeros((2, 3), np.float32) if found.shifts is None else found.shifts
     np.testing.assert_array_equal(found.labels, [[0, 0, 0], [1, 1, 1]])
-    traffic = metrics.of_all_traffic(weights, found.labels, shifts)
+    traffic = sums.of_all_traffic(weights, found.labels, shifts)
     np.testing.assert_allclose(traffic, [[1, 10, 1], [1, 1, 1]], rtol=1e-6)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from sklearn.metrics import log_loss, roc_auc_score
 
-from jaxrank import metrics
+from jaxrank.metrics import sums as metrics
 
 FIELDS = {"logloss", "auc", "normalized_entropy", "calibration", "examples"}
 

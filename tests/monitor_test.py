@@ -4,7 +4,7 @@ import pytest
 
 from jaxrank.errors import InputError
 from jaxrank.features import Task
-from jaxrank.monitor import make_monitor
+from jaxrank.metrics.early_stopping import make_monitor
 
 CLICK, BUY = Task("click"), Task("buy")
 

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from jaxrank import metrics, processes
+from jaxrank import processes
 from jaxrank.data.examples import Examples, cut
 from jaxrank.data.files import check_parent, is_local
 from jaxrank.data.pipeline import EvaluationBatches
@@ -25,6 +25,7 @@ from jaxrank.evaluation import slices
 from jaxrank.features import MAX_GROUP, Batch, Schema, Task
 from jaxrank.feed import Feed
 from jaxrank.mesh import put_batch
+from jaxrank.metrics import sums as metrics
 from jaxrank.program import Program
 from jaxrank.step import Weights
 

@@ -19,8 +19,8 @@ the log of that of a count.
 
 import numpy as np
 
-from jaxrank.auc import Floats
 from jaxrank.losses import LOG_COUNT_LIMIT
+from jaxrank.metrics.auc import Floats
 
 # By kind of task.
 NAMES = {"real": "squared_error", "count": "deviance"}

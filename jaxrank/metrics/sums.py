@@ -28,9 +28,10 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from jaxrank import deviance, losses
-from jaxrank.auc import Floats, auc_of_examples, auc_of_groups
-from jaxrank.deviance import ratio
+from jaxrank import losses
+from jaxrank.metrics import regression
+from jaxrank.metrics.auc import Floats, auc_of_examples, auc_of_groups
+from jaxrank.metrics.regression import ratio
 
 # Bins of 1/32 in the logit over [-16, 16); what lies outside counts in the first or last bin.
 # Within a bin all pairs count half. Error of the AUC, measured: with 1,000,000 examples 1e-4 where
@@ -132,12 +133,12 @@ def from_sums(sums: Sums, kinds: Sequence[str]) -> list[dict[str, float]]:
         else:
             spread = s.spread[task]
             mean = ratio(s.observed[task], s.weight[task])
-            of_mean = s.weight[task] * deviance.spread(kind, mean)
+            of_mean = s.weight[task] * regression.spread(kind, mean)
             # The m log(m) of a count is near 0 where m is near 1, but moves with m.
             parts = (spread, abs(of_mean), 2 * s.observed[task] if kind == "count" else 0.0)
             least = spread - of_mean
             least = least if least > _LEAST_SPREAD * max(parts) else 0.0
-            found.append(deviance.of_sums(kind, **told, least=least))
+            found.append(regression.of_sums(kind, **told, least=least))
     return found
 
 
@@ -166,8 +167,8 @@ def exact(
     """
     x, y, w = _weighted(outputs, labels, weights)
     if kind != "binary":
-        loss, predicted = (w * deviance.half(kind, x, y)).sum(), (w * prediction(x, kind)).sum()
-        return deviance.of_labels(kind, y, w, loss=loss, predicted=predicted)
+        loss, predicted = (w * regression.half(kind, x, y)).sum(), (w * prediction(x, kind)).sum()
+        return regression.of_labels(kind, y, w, loss=loss, predicted=predicted)
     with np.errstate(over="ignore", invalid="ignore"):
         loss = _where_any(y, np.logaddexp(0, -x)) + _where_any(1 - y, np.logaddexp(0, x))
     return _exact(x, probability(x), loss, y, w)
@@ -189,8 +190,8 @@ def constant(labels: ArrayLike, weights: ArrayLike, kind: str = "binary") -> dic
     """The metrics of the best constant prediction, the weighted mean label."""
     _, y, w = _weighted(labels, labels, weights)
     if kind != "binary":
-        return deviance.of_labels(
-            kind, y, w, loss=deviance.least_loss(kind, y, w), predicted=(w * y).sum()
+        return regression.of_labels(
+            kind, y, w, loss=regression.least_loss(kind, y, w), predicted=(w * y).sum()
         )
     weight, positives = w.sum(), (w * y).sum()
     return _of_binary(
