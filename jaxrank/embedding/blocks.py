@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import jax
 
-from jaxrank.apart import apart
+from jaxrank.native.fusion import apart
 
 SUBLANES = 8  # rows of a tile of 32-bit numbers on TPU; the same elsewhere, for equal rounds
 

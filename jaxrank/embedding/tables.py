@@ -16,7 +16,6 @@ from jax.sharding import PartitionSpec as P
 
 from jaxrank import mesh as meshes
 from jaxrank import native
-from jaxrank.apart import apart
 from jaxrank.embedding import sorted_sums
 from jaxrank.embedding.blocks import Form, up_to
 from jaxrank.embedding.by_line import ByLine
@@ -43,6 +42,7 @@ from jaxrank.embedding.storage import (
 from jaxrank.errors import InputError
 from jaxrank.features import PAD, Batch, Lists
 from jaxrank.layout import Layout, Stack, ids_of_device
+from jaxrank.native.fusion import apart
 
 Vectors = dict[str, dict[str, jax.Array]]
 # By stack. Where nothing travels, i32[m]: where each id lies in the split array, or PAD.

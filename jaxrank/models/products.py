@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from jaxrank import native
-from jaxrank.apart import apart
 from jaxrank.models import native_layers
+from jaxrank.native.fusion import apart
 
 PRECISIONS = ("default", "high", "highest", "bfloat16", "mixed_bfloat16")
 _MIXED = "mixed_bfloat16"
