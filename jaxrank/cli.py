@@ -124,10 +124,11 @@ def _train(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
 
 
 def _plan(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
-    from jaxrank import mesh, plan_report
+    from jaxrank import mesh
     from jaxrank.aot.topology import topology
-    from jaxrank.plan import plan
-    from jaxrank.plan_case import Machine
+    from jaxrank.placement import report as plan_report
+    from jaxrank.placement.case import Machine
+    from jaxrank.placement.plan import plan
     from jaxrank.report import parse_bytes
 
     if (args.devices is None) == (not args.topology):

@@ -13,7 +13,7 @@ from jaxrank.errors import RunError
 
 if TYPE_CHECKING:
     from jaxrank.bench.measure import Bench
-    from jaxrank.plan import Planned
+    from jaxrank.placement.plan import Planned
 
 _MOST_FEATURES = 40  # in a picture; those with the largest values are shown
 _MOST_SPLITS = 4

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from jaxrank import config as configs
 from jaxrank import mesh as meshes
-from jaxrank import models, native, placement, processes, run_data, workdir
+from jaxrank import models, native, processes, run_data, workdir
 from jaxrank.checkpoints.manager import Checkpoints
 from jaxrank.checkpoints.record import Metric
 from jaxrank.data import packing
@@ -25,6 +25,7 @@ from jaxrank.evaluation import score as scoring
 from jaxrank.features import MAX_GROUP, Schema
 from jaxrank.layout import Hot, Layout
 from jaxrank.metrics.early_stopping import Monitor, make_monitor
+from jaxrank.placement import decide
 from jaxrank.program import BatchShape, Program, check_batch, make_trainee
 from jaxrank.report import Report, format_bytes
 from jaxrank.spikes import Spikes
@@ -92,7 +93,7 @@ def build(config: ConfigDict, directory: Path, report: Report) -> Job:
     group = packing.group_size(config.batch_size, config.data.shards)
     check_batch("batch_size", config.batch_size, group, mesh.size)
     kept = _kept_placement(directory, store)
-    placed = placement.decide(config, split, store.schema, mesh, kept)
+    placed = decide.decide(config, split, store.schema, mesh, kept)
     for line in placed.messages:
         report(line)
     layout = placed.layout

@@ -11,10 +11,10 @@ import tiny
 from sharded import by_table
 
 from jaxrank import mesh as meshes
-from jaxrank.data.traffic import TableReads, Traffic
-from jaxrank.embedding import planner
 from jaxrank.features import PAD, Categorical, Dense, Ragged, Schema, Table, Task
 from jaxrank.layout import Hot, layout
+from jaxrank.placement import planner
+from jaxrank.placement.traffic import TableReads, Traffic
 from jaxrank.program import BatchShape, Program, make_trainee
 
 SCHEMA = Schema(

@@ -10,8 +10,7 @@ import pytest
 import tiny
 from runs import on_store, saved
 
-from jaxrank import budget, cli, report
-from jaxrank import plan as plans
+from jaxrank import cli, report
 from jaxrank import run as job
 from jaxrank.aot import topology
 from jaxrank.config import load
@@ -19,7 +18,9 @@ from jaxrank.embedding import make_rule
 from jaxrank.errors import InputError, RunError
 from jaxrank.features import Categorical, Schema, Table, Task
 from jaxrank.layout import Hot, layout
-from jaxrank.plan_case import Machine
+from jaxrank.placement import budget
+from jaxrank.placement import plan as plans
+from jaxrank.placement.case import Machine
 from jaxrank.program import BatchShape
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"

@@ -9,14 +9,14 @@ import tiny
 from examples import rows_in_order
 
 from jaxrank.config import to_plain
-from jaxrank.data import prepare, synthetic, traffic
-from jaxrank.data.traffic import TableReads, Traffic
-from jaxrank.embedding import frequency, planner
-from jaxrank.embedding.replay import replay
+from jaxrank.data import prepare, synthetic
 from jaxrank.embedding.storage import GROUPS, group
 from jaxrank.errors import InputError
 from jaxrank.features import PAD, Categorical, Ragged, Schema, Table, Task
 from jaxrank.layout import Hot, layout
+from jaxrank.placement import frequency, planner, traffic
+from jaxrank.placement.replay import replay
+from jaxrank.placement.traffic import TableReads, Traffic
 
 # --- what is measured ---
 

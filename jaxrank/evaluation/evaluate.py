@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from jaxrank import mesh as meshes
-from jaxrank import placement, processes, run_data
+from jaxrank import processes, run_data
 from jaxrank import workdir as workdirs
 from jaxrank.checkpoints.manager import Checkpoints
 from jaxrank.data.split import Split
@@ -20,6 +20,7 @@ from jaxrank.errors import InputError
 from jaxrank.evaluation import score as scoring
 from jaxrank.evaluation import slices
 from jaxrank.features import Schema
+from jaxrank.placement import decide
 from jaxrank.program import BatchShape, Program, make_trainee
 from jaxrank.step import Trainee, Weights, weights_of
 from jaxrank.timetable import NEXT_DAY
@@ -127,7 +128,7 @@ def trained_in(
     mesh = meshes.make_mesh(replicas=count // math.gcd(count, GROUPS))
     processes.check_devices(mesh)
     hot = workdirs.load_placement(directory)
-    layout, _, room, _ = placement.unmeasured(schema, config, mesh, hot)
+    layout, _, room, _ = decide.unmeasured(schema, config, mesh, hot)
     # Of the training batch and its steps nothing matters here: parameters have the same shapes.
     trainee = make_trainee(config, layout, mesh, num_steps=_NUM_STEPS, room=room)
     return trainee, mesh, BatchShape(mesh.size, 1, {stack.name: 1 for stack in layout.stacks})

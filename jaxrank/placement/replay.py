@@ -10,10 +10,10 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxrank.data.examples import Examples
-from jaxrank.data.traffic import lists_read
 from jaxrank.embedding.storage import GROUPS, group
 from jaxrank.features import PAD
 from jaxrank.layout import Layout, Stack, ToStack
+from jaxrank.placement.traffic import lists_read
 
 
 class Replay(NamedTuple):

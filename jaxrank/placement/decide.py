@@ -10,16 +10,17 @@ from typing import Any, NamedTuple
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from jaxrank import budget, plan_case, processes
 from jaxrank import layout as layouts
 from jaxrank import mesh as meshes
+from jaxrank import processes
 from jaxrank.config import to_plain
 from jaxrank.data.split import Split
-from jaxrank.data.traffic import StoredReads, measure
-from jaxrank.embedding import planner
 from jaxrank.errors import InputError
 from jaxrank.features import Schema
 from jaxrank.layout import Hot, Layout
+from jaxrank.placement import budget, planner
+from jaxrank.placement import case as plan_case
+from jaxrank.placement.traffic import StoredReads, measure
 from jaxrank.program import dims_of
 
 # Of a batch whose ids were not measured: no buffer overflows if a device reads twice as many

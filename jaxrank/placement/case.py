@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 import jax
 from ml_collections import ConfigDict
 
-from jaxrank import budget
 from jaxrank import mesh as meshes
 from jaxrank.config import to_plain
-from jaxrank.data import packing, traffic
-from jaxrank.embedding import check_row_shards, planner
+from jaxrank.data import packing
+from jaxrank.embedding import check_row_shards
 from jaxrank.errors import InputError
 from jaxrank.features import Schema
 from jaxrank.layout import Hot, Layout, ids_of_device, layout
+from jaxrank.placement import budget, planner, traffic
 from jaxrank.program import BatchShape, check_batch, dims_of, make_trainee
 from jaxrank.step import Trainee, layers_state, model_inputs
 

@@ -6,15 +6,16 @@ from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
-from jaxrank import budget, embedding, run_data
+from jaxrank import embedding, run_data
 from jaxrank.config import to_plain
-from jaxrank.data import sources, synthetic, traffic
+from jaxrank.data import sources, synthetic
 from jaxrank.data.examples import Examples
 from jaxrank.data.store import is_store
-from jaxrank.embedding.replay import Replay, replay
 from jaxrank.errors import InputError
 from jaxrank.metrics.early_stopping import check_metric
-from jaxrank.plan_case import Case, Machine, Maker, PlanData
+from jaxrank.placement import budget, traffic
+from jaxrank.placement.case import Case, Machine, Maker, PlanData
+from jaxrank.placement.replay import Replay, replay
 from jaxrank.program import check_config
 from jaxrank.report import Report, format_bytes
 from jaxrank.timetable import NEXT_DAY

@@ -3,8 +3,8 @@
 from typing import Any
 
 from jaxrank import plots
-from jaxrank.embedding.planner import TablePlan
-from jaxrank.plan import MOST_IMBALANCE, Planned
+from jaxrank.placement.plan import MOST_IMBALANCE, Planned
+from jaxrank.placement.planner import TablePlan
 from jaxrank.report import format_bytes
 
 _MOST_TABLES_TOLD = 60
