@@ -28,7 +28,7 @@ from counts import positive
 from in_turn import Program, Round, serve
 from step_data import BATCH
 
-from jaxrank import huge_pages
+from jaxrank.runtime import huge_pages
 
 HERE = Path(__file__).resolve().parent
 OURS = ("jaxrank", "jaxrank_bfloat16", "jaxrank_tables")

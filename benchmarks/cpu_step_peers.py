@@ -38,7 +38,7 @@ from step_data import (
     raw,
 )
 
-from jaxrank import huge_pages
+from jaxrank.runtime import huge_pages
 
 ID_ROWS = sum(TABLES)
 

@@ -15,11 +15,11 @@ import numpy as np
 from counts import positive
 
 from jaxrank import config as configs
-from jaxrank import huge_pages
 from jaxrank import mesh as meshes
 from jaxrank.features import PAD, Batch, Categorical, Dense, Lists, Ragged, Schema, Table, Task
 from jaxrank.layout import Layout, layout
 from jaxrank.program import BatchShape, Program, make_trainee
+from jaxrank.runtime import huge_pages
 
 DIM = 16
 GROUP = 32

@@ -24,11 +24,11 @@ from step_data import LIST_ROWS, LISTS
 from step_data import TABLES as CRITEO
 
 from jaxrank import config as configs
-from jaxrank import huge_pages
 from jaxrank import mesh as meshes
 from jaxrank import run as jobs
 from jaxrank.bench import measure as bench
-from jaxrank.feed import Feed
+from jaxrank.runtime import huge_pages
+from jaxrank.runtime.prefetch import Feed
 
 QUICKSTART = Path(__file__).resolve().parent.parent / "configs" / "quickstart.py"
 

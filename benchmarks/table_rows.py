@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from counts import positive
 
-from jaxrank import huge_pages
+from jaxrank.runtime import huge_pages
 
 
 def program_of(rows: int, batch_size: int, steps_per_call: int):

@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
-from jaxrank import huge_pages, processes, signals, threads
 from jaxrank.errors import InputError, RunError, StoppedError
 from jaxrank.flags import ONCE, parsers
+from jaxrank.runtime import huge_pages, processes, signals, threads
 
 
 def _check_picture(path: Path) -> None:
@@ -239,7 +239,7 @@ def _export(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
 
 def _join(args: argparse.Namespace) -> None:
     """Brings the processes together that were all told to do this."""
-    from jaxrank import rendezvous
+    from jaxrank.runtime import rendezvous
 
     rendezvous.join(args.coordinator, args.num_processes, args.process_id)
     processes.open_devices()

@@ -8,9 +8,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrank import processes
 from jaxrank.errors import InputError
 from jaxrank.features import Batch, Lists
+from jaxrank.runtime import processes
 
 _MOST = 10  # steps that batches are written for, in one run of the program
 # Calls between the one that a step is judged in and the one whose batches were put last: one is in

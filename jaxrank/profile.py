@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxrank import processes
 from jaxrank.errors import InputError, RunError
 from jaxrank.report import Report
 from jaxrank.run import Job
+from jaxrank.runtime import processes
 
 
 class Steps(NamedTuple):

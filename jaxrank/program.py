@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
 from jaxrank import config as configs
-from jaxrank import embedding, models, optim, processes, validate
+from jaxrank import embedding, models, optim, validate
 from jaxrank import mesh as meshes
 from jaxrank import step as steps
 from jaxrank.config import to_plain
@@ -27,6 +27,7 @@ from jaxrank.errors import InputError
 from jaxrank.features import Batch, Schema
 from jaxrank.layout import Layout, batch_of, ids_of_device
 from jaxrank.metrics import sums as metrics
+from jaxrank.runtime import processes
 from jaxrank.timetable import make_timetable
 
 

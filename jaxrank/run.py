@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from jaxrank import config as configs
 from jaxrank import mesh as meshes
-from jaxrank import models, native, processes, run_data, workdir
+from jaxrank import models, native, run_data, workdir
 from jaxrank.checkpoints.manager import Checkpoints
 from jaxrank.checkpoints.record import Metric
 from jaxrank.data import packing
@@ -28,6 +28,7 @@ from jaxrank.metrics.early_stopping import Monitor, make_monitor
 from jaxrank.placement import decide
 from jaxrank.program import BatchShape, Program, check_batch, make_trainee
 from jaxrank.report import Report, format_bytes
+from jaxrank.runtime import processes
 from jaxrank.spikes import Spikes
 from jaxrank.step import TrainState, model_inputs
 from jaxrank.timetable import NEXT_DAY, Timetable, make_timetable

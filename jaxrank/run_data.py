@@ -6,12 +6,12 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from jaxrank import processes
 from jaxrank.config import differences, to_plain
 from jaxrank.data import direct, prepare, spec
 from jaxrank.data.store import Store, is_store, no_split, open_store
 from jaxrank.errors import InputError
 from jaxrank.report import Report
+from jaxrank.runtime import processes
 from jaxrank.timetable import NEXT_DAY
 
 

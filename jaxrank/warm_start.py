@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from jaxrank import processes, run_data, workdir
+from jaxrank import run_data, workdir
 from jaxrank.carried_layers import CarriedLayers, InputMap, carry_layers
 from jaxrank.carried_rows import carry_rows, plan_moves
 from jaxrank.checkpoints.manager import Checkpoints
@@ -25,6 +25,7 @@ from jaxrank.features import PAD, Schema
 from jaxrank.layout import Layout
 from jaxrank.report import Report
 from jaxrank.run import Job
+from jaxrank.runtime import processes
 from jaxrank.step import Trainee, TrainState
 
 _MOST_TOLD = 20  # tables with a line of their own

@@ -19,13 +19,13 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from jaxrank import processes
 from jaxrank.config import FREE, default, differences, from_plain, to_plain
 from jaxrank.data.files import is_local
 from jaxrank.data.lock import is_at
 from jaxrank.errors import InputError, RunError
 from jaxrank.features import Schema
 from jaxrank.layout import Hot
+from jaxrank.runtime import processes
 
 _FINISHED = "finished"
 # What may be otherwise a while later, and so is no wrong use.

@@ -18,8 +18,8 @@ from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.proto.summary_pb2 import Summary
 
-from jaxrank import processes
 from jaxrank.errors import InputError
+from jaxrank.runtime import processes
 
 FLUSH_RECORDS = 1000
 FLUSH_SECONDS = 5.0

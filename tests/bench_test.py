@@ -11,7 +11,7 @@ import pytest
 import tiny
 from runs import nothing, on_store, saved
 
-from jaxrank import cli, processes
+from jaxrank import cli
 from jaxrank import config as configs
 from jaxrank.bench import input_stages, measure
 from jaxrank.bench.advice import STAGES, Setting, Throughput, advice_on, limit_of
@@ -20,6 +20,7 @@ from jaxrank.data.batcher import Batcher
 from jaxrank.data.pipeline import TrainBatches
 from jaxrank.errors import InputError, RunError
 from jaxrank.layout import layout
+from jaxrank.runtime import processes
 from jaxrank.timetable import make_timetable
 from jaxrank.train import train
 from jaxrank.workdir import locked

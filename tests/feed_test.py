@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from jaxrank.feed import Feed
+from jaxrank.runtime.prefetch import Feed
 
 
 class Counted:

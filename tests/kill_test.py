@@ -17,7 +17,7 @@ KILLS = 16
 
 def _train(store, workdir, told):
     """The program of a process: trains, and tells when it has compiled the step."""
-    from jaxrank.stop import Stop
+    from jaxrank.runtime.stop import Stop
     from jaxrank.train import train
 
     whole = Stop.asked

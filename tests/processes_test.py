@@ -24,10 +24,11 @@ import quick_compile
 import tiny
 from runs import newest_state, nothing, on_store, records, without_speed
 
-from jaxrank import cli, processes, rendezvous
+from jaxrank import cli
 from jaxrank.data.prepare import prepare
 from jaxrank.errors import InputError, RunError
 from jaxrank.evaluation import evaluate
+from jaxrank.runtime import processes, rendezvous
 from jaxrank.train import train
 from jaxrank.workdir import locked
 

@@ -15,7 +15,7 @@ from runs import newest_state, on_store
 
 from jaxrank import cli, profile
 from jaxrank.errors import InputError, RunError
-from jaxrank.feed import Feed
+from jaxrank.runtime.prefetch import Feed
 from jaxrank.train import train
 
 

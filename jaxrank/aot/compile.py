@@ -11,17 +11,17 @@ import jax
 from ml_collections import ConfigDict
 
 from jaxrank import mesh as meshes
-from jaxrank import processes
 from jaxrank.aot import checks
 from jaxrank.aot import devices as absent
 from jaxrank.aot.scaling import StepTime, grown, step_time
 from jaxrank.aot.topology import Topology, topology
 from jaxrank.errors import InputError
-from jaxrank.feed import AHEAD
 from jaxrank.placement import plan
 from jaxrank.placement.case import Machine, Maker, PlanData
 from jaxrank.program import BatchShape, Program, check_batch, check_config, make_trainee
 from jaxrank.report import Report
+from jaxrank.runtime import processes
+from jaxrank.runtime.prefetch import AHEAD
 from jaxrank.step import weights_of
 from jaxrank.timetable import make_timetable
 

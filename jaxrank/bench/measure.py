@@ -19,17 +19,17 @@ import jax
 from ml_collections import ConfigDict
 
 from jaxrank import mesh as meshes
-from jaxrank import processes
 from jaxrank import run as jobs
 from jaxrank import workdir as workdirs
 from jaxrank.bench import input_stages
 from jaxrank.bench.advice import Setting, Throughput, advice_on, limit_of
 from jaxrank.data.split import Split
 from jaxrank.errors import InputError
-from jaxrank.feed import AHEAD, Feed
 from jaxrank.program import check_config
 from jaxrank.report import Report
 from jaxrank.run import Job
+from jaxrank.runtime import processes
+from jaxrank.runtime.prefetch import AHEAD, Feed
 from jaxrank.step import TrainState
 
 _COMPILED = 2  # calls after which a program is compiled and its arrays are where they stay

@@ -26,7 +26,6 @@ import jax
 import orbax.checkpoint as ocp
 
 import jaxrank
-from jaxrank import processes
 from jaxrank.checkpoints import record as run_record
 from jaxrank.checkpoints.checksums import checksums, differing
 from jaxrank.checkpoints.reader import StoredArrays
@@ -34,6 +33,7 @@ from jaxrank.checkpoints.record import Metric
 from jaxrank.checkpoints.retention import Retention
 from jaxrank.embedding import GROUPS
 from jaxrank.errors import InputError, RunError
+from jaxrank.runtime import processes
 from jaxrank.step import TrainState, Weights, trained, weights_of
 
 # About twenty lines a save otherwise; and of one that fails a page of traceback for each array, as

@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from jaxrank import mesh as meshes
-from jaxrank import processes, run_data
+from jaxrank import run_data
 from jaxrank import workdir as workdirs
 from jaxrank.checkpoints.manager import Checkpoints
 from jaxrank.data.split import Split
@@ -22,6 +22,7 @@ from jaxrank.evaluation import slices
 from jaxrank.features import Schema
 from jaxrank.placement import decide
 from jaxrank.program import BatchShape, Program, make_trainee
+from jaxrank.runtime import processes
 from jaxrank.step import Trainee, Weights, weights_of
 from jaxrank.timetable import NEXT_DAY
 

@@ -6,13 +6,13 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxrank import processes
 from jaxrank import workdir as workdirs
 from jaxrank.errors import InputError
 from jaxrank.evaluation import score as scoring
 from jaxrank.evaluation.evaluate import Opened, open_run
 from jaxrank.evaluation.report import by_name, in_short
 from jaxrank.report import Report
+from jaxrank.runtime import processes
 from jaxrank.writers import open_writer
 
 _MOST_SECONDS = 86400

@@ -14,7 +14,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from jaxrank import processes
 from jaxrank.data.examples import Examples, cut
 from jaxrank.data.files import check_parent, is_local
 from jaxrank.data.pipeline import EvaluationBatches
@@ -23,10 +22,11 @@ from jaxrank.data.store import Store
 from jaxrank.errors import InputError, RunError
 from jaxrank.evaluation import slices
 from jaxrank.features import MAX_GROUP, Batch, Schema, Task
-from jaxrank.feed import Feed
 from jaxrank.mesh import put_batch
 from jaxrank.metrics import sums as metrics
 from jaxrank.program import Program
+from jaxrank.runtime import processes
+from jaxrank.runtime.prefetch import Feed
 from jaxrank.step import Weights
 
 # Batches whose results may wait on the devices while the host makes the next ones.

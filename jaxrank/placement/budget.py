@@ -12,9 +12,9 @@ import jax
 from jaxrank.embedding import Rule
 from jaxrank.embedding.storage import Storage, padded_width, storage
 from jaxrank.features import Batch
-from jaxrank.feed import AHEAD
 from jaxrank.layout import Layout, Stack, ids_of_device
 from jaxrank.report import format_bytes
+from jaxrank.runtime.prefetch import AHEAD
 
 _NUMBER = 4  # bytes of a float32 and of an int32
 

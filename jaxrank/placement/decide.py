@@ -12,7 +12,6 @@ from ml_collections import ConfigDict
 
 from jaxrank import layout as layouts
 from jaxrank import mesh as meshes
-from jaxrank import processes
 from jaxrank.config import to_plain
 from jaxrank.data.split import Split
 from jaxrank.errors import InputError
@@ -22,6 +21,7 @@ from jaxrank.placement import budget, planner
 from jaxrank.placement import case as plan_case
 from jaxrank.placement.traffic import StoredReads, measure
 from jaxrank.program import dims_of
+from jaxrank.runtime import processes
 
 # Of a batch whose ids were not measured: no buffer overflows if a device reads twice as many
 # different ids of one owner as of the average one.

@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxrank import mesh as meshes
-from jaxrank.signals import SIGNALS, end_at_second
+from jaxrank.runtime.signals import SIGNALS, end_at_second
 
 _APART_SECONDS = 1.0  # from one signal to another; see `end_at_second`
 

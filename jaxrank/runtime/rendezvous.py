@@ -17,7 +17,7 @@ from typing import Any
 import jax
 
 from jaxrank.errors import InputError, RunError
-from jaxrank.processes import SHUTDOWN_SECONDS
+from jaxrank.runtime.processes import SHUTDOWN_SECONDS
 
 _IMPATIENCE = 20  # seconds after which a process that waits for the others says so
 _METADATA_SECONDS = 2.0
