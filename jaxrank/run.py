@@ -29,8 +29,8 @@ from jaxrank.placement import decide
 from jaxrank.program import BatchShape, Program, check_batch, make_trainee
 from jaxrank.report import Report, format_bytes
 from jaxrank.runtime import processes
-from jaxrank.spikes import Spikes
 from jaxrank.step import TrainState, model_inputs
+from jaxrank.telemetry.loss_spikes import Spikes
 from jaxrank.timetable import NEXT_DAY, Timetable, make_timetable
 
 # Smaller groups of packed lists leave most of their room empty.

@@ -9,18 +9,15 @@ from signal import Signals
 from ml_collections import ConfigDict
 
 from jaxrank import mesh as meshes
-from jaxrank import profile, warm_start
 from jaxrank import run as jobs
+from jaxrank import warm_start
 from jaxrank import workdir as workdirs
-from jaxrank.debug_batches import LastBatches
 from jaxrank.errors import RunError, StoppedError
 from jaxrank.evaluation import days
 from jaxrank.evaluation import score as scoring
 from jaxrank.evaluation.report import Result, by_name, in_short
 from jaxrank.features import Batch
-from jaxrank.profile import Profile
 from jaxrank.program import check_config
-from jaxrank.recorder import Recorder
 from jaxrank.report import Report
 from jaxrank.run import Job
 from jaxrank.runtime import processes
@@ -28,7 +25,11 @@ from jaxrank.runtime.prefetch import Feed
 from jaxrank.runtime.stop import Stop
 from jaxrank.runtime.watchdog import HangWatch
 from jaxrank.step import TrainState, weights_of
-from jaxrank.writers import Progress, Writer, open_writer
+from jaxrank.telemetry import profiler as profile
+from jaxrank.telemetry.debug_batches import LastBatches
+from jaxrank.telemetry.profiler import Profile
+from jaxrank.telemetry.recorder import Recorder
+from jaxrank.telemetry.writers import Progress, Writer, open_writer
 
 _LOOK = 1.0  # seconds between looks at whether a signal has come while the input does not
 

@@ -13,9 +13,10 @@ import pytest
 import tiny_config
 from runs import newest_state, on_store
 
-from jaxrank import cli, profile
+from jaxrank import cli
 from jaxrank.errors import InputError, RunError
 from jaxrank.runtime.prefetch import Feed
+from jaxrank.telemetry import profiler as profile
 from jaxrank.train import train
 
 

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from runs import newest_state, nothing, on_store, records
 
-from jaxrank import debug_batches
 from jaxrank import mesh as meshes
-from jaxrank.debug_batches import LastBatches
 from jaxrank.errors import InputError, RunError
 from jaxrank.optim import is_schedule
 from jaxrank.run import build
-from jaxrank.spikes import Spikes
+from jaxrank.telemetry import debug_batches
+from jaxrank.telemetry.debug_batches import LastBatches
+from jaxrank.telemetry.loss_spikes import Spikes
 from jaxrank.train import train
 
 PUT = meshes.put_batch

@@ -10,9 +10,9 @@ import pytest
 from runs import records
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 
-from jaxrank import writers
 from jaxrank.errors import InputError
-from jaxrank.writers import Progress, Writer
+from jaxrank.telemetry import writers
+from jaxrank.telemetry.writers import Progress, Writer
 
 
 def events(workdir):

@@ -13,7 +13,7 @@ from jaxrank.evaluation.evaluate import Opened, open_run
 from jaxrank.evaluation.report import by_name, in_short
 from jaxrank.report import Report
 from jaxrank.runtime import processes
-from jaxrank.writers import open_writer
+from jaxrank.telemetry.writers import open_writer
 
 _MOST_SECONDS = 86400
 

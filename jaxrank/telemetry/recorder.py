@@ -6,13 +6,13 @@ import jax
 import numpy as np
 
 from jaxrank import mesh as meshes
-from jaxrank.debug_batches import LastBatches
 from jaxrank.errors import RunError
 from jaxrank.metrics.sums import from_sums
 from jaxrank.report import Report
 from jaxrank.run import Job
 from jaxrank.step import ExchangeMetrics, StepMetrics
-from jaxrank.writers import Progress, Writer
+from jaxrank.telemetry.debug_batches import LastBatches
+from jaxrank.telemetry.writers import Progress, Writer
 
 # Of so many steps, more than a hundredth with further rounds of the exchange is worth a word.
 _ROUNDS_WATCHED = 200
