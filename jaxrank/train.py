@@ -10,7 +10,6 @@ from ml_collections import ConfigDict
 
 from jaxrank import mesh as meshes
 from jaxrank import run as jobs
-from jaxrank import warm_start
 from jaxrank import workdir as workdirs
 from jaxrank.errors import RunError, StoppedError
 from jaxrank.evaluation import days
@@ -30,6 +29,7 @@ from jaxrank.telemetry.debug_batches import LastBatches
 from jaxrank.telemetry.profiler import Profile
 from jaxrank.telemetry.recorder import Recorder
 from jaxrank.telemetry.writers import Progress, Writer, open_writer
+from jaxrank.warm_start import start
 
 _LOOK = 1.0  # seconds between looks at whether a signal has come while the input does not
 
@@ -90,7 +90,7 @@ def train(
         stack.callback(job.batches.close)
 
         def new() -> TrainState:
-            return warm_start.start(job, init_from, tell) if init_from else job.program.init()
+            return start.start(job, init_from, tell) if init_from else job.program.init()
 
         state = jobs.start(
             job,

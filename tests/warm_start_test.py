@@ -15,7 +15,7 @@ from examples import stack_rows
 from ml_collections import ConfigDict
 from runs import newest, nothing, saved
 
-from jaxrank import cli, warm_start
+from jaxrank import cli
 from jaxrank.checkpoints import manager
 from jaxrank.checkpoints.checksums import checksums, of_host
 from jaxrank.checkpoints.manager import Checkpoints
@@ -27,6 +27,7 @@ from jaxrank.evaluation import score
 from jaxrank.run import build
 from jaxrank.step import averaged, trained, weights_of
 from jaxrank.train import train
+from jaxrank.warm_start import start as warm_start
 
 ROWS = 1024
 

@@ -13,8 +13,6 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from jaxrank import run_data, workdir
-from jaxrank.carried_layers import CarriedLayers, InputMap, carry_layers
-from jaxrank.carried_rows import carry_rows, plan_moves
 from jaxrank.checkpoints.manager import Checkpoints
 from jaxrank.checkpoints.reader import StoredArrays
 from jaxrank.data.same_values import same_values
@@ -27,6 +25,8 @@ from jaxrank.report import Report
 from jaxrank.run import Job
 from jaxrank.runtime import processes
 from jaxrank.step import Trainee, TrainState
+from jaxrank.warm_start.layers import CarriedLayers, InputMap, carry_layers
+from jaxrank.warm_start.rows import carry_rows, plan_moves
 
 _MOST_TOLD = 20  # tables with a line of their own
 
