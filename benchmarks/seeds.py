@@ -65,8 +65,10 @@ def plain(config: Any) -> dict[str, Any]:
 
 
 def check_same(workdir: Path, config: Any) -> None:
-    """Refuses the run of a config that has changed since. Not by `jaxrank.workdir`, which imports
-    JAX, and processes are started here."""
+    """Refuses the run of a config that has changed since.
+
+    Not by `jaxrank.workdir.files`, which imports JAX, and processes are started here.
+    """
     path = workdir / "config.json"
     if not path.is_file():  # only the scores were kept
         return

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from jaxrank import config as configs
 from jaxrank import mesh as meshes
-from jaxrank import models, native, run_data, workdir
+from jaxrank import models, native
 from jaxrank.checkpoints.manager import Checkpoints
 from jaxrank.checkpoints.record import Metric
 from jaxrank.data import packing
@@ -32,6 +32,8 @@ from jaxrank.runtime import processes
 from jaxrank.step import TrainState, model_inputs
 from jaxrank.telemetry.loss_spikes import Spikes
 from jaxrank.timetable import NEXT_DAY, Timetable, make_timetable
+from jaxrank.workdir import data as run_data
+from jaxrank.workdir import files
 
 # Smaller groups of packed lists leave most of their room empty.
 _SMALL_GROUP = 32
@@ -181,16 +183,16 @@ def _kept_placement(directory: Path, store: Store) -> dict[str, Hot] | None:
     Raises:
         InputError: the run was trained with other features or vocabularies.
     """
-    if not workdir.has_checkpoint(directory):
+    if not files.has_checkpoint(directory):
         return None
-    schema = workdir.load_schema(directory)
+    schema = files.load_schema(directory)
     if schema != store.schema:
         scoring.check_schema(schema, store)
         raise InputError(
             f"{store.path}: its vocabularies have grown since the run in {directory} began;"
             " training goes on only with those it began with. Use another --workdir."
         )
-    return workdir.load_placement(directory)
+    return files.load_placement(directory)
 
 
 def start(

@@ -10,7 +10,6 @@ from ml_collections import ConfigDict
 
 from jaxrank import mesh as meshes
 from jaxrank import run as jobs
-from jaxrank import workdir as workdirs
 from jaxrank.errors import RunError, StoppedError
 from jaxrank.evaluation import days
 from jaxrank.evaluation import score as scoring
@@ -30,6 +29,7 @@ from jaxrank.telemetry.profiler import Profile
 from jaxrank.telemetry.recorder import Recorder
 from jaxrank.telemetry.writers import Progress, Writer, open_writer
 from jaxrank.warm_start import start
+from jaxrank.workdir import files as workdirs
 
 _LOOK = 1.0  # seconds between looks at whether a signal has come while the input does not
 

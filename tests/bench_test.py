@@ -23,7 +23,7 @@ from jaxrank.layout import layout
 from jaxrank.runtime import processes
 from jaxrank.timetable import make_timetable
 from jaxrank.train import train
-from jaxrank.workdir import locked
+from jaxrank.workdir.files import locked
 
 TINY = str(Path(__file__).with_name("tiny_config.py"))
 PNG = b"\x89PNG\r\n\x1a\n"

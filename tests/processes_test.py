@@ -30,7 +30,7 @@ from jaxrank.errors import InputError, RunError
 from jaxrank.evaluation import evaluate
 from jaxrank.runtime import processes, rendezvous
 from jaxrank.train import train
-from jaxrank.workdir import locked
+from jaxrank.workdir.files import locked
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = str(Path(__file__).with_name("tiny_config.py"))

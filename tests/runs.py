@@ -7,10 +7,10 @@ import numpy as np
 import tiny
 
 from jaxrank import run as jobs
-from jaxrank import workdir as workdirs
 from jaxrank.checkpoints.reader import dotted
 from jaxrank.run import build
 from jaxrank.train import train
+from jaxrank.workdir import files as workdirs
 
 
 def nothing(text):

@@ -13,11 +13,11 @@ from ml_collections import ConfigDict
 from runs import nothing
 
 from jaxrank import run as jobs
-from jaxrank import workdir
 from jaxrank.embedding.storage import logical_rows
 from jaxrank.evaluation import evaluate, score
 from jaxrank.layout import Hot
 from jaxrank.step import weights_of
+from jaxrank.workdir import files
 
 PLACEMENTS = {
     "rows": {"": "rows"},
@@ -68,7 +68,7 @@ def test_a_state_is_the_same_on_other_devices(store, tmp_path, placement, before
 
     state = jax.tree.map(random, job.program.init())
     jobs.save(job, 16, state, None)
-    workdir.save(tmp_path, c, job.schema, job.hot)
+    files.save(tmp_path, c, job.schema, job.hot)
     job.checkpoints.close()
     expected = on_host(job, state)
 

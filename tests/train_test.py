@@ -18,7 +18,6 @@ from ml_collections import ConfigDict
 from runs import final_state, nothing, on_store, records, run, without_speed
 
 from jaxrank import mesh as meshes
-from jaxrank import run_data
 from jaxrank.checkpoints.manager import Checkpoints
 from jaxrank.config import default
 from jaxrank.data.pipeline import TrainBatches
@@ -28,7 +27,8 @@ from jaxrank.program import Program
 from jaxrank.run import build
 from jaxrank.step import weights_of
 from jaxrank.train import train
-from jaxrank.workdir import is_finished, locked
+from jaxrank.workdir import data
+from jaxrank.workdir.files import is_finished, locked
 
 
 @pytest.fixture(scope="module")
@@ -389,11 +389,11 @@ def test_splits_that_may_be_there_are_looked_for_in_the_data(tmp_path):
     with pytest.raises(InputError, match="must name days of 'valid' .*: found '2024-01-03'"):
         train(c, tmp_path / "a", report=nothing)
     c.data.valid, c.data.order, c.data.train = "next_day", "days", "train"
-    run_data.prepared(c, tmp_path / "b", nothing)
+    data.prepared(c, tmp_path / "b", nothing)
     with c.unlocked():
         c.source = dict(kind="csv", files="not a mapping")
     with pytest.raises(InputError, match="source.files: must be a dict of split names and files"):
-        run_data.prepared(c, tmp_path / "c", nothing)
+        data.prepared(c, tmp_path / "c", nothing)
 
 
 def test_what_stands_for_missing_values_is_part_of_the_source_of_a_workdirs_data(tmp_path):
@@ -404,11 +404,11 @@ def test_what_stands_for_missing_values_is_part_of_the_source_of_a_workdirs_data
     c.features.floats = [dict(columns="x")]
     c.source, c.data.valid = ConfigDict(source | dict(null_values=["NULL"])), ""
     for _ in range(2):
-        assert run_data.prepared(c, tmp_path, nothing).split("train").rows == 2
+        assert data.prepared(c, tmp_path, nothing).split("train").rows == 2
     c.source.null_values = ["NULL", "NaN"]
     differ = r'source.null_values: \["NULL"\], now \["NULL", "NaN"\]'
     with pytest.raises(InputError, match=rf"(?s)another source .*\n  {differ}\n"):
-        run_data.prepared(c, tmp_path, nothing)
+        data.prepared(c, tmp_path, nothing)
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,14 @@ import tiny
 import tiny_config
 from runs import nothing, on_store, saved
 
-from jaxrank import cli, workdir
+from jaxrank import cli
 from jaxrank.config import default, from_plain, to_plain
 from jaxrank.data.prepare import prepare
 from jaxrank.errors import InputError, RunError
 from jaxrank.evaluation import evaluate
 from jaxrank.export.write import export
 from jaxrank.train import train
+from jaxrank.workdir import files as workdir
 
 CONFIG = f"--config={tiny_config.__file__}"
 

@@ -20,7 +20,6 @@ from ml_collections import ConfigDict
 
 from jaxrank import mesh as meshes
 from jaxrank import run as jobs
-from jaxrank import workdir as workdirs
 from jaxrank.bench import input_stages
 from jaxrank.bench.advice import Setting, Throughput, advice_on, limit_of
 from jaxrank.data.split import Split
@@ -31,6 +30,7 @@ from jaxrank.run import Job
 from jaxrank.runtime import processes
 from jaxrank.runtime.prefetch import AHEAD, Feed
 from jaxrank.step import TrainState
+from jaxrank.workdir import files as workdirs
 
 _COMPILED = 2  # calls after which a program is compiled and its arrays are where they stay
 _ROUND = 2.0  # seconds of step and of both in turn

@@ -10,8 +10,6 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from jaxrank import mesh as meshes
-from jaxrank import run_data
-from jaxrank import workdir as workdirs
 from jaxrank.checkpoints.manager import Checkpoints
 from jaxrank.data.split import Split
 from jaxrank.data.store import Store, open_store
@@ -25,6 +23,8 @@ from jaxrank.program import BatchShape, Program, make_trainee
 from jaxrank.runtime import processes
 from jaxrank.step import Trainee, Weights, weights_of
 from jaxrank.timetable import NEXT_DAY
+from jaxrank.workdir import data as run_data
+from jaxrank.workdir import files as workdirs
 
 _NUM_STEPS = 2**24  # more than any warm-up
 

@@ -6,7 +6,6 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxrank import workdir as workdirs
 from jaxrank.errors import InputError
 from jaxrank.evaluation import score as scoring
 from jaxrank.evaluation.evaluate import Opened, open_run
@@ -14,6 +13,7 @@ from jaxrank.evaluation.report import by_name, in_short
 from jaxrank.report import Report
 from jaxrank.runtime import processes
 from jaxrank.telemetry.writers import open_writer
+from jaxrank.workdir import files as workdirs
 
 _MOST_SECONDS = 86400
 

@@ -22,8 +22,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from jaxrank import run_data
-from jaxrank import workdir as workdirs
 from jaxrank.checkpoints.manager import Checkpoints
 from jaxrank.checkpoints.reader import StoredArrays
 from jaxrank.data.files import check_parent, is_local
@@ -37,6 +35,8 @@ from jaxrank.export.table_rows import TableRows, table_rows
 from jaxrank.features import RESERVED_ROWS, Table
 from jaxrank.layout import Layout
 from jaxrank.step import init_state, weights_of
+from jaxrank.workdir import data as run_data
+from jaxrank.workdir import files as workdirs
 
 
 class Export(NamedTuple):

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
-from jaxrank import embedding, run_data
+from jaxrank import embedding
 from jaxrank.config import to_plain
 from jaxrank.data import sources, synthetic
 from jaxrank.data.examples import Examples
@@ -19,7 +19,8 @@ from jaxrank.placement.replay import Replay, replay
 from jaxrank.program import check_config
 from jaxrank.report import Report, format_bytes
 from jaxrank.timetable import NEXT_DAY
-from jaxrank.workdir import directory, with_store_of_run
+from jaxrank.workdir import data as run_data
+from jaxrank.workdir.files import directory, with_store_of_run
 
 # A higher imbalance than this is worth a warning: steps wait for the busiest device.
 MOST_IMBALANCE = 1.05

@@ -12,7 +12,6 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from jaxrank import run_data, workdir
 from jaxrank.checkpoints.manager import Checkpoints
 from jaxrank.checkpoints.reader import StoredArrays
 from jaxrank.data.same_values import same_values
@@ -27,6 +26,7 @@ from jaxrank.runtime import processes
 from jaxrank.step import Trainee, TrainState
 from jaxrank.warm_start.layers import CarriedLayers, InputMap, carry_layers
 from jaxrank.warm_start.rows import carry_rows, plan_moves
+from jaxrank.workdir import data, files
 
 _MOST_TOLD = 20  # tables with a line of their own
 
@@ -96,11 +96,11 @@ def start(job: Job, source: str, report: Report) -> TrainState:
 
 
 def _open(source: str) -> _Older:
-    path = workdir.directory(source)
+    path = files.directory(source)
     which = ""
     if path.parent.name == "checkpoints" and path.name.isdecimal():
         path, which = path.parent.parent, path.name
-    config, schema = workdir.load_config(path), workdir.load_schema(path)
+    config, schema = files.load_config(path), files.load_schema(path)
     checkpoints = Checkpoints(path, read_only=True)
     step = checkpoints.step(which or ("best" if config.eval.stop_patience else "newest"))
     if step is None:
@@ -109,7 +109,7 @@ def _open(source: str) -> _Older:
     saved = checkpoints.path / str(step)
     sums = checkpoints.saved_checksums(step)
     weights, training = (StoredArrays(saved / part, sums[part]) for part in ("weights", "training"))
-    finished = workdir.is_finished(path)
+    finished = files.is_finished(path)
     return _Older(path, step, config, trainee, weights, training, bool(which), finished)
 
 
@@ -124,7 +124,7 @@ def _check_tasks(older: _Older, schema: Schema) -> None:
 def _same_rows(older: _Older, store: Store) -> Rows:
     def open_old() -> Store:
         try:
-            return run_data.opened(older.config, older.directory)
+            return data.opened(older.config, older.directory)
         except InputError as error:
             raise InputError(
                 f"--init-from: the vocabularies of {older.directory} are others than those of"
