@@ -170,14 +170,14 @@ def tables(case: Case) -> Iterator[int]:
 
 def tables_xla(case: Case) -> Iterator[int]:
     """Without the kernel."""
-    from jaxrank.embedding import sorted_sums
+    from jaxrank.embedding.backends import gpu_kernel
 
-    with unittest.mock.patch.object(sorted_sums, "is_here", return_value=False):
+    with unittest.mock.patch.object(gpu_kernel, "is_here", return_value=False):
         yield from tables(case)
 
 
 def products(case: Case) -> Iterator[int]:
-    from jaxrank.embedding.blocks import up_to
+    from jaxrank.embedding.backends.base import up_to
 
     # Sides filled up as jaxrank does, for the matrix units.
     sizes = [(up_to(a, 8), up_to(b, 8) if b > 1 else b) for a, b in case.products()]

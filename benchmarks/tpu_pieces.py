@@ -20,9 +20,9 @@ from jax.sharding import SingleDeviceSharding
 from jaxrank.aot import devices
 from jaxrank.aot.costs import costs
 from jaxrank.aot.topology import topology
-from jaxrank.embedding.by_line import ByLine
+from jaxrank.embedding.backends.lazy import PerId
+from jaxrank.embedding.backends.tpu import ByLine
 from jaxrank.embedding.duplicates import running_count, sum_by_sort
-from jaxrank.embedding.per_id import PerId
 from jaxrank.embedding.storage import LANES
 
 ROWS = 4_194_304  # of the table

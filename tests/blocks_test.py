@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from sharded import set_chunk
 
-from jaxrank.embedding import per_id
-from jaxrank.embedding.by_line import ByLine
-from jaxrank.embedding.by_row import ByRow
-from jaxrank.embedding.by_row_kernel import ByRowKernel
-from jaxrank.embedding.per_id import PerId
+from jaxrank.embedding.backends import lazy
+from jaxrank.embedding.backends.gpu import ByRowKernel
+from jaxrank.embedding.backends.lazy import PerId
+from jaxrank.embedding.backends.tpu import ByLine
+from jaxrank.embedding.backends.xla import ByRow
 from jaxrank.embedding.storage import padded_width
 from jaxrank.features import PAD
 
@@ -137,11 +137,11 @@ def test_pieces_are_the_vectors_at_their_indices_in_all_sources():
         PerId(20, -few, jnp.asarray(indices(20, 5, seed=3))),
     ]
     for some in (pieces, pieces[1:], pieces[::2], pieces[::-1], pieces[:1]):
-        index, scale = per_id.indices(some), per_id.scales(some)
+        index, scale = lazy.indices(some), lazy.scales(some)
         assert len(index) == sum(p.count for p in some)
         source = jnp.concatenate([p.source for p in some])
         found = form.take(source, index, scale)
-        np.testing.assert_array_equal(found, per_id.joined(form, some))
+        np.testing.assert_array_equal(found, lazy.joined(form, some))
         assert (scale is None) == all(p.scale is None for p in some)
         pads = sum((p.index == PAD).sum() for p in some if p.index is not None)
         assert pads == (index == PAD).sum()

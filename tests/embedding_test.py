@@ -10,8 +10,8 @@ from sharded import by_table, logical, lookup, new_tables, on, set_chunk, update
 
 from jaxrank import mesh as meshes
 from jaxrank.embedding import RULES, duplicates, first_rows, make_rule
-from jaxrank.embedding.by_row import ByRow
-from jaxrank.embedding.per_id import PerId
+from jaxrank.embedding.backends.lazy import PerId
+from jaxrank.embedding.backends.xla import ByRow
 from jaxrank.errors import InputError
 from jaxrank.features import PAD, Ragged
 from jaxrank.layout import Hot, layout

@@ -12,7 +12,7 @@ from sharded import by_table, logical, lookup, new_tables, on, set_chunk, update
 
 from jaxrank import mesh as meshes
 from jaxrank.embedding import make_rule
-from jaxrank.embedding.by_row import ByRow
+from jaxrank.embedding.backends.xla import ByRow
 from jaxrank.features import PAD, Batch, Categorical, Dense, Lists, Ragged, Schema, Table, Task
 from jaxrank.layout import Hot, layout
 

@@ -18,10 +18,11 @@ from sharded import lookup, new_tables, specs_of, update
 
 from jaxrank import mesh as meshes
 from jaxrank import native
-from jaxrank.embedding import Embedding, duplicates, make_rule, native_rows
-from jaxrank.embedding.by_row import ByRow
-from jaxrank.embedding.by_row_native import ByRowNative
-from jaxrank.embedding.per_id import PerId
+from jaxrank.embedding import Embedding, duplicates, make_rule
+from jaxrank.embedding.backends import cpu_rows
+from jaxrank.embedding.backends.cpu import ByRowNative
+from jaxrank.embedding.backends.lazy import PerId
+from jaxrank.embedding.backends.xla import ByRow
 from jaxrank.features import PAD
 from jaxrank.layout import layout
 from jaxrank.models.cross import LowRankCross, MatrixCross
@@ -77,7 +78,7 @@ def test_rows_are_taken_as_by_xla(count, dim):
     table, index = floats(700, 128), ids(count, 700)
     assert_same_bits(form.take(table, index), plain.take(table, index))
     numbers = jnp.asarray(table[:, 0])
-    assert_same_bits(native_rows.take(numbers, index), plain._found(numbers, index))
+    assert_same_bits(cpu_rows.take(numbers, index), plain._found(numbers, index))
 
 
 @needs_compiler
@@ -125,7 +126,7 @@ def test_gradients_of_an_id_are_added_up_as_by_xla(count, rows, dim):
             jnp.asarray(floats(rest, seed=7)),
         ),
     ]
-    unique, sums = jax.jit(lambda: native_rows.sum_by_id(row, pieces, rows, dim))()
+    unique, sums = jax.jit(lambda: cpu_rows.sum_by_id(row, pieces, rows, dim))()
     scratch = jnp.zeros(rows, jnp.int32)
     expected, of_expected, _ = duplicates.sum_by_scratch(ByRow(dim, dim), row, pieces, scratch)
     different = len(np.unique(row[row != PAD]))

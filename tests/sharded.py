@@ -11,7 +11,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxrank import mesh as meshes
-from jaxrank.embedding import Embedding, by_line, by_row, logical_rows
+from jaxrank.embedding import Embedding, logical_rows
+from jaxrank.embedding.backends import tpu, xla
 
 # Compiled once for each embedding; it is kept with it, so that its id stays its own.
 _COMPILED: dict = {}
@@ -35,7 +36,7 @@ def on(platform):
 
 def set_chunk(monkeypatch, count):
     """Both forms of blocks move so many vectors at a time."""
-    for form in (by_line, by_row):
+    for form in (tpu, xla):
         monkeypatch.setattr(form, "CHUNK", count)
 
 

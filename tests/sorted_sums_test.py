@@ -10,7 +10,8 @@ import pytest
 from embedding_test import make, random_grads, reference_rule
 from sharded import logical, new_tables, update
 
-from jaxrank.embedding import make_rule, sorted_sums
+from jaxrank.embedding import make_rule
+from jaxrank.embedding.backends import gpu_kernel
 from jaxrank.features import PAD
 
 COUNT, ROWS, RATE, STEP = 200, 300, 0.1, 3
@@ -70,8 +71,8 @@ def sums_of(given):
 def program(change, chunk=CHUNK):
     @jax.jit
     def run(arrays, given):
-        given = sorted_sums.Given(**given)
-        return sorted_sums.change_rows(arrays, given, change, chunk=chunk, interpret=True)
+        given = gpu_kernel.Given(**given)
+        return gpu_kernel.change_rows(arrays, given, change, chunk=chunk, interpret=True)
 
     return run
 
@@ -240,14 +241,14 @@ def test_a_step_that_does_not_apply_keeps_all_bits():
 )
 def test_the_kernel_is_for_gpus_that_xla_has_triton_for(capability, expected):
     told = {"compute_capability": capability} if capability else {}
-    assert sorted_sums.is_here(types.SimpleNamespace(**told)) == expected
+    assert gpu_kernel.is_here(types.SimpleNamespace(**told)) == expected
 
 
 def test_without_triton_there_is_no_kernel(monkeypatch):
-    monkeypatch.setattr(sorted_sums, "_has_triton", lambda: False)
-    assert not sorted_sums.is_here(types.SimpleNamespace(compute_capability="9.0"))
+    monkeypatch.setattr(gpu_kernel, "_has_triton", lambda: False)
+    assert not gpu_kernel.is_here(types.SimpleNamespace(compute_capability="9.0"))
 
 
 def test_no_rows_are_taken_for_no_ids():
-    found = sorted_sums.take(jnp.ones((8, 16)), jnp.zeros(0, jnp.int32), interpret=True)
+    found = gpu_kernel.take(jnp.ones((8, 16)), jnp.zeros(0, jnp.int32), interpret=True)
     assert found.shape == (0, 16)

@@ -3,8 +3,8 @@
 import jax
 import jax.numpy as jnp
 
-from jaxrank.embedding.blocks import Form, up_to
-from jaxrank.embedding.per_id import PerId
+from jaxrank.embedding.backends.base import Form, up_to
+from jaxrank.embedding.backends.lazy import PerId
 from jaxrank.features import PAD, Lists
 
 

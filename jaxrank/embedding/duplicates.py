@@ -13,9 +13,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrank.embedding import per_id
-from jaxrank.embedding.blocks import Form
-from jaxrank.embedding.per_id import PerId
+from jaxrank.embedding.backends import lazy
+from jaxrank.embedding.backends.base import Form
+from jaxrank.embedding.backends.lazy import PerId
 from jaxrank.features import PAD
 
 
@@ -32,7 +32,7 @@ def sum_by_scratch(
     # Representatives move to the front, so that what follows reads and writes memory in one run.
     rank = jnp.cumsum(is_representative, dtype=jnp.int32) - 1
     slot = rank.at[representative].get(mode="fill", fill_value=count)
-    sums = per_id.add(form, form.zeros(count, grads[0].source.dtype), slot, grads)
+    sums = lazy.add(form, form.zeros(count, grads[0].source.dtype), slot, grads)
     unique = jnp.full_like(ids, PAD)
     unique = unique.at[jnp.where(is_representative, rank, count)].set(ids, mode="drop")
     return unique, sums, scratch
@@ -72,7 +72,7 @@ def sum_by_sort(form: Form, ids: jax.Array, grads: Sequence[PerId]) -> tuple[jax
         unique i32[n], rising, PAD behind the last; the block of their sums, zero behind.
     """
     order, rank, unique = in_order(ids)
-    block = per_id.joined(form, grads)
+    block = lazy.joined(form, grads)
     return unique, form.sum_sorted(rank, block, order)
 
 
@@ -118,7 +118,7 @@ def sum_of_rows(
     if not by_scatter:
         return sum_once(form, *sum_by_sort(form, ids, grads), rows)
     dtype = grads[0].source.dtype
-    sums = per_id.add(form, form.zeros(rows, dtype), ids, grads)
+    sums = lazy.add(form, form.zeros(rows, dtype), ids, grads)
     return sums, jnp.zeros(rows, dtype).at[ids].add(1, mode="drop")
 
 

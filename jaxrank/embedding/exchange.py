@@ -24,9 +24,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxrank import mesh as meshes
-from jaxrank.embedding.blocks import Form
+from jaxrank.embedding.backends.base import Form
+from jaxrank.embedding.backends.lazy import PerId
 from jaxrank.embedding.duplicates import in_order
-from jaxrank.embedding.per_id import PerId
 from jaxrank.features import PAD
 
 Carry = TypeVar("Carry")

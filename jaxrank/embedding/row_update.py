@@ -13,12 +13,12 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jaxrank import mesh as meshes
-from jaxrank.embedding import native_rows
-from jaxrank.embedding.blocks import Form
-from jaxrank.embedding.by_row_kernel import ByRowKernel
+from jaxrank.embedding.backends import cpu_rows
+from jaxrank.embedding.backends.base import Form
+from jaxrank.embedding.backends.gpu import ByRowKernel
+from jaxrank.embedding.backends.lazy import PerId, add
 from jaxrank.embedding.duplicates import sum_by_scratch, sum_by_sort
 from jaxrank.embedding.factors import Factors
-from jaxrank.embedding.per_id import PerId, add
 from jaxrank.embedding.rules import Rule
 from jaxrank.embedding.storage import Storage, TableState
 from jaxrank.features import PAD
@@ -86,7 +86,7 @@ class RowUpdate:
         def change_read(carry, place, grads: list[PerId], row=None):
             state, scratch = carry
             if self.is_native and state.rows.dtype == jnp.float32:
-                unique, sums = native_rows.sum_by_id(place, grads, self._share(shape), shape.dim)
+                unique, sums = cpu_rows.sum_by_id(place, grads, self._share(shape), shape.dim)
                 if self.rule.native and not self.l2 and not self.clip_norm:
                     return self._by_native(shape, state, unique, sums), scratch
             elif isinstance(self.form, ByRowKernel) and self.form.works_on(state.rows.dtype):

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrank.choices import LEAST_EPS, MOST_DECAY
-from jaxrank.embedding import native_rows
+from jaxrank.embedding.backends import cpu_rows
 from jaxrank.errors import InputError, check_choice
 
 Slots = dict[str, jax.Array]
@@ -82,7 +82,7 @@ def rowwise_adagrad(*, initial_accumulator: float = 0.1, eps: float = 1e-7) -> R
         return -rate * grads * scale[:, None], {"accumulator": mean}
 
     def native(rows, slots, row, grads, rate, width):
-        rows, accumulator = native_rows.rowwise_adagrad(
+        rows, accumulator = cpu_rows.rowwise_adagrad(
             rows, slots["accumulator"], row, grads, rate, width=width, eps=eps
         )
         return rows, {"accumulator": accumulator}

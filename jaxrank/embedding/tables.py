@@ -16,19 +16,19 @@ from jax.sharding import PartitionSpec as P
 
 from jaxrank import mesh as meshes
 from jaxrank import native
-from jaxrank.embedding import sorted_sums
-from jaxrank.embedding.blocks import Form, up_to
-from jaxrank.embedding.by_line import ByLine
-from jaxrank.embedding.by_row import ByRow
-from jaxrank.embedding.by_row_kernel import ByRowKernel
-from jaxrank.embedding.by_row_native import ByRowNative
+from jaxrank.embedding.backends import gpu_kernel
+from jaxrank.embedding.backends.base import Form, up_to
+from jaxrank.embedding.backends.cpu import ByRowNative
+from jaxrank.embedding.backends.gpu import ByRowKernel
+from jaxrank.embedding.backends.lazy import PerId, joined, split
+from jaxrank.embedding.backends.one_hot import OneHot
+from jaxrank.embedding.backends.tpu import ByLine
+from jaxrank.embedding.backends.xla import ByRow
 from jaxrank.embedding.combine import combine, spread
 from jaxrank.embedding.duplicates import sum_of_rows, sum_once
 from jaxrank.embedding.exchange import Exchange, Load, Route
 from jaxrank.embedding.factors import factors_of
 from jaxrank.embedding.first_rows import first_rows
-from jaxrank.embedding.one_hot import OneHot
-from jaxrank.embedding.per_id import PerId, joined, split
 from jaxrank.embedding.row_update import Arrivals, RowUpdate
 from jaxrank.embedding.rules import Rule
 from jaxrank.embedding.storage import (
@@ -132,7 +132,7 @@ class Embedding:
     @property
     def has_kernel(self) -> bool:
         """Whether a kernel on GPU sums gradients; see `sorted_sums`."""
-        return self.platform == "gpu" and sorted_sums.is_here(self.mesh.devices.flat[0])
+        return self.platform == "gpu" and gpu_kernel.is_here(self.mesh.devices.flat[0])
 
     @property
     def update_options(self) -> dict[str, int]:

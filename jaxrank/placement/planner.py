@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxrank.choices import PLACEMENTS
-from jaxrank.embedding.by_line import ByLine
+from jaxrank.embedding.backends.tpu import ByLine
 from jaxrank.embedding.storage import storage
 from jaxrank.errors import check_choice
 from jaxrank.features import RESERVED_ROWS, Schema, Table

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrank.embedding.per_id import PerId
+from jaxrank.embedding.backends.lazy import PerId
 
 
 def take(source: jax.Array, index: jax.Array) -> jax.Array:

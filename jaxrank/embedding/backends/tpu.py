@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrank.embedding.blocks import SUBLANES, Change, gathered, scaled, up_to
+from jaxrank.embedding.backends.base import SUBLANES, Change, gathered, scaled, up_to
 from jaxrank.embedding.storage import LANES
 from jaxrank.features import PAD
 

@@ -3,9 +3,9 @@
 import jax
 import jax.numpy as jnp
 
-from jaxrank.embedding import native_rows
-from jaxrank.embedding.by_row import ByRow
-from jaxrank.embedding.per_id import PerId
+from jaxrank.embedding.backends import cpu_rows
+from jaxrank.embedding.backends.lazy import PerId
+from jaxrank.embedding.backends.xla import ByRow
 
 
 class ByRowNative(ByRow):
@@ -23,9 +23,9 @@ class ByRowNative(ByRow):
     ) -> jax.Array:
         if block.dtype != jnp.float32:
             return super().add(block, at, source, index, scale=scale, rising=rising)
-        return native_rows.add(block, at, PerId(at.shape[0], source, index, scale), rising=rising)
+        return cpu_rows.add(block, at, PerId(at.shape[0], source, index, scale), rising=rising)
 
     def _found(self, array: jax.Array, row: jax.Array) -> jax.Array:
         if array.dtype != jnp.float32:
             return super()._found(array, row)
-        return native_rows.take(array, row)
+        return cpu_rows.take(array, row)

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrank.embedding.blocks import SUBLANES, Change, gathered, scaled
+from jaxrank.embedding.backends.base import SUBLANES, Change, gathered, scaled
 from jaxrank.features import PAD
 
 CHUNK = 8192  # rows that are changed at a time, on CPU; of vectors added four times as many

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrank.embedding.blocks import Form
+from jaxrank.embedding.backends.base import Form
 from jaxrank.embedding.storage import LANES
 from jaxrank.features import PAD
 from jaxrank.layout import Stack

@@ -7,9 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrank.embedding import sorted_sums
-from jaxrank.embedding.by_row import ByRow
-from jaxrank.embedding.per_id import PerId, indices, scales
+from jaxrank.embedding.backends import gpu_kernel
+from jaxrank.embedding.backends.lazy import PerId, indices, scales
+from jaxrank.embedding.backends.xla import ByRow
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,21 +22,21 @@ class ByRowKernel(ByRow):
     interpret: bool = False
 
     def works_on(self, dtype: Any) -> bool:
-        return dtype == jnp.float32 and sorted_sums.fits(self.dim) and self.width == self.dim
+        return dtype == jnp.float32 and gpu_kernel.fits(self.dim) and self.width == self.dim
 
     def take(
         self, source: jax.Array, index: jax.Array, scale: jax.Array | None = None
     ) -> jax.Array:
         if scale is not None or not self.works_on(source.dtype):
             return super().take(source, index, scale)
-        return sorted_sums.take(source, index, interpret=self.interpret)
+        return gpu_kernel.take(source, index, interpret=self.interpret)
 
     def sum_sorted(self, rank: jax.Array, block: jax.Array, order: jax.Array) -> jax.Array:
         if not self.works_on(block.dtype):
             return super().sum_sorted(rank, block, order)
-        given = sorted_sums.Given(rank, rank, (block,), order)
+        given = gpu_kernel.Given(rank, rank, (block,), order)
         zeros = jnp.zeros_like(block)
-        return sorted_sums.change_rows(
+        return gpu_kernel.change_rows(
             zeros, given, lambda found, sums, rate: sums, interpret=self.interpret
         )
 
@@ -46,7 +46,7 @@ class ByRowKernel(ByRow):
         row: jax.Array,
         place_of: Callable[[jax.Array], jax.Array],
         grads: Sequence[PerId],
-        change: sorted_sums.Change,
+        change: gpu_kernel.Change,
         rate_of: Callable[[jax.Array], jax.Array],
         scalars: tuple[jax.Array, ...],
     ) -> Any:
@@ -70,7 +70,7 @@ class ByRowKernel(ByRow):
             row, order = jax.lax.sort_key_val(row, jnp.arange(row.shape[0], dtype=jnp.int32))
             index, scale = index[order], scale[order]
         rate = rate_of(row)
-        given = sorted_sums.Given(
+        given = gpu_kernel.Given(
             key=row,
             place=place_of(row),
             sources=tuple(g.source for g in grads),
@@ -80,5 +80,5 @@ class ByRowKernel(ByRow):
             scalars=scalars,
         )
         viewed = jax.tree.map(self._rows, arrays)
-        new = sorted_sums.change_rows(viewed, given, change, interpret=self.interpret)
+        new = gpu_kernel.change_rows(viewed, given, change, interpret=self.interpret)
         return jax.tree.map(lambda a, n: n.reshape(a.shape), arrays, new)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from jaxrank.embedding.blocks import Form
+from jaxrank.embedding.backends.base import Form
 from jaxrank.features import PAD
 
 
