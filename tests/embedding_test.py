@@ -9,7 +9,7 @@ import pytest
 from sharded import by_table, logical, lookup, new_tables, on, set_chunk, update
 
 from jaxrank import mesh as meshes
-from jaxrank.embedding import RULES, duplicates, first_rows, make_rule
+from jaxrank.embedding import RULES, duplicates, init, make_rule
 from jaxrank.embedding.backends.lazy import PerId
 from jaxrank.embedding.backends.xla import ByRow
 from jaxrank.errors import InputError
@@ -100,7 +100,7 @@ def test_lists_that_are_added_up_without_weights_equal_plain_loops(devices, plat
 def test_replicated_rows_start_the_same_however_many_are_made_at_a_time(dims, monkeypatch):
     found = []
     for at_once in (2**16, 128, 16):  # 50 rows of each table: once, once, and the last ones twice
-        monkeypatch.setattr(first_rows, "_AT_ONCE", at_once)
+        monkeypatch.setattr(init, "_AT_ONCE", at_once)
         embedding = make(dims, hot="whole")
         found.append(logical(embedding, new_tables(embedding)))
     for other in found[1:]:

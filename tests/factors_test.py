@@ -10,7 +10,7 @@ from embedding_test import HOT, make, random_grads
 from sharded import by_table, new_tables, update
 
 from jaxrank import optim
-from jaxrank.embedding.factors import factors_of
+from jaxrank.embedding.rates import factors_of
 from jaxrank.errors import InputError
 from jaxrank.features import PAD
 

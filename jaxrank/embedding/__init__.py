@@ -7,7 +7,7 @@ changes the rows that were read.
 """
 
 from jaxrank.embedding.exchange import Load
-from jaxrank.embedding.rules import RULES, Rule, make_rule
+from jaxrank.embedding.optimizers import RULES, Rule, make_rule
 from jaxrank.embedding.storage import GROUPS, Storage, TableState, logical_rows, storage
 from jaxrank.embedding.tables import Embedding, check_row_shards
 

@@ -27,10 +27,9 @@ from jaxrank.embedding.backends.xla import ByRow
 from jaxrank.embedding.combine import combine, spread
 from jaxrank.embedding.duplicates import sum_of_rows, sum_once
 from jaxrank.embedding.exchange import Exchange, Load, Route
-from jaxrank.embedding.factors import factors_of
-from jaxrank.embedding.first_rows import first_rows
-from jaxrank.embedding.row_update import Arrivals, RowUpdate
-from jaxrank.embedding.rules import Rule
+from jaxrank.embedding.init import first_rows
+from jaxrank.embedding.optimizers import Rule
+from jaxrank.embedding.rates import factors_of
 from jaxrank.embedding.storage import (
     GROUPS,
     Parts,
@@ -39,6 +38,7 @@ from jaxrank.embedding.storage import (
     padded_width,
     storage,
 )
+from jaxrank.embedding.update import Arrivals, RowUpdate
 from jaxrank.errors import InputError
 from jaxrank.features import PAD, Batch, Lists
 from jaxrank.layout import Layout, Stack, ids_of_device

@@ -18,8 +18,8 @@ from jaxrank.embedding.backends.base import Form
 from jaxrank.embedding.backends.gpu import ByRowKernel
 from jaxrank.embedding.backends.lazy import PerId, add
 from jaxrank.embedding.duplicates import sum_by_scratch, sum_by_sort
-from jaxrank.embedding.factors import Factors
-from jaxrank.embedding.rules import Rule
+from jaxrank.embedding.optimizers import Rule
+from jaxrank.embedding.rates import Factors
 from jaxrank.embedding.storage import Storage, TableState
 from jaxrank.features import PAD
 from jaxrank.layout import Stack
