@@ -13,7 +13,7 @@ from jaxrank.data.cells import ListElements, id_elements, list_elements
 from jaxrank.data.chunk import Chunk
 from jaxrank.data.columns import Column, column_of, numbers, texts
 from jaxrank.data.examples import Examples
-from jaxrank.data.keyed import Conceal, concealed
+from jaxrank.data.keyed_hash import Conceal, concealed
 from jaxrank.data.labels import Labels, encode_labels, horizon
 from jaxrank.data.new_values import NewValues, first, is_new
 from jaxrank.data.ragged import places_of_lists

@@ -14,7 +14,7 @@ from jaxrank.data import files
 from jaxrank.data.chunk import Chunk
 from jaxrank.data.columns import column_of, numbers, texts
 from jaxrank.data.encode import id_elements, list_elements, log_transform, raw_floats
-from jaxrank.data.keyed import Conceal, concealed
+from jaxrank.data.keyed_hash import Conceal, concealed
 from jaxrank.data.quantiles import Quantiles
 from jaxrank.data.spec import FeatureSpec, IdSpec, TableSpec
 from jaxrank.data.statistics import Moments

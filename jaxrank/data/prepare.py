@@ -13,7 +13,7 @@ from typing import Any
 from upath import UPath
 
 from jaxrank.choices import COMPRESSIONS, ON_ERROR
-from jaxrank.data import keyed, new_values, statistics_report, work
+from jaxrank.data import keyed_hash, new_values, statistics_report, work
 from jaxrank.data.earlier import earlier_learned
 from jaxrank.data.learn import (
     NO_LESSONS,
@@ -94,7 +94,7 @@ def prepare(
     unread: frozenset[str] = frozenset()
     if unlabelled:
         spec, unread = spec.without_labels(), spec.columns_of_tasks
-    key = keyed.fingerprint(keyed.read_key(hash_key_file)) if hash_key_file else ""
+    key = keyed_hash.fingerprint(keyed_hash.read_key(hash_key_file)) if hash_key_file else ""
     try:
         with StoreWriter(output) as writer:
             section = _with_stdin(source, writer.work)

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxrank.data import files
 from jaxrank.data.chunk import Chunk
-from jaxrank.data.keyed import Conceal
+from jaxrank.data.keyed_hash import Conceal
 from jaxrank.errors import InputError
 
 Result = TypeVar("Result")

@@ -15,12 +15,12 @@ import numpy as np
 import pyarrow as pa
 
 import jaxrank
-from jaxrank.data import files, keyed
+from jaxrank.data import files, keyed_hash
 from jaxrank.data.chunk import Chunk
 from jaxrank.data.columns import column_of
 from jaxrank.data.encode import Encoder
 from jaxrank.data.examples import Examples, cut, join
-from jaxrank.data.keyed import Conceal
+from jaxrank.data.keyed_hash import Conceal
 from jaxrank.data.learn import Findings, Learned, Lessons
 from jaxrank.data.manifest import FORMAT_VERSION
 from jaxrank.data.rejects import BadRows, Rejects, missing_text
@@ -65,7 +65,11 @@ class Work(NamedTuple):
 
     def fingerprint(self, unit: Unit, *rest: Any) -> str:
         """Of all that a unit's result depends on."""
-        key = keyed.fingerprint(keyed.read_key(self.hash_key_file)) if self.hash_key_file else ""
+        key = (
+            keyed_hash.fingerprint(keyed_hash.read_key(self.hash_key_file))
+            if self.hash_key_file
+            else ""
+        )
         source = {k: v for k, v in self.source.items() if k != "files"}
         given = [self.features.to_config(), source, self.block_size, self.compression, self.types]
         if not all(file.mark for file in unit.marks):
@@ -75,7 +79,11 @@ class Work(NamedTuple):
 
     @property
     def conceal(self) -> Conceal | None:
-        return keyed.conceal(keyed.read_key(self.hash_key_file)) if self.hash_key_file else None
+        return (
+            keyed_hash.conceal(keyed_hash.read_key(self.hash_key_file))
+            if self.hash_key_file
+            else None
+        )
 
     def rejects(self) -> Rejects:
         return Rejects(self.on_error, self.max_rejected, self.conceal)
