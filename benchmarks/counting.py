@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 from counts import positive
 
-from jaxrank.data.spec import FeatureSpec, FloatSpec, IdSpec, ListSpec, TaskSpec
+from jaxrank.data.spec.features import FeatureSpec, FloatSpec, IdSpec, ListSpec, TaskSpec
 from jaxrank.data.statistics import Statistics
 
 CHUNK = 16_384

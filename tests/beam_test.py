@@ -14,7 +14,7 @@ from jaxrank.data.beam import Beam
 from jaxrank.data.learn import NO_LESSONS
 from jaxrank.data.prepare import prepare
 from jaxrank.data.runners import make_runner
-from jaxrank.data.spec import FeatureSpec
+from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.store import open_store
 from jaxrank.data.units import Unit
 from jaxrank.data.work import Work

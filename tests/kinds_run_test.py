@@ -21,7 +21,7 @@ from jaxrank.data import statistics_report
 from jaxrank.data.chunk import Chunk, numbered
 from jaxrank.data.labels import encode_labels
 from jaxrank.data.prepare import prepare
-from jaxrank.data.spec import FeatureSpec
+from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.store import open_store
 from jaxrank.errors import InputError
 from jaxrank.evaluation import days, evaluate, report

@@ -21,8 +21,8 @@ from jaxrank.data.batcher import Batcher
 from jaxrank.data.chunk import Chunk, numbered
 from jaxrank.data.encode import Encoder
 from jaxrank.data.rejects import Rejects
-from jaxrank.data.resolve import build_schema, resolve
-from jaxrank.data.spec import FeatureSpec
+from jaxrank.data.spec.features import FeatureSpec
+from jaxrank.data.spec.resolve import build_schema, resolve
 from jaxrank.data.statistics import Statistics
 from jaxrank.errors import InputError
 from jaxrank.features import MISSING_ROW, Schema

@@ -23,7 +23,7 @@ from jaxrank.data.chunk import Chunk, numbered
 from jaxrank.data.encode import Encoder
 from jaxrank.data.prepare import prepare
 from jaxrank.data.runners import Local
-from jaxrank.data.spec import FeatureSpec, IdSpec, ListSpec
+from jaxrank.data.spec.features import FeatureSpec, IdSpec, ListSpec
 from jaxrank.data.statistics import Statistics
 from jaxrank.data.store import open_store
 from jaxrank.data.vocabulary import Vocabulary

@@ -16,9 +16,10 @@ import pyarrow.parquet as pq
 import pytest
 import xxhash
 
-from jaxrank.data import spec, text, work
+from jaxrank.data import text, work
 from jaxrank.data.examples import join
 from jaxrank.data.prepare import prepare
+from jaxrank.data.spec import features as spec
 from jaxrank.data.store import is_store, open_store
 from jaxrank.errors import InputError, RunError
 from jaxrank.features import MAX_GROUP, MISSING_ROW, PAD, UNKNOWN_ROW, Dense, Schema

@@ -17,7 +17,7 @@ from jaxrank.data.encode import Encoder
 from jaxrank.data.list_lengths import ListLengths
 from jaxrank.data.new_values import NewValues, is_new
 from jaxrank.data.rejects import BadRows
-from jaxrank.data.spec import FeatureSpec, FloatSpec, IdSpec, ListSpec, TaskSpec
+from jaxrank.data.spec.features import FeatureSpec, FloatSpec, IdSpec, ListSpec, TaskSpec
 from jaxrank.data.statistics import Moments, Statistics
 from jaxrank.errors import InputError
 from jaxrank.features import MAX_GROUP, MISSING_ROW, PAD, UNKNOWN_ROW

@@ -27,9 +27,9 @@ from jaxrank.data.examples import Examples
 from jaxrank.data.learn import NOTHING, lessons
 from jaxrank.data.list_lengths import ListLengths
 from jaxrank.data.parquet import UNREADABLE, ParquetSource, not_parquet, open_unchanged
-from jaxrank.data.resolve import build_schema, resolve
 from jaxrank.data.sources import make_source
-from jaxrank.data.spec import FeatureSpec, IdSpec, ListSpec
+from jaxrank.data.spec.features import FeatureSpec, IdSpec, ListSpec
+from jaxrank.data.spec.resolve import build_schema, resolve
 from jaxrank.data.split import Split
 from jaxrank.data.statistics import Statistics
 from jaxrank.data.store import Store, StoreSpec

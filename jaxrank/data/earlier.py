@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 
 from jaxrank.data.learn import Learned
-from jaxrank.data.spec import FeatureSpec
+from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.store import Store
 from jaxrank.data.vocabulary import Vocabulary
 from jaxrank.errors import InputError

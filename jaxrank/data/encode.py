@@ -18,7 +18,7 @@ from jaxrank.data.labels import Labels, encode_labels, horizon
 from jaxrank.data.new_values import NewValues, first, is_new
 from jaxrank.data.ragged import places_of_lists
 from jaxrank.data.row_numbers import row_numbers
-from jaxrank.data.spec import FeatureSpec, IdSpec, ListSpec
+from jaxrank.data.spec.features import FeatureSpec, IdSpec, ListSpec
 from jaxrank.data.statistics import Statistics
 from jaxrank.data.vocabulary import Vocabulary, hash_rows
 from jaxrank.features import MISSING_ROW, PAD, RESERVED_ROWS, UNKNOWN_ROW

@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxrank.data.chunk import Chunk
 from jaxrank.data.columns import column_of, numbers
-from jaxrank.data.spec import FeatureSpec, TaskSpec
+from jaxrank.data.spec.features import FeatureSpec, TaskSpec
 from jaxrank.data.times import instant, seconds
 from jaxrank.errors import InputError
 

@@ -16,7 +16,7 @@ from jaxrank.data.columns import column_of, numbers, texts
 from jaxrank.data.encode import id_elements, list_elements, log_transform, raw_floats
 from jaxrank.data.keyed_hash import Conceal, concealed
 from jaxrank.data.quantiles import Quantiles
-from jaxrank.data.spec import FeatureSpec, IdSpec, TableSpec
+from jaxrank.data.spec.features import FeatureSpec, IdSpec, TableSpec
 from jaxrank.data.statistics import Moments
 from jaxrank.data.times import seconds
 from jaxrank.data.vocabulary import Counter, Vocabulary, build

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from jaxrank.data.spec import FeatureSpec
+from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.vocabulary import Vocabulary
 from jaxrank.features import UNKNOWN_ROW
 

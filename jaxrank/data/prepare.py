@@ -25,10 +25,10 @@ from jaxrank.data.learn import (
     looks_at_last_event,
 )
 from jaxrank.data.parquet import ParquetSource
-from jaxrank.data.resolve import build_schema, ordered_as, resolve
 from jaxrank.data.runners import Local, Runner
 from jaxrank.data.sources import Source, make_source
-from jaxrank.data.spec import FeatureSpec
+from jaxrank.data.spec.features import FeatureSpec
+from jaxrank.data.spec.resolve import build_schema, ordered_as, resolve
 from jaxrank.data.statistics import Statistics
 from jaxrank.data.store import Store, StoreSpec, open_store
 from jaxrank.data.store_writer import SCRATCH, StoreWriter

@@ -6,7 +6,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from jaxrank.data.columns import ID_TYPES, Column, check_id_type, is_text, uncastable
-from jaxrank.data.spec import TableSpec
+from jaxrank.data.spec.features import TableSpec
 from jaxrank.features import PAD
 
 # 19 digits without leading zeros: all that do not fit 64 bits, and more than any table has rows.

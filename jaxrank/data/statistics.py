@@ -8,7 +8,7 @@ import numpy as np
 from jaxrank.data.distinct import Distinct
 from jaxrank.data.list_lengths import ListLengths
 from jaxrank.data.new_values import Counted, NewValues
-from jaxrank.data.spec import FeatureSpec, FloatSpec, IdSpec, ListSpec, TaskSpec
+from jaxrank.data.spec.features import FeatureSpec, FloatSpec, IdSpec, ListSpec, TaskSpec
 from jaxrank.errors import InputError
 from jaxrank.features import RESERVED_ROWS
 

@@ -7,8 +7,8 @@ from ml_collections import ConfigDict
 
 import jaxrank
 from jaxrank.config import to_plain
-from jaxrank.data.resolve import resolve_again
-from jaxrank.data.spec import FeatureSpec, IdSpec
+from jaxrank.data.spec.features import FeatureSpec, IdSpec
+from jaxrank.data.spec.resolve import resolve_again
 from jaxrank.data.store import Store
 from jaxrank.features import Schema
 from jaxrank.layout import Layout

@@ -7,7 +7,8 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from jaxrank.config import differences, to_plain
-from jaxrank.data import direct, prepare, spec
+from jaxrank.data import direct, prepare
+from jaxrank.data.spec import features
 from jaxrank.data.store import Store, is_store, no_split, open_store
 from jaxrank.errors import InputError
 from jaxrank.report import Report
@@ -53,8 +54,8 @@ def prepared(config: ConfigDict, directory: Path, report: Report) -> Store:
 
 def check_features(store: Store, config: ConfigDict) -> None:
     """Raises InputError unless a store was prepared with the features of a config."""
-    found, expected = store.spec.features, spec.canonical(to_plain(config.features))
-    if found != expected and found == spec.unlabelled(to_plain(config.features)):
+    found, expected = store.spec.features, features.canonical(to_plain(config.features))
+    if found != expected and found == features.unlabelled(to_plain(config.features)):
         raise InputError(
             f"{store.path}: must hold labels to train on, and was prepared with --unlabelled."
         )

@@ -10,7 +10,7 @@ import numpy as np
 import xxhash
 
 from jaxrank.data.section import nearest
-from jaxrank.data.spec import COLUMNS_OF_TASKS, FeatureSpec, ListSpec, TableSpec
+from jaxrank.data.spec.features import COLUMNS_OF_TASKS, FeatureSpec, ListSpec, TableSpec
 from jaxrank.errors import InputError
 from jaxrank.features import RESERVED_ROWS, Categorical, Dense, Ragged, Schema, Table, Task
 

@@ -10,7 +10,7 @@ from jaxrank.errors import InputError
 from jaxrank.features import RESERVED_ROWS
 
 if TYPE_CHECKING:
-    from jaxrank.data.spec import FeatureSpec, IdSpec, ListSpec, TaskSpec
+    from jaxrank.data.spec.features import FeatureSpec, IdSpec, ListSpec, TaskSpec
 
 _MAX_ROWS = 2**31 - 1  # rows are int32, and the largest is PAD
 _MAX_BUCKETS = 2**16  # as many as `Quantiles` can tell apart

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from jaxrank.data.section import one_of, parse, plain
-from jaxrank.data.spec_checks import check_ids, check_list, check_tasks, check_times
+from jaxrank.data.spec.checks import check_ids, check_list, check_tasks, check_times
 from jaxrank.errors import InputError
 from jaxrank.features import KINDS, RESERVED_ROWS
 
