@@ -309,9 +309,9 @@ def _is_of_source(config: ConfigDict, path: str) -> bool:
     section, _, name = path.partition(".")
     if section != "source" or not name.isidentifier() or name in config.source:
         return False
-    from jaxrank.data import sources  # what a config rarely needs
+    from jaxrank.data.sources import registry  # what a config rarely needs
 
-    return name in sources.fields(config.source.get("kind"))
+    return name in registry.fields(config.source.get("kind"))
 
 
 def _set_unnamed(config: ConfigDict, path: str, value: str) -> bool:

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from mutations import mutated, page_bytes, parquet_file, read, tfrecord_file
 from tfrecords import example, feature, framed
 
-from jaxrank.data import example_columns
 from jaxrank.data.rejects import Rejects
-from jaxrank.data.tf_example import ColumnType
+from jaxrank.data.sources import example_columns
+from jaxrank.data.sources.tf_example import ColumnType
 from jaxrank.errors import InputError
 
 # Cases of a quick round, and of the long one.

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from jaxrank.data import delimited, lines, text
 from jaxrank.data.rejects import Rejects
-from jaxrank.data.sources import make_source
+from jaxrank.data.sources import delimited, lines, text
+from jaxrank.data.sources.registry import make_source
 from jaxrank.errors import InputError
 
 MARK = b"\xef\xbb\xbf"

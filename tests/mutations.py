@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from tfrecords import example, feature, framed
 
 from jaxrank.data.rejects import Rejects
-from jaxrank.data.sources import make_source
+from jaxrank.data.sources.registry import make_source
 from jaxrank.errors import InputError
 
 

@@ -13,11 +13,11 @@ import pytest
 from raw import every_chunk
 from servers import serving
 
-from jaxrank.data import parquet
-from jaxrank.data.partitions import partition_of
 from jaxrank.data.prepare import prepare
 from jaxrank.data.rejects import Rejects
-from jaxrank.data.sources import make_source
+from jaxrank.data.sources import parquet
+from jaxrank.data.sources.partitions import partition_of
+from jaxrank.data.sources.registry import make_source
 from jaxrank.errors import InputError
 
 

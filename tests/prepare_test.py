@@ -16,9 +16,10 @@ import pyarrow.parquet as pq
 import pytest
 import xxhash
 
-from jaxrank.data import text, work
+from jaxrank.data import work
 from jaxrank.data.examples import join
 from jaxrank.data.prepare import prepare
+from jaxrank.data.sources import text
 from jaxrank.data.spec import features as spec
 from jaxrank.data.store import is_store, open_store
 from jaxrank.errors import InputError, RunError
@@ -555,7 +556,7 @@ def test_a_column_of_one_value_is_zero_however_its_mean_is_rounded(tmp_path, log
 
 
 def test_scales_of_a_file_that_drifts_are_those_of_the_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr("jaxrank.data.parquet._ROWS_PER_CHUNK", 64)
+    monkeypatch.setattr("jaxrank.data.sources.parquet._ROWS_PER_CHUNK", 64)
     x = np.random.default_rng(5).normal(size=1000) + np.arange(1000) ** 1.5
     floats = [dict(columns="x", standardize=True)]
     store = prepare_parquet(tmp_path, {"label": [1] * 1000, "x": x}, floats=floats)
@@ -660,7 +661,7 @@ def test_a_list_that_is_not_combined_has_as_many_places_as_its_longest_may_have(
 
 
 def test_statistics_of_list_lengths_equal_those_of_numpy(tmp_path, monkeypatch):
-    monkeypatch.setattr("jaxrank.data.parquet._ROWS_PER_CHUNK", 300)
+    monkeypatch.setattr("jaxrank.data.sources.parquet._ROWS_PER_CHUNK", 300)
     generator = np.random.default_rng(3)
     n = 2 * MAX_GROUP + 77
     lengths = generator.integers(0, 9, (n, 2))

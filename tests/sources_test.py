@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 from raw import every_chunk
 
-from jaxrank.data import text
-from jaxrank.data.sources import make_source
+from jaxrank.data.sources import text
+from jaxrank.data.sources.registry import make_source
 from jaxrank.errors import InputError
 
 

@@ -13,10 +13,11 @@ import pyarrow as pa
 import pytest
 from servers import NoSize, Ranges, serving
 
-from jaxrank.data import delimited, files, lines, text
+from jaxrank.data import files
 from jaxrank.data.chunk import Part
 from jaxrank.data.rejects import Rejects
-from jaxrank.data.sources import make_source
+from jaxrank.data.sources import delimited, lines, text
+from jaxrank.data.sources.registry import make_source
 from jaxrank.errors import InputError
 
 NAMES = ["n", "name", "price"]

@@ -26,8 +26,8 @@ from jaxrank.data.encode import Encoder
 from jaxrank.data.examples import Examples
 from jaxrank.data.learn import NOTHING, lessons
 from jaxrank.data.list_lengths import ListLengths
-from jaxrank.data.parquet import UNREADABLE, ParquetSource, not_parquet, open_unchanged
-from jaxrank.data.sources import make_source
+from jaxrank.data.sources.parquet import UNREADABLE, ParquetSource, not_parquet, open_unchanged
+from jaxrank.data.sources.registry import make_source
 from jaxrank.data.spec.features import FeatureSpec, IdSpec, ListSpec
 from jaxrank.data.spec.resolve import build_schema, resolve
 from jaxrank.data.split import Split

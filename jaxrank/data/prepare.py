@@ -24,9 +24,9 @@ from jaxrank.data.learn import (
     lessons,
     looks_at_last_event,
 )
-from jaxrank.data.parquet import ParquetSource
 from jaxrank.data.runners import Local, Runner
-from jaxrank.data.sources import Source, make_source
+from jaxrank.data.sources.parquet import ParquetSource
+from jaxrank.data.sources.registry import Source, make_source
 from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.spec.resolve import build_schema, ordered_as, resolve
 from jaxrank.data.statistics import Statistics

@@ -11,8 +11,8 @@ import xxhash
 
 from jaxrank.data import files
 from jaxrank.data.chunk import Part
-from jaxrank.data.parquet import ParquetSource
-from jaxrank.data.sources import Source
+from jaxrank.data.sources.parquet import ParquetSource
+from jaxrank.data.sources.registry import Source
 from jaxrank.errors import InputError, RunError
 
 _UNIT_BYTES = 64 << 20  # small files are joined until they have as many

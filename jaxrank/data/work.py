@@ -24,7 +24,7 @@ from jaxrank.data.keyed_hash import Conceal
 from jaxrank.data.learn import Findings, Learned, Lessons
 from jaxrank.data.manifest import FORMAT_VERSION
 from jaxrank.data.rejects import BadRows, Rejects, missing_text
-from jaxrank.data.sources import Source, make_source
+from jaxrank.data.sources.registry import Source, make_source
 from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.statistics import Statistics
 from jaxrank.data.store_writer import SCRATCH, SplitWriter

@@ -8,8 +8,9 @@ from ml_collections import ConfigDict
 
 from jaxrank import embedding
 from jaxrank.config import to_plain
-from jaxrank.data import sources, synthetic
+from jaxrank.data import synthetic
 from jaxrank.data.examples import Examples
+from jaxrank.data.sources import registry
 from jaxrank.data.store import is_store
 from jaxrank.errors import InputError
 from jaxrank.metrics.early_stopping import check_metric
@@ -134,7 +135,7 @@ def open_data(config: ConfigDict, workdir: str, report: Report) -> PlanData:
             " prepare` first, and give its output as --config.data.store."
         )
     run_data.check_splits(config, to_plain(config.features), source, "the generated data")
-    generated = sources.make_source(source)
+    generated = registry.make_source(source)
     assert isinstance(generated, synthetic.SyntheticSource)
     reads = traffic.GeneratedReads(generated, name, to_plain(config.features))
     check_metric(reads.schema.tasks, config.eval.metric)

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from jaxrank.data import files, lines
+from jaxrank.data import files
 from jaxrank.data.chunk import Chunk, Part, numbered
-from jaxrank.data.delimited import BYTE_ORDER_MARK, CLOSED, TEXT, Delimited, content
 from jaxrank.data.rejects import Rejects
+from jaxrank.data.sources import lines
+from jaxrank.data.sources.delimited import BYTE_ORDER_MARK, CLOSED, TEXT, Delimited, content
 from jaxrank.errors import InputError
 
 CRITEO_COLUMNS = (

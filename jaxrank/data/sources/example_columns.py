@@ -11,10 +11,19 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from jaxrank.data import tf_example
 from jaxrank.data.ragged import starts_of
-from jaxrank.data.tf_example import TAGS, ColumnType, DecodeError
-from jaxrank.data.wire import FIRST, SECOND, Names, Spans, WireData, fields, gather, varints
+from jaxrank.data.sources import tf_example
+from jaxrank.data.sources.protobuf_wire import (
+    FIRST,
+    SECOND,
+    Names,
+    Spans,
+    WireData,
+    fields,
+    gather,
+    varints,
+)
+from jaxrank.data.sources.tf_example import TAGS, ColumnType, DecodeError
 
 _FEW = 16  # records that protobuf reads in less time than NumPy takes for one feature of them
 

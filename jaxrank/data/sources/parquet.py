@@ -9,9 +9,9 @@ import pyarrow.parquet
 
 from jaxrank.data import files
 from jaxrank.data.chunk import Chunk, Part, numbered
-from jaxrank.data.partitions import Partitions
 from jaxrank.data.rejects import Rejects
-from jaxrank.data.text import check_rows, check_same_columns
+from jaxrank.data.sources.partitions import Partitions
+from jaxrank.data.sources.text import check_rows, check_same_columns
 from jaxrank.errors import InputError
 
 _ROWS_PER_CHUNK = 16_384

@@ -14,12 +14,13 @@ import google_crc32c
 import numpy as np
 import pyarrow as pa
 
-from jaxrank.data import files, tf_example
+from jaxrank.data import files
 from jaxrank.data.chunk import Chunk, Part
-from jaxrank.data.example_columns import Bad, columns_of
 from jaxrank.data.rejects import Rejects
-from jaxrank.data.text import empty_file
-from jaxrank.data.tf_example import COLUMN_TYPES, ColumnType
+from jaxrank.data.sources import tf_example
+from jaxrank.data.sources.example_columns import Bad, columns_of
+from jaxrank.data.sources.text import empty_file
+from jaxrank.data.sources.tf_example import COLUMN_TYPES, ColumnType
 from jaxrank.errors import InputError, check_choice
 
 _RECORDS_PER_CHUNK = 8192
