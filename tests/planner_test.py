@@ -9,7 +9,8 @@ import tiny
 from examples import rows_in_order
 
 from jaxrank.config import to_plain
-from jaxrank.data import prepare, synthetic
+from jaxrank.data import prepare
+from jaxrank.data.synthetic import source as synthetic
 from jaxrank.embedding.storage import GROUPS, group
 from jaxrank.errors import InputError
 from jaxrank.features import PAD, Categorical, Ragged, Schema, Table, Task

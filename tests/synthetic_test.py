@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from raw import every_chunk
 
-from jaxrank.data import synthetic
-from jaxrank.data.synthetic import SyntheticSource
+from jaxrank.data.synthetic import source as synthetic
+from jaxrank.data.synthetic.source import SyntheticSource
 from jaxrank.errors import InputError
 
 _ARGUMENTS = {

@@ -8,10 +8,10 @@ from ml_collections import ConfigDict
 
 from jaxrank import embedding
 from jaxrank.config import to_plain
-from jaxrank.data import synthetic
 from jaxrank.data.examples import Examples
 from jaxrank.data.sources import registry
 from jaxrank.data.store import is_store
+from jaxrank.data.synthetic import source as synthetic
 from jaxrank.errors import InputError
 from jaxrank.metrics.early_stopping import check_metric
 from jaxrank.placement import budget, traffic

@@ -13,7 +13,7 @@ from jaxrank.data.ragged import places_of_lists, positions, ranges, starts_of
 from jaxrank.data.spec.features import FeatureSpec, IdSpec, ListSpec
 from jaxrank.data.spec.resolve import build_schema, resolve
 from jaxrank.data.split import Split
-from jaxrank.data.synthetic import ListOfIds, SyntheticSource
+from jaxrank.data.synthetic.source import ListOfIds, SyntheticSource
 from jaxrank.errors import InputError
 from jaxrank.features import PAD, Schema
 

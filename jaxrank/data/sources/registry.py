@@ -65,7 +65,7 @@ def fields(kind: str | None) -> list[str]:
         return []
     if kind != "synthetic":
         return ["files", *_OWN_FIELDS.get(kind, ())]
-    from jaxrank.data import synthetic  # only where it is asked for
+    from jaxrank.data.synthetic import source as synthetic  # only where it is asked for
 
     return list(inspect.signature(synthetic.SyntheticSource).parameters)
 
@@ -85,7 +85,7 @@ def make_source(source: Mapping[str, Any], used: Collection[str] = ()) -> Source
     check_choice("source.kind", kind, _KINDS)
     check_keys(rest, fields(kind), f"source (kind={kind!r})")
     if kind == "synthetic":
-        from jaxrank.data import synthetic
+        from jaxrank.data.synthetic import source as synthetic
 
         try:
             inspect.signature(synthetic.SyntheticSource).bind(**rest)

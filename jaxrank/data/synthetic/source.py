@@ -32,11 +32,8 @@ import numpy as np
 import pyarrow as pa
 
 from jaxrank.data.chunk import Chunk, Part, numbered
-from jaxrank.data.clock import days_since_start
-from jaxrank.data.drift import OTHER_SEED, Drift
-from jaxrank.data.planted import Rows, Truth
 from jaxrank.data.rejects import Rejects
-from jaxrank.data.synthetic_arguments import (
+from jaxrank.data.synthetic.arguments import (
     check,
     check_numbers,
     check_rates,
@@ -47,6 +44,9 @@ from jaxrank.data.synthetic_arguments import (
     checked_rows,
     make_clock,
 )
+from jaxrank.data.synthetic.clock import days_since_start
+from jaxrank.data.synthetic.drift import OTHER_SEED, Drift
+from jaxrank.data.synthetic.truth import Rows, Truth
 
 _CHUNK_ROWS = 32_768  # drawn from one random stream, so it is part of what the data is
 _PART_CHUNKS = 16

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from jaxrank.data.planted import Rows, Truth
+from jaxrank.data.synthetic.truth import Rows, Truth
 
 OTHER_SEED = 2**40  # added to the seed, it is that of the effects that are moved to
 _STREAM = 3

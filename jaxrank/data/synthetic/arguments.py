@@ -5,7 +5,7 @@ import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jaxrank.data.clock import Clock
+from jaxrank.data.synthetic.clock import Clock
 from jaxrank.errors import InputError
 
 
