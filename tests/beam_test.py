@@ -11,7 +11,7 @@ from upath import UPath
 
 from jaxrank.data import units as units_module
 from jaxrank.data.beam import Beam
-from jaxrank.data.learn import NO_LESSONS
+from jaxrank.data.encode.fit import NO_LESSONS
 from jaxrank.data.prepare import prepare
 from jaxrank.data.runners import make_runner
 from jaxrank.data.spec.features import FeatureSpec

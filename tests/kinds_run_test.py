@@ -19,7 +19,7 @@ from jaxrank.config import default
 from jaxrank.data import statistics as stats
 from jaxrank.data import statistics_report
 from jaxrank.data.chunk import Chunk, numbered
-from jaxrank.data.labels import encode_labels
+from jaxrank.data.encode.labels import encode_labels
 from jaxrank.data.prepare import prepare
 from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.store import open_store

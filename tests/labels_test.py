@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from jaxrank import losses
 from jaxrank.data import block as blocks
 from jaxrank.data import examples as ex
-from jaxrank.data import labels
 from jaxrank.data.batcher import Batcher
 from jaxrank.data.chunk import Chunk, numbered
-from jaxrank.data.encode import Encoder
+from jaxrank.data.encode import labels
+from jaxrank.data.encode.encoder import Encoder
 from jaxrank.data.rejects import Rejects
 from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.spec.resolve import build_schema, resolve

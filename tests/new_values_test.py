@@ -20,7 +20,7 @@ from tfrecords import example, feature, framed
 from jaxrank.data import new_values
 from jaxrank.data.beam import Beam
 from jaxrank.data.chunk import Chunk, numbered
-from jaxrank.data.encode import Encoder
+from jaxrank.data.encode.encoder import Encoder
 from jaxrank.data.prepare import prepare
 from jaxrank.data.runners import Local
 from jaxrank.data.spec.features import FeatureSpec, IdSpec, ListSpec

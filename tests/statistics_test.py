@@ -13,7 +13,7 @@ from jaxrank.data import statistics as statistics_module
 from jaxrank.data import statistics_report
 from jaxrank.data.chunk import Chunk, numbered
 from jaxrank.data.distinct import Distinct
-from jaxrank.data.encode import Encoder
+from jaxrank.data.encode.encoder import Encoder
 from jaxrank.data.list_lengths import ListLengths
 from jaxrank.data.new_values import NewValues, is_new
 from jaxrank.data.rejects import BadRows

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrank.data import times
 from jaxrank.data.chunk import Chunk, numbered
-from jaxrank.data.columns import column_of
+from jaxrank.data.encode import times
+from jaxrank.data.encode.columns import column_of
 from jaxrank.data.rejects import BadRows
 from jaxrank.errors import InputError
 

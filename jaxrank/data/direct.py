@@ -20,11 +20,11 @@ import xxhash
 from upath import UPath
 
 from jaxrank.data import files
-from jaxrank.data.cells import list_elements
 from jaxrank.data.chunk import Chunk, numbered
-from jaxrank.data.encode import Encoder
+from jaxrank.data.encode.cells import list_elements
+from jaxrank.data.encode.encoder import Encoder
+from jaxrank.data.encode.fit import NOTHING, lessons
 from jaxrank.data.examples import Examples
-from jaxrank.data.learn import NOTHING, lessons
 from jaxrank.data.list_lengths import ListLengths
 from jaxrank.data.sources.parquet import UNREADABLE, ParquetSource, not_parquet, open_unchanged
 from jaxrank.data.sources.registry import make_source

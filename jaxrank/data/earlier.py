@@ -3,7 +3,7 @@
 import numpy as np
 import pyarrow as pa
 
-from jaxrank.data.learn import Learned
+from jaxrank.data.encode.fit import Learned
 from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.store import Store
 from jaxrank.data.vocabulary import Vocabulary

@@ -15,7 +15,7 @@ from upath import UPath
 from jaxrank.choices import COMPRESSIONS, ON_ERROR
 from jaxrank.data import keyed_hash, new_values, statistics_report, work
 from jaxrank.data.earlier import earlier_learned
-from jaxrank.data.learn import (
+from jaxrank.data.encode.fit import (
     NO_LESSONS,
     NOTHING,
     Findings,

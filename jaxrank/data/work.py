@@ -17,18 +17,18 @@ import pyarrow as pa
 import jaxrank
 from jaxrank.data import files, keyed_hash
 from jaxrank.data.chunk import Chunk
-from jaxrank.data.columns import column_of
-from jaxrank.data.encode import Encoder
+from jaxrank.data.encode.columns import column_of
+from jaxrank.data.encode.encoder import Encoder
+from jaxrank.data.encode.fit import Findings, Learned, Lessons
+from jaxrank.data.encode.times import days, seconds
 from jaxrank.data.examples import Examples, cut, join
 from jaxrank.data.keyed_hash import Conceal
-from jaxrank.data.learn import Findings, Learned, Lessons
 from jaxrank.data.manifest import FORMAT_VERSION
 from jaxrank.data.rejects import BadRows, Rejects, missing_text
 from jaxrank.data.sources.registry import Source, make_source
 from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.statistics import Statistics
 from jaxrank.data.store_writer import SCRATCH, SplitWriter
-from jaxrank.data.times import days, seconds
 from jaxrank.data.units import Unit
 from jaxrank.data.vocabulary import Vocabulary, read_file
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxrank.data.times import instant
+from jaxrank.data.encode.times import instant
 from jaxrank.errors import InputError
 from jaxrank.features import RESERVED_ROWS
 

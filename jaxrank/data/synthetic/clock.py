@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from jaxrank.data.times import DAY
+from jaxrank.data.encode.times import DAY
 
 _START = 1_704_067_200  # 2024-01-01, in seconds since 1970
 

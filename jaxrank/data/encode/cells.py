@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 
 from jaxrank.data.chunk import Chunk
-from jaxrank.data.columns import Column, column_of, elements, numbers
-from jaxrank.data.labels import not_negative
+from jaxrank.data.encode.columns import Column, column_of, elements, numbers
+from jaxrank.data.encode.labels import not_negative
 from jaxrank.data.ragged import positions
 from jaxrank.data.rejects import BadRows
 from jaxrank.data.spec.features import IdSpec, ListSpec

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from jaxrank.data.columns import Column, is_text, uncastable
+from jaxrank.data.encode.columns import Column, is_text, uncastable
 from jaxrank.errors import InputError
 
 DAY = 86_400  # seconds

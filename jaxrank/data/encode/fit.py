@@ -12,13 +12,13 @@ from upath import UPath
 
 from jaxrank.data import files
 from jaxrank.data.chunk import Chunk
-from jaxrank.data.columns import column_of, numbers, texts
-from jaxrank.data.encode import id_elements, list_elements, log_transform, raw_floats
+from jaxrank.data.encode.columns import column_of, numbers, texts
+from jaxrank.data.encode.encoder import id_elements, list_elements, log_transform, raw_floats
+from jaxrank.data.encode.times import seconds
 from jaxrank.data.keyed_hash import Conceal, concealed
 from jaxrank.data.quantiles import Quantiles
 from jaxrank.data.spec.features import FeatureSpec, IdSpec, TableSpec
 from jaxrank.data.statistics import Moments
-from jaxrank.data.times import seconds
 from jaxrank.data.vocabulary import Counter, Vocabulary, build
 
 _SCHEMA = pa.schema([("table", pa.int32()), ("value", pa.string()), ("count", pa.int64())])

@@ -5,7 +5,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from jaxrank.data.columns import ID_TYPES, Column, check_id_type, is_text, uncastable
+from jaxrank.data.encode.columns import ID_TYPES, Column, check_id_type, is_text, uncastable
 from jaxrank.data.spec.features import TableSpec
 from jaxrank.features import PAD
 

@@ -6,9 +6,9 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxrank.data.chunk import Chunk
-from jaxrank.data.columns import column_of, numbers
+from jaxrank.data.encode.columns import column_of, numbers
+from jaxrank.data.encode.times import instant, seconds
 from jaxrank.data.spec.features import FeatureSpec, TaskSpec
-from jaxrank.data.times import instant, seconds
 from jaxrank.errors import InputError
 
 _HOUR = 3600.0  # seconds

@@ -9,15 +9,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from jaxrank.data.cells import ListElements, id_elements, list_elements
 from jaxrank.data.chunk import Chunk
-from jaxrank.data.columns import Column, column_of, numbers, texts
+from jaxrank.data.encode.cells import ListElements, id_elements, list_elements
+from jaxrank.data.encode.columns import Column, column_of, numbers, texts
+from jaxrank.data.encode.labels import Labels, encode_labels, horizon
+from jaxrank.data.encode.row_numbers import row_numbers
 from jaxrank.data.examples import Examples
 from jaxrank.data.keyed_hash import Conceal, concealed
-from jaxrank.data.labels import Labels, encode_labels, horizon
 from jaxrank.data.new_values import NewValues, first, is_new
 from jaxrank.data.ragged import places_of_lists
-from jaxrank.data.row_numbers import row_numbers
 from jaxrank.data.spec.features import FeatureSpec, IdSpec, ListSpec
 from jaxrank.data.statistics import Statistics
 from jaxrank.data.vocabulary import Vocabulary, hash_rows
