@@ -15,7 +15,7 @@ import numpy as np
 from counts import positive
 
 from jaxrank.data.spec.features import FeatureSpec, FloatSpec, IdSpec, ListSpec, TaskSpec
-from jaxrank.data.statistics import Statistics
+from jaxrank.data.statistics.split import Statistics
 
 CHUNK = 16_384
 # Rows of C1 to C26, of Criteo's display advertising data.

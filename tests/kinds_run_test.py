@@ -16,12 +16,12 @@ from runs import newest_state, nothing, records, without_speed
 from sklearn.metrics import log_loss, mean_poisson_deviance, mean_squared_error, r2_score
 
 from jaxrank.config import default
-from jaxrank.data import statistics as stats
-from jaxrank.data import statistics_report
 from jaxrank.data.chunk import Chunk, numbered
 from jaxrank.data.encode.labels import encode_labels
 from jaxrank.data.prepare import prepare
 from jaxrank.data.spec.features import FeatureSpec
+from jaxrank.data.statistics import report as statistics_report
+from jaxrank.data.statistics import split as stats
 from jaxrank.data.store import open_store
 from jaxrank.errors import InputError
 from jaxrank.evaluation import days, evaluate, report

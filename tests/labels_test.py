@@ -23,7 +23,7 @@ from jaxrank.data.encode.encoder import Encoder
 from jaxrank.data.rejects import Rejects
 from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.spec.resolve import build_schema, resolve
-from jaxrank.data.statistics import Statistics
+from jaxrank.data.statistics.split import Statistics
 from jaxrank.errors import InputError
 from jaxrank.features import MISSING_ROW, Schema
 from jaxrank.layout import layout

@@ -17,16 +17,16 @@ import xxhash
 from preparations import TASK, content, counted
 from tfrecords import example, feature, framed
 
-from jaxrank.data import new_values
 from jaxrank.data.beam import Beam
 from jaxrank.data.chunk import Chunk, numbered
 from jaxrank.data.encode.encoder import Encoder
 from jaxrank.data.prepare import prepare
 from jaxrank.data.runners import Local
 from jaxrank.data.spec.features import FeatureSpec, IdSpec, ListSpec
-from jaxrank.data.statistics import Statistics
+from jaxrank.data.statistics import new_values
+from jaxrank.data.statistics.split import Statistics
+from jaxrank.data.statistics.vocabulary import Vocabulary
 from jaxrank.data.store import open_store
-from jaxrank.data.vocabulary import Vocabulary
 from jaxrank.errors import InputError
 
 small_units = pytest.fixture(preparations.small_units)

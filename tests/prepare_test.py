@@ -133,7 +133,7 @@ def test_rows_follow_falling_counts_and_rare_values_are_unknown(tmp_path):
 def test_counting_in_many_small_merges_changes_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(text, "_MIN_CHUNK_BYTES", 256)
     monkeypatch.setattr(text, "_ROWS_PER_CHUNK", 10)
-    monkeypatch.setattr("jaxrank.data.vocabulary._MERGE_AFTER", 5)
+    monkeypatch.setattr("jaxrank.data.statistics.vocabulary._MERGE_AFTER", 5)
     draw = random.Random(1)
     users = [f"u{int(draw.paretovariate(0.7))}" for _ in range(3000)]
     store = prepare_csv(

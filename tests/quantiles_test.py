@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrank.data import quantiles
-from jaxrank.data.quantiles import Quantiles
+from jaxrank.data.statistics import quantiles
+from jaxrank.data.statistics.quantiles import Quantiles
 
 
 def of(*parts):

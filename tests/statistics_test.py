@@ -9,16 +9,16 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from jaxrank.data import statistics as statistics_module
-from jaxrank.data import statistics_report
 from jaxrank.data.chunk import Chunk, numbered
-from jaxrank.data.distinct import Distinct
 from jaxrank.data.encode.encoder import Encoder
-from jaxrank.data.list_lengths import ListLengths
-from jaxrank.data.new_values import NewValues, is_new
 from jaxrank.data.rejects import BadRows
 from jaxrank.data.spec.features import FeatureSpec, FloatSpec, IdSpec, ListSpec, TaskSpec
-from jaxrank.data.statistics import Moments, Statistics
+from jaxrank.data.statistics import report
+from jaxrank.data.statistics import split as statistics_module
+from jaxrank.data.statistics.hyperloglog import Distinct
+from jaxrank.data.statistics.list_lengths import ListLengths
+from jaxrank.data.statistics.new_values import NewValues, is_new
+from jaxrank.data.statistics.split import Moments, Statistics
 from jaxrank.errors import InputError
 from jaxrank.features import MAX_GROUP, MISSING_ROW, PAD, UNKNOWN_ROW
 
@@ -257,7 +257,7 @@ def test_a_run_that_is_split_anywhere_is_whole_again(cut):
 def test_pieces_of_a_chunk_change_nothing(monkeypatch):
     lengths = np.random.default_rng(2).poisson(4, (1500, 3)).astype(np.int32)
     whole = lengths_in_parts(lengths, [])
-    monkeypatch.setattr("jaxrank.data.list_lengths._PIECE", 300)
+    monkeypatch.setattr("jaxrank.data.statistics.list_lengths._PIECE", 300)
     assert_close(lengths_in_parts(lengths, []).to_json(), whole.to_json())
 
 
@@ -443,7 +443,7 @@ def told(features, new=None, **change):
         getattr(statistics, attribute)[index] = value
     for kind, found in (new or {}).items():
         statistics.new[kind] = found
-    return statistics_report.lines(statistics.to_json())
+    return report.lines(statistics.to_json())
 
 
 def test_a_report_of_few_features_has_a_table_for_each_kind():
@@ -515,5 +515,5 @@ def test_a_float_without_values_is_told_as_such():
     features = FeatureSpec(tasks=FEATURES.tasks, floats=(FloatSpec(("x",)),))
     statistics = Statistics(features)
     statistics.add(np.ones((4, 2), np.float32), np.full((4, 1), np.nan), np.zeros((4, 0), np.int32))
-    line = statistics_report.lines(through_json(statistics.to_json()))[-1]
+    line = report.lines(through_json(statistics.to_json()))[-1]
     assert line.split() == ["x", "100.00%", "-", "-", "-", "-"]

@@ -18,9 +18,9 @@ from jaxrank.data import files
 from jaxrank.data import manifest as manifests
 from jaxrank.data import store as store_module
 from jaxrank.data.examples import Examples, cut, join
+from jaxrank.data.statistics.vocabulary import checksum
 from jaxrank.data.store import is_store, open_store
 from jaxrank.data.store_writer import StoreWriter
-from jaxrank.data.vocabulary import checksum
 from jaxrank.errors import InputError, RunError
 from jaxrank.features import Dense, Schema, Table, Task
 

@@ -25,13 +25,13 @@ from jaxrank.data.encode.cells import list_elements
 from jaxrank.data.encode.encoder import Encoder
 from jaxrank.data.encode.fit import NOTHING, lessons
 from jaxrank.data.examples import Examples
-from jaxrank.data.list_lengths import ListLengths
 from jaxrank.data.sources.parquet import UNREADABLE, ParquetSource, not_parquet, open_unchanged
 from jaxrank.data.sources.registry import make_source
 from jaxrank.data.spec.features import FeatureSpec, IdSpec, ListSpec
 from jaxrank.data.spec.resolve import build_schema, resolve
 from jaxrank.data.split import Split
-from jaxrank.data.statistics import Statistics
+from jaxrank.data.statistics.list_lengths import ListLengths
+from jaxrank.data.statistics.split import Statistics
 from jaxrank.data.store import Store, StoreSpec
 from jaxrank.errors import InputError
 

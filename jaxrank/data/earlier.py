@@ -5,8 +5,8 @@ import pyarrow as pa
 
 from jaxrank.data.encode.fit import Learned
 from jaxrank.data.spec.features import FeatureSpec
+from jaxrank.data.statistics.vocabulary import Vocabulary
 from jaxrank.data.store import Store
-from jaxrank.data.vocabulary import Vocabulary
 from jaxrank.errors import InputError
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from upath import UPath
 
 from jaxrank.choices import COMPRESSIONS, ON_ERROR
-from jaxrank.data import keyed_hash, new_values, statistics_report, work
+from jaxrank.data import keyed_hash, work
 from jaxrank.data.earlier import earlier_learned
 from jaxrank.data.encode.fit import (
     NO_LESSONS,
@@ -29,7 +29,9 @@ from jaxrank.data.sources.parquet import ParquetSource
 from jaxrank.data.sources.registry import Source, make_source
 from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.spec.resolve import build_schema, ordered_as, resolve
-from jaxrank.data.statistics import Statistics
+from jaxrank.data.statistics import new_values
+from jaxrank.data.statistics import report as statistics_report
+from jaxrank.data.statistics.split import Statistics
 from jaxrank.data.store import Store, StoreSpec, open_store
 from jaxrank.data.store_writer import SCRATCH, StoreWriter
 from jaxrank.data.units import marks_of, units_of

@@ -14,8 +14,8 @@ from jaxrank.data import files, manifest
 from jaxrank.data.block import block_checksum, to_arrow
 from jaxrank.data.examples import Examples
 from jaxrank.data.lock import lock_directory, remove_empty_directories
+from jaxrank.data.statistics.vocabulary import counts_checksum, write_file
 from jaxrank.data.store import Store, StoreSpec, open_store
-from jaxrank.data.vocabulary import counts_checksum, write_file
 from jaxrank.errors import InputError, RunError
 from jaxrank.features import Schema
 

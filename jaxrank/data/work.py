@@ -27,10 +27,10 @@ from jaxrank.data.manifest import FORMAT_VERSION
 from jaxrank.data.rejects import BadRows, Rejects, missing_text
 from jaxrank.data.sources.registry import Source, make_source
 from jaxrank.data.spec.features import FeatureSpec
-from jaxrank.data.statistics import Statistics
+from jaxrank.data.statistics.split import Statistics
+from jaxrank.data.statistics.vocabulary import Vocabulary, read_file
 from jaxrank.data.store_writer import SCRATCH, SplitWriter
 from jaxrank.data.units import Unit
-from jaxrank.data.vocabulary import Vocabulary, read_file
 
 # Another one where equal data and options give other blocks: what was kept is then done anew.
 _ENCODING = 3

@@ -16,11 +16,11 @@ from jaxrank.data.encode.labels import Labels, encode_labels, horizon
 from jaxrank.data.encode.row_numbers import row_numbers
 from jaxrank.data.examples import Examples
 from jaxrank.data.keyed_hash import Conceal, concealed
-from jaxrank.data.new_values import NewValues, first, is_new
 from jaxrank.data.ragged import places_of_lists
 from jaxrank.data.spec.features import FeatureSpec, IdSpec, ListSpec
-from jaxrank.data.statistics import Statistics
-from jaxrank.data.vocabulary import Vocabulary, hash_rows
+from jaxrank.data.statistics.new_values import NewValues, first, is_new
+from jaxrank.data.statistics.split import Statistics
+from jaxrank.data.statistics.vocabulary import Vocabulary, hash_rows
 from jaxrank.features import MISSING_ROW, PAD, RESERVED_ROWS, UNKNOWN_ROW
 
 _NUMBER = "a finite number or empty"

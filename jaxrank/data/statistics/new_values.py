@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from jaxrank.data.spec.features import FeatureSpec
-from jaxrank.data.vocabulary import Vocabulary
+from jaxrank.data.statistics.vocabulary import Vocabulary
 from jaxrank.features import UNKNOWN_ROW
 
 _MOST_SHOWN = 3  # values of a feature, and splits or days

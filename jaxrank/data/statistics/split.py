@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from jaxrank.data.distinct import Distinct
-from jaxrank.data.list_lengths import ListLengths
-from jaxrank.data.new_values import Counted, NewValues
 from jaxrank.data.spec.features import FeatureSpec, FloatSpec, IdSpec, ListSpec, TaskSpec
+from jaxrank.data.statistics.hyperloglog import Distinct
+from jaxrank.data.statistics.list_lengths import ListLengths
+from jaxrank.data.statistics.new_values import Counted, NewValues
 from jaxrank.errors import InputError
 from jaxrank.features import RESERVED_ROWS
 

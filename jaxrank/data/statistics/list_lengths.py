@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrank.data.array_text import from_text, to_text
+from jaxrank.data.statistics.array_json import from_text, to_text
 from jaxrank.features import MAX_GROUP
 
 # Shorter lists have a bin for each length. The next bin holds 4,096 to 8,191, and so on in doubles.

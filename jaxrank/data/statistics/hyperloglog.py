@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrank.data.array_text import from_text, to_text
+from jaxrank.data.statistics.array_json import from_text, to_text
 from jaxrank.features import PAD
 
 _EXACT = 4096  # rows below it are marked one by one: small tables, and the hot rows of others
