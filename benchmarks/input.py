@@ -31,7 +31,7 @@ from input_data import SHAPES, prepared
 from refused import run_main
 
 from jaxrank.data.pipeline import TrainBatches
-from jaxrank.data.store import open_store
+from jaxrank.data.store.reader import open_store
 from jaxrank.errors import InputError
 from jaxrank.layout import layout
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from jaxrank.data.prepare import prepare
-from jaxrank.data.store import Store, is_store, open_store
+from jaxrank.data.store.reader import Store, is_store, open_store
 
 TABLES = (100_000,) * 13 + (1_000,) * 13
 LIST_ROWS, MEAN_LENGTH = 50_000, 8

@@ -23,13 +23,13 @@ import pyarrow.parquet as pq
 from counts import positive
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
-from jaxrank.data import direct
 from jaxrank.data.pipeline import TrainBatches
 from jaxrank.data.prepare import prepare
 from jaxrank.data.rejects import Rejects
 from jaxrank.data.sources import tf_example, tfrecord
 from jaxrank.data.sources.registry import make_source
-from jaxrank.data.store import Store
+from jaxrank.data.store import direct
+from jaxrank.data.store.reader import Store
 from jaxrank.layout import layout
 
 _FEATURES = dict(

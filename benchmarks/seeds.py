@@ -30,7 +30,7 @@ from refused import run_main
 from scipy import stats
 
 from jaxrank.config import FREE, differences, load, to_plain
-from jaxrank.data.store import open_store
+from jaxrank.data.store.reader import open_store
 from jaxrank.errors import InputError
 
 Scores = dict[str, list[float]]  # by metric, of each seed

@@ -16,8 +16,8 @@ from jaxrank.checkpoints.manager import Checkpoints
 from jaxrank.checkpoints.record import Metric
 from jaxrank.data import packing
 from jaxrank.data.pipeline import TrainBatches
-from jaxrank.data.split import Split
-from jaxrank.data.store import Store
+from jaxrank.data.store.reader import Store
+from jaxrank.data.store.split import Split
 from jaxrank.embedding import check_row_shards
 from jaxrank.errors import InputError
 from jaxrank.evaluation import days

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jaxrank.data.direct import open_direct
 from jaxrank.data.prepare import prepare
 from jaxrank.data.sources import text
+from jaxrank.data.store.direct import open_direct
 from jaxrank.errors import InputError
 
 CLICK = dict(name="click", label="label")

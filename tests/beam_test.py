@@ -15,7 +15,7 @@ from jaxrank.data.encode.fit import NO_LESSONS
 from jaxrank.data.prepare import prepare
 from jaxrank.data.runners import make_runner
 from jaxrank.data.spec.features import FeatureSpec
-from jaxrank.data.store import open_store
+from jaxrank.data.store.reader import open_store
 from jaxrank.data.units import Unit
 from jaxrank.data.work import Work
 from jaxrank.errors import InputError, RunError

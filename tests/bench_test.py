@@ -15,9 +15,11 @@ from jaxrank import cli
 from jaxrank import config as configs
 from jaxrank.bench import input_stages, measure
 from jaxrank.bench.advice import STAGES, Setting, Throughput, advice_on, limit_of
-from jaxrank.data import direct, examples, prepare, store
+from jaxrank.data import examples, prepare
 from jaxrank.data.batcher import Batcher
 from jaxrank.data.pipeline import TrainBatches
+from jaxrank.data.store import direct
+from jaxrank.data.store import reader as store
 from jaxrank.errors import InputError, RunError
 from jaxrank.layout import layout
 from jaxrank.runtime import processes

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from jaxrank.data.prepare import prepare
-from jaxrank.data.store import Store
+from jaxrank.data.store.reader import Store
 
 
 def write(

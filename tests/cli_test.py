@@ -13,7 +13,7 @@ import pytest
 import jaxrank
 from jaxrank import cli
 from jaxrank.config import load
-from jaxrank.data.store import open_store
+from jaxrank.data.store.reader import open_store
 from jaxrank.errors import InputError
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -10,11 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jaxrank.data import direct
-from jaxrank.data.direct import open_direct
 from jaxrank.data.examples import join
 from jaxrank.data.pipeline import EvaluationBatches, TrainBatches
 from jaxrank.data.prepare import prepare
+from jaxrank.data.store import direct
+from jaxrank.data.store.direct import open_direct
 from jaxrank.errors import InputError
 from jaxrank.features import MAX_GROUP
 from jaxrank.layout import layout

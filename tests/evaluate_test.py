@@ -14,7 +14,7 @@ from sklearn import metrics as sk
 
 from jaxrank.checkpoints.manager import Checkpoints
 from jaxrank.data.prepare import prepare
-from jaxrank.data.store import open_store
+from jaxrank.data.store.reader import open_store
 from jaxrank.errors import InputError, RunError
 from jaxrank.evaluation import evaluate
 from jaxrank.evaluation import score as scoring

@@ -22,7 +22,7 @@ from jaxrank.data.prepare import prepare
 from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.statistics import report as statistics_report
 from jaxrank.data.statistics import split as stats
-from jaxrank.data.store import open_store
+from jaxrank.data.store.reader import open_store
 from jaxrank.errors import InputError
 from jaxrank.evaluation import days, evaluate, report
 from jaxrank.evaluation import score as scoring

@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrank import losses
-from jaxrank.data import block as blocks
 from jaxrank.data import examples as ex
 from jaxrank.data.batcher import Batcher
 from jaxrank.data.chunk import Chunk, numbered
@@ -24,6 +23,7 @@ from jaxrank.data.rejects import Rejects
 from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.spec.resolve import build_schema, resolve
 from jaxrank.data.statistics.split import Statistics
+from jaxrank.data.store import block as blocks
 from jaxrank.errors import InputError
 from jaxrank.features import MISSING_ROW, Schema
 from jaxrank.layout import layout

@@ -26,7 +26,7 @@ from jaxrank.data.spec.features import FeatureSpec, IdSpec, ListSpec
 from jaxrank.data.statistics import new_values
 from jaxrank.data.statistics.split import Statistics
 from jaxrank.data.statistics.vocabulary import Vocabulary
-from jaxrank.data.store import open_store
+from jaxrank.data.store.reader import open_store
 from jaxrank.errors import InputError
 
 small_units = pytest.fixture(preparations.small_units)

@@ -20,8 +20,8 @@ from jaxrank.data.examples import Examples
 from jaxrank.data.order import Order
 from jaxrank.data.pipeline import EvaluationBatches, TrainBatches
 from jaxrank.data.prepare import prepare
-from jaxrank.data.store import StoredSplit, open_store
-from jaxrank.data.store_writer import StoreWriter
+from jaxrank.data.store.reader import StoredSplit, open_store
+from jaxrank.data.store.writer import StoreWriter
 from jaxrank.errors import InputError
 from jaxrank.features import PAD, UNKNOWN_ROW, Categorical, Dense, Ragged, Schema, Table, Task
 from jaxrank.layout import Hot, layout

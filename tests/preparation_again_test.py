@@ -19,7 +19,7 @@ from jaxrank.data.examples import join
 from jaxrank.data.files import describe
 from jaxrank.data.prepare import prepare
 from jaxrank.data.runners import Local
-from jaxrank.data.store import open_store
+from jaxrank.data.store.reader import open_store
 from jaxrank.errors import InputError, RunError
 
 small_units = pytest.fixture(preparations.small_units)

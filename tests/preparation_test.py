@@ -25,7 +25,7 @@ from jaxrank.data.files import path_of
 from jaxrank.data.prepare import prepare
 from jaxrank.data.runners import Local
 from jaxrank.data.sources import text
-from jaxrank.data.store import open_store
+from jaxrank.data.store.reader import open_store
 from jaxrank.errors import InputError, RunError
 
 small_units = pytest.fixture(preparations.small_units)

@@ -21,7 +21,7 @@ from jaxrank.data.examples import join
 from jaxrank.data.prepare import prepare
 from jaxrank.data.sources import text
 from jaxrank.data.spec import features as spec
-from jaxrank.data.store import is_store, open_store
+from jaxrank.data.store.reader import is_store, open_store
 from jaxrank.errors import InputError, RunError
 from jaxrank.features import MAX_GROUP, MISSING_ROW, PAD, UNKNOWN_ROW, Dense, Schema
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from verbs import run
 
-from jaxrank.data.store import open_store
+from jaxrank.data.store.reader import open_store
 
 CONFIG = Path(__file__).resolve().parent.parent / "configs" / "quickstart.py"
 

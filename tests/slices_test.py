@@ -12,7 +12,7 @@ from evaluate_test import predictions, run  # noqa: F401
 from sklearn import metrics as sk
 
 from jaxrank import cli
-from jaxrank.data.store import open_store
+from jaxrank.data.store.reader import open_store
 from jaxrank.errors import InputError
 from jaxrank.evaluation import evaluate, report, slices
 from jaxrank.features import Task

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from jaxrank.data.examples import Examples
-from jaxrank.data.store import StoreSpec
-from jaxrank.data.store_writer import SplitWriter, StoreWriter
+from jaxrank.data.store.reader import StoreSpec
+from jaxrank.data.store.writer import SplitWriter, StoreWriter
 
 SPEC = StoreSpec(features={}, source={}, transforms={}, boundaries={}, buckets={}, hash_key="")
 

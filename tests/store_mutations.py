@@ -19,12 +19,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from mutations import mutated
 
-from jaxrank.data import manifest as manifests
-from jaxrank.data import store_writer
 from jaxrank.data.memory import arrays_of
 from jaxrank.data.pipeline import EvaluationBatches, TrainBatches
 from jaxrank.data.prepare import prepare
-from jaxrank.data.store import open_store
+from jaxrank.data.store import manifest as manifests
+from jaxrank.data.store import writer
+from jaxrank.data.store.reader import open_store
 from jaxrank.errors import InputError
 from jaxrank.layout import layout
 
@@ -69,7 +69,7 @@ def write_stores(directory):
         files[split] = str(directory / f"{split}.parquet")
         pq.write_table(table(rows, seed), files[split])
     days = {f"2024-05-0{i}": table(40, i) for i in (1, 2, 3)}
-    with mock.patch.object(store_writer, "_BLOCKS_PER_FILE", 2):
+    with mock.patch.object(writer, "_BLOCKS_PER_FILE", 2):
         stores = [
             prepare(
                 FEATURES,

@@ -15,12 +15,12 @@ from servers import Ranges, serving
 from store_blocks import SPEC, write_train
 
 from jaxrank.data import files
-from jaxrank.data import manifest as manifests
-from jaxrank.data import store as store_module
 from jaxrank.data.examples import Examples, cut, join
 from jaxrank.data.statistics.vocabulary import checksum
-from jaxrank.data.store import is_store, open_store
-from jaxrank.data.store_writer import StoreWriter
+from jaxrank.data.store import manifest as manifests
+from jaxrank.data.store import reader as store_module
+from jaxrank.data.store.reader import is_store, open_store
+from jaxrank.data.store.writer import StoreWriter
 from jaxrank.errors import InputError, RunError
 from jaxrank.features import Dense, Schema, Table, Task
 
@@ -465,7 +465,7 @@ def test_a_fingerprint_tells_what_was_prepared_anew(tmp_path):
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="Linux tells what is mapped")
 def test_a_pass_over_many_files_keeps_few_of_them_open(tmp_path, monkeypatch):
-    monkeypatch.setattr("jaxrank.data.store_writer._BLOCKS_PER_FILE", 1)
+    monkeypatch.setattr("jaxrank.data.store.writer._BLOCKS_PER_FILE", 1)
     blocks = [block(3, seed=seed) for seed in range(100)]
     split = write(tmp_path / "s", blocks).split("train")
     kept = [split.read_block(0)]  # outlives its reader

@@ -18,7 +18,7 @@ from jaxrank.data.prepare import prepare
 from jaxrank.data.rejects import Rejects
 from jaxrank.data.sources import example_columns, tfrecord
 from jaxrank.data.sources.registry import make_source
-from jaxrank.data.store import open_store
+from jaxrank.data.store.reader import open_store
 from jaxrank.errors import InputError, RunError
 
 TYPES = {

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from jaxrank.data.pipeline import TrainBatches
-from jaxrank.data.split import Split
+from jaxrank.data.store.split import Split
 
 PARTS = ("read", "decompress", "shuffle", "pack")
 _FEWEST_CALLS = 2

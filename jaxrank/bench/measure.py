@@ -22,7 +22,7 @@ from jaxrank import mesh as meshes
 from jaxrank import run as jobs
 from jaxrank.bench import input_stages
 from jaxrank.bench.advice import Setting, Throughput, advice_on, limit_of
-from jaxrank.data.split import Split
+from jaxrank.data.store.split import Split
 from jaxrank.errors import InputError
 from jaxrank.program import check_config
 from jaxrank.report import Report

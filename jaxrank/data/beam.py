@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxrank.data import files
-from jaxrank.data.store_writer import SCRATCH
+from jaxrank.data.store.writer import SCRATCH
 from jaxrank.data.units import Unit
 from jaxrank.data.work import Work
 from jaxrank.errors import InputError, RunError

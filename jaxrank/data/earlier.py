@@ -6,7 +6,7 @@ import pyarrow as pa
 from jaxrank.data.encode.fit import Learned
 from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.statistics.vocabulary import Vocabulary
-from jaxrank.data.store import Store
+from jaxrank.data.store.reader import Store
 from jaxrank.errors import InputError
 
 

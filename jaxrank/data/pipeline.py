@@ -19,7 +19,7 @@ from jaxrank.data.batcher import Batcher
 from jaxrank.data.examples import Known
 from jaxrank.data.memory import Memory, bytes_of, with_steps
 from jaxrank.data.order import Order
-from jaxrank.data.split import Split
+from jaxrank.data.store.split import Split
 from jaxrank.data.streams import EvaluationSource, Reader, Shard, TrainSource
 from jaxrank.data.workers import WorkerCalls
 from jaxrank.errors import InputError, check_choice

@@ -32,8 +32,8 @@ from jaxrank.data.spec.resolve import build_schema, ordered_as, resolve
 from jaxrank.data.statistics import new_values
 from jaxrank.data.statistics import report as statistics_report
 from jaxrank.data.statistics.split import Statistics
-from jaxrank.data.store import Store, StoreSpec, open_store
-from jaxrank.data.store_writer import SCRATCH, StoreWriter
+from jaxrank.data.store.reader import Store, StoreSpec, open_store
+from jaxrank.data.store.writer import SCRATCH, StoreWriter
 from jaxrank.data.units import marks_of, units_of
 from jaxrank.data.work import Work
 from jaxrank.errors import InputError, RunError, check_choice

@@ -18,7 +18,7 @@ from jaxrank.data.batcher import Batcher
 from jaxrank.data.examples import Examples, Known
 from jaxrank.data.memory import Memory, laid_out, map_arrays
 from jaxrank.data.order import Order, Run
-from jaxrank.data.split import Split
+from jaxrank.data.store.split import Split
 from jaxrank.features import Batch
 
 

@@ -13,8 +13,8 @@ from typing import TypedDict
 
 from ml_collections import ConfigDict
 
-from jaxrank.data.split import Split
-from jaxrank.data.store import Store
+from jaxrank.data.store.reader import Store
+from jaxrank.data.store.split import Split
 from jaxrank.errors import InputError
 from jaxrank.evaluation.score import Metrics, Reference, reference
 from jaxrank.timetable import NEXT_DAY

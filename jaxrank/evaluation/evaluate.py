@@ -11,8 +11,8 @@ from ml_collections import ConfigDict
 
 from jaxrank import mesh as meshes
 from jaxrank.checkpoints.manager import Checkpoints
-from jaxrank.data.split import Split
-from jaxrank.data.store import Store, open_store
+from jaxrank.data.store.reader import Store, open_store
+from jaxrank.data.store.split import Split
 from jaxrank.embedding import GROUPS
 from jaxrank.errors import InputError
 from jaxrank.evaluation import score as scoring

@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 from jaxrank.data.examples import Examples, cut
 from jaxrank.data.files import check_parent, is_local
 from jaxrank.data.pipeline import EvaluationBatches
-from jaxrank.data.split import Split
-from jaxrank.data.store import Store
+from jaxrank.data.store.reader import Store
+from jaxrank.data.store.split import Split
 from jaxrank.errors import InputError, RunError
 from jaxrank.evaluation import slices
 from jaxrank.features import MAX_GROUP, Batch, Schema, Task

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from jaxrank.data.split import Split
+from jaxrank.data.store.split import Split
 from jaxrank.errors import InputError
 from jaxrank.features import Task
 from jaxrank.metrics import sums

@@ -9,7 +9,7 @@ import jaxrank
 from jaxrank.config import to_plain
 from jaxrank.data.spec.features import FeatureSpec, IdSpec
 from jaxrank.data.spec.resolve import resolve_again
-from jaxrank.data.store import Store
+from jaxrank.data.store.reader import Store
 from jaxrank.features import Schema
 from jaxrank.layout import Layout
 from jaxrank.program import model_fields

@@ -26,7 +26,7 @@ from jaxrank.checkpoints.manager import Checkpoints
 from jaxrank.checkpoints.reader import StoredArrays
 from jaxrank.data.files import check_parent, is_local
 from jaxrank.data.lock import empty_directory, lock_directory
-from jaxrank.data.store import Store, open_store
+from jaxrank.data.store.reader import Store, open_store
 from jaxrank.errors import InputError, RunError
 from jaxrank.evaluation import evaluate
 from jaxrank.evaluation import score as scoring

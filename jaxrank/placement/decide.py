@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from jaxrank import layout as layouts
 from jaxrank import mesh as meshes
 from jaxrank.config import to_plain
-from jaxrank.data.split import Split
+from jaxrank.data.store.split import Split
 from jaxrank.errors import InputError
 from jaxrank.features import Schema
 from jaxrank.layout import Hot, Layout

@@ -10,7 +10,7 @@ from jaxrank import embedding
 from jaxrank.config import to_plain
 from jaxrank.data.examples import Examples
 from jaxrank.data.sources import registry
-from jaxrank.data.store import is_store
+from jaxrank.data.store.reader import is_store
 from jaxrank.data.synthetic import source as synthetic
 from jaxrank.errors import InputError
 from jaxrank.metrics.early_stopping import check_metric

@@ -11,8 +11,8 @@ from jaxrank.data.examples import Examples
 from jaxrank.data.ragged import places_of_lists, positions, ranges, starts_of
 from jaxrank.data.spec.features import FeatureSpec, IdSpec, ListSpec
 from jaxrank.data.spec.resolve import build_schema, resolve
-from jaxrank.data.split import Split
 from jaxrank.data.statistics.list_lengths import ListLengths
+from jaxrank.data.store.split import Split
 from jaxrank.data.synthetic.source import ListOfIds, SyntheticSource
 from jaxrank.errors import InputError
 from jaxrank.features import PAD, Schema

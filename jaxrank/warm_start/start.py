@@ -14,8 +14,8 @@ from ml_collections import ConfigDict
 
 from jaxrank.checkpoints.manager import Checkpoints
 from jaxrank.checkpoints.reader import StoredArrays
-from jaxrank.data.same_values import same_values
-from jaxrank.data.store import Store
+from jaxrank.data.store.reader import Store
+from jaxrank.data.store.same_values import same_values
 from jaxrank.errors import InputError
 from jaxrank.evaluation import evaluate
 from jaxrank.features import PAD, Schema

@@ -7,9 +7,10 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from jaxrank.config import differences, to_plain
-from jaxrank.data import direct, prepare
+from jaxrank.data import prepare
 from jaxrank.data.spec import features
-from jaxrank.data.store import Store, is_store, no_split, open_store
+from jaxrank.data.store import direct
+from jaxrank.data.store.reader import Store, is_store, no_split, open_store
 from jaxrank.errors import InputError
 from jaxrank.report import Report
 from jaxrank.runtime import processes

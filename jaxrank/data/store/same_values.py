@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from jaxrank.data.store import Store
+from jaxrank.data.store.reader import Store
 from jaxrank.errors import InputError
 from jaxrank.features import PAD, RESERVED_ROWS, Table
 

@@ -29,10 +29,10 @@ from jaxrank.data.sources.parquet import UNREADABLE, ParquetSource, not_parquet,
 from jaxrank.data.sources.registry import make_source
 from jaxrank.data.spec.features import FeatureSpec, IdSpec, ListSpec
 from jaxrank.data.spec.resolve import build_schema, resolve
-from jaxrank.data.split import Split
 from jaxrank.data.statistics.list_lengths import ListLengths
 from jaxrank.data.statistics.split import Statistics
-from jaxrank.data.store import Store, StoreSpec
+from jaxrank.data.store.reader import Store, StoreSpec
+from jaxrank.data.store.split import Split
 from jaxrank.errors import InputError
 
 _BLOCK_ROWS = 65_536

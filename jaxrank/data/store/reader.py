@@ -25,12 +25,13 @@ import pyarrow as pa
 import xxhash
 from upath import UPath
 
-from jaxrank.data import files, manifest, section
-from jaxrank.data.block import block_checksum, from_arrow
+from jaxrank.data import files, section
 from jaxrank.data.examples import Examples
-from jaxrank.data.split import Split
 from jaxrank.data.statistics import split as statistics
 from jaxrank.data.statistics.vocabulary import checksum, counts_checksum, read_file
+from jaxrank.data.store import manifest
+from jaxrank.data.store.block import block_checksum, from_arrow
+from jaxrank.data.store.split import Split
 from jaxrank.errors import InputError
 from jaxrank.features import RESERVED_ROWS, Schema, Table
 

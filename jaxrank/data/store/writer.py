@@ -10,12 +10,13 @@ import pyarrow as pa
 from upath import UPath
 
 import jaxrank
-from jaxrank.data import files, manifest
-from jaxrank.data.block import block_checksum, to_arrow
+from jaxrank.data import files
 from jaxrank.data.examples import Examples
 from jaxrank.data.lock import lock_directory, remove_empty_directories
 from jaxrank.data.statistics.vocabulary import counts_checksum, write_file
-from jaxrank.data.store import Store, StoreSpec, open_store
+from jaxrank.data.store import manifest
+from jaxrank.data.store.block import block_checksum, to_arrow
+from jaxrank.data.store.reader import Store, StoreSpec, open_store
 from jaxrank.errors import InputError, RunError
 from jaxrank.features import Schema
 
