@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from jaxrank.data.prepare import prepare
+from jaxrank.data.prepare.passes import prepare
 from jaxrank.data.store.reader import Store, is_store, open_store
 
 TABLES = (100_000,) * 13 + (1_000,) * 13

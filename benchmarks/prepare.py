@@ -16,8 +16,8 @@ from pathlib import Path
 
 from counts import positive
 
-from jaxrank.data.prepare import prepare
-from jaxrank.data.runners import Local
+from jaxrank.data.prepare.passes import prepare
+from jaxrank.data.prepare.runners import Local
 
 FEATURES = dict(
     tasks=[dict(name="click", label="label")],

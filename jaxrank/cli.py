@@ -66,8 +66,8 @@ def _check_rest(parser: argparse.ArgumentParser, rest: Sequence[str]) -> None:
 
 def _prepare(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
     from jaxrank.config import to_plain
-    from jaxrank.data.prepare import prepare
-    from jaxrank.data.runners import make_runner
+    from jaxrank.data.prepare.passes import prepare
+    from jaxrank.data.prepare.runners import make_runner
 
     if not to_plain(args.config.source):
         raise InputError("source: must say where the raw data is: found nothing.")

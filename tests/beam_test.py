@@ -9,15 +9,15 @@ import pytest
 from apache_beam.runners.portability import prism_runner
 from upath import UPath
 
-from jaxrank.data import units as units_module
-from jaxrank.data.beam import Beam
 from jaxrank.data.encode.fit import NO_LESSONS
-from jaxrank.data.prepare import prepare
-from jaxrank.data.runners import make_runner
+from jaxrank.data.prepare import units as units_module
+from jaxrank.data.prepare.beam import Beam
+from jaxrank.data.prepare.passes import prepare
+from jaxrank.data.prepare.runners import make_runner
+from jaxrank.data.prepare.units import Unit
+from jaxrank.data.prepare.work import Work
 from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.store.reader import open_store
-from jaxrank.data.units import Unit
-from jaxrank.data.work import Work
 from jaxrank.errors import InputError, RunError
 
 CLICK = dict(name="click", label="label")
@@ -258,7 +258,7 @@ def test_dataflow_needs_an_output_that_its_machines_can_reach(tmp_path):
 
 
 def test_what_workers_import_does_not_import_jax():
-    program = "import sys, jaxrank.data.beam; print('jaxrank.data.work' in sys.modules,"
+    program = "import sys, jaxrank.data.beam; print('jaxrank.data.prepare.work' in sys.modules,"
     program += " [name for name in ('jax', 'flax', 'optax', 'orbax') if name in sys.modules])"
     found = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True

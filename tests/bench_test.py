@@ -15,9 +15,10 @@ from jaxrank import cli
 from jaxrank import config as configs
 from jaxrank.bench import input_stages, measure
 from jaxrank.bench.advice import STAGES, Setting, Throughput, advice_on, limit_of
-from jaxrank.data import examples, prepare
+from jaxrank.data import examples
 from jaxrank.data.batcher import Batcher
 from jaxrank.data.pipeline import TrainBatches
+from jaxrank.data.prepare import passes
 from jaxrank.data.store import direct
 from jaxrank.data.store import reader as store
 from jaxrank.errors import InputError, RunError
@@ -35,7 +36,7 @@ def prepared(path, **arguments):
     c = tiny.config()
     plain = configs.to_plain
     arguments = dict(block_size=512, report=nothing) | arguments
-    return prepare.prepare(plain(c.features), plain(c.source), path, **arguments)
+    return passes.prepare(plain(c.features), plain(c.source), path, **arguments)
 
 
 def run(capsys, *args):

@@ -12,7 +12,7 @@ import pytest
 import quick_compile
 import tiny
 
-from jaxrank.data.prepare import prepare
+from jaxrank.data.prepare.passes import prepare
 
 # A shell that starts the suite in the background has it, and what tests start, ignore Ctrl-C.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import tiny
 
 from jaxrank.config import to_plain
-from jaxrank.data.prepare import prepare
+from jaxrank.data.prepare.passes import prepare
 from jaxrank.evaluation import evaluate
 from jaxrank.train import train
 

@@ -12,7 +12,7 @@ import pytest
 
 from jaxrank.data.examples import join
 from jaxrank.data.pipeline import EvaluationBatches, TrainBatches
-from jaxrank.data.prepare import prepare
+from jaxrank.data.prepare.passes import prepare
 from jaxrank.data.store import direct
 from jaxrank.data.store.direct import open_direct
 from jaxrank.errors import InputError
@@ -80,7 +80,7 @@ def data(tmp_path_factory):
     source = dict(kind="parquet", files=files)
     # A unit of work, and so a run of blocks, of each file.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("jaxrank.data.units._UNIT_BYTES", 1)
+        patch.setattr("jaxrank.data.prepare.units._UNIT_BYTES", 1)
         return source, prepare(
             FEATURES, source, root / "store", block_size=_BLOCK, report=lambda _: None
         )

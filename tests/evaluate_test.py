@@ -13,7 +13,7 @@ from runs import nothing
 from sklearn import metrics as sk
 
 from jaxrank.checkpoints.manager import Checkpoints
-from jaxrank.data.prepare import prepare
+from jaxrank.data.prepare.passes import prepare
 from jaxrank.data.store.reader import open_store
 from jaxrank.errors import InputError, RunError
 from jaxrank.evaluation import evaluate

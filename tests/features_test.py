@@ -12,7 +12,7 @@ from sharded import by_table, lookup, new_tables
 
 from jaxrank import mesh as meshes
 from jaxrank.data.pipeline import EvaluationBatches
-from jaxrank.data.prepare import prepare
+from jaxrank.data.prepare.passes import prepare
 from jaxrank.embedding import Embedding, make_rule
 from jaxrank.features import MAX_GROUP
 from jaxrank.layout import layout

@@ -18,7 +18,7 @@ from sklearn.metrics import log_loss, mean_poisson_deviance, mean_squared_error,
 from jaxrank.config import default
 from jaxrank.data.chunk import Chunk, numbered
 from jaxrank.data.encode.labels import encode_labels
-from jaxrank.data.prepare import prepare
+from jaxrank.data.prepare.passes import prepare
 from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.statistics import report as statistics_report
 from jaxrank.data.statistics import split as stats

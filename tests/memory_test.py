@@ -28,7 +28,7 @@ from jaxrank.data.memory import (
     map_arrays,
     with_steps,
 )
-from jaxrank.data.prepare import prepare
+from jaxrank.data.prepare.passes import prepare
 from jaxrank.data.slots import Slots
 from jaxrank.features import Batch, Lists
 

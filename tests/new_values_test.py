@@ -17,11 +17,11 @@ import xxhash
 from preparations import TASK, content, counted
 from tfrecords import example, feature, framed
 
-from jaxrank.data.beam import Beam
 from jaxrank.data.chunk import Chunk, numbered
 from jaxrank.data.encode.encoder import Encoder
-from jaxrank.data.prepare import prepare
-from jaxrank.data.runners import Local
+from jaxrank.data.prepare.beam import Beam
+from jaxrank.data.prepare.passes import prepare
+from jaxrank.data.prepare.runners import Local
 from jaxrank.data.spec.features import FeatureSpec, IdSpec, ListSpec
 from jaxrank.data.statistics import new_values
 from jaxrank.data.statistics.split import Statistics

@@ -13,7 +13,7 @@ import pytest
 from raw import every_chunk
 from servers import serving
 
-from jaxrank.data.prepare import prepare
+from jaxrank.data.prepare.passes import prepare
 from jaxrank.data.rejects import Rejects
 from jaxrank.data.sources import parquet
 from jaxrank.data.sources.partitions import partition_of

@@ -19,7 +19,7 @@ from store_blocks import SPEC, write_train
 from jaxrank.data.examples import Examples
 from jaxrank.data.order import Order
 from jaxrank.data.pipeline import EvaluationBatches, TrainBatches
-from jaxrank.data.prepare import prepare
+from jaxrank.data.prepare.passes import prepare
 from jaxrank.data.store.reader import StoredSplit, open_store
 from jaxrank.data.store.writer import StoreWriter
 from jaxrank.errors import InputError

@@ -9,7 +9,7 @@ import tiny
 from examples import rows_in_order
 
 from jaxrank.config import to_plain
-from jaxrank.data import prepare
+from jaxrank.data.prepare import passes
 from jaxrank.data.synthetic import source as synthetic
 from jaxrank.embedding.storage import GROUPS, group
 from jaxrank.errors import InputError
@@ -115,7 +115,7 @@ def test_generated_reads_are_those_of_the_prepared_store(tmp_path):
     features, source = to_plain(config.features), to_plain(config.source)
     features["lists"][1]["max_length"] = 3
     features["lists"][1]["on_overlong"] = "truncate"
-    store = prepare.prepare(
+    store = passes.prepare(
         features, source, tmp_path / "store", block_size=1000, report=lambda _: None
     )
     stored = traffic.StoredReads(store.split("train"), store.schema)

@@ -14,11 +14,11 @@ import pytest
 from preparations import FEATURES, content, counted, files, rows_of, run, write_csv
 from servers import NoMark, serving
 
-from jaxrank.data import units, work
 from jaxrank.data.examples import join
 from jaxrank.data.files import describe
-from jaxrank.data.prepare import prepare
-from jaxrank.data.runners import Local
+from jaxrank.data.prepare import units, work
+from jaxrank.data.prepare.passes import prepare
+from jaxrank.data.prepare.runners import Local
 from jaxrank.data.store.reader import open_store
 from jaxrank.errors import InputError, RunError
 

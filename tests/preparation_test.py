@@ -19,11 +19,12 @@ import pyarrow.parquet as pq
 import pytest
 from preparations import FEATURES, TASK, content, files, rows_of, run, write_csv
 
-from jaxrank.data import rejects, units, work
+from jaxrank.data import rejects
 from jaxrank.data.examples import join
 from jaxrank.data.files import path_of
-from jaxrank.data.prepare import prepare
-from jaxrank.data.runners import Local
+from jaxrank.data.prepare import units, work
+from jaxrank.data.prepare.passes import prepare
+from jaxrank.data.prepare.runners import Local
 from jaxrank.data.sources import text
 from jaxrank.data.store.reader import open_store
 from jaxrank.errors import InputError, RunError

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxrank.data import prepare as prepare_module
-from jaxrank.data import runners, units, work
-from jaxrank.data.prepare import prepare
+from jaxrank.data.prepare import passes as prepare_module
+from jaxrank.data.prepare import runners, units, work
+from jaxrank.data.prepare.passes import prepare
 
 TASK = dict(name="click", label="label")
 FEATURES = dict(

@@ -16,9 +16,9 @@ import pyarrow.parquet as pq
 import pytest
 import xxhash
 
-from jaxrank.data import work
 from jaxrank.data.examples import join
-from jaxrank.data.prepare import prepare
+from jaxrank.data.prepare import work
+from jaxrank.data.prepare.passes import prepare
 from jaxrank.data.sources import text
 from jaxrank.data.spec import features as spec
 from jaxrank.data.store.reader import is_store, open_store

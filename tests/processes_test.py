@@ -25,7 +25,7 @@ import tiny
 from runs import newest_state, nothing, on_store, records, without_speed
 
 from jaxrank import cli
-from jaxrank.data.prepare import prepare
+from jaxrank.data.prepare.passes import prepare
 from jaxrank.errors import InputError, RunError
 from jaxrank.evaluation import evaluate
 from jaxrank.runtime import processes, rendezvous

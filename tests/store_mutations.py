@@ -21,7 +21,7 @@ from mutations import mutated
 
 from jaxrank.data.memory import arrays_of
 from jaxrank.data.pipeline import EvaluationBatches, TrainBatches
-from jaxrank.data.prepare import prepare
+from jaxrank.data.prepare.passes import prepare
 from jaxrank.data.store import manifest as manifests
 from jaxrank.data.store import writer
 from jaxrank.data.store.reader import open_store

@@ -14,7 +14,7 @@ from raw import every_chunk
 from servers import serving
 from tfrecords import example, feature, field, framed, masked_crc, varint, write_file
 
-from jaxrank.data.prepare import prepare
+from jaxrank.data.prepare.passes import prepare
 from jaxrank.data.rejects import Rejects
 from jaxrank.data.sources import example_columns, tfrecord
 from jaxrank.data.sources.registry import make_source

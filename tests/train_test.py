@@ -21,7 +21,7 @@ from jaxrank import mesh as meshes
 from jaxrank.checkpoints.manager import Checkpoints
 from jaxrank.config import default
 from jaxrank.data.pipeline import TrainBatches
-from jaxrank.data.prepare import prepare
+from jaxrank.data.prepare.passes import prepare
 from jaxrank.errors import InputError, RunError, StoppedError
 from jaxrank.program import Program
 from jaxrank.run import build

@@ -16,7 +16,7 @@ from runs import nothing, on_store, saved
 
 from jaxrank import cli
 from jaxrank.config import default, from_plain, to_plain
-from jaxrank.data.prepare import prepare
+from jaxrank.data.prepare.passes import prepare
 from jaxrank.errors import InputError, RunError
 from jaxrank.evaluation import evaluate
 from jaxrank.export.write import export

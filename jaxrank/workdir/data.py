@@ -7,7 +7,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from jaxrank.config import differences, to_plain
-from jaxrank.data import prepare
+from jaxrank.data.prepare import passes
 from jaxrank.data.spec import features
 from jaxrank.data.store import direct
 from jaxrank.data.store.reader import Store, is_store, no_split, open_store
@@ -87,7 +87,7 @@ def _prepare(config: ConfigDict, path: str, report: Report) -> None:
     check_splits(config, section, source, path)
     report(f"Preparing {path}")
     compression = config.data.compression
-    prepare.prepare(section, source, path, compression=compression, report=report)
+    passes.prepare(section, source, path, compression=compression, report=report)
 
 
 def check_splits(

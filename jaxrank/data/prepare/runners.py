@@ -10,8 +10,8 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any, Protocol
 
 from jaxrank.data import spawn
-from jaxrank.data.units import Unit
-from jaxrank.data.work import Work
+from jaxrank.data.prepare.units import Unit
+from jaxrank.data.prepare.work import Work
 from jaxrank.errors import InputError, RunError
 
 # Starting processes takes as long as preparing about so much.
@@ -93,6 +93,6 @@ def make_runner(name: str, workers: int = 0, options: Sequence[str] = ()) -> Run
         if options:
             raise InputError(f"--runner-option: must be of a Beam runner: found {list(options)}.")
         return Local(workers)
-    from jaxrank.data.beam import Beam  # an optional extra
+    from jaxrank.data.prepare.beam import Beam  # an optional extra
 
     return Beam(name, options)

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxrank.data import files
+from jaxrank.data.prepare.units import Unit
+from jaxrank.data.prepare.work import Work
 from jaxrank.data.store.writer import SCRATCH
-from jaxrank.data.units import Unit
-from jaxrank.data.work import Work
 from jaxrank.errors import InputError, RunError
 
 # Not the runner that Beam gives this name: it first fetches a program from the network to do the

@@ -23,6 +23,7 @@ from jaxrank.data.encode.fit import Findings, Learned, Lessons
 from jaxrank.data.encode.times import days, seconds
 from jaxrank.data.examples import Examples, cut, join
 from jaxrank.data.keyed_hash import Conceal
+from jaxrank.data.prepare.units import Unit
 from jaxrank.data.rejects import BadRows, Rejects, missing_text
 from jaxrank.data.sources.registry import Source, make_source
 from jaxrank.data.spec.features import FeatureSpec
@@ -30,7 +31,6 @@ from jaxrank.data.statistics.split import Statistics
 from jaxrank.data.statistics.vocabulary import Vocabulary, read_file
 from jaxrank.data.store.manifest import FORMAT_VERSION
 from jaxrank.data.store.writer import SCRATCH, SplitWriter
-from jaxrank.data.units import Unit
 
 # Another one where equal data and options give other blocks: what was kept is then done anew.
 _ENCODING = 3

@@ -13,8 +13,7 @@ from typing import Any
 from upath import UPath
 
 from jaxrank.choices import COMPRESSIONS, ON_ERROR
-from jaxrank.data import keyed_hash, work
-from jaxrank.data.earlier import earlier_learned
+from jaxrank.data import keyed_hash
 from jaxrank.data.encode.fit import (
     NO_LESSONS,
     NOTHING,
@@ -24,7 +23,11 @@ from jaxrank.data.encode.fit import (
     lessons,
     looks_at_last_event,
 )
-from jaxrank.data.runners import Local, Runner
+from jaxrank.data.prepare import work
+from jaxrank.data.prepare.earlier import earlier_learned
+from jaxrank.data.prepare.runners import Local, Runner
+from jaxrank.data.prepare.units import marks_of, units_of
+from jaxrank.data.prepare.work import Work
 from jaxrank.data.sources.parquet import ParquetSource
 from jaxrank.data.sources.registry import Source, make_source
 from jaxrank.data.spec.features import FeatureSpec
@@ -34,8 +37,6 @@ from jaxrank.data.statistics import report as statistics_report
 from jaxrank.data.statistics.split import Statistics
 from jaxrank.data.store.reader import Store, StoreSpec, open_store
 from jaxrank.data.store.writer import SCRATCH, StoreWriter
-from jaxrank.data.units import marks_of, units_of
-from jaxrank.data.work import Work
 from jaxrank.errors import InputError, RunError, check_choice
 from jaxrank.report import Report
 
