@@ -30,7 +30,7 @@ from in_turn import Program, Round, serve
 from input_data import SHAPES, prepared
 from refused import run_main
 
-from jaxrank.data.pipeline import TrainBatches
+from jaxrank.data.batches.pipeline import TrainBatches
 from jaxrank.data.store.reader import open_store
 from jaxrank.errors import InputError
 from jaxrank.layout import layout

@@ -22,7 +22,7 @@ import numpy as np
 from counts import positive
 from in_turn import serve
 
-from jaxrank.data import packing
+from jaxrank.data.batches import packing
 from jaxrank.data.store.reader import open_store
 from jaxrank.features import MAX_GROUP, PAD
 from jaxrank.layout import layout

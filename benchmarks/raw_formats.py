@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from counts import positive
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
-from jaxrank.data.pipeline import TrainBatches
+from jaxrank.data.batches.pipeline import TrainBatches
 from jaxrank.data.prepare.passes import prepare
 from jaxrank.data.rejects import Rejects
 from jaxrank.data.sources import tf_example, tfrecord

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from counts import positive
 
-from jaxrank.data.order import Order
+from jaxrank.data.batches.shuffle_order import Order
 
 _POSITIVES = 0.25
 _IDS = (20_000, 2_000, 200)  # values of each id column, by a power law

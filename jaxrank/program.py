@@ -22,7 +22,7 @@ from jaxrank import embedding, models, optim, validate
 from jaxrank import mesh as meshes
 from jaxrank import step as steps
 from jaxrank.config import to_plain
-from jaxrank.data import packing
+from jaxrank.data.batches import packing
 from jaxrank.errors import InputError
 from jaxrank.features import Batch, Schema
 from jaxrank.layout import Layout, batch_of, ids_of_device

@@ -14,8 +14,8 @@ from jaxrank import mesh as meshes
 from jaxrank import models, native
 from jaxrank.checkpoints.manager import Checkpoints
 from jaxrank.checkpoints.record import Metric
-from jaxrank.data import packing
-from jaxrank.data.pipeline import TrainBatches
+from jaxrank.data.batches import packing
+from jaxrank.data.batches.pipeline import TrainBatches
 from jaxrank.data.store.reader import Store
 from jaxrank.data.store.split import Split
 from jaxrank.embedding import check_row_shards

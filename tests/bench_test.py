@@ -16,8 +16,8 @@ from jaxrank import config as configs
 from jaxrank.bench import input_stages, measure
 from jaxrank.bench.advice import STAGES, Setting, Throughput, advice_on, limit_of
 from jaxrank.data import examples
-from jaxrank.data.batcher import Batcher
-from jaxrank.data.pipeline import TrainBatches
+from jaxrank.data.batches.batcher import Batcher
+from jaxrank.data.batches.pipeline import TrainBatches
 from jaxrank.data.prepare import passes
 from jaxrank.data.store import direct
 from jaxrank.data.store import reader as store

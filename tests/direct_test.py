@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from jaxrank.data.batches.pipeline import EvaluationBatches, TrainBatches
 from jaxrank.data.examples import join
-from jaxrank.data.pipeline import EvaluationBatches, TrainBatches
 from jaxrank.data.prepare.passes import prepare
 from jaxrank.data.store import direct
 from jaxrank.data.store.direct import open_direct

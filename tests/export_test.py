@@ -19,9 +19,9 @@ from jaxrank import cli
 from jaxrank.checkpoints import manager
 from jaxrank.checkpoints.reader import StoredArrays
 from jaxrank.config import default
+from jaxrank.data.batches.stack_rows import StackRows
 from jaxrank.data.keyed_hash import conceal
 from jaxrank.data.prepare.passes import prepare
-from jaxrank.data.stack_rows import StackRows
 from jaxrank.embedding.storage import logical_rows
 from jaxrank.errors import InputError, RunError
 from jaxrank.evaluation import evaluate

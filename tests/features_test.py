@@ -11,7 +11,7 @@ import xxhash
 from sharded import by_table, lookup, new_tables
 
 from jaxrank import mesh as meshes
-from jaxrank.data.pipeline import EvaluationBatches
+from jaxrank.data.batches.pipeline import EvaluationBatches
 from jaxrank.data.prepare.passes import prepare
 from jaxrank.embedding import Embedding, make_rule
 from jaxrank.features import MAX_GROUP

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from jaxrank import losses
 from jaxrank.data import examples as ex
-from jaxrank.data.batcher import Batcher
+from jaxrank.data.batches.batcher import Batcher
 from jaxrank.data.chunk import Chunk, numbered
 from jaxrank.data.encode import labels
 from jaxrank.data.encode.encoder import Encoder

@@ -19,7 +19,7 @@ from conftest import ROOT
 
 from jaxrank import mesh as meshes
 from jaxrank.config import to_plain
-from jaxrank.data.memory import (
+from jaxrank.data.batches.buffers import (
     Memory,
     Shape,
     arrays_of,
@@ -28,8 +28,8 @@ from jaxrank.data.memory import (
     map_arrays,
     with_steps,
 )
+from jaxrank.data.batches.shared_memory import Slots
 from jaxrank.data.prepare.passes import prepare
-from jaxrank.data.slots import Slots
 from jaxrank.features import Batch, Lists
 
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrank.data.order import Order
-from jaxrank.data.pipeline import TrainBatches
+from jaxrank.data.batches.pipeline import TrainBatches
+from jaxrank.data.batches.shuffle_order import Order
 from jaxrank.errors import InputError
 from jaxrank.layout import layout
 

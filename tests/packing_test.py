@@ -9,11 +9,11 @@ from examples import stack_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrank.data import packing
-from jaxrank.data.batcher import Batcher
+from jaxrank.data.batches import packing
+from jaxrank.data.batches.batcher import Batcher
+from jaxrank.data.batches.packing import Packer
+from jaxrank.data.batches.stack_rows import StackRows
 from jaxrank.data.examples import Examples
-from jaxrank.data.packing import Packer
-from jaxrank.data.stack_rows import StackRows
 from jaxrank.errors import InputError
 from jaxrank.features import PAD, Categorical, Ragged, Schema, Table, Task
 from jaxrank.layout import Hot, layout

@@ -16,9 +16,9 @@ from conftest import ROOT
 from examples import stack_rows
 from store_blocks import SPEC, write_train
 
+from jaxrank.data.batches.pipeline import EvaluationBatches, TrainBatches
+from jaxrank.data.batches.shuffle_order import Order
 from jaxrank.data.examples import Examples
-from jaxrank.data.order import Order
-from jaxrank.data.pipeline import EvaluationBatches, TrainBatches
 from jaxrank.data.prepare.passes import prepare
 from jaxrank.data.store.reader import StoredSplit, open_store
 from jaxrank.data.store.writer import StoreWriter

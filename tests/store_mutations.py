@@ -19,8 +19,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from mutations import mutated
 
-from jaxrank.data.memory import arrays_of
-from jaxrank.data.pipeline import EvaluationBatches, TrainBatches
+from jaxrank.data.batches.buffers import arrays_of
+from jaxrank.data.batches.pipeline import EvaluationBatches, TrainBatches
 from jaxrank.data.prepare.passes import prepare
 from jaxrank.data.store import manifest as manifests
 from jaxrank.data.store import writer

@@ -20,7 +20,7 @@ from runs import final_state, nothing, on_store, records, run, without_speed
 from jaxrank import mesh as meshes
 from jaxrank.checkpoints.manager import Checkpoints
 from jaxrank.config import default
-from jaxrank.data.pipeline import TrainBatches
+from jaxrank.data.batches.pipeline import TrainBatches
 from jaxrank.data.prepare.passes import prepare
 from jaxrank.errors import InputError, RunError, StoppedError
 from jaxrank.program import Program

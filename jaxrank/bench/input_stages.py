@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from jaxrank.data.pipeline import TrainBatches
+from jaxrank.data.batches.pipeline import TrainBatches
 from jaxrank.data.store.split import Split
 
 PARTS = ("read", "decompress", "shuffle", "pack")

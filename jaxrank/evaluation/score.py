@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from jaxrank.data.batches.pipeline import EvaluationBatches
 from jaxrank.data.examples import Examples, cut
 from jaxrank.data.files import check_parent, is_local
-from jaxrank.data.pipeline import EvaluationBatches
 from jaxrank.data.store.reader import Store
 from jaxrank.data.store.split import Split
 from jaxrank.errors import InputError, RunError

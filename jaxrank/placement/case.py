@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 
 from jaxrank import mesh as meshes
 from jaxrank.config import to_plain
-from jaxrank.data import packing
+from jaxrank.data.batches import packing
 from jaxrank.embedding import check_row_shards
 from jaxrank.errors import InputError
 from jaxrank.features import Schema

@@ -14,14 +14,14 @@ import grain
 import numpy as np
 
 from jaxrank.choices import ORDERS, OVERFLOWS
-from jaxrank.data import packing
-from jaxrank.data.batcher import Batcher
+from jaxrank.data.batches import packing
+from jaxrank.data.batches.batcher import Batcher
+from jaxrank.data.batches.buffers import Memory, bytes_of, with_steps
+from jaxrank.data.batches.shuffle_order import Order
+from jaxrank.data.batches.streams import EvaluationSource, Reader, Shard, TrainSource
+from jaxrank.data.batches.workers import WorkerCalls
 from jaxrank.data.examples import Known
-from jaxrank.data.memory import Memory, bytes_of, with_steps
-from jaxrank.data.order import Order
 from jaxrank.data.store.split import Split
-from jaxrank.data.streams import EvaluationSource, Reader, Shard, TrainSource
-from jaxrank.data.workers import WorkerCalls
 from jaxrank.errors import InputError, check_choice
 from jaxrank.features import MAX_GROUP, Batch
 from jaxrank.layout import Layout

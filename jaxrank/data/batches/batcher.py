@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from jaxrank.data.batches.buffers import Shape, map_arrays
+from jaxrank.data.batches.packing import Packer
+from jaxrank.data.batches.stack_rows import StackRows
 from jaxrank.data.examples import Examples, join, joined
-from jaxrank.data.memory import Shape, map_arrays
-from jaxrank.data.packing import Packer
 from jaxrank.data.ragged import positions, select_lists
-from jaxrank.data.stack_rows import StackRows
 from jaxrank.errors import InputError
 from jaxrank.features import PAD, Batch
 from jaxrank.layout import Layout, Stack, batch_of

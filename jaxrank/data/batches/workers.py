@@ -13,9 +13,9 @@ import grain
 import numpy as np
 
 from jaxrank.data import spawn
-from jaxrank.data.memory import Memory, bytes_of, laid_out, map_arrays
-from jaxrank.data.slots import Slots
-from jaxrank.data.streams import TrainSource
+from jaxrank.data.batches.buffers import Memory, bytes_of, laid_out, map_arrays
+from jaxrank.data.batches.shared_memory import Slots
+from jaxrank.data.batches.streams import TrainSource
 from jaxrank.errors import RunError
 from jaxrank.features import Batch
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from jaxrank.data.norms import Norms
+from jaxrank.data.batches.combiner_norms import Norms
+from jaxrank.data.batches.stack_rows import StackRows
 from jaxrank.data.ragged import positions, select_lists
-from jaxrank.data.stack_rows import StackRows
 from jaxrank.errors import InputError
 from jaxrank.features import MAX_GROUP, PAD, Lists
 from jaxrank.layout import Layout, Stack

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from jaxrank.data import examples as ex
-from jaxrank.data.batcher import Batcher
+from jaxrank.data.batches.batcher import Batcher
+from jaxrank.data.batches.buffers import Memory, laid_out, map_arrays
+from jaxrank.data.batches.shuffle_order import Order, Run
 from jaxrank.data.examples import Examples, Known
-from jaxrank.data.memory import Memory, laid_out, map_arrays
-from jaxrank.data.order import Order, Run
 from jaxrank.data.store.split import Split
 from jaxrank.features import Batch
 
