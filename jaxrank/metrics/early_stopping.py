@@ -5,15 +5,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from jaxrank.errors import check_choice
 from jaxrank.features import Task
-
-# By kind of task; the first is watched where the config names none. Lower is better but for AUC.
-_METRICS = {
-    "binary": ("logloss", "auc", "normalized_entropy"),
-    "real": ("squared_error", "normalized_squared_error"),
-    "count": ("deviance", "normalized_deviance"),
-}
+from jaxrank.metrics.registry import BY_NAME, METRICS
+from jaxrank.validate import check_choice
 
 
 @dataclasses.dataclass
@@ -43,7 +37,7 @@ class Monitor:
 
     @property
     def higher_is_better(self) -> bool:
-        return self.metric == "auc"
+        return BY_NAME[self.metric].higher_is_better
 
     @property
     def should_stop(self) -> bool:
@@ -94,7 +88,7 @@ def make_monitor(tasks: Sequence[Task], metric: str, **settings: Any) -> Monitor
 
 def check_metric(tasks: Sequence[Task], metric: str) -> str:
     """The "task/metric" to watch, as of `make_monitor`, with the same errors."""
-    allowed = tuple(f"{task.name}/{m}" for task in tasks for m in _METRICS[task.kind])
+    allowed = tuple(f"{task.name}/{m.name}" for task in tasks for m in METRICS[task.kind])
     name = metric or allowed[0]
     check_choice("eval.metric", name, allowed)
     return name

@@ -18,12 +18,12 @@ the log of that of a count.
 """
 
 import numpy as np
+from numpy.typing import NDArray
 
 from jaxrank.losses import LOG_COUNT_LIMIT
-from jaxrank.metrics.auc import Floats
+from jaxrank.metrics.registry import METRICS
 
-# By kind of task.
-NAMES = {"real": "squared_error", "count": "deviance"}
+Floats = NDArray[np.float64]
 
 
 def of_labels(
@@ -52,9 +52,10 @@ def of_sums(
     least: float,
 ) -> dict[str, float]:
     """The metrics given sums; `least` is that of w * loss for the best constant."""
+    error, normalized = METRICS[kind]
     return {
-        NAMES[kind]: ratio(2 * loss, weight),
-        f"normalized_{NAMES[kind]}": ratio(loss, least),
+        error.name: ratio(2 * loss, weight),
+        normalized.name: ratio(loss, least),
         "calibration": ratio(predicted, observed),
         "examples": examples,
     }
