@@ -1,7 +1,4 @@
-"""The ways a run ends early through no fault of the code, and the check of a choice."""
-
-import difflib
-from collections.abc import Iterable
+"""The ways a run ends early through no fault of the code."""
 
 
 class InputError(ValueError):
@@ -36,14 +33,3 @@ class StoppedError(RuntimeError):
     def __init__(self, text: str, number: int):
         super().__init__(text)
         self.exit_status = 128 + number
-
-
-def check_choice(field: str, value: object, allowed: Iterable[str]) -> None:
-    """Raises InputError unless `value` is one of `allowed`, naming the nearest."""
-    choices = list(allowed)
-    if value not in choices:
-        near = difflib.get_close_matches(str(value), choices, 1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise InputError(
-            f"{field} must be one of {', '.join(map(repr, choices))}: found {value!r}.{hint}"
-        )

@@ -1,16 +1,14 @@
 """What a `features` section must hold beyond its types; each check raises InputError."""
 
+import datetime
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from jaxrank.data.encode.times import instant
+from jaxrank.data.spec.features import FeatureSpec, IdSpec, ListSpec, TaskSpec
 from jaxrank.errors import InputError
 from jaxrank.features import RESERVED_ROWS
-
-if TYPE_CHECKING:
-    from jaxrank.data.spec.features import FeatureSpec, IdSpec, ListSpec, TaskSpec
 
 _MAX_ROWS = 2**31 - 1  # rows are int32, and the largest is PAD
 _MAX_BUCKETS = 2**16  # as many as `Quantiles` can tell apart
@@ -30,7 +28,7 @@ class _Entry:
             )
 
 
-def check_tasks(spec: "FeatureSpec") -> None:
+def check_tasks(spec: FeatureSpec) -> None:
     """Refuses tasks that cannot be told apart, and numbers and columns that cannot be."""
     if not spec.tasks:
         raise InputError("features.tasks: must have at least one task: found none.")
@@ -58,7 +56,7 @@ def check_tasks(spec: "FeatureSpec") -> None:
             )
 
 
-def check_times(spec: "FeatureSpec") -> None:
+def check_times(spec: FeatureSpec) -> None:
     """Refuses what cannot be known of the times of events."""
     if spec.by_day and not spec.time:
         raise InputError("features.time: must name the column of times with by_day: found ''.")
@@ -70,7 +68,7 @@ def check_times(spec: "FeatureSpec") -> None:
             )
 
 
-def _check_label(task: "TaskSpec", spec: "FeatureSpec", where: str) -> None:
+def _check_label(task: TaskSpec, spec: FeatureSpec, where: str) -> None:
     entry = _Entry(task, where)
     entry.require(bool(task.label or task.time), "label", "the name of a column, unless `time` is")
     if task.time:
@@ -84,7 +82,7 @@ def _check_label(task: "TaskSpec", spec: "FeatureSpec", where: str) -> None:
         entry.require(task.window_hours == 0, "window_hours", "0 where the task has no `time`")
 
 
-def _check_kind(task: "TaskSpec", where: str) -> None:
+def _check_kind(task: TaskSpec, where: str) -> None:
     """Refuses what only a label of 0 or 1 can have."""
     if task.kind == "binary":
         return
@@ -100,7 +98,7 @@ def _check_unique(names: Sequence[str], what: str) -> None:
             raise InputError(f"{what} must be used once: found {name!r} twice.")
 
 
-def check_ids(entry: "IdSpec", where: str) -> None:
+def check_ids(entry: IdSpec, where: str) -> None:
     """Refuses numbers that cannot be, and fields that the entry's encoding does not read."""
     found = _Entry(entry, where, f" (encoding={entry.encoding!r})")
     if entry.encoding == "bucket":
@@ -113,7 +111,7 @@ def check_ids(entry: "IdSpec", where: str) -> None:
     _check_table(entry, found)
 
 
-def check_list(entry: "ListSpec", where: str) -> None:
+def check_list(entry: ListSpec, where: str) -> None:
     """As `check_ids`; and what a list that is not combined cannot have."""
     found = _Entry(entry, where, f" (encoding={entry.encoding!r})")
     _check_encoding(entry, found)
@@ -133,7 +131,7 @@ def check_list(entry: "ListSpec", where: str) -> None:
         )
 
 
-def _check_encoding(entry: "IdSpec | ListSpec", found: _Entry) -> None:
+def _check_encoding(entry: IdSpec | ListSpec, found: _Entry) -> None:
     if entry.encoding == "vocabulary":
         found.require(entry.min_count >= 1, "min_count", "1 or more")
         most = _MAX_ROWS - RESERVED_ROWS
@@ -149,7 +147,7 @@ def _check_encoding(entry: "IdSpec | ListSpec", found: _Entry) -> None:
     found.require(holds, "on_bad_id", "'error', as every id has a row")
 
 
-def _check_buckets(entry: "IdSpec", found: _Entry) -> None:
+def _check_buckets(entry: IdSpec, found: _Entry) -> None:
     if entry.boundaries:
         rising = np.diff(np.array(entry.boundaries, np.float32)) > 0
         found.require(bool(rising.all()), "boundaries", "rising, as float32")
@@ -164,11 +162,28 @@ def _check_buckets(entry: "IdSpec", found: _Entry) -> None:
     _check_uncounted(entry, found)
 
 
-def _check_uncounted(entry: "IdSpec | ListSpec", found: _Entry) -> None:
+def _check_uncounted(entry: IdSpec | ListSpec, found: _Entry) -> None:
     found.require(entry.min_count == 1, "min_count", "1, as nothing is counted")
     found.require(entry.max_rows == 0, "max_rows", "0, as nothing is counted")
 
 
-def _check_table(entry: "IdSpec | ListSpec", found: _Entry) -> None:
+def _check_table(entry: IdSpec | ListSpec, found: _Entry) -> None:
     # The table's name is the name of its vocabulary's file.
     found.require("/" not in entry.table, "table", "a name without '/'")
+
+
+def instant(text: str, where: str) -> float:
+    """Seconds since 1970 of one time, as "2024-05-01" or "2024-05-01T12:30:00+02:00".
+
+    Raises:
+        InputError: it is none; names the field `where`.
+    """
+    try:
+        found = datetime.datetime.fromisoformat(text)
+    except ValueError:
+        raise InputError(
+            f"{where}: must be a time such as 2024-05-01 12:30:00: found {text!r}."
+        ) from None
+    if found.tzinfo is None:
+        found = found.replace(tzinfo=datetime.UTC)
+    return found.timestamp()

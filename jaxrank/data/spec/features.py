@@ -1,8 +1,8 @@
 """The config's `features` section: which columns are labels, floats, ids and lists, and how each
 is encoded.
 
-`FeatureSpec.from_config` checks the section by itself; `resolve.resolve` puts the columns of a
-source in place of the patterns.
+`parse.feature_spec` reads and checks the section; `resolve.resolve` puts the columns of a source in
+place of the patterns.
 """
 
 import dataclasses
@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from jaxrank.data.section import one_of, parse, plain
-from jaxrank.data.spec.checks import check_ids, check_list, check_tasks, check_times
 from jaxrank.errors import InputError
 from jaxrank.features import KINDS, RESERVED_ROWS
+from jaxrank.validate import one_of, plain
 
 ENCODINGS = ("vocabulary", "hash", "integer")
 BAD_ID_POLICIES = ("error", "oov", "hash", "clip")
@@ -224,27 +223,6 @@ class FeatureSpec:
     as_of: str = ""
     by_day: bool = False
 
-    @classmethod
-    def from_config(cls, section: Mapping[str, Any]) -> "FeatureSpec":
-        """The section, checked.
-
-        Raises:
-            InputError: an unknown or missing field, a wrong type, a value that cannot be.
-        """
-        spec = parse(cls, section, "features")
-        check_tasks(spec)
-        check_times(spec)
-        for kind in ("floats", "ids", "lists"):
-            for i, entry in enumerate(getattr(spec, kind)):
-                if not entry.columns:
-                    place = f"features.{kind}[{i}].columns"
-                    raise InputError(f"{place}: must name a column: found none.")
-        for i, ids in enumerate(spec.ids):
-            check_ids(ids, f"features.ids[{i}]")
-        for i, a_list in enumerate(spec.lists):
-            check_list(a_list, f"features.lists[{i}]")
-        return spec
-
     def without_labels(self) -> "FeatureSpec":
         """The spec for examples of which no label is known: no task names a column."""
         tasks = tuple(TaskSpec(name=task.name, kind=task.kind) for task in self.tasks)
@@ -316,13 +294,3 @@ def _table(name: str, entries: list[IdSpec | ListSpec]) -> TableSpec:
     if isinstance(first, IdSpec) and first.boundaries:
         fields["rows"] = RESERVED_ROWS + len(first.boundaries) + 1
     return TableSpec(name, salts=tuple(entry.salt for entry in entries), **fields)
-
-
-def canonical(section: Mapping[str, Any]) -> dict[str, Any]:
-    """The `features` section as plain data with all defaults; equal sections give equal data."""
-    return FeatureSpec.from_config(section).to_config()
-
-
-def unlabelled(section: Mapping[str, Any]) -> dict[str, Any]:
-    """As `canonical`, of a store that was prepared without labels."""
-    return FeatureSpec.from_config(section).without_labels().to_config()

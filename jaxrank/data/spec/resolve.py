@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from jaxrank.data.section import nearest
 from jaxrank.data.spec.features import COLUMNS_OF_TASKS, FeatureSpec, ListSpec, TableSpec
 from jaxrank.errors import InputError
 from jaxrank.features import RESERVED_ROWS, Categorical, Dense, Ragged, Schema, Table, Task
+from jaxrank.validate import nearest
 
 
 def resolve(spec: FeatureSpec, columns: Sequence[str], unread: Collection[str] = ()) -> FeatureSpec:
