@@ -13,7 +13,6 @@ from typing import Any
 import grain
 import numpy as np
 
-from jaxrank.choices import ORDERS, OVERFLOWS
 from jaxrank.data.batches import packing
 from jaxrank.data.batches.batcher import Batcher
 from jaxrank.data.batches.buffers import Memory, bytes_of, with_steps
@@ -22,9 +21,10 @@ from jaxrank.data.batches.streams import EvaluationSource, Reader, Shard, TrainS
 from jaxrank.data.batches.workers import WorkerCalls
 from jaxrank.data.examples import Known
 from jaxrank.data.store.split import Split
-from jaxrank.errors import InputError, check_choice
+from jaxrank.errors import InputError
 from jaxrank.features import MAX_GROUP, Batch
 from jaxrank.layout import Layout
+from jaxrank.validate import ORDERS, OVERFLOWS, check_choice
 
 _EVALUATION_BLOCKS = 8  # kept for the next batch; they are memory maps
 

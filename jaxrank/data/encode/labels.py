@@ -7,7 +7,8 @@ import numpy as np
 
 from jaxrank.data.chunk import Chunk
 from jaxrank.data.encode.columns import column_of, numbers
-from jaxrank.data.encode.times import instant, seconds
+from jaxrank.data.encode.times import seconds
+from jaxrank.data.spec.checks import instant
 from jaxrank.data.spec.features import FeatureSpec, TaskSpec
 from jaxrank.errors import InputError
 

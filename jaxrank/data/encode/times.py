@@ -1,13 +1,10 @@
 """Times: a column of them as seconds since 1970, and the days that they lie in. All in UTC."""
 
-import datetime
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from jaxrank.data.encode.columns import Column, is_text, uncastable
-from jaxrank.errors import InputError
 
 DAY = 86_400  # seconds
 _FIRST, _LAST = -62_135_596_800, 253_402_300_799  # the years 1 to 9999
@@ -95,20 +92,3 @@ def days(times: np.ndarray) -> np.ndarray:
     result = np.full(len(times), np.datetime64("NaT"), "datetime64[D]")
     result[known] = np.floor(times[known] / DAY).astype(np.int64).astype("datetime64[D]")
     return result
-
-
-def instant(text: str, where: str) -> float:
-    """Seconds since 1970 of one time, as "2024-05-01" or "2024-05-01T12:30:00+02:00".
-
-    Raises:
-        InputError: it is none; names the field `where`.
-    """
-    try:
-        found = datetime.datetime.fromisoformat(text)
-    except ValueError:
-        raise InputError(
-            f"{where}: must be a time such as 2024-05-01 12:30:00: found {text!r}."
-        ) from None
-    if found.tzinfo is None:
-        found = found.replace(tzinfo=datetime.UTC)
-    return found.timestamp()

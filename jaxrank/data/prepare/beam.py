@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxrank.data import files
+from jaxrank.data.prepare.settings import Work
 from jaxrank.data.prepare.units import Unit
-from jaxrank.data.prepare.work import Work
 from jaxrank.data.store.writer import SCRATCH
 from jaxrank.errors import InputError, RunError
 

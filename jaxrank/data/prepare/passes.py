@@ -12,7 +12,6 @@ from typing import Any
 
 from upath import UPath
 
-from jaxrank.choices import COMPRESSIONS, ON_ERROR
 from jaxrank.data import keyed_hash
 from jaxrank.data.encode.fit import (
     NO_LESSONS,
@@ -23,22 +22,24 @@ from jaxrank.data.encode.fit import (
     lessons,
     looks_at_last_event,
 )
-from jaxrank.data.prepare import work
+from jaxrank.data.prepare import encode_unit, fit_unit
 from jaxrank.data.prepare.earlier import earlier_learned
 from jaxrank.data.prepare.runners import Local, Runner
+from jaxrank.data.prepare.settings import Work
 from jaxrank.data.prepare.units import marks_of, units_of
-from jaxrank.data.prepare.work import Work
 from jaxrank.data.sources.parquet import ParquetSource
 from jaxrank.data.sources.registry import Source, make_source
 from jaxrank.data.spec.features import FeatureSpec
+from jaxrank.data.spec.parse import feature_spec
 from jaxrank.data.spec.resolve import build_schema, ordered_as, resolve
 from jaxrank.data.statistics import new_values
 from jaxrank.data.statistics import report as statistics_report
 from jaxrank.data.statistics.split import Statistics
 from jaxrank.data.store.reader import Store, StoreSpec, open_store
 from jaxrank.data.store.writer import SCRATCH, StoreWriter
-from jaxrank.errors import InputError, RunError, check_choice
+from jaxrank.errors import InputError, RunError
 from jaxrank.report import Report
+from jaxrank.validate import COMPRESSIONS, ON_ERROR, check_choice
 
 TRAIN = "train"  # the split that everything is learned from
 _LITTLE = 64 << 20  # bytes of raw data, whose preparation is not worth going on with
@@ -93,7 +94,7 @@ def prepare(
     check_choice("--on-error", on_error, ON_ERROR)
     if max_rejected < 0:
         raise InputError(f"--max-rejected: must be 0 or more: found {max_rejected}.")
-    spec = FeatureSpec.from_config(features)
+    spec = feature_spec(features)
     unread: frozenset[str] = frozenset()
     if unlabelled:
         spec, unread = spec.without_labels(), spec.columns_of_tasks
@@ -230,10 +231,10 @@ class _Preparation:
         return findings.learned(earlier)
 
     def _findings(self, split: str, job: Work) -> Findings:
-        self._runner.run(work.learn, job, self._units[split])
+        self._runner.run(fit_unit.learn, job, self._units[split])
         found = Findings(job.features, job.wanted)
         for unit in self._units[split]:
-            found.merge(work.read_lessons(job, unit))
+            found.merge(fit_unit.read_lessons(job, unit))
         return found
 
     def _as_of(self, split: str) -> float | None:
@@ -254,9 +255,9 @@ class _Preparation:
         for split in self._data.splits:
             began = time.perf_counter()
             units = self._units[split]
-            learned_json = work.learned_to_json(learned._replace(as_of=self._as_of(split)))
-            self._runner.run(work.encode, job, units, learned_json)
-            written = [work.read_result(job, unit) for unit in units]
+            learned_json = encode_unit.learned_to_json(learned._replace(as_of=self._as_of(split)))
+            self._runner.run(encode_unit.encode, job, units, learned_json)
+            written = [encode_unit.read_result(job, unit) for unit in units]
             rejected += [line for unit in written for line in unit.rejected]
             self._check_rejected(len(rejected))
             totals = self._joined(split, written)
@@ -279,7 +280,7 @@ class _Preparation:
                 f"at most {limit:,} records may be skipped (--max-rejected): found {count:,}."
             )
 
-    def _joined(self, split: str, written: Sequence[work.Written]) -> dict[str, Statistics]:
+    def _joined(self, split: str, written: Sequence[encode_unit.Written]) -> dict[str, Statistics]:
         """Adds what the units of a split became to the store; -> statistics by directory."""
         entries: dict[str, list[dict[str, Any]]] = collections.defaultdict(list)
         for unit in written:

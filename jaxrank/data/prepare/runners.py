@@ -10,8 +10,8 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any, Protocol
 
 from jaxrank.data import spawn
+from jaxrank.data.prepare.settings import Work
 from jaxrank.data.prepare.units import Unit
-from jaxrank.data.prepare.work import Work
 from jaxrank.errors import InputError, RunError
 
 # Starting processes takes as long as preparing about so much.

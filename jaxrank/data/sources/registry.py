@@ -12,11 +12,11 @@ from typing import Any, Protocol
 from jaxrank.data import files
 from jaxrank.data.chunk import Chunk, Part
 from jaxrank.data.rejects import Rejects
-from jaxrank.data.section import check_keys
 from jaxrank.data.sources.parquet import ParquetSource
 from jaxrank.data.sources.text import TextSource
 from jaxrank.data.sources.tfrecord import TFRecordSource
-from jaxrank.errors import InputError, check_choice
+from jaxrank.errors import InputError
+from jaxrank.validate import check_choice, check_keys
 
 _MOST_NULLS, _LONGEST_NULL = 64, 64
 _KINDS = ("criteo", "csv", "parquet", "synthetic", "tfrecord")

@@ -21,7 +21,8 @@ from jaxrank.data.sources import tf_example
 from jaxrank.data.sources.example_columns import Bad, columns_of
 from jaxrank.data.sources.text import empty_file
 from jaxrank.data.sources.tf_example import COLUMN_TYPES, ColumnType
-from jaxrank.errors import InputError, check_choice
+from jaxrank.errors import InputError
+from jaxrank.validate import check_choice
 
 _RECORDS_PER_CHUNK = 8192
 _BYTES_PER_CHUNK = 16 << 20

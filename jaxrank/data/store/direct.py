@@ -28,6 +28,7 @@ from jaxrank.data.examples import Examples
 from jaxrank.data.sources.parquet import UNREADABLE, ParquetSource, not_parquet, open_unchanged
 from jaxrank.data.sources.registry import make_source
 from jaxrank.data.spec.features import FeatureSpec, IdSpec, ListSpec
+from jaxrank.data.spec.parse import feature_spec
 from jaxrank.data.spec.resolve import build_schema, resolve
 from jaxrank.data.statistics.list_lengths import ListLengths
 from jaxrank.data.statistics.split import Statistics
@@ -208,7 +209,7 @@ def open_direct(features: Mapping[str, Any], source: Mapping[str, Any]) -> Store
         raise InputError(
             f"source.kind: must be 'parquet' with data.direct: found {kind!r}. {_HINT}"
         )
-    spec = FeatureSpec.from_config(features)
+    spec = feature_spec(features)
     data = make_source(source)
     assert isinstance(data, ParquetSource)
     resolved = resolve(spec, data.columns(data.splits[0]))

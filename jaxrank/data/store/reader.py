@@ -25,7 +25,8 @@ import pyarrow as pa
 import xxhash
 from upath import UPath
 
-from jaxrank.data import files, section
+from jaxrank import validate
+from jaxrank.data import files
 from jaxrank.data.examples import Examples
 from jaxrank.data.statistics import split as statistics
 from jaxrank.data.statistics.vocabulary import checksum, counts_checksum, read_file
@@ -349,7 +350,7 @@ def _of_manifest(path: UPath, tree: dict[str, Any]) -> Store:
         if not _SPLIT.fullmatch(name):
             raise ValueError(f"the name of a split must be a name, or a name and a day: {name!r}")
     spec = StoreSpec(*(tree["spec"][key] for key in StoreSpec._fields))
-    schema = section.parse(Schema, tree["schema"], f"{path / 'manifest.json'}: schema")
+    schema = validate.parse(Schema, tree["schema"], f"{path / 'manifest.json'}: schema")
     for table in schema.tables:
         if "/" in table.name:  # it names a file
             raise ValueError(f"the name of a table must be one without '/': {table.name!r}")

@@ -1,180 +1,26 @@
-"""What one process does with one unit of a preparation: learn from it, or encode and write it.
+"""Encodes one unit of a preparation and writes its blocks.
 
-Both leave their result in the directory where the store is made and find it there when the
-preparation is run again, so nothing is done twice.
+The blocks and their description are left in the directory where the store is made. A preparation
+that is run again keeps them, so nothing is done twice.
 """
 
 import functools
-import itertools
 import json
-import math
-from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
-import jaxrank
-from jaxrank.data import files, keyed_hash
+from jaxrank.data import files
 from jaxrank.data.chunk import Chunk
-from jaxrank.data.encode.columns import column_of
 from jaxrank.data.encode.encoder import Encoder
-from jaxrank.data.encode.fit import Findings, Learned, Lessons
-from jaxrank.data.encode.times import days, seconds
+from jaxrank.data.encode.fit import Learned
 from jaxrank.data.examples import Examples, cut, join
-from jaxrank.data.keyed_hash import Conceal
+from jaxrank.data.prepare.settings import Work, chunks, record_days
 from jaxrank.data.prepare.units import Unit
-from jaxrank.data.rejects import BadRows, Rejects, missing_text
-from jaxrank.data.sources.registry import Source, make_source
-from jaxrank.data.spec.features import FeatureSpec
+from jaxrank.data.rejects import Rejects
 from jaxrank.data.statistics.split import Statistics
 from jaxrank.data.statistics.vocabulary import Vocabulary, read_file
-from jaxrank.data.store.manifest import FORMAT_VERSION
 from jaxrank.data.store.writer import SCRATCH, SplitWriter
-
-# Another one where equal data and options give other blocks: what was kept is then done anew.
-_ENCODING = 3
-
-
-class Work(NamedTuple):
-    """What all units of a preparation have in common; it travels to other processes.
-
-    features: resolved.
-    source: the config's section.
-    directory: where the store is made, a path or URL.
-    wanted: what is to be learned.
-    block_size: examples in a block.
-    compression: of blocks.
-    on_error, max_rejected: see `Rejects`.
-    types: of the source.
-    hash_key_file: path of the key for raw values; empty: they are shown.
-    token: of this preparation and no other: what is kept between units is not kept longer.
-    """
-
-    features: FeatureSpec
-    source: dict[str, Any]
-    directory: str
-    wanted: Lessons
-    block_size: int
-    compression: str
-    on_error: str
-    max_rejected: int
-    types: dict[str, str]
-    hash_key_file: str
-    token: str
-
-    def fingerprint(self, unit: Unit, *rest: Any) -> str:
-        """Of all that a unit's result depends on."""
-        key = (
-            keyed_hash.fingerprint(keyed_hash.read_key(self.hash_key_file))
-            if self.hash_key_file
-            else ""
-        )
-        source = {k: v for k, v in self.source.items() if k != "files"}
-        given = [self.features.to_config(), source, self.block_size, self.compression, self.types]
-        if not all(file.mark for file in unit.marks):
-            given.append(self.token)  # nothing would tell that such a file has changed
-        versions = [jaxrank.__version__, FORMAT_VERSION, _ENCODING]
-        return unit.fingerprint(given, self.on_error, key, versions, *rest)
-
-    @property
-    def conceal(self) -> Conceal | None:
-        return (
-            keyed_hash.conceal(keyed_hash.read_key(self.hash_key_file))
-            if self.hash_key_file
-            else None
-        )
-
-    def rejects(self) -> Rejects:
-        return Rejects(self.on_error, self.max_rejected, self.conceal)
-
-
-@functools.lru_cache(maxsize=1)
-def _source(source: str, used: frozenset[str], token: str) -> Source:
-    del token
-    return make_source(json.loads(source), used)
-
-
-def _chunks(work: Work, unit: Unit, rejects: Rejects) -> Iterator[Chunk]:
-    # A record that is skipped is told whole.
-    used = work.features.named if work.on_error == "error" else frozenset()
-    source = _source(json.dumps(work.source, sort_keys=True), used, work.token)
-    return itertools.chain.from_iterable(source.chunks(part, rejects) for part in unit.parts)
-
-
-# Learning.
-
-
-def lessons_path(work: Work, unit: Unit) -> Any:
-    kind = "latest" if work.wanted.as_of else "learned"
-    return files.path_of(work.directory) / SCRATCH / f"{kind}-{unit.split}-{unit.name}.arrow"
-
-
-def learn(work: Work, unit: Unit) -> None:
-    """Leaves what one unit teaches, unless it is there; `read_lessons` reads it.
-
-    Raises:
-        InputError: a record cannot be used.
-        RunError: a file has changed since the preparation began.
-    """
-    path, fingerprint = lessons_path(work, unit), work.fingerprint(unit, work.wanted.names)
-    if path.is_file() and _has(path, fingerprint, work):
-        return
-    findings = Findings(work.features, work.wanted)
-    rejects = work.rejects()
-    check = _checker(work.features) if work.on_error != "error" else None
-
-    def take(chunk: Chunk) -> None:
-        if check is not None:  # what will be left out of the store teaches nothing
-            check(chunk)
-        findings.add(chunk)
-
-    with unit.unchanged():
-        for chunk in _chunks(work, unit, rejects):
-            rejects.attempt(chunk, take)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    findings.write(path, fingerprint, work.conceal)
-
-
-def _checker(features: FeatureSpec) -> Callable[[Chunk], None]:
-    """Raises BadRows for what will not be encoded, before anything is learned."""
-    scales = {f.name: (0.0, 1.0) for f in features.floats}
-    encoder = Encoder(features, {}, scales, Statistics(features), as_of=math.inf)
-
-    def check(chunk: Chunk) -> None:
-        encoder.check(chunk)
-        if features.by_day:
-            _days(features, chunk)
-
-    return check
-
-
-def _days(features: FeatureSpec, chunk: Chunk) -> np.ndarray:
-    """The day of each record, as text.
-
-    Raises:
-        BadRows: of one it is not known.
-    """
-    found = seconds(column_of(chunk, features.time))
-    if np.isnan(found).any():
-        rows = np.flatnonzero(np.isnan(found))
-        empty = missing_text(chunk, int(rows[0]), features.time)
-        raise BadRows(chunk, rows, features.time, "a time, as by_day is set", empty)
-    return days(found)
-
-
-def _has(path: Any, fingerprint: str, work: Work) -> bool:
-    try:
-        return Findings(work.features, work.wanted).read(path) == fingerprint
-    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError):
-        return False  # of another version
-
-
-def read_lessons(work: Work, unit: Unit) -> Findings:
-    findings = Findings(work.features, work.wanted)
-    findings.read(lessons_path(work, unit))
-    return findings
-
 
 # What was learned, for the processes that encode.
 
@@ -243,7 +89,7 @@ def encode(work: Work, unit: Unit, learned: str) -> None:
     writers = _Writers(work, unit, _read_learned(work.directory, learned))
     rejects = work.rejects()
     with unit.unchanged():
-        for chunk in _chunks(work, unit, rejects):
+        for chunk in chunks(work, unit, rejects):
             writers.take(chunk, rejects)
     tree = Written(writers.finish(), rejects.lines)._asdict() | {"fingerprint": fingerprint}
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -287,7 +133,7 @@ class _Writers:
         split = self._unit.split
         if not self._work.features.by_day:
             return [(split, chunk)]
-        dated = functools.partial(_days, self._work.features)
+        dated = functools.partial(record_days, self._work.features)
         chunk, dates = rejects.attempt(chunk, dated)
         found = []
         for day in [] if dates is None else np.unique(dates):

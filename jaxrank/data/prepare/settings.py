@@ -1,0 +1,105 @@
+"""Settings that all units of a preparation share, and the records of a unit."""
+
+import functools
+import itertools
+import json
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import jaxrank
+from jaxrank.data import keyed_hash
+from jaxrank.data.chunk import Chunk
+from jaxrank.data.encode.columns import column_of
+from jaxrank.data.encode.fit import Lessons
+from jaxrank.data.encode.times import days, seconds
+from jaxrank.data.keyed_hash import Conceal
+from jaxrank.data.prepare.units import Unit
+from jaxrank.data.rejects import BadRows, Rejects, missing_text
+from jaxrank.data.sources.registry import Source, make_source
+from jaxrank.data.spec.features import FeatureSpec
+from jaxrank.data.store.manifest import FORMAT_VERSION
+
+# Another one where equal data and options give other blocks: what was kept is then done anew.
+_ENCODING = 3
+
+
+class Work(NamedTuple):
+    """What all units of a preparation have in common; it travels to other processes.
+
+    features: resolved.
+    source: the config's section.
+    directory: where the store is made, a path or URL.
+    wanted: what is to be learned.
+    block_size: examples in a block.
+    compression: of blocks.
+    on_error, max_rejected: see `Rejects`.
+    types: of the source.
+    hash_key_file: path of the key for raw values; empty: they are shown.
+    token: of this preparation and no other: what is kept between units is not kept longer.
+    """
+
+    features: FeatureSpec
+    source: dict[str, Any]
+    directory: str
+    wanted: Lessons
+    block_size: int
+    compression: str
+    on_error: str
+    max_rejected: int
+    types: dict[str, str]
+    hash_key_file: str
+    token: str
+
+    def fingerprint(self, unit: Unit, *rest: Any) -> str:
+        """Of all that a unit's result depends on."""
+        key = (
+            keyed_hash.fingerprint(keyed_hash.read_key(self.hash_key_file))
+            if self.hash_key_file
+            else ""
+        )
+        source = {k: v for k, v in self.source.items() if k != "files"}
+        given = [self.features.to_config(), source, self.block_size, self.compression, self.types]
+        if not all(file.mark for file in unit.marks):
+            given.append(self.token)  # nothing would tell that such a file has changed
+        versions = [jaxrank.__version__, FORMAT_VERSION, _ENCODING]
+        return unit.fingerprint(given, self.on_error, key, versions, *rest)
+
+    @property
+    def conceal(self) -> Conceal | None:
+        return (
+            keyed_hash.conceal(keyed_hash.read_key(self.hash_key_file))
+            if self.hash_key_file
+            else None
+        )
+
+    def rejects(self) -> Rejects:
+        return Rejects(self.on_error, self.max_rejected, self.conceal)
+
+
+@functools.lru_cache(maxsize=1)
+def _source(source: str, used: frozenset[str], token: str) -> Source:
+    del token
+    return make_source(json.loads(source), used)
+
+
+def chunks(work: Work, unit: Unit, rejects: Rejects) -> Iterator[Chunk]:
+    # A record that is skipped is told whole.
+    used = work.features.named if work.on_error == "error" else frozenset()
+    source = _source(json.dumps(work.source, sort_keys=True), used, work.token)
+    return itertools.chain.from_iterable(source.chunks(part, rejects) for part in unit.parts)
+
+
+def record_days(features: FeatureSpec, chunk: Chunk) -> np.ndarray:
+    """The day of each record, as text.
+
+    Raises:
+        BadRows: of one it is not known.
+    """
+    found = seconds(column_of(chunk, features.time))
+    if np.isnan(found).any():
+        rows = np.flatnonzero(np.isnan(found))
+        empty = missing_text(chunk, int(rows[0]), features.time)
+        raise BadRows(chunk, rows, features.time, "a time, as by_day is set", empty)
+    return days(found)
