@@ -4,31 +4,22 @@ Training, evaluation and everything that measures or inspects the step use these
 measured is what runs.
 """
 
-import contextlib
 import dataclasses
 import functools
-import inspect
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from ml_collections import ConfigDict
 
-from jaxrank import config as configs
-from jaxrank import embedding, models, optim, validate
 from jaxrank import mesh as meshes
 from jaxrank import step as steps
-from jaxrank.config import to_plain
-from jaxrank.data.batches import packing
 from jaxrank.errors import InputError
-from jaxrank.features import Batch, Schema
+from jaxrank.features import Batch
 from jaxrank.layout import Layout, batch_of, ids_of_device
 from jaxrank.metrics import sums as metrics
 from jaxrank.runtime import processes
-from jaxrank.timetable import make_timetable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,168 +158,6 @@ class Program:
         step = functools.partial(steps.train_step, self.trainee)
         state, metrics = jax.lax.scan(step, state, batches)
         return steps.averaged(self.trainee, state, metrics.skipped), metrics
-
-
-def dims_of(schema: Schema, config: ConfigDict) -> dict[str, int]:
-    """The dimension of each table of `schema`, by `config.embedding`.
-
-    Raises:
-        InputError: a pattern of `dims` matches no table, or a dimension is not positive.
-    """
-    names = [t.name for t in schema.tables]
-    dims = validate.matched("embedding.dims", "table", names, to_plain(config.dims))
-    dim_of = dict.fromkeys(names, config.dim) | dims
-    wrong = {n: dim for n, dim in dim_of.items() if not isinstance(dim, int) or dim < 1}
-    if wrong:
-        raise InputError(f"embedding.dim must be a whole number of at least 1: found {wrong}.")
-    return dim_of
-
-
-def make_model(config: ConfigDict, schema: Schema) -> models.Model:
-    """The model of the config's section `model`.
-
-    Raises:
-        InputError: a field has a value that cannot be used.
-    """
-    return models.build(**model_fields(config, schema))
-
-
-def model_fields(config: ConfigDict, schema: Schema) -> dict[str, Any]:
-    """The arguments of `models.build` that the config's section `model` stands for.
-
-    Raises:
-        InputError: a field names a task that is not there, or not of the kind it must be.
-    """
-    fields = _tuples(config)
-    names = [t.name for t in schema.tasks]
-    parents = [-1] * len(names)
-    for task, parent in fields.pop("parents").items():
-        if task not in names or parent not in names:
-            raise InputError(
-                f"model.parents: {task!r} and {parent!r} must be tasks: they are {names}."
-            )
-        parents[names.index(task)] = names.index(parent)
-        kinds = [schema.tasks[names.index(name)].kind for name in (task, parent)]
-        if kinds != ["binary", "binary"]:
-            raise InputError(
-                f"model.parents: {task!r} and {parent!r} must be binary tasks, as no other has a"
-                f" probability: they are of kinds {kinds}."
-            )
-    fields["parents"] = tuple(parents) if max(parents) >= 0 else ()
-    return {"tasks": len(names), **fields}
-
-
-class Optimizers(NamedTuple):
-    """What `config.optim` says: of the dense parameters, and of the tables."""
-
-    dense: optim.Optimizer
-    rate: optim.Schedule
-    rule: embedding.Rule
-    table_rate: optim.Schedule
-
-
-def make_optimizers(config: ConfigDict, num_steps: int) -> Optimizers:
-    """Both optimizers and their learning rates.
-
-    Raises:
-        InputError: a field of `config.optim` has a value that cannot be used.
-    """
-    dense, tables = to_plain(config.optim.dense), to_plain(config.optim.tables)
-    scale = dict(batch_size=config.batch_size, num_steps=num_steps)
-    # Fields that make the schedule; the others make the optimizer.
-    of_rate = inspect.signature(optim.schedule).parameters.keys() - scale.keys()
-    with _within("optim.dense"):
-        rate = optim.schedule(**scale, **{f: dense.pop(f) for f in of_rate})
-        learned = (steps.LOG_VARIANCES,) if config.task_weighting == "uncertainty" else ()
-        settings = dense.pop("settings")
-        optimizer = optim.dense_optimizer(rate=rate, undecayed=learned, **settings, **dense)
-    with _within("optim.tables"):
-        table_rate = optim.schedule(**scale, **{f: tables.pop(f) for f in of_rate})
-    settings = tables["settings"]
-    return Optimizers(optimizer, rate, embedding.make_rule(tables["name"], **settings), table_rate)
-
-
-def check_config(config: ConfigDict) -> None:
-    """Refuses what is wrong whatever the data, before any is read.
-
-    Raises:
-        InputError: naming the field of the config, what it must be and what was found.
-    """
-    configs.check(config)
-    packing.check_data_shards(config.batch_size, config.data.shards)
-    make_timetable(config, rows=1)
-    make_optimizers(config, num_steps=1)
-    fields = _tuples(config.model)
-    fields.pop("parents")  # names of tasks
-    models.build(tasks=1, **fields)
-
-
-def make_trainee(
-    config: ConfigDict,
-    layout: Layout,
-    mesh: Mesh,
-    *,
-    num_steps: int,
-    room: Mapping[str, float],
-) -> steps.Trainee:
-    """Everything that `config` says about model, tables and optimizers.
-
-    Args:
-        room: of each stack's exchange; see `Embedding`.
-
-    Raises:
-        InputError: a field of the config has a value that cannot be used.
-    """
-    tasks = len(layout.schema.tasks)
-    task_weights = tuple(config.task_weights) or (1.0,) * tasks
-    if len(task_weights) != tasks:
-        raise InputError(
-            f"task_weights must have one number a task: found {task_weights}, {tasks} tasks."
-        )
-    optimizers = make_optimizers(config, num_steps)
-    with _within("optim.tables"):
-        names = [t.name for t in layout.schema.tables]
-        factors = validate.matched("factors", "table", names, to_plain(config.optim.tables.factors))
-        for name, factor in factors.items():
-            if not isinstance(factor, int | float) or not factor >= 0:
-                raise InputError(f"factors: that of {name} must be 0 or more: found {factor!r}.")
-    settings = {f: config.embedding[f] for f in ("init_std", "l2", "l2_scope", "clip_norm")}
-    return steps.Trainee(
-        model=make_model(config.model, layout.schema),
-        embedding=embedding.Embedding(
-            layout=layout,
-            mesh=mesh,
-            rule=optimizers.rule,
-            room=room,
-            rate_factors=factors,
-            **settings,
-        ),
-        optimizer=optimizers.dense,
-        rate=optimizers.rate,
-        table_rate=optimizers.table_rate,
-        kinds=tuple(task.kind for task in layout.schema.tasks),
-        task_weights=task_weights,
-        learns_task_weights=config.task_weighting == "uncertainty",
-        ema_decay=config.ema_decay,
-        seed=config.seed,
-        skips=config.watch.on_nonfinite == "skip",
-    )
-
-
-@contextlib.contextmanager
-def _within(section: str) -> Iterator[None]:
-    """Names the section of the config in errors that name only a field."""
-    try:
-        yield
-    except InputError as error:
-        raise InputError(f"{section}: {error}") from error
-    except TypeError as error:
-        raise InputError(f"{section}: a field has the wrong type: {error}.") from error
-
-
-def _tuples(section: ConfigDict) -> dict[str, Any]:
-    plain = to_plain(section)
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in plain.items()}
 
 
 def check_batch(field: str, batch_size: int, group: int, devices: int) -> None:

@@ -6,9 +6,9 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from jaxrank.config import differences, to_plain
+from jaxrank.config_files import differences, to_plain
 from jaxrank.data.prepare import passes
-from jaxrank.data.spec import features
+from jaxrank.data.spec import parse
 from jaxrank.data.store import direct
 from jaxrank.data.store.reader import Store, is_store, no_split, open_store
 from jaxrank.errors import InputError
@@ -55,8 +55,8 @@ def prepared(config: ConfigDict, directory: Path, report: Report) -> Store:
 
 def check_features(store: Store, config: ConfigDict) -> None:
     """Raises InputError unless a store was prepared with the features of a config."""
-    found, expected = store.spec.features, features.canonical(to_plain(config.features))
-    if found != expected and found == features.unlabelled(to_plain(config.features)):
+    found, expected = store.spec.features, parse.canonical(to_plain(config.features))
+    if found != expected and found == parse.unlabelled(to_plain(config.features)):
         raise InputError(
             f"{store.path}: must hold labels to train on, and was prepared with --unlabelled."
         )

@@ -1,0 +1,223 @@
+"""Config files: loading, overriding fields, plain data, differences."""
+
+import ast
+import contextlib
+import importlib.util
+import json
+import os
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from absl import flags
+from ml_collections import ConfigDict, config_flags
+
+from jaxrank.config import NAMED_FIELDS, PATTERN_FIELDS, check, default, no_such_field
+from jaxrank.errors import InputError
+
+
+def _override(config: ConfigDict, given: str) -> ConfigDict:
+    """The config with one field set, as "--config.optim.dense.base_rate=0.002" says."""
+    if not given.startswith("--config.") or "=" not in given:
+        raise InputError(f"an override must be --config.FIELD=VALUE: found {given!r}.")
+    path, _, value = given.removeprefix("--config.").partition("=")
+    if _set_by_name(config, path, value):
+        return config
+    values = flags.FlagValues()
+    argv = ["jaxrank", given]
+    try:
+        config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=argv)
+        values(argv)
+    except (flags.Error, AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
+        text = error.args[0] if error.args else error
+        if isinstance(error, KeyError | IndexError):
+            text = f"no such field or element: {text}"
+        raise InputError(f"{given}: {text}") from error
+    return values["config"].value
+
+
+def _set_by_name(config: ConfigDict, path: str, value: str) -> bool:
+    """Sets the field `path`, where its section takes fields of any name, to the number or the
+    text that `value` is as a Python literal; gives False where its fields are those of `default`.
+
+    Also a field of `features` that is a list, or that an entry does not name yet, and one that a
+    source of this kind may have: who reads these sections knows their fields.
+
+    Raises:
+        InputError: there is no field `path`, `a.b[0].c`; names the nearest there is.
+    """
+    if path.startswith("features.") and _set_unnamed(config, path, value):
+        return True
+    if _is_of_source(config, path) and _set_unnamed(config, path, value):
+        return True
+    section, where = config, ""
+    for part in path.split("."):
+        by_name = where.removesuffix(".") in NAMED_FIELDS and f"{where}{part}" == path
+        if by_name and not isinstance(section.get(part), tuple):
+            found = value if where == "source.files." else _literal(value)
+            with section.unlocked(), section.ignore_type():
+                if where.removesuffix(".") in PATTERN_FIELDS and part in section:
+                    del section[part]  # the last one given counts
+                section[part] = found
+            return True
+        name = part.split("[")[0]
+        if name not in section:
+            raise no_such_field(where, name, list(section))
+        section, where = section[name], f"{where}{name}."
+        if not isinstance(section, ConfigDict):
+            break
+    return False
+
+
+def _is_of_source(config: ConfigDict, path: str) -> bool:
+    section, _, name = path.partition(".")
+    if section != "source" or not name.isidentifier() or name in config.source:
+        return False
+    from jaxrank.data.sources import registry  # what a config rarely needs
+
+    return name in registry.fields(config.source.get("kind"))
+
+
+def _set_unnamed(config: ConfigDict, path: str, value: str) -> bool:
+    *parents, name = re.findall(r"\[\d+\]|[^.\[\]]+", path)
+    section: Any = config
+    try:
+        for parent in parents:
+            section = section[int(parent[1:-1]) if parent[0] == "[" else parent]
+    except (KeyError, IndexError, TypeError):
+        return False
+    takes = isinstance(section, ConfigDict | dict) and path.endswith(f".{name}")
+    if not takes or not isinstance(section.get(name, []), list | tuple):
+        return False
+    with contextlib.ExitStack() as stack:
+        if isinstance(section, ConfigDict):
+            stack.enter_context(section.unlocked())
+            stack.enter_context(section.ignore_type())
+        section[name] = _literal(value, int | float | str | list | tuple | dict)
+    return True
+
+
+def _literal(text: str, kinds: Any = int | float | str) -> Any:
+    try:
+        found = ast.literal_eval(text)
+    except (SyntaxError, TypeError, ValueError, MemoryError, RecursionError):
+        return text
+    return found if isinstance(found, kinds) else text
+
+
+def load(path: str | Path, overrides: Sequence[str] = ()) -> ConfigDict:
+    """The config of a Python file with `get_config()`.
+
+    `file.py:text` gives `get_config` a text, as ml_collections has it. What the file imports from
+    its own directory is forgotten again, so that the next file there is not given it.
+
+    Args:
+        overrides: fields to set, as on the command line: "--config.optim.dense.base_rate=0.002",
+            or the value as the next item.
+
+    Raises:
+        InputError: no such file, it does not run, it does not give a config, or a field cannot be
+            set.
+    """
+    loaded = _loaded(path)
+    left = list(overrides)
+    while left:
+        given = left.pop(0)
+        if "=" not in given and left and not left[0].startswith("--config."):
+            given += f"={left.pop(0)}"
+        loaded = _override(loaded, given)
+    check(loaded)
+    return loaded
+
+
+def _loaded(path: str | Path) -> ConfigDict:
+    name, colon, argument = str(path).partition(".py:")
+    arguments = [argument] if colon else []
+    path = f"{name}.py" if colon else path
+    if not Path(path).is_file() or Path(path).suffix != ".py":
+        raise InputError(f"--config: no such file: {path}. It must be a Python file.")
+    spec = importlib.util.spec_from_file_location("jaxrank_config", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    beside = str(Path(path).resolve().parent)  # a config may start from its neighbour
+    sys.path.insert(0, beside)
+    before = set(sys.modules)
+    importlib.invalidate_caches()  # of files that were written a moment ago
+    try:
+        spec.loader.exec_module(module)
+        config = module.get_config(*arguments)
+    except InputError:
+        raise
+    except (Exception, SystemExit) as error:  # it is the user's program
+        text = " ".join(str(error).split())
+        raise InputError(f"--config: {path}: {type(error).__name__}: {text}") from error
+    finally:
+        sys.path.remove(beside)
+        _forget(set(sys.modules) - before, Path(beside))
+    if not isinstance(config, ConfigDict):
+        raise InputError(f"--config: {path}: get_config() must give a ConfigDict: {config!r}.")
+    check(config)
+    return config
+
+
+def _forget(names: Iterable[str], directory: Path) -> None:
+    """Of the modules `names` those that lie in a directory, and those of packages there."""
+    found = set()
+    for name in names:
+        # What stands there need be no module, and has whatever attributes it is asked for.
+        told = getattr(sys.modules[name], "__dict__", {})
+        places = told.get("__path__", [told.get("__file__")])
+        if "." not in name and any(p and Path(p).parent == directory for p in places):
+            found.add(name)
+    for name in names:
+        if name.partition(".")[0] in found:
+            del sys.modules[name]
+
+
+def to_plain(config: Any) -> Any:
+    """The config as JSON-able dictionaries, lists, numbers and strings; fields in the order in
+    which they were set, for of several patterns that match a name the last one counts."""
+    if isinstance(config, ConfigDict):
+        # What it iterates over itself is sorted by name.
+        return {key: to_plain(config[key]) for key in config._fields}
+    if isinstance(config, Mapping):
+        return {str(key): to_plain(value) for key, value in config.items()}
+    if isinstance(config, list | tuple):
+        return [to_plain(value) for value in config]
+    if isinstance(config, os.PathLike):
+        return os.fspath(config)
+    return config.item() if hasattr(config, "item") else config  # a NumPy number
+
+
+def from_plain(tree: Mapping[str, Any]) -> ConfigDict:
+    """The inverse of `to_plain`, for a config that was saved with a run."""
+    config = default()
+    with config.unlocked():
+        _fill(config, tree)
+    return config
+
+
+def _fill(config: ConfigDict, tree: Mapping[str, Any]) -> None:
+    for key, value in tree.items():
+        if isinstance(config.get(key), ConfigDict) and isinstance(value, Mapping):
+            _fill(config[key], value)
+        elif isinstance(value, Mapping):
+            config[key] = ConfigDict(dict(value))
+        else:
+            config[key] = tuple(value) if isinstance(config.get(key), tuple) else value
+
+
+def differences(old: Any, new: Any, name: str = "") -> list[str]:
+    """Where two plain configs differ, a line each: `batch_size: 256, now 512`."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        lines = []
+        for key in sorted({*old, *new}):
+            where = f"{name}.{key}" if name else key
+            lines += differences(old.get(key, "unset"), new.get(key, "unset"), where)
+        if not lines and name in PATTERN_FIELDS and list(old) != list(new):
+            lines = [f"{name}: patterns in the order {', '.join(old)}, now {', '.join(new)}"]
+        return lines
+    return [] if old == new else [f"{name}: {json.dumps(old)}, now {json.dumps(new)}"]
