@@ -59,8 +59,9 @@ def ids_of(case: Case) -> list[np.ndarray]:
 
 def program_of(case: Case, mesh: Any):
     """jaxrank's programs of a case; its lists fill their room."""
+    from jaxrank.build import make_trainee
     from jaxrank.layout import layout
-    from jaxrank.program import BatchShape, Program, make_trainee
+    from jaxrank.program import BatchShape, Program
 
     found = layout(schema_of(case), {f"t{i}": dim for i, (_, dim) in enumerate(case.tables)})
     size = case.config.batch_size

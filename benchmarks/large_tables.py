@@ -19,9 +19,10 @@ from refused import run_main
 
 from jaxrank import config as configs
 from jaxrank import mesh as meshes
+from jaxrank.build import make_trainee
 from jaxrank.features import Batch, Categorical, Dense, Schema, Table, Task
 from jaxrank.layout import Hot, ToStack, layout
-from jaxrank.program import BatchShape, Program, make_trainee
+from jaxrank.program import BatchShape, Program
 
 DIM, TABLES, HOT = 16, 26, 64
 EXPONENT = 1.05

@@ -16,9 +16,10 @@ from counts import positive
 
 from jaxrank import config as configs
 from jaxrank import mesh as meshes
+from jaxrank.build import make_trainee
 from jaxrank.features import PAD, Batch, Categorical, Dense, Lists, Ragged, Schema, Table, Task
 from jaxrank.layout import Layout, layout
-from jaxrank.program import BatchShape, Program, make_trainee
+from jaxrank.program import BatchShape, Program
 from jaxrank.runtime import huge_pages
 
 DIM = 16

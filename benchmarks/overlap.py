@@ -24,6 +24,7 @@ from step_data import LIST_ROWS, LISTS
 from step_data import TABLES as CRITEO
 
 from jaxrank import config as configs
+from jaxrank import config_files
 from jaxrank import mesh as meshes
 from jaxrank import run as jobs
 from jaxrank.bench import measure as bench
@@ -66,7 +67,7 @@ def near_empty() -> ConfigDict:
 
 CASES = {
     "dcnv2": dcnv2,
-    "quickstart": lambda: configs.load(QUICKSTART),
+    "quickstart": lambda: config_files.load(QUICKSTART),
     "near-empty": near_empty,
 }
 

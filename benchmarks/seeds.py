@@ -29,7 +29,8 @@ from counts import positive
 from refused import run_main
 from scipy import stats
 
-from jaxrank.config import FREE, differences, load, to_plain
+from jaxrank.config import FREE
+from jaxrank.config_files import differences, load, to_plain
 from jaxrank.data.store.reader import open_store
 from jaxrank.errors import InputError
 

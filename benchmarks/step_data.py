@@ -11,7 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
-from jaxrank.config import default, load
+from jaxrank.config import default
+from jaxrank.config_files import load
 
 # Rows of the tables: Criteo's, the largest cut.
 TABLES = (

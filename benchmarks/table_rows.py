@@ -25,10 +25,11 @@ def program_of(rows: int, batch_size: int, steps_per_call: int):
     import jax
 
     from jaxrank import mesh as meshes
+    from jaxrank.build import make_trainee
     from jaxrank.config import default
     from jaxrank.features import Batch, Categorical, Dense, Schema, Table, Task
     from jaxrank.layout import layout
-    from jaxrank.program import BatchShape, Program, make_trainee
+    from jaxrank.program import BatchShape, Program
 
     schema = Schema(
         tasks=(Task("click"),),

@@ -65,7 +65,7 @@ def _check_rest(parser: argparse.ArgumentParser, rest: Sequence[str]) -> None:
 
 
 def _prepare(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
-    from jaxrank.config import to_plain
+    from jaxrank.config_files import to_plain
     from jaxrank.data.prepare.passes import prepare
     from jaxrank.data.prepare.runners import make_runner
 
@@ -181,7 +181,13 @@ def _bench(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
     if args.picture:
         from jaxrank import plots
 
-        plots.draw_bench(found, args.picture)
+        plots.draw_bench(
+            found.rates._asdict(),
+            found.stages,
+            args.picture,
+            limit=found.limit,
+            title=f"{found.device}, batch {found.batch_size:,}",
+        )
         report(f"picture: {args.picture}")
     return bench_report.to_json(found)
 
@@ -291,7 +297,7 @@ def run(argv: Sequence[str]) -> None:
     if getattr(args, "picture", ""):
         _check_picture(Path(args.picture))
     if hasattr(args, "config"):
-        from jaxrank.config import load
+        from jaxrank.config_files import load
 
         args.config = load(args.config, rest)
     several = hasattr(args, "coordinator")

@@ -5,9 +5,8 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple, NoReturn
 
 import jaxrank
-from jaxrank.aot.scaling import GROWTH
-from jaxrank.choices import ON_ERROR
 from jaxrank.errors import InputError
+from jaxrank.validate import GROWTH, ON_ERROR
 
 # Flags of which the last would count as of all others, where one may think that all do.
 ONCE = ("--config", "--by")

@@ -11,8 +11,8 @@ import jax
 import optax
 
 from jaxrank import validate
-from jaxrank.choices import LEAST_EPS, MOST_DECAY
-from jaxrank.errors import InputError, check_choice
+from jaxrank.errors import InputError
+from jaxrank.validate import LEAST_EPS, MOST_DECAY, check_choice
 
 Schedule = Callable[[Any], Any]  # of an integer, traced or not, to a float
 Optimizer: TypeAlias = optax.GradientTransformation

@@ -2,18 +2,13 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from jaxrank.aot.scaling import PUBLISHED, StepTime, speedup
 from jaxrank.errors import RunError
-
-if TYPE_CHECKING:
-    from jaxrank.bench.measure import Bench
-    from jaxrank.placement.plan import Planned
 
 _MOST_FEATURES = 40  # in a picture; those with the largest values are shown
 _MOST_SPLITS = 4
@@ -31,104 +26,139 @@ def _save(figure: Figure, path: str | Path) -> None:
         raise RunError(f"{path}: cannot be written: {error}.") from error
 
 
-def draw_scaling(times: Sequence[StepTime], path: str | Path) -> None:
-    """Writes a PNG: what a step's time is made of, and the speed-up over the first slice.
+def draw_scaling(
+    names: Sequence[str],
+    seconds: Sequence[Mapping[str, float]],
+    devices: Sequence[int],
+    speedups: Sequence[float],
+    path: str | Path,
+    *,
+    base: str,
+    published: tuple[float, float] | None = None,
+) -> None:
+    """Writes a PNG: the parts of a step's time, and the speed-up over the first slice.
 
     Args:
-        times: at least one, by rising number of devices.
+        names: of the slices, at least one.
+        seconds: of each slice, by part of a step.
+        devices: of each slice, rising.
+        speedups: examples/s of each slice over those of the first.
+        base: name of the first slice.
+        published: times the devices and times the speed of a published measurement.
 
     Raises:
         RunError: the file cannot be written.
     """
     figure = Figure(figsize=(12, 5), layout="constrained")
-    parts, speedups = figure.subplots(1, 2)
-    names = [f"{t.topology.name}\nbatch {t.batch_size:,}" for t in times]
-    bottom = np.zeros(len(times))
-    for part in times[0].seconds:
-        height = np.array([1e3 * t.seconds[part] for t in times])
+    parts, curve = figure.subplots(1, 2)
+    bottom = np.zeros(len(names))
+    for part in seconds[0]:
+        height = np.array([1e3 * times[part] for times in seconds])
         parts.bar(names, height, bottom=bottom, label=part)
         bottom += height
     parts.set_ylabel("milliseconds of a step")
     parts.legend(loc="center left", bbox_to_anchor=(1, 0.5))
-    devices = np.array([t.topology.devices for t in times]) / times[0].topology.devices
-    speeds = [speedup(times[0], t) for t in times]
-    speedups.plot(devices, speeds, "o-", label="the model")
-    speedups.plot(devices, devices, "--", color="gray", label="linear")
-    if times[0].topology.cores == 8:
-        speedups.plot(*PUBLISHED, "x", color="black", label="Snap, 2022, measured")
-    speedups.set_xscale("log", base=2)
-    speedups.set_yscale("log", base=2)
-    speedups.xaxis.set_major_formatter("{x:g}")
-    speedups.yaxis.set_major_formatter("{x:g}")
-    speedups.set_xlabel(f"times the devices of {times[0].topology.name}")
-    speedups.set_ylabel("times its examples a second")
-    speedups.legend()
+    times_devices = np.array(devices) / devices[0]
+    curve.plot(times_devices, speedups, "o-", label="the model")
+    curve.plot(times_devices, times_devices, "--", color="gray", label="linear")
+    if published:
+        curve.plot(*published, "x", color="black", label="Snap, 2022, measured")
+    curve.set_xscale("log", base=2)
+    curve.set_yscale("log", base=2)
+    curve.xaxis.set_major_formatter("{x:g}")
+    curve.yaxis.set_major_formatter("{x:g}")
+    curve.set_xlabel(f"times the devices of {base}")
+    curve.set_ylabel("times its examples a second")
+    curve.legend()
     _save(figure, path)
 
 
-def draw_plan(planned: "Planned", even: float, path: str | Path) -> None:
-    """Writes a PNG: bytes by kind and lookups of each device.
+def draw_plan(
+    sizes: Mapping[str, int],
+    memory: int,
+    lookups: np.ndarray,
+    path: str | Path,
+    *,
+    fits: bool,
+    imbalance: float,
+    even: float,
+) -> None:
+    """Writes a PNG: memory of a device by kind, and lookups of each device.
 
     Args:
-        even: lookups over the mean up to which devices are said to serve alike.
+        sizes: bytes of each device, by kind.
+        memory: bytes that a device has.
+        lookups: f[devices], rows that each device serves per step.
+        fits: whether the sizes do.
+        imbalance: largest over mean lookups of a step.
+        even: lookups over the mean up to which devices count as balanced.
 
     Raises:
         RunError: the file cannot be written.
     """
-    case, found = planned.case, planned.replay
     figure = Figure(figsize=(10, 7), layout="constrained")
-    memory, lookups = figure.subplots(2, 1, sharex=True)
-    device = np.arange(case.machine.devices)
+    upper, lower = figure.subplots(2, 1, sharex=True)
+    device = np.arange(len(lookups))
     bottom = 0.0
-    for name, count in case.bytes._asdict().items():
+    for name, count in sizes.items():
         height = count / 2**30
-        memory.bar(device, height, bottom=bottom, width=0.9, label=f"{name} {height:,.3g}")
+        upper.bar(device, height, bottom=bottom, width=0.9, label=f"{name} {height:,.3g}")
         bottom += height
-    limit = case.machine.memory / 2**30
+    limit = memory / 2**30
     if bottom > limit / 4:  # else it would press the bars flat
-        memory.axhline(limit, color="black", linestyle="--", label=f"memory {limit:,.3g}")
-    memory.set_ylabel("GiB")
-    memory.set_title(
+        upper.axhline(limit, color="black", linestyle="--", label=f"memory {limit:,.3g}")
+    upper.set_ylabel("GiB")
+    upper.set_title(
         f"Memory of each device: {bottom:,.3g} of {limit:,.3g} GiB,"
-        f" {'does not fit' if case.over else 'fits'}"
+        f" {'fits' if fits else 'does not fit'}"
     )
-    memory.legend(loc="center left", bbox_to_anchor=(1, 0.5))
-    lookups.bar(device, found.lookups, width=0.9)
-    mean = found.lookups.mean()
-    lookups.axhline(mean, color="black", label=f"mean {mean:,.0f}")
-    lookups.axhline(even * mean, color="black", linestyle=":", label=f"{even} of the mean")
-    lookups.set_xlabel("device")
-    lookups.set_ylabel("rows a step")
-    lookups.set_title(
-        f"Rows that each device serves: largest over mean {found.imbalance:.4f} in a step"
-    )
-    lookups.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    upper.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    lower.bar(device, lookups, width=0.9)
+    mean = lookups.mean()
+    lower.axhline(mean, color="black", label=f"mean {mean:,.0f}")
+    lower.axhline(even * mean, color="black", linestyle=":", label=f"{even} of the mean")
+    lower.set_xlabel("device")
+    lower.set_ylabel("rows a step")
+    lower.set_title(f"Rows that each device serves: largest over mean {imbalance:.4f} in a step")
+    lower.legend(loc="center left", bbox_to_anchor=(1, 0.5))
     _save(figure, path)
 
 
-def draw_bench(found: "Bench", path: str | Path) -> None:
-    """Writes a PNG: the speed of input, step and both, and what each stage costs.
+def draw_bench(
+    rates: Mapping[str, float],
+    stages: Mapping[str, float],
+    path: str | Path,
+    *,
+    limit: str,
+    title: str,
+) -> None:
+    """Writes a PNG: the speed of input, step and both, and the cost of each stage.
+
+    Args:
+        rates: examples/s of `input`, `step` and `both`.
+        stages: seconds per million examples.
+        limit: the slowest stage.
+        title: of the device and the batch.
 
     Raises:
         RunError: the file cannot be written.
     """
     figure = Figure(figsize=(10, 4), layout="constrained")
-    speeds, stages = figure.subplots(1, 2)
-    rates = found.rates._asdict()
+    speeds, costs = figure.subplots(1, 2)
     bars = speeds.bar(list(rates), [rate / 1e6 for rate in rates.values()])
     speeds.bar_label(bars, [f"{rate:,.0f}" for rate in rates.values()])
     speeds.set_ylabel("million examples/s")
     speeds.set_title(
-        f"Alone and together: both has {found.rates.both / found.rates.step:.0%} of the step"
+        f"Alone and together: both has {rates['both'] / rates['step']:.0%} of the step"
     )
-    names = list(found.stages)
-    colors = ["C3" if name == found.limit else "C0" for name in names]
-    bars = stages.barh(names, list(found.stages.values()), color=colors)
-    stages.bar_label(bars, [f"{seconds:.3g}" for seconds in found.stages.values()], padding=2)
-    stages.invert_yaxis()
-    stages.margins(x=0.15)
-    stages.set_xlabel("seconds for a million examples, each alone")
-    stages.set_title(f"{found.limit} limits; {found.device}, batch {found.batch_size:,}")
+    names = list(stages)
+    colors = ["C3" if name == limit else "C0" for name in names]
+    bars = costs.barh(names, list(stages.values()), color=colors)
+    costs.bar_label(bars, [f"{seconds:.3g}" for seconds in stages.values()], padding=2)
+    costs.invert_yaxis()
+    costs.margins(x=0.15)
+    costs.set_xlabel("seconds for a million examples, each alone")
+    costs.set_title(f"{limit} limits; {title}")
     _save(figure, path)
 
 

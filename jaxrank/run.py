@@ -9,9 +9,9 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from jaxrank import config as configs
+from jaxrank import config_files, models, native
 from jaxrank import mesh as meshes
-from jaxrank import models, native
+from jaxrank.build import make_trainee
 from jaxrank.checkpoints.manager import Checkpoints
 from jaxrank.checkpoints.record import Metric
 from jaxrank.data.batches import packing
@@ -26,7 +26,7 @@ from jaxrank.features import MAX_GROUP, Schema
 from jaxrank.layout import Hot, Layout
 from jaxrank.metrics.early_stopping import Monitor, make_monitor
 from jaxrank.placement import decide
-from jaxrank.program import BatchShape, Program, check_batch, make_trainee
+from jaxrank.program import BatchShape, Program, check_batch
 from jaxrank.report import Report, format_bytes
 from jaxrank.runtime import processes
 from jaxrank.step import TrainState, model_inputs
@@ -269,7 +269,7 @@ def _check_labels(split: Split, report: Report) -> None:
 
 def _check_parents(config: ConfigDict, split: Split, names: list[str]) -> None:
     """Refuses labels from which a task with a parent would not learn the probability of both."""
-    parents = configs.to_plain(config.model.parents)
+    parents = config_files.to_plain(config.model.parents)
     if not parents or not split.is_counted:
         return
     tasks = split.statistics["tasks"]

@@ -10,12 +10,12 @@ from ml_collections import ConfigDict
 
 from jaxrank import mesh as meshes
 from jaxrank import run as jobs
+from jaxrank.build import check_config
 from jaxrank.errors import RunError, StoppedError
 from jaxrank.evaluation import days
 from jaxrank.evaluation import score as scoring
 from jaxrank.evaluation.report import Result, by_name, in_short
 from jaxrank.features import Batch
-from jaxrank.program import check_config
 from jaxrank.report import Report
 from jaxrank.run import Job
 from jaxrank.runtime import processes
@@ -30,6 +30,7 @@ from jaxrank.telemetry.recorder import Recorder
 from jaxrank.telemetry.writers import Progress, Writer, open_writer
 from jaxrank.warm_start import start
 from jaxrank.workdir import files as workdirs
+from jaxrank.workdir import lock
 
 _LOOK = 1.0  # seconds between looks at whether a signal has come while the input does not
 
@@ -82,7 +83,7 @@ def train(
     traced = profile.parse(profile_steps)
     last = LastBatches(directory, debug_batches, config.steps_per_call)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(workdirs.locked(directory))
+        stack.enter_context(lock.locked(directory))
         if not allow_config_change:
             workdirs.check_config(directory, config)
         job = jobs.build(config, directory, tell)
@@ -109,7 +110,22 @@ def train(
         writer.text("config", str(config))
         writer.text("model", described)
         last.begin(int(state.step))
-        recorder = Recorder(writer, progress, job, last, tell)
+        newest = job.checkpoints.step()
+        recorder = Recorder(
+            writer,
+            progress,
+            last,
+            tell,
+            schema=job.schema,
+            mesh=job.program.mesh,
+            buffers=job.program.buffers,
+            batch_size=config.batch_size,
+            timetable=job.timetable,
+            spikes=job.spikes,
+            on_nonfinite=config.watch.on_nonfinite,
+            most_skipped=config.watch.most_skipped,
+            checkpoint="" if newest is None else job.checkpoints.directory(newest),
+        )
 
         def put(batches: Batch) -> Batch:
             last.keep(batches)
@@ -119,7 +135,15 @@ def train(
         with (
             Stop(job.program.largest, job.program.mesh) as stop,
             HangWatch(config.watch.hang_seconds) as watch,
-            Profile(traced, job, int(state.step), recorder.finish, tell) as profiler,
+            Profile(
+                traced,
+                directory,
+                int(state.step),
+                recorder.finish,
+                tell,
+                steps_per_call=config.steps_per_call,
+                num_steps=job.timetable.num_steps,
+            ) as profiler,
         ):
             state, scores = _loop(job, state, feed, writer, recorder, profiler, stop, watch, tell)
             job.checkpoints.wait()  # in here, for a signal would end the program and the save

@@ -14,9 +14,9 @@ from jaxrank.data.prepare import units as units_module
 from jaxrank.data.prepare.beam import Beam
 from jaxrank.data.prepare.passes import prepare
 from jaxrank.data.prepare.runners import make_runner
+from jaxrank.data.prepare.settings import Work
 from jaxrank.data.prepare.units import Unit
-from jaxrank.data.prepare.work import Work
-from jaxrank.data.spec.features import FeatureSpec
+from jaxrank.data.spec.parse import feature_spec
 from jaxrank.data.store.reader import open_store
 from jaxrank.errors import InputError, RunError
 
@@ -159,7 +159,7 @@ def test_it_goes_on_once_the_bad_record_is_mended(tmp_path):
 
 
 def work_at(directory):
-    spec = FeatureSpec.from_config(dict(tasks=[CLICK]))
+    spec = feature_spec(dict(tasks=[CLICK]))
     return Work(spec, {}, str(directory), NO_LESSONS, 64, "", "error", 0, {}, "", "")
 
 
@@ -258,7 +258,8 @@ def test_dataflow_needs_an_output_that_its_machines_can_reach(tmp_path):
 
 
 def test_what_workers_import_does_not_import_jax():
-    program = "import sys, jaxrank.data.beam; print('jaxrank.data.prepare.work' in sys.modules,"
+    program = "import sys, jaxrank.data.prepare.beam; "
+    program += "print('jaxrank.data.prepare.encode_unit' in sys.modules,"
     program += " [name for name in ('jax', 'flax', 'optax', 'orbax') if name in sys.modules])"
     found = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True

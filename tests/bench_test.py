@@ -11,8 +11,7 @@ import pytest
 import tiny
 from runs import nothing, on_store, saved
 
-from jaxrank import cli
-from jaxrank import config as configs
+from jaxrank import cli, config_files
 from jaxrank.bench import input_stages, measure
 from jaxrank.bench.advice import STAGES, Setting, Throughput, advice_on, limit_of
 from jaxrank.data import examples
@@ -26,7 +25,7 @@ from jaxrank.layout import layout
 from jaxrank.runtime import processes
 from jaxrank.timetable import make_timetable
 from jaxrank.train import train
-from jaxrank.workdir.files import locked
+from jaxrank.workdir.lock import locked
 
 TINY = str(Path(__file__).with_name("tiny_config.py"))
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -34,7 +33,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 def prepared(path, **arguments):
     c = tiny.config()
-    plain = configs.to_plain
+    plain = config_files.to_plain
     arguments = dict(block_size=512, report=nothing) | arguments
     return passes.prepare(plain(c.features), plain(c.source), path, **arguments)
 

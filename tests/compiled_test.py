@@ -14,8 +14,9 @@ from jaxrank import models
 from jaxrank.aot import checks, devices, hlo
 from jaxrank.aot.costs import costs
 from jaxrank.aot.topology import topology
+from jaxrank.build import make_trainee
 from jaxrank.layout import Hot
-from jaxrank.program import BatchShape, Program, make_trainee
+from jaxrank.program import BatchShape, Program
 from jaxrank.step import weights_of
 
 # Of the large table, on one device. A TPU copies small arrays whole to fast memory and back.

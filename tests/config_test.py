@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from ml_collections import ConfigDict
 
-from jaxrank import config
+from jaxrank import config, config_files
 from jaxrank.errors import InputError
 from jaxrank.models.ranker import Ranker
 from jaxrank.validate import matched
@@ -18,8 +18,9 @@ NAMES = sorted(path.stem for path in CONFIGS.glob("*.py"))
 def test_a_shipped_config_differs_from_the_defaults_as_recorded(name):
     """Golden text: what a config sets, long lines cut. After a change that is meant, write the new
     text."""
-    found = config.differences(
-        config.to_plain(config.default()), config.to_plain(config.load(CONFIGS / f"{name}.py"))
+    found = config_files.differences(
+        config_files.to_plain(config.default()),
+        config_files.to_plain(config_files.load(CONFIGS / f"{name}.py")),
     )
     golden = Path(__file__).parent / "golden" / f"{name}.txt"
     assert [line[:4000] for line in found] == golden.read_text().splitlines()
@@ -27,10 +28,10 @@ def test_a_shipped_config_differs_from_the_defaults_as_recorded(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_config_survives_being_saved_with_a_run(name):
-    loaded = config.load(CONFIGS / f"{name}.py")
-    plain = json.loads(json.dumps(config.to_plain(loaded)))
-    assert config.to_plain(config.from_plain(plain)) == plain
-    assert isinstance(config.from_plain(plain).model.hidden, tuple)
+    loaded = config_files.load(CONFIGS / f"{name}.py")
+    plain = json.loads(json.dumps(config_files.to_plain(loaded)))
+    assert config_files.to_plain(config_files.from_plain(plain)) == plain
+    assert isinstance(config_files.from_plain(plain).model.hidden, tuple)
 
 
 def test_a_config_may_import_what_puts_other_things_than_modules_among_them(tmp_path):
@@ -44,7 +45,7 @@ def test_a_config_may_import_what_puts_other_things_than_modules_among_them(tmp_
         "get_config = default\n"
     )
     try:
-        assert config.load(path).seed == 0
+        assert config_files.load(path).seed == 0
     finally:
         for name in ("odd_of_a_test", "none_of_a_test"):
             sys.modules.pop(name, None)
@@ -71,7 +72,7 @@ def test_a_config_gets_the_neighbours_that_lie_beside_it_now(tmp_path):
         (tmp_path / folder / "linked.py").symlink_to(tmp_path / f"elsewhere_{folder}.py")
 
     def found(folder):
-        c = config.load(tmp_path / folder / "config.py")
+        c = config_files.load(tmp_path / folder / "config.py")
         assert (c.num_steps, c.eval.batch_size) == (c.seed, c.batch_size)
         return c.seed, c.batch_size
 
@@ -86,12 +87,12 @@ def test_a_config_gets_the_neighbours_that_lie_beside_it_now(tmp_path):
 @pytest.mark.parametrize("override", ["seed=99", "--config.seed", "-config.seed=1"])
 def test_an_override_that_is_none_is_refused(override):
     with pytest.raises(InputError, match=r"must be --config.FIELD=VALUE: found"):
-        config.load(CONFIGS / "quickstart.py", [override])
+        config_files.load(CONFIGS / "quickstart.py", [override])
 
 
 def test_differences_name_each_field_with_both_values():
     old, new = {"a": {"b": 1, "c": 2}, "d": 1}, {"a": {"b": 1, "c": 3}, "e": "x"}
-    assert config.differences(old, new) == [
+    assert config_files.differences(old, new) == [
         "a.c: 2, now 3",
         'd: 1, now "unset"',
         'e: "unset", now "x"',
@@ -138,13 +139,13 @@ def test_a_config_file_with_a_mistake_is_refused_naming_it(tmp_path, line, messa
     text += f"def get_config():\n    c = default()\n    {line}\n    return c\n"
     (tmp_path / "c.py").write_text(text)
     with pytest.raises(InputError, match=message):
-        config.load(str(tmp_path / "c.py"))
+        config_files.load(str(tmp_path / "c.py"))
 
 
 def test_a_file_without_get_config_is_refused(tmp_path):
     (tmp_path / "c.py").write_text("x = 1")
     with pytest.raises(InputError, match="c.py: AttributeError: .*get_config"):
-        config.load(str(tmp_path / "c.py"))
+        config_files.load(str(tmp_path / "c.py"))
 
 
 def test_a_config_may_take_a_text_as_ml_collections_has_it(tmp_path):
@@ -152,22 +153,22 @@ def test_a_config_may_take_a_text_as_ml_collections_has_it(tmp_path):
         "from jaxrank.config import default\n"
         "def get_config(rows='7'):\n    c = default()\n    c.seed = int(rows)\n    return c\n"
     )
-    assert config.load(tmp_path / "c.py").seed == 7
-    assert config.load(f"{tmp_path}/c.py:12").seed == 12
+    assert config_files.load(tmp_path / "c.py").seed == 7
+    assert config_files.load(f"{tmp_path}/c.py:12").seed == 12
     with pytest.raises(InputError, match="c.py: ValueError: .*many"):
-        config.load(f"{tmp_path}/c.py:many")
+        config_files.load(f"{tmp_path}/c.py:many")
 
 
 @pytest.mark.parametrize("size", ["", ":small"])
 def test_the_heavy_model_has_half_as_many_features_again_and_larger_layers(size):
     """What the models are for: at least 1,000 features of which 200 lists, 300 M parameters."""
-    standard, heavy = (config.load(f"{CONFIGS}/{n}.py{size}") for n in ("standard", "heavy"))
+    standard, heavy = (config_files.load(f"{CONFIGS}/{n}.py{size}") for n in ("standard", "heavy"))
 
     def counts(c):
         return c.source.floats, len(c.features.ids), len(c.features.lists)
 
     def numbers(c):
-        dims = config.to_plain(c.embedding.dims)
+        dims = config_files.to_plain(c.embedding.dims)
         tables = [(e["columns"], e["rows"]) for e in (*c.features.ids, *c.features.lists)]
         return sum(rows * dims.get(name, c.embedding.dim) for name, rows in tables)
 
@@ -186,34 +187,34 @@ def test_the_heavy_model_has_half_as_many_features_again_and_larger_layers(size)
 
 def test_small_models_have_the_layers_of_the_whole_ones():
     for name in ("standard", "heavy"):
-        whole, small = (config.load(f"{CONFIGS}/{name}.py{size}") for size in ("", ":small"))
-        assert config.to_plain(whole.model) == config.to_plain(small.model)
-        assert config.to_plain(whole.embedding) == config.to_plain(small.embedding)
+        whole, small = (config_files.load(f"{CONFIGS}/{name}.py{size}") for size in ("", ":small"))
+        assert config_files.to_plain(whole.model) == config_files.to_plain(small.model)
+        assert config_files.to_plain(whole.embedding) == config_files.to_plain(small.embedding)
 
 
 def test_patterns_in_another_order_are_another_config():
     old, new = config.default(), config.default()
     old.optim.tables.factors = ConfigDict({"c0": 0.0, "*": 1.0})
     new.optim.tables.factors = ConfigDict({"*": 1.0, "c0": 0.0})
-    assert config.differences(config.to_plain(old), config.to_plain(new)) == [
+    assert config_files.differences(config_files.to_plain(old), config_files.to_plain(new)) == [
         "optim.tables.factors: patterns in the order c0, *, now *, c0"
     ]
-    assert config._set_by_name(old, "optim.tables.factors.c0", "0.0")
-    assert config.differences(config.to_plain(old), config.to_plain(new)) == []
+    assert config_files._set_by_name(old, "optim.tables.factors.c0", "0.0")
+    assert config_files.differences(config_files.to_plain(old), config_files.to_plain(new)) == []
 
 
 def test_of_several_patterns_the_last_one_counts_whatever_their_names():
     c = config.default()
     c.optim.dense.factors = ConfigDict({"cross/*": 0.1, "*/bias": 0.0})
     c.embedding.dims = ConfigDict({"user": 8, "*": 4})
-    saved = json.loads(json.dumps(config.to_plain(c)))
-    for found in (c, config.from_plain(saved)):
-        factors = config.to_plain(found.optim.dense)["factors"]
+    saved = json.loads(json.dumps(config_files.to_plain(c)))
+    for found in (c, config_files.from_plain(saved)):
+        factors = config_files.to_plain(found.optim.dense)["factors"]
         assert matched("factors", "parameter", ["cross/bias", "cross/a"], factors) == {
             "cross/bias": 0.0,
             "cross/a": 0.1,
         }
-        dims = config.to_plain(found.embedding.dims)
+        dims = config_files.to_plain(found.embedding.dims)
         assert matched("embedding.dims", "table", ["user", "ad"], dims) == {"user": 4, "ad": 4}
 
 

@@ -11,11 +11,12 @@ import tiny
 from sharded import by_table
 
 from jaxrank import mesh as meshes
+from jaxrank.build import make_trainee
 from jaxrank.features import PAD, Categorical, Dense, Ragged, Schema, Table, Task
 from jaxrank.layout import Hot, layout
 from jaxrank.placement import planner
 from jaxrank.placement.traffic import TableReads, Traffic
-from jaxrank.program import BatchShape, Program, make_trainee
+from jaxrank.program import BatchShape, Program
 
 SCHEMA = Schema(
     tasks=(Task("click"), Task("conversion")),

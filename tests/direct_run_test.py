@@ -5,7 +5,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import tiny
 
-from jaxrank.config import to_plain
+from jaxrank.config_files import to_plain
 from jaxrank.data.prepare.passes import prepare
 from jaxrank.evaluation import evaluate
 from jaxrank.train import train

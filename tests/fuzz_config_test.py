@@ -8,7 +8,8 @@ import tiny
 from ml_collections import ConfigDict
 
 from jaxrank import run as jobs
-from jaxrank.config import default, load
+from jaxrank.config import default
+from jaxrank.config_files import load
 from jaxrank.errors import InputError
 
 CASES = 1002

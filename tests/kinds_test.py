@@ -12,6 +12,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from sklearn.metrics import log_loss, mean_poisson_deviance, mean_squared_error, r2_score
 
 from jaxrank import losses
+from jaxrank.metrics import exact as exact_metrics
 from jaxrank.metrics import sums as metrics
 
 # In no order, so that columns which change places would show.
@@ -174,14 +175,14 @@ def by_sklearn(kind, outputs, labels, weights):
             "calibration": (w * p).sum() / (w * y).sum(),
             "examples": len(y),
         }
-    return metrics.exact(x, y, w)  # metrics_test.py has it
+    return exact_metrics.exact(x, y, w)  # metrics_test.py has it
 
 
 def test_exact_metrics_are_those_of_sklearn():
     outputs, labels, weights = case()
     for i, kind in enumerate(KINDS):
         columns = outputs[:, i], labels[:, i], weights[:, i]
-        found = metrics.exact(*columns, kind)
+        found = exact_metrics.exact(*columns, kind)
         assert set(found) == FIELDS[kind] | {"calibration", "examples"}
         assert all(type(v) in (int, float) for v in found.values())
         assert found == pytest.approx(by_sklearn(kind, *columns), rel=1e-9)
@@ -214,7 +215,7 @@ def test_what_sums_cannot_tell_of_labels_far_from_0_is_nan(mean, kind):
     sums = metrics.batch_sums(*(a[:, None] for a in (outputs, labels, weights)), [kind])
     (found,) = metrics.from_sums(sums, [kind])
     name = {"real": "normalized_squared_error", "count": "normalized_deviance"}[kind]
-    expected = metrics.exact(outputs, labels, weights, kind)[name]
+    expected = exact_metrics.exact(outputs, labels, weights, kind)[name]
     assert np.isnan(found[name]) == (mean >= {"real": 300, "count": 2000}[kind])
     assert np.isnan(found[name]) or found[name] == pytest.approx(expected, rel=0.01)
 
@@ -222,11 +223,11 @@ def test_what_sums_cannot_tell_of_labels_far_from_0_is_nan(mean, kind):
 def test_counts_above_the_limit_are_predicted_and_judged_as_they_are_trained():
     outputs, labels = np.float32([40, 800, 29, LIMIT, 60]), np.float32([1, 0, 5, 1e12, 1e12])
     np.testing.assert_allclose(
-        metrics.prediction(outputs, "count"),
+        exact_metrics.prediction(outputs, "count"),
         losses.predictions(outputs[:, None], ["count"])[:, 0],
         rtol=1e-6,
     )
-    found = metrics.exact(outputs, labels, np.ones(5), "count")
+    found = exact_metrics.exact(outputs, labels, np.ones(5), "count")
     sums = metrics.batch_sums(outputs[:, None], labels[:, None], np.ones((5, 1), "f4"), ["count"])
     (expected,) = metrics.from_sums(sums, ["count"])
     for name in ("deviance", "calibration"):
@@ -261,7 +262,7 @@ def test_sums_keep_float64():
         assert {a.dtype for a in sums[1:]} == {np.dtype(np.float64)}
         found = metrics.from_sums(sums, KINDS)
     for i, kind in enumerate(KINDS):
-        expected = metrics.exact(*(a[:, i] for a in arrays), kind)
+        expected = exact_metrics.exact(*(a[:, i] for a in arrays), kind)
         for field in FIELDS[kind] - {"auc"}:
             assert found[i][field] == pytest.approx(expected[field], rel=1e-10)
 
@@ -277,7 +278,7 @@ def test_sums_keep_float64():
 )
 def test_few_examples_have_the_metrics_of_sklearn_or_none(rows, kind):
     x, y, w = (np.array(column, np.float64) for column in zip(*rows, strict=True))
-    exact = metrics.exact(x, y, w, kind)
+    exact = exact_metrics.exact(x, y, w, kind)
     # Filled up to one size, so that all cases are one program.
     filled = [np.pad(a, (0, 12 - len(a)))[:, None].astype(np.float32) for a in (x, y, w)]
     summed = metrics.from_sums(batch_sums(*filled, (kind,)), (kind,))
@@ -305,36 +306,36 @@ def test_the_constant_prediction_is_the_mean_label():
         _, y, w = (a[:, 0] for a in case(800, (kind,)))
         mean = np.average(y.astype(np.float64), weights=w)
         output = np.full(len(y), np.log(mean) if kind == "count" else mean)
-        expected = metrics.exact(output, y, w, kind)
-        found = metrics.constant(y, w, kind)
+        expected = exact_metrics.exact(output, y, w, kind)
+        found = exact_metrics.constant(y, w, kind)
         assert found == pytest.approx(expected, rel=1e-9)
         assert found["calibration"] == 1.0
         assert found[f"normalized_{min(FIELDS[kind], key=len)}"] == 1.0
         # The least of all constants.
         for other in (output - 0.01, output + 0.01):
             name = min(FIELDS[kind], key=len)
-            assert metrics.exact(other, y, w, kind)[name] > found[name]
+            assert exact_metrics.exact(other, y, w, kind)[name] > found[name]
 
 
 def test_what_is_undefined_is_nan():
-    same = metrics.exact([1.0, 2.0], [0.1, 0.1], [1, 2], "real")
+    same = exact_metrics.exact([1.0, 2.0], [0.1, 0.1], [1, 2], "real")
     assert same["squared_error"] == pytest.approx((0.81 + 2 * 3.61) / 3)
     assert math.isnan(same["normalized_squared_error"])
-    negative = metrics.exact([1.0, 2.0], [-4.0, 3.0], [1, 1], "real")
+    negative = exact_metrics.exact([1.0, 2.0], [-4.0, 3.0], [1, 1], "real")
     assert math.isnan(negative["calibration"])
     assert negative["normalized_squared_error"] == pytest.approx(26 / 24.5)
-    nothing = metrics.exact([0.0, 1.0], [0, 0], [1, 1], "count")
+    nothing = exact_metrics.exact([0.0, 1.0], [0, 0], [1, 1], "count")
     assert nothing["deviance"] == pytest.approx(1 + math.e)
     assert math.isnan(nothing["normalized_deviance"])
     assert math.isnan(nothing["calibration"])
-    assert metrics.constant([0, 0], [1, 1], "count")["deviance"] == 0
+    assert exact_metrics.constant([0, 0], [1, 1], "count")["deviance"] == 0
     for kind in ("real", "count"):
         empty = np.zeros(0)
         rows = np.zeros((0, 1), np.float32)
         sums = batch_sums(rows, rows, rows, (kind,))
         for found in (
-            metrics.exact(empty, empty, empty, kind),
-            metrics.constant(empty, empty, kind),
+            exact_metrics.exact(empty, empty, empty, kind),
+            exact_metrics.constant(empty, empty, kind),
             *metrics.from_sums(sums, [kind]),
         ):
             assert found.pop("examples") == 0
@@ -352,7 +353,7 @@ def test_sums_in_float32_do_not_tell_of_a_spread_that_they_have_lost():
         assert found["squared_error"] == pytest.approx(1, rel=1e-3)
     labels = (10 + r.normal(size=(1000, 1))).astype(np.float32)
     (found,) = metrics.from_sums(batch_sums(labels + 1, labels, ones, ("real",)), ("real",))
-    expected = metrics.exact(labels[:, 0] + 1, labels[:, 0], ones[:, 0], "real")
+    expected = exact_metrics.exact(labels[:, 0] + 1, labels[:, 0], ones[:, 0], "real")
     assert found == pytest.approx(expected, rel=1e-3)
 
 
@@ -369,7 +370,7 @@ def test_sums_in_float32_do_not_tell_of_a_spread_that_they_have_lost():
 def test_of_counts_near_one_sums_tell_a_spread_only_where_they_have_it(labels, weights, is_told):
     y, w = (np.array(a, np.float32)[:, None] for a in (labels, weights))
     (found,) = metrics.from_sums(batch_sums(np.zeros_like(y), y, w, ("count",)), ("count",))
-    expected = metrics.exact(0 * y[:, 0], y[:, 0], w[:, 0], "count")["normalized_deviance"]
+    expected = exact_metrics.exact(0 * y[:, 0], y[:, 0], w[:, 0], "count")["normalized_deviance"]
     told = found["normalized_deviance"]
     assert told == pytest.approx(expected, rel=4e-3) if is_told else math.isnan(told)
 
@@ -384,15 +385,15 @@ def test_examples_of_weight_zero_do_not_count_whatever_they_hold():
         alone = metrics.from_sums(batch_sums(x, y, w, (kind,)), [kind])
         assert found[0] == pytest.approx(alone[0], rel=1e-6)
         more[0][-1] = np.nan
-        exact = metrics.exact(*(a[:, 0] for a in more), kind)
-        assert exact == metrics.exact(x[:, 0], y[:, 0], w[:, 0], kind)
+        exact = exact_metrics.exact(*(a[:, 0] for a in more), kind)
+        assert exact == exact_metrics.exact(x[:, 0], y[:, 0], w[:, 0], kind)
 
 
 @pytest.mark.parametrize("kind", ["real", "count"])
 def test_calibration_buckets_hold_predictions_and_labels_of_their_kind(kind):
     x, y, w = (a[:, 0] for a in case(500, (kind,)))
     kept = w > 0
-    found = metrics.calibration_buckets(x, y, w, kind, buckets=4)
+    found = exact_metrics.calibration_buckets(x, y, w, kind, buckets=4)
     order = np.argsort(x[kept], kind="stable")
     start = 0
     for bucket in found:
@@ -411,9 +412,11 @@ def test_calibration_buckets_hold_predictions_and_labels_of_their_kind(kind):
 
 def test_predictions_are_probabilities_numbers_and_expected_counts():
     x = np.float32([-2, 0, 3])
-    np.testing.assert_allclose(metrics.prediction(x, "binary"), 1 / (1 + np.exp(-x)), rtol=1e-6)
-    np.testing.assert_array_equal(metrics.prediction(x, "real"), x)
-    np.testing.assert_allclose(metrics.prediction(x, "count"), np.exp(x.astype(np.float64)))
+    np.testing.assert_allclose(
+        exact_metrics.prediction(x, "binary"), 1 / (1 + np.exp(-x)), rtol=1e-6
+    )
+    np.testing.assert_array_equal(exact_metrics.prediction(x, "real"), x)
+    np.testing.assert_allclose(exact_metrics.prediction(x, "count"), np.exp(x.astype(np.float64)))
     y = np.float64([0, 1, 1])
-    p = metrics.prediction(x, "binary")
-    assert metrics.exact(x, y, np.ones(3))["logloss"] == pytest.approx(log_loss(y, p))
+    p = exact_metrics.prediction(x, "binary")
+    assert exact_metrics.exact(x, y, np.ones(3))["logloss"] == pytest.approx(log_loss(y, p))

@@ -20,7 +20,7 @@ from jaxrank.data.chunk import Chunk, numbered
 from jaxrank.data.encode import labels
 from jaxrank.data.encode.encoder import Encoder
 from jaxrank.data.rejects import Rejects
-from jaxrank.data.spec.features import FeatureSpec
+from jaxrank.data.spec.parse import feature_spec
 from jaxrank.data.spec.resolve import build_schema, resolve
 from jaxrank.data.statistics.split import Statistics
 from jaxrank.data.store import block as blocks
@@ -39,7 +39,7 @@ def chunk_of(columns):
 
 
 def spec_of(columns, **features):
-    return resolve(FeatureSpec.from_config(dict(tasks=[CLICK]) | features), list(columns))
+    return resolve(feature_spec(dict(tasks=[CLICK]) | features), list(columns))
 
 
 def encoder_of(columns, boundaries=None, as_of=None, **features):
@@ -532,13 +532,13 @@ def test_examples_count_once_though_a_record_beside_them_is_refused():
 
 
 def test_a_section_with_all_defaults_in_full_is_the_same_section():
-    short = FeatureSpec.from_config(dict(tasks=[CLICK]))
+    short = feature_spec(dict(tasks=[CLICK]))
     (task,) = short.tasks
     assert dataclasses.asdict(task) == dict(
         name="click", label="click", kind="binary", mask="", weight="", truth="",
         negative_rate=1.0, negative_rate_column="", negative_correction="weight",
         time="", window_hours=0.0,
     )  # fmt: skip
-    assert FeatureSpec.from_config(short.to_config()) == short
+    assert feature_spec(short.to_config()) == short
     whole = dict(tasks=[CLICK | dict(negative_rate=1)])  # an int where a float is meant
-    assert FeatureSpec.from_config(whole) == short
+    assert feature_spec(whole) == short

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from sklearn.metrics import log_loss, roc_auc_score
 
+from jaxrank.metrics import exact as exact_metrics
 from jaxrank.metrics import sums as metrics
 
 FIELDS = {"logloss", "auc", "normalized_entropy", "calibration", "examples"}
@@ -53,11 +54,11 @@ def by_sklearn(p, score, y, w):
 
 def test_exact_metrics_are_those_of_sklearn():
     x, y, w = (a[:, 0] for a in clicks())
-    found = metrics.exact(x, y, w)
+    found = exact_metrics.exact(x, y, w)
     assert set(found) == FIELDS
     assert all(type(v) in (int, float) for v in found.values())
     assert found == pytest.approx(by_sklearn(sigmoid(x), x, y, w), rel=1e-9)
-    found = metrics.exact_from_probabilities(sigmoid(x), y, w)
+    found = exact_metrics.exact_from_probabilities(sigmoid(x), y, w)
     assert found == pytest.approx(by_sklearn(sigmoid(x), x, y, w), rel=1e-9)
 
 
@@ -71,7 +72,7 @@ def test_exact_metrics_are_those_of_sklearn():
 )
 def test_exact_metrics_are_those_of_sklearn_with_many_ties(rows):
     x, y, w = (np.array(c, np.float32) for c in zip(*rows, strict=True))
-    found = metrics.exact(x, y, w)
+    found = exact_metrics.exact(x, y, w)
     kept = w > 0
     if len(set(y[kept])) == 2:
         expected = by_sklearn(sigmoid(x[kept]), x[kept], y[kept], w[kept])
@@ -87,43 +88,43 @@ def test_exact_metrics_are_those_of_sklearn_with_many_ties(rows):
 def test_examples_of_weight_zero_do_not_count_whatever_they_hold():
     x, y, w = (a[:, 0] for a in clicks(500))
     more = (np.append(x, [np.nan, 50]), np.append(y, [1, 0]), np.append(w, [0, 0]))
-    assert metrics.exact(*more) == metrics.exact(x, y, w)
+    assert exact_metrics.exact(*more) == exact_metrics.exact(x, y, w)
 
 
 def test_logloss_is_exact_for_logits_far_beyond_the_range_of_probabilities():
-    found = metrics.exact([800.0, -800.0, 40.0], [0, 1, 1], [1, 1, 2])
+    found = exact_metrics.exact([800.0, -800.0, 40.0], [0, 1, 1], [1, 1, 2])
     assert found["logloss"] == pytest.approx((1600 + 2 * math.exp(-40)) / 4, rel=1e-12)
-    right = metrics.exact([40.0, -40.0], [1, 0], [1, 1])
+    right = exact_metrics.exact([40.0, -40.0], [1, 0], [1, 1])
     assert right["logloss"] == pytest.approx(math.exp(-40), rel=1e-9)
     assert right["auc"] == 1.0
 
 
 def test_the_order_of_saturated_logits_still_counts():
-    found = metrics.exact([100.0, 101.0, 102.0], [0, 1, 1], [1, 1, 1])
+    found = exact_metrics.exact([100.0, 101.0, 102.0], [0, 1, 1], [1, 1, 1])
     assert found["auc"] == 1.0
 
 
 def test_infinite_and_missing_logits_give_values_not_exceptions():
-    right = metrics.exact([np.inf, -np.inf], [1, 0], [1, 1])
+    right = exact_metrics.exact([np.inf, -np.inf], [1, 0], [1, 1])
     assert (right["logloss"], right["auc"]) == (0.0, 1.0)
-    assert metrics.exact([np.inf, 0.0], [0, 1], [1, 1])["logloss"] == math.inf
-    lost = metrics.exact([np.nan, 0.0], [0, 1], [1, 1])
+    assert exact_metrics.exact([np.inf, 0.0], [0, 1], [1, 1])["logloss"] == math.inf
+    lost = exact_metrics.exact([np.nan, 0.0], [0, 1], [1, 1])
     assert math.isnan(lost["logloss"])
     assert math.isnan(lost["auc"])
 
 
 def test_certain_probabilities_cost_nothing_where_right_and_a_finite_amount_where_wrong():
-    right = metrics.exact_from_probabilities([0.0, 1.0, 0.25], [0, 1, 0], [1, 1, 1])
+    right = exact_metrics.exact_from_probabilities([0.0, 1.0, 0.25], [0, 1, 0], [1, 1, 1])
     assert right["logloss"] == pytest.approx(-math.log(0.75) / 3, rel=1e-9)
-    wrong = metrics.exact_from_probabilities([0.0, 1.0], [1, 0], [1, 1])
+    wrong = exact_metrics.exact_from_probabilities([0.0, 1.0], [1, 0], [1, 1])
     assert 30 < wrong["logloss"] < 1000
 
 
 def test_the_constant_prediction_is_the_mean_label():
     _, y, w = (a[:, 0] for a in clicks())
     mean = np.average(y.astype(np.float64), weights=w)
-    expected = metrics.exact_from_probabilities(np.full(len(y), mean), y, w)
-    found = metrics.constant(y, w)
+    expected = exact_metrics.exact_from_probabilities(np.full(len(y), mean), y, w)
+    found = exact_metrics.constant(y, w)
     assert found == pytest.approx(expected, rel=1e-9)
     assert (found["auc"], found["calibration"]) == (0.5, 1.0)
     assert found["normalized_entropy"] == pytest.approx(1.0)
@@ -131,7 +132,7 @@ def test_the_constant_prediction_is_the_mean_label():
 
 @pytest.mark.parametrize(("y", "calibration"), [([0.0, 0.0], math.nan), ([1.0, 1.0], 1.0)])
 def test_the_constant_prediction_of_one_class_is_undefined_where_it_must_be(y, calibration):
-    found = metrics.constant(y, [1.0, 2.0])
+    found = exact_metrics.constant(y, [1.0, 2.0])
     assert found["logloss"] == 0.0
     assert found["calibration"] == pytest.approx(calibration, nan_ok=True)
     assert math.isnan(found["auc"])
@@ -142,15 +143,15 @@ def test_no_examples_give_nan_everywhere():
     empty = np.zeros((0, 2), np.float32)
     column = empty[:, 0]
     results = [
-        metrics.exact(column, column, column),
-        metrics.exact_from_probabilities(column, column, column),
-        metrics.constant(column, column),
+        exact_metrics.exact(column, column, column),
+        exact_metrics.exact_from_probabilities(column, column, column),
+        exact_metrics.constant(column, column),
         *from_sums(batch_sums(empty, empty, empty)),
     ]
     for found in results:
         assert found.pop("examples") == 0
         assert all(math.isnan(v) for v in found.values())
-    assert metrics.calibration_buckets(column, column, column) == []
+    assert exact_metrics.calibration_buckets(column, column, column) == []
 
 
 def merged(a, b):
@@ -174,7 +175,7 @@ def test_sums_over_batches_give_nearly_the_exact_metrics_of_each_task(spread, er
     weights[:, 2] = 1
     found = from_sums(sums_of(logits, labels, weights))
     for task in range(3):
-        exact = metrics.exact(logits[:, task], labels[:, task], weights[:, task])
+        exact = exact_metrics.exact(logits[:, task], labels[:, task], weights[:, task])
         assert found[task]["auc"] == pytest.approx(exact["auc"], abs=error)
         for field in FIELDS - {"auc"}:
             assert found[task][field] == pytest.approx(exact[field], rel=2e-5)
@@ -222,14 +223,16 @@ def test_batch_sums_keep_float64():
         assert {a.dtype for a in sums[1:]} == {np.dtype(np.float64)}
         assert sums.examples.dtype == np.int32
         loss = from_sums(sums)[0]["logloss"]
-    assert loss == pytest.approx(metrics.exact(*(a[:, 0] for a in case))["logloss"], rel=1e-12)
+    assert loss == pytest.approx(
+        exact_metrics.exact(*(a[:, 0] for a in case))["logloss"], rel=1e-12
+    )
 
 
 def test_calibration_buckets_hold_equally_many_examples_by_prediction():
     x, y, w = (a[:, 0] for a in clicks(1003))
     x = np.arange(1003, dtype=np.float32)[np.random.default_rng(0).permutation(1003)] / 500
     w[:] = np.random.default_rng(1).random(1003) + 0.1
-    found = metrics.calibration_buckets(x, y, w)
+    found = exact_metrics.calibration_buckets(x, y, w)
     assert len(found) == 10
     order = np.argsort(x)
     start = 0
@@ -255,7 +258,7 @@ def test_calibration_buckets_hold_equally_many_examples_by_prediction():
 def test_calibration_buckets_do_not_depend_on_order_and_never_split_ties(rows, random):
     shuffled = random.sample(rows, len(rows))
     a, b = (
-        metrics.calibration_buckets(*(np.array(r, np.float32).reshape(-1, 3).T), buckets=4)
+        exact_metrics.calibration_buckets(*(np.array(r, np.float32).reshape(-1, 3).T), buckets=4)
         for r in (rows, shuffled)
     )
     assert [tuple(x.values()) for x in a] == [pytest.approx(tuple(x.values())) for x in b]
@@ -265,7 +268,7 @@ def test_calibration_buckets_do_not_depend_on_order_and_never_split_ties(rows, r
 
 def test_probabilities_keep_their_relative_precision():
     np.testing.assert_allclose(
-        metrics.probability([-700.0, -40.0, 0.0, 40.0]),
+        exact_metrics.probability([-700.0, -40.0, 0.0, 40.0]),
         [math.exp(-700), math.exp(-40), 0.5, 1.0],
         rtol=1e-14,
     )
@@ -292,7 +295,7 @@ def test_metrics_of_a_sample_are_those_of_sklearn_with_negatives_weighted_by_the
     for task, found in enumerate(from_sums(total)):
         x, y, w = logits[:, task], labels[:, task], sample_weight[:, task]
         expected = by_sklearn(sigmoid(x), x, y, w)
-        assert metrics.exact(x, y, w) == pytest.approx(expected, rel=1e-9)
+        assert exact_metrics.exact(x, y, w) == pytest.approx(expected, rel=1e-9)
         auc = expected.pop("auc")
         assert found.pop("auc") == pytest.approx(auc, abs=1e-3)
         assert found == pytest.approx(expected, rel=1e-4)

@@ -13,7 +13,7 @@ from runs import on_store, saved
 from jaxrank import cli, report
 from jaxrank import run as job
 from jaxrank.aot import topology
-from jaxrank.config import load
+from jaxrank.config_files import load
 from jaxrank.embedding import make_rule
 from jaxrank.errors import InputError, RunError
 from jaxrank.features import Categorical, Schema, Table, Task

@@ -8,7 +8,7 @@ import pytest
 import tiny
 from examples import rows_in_order
 
-from jaxrank.config import to_plain
+from jaxrank.config_files import to_plain
 from jaxrank.data.prepare import passes
 from jaxrank.data.synthetic import source as synthetic
 from jaxrank.embedding.storage import GROUPS, group

@@ -16,7 +16,7 @@ from servers import NoMark, serving
 
 from jaxrank.data.examples import join
 from jaxrank.data.files import describe
-from jaxrank.data.prepare import units, work
+from jaxrank.data.prepare import encode_unit, fit_unit, units
 from jaxrank.data.prepare.passes import prepare
 from jaxrank.data.prepare.runners import Local
 from jaxrank.data.store.reader import open_store
@@ -50,8 +50,8 @@ def test_a_file_that_is_replaced_meanwhile_ends_the_preparation(
     tmp_path, small_units, monkeypatch, when, text
 ):
     train = files(tmp_path / "raw", 50, 50)
-    function = dict(learned="learn", encoded="encode")[when]
-    real = getattr(work, function)
+    module, function = dict(learned=(fit_unit, "learn"), encoded=(encode_unit, "encode"))[when]
+    real = getattr(module, function)
 
     def replaced(of, unit, *rest):
         if unit.index == 1 and not text:
@@ -60,7 +60,7 @@ def test_a_file_that_is_replaced_meanwhile_ends_the_preparation(
             Path(train[1]).write_text(text + Path(train[1]).read_text().partition("\n")[2])
         return real(of, unit, *rest)
 
-    monkeypatch.setattr(work, function, replaced)
+    monkeypatch.setattr(module, function, replaced)
     with pytest.raises(RunError, match=r"1.csv: must stay .*until it has been prepared"):
         run(tmp_path / "store", train, runner=Local(1))
     assert not (tmp_path / "store").exists()
@@ -74,16 +74,16 @@ def test_what_is_put_where_the_store_will_be_costs_no_work(tmp_path, small_units
         run(tmp_path / "store", train, runner=Local(1))
     (tmp_path / "store").unlink()
 
-    real = work.encode
+    real = encode_unit.encode
 
     def encode(*args):
         (tmp_path / "store").mkdir(exist_ok=True)
         real(*args)
 
-    monkeypatch.setattr(work, "encode", encode)
+    monkeypatch.setattr(encode_unit, "encode", encode)
     with pytest.raises(InputError, match="store: must not exist yet"):
         run(tmp_path / "store", train, runner=Local(1))
-    monkeypatch.setattr(work, "encode", real)
+    monkeypatch.setattr(encode_unit, "encode", real)
     (tmp_path / "store").rmdir()
     read = counted(monkeypatch)
     run(tmp_path / "store", train, runner=Local(1))
@@ -96,15 +96,15 @@ def test_a_killed_preparation_is_gone_on_with(tmp_path, small_units, monkeypatch
     expected = run(tmp_path / "expected", train, runner=Local(1))
     program = f"""
 import os, signal
-from jaxrank.data import prepare as p, units, work
-from jaxrank.data.runners import Local
+from jaxrank.data.prepare import encode_unit, passes as p, units
+from jaxrank.data.prepare.runners import Local
 units._UNIT_BYTES = 1
-real = work.SplitWriter.write
+real = encode_unit.SplitWriter.write
 def write(self, block):
     if self.path.name == "train" and self._prefix == "00002-":
         os.kill(os.getpid(), signal.SIGKILL)
     real(self, block)
-work.SplitWriter.write = write
+encode_unit.SplitWriter.write = write
 p.prepare({FEATURES!r}, dict(kind="csv", files=dict(train={train!r})),
           {str(tmp_path / "store")!r}, runner=Local(1))
 """
@@ -158,7 +158,7 @@ def test_what_a_later_attempt_wrote_over_is_done_again(tmp_path, small_units, mo
     good = broken(train[2])
     with pytest.raises(InputError, match="column label"):
         run(tmp_path / "store", train, runner=Local(1))
-    real = work.SplitWriter.close
+    real = encode_unit.SplitWriter.close
 
     def interrupted(self):
         if self._prefix == "00001-":
@@ -166,7 +166,7 @@ def test_what_a_later_attempt_wrote_over_is_done_again(tmp_path, small_units, mo
         real(self)
 
     with monkeypatch.context() as patched:
-        patched.setattr(work.SplitWriter, "close", interrupted)
+        patched.setattr(encode_unit.SplitWriter, "close", interrupted)
         with pytest.raises(RuntimeError, match="its end"):
             run(tmp_path / "store", train, runner=Local(1), on_error="skip")
     Path(train[2]).write_text(good)

@@ -22,7 +22,7 @@ from preparations import FEATURES, TASK, content, files, rows_of, run, write_csv
 from jaxrank.data import rejects
 from jaxrank.data.examples import join
 from jaxrank.data.files import path_of
-from jaxrank.data.prepare import units, work
+from jaxrank.data.prepare import fit_unit, units
 from jaxrank.data.prepare.passes import prepare
 from jaxrank.data.prepare.runners import Local
 from jaxrank.data.sources import text
@@ -257,7 +257,7 @@ def test_lines_before_a_part_are_counted_once(tmp_path, monkeypatch):
 
 def test_a_worker_that_is_killed_is_told(tmp_path, small_units, monkeypatch):
     train = files(tmp_path / "raw", 20, 20)
-    monkeypatch.setattr(work, "learn", _killed)
+    monkeypatch.setattr(fit_unit, "learn", _killed)
     with pytest.raises(RunError, match=r"one of 2 processes .* was killed"):
         run(tmp_path / "store", train, runner=Local(2))
 

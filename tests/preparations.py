@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxrank.data.prepare import encode_unit, fit_unit, runners, settings, units
 from jaxrank.data.prepare import passes as prepare_module
-from jaxrank.data.prepare import runners, units, work
 from jaxrank.data.prepare.passes import prepare
 
 TASK = dict(name="click", label="label")
@@ -73,11 +73,12 @@ def small_units(monkeypatch):
 def counted(monkeypatch):
     """The index of each unit that is read, as often as it is."""
     chunks = []
-    real_chunks = work._chunks
+    real_chunks = settings.chunks
 
     def read(job, unit, rejects):
         chunks.append(unit.index)
         return real_chunks(job, unit, rejects)
 
-    monkeypatch.setattr(work, "_chunks", read)
+    for module in (fit_unit, encode_unit):
+        monkeypatch.setattr(module, "chunks", read)
     return chunks

@@ -17,10 +17,10 @@ import pytest
 import xxhash
 
 from jaxrank.data.examples import join
-from jaxrank.data.prepare import work
+from jaxrank.data.prepare import encode_unit
 from jaxrank.data.prepare.passes import prepare
 from jaxrank.data.sources import text
-from jaxrank.data.spec import features as spec
+from jaxrank.data.spec import parse
 from jaxrank.data.store.reader import is_store, open_store
 from jaxrank.errors import InputError, RunError
 from jaxrank.features import MAX_GROUP, MISSING_ROW, PAD, UNKNOWN_ROW, Dense, Schema
@@ -783,10 +783,10 @@ def test_the_manifest_holds_the_section_with_its_defaults(tmp_path):
         ids=[dict(columns=["c"], min_count=1, table="")],
         floats=[],
     )
-    assert spec.canonical(short) == spec.canonical(long)
-    assert spec.canonical(short) != spec.canonical(short | dict(time="c"))
+    assert parse.canonical(short) == parse.canonical(long)
+    assert parse.canonical(short) != parse.canonical(short | dict(time="c"))
     store = prepare_csv(tmp_path, ["label", "c"], [[1, "a"]], ids=short["ids"])
-    assert store.spec.features == spec.canonical(short)
+    assert store.spec.features == parse.canonical(short)
 
 
 # Failures.
@@ -794,7 +794,7 @@ def test_the_manifest_holds_the_section_with_its_defaults(tmp_path):
 
 def test_a_preparation_of_little_that_is_interrupted_leaves_nothing(tmp_path, monkeypatch):
     path = write_csv(tmp_path / "a.csv", ["label", "x"], [[1, i] for i in range(1000)])
-    real, calls = work.Encoder.encode, []
+    real, calls = encode_unit.Encoder.encode, []
 
     def encode(self, chunk):
         calls.append(chunk)
@@ -802,7 +802,7 @@ def test_a_preparation_of_little_that_is_interrupted_leaves_nothing(tmp_path, mo
             raise KeyboardInterrupt
         return real(self, chunk)
 
-    monkeypatch.setattr(work.Encoder, "encode", encode)
+    monkeypatch.setattr(encode_unit.Encoder, "encode", encode)
     features = dict(tasks=[CLICK], floats=[dict(columns="x", standardize=True)])
     source = dict(kind="csv", files=dict(train=path, valid=path))
     with pytest.raises(KeyboardInterrupt):
@@ -817,7 +817,7 @@ def test_a_full_disk_leaves_nothing_and_names_the_store(tmp_path):
     path = write_csv(tmp_path / "a.csv", ["label", "x"], [[1, i] for i in range(50_000)])
     program = f"""
         import resource
-        from jaxrank.data.prepare import prepare
+        from jaxrank.data.prepare.passes import prepare
         from jaxrank.errors import RunError
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
         try:

@@ -4,7 +4,6 @@ import functools
 import gzip
 import json
 import time
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -209,13 +208,9 @@ def test_the_devices_are_waited_for_before_a_trace_starts_and_before_it_stops(
     for name in ("start_trace", "stop_trace"):
         call = functools.partial(watched, name, getattr(jax.profiler, name))
         monkeypatch.setattr(jax.profiler, name, call)
-    job = SimpleNamespace(
-        directory=tmp_path,
-        config=SimpleNamespace(steps_per_call=5),
-        timetable=SimpleNamespace(num_steps=20),
-    )
+    run = dict(steps_per_call=5, num_steps=20)
     steps = profile.parse("6:10")
-    with profile.Profile(steps, job, 0, lambda: pauses.append(1), str) as profiler:
+    with profile.Profile(steps, tmp_path, 0, lambda: pauses.append(1), str, **run) as profiler:
         for step in range(0, 20, 5):
             states["now"] = slow(given)
             assert not states["now"].is_ready()  # or else this test would show nothing

@@ -4,7 +4,8 @@ import numpy as np
 import tiny
 
 from jaxrank import mesh as meshes
-from jaxrank.program import BatchShape, Program, make_trainee
+from jaxrank.build import make_trainee
+from jaxrank.program import BatchShape, Program
 
 
 def test_one_program_serves_the_whole_run():

@@ -482,7 +482,7 @@ def test_a_pass_over_many_files_keeps_few_of_them_open(tmp_path, monkeypatch):
 
 _WRITER = """
     import sys
-    from jaxrank.data.store_writer import StoreWriter
+    from jaxrank.data.store.writer import StoreWriter
     with StoreWriter(sys.argv[1]) as writer:
         (writer.work / "train").mkdir()
         print("writing", flush=True)

@@ -28,7 +28,8 @@ from jaxrank.run import build
 from jaxrank.step import weights_of
 from jaxrank.train import train
 from jaxrank.workdir import data
-from jaxrank.workdir.files import is_finished, locked
+from jaxrank.workdir.files import is_finished
+from jaxrank.workdir.lock import locked
 
 
 @pytest.fixture(scope="module")

@@ -15,13 +15,15 @@ import tiny_config
 from runs import nothing, on_store, saved
 
 from jaxrank import cli
-from jaxrank.config import default, from_plain, to_plain
+from jaxrank.config import default
+from jaxrank.config_files import from_plain, to_plain
 from jaxrank.data.prepare.passes import prepare
 from jaxrank.errors import InputError, RunError
 from jaxrank.evaluation import evaluate
 from jaxrank.export.write import export
 from jaxrank.train import train
 from jaxrank.workdir import files as workdir
+from jaxrank.workdir import lock
 
 CONFIG = f"--config={tiny_config.__file__}"
 
@@ -211,7 +213,7 @@ def test_a_refused_start_leaves_a_run_as_it_is(run):
     with pytest.raises(InputError, match="another config"):
         train(on_store("B1", num_steps=24), run, report=nothing)
     assert below(run) == before
-    with workdir.locked(run), pytest.raises(RunError, match="another process trains"):
+    with lock.locked(run), pytest.raises(RunError, match="another process trains"):
         train(on_store("B1"), run, report=nothing)
     assert below(run) == before
 
@@ -227,24 +229,24 @@ def test_of_a_lock_that_its_owner_removes_meanwhile_a_new_one_is_made(tmp_path, 
         return flock(descriptor, how)
 
     monkeypatch.setattr(fcntl, "flock", late)
-    with workdir.locked(directory):
+    with lock.locked(directory):
         assert len(locks) == 2
         assert (directory / ".lock").is_file()
-        with pytest.raises(RunError, match="another process trains"), workdir.locked(directory):
+        with pytest.raises(RunError, match="another process trains"), lock.locked(directory):
             pass
     assert below(tmp_path) == []
 
 
 def test_who_holds_a_workdir_is_told_and_how_to_free_it_of_one_that_is_lost(tmp_path):
     """As of a machine that was taken away, whose lock a server of NFS may keep."""
-    with workdir.locked(tmp_path):
+    with lock.locked(tmp_path):
         here = rf"process {os.getpid()} on {re.escape(socket.gethostname())} since \d{{4}}-"
         told = rf"{here}.* remove {tmp_path}/.lock"
-        with pytest.raises(RunError, match=told) as found, workdir.locked(tmp_path):
+        with pytest.raises(RunError, match=told) as found, lock.locked(tmp_path):
             pass
         assert found.value.exit_status == 1  # another start, later, may well succeed
         (tmp_path / ".lock").unlink()
-        with workdir.locked(tmp_path):
+        with lock.locked(tmp_path):
             pass
 
 
@@ -255,7 +257,7 @@ def test_a_file_system_without_locks_is_refused(tmp_path, monkeypatch, number):
 
     monkeypatch.setattr(fcntl, "flock", flock)
     told = f"--workdir: {tmp_path} must be .* with locks"
-    with pytest.raises(InputError, match=told), workdir.locked(tmp_path):
+    with pytest.raises(InputError, match=told), lock.locked(tmp_path):
         pass
 
 
@@ -289,7 +291,7 @@ def test_a_workdir_that_cannot_be_written_is_named_but_a_full_disk_is_no_wrong_u
         kind, message = OSError, told
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", refused_by_the_system(number))
-        with pytest.raises(kind, match=message), workdir.locked(tmp_path):
+        with pytest.raises(kind, match=message), lock.locked(tmp_path):
             pass
 
 

@@ -15,10 +15,11 @@ from jaxrank.aot import checks
 from jaxrank.aot import devices as absent
 from jaxrank.aot.scaling import StepTime, grown, step_time
 from jaxrank.aot.topology import Topology, topology
+from jaxrank.build import check_config, make_trainee
 from jaxrank.errors import InputError
 from jaxrank.placement import plan
 from jaxrank.placement.case import Machine, Maker, PlanData
-from jaxrank.program import BatchShape, Program, check_batch, check_config, make_trainee
+from jaxrank.program import BatchShape, Program, check_batch
 from jaxrank.report import Report
 from jaxrank.runtime import processes
 from jaxrank.runtime.prefetch import AHEAD
@@ -74,7 +75,7 @@ def compile_for(
     Args:
         names: of slices, as "v3-32", and of GPUs, as "h200-8".
         workdir: of a run whose prepared data is read; may be empty, see `plan.open_data`.
-        scaling: one of `scaling.GROWTH`, to tell the time of a step by the model there; in weak
+        scaling: one of `validate.GROWTH`, to tell the time of a step by the model there; in weak
             scaling `config.batch_size` is that of the slice with the fewest devices.
         report: gets lines for people to read.
 

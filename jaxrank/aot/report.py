@@ -89,7 +89,17 @@ def draw(found: list[Compiled], path: str | Path) -> bool:
     """
     times = [one.step_time for one in found if one.step_time]
     if times:
-        draw_scaling(sorted(times, key=lambda one: one.topology.devices), path)
+        times = sorted(times, key=lambda one: one.topology.devices)
+        first = times[0].topology
+        draw_scaling(
+            [f"{one.topology.name}\nbatch {one.batch_size:,}" for one in times],
+            [one.seconds for one in times],
+            [one.topology.devices for one in times],
+            [speedup(times[0], one) for one in times],
+            path,
+            base=first.name,
+            published=PUBLISHED if first.cores == 8 else None,
+        )
     return bool(times)
 
 

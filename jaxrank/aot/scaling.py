@@ -60,9 +60,6 @@ RATES = {
     "v6e": ChipRates(918e12, 1640e9, 100e9, 1.75e9, 16),
 }
 
-# How the batch grows with the slice: not at all, or so that a device has as many examples.
-GROWTH = ("strong", "weak")
-
 # Snap, Training Large-Scale Recommendation Models with TPUs, 2022: times the cores, and how much
 # faster.
 PUBLISHED = (16, 5.25)

@@ -22,15 +22,16 @@ from jaxrank import mesh as meshes
 from jaxrank import run as jobs
 from jaxrank.bench import input_stages
 from jaxrank.bench.advice import Setting, Throughput, advice_on, limit_of
+from jaxrank.build import check_config
 from jaxrank.data.store.split import Split
 from jaxrank.errors import InputError
-from jaxrank.program import check_config
 from jaxrank.report import Report
 from jaxrank.run import Job
 from jaxrank.runtime import processes
 from jaxrank.runtime.prefetch import AHEAD, Feed
 from jaxrank.step import TrainState
 from jaxrank.workdir import files as workdirs
+from jaxrank.workdir import lock
 
 _COMPILED = 2  # calls after which a program is compiled and its arrays are where they stay
 _ROUND = 2.0  # seconds of step and of both in turn
@@ -118,7 +119,7 @@ def _endless(config: ConfigDict) -> ConfigDict:
 def _built(config: ConfigDict, directory: Path, report: Report) -> Iterator[Job]:
     """The job of a workdir that no run uses meanwhile."""
     with contextlib.ExitStack() as stack:
-        stack.enter_context(workdirs.locked(directory))
+        stack.enter_context(lock.locked(directory))
         job = jobs.build(config, directory, report)
         stack.callback(job.batches.close)
         job.checkpoints.close()

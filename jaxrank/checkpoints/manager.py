@@ -12,6 +12,7 @@ they are restored: nothing else would find a bit that flipped on a disk.
 """
 
 import contextlib
+import functools
 import inspect
 import json
 import logging
@@ -36,24 +37,28 @@ from jaxrank.errors import InputError, RunError
 from jaxrank.runtime import processes
 from jaxrank.step import TrainState, Weights, trained, weights_of
 
-# About twenty lines a save otherwise; and of one that fails a page of traceback for each array, as
-# late as the end of the process. The exception itself is raised where the save is waited for.
-absl.logging.set_verbosity(absl.logging.FATAL)
-logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+
+@functools.cache
+def _quieten_orbax() -> None:
+    """Silences Orbax, asyncio and what TensorStore's threads raise, once for the process.
+
+    A save logs about twenty lines otherwise. A failed save logs a page of traceback for each array,
+    as late as the end of the process. The exception itself is raised where the save is waited for.
+    """
+    absl.logging.set_verbosity(absl.logging.FATAL)
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+    sys.unraisablehook = functools.partial(_unraisable, hook=sys.unraisablehook)
 
 
 def _unraisable(
-    found: "sys.UnraisableHookArgs",
-    hook: Callable[["sys.UnraisableHookArgs"], object] = sys.unraisablehook,
+    raised: "sys.UnraisableHookArgs", hook: Callable[["sys.UnraisableHookArgs"], object]
 ) -> None:
-    # TensorStore's threads, each, once the save has failed and its event loop has ended; and what
-    # Orbax left when a restore failed, for each array.
-    left = inspect.iscoroutine(found.object) and "orbax" in found.object.cr_code.co_filename
-    if not left and str(found.exc_value) != "Event loop is closed":
-        hook(found)
-
-
-sys.unraisablehook = _unraisable
+    # Each of TensorStore's threads raises once a save has failed and its event loop is closed.
+    # Orbax leaves a coroutine for each array when a restore fails.
+    coroutine = raised.object if inspect.iscoroutine(raised.object) else None
+    is_left = coroutine is not None and "orbax" in coroutine.cr_code.co_filename
+    if not is_left and str(raised.exc_value) != "Event loop is closed":
+        hook(raised)
 
 
 # Seconds between looks at whether a checkpoint that cannot be read is being deleted, file by file.
@@ -162,6 +167,7 @@ class Checkpoints:
         keep_every: int = 0,
         read_only: bool = False,
     ):
+        _quieten_orbax()
         self.path = Path(workdir).absolute() / "checkpoints"
         if read_only and not self.path.is_dir():
             raise InputError(f"{workdir}: holds no checkpoints. Is it the workdir of a run?")

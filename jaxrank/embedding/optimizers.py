@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrank.choices import LEAST_EPS, MOST_DECAY
 from jaxrank.embedding.backends import cpu_rows
-from jaxrank.errors import InputError, check_choice
+from jaxrank.errors import InputError
+from jaxrank.validate import LEAST_EPS, MOST_DECAY, check_choice
 
 Slots = dict[str, jax.Array]
 

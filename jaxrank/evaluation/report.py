@@ -1,13 +1,12 @@
 """The result of a training run, and results as a person reads them."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from jaxrank.evaluation.days import DayScore
+from jaxrank.evaluation.evaluate import Evaluation
 from jaxrank.evaluation.score import Metrics
-
-if TYPE_CHECKING:
-    from jaxrank.evaluation.evaluate import Evaluation
+from jaxrank.metrics.registry import TITLES
 
 _SHOWN = 20  # values of a column
 _MISSING = "missing"
@@ -36,22 +35,10 @@ class Result(NamedTuple):
     days: list[DayScore]
 
 
-_TITLES = {
-    "logloss": "logloss",
-    "auc": "AUC",
-    "normalized_entropy": "norm. entropy",
-    "squared_error": "squared error",
-    "normalized_squared_error": "normalized",
-    "deviance": "deviance",
-    "normalized_deviance": "normalized",
-    "calibration": "calibration",
-}
-
-
 def in_short(metrics: Metrics) -> str:
     """Each task's first two metrics: "click: logloss 0.43037, AUC 0.81834; conversion: ..."."""
     return "; ".join(
-        f"{task}: " + ", ".join(f"{_TITLES[c]} {found[c]:.5f}" for c in list(found)[:2])
+        f"{task}: " + ", ".join(f"{TITLES[c]} {found[c]:.5f}" for c in list(found)[:2])
         for task, found in metrics.items()
     )
 
@@ -62,7 +49,7 @@ def by_name(metrics: Metrics) -> dict[str, float]:
 
 
 def _titles(found: dict[str, float]) -> str:
-    return "".join(f"{_TITLES[c]:>15}" for c in found if c != "examples")
+    return "".join(f"{TITLES[c]:>15}" for c in found if c != "examples")
 
 
 def _values(found: dict[str, float]) -> str:
@@ -160,7 +147,7 @@ def _slices(by: dict[str, Any]) -> list[str]:
     return lines
 
 
-def of_evaluation(result: "Evaluation") -> str:
+def of_evaluation(result: Evaluation) -> str:
     """The end of `jaxrank evaluate`."""
     lines = [
         f"{result.checkpoint} on {result.data}: {result.seconds:.1f} s",

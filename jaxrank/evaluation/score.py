@@ -23,7 +23,7 @@ from jaxrank.errors import InputError, RunError
 from jaxrank.evaluation import slices
 from jaxrank.features import MAX_GROUP, Batch, Schema, Task
 from jaxrank.mesh import put_batch
-from jaxrank.metrics import sums as metrics
+from jaxrank.metrics import exact
 from jaxrank.program import Program
 from jaxrank.runtime import processes
 from jaxrank.runtime.prefetch import Feed
@@ -169,8 +169,8 @@ def evaluate(
     tasks = program.trainee.embedding.layout.schema.tasks
     for i, task in enumerate(tasks):
         logits, labels, weight = scored.logits[:, i], scored.labels[:, i], scored.weights[:, i]
-        found[task.name] = metrics.exact(logits, labels, weight, task.kind)
-        buckets[task.name] = metrics.calibration_buckets(logits, labels, weight, task.kind)
+        found[task.name] = exact.exact(logits, labels, weight, task.kind)
+        buckets[task.name] = exact.calibration_buckets(logits, labels, weight, task.kind)
     sliced = slices.by_group(groups, tasks, *scored) if groups else None
     return Scores(found, buckets, split.rows, time.perf_counter() - start, sliced)
 
@@ -224,11 +224,9 @@ def _reference(split: Split, schema: Schema) -> Reference:
     label = np.nan_to_num(label)
     constant, best = {}, {}
     for i, task in enumerate(schema.tasks):
-        constant[task.name] = metrics.constant(label[:, i], weight[:, i], task.kind)
+        constant[task.name] = exact.constant(label[:, i], weight[:, i], task.kind)
         if not np.isnan(truth[:, i]).any():
-            best[task.name] = metrics.exact_from_probabilities(
-                truth[:, i], label[:, i], weight[:, i]
-            )
+            best[task.name] = exact.exact_from_probabilities(truth[:, i], label[:, i], weight[:, i])
     return Reference(constant, best or None)
 
 
@@ -317,7 +315,7 @@ def _predictions(scored: Scored, pieces: list[Examples], tasks: Sequence[Task]) 
     labels = np.concatenate([p.labels for p in pieces])
     is_weighted = pieces[0].weights is not None or pieces[0].shifts is not None
     for i, task in enumerate(tasks):
-        predicted = metrics.prediction(scored.logits[:, i], task.kind)
+        predicted = exact.prediction(scored.logits[:, i], task.kind)
         columns[f"label_{task.name}"] = pa.array(labels[:, i], from_pandas=True)
         if is_weighted:  # what is kept under this name stays
             columns.setdefault(f"weight_{task.name}", pa.array(scored.weights[:, i]))

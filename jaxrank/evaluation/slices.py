@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from jaxrank.data.store.split import Split
 from jaxrank.errors import InputError
 from jaxrank.features import Task
-from jaxrank.metrics import sums
+from jaxrank.metrics import exact
 
 MOST = 100_000  # different values
 DAY = "day"  # of a split that is stored by day
@@ -118,7 +118,7 @@ def by_group(
         {
             "value": value,
             "metrics": {
-                task.name: sums.exact(logits[of, i], labels[of, i], weights[of, i], task.kind)
+                task.name: exact.exact(logits[of, i], labels[of, i], weights[of, i], task.kind)
                 for i, task in enumerate(tasks)
             },
         }

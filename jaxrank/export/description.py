@@ -6,13 +6,14 @@ from typing import Any
 from ml_collections import ConfigDict
 
 import jaxrank
-from jaxrank.config import to_plain
+from jaxrank.build import model_fields
+from jaxrank.config_files import to_plain
 from jaxrank.data.spec.features import FeatureSpec, IdSpec
+from jaxrank.data.spec.parse import feature_spec
 from jaxrank.data.spec.resolve import resolve_again
 from jaxrank.data.store.reader import Store
 from jaxrank.features import Schema
 from jaxrank.layout import Layout
-from jaxrank.program import model_fields
 from jaxrank.step import input_names
 
 
@@ -24,7 +25,7 @@ def recipe(config: ConfigDict, layout: Layout, store: Store) -> dict[str, Any]:
         store: with the run's vocabularies and boundaries.
     """
     schema = layout.schema
-    spec = resolve_again(FeatureSpec.from_config(to_plain(config.features)), schema)
+    spec = resolve_again(feature_spec(to_plain(config.features)), schema)
     return {
         "jaxrank_version": jaxrank.__version__,
         "tasks": [{"name": task.name, "kind": task.kind} for task in schema.tasks],

@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from jaxrank.errors import InputError, check_choice
+from jaxrank.errors import InputError
 from jaxrank.models.products import PRECISIONS
 from jaxrank.models.ranker import CROSSES, MULTITASKS, STRUCTURES, Ranker
 from jaxrank.models.tower import ACTIVATIONS, NORMS
+from jaxrank.validate import check_choice
 
 _CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {

@@ -8,14 +8,15 @@ import jax
 from ml_collections import ConfigDict
 
 from jaxrank import mesh as meshes
-from jaxrank.config import to_plain
+from jaxrank.build import dims_of, make_trainee
+from jaxrank.config_files import to_plain
 from jaxrank.data.batches import packing
 from jaxrank.embedding import check_row_shards
 from jaxrank.errors import InputError
 from jaxrank.features import Schema
 from jaxrank.layout import Hot, Layout, ids_of_device, layout
 from jaxrank.placement import budget, planner, traffic
-from jaxrank.program import BatchShape, check_batch, dims_of, make_trainee
+from jaxrank.program import BatchShape, check_batch
 from jaxrank.step import Trainee, layers_state, model_inputs
 
 

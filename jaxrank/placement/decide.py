@@ -11,8 +11,8 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from jaxrank import layout as layouts
-from jaxrank import mesh as meshes
-from jaxrank.config import to_plain
+from jaxrank.build import dims_of
+from jaxrank.config_files import to_plain
 from jaxrank.data.store.split import Split
 from jaxrank.errors import InputError
 from jaxrank.features import Schema
@@ -20,12 +20,7 @@ from jaxrank.layout import Hot, Layout
 from jaxrank.placement import budget, planner
 from jaxrank.placement import case as plan_case
 from jaxrank.placement.traffic import StoredReads, measure
-from jaxrank.program import dims_of
 from jaxrank.runtime import processes
-
-# Of a batch whose ids were not measured: no buffer overflows if a device reads twice as many
-# different ids of one owner as of the average one.
-_UNMEASURED = 2.0
 
 
 class Placement(NamedTuple):
@@ -40,13 +35,6 @@ class Placement(NamedTuple):
     hot: dict[str, Hot]
     room: dict[str, float]
     messages: tuple[str, ...] = ()
-
-
-def unmeasured(schema: Schema, config: ConfigDict, mesh: Mesh, hot: Mapping[str, Hot]) -> Placement:
-    """A placement for data of which nothing is known, such as what is to be scored."""
-    layout = layouts.layout(schema, dims_of(schema, config.embedding), hot)
-    room = min(1.0, _UNMEASURED / mesh.shape[meshes.SHARD])
-    return Placement(layout, dict(hot), {stack.name: room for stack in layout.stacks})
 
 
 def decide(

@@ -7,7 +7,8 @@ from typing import NamedTuple
 from ml_collections import ConfigDict
 
 from jaxrank import embedding
-from jaxrank.config import to_plain
+from jaxrank.build import check_config
+from jaxrank.config_files import to_plain
 from jaxrank.data.examples import Examples
 from jaxrank.data.sources import registry
 from jaxrank.data.store.reader import is_store
@@ -17,7 +18,6 @@ from jaxrank.metrics.early_stopping import check_metric
 from jaxrank.placement import budget, traffic
 from jaxrank.placement.case import Case, Machine, Maker, PlanData
 from jaxrank.placement.replay import Replay, replay
-from jaxrank.program import check_config
 from jaxrank.report import Report, format_bytes
 from jaxrank.timetable import NEXT_DAY
 from jaxrank.workdir import data as run_data

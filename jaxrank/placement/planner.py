@@ -14,15 +14,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxrank.choices import PLACEMENTS
 from jaxrank.embedding.backends.tpu import ByLine
 from jaxrank.embedding.storage import storage
-from jaxrank.errors import check_choice
 from jaxrank.features import RESERVED_ROWS, Schema, Table
 from jaxrank.layout import Hot, Layout, stack_name
 from jaxrank.placement.frequency import chance, falling
 from jaxrank.placement.traffic import TableReads, Traffic
-from jaxrank.validate import matched
+from jaxrank.validate import PLACEMENTS, check_choice, matched
 
 # Tables of at most so many rows are on every device: there is nothing to gain by splitting 4 KiB.
 SMALL_TABLE = 64

@@ -125,4 +125,13 @@ def draw(planned: Planned, path: str) -> None:
     Raises:
         RunError: the file cannot be written.
     """
-    plots.draw_plan(planned, MOST_IMBALANCE, path)
+    case, replay = planned.case, planned.replay
+    plots.draw_plan(
+        case.bytes._asdict(),
+        case.machine.memory,
+        replay.lookups,
+        path,
+        fits=not case.over,
+        imbalance=replay.imbalance,
+        even=MOST_IMBALANCE,
+    )

@@ -10,6 +10,7 @@ from jaxrank.data import examples as ex
 from jaxrank.data.examples import Examples
 from jaxrank.data.ragged import places_of_lists, positions, ranges, starts_of
 from jaxrank.data.spec.features import FeatureSpec, IdSpec, ListSpec
+from jaxrank.data.spec.parse import feature_spec
 from jaxrank.data.spec.resolve import build_schema, resolve
 from jaxrank.data.statistics.list_lengths import ListLengths
 from jaxrank.data.store.split import Split
@@ -100,7 +101,7 @@ class GeneratedReads:
             raise InputError(f"data.train: must be one of {source.splits}: found {split!r}.")
         if not source.chunk_rows(split):
             raise InputError(f"source.rows.{split}: must be at least 1 to be read: found 0.")
-        spec = resolve(FeatureSpec.from_config(features), source.columns(split))
+        spec = resolve(feature_spec(features), source.columns(split))
         transforms = {f.name: (0.0, 1.0) for f in spec.floats}  # nobody reads floats here
         self.schema = build_schema(spec, {}, {}, transforms)
         self.part_rows = np.asarray(source.chunk_rows(split), np.int64)

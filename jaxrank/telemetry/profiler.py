@@ -10,13 +10,13 @@ import contextlib
 import re
 import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 
 from jaxrank.errors import InputError, RunError
 from jaxrank.report import Report
-from jaxrank.run import Job
 from jaxrank.runtime import processes
 
 
@@ -67,40 +67,45 @@ class Profile:
     The trace holds these calls and nothing of others: the devices are waited for before it starts
     and before it stops. A run that ends within it, by an error too, leaves what was traced so far.
 
-        with Profile(parse("100:103"), job, step, recorder.finish, report) as profile:
-            while step < job.timetable.num_steps:
+        with Profile(parse("100:103"), directory, step, recorder.finish, report, ...) as profile:
+            while step < num_steps:
                 profile.start_if_due(step, state)
                 with profile.call(step):
-                    state, told = job.program.train(state, next(feed))
-                step += job.config.steps_per_call
+                    state, told = program.train(state, next(feed))
+                step += steps_per_call
                 profile.stop_if_due(step, state)
 
     Args:
         steps: to trace; none if None.
-        job: of the run.
+        directory: of the run.
         step: after which the run goes on.
         pause: called before the trace starts and before it is written, for that takes time.
         report: gets a line that says which steps are traced, or that none are.
+        steps_per_call: steps in one launched program.
+        num_steps: of the whole run.
     """
 
     def __init__(
         self,
         steps: Steps | None,
-        job: Job,
+        directory: Path,
         step: int,
         pause: Callable[[], None],
         report: Report,
+        *,
+        steps_per_call: int,
+        num_steps: int,
     ):
         self._pause, self._report = pause, report
-        self._directory = job.directory / "profile"
+        self._directory = directory / "profile"
         self._partial = self._directory / f".process_{processes.place()[0]}"
-        self._call = job.config.steps_per_call
+        self._call = steps_per_call
         self._step = step
         self._is_tracing = False
         self._before = self._after = -1
         if steps is None:
             return
-        end = job.timetable.num_steps
+        end = num_steps
         before, after = whole_calls(steps, step, end, self._call)
         if before < after:
             self._before, self._after = before, after

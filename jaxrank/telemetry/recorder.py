@@ -1,18 +1,22 @@
 """What is written of each step, what is reported of bad ones, and how fast training is."""
 
 import time
+from collections.abc import Mapping
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from jaxrank import mesh as meshes
 from jaxrank.errors import RunError
+from jaxrank.features import Schema
 from jaxrank.metrics.sums import from_sums
 from jaxrank.report import Report
-from jaxrank.run import Job
 from jaxrank.step import ExchangeMetrics, StepMetrics
 from jaxrank.telemetry.debug_batches import LastBatches
+from jaxrank.telemetry.loss_spikes import Spikes
 from jaxrank.telemetry.writers import Progress, Writer
+from jaxrank.timetable import Timetable
 
 # Of so many steps, more than a hundredth with further rounds of the exchange is worth a word.
 _ROUNDS_WATCHED = 200
@@ -23,35 +27,55 @@ class Recorder:
 
     Args:
         last: batches, written where a loss is not finite or stands out.
+        schema: of the features.
+        mesh: that steps run on.
+        buffers: ids of the exchange buffer of each stack whose rows travel.
+        batch_size: examples per step.
+        timetable: of the run.
+        spikes: the losses so far.
+        on_nonfinite, most_skipped: see `config.watch`.
+        checkpoint: the newest one, which error messages point to; empty: none.
     """
 
     def __init__(
-        self, writer: Writer, progress: Progress, job: Job, last: LastBatches, report: Report
+        self,
+        writer: Writer,
+        progress: Progress,
+        last: LastBatches,
+        report: Report,
+        *,
+        schema: Schema,
+        mesh: Mesh,
+        buffers: Mapping[str, int],
+        batch_size: int,
+        timetable: Timetable,
+        spikes: Spikes,
+        on_nonfinite: str,
+        most_skipped: int,
+        checkpoint: str = "",
     ):
         self._report = report
         self._last = last
-        self._watch = job.config.watch
-        self._spikes = job.spikes
+        self._on_nonfinite, self._most_skipped = on_nonfinite, most_skipped
+        self._spikes = spikes
         self._skipped, self._skipped_in_a_row = 0, 0
-        self._mesh = job.program.mesh
-        self._buffers = job.program.buffers
+        self._mesh = mesh
+        self._buffers = buffers
         self._steps_of_several_rounds = dict.fromkeys(self._buffers, 0)
         self._most_rounds = dict.fromkeys(self._buffers, 1)
         self._watched = 0
         self._writer = writer
         self._progress = progress
-        self._batch_size = job.config.batch_size
-        self._timetable = job.timetable
-        self._tasks = [t.name for t in job.schema.tasks]
-        self._kinds = [t.kind for t in job.schema.tasks]
-        self._lists = [f.name for f in job.schema.lists]
+        self._batch_size = batch_size
+        self._timetable = timetable
+        self._tasks = [t.name for t in schema.tasks]
+        self._kinds = [t.kind for t in schema.tasks]
+        self._lists = [f.name for f in schema.lists]
         self._examples = 0
         self._seconds = 0.0
         self._since: float | None = None  # when the last call was read, in a run of calls
         self._pending: tuple[int, StepMetrics] | None = None
-        step = job.checkpoints.step()
-        # The checkpoint that an error message points to.
-        self.checkpoint = "none" if step is None else job.checkpoints.directory(step)
+        self.checkpoint = checkpoint or "none"
 
     @property
     def examples_per_second(self) -> float:
@@ -83,7 +107,7 @@ class Recorder:
             number = step - steps + i + 1
             one = jax.tree.map(lambda x, i=i: x[i], metrics)
             values = self._values(one)
-            if self._watch.on_nonfinite == "skip":
+            if self._on_nonfinite == "skip":
                 values["skipped"] = int(one.skipped)
             if i == steps - 1 and self._seconds:
                 values["examples_per_second"] = self.examples_per_second
@@ -131,7 +155,7 @@ class Recorder:
     def _skip(self, number: int, why: str) -> None:
         self._skipped += 1
         self._skipped_in_a_row += 1
-        limit = self._watch.most_skipped
+        limit = self._most_skipped
         too_many = self._skipped_in_a_row > limit
         written = self._last.write(number, "not finite", self.checkpoint, at_the_end=too_many)
         if too_many:
