@@ -73,18 +73,3 @@ def test_embedding_and_models_do_not_know_each_other():
             assert not {n for n in names if n.startswith(("jaxrank.models", "flax", "optax"))}, path
         if path.parent.name == "models":
             assert not {n for n in names if n.startswith("jaxrank.embedding")}, path
-
-
-BENCHMARKS = sorted((PACKAGE.parent / "benchmarks").glob("*.py"))
-
-
-@pytest.mark.parametrize("path", BENCHMARKS, ids=lambda path: path.stem)
-def test_what_a_benchmark_takes_of_another_is_there(path):
-    for node in ast.walk(ast.parse(path.read_text())):
-        module = getattr(node, "module", None) if isinstance(node, ast.ImportFrom) else None
-        if other := [p for p in BENCHMARKS if p.stem == module]:
-            tree = ast.parse(other[0].read_text())
-            there = {getattr(n, "name", None) for n in tree.body}
-            for named in ast.walk(tree):
-                there |= {named.id} if isinstance(named, ast.Name) else set()
-            assert {alias.name for alias in node.names} <= there

@@ -1,8 +1,8 @@
 """Checks that two checkouts give the same results: for changes that must not change behaviour.
 
     git worktree add /tmp/before HEAD~1
-    python benchmarks/harness/freeze.py --before=/tmp/before
-    python benchmarks/harness/freeze.py --before=/tmp/before --rows=20000 --only train evaluate
+    python -m benchmarks.harness.freeze --before=/tmp/before
+    python -m benchmarks.harness.freeze --before=/tmp/before --rows=20000 --only train evaluate
 
 Every command runs by the command line of each checkout, so the script knows neither's modules.
 
@@ -200,7 +200,7 @@ def instructions(checkout: Checkout) -> dict[str, Any]:
         folder = checkout.results / topology
         folder.mkdir()
         flags = [*checkout.config(), f"--topology={topology}"]
-        checkout.run([sys.executable, "-c", _RECORD, folder, "compile", *flags])
+        checkout.run([sys.executable, "-c", _RECORD, str(folder), "compile", *flags])
         for file in sorted(folder.iterdir()):
             opcodes = re.findall(
                 r"^\s+(?:ROOT )?%?[\w.-]+ = .+? ([a-z][\w-]*)\(", file.read_text(), re.M

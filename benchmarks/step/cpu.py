@@ -1,11 +1,11 @@
 """The step on a CPU: jaxrank, other trainers and the machine's limit, in turn.
 
     pip install torch==2.13.0 && pip install --no-deps fbgemm-gpu-cpu==1.8.0  # after `bench`
-    python benchmarks/cpu_step.py --shape criteo --rounds 5 --seconds 6
-    python benchmarks/cpu_step.py --shape lists --rounds 5 --seconds 6
+    python -m benchmarks.step.cpu --shape criteo --rounds 5 --seconds 6
+    python -m benchmarks.step.cpu --shape lists --rounds 5 --seconds 6
 
-Each program trains the model of `step_data` on the same examples, in batches that lie in memory;
-see `cpu_step_peers` for the others. The floor of a step is what its matrix products take at the
+Each program trains the model of `data.py` on the same examples, in batches that lie in memory;
+see `cpu_peers.py` for the others. The floor of a step is what its matrix products take at the
 best rate that any of the programs `products` has for them, and what the bytes of the tables take at
 the rate of a copy: of each id a vector read; of each id column and list of an example a vector
 written and its gradient read; of each different row the row and its sum of squares read and
@@ -22,12 +22,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
-import step_data
-import step_programs
-from counts import positive
-from in_turn import Program, Round, serve
-from step_data import BATCH
 
+from benchmarks.harness.arguments import positive
+from benchmarks.harness.in_turn import Program, Round, serve
+from benchmarks.step import data, programs
+from benchmarks.step.data import BATCH
 from jaxrank.runtime import huge_pages
 
 HERE = Path(__file__).resolve().parent
@@ -50,14 +49,14 @@ def job_of(shape: str, folder: Path, precision: str):
     from jaxrank import mesh as meshes
     from jaxrank import run as jobs
 
-    if shape == step_data.MAIN_JOB:
-        config = step_data.main_job(precision)
+    if shape == data.MAIN_JOB:
+        config = data.main_job(precision)
     else:
         path = folder / "raw.parquet"
-        step_data.write_parquet(path, step_data.raw(shape, step_data.BATCHES * BATCH))
-        config = step_data.config(shape, path, precision)
+        data.write_parquet(path, data.raw(shape, data.BATCHES * BATCH))
+        config = data.config(shape, path, precision)
     job = jobs.build(config, folder / "run", report=lambda text: None)
-    calls = step_data.BATCHES // config.steps_per_call
+    calls = data.BATCHES // config.steps_per_call
     batches = [meshes.put_batch(next(job.batches), job.program.mesh, 1) for _ in range(calls)]
     job.batches.close()
     return job, jax.block_until_ready(batches)
@@ -78,19 +77,19 @@ def steps(shape: str, folder: Path, precision: str) -> Iterator[int]:
 
 def tables(shape: str, folder: Path) -> Iterator[int]:
     job, batches = job_of(shape, folder, "highest")
-    for _ in step_programs.tables(job.program, batches):
+    for _ in programs.tables(job.program, batches):
         yield job.config.steps_per_call * job.config.batch_size
 
 
 def products(shape: str, dtype: str, precision: str = "") -> Iterator[int]:
-    for _ in step_programs.products(step_data.products(shape), BATCH, dtype, precision):
-        yield step_programs.STEPS * BATCH
+    for _ in programs.products(data.products(shape), BATCH, dtype, precision):
+        yield programs.STEPS * BATCH
 
 
 def products_numpy(shape: str) -> Iterator[int]:
     rng = np.random.default_rng(0)
     given = []
-    for a, b in step_data.products(shape):
+    for a, b in data.products(shape):
         x, kernel, grad = (
             rng.normal(size=size).astype(np.float32) for size in ((BATCH, a), (a, b), (BATCH, b))
         )
@@ -109,7 +108,7 @@ def products_torch(shape: str, bfloat16: bool) -> Iterator[int]:
     dtype = torch.bfloat16 if bfloat16 else torch.float32
 
     given = []
-    for a, b in step_data.products(shape):
+    for a, b in data.products(shape):
         x, kernel, grad = (
             torch.randn(*size).to(dtype) for size in ((BATCH, a), (a, b), (BATCH, b))
         )
@@ -132,16 +131,16 @@ def made_by(name: str, shape: str, folder: Path) -> Callable[[], Iterator[int]]:
         "products_numpy": lambda: products_numpy(shape),
         "products_torch": lambda: products_torch(shape, bfloat16=False),
         "products_torch_bfloat16": lambda: products_torch(shape, bfloat16=True),
-        "copy": lambda: step_programs.copy(COPIED),  # calls a byte an example
+        "copy": lambda: programs.copy(COPIED),  # calls a byte an example
     }[name]
 
 
 def table_bytes(shape: str) -> float:
     """That a batch's lookup and update ask for, see above."""
-    data, vector = step_data.raw(shape, BATCH), 4 * step_data.DIM
-    ids, values = step_data.in_one_table(data)
+    examples, vector = data.raw(shape, BATCH), 4 * data.DIM
+    ids, values = data.in_one_table(examples)
     different = len(np.unique(ids)) + len(np.unique(values))
-    moved = ids.size + values.size + 2 * (ids.size + data.lengths.size)
+    moved = ids.size + values.size + 2 * (ids.size + examples.lengths.size)
     return float(vector * moved + 2 * (vector + 4) * different)
 
 
@@ -158,9 +157,9 @@ def report(shape: str, rounds: dict[str, list[Round]]) -> None:
                 f"  {name:24s}{rate[name]:10,.0f}   {min(each):,.0f} to {max(each):,.0f};"
                 f" {found[-1].private:,} MiB"
             )
-    if shape == step_data.MAIN_JOB:
+    if shape == data.MAIN_JOB:
         return
-    flops = BATCH * 6 * sum(a * b for a, b in step_data.products(shape))
+    flops = BATCH * 6 * sum(a * b for a, b in data.products(shape))
     if "copy" in rate:
         seconds = table_bytes(shape) / rate["copy"]
         print(f"  a copy: {rate['copy'] / 1e9:.1f} GB/s; the tables' bytes {seconds * 1e3:.2f} ms")
@@ -205,9 +204,7 @@ def report(shape: str, rounds: dict[str, list[Round]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--shape", choices=[*step_data.SHAPES, step_data.MAIN_JOB], default="criteo"
-    )
+    parser.add_argument("--shape", choices=[*data.SHAPES, data.MAIN_JOB], default="criteo")
     parser.add_argument(
         "--programs", nargs="+", choices=[*OURS, *LIMITS, *PEERS], default=[*OURS, *LIMITS, *PEERS]
     )
@@ -218,28 +215,26 @@ def main() -> None:
     if args.program:
         huge_pages.ensure()
         with tempfile.TemporaryDirectory() as folder:
-            serve(
-                made_by(args.program, args.shape, Path(folder)), warm=4 * step_data.BATCHES * BATCH
-            )
+            serve(made_by(args.program, args.shape, Path(folder)), warm=4 * data.BATCHES * BATCH)
         return
-    if args.shape == step_data.MAIN_JOB and not set(args.programs) <= set(OURS):
+    if args.shape == data.MAIN_JOB and not set(args.programs) <= set(OURS):
         parser.error(f"--shape={args.shape} has batches for --programs {' '.join(OURS)} only")
     cores = sorted(os.sched_getaffinity(0))
     with contextlib.ExitStack() as stack:
-        programs: dict[str, Program] = {}
+        started: dict[str, Program] = {}
         for name in args.programs:
-            script, flag = ("cpu_step_peers.py", [name]) if name in PEERS else (
-                "cpu_step.py", ["--program", name])  # fmt: skip
+            script, flag = ("cpu_peers.py", [name]) if name in PEERS else (
+                "cpu.py", ["--program", name])  # fmt: skip
             program = Program([HERE / script, *flag, "--shape", args.shape], cores)
             if program.told:
                 print(f"{name}: {program.told}", file=sys.stderr)
                 continue
-            programs[name] = stack.enter_context(contextlib.closing(program))
-        if not programs:
+            started[name] = stack.enter_context(contextlib.closing(program))
+        if not started:
             raise SystemExit("No program is here to be measured.")
-        rounds: dict[str, list[Round]] = {name: [] for name in programs}
+        rounds: dict[str, list[Round]] = {name: [] for name in started}
         for _ in range(args.rounds):
-            for name, program in programs.items():
+            for name, program in started.items():
                 rounds[name].append(program.round(args.seconds))
         report(args.shape, rounds)
 

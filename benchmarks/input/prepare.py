@@ -1,6 +1,6 @@
 """Rows a second from Criteo text to a store, both passes, on one core and on all.
 
-    python benchmarks/prepare.py ../shared/data/criteo_sample/train.tsv.gz
+    python -m benchmarks.input.prepare ../shared/data/criteo_sample/train.tsv.gz
 
 The sample is repeated to --rows rows in a temporary directory first. `cpu` is rows for a second of
 processor time, workers' included: what a core of its own gives, where others use the machine too.
@@ -14,8 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from counts import positive
-
+from benchmarks.harness.arguments import positive
 from jaxrank.data.prepare.passes import prepare
 from jaxrank.data.prepare.runners import Local
 

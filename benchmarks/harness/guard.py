@@ -1,8 +1,8 @@
 """Whether the step of this checkout is as fast as that of another, in one run.
 
     git worktree add /tmp/before HEAD~1
-    python benchmarks/guard.py --before=/tmp/before --shape criteo
-    python benchmarks/guard.py --before=/tmp/before --shape criteo --program=jaxrank_tables
+    python -m benchmarks.harness.guard --before=/tmp/before --shape criteo
+    python -m benchmarks.harness.guard --before=/tmp/before --shape criteo --program=jaxrank_tables
 
 Each checkout runs its own benchmark of the step (`SCRIPTS`), so that modules may move between the
 two. Both train the same model on the same batches, which lie in memory, in turn; which of them
@@ -13,15 +13,17 @@ as faster if the interval lies above 1, and as no slower if it reaches above 1.
 
 import argparse
 import contextlib
+import functools
 import os
 import sys
 from pathlib import Path
 
-import cpu_step
 import numpy as np
-import step_data
-from counts import rounds_of_guard
-from in_turn import Program
+
+from benchmarks.harness.arguments import at_least
+from benchmarks.harness.checkout import ROOT
+from benchmarks.harness.in_turn import Program
+from benchmarks.step import cpu, data
 
 # Where a checkout may have it, the newest first.
 SCRIPTS = ("benchmarks/step/cpu.py", "benchmarks/cpu_step.py")
@@ -50,16 +52,15 @@ def script_of(checkout: Path) -> Path:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--before", type=Path, required=True, help="another checkout")
-    parser.add_argument(
-        "--shape", choices=[*step_data.SHAPES, step_data.MAIN_JOB], default="criteo"
-    )
-    parser.add_argument("--program", choices=cpu_step.OURS, default="jaxrank")
-    parser.add_argument("--rounds", type=rounds_of_guard, default=12)
+    parser.add_argument("--shape", choices=[*data.SHAPES, data.MAIN_JOB], default="criteo")
+    parser.add_argument("--program", choices=cpu.OURS, default="jaxrank")
+    # The median of fewer rounds has no interval of 95%.
+    parser.add_argument("--rounds", type=functools.partial(at_least, 6), default=12)
     parser.add_argument("--seconds", type=float, default=3.0, help="of each of the two in a round")
     args = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))
     flags = ["--program", args.program, "--shape", args.shape]
-    checkouts = [args.before.resolve(), Path(__file__).resolve().parent.parent]
+    checkouts = [args.before.resolve(), ROOT]
     commands = [[script_of(checkout), *flags] for checkout in checkouts]
     with contextlib.ExitStack() as stack:
         both = [

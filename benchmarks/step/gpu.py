@@ -1,7 +1,7 @@
 """The step on one GPU, for published shapes: jaxrank, PyTorch on the same card, and the floor.
 
-    PYTHONPATH=. python benchmarks/gpu_step.py
-    JAX_PLATFORMS=cpu PYTHONPATH=. python benchmarks/gpu_step.py --scale=0.002 --seconds=0.2
+    python -m benchmarks.step.gpu
+    JAX_PLATFORMS=cpu python -m benchmarks.step.gpu --scale=0.002 --seconds=0.2
 
 Needs JAX with flax, optax and ml_collections, and PyTorch for its own lines; no data, as ids are
 drawn, the same for all. Of each case JAX's programs run one after another in one process, PyTorch's
@@ -36,10 +36,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-import step_data
-import step_programs
-from counts import positive
-from gpu_cases import CASES, Case
+
+from benchmarks.harness import checkout
+from benchmarks.harness.arguments import positive
+from benchmarks.step import data, programs
+from benchmarks.step.gpu_cases import CASES, Case
 
 GROUP = 512
 STEPS = 4  # of a call
@@ -52,7 +53,7 @@ def ids_of(case: Case) -> list[np.ndarray]:
     """What each feature reads in the steps of a call, i32[STEPS, B, ids]; equal in all programs."""
     size, rng = case.config.batch_size, np.random.default_rng(0)
     return [
-        step_data.power_law(rng, case.tables[f.table][0], (STEPS, size, f.ids)).astype(np.int32)
+        data.power_law(rng, case.tables[f.table][0], (STEPS, size, f.ids)).astype(np.int32)
         for f in case.features
     ]
 
@@ -165,7 +166,7 @@ def done(before: Any, count: int) -> int:
 
 def tables(case: Case) -> Iterator[int]:
     program, batch = ready(case)
-    for _ in step_programs.tables(program, [batch], waits=False):
+    for _ in programs.tables(program, [batch], waits=False):
         yield STEPS
 
 
@@ -182,13 +183,13 @@ def products(case: Case) -> Iterator[int]:
 
     # Sides filled up as jaxrank does, for the matrix units.
     sizes = [(up_to(a, 8), up_to(b, 8) if b > 1 else b) for a, b in case.products()]
-    for _ in step_programs.products(sizes, case.config.batch_size, "bfloat16"):
-        yield step_programs.STEPS
+    for _ in programs.products(sizes, case.config.batch_size, "bfloat16"):
+        yield programs.STEPS
 
 
 def copy(case: Case) -> Iterator[int]:
     """Calls a byte a step."""
-    return step_programs.copy(COPIED, passes=32)
+    return programs.copy(COPIED, passes=32)
 
 
 def torch_step(case: Case) -> Iterator[int]:
@@ -371,7 +372,7 @@ class Process:
 
     def __init__(self, name: str, programs: list[str], args: argparse.Namespace):
         # The largest case needs nearly all memory; what is left is for the compiler's library.
-        environment = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.95"} | os.environ
+        environment = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.95"} | checkout.environment()
         flags = [f"--seconds={args.seconds}", f"--scale={args.scale}", f"--rounds={args.rounds}"]
         self._process = subprocess.Popen(
             [sys.executable, __file__, "--child", "--cases", name, *flags, "--programs", *programs],

@@ -1,6 +1,6 @@
 """A long run that is killed at random moments and goes on with other devices and processes.
 
-    python benchmarks/soak.py --workdir=/tmp/soak --minutes=30
+    python -m benchmarks.checkpoints.soak --workdir=/tmp/soak --minutes=30
 
 First the run as nobody disturbs it, on one device and then on two. Then the same steps again: each
 time with 1, 2, 4 or 8 devices in 1 or 2 processes, ended by kill -9 or SIGTERM after a random
@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ml_collections import ConfigDict
-from refused import run_main
-from seeds import jaxrank, prepare_once
 
+from benchmarks.harness.arguments import run_main
+from benchmarks.harness.checkout import ROOT, environment
+from benchmarks.quality.seeds import jaxrank, prepare_once
 from jaxrank.config import default
 
-ROOT = Path(__file__).resolve().parent.parent
 CONFIG = str(Path(__file__).resolve())
 DEVICES = ((1, 1), (2, 1), (4, 1), (8, 1), (4, 2), (8, 2))  # devices, processes
 
@@ -72,7 +72,7 @@ def command(folder: Path, name: str, steps: int, devices: int, processes: int) -
 
 
 def started(args: list[str], devices: int) -> subprocess.Popen[str]:
-    env = os.environ | {"PYTHON": sys.executable, "JAX_NUM_CPU_DEVICES": str(devices)}
+    env = environment() | {"PYTHON": sys.executable, "JAX_NUM_CPU_DEVICES": str(devices)}
     return subprocess.Popen(
         args,
         env=env,

@@ -1,7 +1,8 @@
 """Step time and memory against the number of table rows.
 
-    python benchmarks/table_rows.py --rows 1000000 20000000
-    GLIBC_TUNABLES= python benchmarks/table_rows.py --rows 1000000 20000000   # without huge pages
+    python -m benchmarks.step.table_rows --rows 1000000 20000000
+    # without huge pages:
+    GLIBC_TUNABLES= python -m benchmarks.step.table_rows --rows 1000000 20000000
 
 One process a size for the memory; the times are taken in turn, round by round, so that a change in
 the machine's speed meets all sizes. Prints a line a size and the ratios to the first.
@@ -15,8 +16,9 @@ import time
 from pathlib import Path
 
 import numpy as np
-from counts import positive
 
+from benchmarks.harness.arguments import positive
+from benchmarks.harness.checkout import environment
 from jaxrank.runtime import huge_pages
 
 
@@ -111,7 +113,8 @@ def main() -> None:
     for rows, times in zip(args.rows, seconds, strict=True):
         command = [sys.executable, __file__, f"--memory-of={rows}"]
         command += [f"--batch-size={args.batch_size}", f"--steps-per-call={args.steps_per_call}"]
-        found = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+        done = subprocess.run(command, capture_output=True, check=True, env=environment())
+        found = json.loads(done.stdout)
         print(
             f"{rows:>11,} rows: {np.median(times) * 1e3:7.2f} ms a step,"
             f" {np.median(times) / first:5.3f} of the first;"

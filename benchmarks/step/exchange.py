@@ -1,6 +1,6 @@
 """Lookup and update of tables on 1, 2, 4 and 8 devices, beside what automatic partitioning gives.
 
-    JAX_PLATFORMS=cpu JAX_NUM_CPU_DEVICES=8 python benchmarks/exchange.py
+    JAX_PLATFORMS=cpu JAX_NUM_CPU_DEVICES=8 python -m benchmarks.step.exchange
 
 26 id columns over 26 tables of dimension 16, SGD. Each line: devices, ids, placement, examples/s,
 bytes that collectives give a device in a step, its own share of an exchange included (from the
@@ -17,11 +17,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from counts import positive
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from refused import run_main
 
+from benchmarks.harness.arguments import positive, run_main
 from jaxrank import mesh as meshes
 from jaxrank.aot import checks
 from jaxrank.embedding import Embedding, make_rule

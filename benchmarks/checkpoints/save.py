@@ -1,6 +1,6 @@
 """What saving a checkpoint costs a run: how long it pauses, and what memory it takes.
 
-    python benchmarks/checkpoints.py --rows 32000000 --folder=/tmp
+    python -m benchmarks.checkpoints.save --rows 32000000 --folder=/tmp
 
 A model whose one table has so many rows of 16 numbers (2 GiB at 32 million) is trained while its
 checkpoint is written. Told are the seconds that `save` held up training, those until the checkpoint
@@ -16,9 +16,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
-from counts import positive
-from table_rows import program_of
 
+from benchmarks.harness.arguments import positive
+from benchmarks.step.table_rows import program_of
 from jaxrank.checkpoints.checksums import checksums
 from jaxrank.checkpoints.manager import Checkpoints
 from jaxrank.checkpoints.record import Metric

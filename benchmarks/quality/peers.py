@@ -1,7 +1,7 @@
 """FuxiCTR's DCN-V2 on MovieLens-1M: a line of JSON after each epoch.
 
 The layers, the loop, the loader and the defaults (early stopping, a lower rate on a plateau) are
-FuxiCTR's, with the settings of its published run; `benchmarks/quality.py` starts this. Neither
+FuxiCTR's, with the settings of its published run; `time_to_quality.py` starts this. Neither
 preparing the data nor scoring the test split is in the seconds.
 """
 
@@ -15,11 +15,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow.csv
 import torch
-from counts import positive
 from fuxictr.features import FeatureMap
 from fuxictr.pytorch.dataloaders.npz_dataloader import NpzDataLoader
 from fuxictr.pytorch.layers import CrossNetV2, FeatureEmbedding, MLP_Block
 from fuxictr.pytorch.models import BaseModel
+
+from benchmarks.harness.arguments import positive
 
 FEATURES = ("user", "movie", "gender", "age", "occupation", "zip")
 DIM = 30

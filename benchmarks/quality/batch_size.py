@@ -1,6 +1,6 @@
 """What large batches cost: logloss after the same examples, by rule of scaling the learning rate.
 
-    python benchmarks/batch_size.py --workdir=/tmp/batch
+    python -m benchmarks.quality.batch_size --workdir=/tmp/batch
 
 A cheap model (6 id columns, 4 floats, one cross layer, a small tower) is trained for one pass over
 generated data with a known truth. For each pair of optimizers the rates at batches of 4,096 are
@@ -30,11 +30,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from counts import positive
 from ml_collections import ConfigDict
-from refused import run_main
-from seeds import jaxrank, prepare_once
 
+from benchmarks.harness.arguments import positive, run_main
+from benchmarks.quality.seeds import jaxrank, prepare_once
 from jaxrank.config import default
 from jaxrank.optim import DECAYS
 

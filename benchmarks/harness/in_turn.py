@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.harness.checkout import ROOT, environment
+
 _MOST_READY = 100  # batches
 _PAUSE = 0.3  # seconds in which threads of the program before spin on
 
@@ -36,23 +38,17 @@ class Program:
     Args:
         command: of Python; it calls `serve`.
         cores: that it may use.
-        checkout: whose package it imports; None: the one that is installed.
+        checkout: whose packages it imports.
     """
 
-    def __init__(self, command: Sequence[Any], cores: Sequence[int], checkout: Path | None = None):
+    def __init__(self, command: Sequence[Any], cores: Sequence[int], checkout: Path = ROOT):
         self.told = ""  # what it says instead, if it cannot run
-        environment = os.environ | {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
-        if checkout is not None:
-            others = environment.get("PYTHONPATH", "")
-            environment["PYTHONPATH"] = (
-                f"{checkout}{os.pathsep}{others}" if others else str(checkout)
-            )
         self._process = subprocess.Popen(
             [sys.executable, *map(str, command)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=environment,
+            env=environment(checkout) | {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"},
             preexec_fn=lambda: os.sched_setaffinity(0, cores),
         )
         line = self._line()

@@ -1,6 +1,6 @@
 """Seconds to a test AUC on MovieLens-1M: jaxrank beside FuxiCTR, on the same files and cores.
 
-    python benchmarks/quality.py --data=../shared/data/ml1m --peer-python=python
+    python -m benchmarks.quality.time_to_quality --data=../shared/data/ml1m --peer-python=python
 
 Both are scored after every epoch, and the first epoch counts whose test AUC is at least --target,
 or FuxiCTR's best where that is lower. FuxiCTR's seconds begin with its first step; those of jaxrank
@@ -18,10 +18,10 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from counts import positive
+from benchmarks.harness.arguments import positive
+from benchmarks.harness.checkout import ROOT, environment
 
-HERE = Path(__file__).resolve().parent
-CONFIG = HERE.parent / "configs" / "ml1m_dcnv2.py"
+CONFIG = ROOT / "configs" / "ml1m_dcnv2.py"
 JAXRANK = [sys.executable, "-m", "jaxrank"]
 # The config's own L2 is the best for the best epoch; with less the first epochs are better. Chosen
 # by the validation AUC of epochs 9 and 10 (docs/measurements.md).
@@ -34,9 +34,13 @@ class Epoch(NamedTuple):
 
 
 def of_peer(python: str, data: Path, epochs: int, seed: int) -> list[Epoch]:
-    command = [python, str(HERE / "peer_quality.py"), f"--data={data}", f"--epochs={epochs}"]
+    script = str(Path(__file__).with_name("peers.py"))
     done = subprocess.run(
-        [*command, f"--seed={seed}"], stdout=subprocess.PIPE, text=True, check=True
+        [python, script, f"--data={data}", f"--epochs={epochs}", f"--seed={seed}"],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        env=environment(),
     )
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     return [Epoch(line["seconds"], line["auc"]) for line in lines]

@@ -1,7 +1,8 @@
 """Trains configs with several seeds and prints mean and deviation of the test metrics.
 
-    python benchmarks/seeds.py --config=configs/ml1m_dcnv2.py --workdir=/tmp/seeds --seeds=5 \\
-        --variant='dnn: --config.model.cross=none' --variant='dcn: --config.model.cross=vector'
+    python -m benchmarks.quality.seeds --config=configs/ml1m_dcnv2.py --workdir=/tmp/seeds \\
+        --seeds=5 --variant='dnn: --config.model.cross=none' \\
+        --variant='dcn: --config.model.cross=vector'
 
 The checkpoint of each run is the best one by the config's metric on the validation split. Further
 arguments go to `jaxrank train`, those that set fields also to `jaxrank prepare`: data is prepared
@@ -25,11 +26,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from counts import positive
-from refused import run_main
 from scipy import stats
 
-from jaxrank.config import FREE
+from benchmarks.harness.arguments import positive, run_main
+from benchmarks.harness.checkout import environment
 from jaxrank.config_files import differences, load, to_plain
 from jaxrank.data.store.reader import open_store
 from jaxrank.errors import InputError
@@ -43,6 +43,7 @@ def jaxrank(*args: str, cores: set[int] | None = None) -> dict[str, Any]:
         command,
         capture_output=True,
         text=True,
+        env=environment(),  # a config of a benchmark imports other benchmarks
         preexec_fn=lambda: os.sched_setaffinity(0, cores or os.sched_getaffinity(0)),
     )
     if found.returncode:

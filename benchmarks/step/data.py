@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
+from benchmarks.harness.checkout import ROOT
 from jaxrank.config import default
 from jaxrank.config_files import load
 
@@ -110,8 +111,7 @@ def config(shape: str, path: Path, precision: str) -> ConfigDict:
 
 def main_job(precision: str) -> ConfigDict:
     """The main job with `BATCHES` batches of examples, of its own size."""
-    configs = Path(__file__).resolve().parent.parent / "configs"
-    c = load(configs / "quickstart.py")
+    c = load(ROOT / "configs" / "quickstart.py")
     c.source.rows.train, c.source.rows.valid = BATCHES * c.batch_size, 1000
     c.data.valid, c.model.precision = "", precision
     c.num_epochs, c.num_steps = 0.0, 2**24

@@ -1,6 +1,6 @@
 """What two thousand features cost beside forty, with the same number of ids in a step.
 
-    python benchmarks/many_features.py
+    python -m benchmarks.step.many_features
 
 Compiles the training step of both models, then runs them in turn. Prints compile time, time of a
 step, and the time for each id as a ratio.
@@ -12,8 +12,8 @@ import time
 
 import jax
 import numpy as np
-from counts import positive
 
+from benchmarks.harness.arguments import positive
 from jaxrank import config as configs
 from jaxrank import mesh as meshes
 from jaxrank.build import make_trainee

@@ -1,4 +1,4 @@
-"""Steps of other trainers on the shapes of `step_data`; `benchmarks/cpu_step.py` starts this.
+"""Steps of other trainers on the shapes of `data.py`; `benchmarks/step/cpu.py` starts this.
 
 All have huge pages as jaxrank's processes do, run their layers as written (eager, but for
 TensorFlow's function), and train DCN-V2 with three full cross layers beside a tower of 400-400-400,
@@ -21,8 +21,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from in_turn import serve
-from step_data import (
+
+from benchmarks.harness.in_turn import serve
+from benchmarks.step.data import (
     BATCH,
     BATCHES,
     CROSS_LAYERS,
@@ -37,7 +38,6 @@ from step_data import (
     in_one_table,
     raw,
 )
-
 from jaxrank.runtime import huge_pages
 
 ID_ROWS = sum(TABLES)

@@ -1,6 +1,6 @@
 """Rows a second out of TFRecord and Parquet files, and out of Parquet that is trained on directly.
 
-    taskset -c 0 python benchmarks/raw_formats.py
+    taskset -c 0 python -m benchmarks.input.raw_formats
 
 A row is Criteo's: a label, 13 floats and 26 ids. The same rows go into all files. Beside the
 TFRecord source runs the plain loop over what protobuf parses of the same records; beside training
@@ -20,9 +20,9 @@ import google_crc32c
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from counts import positive
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
+from benchmarks.harness.arguments import positive
 from jaxrank.data.batches.pipeline import TrainBatches
 from jaxrank.data.prepare.passes import prepare
 from jaxrank.data.rejects import Rejects

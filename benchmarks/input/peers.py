@@ -1,4 +1,4 @@
-"""Other loaders on the data of benchmarks/input.py, which starts this.
+"""Other loaders on the data of benchmarks/input/pipeline.py, which starts this.
 
 All read from memory, where the columns lie as NumPy arrays, or from a TFRecord file in the page
 cache; on one core; and all but tf_tfrecord, which has a buffer, permute all examples. What they
@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from counts import positive
-from in_turn import serve
 
+from benchmarks.harness.arguments import positive
+from benchmarks.harness.in_turn import serve
 from jaxrank.data.batches import packing
 from jaxrank.data.store.reader import open_store
 from jaxrank.features import MAX_GROUP, PAD

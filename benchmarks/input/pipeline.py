@@ -1,6 +1,6 @@
 """Examples a second from prepared data to ready NumPy batches, beside what others make of the same.
 
-    python benchmarks/input.py
+    python -m benchmarks.input.pipeline
 
 Three shapes, all with 13 floats and shuffled: `lists`, 26 ids and 8 ragged lists of mean length 8;
 `criteo`, 26 ids; `mlperf`, 214 ids of 26 columns, as in MLPerf's DCN-V2. Data is generated and
@@ -14,7 +14,7 @@ for --seconds in each of --rounds; figures are medians of the rounds.
 - ours: that of the first row over the row's, round by round.
 - MiB: memory of its own, what it shares with its workers included, and pages of files.
 
-The rows of benchmarks/peers_input.py are other loaders; one that is not installed says so.
+The rows of benchmarks/input/peers.py are other loaders; one that is not installed says so.
 """
 
 import argparse
@@ -25,11 +25,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from counts import positive
-from in_turn import Program, Round, serve
-from input_data import SHAPES, prepared
-from refused import run_main
-
+from benchmarks.harness.arguments import positive, run_main
+from benchmarks.harness.in_turn import Program, Round, serve
+from benchmarks.input.data import SHAPES, prepared
 from jaxrank.data.batches.pipeline import TrainBatches
 from jaxrank.data.store.reader import open_store
 from jaxrank.errors import InputError
@@ -105,7 +103,7 @@ def measure(args: argparse.Namespace, shape: str, store: Path) -> None:
 def _start(row: Row, args: argparse.Namespace, store: Path, cores: list[int]) -> Program:
     here = Path(__file__)
     if isinstance(row.settings, str):
-        command: list[Any] = [here.with_name("peers_input.py"), row.settings, store]
+        command: list[Any] = [here.with_name("peers.py"), row.settings, store]
     else:
         command = [here, "--serve", store]
         command += [f"{name}={value}" for name, value in row.settings.items()]

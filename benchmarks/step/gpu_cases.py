@@ -4,14 +4,13 @@ import dataclasses
 import importlib.util
 import itertools
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
+from benchmarks.harness.checkout import ROOT
 from jaxrank.config import default
 
-ROOT = Path(__file__).resolve().parent.parent
 # Criteo's tables of the Kaggle set, the largest cut so that all have 32.7 M rows.
 CRITEO_32M = (
     1460, 583, 9_071_000, 2_202_608, 305, 24, 12_517, 633, 3, 93_145, 5_683, 8_351_593, 3_194, 27,
