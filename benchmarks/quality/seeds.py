@@ -30,6 +30,7 @@ from scipy import stats
 
 from benchmarks.harness.arguments import positive, run_main
 from benchmarks.harness.checkout import environment
+from jaxrank.config import FREE
 from jaxrank.config_files import differences, load, to_plain
 from jaxrank.data.store.reader import open_store
 from jaxrank.errors import InputError
