@@ -27,7 +27,7 @@ from jaxrank.data.store import block as blocks
 from jaxrank.errors import InputError
 from jaxrank.features import MISSING_ROW, Schema
 from jaxrank.layout import layout
-from jaxrank.metrics import sums
+from jaxrank.metrics import exact
 
 HOUR = 3600
 CLICK = dict(name="click", label="click")
@@ -360,9 +360,9 @@ def test_predictions_are_of_all_traffic_though_nine_negatives_of_ten_were_left_o
         plain = fitted(encode(columns, floats=floats))
     error = 4 / np.sqrt(keep.sum() * 0.15)  # four standard deviations
     np.testing.assert_allclose(coefficients, [-2, 1.2], atol=error)
-    predicted = sums.probability(coefficients[0] + coefficients[1] * x)
+    predicted = exact.probability(coefficients[0] + coefficients[1] * x)
     assert predicted.mean() == pytest.approx(y.mean(), rel=0.02)
-    wrong = sums.probability(plain[0] + plain[1] * x).mean()
+    wrong = exact.probability(plain[0] + plain[1] * x).mean()
     assert wrong > 2 * y.mean()  # what is to be corrected
 
 
