@@ -4,8 +4,9 @@ import ast
 from pathlib import Path
 
 import pytest
+from checkout import ROOT
 
-PACKAGE = Path(__file__).resolve().parent.parent / "jaxrank"
+PACKAGE = ROOT / "jaxrank"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 

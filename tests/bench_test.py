@@ -2,13 +2,13 @@
 
 import json
 import time
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tiny
+from checkout import TINY
 from runs import nothing, on_store, saved
 
 from jaxrank import cli
@@ -28,7 +28,6 @@ from jaxrank.timetable import make_timetable
 from jaxrank.train import train
 from jaxrank.workdir.files import locked
 
-TINY = str(Path(__file__).with_name("tiny_config.py"))
 PNG = b"\x89PNG\r\n\x1a\n"
 
 

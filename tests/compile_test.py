@@ -1,9 +1,9 @@
 """`jaxrank compile` as a user meets it: the compilers for TPU slices and GPUs that are not here."""
 
 import json
-from pathlib import Path
 
 import pytest
+from checkout import TINY
 
 from jaxrank import cli
 from jaxrank.aot import compile
@@ -14,7 +14,7 @@ from jaxrank.errors import InputError, RunError
 pytest.importorskip("libtpu", reason="the TPU compiler is for Linux on x86-64")
 
 # On all devices of a slice, where a test uses one of its machine.
-WHOLE = (f"--config={Path(__file__).with_name('tiny_config.py')}", "--config.mesh.devices=0")
+WHOLE = (f"--config={TINY}", "--config.mesh.devices=0")
 
 
 def compile_all(capsys, names, *args):

@@ -11,7 +11,7 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
 import xxhash
-from conftest import ROOT
+from checkout import ROOT
 from ml_collections import ConfigDict
 from runs import nothing, saved
 

@@ -14,7 +14,7 @@ import sys
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import ROOT
+from checkout import HELPERS, ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mutations import mutated, page_bytes, parquet_file, read, tfrecord_file
@@ -165,7 +165,7 @@ def test_no_damage_ends_in_anything_but_an_input_error(tmp_path, kind, count):
     paths = [str(ROOT), *sys.path]
     done = subprocess.run(
         command,
-        cwd=ROOT / "tests",
+        cwd=HELPERS,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
         capture_output=True,
         timeout=300,

@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT
+from checkout import HELPERS, ROOT
 
 DAMAGES = {"tree", "path", "bytes", "cut", "empty", "missing", "swap"}
 
@@ -18,7 +18,7 @@ def damaged_stores(count, directory):
     """{"read" or "refused": {damage: how many}}, found in a process of its own."""
     done = subprocess.run(
         [sys.executable, "store_mutations.py", "0", str(count), str(directory)],
-        cwd=ROOT / "tests",
+        cwd=HELPERS,
         env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
         capture_output=True,
         text=True,

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 import pytest
 import tiny
-from conftest import ROOT
+from checkout import ROOT
 
 from jaxrank import mesh as meshes
 from jaxrank.config import to_plain

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from checkout import HELPERS, ROOT
 from devices_test import DIMS, SCHEMA, hot_of
 from sharded import lookup, new_tables, specs_of, update
 
@@ -28,7 +29,6 @@ from jaxrank.layout import layout
 from jaxrank.models.cross import LowRankCross, MatrixCross
 from jaxrank.models.products import layer, product
 
-TESTS = Path(__file__).resolve().parent
 needs_compiler = pytest.mark.usefixtures("compiled")
 needs_layers = pytest.mark.usefixtures("multiplied")
 COUNTS = [1, 31, 5_000, 100_000]  # ids: of one part of the work, of several, of many
@@ -387,7 +387,7 @@ for precision in native_test.PRECISIONS:
             test = native_test.test_layers_and_their_gradients_are_those_of_float64
             test(*shape, *form, precision)
 """
-    path = os.pathsep.join(map(str, (TESTS, TESTS.parent)))
+    path = os.pathsep.join(map(str, (ROOT / "tests", ROOT, HELPERS)))
     env = os.environ | {"PYTHONPATH": path}
     subprocess.run([sys.executable, "-c", code], check=True, env=env)
 

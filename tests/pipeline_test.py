@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import ROOT
+from checkout import ROOT
 from examples import stack_rows
 from store_blocks import SPEC, write_train
 

@@ -2,12 +2,12 @@
 
 import json
 import re
-from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 import tiny
+from checkout import ROOT, TINY
 from runs import on_store, saved
 
 from jaxrank import cli, report
@@ -23,8 +23,7 @@ from jaxrank.placement import plan as plans
 from jaxrank.placement.case import Machine
 from jaxrank.program import BatchShape
 
-CONFIGS = Path(__file__).resolve().parent.parent / "configs"
-TINY = str(Path(__file__).with_name("tiny_config.py"))
+CONFIGS = ROOT / "configs"
 # On all devices of a machine, where a test uses one of its own.
 WHOLE = (f"--config={TINY}", "--config.mesh.devices=0")
 SMALL = (*WHOLE, "--batches=2")

@@ -17,6 +17,7 @@ import preparations
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from checkout import ROOT
 from preparations import FEATURES, TASK, content, files, rows_of, run, write_csv
 
 from jaxrank.data import rejects
@@ -333,7 +334,7 @@ def test_standard_input_is_a_file_like_any_other(tmp_path, monkeypatch):
 
 
 def test_the_config_of_the_readme_prepares_what_it_says(tmp_path, monkeypatch):
-    readme = (Path(__file__).parent.parent / "README.md").read_text()
+    readme = (ROOT / "README.md").read_text()
     block = readme.split("## Your own data")[1].split("```python\n")[1].split("```")[0]
     defined = {}
     exec(block, defined)

@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 import pytest
 import quick_compile
 import tiny
+from checkout import HELPERS, ROOT, TINY
 from runs import newest_state, nothing, on_store, records, without_speed
 
 from jaxrank import cli
@@ -32,14 +33,12 @@ from jaxrank.runtime import processes, rendezvous
 from jaxrank.train import train
 from jaxrank.workdir.files import locked
 
-ROOT = Path(__file__).resolve().parent.parent
-TINY = str(Path(__file__).with_name("tiny_config.py"))
 SECONDS = 240  # far more than any of these takes, far less than for ever
 AS_USERS = {"XLA_FLAGS": ""}  # a process compiles as users have it
 
 
 def environment(**more):
-    here = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "PYTHON": sys.executable}
+    here = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}:{HELPERS}", "PYTHON": sys.executable}
     # Compiled as by this process, with whose results theirs are compared.
     here |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": quick_compile.XLA_FLAGS}
     return os.environ | here | more

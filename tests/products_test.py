@@ -3,20 +3,19 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import rankers
+from checkout import ROOT
 from rankers import built, gradient_program
 
 from jaxrank import models
 from jaxrank.models import products
 from jaxrank.models.products import compiler_options, layer, product
 
-ROOT = Path(__file__).resolve().parent.parent
 PARTS = slice(0, 3), slice(3, 6)
 # One of each kind of layer.
 CONFIGS = [

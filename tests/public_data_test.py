@@ -1,12 +1,11 @@
 """The whole program on public data; see CONTRIBUTING.md for where it must lie."""
 
-from pathlib import Path
-
 import pyarrow.parquet as pq
 import pytest
+from checkout import ROOT
 from verbs import run
 
-CONFIGS = Path(__file__).resolve().parent.parent / "configs"
+CONFIGS = ROOT / "configs"
 
 
 def files_of(folder, names, suffix):

@@ -1,14 +1,14 @@
 import json
-from pathlib import Path
 
 import cores
 import numpy as np
 import pytest
+from checkout import ROOT
 from verbs import run
 
 from jaxrank.data.store.reader import open_store
 
-CONFIG = Path(__file__).resolve().parent.parent / "configs" / "quickstart.py"
+CONFIG = ROOT / "configs" / "quickstart.py"
 
 
 def logloss(p, y):

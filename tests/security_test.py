@@ -4,7 +4,7 @@ import ast
 import re
 
 import pytest
-from conftest import ROOT
+from checkout import ROOT
 
 CALLS = {"eval", "exec", "compile", "__import__"}
 MODULES = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib", "yaml", "code"}

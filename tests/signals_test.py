@@ -8,7 +8,7 @@ import sys
 import textwrap
 import time
 
-from conftest import ROOT
+from checkout import ROOT
 
 _CHILDREN = """
     import os, signal, threading, time

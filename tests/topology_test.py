@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 import tiny
-from conftest import ROOT
+from checkout import ROOT
 from ml_collections import ConfigDict
 from runs import nothing
 

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pacsv
 import pytest
-from conftest import ROOT
+from checkout import ROOT
 from examples import stack_rows
 from ml_collections import ConfigDict
 from runs import newest, nothing, saved

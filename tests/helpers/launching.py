@@ -6,11 +6,10 @@ import shutil
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import stand_ins
+from checkout import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 LAUNCH = ROOT / "launch"
 # Of this machine; with the stand-ins the whole PATH, so that no real cloud can be reached.
 _TOOLS = """

@@ -1,6 +1,6 @@
 """Damaged Parquet and TFRecord files, read in a process of its own, which a reader may take down.
 
-    python tests/mutations.py KIND FIRST COUNT DIRECTORY
+    python tests/helpers/mutations.py KIND FIRST COUNT DIRECTORY
 
 prints the number of each case before it, and in the end how many files were read and refused.
 """

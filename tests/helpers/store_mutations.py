@@ -1,6 +1,6 @@
 """Damaged stores, read in a process of its own, which a reader may take down.
 
-    python tests/store_mutations.py FIRST COUNT DIRECTORY
+    python tests/helpers/store_mutations.py FIRST COUNT DIRECTORY
 
 prints the number of each case before it, and in the end how many damages of each kind were read
 over and refused.
