@@ -59,7 +59,7 @@ def saved(workdir):
 def test_a_run_killed_at_random_moments_equals_one_that_never_was(store, tmp_path):
     context = multiprocessing.get_context("forkserver")
     # Imported once; no device is used there, so a copy of it can begin to.
-    context.set_forkserver_preload(["jaxrank.train", "kill_test"])
+    context.set_forkserver_preload(["jaxrank.train", __name__])
     whole = started(context, store, tmp_path / "whole")
     began = time.monotonic()
     whole.join(240)

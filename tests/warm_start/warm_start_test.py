@@ -490,7 +490,8 @@ DAILY = re.search(r"## Every day\n(?:.*\n)*?\n((?:    .*\n)+)", (ROOT / "docs/da
 def test_the_daily_recipe_does_better_than_a_start_from_nothing(tmp_path, capsys):
     days = [write(tmp_path / f"raw{day}", day, values=60, rows=8192) for day in range(3)]
     for day, raw in enumerate(days):
-        text = "from pathlib import Path\nfrom warm_start_test import config\n\ndef get_config():\n"
+        text = "from pathlib import Path\nfrom tests.warm_start.warm_start_test import config\n\n"
+        text += "def get_config():\n"
         text += f"    return config(Path({str(raw)!r}), num_steps=0, num_epochs=1.0)\n"
         (tmp_path / f"day{day + 1}.py").write_text(text)
     assert DAILY is not None

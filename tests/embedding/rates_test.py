@@ -6,13 +6,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from embedding_test import HOT, make, random_grads
 from sharded import by_table, new_tables, update
 
 from jaxrank import optim
 from jaxrank.embedding.rates import factors_of
 from jaxrank.errors import InputError
 from jaxrank.features import PAD
+from tests.embedding.embedding_test import HOT, make, random_grads
 
 RATES = {"ta": 0.5, "tc": 0.0}
 

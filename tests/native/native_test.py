@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from checkout import HELPERS, ROOT
-from devices_test import DIMS, SCHEMA, hot_of
 from sharded import lookup, new_tables, specs_of, update
 
 from jaxrank import mesh as meshes
@@ -28,6 +27,7 @@ from jaxrank.features import PAD
 from jaxrank.layout import layout
 from jaxrank.models.cross import LowRankCross, MatrixCross
 from jaxrank.models.products import layer, product
+from tests.system.devices_test import DIMS, SCHEMA, hot_of
 
 needs_compiler = pytest.mark.usefixtures("compiled")
 needs_layers = pytest.mark.usefixtures("multiplied")
@@ -379,7 +379,7 @@ def test_layers_by_processors_that_can_less_are_those_of_float64(without):
     code = f"""
 from jaxrank import native
 native._FLAGS += ("-mno-{without}",)
-import native_test
+from tests.native import native_test
 assert native.has_layers()
 for precision in native_test.PRECISIONS:
     for form in native_test.FORMS:
@@ -387,7 +387,7 @@ for precision in native_test.PRECISIONS:
             test = native_test.test_layers_and_their_gradients_are_those_of_float64
             test(*shape, *form, precision)
 """
-    path = os.pathsep.join(map(str, (ROOT / "tests", ROOT, HELPERS)))
+    path = os.pathsep.join(map(str, (ROOT, HELPERS)))
     env = os.environ | {"PYTHONPATH": path}
     subprocess.run([sys.executable, "-c", code], check=True, env=env)
 

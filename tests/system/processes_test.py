@@ -15,7 +15,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import by_day
-import days_test
 import jax
 import numpy as np
 import pyarrow.parquet as pq
@@ -32,13 +31,14 @@ from jaxrank.evaluation import evaluate
 from jaxrank.runtime import processes, rendezvous
 from jaxrank.train import train
 from jaxrank.workdir.files import locked
+from tests.evaluation import days_test
 
 SECONDS = 240  # far more than any of these takes, far less than for ever
 AS_USERS = {"XLA_FLAGS": ""}  # a process compiles as users have it
 
 
 def environment(**more):
-    here = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}:{HELPERS}", "PYTHON": sys.executable}
+    here = {"PYTHONPATH": f"{ROOT}:{HELPERS}", "PYTHON": sys.executable}
     # Compiled as by this process, with whose results theirs are compared.
     here |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": quick_compile.XLA_FLAGS}
     return os.environ | here | more
@@ -270,7 +270,7 @@ def test_two_processes_score_the_days_of_one_and_learn_the_same(tmp_path):
     changes = dict(data__train=f"train/{names[0]}:{names[1]}", data__shards=8, mesh__devices=8)
     file = tmp_path / "config.py"
     file.write_text(
-        "import days_test\nfrom jaxrank.data.store import open_store\n"
+        "from tests.evaluation import days_test\nfrom jaxrank.data.store import open_store\n"
         f"store = open_store({str(store.path)!r})\n"
         f"get_config = lambda: days_test._config(store, **{changes})\n"
     )

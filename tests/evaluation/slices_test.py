@@ -4,11 +4,9 @@ import dataclasses
 import json
 
 import by_day
-import days_test
 import numpy as np
 import pyarrow as pa
 import pytest
-from evaluate_test import predictions, run  # noqa: F401
 from sklearn import metrics as sk
 
 from jaxrank import cli
@@ -16,6 +14,8 @@ from jaxrank.data.store.reader import open_store
 from jaxrank.errors import InputError
 from jaxrank.evaluation import evaluate, report, slices
 from jaxrank.features import Task
+from tests.evaluation import days_test
+from tests.evaluation.evaluate_test import predictions, run  # noqa: F401
 
 
 def test_each_value_has_the_metrics_of_its_examples(run, predictions):  # noqa: F811
