@@ -88,7 +88,7 @@ def test_a_picture_that_cannot_be_written_is_refused_before_the_work(tmp_path, m
 @pytest.mark.parametrize("mine", [None, "glibc.malloc.check=0"])
 def test_the_program_restarts_once_with_huge_pages_unless_the_user_chose(mine):
     code = (
-        "import os, sys; from jaxrank import huge_pages; huge_pages.ensure();"
+        "import os, sys; from jaxrank.runtime import huge_pages; huge_pages.ensure();"
         "print(os.environ['GLIBC_TUNABLES'], sys.argv[1:])"
     )
     env = {k: v for k, v in os.environ.items() if k != "GLIBC_TUNABLES"}

@@ -230,7 +230,7 @@ def test_lists_that_are_long_on_one_day_have_room_on_that_day(store, tmp_path):
 def test_the_command_line_tells_a_table_of_days(store, tmp_path, capsys):
     config = tmp_path / "c.py"
     config.write_text(
-        "from tests.evaluation import days_test\nfrom jaxrank.data.store import open_store\n"
+        "from tests.evaluation import days_test\nfrom jaxrank.data.store.reader import open_store\n"
     )
     with config.open("a") as file:
         file.write(f"get_config = lambda: days_test._config(open_store({str(store.path)!r}))\n")

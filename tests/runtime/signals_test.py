@@ -31,9 +31,9 @@ _CHILDREN = """
 # multiprocessing has a process of its own beside those that it is asked for.
 _TRAIN = """
     import contextlib, json, sys
-    from jaxrank.data.pipeline import TrainBatches
-    from jaxrank.data.store import open_store
-    from jaxrank.feed import Feed
+    from jaxrank.data.batches.pipeline import TrainBatches
+    from jaxrank.data.store.reader import open_store
+    from jaxrank.runtime.prefetch import Feed
     from jaxrank.layout import layout
 
     if __name__ == "__main__":
@@ -57,7 +57,7 @@ _PREPARE = """
     import sys
     from types import SimpleNamespace
     from jaxrank import cli
-    from jaxrank.data.runners import Local
+    from jaxrank.data.prepare.runners import Local
 
     def work(folder, unit):
         open(f"{folder}/{os.getpid()}", "w").close()
@@ -93,7 +93,7 @@ _COMMAND = """
 
 _LOOP = """
     import ctypes, os, signal, sys, threading
-    from jaxrank.stop import Stop
+    from jaxrank.runtime.stop import Stop
 
     with Stop(None, None) as stop:
         assert not stop.asked()

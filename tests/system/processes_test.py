@@ -170,7 +170,7 @@ exec {python} -c '
 import os, signal, time
 from pathlib import Path
 from jaxrank import cli
-from jaxrank.data.pipeline import TrainBatches
+from jaxrank.data.batches.pipeline import TrainBatches
 workdir, whole = Path("{workdir}"), TrainBatches.__next__
 def dying(self):
     if self.position == 14 and not (workdir / "died").exists():
@@ -207,7 +207,8 @@ if [ "$1" != -m ] || [ "$JAX_PROCESS_ID" != 1 ]; then exec {python} "$@"; fi
 shift 2
 exec {python} -c '
 import os, signal
-from jaxrank import cli, stop
+from jaxrank import cli
+from jaxrank.runtime import stop
 whole = stop.Stop.asked
 calls = []
 def asked(self):
@@ -270,7 +271,7 @@ def test_two_processes_score_the_days_of_one_and_learn_the_same(tmp_path):
     changes = dict(data__train=f"train/{names[0]}:{names[1]}", data__shards=8, mesh__devices=8)
     file = tmp_path / "config.py"
     file.write_text(
-        "from tests.evaluation import days_test\nfrom jaxrank.data.store import open_store\n"
+        "from tests.evaluation import days_test\nfrom jaxrank.data.store.reader import open_store\n"
         f"store = open_store({str(store.path)!r})\n"
         f"get_config = lambda: days_test._config(store, **{changes})\n"
     )
@@ -453,8 +454,9 @@ def test_a_process_that_is_killed_does_not_leave_the_other_waiting(store, tmp_pa
 
 # What process 1 reads after step 6 is damaged.
 DAMAGED = """
-from jaxrank import cli, processes
-from jaxrank.data.pipeline import TrainBatches
+from jaxrank import cli
+from jaxrank.runtime import processes
+from jaxrank.data.batches.pipeline import TrainBatches
 from jaxrank.errors import InputError
 whole = TrainBatches.__next__
 def damaged(self):
@@ -502,7 +504,8 @@ def test_data_that_one_process_does_not_have_ends_all_and_all_say_so(store, tmp_
 # A checkpoint that process 1 cannot read.
 UNREADABLE = """
 import orbax.checkpoint as ocp
-from jaxrank import cli, processes
+from jaxrank import cli
+from jaxrank.runtime import processes
 whole = ocp.CheckpointManager.restore
 def unreadable(*args, **kwargs):
     found = whole(*args, **kwargs)  # in which Orbax waits for all processes

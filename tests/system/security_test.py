@@ -9,7 +9,7 @@ from checkout import ROOT
 CALLS = {"eval", "exec", "compile", "__import__"}
 MODULES = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib", "yaml", "code"}
 # What a program hands to the processes that it starts, in memory that no other can write.
-HANDED = {"reduction": "jaxrank/data/slots.py"}
+HANDED = {"reduction": "jaxrank/data/batches/shared_memory.py"}
 FILES = sorted((ROOT / "jaxrank").rglob("*.py"))
 
 

@@ -140,8 +140,8 @@ def test_a_worker_waits_for_a_piece_and_one_that_is_held_keeps_only_itself():
 
 _SCRIPT = """
     import json, multiprocessing, os, signal, sys
-    from jaxrank.data.pipeline import TrainBatches
-    from jaxrank.data.store import open_store
+    from jaxrank.data.batches.pipeline import TrainBatches
+    from jaxrank.data.store.reader import open_store
     from jaxrank.layout import layout
 
     if __name__ == "__main__":

@@ -516,8 +516,8 @@ def test_hot_rows_change_the_rows_of_the_stack_and_nothing_else(store):
 _SCRIPT = """
     import json, sys
     import numpy as np
-    from jaxrank.data.pipeline import TrainBatches
-    from jaxrank.data.store import open_store
+    from jaxrank.data.batches.pipeline import TrainBatches
+    from jaxrank.data.store.reader import open_store
     from jaxrank.errors import InputError
     from jaxrank.layout import Hot, layout
 
@@ -570,8 +570,8 @@ def test_a_plain_script_reads_with_and_without_workers_and_gets_the_same(store, 
 
 _ENDS = """
     import copy, json, multiprocessing, os, signal, sys, threading
-    from jaxrank.data.pipeline import TrainBatches
-    from jaxrank.data.store import open_store
+    from jaxrank.data.batches.pipeline import TrainBatches
+    from jaxrank.data.store.reader import open_store
     from jaxrank.errors import RunError
     from jaxrank.layout import layout
 

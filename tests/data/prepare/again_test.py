@@ -96,17 +96,19 @@ def test_a_killed_preparation_is_gone_on_with(tmp_path, small_units, monkeypatch
     expected = run(tmp_path / "expected", train, runner=Local(1))
     program = f"""
 import os, signal
-from jaxrank.data import prepare as p, units, work
-from jaxrank.data.runners import Local
+from jaxrank.data.prepare import units
+from jaxrank.data.prepare.passes import prepare
+from jaxrank.data.prepare.runners import Local
+from jaxrank.data.store.writer import SplitWriter
 units._UNIT_BYTES = 1
-real = work.SplitWriter.write
+real = SplitWriter.write
 def write(self, block):
     if self.path.name == "train" and self._prefix == "00002-":
         os.kill(os.getpid(), signal.SIGKILL)
     real(self, block)
-work.SplitWriter.write = write
-p.prepare({FEATURES!r}, dict(kind="csv", files=dict(train={train!r})),
-          {str(tmp_path / "store")!r}, runner=Local(1))
+SplitWriter.write = write
+prepare({FEATURES!r}, dict(kind="csv", files=dict(train={train!r})),
+        {str(tmp_path / "store")!r}, runner=Local(1))
 """
     killed = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
     assert killed.returncode == -9, killed.stderr

@@ -817,7 +817,7 @@ def test_a_full_disk_leaves_nothing_and_names_the_store(tmp_path):
     path = write_csv(tmp_path / "a.csv", ["label", "x"], [[1, i] for i in range(50_000)])
     program = f"""
         import resource
-        from jaxrank.data.prepare import prepare
+        from jaxrank.data.prepare.passes import prepare
         from jaxrank.errors import RunError
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
         try:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from checkout import ROOT
 from servers import Ranges, serving
 from store_blocks import SPEC, write_train
 
@@ -18,7 +19,6 @@ from jaxrank.data import files
 from jaxrank.data.examples import Examples, cut, join
 from jaxrank.data.statistics.vocabulary import checksum
 from jaxrank.data.store import manifest as manifests
-from jaxrank.data.store import reader as store_module
 from jaxrank.data.store.reader import is_store, open_store
 from jaxrank.data.store.writer import StoreWriter
 from jaxrank.errors import InputError, RunError
@@ -482,7 +482,7 @@ def test_a_pass_over_many_files_keeps_few_of_them_open(tmp_path, monkeypatch):
 
 _WRITER = """
     import sys
-    from jaxrank.data.store_writer import StoreWriter
+    from jaxrank.data.store.writer import StoreWriter
     with StoreWriter(sys.argv[1]) as writer:
         (writer.work / "train").mkdir()
         print("writing", flush=True)
@@ -494,7 +494,7 @@ def writing_process(path):
     process = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(_WRITER), str(path)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        env=os.environ | {"PYTHONPATH": str(Path(store_module.__file__).parents[2])},
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert process.stdout.readline() == "writing\n"
     return process
