@@ -4,11 +4,11 @@ import re
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from checkout import HELPERS, ROOT, TINY
 
 import jaxrank
 from jaxrank import cli
@@ -16,8 +16,6 @@ from jaxrank.config_files import load
 from jaxrank.data.store.reader import open_store
 from jaxrank.errors import InputError
 
-ROOT = Path(__file__).resolve().parent.parent
-TINY = str(Path(__file__).with_name("tiny_config.py"))
 VERBS = ("prepare", "train", "evaluate", "predict", "export", "bench")
 
 
@@ -62,7 +60,7 @@ def test_prepare_imports_matplotlib_only_to_draw(tmp_path, picture):
     args = ["prepare", f"--config={TINY}", f"--output={tmp_path / 'store'}"]
     args += ["--config.source.rows.train=50", "--config.source.rows.valid=50"]
     args += [f"--picture={tmp_path / 'a.png'}"] * picture
-    env = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    env = os.environ | {"PYTHONPATH": f"{ROOT}:{HELPERS}"}
     command = [sys.executable, "-c", code, *args]
     found = subprocess.run(command, capture_output=True, text=True, env=env)
     assert found.returncode == 0, found.stderr
@@ -334,7 +332,7 @@ main()
 
 def limited_process(limit, *args):
     """Runs jaxrank where no file may grow beyond `limit` bytes, which is how a full disk looks."""
-    env = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    env = os.environ | {"PYTHONPATH": f"{ROOT}:{HELPERS}"}
     env.pop("JAX_COMPILATION_CACHE_DIR", None)  # of which JAX would tell that it is full
     command = [sys.executable, "-c", LIMITED, str(limit), *args]
     return subprocess.run(command, capture_output=True, text=True, env=env, timeout=240)
@@ -360,7 +358,7 @@ def test_what_is_done_goes_on_where_nobody_reads_what_is_told(tmp_path):
     reader, writer = os.pipe()
     os.close(reader)
     command = ["jaxrank", "prepare", f"--config={TINY}", f"--output={tmp_path / 'store'}"]
-    env = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    env = os.environ | {"PYTHONPATH": f"{ROOT}:{HELPERS}"}
     done = subprocess.run(
         [sys.executable, "-m", *command], stdout=writer, stderr=subprocess.PIPE, env=env
     )

@@ -3,6 +3,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from checkout import ROOT
 from ml_collections import ConfigDict
 
 from jaxrank import config, config_files
@@ -10,7 +11,7 @@ from jaxrank.errors import InputError
 from jaxrank.models.ranker import Ranker
 from jaxrank.validate import matched
 
-CONFIGS = Path(__file__).resolve().parent.parent / "configs"
+CONFIGS = ROOT / "configs"
 NAMES = sorted(path.stem for path in CONFIGS.glob("*.py"))
 
 

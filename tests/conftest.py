@@ -11,6 +11,7 @@ import jax
 import pytest
 import quick_compile
 import tiny
+from checkout import ROOT
 
 from jaxrank.data.prepare.passes import prepare
 
@@ -29,7 +30,6 @@ jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
-ROOT = Path(__file__).resolve().parent.parent
 # Equal programs are compiled once for all tests, workers and, on one machine, rounds.
 jax.config.update("jax_compilation_cache_dir", str(ROOT / ".pytest_cache" / "jax"))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)

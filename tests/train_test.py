@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tiny
-from conftest import ROOT
+from checkout import HELPERS, ROOT
 from ml_collections import ConfigDict
 from runs import final_state, nothing, on_store, records, run, without_speed
 
@@ -764,7 +764,7 @@ def test_a_run_that_does_not_go_on_tells_where_it_stands(store, tmp_path):
         capture_output=True,
         text=True,
         timeout=240,
-        env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
+        env=os.environ | {"PYTHONPATH": f"{ROOT}:{HELPERS}"},
     )
     assert done.returncode == 0, done.stderr
     assert "nothing has ended for 0.5 s; where all threads stand:\nThread " in done.stderr

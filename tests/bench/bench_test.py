@@ -1,0 +1,266 @@
+"""The benchmark of a user's own job: what it tells, and that it changes nothing."""
+
+import json
+import time
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import tiny
+from checkout import TINY
+from runs import nothing, on_store, saved
+
+from jaxrank import cli, config_files
+from jaxrank.bench import input_stages, measure
+from jaxrank.bench.advice import STAGES, Setting, Throughput, advice_on, limit_of
+from jaxrank.data import examples
+from jaxrank.data.batches.batcher import Batcher
+from jaxrank.data.batches.pipeline import TrainBatches
+from jaxrank.data.prepare import passes
+from jaxrank.data.store import direct
+from jaxrank.data.store import reader as store
+from jaxrank.errors import InputError, RunError
+from jaxrank.layout import layout
+from jaxrank.runtime import processes
+from jaxrank.timetable import make_timetable
+from jaxrank.train import train
+from jaxrank.workdir.lock import locked
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def prepared(path, **arguments):
+    c = tiny.config()
+    plain = config_files.to_plain
+    arguments = dict(block_size=512, report=nothing) | arguments
+    return passes.prepare(plain(c.features), plain(c.source), path, **arguments)
+
+
+def run(capsys, *args):
+    """The JSON object and what went to standard error."""
+    cli.run(["bench", f"--config={TINY}", "--seconds=0.2", *args, "--json"])
+    out, err = capsys.readouterr()
+    (line,) = out.splitlines()
+    return json.loads(line), err
+
+
+def contents(directory):
+    """Of every file its bytes and its time of change, but of the lock."""
+    found = {p: p for p in directory.rglob("*") if p.name != ".lock"}
+    return {p: (p.stat().st_mtime_ns, p.read_bytes()) if p.is_file() else p.is_dir() for p in found}
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_bench_tells_rates_stages_and_the_limit(capsys, tmp_path, num_workers):
+    picture = tmp_path / "b.png"
+    flags = f"--workdir={tmp_path / 'w'}", f"--picture={picture}"
+    found, err = run(capsys, *flags, f"--config.data.num_workers={num_workers}")
+    for part in ("input", "step", "both"):
+        assert found[part]["examples_per_second"] > 0
+        assert part in err
+    assert list(found["stages"]) == list(STAGES)
+    assert all(found["stages"][name] > 0 for name in ("shuffle", "pack", "transfer", "step"))
+    # All is in one block, which stays in memory, and is not compressed.
+    assert found["stages"]["read"] == found["stages"]["decompress"] == 0
+    rates = [found[part]["examples_per_second"] for part in ("step", "both")]
+    assert found["both_over_step"] == pytest.approx(rates[1] / rates[0])
+    assert found["stages"]["step"] == pytest.approx(1e6 / rates[0])
+    assert found["limit"] in STAGES
+    assert found["advice"] in err
+    assert found["batch_size"] == 128
+    assert found["device"] == "1 x cpu"
+    assert picture.read_bytes().startswith(PNG)
+    # The data, which a run in this workdir would prepare too, and nothing else.
+    assert sorted(p.name for p in (tmp_path / "w").iterdir()) == ["data"]
+
+
+def test_bench_leaves_the_workdir_of_a_run_as_it_is(capsys, tmp_path):
+    train(tiny.config(num_steps=8), tmp_path, report=nothing)
+    before = contents(tmp_path)
+    assert any(p.parts[-3:-1] == ("checkpoints", "8") for p in before)
+    run(capsys, f"--workdir={tmp_path}", "--config.num_steps=80")
+    assert contents(tmp_path) == before
+
+
+def test_bench_reads_the_store_that_a_run_names(store, tmp_path):
+    saved(on_store(store), tmp_path)
+    before = contents(tmp_path)
+    measure.bench(tiny.config(), tmp_path, seconds=0.5, report=nothing)
+    assert contents(tmp_path) == before  # no data of its own
+
+
+def test_bench_needs_nothing_to_evaluate_where_training_waits_for_it():
+    c = tiny.config()
+    c.eval.stop_patience = c.eval.rate_patience = 2
+    make_timetable(measure._endless(c), rows=6000)
+    assert c.eval.stop_patience == 2
+
+
+def test_bench_waits_for_no_run_and_refuses_what_cannot_be_measured(tmp_path, monkeypatch):
+    def refused(message, seconds=1.0, **changes):
+        with pytest.raises(InputError, match=message):
+            measure.bench(tiny.config(**changes), tmp_path, seconds=seconds, report=nothing)
+
+    refused("--seconds must be a positive number: found 0", seconds=0)
+    refused("--seconds .* found nan", seconds=float("nan"))
+    refused("one of num_steps and num_epochs must be set", num_epochs=2.0)
+    with locked(tmp_path), pytest.raises(RunError, match="another process trains"):
+        measure.bench(tiny.config(), tmp_path, seconds=1.0, report=nothing)
+    monkeypatch.setattr(processes, "place", lambda: (0, 2))
+    refused("one process: found 2")
+
+
+def test_calls_made_before_the_clock_starts_do_not_count():
+    def slow():
+        yield from range(50)  # made ahead
+        while True:
+            time.sleep(0.02)
+            yield 0
+
+    assert 0 < measure.calls_per_second(slow(), 50, 0.2) <= 50
+
+
+def test_each_part_of_the_input_is_told_with_the_time_that_it_took(tmp_path, monkeypatch):
+    # A clock that moves only where these functions are called.
+    now, spent = [0.0], []
+
+    def slowed(where, name, part, seconds):
+        function = getattr(where, name)
+
+        def call(*args):
+            now[0] += seconds
+            spent.append((part, seconds))
+            return function(*args)
+
+        monkeypatch.setattr(where, name, call)
+
+    stored = prepared(tmp_path / "store")
+    split, make = stored.split("train"), batches_of(stored.schema)
+    slowed(store.StoredSplit, "read_block", "read", 0.5)
+    slowed(examples, "gather", "shuffle", 0.25)
+    slowed(Batcher, "fill", "pack", 0.125)
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    found = input_stages.measure(split, make, 256, 100.0)
+
+    # The first call, of two steps, is not counted.
+    counted = spent[[i for i, (_, seconds) in enumerate(spent) if seconds == 0.125][1] + 1 :]
+    batches = sum(seconds == 0.125 for _, seconds in counted)
+    assert batches > 20
+    for part in ("read", "shuffle", "pack"):
+        seconds = sum(seconds for name, seconds in counted if name == part)
+        assert seconds > 0
+        assert found[part] == pytest.approx(seconds / (batches * 128) * 1e6)
+    assert found["decompress"] == 0
+
+
+def test_decompression_costs_where_blocks_are_compressed(tmp_path):
+    stored = prepared(tmp_path / "store", compression="zstd")
+    found = input_stages.measure(stored.split("train"), batches_of(stored.schema), 256, 0.2)
+    assert found["decompress"] > 0
+
+
+def test_parquet_that_is_read_directly_costs_reading(tmp_path):
+    rows = np.arange(2000)
+    columns = {"click": rows % 2, "u": rows % 50, "t": [[i % 7] * (i % 3) for i in rows]}
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet", row_group_size=100)
+    features = dict(
+        tasks=[dict(name="click", label="click")],
+        ids=[dict(columns="u", encoding="integer", rows=50)],
+        lists=[dict(columns="t", encoding="integer", rows=7)],
+    )
+    source = dict(kind="parquet", files=dict(train=str(tmp_path / "a.parquet")))
+    found = direct.open_direct(features, source)
+    costing = input_stages.measure(found.split("train"), batches_of(found.schema), 256, 0.2)
+    assert max(costing, key=costing.get) == "read"
+    assert costing["decompress"] == 0
+
+
+def batches_of(schema):
+    def make(split):
+        return TrainBatches(
+            split,
+            layout(schema, {t.name: 8 for t in schema.tables}),
+            batch_size=128,
+            steps_per_call=2,
+            seed=0,
+            shards=8,
+            window_blocks=2,
+            num_workers=0,
+            prefetch_batches=0,
+            list_slack=8.0,
+            on_overflow="error",
+            num_steps=2**20,
+        )
+
+    return make
+
+
+SETTING = Setting(
+    cores=16,
+    on_host=False,
+    batch_size=4096,
+    steps_per_call=8,
+    shards=8,
+    num_workers=0,
+    prefetch_batches=16,
+    window_blocks=4,
+    compression="lz4",
+    direct=False,
+)
+
+
+def stages(read=0.1, decompress=0.1, shuffle=0.1, pack=0.1, transfer=0.1, step=1.0):
+    return dict(zip(STAGES, (read, decompress, shuffle, pack, transfer, step), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("rates", "costing", "changes", "limit", "advice"),
+    [
+        # As fast as the step, whatever the input costs.
+        ((9e6, 1e6, 0.96e6), dict(read=5.0), {}, "step", "batch_size, now 4096"),
+        ((2e6, 1e6, 1.1e6), {}, {}, "step", "110% of its speed"),
+        # So much faster that it is not what is missing.
+        ((14e6, 1e6, 0.85e6), {}, {}, "step", "is other work on the machine, or noise"),
+        # 4 million a second can be made, and only 2 million put.
+        ((4e6, 5e6, 2e6), dict(transfer=0.5), {}, "transfer", "steps_per_call, now 8"),
+        # One thread needs 1.3 s for a million, the step takes 3 million: 4 workers.
+        ((1e6, 3e6, 1e6), dict(pack=1.0), {}, "pack", "data.num_workers, now 0, to 4"),
+        ((1e6, 3e6, 1e6), dict(pack=1.0), dict(cores=2), "pack", "now 0, to 2"),
+        ((1e6, 1.2e6, 0.9e6), dict(pack=0.5), dict(prefetch_batches=0), "pack", "now 0, to 1"),
+        # More than 8 shards can use: as many as there are.
+        ((1e6, 30e6, 1e6), dict(read=1.0), dict(num_workers=4), "read", "now 4, to 8"),
+        ((1e6, 30e6, 1e6), dict(read=1, decompress=0), dict(num_workers=8), "read", "'lz4', so"),
+        ((1e6, 30e6, 1e6), dict(read=1.0), dict(num_workers=8), "read", "'zstd', so"),
+        (
+            (1e6, 30e6, 1e6),
+            dict(read=1.0),
+            dict(num_workers=8, compression="zstd"),
+            "read",
+            " Keep data.store on a faster disk",
+        ),
+        ((1e6, 3e6, 1e6), dict(read=1.0), dict(cores=1, direct=True), "read", "data.direct to Fal"),
+        ((1e6, 3e6, 1e6), dict(decompress=1.0), dict(cores=1), "decompress", "'lz4' takes less"),
+        ((1e6, 3e6, 1e6), dict(shuffle=1.0), dict(cores=1), "shuffle", "data.window_blocks, now 4"),
+        (
+            (1e6, 3e6, 1e6),
+            dict(shuffle=1.0),
+            dict(cores=4, num_workers=4, window_blocks=1),
+            "shuffle",
+            "more core",
+        ),
+        # Two workers make half of what one thread makes.
+        ((0.4e6, 3e6, 0.4e6), dict(pack=0.9), dict(num_workers=2), "pack", "now 2, to 0"),
+        # Fast enough on average.
+        ((4e6, 3e6, 2e6), dict(shuffle=0.2), {}, "shuffle", "data.prefetch_batches, now 16, to 32"),
+        # Unless input and step have the same cores.
+        ((4e6, 3e6, 2e6), dict(pack=0.2), dict(on_host=True, cores=2), "pack", "share 2 cores"),
+    ],
+)
+def test_the_limit_and_the_setting_to_change_follow_from_the_numbers(
+    rates, costing, changes, limit, advice
+):
+    rates, told = Throughput(*rates), stages(**costing)
+    assert limit_of(rates, told) == limit
+    found = advice_on(limit, rates, told, SETTING._replace(**changes))
+    assert advice in found

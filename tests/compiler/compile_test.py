@@ -1,0 +1,213 @@
+"""`jaxrank compile` as a user meets it: the compilers for TPU slices and GPUs that are not here."""
+
+import json
+
+import pytest
+from checkout import TINY
+
+from jaxrank import cli
+from jaxrank.aot import compile
+from jaxrank.aot import devices as absent
+from jaxrank.aot.topology import topology
+from jaxrank.errors import InputError, RunError
+
+pytest.importorskip("libtpu", reason="the TPU compiler is for Linux on x86-64")
+
+# On all devices of a slice, where a test uses one of its machine.
+WHOLE = (f"--config={TINY}", "--config.mesh.devices=0")
+
+
+def compile_all(capsys, names, *args):
+    """What is told of each slice, and the lines for people."""
+    cli.run(["compile", *WHOLE, f"--topology={names}", *args, "--json"])
+    out, err = capsys.readouterr()
+    return json.loads(out.splitlines()[-1])["topologies"], err
+
+
+@pytest.mark.parametrize(
+    ("name", "devices", "kind"),
+    [
+        ("v2-8", 8, "TPU v2"),
+        ("v3-32", 32, "TPU v3"),
+        ("v3-2", 2, "TPU v3"),
+        ("v3-128", 128, "TPU v3"),
+        ("v4-8", 4, "TPU v4"),
+        ("v4-128", 64, "TPU v4"),
+        ("v5e-1", 1, "TPU v5 lite"),
+        ("v5litepod-16", 16, "TPU v5 lite"),
+        ("v5p-8", 4, "TPU v5"),
+        ("v6e-8", 8, "TPU v6 lite"),
+    ],
+)
+def test_slices_have_the_devices_that_their_names_say(name, devices, kind):
+    found = absent.devices(topology(name))
+    assert len(found) == devices
+    assert {device.device_kind for device in found} == {kind}
+
+
+LARGE = 80_000_000  # rows, of which fast memory has no room for an eighth
+ROWS = (f"--config.source.ids=({LARGE},40)", f"--config.features.ids[0].rows={LARGE}")
+
+
+def test_what_one_device_needs_is_told(capsys):
+    (one,), err = compile_all(capsys, "v3-8", *ROWS, "--config.model.hidden=(2048,2048)")
+    assert (one["name"], one["cores"], one["devices"]) == ("v3-8", 8, 8)
+    assert one["fits"] is True
+    assert one["tables_aliased"] is True
+    assert one["refused"] == ""
+    assert 1 <= one["tables_bytes"] / (LARGE * (8 + 1) * 4 / 8) < 1.01
+    assert one["tables_bytes"] < one["state_bytes"] < one["used_bytes"]
+    assert one["used_bytes"] >= one["state_bytes"] + one["temporaries_bytes"]
+    assert one["used_bytes"] < one["usable_bytes"] < one["hbm_bytes"]
+    assert one["collective_bytes"] == sum(one["collectives"].values())
+    assert set(one["collectives"]) == {"all-to-all", "all-reduce"}
+    # Three calls of two steps of 16 examples: floats, labels and weights of two tasks, ids.
+    assert one["batches_bytes"] > 3 * 2 * 16 * 4 * (6 + 2 + 2 + 2)
+    # A layer's product is done three times, forward and backward. It is so large that the products
+    # by which vectors are moved are few beside it.
+    layer = 2 * 16 * 2048 * 2048
+    assert 3 * layer < one["flops"] < 6 * layer
+    assert one["compile_seconds"] > 0
+    (row,) = [line.split() for line in err.splitlines() if line.lstrip().startswith("v3-8 ")]
+    assert row[:3] == ["v3-8", "8", "yes"]
+
+
+def test_a_step_that_updates_whole_tables_is_not_in_place(capsys):
+    (one,), _ = compile_all(capsys, "v3-8", *ROWS, "--config.embedding.l2_scope=table")
+    assert one["tables_aliased"] is False
+
+
+def test_tables_that_are_too_large_are_refused_by_how_much(capsys, tmp_path):
+    rows = 2_000_000_000
+    args = (f"--config.source.ids=({rows},40)", f"--config.features.ids[0].rows={rows}")
+    picture = f"--picture={tmp_path / 'scaling.png'}"
+    args = (*args, "--config.embedding.dim=32", "--scaling=weak", picture)
+    with pytest.raises(RunError, match=r"v3-8: a device must have [\d.]+ GiB more than the 15.48"):
+        compile_all(capsys, "v3-8", *args)
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found["scaling"] == []
+    assert not list(tmp_path.iterdir())
+    (one,) = found["topologies"]
+    assert one["fits"] is False
+    assert one["tables_bytes"] >= rows * (32 + 1) * 4 / 8
+    assert one["used_bytes"] > one["usable_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [
+        ("", "--topology: must have a value: found nothing"),
+        (",", "--topology must name a TPU slice, as v3-32, or GPUs, as h200-8: found ','"),
+        ("v9-8", "--topology must be a generation of TPUs or of GPUs.*found 'v9-8'"),
+        ("v3-8,v3-24", "must be a power of two to be compiled for: found v3-24, of 12 chips"),
+    ],
+)
+def test_a_slice_that_cannot_be_is_refused_before_anything_is_compiled(names, text, capsys):
+    with pytest.raises(InputError, match=text):
+        compile_all(capsys, names)
+
+
+def test_a_batch_that_a_slice_cannot_split_is_refused(capsys):
+    with pytest.raises(
+        InputError,
+        match="must divide over all devices: found batch_size=64",
+    ):
+        compile_all(capsys, "v3-128", "--config.batch_size=64")
+
+
+def test_what_train_would_refuse_is_refused_or_told(capsys):
+    for args, message in (
+        (("--config.mesh.devices=9",), "mesh.devices must be at most 8, the devices: found 9"),
+        (("--config.data.shards=3",), "batch_size must be a multiple of data.shards"),
+        (("--config.eval.metric=click/foo",), "eval.metric must be one of 'click/logloss'"),
+        (("--config.data.valid=nope",), r"data.valid: must be a split of the generated data"),
+        (("--config.num_epochs=1.0",), "one of num_steps and num_epochs must be set"),
+    ):
+        with pytest.raises(InputError, match=message):
+            compile_all(capsys, "v3-8", *args)
+    (four,), err = compile_all(capsys, "v3-8", "--config.mesh.devices=4")
+    assert four["devices"] == 4
+    assert "hosts" not in err
+    with pytest.raises(InputError, match=r"equal share .*: found 4 .*\[0, 0, 0, 0\], of 2"):
+        compile_all(capsys, "v3-16", "--config.mesh.devices=4")
+
+
+def test_hosts_that_the_data_cannot_be_shared_by_are_told(monkeypatch, capsys):
+    def nothing_is_compiled(*_):
+        raise RunError("so far")
+
+    monkeypatch.setattr(compile, "_compiled", nothing_is_compiled)
+    with pytest.raises(RunError, match="so far"):
+        compile_all(capsys, "v3-16", "--config.data.shards=1", "--config.batch_size=8192")
+    assert "v3-16 has 2 hosts: data.shards must be a multiple" in capsys.readouterr().err
+
+
+def test_replicas_that_a_slice_cannot_have_are_refused(capsys):
+    with pytest.raises(InputError, match="mesh.replicas must divide.*found replicas=3, 8 devices"):
+        compile_all(capsys, "v3-8", "--config.mesh.replicas=3")
+
+
+def test_the_lack_of_the_compiler_is_told(monkeypatch, capsys):
+    monkeypatch.setattr(absent.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"found no libtpu. Install jaxrank's extra `tpu`"):
+        compile_all(capsys, "v3-8")
+    with pytest.raises(InputError, match=r"no JAX plugin for CUDA. Install.* `gpu-compiler`"):
+        compile_all(capsys, "h100-1")
+
+
+def test_scaling_is_of_tpus_only(capsys):
+    with pytest.raises(InputError, match="--scaling is a model of TPUs: found h100-8"):
+        compile_all(capsys, "h100-8", "--scaling=weak")
+
+
+def test_what_a_gpu_needs_is_told(capsys):
+    pytest.importorskip("jax_plugins.xla_cuda13", reason="needs the extra gpu-compiler")
+    (eight, one), err = compile_all(capsys, "h100-8,a100-1", *ROWS)
+    assert (eight["name"], eight["devices"], one["devices"]) == ("h100-8", 8, 1)
+    assert eight["fits"] is one["fits"] is True
+    assert eight["tables_aliased"] is one["tables_aliased"] is True
+    assert 1 <= one["tables_bytes"] / (LARGE * (8 + 1) * 4) < 1.01
+    assert 1 <= eight["tables_bytes"] * 8 / (LARGE * (8 + 1) * 4) < 1.01
+    assert set(eight["collectives"]) == {"all-to-all", "all-reduce"}
+    assert one["collectives"] == {}
+    (row,) = [line.split() for line in err.splitlines() if line.lstrip().startswith("a100-1 ")]
+    assert row[:3] == ["a100-1", "1", "yes"]
+    with pytest.raises(InputError, match="GPUs must be up to 8, or a multiple of 8: found h100-12"):
+        compile_all(capsys, "h100-12")
+
+
+def test_scaling_is_told_and_drawn(tmp_path, capsys):
+    picture = tmp_path / "scaling.png"
+    args = (*ROWS, "--scaling=weak", f"--picture={picture}", *WHOLE)
+    cli.run(["compile", "--topology=v3-8,v3-2", *args, "--json"])
+    out, err = capsys.readouterr()
+    large, small = json.loads(out.splitlines()[-1])["scaling"]
+    assert (large["name"], small["name"]) == ("v3-8", "v3-2")
+    assert large["batch_size"] == 4 * small["batch_size"] == 4 * 128
+    assert (small["speedup"], small["efficiency"]) == (1, 1)
+    assert large["speedup"] == pytest.approx(4 * large["efficiency"])
+    assert 0.2 < large["efficiency"] < 1.1
+    assert sum(small["seconds"].values()) == pytest.approx(small["step_seconds"])
+    assert small["examples_per_second"] == pytest.approx(128 / small["step_seconds"])
+    assert small["limit"] in small["seconds"]
+    assert all(large["seconds"].values()), "each part takes some time"
+    assert small["fits"] is True
+    assert "of linear" in err
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("--topology=v3-8", "--picture=a.png"), "--scaling"),
+        (
+            ("--topology=v3-8", "--scaling=weak", "--config.mesh.devices=4"),
+            "--scaling is of whole slices: found mesh.devices=4",
+        ),
+        (("--topology=v3-8,v4-8", "--scaling=weak"), "one generation.*v3-8, v4-8"),
+        (("--topology=v3-8,v3-32", "--scaling=strong"), "whole groups of 16.*batch_size=128"),
+    ],
+)
+def test_scaling_that_cannot_be_told_is_refused_before_anything_is_compiled(args, message):
+    with pytest.raises(InputError, match=message):
+        cli.run(["compile", *WHOLE, *args])

@@ -1,0 +1,254 @@
+"""The kernel of GPU that sums vectors of sorted ids and changes rows, interpreted on CPU."""
+
+import types
+
+import examples
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sharded import logical, new_tables, update
+
+from jaxrank.embedding import make_rule
+from jaxrank.embedding.backends import gpu_kernel
+from jaxrank.features import PAD
+from tests.embedding.embedding_test import make, random_grads, reference_rule
+
+COUNT, ROWS, RATE, STEP = 200, 300, 0.1, 3
+CHUNK = 16  # so few that pieces of runs leave pieces, too
+KINDS = ("a hot one", "all different", "all the same", "a few, often", "nothing")
+
+
+def draw(kind, count=COUNT):
+    """i32[count], rising, PAD behind the last."""
+    rng = np.random.default_rng(count)
+    keys = {
+        "a hot one": lambda: [*rng.integers(0, ROWS, count // 5), *[150] * (count * 3 // 5)],
+        "all different": lambda: rng.permutation(ROWS)[:count],
+        "all the same": lambda: [7] * count,
+        "a few, often": lambda: rng.integers(0, 9, count - 1),
+        "nothing": lambda: [],
+    }[kind]()
+    return np.append(np.sort(keys), [PAD] * (count - len(keys))).astype(np.int32)
+
+
+def case(key, dim, *, has_index=True, is_rate_per_id=False):
+    """The fields of `Given`. All sums are such as float32 has, whatever their order."""
+    rng = np.random.default_rng(dim)
+    count = len(key)
+    places = rng.permutation(ROWS).astype(np.int32)
+    given = dict(key=key, place=np.where(key == PAD, 0, places[np.minimum(key, ROWS - 1)]))
+    source = rng.integers(-9, 10, (150 if has_index else count, dim)) / np.float32(8)
+    given["sources"] = (source,)
+    if has_index:
+        given["sources"] = (source[:40], source[40:])
+        index = np.where(rng.random(count) < 0.1, PAD, rng.integers(0, 150, count))
+        given["index"] = index.astype(np.int32)
+        given["scale"] = rng.choice(np.float32([0.5, 1, 2]), count)
+    rates = RATE * np.float32(1 + key % 3)
+    given["rate"] = rates if is_rate_per_id else np.float32(RATE)
+    given["scalars"] = (np.int32(STEP),)
+    return given
+
+
+def sums_of(given):
+    """The sum f64[dim] of each key, and its place and rate."""
+    found = {}
+    for i, key in enumerate(given["key"]):
+        if key == PAD:
+            continue
+        at = given["index"][i] if "index" in given else i
+        scale = given["scale"][i] if "scale" in given else 1.0
+        vector = np.zeros(given["sources"][0].shape[1])
+        if at != PAD:
+            vector += np.concatenate(given["sources"]).astype(np.float64)[at] * scale
+        before = found[key][0] if key in found else 0.0
+        rate = np.broadcast_to(given["rate"], len(given["key"]))[i]
+        found[key] = before + vector, given["place"][i], rate
+    return found.values()
+
+
+def program(change, chunk=CHUNK):
+    @jax.jit
+    def run(arrays, given):
+        given = gpu_kernel.Given(**given)
+        return gpu_kernel.change_rows(arrays, given, change, chunk=chunk, interpret=True)
+
+    return run
+
+
+def rule_and_arrays(name, dim):
+    """What is done to rows, and arrays (rows, slots) to do it to."""
+    rule = make_rule(name, **{"ftrl": {"l1": 0.01, "l2": 0.02}}.get(name, {}))
+    slots = {
+        slot: np.full((ROWS, dim) if is_wide else ROWS, first, np.float32)
+        for slot, (is_wide, first) in rule.slots.items()
+    }
+    rows = np.random.default_rng(0).normal(size=(ROWS, dim)).astype(np.float32)
+
+    def change(found, sums, rate, step):
+        return rule.change(*found, sums, rate, step)
+
+    return change, (rows, slots)
+
+
+def row_after(name, row, slots, gradient, rate):
+    if name == "sgd":
+        return row - rate * gradient, {}
+    if name == "adagrad":
+        total = slots["accumulator"] + gradient**2
+        return row - rate * gradient / np.sqrt(total + 1e-7), {"accumulator": total}
+    after, new = reference_rule(name, row, dict(slots), gradient, rate, STEP)
+    if name == "ftrl":  # what never had a gradient stays
+        after = np.where(gradient == 0, row, after)
+        new = {slot: np.where(gradient == 0, slots[slot], array) for slot, array in new.items()}
+    return after, new
+
+
+@pytest.mark.parametrize(
+    ("name", "dim", "is_rate_per_id", "has_index"),
+    [
+        ("rowwise_adagrad", 1, False, True),
+        ("rowwise_adagrad", 128, True, True),
+        ("adagrad", 16, True, False),
+        ("lazy_adam", 8, False, True),
+        ("lazy_adam", 256, True, True),
+        ("sgd", 256, False, False),
+        ("ftrl", 128, False, True),
+    ],
+)
+def test_rows_follow_the_written_out_rule_and_others_keep_their_bits(
+    name, dim, is_rate_per_id, has_index
+):
+    change, (rows, slots) = rule_and_arrays(name, dim)
+    run = program(change)
+    for kind in KINDS:
+        given = case(draw(kind), dim, has_index=has_index, is_rate_per_id=is_rate_per_id)
+        after, slots_after = run((rows, slots), given)
+        unread = np.ones(ROWS, bool)
+        for gradient, place, rate in sums_of(given):
+            unread[place] = False
+            mine = {slot: np.float64(array[place]) for slot, array in slots.items()}
+            mine |= {"s": np.zeros(dim)} if name == "ftrl" else {}
+            row, new = row_after(name, np.float64(rows[place]), mine, gradient, rate)
+            np.testing.assert_allclose(after[place], row, rtol=1e-5, atol=3e-6)
+            for slot, array in slots_after.items():
+                np.testing.assert_allclose(array[place], new[slot], rtol=1e-5, atol=1e-6)
+        assert unread.sum() >= ROWS - COUNT
+        np.testing.assert_array_equal(after[unread], rows[unread])
+        for slot, array in slots_after.items():
+            np.testing.assert_array_equal(array[unread], slots[slot][unread])
+
+
+@pytest.mark.parametrize("dim", [8, 128])
+@pytest.mark.parametrize("count", [1, 63, 64, 65, 129])
+def test_each_row_changes_once_for_any_number_of_ids_around_that_of_a_chunk(count, dim):
+    def change(found, sums, rate, step):
+        return sums, jnp.ones_like(found[1])  # the rows, and how often each was changed
+
+    run = program(change, chunk=64)
+    for kind in KINDS:
+        given = case(draw(kind, count), dim)
+        found = run((jnp.zeros((ROWS, dim)), jnp.zeros(ROWS)), given)
+        sums, counts = np.zeros((ROWS, dim)), np.zeros(ROWS)
+        for gradient, place, _ in sums_of(given):
+            sums[place], counts[place] = gradient, 1
+        jax.tree.map(np.testing.assert_array_equal, found, (sums, counts))
+
+
+def test_without_any_ids_nothing_changes():
+    rows = jnp.ones((3, 8))
+    given = case(np.zeros(0, np.int32), 8)
+    assert program(lambda found, sums, rate, step: sums)(rows, given).tolist() == rows.tolist()
+
+
+@pytest.mark.parametrize("dim", [8, 128])
+def test_bits_repeat_and_do_not_depend_on_what_lies_behind_the_last_id(dim):
+    change, arrays = rule_and_arrays("rowwise_adagrad", dim)
+    run = program(change)
+    rng = np.random.default_rng(0)
+    given = case(draw("a hot one"), dim, is_rate_per_id=True)
+    given["sources"] = tuple(rng.normal(size=(n, dim)).astype(np.float32) for n in (40, 110))
+    given["sources"][0][9] = np.nan
+    is_id = given["key"] != PAD
+    given["index"] = np.where(is_id & (given["index"] == 9), 8, given["index"])
+    first = run(arrays, given)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(first))
+    behind = dict(place=5, index=9, scale=np.nan, rate=np.nan)
+    other = given | {
+        name: np.where(is_id, given[name], value).astype(given[name].dtype)
+        for name, value in behind.items()
+    }
+    for again in (given, other):
+        jax.tree.map(np.testing.assert_array_equal, run(arrays, again), first)
+
+
+# Placement, rule and devices as in embedding_test.py. "hot" has rows on every device, too.
+@pytest.mark.parametrize(
+    ("rule", "settings"),
+    [
+        ("adagrad", dict(l2=0.1, clip_norm=0.5)),
+        ("lazy_adam", dict(rate_factors={"ta": 0.5, "tc": 0.0})),
+        ("rowwise_adagrad", dict(hot="hot")),
+        ("rowwise_adagrad", dict(dims={"ta": 1, "tb": 128, "tc": 6})),  # 6 is left to XLA
+        ("rowwise_adagrad", dict(devices=4, room=0.3, l2=0.1, rate_factors={"ta": 0.5})),
+        ("ftrl", dict(devices=4, replicas=2, hot="hot", clip_norm=0.5)),
+        ("adagrad", dict(l2=0.1, l2_scope="table")),
+    ],
+)
+def test_tables_change_as_without_the_kernel(rule, settings):
+    found = []
+    for platform in ("cpu", "gpu-kernel"):
+        embedding = make(rule=rule, platform=platform, **settings)
+        tables = new_tables(embedding)
+        batch = examples.random_batch(embedding.layout, 16)
+        grads = random_grads(embedding, tables, batch)
+        after = update(embedding, tables, batch, grads)
+        found.append((logical(embedding, after), logical(embedding, tables)))
+    (plain, before), (ours, _) = found
+    for stack, (rows, slots) in ours.items():
+        np.testing.assert_allclose(rows, plain[stack][0], rtol=1e-5, atol=1e-6)
+        for slot, array in slots.items():
+            np.testing.assert_allclose(array, plain[stack][1][slot], rtol=1e-5, atol=1e-6)
+        stays = (plain[stack][0] == before[stack][0]).all(axis=1)
+        assert not stays.all()
+        np.testing.assert_array_equal(rows[stays], before[stack][0][stays])
+
+
+def test_a_step_that_does_not_apply_keeps_all_bits():
+    embedding = make(rule="lazy_adam", platform="gpu-kernel", l2=0.1)
+    tables = new_tables(embedding)
+    batch = examples.random_batch(embedding.layout, 16)
+    grads = random_grads(embedding, tables, batch)
+    tables = jax.tree.map(np.asarray, update(embedding, tables, batch, grads, applies=True))
+    wrong = jax.tree.map(lambda g: np.full_like(g, np.nan), grads)
+    kept = update(embedding, tables, batch, wrong, applies=False)
+    jax.tree.map(np.testing.assert_array_equal, kept, tables)
+    moved = update(embedding, tables, batch, grads, applies=True)
+    assert (moved["dim8"].rows != tables["dim8"].rows).any()
+
+
+@pytest.mark.parametrize(
+    ("capability", "expected"),
+    [
+        ("9.0", True),
+        ("8.0", True),
+        ("12.1", True),
+        ("7.5", False),
+        ("gfx942", False),
+        (None, False),
+    ],
+)
+def test_the_kernel_is_for_gpus_that_xla_has_triton_for(capability, expected):
+    told = {"compute_capability": capability} if capability else {}
+    assert gpu_kernel.is_here(types.SimpleNamespace(**told)) == expected
+
+
+def test_without_triton_there_is_no_kernel(monkeypatch):
+    monkeypatch.setattr(gpu_kernel, "_has_triton", lambda: False)
+    assert not gpu_kernel.is_here(types.SimpleNamespace(compute_capability="9.0"))
+
+
+def test_no_rows_are_taken_for_no_ids():
+    found = gpu_kernel.take(jnp.ones((8, 16)), jnp.zeros(0, jnp.int32), interpret=True)
+    assert found.shape == (0, 16)

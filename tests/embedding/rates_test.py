@@ -1,0 +1,123 @@
+"""Rates of some tables and parameters that differ from the others'."""
+
+import examples
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from sharded import by_table, new_tables, update
+
+from jaxrank import optim
+from jaxrank.embedding.rates import factors_of
+from jaxrank.errors import InputError
+from jaxrank.features import PAD
+from tests.embedding.embedding_test import HOT, make, random_grads
+
+RATES = {"ta": 0.5, "tc": 0.0}
+
+
+def table_of_rows(stack, rows):
+    """The table of each row of a stack, one after another."""
+    hot = list(stack.hot)
+    found = {stack.hot_start + i: t for i, t in enumerate(hot)}
+    for table, offset in enumerate(stack.offsets):
+        own = range(hot.count(table), rows[stack.tables[table]])
+        found |= {offset + r: table for r in own}
+    return [stack.tables[found[r]] for r in range(stack.rows)]
+
+
+@pytest.mark.parametrize("hot", HOT)
+def test_each_row_has_the_factor_of_its_table(hot):
+    lay = examples.small_layout(None, 50, HOT[hot])
+    (stack,) = lay.stacks
+    rows = {t.name: t.rows for t in lay.schema.tables}
+    expected = [RATES.get(name, 1.0) for name in table_of_rows(stack, rows)]
+    found = factors_of(stack, RATES).at(jnp.arange(stack.rows))
+    np.testing.assert_array_equal(found[:, 0], np.float32(expected))
+    assert factors_of(stack, {"ta": 1.0}) is None
+
+
+@pytest.mark.parametrize(
+    ("rule", "devices", "replicas", "hot"),
+    [
+        ("sgd", 8, 2, "hot"),
+        ("adagrad", 2, 1, "whole"),
+        ("rowwise_adagrad", 1, 1, "split"),
+        ("lazy_adam", 1, 1, "split"),
+        ("ftrl", 8, 1, "split"),
+    ],
+)
+def test_the_rows_of_a_table_move_as_at_its_own_rate(rule, devices, replicas, hot):
+    """Each table of a run with factors moves as in a run where all tables have its rate."""
+    settings = dict(devices=devices, replicas=replicas, rule=rule, hot=hot)
+    embedding = make(**settings, rate_factors=RATES)
+    before = new_tables(embedding)
+    batch = examples.random_batch(embedding.layout, 32)
+    grads = random_grads(embedding, before, batch)
+    moved = by_table(embedding, update(embedding, before, batch, grads))
+    for name in ("ta", "tb", "tc"):
+        factor = RATES.get(name, 1.0)
+        alike = make(**settings, rate_factors=dict.fromkeys(("ta", "tb", "tc"), factor))
+        expected = by_table(alike, update(alike, new_tables(alike), batch, grads))[name]
+        np.testing.assert_allclose(moved[name], expected, atol=3e-7)
+    start = by_table(embedding, before)
+    np.testing.assert_array_equal(moved["tc"], start["tc"])
+    assert not np.array_equal(moved["ta"], start["ta"])
+
+
+def test_half_the_rate_moves_rows_half_as_far_over_whole_tables_too():
+    for scope in ("read", "table"):
+        embedding = make(rate_factors={"ta": 0.5}, l2_scope=scope)
+        plain = make(l2_scope=scope)
+        tables = new_tables(plain)
+        batch = examples.random_batch(plain.layout, 32)
+        grads = random_grads(plain, tables, batch)
+        start = by_table(plain, tables)["ta"]
+        half = by_table(embedding, update(embedding, tables, batch, grads))["ta"] - start
+        whole = by_table(plain, update(plain, tables, batch, grads))["ta"] - start
+        np.testing.assert_allclose(2 * half, whole, atol=1e-6)
+
+
+def test_the_row_at_a_place_is_the_inverse_of_its_position():
+    embedding = make(rows=3000)
+    (part,) = (s for s in embedding.storages if s.is_split)
+    row = jnp.append(jnp.arange(3000, dtype=jnp.int32), PAD)
+    np.testing.assert_array_equal(part.row(part.position(row)), row)
+
+
+def optimizer(**settings):
+    return optim.dense_optimizer(name="adamw", rate=lambda _: 0.1, weight_decay=0.1, **settings)
+
+
+def test_dense_parameters_move_by_their_factor_and_at_zero_not_at_all():
+    params = {"cross": {"kernel": jnp.ones(3)}, "tower": {"layer_0": {"bias": jnp.ones(2)}}}
+    grads = jax.tree.map(lambda x: 0.5 * x, params)
+    moved = {}
+    for factors in ({}, {"*": 0.25, "cross/*": 0.0}):
+        rule = optimizer(factors=factors)
+        updates, _ = rule.update(grads, rule.init(params), params)
+        moved[len(factors)] = optax.apply_updates(params, updates)
+    np.testing.assert_array_equal(moved[2]["cross"]["kernel"], params["cross"]["kernel"])
+    whole = moved[0]["tower"]["layer_0"]["bias"] - 1
+    assert (whole < 0).all()
+    np.testing.assert_allclose(moved[2]["tower"]["layer_0"]["bias"] - 1, 0.25 * whole, rtol=1e-5)
+
+
+def test_a_pattern_that_matches_no_parameter_names_those_that_are():
+    rule = optimizer(factors={"crss/*": 0.0})
+    with pytest.raises(InputError, match=r"'crss/\*' must match a parameter: .*cross/kernel"):
+        rule.init({"cross": {"kernel": jnp.ones(3)}})
+    with pytest.raises(InputError, match=r"factors\['a'\] must be at least 0: found -1"):
+        optimizer(factors={"a": -1})
+
+
+def test_meshes_agree_on_rows_with_factors():
+    found = []
+    for devices in (1, 4):
+        embedding = make(devices=devices, rule="rowwise_adagrad", rate_factors=RATES)
+        tables = new_tables(embedding)
+        batch = examples.random_batch(embedding.layout, 32)
+        grads = random_grads(embedding, tables, batch)
+        found.append(by_table(embedding, update(embedding, tables, batch, grads))["ta"])
+    np.testing.assert_allclose(found[0], found[1], atol=1e-6)

@@ -1,0 +1,141 @@
+"""Metrics by the value of a column, beside those of scikit-learn on the predictions."""
+
+import dataclasses
+import json
+
+import by_day
+import numpy as np
+import pyarrow as pa
+import pytest
+from sklearn import metrics as sk
+
+from jaxrank import cli
+from jaxrank.data.store.reader import open_store
+from jaxrank.errors import InputError
+from jaxrank.evaluation import evaluate, report, slices
+from jaxrank.features import Task
+from tests.evaluation import days_test
+from tests.evaluation.evaluate_test import predictions, run  # noqa: F401
+
+
+def test_each_value_has_the_metrics_of_its_examples(run, predictions):  # noqa: F811
+    found = evaluate.evaluate(str(run[0]), by="c1")
+    assert found.by["column"] == "c1"
+    columns = {name: np.array(predictions[name].to_pylist()) for name in predictions.column_names}
+    assert {e["value"] for e in found.by["values"]} == set(columns["c1"].tolist())
+    counts = []
+    for entry in found.by["values"]:
+        mine = columns["c1"] == entry["value"]
+        counts.append(mine.sum())
+        for task in ("click", "conversion"):
+            known = mine & np.array([label is not None for label in columns[f"label_{task}"]])
+            labels = columns[f"label_{task}"][known].astype(float)
+            predicted = columns[f"predicted_{task}"][known]
+            score = entry["metrics"][task]
+            assert score["examples"] == known.sum()
+            if known.any():
+                loss = sk.log_loss(labels, predicted, labels=[0, 1])
+                assert score["logloss"] == pytest.approx(loss, rel=1e-5)
+            if len(set(labels)) == 2:
+                auc = sk.roc_auc_score(labels, predicted)
+                assert score["auc"] == pytest.approx(auc, abs=1e-6)
+            else:
+                assert np.isnan(score["auc"])
+    assert counts == sorted(counts, reverse=True)
+    assert sum(counts) == 1000
+    whole = evaluate.evaluate(str(run[0]))
+    assert whole.by is None
+    assert found.metrics == whole.metrics
+
+
+def test_the_mean_auc_weighs_values_by_their_examples():
+    groups = slices.Groups("user", ["a", "b", "c"], np.array([0, 0, 1, 1, 1, 2]))
+    labels = np.float32([[1], [0], [1], [0], [0], [1]])
+    logits = np.float32([[2], [1], [0], [1], [-1], [3]])
+    weights = np.float32([[1], [1], [2], [1], [1], [9]])
+    found = slices.by_group(groups, [Task("click")], logits, labels, weights)
+    # a: 1.0 with weight 2; b: 0.5 with weight 4; c has no AUC.
+    assert found.group_auc == {"click": pytest.approx((2 * 1.0 + 4 * 0.5) / 6)}
+    assert [e["value"] for e in found.values] == ["b", "a", "c"]
+
+
+def test_a_split_by_day_has_its_days(tmp_path):
+    names = days_test._DAYS[:3]
+    tables = {day: days_test._table(i, 0) for i, day in enumerate(names)}
+    store = by_day.write(tmp_path, tables, days_test._FEATURES, block_size=100)
+    groups = slices.groups_of(store.split("train"), "day")
+    assert groups.values == names
+    assert np.bincount(groups.code).tolist() == [len(table) for table in tables.values()]
+    assert (np.diff(groups.code) >= 0).all()
+
+
+def test_the_command_line_prints_and_tells_each_value(run, capsys):  # noqa: F811
+    cli.run(["evaluate", f"--workdir={run[0]}", "--by=c1"])
+    told = capsys.readouterr().out
+    assert "click by c1" in told
+    assert "mean AUC of the values, by weight:" in told
+    cli.run(["evaluate", f"--workdir={run[0]}", "--by=c1", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["by"]["values"][0]["metrics"]["click"]["examples"] > 0
+
+
+def test_values_that_differ_are_told_apart():
+    values = [None, "missing", "", "a\nb", "https://example.org/a/long/path/1"]
+    values += [values[-1][:-1] + "2", 3, 2.5, True, 40 * "a", 20 * "a" + "b" + 19 * "a"]
+    names = report._names([{"value": value} for value in values])
+    assert len(set(names)) == len(values)
+    assert all(name.isprintable() and name for name in names)
+    assert [len(name) > 29 for name in names] == 9 * [False] + 2 * [True]
+
+
+def test_floats_that_json_does_not_have_are_text_and_zero_is_one_value(run, monkeypatch):  # noqa: F811
+    numbers = [0.0, -0.0, np.nan, np.inf, -np.inf, None, 1.5, -np.nan]
+    split = open_store(run[0] / "data").split("valid")
+    kept = pa.RecordBatch.from_pydict({"x": pa.array(numbers)})
+    block = dataclasses.replace(next(split.blocks()), kept=kept)
+    monkeypatch.setattr(type(split), "blocks", lambda self: iter([block]))
+    found = slices.groups_of(split, "x")
+    values = [found.values[code] for code in found.code]
+    assert values == [0.0, 0.0, "nan", "inf", "-inf", None, 1.5, "nan"]
+    assert len(found.values) == 6
+
+
+def test_what_cannot_be_a_column_is_named(run, monkeypatch):  # noqa: F811
+    with pytest.raises(InputError, match=r"--by: must be one of .*'c1', 'p_click'.* found 'day'"):
+        evaluate.evaluate(str(run[0]), by="day")
+    monkeypatch.setattr(slices, "MOST", 3)
+    with pytest.raises(InputError, match="column 'p_click' must have at most 3 .*found"):
+        evaluate.evaluate(str(run[0]), by="p_click")
+    split = open_store(run[0] / "data").split("valid")
+    blocks = [dataclasses.replace(b, kept=_with_list(b.kept)) for b in split.blocks()]
+    monkeypatch.setattr(type(split), "blocks", lambda self: iter(blocks))
+    with pytest.raises(
+        InputError, match="column 'l' must hold one value .*: found list<[^:]*: int64>.$"
+    ):
+        slices.groups_of(split, "l")
+
+
+def _with_list(batch):
+    return pa.RecordBatch.from_pydict({"l": pa.array([[1]] * batch.num_rows)})
+
+
+@pytest.mark.parametrize(
+    ("column", "expected"),
+    [
+        (pa.array(["a", None, "b", "a"]).dictionary_encode(), ["a", None, "b", "a"]),
+        (pa.DictionaryArray.from_arrays([0, 1, 1, 2], ["a", "b", "a"]), ["a", "b", "b", "a"]),
+        (
+            pa.array([1, 5_000, 1], pa.timestamp("ns")),
+            [f"1970-01-01 00:00:00.00000{n}" for n in ("0001", "5000", "0001")],
+        ),
+        (pa.array([1, 2, 1], pa.time64("ns")), [f"00:00:00.00000000{n}" for n in (1, 2, 1)]),
+        (pa.array([1.5, 0.5, None, 1.5], pa.float16()), [1.5, 0.5, None, 1.5]),
+        (pa.array([True, False, None, True]), [True, False, None, True]),
+        (pa.array([b"x", b"y", b"x"]), ["x", "y", "x"]),
+    ],
+)
+def test_columns_of_any_type_have_each_value_once(column, expected):
+    coded = slices._coded([column.slice(0, 2), column.slice(2)], "c")
+    values = coded.dictionary.to_pylist()
+    assert [values[i] for i in coded.indices.to_pylist()] == expected
+    assert len(values) == len(set(expected))

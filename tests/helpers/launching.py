@@ -1,0 +1,107 @@
+"""Runs the scripts in launch/ where every tool that reaches a cloud is a stand-in."""
+
+import json
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+
+import stand_ins
+from checkout import ROOT
+
+LAUNCH = ROOT / "launch"
+# Of this machine; with the stand-ins the whole PATH, so that no real cloud can be reached.
+_TOOLS = """
+    awk bash cat date env flock git gzip mkdir mktemp mountpoint printf rm setsid sh sleep tail
+    tar timeout
+"""
+# Words that a shell, YAML or Kubernetes could take for something else.
+HOSTILE = ["--config.x=it's", "a b", '"q" \\ $(touch owned) `id`', "*", "", "&", "--", "naïve;#"]
+ZONE = "--zone=us-central2-b"
+
+
+class Cloud:
+    """A PATH that holds stand-ins, and what they write down.
+
+    Args:
+        path: a directory of its own.
+    """
+
+    def __init__(self, path):
+        tools, self.here = path / "tools", path / "cloud"
+        tools.mkdir()
+        self.here.mkdir()
+        for name in _TOOLS.split():
+            (tools / name).symlink_to(shutil.which(name))
+        for name in ("gcloud", "kubectl", "sbatch", "srun", "python3"):
+            line = shlex.join([sys.executable, stand_ins.__file__, name])
+            (tools / name).write_text(f'#!/bin/sh\nexec {line} "$@"\n')
+            (tools / name).chmod(0o755)
+        (self.here / "cloud.json").write_text("{}")
+        self.jaxrank("run")
+        home = {"STAND_IN": str(self.here), "HOME": str(self.here)}
+        self.env = home | {"PATH": str(tools), "LC_ALL": "C.UTF-8"}
+
+    def run(self, script, *args, **more):
+        return subprocess.run(
+            [LAUNCH / script, *map(str, args)],
+            env=self.env | more,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    def jaxrank(self, status):
+        """Tells with which status jaxrank ends from now on, or that it goes on running: "run"."""
+        (self.here / "jaxrank").write_text(f"{status}\n")
+
+    def calls(self, what=""):
+        """The calls whose name begins so, in order; see stand_ins.main."""
+        file = self.here / "calls.jsonl"
+        lines = file.read_text().splitlines() if file.exists() else []
+        return [call for call in map(json.loads, lines) if call["name"].startswith(what)]
+
+    def verbs(self, what="gcloud"):
+        return [call["name"].split()[-1] for call in self.calls(what)]
+
+    def tpus(self, **changes):
+        """The TPUs that there are, after changes of their states."""
+        found = json.loads((self.here / "cloud.json").read_text())
+        for name, states in changes.items():
+            found[name]["states"] = states
+        (self.here / "cloud.json").write_text(json.dumps(found))
+        return found
+
+    def workers(self, name):
+        """The directories of a TPU's workers."""
+        return sorted((self.here / name).iterdir())
+
+    def close(self):
+        """Ends each jaxrank that still runs."""
+        for lock in self.here.glob("*/*/jaxrank.lock"):
+            stand_ins.end(lock.parent)
+
+
+def lines_of_shell(text):
+    """The commands of a script: lines, unless a quote goes on."""
+    line = ""
+    for part in text.splitlines():
+        line += part
+        try:
+            shlex.split(line)
+        except ValueError:
+            line += "\n"
+            continue
+        yield line
+        line = ""
+    assert not line
+
+
+def eventually(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

@@ -1,0 +1,491 @@
+"""What the code in C++ does: rows against XLA, to the bit, and layers as near as sums come."""
+
+import functools
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import examples
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from checkout import HELPERS, ROOT
+from sharded import lookup, new_tables, specs_of, update
+
+from jaxrank import mesh as meshes
+from jaxrank import native
+from jaxrank.embedding import Embedding, duplicates, make_rule
+from jaxrank.embedding.backends import cpu_rows
+from jaxrank.embedding.backends.cpu import ByRowNative
+from jaxrank.embedding.backends.lazy import PerId
+from jaxrank.embedding.backends.xla import ByRow
+from jaxrank.features import PAD
+from jaxrank.layout import layout
+from jaxrank.models.cross import LowRankCross, MatrixCross
+from jaxrank.models.products import layer, product
+from tests.system.devices_test import DIMS, SCHEMA, hot_of
+
+needs_compiler = pytest.mark.usefixtures("compiled")
+needs_layers = pytest.mark.usefixtures("multiplied")
+COUNTS = [1, 31, 5_000, 100_000]  # ids: of one part of the work, of several, of many
+
+
+def floats(*shape, seed=0):
+    """With negative zeros, which a sum of two numbers never is."""
+    found = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+    return np.where(np.abs(found) < 0.05, np.float32(-0.0), found)
+
+
+def ids(count, below, seed=1):
+    """Some often, a fifth PAD."""
+    rng = np.random.default_rng(seed)
+    found = (below ** rng.random(count)).astype(np.int32) - 1
+    return np.where(rng.random(count) < 0.2, PAD, found)
+
+
+def assert_same_bits(found, expected):
+    found, expected = np.asarray(found), np.asarray(expected)
+    assert found.dtype == expected.dtype
+    np.testing.assert_array_equal(found.view(np.int32), expected.view(np.int32))
+
+
+@pytest.fixture
+def compiled():
+    """Only where there is no compiler may the code not be there."""
+    if not any(map(shutil.which, native.COMPILERS)):
+        pytest.skip("this machine has no C++ compiler")
+    assert native.missing() == ""
+
+
+@pytest.fixture
+def multiplied(compiled):
+    """Only a processor of another kind may be without."""
+    kinds = Path("/proc/cpuinfo").read_text().split()
+    if not {"avx2", "fma"} <= set(kinds):
+        pytest.skip("this processor has neither AVX-512 nor AVX2")
+    assert native.has_layers()
+
+
+@needs_compiler
+@pytest.mark.parametrize("dim", [1, 3, 16, 100, 128])
+@pytest.mark.parametrize("count", COUNTS)
+def test_rows_are_taken_as_by_xla(count, dim):
+    plain, form = ByRow(dim, 128), ByRowNative(dim, 128)
+    table, index = floats(700, 128), ids(count, 700)
+    assert_same_bits(form.take(table, index), plain.take(table, index))
+    numbers = jnp.asarray(table[:, 0])
+    assert_same_bits(cpu_rows.take(numbers, index), plain._found(numbers, index))
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("count", "dim"),
+    [*itertools.product(COUNTS, [1, 3, 16, 100, 128]), *itertools.product([5_000], [8, 32, 64])],
+)
+@pytest.mark.parametrize("order", ["any", "rising"])
+@pytest.mark.parametrize("given", ["block", "index", "scale"])
+def test_vectors_are_added_as_by_xla(count, dim, order, given):
+    plain, form = ByRow(dim, 128), ByRowNative(dim, 128)
+    at = ids(count, 900)
+    at = np.sort(at) if order == "rising" else at
+    start = floats(900, dim, seed=2) + np.float32(0)  # as sums are, never a negative zero
+    source = floats(count, dim) if given == "block" else floats(300, 128)
+    index = None if given == "block" else jnp.asarray(ids(count, 300, seed=3))
+    scale = jnp.asarray(floats(count, seed=4)) if given == "scale" else None
+    settings = dict(scale=scale, rising=order == "rising")
+    found, expected = (
+        f.add(jnp.asarray(start), jnp.asarray(at), jnp.asarray(source), index, **settings)
+        for f in (form, plain)
+    )
+    assert_same_bits(found, expected)
+    assert (np.asarray(found) != start).any()
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("count", "rows", "dim"),
+    [
+        *itertools.product(COUNTS, [1, 40, 5_000, 1_000_003], [16]),
+        *itertools.product([5_000], [5_000], [1, 3, 8, 32, 64, 128]),
+    ],
+)
+def test_gradients_of_an_id_are_added_up_as_by_xla(count, rows, dim):
+    own = count // 3
+    row = jnp.asarray(ids(count, rows))
+    rest = count - own
+    pieces = [
+        PerId(own, jnp.asarray(floats(own, dim))),
+        PerId(
+            rest,
+            jnp.asarray(floats(200, dim, seed=5)),
+            jnp.asarray(ids(rest, 200, seed=6)),
+            jnp.asarray(floats(rest, seed=7)),
+        ),
+    ]
+    unique, sums = jax.jit(lambda: cpu_rows.sum_by_id(row, pieces, rows, dim))()
+    scratch = jnp.zeros(rows, jnp.int32)
+    expected, of_expected, _ = duplicates.sum_by_scratch(ByRow(dim, dim), row, pieces, scratch)
+    different = len(np.unique(row[row != PAD]))
+    assert (np.asarray(unique[different:]) == PAD).all()
+    order, in_order = np.argsort(unique[:different]), np.argsort(expected[:different])
+    np.testing.assert_array_equal(unique[order], expected[in_order])
+    assert_same_bits(sums[order], of_expected[in_order])
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("rule", "placement", "devices", "replicas", "scope", "settings"),
+    [
+        ("rowwise_adagrad", "rows", 1, 1, "read", {}),
+        ("rowwise_adagrad", "mixed", 4, 2, "read", {"rate_factors": {"ta": 0.25, "tc": 4.0}}),
+        ("rowwise_adagrad", "rows", 1, 1, "read", {"l2": 0.01}),
+        ("rowwise_adagrad", "rows", 1, 1, "read", {"clip_norm": 0.01}),
+        ("lazy_adam", "mixed", 1, 1, "read", {"l2": 0.01}),
+        ("adagrad", "mixed", 4, 2, "read", {"l2": 0.01}),
+        ("ftrl", "rows", 2, 1, "read", {"l2": 0.01}),
+        ("sgd", "mixed", 1, 1, "table", {"l2": 0.01}),
+    ],
+)
+def test_lookup_and_update_are_those_of_xla(rule, placement, devices, replicas, scope, settings):
+    lay = layout(SCHEMA, DIMS, hot_of(placement, devices))
+    settings = dict(
+        layout=lay,
+        mesh=meshes.make_mesh(devices=devices, replicas=replicas),
+        rule=make_rule(rule),
+        room={stack.name: 0.1 for stack in lay.stacks},
+        l2_scope=scope,
+        **settings,
+    )
+    by_xla = type("ByXla", (Embedding,), {"is_native": False})(**settings)
+    by_native = Embedding(**settings)
+    assert by_native.is_native
+    assert not by_native.init_scratch()
+    tables = new_tables(by_native)
+    batch = examples.random_batch(lay, 64, seed=0)
+    (vectors, _), (expected, _) = (lookup(e, tables, batch) for e in (by_native, by_xla))
+    jax.tree.map(assert_same_bits, vectors, expected)
+    after, expected = (update(e, tables, batch, vectors) for e in (by_native, by_xla))
+    # What XLA fuses with the sums it may round otherwise.
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-7)
+    jax.tree.map(close, after, expected)
+    moved = jax.tree.map(lambda a, b: bool((a != b).any()), after, tables)
+    assert all(t.rows for t in moved.values())
+
+
+@needs_compiler
+@pytest.mark.parametrize("width", [1, 4, 16, 128])
+@pytest.mark.parametrize("count", [0, 1, 31, 5_000, 100_000])
+@pytest.mark.parametrize("has_rates", [False, True])
+def test_rowwise_adagrad_is_that_of_float64(count, width, has_rates):
+    dim, rows, rule = width - width // 4, 128_000, make_rule("rowwise_adagrad", eps=1e-3)
+    row = np.random.default_rng(0).permutation(rows)[:count].astype(np.int32)
+    table = floats(rows, width)
+    grads = floats(count + 7, dim, seed=1)
+    rate = np.abs(floats(count + 7, 1, seed=2)) if has_rates else np.float32(0.3)
+    accumulator = np.abs(floats(rows, seed=3))
+    stored = jnp.asarray(table.reshape(-1, 128)), {"accumulator": jnp.asarray(accumulator)}
+    padded = jnp.asarray(np.append(row, np.full(7, PAD)))
+    change = jax.jit(functools.partial(rule.native, width=width))
+    new, slots = change(*stored, padded, jnp.asarray(grads), jnp.asarray(rate))
+
+    grads = grads[:count].astype(np.float64)
+    mean, expected = np.mean(grads**2, axis=1), accumulator.astype(np.float64)
+    expected[row] += mean
+    np.testing.assert_allclose(slots["accumulator"], expected, rtol=1e-6)
+    rates = rate[:count] if has_rates else rate
+    table[row, :dim] -= rates * grads / np.sqrt(expected[row] + 1e-3)[:, None]
+    np.testing.assert_allclose(np.reshape(new, table.shape), table, rtol=1e-6, atol=1e-6)
+
+
+@needs_compiler
+def test_rowwise_adagrad_changes_nothing_where_a_step_is_left_out():
+    lay = layout(SCHEMA, DIMS, hot_of("rows", 1))
+    embedding = Embedding(lay, meshes.make_mesh(devices=1), make_rule("rowwise_adagrad"))
+    tables, batch = new_tables(embedding), examples.random_batch(lay, 64, seed=0)
+    vectors, _ = lookup(embedding, tables, batch)
+    batch = jax.tree.map(jnp.asarray, batch)
+
+    @jax.jit
+    def step(applies):
+        def change():
+            routes = embedding.route(batch)
+            rate, count = jnp.float32(0.1), jnp.int32(0)
+            return embedding.update(
+                tables, {}, routes, batch, vectors, rate=rate, step=count, applies=applies
+            )[0]
+
+        mapped = jax.shard_map(
+            change, mesh=embedding.mesh, in_specs=(), out_specs=embedding_specs, check_vma=False
+        )
+        return mapped()
+
+    embedding_specs = specs_of(embedding, tables)
+    assert "JaxrankRowwiseAdagrad" in step.lower(jnp.bool_(True)).as_text()
+    jax.tree.map(assert_same_bits, step(jnp.bool_(False)), tables)
+    moved = jax.tree.map(lambda a, b: bool((a != b).any()), step(jnp.bool_(True)), tables)
+    assert all(jax.tree.leaves(moved))
+
+
+def told_missing():
+    """What a program is told that loads the code for the first time."""
+    return native._loaded.__wrapped__()[0]
+
+
+LAYERS = [
+    ((), 97, 300, 33),  # a panel of one column, a strip of one row
+    ((2, 3), 257, 45, 64),
+    ((), 24, 2100, 600),  # a sum longer than a block
+    ((), 5_000, 20, 70),  # a sum over examples in parts
+    ((2,), 2_049, 16, 16),
+    ((), 1_100, 900, 130),  # groups of columns in several blocks
+    ((3,), 1_030, 130, 1),  # each row or column once
+]
+# The form of a layer, and what a cross layer has besides x.
+FORMS = [("plain", ()), ("relu", ()), ("cross", ()), ("cross", ("x0",)), ("cross", ("x0", "past"))]
+PRECISIONS = ["highest", "bfloat16"]
+
+
+@needs_layers
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(("form", "beside"), FORMS, ids=str)
+@pytest.mark.parametrize(("leading", "examples", "size", "width"), LAYERS, ids=str)
+def test_layers_and_their_gradients_are_those_of_float64(
+    leading, examples, size, width, form, beside, precision
+):
+    if form == "cross" and "past" not in beside:
+        width = size  # what is added is x
+    given, grad = layer_input(leading, examples, size, width, form, beside)
+    program = jax.jit(functools.partial(with_gradients, form=form, precision=precision))
+    assert program.lower(given, grad).as_text().count("@JaxrankLayer") == 2
+    y, grads = program(given, grad)
+    if form == "cross":
+        y, x0 = y
+        assert_same_bits(x0, given.get("x0", given["x"]))
+    expected, expected_grads = by_numpy(given, grad, np.asarray(y), form, precision)
+    assert grads.keys() == expected_grads.keys()
+    for name in given:
+        assert_near(grads[name], expected_grads[name])
+    assert_near(y, expected)
+
+
+def assert_near(found, expected):
+    assert (found.dtype, found.shape) == (np.float32, expected.shape)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=3e-6 * np.abs(expected).max())
+
+
+def layer_input(leading, examples, size, width, form, beside):
+    """What a layer reads, by name, and the gradient that comes in, of a cross layer's x0 too."""
+    shapes = dict(x=(examples, size), kernel=(size, width), bias=(width,))
+    shapes |= dict.fromkeys(beside, (examples, width))
+    given = {
+        name: floats(*leading, *shape, seed=seed)
+        for seed, (name, shape) in enumerate(shapes.items())
+    }
+    grad, of_x0 = (floats(*leading, examples, width, seed=seed) for seed in (8, 9))
+    return given, (grad, of_x0) if form == "cross" else grad
+
+
+def with_gradients(given, grad, form, precision):
+    def of(given):
+        given = dict(given)
+        first = x, *_ = [given.pop(name) for name in ("x", "kernel", "bias")]
+        if form == "cross":
+            given.setdefault("x0", x)
+        return layer(*first, precision, form, **given)
+
+    y, back = jax.vjp(of, given)
+    return y, back(grad)[0]
+
+
+def by_numpy(given, grad, y, form, precision):
+    """In float64; where `y` is above zero decides what passes a relu."""
+
+    def as_multiplied(array):
+        array = np.asarray(array, np.float32)
+        return (array.astype(jnp.bfloat16) if precision == "bfloat16" else array).astype(np.float64)
+
+    x, kernel = as_multiplied(given["x"]), as_multiplied(given["kernel"])
+    product = x @ kernel + given["bias"][..., None, :].astype(np.float64)
+    grads = {}
+    if form == "cross":
+        grad, of_x0 = grad
+    if form == "relu":
+        expected, inner = np.maximum(product, 0), np.where(y > 0, grad, 0)
+    elif form == "cross":
+        x0, past = (given.get(name, given["x"]) for name in ("x0", "past"))
+        expected, inner = x0 * product + past, grad * x0
+        grads["x0"] = of_x0 + grad * product
+    else:
+        expected, inner = product, grad
+    rounded = as_multiplied(inner)
+    grads["x"] = rounded @ kernel.swapaxes(-1, -2)
+    grads["kernel"] = x.swapaxes(-1, -2) @ rounded
+    grads["bias"] = inner.astype(np.float64).sum(axis=-2)
+    if "past" in given:
+        grads["past"] = grad
+    elif form == "cross":
+        grads["x"] = grads["x"] + grad
+    if form == "cross" and "x0" not in given:
+        grads["x"] = grads["x"] + grads.pop("x0")
+    return expected, grads
+
+
+@needs_layers
+@pytest.mark.parametrize("given", ["bias", "x0", "past"])
+def test_what_is_bfloat16_beside_what_is_multiplied_is_read_as_the_float32_that_it_is(given):
+    x, kernel = floats(600, 70), floats(70, 70, seed=1)
+    more = {"bias": None, "x0": jnp.asarray(floats(600, 70, seed=2)), "past": None}
+    more[given] = jnp.ones((70,) if given == "bias" else (600, 70), jnp.bfloat16)
+    y, _ = jax.jit(lambda: layer(x, kernel, more.pop("bias"), "highest", "cross", **more))()
+    of = {name: 0 if a is None else np.asarray(a, np.float64) for name, a in more.items()}
+    past = x if more["past"] is None else of["past"]
+    bias = 1.0 if given == "bias" else 0.0
+    expected = of["x0"] * (x.astype(np.float64) @ kernel + bias) + past
+    np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-4)
+
+
+@needs_layers
+@pytest.mark.parametrize("cross", [MatrixCross(3), LowRankCross(2, 40)], ids=["matrix", "low_rank"])
+@pytest.mark.parametrize("reads_x0", [False, True])
+def test_the_gradient_of_cross_layers_in_a_row_is_that_of_float64(cross, reads_x0):
+    """Whether x0 is read besides or not; each number of y and x0 has the same gradient."""
+    x0 = floats(600, 70)
+
+    def of(params, x0):
+        y, x0 = cross.apply(params, x0)
+        return jnp.sum(y + x0 if reads_x0 else y)
+
+    def found(x0):
+        params = cross.init(jax.random.key(0), jnp.asarray(floats(600, 70)))
+        params = jax.tree.map(lambda p: p.astype(x0.dtype), params)
+        program = jax.jit(jax.grad(of, argnums=(0, 1)))
+        return program(params, x0), program.lower(params, x0).as_text().count("@JaxrankLayer")
+
+    (of_params, of_x0), calls = found(x0)
+    assert calls > 0
+    with jax.enable_x64(True):
+        expected, calls = found(jnp.asarray(x0, jnp.float64))
+    assert calls == 0
+    jax.tree.map(assert_near, (of_params, of_x0), jax.tree.map(np.asarray, expected))
+
+
+@needs_layers
+@pytest.mark.parametrize("without", ["avx512bf16", "avx512f"])
+def test_layers_by_processors_that_can_less_are_those_of_float64(without):
+    code = f"""
+from jaxrank import native
+native._FLAGS += ("-mno-{without}",)
+from tests.native import native_test
+assert native.has_layers()
+for precision in native_test.PRECISIONS:
+    for form in native_test.FORMS:
+        for shape in native_test.LAYERS:
+            test = native_test.test_layers_and_their_gradients_are_those_of_float64
+            test(*shape, *form, precision)
+"""
+    path = os.pathsep.join(map(str, (ROOT, HELPERS)))
+    env = os.environ | {"PYTHONPATH": path}
+    subprocess.run([sys.executable, "-c", code], check=True, env=env)
+
+
+def _with_gradients(x, kernel, grad, precision="bfloat16", form="plain"):
+    def of(x, kernel):
+        return layer(x, kernel, None, precision, form)
+
+    y, back = jax.vjp(of, x, kernel)
+    return y, *back(grad)
+
+
+@needs_layers
+@pytest.mark.parametrize("form", ["plain", "relu"])
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_product_is_not_a_number_where_a_factor_is_not(precision, form):
+    """Whatever its bits are: rounded like others, some would be infinite."""
+    x, kernel = floats(100, 64), floats(64, 40, seed=1)
+    x[3, 5] = np.uint32(0x7FFFFFFF).view(np.float32)
+    x[70, 63], x[71, 0] = np.inf, -np.inf
+    grad = floats(100, 40, seed=2)
+    y, of_x, of_kernel = _with_gradients(x, kernel, grad, precision, form)
+    assert np.isnan(y[3]).all()
+    signs = np.sign(kernel).astype(np.float32)
+    for row, expected in ((70, np.inf * signs[63]), (71, -np.inf * signs[0])):
+        np.testing.assert_array_equal(
+            y[row], np.maximum(expected, 0) if form == "relu" else expected
+        )
+    assert np.isfinite(np.delete(y, [3, 70, 71], axis=0)).all()
+    assert np.isfinite(of_x).all()
+    assert np.isnan(of_kernel[5]).all()
+    assert np.isfinite(np.delete(of_kernel, [0, 5, 63], axis=0)).all()
+
+
+@needs_layers
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("examples", [100, 5_000])
+def test_a_product_of_several_is_that_product_alone(examples, precision):
+    """On one device or on one each."""
+    given = floats(4, examples, 48), floats(4, 48, 40, seed=1), floats(4, examples, 40, seed=2)
+    of = functools.partial(_with_gradients, precision=precision)
+    rows = jax.P("device")
+    mesh = jax.make_mesh((4,), ("device",), axis_types=(jax.sharding.AxisType.Auto,))
+    shared = jax.shard_map(of, mesh=mesh, in_specs=rows, out_specs=rows, check_vma=False)
+    found = of(*given), jax.vmap(of)(*given), jax.jit(shared)(*given)
+    alone = [of(*(array[i] for array in given)) for i in range(4)]
+    for one in found:
+        for together, *each in zip(one, *alone, strict=True):
+            assert_same_bits(together, np.stack(each))
+
+
+def test_small_products_and_those_of_one_input_or_of_float64_are_of_xla():
+    def is_native(examples, size, width, dtype=np.float32, precision="highest"):
+        x, kernel = np.ones((examples, size), dtype), np.ones((size, width), dtype)
+        text = jax.jit(lambda: product(x, kernel, precision)).lower().as_text()
+        return "@JaxrankLayer" in text
+
+    assert is_native(512, 16, 16) == native.has_layers()
+    assert is_native(512, 16, 16, precision="bfloat16") == native.has_layers()
+    assert not is_native(511, 16, 16)
+    assert not is_native(5_000, 1, 200)
+    assert is_native(5_000, 200, 1) == native.has_layers()
+    with jax.enable_x64(True):
+        assert not is_native(512, 16, 16, np.float64)
+
+
+def test_without_a_compiler_xla_does_the_work(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert told_missing() == "no C++ compiler was found"
+    monkeypatch.setenv("JAXRANK_NATIVE", "0")
+    assert told_missing() == "JAXRANK_NATIVE is 0"
+
+
+def test_a_compiler_that_fails_is_named_and_leaves_nothing(tmp_path, monkeypatch):
+    compiler = tmp_path / "c++-that-fails"
+    compiler.write_text("#!/bin/sh\necho 'no such option' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("CXX", str(compiler))
+    told = told_missing()
+    assert told == f"{compiler} could not compile rows.cc: no such option"
+    assert list((tmp_path / "cache" / "jaxrank").iterdir()) == []
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path, monkeypatch):
+    (tmp_path / "cache").write_text("a file, not a folder")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("CXX", "c++")
+    assert str(tmp_path / "cache") in told_missing()
+
+
+@needs_compiler
+def test_what_was_compiled_is_used_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(native, "_FLAGS", (*native._FLAGS, "-O0"))  # it is not run
+    made = [native._library(name) for name in ("rows", "layers")]
+    monkeypatch.setenv("CXX", "false")
+    assert [native._library(name) for name in ("rows", "layers")] == made
+    assert sorted((tmp_path / "jaxrank").iterdir()) == sorted(made)

@@ -1,0 +1,184 @@
+"""Ctrl-C and SIGTERM where no training loop asks for them: as a program starts, waits and ends."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+from checkout import ROOT
+
+_CHILDREN = """
+    import os, signal, threading, time
+
+    def children():
+        found = []
+        for thread in os.listdir("/proc/self/task"):
+            with open(f"/proc/self/task/{thread}/children") as file:
+                found += file.read().split()
+        return found
+
+    def interrupt_group_at(count):
+        def wait():
+            while len(children()) < count:
+                time.sleep(0.01)
+            os.killpg(0, signal.SIGINT)
+        threading.Thread(target=wait, daemon=True).start()
+"""
+
+# multiprocessing has a process of its own beside those that it is asked for.
+_TRAIN = """
+    import contextlib, json, sys
+    from jaxrank.data.batches.pipeline import TrainBatches
+    from jaxrank.data.store.reader import open_store
+    from jaxrank.runtime.prefetch import Feed
+    from jaxrank.layout import layout
+
+    if __name__ == "__main__":
+        store = open_store(sys.argv[1])
+        lay = layout(store.schema, {t.name: 8 for t in store.schema.tables})
+        batches = TrainBatches(store.split("train"), lay, **json.loads(sys.argv[2]))
+        interrupt_group_at(3)
+        with contextlib.closing(batches), contextlib.closing(Feed(batches, list)) as feed:
+            try:
+                for _ in feed:
+                    pass
+            except KeyboardInterrupt:
+                print("interrupted", flush=True)
+        batches.seek(5)
+        next(batches)
+        batches.close()
+        print("and on")
+"""
+
+_PREPARE = """
+    import sys
+    from types import SimpleNamespace
+    from jaxrank import cli
+    from jaxrank.data.prepare.runners import Local
+
+    def work(folder, unit):
+        open(f"{folder}/{os.getpid()}", "w").close()
+        time.sleep(600)
+
+    def prepare(_):
+        if sys.argv[2] == "interrupted":
+            interrupt_group_at(3)
+        Local(2).run(work, sys.argv[1], 3 * [SimpleNamespace(bytes=1 << 30)])
+
+    if __name__ == "__main__":
+        cli.run = prepare
+        cli.main()
+"""
+
+_COMMAND = """
+    import ctypes, os, signal, sys, threading, time
+    from jaxrank import cli
+
+    def work(_):
+        if sys.argv[1] == "a thread works":
+            threading.Thread(target=time.sleep, args=(600,)).start()
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(600)
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # which would end a sleep
+        for after in (0.2, 0.6):
+            threading.Timer(after, os.kill, (os.getpid(), signal.SIGINT)).start()
+        ctypes.CDLL(None).sleep(60)
+
+    cli.run = work
+    cli.main()
+"""
+
+_LOOP = """
+    import ctypes, os, signal, sys, threading
+    from jaxrank.runtime.stop import Stop
+
+    with Stop(None, None) as stop:
+        assert not stop.asked()
+        sleeps, *signals = sys.argv[1:]
+        for after in signals:
+            threading.Timer(float(after), os.kill, (os.getpid(), signal.SIGTERM)).start()
+        for _ in range(int(sleeps)):  # a signal ends a sleep
+            ctypes.CDLL(None).sleep(60)
+        print(f"stopped by {stop.caught}")
+"""
+
+
+def begin(tmp_path, script, *arguments):
+    """A program in a group of its own, which signals to the group do not leave."""
+    path = tmp_path / "script.py"
+    path.write_text("".join(textwrap.dedent(part) for part in script))
+    return subprocess.Popen(
+        [sys.executable, str(path), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+
+
+def end(program):
+    """Its status, output and errors; all of its group are ended if it does not end."""
+    try:
+        out, errors = program.communicate(timeout=60)
+    except subprocess.TimeoutExpired:
+        os.killpg(program.pid, signal.SIGKILL)
+        program.communicate()
+        raise
+    return program.returncode, out, errors
+
+
+def test_ctrl_c_while_workers_that_read_start_waits_for_nobody(tmp_path, store):
+    settings = dict(
+        batch_size=64,
+        steps_per_call=1,
+        seed=1,
+        shards=2,
+        window_blocks=2,
+        num_workers=2,
+        prefetch_batches=2,
+        list_slack=6.0,
+        on_overflow="truncate",
+        num_steps=1 << 20,
+    )
+    program = begin(tmp_path, (_CHILDREN, _TRAIN), str(store), json.dumps(settings))
+    assert end(program) == (0, "interrupted\nand on\n", "")
+
+
+def test_ctrl_c_while_workers_that_prepare_start_is_told_once(tmp_path):
+    (tmp_path / "at_work").mkdir()
+    program = begin(tmp_path, (_CHILDREN, _PREPARE), str(tmp_path / "at_work"), "interrupted")
+    assert end(program) == (130, "", "jaxrank: interrupted\n")
+
+
+def test_workers_that_prepare_end_with_the_program(tmp_path):
+    at_work = tmp_path / "at_work"
+    at_work.mkdir()
+    program = begin(tmp_path, (_CHILDREN, _PREPARE), str(at_work), "killed")
+    while len(workers := list(at_work.iterdir())) < 2:
+        assert program.poll() is None
+        time.sleep(0.02)
+    program.kill()
+    _, out, errors = end(program)  # which workers that go on would hold open
+    assert (len(workers), out) == (2, "")
+    assert "Traceback" not in errors
+
+
+def test_a_second_signal_ends_a_loop_that_waits(tmp_path):
+    assert end(begin(tmp_path, [_LOOP], "3", "0.2", "1.4")) == (143, "", "")
+
+
+def test_signals_together_are_one(tmp_path):
+    assert end(begin(tmp_path, [_LOOP], "2", "0.2", "0.4")) == (0, "stopped by 15\n", "")
+
+
+def test_a_second_ctrl_c_ends_a_command_that_waits(tmp_path):
+    assert end(begin(tmp_path, [_COMMAND], "waits")) == (130, "", "")
+
+
+def test_an_interrupted_command_waits_for_no_thread(tmp_path):
+    found = end(begin(tmp_path, [_COMMAND], "a thread works"))
+    assert found == (130, "", "jaxrank: interrupted\n")

@@ -1,0 +1,513 @@
+"""A run that starts from another, whose values, features, placement or mesh are others."""
+
+import json
+import re
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pacsv
+import pytest
+from checkout import ROOT
+from examples import stack_rows
+from ml_collections import ConfigDict
+from runs import newest, nothing, saved
+
+from jaxrank import cli
+from jaxrank.checkpoints import manager
+from jaxrank.checkpoints.checksums import checksums, of_host
+from jaxrank.checkpoints.manager import Checkpoints
+from jaxrank.checkpoints.reader import StoredArrays
+from jaxrank.config import default
+from jaxrank.embedding.storage import logical_rows
+from jaxrank.errors import InputError
+from jaxrank.evaluation import score
+from jaxrank.run import build
+from jaxrank.step import averaged, trained, weights_of
+from jaxrank.train import train
+from jaxrank.warm_start import start as warm_start
+
+ROWS = 1024
+
+
+def write(folder, seed, *, values=40, drop=(), without=(), rows=ROWS):
+    """Files of raw data: the values that there are, and which are frequent, depend on the seed.
+
+    drop: columns that are not there. without: columns that are empty in the validation file.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(seed)
+    of_user = np.random.default_rng(7).normal(size=200)
+    for split, count in (("train", rows), ("valid", 256)):
+        order = rng.permutation(200)[:values]
+        user = order[np.minimum(rng.zipf(1.3, count) - 1, values - 1)]
+
+        def several(letter, most, number, rng=rng):
+            return "|".join(f"{letter}{i}" for i in rng.integers(0, most, number))
+
+        columns = {
+            "user": [f"u{i}" for i in user],
+            "item": [f"i{i}" for i in rng.integers(0, 25, count)],
+            "tags": [several("t", 9, n) for n in rng.poisson(2, count)],
+            "seen": [several("i", 25, n) for n in rng.integers(0, 4, count)],
+            "f0": rng.normal(size=count).round(3).astype(str),
+            "f1": rng.normal(size=count).round(3).astype(str),
+            "click": (rng.random(count) < 1 / (1 + np.exp(-of_user[user]))).astype(int).astype(str),
+        }
+        if split == "valid":
+            columns |= {name: [""] * count for name in without}
+        for name in drop:
+            del columns[name]
+        pacsv.write_csv(pa.table(columns), folder / f"{split}.csv")
+    return folder
+
+
+def config(folder, *, ids=("user", "item"), floats=("f0", "f1"), lists=("tags", "seen"), **changes):
+    c = default()
+    c.source = ConfigDict(
+        dict(kind="csv", files={s: str(folder / f"{s}.csv") for s in ("train", "valid")})
+    )
+    c.features.tasks = [dict(name="click", label="click")]
+    c.features.floats = [dict(columns=name) for name in floats]
+    c.features.ids = [dict(columns=name) for name in ids]
+    c.features.lists = [
+        dict(columns=name, separator="|")
+        | (dict(combiner="none", max_length=3, table="item") if name == "seen" else {})
+        for name in lists
+    ]
+    c.batch_size = 64
+    c.num_steps = 16
+    c.steps_per_call = 4
+    c.embedding.dim = 4
+    c.embedding.dims = ConfigDict({"tags": 8}) if "tags" in lists else ConfigDict()
+    c.model.hidden = (8,)
+    c.mesh.devices = 1
+    with c.unlocked():
+        for path, value in changes.items():
+            *parts, last = path.split("__")
+            section = c
+            for part in parts:
+                section = section[part]
+            section[last] = value
+    return c
+
+
+def started(old, config, workdir, lines=None):
+    """The job of a new run and its first state, started from the run in `old`."""
+    job = build(config, workdir, nothing)
+    tell = nothing if lines is None else lines.append
+    state = warm_start.start(job, str(old), tell)
+    job.batches.close()
+    return job, state
+
+
+def by_value(job, state, kind):
+    """{table: {raw value: what a run has of its row}}; kind: rows, average or a slot."""
+    found = {}
+    for stack in job.program.trainee.embedding.layout.stacks:
+        if kind == "average":
+            arrays = dict(state.average.rows)
+        else:
+            arrays = {
+                name: table.rows if kind == "rows" else table.slots[kind]
+                for name, table in state.tables.items()
+            }
+        rows = logical_rows(jax.device_get(arrays), stack)
+        for name in stack.tables:
+            values = ["missing", "unknown", *job.store.vocabulary(name)[0]]
+            places = stack_rows(stack, name, np.arange(len(values)))
+            found[name] = dict(zip(values, rows[places], strict=True))
+    return found
+
+
+def predictions(job, weights):
+    """f[n, tasks], of the validation split."""
+    scored = score.score(job.program, weights, job.open_split("valid"), 512)
+    return np.concatenate([s.logits for s in scored])
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory):
+    """A run: its folder of raw data, config, workdir, job and state."""
+    folder = tmp_path_factory.mktemp("first")
+    write(folder / "raw", 0)
+    c = config(folder / "raw", ema_decay=0.9)
+    return folder / "raw", c, folder / "run", *saved(c, folder / "run")
+
+
+SLOTS = {"rowwise_adagrad": ["accumulator"], "lazy_adam": ["m", "v"], "ftrl": ["n", "z"]}
+
+
+@pytest.mark.parametrize(
+    ("rule", "before", "after", "values"),
+    [
+        ("rowwise_adagrad", 1, 1, 40),
+        ("rowwise_adagrad", 8, 1, 70),
+        ("lazy_adam", 1, 8, 15),
+        ("ftrl", 8, 2, 40),
+    ],
+    ids=["permuted", "grown, 8 devices to 1", "shrunk, 1 device to 8", "permuted, 8 to 2"],
+)
+def test_rows_and_slots_go_with_their_values(tmp_path, rule, before, after, values):
+    changes = dict(optim__tables__name=rule, ema_decay=0.9, data__shards=8)
+    old = config(write(tmp_path / "old", 0), mesh__devices=before, **changes)
+    old_job, old_state = saved(old, tmp_path / "run")
+
+    new = config(write(tmp_path / "new", 1, values=values), mesh__devices=after, **changes)
+    new.seed = 5
+    lines = []
+    job, state = started(tmp_path / "run", new, tmp_path / "next", lines)
+    untouched = job.program.init()
+    carried = 0
+    for kind in ("rows", "average", *SLOTS[rule]):
+        was, fresh, found = (
+            by_value(*x, kind) for x in ((old_job, old_state), (job, untouched), (job, state))
+        )
+        for table, rows in found.items():
+            for value, row in rows.items():
+                expected = was[table].get(value, fresh[table][value])
+                np.testing.assert_array_equal(row, expected, err_msg=f"{kind} {table} {value}")
+                carried += value in was[table]
+            assert set(rows) != set(was[table]) or table != "user"  # there are some of each kind
+    each = carried // (2 + len(SLOTS[rule]))
+    assert f"{each:,} carried over" in lines[0]
+
+
+def test_layers_moments_and_averages_are_those_of_the_older_run(first, tmp_path):
+    _, _, run, _, old = first
+    c = config(write(tmp_path / "new", 1), ema_decay=0.9)
+    _, state = started(run, c, tmp_path / "next")
+    for field in ("params", "model_state"):
+        jax.tree.map(np.testing.assert_array_equal, getattr(state, field), getattr(old, field))
+        average = getattr(state.average, field), getattr(old.average, field)
+        jax.tree.map(np.testing.assert_array_equal, *average)
+    moments, (schedule,) = state.opt_state[0]
+    jax.tree.map(np.testing.assert_array_equal, moments, old.opt_state[0][0])
+    assert int(moments.count) == 16
+    assert (int(schedule), int(state.step), int(state.earlier)) == (0, 0, 16)
+
+
+def test_without_an_average_of_its_own_a_run_starts_from_what_predicted(first, tmp_path):
+    raw, _, run, old_job, old = first
+    job, state = started(run, config(raw), tmp_path / "next")
+    jax.tree.map(np.testing.assert_array_equal, state.params, old.average.params)
+    expected = predictions(old_job, weights_of(old))
+    np.testing.assert_array_equal(predictions(job, weights_of(state)), expected)
+
+
+def test_ftrl_keeps_the_averages_that_it_starts_from(tmp_path):
+    """Its rows are what its sums say, and those are of the rows that were trained."""
+    changes = dict(optim__tables__name="ftrl", optim__tables__settings={"l1": 1e-3, "l2": 0.1})
+    raw = write(tmp_path / "raw", 0)
+    saved(config(raw, ema_decay=0.9, **changes), tmp_path / "run")
+    job, state = started(tmp_path / "run", config(raw, **changes), tmp_path / "next")
+    rule = job.program.trainee.embedding.rule
+    for table in state.tables.values():
+        assert (np.asarray(table.slots["n"]) > 0).any()
+        rows = np.asarray(table.rows)
+        change, _ = rule.change(rows, table.slots, np.zeros_like(rows), jnp.float32(0.1), 0)
+        np.testing.assert_allclose(change, 0, atol=1e-6)
+
+
+def test_an_average_begins_with_the_weights_where_the_older_run_had_none(tmp_path):
+    raw = write(tmp_path / "raw", 0)
+    saved(config(raw), tmp_path / "run")
+    _, state = started(tmp_path / "run", config(raw, ema_decay=0.9), tmp_path / "next")
+    jax.tree.map(np.testing.assert_array_equal, state.average, trained(state))
+
+
+def test_rows_of_several_lines_are_written_and_read_in_pieces(tmp_path, monkeypatch):
+    monkeypatch.setattr(manager, "_PIECE", 2**17)
+    raw = write(tmp_path / "raw", 0)
+    c = config(raw, ids=("user",), lists=(), embedding__dim=300, embedding__placement="rows")
+    old_job, old = saved(c, tmp_path / "run")
+    arrays = StoredArrays(
+        tmp_path / "run" / "checkpoints" / "16" / "weights",
+        Checkpoints(tmp_path / "run", read_only=True).saved_checksums(16)["weights"],
+    )
+    lines = old.tables["dim300"].rows.shape[0]
+    assert lines == 3 * 1024
+    pieces = [len(piece) for _, piece in arrays.pieces("rows.dim300")]
+    assert len(pieces) > 1
+    assert any(length % 3 for length in pieces)
+    assert not any(len(piece) % 3 for _, piece in arrays.pieces("rows.dim300", 3))
+    job, state = started(tmp_path / "run", c, tmp_path / "next")
+    was, found = (by_value(*x, "rows")["user"] for x in ((old_job, old), (job, state)))
+    assert list(was) == list(found)
+    np.testing.assert_array_equal(list(was.values()), list(found.values()))
+
+
+MODELS = {
+    "matrix": dict(model__cross="matrix"),
+    "vector, parallel": dict(model__cross="vector", model__structure="parallel"),
+    "low rank": dict(model__cross="low_rank", model__cross_rank=3),
+    "mix, parallel": dict(
+        model__cross="mix", model__cross_rank=3, model__cross_experts=2, model__structure="parallel"
+    ),
+    "tower": dict(model__cross="none", model__norm="batch"),
+    "layers of floats": dict(model__floats_hidden=(6, 3)),
+    "layers of floats, parallel": dict(model__floats_hidden=(5,), model__structure="parallel"),
+    "ple": dict(
+        model__hidden=(), model__multitask="ple", model__experts=1, model__expert_hidden=(4,)
+    ),
+}
+
+
+@pytest.mark.parametrize("model", list(MODELS))
+def test_features_keep_what_is_theirs_in_any_order(tmp_path, model):
+    """The raw data is the same; a feature that is dropped or new is empty where it is scored."""
+    without = ("item", "f1")
+    raw = write(tmp_path / "raw", 0, without=without)
+    old = config(raw, ids=("user", "item"), floats=("f1", "f0"), **MODELS[model])
+    old_job, old_state = saved(old, tmp_path / "run")
+    # What is empty has the vector of missing values, which must add nothing.
+    new = config(raw, ids=("user",), floats=("f0",), lists=("seen", "tags"), **MODELS[model])
+    lines = []
+    job, state = started(tmp_path / "run", new, tmp_path / "next", lines)
+    assert "features that are dropped: f1, item" in lines[0]
+    assert "0 new\n" in lines[0] or lines[0].endswith("0 new")
+    weights = weights_of(old_state)
+    silent = weights._replace(rows=_without(old_job, weights.rows, "item"))
+    expected = predictions(old_job, silent)
+    mine = weights_of(state)
+    mine = mine._replace(rows=_without(job, mine.rows, "item"))
+    np.testing.assert_allclose(predictions(job, mine), expected, rtol=1e-5, atol=1e-6)
+
+    # And back: the two are new, and their inputs are zero.
+    job, state = saved(new, tmp_path / "next")
+    back_job, back = started(tmp_path / "next", old, tmp_path / "back", lines)
+    assert "features that are new: f1, item" in lines[1]
+    mine, theirs = weights_of(state), weights_of(back)
+    mine = mine._replace(rows=_without(job, mine.rows, "item"))
+    theirs = theirs._replace(rows=_without(back_job, theirs.rows, "item"))
+    expected = predictions(job, mine)
+    np.testing.assert_allclose(predictions(back_job, theirs), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("before", "after"), [((), (2,)), ((2,), ()), ((2,), (4, 3))])
+def test_what_reads_layers_of_floats_that_are_new_or_gone_keeps_its_vectors(
+    tmp_path, before, after
+):
+    """Also where they put out as many numbers as there are floats."""
+    raw = write(tmp_path / "raw", 0)
+    old = config(raw, model__floats_hidden=before)
+    old_state = saved(old, tmp_path / "run")[1]
+    new = config(raw, model__floats_hidden=after)
+    job, state = started(tmp_path / "run", new, tmp_path / "next")
+    states = old_state, state, job.program.init()
+    theirs, mine, fresh = (np.asarray(s.params["cross"]["layer_0"]["kernel"]) for s in states)
+    a, b = (widths[-1] if widths else 2 for widths in (before, after))
+    np.testing.assert_array_equal(mine[b:, b:], theirs[a:, a:])
+    np.testing.assert_array_equal(mine[:b], fresh[:b])
+    np.testing.assert_array_equal(mine[:, :b], fresh[:, :b])
+
+
+def test_sequences_keep_what_is_theirs_where_a_model_has_nothing_else(tmp_path):
+    raw = write(tmp_path / "raw", 0)
+
+    def of(*names):
+        c = config(raw, ids=(), lists=(), model__cross="none")
+        c.features.lists = [
+            dict(columns=name, separator="|", combiner="none", max_length=16) for name in names
+        ]
+        return c
+
+    old_job, old_state = saved(of("tags", "seen"), tmp_path / "run")
+    job, state = started(tmp_path / "run", of("seen", "tags"), tmp_path / "next")
+    expected = predictions(old_job, weights_of(old_state))
+    np.testing.assert_allclose(predictions(job, weights_of(state)), expected, rtol=1e-5, atol=1e-6)
+
+
+def _without(job, rows, table):
+    """Rows, that of a table's missing values zero; the list `seen` shares it and never reads it."""
+    (stack,) = (s for s in job.program.trainee.embedding.layout.stacks if table in s.tables)
+    found = dict(rows)
+    (part,) = (p for p in job.program.trainee.embedding.parts[stack.name] if p)
+    at = stack.offsets[stack.tables.index(table)]
+    place = int(part.position(np.array([at], np.int32))[0])
+    stored = np.array(found[part.name]).reshape(-1, part.width)
+    stored[place] = 0
+    found[part.name] = jax.numpy.asarray(stored.reshape(-1, 128))
+    return found
+
+
+def test_what_reads_pairs_of_features_begins_anew_where_they_are_others(tmp_path):
+    raw = write(tmp_path / "raw", 0)
+    changes = dict(model__cross="dot", model__bottom_hidden=(8,), embedding__dims=ConfigDict())
+    old = config(raw, lists=("tags",), **changes)
+    _, before = saved(old, tmp_path / "run")
+    lines = []
+    new = config(raw, lists=(), floats=("f0",), **changes)
+    job, state = started(tmp_path / "run", new, tmp_path / "next", lines)
+    assert "new: params.tower.layer_0.kernel" in lines[0]
+    found, fresh = (s.params["tower"]["layer_0"]["kernel"] for s in (state, job.program.init()))
+    np.testing.assert_array_equal(found, fresh)
+    bottom = before.params["cross"]["bottom"]["layer_0"]["kernel"]
+    np.testing.assert_array_equal(state.params["cross"]["bottom"]["layer_0"]["kernel"], bottom[:1])
+
+
+def test_other_optimizers_and_dimensions_begin_anew_and_are_told(first, tmp_path):
+    raw, _, run, *_ = first
+    c = config(raw, optim__dense__name="adagrad", optim__tables__name="adagrad")
+    c.embedding.dims = ConfigDict({"tags": 8, "user": 2})
+    lines = []
+    job, state = started(run, c, tmp_path / "next", lines)
+    assert "table user: 42 rows begin anew, for its dimension is 2, was 4" in lines[0]
+    assert "the optimizer of tables begins anew" in lines[0]
+    assert "the optimizer of layers begins anew" in lines[0]
+    fresh = job.program.init()
+    jax.tree.map(np.testing.assert_array_equal, state.opt_state, fresh.opt_state)
+    assert not np.array_equal(state.params["head"]["bias"], fresh.params["head"]["bias"])
+    for name, table in state.tables.items():
+        jax.tree.map(np.testing.assert_array_equal, table.slots, fresh.tables[name].slots)
+    np.testing.assert_array_equal(state.tables["dim2"].rows, fresh.tables["dim2"].rows)
+    assert int(state.earlier) == 16
+
+
+def test_moments_that_begin_anew_count_their_steps_anew(first, tmp_path):
+    raw, _, run, *_ = first
+    _, state = started(run, config(raw, optim__tables__name="lazy_adam"), tmp_path / "next")
+    assert int(state.earlier) == 0
+
+
+@pytest.mark.parametrize("rule", ["adagrad", "lazy_adam"])
+def test_an_average_goes_on_under_another_rule_of_tables(first, tmp_path, rule):
+    raw, _, run, *_ = first
+    c = config(raw, ema_decay=0.9, optim__tables__name=rule)
+    job, state = started(run, c, tmp_path / "next")
+    weights = trained(state)._replace(params=jax.tree.map(lambda x: x + 1, state.params))
+    after = state._replace(params=weights.params, step=state.step + 1)
+    moved = averaged(job.program.trainee, after, np.zeros(1, bool))
+    keep = (1 + 17) / (10 + 17)  # of 16 steps before and one
+    jax.tree.map(
+        lambda new, was, mine: np.testing.assert_allclose(
+            new, keep * was + (1 - keep) * mine, rtol=1e-4, atol=1e-6
+        ),
+        moved.average.params,
+        state.average.params,
+        weights.params,
+    )
+
+
+def test_a_started_run_is_resumed_to_the_bit_and_does_not_start_twice(first, tmp_path):
+    raw, _, run, *_ = first
+    raw = write(tmp_path / "new", 1)
+    start = dict(report=nothing, init_from=str(run))
+    train(config(raw), tmp_path / "whole", **start)
+    train(config(raw, num_steps=8), tmp_path / "parts", **start)
+    shutil.copytree(tmp_path / "parts", tmp_path / "moved")
+    # Where the older run was nothing is looked for any more.
+    again = dict(report=nothing, init_from=str(tmp_path / "gone"), allow_config_change=True)
+    train(config(raw), tmp_path / "moved", **again)
+    (_, expected), (_, found) = (
+        newest(config(raw), tmp_path / name) for name in ("whole", "moved")
+    )
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    assert int(found.earlier) == 16
+
+    _, third = started(tmp_path / "moved", config(raw), tmp_path / "third")
+    assert int(third.earlier) == 32
+
+
+def test_a_checkpoint_of_a_step_may_be_named(first, tmp_path):
+    raw, c, run, *_ = first
+    steps = sorted(int(p.name) for p in (run / "checkpoints").iterdir() if p.name.isdecimal())
+    lines = []
+    started(run / "checkpoints" / str(steps[0]), c, tmp_path / "next", lines)
+    assert lines[0].startswith(f"Started from {run}/checkpoints/{steps[0]}:")
+    assert "come to its end" not in lines[0]
+
+
+def test_a_run_that_has_not_come_to_its_end_is_told(first, tmp_path):
+    raw, c, run, *_ = first
+    shutil.copytree(run, tmp_path / "stopped")
+    (tmp_path / "stopped" / "finished").touch()
+    for name, is_told in (("before", False), ("after", True)):
+        lines = []
+        started(tmp_path / "stopped", c, tmp_path / name, lines)
+        assert ("that run has not come to its end" in lines[0]) == is_told
+        (tmp_path / "stopped" / "finished").unlink(missing_ok=True)
+
+
+def _damaged(run, tmp_path):
+    """A copy of a run one byte of whose tables is another."""
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    for file in sorted(copy.glob("checkpoints/*/weights/**/d/*")):
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 4
+        file.write_bytes(content)
+    return copy
+
+
+def test_what_cannot_be_started_from_is_refused(first, tmp_path):
+    raw, c, run, *_ = first
+
+    def refused(message, source=run, **changes):
+        with pytest.raises(InputError, match=message):
+            started(source, config(raw, **changes), tmp_path / message)
+
+    refused("no such file. Is .*nowhere the workdir of a run", tmp_path / "nowhere")
+    refused("checkpoint must be newest, best or one of the steps", run / "checkpoints" / "7")
+    other = [dict(name="like", label="click")]
+    refused("must be of the same tasks, .*like.*: found .*click", features__tasks=other)
+    refused("damaged", _damaged(run, tmp_path))
+
+    # Its vocabularies are others, and are nowhere.
+    bare = tmp_path / "bare"
+    shutil.copytree(run, bare)
+    shutil.rmtree(bare / "data")
+    new = write(tmp_path / "new", 1)
+    with pytest.raises(InputError, match="the vocabularies of .*bare are others .* no such store"):
+        started(bare, config(new), tmp_path / "other")
+    _, state = started(bare, c, tmp_path / "same")  # where they are the same, none is needed
+    assert int(state.earlier) == 16
+
+
+def test_checksums_of_the_host_are_those_of_the_devices():
+    rng = np.random.default_rng(0)
+    arrays = [
+        rng.normal(size=(1000, 128)).astype(np.float32),
+        rng.normal(size=(300_001, 7)).astype(np.float32),
+        rng.integers(-9, 9, 5).astype(np.int32),
+        np.int32(7),
+        np.array([True, False, True]),
+        rng.normal(size=(3, 2, 5)).astype(np.float16),
+        np.zeros((0, 4), np.float32),
+    ]
+    (*expected,) = checksums(arrays).values()
+    assert [of_host(np.asarray(a)) for a in arrays] == expected
+    parts = [of_host(arrays[1][a:b], a) for a, b in ((0, 7), (7, 200_000), (200_000, 300_001))]
+    assert sum(parts) % 2**32 == expected[1]
+
+
+DAILY = re.search(r"## Every day\n(?:.*\n)*?\n((?:    .*\n)+)", (ROOT / "docs/data.md").read_text())
+
+
+@pytest.mark.slow
+def test_the_daily_recipe_does_better_than_a_start_from_nothing(tmp_path, capsys):
+    days = [write(tmp_path / f"raw{day}", day, values=60, rows=8192) for day in range(3)]
+    for day, raw in enumerate(days):
+        text = "from pathlib import Path\nfrom tests.warm_start.warm_start_test import config\n\n"
+        text += "def get_config():\n"
+        text += f"    return config(Path({str(raw)!r}), num_steps=0, num_epochs=1.0)\n"
+        (tmp_path / f"day{day + 1}.py").write_text(text)
+    assert DAILY is not None
+    for line in DAILY[1].strip().splitlines():
+        verb, *args = line.replace("/data/", f"{tmp_path}/").split()[1:]
+        cli.run([verb, *args])
+    told = json.loads((tmp_path / "run3" / "config.json").read_text())
+    assert told["data"]["store"] == f"{tmp_path}/day3"
+
+    day3 = tmp_path / "day3"
+    alone = [f"--config={day3}.py", f"--workdir={tmp_path / 'alone'}"]
+    cli.run(["train", *alone, f"--config.data.store={day3}"])
+
+    def loss(name):
+        capsys.readouterr()
+        cli.run(["evaluate", f"--workdir={tmp_path / name}", f"--data={day3}", "--json"])
+        return json.loads(capsys.readouterr().out)["metrics"]["click"]["logloss"]
+
+    assert loss("run3") < loss("alone")
