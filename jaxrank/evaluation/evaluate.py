@@ -30,7 +30,7 @@ _NUM_STEPS = 2**24  # more than any warm-up
 
 
 class Evaluation(NamedTuple):
-    """What `evaluate` found; the fields are those of `summary.Result` where they share a name.
+    """What `evaluate` found; the fields are those of `report.Result` where they share a name.
 
     buckets: {task: calibration by equal-count buckets of the prediction}.
     by: the metrics of each value of a column, if asked for; see `slices.Slices`.
