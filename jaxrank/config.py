@@ -29,7 +29,7 @@ def default() -> ConfigDict:
 
     # Raw data, for `prepare`. kind: criteo, csv, parquet, tfrecord or synthetic; see docs/data.md.
     c.source = ConfigDict()
-    # What is in the raw data; see data/spec.py.
+    # What is in the raw data; see data/spec/features.py.
     c.features = ConfigDict(dict(tasks=[], floats=[], ids=[], lists=[], keep=[], time="", group=""))
     c.features.as_of = ""  # for tasks with a time: when the data was looked at
     c.features.by_day = False  # a store with the days of features.time apart

@@ -60,10 +60,11 @@ def train(
         allow_older_checkpoint: where the newest checkpoint is damaged, go on from the newest that
             is not; the others are moved to `damaged` in the workdir.
         init_from: the workdir of an older run, or WORKDIR/checkpoints/STEP in it, whose model is
-            started from where `workdir` has no checkpoint yet; see `warm_start`.
-        profile_steps: FIRST:LAST, steps to trace with the profiler; see `profile`. Empty: none.
+            started from where `workdir` has no checkpoint yet; see `warm_start.start`.
+        profile_steps: FIRST:LAST, steps to trace with the profiler; see `telemetry.profiler`.
+            Empty: none.
         debug_batches: batches of so many last steps are written where a loss is not finite or
-            stands out; see `debug_batches`. 0: none.
+            stands out; see `telemetry.debug_batches`. 0: none.
 
     Raises:
         InputError: config, data, workdir or `profile_steps` cannot be used.

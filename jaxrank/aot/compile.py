@@ -42,7 +42,7 @@ class Compiled(NamedTuple):
     batches_bytes: of the call that runs and of those put there ahead.
     temporaries_bytes: of the training step.
     evaluation_bytes: temporaries of a step of evaluation.
-    collectives: sent by kind, of one step; see `hlo_checks.collective_bytes`.
+    collectives: sent by kind, of one step; see `checks.collective_bytes`.
     flops: floating point operations of one step; 0 where the compiler does not say, as of GPUs.
     tables_aliased: tables are updated in place, and nothing makes another array of their size.
     compile_seconds: of the training step.
@@ -168,7 +168,7 @@ def _compiled(
 def _program(
     config: ConfigDict, data: PlanData, maker: Maker, one: Topology, mesh: jax.sharding.Mesh
 ) -> Program:
-    """The programs that `job.build` would make on that slice."""
+    """The programs that `run.build` would make on that slice."""
     case = maker.case(Machine(one.name, one.devices, config.mesh.replicas, one.hbm_bytes))
     shape = BatchShape(config.batch_size, maker.shape.group, maker.shape.capacities)
     num_steps = make_timetable(config, int(data.reads.part_rows.sum())).num_steps

@@ -50,7 +50,7 @@ def _scaling(found: list[Compiled]) -> list[str]:
     names = ["batch", "fits", "step, ms", *first.seconds, "examples/s", "speed-up", "of linear"]
     rows = [["slice", *names, "limit"]]
     rows += [_row(one, one.step_time, first) for one in found if one.step_time]
-    head = f"By the model of jaxrank/scaling.py, milliseconds, and times {first.topology.name}:"
+    head = f"By the model of jaxrank/aot/scaling.py, milliseconds, and times {first.topology.name}:"
     lines = ["", head, *_aligned(rows)]
     if first.topology.cores == 8:
         cores, published = PUBLISHED

@@ -3,10 +3,10 @@
     WORKDIR/checkpoints/<step>/weights    what predicts: parameters, model state, table rows
     WORKDIR/checkpoints/<step>/training   what else training needs: optimizer states, rate factor,
                                           and the weights themselves where an average predicts
-    WORKDIR/checkpoints/<step>/run        JSON: what the run has seen so far; see `run_record`
+    WORKDIR/checkpoints/<step>/run        JSON: what the run has seen so far; see `record`
 
 Of where the run stands in its data the step says all, as batch k is a function of k; see
-`data.pipeline`. Tables are stored in an order that does not depend on the devices; see
+`data.batches.pipeline`. Tables are stored in an order that does not depend on the devices; see
 `embedding.storage`. The checksums are of all arrays, made before they were saved and compared when
 they are restored: nothing else would find a bit that flipped on a disk.
 """

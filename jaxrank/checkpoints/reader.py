@@ -27,7 +27,7 @@ class StoredArrays:
 
     Args:
         directory: of the part, as WORKDIR/checkpoints/984/weights.
-        checksums: of every array, by `jax.tree_util.keystr` of its path; see `checksum`.
+        checksums: of every array, by `jax.tree_util.keystr` of its path; see `checksums`.
     """
 
     def __init__(self, directory: Path, checksums: Mapping[str, int]):

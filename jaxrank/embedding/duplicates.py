@@ -1,6 +1,6 @@
 """Sums the gradients of ids that occur more than once, so that each row is updated once.
 
-Two ways by XLA, one result; `native_rows` is a third. On CPU a key-value sort costs many times the
+Two ways by XLA, one result; `cpu_rows` is a third. On CPU a key-value sort costs many times the
 gather and the scatter, so one position of each id is made its representative through a scratch
 array with a number for each row; the scratch array need not be cleared, because only what this step
 wrote is read. Elsewhere the ids are sorted; on GPU this also keeps duplicates away from the float

@@ -2,7 +2,7 @@
 
 A rule is a pure function of arrays whose first axis is rows, so the same code updates the few rows
 that a step read or, for the whole-table regularisation of the published benchmarks, all of them.
-It returns changes, to be added: how they are written is up to the platform (see `blocks`).
+It returns changes, to be added: how they are written is up to the platform (see `backends.base`).
 
 A row whose gradient is zero is a row that was read: its moments may decay, as those of Adam do.
 Rows that a step did not read never reach a rule.

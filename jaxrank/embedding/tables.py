@@ -131,7 +131,7 @@ class Embedding:
 
     @property
     def has_kernel(self) -> bool:
-        """Whether a kernel on GPU sums gradients; see `sorted_sums`."""
+        """Whether a kernel on GPU sums gradients; see `gpu_kernel`."""
         return self.platform == "gpu" and gpu_kernel.is_here(self.mesh.devices.flat[0])
 
     @property

@@ -34,7 +34,7 @@ _UNMEASURED = 2.0
 
 
 class Evaluation(NamedTuple):
-    """What `evaluate` found; the fields are those of `summary.Result` where they share a name.
+    """What `evaluate` found; the fields are those of `report.Result` where they share a name.
 
     buckets: {task: calibration by equal-count buckets of the prediction}.
     by: the metrics of each value of a column, if asked for; see `slices.Slices`.

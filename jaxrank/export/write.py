@@ -1,6 +1,6 @@
 """A trained model in files that other programs read.
 
-OUTPUT/export.json             what the rest means; see `recipe`
+OUTPUT/export.json             what the rest means; see `description`
 OUTPUT/layers.npz              parameters and model state, by their names in the checkpoint
 OUTPUT/tables/<table>.parquet  row (int32), vector (float32[dim]) and, of a table with a
                                vocabulary, value (string), in row order

@@ -13,7 +13,7 @@ Of a count:
   `losses.LOG_COUNT_LIMIT`, where p stays as it is, the line on which the loss goes on.
 - normalized_deviance: that over the one of the best constant. Undefined where all labels are equal.
 
-Calibration and examples are those of `metrics`. A model puts out the prediction of a real task and
+Calibration and examples are those of `sums`. A model puts out the prediction of a real task and
 the log of that of a count.
 """
 

@@ -14,7 +14,7 @@ Of a binary task:
   only the base rate (He et al., Practical Lessons from Predicting Clicks on Ads at Facebook,
   ADKDD 2014). Undefined with one class only.
 
-Of real and count tasks: see `deviance`. Of each:
+Of real and count tasks: see `regression`. Of each:
 
 - calibration: sum(w * prediction) / sum(w * label). Undefined where the labels' sum is not above 0.
 - examples: how many have weight above 0.

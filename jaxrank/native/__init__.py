@@ -4,7 +4,7 @@ XLA on CPU gathers and scatters on one thread and waits for memory at every row,
 come as near to what the processor can, and what a layer does besides goes through memory again and
 again; docs/measurements.md has the times. All
 threads of XLA's pool work, and the results do not depend on how many there are. See
-`embedding.native_rows` and `models.native_layers`.
+`embedding.backends.cpu_rows` and `models.native_layers`.
 
 The code is compiled for the processor when a program first needs it, and kept for the next in
 `$XDG_CACHE_HOME/jaxrank` or `~/.cache/jaxrank`. Without a compiler, or where JAXRANK_NATIVE is 0,

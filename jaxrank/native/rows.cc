@@ -1,7 +1,7 @@
 // Rows of tables on CPU: read, added up, duplicates removed, and changed, by all threads of XLA's pool.
 //
 // What is computed does not depend on the threads: every number is a sum in the order of the ids,
-// made by one thread. See embedding/native_rows.py for the functions and what they are for.
+// made by one thread. See embedding/backends/cpu_rows.py for the functions and what they are for.
 
 #include <algorithm>
 #include <cmath>

@@ -188,7 +188,7 @@ def carry_layers(
 
     Args:
         layers: params, model_state and opt_state, if wanted, before the first step, on the host.
-        names: of all arrays that the older run has, as `stored.dotted`.
+        names: of all arrays that the older run has, as `checkpoints.reader.dotted`.
         read: gives one of them.
         same_optimizer: of layers, by the two configs.
     """

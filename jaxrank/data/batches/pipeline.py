@@ -1,7 +1,7 @@
 """A split of a store -> the batches of this process, through grain.
 
-Global batch k is a pure function of (seed, k); see `order`. It is the shares of all shards, one
-after another, and a process serves a contiguous part of the shards: so the same examples make
+Global batch k is a pure function of (seed, k); see `shuffle_order`. It is the shares of all shards,
+one after another, and a process serves a contiguous part of the shards: so the same examples make
 batch k whether one process reads or sixteen do, and with any number of workers.
 """
 

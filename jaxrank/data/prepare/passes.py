@@ -67,8 +67,9 @@ def prepare(
     the output and is not done again, but of little data.
 
     Args:
-        features: the config's section, see `spec.FeatureSpec`.
-        source: the config's section, see `sources.make_source`; a file "-" is the standard input.
+        features: the config's section, see `spec.features.FeatureSpec`.
+        source: the config's section, see `sources.registry.make_source`; a file "-" is the
+            standard input.
         output: path or URL.
         block_size: examples in a block; the last of a part of the data may have fewer.
         compression: of blocks: "lz4" or "zstd"; empty: none.

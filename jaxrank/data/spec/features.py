@@ -206,7 +206,7 @@ class FeatureSpec:
     """The `features` section. After `resolve` each entry has exactly one column, and a table.
 
     keep: columns that are passed through to predictions.
-    time: the column with the time of each event; it is kept. See `times.seconds`.
+    time: the column with the time of each event; it is kept. See `encode.times.seconds`.
     group: a column that is kept.
     as_of: when the data was looked at, for tasks with a `time`; empty: at the latest event of each
         split.

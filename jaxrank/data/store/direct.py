@@ -198,7 +198,7 @@ def open_direct(features: Mapping[str, Any], source: Mapping[str, Any]) -> Store
     """What `prepare` would make of Parquet files and `open_store` open, with nothing written.
 
     Args:
-        features, source: the config's sections; see `prepare.prepare`.
+        features, source: the config's sections; see `prepare.passes.prepare`.
 
     Raises:
         InputError: the source is not Parquet, something would have to be learned from the data, or

@@ -187,7 +187,7 @@ def _status(path: str) -> tuple[int, ...] | None:
 class StoreSpec(NamedTuple):
     """How a store was made, as plain data.
 
-    features: `spec.canonical` of the config's section.
+    features: `spec.parse.canonical` of the config's section.
     source: the config's section, as it was given.
     transforms: mean and deviation of each float that is standardized.
     boundaries: those learned of each id with `buckets`.

@@ -37,7 +37,7 @@ class Split(abc.ABC):
     @property
     @abc.abstractmethod
     def statistics(self) -> dict[str, Any]:
-        """See `statistics.Statistics.to_json`; only `rows` and `list_lengths` if not counted."""
+        """See `statistics.split.Statistics`; only `rows` and `list_lengths` if not counted."""
 
     @property
     def day_statistics(self) -> list[dict[str, Any]]:

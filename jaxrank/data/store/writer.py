@@ -35,7 +35,7 @@ class SplitWriter:
     Args:
         path: the directory of the split; made if need be.
         prefix: of the names of its files.
-        compression: of the blocks' buffers, one of `choices.COMPRESSIONS`.
+        compression: of the blocks' buffers, one of `validate.COMPRESSIONS`.
 
     Attributes:
         files: what the manifest holds of each file, once it is closed.

@@ -2,7 +2,7 @@
 
 A block is an array of vectors of one stack, one after another, in the form that suits the platform.
 
-`by_row` is that of CPU and GPU, `by_line` that of TPU.
+`xla` is that of CPU and GPU, `tpu` that of TPU.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Blocks of CPU where `native` is: as `by_row`, to the bit."""
+"""Blocks of CPU where `native` is: as `xla`, to the bit."""
 
 import jax
 import jax.numpy as jnp

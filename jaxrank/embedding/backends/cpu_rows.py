@@ -61,8 +61,8 @@ def rowwise_adagrad(
     width: int,
     eps: float,
 ) -> tuple[jax.Array, jax.Array]:
-    """Rows and their accumulators f32[n] after `rules.rowwise_adagrad`, in their place, but for
-    rounding.
+    """Rows and their accumulators f32[n] after `optimizers.rowwise_adagrad`, in their place, but
+    for rounding.
 
     Args:
         rows: f32[n * width / 128, 128], as they are stored: of another shape of them XLA makes a

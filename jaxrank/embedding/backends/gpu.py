@@ -1,4 +1,4 @@
-"""Blocks of GPU: as `by_row`, with sums of sorted ids by the kernel of `sorted_sums`."""
+"""Blocks of GPU: as `xla`, with sums of sorted ids by the kernel of `gpu_kernel`."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -58,7 +58,7 @@ class ByRowKernel(ByRow):
                 takes no part.
             place_of: where rows i32[k] lie in the arrays, i32[k].
             grads: of these ids.
-            change: as in `sorted_sums.change_rows`.
+            change: as in `gpu_kernel.change_rows`.
             rate_of: of rows i32[k], f[] or f[k, 1].
             scalars: for `change`.
         """

@@ -13,7 +13,7 @@ the ids alone: there are no atomic additions, and runs repeat to the bit.
 `take` reads rows as that kernel does, where they are to lie in memory.
 
 In Pallas, whose kernels of this kind (Triton's) some later JAX will not have: `is_here` says
-whether they are to be had; `duplicates` and `by_row` keep the way by XLA.
+whether they are to be had; `duplicates` and `xla` keep the way by XLA.
 """
 
 import dataclasses
