@@ -1,6 +1,10 @@
 """Who may import whom, read from the source."""
 
 import ast
+import graphlib
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,18 +12,66 @@ from checkout import ROOT
 
 PACKAGE = ROOT / "jaxrank"
 FILES = sorted(PACKAGE.rglob("*.py"))
+MOST_MODULES = 12  # of a folder, the top level excepted
+
+# Modules and packages of the top level, lowest floor first: imports go only downwards.
+FLOORS = (
+    "errors features losses native",
+    "validate layout mesh report plots timetable",
+    "data embedding models metrics optim runtime flags",
+    "step config",
+    "program checkpoints telemetry config_files",
+    "build workdir",
+    "placement evaluation",
+    "run export aot",
+    "warm_start bench",
+    "train",
+    "cli",
+)
+DATA_FLOORS = (
+    "spec examples ragged chunk files lock spawn keyed_hash",
+    "statistics rejects",
+    "encode",
+    "synthetic",
+    "sources",
+    "store",
+    "prepare batches",
+)
+ENTRY = "__main__"  # above all floors
+
+
+def module_of(path: Path) -> str:
+    """The dotted name of a file of the package."""
+    name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    return name.removesuffix(".__init__")
+
+
+MODULES = {module_of(path): path for path in FILES}
 
 
 def imports(path: Path) -> set[str]:
-    """Full names of all modules that a file imports, inside functions too."""
-    found = set()
+    """Full names of all modules that a file imports, inside functions and for types too."""
+    names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
-            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
+            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def imported_modules(path: Path) -> set[str]:
+    """The modules of the package that a file imports; of `from a import b` b where it is one."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                names.add(full if full in MODULES else node.module)
+    return names & MODULES.keys()
 
 
 def importers(module: str) -> set[str]:
@@ -31,47 +83,146 @@ def importers(module: str) -> set[str]:
     }
 
 
+def floors_of(floors: tuple[str, ...]) -> dict[str, int]:
+    return {name: number for number, names in enumerate(floors) for name in names.split()}
+
+
+def upward_imports(folder: str, floors: tuple[str, ...]) -> list[str]:
+    """Imports between parts of a folder that do not go to a lower floor."""
+    floor = floors_of(floors)
+    upward = []
+    for name, path in MODULES.items():
+        for other in imported_modules(path):
+            if not (name.startswith(f"{folder}.") and other.startswith(f"{folder}.")):
+                continue
+            parts = [m.removeprefix(f"{folder}.").partition(".")[0] for m in (name, other)]
+            above, below = parts
+            if above != below and above != ENTRY and not floor[above] > floor[below]:
+                upward.append(f"{name} -> {other}")
+    return upward
+
+
 def test_the_reader_of_imports_sees_them():
     assert "step.py" in importers("jax")
     assert "cli.py" in importers("jaxrank.train")
+    assert "jaxrank.train" in imported_modules(PACKAGE / "cli.py")
+    assert "jaxrank.mesh" in imported_modules(PACKAGE / "step.py")  # from jaxrank import mesh
+
+
+@pytest.mark.parametrize(("folder", "floors"), [("jaxrank", FLOORS), ("jaxrank.data", DATA_FLOORS)])
+def test_imports_go_to_lower_floors_only(folder, floors):
+    path = ROOT / folder.replace(".", "/")
+    parts = {p.stem for p in path.iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()}
+    assert parts - {"__init__", ENTRY} == floors_of(floors).keys()
+    assert not upward_imports(folder, floors)
+
+
+def test_no_module_imports_itself_through_others():
+    graph = {name: imported_modules(path) - {name} for name, path in MODULES.items()}
+    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
+
+
+def test_no_folder_has_more_modules_than_one_can_survey():
+    for folder in {path.parent for path in FILES} - {PACKAGE}:
+        modules = [path for path in folder.glob("*.py") if path.stem != "__init__"]
+        assert len(modules) <= MOST_MODULES, folder
+
+
+def test_the_page_on_architecture_has_the_tree_and_the_floors():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    rows = re.findall(r"^\| `([\w/]+)/` \| .* \| ([\w, ]*) \|$", page, re.MULTILINE)
+    told = {name: set(modules.split(", ")) for name, modules in rows}
+    assert len(told) == len(rows)
+    tree: dict[str, set[str]] = {}
+    for path in FILES:
+        if path.parent != PACKAGE:
+            modules = tree.setdefault(str(path.parent.relative_to(PACKAGE)), set())
+            modules |= {path.stem} - {"__init__"}
+    assert told == tree
+    top = set(re.findall(r"^\| `(\w+)\.py` \|", page, re.MULTILINE))
+    assert top == {path.stem for path in PACKAGE.glob("*.py")} - {"__init__", ENTRY}
+    floors = re.findall(r"^\| (\d+) \| (.*) \|$", page, re.MULTILINE)
+    listed = [re.findall(r"`(\w+)/?`", names) for _, names in floors]
+    assert listed == [names.split() for names in (*FLOORS, *DATA_FLOORS)]
 
 
 def test_data_never_imports_jax():
-    beside = ("features", "layout", "errors", "report", "choices")
-    allowed = {"jaxrank.data", "jaxrank.__version__", *(f"jaxrank.{name}" for name in beside)}
-    for path in FILES:
-        inside = PACKAGE / "data" in path.parents
-        if not inside and path not in [PACKAGE / f"{name}.py" for name in beside]:
-            continue
-        names = imports(path)
-        assert not {n for n in names if n.split(".")[0] in ("jax", "flax", "optax", "orbax")}, path
-        ours = {n for n in names if n.startswith("jaxrank.")}
-        outside = {n for n in ours if not any(n == a or n.startswith(f"{a}.") for a in allowed)}
-        assert not outside, path
+    reached, waiting = set(), [name for name in MODULES if name.startswith("jaxrank.data")]
+    assert len(waiting) > 50
+    while waiting:
+        name = waiting.pop()
+        if name not in reached:
+            reached.add(name)
+            waiting += imported_modules(MODULES[name])
+    libraries = ("jax", "jaxlib", "flax", "optax", "orbax")
+    for name in reached:
+        used = {n.split(".")[0] for n in imports(MODULES[name])}
+        assert not used & set(libraries), name
 
 
 @pytest.mark.parametrize(
     ("module", "allowed"),
     [
-        ("flax", {"models/"}),
-        ("orbax", {"checkpoints/"}),
-        ("tensorboardX", {"telemetry/writers.py"}),
-        ("absl.flags", {"config.py"}),
-        ("jaxrank.train", {"cli.py"}),
-        ("matplotlib", {"plots.py"}),
-        ("optax", {"optim.py", "step.py"}),
+        ("flax", ("models/",)),
+        ("orbax", ("checkpoints/",)),
+        ("tensorboardX", ("telemetry/writers.py",)),
+        ("absl.flags", ("config_files.py",)),
+        ("matplotlib", ("plots.py",)),
+        ("optax", ("optim.py", "step.py")),
     ],
 )
 def test_only_its_own_module_imports(module, allowed):
-    found = importers(module)
-    stray = {f for f in found if not any(f == a or f.startswith(a) for a in allowed if a)}
-    assert not stray
+    files = importers(module)
+    assert files
+    assert not [file for file in files if not file.startswith(allowed)]
 
 
-def test_embedding_and_models_do_not_know_each_other():
-    for path in FILES:
-        names = imports(path)
-        if PACKAGE / "embedding" in path.parents:
-            assert not {n for n in names if n.startswith(("jaxrank.models", "flax", "optax"))}, path
-        if PACKAGE / "models" in path.parents:
-            assert not {n for n in names if n.startswith("jaxrank.embedding")}, path
+# What the libraries do when they are imported is theirs; what is compared comes after them.
+STATE = """
+import importlib, logging, os, signal, sys, threading, warnings
+libraries, modules = (names.split() for names in sys.argv[1:])
+def state():
+    names = logging.Logger.manager.loggerDict
+    loggers = [logging.getLogger(), *(logging.getLogger(n) for n in names)]
+    return {
+        "environment": dict(os.environ),
+        "hooks": (sys.unraisablehook, sys.excepthook, threading.excepthook, sys.displayhook),
+        "logging": {l.name: (l.level, list(l.handlers), list(l.filters)) for l in loggers},
+        "signals": {s: signal.getsignal(s) for s in signal.valid_signals()},
+        "warnings": list(warnings.filters),
+        "threads": threading.active_count(),
+    }
+for name in libraries:
+    importlib.import_module(name)
+before = state()
+for name in modules:
+    importlib.import_module(name)
+after = state()
+for name, value in before.items():
+    if name == "logging":
+        after[name] = {n: v for n, v in after[name].items() if n in value}
+    if after[name] != value:
+        print(name, value, after[name])
+"""
+
+
+def test_importing_a_module_changes_nothing_else():
+    ours = [name for name in MODULES if not name.endswith(ENTRY)]
+    libraries = {
+        name
+        for path in FILES
+        for name in imports(path)
+        if name.split(".")[0] in ("jax", "flax", "optax", "orbax", "absl", "tensorboardX", "scipy")
+    }
+    libraries |= {"matplotlib.figure", "pyarrow.parquet", "tensorstore", "apache_beam", "fsspec"}
+    modules = []
+    for name in sorted(libraries):
+        try:
+            __import__(name)
+        except ImportError:  # a function or class of one
+            continue
+        modules.append(name)
+    command = [sys.executable, "-c", STATE, " ".join(modules), " ".join(ours)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
