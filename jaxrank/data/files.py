@@ -15,6 +15,7 @@ import fsspec
 import pyarrow as pa
 from upath import UPath
 
+from jaxrank.atomic import replacing
 from jaxrank.errors import InputError, RunError
 
 # What file systems tell of a file that is another one when it has changed, the best first.
@@ -301,9 +302,8 @@ def write_whole(path: UPath, data: bytes | pa.Buffer) -> None:
     if not is_local(str(path)):
         path.write_bytes(bytes(data))  # a file that is not closed is not there
         return
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_bytes(data)
-    os.replace(str(partial), str(path))
+    with replacing(Path(str(path))) as partial:
+        partial.write_bytes(data)
 
 
 def check_parent(output: Path, flag: str = "--output") -> None:

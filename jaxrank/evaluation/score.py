@@ -1,8 +1,6 @@
 """One pass over a finite data set: exact metrics, or predictions written to Parquet."""
 
-import contextlib
 import dataclasses
-import os
 import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
@@ -14,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from jaxrank.atomic import replacing
 from jaxrank.data.batches.pipeline import EvaluationBatches
 from jaxrank.data.examples import Examples, cut
 from jaxrank.data.files import check_parent, is_local
@@ -269,24 +268,20 @@ def write_predictions(
 def _write(
     found: Iterator[Scored], stored: Iterator[list[Examples]], tasks: Sequence[Task], output: Path
 ) -> int:
-    partial = output.with_name(f".{output.name}.partial")
     sink = None
     rows = 0
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        for scored, block in zip(found, stored, strict=True):
-            table = _predictions(scored, block, tasks)
-            sink = sink or pq.ParquetWriter(partial, table.schema)
-            sink.write_table(table)
-            rows += table.num_rows
-        if sink is not None:
-            sink.close()
-        os.replace(partial, output)
+        with replacing(output) as partial:
+            for scored, block in zip(found, stored, strict=True):
+                table = _predictions(scored, block, tasks)
+                sink = sink or pq.ParquetWriter(partial, table.schema)
+                sink.write_table(table)
+                rows += table.num_rows
+            if sink is not None:
+                sink.close()
     except OSError as error:
         raise RunError(f"{output}: cannot be written: {error}.") from error
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink()
     return rows
 
 

@@ -19,11 +19,12 @@ import os
 import platform
 import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 
 import jax
 import jaxlib
+
+from jaxrank.atomic import replacing
 
 _FOLDER = Path(__file__).parent
 # The same bits as XLA's scatter: a product is rounded before it is added.
@@ -90,19 +91,14 @@ def _library(name: str) -> Path:
     if not compiler:
         raise _NotThere("no C++ compiler was found")
     cache.mkdir(parents=True, exist_ok=True, mode=0o700)
-    descriptor, temporary = tempfile.mkstemp(dir=cache, suffix=".so")
-    os.close(descriptor)
-    try:
+    with replacing(path, unique=True) as partial:  # other processes may compile it, too
         command = [*compiler.split(), *_FLAGS, "-I", jax.ffi.include_dir(), str(source)]
         done = subprocess.run(
-            [*command, "-o", temporary], capture_output=True, text=True, timeout=_SECONDS
+            [*command, "-o", str(partial)], capture_output=True, text=True, timeout=_SECONDS
         )
         if done.returncode:
             told = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
             raise _NotThere(f"{compiler} could not compile {source.name}: {told[0]}")
-        os.replace(temporary, path)  # whole or not at all, whoever else compiles it
-    finally:
-        Path(temporary).unlink(missing_ok=True)
     return path
 
 

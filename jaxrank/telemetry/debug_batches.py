@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxrank.atomic import replacing
 from jaxrank.errors import InputError
 from jaxrank.features import Batch, Lists
 from jaxrank.runtime import processes
@@ -70,7 +71,8 @@ class LastBatches:
                     _save(folder, number, jax.tree.map(lambda x, i=i: x[i], batches))
         if processes.is_first():
             about = {"step": step, "why": why, "checkpoint": checkpoint}
-            (folder / "about.json").write_text(json.dumps(about, indent=1) + "\n")
+            with replacing(folder / "about.json") as partial:
+                partial.write_text(json.dumps(about, indent=1) + "\n")
         return f" The batches up to it are in {folder}."
 
 

@@ -18,6 +18,7 @@ from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.proto.summary_pb2 import Summary
 
+from jaxrank.atomic import replacing
 from jaxrank.errors import InputError
 from jaxrank.runtime import processes
 
@@ -227,12 +228,8 @@ def _truncate(path: Path, start_step: int) -> None:
             kept.append(line)
     if len(kept) == len(lines):
         return
-    fresh = path.with_name(path.name + ".tmp")
-    with fresh.open("wb") as file:
-        file.writelines(kept)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(fresh, path)
+    with replacing(path, sync=True) as partial:
+        partial.write_bytes(b"".join(kept))
 
 
 def _plain(value: Any) -> Any:

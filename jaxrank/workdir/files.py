@@ -13,6 +13,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from jaxrank.atomic import replacing
 from jaxrank.config import FREE, default
 from jaxrank.config_files import differences, from_plain, to_plain
 from jaxrank.data.files import is_local
@@ -54,9 +55,8 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _write(path: Path, tree: Any, indent: int | None = 1) -> None:
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(json.dumps(tree, indent=indent) + "\n")
-    os.replace(partial, path)
+    with replacing(path) as partial:
+        partial.write_text(json.dumps(tree, indent=indent) + "\n")
 
 
 def check_config(workdir: Path, config: ConfigDict) -> None:

@@ -90,7 +90,7 @@ def test_a_half_written_last_line_is_dropped(tmp_path, half):
     with Writer(tmp_path, start_step=20) as writer:
         writer.write(30, {})
     assert [r["step"] for r in records(tmp_path, None)] == [10, 30]
-    assert [p.name for p in tmp_path.glob("*.tmp")] == []
+    assert [p.name for p in tmp_path.rglob("*.partial")] == []
 
 
 def test_a_broken_line_elsewhere_stops_the_run_and_is_named(tmp_path):

@@ -1,0 +1,31 @@
+"""Files that are complete whenever they exist under their name."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+
+@contextlib.contextmanager
+def replacing(path: Path, *, unique: bool = False, sync: bool = False) -> Iterator[Path]:
+    """Yields a hidden path beside `path`, and renames that file to `path` at the end.
+
+    An exception removes the file and leaves what was at `path`. A process that is killed leaves the
+    hidden file, which the next one overwrites unless names are unique.
+
+    Args:
+        unique: whether other processes may write the same `path` at the same time.
+        sync: whether the content must be on the disk before the rename.
+    """
+    mark = f".{os.getpid()}" if unique else ""
+    partial = path.with_name(f".{path.name}{mark}.partial")
+    try:
+        yield partial
+        if sync:
+            with partial.open("rb") as file:
+                os.fsync(file.fileno())
+        os.replace(partial, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise
