@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 from jaxrank import config_files, models, native
 from jaxrank import mesh as meshes
 from jaxrank.build import make_trainee
-from jaxrank.checkpoints.manager import Checkpoints
+from jaxrank.checkpoints.manager import Checkpoints, quieten_libraries
 from jaxrank.checkpoints.record import Metric
 from jaxrank.data.batches import packing
 from jaxrank.data.batches.pipeline import TrainBatches
@@ -77,6 +77,7 @@ def build(config: ConfigDict, directory: Path, report: Report) -> Job:
     Raises:
         InputError: config and data do not fit together or the machine.
     """
+    quieten_libraries()
     store = run_data.prepared(config, directory, report)
     split = store.split(config.data.train, "data.train")
     timetable = make_timetable(config, split.rows)

@@ -10,14 +10,15 @@ Every command runs by the command line of each checkout, so the script knows nei
   `metrics.jsonl` but throughput, and the bytes of every array of every checkpoint, read by Orbax.
 - evaluate, predict, export: the printed JSON, the rows of the Parquet file, the bytes of all files.
 - compile: the number of instructions per opcode of the programs for v3-8 and h200-1.
-- open: a store and an interrupted run of the first checkout, resumed by the second. Compares
-  with the run that was not interrupted.
+- open: the second checkout evaluates, predicts and exports a run of the first. It also resumes an
+  interrupted run of the first. Compares with the run that was not interrupted.
 
 Prints one line per comparison. Exit status 1 if any differs.
 """
 
 import argparse
 import collections
+import copy
 import hashlib
 import json
 import os
@@ -60,7 +61,14 @@ class Checkout:
 
     def __init__(self, path: Path, results: Path, rows: int, tolerance: float):
         self.path, self.results, self.rows, self.tolerance = path, results, rows, tolerance
-        results.mkdir(parents=True)
+        self.runs = results
+        results.mkdir(parents=True, exist_ok=True)
+
+    def reading(self, other: "Checkout") -> "Checkout":
+        """This checkout, reading the runs of another one."""
+        reader = copy.copy(self)
+        reader.runs = other.runs
+        return reader
 
     def environment(self, devices: int = 1) -> dict[str, str]:
         return os.environ | {
@@ -102,7 +110,7 @@ class Checkout:
         ]
 
     def train(self, name: str, devices: int) -> Path:
-        workdir = self.results / name
+        workdir = self.runs / name
         if not workdir.exists():
             self.jaxrank(
                 "train", *self.config(), f"--workdir={workdir}", "--quiet", devices=devices
@@ -146,8 +154,10 @@ def arrays(workdir: Path) -> dict[str, str]:
 
 
 def run_of(workdir: Path) -> dict[str, Any]:
-    lines = metrics(workdir)
-    return {f"line {i}": line for i, line in enumerate(lines)} | arrays(workdir)
+    lines, saved = metrics(workdir), arrays(workdir)
+    if not lines or not saved:
+        raise SystemExit(f"{workdir}: has {len(lines)} lines of metrics, {len(saved)} arrays")
+    return {f"line {i}": line for i, line in enumerate(lines)} | saved
 
 
 def evaluation(checkout: Checkout) -> dict[str, Any]:
@@ -182,13 +192,13 @@ def predictions(checkout: Checkout) -> dict[str, Any]:
 
 
 def exported(checkout: Checkout) -> dict[str, Any]:
-    output = checkout.results / "export"
+    output = checkout.results / f"export_of_{checkout.runs.name}"
     workdir = checkout.train("one", 1)
     checkout.jaxrank("export", f"--workdir={workdir}", f"--output={output}")
     files = sorted(path for path in output.rglob("*") if path.is_file())
     return {
         str(path.relative_to(output)): hashlib.sha256(
-            path.read_bytes().replace(str(checkout.results).encode(), b"")
+            path.read_bytes().replace(str(checkout.runs).encode(), b"")
         ).hexdigest()
         for path in files
     }
@@ -221,7 +231,9 @@ def resumed(first: Checkout, second: Checkout) -> dict[str, Any]:
             process.send_signal(signal.SIGTERM)
             break
         time.sleep(0.05)
-    process.communicate()
+    out, err = process.communicate()
+    if process.returncode != 128 + signal.SIGTERM:
+        raise SystemExit(f"{first.path}: the run was not interrupted in time:\n{out}{err}")
     second.jaxrank(*flags)
     # Where the first one stopped it saved a checkpoint that the whole run did not.
     newest = max(int(f.name) for f in (workdir / "checkpoints").iterdir() if f.name.isdecimal())
@@ -272,6 +284,12 @@ def comparisons(
     if "compile" in only:
         yield "compile", both(instructions), 0
     if "open" in only:
+        for name, of in (("evaluate", evaluation), ("predict", predictions), ("export", exported)):
+            yield (
+                f"a run of before, {name}",
+                lambda of=of: (of(before), of(now.reading(before))),  # type: ignore[misc]
+                now.tolerance if of is not exported else 0,
+            )
         yield "a run of before, resumed", lambda: (whole(before), resumed(before, now)), 0
 
 

@@ -8,7 +8,10 @@ Each checkout runs its own benchmark of the step (`SCRIPTS`), so that modules ma
 two. Both train the same model on the same batches, which lie in memory, in turn; which of them
 begins a round changes with every round. Printed is the ratio of this checkout's examples/s to the
 other's: the median of the rounds, with a 95% interval from rounds drawn again. A change is accepted
-as faster if the interval lies above 1, and as no slower if it reaches above 1.
+as faster if the interval lies above 1. It is no slower if the median is at least 0.98 or the
+interval reaches above 1. Exit status 1 if it is slower.
+
+The shape `quickstart` needs a checkout of 02ae7b0 or later as `--before`.
 """
 
 import argparse
@@ -25,6 +28,7 @@ from benchmarks.harness.checkout import ROOT
 from benchmarks.harness.in_turn import Program
 from benchmarks.step import cpu, data
 
+NO_SLOWER = 0.98  # of the other checkout's rate
 # Where a checkout may have it, the newest first.
 SCRIPTS = ("benchmarks/step/cpu.py", "benchmarks/cpu_step.py")
 
@@ -82,7 +86,9 @@ def main() -> None:
                 flush=True,
             )
     low, high = interval(np.array(ratios))
-    print(f"now / before: {np.median(ratios):.3f} ({low:.3f} to {high:.3f})")
+    median = float(np.median(ratios))
+    print(f"now / before: {median:.3f} ({low:.3f} to {high:.3f})")
+    raise SystemExit(int(median < NO_SLOWER and high < 1))
 
 
 if __name__ == "__main__":

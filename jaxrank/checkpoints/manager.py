@@ -39,7 +39,7 @@ from jaxrank.step import TrainState, Weights, trained, weights_of
 
 
 @functools.cache
-def _quieten_orbax() -> None:
+def quieten_libraries() -> None:
     """Silences Orbax, asyncio and what TensorStore's threads raise, once for the process.
 
     A save logs about twenty lines otherwise. A failed save logs a page of traceback for each array,
@@ -167,7 +167,7 @@ class Checkpoints:
         keep_every: int = 0,
         read_only: bool = False,
     ):
-        _quieten_orbax()
+        quieten_libraries()
         self.path = Path(workdir).absolute() / "checkpoints"
         if read_only and not self.path.is_dir():
             raise InputError(f"{workdir}: holds no checkpoints. Is it the workdir of a run?")

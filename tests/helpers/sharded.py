@@ -22,7 +22,7 @@ _COMPILED: dict = {}
 def on(platform):
     """`Embedding` in the way of a platform, whatever the devices of its mesh are.
 
-    platform: "gpu" is that by XLA alone, "gpu-kernel" that with the kernel of `sorted_sums`.
+    platform: "gpu" is that by XLA alone, "gpu-kernel" that with the kernel of `gpu_kernel`.
     """
     name, _, kernel = platform.partition("-")
 
