@@ -1,8 +1,9 @@
-"""A directory that one process at a time may write."""
+"""Locks of files and directories that one process at a time may write."""
 
 import fcntl
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -11,26 +12,45 @@ def lock_directory(path: Path) -> int | None:
 
     The lock is held until the descriptor is closed, so one that was killed holds none.
     """
-    while True:
+
+    def opened() -> int:
         path.mkdir(parents=True, exist_ok=True)
+        return os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+
+    return hold(path, opened)
+
+
+def hold(path: Path, opened: Callable[[], int]) -> int | None:
+    """A locked descriptor of `path`, or None if another process has it locked.
+
+    The lock is held until the descriptor is closed. A process that was killed holds none.
+
+    Args:
+        opened: opens `path`, which is made first if need be, and returns the descriptor.
+
+    Raises:
+        OSError: what `opened` raises, except that the owner has just moved or removed `path`. Or
+            the file system has no locks.
+    """
+    while True:
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            descriptor = opened()
         except FileNotFoundError:
             continue  # its owner has just moved or removed it
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_at(descriptor, path):
+                return descriptor
         except BlockingIOError:
             os.close(descriptor)
             return None
         except OSError:
             os.close(descriptor)
             raise
-        if is_at(descriptor, path):
-            return descriptor
         os.close(descriptor)  # moved or removed before the lock was free
 
 
-def is_at(descriptor: int, path: Path) -> bool:
+def _is_at(descriptor: int, path: Path) -> bool:
     """Whether a path is still that of what was opened."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))

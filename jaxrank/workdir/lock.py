@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import fcntl
 import os
 import secrets
 import socket
@@ -11,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from jaxrank.data.lock import is_at
+from jaxrank.data.lock import hold
 from jaxrank.errors import InputError, RunError
 from jaxrank.runtime import processes
 
@@ -80,7 +79,11 @@ class _Lock(NamedTuple):
 
 def _lock(workdir: Path) -> _Lock:
     path = workdir / ".lock"
-    while True:
+    made: list[Path] = []
+    is_new = False
+
+    def opened() -> int:
+        nonlocal made, is_new
         try:
             made = [place for place in (workdir, *workdir.parents) if not place.exists()]
             workdir.mkdir(parents=True, exist_ok=True)
@@ -89,29 +92,33 @@ def _lock(workdir: Path) -> _Lock:
             if error.errno in _PASSING:
                 raise
             if error.filename == str(path) and not workdir.exists():
-                continue  # its owner has just removed it
+                raise FileNotFoundError from error  # its owner has just removed it
             raise InputError(
                 f"--workdir: {workdir} must be a directory that can be written: found {error}."
             ) from error
         is_new = os.fstat(descriptor).st_size == 0
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if is_at(descriptor, path):
-                return _Lock(descriptor, is_new, made)
-        except OSError as error:
-            os.close(descriptor)
-            raise _not_locked(path, error) from error
-        os.close(descriptor)  # the file was removed before its lock was free
+        return descriptor
+
+    try:
+        descriptor = hold(path, opened)
+    except OSError as error:
+        raise _without_locks(path, error) from error
+    if descriptor is None:
+        raise _held(path)
+    return _Lock(descriptor, is_new, made)
 
 
-def _not_locked(path: Path, error: OSError) -> Exception:
-    """What to raise where a lock cannot be had, as another has it or there are none."""
-    if isinstance(error, BlockingIOError):
-        _, _, who = path.read_text().partition(" ") if path.is_file() else ("", "", "")
-        return RunError(
-            f"{path.parent}: another process trains in this workdir{who and ': '}{who}. If that"
-            f" machine was lost, the file system may still hold its lock: remove {path}."
-        )
+def _held(path: Path) -> RunError:
+    """The error where another process has the lock, which names it."""
+    _, _, who = path.read_text().partition(" ") if path.is_file() else ("", "", "")
+    return RunError(
+        f"{path.parent}: another process trains in this workdir{who and ': '}{who}. If that"
+        f" machine was lost, the file system may still hold its lock: remove {path}."
+    )
+
+
+def _without_locks(path: Path, error: OSError) -> Exception:
+    """The error where a lock can never be had, unless the cause may pass."""
     if error.errno in _PASSING:
         return error
     return InputError(
