@@ -258,8 +258,8 @@ def test_dataflow_needs_an_output_that_its_machines_can_reach(tmp_path):
 
 
 def test_what_workers_import_does_not_import_jax():
-    program = "import sys, jaxrank.data.prepare.beam; "
-    program += "print('jaxrank.data.prepare.encode_unit' in sys.modules,"
+    program = "import sys; from jaxrank.data.prepare import beam, encode_unit, fit_unit;"
+    program += " print('jaxrank.data.encode.encoder' in sys.modules,"
     program += " [name for name in ('jax', 'flax', 'optax', 'orbax') if name in sys.modules])"
     found = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
