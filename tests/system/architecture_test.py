@@ -62,7 +62,7 @@ def imports(path: Path) -> set[str]:
 
 
 def imported_modules(path: Path) -> set[str]:
-    """The modules of the package that a file imports; of `from a import b` b where it is one."""
+    """The modules of the package that a file imports; `b` of `from a import b` if it is one."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -117,7 +117,7 @@ def test_imports_go_to_lower_floors_only(folder, floors):
     assert not upward_imports(folder, floors)
 
 
-def test_no_module_of_the_package_is_imported_by_a_text():
+def test_no_module_of_the_package_is_imported_by_a_string():
     for path in FILES:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and "import_module" in ast.unparse(node.func):
@@ -129,7 +129,7 @@ def test_no_module_imports_itself_through_others():
     graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
 
 
-def test_no_folder_has_more_modules_than_one_can_survey():
+def test_no_folder_has_more_than_twelve_modules():
     for folder in {path.parent for path in FILES} - {PACKAGE}:
         modules = [path for path in folder.glob("*.py") if path.stem != "__init__"]
         assert len(modules) <= MOST_MODULES, folder
@@ -138,14 +138,14 @@ def test_no_folder_has_more_modules_than_one_can_survey():
 def test_the_page_on_architecture_has_the_tree_and_the_floors():
     page = (ROOT / "docs" / "architecture.md").read_text()
     rows = re.findall(r"^\| `([\w/]+)/` \| .* \| ([\w, ]*) \|$", page, re.MULTILINE)
-    told = {name: set(modules.split(", ")) for name, modules in rows}
-    assert len(told) == len(rows)
+    stated = {name: set(modules.split(", ")) for name, modules in rows}
+    assert len(stated) == len(rows)
     tree: dict[str, set[str]] = {}
     for path in FILES:
         if path.parent != PACKAGE:
             modules = tree.setdefault(str(path.parent.relative_to(PACKAGE)), set())
             modules |= {path.stem} - {"__init__"}
-    assert told == tree
+    assert stated == tree
     top = set(re.findall(r"^\| `(\w+)\.py` \|", page, re.MULTILINE))
     assert top == {path.stem for path in PACKAGE.glob("*.py")} - {"__init__", ENTRY}
     floors = re.findall(r"^\| (\d+) \| (.*) \|$", page, re.MULTILINE)
@@ -187,7 +187,7 @@ def test_only_its_own_module_imports(module, allowed):
     assert not [file for file in files if not file.startswith(allowed)]
 
 
-# What the libraries do when they are imported is theirs; what is compared comes after them.
+# Libraries may change such state when they are imported, so they come before the comparison.
 STATE = """
 import importlib, logging, os, signal, sys, threading, warnings
 libraries, modules = (names.split() for names in sys.argv[1:])
@@ -213,7 +213,7 @@ for name in modules:
     importlib.import_module(name)
 after = state()
 for name, value in before.items():
-    if name == "logging":  # a new logger is none, as long as nothing is set on it
+    if name == "logging":  # a new logger without settings is no change
         unset = (logging.NOTSET, [], [], True, False)
         value = {n: value.get(n, unset) for n in after[name]}
     if after[name] != value:
