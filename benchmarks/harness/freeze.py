@@ -194,7 +194,8 @@ def predictions(checkout: Checkout) -> dict[str, Any]:
 def exported(checkout: Checkout) -> dict[str, Any]:
     output = checkout.results / f"export_of_{checkout.runs.name}"
     workdir = checkout.train("one", 1)
-    checkout.jaxrank("export", f"--workdir={workdir}", f"--output={output}")
+    if not output.exists():
+        checkout.jaxrank("export", f"--workdir={workdir}", f"--output={output}")
     files = sorted(path for path in output.rglob("*") if path.is_file())
     return {
         str(path.relative_to(output)): hashlib.sha256(
