@@ -14,6 +14,7 @@ from jaxrank.models.dot import DotInteraction
 from jaxrank.models.experts import MultiGate, ProgressiveExtraction
 from jaxrank.models.pool import AttentionPool
 from jaxrank.models.products import Dense, kept, unrounded
+from jaxrank.models.registry import register
 from jaxrank.models.tower import Share, Tower
 
 CROSSES = ("matrix", "vector", "low_rank", "mix", "dot", "none")
@@ -21,6 +22,7 @@ STRUCTURES = ("stacked", "parallel")
 MULTITASKS = ("shared_bottom", "mmoe", "ple")
 
 
+@register("ranker")
 class Ranker(nn.Module):
     """A cross network and a tower over all features together, and what is of each task's own.
 
