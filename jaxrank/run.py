@@ -71,14 +71,20 @@ class Job(NamedTuple):
         )
 
 
-def build(config: ConfigDict, directory: Path, report: Report) -> Job:
+def build(
+    config: ConfigDict, directory: Path, report: Report, *, inherits_store: bool = False
+) -> Job:
     """Everything that `train` needs, without running a step.
+
+    Args:
+        inherits_store: as `inherits` of `workdir.data.locate`.
 
     Raises:
         InputError: config and data do not fit together or the machine.
     """
     quieten_libraries()
-    store = run_data.prepared(config, directory, report)
+    sections = config.data, config.features, config.source
+    store = run_data.locate(*sections, directory, inherits=inherits_store).prepare(report)
     split = store.split(config.data.train, "data.train")
     timetable = make_timetable(config, split.rows)
     # Where days are evaluated, those are of the split that is trained on, or behind it.

@@ -32,6 +32,10 @@ from jaxrank.workdir.files import is_finished
 from jaxrank.workdir.lock import locked
 
 
+def locate(c, workdir):
+    return data.locate(c.data, c.features, c.source, workdir)
+
+
 @pytest.fixture(scope="module")
 def finished(store, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("runs") / "finished"
@@ -390,11 +394,11 @@ def test_splits_that_may_be_there_are_looked_for_in_the_data(tmp_path):
     with pytest.raises(InputError, match="must name days of 'valid' .*: found '2024-01-03'"):
         train(c, tmp_path / "a", report=nothing)
     c.data.valid, c.data.order, c.data.train = "next_day", "days", "train"
-    data.prepared(c, tmp_path / "b", nothing)
+    locate(c, tmp_path / "b").prepare(nothing)
     with c.unlocked():
         c.source = dict(kind="csv", files="not a mapping")
     with pytest.raises(InputError, match="source.files: must be a dict of split names and files"):
-        data.prepared(c, tmp_path / "c", nothing)
+        locate(c, tmp_path / "c").prepare(nothing)
 
 
 def test_what_stands_for_missing_values_is_part_of_the_source_of_a_workdirs_data(tmp_path):
@@ -405,11 +409,11 @@ def test_what_stands_for_missing_values_is_part_of_the_source_of_a_workdirs_data
     c.features.floats = [dict(columns="x")]
     c.source, c.data.valid = ConfigDict(source | dict(null_values=["NULL"])), ""
     for _ in range(2):
-        assert data.prepared(c, tmp_path, nothing).split("train").rows == 2
+        assert locate(c, tmp_path).prepare(nothing).split("train").rows == 2
     c.source.null_values = ["NULL", "NaN"]
     differ = r'source.null_values: \["NULL"\], now \["NULL", "NaN"\]'
     with pytest.raises(InputError, match=rf"(?s)another source .*\n  {differ}\n"):
-        data.prepared(c, tmp_path, nothing)
+        locate(c, tmp_path).prepare(nothing)
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def bench(config: ConfigDict, workdir: str | Path, *, seconds: float, report: Re
     if not 0 < seconds < float("inf"):
         raise InputError(f"--seconds must be a positive number: found {seconds}.")
     directory = workdirs.directory(workdir)
-    config = workdirs.with_store_of_run(_endless(config), directory)
+    config = _endless(config)
     with _built(config, directory, report) as job:
         call = config.steps_per_call * config.batch_size
         put = functools.partial(meshes.put_batch, mesh=job.program.mesh, leading=1)
@@ -120,7 +120,7 @@ def _built(config: ConfigDict, directory: Path, report: Report) -> Iterator[Job]
     """The job of a workdir that no run uses meanwhile."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(lock.locked(directory))
-        job = jobs.build(config, directory, report)
+        job = jobs.build(config, directory, report, inherits_store=True)
         stack.callback(job.batches.close)
         job.checkpoints.close()
         yield job

@@ -13,7 +13,7 @@ from jaxrank import layout as layouts
 from jaxrank import mesh as meshes
 from jaxrank.build import dims_of, make_trainee
 from jaxrank.checkpoints.manager import Checkpoints
-from jaxrank.data.store.reader import Store, open_store
+from jaxrank.data.store.reader import Store
 from jaxrank.data.store.split import Split
 from jaxrank.embedding import GROUPS
 from jaxrank.errors import InputError
@@ -62,6 +62,50 @@ class Prediction(NamedTuple):
     checkpoint: str
 
 
+class SavedRun(NamedTuple):
+    """A run, as its workdir has it."""
+
+    directory: Path
+    config: ConfigDict
+    schema: Schema
+
+    def open_data(self, given: str = "") -> Store:
+        """The store `given`, or else the run's own data.
+
+        Raises:
+            InputError: it is not there, or the run's model cannot read it.
+        """
+        sections = self.config.data, self.config.features, self.config.source
+        store = run_data.locate(*sections, self.directory, given=given).open()
+        scoring.check_schema(self.schema, store)
+        return store
+
+    def check_trained_on(self, store: Store, checkpoints: Checkpoints) -> None:
+        """Refuses a store that lies where the run's own did, and is another one.
+
+        Raises:
+            InputError: the run was trained on other data.
+        """
+        expected = checkpoints.trained_on()
+        split = store.split(self.config.data.train, "data.train")
+        if expected and split.fingerprint != expected:
+            raise InputError(
+                f"{split.path}: must be the data that the run in {self.directory.absolute()} was"
+                " trained on, for --data was not given, but its blocks are others. Give the store"
+                " to read as --data."
+            )
+
+
+def load_run(workdir: str | Path) -> SavedRun:
+    """The run in `workdir`.
+
+    Raises:
+        InputError: there is none, or its files are damaged.
+    """
+    directory = workdirs.directory(workdir)
+    return SavedRun(directory, workdirs.load_config(directory), workdirs.load_schema(directory))
+
+
 class Opened(NamedTuple):
     """A run whose checkpoints can be scored on all devices that are there, whatever mesh it was
     trained on, and the data to score."""
@@ -88,40 +132,21 @@ def open_run(
     """Args, raises: as `evaluate`."""
     if batch_size is not None and batch_size < 1:
         raise InputError(f"--batch-size must be at least 1: found {batch_size}.")
-    directory = workdirs.directory(workdir)
     with processes.together():
-        config = workdirs.load_config(directory)
-        schema = workdirs.load_schema(directory)
-        store = open_store(data) if data else run_data.opened(config, directory)
-        scoring.check_schema(schema, store)
-        name = split or config.data.valid
+        run = load_run(workdir)
+        store = run.open_data(data)
+        name = split or run.config.data.valid
         if name in ("", NEXT_DAY):
             raise InputError("--split: must be given, the run has no validation split.")
         found = store.split(name, "--split" if split else "data.valid")
     processes.check_same(f"the data in {store.path}", f"{found.fingerprint} {store.schema}")
-    processes.check_same(f"the run in {directory}", f"{config} {schema}")
+    processes.check_same(f"the run in {run.directory}", f"{run.config} {run.schema}")
 
-    checkpoints = Checkpoints(directory, read_only=True)
+    checkpoints = Checkpoints(run.directory, read_only=True)
     if not data:
-        check_trained_on(config, store, checkpoints)
-    program = Program(*trained_in(directory, config, schema))
-    return Opened(batch_size or config.eval.batch_size, program, found, checkpoints)
-
-
-def check_trained_on(config: ConfigDict, store: Store, checkpoints: Checkpoints) -> None:
-    """Refuses a store that lies where the run's own did, and is another one.
-
-    Raises:
-        InputError: the run was trained on other data.
-    """
-    expected = checkpoints.trained_on()
-    split = store.split(config.data.train, "data.train")
-    if expected and split.fingerprint != expected:
-        raise InputError(
-            f"{split.path}: must be the data that the run in {checkpoints.path.parent} was trained"
-            " on, for --data was not given, but its blocks are others. Give the store to read as"
-            " --data."
-        )
+        run.check_trained_on(store, checkpoints)
+    program = Program(*trained_in(*run))
+    return Opened(batch_size or run.config.eval.batch_size, program, found, checkpoints)
 
 
 def trained_in(

@@ -26,17 +26,14 @@ from jaxrank.checkpoints.manager import Checkpoints
 from jaxrank.checkpoints.reader import StoredArrays
 from jaxrank.data.files import check_parent, is_local
 from jaxrank.data.lock import empty_directory, lock_directory
-from jaxrank.data.store.reader import Store, open_store
+from jaxrank.data.store.reader import Store
 from jaxrank.errors import InputError, RunError
 from jaxrank.evaluation import evaluate
-from jaxrank.evaluation import score as scoring
 from jaxrank.export.description import recipe
 from jaxrank.export.table_rows import TableRows, table_rows
 from jaxrank.features import RESERVED_ROWS, Table
 from jaxrank.layout import Layout
 from jaxrank.step import init_state, weights_of
-from jaxrank.workdir import data as run_data
-from jaxrank.workdir import files as workdirs
 
 
 class Export(NamedTuple):
@@ -69,16 +66,14 @@ def export(workdir: str, *, output: str, checkpoint: str = "newest", data: str =
         RunError: it cannot be written.
     """
     began = time.perf_counter()
-    directory = workdirs.directory(workdir)
-    config, schema = workdirs.load_config(directory), workdirs.load_schema(directory)
-    checkpoints = Checkpoints(directory, read_only=True)
+    run = evaluate.load_run(workdir)
+    checkpoints = Checkpoints(run.directory, read_only=True)
     step, sums = checkpoints.read(checkpoint, checkpoints.saved_checksums)
-    store = open_store(data) if data else run_data.opened(config, directory)
-    scoring.check_schema(schema, store)
+    store = run.open_data(data)
     if not data:
-        evaluate.check_trained_on(config, store, checkpoints)
+        run.check_trained_on(store, checkpoints)
 
-    trainee, _, _ = evaluate.trained_in(directory, config, schema)
+    trainee, _, _ = evaluate.trained_in(*run)
     layout = trainee.embedding.layout
     saved = Path(checkpoints.directory(step)) / "weights"
     stored = StoredArrays(saved, sums["weights"])
@@ -90,7 +85,7 @@ def export(workdir: str, *, output: str, checkpoint: str = "newest", data: str =
             f"{saved}: must be of the model of the config, and is not:\n  " + "\n  ".join(other)
         )
     told = {"checkpoint": checkpoints.directory(step), "step": step}
-    told |= recipe(config, layout, store)
+    told |= recipe(run.config, layout, store)
     with _written(output) as partial, checkpoints.told_if_deleted(step):
         parameters = _write_layers(stored, partial / "layers.npz")
         _write_tables(stored, layout, store, partial / "tables")
@@ -98,8 +93,8 @@ def export(workdir: str, *, output: str, checkpoint: str = "newest", data: str =
     return Export(
         output=output,
         step=step,
-        tables=len(schema.tables),
-        rows=sum(table.rows for table in schema.tables),
+        tables=len(run.schema.tables),
+        rows=sum(table.rows for table in run.schema.tables),
         parameters=parameters,
         seconds=time.perf_counter() - began,
         checkpoint=checkpoints.directory(step),

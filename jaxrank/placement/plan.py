@@ -8,10 +8,8 @@ from ml_collections import ConfigDict
 
 from jaxrank import embedding
 from jaxrank.build import check_config
-from jaxrank.config_files import to_plain
 from jaxrank.data.examples import Examples
 from jaxrank.data.sources import registry
-from jaxrank.data.store.reader import is_store
 from jaxrank.data.synthetic import source as synthetic
 from jaxrank.errors import InputError
 from jaxrank.metrics.early_stopping import check_metric
@@ -21,7 +19,7 @@ from jaxrank.placement.replay import Replay, replay
 from jaxrank.report import Report, format_bytes
 from jaxrank.timetable import NEXT_DAY
 from jaxrank.workdir import data as run_data
-from jaxrank.workdir.files import directory, with_store_of_run
+from jaxrank.workdir.files import directory
 
 # A higher imbalance than this is worth a warning: steps wait for the busiest device.
 MOST_IMBALANCE = 1.05
@@ -114,14 +112,13 @@ def open_data(config: ConfigDict, workdir: str, report: Report) -> PlanData:
     Raises:
         InputError: there is none of them.
     """
-    if workdir:
-        config = with_store_of_run(config, directory(workdir))
-    name, source = config.data.train, to_plain(config.source)
-    path = run_data.place(config, workdir) if config.data.store or workdir else ""
+    name = config.data.train
     reads: traffic.Reads
-    if config.data.direct or (path and is_store(path)):
-        store = run_data.opened(config, workdir)
-        run_data.check_features(store, config)
+    sections = config.data, config.features, config.source
+    data = run_data.locate(*sections, directory(workdir) if workdir else "", inherits=True)
+    if data.exists():
+        store = data.open()
+        data.check_features(store)
         split = store.split(name, "data.train")
         if config.data.valid not in ("", NEXT_DAY):
             store.split(config.data.valid, "data.valid")
@@ -129,15 +126,15 @@ def open_data(config: ConfigDict, workdir: str, report: Report) -> PlanData:
         reads = traffic.StoredReads(split, store.schema)
         report(f"Reading a sample of {split.path}")
         return PlanData(store.schema, reads, traffic.measure(reads), split.statistics)
-    if source.get("kind") != "synthetic":
+    if data.source.get("kind") != "synthetic":
         raise InputError(
-            f"data.store: must be prepared data to plan by: found {path or 'none'!r}. Run `jaxrank"
-            " prepare` first, and give its output as --config.data.store."
+            f"data.store: must be prepared data to plan by: found {data.path or 'none'!r}. Run"
+            " `jaxrank prepare` first, and give its output as --config.data.store."
         )
-    run_data.check_splits(config, to_plain(config.features), source, "the generated data")
-    generated = registry.make_source(source)
+    data.check_splits("the generated data")
+    generated = registry.make_source(data.source)
     assert isinstance(generated, synthetic.SyntheticSource)
-    reads = traffic.GeneratedReads(generated, name, to_plain(config.features))
+    reads = traffic.GeneratedReads(generated, name, data.features)
     check_metric(reads.schema.tasks, config.eval.metric)
     report("Reading a sample of generated data")
     sample = traffic.measure(reads)

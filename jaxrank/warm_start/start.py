@@ -100,17 +100,17 @@ def _open(source: str) -> _Older:
     which = ""
     if path.parent.name == "checkpoints" and path.name.isdecimal():
         path, which = path.parent.parent, path.name
-    config, schema = files.load_config(path), files.load_schema(path)
+    run = evaluate.load_run(path)
     checkpoints = Checkpoints(path, read_only=True)
-    step = checkpoints.step(which or ("best" if config.eval.stop_patience else "newest"))
+    step = checkpoints.step(which or ("best" if run.config.eval.stop_patience else "newest"))
     if step is None:
         raise InputError(f"--init-from: {path} holds no checkpoint yet.")
-    trainee, _, _ = evaluate.trained_in(path, config, schema)
+    trainee, _, _ = evaluate.trained_in(*run)
     saved = checkpoints.path / str(step)
     sums = checkpoints.saved_checksums(step)
     weights, training = (StoredArrays(saved / part, sums[part]) for part in ("weights", "training"))
     finished = files.is_finished(path)
-    return _Older(path, step, config, trainee, weights, training, bool(which), finished)
+    return _Older(path, step, run.config, trainee, weights, training, bool(which), finished)
 
 
 def _check_tasks(older: _Older, schema: Schema) -> None:
@@ -124,7 +124,9 @@ def _check_tasks(older: _Older, schema: Schema) -> None:
 def _same_rows(older: _Older, store: Store) -> Rows:
     def open_old() -> Store:
         try:
-            return data.opened(older.config, older.directory)
+            return data.locate(
+                older.config.data, older.config.features, older.config.source, older.directory
+            ).open()
         except InputError as error:
             raise InputError(
                 f"--init-from: the vocabularies of {older.directory} are others than those of"

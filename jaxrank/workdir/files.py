@@ -161,16 +161,9 @@ def load_config(workdir: Path) -> ConfigDict:
     return from_plain(_read(workdir / "config.json"))
 
 
-def with_store_of_run(config: ConfigDict, workdir: Path) -> ConfigDict:
-    """A config that names no data, with the store that the run in `workdir` names, if there is one.
-
-    The store in the workdir is not named, so it is not what this gives.
-    """
-    if config.data.store or config.data.direct or not (workdir / "config.json").is_file():
-        return config
-    config = config.copy_and_resolve_references()
-    config.data.store = load_config(workdir).data.store
-    return config
+def store_of_run(workdir: Path) -> str:
+    """The store that the run in `workdir` names; empty if there is no run, or it names none."""
+    return load_config(workdir).data.store if (workdir / "config.json").is_file() else ""
 
 
 def load_schema(workdir: Path) -> Schema:
