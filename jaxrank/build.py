@@ -16,6 +16,7 @@ from jaxrank.data.batches import packing
 from jaxrank.errors import InputError
 from jaxrank.features import Schema
 from jaxrank.layout import Layout
+from jaxrank.program import Predictor
 from jaxrank.timetable import make_timetable
 
 
@@ -162,6 +163,33 @@ def make_trainee(
         ema_decay=config.ema_decay,
         seed=config.seed,
         skips=config.watch.on_nonfinite == "skip",
+    )
+
+
+def make_predictor(
+    config: ConfigDict, layout: Layout, mesh: Mesh, *, room: Mapping[str, float]
+) -> Predictor:
+    """What predicts by the weights of a run of `config`; nothing of how they are trained is made.
+
+    Args:
+        room: of each stack's exchange; see `Lookup`.
+
+    Raises:
+        InputError: a field of `config.model` has a value that cannot be used.
+    """
+    return Predictor(
+        make_model(config.model, layout.schema),
+        embedding.Lookup(layout, mesh, room),
+        learns_task_weights=config.task_weighting == "uncertainty",
+    )
+
+
+def weights_shape(config: ConfigDict, layout: Layout) -> steps.Weights:
+    """Shapes of what predicts of a run of `config`; no device is needed."""
+    return steps.weights_shape(
+        make_model(config.model, layout.schema),
+        layout,
+        learns_task_weights=config.task_weighting == "uncertainty",
     )
 
 

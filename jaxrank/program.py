@@ -15,10 +15,12 @@ from jax.sharding import PartitionSpec as P
 
 from jaxrank import mesh as meshes
 from jaxrank import step as steps
+from jaxrank.embedding import Lookup
 from jaxrank.errors import InputError
 from jaxrank.features import Batch
 from jaxrank.layout import Layout, batch_of, ids_of_device
 from jaxrank.metrics import sums as metrics
+from jaxrank.models import Model
 from jaxrank.runtime import processes
 
 
@@ -45,53 +47,86 @@ class BatchShape:
         return batch_of(array, layout, self.batch_size, self.group, self.capacities, shifts)
 
 
-class Program:
-    """The programs of one trainee on one mesh.
+class Predictor:
+    """The program that predicts, of one model on one mesh: all that evaluation needs.
 
-    init: () -> TrainState, placed.
-    train: (state, batches with a leading axis of steps) -> (state, StepMetrics with that axis).
-        The state given is donated: its tables are updated in place.
     predict: (Weights, batch) -> (logits, labels, weights), each f32[B, tasks] of the whole batch on
         every device; logits and weights are of all traffic. Takes any batch shape.
-    largest: numbers [devices] -> the largest, on every device.
+    weights_shape, weights_sharding: of `Weights`.
+
+    Args:
+        learns_task_weights: whether the parameters have learned weights of tasks among them.
 
     Raises:
         InputError: on CPU, `native` is there in some processes only, whose programs then differ.
     """
 
-    def __init__(self, trainee: steps.Trainee, mesh: Mesh, shape: BatchShape):
-        self.trainee = trainee
-        self.mesh = mesh
-        self.shape = shape
-        if trainee.embedding.on_cpu:
-            by = "native code" if trainee.embedding.is_native else "XLA, as with JAXRANK_NATIVE=0"
+    def __init__(self, model: Model, embedding: Lookup, *, learns_task_weights: bool):
+        self.model, self.embedding = model, embedding
+        self.mesh = mesh = embedding.mesh
+        if embedding.on_cpu:
+            by = "native code" if embedding.is_native else "XLA, as with JAXRANK_NATIVE=0"
             processes.check_same("what works on rows and layers", by)
-        init = functools.partial(steps.init_state, trainee)
-        self.state_shape: steps.TrainState = jax.eval_shape(init)
-        specs = self._specs(self.state_shape)
-        self.state_sharding = self._shardings(specs)
-        weights_specs = steps.weights_of(specs)
-        options = trainee.model.compiler_options(meshes.platform(mesh))
-        options |= meshes.exchange_options(mesh)
-        self._init = jax.jit(init, out_shardings=self.state_sharding)
-        self.train = jax.jit(
-            self._on_devices(self._train, (specs, P(None, meshes.EXAMPLES)), (specs, P())),
-            donate_argnums=0,
-            in_shardings=(self.state_sharding, meshes.by_example(mesh, leading=1)),
-            out_shardings=(self.state_sharding, meshes.replicated(mesh)),
-            compiler_options=options | trainee.embedding.update_options,
+        self.weights_shape = steps.weights_shape(
+            model, embedding.layout, learns_task_weights=learns_task_weights
         )
-        eval_step = functools.partial(steps.eval_step, trainee)
-        score = self._on_devices(eval_step, (weights_specs, P(meshes.EXAMPLES)), P(meshes.EXAMPLES))
+        specs = jax.tree.map(lambda _: P(), self.weights_shape)._replace(rows=embedding.specs())
+        self.weights_sharding: steps.Weights = _shardings(mesh, specs)
+        eval_step = functools.partial(steps.eval_step, model, embedding)
+        score = _on_devices(mesh, eval_step, (specs, P(meshes.EXAMPLES)), P(meshes.EXAMPLES))
         self.predict = jax.jit(
             lambda weights, batch: (
                 score(weights, batch),
                 batch.labels,
                 metrics.of_all_traffic(batch.weights, batch.labels, batch.shifts),
             ),
-            in_shardings=(steps.weights_of(self.state_sharding), meshes.by_example(mesh)),
+            in_shardings=(self.weights_sharding, meshes.by_example(mesh)),
             out_shardings=meshes.replicated(mesh),
-            compiler_options=options,
+            compiler_options=self.compiler_options,
+        )
+
+    @property
+    def layout(self) -> Layout:
+        return self.embedding.layout
+
+    @property
+    def compiler_options(self) -> dict[str, Any]:
+        """XLA's options for programs that run the model and the exchange."""
+        options = self.model.compiler_options(meshes.platform(self.mesh))
+        return options | meshes.exchange_options(self.mesh)
+
+
+class Program:
+    """The programs of one trainee on one mesh.
+
+    init: () -> TrainState, placed.
+    train: (state, batches with a leading axis of steps) -> (state, StepMetrics with that axis).
+        The state given is donated: its tables are updated in place.
+    predictor: predicts by the weights of a state.
+    largest: numbers [devices] -> the largest, on every device.
+
+    Raises:
+        InputError: as `Predictor`.
+    """
+
+    def __init__(self, trainee: steps.Trainee, mesh: Mesh, shape: BatchShape):
+        self.trainee = trainee
+        self.mesh = mesh
+        self.shape = shape
+        self.predictor = Predictor(
+            trainee.model, trainee.embedding, learns_task_weights=trainee.learns_task_weights
+        )
+        init = functools.partial(steps.init_state, trainee)
+        self.state_shape: steps.TrainState = jax.eval_shape(init)
+        specs = self._specs(self.state_shape)
+        self.state_sharding: steps.TrainState = _shardings(mesh, specs)
+        self._init = jax.jit(init, out_shardings=self.state_sharding)
+        self.train = jax.jit(
+            _on_devices(mesh, self._train, (specs, P(None, meshes.EXAMPLES)), (specs, P())),
+            donate_argnums=0,
+            in_shardings=(self.state_sharding, meshes.by_example(mesh, leading=1)),
+            out_shardings=(self.state_sharding, meshes.replicated(mesh)),
+            compiler_options=self.predictor.compiler_options | trainee.embedding.update_options,
         )
         self._finite = jax.jit(
             lambda weights: jnp.all(
@@ -143,21 +178,23 @@ class Program:
             specs = specs._replace(average=specs.average._replace(rows=rows))
         return specs
 
-    def _shardings(self, specs: Any) -> Any:
-        return jax.tree.map(
-            lambda spec: NamedSharding(self.mesh, spec), specs, is_leaf=lambda x: isinstance(x, P)
-        )
-
-    def _on_devices(self, function: Any, in_specs: Any, out_specs: Any) -> Any:
-        """The program of one device, on all devices of the mesh."""
-        return jax.shard_map(
-            function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
-        )
-
     def _train(self, state: steps.TrainState, batches: Batch) -> Any:
         step = functools.partial(steps.train_step, self.trainee)
         state, metrics = jax.lax.scan(step, state, batches)
         return steps.averaged(self.trainee, state, metrics.skipped), metrics
+
+
+def _shardings(mesh: Mesh, specs: Any) -> Any:
+    return jax.tree.map(
+        lambda spec: NamedSharding(mesh, spec), specs, is_leaf=lambda x: isinstance(x, P)
+    )
+
+
+def _on_devices(mesh: Mesh, function: Any, in_specs: Any, out_specs: Any) -> Any:
+    """The program of one device, on all devices of a mesh."""
+    return jax.shard_map(
+        function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
+    )
 
 
 def check_batch(field: str, batch_size: int, group: int, devices: int) -> None:

@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 from jaxrank import losses
 from jaxrank import mesh as meshes
-from jaxrank.embedding import Embedding, Load, TableState
+from jaxrank.embedding import Embedding, Load, Lookup, TableState, row_shapes
 from jaxrank.features import PAD, Batch
 from jaxrank.layout import Layout
 from jaxrank.metrics import sums as metrics
@@ -199,11 +199,27 @@ def layers_state(trainee: Trainee, key: jax.Array, inputs: Any) -> dict[str, Any
 
     inputs: floats, vectors and sequences, as of `model_inputs`.
     """
-    params, model_state = trainee.model.init(key, *inputs)
-    if trainee.learns_task_weights:
-        params = {**params, LOG_VARIANCES: jnp.zeros(len(trainee.task_weights))}
+    learned = len(trainee.task_weights) if trainee.learns_task_weights else 0
+    params, model_state = _layers(trainee.model, learned, key, *inputs)
     opt_state = trainee.optimizer.init(params)
     return {"params": params, "model_state": model_state, "opt_state": opt_state}
+
+
+def _layers(model: Model, learned_weights: int, key: jax.Array, *inputs: Any) -> tuple[Any, Any]:
+    """The first params and model_state, with room for so many learned weights of tasks."""
+    params, model_state = model.init(key, *inputs)
+    if learned_weights:
+        params = {**params, LOG_VARIANCES: jnp.zeros(learned_weights)}
+    return params, model_state
+
+
+def weights_shape(model: Model, layout: Layout, *, learns_task_weights: bool) -> Weights:
+    """The part of a state that predicts, as jax.ShapeDtypeStruct; the same on any mesh."""
+    learned = len(layout.schema.tasks) if learns_task_weights else 0
+    init = functools.partial(_layers, model, learned)
+    inputs = model_inputs(layout)
+    params, model_state = jax.eval_shape(init, jax.random.key(0), *inputs)
+    return Weights(params, model_state, row_shapes(layout))
 
 
 def init_state(trainee: Trainee) -> TrainState:
@@ -381,11 +397,10 @@ def _over_devices(load: Load) -> ExchangeMetrics:
     )
 
 
-def eval_step(trainee: Trainee, weights: Weights, batch: Batch) -> jax.Array:
+def eval_step(model: Model, embedding: Lookup, weights: Weights, batch: Batch) -> jax.Array:
     """f32[B, tasks]: what the model puts out for this device's share of a batch; see `Task`."""
-    embedding = trainee.embedding
     vectors, _ = embedding.lookup(weights.rows, embedding.route(batch), batch)
-    logits, _ = trainee.model.apply(
+    logits, _ = model.apply(
         weights.params,
         weights.model_state,
         batch.floats,

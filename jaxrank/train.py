@@ -254,7 +254,7 @@ def _evaluate(
     job: Job, state: TrainState, step: int, split: str, writer: Writer, report: Report
 ) -> scoring.Scores:
     size = job.config.eval.batch_size
-    scores = scoring.evaluate(job.program, weights_of(state), job.open_split(split), size)
+    scores = scoring.evaluate(job.program.predictor, weights_of(state), job.open_split(split), size)
     day = split.partition("/")[2] if job.timetable.next_days else ""
     if day:
         job.day_scores.add(step, day, scores.metrics)
@@ -318,9 +318,9 @@ def _scores(job: Job, state: TrainState, step: int) -> scoring.Scores:
     """Scores the checkpoint of `step`, which this run did not score itself."""
     weights = weights_of(state)
     if step != int(state.step):
-        program = job.program
+        predictor = job.program.predictor
         weights = job.checkpoints.restore_weights(
-            step, weights_of(program.state_shape), weights_of(program.state_sharding)
+            step, predictor.weights_shape, predictor.weights_sharding
         )
     split = job.open_split(job.timetable.valid)
-    return scoring.evaluate(job.program, weights, split, job.config.eval.batch_size)
+    return scoring.evaluate(job.program.predictor, weights, split, job.config.eval.batch_size)

@@ -114,7 +114,7 @@ def test_each_program_of_a_run_is_compiled_once_also_of_one_that_goes_on(
     assert len(made) == 2
     for program in made:
         assert program.train._cache_size() == 1
-        assert program.predict._cache_size() == 1
+        assert program.predictor.predict._cache_size() == 1
 
 
 def test_a_repeated_run_is_equal_to_the_bit(store, finished, tmp_path):
@@ -143,7 +143,7 @@ def test_a_checkpoint_holds_the_state_of_its_own_step(store, finished):
         state, _ = job.program.train(state, batch)
     job.batches.close()
     saved = job.checkpoints.restore_weights(
-        8, weights_of(job.program.state_shape), weights_of(job.program.state_sharding)
+        8, job.program.predictor.weights_shape, job.program.predictor.weights_sharding
     )
     jax.tree.map(np.testing.assert_array_equal, weights_of(state), saved)
 

@@ -99,7 +99,7 @@ def plain(mesh: Any, rows: int, ids: np.ndarray) -> Run:
 def exchanged(mesh: Any, lay: Layout, ids: np.ndarray, room: float) -> Run:
     """jaxrank's lookup and update, with a gradient made of the vectors."""
     (stack,) = lay.stacks
-    embedding = Embedding(lay, mesh, make_rule("sgd"), room={stack.name: room})
+    embedding = Embedding(lay, mesh, rule=make_rule("sgd"), room={stack.name: room})
     tables = jax.jit(embedding.init)(jax.random.key(0))
     state = tables, embedding.init_scratch()
     specs = embedding.specs()

@@ -23,7 +23,6 @@ from jaxrank.program import BatchShape, Program, check_batch
 from jaxrank.report import Report
 from jaxrank.runtime import processes
 from jaxrank.runtime.prefetch import AHEAD
-from jaxrank.step import weights_of
 from jaxrank.timetable import make_timetable
 
 # A part of a table that is smaller may be taken whole through the fast memory of a core.
@@ -178,14 +177,14 @@ def _program(
 
 def _evaluation(config: ConfigDict, program: Program) -> tuple[int, int]:
     """Temporaries of a step of evaluation, and its batches, in bytes of a device."""
-    shape, layout = program.shape, program.trainee.embedding.layout
+    shape, predictor = program.shape, program.predictor
     unit = program.mesh.size * shape.group
     size = unit * math.ceil(config.eval.batch_size / unit)
-    batch = BatchShape(size, shape.group, shape.capacities).struct(layout)
+    batch = BatchShape(size, shape.group, shape.capacities).struct(predictor.layout)
     waiting = meshes.bytes_on_device(
         batch, jax.tree.map(lambda _: meshes.by_example(program.mesh), batch)
     )
-    temporaries = _attempt(program.predict, weights_of(program.state_shape), batch)[2]
+    temporaries = _attempt(predictor.predict, predictor.weights_shape, batch)[2]
     return temporaries, (2 + AHEAD) * waiting
 
 

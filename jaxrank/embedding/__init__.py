@@ -9,18 +9,20 @@ changes the rows that were read.
 from jaxrank.embedding.exchange import Load
 from jaxrank.embedding.optimizers import RULES, Rule, make_rule
 from jaxrank.embedding.storage import GROUPS, Storage, TableState, logical_rows, storage
-from jaxrank.embedding.tables import Embedding, check_row_shards
+from jaxrank.embedding.tables import Embedding, Lookup, check_row_shards, row_shapes
 
 __all__ = [
     "GROUPS",
     "RULES",
     "Embedding",
     "Load",
+    "Lookup",
     "Rule",
     "Storage",
     "TableState",
     "check_row_shards",
     "logical_rows",
     "make_rule",
+    "row_shapes",
     "storage",
 ]

@@ -8,6 +8,7 @@ rows are owned by one device of each replica; see `exchange`. A mesh of one devi
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -58,39 +59,29 @@ def check_row_shards(shards: int) -> None:
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class Embedding:
-    """Reads and updates the tables of a layout on a mesh.
+def row_shapes(layout: Layout) -> dict[str, Any]:
+    """{name of a part: its rows as jax.ShapeDtypeStruct}, the same on any mesh."""
+    parts = [part for stack in layout.stacks for part in storage(stack) if part]
+    return {part.name: jax.ShapeDtypeStruct(part.shape, jnp.float32) for part in parts}
 
-    `route`, `lookup` and `update` are the program of one device and run in `shard_map` over the
-    mesh: arrays of a batch are this device's share, arrays of split tables its share of the rows.
-    Tables are {name of a part: TableState}; see `storage`.
+
+@dataclasses.dataclass(frozen=True)
+class Lookup:
+    """Reads the tables of a layout on a mesh.
+
+    `route` and `lookup` are the program of one device and run in `shard_map` over the mesh: arrays
+    of a batch are this device's share, arrays of split tables its share of the rows.
 
     Args:
         layout: the stacks.
         mesh: split rows are split along its `shard` axis.
-        rule: the row optimizer.
         room: {stack: ids that a device can send to another in one round of the exchange, over all
             ids that it reads}; needed where the mesh has more than one device.
-        init_std: standard deviation of the normal distribution that rows start from.
-        l2: adds l2 * row to the gradient of a row, once a step.
-        l2_scope: "read" regularises the rows that a step reads. "table" regularises and updates
-            all rows in every step, as the published CTR benchmarks do: the cost of a step then
-            grows with the rows.
-        clip_norm: longest gradient of one row after summing; 0 for no limit.
-        rate_factors: {table: what the learning rate of its rows is multiplied by}; 1 where none is
-            given. At 0 a table keeps its rows, while accumulators go on.
     """
 
     layout: Layout
     mesh: Mesh
-    rule: Rule
     room: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    init_std: float = 0.01
-    l2: float = 0.0
-    l2_scope: str = "read"
-    clip_norm: float = 0.0
-    rate_factors: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_row_shards(self.shards)
@@ -133,20 +124,6 @@ class Embedding:
     def has_kernel(self) -> bool:
         """Whether a kernel on GPU sums gradients; see `gpu_kernel`."""
         return self.platform == "gpu" and gpu_kernel.is_here(self.mesh.devices.flat[0])
-
-    @property
-    def update_options(self) -> dict[str, int]:
-        """XLA's options for programs that call `update`.
-
-        Where XLA on GPU takes a program for larger than the memory, it computes things twice; but
-        it counts a table again for every kernel that changes rows where they are.
-        """
-        return {"xla_gpu_memory_limit_slop_factor": 10_000} if self.has_kernel else {}
-
-    @property
-    def uses_scratch(self) -> bool:
-        """Whether duplicates are found through a scratch array; see `duplicates`."""
-        return self.on_cpu and not self.is_native and self.l2_scope == "read"
 
     def form(self, stack: Stack) -> Form:
         """How blocks of a stack's vectors lie in memory."""
@@ -191,35 +168,6 @@ class Embedding:
     def specs(self) -> dict[str, P]:
         """How each part lies on the mesh; its rows, slots and scratch all alike."""
         return {s.name: P(meshes.SHARD) if s.is_split else P() for s in self.storages}
-
-    def init(self, key: jax.Array) -> dict[str, TableState]:
-        """New tables, on the whole mesh. The values of a row depend on its table and its number in
-        it alone: they are the same on any mesh, under any placement."""
-        tables = {}
-        number_of = {t.name: i for i, t in enumerate(self.layout.schema.tables)}
-        keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(len(number_of)))
-        for stack in self.layout.stacks:
-            numbers = [number_of[name] for name in stack.tables]
-            for shape in filter(None, self.parts[stack.name]):
-                slots = {
-                    slot: jnp.full(shape.shape if wide else (shape.rows,), value, jnp.float32)
-                    for slot, (wide, value) in self.rule.slots.items()
-                }
-                rows = jax.shard_map(
-                    functools.partial(first_rows, stack, shape, self.shards, self.init_std),
-                    mesh=self.mesh,
-                    in_specs=P(),
-                    out_specs=self.specs()[shape.name],
-                    check_vma=False,
-                )(keys[jnp.asarray(numbers)])
-                tables[shape.name] = TableState(rows, slots)
-        return tables
-
-    def init_scratch(self) -> dict[str, jax.Array]:
-        """What `update` needs besides the tables; its values never matter between steps."""
-        if not self.uses_scratch:
-            return {}
-        return {s.name: jnp.zeros(s.rows, jnp.int32) for s in self.storages if s.is_split}
 
     def route(self, batch: Batch) -> Routes:
         """Where the split rows of the ids of this device's share of a batch are."""
@@ -343,6 +291,76 @@ class Embedding:
             # One sum for each id, whatever has its row: so lists add up the same on any mesh.
             block = block + form.take(here[parts.replicated.name], own)
         return PerId(ids.size, block), load
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Embedding(Lookup):
+    """Reads and updates the tables of a layout on a mesh.
+
+    `update` is the program of one device, as `lookup` is. Tables are {name of a part: TableState};
+    see `storage`.
+
+    Args:
+        rule: the row optimizer.
+        init_std: standard deviation of the normal distribution that rows start from.
+        l2: adds l2 * row to the gradient of a row, once a step.
+        l2_scope: "read" regularises the rows that a step reads. "table" regularises and updates
+            all rows in every step, as the published CTR benchmarks do: the cost of a step then
+            grows with the rows.
+        clip_norm: longest gradient of one row after summing; 0 for no limit.
+        rate_factors: {table: what the learning rate of its rows is multiplied by}; 1 where none is
+            given. At 0 a table keeps its rows, while accumulators go on.
+    """
+
+    rule: Rule
+    init_std: float = 0.01
+    l2: float = 0.0
+    l2_scope: str = "read"
+    clip_norm: float = 0.0
+    rate_factors: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+    @property
+    def update_options(self) -> dict[str, int]:
+        """XLA's options for programs that call `update`.
+
+        Where XLA on GPU takes a program for larger than the memory, it computes things twice; but
+        it counts a table again for every kernel that changes rows where they are.
+        """
+        return {"xla_gpu_memory_limit_slop_factor": 10_000} if self.has_kernel else {}
+
+    @property
+    def uses_scratch(self) -> bool:
+        """Whether duplicates are found through a scratch array; see `duplicates`."""
+        return self.on_cpu and not self.is_native and self.l2_scope == "read"
+
+    def init(self, key: jax.Array) -> dict[str, TableState]:
+        """New tables, on the whole mesh. The values of a row depend on its table and its number in
+        it alone: they are the same on any mesh, under any placement."""
+        tables = {}
+        number_of = {t.name: i for i, t in enumerate(self.layout.schema.tables)}
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(len(number_of)))
+        for stack in self.layout.stacks:
+            numbers = [number_of[name] for name in stack.tables]
+            for shape in filter(None, self.parts[stack.name]):
+                slots = {
+                    slot: jnp.full(shape.shape if wide else (shape.rows,), value, jnp.float32)
+                    for slot, (wide, value) in self.rule.slots.items()
+                }
+                rows = jax.shard_map(
+                    functools.partial(first_rows, stack, shape, self.shards, self.init_std),
+                    mesh=self.mesh,
+                    in_specs=P(),
+                    out_specs=self.specs()[shape.name],
+                    check_vma=False,
+                )(keys[jnp.asarray(numbers)])
+                tables[shape.name] = TableState(rows, slots)
+        return tables
+
+    def init_scratch(self) -> dict[str, jax.Array]:
+        """What `update` needs besides the tables; its values never matter between steps."""
+        if not self.uses_scratch:
+            return {}
+        return {s.name: jnp.zeros(s.rows, jnp.int32) for s in self.storages if s.is_split}
 
     def update(
         self,

@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from jaxrank import layout as layouts
 from jaxrank import mesh as meshes
-from jaxrank.build import dims_of, make_trainee
+from jaxrank.build import dims_of, make_predictor, weights_shape
 from jaxrank.checkpoints.manager import Checkpoints
 from jaxrank.data.store.reader import Store
 from jaxrank.data.store.split import Split
@@ -20,14 +19,14 @@ from jaxrank.errors import InputError
 from jaxrank.evaluation import score as scoring
 from jaxrank.evaluation import slices
 from jaxrank.features import Schema
-from jaxrank.program import BatchShape, Program
+from jaxrank.layout import Layout
+from jaxrank.program import Predictor
 from jaxrank.runtime import processes
-from jaxrank.step import Trainee, Weights, weights_of
+from jaxrank.step import Weights
 from jaxrank.timetable import NEXT_DAY
 from jaxrank.workdir import data as run_data
 from jaxrank.workdir import files as workdirs
 
-_NUM_STEPS = 2**24  # more than any warm-up
 # Ids of data that is scored are not measured before: no buffer overflows if a device reads twice as
 # many different ids of one owner as of the average owner.
 _UNMEASURED = 2.0
@@ -95,6 +94,28 @@ class SavedRun(NamedTuple):
                 " to read as --data."
             )
 
+    def layout(self) -> Layout:
+        """Where the tables of the run are stored."""
+        hot = workdirs.load_placement(self.directory)
+        return layouts.layout(self.schema, dims_of(self.schema, self.config.embedding), hot)
+
+    def weights_shape(self) -> Weights:
+        """Shapes of what predicts in a checkpoint; no device is needed."""
+        return weights_shape(self.config, self.layout())
+
+    def predictor(self) -> Predictor:
+        """What predicts by a checkpoint, on the devices that are here, whatever mesh the run was
+        trained on."""
+        # Rows can be split over a power of two; what is left of the devices are replicas.
+        count = jax.device_count()
+        mesh = meshes.make_mesh(replicas=count // math.gcd(count, GROUPS))
+        processes.check_devices(mesh)
+        layout = self.layout()
+        room = min(1.0, _UNMEASURED / mesh.shape[meshes.SHARD])
+        return make_predictor(
+            self.config, layout, mesh, room={stack.name: room for stack in layout.stacks}
+        )
+
 
 def load_run(workdir: str | Path) -> SavedRun:
     """The run in `workdir`.
@@ -111,7 +132,7 @@ class Opened(NamedTuple):
     trained on, and the data to score."""
 
     batch_size: int
-    program: Program
+    predictor: Predictor
     split: Split
     checkpoints: Checkpoints
 
@@ -122,7 +143,7 @@ class Opened(NamedTuple):
             InputError: it cannot be restored.
         """
         return self.checkpoints.restore_weights(
-            step, weights_of(self.program.state_shape), weights_of(self.program.state_sharding)
+            step, self.predictor.weights_shape, self.predictor.weights_sharding
         )
 
 
@@ -145,30 +166,8 @@ def open_run(
     checkpoints = Checkpoints(run.directory, read_only=True)
     if not data:
         run.check_trained_on(store, checkpoints)
-    program = Program(*trained_in(*run))
-    return Opened(batch_size or run.config.eval.batch_size, program, found, checkpoints)
-
-
-def trained_in(
-    directory: Path, config: ConfigDict, schema: Schema
-) -> tuple[Trainee, Mesh, BatchShape]:
-    """What the run in a workdir trains, on the devices that are here; its batches are any."""
-    # Rows can be split over a power of two; what is left of the devices are replicas.
-    count = jax.device_count()
-    mesh = meshes.make_mesh(replicas=count // math.gcd(count, GROUPS))
-    processes.check_devices(mesh)
-    hot = workdirs.load_placement(directory)
-    layout = layouts.layout(schema, dims_of(schema, config.embedding), hot)
-    room = min(1.0, _UNMEASURED / mesh.shape[meshes.SHARD])
-    # Of the training batch and its steps nothing matters here: parameters have the same shapes.
-    trainee = make_trainee(
-        config,
-        layout,
-        mesh,
-        num_steps=_NUM_STEPS,
-        room={stack.name: room for stack in layout.stacks},
-    )
-    return trainee, mesh, BatchShape(mesh.size, 1, {stack.name: 1 for stack in layout.stacks})
+    size = batch_size or run.config.eval.batch_size
+    return Opened(size, run.predictor(), found, checkpoints)
 
 
 def evaluate(
@@ -197,8 +196,8 @@ def evaluate(
     scoring.check_labelled(run.split)
     groups = slices.groups_of(run.split, by) if by else None
     step, weights = run.checkpoints.read(checkpoint, run.weights)
-    scores = scoring.evaluate(run.program, weights, run.split, run.batch_size, groups)
-    schema = run.program.trainee.embedding.layout.schema
+    scores = scoring.evaluate(run.predictor, weights, run.split, run.batch_size, groups)
+    schema = run.predictor.layout.schema
     reference = scoring.reference(run.split, schema)
     return Evaluation(
         step=step,
@@ -230,6 +229,6 @@ def predict(
     began = time.perf_counter()
     run = open_run(workdir, data=data, split=split, batch_size=batch_size)
     step, weights = run.checkpoints.read(checkpoint, run.weights)
-    rows = scoring.write_predictions(run.program, weights, run.split, run.batch_size, output)
+    rows = scoring.write_predictions(run.predictor, weights, run.split, run.batch_size, output)
     seconds = time.perf_counter() - began
     return Prediction(rows, output, step, seconds, run.checkpoints.directory(step))

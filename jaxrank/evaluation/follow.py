@@ -91,7 +91,7 @@ def _metrics(run: Opened, step: int) -> scoring.Metrics | None:
         if run.checkpoints.is_deleted(step):
             return None
         raise
-    return scoring.evaluate(run.program, weights, run.split, run.batch_size).metrics
+    return scoring.evaluate(run.predictor, weights, run.split, run.batch_size).metrics
 
 
 def _last_step(folder: Path) -> int:

@@ -23,7 +23,7 @@ from jaxrank.evaluation import slices
 from jaxrank.features import MAX_GROUP, Batch, Schema, Task
 from jaxrank.mesh import put_batch
 from jaxrank.metrics import exact
-from jaxrank.program import Program
+from jaxrank.program import Predictor
 from jaxrank.runtime import processes
 from jaxrank.runtime.prefetch import Feed
 from jaxrank.step import Weights
@@ -89,14 +89,14 @@ def _as_predicted(entry: Any) -> Any:
     return dataclasses.replace(entry, shifted=False) if isinstance(entry, Task) else entry
 
 
-def whole_groups(batch_size: int, program: Program) -> int:
+def whole_groups(batch_size: int, predictor: Predictor) -> int:
     """`batch_size` rounded up so that every device has whole groups of packed examples."""
-    unit = MAX_GROUP * program.mesh.size
+    unit = MAX_GROUP * predictor.mesh.size
     return -(-batch_size // unit) * unit
 
 
 def score(
-    program: Program, weights: Weights, split: Split, batch_size: int
+    predictor: Predictor, weights: Weights, split: Split, batch_size: int
 ) -> Generator[Scored, None, None]:
     """The scores of a split, batch by batch in stored order, without the padding.
 
@@ -109,13 +109,13 @@ def score(
         RunError: a prediction is not finite.
     """
     process = (jax.process_index(), jax.process_count())
-    layout = program.trainee.embedding.layout
+    layout = predictor.layout
     batches = EvaluationBatches(
-        split, layout, batch_size=batch_size, shards=program.mesh.size, process=process
+        split, layout, batch_size=batch_size, shards=predictor.mesh.size, process=process
     )
 
     def put(item: tuple[Batch, int]) -> tuple[Batch, int]:
-        return put_batch(item[0], program.mesh), item[1]
+        return put_batch(item[0], predictor.mesh), item[1]
 
     waiting: list[tuple[Any, int]] = []
     first = 1  # row of what is fetched next
@@ -129,7 +129,7 @@ def score(
 
     with closing(iter(batches)) as made, closing(Feed(made, put)) as feed:
         for batch, rows in feed:
-            waiting.append((program.predict(weights, batch), rows))
+            waiting.append((predictor.predict(weights, batch), rows))
             if len(waiting) > _IN_FLIGHT:
                 yield fetched(*waiting.pop(0))
     for item in waiting:
@@ -147,7 +147,7 @@ def _check_finite(logits: np.ndarray, tasks: Sequence[Task], split: Split, first
 
 
 def evaluate(
-    program: Program,
+    predictor: Predictor,
     weights: Weights,
     split: Split,
     batch_size: int,
@@ -162,10 +162,10 @@ def evaluate(
         RunError: a prediction is not finite.
     """
     start = time.perf_counter()
-    parts = list(score(program, weights, split, whole_groups(batch_size, program)))
+    parts = list(score(predictor, weights, split, whole_groups(batch_size, predictor)))
     scored = Scored(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
     found, buckets = {}, {}
-    tasks = program.trainee.embedding.layout.schema.tasks
+    tasks = predictor.layout.schema.tasks
     for i, task in enumerate(tasks):
         logits, labels, weight = scored.logits[:, i], scored.labels[:, i], scored.weights[:, i]
         found[task.name] = exact.exact(logits, labels, weight, task.kind)
@@ -230,7 +230,7 @@ def _reference(split: Split, schema: Schema) -> Reference:
 
 
 def write_predictions(
-    program: Program, weights: Weights, split: Split, batch_size: int, output: str | Path
+    predictor: Predictor, weights: Weights, split: Split, batch_size: int, output: str | Path
 ) -> int:
     """Writes Parquet with one row an example in stored order; returns the rows. Process 0 writes.
 
@@ -257,9 +257,9 @@ def write_predictions(
             raise InputError(f"--output: {output} must be a file: it is {what}.")
         if processes.is_first():
             check_parent(output)
-    batch_size = whole_groups(batch_size, program)
-    tasks = program.trainee.embedding.layout.schema.tasks
-    with closing(score(program, weights, split, batch_size)) as found:
+    batch_size = whole_groups(batch_size, predictor)
+    tasks = predictor.layout.schema.tasks
+    with closing(score(predictor, weights, split, batch_size)) as found:
         if not processes.is_first():
             return sum(len(scored.logits) for scored in found)
         return _write(found, _rebatched(split.blocks(), batch_size), tasks, output)

@@ -7,7 +7,6 @@ OUTPUT/tables/<table>.parquet  row (int32), vector (float32[dim]) and, of a tabl
 """
 
 import contextlib
-import functools
 import itertools
 import json
 import os
@@ -17,7 +16,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -33,7 +31,6 @@ from jaxrank.export.description import recipe
 from jaxrank.export.table_rows import TableRows, table_rows
 from jaxrank.features import RESERVED_ROWS, Table
 from jaxrank.layout import Layout
-from jaxrank.step import init_state, weights_of
 
 
 class Export(NamedTuple):
@@ -73,13 +70,11 @@ def export(workdir: str, *, output: str, checkpoint: str = "newest", data: str =
     if not data:
         run.check_trained_on(store, checkpoints)
 
-    trainee, _, _ = evaluate.trained_in(*run)
-    layout = trainee.embedding.layout
+    layout = run.layout()
     saved = Path(checkpoints.directory(step)) / "weights"
     stored = StoredArrays(saved, sums["weights"])
-    shapes = weights_of(jax.eval_shape(functools.partial(init_state, trainee)))
     with checkpoints.told_if_deleted(step):
-        other = stored.unlike(shapes)
+        other = stored.unlike(run.weights_shape())
     if other:
         raise InputError(
             f"{saved}: must be of the model of the config, and is not:\n  " + "\n  ".join(other)

@@ -15,7 +15,7 @@ import numpy as np
 from jaxrank.checkpoints.reader import dotted
 from jaxrank.layout import Layout
 from jaxrank.optim import is_schedule
-from jaxrank.step import Trainee, input_names, layers_state, model_inputs
+from jaxrank.step import Trainee, Weights, input_names, layers_state, model_inputs
 
 _SEQUENCE = re.compile(r"(?<=\.sequence_)\d+(?=\.)")
 _BOTTOM = re.compile(r"params\.bottom\.layer_(\d+)\.kernel")
@@ -51,24 +51,27 @@ def _columns(pairs: Sequence[tuple[int, int]]) -> np.ndarray:
     return np.array(pairs, np.intp).reshape(-1, 2).T
 
 
-def _floats(trainee: Trainee) -> int:
-    return len(trainee.embedding.layout.schema.floats)
+def _floats(layout: Layout) -> int:
+    return len(layout.schema.floats)
 
 
 class InputMap:
     """Where the inputs of a new model were among those of an older one.
 
     Args:
-        old, new: what is trained.
+        old: of the older run.
+        of_old: shapes of its weights.
+        trainee: what the new run trains.
     """
 
-    def __init__(self, old: Trainee, new: Trainee):
-        before, after = (input_names(t.embedding.layout) for t in (old, new))
+    def __init__(self, old: Layout, of_old: Weights, trainee: Trainee):
+        new = trainee.embedding.layout
+        before, after = input_names(old), input_names(new)
         place = {name: i for i, name in enumerate(before)}
         both = [(i, place[name]) for i, name in enumerate(after) if name in place]
         floats = [(i, j) for i, j in both if after[i][0] == "float"]
-        shapes, of_old = (_shapes(t, model_inputs(t.embedding.layout)) for t in (new, old))
-        bottom, of_bottom = _bottom_width(shapes), _bottom_width(of_old)
+        shapes = _shapes(trainee, model_inputs(new))
+        bottom, of_bottom = _bottom_width(shapes), _bottom_width(_by_name(of_old))
         self.same = before == after and bottom == of_bottom
         # Of what reads the floats, which stand in front, and of what reads all inputs, which may
         # have the outputs of the floats' layers in their place.
@@ -78,8 +81,8 @@ class InputMap:
             behind += [(i, i) for i in range(bottom)] if bottom else floats
         self._inputs = _Inputs(len(before) + more, len(after) + less, *_columns(behind))
         self._floats = _Inputs(_floats(old), _floats(new), *_columns(floats))
-        self._sequences = [_sequences(t.embedding.layout) for t in (old, new)]
-        self._axes = _input_axes(new, shapes)
+        self._sequences = [_sequences(layout) for layout in (old, new)]
+        self._axes = _input_axes(trainee, shapes)
 
     def old_name(self, name: str) -> str:
         """The name that an array had; the arrays of sequences are named by their number."""
@@ -166,7 +169,11 @@ def _shapes(trainee: Trainee, inputs: Any) -> Shapes:
     def init(inputs: Any) -> Any:
         return layers_state(trainee, jax.random.key(0), inputs)
 
-    leaves = jax.tree_util.tree_leaves_with_path(jax.eval_shape(init, inputs))
+    return _by_name(jax.eval_shape(init, inputs))
+
+
+def _by_name(tree: Any) -> Shapes:
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {dotted(path): leaf.shape for path, leaf in leaves}
 
 

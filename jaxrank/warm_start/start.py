@@ -23,7 +23,7 @@ from jaxrank.layout import Layout
 from jaxrank.report import Report
 from jaxrank.run import Job
 from jaxrank.runtime import processes
-from jaxrank.step import Trainee, TrainState
+from jaxrank.step import TrainState, Weights
 from jaxrank.warm_start.layers import CarriedLayers, InputMap, carry_layers
 from jaxrank.warm_start.rows import carry_rows, plan_moves
 from jaxrank.workdir import data, files
@@ -36,6 +36,7 @@ Rows = dict[str, np.ndarray | str]  # by table: see `same_values`
 class _Older(NamedTuple):
     """The run that is started from.
 
+    shapes: of its weights.
     is_asked_for: whether its step was named.
     is_finished: whether the run has come to its end.
     """
@@ -43,15 +44,12 @@ class _Older(NamedTuple):
     directory: Path
     step: int
     config: ConfigDict
-    trainee: Trainee
+    layout: Layout
+    shapes: Weights
     weights: StoredArrays
     training: StoredArrays
     is_asked_for: bool
     is_finished: bool
-
-    @property
-    def layout(self) -> Layout:
-        return self.trainee.embedding.layout
 
     @property
     def name(self) -> str:
@@ -105,12 +103,13 @@ def _open(source: str) -> _Older:
     step = checkpoints.step(which or ("best" if run.config.eval.stop_patience else "newest"))
     if step is None:
         raise InputError(f"--init-from: {path} holds no checkpoint yet.")
-    trainee, _, _ = evaluate.trained_in(*run)
+    layout, shapes = run.layout(), run.weights_shape()
     saved = checkpoints.path / str(step)
     sums = checkpoints.saved_checksums(step)
     weights, training = (StoredArrays(saved / part, sums[part]) for part in ("weights", "training"))
     finished = files.is_finished(path)
-    return _Older(path, step, run.config, trainee, weights, training, bool(which), finished)
+    parts = weights, training
+    return _Older(path, step, run.config, layout, shapes, *parts, bool(which), finished)
 
 
 def _check_tasks(older: _Older, schema: Schema) -> None:
@@ -143,7 +142,7 @@ def _same_rows(older: _Older, store: Store) -> Rows:
 
 def _with_layers(state: TrainState, older: _Older, job: Job) -> tuple[TrainState, CarriedLayers]:
     trainee = job.program.trainee
-    inputs = InputMap(older.trainee, trainee)
+    inputs = InputMap(older.layout, older.shapes, trainee)
     mine, prefix = older.of_trained(bool(trainee.ema_decay))
     same_optimizer = older.config.optim.dense.name == job.config.optim.dense.name
 

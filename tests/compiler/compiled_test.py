@@ -17,7 +17,6 @@ from jaxrank.aot.topology import topology
 from jaxrank.build import make_trainee
 from jaxrank.layout import Hot
 from jaxrank.program import BatchShape, Program
-from jaxrank.step import weights_of
 
 # Of the large table, on one device. A TPU copies small arrays whole to fast memory and back.
 ROWS = {"cpu": 25_000, "tpu": 50_000_000, "gpu": 50_000_000}
@@ -158,7 +157,9 @@ def test_a_callback_is_found_by_the_search_for_them(target):
 def test_scoring_makes_no_array_of_table_size(target):
     program, batch, share = program_on(target)
     one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
-    scored = _as_users(program.predict.lower(weights_of(program.state_shape), one), target)
+    scored = _as_users(
+        program.predictor.predict.lower(program.predictor.weights_shape, one), target
+    )
     assert not checks.large_results(scored.as_text(), share)
 
 

@@ -147,7 +147,9 @@ def test_a_progressive_run_equals_a_loop_by_hand(store, finished, tmp_path):
         state, _ = job.program.train(state, batch)
         if call * 2 in steps:
             split = store.split(f"train/{_DAYS[1 + steps.index(call * 2)]}")
-            found.append(scoring.evaluate(job.program, weights_of(state), split, 512).metrics)
+            found.append(
+                scoring.evaluate(job.program.predictor, weights_of(state), split, 512).metrics
+            )
     job.batches.close()
     job.checkpoints.close()
     for score, expected in zip(result.days, found, strict=True):
@@ -206,8 +208,10 @@ def test_one_program_scores_all_days(store, tmp_path):
             batch_size=512,
         )
         shapes |= {tuple(x.ids.shape for x in batch.lists.values()) for batch, _ in batches}
-        plain = scoring.evaluate(job.program, weights, store.split(f"train/{day}"), 512)
-        roomy = scoring.evaluate(job.program, weights, job.open_split(f"train/{day}"), 512)
+        plain = scoring.evaluate(job.program.predictor, weights, store.split(f"train/{day}"), 512)
+        roomy = scoring.evaluate(
+            job.program.predictor, weights, job.open_split(f"train/{day}"), 512
+        )
         assert roomy.metrics["click"] == pytest.approx(plain.metrics["click"], rel=1e-5)
     job.checkpoints.close()
     assert len(shapes) == 1

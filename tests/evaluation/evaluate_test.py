@@ -95,11 +95,11 @@ def test_best_possible_is_that_of_the_planted_probabilities(run, predictions):
 
 @pytest.fixture
 def untrained(run, tmp_path):
-    """program, weights and split of a run that is yet to train; two batches of 512."""
+    """predictor, weights and split of a run that is yet to train; two batches of 512."""
     c = tiny.config()
     c.data.store = str(run[0] / "data")
     job = build(c, tmp_path, nothing)
-    yield job.program, weights_of(job.program.init()), job.open_split("valid")
+    yield job.program.predictor, weights_of(job.program.init()), job.open_split("valid")
     job.checkpoints.close()
 
 
@@ -108,20 +108,20 @@ def feeding():
 
 
 def test_scores_are_those_of_a_plain_loop_to_the_bit(untrained):
-    program, weights, split = untrained
-    batches = scoring.EvaluationBatches(split, program.trainee.embedding.layout, batch_size=512)
+    predictor, weights, split = untrained
+    batches = scoring.EvaluationBatches(split, predictor.layout, batch_size=512)
     expected = [
-        [np.asarray(x)[:rows] for x in program.predict(weights, put_batch(batch, program.mesh))]
+        [np.asarray(x)[:rows] for x in predictor.predict(weights, put_batch(batch, predictor.mesh))]
         for batch, rows in batches
     ]
-    found = list(scoring.score(program, weights, split, 512))
+    found = list(scoring.score(predictor, weights, split, 512))
     assert [len(scored.logits) for scored in found] == [512, 488]
     jax.tree.map(np.testing.assert_array_equal, [list(scored) for scored in found], expected)
     assert feeding() == []
 
 
 def test_the_next_batch_is_put_while_the_program_runs(untrained, monkeypatch):
-    program, weights, split = untrained
+    predictor, weights, split = untrained
     put, both = [], threading.Event()
 
     def counted(batch, mesh):
@@ -131,12 +131,12 @@ def test_the_next_batch_is_put_while_the_program_runs(untrained, monkeypatch):
         return put_batch(batch, mesh)
 
     class Waiting:
-        mesh, trainee = program.mesh, program.trainee
+        mesh, layout = predictor.mesh, predictor.layout
 
         @staticmethod
         def predict(weights, batch):
             assert both.wait(60)
-            return program.predict(weights, batch)
+            return predictor.predict(weights, batch)
 
     monkeypatch.setattr(scoring, "put_batch", counted)
     assert len(list(scoring.score(Waiting, weights, split, 512))) == 2
@@ -145,14 +145,14 @@ def test_the_next_batch_is_put_while_the_program_runs(untrained, monkeypatch):
 
 @pytest.mark.parametrize("part", ["predict", "put_batch", "_predictions"])
 def test_the_thread_ends_with_an_exception(untrained, monkeypatch, tmp_path, part):
-    program, weights, split = untrained
+    predictor, weights, split = untrained
 
     def fail(*args, **kwargs):
         raise OSError("device 3 is gone")
 
     class Failing:
-        mesh, trainee = program.mesh, program.trainee
-        predict = staticmethod(fail if part == "predict" else program.predict)
+        mesh, layout = predictor.mesh, predictor.layout
+        predict = staticmethod(fail if part == "predict" else predictor.predict)
 
     if part != "predict":
         monkeypatch.setattr(scoring, part, fail)

@@ -204,7 +204,7 @@ def test_rowwise_adagrad_is_that_of_float64(count, width, has_rates):
 @needs_compiler
 def test_rowwise_adagrad_changes_nothing_where_a_step_is_left_out():
     lay = layout(SCHEMA, DIMS, hot_of("rows", 1))
-    embedding = Embedding(lay, meshes.make_mesh(devices=1), make_rule("rowwise_adagrad"))
+    embedding = Embedding(lay, meshes.make_mesh(devices=1), rule=make_rule("rowwise_adagrad"))
     tables, batch = new_tables(embedding), examples.random_batch(lay, 64, seed=0)
     vectors, _ = lookup(embedding, tables, batch)
     batch = jax.tree.map(jnp.asarray, batch)

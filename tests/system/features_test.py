@@ -77,7 +77,7 @@ def batches(data):
     store, splits = data
     lay = layout(store.schema, {table.name: 8 for table in store.schema.tables})
     mesh = meshes.make_mesh(devices=1)
-    embedding = Embedding(lay, mesh, make_rule("sgd"), room={"dim8": 1.0}, init_std=1.0)
+    embedding = Embedding(lay, mesh, rule=make_rule("sgd"), room={"dim8": 1.0}, init_std=1.0)
     tables = new_tables(embedding)
     found = {}
     for name, rows in splits.items():

@@ -89,8 +89,8 @@ def test_a_state_is_the_same_on_other_devices(store, tmp_path, placement, before
     # And by what evaluates, which takes all devices that there are.
     opened = evaluate.open_run(str(tmp_path))
     weights = opened.weights(16)
-    scored = score.score(opened.program, weights, opened.split, 4096)
-    mine = score.score(job.program, weights_of(state), opened.split, 4096)
+    scored = score.score(opened.predictor, weights, opened.split, 4096)
+    mine = score.score(job.program.predictor, weights_of(state), opened.split, 4096)
     for a, b in zip(scored, mine, strict=True):
         np.testing.assert_allclose(a.logits, b.logits, rtol=1e-3, atol=1e-3)
 

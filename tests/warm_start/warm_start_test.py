@@ -124,7 +124,7 @@ def by_value(job, state, kind):
 
 def predictions(job, weights):
     """f[n, tasks], of the validation split."""
-    scored = score.score(job.program, weights, job.open_split("valid"), 512)
+    scored = score.score(job.program.predictor, weights, job.open_split("valid"), 512)
     return np.concatenate([s.logits for s in scored])
 
 
