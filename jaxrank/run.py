@@ -1,9 +1,10 @@
 """What a run consists of, built once from its config: data, programs, checkpoints, monitor."""
 
+import dataclasses
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -44,20 +45,48 @@ _LOOKED_AT = 64  # blocks, for labels of a task with a parent
 _NOT_OF_BATCHES = ("store", "direct", "compression", "train", "valid")
 
 
-class Job(NamedTuple):
-    """All parts of a run."""
+@dataclasses.dataclass
+class History:
+    """What a run has seen so far. A checkpoint holds it, beside the state."""
+
+    monitor: Monitor
+    day_scores: days.DayScores
+    spikes: Spikes
+
+    def record(self) -> dict[str, Any]:
+        """What a checkpoint must hold, as JSON."""
+        return {
+            "monitor": self.monitor.get_state(),
+            "days": self.day_scores.get_state(),
+            "spikes": self.spikes.get_state(),
+        }
+
+    def restore(self, record: dict[str, Any], report: Report) -> None:
+        """Goes on from what a checkpoint holds; reports where evaluations begin anew."""
+        other = self.monitor.set_state(record["monitor"])
+        if other:
+            report(
+                f"Evaluations so far were by {other}, from now on by {self.monitor.measures}: the"
+                " best checkpoint, eval.stop_patience and eval.rate_patience begin anew"
+            )
+        self.spikes.set_state(record["spikes"])
+        self.day_scores.set_state(record["days"])
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """All parts of a run. Of these `batches`, `history` and `checkpoints` change with its steps;
+    `start` and `save` keep them together with the state."""
 
     config: ConfigDict
     directory: Path
     timetable: Timetable
     store: Store
     program: Program
-    batches: TrainBatches
     hot: dict[str, Hot]
     train_split: Split
-    monitor: Monitor
-    day_scores: days.DayScores
-    spikes: Spikes
+    batches: TrainBatches
+    history: History
     checkpoints: Checkpoints
 
     @property
@@ -69,6 +98,88 @@ class Job(NamedTuple):
         return (
             days.open_day(self.store, name) if self.timetable.next_days else self.store.split(name)
         )
+
+    def start(
+        self,
+        new: Callable[[], TrainState],
+        *,
+        allow_config_change: bool,
+        allow_older_checkpoint: bool,
+        report: Report,
+    ) -> TrainState:
+        """The state to go on from: of the newest checkpoint, or what `new` gives.
+
+        Raises:
+            InputError: the checkpoint is damaged, or of other features, another model or other
+                data.
+        """
+        step = self.checkpoints.step()
+        if step is None:
+            return new()
+        report(f"Resuming after step {step}")
+        if allow_older_checkpoint:
+            step, state, record = self._newest_whole(step, report)
+        else:
+            state, record = self._restored(step)
+        data = record["data"]
+        if data["fingerprint"] != self.train_split.fingerprint and not allow_config_change:
+            raise InputError(
+                f"{self.train_split.path}: must be the data that the run in {self.directory} was"
+                " trained on so far, but its blocks are others. Use another --workdir, or"
+                " --allow-config-change to go on with this data."
+            )
+        self.batches.seek(step)
+        self.history.restore(record, report)
+        return state
+
+    def save(self, step: int, state: TrainState, metric: float | None) -> None:
+        """Saves a checkpoint at `step`.
+
+        Raises:
+            RunError: it cannot be written.
+        """
+        if metric is not None and math.isnan(metric):
+            # As an AUC where all labels are equal; such a checkpoint is never the best.
+            metric = None
+        data = {"fingerprint": self.train_split.fingerprint}
+        record = {"data": data, **self.history.record()}
+        monitor = self.history.monitor
+        measured = Metric(metric, monitor.measures, monitor.higher_is_better)
+        self.checkpoints.save(step, state, record, measured)
+
+    def _restored(self, step: int) -> tuple[TrainState, dict[str, Any]]:
+        program = self.program
+        return self.checkpoints.restore(
+            step, program.blank(), program.state_shape, program.state_sharding
+        )
+
+    def _newest_whole(self, newest: int, report: Report) -> tuple[int, TrainState, dict[str, Any]]:
+        """The newest checkpoint that can be restored; those after it are put aside.
+
+        Raises:
+            InputError: none can; what is wrong with the newest.
+        """
+        damaged: list[int] = []
+        first: InputError | None = None
+        step: int | None = newest
+        while step is not None:
+            try:
+                state, record = self._restored(step)
+            except InputError as error:
+                # The text only: the exception holds what was restored, as large as the tables.
+                first = first or InputError(str(error))
+                damaged.append(step)
+                step = self.checkpoints.older(step)
+                continue
+            for number in damaged:
+                report(
+                    f"Checkpoint {number} is damaged; it is in {self.checkpoints.put_aside(number)}"
+                )
+            if damaged:
+                report(f"{first}\nGoing on after step {step} instead")
+            return step, state, record
+        assert first is not None
+        raise first
 
 
 def build(
@@ -137,9 +248,7 @@ def build(
         batches=batches,
         hot=placed.hot,
         train_split=split,
-        monitor=monitor,
-        day_scores=days.DayScores(),
-        spikes=Spikes(config.watch.loss_spike),
+        history=History(monitor, days.DayScores(), Spikes(config.watch.loss_spike)),
         checkpoints=Checkpoints(
             directory,
             keep=config.checkpoint.keep,
@@ -202,53 +311,6 @@ def _kept_placement(directory: Path, store: Store) -> dict[str, Hot] | None:
     return files.load_placement(directory)
 
 
-def start(
-    job: Job,
-    new: Callable[[], TrainState],
-    *,
-    allow_config_change: bool,
-    allow_older_checkpoint: bool,
-    report: Report,
-) -> TrainState:
-    """The state to go on from: of the newest checkpoint, or what `new` gives.
-
-    Raises:
-        InputError: the checkpoint is damaged, or of other features, another model or other data.
-    """
-    step = job.checkpoints.step()
-    if step is None:
-        return new()
-    report(f"Resuming after step {step}")
-    if allow_older_checkpoint:
-        step, state, record = _newest_whole(job, step, report)
-    else:
-        state, record = _restored(job, step)
-    data = record["data"]
-    if data["fingerprint"] != job.train_split.fingerprint and not allow_config_change:
-        raise InputError(
-            f"{job.train_split.path}: must be the data that the run in {job.directory} was trained"
-            " on so far, but its blocks are others. Use another --workdir, or"
-            " --allow-config-change to go on with this data."
-        )
-    job.batches.seek(step)
-    other = job.monitor.set_state(record["monitor"])
-    if other:
-        report(
-            f"Evaluations so far were by {other}, from now on by {job.monitor.measures}: the best"
-            " checkpoint, eval.stop_patience and eval.rate_patience begin anew"
-        )
-    job.spikes.set_state(record["spikes"])
-    job.day_scores.set_state(record["days"])
-    return state
-
-
-def _restored(job: Job, step: int) -> tuple[TrainState, dict[str, Any]]:
-    program = job.program
-    return job.checkpoints.restore(
-        step, program.blank(), program.state_shape, program.state_sharding
-    )
-
-
 def _tell_passes(config: ConfigDict, timetable: Timetable, rows: int, report: Report) -> None:
     """Says where whole calls are many more passes than were asked for."""
     passes = timetable.num_steps * config.batch_size / rows
@@ -300,51 +362,6 @@ def _is_known_without(split: Split, task: int, parent: int) -> bool:
         if (~np.isnan(labels[:, task]) & (labels[:, parent] == 0)).any():
             return True
     return False
-
-
-def _newest_whole(job: Job, newest: int, report: Report) -> tuple[int, TrainState, dict[str, Any]]:
-    """The newest checkpoint that can be restored; those after it are put aside.
-
-    Raises:
-        InputError: none can; what is wrong with the newest.
-    """
-    damaged: list[int] = []
-    first: InputError | None = None
-    step: int | None = newest
-    while step is not None:
-        try:
-            state, record = _restored(job, step)
-        except InputError as error:
-            # The text only: the exception holds what was restored, as large as the tables.
-            first = first or InputError(str(error))
-            damaged.append(step)
-            step = job.checkpoints.older(step)
-            continue
-        for number in damaged:
-            report(f"Checkpoint {number} is damaged; it is in {job.checkpoints.put_aside(number)}")
-        if damaged:
-            report(f"{first}\nGoing on after step {step} instead")
-        return step, state, record
-    assert first is not None
-    raise first
-
-
-def save(job: Job, step: int, state: TrainState, metric: float | None) -> None:
-    """Saves a checkpoint at `step`.
-
-    Raises:
-        RunError: it cannot be written.
-    """
-    if metric is not None and math.isnan(metric):
-        metric = None  # as an AUC where all labels are equal; such a checkpoint is never the best
-    record: dict[str, Any] = {
-        "data": {"fingerprint": job.train_split.fingerprint},
-        "monitor": job.monitor.get_state(),
-        "days": job.day_scores.get_state(),
-        "spikes": job.spikes.get_state(),
-    }
-    measured = Metric(metric, job.monitor.measures, job.monitor.higher_is_better)
-    job.checkpoints.save(step, state, record, measured)
 
 
 def describe(job: Job, state: TrainState) -> str:

@@ -1,13 +1,15 @@
-"""The loop: build, restore, step, log, evaluate, save."""
+"""A run from its start to its end: build, restore, step, log, evaluate, save."""
 
 import contextlib
 import math
 import time
 from pathlib import Path
 from signal import Signals
+from typing import NoReturn
 
 from ml_collections import ConfigDict
 
+from jaxrank import loop
 from jaxrank import mesh as meshes
 from jaxrank import run as jobs
 from jaxrank.build import check_config
@@ -16,13 +18,14 @@ from jaxrank.evaluation import days
 from jaxrank.evaluation import score as scoring
 from jaxrank.evaluation.report import Result, by_name, in_short
 from jaxrank.features import Batch
+from jaxrank.metrics.early_stopping import Monitor
 from jaxrank.report import Report
 from jaxrank.run import Job
 from jaxrank.runtime import processes
 from jaxrank.runtime.prefetch import Feed
 from jaxrank.runtime.stop import Stop
 from jaxrank.runtime.watchdog import HangWatch
-from jaxrank.step import TrainState, weights_of
+from jaxrank.step import TrainState, Weights, weights_of
 from jaxrank.telemetry import profiler as profile
 from jaxrank.telemetry.debug_batches import LastBatches
 from jaxrank.telemetry.profiler import Profile
@@ -31,8 +34,6 @@ from jaxrank.telemetry.writers import Progress, Writer, open_writer
 from jaxrank.warm_start import start
 from jaxrank.workdir import files as workdirs
 from jaxrank.workdir import lock
-
-_LOOK = 1.0  # seconds between looks at whether a signal has come while the input does not
 
 
 def train(
@@ -94,8 +95,7 @@ def train(
         def new() -> TrainState:
             return start.start(job, init_from, tell) if init_from else job.program.init()
 
-        state = jobs.start(
-            job,
+        state = job.start(
             new,
             allow_config_change=allow_config_change,
             allow_older_checkpoint=allow_older_checkpoint,
@@ -122,7 +122,7 @@ def train(
             buffers=job.program.buffers,
             batch_size=config.batch_size,
             timetable=job.timetable,
-            spikes=job.spikes,
+            spikes=job.history.spikes,
             on_nonfinite=config.watch.on_nonfinite,
             most_skipped=config.watch.most_skipped,
             checkpoint="" if newest is None else job.checkpoints.directory(newest),
@@ -146,132 +146,121 @@ def train(
                 num_steps=job.timetable.num_steps,
             ) as profiler,
         ):
-            state, scores = _loop(job, state, feed, writer, recorder, profiler, stop, watch, tell)
+            milestones = Milestones(job, recorder, writer, watch, tell)
+            session = loop.Session(
+                train=job.program.train,
+                steps_per_call=config.steps_per_call,
+                feed=feed,
+                recorder=recorder,
+                milestones=milestones,
+                profiler=profiler,
+                watch=watch,
+                stop=stop,
+            )
+            state = loop.run(session, state)
             job.checkpoints.wait()  # in here, for a signal would end the program and the save
             workdirs.mark_finished(directory, True)
-        return _result(job, state, scores, recorder.examples_per_second, began)
+        return _result(job, state, milestones.scores, recorder.examples_per_second, began)
 
 
-def _loop(
-    job: Job,
-    state: TrainState,
-    feed: Feed,
-    writer: Writer,
-    recorder: Recorder,
-    profiler: Profile,
-    stop: Stop,
-    watch: HangWatch,
-    report: Report,
-) -> tuple[TrainState, dict[int, scoring.Scores]]:
-    """Steps to the end; returns the last state, and the scores of the last evaluation and of the
-    best one that this call made.
+class Milestones:
+    """Evaluates, saves and ends a run when that is due; see `loop.Milestones`.
 
-    Raises:
-        StoppedError: asked to end before, by a signal.
+    scores: of the last evaluation, and of the best one that this call made, by step.
     """
-    timetable, monitor = job.timetable, job.monitor
-    scores: dict[int, scoring.Scores] = {}
-    step = int(state.step)
-    while step < timetable.num_steps and not monitor.should_stop:
-        if number := _caught_while_waiting(feed, stop):
-            _tell_saving(step, number, report)
-            recorder.finish()
-            job.checkpoints.wait()
-            if step and not job.checkpoints.is_there(step):
-                _save(job, step, state, None, recorder)
-            raise _stopped(job, step, number, recorder)
-        profiler.start_if_due(step, state)
-        with profiler.call(step):
-            state, metrics = job.program.train(state, next(feed))
-        step += job.config.steps_per_call
 
-        # One call late: the devices are busy with the next one while the host writes.
-        recorder.record_later(step, metrics)
-        watch.alive()
-        profiler.stop_if_due(step, state)
+    def __init__(
+        self, job: Job, recorder: Recorder, writer: Writer, watch: HangWatch, report: Report
+    ):
+        self._job, self._recorder, self._writer = job, recorder, writer
+        self._watch, self._report = watch, report
+        self.scores: dict[int, scoring.Scores] = {}
+
+    def goes_on(self, step: int) -> bool:
+        return step < self._job.timetable.num_steps and not self._job.history.monitor.should_stop
+
+    def is_due(self, step: int, signal: int) -> bool:
+        timetable = self._job.timetable
+        is_saved = step == timetable.num_steps or step % timetable.save_every == 0
+        return bool(signal or is_saved or timetable.evaluated(step))
+
+    def pause(self, step: int, state: TrainState, signal: int) -> TrainState:
+        timetable, monitor = self._job.timetable, self._job.history.monitor
         last = step == timetable.num_steps
-        split = timetable.evaluated(step)
-        signal = stop.asked()
-        if not split and not last and not signal and step % timetable.save_every:
-            continue
-
         if signal and not last:
-            _tell_saving(step, signal, report)
-        recorder.finish()
+            self._tell_saving(step, signal)
+        self._recorder.finish()
         metric = None
-        if split:
-            scores[step] = _evaluate(job, state, step, split, writer, report)
-            watch.alive()
-            metric = _watched(job, split, scores[step])
+        if split := timetable.evaluated(step):
+            scores = self.scores[step] = self._evaluate(step, state, split)
+            self._watch.alive()
+            metric = _watched(monitor, split, scores)
             if monitor.update(step, metric):
                 state = state._replace(rate_factor=state.rate_factor * monitor.rate_factor)
-            scores = {at: scores[at] for at in (monitor.best_step, step) if at in scores}
-        _save(job, step, state, metric, recorder)
-        watch.alive()
+            kept = (monitor.best_step, step)
+            self.scores = {at: self.scores[at] for at in kept if at in self.scores}
+        self._save(step, state, metric)
+        self._watch.alive()
         if signal and not last and not monitor.should_stop:
-            raise _stopped(job, step, signal, recorder)
-    return state, scores
+            raise self._stopped(step, signal)
+        return state
 
+    def interrupt(self, step: int, state: TrainState, signal: int) -> NoReturn:
+        self._tell_saving(step, signal)
+        self._recorder.finish()
+        self._job.checkpoints.wait()
+        if step and not self._job.checkpoints.is_there(step):
+            self._save(step, state, None)
+        raise self._stopped(step, signal)
 
-def _caught_while_waiting(feed: Feed, stop: Stop) -> int:
-    """The number of a signal that comes while the next batch does not; 0 when that is there.
-
-    Of several processes none waits here: they learn of a signal together, after a call.
-    """
-    while processes.place()[1] == 1 and not feed.wait(_LOOK):
-        if stop.caught:
-            return stop.caught
-    return 0
-
-
-def _tell_saving(step: int, number: int, report: Report) -> None:
-    report(
-        f"{Signals(number).name}: saving step {step}; another one, a second later, ends it at once"
-    )
-
-
-def _save(job: Job, step: int, state: TrainState, metric: float | None, recorder: Recorder) -> None:
-    if not job.program.is_finite(weights_of(state)):
-        raise RunError(
-            f"step {step}: parameters and tables must be finite after the update, and are not."
-            f" The last good checkpoint is {recorder.checkpoint}."
+    def _tell_saving(self, step: int, number: int) -> None:
+        self._report(
+            f"{Signals(number).name}: saving step {step}; another one, a second later, ends it at"
+            " once"
         )
-    jobs.save(job, step, state, metric)
-    recorder.checkpoint = job.checkpoints.directory(step)
+
+    def _save(self, step: int, state: TrainState, metric: float | None) -> None:
+        if not self._job.program.is_finite(weights_of(state)):
+            raise RunError(
+                f"step {step}: parameters and tables must be finite after the update, and are not."
+                f" The last good checkpoint is {self._recorder.checkpoint}."
+            )
+        self._job.save(step, state, metric)
+        self._recorder.checkpoint = self._job.checkpoints.directory(step)
+
+    def _stopped(self, step: int, number: int) -> StoppedError:
+        """When what was saved is whole."""
+        self._job.checkpoints.wait()
+        return StoppedError(
+            f"stopped after step {step} of {self._job.timetable.num_steps} by"
+            f" {Signals(number).name}; the same command resumes from {self._recorder.checkpoint}.",
+            number,
+        )
+
+    def _evaluate(self, step: int, state: TrainState, split: str) -> scoring.Scores:
+        job = self._job
+        scores = _scores(job, weights_of(state), split)
+        day = split.partition("/")[2] if job.timetable.next_days else ""
+        if day:
+            job.history.day_scores.add(step, day, scores.metrics)
+        self._writer.write(step, by_name(scores.metrics), kind="valid", day=day)
+        self._writer.flush()
+        on = f", on {day}" if day else ""
+        self._report(f"step {step}{on}: {in_short(scores.metrics)}")
+        return scores
 
 
-def _stopped(job: Job, step: int, number: int, recorder: Recorder) -> StoppedError:
-    """When what was saved is whole."""
-    job.checkpoints.wait()
-    return StoppedError(
-        f"stopped after step {step} of {job.timetable.num_steps} by {Signals(number).name}; the"
-        f" same command resumes from {recorder.checkpoint}.",
-        number,
-    )
-
-
-def _evaluate(
-    job: Job, state: TrainState, step: int, split: str, writer: Writer, report: Report
-) -> scoring.Scores:
+def _scores(job: Job, weights: Weights, split: str) -> scoring.Scores:
     size = job.config.eval.batch_size
-    scores = scoring.evaluate(job.program.predictor, weights_of(state), job.open_split(split), size)
-    day = split.partition("/")[2] if job.timetable.next_days else ""
-    if day:
-        job.day_scores.add(step, day, scores.metrics)
-    writer.write(step, by_name(scores.metrics), kind="valid", day=day)
-    writer.flush()
-    on = f", on {day}" if day else ""
-    report(f"step {step}{on}: {in_short(scores.metrics)}")
-    return scores
+    return scoring.evaluate(job.program.predictor, weights, job.open_split(split), size)
 
 
-def _watched(job: Job, split: str, scores: scoring.Scores) -> float:
+def _watched(monitor: Monitor, split: str, scores: scoring.Scores) -> float:
     """The monitored metric, that of process 0 in all: what depends on it must not differ.
 
     Raises:
         RunError: it is undefined, and something depends on it.
     """
-    monitor = job.monitor
     metric = processes.from_first(scores.metrics[monitor.task][monitor.metric])
     if math.isnan(metric) and (monitor.stop_patience or monitor.rate_patience):
         raise RunError(
@@ -290,16 +279,16 @@ def _result(
     began: float,
 ) -> Result:
     """What the run comes to: its checkpoint, and how that scores; or how it did day by day."""
-    step = job.checkpoints.step("best" if job.monitor.stop_patience else "newest")
+    step = job.checkpoints.step("best" if job.history.monitor.stop_patience else "newest")
     assert step is not None
     metrics: scoring.Metrics = {}
     reference = None
-    by_day = job.day_scores.get_state() if job.timetable.next_days else []
+    by_day = job.history.day_scores.get_state() if job.timetable.next_days else []
     if by_day:
         metrics = days.mean([score["metrics"] for score in by_day])
         reference = days.references(job.store, job.config.data.train, by_day)
     elif job.timetable.valid:
-        metrics = (scores.get(step) or _scores(job, state, step)).metrics
+        metrics = (scores.get(step) or _checkpoint_scores(job, state, step)).metrics
         reference = scoring.reference(job.open_split(job.timetable.valid), job.schema)
     return Result(
         step=int(state.step),
@@ -314,7 +303,7 @@ def _result(
     )
 
 
-def _scores(job: Job, state: TrainState, step: int) -> scoring.Scores:
+def _checkpoint_scores(job: Job, state: TrainState, step: int) -> scoring.Scores:
     """Scores the checkpoint of `step`, which this run did not score itself."""
     weights = weights_of(state)
     if step != int(state.step):
@@ -322,5 +311,4 @@ def _scores(job: Job, state: TrainState, step: int) -> scoring.Scores:
         weights = job.checkpoints.restore_weights(
             step, predictor.weights_shape, predictor.weights_sharding
         )
-    split = job.open_split(job.timetable.valid)
-    return scoring.evaluate(job.program.predictor, weights, split, job.config.eval.batch_size)
+    return _scores(job, weights, job.timetable.valid)

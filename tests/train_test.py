@@ -741,7 +741,7 @@ def test_a_signal_while_the_input_gives_nothing_saves_what_there_is(
         return following(batches)
 
     with monkeypatch.context() as patch:
-        patch.setattr("jaxrank.train._LOOK", 0.05)
+        patch.setattr("jaxrank.loop._LOOK", 0.05)
         patch.setattr(TrainBatches, "__next__", stuck)
         with pytest.raises(StoppedError, match=f"after step {step} of 16 by SIGTERM.*/{step}"):
             train(on_store(store), tmp_path, report=nothing)

@@ -1,8 +1,9 @@
 """How fast input and step are alone and together, and which part of them limits.
 
 Input alone makes batches with the config's threads and workers; the step alone has one batch fed
-again and again; both is the loop of `train` without evaluation and saving. The parts of the input
-are measured once more one after another, on one thread, to say which of them costs most.
+again and again; both is the loop of `train`, where nothing is recorded, evaluated or saved. The
+parts of the input are measured once more one after another, on one thread, to say which of them
+costs most.
 """
 
 import contextlib
@@ -13,11 +14,12 @@ import statistics
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 from ml_collections import ConfigDict
 
+from jaxrank import loop
 from jaxrank import mesh as meshes
 from jaxrank import run as jobs
 from jaxrank.bench import input_stages
@@ -29,7 +31,9 @@ from jaxrank.report import Report
 from jaxrank.run import Job
 from jaxrank.runtime import processes
 from jaxrank.runtime.prefetch import AHEAD, Feed
-from jaxrank.step import TrainState
+from jaxrank.runtime.watchdog import HangWatch
+from jaxrank.step import StepMetrics, TrainState
+from jaxrank.telemetry.profiler import Profile
 from jaxrank.workdir import files as workdirs
 from jaxrank.workdir import lock
 
@@ -82,9 +86,8 @@ def bench(config: ConfigDict, workdir: str | Path, *, seconds: float, report: Re
         made = calls_per_second(job.batches, ahead(config), seconds)
         host = next(job.batches)
         report("Measuring the step, and both")
-        loop = Loop(job)
         with contextlib.closing(Feed(job.batches, put)) as feed:
-            rounds = loop.compare(put(host), feed, ahead(config) / made, seconds)
+            rounds = _compare(job, put(host), feed, ahead(config) / made, seconds)
         job.batches.close()
         alone, both = (statistics.median(rates) for rates in zip(*rounds, strict=True))
         rates = Throughput(call * made, call * alone, call * both)
@@ -144,49 +147,91 @@ def ahead(config: ConfigDict) -> int:
     return AHEAD + -(-config.data.prefetch_batches // config.steps_per_call) + 1
 
 
-class Loop:
-    """The loop of `train` without what it writes, evaluates and saves."""
+class Clock:
+    """Ends the loop after some time and measures it, in place of a run's recorder and milestones.
 
-    def __init__(self, job: Job):
-        self._train = job.program.train
-        self._state: TrainState = job.program.init()
-        self._ahead = ahead(job.config)
+    Args:
+        warm: calls that are not measured.
+        seconds: that the calls after these take at least; there is one of them.
+    """
 
-    def compare(
-        self, batch: Any, feed: Iterator[Any], pause: float, seconds: float
-    ) -> list[tuple[float, float]]:
-        """Calls a second with one batch again and again, and with those of `feed`, by round.
+    def __init__(self, warm: int, seconds: float):
+        self._warm, self._seconds = warm, seconds
+        self._calls = 0
+        self._began = self._now = 0.0
+        self._before: StepMetrics | None = None
 
-        In turn, for whatever else the machine does comes and goes.
+    @property
+    def calls_per_second(self) -> float:
+        return (self._calls - self._warm) / (self._now - self._began)
 
-        Args:
-            pause: seconds in which the input has made all that it makes ahead.
-            seconds: for each of the two, in all rounds.
-        """
-        rounds = max(3, round(seconds / _ROUND))
-        again = itertools.repeat(batch)
-        self.calls_per_second(again, _COMPILED, 0)
-        found = []
-        for _ in range(rounds):
-            time.sleep(pause)
-            alone = self.calls_per_second(again, 1, seconds / rounds)
-            found.append((alone, self.calls_per_second(feed, self._ahead, seconds / rounds)))
-        return found
+    def record_later(self, step: int, metrics: StepMetrics) -> None:
+        # As the recorder does, the host waits for the call before while this one is in the queue.
+        jax.block_until_ready(self._before)
+        self._before, self._now = metrics, time.perf_counter()
+        self._calls += 1
+        if self._calls == self._warm:
+            self._began = self._now
 
-    def calls_per_second(self, batches: Iterator[Any], warm: int, seconds: float) -> float:
-        """Calls that end in a second, after the first `warm` ones, with batches on the devices."""
-        began, before = 0.0, None
-        for calls in itertools.count(1):
-            self._state, metrics = self._train(self._state, next(batches))
-            # As in `train`, the host waits for the call before while this one is in the queue.
-            jax.block_until_ready(before)
-            before, now = metrics, time.perf_counter()
-            if calls == warm:
-                began = now
-            elif calls > warm and now - began >= seconds:
-                break
-        jax.block_until_ready(self._state)
-        return (calls - warm) / (now - began)
+    def goes_on(self, step: int) -> bool:
+        return self._calls <= self._warm or self._now - self._began < self._seconds
+
+    def is_due(self, step: int, signal: int) -> bool:
+        return False
+
+    def pause(self, step: int, state: TrainState, signal: int) -> TrainState:
+        raise AssertionError("nothing is due")
+
+    def interrupt(self, step: int, state: TrainState, signal: int) -> NoReturn:
+        raise AssertionError("nobody listens for signals")
+
+
+def _session(job: Job, batches: Iterator[Any], clock: Clock) -> loop.Session:
+    """That of `train`, with a clock in place of all that a run writes and listens to."""
+    call = job.config.steps_per_call
+    profiler = Profile(
+        None, job.directory, 0, lambda: None, print, steps_per_call=call, num_steps=_MOST_STEPS
+    )
+    return loop.Session(
+        train=job.program.train,
+        steps_per_call=call,
+        feed=batches,
+        recorder=clock,
+        milestones=clock,
+        profiler=profiler,
+        watch=HangWatch(0),
+        stop=None,
+    )
+
+
+def _compare(
+    job: Job, batch: Any, feed: Iterator[Any], pause: float, seconds: float
+) -> list[tuple[float, float]]:
+    """Calls a second with one batch again and again, and with those of `feed`, by round.
+
+    In turn, for whatever else the machine does comes and goes.
+
+    Args:
+        pause: seconds in which the input has made all that it makes ahead.
+        seconds: for each of the two, in all rounds.
+    """
+    state = job.program.init()
+
+    def calls_per_second(batches: Iterator[Any], warm: int, seconds: float) -> float:
+        nonlocal state
+        clock = Clock(warm, seconds)
+        state = jax.block_until_ready(loop.run(_session(job, batches, clock), state))
+        return clock.calls_per_second
+
+    rounds = max(3, round(seconds / _ROUND))
+    again = itertools.repeat(batch)
+    calls_per_second(again, _COMPILED, 0)
+    found = []
+    for _ in range(rounds):
+        time.sleep(pause)
+        alone = calls_per_second(again, 1, seconds / rounds)
+        found.append((alone, calls_per_second(feed, ahead(job.config), seconds / rounds)))
+    return found
 
 
 def _input_stages(job: Job, call: int, seconds: float) -> dict[str, float]:

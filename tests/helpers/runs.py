@@ -6,7 +6,6 @@ import jax
 import numpy as np
 import tiny
 
-from jaxrank import run as jobs
 from jaxrank.checkpoints.reader import dotted
 from jaxrank.run import build
 from jaxrank.train import train
@@ -63,7 +62,7 @@ def saved(config, workdir):
     adam = adam._replace(count=adam.count + 16)
     opt_state = ((adam, *others), *state.opt_state[1:])
     state = state._replace(step=state.step + 16, opt_state=opt_state)
-    jobs.save(job, 16, state, None)
+    job.save(16, state, None)
     workdirs.save(workdir, config, job.schema, job.hot)
     job.checkpoints.close()
     job.batches.close()

@@ -23,7 +23,7 @@ FLOORS = (
     "program checkpoints telemetry config_files",
     "build workdir",
     "placement evaluation",
-    "run export aot",
+    "run loop export aot",
     "warm_start bench",
     "train",
     "cli",

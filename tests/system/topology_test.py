@@ -67,14 +67,14 @@ def test_a_state_is_the_same_on_other_devices(store, tmp_path, placement, before
         return jax.device_put(np.asarray(rng.normal(size=x.shape) * 9, x.dtype), x.sharding)
 
     state = jax.tree.map(random, job.program.init())
-    jobs.save(job, 16, state, None)
+    job.save(16, state, None)
     files.save(tmp_path, c, job.schema, job.hot)
     job.checkpoints.close()
     expected = on_host(job, state)
 
     _, other = built(store, tmp_path, placement, *after)
-    found = jobs.start(
-        other, pytest.fail, allow_config_change=False, allow_older_checkpoint=False, report=nothing
+    found = other.start(
+        pytest.fail, allow_config_change=False, allow_older_checkpoint=False, report=nothing
     )
     assert {len(x.sharding.device_set) for x in jax.tree.leaves(found)} == {after[0]}
     jax.tree.map(np.testing.assert_array_equal, on_host(other, found), expected)
@@ -98,7 +98,7 @@ def test_a_state_is_the_same_on_other_devices(store, tmp_path, placement, before
 def test_a_checkpoint_is_opened_without_jaxrank_as_documented(store, tmp_path):
     _, job = built(store, tmp_path, "rows", 8)
     state = job.program.init()
-    jobs.save(job, 16, state, None)
+    job.save(16, state, None)
     job.checkpoints.wait()
     text = (ROOT / "docs" / "reliability.md").read_text()
     code = re.search(r"## Opening a checkpoint\n(?:.*\n)*?\n((?:    .*\n|\n)+)", text)[1]

@@ -1,0 +1,107 @@
+"""The loop: a batch, a call of steps, a record, and a pause where one is due.
+
+`train` runs it for a run, and `bench` measures it.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn, Protocol
+
+from jaxrank.runtime import processes
+from jaxrank.runtime.stop import Stop
+from jaxrank.runtime.watchdog import HangWatch
+from jaxrank.step import StepMetrics, TrainState
+from jaxrank.telemetry.profiler import Profile
+
+_LOOK = 1.0  # seconds between looks at whether a signal has come while the input does not
+
+
+class Records(Protocol):
+    """Takes the metrics of each call, as `telemetry.recorder.Recorder`."""
+
+    def record_later(self, step: int, metrics: StepMetrics) -> None:
+        """Takes the call that ends at `step` and waits for the call before it."""
+
+
+class Milestones(Protocol):
+    """When the loop pauses and ends, and what is done then."""
+
+    def goes_on(self, step: int) -> bool:
+        """Whether there is another call after `step`."""
+
+    def is_due(self, step: int, signal: int) -> bool:
+        """Whether the loop pauses after `step`.
+
+        signal: the number of the signal that the run got; 0 for none.
+        """
+
+    def pause(self, step: int, state: TrainState, signal: int) -> TrainState:
+        """Does what is due after `step`; returns the state to go on from.
+
+        Raises:
+            StoppedError: the run ends here, by the signal.
+        """
+
+    def interrupt(self, step: int, state: TrainState, signal: int) -> NoReturn:
+        """Ends the run after `step` by a signal that came while there was no batch.
+
+        Raises:
+            StoppedError: always.
+        """
+
+
+@dataclasses.dataclass(frozen=True)
+class Session:
+    """What the loop of a started run works with.
+
+    train: (state, batches of a call) -> (state, metrics); the state given is donated.
+    steps_per_call: steps of a call.
+    feed: batches on the devices; a `runtime.prefetch.Feed` where there is a `stop`.
+    stop: tells of signals; None: they end the program, as anywhere else.
+    """
+
+    train: Callable[[TrainState, Any], tuple[TrainState, StepMetrics]]
+    steps_per_call: int
+    feed: Iterator[Any]
+    recorder: Records
+    milestones: Milestones
+    profiler: Profile
+    watch: HangWatch
+    stop: Stop | None
+
+
+def run(session: Session, state: TrainState) -> TrainState:
+    """Steps from `state` to the end; returns the last state.
+
+    Raises:
+        StoppedError: asked to end before, by a signal.
+    """
+    milestones, stop = session.milestones, session.stop
+    step = int(state.step)
+    while milestones.goes_on(step):
+        if stop and (signal := _caught_while_waiting(session.feed, stop)):
+            milestones.interrupt(step, state, signal)
+        session.profiler.start_if_due(step, state)
+        with session.profiler.call(step):
+            state, metrics = session.train(state, next(session.feed))
+        step += session.steps_per_call
+
+        # One call late: the devices are busy with the next one while the host writes.
+        session.recorder.record_later(step, metrics)
+        session.watch.alive()
+        session.profiler.stop_if_due(step, state)
+        signal = stop.asked() if stop else 0
+        if milestones.is_due(step, signal):
+            state = milestones.pause(step, state, signal)
+    return state
+
+
+def _caught_while_waiting(feed: Any, stop: Stop) -> int:
+    """The number of a signal that comes while the next batch does not; 0 when that is there.
+
+    Of several processes none waits here: they learn of a signal together, after a call.
+    """
+    while processes.place()[1] == 1 and not feed.wait(_LOOK):
+        if stop.caught:
+            return stop.caught
+    return 0
