@@ -9,15 +9,18 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from jaxrank import config as configs
-from jaxrank import embedding, models, optim, validate
+from jaxrank import embedding, models, optim, timetable, validate
+from jaxrank import layout as layouts
+from jaxrank import mesh as meshes
 from jaxrank import step as steps
 from jaxrank.config_files import to_plain
 from jaxrank.data.batches import packing
 from jaxrank.errors import InputError
 from jaxrank.features import Schema
 from jaxrank.layout import Layout
+from jaxrank.models import fields
 from jaxrank.program import Predictor
-from jaxrank.timetable import make_timetable
+from jaxrank.timetable import Timetable
 
 
 def dims_of(schema: Schema, config: ConfigDict) -> dict[str, int]:
@@ -99,6 +102,24 @@ def make_optimizers(config: ConfigDict, num_steps: int) -> Optimizers:
     return Optimizers(optimizer, rate, embedding.make_rule(tables["name"], **settings), table_rate)
 
 
+def make_timetable(config: ConfigDict, rows: int) -> Timetable:
+    """When a run on `rows` examples evaluates, saves and logs.
+
+    Raises:
+        InputError: see `timetable.make_timetable`.
+    """
+    scale = ("batch_size", "steps_per_call", "num_steps", "num_epochs", "log_every_steps")
+    return timetable.make_timetable(
+        rows=rows,
+        **{field: config[field] for field in scale},
+        eval_every_steps=config.eval.every_steps,
+        save_every_steps=config.checkpoint.every_steps,
+        valid=config.data.valid,
+        order=config.data.order,
+        patience={field: config.eval[field] for field in ("stop_patience", "rate_patience")},
+    )
+
+
 def check_config(config: ConfigDict) -> None:
     """Refuses what is wrong whatever the data, before any is read.
 
@@ -108,10 +129,10 @@ def check_config(config: ConfigDict) -> None:
     configs.check(config)
     packing.check_data_shards(config.batch_size, config.data.shards)
     make_timetable(config, rows=1)
-    make_optimizers(config, num_steps=1)
-    fields = _tuples(config.model)
-    fields.pop("parents")  # names of tasks
-    models.build(tasks=1, **fields)
+    make_optimizers(config, num_steps=1)  # their settings are checked where they are used
+    model = _tuples(config.model)
+    model.pop("parents")  # names of tasks
+    fields.check(1, model)
 
 
 def make_trainee(
@@ -163,6 +184,50 @@ def make_trainee(
         ema_decay=config.ema_decay,
         seed=config.seed,
         skips=config.watch.on_nonfinite == "skip",
+    )
+
+
+class Workload(NamedTuple):
+    """What of a run the placement of its tables depends on.
+
+    dim_of: {table: the dimension of its vectors}.
+    trainee: as of one device, for rule and layers do not depend on the machine.
+    placement, placements: fields of `config.embedding`.
+    slack, capacity: `embedding.exchange_slack` and `exchange_capacity`.
+    list_slack: room for lists; see `packing.capacity`.
+    """
+
+    dim_of: dict[str, int]
+    trainee: steps.Trainee
+    placement: str
+    placements: dict[str, str]
+    slack: float
+    capacity: int
+    batch_size: int
+    steps_per_call: int
+    shards: int
+    list_slack: float
+
+
+def make_workload(config: ConfigDict, schema: Schema) -> Workload:
+    """What `placement` plans by.
+
+    Raises:
+        InputError: a field of the config has a value that cannot be used.
+    """
+    dim_of = dims_of(schema, config.embedding)
+    one = meshes.make_mesh(devices=1)
+    return Workload(
+        dim_of=dim_of,
+        trainee=make_trainee(config, layouts.layout(schema, dim_of), one, num_steps=1, room={}),
+        placement=config.embedding.placement,
+        placements=to_plain(config.embedding.placements),
+        slack=config.embedding.exchange_slack,
+        capacity=config.embedding.exchange_capacity,
+        batch_size=config.batch_size,
+        steps_per_call=config.steps_per_call,
+        shards=config.data.shards,
+        list_slack=config.data.list_slack,
     )
 
 

@@ -1,8 +1,9 @@
 """What a run consists of, built once from its config: data, programs, checkpoints, monitor."""
 
 import dataclasses
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from ml_collections import ConfigDict
 
 from jaxrank import config_files, models, native
 from jaxrank import mesh as meshes
-from jaxrank.build import make_trainee
+from jaxrank.build import dims_of, make_timetable, make_trainee, make_workload
 from jaxrank.checkpoints.manager import Checkpoints, quieten_libraries
 from jaxrank.checkpoints.record import Metric
 from jaxrank.data.batches import packing
@@ -32,7 +33,7 @@ from jaxrank.report import Report, format_bytes
 from jaxrank.runtime import processes
 from jaxrank.step import TrainState, model_inputs
 from jaxrank.telemetry.loss_spikes import Spikes
-from jaxrank.timetable import NEXT_DAY, Timetable, make_timetable
+from jaxrank.timetable import NEXT_DAY, Timetable
 from jaxrank.workdir import data as run_data
 from jaxrank.workdir import files
 
@@ -198,6 +199,7 @@ def build(
     store = run_data.locate(*sections, directory, inherits=inherits_store).prepare(report)
     split = store.split(config.data.train, "data.train")
     timetable = make_timetable(config, split.rows)
+    calls = {field: config[field] for field in ("batch_size", "steps_per_call")}
     # Where days are evaluated, those are of the split that is trained on, or behind it.
     by_day = config.data.valid == NEXT_DAY
     evaluated = store.split(
@@ -207,21 +209,39 @@ def build(
     told = f"{split.fingerprint} {evaluated.fingerprint} {store.schema}"
     processes.check_same(f"the data in {store.path}", told)
     _check_labels(split, report)
-    _tell_passes(config, timetable, split.rows, report)
+    _tell_passes(config.num_epochs, timetable, split.rows, calls, report)
     mesh = meshes.make_mesh(**config.mesh)
     processes.check_devices(mesh)
     check_row_shards(mesh.shape[meshes.SHARD])
     group = packing.group_size(config.batch_size, config.data.shards)
     check_batch("batch_size", config.batch_size, group, mesh.size)
     kept = _kept_placement(directory, store)
-    placed = decide.decide(config, split, store.schema, mesh, kept)
+    placed = decide.decide(
+        split,
+        store.schema,
+        mesh,
+        kept,
+        dim_of=dims_of(store.schema, config.embedding),
+        placement=config.embedding.placement,
+        placements=config_files.to_plain(config.embedding.placements),
+        make_workload=functools.partial(make_workload, config, store.schema),
+    )
     for line in placed.messages:
         report(line)
     layout = placed.layout
-    batches = make_batches(config, split, layout, timetable.num_steps)
+    batches = make_batches(
+        config.data, split, layout, seed=config.seed, num_steps=timetable.num_steps, **calls
+    )
     if config.data.valid == NEXT_DAY:
         first = batches.first_steps
-        chosen = days.plan_evaluations(config, store, split, first, timetable.num_steps)
+        chosen = days.plan_evaluations(
+            store,
+            split,
+            first,
+            train=config.data.train,
+            num_steps=timetable.num_steps,
+            **calls,
+        )
         timetable = timetable._replace(next_days=chosen)
     if batches.capacities and batches.group < _SMALL_GROUP:
         report(
@@ -236,7 +256,11 @@ def build(
         monitor.measures = f"{monitor.task}/{monitor.metric} of {on}"
     shape = BatchShape(config.batch_size, batches.group, batches.capacities)
     trainee = make_trainee(config, layout, mesh, num_steps=timetable.num_steps, room=placed.room)
-    _check_parents(config, split, [task.name for task in store.schema.tasks])
+    _check_parents(
+        config_files.to_plain(config.model.parents),
+        split,
+        [task.name for task in store.schema.tasks],
+    )
     program = Program(trainee, mesh, shape)
     _check_room(program)
     return Job(
@@ -274,22 +298,34 @@ def _check_room(program: Program) -> None:
         )
 
 
-def make_batches(config: ConfigDict, split: Split, layout: Layout, num_steps: int) -> TrainBatches:
+def make_batches(
+    data: Mapping[str, Any],
+    split: Split,
+    layout: Layout,
+    *,
+    batch_size: int,
+    steps_per_call: int,
+    seed: int,
+    num_steps: int,
+) -> TrainBatches:
     """This process's share of the training batches of a split, up to `num_steps`.
+
+    Args:
+        data: the config's section.
 
     Raises:
         InputError: see `TrainBatches`.
     """
-    data = {k: v for k, v in config.data.items() if k not in _NOT_OF_BATCHES}
+    settings = {k: v for k, v in data.items() if k not in _NOT_OF_BATCHES}
     return TrainBatches(
         split,
         layout,
-        batch_size=config.batch_size,
-        steps_per_call=config.steps_per_call,
-        seed=config.seed,
+        batch_size=batch_size,
+        steps_per_call=steps_per_call,
+        seed=seed,
         num_steps=num_steps,
         process=(jax.process_index(), jax.process_count()),
-        **data,
+        **settings,
     )
 
 
@@ -311,14 +347,16 @@ def _kept_placement(directory: Path, store: Store) -> dict[str, Hot] | None:
     return files.load_placement(directory)
 
 
-def _tell_passes(config: ConfigDict, timetable: Timetable, rows: int, report: Report) -> None:
+def _tell_passes(
+    num_epochs: float, timetable: Timetable, rows: int, call: Mapping[str, int], report: Report
+) -> None:
     """Says where whole calls are many more passes than were asked for."""
-    passes = timetable.num_steps * config.batch_size / rows
-    if config.num_epochs and passes > _MORE_PASSES * config.num_epochs:
+    passes = timetable.num_steps * call["batch_size"] / rows
+    if num_epochs and passes > _MORE_PASSES * num_epochs:
         report(
-            f"num_epochs={config.num_epochs} becomes {passes:.2f} passes over {rows:,} examples,"
-            f" because a run is whole calls of {config.steps_per_call} steps of"
-            f" {config.batch_size:,} examples; lower steps_per_call or batch_size to come closer"
+            f"num_epochs={num_epochs} becomes {passes:.2f} passes over {rows:,} examples,"
+            f" because a run is whole calls of {call['steps_per_call']} steps of"
+            f" {call['batch_size']:,} examples; lower steps_per_call or batch_size to come closer"
         )
 
 
@@ -336,9 +374,8 @@ def _check_labels(split: Split, report: Report) -> None:
             report(f"All {known:,} labels of {name} are {label} in {split.path}")
 
 
-def _check_parents(config: ConfigDict, split: Split, names: list[str]) -> None:
+def _check_parents(parents: Mapping[str, str], split: Split, names: list[str]) -> None:
     """Refuses labels from which a task with a parent would not learn the probability of both."""
-    parents = config_files.to_plain(config.model.parents)
     if not parents or not split.is_counted:
         return
     tasks = split.statistics["tasks"]

@@ -3,9 +3,8 @@
 import math
 from collections.abc import Callable, Mapping
 from fractions import Fraction
+from types import MappingProxyType
 from typing import NamedTuple
-
-from ml_collections import ConfigDict
 
 from jaxrank.errors import InputError
 
@@ -33,50 +32,70 @@ class Timetable(NamedTuple):
         return self.next_days.get(step, self.valid if due else "")
 
 
-def make_timetable(config: ConfigDict, rows: int) -> Timetable:
+def make_timetable(
+    *,
+    rows: int,
+    batch_size: int,
+    steps_per_call: int,
+    num_steps: int,
+    num_epochs: float,
+    log_every_steps: int,
+    eval_every_steps: int,
+    save_every_steps: int,
+    valid: str,
+    order: str,
+    patience: Mapping[str, int] = MappingProxyType({}),
+) -> Timetable:
     """Turns epochs into steps, of whole calls, and checks that every interval is whole calls.
 
     Up to the next call; where days are trained in turn, down to the last.
+
+    Args:
+        rows: examples of the training split.
+        valid, order: fields of `config.data`.
+        patience: by the field of `config.eval`, evaluations that something waits for; 0: it does
+            not.
+        Others: fields of the config, where 0 is for none or for what follows from the others.
 
     Raises:
         InputError: neither or both of num_steps and num_epochs, an interval does not divide, days
             are evaluated that are not trained in turn, or what waits for evaluations has none.
     """
-    call, by_day = config.steps_per_call, config.data.valid == NEXT_DAY
-    if by_day and (config.data.order != "days" or config.eval.every_steps):
+    by_day = valid == NEXT_DAY
+    if by_day and (order != "days" or eval_every_steps):
         raise InputError(
             f"data.valid = {NEXT_DAY!r} must have data.order = 'days', and eval.every_steps = 0,"
-            f" for the days say when: found {config.data.order!r} and {config.eval.every_steps}."
+            f" for the days say when: found {order!r} and {eval_every_steps}."
         )
-    if bool(config.num_steps) == bool(config.num_epochs):
+    if bool(num_steps) == bool(num_epochs):
         raise InputError(
             "one of num_steps and num_epochs must be set, and the other 0:"
-            f" found num_steps={config.num_steps}, num_epochs={config.num_epochs}."
+            f" found num_steps={num_steps}, num_epochs={num_epochs}."
         )
-    for field in ("stop_patience", "rate_patience"):
-        if config.eval[field] and not config.data.valid:
+    for field, evaluations in patience.items():
+        if evaluations and not valid:
             raise InputError(
                 f"eval.{field} counts evaluations, so data.valid must name a split: found"
-                f" eval.{field}={config.eval[field]} and data.valid=''."
+                f" eval.{field}={evaluations} and data.valid=''."
             )
-    epoch = Fraction(rows, config.batch_size)
+    epoch = Fraction(rows, batch_size)
 
     def whole_calls(steps: Fraction, whole: Callable[[Fraction], int] = math.ceil) -> int:
-        return max(1, whole(steps / call)) * call
+        return max(1, whole(steps / steps_per_call)) * steps_per_call
 
     # Days in turn would end with the first day again: what is left of the last one is left out.
-    rounded = math.floor if config.data.order == "days" else math.ceil
-    num_steps = config.num_steps or whole_calls(_as_written(config.num_epochs) * epoch, rounded)
-    eval_every = config.eval.every_steps or min(whole_calls(epoch), num_steps)
-    save_every = config.checkpoint.every_steps or eval_every
-    valid = "" if by_day else config.data.valid
-    found = Timetable(num_steps, eval_every, save_every, config.log_every_steps, valid, {})
+    rounded = math.floor if order == "days" else math.ceil
+    num_steps = num_steps or whole_calls(_as_written(num_epochs) * epoch, rounded)
+    eval_every = eval_every_steps or min(whole_calls(epoch), num_steps)
+    save_every = save_every_steps or eval_every
+    valid = "" if by_day else valid
+    found = Timetable(num_steps, eval_every, save_every, log_every_steps, valid, {})
     names = ("num_steps", "eval.every_steps", "checkpoint.every_steps", "log_every_steps")
     for name, steps in zip(names, found[:4], strict=True):
-        if steps < 1 or steps % call:
+        if steps < 1 or steps % steps_per_call:
             raise InputError(
                 f"{name} must be a positive multiple of steps_per_call: found {name}={steps},"
-                f" steps_per_call={call}."
+                f" steps_per_call={steps_per_call}."
             )
     return found
 

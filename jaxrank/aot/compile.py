@@ -15,15 +15,16 @@ from jaxrank.aot import checks
 from jaxrank.aot import devices as absent
 from jaxrank.aot.scaling import StepTime, grown, step_time
 from jaxrank.aot.topology import Topology, topology
-from jaxrank.build import check_config, make_trainee
+from jaxrank.build import check_config, make_timetable, make_trainee, make_workload
 from jaxrank.errors import InputError
 from jaxrank.placement import plan
-from jaxrank.placement.case import Machine, Maker, PlanData
+from jaxrank.placement.case import Machine, Maker
 from jaxrank.program import BatchShape, Program, check_batch
 from jaxrank.report import Report
 from jaxrank.runtime import processes
 from jaxrank.runtime.prefetch import AHEAD
-from jaxrank.timetable import make_timetable
+from jaxrank.workdir import data as run_data
+from jaxrank.workdir.files import directory
 
 # A part of a table that is smaller may be taken whole through the fast memory of a core.
 _FAST_MEMORY = 128 * 2**20
@@ -102,14 +103,17 @@ def compile_for(
             processes.check_devices(mesh, hosts[-1])
         slices[i] = one._replace(devices=used)
         there.append(mesh)
-    data = plan.open_data(config, workdir, report)
+    sections = config.data, config.features, config.source
+    located = run_data.locate(*sections, directory(workdir) if workdir else "", inherits=True)
+    data = plan.open_data(located, config.eval.metric, report)
+    rows = int(data.reads.part_rows.sum())
     smallest = min(slices, key=lambda one: one.devices)
     cases = []
     for one, mesh, count in zip(slices, there, hosts, strict=True):
         case = config.copy_and_resolve_references()
         if scaling == "weak":
             case.batch_size = grown(config.batch_size, smallest, one)
-        maker = Maker(case, data)
+        maker = Maker(make_workload(case, data.schema), data)
         check_batch("batch_size", case.batch_size, maker.shape.group, mesh.size)
         cases.append((case, maker, one, mesh, count))
     for case, maker, one, mesh, count in cases:
@@ -119,7 +123,11 @@ def compile_for(
                 f" processes to train there, found {case.data.shards}"
             )
         report(f"Compiling for {one.name}, batch {case.batch_size:,}")
-        found, text = _compiled(case, data, maker, one, mesh)
+        placed = maker.case(Machine(one.name, one.devices, case.mesh.replicas, one.hbm_bytes))
+        num_steps = make_timetable(case, rows).num_steps
+        trainee = make_trainee(case, placed.layout, mesh, num_steps=num_steps, room=placed.room)
+        program = Program(trainee, mesh, maker.shape)  # as `run.build` would make it there
+        found, text = _compiled(program, one, case.steps_per_call, case.eval.batch_size)
         if scaling and not found.refused:
             took = step_time(text, one, case.batch_size, case.steps_per_call)
             found = found._replace(step_time=took)
@@ -127,12 +135,11 @@ def compile_for(
 
 
 def _compiled(
-    config: ConfigDict, data: PlanData, maker: Maker, one: Topology, mesh: jax.sharding.Mesh
+    program: Program, one: Topology, steps_per_call: int, eval_batch_size: int
 ) -> tuple[Compiled, str]:
     """What was found, and the text of the program of training."""
-    program = _program(config, data, maker, one, mesh)
     layout = program.trainee.embedding.layout
-    calls = program.shape.struct(layout, leading=(config.steps_per_call,))
+    calls = program.shape.struct(layout, leading=(steps_per_call,))
     state = meshes.bytes_on_device(program.state_shape, program.state_sharding)
     tables = meshes.bytes_on_device(program.state_shape.tables, program.state_sharding.tables)
     call = meshes.bytes_on_device(
@@ -142,7 +149,7 @@ def _compiled(
     step, refused, temporaries = _attempt(program.train, program.state_shape, calls)
     seconds = time.monotonic() - began
     text = step.as_text() if step else ""
-    evaluation, waiting = _evaluation(config, program)
+    evaluation, waiting = _evaluation(program, eval_batch_size)
     batches = (2 + AHEAD) * call
     used = state + max(batches + temporaries, batches - call + waiting + evaluation)
     found = Compiled(
@@ -164,22 +171,11 @@ def _compiled(
     return found, text
 
 
-def _program(
-    config: ConfigDict, data: PlanData, maker: Maker, one: Topology, mesh: jax.sharding.Mesh
-) -> Program:
-    """The programs that `run.build` would make on that slice."""
-    case = maker.case(Machine(one.name, one.devices, config.mesh.replicas, one.hbm_bytes))
-    shape = BatchShape(config.batch_size, maker.shape.group, maker.shape.capacities)
-    num_steps = make_timetable(config, int(data.reads.part_rows.sum())).num_steps
-    trainee = make_trainee(config, case.layout, mesh, num_steps=num_steps, room=case.room)
-    return Program(trainee, mesh, shape)
-
-
-def _evaluation(config: ConfigDict, program: Program) -> tuple[int, int]:
+def _evaluation(program: Program, batch_size: int) -> tuple[int, int]:
     """Temporaries of a step of evaluation, and its batches, in bytes of a device."""
     shape, predictor = program.shape, program.predictor
     unit = program.mesh.size * shape.group
-    size = unit * math.ceil(config.eval.batch_size / unit)
+    size = unit * math.ceil(batch_size / unit)
     batch = BatchShape(size, shape.group, shape.capacities).struct(predictor.layout)
     waiting = meshes.bytes_on_device(
         batch, jax.tree.map(lambda _: meshes.by_example(program.mesh), batch)

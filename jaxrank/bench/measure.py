@@ -79,15 +79,20 @@ def bench(config: ConfigDict, workdir: str | Path, *, seconds: float, report: Re
         raise InputError(f"--seconds must be a positive number: found {seconds}.")
     directory = workdirs.directory(workdir)
     config = _endless(config)
-    with _built(config, directory, report) as job:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(lock.locked(directory))  # no run uses the workdir meanwhile
+        job = jobs.build(config, directory, report, inherits_store=True)
+        stack.callback(job.batches.close)
+        job.checkpoints.close()
+        ahead = _ahead(config.steps_per_call, config.data.prefetch_batches)
         call = config.steps_per_call * config.batch_size
         put = functools.partial(meshes.put_batch, mesh=job.program.mesh, leading=1)
         report("Measuring the input")
-        made = calls_per_second(job.batches, ahead(config), seconds)
+        made = calls_per_second(job.batches, ahead, seconds)
         host = next(job.batches)
         report("Measuring the step, and both")
         with contextlib.closing(Feed(job.batches, put)) as feed:
-            rounds = _compare(job, put(host), feed, ahead(config) / made, seconds)
+            rounds = _compare(job, put(host), feed, ahead, ahead / made, seconds)
         job.batches.close()
         alone, both = (statistics.median(rates) for rates in zip(*rounds, strict=True))
         rates = Throughput(call * made, call * alone, call * both)
@@ -118,17 +123,6 @@ def _endless(config: ConfigDict) -> ConfigDict:
     return config
 
 
-@contextlib.contextmanager
-def _built(config: ConfigDict, directory: Path, report: Report) -> Iterator[Job]:
-    """The job of a workdir that no run uses meanwhile."""
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(lock.locked(directory))
-        job = jobs.build(config, directory, report, inherits_store=True)
-        stack.callback(job.batches.close)
-        job.checkpoints.close()
-        yield job
-
-
 def calls_per_second(batches: Iterator[Any], warm: int, seconds: float) -> float:
     """How often `next` gives something, after it was called `warm` times."""
     for _ in range(warm):
@@ -142,9 +136,9 @@ def calls_per_second(batches: Iterator[Any], warm: int, seconds: float) -> float
     raise AssertionError
 
 
-def ahead(config: ConfigDict) -> int:
+def _ahead(steps_per_call: int, prefetch_batches: int) -> int:
     """Calls whose batches may have been made while nobody asked for them."""
-    return AHEAD + -(-config.data.prefetch_batches // config.steps_per_call) + 1
+    return AHEAD + -(-prefetch_batches // steps_per_call) + 1
 
 
 class Clock:
@@ -205,13 +199,14 @@ def _session(job: Job, batches: Iterator[Any], clock: Clock) -> loop.Session:
 
 
 def _compare(
-    job: Job, batch: Any, feed: Iterator[Any], pause: float, seconds: float
+    job: Job, batch: Any, feed: Iterator[Any], ahead: int, pause: float, seconds: float
 ) -> list[tuple[float, float]]:
     """Calls a second with one batch again and again, and with those of `feed`, by round.
 
     In turn, for whatever else the machine does comes and goes.
 
     Args:
+        ahead: calls whose batches may have been made while nobody asked for them.
         pause: seconds in which the input has made all that it makes ahead.
         seconds: for each of the two, in all rounds.
     """
@@ -230,17 +225,25 @@ def _compare(
     for _ in range(rounds):
         time.sleep(pause)
         alone = calls_per_second(again, 1, seconds / rounds)
-        found.append((alone, calls_per_second(feed, ahead(job.config), seconds / rounds)))
+        found.append((alone, calls_per_second(feed, ahead, seconds / rounds)))
     return found
 
 
 def _input_stages(job: Job, call: int, seconds: float) -> dict[str, float]:
-    config = job.config.copy_and_resolve_references()
-    config.data.num_workers = config.data.prefetch_batches = 0
+    config = job.config
+    data = {**config.data, "num_workers": 0, "prefetch_batches": 0}
 
     def make(split: Split) -> Any:
         layout = job.program.trainee.embedding.layout
-        return jobs.make_batches(config, split, layout, job.timetable.num_steps)
+        return jobs.make_batches(
+            data,
+            split,
+            layout,
+            batch_size=config.batch_size,
+            steps_per_call=config.steps_per_call,
+            seed=config.seed,
+            num_steps=job.timetable.num_steps,
+        )
 
     return input_stages.measure(job.train_split, make, call, seconds)
 

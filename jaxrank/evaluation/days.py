@@ -11,8 +11,6 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TypedDict
 
-from ml_collections import ConfigDict
-
 from jaxrank.data.store.reader import Store
 from jaxrank.data.store.split import Split
 from jaxrank.errors import InputError
@@ -45,7 +43,14 @@ class DayScores:
 
 
 def plan_evaluations(
-    config: ConfigDict, store: Store, split: Split, first_steps: Sequence[int], num_steps: int
+    store: Store,
+    split: Split,
+    first_steps: Sequence[int],
+    *,
+    train: str,
+    batch_size: int,
+    steps_per_call: int,
+    num_steps: int,
 ) -> dict[int, str]:
     """By step, the days that are to be evaluated after it, as the name of a split.
 
@@ -54,17 +59,18 @@ def plan_evaluations(
 
     Args:
         first_steps: the first step (from 0) with an example of each day of `split`.
+        train: the name of `split`, as `config.data.train`.
 
     Raises:
         InputError: more steps than one pass, the first day is shorter than a call, or no other day
             than it.
     """
-    call, name = config.steps_per_call, config.data.train.partition("/")[0]
-    most = math.ceil(split.rows / (config.batch_size * call)) * call
+    call, name = steps_per_call, train.partition("/")[0]
+    most = math.ceil(split.rows / (batch_size * call)) * call
     if num_steps > most:
         raise InputError(
             f"data.valid = {NEXT_DAY!r}: num_steps must be at most {most}, one pass over the"
-            f" {split.rows:,} examples of {config.data.train!r}, so that no step sees a day before"
+            f" {split.rows:,} examples of {train!r}, so that no step sees a day before"
             f" it is evaluated: found {num_steps} steps."
         )
     days = [day for day, _ in split.days]
@@ -78,14 +84,14 @@ def plan_evaluations(
         found[num_steps] = (unseen + later)[:1]
     if 0 in found:
         raise InputError(
-            f"data.valid = {NEXT_DAY!r}: the first day of {config.data.train!r}, {days[0]}, must"
-            f" fill a call of batch_size * steps_per_call = {config.batch_size * call:,} examples"
+            f"data.valid = {NEXT_DAY!r}: the first day of {train!r}, {days[0]}, must"
+            f" fill a call of batch_size * steps_per_call = {batch_size * call:,} examples"
             f" before {found[0][0]} begins. Set either lower, or begin data.train at a later day."
         )
     if not found:
         raise InputError(
             f"data.valid = {NEXT_DAY!r}: there must be a day after the first to evaluate:"
-            f" {config.data.train!r} has only {days[0]}, and the store none after it."
+            f" {train!r} has only {days[0]}, and the store none after it."
         )
     return {
         step: f"{name}/{days[0]}" if len(days) == 1 else f"{name}/{days[0]}:{days[-1]}"

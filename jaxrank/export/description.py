@@ -1,13 +1,10 @@
 """What export.json says: which model it is, and how raw values become the numbers that it reads."""
 
 import itertools
+from collections.abc import Mapping
 from typing import Any
 
-from ml_collections import ConfigDict
-
 import jaxrank
-from jaxrank.build import model_fields
-from jaxrank.config_files import to_plain
 from jaxrank.data.spec.features import FeatureSpec, IdSpec
 from jaxrank.data.spec.parse import feature_spec
 from jaxrank.data.spec.resolve import resolve_again
@@ -17,15 +14,19 @@ from jaxrank.layout import Layout
 from jaxrank.step import input_names
 
 
-def recipe(config: ConfigDict, layout: Layout, store: Store) -> dict[str, Any]:
+def recipe(
+    layout: Layout, store: Store, *, model: Mapping[str, Any], config: Mapping[str, Any]
+) -> dict[str, Any]:
     """Plain data; docs/serving.md tells what each key means.
 
     Args:
         layout: of the run's tables.
         store: with the run's vocabularies and boundaries.
+        model: the arguments of `models.build`.
+        config: of the run, as plain data.
     """
     schema = layout.schema
-    spec = resolve_again(feature_spec(to_plain(config.features)), schema)
+    spec = resolve_again(feature_spec(config["features"]), schema)
     return {
         "jaxrank_version": jaxrank.__version__,
         "tasks": [{"name": task.name, "kind": task.kind} for task in schema.tasks],
@@ -35,8 +36,8 @@ def recipe(config: ConfigDict, layout: Layout, store: Store) -> dict[str, Any]:
         "ids": [_id(entry, store) for entry in spec.ids],
         "lists": _lists(spec),
         "inputs": _inputs(layout),
-        "model": model_fields(config.model, schema),
-        "config": to_plain(config),
+        "model": model,
+        "config": config,
     }
 
 

@@ -20,8 +20,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from jaxrank.build import model_fields
 from jaxrank.checkpoints.manager import Checkpoints
 from jaxrank.checkpoints.reader import StoredArrays
+from jaxrank.config_files import to_plain
 from jaxrank.data.files import check_parent, is_local
 from jaxrank.data.lock import empty_directory, lock_directory
 from jaxrank.data.store.reader import Store
@@ -80,7 +82,8 @@ def export(workdir: str, *, output: str, checkpoint: str = "newest", data: str =
             f"{saved}: must be of the model of the config, and is not:\n  " + "\n  ".join(other)
         )
     told = {"checkpoint": checkpoints.directory(step), "step": step}
-    told |= recipe(run.config, layout, store)
+    model = model_fields(run.config.model, run.schema)
+    told |= recipe(layout, store, model=model, config=to_plain(run.config))
     with _written(output) as partial, checkpoints.told_if_deleted(step):
         parameters = _write_layers(stored, partial / "layers.npz")
         _write_tables(stored, layout, store, partial / "tables")

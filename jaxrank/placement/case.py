@@ -5,11 +5,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
-from ml_collections import ConfigDict
 
-from jaxrank import mesh as meshes
-from jaxrank.build import dims_of, make_trainee
-from jaxrank.config_files import to_plain
+from jaxrank.build import Workload
 from jaxrank.data.batches import packing
 from jaxrank.embedding import check_row_shards
 from jaxrank.errors import InputError
@@ -70,36 +67,29 @@ class PlanData(NamedTuple):
 
 
 class Maker:
-    """Makes the cases of one config, for one machine and another.
+    """Makes the cases of one workload, for one machine and another.
 
     Raises, when called too:
         InputError: a field of the config, or the numbers of the machine, cannot be.
     """
 
-    def __init__(self, config: ConfigDict, data: PlanData):
-        self._config, self._data = config, data
-        self.dim_of = dims_of(data.schema, config.embedding)
-        plain = layout(data.schema, self.dim_of)
-        self.placement_of = planner.placements(
-            [table.name for table in data.schema.tables],
-            config.embedding.placement,
-            to_plain(config.embedding.placements),
-        )
-        self.shape = self._batch_shape(plain)
-        # Rule and layers do not depend on the machine: they are those of one device here.
-        one = meshes.make_mesh(devices=1)
-        trainee = make_trainee(config, plain, one, num_steps=1, room={})
-        self.rule = trainee.embedding.rule
-        self._dense = _dense(trainee)
+    def __init__(self, workload: Workload, data: PlanData):
+        self._workload, self._data = workload, data
+        names = [table.name for table in data.schema.tables]
+        self.placement_of = planner.placements(names, workload.placement, workload.placements)
+        self.shape = self._batch_shape()
+        self.rule = workload.trainee.embedding.rule
+        self._dense = _dense(workload.trainee)
 
-    def _batch_shape(self, plain: Layout) -> BatchShape:
-        config = self._config
-        group = packing.group_size(config.batch_size, config.data.shards)
-        statistics, slack = self._data.statistics, config.data.list_slack
+    def _batch_shape(self) -> BatchShape:
+        work, statistics = self._workload, self._data.statistics
+        group = packing.group_size(work.batch_size, work.shards)
         capacities = {
-            s.name: packing.capacity(s, statistics, group, slack) for s in plain.stacks if s.lists
+            stack.name: packing.capacity(stack, statistics, group, work.list_slack)
+            for stack in work.trainee.embedding.layout.stacks
+            if stack.lists
         }
-        return BatchShape(config.batch_size, group, capacities)
+        return BatchShape(work.batch_size, group, capacities)
 
     def case(
         self,
@@ -113,18 +103,18 @@ class Maker:
             placement_of: what is asked for each table, where that is not what the config asks for.
             hot: a placement decided before, to be kept.
         """
-        config, devices = self._config, machine.devices
-        _check_machine(machine, config.batch_size)
+        work, devices = self._workload, machine.devices
+        _check_machine(machine, work.batch_size)
         plan = planner.make_plan(
             self._data.schema,
-            self.dim_of,
+            work.dim_of,
             self._data.traffic,
             devices=devices,
-            share=config.batch_size // devices,
+            share=work.batch_size // devices,
             placement_of=placement_of or self.placement_of,
             hot=hot,
         )
-        planned = layout(self._data.schema, self.dim_of, plan.hot)
+        planned = layout(self._data.schema, work.dim_of, plan.hot)
         batch = self.shape.struct(planned)
         shards = devices // machine.replicas
         ids = ids_of_device(planned, batch, devices)
@@ -134,8 +124,8 @@ class Maker:
             ids,
             devices=devices,
             shards=shards,
-            slack=config.embedding.exchange_slack,
-            fixed=config.embedding.exchange_capacity,
+            slack=work.slack,
+            fixed=work.capacity,
         )
         partition = budget.Partition(machine.replicas, shards, capacities)
         needed = budget.of_device(
@@ -144,9 +134,9 @@ class Maker:
             partition,
             batch,
             self._dense,
-            steps_per_call=config.steps_per_call,
-            updates_whole_tables=config.embedding.l2_scope == "table",
-            averages=config.ema_decay > 0,
+            steps_per_call=work.steps_per_call,
+            updates_whole_tables=work.trainee.embedding.l2_scope == "table",
+            averages=work.trainee.ema_decay > 0,
         )
         exchanged = budget.exchanged(planned, partition, self._dense)
         return Case(machine, plan, planned, ids, partition, needed, exchanged)

@@ -4,15 +4,14 @@ A run that goes on with other devices keeps its placement, so that its checkpoin
 room of its exchange is measured anew.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from jax.sharding import Mesh
-from ml_collections import ConfigDict
 
 from jaxrank import layout as layouts
-from jaxrank.build import dims_of
-from jaxrank.config_files import to_plain
+from jaxrank import mesh as meshes
+from jaxrank.build import Workload
 from jaxrank.data.store.split import Split
 from jaxrank.errors import InputError
 from jaxrank.features import Schema
@@ -38,33 +37,40 @@ class Placement(NamedTuple):
 
 
 def decide(
-    config: ConfigDict, split: Split, schema: Schema, mesh: Mesh, kept: Mapping[str, Hot] | None
+    split: Split,
+    schema: Schema,
+    mesh: Mesh,
+    kept: Mapping[str, Hot] | None,
+    *,
+    dim_of: Mapping[str, int],
+    placement: str,
+    placements: Mapping[str, str],
+    make_workload: Callable[[], Workload],
 ) -> Placement:
     """The placement of a run, from a sample of its training data; process 0 decides for all.
 
     Args:
         kept: what was decided when the run began; None if it begins now.
+        dim_of: {table: the dimension of its vectors}.
+        placement, placements: fields of `config.embedding`.
+        make_workload: called where the placement is measured, which is on several devices.
 
     Raises:
         InputError: a device has not enough memory, or a field of the config cannot be.
     """
-    planner.placements(
-        [table.name for table in schema.tables],
-        config.embedding.placement,
-        to_plain(config.embedding.placements),
-    )
-    _check_kept(kept or {}, dims_of(schema, config.embedding))
+    planner.placements([table.name for table in schema.tables], placement, placements)
+    _check_kept(kept or {}, dim_of)
     if mesh.size == 1:
         hot = dict(kept or {})
-        layout = layouts.layout(schema, dims_of(schema, config.embedding), hot)
+        layout = layouts.layout(schema, dim_of, hot)
         return Placement(layout, hot, {stack.name: 1.0 for stack in layout.stacks})
     found: dict[str, Any] = {}
     with processes.together():
         if processes.is_first():
-            found = _measured(config, split, schema, mesh, kept)
+            found = _measured(make_workload(), split, schema, mesh, kept)
     found = processes.from_first(found)
     hot = {name: Hot.from_json(tree) for name, tree in found["hot"].items()}
-    layout = layouts.layout(schema, dims_of(schema, config.embedding), hot)
+    layout = layouts.layout(schema, dim_of, hot)
     return Placement(layout, hot, found["room"], tuple(found["messages"]))
 
 
@@ -79,13 +85,13 @@ def _check_kept(kept: Mapping[str, Hot], dim_of: Mapping[str, int]) -> None:
 
 
 def _measured(
-    config: ConfigDict, split: Split, schema: Schema, mesh: Mesh, kept: Mapping[str, Hot] | None
+    workload: Workload, split: Split, schema: Schema, mesh: Mesh, kept: Mapping[str, Hot] | None
 ) -> dict[str, Any]:
     reads = StoredReads(split, schema)
     data = plan_case.PlanData(schema, reads, measure(reads), split.statistics)
     memory = _memory(mesh)
-    machine = plan_case.Machine("", mesh.size, config.mesh.replicas, memory or 2**62)
-    case = plan_case.Maker(config, data).case(machine, hot=kept)
+    machine = plan_case.Machine("", mesh.size, mesh.shape[meshes.REPLICA], memory or 2**62)
+    case = plan_case.Maker(workload, data).case(machine, hot=kept)
     shortage = budget.shortage(case.bytes, machine.memory)
     if shortage:
         raise InputError(f"{shortage} `jaxrank plan` says what would fit.")

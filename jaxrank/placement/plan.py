@@ -7,7 +7,7 @@ from typing import NamedTuple
 from ml_collections import ConfigDict
 
 from jaxrank import embedding
-from jaxrank.build import check_config
+from jaxrank.build import check_config, make_workload
 from jaxrank.data.examples import Examples
 from jaxrank.data.sources import registry
 from jaxrank.data.synthetic import source as synthetic
@@ -73,13 +73,16 @@ def plan(
     if batches is not None and batches < 1:
         raise InputError(f"--batches must be at least 1: found {batches}.")
     check_config(config)
-    data = open_data(config, workdir, report)
-    maker = Maker(config, data)
+    sections = config.data, config.features, config.source
+    located = run_data.locate(*sections, directory(workdir) if workdir else "", inherits=True)
+    data = open_data(located, config.eval.metric, report)
+    maker = Maker(make_workload(config, data.schema), data)
     case = maker.case(machine)
     size = config.batch_size
     if batches is None:
         batches = max(2, min(MOST_BATCHES, round(MOST_IDS / (size * data.traffic.ids_per_example))))
     drawn = traffic.batches(data.reads, size, data.traffic.parts, config.seed)
+    flag = "mesh.devices" if config.mesh.devices else "--devices"  # says how many there are
     found = replay(
         case.layout,
         _told(itertools.islice(drawn, batches), batches, report),
@@ -92,7 +95,7 @@ def plan(
         case=case,
         replay=found,
         row_bytes={t.name: budget.of_row(maker.rule, t.dim) for t in case.plan.tables},
-        change=_smallest_change(maker, case, _flag(config)) if case.over else "",
+        change=_smallest_change(maker, case, flag) if case.over else "",
         warnings=(*case.plan.warnings, *_warnings(case, found, data.traffic, size)),
     )
 
@@ -106,23 +109,24 @@ def _told(batches: Iterator[Examples], count: int, report: Report) -> Iterator[E
         yield batch
 
 
-def open_data(config: ConfigDict, workdir: str, report: Report) -> PlanData:
-    """The config's store, or that of the run in `workdir`, or else generated data; and a sample.
+def open_data(data: run_data.RunData, metric: str, report: Report) -> PlanData:
+    """The data of a run if it is there, or else generated data; and a sample.
+
+    Args:
+        metric: the field of `config.eval`.
 
     Raises:
         InputError: there is none of them.
     """
-    name = config.data.train
+    name, valid = data.settings["train"], data.settings["valid"]
     reads: traffic.Reads
-    sections = config.data, config.features, config.source
-    data = run_data.locate(*sections, directory(workdir) if workdir else "", inherits=True)
     if data.exists():
         store = data.open()
         data.check_features(store)
         split = store.split(name, "data.train")
-        if config.data.valid not in ("", NEXT_DAY):
-            store.split(config.data.valid, "data.valid")
-        check_metric(store.schema.tasks, config.eval.metric)
+        if valid not in ("", NEXT_DAY):
+            store.split(valid, "data.valid")
+        check_metric(store.schema.tasks, metric)
         reads = traffic.StoredReads(split, store.schema)
         report(f"Reading a sample of {split.path}")
         return PlanData(store.schema, reads, traffic.measure(reads), split.statistics)
@@ -135,7 +139,7 @@ def open_data(config: ConfigDict, workdir: str, report: Report) -> PlanData:
     generated = registry.make_source(data.source)
     assert isinstance(generated, synthetic.SyntheticSource)
     reads = traffic.GeneratedReads(generated, name, data.features)
-    check_metric(reads.schema.tasks, config.eval.metric)
+    check_metric(reads.schema.tasks, metric)
     report("Reading a sample of generated data")
     sample = traffic.measure(reads)
     return PlanData(reads.schema, reads, sample, {"list_lengths": sample.list_lengths})
@@ -165,11 +169,6 @@ def _warnings(case: Case, found: Replay, sample: traffic.Traffic, batch_size: in
             f"a device takes {share:,} examples in a step, more than the {sample.examples:,} of the"
             " sample, so what it reads is underestimated."
         )
-
-
-def _flag(config: ConfigDict) -> str:
-    """What says how many devices there are."""
-    return "mesh.devices" if config.mesh.devices else "--devices"
 
 
 def _smallest_change(maker: Maker, case: Case, flag: str) -> str:

@@ -1,7 +1,9 @@
 """The benchmark of a user's own job: what it tells, and that it changes nothing."""
 
+import itertools
 import json
 import time
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -11,9 +13,10 @@ import tiny
 from checkout import TINY
 from runs import nothing, on_store, saved
 
-from jaxrank import cli, config_files
+from jaxrank import cli, config_files, loop
 from jaxrank.bench import input_stages, measure
 from jaxrank.bench.advice import STAGES, Setting, Throughput, advice_on, limit_of
+from jaxrank.build import make_timetable
 from jaxrank.data import examples
 from jaxrank.data.batches.batcher import Batcher
 from jaxrank.data.batches.pipeline import TrainBatches
@@ -23,7 +26,8 @@ from jaxrank.data.store import reader as store
 from jaxrank.errors import InputError, RunError
 from jaxrank.layout import layout
 from jaxrank.runtime import processes
-from jaxrank.timetable import make_timetable
+from jaxrank.runtime.watchdog import HangWatch
+from jaxrank.telemetry.profiler import Profile
 from jaxrank.train import train
 from jaxrank.workdir.lock import locked
 
@@ -109,6 +113,38 @@ def test_bench_waits_for_no_run_and_refuses_what_cannot_be_measured(tmp_path, mo
         measure.bench(tiny.config(), tmp_path, seconds=1.0, report=nothing)
     monkeypatch.setattr(processes, "place", lambda: (0, 2))
     refused("one process: found 2")
+
+
+class Counting(NamedTuple):
+    step: int
+
+
+def test_bench_measures_the_loop_of_train_from_the_first_call_after_the_warm_ones(
+    tmp_path, monkeypatch
+):
+    now, taken = [0.0], []
+
+    def train_calls(state, batch):
+        now[0] += 10.0 if len(taken) < 3 else 0.25
+        taken.append(batch)
+        return Counting(state.step + 2), None
+
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    clock = measure.Clock(warm=3, seconds=1.0)
+    profiler = Profile(None, tmp_path, 0, nothing, nothing, steps_per_call=2, num_steps=100)
+    session = loop.Session(
+        train=train_calls,
+        steps_per_call=2,
+        feed=itertools.count(),
+        recorder=clock,
+        milestones=clock,
+        profiler=profiler,
+        watch=HangWatch(0),
+        stop=None,
+    )
+    assert loop.run(session, Counting(4)).step == 4 + 2 * 7
+    assert taken == list(range(7))
+    assert clock.calls_per_second == 4.0
 
 
 def test_calls_made_before_the_clock_starts_do_not_count():

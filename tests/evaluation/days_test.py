@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 
 from jaxrank import cli
 from jaxrank import mesh as meshes
+from jaxrank.build import make_timetable
 from jaxrank.config import default
 from jaxrank.errors import InputError
 from jaxrank.evaluation import days, report
@@ -20,7 +21,6 @@ from jaxrank.evaluation import score as scoring
 from jaxrank.features import PAD
 from jaxrank.run import build
 from jaxrank.step import weights_of
-from jaxrank.timetable import make_timetable
 from jaxrank.train import train
 
 # The last one is not trained on.
@@ -261,11 +261,9 @@ def _planned(rows, batch, call, steps, train="train", later=()):
     split = SimpleNamespace(rows=sum(rows), days=tuple((n, 1) for n in names[: len(rows)]))
     whole = SimpleNamespace(days=tuple((n, 1) for n in names))
     store = SimpleNamespace(split=lambda name: whole)
-    config = SimpleNamespace(
-        steps_per_call=call, batch_size=batch, data=SimpleNamespace(train=train)
-    )
     first = [sum(rows[:i]) // batch for i in range(len(rows))]
-    return days.plan_evaluations(config, store, split, first, steps)
+    sizes = dict(batch_size=batch, steps_per_call=call, num_steps=steps)
+    return days.plan_evaluations(store, split, first, train=train, **sizes)
 
 
 def test_days_that_begin_in_one_call_are_scored_together():

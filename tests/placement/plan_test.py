@@ -22,6 +22,7 @@ from jaxrank.placement import budget
 from jaxrank.placement import plan as plans
 from jaxrank.placement.case import Machine
 from jaxrank.program import BatchShape
+from jaxrank.workdir import data as run_data
 
 CONFIGS = ROOT / "configs"
 # On all devices of a machine, where a test uses one of its own.
@@ -92,7 +93,9 @@ def test_the_store_that_a_run_names_is_read_where_the_command_names_none(capsys,
     _, err = plan(capsys, *ON_EIGHT, f"--workdir={run}", f"--config.data.store={other}")
     assert f"sample of {other / 'train'}" in err
     lines = []
-    plans.open_data(tiny.config(), str(run), lines.append)  # as `compile` does
+    c = tiny.config()  # as `compile` does
+    found = run_data.locate(c.data, c.features, c.source, run, inherits=True)
+    plans.open_data(found, "", lines.append)
     assert lines == [f"Reading a sample of {store / 'train'}"]
 
 
