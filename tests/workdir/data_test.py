@@ -1,0 +1,53 @@
+"""Where the data of a run is, for every verb."""
+
+import examples
+import pytest
+import tiny
+
+from jaxrank.config import default
+from jaxrank.workdir import data, files
+
+
+@pytest.mark.parametrize(
+    ("fields", "options", "path", "is_direct", "is_own"),
+    [
+        ({}, {}, "{run}/data", False, True),
+        ({}, dict(inherits=True), "/of/the/run", False, False),
+        ({"store": "/mine"}, {}, "/mine", False, False),
+        ({"store": "/mine"}, dict(inherits=True), "/mine", False, False),
+        ({"direct": True}, {}, "", True, False),
+        ({"direct": True}, dict(inherits=True), "", True, False),
+        ({"direct": True, "store": "/mine"}, {}, "", True, False),
+        ({"store": "/mine"}, dict(given="/given"), "/given", False, False),
+        ({"direct": True}, dict(given="/given"), "/given", False, False),
+    ],
+)
+def test_the_first_that_is_named_is_the_data_of_a_run(
+    tmp_path, fields, options, path, is_direct, is_own
+):
+    run = tmp_path / "run"
+    run.mkdir()
+    of_run = default()
+    of_run.data.store = "/of/the/run"
+    files.save(run, of_run, examples.small_schema(), {})
+    c = tiny.config()
+    c.data.update(fields)
+    found = data.locate(c.data, c.features, c.source, run, **options)
+    assert (found.path, found.is_direct, found.is_own) == (path.format(run=run), is_direct, is_own)
+    assert found.exists() == is_direct
+
+
+def test_a_run_that_names_no_store_has_its_own(tmp_path):
+    files.save(tmp_path, default(), examples.small_schema(), {})
+    c = tiny.config()
+    for workdir in (tmp_path, tmp_path / "none yet"):
+        found = data.locate(c.data, c.features, c.source, workdir, inherits=True)
+        assert found.path == str(workdir / "data")
+        assert found.is_own
+
+
+def test_without_a_workdir_there_may_be_no_data(tmp_path):
+    c = tiny.config()
+    found = data.locate(c.data, c.features, c.source, "", inherits=True)
+    assert not found.exists()
+    assert (found.path, found.is_own) == ("", False)
