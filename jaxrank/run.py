@@ -77,10 +77,15 @@ class History:
 @dataclasses.dataclass(frozen=True)
 class Job:
     """All parts of a run. Of these `batches`, `history` and `checkpoints` change with its steps;
-    `start` and `save` keep them together with the state."""
+    `start` and `save` keep them together with the state.
 
-    config: ConfigDict
+    optimizers: the names of those of "dense" parameters and of "tables".
+    """
+
     directory: Path
+    steps_per_call: int
+    eval_batch_size: int
+    optimizers: dict[str, str]
     timetable: Timetable
     store: Store
     program: Program
@@ -264,8 +269,10 @@ def build(
     program = Program(trainee, mesh, shape)
     _check_room(program)
     return Job(
-        config=config,
         directory=directory,
+        steps_per_call=config.steps_per_call,
+        eval_batch_size=config.eval.batch_size,
+        optimizers={part: config.optim[part].name for part in ("dense", "tables")},
         timetable=timetable,
         store=store,
         program=program,
@@ -426,7 +433,7 @@ def describe(job: Job, state: TrainState) -> str:
             f"{len(job.train_split.days)} days, one after another; {len(job.timetable.next_days)}"
             " evaluations, each of a day that no step has seen"
         )
-    if job.config.embedding.l2_scope == "table":
+    if trainee.embedding.l2_scope == "table":
         rows = sum(s.rows for s in layout.stacks)
         lines.append(
             f"embedding.l2_scope is table: every step reads and updates all {rows:,} rows, so its"

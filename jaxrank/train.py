@@ -149,7 +149,7 @@ def train(
             milestones = Milestones(job, recorder, writer, watch, tell)
             session = loop.Session(
                 train=job.program.train,
-                steps_per_call=config.steps_per_call,
+                steps_per_call=job.steps_per_call,
                 feed=feed,
                 recorder=recorder,
                 milestones=milestones,
@@ -251,8 +251,8 @@ class Milestones:
 
 
 def _scores(job: Job, weights: Weights, split: str) -> scoring.Scores:
-    size = job.config.eval.batch_size
-    return scoring.evaluate(job.program.predictor, weights, job.open_split(split), size)
+    predictor, size = job.program.predictor, job.eval_batch_size
+    return scoring.evaluate(predictor, weights, job.open_split(split), size)
 
 
 def _watched(monitor: Monitor, split: str, scores: scoring.Scores) -> float:
@@ -286,7 +286,7 @@ def _result(
     by_day = job.history.day_scores.get_state() if job.timetable.next_days else []
     if by_day:
         metrics = days.mean([score["metrics"] for score in by_day])
-        reference = days.references(job.store, job.config.data.train, by_day)
+        reference = days.references(job.store, job.train_split.name, by_day)
     elif job.timetable.valid:
         metrics = (scores.get(step) or _checkpoint_scores(job, state, step)).metrics
         reference = scoring.reference(job.open_split(job.timetable.valid), job.schema)

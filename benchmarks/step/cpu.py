@@ -67,7 +67,7 @@ def steps(shape: str, folder: Path, precision: str) -> Iterator[int]:
 
     job, batches = job_of(shape, folder, precision)
     state = job.program.init()
-    examples = job.config.steps_per_call * job.config.batch_size
+    examples = job.steps_per_call * job.program.shape.batch_size
     while True:
         for batch in batches:
             state, told = job.program.train(state, batch)
@@ -78,7 +78,7 @@ def steps(shape: str, folder: Path, precision: str) -> Iterator[int]:
 def tables(shape: str, folder: Path) -> Iterator[int]:
     job, batches = job_of(shape, folder, "highest")
     for _ in programs.tables(job.program, batches):
-        yield job.config.steps_per_call * job.config.batch_size
+        yield job.steps_per_call * job.program.shape.batch_size
 
 
 def products(shape: str, dtype: str, precision: str = "") -> Iterator[int]:

@@ -12,7 +12,7 @@ import itertools
 import os
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -98,7 +98,7 @@ def bench(config: ConfigDict, workdir: str | Path, *, seconds: float, report: Re
         rates = Throughput(call * made, call * alone, call * both)
 
         report("Measuring the stages")
-        stages = _input_stages(job, call, 0.8 * seconds)
+        stages = _input_stages(job, config.data, 0.8 * seconds)
         stages["transfer"] = 1e6 / call / _puts_per_second(put, host, 0.2 * seconds)
         stages["step"] = 1e6 / rates.step
         limit = limit_of(rates, stages)
@@ -106,7 +106,7 @@ def bench(config: ConfigDict, workdir: str | Path, *, seconds: float, report: Re
             rates=rates,
             stages=stages,
             limit=limit,
-            advice=advice_on(limit, rates, stages, _setting(job)),
+            advice=advice_on(limit, rates, stages, _setting(job, config.data)),
             device=f"{job.program.mesh.size} x {jax.devices()[0].device_kind}",
             batch_size=config.batch_size,
         )
@@ -182,7 +182,7 @@ class Clock:
 
 def _session(job: Job, batches: Iterator[Any], clock: Clock) -> loop.Session:
     """That of `train`, with a clock in place of all that a run writes and listens to."""
-    call = job.config.steps_per_call
+    call = job.steps_per_call
     profiler = Profile(
         None, job.directory, 0, lambda: None, print, steps_per_call=call, num_steps=_MOST_STEPS
     )
@@ -229,22 +229,22 @@ def _compare(
     return found
 
 
-def _input_stages(job: Job, call: int, seconds: float) -> dict[str, float]:
-    config = job.config
-    data = {**config.data, "num_workers": 0, "prefetch_batches": 0}
+def _input_stages(job: Job, data: Mapping[str, Any], seconds: float) -> dict[str, float]:
+    on_one_thread = {**data, "num_workers": 0, "prefetch_batches": 0}
+    program = job.program
 
     def make(split: Split) -> Any:
-        layout = job.program.trainee.embedding.layout
         return jobs.make_batches(
-            data,
+            on_one_thread,
             split,
-            layout,
-            batch_size=config.batch_size,
-            steps_per_call=config.steps_per_call,
-            seed=config.seed,
+            program.predictor.layout,
+            batch_size=program.shape.batch_size,
+            steps_per_call=job.steps_per_call,
+            seed=program.trainee.seed,
             num_steps=job.timetable.num_steps,
         )
 
+    call = job.steps_per_call * program.shape.batch_size
     return input_stages.measure(job.train_split, make, call, seconds)
 
 
@@ -253,13 +253,12 @@ def _puts_per_second(put: Any, batch: Any, seconds: float) -> float:
     return calls_per_second(made, _COMPILED, seconds)
 
 
-def _setting(job: Job) -> Setting:
-    data = job.config.data
+def _setting(job: Job, data: ConfigDict) -> Setting:
     return Setting(
         cores=len(os.sched_getaffinity(0)),
         on_host=meshes.platform(job.program.mesh) == "cpu",
-        batch_size=job.config.batch_size,
-        steps_per_call=job.config.steps_per_call,
+        batch_size=job.program.shape.batch_size,
+        steps_per_call=job.steps_per_call,
         shards=data.shards,
         num_workers=data.num_workers,
         prefetch_batches=data.prefetch_batches,

@@ -144,7 +144,7 @@ def _with_layers(state: TrainState, older: _Older, job: Job) -> tuple[TrainState
     trainee = job.program.trainee
     inputs = InputMap(older.layout, older.shapes, trainee)
     mine, prefix = older.of_trained(bool(trainee.ema_decay))
-    same_optimizer = older.config.optim.dense.name == job.config.optim.dense.name
+    same_optimizer = older.config.optim.dense.name == job.optimizers["dense"]
 
     def read(name: str) -> np.ndarray:
         if name.startswith("opt_state."):
@@ -185,7 +185,7 @@ def _put(values: Any, like: Any) -> Any:
 
 
 def _same_rule(older: _Older, job: Job) -> bool:
-    return older.config.optim.tables.name == job.config.optim.tables.name
+    return older.config.optim.tables.name == job.optimizers["tables"]
 
 
 def _with_tables(state: TrainState, older: _Older, job: Job, rows: Rows) -> TrainState:
