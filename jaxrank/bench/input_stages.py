@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from jaxrank.data.batches.pipeline import TrainBatches
+from jaxrank.data.examples import Examples
 from jaxrank.data.store.split import Split
 
 PARTS = ("read", "decompress", "shuffle", "pack")
@@ -18,11 +19,12 @@ _FEWEST_CALLS = 2
 
 
 class _Watch:
-    """Seconds spent in functions, by name, and bytes read."""
+    """Seconds spent in functions, by name, bytes of files and examples of blocks read."""
 
     def __init__(self) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self.bytes = 0
+        self.rows = 0
 
     def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any) -> Any:
@@ -51,6 +53,35 @@ class _RawFile:
         return getattr(self._file, name)
 
 
+class _WatchedSplit(Split):
+    """A split that times its reads."""
+
+    def __init__(self, split: Split, watch: _Watch):
+        super().__init__(split.name, split.path, split.block_rows, split.days)
+        self._split, self._watch = split, watch
+        self._read = watch.timed("read", split.read_block)
+
+    @property
+    def statistics(self) -> dict[str, Any]:
+        return self._split.statistics
+
+    @property
+    def day_statistics(self) -> list[dict[str, Any]]:
+        return self._split.day_statistics
+
+    @property
+    def fingerprint(self) -> str:
+        return self._split.fingerprint
+
+    @property
+    def bytes(self) -> int:
+        return self._split.bytes
+
+    def read_block(self, index: int) -> Examples:
+        self._watch.rows += int(self.block_rows[index])
+        return self._read(index)
+
+
 def measure(
     split: Split, make: Callable[[Split], TrainBatches], examples: int, seconds: float
 ) -> dict[str, float]:
@@ -66,27 +97,20 @@ def measure(
         examples: of a call.
         seconds: to take, about.
     """
-    watch, rows = _Watch(), 0
-
-    def read_block(index: int) -> Any:
-        nonlocal rows
-        rows += int(split.block_rows[index])
-        return fresh.read_block(index)
-
-    fresh, watched = copy.copy(split), copy.copy(split)  # without the checksums that were taken
-    vars(watched)["read_block"] = watch.timed("read", read_block)
-    batches = make(watched)
-    vars(batches.batcher)["fill"] = watch.timed("pack", batches.batcher.fill)
-    made = map(watch.timed("call", batches.source().__getitem__), itertools.count())
+    watch = _Watch()
+    fresh = copy.copy(split)  # without the checksums that were taken
+    batches = make(_WatchedSplit(fresh, watch))
+    source = batches.source(watch.timed("pack", batches.batcher.fill))
+    made = map(watch.timed("call", source.__getitem__), itertools.count())
     with _one_thread():
         next(made)  # the first windows of all streams, which others do not need at once
         watch.seconds.clear()
-        rows = 0
+        watch.rows = 0
         for calls in itertools.count(1):
             next(made)
             if calls >= _FEWEST_CALLS and watch.seconds["call"] >= 0.8 * seconds:
                 break
-        decompress = rows * _decompress(split.files, 0.2 * seconds)
+        decompress = watch.rows * _decompress(split.files, 0.2 * seconds)
     spent = watch.seconds
     found = {
         "read": max(0.0, spent["read"] - decompress),

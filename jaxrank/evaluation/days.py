@@ -6,7 +6,6 @@ Hold-Out, COLT 1999; of ad clicks: McMahan et al., Ad Click Prediction: a View f
 KDD 2013.
 """
 
-import copy
 import math
 from collections.abc import Iterable, Sequence
 from typing import TypedDict
@@ -104,9 +103,8 @@ def open_day(store: Store, name: str) -> Split:
 
     So that the batches of all days have one shape, and one program scores them.
     """
-    split = copy.copy(store.split(name))
-    vars(split)["statistics"] = store.split(name.partition("/")[0]).statistics
-    return split
+    whole = store.split(name.partition("/")[0])
+    return store.split(name, statistics=whole.statistics)
 
 
 def references(store: Store, train: str, scores: Sequence[DayScore]) -> Reference:

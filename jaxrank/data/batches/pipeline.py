@@ -7,7 +7,7 @@ batch k whether one process reads or sixteen do, and with any number of workers.
 
 import sys
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import grain
@@ -19,7 +19,7 @@ from jaxrank.data.batches.buffers import Memory, bytes_of, with_steps
 from jaxrank.data.batches.shuffle_order import Order
 from jaxrank.data.batches.streams import EvaluationSource, Reader, Shard, TrainSource
 from jaxrank.data.batches.workers import WorkerCalls
-from jaxrank.data.examples import Known
+from jaxrank.data.examples import Examples, Known
 from jaxrank.data.store.split import Split
 from jaxrank.errors import InputError
 from jaxrank.features import MAX_GROUP, Batch
@@ -200,8 +200,14 @@ class TrainBatches:
             return WorkerCalls(self.source(), max(1, self._ahead), self._like, self._memory)
         return _iterate(self.source(), self._ahead)
 
-    def source(self) -> TrainSource:
-        """What the batches from here on are made of, at random access."""
+    def source(
+        self, fill_step: Callable[[Batch, list[Examples]], None] | None = None
+    ) -> TrainSource:
+        """What the batches from here on are made of, at random access.
+
+        Args:
+            fill_step: in place of `Batcher.fill`, which makes the batch of a step of examples.
+        """
         parts = max(1, self._num_workers)
         return TrainSource(
             self._streams,
@@ -209,7 +215,7 @@ class TrainBatches:
             parts,
             range(self.position, self._num_steps),
             self._steps_per_call,
-            self.batcher,
+            fill_step or self.batcher.fill,
             self._call_like(parts),
             self._memory,
         )

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from jaxrank.data import examples as ex
-from jaxrank.data.batches.batcher import Batcher
 from jaxrank.data.batches.buffers import Memory, laid_out, map_arrays
 from jaxrank.data.batches.shuffle_order import Order, Run
 from jaxrank.data.examples import Examples, Known
@@ -99,7 +98,7 @@ class TrainSource:
         parts: of a step; each is of as many shards.
         steps: to serve.
         steps_per_call: divides them.
-        batcher: makes the batch of a step.
+        fill_step: makes the batch of a step of examples, as `Batcher.fill` does.
         like: the shapes and dtypes of an element.
         memory: for elements.
     """
@@ -111,13 +110,13 @@ class TrainSource:
         parts: int,
         steps: range,
         steps_per_call: int,
-        batcher: Batcher,
+        fill_step: Callable[[Batch, list[Examples]], None],
         like: Batch,
         memory: Memory,
     ):
         self._shards, self._share, self.parts = shards, share, parts
         self._steps, self._steps_per_call = steps, steps_per_call
-        self._batcher, self._memory = batcher, memory
+        self._fill_step, self._memory = fill_step, memory
         self.like = like
 
     def __len__(self) -> int:
@@ -137,7 +136,7 @@ class TrainSource:
             found: list[Examples] = []
             for shard in self._shards[part * count : (part + 1) * count]:
                 found += shard.read(start, start + self._share)
-            self._batcher.fill(map_arrays(lambda array, i=i: array[i], batch), found)
+            self._fill_step(map_arrays(lambda array, i=i: array[i], batch), found)
 
 
 class EvaluationSource:

@@ -61,10 +61,17 @@ class StoredSplit(Split):
         store: the directory.
         name: as it was asked for.
         entries: of the manifest, by name of the split, or of each of its days.
+        statistics: of the examples that batches must have room for; None: those of the entries.
     """
 
-    def __init__(self, store: UPath, name: str, entries: Mapping[str, Mapping[str, Any]]):
-        self._store = store
+    def __init__(
+        self,
+        store: UPath,
+        name: str,
+        entries: Mapping[str, Mapping[str, Any]],
+        statistics: dict[str, Any] | None = None,
+    ):
+        self._store, self._wider = store, statistics
         self._statistics = [entry["statistics"] for entry in entries.values()]
         by_entry = {n: [_checked_file(n, f) for f in e["files"]] for n, e in entries.items()}
         self._files = [file for found in by_entry.values() for file in found]
@@ -87,6 +94,8 @@ class StoredSplit(Split):
 
     @functools.cached_property
     def statistics(self) -> dict[str, Any]:
+        if self._wider is not None:
+            return self._wider
         if len(self._statistics) == 1:
             return self._statistics[0]
         return statistics.merged(self._statistics)
@@ -215,17 +224,29 @@ class Store:
     # Checksums of the vocabularies' counts.
     counts: dict[str, str] = dataclasses.field(default_factory=dict)
 
-    def split(self, name: str, field: str = "split") -> Split:
+    def split(
+        self, name: str, field: str = "split", statistics: dict[str, Any] | None = None
+    ) -> Split:
         """A split, "train"; a day, "train/2024-05-01"; or days, "train/2024-05-01:2024-05-07".
 
         Args:
             field: what the name was given as, for what an error says.
+            statistics: of the split that is returned; None: its own.
 
         Raises:
             InputError: there is none of that name, or no such day.
         """
-        if name in self.splits:
+        if name not in self.splits:
+            chosen = self._days(name, field)
+        elif statistics is None:
             return self.splits[name]
+        else:
+            chosen = [name]
+        entries = {n: self.entries[n] for n in chosen}
+        return StoredSplit(self.path, name, entries, statistics)
+
+    def _days(self, name: str, field: str) -> list[str]:
+        """The names of the days of a split that a name gives."""
         kind, _, days = name.partition("/")
         found = sorted(n for n in self.splits if n.startswith(f"{kind}/"))
         if not found:
@@ -237,7 +258,7 @@ class Store:
                 f"{field}: must name days of {kind!r} in {self.path}, which has those from"
                 f" {found[0].partition('/')[2]} to {found[-1].partition('/')[2]}: found {days!r}."
             )
-        return StoredSplit(self.path, name, {n: self.entries[n] for n in chosen})
+        return chosen
 
     def vocabulary(self, table: str) -> tuple[list[str], np.ndarray]:
         """A table's values in row order (behind the reserved rows), and counts i64[values].
