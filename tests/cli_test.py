@@ -3,7 +3,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 
 import jax.numpy as jnp
 import numpy as np
@@ -375,43 +374,6 @@ def test_a_full_disk_leaves_no_predictions(tmp_path):
     assert found.returncode == 1
     assert found.stderr.startswith(f"jaxrank: error: {output}: cannot be written")
     assert [p.name for p in tmp_path.iterdir()] == ["run"]
-
-
-@pytest.mark.slow
-def test_a_killed_run_is_resumed_by_the_same_command(tmp_path):
-    workdir = tmp_path / "run"
-    args = ("train", f"--config={TINY}", f"--workdir={workdir}", "--config.num_steps=500")
-    args += ("--config.eval.every_steps=100",)
-    env = os.environ | {"PYTHONPATH": str(ROOT)}
-    first = subprocess.Popen(
-        [sys.executable, "-m", "jaxrank", *args], env=env, stdout=subprocess.DEVNULL
-    )
-    deadline = time.monotonic() + 120
-
-    def saved():
-        return [p.name for p in workdir.glob("checkpoints/*") if p.name.isdigit()]
-
-    while not saved() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    first.kill()
-    first.wait()
-    assert saved()
-    assert "500" not in saved()
-    found = jaxrank_process(*args, "--json")
-    assert found.returncode == 0, found.stderr
-    assert "Resuming after step" in found.stderr
-    assert json.loads(found.stdout)["step"] == 500
-
-    def records(path):
-        lines = map(json.loads, (path / "metrics.jsonl").read_text().splitlines())
-        return [{k: v for k, v in r.items() if k != "examples_per_second"} for r in lines]
-
-    whole = tmp_path / "whole"
-    jaxrank_process(
-        *args[:2], f"--workdir={whole}", f"--config.data.store={workdir / 'data'}", *args[3:]
-    )
-    assert [r["step"] for r in records(whole) if r["kind"] == "train"] == list(range(1, 501))
-    assert records(workdir) == records(whole)
 
 
 @pytest.mark.parametrize(

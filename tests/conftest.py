@@ -12,6 +12,7 @@ import pytest
 import quick_compile
 import tiny
 from checkout import ROOT
+from variants import Variants
 
 from jaxrank.data.prepare.passes import prepare
 
@@ -57,11 +58,23 @@ def shared_data() -> Path:
 
 
 @pytest.fixture(scope="session")
-def store(tmp_path_factory):
+def store(tiny_store):
     """The folder of the store of `tiny.config()`; tests read it only."""
+    return tiny_store
+
+
+@pytest.fixture(scope="session")
+def tiny_store(tmp_path_factory):
+    """`store`, where a module has one of its own."""
     path, c = tmp_path_factory.mktemp("data") / "store", tiny.config()
     prepare(c.features.to_dict(), c.source.to_dict(), path, block_size=512, report=lambda _: None)
     return path
+
+
+@pytest.fixture(scope="session")
+def variants(tiny_store, tmp_path_factory):
+    """Unbroken runs of every kind; tests read them only."""
+    return Variants(tmp_path_factory.mktemp("variants"), tiny_store)
 
 
 @pytest.fixture(autouse=True, scope="module")

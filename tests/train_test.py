@@ -5,7 +5,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 
 import jax
 import numpy as np
@@ -15,15 +14,13 @@ import pytest
 import tiny
 from checkout import HELPERS, ROOT
 from ml_collections import ConfigDict
-from runs import final_state, nothing, on_store, records, run, without_speed
+from runs import final_state, nothing, on_store, records, run
 
 from jaxrank import mesh as meshes
 from jaxrank.checkpoints.manager import Checkpoints
 from jaxrank.config import default
-from jaxrank.data.batches.pipeline import TrainBatches
 from jaxrank.data.prepare.passes import prepare
-from jaxrank.errors import InputError, RunError, StoppedError
-from jaxrank.program import Program
+from jaxrank.errors import InputError, RunError
 from jaxrank.run import build
 from jaxrank.step import weights_of
 from jaxrank.train import train
@@ -37,9 +34,9 @@ def locate(c, workdir):
 
 
 @pytest.fixture(scope="module")
-def finished(store, tmp_path_factory):
-    workdir = tmp_path_factory.mktemp("runs") / "finished"
-    return workdir, run(store, workdir)
+def finished(variants):
+    workdir, result, _ = variants.unbroken("plain")
+    return workdir, result
 
 
 def test_every_step_of_a_call_is_recorded_with_every_metric(finished):
@@ -77,44 +74,6 @@ def test_the_result_holds_model_best_possible_and_constant(finished):
         assert set(result.metrics[task]) == set(best) == set(constant)
     assert result.metrics["click"]["examples"] == 1000
     assert 0 < result.metrics["conversion"]["examples"] < 500
-
-
-def test_resumed_run_equals_the_uninterrupted_one_to_the_bit(store, finished, tmp_path):
-    workdir, _ = finished
-    run(store, tmp_path, num_steps=8)
-    c = on_store(store)
-    train(c, tmp_path, report=nothing, allow_config_change=True)
-    expected = final_state(store, workdir)
-    jax.tree.map(np.testing.assert_array_equal, final_state(store, tmp_path), expected)
-    for kind in ("train", "valid"):
-        resumed = without_speed(records(tmp_path, kind))
-        assert resumed == without_speed(records(workdir, kind))
-    of_runs = [
-        json.loads((path / "checkpoints" / "16" / "run" / "metadata").read_text())
-        for path in (workdir, tmp_path)
-    ]
-    for what in ("monitor", "spikes", "data"):  # as what they told and will tell
-        assert of_runs[0][what] == of_runs[1][what]
-    assert len(of_runs[0]["spikes"]["first"]) == 16
-
-
-def test_each_program_of_a_run_is_compiled_once_also_of_one_that_goes_on(
-    store, tmp_path, monkeypatch
-):
-    """Training, evaluations between, and those of the end."""
-    made, init = [], Program.__init__
-
-    def noted(program, *args):
-        init(program, *args)
-        made.append(program)
-
-    monkeypatch.setattr(Program, "__init__", noted)
-    run(store, tmp_path, num_steps=8)
-    train(on_store(store), tmp_path, report=nothing, allow_config_change=True)
-    assert len(made) == 2
-    for program in made:
-        assert program.train._cache_size() == 1
-        assert program.predictor.predict._cache_size() == 1
 
 
 def test_a_repeated_run_is_equal_to_the_bit(store, finished, tmp_path):
@@ -316,22 +275,6 @@ def test_a_workdir_of_another_config_is_refused_naming_what_differs(finished, st
     with pytest.raises(InputError, match="another config.*\n  num_steps: 16, now 24\nUse"):
         run(store, workdir, num_steps=24)
     assert (workdir / "config.json").read_text() == before
-
-
-def test_what_changes_nothing_that_is_computed_may_change_from_start_to_start(
-    store, finished, tmp_path
-):
-    c = on_store(store, num_steps=8)
-    train(c, tmp_path, report=nothing)
-    told = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(told | {"num_steps": 16}))
-    c = on_store(store)
-    c.data.num_workers, c.data.prefetch_batches, c.log_every_steps = 2, 3, 8
-    c.watch.hang_seconds, c.checkpoint.keep = 500.0, 3
-    train(c, tmp_path, report=nothing)
-    assert json.loads((tmp_path / "config.json").read_text())["data"]["num_workers"] == 2
-    states = [final_state(store, workdir) for workdir in (tmp_path, finished[0])]
-    jax.tree.map(np.testing.assert_array_equal, *states)
 
 
 def test_a_store_of_other_features_is_refused_naming_what_differs(store, tmp_path):
@@ -674,32 +617,6 @@ def test_a_metric_that_decides_must_be_defined(tmp_path):
         train(c, tmp_path, report=nothing)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_a_run_after_a_checkpoint_and_it_goes_on_as_if_nothing_was(
-    number, store, finished, tmp_path
-):
-    before, told = signal.getsignal(number), []
-
-    def send(text):
-        told.append(text)
-        if text.startswith("step 8:"):
-            os.kill(os.getpid(), number)
-
-    c = on_store(store)
-    with pytest.raises(StoppedError, match=f"after step 10 of 16 by {number.name}.*/10") as found:
-        train(c, tmp_path, report=send)
-    assert found.value.exit_status == 128 + number
-    assert signal.getsignal(number) is before
-    assert any(f"{number.name}: saving step 10" in text for text in told)
-
-    run(store, tmp_path)
-    assert signal.getsignal(number) is before
-    assert without_speed(records(tmp_path)) == without_speed(records(finished[0]))
-    assert records(tmp_path, "valid") == records(finished[0], "valid")
-    states = [final_state(store, workdir) for workdir in (tmp_path, finished[0])]
-    jax.tree.map(np.testing.assert_array_equal, *states)
-
-
 def test_a_signal_while_the_last_save_is_written_ends_nothing(store, tmp_path, monkeypatch):
     """Nothing else is left to do, and the second one would still end it."""
     before, waited = Checkpoints.wait, []
@@ -719,35 +636,6 @@ def test_a_signal_while_the_last_save_is_written_ends_nothing(store, tmp_path, m
         signal.signal(signal.SIGTERM, default)
     assert len(waited) == 1
     assert is_finished(tmp_path)
-
-
-@pytest.mark.parametrize("made", [2, 4])
-def test_a_signal_while_the_input_gives_nothing_saves_what_there_is(
-    store, finished, tmp_path, monkeypatch, made
-):
-    """Of calls of two steps; after four of them a checkpoint is there already."""
-    step, given = 2 * made, []
-    following = TrainBatches.__next__
-
-    def stuck(batches):
-        if len(given) == made:
-            os.kill(os.getpid(), signal.SIGTERM)
-            limit = time.monotonic() + 30
-            while not (tmp_path / "checkpoints" / str(step)).exists():
-                assert time.monotonic() < limit
-                time.sleep(0.05)
-            time.sleep(1)
-        given.append(1)
-        return following(batches)
-
-    with monkeypatch.context() as patch:
-        patch.setattr("jaxrank.loop._LOOK", 0.05)
-        patch.setattr(TrainBatches, "__next__", stuck)
-        with pytest.raises(StoppedError, match=f"after step {step} of 16 by SIGTERM.*/{step}"):
-            train(on_store(store), tmp_path, report=nothing)
-    run(store, tmp_path)
-    states = [final_state(store, workdir) for workdir in (tmp_path, finished[0])]
-    jax.tree.map(np.testing.assert_array_equal, *states)
 
 
 def test_a_run_that_does_not_go_on_tells_where_it_stands(store, tmp_path):

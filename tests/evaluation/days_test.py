@@ -4,17 +4,15 @@ import json
 import math
 from types import SimpleNamespace
 
-import by_day
 import jax
 import numpy as np
-import pyarrow as pa
 import pytest
-from ml_collections import ConfigDict
+from daily import CALL, DAYS, ROWS, config
 
 from jaxrank import cli
 from jaxrank import mesh as meshes
 from jaxrank.build import make_timetable
-from jaxrank.config import default
+from jaxrank.data.store.reader import open_store
 from jaxrank.errors import InputError
 from jaxrank.evaluation import days, report
 from jaxrank.evaluation import score as scoring
@@ -23,74 +21,10 @@ from jaxrank.run import build
 from jaxrank.step import weights_of
 from jaxrank.train import train
 
-# The last one is not trained on.
-_ROWS = {
-    "2024-05-01": 700,
-    "2024-05-02": 650,
-    "2024-05-04": 530,
-    "2024-05-05": 640,
-    "2024-05-06": 700,
-    "2024-05-09": 300,
-}
-_DAYS = list(_ROWS)
-_USERS = 20
-_CALL = 128  # examples
-_FEATURES = dict(
-    tasks=[dict(name="click", label="label", truth="p")],
-    floats=[dict(columns="row", standardize=False)],
-    ids=[dict(columns="user", encoding="integer", rows=_USERS)],
-    lists=[dict(columns="seen", encoding="integer", rows=_USERS)],
-)
-
-
-def _table(number, first):
-    """Who clicks is another half of the users every day; lists are longer each day."""
-    rows = _ROWS[_DAYS[number]]
-    random = np.random.default_rng(number)
-    user = random.integers(0, _USERS, rows)
-    label = (user < _USERS // 2) == (number % 2 == 0)
-    return pa.table(
-        {
-            "label": label.astype(np.int8),
-            "p": np.where(label, 0.9, 0.1),
-            # For the test to see what is read; too small to be learned from.
-            "row": np.arange(first, first + rows) * np.float32(2**-20),
-            "user": user,
-            "seen": pa.array(list(random.integers(0, _USERS, (rows, 4 * number)))),
-        }
-    )
-
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    firsts = np.cumsum([0, *_ROWS.values()])
-    tables = {day: _table(number, firsts[number]) for number, day in enumerate(_DAYS)}
-    return by_day.write(tmp_path_factory.mktemp("days"), tables, _FEATURES, block_size=100)
-
-
-def _config(store, **changes):
-    c = default()
-    c.features = ConfigDict(_FEATURES | dict(time="time", by_day=True))
-    c.data.store = str(store.path)
-    c.data.train = f"train/{_DAYS[0]}:{_DAYS[-2]}"
-    c.data.order = "days"
-    c.data.valid = "next_day"
-    c.data.window_blocks = 1
-    c.batch_size = 64
-    c.steps_per_call = 2
-    c.log_every_steps = 2
-    c.num_epochs = 1.0
-    c.eval.batch_size = 512
-    c.embedding.dim = 4
-    c.model.hidden = (8,)
-    c.optim.tables.name = "sgd"
-    c.optim.tables.base_rate = 20.0
-    c.optim.dense.base_rate = 0.02
-    c.mesh.devices = 1
-    for field, value in changes.items():
-        section, _, name = field.rpartition("__")
-        (c[section] if section else c)[name] = value
-    return c
+def store(variants):
+    return open_store(variants.store("days"))
 
 
 def _lines(workdir, kind):
@@ -99,39 +33,39 @@ def _lines(workdir, kind):
 
 
 @pytest.fixture(scope="module")
-def finished(store, tmp_path_factory):
-    workdir = tmp_path_factory.mktemp("runs") / "finished"
-    return workdir, train(_config(store), workdir, report=lambda text: None)
+def finished(variants):
+    workdir, result, _ = variants.unbroken("days")
+    return workdir, result
 
 
 def _expected_steps():
     """By plain counting: the last whole call before the first example of each day, and before the
     end of the last one, for the first day does not begin again."""
     seen, steps = 0, []
-    for day in _DAYS[:-1]:
-        seen += _ROWS[day]
-        steps.append(seen // _CALL * 2)
+    for day in DAYS[:-1]:
+        seen += ROWS[day]
+        steps.append(seen // CALL * 2)
     return steps
 
 
 def test_each_day_is_scored_before_any_of_it_is_trained_on(store, finished):
     _, result = finished
-    assert [score["day"] for score in result.days] == _DAYS[1:]
+    assert [score["day"] for score in result.days] == DAYS[1:]
     assert [score["step"] for score in result.days] == _expected_steps()
     # What is learned from a day is wrong on the next one, so a model that had seen the day would
     # be right.
     for score in result.days:
         assert score["metrics"]["click"]["auc"] < 0.3
-        assert score["metrics"]["click"]["examples"] == _ROWS[score["day"]]
+        assert score["metrics"]["click"]["examples"] == ROWS[score["day"]]
 
     # The same from what the batches hold.
-    job = build(_config(store), finished[0], lambda text: None)
-    day_of = np.repeat(np.arange(len(_DAYS)), list(_ROWS.values()))
+    job = build(config(store), finished[0], lambda text: None)
+    day_of = np.repeat(np.arange(len(DAYS)), list(ROWS.values()))
     read = np.concatenate([np.round(b.floats[:, :, 0] * 2**20).astype(int) for b in job.batches])
     job.checkpoints.close()
     last = len(read)
     for score in result.days:
-        day, step = _DAYS.index(score["day"]), score["step"]
+        day, step = DAYS.index(score["day"]), score["step"]
         assert (day_of[read[:step]] < day).all()
         if step < last:
             assert (day_of[read[step : step + 2]] == day).any()
@@ -139,14 +73,14 @@ def test_each_day_is_scored_before_any_of_it_is_trained_on(store, finished):
 
 def test_a_progressive_run_equals_a_loop_by_hand(store, finished, tmp_path):
     _, result = finished
-    job = build(_config(store), tmp_path, lambda text: None)
+    job = build(config(store), tmp_path, lambda text: None)
     state = job.program.init()
     steps, found = _expected_steps(), []
     for call in range(1, steps[-1] // 2 + 1):
         batch = meshes.put_batch(next(job.batches), job.program.mesh, leading=1)
         state, _ = job.program.train(state, batch)
         if call * 2 in steps:
-            split = store.split(f"train/{_DAYS[1 + steps.index(call * 2)]}")
+            split = store.split(f"train/{DAYS[1 + steps.index(call * 2)]}")
             found.append(
                 scoring.evaluate(job.program.predictor, weights_of(state), split, 512).metrics
             )
@@ -158,7 +92,7 @@ def test_a_progressive_run_equals_a_loop_by_hand(store, finished, tmp_path):
 
 def test_the_result_is_the_mean_over_days_by_examples(finished):
     _, result = finished
-    weights = [_ROWS[day] for day in _DAYS[1:]]
+    weights = [ROWS[day] for day in DAYS[1:]]
     for name in ("logloss", "auc", "normalized_entropy", "calibration"):
         values = [score["metrics"]["click"][name] for score in result.days]
         assert result.metrics["click"][name] == pytest.approx(np.average(values, weights=weights))
@@ -168,40 +102,11 @@ def test_the_result_is_the_mean_over_days_by_examples(finished):
     assert 0.68 < result.constant["click"]["logloss"] < math.log(2)
 
 
-class Stopped(Exception):
-    pass
-
-
-@pytest.mark.parametrize("after", [2, 4])
-def test_a_run_that_was_stopped_gives_the_same_days(store, finished, tmp_path, after):
-    workdir, result = finished
-    told = []
-
-    def stop(text):
-        told.append(text)
-        if sum(line.startswith("step ") for line in told) == after:
-            raise Stopped  # before the checkpoint of that evaluation is saved
-
-    with pytest.raises(Stopped):
-        train(_config(store), tmp_path, report=stop)
-    again = train(_config(store), tmp_path, report=told.append)
-    assert f"Resuming after step {_expected_steps()[after - 2]}" in told
-    assert again.days == result.days
-    assert again.metrics == result.metrics
-    valid = _lines(tmp_path, "valid")
-    assert valid == _lines(workdir, "valid")
-    assert [(line["step"], line["day"]) for line in valid] == [
-        (score["step"], score["day"]) for score in result.days
-    ]
-    # A finished run tells it again.
-    assert train(_config(store), tmp_path, report=lambda text: None).days == result.days
-
-
 def test_one_program_scores_all_days(store, tmp_path):
-    job = build(_config(store), tmp_path, lambda text: None)
+    job = build(config(store), tmp_path, lambda text: None)
     weights = jax.device_get(weights_of(job.program.init()))
     shapes = set()
-    for day in _DAYS:
+    for day in DAYS:
         batches = scoring.EvaluationBatches(
             job.open_split(f"train/{day}"),
             job.program.trainee.embedding.layout,
@@ -219,11 +124,11 @@ def test_one_program_scores_all_days(store, tmp_path):
 
 def test_lists_that_are_long_on_one_day_have_room_on_that_day(store, tmp_path):
     # Of groups that are shuffled over all days, none would be so full.
-    c = _config(store, batch_size=1024, data__valid="", steps_per_call=1, log_every_steps=1)
+    c = config(store, batch_size=1024, data__valid="", steps_per_call=1, log_every_steps=1)
     job = build(c, tmp_path, lambda text: None)
     found = list(job.batches)
     job.checkpoints.close()
-    day_of = np.repeat(np.arange(len(_DAYS)), list(_ROWS.values()))
+    day_of = np.repeat(np.arange(len(DAYS)), list(ROWS.values()))
     for batch in found:
         read = np.round(batch.floats[0, :, 0] * 2**20).astype(int)
         (lists,) = batch.lists.values()
@@ -233,11 +138,9 @@ def test_lists_that_are_long_on_one_day_have_room_on_that_day(store, tmp_path):
 
 def test_the_command_line_tells_a_table_of_days(store, tmp_path, capsys):
     config = tmp_path / "c.py"
-    config.write_text(
-        "from tests.evaluation import days_test\nfrom jaxrank.data.store.reader import open_store\n"
-    )
+    config.write_text("import daily\nfrom jaxrank.data.store.reader import open_store\n")
     with config.open("a") as file:
-        file.write(f"get_config = lambda: days_test._config(open_store({str(store.path)!r}))\n")
+        file.write(f"get_config = lambda: daily.config(open_store({str(store.path)!r}))\n")
     workdir = f"--workdir={tmp_path / 'run'}"
     cli.run(["train", f"--config={config}", workdir, "--quiet", "--json"])
     out, err = capsys.readouterr()
@@ -319,7 +222,7 @@ def test_a_day_that_is_scored_again_has_its_last_score():
 def test_the_best_possible_is_of_tasks_whose_truth_every_day_has(store, monkeypatch):
     def reference(split, schema):
         constant = {task: {"logloss": 0.5, "examples": 9.0} for task in ("click", "buy")}
-        lacking = {_DAYS[2]: ["buy"], _DAYS[3]: ["buy", "click"]}.get(split.name[-10:], [])
+        lacking = {DAYS[2]: ["buy"], DAYS[3]: ["buy", "click"]}.get(split.name[-10:], [])
         known = {task: found for task, found in constant.items() if task not in lacking}
         return scoring.Reference(constant=constant, best_possible=known or None)
 
@@ -328,16 +231,16 @@ def test_the_best_possible_is_of_tasks_whose_truth_every_day_has(store, monkeypa
         return days.references(store, "train", scores)
 
     monkeypatch.setattr(days, "reference", reference)
-    assert set(found(_DAYS[0], _DAYS[1]).best_possible) == {"click", "buy"}
-    assert set(found(_DAYS[0], _DAYS[2]).best_possible) == {"click"}
-    assert set(found(_DAYS[2], _DAYS[0]).best_possible) == {"click"}
-    assert found(_DAYS[0], _DAYS[3]).best_possible is None
-    assert set(found(_DAYS[0], _DAYS[3]).constant) == {"click", "buy"}
+    assert set(found(DAYS[0], DAYS[1]).best_possible) == {"click", "buy"}
+    assert set(found(DAYS[0], DAYS[2]).best_possible) == {"click"}
+    assert set(found(DAYS[2], DAYS[0]).best_possible) == {"click"}
+    assert found(DAYS[0], DAYS[3]).best_possible is None
+    assert set(found(DAYS[0], DAYS[3]).constant) == {"click", "buy"}
 
 
 @pytest.mark.parametrize(("order", "steps"), [("shuffled", 12), ("days", 8)])
 def test_days_in_turn_do_not_begin_again(store, order, steps):
-    c = _config(store, data__order=order, data__valid="valid", steps_per_call=4, log_every_steps=4)
+    c = config(store, data__order=order, data__valid="valid", steps_per_call=4, log_every_steps=4)
     c.batch_size = 100
     assert make_timetable(c, rows=1199).num_steps == steps
     assert make_timetable(c, rows=1200).num_steps == 12
@@ -352,7 +255,7 @@ def test_days_in_turn_do_not_begin_again(store, order, steps):
 
 @pytest.mark.parametrize("field", ["stop_patience", "rate_patience"])
 def test_patience_without_evaluations_is_refused(store, field):
-    c = _config(store, data__order="shuffled", data__valid="")
+    c = config(store, data__order="shuffled", data__valid="")
     c.eval[field] = 2
     with pytest.raises(InputError, match=rf"eval.{field} counts evaluations.* eval.{field}=2"):
         make_timetable(c, rows=1000)
@@ -373,11 +276,11 @@ def test_a_config_that_asks_for_days_and_cannot_have_them_is_refused(
     store, tmp_path, changes, message
 ):
     with pytest.raises(InputError, match=message):
-        train(_config(store, **changes), tmp_path, report=lambda text: None)
+        train(config(store, **changes), tmp_path, report=lambda text: None)
 
 
 def test_early_stopping_watches_the_scores_of_days(store, tmp_path):
-    c = _config(store, eval__stop_patience=1, eval__metric="click/auc")
+    c = config(store, eval__stop_patience=1, eval__metric="click/auc")
     result = train(c, tmp_path, report=lambda text: None)
     aucs = [score["metrics"]["click"]["auc"] for score in result.days]
     worse = [i for i in range(1, len(aucs)) if aucs[i] <= max(aucs[:i])]

@@ -4,6 +4,7 @@ import dataclasses
 import json
 
 import by_day
+import daily
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -14,7 +15,6 @@ from jaxrank.data.store.reader import open_store
 from jaxrank.errors import InputError
 from jaxrank.evaluation import evaluate, report, slices
 from jaxrank.features import Task
-from tests.evaluation import days_test
 from tests.evaluation.evaluate_test import predictions, run  # noqa: F401
 
 
@@ -60,9 +60,9 @@ def test_the_mean_auc_weighs_values_by_their_examples():
 
 
 def test_a_split_by_day_has_its_days(tmp_path):
-    names = days_test._DAYS[:3]
-    tables = {day: days_test._table(i, 0) for i, day in enumerate(names)}
-    store = by_day.write(tmp_path, tables, days_test._FEATURES, block_size=100)
+    names = daily.DAYS[:3]
+    tables = {day: daily.table(i, 0) for i, day in enumerate(names)}
+    store = by_day.write(tmp_path, tables, daily.FEATURES, block_size=100)
     groups = slices.groups_of(store.split("train"), "day")
     assert groups.values == names
     assert np.bincount(groups.code).tolist() == [len(table) for table in tables.values()]

@@ -3,21 +3,20 @@
 import jax
 import numpy as np
 import pytest
-from runs import final_state, nothing, on_store, run
+from runs import final_state, nothing, on_store
 
 from jaxrank import mesh as meshes
 from jaxrank.evaluation.evaluate import evaluate
 from jaxrank.run import build
 from jaxrank.step import trained, weights_of
-from jaxrank.train import train
 
 DECAY = 0.9
 
 
 @pytest.fixture(scope="module")
-def averaged(store, tmp_path_factory):
-    workdir = tmp_path_factory.mktemp("runs") / "averaged"
-    return workdir, run(store, workdir, ema_decay=DECAY)
+def averaged(variants):
+    workdir, result, _ = variants.unbroken("average")
+    return workdir, result
 
 
 def on_host(tree):
@@ -47,21 +46,11 @@ def test_the_average_follows_its_formula_call_by_call(store, averaged):
     assert max(jax.tree.leaves(apart)) > 1e-3
 
 
-def test_training_itself_is_that_of_a_run_without_average(store, averaged, tmp_path):
-    run(store, tmp_path)
-    plain = final_state(store, tmp_path)
+def test_training_itself_is_that_of_a_run_without_average(store, averaged, variants):
+    plain = final_state(store, variants.unbroken("plain")[0])
     state = final_state(store, averaged[0], ema_decay=DECAY)
     jax.tree.map(np.testing.assert_array_equal, trained(state), trained(plain))
     jax.tree.map(np.testing.assert_array_equal, state.opt_state, plain.opt_state)
-
-
-def test_a_resumed_run_has_the_same_weights_and_average(store, averaged, tmp_path):
-    run(store, tmp_path, ema_decay=DECAY, num_steps=8)
-    c = on_store(store, ema_decay=DECAY)
-    train(c, tmp_path, report=nothing, allow_config_change=True)
-    found = final_state(store, tmp_path, ema_decay=DECAY)
-    expected = final_state(store, averaged[0], ema_decay=DECAY)
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
 def test_the_average_is_what_is_scored(averaged):
@@ -70,11 +59,3 @@ def test_the_average_is_what_is_scored(averaged):
     for task, metrics in result.metrics.items():
         # By another program, whose sums may be in another order.
         assert scored.metrics[task]["logloss"] == pytest.approx(metrics["logloss"], rel=1e-5)
-
-
-def test_on_several_devices_the_average_is_the_same(store, averaged, tmp_path):
-    c = on_store(store, ema_decay=DECAY)
-    c.mesh.devices = 4
-    found = train(c, tmp_path, report=nothing)
-    for task, metrics in averaged[1].metrics.items():
-        assert found.metrics[task]["logloss"] == pytest.approx(metrics["logloss"], rel=1e-4)

@@ -5,17 +5,16 @@ import json
 import math
 import re
 
-import jax
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 from ml_collections import ConfigDict
-from runs import newest_state, nothing, records, without_speed
+from runs import nothing, records
 from sklearn.metrics import log_loss, mean_poisson_deviance, mean_squared_error, r2_score
+from task_kinds import MAIN, config
 
-from jaxrank.config import default
 from jaxrank.data.chunk import Chunk, numbered
 from jaxrank.data.encode.labels import encode_labels
 from jaxrank.data.prepare.passes import prepare
@@ -28,71 +27,17 @@ from jaxrank.evaluation import days, evaluate, report
 from jaxrank.evaluation import score as scoring
 from jaxrank.features import Task
 from jaxrank.metrics import sums
-from jaxrank.step import weights_of
 from jaxrank.train import train
 
-KINDS = {"visits": "count", "click": "binary", "price": "real"}
-MAIN = {"visits": "deviance", "click": "logloss", "price": "squared_error"}
-TASKS = [dict(name=name, label=name, kind=kind) for name, kind in KINDS.items()]
-TASKS[2]["weight"] = "w"
-ITEMS = 20
-ROWS = {"train": 8000, "valid": 1500}
 
-
-def planted(rows, seed):
-    """Labels that depend on two floats and an item; a tenth of each is empty."""
-    r = np.random.default_rng(seed)
-    a, b, item = r.normal(size=rows), r.normal(size=rows), r.integers(0, ITEMS, rows)
-    of_item = np.linspace(-0.6, 0.6, ITEMS)[item]
-    labels = {
-        "visits": r.poisson(np.exp(0.3 + 0.6 * b + of_item)),
-        "click": (r.random(rows) < 1 / (1 + np.exp(0.5 - 1.5 * a - of_item))).astype(int),
-        "price": np.round(2 + 1.5 * a - b + 0.3 * r.normal(size=rows), 3),
-    }
-    masked = {n: pa.array(v, mask=r.random(rows) < 0.1) for n, v in labels.items()}
-    columns = {"a": a, "b": b, "item": item, "w": np.round(r.random(rows), 2)}
-    return pa.table(masked | columns)
+@pytest.fixture(scope="module")
+def store(variants):
+    return variants.store("kinds")
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    path = tmp_path_factory.mktemp("kinds")
-    for seed, (name, rows) in enumerate(ROWS.items()):
-        pa.csv.write_csv(planted(rows, seed), path / f"{name}.csv")
-    c = config(path)
-    prepare(c.features.to_dict(), c.source.to_dict(), path / "store", block_size=1000,
-            report=nothing)  # fmt: skip
-    return path / "store"
-
-
-def config(path, **changes):
-    c = default()
-    with c.unlocked():
-        c.source = dict(kind="csv", files={n: str(path / f"{n}.csv") for n in ROWS})
-    c.features.tasks = TASKS
-    c.features.floats = [dict(columns=["a", "b"])]
-    c.features.ids = [dict(columns="item", encoding="integer", rows=ITEMS)]
-    c.data.store = str(path / "store")
-    c.batch_size = 128
-    c.num_steps = 192
-    c.steps_per_call = 8
-    c.eval.every_steps = 96
-    c.eval.batch_size = 512
-    c.embedding.dim = 4
-    c.model.hidden = (16,)
-    c.optim.dense.base_rate = 0.01
-    c.optim.dense.warmup_steps = 0
-    c.mesh.devices = 1
-    c.update(changes)
-    return c
-
-
-@pytest.fixture(scope="module")
-def finished(store, tmp_path_factory):
-    workdir = tmp_path_factory.mktemp("runs") / "finished"
-    lines = []
-    result = train(config(store.parent), workdir, report=lines.append)
-    return workdir, result, lines
+def finished(variants):
+    return variants.unbroken("kinds")
 
 
 # Training and evaluation.
@@ -140,27 +85,6 @@ def test_metrics_of_each_kind_are_written_and_the_first_task_picks_the_best(fini
     text = report.of_training(result, str(workdir))
     for words in (r"visits +deviance +normalized +calibration", r"price +squared error +normal"):
         assert re.search(words, text)
-
-
-def test_a_resumed_run_equals_the_uninterrupted_one_to_the_bit(store, finished, tmp_path):
-    workdir, result, _ = finished
-    train(config(store.parent, num_steps=96), tmp_path, report=nothing)
-    again = train(config(store.parent), tmp_path, report=nothing, allow_config_change=True)
-    assert again.metrics == result.metrics
-    states = [newest_state(config(store.parent), path) for path in (workdir, tmp_path)]
-    jax.tree.map(np.testing.assert_array_equal, *map(weights_of, states))
-    for kind in ("train", "valid"):
-        found = [without_speed(records(path, kind)) for path in (workdir, tmp_path)]
-        assert found[0] == found[1]
-
-
-def test_several_devices_train_what_one_does(store, finished, tmp_path):
-    _, result, _ = finished
-    c = config(store.parent)
-    c.mesh.devices = 4
-    found = train(c, tmp_path, report=nothing)
-    for name, main in MAIN.items():
-        assert found.metrics[name][main] == pytest.approx(result.metrics[name][main], rel=1e-3)
 
 
 def test_scores_and_predictions_are_those_of_sklearn(store, finished, tmp_path):

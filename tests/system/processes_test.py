@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import by_day
+import daily
 import jax
 import numpy as np
 import pyarrow.parquet as pq
@@ -31,7 +32,6 @@ from jaxrank.evaluation import evaluate
 from jaxrank.runtime import processes, rendezvous
 from jaxrank.train import train
 from jaxrank.workdir.lock import locked
-from tests.evaluation import days_test
 
 SECONDS = 240  # far more than any of these takes, far less than for ever
 AS_USERS = {"XLA_FLAGS": ""}  # a process compiles as users have it
@@ -265,21 +265,21 @@ def test_two_processes_start_from_the_model_of_one_as_one_does(store, trained, t
 
 
 def test_two_processes_score_the_days_of_one_and_learn_the_same(tmp_path):
-    names = days_test._DAYS[:3]
-    days = {day: days_test._table(i, 0) for i, day in enumerate(names)}
-    store = by_day.write(tmp_path, days, days_test._FEATURES, block_size=100)
+    names = daily.DAYS[:3]
+    days = {day: daily.table(i, 0) for i, day in enumerate(names)}
+    store = by_day.write(tmp_path, days, daily.FEATURES, block_size=100)
     changes = dict(data__train=f"train/{names[0]}:{names[1]}", data__shards=8, mesh__devices=8)
     file = tmp_path / "config.py"
     file.write_text(
-        "from tests.evaluation import days_test\nfrom jaxrank.data.store.reader import open_store\n"
+        "import daily\nfrom jaxrank.data.store.reader import open_store\n"
         f"store = open_store({str(store.path)!r})\n"
-        f"get_config = lambda: days_test._config(store, **{changes})\n"
+        f"get_config = lambda: daily.config(store, **{changes})\n"
     )
 
     args = ("train", f"--config={file}", f"--workdir={tmp_path / 'two'}", "--json")
     two = launched(2, *args)
     assert two.returncode == 0, two.stderr
-    c = days_test._config(store, **changes)
+    c = daily.config(store, **changes)
     one = train(c, tmp_path / "one", report=nothing)
     found = json.loads(two.stdout)
     assert [score["day"] for score in found["days"]] == names[1:]

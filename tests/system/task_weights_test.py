@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from ml_collections import ConfigDict
 from runs import final_state, records, run
 
 from jaxrank.evaluation.evaluate import evaluate
@@ -10,9 +9,9 @@ from jaxrank.step import LOG_VARIANCES
 
 
 @pytest.fixture(scope="module")
-def learned(store, tmp_path_factory):
-    workdir = tmp_path_factory.mktemp("runs") / "learned"
-    return workdir, run(store, workdir, task_weighting="uncertainty", task_weights=(1.0, 3.0))
+def learned(variants):
+    workdir, result, _ = variants.unbroken("learned weights")
+    return workdir, result
 
 
 def test_weights_are_learned_recorded_and_saved(store, learned):
@@ -33,15 +32,6 @@ def test_a_run_with_learned_weights_is_scored_like_any_other(learned):
     scored = evaluate(str(workdir))
     for task, metrics in result.metrics.items():
         assert scored.metrics[task]["logloss"] == pytest.approx(metrics["logloss"], rel=1e-5)
-
-
-def test_devices_learn_the_same_weights(store, learned, tmp_path):
-    settings = dict(task_weighting="uncertainty", task_weights=(1.0, 3.0))
-    alone = final_state(store, learned[0], **settings).params[LOG_VARIANCES]
-    mesh = ConfigDict(dict(replicas=1, devices=4))
-    run(store, tmp_path, mesh=mesh, **settings)
-    found = final_state(store, tmp_path, mesh=mesh, **settings).params[LOG_VARIANCES]
-    np.testing.assert_allclose(found, alone, rtol=1e-4)
 
 
 def test_without_learning_nothing_is_added(store, tmp_path):

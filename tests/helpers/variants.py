@@ -1,0 +1,80 @@
+"""Small runs of every kind, each trained once for all tests that compare something with it."""
+
+import functools
+
+import daily
+import task_kinds
+from ml_collections import ConfigDict
+from runs import on_store
+
+from jaxrank.data.store.reader import open_store
+from jaxrank.train import train
+
+# Runs of `tiny.config()`, by what they change in it.
+OF_TINY = {
+    "plain": {},
+    "average": dict(ema_decay=0.9),
+    "learned weights": dict(task_weighting="uncertainty", task_weights=(1.0, 3.0)),
+    # Statistics and random numbers in the model, two slots for each row, rates that fall.
+    "experts": {
+        "model.multitask": "ple",
+        "model.experts": 1,
+        "model.expert_hidden": (4,),
+        "model.norm": "batch",
+        "model.dropout": 0.1,
+        "optim.tables.name": "lazy_adam",
+        "eval.min_delta": 10.0,  # nothing but the first evaluation is an improvement
+        "eval.rate_patience": 1,
+    },
+    "warm start": {"seed": 5},
+}
+NAMES = [*OF_TINY, "kinds", "days"]
+
+
+def changed(config, changes):
+    for path, value in changes.items():
+        *sections, field = path.split(".")
+        with config.unlocked():
+            functools.reduce(ConfigDict.__getitem__, sections, config)[field] = value
+    return config
+
+
+class Variants:
+    """Their stores, configs and unbroken runs.
+
+    Args:
+        folder: where to keep them.
+        store: of `tiny.config()`.
+    """
+
+    def __init__(self, folder, store):
+        self._folder, self._tiny = folder, store
+        self.store = functools.cache(self._store)
+        self.unbroken = functools.cache(self._unbroken)
+
+    def _store(self, name):
+        if name in OF_TINY:
+            return self._tiny
+        folder = self._folder / f"{name} data"
+        folder.mkdir()
+        return task_kinds.prepared(folder) if name == "kinds" else daily.prepared(folder).path
+
+    def config(self, name, **changes):
+        store = self.store(name)
+        if name == "kinds":
+            found = task_kinds.config(store.parent)
+        elif name == "days":
+            found = daily.config(open_store(store))
+        else:
+            found = changed(on_store(store), OF_TINY[name])
+        return changed(found, changes)
+
+    def start(self, name):
+        """What `train` is told besides, when a run begins."""
+        return dict(init_from=str(self.unbroken("plain")[0])) if name == "warm start" else {}
+
+    def _unbroken(self, name):
+        """The workdir of a run, its result, and what it reported."""
+        workdir, lines = self._folder / name, []
+        result = train(self.config(name), workdir, report=lines.append, **self.start(name))
+        return workdir, result, lines

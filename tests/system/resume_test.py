@@ -1,0 +1,136 @@
+"""A run that was stopped, however it was, and goes on equals the unbroken one to the bit."""
+
+import json
+import os
+import shutil
+import signal
+import time
+
+import pytest
+from runs import nothing, records, without_speed
+from variants import NAMES
+
+from jaxrank.data.batches.pipeline import TrainBatches
+from jaxrank.errors import StoppedError
+from jaxrank.program import Program
+from jaxrank.train import train
+
+
+class Stopped(Exception):
+    pass
+
+
+@pytest.fixture
+def programs(monkeypatch):
+    """Those of the runs of a test."""
+    made, init = [], Program.__init__
+
+    def noted(program, *args):
+        init(program, *args)
+        made.append(program)
+
+    monkeypatch.setattr(Program, "__init__", noted)
+    return made
+
+
+def saved(workdir):
+    """What is known of the newest checkpoint: checksums, position, and what watches the run."""
+    newest = max((workdir / "checkpoints").iterdir(), key=lambda path: int(path.name))
+    found = json.loads((newest / "run" / "metadata").read_text())
+    assert len(found["checksums"]["training"]) > 10
+    return newest.name, found
+
+
+def assert_same_run(workdir, unbroken):
+    assert saved(workdir) == saved(unbroken)
+    for kind in ("train", "valid"):
+        found, expected = (without_speed(records(path, kind)) for path in (workdir, unbroken))
+        assert expected
+        assert found == expected
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_run_that_goes_on_equals_the_unbroken_one(variants, tmp_path, programs, name):
+    """It breaks off behind its second evaluation, before the checkpoint of that one is saved."""
+    unbroken, result, _ = variants.unbroken(name)
+    programs.clear()
+    told, workdir = [], tmp_path / "run"
+
+    def stop(text):
+        told.append(text)
+        if sum(line.startswith("step ") for line in told) == 2:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        train(variants.config(name), workdir, report=stop, **variants.start(name))
+    (step,) = (int(path.name) for path in (workdir / "checkpoints").iterdir())
+    # In another place, without what it started from, and with another use of the machine.
+    shutil.move(workdir, tmp_path / "moved")
+    start = {key: str(tmp_path / "gone") for key in variants.start(name)}
+    other = {"data.num_workers": 2, "data.prefetch_batches": 3, "watch.hang_seconds": 500.0}
+    c = variants.config(name, **(other if name == "plain" else {}))
+    again = train(c, tmp_path / "moved", report=told.append, **start)
+    assert f"Resuming after step {step}" in told
+    assert_same_run(tmp_path / "moved", unbroken)
+    for what in ("step", "metrics", "days", "constant", "best_possible"):
+        assert getattr(again, what) == getattr(result, what)
+    assert len(programs) == 2
+    for program in programs:  # compiled once each
+        assert program.train._cache_size() == program.predictor.predict._cache_size() == 1
+
+
+def test_a_run_of_fewer_steps_goes_on_to_more(variants, tmp_path):
+    train(variants.config("plain", num_steps=8), tmp_path, report=nothing)
+    c = variants.config("plain")
+    train(c, tmp_path, report=nothing, allow_config_change=True)
+    assert_same_run(tmp_path, variants.unbroken("plain")[0])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_run_after_a_checkpoint_from_which_it_goes_on(variants, tmp_path, number):
+    before, told = signal.getsignal(number), []
+
+    def send(text):
+        told.append(text)
+        if text.startswith("step 8:"):
+            os.kill(os.getpid(), number)
+
+    c = variants.config("plain")
+    with pytest.raises(StoppedError, match=f"after step 10 of 16 by {number.name}.*/10") as found:
+        train(c, tmp_path, report=send)
+    assert found.value.exit_status == 128 + number
+    assert signal.getsignal(number) is before
+    assert any(f"{number.name}: saving step 10" in text for text in told)
+
+    train(c, tmp_path, report=nothing)
+    assert signal.getsignal(number) is before
+    assert_same_run(tmp_path, variants.unbroken("plain")[0])
+
+
+@pytest.mark.parametrize("calls", [2, 4])
+def test_a_signal_while_the_input_gives_nothing_saves_what_there_is(
+    variants, tmp_path, monkeypatch, calls
+):
+    """Of calls of two steps; after four of them a checkpoint is there already."""
+    step, given = 2 * calls, []
+    following = TrainBatches.__next__
+
+    def stuck(batches):
+        if len(given) == calls:
+            os.kill(os.getpid(), signal.SIGTERM)
+            limit = time.monotonic() + 30
+            while not (tmp_path / "checkpoints" / str(step)).exists():
+                assert time.monotonic() < limit
+                time.sleep(0.05)
+            time.sleep(1)
+        given.append(1)
+        return following(batches)
+
+    c = variants.config("plain")
+    with monkeypatch.context() as patch:
+        patch.setattr("jaxrank.loop._LOOK", 0.05)
+        patch.setattr(TrainBatches, "__next__", stuck)
+        with pytest.raises(StoppedError, match=f"after step {step} of 16 by SIGTERM.*/{step}"):
+            train(c, tmp_path, report=nothing)
+    train(c, tmp_path, report=nothing)
+    assert_same_run(tmp_path, variants.unbroken("plain")[0])
