@@ -14,9 +14,7 @@ counts of a vocabulary and the manifest itself. Any Arrow reader opens these fil
 
 import dataclasses
 import functools
-import os
 import re
-import threading
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -31,15 +29,13 @@ from jaxrank.data.examples import Examples
 from jaxrank.data.statistics import split as statistics
 from jaxrank.data.statistics.vocabulary import checksum, counts_checksum, read_file
 from jaxrank.data.store import manifest
-from jaxrank.data.store.block import block_checksum, from_arrow
+from jaxrank.data.store.file import Readers, StoredFile
 from jaxrank.data.store.split import Split
 from jaxrank.errors import InputError
 from jaxrank.features import RESERVED_ROWS, Schema, Table
 
 _MOST_ROWS = 2**31  # of a block, for Arrow's arrays
 _OPEN_FILES = 64  # of a split; each is a memory map, and a process may have only so many
-# Arrow does not promise that a file's reader may be used by two threads at once.
-_READING = threading.Lock()
 _SPLIT = re.compile(r"[A-Za-z0-9][\w-]*(/\d{4}-\d\d-\d\d)?")
 
 
@@ -82,15 +78,20 @@ class StoredSplit(Split):
             if "/" in entry
         )
         super().__init__(name, store / name, np.asarray(sizes, np.int64), days)
-        self._where = [(f, i) for f in self._files for i in range(len(f["blocks"]))]
-        # By the file's name: what is open, how it was found, and which blocks were right.
-        self._readers: dict[str, pa.ipc.RecordBatchFileReader] = {}
-        self._found: dict[str, tuple[int, ...]] = {}
-        self._verified: dict[str, set[int]] = {}
+        self._where = [(i, j) for i, f in enumerate(self._files) for j in range(len(f["blocks"]))]
+        self._open_anew()
 
     def __getstate__(self) -> dict[str, Any]:
         # Memory maps do not travel to input workers.
-        return self.__dict__ | {"_readers": {}, "_found": {}, "_verified": {}}
+        return {key: value for key, value in self.__dict__.items() if key != "_open"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._open_anew()
+
+    def _open_anew(self) -> None:
+        readers = Readers(_OPEN_FILES)
+        self._open = [StoredFile(self._store / f["name"], f, readers) for f in self._files]
 
     @functools.cached_property
     def statistics(self) -> dict[str, Any]:
@@ -121,34 +122,6 @@ class StoredSplit(Split):
                 digest.update(f"{block['rows']} {block['checksum']}\n".encode())
         return digest.hexdigest()
 
-    def _reader(self, entry: Mapping[str, Any]) -> pa.ipc.RecordBatchFileReader:
-        name = entry["name"]
-        found = _status(f"{self._store}/{name}")
-        if found and found != self._found.setdefault(name, found):
-            # A shorter one, read where it is no more, would end the process.
-            self._readers.pop(name, None)
-            self._verified.pop(name, None)
-            self._found[name] = found
-        if name not in self._readers:
-            path = self._store / name
-            if not path.is_file():
-                raise InputError(f"{path}: this file of the store is missing.")
-            size = path.stat().st_size
-            if size != entry["bytes"]:
-                raise InputError(
-                    f"{path}: must have {entry['bytes']} bytes as the manifest says: found {size}."
-                )
-            while len(self._readers) >= _OPEN_FILES:
-                # The map is closed when no block needs it any more.
-                del self._readers[next(iter(self._readers))]
-            try:
-                local = files.is_local(str(path))
-                file = pa.memory_map(str(path)) if local else files.open_input(str(path))
-                self._readers[name] = pa.ipc.open_file(file)
-            except (pa.ArrowException, OSError) as error:
-                raise InputError(f"{path}: not a readable Arrow file: {error}.") from error
-        return self._readers[name]
-
     def read_block(self, index: int) -> Examples:
         """Block `index`, checked against its checksum when it is read for the first time, and when
         its file has changed since.
@@ -157,40 +130,8 @@ class StoredSplit(Split):
             InputError: the file is missing or its bytes are not those that were written.
             RunError: a server does not give it.
         """
-        with _READING:
-            return self._read_block(index)
-
-    def _read_block(self, index: int) -> Examples:
-        entry, position = self._where[index]
-        expected = entry["blocks"][position]["checksum"]
-        reader = self._reader(entry)
-        verified = self._verified.setdefault(entry["name"], set())
-        try:
-            batch = reader.get_batch(position)
-            if position in verified:
-                return from_arrow(batch)
-            batch.validate()  # buffers shorter than their arrays would end the process
-            found = block_checksum(batch)
-        except (pa.ArrowException, OSError, ValueError) as error:
-            found = f"unreadable, {error}"
-        if found != expected:
-            raise InputError(
-                f"{self._store / entry['name']}: block {position} is corrupt: its checksum must be"
-                f" {expected}, found {found}. Prepare the data again."
-            )
-        verified.add(position)
-        return from_arrow(batch)
-
-
-def _status(path: str) -> tuple[int, ...] | None:
-    """What changes with a local file; None where there is none, or no local one."""
-    if not files.is_local(path):
-        return None
-    try:
-        status = os.stat(path)
-    except FileNotFoundError:
-        return None
-    return status.st_ino, status.st_size, status.st_mtime_ns
+        file, position = self._where[index]
+        return self._open[file].read_block(position)
 
 
 class StoreSpec(NamedTuple):

@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +20,7 @@ from store_blocks import SPEC, write_train
 from jaxrank.data import files
 from jaxrank.data.examples import Examples, cut, join
 from jaxrank.data.statistics.vocabulary import checksum
+from jaxrank.data.store import file as store_file
 from jaxrank.data.store import manifest as manifests
 from jaxrank.data.store.reader import is_store, open_store
 from jaxrank.data.store.writer import StoreWriter
@@ -476,6 +479,26 @@ def test_a_pass_over_many_files_keeps_few_of_them_open(tmp_path, monkeypatch):
     assert 1 <= len(mapped) <= 65
     assert_blocks_equal(kept[0], blocks[0])
     assert_blocks_equal(split.read_block(1), blocks[1])
+
+
+@pytest.mark.parametrize(("per_file", "together"), [(1, True), (2, False)])
+def test_threads_read_two_files_at_once_but_not_one(tmp_path, monkeypatch, per_file, together):
+    monkeypatch.setattr("jaxrank.data.store.writer._BLOCKS_PER_FILE", per_file)
+    split = write(tmp_path / "s", [block(), block(seed=1)]).split("train")
+    both, decode = threading.Barrier(2), store_file.from_arrow
+
+    def meet(batch):
+        both.wait(5 if together else 0.2)
+        return decode(batch)
+
+    monkeypatch.setattr(store_file, "from_arrow", meet)
+    with ThreadPoolExecutor(2) as threads:
+        reads = [threads.submit(split.read_block, index) for index in range(2)]
+    if together:
+        for read, seed in zip(reads, range(2), strict=True):
+            assert_blocks_equal(read.result(), block(seed=seed))
+    else:
+        assert all(isinstance(r.exception(), threading.BrokenBarrierError) for r in reads)
 
 
 # Two writers.

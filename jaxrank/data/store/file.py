@@ -1,0 +1,120 @@
+"""A file of a store, whose blocks are checked when they are read."""
+
+import os
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+from upath import UPath
+
+from jaxrank.data import files
+from jaxrank.data.examples import Examples
+from jaxrank.data.store.block import block_checksum, from_arrow
+from jaxrank.errors import InputError
+
+
+class Readers:
+    """The readers of open files by name, at most `limit`: the one opened first is closed first."""
+
+    def __init__(self, limit: int):
+        self._limit, self._lock = limit, threading.Lock()
+        self._readers: dict[str, pa.ipc.RecordBatchFileReader] = {}
+
+    def get(self, name: str) -> pa.ipc.RecordBatchFileReader | None:
+        return self._readers.get(name)
+
+    def add(self, name: str, reader: pa.ipc.RecordBatchFileReader) -> None:
+        with self._lock:
+            while len(self._readers) >= self._limit:
+                # The map is closed when no block needs it any more.
+                del self._readers[next(iter(self._readers))]
+            self._readers[name] = reader
+
+    def remove(self, name: str) -> None:
+        with self._lock:
+            self._readers.pop(name, None)
+
+
+class StoredFile:
+    """One file of a split, which one thread at a time reads.
+
+    Arrow does not promise that a file's reader may be used by two threads at once.
+
+    Args:
+        path: of the file.
+        entry: of the manifest.
+        readers: those of all files of the split.
+    """
+
+    def __init__(self, path: UPath, entry: Mapping[str, Any], readers: Readers):
+        self._path, self._entry, self._readers = path, entry, readers
+        self._lock = threading.Lock()
+        self._status: tuple[int, ...] | None = None
+        self._verified: set[int] = set()
+
+    def read_block(self, position: int) -> Examples:
+        """Block `position` of the file; see `Split.read_block`."""
+        with self._lock:
+            return self._read_block(position)
+
+    def _read_block(self, position: int) -> Examples:
+        expected = self._entry["blocks"][position]["checksum"]
+        reader = self._reader()
+        try:
+            batch = reader.get_batch(position)
+            if position in self._verified:
+                return from_arrow(batch)
+            batch.validate()  # buffers shorter than their arrays would end the process
+            found = block_checksum(batch)
+        except (pa.ArrowException, OSError, ValueError) as error:
+            found = f"unreadable, {error}"
+        if found != expected:
+            raise InputError(
+                f"{self._path}: block {position} is corrupt: its checksum must be"
+                f" {expected}, found {found}. Prepare the data again."
+            )
+        self._verified.add(position)
+        return from_arrow(batch)
+
+    def _reader(self) -> pa.ipc.RecordBatchFileReader:
+        name = self._entry["name"]
+        status = _status(str(self._path))
+        if status and status != self._status:
+            # A shorter one, read where it is no more, would end the process.
+            self._readers.remove(name)
+            self._verified.clear()
+            self._status = status
+        reader = self._readers.get(name)
+        if reader is None:
+            reader = self._open()
+            self._readers.add(name, reader)
+        return reader
+
+    def _open(self) -> pa.ipc.RecordBatchFileReader:
+        path = self._path
+        if not path.is_file():
+            raise InputError(f"{path}: this file of the store is missing.")
+        size = path.stat().st_size
+        if size != self._entry["bytes"]:
+            raise InputError(
+                f"{path}: must have {self._entry['bytes']} bytes as the manifest says: found"
+                f" {size}."
+            )
+        try:
+            local = files.is_local(str(path))
+            file = pa.memory_map(str(path)) if local else files.open_input(str(path))
+            return pa.ipc.open_file(file)
+        except (pa.ArrowException, OSError) as error:
+            raise InputError(f"{path}: not a readable Arrow file: {error}.") from error
+
+
+def _status(path: str) -> tuple[int, ...] | None:
+    """What changes with a local file; None where there is none, or no local one."""
+    if not files.is_local(path):
+        return None
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns
