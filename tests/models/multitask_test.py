@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import rankers
-from rankers import applied_on, built, gradient_program, random_input, randomised
+from rankers import built, gradient_program, randomised
 
 from jaxrank import models
 from jaxrank.models.conversion import joint_logits
@@ -140,25 +140,6 @@ def test_parameters_of_experts_have_stable_names():
     _, params, _, _, _ = built(cross="none", hidden=(), head_hidden=(3,), **MMOE)
     assert set(params) == {"mmoe", "task_0", "task_1", "head_0", "head_1"}
     assert set(params["mmoe"]) == {"experts", "gate"}
-
-
-def test_ple_with_batch_norm_and_dropout_is_the_same_on_any_number_of_devices():
-    model = models.build(
-        tasks=2, cross="none", hidden=(8,), norm="batch", dropout=0.25, head_hidden=(4,), **PLE
-    )
-    floats, vectors = random_input(batch=64)
-    # Unlike means on each device, so that statistics of a device would differ from the global.
-    floats = floats + np.arange(64, dtype=np.float32)[:, None]
-    params, state = model.init(jax.random.key(0), floats, vectors)
-    args = (model, params, state, floats, vectors, jax.random.key(1))
-    logits1, state1 = applied_on(1, *args)
-    logits8, state8 = applied_on(8, *args)
-    np.testing.assert_allclose(logits8, logits1, rtol=1e-3, atol=1e-4)
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), state1, state8
-    )
-    stats = state8["batch_stats"]["ple"]["level_1"]["task_experts"]["norm_0"]
-    assert stats["mean"].shape == (2 * 2, 5)
 
 
 def test_units_of_experts_are_dropped_each_for_itself():

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from checkout import HELPERS, ROOT
+from placed_tables import DIMS, SCHEMA, hot_of
 from sharded import lookup, new_tables, specs_of, update
 
 from jaxrank import mesh as meshes
@@ -27,7 +28,6 @@ from jaxrank.features import PAD
 from jaxrank.layout import layout
 from jaxrank.models.cross import LowRankCross, MatrixCross
 from jaxrank.models.products import layer, product
-from tests.system.devices_test import DIMS, SCHEMA, hot_of
 
 needs_compiler = pytest.mark.usefixtures("compiled")
 needs_layers = pytest.mark.usefixtures("multiplied")

@@ -1,5 +1,6 @@
 """The number of devices does not change the model."""
 
+import dataclasses
 import functools
 
 import examples
@@ -8,96 +9,58 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
+from placed_tables import BATCH, DIMS, SCHEMA, hot_of
 from sharded import by_table
+from variants import changed
 
 from jaxrank import mesh as meshes
 from jaxrank.build import make_trainee
-from jaxrank.features import PAD, Categorical, Dense, Ragged, Schema, Table, Task
-from jaxrank.layout import Hot, layout
-from jaxrank.placement import planner
-from jaxrank.placement.traffic import TableReads, Traffic
+from jaxrank.features import PAD, Task
+from jaxrank.layout import layout
 from jaxrank.program import BatchShape, Program
 
-SCHEMA = Schema(
-    tasks=(Task("click"), Task("conversion")),
-    floats=(Dense("f0"), Dense("f1")),
-    ids=(Categorical("a", "ta"), Categorical("b", "tb"), Categorical("c", "tc", length=2)),
-    lists=(
-        Ragged("sum", "ta", "sum"),
-        Ragged("mean", "ta", "mean", weighted=True),
-        Ragged("sqrtn", "tc", "sqrtn", weighted=True),
-        Ragged("sequence", "tb", "none", length=3),
-    ),
-    tables=(Table("ta", 700, "integer"), Table("tb", 9, "integer"), Table("tc", 60, "integer")),
-)
-DIMS = {"ta": 4, "tb": 4, "tc": 8}
-PLACEMENTS = {
-    "rows": {},
-    "replicated": {"dim4": Hot(whole=("ta", "tb")), "dim8": Hot(whole=("tc",))},
-    "mixed": {"dim4": Hot(("tb",), ("ta",) * 9, 4), "dim8": Hot((), ("tc", "tc"), 0)},
+# What a config changes, by name; each is compared with itself on one device.
+CHANGES = {
+    "batch norm": {"model.norm": "batch", "model.dropout": 0.1},
+    # Levels of experts, with statistics and random numbers of their own.
+    "experts": {
+        "model.multitask": "ple",
+        "model.levels": 2,
+        "model.experts": 1,
+        "model.expert_hidden": (4,),
+        "model.norm": "batch",
+        "model.dropout": 0.1,
+    },
+    "average": {"ema_decay": 0.9, "task_weighting": "uncertainty", "embedding.l2": 0.01},
+    "kinds of tasks": {},
 }
-BATCH = 32
-# Row optimizer, placement, devices, replicas: all pairs of the first two, each on all meshes.
+KINDS = (Task("click", "count"), Task("conversion", "real"))
+# Row optimizer, placement, devices, replicas, changes. "mixed" has rows of all three places: split,
+# replicated, and in whole tables. Each optimizer on it, each placement and mesh somewhere.
 CASES = [
-    ("sgd", "rows", 8, 1),
-    ("sgd", "replicated", 2, 1),
-    ("sgd", "mixed", 4, 2),
-    ("sgd", "auto", 8, 2),
-    ("adagrad", "rows", 4, 1),
-    ("adagrad", "replicated", 8, 1),
-    ("adagrad", "mixed", 8, 4),
-    ("adagrad", "auto", 2, 1),
-    ("rowwise_adagrad", "rows", 2, 1),
-    ("rowwise_adagrad", "replicated", 8, 2),
-    ("rowwise_adagrad", "mixed", 4, 1),
-    ("rowwise_adagrad", "auto", 8, 1),
-    ("lazy_adam", "rows", 8, 2),
-    ("lazy_adam", "replicated", 4, 2),
-    ("lazy_adam", "mixed", 8, 1),
-    ("lazy_adam", "auto", 4, 1),
-    ("ftrl", "rows", 4, 2),
-    ("ftrl", "replicated", 4, 1),
-    ("ftrl", "mixed", 2, 1),
-    ("ftrl", "auto", 8, 4),
+    ("sgd", "mixed", 4, 2, "batch norm"),
+    ("adagrad", "mixed", 8, 4, "average"),
+    ("rowwise_adagrad", "mixed", 4, 1, "experts"),
+    ("lazy_adam", "mixed", 8, 1, "kinds of tasks"),
+    ("ftrl", "mixed", 2, 1, "average"),
+    ("sgd", "rows", 4, 1, "batch norm"),
+    ("rowwise_adagrad", "replicated", 8, 2, "experts"),
+    ("lazy_adam", "auto", 8, 4, "kinds of tasks"),
 ]
 
 
-def hot_of(placement, devices):
-    """What a config's placement makes of these tables; "auto" asks the planner."""
-    if placement != "auto":
-        return PLACEMENTS[placement]
-    # As often as a power law of 40 reads an example would read each row.
-    reads = {
-        t.name: TableReads(
-            np.arange(t.rows, dtype=np.int32), 4000 // (1 + np.arange(t.rows, dtype=np.int64))
-        )
-        for t in SCHEMA.tables
-    }
-    hot = planner.make_plan(
-        SCHEMA,
-        DIMS,
-        Traffic(1000, reads, np.arange(1), {}),
-        devices=devices,
-        share=BATCH // devices,
-        placement_of={t.name: "auto" for t in SCHEMA.tables},
-    ).hot
-    assert any(found.whole for found in hot.values())
-    assert any(0 < found.replicated < len(found.merged) for found in hot.values())
-    return hot
-
-
 @functools.cache
-def trained(rule, placement, devices, replicas, *, steps, wide):
-    """Parameters, running statistics, tables and last losses; in float64 if `wide`."""
-    lay = layout(SCHEMA, DIMS, hot_of(placement, devices))
+def trained(rule, placement, devices, replicas, changes, *, steps, wide):
+    """All that is trained, and the last losses; in float64 if `wide`."""
+    schema = SCHEMA
+    if changes == "kinds of tasks":
+        schema = dataclasses.replace(SCHEMA, tasks=KINDS)
+    lay = layout(schema, DIMS, hot_of(placement, devices))
     mesh = meshes.make_mesh(devices=devices, replicas=replicas)
-    c = tiny.config(batch_size=BATCH)
+    c = changed(tiny.config(batch_size=BATCH), CHANGES[changes])
     c.optim.tables.name = rule
     c.optim.tables.base_rate = 0.05
     c.model.cross_layers = 1
-    c.model.norm = "batch"
-    c.model.dropout = 0.1
-    c.embedding.l2 = 0.01
     # Buffers that are too small for some batches, so that there are rounds.
     room = {stack.name: 0.05 for stack in lay.stacks}
     trainee = make_trainee(c, lay, mesh, num_steps=1000, room=room)
@@ -112,7 +75,8 @@ def trained(rule, placement, devices, replicas, *, steps, wide):
     state, told = program.train(state, meshes.put_batch(stacked, mesh, leading=1))
     tables = by_table(trainee.embedding, jax.device_get(state.tables))
     rounds = max([int(found.rounds.max()) for found in told.exchange.values()], default=1)
-    return jax.device_get((state.params, state.model_state, tables, told.loss)), rounds
+    average = state.average.params if c.ema_decay else ()
+    return jax.device_get((state.params, state.model_state, average, tables, told.loss)), rounds
 
 
 def widened(x):
@@ -129,23 +93,27 @@ def largest_difference(found, expected):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("rule", "placement", "devices", "replicas"), CASES)
-def test_a_hundred_steps_give_the_same_model_in_float64(rule, placement, devices, replicas):
+@pytest.mark.parametrize(("rule", "placement", "devices", "replicas", "changes"), CASES, ids=str)
+def test_a_hundred_steps_give_the_same_model_in_float64(
+    rule, placement, devices, replicas, changes
+):
     settings = dict(steps=100, wide=True)
     with jax.enable_x64(True):
-        expected, _ = trained(rule, "rows", 1, 1, **settings)
-        found, rounds = trained(rule, placement, devices, replicas, **settings)
+        expected, _ = trained(rule, "rows", 1, 1, changes, **settings)
+        found, rounds = trained(rule, placement, devices, replicas, changes, **settings)
     assert all(x.dtype == np.float64 for x in jax.tree.leaves(found))
     if placement in ("rows", "mixed") and devices // replicas < 8:
         assert rounds > 1, "buffers must have been too small for some step"
     assert largest_difference(found, expected) < 1e-10
 
 
-@pytest.mark.parametrize(("rule", "placement", "devices", "replicas"), CASES[1::4])
-def test_one_step_gives_the_same_model_in_float32(rule, placement, devices, replicas):
+@pytest.mark.parametrize(
+    ("rule", "placement", "devices", "replicas", "changes"), [CASES[2], CASES[4]], ids=str
+)
+def test_one_step_gives_the_same_model_in_float32(rule, placement, devices, replicas, changes):
     settings = dict(steps=1, wide=False)
-    expected, _ = trained(rule, "rows", 1, 1, **settings)
-    found, _ = trained(rule, placement, devices, replicas, **settings)
+    expected, _ = trained(rule, "rows", 1, 1, changes, **settings)
+    found, _ = trained(rule, placement, devices, replicas, changes, **settings)
     assert largest_difference(found, expected) < 1e-5
 
 

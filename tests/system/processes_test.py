@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from runs import newest_state, nothing, on_store, records, without_speed
 
 from jaxrank import cli
 from jaxrank.data.prepare.passes import prepare
+from jaxrank.data.store.reader import open_store
 from jaxrank.errors import InputError, RunError
 from jaxrank.evaluation import evaluate
 from jaxrank.runtime import processes, rendezvous
@@ -34,28 +36,19 @@ from jaxrank.train import train
 from jaxrank.workdir.lock import locked
 
 SECONDS = 240  # far more than any of these takes, far less than for ever
-AS_USERS = {"XLA_FLAGS": ""}  # a process compiles as users have it
 
 
 def environment(**more):
     here = {"PYTHONPATH": f"{ROOT}:{HELPERS}", "PYTHON": sys.executable}
     # Compiled as by this process, with whose results theirs are compared.
     here |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": quick_compile.XLA_FLAGS}
+    here["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"  # else each would start anew with that
     return os.environ | here | more
 
 
-def launched(number, verb, *args, restarts=0, **more):
-    """Runs processes that have eight devices together, until all have ended."""
-    script = ROOT / "launch" / "local.sh"
-    options = (f"--devices={8 // number}", f"--restarts={restarts}")
-    command = [script, str(number), *options, "--", verb, *map(str, args)]
-    (found,) = ended([popen(command, environment(**more))])
-    return found
-
-
-def popen(command, env):
+def popen(command, env, **more):
     return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, **more
     )
 
 
@@ -70,13 +63,6 @@ def ended(several):
         subprocess.CompletedProcess(p.args, p.returncode, *t)
         for p, t in zip(several, told, strict=True)
     ]
-
-
-def alone_as_users(verb, *args):
-    """Runs one process, which knows of no others, on eight devices."""
-    command = [sys.executable, "-m", "jaxrank", verb, *map(str, args)]
-    env = environment(JAX_NUM_CPU_DEVICES="8", **AS_USERS)
-    return subprocess.run(command, capture_output=True, text=True, env=env, timeout=SECONDS)
 
 
 def flags(store, workdir):
@@ -98,25 +84,9 @@ def config(store):
 
 @pytest.fixture(scope="module")
 def trained(store, tmp_path_factory):
-    """The workdir of a run of this process."""
+    """The workdir of a run of this process on eight devices, its result and what it reported."""
     workdir = tmp_path_factory.mktemp("runs") / "trained"
-    train(config(store), workdir, report=nothing)
-    return workdir
-
-
-@pytest.fixture(scope="module")
-def one(store, tmp_path_factory):
-    """A run of one process on eight devices, as users have it."""
-    workdir = tmp_path_factory.mktemp("runs") / "one"
-    return workdir, alone_as_users("train", *flags(store, workdir), "--json")
-
-
-@pytest.fixture(scope="module")
-def two(store, tmp_path_factory):
-    """The same run in two processes of four devices."""
-    workdir = tmp_path_factory.mktemp("runs") / "two"
-    traced = "--profile_steps=9:10"
-    return workdir, launched(2, "train", *flags(store, workdir), traced, "--json", **AS_USERS)
+    return workdir, train(config(store), workdir, report=nothing)
 
 
 def final_state(store, workdir):
@@ -127,177 +97,10 @@ def every_record(workdir):
     return without_speed(records(workdir, None))
 
 
-def assert_the_same_run(store, found, expected, starts=1):
+def assert_the_same_run(store, found, expected):
     assert every_record(found) == every_record(expected)
-    steps = [r["step"] for r in records(found)]
-    assert steps == list(range(1, 17))
-    assert len(list((found / "tensorboard").iterdir())) == starts
-    jax.tree.map(
-        np.testing.assert_array_equal, final_state(store, found), final_state(store, expected)
-    )
-
-
-def test_two_processes_train_the_model_of_one_to_the_bit(store, one, two):
-    workdir, found = two
-    assert found.returncode == 0, found.stderr
-    assert_the_same_run(store, workdir, one[0])
-    (line,) = found.stdout.splitlines()
-    expected = json.loads(one[1].stdout)
-    for part in ("step", "metrics", "constant", "best_possible"):
-        assert json.loads(line)[part] == expected[part]
-    assert "[1]" not in found.stderr  # the second is silent
-
-
-def test_each_of_two_processes_writes_a_trace_of_the_same_name(two):
-    workdir, _ = two
-    folder = workdir / "profile" / "plugins" / "profile" / "steps_9_to_10"
-    host = socket.gethostname()
-    for index in (0, 1):
-        written = (folder / f"{index}_{host}.trace.json.gz").read_bytes()
-        events = json.loads(gzip.decompress(written))["traceEvents"]
-        calls = [e for e in events if e.get("name") == "train"]
-        assert [call["args"]["step_num"] for call in calls] == ["10"]
-        assert (folder / f"{index}_{host}.xplane.pb").is_file()
-    assert len(list(folder.iterdir())) == 4
-    assert [p.name for p in (workdir / "profile").iterdir()] == ["plugins"]
-
-
-# The interpreter of a process that, if it is the third, kills itself before step 15, once.
-DYING = """#!/bin/sh
-if [ "$1" != -m ] || [ "$JAX_PROCESS_ID" != 2 ]; then exec {python} "$@"; fi
-shift 2
-exec {python} -c '
-import os, signal, time
-from pathlib import Path
-from jaxrank import cli
-from jaxrank.data.batches.pipeline import TrainBatches
-workdir, whole = Path("{workdir}"), TrainBatches.__next__
-def dying(self):
-    if self.position == 14 and not (workdir / "died").exists():
-        while not (workdir / "checkpoints" / "8").is_dir():
-            time.sleep(0.05)
-        (workdir / "died").touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-    return whole(self)
-TrainBatches.__next__ = dying
-cli.main()
-' "$@"
-"""
-
-
-@pytest.mark.slow
-def test_four_processes_of_which_one_is_killed_train_the_model_of_one_to_the_bit(
-    store, trained, tmp_path
-):
-    workdir, python = tmp_path / "four", tmp_path / "python"
-    python.write_text(DYING.format(python=sys.executable, workdir=workdir))
-    python.chmod(0o755)
-    found = launched(4, "train", *flags(store, workdir), restarts=1, PYTHON=str(python))
-    assert found.returncode == 0, found.stderr
-    assert (workdir / "died").exists()
-    assert "all are started again (0 restarts left)" in found.stderr
-    assert found.stdout.count("Resuming after step 8") == 1
-    assert found.stdout.count("Trained to step 16") == 1
-    assert_the_same_run(store, workdir, trained, starts=2)
-
-
-# The interpreter of a process that, if it is the second, asks itself to end before step 11.
-ASKED = """#!/bin/sh
-if [ "$1" != -m ] || [ "$JAX_PROCESS_ID" != 1 ]; then exec {python} "$@"; fi
-shift 2
-exec {python} -c '
-import os, signal
-from jaxrank import cli
-from jaxrank.runtime import stop
-whole = stop.Stop.asked
-calls = []
-def asked(self):
-    calls.append(self)
-    if len(calls) == 5:
-        os.kill(os.getpid(), signal.SIGTERM)
-    return whole(self)
-stop.Stop.asked = asked
-cli.main()
-' "$@"
-"""
-
-
-def test_a_signal_to_one_of_two_processes_ends_both_after_one_checkpoint(store, trained, tmp_path):
-    workdir, python = tmp_path / "two", tmp_path / "python"
-    python.write_text(ASKED.format(python=sys.executable))
-    python.chmod(0o755)
-    found = launched(2, "train", *flags(store, workdir), PYTHON=str(python))
-    assert found.returncode == 143, found.stderr
-    for name in ("jaxrank[0]", "jaxrank[1]"):
-        assert f"{name}: stopped after step 12 of 16 by SIGTERM" in found.stderr
-    assert sorted(int(p.name) for p in (workdir / "checkpoints").iterdir()) == [8, 12]
-
-    told = []
-    train(config(store), workdir, report=told.append)
-    assert "Resuming after step 12" in "\n".join(told)
-    assert every_record(workdir) == every_record(trained)
-    states = [final_state(store, path) for path in (workdir, trained)]
+    states = [final_state(store, path) for path in (found, expected)]
     jax.tree.map(np.testing.assert_array_equal, *states)
-
-
-def test_a_run_of_two_processes_is_resumed_by_one(store, one, two, tmp_path):
-    shutil.copytree(two[0], tmp_path / "copy")
-    shutil.rmtree(tmp_path / "copy" / "checkpoints" / "16")
-    found = alone_as_users("train", *flags(store, tmp_path / "copy"))
-    assert "Resuming after step 8" in found.stdout, found.stderr
-    assert every_record(tmp_path / "copy") == every_record(one[0])
-    expected = final_state(store, one[0])
-    jax.tree.map(np.testing.assert_array_equal, final_state(store, tmp_path / "copy"), expected)
-
-
-@pytest.mark.slow
-def test_two_processes_start_from_the_model_of_one_as_one_does(store, trained, tmp_path):
-    short = ("--config.num_steps=4", "--config.ema_decay=0.9", f"--init-from={trained}")
-    found = launched(2, "train", *flags(store, tmp_path / "two"), *short)
-    assert found.returncode == 0, found.stderr
-    assert "Started from" in found.stdout
-    c = config(store)
-    c.num_steps, c.ema_decay = 4, 0.9
-    train(c, tmp_path / "one", init_from=str(trained), report=nothing)
-    states = [newest_state(c, tmp_path / name) for name in ("one", "two")]
-    assert int(states[0].earlier) == 16
-    jax.tree.map(np.testing.assert_array_equal, *states)
-
-
-def test_two_processes_score_the_days_of_one_and_learn_the_same(tmp_path):
-    names = daily.DAYS[:3]
-    days = {day: daily.table(i, 0) for i, day in enumerate(names)}
-    store = by_day.write(tmp_path, days, daily.FEATURES, block_size=100)
-    changes = dict(data__train=f"train/{names[0]}:{names[1]}", data__shards=8, mesh__devices=8)
-    file = tmp_path / "config.py"
-    file.write_text(
-        "import daily\nfrom jaxrank.data.store.reader import open_store\n"
-        f"store = open_store({str(store.path)!r})\n"
-        f"get_config = lambda: daily.config(store, **{changes})\n"
-    )
-
-    args = ("train", f"--config={file}", f"--workdir={tmp_path / 'two'}", "--json")
-    two = launched(2, *args)
-    assert two.returncode == 0, two.stderr
-    c = daily.config(store, **changes)
-    one = train(c, tmp_path / "one", report=nothing)
-    found = json.loads(two.stdout)
-    assert [score["day"] for score in found["days"]] == names[1:]
-    for part in ("step", "days", "metrics", "constant", "best_possible"):
-        assert found[part] == getattr(one, part)
-    assert every_record(tmp_path / "two") == every_record(tmp_path / "one")
-    states = [newest_state(c, tmp_path / workdir) for workdir in ("two", "one")]
-    jax.tree.map(np.testing.assert_array_equal, *states)
-
-
-def test_predictions_of_two_processes_are_those_of_one(trained, tmp_path):
-    which = dict(checkpoint="newest", data="", split="")
-    evaluate.predict(trained, output=tmp_path / "one.parquet", **which)
-    args = ("predict", f"--workdir={trained}", f"--output={tmp_path / 'two.parquet'}")
-    found = launched(2, *args)
-    assert found.returncode == 0, found.stderr
-    assert pq.read_table(tmp_path / "two.parquet") == pq.read_table(tmp_path / "one.parquet")
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["one.parquet", "two.parquet"]
 
 
 def free_port():
@@ -313,16 +116,12 @@ def is_free(port):
     return True
 
 
-def started(index, settings, *args, program=("-m", "jaxrank")):
-    command = [sys.executable, *program, *map(str, args)]
-    return popen(command, environment(JAX_NUM_CPU_DEVICES="4", **settings(index)))
-
-
-def test_processes_of_a_slurm_step_meet_without_flags(trained):
+def slurm():
+    """What a SLURM step of two tasks tells each."""
     # JAX takes the port from the number of the job.
     job = next(n for n in range(os.getpid(), 2**30) if is_free(2**16 - 2**12 + n % 2**12))
 
-    def slurm(index):
+    def settings(index):
         return {
             "SLURM_JOB_ID": str(job),
             "SLURM_STEP_NODELIST": "localhost",
@@ -331,107 +130,187 @@ def test_processes_of_a_slurm_step_meet_without_flags(trained):
             "SLURM_LOCALID": str(index),
         }
 
-    args = ("evaluate", f"--workdir={trained}", "--json")
-    first, second = ended([started(i, slurm, *args) for i in (0, 1)])
-    assert first.returncode == 0, first.stderr
-    assert second.stdout == ""
-    found, expected = json.loads(first.stdout), evaluate.evaluate(str(trained))
-    assert found["metrics"] == expected.metrics
-    assert found["buckets"] == expected.buckets
+    return settings
 
 
-def coordinator():
+def coordinator(number=2):
     port = free_port()
 
     def settings(index):
         return {
             "JAX_COORDINATOR_ADDRESS": f"localhost:{port}",
-            "JAX_NUM_PROCESSES": "2",
+            "JAX_NUM_PROCESSES": str(number),
             "JAX_PROCESS_ID": str(index),
         }
 
     return settings
 
 
-def test_a_failure_of_process_0_alone_ends_all_with_its_reason(tmp_path):
-    args = (f"--config={TINY}", f"--workdir={tmp_path}", "--config.source.rows.train=-5")
-    found = launched(2, "train", *args, restarts=3)
-    assert found.returncode == 2
-    assert "started again" not in found.stderr
-    reason = "source.rows.train: must be a whole number, not negative: found -5."
-    assert f"\njaxrank[0]: error: {reason}\n" in f"\n{found.stderr}"
-    assert f"jaxrank[1]: error: process 0 ended: {reason}" in found.stderr
-    assert "Traceback" not in found.stderr
+def started(index, settings, *args, program=("-m", "jaxrank"), devices=4, **more):
+    command = [sys.executable, *program, *map(str, args)]
+    return popen(command, environment(JAX_NUM_CPU_DEVICES=str(devices), **settings(index)), **more)
 
 
-def test_processes_that_were_told_different_things_are_refused(store, tmp_path):
-    settings = coordinator()
-    args = ("train", *flags(store, tmp_path))
-    several = [started(i, settings, *args, f"--config.seed={i}") for i in (0, 1)]
-    for index, found in enumerate(ended(several)):
-        assert found.returncode == 2
-        assert f"jaxrank[{index}]: error: flags and config must be the same" in found.stderr
-    assert list(tmp_path.iterdir()) == []
+# Two processes of four devices that meet in a SLURM step and run commands in lockstep.
+
+DAYS = daily.DAYS[:3]
+DAY_CHANGES = dict(data__train=f"train/{DAYS[0]}:{DAYS[1]}", data__shards=8, mesh__devices=8)
 
 
-def test_processes_of_different_versions_are_refused(store, tmp_path):
-    settings = coordinator()
-    other = "import jaxrank, jaxrank.cli; jaxrank.__version__ = '0.0.1'; jaxrank.cli.main()"
-    args = ("train", *flags(store, tmp_path / "run"))
-    several = [
-        started(0, settings, *args),
-        started(1, settings, *args, program=("-c", other)),
-    ]
-    for index, found in enumerate(ended(several)):
-        assert found.returncode == 2, found.stderr
-        assert f"jaxrank[{index}]: error: versions of jaxrank, JAX and NumPy" in found.stderr
-        assert "jaxrank 0.0.1, jax " in found.stderr
-    assert not (tmp_path / "run").exists()
-
-
-def test_processes_of_which_one_cannot_use_native_code_are_refused(store, tmp_path):
-    settings = coordinator()
-    args = ("train", *flags(store, tmp_path / "run"))
-    several = [
-        started(i, lambda i: settings(i) | {"JAXRANK_NATIVE": str(i)}, *args) for i in (0, 1)
-    ]
-    for index, found in enumerate(ended(several)):
-        assert found.returncode == 2, found.stderr
-        assert f"jaxrank[{index}]: error: what works on rows and layers must" in found.stderr
-        assert "native code and XLA, as with JAXRANK_NATIVE=0" in found.stderr
-    assert not (tmp_path / "run" / "checkpoints").exists()
-
-
-@pytest.mark.slow
-def test_processes_that_read_other_data_under_the_same_name_are_refused(store, trained, tmp_path):
-    """Of which only the part to evaluate differs."""
+@pytest.fixture(scope="module")
+def two(store, trained, tmp_path_factory):
+    """The folder of all that they did; they end by the last command, each with its status."""
+    folder = tmp_path_factory.mktemp("two")
+    days = {day: daily.table(i, 0) for i, day in enumerate(DAYS)}
+    by_days = by_day.write(folder, days, daily.FEATURES, block_size=100)
+    (folder / "days.py").write_text(
+        "import daily\nfrom jaxrank.data.store.reader import open_store\n"
+        f"store = open_store({str(by_days.path)!r})\n"
+        f"get_config = lambda: daily.config(store, **{DAY_CHANGES})\n"
+    )
+    # Under the same name, data of which only the part to evaluate differs, or none.
     c = tiny.config()
     source = c.source.to_dict()
     source["rows"]["valid"] += 100
-    other = tmp_path / "other" / "store"
-    prepare(c.features.to_dict(), source, other, block_size=512, report=nothing)
-    (tmp_path / "one").mkdir()
-    (tmp_path / "one" / "store").symlink_to(store)
-    for args in (
-        ("train", *flags("store", tmp_path / "run")),
-        ("evaluate", f"--workdir={trained}", "--data=store"),
-    ):
-        settings = coordinator()
-        several = [
-            subprocess.Popen(
-                [sys.executable, "-m", "jaxrank", *args],
-                stderr=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                cwd=tmp_path / name,
-                env=environment(JAX_NUM_CPU_DEVICES="4", **settings(i)),
-            )
-            for i, name in enumerate(("one", "other"))
-        ]
-        for index, found in enumerate(ended(several)):
-            assert found.returncode == 2, found.stderr
-            assert f"jaxrank[{index}]: error: the data in store" in found.stderr
-    assert not (tmp_path / "run" / "config.json").exists()
+    prepare(c.features.to_dict(), source, folder / "1" / "store", block_size=512, report=nothing)
+    (folder / "0").mkdir()
+    for name in ("store", "alone"):
+        (folder / "0" / name).symlink_to(store)
+
+    run, refused = folder / "run", flags(store, folder / "refused")
+    warm = ("--config.num_steps=4", "--config.ema_decay=0.9", f"--init-from={trained[0]}")
+    commands = [
+        ("train", "", ("train", *flags(store, run), "--profile_steps=9:10", "--json")),
+        ("predict", "", ("predict", f"--workdir={run}", f"--output={folder / 'two.parquet'}")),
+        ("evaluate", "", ("evaluate", f"--workdir={run}", "--json")),
+        ("warm", "", ("train", *flags(store, folder / "warm start"), *warm)),
+        ("days", "", ("train", f"--config={folder / 'days.py'}", f"--workdir={folder / 'days'}",
+                      "--json")),
+        ("flags", "", ("train", *refused, "--config.seed={process}")),
+        ("version", "version", ("train", *refused)),
+        ("native", "native", ("train", *flags(store, folder / "native"))),
+        ("data", "apart", ("train", *flags("store", folder / "refused"))),
+        ("scored data", "apart", ("evaluate", f"--workdir={run}", "--data=store")),
+        ("no data", "apart", ("train", *flags("alone", folder / "refused"))),
+        ("signal", "asked", ("train", *flags(store, folder / "signal"))),
+        ("damaged", "damaged", ("train", *flags(store, folder / "damaged"))),
+    ]  # fmt: skip
+    (folder / "commands.json").write_text(json.dumps(commands))
+    program, settings = ("-m", "lockstep"), slurm()
+    args = (folder / "commands.json", folder)
+    several = [started(i, settings, *args, program=program, cwd=folder) for i in (0, 1)]
+    return folder, ended(several)
+
+
+def became(two, name):
+    """What became of a command in both processes."""
+    folder, last = two
+    assert (folder / f"{name}.0.json").exists(), last[0].stderr + last[1].stderr
+    return [json.loads((folder / f"{name}.{i}.json").read_text()) for i in (0, 1)]
+
+
+def succeeded(two, name):
+    """What the first process wrote; the second is silent."""
+    first, second = became(two, name)
+    assert (first["status"], first["error"]) == (0, "")
+    assert (second["status"], second["error"], second["out"]) == (0, "", "")
+    return first["out"]
+
+
+def test_two_processes_train_the_model_of_one_to_the_bit(store, trained, two):
+    (line,) = succeeded(two, "train").splitlines()
+    workdir, expected = trained
+    assert_the_same_run(store, two[0] / "run", workdir)
+    assert [r["step"] for r in records(two[0] / "run")] == list(range(1, 17))
+    assert len(list((two[0] / "run" / "tensorboard").iterdir())) == 1
+    for part in ("step", "metrics", "constant", "best_possible"):
+        assert json.loads(line)[part] == getattr(expected, part)
+
+
+def test_each_of_two_processes_writes_a_trace_of_the_same_name(two):
+    workdir = two[0] / "run"
+    folder = workdir / "profile" / "plugins" / "profile" / "steps_9_to_10"
+    host = socket.gethostname()
+    for index in (0, 1):
+        written = (folder / f"{index}_{host}.trace.json.gz").read_bytes()
+        events = json.loads(gzip.decompress(written))["traceEvents"]
+        calls = [e for e in events if e.get("name") == "train"]
+        assert [call["args"]["step_num"] for call in calls] == ["10"]
+        assert (folder / f"{index}_{host}.xplane.pb").is_file()
+    assert len(list(folder.iterdir())) == 4
+    assert [p.name for p in (workdir / "profile").iterdir()] == ["plugins"]
+
+
+def test_predictions_of_two_processes_are_those_of_one(trained, two, tmp_path):
+    succeeded(two, "predict")
+    which = dict(checkpoint="newest", data="", split="")
+    evaluate.predict(trained[0], output=tmp_path / "one.parquet", **which)
+    assert pq.read_table(two[0] / "two.parquet") == pq.read_table(tmp_path / "one.parquet")
+    assert [p.name for p in two[0].glob("*.parquet*") if "by_day" not in p.name] == ["two.parquet"]
+
+
+def test_scores_of_two_processes_are_those_of_one(trained, two):
+    found, expected = json.loads(succeeded(two, "evaluate")), evaluate.evaluate(str(trained[0]))
+    assert found["metrics"] == expected.metrics
+    assert found["buckets"] == expected.buckets
+
+
+def test_two_processes_start_from_the_model_of_one_as_one_does(store, trained, two, tmp_path):
+    assert "Started from" in succeeded(two, "warm")
+    c = config(store)
+    c.num_steps, c.ema_decay = 4, 0.9
+    train(c, tmp_path, init_from=str(trained[0]), report=nothing)
+    states = [newest_state(c, path) for path in (tmp_path, two[0] / "warm start")]
+    assert int(states[0].earlier) == 16
+    jax.tree.map(np.testing.assert_array_equal, *states)
+
+
+def test_two_processes_score_the_days_of_one_and_learn_the_same(two, tmp_path):
+    found = json.loads(succeeded(two, "days"))
+    c = daily.config(open_store(two[0] / "by_day_True"), **DAY_CHANGES)
+    one = train(c, tmp_path, report=nothing)
+    assert [score["day"] for score in found["days"]] == DAYS[1:]
+    for part in ("step", "days", "metrics", "constant", "best_possible"):
+        assert found[part] == getattr(one, part)
+    assert every_record(two[0] / "days") == every_record(tmp_path)
+    states = [newest_state(c, workdir) for workdir in (two[0] / "days", tmp_path)]
+    jax.tree.map(np.testing.assert_array_equal, *states)
+
+
+@pytest.mark.parametrize(
+    ("name", "texts"),
+    [
+        ("flags", ["flags and config must be the same"]),
+        ("version", ["versions of jaxrank, JAX and NumPy", "jaxrank 0.0.1, jax "]),
+        (
+            "native",
+            ["what works on rows and layers must", "native code and XLA, as with JAXRANK_NATIVE=0"],
+        ),
+        ("data", ["the data in store"]),
+        ("scored data", ["the data in store"]),
+        ("no data", ["no such store"]),
+    ],
+)
+def test_processes_of_which_one_differs_are_all_refused(two, name, texts):
+    for index, found in enumerate(became(two, name)):
+        assert found["status"] == 2
+        assert all(text in found["error"] for text in texts)
+        assert ("process 1 ended: " in found["error"]) == (name == "no data" and index == 0)
+    assert not (two[0] / "refused").exists() or list((two[0] / "refused").iterdir()) == []
+    assert not (two[0] / "native" / "checkpoints").exists()
+
+
+def test_a_signal_to_one_of_two_processes_ends_both_after_one_checkpoint(store, trained, two):
+    """From which one process goes on."""
+    for found in became(two, "signal"):
+        assert found["status"] == 143
+        assert "stopped after step 12 of 16 by SIGTERM" in found["error"]
+    workdir = two[0] / "signal"
+    assert sorted(int(p.name) for p in (workdir / "checkpoints").iterdir()) == [8, 12]
+    told = []
+    train(config(store), workdir, report=told.append)
+    assert "Resuming after step 12" in "\n".join(told)
+    assert_the_same_run(store, workdir, trained[0])
 
 
 def assert_knows_that_the_other_is_gone(found):
@@ -440,65 +319,59 @@ def assert_knows_that_the_other_is_gone(found):
     assert re.search("another process has ended|another task died", found.stderr)
 
 
-@pytest.mark.slow
-def test_a_process_that_is_killed_does_not_leave_the_other_waiting(store, tmp_path):
-    settings = coordinator()
-    args = ("train", *flags(store, tmp_path), "--config.num_steps=100000")
-    several = [started(i, settings, *args) for i in (0, 1)]
-    deadline = time.monotonic() + SECONDS
-    while not (tmp_path / "checkpoints" / "8").is_dir() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    several[0].kill()
-    assert_knows_that_the_other_is_gone(ended(several)[1])
-
-
-# What process 1 reads after step 6 is damaged.
-DAMAGED = """
-from jaxrank import cli
-from jaxrank.runtime import processes
-from jaxrank.data.batches.pipeline import TrainBatches
-from jaxrank.errors import InputError
-whole = TrainBatches.__next__
-def damaged(self):
-    if self.position == 6 and processes.place()[0] == 1:
-        raise InputError("block 3 is damaged")
-    return whole(self)
-TrainBatches.__next__ = damaged
-cli.main()
-"""
-
-
-@pytest.mark.slow
-def test_what_one_process_cannot_read_ends_all(store, tmp_path):
-    settings = coordinator()
-    args = ("train", *flags(store, tmp_path))
-    several = [started(i, settings, *args, program=("-c", DAMAGED)) for i in (0, 1)]
-    first, second = ended(several)
+def test_what_one_process_cannot_read_ends_all(two):
+    first, second = two[1]
     assert second.returncode == 2
-    assert second.stderr == "jaxrank[1]: error: block 3 is damaged\n"
+    assert second.stderr.endswith("jaxrank[1]: error: block 3 is damaged\n")
     assert_knows_that_the_other_is_gone(first)
 
 
-# Each process in a directory of its own.
-APART = """
-import os
+# Before step 15 the third process kills itself, once there is a checkpoint.
+DYING = """
+import os, signal, time
+from pathlib import Path
 from jaxrank import cli
-os.chdir("{}/" + os.environ["JAX_PROCESS_ID"])
+from jaxrank.data.batches.pipeline import TrainBatches
+whole, saved = TrainBatches.__next__, Path("{workdir}") / "checkpoints" / "8"
+def dying(self):
+    if self.position == 14 and os.environ["JAX_PROCESS_ID"] == "2":
+        while not saved.is_dir():
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return whole(self)
+TrainBatches.__next__ = dying
 cli.main()
 """
 
 
-def test_data_that_one_process_does_not_have_ends_all_and_all_say_so(store, tmp_path):
-    for name in ("0", "1"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "0" / "data").symlink_to(store)
-    settings, program = coordinator(), ("-c", APART.format(tmp_path))
-    args = ("train", *flags("data", tmp_path / "run"))
-    several = [started(i, settings, *args, program=program) for i in (0, 1)]
+@pytest.mark.slow
+def test_four_processes_of_which_one_is_killed_end_and_are_gone_on_with_by_one(
+    store, trained, tmp_path
+):
+    settings, program = coordinator(4), ("-c", DYING.format(workdir=tmp_path / "four"))
+    args = ("train", *flags(store, tmp_path / "four"))
+    several = [started(i, settings, *args, program=program, devices=2) for i in range(4)]
     for index, found in enumerate(ended(several)):
-        assert found.returncode == 2
-        assert "no such store" in found.stderr
-        assert ("process 1 ended: " in found.stderr) == (index == 0)
+        if index == 2:
+            assert found.returncode == -signal.SIGKILL
+        else:
+            assert_knows_that_the_other_is_gone(found)
+    told = []
+    train(config(store), tmp_path / "four", report=told.append)
+    assert "Resuming after step 8" in told
+    assert_the_same_run(store, tmp_path / "four", trained[0])
+
+
+def test_a_failure_of_process_0_alone_ends_all_with_its_reason(tmp_path):
+    args = (f"--config={TINY}", f"--workdir={tmp_path}", "--config.source.rows.train=-5")
+    script, options = ROOT / "launch" / "local.sh", ("--devices=4", "--restarts=3")
+    (found,) = ended([popen([script, "2", *options, "--", "train", *args], environment())])
+    assert found.returncode == 2
+    assert "started again" not in found.stderr
+    reason = "source.rows.train: must be a whole number, not negative: found -5."
+    assert f"\njaxrank[0]: error: {reason}\n" in f"\n{found.stderr}"
+    assert f"jaxrank[1]: error: process 0 ended: {reason}" in found.stderr
+    assert "Traceback" not in found.stderr
 
 
 # A checkpoint that process 1 cannot read.
@@ -519,7 +392,7 @@ cli.main()
 
 @pytest.mark.slow
 def test_a_checkpoint_that_one_process_cannot_read_ends_all(store, trained, tmp_path):
-    shutil.copytree(trained, tmp_path / "copy")
+    shutil.copytree(trained[0], tmp_path / "copy")
     settings = coordinator()
     args = ("train", *flags(store, tmp_path / "copy"))
     several = [started(i, settings, *args, program=("-c", UNREADABLE)) for i in (0, 1)]
@@ -558,14 +431,10 @@ def test_flags_that_do_not_fit_together_are_refused(args, message):
         cli.run(["evaluate", "--workdir=/nowhere/run", *args])
 
 
-def test_a_bad_environment_ends_with_status_2(tmp_path):
-    def settings(index):
-        return {"JAX_NUM_PROCESSES": "two"}
-
-    (found,) = ended([started(0, settings, "evaluate", f"--workdir={tmp_path}")])
-    assert (found.returncode, found.stdout) == (2, "")
-    message = "JAX_NUM_PROCESSES: must be a whole number: found 'two'."
-    assert found.stderr == f"jaxrank: error: {message}\n"
+def test_a_bad_environment_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("JAX_NUM_PROCESSES", "two")
+    with pytest.raises(InputError, match="^JAX_NUM_PROCESSES: must be .* number: found 'two'.$"):
+        cli.run(["evaluate", f"--workdir={tmp_path}"])
 
 
 def test_a_port_that_is_taken_is_refused():

@@ -1,0 +1,100 @@
+"""Commands that several processes run in lockstep: they start and meet once for all of them.
+
+    python lockstep.py FILE FOLDER
+
+FILE has a list of [name, change, arguments], in which `{process}` is the number of the process.
+What became of a command goes to FOLDER/NAME.PROCESS.json.
+"""
+
+import contextlib
+import io
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from unittest import mock
+
+import jaxrank
+from jaxrank import cli, native
+from jaxrank.data.batches.pipeline import TrainBatches
+from jaxrank.errors import InputError, StoppedError
+from jaxrank.runtime import processes, rendezvous, stop, threads
+
+
+@contextlib.contextmanager
+def _nothing(process):
+    yield
+
+
+def _version(process):
+    """The second process is of another version."""
+    version = "0.0.1" if process else jaxrank.__version__
+    return mock.patch.object(jaxrank, "__version__", version)
+
+
+@contextlib.contextmanager
+def _native(process):
+    """The first process works without native code."""
+    native._loaded.cache_clear()
+    with mock.patch.dict(os.environ, JAXRANK_NATIVE=str(process)):
+        yield
+    native._loaded.cache_clear()
+
+
+def _apart(process):
+    """Each process is in a directory of its own."""
+    return contextlib.chdir(str(process))
+
+
+def _asked(process):
+    """The second process asks itself to end after step 10."""
+    whole, calls = stop.Stop.asked, []
+
+    def asked(self):
+        calls.append(self)
+        if process and len(calls) == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return whole(self)
+
+    return mock.patch.object(stop.Stop, "asked", asked)
+
+
+def _damaged(process):
+    """What the second process reads after step 6 is damaged."""
+    whole = TrainBatches.__next__
+
+    def damaged(self):
+        if process and self.position == 6:
+            raise InputError("block 3 is damaged")
+        return whole(self)
+
+    return mock.patch.object(TrainBatches, "__next__", damaged)
+
+
+CHANGES = dict(version=_version, native=_native, apart=_apart, asked=_asked, damaged=_damaged)
+
+
+def main(file, folder):
+    threads.ensure_several()  # as the program does
+    rendezvous.join()
+    process = processes.place()[0]
+    rendezvous.join = lambda *_: None
+    *commands, last = json.loads(Path(file).read_text())
+    for name, change, args in commands:
+        status, error, out = 0, "", io.StringIO()
+        with CHANGES.get(change, _nothing)(process), contextlib.redirect_stdout(out):
+            try:
+                cli.run([arg.format(process=process) for arg in args])
+            except (InputError, StoppedError) as raised:
+                status, error = raised.exit_status, str(raised)
+        found = dict(status=status, error=error, out=out.getvalue())
+        Path(folder, f"{name}.{process}.json").write_text(json.dumps(found))
+    # The last one by the program, which ends the process.
+    _, change, sys.argv[1:] = last
+    with CHANGES.get(change, _nothing)(process):
+        cli.main()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,52 @@
+"""Tables of two dimensions that are read in every way, and placements of them."""
+
+import numpy as np
+
+from jaxrank.features import Categorical, Dense, Ragged, Schema, Table, Task
+from jaxrank.layout import Hot
+from jaxrank.placement import planner
+from jaxrank.placement.traffic import TableReads, Traffic
+
+SCHEMA = Schema(
+    tasks=(Task("click"), Task("conversion")),
+    floats=(Dense("f0"), Dense("f1")),
+    ids=(Categorical("a", "ta"), Categorical("b", "tb"), Categorical("c", "tc", length=2)),
+    lists=(
+        Ragged("sum", "ta", "sum"),
+        Ragged("mean", "ta", "mean", weighted=True),
+        Ragged("sqrtn", "tc", "sqrtn", weighted=True),
+        Ragged("sequence", "tb", "none", length=3),
+    ),
+    tables=(Table("ta", 700, "integer"), Table("tb", 9, "integer"), Table("tc", 60, "integer")),
+)
+DIMS = {"ta": 4, "tb": 4, "tc": 8}
+PLACEMENTS = {
+    "rows": {},
+    "replicated": {"dim4": Hot(whole=("ta", "tb")), "dim8": Hot(whole=("tc",))},
+    "mixed": {"dim4": Hot(("tb",), ("ta",) * 9, 4), "dim8": Hot((), ("tc", "tc"), 0)},
+}
+BATCH = 32
+
+
+def hot_of(placement, devices):
+    """What a config's placement makes of these tables; "auto" asks the planner."""
+    if placement != "auto":
+        return PLACEMENTS[placement]
+    # As often as a power law of 40 reads an example would read each row.
+    reads = {
+        t.name: TableReads(
+            np.arange(t.rows, dtype=np.int32), 4000 // (1 + np.arange(t.rows, dtype=np.int64))
+        )
+        for t in SCHEMA.tables
+    }
+    hot = planner.make_plan(
+        SCHEMA,
+        DIMS,
+        Traffic(1000, reads, np.arange(1), {}),
+        devices=devices,
+        share=BATCH // devices,
+        placement_of={t.name: "auto" for t in SCHEMA.tables},
+    ).hot
+    assert any(found.whole for found in hot.values())
+    assert any(0 < found.replicated < len(found.merged) for found in hot.values())
+    return hot
