@@ -5,7 +5,6 @@ import difflib
 import errno
 import faulthandler
 import itertools
-import json
 import os
 import stat
 import sys
@@ -14,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
+from jaxrank import json_files
 from jaxrank.errors import InputError, RunError, StoppedError
 from jaxrank.flags import ONCE, parsers
 from jaxrank.runtime import huge_pages, processes, signals, threads
@@ -255,17 +255,6 @@ def _join(args: argparse.Namespace) -> None:
     processes.check_same("versions of jaxrank, JAX and NumPy", processes.versions())
 
 
-def _finite(tree: Any) -> Any:
-    """JSON has no NaN: what is undefined is null."""
-    if isinstance(tree, dict):
-        return {key: _finite(value) for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return [_finite(value) for value in tree]
-    if isinstance(tree, float) and not abs(tree) < float("inf"):
-        return None
-    return tree
-
-
 _RUN: dict[str, Callable[[argparse.Namespace, Callable], dict[str, Any]]] = {
     "prepare": _prepare,
     "train": _train,
@@ -316,7 +305,7 @@ def run(argv: Sequence[str]) -> None:
     with processes.lost_told_as_run_error():
         result = _RUN[args.verb](args, report)
         if args.json and speaks():
-            _say(json.dumps(_finite(result)), sys.stdout)
+            _say(json_files.to_text(result, non_finite="null"), sys.stdout)
         if result.get("refusal"):
             raise RunError(result["refusal"])
         if several:

@@ -3,7 +3,6 @@
 import ast
 import contextlib
 import importlib.util
-import json
 import os
 import re
 import sys
@@ -16,6 +15,7 @@ from ml_collections import ConfigDict, config_flags
 
 from jaxrank.config import NAMED_FIELDS, PATTERN_FIELDS, check, default, no_such_field
 from jaxrank.errors import InputError
+from jaxrank.json_files import to_text
 
 
 def _override(config: ConfigDict, given: str) -> ConfigDict:
@@ -220,4 +220,4 @@ def differences(old: Any, new: Any, name: str = "") -> list[str]:
         if not lines and name in PATTERN_FIELDS and list(old) != list(new):
             lines = [f"{name}: patterns in the order {', '.join(old)}, now {', '.join(new)}"]
         return lines
-    return [] if old == new else [f"{name}: {json.dumps(old)}, now {json.dumps(new)}"]
+    return [] if old == new else [f"{name}: {to_text(old)}, now {to_text(new)}"]

@@ -14,7 +14,6 @@ they are restored: nothing else would find a bit that flipped on a disk.
 import contextlib
 import functools
 import inspect
-import json
 import logging
 import sys
 import time
@@ -27,6 +26,7 @@ import jax
 import orbax.checkpoint as ocp
 
 import jaxrank
+from jaxrank import json_files
 from jaxrank.checkpoints import record as run_record
 from jaxrank.checkpoints.checksums import checksums, differing
 from jaxrank.checkpoints.reader import StoredArrays
@@ -374,7 +374,7 @@ class Checkpoints:
     def _record(self, step: int) -> dict[str, Any]:
         """What is saved beside the arrays, checked; the same in all processes."""
         record = _agreed(lambda: self._read(step))
-        processes.check_same(f"the checkpoint {self.directory(step)}", json.dumps(record))
+        processes.check_same(f"the checkpoint {self.directory(step)}", json_files.to_text(record))
         return record
 
     def _read(self, step: int) -> dict[str, Any]:

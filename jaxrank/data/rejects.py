@@ -1,12 +1,11 @@
 """What becomes of raw records that cannot be used: they stop the preparation, or are set aside."""
 
-import json
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
 
+from jaxrank import json_files
 from jaxrank.data import files
 from jaxrank.data.chunk import Chunk
 from jaxrank.data.keyed_hash import Conceal
@@ -103,7 +102,7 @@ class Rejects:
         if self._conceal is not None:
             record, found = _concealed(record, self._conceal), "a value that is not shown"
         entry = dict(file=file, row=row, column=column, must=must, found=found, record=record)
-        self.lines.append(json.dumps(_for_json(entry), default=str))
+        self.lines.append(json_files.to_text(entry, non_finite="text"))
         if self.count > self.limit:
             raise InputError(
                 f"at most {self.limit:,} records may be skipped (--max-rejected): found more. The"
@@ -156,15 +155,6 @@ def _concealed(record: Any, conceal: Conceal) -> Any:
     if isinstance(record, list):
         return [_concealed(value, conceal) for value in record]
     return None if record is None else conceal(str(record))
-
-
-def _for_json(tree: Any) -> Any:
-    """With text in place of what JSON has no number for."""
-    if isinstance(tree, dict):
-        return {key: _for_json(value) for key, value in tree.items()}
-    if isinstance(tree, list):
-        return [_for_json(value) for value in tree]
-    return str(tree) if isinstance(tree, float) and not math.isfinite(tree) else tree
 
 
 def _lines_before(file: str, offset: int) -> int:

@@ -203,7 +203,7 @@ def reference(split: Split, schema: Schema) -> Reference:
     found = None
     with processes.together():
         if processes.is_first():
-            found = _reference(split, schema)
+            found = tuple(_reference(split, schema))
     return Reference(*processes.from_first(found))
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from jaxrank import json_files
 from jaxrank.data.store.split import Split
 from jaxrank.errors import InputError
 from jaxrank.features import Task
@@ -55,7 +56,7 @@ def groups_of(split: Split, column: str) -> Groups:
                 f"--by: column {column!r} must have at most {MOST:,} different values: found"
                 f" {len(coded.dictionary):,}."
             )
-        values = [_for_json(value) for value in coded.dictionary.to_pylist()]
+        values = json_files.plain(coded.dictionary.to_pylist(), non_finite="text")
         code = coded.indices.to_numpy(zero_copy_only=False)
     elif column == DAY and split.days:
         values = [day for day, _ in split.days]
@@ -93,10 +94,6 @@ def _coded(parts: list[pa.Array], column: str) -> pa.DictionaryArray:
             f"--by: column {column!r} must hold one value an example, which can be text: found"
             f" {kind}{why}."
         ) from error
-
-
-def _for_json(value: Any) -> Any:
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def by_group(

@@ -8,7 +8,6 @@ OUTPUT/tables/<table>.parquet  row (int32), vector (float32[dim]) and, of a tabl
 
 import contextlib
 import itertools
-import json
 import os
 import shutil
 import time
@@ -20,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from jaxrank import json_files
 from jaxrank.build import model_fields
 from jaxrank.checkpoints.manager import Checkpoints
 from jaxrank.checkpoints.reader import StoredArrays
@@ -87,7 +87,7 @@ def export(workdir: str, *, output: str, checkpoint: str = "newest", data: str =
     with _written(output) as partial, checkpoints.told_if_deleted(step):
         parameters = _write_layers(stored, partial / "layers.npz")
         _write_tables(stored, layout, store, partial / "tables")
-        (partial / "export.json").write_text(json.dumps(told, indent=1) + "\n")
+        json_files.write(partial / "export.json", told)
     return Export(
         output=output,
         step=step,

@@ -86,8 +86,8 @@ def _traffic(planned: Planned) -> list[str]:
 
 
 def to_json(planned: Planned) -> dict[str, Any]:
-    """The plan as plain data. Bytes are those of one device, but `bytes` of a table: all its rows
-    once, with their accumulators."""
+    """The plan for `json_files.to_text`. Bytes are those of one device, but `bytes` of a table: all
+    its rows once, with their accumulators."""
     case, found = planned.case, planned.replay
     tables = []
     for table in case.plan.tables:
@@ -103,19 +103,19 @@ def to_json(planned: Planned) -> dict[str, Any]:
         "over_bytes": case.over,
         "memory_bytes": case.machine.memory,
         "bytes_per_device": [case.bytes.total] * case.machine.devices,
-        "bytes_by_kind": case.bytes._asdict(),
+        "bytes_by_kind": case.bytes,
         "exchanged_bytes_per_step": case.exchanged,
         "imbalance": found.imbalance,
         "largest_imbalance": found.largest_imbalance,
-        "lookups_per_device": found.lookups.tolist(),
+        "lookups_per_device": found.lookups,
         "batches": found.batches,
         "buffer_use": found.buffer_use,
-        "capacity": dict(case.partition.capacities),
+        "capacity": case.partition.capacities,
         "rounds": found.rounds,
         "fullest_over_mean": found.fullest,
         "tables": tables,
         "refusal": planned.refusal,
-        "warnings": list(planned.warnings),
+        "warnings": planned.warnings,
     }
 
 

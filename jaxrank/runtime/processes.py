@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+from jaxrank import json_files
 from jaxrank.errors import InputError, RunError
 
 if TYPE_CHECKING:
@@ -150,7 +151,7 @@ def _rounds(done: threading.Event, mine: list[Any]) -> list[list[Any]]:
     """
     while True:
         working = not done.wait(_ROUND)
-        told = [json.loads(text) for text in _gather(json.dumps(None if working else mine))]
+        told = [json.loads(text) for text in _gather(json_files.to_text(None if working else mine))]
         if None not in told:
             return told
 
@@ -167,7 +168,7 @@ def from_first(value: Any) -> Any:
     Args:
         value: anything that JSON holds; of no matter in other processes.
     """
-    return json.loads(_gather(json.dumps(value))[0]) if place()[1] > 1 else value
+    return json.loads(_gather(json_files.to_text(value))[0]) if place()[1] > 1 else value
 
 
 def check_same(what: str, value: str) -> None:

@@ -1,6 +1,5 @@
 """The last batches of a run, written out where a step is not as it should be."""
 
-import json
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrank.atomic import replacing
+from jaxrank import json_files
 from jaxrank.errors import InputError
 from jaxrank.features import Batch, Lists
 from jaxrank.runtime import processes
@@ -71,8 +70,7 @@ class LastBatches:
                     _save(folder, number, jax.tree.map(lambda x, i=i: x[i], batches))
         if processes.is_first():
             about = {"step": step, "why": why, "checkpoint": checkpoint}
-            with replacing(folder / "about.json") as partial:
-                partial.write_text(json.dumps(about, indent=1) + "\n")
+            json_files.write(folder / "about.json", about)
         return f" The batches up to it are in {folder}."
 
 

@@ -18,6 +18,7 @@ from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.proto.summary_pb2 import Summary
 
+from jaxrank import json_files
 from jaxrank.atomic import replacing
 from jaxrank.errors import InputError
 from jaxrank.runtime import processes
@@ -71,7 +72,7 @@ class Writer:
             raise ValueError(f"values cannot be called step, kind or day: found {sorted(values)}.")
         now = time.time()
         told = {"kind": kind, "day": day} if day else {"kind": kind}
-        self._pending.append((now, int(step), told, {k: _plain(v) for k, v in values.items()}))
+        self._pending.append((now, int(step), told, json_files.plain(values)))
         if len(self._pending) >= FLUSH_RECORDS or now - self._flushed >= FLUSH_SECONDS:
             self.flush()
 
@@ -83,8 +84,8 @@ class Writer:
     def flush(self) -> None:
         """Returns when all records are in the files."""
         for now, step, told, values in self._pending:
-            record = {"step": step} | told | {k: _finite(v) for k, v in values.items()}
-            self._file.write(json.dumps(record, allow_nan=False) + "\n")
+            record = {"step": step} | told | values
+            self._file.write(json_files.to_text(record, non_finite="null") + "\n")
             # One event for all numbers of a record, at half the cost of one for each.
             scalars = [
                 Summary.Value(tag=f"{told['kind']}/{name}", simple_value=value)
@@ -230,14 +231,3 @@ def _truncate(path: Path, start_step: int) -> None:
         return
     with replacing(path, sync=True) as partial:
         partial.write_bytes(b"".join(kept))
-
-
-def _plain(value: Any) -> Any:
-    """A Python int, float or None of any kind of number."""
-    if value is None or type(value) in (int, float):
-        return value
-    return value.item() if hasattr(value, "item") else float(value)
-
-
-def _finite(value: Any) -> Any:
-    return value if value is None or math.isfinite(value) else None

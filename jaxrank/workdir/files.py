@@ -4,7 +4,6 @@ WORKDIR/config.json  schema.json  placement.json  metrics.jsonl  tensorboard/  c
 profile/  follow/  damaged/  debug/  finished
 """
 
-import json
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -13,7 +12,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from jaxrank.atomic import replacing
+from jaxrank import json_files
 from jaxrank.config import FREE, default
 from jaxrank.config_files import differences, from_plain, to_plain
 from jaxrank.data.files import is_local
@@ -45,18 +44,7 @@ def directory(given: str | Path) -> Path:
 def _read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise InputError(f"{path}: no such file. Is {path.parent} the workdir of a run?")
-    try:
-        tree = json.loads(path.read_text())
-    except ValueError as error:
-        raise InputError(f"{path}: not readable as JSON: {error}.") from error
-    if not isinstance(tree, dict):
-        raise InputError(f"{path}: must hold a JSON object, as jaxrank wrote it: found {tree!r}.")
-    return tree
-
-
-def _write(path: Path, tree: Any, indent: int | None = 1) -> None:
-    with replacing(path) as partial:
-        partial.write_text(json.dumps(tree, indent=indent) + "\n")
+    return json_files.read(path)
 
 
 def check_config(workdir: Path, config: ConfigDict) -> None:
@@ -131,10 +119,11 @@ def save(workdir: Path, config: ConfigDict, schema: Schema, hot: Mapping[str, Ho
     """
     with processes.together():
         if processes.is_first():
-            _write(workdir / "schema.json", schema.to_json())
+            json_files.write(workdir / "schema.json", schema.to_json())
             tree = {name: found.to_json() for name, found in hot.items()}
-            _write(workdir / "placement.json", tree, indent=None)
-            _write(workdir / "config.json", _with_paths(to_plain(config), _absolute))
+            json_files.write(workdir / "placement.json", tree, indent=None)
+            plain = _with_paths(to_plain(config), _absolute)
+            json_files.write(workdir / "config.json", plain)
 
 
 def mark_finished(workdir: Path, finished: bool) -> None:

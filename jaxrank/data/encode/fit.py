@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 from upath import UPath
 
+from jaxrank import json_files
 from jaxrank.data import files
 from jaxrank.data.chunk import Chunk
 from jaxrank.data.encode.columns import column_of, numbers, texts
@@ -141,7 +142,7 @@ class Findings:
             "moments": self.moments.to_json(),
             "quantiles": {name: q.to_state() for name, q in self.quantiles.items()},
         }
-        schema = _SCHEMA.with_metadata({"jaxrank": json.dumps(state)})
+        schema = _SCHEMA.with_metadata({"jaxrank": json_files.to_text(state)})
         buffer = pa.BufferOutputStream()
         with pa.ipc.new_file(buffer, schema) as sink:
             for index, counter in enumerate(self.counters.values()):

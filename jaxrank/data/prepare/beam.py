@@ -1,10 +1,10 @@
 """The units of a preparation as an Apache Beam pipeline, for more data than one machine can do."""
 
-import json
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from jaxrank import json_files
 from jaxrank.data import files
 from jaxrank.data.prepare.settings import Work
 from jaxrank.data.prepare.units import Unit
@@ -72,7 +72,7 @@ class Beam:
         except Exception as error:  # each runner has its own
             failed = error
         if failures := _failures(work):
-            told = json.loads(failures[min(failures)].read_text())
+            told = json_files.read(failures[min(failures)])
             raise _ERRORS[told["kind"]](told["message"])
         if failed is not None:
             raise RunError(f"--runner={self._name}: the pipeline failed: {failed}") from failed
@@ -128,7 +128,7 @@ def _attempt(unit: Unit, function: Callable[..., None], work: Work, arguments: t
         path = files.path_of(work.directory) / SCRATCH / f"failed-{unit.index:05d}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         told = {"kind": kind, "message": str(error)}
-        files.write_whole(path, json.dumps(told).encode())
+        files.write_whole(path, json_files.to_text(told).encode())
 
 
 def _failures(work: Work) -> dict[int, Any]:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxrank import json_files
 from jaxrank.data import files
 from jaxrank.data.chunk import Chunk
 from jaxrank.data.encode.encoder import Encoder
@@ -28,13 +29,13 @@ from jaxrank.data.store.writer import SCRATCH, SplitWriter
 def learned_to_json(learned: Learned) -> str:
     """What was learned but the values of vocabularies, which lie in the store, as JSON."""
     tree = {
-        "transforms": {name: list(pair) for name, pair in learned.transforms.items()},
-        "boundaries": {name: b.tolist() for name, b in learned.boundaries.items()},
+        "transforms": learned.transforms,
+        "boundaries": learned.boundaries,
         "as_of": learned.as_of,
         "vocabularies": {name: v.checksum for name, v in learned.vocabularies.items()},
-        "earlier_rows": dict(learned.earlier_rows),
+        "earlier_rows": learned.earlier_rows,
     }
-    return json.dumps(tree, sort_keys=True)
+    return json_files.to_text(tree, sort_keys=True)
 
 
 @functools.lru_cache(maxsize=2)
@@ -64,10 +65,12 @@ class Written(NamedTuple):
     splits: by directory, which is the split or a day of it: the manifest's entries of its files,
         and the statistics to be merged.
     rejected: lines of JSON, of the records that were skipped.
+    fingerprint: see `Work.fingerprint`.
     """
 
     splits: dict[str, dict[str, Any]]
     rejected: list[str]
+    fingerprint: str
 
 
 def result_path(work: Work, unit: Unit) -> Any:
@@ -91,14 +94,14 @@ def encode(work: Work, unit: Unit, learned: str) -> None:
     with unit.unchanged():
         for chunk in chunks(work, unit, rejects):
             writers.take(chunk, rejects)
-    tree = Written(writers.finish(), rejects.lines)._asdict() | {"fingerprint": fingerprint}
+    written = Written(writers.finish(), rejects.lines, fingerprint)
     path.parent.mkdir(parents=True, exist_ok=True)
-    files.write_whole(path, json.dumps(tree).encode())
+    files.write_whole(path, json_files.to_text(written).encode())
 
 
 def _is_written(work: Work, path: Any, fingerprint: str) -> bool:
     try:
-        tree = json.loads(path.read_text())
+        tree = json_files.read(path)
         return tree["fingerprint"] == fingerprint and all(
             (files.path_of(work.directory) / directory / file["name"]).stat().st_size
             == file["bytes"]
@@ -110,8 +113,7 @@ def _is_written(work: Work, path: Any, fingerprint: str) -> bool:
 
 
 def read_result(work: Work, unit: Unit) -> Written:
-    tree = json.loads(result_path(work, unit).read_text())
-    return Written(tree["splits"], tree["rejected"])
+    return Written(**json_files.read(result_path(work, unit)))
 
 
 class _Writers:

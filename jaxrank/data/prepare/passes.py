@@ -1,7 +1,6 @@
 """Raw records -> a store: one pass to learn vocabularies and scales, one to encode and write."""
 
 import collections
-import json
 import secrets
 import shutil
 import sys
@@ -12,6 +11,7 @@ from typing import Any
 
 from upath import UPath
 
+from jaxrank import json_files
 from jaxrank.data import keyed_hash
 from jaxrank.data.encode.fit import (
     NO_LESSONS,
@@ -192,9 +192,9 @@ def _store_spec(
     """What the manifest tells of how the store was made."""
     return StoreSpec(
         features=spec.to_config(),
-        source=json.loads(json.dumps(dict(source), default=str)),
-        transforms={name: list(pair) for name, pair in learned.transforms.items()},
-        boundaries={name: b.tolist() for name, b in learned.boundaries.items()},
+        source=json_files.plain(source),
+        transforms=json_files.plain(learned.transforms),
+        boundaries=json_files.plain(learned.boundaries),
         buckets={f.name: f.buckets for f in resolved.ids if f.buckets},
         hash_key=key,
     )

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import jaxrank
+from jaxrank import json_files
 from jaxrank.data import keyed_hash
 from jaxrank.data.chunk import Chunk
 from jaxrank.data.encode.columns import column_of
@@ -87,7 +88,7 @@ def _source(source: str, used: frozenset[str], token: str) -> Source:
 def chunks(work: Work, unit: Unit, rejects: Rejects) -> Iterator[Chunk]:
     # A record that is skipped is told whole.
     used = work.features.named if work.on_error == "error" else frozenset()
-    source = _source(json.dumps(work.source, sort_keys=True), used, work.token)
+    source = _source(json_files.to_text(work.source, sort_keys=True), used, work.token)
     return itertools.chain.from_iterable(source.chunks(part, rejects) for part in unit.parts)
 
 

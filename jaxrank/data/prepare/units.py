@@ -3,12 +3,12 @@
 import collections
 import contextlib
 import dataclasses
-import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import xxhash
 
+from jaxrank import json_files
 from jaxrank.data import files
 from jaxrank.data.chunk import Part
 from jaxrank.data.sources.parquet import ParquetSource
@@ -69,8 +69,9 @@ class Unit:
 
     def fingerprint(self, *rest: Any) -> str:
         """Of the unit and of all else that its result depends on (JSON-able)."""
-        told = [self.split, self.index, self.parts, self.marks, rest]
-        text = json.dumps(told, sort_keys=True, default=str)
+        parts, marks = map(tuple, self.parts), map(tuple, self.marks)  # hashed as lists, not dicts
+        told = [self.split, self.index, [*parts], [*marks], rest]
+        text = json_files.to_text(told, sort_keys=True)
         return xxhash.xxh3_128_hexdigest(text.encode())
 
 

@@ -2,13 +2,13 @@
 
 import dataclasses
 import fnmatch
-import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import xxhash
 
+from jaxrank import json_files
 from jaxrank.data.spec.features import COLUMNS_OF_TASKS, FeatureSpec, ListSpec, TableSpec
 from jaxrank.errors import InputError
 from jaxrank.features import RESERVED_ROWS, Categorical, Dense, Ragged, Schema, Table, Task
@@ -204,7 +204,7 @@ def _checksum(
         return xxhash.xxh3_64_hexdigest(edges[table.name].astype("<f4").tobytes())
     if table.encoding == "hash":
         one = len(set(table.salts)) == 1
-        told = table.salts[0] if one else json.dumps(table.salts)
+        told = table.salts[0] if one else json_files.to_text(table.salts)
         return xxhash.xxh3_64_hexdigest(told.encode())
     if table.on_bad_id != "error":
         return xxhash.xxh3_64_hexdigest(table.on_bad_id.encode())

@@ -1,0 +1,112 @@
+"""One encoder makes JSON of every value, and files of it name themselves where they are invalid."""
+
+import dataclasses
+import datetime
+import decimal
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrank import json_files
+from jaxrank.data.chunk import Part
+from jaxrank.data.files import File
+from jaxrank.data.prepare.units import Unit
+from jaxrank.errors import InputError
+
+
+class Pair(NamedTuple):
+    a: int
+    b: tuple[float, ...]
+
+
+@dataclasses.dataclass
+class Record:
+    pair: Pair
+    path: Path
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (Record(Pair(1, (2.0, 3.0)), Path("x/y")), {"pair": {"a": 1, "b": [2, 3]}, "path": "x/y"}),
+        (np.float32(0.5), 0.5),
+        (np.int64(2**40), 2**40),
+        (np.array([[1, 2], [3, 4]], np.int32), [[1, 2], [3, 4]]),
+        (jnp.float32(0.25), 0.25),
+        (jnp.arange(3), [0, 1, 2]),
+        (MappingProxyType({"é": np.bool_(True)}), {"é": True}),
+        (datetime.datetime(2024, 5, 1, 2), "2024-05-01 02:00:00"),
+        (datetime.date(2024, 5, 1), "2024-05-01"),
+        (decimal.Decimal("1.50"), "1.50"),
+        (b"\0a", "b'\\x00a'"),
+        (None, None),
+    ],
+)
+def test_every_value_is_encoded(value, expected):
+    assert json.loads(json_files.to_text({"x": value})) == {"x": expected}
+    assert json_files.plain(value) == expected
+
+
+@pytest.mark.parametrize(
+    ("non_finite", "expected"),
+    [
+        ("number", "[NaN, Infinity, -Infinity, 1.5]"),
+        ("null", "[null, null, null, 1.5]"),
+        ("text", '["nan", "inf", "-inf", 1.5]'),
+    ],
+)
+@pytest.mark.parametrize("make", [list, tuple, np.array, jnp.array])
+def test_numbers_that_are_not_finite_become_what_is_asked_for(non_finite, expected, make):
+    values = make([math.nan, math.inf, -math.inf, 1.5])
+    assert json_files.to_text(values, non_finite=non_finite) == expected
+
+
+def test_a_value_that_json_has_no_form_for_is_an_error():
+    with pytest.raises(TypeError, match="found object"):
+        json_files.to_text({"x": [object()]})
+
+
+def test_a_file_is_read_as_it_was_written(tmp_path):
+    tree = {"b": [1, {"c": "é"}], "a": math.inf}
+    json_files.write(tmp_path / "file.json", tree)
+    assert (tmp_path / "file.json").read_text() == json.dumps(tree, indent=1) + "\n"
+    assert json_files.read(tmp_path / "file.json") == tree
+    assert list(json_files.read(tmp_path / "file.json")) == ["b", "a"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"{", "not readable as JSON"),
+        (b"\xff", "not readable as JSON"),
+        (b"[" * 100_000, "not readable as JSON"),
+        (b"[3]", r"must hold a JSON object, as jaxrank wrote it: found \[3\]"),
+        (None, "cannot be read: .*No such file"),
+    ],
+)
+def test_an_error_names_the_file(tmp_path, content, message):
+    path = tmp_path / "file.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InputError, match=f"{path}: {message}.* Prepare the data again.$"):
+        json_files.read(path, " Prepare the data again.")
+
+
+def test_the_fingerprint_of_a_unit_is_that_of_earlier_versions():
+    parts = (Part("train", "a.csv", 0, 7), Part("train", "b.csv", 2, 1 << 40))
+    unit = Unit("train", 3, parts, 99, (File("a.csv", 70, "123"), File("b.csv", -1, "")))
+    settings = [{"b": (1, 2.5), "a": "é"}, Path("x/y"), None, True]
+    assert unit.fingerprint(settings, "skip", ["v", 3]) == "e20f1a6194f910f5646fd7bc11d9b615"
+
+
+def test_the_module_imports_neither_numpy_nor_jax():
+    command = "import sys, jaxrank.json_files; sys.exit(bool({'numpy', 'jax'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", command], check=False).returncode == 0
