@@ -1,4 +1,4 @@
-"""JSON text of any value, and files of it that are complete and name themselves in errors.
+"""JSON text of any value, files of it that name themselves in errors, and seals of their content.
 
 Every JSON text that jaxrank writes comes from `to_text`. It imports neither NumPy nor JAX.
 """
@@ -12,7 +12,9 @@ import os
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import xxhash
 
 from jaxrank.atomic import replacing
 from jaxrank.errors import InputError
@@ -124,3 +126,82 @@ def _parsed(path: "Path | UPath", content: bytes, hint: str) -> dict[str, Any]:
             f"{path}: must hold a JSON object, as jaxrank wrote it: found {repr(tree)[:80]}.{hint}"
         )
     return tree
+
+
+class Seal(NamedTuple):
+    """The checksum of a JSON object that is its last value, xxh3_64 in hexadecimal digits.
+
+    Nothing else finds a bit that flipped on a disk where the content still looks right.
+
+    key: of the checksum.
+    of_bytes: True: of the bytes before it, as `to_text` writes them, so that a large file is
+        checked without being encoded again. False: of the text with sorted keys, for a file whose
+        bytes another library decides.
+    hint: a sentence for the errors, with a space in front.
+    """
+
+    key: str
+    of_bytes: bool
+    hint: str
+
+    def add(self, value: Any) -> dict[str, Any]:
+        """Returns the object as plain data with its checksum, which replaces an earlier one."""
+        tree = plain(value)
+        tree.pop(self.key, None)
+        return tree | {self.key: _checksum(self._content(tree).encode())}
+
+    def to_text(self, value: Any) -> str:
+        """Returns the text of a sealed file, one value per line."""
+        tree = plain(value)
+        tree.pop(self.key, None)
+        content = self._content(tree)
+        return content + self._mark + _checksum(content.encode()) + _END
+
+    def read(
+        self, path: "Path | UPath", check: Callable[[dict[str, Any]], None] = lambda _: None
+    ) -> dict[str, Any]:
+        """Reads a sealed object, without its checksum.
+
+        Args:
+            check: raises where the object is of a version that may be sealed in another way.
+
+        Raises:
+            InputError: as `json_files.read`, or the object was changed since it was sealed.
+        """
+        content = _content(path, self.hint)
+        tree = _parsed(path, content, self.hint)
+        check(tree)
+        if self.key not in tree:
+            raise InputError(
+                f"{path}: must have the key {self.key!r}: found an object without it.{self.hint}"
+            )
+        found = tree.pop(self.key)
+        if self.of_bytes:
+            body, mark, end = content.rpartition(self._mark.encode())
+            must = _checksum(body)
+            is_whole = bool(mark) and end.decode() == must + _END
+        else:
+            must = _checksum(self._content(tree).encode())
+            is_whole = found == must
+        if not is_whole:
+            raise InputError(
+                f"{path}: is corrupt: its {self.key} must be {must}, found {found!r}.{self.hint}"
+            )
+        return tree
+
+    @property
+    def _mark(self) -> str:
+        return f',\n "{self.key}": "'
+
+    def _content(self, tree: Mapping[str, Any]) -> str:
+        """The text that the checksum is of."""
+        if self.of_bytes:
+            return json.dumps(tree, indent=1).removesuffix("\n}")
+        return json.dumps(tree, sort_keys=True)
+
+
+_END = '"\n}\n'
+
+
+def _checksum(content: bytes) -> str:
+    return xxhash.xxh3_64_hexdigest(content)

@@ -1,17 +1,19 @@
 """What is saved beside the arrays of a checkpoint: JSON, with a digest of itself.
 
 It holds the fingerprint of the data, the monitor, scores of days, spikes, the version, the
-monitored metric and the checksums of the arrays. Nothing but the digest would find a bit that
-flipped on a disk.
+monitored metric and the checksums of the arrays.
 """
 
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import xxhash
+from jaxrank.json_files import Seal
 
-from jaxrank.errors import InputError
+_SEAL = Seal(
+    "digest",
+    of_bytes=False,  # Orbax writes the file
+    hint=" This checkpoint is damaged, or of another version of jaxrank.",
+)
 
 
 class Metric(NamedTuple):
@@ -33,7 +35,7 @@ def sealed(record: dict[str, Any], metric: Metric) -> dict[str, Any]:
         "measures": metric.measures,
         "higher_is_better": metric.higher_is_better,
     }
-    return whole | {"digest": _digest(whole)}
+    return _SEAL.add(whole)
 
 
 def read(checkpoint: Path) -> dict[str, Any]:
@@ -42,22 +44,4 @@ def read(checkpoint: Path) -> dict[str, Any]:
     Raises:
         InputError: it is not there, or is damaged.
     """
-    file = checkpoint / "run" / "metadata"
-    try:
-        record = json.loads(file.read_text())
-        expected = record.pop("digest")
-    except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
-        raise InputError(
-            f"{file}: must be a JSON object with a digest: {type(error).__name__}: {error}."
-            " This checkpoint is damaged, or of another version of jaxrank."
-        ) from error
-    if expected != _digest(record):
-        raise InputError(
-            f"{file}: must have the digest that it had when it was saved, {expected}: found"
-            f" {_digest(record)}. This checkpoint is damaged."
-        )
-    return record
-
-
-def _digest(record: dict[str, Any]) -> str:
-    return xxhash.xxh3_64(json.dumps(record, sort_keys=True).encode()).hexdigest()
+    return _SEAL.read(checkpoint / "run" / "metadata")

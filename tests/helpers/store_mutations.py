@@ -177,7 +177,7 @@ def damage(path, draw):
         tree = json.loads(manifest.read_text())
         changed(tree, draw) if how == "tree" else with_another_path(tree, draw)
         # Where it is the checksum's turn to tell, and where it is not.
-        text = json.dumps(tree, indent=1) if how == "tree" else manifests.to_text(tree)
+        text = json.dumps(tree, indent=1) if how == "tree" else manifests.SEAL.to_text(tree)
         manifest.write_text(text)
         return how, [manifest]
     file = draw.choice([manifest, draw.choice(vocabularies), draw.choice(blocks)])

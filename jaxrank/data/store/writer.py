@@ -199,12 +199,12 @@ class StoreWriter:
             "format_version": manifest.FORMAT_VERSION,
             "jaxrank_version": jaxrank.__version__,
             "schema": schema.to_json(),
-            "spec": spec._asdict(),
+            "spec": spec,
             "splits": self._splits,
             "counts": self._counts,
         }
         with (self.work / "manifest.json").open("w") as file:
-            file.write(manifest.to_text(tree))
+            file.write(manifest.SEAL.to_text(tree))
             if self._local:
                 file.flush()
                 os.fsync(file.fileno())
