@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
-from jaxrank import json_files
+from jaxrank import json_files, signals
 from jaxrank.errors import InputError, RunError, StoppedError
 from jaxrank.flags import ONCE, parsers
-from jaxrank.runtime import huge_pages, processes, signals, threads
+from jaxrank.runtime import huge_pages, processes, threads
 
 
 def _check_picture(path: Path) -> None:

@@ -2,8 +2,8 @@
 
 import contextlib
 import functools
+import multiprocessing
 import re
-import signal
 import weakref
 from collections.abc import Callable
 from multiprocessing import util
@@ -12,11 +12,11 @@ from typing import Any
 import grain
 import numpy as np
 
-from jaxrank.data import spawn
+from jaxrank import signals
 from jaxrank.data.batches.buffers import Memory, bytes_of, laid_out, map_arrays
 from jaxrank.data.batches.shared_memory import Slots
 from jaxrank.data.batches.streams import TrainSource
-from jaxrank.errors import RunError
+from jaxrank.errors import InputError, RunError
 from jaxrank.features import Batch
 
 # One call runs, one waits for it on the devices, and one is put there.
@@ -77,7 +77,7 @@ class WorkerCalls:
     """
 
     def __init__(self, source: TrainSource, ahead: int, like: Batch, memory: Memory):
-        spawn.check_guarded()
+        _check_guarded()
         self._source, self._like, self._memory = source, like, memory
         pieces = ahead + 1 + _LENT
         self._slots = Slots(pieces, bytes_of(like), (source, like))
@@ -102,7 +102,7 @@ class WorkerCalls:
 
     def __next__(self) -> Batch:
         # grain starts the workers, by threads of its own, when it is first asked.
-        with contextlib.nullcontext() if self._started else spawn.held_back():
+        with contextlib.nullcontext() if self._started else signals.held_back():
             for _ in range(self._source.parts):
                 call = self._number() // self._source.parts
         self._started = True
@@ -141,9 +141,23 @@ class WorkerCalls:
         self._end()
 
 
+def _check_guarded() -> None:
+    """Refuses to start processes from one that is being started: it imports its program anew, and
+    that would start them again.
+
+    Raises:
+        InputError: saying what the program lacks.
+    """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise InputError(
+            "data.num_workers: a program that reads with workers must do so behind"
+            " `if __name__ == '__main__':`, for every worker imports it: found that it does not."
+        )
+
+
 def _leave_signals(_worker: int, _count: int) -> None:
     """Ctrl-C and the like come to all processes of a group; the one that reads decides."""
-    spawn.decide(signal.SIG_IGN)
+    signals.release(ignore=True)
 
 
 def _end_loan(lent: set[int], give_back: Callable[[int], None], piece: int) -> None:

@@ -3,13 +3,12 @@
 import concurrent.futures
 import multiprocessing
 import os
-import signal
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, Protocol
 
-from jaxrank.data import spawn
+from jaxrank import signals
 from jaxrank.data.prepare.settings import Work
 from jaxrank.data.prepare.units import Unit
 from jaxrank.errors import InputError, RunError
@@ -52,7 +51,7 @@ class Local:
         context = multiprocessing.get_context("spawn")
         with concurrent.futures.ProcessPoolExecutor(workers, context, _begin_work) as pool:
             try:
-                with spawn.held_back():
+                with signals.held_back():
                     futures = [pool.submit(function, work, unit, *arguments) for unit in units]
                 for future in futures:
                     future.result()
@@ -68,7 +67,7 @@ class Local:
 
 def _begin_work() -> None:
     """In a worker: what ends a worker, which prints nothing then."""
-    spawn.decide(signal.SIG_DFL)
+    signals.release(ignore=False)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
