@@ -126,11 +126,11 @@ class Schema:
     lists: tuple[Ragged, ...]
     tables: tuple[Table, ...]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_state(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_json(cls, tree: Mapping[str, Any]) -> "Schema":
+    def from_state(cls, tree: Mapping[str, Any]) -> "Schema":
         return cls(
             tasks=tuple(Task(**t) for t in tree["tasks"]),
             floats=tuple(Dense(**f) for f in tree["floats"]),

@@ -31,13 +31,13 @@ class Hot(NamedTuple):
     merged: tuple[str, ...] = ()
     replicated: int = 0
 
-    def to_json(self) -> dict[str, Any]:
+    def to_state(self) -> dict[str, Any]:
         """`merged` as runs of one table: [name, length]."""
         runs = [[name, len(list(run))] for name, run in itertools.groupby(self.merged)]
         return {"whole": list(self.whole), "merged": runs, "replicated": self.replicated}
 
     @classmethod
-    def from_json(cls, tree: Mapping[str, Any]) -> "Hot":
+    def from_state(cls, tree: Mapping[str, Any]) -> "Hot":
         merged = itertools.chain.from_iterable([name] * count for name, count in tree["merged"])
         return cls(tuple(tree["whole"]), tuple(merged), tree["replicated"])
 

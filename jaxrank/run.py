@@ -54,24 +54,26 @@ class History:
     day_scores: days.DayScores
     spikes: Spikes
 
-    def record(self) -> dict[str, Any]:
+    def to_state(self) -> dict[str, Any]:
         """What a checkpoint must hold, as JSON."""
         return {
-            "monitor": self.monitor.get_state(),
-            "days": self.day_scores.get_state(),
-            "spikes": self.spikes.get_state(),
+            "monitor": self.monitor.to_state(),
+            "days": self.day_scores.to_state(),
+            "spikes": self.spikes.to_state(),
         }
 
-    def restore(self, record: dict[str, Any], report: Report) -> None:
-        """Goes on from what a checkpoint holds; reports where evaluations begin anew."""
-        other = self.monitor.set_state(record["monitor"])
-        if other:
+    def restore(self, state: dict[str, Any], report: Report) -> None:
+        """Continues from what a checkpoint holds; reports where evaluations begin anew."""
+        monitor = Monitor.from_state(state["monitor"], self.monitor)
+        if monitor is self.monitor:
             report(
-                f"Evaluations so far were by {other}, from now on by {self.monitor.measures}: the"
-                " best checkpoint, eval.stop_patience and eval.rate_patience begin anew"
+                f"Evaluations so far were by {state['monitor']['measures']}, from now on by"
+                f" {monitor.measures}: the best checkpoint, eval.stop_patience and"
+                " eval.rate_patience begin anew"
             )
-        self.spikes.set_state(record["spikes"])
-        self.day_scores.set_state(record["days"])
+        self.monitor = monitor
+        self.spikes = Spikes.from_state(state["spikes"], self.spikes.limit)
+        self.day_scores = days.DayScores.from_state(state["days"])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,7 +150,7 @@ class Job:
             # As an AUC where all labels are equal; such a checkpoint is never the best.
             metric = None
         data = {"fingerprint": self.train_split.fingerprint}
-        record = {"data": data, **self.history.record()}
+        record = {"data": data, **self.history.to_state()}
         monitor = self.history.monitor
         measured = Metric(metric, monitor.measures, monitor.higher_is_better)
         self.checkpoints.save(step, state, record, measured)

@@ -283,7 +283,7 @@ def _result(
     assert step is not None
     metrics: scoring.Metrics = {}
     reference = None
-    by_day = job.history.day_scores.get_state() if job.timetable.next_days else []
+    by_day = job.history.day_scores.to_state() if job.timetable.next_days else []
     if by_day:
         metrics = days.mean([score["metrics"] for score in by_day])
         reference = days.references(job.store, job.train_split.name, by_day)

@@ -28,17 +28,18 @@ class DayScore(TypedDict):
 class DayScores:
     """The scores of the days so far, which a checkpoint holds: one a day, in the order of days."""
 
-    def __init__(self) -> None:
-        self._scores: dict[str, DayScore] = {}
+    def __init__(self, scores: Iterable[DayScore] = ()) -> None:
+        self._scores = {score["day"]: score for score in scores}
 
     def add(self, step: int, day: str, metrics: Metrics) -> None:
         self._scores[day] = DayScore(day=day, step=step, metrics=metrics)
 
-    def get_state(self) -> list[DayScore]:
+    def to_state(self) -> list[DayScore]:
         return [self._scores[day] for day in sorted(self._scores)]
 
-    def set_state(self, scores: Iterable[DayScore]) -> None:
-        self._scores = {score["day"]: score for score in scores}
+    @classmethod
+    def from_state(cls, state: Iterable[DayScore]) -> "DayScores":
+        return cls(state)
 
 
 def plan_evaluations(

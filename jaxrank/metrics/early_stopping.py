@@ -60,20 +60,21 @@ class Monitor:
             return True
         return False
 
-    def get_state(self) -> dict[str, Any]:
+    def to_state(self) -> dict[str, Any]:
         """What a checkpoint must hold, as JSON."""
         names = ("measures", "best", "best_step", "since_best", "since_lowered")
         return {name: getattr(self, name) for name in names}
 
-    def set_state(self, state: dict[str, Any]) -> str:
-        """Goes on from a state, unless it is of another metric or data; tells which, or ""."""
-        measures = state["measures"] or self.measures
-        if self.measures not in (measures, ""):
-            return measures
-        for name, value in state.items():
-            setattr(self, name, value)
-        self.measures = measures
-        return ""
+    @classmethod
+    def from_state(cls, state: dict[str, Any], new: "Monitor") -> "Monitor":
+        """Continues from a state with the settings of `new`, a monitor that has seen nothing.
+
+        Returns `new` itself if the state is of another metric or data.
+        """
+        measures = state["measures"] or new.measures
+        if new.measures not in (measures, ""):
+            return new
+        return dataclasses.replace(new, **(state | {"measures": measures}))
 
 
 def make_monitor(tasks: Sequence[Task], metric: str, **settings: Any) -> Monitor:

@@ -69,7 +69,7 @@ def decide(
         if processes.is_first():
             found = _measured(make_workload(), split, schema, mesh, kept)
     found = processes.from_first(found)
-    hot = {name: Hot.from_json(tree) for name, tree in found["hot"].items()}
+    hot = {name: Hot.from_state(tree) for name, tree in found["hot"].items()}
     layout = layouts.layout(schema, dim_of, hot)
     return Placement(layout, hot, found["room"], tuple(found["messages"]))
 
@@ -95,7 +95,7 @@ def _measured(
     shortage = budget.shortage(case.bytes, machine.memory)
     if shortage:
         raise InputError(f"{shortage} `jaxrank plan` says what would fit.")
-    hot = {name: found.to_json() for name, found in case.plan.hot.items()}
+    hot = {name: found.to_state() for name, found in case.plan.hot.items()}
     return {"hot": hot, "room": case.room, "messages": _messages(case)}
 
 

@@ -228,7 +228,7 @@ def measure(reads: Reads, examples: int = SAMPLE) -> Traffic:
         examples=int(rows[parts].sum()),
         tables={name: _merged(pieces) for name, pieces in found.items()},
         parts=parts,
-        list_lengths=lengths.to_json(),
+        list_lengths=lengths.summary(),
     )
 
 

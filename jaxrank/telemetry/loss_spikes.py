@@ -22,18 +22,21 @@ class Spikes:
     """
 
     def __init__(self, limit: float):
-        self._limit = limit
+        self.limit = limit
         self._first: list[float] = []
         self._mean, self._variance = 0.0, 0.0
 
-    def get_state(self) -> dict[str, Any]:
+    def to_state(self) -> dict[str, Any]:
         """What a checkpoint must hold, as JSON."""
         return {"first": list(self._first), "mean": self._mean, "variance": self._variance}
 
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Goes on from a state."""
-        self._first, self._mean = list(state["first"]), state["mean"]
-        self._variance = state["variance"]
+    @classmethod
+    def from_state(cls, state: dict[str, Any], limit: float) -> "Spikes":
+        """Continues from a state."""
+        spikes = cls(limit)
+        spikes._first, spikes._mean = list(state["first"]), state["mean"]
+        spikes._variance = state["variance"]
+        return spikes
 
     def above(self, loss: float) -> float:
         """Deviations that a loss is above the mean, if it is a spike; else 0. It counts as seen."""
@@ -46,10 +49,10 @@ class Spikes:
             return 0.0
         apart = loss - self._mean
         deviation = math.sqrt(self._variance)
-        is_spike = self._limit > 0 and 0 < self._limit * deviation < apart
+        is_spike = self.limit > 0 and 0 < self.limit * deviation < apart
         found = apart / deviation if is_spike else 0.0
         if is_spike:
-            apart = self._limit * deviation
+            apart = self.limit * deviation
         self._mean += (1 - _DECAY) * apart
         self._variance = _DECAY * (self._variance + (1 - _DECAY) * apart * apart)
         return found

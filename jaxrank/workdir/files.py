@@ -119,8 +119,8 @@ def save(workdir: Path, config: ConfigDict, schema: Schema, hot: Mapping[str, Ho
     """
     with processes.together():
         if processes.is_first():
-            json_files.write(workdir / "schema.json", schema.to_json())
-            tree = {name: found.to_json() for name, found in hot.items()}
+            json_files.write(workdir / "schema.json", schema.to_state())
+            tree = {name: found.to_state() for name, found in hot.items()}
             json_files.write(workdir / "placement.json", tree, indent=None)
             plain = _with_paths(to_plain(config), _absolute)
             json_files.write(workdir / "config.json", plain)
@@ -159,7 +159,7 @@ def load_schema(workdir: Path) -> Schema:
     """The schema that the model in `workdir` was trained on."""
     path = workdir / "schema.json"
     try:
-        return Schema.from_json(_read(path))
+        return Schema.from_state(_read(path))
     except (KeyError, TypeError) as error:
         raise InputError(f"{path}: is not a schema that jaxrank wrote: {error}.") from error
 
@@ -168,6 +168,6 @@ def load_placement(workdir: Path) -> dict[str, Hot]:
     """Where the tables of the run in `workdir` lie."""
     path = workdir / "placement.json"
     try:
-        return {name: Hot.from_json(tree) for name, tree in _read(path).items()}
+        return {name: Hot.from_state(tree) for name, tree in _read(path).items()}
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path}: is not a placement that jaxrank wrote: {error}.") from error

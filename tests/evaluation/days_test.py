@@ -211,9 +211,8 @@ def test_a_day_that_is_scored_again_has_its_last_score():
     scores.add(4, "2024-05-03", {"click": {"auc": 0.1}})
     scores.add(2, "2024-05-02", {"click": {"auc": 0.2}})
     scores.add(6, "2024-05-03", {"click": {"auc": 0.3}})
-    kept = days.DayScores()
-    kept.set_state(json.loads(json.dumps(scores.get_state())))
-    assert [(s["day"], s["step"]) for s in kept.get_state()] == [
+    kept = days.DayScores.from_state(json.loads(json.dumps(scores.to_state())))
+    assert [(s["day"], s["step"]) for s in kept.to_state()] == [
         ("2024-05-02", 2),
         ("2024-05-03", 6),
     ]

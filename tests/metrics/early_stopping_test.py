@@ -4,7 +4,7 @@ import pytest
 
 from jaxrank.errors import InputError
 from jaxrank.features import Task
-from jaxrank.metrics.early_stopping import make_monitor
+from jaxrank.metrics.early_stopping import Monitor, make_monitor
 
 CLICK, BUY = Task("click"), Task("buy")
 
@@ -41,8 +41,8 @@ def test_a_change_below_min_delta_and_an_undefined_value_are_no_improvement():
 def test_a_restored_monitor_goes_on_as_the_first_would():
     values = [0.5, 0.4, 0.4, 0.45]
     _, first = fed(values[:2], stop_patience=3, rate_patience=2)
-    second = make_monitor([CLICK], "click/auc", stop_patience=3, rate_patience=2)
-    second.set_state(first.get_state())
+    new = make_monitor([CLICK], "click/auc", stop_patience=3, rate_patience=2)
+    second = Monitor.from_state(first.to_state(), new)
     for i, value in enumerate(values[2:]):
         assert second.update(i, value) == first.update(i, value)
     assert second == first

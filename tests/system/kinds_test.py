@@ -274,9 +274,9 @@ def test_statistics_of_labels_of_all_parts_are_those_of_the_whole():
     labels = np.where(r.random(labels.shape) < 0.2, np.nan, labels).astype(np.float32)
     labels[:100, 2] = np.nan  # a part without a label
     kinds = ("count", "binary", "real")
-    whole = counted(labels, *kinds).to_json()
+    whole = counted(labels, *kinds).summary()
     parts = [counted(labels[p], *kinds) for p in (slice(0, 100), slice(100, 850), slice(850, 900))]
-    merged = stats.merged([json.loads(json.dumps(part.to_json())) for part in parts])
+    merged = stats.merged([json.loads(json.dumps(part.summary())) for part in parts])
     for found in (whole, merged):
         for i, (name, task) in enumerate(found["tasks"].items()):
             known = labels[:, i][~np.isnan(labels[:, i])].astype(np.float64)
@@ -286,9 +286,9 @@ def test_statistics_of_labels_of_all_parts_are_those_of_the_whole():
                 wanted |= dict(mean=known.mean(), std=known.std())
                 wanted |= dict(min=known.min(), max=known.max())
             assert task == pytest.approx(wanted, rel=1e-9), name
-    empty = parts[0].to_json()["tasks"]["t2"]
+    empty = parts[0].summary()["tasks"]["t2"]
     assert (empty["known"], empty["mean"], empty["max"]) == (0, None, None)
-    text = statistics_report.lines(counted(labels, *kinds).to_json())
+    text = statistics_report.lines(counted(labels, *kinds).summary())
     assert re.match(
         r"t0: \d+ labels \(count\), mean 1\.\d+, deviation 1\.\d+, least 0, mo", text[0]
     )
@@ -297,6 +297,6 @@ def test_statistics_of_labels_of_all_parts_are_those_of_the_whole():
 
 def test_statistics_of_tasks_of_other_kinds_do_not_merge():
     labels = np.zeros((3, 1), np.float32)
-    parts = [counted(labels, kind).to_json() for kind in ("real", "count")]
+    parts = [counted(labels, kind).summary() for kind in ("real", "count")]
     with pytest.raises(InputError, match=r"same kinds: found \['real'\] and \['count'\]"):
         stats.merged(parts)

@@ -161,10 +161,10 @@ def test_spikes_are_those_over_the_limit():
     watch, never = Spikes(8), Spikes(0)
     assert [i for i, x in enumerate(losses) if watch.above(x)] == [1000, 3000]
     assert not any(never.above(x) for x in losses)
-    watch, resumed = Spikes(8), Spikes(8)
+    watch = Spikes(8)
     for loss in losses[:3000]:
         watch.above(loss)
-    resumed.set_state(json.loads(json.dumps(watch.get_state())))
+    resumed = Spikes.from_state(json.loads(json.dumps(watch.to_state())), limit=8)
     assert resumed.above(losses[3000]) == watch.above(losses[3000]) > 8
     rising = Spikes(8)
     assert not any(rising.above(1 - 0.9**i) for i in range(1000))

@@ -139,7 +139,7 @@ class Findings:
             "fingerprint": fingerprint,
             "rows": self.rows,
             "as_of": self.as_of,
-            "moments": self.moments.to_json(),
+            "moments": self.moments.to_state(),
             "quantiles": {name: q.to_state() for name, q in self.quantiles.items()},
         }
         schema = _SCHEMA.with_metadata({"jaxrank": json_files.to_text(state)})
@@ -159,7 +159,7 @@ class Findings:
             content = pa.ipc.open_file(file).read_all()
         state = json.loads(content.schema.metadata[b"jaxrank"])
         self.rows, self.as_of = state["rows"], state["as_of"]
-        self.moments = Moments.from_json(state["moments"])
+        self.moments = Moments.from_state(state["moments"])
         for name, found in state["quantiles"].items():
             self.quantiles[name] = Quantiles.from_state(found)
         tables = content["table"].to_numpy()

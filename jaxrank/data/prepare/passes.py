@@ -191,7 +191,7 @@ def _store_spec(
 ) -> StoreSpec:
     """What the manifest tells of how the store was made."""
     return StoreSpec(
-        features=spec.to_config(),
+        features=spec.to_state(),
         source=json_files.plain(source),
         transforms=json_files.plain(learned.transforms),
         boundaries=json_files.plain(learned.boundaries),
@@ -293,7 +293,7 @@ class _Preparation:
             for entry in entries[directory]:
                 joined.merge(Statistics.from_state(self._job.features, entry["statistics"]))
             of_files = [file for entry in entries[directory] for file in entry["files"]]
-            self._writer.add(directory, of_files, joined.to_json())
+            self._writer.add(directory, of_files, joined.summary())
             found[directory] = joined
         return found
 
@@ -304,7 +304,7 @@ class _Preparation:
         whole = Statistics(self._job.features)
         for joined in totals.values():
             whole.merge(joined)
-        for line in statistics_report.lines(whole.to_json()):
+        for line in statistics_report.lines(whole.summary()):
             self._report(f"  {line}")
 
     def tell_new(self, earlier: Learned, store: str) -> None:

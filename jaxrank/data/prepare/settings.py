@@ -61,7 +61,7 @@ class Work(NamedTuple):
             else ""
         )
         source = {k: v for k, v in self.source.items() if k != "files"}
-        given = [self.features.to_config(), source, self.block_size, self.compression, self.types]
+        given = [self.features.to_state(), source, self.block_size, self.compression, self.types]
         if not all(file.mark for file in unit.marks):
             given.append(self.token)  # nothing would tell that such a file has changed
         versions = [jaxrank.__version__, FORMAT_VERSION, _ENCODING]

@@ -228,8 +228,8 @@ class FeatureSpec:
         tasks = tuple(TaskSpec(name=task.name, kind=task.kind) for task in self.tasks)
         return dataclasses.replace(self, tasks=tasks, as_of="")
 
-    def to_config(self) -> dict[str, Any]:
-        """The section as plain data, with every default filled in."""
+    def to_state(self) -> dict[str, Any]:
+        """The section as plain data, with every default filled in; see `parse.feature_spec`."""
         tree = plain(dataclasses.asdict(self))
         assert isinstance(tree, dict)
         return tree
@@ -243,7 +243,7 @@ class FeatureSpec:
     @property
     def named(self) -> frozenset[str]:
         """Every text in the section, among them the names of all columns that are read."""
-        return frozenset(_texts(self.to_config()))
+        return frozenset(_texts(self.to_state()))
 
     @property
     def kept_columns(self) -> tuple[str, ...]:

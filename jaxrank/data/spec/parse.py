@@ -32,9 +32,9 @@ def feature_spec(section: Mapping[str, Any]) -> FeatureSpec:
 
 def canonical(section: Mapping[str, Any]) -> dict[str, Any]:
     """The section as plain data with all defaults. Equal sections give equal data."""
-    return feature_spec(section).to_config()
+    return feature_spec(section).to_state()
 
 
 def unlabelled(section: Mapping[str, Any]) -> dict[str, Any]:
     """The section as `canonical` gives it, for a store that was prepared without labels."""
-    return feature_spec(section).without_labels().to_config()
+    return feature_spec(section).without_labels().to_state()

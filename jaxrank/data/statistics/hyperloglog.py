@@ -64,7 +64,7 @@ class Distinct:
         ]
         return small + np.array(large, np.int64)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_state(self) -> dict[str, Any]:
         packed = np.packbits(self._seen[:, :_EXACT], axis=1)
         return {
             "seen": to_text(packed),
@@ -73,7 +73,7 @@ class Distinct:
         }
 
     @classmethod
-    def from_json(cls, tree: Mapping[str, Any]) -> "Distinct":
+    def from_state(cls, tree: Mapping[str, Any]) -> "Distinct":
         registers = from_text(tree["registers"])
         result = cls(len(registers))
         result._seen[:, :_EXACT] = np.unpackbits(from_text(tree["seen"]), axis=1)

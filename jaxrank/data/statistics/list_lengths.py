@@ -80,7 +80,7 @@ class ListLengths:
         reached = self._histogram.cumsum(axis=1) * 100 >= self.rows * percent
         return np.minimum(_edges(reached.argmax(axis=1)), self.max_per_example)
 
-    def to_json(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         """What the manifest holds of all lists together."""
         return {
             "mean": self.mean.tolist(),
@@ -90,7 +90,7 @@ class ListLengths:
         }
 
     def mergeable(self) -> dict[str, Any]:
-        """What `from_json` needs besides."""
+        """What `from_state` needs besides."""
         return {
             "first": to_text(self._first),
             "last": to_text(self._last),
@@ -98,15 +98,15 @@ class ListLengths:
         }
 
     def to_state(self) -> dict[str, Any]:
-        """`to_json` with half the covariances, as text: of 1,000 lists 5 MB in place of 21."""
+        """`summary` with half the covariances, as text: of 1,000 lists 5 MB in place of 21."""
         half = self.covariance[np.triu_indices(len(self.covariance))]
-        return self.to_json() | {"covariance": to_text(half)}
+        return self.summary() | {"covariance": to_text(half)}
 
     @classmethod
-    def from_json(
+    def from_state(
         cls, rows: int, total: np.ndarray, tree: Mapping[str, Any], mergeable: Mapping[str, Any]
     ) -> "ListLengths":
-        """Of what `to_json` or `to_state` gave and what they leave out."""
+        """Of what `summary` or `to_state` gave and what they leave out."""
         result = cls(len(total))
         result.rows, result.total = rows, total
         if isinstance(tree["covariance"], Mapping):

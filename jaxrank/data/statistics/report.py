@@ -10,7 +10,7 @@ Columns = Mapping[str, Mapping[str, Any]]
 
 
 def lines(statistics: Mapping[str, Any]) -> list[str]:
-    """Of what `Statistics.to_json` gives: a table for each kind of feature, or a summary that names
+    """Of what `Statistics.summary` gives: a table for each kind of feature, or a summary that names
     the worst ones where the features are many."""
     kinds = [statistics[kind] for kind in ("floats", "ids", "lists")]
     many = sum(map(len, kinds)) > _MOST_FEATURES_IN_TABLES

@@ -73,7 +73,7 @@ class Moments:
         # Of one value the rounding of its mean is left, by which nothing must be divided.
         return np.where(self.min == self.max, 0.0, np.sqrt(self._variance))
 
-    def to_json(self) -> list[dict[str, Any]]:
+    def to_state(self) -> list[dict[str, Any]]:
         """Of each column; of one without values all but `count` is None."""
         fields = ("mean", "std", "min", "max")
         columns = zip(*(getattr(self, field).tolist() for field in fields), strict=True)
@@ -83,7 +83,7 @@ class Moments:
         ]
 
     @classmethod
-    def from_json(cls, columns: Sequence[Mapping[str, Any]]) -> "Moments":
+    def from_state(cls, columns: Sequence[Mapping[str, Any]]) -> "Moments":
         result = cls(len(columns))
         for i, column in enumerate(columns):
             if not column["count"]:
@@ -190,7 +190,7 @@ class Statistics:
             for name, new in features.items():
                 self.new[kind].setdefault(name, NewValues()).merge(new)
 
-    def to_json(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         """What the manifest holds: numbers to read, and `mergeable`, which `merged` needs besides.
 
         Of a float without values all but `missing` is None. `unknown_share` is that of the ids that
@@ -204,10 +204,10 @@ class Statistics:
         tree |= {kind: {name: {} for name in names} for kind, names in self._names.items()}
         for kind, field, attribute in _COUNTS:
             _put(tree[kind], field, getattr(self, attribute))
-        for i, moments in zip(self._numbers, self._labels.to_json(), strict=True):
+        for i, moments in zip(self._numbers, self._labels.to_state(), strict=True):
             moments.pop("count")
             tree["tasks"][self._names["tasks"][i]] |= {"kind": self._task_kinds[i], **moments}
-        for column, moments in zip(tree["floats"].values(), self._floats.to_json(), strict=True):
+        for column, moments in zip(tree["floats"].values(), self._floats.to_state(), strict=True):
             column["missing"] = self.rows - moments.pop("count")
             column.update(moments)
         lengths = self._lengths
@@ -226,40 +226,40 @@ class Statistics:
                 tree[kind][name] |= {"new": new.new, "new_share": new.share}
         for column in tree["lists"].values():
             column["truncated_share"] = column["truncated_lists"] / max(self.rows, 1)
-        tree["list_lengths"] = lengths.to_json()
-        tree["mergeable"] = {kind: distinct.to_json() for kind, distinct in self._distinct.items()}
+        tree["list_lengths"] = lengths.summary()
+        tree["mergeable"] = {kind: distinct.to_state() for kind, distinct in self._distinct.items()}
         tree["mergeable"]["list_lengths"] = lengths.mergeable()
         return tree
 
     def to_state(self) -> dict[str, Any]:
-        """What `from_state` needs, as JSON has it: `to_json`, shorter where lists are many, and
+        """What `from_state` needs, as JSON has it: `summary`, shorter where lists are many, and
         with values that are new."""
         shown = {
             kind: {name: new.shown for name, new in features.items()}
             for kind, features in self.new.items()
         }
-        return self.to_json() | {"list_lengths": self._lengths.to_state(), "new_values": shown}
+        return self.summary() | {"list_lengths": self._lengths.to_state(), "new_values": shown}
 
     @classmethod
     def from_state(cls, features: FeatureSpec, state: Mapping[str, Any]) -> "Statistics":
-        """The statistics of the same features that `to_state` or `to_json` was called of."""
+        """The statistics of the same features that `to_state` or `summary` was called of."""
         result = cls(features)
         result.rows = state["rows"]
         for kind, field, attribute in _COUNTS:
             getattr(result, attribute)[:] = _column(state[kind], result._names[kind], field)
         labels = [state["tasks"][result._names["tasks"][i]] for i in result._numbers]
-        result._labels = Moments.from_json([task | {"count": task["known"]} for task in labels])
+        result._labels = Moments.from_state([task | {"count": task["known"]} for task in labels])
         floats = [state["floats"][name] for name in result._names["floats"]]
-        result._floats = Moments.from_json(
+        result._floats = Moments.from_state(
             [column | {"count": result.rows - column["missing"]} for column in floats]
         )
         total = np.array(_column(state["lists"], result._names["lists"], "ids"), np.int64)
         mergeable = state["mergeable"]
-        result._lengths = ListLengths.from_json(
+        result._lengths = ListLengths.from_state(
             result.rows, total, state["list_lengths"], mergeable["list_lengths"]
         )
         for kind in result._distinct:
-            result._distinct[kind] = Distinct.from_json(mergeable[kind])
+            result._distinct[kind] = Distinct.from_state(mergeable[kind])
             shown = state.get("new_values", {}).get(kind, {})
             for name, column in state[kind].items():
                 if "new" in column:
@@ -279,10 +279,10 @@ def _column(columns: Mapping[str, Any], names: Iterable[str], field: str) -> lis
 
 
 def merged(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """What `to_json` gives of the examples of all parts, one after another; at least one part.
+    """What `summary` gives of the examples of all parts, one after another; at least one part.
 
     Args:
-        parts: what `to_json` gave of each, of the same features.
+        parts: what `summary` gave of each, of the same features.
 
     Raises:
         InputError: a part is no such thing, or of other features.
@@ -303,7 +303,7 @@ def merged(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
                 " Prepare the data again."
             ) from error
     assert whole is not None
-    return whole.to_json()
+    return whole.summary()
 
 
 def _features(tree: Mapping[str, Any]) -> FeatureSpec:

@@ -123,7 +123,7 @@ class DirectSplit(Split):
             chunk = self._chunk(place, [entry.name for entry in entries])
             columns = [list_elements(entry, chunk).ids.lengths for entry in entries]
             lengths.add(np.stack([c for c in columns if c is not None], axis=1).astype(np.int32))
-        return {"rows": self.rows, "list_lengths": lengths.to_json()}
+        return {"rows": self.rows, "list_lengths": lengths.summary()}
 
     def read_block(self, index: int) -> Examples:
         """Block `index`.
@@ -219,7 +219,7 @@ def open_direct(features: Mapping[str, Any], source: Mapping[str, Any]) -> Store
         path=UPath(data.files[0]),
         schema=build_schema(resolved, {}, {}, {}),
         spec=StoreSpec(
-            features=spec.to_config(),
+            features=spec.to_state(),
             source=dict(source),
             transforms={},
             boundaries={},

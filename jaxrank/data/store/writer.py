@@ -198,7 +198,7 @@ class StoreWriter:
         tree = {
             "format_version": manifest.FORMAT_VERSION,
             "jaxrank_version": jaxrank.__version__,
-            "schema": schema.to_json(),
+            "schema": schema.to_state(),
             "spec": spec,
             "splits": self._splits,
             "counts": self._counts,

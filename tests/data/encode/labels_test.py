@@ -102,7 +102,7 @@ def test_a_conversion_counts_within_its_window_and_is_unknown_while_it_is_open(
         expected.append(np.nan if one is None else one)
         too_young += known and one is None
     np.testing.assert_array_equal(found, np.float32(expected))
-    statistics = encoder.statistics.to_json()["tasks"]["buy"]
+    statistics = encoder.statistics.summary()["tasks"]["buy"]
     assert statistics["too_young"] == too_young
     assert statistics["known"] == sum(e == e for e in expected)
     assert statistics["positives"] == sum(e == 1 for e in expected)
@@ -241,7 +241,7 @@ def test_negatives_weigh_what_was_left_out_or_the_logit_is_shifted(column):
     schema = build_schema(spec, {}, {}, {})
     assert [t.shifted for t in schema.tasks] == [False, True]
     assert schema.shift_columns == 2
-    assert Schema.from_json(json.loads(json.dumps(schema.to_json()))) == schema
+    assert Schema.from_state(json.loads(json.dumps(schema.to_state()))) == schema
 
 
 def test_without_such_a_task_there_are_neither_weights_nor_shifts():
@@ -389,7 +389,7 @@ def test_a_number_has_the_row_of_its_bucket(learned):
     rows = encoder.encode(chunk_of(columns)).ids
     assert rows[:, 0].tolist() == [row_by_hand(v, boundaries) for v in values]
     assert rows[:, 1].tolist() == [1] * len(values)
-    assert encoder.statistics.to_json()["ids"]["x"]["missing"] == 1
+    assert encoder.statistics.summary()["ids"]["x"]["missing"] == 1
     schema = build_schema(spec_of(columns, **features), {}, {}, {}, found)
     table = schema.tables[0]
     assert (table.name, table.rows, table.encoding) == ("x", 2 + 5, "bucket")
@@ -527,8 +527,8 @@ def test_examples_count_once_though_a_record_beside_them_is_refused():
     good["user"] = pa.array(good["user"], "i4")
     alone = encoder_of(good, **features)
     alone.encode(chunk_of(good))
-    assert encoder.statistics.to_json() == alone.statistics.to_json()
-    assert encoder.statistics.to_json()["ids"]["user"]["missing"] == 1
+    assert encoder.statistics.summary() == alone.statistics.summary()
+    assert encoder.statistics.summary()["ids"]["user"]["missing"] == 1
 
 
 def test_a_section_with_all_defaults_in_full_is_the_same_section():
@@ -539,6 +539,6 @@ def test_a_section_with_all_defaults_in_full_is_the_same_section():
         negative_rate=1.0, negative_rate_column="", negative_correction="weight",
         time="", window_hours=0.0,
     )  # fmt: skip
-    assert feature_spec(short.to_config()) == short
+    assert feature_spec(short.to_state()) == short
     whole = dict(tasks=[CLICK | dict(negative_rate=1)])  # an int where a float is meant
     assert feature_spec(whole) == short

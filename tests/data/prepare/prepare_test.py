@@ -648,11 +648,11 @@ def test_a_list_that_is_not_combined_has_as_many_places_as_its_longest_may_have(
     assert (tags.combiner, tags.length, tags.weighted) == ("none", 3, False)
     assert (plain.combiner, plain.length) == ("mean", 0)
     assert lists_of(whole(store)) == [[[3, 2, 4], [2]], [[], []], [[2], [3, 2]]]
-    assert Schema.from_json(store.schema.to_json()) == store.schema
-    older = store.schema.to_json()
+    assert Schema.from_state(store.schema.to_state()) == store.schema
+    older = store.schema.to_state()
     for entry in older["lists"]:
         del entry["length"]
-    assert [f.length for f in Schema.from_json(older).lists] == [0, 0]
+    assert [f.length for f in Schema.from_state(older).lists] == [0, 0]
     with pytest.raises(InputError, match=r"at most max_length=3 ids: found 4"):
         prepare_csv(
             tmp_path, ["label", "tags", "l"], rows, lists=[sequence | dict(on_overlong="error")],

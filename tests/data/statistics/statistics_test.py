@@ -158,13 +158,13 @@ def test_statistics_equal_plain_loops_however_the_examples_are_cut(seed, rows, p
             count(part, data, start + first, start + last)
         states.append(through_json(part.to_state()))
         whole.merge(Statistics.from_state(FEATURES, states[-1]))
-    found = whole.to_json()
+    found = whole.summary()
     wanted = expected(data, rows)
     assert_close({key: found[key] for key in wanted}, wanted)
     assert_close(statistics_module.merged(states), found)
     at_once = Statistics(FEATURES)
     count(at_once, data, 0, rows)
-    assert_close(found, at_once.to_json())
+    assert_close(found, at_once.summary())
 
 
 def test_what_was_merged_is_what_json_gives_back():
@@ -173,21 +173,21 @@ def test_what_was_merged_is_what_json_gives_back():
     whole = Statistics(FEATURES)
     for start, stop in pieces_of(random, 700, 9):
         count(whole, data, start, stop)
-    tree = through_json(whole.to_json())
-    assert tree == whole.to_json()  # of plain numbers, lists and texts
+    tree = through_json(whole.summary())
+    assert tree == whole.summary()  # of plain numbers, lists and texts
     again = Statistics.from_state(FEATURES, tree)
-    assert again.to_json() == tree
+    assert again.summary() == tree
     state = through_json(whole.to_state())
-    assert Statistics.from_state(FEATURES, state).to_json() == tree
+    assert Statistics.from_state(FEATURES, state).summary() == tree
     assert statistics_module.merged([tree]) == tree
     count(whole, data, 5, 20)
     count(again, data, 5, 20)
-    assert_close(again.to_json(), whole.to_json())
+    assert_close(again.summary(), whole.summary())
 
 
 def test_statistics_of_other_features_are_not_merged():
     other = FeatureSpec(tasks=FEATURES.tasks, ids=FEATURES.ids, lists=FEATURES.lists)
-    pair = [Statistics(features).to_json() for features in (FEATURES, other)]
+    pair = [Statistics(features).summary() for features in (FEATURES, other)]
     with pytest.raises(InputError, match=r"same floats: found \['x', 'y'\] and \[\]"):
         statistics_module.merged(pair)
 
@@ -209,10 +209,10 @@ def test_statistics_of_other_features_are_not_merged():
 def test_damaged_statistics_are_refused_with_their_place(damage):
     good = Statistics(FEATURES)
     count(good, examples(np.random.default_rng(0), 9), 0, 9)
-    bad = through_json(good.to_json())
+    bad = through_json(good.summary())
     damage(bad)
     with pytest.raises(InputError, match=r"statistics 1: must be what `prepare` wrote"):
-        statistics_module.merged([good.to_json(), bad])
+        statistics_module.merged([good.summary(), bad])
 
 
 # Lists.
@@ -258,7 +258,7 @@ def test_pieces_of_a_chunk_change_nothing(monkeypatch):
     lengths = np.random.default_rng(2).poisson(4, (1500, 3)).astype(np.int32)
     whole = lengths_in_parts(lengths, [])
     monkeypatch.setattr("jaxrank.data.statistics.list_lengths._PIECE", 300)
-    assert_close(lengths_in_parts(lengths, []).to_json(), whole.to_json())
+    assert_close(lengths_in_parts(lengths, []).summary(), whole.summary())
 
 
 def test_covariances_and_percentiles_equal_those_of_numpy():
@@ -266,7 +266,7 @@ def test_covariances_and_percentiles_equal_those_of_numpy():
     shared = random.negative_binomial(2, 0.1, (3000, 1))
     lengths = shared * [1, 2, 0] + random.integers(0, 4096 - 2 * shared.max(), (3000, 3)) // 40
     whole = lengths_in_parts(lengths, [1, 700, 2999])
-    found = whole.to_json()
+    found = whole.summary()
     np.testing.assert_allclose(found["covariance"], np.cov(lengths.T, bias=True), rtol=1e-12)
     np.testing.assert_allclose(found["mean"], lengths.mean(axis=0), rtol=1e-15)
     for percent in (1, 50, 95, 99, 100):
@@ -296,7 +296,7 @@ def test_the_state_of_a_thousand_lists_is_small():
     assert len(json.dumps(tree)) < 9 << 20
     again = Statistics.from_state(features, through_json(tree))
     assert again.to_state() == tree
-    assert again.to_json() == statistics.to_json()
+    assert again.summary() == statistics.summary()
 
 
 # Floats.
@@ -309,7 +309,7 @@ def test_moments_keep_their_digits_where_the_mean_is_large_and_drifts():
         piece = Moments(2)
         for chunk in np.split(part, [len(part) // 3]):
             piece.add(chunk)
-        moments.merge(Moments.from_json(through_json(piece.to_json())))
+        moments.merge(Moments.from_state(through_json(piece.to_state())))
     for i in range(2):
         mean = math.fsum(values[:, i]) / 4000
         std = math.sqrt(math.fsum((values[:, i] - mean) ** 2) / 4000)
@@ -320,11 +320,11 @@ def test_moments_keep_their_digits_where_the_mean_is_large_and_drifts():
 def test_a_part_without_values_changes_no_moments():
     moments = Moments(1)
     moments.add(np.full((3, 1), 1e200))
-    before = moments.to_json()
+    before = moments.to_state()
     moments.add(np.full((4, 1), np.nan))
     moments.add(np.zeros((0, 1)))
     moments.merge(Moments(1))
-    assert moments.to_json() == before == [dict(count=3, mean=1e200, std=0, min=1e200, max=1e200)]
+    assert moments.to_state() == before == [dict(count=3, mean=1e200, std=0, min=1e200, max=1e200)]
 
 
 # Distinct rows.
@@ -367,10 +367,10 @@ def test_what_is_kept_of_distinct_rows_depends_on_the_rows_alone():
     merged = distinct()
     assert len(set(rows[:10])) == parts[0].counts()
     for part in parts[::-1]:
-        merged.merge(Distinct.from_json(through_json(part.to_json())))
-    assert merged.to_json() == whole.to_json()
-    assert distinct(random.permutation(rows), rows[:999]).to_json() == whole.to_json()
-    assert distinct(rows[rows != 3]).to_json() != whole.to_json()
+        merged.merge(Distinct.from_state(through_json(part.to_state())))
+    assert merged.to_state() == whole.to_state()
+    assert distinct(random.permutation(rows), rows[:999]).to_state() == whole.to_state()
+    assert distinct(rows[rows != 3]).to_state() != whole.to_state()
 
 
 def test_each_column_counts_its_own_rows():
@@ -388,7 +388,7 @@ def test_no_more_rows_are_told_than_there_are_ids():
         statistics = Statistics(features)
         rows = 10**6 * seed + np.arange(20_000, 60_000, dtype=np.int32)[:, None]
         statistics.add_rows("ids", 0, rows)
-        found = statistics.to_json()["ids"]["key"]
+        found = statistics.summary()["ids"]["key"]
         assert 38_000 <= found["distinct"] <= found["ids"] == 40_000
 
 
@@ -410,7 +410,7 @@ def test_lists_that_are_cut_are_counted_with_the_ids_that_they_lose():
     encoder, chunk = lists_of(cells, max_length=2, on_overlong="truncate")
     encoder.encode(chunk)
     encoder.encode(chunk)
-    found = encoder.statistics.to_json()["lists"]["l"]
+    found = encoder.statistics.summary()["lists"]["l"]
     assert (found["truncated_lists"], found["truncated_ids"]) == (4, 6)
     assert found["truncated_share"] == 4 / 10
     assert (found["ids"], found["distinct"]) == (14, 6)  # 1, 2, 5, 6, 7, 9
@@ -423,7 +423,7 @@ def test_a_chunk_that_is_refused_does_not_count():
     encoder.encode(chunk.without(refused.value.rows))
     alone, other = lists_of([[1, 2], [4]])
     alone.encode(other)
-    assert encoder.statistics.to_json() == alone.statistics.to_json()
+    assert encoder.statistics.summary() == alone.statistics.summary()
 
 
 # The report.
@@ -443,7 +443,7 @@ def told(features, new=None, **change):
         getattr(statistics, attribute)[index] = value
     for kind, found in (new or {}).items():
         statistics.new[kind] = found
-    return report.lines(statistics.to_json())
+    return report.lines(statistics.summary())
 
 
 def test_a_report_of_few_features_has_a_table_for_each_kind():
@@ -515,5 +515,5 @@ def test_a_float_without_values_is_told_as_such():
     features = FeatureSpec(tasks=FEATURES.tasks, floats=(FloatSpec(("x",)),))
     statistics = Statistics(features)
     statistics.add(np.ones((4, 2), np.float32), np.full((4, 1), np.nan), np.zeros((4, 0), np.int32))
-    line = report.lines(through_json(statistics.to_json()))[-1]
+    line = report.lines(through_json(statistics.summary()))[-1]
     assert line.split() == ["x", "100.00%", "-", "-", "-", "-"]
