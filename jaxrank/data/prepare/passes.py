@@ -26,8 +26,7 @@ from jaxrank.data.prepare import encode_unit, fit_unit
 from jaxrank.data.prepare.earlier import earlier_learned
 from jaxrank.data.prepare.runners import Local, Runner
 from jaxrank.data.prepare.settings import Work
-from jaxrank.data.prepare.units import marks_of, units_of
-from jaxrank.data.sources.parquet import ParquetSource
+from jaxrank.data.prepare.units import units_of
 from jaxrank.data.sources.registry import Source, make_source
 from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.spec.parse import feature_spec
@@ -105,8 +104,7 @@ def prepare(
             section = _with_stdin(source, writer.work)
             data = make_source(section)
             resolved = _resolve(spec, data, unread)
-            if isinstance(data, ParquetSource):  # those of text have been compared by name
-                data.check_columns(resolved.named)
+            data.check_columns(resolved.named)
             earlier = NOTHING
             if vocabularies:
                 store = open_store(vocabularies)
@@ -213,7 +211,7 @@ class _Preparation:
     ):
         self._job, self._data, self._writer = job, data, writer
         self._runner, self._report = runner, report
-        marks = marks_of(data)
+        marks = data.marks()
         self._units = {split: units_of(data, split, marks) for split in data.splits}
         self._new: dict[str, new_values.Counted] = {}  # by directory
 

@@ -11,7 +11,6 @@ import xxhash
 from jaxrank import json_files
 from jaxrank.data import files
 from jaxrank.data.chunk import Part
-from jaxrank.data.sources.parquet import ParquetSource
 from jaxrank.data.sources.registry import Source
 from jaxrank.errors import InputError, RunError
 
@@ -75,18 +74,11 @@ class Unit:
         return xxhash.xxh3_128_hexdigest(text.encode())
 
 
-def marks_of(source: Source) -> dict[str, files.File]:
-    """What tells when a file of a source has changed, taken before its parts are made."""
-    if isinstance(source, ParquetSource):  # whose parts are those of the footers that it has read
-        return {path: groups.mark for path, groups in source.row_groups.items()}
-    return {path: files.describe(path) for path in source.files}
-
-
 def units_of(source: Source, split: str, marks: dict[str, files.File]) -> list[Unit]:
     """The parts of a split, in order, small files joined.
 
     Args:
-        marks: as of `marks_of`.
+        marks: as of `Source.marks`.
     """
     parts = source.parts(split)
     of_file = collections.Counter(part.file for part in parts)

@@ -9,6 +9,7 @@ import pyarrow.parquet
 
 from jaxrank.data import files
 from jaxrank.data.chunk import Chunk, Part, numbered
+from jaxrank.data.files import File
 from jaxrank.data.rejects import Rejects
 from jaxrank.data.sources.partitions import Partitions
 from jaxrank.data.sources.text import check_rows, check_same_columns
@@ -106,6 +107,9 @@ class ParquetSource:
 
     def columns(self, split: str) -> list[str]:
         return [*self._schemas[self.files[0]].names, *self.partitions.names]
+
+    def marks(self) -> dict[str, File]:
+        return {path: groups.mark for path, groups in self.row_groups.items()}
 
     def parts(self, split: str) -> list[Part]:
         return [

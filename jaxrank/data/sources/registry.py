@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from jaxrank.data import files
 from jaxrank.data.chunk import Chunk, Part
+from jaxrank.data.files import File
 from jaxrank.data.rejects import Rejects
 from jaxrank.data.sources.parquet import ParquetSource
 from jaxrank.data.sources.text import TextSource
@@ -42,6 +43,18 @@ class Source(Protocol):
 
     def columns(self, split: str) -> list[str]:
         """Names of the columns, which are those of every split."""
+        ...
+
+    def check_columns(self, used: Collection[str]) -> None:
+        """Rejects files whose columns differ among those that are used, or do not exist.
+
+        Raises:
+            InputError: naming file and column.
+        """
+        ...
+
+    def marks(self) -> dict[str, File]:
+        """By path, what tells when a file has changed; taken before `parts` is called."""
         ...
 
     def parts(self, split: str) -> list[Part]:
@@ -80,10 +93,7 @@ def make_source(source: Mapping[str, Any], used: Collection[str] = ()) -> Source
     Raises:
         InputError: an unknown kind or field, a file that is missing, or headers that differ.
     """
-    rest = dict(source)
-    kind = rest.pop("kind", None)
-    check_choice("source.kind", kind, _KINDS)
-    check_keys(rest, fields(kind), f"source (kind={kind!r})")
+    kind, rest = _checked(source)
     if kind == "synthetic":
         from jaxrank.data.synthetic import source as synthetic
 
@@ -94,9 +104,9 @@ def make_source(source: Mapping[str, Any], used: Collection[str] = ()) -> Source
         generated = synthetic.SyntheticSource(**rest)
         _check_splits(generated.splits, "source.rows")
         return generated
-    paths = _files_of_splits(rest.get("files"))
     if kind == "parquet":
-        return ParquetSource(paths, used)
+        return parquet_source(source, used)
+    paths = _files_of_splits(rest.get("files"))
     if kind == "tfrecord":
         return TFRecordSource(paths, rest.get("columns"))
     if kind == "criteo":
@@ -110,6 +120,21 @@ def make_source(source: Mapping[str, Any], used: Collection[str] = ()) -> Source
         )
     nulls = _null_values(rest.get("null_values", ()))
     return TextSource(paths, delimiter, header=True, null_values=nulls)
+
+
+def parquet_source(source: Mapping[str, Any], used: Collection[str] = ()) -> ParquetSource:
+    """As `make_source`, where the kind is "parquet"."""
+    _, rest = _checked(source)
+    return ParquetSource(_files_of_splits(rest.get("files")), used)
+
+
+def _checked(source: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The kind of a section, and its other fields."""
+    rest = dict(source)
+    kind = rest.pop("kind", None)
+    check_choice("source.kind", kind, _KINDS)
+    check_keys(rest, fields(kind), f"source (kind={kind!r})")
+    return kind, rest
 
 
 def _null_values(values: Any) -> list[str]:

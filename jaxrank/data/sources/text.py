@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from jaxrank.data import files
 from jaxrank.data.chunk import Chunk, Part, numbered
+from jaxrank.data.files import File
 from jaxrank.data.rejects import Rejects
 from jaxrank.data.sources import lines
 from jaxrank.data.sources.delimited import BYTE_ORDER_MARK, CLOSED, TEXT, Delimited, content
@@ -97,6 +98,12 @@ class TextSource:
 
     def columns(self, split: str) -> list[str]:
         return self._columns
+
+    def check_columns(self, used: Collection[str]) -> None:
+        del used  # all columns have been compared by name
+
+    def marks(self) -> dict[str, File]:
+        return {path: files.describe(path) for path in self.files}
 
     def parts(self, split: str) -> list[Part]:
         return [

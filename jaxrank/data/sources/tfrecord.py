@@ -7,7 +7,7 @@ little-endian). A checksum is CRC-32C, rotated by 15 bits, plus a constant. File
 import contextlib
 import itertools
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import google_crc32c
@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from jaxrank.data import files
 from jaxrank.data.chunk import Chunk, Part
+from jaxrank.data.files import File
 from jaxrank.data.rejects import Rejects
 from jaxrank.data.sources import tf_example
 from jaxrank.data.sources.example_columns import Bad, columns_of
@@ -78,6 +79,12 @@ class TFRecordSource:
 
     def columns(self, split: str) -> list[str]:
         return list(self._types)
+
+    def check_columns(self, used: Collection[str]) -> None:
+        del used  # all files are read by one set of columns
+
+    def marks(self) -> dict[str, File]:
+        return {path: files.describe(path) for path in self.files}
 
     def parts(self, split: str) -> list[Part]:
         return [Part(split, path, 0, 1) for path in self._paths_of[split]]

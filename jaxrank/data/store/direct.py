@@ -26,7 +26,7 @@ from jaxrank.data.encode.encoder import Encoder
 from jaxrank.data.encode.fit import NOTHING, lessons
 from jaxrank.data.examples import Examples
 from jaxrank.data.sources.parquet import UNREADABLE, ParquetSource, not_parquet, open_unchanged
-from jaxrank.data.sources.registry import make_source
+from jaxrank.data.sources.registry import parquet_source
 from jaxrank.data.spec.features import FeatureSpec, IdSpec, ListSpec
 from jaxrank.data.spec.parse import feature_spec
 from jaxrank.data.spec.resolve import build_schema, resolve
@@ -210,8 +210,7 @@ def open_direct(features: Mapping[str, Any], source: Mapping[str, Any]) -> Store
             f"source.kind: must be 'parquet' with data.direct: found {kind!r}. {_HINT}"
         )
     spec = feature_spec(features)
-    data = make_source(source)
-    assert isinstance(data, ParquetSource)
+    data = parquet_source(source)
     resolved = resolve(spec, data.columns(data.splits[0]))
     data.check_columns(resolved.named)
     _check(resolved)

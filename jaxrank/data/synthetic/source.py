@@ -25,13 +25,14 @@ left out, and of a conversion after any delay.
 import functools
 import math
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from jaxrank.data.chunk import Chunk, Part, numbered
+from jaxrank.data.files import File
 from jaxrank.data.rejects import Rejects
 from jaxrank.data.synthetic.arguments import (
     check,
@@ -164,6 +165,12 @@ class SyntheticSource:
     @property
     def files(self) -> list[str]:
         return []
+
+    def check_columns(self, used: Collection[str]) -> None:
+        del used  # there are no files
+
+    def marks(self) -> dict[str, File]:
+        return {}
 
     def parts(self, split: str) -> list[Part]:
         """A longer split begins with the rows of a shorter one, unless they have times."""
