@@ -1,5 +1,7 @@
 """`jaxrank compile` as a user meets it: the compilers for TPU slices and GPUs that are not here."""
 
+import contextlib
+import io
 import json
 
 import pytest
@@ -49,8 +51,21 @@ LARGE = 80_000_000  # rows, of which fast memory has no room for an eighth
 ROWS = (f"--config.source.ids=({LARGE},40)", f"--config.features.ids[0].rows={LARGE}")
 
 
-def test_what_one_device_needs_is_told(capsys):
-    (one,), err = compile_all(capsys, "v3-8", *ROWS, "--config.model.hidden=(2048,2048)")
+@pytest.fixture(scope="module")
+def scaled(tmp_path_factory):
+    """What is told of two slices, as JSON and for people, and the picture."""
+    picture = tmp_path_factory.mktemp("scaling") / "scaling.png"
+    args = (*WHOLE, *ROWS, "--config.model.hidden=(2048,2048)")
+    args += ("--topology=v3-8,v3-2", "--scaling=weak", f"--picture={picture}")
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        cli.run(["compile", *args, "--json"])
+    return json.loads(out.getvalue().splitlines()[-1]), err.getvalue(), picture
+
+
+def test_what_one_device_needs_is_told(scaled):
+    found, err, _ = scaled
+    one, _ = found["topologies"]
     assert (one["name"], one["cores"], one["devices"]) == ("v3-8", 8, 8)
     assert one["fits"] is True
     assert one["tables_aliased"] is True
@@ -61,11 +76,11 @@ def test_what_one_device_needs_is_told(capsys):
     assert one["used_bytes"] < one["usable_bytes"] < one["hbm_bytes"]
     assert one["collective_bytes"] == sum(one["collectives"].values())
     assert set(one["collectives"]) == {"all-to-all", "all-reduce"}
-    # Three calls of two steps of 16 examples: floats, labels and weights of two tasks, ids.
-    assert one["batches_bytes"] > 3 * 2 * 16 * 4 * (6 + 2 + 2 + 2)
+    # Three calls of two steps of 64 examples: floats, labels and weights of two tasks, ids.
+    assert one["batches_bytes"] > 3 * 2 * 64 * 4 * (6 + 2 + 2 + 2)
     # A layer's product is done three times, forward and backward. It is so large that the products
     # by which vectors are moved are few beside it.
-    layer = 2 * 16 * 2048 * 2048
+    layer = 2 * 64 * 2048 * 2048
     assert 3 * layer < one["flops"] < 6 * layer
     assert one["compile_seconds"] > 0
     (row,) = [line.split() for line in err.splitlines() if line.lstrip().startswith("v3-8 ")]
@@ -73,8 +88,12 @@ def test_what_one_device_needs_is_told(capsys):
 
 
 def test_a_step_that_updates_whole_tables_is_not_in_place(capsys):
-    (one,), _ = compile_all(capsys, "v3-8", *ROWS, "--config.embedding.l2_scope=table")
+    """On some of the devices of a slice."""
+    some = ("--config.embedding.l2_scope=table", "--config.mesh.devices=4")
+    (one,), err = compile_all(capsys, "v3-8", *ROWS, *some)
     assert one["tables_aliased"] is False
+    assert one["devices"] == 4
+    assert "hosts" not in err
 
 
 def test_tables_that_are_too_large_are_refused_by_how_much(capsys, tmp_path):
@@ -125,9 +144,6 @@ def test_what_train_would_refuse_is_refused_or_told(capsys):
     ):
         with pytest.raises(InputError, match=message):
             compile_all(capsys, "v3-8", *args)
-    (four,), err = compile_all(capsys, "v3-8", "--config.mesh.devices=4")
-    assert four["devices"] == 4
-    assert "hosts" not in err
     with pytest.raises(InputError, match=r"equal share .*: found 4 .*\[0, 0, 0, 0\], of 2"):
         compile_all(capsys, "v3-16", "--config.mesh.devices=4")
 
@@ -176,12 +192,9 @@ def test_what_a_gpu_needs_is_told(capsys):
         compile_all(capsys, "h100-12")
 
 
-def test_scaling_is_told_and_drawn(tmp_path, capsys):
-    picture = tmp_path / "scaling.png"
-    args = (*ROWS, "--scaling=weak", f"--picture={picture}", *WHOLE)
-    cli.run(["compile", "--topology=v3-8,v3-2", *args, "--json"])
-    out, err = capsys.readouterr()
-    large, small = json.loads(out.splitlines()[-1])["scaling"]
+def test_scaling_is_told_and_drawn(scaled):
+    found, err, picture = scaled
+    large, small = found["scaling"]
     assert (large["name"], small["name"]) == ("v3-8", "v3-2")
     assert large["batch_size"] == 4 * small["batch_size"] == 4 * 128
     assert (small["speedup"], small["efficiency"]) == (1, 1)

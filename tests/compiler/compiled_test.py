@@ -35,8 +35,11 @@ def devices_of(target):
     return devices.devices(found)
 
 
-def program_on(target, *, rule="rowwise_adagrad", scope="read", batch=8, replicas=1):
-    """A program with `batch` examples a device, its batch of one call, and the table's rows."""
+def program_on(target, *, rule="rowwise_adagrad", scope="read", batch=8, replicas=1, narrow=False):
+    """A program with `batch` examples a device, its batch of one call, and the table's rows.
+
+    narrow: one of the tables is in a stack of its own, of a dimension that must be padded.
+    """
     mesh = meshes.mesh_of(devices_of(target), replicas)
     share = ROWS[meshes.platform(mesh)]
     rows = share * mesh.shape[meshes.SHARD]
@@ -45,7 +48,7 @@ def program_on(target, *, rule="rowwise_adagrad", scope="read", batch=8, replica
     c.embedding.l2_scope = scope
     c.model.precision = "default"  # bfloat16 on TPU, for which it would convert whole tables
     hot = {"dim16": Hot(whole=("tb",), merged=("ta",) * 20, replicated=10)}
-    lay = examples.small_layout({"ta": 16, "tb": 16, "tc": 5}, rows, hot)
+    lay = examples.small_layout({"ta": 16, "tb": 16, "tc": 5 if narrow else 16}, rows, hot)
     # As the planner does it: the room that an even split would need, and half of it more.
     room = {stack.name: 1.5 / mesh.shape[meshes.SHARD] for stack in lay.stacks}
     trainee = make_trainee(c, lay, mesh, num_steps=8, room=room)
@@ -69,26 +72,22 @@ def _as_users(lowered, target):
     return lowered.compile(compiler_options=options)
 
 
+# With one slot for a row and with two, of a number and of a vector.
 STEPS = [
-    ("cpu-1", "rowwise_adagrad", 1),
-    ("cpu-1", "lazy_adam", 1),
-    ("cpu-8", "rowwise_adagrad", 1),
-    ("cpu-8", "ftrl", 2),
-    ("v3-8", "rowwise_adagrad", 1),
-    ("v5e-8", "lazy_adam", 2),
-    ("h200-1", "rowwise_adagrad", 1),
-    ("h200-1", "adagrad", 1),
-    ("h200-1", "lazy_adam", 1),
-    ("h200-1", "ftrl", 1),
-    ("a100-8", "adagrad", 2),
+    ("cpu-1", dict(rule="lazy_adam", narrow=True)),
+    ("cpu-8", dict()),
+    ("cpu-8", dict(rule="ftrl", replicas=2)),
+    ("v3-8", dict(narrow=True)),
+    ("v5e-8", dict(rule="lazy_adam", replicas=2)),
+    ("h200-1", dict()),
+    ("h200-1", dict(rule="lazy_adam", narrow=True)),
+    ("a100-8", dict(rule="adagrad", replicas=2)),
 ]
 
 
-@pytest.mark.parametrize(("target", "rule", "replicas"), STEPS)
-def test_the_step_makes_no_array_of_table_size_and_updates_all_state_in_place(
-    target, rule, replicas
-):
-    step, share = compiled_step(target, rule=rule, replicas=replicas)
+@pytest.mark.parametrize(("target", "settings"), STEPS, ids=str)
+def test_the_step_makes_no_array_of_table_size_and_updates_all_state_in_place(target, settings):
+    step, share = compiled_step(target, **settings)
     assert not checks.large_results(step.as_text(), share)
     memory = step.memory_analysis()
     assert memory.alias_size_in_bytes >= share * 16 * 4
@@ -153,7 +152,7 @@ def test_a_callback_is_found_by_the_search_for_them(target):
     assert _of_host(jax.jit(told).lower(x).compile().as_text())
 
 
-@pytest.mark.parametrize("target", ["cpu-8", "v3-8", "v5e-8", "h200-1"])
+@pytest.mark.parametrize("target", ["cpu-8", "v3-8", "h200-1"])
 def test_scoring_makes_no_array_of_table_size(target):
     program, batch, share = program_on(target)
     one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
@@ -164,7 +163,7 @@ def test_scoring_makes_no_array_of_table_size(target):
 
 
 def test_a_dense_update_is_found_by_the_search_for_large_arrays():
-    step, share = compiled_step("cpu-8", scope="table")
+    step, share = compiled_step("cpu-1", scope="table")
     assert checks.large_results(step.as_text(), share)
 
 
@@ -191,12 +190,13 @@ def test_sorts_and_scatters_run_beside_exchanges_that_a_tpu_starts_and_awaits():
 def test_with_xlas_flag_no_scatter_of_a_gpu_adds_in_the_order_of_its_threads():
     """As docs/reliability.md promises for repeated runs."""
     program, batch, _ = program_on("h200-1")
-    step = program.train.lower(program.state_shape, batch)
     # By default XLA times Triton's products to choose among them, for which it needs the GPU.
     flags = {"xla_gpu_deterministic_ops": True, "xla_gpu_enable_triton_gemm": False}
+    step = program.train.lower(program.state_shape, batch)
+    deterministic = step.compile(compiler_options=flags)
     scatters = [
         [line for line in text.splitlines() if " scatter(" in line]
-        for text in (step.compile().as_text(), step.compile(compiler_options=flags).as_text())
+        for text in (compiled_step("h200-1")[0].as_text(), deterministic.as_text())
     ]
     any_order = [["unique_indices=true" not in line for line in lines] for lines in scatters]
     assert any(any_order[0])
@@ -223,16 +223,16 @@ def gradient_on(target, precision, **config):
 
 
 PARALLEL = dict(structure="parallel", cross_layers=3)
+PLE = dict(multitask="ple", experts=1, task_experts=1, levels=1)
 
 
 @pytest.mark.parametrize(
     ("target", "config", "most"),
     [
         ("v3-8", PARALLEL, 0.8),
-        ("h200-1", PARALLEL, 0.8),
         ("h200-1", dict(cross="vector", **PARALLEL), 0.8),
         ("h200-1", dict(cross="low_rank", activation="gelu", norm="layer"), 0.9),
-        ("h200-1", dict(cross="mix", activation="tanh", multitask="ple", head_hidden=(16,)), 0.9),
+        ("h200-1", dict(cross="mix", activation="tanh", head_hidden=(16,), **PLE), 0.9),
         ("h200-1", dict(cross="dot", bottom_hidden=(32,), multitask="mmoe"), 0.9),
     ],
     ids=str,

@@ -1,0 +1,142 @@
+"""Layers of C++ code and their gradients, beside float64.
+
+    python -m native_layers avx512f
+
+checks them as they are compiled for a processor without that.
+"""
+
+import functools
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrank import native
+from jaxrank.models.products import layer
+
+LAYERS = [
+    ((), 97, 300, 33),  # a panel of one column, a strip of one row
+    ((2, 3), 257, 45, 64),
+    ((), 24, 2100, 600),  # a sum longer than a block
+    ((), 5_000, 20, 70),  # a sum over examples in parts
+    ((2,), 2_049, 16, 16),
+    ((), 1_100, 900, 130),  # groups of columns in several blocks
+    ((3,), 1_030, 130, 1),  # each row or column once
+]
+# The form of a layer, and what a cross layer has besides x.
+FORMS = [("plain", ()), ("relu", ()), ("cross", ()), ("cross", ("x0",)), ("cross", ("x0", "past"))]
+PRECISIONS = ["highest", "bfloat16"]
+# Each form with each precision, and each shape with each precision.
+CASES = [
+    *((LAYERS[1], *form, precision) for form in FORMS for precision in PRECISIONS),
+    *(
+        (shape, *FORMS[(2 * i + j) % len(FORMS)], precision)
+        for i, shape in enumerate(LAYERS)
+        for j, precision in enumerate(PRECISIONS)
+        if i != 1
+    ),
+]
+
+
+def floats(*shape, seed=0):
+    """With negative zeros, which a sum of two numbers never is."""
+    found = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+    return np.where(np.abs(found) < 0.05, np.float32(-0.0), found)
+
+
+def assert_same_bits(found, expected):
+    found, expected = np.asarray(found), np.asarray(expected)
+    assert found.dtype == expected.dtype
+    np.testing.assert_array_equal(found.view(np.int32), expected.view(np.int32))
+
+
+def check(shape, form, beside, precision):
+    leading, examples, size, width = shape
+    if form == "cross" and "past" not in beside:
+        width = size  # what is added is x
+    given, grad = layer_input(leading, examples, size, width, form, beside)
+    program = jax.jit(functools.partial(with_gradients, form=form, precision=precision))
+    assert program.lower(given, grad).as_text().count("@JaxrankLayer") == 2
+    y, grads = program(given, grad)
+    if form == "cross":
+        y, x0 = y
+        assert_same_bits(x0, given.get("x0", given["x"]))
+    expected, expected_grads = by_numpy(given, grad, np.asarray(y), form, precision)
+    assert grads.keys() == expected_grads.keys()
+    for name in given:
+        assert_near(grads[name], expected_grads[name])
+    assert_near(y, expected)
+
+
+def assert_near(found, expected):
+    assert (found.dtype, found.shape) == (np.float32, expected.shape)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=3e-6 * np.abs(expected).max())
+
+
+def layer_input(leading, examples, size, width, form, beside):
+    """What a layer reads, by name, and the gradient that comes in, of a cross layer's x0 too."""
+    shapes = dict(x=(examples, size), kernel=(size, width), bias=(width,))
+    shapes |= dict.fromkeys(beside, (examples, width))
+    given = {
+        name: floats(*leading, *shape, seed=seed)
+        for seed, (name, shape) in enumerate(shapes.items())
+    }
+    grad, of_x0 = (floats(*leading, examples, width, seed=seed) for seed in (8, 9))
+    return given, (grad, of_x0) if form == "cross" else grad
+
+
+def with_gradients(given, grad, form, precision):
+    def of(given):
+        given = dict(given)
+        first = x, *_ = [given.pop(name) for name in ("x", "kernel", "bias")]
+        if form == "cross":
+            given.setdefault("x0", x)
+        return layer(*first, precision, form, **given)
+
+    y, back = jax.vjp(of, given)
+    return y, back(grad)[0]
+
+
+def by_numpy(given, grad, y, form, precision):
+    """In float64; where `y` is above zero decides what passes a relu."""
+
+    def as_multiplied(array):
+        array = np.asarray(array, np.float32)
+        return (array.astype(jnp.bfloat16) if precision == "bfloat16" else array).astype(np.float64)
+
+    x, kernel = as_multiplied(given["x"]), as_multiplied(given["kernel"])
+    product = x @ kernel + given["bias"][..., None, :].astype(np.float64)
+    grads = {}
+    if form == "cross":
+        grad, of_x0 = grad
+    if form == "relu":
+        expected, inner = np.maximum(product, 0), np.where(y > 0, grad, 0)
+    elif form == "cross":
+        x0, past = (given.get(name, given["x"]) for name in ("x0", "past"))
+        expected, inner = x0 * product + past, grad * x0
+        grads["x0"] = of_x0 + grad * product
+    else:
+        expected, inner = product, grad
+    rounded = as_multiplied(inner)
+    grads["x"] = rounded @ kernel.swapaxes(-1, -2)
+    grads["kernel"] = x.swapaxes(-1, -2) @ rounded
+    grads["bias"] = inner.astype(np.float64).sum(axis=-2)
+    if "past" in given:
+        grads["past"] = grad
+    elif form == "cross":
+        grads["x"] = grads["x"] + grad
+    if form == "cross" and "x0" not in given:
+        grads["x"] = grads["x"] + grads.pop("x0")
+    return expected, grads
+
+
+def main(without):
+    native._FLAGS += (f"-mno-{without}",)
+    assert native.has_layers()
+    for case in CASES:
+        check(*case)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
