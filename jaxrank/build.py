@@ -1,8 +1,7 @@
 """From the config to what it stands for: model, optimizers and what is trained."""
 
-import contextlib
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from jax.sharding import Mesh
@@ -18,7 +17,6 @@ from jaxrank.data.batches import packing
 from jaxrank.errors import InputError
 from jaxrank.features import Schema
 from jaxrank.layout import Layout
-from jaxrank.models import fields
 from jaxrank.program import Predictor
 from jaxrank.timetable import Timetable
 
@@ -27,15 +25,11 @@ def dims_of(schema: Schema, config: ConfigDict) -> dict[str, int]:
     """The dimension of each table of `schema`, by `config.embedding`.
 
     Raises:
-        InputError: a pattern of `dims` matches no table, or a dimension is not positive.
+        InputError: a pattern of `dims` matches no table.
     """
     names = [t.name for t in schema.tables]
     dims = validate.matched("embedding.dims", "table", names, to_plain(config.dims))
-    dim_of = dict.fromkeys(names, config.dim) | dims
-    wrong = {n: dim for n, dim in dim_of.items() if not isinstance(dim, int) or dim < 1}
-    if wrong:
-        raise InputError(f"embedding.dim must be a whole number of at least 1: found {wrong}.")
-    return dim_of
+    return dict.fromkeys(names, config.dim) | dims
 
 
 def make_model(config: ConfigDict, schema: Schema) -> models.Model:
@@ -91,13 +85,11 @@ def make_optimizers(config: ConfigDict, num_steps: int) -> Optimizers:
     scale = dict(batch_size=config.batch_size, num_steps=num_steps)
     # Fields that make the schedule; the others make the optimizer.
     of_rate = inspect.signature(optim.schedule).parameters.keys() - scale.keys()
-    with _within("optim.dense"):
-        rate = optim.schedule(**scale, **{f: dense.pop(f) for f in of_rate})
-        learned = (steps.LOG_VARIANCES,) if config.task_weighting == "uncertainty" else ()
-        settings = dense.pop("settings")
-        optimizer = optim.dense_optimizer(rate=rate, undecayed=learned, **settings, **dense)
-    with _within("optim.tables"):
-        table_rate = optim.schedule(**scale, **{f: tables.pop(f) for f in of_rate})
+    rate = optim.schedule(**scale, **{f: dense.pop(f) for f in of_rate})
+    learned = (steps.LOG_VARIANCES,) if config.task_weighting == "uncertainty" else ()
+    settings = dense.pop("settings")
+    optimizer = optim.dense_optimizer(rate=rate, undecayed=learned, **settings, **dense)
+    table_rate = optim.schedule(**scale, **{f: tables.pop(f) for f in of_rate})
     settings = tables["settings"]
     return Optimizers(optimizer, rate, embedding.make_rule(tables["name"], **settings), table_rate)
 
@@ -129,10 +121,6 @@ def check_config(config: ConfigDict) -> None:
     configs.check(config)
     packing.check_data_shards(config.batch_size, config.data.shards)
     make_timetable(config, rows=1)
-    make_optimizers(config, num_steps=1)  # their settings are checked where they are used
-    model = _tuples(config.model)
-    model.pop("parents")  # names of tasks
-    fields.check(1, model)
 
 
 def make_trainee(
@@ -158,12 +146,9 @@ def make_trainee(
             f"task_weights must have one number a task: found {task_weights}, {tasks} tasks."
         )
     optimizers = make_optimizers(config, num_steps)
-    with _within("optim.tables"):
-        names = [t.name for t in layout.schema.tables]
-        factors = validate.matched("factors", "table", names, to_plain(config.optim.tables.factors))
-        for name, factor in factors.items():
-            if not isinstance(factor, int | float) or not factor >= 0:
-                raise InputError(f"factors: that of {name} must be 0 or more: found {factor!r}.")
+    names = [t.name for t in layout.schema.tables]
+    patterns = to_plain(config.optim.tables.factors)
+    factors = validate.matched("optim.tables.factors", "table", names, patterns)
     settings = {f: config.embedding[f] for f in ("init_std", "l2", "l2_scope", "clip_norm")}
     return steps.Trainee(
         model=make_model(config.model, layout.schema),
@@ -256,17 +241,6 @@ def weights_shape(config: ConfigDict, layout: Layout) -> steps.Weights:
         layout,
         learns_task_weights=config.task_weighting == "uncertainty",
     )
-
-
-@contextlib.contextmanager
-def _within(section: str) -> Iterator[None]:
-    """Names the section of the config in errors that name only a field."""
-    try:
-        yield
-    except InputError as error:
-        raise InputError(f"{section}: {error}") from error
-    except TypeError as error:
-        raise InputError(f"{section}: a field has the wrong type: {error}.") from error
 
 
 def _tuples(section: ConfigDict) -> dict[str, Any]:

@@ -1,298 +1,454 @@
-"""The configuration of a run: every field with its default, its unit and its meaning.
+"""The configuration of a run: every field with its default, unit, bounds and meaning.
 
 A config file starts from `default()` and changes fields; so does the command line
-(`--config.optim.dense.base_rate=0.002`). Sections are the keyword arguments of what they build.
+(`--config.optim.dense.base_rate=0.002`). `check` checks all sections by these declarations, and
+`sections` gives them as dataclasses. docs/config.md and `--help-config` list them.
 """
 
-import difflib
-import numbers
-import os
-import sys
+import dataclasses
+import typing
 from collections.abc import Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from jaxrank.errors import InputError
-from jaxrank.validate import COMPRESSIONS, ORDERS, OVERFLOWS, PLACEMENTS, check_choice
+from jaxrank.data.sources import registry as sources
+from jaxrank.data.spec.features import FeatureSpec
+from jaxrank.embedding import RULES
+from jaxrank.models.fields import SECTIONS as MODELS
+from jaxrank.optim import DECAYS, OPTIMIZERS, SCALINGS
+from jaxrank.validate import (
+    COMPRESSIONS,
+    ORDERS,
+    OVERFLOWS,
+    PLACEMENTS,
+    Variants,
+    default_of,
+    field,
+    is_mapping,
+    parse,
+    rules_of,
+)
 
 
-def default() -> ConfigDict:
-    """A config with all fields; `source` and `features` must be filled in."""
-    c = ConfigDict()
-    c.seed = 0  # of initial values, of dropout and of the order of examples
-    c.batch_size = 4096  # examples per step, over all devices
-    c.num_steps = 0  # either this; 0: unset
-    c.num_epochs = 0.0  # or this: passes over the training split; 0: unset
-    c.steps_per_call = 8  # steps in one launched program; intervals are multiples of it
-    c.log_every_steps = 64  # the progress line; every step is recorded whatever this says
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """Prepared data, and the way to batches."""
 
-    # Raw data, for `prepare`. kind: criteo, csv, parquet, tfrecord or synthetic; see docs/data.md.
-    c.source = ConfigDict()
-    # What is in the raw data; see data/spec/features.py.
-    c.features = ConfigDict(dict(tasks=[], floats=[], ids=[], lists=[], keep=[], time="", group=""))
-    c.features.as_of = ""  # for tasks with a time: when the data was looked at
-    c.features.by_day = False  # a store with the days of features.time apart
-
-    c.data = ConfigDict()
-    c.data.store = ""  # prepared data; empty: WORKDIR/data, prepared from `source` if not there
-    c.data.direct = False  # read Parquet of row numbers as it is, without a store
-    c.data.compression = ""  # of a store's blocks when it is prepared: lz4 or zstd; empty: none
-    c.data.train = "train"  # split to train on, or days of it: train/2024-05-01:2024-05-07
-    c.data.order = "shuffled"  # of days: shuffled together, or days: one by one, each shuffled
-    c.data.valid = "valid"  # split to evaluate on; empty: none; next_day: each before it is read
-    c.data.shards = 8  # independent streams of examples; a multiple of the number of processes
-    c.data.window_blocks = 4  # blocks of a stream that are shuffled together
-    c.data.num_workers = 0  # input processes of each training process; 0: a thread of it
-    c.data.prefetch_batches = 16  # batches made ahead
-    c.data.list_slack = 8.0  # room for packed lists: mean of a group + this many deviations
-    c.data.on_overflow = "error"  # of that room: error, or truncate the longest lists
-
-    c.embedding = ConfigDict()
-    c.embedding.dim = 16  # numbers in a vector
-    c.embedding.dims = ConfigDict()  # table pattern -> dim, where it differs; ? matches a dot
-    c.embedding.init_std = 0.01  # standard deviation of the normal distribution rows start from
-    c.embedding.l2 = 0.0  # adds l2 * row to a row's gradient
-    c.embedding.l2_scope = "read"  # read: rows of the batch; table: all rows, slow for big tables
-    c.embedding.clip_norm = 0.0  # longest gradient of a row; 0: no limit
-    c.embedding.placement = "auto"  # of tables: auto, rows or replicated; see docs/placement.md
-    c.embedding.placements = ConfigDict()  # table pattern -> placement, where it differs
-    c.embedding.exchange_slack = 5.0  # room for rows that travel: mean + this many deviations
-    c.embedding.exchange_capacity = 0  # ids from a device to another in one round; 0: from the data
-
-    # Of cross network and tower, and then of the tasks; a field that the chosen kind does not read
-    # must keep its default.
-    c.model = ConfigDict()
-    c.model.cross = "matrix"  # matrix, low_rank: DCN-V2; mix: DCN-Mix; vector: DCN; dot: DLRM; none
-    c.model.structure = "stacked"  # tower behind the cross layers, or parallel to them
-    c.model.cross_layers = 2  # of matrix, low_rank, mix and vector
-    c.model.cross_rank = 64  # of the matrices of low_rank, and of each expert of mix
-    c.model.cross_experts = 4  # of a layer of mix
-    c.model.bottom_hidden = (128,)  # of dot: widths between the floats and the vectors' dimension
-    c.model.floats_hidden = ()  # of all but dot: widths between the floats and what is crossed
-    c.model.hidden = (256, 128)  # widths of the tower
-    c.model.activation = "relu"  # relu, gelu (by tanh), silu or tanh
-    c.model.norm = "none"  # none, batch (over the global batch) or layer
-    c.model.dropout = 0.0  # share of tower units dropped in training
-    c.model.multitask = "shared_bottom"  # all tasks read the tower; mmoe or ple: experts behind it
-    c.model.experts = 4  # of mmoe; the shared ones of a level of ple
-    c.model.task_experts = 2  # each task's own on a level of ple
-    c.model.levels = 2  # of ple; 1 is CGC
-    c.model.expert_hidden = (128,)  # widths of an expert of mmoe or ple
-    c.model.head_hidden = ()  # widths of each task's own tower
-    c.model.parents = ConfigDict()  # task -> the one it cannot be positive without: ESMM
-    # Of matrix products: highest is float32 on every device; bfloat16 has float32 sums;
-    # mixed_bfloat16 also keeps what lies between layers in bfloat16, for accelerators.
-    c.model.precision = "highest"
-
-    c.task_weights = ()  # weight of each task's loss in the sum; empty: all 1
-    c.task_weighting = "fixed"  # or uncertainty: learned, beside these weights
-    # Per step, of the moving average of all weights that evaluations, predictions and exports then
-    # use; 0: no average.
-    c.ema_decay = 0.0
-
-    rate = dict(
-        base_rate=0.001,  # at base_batch examples per step
-        base_batch=4096,  # examples
-        # rate = base_rate * (batch / base_batch) ** p: none 0, sqrt 1/2, linear 1; sqrt_linear 1/2
-        # up to base_batch, 1 above it
-        scaling="sqrt",
-        warmup_steps=0,  # in which the rate rises, from rate / warmup_steps
-        decay="constant",  # after warm-up: constant, linear, cosine or polynomial
-        decay_steps=0,  # 0: all steps after the warm-up
-        final_fraction=0.0,  # of the rate, at the end of the decay
-        power=1.0,  # of the polynomial decay
+    store: str = field(
+        "", help="prepared data; empty: WORKDIR/data, prepared from `source` if not there"
     )
-    c.optim = ConfigDict()
-    c.optim.dense = ConfigDict(rate)
-    c.optim.dense.name = "adam"  # sgd, momentum, adagrad, adam or adamw
-    c.optim.dense.clip_norm = 0.0  # longest gradient of all parameters together; 0: no limit
-    c.optim.dense.weight_decay = 0.0  # times a weight, added to its gradient; of adamw see optim.py
-    c.optim.tables = ConfigDict(rate | dict(base_rate=0.05, scaling="sqrt_linear"))
-    c.optim.tables.name = "rowwise_adagrad"  # sgd, adagrad, rowwise_adagrad, lazy_adam or ftrl
-    c.optim.dense.factors = ConfigDict()  # parameter pattern -> of its rate; 0 freezes: "cross/*"
-    c.optim.tables.factors = ConfigDict()  # table pattern -> of its rate; ? matches a dot
-    c.optim.dense.settings = ConfigDict()  # of the optimizer, such as b1, b2, eps
-    c.optim.tables.settings = ConfigDict()  # such as initial_accumulator, eps, l1
+    direct: bool = field(False, help="read Parquet of row numbers as it is, without a store")
+    compression: str = field(
+        "", choices=COMPRESSIONS, help="of a store's blocks when it is prepared; empty: none"
+    )
+    train: str = field(
+        "train", help="split to train on, or days of it: train/2024-05-01:2024-05-07"
+    )
+    order: str = field(
+        "shuffled",
+        choices=ORDERS,
+        help="of days. shuffled: together; days: one by one, each shuffled",
+    )
+    valid: str = field(
+        "valid",
+        help="split to evaluate on; empty: none; next_day: each day before it is trained on",
+    )
+    shards: int = field(
+        8,
+        unit="streams",
+        at_least=1,
+        help="independent streams of examples; a multiple of the number of processes",
+    )
+    window_blocks: int = field(
+        4, unit="blocks", at_least=1, help="blocks of a stream that are shuffled together"
+    )
+    num_workers: int = field(
+        0,
+        unit="processes",
+        at_least=0,
+        help="input processes of each training process; 0: a thread of it",
+    )
+    prefetch_batches: int = field(16, unit="batches", at_least=0, help="batches made ahead")
+    list_slack: float = field(
+        8.0,
+        unit="standard deviations",
+        at_least=0,
+        help="room for packed lists: the mean of a group plus this many deviations",
+    )
+    on_overflow: str = field(
+        "error",
+        choices=OVERFLOWS,
+        help="where that room is too small: stop with an error, or truncate the longest lists",
+    )
 
-    c.eval = ConfigDict()
-    c.eval.every_steps = 0  # 0: once per epoch, or day. Every evaluation also saves a checkpoint
-    c.eval.batch_size = 8192  # examples, rounded up to whole groups of 512 on every device
-    c.eval.metric = ""  # as click/auc; empty: the first task's own loss. Picks the best
-    c.eval.stop_patience = 0  # evaluations without improvement before training stops; 0: never
-    c.eval.rate_patience = 0  # the same before both rates are multiplied by rate_factor; 0: never
-    c.eval.rate_factor = 0.1  # of both rates, each time that rate_patience is over
-    c.eval.min_delta = 0.0  # least change of the metric that counts as improvement
 
-    c.checkpoint = ConfigDict()
-    c.checkpoint.every_steps = 0  # more often than at every evaluation; 0: not more often
-    c.checkpoint.keep = 2  # newest checkpoints kept, beside the best one
-    c.checkpoint.keep_every_steps = 0  # and of each so many steps the first one; 0: none
+@dataclasses.dataclass(frozen=True)
+class Embedding:
+    """Tables."""
 
-    c.watch = ConfigDict()
-    c.watch.on_nonfinite = "stop"  # at a loss or gradient that is not: stop, or skip the step
-    c.watch.most_skipped = 10  # steps skipped one after another; at one more training stops
-    # Deviations over the mean of the losses before, from step 101 on; told; 0: never.
-    c.watch.loss_spike = 10.0
-    c.watch.hang_seconds = 1800.0  # in which no call, evaluation or save ends; told; 0: never
+    dim: int = field(16, at_least=1, unit="numbers", help="numbers in a vector")
+    dims: Mapping[str, int] = field(
+        {},
+        at_least=1,
+        unit="numbers",
+        patterns=True,
+        help="table pattern -> dim, where it differs; ? matches a dot",
+    )
+    init_std: float = field(
+        0.01,
+        at_least=0,
+        help="standard deviation of the normal distribution that rows start from",
+    )
+    l2: float = field(0.0, at_least=0, help="adds l2 * row to a row's gradient")
+    l2_scope: str = field(
+        "read",
+        choices=("read", "table"),
+        help="read: rows of the batch; table: all rows, slow for big tables",
+    )
+    clip_norm: float = field(0.0, at_least=0, help="maximum norm of a row's gradient; 0: no limit")
+    placement: str = field("auto", choices=PLACEMENTS, help="of tables; see docs/placement.md")
+    placements: Mapping[str, str] = field(
+        {},
+        choices=PLACEMENTS,
+        patterns=True,
+        help="table pattern -> placement, where it differs; ? matches a dot",
+    )
+    exchange_slack: float = field(
+        5.0,
+        unit="standard deviations",
+        at_least=0,
+        help="room for rows that travel: the mean plus this many deviations",
+    )
+    exchange_capacity: int = field(
+        0,
+        unit="ids",
+        at_least=0,
+        help="ids from one device to another in one round; 0: computed from the data",
+    )
 
-    c.mesh = ConfigDict()
-    c.mesh.replicas = 1  # copies of each split table; must divide the devices
-    c.mesh.devices = 0  # 0: all
-    return c.lock()
 
-
-# Least and, where there is one, greatest value of a field.
-_AT_LEAST: Mapping[str, float] = dict.fromkeys(
-    (
-        "batch_size",
-        "steps_per_call",
-        "log_every_steps",
-        "data.shards",
-        "data.window_blocks",
-        "embedding.dim",
-        "eval.batch_size",
-        "checkpoint.keep",
-        "mesh.replicas",
-    ),
-    1,
-) | dict.fromkeys(
-    (
-        "seed",
-        "num_steps",
-        "num_epochs",
-        "data.num_workers",
-        "data.prefetch_batches",
-        "data.list_slack",
-        "embedding.init_std",
-        "embedding.l2",
-        "embedding.clip_norm",
-        "embedding.exchange_slack",
-        "embedding.exchange_capacity",
-        "eval.every_steps",
-        "eval.stop_patience",
-        "eval.rate_patience",
-        "eval.rate_factor",
-        "eval.min_delta",
-        "checkpoint.every_steps",
-        "checkpoint.keep_every_steps",
-        "watch.most_skipped",
-        "watch.loss_spike",
-        "watch.hang_seconds",
-        "mesh.devices",
-        "task_weights",
-        "ema_decay",
-    ),
-    0,
+_BASE_RATE: dict[str, Any] = dict(at_least=0, help="learning rate at base_batch examples per step")
+_SCALING: dict[str, Any] = dict(
+    choices=SCALINGS,
+    help="p of rate = base_rate * (batch / base_batch) ** p: none 0, sqrt 1/2, linear 1;"
+    " sqrt_linear 1/2 up to base_batch and 1 above it",
 )
 
 
-_AT_MOST = {
-    "watch.hang_seconds": 1e6,
-    "eval.rate_factor": 1,
-    "ema_decay": 0.9999,  # in float32 a slower average would stand still before it is there
-    "seed": 2**31 - 1,
-}
+@dataclasses.dataclass(frozen=True)
+class Rate:
+    """A learning rate; see `optim.schedule`."""
+
+    base_rate: float = field(0.001, **_BASE_RATE)
+    base_batch: int = field(
+        4096, unit="examples", at_least=1, help="batch size that base_rate was chosen for"
+    )
+    scaling: str = field("sqrt", **_SCALING)
+    warmup_steps: int = field(
+        0, unit="steps", at_least=0, help="in which the rate rises, from rate / warmup_steps"
+    )
+    decay: str = field("constant", choices=DECAYS, help="of the rate after the warm-up")
+    decay_steps: int = field(
+        0, unit="steps", at_least=0, help="length of the decay; 0: all steps after the warm-up"
+    )
+    final_fraction: float = field(
+        0.0, at_least=0, at_most=1, help="of the rate, at the end of the decay"
+    )
+    power: float = field(1.0, above=0, help="of the polynomial decay")
 
 
-# Sections whose fields are not those of `default`: their readers check them.
-DATA_SECTIONS = ("source", "features")
+@dataclasses.dataclass(frozen=True)
+class Dense(Rate):
+    """The optimizer of the dense parameters, and its learning rate."""
+
+    name: str = field("adam", choices=OPTIMIZERS, help="the rule")
+    clip_norm: float = field(
+        0.0, at_least=0, help="maximum norm of the gradient of all parameters; 0: no limit"
+    )
+    weight_decay: float = field(
+        0.0,
+        at_least=0,
+        help="times a weight, added to its gradient; under adamw rate * weight_decay * weight is"
+        " taken from the weight instead",
+    )
+    factors: Mapping[str, float] = field(
+        {},
+        at_least=0,
+        patterns=True,
+        help='parameter pattern -> factor of its rate; 0 freezes: "cross/*"',
+    )
+    settings: Any = field(
+        {},
+        variants=Variants("name", OPTIMIZERS),
+        partial=True,
+        help="fields of the rule, such as b1, b2, eps",
+    )
 
 
-PATTERN_FIELDS = (
-    "embedding.dims",
-    "embedding.placements",
-    "optim.dense.factors",
-    "optim.tables.factors",
-)
+@dataclasses.dataclass(frozen=True)
+class Tables(Rate):
+    """The row optimizer of the tables, and its learning rate."""
+
+    base_rate: float = field(0.05, **_BASE_RATE)
+    scaling: str = field("sqrt_linear", **_SCALING)
+    name: str = field("rowwise_adagrad", choices=RULES, help="the rule")
+    factors: Mapping[str, float] = field(
+        {},
+        at_least=0,
+        patterns=True,
+        help="table pattern -> factor of its rate; 0 freezes; ? matches a dot",
+    )
+    settings: Any = field(
+        {},
+        variants=Variants("name", RULES),
+        partial=True,
+        help="fields of the rule, such as initial_accumulator, eps, l1",
+    )
 
 
-NAMED_FIELDS = (
-    *PATTERN_FIELDS,
-    "source.files",
-    "model.parents",
-    "optim.dense.settings",
-    "optim.tables.settings",
-)
+@dataclasses.dataclass(frozen=True)
+class Optim:
+    """Optimizers."""
+
+    dense: Dense = field(Dense(), help="of the dense parameters")
+    tables: Tables = field(Tables(), help="of the tables")
 
 
-def _check_finite(config: ConfigDict, prefix: str) -> None:
-    for name, value in config.items():
-        if isinstance(value, ConfigDict):
-            _check_finite(value, f"{prefix}{name}.")
-            continue
-        for number in value if isinstance(value, tuple | list) else (value,):
-            if isinstance(number, int | float) and not abs(number) <= sys.float_info.max:
-                raise InputError(f"{prefix}{name} must be a finite number: found {value!r}.")
+@dataclasses.dataclass(frozen=True)
+class Eval:
+    """Evaluation while training."""
+
+    every_steps: int = field(
+        0,
+        unit="steps",
+        at_least=0,
+        help="0: once per epoch, or day. Every evaluation also saves a checkpoint",
+    )
+    batch_size: int = field(
+        8192,
+        unit="examples",
+        at_least=1,
+        help="rounded up to whole groups of 512 on every device",
+    )
+    metric: str = field(
+        "", help="picks the best checkpoint, as click/auc; empty: the first task's own loss"
+    )
+    stop_patience: int = field(
+        0,
+        unit="evaluations",
+        at_least=0,
+        help="evaluations without improvement before training stops; 0: never",
+    )
+    rate_patience: int = field(
+        0,
+        unit="evaluations",
+        at_least=0,
+        help="the same before both rates are multiplied by rate_factor; 0: never",
+    )
+    rate_factor: float = field(
+        0.1, at_least=0, at_most=1, help="of both rates, each time that rate_patience is over"
+    )
+    min_delta: float = field(
+        0.0, at_least=0, help="least change of the metric that counts as improvement"
+    )
 
 
-def check(config: ConfigDict) -> None:
-    """Refuses fields that are not there, and numbers that mean nothing.
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """Checkpoints."""
+
+    every_steps: int = field(
+        0,
+        unit="steps",
+        at_least=0,
+        help="more often than at every evaluation; 0: not more often",
+    )
+    keep: int = field(
+        2, unit="checkpoints", at_least=1, help="newest checkpoints kept, beside the best one"
+    )
+    keep_every_steps: int = field(
+        0, unit="steps", at_least=0, help="also keep the first of each so many steps; 0: none"
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Watch:
+    """Watching a run."""
+
+    on_nonfinite: str = field(
+        "stop",
+        choices=("stop", "skip"),
+        help="at a loss or gradient that is not finite: stop, or skip the step",
+    )
+    most_skipped: int = field(
+        10,
+        unit="steps",
+        at_least=0,
+        help="maximum number of steps skipped one after another; at one more training stops",
+    )
+    loss_spike: float = field(
+        10.0,
+        unit="standard deviations",
+        at_least=0,
+        help="over the mean of the losses before, from step 101 on: reported; 0: never",
+    )
+    hang_seconds: float = field(
+        1800.0,
+        unit="seconds",
+        at_least=0,
+        at_most=1e6,
+        help="in which no call, evaluation or save ends: reported; 0: never",
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Mesh:
+    """Devices."""
+
+    replicas: int = field(
+        1, unit="copies", at_least=1, help="copies of each split table; must divide the devices"
+    )
+    devices: int = field(0, unit="devices", at_least=0, help="0: all")
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """A run. `source` and `features` are None where they hold nothing yet."""
+
+    seed: int = field(
+        0,
+        at_least=0,
+        at_most=2**31 - 1,
+        help="of initial values, of dropout and of the order of examples",
+    )
+    batch_size: int = field(
+        4096, unit="examples", at_least=1, help="examples per step, over all devices"
+    )
+    num_steps: int = field(
+        0, unit="steps", at_least=0, help="length; either this or num_epochs; 0: unset"
+    )
+    num_epochs: float = field(
+        0.0,
+        unit="epochs",
+        at_least=0,
+        help="length as passes over the training split; either this or num_steps; 0: unset",
+    )
+    steps_per_call: int = field(
+        8,
+        unit="steps",
+        at_least=1,
+        help="steps in one launched program; intervals are multiples of it",
+    )
+    log_every_steps: int = field(
+        64,
+        unit="steps",
+        at_least=1,
+        help="between progress lines; every step is recorded whatever this says",
+    )
+    source: Any = field(
+        None,
+        variants=Variants("source.kind", sources.KINDS),
+        partial=True,
+        help="raw data, for `prepare`; see docs/data.md",
+    )
+    features: FeatureSpec | None = field(
+        None, partial=True, help="labels, floats, ids and lists of the raw data; see docs/data.md"
+    )
+    data: Data = field(Data(), help="prepared data, and the way to batches")
+    embedding: Embedding = field(Embedding(), help="tables")
+    model: Any = field(
+        {},
+        variants=Variants("model.name", MODELS, default="ranker"),
+        help="the model; see docs/models.md",
+    )
+    task_weights: tuple[float, ...] = field(
+        (), at_least=0, help="weight of each task's loss in the sum; empty: all 1"
+    )
+    task_weighting: str = field(
+        "fixed",
+        choices=("fixed", "uncertainty"),
+        help="uncertainty: learned weights, beside task_weights",
+    )
+    ema_decay: float = field(
+        0.0,
+        at_least=0,
+        at_most=0.9999,  # in float32 a slower average would stand still before it is there
+        help="per step, of the moving average of all weights that evaluations, predictions and"
+        " exports then use; 0: no average",
+    )
+    optim: Optim = field(Optim(), help="optimizers and learning rates")
+    eval: Eval = field(Eval(), help="evaluation while training")
+    checkpoint: Checkpoint = field(Checkpoint(), help="checkpoints")
+    watch: Watch = field(Watch(), help="watching the run")
+    mesh: Mesh = field(Mesh(), help="devices")
+
+
+def default(model: str = "ranker") -> ConfigDict:
+    """A config with all fields; `source` and `features` must be filled in.
+
+    Args:
+        model: name of a registered model, whose fields the section `model` has.
+
+    Raises:
+        InputError: no model has that name.
+    """
+    config = _defaults(Config)
+    config.source = ConfigDict()
+    features = {f.name: default_of(f) for f in dataclasses.fields(FeatureSpec)}
+    config.features = ConfigDict(
+        {k: v if isinstance(v, str | bool) else [] for k, v in features.items()}
+    )
+    config.model = _defaults(MODELS[model])
+    config.model.name = model
+    return config.lock()
+
+
+def _defaults(section: type) -> ConfigDict:
+    """The defaults of a section; sections within it that the data or a name decide are empty."""
+    config = ConfigDict()
+    for entry in dataclasses.fields(section):
+        value = default_of(entry)
+        if dataclasses.is_dataclass(value):
+            value = _defaults(type(value))
+        config[entry.name] = ConfigDict() if value in (None, {}) else value
+    return config
+
+
+def sections(config: ConfigDict) -> Config:
+    """The config as dataclasses, whose sections `source`, `model` and `settings` are of the class
+    that their kind or name chooses.
 
     Raises:
         InputError: naming the field, what it must be and what was found.
     """
-    _check_fields(default(), config, "")
-    _check_finite(config, "")
-    for field, least in _AT_LEAST.items():
-        value: Any = config
-        for part in field.split("."):
-            value = value[part]
-        most = _AT_MOST.get(field, float("inf"))
-        for number in value if isinstance(value, tuple | list) else (value,):
-            if not isinstance(number, int | float) or not least <= number <= most:
-                limit = f" and at most {most}" if field in _AT_MOST else ""
-                raise InputError(f"{field} must be at least {least}{limit}: found {value!r}.")
-    check_choice("data.on_overflow", config.data.on_overflow, OVERFLOWS)
-    check_choice("watch.on_nonfinite", config.watch.on_nonfinite, ("stop", "skip"))
-    check_choice("task_weighting", config.task_weighting, ("fixed", "uncertainty"))
-    check_choice("data.compression", config.data.compression, COMPRESSIONS)
-    check_choice("data.order", config.data.order, ORDERS)
-    check_choice("embedding.l2_scope", config.embedding.l2_scope, ("read", "table"))
-    check_choice("embedding.placement", config.embedding.placement, PLACEMENTS)
+    return parse(Config, config, "", complete=True)
 
 
-def no_such_field(where: str, name: str, fields: list[str]) -> InputError:
-    near = difflib.get_close_matches(name, fields, 1)
-    hint = f" Did you mean {where}{near[0]}?" if near else ""
-    return InputError(f"config: no such field: {where}{name}.{hint}")
+def check(config: ConfigDict) -> None:
+    """Refuses fields that are not there, and values that cannot be, in all sections.
+
+    Raises:
+        InputError: naming the field, what it must be and what was found.
+    """
+    sections(config)
 
 
-def _check_fields(expected: ConfigDict, found: ConfigDict, where: str) -> None:
-    for key in found:
-        name = f"{where}{key}"
-        if key not in expected:
-            raise no_such_field(where, key, list(expected))
-        section, value = expected[key], found[key]
-        if isinstance(section, ConfigDict) != isinstance(value, ConfigDict):
-            kind = "a section" if isinstance(section, ConfigDict) else "a value"
-            raise InputError(f"config: {name} must be {kind}: found {value!r}.")
-        _check_type(section, value, name)
-        if isinstance(section, ConfigDict) and name not in (*DATA_SECTIONS, *NAMED_FIELDS):
-            _check_fields(section, value, f"{name}.")
-    for key in expected:
-        if key not in found:
-            raise InputError(f"config: {where}{key} is missing. Start from config.default().")
+def _named(section: type, where: str = "", patterns: bool = False) -> list[str]:
+    """Paths of the sections that hold values by names that no declaration has."""
+    paths = []
+    kinds = typing.get_type_hints(section)
+    for entry in dataclasses.fields(section):
+        rules, path = rules_of(entry), f"{where}{entry.name}"
+        if dataclasses.is_dataclass(kinds[entry.name]):
+            paths += _named(kinds[entry.name], f"{path}.", patterns)
+        elif is_mapping(kinds[entry.name]) or (rules.variants and entry.name == "settings"):
+            paths += [path] if rules.patterns or not patterns else []
+    return paths
 
 
-# What a field may hold, by the type of its default. ConfigDict looks at what is assigned to one,
-# but not into a section that is assigned whole.
-_TYPES: dict[type, tuple[str, tuple[type, ...]]] = {
-    bool: ("True or False", (bool,)),
-    int: ("a whole number", (numbers.Integral,)),
-    float: ("a number", (numbers.Real,)),
-    str: ("text", (str, os.PathLike)),
-    tuple: ("a tuple", (tuple, list)),
-}
-
-
-def _check_type(default: Any, value: Any, name: str) -> None:
-    kind = type(default)
-    if kind not in _TYPES:
-        return
-    must, types = _TYPES[kind]
-    if not isinstance(value, types) or (isinstance(value, bool) and kind is not bool):
-        raise InputError(f"{name} must be {must}: found {value!r}.")
+PATTERN_FIELDS = tuple(_named(Config, patterns=True))
+NAMED_FIELDS = (*_named(Config), "source.files", "model.parents")
 
 
 # Fields that may change from one start of a run to the next: none changes what it computes.

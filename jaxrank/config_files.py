@@ -13,9 +13,11 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from jaxrank.config import NAMED_FIELDS, PATTERN_FIELDS, check, default, no_such_field
+from jaxrank.config import NAMED_FIELDS, PATTERN_FIELDS, check, default
+from jaxrank.data.sources import registry
 from jaxrank.errors import InputError
 from jaxrank.json_files import to_text
+from jaxrank.validate import no_such_field
 
 
 def _override(config: ConfigDict, given: str) -> ConfigDict:
@@ -64,7 +66,7 @@ def _set_by_name(config: ConfigDict, path: str, value: str) -> bool:
             return True
         name = part.split("[")[0]
         if name not in section:
-            raise no_such_field(where, name, list(section))
+            raise no_such_field(where.removesuffix("."), name, list(section))
         section, where = section[name], f"{where}{name}."
         if not isinstance(section, ConfigDict):
             break
@@ -73,11 +75,10 @@ def _set_by_name(config: ConfigDict, path: str, value: str) -> bool:
 
 def _is_of_source(config: ConfigDict, path: str) -> bool:
     section, _, name = path.partition(".")
-    if section != "source" or not name.isidentifier() or name in config.source:
+    source = config.get("source")
+    if section != "source" or not isinstance(source, ConfigDict) or name in source:
         return False
-    from jaxrank.data.sources import registry  # what a config rarely needs
-
-    return name in registry.fields(config.source.get("kind"))
+    return name in registry.fields(source.get("kind"))
 
 
 def _set_unnamed(config: ConfigDict, path: str, value: str) -> bool:
@@ -159,7 +160,6 @@ def _loaded(path: str | Path) -> ConfigDict:
         _forget(set(sys.modules) - before, Path(beside))
     if not isinstance(config, ConfigDict):
         raise InputError(f"--config: {path}: get_config() must give a ConfigDict: {config!r}.")
-    check(config)
     return config
 
 
@@ -194,10 +194,16 @@ def to_plain(config: Any) -> Any:
 
 def from_plain(tree: Mapping[str, Any]) -> ConfigDict:
     """The inverse of `to_plain`, for a config that was saved with a run."""
-    config = default()
+    config = default(model_name(tree))
     with config.unlocked():
         _fill(config, tree)
     return config
+
+
+def model_name(tree: Mapping[str, Any]) -> str:
+    """The name of the model of a plain config; those of earlier versions had but one."""
+    section = tree.get("model")
+    return section.get("name", "ranker") if isinstance(section, Mapping) else "ranker"
 
 
 def _fill(config: ConfigDict, tree: Mapping[str, Any]) -> None:

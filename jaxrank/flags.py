@@ -2,7 +2,7 @@
 
 import argparse
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import jaxrank
 from jaxrank.errors import InputError
@@ -25,6 +25,16 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise InputError(f"{message}. Try `{self.prog} --help`.")
+
+
+class _HelpConfig(argparse.Action):
+    """Prints the reference of the config and exits."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        from jaxrank import config_reference  # it imports all that has fields
+
+        print(config_reference.text(), end="")
+        parser.exit()
 
 
 def parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
@@ -57,6 +67,12 @@ def _add_config(sub: argparse.ArgumentParser) -> None:
         required=True,
         metavar="FILE",
         help="a config file; any field can be set: --config.optim.dense.base_rate=0.002",
+    )
+    sub.add_argument(
+        "--help-config",
+        action=_HelpConfig,
+        nargs=0,
+        help="show all fields of a config, with defaults, units and bounds, and exit",
     )
 
 

@@ -1,18 +1,16 @@
 """Learning rates, and the optimizer of the dense parameters. (Tables have their own, see
 `embedding`.)"""
 
-import inspect
-import numbers
+import dataclasses
 from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import jax
 import optax
 
 from jaxrank import validate
-from jaxrank.errors import InputError
-from jaxrank.validate import LEAST_EPS, MOST_DECAY, check_choice
+from jaxrank.validate import LEAST_EPS, MOST_DECAY, field, parse
 
 Schedule = Callable[[Any], Any]  # of an integer, traced or not, to a float
 Optimizer: TypeAlias = optax.GradientTransformation
@@ -58,26 +56,10 @@ def schedule(
         batch_size: examples a step over all devices.
         base_batch: the batch size for which base_rate was chosen.
 
-    Raises:
-        InputError: naming the field, what is allowed and what was found.
-
     References:
         Goyal et al., Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour, 2017, for
         linear scaling and gradual warm-up.
     """
-    check_choice("scaling", scaling, SCALINGS)
-    check_choice("decay", decay, DECAYS)
-    _at_least("batch_size", batch_size, 1)
-    _at_least("num_steps", num_steps, 1)
-    _at_least("base_batch", base_batch, 1)
-    _at_least("base_rate", base_rate, 0)
-    _at_least("warmup_steps", warmup_steps, 0)
-    _at_least("decay_steps", decay_steps, 0)
-    if not 0 <= final_fraction <= 1:
-        raise InputError(f"final_fraction must be in [0, 1]: found {final_fraction!r}.")
-    if not power > 0:
-        raise InputError(f"power must be above 0: found {power!r}.")
-
     below, above = SCALINGS[scaling]
     times = batch_size / base_batch
     rate = base_rate * times ** (below if times <= 1 else above)
@@ -96,42 +78,81 @@ def schedule(
     return optax.join_schedules([warmup, after], [warmup_steps])
 
 
-def _sgd(rate: Schedule, decay: Optimizer) -> optax.GradientTransformation:
-    return optax.sgd(rate)
+class Rule(Protocol):
+    """A rule of optax with its settings."""
+
+    def make(self, rate: Schedule, decay: Optimizer) -> Optimizer:
+        """The rule's optimizer; `decay` adds the weights, for rules that decay them themselves."""
+        ...
 
 
-def _momentum(
-    rate: Schedule, decay: Optimizer, *, momentum: float = 0.9, nesterov: bool = False
-) -> optax.GradientTransformation:
-    return optax.sgd(rate, momentum=momentum, nesterov=nesterov)
+@dataclasses.dataclass(frozen=True)
+class Sgd:
+    """Stochastic gradient descent."""
+
+    def make(self, rate: Schedule, decay: Optimizer) -> Optimizer:
+        return optax.sgd(rate)
 
 
-def _adagrad(
-    rate: Schedule, decay: Optimizer, *, initial_accumulator: float = 0.1, eps: float = 1e-7
-) -> optax.GradientTransformation:
-    return optax.adagrad(rate, initial_accumulator_value=initial_accumulator, eps=eps)
+@dataclasses.dataclass(frozen=True)
+class Momentum:
+    """Stochastic gradient descent with momentum."""
+
+    momentum: float = field(0.9, help="decay of the sum of gradients", at_least=0, below=1)
+    nesterov: bool = field(False, help="whether the momentum is Nesterov's")
+
+    def make(self, rate: Schedule, decay: Optimizer) -> Optimizer:
+        return optax.sgd(rate, momentum=self.momentum, nesterov=self.nesterov)
 
 
-def _adam(
-    rate: Schedule, decay: Optimizer, *, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8
-) -> optax.GradientTransformation:
-    return optax.adam(rate, b1=b1, b2=b2, eps=eps)
+@dataclasses.dataclass(frozen=True)
+class AdaGrad:
+    """AdaGrad (Duchi et al. 2011)."""
+
+    initial_accumulator: float = field(
+        0.1, help="initial value of the sums of squared gradients", at_least=0
+    )
+    eps: float = field(1e-7, help="added under the root", at_least=0)
+
+    def make(self, rate: Schedule, decay: Optimizer) -> Optimizer:
+        start = self.initial_accumulator
+        return optax.adagrad(rate, initial_accumulator_value=start, eps=self.eps)
 
 
-def _adamw(
-    rate: Schedule, decay: Optimizer, *, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8
-) -> optax.GradientTransformation:
-    return optax.chain(
-        optax.scale_by_adam(b1=b1, b2=b2, eps=eps), decay, optax.scale_by_learning_rate(rate)
+@dataclasses.dataclass(frozen=True)
+class Adam:
+    """Adam (Kingma and Ba 2015)."""
+
+    b1: float = field(0.9, help="decay of the mean of gradients", at_least=0, at_most=MOST_DECAY)
+    b2: float = field(
+        0.999, help="decay of the mean of squared gradients", at_least=0, at_most=MOST_DECAY
+    )
+    eps: float = field(
+        1e-8,
+        help="added beside the root",
+        at_least=LEAST_EPS,
+        hint="Below the least eps a gradient of 0 gives NaN.",
     )
 
+    def make(self, rate: Schedule, decay: Optimizer) -> Optimizer:
+        return optax.adam(rate, b1=self.b1, b2=self.b2, eps=self.eps)
 
-OPTIMIZERS: Mapping[str, Callable[..., optax.GradientTransformation]] = {
-    "sgd": _sgd,
-    "momentum": _momentum,
-    "adagrad": _adagrad,
-    "adam": _adam,
-    "adamw": _adamw,
+
+@dataclasses.dataclass(frozen=True)
+class AdamW(Adam):
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2019)."""
+
+    def make(self, rate: Schedule, decay: Optimizer) -> Optimizer:
+        adam = optax.scale_by_adam(b1=self.b1, b2=self.b2, eps=self.eps)
+        return optax.chain(adam, decay, optax.scale_by_learning_rate(rate))
+
+
+OPTIMIZERS: Mapping[str, type[Rule]] = {
+    "sgd": Sgd,
+    "momentum": Momentum,
+    "adagrad": AdaGrad,
+    "adam": Adam,
+    "adamw": AdamW,
 }
 
 
@@ -143,7 +164,7 @@ def dense_optimizer(
     weight_decay: float = 0.0,
     undecayed: Collection[str] = (),
     factors: Mapping[str, float] = MappingProxyType({}),
-    **hyper: float,
+    **settings: float,
 ) -> Optimizer:
     """The optimizer called `name`; its step counters start at 0 and work inside `lax.scan`.
 
@@ -161,36 +182,19 @@ def dense_optimizer(
        "/", as "tower/layer_0/kernel"; * stands for any text. Of several patterns the last counts.
        InputError, when the state is made, if one matches nothing.
 
-    Raises:
-        InputError: naming the field, what is allowed and what was found.
-    """
-    check_choice("name", name, OPTIMIZERS)
-    _at_least("clip_norm", clip_norm, 0)
-    _at_least("weight_decay", weight_decay, 0)
-    make = OPTIMIZERS[name]
-    keywords = inspect.signature(make).parameters.values()
-    allowed = [k.name for k in keywords if k.kind is k.KEYWORD_ONLY]
-    for field, value in hyper.items():
-        if field not in allowed:
-            fields = f"only the fields {', '.join(allowed)}" if allowed else "no fields"
-            raise InputError(f"optimizer {name} has {fields} of its own: found {field}.")
-        _at_least(field, value, 0)
-        if field == "momentum" and value >= 1:
-            raise InputError(f"{field} must be in [0, 1): found {value!r}.")
-        if field in ("b1", "b2") and value > MOST_DECAY:
-            raise InputError(f"{field} must be in [0, {MOST_DECAY}]: found {value!r}.")
-        if name in ("adam", "adamw") and field == "eps" and value < LEAST_EPS:
-            raise InputError(
-                f"eps must be at least {LEAST_EPS}, or a gradient of 0 gives NaN: found {value!r}."
-            )
+    Args:
+        name: of OPTIMIZERS.
+        settings: fields of the rule.
 
-    for pattern, factor in factors.items():
-        _at_least(f"factors[{pattern!r}]", factor, 0)
+    Raises:
+        InputError: naming the setting, what is allowed and what was found.
+    """
+    rule = parse(OPTIMIZERS[name], settings, "optim.dense.settings")
     decay = _decay(weight_decay, undecayed)
     parts = [optax.clip_by_global_norm(clip_norm)] if clip_norm > 0 else []
     if weight_decay > 0 and name != "adamw":
         parts.append(decay)
-    parts.append(make(rate, decay, **hyper))
+    parts.append(rule.make(rate, decay))
     if factors:
         parts.append(_scale_by_name(factors))
     return optax.chain(*parts)
@@ -216,7 +220,7 @@ def _scale_by_name(factors: Mapping[str, float]) -> optax.GradientTransformation
     def by_name(params: Any) -> list[tuple[str, float]]:
         paths, _ = jax.tree.flatten_with_path(params)
         names = [_name(path) for path, _ in paths]
-        found = validate.matched("factors", "parameter", names, factors)
+        found = validate.matched("optim.dense.factors", "parameter", names, factors)
         return [(name, found.get(name, 1.0)) for name in names]
 
     def init(params: Any) -> optax.EmptyState:
@@ -234,10 +238,3 @@ def _scale_by_name(factors: Mapping[str, float]) -> optax.GradientTransformation
 def is_schedule(node: Any) -> bool:
     """Whether a node of an optimizer's state is the place in the schedule of its rate."""
     return isinstance(node, optax.ScaleByScheduleState)
-
-
-def _at_least(field: str, value: float, least: int) -> None:
-    if not isinstance(value, numbers.Real):
-        raise InputError(f"{field} must be a number: found {value!r}.")
-    if not value >= least:
-        raise InputError(f"{field} must be at least {least}: found {value!r}.")

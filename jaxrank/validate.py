@@ -1,16 +1,247 @@
-"""Checks of fields: choices, types, bounds, and settings by pattern."""
+"""Declarations of config fields, and the one function that checks a section against them.
+
+A section is a frozen dataclass whose fields `field` makes:
+
+    @dataclasses.dataclass(frozen=True)
+    class Mesh:
+        replicas: int = field(1, help="copies of each split table", at_least=1)
+
+`parse` checks what a config has for it and returns an instance.
+"""
 
 import dataclasses
 import difflib
 import fnmatch
 import math
+import numbers
+import os
+import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from ml_collections import ConfigDict
 
 from jaxrank.errors import InputError
 
 Value = TypeVar("Value")
+Entry = TypeVar("Entry")
+
+COMPRESSIONS = ("", "lz4", "zstd")  # data.compression; empty: none
+ORDERS = ("shuffled", "days")  # data.order
+OVERFLOWS = ("error", "truncate")  # data.on_overflow
+PLACEMENTS = ("auto", "rows", "replicated")  # embedding.placement
+ON_ERROR = ("error", "skip")  # --on-error
+GROWTH = ("strong", "weak")  # --scaling: the batch stays, or grows with the devices
+LEAST_EPS = 1e-37  # of Adam, for layers and tables: less is 0 in float32
+MOST_DECAY = 0.99999  # b1 and b2 of Adam: of more, float32 has 1 - b by more than 1% wrong, or 0
+
+
+class Variants(NamedTuple):
+    """Sections that a field may hold, by name.
+
+    chosen_by: path of the field that names one of them, from the section that has the field.
+    sections: dataclasses by name.
+    default: the name where that field is missing; none: it must be there.
+    """
+
+    chosen_by: str
+    sections: Mapping[str, type]
+    default: str | None = None
+
+
+class Rules(NamedTuple):
+    """Declaration of a field; see `field`."""
+
+    help: str = ""
+    unit: str = ""
+    at_least: float | None = None
+    at_most: float | None = None
+    above: float | None = None
+    below: float | None = None
+    choices: tuple[str, ...] = ()
+    read_when: tuple[str, tuple[str, ...]] | None = None
+    non_empty: bool = False
+    single: bool = False
+    patterns: bool = False
+    hint: str = ""
+    variants: Variants | None = None
+    partial: bool = False
+
+    @property
+    def bounds(self) -> str:
+        """The bounds as text: "at least 0 and below 1"; empty where there are none."""
+        stated = {
+            "at least": self.at_least,
+            "above": self.above,
+            "at most": self.at_most,
+            "below": self.below,
+        }
+        return " and ".join(
+            f"{word} {limit}" for word, limit in stated.items() if limit is not None
+        )
+
+    def admits(self, number: float) -> bool:
+        """Whether a number is within the bounds."""
+        return (
+            (self.at_least is None or number >= self.at_least)
+            and (self.at_most is None or number <= self.at_most)
+            and (self.above is None or number > self.above)
+            and (self.below is None or number < self.below)
+        )
+
+
+_NO_RULES = Rules()
+
+
+def field(
+    default: Any = dataclasses.MISSING,
+    *,
+    help: str,
+    unit: str = "",
+    at_least: float | None = None,
+    at_most: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+    choices: Iterable[str] = (),
+    read_when: tuple[str, tuple[str, ...]] | None = None,
+    non_empty: bool = False,
+    single: bool = False,
+    patterns: bool = False,
+    hint: str = "",
+    variants: Variants | None = None,
+    partial: bool = False,
+) -> Any:
+    """A field of a dataclass that is a section of the config.
+
+    Bounds and choices hold for each value of a tuple or of a mapping.
+
+    Args:
+        default: none: the field must be given.
+        help: the meaning of the field, for the command line and the docs.
+        unit: of its numbers, such as "examples".
+        read_when: (other, values): the field is read only where the field `other` has one of the
+            values. Elsewhere it must keep its default.
+        non_empty: a tuple or mapping must have an entry.
+        single: a tuple may be given as its only entry.
+        patterns: the names of a mapping are patterns, of which the last that matches counts.
+        hint: a sentence that ends each error.
+        variants: the sections that it may hold; by default its type is the only one.
+        partial: a section whose fields may be left out. If the default is None, one that holds only
+            empty values is None.
+    """
+    rules = Rules(
+        help,
+        unit,
+        at_least,
+        at_most,
+        above,
+        below,
+        tuple(choices),
+        read_when,
+        non_empty,
+        single,
+        patterns,
+        hint,
+        variants,
+        partial,
+    )
+    metadata = {"rules": rules}
+    if isinstance(default, dict):
+        return dataclasses.field(default_factory=lambda: dict(default), metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def rules_of(field: dataclasses.Field) -> Rules:
+    """The declaration of a field; of one that `field` did not make it says nothing."""
+    return field.metadata.get("rules", _NO_RULES)
+
+
+def default_of(field: dataclasses.Field) -> Any:
+    """The default of a field, MISSING where it has none."""
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default
+
+
+def parse(cls: type[Entry], section: Any, where: str, *, complete: bool = False) -> Entry:
+    """A dataclass from its section of the config.
+
+    Where the dataclass has a method `check(where)`, it is called last: for rules about several
+    fields.
+
+    Args:
+        cls: the dataclass.
+        section: a ConfigDict or a dict.
+        where: the path of the section, for errors; empty for the whole config.
+        complete: fields with a default must be there too.
+
+    Raises:
+        InputError: an unknown or missing field, a value of a wrong type, out of bounds or no
+            choice, or one that the section's other values leave unread.
+    """
+    if not _is_section(section):
+        raise InputError(f"{where} must be a dict: found {section!r}.")
+    kinds = typing.get_type_hints(cls)
+    fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    for key in section:
+        if key not in fields:
+            raise no_such_field(where, key, fields)
+    values: dict[str, Any] = {}
+    for name, entry in fields.items():
+        place, rules = _join(where, name), rules_of(entry)
+        if name in section:
+            may_be_none = rules.partial and default_of(entry) is None
+            if may_be_none and _is_section(section[name]) and not _holds_any(section[name]):
+                values[name] = None
+            else:
+                whole = complete and not rules.partial
+                values[name] = _field_value(kinds[name], section, name, place, rules, whole)
+        elif complete:
+            raise InputError(f"config: {place} is missing. Start from config.default().")
+        elif (default := default_of(entry)) is not dataclasses.MISSING:
+            values[name] = default
+        else:
+            raise InputError(f"{place} is missing: found {sorted(section)}.")
+    for name, entry in fields.items():
+        _check_read(values, name, default_of(entry), where, rules_of(entry))
+    parsed = cls(**values)
+    check = getattr(parsed, "check", None)
+    if check is not None:
+        check(where)
+    return parsed
+
+
+def require(holds: bool, where: str, must: str, value: Any, hint: str = "") -> None:
+    """Raises InputError unless `holds`: the field `where` must be `must`, which `value` is not."""
+    if not holds:
+        raise InputError(f"{where} must be {must}: found {value!r}.{hint and ' '}{hint}")
+
+
+def check_choice(field: str, value: object, allowed: Iterable[str], hint: str = "") -> None:
+    """Raises InputError unless `value` is one of `allowed`, naming the nearest."""
+    choices = list(allowed)
+    if value not in choices:
+        near = difflib.get_close_matches(str(value), choices, 1)
+        nearest = f"Did you mean {near[0]!r}?" if near else ""
+        must = f"one of {', '.join(map(repr, choices))}"
+        require(False, field, must, value, " ".join(filter(None, (nearest, hint))))
+
+
+def no_such_field(where: str, name: str, fields: Iterable[str]) -> InputError:
+    """The error for a field of a section that has only `fields`."""
+    near = difflib.get_close_matches(str(name), list(fields), 1)
+    hint = f" Did you mean {_join(where, near[0])}?" if near else ""
+    known = "" if near else f" There are {', '.join(sorted(fields)) or 'none'}."
+    return InputError(f"no such field: {_join(where, name)}.{hint}{known}")
+
+
+def nearest(name: str, known: Iterable[str], count: int = 1) -> str:
+    """The known names most like `name`, as a sentence's end: "; the nearest is 'b'"."""
+    close = difflib.get_close_matches(name, sorted(known), n=count, cutoff=0.0)
+    if not close:
+        return ""
+    return f"; the nearest {'is' if len(close) == 1 else 'are'} {', '.join(map(repr, close))}"
 
 
 def matched(
@@ -38,75 +269,6 @@ def matched(
     return found
 
 
-COMPRESSIONS = ("", "lz4", "zstd")  # data.compression; empty: none
-
-
-ORDERS = ("shuffled", "days")  # data.order
-
-
-OVERFLOWS = ("error", "truncate")  # data.on_overflow
-
-
-PLACEMENTS = ("auto", "rows", "replicated")  # embedding.placement
-
-
-ON_ERROR = ("error", "skip")  # --on-error
-GROWTH = ("strong", "weak")  # --scaling: the batch stays, or grows with the devices
-
-
-LEAST_EPS = 1e-37  # of Adam, for layers and tables: less is 0 in float32
-
-
-MOST_DECAY = 0.99999  # b1 and b2 of Adam: of more, float32 has 1 - b by more than 1% wrong, or 0
-
-
-Entry = TypeVar("Entry")
-
-
-def one_of(default: str, choices: Sequence[str]) -> Any:
-    """A field of a dataclass that has one of these values."""
-    return dataclasses.field(default=default, metadata={"choices": tuple(choices)})
-
-
-def nearest(name: str, known: Iterable[str], count: int = 1) -> str:
-    """The known names most like `name`, as a sentence's end: "; the nearest is 'b'"."""
-    close = difflib.get_close_matches(name, sorted(known), n=count, cutoff=0.0)
-    if not close:
-        return ""
-    return f"; the nearest {'is' if len(close) == 1 else 'are'} {', '.join(map(repr, close))}"
-
-
-def check_keys(section: Mapping[str, Any], known: Sequence[str], where: str) -> None:
-    """Refuses a key that nobody reads."""
-    for key in section:
-        if key not in known:
-            raise InputError(f"{where}: has no field {key!r}{nearest(str(key), known)}.")
-
-
-def parse(cls: type[Entry], section: Any, where: str) -> Entry:
-    """A dataclass from its section of the config.
-
-    Raises:
-        InputError: an unknown or missing field, a wrong type, a value that is no choice.
-    """
-    if not isinstance(section, Mapping):
-        raise InputError(f"{where}: must be a dict: found {section!r}.")
-    types = typing.get_type_hints(cls)
-    check_keys(section, list(types), where)
-    values = {}
-    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
-        if field.name in section:
-            place = f"{where}.{field.name}"
-            value = _value(types[field.name], section[field.name], place)
-            choices = field.metadata.get("choices")
-            if choices:
-                check_choice(place, value, choices)
-            values[field.name] = value
-        elif field.default is dataclasses.MISSING:
-            raise InputError(f"{where}: must have a field {field.name!r}: found {sorted(section)}.")
-    return cls(**values)
-
-
 def plain(tree: Any) -> Any:
     """Dicts and tuples, as `dataclasses.asdict` gives them, as dicts and lists."""
     if isinstance(tree, dict):
@@ -116,42 +278,135 @@ def plain(tree: Any) -> Any:
     return tree
 
 
-def _value(kind: Any, value: Any, where: str) -> Any:
+def is_supported(kind: Any) -> bool:
+    """Whether values of a type can be checked, and so stand in a config."""
+    if isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union:
+        return all(is_supported(one) for one in typing.get_args(kind))
     if typing.get_origin(kind) is tuple:
-        return _sequence(typing.get_args(kind)[0], value, where)
-    # A bool is an int to Python, and never meant as one here.
-    is_bool = isinstance(value, bool)
-    if kind is float and isinstance(value, int) and not is_bool:
-        value = float(value)
-    if not isinstance(value, kind) or (kind is int and is_bool):
+        entry, *rest = typing.get_args(kind)
+        return rest == [...] and is_supported(entry)
+    if typing.get_origin(kind) is Mapping:
+        return is_supported(typing.get_args(kind)[1])
+    return kind in _KINDS or kind is types.NoneType or dataclasses.is_dataclass(kind)
+
+
+def is_mapping(kind: Any) -> bool:
+    """Whether a field of that type holds values by names of any kind."""
+    return typing.get_origin(kind) is Mapping
+
+
+def _join(where: str, name: str) -> str:
+    return f"{where}.{name}" if where else str(name)
+
+
+def _is_section(value: Any) -> bool:
+    return isinstance(value, Mapping | ConfigDict)
+
+
+def _holds_any(section: Any) -> bool:
+    values = [section[key] for key in section]
+    return any(len(v) > 0 if _is_section(v) else bool(v) for v in values)
+
+
+def _in_order(section: Any) -> Collection[str]:
+    """The names of a section's fields as they were set; a ConfigDict iterates by name."""
+    return section._fields if isinstance(section, ConfigDict) else section
+
+
+def _check_read(
+    values: Mapping[str, Any], name: str, default: Any, where: str, rules: Rules
+) -> None:
+    if rules.read_when is None:
+        return
+    chooser, allowed = rules.read_when
+    if values[chooser] not in allowed and values[name] != default:
+        hint = f" {rules.hint}" if rules.hint else ""
         raise InputError(
-            f"{where}: must be of type {kind.__name__}:"
-            f" found {value!r}, of type {type(value).__name__}."
+            f"{_join(where, name)} is read only where {_join(where, chooser)} is one of {allowed}:"
+            f" found {values[name]!r}, {_join(where, chooser)} {values[chooser]!r}. Leave it at"
+            f" {default!r}.{hint}"
         )
-    if kind is float and not math.isfinite(value):
-        raise InputError(f"{where}: must be finite: found {value!r}.")
+
+
+def _field_value(
+    kind: Any, section: Any, name: str, where: str, rules: Rules, complete: bool
+) -> Any:
+    """The checked value of a field of a section."""
+    value = section[name]
+    if rules.variants is None:
+        return _value(kind, value, where, rules, complete)
+    if not _is_section(value):
+        raise InputError(f"{where} must be a dict: found {value!r}.")
+    chosen_by = rules.variants.chosen_by.split(".")
+    chosen: Any = section
+    for part in chosen_by:
+        chosen = chosen.get(part) if _is_section(chosen) else None
+    chosen = rules.variants.default if chosen is None else chosen
+    siblings = where.removesuffix(name).removesuffix(".")
+    check_choice(_join(siblings, rules.variants.chosen_by), chosen, rules.variants.sections)
+    return parse(rules.variants.sections[chosen], value, where, complete=complete)
+
+
+def _value(kind: Any, value: Any, where: str, rules: Rules, complete: bool = False) -> Any:
+    """The checked value, of the type of the declaration."""
+    if isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union:
+        options = typing.get_args(kind)
+        if value is None and types.NoneType in options:
+            return None
+        mappings = [one for one in options if typing.get_origin(one) is Mapping]
+        others = [one for one in options if one not in (*mappings, types.NoneType)]
+        suits = mappings if _is_section(value) or not others else others
+        return _value((suits or others)[0], value, where, rules)
+    if dataclasses.is_dataclass(kind):
+        return parse(typing.cast(type, kind), value, where, complete=complete)
+    if typing.get_origin(kind) is tuple:
+        return _sequence(typing.get_args(kind)[0], value, where, rules)
+    if typing.get_origin(kind) is Mapping:
+        return _mapping(typing.get_args(kind)[1], value, where, rules)
+    return _scalar(kind, value, where, rules) if kind in _KINDS else value
+
+
+def _sequence(kind: Any, value: Any, where: str, rules: Rules) -> tuple[Any, ...]:
+    if rules.single and isinstance(value, str | os.PathLike):
+        value = [value]
+    is_list = isinstance(value, Sequence) and not isinstance(value, str | bytes)
+    require(is_list, where, "a list", value, rules.hint)
+    require(bool(value) or not rules.non_empty, where, "a list with an entry", value, rules.hint)
+    return tuple(_value(kind, v, f"{where}[{i}]", rules) for i, v in enumerate(value))
+
+
+def _mapping(kind: Any, value: Any, where: str, rules: Rules) -> dict[str, Any]:
+    require(_is_section(value), where, "a dict", value, rules.hint)
+    require(len(value) > 0 or not rules.non_empty, where, "a dict with an entry", {}, rules.hint)
+    return {
+        str(key): _value(kind, value[key], _join(where, key), rules) for key in _in_order(value)
+    }
+
+
+# A bool is an int to Python, and never meant as one in a config.
+_KINDS: Mapping[Any, tuple[str, tuple[type, ...]]] = {
+    bool: ("True or False", (bool,)),
+    int: ("a whole number", (numbers.Integral,)),
+    float: ("a number", (numbers.Real,)),
+    str: ("text", (str, os.PathLike)),
+}
+
+
+def _scalar(kind: Any, value: Any, where: str, rules: Rules) -> Any:
+    must, accepted = _KINDS[kind]
+    holds = isinstance(value, accepted) and (kind is bool or not isinstance(value, bool))
+    require(holds, where, must, value, rules.hint)
+    if kind in (int, float):
+        require(_is_finite(value), where, "a finite number", value, rules.hint)
+        require(rules.admits(value), where, rules.bounds, value, rules.hint)
+    value = os.fspath(value) if kind is str else kind(value)
+    if rules.choices:
+        check_choice(where, value, rules.choices, rules.hint)
     return value
 
 
-def _sequence(kind: Any, value: Any, where: str) -> tuple[Any, ...]:
-    if kind is str and isinstance(value, str):
-        value = [value]
-    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
-        raise InputError(
-            f"{where}: must be a list: found {value!r}, of type {type(value).__name__}."
-        )
-    places = [f"{where}[{i}]" for i in range(len(value))]
-    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-        return tuple(parse(kind, v, place) for v, place in zip(value, places, strict=True))
-    return tuple(_value(kind, v, place) for v, place in zip(value, places, strict=True))
-
-
-def check_choice(field: str, value: object, allowed: Iterable[str]) -> None:
-    """Raises InputError unless `value` is one of `allowed`, naming the nearest."""
-    choices = list(allowed)
-    if value not in choices:
-        near = difflib.get_close_matches(str(value), choices, 1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise InputError(
-            f"{field} must be one of {', '.join(map(repr, choices))}: found {value!r}.{hint}"
-        )
+def _is_finite(value: Any) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number that is no float
+        return False

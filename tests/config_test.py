@@ -1,14 +1,17 @@
+import functools
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import flax.linen as nn
 import pytest
 from checkout import ROOT
 from ml_collections import ConfigDict
 
-from jaxrank import config, config_files
+from jaxrank import config, config_files, config_reference, optim
 from jaxrank.errors import InputError
-from jaxrank.models.ranker import Ranker
+from jaxrank.models import registry
 from jaxrank.validate import matched
 
 CONFIGS = ROOT / "configs"
@@ -107,8 +110,11 @@ def test_differences_name_each_field_with_both_values():
         ("c.data.shard = 4", "(?s)AttributeError.*shard.*shards"),
         ("c.batch_size = 'many'", "TypeError.*batch_size"),
         ("c.batch_size = 0", "batch_size must be at least 1: found 0"),
-        ("c.task_weights = (1.0, -1.0)", r"task_weights must be at least 0: found \(1.0, -1.0\)"),
-        ("c.task_weights = (float('inf'), 1.0)", r"task_weights must be a finite number: .*inf"),
+        ("c.task_weights = (1.0, -1.0)", r"task_weights\[1\] must be at least 0: found -1.0"),
+        (
+            "c.task_weights = (float('inf'), 1.0)",
+            r"task_weights\[0\] must be a finite number: .*inf",
+        ),
         (
             "c.eval.rate_factor = 2.0",
             "eval.rate_factor must .* at most 1: found 2.0",
@@ -219,6 +225,130 @@ def test_of_several_patterns_the_last_one_counts_whatever_their_names():
         assert matched("embedding.dims", "table", ["user", "ad"], dims) == {"user": 4, "ad": 4}
 
 
-def test_a_model_has_the_defaults_of_the_config_where_a_program_gives_none():
-    fields = dict(config.default().model) | {"parents": ()}  # tasks by name there, here by index
-    assert {name: getattr(Ranker, name) for name in fields} == fields
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("data.shards", 0, "must be at least 1: found 0"),
+        ("steps_per_call", 0, "must be at least 1: found 0"),
+        ("seed", -1, "must be at least 0 and at most 2147483647: found -1"),
+        ("data.window_blocks", 0, "must be at least 1: found 0"),
+        ("data.num_workers", -1, "must be at least 0: found -1"),
+        ("data.prefetch_batches", -2, "must be at least 0: found -2"),
+        ("data.list_slack", -0.5, "must be at least 0: found -0.5"),
+        ("data.list_slack", float("nan"), "must be a finite number: found nan"),
+        ("data.on_overflow", "cut", "must be one of 'error', 'truncate': found 'cut'"),
+        (
+            "optim.dense.scaling",
+            "cubic",
+            "must be one of 'none', 'sqrt', 'linear', 'sqrt_linear': found 'cubic'",
+        ),
+        ("optim.tables.decay", "step", "must be one of 'constant', .*: found 'step'"),
+        ("optim.dense.base_batch", 0, "must be at least 1: found 0"),
+        ("optim.dense.base_rate", -0.1, "must be at least 0: found -0.1"),
+        ("optim.tables.base_rate", float("nan"), "must be a finite number: found nan"),
+        ("optim.dense.warmup_steps", -1, "must be at least 0: found -1"),
+        ("optim.dense.decay_steps", -1, "must be at least 0: found -1"),
+        ("optim.tables.final_fraction", 1.5, "must be at least 0 and at most 1: found 1.5"),
+        ("optim.tables.power", 0.0, "must be above 0: found 0.0"),
+        ("optim.dense.clip_norm", -1.0, "must be at least 0: found -1.0"),
+        ("optim.dense.weight_decay", -1.0, "must be at least 0: found -1.0"),
+        (
+            "optim.dense.name",
+            "adma",
+            "must be one of 'sgd', 'momentum', 'adagrad', 'adam', 'adamw': found 'adma'. Did you"
+            " mean 'adam'",
+        ),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused_by_the_declaration_of_its_field(field, value, message):
+    c = config.default()
+    *sections, name = field.split(".")
+    functools.reduce(getattr, sections, c)[name] = value
+    with pytest.raises(InputError, match=f"^{field} {message}"):
+        config.check(c)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("optim.dense.factors", {"a": -1}, "optim.dense.factors.a must be at least 0: found -1"),
+        ("embedding.dims", {"a*": 0}, r"embedding.dims.a\* must be at least 1: found 0"),
+        ("embedding.placements", {"a": "x"}, "placements.a must be one of .*'rows'.*: found 'x'"),
+        ("model.parents", {"a": 1}, "model.parents.a must be text: found 1"),
+        ("optim.dense.settings", {"momentum": 0.9}, "no such field: optim.dense.settings.momentum"),
+        ("optim.dense.settings", {"eps": -1e-8}, "eps must be at least 1e-37: found -1e-08"),
+        ("optim.dense.settings", {"eps": 0}, "eps must be at least 1e-37: found 0.* gives NaN"),
+        ("optim.dense.settings", {"b1": 1.0}, "b1 must be at least 0 and at most 0.99999: found 1"),
+        ("optim.dense.settings", {"b2": "x"}, "settings.b2 must be a number: found 'x'"),
+        ("optim.tables.settings", {"eps": -5}, "tables.settings.eps must be at least 0: found -5"),
+        ("source", {"kind": "csv", "delimiter": "ab"}, "source.delimiter must be .*: found 'ab'"),
+        ("features", {"ids": [{"columns": "x"}]}, "features.tasks is missing"),
+        ("features", {"tasks": [{"name": "a", "lable": "x"}]}, r"tasks\[0\].lable. Did you mean"),
+    ],
+)
+def test_sections_of_other_names_are_checked_with_the_config(field, value, message):
+    c = config.default()
+    *sections, name = field.split(".")
+    section = functools.reduce(getattr, sections, c)
+    with section.unlocked():
+        section[name] = ConfigDict(value)
+    with pytest.raises(InputError, match=message):
+        config.check(c)
+
+
+def test_sections_are_of_the_classes_that_names_choose():
+    c = config_files.load(CONFIGS / "criteo.py", ["--config.optim.dense.settings.b1=0.8"])
+    found = config.sections(c)
+    assert found.optim.dense.settings == optim.Adam(b1=0.8)
+    assert found.source.files["train"] == c.source.files.train
+    assert found.features.tasks[0].label == "label"
+    assert found.model.dropout == 0.3
+    assert config.sections(config.default()).source is None
+
+
+class Plain(nn.Module):
+    """A model whose fields are declared without rules."""
+
+    tasks: int
+    width: int = 32
+    widths: tuple[int, ...] = (8,)
+    initial: Callable = nn.initializers.zeros
+
+    def __call__(self, inputs, train):
+        return inputs
+
+
+def test_a_module_declares_the_fields_of_the_section_model(monkeypatch):
+    monkeypatch.setitem(registry._MODULES, "plain", Plain)
+    c = config.default(model="plain")
+    assert config_files.to_plain(c.model) == dict(name="plain", width=32, widths=[8], parents={})
+    config.check(c)
+    c.model.width = 64
+    assert config_files.from_plain(config_files.to_plain(c)).model.width == 64
+    assert config.sections(c).model.width == 64
+    with c.model.unlocked(), c.model.ignore_type():
+        c.model.width = "wide"
+    with pytest.raises(InputError, match="model.width must be a whole number: found 'wide'"):
+        config.check(c)
+
+
+def test_the_fields_of_another_model_are_refused(monkeypatch):
+    monkeypatch.setitem(registry._MODULES, "plain", Plain)
+    c = config.default()
+    c.model.name = "plain"
+    with pytest.raises(InputError, match="no such field: model.activation"):
+        config.check(c)
+    c.model.name = "rankr"
+    with pytest.raises(InputError, match="model.name must be one of .*'rankr'.*'ranker'"):
+        config.check(c)
+
+
+def test_a_config_of_a_version_without_names_of_models_is_that_of_the_ranker():
+    plain = config_files.to_plain(config.default())
+    del plain["model"]["name"]
+    assert config_files.from_plain(plain).model.name == "ranker"
+
+
+def test_the_reference_in_the_docs_is_that_of_the_declarations():
+    """After a change: python -m jaxrank.config_reference > docs/config.md"""
+    assert (ROOT / "docs" / "config.md").read_text() == config_reference.markdown()

@@ -8,15 +8,15 @@ A row whose gradient is zero is a row that was read: its moments may decay, as t
 Rows that a step did not read never reach a rule.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 
 from jaxrank.embedding.backends import cpu_rows
-from jaxrank.errors import InputError
-from jaxrank.validate import LEAST_EPS, MOST_DECAY, check_choice
+from jaxrank.validate import LEAST_EPS, MOST_DECAY, check_choice, field, parse
 
 Slots = dict[str, jax.Array]
 
@@ -44,31 +44,50 @@ def _root_scale(total: jax.Array, eps: float) -> jax.Array:
     return jnp.where(total + eps > 0, jax.lax.rsqrt(total + eps), jnp.zeros_like(total))
 
 
-def sgd() -> Rule:
+class Settings(Protocol):
+    """A rule's settings."""
+
+    def rule(self) -> Rule:
+        """The rule with these settings."""
+        ...
+
+
+_START = "initial value of the sums of squared gradients"
+
+
+@dataclasses.dataclass(frozen=True)
+class Sgd:
     """w -= rate * g."""
 
-    def change(rows, slots, grads, rate, step):
-        return -rate * grads, {}
+    def rule(self) -> Rule:
+        def change(rows, slots, grads, rate, step):
+            return -rate * grads, {}
 
-    return Rule({}, change)
+        return Rule({}, change)
 
 
-def adagrad(*, initial_accumulator: float = 0.1, eps: float = 1e-7) -> Rule:
+@dataclasses.dataclass(frozen=True)
+class AdaGrad:
     """a += g^2; w -= rate * g / sqrt(a + eps), element by element, as optax has it.
 
     References:
         Duchi et al., Adaptive Subgradient Methods, JMLR 2011.
     """
 
-    def change(rows, slots, grads, rate, step):
-        squares = grads * grads
-        scale = _root_scale(slots["accumulator"] + squares, eps)
-        return -rate * grads * scale, {"accumulator": squares}
+    initial_accumulator: float = field(0.1, help=_START, at_least=0)
+    eps: float = field(1e-7, help="added under the root", at_least=0)
 
-    return Rule({"accumulator": (True, initial_accumulator)}, change)
+    def rule(self) -> Rule:
+        def change(rows, slots, grads, rate, step):
+            squares = grads * grads
+            scale = _root_scale(slots["accumulator"] + squares, self.eps)
+            return -rate * grads * scale, {"accumulator": squares}
+
+        return Rule({"accumulator": (True, self.initial_accumulator)}, change)
 
 
-def rowwise_adagrad(*, initial_accumulator: float = 0.1, eps: float = 1e-7) -> Rule:
+@dataclasses.dataclass(frozen=True)
+class RowwiseAdaGrad:
     """a += mean(g^2) over the row; w -= rate * g / sqrt(a + eps): one accumulator a row.
 
     References:
@@ -76,39 +95,59 @@ def rowwise_adagrad(*, initial_accumulator: float = 0.1, eps: float = 1e-7) -> R
         Software-Hardware Co-design for Fast and Scalable Training of DLRMs, ISCA 2022.
     """
 
-    def change(rows, slots, grads, rate, step):
-        mean = jnp.mean(grads * grads, axis=1)
-        scale = _root_scale(slots["accumulator"] + mean, eps)
-        return -rate * grads * scale[:, None], {"accumulator": mean}
+    initial_accumulator: float = field(0.1, help=_START, at_least=0)
+    eps: float = field(1e-7, help="added under the root", at_least=0)
 
-    def native(rows, slots, row, grads, rate, width):
-        rows, accumulator = cpu_rows.rowwise_adagrad(
-            rows, slots["accumulator"], row, grads, rate, width=width, eps=eps
-        )
-        return rows, {"accumulator": accumulator}
+    def rule(self) -> Rule:
+        def change(rows, slots, grads, rate, step):
+            mean = jnp.mean(grads * grads, axis=1)
+            scale = _root_scale(slots["accumulator"] + mean, self.eps)
+            return -rate * grads * scale[:, None], {"accumulator": mean}
 
-    return Rule({"accumulator": (False, initial_accumulator)}, change, native)
+        def native(rows, slots, row, grads, rate, width):
+            rows, accumulator = cpu_rows.rowwise_adagrad(
+                rows, slots["accumulator"], row, grads, rate, width=width, eps=self.eps
+            )
+            return rows, {"accumulator": accumulator}
+
+        return Rule({"accumulator": (False, self.initial_accumulator)}, change, native)
 
 
-def lazy_adam(*, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) -> Rule:
+@dataclasses.dataclass(frozen=True)
+class LazyAdam:
     """Adam whose moments move only when their row is read; bias correction by the run's step.
 
     References:
         Kingma and Ba, Adam, ICLR 2015.
     """
 
-    def change(rows, slots, grads, rate, step):
-        count = (step + 1).astype(rows.dtype)
-        change_m = (1 - b1) * (grads - slots["m"])
-        change_v = (1 - b2) * (grads * grads - slots["v"])
-        m = (slots["m"] + change_m) / (1 - b1**count)
-        v = (slots["v"] + change_v) / (1 - b2**count)
-        return -rate * m / (jnp.sqrt(v) + eps), {"m": change_m, "v": change_v}
+    b1: float = field(0.9, help="decay of the mean of gradients", at_least=0, at_most=MOST_DECAY)
+    b2: float = field(
+        0.999, help="decay of the mean of squared gradients", at_least=0, at_most=MOST_DECAY
+    )
+    eps: float = field(
+        1e-8,
+        help="added beside the root",
+        at_least=LEAST_EPS,
+        hint="Below the least eps a gradient of 0 gives NaN.",
+    )
 
-    return Rule({"m": (True, 0.0), "v": (True, 0.0)}, change, counts_steps=True)
+    def rule(self) -> Rule:
+        b1, b2, eps = self.b1, self.b2, self.eps
+
+        def change(rows, slots, grads, rate, step):
+            count = (step + 1).astype(rows.dtype)
+            change_m = (1 - b1) * (grads - slots["m"])
+            change_v = (1 - b2) * (grads * grads - slots["v"])
+            m = (slots["m"] + change_m) / (1 - b1**count)
+            v = (slots["v"] + change_v) / (1 - b2**count)
+            return -rate * m / (jnp.sqrt(v) + eps), {"m": change_m, "v": change_v}
+
+        return Rule({"m": (True, 0.0), "v": (True, 0.0)}, change, counts_steps=True)
 
 
-def ftrl(*, beta: float = 1.0, l1: float = 0.0, l2: float = 0.0) -> Rule:
+@dataclasses.dataclass(frozen=True)
+class Ftrl:
     """FTRL-proximal: w minimises z w + (s + l2) w^2 / 2 + l1 |w|, s = (beta + sqrt(n)) / rate.
 
     n sums squared gradients; z sums g - (s - s before) w, where s before is that of the step that
@@ -124,35 +163,42 @@ def ftrl(*, beta: float = 1.0, l1: float = 0.0, l2: float = 0.0) -> Rule:
         McMahan et al., Ad Click Prediction: a View from the Trenches, KDD 2013.
     """
 
-    def change(rows, slots, grads, rate, step):
-        n, z = slots["n"], slots["z"]
-        divisor = jnp.where(rate > 0, rate, 1)
-        squares = grads * grads
-        strength = (beta + jnp.sqrt(n + squares)) / divisor
-        at_rows = -rows * (strength + l2) - l1 * jnp.sign(rows)
-        new_z = jnp.where(rows != 0, at_rows, z) + grads
-        shrunk = new_z - jnp.sign(new_z) * l1
-        solved = jnp.where(jnp.abs(new_z) > l1, -shrunk / (strength + l2), jnp.zeros_like(rows))
-        # A coordinate without any gradient so far has no n to remember that it was met.
-        moves = (n + squares > 0) & (rate > 0)
+    beta: float = field(1.0, help="added to the root of the sum of squares", at_least=0)
+    l1: float = field(0.0, help="factor of |w|", at_least=0)
+    l2: float = field(0.0, help="factor of w^2 / 2", at_least=0)
 
-        def where_it_moves(new):
-            return jnp.where(moves, new, jnp.zeros_like(new))
+    def rule(self) -> Rule:
+        beta, l1, l2 = self.beta, self.l1, self.l2
 
-        return where_it_moves(solved - rows), {
-            "n": where_it_moves(squares),
-            "z": where_it_moves(new_z - z),
-        }
+        def change(rows, slots, grads, rate, step):
+            n, z = slots["n"], slots["z"]
+            divisor = jnp.where(rate > 0, rate, 1)
+            squares = grads * grads
+            strength = (beta + jnp.sqrt(n + squares)) / divisor
+            at_rows = -rows * (strength + l2) - l1 * jnp.sign(rows)
+            new_z = jnp.where(rows != 0, at_rows, z) + grads
+            shrunk = new_z - jnp.sign(new_z) * l1
+            solved = jnp.where(jnp.abs(new_z) > l1, -shrunk / (strength + l2), jnp.zeros_like(rows))
+            # A coordinate without any gradient so far has no n to remember that it was met.
+            moves = (n + squares > 0) & (rate > 0)
 
-    return Rule({"n": (True, 0.0), "z": (True, 0.0)}, change)
+            def where_it_moves(new):
+                return jnp.where(moves, new, jnp.zeros_like(new))
+
+            return where_it_moves(solved - rows), {
+                "n": where_it_moves(squares),
+                "z": where_it_moves(new_z - z),
+            }
+
+        return Rule({"n": (True, 0.0), "z": (True, 0.0)}, change)
 
 
-RULES: dict[str, Callable[..., Rule]] = {
-    "sgd": sgd,
-    "adagrad": adagrad,
-    "rowwise_adagrad": rowwise_adagrad,
-    "lazy_adam": lazy_adam,
-    "ftrl": ftrl,
+RULES: Mapping[str, type[Settings]] = {
+    "sgd": Sgd,
+    "adagrad": AdaGrad,
+    "rowwise_adagrad": RowwiseAdaGrad,
+    "lazy_adam": LazyAdam,
+    "ftrl": Ftrl,
 }
 
 
@@ -163,21 +209,4 @@ def make_rule(name: str, **settings: Any) -> Rule:
         InputError: no such rule, or it has no such setting.
     """
     check_choice("optim.tables.name", name, RULES)
-    for field, value in settings.items():
-        if not isinstance(value, int | float) or value < 0:
-            raise InputError(
-                f"optim.tables.settings.{field} must be a number, not negative: found {value!r}."
-            )
-        if field in ("b1", "b2") and value > MOST_DECAY:
-            raise InputError(
-                f"optim.tables.settings.{field} must be in [0, {MOST_DECAY}]: found {value!r}."
-            )
-        if name == "lazy_adam" and field == "eps" and value < LEAST_EPS:
-            raise InputError(
-                f"optim.tables.settings.eps must be at least {LEAST_EPS}, or a gradient of 0 gives"
-                f" NaN: found {value!r}."
-            )
-    try:
-        return RULES[name](**settings)
-    except TypeError as error:
-        raise InputError(f"optim.tables.settings: {error}.") from error
+    return parse(RULES[name], settings, "optim.tables.settings").rule()

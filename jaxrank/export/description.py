@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import jaxrank
-from jaxrank.data.spec.features import FeatureSpec, IdSpec
+from jaxrank.data.spec.entries import IdSpec
+from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.spec.parse import feature_spec
 from jaxrank.data.spec.resolve import resolve_again
 from jaxrank.data.store.reader import Store

@@ -49,7 +49,7 @@ class Model(NamedTuple):
 
 def build(*, tasks: int, **config: Any) -> Model:
     """The model of these fields of `Ranker`; InputError for a wrong name or value."""
-    module = Ranker(**check(tasks, config))
+    module = Ranker(**check(Ranker, tasks, config))
 
     def init(
         key: jax.Array,

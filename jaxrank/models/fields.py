@@ -1,103 +1,90 @@
-"""The fields of a model's config: which there are, what they may be, and which are read when."""
+"""The section `model` of a config: the fields of a registered module."""
 
-from collections.abc import Mapping
-from types import MappingProxyType
+import dataclasses
+import functools
+import typing
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jaxrank.errors import InputError
-from jaxrank.models.products import PRECISIONS
-from jaxrank.models.ranker import CROSSES, MULTITASKS, STRUCTURES, Ranker
-from jaxrank.models.tower import ACTIVATIONS, NORMS
-from jaxrank.validate import check_choice
+from jaxrank.models.registry import module_of, names
+from jaxrank.validate import default_of, field, is_supported, parse
 
-_CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "cross": CROSSES,
-        "structure": STRUCTURES,
-        "multitask": MULTITASKS,
-        "activation": tuple(ACTIVATIONS),
-        "norm": NORMS,
-        "precision": PRECISIONS,
-    }
-)
-_NUMBERS = ("cross_layers", "cross_rank", "cross_experts", "levels", "experts", "task_experts")
-_WIDTHS = ("hidden", "bottom_hidden", "floats_hidden", "expert_hidden", "head_hidden")
-
-# field -> the field that decides whether it is read, and at which of its values it is.
-_READ_AT: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
-    {
-        "cross_layers": ("cross", ("matrix", "vector", "low_rank", "mix")),
-        "cross_rank": ("cross", ("low_rank", "mix")),
-        "cross_experts": ("cross", ("mix",)),
-        "bottom_hidden": ("cross", ("dot",)),
-        "floats_hidden": ("cross", tuple(cross for cross in CROSSES if cross != "dot")),
-        "experts": ("multitask", ("mmoe", "ple")),
-        "expert_hidden": ("multitask", ("mmoe", "ple")),
-        "task_experts": ("multitask", ("ple",)),
-        "levels": ("multitask", ("ple",)),
-    }
-)
-# The floats' layers have a field for "dot" and one for all else.
-_INSTEAD = MappingProxyType({"bottom_hidden": "floats_hidden", "floats_hidden": "bottom_hidden"})
-_FIELDS = (*_CHOICES, *_NUMBERS, *_WIDTHS, "dropout", "parents")
+# Fields of a module that the framework gives, and no field of a config.
+_OF_FRAMEWORK = ("parent", "name", "tasks", "parents")
 
 
-def check(tasks: int, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a `Ranker`, lists as tuples; InputError names the first that is wrong."""
+@functools.cache
+def section_of(module: Any) -> type:
+    """The section of a Flax module: a dataclass with its fields, and those that all models have.
+
+    A field whose type no config can hold keeps its default and is not in the section.
+
+    Raises:
+        InputError: a field has no default.
+    """
+    kinds = typing.get_type_hints(module)
+    entries: list[tuple[str, Any, Any]] = [
+        ("name", str, field("ranker", help="name of a registered model"))
+    ]
+    for own in dataclasses.fields(module):
+        if own.name in _OF_FRAMEWORK:
+            continue
+        if default_of(own) is dataclasses.MISSING:
+            raise InputError(f"{module.__name__}.{own.name} must have a default: found none.")
+        if is_supported(kinds[own.name]):
+            factory: Any = functools.partial(default_of, own)
+            entry: Any = dataclasses.field(default_factory=factory, metadata=own.metadata)
+            entries.append((own.name, kinds[own.name], entry))
+    parents = field(
+        {}, help="task -> the one it cannot be positive without (ESMM), by the names of tasks"
+    )
+    entries.append(("parents", Mapping[str, str], parents))
+    section = dataclasses.make_dataclass(module.__name__, entries, frozen=True)
+    section.__doc__ = module.__doc__
+    return section
+
+
+class _Sections(Mapping[str, type]):
+    """The section of each registered model, by name."""
+
+    def __getitem__(self, name: str) -> type:
+        module: Any = module_of(name)
+        return section_of(module)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(names())
+
+    def __len__(self) -> int:
+        return len(names())
+
+
+SECTIONS: Mapping[str, type] = _Sections()
+
+
+def check(module: Any, tasks: int, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a module, given those of the config, with `parents` as numbers of tasks.
+
+    Raises:
+        InputError: naming the first field that is wrong.
+    """
     if not _whole(tasks) or tasks < 1:
         raise InputError(f"a model needs a whole number of tasks, at least 1: found {tasks!r}.")
-    checked = {field: _checked(field, value, tasks) for field, value in config.items()}
-    fields = {name: checked.get(name, getattr(Ranker, name)) for name in _FIELDS}
-    for field, (chooser, values) in _READ_AT.items():
-        default = getattr(Ranker, field)
-        if fields[chooser] not in values and fields[field] != default:
-            other = _INSTEAD.get(field)
-            hint = f" The floats' layers are model.{other} there." if other else ""
-            raise InputError(
-                f"model.{field} is read only where model.{chooser} is one of {values}: found"
-                f" {fields[field]!r}, model.{chooser} {fields[chooser]!r}. Leave it at {default!r}."
-                f"{hint}"
-            )
+    own = {name: value for name, value in config.items() if name not in _OF_FRAMEWORK}
+    section: Any = section_of(module)
+    found: Any = parse(section, own, "model")
+    fields = {
+        entry.name: getattr(found, entry.name)
+        for entry in dataclasses.fields(section)
+        if entry.name not in _OF_FRAMEWORK
+    }
+    if "parents" in config:
+        fields["parents"] = _parents(config["parents"], tasks)
     return {**fields, "tasks": tasks}
-
-
-def _checked(field: str, value: Any, tasks: int) -> Any:
-    if field not in _FIELDS:
-        fields = ", ".join(sorted(_FIELDS))
-        raise InputError(f"a model has only the fields {fields}: found {field}.")
-    if field in _CHOICES:
-        check_choice(f"model.{field}", value, _CHOICES[field])
-    if field in _NUMBERS and not (_whole(value) and value >= 1):
-        hint = " For no cross network set model.cross to 'none'." if field == "cross_layers" else ""
-        raise InputError(
-            f"model.{field} must be a whole number, at least 1: found {value!r}.{hint}"
-        )
-    if field in _WIDTHS:
-        return _widths(field, value)
-    if field == "parents":
-        return _parents(value, tasks)
-    if field == "dropout" and not (_number(value) and 0 <= value < 1):
-        raise InputError(f"model.dropout must be in [0, 1): found {value!r}.")
-    return value
 
 
 def _whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, float) or _whole(value)
-
-
-def _widths(field: str, value: Any) -> tuple[int, ...]:
-    if not isinstance(value, list | tuple) or not all(_whole(v) and v > 0 for v in value):
-        raise InputError(f"model.{field} must be a tuple of widths above 0: found {value!r}.")
-    if field == "expert_hidden" and not value:
-        raise InputError(
-            "model.expert_hidden must have at least one width, or all experts are the same: found"
-            " ()."
-        )
-    return tuple(value)
 
 
 def _parents(value: Any, tasks: int) -> tuple[int, ...]:

@@ -13,9 +13,10 @@ from jaxrank.models.cross import Crossed, LowRankCross, MatrixCross, MixCross, V
 from jaxrank.models.dot import DotInteraction
 from jaxrank.models.experts import MultiGate, ProgressiveExtraction
 from jaxrank.models.pool import AttentionPool
-from jaxrank.models.products import Dense, kept, unrounded
+from jaxrank.models.products import PRECISIONS, Dense, kept, unrounded
 from jaxrank.models.registry import register
-from jaxrank.models.tower import Share, Tower
+from jaxrank.models.tower import ACTIVATIONS, NORMS, Share, Tower
+from jaxrank.validate import field
 
 CROSSES = ("matrix", "vector", "low_rank", "mix", "dot", "none")
 STRUCTURES = ("stacked", "parallel")
@@ -69,25 +70,103 @@ class Ranker(nn.Module):
     """
 
     tasks: int
-    cross: str = "matrix"
-    structure: str = "stacked"
-    cross_layers: int = 2
-    cross_rank: int = 64
-    cross_experts: int = 4
-    bottom_hidden: tuple[int, ...] = (128,)
-    floats_hidden: tuple[int, ...] = ()
-    hidden: tuple[int, ...] = (256, 128)
-    activation: str = "relu"
-    norm: str = "none"
-    dropout: float = 0.0
-    multitask: str = "shared_bottom"
-    experts: int = 4
-    task_experts: int = 2
-    levels: int = 2
-    expert_hidden: tuple[int, ...] = (128,)
-    head_hidden: tuple[int, ...] = ()
+    cross: str = field(
+        "matrix",
+        choices=CROSSES,
+        help="the cross network. matrix, low_rank: DCN-V2; mix: DCN-Mix; vector: DCN; dot: DLRM;"
+        " none",
+    )
+    structure: str = field(
+        "stacked", choices=STRUCTURES, help="tower behind the cross layers, or parallel to them"
+    )
+    cross_layers: int = field(
+        2,
+        at_least=1,
+        read_when=("cross", ("matrix", "vector", "low_rank", "mix")),
+        unit="layers",
+        help="layers of the cross network",
+        hint="For no cross network set model.cross to 'none'.",
+    )
+    cross_rank: int = field(
+        64,
+        at_least=1,
+        read_when=("cross", ("low_rank", "mix")),
+        help="of the matrices of low_rank, and of each expert of mix",
+    )
+    cross_experts: int = field(
+        4,
+        at_least=1,
+        read_when=("cross", ("mix",)),
+        unit="experts",
+        help="experts of a layer of mix",
+    )
+    bottom_hidden: tuple[int, ...] = field(
+        (128,),
+        at_least=1,
+        read_when=("cross", ("dot",)),
+        unit="units",
+        help="widths of the layers between the floats and the vectors' dimension",
+        hint="Without 'dot' the floats' layers are model.floats_hidden.",
+    )
+    floats_hidden: tuple[int, ...] = field(
+        (),
+        at_least=1,
+        read_when=("cross", tuple(cross for cross in CROSSES if cross != "dot")),
+        unit="units",
+        help="widths of the layers between the floats and what is crossed",
+        hint="With 'dot' the floats' layers are model.bottom_hidden.",
+    )
+    hidden: tuple[int, ...] = field(
+        (256, 128), at_least=1, unit="units", help="widths of the tower; empty: no tower"
+    )
+    activation: str = field("relu", choices=ACTIVATIONS, help="of towers and experts; gelu by tanh")
+    norm: str = field(
+        "none", choices=NORMS, help="of towers and experts; batch: over the global batch"
+    )
+    dropout: float = field(
+        0.0, at_least=0, below=1, help="fraction of the units of towers dropped in training"
+    )
+    multitask: str = field(
+        "shared_bottom",
+        choices=MULTITASKS,
+        help="shared_bottom: all tasks read the tower; mmoe or ple: experts behind it",
+    )
+    experts: int = field(
+        4,
+        at_least=1,
+        read_when=("multitask", ("mmoe", "ple")),
+        unit="experts",
+        help="experts of mmoe; the shared ones of a level of ple",
+    )
+    task_experts: int = field(
+        2,
+        at_least=1,
+        read_when=("multitask", ("ple",)),
+        unit="experts",
+        help="each task's own on a level of ple",
+    )
+    levels: int = field(
+        2, at_least=1, read_when=("multitask", ("ple",)), unit="levels", help="of ple; 1 is CGC"
+    )
+    expert_hidden: tuple[int, ...] = field(
+        (128,),
+        at_least=1,
+        non_empty=True,
+        read_when=("multitask", ("mmoe", "ple")),
+        unit="units",
+        help="widths of an expert of mmoe or ple",
+        hint="Experts without a layer would all be the same.",
+    )
+    head_hidden: tuple[int, ...] = field(
+        (), at_least=1, unit="units", help="widths of each task's own tower; empty: none"
+    )
     parents: tuple[int, ...] = ()
-    precision: str = "highest"
+    precision: str = field(
+        "highest",
+        choices=PRECISIONS,
+        help="of matrix products. highest: float32 on every device; bfloat16: with float32 sums;"
+        " mixed_bfloat16: also keeps what lies between layers in bfloat16, for accelerators",
+    )
 
     @nn.compact
     def __call__(

@@ -29,6 +29,11 @@ def register(name: str) -> Callable[[Module], Module]:
     return registered
 
 
+def names() -> list[str]:
+    """The names of all registered models."""
+    return sorted(_MODULES)
+
+
 def module_of(name: str) -> type[nn.Module]:
     """The module of that name.
 

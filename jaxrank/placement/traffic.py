@@ -9,7 +9,8 @@ import numpy as np
 from jaxrank.data import examples as ex
 from jaxrank.data.examples import Examples
 from jaxrank.data.ragged import places_of_lists, positions, ranges, starts_of
-from jaxrank.data.spec.features import FeatureSpec, IdSpec, ListSpec
+from jaxrank.data.spec.entries import IdSpec, ListSpec
+from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.spec.parse import feature_spec
 from jaxrank.data.spec.resolve import build_schema, resolve
 from jaxrank.data.statistics.list_lengths import ListLengths

@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 
 from jaxrank import json_files
 from jaxrank.config import FREE, default
-from jaxrank.config_files import differences, from_plain, to_plain
+from jaxrank.config_files import differences, from_plain, model_name, to_plain
 from jaxrank.data.files import is_local
 from jaxrank.errors import InputError
 from jaxrank.features import Schema
@@ -58,9 +58,8 @@ def check_config(workdir: Path, config: ConfigDict) -> None:
     with processes.together():  # a relative path may be another one in each process
         if not path.is_file():
             return
-        fields = to_plain(default())
         old, new = (
-            _with_paths(_filled(tree, fields), os.path.realpath)
+            _with_paths(_filled(tree, to_plain(default(model_name(tree)))), os.path.realpath)
             for tree in (_read(path), to_plain(config))
         )
         lines = differences(old, new)

@@ -407,11 +407,11 @@ def test_counts_by_products_are_those_of_a_cumsum(size):
 def test_unknown_rule_and_unknown_setting_are_named():
     with pytest.raises(InputError, match="optim.tables.name must be one of .*'adam9'"):
         make_rule("adam9")
-    with pytest.raises(InputError, match="optim.tables.settings: .*'beta7'"):
+    with pytest.raises(InputError, match="no such field: optim.tables.settings.beta7"):
         make_rule("sgd", beta7=1)
-    with pytest.raises(InputError, match="optim.tables.settings.eps must .* negative: found -5"):
+    with pytest.raises(InputError, match="optim.tables.settings.eps must be at least 0: found -5"):
         make_rule("adagrad", eps=-5)
-    with pytest.raises(InputError, match=r"settings.b1 must be in \[0, 0.99999\]: found 1"):
+    with pytest.raises(InputError, match=r"settings.b1 must be .* at most 0.99999: found 1"):
         make_rule("lazy_adam", b1=1)
-    with pytest.raises(InputError, match="settings.eps must be at least 1e-37, .* found 0"):
+    with pytest.raises(InputError, match="settings.eps must be at least 1e-37: found 0.* NaN"):
         make_rule("lazy_adam", eps=0.0)

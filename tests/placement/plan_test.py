@@ -331,8 +331,8 @@ def test_the_picture_is_a_png(capsys, tmp_path):
             ("--topology=v3-8", "--config.data.train=x"),
             r"data.train: must be a split .* one of \['train', 'valid'\]: found 'x'",
         ),
-        (("--topology=v3-8", "--config.optim.dense.name=x"), "optim.dense: name must be one of"),
-        (("--topology=v3-8", "--config.optim.tables.base_rate=-1"), "tables: base_rate must be at"),
+        (("--topology=v3-8", "--config.optim.dense.name=x"), "optim.dense.name must be one of"),
+        (("--topology=v3-8", "--config.optim.tables.base_rate=-1"), "tables.base_rate must be at"),
     ],
 )
 def test_what_cannot_be_planned_is_refused(args, message):

@@ -18,10 +18,10 @@ MOST_MODULES = 12  # of a folder, the top level excepted
 FLOORS = (
     "errors atomic signals features losses",
     "json_files validate layout mesh report plots timetable native",
-    "data embedding models metrics optim runtime flags",
+    "data embedding models metrics optim runtime",
     "step config",
-    "program checkpoints telemetry config_files",
-    "build workdir",
+    "program checkpoints telemetry config_files config_reference",
+    "build workdir flags",
     "placement evaluation",
     "run loop export aot",
     "warm_start bench",

@@ -24,14 +24,8 @@ from jaxrank.data.store.split import Split
 from jaxrank.errors import InputError
 from jaxrank.features import MAX_GROUP, Batch
 from jaxrank.layout import Layout
-from jaxrank.validate import ORDERS, OVERFLOWS, check_choice
 
 _EVALUATION_BLOCKS = 8  # kept for the next batch; they are memory maps
-
-
-def _require(field: str, value: Any, holds: bool, must: str) -> None:
-    if not holds:
-        raise InputError(f"{field}: must be {must}: found {value!r}.")
 
 
 def _process_shares(batch_size: int, shards: int, process: tuple[int, int]) -> range:
@@ -99,8 +93,8 @@ class TrainBatches:
         num_steps: the step to end before.
 
     Raises:
-        InputError: a number out of its range, sizes that do not divide each other, fewer examples
-            than shards; from `next` also what reading and packing raise.
+        InputError: sizes that do not divide each other, fewer examples than shards; from `next`
+            also what reading and packing raise.
     """
 
     def __init__(
@@ -122,17 +116,6 @@ class TrainBatches:
         first_step: int = 0,
         num_steps: int,
     ):
-        for field, value, least in (
-            ("steps_per_call", steps_per_call, 1),
-            ("seed", seed, 0),
-            ("data.window_blocks", window_blocks, 1),
-            ("data.num_workers", num_workers, 0),
-            ("data.prefetch_batches", prefetch_batches, 0),
-            ("data.list_slack", list_slack, 0),
-        ):
-            _require(field, value, value >= least, f"{least} or more")
-        check_choice("data.on_overflow", on_overflow, OVERFLOWS)
-        check_choice("data.order", order, ORDERS)
         if order == "days" and not split.days:
             raise InputError(
                 f"data.order: 'days' must have a split that is stored by day: {split.path} is not."
@@ -280,7 +263,6 @@ class EvaluationBatches:
         prefetch_batches: int = 2,
     ):
         mine = _process_shares(batch_size, shards, process)
-        _require("prefetch_batches", prefetch_batches, prefetch_batches >= 0, "0 or more")
         if batch_size % (MAX_GROUP * shards):
             raise InputError(
                 f"batch_size of an evaluation must be a multiple of {MAX_GROUP} * shards: found"

@@ -10,7 +10,7 @@ from jaxrank.data.encode.columns import Column, column_of, elements, numbers
 from jaxrank.data.encode.labels import not_negative
 from jaxrank.data.ragged import positions
 from jaxrank.data.rejects import BadRows
-from jaxrank.data.spec.features import IdSpec, ListSpec
+from jaxrank.data.spec.entries import IdSpec, ListSpec
 
 
 def id_elements(entry: IdSpec, chunk: Chunk) -> Column:

@@ -17,7 +17,8 @@ from jaxrank.data.encode.row_numbers import row_numbers
 from jaxrank.data.examples import Examples
 from jaxrank.data.keyed_hash import Conceal, concealed
 from jaxrank.data.ragged import places_of_lists
-from jaxrank.data.spec.features import FeatureSpec, IdSpec, ListSpec
+from jaxrank.data.spec.entries import IdSpec, ListSpec
+from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.statistics.new_values import NewValues, first, is_new
 from jaxrank.data.statistics.split import Statistics
 from jaxrank.data.statistics.vocabulary import Vocabulary, hash_rows

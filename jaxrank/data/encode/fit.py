@@ -17,7 +17,8 @@ from jaxrank.data.encode.columns import column_of, numbers, texts
 from jaxrank.data.encode.encoder import id_elements, list_elements, log_transform, raw_floats
 from jaxrank.data.encode.times import seconds
 from jaxrank.data.keyed_hash import Conceal, concealed
-from jaxrank.data.spec.features import FeatureSpec, IdSpec, TableSpec
+from jaxrank.data.spec.entries import IdSpec
+from jaxrank.data.spec.features import FeatureSpec, TableSpec
 from jaxrank.data.statistics.quantiles import Quantiles
 from jaxrank.data.statistics.split import Moments
 from jaxrank.data.statistics.vocabulary import Counter, Vocabulary, build

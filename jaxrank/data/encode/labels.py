@@ -8,8 +8,8 @@ import numpy as np
 from jaxrank.data.chunk import Chunk
 from jaxrank.data.encode.columns import column_of, numbers
 from jaxrank.data.encode.times import seconds
-from jaxrank.data.spec.checks import instant
-from jaxrank.data.spec.features import FeatureSpec, TaskSpec
+from jaxrank.data.spec.entries import TaskSpec, instant
+from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.errors import InputError
 
 _HOUR = 3600.0  # seconds

@@ -4,7 +4,7 @@ A source hands out chunks of a few thousand records as Arrow columns, so its mem
 with the files.
 """
 
-import inspect
+import dataclasses
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Protocol
@@ -15,13 +15,110 @@ from jaxrank.data.files import File
 from jaxrank.data.rejects import Rejects
 from jaxrank.data.sources.parquet import ParquetSource
 from jaxrank.data.sources.text import TextSource
+from jaxrank.data.sources.tf_example import COLUMN_TYPES
 from jaxrank.data.sources.tfrecord import TFRecordSource
+from jaxrank.data.synthetic.arguments import Arguments
 from jaxrank.errors import InputError
-from jaxrank.validate import check_choice, check_keys
+from jaxrank.validate import check_choice, field, parse, require
 
 _MOST_NULLS, _LONGEST_NULL = 64, 64
-_KINDS = ("criteo", "csv", "parquet", "synthetic", "tfrecord")
-_OWN_FIELDS = {"csv": ("delimiter", "null_values"), "tfrecord": ("columns",)}
+_FILES = (
+    "files of each split: a path or URL, a glob, a directory, or a list of those; by name of the"
+    " split: letters, digits, - and _"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Files:
+    """A source that reads files."""
+
+    kind: str = field(help="of the source")
+    files: Mapping[str, Any] = field({}, help=_FILES)
+
+    def check(self, where: str) -> None:
+        _check_splits(self.files, f"{where}.files")
+
+
+@dataclasses.dataclass(frozen=True)
+class Criteo(Files):
+    """The format of Criteo's files: tab-separated, without a header."""
+
+    kind: str = field("criteo", choices=("criteo",), help="Criteo's format")
+
+
+@dataclasses.dataclass(frozen=True)
+class Csv(Files):
+    """Delimited text with a header."""
+
+    kind: str = field("csv", choices=("csv",), help="delimited text with a header")
+    delimiter: str = field(",", help="one ASCII character, but no quote and no end of a line")
+    null_values: tuple[str, ...] = field(
+        (),
+        help=f"texts that are missing values, beside the empty one: at most {_MOST_NULLS} of at"
+        f" most {_LONGEST_NULL} letters",
+    )
+
+    def check(self, where: str) -> None:
+        super().check(where)
+        delimiter, place = self.delimiter, f"{where}.delimiter"
+        holds = bool(re.fullmatch(r"[\x01-\x7f]", delimiter, re.DOTALL))
+        require(holds, place, "one ASCII character", delimiter)
+        must = "neither a quote nor the end of a line"
+        require(delimiter not in '"\r\n', place, must, delimiter)
+        self._check_null_values(f"{where}.null_values")
+
+    def _check_null_values(self, place: str) -> None:
+        values = self.null_values
+        longest = max(values, key=len, default="")
+        # Arrow finds them in a tree that has an end; past it a text is not found, or the process
+        # dies.
+        if len(values) > _MOST_NULLS or len(longest) > _LONGEST_NULL:
+            raise InputError(
+                f"{place} must be at most {_MOST_NULLS} texts of at most {_LONGEST_NULL} letters:"
+                f" found {len(values)}, the longest of {len(longest)}."
+            )
+        for value in values:
+            holds = not re.search("[\n\ud800-\udfff]", value)
+            require(holds, place, "texts in UTF-8, on one line", value)
+
+
+@dataclasses.dataclass(frozen=True)
+class Parquet(Files):
+    """Parquet files."""
+
+    kind: str = field("parquet", choices=("parquet",), help="Parquet")
+
+
+@dataclasses.dataclass(frozen=True)
+class TFRecord(Files):
+    """TFRecord files of tf.Example."""
+
+    kind: str = field("tfrecord", choices=("tfrecord",), help="TFRecord files of tf.Example")
+    columns: Mapping[str, str] | None = field(
+        None,
+        choices=COLUMN_TYPES,
+        non_empty=True,
+        help="the type of each column, by the name of its feature; none: as the first records of"
+        " the first file have them",
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Synthetic(Arguments):
+    """Generated data."""
+
+    def check(self, where: str) -> None:
+        super().check(where)
+        _check_splits(self.rows, f"{where}.rows")
+
+
+KINDS: Mapping[str, type] = {
+    "criteo": Criteo,
+    "csv": Csv,
+    "parquet": Parquet,
+    "synthetic": Synthetic,
+    "tfrecord": TFRecord,
+}
 
 
 class Source(Protocol):
@@ -73,14 +170,9 @@ class Source(Protocol):
 
 
 def fields(kind: str | None) -> list[str]:
-    """What the config's section may hold beside `kind`; nothing where there is no such kind."""
-    if kind not in _KINDS:
-        return []
-    if kind != "synthetic":
-        return ["files", *_OWN_FIELDS.get(kind, ())]
-    from jaxrank.data.synthetic import source as synthetic  # only where it is asked for
-
-    return list(inspect.signature(synthetic.SyntheticSource).parameters)
+    """The fields of the config's section; nothing where there is no such kind."""
+    section: Any = KINDS.get(kind or "")
+    return [f.name for f in dataclasses.fields(section)] if section else []
 
 
 def make_source(source: Mapping[str, Any], used: Collection[str] = ()) -> Source:
@@ -93,74 +185,38 @@ def make_source(source: Mapping[str, Any], used: Collection[str] = ()) -> Source
     Raises:
         InputError: an unknown kind or field, a file that is missing, or headers that differ.
     """
-    kind, rest = _checked(source)
-    if kind == "synthetic":
-        from jaxrank.data.synthetic import source as synthetic
+    section = _section(source)
+    if isinstance(section, Synthetic):
+        from jaxrank.data.synthetic.source import SyntheticSource  # only where it is asked for
 
-        try:
-            inspect.signature(synthetic.SyntheticSource).bind(**rest)
-        except TypeError as error:
-            raise InputError(f"source (kind={kind!r}): {error}.") from error
-        generated = synthetic.SyntheticSource(**rest)
-        _check_splits(generated.splits, "source.rows")
-        return generated
-    if kind == "parquet":
+        return SyntheticSource(**source)
+    if isinstance(section, Parquet):
         return parquet_source(source, used)
-    paths = _files_of_splits(rest.get("files"))
-    if kind == "tfrecord":
-        return TFRecordSource(paths, rest.get("columns"))
-    if kind == "criteo":
+    paths = _files(source, section)
+    if isinstance(section, TFRecord):
+        return TFRecordSource(paths, section.columns)
+    if isinstance(section, Criteo):
         return TextSource(paths, "\t", header=False)
-    delimiter = rest.get("delimiter", ",")
-    if not isinstance(delimiter, str) or not re.fullmatch(r"[\x01-\x7f]", delimiter, re.DOTALL):
-        raise InputError(f"source.delimiter: must be one ASCII character: found {delimiter!r}.")
-    if delimiter in '"\r\n':
-        raise InputError(
-            f"source.delimiter: must not be a quote or the end of a line: found {delimiter!r}."
-        )
-    nulls = _null_values(rest.get("null_values", ()))
-    return TextSource(paths, delimiter, header=True, null_values=nulls)
+    nulls = section.null_values
+    return TextSource(paths, section.delimiter, header=True, null_values=nulls)
 
 
 def parquet_source(source: Mapping[str, Any], used: Collection[str] = ()) -> ParquetSource:
     """As `make_source`, where the kind is "parquet"."""
-    _, rest = _checked(source)
-    return ParquetSource(_files_of_splits(rest.get("files")), used)
+    return ParquetSource(_files(source, _section(source)), used)
 
 
-def _checked(source: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The kind of a section, and its other fields."""
-    rest = dict(source)
-    kind = rest.pop("kind", None)
-    check_choice("source.kind", kind, _KINDS)
-    check_keys(rest, fields(kind), f"source (kind={kind!r})")
-    return kind, rest
+def _section(source: Mapping[str, Any]) -> Any:
+    kind = source.get("kind")
+    check_choice("source.kind", kind, KINDS)
+    return parse(KINDS[str(kind)], source, "source")
 
 
-def _null_values(values: Any) -> list[str]:
-    place = "source.null_values"
-    if not isinstance(values, list | tuple) or not all(isinstance(v, str) for v in values):
-        raise InputError(f"{place}: must be a list of texts: found {values!r}.")
-    longest = max(values, key=len, default="")
-    # Arrow finds them in a tree that has an end; past it a text is not found, or the process dies.
-    if len(values) > _MOST_NULLS or len(longest) > _LONGEST_NULL:
-        raise InputError(
-            f"{place}: must be at most {_MOST_NULLS} texts of at most {_LONGEST_NULL} letters:"
-            f" found {len(values)}, the longest of {len(longest)}."
-        )
-    for value in values:
-        if re.search("[\n\ud800-\udfff]", value):
-            raise InputError(f"{place}: must be texts in UTF-8, on one line: found {value!r}.")
-    return list(values)
-
-
-def _files_of_splits(section: Any) -> dict[str, list[str]]:
-    if not isinstance(section, Mapping) or not section:
-        raise InputError(
-            f"source.files: must be a dict of split names and files: found {section!r}."
-        )
-    _check_splits(section, "source.files")
-    return {split: files.find(value, f"source.files.{split}") for split, value in section.items()}
+def _files(source: Mapping[str, Any], section: Any) -> dict[str, list[str]]:
+    if not section.files:
+        must = "must be a dict of split names and files"
+        raise InputError(f"source.files {must}: found {source.get('files')!r}.")
+    return {name: files.find(at, f"source.files.{name}") for name, at in section.files.items()}
 
 
 def _check_splits(names: Iterable[Any], where: str) -> None:

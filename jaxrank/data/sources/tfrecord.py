@@ -8,7 +8,7 @@ import contextlib
 import itertools
 import struct
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import google_crc32c
 import numpy as np
@@ -21,9 +21,8 @@ from jaxrank.data.rejects import Rejects
 from jaxrank.data.sources import tf_example
 from jaxrank.data.sources.example_columns import Bad, columns_of
 from jaxrank.data.sources.text import empty_file
-from jaxrank.data.sources.tf_example import COLUMN_TYPES, ColumnType
+from jaxrank.data.sources.tf_example import ColumnType
 from jaxrank.errors import InputError
-from jaxrank.validate import check_choice
 
 _RECORDS_PER_CHUNK = 8192
 _BYTES_PER_CHUNK = 16 << 20
@@ -47,15 +46,15 @@ class TFRecordSource:
     """TFRecord files of tf.Example.
 
     Args:
-        columns: the type of each column, of COLUMN_TYPES, by the name of its feature; none: as
-            `tf_example.infer` finds them in the first records of the first file.
+        columns: the type of each column, of `tf_example.COLUMN_TYPES`, by the name of its feature;
+            none: as `tf_example.infer` finds them in the first records of the first file.
 
     Raises:
-        InputError: no such type, or nothing to infer them from.
+        InputError: there is nothing to infer them from.
     """
 
     def __init__(
-        self, paths_of: Mapping[str, Sequence[str]], columns: Mapping[str, Any] | None = None
+        self, paths_of: Mapping[str, Sequence[str]], columns: Mapping[str, str] | None = None
     ):
         self._paths_of = paths_of
         if columns is None:
@@ -63,7 +62,7 @@ class TFRecordSource:
             first = itertools.islice(read_records(path), _INFERRED_FROM)
             self._types = tf_example.infer((r.data for r in first if r.intact), path)
         else:
-            self._types = _checked(columns)
+            self._types = {name: ColumnType.parse(text) for name, text in columns.items()}
 
     @property
     def splits(self) -> list[str]:
@@ -127,16 +126,6 @@ class TFRecordSource:
             chunk = chunk.without(np.fromiter(first_of, np.int64, len(first_of)))
         if chunk.batch.num_rows:
             yield chunk
-
-
-def _checked(columns: Any) -> dict[str, ColumnType]:
-    if not isinstance(columns, Mapping) or not columns:
-        raise InputError(
-            f"source.columns: must be a dict of features and their types: found {columns!r}."
-        )
-    for name, text in columns.items():
-        check_choice(f"source.columns[{name!r}]", text, COLUMN_TYPES)
-    return {name: ColumnType.parse(text) for name, text in columns.items()}
 
 
 def read_records(path: str) -> Iterator[Record]:

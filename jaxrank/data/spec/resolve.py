@@ -9,7 +9,8 @@ import numpy as np
 import xxhash
 
 from jaxrank import json_files
-from jaxrank.data.spec.features import COLUMNS_OF_TASKS, FeatureSpec, ListSpec, TableSpec
+from jaxrank.data.spec.entries import COLUMNS_OF_TASKS, ListSpec
+from jaxrank.data.spec.features import FeatureSpec, TableSpec
 from jaxrank.errors import InputError
 from jaxrank.features import RESERVED_ROWS, Categorical, Dense, Ragged, Schema, Table, Task
 from jaxrank.validate import nearest

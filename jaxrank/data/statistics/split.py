@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxrank.data.spec.features import FeatureSpec, FloatSpec, IdSpec, ListSpec, TaskSpec
+from jaxrank.data.spec.entries import FloatSpec, IdSpec, ListSpec, TaskSpec
+from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.statistics.hyperloglog import Distinct
 from jaxrank.data.statistics.list_lengths import ListLengths
 from jaxrank.data.statistics.new_values import Counted, NewValues

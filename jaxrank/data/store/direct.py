@@ -27,7 +27,8 @@ from jaxrank.data.encode.fit import NOTHING, lessons
 from jaxrank.data.examples import Examples
 from jaxrank.data.sources.parquet import UNREADABLE, ParquetSource, not_parquet, open_unchanged
 from jaxrank.data.sources.registry import parquet_source
-from jaxrank.data.spec.features import FeatureSpec, IdSpec, ListSpec
+from jaxrank.data.spec.entries import IdSpec, ListSpec
+from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.spec.parse import feature_spec
 from jaxrank.data.spec.resolve import build_schema, resolve
 from jaxrank.data.statistics.list_lengths import ListLengths

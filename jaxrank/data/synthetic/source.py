@@ -25,7 +25,7 @@ left out, and of a conversion after any delay.
 import functools
 import math
 import zlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,20 +34,11 @@ import pyarrow as pa
 from jaxrank.data.chunk import Chunk, Part, numbered
 from jaxrank.data.files import File
 from jaxrank.data.rejects import Rejects
-from jaxrank.data.synthetic.arguments import (
-    check,
-    check_numbers,
-    check_rates,
-    check_share,
-    check_sizes,
-    checked_ids,
-    checked_lists,
-    checked_rows,
-    make_clock,
-)
+from jaxrank.data.synthetic.arguments import Arguments
 from jaxrank.data.synthetic.clock import days_since_start
 from jaxrank.data.synthetic.drift import OTHER_SEED, Drift
 from jaxrank.data.synthetic.truth import Rows, Truth
+from jaxrank.validate import parse
 
 _CHUNK_ROWS = 32_768  # drawn from one random stream, so it is part of what the data is
 _PART_CHUNKS = 16
@@ -70,62 +61,21 @@ class SyntheticSource:
     """Generated splits; the same rows for the same arguments, and one split never another's.
 
     Args:
-        rows: number of rows of each split.
-        seed: of the planted effects and of the rows.
-        floats: number of float columns.
-        missing: share of missing values in the odd float columns.
-        ids: rows of each id column.
-        exponent: of the power law of ids.
-        lists: `rows`, `mean_length` and perhaps `weighted` of each list column.
-        signal: standard deviation of the logits.
-        click_rate: average probability of a click.
-        conversion_rate: average probability of a conversion of a click.
-        days: over which the rows of every split, or by name of each, are spread; 0: no times.
-        first_day: by name of the split, its first day, counted from 2024-01-01; 0 if not there.
-        drift: standard deviations that intercept and effects move over a day; see `Drift`.
-        delay_hours: mean of the exponential time from a click to its conversion; 0: no such column.
-        negative_rate: share of the rows without a click that are kept; `rows` counts all of them.
+        arguments: the fields of `Arguments`.
 
     Raises:
-        InputError: a number out of its range, an unknown key of a list.
+        InputError: a field is missing, unknown or out of range.
     """
 
-    def __init__(
-        self,
-        *,
-        rows: Mapping[str, int],
-        seed: int,
-        floats: int = 13,
-        missing: float = 0.1,
-        ids: Sequence[int] = (),
-        exponent: float = 1.05,
-        lists: Sequence[Mapping[str, Any]] = (),
-        signal: float = 1.5,
-        click_rate: float = 0.25,
-        conversion_rate: float = 0.3,
-        days: int | Mapping[str, int] = 0,
-        first_day: Mapping[str, int] | None = None,
-        drift: float = 0,
-        delay_hours: float = 0,
-        negative_rate: float = 1,
-    ):
-        self._rows, self._ids = checked_rows(rows), checked_ids(ids)
-        self._lists = checked_lists(lists)
-        check_sizes({"seed": seed, "floats": floats})
-        check_share("missing", missing, "in [0, 1)")
-        check_share("negative_rate", negative_rate, "in (0, 1]")
-        check_numbers(
-            {"exponent": exponent, "signal": signal, "drift": drift, "delay_hours": delay_hours}
-        )
-        check_rates({"click_rate": click_rate, "conversion_rate": conversion_rate})
-        self._clock = make_clock(self._rows, days, first_day or {})
-        for name, number in (("drift", drift), ("delay_hours", delay_hours)):
-            check(name, number, self._clock is not None or not number, "0 without days")
-        self._seed, self._floats, self._missing = seed, floats, missing
-        self._exponent, self._signal = exponent, signal
-        self._rates = click_rate, conversion_rate
-        self._drift_size, self._delay_hours = drift, delay_hours
-        self._negative_rate = negative_rate
+    def __init__(self, **arguments: Any):
+        found = parse(Arguments, arguments, "source")
+        self._rows, self._ids, self._lists = found.rows, found.ids, found.lists
+        self._clock = found.clock
+        self._seed, self._floats, self._missing = found.seed, found.floats, found.missing
+        self._exponent, self._signal = found.exponent, found.signal
+        self._rates = found.click_rate, found.conversion_rate
+        self._drift_size, self._delay_hours = found.drift, found.delay_hours
+        self._negative_rate = found.negative_rate
 
     @functools.cached_property
     def _truth(self) -> Truth:

@@ -312,17 +312,6 @@ def test_windows_tile_a_piece_and_do_not_all_change_at_the_same_time():
         ),
         ({"batch_size": 0}, r"batch_size: must be 1 or more: found 0"),
         ({"shards": 0}, r"data\.shards: must be 1 or more: found 0"),
-        ({"steps_per_call": 0}, r"steps_per_call: must be 1 or more: found 0"),
-        ({"seed": -1}, r"seed: must be 0 or more: found -1"),
-        ({"window_blocks": 0}, r"data\.window_blocks: must be 1 or more: found 0"),
-        ({"num_workers": -1}, r"data\.num_workers: must be 0 or more: found -1"),
-        ({"prefetch_batches": -2}, r"data\.prefetch_batches: must be 0 or more: found -2"),
-        ({"list_slack": -0.5}, r"data\.list_slack: must be 0 or more: found -0\.5"),
-        ({"list_slack": float("nan")}, r"data\.list_slack: must be 0 or more: found nan"),
-        (
-            {"on_overflow": "cut"},
-            r"data\.on_overflow must be one of 'error', 'truncate': found 'cut'",
-        ),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused_with_the_numbers(store, changes, message):

@@ -13,7 +13,7 @@ from jaxrank.data.chunk import Chunk, numbered
 from jaxrank.data.encode import times
 from jaxrank.data.encode.columns import column_of
 from jaxrank.data.rejects import BadRows
-from jaxrank.data.spec import checks
+from jaxrank.data.spec import entries
 from jaxrank.errors import InputError
 
 UTC = datetime.UTC
@@ -143,7 +143,7 @@ def test_days_are_those_of_utc():
 
 
 def test_one_instant_of_a_config():
-    assert checks.instant("2024-05-01", "features.as_of") == 1_714_521_600
-    assert checks.instant("2024-05-01T02:00:00+02:00", "features.as_of") == 1_714_521_600
-    with pytest.raises(InputError, match=r"features.as_of: must be a time .*: found 'today'"):
-        checks.instant("today", "features.as_of")
+    assert entries.instant("2024-05-01", "features.as_of") == 1_714_521_600
+    assert entries.instant("2024-05-01T02:00:00+02:00", "features.as_of") == 1_714_521_600
+    with pytest.raises(InputError, match=r"features.as_of must be a time .*: found 'today'"):
+        entries.instant("today", "features.as_of")

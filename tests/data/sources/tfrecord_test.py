@@ -250,10 +250,10 @@ def test_two_kinds_of_one_feature_and_no_features_cannot_be_inferred(tmp_path):
     [
         (
             {"i": "int32"},
-            r"source\.columns\['i'\] must be one of 'bytes'.*'list<int64>'.*: found 'int32'",
+            r"source\.columns\.i must be one of 'bytes'.*'list<int64>'.*: found 'int32'",
         ),
-        ({}, r"source\.columns: must be a dict of features and their types: found \{\}"),
-        (["i"], r"source\.columns: must be a dict"),
+        ({}, r"source\.columns must be a dict with an entry: found \{\}"),
+        (["i"], r"source\.columns must be a dict"),
     ],
 )
 def test_columns_that_cannot_be_are_refused(tmp_path, columns, message):

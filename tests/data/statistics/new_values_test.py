@@ -22,7 +22,8 @@ from jaxrank.data.encode.encoder import Encoder
 from jaxrank.data.prepare.beam import Beam
 from jaxrank.data.prepare.passes import prepare
 from jaxrank.data.prepare.runners import Local
-from jaxrank.data.spec.features import FeatureSpec, IdSpec, ListSpec
+from jaxrank.data.spec.entries import IdSpec, ListSpec
+from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.statistics import new_values
 from jaxrank.data.statistics.split import Statistics
 from jaxrank.data.statistics.vocabulary import Vocabulary

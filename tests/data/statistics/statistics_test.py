@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from jaxrank.data.chunk import Chunk, numbered
 from jaxrank.data.encode.encoder import Encoder
 from jaxrank.data.rejects import BadRows
-from jaxrank.data.spec.features import FeatureSpec, FloatSpec, IdSpec, ListSpec, TaskSpec
+from jaxrank.data.spec.entries import FloatSpec, IdSpec, ListSpec, TaskSpec
+from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.statistics import report
 from jaxrank.data.statistics import split as statistics_module
 from jaxrank.data.statistics.hyperloglog import Distinct

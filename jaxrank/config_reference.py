@@ -1,0 +1,123 @@
+"""The reference of all config fields, made from their declarations.
+
+python -m jaxrank.config_reference > docs/config.md
+"""
+
+import dataclasses
+import typing
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from jaxrank import optim
+from jaxrank.config import Config
+from jaxrank.data.sources import registry
+from jaxrank.embedding import RULES
+from jaxrank.models.fields import SECTIONS
+from jaxrank.validate import default_of, rules_of
+
+_INTRODUCTION = """# Config reference
+
+Written by `python -m jaxrank.config_reference > docs/config.md` from the declarations of fields.
+`jaxrank train --help-config` prints the same. A field without a default must be given.
+"""
+
+
+class Section(NamedTuple):
+    """The fields of one section.
+
+    title: path of the section, with its condition if other sections can stand in its place.
+    path: of its fields, in front of their names.
+    """
+
+    title: str
+    path: str
+    declaration: type
+
+
+def sections(models: Iterable[str]) -> Iterator[Section]:
+    """All sections in the order of the config; those that a kind or name chooses, one by one."""
+    kinds = typing.get_type_hints(Config)
+    yield Section("The run", "", Config)
+    for kind, source in registry.KINDS.items():
+        yield Section(f'source, kind "{kind}"', "source", source)
+    shapes = typing.get_type_hints(registry.KINDS["synthetic"])["lists"]
+    yield Section('source.lists[i], kind "synthetic"', "source.lists[i]", _entry(shapes))
+    features: Any = next(
+        k for k in typing.get_args(kinds["features"]) if dataclasses.is_dataclass(k)
+    )
+    yield Section("features", "features", features)
+    for name, kind in typing.get_type_hints(features).items():
+        if _entry(kind):
+            yield Section(f"features.{name}[i]", f"features.{name}[i]", _entry(kind))
+    for name in ("data", "embedding"):
+        yield Section(name, name, kinds[name])
+    for name in models:
+        yield Section(f'model, name "{name}"', "model", SECTIONS[name])
+    for name in ("dense", "tables"):
+        path = f"optim.{name}"
+        yield Section(path, path, typing.get_type_hints(kinds["optim"])[name])
+        variants: Mapping[str, type] = optim.OPTIMIZERS if name == "dense" else RULES
+        for rule, settings in variants.items():
+            if dataclasses.fields(settings):
+                yield Section(f'{path}.settings, name "{rule}"', f"{path}.settings", settings)
+    for name in ("eval", "checkpoint", "watch", "mesh"):
+        yield Section(name, name, kinds[name])
+
+
+def _entry(kind: Any) -> Any:
+    """The dataclass of the entries of a list; None if they are of another type."""
+    inner = typing.get_args(kind)[:1]
+    return inner[0] if inner and dataclasses.is_dataclass(inner[0]) else None
+
+
+def rows(section: Section) -> Iterator[tuple[str, str, str, str, str]]:
+    """Name, default, unit, allowed values and help of each field of a section."""
+    for entry in dataclasses.fields(section.declaration):
+        value, rules = default_of(entry), rules_of(entry)
+        if section.declaration is Config and (value is None or _is_section(value, entry.name)):
+            continue
+        shown = "" if value is dataclasses.MISSING else repr(value)
+        allowed = ", ".join(map(repr, rules.choices)) or rules.bounds
+        if rules.read_when is not None:
+            chooser, values = rules.read_when
+            told = f"read where {chooser} is {' or '.join(values)}"
+            allowed = f"{allowed}; {told}" if allowed else told
+        yield entry.name, shown, rules.unit, allowed, rules.help
+
+
+def _is_section(value: Any, name: str) -> bool:
+    return dataclasses.is_dataclass(value) or name == "model"
+
+
+def markdown() -> str:
+    """The page docs/config.md, of the built-in models."""
+    lines = [_INTRODUCTION]
+    for section in sections(["ranker"]):
+        about = (section.declaration.__doc__ or "").strip().partition("\n")[0]
+        lines += [f"## {section.title}", "", *([about, ""] if about else [])]
+        lines += [
+            "| field | default | unit | allowed | meaning |",
+            "| --- | --- | --- | --- | --- |",
+        ]
+        for name, shown, unit, allowed, help in rows(section):
+            cells = (f"`{name}`", f"`{shown}`" if shown else "", unit, allowed, help)
+            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        lines.append("")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def text() -> str:
+    """The reference for a terminal: a line for each field and its default, then what it means."""
+    lines = []
+    for section in sections(SECTIONS):
+        lines += ["", f"{section.title}:"]
+        for name, shown, unit, allowed, help in rows(section):
+            path = f"{section.path}.{name}" if section.path else name
+            stated = "; ".join(filter(None, (unit, allowed)))
+            lines.append(f"  --config.{path}={shown}" + (f"  ({stated})" if stated else ""))
+            lines.append(f"      {help}")
+    return "\n".join(lines).lstrip("\n") + "\n"
+
+
+if __name__ == "__main__":
+    print(markdown(), end="")

@@ -1,0 +1,312 @@
+"""The entries of the section `features`: tasks, floats, ids and lists."""
+
+import dataclasses
+import datetime
+from collections.abc import Mapping
+
+import numpy as np
+
+from jaxrank.errors import InputError
+from jaxrank.features import KINDS, RESERVED_ROWS
+from jaxrank.validate import field, require
+
+ENCODINGS = ("vocabulary", "hash", "integer")
+BAD_ID_POLICIES = ("error", "oov", "hash", "clip")
+COMBINERS = ("sum", "mean", "sqrtn", "none")
+
+# The fields of a task that name a column.
+COLUMNS_OF_TASKS = ("label", "mask", "weight", "truth", "negative_rate_column", "time")
+
+_MAX_ROWS = 2**31 - 1  # rows are int32, and the largest is PAD
+_MAX_BUCKETS = 2**16  # as many as `Quantiles` can tell apart
+_BINARY = ("kind", ("binary",))
+_COUNTED = ("encoding", ("vocabulary",))
+
+_COLUMNS = "columns or patterns of them; a text stands for a list of one"
+_TABLE = "the embedding table; empty: one of the column's own name"
+_MIN_COUNT = "values seen less often in the training split are unknown"
+_MAX_VALUES = "only the most frequent values are known, at most this many; 0: no limit"
+_ROWS = (
+    "rows of the table: with the two reserved ones (hash), or as the data numbers them (integer);"
+    " a vocabulary and buckets give it themselves"
+)
+_SALT = (
+    "goes before each value when it is hashed; features that share a table may have different ones,"
+    " and equal values of theirs then have different rows"
+)
+_ON_BAD_ID = (
+    "what becomes of a whole number, of any size, that is none of the `rows`. error: the"
+    " preparation stops; oov: all share one more row, the table's last; hash: its row is a hash of"
+    " it; clip: the first row if it is negative, else the last"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskSpec:
+    """A label column, with what may go with it.
+
+    Only a binary task may have `truth`, a rate of negatives or a `time`. The rates are for data of
+    which negatives were left out, with predictions that are still of all traffic; `time` is for
+    conversions that come later than their click.
+
+    References:
+        King & Zeng, Logistic Regression in Rare Events Data, 2001, for both corrections.
+    """
+
+    name: str = field(help="of the task, in metrics and predictions; without '/'")
+    label: str = field(
+        "",
+        help="the column of labels; with `time` it may be left out, and tells only where the label"
+        " is unknown",
+    )
+    kind: str = field(
+        "binary",
+        choices=KINDS,
+        help="of the labels, which may all be empty. binary: 0 or 1, or false or true; real: a"
+        " finite number; count: a whole number, 0 or more",
+    )
+    mask: str = field(
+        "", help="a column: 0 or false where the label is unknown, 1 or true where it is known"
+    )
+    weight: str = field("", help="a column with each example's weight for this task")
+    truth: str = field(
+        "",
+        read_when=_BINARY,
+        help="a column with the planted probability of generated data, of all traffic",
+    )
+    negative_rate: float = field(
+        1.0,
+        at_least=1e-38,  # its inverse is a weight, which is float32
+        at_most=1,
+        read_when=_BINARY,
+        help="fraction of the negatives that was kept in the data",
+    )
+    negative_rate_column: str = field(
+        "",
+        read_when=_BINARY,
+        help="a column with that fraction, where it is not everywhere the same: that with which"
+        " each example would have been kept if it were negative; positives have it too",
+    )
+    negative_correction: str = field(
+        "weight",
+        choices=("weight", "shift"),
+        help="weight: a negative counts 1 / rate times, in the loss and in metrics; shift:"
+        " log(rate) is taken from the logit before the loss, for which every example counts once,"
+        " and in metrics a negative counts 1 / rate times",
+    )
+    time: str = field(
+        "",
+        read_when=_BINARY,
+        help="a column with the time of the conversion, empty where there was none. The label is"
+        " unknown where the window after the event (features.time) was still open at"
+        " features.as_of; else 1 where the conversion came within it, else 0",
+    )
+    window_hours: float = field(0.0, unit="hours", help="the attribution window of `time`")
+
+    def check(self, where: str) -> None:
+        # It is part of the names of metrics, where "/" stands between task and metric.
+        is_name = bool(self.name) and "/" not in self.name
+        require(is_name, f"{where}.name", "a name without '/'", self.name)
+        must = "the name of a column, unless `time` is"
+        require(bool(self.label or self.time), f"{where}.label", must, self.label)
+        must = "1 where negative_rate_column gives the rate"
+        holds = self.negative_rate == 1 or not self.negative_rate_column
+        require(holds, f"{where}.negative_rate", must, self.negative_rate)
+        hours = self.window_hours
+        holds, must = hours == 0, "0 where the task has no `time`"
+        if self.time:
+            holds, must = hours > 0, "above 0 where the task has a `time`"
+        require(holds, f"{where}.window_hours", must, hours)
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether negatives were left out of its data."""
+        return self.negative_rate < 1 or bool(self.negative_rate_column)
+
+    @property
+    def is_shifted(self) -> bool:
+        return self.is_sampled and self.negative_correction == "shift"
+
+
+@dataclasses.dataclass(frozen=True)
+class FloatSpec:
+    """Float columns."""
+
+    columns: tuple[str, ...] = field(non_empty=True, single=True, help=_COLUMNS)
+    log: bool = field(False, help="sign(x) log(1 + |x|)")
+    standardize: bool = field(
+        False, help="minus the mean, over the deviation, of the training split, after `log`"
+    )
+    missing_indicator: bool = field(
+        False, help="a second column '<name>:missing' that is 1 where there was no value"
+    )
+
+    @property
+    def name(self) -> str:
+        return self.columns[0]
+
+    def scale(self, transforms: Mapping[str, tuple[float, float]]) -> tuple[float, float]:
+        """What is subtracted and then divided by, given what was learned of each column.
+
+        A column of one value has deviation 0 and is divided by 1.
+        """
+        mean, std = transforms[self.name] if self.standardize else (0.0, 1.0)
+        return float(mean), float(std) if std > 0 else 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class IdSpec:
+    """Columns with a fixed number of ids, or of numbers that are put into buckets."""
+
+    columns: tuple[str, ...] = field(non_empty=True, single=True, help=_COLUMNS)
+    table: str = field("", help=_TABLE)
+    encoding: str = field(
+        "vocabulary",
+        choices=(*ENCODINGS, "bucket"),
+        help="how a value becomes a row: by a vocabulary, by a hash, as the row number that it is,"
+        " or by its bucket",
+    )
+    min_count: int = field(1, unit="examples", at_least=1, read_when=_COUNTED, help=_MIN_COUNT)
+    max_rows: int = field(
+        0,
+        unit="rows",
+        at_least=0,
+        at_most=_MAX_ROWS - RESERVED_ROWS,
+        read_when=_COUNTED,
+        help=_MAX_VALUES,
+    )
+    rows: int = field(
+        0, unit="rows", at_most=_MAX_ROWS, read_when=("encoding", ("hash", "integer")), help=_ROWS
+    )
+    length: int = field(
+        1,
+        unit="ids",
+        at_least=1,
+        read_when=("encoding", ENCODINGS),
+        help="ids in each cell; in a text column they stand between `separator`s",
+    )
+    separator: str = field("", help="between the ids of a text")
+    salt: str = field("", read_when=("encoding", ("hash",)), help=_SALT)
+    on_bad_id: str = field(
+        "error", choices=BAD_ID_POLICIES, read_when=("encoding", ("integer",)), help=_ON_BAD_ID
+    )
+    boundaries: tuple[float, ...] = field(
+        (),
+        read_when=("encoding", ("bucket",)),
+        help="rising numbers, compared as float32; a number's bucket is how many of them are at"
+        " most the number, and each bucket is a row behind the reserved ones",
+    )
+    buckets: int = field(
+        0,
+        unit="buckets",
+        read_when=("encoding", ("bucket",)),
+        help="in place of `boundaries`: buckets of about equally many examples of the training"
+        " split; fewer where single values are frequent",
+    )
+
+    def check(self, where: str) -> None:
+        if self.encoding == "bucket":
+            self._check_buckets(where)
+        _check_table(self, where)
+
+    def _check_buckets(self, where: str) -> None:
+        buckets = self.buckets
+        holds, must = 2 <= buckets <= _MAX_BUCKETS, f"from 2 to {_MAX_BUCKETS} without `boundaries`"
+        if self.boundaries:
+            with np.errstate(over="ignore", invalid="ignore"):
+                steps = np.diff(np.array(self.boundaries, np.float32))
+            rising = bool((steps > 0).all())
+            require(rising, f"{where}.boundaries", "rising, as float32", self.boundaries)
+            holds, must = buckets == 0, "0 where `boundaries` are given"
+        require(holds, f"{where}.buckets", must, buckets)
+
+    @property
+    def name(self) -> str:
+        return self.columns[0]
+
+    def edges(self, learned: Mapping[str, np.ndarray | list[float]]) -> np.ndarray:
+        """f32[buckets - 1]: the boundaries, given those that were learned by name of feature."""
+        return np.asarray(learned[self.name] if self.buckets else self.boundaries, np.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class ListSpec:
+    """Columns with a list of ids of any length."""
+
+    columns: tuple[str, ...] = field(non_empty=True, single=True, help=_COLUMNS)
+    table: str = field("", help=_TABLE)
+    separator: str = field("|", help="between the ids of a text")
+    weights: str = field(
+        "",
+        read_when=("combiner", ("sum", "mean", "sqrtn")),
+        help="a column with as many numbers as there are ids",
+    )
+    combiner: str = field(
+        "mean",
+        choices=COMBINERS,
+        help="how a list's vectors become one; none: they do not, and each of the `max_length`"
+        " places has a vector of its own",
+    )
+    max_length: int = field(
+        0, unit="ids", at_least=0, help="of a list; 0: no limit, which combiner none does not allow"
+    )
+    on_overlong: str = field(
+        "error", choices=("error", "truncate"), help="what becomes of a longer list"
+    )
+    encoding: str = field(
+        "vocabulary",
+        choices=ENCODINGS,
+        help="how a value becomes a row: by a vocabulary, by a hash, or as the row number it is",
+    )
+    min_count: int = field(1, unit="examples", at_least=1, read_when=_COUNTED, help=_MIN_COUNT)
+    max_rows: int = field(
+        0,
+        unit="rows",
+        at_least=0,
+        at_most=_MAX_ROWS - RESERVED_ROWS,
+        read_when=_COUNTED,
+        help=_MAX_VALUES,
+    )
+    rows: int = field(
+        0, unit="rows", at_most=_MAX_ROWS, read_when=("encoding", ("hash", "integer")), help=_ROWS
+    )
+    salt: str = field("", read_when=("encoding", ("hash",)), help=_SALT)
+    on_bad_id: str = field(
+        "error", choices=BAD_ID_POLICIES, read_when=("encoding", ("integer",)), help=_ON_BAD_ID
+    )
+
+    def check(self, where: str) -> None:
+        _check_table(self, where)
+        holds = self.combiner != "none" or self.max_length >= 1
+        must = "1 or more with combiner='none', for each id of a list has a place"
+        require(holds, f"{where}.max_length", must, self.max_length)
+
+    @property
+    def name(self) -> str:
+        return self.columns[0]
+
+
+def _check_table(entry: IdSpec | ListSpec, where: str) -> None:
+    # The table's name is the name of its vocabulary's file.
+    require("/" not in entry.table, f"{where}.table", "a name without '/'", entry.table)
+    if entry.encoding in ("hash", "integer"):
+        least = RESERVED_ROWS + 1 if entry.encoding == "hash" else 1
+        most = _MAX_ROWS - (entry.on_bad_id == "oov")
+        must = f"from {least} to {most} (encoding={entry.encoding!r})"
+        require(least <= entry.rows <= most, f"{where}.rows", must, entry.rows)
+
+
+def instant(text: str, where: str) -> float:
+    """Seconds since 1970 of one time, as "2024-05-01" or "2024-05-01T12:30:00+02:00".
+
+    Raises:
+        InputError: it is none; names the field `where`.
+    """
+    try:
+        found = datetime.datetime.fromisoformat(text)
+    except ValueError:
+        must = "must be a time such as 2024-05-01 12:30:00"
+        raise InputError(f"{where} {must}: found {text!r}.") from None
+    if found.tzinfo is None:
+        found = found.replace(tzinfo=datetime.UTC)
+    return found.timestamp()
