@@ -17,6 +17,8 @@ from jaxrank.data.batches import packing
 from jaxrank.errors import InputError
 from jaxrank.features import Schema
 from jaxrank.layout import Layout
+from jaxrank.models.registry import RANKER
+from jaxrank.outputs import check_parents
 from jaxrank.program import Predictor
 from jaxrank.timetable import Timetable
 
@@ -38,19 +40,25 @@ def make_model(config: ConfigDict, schema: Schema) -> models.Model:
     Raises:
         InputError: a field has a value that cannot be used.
     """
-    return models.build(**model_fields(config, schema))
+    return models.build(tasks=len(schema.tasks), **model_fields(config))
 
 
-def model_fields(config: ConfigDict, schema: Schema) -> dict[str, Any]:
-    """The arguments of `models.build` that the config's section `model` stands for.
+def model_fields(config: ConfigDict) -> dict[str, Any]:
+    """The fields of the model that the config's section `model` stands for, and its name."""
+    fields = {"name": config.get("name", RANKER), **_tuples(config)}
+    del fields["parents"]  # of tasks, and not the model's
+    return fields
+
+
+def task_parents(config: ConfigDict, schema: Schema) -> tuple[int, ...]:
+    """The parent of each task that the config's section `model` names; see `joint_logits`.
 
     Raises:
-        InputError: a field names a task that is not there, or not of the kind it must be.
+        InputError: one is not there, not of the kind it must be, or among its own ancestors.
     """
-    fields = _tuples(config)
     names = [t.name for t in schema.tasks]
     parents = [-1] * len(names)
-    for task, parent in fields.pop("parents").items():
+    for task, parent in to_plain(config.parents).items():
         if task not in names or parent not in names:
             raise InputError(
                 f"model.parents: {task!r} and {parent!r} must be tasks: they are {names}."
@@ -62,8 +70,7 @@ def model_fields(config: ConfigDict, schema: Schema) -> dict[str, Any]:
                 f"model.parents: {task!r} and {parent!r} must be binary tasks, as no other has a"
                 f" probability: they are of kinds {kinds}."
             )
-    fields["parents"] = tuple(parents) if max(parents) >= 0 else ()
-    return {"tasks": len(names), **fields}
+    return check_parents(parents if max(parents) >= 0 else (), len(names))
 
 
 class Optimizers(NamedTuple):
@@ -164,6 +171,7 @@ def make_trainee(
         rate=optimizers.rate,
         table_rate=optimizers.table_rate,
         kinds=tuple(task.kind for task in layout.schema.tasks),
+        parents=task_parents(config.model, layout.schema),
         task_weights=task_weights,
         learns_task_weights=config.task_weighting == "uncertainty",
         ema_decay=config.ema_decay,
@@ -230,6 +238,7 @@ def make_predictor(
     return Predictor(
         make_model(config.model, layout.schema),
         embedding.Lookup(layout, mesh, room),
+        parents=task_parents(config.model, layout.schema),
         learns_task_weights=config.task_weighting == "uncertainty",
     )
 

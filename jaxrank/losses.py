@@ -50,7 +50,9 @@ def poisson(logs: jax.Array, labels: jax.Array) -> jax.Array:
     return curve + (math.exp(LOG_COUNT_LIMIT) - labels) * jnp.maximum(logs - LOG_COUNT_LIMIT, 0)
 
 
-_LOSSES: Mapping[str, Elementwise] = {"binary": logistic, "real": squared, "count": poisson}
+# Losses of single examples by name: (outputs, labels) -> losses, elementwise.
+LOSSES: Mapping[str, Elementwise] = {"logistic": logistic, "squared": squared, "poisson": poisson}
+_LOSS_OF_KIND: Mapping[str, str] = {"binary": "logistic", "real": "squared", "count": "poisson"}
 _PREDICTIONS: Mapping[str, Elementwise] = {
     "binary": jax.nn.sigmoid,
     "real": lambda x: x,
@@ -69,7 +71,8 @@ def elementwise(logits: jax.Array, labels: jax.Array, kinds: Sequence[str]) -> j
     Args:
         kinds: of the T tasks; see `features.Task`.
     """
-    return _by_kind(_LOSSES, kinds, logits, labels)
+    functions = {kind: LOSSES[name] for kind, name in _LOSS_OF_KIND.items()}
+    return _by_kind(functions, kinds, logits, labels)
 
 
 def predictions(logits: jax.Array, kinds: Sequence[str]) -> jax.Array:

@@ -55,13 +55,21 @@ class Predictor:
     weights_shape, weights_sharding: of `Weights`.
 
     Args:
+        parents: of the tasks; see `outputs.joint_logits`.
         learns_task_weights: whether the parameters have learned weights of tasks among them.
 
     Raises:
         InputError: on CPU, `native` is there in some processes only, whose programs then differ.
     """
 
-    def __init__(self, model: Model, embedding: Lookup, *, learns_task_weights: bool):
+    def __init__(
+        self,
+        model: Model,
+        embedding: Lookup,
+        *,
+        parents: tuple[int, ...],
+        learns_task_weights: bool,
+    ):
         self.model, self.embedding = model, embedding
         self.mesh = mesh = embedding.mesh
         if embedding.on_cpu:
@@ -72,7 +80,7 @@ class Predictor:
         )
         specs = jax.tree.map(lambda _: P(), self.weights_shape)._replace(rows=embedding.specs())
         self.weights_sharding: steps.Weights = _shardings(mesh, specs)
-        eval_step = functools.partial(steps.eval_step, model, embedding)
+        eval_step = functools.partial(steps.eval_step, model, embedding, parents)
         score = _on_devices(mesh, eval_step, (specs, P(meshes.EXAMPLES)), P(meshes.EXAMPLES))
         self.predict = jax.jit(
             lambda weights, batch: (
@@ -114,7 +122,10 @@ class Program:
         self.mesh = mesh
         self.shape = shape
         self.predictor = Predictor(
-            trainee.model, trainee.embedding, learns_task_weights=trainee.learns_task_weights
+            trainee.model,
+            trainee.embedding,
+            parents=trainee.parents,
+            learns_task_weights=trainee.learns_task_weights,
         )
         init = functools.partial(steps.init_state, trainee)
         self.state_shape: steps.TrainState = jax.eval_shape(init)

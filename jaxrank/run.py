@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from jaxrank import config_files, models, native
 from jaxrank import mesh as meshes
-from jaxrank.build import dims_of, make_timetable, make_trainee, make_workload
+from jaxrank.build import dims_of, make_timetable, make_trainee, make_workload, model_fields
 from jaxrank.checkpoints.manager import Checkpoints, quieten_libraries
 from jaxrank.checkpoints.record import Metric
 from jaxrank.data.batches import packing
@@ -81,12 +81,14 @@ class Job:
     """All parts of a run. Of these `batches`, `history` and `checkpoints` change with its steps;
     `start` and `save` keep them together with the state.
 
+    model: the name of the registered model.
     optimizers: the names of those of "dense" parameters and of "tables".
     """
 
     directory: Path
     steps_per_call: int
     eval_batch_size: int
+    model: str
     optimizers: dict[str, str]
     timetable: Timetable
     store: Store
@@ -274,6 +276,7 @@ def build(
         directory=directory,
         steps_per_call=config.steps_per_call,
         eval_batch_size=config.eval.batch_size,
+        model=model_fields(config.model)["name"],
         optimizers={part: config.optim[part].name for part in ("dense", "tables")},
         timetable=timetable,
         store=store,
@@ -414,7 +417,7 @@ def describe(job: Job, state: TrainState) -> str:
     """What is trained, in a few words."""
     trainee = job.program.trainee
     parts = models.describe(state.params)
-    flops = trainee.model.flops(*model_inputs(trainee.embedding.layout))
+    flops = trainee.model.flops(model_inputs(trainee.embedding.layout))
     layers = ", ".join(f"{name} {count:,}" for name, count in parts.items())
     layout, schema = trainee.embedding.layout, job.schema
     stored = sum(x.nbytes for x in jax.tree.leaves(state.tables)) / 2**20

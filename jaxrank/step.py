@@ -16,14 +16,19 @@ from jax.sharding import Mesh
 from jaxrank import losses
 from jaxrank import mesh as meshes
 from jaxrank.embedding import Embedding, Load, Lookup, TableState, row_shapes
-from jaxrank.features import PAD, Batch
+from jaxrank.features import Batch
 from jaxrank.layout import Layout
 from jaxrank.metrics import sums as metrics
-from jaxrank.models import Model, Share
+from jaxrank.models import Inputs, Model, Share
+from jaxrank.models.inputs import Columns, Names, Span
 from jaxrank.optim import is_schedule
+from jaxrank.outputs import outputs
 
 # Among the parameters, beside the layers: f32[T], where the weights of tasks are learned.
 LOG_VARIANCES = "task_log_variances"
+
+# In the names of what the model does, forward and backward; see `aot.scaling`.
+MODEL_SCOPE = "model"
 
 
 class TrainState(NamedTuple):
@@ -35,6 +40,7 @@ class TrainState(NamedTuple):
     params: of the model, equal on every device.
     model_state: statistics of batch norm, or {}.
     opt_state: of the optimizer of `params`.
+    bias: f32[T], added to what the model puts out for each task; not trained.
     tables: {part of a stack: TableState}, split by row or on every device.
     rate_factor: f32[], scales both learning rates; lowered when the metric stops improving.
     average: Weights, the moving average of all that predicts; see `averaged`. Or {}.
@@ -46,6 +52,7 @@ class TrainState(NamedTuple):
     params: Any
     model_state: Any
     opt_state: Any
+    bias: jax.Array
     tables: dict[str, TableState]
     rate_factor: jax.Array
     average: Any
@@ -57,13 +64,14 @@ class Weights(NamedTuple):
 
     params: Any
     model_state: Any
+    bias: Any
     rows: dict[str, jax.Array]
 
 
 def trained(state: TrainState) -> Weights:
     """The weights that the next step goes on from."""
     rows = {name: table.rows for name, table in state.tables.items()}
-    return Weights(state.params, state.model_state, rows)
+    return Weights(state.params, state.model_state, state.bias, rows)
 
 
 def weights_of(state: TrainState) -> Weights:
@@ -115,6 +123,7 @@ class Trainee(NamedTuple):
 
     rate, table_rate: functions of the step.
     kinds: of the tasks; see `features.Task`.
+    parents: of the tasks; see `outputs.joint_logits`.
     task_weights: the weight of each task's loss in the sum.
     learns_task_weights: by uncertainty, beside `task_weights`.
     ema_decay: see `averaged`; 0 for no average.
@@ -128,6 +137,7 @@ class Trainee(NamedTuple):
     rate: optax.Schedule
     table_rate: optax.Schedule
     kinds: tuple[str, ...]
+    parents: tuple[int, ...]
     task_weights: tuple[float, ...]
     learns_task_weights: bool
     ema_decay: float
@@ -135,33 +145,38 @@ class Trainee(NamedTuple):
     skips: bool = False
 
 
-class Inputs(NamedTuple):
-    """What a model reads besides floats, in the order in which it takes them; see `Model`."""
+def _inputs(
+    layout: Layout, floats: Any, vectors: Any, ids: Mapping[str, Any], share: Share
+) -> Inputs:
+    """What the model reads: floats, looked-up vectors and, for sequences, the ids of these.
 
-    vectors: tuple[Any, ...]
-    sequences: tuple[tuple[Any, Any], ...]
-
-
-def _inputs(layout: Layout, vectors: Any, ids: Mapping[str, Any]) -> Inputs:
-    """Looked-up vectors, and the mask of each sequence, taken from the ids it was read by."""
-    single: list[Any] = []
-    sequences: list[tuple[Any, Any]] = []
+    All arrays of a batch, or their shapes.
+    """
+    schema = layout.schema
+    column_features = [f.name for f in schema.id_columns]
+    reads: list[tuple[Any, Any]] = []
+    columns: list[Columns] = []
+    spans: list[Span] = []
     for stack in layout.stacks:
         found = vectors.get(stack.name, {})
-        if stack.columns:
-            single.append(found["ids"][:, : len(stack.columns)])
+        if stack.places:
+            if stack.columns:
+                names = tuple(column_features[i] for i in stack.columns)
+                columns.append(Columns(len(reads), names))
+            first = len(stack.columns)
+            for i, length in zip(stack.sequences, stack.sequence_lengths, strict=True):
+                spans.append(Span(schema.lists[i].name, len(reads), first, length))
+                first += length
+            reads.append((found["ids"], ids[stack.name] if stack.sequences else None))
         if stack.lists:
-            single.append(found["lists"])
-        at = len(stack.columns)
-        for length in stack.sequence_lengths:
-            places = slice(at, at + length)
-            sequences.append((found["ids"][:, places], ids[stack.name][:, places] != PAD))
-            at += length
-    return Inputs(tuple(single), tuple(sequences))
+            columns.append(Columns(len(reads), tuple(schema.lists[i].name for i in stack.lists)))
+            reads.append((found["lists"], None))
+    dense = tuple(f.name for f in schema.floats)
+    return Inputs(Names(dense, tuple(columns), tuple(spans)), floats, reads, share)
 
 
-def model_inputs(layout: Layout) -> tuple[Any, tuple[Any, ...], tuple[tuple[Any, Any], ...]]:
-    """Floats, vectors and sequences of one example, as jax.ShapeDtypeStruct."""
+def model_inputs(layout: Layout) -> Inputs:
+    """What a model reads of one example, as jax.ShapeDtypeStruct."""
 
     def array(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((1, *shape), dtype)
@@ -173,13 +188,12 @@ def model_inputs(layout: Layout) -> tuple[Any, tuple[Any, ...], tuple[tuple[Any,
             "ids": array(stack.places, stack.dim),
             "lists": array(len(stack.lists), stack.dim),
         }
-    inputs = jax.eval_shape(functools.partial(_inputs, layout), vectors, ids)
-    return array(len(layout.schema.floats)), *inputs
+    return _inputs(layout, array(len(layout.schema.floats)), vectors, ids, Share())
 
 
 def input_names(layout: Layout) -> list[tuple[str, str, int, int]]:
     """(kind, feature, place, coordinate) of each number that a model reads of an example, in the
-    order in which it has them side by side; see `models.ranker.Ranker`."""
+    order in which it has them side by side; see `models.Inputs.features`."""
     schema = layout.schema
     columns = [(f.name, place) for f in schema.ids for place in range(f.length)]
     names = [("float", f.name, 0, 0) for f in schema.floats]
@@ -194,20 +208,17 @@ def input_names(layout: Layout) -> list[tuple[str, str, int, int]]:
     return names + sequences
 
 
-def layers_state(trainee: Trainee, key: jax.Array, inputs: Any) -> dict[str, Any]:
-    """The part of a state that is not in tables: params, model_state and opt_state.
-
-    inputs: floats, vectors and sequences, as of `model_inputs`.
-    """
+def layers_state(trainee: Trainee, key: jax.Array, inputs: Inputs) -> dict[str, Any]:
+    """The part of a state that is not in tables: params, model_state and opt_state."""
     learned = len(trainee.task_weights) if trainee.learns_task_weights else 0
-    params, model_state = _layers(trainee.model, learned, key, *inputs)
+    params, model_state = _layers(trainee.model, learned, key, inputs)
     opt_state = trainee.optimizer.init(params)
     return {"params": params, "model_state": model_state, "opt_state": opt_state}
 
 
-def _layers(model: Model, learned_weights: int, key: jax.Array, *inputs: Any) -> tuple[Any, Any]:
+def _layers(model: Model, learned_weights: int, key: jax.Array, inputs: Inputs) -> tuple[Any, Any]:
     """The first params and model_state, with room for so many learned weights of tasks."""
-    params, model_state = model.init(key, *inputs)
+    params, model_state = model.init(key, inputs)
     if learned_weights:
         params = {**params, LOG_VARIANCES: jnp.zeros(learned_weights)}
     return params, model_state
@@ -217,21 +228,24 @@ def weights_shape(model: Model, layout: Layout, *, learns_task_weights: bool) ->
     """The part of a state that predicts, as jax.ShapeDtypeStruct; the same on any mesh."""
     learned = len(layout.schema.tasks) if learns_task_weights else 0
     init = functools.partial(_layers, model, learned)
-    inputs = model_inputs(layout)
-    params, model_state = jax.eval_shape(init, jax.random.key(0), *inputs)
-    return Weights(params, model_state, row_shapes(layout))
+    params, model_state = jax.eval_shape(
+        lambda key: init(key, model_inputs(layout).zeros()), jax.random.key(0)
+    )
+    bias = jax.ShapeDtypeStruct((len(layout.schema.tasks),), jnp.float32)
+    return Weights(params, model_state, bias, row_shapes(layout))
 
 
 def init_state(trainee: Trainee) -> TrainState:
     """The state before the first step, on the whole mesh."""
     key = jax.random.key(trainee.seed)
     embedding = trainee.embedding
-    inputs = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), model_inputs(embedding.layout))
+    inputs = model_inputs(embedding.layout).zeros()
     layers = layers_state(trainee, jax.random.fold_in(key, 1), inputs)
     state = TrainState(
         step=jnp.zeros((), jnp.int32),
         earlier=jnp.zeros((), jnp.int32),
         **layers,
+        bias=jnp.zeros(len(trainee.kinds), jnp.float32),
         tables=embedding.init(jax.random.fold_in(key, 0)),
         rate_factor=jnp.ones((), jnp.float32),
         average={},
@@ -305,6 +319,7 @@ def train_step(trainee: Trainee, state: TrainState, batch: Batch) -> tuple[Train
         params=params,
         model_state=model_state,
         opt_state=opt_state,
+        bias=state.bias,
         tables=tables,
         rate_factor=state.rate_factor,
         average=state.average,
@@ -329,21 +344,19 @@ def _all_finite(mesh: Mesh, number: jax.Array, vector_grads: Any) -> jax.Array:
 def _trained_on(
     trainee: Trainee, state: TrainState, params: Any, vectors: Any, batch: Batch
 ) -> tuple[jax.Array, Any]:
-    """Logits of this device's share of a batch, and the model's new statistics."""
+    """Outputs for this device's share of a batch, and the model's new statistics."""
     mesh = trainee.embedding.mesh
     share = Share(
         first=meshes.device_index(mesh) * batch.labels.shape[0],
         mean=lambda x: meshes.total(mesh, x) / mesh.size,
     )
-    return trainee.model.apply(
-        params,
-        state.model_state,
-        batch.floats,
-        *_inputs(trainee.embedding.layout, vectors, batch.ids),
-        train=True,
-        key=jax.random.fold_in(jax.random.key(trainee.seed), state.step),
-        share=share,
-    )
+    inputs = _inputs(trainee.embedding.layout, batch.floats, vectors, batch.ids, share)
+    key = jax.random.fold_in(jax.random.key(trainee.seed), state.step)
+    with jax.named_scope(MODEL_SCOPE):
+        raw, model_state = trainee.model.apply(
+            params, state.model_state, inputs, train=True, key=key
+        )
+        return outputs(raw, state.bias, trainee.parents), model_state
 
 
 def _loss(
@@ -397,15 +410,12 @@ def _over_devices(load: Load) -> ExchangeMetrics:
     )
 
 
-def eval_step(model: Model, embedding: Lookup, weights: Weights, batch: Batch) -> jax.Array:
+def eval_step(
+    model: Model, embedding: Lookup, parents: tuple[int, ...], weights: Weights, batch: Batch
+) -> jax.Array:
     """f32[B, tasks]: what the model puts out for this device's share of a batch; see `Task`."""
     vectors, _ = embedding.lookup(weights.rows, embedding.route(batch), batch)
-    logits, _ = model.apply(
-        weights.params,
-        weights.model_state,
-        batch.floats,
-        *_inputs(embedding.layout, vectors, batch.ids),
-        train=False,
-        key=None,
-    )
-    return logits
+    inputs = _inputs(embedding.layout, batch.floats, vectors, batch.ids, Share())
+    with jax.named_scope(MODEL_SCOPE):
+        raw, _ = model.apply(weights.params, weights.model_state, inputs, train=False)
+        return outputs(raw, weights.bias, parents)

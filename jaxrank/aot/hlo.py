@@ -85,7 +85,7 @@ class Instruction(NamedTuple):
 
     @property
     def scope(self) -> str:
-        """Where in the program that JAX traced, as `transpose(jvp(Ranker))/tower/layer_0`."""
+        """Where in the program that JAX traced, as `transpose(jvp(model))/Ranker/tower/layer_0`."""
         return self.found(r'op_name="([^"]*)"')
 
     def found(self, pattern: str) -> str:

@@ -21,13 +21,15 @@ References:
     architecture (v5e, v5p, v6e). Austin et al., How to Scale Your Model, 2025 (time of a hop).
 """
 
+import re
 from typing import NamedTuple
 
 from jaxrank.aot.costs import Cost, costs
 from jaxrank.aot.topology import GENERATIONS, Topology, sides
+from jaxrank.step import MODEL_SCOPE
 
 PARTS = ("model", "sorts", "tables and rest", "exchange", "reduction", "hops")
-MODEL = "Ranker"  # in the name of what the layers do, both ways
+_MODEL = re.compile(rf"(?:^|[/(]){MODEL_SCOPE}(?:$|[/)])")  # forward and backward
 _HOP_SECONDS = 1e-6
 _LANES = 1024  # numbers of a vector register
 _SORT_CYCLES = 11  # of one pass over a vector register of keys with their places
@@ -98,6 +100,11 @@ class StepTime(NamedTuple):
         return max(self.seconds, key=lambda part: self.seconds[part])
 
 
+def is_of_model(scope: str) -> bool:
+    """Returns whether an instruction of that scope is the model's, forward or backward."""
+    return _MODEL.search(scope) is not None
+
+
 def step_time(text: str, topology: Topology, batch_size: int, steps: int) -> StepTime:
     """The time of one step by the model.
 
@@ -120,8 +127,9 @@ def step_time(text: str, topology: Topology, batch_size: int, steps: int) -> Ste
         if cost.sent_bytes:
             continue
         cycles = cost.cycles + cost.compared * _SORT_CYCLES / _LANES
-        is_model = MODEL in cost.scope
-        part = "sorts" if cost.compared else "model" if is_model else "tables and rest"
+        part = (
+            "sorts" if cost.compared else "model" if is_of_model(cost.scope) else "tables and rest"
+        )
         took = max(
             cost.flops / (rates.flops / devices),
             cost.memory_bytes / (rates.memory / devices),

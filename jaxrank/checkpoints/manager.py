@@ -1,6 +1,7 @@
 """Checkpoints: the state, and what the run has seen so far.
 
-    WORKDIR/checkpoints/<step>/weights    what predicts: parameters, model state, table rows
+    WORKDIR/checkpoints/<step>/weights    what predicts: parameters, model state, biases of tasks,
+                                          table rows
     WORKDIR/checkpoints/<step>/training   what else training needs: optimizer states, rate factor,
                                           and the weights themselves where an average predicts
     WORKDIR/checkpoints/<step>/run        JSON: what the run has seen so far; see `record`
@@ -23,6 +24,7 @@ from typing import Any, NamedTuple
 
 import absl.logging
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 
 import jaxrank
@@ -100,10 +102,43 @@ def _joined(state: TrainState, predicts: Weights, training: _Training) -> TrainS
         params=weights.params,
         model_state=weights.model_state,
         opt_state=training.opt_state,
+        bias=weights.bias,
         tables=tables,
         rate_factor=training.rate_factor,
         average=predicts if training.trained else {},
     )
+
+
+class _Unbiased(NamedTuple):
+    """`Weights` of a checkpoint that was saved before tasks had a bias."""
+
+    params: Any
+    model_state: Any
+    rows: Any
+
+
+def without_bias(tree: Any) -> Any:
+    """A tree with `_Unbiased` in place of `Weights`."""
+
+    def changed(node: Any) -> Any:
+        is_weights = isinstance(node, Weights)
+        return _Unbiased(node.params, node.model_state, node.rows) if is_weights else node
+
+    return jax.tree.map(changed, tree, is_leaf=lambda node: isinstance(node, Weights))
+
+
+def _with_bias(tree: Any, like: Any) -> Any:
+    """The inverse of `without_bias`; biases are zero, where and as those of `like` are."""
+
+    def changed(node: Any, shapes: Any) -> Any:
+        if not isinstance(node, _Unbiased):
+            return node
+        shape = shapes.bias
+        zeros = np.zeros(shape.shape, shape.dtype)
+        bias = jax.make_array_from_callback(shape.shape, shape.sharding, lambda index: zeros[index])
+        return Weights(node.params, node.model_state, bias, node.rows)
+
+    return jax.tree.map(changed, tree, like, is_leaf=lambda n: isinstance(n, _Unbiased | Weights))
 
 
 def _looked(look: Callable[[], Any]) -> Any:
@@ -344,12 +379,12 @@ class Checkpoints:
             InputError: it cannot be read, or is that of another model.
         """
         record = self._record(step)
-        found = self._restored(
+        found = self._checked(
             step,
+            record,
             weights=_placed(weights_of(shapes), weights_of(shardings)),
             training=_placed(_training_of(shapes), _training_of(shardings)),
         )
-        self._compare(step, record, weights=found["weights"], training=found["training"])
         return _joined(state, found["weights"], found["training"]), record
 
     def restore_weights(self, step: int, shapes: Weights, shardings: Weights) -> Weights:
@@ -359,9 +394,17 @@ class Checkpoints:
             InputError: as `restore`.
         """
         record = self._record(step)
-        found = self._restored(step, weights=_placed(shapes, shardings))["weights"]
-        self._compare(step, record, weights=found)
-        return found
+        return self._checked(step, record, weights=_placed(shapes, shardings))["weights"]
+
+    def _checked(self, step: int, record: dict[str, Any], **parts: Any) -> dict[str, Any]:
+        """The parts of a checkpoint, each as its tree of shapes has it, checked."""
+        if ".bias" in record["checksums"]["weights"]:
+            found = self._restored(step, **parts)
+            self._compare(step, record, **found)
+            return found
+        found = self._restored(step, **{name: without_bias(tree) for name, tree in parts.items()})
+        self._compare(step, record, **found)
+        return {name: _with_bias(tree, parts[name]) for name, tree in found.items()}
 
     def saved_checksums(self, step: int) -> dict[str, dict[str, int]]:
         """Of the arrays of each part, by path.
@@ -417,7 +460,8 @@ class Checkpoints:
                     f" {text}"
                 ) from error
 
-        return _agreed(restore)
+        found = _agreed(restore)
+        return {name: found[name] for name in parts}
 
     def _differences(self, step: int, parts: dict[str, Any]) -> list[str]:
         """Where a checkpoint has other arrays than trees of shapes, a line each; of many the first.

@@ -1,7 +1,8 @@
 """A trained model in files that other programs read.
 
 OUTPUT/export.json             what the rest means; see `description`
-OUTPUT/layers.npz              parameters and model state, by their names in the checkpoint
+OUTPUT/layers.npz              parameters, model state and the bias of each task, by their names in
+                               the checkpoint
 OUTPUT/tables/<table>.parquet  row (int32), vector (float32[dim]) and, of a table with a
                                vocabulary, value (string), in row order
 """
@@ -20,8 +21,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from jaxrank import json_files
-from jaxrank.build import model_fields
-from jaxrank.checkpoints.manager import Checkpoints
+from jaxrank.build import model_fields, task_parents
+from jaxrank.checkpoints.manager import Checkpoints, without_bias
 from jaxrank.checkpoints.reader import StoredArrays
 from jaxrank.config_files import to_plain
 from jaxrank.data.files import check_parent, is_local
@@ -76,16 +77,21 @@ def export(workdir: str, *, output: str, checkpoint: str = "newest", data: str =
     saved = Path(checkpoints.directory(step)) / "weights"
     stored = StoredArrays(saved, sums["weights"])
     with checkpoints.told_if_deleted(step):
-        other = stored.unlike(run.weights_shape())
+        shapes = run.weights_shape()
+        other = stored.unlike(shapes if "bias" in stored else without_bias(shapes))
     if other:
         raise InputError(
             f"{saved}: must be of the model of the config, and is not:\n  " + "\n  ".join(other)
         )
     told = {"checkpoint": checkpoints.directory(step), "step": step}
-    model = model_fields(run.config.model, run.schema)
+    model = {
+        "tasks": len(run.schema.tasks),
+        **model_fields(run.config.model),
+        "parents": task_parents(run.config.model, run.schema),
+    }
     told |= recipe(layout, store, model=model, config=to_plain(run.config))
     with _written(output) as partial, checkpoints.told_if_deleted(step):
-        parameters = _write_layers(stored, partial / "layers.npz")
+        parameters = _write_layers(stored, len(run.schema.tasks), partial / "layers.npz")
         _write_tables(stored, layout, store, partial / "tables")
         json_files.write(partial / "export.json", told)
     return Export(
@@ -132,11 +138,13 @@ def _check_free(target: Path) -> None:
     check_parent(target)
 
 
-def _write_layers(stored: StoredArrays, path: Path) -> int:
-    """How many numbers there are."""
-    names = [name for name in stored.names if not name.startswith("rows.")]
+def _write_layers(stored: StoredArrays, tasks: int, path: Path) -> int:
+    """How many numbers there are, but for the bias of each task."""
+    names = [n for n in stored.names if n != "bias" and not n.startswith("rows.")]
     arrays: dict[str, Any] = {name: stored.read(name) for name in names}
-    np.savez(path, **arrays)
+    # Checkpoints that were saved before tasks had a bias have none.
+    bias = stored.read("bias") if "bias" in stored else np.zeros(tasks, np.float32)
+    np.savez(path, bias=bias, **arrays)
     return sum(array.size for array in arrays.values())
 
 

@@ -1,101 +1,150 @@
-"""Models, as two pure functions. Only this package imports Flax.
+"""Models, as pure functions of named features. Only this package imports Flax.
 
-model = models.build(tasks=1, cross="matrix", hidden=(400, 400))
-params, model_state = model.init(jax.random.key(0), floats, vectors)
-logits, model_state = model.apply(params, model_state, floats, vectors, train=True, key=key)
+A model is a Flax module that is registered by name. Its dataclass fields are the fields of
+`config.model`, beside `tasks`, the number of logits, which the framework gives:
+
+    @register("two_layers")
+    class TwoLayers(nn.Module):
+        tasks: int
+        width: int = 64
+
+        @nn.compact
+        def __call__(self, inputs: Inputs, train: bool) -> jax.Array:
+            hidden = nn.relu(nn.Dense(self.width)(inputs.features))
+            return nn.Dense(self.tasks)(hidden)
+
+It puts out raw logits f32[B, tasks]; biases, joint probabilities and losses are the framework's.
 """
 
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import flax.linen as nn
 import jax
+from flax.errors import InvalidRngError
 
 from jaxrank.errors import InputError
-from jaxrank.models import flops, products
-from jaxrank.models.fields import check
+from jaxrank.models import fields, flops
+from jaxrank.models.inputs import DENSE, SEQUENCES, VECTORS, Inputs, Parts, Reading, Share
 from jaxrank.models.ranker import Ranker
-from jaxrank.models.tower import Share
+from jaxrank.models.registry import RANKER, module_of, register
 
-__all__ = ["Model", "Share", "build", "describe"]
+__all__ = [
+    "DENSE",
+    "SEQUENCES",
+    "VECTORS",
+    "Inputs",
+    "Model",
+    "Parts",
+    "Ranker",
+    "Reading",
+    "Share",
+    "build",
+    "describe",
+    "from_flax",
+    "module_of",
+    "register",
+]
 
 Tree = Any  # a nested dict of arrays
-Sequences = tuple[tuple[jax.Array, jax.Array], ...]
 
 
 class Model(NamedTuple):
     """A model's functions; arrays and keys may be traced, `train` may not.
 
-    init: (key, floats, vectors, sequences=()) -> (params, model_state).
-    apply: (params, model_state, floats, vectors, sequences=(), *, train, key=None, share=Share())
-        -> (logits, model_state).
-    flops: (floats, vectors, sequences=()) -> floating point operations of the matrix products of a
-        forward pass, for one example. A training step makes three times as many: the same again
-        for the gradient of each product's inputs and of its kernel. Arrays or their shapes.
+    init: (key, inputs) -> (params, model_state).
+    apply: (params, model_state, inputs, *, train, key=None) -> (logits f[B, tasks], model_state).
+        model_state is {} or has collections such as "batch_stats", and apply returns the one to use
+        next: the same unless `train`. `key` is for dropout: needed when training with it, else
+        without effect.
+    flops: (inputs) -> floating point operations of the matrix products of a forward pass, for one
+        example. A training step makes three times as many: the same again for the gradient of each
+        product's inputs and of its kernel. Arrays or their shapes.
     compiler_options: (platform of the devices) -> XLA's options for programs that call `apply`.
-
-    floats f[B, n]; vectors a tuple of f[B, n_i, dim_i]; sequences a tuple of (f[B, L_i, dim_i],
-    bool[B, L_i] which places are filled); logits f[B, tasks]. model_state is {} or
-    {"batch_stats": ...}, and apply returns the one to use next: the same unless `train`. `key` is
-    for dropout: needed when training with it, else without effect. `share` says which part of the
-    global batch the examples are.
+    input_axes: (inputs) -> {array: `Reading`} of the arrays that depend on which features there
+        are; others do not. Names are those of modules and arrays joined by "/", as
+        "tower/layer_0/kernel", with the collection in front of those that are not parameters. None
+        where the model does not tell: all arrays may depend on them. A warm start goes by it.
     """
 
     init: Callable[..., tuple[Tree, Tree]]
     apply: Callable[..., tuple[jax.Array, Tree]]
-    flops: Callable[..., int]
+    flops: Callable[[Inputs], int]
     compiler_options: Callable[[str], dict[str, str | bool]]
+    input_axes: Callable[[Inputs], Mapping[str, Reading] | None]
 
 
-def build(*, tasks: int, **config: Any) -> Model:
-    """The model of these fields of `Ranker`; InputError for a wrong name or value."""
-    module = Ranker(**check(Ranker, tasks, config))
+def from_flax(module: nn.Module) -> Model:
+    """The model that a Flax module is.
 
-    def init(
-        key: jax.Array,
-        floats: jax.Array,
-        vectors: tuple[jax.Array, ...],
-        sequences: Sequences = (),
-    ) -> tuple[Tree, Tree]:
-        if floats.shape[1] + sum(v.shape[1] * v.shape[2] for v in vectors) + len(sequences) == 0:
+    `module(inputs, train)` gives raw logits f[B, tasks] of `Inputs`, and the module has the number
+    of logits as its field `tasks`. It may have the methods `compiler_options(platform)` and
+    `input_axes(inputs)`; see `Model`.
+    """
+
+    def init(key: jax.Array, inputs: Inputs) -> tuple[Tree, Tree]:
+        if not inputs.size:
             raise InputError("a model needs at least one feature to read: found none.")
-        variables = dict(module.init(key, floats, vectors, sequences, Share(), train=False))
-        return variables.pop("params"), variables
+        variables = dict(module.init(key, inputs, train=False))
+        return variables.pop("params", {}), variables
 
     def apply(
         params: Tree,
         model_state: Tree,
-        floats: jax.Array,
-        vectors: tuple[jax.Array, ...],
-        sequences: Sequences = (),
+        inputs: Inputs,
         *,
         train: bool,
         key: jax.Array | None = None,
-        share: Share = Share(),  # noqa: B008  a NamedTuple of constants
     ) -> tuple[jax.Array, Tree]:
-        if train and module.dropout > 0 and key is None:
-            raise ValueError("key must be given to train with dropout: found None.")
         variables = {"params": params, **model_state}
-        rngs = None if key is None else {"dropout": key}
-        inputs = floats, vectors, sequences, share
         if not train:
-            logits: Any = module.apply(variables, *inputs, train=False)
-            return logits, model_state
-        logits, changed = module.apply(
-            variables, *inputs, train=True, rngs=rngs, mutable=list(model_state)
-        )
-        return logits, {**model_state, **changed}
+            logits: Any = module.apply(variables, inputs, train=False)
+            return _checked(module, logits, inputs), model_state
+        rngs = None if key is None else {"dropout": key}
+        try:
+            logits, changed = module.apply(
+                variables, inputs, train=True, rngs=rngs, mutable=list(model_state)
+            )
+        except InvalidRngError as error:
+            raise ValueError("key must be given to train with dropout: found None.") from error
+        return _checked(module, logits, inputs), {**model_state, **changed}
 
-    def count(floats: Any, vectors: tuple[Any, ...], sequences: Any = ()) -> int:
-        one = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype), (floats, vectors, sequences)
-        )
-        params, state = jax.eval_shape(init, jax.random.key(0), *one)
+    def count(inputs: Inputs) -> int:
+        one = inputs.shapes(1)
+        params, state = jax.eval_shape(init, jax.random.key(0), one)
         forward = functools.partial(apply, train=False)
-        return flops.of_products(jax.make_jaxpr(forward)(params, state, *one).jaxpr)
+        return flops.of_products(jax.make_jaxpr(forward)(params, state, one).jaxpr)
 
-    options = functools.partial(products.compiler_options, module.precision)
-    return Model(init, apply, count, options)
+    own: Any = module
+    return Model(
+        init,
+        apply,
+        count,
+        getattr(own, "compiler_options", lambda platform: {}),
+        getattr(own, "input_axes", lambda inputs: None),
+    )
+
+
+def _checked(module: Any, logits: Any, inputs: Inputs) -> jax.Array:
+    """Refuses what is no logit for each task."""
+    expected = inputs.all_dense.shape[0], module.tasks
+    if getattr(logits, "shape", None) != expected:
+        raise InputError(
+            f"model {type(module).__name__} must give logits of shape [examples, tasks],"
+            f" {list(expected)}: found {list(getattr(logits, 'shape', [])) or logits!r}."
+        )
+    return logits
+
+
+def build(*, tasks: int, name: str = RANKER, **config: Any) -> Model:
+    """The registered model of that name, with these fields.
+
+    Raises:
+        InputError: there is no such model, or a field has a wrong name or value.
+    """
+    module: Any = module_of(name)
+    return from_flax(module(**fields.check(module, tasks, config)))
 
 
 def describe(params: Mapping[str, Tree]) -> dict[str, int]:

@@ -9,6 +9,7 @@ References:
 """
 
 import functools
+from collections.abc import Mapping
 from typing import TypeAlias
 
 import flax.linen as nn
@@ -47,6 +48,10 @@ class VectorCross(nn.Module):
             x = (x0 * projection + bias[None, :] + x).astype(x0.dtype)
         return x, x0
 
+    def read_axes(self) -> dict[str, tuple[int, ...]]:
+        """Which axes of each array are along x0."""
+        return _each(self.layers, {"layer_{}/kernel": (0,), "bias_{}": (0,)})
+
 
 class MatrixCross(nn.Module):
     """x_{l+1} = x_0 * (W_l x_l + b_l) + x_l: DCN-V2.
@@ -64,6 +69,10 @@ class MatrixCross(nn.Module):
             dense = Dense(x0.shape[-1], self.precision, form="cross", name=f"layer_{layer}")
             x, x0 = dense(x, x0=x0)
         return x, x0
+
+    def read_axes(self) -> dict[str, tuple[int, ...]]:
+        """Which axes of each array are along x0."""
+        return _each(self.layers, {"layer_{}/kernel": (0, 1), "layer_{}/bias": (0,)})
 
 
 class LowRankCross(nn.Module):
@@ -85,6 +94,11 @@ class LowRankCross(nn.Module):
             up = Dense(x0.shape[-1], self.precision, form="cross", name=f"up_{layer}")
             x, x0 = up(low, x0=x0, past=x)
         return x, x0
+
+    def read_axes(self) -> dict[str, tuple[int, ...]]:
+        """Which axes of each array are along x0."""
+        axes = {"down_{}/kernel": (0,), "up_{}/kernel": (1,), "up_{}/bias": (0,)}
+        return _each(self.layers, axes)
 
 
 class MixCross(nn.Module):
@@ -124,6 +138,15 @@ class MixCross(nn.Module):
             )
             x, x0 = up(low.reshape(low.shape[0], -1), x0=x0, past=x)
         return x, x0
+
+    def read_axes(self) -> dict[str, tuple[int, ...]]:
+        """Which axes of each array are along x0."""
+        axes = {"down_{}/kernel": (1,), "up_{}/kernel": (1,), "up_{}/bias": (0,)}
+        return _each(self.layers, {"gate_{}/kernel": (0,), **axes})
+
+
+def _each(layers: int, axes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    return {name.format(i): along for i in range(layers) for name, along in axes.items()}
 
 
 def _init_of_each(

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrank.errors import InputError
+from jaxrank.models.inputs import Share
 from jaxrank.models.products import kept, product
-from jaxrank.models.tower import Share, Tower
+from jaxrank.models.tower import Tower
 
 
 class DotInteraction(nn.Module):

@@ -10,8 +10,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from jaxrank.models.inputs import Share
 from jaxrank.models.products import StackedDense, product, unrounded
-from jaxrank.models.tower import Share, Tower
+from jaxrank.models.tower import Tower
 
 
 class Gates(nn.Module):
@@ -59,6 +60,10 @@ class MultiGate(nn.Module):
         experts = self.tower(self.hidden, copies=self.experts, name="experts")
         gates = Gates(self.tasks, self.experts, self.precision, name="gate")(x)
         return product(gates, experts(x, share, train=train), self.precision)
+
+    def read_axes(self) -> dict[str, int]:
+        """Which axis of each array that reads x is along it."""
+        return {"experts/layer_0/kernel": 1, "gate/logits/kernel": 1}
 
 
 class Extraction(nn.Module):
@@ -146,3 +151,9 @@ class ProgressiveExtraction(nn.Module):
             )
             own, common = extraction(own, common, share, train=train)
         return own
+
+    def read_axes(self) -> dict[str, int]:
+        """Which axis of each array that reads x is along it."""
+        towers = ("task_experts/layer_0", "shared_experts/layer_0")
+        gates = ("task_gate/logits", "shared_gate/logits")
+        return {f"level_0/{name}/kernel": 1 for name in (*towers, *gates)}

@@ -63,7 +63,7 @@ SECTIONS: Mapping[str, type] = _Sections()
 
 
 def check(module: Any, tasks: int, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a module, given those of the config, with `parents` as numbers of tasks.
+    """The fields of a module, given those of the config.
 
     Raises:
         InputError: naming the first field that is wrong.
@@ -78,33 +78,8 @@ def check(module: Any, tasks: int, config: Mapping[str, Any]) -> dict[str, Any]:
         for entry in dataclasses.fields(section)
         if entry.name not in _OF_FRAMEWORK
     }
-    if "parents" in config:
-        fields["parents"] = _parents(config["parents"], tasks)
     return {**fields, "tasks": tasks}
 
 
 def _whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _parents(value: Any, tasks: int) -> tuple[int, ...]:
-    if not isinstance(value, list | tuple) or not all(_whole(v) and -1 <= v < tasks for v in value):
-        raise InputError(
-            f"model.parents must be a tuple of numbers of tasks, from 0 to {tasks - 1}, or -1 for"
-            f" no parent: found {value!r}."
-        )
-    if len(value) not in (0, tasks):
-        raise InputError(
-            f"model.parents must be empty or have one number a task: found {value!r}, {tasks}"
-            " task(s)."
-        )
-    for task in range(len(value)):
-        above = value[task]
-        for _ in value:
-            above = above if above < 0 else value[above]
-        if above >= 0:
-            raise InputError(
-                f"model.parents must lead from each task to one without a parent: found {value!r},"
-                f" where task {task} is below a ring."
-            )
-    return tuple(value)

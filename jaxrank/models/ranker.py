@@ -1,6 +1,7 @@
-"""Floats and embedding vectors in, one logit for each task out."""
+"""Features in, one raw logit for each task out."""
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -8,14 +9,14 @@ import jax
 import jax.numpy as jnp
 
 from jaxrank.errors import InputError
-from jaxrank.models.conversion import joint_logits
 from jaxrank.models.cross import Crossed, LowRankCross, MatrixCross, MixCross, VectorCross
 from jaxrank.models.dot import DotInteraction
 from jaxrank.models.experts import MultiGate, ProgressiveExtraction
+from jaxrank.models.inputs import DENSE, SEQUENCES, VECTORS, Inputs, Parts, Reading, Share
 from jaxrank.models.pool import AttentionPool
-from jaxrank.models.products import PRECISIONS, Dense, kept, unrounded
-from jaxrank.models.registry import register
-from jaxrank.models.tower import ACTIVATIONS, NORMS, Share, Tower
+from jaxrank.models.products import PRECISIONS, Dense, compiler_options, kept, unrounded
+from jaxrank.models.registry import RANKER, register
+from jaxrank.models.tower import ACTIVATIONS, NORMS, Tower
 from jaxrank.validate import field
 
 CROSSES = ("matrix", "vector", "low_rank", "mix", "dot", "none")
@@ -23,7 +24,7 @@ STRUCTURES = ("stacked", "parallel")
 MULTITASKS = ("shared_bottom", "mmoe", "ple")
 
 
-@register("ranker")
+@register(RANKER)
 class Ranker(nn.Module):
     """A cross network and a tower over all features together, and what is of each task's own.
 
@@ -56,8 +57,6 @@ class Ranker(nn.Module):
     expert_hidden: widths of each expert.
     head_hidden: widths of a tower of each task's own on what it reads. Empty: none, and with a
         shared bottom one dense layer `head` of width `tasks` on the trunk.
-    parents: for each task the number of the task without which it cannot be positive, or -1;
-        empty: no task has one. The logit is then that of both together; see `joint_logits`.
     precision: of matrix products, see `product`. "default" is bfloat16 with float32 sums on TPU,
         "bfloat16" is so on every backend, "highest" is float32 on every backend. Parameters,
         normalisation, activations, the sums of a cross layer and the loss are float32 with these.
@@ -160,7 +159,6 @@ class Ranker(nn.Module):
     head_hidden: tuple[int, ...] = field(
         (), at_least=1, unit="units", help="widths of each task's own tower; empty: none"
     )
-    parents: tuple[int, ...] = ()
     precision: str = field(
         "highest",
         choices=PRECISIONS,
@@ -169,17 +167,10 @@ class Ranker(nn.Module):
     )
 
     @nn.compact
-    def __call__(
-        self,
-        floats: jax.Array,
-        vectors: tuple[jax.Array, ...],
-        sequences: tuple[tuple[jax.Array, jax.Array], ...],
-        share: Share,
-        *,
-        train: bool,
-    ) -> jax.Array:
-        """Logits f[B, tasks] of floats f[B, n], vectors (f[B, n_i, dim_i], ...) and sequences
-        ((f[B, L_i, dim_i], bool[B, L_i]), ...)."""
+    def __call__(self, inputs: Inputs, train: bool) -> jax.Array:
+        """Raw logits f[B, tasks]."""
+        floats, vectors, sequences = inputs.all_dense, inputs.all_vectors, inputs.all_sequences
+        share = inputs.share
         pooled = [
             AttentionPool(name=f"sequence_{i}")(*sequence) for i, sequence in enumerate(sequences)
         ]
@@ -200,26 +191,70 @@ class Ranker(nn.Module):
             crossed, x0 = self._cross(x0)
         trunk: tuple[jax.Array, ...] = (crossed,)
         if self.hidden:
-            is_parallel = self.structure == "parallel" and self.cross != "none"
+            is_parallel = self._is_parallel
             tower = self._tower(self.hidden, name="tower")
             deep = tower(x0 if is_parallel else crossed, share, train=train)
             trunk = (crossed, deep) if is_parallel else (deep,)
-        return joint_logits(self._logits(trunk, share, train), self.parents)
+        return self._logits(trunk, share, train)
+
+    def compiler_options(self, platform: str) -> dict[str, str | bool]:
+        """See `products.compiler_options`."""
+        return compiler_options(self.precision, platform)
+
+    def input_axes(self, inputs: Inputs) -> Mapping[str, Reading]:
+        """What each array reads of the features; see `Model`."""
+        axes: dict[str, Reading] = {
+            f"sequence_{i}/query": span.feature for i, span in enumerate(inputs.names.sequences)
+        }
+        x0: Parts = (DENSE, VECTORS, SEQUENCES)
+        if self.floats_hidden:
+            axes["bottom/layer_0/kernel"] = {0: (DENSE,)}
+            x0 = (self.floats_hidden[-1], VECTORS, SEQUENCES)
+        crossed: Parts | None = x0
+        if self.cross == "dot":
+            axes["cross/bottom/layer_0/kernel"] = {0: (DENSE,)}
+            crossed = None  # the products of all pairs
+        elif self.cross != "none":
+            read = self._cross_network(parent=None).read_axes()
+            axes |= {f"cross/{name}": dict.fromkeys(along, x0) for name, along in read.items()}
+        trunk = crossed
+        if self.hidden:
+            reads = x0 if self._is_parallel else crossed
+            axes["tower/layer_0/kernel"] = None if reads is None else {0: reads}
+            if not self._is_parallel:
+                return axes
+            trunk = None if crossed is None else (*crossed, self.hidden[-1])
+        for name, axis in self._trunk_axes().items():
+            axes[name] = None if trunk is None else {axis: trunk}
+        return axes
+
+    def _trunk_axes(self) -> dict[str, int]:
+        """Which axis of each array that reads the trunk is along it."""
+        if self.multitask != "shared_bottom":
+            return {
+                f"{self.multitask}/{name}": axis
+                for name, axis in self._experts(parent=None).read_axes().items()
+            }
+        if not self.head_hidden:
+            return {"head/kernel": 0}
+        return {f"task_{task}/layer_0/kernel": 0 for task in range(self.tasks)}
+
+    @property
+    def _is_parallel(self) -> bool:
+        return self.structure == "parallel" and self.cross != "none"
 
     def _cross(self, x0: jax.Array) -> Crossed:
+        return (x0, x0) if self.cross == "none" else self._cross_network(name="cross")(x0)
+
+    def _cross_network(self, **scope: Any) -> Any:
         layers, precision = self.cross_layers, self.precision
-        if self.cross == "none":
-            return x0, x0
-        cross: nn.Module
         if self.cross == "matrix":
-            cross = MatrixCross(layers, precision, name="cross")
-        elif self.cross == "vector":
-            cross = VectorCross(layers, precision, name="cross")
-        elif self.cross == "low_rank":
-            cross = LowRankCross(layers, self.cross_rank, precision, name="cross")
-        else:
-            cross = MixCross(layers, self.cross_rank, self.cross_experts, precision, name="cross")
-        return cross(x0)
+            return MatrixCross(layers, precision, **scope)
+        if self.cross == "vector":
+            return VectorCross(layers, precision, **scope)
+        if self.cross == "low_rank":
+            return LowRankCross(layers, self.cross_rank, precision, **scope)
+        return MixCross(layers, self.cross_rank, self.cross_experts, precision, **scope)
 
     def _logits(self, parts: tuple[jax.Array, ...], share: Share, train: bool) -> jax.Array:
         """f[B, tasks] of the parts of the trunk."""
@@ -229,7 +264,7 @@ class Ranker(nn.Module):
         if self.multitask == "shared_bottom":
             reads = [trunk] * self.tasks
         else:
-            mixed = self._experts()(trunk, share, train=train)
+            mixed = self._experts(name=self.multitask)(trunk, share, train=train)
             reads = [mixed[:, task] for task in range(self.tasks)]
         logits = []
         for task, x in enumerate(reads):
@@ -238,14 +273,14 @@ class Ranker(nn.Module):
             logits.append(Dense(1, unrounded(self.precision), name=f"head_{task}")(x))
         return jnp.concatenate(logits, axis=1)
 
-    def _experts(self) -> MultiGate | ProgressiveExtraction:
+    def _experts(self, **scope: Any) -> MultiGate | ProgressiveExtraction:
         settings: dict[str, Any] = dict(
             tasks=self.tasks,
             experts=self.experts,
             hidden=self.expert_hidden,
             tower=self._tower,
             precision=self.precision,
-            name=self.multitask,
+            **scope,
         )
         if self.multitask == "mmoe":
             return MultiGate(**settings)

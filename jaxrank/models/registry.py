@@ -10,6 +10,8 @@ from jaxrank.validate import nearest
 
 Module = TypeVar("Module", bound=type[nn.Module])
 
+RANKER = "ranker"  # the model of a config that names none
+
 _MODULES: dict[str, type[nn.Module]] = {}
 
 

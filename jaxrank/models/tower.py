@@ -8,12 +8,13 @@ in the global batch, so neither depends on how many devices there are.
 import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from jaxrank.models.inputs import Share
 from jaxrank.models.products import Dense, StackedDense, kept, param_dtype
 
 ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = MappingProxyType(
@@ -24,21 +25,6 @@ NORMS = ("none", "batch", "layer")
 # A running statistic forgets half of its past in about 70 steps.
 BATCH_NORM_MOMENTUM = 0.99
 EPSILON = 1e-5
-
-
-def _same(x: jax.Array) -> jax.Array:
-    return x
-
-
-class Share(NamedTuple):
-    """Which part of the global batch a model sees; all of it, unless told otherwise.
-
-    first: i32[], the number of its first example.
-    mean: averages an array over the shares of all devices; differentiable.
-    """
-
-    first: Any = 0
-    mean: Callable[[jax.Array], jax.Array] = _same
 
 
 class BatchNorm(nn.Module):

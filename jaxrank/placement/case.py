@@ -157,15 +157,12 @@ def _check_machine(machine: Machine, batch_size: int) -> None:
 def _dense(trainee: Trainee) -> budget.DensePart:
     """Bytes of the layers, counted from their shapes; nothing is computed."""
     inputs = model_inputs(trainee.embedding.layout)
-    layers = jax.eval_shape(lambda given: layers_state(trainee, jax.random.key(0), given), inputs)
+    layers = jax.eval_shape(lambda: layers_state(trainee, jax.random.key(0), inputs.zeros()))
     weights = layers["params"], layers["model_state"]
 
     def activations(examples: int) -> int:
-        several = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct((examples, *x.shape[1:]), x.dtype), inputs
-        )
         apply = functools.partial(trainee.model.apply, train=False)
-        traced = jax.make_jaxpr(apply)(*weights, *several)
+        traced = jax.make_jaxpr(apply)(*weights, inputs.shapes(examples))
         return _bytes([v.aval for equation in traced.jaxpr.eqns for v in equation.outvars])
 
     return budget.DensePart(

@@ -1,11 +1,10 @@
 """Layers of an older run as the first values of a new one whose features may differ.
 
 Where an array has an axis along the model's inputs, its slices go to the same features; where the
-features are others, those that are new keep their own first values. Which axes these are is found
-by asking how the arrays of a model would grow with one more input.
+features are others, those that are new keep their own first values. Which axes these are the model
+tells, by `Model.input_axes`.
 """
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -13,14 +12,15 @@ import jax
 import numpy as np
 
 from jaxrank.checkpoints.reader import dotted
+from jaxrank.errors import InputError
 from jaxrank.layout import Layout
+from jaxrank.models import DENSE, SEQUENCES, VECTORS, Model, Parts, Reading
 from jaxrank.optim import is_schedule
-from jaxrank.step import Trainee, Weights, input_names, layers_state, model_inputs
+from jaxrank.step import LOG_VARIANCES, Trainee, input_names, model_inputs
 
-_SEQUENCE = re.compile(r"(?<=\.sequence_)\d+(?=\.)")
-_BOTTOM = re.compile(r"params\.bottom\.layer_(\d+)\.kernel")
+_KINDS = {DENSE: ("float",), VECTORS: ("id", "list"), SEQUENCES: ("sequence",)}
 
-Shapes = dict[str, tuple[int, ...]]
+Label = tuple[Any, ...]  # of a number that a model reads: equal where it means the same
 
 
 class CarriedLayers(NamedTuple):
@@ -38,21 +38,33 @@ class CarriedLayers(NamedTuple):
     optimizer: bool
 
 
-class _Inputs(NamedTuple):
-    """How many inputs there were and are, and the places in both of each that is in both."""
+class _Readings:
+    """What the arrays of one run's model read."""
 
-    old_width: int
-    new_width: int
-    new: np.ndarray
-    old: np.ndarray
+    def __init__(self, model: Model, layout: Layout):
+        self.names = input_names(layout)
+        self._axes = model.input_axes(model_inputs(layout))
 
+    def of(self, array: str) -> Reading:
+        """array: its name, as in `Model.input_axes`; "" for one that is not the model's."""
+        if not array:
+            return {}
+        return None if self._axes is None else self._axes.get(array, {})
 
-def _columns(pairs: Sequence[tuple[int, int]]) -> np.ndarray:
-    return np.array(pairs, np.intp).reshape(-1, 2).T
+    def arrays_of(self, feature: str) -> list[str]:
+        """The arrays that are for one feature alone, in the order in which the model tells them."""
+        return [name for name, reading in (self._axes or {}).items() if reading == feature]
 
+    def labels(self, parts: Parts) -> list[Label]:
+        """What each number along an axis is."""
+        return [label for i, part in enumerate(parts) for label in self._labels(i, part)]
 
-def _floats(layout: Layout) -> int:
-    return len(layout.schema.floats)
+    def _labels(self, place: int, part: Any) -> Iterable[Label]:
+        if isinstance(part, int):  # the model's own: the same where there are as many of them
+            return [("own", place, part, k) for k in range(part)]
+        if part in _KINDS:
+            return [name for name in self.names if name[0] in _KINDS[part]]
+        return [name for name in self.names if name[1] == part]
 
 
 class InputMap:
@@ -60,127 +72,90 @@ class InputMap:
 
     Args:
         old: of the older run.
-        of_old: shapes of its weights.
-        trainee: what the new run trains.
+        of_old: its layout.
+        new: what the new run trains.
     """
 
-    def __init__(self, old: Layout, of_old: Weights, trainee: Trainee):
-        new = trainee.embedding.layout
-        before, after = input_names(old), input_names(new)
-        place = {name: i for i, name in enumerate(before)}
-        both = [(i, place[name]) for i, name in enumerate(after) if name in place]
-        floats = [(i, j) for i, j in both if after[i][0] == "float"]
-        shapes = _shapes(trainee, model_inputs(new))
-        bottom, of_bottom = _bottom_width(shapes), _bottom_width(_by_name(of_old))
-        self.same = before == after and bottom == of_bottom
-        # Of what reads the floats, which stand in front, and of what reads all inputs, which may
-        # have the outputs of the floats' layers in their place.
-        less, more = (w - _floats(t) if w else 0 for w, t in ((bottom, new), (of_bottom, old)))
-        behind = [(i + less, j + more) for i, j in both if after[i][0] != "float"]
-        if bottom == of_bottom:
-            behind += [(i, i) for i in range(bottom)] if bottom else floats
-        self._inputs = _Inputs(len(before) + more, len(after) + less, *_columns(behind))
-        self._floats = _Inputs(_floats(old), _floats(new), *_columns(floats))
-        self._sequences = [_sequences(layout) for layout in (old, new)]
-        self._axes = _input_axes(trainee, shapes)
+    def __init__(self, old: Model, of_old: Layout, new: Trainee):
+        self._old, self._new = _Readings(old, of_old), _Readings(new.model, new.embedding.layout)
+        self._same = self._old.names == self._new.names
+        self._places: dict[tuple[Parts, Parts], tuple[np.ndarray, np.ndarray]] = {}
 
-    def old_name(self, name: str) -> str:
-        """The name that an array had; the arrays of sequences are named by their number."""
+    def old_array(self, array: str) -> str:
+        """The name that an array had; those for one feature are found by the feature. "" for none.
 
-        def number(found: re.Match[str]) -> str:
-            old, new = self._sequences
-            feature = new[int(found[0])]
-            return str(old.index(feature)) if feature in old else "new"
+        array: its name, as in `Model.input_axes`.
+        """
+        feature = self._new.of(array)
+        if not isinstance(feature, str):
+            return array
+        new, old = (run.arrays_of(feature) for run in (self._new, self._old))
+        place = new.index(array)
+        return old[place] if place < len(old) else ""
 
-        return _SEQUENCE.sub(number, name)
-
-    def carried(self, name: str, old: np.ndarray, new: np.ndarray) -> np.ndarray | None:
+    def carried(self, array: str, old: np.ndarray, new: np.ndarray) -> np.ndarray | None:
         """`new` with what `old` has for it; None where the two have nothing to do with each other.
 
-        name: of the array in the new state.
+        array: the name of the new one, as in `Model.input_axes`.
         """
-        if self.same:
-            return old if old.shape == new.shape else None
-        found = self._axes[name]
-        if found is None or old.ndim != new.ndim:
+        before, after = self._old.of(self.old_array(array)), self._new.of(array)
+        if before is None or after is None:
+            return old if self._same and old.shape == new.shape else None
+        if isinstance(before, str) or isinstance(after, str):
+            return old if before == after and old.shape == new.shape else None
+        if before.keys() != after.keys() or old.ndim != new.ndim:
             return None
-        axes, only_floats = found
-        if not axes:
-            return old if old.shape == new.shape else None
-        inputs = self._floats if only_floats else self._inputs
         to, of = [], []
         for axis, (a, b) in enumerate(zip(old.shape, new.shape, strict=True)):
-            # Behind the inputs may stand what a parallel tower puts out.
-            rest = (a - inputs.old_width, b - inputs.new_width) if axis in axes else (a, b)
-            if rest[0] != rest[1]:
+            if axis in after:
+                if _tail(before[axis]) != _tail(after[axis]):
+                    return None
+                places = self._common(array, (before[axis], after[axis]), (a, b))
+            elif a == b:
+                places = np.arange(a), np.arange(b)
+            else:
                 return None
-            tail = np.arange(rest[0])
-            is_input = axis in axes
-            to.append(np.concatenate([inputs.new, inputs.new_width + tail]) if is_input else tail)
-            of.append(np.concatenate([inputs.old, inputs.old_width + tail]) if is_input else tail)
+            of.append(places[0])
+            to.append(places[1])
+        stays = old.shape == new.shape and all(map(np.array_equal, of, to))
+        if stays and all(map(np.array_equal, of, map(np.arange, old.shape))):
+            return old
         result = new.copy()
         result[np.ix_(*to)] = old[np.ix_(*of)]
         return result
 
-
-def _sequences(layout: Layout) -> list[str]:
-    return [layout.schema.lists[i].name for s in layout.stacks for i in s.sequences]
-
-
-def _bottom_width(shapes: Shapes) -> int:
-    """Of what layers make of the floats before they meet the vectors; 0: there are none."""
-    found = ((_BOTTOM.fullmatch(name), shape) for name, shape in shapes.items())
-    widths = {int(name[1]): shape[-1] for name, shape in found if name}
-    return widths[max(widths)] if widths else 0
-
-
-def _input_axes(trainee: Trainee, shapes: Shapes) -> dict[str, tuple[tuple[int, ...], bool] | None]:
-    """Which axes of each array are along the inputs, and whether these are the floats only; None
-    where it depends on them otherwise, as what reads the dot products of all pairs."""
-    floats, vectors, sequences = model_inputs(trainee.embedding.layout)
-    with_float = _shapes(trainee, (_wider(floats), vectors, sequences))
-    with_column = shapes
-    dim = 0
-    if vectors or sequences:
-        dim = vectors[0].shape[2] if vectors else sequences[0][0].shape[2]
-        first = vectors[0] if vectors else jax.ShapeDtypeStruct((1, 0, dim), floats.dtype)
-        more = (_wider(first), *vectors[1:])
-        with_column = _shapes(trainee, (floats, more, sequences))
-    has_bottom = _bottom_width(shapes) > 0
-    found: dict[str, tuple[tuple[int, ...], bool] | None] = {}
-    for name, shape in shapes.items():
-        by_float, by_column = (_growth(shape, s.get(name, ())) for s in (with_float, with_column))
-        only_floats = not any(by_column)
-        # What reads the outputs of the floats' layers in their place.
-        is_behind = has_bottom and not only_floats and not any(by_float)
-        grows = by_column if is_behind else by_float
-        axes = tuple(axis for axis, more in enumerate(grows) if more)
-        of_all = tuple(dim if axis in axes else 0 for axis in range(len(shape)))
-        is_plain = set(by_float) <= {0, 1} and (only_floats or by_column == of_all)
-        found[name] = (axes, only_floats) if is_plain else None
-    return found
+    def _common(
+        self, array: str, parts: tuple[Parts, Parts], sizes: tuple[int, int]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The places in the old axis and in the new one of all that stands along both."""
+        labels = [run.labels(of) for run, of in zip((self._old, self._new), parts, strict=True)]
+        counts = tuple(map(len, labels))
+        if counts != sizes:
+            raise InputError(
+                f"model: input_axes of {array} must tell what stands along an axis of length"
+                f" {sizes[0]}, now {sizes[1]}: found {counts[0]}, now {counts[1]} numbers."
+            )
+        if parts not in self._places:
+            place = {label: i for i, label in enumerate(labels[0])}
+            both = [(place[x], i) for i, x in enumerate(labels[1]) if x in place]
+            old, new = np.array(both, np.intp).reshape(-1, 2).T
+            self._places[parts] = old, new
+        return self._places[parts]
 
 
-def _wider(inputs: Any) -> Any:
-    return jax.ShapeDtypeStruct((1, inputs.shape[1] + 1, *inputs.shape[2:]), inputs.dtype)
+def _tail(parts: Parts) -> int:
+    """How many numbers of the model's own stand behind its inputs."""
+    last = parts[-1] if len(parts) > 1 else 0
+    return last if isinstance(last, int) else 0
 
 
-def _shapes(trainee: Trainee, inputs: Any) -> Shapes:
-    def init(inputs: Any) -> Any:
-        return layers_state(trainee, jax.random.key(0), inputs)
-
-    return _by_name(jax.eval_shape(init, inputs))
-
-
-def _by_name(tree: Any) -> Shapes:
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {dotted(path): leaf.shape for path, leaf in leaves}
-
-
-def _growth(shape: Sequence[int], other: Sequence[int]) -> tuple[int, ...]:
-    if len(shape) != len(other):
-        return (-1,) * max(1, len(shape))
-    return tuple(b - a for a, b in zip(shape, other, strict=True))
+def _array_name(path: tuple[Any, ...], params: set[str]) -> str:
+    """The name in `Model.input_axes` of an array of a state, or of the parameter that an array of
+    the optimizer belongs to. Empty for those that are not the model's."""
+    ends = [jax.tree_util.keystr(path[i:], simple=True, separator="/") for i in range(1, len(path))]
+    if dotted(path).startswith("opt_state."):
+        ends = [name for name in ends if name in params][:1]
+    return ends[0] if ends and ends[0] != LOG_VARIANCES else ""
 
 
 def carry_layers(
@@ -202,15 +177,20 @@ def carry_layers(
     known = set(names)
     optimizer = same_optimizer and _counters(known) == _counters(_names(layers))
     told: dict[str, list[str]] = {"whole": [], "by_feature": [], "new": []}
+    params = {
+        jax.tree_util.keystr(path, simple=True, separator="/")
+        for path, _ in jax.tree_util.tree_leaves_with_path(layers["params"])
+    }
 
     def one(path: tuple[Any, ...], value: np.ndarray) -> np.ndarray:
         name = dotted(path)
-        was = inputs.old_name(name)
+        array = _array_name(path, params)
+        was = _replaced(path, array, inputs.old_array(array))
         of_optimizer = name.startswith("opt_state.")
         if of_optimizer and not optimizer:
             return value
         before = read(was) if was in known else None
-        found = None if before is None else inputs.carried(name, before, value)
+        found = None if before is None else inputs.carried(array, before, value)
         if not of_optimizer:
             whole = found is not None and found is before
             kind = "new" if found is None else "whole" if whole else "by_feature"
@@ -226,6 +206,12 @@ def carry_layers(
         is_leaf=is_schedule,
     )
     return CarriedLayers(carried, **told, optimizer=optimizer)
+
+
+def _replaced(path: tuple[Any, ...], array: str, old: str) -> str:
+    """The dotted name of an array that was called `old`, of which the path ends in `array`."""
+    name, end = dotted(path), array.replace("/", ".")
+    return name.removesuffix(end) + old.replace("/", ".")
 
 
 def _counters(names: Iterable[str]) -> set[str]:

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
+from jaxrank.build import make_model, model_fields
 from jaxrank.checkpoints.manager import Checkpoints
 from jaxrank.checkpoints.reader import StoredArrays
 from jaxrank.data.store.reader import Store
@@ -20,10 +21,11 @@ from jaxrank.errors import InputError
 from jaxrank.evaluation import evaluate
 from jaxrank.features import PAD, Schema
 from jaxrank.layout import Layout
+from jaxrank.models import Model
 from jaxrank.report import Report
 from jaxrank.run import Job
 from jaxrank.runtime import processes
-from jaxrank.step import TrainState, Weights
+from jaxrank.step import TrainState
 from jaxrank.warm_start.layers import CarriedLayers, InputMap, carry_layers
 from jaxrank.warm_start.rows import carry_rows, plan_moves
 from jaxrank.workdir import data, files
@@ -36,7 +38,6 @@ Rows = dict[str, np.ndarray | str]  # by table: see `same_values`
 class _Older(NamedTuple):
     """The run that is started from.
 
-    shapes: of its weights.
     is_asked_for: whether its step was named.
     is_finished: whether the run has come to its end.
     """
@@ -44,8 +45,8 @@ class _Older(NamedTuple):
     directory: Path
     step: int
     config: ConfigDict
+    model: Model
     layout: Layout
-    shapes: Weights
     weights: StoredArrays
     training: StoredArrays
     is_asked_for: bool
@@ -103,13 +104,13 @@ def _open(source: str) -> _Older:
     step = checkpoints.step(which or ("best" if run.config.eval.stop_patience else "newest"))
     if step is None:
         raise InputError(f"--init-from: {path} holds no checkpoint yet.")
-    layout, shapes = run.layout(), run.weights_shape()
+    model, layout = make_model(run.config.model, run.schema), run.layout()
     saved = checkpoints.path / str(step)
     sums = checkpoints.saved_checksums(step)
     weights, training = (StoredArrays(saved / part, sums[part]) for part in ("weights", "training"))
     finished = files.is_finished(path)
     parts = weights, training
-    return _Older(path, step, run.config, layout, shapes, *parts, bool(which), finished)
+    return _Older(path, step, run.config, model, layout, *parts, bool(which), finished)
 
 
 def _check_tasks(older: _Older, schema: Schema) -> None:
@@ -142,7 +143,7 @@ def _same_rows(older: _Older, store: Store) -> Rows:
 
 def _with_layers(state: TrainState, older: _Older, job: Job) -> tuple[TrainState, CarriedLayers]:
     trainee = job.program.trainee
-    inputs = InputMap(older.layout, older.shapes, trainee)
+    inputs = InputMap(older.model, older.layout, trainee)
     mine, prefix = older.of_trained(bool(trainee.ema_decay))
     same_optimizer = older.config.optim.dense.name == job.optimizers["dense"]
 
@@ -153,6 +154,9 @@ def _with_layers(state: TrainState, older: _Older, job: Job) -> tuple[TrainState
 
     names = [n for n in older.training.names if n.startswith("opt_state.")]
     names += [n.removeprefix(prefix) for n in mine.names if n.startswith(prefix)]
+    bias = mine.read(f"{prefix}bias") if f"{prefix}bias" in mine else state.bias
+    if not _same_model(older, job):
+        names = []
     layers = {f: jax.device_get(getattr(state, f)) for f in ("params", "model_state", "opt_state")}
     carried = carry_layers(layers, inputs, names, read, same_optimizer=same_optimizer)
     steps = older.training.read("earlier") + older.training.read("step")
@@ -163,13 +167,16 @@ def _with_layers(state: TrainState, older: _Older, job: Job) -> tuple[TrainState
     found = state._replace(
         **{field: _put(tree, getattr(state, field)) for field, tree in carried.layers.items()},
         earlier=_put(steps, state.earlier),
+        bias=_put(bias, state.bias),
     )
     if not state.average:
         return found, carried
     del layers["opt_state"]
-    names = older.weights.names
+    names = older.weights.names if _same_model(older, job) else []
     found_average = carry_layers(layers, inputs, names, older.weights.read, same_optimizer=False)
     average = {field: _put(tree, getattr(state, field)) for field, tree in found_average[0].items()}
+    if "bias" in older.weights:
+        average["bias"] = _put(older.weights.read("bias"), state.bias)
     return found._replace(average=state.average._replace(**average)), carried
 
 
@@ -182,6 +189,10 @@ def _put(values: Any, like: Any) -> Any:
         values,
         like,
     )
+
+
+def _same_model(older: _Older, job: Job) -> bool:
+    return bool(model_fields(older.config.model)["name"] == job.model)
 
 
 def _same_rule(older: _Older, job: Job) -> bool:

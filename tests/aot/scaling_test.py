@@ -11,7 +11,7 @@ from jaxrank import mesh as meshes
 from jaxrank.aot import devices, scaling
 from jaxrank.aot.costs import costs
 from jaxrank.aot.topology import sides, topology
-from jaxrank.models import Ranker
+from jaxrank.step import MODEL_SCOPE
 
 pytest.importorskip("libtpu", reason="the TPU compiler is for Linux on x86-64")
 
@@ -269,5 +269,15 @@ def test_a_step_takes_as_long_in_a_call_of_one_as_in_one_of_many():
         scaling.step_time(text_of(5), topology("v3-8"), 64, 7)
 
 
-def test_the_layers_are_known_by_the_name_of_their_module():
-    assert Ranker.__name__ == scaling.MODEL
+def test_what_the_model_does_is_known_by_its_scope_forward_and_backward():
+    def loss(kernel, x):
+        with jax.named_scope(MODEL_SCOPE):
+            y = jnp.dot(x, kernel)
+        return jnp.dot(jnp.sin(y), y.T).sum()  # which is not the model's
+
+    text = compiled_text(jax.grad(loss, argnums=(0, 1)), *[of(jnp.float32, 4096, 4096)] * 2)
+    products = [cost for cost in costs(text) if cost.flops]
+    inside = total([c for c in products if scaling.is_of_model(c.scope)], "flops")
+    assert len(products) == 5
+    assert inside == pytest.approx(total(products, "flops") * 3 / 5, rel=0.05)
+    assert not scaling.is_of_model("jit(train)/model_inputs/dot_general")

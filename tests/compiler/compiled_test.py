@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import quick_compile
 import tiny
+from rankers import inputs_of
 
 from jaxrank import mesh as meshes
 from jaxrank import models
@@ -209,11 +210,11 @@ def gradient_on(target, precision, **config):
     device = jax.sharding.SingleDeviceSharding(devices_of(target)[0])
     model = models.build(tasks=2, hidden=(256, 128), precision=precision, **config)
     floats, vectors = np.zeros((4096, 13), np.float32), (np.zeros((4096, 26, 16), np.float32),)
-    shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), floats, vectors))
+    shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), inputs_of(floats, vectors)))
 
     def loss(params, vectors, state):
         key = jax.random.key(0)
-        return model.apply(params, state, floats, vectors, train=True, key=key)[0].sum()
+        return model.apply(params, state, inputs_of(floats, vectors), train=True, key=key)[0].sum()
 
     given = shapes[0], jax.eval_shape(lambda: vectors), shapes[1]
     given = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), given)

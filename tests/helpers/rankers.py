@@ -6,6 +6,7 @@ from jax.sharding import PartitionSpec
 
 from jaxrank import mesh as meshes
 from jaxrank import models
+from jaxrank.models.inputs import Columns, Names, Span
 
 BATCH = 6
 
@@ -28,11 +29,24 @@ def randomised(params, seed=1):
     return jax.tree.map(lambda p: r.normal(size=p.shape, scale=0.5), params)
 
 
+def inputs_of(floats, vectors, sequences=(), share=None):
+    """The inputs of a model from arrays; features have numbers for names."""
+    names = Names(
+        tuple(f"f{i}" for i in range(floats.shape[1])),
+        tuple(
+            Columns(i, tuple(f"v{i}_{j}" for j in range(v.shape[1]))) for i, v in enumerate(vectors)
+        ),
+        tuple(Span(f"s{i}", len(vectors) + i, 0, v.shape[1]) for i, (v, _) in enumerate(sequences)),
+    )
+    reads = [*((v, None) for v in vectors), *sequences]
+    return models.Inputs(names, floats, reads, share or models.Share())
+
+
 def built(seed=0, dtype=np.float64, dims=(2, 4), **config):
     """A model of two tasks, its parameters and state, and what it may read."""
     model = models.build(tasks=2, **config)
     floats, vectors = random_input(seed, dtype=dtype, dims=dims)
-    params, state = model.init(jax.random.key(seed), floats, vectors)
+    params, state = model.init(jax.random.key(seed), inputs_of(floats, vectors))
     return model, params, state, floats, vectors
 
 
@@ -210,7 +224,9 @@ def slopes_agree(config, dims=(2, 4)):
 
         def out(at):
             params, floats, vectors = at
-            return (mix * model.apply(params, state, floats, vectors, train=True)[0]).sum()
+            return (
+                mix * model.apply(params, state, inputs_of(floats, vectors), train=True)[0]
+            ).sum()
 
         gradient = jax.tree.leaves(jax.device_get(jax.jit(jax.grad(out))(at)))
 
@@ -240,7 +256,9 @@ def applied_on(devices, model, params, state, floats, vectors, key):
             first=meshes.device_index(mesh) * len(floats),
             mean=lambda x: meshes.total(mesh, x) / mesh.size,
         )
-        return model.apply(params, state, floats, vectors, train=True, key=key, share=share)
+        return model.apply(
+            params, state, inputs_of(floats, vectors, share=share), train=True, key=key
+        )
 
     by_example, everywhere = PartitionSpec(meshes.EXAMPLES), PartitionSpec()
     run = jax.shard_map(
@@ -267,7 +285,7 @@ def gradient_program(model, params, state, floats, vectors):
     """The equations of the gradient of a sum of logits by parameters and inputs."""
 
     def loss(params, floats, vectors):
-        return model.apply(params, state, floats, vectors, train=True)[0].sum()
+        return model.apply(params, state, inputs_of(floats, vectors), train=True)[0].sum()
 
     gradient = jax.grad(loss, argnums=(0, 1, 2))
     return list(equations(jax.make_jaxpr(gradient)(params, floats, vectors).jaxpr))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import rankers
 from jax.sharding import PartitionSpec
-from rankers import BATCH, applied_on, built, joined, random_input, randomised
+from rankers import BATCH, applied_on, built, inputs_of, joined, random_input, randomised
 
 from jaxrank import mesh as meshes
 from jaxrank import models
@@ -25,7 +25,7 @@ def test_logits_are_those_of_the_written_out_formula(cross, structure, hidden, h
             hidden=hidden, head_hidden=head_hidden, **shape
         )
         params = randomised(params)
-        logits, _ = model.apply(params, state, floats, vectors, train=False)
+        logits, _ = model.apply(params, state, inputs_of(floats, vectors), train=False)
         assert logits.dtype == np.float64
     expected = rankers.ranker(params, floats, vectors, **shape)
     np.testing.assert_allclose(logits, expected, rtol=1e-11, atol=1e-12)
@@ -50,7 +50,7 @@ def test_other_interactions_are_those_of_the_written_out_formula(config, structu
             hidden=(5,), structure=structure, dims=dims, **config
         )
         params = randomised(params)
-        logits, _ = model.apply(params, state, floats, vectors, train=True)
+        logits, _ = model.apply(params, state, inputs_of(floats, vectors), train=True)
         assert logits.dtype == np.float64
     expected = rankers.ranker(
         params,
@@ -70,20 +70,22 @@ def test_dot_products_reach_pooled_sequences_and_need_no_floats():
     sequence = np.array([[[0, 2], [2, 0]], [[2, 0], [9, 9]]], np.float32)
     filled = np.array([[True, True], [True, False]])
     none = np.zeros((2, 0), np.float32)
-    params, state = model.init(jax.random.key(0), none, vectors, ((sequence, filled),))
+    params, state = model.init(jax.random.key(0), inputs_of(none, vectors, ((sequence, filled),)))
     assert set(params) == {"head", "sequence_0"}
     params["head"]["kernel"] = jnp.ones((1, 1))
-    logits, _ = model.apply(params, state, none, vectors, ((sequence, filled),), train=False)
+    logits, _ = model.apply(
+        params, state, inputs_of(none, vectors, ((sequence, filled),)), train=False
+    )
     np.testing.assert_allclose(logits[:, 0], [3 + 5, 2 * 7], rtol=1e-6)
 
 
 def test_dot_products_have_a_gradient_that_xla_knows_to_be_without_duplicates():
     model = models.build(tasks=1, cross="dot", hidden=())
     floats, vectors = jnp.ones((3, 0)), (jnp.ones((3, 4, 2)),)
-    params, _ = model.init(jax.random.key(0), floats, vectors)
+    params, _ = model.init(jax.random.key(0), inputs_of(floats, vectors))
 
     def of_vectors(vectors):
-        return model.apply(params, {}, floats, vectors, train=False)[0].sum()
+        return model.apply(params, {}, inputs_of(floats, vectors), train=False)[0].sum()
 
     scatters = [
         line
@@ -98,11 +100,11 @@ def test_dot_products_of_vectors_that_do_not_fit_are_refused():
     model = models.build(tasks=1, cross="dot")
     key, (floats, vectors) = jax.random.key(0), random_input()
     with pytest.raises(InputError, match=r"'dot' needs vectors of one dimension.*\[2, 4\]"):
-        model.init(key, floats, vectors)
+        model.init(key, inputs_of(floats, vectors))
     with pytest.raises(InputError, match=r"'dot' needs vectors of one dimension.*no vectors"):
-        model.init(key, floats, ())
+        model.init(key, inputs_of(floats, ()))
     with pytest.raises(InputError, match=r"'dot' needs two vectors.*found 1"):
-        model.init(key, floats[:, :0], vectors[1:])
+        model.init(key, inputs_of(floats[:, :0], vectors[1:]))
 
 
 def test_floats_pass_their_layers_before_they_meet_the_vectors():
@@ -128,7 +130,7 @@ def test_layers_of_floats_that_are_not_there_are_refused():
     model = models.build(tasks=1, floats_hidden=(7, 4))
     floats, vectors = random_input()
     with pytest.raises(InputError, match=r"model.floats_hidden needs floats.*\(7, 4\), no floats"):
-        model.init(jax.random.key(0), floats[:, :0], vectors)
+        model.init(jax.random.key(0), inputs_of(floats[:, :0], vectors))
 
 
 @pytest.mark.parametrize("norm", ["batch", "layer"])
@@ -138,7 +140,7 @@ def test_normalised_towers_are_those_of_the_written_out_formula(norm):
             cross="none", hidden=(5, 4), norm=norm, head_hidden=(3,)
         )
         params = randomised(params)
-        logits, _ = model.apply(params, state, floats, vectors, train=True)
+        logits, _ = model.apply(params, state, inputs_of(floats, vectors), train=True)
     expected = rankers.ranker(params, floats, vectors, cross="none", structure="stacked", norm=norm)
     np.testing.assert_allclose(logits, expected, rtol=1e-10, atol=1e-11)
 
@@ -154,7 +156,7 @@ def test_normalised_towers_are_those_of_the_written_out_formula(norm):
 def test_activations_are_those_of_their_names(name, formula):
     with jax.enable_x64(True):
         model, params, state, floats, vectors = built(cross="none", hidden=(5,), activation=name)
-        logits, _ = model.apply(params, state, floats, vectors, train=False)
+        logits, _ = model.apply(params, state, inputs_of(floats, vectors), train=False)
     params = jax.tree.map(np.asarray, params)
     deep = rankers.tower(params["tower"], joined(floats, vectors), act=formula)
     expected = deep @ params["head"]["kernel"] + params["head"]["bias"]
@@ -185,18 +187,18 @@ def test_a_cross_network_without_interactions_in_its_input_returns_it_plus_bias(
     zeros = np.zeros((2, 3), np.float32)
     for cross, expected in (("vector", 5.0), ("matrix", 0.0)):
         model = models.build(tasks=1, cross=cross, cross_layers=1, hidden=())
-        params, state = model.init(jax.random.key(0), zeros, ())
+        params, state = model.init(jax.random.key(0), inputs_of(zeros, ()))
         params = jax.tree.map(jnp.ones_like, params)
         params["head"]["bias"] = jnp.full(1, 2.0)
-        logits, _ = model.apply(params, state, zeros, (), train=False)
+        logits, _ = model.apply(params, state, inputs_of(zeros, ()), train=False)
         np.testing.assert_array_equal(logits, expected if expected else 2.0)
 
 
 def test_batch_norm_moves_its_running_statistics_and_uses_them_when_not_training():
     with jax.enable_x64(True):
         model, params, state, floats, vectors = built(cross="none", hidden=(4,), norm="batch")
-        logits, new = model.apply(params, state, floats, vectors, train=True)
-        again, same = model.apply(params, new, floats, vectors, train=False)
+        logits, new = model.apply(params, state, inputs_of(floats, vectors), train=True)
+        again, same = model.apply(params, new, inputs_of(floats, vectors), train=False)
         assert {a.dtype for a in jax.tree.leaves((state, new))} == {np.dtype(np.float64)}
     params = jax.tree.map(np.asarray, params)
     layer = params["tower"]["layer_0"]
@@ -218,10 +220,10 @@ def test_batch_norm_moves_its_running_statistics_and_uses_them_when_not_training
 def test_batch_norm_keeps_a_small_spread_around_a_large_mean():
     model = models.build(tasks=1, cross="none", hidden=(1,), norm="batch", activation="tanh")
     floats = (1000 + np.arange(8) / 100)[:, None].astype(np.float32)
-    params, state = model.init(jax.random.key(0), floats, ())
+    params, state = model.init(jax.random.key(0), inputs_of(floats, ()))
     params["tower"]["layer_0"]["kernel"] = jnp.ones((1, 1))
     params["head"]["kernel"] = jnp.ones((1, 1))
-    logits, _ = model.apply(params, state, floats, (), train=True)
+    logits, _ = model.apply(params, state, inputs_of(floats, ()), train=True)
     x = floats[:, 0].astype(np.float64)
     expected = np.tanh((x - x.mean()) / np.sqrt(x.var() + 1e-5))
     np.testing.assert_allclose(logits[:, 0], expected, atol=5e-3)
@@ -231,11 +233,13 @@ def test_the_gradient_through_batch_norm_is_that_of_the_global_batch():
     model = models.build(tasks=1, cross="none", hidden=(6,), norm="batch", activation="tanh")
     floats, _ = random_input(batch=32)
     floats = floats + np.arange(32, dtype=np.float32)[:, None]
-    params, state = model.init(jax.random.key(0), floats, ())
+    params, state = model.init(jax.random.key(0), inputs_of(floats, ()))
     mesh = meshes.make_mesh(devices=8)
 
     def loss(params, floats, share):
-        return (model.apply(params, state, floats, (), train=True, share=share)[0] ** 3).sum()
+        return (
+            model.apply(params, state, inputs_of(floats, (), share=share), train=True)[0] ** 3
+        ).sum()
 
     def on_device(params, floats):
         share = models.Share(mean=lambda x: meshes.total(mesh, x) / mesh.size)
@@ -261,14 +265,14 @@ def test_a_sequence_is_pooled_by_a_softmax_over_its_filled_places():
     vectors = rng.normal(size=(4, 5, 3)).astype(np.float32)
     mask = np.arange(5)[None, :] < np.array([5, 2, 1, 0])[:, None]
     floats = np.zeros((4, 0), np.float32)
-    params, state = model.init(jax.random.key(0), floats, (), ((vectors, mask),))
+    params, state = model.init(jax.random.key(0), inputs_of(floats, (), ((vectors, mask),)))
     assert not params["sequence_0"]["query"].any()
     query = rng.normal(size=3).astype(np.float32)
     kernel = rng.normal(size=(3, 1)).astype(np.float32)
     params["sequence_0"]["query"], params["head"]["kernel"] = query, kernel
 
     def logits_of(vectors):
-        return model.apply(params, state, floats, (), ((vectors, mask),), train=True)[0]
+        return model.apply(params, state, inputs_of(floats, (), ((vectors, mask),)), train=True)[0]
 
     expected = np.zeros((4, 3))
     for i, length in enumerate((5, 2, 1, 0)):
@@ -286,7 +290,7 @@ def test_batch_norm_statistics_are_those_of_the_global_batch_on_any_number_of_de
     floats, vectors = random_input(batch=64)
     # Unlike means on each device, so that statistics of a device would differ from the global.
     floats = floats + np.arange(64, dtype=np.float32)[:, None]
-    params, state = model.init(jax.random.key(0), floats, vectors)
+    params, state = model.init(jax.random.key(0), inputs_of(floats, vectors))
     args = (model, params, state, floats, vectors, jax.random.key(1))
     logits1, state1 = applied_on(1, *args)
     logits8, state8 = applied_on(8, *args)
@@ -303,7 +307,7 @@ def identity_with_dropout():
     """A model whose logits are its floats after the dropout of one layer."""
     model = models.build(tasks=32, cross="none", hidden=(32,), dropout=0.25)
     floats = np.ones((64, 32), np.float32)
-    params, state = model.init(jax.random.key(0), floats, ())
+    params, state = model.init(jax.random.key(0), inputs_of(floats, ()))
     params = jax.tree.map(jnp.zeros_like, params)
     params["tower"]["layer_0"]["kernel"] = params["head"]["kernel"] = jnp.eye(32)
     return model, params, state, floats
@@ -365,17 +369,19 @@ def test_random_bits_look_independent_over_keys_examples_and_units():
 
 def test_dropout_scales_what_it_keeps_and_does_nothing_when_not_training():
     model, params, state, floats = identity_with_dropout()
-    logits, _ = model.apply(params, state, floats, (), train=True, key=jax.random.key(1))
+    logits, _ = model.apply(params, state, inputs_of(floats, ()), train=True, key=jax.random.key(1))
     np.testing.assert_allclose(np.unique(logits), [0, 1 / 0.75], rtol=1e-6)
     assert abs(np.mean(np.asarray(logits) == 0) - 0.25) < 0.04
-    logits, _ = model.apply(params, state, floats, (), train=False, key=jax.random.key(1))
+    logits, _ = model.apply(
+        params, state, inputs_of(floats, ()), train=False, key=jax.random.key(1)
+    )
     np.testing.assert_array_equal(logits, floats)
 
 
 def test_dropout_without_a_key_is_refused():
     model, params, state, floats = identity_with_dropout()
     with pytest.raises(ValueError, match="key must be given"):
-        model.apply(params, state, floats, (), train=True)
+        model.apply(params, state, inputs_of(floats, ()), train=True)
 
 
 def test_parameters_have_stable_names_and_zero_biases():
@@ -394,7 +400,7 @@ def test_parameters_have_stable_names_and_zero_biases():
 @pytest.mark.parametrize(("cross", "out"), [("matrix", 200), ("vector", 1)])
 def test_kernels_start_with_the_variance_of_glorot(cross, out):
     model = models.build(tasks=1, cross=cross, cross_layers=20, hidden=(300,))
-    params, _ = model.init(jax.random.key(0), np.zeros((1, 200), np.float32), ())
+    params, _ = model.init(jax.random.key(0), inputs_of(np.zeros((1, 200), np.float32), ()))
     cross_kernels = np.stack([params["cross"][f"layer_{i}"]["kernel"] for i in range(20)])
     np.testing.assert_allclose(cross_kernels.var(), 2 / (200 + out), rtol=0.1)
     deep = np.asarray(params["tower"]["layer_0"]["kernel"])
@@ -404,7 +410,7 @@ def test_kernels_start_with_the_variance_of_glorot(cross, out):
 def test_kernels_of_low_rank_start_with_the_variance_of_glorot_for_each_expert():
     for cross, experts in (("low_rank", {}), ("mix", {"cross_experts": 3})):
         model = models.build(tasks=1, cross=cross, cross_rank=60, hidden=(), **experts)
-        params, _ = model.init(jax.random.key(0), np.zeros((1, 200), np.float32), ())
+        params, _ = model.init(jax.random.key(0), inputs_of(np.zeros((1, 200), np.float32), ()))
         kernels = {name: layer["kernel"] for name, layer in params["cross"].items()}
         count = experts.get("cross_experts", 1)
         for name, fan, size in (
@@ -451,11 +457,6 @@ def test_kernels_of_low_rank_start_with_the_variance_of_glorot_for_each_expert()
         (dict(expert_hidden=(8,)), r"expert_hidden is read only where model.multitask .*\(8,\)"),
         (dict(multitask="mmoe", task_experts=8), r"task_experts is read only where .*'ple'.*8"),
         (dict(multitask="mmoe", levels=8), r"levels is read only where .*'ple'.*8.*'mmoe'"),
-        (dict(parents=0), r"model.parents .*tuple of numbers of tasks.*0"),
-        (dict(tasks=2, parents=(-1, 2)), r"model.parents .*from 0 to 1, or -1.*\(-1, 2\)"),
-        (dict(tasks=3, parents=(-1, 0)), r"model.parents .*one number a task.*\(-1, 0\), 3 task"),
-        (dict(tasks=2, parents=(-1, 1)), r"model.parents .*without a parent.*task 1 is below a"),
-        (dict(tasks=4, parents=(1, 2, 1, -1)), r"model.parents .*task 0 is below a ring"),
         (dict(layers=2), r"no such field: model.layers. Did you mean model.cross_layers"),
         (dict(tasks=0), r"tasks, at least 1: found 0"),
     ],
@@ -463,11 +464,6 @@ def test_kernels_of_low_rank_start_with_the_variance_of_glorot_for_each_expert()
 def test_a_wrong_field_is_named_with_what_is_allowed(config, message):
     with pytest.raises(InputError, match=message):
         models.build(**{"tasks": 1, **config})
-
-
-def test_chains_of_parents_may_be_as_long_as_there_are_tasks():
-    models.build(tasks=5, parents=(1, 2, 3, 4, -1))
-    models.build(tasks=5, parents=(-1, 0, 1, 2, 3))
 
 
 def test_a_field_that_is_not_read_may_be_given_with_its_default():
@@ -478,15 +474,15 @@ def test_a_field_that_is_not_read_may_be_given_with_its_default():
 def test_a_model_of_nothing_is_refused():
     model = models.build(tasks=1)
     with pytest.raises(InputError, match="at least one feature"):
-        model.init(jax.random.key(0), np.zeros((4, 0), np.float32), ())
+        model.init(jax.random.key(0), inputs_of(np.zeros((4, 0), np.float32), ()))
 
 
 def test_a_model_of_vectors_only_needs_no_floats():
     model = models.build(tasks=1, hidden=())
     vectors = random_input()[1]
     none = np.zeros((BATCH, 0), np.float32)
-    params, state = model.init(jax.random.key(0), none, vectors)
-    logits, _ = model.apply(params, state, none, vectors, train=False)
+    params, state = model.init(jax.random.key(0), inputs_of(none, vectors))
+    logits, _ = model.apply(params, state, inputs_of(none, vectors), train=False)
     params = jax.tree.map(np.asarray, params)
     expected = rankers.ranker(params, none, vectors, cross="matrix", structure="stacked")
     np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-5)

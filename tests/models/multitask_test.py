@@ -8,11 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import rankers
-from rankers import built, gradient_program, randomised
+from rankers import built, gradient_program, inputs_of, randomised
 
 from jaxrank import models
-from jaxrank.models.conversion import joint_logits
+from jaxrank.errors import InputError
 from jaxrank.models.products import StackedDense
+from jaxrank.outputs import check_parents, joint_logits, outputs
 
 MMOE = dict(multitask="mmoe", experts=3, expert_hidden=(5, 4))
 PLE = dict(multitask="ple", levels=3, experts=3, task_experts=2, expert_hidden=(5, 4))
@@ -32,7 +33,7 @@ def test_logits_are_those_of_experts_and_gates_one_by_one(multitask, around):
     with jax.enable_x64(True):
         model, params, state, floats, vectors = built(**multitask, **around)
         params = randomised(params)
-        logits, _ = model.apply(params, state, floats, vectors, train=True)
+        logits, _ = model.apply(params, state, inputs_of(floats, vectors), train=True)
         assert logits.dtype == np.float64
     fields = ("cross", "structure", "norm")
     shape = {k: around[k] for k in fields if k in around}
@@ -60,7 +61,7 @@ def test_each_task_of_ple_reads_its_own_experts_and_the_shared_ones_only():
         model, params, state, floats, vectors = built(dtype=np.float32, **{**PLE, "levels": levels})
 
         def first_task(params, model=model, state=state, floats=floats, vectors=vectors):
-            return model.apply(params, state, floats, vectors, train=True)[0][:, 0].sum()
+            return model.apply(params, state, inputs_of(floats, vectors), train=True)[0][:, 0].sum()
 
         kernels = jax.jit(jax.grad(first_task))(params)["ple"]["level_0"]["task_experts"]["layer_0"]
         moved = np.abs(kernels["kernel"]).sum(axis=(1, 2)) > 0
@@ -104,7 +105,7 @@ def test_the_program_of_many_experts_is_as_long_as_that_of_few(multitask):
             expert_hidden=(3, 2),
             **several,
         )
-        params, state = model.init(jax.random.key(0), floats, none)
+        params, state = model.init(jax.random.key(0), inputs_of(floats, none))
         assert len(jax.tree.leaves(params)) < 60
         lengths.append(len(gradient_program(model, params, state, floats, none)))
     assert lengths[0] <= lengths[1] < lengths[0] + 10
@@ -113,7 +114,7 @@ def test_the_program_of_many_experts_is_as_long_as_that_of_few(multitask):
 
 def test_kernels_of_experts_and_gates_start_with_the_variance_of_glorot_for_each():
     model = models.build(tasks=2, cross="none", hidden=(), **{**PLE, "expert_hidden": (50,)})
-    params, _ = model.init(jax.random.key(0), np.zeros((1, 400), np.float32), ())
+    params, _ = model.init(jax.random.key(0), inputs_of(np.zeros((1, 400), np.float32), ()))
     level = params["ple"]["level_0"]
     for name, layers in (("task_experts", 4), ("shared_experts", 3)):
         dense = level[name]["layer_0"]
@@ -149,18 +150,18 @@ def test_units_of_experts_are_dropped_each_for_itself():
         expert_hidden=(1,),
     )  # fmt: skip
     floats = np.ones((256, 1), np.float32)
-    params, state = model.init(jax.random.key(0), floats, ())
+    params, state = model.init(jax.random.key(0), inputs_of(floats, ()))
     params = jax.tree.map(jnp.zeros_like, params)
     params["mmoe"]["experts"]["layer_0"]["bias"] = jnp.ones((40, 1))
     params["head_0"]["kernel"] = params["head_1"]["kernel"] = jnp.ones((1, 1))
-    logits, _ = model.apply(params, state, floats, (), train=True, key=jax.random.key(1))
+    logits, _ = model.apply(params, state, inputs_of(floats, ()), train=True, key=jax.random.key(1))
     logits = np.asarray(logits)
     np.testing.assert_array_equal(logits[:, 0], logits[:, 1])
     kept = logits[:, 0] * 40 * 0.75
     np.testing.assert_allclose(kept, np.round(kept), atol=1e-3)
     np.testing.assert_allclose(kept.mean(), 30, atol=1)
     np.testing.assert_allclose(kept.std(), math.sqrt(40 * 0.25 * 0.75), rtol=0.2)
-    logits, _ = model.apply(params, state, floats, (), train=False)
+    logits, _ = model.apply(params, state, inputs_of(floats, ()), train=False)
     np.testing.assert_allclose(logits, 1, rtol=1e-6)
 
 
@@ -208,12 +209,30 @@ def test_logits_far_out_have_finite_joint_logits_and_slopes():
     assert np.isfinite(slopes).all()
 
 
-@pytest.mark.parametrize("more", [dict(), MMOE])
-def test_a_model_with_parents_gives_the_joint_logits_of_the_one_without(more):
-    plain, params, state, floats, vectors = built(dtype=np.float32, hidden=(4,), **more)
-    model = models.build(tasks=2, hidden=(4,), parents=[1, -1], **more)
-    alone, _ = plain.apply(params, state, floats, vectors, train=False)
-    joint, _ = model.apply(params, state, floats, vectors, train=False)
-    np.testing.assert_array_equal(joint[:, 1], alone[:, 1])
-    expected = [exactly(*row)[0] for row in np.asarray(alone).tolist()]
+def test_outputs_are_the_joint_logits_of_what_the_model_puts_out_and_the_biases():
+    alone = np.random.default_rng(0).normal(size=(6, 2)).astype(np.float32)
+    bias = np.array([1.5, -0.5], np.float32)
+    joint = outputs(jnp.asarray(alone), jnp.asarray(bias), (1, -1))
+    np.testing.assert_array_equal(joint[:, 1], alone[:, 1] + bias[1])
+    expected = [exactly(*row)[0] for row in (alone + bias).tolist()]
     np.testing.assert_allclose(joint[:, 0], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "parents", "message"),
+    [
+        (1, 0, r"model.parents .*tuple of numbers of tasks.*0"),
+        (2, (-1, 2), r"model.parents .*from 0 to 1, or -1.*\(-1, 2\)"),
+        (3, (-1, 0), r"model.parents .*one number a task.*\(-1, 0\), 3 task"),
+        (2, (-1, 1), r"model.parents .*without a parent.*task 1 is below a"),
+        (4, (1, 2, 1, -1), r"model.parents .*task 0 is below a ring"),
+    ],
+)
+def test_parents_that_cannot_be_are_refused(tasks, parents, message):
+    with pytest.raises(InputError, match=message):
+        check_parents(parents, tasks)
+
+
+def test_chains_of_parents_may_be_as_long_as_there_are_tasks():
+    assert check_parents([1, 2, 3, 4, -1], 5) == (1, 2, 3, 4, -1)
+    assert check_parents((-1, 0, 1, 2, 3), 5) == (-1, 0, 1, 2, 3)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import rankers
 from checkout import ROOT
-from rankers import built, gradient_program
+from rankers import built, gradient_program, inputs_of
 
 from jaxrank import models
 from jaxrank.models import products
@@ -73,10 +73,10 @@ def test_a_bfloat16_model_begins_near_the_float32_one_and_gives_float32(config, 
         model = models.build(
             tasks=2, hidden=(32,), activation="silu", precision=precision, **config
         )
-        params, state = model.init(jax.random.key(0), floats, vectors)
+        params, state = model.init(jax.random.key(0), inputs_of(floats, vectors))
 
         def loss(params, state, model=model):
-            logits, new = model.apply(params, state, floats, vectors, train=True)
+            logits, new = model.apply(params, state, inputs_of(floats, vectors), train=True)
             return (mix * logits).sum(), (logits, new)
 
         grads, (logits, new) = jax.jit(jax.grad(loss, has_aux=True))(params, state)
@@ -279,16 +279,16 @@ def test_operations_of_an_example_are_two_for_each_weight_and_those_of_mixing(co
     mixing = {"mmoe": 2 * 4 * 4, "ple": 2 * (2 * (2 + 4) * 4) + (2 * 2 + 4) * 4}
     pairs = (1 + 3) ** 2 * 4 if config["cross"] == "dot" else 0
     expected = 2 * (weights + mixing.get(config.get("multitask"), 0) + pairs)
-    assert model.flops(floats, vectors) == expected
+    assert model.flops(inputs_of(floats, vectors)) == expected
     shapes = jax.eval_shape(lambda: (floats, vectors))
-    assert model.flops(*shapes) == expected
+    assert model.flops(inputs_of(*shapes)) == expected
 
 
 @pytest.mark.parametrize("width", [429, 430])
 def test_zeros_that_sides_are_filled_up_with_are_no_operations(width):
     counts = [
         models.build(tasks=1, cross="low_rank", precision=precision).flops(
-            np.zeros((1, width), np.float32), ()
+            inputs_of(np.zeros((1, width), np.float32), ())
         )
         for precision in ("highest", "bfloat16")
     ]
@@ -298,7 +298,7 @@ def test_zeros_that_sides_are_filled_up_with_are_no_operations(width):
 def test_operations_of_a_sequence_are_those_of_what_reads_its_pool():
     model = models.build(tasks=1, cross="none", hidden=())
     sequence = (np.zeros((9, 5, 3), np.float32), np.zeros((9, 5), bool))
-    assert model.flops(np.zeros((9, 2), np.float32), (), (sequence,)) == 2 * (2 + 3)
+    assert model.flops(inputs_of(np.zeros((9, 2), np.float32), (), (sequence,))) == 2 * (2 + 3)
 
 
 def test_a_training_step_takes_three_times_the_operations_of_a_forward_pass():
@@ -309,4 +309,4 @@ def test_a_training_step_takes_three_times_the_operations_of_a_forward_pass():
         (contracted, _), _ = equation.params["dimension_numbers"]
         length = np.prod([equation.invars[0].aval.shape[axis] for axis in contracted])
         step += 2 * np.prod(equation.outvars[0].aval.shape) * length
-    assert step == 3 * len(floats) * model.flops(floats, vectors)
+    assert step == 3 * len(floats) * model.flops(inputs_of(floats, vectors))

@@ -1,0 +1,263 @@
+"""What a model reads of a batch: feature by feature, or all features of a kind side by side."""
+
+import enum
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from jaxrank.errors import InputError
+from jaxrank.features import PAD
+from jaxrank.validate import nearest
+
+Value = TypeVar("Value")
+
+
+def _same(x: jax.Array) -> jax.Array:
+    return x
+
+
+class Share(NamedTuple):
+    """Which part of the global batch a model sees; all of it, unless told otherwise.
+
+    first: i32[], the number of its first example.
+    mean: averages an array over the shares of all devices; differentiable.
+    """
+
+    first: Any = 0
+    mean: Callable[[jax.Array], jax.Array] = _same
+
+
+class Group(enum.Enum):
+    """All features of a kind, one after another in the order of `Inputs.features`."""
+
+    DENSE = "dense"
+    VECTORS = "vectors"
+    SEQUENCES = "sequences"
+
+
+DENSE, VECTORS, SEQUENCES = Group
+
+# What stands along an axis of an array, one part after another: all features of a kind, one feature
+# by its name, or so many numbers that the model made itself.
+Parts: TypeAlias = tuple[Group | str | int, ...]
+
+# How an array of a model depends on the features: by axis what stands along it; the name of the one
+# feature that it is for; or None, where it depends on them in a way that cannot be told so.
+Reading: TypeAlias = Mapping[int, Parts] | str | None
+
+
+class Columns(NamedTuple):
+    """Vectors that stand in front of an array that was looked up.
+
+    read: the number of the array.
+    features: of each vector; the name of a feature of several places is there several times.
+    """
+
+    read: int
+    features: tuple[str, ...]
+
+
+class Span(NamedTuple):
+    """A sequence: `length` places of an array that was looked up, from `first` on."""
+
+    feature: str
+    read: int
+    first: int
+    length: int
+
+
+class Names(NamedTuple):
+    """Which feature each number of `Inputs` is of.
+
+    dense: of each column of `Inputs.all_dense`.
+    vectors: of each array of `Inputs.all_vectors`.
+    sequences: of each of `Inputs.all_sequences`.
+    """
+
+    dense: tuple[str, ...]
+    vectors: tuple[Columns, ...]
+    sequences: tuple[Span, ...]
+
+
+class _Lazy(Mapping[str, Value], Generic[Value]):
+    """Reads a feature when it is asked for."""
+
+    def __init__(self, kind: str, names: Sequence[str], read: Callable[[str], Value]):
+        self._kind, self._names, self._read = kind, tuple(dict.fromkeys(names)), read
+
+    def __getitem__(self, name: str) -> Value:
+        if name not in self._names:
+            raise InputError(
+                f"model: inputs.{self._kind} must have a feature {name!r}: found"
+                f" {', '.join(self._names) or 'none'}{nearest(str(name), self._names)}."
+            )
+        return self._read(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+@jax.tree_util.register_pytree_node_class
+class Inputs:
+    """The features of a batch, or of one device's share of it.
+
+    By name, computed when they are asked for: a feature that a model does not read costs nothing.
+
+    - `inputs.dense[name]`: f[B].
+    - `inputs.vectors[name]`: f[B, dim] of a feature of one id and of a combined list;
+      f[B, places, dim] of a feature of several ids.
+    - `inputs.sequences[name]`: (f[B, L, dim], bool[B, L] which places are filled).
+    - `inputs.features`: f[B, n], all of them side by side.
+
+    All of a kind, for models that read every feature: `all_dense`, `all_vectors`, `all_sequences`.
+
+    share: which part of the global batch the examples are, for dropout and batch normalisation.
+
+    It is a pytree, so it passes through `jax.jit` and `jax.eval_shape`.
+
+    Args:
+        names: of the features.
+        dense: f[B, n].
+        reads: what was looked up: vectors f[B, n_i, dim_i], and, where sequences are among them,
+            the ids that they were looked up by, i32[B, n_i], or bool[B, n_i], or None.
+    """
+
+    def __init__(
+        self,
+        names: Names,
+        dense: jax.Array,
+        reads: Sequence[tuple[jax.Array, jax.Array | None]],
+        share: Share = Share(),  # noqa: B008  a NamedTuple of constants
+    ):
+        self.names, self._dense, self._reads, self.share = names, dense, tuple(reads), share
+
+    @classmethod
+    def of(
+        cls,
+        dense: Mapping[str, jax.Array],
+        vectors: Mapping[str, jax.Array],
+        sequences: Mapping[str, tuple[jax.Array, jax.Array]] | None = None,
+    ) -> "Inputs":
+        """Inputs of features by name, with the shapes by which they are read; in this order.
+
+        >>> import numpy as np
+        >>> floats = np.ones(2, np.float32)
+        >>> inputs = Inputs.of({"age": floats}, {"user": np.ones((2, 4), np.float32)})
+        >>> inputs.features.shape
+        (2, 5)
+        """
+        sequences = sequences or {}
+        arrays = [v if v.ndim == 3 else v[:, None] for v in vectors.values()]
+        places = zip(vectors, arrays, strict=True)
+        columns = [Columns(i, (name,) * v.shape[1]) for i, (name, v) in enumerate(places)]
+        spans = [
+            Span(name, len(arrays) + i, 0, found[0].shape[1])
+            for i, (name, found) in enumerate(sequences.items())
+        ]
+        every = [*dense.values(), *arrays, *(v for v, _ in sequences.values())]
+        rows = every[0].shape[0] if every else 0
+        matrix = jnp.stack([*dense.values()], axis=1) if dense else jnp.zeros((rows, 0))
+        return cls(
+            Names(tuple(dense), tuple(columns), tuple(spans)),
+            matrix,
+            [*((v, None) for v in arrays), *sequences.values()],
+        )
+
+    @property
+    def all_dense(self) -> jax.Array:
+        """f[B, n], the columns named by `names.dense`."""
+        return self._dense
+
+    @property
+    def all_vectors(self) -> tuple[jax.Array, ...]:
+        """(f[B, n_i, dim_i], ...), an array for the ids of a dimension and one for its lists."""
+        return tuple(self._reads[c.read][0][:, : len(c.features)] for c in self.names.vectors)
+
+    @property
+    def all_sequences(self) -> tuple[tuple[jax.Array, jax.Array], ...]:
+        """((f[B, L_i, dim_i], bool[B, L_i] which places are filled), ...)."""
+        return tuple(map(self._sequence, self.names.sequences))
+
+    @property
+    def dense(self) -> Mapping[str, jax.Array]:
+        """f[B] of each dense feature."""
+        return _Lazy(
+            "dense", self.names.dense, lambda name: self._dense[:, self.names.dense.index(name)]
+        )
+
+    @property
+    def vectors(self) -> Mapping[str, jax.Array]:
+        """f[B, dim] of each feature of one id or combined list, f[B, places, dim] of others."""
+        columns = {name: c for c in self.names.vectors for name in c.features}
+
+        def read(name: str) -> jax.Array:
+            found = columns[name]
+            first, count = found.features.index(name), found.features.count(name)
+            array = self._reads[found.read][0]
+            return array[:, first] if count == 1 else array[:, first : first + count]
+
+        return _Lazy("vectors", tuple(columns), read)
+
+    @property
+    def sequences(self) -> Mapping[str, tuple[jax.Array, jax.Array]]:
+        """(f[B, L, dim], bool[B, L] which places are filled) of each list that is not combined."""
+        spans = {span.feature: span for span in self.names.sequences}
+        return _Lazy("sequences", tuple(spans), lambda name: self._sequence(spans[name]))
+
+    def _sequence(self, span: Span) -> tuple[jax.Array, jax.Array]:
+        vectors, ids = self._reads[span.read]
+        assert ids is not None
+        places = slice(span.first, span.first + span.length)
+        found = ids[:, places]
+        return vectors[:, places], found if found.dtype == bool else found != PAD
+
+    @property
+    def features(self) -> jax.Array:
+        """f[B, n]: dense features, vectors and, of each sequence, the mean of its filled places.
+
+        The order is that of `all_dense`, `all_vectors` and `all_sequences`. An empty sequence is 0.
+        """
+        flat = [v.reshape(v.shape[0], -1) for v in self.all_vectors]
+        means = []
+        for vectors, mask in self.all_sequences:
+            count = jnp.maximum(mask.sum(axis=1, keepdims=True), 1)
+            means.append(jnp.where(mask[:, :, None], vectors, 0).sum(axis=1) / count)
+        return jnp.concatenate([self._dense, *flat, *means], axis=1)
+
+    @property
+    def size(self) -> int:
+        """Numbers of an example in `features`."""
+        dims = [read[0].shape[2] for read in self._reads]
+        vectors = sum(len(c.features) * dims[c.read] for c in self.names.vectors)
+        return len(self.names.dense) + vectors + sum(dims[s.read] for s in self.names.sequences)
+
+    def shapes(self, examples: int) -> "Inputs":
+        """The same features of so many examples, as jax.ShapeDtypeStruct."""
+
+        def shape(x: Any) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct((examples, *x.shape[1:]), x.dtype)
+
+        return Inputs(self.names, *jax.tree.map(shape, (self._dense, self._reads)))
+
+    def zeros(self) -> "Inputs":
+        """Arrays of these shapes that are zero."""
+        arrays = self._dense, self._reads
+        return Inputs(self.names, *jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), arrays))
+
+    def tree_flatten(self) -> tuple[Any, Any]:
+        return (self._dense, self._reads, self.share.first), (self.names, self.share.mean)
+
+    @classmethod
+    def tree_unflatten(cls, static: Any, arrays: Any) -> "Inputs":
+        (names, mean), (dense, reads, first) = static, arrays
+        self = object.__new__(cls)
+        self.names, self._dense, self._reads, self.share = names, dense, reads, Share(first, mean)
+        return self

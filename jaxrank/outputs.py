@@ -1,0 +1,81 @@
+"""From what a model puts out to the output of each task."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxrank.errors import InputError
+
+
+def outputs(raw: jax.Array, bias: jax.Array, parents: tuple[int, ...]) -> jax.Array:
+    """The output of each task, f[B, tasks]; see `features.Task`.
+
+    Args:
+        raw: f[B, tasks], of the model.
+        bias: f[tasks], that of each task's base rate.
+        parents: see `joint_logits`.
+    """
+    return joint_logits(raw + bias[None, :], parents)
+
+
+def joint_logits(logits: jax.Array, parents: tuple[int, ...]) -> jax.Array:
+    """The logit of p(task) * p(parent) * p(its parent) ... for each task, f[B, tasks].
+
+    p is the sigmoid of `logits` f[B, tasks]: of a task given that its parent is positive, such as
+    conversion given click. The result is over the full space, conversion and click given the
+    impression, so a task with a parent learns from all impressions, and its label must be that of
+    both. `parents` has for each task that of its parent, -1 for none; no task may be among its own
+    ancestors. Empty: no task has one.
+
+    1 / (p q) - 1 = e^-a + e^-b + e^-(a + b) for p = sigmoid(a) and q = sigmoid(b), so the logit
+    of p q is -logsumexp(-a, -b, -a - b): no probability is rounded to 0 or 1 on the way, and a
+    logit of a thousand has a finite value and gradient like any other.
+
+    References:
+        Ma et al., Entire Space Multi-Task Model, SIGIR 2018.
+    """
+
+    if not any(parent >= 0 for parent in parents):
+        return logits
+
+    def joint(task: int) -> jax.Array:
+        own = logits[:, task]
+        if parents[task] < 0:
+            return own
+        parent = joint(parents[task])
+        return -jnp.logaddexp(jnp.logaddexp(-own, -parent), -own - parent)
+
+    return jnp.stack([joint(task) for task in range(logits.shape[1])], axis=1)
+
+
+def check_parents(value: Any, tasks: int) -> tuple[int, ...]:
+    """Returns the parents of `joint_logits` as a tuple.
+
+    Raises:
+        InputError: they are no numbers of tasks, or some are among their own ancestors.
+    """
+
+    def is_task(parent: Any) -> bool:
+        return isinstance(parent, int) and not isinstance(parent, bool) and -1 <= parent < tasks
+
+    if not isinstance(value, list | tuple) or not all(map(is_task, value)):
+        raise InputError(
+            f"model.parents must be a tuple of numbers of tasks, from 0 to {tasks - 1}, or -1 for"
+            f" no parent: found {value!r}."
+        )
+    if len(value) not in (0, tasks):
+        raise InputError(
+            f"model.parents must be empty or have one number a task: found {value!r}, {tasks}"
+            " task(s)."
+        )
+    for task in range(len(value)):
+        above = value[task]
+        for _ in value:
+            above = above if above < 0 else value[above]
+        if above >= 0:
+            raise InputError(
+                f"model.parents must lead from each task to one without a parent: found {value!r},"
+                f" where task {task} is below a ring."
+            )
+    return tuple(value)
