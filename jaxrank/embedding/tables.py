@@ -8,7 +8,7 @@ rows are owned by one device of each replica; see `exchange`. A mesh of one devi
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -46,8 +46,22 @@ from jaxrank.layout import Layout, Stack, ids_of_device
 from jaxrank.native.fusion import apart
 
 Vectors = dict[str, dict[str, jax.Array]]
-# By stack. Where nothing travels, i32[m]: where each id lies in the split array, or PAD.
-Routes = dict[str, Route | jax.Array]
+
+
+class StackRoute(NamedTuple):
+    """The ids of one stack that a device reads, and where their rows are.
+
+    ids: i32[m], those of each example's places, except the ones that are read by products, then
+        those of lists. PAD where a place has no id.
+    split: where the split rows are: i32[m] indices in the split array, or PAD, if nothing travels.
+        None without split rows or ids.
+    """
+
+    ids: jax.Array
+    split: Route | jax.Array | None
+
+
+Routes = dict[str, StackRoute]
 
 
 def check_row_shards(shards: int) -> None:
@@ -170,35 +184,37 @@ class Lookup:
         return {s.name: P(meshes.SHARD) if s.is_split else P() for s in self.storages}
 
     def route(self, batch: Batch) -> Routes:
-        """Where the split rows of the ids of this device's share of a batch are."""
-
-        def of(stack: Stack, ids: jax.Array) -> Route | jax.Array:
-            if not self.exchanges:
-                return self._position(stack, ids)
-            return self._exchange_of(stack, batch).route(self._key(stack, ids))
-
-        return {
-            stack.name: of(stack, ids)
-            for stack, ids in self._ids(batch)
-            if self.parts[stack.name].split and ids.size
-        }
-
-    def _ids(self, batch: Batch) -> list[tuple[Stack, jax.Array]]:
-        """The ids of each stack that the batch reads, but for those read by products, i32[m], in
-        the order of their block: PAD where no place of an example is."""
-        found = []
+        """The ids of this device's share of a batch, and where their split rows are."""
+        routes = {}
         for stack in self.layout.stacks:
-            pieces = []
-            if stack.name in batch.ids:
-                ids = self.one_hot[stack.name].others(batch.ids[stack.name])
-                filling = up_to(ids.shape[1], self.form(stack).unit) - ids.shape[1]
-                ids = jnp.pad(ids, ((0, 0), (0, filling)), constant_values=PAD)
-                pieces.append(ids.reshape(-1))
-            if stack.name in batch.lists:
-                pieces.append(batch.lists[stack.name].ids.reshape(-1))
-            if pieces:
-                found.append((stack, jnp.concatenate(pieces) if len(pieces) > 1 else pieces[0]))
-        return found
+            pieces = self._ids(stack, batch)
+            if not pieces:
+                continue
+            ids = jnp.concatenate(pieces) if len(pieces) > 1 else pieces[0]
+            route: Route | jax.Array | None = None
+            if self.parts[stack.name].split and ids.size:
+                if self.exchanges:
+                    route = self._exchange_of(stack, batch).route(self._key(stack, ids))
+                else:
+                    route = self._position(stack, ids)
+            routes[stack.name] = StackRoute(ids, route)
+        return routes
+
+    def _ids(self, stack: Stack, batch: Batch) -> list[jax.Array]:
+        """The ids of places and of lists, i32[m] each; see `StackRoute`."""
+        pieces = []
+        if stack.name in batch.ids:
+            ids = self.one_hot[stack.name].others(batch.ids[stack.name])
+            filling = up_to(ids.shape[1], self.form(stack).unit) - ids.shape[1]
+            ids = jnp.pad(ids, ((0, 0), (0, filling)), constant_values=PAD)
+            pieces.append(ids.reshape(-1))
+        if stack.name in batch.lists:
+            pieces.append(batch.lists[stack.name].ids.reshape(-1))
+        return pieces
+
+    def _routed(self, routes: Routes) -> list[tuple[Stack, StackRoute]]:
+        """The stacks that a batch reads, in the order of the layout."""
+        return [(s, routes[s.name]) for s in self.layout.stacks if s.name in routes]
 
     def _position(self, stack: Stack, ids: jax.Array) -> jax.Array:
         """i32[m]: where each id lies in the whole split array; PAD for replicated rows."""
@@ -237,15 +253,15 @@ class Lookup:
         vectors: Vectors = {}
         loads = {}
         examples = batch.labels.shape[0]
-        for stack, ids in self._ids(batch):
+        for stack, route in self._routed(routes):
             form, replicated = self.form(stack), self.parts[stack.name].replicated
-            read, load = self._read(stack, rows, routes, batch, ids)
+            read, load = self._read(stack, rows, route, batch)
             if load is not None:
                 loads[stack.name] = load
             found = vectors[stack.name] = {}
             if stack.name in batch.lists:
                 lists = batch.lists[stack.name]
-                read, of_lists = split(form, read, ids.size - lists.ids.size)
+                read, of_lists = split(form, read, route.ids.size - lists.ids.size)
                 found["lists"] = combine(
                     form,
                     of_lists,
@@ -267,18 +283,18 @@ class Lookup:
         self,
         stack: Stack,
         rows: Mapping[str, jax.Array],
-        routes: Routes,
+        routed: StackRoute,
         batch: Batch,
-        ids: jax.Array,
     ) -> tuple[PerId, Load | None]:
-        """The vectors of ids i32[m]: in the one array that has them, or else in a block."""
+        """The vectors of the ids: in the one array that has them, or else in a block."""
         parts, form = self.parts[stack.name], self.form(stack)
+        ids, route = routed
         here = {p.name: form.view(rows[p.name]) for p in (parts.split, parts.replicated) if p}
         own = jnp.where(ids < stack.replicated, ids, PAD)
-        if not parts.split or not ids.size:  # products read all there are, if none are here
+        if parts.split is None or route is None:  # products read all there are, if none are here
             assert parts.replicated
             return PerId(ids.size, here[parts.replicated.name], own), None
-        table, route, load = here[parts.split.name], routes[stack.name], None
+        table, load = here[parts.split.name], None
         if isinstance(route, Route):
             exchange = self._exchange_of(stack, batch)
             take = functools.partial(form.take, table)
@@ -391,11 +407,9 @@ class Embedding(Lookup):
             The tables and the scratch array after the step.
         """
         tables, scratch = dict(tables), dict(scratch)
-        for stack, ids in self._ids(batch):
+        for stack, route in self._routed(routes):
             parts = self.parts[stack.name]
-            of_replicated, arrivals = self._summed(
-                stack, ids, routes.get(stack.name), batch, grads[stack.name]
-            )
+            of_replicated, arrivals = self._summed(stack, route, batch, grads[stack.name])
             rows = RowUpdate(
                 form=self.form(stack),
                 stack=stack,
@@ -413,7 +427,7 @@ class Embedding(Lookup):
             if parts.replicated and of_replicated is not None:
                 name = parts.replicated.name
                 tables[name] = rows.replicated(tables[name], *of_replicated)
-            if parts.split and ids.size:
+            if parts.split and route.split is not None:
                 name = parts.split.name
                 tables[name], used = rows.split(
                     parts.split, tables[name], scratch.get(name), arrivals
@@ -425,8 +439,7 @@ class Embedding(Lookup):
     def _summed(
         self,
         stack: Stack,
-        ids: jax.Array,
-        route: Route | jax.Array | None,
+        routed: StackRoute,
         batch: Batch,
         grads: dict[str, jax.Array],
     ) -> tuple[tuple[jax.Array, jax.Array] | None, Arrivals]:
@@ -434,6 +447,7 @@ class Embedding(Lookup):
         how often each was read f[rows], on this device alone; of split rows as they arrive."""
         form, replicated = self.form(stack), self.parts[stack.name].replicated
         rows, sums = replicated.rows if replicated else 0, None
+        ids, route = routed
         grad = self._per_id(stack, ids.size, batch.lists.get(stack.name), grads)
         if isinstance(route, Route):
             exchange = self._exchange_of(stack, batch)
@@ -459,7 +473,7 @@ class Embedding(Lookup):
     def _per_id(
         self, stack: Stack, count: int, lists: Lists | None, grads: dict[str, jax.Array]
     ) -> list[PerId]:
-        """The gradients of the vectors of the ids of `_ids`, of which there are `count`."""
+        """The gradients of the vectors of the ids of a `StackRoute`, of which there are `count`."""
         form, pieces = self.form(stack), []
         if "ids" in grads:
             of_lists = 0 if lists is None else lists.ids.size
