@@ -20,7 +20,7 @@ from jaxrank.features import RESERVED_ROWS, Schema, Table
 from jaxrank.layout import Hot, Layout, stack_name
 from jaxrank.placement.frequency import chance, falling
 from jaxrank.placement.traffic import TableReads, Traffic
-from jaxrank.validate import PLACEMENTS, check_choice, matched
+from jaxrank.validate import matched
 
 # Tables of at most so many rows are on every device: there is nothing to gain by splitting 4 KiB.
 SMALL_TABLE = 64
@@ -93,11 +93,9 @@ def placements(names: Sequence[str], default: str, patterns: Mapping[str, str]) 
         patterns: `embedding.placements`: later ones win.
 
     Raises:
-        InputError: a pattern matches no table, or a placement is none.
+        InputError: a pattern matches no table.
     """
     asked = matched("embedding.placements", "table", names, patterns)
-    for name, placement in asked.items():
-        check_choice(f"embedding.placements: that of {name}", placement, PLACEMENTS)
     return dict.fromkeys(names, default) | asked
 
 

@@ -283,6 +283,13 @@ def test_the_picture_is_a_png(capsys, tmp_path):
         cli.run(["plan", *ON_EIGHT, "--picture=/dev/full"])
 
 
+def test_without_a_store_only_generated_data_can_be_planned():
+    config = f"--config={ROOT / 'configs' / 'criteo.py'}"
+    message = "data.store: must be prepared data to plan by: found 'none'. Run `jaxrank prepare`"
+    with pytest.raises(InputError, match=message):
+        cli.run(["plan", config, "--topology=v3-8"])
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
@@ -325,7 +332,7 @@ def test_the_picture_is_a_png(capsys, tmp_path):
         ),
         (
             ("--topology=v3-8", "--config.source.kind=csv"),
-            "data.store: must be prepared data to plan by: found 'none'. Run `jaxrank prepare`",
+            "no such field: source.floats. There are delimiter, files, kind, null_values",
         ),
         (
             ("--topology=v3-8", "--config.data.train=x"),
