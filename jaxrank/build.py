@@ -1,5 +1,6 @@
 """From the config to what it stands for: model, optimizers and what is trained."""
 
+import dataclasses
 import inspect
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -88,7 +89,9 @@ def make_optimizers(config: ConfigDict, num_steps: int) -> Optimizers:
     Raises:
         InputError: a field of `config.optim` has a value that cannot be used.
     """
-    dense, tables = to_plain(config.optim.dense), to_plain(config.optim.tables)
+    # Checked here too, for that of a run comes from its directory.
+    section = validate.parse(configs.Optim, config.optim, "optim")
+    dense, tables = dataclasses.asdict(section.dense), dataclasses.asdict(section.tables)
     scale = dict(batch_size=config.batch_size, num_steps=num_steps)
     # Fields that make the schedule; the others make the optimizer.
     of_rate = inspect.signature(optim.schedule).parameters.keys() - scale.keys()

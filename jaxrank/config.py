@@ -22,6 +22,7 @@ from jaxrank.validate import (
     ORDERS,
     OVERFLOWS,
     PLACEMENTS,
+    Rules,
     Variants,
     default_of,
     field,
@@ -434,6 +435,11 @@ def check(config: ConfigDict) -> None:
     sections(config)
 
 
+def _has_settings(rules: Rules) -> bool:
+    """Whether a field holds a section whose fields the name beside it chooses."""
+    return rules.variants is not None and "." not in rules.variants.chosen_by
+
+
 def _named(section: type, where: str = "", patterns: bool = False) -> list[str]:
     """Paths of the sections that hold values by names that no declaration has."""
     paths = []
@@ -442,7 +448,7 @@ def _named(section: type, where: str = "", patterns: bool = False) -> list[str]:
         rules, path = rules_of(entry), f"{where}{entry.name}"
         if dataclasses.is_dataclass(kinds[entry.name]):
             paths += _named(kinds[entry.name], f"{path}.", patterns)
-        elif is_mapping(kinds[entry.name]) or (rules.variants and entry.name == "settings"):
+        elif is_mapping(kinds[entry.name]) or _has_settings(rules):
             paths += [path] if rules.patterns or not patterns else []
     return paths
 

@@ -295,6 +295,16 @@ def test_an_override_of_no_field_of_an_entry_is_refused(tmp_path):
     )
 
 
+def test_the_help_of_a_verb_shows_the_fields_of_a_config(capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.run(["train", "--help-config"])
+    assert not ended.value.code
+    shown = capsys.readouterr().out
+    assert "--config.batch_size=4096  (examples; at least 1)\n      examples per step" in shown
+    assert "--config.model.cross='matrix'" in shown
+    assert "--config.optim.dense.settings.b1=0.9" in shown
+
+
 def test_a_terminal_that_has_gone_stops_nothing():
     master, slave = os.openpty()
     with os.fdopen(slave, "w") as terminal:
