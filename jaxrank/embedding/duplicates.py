@@ -8,7 +8,6 @@ scatter-add, which is very slow with them in jaxlib 0.10.2 to 0.11.0.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -38,27 +37,20 @@ def sum_by_scratch(
     return unique, sums, scratch
 
 
-class Sorted(NamedTuple):
-    """Ids i32[n] in order.
+def in_order(ids: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Sorts ids i32[n], of which PAD takes no part.
 
-    order: i32[n], the permutation that sorts them.
-    rank: i32[n], rising: which of the different ids each of the sorted ones is; PAD for PAD.
-    unique: i32[n] the different ids, rising, PAD behind the last.
+    Returns:
+        order: i32[n], the permutation that sorts them.
+        rank: i32[n], rising: which of the different ids each of the sorted ones is; PAD for PAD.
+        unique: i32[n] the different ids, rising, PAD behind the last.
     """
-
-    order: jax.Array
-    rank: jax.Array
-    unique: jax.Array
-
-
-def in_order(ids: jax.Array) -> Sorted:
-    """Sorts ids i32[n], of which PAD takes no part."""
     ordered, order = jax.lax.sort_key_val(ids, jnp.arange(ids.shape[0], dtype=jnp.int32))
     is_first = jnp.concatenate([jnp.ones(1, bool), ordered[1:] != ordered[:-1]])
     rank = jnp.where(ordered == PAD, PAD, running_count(is_first) - 1)
     unique = jnp.full_like(ids, PAD)
     unique = unique.at[jnp.where(is_first, rank, PAD)].set(ordered, mode="drop")
-    return Sorted(order, rank, unique)
+    return order, rank, unique
 
 
 def sum_by_sort(form: Form, ids: jax.Array, grads: Sequence[PerId]) -> tuple[jax.Array, jax.Array]:

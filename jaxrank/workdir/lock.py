@@ -8,7 +8,6 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 from jaxrank.data.lock import hold
 from jaxrank.errors import InputError, RunError
@@ -47,37 +46,31 @@ def locked(workdir: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def _marked(workdir: Path) -> Iterator[str]:
     """Holds the lock of `workdir`, and tells what it wrote there."""
-    lock = _lock(workdir)
+    descriptor, is_new, made = _lock(workdir)
     had_checkpoints = (workdir / "checkpoints").exists()
     since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
     who = f"process {os.getpid()} on {socket.gethostname()} since {since}"
     mark = f"{secrets.token_hex(8)} {who}"
     try:
-        os.ftruncate(lock.descriptor, 0)
-        os.write(lock.descriptor, mark.encode())
-        os.fsync(lock.descriptor)
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, mark.encode())
+        os.fsync(descriptor)
         yield mark
     finally:
         holds_run = (workdir / "config.json").exists()
         if not holds_run and not had_checkpoints:
             _remove_if_empty(workdir / "checkpoints")
-        if not holds_run and lock.is_new:
+        if not holds_run and is_new:
             # While it is held: who opened it before and locks it next sees that it is gone.
             (workdir / ".lock").unlink(missing_ok=True)
-            for directory in lock.made:
+            for directory in made:
                 _remove_if_empty(directory)
-        os.close(lock.descriptor)
+        os.close(descriptor)
 
 
-class _Lock(NamedTuple):
-    """Of the locked file; whether it was made, and which directories for it, innermost first."""
-
-    descriptor: int
-    is_new: bool
-    made: list[Path]
-
-
-def _lock(workdir: Path) -> _Lock:
+def _lock(workdir: Path) -> tuple[int, bool, list[Path]]:
+    """The descriptor of the locked file, whether the file is new, and the directories that were
+    made for it, innermost first."""
     path = workdir / ".lock"
     made: list[Path] = []
     is_new = False
@@ -105,7 +98,7 @@ def _lock(workdir: Path) -> _Lock:
         raise _without_locks(path, error) from error
     if descriptor is None:
         raise _held(path)
-    return _Lock(descriptor, is_new, made)
+    return descriptor, is_new, made
 
 
 def _held(path: Path) -> RunError:
