@@ -1,10 +1,43 @@
 """Locks of files and directories that one process at a time may write."""
 
+import contextlib
 import fcntl
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+
+@contextlib.contextmanager
+def new_directory(
+    target: Path,
+    *,
+    check_free: Callable[[], None],
+    locked: Exception,
+    keep: Callable[[], bool] = lambda: False,
+) -> Iterator[Path]:
+    """Yields a hidden directory beside `target`, to be renamed to `target` when it is complete.
+
+    It is locked meanwhile. If it has not been renamed at the end, it is removed. A process that was
+    killed leaves it, and the next one is handed it with what it holds.
+
+    Args:
+        check_free: raises if `target` exists.
+        locked: raised if another process has the directory locked.
+        keep: whether a directory that has not been renamed stays.
+    """
+    path = target.with_name(f".{target.name}.partial")
+    descriptor = lock_directory(path)
+    if descriptor is None:
+        raise locked
+    try:
+        check_free()  # another process may have finished it since
+        yield path
+    finally:
+        # The name may be another process's once it is renamed.
+        if _is_at(descriptor, path) and not keep():
+            shutil.rmtree(path, ignore_errors=True)
+        os.close(descriptor)
 
 
 def lock_directory(path: Path) -> int | None:

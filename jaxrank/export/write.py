@@ -10,7 +10,6 @@ OUTPUT/tables/<table>.parquet  row (int32), vector (float32[dim]) and, of a tabl
 import contextlib
 import itertools
 import os
-import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,7 +25,7 @@ from jaxrank.checkpoints.manager import Checkpoints, without_bias
 from jaxrank.checkpoints.reader import StoredArrays
 from jaxrank.config_files import to_plain
 from jaxrank.data.files import check_parent, is_local
-from jaxrank.data.lock import empty_directory, lock_directory
+from jaxrank.data.lock import empty_directory, new_directory
 from jaxrank.data.store.reader import Store
 from jaxrank.errors import InputError, RunError
 from jaxrank.evaluation import evaluate
@@ -112,22 +111,14 @@ def _written(output: str) -> Iterator[Path]:
     if not is_local(output):
         raise InputError(f"--output: must be a path, as it is renamed: found {output}.")
     target = Path(output)
-    _check_free(target)
-    partial = target.with_name(f".{target.name}.partial")
+    check_free = functools.partial(_check_free, target)
+    check_free()
+    locked = RunError(f"--output: another process is writing {target}.")
     try:
-        lock = lock_directory(partial)
-        if lock is None:
-            raise RunError(f"--output: another process is writing {target}.")
-        try:
-            _check_free(target)  # another process may have finished it since
+        with new_directory(target, check_free=check_free, locked=locked) as partial:
             empty_directory(partial)
             yield partial
             os.rename(partial, target)
-        except BaseException:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise
-        finally:
-            os.close(lock)
     except OSError as error:
         raise RunError(f"{output}: cannot be written: {error}.") from error
 

@@ -1,5 +1,6 @@
 """Writes a store, so that one that was interrupted is not one."""
 
+import contextlib
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,7 @@ from upath import UPath
 import jaxrank
 from jaxrank.data import files
 from jaxrank.data.examples import Examples
-from jaxrank.data.lock import lock_directory, remove_empty_directories
+from jaxrank.data.lock import new_directory, remove_empty_directories
 from jaxrank.data.statistics.vocabulary import counts_checksum, write_file
 from jaxrank.data.store import manifest
 from jaxrank.data.store.block import block_checksum, to_arrow
@@ -112,39 +113,35 @@ class StoreWriter:
         self._local = files.is_local(str(path))
         self.keep = False
         self._check_free()
-        self.work = self.path.with_name(f".{self.path.name}.partial") if self._local else self.path
+        self.work = self.path
         self._splits: dict[str, dict[str, Any]] = {}
         self._counts: dict[str, str] = {}
         self._has_rejected = False
-        self._lock = -1  # a descriptor of the directory, which holds the lock while it is open
-        self._finished = False
+        self._directory = contextlib.ExitStack()
 
     def __enter__(self) -> "StoreWriter":
         if not self._local:
             self.work.mkdir(parents=True, exist_ok=True)
             return self
-        lock = lock_directory(Path(str(self.work)))
-        if lock is None:
-            raise RunError(
-                f"{self.path}: must be written by one process at a time: another process is writing"
-                " this store. Wait for it, or choose another output."
+        locked = RunError(
+            f"{self.path}: must be written by one process at a time: another process is writing"
+            " this store. Wait for it, or choose another output."
+        )
+        with contextlib.ExitStack() as stack:
+            work = new_directory(
+                Path(str(self.path)),
+                check_free=self._check_free,
+                locked=locked,
+                keep=lambda: self.keep,
             )
-        self._lock = lock
-        try:
-            self._check_free()  # another process may have finished it since
+            self.work = files.path_of(stack.enter_context(work))
             self.keep = (self.work / SCRATCH).is_dir()
             (self.work / "vocabulary").mkdir(exist_ok=True)
-        except BaseException:
-            self.__exit__()
-            raise
+            self._directory = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        # The name may be another process's by the time it is finished.
-        if self._local and not self._finished and not self.keep:
-            files.remove_directory(self.work)
-        if self._lock >= 0:
-            os.close(self._lock)
+        self._directory.close()
 
     def _check_free(self) -> None:
         # A link to nothing is there, too: a directory cannot be moved over it.
@@ -210,5 +207,4 @@ class StoreWriter:
                 os.fsync(file.fileno())
         if self._local:
             os.rename(str(self.work), str(self.path))
-        self._finished = True
         return open_store(self.path)
