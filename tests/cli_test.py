@@ -7,6 +7,7 @@ import sys
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import quick_compile
 from checkout import HELPERS, ROOT, TINY
 
 import jaxrank
@@ -20,7 +21,7 @@ VERBS = ("prepare", "train", "evaluate", "predict", "export", "bench")
 
 
 def jaxrank_process(*args, **settings):
-    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    env = os.environ | {"PYTHONPATH": str(ROOT), "XLA_FLAGS": quick_compile.XLA_FLAGS}
     command = [sys.executable, "-m", "jaxrank", *args]
     return subprocess.run(command, capture_output=True, text=True, env=env, **settings)
 
@@ -344,7 +345,7 @@ main()
 
 def limited_process(limit, *args):
     """Runs jaxrank where no file may grow beyond `limit` bytes, which is how a full disk looks."""
-    env = os.environ | {"PYTHONPATH": f"{ROOT}:{HELPERS}"}
+    env = os.environ | {"PYTHONPATH": f"{ROOT}:{HELPERS}", "XLA_FLAGS": quick_compile.XLA_FLAGS}
     env.pop("JAX_COMPILATION_CACHE_DIR", None)  # of which JAX would tell that it is full
     command = [sys.executable, "-c", LIMITED, str(limit), *args]
     return subprocess.run(command, capture_output=True, text=True, env=env, timeout=240)

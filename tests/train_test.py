@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import quick_compile
 import tiny
 from checkout import HELPERS, ROOT
 from ml_collections import ConfigDict
@@ -23,6 +24,7 @@ from jaxrank.data.prepare.passes import prepare
 from jaxrank.errors import InputError, RunError
 from jaxrank.run import build
 from jaxrank.step import weights_of
+from jaxrank.telemetry import recorder
 from jaxrank.train import train
 from jaxrank.workdir import data
 from jaxrank.workdir.files import is_finished
@@ -147,13 +149,14 @@ def test_a_run_that_never_saved_is_placed_anew(store, tmp_path):
     assert json.loads((tmp_path / "placement.json").read_text()) != {}
 
 
-def test_small_buffers_of_the_exchange_are_told_and_change_nothing(store, tmp_path):
+def test_small_buffers_of_the_exchange_are_told_and_change_nothing(store, tmp_path, monkeypatch):
     lines = []
+    monkeypatch.setattr(recorder, "_ROUNDS_WATCHED", 8)
     plain = train(on_devices(store, tmp_path, 4), tmp_path / "plain", report=nothing)
     c = on_devices(store, tmp_path, 4)
     c.embedding.exchange_capacity = 8
     c.embedding.placement = "rows"
-    c.num_steps = 256
+    c.num_steps = 16
     train(c, tmp_path / "small", report=lines.append)
     (advice,) = [line for line in lines if "took more than one round" in line][:1]
     assert "embedding.exchange_capacity" in advice
@@ -656,7 +659,7 @@ def test_a_run_that_does_not_go_on_tells_where_it_stands(store, tmp_path):
         capture_output=True,
         text=True,
         timeout=240,
-        env=os.environ | {"PYTHONPATH": f"{ROOT}:{HELPERS}"},
+        env=os.environ | {"PYTHONPATH": f"{ROOT}:{HELPERS}", "XLA_FLAGS": quick_compile.XLA_FLAGS},
     )
     assert done.returncode == 0, done.stderr
     assert "nothing has ended for 0.5 s; where all threads stand:\nThread " in done.stderr

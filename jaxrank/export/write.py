@@ -8,6 +8,7 @@ OUTPUT/tables/<table>.parquet  row (int32), vector (float32[dim]) and, of a tabl
 """
 
 import contextlib
+import functools
 import itertools
 import os
 import time

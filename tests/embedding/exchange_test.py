@@ -105,7 +105,7 @@ def test_the_ways_of_other_platforms_are_right(case, platform, kind, monkeypatch
     seed=st.integers(0, 2**32 - 1),
     kind=st.sampled_from(KINDS),
 )
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=4, deadline=None)
 def test_lookup_and_update_are_right_for_any_shape(
     mesh, room, rows, hot, columns, share, seed, kind
 ):
@@ -245,9 +245,7 @@ def test_lists_at_capacity_and_empty_ones_equal_plain_loops_on_eight_devices(com
 @pytest.mark.parametrize(
     ("whole", "by_rows", "split", "devices"),  # by_rows: of `whole`, not read by products
     [
-        ((3, 128, 17, 1, 129), 1, 300, 4),
         ((3, 128, 17, 1, 129), 1, 300, 1),
-        ((7,) * 20, 0, 0, 4),
         ((7,) * 20, 0, 300, 4),
         ((32,), 0, 0, 4),
         ((33,), 1, 300, 4),

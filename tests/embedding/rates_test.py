@@ -6,13 +6,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from embeddings import HOT, make, random_grads
 from sharded import by_table, new_tables, update
 
 from jaxrank import optim
 from jaxrank.embedding.rates import factors_of
 from jaxrank.errors import InputError
 from jaxrank.features import PAD
-from tests.embedding.embedding_test import HOT, make, random_grads
 
 RATES = {"ta": 0.5, "tc": 0.0}
 
@@ -108,14 +108,3 @@ def test_a_pattern_that_matches_no_parameter_names_those_that_are():
     rule = optimizer(factors={"crss/*": 0.0})
     with pytest.raises(InputError, match=r"'crss/\*' must match a parameter: .*cross/kernel"):
         rule.init({"cross": {"kernel": jnp.ones(3)}})
-
-
-def test_meshes_agree_on_rows_with_factors():
-    found = []
-    for devices in (1, 4):
-        embedding = make(devices=devices, rule="rowwise_adagrad", rate_factors=RATES)
-        tables = new_tables(embedding)
-        batch = examples.random_batch(embedding.layout, 32)
-        grads = random_grads(embedding, tables, batch)
-        found.append(by_table(embedding, update(embedding, tables, batch, grads))["ta"])
-    np.testing.assert_allclose(found[0], found[1], atol=1e-6)

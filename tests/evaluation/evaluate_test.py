@@ -26,25 +26,6 @@ from jaxrank.step import weights_of
 from jaxrank.train import train
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """A finished run that prepared its own data."""
-    workdir = tmp_path_factory.mktemp("runs") / "run"
-    result = train(tiny.config(), workdir, report=nothing)
-    return workdir, result
-
-
-@pytest.fixture(scope="module")
-def predictions(run):
-    workdir, _ = run
-    output = workdir / "out" / "predictions.parquet"
-    found = evaluate.predict(
-        str(workdir), output=str(output), checkpoint="newest", data="", split=""
-    )
-    assert found.rows == 1000
-    return pq.read_table(output)
-
-
 def test_predictions_are_in_stored_order_with_kept_columns_and_labels(run, predictions):
     workdir, _ = run
     blocks = list(open_store(workdir / "data").split("valid").blocks())

@@ -15,10 +15,9 @@ from jaxrank.data.store.reader import open_store
 from jaxrank.errors import InputError
 from jaxrank.evaluation import evaluate, report, slices
 from jaxrank.features import Task
-from tests.evaluation.evaluate_test import predictions, run  # noqa: F401
 
 
-def test_each_value_has_the_metrics_of_its_examples(run, predictions):  # noqa: F811
+def test_each_value_has_the_metrics_of_its_examples(run, predictions):
     found = evaluate.evaluate(str(run[0]), by="c1")
     assert found.by["column"] == "c1"
     columns = {name: np.array(predictions[name].to_pylist()) for name in predictions.column_names}
@@ -69,7 +68,7 @@ def test_a_split_by_day_has_its_days(tmp_path):
     assert (np.diff(groups.code) >= 0).all()
 
 
-def test_the_command_line_prints_and_tells_each_value(run, capsys):  # noqa: F811
+def test_the_command_line_prints_and_tells_each_value(run, capsys):
     cli.run(["evaluate", f"--workdir={run[0]}", "--by=c1"])
     told = capsys.readouterr().out
     assert "click by c1" in told
@@ -88,7 +87,7 @@ def test_values_that_differ_are_told_apart():
     assert [len(name) > 29 for name in names] == 9 * [False] + 2 * [True]
 
 
-def test_floats_that_json_does_not_have_are_text_and_zero_is_one_value(run, monkeypatch):  # noqa: F811
+def test_floats_that_json_does_not_have_are_text_and_zero_is_one_value(run, monkeypatch):
     numbers = [0.0, -0.0, np.nan, np.inf, -np.inf, None, 1.5, -np.nan]
     split = open_store(run[0] / "data").split("valid")
     kept = pa.RecordBatch.from_pydict({"x": pa.array(numbers)})
@@ -100,7 +99,7 @@ def test_floats_that_json_does_not_have_are_text_and_zero_is_one_value(run, monk
     assert len(found.values) == 6
 
 
-def test_what_cannot_be_a_column_is_named(run, monkeypatch):  # noqa: F811
+def test_what_cannot_be_a_column_is_named(run, monkeypatch):
     with pytest.raises(InputError, match=r"--by: must be one of .*'c1', 'p_click'.* found 'day'"):
         evaluate.evaluate(str(run[0]), by="day")
     monkeypatch.setattr(slices, "MOST", 3)

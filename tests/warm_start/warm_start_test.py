@@ -7,12 +7,11 @@ import shutil
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pyarrow as pa
-import pyarrow.csv as pacsv
 import pytest
 from checkout import ROOT
 from examples import stack_rows
 from ml_collections import ConfigDict
+from raw_csv import config, write
 from runs import nothing, saved
 
 from jaxrank import cli
@@ -20,7 +19,6 @@ from jaxrank.checkpoints import manager
 from jaxrank.checkpoints.checksums import checksums, of_host
 from jaxrank.checkpoints.manager import Checkpoints
 from jaxrank.checkpoints.reader import StoredArrays
-from jaxrank.config import default
 from jaxrank.embedding.storage import logical_rows
 from jaxrank.errors import InputError
 from jaxrank.evaluation import score
@@ -28,70 +26,6 @@ from jaxrank.run import build
 from jaxrank.step import averaged, trained, weights_of
 from jaxrank.train import train
 from jaxrank.warm_start import start as warm_start
-
-ROWS = 1024
-
-
-def write(folder, seed, *, values=40, drop=(), without=(), rows=ROWS):
-    """Files of raw data: the values that there are, and which are frequent, depend on the seed.
-
-    drop: columns that are not there. without: columns that are empty in the validation file.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    rng = np.random.default_rng(seed)
-    of_user = np.random.default_rng(7).normal(size=200)
-    for split, count in (("train", rows), ("valid", 256)):
-        order = rng.permutation(200)[:values]
-        user = order[np.minimum(rng.zipf(1.3, count) - 1, values - 1)]
-
-        def several(letter, most, number, rng=rng):
-            return "|".join(f"{letter}{i}" for i in rng.integers(0, most, number))
-
-        columns = {
-            "user": [f"u{i}" for i in user],
-            "item": [f"i{i}" for i in rng.integers(0, 25, count)],
-            "tags": [several("t", 9, n) for n in rng.poisson(2, count)],
-            "seen": [several("i", 25, n) for n in rng.integers(0, 4, count)],
-            "f0": rng.normal(size=count).round(3).astype(str),
-            "f1": rng.normal(size=count).round(3).astype(str),
-            "click": (rng.random(count) < 1 / (1 + np.exp(-of_user[user]))).astype(int).astype(str),
-        }
-        if split == "valid":
-            columns |= {name: [""] * count for name in without}
-        for name in drop:
-            del columns[name]
-        pacsv.write_csv(pa.table(columns), folder / f"{split}.csv")
-    return folder
-
-
-def config(folder, *, ids=("user", "item"), floats=("f0", "f1"), lists=("tags", "seen"), **changes):
-    c = default()
-    c.source = ConfigDict(
-        dict(kind="csv", files={s: str(folder / f"{s}.csv") for s in ("train", "valid")})
-    )
-    c.features.tasks = [dict(name="click", label="click")]
-    c.features.floats = [dict(columns=name) for name in floats]
-    c.features.ids = [dict(columns=name) for name in ids]
-    c.features.lists = [
-        dict(columns=name, separator="|")
-        | (dict(combiner="none", max_length=3, table="item") if name == "seen" else {})
-        for name in lists
-    ]
-    c.batch_size = 64
-    c.num_steps = 16
-    c.steps_per_call = 4
-    c.embedding.dim = 4
-    c.embedding.dims = ConfigDict({"tags": 8}) if "tags" in lists else ConfigDict()
-    c.model.hidden = (8,)
-    c.mesh.devices = 1
-    with c.unlocked():
-        for path, value in changes.items():
-            *parts, last = path.split("__")
-            section = c
-            for part in parts:
-                section = section[part]
-            section[last] = value
-    return c
 
 
 def started(old, config, workdir, lines=None):
@@ -240,17 +174,21 @@ def test_rows_of_several_lines_are_written_and_read_in_pieces(tmp_path, monkeypa
 
 
 MODELS = {
-    "matrix": dict(model__cross="matrix"),
-    "vector, parallel": dict(model__cross="vector", model__structure="parallel"),
+    "matrix, layers of floats": dict(model__cross="matrix", model__floats_hidden=(6, 3)),
+    "vector, parallel, layers of floats": dict(
+        model__cross="vector", model__structure="parallel", model__floats_hidden=(5,)
+    ),
     "low rank": dict(model__cross="low_rank", model__cross_rank=3),
     "mix, parallel": dict(
         model__cross="mix", model__cross_rank=3, model__cross_experts=2, model__structure="parallel"
     ),
     "tower": dict(model__cross="none", model__norm="batch"),
-    "layers of floats": dict(model__floats_hidden=(6, 3)),
-    "layers of floats, parallel": dict(model__floats_hidden=(5,), model__structure="parallel"),
     "ple": dict(
-        model__hidden=(), model__multitask="ple", model__experts=1, model__expert_hidden=(4,)
+        model__cross="none",
+        model__hidden=(),
+        model__multitask="ple",
+        model__experts=1,
+        model__expert_hidden=(4,),
     ),
 }
 
@@ -476,9 +414,9 @@ DAILY = re.search(r"## Every day\n(?:.*\n)*?\n((?:    .*\n)+)", (ROOT / "docs/da
 
 @pytest.mark.slow
 def test_the_daily_recipe_does_better_than_a_start_from_nothing(tmp_path, capsys):
-    days = [write(tmp_path / f"raw{day}", day, values=60, rows=8192) for day in range(3)]
+    days = [write(tmp_path / f"raw{day}", day, values=60, rows=4096) for day in range(3)]
     for day, raw in enumerate(days):
-        text = "from pathlib import Path\nfrom tests.warm_start.warm_start_test import config\n\n"
+        text = "from pathlib import Path\nfrom raw_csv import config\n\n"
         text += "def get_config():\n"
         text += f"    return config(Path({str(raw)!r}), num_steps=0, num_epochs=1.0)\n"
         (tmp_path / f"day{day + 1}.py").write_text(text)

@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from embeddings import make, random_grads, reference_rule
 from sharded import logical, new_tables, update
 
 from jaxrank.embedding import make_rule
 from jaxrank.embedding.backends import gpu_kernel
 from jaxrank.features import PAD
-from tests.embedding.embedding_test import make, random_grads, reference_rule
 
 COUNT, ROWS, RATE, STEP = 200, 300, 0.1, 3
 CHUNK = 16  # so few that pieces of runs leave pieces, too
