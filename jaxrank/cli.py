@@ -285,6 +285,11 @@ def run(argv: Sequence[str]) -> None:
 
     if getattr(args, "picture", ""):
         _check_picture(Path(args.picture))
+    if args.models:
+        from jaxrank.models import registry
+
+        for file in args.models:
+            registry.load(file)
     if hasattr(args, "config"):
         from jaxrank.config_files import load
 

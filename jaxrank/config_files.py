@@ -146,6 +146,7 @@ def _loaded(path: str | Path) -> ConfigDict:
     beside = str(Path(path).resolve().parent)  # a config may start from its neighbour
     sys.path.insert(0, beside)
     before = set(sys.modules)
+    sys.modules["jaxrank_config"] = module  # where annotations that are text are looked up
     importlib.invalidate_caches()  # of files that were written a moment ago
     try:
         spec.loader.exec_module(module)

@@ -57,6 +57,13 @@ def parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPa
             help="print one JSON object as the last line of standard output, and all else to"
             " standard error",
         )
+        sub.add_argument(
+            "--models",
+            action="append",
+            default=[],
+            metavar="FILE",
+            help="a Python file that registers models of your own; may be repeated",
+        )
         of.add_flags(sub)
     return parser, verbs.choices
 

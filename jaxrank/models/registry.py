@@ -1,6 +1,18 @@
-"""Models by name: `config.model.name` chooses one of those that are registered."""
+"""Models by name: `config.model.name` chooses one of those that are registered.
 
+A model is registered by a package that is installed, through the entry point group
+`jaxrank.models`, by a file that is named on the command line, or by the file of a config. The name
+itself imports nothing: a name in a workdir can only choose.
+"""
+
+import functools
+import importlib.metadata
+import importlib.util
+import inspect
+import sys
+import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 import flax.linen as nn
@@ -11,6 +23,7 @@ from jaxrank.validate import nearest
 Module = TypeVar("Module", bound=type[nn.Module])
 
 RANKER = "ranker"  # the model of a config that names none
+GROUP = "jaxrank.models"  # of entry points
 
 _MODULES: dict[str, type[nn.Module]] = {}
 
@@ -18,14 +31,20 @@ _MODULES: dict[str, type[nn.Module]] = {}
 def register(name: str) -> Callable[[Module], Module]:
     """Registers a Flax module under a name; its dataclass fields are the fields of `config.model`.
 
+    A file that is executed again registers its modules again.
+
     Raises:
         InputError: another module has the name.
     """
 
     def registered(module: Module) -> Module:
         known = _MODULES.setdefault(name, module)
-        if known is not module:
-            raise InputError(f"model {name!r} must be registered once: found {known} and {module}.")
+        if _origin(known) != _origin(module):
+            raise InputError(
+                f"model {name!r} must be registered once: found {' and '.join(_origin(known))},"
+                f" {' and '.join(_origin(module))}."
+            )
+        _MODULES[name] = module
         return module
 
     return registered
@@ -36,15 +55,72 @@ def names() -> list[str]:
     return sorted(_MODULES)
 
 
+def _origin(module: type[nn.Module]) -> tuple[str, str]:
+    """The name of a module and the file that it is written in."""
+    code = getattr(inspect.unwrap(module.__call__), "__code__", None)
+    return module.__qualname__, code.co_filename if code else module.__module__
+
+
 def module_of(name: str) -> type[nn.Module]:
     """The module of that name.
 
     Raises:
-        InputError: none is registered under it.
+        InputError: none is registered under it, or a package that has models cannot be imported.
     """
+    if name not in _MODULES:
+        _load_packages()
     if name not in _MODULES:
         raise InputError(
             f"model.name must be one of {', '.join(sorted(_MODULES))}: found {name!r}"
-            f"{nearest(name, _MODULES)}."
+            f"{nearest(str(name), _MODULES)}. A file that registers a model is given by"
+            " --models=FILE.py."
         )
     return _MODULES[name]
+
+
+@functools.cache
+def _load_packages() -> None:
+    """Imports the models of all packages that are installed, whichever is asked for."""
+    for entry in importlib.metadata.entry_points(group=GROUP):
+        try:
+            entry.load()
+        except InputError:
+            raise
+        except Exception as error:  # it is not our program
+            raise InputError(
+                f"the entry point {entry.name} = {entry.value} of {GROUP} must be importable:"
+                f" {type(error).__name__}: {error}."
+            ) from error
+
+
+def load(path: str | Path) -> None:
+    """Executes a Python file that registers models.
+
+    Raises:
+        InputError: there is no such file, or it does not run; names the line.
+    """
+    path = Path(path)
+    if not path.is_file() or path.suffix != ".py":
+        raise InputError(f"--models: no such file: {path}. It must be a Python file.")
+    name = f"jaxrank_models_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # Annotations of a dataclass that are text are looked up there.
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:  # it is the user's program
+        text = " ".join(str(error).split())
+        where = f"--models: {path}, line {_line(error, path)}"
+        kind = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
+        raise InputError(f"{where}: {kind}{text}") from error
+
+
+def _line(error: BaseException, path: Path) -> int:
+    """The line of a file at which an error was raised, or in which it was called."""
+    if isinstance(error, SyntaxError) and error.filename == str(path):
+        return error.lineno or 0
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
+    return (frames[-1].lineno or 0) if frames else 0

@@ -1,0 +1,163 @@
+"""A model of a user's own, from a file: everything that the built-in one can do."""
+
+import json
+import sys
+
+import jax
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from checkout import ROOT
+from runs import nothing
+
+from jaxrank import cli, config_files
+from jaxrank.checkpoints.manager import Checkpoints
+from jaxrank.errors import InputError
+from jaxrank.models import Inputs, from_flax, registry
+from jaxrank.run import build
+from jaxrank.warm_start import start as warm_start
+
+OWN = ROOT / "tests" / "helpers" / "own_model.py"
+MODELS = f"--models={OWN}"
+CONFIG = """
+import tiny
+from jaxrank.config import default
+
+def get_config():
+    c = tiny.config()
+    with c.unlocked():
+        c.model = default(model="own").model
+        c.features.ids = c.features.ids[:{ids}]
+    c.model.ids = ("c0", "c1")[:{ids}]
+    return c
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Configs of one id and of two, and a run of the first."""
+    folder = tmp_path_factory.mktemp("own")
+    for name, ids in (("one", 1), ("two", 2)):
+        (folder / f"{name}.py").write_text(CONFIG.format(ids=ids))
+    train(folder, "run")
+    return folder
+
+
+def train(folder, name, *args):
+    config = f"--config={folder / 'one.py'}"
+    cli.run(["train", config, MODELS, f"--workdir={folder / name}", "--quiet", *args])
+
+
+def result(capsys, *args):
+    capsys.readouterr()
+    cli.run([*args, MODELS, "--json"])
+    return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+def sums(workdir):
+    return Checkpoints(workdir, read_only=True).saved_checksums(16)
+
+
+def test_a_run_that_is_resumed_is_equal_to_the_bit(folder):
+    train(folder, "parts", "--config.num_steps=8")
+    train(folder, "parts", "--allow-config-change")
+    assert sums(folder / "parts") == sums(folder / "run")
+
+
+def test_it_is_evaluated_predicts_and_is_exported(folder, capsys):
+    workdir = f"--workdir={folder / 'run'}"
+    found = result(capsys, "evaluate", workdir)
+    assert found["metrics"]["click"]["logloss"] < 1
+    cli.run(["predict", workdir, f"--output={folder / 'p.parquet'}", MODELS])
+    predicted = pq.read_table(folder / "p.parquet")["predicted_click"].to_numpy()
+    assert len(predicted) == 1000
+    cli.run(["export", workdir, f"--output={folder / 'out'}", MODELS])
+    layers = np.load(folder / "out" / "layers.npz")
+    assert set(layers) >= {"bias", "params.tower.kernel", "params.head.bias"}
+    told = json.loads((folder / "out" / "export.json").read_text())["model"]
+    assert (told["name"], told["tasks"], told["ids"], told["width"]) == ("own", 2, ["c0"], 8)
+
+
+def test_it_starts_from_a_run_with_one_feature_less(folder):
+    registry.load(OWN)
+    config = config_files.load(folder / "two.py")
+    job = build(config, folder / "next", nothing)
+    lines = []
+    state = warm_start.start(job, str(folder / "run"), lines.append)
+    job.batches.close()
+    fresh = np.asarray(job.program.init().params["tower"]["kernel"])
+    older = build(config_files.load(folder / "one.py"), folder / "run", nothing)
+    program, checkpoints = older.program, older.checkpoints
+    older.batches.close()
+    old, _ = checkpoints.restore(16, program.blank(), program.state_shape, program.state_sharding)
+    kernel, old = (np.asarray(s.params["tower"]["kernel"]) for s in (state, old))
+    # The vector of c0, the new one of c1, and the floats.
+    assert len(kernel) == len(old) + 8
+    np.testing.assert_array_equal(kernel[:8], old[:8])
+    np.testing.assert_array_equal(kernel[8:16], fresh[8:16])
+    np.testing.assert_array_equal(kernel[16:], old[8:])
+    assert "3 arrays carried over, 1 feature by feature, 0 new" in lines[0]
+
+
+def test_it_compiles_for_a_slice_that_is_not_here(folder, capsys):
+    pytest.importorskip("libtpu", reason="the TPU compiler is for Linux on x86-64")
+    config = f"--config={folder / 'one.py'}"
+    found = result(capsys, "compile", config, "--config.mesh.devices=0", "--topology=v3-8")
+    (one,) = found["topologies"]
+    assert one["fits"] is True
+    assert one["flops"] > 0
+
+
+def test_a_run_whose_model_is_not_registered_tells_how_to_give_it(folder, monkeypatch):
+    monkeypatch.delitem(registry._MODULES, "own", raising=False)
+    for verb in ("evaluate", "export"):
+        output = ["--output=/tmp/never"] if verb == "export" else []
+        with pytest.raises(InputError, match=r"model.name .*ranker.*: found 'own'.*--models=FILE"):
+            cli.run([verb, f"--workdir={folder / 'run'}", *output])
+    registry.load(OWN)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("import jax\n\n1 / 0\n", r"m.py, line 3: ZeroDivisionError: division by zero"),
+        ("x = 1\ny = (\n", r"m.py, line 2: SyntaxError: '\(' was never closed"),
+        (
+            "from flax import linen as nn\nfrom jaxrank.models import register\n"
+            "@register('ranker')\nclass Mine(nn.Module):\n    tasks: int\n",
+            r"m.py, line 3: model 'ranker' must be registered once: found Ranker",
+        ),
+    ],
+)
+def test_a_file_that_does_not_run_is_named_with_its_line(tmp_path, text, message):
+    (tmp_path / "m.py").write_text(text)
+    with pytest.raises(InputError, match=message):
+        cli.run(["train", "--config=c.py", f"--models={tmp_path / 'm.py'}", "--workdir=w"])
+    with pytest.raises(InputError, match=r"--models: no such file: .*none.py"):
+        cli.run(["train", "--config=c.py", f"--models={tmp_path / 'none.py'}", "--workdir=w"])
+
+
+def test_a_config_may_register_the_model_that_it_names(tmp_path, monkeypatch):
+    monkeypatch.setattr(registry, "_MODULES", dict(registry._MODULES))
+    text = OWN.read_text().replace('"own"', '"beside"')
+    config = CONFIG.replace('"own"', '"beside"').format(ids=1)
+    (tmp_path / "c.py").write_text("from __future__ import annotations\n" + text + config)
+    for _ in range(2):  # executed again, it registers again
+        config = config_files.load(tmp_path / "c.py", ["--config.model.width=4"])
+        assert (config.model.name, config.model.width) == ("beside", 4)
+    with pytest.raises(InputError, match=r"model.widht. Did you mean model.width"):
+        config_files.load(tmp_path / "c.py", ["--config.model.widht=4"])
+    assert "jaxrank_config" not in sys.modules
+
+
+def test_a_model_that_gives_no_logit_for_each_task_is_refused(folder):
+    registry.load(OWN)
+    model = registry.module_of("own")
+
+    class Wrong(model):
+        def __call__(self, inputs, train):
+            return inputs.all_dense[:, :1]
+
+    inputs = Inputs.of({"f": np.ones(3, np.float32)}, {})
+    with pytest.raises(InputError, match=r"Wrong must give .*\[3, 2\]: found \[3, 1\]"):
+        jax.eval_shape(lambda: from_flax(Wrong(tasks=2)).apply({}, {}, inputs, train=False))
