@@ -1,0 +1,197 @@
+"""The named inputs of a model, and what a model tells of the arrays that read them."""
+
+import collections
+
+import jax
+import numpy as np
+import pytest
+import tiny
+
+from jaxrank import models
+from jaxrank.build import make_model
+from jaxrank.errors import InputError
+from jaxrank.features import PAD, Categorical, Dense, Ragged, Schema, Table, Task
+from jaxrank.layout import layout
+from jaxrank.models import DENSE, SEQUENCES, VECTORS, Inputs
+from jaxrank.step import _inputs, input_names, model_inputs
+
+LAYOUT = layout(
+    Schema(
+        tasks=(Task("click"),),
+        floats=(Dense("age"), Dense("price")),
+        ids=(Categorical("user", "user"), Categorical("pair", "pair", length=2)),
+        lists=(
+            Ragged("tags", "tags"),
+            Ragged("seen", "user", combiner="none", length=3),
+            Ragged("bought", "pair", combiner="none", length=2),
+        ),
+        tables=tuple(Table(name, 9, "integer") for name in ("user", "pair", "tags")),
+    ),
+    {"user": 4, "pair": 4, "tags": 2},
+)
+B = 5
+
+
+def looked_up(seed=0):
+    """floats, vectors and ids of a batch, as a step has them."""
+    rng = np.random.default_rng(seed)
+    floats = rng.normal(size=(B, 2)).astype(np.float32)
+    vectors, ids = {}, {}
+    for stack in LAYOUT.stacks:
+        vectors[stack.name] = {
+            "ids": rng.normal(size=(B, stack.places, stack.dim)).astype(np.float32),
+            "lists": rng.normal(size=(B, len(stack.lists), stack.dim)).astype(np.float32),
+        }
+        found = rng.integers(0, 9, (B, stack.places)).astype(np.int32)
+        ids[stack.name] = np.where(rng.random(found.shape) < 0.4, PAD, found)
+    return floats, vectors, ids
+
+
+def inputs_of_batch(floats, vectors, ids):
+    return _inputs(LAYOUT, floats, vectors, ids, models.Share())
+
+
+def test_every_feature_is_there_by_its_name():
+    floats, vectors, ids = looked_up()
+    inputs = inputs_of_batch(floats, vectors, ids)
+    read, rows = vectors["dim4"]["ids"], ids["dim4"]
+    assert list(inputs.dense) == ["age", "price"]
+    assert list(inputs.vectors) == ["tags", "user", "pair"]
+    assert list(inputs.sequences) == ["seen", "bought"]
+    np.testing.assert_array_equal(inputs.dense["price"], floats[:, 1])
+    np.testing.assert_array_equal(inputs.vectors["user"], read[:, 0])
+    np.testing.assert_array_equal(inputs.vectors["pair"], read[:, 1:3])
+    np.testing.assert_array_equal(inputs.vectors["tags"], vectors["dim2"]["lists"][:, 0])
+    for name, places in (("seen", slice(3, 6)), ("bought", slice(6, 8))):
+        found, mask = inputs.sequences[name]
+        np.testing.assert_array_equal(found, read[:, places])
+        np.testing.assert_array_equal(mask, rows[:, places] != PAD)
+    with pytest.raises(InputError, match=r"inputs.vectors must have .* 'usr': .*nearest is 'user'"):
+        inputs.vectors["usr"]
+    assert "usr" not in inputs.vectors
+
+
+def test_all_features_stand_side_by_side_in_the_order_of_their_names():
+    inputs = inputs_of_batch(*looked_up())
+    flat, names = np.asarray(inputs.features), input_names(LAYOUT)
+    assert flat.shape == (B, len(names)) == (B, inputs.size)
+    for i, (kind, feature, place, coordinate) in enumerate(names):
+        if kind == "float":
+            expected = inputs.dense[feature]
+        elif kind == "sequence":
+            found, mask = inputs.sequences[feature]
+            count = np.maximum(mask.sum(axis=1), 1)
+            expected = (found * mask[:, :, None]).sum(axis=1)[:, coordinate] / count
+        else:
+            found = inputs.vectors[feature]
+            expected = (found[:, place] if found.ndim == 3 else found)[:, coordinate]
+        np.testing.assert_allclose(flat[:, i], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("read", "operations"),
+    [
+        (lambda inputs: (), {}),
+        (lambda inputs: inputs.all_dense, {}),
+        (lambda inputs: inputs.dense["age"], {"slice": 1}),
+        (lambda inputs: inputs.vectors["pair"], {"slice": 1}),
+        (lambda inputs: inputs.sequences["seen"], {"slice": 2, "ne": 1}),
+    ],
+    ids=["nothing", "all dense", "dense", "vectors", "sequence"],
+)
+def test_what_is_not_read_is_not_in_the_program(read, operations):
+    batch = looked_up()
+    program = jax.make_jaxpr(lambda *batch: jax.tree.leaves(read(inputs_of_batch(*batch))))
+    found = collections.Counter(e.primitive.name for e in program(*batch).jaxpr.eqns)
+    del found["squeeze"], found["reshape"]
+    assert found == operations
+
+
+def test_inputs_pass_through_programs_and_have_shapes():
+    inputs = inputs_of_batch(*looked_up())
+    again = jax.jit(lambda inputs: inputs)(inputs)
+    assert again.names == inputs.names
+    jax.tree.map(np.testing.assert_array_equal, again, inputs)
+    shapes = inputs.shapes(1)
+    assert shapes.all_dense.shape == (1, 2)
+    expected, found = (jax.tree.leaves(x.zeros()) for x in (model_inputs(LAYOUT), shapes))
+    assert list(map(np.shape, found)) == list(map(np.shape, expected))
+    by_name = Inputs.of(inputs.dense, inputs.vectors, inputs.sequences)
+    np.testing.assert_array_equal(by_name.features, inputs.features)
+
+
+MODELS = {
+    "matrix": {},
+    "vector, parallel": dict(cross="vector", structure="parallel"),
+    "low rank": dict(cross="low_rank", cross_rank=3, hidden=()),
+    "mix, heads": dict(cross="mix", cross_rank=3, structure="parallel", head_hidden=(3,)),
+    "tower": dict(cross="none", norm="layer"),
+    "none": dict(cross="none", hidden=()),
+    "layers of floats": dict(floats_hidden=(6, 3), structure="parallel"),
+    "mmoe": dict(multitask="mmoe", expert_hidden=(4,), hidden=()),
+    "ple": dict(multitask="ple", expert_hidden=(4,), structure="parallel"),
+}
+
+
+def shapes_of(model, inputs):
+    params = jax.eval_shape(lambda: model.init(jax.random.key(0), inputs.zeros()))[0]
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    name = jax.tree_util.keystr
+    return {name(path, simple=True, separator="/"): leaf.shape for path, leaf in leaves}
+
+
+@pytest.mark.parametrize("config", MODELS.values(), ids=MODELS)
+def test_the_ranker_tells_each_axis_that_grows_with_its_inputs(config):
+    """All others stay as long as they are, however many inputs there are."""
+    model = models.build(tasks=2, **({"hidden": (5,)} | config))
+    one = {"dense": {"a": 1, "b": 1}, "vectors": {"u": 4}, "sequences": {"s": 3}}
+
+    def inputs(dense, vectors, sequences):
+        zeros = np.zeros
+        return Inputs.of(
+            {name: zeros(1, np.float32) for name in dense},
+            {name: zeros((1, dim), np.float32) for name, dim in vectors.items()},
+            {
+                name: (zeros((1, 2, dim), np.float32), zeros((1, 2), bool))
+                for name, dim in sequences.items()
+            },
+        )
+
+    grown = {
+        DENSE: one | {"dense": {"a": 1, "b": 1, "c": 1}},
+        VECTORS: one | {"vectors": {"u": 4, "v": 7}},
+        SEQUENCES: one | {"sequences": {"s": 3, "t": 2}},
+    }
+    size = {DENSE: 1, VECTORS: 7, SEQUENCES: 2}
+    before = shapes_of(model, inputs(**one))
+    axes = model.input_axes(inputs(**one))
+    assert set(axes) <= set(before)
+    assert axes["sequence_0/query"] == "s"
+    lengths = {DENSE: 2, VECTORS: 4, SEQUENCES: 3}
+    for name, shape in before.items():
+        reading = {} if isinstance(axes.get(name, {}), str) else axes.get(name, {})
+        for axis, parts in reading.items():
+            own = sum(part for part in parts if isinstance(part, int))
+            assert shape[axis] == own + sum(lengths.get(part, 0) for part in parts), name
+    for group, more in grown.items():
+        after = shapes_of(model, inputs(**more))
+        for name, shape in before.items():
+            reading = {} if isinstance(axes.get(name, {}), str) else axes.get(name, {})
+            expected = tuple(
+                length + size[group] * (group in reading.get(axis, ()))
+                for axis, length in enumerate(shape)
+            )
+            assert after[name] == expected, (name, group)
+
+
+def test_what_reads_products_of_pairs_depends_on_the_features_otherwise():
+    model = models.build(tasks=1, cross="dot", hidden=(5,), bottom_hidden=(3,))
+    axes = model.input_axes(model_inputs(LAYOUT))
+    assert axes["tower/layer_0/kernel"] is None
+    assert axes["cross/bottom/layer_0/kernel"] == {0: (DENSE,)}
+
+
+def test_the_config_makes_the_ranker_with_its_options():
+    model = make_model(tiny.config().model, LAYOUT.schema)
+    assert model.compiler_options("gpu") == {"xla_gpu_ftz": True}
+    assert model.compiler_options("tpu") == {}
