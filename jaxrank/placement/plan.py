@@ -10,7 +10,6 @@ from jaxrank import embedding
 from jaxrank.build import check_config, make_workload
 from jaxrank.data.examples import Examples
 from jaxrank.data.sources import registry
-from jaxrank.data.synthetic import source as synthetic
 from jaxrank.errors import InputError
 from jaxrank.metrics.early_stopping import check_metric
 from jaxrank.placement import budget, traffic
@@ -136,8 +135,7 @@ def open_data(data: run_data.RunData, metric: str, report: Report) -> PlanData:
             " `jaxrank prepare` first, and give its output as --config.data.store."
         )
     data.check_splits("the generated data")
-    generated = registry.make_source(data.source)
-    assert isinstance(generated, synthetic.SyntheticSource)
+    generated = registry.synthetic_source(data.source)
     reads = traffic.GeneratedReads(generated, name, data.features)
     check_metric(reads.schema.tasks, metric)
     report("Reading a sample of generated data")

@@ -7,7 +7,7 @@ with the files.
 import dataclasses
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from jaxrank.data import files
 from jaxrank.data.chunk import Chunk, Part
@@ -20,6 +20,9 @@ from jaxrank.data.sources.tfrecord import TFRecordSource
 from jaxrank.data.synthetic.arguments import Arguments
 from jaxrank.errors import InputError
 from jaxrank.validate import check_choice, field, parse, require
+
+if TYPE_CHECKING:
+    from jaxrank.data.synthetic.source import SyntheticSource
 
 _MOST_NULLS, _LONGEST_NULL = 64, 64
 _FILES = (
@@ -187,9 +190,7 @@ def make_source(source: Mapping[str, Any], used: Collection[str] = ()) -> Source
     """
     section = _section(source)
     if isinstance(section, Synthetic):
-        from jaxrank.data.synthetic.source import SyntheticSource  # only where it is asked for
-
-        return SyntheticSource(**source)
+        return synthetic_source(source)
     if isinstance(section, Parquet):
         return parquet_source(source, used)
     paths = _files(source, section)
@@ -204,6 +205,14 @@ def make_source(source: Mapping[str, Any], used: Collection[str] = ()) -> Source
 def parquet_source(source: Mapping[str, Any], used: Collection[str] = ()) -> ParquetSource:
     """As `make_source`, where the kind is "parquet"."""
     return ParquetSource(_files(source, _section(source)), used)
+
+
+def synthetic_source(source: Mapping[str, Any]) -> "SyntheticSource":
+    """As `make_source`, where the kind is "synthetic"."""
+    from jaxrank.data.synthetic.source import SyntheticSource  # only where it is asked for
+
+    _section(source)
+    return SyntheticSource(**source)
 
 
 def _section(source: Mapping[str, Any]) -> Any:
