@@ -37,31 +37,14 @@ class Ranker(nn.Module):
 
     Kernels start Glorot normal, the query of a pool and all biases at zero.
 
-    tasks: number of logits.
-    cross: "matrix" (DCN-V2), "vector" (DCN), "low_rank" (DCN-V2 of rank `cross_rank`), "mix"
-        (DCN-Mix), "dot" (DLRM: `DotInteraction`) or "none" (a plain DNN).
-    structure: "stacked" or "parallel"; the same without a cross network.
-    cross_layers: layers of the cross network; "dot" has none.
-    cross_rank: of the matrices of "low_rank" and of each expert of "mix".
-    cross_experts: experts of a layer of "mix".
-    bottom_hidden: widths of the layers between the floats and the vectors' dimension, of "dot".
-    floats_hidden: widths of the layers that the floats pass before they stand in x0, of all but
-        "dot".
-    hidden: widths of the tower.
-    activation, norm, dropout: of every tower and expert, see `Tower`.
-    multitask: "shared_bottom" (Caruana 1997: all tasks read the trunk), "mmoe" (`MultiGate`) or
-        "ple" (`ProgressiveExtraction`).
-    experts: those of "mmoe"; the shared ones of a level of "ple".
-    task_experts: those of each task on a level of "ple".
-    levels: of "ple"; 1 is CGC.
-    expert_hidden: widths of each expert.
-    head_hidden: widths of a tower of each task's own on what it reads. Empty: none, and with a
-        shared bottom one dense layer `head` of width `tasks` on the trunk.
-    precision: of matrix products, see `product`. "default" is bfloat16 with float32 sums on TPU,
-        "bfloat16" is so on every backend, "highest" is float32 on every backend. Parameters,
-        normalisation, activations, the sums of a cross layer and the loss are float32 with these.
-        "mixed_bfloat16" is "bfloat16", and what lies between layers, x0, and the gradients of these
-        are bfloat16 too: also what a cross layer multiplies and adds.
+    Each field below says what it is. Of the values: "vector" is DCN, "dot" `DotInteraction`, "mmoe"
+    `MultiGate` and "ple" `ProgressiveExtraction`; `structure` does not matter without a cross
+    network; with a shared bottom (Caruana 1997) and no `head_hidden` one dense layer `head` of
+    width `tasks` reads the trunk. For `activation`, `norm` and `dropout` see `Tower`. For
+    `precision` see `product`: with "highest", "default" and "bfloat16", parameters, normalisation,
+    activations, the sums of a cross layer and the loss are float32. With "mixed_bfloat16" what
+    lies between layers, x0, and the gradients of these are bfloat16 too, as is what a cross layer
+    multiplies and adds.
 
     References:
         Wang et al., Deep & Cross Network for Ad Click Predictions, ADKDD 2017.
