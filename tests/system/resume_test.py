@@ -13,6 +13,7 @@ from variants import NAMES
 from jaxrank.data.batches.pipeline import TrainBatches
 from jaxrank.errors import StoppedError
 from jaxrank.program import Program
+from jaxrank.runtime.prefetch import Feed
 from jaxrank.train import train
 
 
@@ -112,11 +113,20 @@ def test_a_signal_while_the_input_gives_nothing_saves_what_there_is(
     variants, tmp_path, monkeypatch, calls
 ):
     """Of calls of two steps; after four of them a checkpoint is there already."""
-    step, given = 2 * calls, []
-    following = TrainBatches.__next__
+    step, given, in_vain = 2 * calls, [], []
+    following, waiting = TrainBatches.__next__, Feed.wait
+
+    def wait(feed, seconds):
+        is_there = waiting(feed, seconds)
+        if not is_there:
+            in_vain.append(1)
+        return is_there
 
     def stuck(batches):
         if len(given) == calls:
+            in_vain.clear()
+            while len(in_vain) < 2:  # the steps before are done
+                time.sleep(0.05)
             os.kill(os.getpid(), signal.SIGTERM)
             limit = time.monotonic() + 30
             while not (tmp_path / "checkpoints" / str(step)).exists():
@@ -129,6 +139,7 @@ def test_a_signal_while_the_input_gives_nothing_saves_what_there_is(
     c = variants.config("plain")
     with monkeypatch.context() as patch:
         patch.setattr("jaxrank.loop._LOOK", 0.05)
+        patch.setattr(Feed, "wait", wait)
         patch.setattr(TrainBatches, "__next__", stuck)
         with pytest.raises(StoppedError, match=f"after step {step} of 16 by SIGTERM.*/{step}"):
             train(c, tmp_path, report=nothing)
