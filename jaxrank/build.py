@@ -74,17 +74,11 @@ def task_parents(config: ConfigDict, schema: Schema) -> tuple[int, ...]:
     return check_parents(parents if max(parents) >= 0 else (), len(names))
 
 
-class Optimizers(NamedTuple):
-    """What `config.optim` says: of the dense parameters, and of the tables."""
-
-    dense: optim.Optimizer
-    rate: optim.Schedule
-    rule: embedding.Rule
-    table_rate: optim.Schedule
-
-
-def make_optimizers(config: ConfigDict, num_steps: int) -> Optimizers:
-    """Both optimizers and their learning rates.
+def make_optimizers(
+    config: ConfigDict, num_steps: int
+) -> tuple[optim.Optimizer, optim.Schedule, embedding.Rule, optim.Schedule]:
+    """The optimizer of the dense parameters and its learning rate, then the rule of the tables and
+    its learning rate.
 
     Raises:
         InputError: a field of `config.optim` has a value that cannot be used.
@@ -101,7 +95,7 @@ def make_optimizers(config: ConfigDict, num_steps: int) -> Optimizers:
     optimizer = optim.dense_optimizer(rate=rate, undecayed=learned, **settings, **dense)
     table_rate = optim.schedule(**scale, **{f: tables.pop(f) for f in of_rate})
     settings = tables["settings"]
-    return Optimizers(optimizer, rate, embedding.make_rule(tables["name"], **settings), table_rate)
+    return optimizer, rate, embedding.make_rule(tables["name"], **settings), table_rate
 
 
 def make_timetable(config: ConfigDict, rows: int) -> Timetable:
@@ -155,7 +149,7 @@ def make_trainee(
         raise InputError(
             f"task_weights must have one number a task: found {task_weights}, {tasks} tasks."
         )
-    optimizers = make_optimizers(config, num_steps)
+    optimizer, rate, rule, table_rate = make_optimizers(config, num_steps)
     names = [t.name for t in layout.schema.tables]
     patterns = to_plain(config.optim.tables.factors)
     factors = validate.matched("optim.tables.factors", "table", names, patterns)
@@ -165,14 +159,14 @@ def make_trainee(
         embedding=embedding.Embedding(
             layout=layout,
             mesh=mesh,
-            rule=optimizers.rule,
+            rule=rule,
             room=room,
             rate_factors=factors,
             **settings,
         ),
-        optimizer=optimizers.dense,
-        rate=optimizers.rate,
-        table_rate=optimizers.table_rate,
+        optimizer=optimizer,
+        rate=rate,
+        table_rate=table_rate,
         kinds=tuple(task.kind for task in layout.schema.tasks),
         parents=task_parents(config.model, layout.schema),
         task_weights=task_weights,

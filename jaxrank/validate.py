@@ -269,15 +269,6 @@ def matched(
     return found
 
 
-def plain(tree: Any) -> Any:
-    """Dicts and tuples, as `dataclasses.asdict` gives them, as dicts and lists."""
-    if isinstance(tree, dict):
-        return {key: plain(value) for key, value in tree.items()}
-    if isinstance(tree, tuple):
-        return [plain(value) for value in tree]
-    return tree
-
-
 def is_supported(kind: Any) -> bool:
     """Whether values of a type can be checked, and so stand in a config."""
     if isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union:

@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 from jaxrank import layout as layouts
 from jaxrank import mesh as meshes
-from jaxrank.build import dims_of, make_predictor, weights_shape
+from jaxrank.build import dims_of, make_model, make_predictor, model_fields, weights_shape
 from jaxrank.checkpoints.manager import Checkpoints
 from jaxrank.data.store.reader import Store
 from jaxrank.data.store.split import Split
@@ -20,6 +20,7 @@ from jaxrank.evaluation import score as scoring
 from jaxrank.evaluation import slices
 from jaxrank.features import Schema
 from jaxrank.layout import Layout
+from jaxrank.models import Model
 from jaxrank.program import Predictor
 from jaxrank.runtime import processes
 from jaxrank.step import Weights
@@ -68,14 +69,37 @@ class SavedRun(NamedTuple):
     config: ConfigDict
     schema: Schema
 
+    @property
+    def model_name(self) -> str:
+        """The name of the registered model."""
+        return str(model_fields(self.config.model)["name"])
+
+    @property
+    def optimizers(self) -> dict[str, str]:
+        """The names of those of "dense" parameters and of "tables"."""
+        return {part: self.config.optim[part].name for part in ("dense", "tables")}
+
+    @property
+    def judged_by(self) -> str:
+        """The checkpoint that the run comes to: "best" or "newest"."""
+        return "best" if self.config.eval.stop_patience else "newest"
+
+    def model(self) -> Model:
+        """The model of the run."""
+        return make_model(self.config.model, self.schema)
+
+    def data(self, given: str = "") -> run_data.RunData:
+        """Where the store `given` is, or else the run's own data."""
+        sections = self.config.data, self.config.features, self.config.source
+        return run_data.locate(*sections, self.directory, given=given)
+
     def open_data(self, given: str = "") -> Store:
         """The store `given`, or else the run's own data.
 
         Raises:
             InputError: it is not there, or the run's model cannot read it.
         """
-        sections = self.config.data, self.config.features, self.config.source
-        store = run_data.locate(*sections, self.directory, given=given).open()
+        store = self.data(given).open()
         scoring.check_schema(self.schema, store)
         return store
 

@@ -5,14 +5,11 @@ features that they read; what is new keeps its first values. The schedule of the
 the data and what early stopping has seen begin anew.
 """
 
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from ml_collections import ConfigDict
 
-from jaxrank.build import make_model, model_fields
 from jaxrank.checkpoints.manager import Checkpoints
 from jaxrank.checkpoints.reader import StoredArrays
 from jaxrank.data.store.reader import Store
@@ -21,14 +18,13 @@ from jaxrank.errors import InputError
 from jaxrank.evaluation import evaluate
 from jaxrank.features import PAD, Schema
 from jaxrank.layout import Layout
-from jaxrank.models import Model
 from jaxrank.report import Report
 from jaxrank.run import Job
 from jaxrank.runtime import processes
 from jaxrank.step import TrainState
 from jaxrank.warm_start.layers import CarriedLayers, InputMap, carry_layers
 from jaxrank.warm_start.rows import carry_rows, plan_moves
-from jaxrank.workdir import data, files
+from jaxrank.workdir import files
 
 _MOST_TOLD = 20  # tables with a line of their own
 
@@ -42,10 +38,8 @@ class _Older(NamedTuple):
     is_finished: whether the run has come to its end.
     """
 
-    directory: Path
+    run: evaluate.SavedRun
     step: int
-    config: ConfigDict
-    model: Model
     layout: Layout
     weights: StoredArrays
     training: StoredArrays
@@ -54,7 +48,7 @@ class _Older(NamedTuple):
 
     @property
     def name(self) -> str:
-        return str(self.directory / "checkpoints" / str(self.step))
+        return str(self.run.directory / "checkpoints" / str(self.step))
 
     @property
     def has_average(self) -> bool:
@@ -101,16 +95,15 @@ def _open(source: str) -> _Older:
         path, which = path.parent.parent, path.name
     run = evaluate.load_run(path)
     checkpoints = Checkpoints(path, read_only=True)
-    step = checkpoints.step(which or ("best" if run.config.eval.stop_patience else "newest"))
+    step = checkpoints.step(which or run.judged_by)
     if step is None:
         raise InputError(f"--init-from: {path} holds no checkpoint yet.")
-    model, layout = make_model(run.config.model, run.schema), run.layout()
     saved = checkpoints.path / str(step)
     sums = checkpoints.saved_checksums(step)
     weights, training = (StoredArrays(saved / part, sums[part]) for part in ("weights", "training"))
     finished = files.is_finished(path)
     parts = weights, training
-    return _Older(path, step, run.config, model, layout, *parts, bool(which), finished)
+    return _Older(run, step, run.layout(), *parts, bool(which), finished)
 
 
 def _check_tasks(older: _Older, schema: Schema) -> None:
@@ -124,12 +117,10 @@ def _check_tasks(older: _Older, schema: Schema) -> None:
 def _same_rows(older: _Older, store: Store) -> Rows:
     def open_old() -> Store:
         try:
-            return data.locate(
-                older.config.data, older.config.features, older.config.source, older.directory
-            ).open()
+            return older.run.data().open()
         except InputError as error:
             raise InputError(
-                f"--init-from: the vocabularies of {older.directory} are others than those of"
+                f"--init-from: the vocabularies of {older.run.directory} are others than those of"
                 f" {store.path}, and the data that they are in must be there: {error}"
             ) from error
 
@@ -143,9 +134,9 @@ def _same_rows(older: _Older, store: Store) -> Rows:
 
 def _with_layers(state: TrainState, older: _Older, job: Job) -> tuple[TrainState, CarriedLayers]:
     trainee = job.program.trainee
-    inputs = InputMap(older.model, older.layout, trainee)
+    inputs = InputMap(older.run.model(), older.layout, trainee)
     mine, prefix = older.of_trained(bool(trainee.ema_decay))
-    same_optimizer = older.config.optim.dense.name == job.optimizers["dense"]
+    same_optimizer = older.run.optimizers["dense"] == job.optimizers["dense"]
 
     def read(name: str) -> np.ndarray:
         if name.startswith("opt_state."):
@@ -174,7 +165,9 @@ def _with_layers(state: TrainState, older: _Older, job: Job) -> tuple[TrainState
     del layers["opt_state"]
     names = older.weights.names if _same_model(older, job) else []
     found_average = carry_layers(layers, inputs, names, older.weights.read, same_optimizer=False)
-    average = {field: _put(tree, getattr(state, field)) for field, tree in found_average[0].items()}
+    average = {
+        field: _put(tree, getattr(state, field)) for field, tree in found_average.layers.items()
+    }
     if "bias" in older.weights:
         average["bias"] = _put(older.weights.read("bias"), state.bias)
     return found._replace(average=state.average._replace(**average)), carried
@@ -192,11 +185,11 @@ def _put(values: Any, like: Any) -> Any:
 
 
 def _same_model(older: _Older, job: Job) -> bool:
-    return bool(model_fields(older.config.model)["name"] == job.model)
+    return older.run.model_name == job.model
 
 
 def _same_rule(older: _Older, job: Job) -> bool:
-    return older.config.optim.tables.name == job.optimizers["tables"]
+    return older.run.optimizers["tables"] == job.optimizers["tables"]
 
 
 def _with_tables(state: TrainState, older: _Older, job: Job, rows: Rows) -> TrainState:

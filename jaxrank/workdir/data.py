@@ -69,8 +69,9 @@ class RunData:
 
     def check_features(self, store: Store) -> None:
         """Raises InputError unless a store was prepared with the features of the config."""
-        found, expected = store.spec.features, parse.canonical(self.features)
-        if found != expected and found == parse.unlabelled(self.features):
+        spec = parse.feature_spec(self.features)
+        found, expected = store.spec.features, spec.to_state()
+        if found != expected and found == spec.without_labels().to_state():
             raise InputError(
                 f"{store.path}: must hold labels to train on, and was prepared with --unlabelled."
             )

@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from jaxrank import json_files
 from jaxrank.data.spec.entries import (
     COLUMNS_OF_TASKS,
     FloatSpec,
@@ -19,7 +20,7 @@ from jaxrank.data.spec.entries import (
 )
 from jaxrank.errors import InputError
 from jaxrank.features import RESERVED_ROWS
-from jaxrank.validate import field, plain, require
+from jaxrank.validate import field, require
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +102,7 @@ class FeatureSpec:
 
     def to_state(self) -> dict[str, Any]:
         """The section as plain data, with every default filled in; see `parse.feature_spec`."""
-        tree = plain(dataclasses.asdict(self))
+        tree = json_files.plain(self)
         assert isinstance(tree, dict)
         return tree
 

@@ -137,7 +137,7 @@ class StoredSplit(Split):
 class StoreSpec(NamedTuple):
     """How a store was made, as plain data.
 
-    features: `spec.parse.canonical` of the config's section.
+    features: `FeatureSpec.to_state` of the config's section.
     source: the config's section, as it was given.
     transforms: mean and deviation of each float that is standardized.
     boundaries: those learned of each id with `buckets`.

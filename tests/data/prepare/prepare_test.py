@@ -783,10 +783,13 @@ def test_the_manifest_holds_the_section_with_its_defaults(tmp_path):
         ids=[dict(columns=["c"], min_count=1, table="")],
         floats=[],
     )
-    assert parse.canonical(short) == parse.canonical(long)
-    assert parse.canonical(short) != parse.canonical(short | dict(time="c"))
+    assert parse.feature_spec(short).to_state() == parse.feature_spec(long).to_state()
+    assert (
+        parse.feature_spec(short).to_state()
+        != parse.feature_spec(short | dict(time="c")).to_state()
+    )
     store = prepare_csv(tmp_path, ["label", "c"], [[1, "a"]], ids=short["ids"])
-    assert store.spec.features == parse.canonical(short)
+    assert store.spec.features == parse.feature_spec(short).to_state()
 
 
 # Failures.
