@@ -34,7 +34,7 @@ def make(
     mesh = meshes.make_mesh(devices=devices, replicas=replicas)
     rooms = {stack.name: room for stack in lay.stacks}
     rule = make_rule(rule) if isinstance(rule, str) else rule
-    return on(platform)(lay, mesh, rule, room=rooms, **{"init_std": 1.0} | settings)
+    return on(platform)(lay, mesh, rule=rule, room=rooms, **{"init_std": 1.0} | settings)
 
 
 def random_grads(embedding, tables, batch, seed=1):
