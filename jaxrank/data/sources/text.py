@@ -44,12 +44,69 @@ def check_rows(paths_of: Mapping[str, Sequence[str]], without: Collection[str]) 
             raise InputError(f"{paths[0]}: must have at least one row: found none{others}.")
 
 
-class TextSource:
+class LineSource:
+    """Files of text, plain or compressed, of which each line is a record by itself.
+
+    A file can be cut after any line: parts are ranges of its bytes, and have the lines that begin
+    in them. What a line says is up to the subclass, with `columns` and `chunks`.
+    """
+
+    def __init__(self, paths_of: Mapping[str, Sequence[str]]):
+        self._paths_of = paths_of
+
+    @property
+    def splits(self) -> list[str]:
+        return list(self._paths_of)
+
+    @property
+    def files(self) -> list[str]:
+        return [path for paths in self._paths_of.values() for path in paths]
+
+    @property
+    def types(self) -> dict[str, str]:
+        return {}
+
+    def check_columns(self, used: Collection[str]) -> None:
+        del used  # a line is read as a whole
+
+    def marks(self) -> dict[str, File]:
+        return {path: files.describe(path) for path in self.files}
+
+    def parts(self, split: str) -> list[Part]:
+        return [
+            Part(split, path, start, stop)
+            for path in self._paths_of[split]
+            for start, stop in _ranges(path)
+        ]
+
+    def blocks(self, part: Part) -> Iterator[tuple[bytes, int, bool]]:
+        """(whole lines, `Chunk.offset`, whether they begin the file) of a part, in order.
+
+        Raises:
+            InputError: as of `lines.blocks`, or the file is empty.
+        """
+        path, start, stop = part.file, part.start, part.stop
+        if (start, stop) == _WHOLE:
+            stop = sys.maxsize
+        first, offset = True, 0
+        for position, block in lines.blocks(
+            path, start, stop, rows=_ROWS_PER_CHUNK, smallest=_MIN_CHUNK_BYTES
+        ):
+            if first and start:
+                offset = position
+            elif first:
+                block = block.removeprefix(BYTE_ORDER_MARK)
+            yield block, offset, first and not start
+            first = False
+        if first and not start:
+            raise empty_file(path)
+
+
+class TextSource(LineSource):
     """Delimited text, plain or compressed; every value is text on one line.
 
-    Each line is a record by itself, so a file can be cut after any: parts are ranges of its bytes,
-    and have the lines that begin in them. Values are found by the names in their own file's header;
-    the columns of chunks are in the order of the first file's.
+    Values are found by the names in their own file's header; the columns of chunks are in the order
+    of the first file's.
 
     Args:
         delimiter: one ASCII character.
@@ -66,7 +123,7 @@ class TextSource:
         header: bool,
         null_values: Sequence[str] = (),
     ):
-        self._paths_of = paths_of
+        super().__init__(paths_of)
         nulls = tuple(dict.fromkeys(filter(None, null_values)))
         self._format = Delimited(delimiter, quoted=header, null_values=nulls)
         self._header = header
@@ -84,57 +141,20 @@ class TextSource:
         else:
             self._columns = _criteo_columns(self.files[0])
 
-    @property
-    def splits(self) -> list[str]:
-        return list(self._paths_of)
-
-    @property
-    def files(self) -> list[str]:
-        return [path for paths in self._paths_of.values() for path in paths]
-
-    @property
-    def types(self) -> dict[str, str]:
-        return {}
-
     def columns(self, split: str) -> list[str]:
         return self._columns
 
-    def check_columns(self, used: Collection[str]) -> None:
-        del used  # all columns have been compared by name
-
-    def marks(self) -> dict[str, File]:
-        return {path: files.describe(path) for path in self.files}
-
-    def parts(self, split: str) -> list[Part]:
-        return [
-            Part(split, path, start, stop)
-            for path in self._paths_of[split]
-            for start, stop in _ranges(path)
-        ]
-
     def chunks(self, part: Part, rejects: Rejects) -> Iterator[Chunk]:
-        path, start, stop = part.file, part.start, part.stop
-        if (start, stop) == _WHOLE:
-            stop = sys.maxsize
-        first, offset, row = True, 0, 1
-        for position, block in lines.blocks(
-            path, start, stop, rows=_ROWS_PER_CHUNK, smallest=_MIN_CHUNK_BYTES
-        ):
-            if first and start:
-                offset = position
-            elif first:
-                block = block.removeprefix(BYTE_ORDER_MARK)
-                if self._header:
-                    block = block[block.index(b"\n") + 1 :]
-                    row += 1
-            first = False
+        row = 1
+        for block, offset, begins in self.blocks(part):
+            if begins and self._header:
+                block = block[block.index(b"\n") + 1 :]
+                row += 1
             count, batch, rows = self._records(block, row, part, offset, rejects)
             if batch.num_rows:
-                written = self._written(block, row, path) if self._format.null_values else None
-                yield Chunk(batch, path, rows, offset, written)
+                written = self._written(block, row, part.file) if self._format.null_values else None
+                yield Chunk(batch, part.file, rows, offset, written)
             row += count
-        if first and not start:
-            raise empty_file(path)
 
     def _records(
         self, block: bytes, row: int, part: Part, offset: int, rejects: Rejects
