@@ -16,6 +16,7 @@ from jaxrank.config import default
 from jaxrank.config_files import load
 from jaxrank.data.store.reader import open_store
 from jaxrank.errors import InputError
+from jaxrank.metrics.registry import METRICS
 
 VERBS = ("prepare", "train", "evaluate", "predict", "export", "bench")
 
@@ -117,7 +118,7 @@ def test_prepare_train_evaluate_and_predict_follow_each_other(capsys, tmp_path):
     assert trained["examples_per_second"] > 0
     assert trained["seconds"] > 0
     assert trained["checkpoint"].endswith("checkpoints/8")
-    names = {"logloss", "auc", "normalized_entropy", "calibration", "examples"}
+    names = {metric.name for metric in METRICS["binary"]} | {"calibration", "examples"}
     for part in ("metrics", "best_possible", "constant"):
         assert set(trained[part]) == {"click", "conversion"}
         assert set(trained[part]["click"]) == names

@@ -5,6 +5,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from jaxrank import losses
 from jaxrank.metrics import regression
+from jaxrank.metrics.registry import means
 from jaxrank.metrics.regression import Floats, ratio
 
 
@@ -55,8 +56,10 @@ def exact(
     """
     x, y, w = _weighted(outputs, labels, weights)
     if kind != "binary":
-        loss, predicted = (w * regression.half(kind, x, y)).sum(), (w * prediction(x, kind)).sum()
-        return regression.of_labels(kind, y, w, loss=loss, predicted=predicted)
+        p = prediction(x, kind)
+        loss, predicted = (w * regression.half(kind, x, y)).sum(), (w * p).sum()
+        found = regression.of_labels(kind, y, w, loss=loss, predicted=predicted)
+        return found | _means(kind, p, y, w)
     with np.errstate(over="ignore", invalid="ignore"):
         loss = _where_any(y, np.logaddexp(0, -x)) + _where_any(1 - y, np.logaddexp(0, x))
     return _exact(x, probability(x), loss, y, w)
@@ -77,12 +80,14 @@ def exact_from_probabilities(
 def constant(labels: ArrayLike, weights: ArrayLike, kind: str = "binary") -> dict[str, float]:
     """The metrics of the best constant prediction, the weighted mean label."""
     _, y, w = _weighted(labels, labels, weights)
-    if kind != "binary":
-        return regression.of_labels(
-            kind, y, w, loss=regression.least_loss(kind, y, w), predicted=(w * y).sum()
-        )
     weight, positives = w.sum(), (w * y).sum()
-    return of_binary(
+    others = _means(kind, np.full_like(y, ratio(positives, weight)), y, w)
+    if kind != "binary":
+        found = regression.of_labels(
+            kind, y, w, loss=regression.least_loss(kind, y, w), predicted=positives
+        )
+        return found | others
+    found = of_binary(
         examples=len(w),
         weight=weight,
         loss=weight * _entropy(ratio(positives, weight)),
@@ -90,6 +95,7 @@ def constant(labels: ArrayLike, weights: ArrayLike, kind: str = "binary") -> dic
         observed=positives,
         auc=auc_of_groups(np.array([positives]), np.array([weight - positives])),
     )
+    return found | others
 
 
 def calibration_buckets(
@@ -137,7 +143,7 @@ def _weighted(scores: ArrayLike, labels: ArrayLike, weights: ArrayLike) -> list[
 
 
 def _exact(score: Floats, p: Floats, loss: Floats, y: Floats, w: Floats) -> dict[str, float]:
-    return of_binary(
+    found = of_binary(
         examples=len(w),
         weight=w.sum(),
         loss=(w * loss).sum(),
@@ -145,6 +151,12 @@ def _exact(score: Floats, p: Floats, loss: Floats, y: Floats, w: Floats) -> dict
         observed=(w * y).sum(),
         auc=auc_of_examples(score, y, w),
     )
+    return found | _means("binary", p, y, w)
+
+
+def _means(kind: str, p: Floats, y: Floats, w: Floats) -> dict[str, float]:
+    """The metrics of predictions that are means over the examples."""
+    return {name: ratio((w * of(p, y)).sum(), w.sum()) for name, of in means([kind]).items()}
 
 
 def of_binary(

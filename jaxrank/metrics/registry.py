@@ -1,6 +1,7 @@
 """The metrics of each kind of task: names, titles, and which direction is better."""
 
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 
 class Metric(NamedTuple):
@@ -8,14 +9,17 @@ class Metric(NamedTuple):
 
     name: in `metrics.jsonl`, TensorBoard, JSON and `eval.metric`.
     title: in tables for people.
+    mean: (predictions, labels) -> an array of their shape, of NumPy or JAX, whose weighted mean
+        over the examples is the metric; None for one that `exact` and `sums` compute by themselves.
     """
 
     name: str
     title: str
     higher_is_better: bool = False
+    mean: Callable[[Any, Any], Any] | None = None
 
 
-# By kind of task. The first is the task's own loss, the last its ratio to the best constant's.
+# By kind of task. The first is the task's own loss.
 METRICS: dict[str, tuple[Metric, ...]] = {
     "binary": (
         Metric("logloss", "logloss"),
@@ -31,6 +35,13 @@ METRICS: dict[str, tuple[Metric, ...]] = {
         Metric("normalized_deviance", "normalized"),
     ),
 }
+
+
+def means(kinds: Sequence[str]) -> Mapping[str, Callable[[Any, Any], Any]]:
+    """`Metric.mean` by name, of those metrics of these kinds of tasks that have one."""
+    return {m.name: m.mean for kind in set(kinds) for m in METRICS[kind] if m.mean is not None}
+
+
 # Every task has it. Neither direction is better: 1 is best.
 CALIBRATION = "calibration"
 

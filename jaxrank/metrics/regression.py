@@ -52,7 +52,7 @@ def of_sums(
     least: float,
 ) -> dict[str, float]:
     """The metrics given sums; `least` is that of w * loss for the best constant."""
-    error, normalized = METRICS[kind]
+    error, normalized = METRICS[kind][:2]
     return {
         error.name: ratio(2 * loss, weight),
         normalized.name: ratio(loss, least),

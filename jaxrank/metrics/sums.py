@@ -20,7 +20,7 @@ Of real and count tasks: see `regression`. Of each:
 - examples: how many have weight above 0.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from jaxrank import losses
 from jaxrank.metrics import regression
 from jaxrank.metrics.exact import auc_of_groups, of_binary
+from jaxrank.metrics.registry import means
 from jaxrank.metrics.regression import ratio
 
 # Bins of 1/32 in the logit over [-16, 16); what lies outside counts in the first or last bin.
@@ -57,6 +58,7 @@ class Sums(NamedTuple):
     spread: f[T] sum of w * losses.spreads.
     histogram: f[T, 2, BINS] weight by label (label above 1/2 last) and bin of the logit; zero
         where a task is not binary.
+    means: f[T] each, sums of w * `Metric.mean`, by name of the metric.
     """
 
     examples: Any
@@ -66,6 +68,7 @@ class Sums(NamedTuple):
     observed: Any
     spread: Any
     histogram: Any
+    means: Mapping[str, Any]
 
 
 def of_all_traffic(weights: jax.Array, labels: jax.Array, shifts: jax.Array) -> jax.Array:
@@ -90,14 +93,19 @@ def batch_sums(
         kinds: of the T tasks; see `features.Task`.
     """
     outputs = losses.known(outputs, weights)
+    predictions = losses.predictions(outputs, kinds)
     return Sums(
         examples=(weights > 0).sum(0, dtype=jnp.int32),
         weight=weights.sum(0),
         loss=(weights * losses.elementwise(outputs, labels, kinds)).sum(0),
-        predicted=(weights * losses.predictions(outputs, kinds)).sum(0),
+        predicted=(weights * predictions).sum(0),
         observed=(weights * labels).sum(0),
         spread=(weights * losses.spreads(labels, kinds)).sum(0),
         histogram=_histogram(outputs, labels, weights, losses.columns_of("binary", kinds)),
+        means={
+            name: (weights * mean(predictions, labels)).sum(0)
+            for name, mean in means(kinds).items()
+        },
     )
 
 
@@ -118,7 +126,7 @@ def to_host(sums: Sums) -> Sums:
     """The same sums in NumPy, 64 bits wide: float32 sums of a few batches lose nothing worth
     counting, those of a whole data set would."""
     host = jax.device_get(sums)
-    wide = Sums(*(np.asarray(a, np.float64) for a in host))
+    wide = jax.tree.map(lambda a: np.asarray(a, np.float64), host)
     return wide._replace(examples=np.asarray(host.examples, np.int64))
 
 
@@ -132,7 +140,7 @@ def from_sums(sums: Sums, kinds: Sequence[str]) -> list[dict[str, float]]:
         told |= {f: getattr(s, f)[task] for f in ("weight", "loss", "predicted", "observed")}
         if kind == "binary":
             negatives, positives = s.histogram[task]
-            found.append(of_binary(**told, auc=auc_of_groups(positives, negatives)))
+            metrics = of_binary(**told, auc=auc_of_groups(positives, negatives))
         else:
             spread = s.spread[task]
             mean = ratio(s.observed[task], s.weight[task])
@@ -141,5 +149,7 @@ def from_sums(sums: Sums, kinds: Sequence[str]) -> list[dict[str, float]]:
             parts = (spread, abs(of_mean), 2 * s.observed[task] if kind == "count" else 0.0)
             least = spread - of_mean
             least = least if least > _LEAST_SPREAD * max(parts) else 0.0
-            found.append(regression.of_sums(kind, **told, least=least))
+            metrics = regression.of_sums(kind, **told, least=least)
+        others = {n: ratio(s.means[n][task], s.weight[task]) for n in means([kind])}
+        found.append(metrics | others)
     return found

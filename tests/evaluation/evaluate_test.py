@@ -54,7 +54,8 @@ def test_evaluation_agrees_with_scikit_learn_on_the_predictions(run, predictions
             "calibration": p.sum() / y.sum(),
             "examples": len(y),
         }
-        assert found.metrics[task] == pytest.approx(expected, abs=1e-6)
+        named = {name: found.metrics[task][name] for name in expected}
+        assert named == pytest.approx(expected, abs=1e-6)
         buckets = found.buckets[task]
         assert sum(b["examples"] for b in buckets) == len(y)
         observed = sum(b["observed"] * b["examples"] for b in buckets) / len(y)
@@ -148,7 +149,8 @@ def test_the_last_batch_is_padded_without_effect(run, batch_size):
     workdir, result = run
     found = evaluate.evaluate(str(workdir), batch_size=batch_size)
     for task, expected in result.metrics.items():
-        assert found.metrics[task] == pytest.approx(expected, abs=1e-6)
+        named = {name: found.metrics[task][name] for name in expected}
+        assert named == pytest.approx(expected, abs=1e-6)
 
 
 def test_a_named_checkpoint_is_evaluated(run):
@@ -376,7 +378,8 @@ def test_metrics_are_of_all_traffic_where_negatives_were_left_out(tmp_path, corr
         "calibration": (w * p).sum() / y.sum(),
         "examples": len(y),
     }
-    assert result.metrics["click"] == pytest.approx(expected, rel=1e-5)
+    named = {name: result.metrics["click"][name] for name in expected}
+    assert named == pytest.approx(expected, rel=1e-5)
     assert result.metrics["click"]["calibration"] == pytest.approx(1, abs=0.25)  # 3 without
     assert result.constant["click"]["logloss"] == pytest.approx(base, rel=1e-6)
     truth = found["p_click"].to_numpy()

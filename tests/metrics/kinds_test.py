@@ -14,14 +14,11 @@ from sklearn.metrics import log_loss, mean_poisson_deviance, mean_squared_error,
 from jaxrank import losses
 from jaxrank.metrics import exact as exact_metrics
 from jaxrank.metrics import sums as metrics
+from jaxrank.metrics.registry import METRICS
 
 # In no order, so that columns which change places would show.
 KINDS = ("count", "binary", "real", "binary", "count", "real", "real")
-FIELDS = {
-    "binary": {"logloss", "auc", "normalized_entropy"},
-    "real": {"squared_error", "normalized_squared_error"},
-    "count": {"deviance", "normalized_deviance"},
-}
+FIELDS = {kind: {metric.name for metric in METRICS[kind]} for kind in METRICS}
 
 
 def labels_of(kind, outputs, r):
@@ -239,7 +236,7 @@ def test_sums_of_a_batch_split_over_devices_are_those_of_one_device():
     mesh = Mesh(np.array(jax.devices()), ("data",), axis_types=(AxisType.Auto,))
     split = jax.device_put(arrays, NamedSharding(mesh, PartitionSpec("data")))
     one, eight = (jax.device_get(batch_sums(*a, KINDS)) for a in (arrays, split))
-    for a, b in zip(one, eight, strict=True):
+    for a, b in zip(*map(jax.tree.leaves, (one, eight)), strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-5)
 
 
@@ -259,7 +256,7 @@ def test_sums_keep_float64():
     arrays = [a.astype(np.float64) for a in case(300)]
     with jax.enable_x64(True):
         sums = metrics.batch_sums(*map(jnp.asarray, arrays), KINDS)
-        assert {a.dtype for a in sums[1:]} == {np.dtype(np.float64)}
+        assert {a.dtype for a in jax.tree.leaves(sums[1:])} == {np.dtype(np.float64)}
         found = metrics.from_sums(sums, KINDS)
     for i, kind in enumerate(KINDS):
         expected = exact_metrics.exact(*(a[:, i] for a in arrays), kind)
@@ -282,7 +279,7 @@ def test_few_examples_have_the_metrics_of_sklearn_or_none(rows, kind):
     # Filled up to one size, so that all cases are one program.
     filled = [np.pad(a, (0, 12 - len(a)))[:, None].astype(np.float32) for a in (x, y, w)]
     summed = metrics.from_sums(batch_sums(*filled, (kind,)), (kind,))
-    main, normalized = sorted(FIELDS[kind], key=len)
+    main, normalized = (metric.name for metric in METRICS[kind][:2])
     kept = y[w > 0]
     if not len(kept):
         assert all(math.isnan(v) for f, v in exact.items() if f != "examples")
@@ -310,10 +307,10 @@ def test_the_constant_prediction_is_the_mean_label():
         found = exact_metrics.constant(y, w, kind)
         assert found == pytest.approx(expected, rel=1e-9)
         assert found["calibration"] == 1.0
-        assert found[f"normalized_{min(FIELDS[kind], key=len)}"] == 1.0
+        assert found[f"normalized_{METRICS[kind][0].name}"] == 1.0
         # The least of all constants.
         for other in (output - 0.01, output + 0.01):
-            name = min(FIELDS[kind], key=len)
+            name = METRICS[kind][0].name
             assert exact_metrics.exact(other, y, w, kind)[name] > found[name]
 
 

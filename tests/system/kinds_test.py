@@ -13,7 +13,7 @@ import pytest
 from ml_collections import ConfigDict
 from runs import nothing, records
 from sklearn.metrics import log_loss, mean_poisson_deviance, mean_squared_error, r2_score
-from task_kinds import MAIN, config
+from task_kinds import KINDS, MAIN, config
 
 from jaxrank.data.chunk import Chunk, numbered
 from jaxrank.data.encode.labels import encode_labels
@@ -27,6 +27,7 @@ from jaxrank.evaluation import days, evaluate, report
 from jaxrank.evaluation import score as scoring
 from jaxrank.features import Task
 from jaxrank.metrics import sums
+from jaxrank.metrics.registry import METRICS
 from jaxrank.train import train
 
 
@@ -57,11 +58,7 @@ def test_every_kind_of_task_learns_what_is_planted(finished):
 
 def test_metrics_of_each_kind_are_written_and_the_first_task_picks_the_best(finished):
     workdir, result, lines = finished
-    names = {
-        "visits": ("deviance", "normalized_deviance"),
-        "click": ("logloss", "auc", "normalized_entropy"),
-        "price": ("squared_error", "normalized_squared_error"),
-    }
+    names = {task: [metric.name for metric in METRICS[kind]] for task, kind in KINDS.items()}
     wanted = {f"{t}/{m}" for t in names for m in (*names[t], "calibration", "examples")}
     first, *_, last = records(workdir, "train")
     assert {k for k in last if k.split("/")[0] in names} == wanted
