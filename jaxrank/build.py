@@ -14,7 +14,6 @@ from jaxrank import layout as layouts
 from jaxrank import mesh as meshes
 from jaxrank import step as steps
 from jaxrank.config_files import to_plain
-from jaxrank.data.batches import packing
 from jaxrank.errors import InputError
 from jaxrank.features import Schema
 from jaxrank.layout import Layout
@@ -99,11 +98,7 @@ def make_optimizers(
 
 
 def make_timetable(config: ConfigDict, rows: int) -> Timetable:
-    """When a run on `rows` examples evaluates, saves and logs.
-
-    Raises:
-        InputError: see `timetable.make_timetable`.
-    """
+    """When a run on `rows` examples evaluates, saves and logs."""
     scale = ("batch_size", "steps_per_call", "num_steps", "num_epochs", "log_every_steps")
     return timetable.make_timetable(
         rows=rows,
@@ -112,19 +107,7 @@ def make_timetable(config: ConfigDict, rows: int) -> Timetable:
         save_every_steps=config.checkpoint.every_steps,
         valid=config.data.valid,
         order=config.data.order,
-        patience={field: config.eval[field] for field in ("stop_patience", "rate_patience")},
     )
-
-
-def check_config(config: ConfigDict) -> None:
-    """Refuses what is wrong whatever the data, before any is read.
-
-    Raises:
-        InputError: naming the field of the config, what it must be and what was found.
-    """
-    configs.check(config)
-    packing.check_data_shards(config.batch_size, config.data.shards)
-    make_timetable(config, rows=1)
 
 
 def make_trainee(

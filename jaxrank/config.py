@@ -1,8 +1,9 @@
 """The configuration of a run: every field with its default, unit, bounds and meaning.
 
 A config file starts from `default()` and changes fields; so does the command line
-(`--config.optim.dense.base_rate=0.002`). `check` checks all sections by these declarations, and
-`sections` gives them as dataclasses. docs/config.md and `--help-config` list them.
+(`--config.optim.dense.base_rate=0.002`). `sections` checks all sections by these declarations and
+gives them as dataclasses; `check` also holds them against each other. docs/config.md and
+`--help-config` list them.
 """
 
 import dataclasses
@@ -15,8 +16,10 @@ from ml_collections import ConfigDict
 from jaxrank.data.sources import registry as sources
 from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.embedding import RULES
+from jaxrank.errors import InputError
 from jaxrank.models.fields import SECTIONS as MODELS
 from jaxrank.optim import DECAYS, OPTIMIZERS, SCALINGS
+from jaxrank.timetable import NEXT_DAY
 from jaxrank.validate import (
     COMPRESSIONS,
     ORDERS,
@@ -384,6 +387,56 @@ class Config:
     watch: Watch = field(Watch(), help="watching the run")
     mesh: Mesh = field(Mesh(), help="devices")
 
+    def check_run(self) -> None:
+        """Refuses fields that do not fit each other in a run; `prepare` needs none of them."""
+        if self.batch_size % self.data.shards:
+            raise InputError(
+                f"batch_size must be a multiple of data.shards: found batch_size={self.batch_size},"
+                f" data.shards={self.data.shards}."
+            )
+        self._check_days()
+        if bool(self.num_steps) == bool(self.num_epochs):
+            raise InputError(
+                "one of num_steps and num_epochs must be set, and the other 0:"
+                f" found num_steps={self.num_steps}, num_epochs={self.num_epochs}."
+            )
+        self._check_patience()
+        self._check_intervals()
+
+    def _check_days(self) -> None:
+        order, every = self.data.order, self.eval.every_steps
+        if self.data.valid == NEXT_DAY and (order != "days" or every):
+            raise InputError(
+                f"data.valid = {NEXT_DAY!r} must have data.order = 'days', and eval.every_steps ="
+                f" 0, for the days say when: found {order!r} and {every}."
+            )
+
+    def _check_patience(self) -> None:
+        patience = {
+            "stop_patience": self.eval.stop_patience,
+            "rate_patience": self.eval.rate_patience,
+        }
+        for name, evaluations in patience.items():
+            if evaluations and not self.data.valid:
+                raise InputError(
+                    f"eval.{name} counts evaluations, so data.valid must name a split: found"
+                    f" eval.{name}={evaluations} and data.valid=''."
+                )
+
+    def _check_intervals(self) -> None:
+        intervals = {
+            "num_steps": self.num_steps,
+            "eval.every_steps": self.eval.every_steps,
+            "checkpoint.every_steps": self.checkpoint.every_steps,
+            "log_every_steps": self.log_every_steps,
+        }
+        for name, steps in intervals.items():  # 0: of what follows from the others
+            if steps % self.steps_per_call:
+                raise InputError(
+                    f"{name} must be a positive multiple of steps_per_call: found {name}={steps},"
+                    f" steps_per_call={self.steps_per_call}."
+                )
+
 
 def default(model: str = "ranker") -> ConfigDict:
     """A config with all fields; `source` and `features` must be filled in.
@@ -427,12 +480,13 @@ def sections(config: ConfigDict) -> Config:
 
 
 def check(config: ConfigDict) -> None:
-    """Refuses fields that are not there, and values that cannot be, in all sections.
+    """Refuses what is wrong in the config of a run whatever the data: fields that are not there,
+    values that cannot be, and those that do not fit each other.
 
     Raises:
         InputError: naming the field, what it must be and what was found.
     """
-    sections(config)
+    sections(config).check_run()
 
 
 def _has_settings(rules: Rules) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from jaxrank.config import NAMED_FIELDS, PATTERN_FIELDS, check, default
+from jaxrank.config import NAMED_FIELDS, PATTERN_FIELDS, default, sections
 from jaxrank.data.sources import registry
 from jaxrank.errors import InputError
 from jaxrank.json_files import to_text
@@ -129,7 +129,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> ConfigDict:
         if "=" not in given and left and not left[0].startswith("--config."):
             given += f"={left.pop(0)}"
         loaded = _override(loaded, given)
-    check(loaded)
+    sections(loaded)
     return loaded
 
 

@@ -3,10 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from fractions import Fraction
-from types import MappingProxyType
 from typing import NamedTuple
-
-from jaxrank.errors import InputError
 
 # As data.valid: each day is evaluated before it is trained on; see `days`.
 NEXT_DAY = "next_day"
@@ -44,40 +41,16 @@ def make_timetable(
     save_every_steps: int,
     valid: str,
     order: str,
-    patience: Mapping[str, int] = MappingProxyType({}),
 ) -> Timetable:
-    """Turns epochs into steps, of whole calls, and checks that every interval is whole calls.
+    """Turns epochs into steps, of whole calls, which intervals are too; see `Config.check_run`.
 
     Up to the next call; where days are trained in turn, down to the last.
 
     Args:
         rows: examples of the training split.
         valid, order: fields of `config.data`.
-        patience: by the field of `config.eval`, evaluations that something waits for; 0: it does
-            not.
         Others: fields of the config, where 0 is for none or for what follows from the others.
-
-    Raises:
-        InputError: neither or both of num_steps and num_epochs, an interval does not divide, days
-            are evaluated that are not trained in turn, or what waits for evaluations has none.
     """
-    by_day = valid == NEXT_DAY
-    if by_day and (order != "days" or eval_every_steps):
-        raise InputError(
-            f"data.valid = {NEXT_DAY!r} must have data.order = 'days', and eval.every_steps = 0,"
-            f" for the days say when: found {order!r} and {eval_every_steps}."
-        )
-    if bool(num_steps) == bool(num_epochs):
-        raise InputError(
-            "one of num_steps and num_epochs must be set, and the other 0:"
-            f" found num_steps={num_steps}, num_epochs={num_epochs}."
-        )
-    for field, evaluations in patience.items():
-        if evaluations and not valid:
-            raise InputError(
-                f"eval.{field} counts evaluations, so data.valid must name a split: found"
-                f" eval.{field}={evaluations} and data.valid=''."
-            )
     epoch = Fraction(rows, batch_size)
 
     def whole_calls(steps: Fraction, whole: Callable[[Fraction], int] = math.ceil) -> int:
@@ -88,16 +61,8 @@ def make_timetable(
     num_steps = num_steps or whole_calls(_as_written(num_epochs) * epoch, rounded)
     eval_every = eval_every_steps or min(whole_calls(epoch), num_steps)
     save_every = save_every_steps or eval_every
-    valid = "" if by_day else valid
-    found = Timetable(num_steps, eval_every, save_every, log_every_steps, valid, {})
-    names = ("num_steps", "eval.every_steps", "checkpoint.every_steps", "log_every_steps")
-    for name, steps in zip(names, found[:4], strict=True):
-        if steps < 1 or steps % steps_per_call:
-            raise InputError(
-                f"{name} must be a positive multiple of steps_per_call: found {name}={steps},"
-                f" steps_per_call={steps_per_call}."
-            )
-    return found
+    valid = "" if valid == NEXT_DAY else valid
+    return Timetable(num_steps, eval_every, save_every, log_every_steps, valid, {})
 
 
 def _as_written(number: float) -> Fraction:

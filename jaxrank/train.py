@@ -9,10 +9,10 @@ from typing import NoReturn
 
 from ml_collections import ConfigDict
 
+from jaxrank import config as configs
 from jaxrank import loop
 from jaxrank import mesh as meshes
 from jaxrank import run as jobs
-from jaxrank.build import check_config
 from jaxrank.errors import RunError, StoppedError
 from jaxrank.evaluation import days
 from jaxrank.evaluation import score as scoring
@@ -81,7 +81,7 @@ def train(
             progress.clear()
             report(text)
 
-    check_config(config)
+    configs.check(config)
     traced = profile.parse(profile_steps)
     last = LastBatches(directory, debug_batches, config.steps_per_call)
     with contextlib.ExitStack() as stack:

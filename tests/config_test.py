@@ -225,6 +225,13 @@ def test_of_several_patterns_the_last_one_counts_whatever_their_names():
         assert matched("embedding.dims", "table", ["user", "ad"], dims) == {"user": 4, "ad": 4}
 
 
+def runnable(**kwargs):
+    """The defaults, with a number of steps."""
+    c = config.default(**kwargs)
+    c.num_steps = 64
+    return c
+
+
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
@@ -296,6 +303,27 @@ def test_sections_of_other_names_are_checked_with_the_config(field, value, messa
         config.check(c)
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("data.shards", 3, r"batch_size must be .* of data.shards: found batch_size=4096, .*=3"),
+        ("num_epochs", 2.0, "one of num_steps and num_epochs must .* num_steps=64, num_epochs=2.0"),
+        ("num_steps", 0, "one of num_steps and num_epochs .* num_steps=0, num_epochs=0.0"),
+        ("num_steps", 15, "num_steps must be a positive multiple of .*=15, steps_per_call=8"),
+        ("eval.every_steps", 5, "eval.every_steps must be a positive multiple of .*=5, .*=8"),
+        ("checkpoint.every_steps", 4, "checkpoint.every_steps must be a positive multiple of .*=4"),
+        ("log_every_steps", 12, "log_every_steps must be a positive multiple of .*=12, .*=8"),
+        ("data.valid", "next_day", "must have data.order = 'days', .* found 'shuffled' and 0"),
+    ],
+)
+def test_fields_that_do_not_fit_each_other_are_refused(field, value, message):
+    c = runnable()
+    *sections, name = field.split(".")
+    functools.reduce(getattr, sections, c)[name] = value
+    with pytest.raises(InputError, match=message):
+        config.check(c)
+
+
 def test_sections_are_of_the_classes_that_names_choose():
     c = config_files.load(CONFIGS / "criteo.py", ["--config.optim.dense.settings.b1=0.8"])
     found = config.sections(c)
@@ -303,7 +331,7 @@ def test_sections_are_of_the_classes_that_names_choose():
     assert found.source.files["train"] == c.source.files.train
     assert found.features.tasks[0].label == "label"
     assert found.model.dropout == 0.3
-    assert config.sections(config.default()).source is None
+    assert config.sections(runnable()).source is None
 
 
 class Plain(nn.Module):
@@ -320,7 +348,7 @@ class Plain(nn.Module):
 
 def test_a_module_declares_the_fields_of_the_section_model(monkeypatch):
     monkeypatch.setitem(registry._MODULES, "plain", Plain)
-    c = config.default(model="plain")
+    c = runnable(model="plain")
     assert config_files.to_plain(c.model) == dict(name="plain", width=32, widths=[8], parents={})
     config.check(c)
     c.model.width = 64

@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 import jax
 from ml_collections import ConfigDict
 
+from jaxrank import config as configs
 from jaxrank import mesh as meshes
 from jaxrank.aot import checks
 from jaxrank.aot import devices as absent
 from jaxrank.aot.scaling import StepTime, grown, step_time
 from jaxrank.aot.topology import Topology, topology
-from jaxrank.build import check_config, make_timetable, make_trainee, make_workload
+from jaxrank.build import make_timetable, make_trainee, make_workload
 from jaxrank.errors import InputError
 from jaxrank.placement import plan
 from jaxrank.placement.case import Machine, Maker
@@ -92,7 +93,7 @@ def compile_for(
         raise InputError(f"--scaling is a model of TPUs: found {', '.join(names)}")
     if scaling and config.mesh.devices:
         raise InputError(f"--scaling is of whole slices: found mesh.devices={config.mesh.devices}.")
-    check_config(config)
+    configs.check(config)
     there, hosts = [], []
     for i, one in enumerate(slices):
         devices = absent.devices(one)
@@ -113,6 +114,7 @@ def compile_for(
         case = config.copy_and_resolve_references()
         if scaling == "weak":
             case.batch_size = grown(config.batch_size, smallest, one)
+            configs.check(case)
         maker = Maker(make_workload(case, data.schema), data)
         check_batch("batch_size", case.batch_size, maker.shape.group, mesh.size)
         cases.append((case, maker, one, mesh, count))

@@ -19,12 +19,12 @@ from typing import Any, NamedTuple, NoReturn
 import jax
 from ml_collections import ConfigDict
 
+from jaxrank import config as configs
 from jaxrank import loop
 from jaxrank import mesh as meshes
 from jaxrank import run as jobs
 from jaxrank.bench import input_stages
 from jaxrank.bench.advice import Setting, Throughput, advice_on, limit_of
-from jaxrank.build import check_config
 from jaxrank.data.store.split import Split
 from jaxrank.errors import InputError
 from jaxrank.report import Report
@@ -114,7 +114,7 @@ def bench(config: ConfigDict, workdir: str | Path, *, seconds: float, report: Re
 
 def _endless(config: ConfigDict) -> ConfigDict:
     """The same job with more steps than anybody waits for, and without evaluation."""
-    check_config(config)
+    configs.check(config)
     config = config.copy_and_resolve_references()
     config.num_epochs = 0.0
     config.num_steps = _MOST_STEPS // config.steps_per_call * config.steps_per_call

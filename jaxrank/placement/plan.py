@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
+from jaxrank import config as configs
 from jaxrank import embedding
-from jaxrank.build import check_config, make_workload
+from jaxrank.build import make_workload
 from jaxrank.data.examples import Examples
 from jaxrank.data.sources import registry
 from jaxrank.errors import InputError
@@ -71,7 +72,7 @@ def plan(
     """
     if batches is not None and batches < 1:
         raise InputError(f"--batches must be at least 1: found {batches}.")
-    check_config(config)
+    configs.check(config)
     sections = config.data, config.features, config.source
     located = run_data.locate(*sections, directory(workdir) if workdir else "", inherits=True)
     data = open_data(located, config.eval.metric, report)

@@ -14,9 +14,9 @@ from checkout import TINY
 from runs import nothing, on_store, saved
 
 from jaxrank import cli, config_files, loop
+from jaxrank import config as configs
 from jaxrank.bench import input_stages, measure
 from jaxrank.bench.advice import STAGES, Setting, Throughput, advice_on, limit_of
-from jaxrank.build import make_timetable
 from jaxrank.data import examples
 from jaxrank.data.batches.batcher import Batcher
 from jaxrank.data.batches.pipeline import TrainBatches
@@ -97,7 +97,7 @@ def test_bench_reads_the_store_that_a_run_names(store, tmp_path):
 def test_bench_needs_nothing_to_evaluate_where_training_waits_for_it():
     c = tiny.config()
     c.eval.stop_patience = c.eval.rate_patience = 2
-    make_timetable(measure._endless(c), rows=6000)
+    configs.check(measure._endless(c))
     assert c.eval.stop_patience == 2
 
 

@@ -10,6 +10,7 @@ import pytest
 from daily import CALL, DAYS, ROWS, config
 
 from jaxrank import cli
+from jaxrank import config as configs
 from jaxrank import mesh as meshes
 from jaxrank.build import make_timetable
 from jaxrank.data.store.reader import open_store
@@ -257,7 +258,7 @@ def test_patience_without_evaluations_is_refused(store, field):
     c = config(store, data__order="shuffled", data__valid="")
     c.eval[field] = 2
     with pytest.raises(InputError, match=rf"eval.{field} counts evaluations.* eval.{field}=2"):
-        make_timetable(c, rows=1000)
+        configs.check(c)
 
 
 @pytest.mark.parametrize(

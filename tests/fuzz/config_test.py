@@ -8,7 +8,7 @@ import tiny
 from ml_collections import ConfigDict
 
 from jaxrank import run as jobs
-from jaxrank.config import default
+from jaxrank.config import check, default
 from jaxrank.config_files import load
 from jaxrank.errors import InputError
 
@@ -57,6 +57,7 @@ def test_a_config_works_or_is_refused_in_plain_words(store, tmp_path, part):
         args = [f"--config.data.store={store}", *overrides(seed)]
         try:
             config = load(config_file, args)
+            check(config)
             job = jobs.build(config, tmp_path / str(seed), lambda _: None)
             job.checkpoints.close()
             job.batches.close()

@@ -17,28 +17,12 @@ from jaxrank.layout import Layout, Stack
 _ALIGNMENT = 128
 
 
-def check_data_shards(batch_size: int, shards: int) -> None:
-    """Raises InputError unless a batch can be taken from `shards` streams in equal shares."""
-    for field, value in (("batch_size", batch_size), ("data.shards", shards)):
-        if value < 1:
-            raise InputError(f"{field}: must be 1 or more: found {value!r}.")
-    if batch_size % shards:
-        raise InputError(
-            f"batch_size must be a multiple of data.shards: found batch_size={batch_size},"
-            f" data.shards={shards}."
-        )
-
-
 def group_size(batch_size: int, shards: int) -> int:
     """How many consecutive examples of a training batch are packed together.
 
     The most, up to MAX_GROUP, that divide one of the `shards` equal shares of the batch; so
     whatever the number of devices and processes. Large groups need less room for padding.
-
-    Raises:
-        InputError: the shares are not equal.
     """
-    check_data_shards(batch_size, shards)
     share = batch_size // shards
     return next(size for size in range(min(share, MAX_GROUP), 0, -1) if share % size == 0)
 

@@ -28,10 +28,9 @@ from jaxrank.layout import Layout
 _EVALUATION_BLOCKS = 8  # kept for the next batch; they are memory maps
 
 
-def _process_shares(batch_size: int, shards: int, process: tuple[int, int]) -> range:
+def _process_shares(shards: int, process: tuple[int, int]) -> range:
     """The shards that this process serves."""
     index, count = process
-    packing.check_data_shards(batch_size, shards)
     if shards % count:
         raise InputError(
             "data.shards must be a multiple of the number of processes: found"
@@ -120,7 +119,7 @@ class TrainBatches:
             raise InputError(
                 f"data.order: 'days' must have a split that is stored by day: {split.path} is not."
             )
-        mine = _process_shares(batch_size, shards, process)
+        mine = _process_shares(shards, process)
         if len(mine) % max(1, num_workers):
             raise InputError(
                 "data.num_workers must divide the shards of a process: found"
@@ -262,7 +261,7 @@ class EvaluationBatches:
         process: tuple[int, int] = (0, 1),
         prefetch_batches: int = 2,
     ):
-        mine = _process_shares(batch_size, shards, process)
+        mine = _process_shares(shards, process)
         if batch_size % (MAX_GROUP * shards):
             raise InputError(
                 f"batch_size of an evaluation must be a multiple of {MAX_GROUP} * shards: found"

@@ -301,7 +301,6 @@ def test_windows_tile_a_piece_and_do_not_all_change_at_the_same_time():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"batch_size": 60}, r"found batch_size=60, data\.shards=8"),
         ({"process": (0, 3)}, r"found data\.shards=8, 3 processes"),
         ({"num_workers": 3}, r"found data\.num_workers=3, data\.shards=8 on 1 processes"),
         ({"batch_size": 4004, "shards": 4004}, r"found 4004 shards and 4003 examples"),
@@ -310,8 +309,6 @@ def test_windows_tile_a_piece_and_do_not_all_change_at_the_same_time():
             {"first_step": 1, "steps_per_call": 8},
             r"next step 1, steps_per_call=8\. The checkpoint's step must be a multiple",
         ),
-        ({"batch_size": 0}, r"batch_size: must be 1 or more: found 0"),
-        ({"shards": 0}, r"data\.shards: must be 1 or more: found 0"),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused_with_the_numbers(store, changes, message):
@@ -399,7 +396,6 @@ def test_an_evaluation_pass_reads_each_block_once(store, read_blocks):
     [
         (64, 1, r"multiple of 512 \* shards: found batch_size=64, shards=1\. The next .* is 512"),
         (3072, 4, r"found batch_size=3072, shards=4\. The next larger one is 4096"),
-        (0, 1, r"batch_size: must be 1 or more: found 0"),
     ],
 )
 def test_an_evaluation_batch_must_be_whole_groups(store, batch_size, shards, message):
