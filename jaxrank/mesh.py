@@ -55,13 +55,13 @@ def used(devices: int, there: int) -> int:
     return devices or there
 
 
-def mesh_of(devices: Any, replicas: int = 1) -> Mesh:
+def mesh_of(devices: Any, replicas: int) -> Mesh:
     """A mesh of these devices, in this order.
 
     Raises:
         InputError: `replicas` does not divide their number.
     """
-    if replicas < 1 or len(devices) % replicas:
+    if len(devices) % replicas:
         raise InputError(
             f"mesh.replicas must divide the number of devices: found replicas={replicas},"
             f" {len(devices)} devices."

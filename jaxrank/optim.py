@@ -36,7 +36,7 @@ def schedule(
     decay: str,
     decay_steps: int,
     final_fraction: float,
-    power: float = 1.0,
+    power: float,
 ) -> Schedule:
     """The learning rate at step s = 0, 1, ...
 

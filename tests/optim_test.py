@@ -18,6 +18,7 @@ SCHEDULE = dict(
     decay="constant",
     decay_steps=0,
     final_fraction=0.0,
+    power=1.0,
 )
 
 
