@@ -15,9 +15,11 @@ from ml_collections import ConfigDict
 
 from jaxrank.data.sources import registry as sources
 from jaxrank.data.spec.features import FeatureSpec
+from jaxrank.data.store import direct
 from jaxrank.embedding import RULES
 from jaxrank.errors import InputError
 from jaxrank.models.fields import SECTIONS as MODELS
+from jaxrank.models.registry import RANKER
 from jaxrank.optim import DECAYS, OPTIMIZERS, SCALINGS
 from jaxrank.timetable import NEXT_DAY
 from jaxrank.validate import (
@@ -363,7 +365,7 @@ class Config:
     embedding: Embedding = field(Embedding(), help="tables")
     model: Any = field(
         {},
-        variants=Variants("model.name", MODELS, default="ranker"),
+        variants=Variants("model.name", MODELS, default=RANKER),
         help="the model; see docs/models.md",
     )
     task_weights: tuple[float, ...] = field(
@@ -402,6 +404,8 @@ class Config:
             )
         self._check_patience()
         self._check_intervals()
+        if self.data.direct:
+            direct.check_kind(self.source and self.source.kind)
 
     def _check_days(self) -> None:
         order, every = self.data.order, self.eval.every_steps
@@ -438,7 +442,7 @@ class Config:
                 )
 
 
-def default(model: str = "ranker") -> ConfigDict:
+def default(model: str = RANKER) -> ConfigDict:
     """A config with all fields; `source` and `features` must be filled in.
 
     Args:

@@ -17,6 +17,7 @@ from jaxrank.config import NAMED_FIELDS, PATTERN_FIELDS, default, sections
 from jaxrank.data.sources import registry
 from jaxrank.errors import InputError
 from jaxrank.json_files import to_text
+from jaxrank.models.registry import RANKER
 from jaxrank.validate import no_such_field
 
 
@@ -204,7 +205,7 @@ def from_plain(tree: Mapping[str, Any]) -> ConfigDict:
 def model_name(tree: Mapping[str, Any]) -> str:
     """The name of the model of a plain config; those of earlier versions had but one."""
     section = tree.get("model")
-    return section.get("name", "ranker") if isinstance(section, Mapping) else "ranker"
+    return section.get("name", RANKER) if isinstance(section, Mapping) else RANKER
 
 
 def _fill(config: ConfigDict, tree: Mapping[str, Any]) -> None:

@@ -13,6 +13,7 @@ from jaxrank.config import Config
 from jaxrank.data.sources import registry
 from jaxrank.embedding import RULES
 from jaxrank.models.fields import SECTIONS
+from jaxrank.models.registry import RANKER
 from jaxrank.validate import default_of, rules_of
 
 _INTRODUCTION = """# Config reference
@@ -92,7 +93,7 @@ def _is_section(value: Any, name: str) -> bool:
 def markdown() -> str:
     """The page docs/config.md, of the built-in models."""
     lines = [_INTRODUCTION]
-    for section in sections(["ranker"]):
+    for section in sections([RANKER]):
         about = (section.declaration.__doc__ or "").strip().partition("\n")[0]
         lines += [f"## {section.title}", "", *([about, ""] if about else [])]
         lines += [

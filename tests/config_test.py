@@ -130,6 +130,10 @@ def test_differences_name_each_field_with_both_values():
             "mesh.devices must be a whole number: found True",
         ),
         (
+            "c.model.unlock(); c.model = ConfigDict(dict(c.model, name=3))",
+            "model.name must be one of .*: found 3",
+        ),
+        (
             "c.eval = ConfigDict(c.eval.to_dict() | dict(metric=None))",
             "eval.metric must be text: found None",
         ),
@@ -289,6 +293,10 @@ def test_a_value_that_cannot_be_is_refused_by_the_declaration_of_its_field(field
         ("optim.dense.settings", {"b2": "x"}, "settings.b2 must be a number: found 'x'"),
         ("optim.tables.settings", {"eps": -5}, "tables.settings.eps must be at least 0: found -5"),
         ("source", {"kind": "csv", "delimiter": "ab"}, "source.delimiter must be .*: found 'ab'"),
+        ("source", {"kind": "csv", "files": {"a": 3}}, "files.a: must be a path .*: found 3"),
+        ("source", {"kind": "csv", "files": {"a": ""}}, "files.a: must be a path .*: found ''"),
+        ("source", {"kind": "csv", "files": {"a": ["b", 3]}}, r"files.a\[1\]: must .*: found 3"),
+        ("source", {"kind": "csv", "files": {"a": ()}}, "files.a: must have at least one file"),
         ("features", {"ids": [{"columns": "x"}]}, "features.tasks is missing"),
         ("features", {"tasks": [{"name": "a", "lable": "x"}]}, r"tasks\[0\].lable. Did you mean"),
     ],
@@ -321,6 +329,28 @@ def test_fields_that_do_not_fit_each_other_are_refused(field, value, message):
     *sections, name = field.split(".")
     functools.reduce(getattr, sections, c)[name] = value
     with pytest.raises(InputError, match=message):
+        config.check(c)
+
+
+@pytest.mark.parametrize("kind", [None, "csv"])
+def test_raw_files_that_are_read_as_they_are_must_be_parquet(kind):
+    c = runnable()
+    c.data.direct = True
+    with c.unlocked():
+        c.source = ConfigDict(dict(kind=kind) if kind else {})
+    with pytest.raises(InputError, match=f"kind: must be 'parquet'.*: found {kind!r}.*prepare"):
+        config.check(c)
+
+
+@pytest.mark.parametrize("name", [3, ["ranker"], None])
+def test_a_name_of_a_model_that_is_no_text_is_refused(name):
+    c = runnable()
+    plain = config_files.to_plain(c) | {"model": {"name": name}}
+    with pytest.raises(InputError, match=r"model\.name must be text: found "):
+        config_files.from_plain(plain)
+    with c.model.unlocked(), c.model.ignore_type():
+        c.model.name = name
+    with pytest.raises(InputError, match=r"model\.name must be (one of .*'ranker'|text)"):
         config.check(c)
 
 

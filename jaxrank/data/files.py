@@ -66,28 +66,38 @@ def path_of(path: AnyPath) -> UPath:
         raise InputError(f"{path}: this kind of URL cannot be opened: {error}.") from error
 
 
-def find(value: Any, where: str) -> list[str]:
+def check_named(value: Any, where: str) -> None:
+    """Refuses what is no path or URL, nor a list of those; whether files are there, `find` tells.
+
+    Args:
+        where: the field of the config, for messages.
+    """
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        if not value:
+            raise InputError(f"{where}: must have at least one file: found none.")
+        for i, entry in enumerate(value):
+            check_named(entry, f"{where}[{i}]")
+    elif not isinstance(value, str | os.PathLike):
+        raise InputError(f"{where}: must be a path or a list of paths: found {value!r}.")
+    elif not os.fspath(value):
+        raise InputError(f"{where}: must be a path or a list of paths: found ''.")
+
+
+def find(value: Any) -> list[str]:
     """The files that a path or URL, a glob, a directory, or a list of those means.
 
     Of a directory, all files in it and below, in order of their names, but "lost+found" and what
     begins with "." or "_", as Spark's _SUCCESS.
 
     Args:
-        where: the field of the config, for messages.
+        value: as `check_named` lets it pass.
 
     Raises:
         InputError: nothing is there.
     """
     if isinstance(value, Sequence) and not isinstance(value, str):
-        found = [path for i, v in enumerate(value) for path in find(v, f"{where}[{i}]")]
-        if not found:
-            raise InputError(f"{where}: must have at least one file: found none.")
-        return found
-    if not isinstance(value, str | os.PathLike):
-        raise InputError(f"{where}: must be a path or a list of paths: found {value!r}.")
+        return [path for entry in value for path in find(entry)]
     text = os.fspath(value)
-    if not text:
-        raise InputError(f"{where}: must be a path or a list of paths: found ''.")
     return _find_local(text) if is_local(text) else _find_remote(text)
 
 

@@ -18,7 +18,7 @@ from typing import TypeVar
 import flax.linen as nn
 
 from jaxrank.errors import InputError
-from jaxrank.validate import nearest
+from jaxrank.validate import nearest, require
 
 Module = TypeVar("Module", bound=type[nn.Module])
 
@@ -65,8 +65,10 @@ def module_of(name: str) -> type[nn.Module]:
     """The module of that name.
 
     Raises:
-        InputError: none is registered under it, or a package that has models cannot be imported.
+        InputError: it is no text, none is registered under it, or a package that has models cannot
+            be imported.
     """
+    require(isinstance(name, str), "model.name", "text", name)
     if name not in _MODULES:
         _load_packages()
     if name not in _MODULES:

@@ -40,6 +40,8 @@ class Files:
 
     def check(self, where: str) -> None:
         _check_splits(self.files, f"{where}.files")
+        for split, named in self.files.items():
+            files.check_named(named, f"{where}.files.{split}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,7 +227,7 @@ def _files(source: Mapping[str, Any], section: Any) -> dict[str, list[str]]:
     if not section.files:
         must = "must be a dict of split names and files"
         raise InputError(f"source.files {must}: found {source.get('files')!r}.")
-    return {name: files.find(at, f"source.files.{name}") for name, at in section.files.items()}
+    return {name: files.find(at) for name, at in section.files.items()}
 
 
 def _check_splits(names: Iterable[Any], where: str) -> None:

@@ -195,21 +195,25 @@ def _footer(path: str) -> bytes:
         return file.read()
 
 
-def open_direct(features: Mapping[str, Any], source: Mapping[str, Any]) -> Store:
-    """What `prepare` would make of Parquet files and `open_store` open, with nothing written.
-
-    Args:
-        features, source: the config's sections; see `prepare.passes.prepare`.
-
-    Raises:
-        InputError: the source is not Parquet, something would have to be learned from the data, or
-            what `prepare` raises before it reads records.
-    """
-    kind = source.get("kind")
+def check_kind(kind: str | None) -> None:
+    """Refuses sources of other kinds than Parquet."""
     if kind != "parquet":
         raise InputError(
             f"source.kind: must be 'parquet' with data.direct: found {kind!r}. {_HINT}"
         )
+
+
+def open_direct(features: Mapping[str, Any], source: Mapping[str, Any]) -> Store:
+    """What `prepare` would make of Parquet files and `open_store` open, with nothing written.
+
+    Args:
+        features, source: the config's sections, which `check_kind` has let pass; see
+            `prepare.passes.prepare`.
+
+    Raises:
+        InputError: something would have to be learned from the data, or
+            what `prepare` raises before it reads records.
+    """
     spec = feature_spec(features)
     data = parquet_source(source)
     resolved = resolve(spec, data.columns(data.splits[0]))

@@ -271,11 +271,3 @@ def open_and_forget(split):
 def test_what_must_be_learned_needs_prepare(data, changed, message):
     with pytest.raises(InputError, match=message):
         open_direct(FEATURES | changed, data[0])
-
-
-def test_other_files_need_prepare(tmp_path):
-    path = tmp_path / "a.csv"
-    path.write_text("label\n1\n")
-    source = dict(kind="csv", files=dict(train=str(path)))
-    with pytest.raises(InputError, match=r"source\.kind: must be 'parquet'.*found 'csv'.*prepare"):
-        open_direct(FEATURES, source)
