@@ -89,37 +89,36 @@ class ListLengths:
             "max_per_example": self.max_per_example.tolist(),
         }
 
-    def mergeable(self) -> dict[str, Any]:
-        """What `from_state` needs besides."""
+    def to_state(self) -> dict[str, Any]:
+        """JSON-able; see `from_state`."""
         return {
+            "rows": self.rows,
+            "total": self.total.tolist(),
+            "covariance": half_covariance(self.covariance),
+            "max_total_per_run": self.max_total_per_run.tolist(),
+            "max_per_example": self.max_per_example.tolist(),
             "first": to_text(self._first),
             "last": to_text(self._last),
             "histogram": to_text(self._histogram),
         }
 
-    def to_state(self) -> dict[str, Any]:
-        """`summary` with half the covariances, as text: of 1,000 lists 5 MB in place of 21."""
-        half = self.covariance[np.triu_indices(len(self.covariance))]
-        return self.summary() | {"covariance": to_text(half)}
-
     @classmethod
-    def from_state(
-        cls, rows: int, total: np.ndarray, tree: Mapping[str, Any], mergeable: Mapping[str, Any]
-    ) -> "ListLengths":
-        """Of what `summary` or `to_state` gave and what they leave out."""
-        result = cls(len(total))
-        result.rows, result.total = rows, total
-        if isinstance(tree["covariance"], Mapping):
-            above = np.triu_indices(len(total))
-            result.covariance[above] = result.covariance.T[above] = from_text(tree["covariance"])
-        else:  # of no lists JSON has no shape
-            covariance = np.array(tree["covariance"], np.float64)
-            result.covariance = covariance.reshape(len(total), len(total))
-        result.max_total_per_run = np.array(tree["max_total_per_run"], np.int64)
-        result.max_per_example = np.array(tree["max_per_example"], np.int64)
-        result._first, result._last = from_text(mergeable["first"]), from_text(mergeable["last"])
-        result._histogram = from_text(mergeable["histogram"])
+    def from_state(cls, state: Mapping[str, Any]) -> "ListLengths":
+        """Restores the lengths that `to_state` was called on."""
+        result = cls(len(state["total"]))
+        result.rows, result.total = state["rows"], np.array(state["total"], np.int64)
+        above = np.triu_indices(len(result.total))
+        result.covariance[above] = result.covariance.T[above] = from_text(state["covariance"])
+        result.max_total_per_run = np.array(state["max_total_per_run"], np.int64)
+        result.max_per_example = np.array(state["max_per_example"], np.int64)
+        result._first, result._last = from_text(state["first"]), from_text(state["last"])
+        result._histogram = from_text(state["histogram"])
         return result
+
+
+def half_covariance(covariance: np.ndarray) -> dict[str, Any]:
+    """Half of a symmetric matrix f64[lists, lists], as text: 5 MB for 1,000 lists, not 21."""
+    return to_text(covariance[np.triu_indices(len(covariance))])
 
 
 def _of(lengths: np.ndarray) -> ListLengths:  # i32[n, lists], n > 0

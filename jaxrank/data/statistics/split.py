@@ -8,7 +8,7 @@ import numpy as np
 from jaxrank.data.spec.entries import FloatSpec, IdSpec, ListSpec, TaskSpec
 from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.statistics.hyperloglog import Distinct
-from jaxrank.data.statistics.list_lengths import ListLengths
+from jaxrank.data.statistics.list_lengths import ListLengths, half_covariance
 from jaxrank.data.statistics.new_values import Counted, NewValues
 from jaxrank.errors import InputError
 from jaxrank.features import RESERVED_ROWS
@@ -28,6 +28,8 @@ _COUNTS = (
     ("lists", "unknown", "list_unknown"),
     ("lists", "out_of_range", "list_out_of_range"),
 )
+# Fields of `ListLengths.to_state` that the manifest holds under `mergeable`.
+_LENGTHS_BESIDES = ("first", "last", "histogram")
 _PERCENTS = (50, 95, 99)
 
 
@@ -229,7 +231,8 @@ class Statistics:
             column["truncated_share"] = column["truncated_lists"] / max(self.rows, 1)
         tree["list_lengths"] = lengths.summary()
         tree["mergeable"] = {kind: distinct.to_state() for kind, distinct in self._distinct.items()}
-        tree["mergeable"]["list_lengths"] = lengths.mergeable()
+        state = lengths.to_state()
+        tree["mergeable"]["list_lengths"] = {key: state[key] for key in _LENGTHS_BESIDES}
         return tree
 
     def to_state(self) -> dict[str, Any]:
@@ -239,7 +242,10 @@ class Statistics:
             kind: {name: new.shown for name, new in features.items()}
             for kind, features in self.new.items()
         }
-        return self.summary() | {"list_lengths": self._lengths.to_state(), "new_values": shown}
+        summary = self.summary()
+        half = {"covariance": half_covariance(self._lengths.covariance)}
+        lengths = summary["list_lengths"] | half
+        return summary | {"list_lengths": lengths, "new_values": shown}
 
     @classmethod
     def from_state(cls, features: FeatureSpec, state: Mapping[str, Any]) -> "Statistics":
@@ -254,10 +260,15 @@ class Statistics:
         result._floats = Moments.from_state(
             [column | {"count": result.rows - column["missing"]} for column in floats]
         )
-        total = np.array(_column(state["lists"], result._names["lists"], "ids"), np.int64)
-        mergeable = state["mergeable"]
+        total = _column(state["lists"], result._names["lists"], "ids")
+        mergeable, lengths = state["mergeable"], dict(state["list_lengths"])
+        if not isinstance(lengths["covariance"], Mapping):  # a matrix, as in `summary`
+            covariance = np.array(lengths["covariance"], np.float64)
+            # JSON has no shape of the covariance of no lists.
+            covariance = covariance.reshape(len(total), len(total))
+            lengths["covariance"] = half_covariance(covariance)
         result._lengths = ListLengths.from_state(
-            result.rows, total, state["list_lengths"], mergeable["list_lengths"]
+            lengths | mergeable["list_lengths"] | {"rows": result.rows, "total": total}
         )
         for kind in result._distinct:
             result._distinct[kind] = Distinct.from_state(mergeable[kind])

@@ -283,6 +283,20 @@ def test_percentiles_of_long_lists_are_the_upper_edges_of_their_bins():
     assert lengths_in_parts(lengths[:6], []).percentile(99).tolist() == [100_000]  # the longest
 
 
+@pytest.mark.parametrize("lists", [0, 3])
+def test_lengths_are_restored_from_their_state(lists):
+    random = np.random.default_rng(7)
+    whole = lengths_in_parts(random.poisson(4, (1100, lists)), [300])
+    state = through_json(whole.to_state())
+    again = ListLengths.from_state(state)
+    assert again.to_state() == state
+    more = lengths_in_parts(random.poisson(9, (700, lists)), [])
+    for lengths in (whole, again):
+        lengths.merge(more)
+    assert again.to_state() == whole.to_state()
+    assert again.summary() == whole.summary()
+
+
 def test_the_state_of_a_thousand_lists_is_small():
     random = np.random.default_rng(6)
     features = FeatureSpec(
