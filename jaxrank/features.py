@@ -19,7 +19,6 @@ What the odd values mean, once for the whole system:
 """
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -118,26 +117,16 @@ class Table:
 
 @dataclasses.dataclass(frozen=True)
 class Schema:
-    """The columns of a store, in the order of its matrices. Features may share a table."""
+    """The columns of a store, in the order of its matrices. Features may share a table.
+
+    JSON holds it as an object of its fields, which `validate.parse` reads.
+    """
 
     tasks: tuple[Task, ...]
     floats: tuple[Dense, ...]
     ids: tuple[Categorical, ...]
     lists: tuple[Ragged, ...]
     tables: tuple[Table, ...]
-
-    def to_state(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_state(cls, tree: Mapping[str, Any]) -> "Schema":
-        return cls(
-            tasks=tuple(Task(**t) for t in tree["tasks"]),
-            floats=tuple(Dense(**f) for f in tree["floats"]),
-            ids=tuple(Categorical(**f) for f in tree["ids"]),
-            lists=tuple(Ragged(**f) for f in tree["lists"]),
-            tables=tuple(Table(**t) for t in tree["tables"]),
-        )
 
     @property
     def id_columns(self) -> list[Categorical]:

@@ -62,21 +62,24 @@ class History:
             "spikes": self.spikes.to_state(),
         }
 
-    def restore(self, state: dict[str, Any], report: Report) -> None:
-        """Continues from what a checkpoint holds; reports where evaluations begin anew."""
-        monitor = Monitor.from_state(state["monitor"], self.monitor)
-        if monitor is self.monitor:
+    @classmethod
+    def from_state(cls, state: dict[str, Any], new: "History", report: Report) -> "History":
+        """Continues from a state with the settings of `new`, the history of a run that starts.
+
+        Reports where evaluations begin anew.
+        """
+        monitor = Monitor.from_state(state["monitor"], new.monitor)
+        if monitor is new.monitor:
             report(
                 f"Evaluations so far were by {state['monitor']['measures']}, from now on by"
                 f" {monitor.measures}: the best checkpoint, eval.stop_patience and"
                 " eval.rate_patience begin anew"
             )
-        self.monitor = monitor
-        self.spikes = Spikes.from_state(state["spikes"], self.spikes.limit)
-        self.day_scores = days.DayScores.from_state(state["days"])
+        spikes = Spikes.from_state(state["spikes"], new.spikes.limit)
+        return cls(monitor, days.DayScores.from_state(state["days"]), spikes)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Job:
     """All parts of a run. Of these `batches`, `history` and `checkpoints` change with its steps;
     `start` and `save` keep them together with the state.
@@ -139,7 +142,7 @@ class Job:
                 " --allow-config-change to go on with this data."
             )
         self.batches.seek(step)
-        self.history.restore(record, report)
+        self.history = History.from_state(record, self.history, report)
         return state
 
     def save(self, step: int, state: TrainState, metric: float | None) -> None:
@@ -259,10 +262,10 @@ def build(
             " a time and take much room; a larger power of two is best."
         )
     watched = {k: v for k, v in config.eval.items() if k not in ("every_steps", "batch_size")}
-    monitor = make_monitor(store.schema.tasks, **watched)
+    evaluated_on = ""
     if config.data.valid:
-        on = NEXT_DAY if by_day else f"{evaluated.name}, {evaluated.fingerprint}"
-        monitor.measures = f"{monitor.task}/{monitor.metric} of {on}"
+        evaluated_on = NEXT_DAY if by_day else f"{evaluated.name}, {evaluated.fingerprint}"
+    monitor = make_monitor(store.schema.tasks, evaluated_on=evaluated_on, **watched)
     shape = BatchShape(config.batch_size, batches.group, batches.capacities)
     trainee = make_trainee(config, layout, mesh, num_steps=timetable.num_steps, room=placed.room)
     _check_parents(

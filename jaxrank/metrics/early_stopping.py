@@ -77,14 +77,22 @@ class Monitor:
         return dataclasses.replace(new, **(state | {"measures": measures}))
 
 
-def make_monitor(tasks: Sequence[Task], metric: str, **settings: Any) -> Monitor:
+def make_monitor(
+    tasks: Sequence[Task], metric: str, *, evaluated_on: str = "", **settings: Any
+) -> Monitor:
     """A monitor of "task/metric"; empty: the first task's logloss, squared error or deviance.
+
+    Args:
+        evaluated_on: the data whose evaluations can be compared; empty: nothing is evaluated.
+        settings: of `Monitor`.
 
     Raises:
         InputError: no such task or metric.
     """
-    task, _, watched = check_metric(tasks, metric).rpartition("/")
-    return Monitor(task=task, metric=watched, **settings)
+    name = check_metric(tasks, metric)
+    task, _, watched = name.rpartition("/")
+    measures = f"{name} of {evaluated_on}" if evaluated_on else ""
+    return Monitor(task=task, metric=watched, measures=measures, **settings)
 
 
 def check_metric(tasks: Sequence[Task], metric: str) -> str:

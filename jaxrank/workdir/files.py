@@ -12,7 +12,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from jaxrank import json_files
+from jaxrank import json_files, validate
 from jaxrank.config import FREE, default
 from jaxrank.config_files import differences, from_plain, model_name, to_plain
 from jaxrank.data.files import is_local
@@ -118,7 +118,7 @@ def save(workdir: Path, config: ConfigDict, schema: Schema, hot: Mapping[str, Ho
     """
     with processes.together():
         if processes.is_first():
-            json_files.write(workdir / "schema.json", schema.to_state())
+            json_files.write(workdir / "schema.json", schema)
             tree = {name: found.to_state() for name, found in hot.items()}
             json_files.write(workdir / "placement.json", tree, indent=None)
             plain = _with_paths(to_plain(config), _absolute)
@@ -157,10 +157,11 @@ def store_of_run(workdir: Path) -> str:
 def load_schema(workdir: Path) -> Schema:
     """The schema that the model in `workdir` was trained on."""
     path = workdir / "schema.json"
+    tree = _read(path)
     try:
-        return Schema.from_state(_read(path))
-    except (KeyError, TypeError) as error:
-        raise InputError(f"{path}: is not a schema that jaxrank wrote: {error}.") from error
+        return validate.parse(Schema, tree, "")
+    except InputError as error:
+        raise InputError(f"{path}: is not a schema that jaxrank wrote: {error}") from error
 
 
 def load_placement(workdir: Path) -> dict[str, Hot]:

@@ -49,6 +49,18 @@ def test_a_restored_monitor_goes_on_as_the_first_would():
     assert second.should_stop
 
 
+def test_a_monitor_of_other_data_begins_anew():
+    def new(day):
+        return make_monitor([CLICK], "", evaluated_on=day)
+
+    first = new("day 1")
+    assert first.measures == "click/logloss of day 1"
+    first.update(3, 0.5)
+    again, other = new("day 1"), new("day 2")
+    assert Monitor.from_state(first.to_state(), again) == first
+    assert Monitor.from_state(first.to_state(), other) is other
+
+
 def test_an_unknown_metric_is_named_with_the_nearest():
     with pytest.raises(InputError, match=r"eval.metric must be one of .*'buy/au'.*'buy/auc'"):
         make_monitor([CLICK, BUY], "buy/au")

@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -41,6 +41,27 @@ class Learned(NamedTuple):
     boundaries: dict[str, np.ndarray]
     as_of: float | None = None
     earlier_rows: Mapping[str, int] = MappingProxyType({})
+
+    def to_state(self) -> dict[str, Any]:
+        """JSON-able; of vocabularies only checksums, for their values lie in the store."""
+        return {
+            "transforms": self.transforms,
+            "boundaries": {name: b.tolist() for name, b in self.boundaries.items()},
+            "as_of": self.as_of,
+            "vocabularies": {name: v.checksum for name, v in self.vocabularies.items()},
+            "earlier_rows": dict(self.earlier_rows),
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any], vocabularies: dict[str, Vocabulary]) -> "Learned":
+        """Restores what `to_state` was called on, of the same vocabularies."""
+        return cls(
+            vocabularies,
+            {name: (mean, std) for name, (mean, std) in state["transforms"].items()},
+            {name: np.asarray(b, np.float64) for name, b in state["boundaries"].items()},
+            state["as_of"],
+            state["earlier_rows"],
+        )
 
 
 NOTHING = Learned({}, {}, {})

@@ -23,40 +23,18 @@ from jaxrank.data.statistics.split import Statistics
 from jaxrank.data.statistics.vocabulary import Vocabulary, read_file
 from jaxrank.data.store.writer import SCRATCH, SplitWriter
 
-# What was learned, for the processes that encode.
-
-
-def learned_to_json(learned: Learned) -> str:
-    """What was learned but the values of vocabularies, which lie in the store, as JSON."""
-    tree = {
-        "transforms": learned.transforms,
-        "boundaries": learned.boundaries,
-        "as_of": learned.as_of,
-        "vocabularies": {name: v.checksum for name, v in learned.vocabularies.items()},
-        "earlier_rows": learned.earlier_rows,
-    }
-    return json_files.to_text(tree, sort_keys=True)
-
 
 @functools.lru_cache(maxsize=2)
 def _read_learned(directory: str, text: str) -> Learned:
-    tree = json.loads(text)
+    """What was learned, from the JSON text of its state and the vocabularies in the store."""
+    state = json.loads(text)
     path = files.path_of(directory) / "vocabulary"
     vocabularies = {}
-    for name in tree["vocabularies"]:
+    for name in state["vocabularies"]:
         content = read_file(path / f"{name}.arrow")
         values = content["value"].combine_chunks()
         vocabularies[name] = Vocabulary(values, content["count"].to_numpy())
-    return Learned(
-        vocabularies,
-        {name: (mean, std) for name, (mean, std) in tree["transforms"].items()},
-        {name: np.asarray(b, np.float64) for name, b in tree["boundaries"].items()},
-        tree["as_of"],
-        tree["earlier_rows"],
-    )
-
-
-# Encoding.
+    return Learned.from_state(state, vocabularies)
 
 
 class Written(NamedTuple):
@@ -79,6 +57,9 @@ def result_path(work: Work, unit: Unit) -> Any:
 
 def encode(work: Work, unit: Unit, learned: str) -> None:
     """Writes the blocks of one unit, unless they are there; `read_result` tells which.
+
+    Args:
+        learned: JSON text of the state of a `Learned`.
 
     Raises:
         InputError: a record cannot be used.

@@ -254,7 +254,8 @@ class _Preparation:
         for split in self._data.splits:
             began = time.perf_counter()
             units = self._units[split]
-            learned_json = encode_unit.learned_to_json(learned._replace(as_of=self._as_of(split)))
+            state = learned._replace(as_of=self._as_of(split)).to_state()
+            learned_json = json_files.to_text(state, sort_keys=True)
             self._runner.run(encode_unit.encode, job, units, learned_json)
             written = [encode_unit.read_result(job, unit) for unit in units]
             rejected += [line for unit in written for line in unit.rejected]

@@ -195,7 +195,7 @@ class StoreWriter:
         tree = {
             "format_version": manifest.FORMAT_VERSION,
             "jaxrank_version": jaxrank.__version__,
-            "schema": schema.to_state(),
+            "schema": schema,
             "spec": spec,
             "splits": self._splits,
             "counts": self._counts,

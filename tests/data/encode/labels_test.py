@@ -13,7 +13,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrank import losses
+from jaxrank import json_files, losses, validate
 from jaxrank.data import examples as ex
 from jaxrank.data.batches.batcher import Batcher
 from jaxrank.data.chunk import Chunk, numbered
@@ -241,7 +241,7 @@ def test_negatives_weigh_what_was_left_out_or_the_logit_is_shifted(column):
     schema = build_schema(spec, {}, {}, {})
     assert [t.shifted for t in schema.tasks] == [False, True]
     assert schema.shift_columns == 2
-    assert Schema.from_state(json.loads(json.dumps(schema.to_state()))) == schema
+    assert validate.parse(Schema, json.loads(json_files.to_text(schema)), "") == schema
 
 
 def test_without_such_a_task_there_are_neither_weights_nor_shifts():

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 import xxhash
 
+from jaxrank import json_files, validate
 from jaxrank.data.examples import join
 from jaxrank.data.prepare import encode_unit
 from jaxrank.data.prepare.passes import prepare
@@ -648,11 +649,11 @@ def test_a_list_that_is_not_combined_has_as_many_places_as_its_longest_may_have(
     assert (tags.combiner, tags.length, tags.weighted) == ("none", 3, False)
     assert (plain.combiner, plain.length) == ("mean", 0)
     assert lists_of(whole(store)) == [[[3, 2, 4], [2]], [[], []], [[2], [3, 2]]]
-    assert Schema.from_state(store.schema.to_state()) == store.schema
-    older = store.schema.to_state()
+    older = json_files.plain(store.schema)
+    assert validate.parse(Schema, older, "") == store.schema
     for entry in older["lists"]:
         del entry["length"]
-    assert [f.length for f in Schema.from_state(older).lists] == [0, 0]
+    assert [f.length for f in validate.parse(Schema, older, "").lists] == [0, 0]
     with pytest.raises(InputError, match=r"at most max_length=3 ids: found 4"):
         prepare_csv(
             tmp_path, ["label", "tags", "l"], rows, lists=[sequence | dict(on_overlong="error")],
