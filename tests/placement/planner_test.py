@@ -10,6 +10,7 @@ from examples import rows_in_order
 
 from jaxrank.config_files import to_plain
 from jaxrank.data.prepare import passes
+from jaxrank.data.sources.registry import synthetic_source
 from jaxrank.data.synthetic import source as synthetic
 from jaxrank.embedding.storage import GROUPS, group
 from jaxrank.errors import InputError
@@ -119,8 +120,7 @@ def test_generated_reads_are_those_of_the_prepared_store(tmp_path):
         features, source, tmp_path / "store", block_size=1000, report=lambda _: None
     )
     stored = traffic.StoredReads(store.split("train"), store.schema)
-    source.pop("kind")
-    generated = traffic.GeneratedReads(synthetic.SyntheticSource(**source), "train", features)
+    generated = traffic.GeneratedReads(synthetic_source(source), "train", features)
     assert generated.schema.tables == stored.schema.tables
     assert generated.part_rows.sum() == stored.part_rows.sum() == 6000
     whole = generated.read(0)
@@ -145,16 +145,14 @@ def test_features_that_cannot_be_read_without_a_store_are_refused(change, messag
     features, source = to_plain(config.features), to_plain(config.source)
     features["tasks"], features["keep"] = [{"name": "conversion", "label": "conversion"}], []
     features["ids"][0] |= change
-    source.pop("kind")
     with pytest.raises(InputError, match=message):
-        traffic.GeneratedReads(synthetic.SyntheticSource(**source), "train", features).read(0)
+        traffic.GeneratedReads(synthetic_source(source), "train", features).read(0)
 
 
 def test_a_split_that_is_not_there_or_empty_is_refused():
     features = to_plain(tiny.config().features)
     source = to_plain(tiny.config().source) | {"rows": {"train": 0}}
-    source.pop("kind")
-    generated = synthetic.SyntheticSource(**source)
+    generated = synthetic_source(source)
     with pytest.raises(InputError, match="data.train: must be one of.*'train'.*: found 'x'"):
         traffic.GeneratedReads(generated, "x", features)
     with pytest.raises(InputError, match="source.rows.train: must be at least 1"):

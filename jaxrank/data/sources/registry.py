@@ -192,10 +192,10 @@ def make_source(source: Mapping[str, Any], used: Collection[str] = ()) -> Source
     """
     section = _section(source)
     if isinstance(section, Synthetic):
-        return synthetic_source(source)
-    if isinstance(section, Parquet):
-        return parquet_source(source, used)
+        return _generated(section)
     paths = _files(source, section)
+    if isinstance(section, Parquet):
+        return ParquetSource(paths, used)
     if isinstance(section, TFRecord):
         return TFRecordSource(paths, section.columns)
     if isinstance(section, Criteo):
@@ -204,17 +204,20 @@ def make_source(source: Mapping[str, Any], used: Collection[str] = ()) -> Source
     return TextSource(paths, section.delimiter, header=True, null_values=nulls)
 
 
-def parquet_source(source: Mapping[str, Any], used: Collection[str] = ()) -> ParquetSource:
+def parquet_source(source: Mapping[str, Any]) -> ParquetSource:
     """As `make_source`, where the kind is "parquet"."""
-    return ParquetSource(_files(source, _section(source)), used)
+    return ParquetSource(_files(source, _section(source)))
 
 
 def synthetic_source(source: Mapping[str, Any]) -> "SyntheticSource":
     """As `make_source`, where the kind is "synthetic"."""
+    return _generated(_section(source))
+
+
+def _generated(section: Synthetic) -> "SyntheticSource":
     from jaxrank.data.synthetic.source import SyntheticSource  # only where it is asked for
 
-    _section(source)
-    return SyntheticSource(**source)
+    return SyntheticSource(section)
 
 
 def _section(source: Mapping[str, Any]) -> Any:

@@ -26,7 +26,7 @@ import functools
 import math
 import zlib
 from collections.abc import Collection, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -38,7 +38,6 @@ from jaxrank.data.synthetic.arguments import Arguments
 from jaxrank.data.synthetic.clock import days_since_start
 from jaxrank.data.synthetic.drift import OTHER_SEED, Drift
 from jaxrank.data.synthetic.truth import Rows, Truth
-from jaxrank.validate import parse
 
 _CHUNK_ROWS = 32_768  # drawn from one random stream, so it is part of what the data is
 _PART_CHUNKS = 16
@@ -61,21 +60,17 @@ class SyntheticSource:
     """Generated splits; the same rows for the same arguments, and one split never another's.
 
     Args:
-        arguments: the fields of `Arguments`.
-
-    Raises:
-        InputError: a field is missing, unknown or out of range.
+        given: the section of the config.
     """
 
-    def __init__(self, **arguments: Any):
-        found = parse(Arguments, arguments, "source")
-        self._rows, self._ids, self._lists = found.rows, found.ids, found.lists
-        self._clock = found.clock
-        self._seed, self._floats, self._missing = found.seed, found.floats, found.missing
-        self._exponent, self._signal = found.exponent, found.signal
-        self._rates = found.click_rate, found.conversion_rate
-        self._drift_size, self._delay_hours = found.drift, found.delay_hours
-        self._negative_rate = found.negative_rate
+    def __init__(self, given: Arguments):
+        self._rows, self._ids, self._lists = given.rows, given.ids, given.lists
+        self._clock = given.clock
+        self._seed, self._floats, self._missing = given.seed, given.floats, given.missing
+        self._exponent, self._signal = given.exponent, given.signal
+        self._rates = given.click_rate, given.conversion_rate
+        self._drift_size, self._delay_hours = given.drift, given.delay_hours
+        self._negative_rate = given.negative_rate
 
     @functools.cached_property
     def _truth(self) -> Truth:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from raw import every_chunk
 
+from jaxrank.data.sources.registry import synthetic_source
 from jaxrank.data.synthetic import source as synthetic
-from jaxrank.data.synthetic.source import SyntheticSource
 from jaxrank.errors import InputError
 
 _ARGUMENTS = {
@@ -21,9 +21,13 @@ _ARGUMENTS = {
 }
 
 
+def generated(**arguments):
+    return synthetic_source({"kind": "synthetic"} | arguments)
+
+
 @pytest.fixture(scope="module")
 def batches():
-    source = SyntheticSource(rows={"train": 200_000}, **_ARGUMENTS)
+    source = generated(rows={"train": 200_000}, **_ARGUMENTS)
     return [chunk.batch for chunk in every_chunk(source, "train")]
 
 
@@ -42,16 +46,16 @@ def _first(source, split):
 
 def test_the_same_arguments_give_the_same_rows_and_others_do_not():
     rows = {"train": 3000, "test": 3000}
-    one, two = (SyntheticSource(rows=rows, **_ARGUMENTS) for _ in range(2))
-    other = SyntheticSource(rows=rows, **{**_ARGUMENTS, "seed": 4})
+    one, two = (generated(rows=rows, **_ARGUMENTS) for _ in range(2))
+    other = generated(rows=rows, **{**_ARGUMENTS, "seed": 4})
     assert _first(one, "train").equals(_first(two, "train"))
     assert not _first(one, "train").equals(_first(one, "test"))
     assert not _first(one, "train").equals(_first(other, "train"))
 
 
 def test_a_row_does_not_depend_on_how_many_follow():
-    long = SyntheticSource(rows={"train": 70_000}, **_ARGUMENTS)
-    short = SyntheticSource(rows={"train": 40_000}, **_ARGUMENTS)
+    long = generated(rows={"train": 70_000}, **_ARGUMENTS)
+    short = generated(rows={"train": 40_000}, **_ARGUMENTS)
     chunks = list(every_chunk(short, "train"))
     assert [c.batch.num_rows for c in chunks] == [32_768, 7232]
     assert [c.rows[0] for c in chunks] == [1, 32_769]
@@ -67,7 +71,7 @@ def test_no_chunk_repeats_another(batches):
 
 
 def test_columns_are_those_that_are_named_and_nothing_is_missing_elsewhere(batches):
-    source = SyntheticSource(rows={"train": 10}, **_ARGUMENTS)
+    source = generated(rows={"train": 10}, **_ARGUMENTS)
     assert source.splits == ["train"]
     names = "f0 f1 f2 f3 f4 f5 c0 c1 c2 l0 l1 l1_weight click conversion p_click p_conversion"
     assert source.columns("train") == names.split()
@@ -161,7 +165,7 @@ def test_ranks_are_in_range_and_the_first_has_the_share_of_its_power_law(exponen
 
 def test_splits_share_the_planted_effects():
     arguments = {"seed": 0, "floats": 0, "ids": (3,), "lists": ()}
-    source = SyntheticSource(rows={"a": 5000, "b": 5000}, **arguments)
+    source = generated(rows={"a": 5000, "b": 5000}, **arguments)
 
     def by_id(split):
         batch = _first(source, split)
@@ -187,7 +191,7 @@ def _columns(source, split, *names):
 
 
 def test_rows_are_in_order_of_time_and_spread_evenly_over_the_days_of_their_split():
-    source = SyntheticSource(
+    source = generated(
         rows={"train": 70_000, "valid": 1000, "test": 500},
         seed=1,
         floats=1,
@@ -208,14 +212,14 @@ def test_rows_are_in_order_of_time_and_spread_evenly_over_the_days_of_their_spli
 
 
 def test_every_split_has_the_same_days_unless_it_is_said():
-    source = SyntheticSource(rows={"a": 100, "b": 10}, seed=1, floats=1, days=3, first_day={"b": 2})
+    source = generated(rows={"a": 100, "b": 10}, seed=1, floats=1, days=3, first_day={"b": 2})
     found = [_columns(source, split, "time")[0] // _DAY - _START // _DAY for split in "ab"]
     assert [sorted(set(days.tolist())) for days in found] == [[0, 1, 2], [2, 3, 4]]
 
 
 def test_times_and_delays_change_nothing_else():
-    plain = SyntheticSource(rows={"train": 40_000}, **_ARGUMENTS)
-    timed = SyntheticSource(rows={"train": 40_000}, **_ARGUMENTS, days=2, delay_hours=5)
+    plain = generated(rows={"train": 40_000}, **_ARGUMENTS)
+    timed = generated(rows={"train": 40_000}, **_ARGUMENTS, days=2, delay_hours=5)
     assert timed.columns("train") == [*plain.columns("train"), "time", "conversion_time"]
     for a, b in zip(every_chunk(plain, "train"), every_chunk(timed, "train"), strict=True):
         assert b.batch.schema.names == timed.columns("train")
@@ -223,7 +227,7 @@ def test_times_and_delays_change_nothing_else():
 
 
 def test_a_conversion_comes_an_exponential_time_after_its_click():
-    source = SyntheticSource(rows={"train": 100_000}, seed=2, floats=2, days=2, delay_hours=5)
+    source = generated(rows={"train": 100_000}, seed=2, floats=2, days=2, delay_hours=5)
     converted, at, click_at = _columns(source, "train", "conversion", "conversion_time", "time")
     np.testing.assert_array_equal(np.isnan(at), converted != 1)
     delays = (at - click_at)[converted == 1] / 3600
@@ -237,7 +241,7 @@ def test_a_conversion_comes_an_exponential_time_after_its_click():
 
 def test_the_intercept_moves_by_the_drift_over_a_day():
     signal, drift, days = 1.5, 0.2, 2000
-    source = SyntheticSource(
+    source = generated(
         rows={"train": days * 8}, seed=5, floats=0, signal=signal, days=days, drift=drift
     )
     p, time = _columns(source, "train", "p_click", "time")
@@ -255,7 +259,7 @@ def test_the_intercept_moves_by_the_drift_over_a_day():
 def test_effects_move_by_the_drift_over_a_day():
     """Of one id column: what each id adds to the logit, beyond what moves for all."""
     signal, drift, days = 1.5, 0.2, 200
-    source = SyntheticSource(
+    source = generated(
         rows={"train": days * 500}, seed=6, floats=0, ids=(5,), exponent=0, signal=signal,
         days=days, drift=drift,
     )  # fmt: skip
@@ -275,7 +279,7 @@ def test_effects_move_by_the_drift_over_a_day():
 
 
 def test_labels_are_drawn_with_the_probabilities_of_their_time():
-    source = SyntheticSource(rows={"train": 120_000}, seed=7, floats=3, days=30, drift=0.3)
+    source = generated(rows={"train": 120_000}, seed=7, floats=3, days=30, drift=0.3)
     click, p, time = _columns(source, "train", "click", "p_click", "time")
     means = []
     for day in range(0, 30, 3):
@@ -288,7 +292,7 @@ def test_labels_are_drawn_with_the_probabilities_of_their_time():
 
 def test_drift_is_the_same_at_the_same_time_in_every_split_and_for_any_number_of_days():
     def paths(split, **days):
-        source = SyntheticSource(rows={"a": 4000, "b": 4000}, seed=3, floats=0, drift=0.5, **days)
+        source = generated(rows={"a": 4000, "b": 4000}, seed=3, floats=0, drift=0.5, **days)
         p, time = _columns(source, split, "p_conversion", "time")
         return np.interp(_START + _DAY * np.arange(4, 8, 0.25), time, p)
 
@@ -298,8 +302,8 @@ def test_drift_is_the_same_at_the_same_time_in_every_split_and_for_any_number_of
 
 
 def test_a_share_of_the_negatives_is_kept_and_the_rest_stays_as_it_is():
-    plain = SyntheticSource(rows={"train": 50_000}, **_ARGUMENTS, days=2)
-    source = SyntheticSource(rows={"train": 50_000}, **_ARGUMENTS, days=2, negative_rate=0.2)
+    plain = generated(rows={"train": 50_000}, **_ARGUMENTS, days=2)
+    source = generated(rows={"train": 50_000}, **_ARGUMENTS, days=2, negative_rate=0.2)
     dropped = kept = 0
     for a, b in zip(every_chunk(plain, "train"), every_chunk(source, "train"), strict=True):
         first = int(a.rows[0])
@@ -369,4 +373,4 @@ def test_a_share_of_the_negatives_is_kept_and_the_rest_stays_as_it_is():
 )
 def test_numbers_out_of_range_are_refused(change, message):
     with pytest.raises(InputError, match=message):
-        SyntheticSource(**({"rows": {"train": 1}, "seed": 0} | change))
+        generated(**({"rows": {"train": 1}, "seed": 0} | change))
