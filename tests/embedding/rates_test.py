@@ -87,7 +87,9 @@ def test_the_row_at_a_place_is_the_inverse_of_its_position():
 
 
 def optimizer(**settings):
-    return optim.dense_optimizer(name="adamw", rate=lambda _: 0.1, weight_decay=0.1, **settings)
+    return optim.dense_optimizer(
+        name="adamw", rate=lambda _: 0.1, clip_norm=0.0, weight_decay=0.1, **settings
+    )
 
 
 def test_dense_parameters_move_by_their_factor_and_at_zero_not_at_all():
