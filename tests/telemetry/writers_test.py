@@ -1,9 +1,12 @@
 """What a run and its resumed successor leave in the files, and what the terminal sees."""
 
+import builtins
+import collections
 import errno
 import io
+import math
+import os
 import struct
-import time
 
 import numpy as np
 import pytest
@@ -121,15 +124,31 @@ def test_flush_brings_all_records_to_the_files_and_full_buffers_flush_themselves
     writer.close()
 
 
-def test_a_thousand_records_take_a_fraction_of_a_second(tmp_path):
-    """25 ms on one core; forty times as long would mean one slow call each."""
+def test_a_thousand_records_open_no_file_and_reach_the_disk_in_one_flush(tmp_path, monkeypatch):
+    calls = collections.Counter()
+
+    def counted(owner, name):
+        real = getattr(owner, name)
+
+        def call(*args, **kwargs):
+            calls[name] += 1
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, call)
+
+    monkeypatch.setattr(writers, "FLUSH_SECONDS", math.inf)
     with Writer(tmp_path, start_step=0) as writer:
-        start = time.perf_counter()
-        for step in range(1000):
+        for owner, name in ((Writer, "flush"), (writer._events, "flush"), (os, "fsync")):
+            counted(owner, name)
+        for owner, name in ((io, "open"), (builtins, "open"), (writer._events, "write_event")):
+            counted(owner, name)
+        for step in range(writers.FLUSH_RECORDS - 1):
             writer.write(step, {"loss": 0.5, "auc": 0.7, "rate": 0.1, "examples_per_second": 1e6})
-        writer.flush()
-        assert time.perf_counter() - start < 1.0
-    assert len(records(tmp_path, None)) == 1000
+        assert not calls
+        writer.write(writers.FLUSH_RECORDS - 1, {"loss": 0.5})
+        monkeypatch.undo()
+    assert calls == {"flush": 2, "fsync": 1, "write_event": writers.FLUSH_RECORDS}
+    assert len(records(tmp_path, None)) == writers.FLUSH_RECORDS
 
 
 def test_text_stands_at_the_step_that_the_run_began_with(tmp_path):
