@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from sklearn.metrics import log_loss, roc_auc_score
 
 from jaxrank.metrics import exact as exact_metrics
@@ -201,18 +200,6 @@ def test_the_histogram_holds_each_weight_once_by_task_label_and_bin():
             bins = np.clip(np.searchsorted(edges, logits[mine, task], side="right") - 1, 0, 1023)
             expected = np.bincount(bins, weights[mine, task], minlength=metrics.BINS)
             np.testing.assert_allclose(h[task, label], expected, rtol=1e-5, atol=1e-6)
-
-
-def test_sums_of_a_batch_split_over_devices_are_those_of_one_device():
-    case = clicks(4096, tasks=2)
-    mesh = Mesh(np.array(jax.devices()), ("data",), axis_types=(AxisType.Auto,))
-    split = jax.device_put(case, NamedSharding(mesh, PartitionSpec("data")))
-    one, eight = (jax.device_get(jax.jit(batch_sums)(*a)) for a in (case, split))
-    for a, b in zip(*map(jax.tree.leaves, (one, eight)), strict=True):
-        np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6)
-    text = jax.jit(batch_sums).lower(*split).compile().as_text()
-    assert "all-reduce" in text
-    assert "all-gather" not in text
 
 
 def test_host_sums_count_beyond_float32_and_int32():
