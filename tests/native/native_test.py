@@ -78,7 +78,8 @@ def test_rows_are_taken_as_by_xla(count, dim):
 @pytest.mark.parametrize(
     ("count", "dim", "order", "given"),
     [
-        *((*shape, *way) for shape in (ODD, MANY) for way in WAYS),
+        *((*MANY, *way) for way in WAYS),
+        *((*ODD, order, given) for order, given in WAYS if given != "index"),
         *((*shape, *way) for shape, way in zip(SHAPES, itertools.cycle(WAYS), strict=False)),
     ],
 )
@@ -106,11 +107,10 @@ def test_vectors_are_added_as_by_xla(count, dim, order, given):
         (1, 1, 16),
         (31, 40, 3),
         (5_000, 1, 1),
-        (5_000, 40, 32),
         (5_000, 5_000, 8),
         (5_000, 5_000, 128),
         (5_000, 1_000_003, 64),
-        (100_000, 40, 16),
+        (100_000, 40, 32),
         (100_000, 1_000_003, 16),
     ],
 )
@@ -182,10 +182,8 @@ def test_lookup_and_update_are_those_of_xla(rule, placement, devices, replicas, 
         (0, 16, False),
         (1, 1, True),
         (31, 4, False),
-        (31, 4, True),
         (5_000, 1, False),
         (5_000, 128, True),
-        (100_000, 16, False),
         (100_000, 16, True),
     ],
 )
@@ -305,8 +303,9 @@ def _with_gradients(x, kernel, grad, precision="bfloat16", form="plain"):
 
 
 @needs_layers
-@pytest.mark.parametrize("form", ["plain", "relu"])
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(
+    ("precision", "form"), [("highest", "plain"), ("bfloat16", "plain"), ("bfloat16", "relu")]
+)
 def test_a_product_is_not_a_number_where_a_factor_is_not(precision, form):
     """Whatever its bits are: rounded like others, some would be infinite."""
     x, kernel = floats(100, 64), floats(64, 40, seed=1)
