@@ -247,6 +247,7 @@ def runnable(**kwargs):
         ("data.prefetch_batches", -2, "must be at least 0: found -2"),
         ("data.list_slack", -0.5, "must be at least 0: found -0.5"),
         ("data.list_slack", float("nan"), "must be a finite number: found nan"),
+        ("data.order", "day", "must be one of 'shuffled', 'days': found 'day'"),
         ("data.on_overflow", "cut", "must be one of 'error', 'truncate': found 'cut'"),
         (
             "optim.dense.scaling",

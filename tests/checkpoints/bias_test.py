@@ -10,7 +10,6 @@ from runs import final_state, newest, nothing, on_store, run
 from tiny import config
 
 from jaxrank import cli
-from jaxrank import run as jobs
 from jaxrank.checkpoints import manager
 from jaxrank.checkpoints.manager import Checkpoints, without_bias
 from jaxrank.data.prepare.passes import prepare
@@ -84,7 +83,7 @@ def test_a_run_starts_with_the_biases_of_another(store, older, tmp_path):
     if decay:
         average = jax.device_put(bias * 2, state.bias.sharding)
         state = state._replace(average=state.average._replace(bias=average))
-    jobs.save(job, 4, state, None)
+    job.save(4, state, None)
     files.save(tmp_path / "next", c, job.schema, job.hot)
     job.checkpoints.close()
     third = build(c, tmp_path / "third", nothing)

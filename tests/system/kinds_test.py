@@ -217,11 +217,14 @@ def test_bad_labels_are_skipped_and_told_one_by_one(tmp_path):
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        (dict(truth="p"), r"truth: must be empty.*: found 'p'"),
-        (dict(negative_rate=0.5), r"negative_rate: must be 1.*: found 0\.5"),
-        (dict(negative_rate_column="r"), r"negative_rate_column: must be empty.*: found 'r'"),
-        (dict(time="t", window_hours=1), r"time: must be empty.*: found 't'"),
-        (dict(label=""), r"label: must be the name of a column"),
+        (dict(truth="p"), r"truth is read only where .*kind is one of .*: found 'p'"),
+        (
+            dict(negative_rate=0.5),
+            r"negative_rate is read only where .*: found 0\.5.*Leave it at 1.0",
+        ),
+        (dict(negative_rate_column="r"), r"negative_rate_column is read only where .*: found 'r'"),
+        (dict(time="t", window_hours=1), r"time is read only where .*: found 't'"),
+        (dict(label=""), r"label must be the name of a column"),
     ],
 )
 def test_what_only_a_binary_task_can_have_is_refused(kind, change, named):

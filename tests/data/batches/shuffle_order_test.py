@@ -261,8 +261,6 @@ def test_days_of_a_split_without_days_are_refused(store, tmp_path):
         InputError, match=r"data\.order: 'days' must have .* by day: .*train is not"
     ):
         _train(alone)
-    with pytest.raises(InputError, match=r"data\.order must be one of .*: found 'day'"):
-        _train(store, order="day")
 
 
 def test_places_are_right_past_the_numbers_that_32_bits_and_floats_hold():
