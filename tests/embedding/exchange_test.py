@@ -41,7 +41,7 @@ def batch_of(ids):
 @functools.cache
 def embedding_of(lay, devices, replicas, room, rule="rowwise_adagrad", platform="cpu"):
     mesh = meshes.make_mesh(devices=devices, replicas=replicas)
-    return on(platform)(lay, mesh, make_rule(rule), init_std=1.0, room={"dim8": room})
+    return on(platform)(lay, mesh, rule=make_rule(rule), init_std=1.0, room={"dim8": room})
 
 
 def draw(rng, kind, rows, shape):
