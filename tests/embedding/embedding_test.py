@@ -62,7 +62,7 @@ def test_lists_that_are_added_up_without_weights_equal_plain_loops(devices, plat
     schema = dataclasses.replace(examples.small_schema(), lists=lists)
     lay = layout(schema, {"ta": 8, "tb": 8, "tc": 8}, HOT[hot])
     mesh, rooms = meshes.make_mesh(devices=devices), {"dim8": 0.5}
-    embedding = on(platform)(lay, mesh, make_rule("sgd"), room=rooms, init_std=1.0)
+    embedding = on(platform)(lay, mesh, rule=make_rule("sgd"), room=rooms, init_std=1.0)
     tables, batch = new_tables(embedding), examples.random_batch(lay, 32)
     weights = batch.lists["dim8"].weights
     assert ((weights == 1) == (batch.lists["dim8"].ids != PAD)).all()
