@@ -164,10 +164,8 @@ def _with_layers(state: TrainState, older: _Older, job: Job) -> tuple[TrainState
         return found, carried
     del layers["opt_state"]
     names = older.weights.names if _same_model(older, job) else []
-    found_average = carry_layers(layers, inputs, names, older.weights.read, same_optimizer=False)
-    average = {
-        field: _put(tree, getattr(state, field)) for field, tree in found_average.layers.items()
-    }
+    averaged = carry_layers(layers, inputs, names, older.weights.read, same_optimizer=False)
+    average = {field: _put(tree, getattr(state, field)) for field, tree in averaged.layers.items()}
     if "bias" in older.weights:
         average["bias"] = _put(older.weights.read("bias"), state.bias)
     return found._replace(average=state.average._replace(**average)), carried

@@ -111,7 +111,7 @@ def test_it_compiles_for_a_slice_that_is_not_here(folder, capsys):
 def test_a_run_whose_model_is_not_registered_tells_how_to_give_it(folder, monkeypatch):
     monkeypatch.delitem(registry._MODULES, "own", raising=False)
     for verb in ("evaluate", "export"):
-        output = ["--output=/tmp/never"] if verb == "export" else []
+        output = [f"--output={folder / 'never'}"] if verb == "export" else []
         with pytest.raises(InputError, match=r"model.name .*ranker.*: found 'own'.*--models=FILE"):
             cli.run([verb, f"--workdir={folder / 'run'}", *output])
     registry.load(OWN)
