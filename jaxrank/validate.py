@@ -334,7 +334,9 @@ def _field_value(
         chosen = chosen.get(part) if _is_section(chosen) else None
     chosen = rules.variants.default if chosen is None else chosen
     siblings = where.removesuffix(name).removesuffix(".")
-    check_choice(_join(siblings, rules.variants.chosen_by), chosen, rules.variants.sections)
+    # Asking for a name may find it, where listing the names does not: models of packages.
+    if not isinstance(chosen, str) or chosen not in rules.variants.sections:
+        check_choice(_join(siblings, rules.variants.chosen_by), chosen, rules.variants.sections)
     return parse(rules.variants.sections[chosen], value, where, complete=complete)
 
 

@@ -2,15 +2,17 @@
 
 import json
 import sys
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from checkout import ROOT
+from ml_collections import ConfigDict
 from runs import nothing
 
-from jaxrank import cli, config_files
+from jaxrank import cli, config, config_files
 from jaxrank.checkpoints.manager import Checkpoints
 from jaxrank.errors import InputError
 from jaxrank.models import Inputs, from_flax, registry
@@ -161,3 +163,19 @@ def test_a_model_that_gives_no_logit_for_each_task_is_refused(folder):
     inputs = Inputs.of({"f": np.ones(3, np.float32)}, {})
     with pytest.raises(InputError, match=r"Wrong must give .*\[3, 2\]: found \[3, 1\]"):
         jax.eval_shape(lambda: from_flax(Wrong(tasks=2)).apply({}, {}, inputs, train=False))
+
+
+def test_a_model_of_an_installed_package_is_found_by_its_name(monkeypatch):
+    monkeypatch.setattr(registry, "_MODULES", dict(registry._MODULES))
+    registry._MODULES.pop("own", None)
+    entry = SimpleNamespace(name="own", value="package", load=lambda: registry.load(OWN))
+    groups = {registry.GROUP: [entry]}
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: groups[group])
+    registry._load_packages.cache_clear()
+    c = config.default()
+    with c.unlocked():
+        c.model = ConfigDict({"name": "own"})
+    with pytest.raises(InputError, match="model.[a-z]+ is missing"):  # no longer the name
+        config.check(c)
+    assert "own" in registry.names()
+    registry._load_packages.cache_clear()
