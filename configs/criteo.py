@@ -24,17 +24,17 @@ def get_config():
         )
     )
     c.features.tasks = [dict(name="click", label="label")]
-    c.features.floats = [dict(columns="I*", log=True, standardize=True, missing_indicator=True)]
-    c.features.ids = [dict(columns="C*", encoding="vocabulary", min_count=4)]
+    c.features.dense = [dict(columns="I*", log=True, standardize=True, missing_indicator=True)]
+    c.features.categorical = [dict(columns="C*", encoding="vocabulary", min_count=4)]
 
     # For the 28,000 rows of the sample. For all 45.8 M: larger batches, one epoch, no dropout.
     c.batch_size = 256
     c.num_epochs = 2.0
-    c.steps_per_call = 2
+    c.steps_per_execution = 2
     c.log_every_steps = 10
     c.model.dropout = 0.3
-    c.optim.dense.base_rate = 0.0015
+    c.optim.dense.base_learning_rate = 0.0015
     c.optim.dense.base_batch = 256
-    c.optim.tables.base_rate = 0.0125
+    c.optim.tables.base_learning_rate = 0.0125
     c.optim.tables.base_batch = 256
     return c

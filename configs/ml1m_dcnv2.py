@@ -26,11 +26,11 @@ def get_config():
         )
     )
     c.features.tasks = [dict(name="like", label="label")]
-    c.features.ids = [dict(columns=["user", "movie", "gender", "age", "occupation", "zip"])]
+    c.features.categorical = [dict(columns=["user", "movie", "gender", "age", "occupation", "zip"])]
 
     c.batch_size = 4096
     c.num_epochs = 45.0  # early stopping ends the run before
-    c.steps_per_call = 4
+    c.steps_per_execution = 4
     c.log_every_steps = 16
     c.embedding.dim = 32
     c.embedding.init_std = 0.0001
@@ -39,17 +39,17 @@ def get_config():
     c.embedding.l2_scope = "table"
 
     c.model.structure = "parallel"
-    c.model.cross = "matrix"
+    c.model.cross = "dcn_v2"
     c.model.cross_layers = 2
-    c.model.hidden = (192, 192)
+    c.model.mlp_units = (192, 192)
     c.model.dropout = 0.2
 
     c.optim.dense.name = "adam"
-    c.optim.dense.base_rate = 0.001
+    c.optim.dense.base_learning_rate = 0.001
     c.optim.tables.name = "lazy_adam"  # over whole tables, it is Adam
-    c.optim.tables.base_rate = 0.001
+    c.optim.tables.base_learning_rate = 0.001
     c.eval.metric = "like/auc"
-    c.eval.stop_patience = 5
+    c.eval.early_stopping_patience = 5
     # Worth more than any schedule of the rate; see docs/measurements.md.
     c.ema_decay = 0.999
     return c

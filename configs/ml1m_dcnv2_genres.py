@@ -11,6 +11,8 @@ import ml1m_dcnv2
 
 def get_config():
     c = ml1m_dcnv2.get_config()
-    c.features.ids = [dict(columns=["user", "movie", "gender", "age", "occupation", "zip", "year"])]
-    c.features.lists = [dict(columns="genres", separator="|", combiner="mean")]
+    c.features.categorical = [
+        dict(columns=["user", "movie", "gender", "age", "occupation", "zip", "year"])
+    ]
+    c.features.ragged = [dict(columns="genres", separator="|", combiner="mean")]
     return c

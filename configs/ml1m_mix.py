@@ -12,7 +12,7 @@ import ml1m_dcnv2
 
 def get_config():
     c = ml1m_dcnv2.get_config()
-    c.model.cross = "mix"
+    c.model.cross = "dcn_mix"
     c.model.cross_rank = 32
     c.model.cross_experts = 4
     return c

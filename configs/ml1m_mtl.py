@@ -18,18 +18,18 @@ def get_config(model: str = "ple"):
     c.source.files = FILES
     c.features.tasks = [dict(name="like", label="like"), dict(name="love", label="love")]
     c.model.structure = "stacked"
-    c.model.hidden = (192,)
-    c.model.head_hidden = (64,)
+    c.model.mlp_units = (192,)
+    c.model.task_mlp_units = (64,)
     if model in ALONE:
         c.task_weights = ALONE[model]
-        c.model.hidden = (192, 128)
+        c.model.mlp_units = (192, 128)
         c.eval.metric = f"{model}/auc"
     elif model == "shared_bottom":
-        c.model.hidden = (192, 128)
+        c.model.mlp_units = (192, 128)
         c.eval.metric = "love/auc"
     elif model in ("mmoe", "ple"):
         c.model.multitask = model
-        c.model.expert_hidden = (128,)
+        c.model.expert_mlp_units = (128,)
         c.eval.metric = "love/auc"
     else:
         raise ValueError(f"no such model: {model!r}")

@@ -41,39 +41,39 @@ def get_config(model: str = "dcnv2"):
             kind="synthetic",
             rows=dict(train=2**27, valid=2**20),
             seed=1,
-            floats=13,
-            ids=ids,
+            dense=13,
+            categorical=ids,
             exponent=1.05,
-            lists=[dict(rows=rows, mean_length=length, weighted=False) for rows, length in lists],
+            ragged=[dict(rows=rows, mean_length=length, weighted=False) for rows, length in lists],
         )
     )
     c.features.tasks = [dict(name="click", label="click", truth="p_click")]
-    c.features.floats = [dict(columns="f*", standardize=True)]
-    c.features.ids = [
+    c.features.dense = [dict(columns="f*", standardize=True)]
+    c.features.categorical = [
         dict(columns=f"c{i}", encoding="integer", rows=rows) for i, rows in enumerate(ids)
     ]
-    c.features.lists = [
+    c.features.ragged = [
         dict(columns=f"l{i}", encoding="integer", rows=rows, combiner="sum")
         for i, (rows, _) in enumerate(lists)
     ]
     c.embedding.dim = 128
-    c.model.hidden = (1024, 1024, 512, 256)
+    c.model.mlp_units = (1024, 1024, 512, 256)
     c.model.precision = "bfloat16"
     if model == "dcnv2":
-        c.model.cross = "low_rank"
+        c.model.cross = "dcn_v2_low_rank"
         c.model.cross_layers = 3
         c.model.cross_rank = 512
-        c.model.floats_hidden = (512, 256, 128)
+        c.model.dense_mlp_units = (512, 256, 128)
         c.optim.tables.name = "adagrad"
         c.batch_size = 65_536
     else:
-        c.model.cross = "dot"
-        c.model.bottom_hidden = (512, 256)
+        c.model.cross = "dlrm"
+        c.model.bottom_mlp_units = (512, 256)
         c.optim.dense.name = "sgd"
         c.optim.tables.name = "sgd"
         c.batch_size = 55_296
     c.eval.batch_size = c.batch_size
     c.num_epochs = 1.0
-    c.steps_per_call = 4
+    c.steps_per_execution = 4
     c.log_every_steps = 16
     return c

@@ -28,14 +28,14 @@ def get_config():
             kind="synthetic",
             rows=dict(train=16_777_216, valid=262_144),
             seed=1,
-            floats=13,
-            ids=rows,
+            dense=13,
+            categorical=rows,
             exponent=1.05,
         )
     )
     c.features.tasks = [dict(name="click", label="click", truth="p_click")]
-    c.features.floats = [dict(columns="f*", standardize=True, missing_indicator=True)]
-    c.features.ids = [
+    c.features.dense = [dict(columns="f*", standardize=True, missing_indicator=True)]
+    c.features.categorical = [
         dict(columns=f"c{i}", encoding="integer", rows=count) for i, count in enumerate(rows)
     ]
     c.batch_size = 131_072

@@ -20,11 +20,11 @@ def get_config():
             kind="synthetic",
             rows=dict(train=2_000_000, valid=200_000),
             seed=1,
-            floats=13,
+            dense=13,
             missing=0.1,
-            ids=IDS,
+            categorical=IDS,
             exponent=1.05,
-            lists=[
+            ragged=[
                 dict(rows=20_000, mean_length=6, weighted=False),
                 dict(rows=2_000, mean_length=4, weighted=True),
             ],
@@ -34,18 +34,18 @@ def get_config():
         dict(name="click", label="click", truth="p_click"),
         dict(name="conversion", label="conversion", truth="p_conversion"),
     ]
-    c.features.floats = [dict(columns="f*", standardize=True, missing_indicator=True)]
-    c.features.ids = [
+    c.features.dense = [dict(columns="f*", standardize=True, missing_indicator=True)]
+    c.features.categorical = [
         dict(columns=f"c{i}", encoding="integer", rows=rows) for i, rows in enumerate(IDS)
     ]
-    c.features.lists = [
+    c.features.ragged = [
         dict(columns="l0", encoding="integer", rows=20_000),
         dict(columns="l1", encoding="integer", rows=2_000, weights="l1_weight"),
     ]
     c.batch_size = 4096
     c.num_epochs = 2.0
     c.eval.every_steps = 248
-    c.optim.dense.base_rate = 0.002
-    c.optim.tables.base_rate = 0.05
-    c.model.hidden = (128, 64)
+    c.optim.dense.base_learning_rate = 0.002
+    c.optim.tables.base_learning_rate = 0.05
+    c.model.mlp_units = (128, 64)
     return c

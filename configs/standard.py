@@ -57,22 +57,22 @@ def ranker(size: str, *, features: float, dims: tuple[int, int], width: int, cro
             kind="synthetic",
             rows=dict(train=65_536, valid=8_192) if small else dict(train=2**27, valid=2**20),
             seed=1,
-            floats=round(FLOATS * features),
+            dense=round(FLOATS * features),
             missing=0.1,
-            ids=[rows(t) for t in ids],
+            categorical=[rows(t) for t in ids],
             exponent=1.05,
-            lists=[dict(rows=rows(t), mean_length=t.mean_length, weighted=False) for t in lists],
+            ragged=[dict(rows=rows(t), mean_length=t.mean_length, weighted=False) for t in lists],
         )
     )
     c.features.tasks = [
         dict(name="click", label="click", truth="p_click"),
         dict(name="conversion", label="conversion", truth="p_conversion"),
     ]
-    c.features.floats = [dict(columns="f*", standardize=True)]
-    c.features.ids = [
+    c.features.dense = [dict(columns="f*", standardize=True)]
+    c.features.categorical = [
         dict(columns=f"c{i}", encoding="integer", rows=rows(t)) for i, t in enumerate(ids)
     ]
-    c.features.lists = [
+    c.features.ragged = [
         dict(columns=f"l{i}", encoding="integer", rows=rows(t)) for i, t in enumerate(lists)
     ]
     c.embedding.dim = dims[0]
@@ -80,19 +80,19 @@ def ranker(size: str, *, features: float, dims: tuple[int, int], width: int, cro
     large += [f"l{i}" for i, t in enumerate(lists) if t.rows >= LARGE]
     c.embedding.dims = ConfigDict(dict.fromkeys(large, dims[1]))
 
-    c.model.cross = "low_rank"
+    c.model.cross = "dcn_v2_low_rank"
     c.model.cross_layers = cross_layers
     c.model.cross_rank = 256 * width
-    c.model.hidden = (1024 * width,)
+    c.model.mlp_units = (1024 * width,)
     c.model.multitask = "ple"
-    c.model.expert_hidden = (256 * width,)
-    c.model.head_hidden = (128 * width,)
+    c.model.expert_mlp_units = (256 * width,)
+    c.model.task_mlp_units = (128 * width,)
     c.model.precision = "bfloat16"
 
     c.batch_size = 512 if small else 131_072
     c.num_epochs = 1.0
     # A step is long, and memory holds the batches of three calls.
-    c.steps_per_call = 4 if small else 2
+    c.steps_per_execution = 4 if small else 2
     c.log_every_steps = 16
     c.eval.batch_size = 2048 if small else 131_072
     c.data.list_slack = 6.0

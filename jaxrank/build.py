@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from jaxrank import config as configs
-from jaxrank import embedding, models, optim, timetable, validate
+from jaxrank import embedding, models, optim, run_schedule, validate
 from jaxrank import layout as layouts
 from jaxrank import mesh as meshes
 from jaxrank import step as steps
@@ -20,7 +20,7 @@ from jaxrank.layout import Layout
 from jaxrank.models.registry import RANKER
 from jaxrank.outputs import check_parents
 from jaxrank.program import Predictor
-from jaxrank.timetable import Timetable
+from jaxrank.run_schedule import RunSchedule
 
 
 def dims_of(schema: Schema, config: ConfigDict) -> dict[str, int]:
@@ -75,7 +75,7 @@ def task_parents(config: ConfigDict, schema: Schema) -> tuple[int, ...]:
 
 def make_optimizers(
     config: ConfigDict, num_steps: int
-) -> tuple[optim.Optimizer, optim.Schedule, embedding.Rule, optim.Schedule]:
+) -> tuple[optim.Optimizer, optim.Schedule, embedding.RowOptimizer, optim.Schedule]:
     """The optimizer of the dense parameters and its learning rate, then the rule of the tables and
     its learning rate.
 
@@ -87,20 +87,27 @@ def make_optimizers(
     dense, tables = dataclasses.asdict(section.dense), dataclasses.asdict(section.tables)
     scale = dict(batch_size=config.batch_size, num_steps=num_steps)
     # Fields that make the schedule; the others make the optimizer.
-    of_rate = inspect.signature(optim.schedule).parameters.keys() - scale.keys()
-    rate = optim.schedule(**scale, **{f: dense.pop(f) for f in of_rate})
+    rate_fields = inspect.signature(optim.schedule).parameters.keys() - scale.keys()
+    learning_rate = optim.schedule(**scale, **{f: dense.pop(f) for f in rate_fields})
     learned = (steps.LOG_VARIANCES,) if config.task_weighting == "uncertainty" else ()
     settings = dense.pop("settings")
-    optimizer = optim.dense_optimizer(rate=rate, undecayed=learned, **settings, **dense)
-    table_rate = optim.schedule(**scale, **{f: tables.pop(f) for f in of_rate})
+    optimizer = optim.dense_optimizer(
+        learning_rate=learning_rate, undecayed=learned, **settings, **dense
+    )
+    table_learning_rate = optim.schedule(**scale, **{f: tables.pop(f) for f in rate_fields})
     settings = tables["settings"]
-    return optimizer, rate, embedding.make_rule(tables["name"], **settings), table_rate
+    return (
+        optimizer,
+        learning_rate,
+        embedding.make_row_optimizer(tables["name"], **settings),
+        table_learning_rate,
+    )
 
 
-def make_timetable(config: ConfigDict, rows: int) -> Timetable:
+def make_run_schedule(config: ConfigDict, rows: int) -> RunSchedule:
     """When a run on `rows` examples evaluates, saves and logs."""
-    scale = ("batch_size", "steps_per_call", "num_steps", "num_epochs", "log_every_steps")
-    return timetable.make_timetable(
+    scale = ("batch_size", "steps_per_execution", "num_steps", "num_epochs", "log_every_steps")
+    return run_schedule.make_run_schedule(
         rows=rows,
         **{field: config[field] for field in scale},
         eval_every_steps=config.eval.every_steps,
@@ -110,14 +117,14 @@ def make_timetable(config: ConfigDict, rows: int) -> Timetable:
     )
 
 
-def make_trainee(
+def make_step_spec(
     config: ConfigDict,
     layout: Layout,
     mesh: Mesh,
     *,
     num_steps: int,
     room: Mapping[str, float],
-) -> steps.Trainee:
+) -> steps.StepSpec:
     """Everything that `config` says about model, tables and optimizers.
 
     Args:
@@ -132,24 +139,26 @@ def make_trainee(
         raise InputError(
             f"task_weights must have one number a task: found {task_weights}, {tasks} tasks."
         )
-    optimizer, rate, rule, table_rate = make_optimizers(config, num_steps)
+    optimizer, learning_rate, row_optimizer, table_learning_rate = make_optimizers(
+        config, num_steps
+    )
     names = [t.name for t in layout.schema.tables]
-    patterns = to_plain(config.optim.tables.factors)
-    factors = validate.matched("optim.tables.factors", "table", names, patterns)
+    patterns = to_plain(config.optim.tables.lr_multipliers)
+    lr_multipliers = validate.matched("optim.tables.lr_multipliers", "table", names, patterns)
     settings = {f: config.embedding[f] for f in ("init_std", "l2", "l2_scope", "clip_norm")}
-    return steps.Trainee(
+    return steps.StepSpec(
         model=make_model(config.model, layout.schema),
         embedding=embedding.Embedding(
             layout=layout,
             mesh=mesh,
-            rule=rule,
+            row_optimizer=row_optimizer,
             room=room,
-            rate_factors=factors,
+            lr_multipliers=lr_multipliers,
             **settings,
         ),
         optimizer=optimizer,
-        rate=rate,
-        table_rate=table_rate,
+        learning_rate=learning_rate,
+        table_learning_rate=table_learning_rate,
         kinds=tuple(task.kind for task in layout.schema.tasks),
         parents=task_parents(config.model, layout.schema),
         task_weights=task_weights,
@@ -164,20 +173,20 @@ class Workload(NamedTuple):
     """What of a run the placement of its tables depends on.
 
     dim_of: {table: the dimension of its vectors}.
-    trainee: as of one device, for rule and layers do not depend on the machine.
+    step_spec: as of one device, for rule and layers do not depend on the machine.
     placement, placements: fields of `config.embedding`.
     slack, capacity: `embedding.exchange_slack` and `exchange_capacity`.
     list_slack: room for lists; see `packing.capacity`.
     """
 
     dim_of: dict[str, int]
-    trainee: steps.Trainee
+    step_spec: steps.StepSpec
     placement: str
     placements: dict[str, str]
     slack: float
     capacity: int
     batch_size: int
-    steps_per_call: int
+    steps_per_execution: int
     shards: int
     list_slack: float
 
@@ -192,13 +201,13 @@ def make_workload(config: ConfigDict, schema: Schema) -> Workload:
     one = meshes.make_mesh(devices=1)
     return Workload(
         dim_of=dim_of,
-        trainee=make_trainee(config, layouts.layout(schema, dim_of), one, num_steps=1, room={}),
+        step_spec=make_step_spec(config, layouts.layout(schema, dim_of), one, num_steps=1, room={}),
         placement=config.embedding.placement,
         placements=to_plain(config.embedding.placements),
         slack=config.embedding.exchange_slack,
         capacity=config.embedding.exchange_capacity,
         batch_size=config.batch_size,
-        steps_per_call=config.steps_per_call,
+        steps_per_execution=config.steps_per_execution,
         shards=config.data.shards,
         list_slack=config.data.list_slack,
     )

@@ -127,7 +127,7 @@ def _plan(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
     from jaxrank import mesh
     from jaxrank.aot.topology import topology
     from jaxrank.placement import report as plan_report
-    from jaxrank.placement.case import Machine
+    from jaxrank.placement.cost import Machine
     from jaxrank.placement.plan import plan
     from jaxrank.report import parse_bytes
 
@@ -367,7 +367,8 @@ def _of_memory(error: Exception) -> str:
     text = " ".join(str(error).partition("\n\n")[0].split())[:400].rstrip(".")
     return (
         f"not enough memory: {text}. What a step needs grows with batch_size and, for its input,"
-        " with steps_per_call and data.prefetch_batches; tables are split over the devices there"
+        " with steps_per_execution and data.prefetch_batches; tables are split over the devices"
+        " there"
         " are. `jaxrank plan` and `jaxrank compile` tell what a machine has room for."
     )
 

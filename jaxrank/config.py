@@ -1,9 +1,9 @@
 """The configuration of a run: every field with its default, unit, bounds and meaning.
 
 A config file starts from `default()` and changes fields; so does the command line
-(`--config.optim.dense.base_rate=0.002`). `sections` checks all sections by these declarations and
-gives them as dataclasses; `check` also holds them against each other. docs/config.md and
-`--help-config` list them.
+(`--config.optim.dense.base_learning_rate=0.002`). `sections` checks all sections by these
+declarations and gives them as dataclasses; `check` also holds them against each other.
+docs/config.md and `--help-config` list them.
 """
 
 import dataclasses
@@ -16,12 +16,12 @@ from ml_collections import ConfigDict
 from jaxrank.data.sources import registry as sources
 from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.store import direct
-from jaxrank.embedding import RULES
+from jaxrank.embedding import ROW_OPTIMIZERS
 from jaxrank.errors import InputError
 from jaxrank.models.fields import SECTIONS as MODELS
 from jaxrank.models.registry import RANKER
 from jaxrank.optim import DECAYS, OPTIMIZERS, SCALINGS
-from jaxrank.timetable import NEXT_DAY
+from jaxrank.run_schedule import NEXT_DAY
 from jaxrank.validate import (
     COMPRESSIONS,
     ORDERS,
@@ -134,21 +134,24 @@ class Embedding:
     )
 
 
-_BASE_RATE: dict[str, Any] = dict(at_least=0, help="learning rate at base_batch examples per step")
+_BASE_LEARNING_RATE: dict[str, Any] = dict(
+    at_least=0, help="learning rate at base_batch examples per step"
+)
 _SCALING: dict[str, Any] = dict(
     choices=SCALINGS,
-    help="p of rate = base_rate * (batch / base_batch) ** p: none 0, sqrt 1/2, linear 1;"
+    help="p of learning_rate = base_learning_rate * (batch / base_batch) ** p: none 0, sqrt 1/2,"
+    " linear 1;"
     " sqrt_linear 1/2 up to base_batch and 1 above it",
 )
 
 
 @dataclasses.dataclass(frozen=True)
-class Rate:
+class LearningRate:
     """A learning rate; see `optim.schedule`."""
 
-    base_rate: float = field(0.001, **_BASE_RATE)
+    base_learning_rate: float = field(0.001, **_BASE_LEARNING_RATE)
     base_batch: int = field(
-        4096, unit="examples", at_least=1, help="batch size that base_rate was chosen for"
+        4096, unit="examples", at_least=1, help="batch size that base_learning_rate was chosen for"
     )
     scaling: str = field("sqrt", **_SCALING)
     warmup_steps: int = field(
@@ -165,7 +168,7 @@ class Rate:
 
 
 @dataclasses.dataclass(frozen=True)
-class Dense(Rate):
+class Dense(LearningRate):
     """The optimizer of the dense parameters, and its learning rate."""
 
     name: str = field("adam", choices=OPTIMIZERS, help="the rule")
@@ -175,10 +178,11 @@ class Dense(Rate):
     weight_decay: float = field(
         0.0,
         at_least=0,
-        help="times a weight, added to its gradient; under adamw rate * weight_decay * weight is"
+        help="times a weight, added to its gradient; under adamw learning_rate * weight_decay *"
+        " weight is"
         " taken from the weight instead",
     )
-    factors: Mapping[str, float] = field(
+    lr_multipliers: Mapping[str, float] = field(
         {},
         at_least=0,
         patterns=True,
@@ -193,13 +197,13 @@ class Dense(Rate):
 
 
 @dataclasses.dataclass(frozen=True)
-class Tables(Rate):
+class Tables(LearningRate):
     """The row optimizer of the tables, and its learning rate."""
 
-    base_rate: float = field(0.05, **_BASE_RATE)
+    base_learning_rate: float = field(0.05, **_BASE_LEARNING_RATE)
     scaling: str = field("sqrt_linear", **_SCALING)
-    name: str = field("rowwise_adagrad", choices=RULES, help="the rule")
-    factors: Mapping[str, float] = field(
+    name: str = field("rowwise_adagrad", choices=ROW_OPTIMIZERS, help="the rule")
+    lr_multipliers: Mapping[str, float] = field(
         {},
         at_least=0,
         patterns=True,
@@ -207,7 +211,7 @@ class Tables(Rate):
     )
     settings: Any = field(
         {},
-        variants=Variants("name", RULES),
+        variants=Variants("name", ROW_OPTIMIZERS),
         partial=True,
         help="fields of the rule, such as initial_accumulator, eps, l1",
     )
@@ -240,20 +244,20 @@ class Eval:
     metric: str = field(
         "", help="picks the best checkpoint, as click/auc; empty: the first task's own loss"
     )
-    stop_patience: int = field(
+    early_stopping_patience: int = field(
         0,
         unit="evaluations",
         at_least=0,
         help="evaluations without improvement before training stops; 0: never",
     )
-    rate_patience: int = field(
+    reduce_lr_patience: int = field(
         0,
         unit="evaluations",
         at_least=0,
-        help="the same before both rates are multiplied by rate_factor; 0: never",
+        help="the same before both rates are multiplied by reduce_lr_factor; 0: never",
     )
-    rate_factor: float = field(
-        0.1, at_least=0, at_most=1, help="of both rates, each time that rate_patience is over"
+    reduce_lr_factor: float = field(
+        0.1, at_least=0, at_most=1, help="of both rates, each time that reduce_lr_patience is over"
     )
     min_delta: float = field(
         0.0, at_least=0, help="least change of the metric that counts as improvement"
@@ -304,7 +308,7 @@ class Watch:
         unit="seconds",
         at_least=0,
         at_most=1e6,
-        help="in which no call, evaluation or save ends: reported; 0: never",
+        help="in which no execution, evaluation or save ends: reported; 0: never",
     )
 
 
@@ -340,7 +344,7 @@ class Config:
         at_least=0,
         help="length as passes over the training split; either this or num_steps; 0: unset",
     )
-    steps_per_call: int = field(
+    steps_per_execution: int = field(
         8,
         unit="steps",
         at_least=1,
@@ -417,8 +421,8 @@ class Config:
 
     def _check_patience(self) -> None:
         patience = {
-            "stop_patience": self.eval.stop_patience,
-            "rate_patience": self.eval.rate_patience,
+            "early_stopping_patience": self.eval.early_stopping_patience,
+            "reduce_lr_patience": self.eval.reduce_lr_patience,
         }
         for name, evaluations in patience.items():
             if evaluations and not self.data.valid:
@@ -435,10 +439,11 @@ class Config:
             "log_every_steps": self.log_every_steps,
         }
         for name, steps in intervals.items():  # 0: of what follows from the others
-            if steps % self.steps_per_call:
+            if steps % self.steps_per_execution:
                 raise InputError(
-                    f"{name} must be a positive multiple of steps_per_call: found {name}={steps},"
-                    f" steps_per_call={self.steps_per_call}."
+                    f"{name} must be a positive multiple of steps_per_execution: found"
+                    f" {name}={steps},"
+                    f" steps_per_execution={self.steps_per_execution}."
                 )
 
 

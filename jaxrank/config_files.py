@@ -22,7 +22,7 @@ from jaxrank.validate import no_such_field
 
 
 def _override(config: ConfigDict, given: str) -> ConfigDict:
-    """The config with one field set, as "--config.optim.dense.base_rate=0.002" says."""
+    """The config with one field set, as "--config.optim.dense.base_learning_rate=0.002" says."""
     if not given.startswith("--config.") or "=" not in given:
         raise InputError(f"an override must be --config.FIELD=VALUE: found {given!r}.")
     path, _, value = given.removeprefix("--config.").partition("=")
@@ -116,8 +116,8 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> ConfigDict:
     its own directory is forgotten again, so that the next file there is not given it.
 
     Args:
-        overrides: fields to set, as on the command line: "--config.optim.dense.base_rate=0.002",
-            or the value as the next item.
+        overrides: fields to set, as on the command line:
+            "--config.optim.dense.base_learning_rate=0.002", or the value as the next item.
 
     Raises:
         InputError: no such file, it does not run, it does not give a config, or a field cannot be

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from jaxrank import optim
 from jaxrank.config import Config
 from jaxrank.data.sources import registry
-from jaxrank.embedding import RULES
+from jaxrank.embedding import ROW_OPTIMIZERS
 from jaxrank.models.fields import SECTIONS
 from jaxrank.models.registry import RANKER
 from jaxrank.validate import default_of, rules_of
@@ -41,8 +41,8 @@ def sections(models: Iterable[str]) -> Iterator[Section]:
     yield Section("The run", "", Config)
     for kind, source in registry.KINDS.items():
         yield Section(f'source, kind "{kind}"', "source", source)
-    shapes = typing.get_type_hints(registry.KINDS["synthetic"])["lists"]
-    yield Section('source.lists[i], kind "synthetic"', "source.lists[i]", _entry(shapes))
+    shapes = typing.get_type_hints(registry.KINDS["synthetic"])["ragged"]
+    yield Section('source.ragged[i], kind "synthetic"', "source.ragged[i]", _entry(shapes))
     features: Any = next(
         k for k in typing.get_args(kinds["features"]) if dataclasses.is_dataclass(k)
     )
@@ -57,10 +57,12 @@ def sections(models: Iterable[str]) -> Iterator[Section]:
     for name in ("dense", "tables"):
         path = f"optim.{name}"
         yield Section(path, path, typing.get_type_hints(kinds["optim"])[name])
-        variants: Mapping[str, type] = optim.OPTIMIZERS if name == "dense" else RULES
-        for rule, settings in variants.items():
+        variants: Mapping[str, type] = optim.OPTIMIZERS if name == "dense" else ROW_OPTIMIZERS
+        for row_optimizer, settings in variants.items():
             if dataclasses.fields(settings):
-                yield Section(f'{path}.settings, name "{rule}"', f"{path}.settings", settings)
+                yield Section(
+                    f'{path}.settings, name "{row_optimizer}"', f"{path}.settings", settings
+                )
     for name in ("eval", "checkpoint", "watch", "mesh"):
         yield Section(name, name, kinds[name])
 

@@ -46,7 +46,7 @@ class Task:
     kind: binary: 0 or 1, and the model's output is the logit of its probability;
         real: any finite number, and the output is its prediction;
         count: a whole number, 0 or more, and the output is the log of the expected one.
-    shifted: its examples have shifts; see `Batch`.
+    shifted: its examples have a logit correction; see `Batch`.
     """
 
     name: str
@@ -123,19 +123,19 @@ class Schema:
     """
 
     tasks: tuple[Task, ...]
-    floats: tuple[Dense, ...]
-    ids: tuple[Categorical, ...]
-    lists: tuple[Ragged, ...]
+    dense: tuple[Dense, ...]
+    categorical: tuple[Categorical, ...]
+    ragged: tuple[Ragged, ...]
     tables: tuple[Table, ...]
 
     @property
     def id_columns(self) -> list[Categorical]:
         """The feature of each column of the id matrix: a Categorical of length 3 has three."""
-        return [f for f in self.ids for _ in range(f.length)]
+        return [f for f in self.categorical for _ in range(f.length)]
 
     @property
-    def shift_columns(self) -> int:
-        """Columns of `Batch.shifts`."""
+    def logit_correction_columns(self) -> int:
+        """Columns of `Batch.logit_correction`."""
         return len(self.tasks) if any(t.shifted for t in self.tasks) else 0
 
 
@@ -160,23 +160,24 @@ class Batch(NamedTuple):
     Every array's first axis is split over the devices in order. Keys are names of stacks (see
     `layout.Layout`); a stack that no such feature uses has no key.
 
-    floats: f32[B, floats], nothing missing.
+    dense: f32[B, dense], nothing missing.
     ids: {stack: i32[B, places]} rows of the stack, or PAD: the stack's id columns, then for each of
         its sequences as many places as it has `length`, its ids in front and PAD behind.
     lists: {stack: Lists}.
     labels: f32[B, tasks], 0 where unknown.
     weights: f32[B, tasks], 0 where the label is unknown and in examples that only fill the batch.
     dropped: i32[groups, lists] list ids that did not fit and were cut, in the order of
-        `Schema.lists`.
-    shifts: f32[B, tasks] the log of the rate at which negatives like the example were kept, 0 where
-        all were; without columns where no task has shifts. Logits are of all traffic; of the
-        examples as they are here, which have lost negatives, they are `logits - shifts`.
+        `Schema.ragged`.
+    logit_correction: f32[B, tasks] the log of the rate at which negatives like the example were
+        kept, 0 where all were; without columns where no task has a logit correction. Logits are of
+        all traffic; of the examples as they are here, which have lost negatives, they are `logits -
+        logit_correction`.
     """
 
-    floats: Any
+    dense: Any
     ids: dict[str, Any]
     lists: dict[str, Lists]
     labels: Any
     weights: Any
     dropped: Any
-    shifts: Any
+    logit_correction: Any

@@ -73,7 +73,7 @@ def _add_config(sub: argparse.ArgumentParser) -> None:
         "--config",
         required=True,
         metavar="FILE",
-        help="a config file; any field can be set: --config.optim.dense.base_rate=0.002",
+        help="a config file; any field can be set: --config.optim.dense.base_learning_rate=0.002",
     )
     sub.add_argument(
         "--help-config",
@@ -180,7 +180,7 @@ def _train(sub: argparse.ArgumentParser) -> None:
         default="",
         metavar="FIRST:LAST",
         help="steps to trace with JAX's profiler, into WORKDIR/profile: both ends included, counted"
-        " from 1 as in metrics.jsonl, rounded outward to whole calls of steps_per_call",
+        " from 1 as in metrics.jsonl, rounded outward to whole executions of steps_per_execution",
     )
     sub.add_argument(
         "--debug-batches",

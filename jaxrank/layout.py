@@ -14,32 +14,36 @@ import numpy as np
 from jaxrank.features import PAD, Batch, Lists, Schema, Table
 
 
-class Hot(NamedTuple):
+class ReplicatedRows(NamedTuple):
     """Which rows of a stack are kept on every device, and which are dealt out by frequency.
 
     A table's hot rows are its first ones, the most frequent. Those of all tables are merged by
     falling frequency: neighbours in the stack go to different devices, so each device gets the same
     share of every frequency.
 
-    whole: tables of which every device keeps all rows.
-    merged: the table (its name) of each hot row of the others, from the most frequent; the n-th
+    replicated_tables: tables of which every device keeps all rows.
+    hot_rows: the table (its name) of each hot row of the others, from the most frequent; the n-th
         time that a table occurs stands for its row n.
-    replicated: how many of `merged`, from the first, every device keeps.
+    replicated: how many of `hot_rows`, from the first, every device keeps.
     """
 
-    whole: tuple[str, ...] = ()
-    merged: tuple[str, ...] = ()
+    replicated_tables: tuple[str, ...] = ()
+    hot_rows: tuple[str, ...] = ()
     replicated: int = 0
 
     def to_state(self) -> dict[str, Any]:
-        """`merged` as runs of one table: [name, length]."""
-        runs = [[name, len(list(run))] for name, run in itertools.groupby(self.merged)]
-        return {"whole": list(self.whole), "merged": runs, "replicated": self.replicated}
+        """`hot_rows` as runs of one table: [name, length]."""
+        runs = [[name, len(list(run))] for name, run in itertools.groupby(self.hot_rows)]
+        return {
+            "replicated_tables": list(self.replicated_tables),
+            "hot_rows": runs,
+            "replicated": self.replicated,
+        }
 
     @classmethod
-    def from_state(cls, tree: Mapping[str, Any]) -> "Hot":
-        merged = itertools.chain.from_iterable([name] * count for name, count in tree["merged"])
-        return cls(tuple(tree["whole"]), tuple(merged), tree["replicated"])
+    def from_state(cls, tree: Mapping[str, Any]) -> "ReplicatedRows":
+        merged = itertools.chain.from_iterable([name] * count for name, count in tree["hot_rows"])
+        return cls(tuple(tree["replicated_tables"]), tuple(merged), tree["replicated"])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +51,7 @@ class Stack:
     """All tables of one dimension: the unit of storage and of lookup.
 
     Its rows are, in this order, the tables that every device keeps whole; the merged hot rows of
-    the others (see `Hot`); and the rest of each of the others, one table after another.
+    the others (see `ReplicatedRows`); and the rest of each of the others, one table after another.
 
     name: "dim16".
     dim: length of a vector.
@@ -59,9 +63,9 @@ class Stack:
     hot: the table (index in `tables`) of each merged hot row.
     columns: which columns of the id matrix read this stack.
     column_tables: the table (index in `tables`) that each of `columns` reads.
-    lists: which entries of `Schema.lists` read this stack and are combined.
+    lists: which entries of `Schema.ragged` read this stack and are combined.
     list_tables: the table that each of `lists` reads.
-    sequences: which entries of `Schema.lists` read this stack and are not combined.
+    sequences: which entries of `Schema.ragged` read this stack and are not combined.
     sequence_tables: the table that each of `sequences` reads.
     sequence_lengths: places of each of `sequences`.
     """
@@ -202,7 +206,7 @@ def stack_name(dim: int) -> str:
 
 
 def layout(
-    schema: Schema, dim_of: Mapping[str, int], hot: Mapping[str, Hot] | None = None
+    schema: Schema, dim_of: Mapping[str, int], hot: Mapping[str, ReplicatedRows] | None = None
 ) -> Layout:
     """The layout of a schema's tables.
 
@@ -213,30 +217,34 @@ def layout(
     stacks = []
     for dim in sorted(set(dim_of.values())):
         tables = [t for t in schema.tables if dim_of[t.name] == dim]
-        stacks.append(_stack(schema, dim, tables, (hot or {}).get(stack_name(dim), Hot())))
+        stacks.append(
+            _stack(schema, dim, tables, (hot or {}).get(stack_name(dim), ReplicatedRows()))
+        )
     return Layout(schema=schema, stacks=tuple(stacks))
 
 
-def _stack(schema: Schema, dim: int, tables: list[Table], hot: Hot) -> Stack:
+def _stack(schema: Schema, dim: int, tables: list[Table], hot: ReplicatedRows) -> Stack:
     index = {t.name: i for i, t in enumerate(tables)}
     offsets = [0] * len(tables)
     at = 0
     for table in tables:
-        if table.name in hot.whole:
+        if table.name in hot.replicated_tables:
             offsets[index[table.name]] = at
             at += table.rows
     hot_start = at
-    merged = [index[name] for name in hot.merged]
+    merged = [index[name] for name in hot.hot_rows]
     hot_rows = collections.Counter(merged)
     at += len(merged)
     for i, table in enumerate(tables):
-        if table.name not in hot.whole:
+        if table.name not in hot.replicated_tables:
             offsets[i] = at - hot_rows[i]
             at += table.rows - hot_rows[i]
     column_tables = [f.table for f in schema.id_columns]
     columns = [i for i, name in enumerate(column_tables) if name in index]
-    lists = [i for i, f in enumerate(schema.lists) if f.table in index and f.combiner != "none"]
-    sequences = [i for i, f in enumerate(schema.lists) if f.table in index and f.combiner == "none"]
+    lists = [i for i, f in enumerate(schema.ragged) if f.table in index and f.combiner != "none"]
+    sequences = [
+        i for i, f in enumerate(schema.ragged) if f.table in index and f.combiner == "none"
+    ]
     return Stack(
         name=stack_name(dim),
         dim=dim,
@@ -249,10 +257,10 @@ def _stack(schema: Schema, dim: int, tables: list[Table], hot: Hot) -> Stack:
         columns=tuple(columns),
         column_tables=tuple(index[column_tables[i]] for i in columns),
         lists=tuple(lists),
-        list_tables=tuple(index[schema.lists[i].table] for i in lists),
+        list_tables=tuple(index[schema.ragged[i].table] for i in lists),
         sequences=tuple(sequences),
-        sequence_tables=tuple(index[schema.lists[i].table] for i in sequences),
-        sequence_lengths=tuple(schema.lists[i].length for i in sequences),
+        sequence_tables=tuple(index[schema.ragged[i].table] for i in sequences),
+        sequence_lengths=tuple(schema.ragged[i].length for i in sequences),
     )
 
 
@@ -273,7 +281,7 @@ def batch_of(
     rows: int,
     group: int,
     capacities: Mapping[str, int],
-    shifts: int,
+    logit_correction: int,
 ) -> Batch:
     """A batch of what `make` gives for the shape and dtype of each of its arrays.
 
@@ -281,7 +289,7 @@ def batch_of(
         rows: examples.
         group: examples whose lists are packed together.
         capacities: {stack: ids in a group}.
-        shifts: columns of `Batch.shifts`.
+        logit_correction: columns of `Batch.logit_correction`.
     """
     schema, groups = layout.schema, rows // group
 
@@ -290,11 +298,11 @@ def batch_of(
         return Lists(make(shape, np.int32), make(shape, np.int32), make(shape, np.float32))
 
     return Batch(
-        floats=make((rows, len(schema.floats)), np.float32),
+        dense=make((rows, len(schema.dense)), np.float32),
         ids={s.name: make((rows, s.places), np.int32) for s in layout.stacks if s.places},
         lists={s.name: packed(capacities[s.name]) for s in layout.stacks if s.lists},
         labels=make((rows, len(schema.tasks)), np.float32),
         weights=make((rows, len(schema.tasks)), np.float32),
-        dropped=make((groups, len(schema.lists)), np.int32),
-        shifts=make((rows, shifts), np.float32),
+        dropped=make((groups, len(schema.ragged)), np.int32),
+        logit_correction=make((rows, logit_correction), np.float32),
     )

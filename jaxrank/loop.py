@@ -1,4 +1,4 @@
-"""The loop: a batch, a call of steps, a record, and a pause where one is due.
+"""The loop: a batch, an execution of steps, a record, and a pause where one is due.
 
 `train` runs it for a run, and `bench` measures it.
 """
@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, Protocol
 
 from jaxrank.runtime import processes
-from jaxrank.runtime.stop import Stop
-from jaxrank.runtime.watchdog import HangWatch
+from jaxrank.runtime.stop import ShutdownSignal
+from jaxrank.runtime.watchdog import Watchdog
 from jaxrank.step import StepMetrics, TrainState
 from jaxrank.telemetry.profiler import Profile
 
@@ -17,17 +17,17 @@ _LOOK = 1.0  # seconds between looks at whether a signal has come while the inpu
 
 
 class Records(Protocol):
-    """Takes the metrics of each call, as `telemetry.recorder.Recorder`."""
+    """Takes the metrics of each execution, as `telemetry.recorder.Recorder`."""
 
     def record_later(self, step: int, metrics: StepMetrics) -> None:
-        """Takes the call that ends at `step` and waits for the call before it."""
+        """Takes the execution that ends at `step` and waits for the execution before it."""
 
 
 class Milestones(Protocol):
     """When the loop pauses and ends, and what is done then."""
 
     def goes_on(self, step: int) -> bool:
-        """Whether there is another call after `step`."""
+        """Whether there is another execution after `step`."""
 
     def is_due(self, step: int, signal: int) -> bool:
         """Whether the loop pauses after `step`.
@@ -54,20 +54,20 @@ class Milestones(Protocol):
 class Session:
     """What the loop of a started run works with.
 
-    train: (state, batches of a call) -> (state, metrics); the state given is donated.
-    steps_per_call: steps of a call.
-    feed: batches on the devices; a `runtime.prefetch.Feed` where there is a `stop`.
+    train: (state, batches of an execution) -> (state, metrics); the state given is donated.
+    steps_per_execution: steps of an execution.
+    feed: batches on the devices; a `runtime.prefetch.DevicePrefetcher` where there is a `stop`.
     stop: tells of signals; None: they end the program, as anywhere else.
     """
 
     train: Callable[[TrainState, Any], tuple[TrainState, StepMetrics]]
-    steps_per_call: int
+    steps_per_execution: int
     feed: Iterator[Any]
     recorder: Records
     milestones: Milestones
     profiler: Profile
-    watch: HangWatch
-    stop: Stop | None
+    watch: Watchdog
+    stop: ShutdownSignal | None
 
 
 def run(session: Session, state: TrainState) -> TrainState:
@@ -82,11 +82,11 @@ def run(session: Session, state: TrainState) -> TrainState:
         if stop and (signal := _caught_while_waiting(session.feed, stop)):
             milestones.interrupt(step, state, signal)
         session.profiler.start_if_due(step, state)
-        with session.profiler.call(step):
+        with session.profiler.execution(step):
             state, metrics = session.train(state, next(session.feed))
-        step += session.steps_per_call
+        step += session.steps_per_execution
 
-        # One call late: the devices are busy with the next one while the host writes.
+        # One execution late: the devices are busy with the next one while the host writes.
         session.recorder.record_later(step, metrics)
         session.watch.alive()
         session.profiler.stop_if_due(step, state)
@@ -96,10 +96,10 @@ def run(session: Session, state: TrainState) -> TrainState:
     return state
 
 
-def _caught_while_waiting(feed: Any, stop: Stop) -> int:
+def _caught_while_waiting(feed: Any, stop: ShutdownSignal) -> int:
     """The number of a signal that comes while the next batch does not; 0 when that is there.
 
-    Of several processes none waits here: they learn of a signal together, after a call.
+    Of several processes none waits here: they learn of a signal together, after an execution.
     """
     while processes.place()[1] == 1 and not feed.wait(_LOOK):
         if stop.caught:

@@ -118,7 +118,7 @@ def _by_kind(
     return jnp.concatenate(parts, axis=1)[:, order]
 
 
-def of_sample(logits: jax.Array, shifts: jax.Array) -> jax.Array:
+def of_sample(logits: jax.Array, logit_correction: jax.Array) -> jax.Array:
     """The logits of examples from which negatives were left out, given those of all traffic.
 
     Of the negatives the share r was kept, so the odds of a positive are 1 / r times those of all
@@ -126,9 +126,9 @@ def of_sample(logits: jax.Array, shifts: jax.Array) -> jax.Array:
 
     Args:
         logits: f[B, T].
-        shifts: f[B, T], log r; or without columns, where nothing was left out.
+        logit_correction: f[B, T], log r; or without columns, where nothing was left out.
     """
-    return logits - shifts if shifts.shape[1] else logits
+    return logits - logit_correction if logit_correction.shape[1] else logits
 
 
 def known(outputs: jax.Array, weights: jax.Array) -> jax.Array:

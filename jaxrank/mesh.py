@@ -75,7 +75,7 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def by_example(mesh: Mesh, leading: int = 0) -> NamedSharding:
-    """Split by example; `leading` axes in front (steps of a call) are not split."""
+    """Split by example; `leading` axes in front (steps of an execution) are not split."""
     return NamedSharding(mesh, P(*([None] * leading), EXAMPLES))
 
 

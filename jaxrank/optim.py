@@ -15,7 +15,8 @@ from jaxrank.validate import LEAST_EPS, MOST_DECAY, field, parse
 Schedule = Callable[[Any], Any]  # of an integer, traced or not, to a float
 Optimizer: TypeAlias = optax.GradientTransformation
 
-# Exponents p of rate = base_rate * (batch_size / base_batch)^p: up to base_batch, and above it.
+# Exponents p of rate = base_learning_rate * (batch_size / base_batch)^p: up to base_batch, and
+# above it.
 SCALINGS: Mapping[str, tuple[float, float]] = {
     "none": (0.0, 0.0),
     "sqrt": (0.5, 0.5),
@@ -29,7 +30,7 @@ def schedule(
     *,
     batch_size: int,
     num_steps: int,
-    base_rate: float,
+    base_learning_rate: float,
     base_batch: int,
     scaling: str,
     warmup_steps: int,
@@ -44,9 +45,9 @@ def schedule(
     base_batch and 1 above it, W = warmup_steps, f = final_fraction and D = decay_steps, or
     num_steps - W (at least 1) where decay_steps is 0:
 
-        rate = base_rate * (batch_size / base_batch)^p
-        s < W:   rate * (s + 1) / W
-        s >= W:  rate * (f + (1 - f) * left(t)),  t = min((s - W) / D, 1)
+        learning_rate = base_learning_rate * (batch_size / base_batch)^p
+        s < W:   learning_rate * (s + 1) / W
+        s >= W:  learning_rate * (f + (1 - f) * left(t)),  t = min((s - W) / D, 1)
         left(t) = 1 (constant), 1 - t (linear), (1 + cos(pi t)) / 2 (cosine), (1 - t)^power
                   (polynomial)
 
@@ -54,7 +55,7 @@ def schedule(
 
     Args:
         batch_size: examples a step over all devices.
-        base_batch: the batch size for which base_rate was chosen.
+        base_batch: the batch size for which base_learning_rate was chosen.
 
     References:
         Goyal et al., Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour, 2017, for
@@ -62,26 +63,28 @@ def schedule(
     """
     below, above = SCALINGS[scaling]
     times = batch_size / base_batch
-    rate = base_rate * times ** (below if times <= 1 else above)
+    learning_rate = base_learning_rate * times ** (below if times <= 1 else above)
     steps = decay_steps or max(1, num_steps - warmup_steps)
     if decay == "constant":
-        after = optax.constant_schedule(rate)
+        after = optax.constant_schedule(learning_rate)
     elif decay == "cosine":
-        after = optax.cosine_decay_schedule(rate, steps, alpha=final_fraction)
+        after = optax.cosine_decay_schedule(learning_rate, steps, alpha=final_fraction)
     else:
         exponent = power if decay == "polynomial" else 1.0
-        after = optax.polynomial_schedule(rate, rate * final_fraction, exponent, steps)
+        after = optax.polynomial_schedule(
+            learning_rate, learning_rate * final_fraction, exponent, steps
+        )
     if warmup_steps == 0:
         return after
     # From rate / W, not from 0: the first batch is a batch like any other.
-    warmup = optax.linear_schedule(rate / warmup_steps, rate, warmup_steps - 1)
+    warmup = optax.linear_schedule(learning_rate / warmup_steps, learning_rate, warmup_steps - 1)
     return optax.join_schedules([warmup, after], [warmup_steps])
 
 
-class Rule(Protocol):
+class DenseOptimizer(Protocol):
     """A rule of optax with its settings."""
 
-    def make(self, rate: Schedule, decay: Optimizer) -> Optimizer:
+    def make(self, learning_rate: Schedule, decay: Optimizer) -> Optimizer:
         """The rule's optimizer; `decay` adds the weights, for rules that decay them themselves."""
         ...
 
@@ -90,8 +93,8 @@ class Rule(Protocol):
 class Sgd:
     """Stochastic gradient descent."""
 
-    def make(self, rate: Schedule, decay: Optimizer) -> Optimizer:
-        return optax.sgd(rate)
+    def make(self, learning_rate: Schedule, decay: Optimizer) -> Optimizer:
+        return optax.sgd(learning_rate)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,8 +104,8 @@ class Momentum:
     momentum: float = field(0.9, help="decay of the sum of gradients", at_least=0, below=1)
     nesterov: bool = field(False, help="whether the momentum is Nesterov's")
 
-    def make(self, rate: Schedule, decay: Optimizer) -> Optimizer:
-        return optax.sgd(rate, momentum=self.momentum, nesterov=self.nesterov)
+    def make(self, learning_rate: Schedule, decay: Optimizer) -> Optimizer:
+        return optax.sgd(learning_rate, momentum=self.momentum, nesterov=self.nesterov)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,9 +117,9 @@ class AdaGrad:
     )
     eps: float = field(1e-7, help="added under the root", at_least=0)
 
-    def make(self, rate: Schedule, decay: Optimizer) -> Optimizer:
+    def make(self, learning_rate: Schedule, decay: Optimizer) -> Optimizer:
         start = self.initial_accumulator
-        return optax.adagrad(rate, initial_accumulator_value=start, eps=self.eps)
+        return optax.adagrad(learning_rate, initial_accumulator_value=start, eps=self.eps)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,20 +137,20 @@ class Adam:
         hint="Below the least eps a gradient of 0 gives NaN.",
     )
 
-    def make(self, rate: Schedule, decay: Optimizer) -> Optimizer:
-        return optax.adam(rate, b1=self.b1, b2=self.b2, eps=self.eps)
+    def make(self, learning_rate: Schedule, decay: Optimizer) -> Optimizer:
+        return optax.adam(learning_rate, b1=self.b1, b2=self.b2, eps=self.eps)
 
 
 @dataclasses.dataclass(frozen=True)
 class AdamW(Adam):
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019)."""
 
-    def make(self, rate: Schedule, decay: Optimizer) -> Optimizer:
+    def make(self, learning_rate: Schedule, decay: Optimizer) -> Optimizer:
         adam = optax.scale_by_adam(b1=self.b1, b2=self.b2, eps=self.eps)
-        return optax.chain(adam, decay, optax.scale_by_learning_rate(rate))
+        return optax.chain(adam, decay, optax.scale_by_learning_rate(learning_rate))
 
 
-OPTIMIZERS: Mapping[str, type[Rule]] = {
+OPTIMIZERS: Mapping[str, type[DenseOptimizer]] = {
     "sgd": Sgd,
     "momentum": Momentum,
     "adagrad": AdaGrad,
@@ -159,11 +162,11 @@ OPTIMIZERS: Mapping[str, type[Rule]] = {
 def dense_optimizer(
     *,
     name: str,
-    rate: Schedule,
+    learning_rate: Schedule,
     clip_norm: float,
     weight_decay: float,
     undecayed: Collection[str] = (),
-    factors: Mapping[str, float] = MappingProxyType({}),
+    lr_multipliers: Mapping[str, float] = MappingProxyType({}),
     **settings: float,
 ) -> Optimizer:
     """The optimizer called `name`; its step counters start at 0 and work inside `lax.scan`.
@@ -176,10 +179,11 @@ def dense_optimizer(
     3. The rule of `name`: sgd; momentum (`momentum`, `nesterov`); adagrad (Duchi et al. 2011:
        `initial_accumulator`, `eps` under the root); adam (Kingma and Ba 2015: `b1`, `b2`, `eps`
        beside the root); adamw (Loshchilov and Hutter 2019), which also takes
-       rate * weight_decay * x from x.
-    4. factors, {pattern: factor}: what is added to a parameter whose name matches is multiplied,
-       as if its rate were; at 0 it stays as it is. Names are those of layers and arrays joined by
-       "/", as "tower/layer_0/kernel"; * stands for any text. Of several patterns the last counts.
+       learning_rate * weight_decay * x from x.
+    4. lr_multipliers, {pattern: factor}: what is added to a parameter whose name matches is
+       multiplied, as if its rate were; at 0 it stays as it is. Names are those of layers and arrays
+       joined by "/", as "tower/layer_0/kernel"; * stands for any text. Of several patterns the last
+       counts.
        InputError, when the state is made, if one matches nothing.
 
     Args:
@@ -189,14 +193,14 @@ def dense_optimizer(
     Raises:
         InputError: naming the setting, what is allowed and what was found.
     """
-    rule = parse(OPTIMIZERS[name], settings, "optim.dense.settings")
+    optimizer = parse(OPTIMIZERS[name], settings, "optim.dense.settings")
     decay = _decay(weight_decay, undecayed)
     parts = [optax.clip_by_global_norm(clip_norm)] if clip_norm > 0 else []
     if weight_decay > 0 and name != "adamw":
         parts.append(decay)
-    parts.append(rule.make(rate, decay))
-    if factors:
-        parts.append(_scale_by_name(factors))
+    parts.append(optimizer.make(learning_rate, decay))
+    if lr_multipliers:
+        parts.append(_scale_updates(lr_multipliers))
     return optax.chain(*parts)
 
 
@@ -216,20 +220,20 @@ def _decay(weight: float, undecayed: Collection[str]) -> Optimizer:
     return optax.stateless(update)
 
 
-def _scale_by_name(factors: Mapping[str, float]) -> optax.GradientTransformation:
-    def by_name(params: Any) -> list[tuple[str, float]]:
+def _scale_updates(lr_multipliers: Mapping[str, float]) -> optax.GradientTransformation:
+    def named_multipliers(params: Any) -> list[tuple[str, float]]:
         paths, _ = jax.tree.flatten_with_path(params)
         names = [_name(path) for path, _ in paths]
-        found = validate.matched("optim.dense.factors", "parameter", names, factors)
+        found = validate.matched("optim.dense.lr_multipliers", "parameter", names, lr_multipliers)
         return [(name, found.get(name, 1.0)) for name in names]
 
     def init(params: Any) -> optax.EmptyState:
-        by_name(params)
+        named_multipliers(params)
         return optax.EmptyState()
 
     def update(updates: Any, state: Any, params: Any = None) -> Any:
         leaves, structure = jax.tree.flatten(updates)
-        scaled = [x * f for x, (_, f) in zip(leaves, by_name(updates), strict=True)]
+        scaled = [x * f for x, (_, f) in zip(leaves, named_multipliers(updates), strict=True)]
         return jax.tree.unflatten(structure, scaled), state
 
     return optax.GradientTransformation(init, update)

@@ -175,9 +175,11 @@ def draw_statistics(statistics: Mapping[str, Mapping[str, Any]], path: str | Pat
     """
     largest = sorted(statistics, key=lambda split: -statistics[split].get("rows", 0))
     shown = {split: statistics[split] for split in largest[:_MOST_SPLITS]}
-    missing = _most(_values(shown, ("floats", "ids", "lists"), _missing))
-    distinct = _most(_values(shown, ("ids", "lists"), lambda column, _: column.get("distinct")))
-    longest = _most(_values(shown, ("lists",), lambda column, _: column.get("max")))
+    missing = _most(_values(shown, ("dense", "categorical", "ragged"), _missing))
+    distinct = _most(
+        _values(shown, ("categorical", "ragged"), lambda column, _: column.get("distinct"))
+    )
+    longest = _most(_values(shown, ("ragged",), lambda column, _: column.get("max")))
     panels = [values for values in (missing, distinct, longest) if values]
     heights = [1 + 0.25 * len(values) for values in panels] or [1]
     figure = Figure(figsize=(10, sum(heights) + 1), layout="constrained")
@@ -250,7 +252,7 @@ def _bars(axes: Axes, values: _Values, splits: Sequence[str], labels: Sequence[s
 
 def _lengths(axes: Axes, names: Sequence[str], shown: Mapping[str, Mapping[str, Any]]) -> None:
     for i, statistics in enumerate(shown.values()):
-        columns = [statistics.get("lists", {}).get(name, {}) for name in names]
+        columns = [statistics.get("ragged", {}).get(name, {}) for name in names]
         places = _places(len(names), i, len(shown))
         for quantile, marker in _LENGTHS.items():
             lengths = [column.get(quantile, np.nan) for column in columns]

@@ -43,8 +43,10 @@ class BatchShape:
         def array(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct((*leading, *shape), dtype)
 
-        shifts = layout.schema.shift_columns
-        return batch_of(array, layout, self.batch_size, self.group, self.capacities, shifts)
+        logit_correction = layout.schema.logit_correction_columns
+        return batch_of(
+            array, layout, self.batch_size, self.group, self.capacities, logit_correction
+        )
 
 
 class Predictor:
@@ -86,7 +88,7 @@ class Predictor:
             lambda weights, batch: (
                 score(weights, batch),
                 batch.labels,
-                metrics.of_all_traffic(batch.weights, batch.labels, batch.shifts),
+                metrics.of_all_traffic(batch.weights, batch.labels, batch.logit_correction),
             ),
             in_shardings=(self.weights_sharding, meshes.by_example(mesh)),
             out_shardings=meshes.replicated(mesh),
@@ -104,8 +106,8 @@ class Predictor:
         return options | meshes.exchange_options(self.mesh)
 
 
-class Program:
-    """The programs of one trainee on one mesh.
+class CompiledSteps:
+    """The programs of one `StepSpec` on one mesh.
 
     init: () -> TrainState, placed.
     train: (state, batches with a leading axis of steps) -> (state, StepMetrics with that axis).
@@ -117,17 +119,17 @@ class Program:
         InputError: as `Predictor`.
     """
 
-    def __init__(self, trainee: steps.Trainee, mesh: Mesh, shape: BatchShape):
-        self.trainee = trainee
+    def __init__(self, step_spec: steps.StepSpec, mesh: Mesh, shape: BatchShape):
+        self.step_spec = step_spec
         self.mesh = mesh
         self.shape = shape
         self.predictor = Predictor(
-            trainee.model,
-            trainee.embedding,
-            parents=trainee.parents,
-            learns_task_weights=trainee.learns_task_weights,
+            step_spec.model,
+            step_spec.embedding,
+            parents=step_spec.parents,
+            learns_task_weights=step_spec.learns_task_weights,
         )
-        init = functools.partial(steps.init_state, trainee)
+        init = functools.partial(steps.init_state, step_spec)
         self.state_shape: steps.TrainState = jax.eval_shape(init)
         specs = self._specs(self.state_shape)
         self.state_sharding: steps.TrainState = _shardings(mesh, specs)
@@ -137,7 +139,7 @@ class Program:
             donate_argnums=0,
             in_shardings=(self.state_sharding, meshes.by_example(mesh, leading=1)),
             out_shardings=(self.state_sharding, meshes.replicated(mesh)),
-            compiler_options=self.predictor.compiler_options | trainee.embedding.update_options,
+            compiler_options=self.predictor.compiler_options | step_spec.embedding.update_options,
         )
         self._finite = jax.jit(
             lambda weights: jnp.all(
@@ -153,7 +155,7 @@ class Program:
     def blank(self) -> steps.TrainState:
         """Shapes of a state, in which a checkpoint goes; only the scratch arrays are there."""
         scratch = jax.jit(
-            self.trainee.embedding.init_scratch, out_shardings=self.state_sharding.scratch
+            self.step_spec.embedding.init_scratch, out_shardings=self.state_sharding.scratch
         )
         return self.state_shape._replace(scratch=scratch())
 
@@ -164,7 +166,7 @@ class Program:
     @functools.cached_property
     def buffers(self) -> dict[str, int]:
         """By stack whose rows travel, ids that one buffer of the training step has room for."""
-        embedding = self.trainee.embedding
+        embedding = self.step_spec.embedding
         if not embedding.exchanges:
             return {}
         ids = ids_of_device(embedding.layout, self.shape.struct(embedding.layout), self.mesh.size)
@@ -176,7 +178,7 @@ class Program:
 
     def _specs(self, state: steps.TrainState) -> steps.TrainState:
         """How each array of a state lies on the mesh."""
-        of_part = self.trainee.embedding.specs()
+        of_part = self.step_spec.embedding.specs()
         specs = jax.tree.map(lambda _: P(), state)._replace(
             tables={
                 name: jax.tree.map(lambda _, name=name: of_part[name], table)
@@ -190,9 +192,9 @@ class Program:
         return specs
 
     def _train(self, state: steps.TrainState, batches: Batch) -> Any:
-        step = functools.partial(steps.train_step, self.trainee)
+        step = functools.partial(steps.train_step, self.step_spec)
         state, metrics = jax.lax.scan(step, state, batches)
-        return steps.averaged(self.trainee, state, metrics.skipped), metrics
+        return steps.averaged(self.step_spec, state, metrics.skipped), metrics
 
 
 def _shardings(mesh: Mesh, specs: Any) -> Any:

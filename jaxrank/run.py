@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from jaxrank import config_files, models, native
 from jaxrank import mesh as meshes
-from jaxrank.build import dims_of, make_timetable, make_trainee, make_workload, model_fields
+from jaxrank.build import dims_of, make_run_schedule, make_step_spec, make_workload, model_fields
 from jaxrank.checkpoints.manager import Checkpoints, quieten_libraries
 from jaxrank.checkpoints.record import Metric
 from jaxrank.data.batches import packing
@@ -25,15 +25,15 @@ from jaxrank.errors import InputError
 from jaxrank.evaluation import days
 from jaxrank.evaluation import score as scoring
 from jaxrank.features import MAX_GROUP, Schema
-from jaxrank.layout import Hot, Layout
+from jaxrank.layout import Layout, ReplicatedRows
 from jaxrank.metrics.early_stopping import Monitor, make_monitor
 from jaxrank.placement import decide
-from jaxrank.program import BatchShape, Program, check_batch
+from jaxrank.program import BatchShape, CompiledSteps, check_batch
 from jaxrank.report import Report, format_bytes
+from jaxrank.run_schedule import NEXT_DAY, RunSchedule
 from jaxrank.runtime import processes
 from jaxrank.step import TrainState, model_inputs
-from jaxrank.telemetry.loss_spikes import Spikes
-from jaxrank.timetable import NEXT_DAY, Timetable
+from jaxrank.telemetry.loss_spikes import LossSpikeDetector
 from jaxrank.workdir import data as run_data
 from jaxrank.workdir import files
 
@@ -52,7 +52,7 @@ class History:
 
     monitor: Monitor
     day_scores: days.DayScores
-    spikes: Spikes
+    spikes: LossSpikeDetector
 
     def to_state(self) -> dict[str, Any]:
         """What a checkpoint must hold, as JSON."""
@@ -72,15 +72,15 @@ class History:
         if monitor is new.monitor:
             report(
                 f"Evaluations so far were by {state['monitor']['measures']}, from now on by"
-                f" {monitor.measures}: the best checkpoint, eval.stop_patience and"
-                " eval.rate_patience begin anew"
+                f" {monitor.measures}: the best checkpoint, eval.early_stopping_patience and"
+                " eval.reduce_lr_patience begin anew"
             )
-        spikes = Spikes.from_state(state["spikes"], new.spikes.limit)
+        spikes = LossSpikeDetector.from_state(state["spikes"], new.spikes.limit)
         return cls(monitor, days.DayScores.from_state(state["days"]), spikes)
 
 
 @dataclasses.dataclass
-class Job:
+class Run:
     """All parts of a run. Of these `batches`, `history` and `checkpoints` change with its steps;
     `start` and `save` keep them together with the state.
 
@@ -89,14 +89,14 @@ class Job:
     """
 
     directory: Path
-    steps_per_call: int
+    steps_per_execution: int
     eval_batch_size: int
     model: str
     optimizers: dict[str, str]
-    timetable: Timetable
+    run_schedule: RunSchedule
     store: Store
-    program: Program
-    hot: dict[str, Hot]
+    program: CompiledSteps
+    hot: dict[str, ReplicatedRows]
     train_split: Split
     batches: TrainBatches
     history: History
@@ -104,12 +104,14 @@ class Job:
 
     @property
     def schema(self) -> Schema:
-        return self.program.trainee.embedding.layout.schema
+        return self.program.step_spec.embedding.layout.schema
 
     def open_split(self, name: str) -> Split:
         """A split to evaluate."""
         return (
-            days.open_day(self.store, name) if self.timetable.next_days else self.store.split(name)
+            days.open_day(self.store, name)
+            if self.run_schedule.next_days
+            else self.store.split(name)
         )
 
     def start(
@@ -197,7 +199,7 @@ class Job:
 
 def build(
     config: ConfigDict, directory: Path, report: Report, *, inherits_store: bool = False
-) -> Job:
+) -> Run:
     """Everything that `train` needs, without running a step.
 
     Args:
@@ -210,18 +212,18 @@ def build(
     sections = config.data, config.features, config.source
     store = run_data.locate(*sections, directory, inherits=inherits_store).prepare(report)
     split = store.split(config.data.train, "data.train")
-    timetable = make_timetable(config, split.rows)
-    calls = {field: config[field] for field in ("batch_size", "steps_per_call")}
+    run_schedule = make_run_schedule(config, split.rows)
+    executions = {field: config[field] for field in ("batch_size", "steps_per_execution")}
     # Where days are evaluated, those are of the split that is trained on, or behind it.
     by_day = config.data.valid == NEXT_DAY
     evaluated = store.split(
-        config.data.train.partition("/")[0] if by_day else timetable.valid or split.name,
+        config.data.train.partition("/")[0] if by_day else run_schedule.valid or split.name,
         "data.valid",
     )
     told = f"{split.fingerprint} {evaluated.fingerprint} {store.schema}"
     processes.check_same(f"the data in {store.path}", told)
     _check_labels(split, report)
-    _tell_passes(config.num_epochs, timetable, split.rows, calls, report)
+    _tell_passes(config.num_epochs, run_schedule, split.rows, executions, report)
     mesh = meshes.make_mesh(**config.mesh)
     processes.check_devices(mesh)
     check_row_shards(mesh.shape[meshes.SHARD])
@@ -242,7 +244,7 @@ def build(
         report(line)
     layout = placed.layout
     batches = make_batches(
-        config.data, split, layout, seed=config.seed, num_steps=timetable.num_steps, **calls
+        config.data, split, layout, seed=config.seed, num_steps=run_schedule.num_steps, **executions
     )
     if config.data.valid == NEXT_DAY:
         first = batches.first_steps
@@ -251,10 +253,10 @@ def build(
             split,
             first,
             train=config.data.train,
-            num_steps=timetable.num_steps,
-            **calls,
+            num_steps=run_schedule.num_steps,
+            **executions,
         )
-        timetable = timetable._replace(next_days=chosen)
+        run_schedule = run_schedule._replace(next_days=chosen)
     if batches.capacities and batches.group < _SMALL_GROUP:
         report(
             f"batch_size / data.shards = {config.batch_size // config.data.shards} has no divisor"
@@ -267,27 +269,29 @@ def build(
         evaluated_on = NEXT_DAY if by_day else f"{evaluated.name}, {evaluated.fingerprint}"
     monitor = make_monitor(store.schema.tasks, evaluated_on=evaluated_on, **watched)
     shape = BatchShape(config.batch_size, batches.group, batches.capacities)
-    trainee = make_trainee(config, layout, mesh, num_steps=timetable.num_steps, room=placed.room)
+    step_spec = make_step_spec(
+        config, layout, mesh, num_steps=run_schedule.num_steps, room=placed.room
+    )
     _check_parents(
         config_files.to_plain(config.model.parents),
         split,
         [task.name for task in store.schema.tasks],
     )
-    program = Program(trainee, mesh, shape)
+    program = CompiledSteps(step_spec, mesh, shape)
     _check_room(program)
-    return Job(
+    return Run(
         directory=directory,
-        steps_per_call=config.steps_per_call,
+        steps_per_execution=config.steps_per_execution,
         eval_batch_size=config.eval.batch_size,
         model=model_fields(config.model)["name"],
         optimizers={part: config.optim[part].name for part in ("dense", "tables")},
-        timetable=timetable,
+        run_schedule=run_schedule,
         store=store,
         program=program,
         batches=batches,
         hot=placed.hot,
         train_split=split,
-        history=History(monitor, days.DayScores(), Spikes(config.watch.loss_spike)),
+        history=History(monitor, days.DayScores(), LossSpikeDetector(config.watch.loss_spike)),
         checkpoints=Checkpoints(
             directory,
             keep=config.checkpoint.keep,
@@ -296,15 +300,15 @@ def build(
     )
 
 
-def _check_room(program: Program) -> None:
+def _check_room(program: CompiledSteps) -> None:
     """Refuses tables that no memory of this machine has room for, where that is the devices' too.
 
     Others say so themselves. XLA on CPU waits for good for a program that it has no memory for.
     """
     if meshes.platform(program.mesh) != "cpu":
         return
-    of_device = meshes.bytes_on_device(program.state_shape, program.state_sharding)
-    needed, found = of_device * len(program.mesh.local_devices), meshes.host_memory()
+    per_device = meshes.bytes_on_device(program.state_shape, program.state_sharding)
+    needed, found = per_device * len(program.mesh.local_devices), meshes.host_memory()
     if needed > found:
         raise InputError(
             f"tables and layers with their optimizers need {format_bytes(needed)}, which must be in"
@@ -319,7 +323,7 @@ def make_batches(
     layout: Layout,
     *,
     batch_size: int,
-    steps_per_call: int,
+    steps_per_execution: int,
     seed: int,
     num_steps: int,
 ) -> TrainBatches:
@@ -336,7 +340,7 @@ def make_batches(
         split,
         layout,
         batch_size=batch_size,
-        steps_per_call=steps_per_call,
+        steps_per_execution=steps_per_execution,
         seed=seed,
         num_steps=num_steps,
         process=(jax.process_index(), jax.process_count()),
@@ -344,7 +348,7 @@ def make_batches(
     )
 
 
-def _kept_placement(directory: Path, store: Store) -> dict[str, Hot] | None:
+def _kept_placement(directory: Path, store: Store) -> dict[str, ReplicatedRows] | None:
     """Where the tables of the run that goes on in `directory` lie; None if one begins.
 
     Raises:
@@ -363,22 +367,27 @@ def _kept_placement(directory: Path, store: Store) -> dict[str, Hot] | None:
 
 
 def _tell_passes(
-    num_epochs: float, timetable: Timetable, rows: int, call: Mapping[str, int], report: Report
+    num_epochs: float,
+    run_schedule: RunSchedule,
+    rows: int,
+    execution: Mapping[str, int],
+    report: Report,
 ) -> None:
-    """Says where whole calls are many more passes than were asked for."""
-    passes = timetable.num_steps * call["batch_size"] / rows
+    """Says where whole executions are many more passes than were asked for."""
+    passes = run_schedule.num_steps * execution["batch_size"] / rows
     if num_epochs and passes > _MORE_PASSES * num_epochs:
         report(
             f"num_epochs={num_epochs} becomes {passes:.2f} passes over {rows:,} examples,"
-            f" because a run is whole calls of {call['steps_per_call']} steps of"
-            f" {call['batch_size']:,} examples; lower steps_per_call or batch_size to come closer"
+            f" because a run is whole executions of {execution['steps_per_execution']} steps of"
+            f" {execution['batch_size']:,} examples; lower steps_per_execution or batch_size to"
+            f" come closer"
         )
 
 
 def _check_labels(split: Split, report: Report) -> None:
     """Refuses data without any label, and tells of tasks whose labels are all alike."""
     scoring.check_labelled(split)
-    if not split.is_counted:
+    if not split.has_statistics:
         return
     for name, task in split.statistics["tasks"].items():
         known, positives = task["known"], task["positives"]
@@ -391,7 +400,7 @@ def _check_labels(split: Split, report: Report) -> None:
 
 def _check_parents(parents: Mapping[str, str], split: Split, names: list[str]) -> None:
     """Refuses labels from which a task with a parent would not learn the probability of both."""
-    if not parents or not split.is_counted:
+    if not parents or not split.has_statistics:
         return
     tasks = split.statistics["tasks"]
     for task, parent in parents.items():
@@ -416,32 +425,33 @@ def _is_known_without(split: Split, task: int, parent: int) -> bool:
     return False
 
 
-def describe(job: Job, state: TrainState) -> str:
+def describe(job: Run, state: TrainState) -> str:
     """What is trained, in a few words."""
-    trainee = job.program.trainee
+    step_spec = job.program.step_spec
     parts = models.describe(state.params)
-    flops = trainee.model.flops(model_inputs(trainee.embedding.layout))
+    flops = step_spec.model.flops(model_inputs(step_spec.embedding.layout))
     layers = ", ".join(f"{name} {count:,}" for name, count in parts.items())
-    layout, schema = trainee.embedding.layout, job.schema
+    layout, schema = step_spec.embedding.layout, job.schema
     stored = sum(x.nbytes for x in jax.tree.leaves(state.tables)) / 2**20
     lines = [
         f"{sum(parts.values()):,} parameters in layers ({layers}),"
         f" {sum(s.rows * s.dim for s in layout.stacks):,} in"
         f" {len(schema.tables)} tables ({stored:,.1f} MiB with their optimizer);"
-        f" {len(schema.floats)} floats, {len(schema.ids)} ids, {len(schema.lists)} lists;"
+        f" {len(schema.dense)} floats, {len(schema.categorical)} ids, {len(schema.ragged)} lists;"
         f" {3 * flops:,} floating point operations an example in matrix products, forward and"
         " backward;"
-        f" {job.train_split.rows:,} examples, {job.timetable.num_steps:,} steps,"
+        f" {job.train_split.rows:,} examples, {job.run_schedule.num_steps:,} steps,"
         f" {job.program.mesh.size} {jax.default_backend()} device(s)"
     ]
-    if trainee.embedding.on_cpu and not trainee.embedding.is_native:
+    if step_spec.embedding.on_cpu and not step_spec.embedding.is_native:
         lines.append(f"Table rows and layers are left to XLA, which is slower: {native.missing()}")
-    if job.timetable.next_days:
+    if job.run_schedule.next_days:
         lines.append(
-            f"{len(job.train_split.days)} days, one after another; {len(job.timetable.next_days)}"
+            f"{len(job.train_split.days)} days, one after another;"
+            f" {len(job.run_schedule.next_days)}"
             " evaluations, each of a day that no step has seen"
         )
-    if trainee.embedding.l2_scope == "table":
+    if step_spec.embedding.l2_scope == "table":
         rows = sum(s.rows for s in layout.stacks)
         lines.append(
             f"embedding.l2_scope is table: every step reads and updates all {rows:,} rows, so its"

@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 from jaxrank import losses
 from jaxrank import mesh as meshes
-from jaxrank.embedding import Embedding, Load, Lookup, TableState, row_shapes
+from jaxrank.embedding import Embedding, ExchangeStats, Lookup, TableState, row_shapes
 from jaxrank.features import Batch
 from jaxrank.layout import Layout
 from jaxrank.metrics import sums as metrics
@@ -42,7 +42,7 @@ class TrainState(NamedTuple):
     opt_state: of the optimizer of `params`.
     bias: f32[T], added to what the model puts out for each task; not trained.
     tables: {part of a stack: TableState}, split by row or on every device.
-    rate_factor: f32[], scales both learning rates; lowered when the metric stops improving.
+    lr_multiplier: f32[], scales both learning rates; lowered when the metric stops improving.
     average: Weights, the moving average of all that predicts; see `averaged`. Or {}.
     scratch: see `Embedding.init_scratch`; not part of a checkpoint.
     """
@@ -54,7 +54,7 @@ class TrainState(NamedTuple):
     opt_state: Any
     bias: jax.Array
     tables: dict[str, TableState]
-    rate_factor: jax.Array
+    lr_multiplier: jax.Array
     average: Any
     scratch: dict[str, jax.Array]
 
@@ -96,11 +96,11 @@ class StepMetrics(NamedTuple):
     """What one step tells.
 
     loss: f32[], the weighted sum of the tasks' losses, which is what is minimised; of a task with
-        shifts that of the examples as they are, not of all traffic.
+        logit corrections that of the examples as they are, not of all traffic.
     learned_weights: f32[T], by which each task's loss is multiplied; without columns where
         weights are not learned.
     sums: metrics.Sums of the batch before the update, of all traffic.
-    rate, table_rate: f32[], learning rates of the step.
+    learning_rate, table_learning_rate: f32[], learning rates of the step.
     gradient_norm: f32[], of the model's parameters, before clipping.
     dropped: i32[lists], list ids cut from the batch.
     skipped: bool[], whether the step changed nothing, as a number in it was not finite.
@@ -110,18 +110,18 @@ class StepMetrics(NamedTuple):
     loss: jax.Array
     learned_weights: jax.Array
     sums: metrics.Sums
-    rate: jax.Array
-    table_rate: jax.Array
+    learning_rate: jax.Array
+    table_learning_rate: jax.Array
     gradient_norm: jax.Array
     dropped: jax.Array
     skipped: jax.Array
     exchange: dict[str, ExchangeMetrics]
 
 
-class Trainee(NamedTuple):
+class StepSpec(NamedTuple):
     """What is trained, and how: the static half of a step, whose other half is the state.
 
-    rate, table_rate: functions of the step.
+    learning_rate, table_learning_rate: functions of the step.
     kinds: of the tasks; see `features.Task`.
     parents: of the tasks; see `outputs.joint_logits`.
     task_weights: the weight of each task's loss in the sum.
@@ -134,8 +134,8 @@ class Trainee(NamedTuple):
     model: Model
     embedding: Embedding
     optimizer: optax.GradientTransformation
-    rate: optax.Schedule
-    table_rate: optax.Schedule
+    learning_rate: optax.Schedule
+    table_learning_rate: optax.Schedule
     kinds: tuple[str, ...]
     parents: tuple[int, ...]
     task_weights: tuple[float, ...]
@@ -165,13 +165,13 @@ def _inputs(
                 columns.append(Columns(len(reads), names))
             first = len(stack.columns)
             for i, length in zip(stack.sequences, stack.sequence_lengths, strict=True):
-                spans.append(Span(schema.lists[i].name, len(reads), first, length))
+                spans.append(Span(schema.ragged[i].name, len(reads), first, length))
                 first += length
             reads.append((found["ids"], ids[stack.name] if stack.sequences else None))
         if stack.lists:
-            columns.append(Columns(len(reads), tuple(schema.lists[i].name for i in stack.lists)))
+            columns.append(Columns(len(reads), tuple(schema.ragged[i].name for i in stack.lists)))
             reads.append((found["lists"], None))
-    dense = tuple(f.name for f in schema.floats)
+    dense = tuple(f.name for f in schema.dense)
     return Inputs(Names(dense, tuple(columns), tuple(spans)), floats, reads, share)
 
 
@@ -188,31 +188,31 @@ def model_inputs(layout: Layout) -> Inputs:
             "ids": array(stack.places, stack.dim),
             "lists": array(len(stack.lists), stack.dim),
         }
-    return _inputs(layout, array(len(layout.schema.floats)), vectors, ids, Share())
+    return _inputs(layout, array(len(layout.schema.dense)), vectors, ids, Share())
 
 
 def input_names(layout: Layout) -> list[tuple[str, str, int, int]]:
     """(kind, feature, place, coordinate) of each number that a model reads of an example, in the
     order in which it has them side by side; see `models.Inputs.features`."""
     schema = layout.schema
-    columns = [(f.name, place) for f in schema.ids for place in range(f.length)]
-    names = [("float", f.name, 0, 0) for f in schema.floats]
+    columns = [(f.name, place) for f in schema.categorical for place in range(f.length)]
+    names = [("float", f.name, 0, 0) for f in schema.dense]
     sequences = []
     for stack in layout.stacks:
         coordinates = range(stack.dim)
         names += [("id", *columns[i], c) for i in stack.columns for c in coordinates]
-        names += [("list", schema.lists[i].name, 0, c) for i in stack.lists for c in coordinates]
+        names += [("list", schema.ragged[i].name, 0, c) for i in stack.lists for c in coordinates]
         sequences += [
-            ("sequence", schema.lists[i].name, 0, c) for i in stack.sequences for c in coordinates
+            ("sequence", schema.ragged[i].name, 0, c) for i in stack.sequences for c in coordinates
         ]
     return names + sequences
 
 
-def layers_state(trainee: Trainee, key: jax.Array, inputs: Inputs) -> dict[str, Any]:
+def layers_state(step_spec: StepSpec, key: jax.Array, inputs: Inputs) -> dict[str, Any]:
     """The part of a state that is not in tables: params, model_state and opt_state."""
-    learned = len(trainee.task_weights) if trainee.learns_task_weights else 0
-    params, model_state = _layers(trainee.model, learned, key, inputs)
-    opt_state = trainee.optimizer.init(params)
+    learned = len(step_spec.task_weights) if step_spec.learns_task_weights else 0
+    params, model_state = _layers(step_spec.model, learned, key, inputs)
+    opt_state = step_spec.optimizer.init(params)
     return {"params": params, "model_state": model_state, "opt_state": opt_state}
 
 
@@ -235,74 +235,78 @@ def weights_shape(model: Model, layout: Layout, *, learns_task_weights: bool) ->
     return Weights(params, model_state, bias, row_shapes(layout))
 
 
-def init_state(trainee: Trainee) -> TrainState:
+def init_state(step_spec: StepSpec) -> TrainState:
     """The state before the first step, on the whole mesh."""
-    key = jax.random.key(trainee.seed)
-    embedding = trainee.embedding
+    key = jax.random.key(step_spec.seed)
+    embedding = step_spec.embedding
     inputs = model_inputs(embedding.layout).zeros()
-    layers = layers_state(trainee, jax.random.fold_in(key, 1), inputs)
+    layers = layers_state(step_spec, jax.random.fold_in(key, 1), inputs)
     state = TrainState(
         step=jnp.zeros((), jnp.int32),
         earlier=jnp.zeros((), jnp.int32),
         **layers,
-        bias=jnp.zeros(len(trainee.kinds), jnp.float32),
+        bias=jnp.zeros(len(step_spec.kinds), jnp.float32),
         tables=embedding.init(jax.random.fold_in(key, 0)),
-        rate_factor=jnp.ones((), jnp.float32),
+        lr_multiplier=jnp.ones((), jnp.float32),
         average={},
         scratch=embedding.init_scratch(),
     )
-    if not trainee.ema_decay:
+    if not step_spec.ema_decay:
         return state
     return state._replace(average=jax.tree.map(jnp.copy, trained(state)))
 
 
-def train_step(trainee: Trainee, state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
+def train_step(
+    step_spec: StepSpec, state: TrainState, batch: Batch
+) -> tuple[TrainState, StepMetrics]:
     """Forward, backward, the dense update and the update of the rows read."""
-    embedding = trainee.embedding
+    embedding = step_spec.embedding
     total = functools.partial(meshes.total, embedding.mesh)
     routes = embedding.route(batch)
-    vectors, loads = embedding.lookup(trained(state).rows, routes, batch)
+    vectors, exchange_stats = embedding.lookup(trained(state).rows, routes, batch)
     total_weight = total(batch.weights.sum(0))
 
     def loss_of(params, vectors):
-        logits, model_state = _trained_on(trainee, state, params, vectors, batch)
-        return _loss(trainee, params, logits, batch, total_weight), (logits, model_state)
+        logits, model_state = _trained_on(step_spec, state, params, vectors, batch)
+        return _loss(step_spec, params, logits, batch, total_weight), (logits, model_state)
 
     (loss, (logits, model_state)), (grads, vector_grads) = jax.value_and_grad(
         loss_of, argnums=(0, 1), has_aux=True
     )(state.params, vectors)
-    traffic = metrics.of_all_traffic(batch.weights, batch.labels, batch.shifts)
-    sums = metrics.batch_sums(logits, batch.labels, traffic, trainee.kinds)
+    traffic = metrics.of_all_traffic(batch.weights, batch.labels, batch.logit_correction)
+    sums = metrics.batch_sums(logits, batch.labels, traffic, step_spec.kinds)
     grads, loss, sums, dropped = total((grads, loss, sums, jnp.sum(batch.dropped, axis=0)))
 
     norm = optax.tree.norm(grads)
     applies = None
-    if trainee.skips:
+    if step_spec.skips:
         applies = _all_finite(embedding.mesh, loss + norm, vector_grads)
 
-    updates, opt_state = trainee.optimizer.update(grads, state.opt_state, state.params)
-    updates = jax.tree.map(lambda u: u * state.rate_factor.astype(u.dtype), updates)
-    table_rate = trainee.table_rate(state.step) * state.rate_factor
+    updates, opt_state = step_spec.optimizer.update(grads, state.opt_state, state.params)
+    updates = jax.tree.map(lambda u: u * state.lr_multiplier.astype(u.dtype), updates)
+    table_learning_rate = step_spec.table_learning_rate(state.step) * state.lr_multiplier
     tables, scratch = embedding.update(
         state.tables,
         state.scratch,
         routes,
         batch,
         vector_grads,
-        rate=table_rate,
+        learning_rate=table_learning_rate,
         step=state.earlier + state.step,
         applies=applies,
     )
     step_metrics = StepMetrics(
         loss=loss,
-        learned_weights=_learned_weights(trainee, state.params),
+        learned_weights=_learned_weights(step_spec, state.params),
         sums=sums,
-        rate=trainee.rate(state.step) * state.rate_factor,
-        table_rate=table_rate,
+        learning_rate=step_spec.learning_rate(state.step) * state.lr_multiplier,
+        table_learning_rate=table_learning_rate,
         gradient_norm=norm,
         dropped=dropped,
         skipped=jnp.zeros((), bool) if applies is None else ~applies,
-        exchange=jax.tree.map(_over_devices, loads, is_leaf=lambda x: isinstance(x, Load)),
+        exchange=jax.tree.map(
+            _over_devices, exchange_stats, is_leaf=lambda x: isinstance(x, ExchangeStats)
+        ),
     )
     layers = optax.apply_updates(state.params, updates), model_state, opt_state
     earlier = state.earlier
@@ -321,7 +325,7 @@ def train_step(trainee: Trainee, state: TrainState, batch: Batch) -> tuple[Train
         opt_state=opt_state,
         bias=state.bias,
         tables=tables,
-        rate_factor=state.rate_factor,
+        lr_multiplier=state.lr_multiplier,
         average=state.average,
         scratch=scratch,
     )
@@ -342,53 +346,53 @@ def _all_finite(mesh: Mesh, number: jax.Array, vector_grads: Any) -> jax.Array:
 
 
 def _trained_on(
-    trainee: Trainee, state: TrainState, params: Any, vectors: Any, batch: Batch
+    step_spec: StepSpec, state: TrainState, params: Any, vectors: Any, batch: Batch
 ) -> tuple[jax.Array, Any]:
     """Outputs for this device's share of a batch, and the model's new statistics."""
-    mesh = trainee.embedding.mesh
+    mesh = step_spec.embedding.mesh
     share = Share(
         first=meshes.device_index(mesh) * batch.labels.shape[0],
         mean=lambda x: meshes.total(mesh, x) / mesh.size,
     )
-    inputs = _inputs(trainee.embedding.layout, batch.floats, vectors, batch.ids, share)
-    key = jax.random.fold_in(jax.random.key(trainee.seed), state.step)
+    inputs = _inputs(step_spec.embedding.layout, batch.dense, vectors, batch.ids, share)
+    key = jax.random.fold_in(jax.random.key(step_spec.seed), state.step)
     with jax.named_scope(MODEL_SCOPE):
-        raw, model_state = trainee.model.apply(
+        raw, model_state = step_spec.model.apply(
             params, state.model_state, inputs, train=True, key=key
         )
-        return outputs(raw, state.bias, trainee.parents), model_state
+        return outputs(raw, state.bias, step_spec.parents), model_state
 
 
 def _loss(
-    trainee: Trainee, params: Any, logits: jax.Array, batch: Batch, total_weight: jax.Array
+    step_spec: StepSpec, params: Any, logits: jax.Array, batch: Batch, total_weight: jax.Array
 ) -> jax.Array:
     """This device's part of the loss; total_weight f32[T] is that of the whole batch."""
-    task_weights = jnp.asarray(trainee.task_weights, batch.labels.dtype)
-    shifted = losses.of_sample(logits, batch.shifts)
+    task_weights = jnp.asarray(step_spec.task_weights, batch.labels.dtype)
+    shifted = losses.of_sample(logits, batch.logit_correction)
     known = batch.labels, batch.weights
-    if not trainee.learns_task_weights:
-        return losses.weighted_loss(shifted, *known, task_weights, total_weight, trainee.kinds)
-    each = losses.per_task(shifted, *known, total_weight, trainee.kinds)
+    if not step_spec.learns_task_weights:
+        return losses.weighted_loss(shifted, *known, task_weights, total_weight, step_spec.kinds)
+    each = losses.per_task(shifted, *known, total_weight, step_spec.kinds)
     return losses.uncertainty_weighted(
-        each, task_weights, params[LOG_VARIANCES], total_weight, trainee.embedding.mesh.size
+        each, task_weights, params[LOG_VARIANCES], total_weight, step_spec.embedding.mesh.size
     )
 
 
-def averaged(trainee: Trainee, state: TrainState, skipped: jax.Array) -> TrainState:
-    """The state whose average has taken in the weights after a call of steps.
+def averaged(step_spec: StepSpec, state: TrainState, skipped: jax.Array) -> TrainState:
+    """The state whose average has taken in the weights after an execution of steps.
 
     average <- d^steps * average + (1 - d^steps) * weights, d = min(ema_decay, (1 + t) / (10 + t))
     after t steps, those of earlier runs too, so that a short run is not one of its initial values.
-    It is taken after every call and not every step, for it reads and writes whole tables.
+    It is taken after every execution and not every step, for it reads and writes whole tables.
 
     Args:
         skipped: bool[steps], which of them changed nothing; they do not count.
     """
-    if not trainee.ema_decay:
+    if not step_spec.ema_decay:
         return state
     t = (state.earlier + state.step).astype(jnp.float32)
-    steps = len(skipped) - skipped.sum() if trainee.skips else len(skipped)
-    keep = jnp.minimum(trainee.ema_decay, (1 + t) / (10 + t)) ** steps
+    steps = len(skipped) - skipped.sum() if step_spec.skips else len(skipped)
+    keep = jnp.minimum(step_spec.ema_decay, (1 + t) / (10 + t)) ** steps
 
     def mixed(average: jax.Array, new: jax.Array) -> jax.Array:
         return average + (1 - keep).astype(average.dtype) * (new - average)
@@ -396,17 +400,17 @@ def averaged(trainee: Trainee, state: TrainState, skipped: jax.Array) -> TrainSt
     return state._replace(average=jax.tree.map(mixed, state.average, trained(state)))
 
 
-def _learned_weights(trainee: Trainee, params: Any) -> jax.Array:
-    if not trainee.learns_task_weights:
+def _learned_weights(step_spec: StepSpec, params: Any) -> jax.Array:
+    if not step_spec.learns_task_weights:
         return jnp.zeros(0)
-    return jnp.asarray(trainee.task_weights) * jnp.exp(-params[LOG_VARIANCES])
+    return jnp.asarray(step_spec.task_weights) * jnp.exp(-params[LOG_VARIANCES])
 
 
-def _over_devices(load: Load) -> ExchangeMetrics:
+def _over_devices(stats: ExchangeStats) -> ExchangeMetrics:
     return ExchangeMetrics(
-        rounds=load.rounds,
-        unique=jax.lax.psum(load.unique, meshes.EXAMPLES),
-        served=jax.lax.pmax(load.served, meshes.EXAMPLES),
+        rounds=stats.rounds,
+        unique=jax.lax.psum(stats.unique, meshes.EXAMPLES),
+        served=jax.lax.pmax(stats.served, meshes.EXAMPLES),
     )
 
 
@@ -415,7 +419,7 @@ def eval_step(
 ) -> jax.Array:
     """f32[B, tasks]: what the model puts out for this device's share of a batch; see `Task`."""
     vectors, _ = embedding.lookup(weights.rows, embedding.route(batch), batch)
-    inputs = _inputs(embedding.layout, batch.floats, vectors, batch.ids, Share())
+    inputs = _inputs(embedding.layout, batch.dense, vectors, batch.ids, Share())
     with jax.named_scope(MODEL_SCOPE):
         raw, _ = model.apply(weights.params, weights.model_state, inputs, train=False)
         return outputs(raw, weights.bias, parents)

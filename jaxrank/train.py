@@ -16,15 +16,15 @@ from jaxrank import run as jobs
 from jaxrank.errors import RunError, StoppedError
 from jaxrank.evaluation import days
 from jaxrank.evaluation import score as scoring
-from jaxrank.evaluation.report import Result, by_name, in_short
+from jaxrank.evaluation.report import Result, flatten_metrics, short_summary
 from jaxrank.features import Batch
 from jaxrank.metrics.early_stopping import Monitor
 from jaxrank.report import Report
-from jaxrank.run import Job
+from jaxrank.run import Run
 from jaxrank.runtime import processes
-from jaxrank.runtime.prefetch import Feed
-from jaxrank.runtime.stop import Stop
-from jaxrank.runtime.watchdog import HangWatch
+from jaxrank.runtime.prefetch import DevicePrefetcher
+from jaxrank.runtime.stop import ShutdownSignal
+from jaxrank.runtime.watchdog import Watchdog
 from jaxrank.step import TrainState, Weights, weights_of
 from jaxrank.telemetry import profiler as profile
 from jaxrank.telemetry.debug_batches import LastBatches
@@ -83,7 +83,7 @@ def train(
 
     configs.check(config)
     traced = profile.parse(profile_steps)
-    last = LastBatches(directory, debug_batches, config.steps_per_call)
+    last = LastBatches(directory, debug_batches, config.steps_per_execution)
     with contextlib.ExitStack() as stack:
         stack.enter_context(lock.locked(directory))
         if not allow_config_change:
@@ -121,7 +121,7 @@ def train(
             mesh=job.program.mesh,
             buffers=job.program.buffers,
             batch_size=config.batch_size,
-            timetable=job.timetable,
+            run_schedule=job.run_schedule,
             spikes=job.history.spikes,
             on_nonfinite=config.watch.on_nonfinite,
             most_skipped=config.watch.most_skipped,
@@ -132,24 +132,24 @@ def train(
             last.keep(batches)
             return meshes.put_batch(batches, job.program.mesh, leading=1)
 
-        feed = stack.enter_context(contextlib.closing(Feed(job.batches, put)))
+        feed = stack.enter_context(contextlib.closing(DevicePrefetcher(job.batches, put)))
         with (
-            Stop(job.program.largest, job.program.mesh) as stop,
-            HangWatch(config.watch.hang_seconds) as watch,
+            ShutdownSignal(job.program.largest, job.program.mesh) as stop,
+            Watchdog(config.watch.hang_seconds) as watch,
             Profile(
                 traced,
                 directory,
                 int(state.step),
                 recorder.finish,
                 tell,
-                steps_per_call=config.steps_per_call,
-                num_steps=job.timetable.num_steps,
+                steps_per_execution=config.steps_per_execution,
+                num_steps=job.run_schedule.num_steps,
             ) as profiler,
         ):
             milestones = Milestones(job, recorder, writer, watch, tell)
             session = loop.Session(
                 train=job.program.train,
-                steps_per_call=job.steps_per_call,
+                steps_per_execution=job.steps_per_execution,
                 feed=feed,
                 recorder=recorder,
                 milestones=milestones,
@@ -166,37 +166,37 @@ def train(
 class Milestones:
     """Evaluates, saves and ends a run when that is due; see `loop.Milestones`.
 
-    scores: of the last evaluation, and of the best one that this call made, by step.
+    scores: of the last evaluation, and of the best one that this execution made, by step.
     """
 
     def __init__(
-        self, job: Job, recorder: Recorder, writer: Writer, watch: HangWatch, report: Report
+        self, job: Run, recorder: Recorder, writer: Writer, watch: Watchdog, report: Report
     ):
         self._job, self._recorder, self._writer = job, recorder, writer
         self._watch, self._report = watch, report
         self.scores: dict[int, scoring.Scores] = {}
 
     def goes_on(self, step: int) -> bool:
-        return step < self._job.timetable.num_steps and not self._job.history.monitor.should_stop
+        return step < self._job.run_schedule.num_steps and not self._job.history.monitor.should_stop
 
     def is_due(self, step: int, signal: int) -> bool:
-        timetable = self._job.timetable
-        is_saved = step == timetable.num_steps or step % timetable.save_every == 0
-        return bool(signal or is_saved or timetable.evaluated(step))
+        run_schedule = self._job.run_schedule
+        is_saved = step == run_schedule.num_steps or step % run_schedule.save_every == 0
+        return bool(signal or is_saved or run_schedule.evaluated(step))
 
     def pause(self, step: int, state: TrainState, signal: int) -> TrainState:
-        timetable, monitor = self._job.timetable, self._job.history.monitor
-        last = step == timetable.num_steps
+        run_schedule, monitor = self._job.run_schedule, self._job.history.monitor
+        last = step == run_schedule.num_steps
         if signal and not last:
             self._tell_saving(step, signal)
         self._recorder.finish()
         metric = None
-        if split := timetable.evaluated(step):
+        if split := run_schedule.evaluated(step):
             scores = self.scores[step] = self._evaluate(step, state, split)
             self._watch.alive()
             metric = _watched(monitor, split, scores)
             if monitor.update(step, metric):
-                state = state._replace(rate_factor=state.rate_factor * monitor.rate_factor)
+                state = state._replace(lr_multiplier=state.lr_multiplier * monitor.reduce_lr_factor)
             kept = (monitor.best_step, step)
             self.scores = {at: self.scores[at] for at in kept if at in self.scores}
         self._save(step, state, metric)
@@ -232,7 +232,7 @@ class Milestones:
         """When what was saved is whole."""
         self._job.checkpoints.wait()
         return StoppedError(
-            f"stopped after step {step} of {self._job.timetable.num_steps} by"
+            f"stopped after step {step} of {self._job.run_schedule.num_steps} by"
             f" {Signals(number).name}; the same command resumes from {self._recorder.checkpoint}.",
             number,
         )
@@ -240,17 +240,17 @@ class Milestones:
     def _evaluate(self, step: int, state: TrainState, split: str) -> scoring.Scores:
         job = self._job
         scores = _scores(job, weights_of(state), split)
-        day = split.partition("/")[2] if job.timetable.next_days else ""
+        day = split.partition("/")[2] if job.run_schedule.next_days else ""
         if day:
             job.history.day_scores.add(step, day, scores.metrics)
-        self._writer.write(step, by_name(scores.metrics), kind="valid", day=day)
+        self._writer.write(step, flatten_metrics(scores.metrics), kind="valid", day=day)
         self._writer.flush()
         on = f", on {day}" if day else ""
-        self._report(f"step {step}{on}: {in_short(scores.metrics)}")
+        self._report(f"step {step}{on}: {short_summary(scores.metrics)}")
         return scores
 
 
-def _scores(job: Job, weights: Weights, split: str) -> scoring.Scores:
+def _scores(job: Run, weights: Weights, split: str) -> scoring.Scores:
     predictor, size = job.program.predictor, job.eval_batch_size
     return scoring.evaluate(predictor, weights, job.open_split(split), size)
 
@@ -262,7 +262,7 @@ def _watched(monitor: Monitor, split: str, scores: scoring.Scores) -> float:
         RunError: it is undefined, and something depends on it.
     """
     metric = processes.from_first(scores.metrics[monitor.task][monitor.metric])
-    if math.isnan(metric) and (monitor.stop_patience or monitor.rate_patience):
+    if math.isnan(metric) and (monitor.early_stopping_patience or monitor.reduce_lr_patience):
         raise RunError(
             f"eval.metric: {monitor.task}/{monitor.metric} must be defined to decide when to stop"
             f" or to lower the rates, but all labels of split {split!r} are equal or unknown."
@@ -272,24 +272,24 @@ def _watched(monitor: Monitor, split: str, scores: scoring.Scores) -> float:
 
 
 def _result(
-    job: Job,
+    job: Run,
     state: TrainState,
     scores: dict[int, scoring.Scores],
     examples_per_second: float,
     began: float,
 ) -> Result:
     """What the run comes to: its checkpoint, and how that scores; or how it did day by day."""
-    step = job.checkpoints.step("best" if job.history.monitor.stop_patience else "newest")
+    step = job.checkpoints.step("best" if job.history.monitor.early_stopping_patience else "newest")
     assert step is not None
     metrics: scoring.Metrics = {}
     reference = None
-    by_day = job.history.day_scores.to_state() if job.timetable.next_days else []
+    by_day = job.history.day_scores.to_state() if job.run_schedule.next_days else []
     if by_day:
         metrics = days.mean([score["metrics"] for score in by_day])
         reference = days.references(job.store, job.train_split.name, by_day)
-    elif job.timetable.valid:
+    elif job.run_schedule.valid:
         metrics = (scores.get(step) or _checkpoint_scores(job, state, step)).metrics
-        reference = scoring.reference(job.open_split(job.timetable.valid), job.schema)
+        reference = scoring.reference(job.open_split(job.run_schedule.valid), job.schema)
     return Result(
         step=int(state.step),
         examples_per_second=examples_per_second,
@@ -303,7 +303,7 @@ def _result(
     )
 
 
-def _checkpoint_scores(job: Job, state: TrainState, step: int) -> scoring.Scores:
+def _checkpoint_scores(job: Run, state: TrainState, step: int) -> scoring.Scores:
     """Scores the checkpoint of `step`, which this run did not score itself."""
     weights = weights_of(state)
     if step != int(state.step):
@@ -311,4 +311,4 @@ def _checkpoint_scores(job: Job, state: TrainState, step: int) -> scoring.Scores
         weights = job.checkpoints.restore_weights(
             step, predictor.weights_shape, predictor.weights_sharding
         )
-    return _scores(job, weights, job.timetable.valid)
+    return _scores(job, weights, job.run_schedule.valid)

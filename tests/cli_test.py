@@ -113,7 +113,7 @@ def test_prepare_train_evaluate_and_predict_follow_each_other(capsys, tmp_path):
     assert "rows/s" in err
 
     args = ("train", f"--config={TINY}", f"--workdir={workdir}", f"--config.data.store={store}")
-    trained, err = run(capsys, *args, "--config.model.hidden=(8,)", "--config.num_steps=8")
+    trained, err = run(capsys, *args, "--config.model.mlp_units=(8,)", "--config.num_steps=8")
     assert trained["step"] == 8
     assert trained["examples_per_second"] > 0
     assert trained["seconds"] > 0
@@ -153,8 +153,8 @@ def test_prepare_train_evaluate_and_predict_follow_each_other(capsys, tmp_path):
             "no such field: optm. Did you mean optim",
         ),
         (
-            ("train", f"--config={TINY}", "--workdir=w", "--config.features.ids[5].rows=3"),
-            r"--config.features.ids\[5\].rows=3: no such field or element",
+            ("train", f"--config={TINY}", "--workdir=w", "--config.features.categorical[5].rows=3"),
+            r"--config.features.categorical\[5\].rows=3: no such field or element",
         ),
         (
             ("train", f"--config={TINY}", "--workdir=w", "--config.seed=-1"),
@@ -191,7 +191,7 @@ def test_bad_usage_is_refused_with_what_was_found(tmp_path, monkeypatch, args, m
 def test_an_override_adds_a_field_where_a_section_takes_any_name():
     overrides = [
         "--config.optim.dense.settings.b2=0.97",
-        "--config.optim.dense.factors.cross/*=0.5",
+        "--config.optim.dense.lr_multipliers.cross/*=0.5",
         "--config.optim.tables.settings.eps",
         "1e-6",
         "--config.embedding.dims.c*=8",
@@ -199,7 +199,7 @@ def test_an_override_adds_a_field_where_a_section_takes_any_name():
     ]
     config = load(TINY, overrides)
     assert dict(config.optim.dense.settings) == {"b2": 0.97}
-    assert dict(config.optim.dense.factors) == {"cross/*": 0.5}
+    assert dict(config.optim.dense.lr_multipliers) == {"cross/*": 0.5}
     assert dict(config.optim.tables.settings) == {"eps": 1e-6}
     assert dict(config.embedding.dims) == {"c*": 8}
     assert dict(config.embedding.placements) == {"c1": "rows"}
@@ -229,14 +229,14 @@ def test_what_is_no_number_is_taken_as_text(value):
 
 @pytest.mark.parametrize("value", ["1e400", "-1" + "0" * 400])
 def test_a_number_beyond_floating_point_is_refused(value):
-    with pytest.raises(InputError, match=r"optim.dense.factors.a must be a finite number"):
-        load(TINY, [f"--config.optim.dense.factors.a={value}"])
+    with pytest.raises(InputError, match=r"optim.dense.lr_multipliers.a must be a finite number"):
+        load(TINY, [f"--config.optim.dense.lr_multipliers.a={value}"])
 
 
 def test_an_override_of_a_list_element_and_of_an_unset_field_is_taken():
-    overrides = ["--config.features.ids[0].rows=77", "--config.num_epochs", "1.5"]
+    overrides = ["--config.features.categorical[0].rows=77", "--config.num_epochs", "1.5"]
     config = load(TINY, overrides)
-    assert config.features.ids[0]["rows"] == 77
+    assert config.features.categorical[0]["rows"] == 77
     assert config.num_epochs == 1.5
 
 
@@ -250,9 +250,9 @@ def test_an_override_sets_what_an_entry_of_the_data_does_not_name_yet(tmp_path):
         "    return c\n"
     )
     given = [
-        "features.ids[0].length=3",
+        "features.categorical[0].length=3",
         'features.keep=["c0", "c2"]',
-        "features.lists[0].combiner=mean",
+        "features.ragged[0].combiner=mean",
         "source.files.valid=b.csv",
         "source.files.train=20240501",
         "source.files.test=('d', 'e')",
@@ -260,9 +260,9 @@ def test_an_override_sets_what_an_entry_of_the_data_does_not_name_yet(tmp_path):
         "source.null_values=('NA', '-')",
     ]
     config = load(str(path), [f"--config.{override}" for override in given])
-    assert config.features.ids[0]["length"] == 3
+    assert config.features.categorical[0]["length"] == 3
     assert config.features.keep == ["c0", "c2"]
-    assert config.features.lists[0]["combiner"] == "mean"
+    assert config.features.ragged[0]["combiner"] == "mean"
     files = dict(valid="b.csv", train="20240501", test=("d", "e"))
     assert config.source.files.to_dict() == files
     assert (config.source.delimiter, config.source.null_values) == (";", ("NA", "-"))
@@ -272,8 +272,14 @@ def test_an_override_sets_what_an_entry_of_the_data_does_not_name_yet(tmp_path):
     ("override", "message"),
     [
         ("batch_size=many", r"--config.batch_size=many: .*'many'"),
-        ("features.ids[0].rows=many", r"--config.features.ids\[0\].rows=many: .*'many'"),
-        ("features.ids[0][1]=2", r"--config.features.ids\[0\]\[1\]=2: no such field"),
+        (
+            "features.categorical[0].rows=many",
+            r"--config.features.categorical\[0\].rows=many: .*'many'",
+        ),
+        (
+            "features.categorical[0][1]=2",
+            r"--config.features.categorical\[0\]\[1\]=2: no such field",
+        ),
         ("features.keep[7]=c0", r"--config.features.keep\[7\]=c0: no such field or element"),
     ],
 )
@@ -288,12 +294,12 @@ def test_an_override_of_no_field_of_an_entry_is_refused(tmp_path):
         "prepare",
         f"--config={TINY}",
         f"--output={tmp_path / 'store'}",
-        "--config.features.ids[0].min_cont=3",
+        "--config.features.categorical[0].min_cont=3",
     )
     assert (found.returncode, found.stdout) == (2, "")
     assert (
-        "no such field: features.ids[0].min_cont. Did you mean features.ids[0].min_count?"
-        in found.stderr
+        "no such field: features.categorical[0].min_cont. Did you mean"
+        " features.categorical[0].min_count?" in found.stderr
     )
 
 
@@ -303,7 +309,7 @@ def test_the_help_of_a_verb_shows_the_fields_of_a_config(capsys):
     assert not ended.value.code
     shown = capsys.readouterr().out
     assert "--config.batch_size=4096  (examples; at least 1)\n      examples per step" in shown
-    assert "--config.model.cross='matrix'" in shown
+    assert "--config.model.cross='dcn_v2'" in shown
     assert "--config.optim.dense.settings.b1=0.9" in shown
 
 
@@ -326,7 +332,7 @@ def test_bad_input_ends_with_status_2_and_one_line():
 def test_a_run_whose_loss_explodes_ends_with_status_1(tmp_path):
     found = jaxrank_process(
         "train", f"--config={TINY}", f"--workdir={tmp_path / 'run'}",
-        "--config.optim.dense.base_rate=1e30",
+        "--config.optim.dense.base_learning_rate=1e30",
     )  # fmt: skip
     assert found.returncode == 1
     assert "must be finite" in found.stderr.splitlines()[-1]

@@ -35,7 +35,7 @@ def test_a_config_survives_being_saved_with_a_run(name):
     loaded = config_files.load(CONFIGS / f"{name}.py")
     plain = json.loads(json.dumps(config_files.to_plain(loaded)))
     assert config_files.to_plain(config_files.from_plain(plain)) == plain
-    assert isinstance(config_files.from_plain(plain).model.hidden, tuple)
+    assert isinstance(config_files.from_plain(plain).model.mlp_units, tuple)
 
 
 def test_a_config_may_import_what_puts_other_things_than_modules_among_them(tmp_path):
@@ -116,8 +116,8 @@ def test_differences_name_each_field_with_both_values():
             r"task_weights\[0\] must be a finite number: .*inf",
         ),
         (
-            "c.eval.rate_factor = 2.0",
-            "eval.rate_factor must .* at most 1: found 2.0",
+            "c.eval.reduce_lr_factor = 2.0",
+            "eval.reduce_lr_factor must .* at most 1: found 2.0",
         ),
         ("c.data.on_overflow = 'truncat'", "data.on_overflow must be one of.*'truncate'"),
         ("c = ConfigDict(dict(batch_size=3))", "config: .* is missing. Start from"),
@@ -176,11 +176,11 @@ def test_the_heavy_model_has_half_as_many_features_again_and_larger_layers(size)
     standard, heavy = (config_files.load(f"{CONFIGS}/{n}.py{size}") for n in ("standard", "heavy"))
 
     def counts(c):
-        return c.source.floats, len(c.features.ids), len(c.features.lists)
+        return c.source.dense, len(c.features.categorical), len(c.features.ragged)
 
     def numbers(c):
         dims = config_files.to_plain(c.embedding.dims)
-        tables = [(e["columns"], e["rows"]) for e in (*c.features.ids, *c.features.lists)]
+        tables = [(e["columns"], e["rows"]) for e in (*c.features.categorical, *c.features.ragged)]
         return sum(rows * dims.get(name, c.embedding.dim) for name, rows in tables)
 
     assert sum(counts(standard)) >= 1000
@@ -188,7 +188,7 @@ def test_the_heavy_model_has_half_as_many_features_again_and_larger_layers(size)
     assert counts(heavy) == tuple(1.5 * n for n in counts(standard))
     assert [len(c.features.tasks) for c in (standard, heavy)] == [2, 2]
     assert {standard.model.multitask, heavy.model.multitask} == {"ple"}
-    assert heavy.model.hidden[0] == 2 * standard.model.hidden[0]
+    assert heavy.model.mlp_units[0] == 2 * standard.model.mlp_units[0]
     assert heavy.model.cross_layers > standard.model.cross_layers
     assert heavy.embedding.dim > standard.embedding.dim
     if not size:
@@ -205,23 +205,25 @@ def test_small_models_have_the_layers_of_the_whole_ones():
 
 def test_patterns_in_another_order_are_another_config():
     old, new = config.default(), config.default()
-    old.optim.tables.factors = ConfigDict({"c0": 0.0, "*": 1.0})
-    new.optim.tables.factors = ConfigDict({"*": 1.0, "c0": 0.0})
+    old.optim.tables.lr_multipliers = ConfigDict({"c0": 0.0, "*": 1.0})
+    new.optim.tables.lr_multipliers = ConfigDict({"*": 1.0, "c0": 0.0})
     assert config_files.differences(config_files.to_plain(old), config_files.to_plain(new)) == [
-        "optim.tables.factors: patterns in the order c0, *, now *, c0"
+        "optim.tables.lr_multipliers: patterns in the order c0, *, now *, c0"
     ]
-    assert config_files._set_by_name(old, "optim.tables.factors.c0", "0.0")
+    assert config_files._set_by_name(old, "optim.tables.lr_multipliers.c0", "0.0")
     assert config_files.differences(config_files.to_plain(old), config_files.to_plain(new)) == []
 
 
 def test_of_several_patterns_the_last_one_counts_whatever_their_names():
     c = config.default()
-    c.optim.dense.factors = ConfigDict({"cross/*": 0.1, "*/bias": 0.0})
+    c.optim.dense.lr_multipliers = ConfigDict({"cross/*": 0.1, "*/bias": 0.0})
     c.embedding.dims = ConfigDict({"user": 8, "*": 4})
     saved = json.loads(json.dumps(config_files.to_plain(c)))
     for found in (c, config_files.from_plain(saved)):
-        factors = config_files.to_plain(found.optim.dense)["factors"]
-        assert matched("factors", "parameter", ["cross/bias", "cross/a"], factors) == {
+        lr_multipliers = config_files.to_plain(found.optim.dense)["lr_multipliers"]
+        assert matched(
+            "lr_multipliers", "parameter", ["cross/bias", "cross/a"], lr_multipliers
+        ) == {
             "cross/bias": 0.0,
             "cross/a": 0.1,
         }
@@ -240,7 +242,7 @@ def runnable(**kwargs):
     ("field", "value", "message"),
     [
         ("data.shards", 0, "must be at least 1: found 0"),
-        ("steps_per_call", 0, "must be at least 1: found 0"),
+        ("steps_per_execution", 0, "must be at least 1: found 0"),
         ("seed", -1, "must be at least 0 and at most 2147483647: found -1"),
         ("data.window_blocks", 0, "must be at least 1: found 0"),
         ("data.num_workers", -1, "must be at least 0: found -1"),
@@ -256,8 +258,8 @@ def runnable(**kwargs):
         ),
         ("optim.tables.decay", "step", "must be one of 'constant', .*: found 'step'"),
         ("optim.dense.base_batch", 0, "must be at least 1: found 0"),
-        ("optim.dense.base_rate", -0.1, "must be at least 0: found -0.1"),
-        ("optim.tables.base_rate", float("nan"), "must be a finite number: found nan"),
+        ("optim.dense.base_learning_rate", -0.1, "must be at least 0: found -0.1"),
+        ("optim.tables.base_learning_rate", float("nan"), "must be a finite number: found nan"),
         ("optim.dense.warmup_steps", -1, "must be at least 0: found -1"),
         ("optim.dense.decay_steps", -1, "must be at least 0: found -1"),
         ("optim.tables.final_fraction", 1.5, "must be at least 0 and at most 1: found 1.5"),
@@ -283,7 +285,11 @@ def test_a_value_that_cannot_be_is_refused_by_the_declaration_of_its_field(field
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("optim.dense.factors", {"a": -1}, "optim.dense.factors.a must be at least 0: found -1"),
+        (
+            "optim.dense.lr_multipliers",
+            {"a": -1},
+            "optim.dense.lr_multipliers.a must be at least 0: found -1",
+        ),
         ("embedding.dims", {"a*": 0}, r"embedding.dims.a\* must be at least 1: found 0"),
         ("embedding.placements", {"a": "x"}, "placements.a must be one of .*'rows'.*: found 'x'"),
         ("model.parents", {"a": 1}, "model.parents.a must be text: found 1"),
@@ -298,7 +304,7 @@ def test_a_value_that_cannot_be_is_refused_by_the_declaration_of_its_field(field
         ("source", {"kind": "csv", "files": {"a": ""}}, "files.a: must be a path .*: found ''"),
         ("source", {"kind": "csv", "files": {"a": ["b", 3]}}, r"files.a\[1\]: must .*: found 3"),
         ("source", {"kind": "csv", "files": {"a": ()}}, "files.a: must have at least one file"),
-        ("features", {"ids": [{"columns": "x"}]}, "features.tasks is missing"),
+        ("features", {"categorical": [{"columns": "x"}]}, "features.tasks is missing"),
         ("features", {"tasks": [{"name": "a", "lable": "x"}]}, r"tasks\[0\].lable. Did you mean"),
     ],
 )
@@ -318,7 +324,7 @@ def test_sections_of_other_names_are_checked_with_the_config(field, value, messa
         ("data.shards", 3, r"batch_size must be .* of data.shards: found batch_size=4096, .*=3"),
         ("num_epochs", 2.0, "one of num_steps and num_epochs must .* num_steps=64, num_epochs=2.0"),
         ("num_steps", 0, "one of num_steps and num_epochs .* num_steps=0, num_epochs=0.0"),
-        ("num_steps", 15, "num_steps must be a positive multiple of .*=15, steps_per_call=8"),
+        ("num_steps", 15, "num_steps must be a positive multiple of .*=15, steps_per_execution=8"),
         ("eval.every_steps", 5, "eval.every_steps must be a positive multiple of .*=5, .*=8"),
         ("checkpoint.every_steps", 4, "checkpoint.every_steps must be a positive multiple of .*=4"),
         ("log_every_steps", 12, "log_every_steps must be a positive multiple of .*=12, .*=8"),

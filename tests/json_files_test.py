@@ -19,7 +19,7 @@ from jaxrank import json_files
 from jaxrank.checkpoints import record
 from jaxrank.data.chunk import Part
 from jaxrank.data.files import File
-from jaxrank.data.prepare.units import Unit
+from jaxrank.data.prepare.units import WorkUnit
 from jaxrank.data.store import manifest
 from jaxrank.errors import InputError
 
@@ -104,7 +104,7 @@ def test_an_error_names_the_file(tmp_path, content, message):
 
 def test_the_fingerprint_of_a_unit_is_that_of_earlier_versions():
     parts = (Part("train", "a.csv", 0, 7), Part("train", "b.csv", 2, 1 << 40))
-    unit = Unit("train", 3, parts, 99, (File("a.csv", 70, "123"), File("b.csv", -1, "")))
+    unit = WorkUnit("train", 3, parts, 99, (File("a.csv", 70, "123"), File("b.csv", -1, "")))
     settings = [{"b": (1, 2.5), "a": "é"}, Path("x/y"), None, True]
     assert unit.fingerprint(settings, "skip", ["v", 3]) == "e20f1a6194f910f5646fd7bc11d9b615"
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrank.features import PAD, Schema, Table
-from jaxrank.layout import Hot, ToStack, ToTables, layout, stack_name
+from jaxrank.layout import ReplicatedRows, ToStack, ToTables, layout, stack_name
 
 
 @st.composite
@@ -28,7 +28,7 @@ def placements(draw):
             for _ in range(draw(st.sampled_from([0, rows[name], rows[name] // 2])))
         ]
         merged = tuple(draw(st.permutations(merged)))
-        hot[stack_name(dim)] = Hot(tuple(whole), merged, len(merged) // 2)
+        hot[stack_name(dim)] = ReplicatedRows(tuple(whole), merged, len(merged) // 2)
     return rows, dims, hot
 
 
@@ -37,7 +37,7 @@ def placements(draw):
 def test_rows_of_tables_and_of_their_stack_are_those_that_counting_finds(placement):
     rows, dims, hot = placement
     tables = tuple(Table(name, count, "integer") for name, count in rows.items())
-    schema = Schema(tasks=(), floats=(), ids=(), lists=(), tables=tables)
+    schema = Schema(tasks=(), dense=(), categorical=(), ragged=(), tables=tables)
     for stack in layout(schema, dims, hot).stacks:
         expected = rows_in_order({name: rows[name] for name in stack.tables}, hot[stack.name])
         assert len(expected) == stack.rows
@@ -56,7 +56,7 @@ def test_rows_of_tables_and_of_their_stack_are_those_that_counting_finds(placeme
 
 
 def test_pad_stays_pad_and_tables_may_be_one_a_column_or_one_for_all():
-    hot = Hot(whole=("tb",), merged=("tc", "ta", "ta"), replicated=1)
+    hot = ReplicatedRows(replicated_tables=("tb",), hot_rows=("tc", "ta", "ta"), replicated=1)
     (stack,) = small_layout(hot={"dim8": hot}).stacks  # rows: 7 of tb, 3 hot, 48 of ta, 30 of tc
     to_stack = ToStack.of(stack)
     rows = np.int32([[0, PAD, 0], [PAD, 6, 1], [49, PAD, PAD]])

@@ -113,10 +113,10 @@ def test_the_expected_loss_is_least_at_the_logit_of_all_traffic_under_both_corre
     with jax.enable_x64(True):
         # The sample as it is expected: its labels, and how often each occurs.
         labels, counts = jnp.array([[1.0], [0.0]]), jnp.array([[p], [rate * (1 - p)]])
-        shifts = jnp.full((2, 1), np.log(rate))
+        logit_correction = jnp.full((2, 1), np.log(rate))
 
         def shifted(logit):
-            logits = losses.of_sample(jnp.full((2, 1), 1.0) * logit, shifts)
+            logits = losses.of_sample(jnp.full((2, 1), 1.0) * logit, logit_correction)
             return weighted_loss(logits, labels, counts, jnp.ones(1))
 
         def weighted(logit):

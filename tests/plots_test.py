@@ -14,9 +14,11 @@ def statistics(features, rows=1000):
     return {
         "rows": rows,
         "tasks": {"click": {"known": rows, "positives": 3}},
-        "floats": {f"f{i}": {"missing": i % rows} for i in range(features)},
-        "ids": {f"c{i}": {"missing": 0, "ids": rows, "distinct": i} for i in range(features)},
-        "lists": {
+        "dense": {f"f{i}": {"missing": i % rows} for i in range(features)},
+        "categorical": {
+            f"c{i}": {"missing": 0, "ids": rows, "distinct": i} for i in range(features)
+        },
+        "ragged": {
             f"l{i}": {"mean": 2.5, "p50": 2, "p95": 9, "p99": 10, "max": 11 + i, "empty": 0}
             for i in range(features)
         },
@@ -48,12 +50,12 @@ def test_of_many_features_the_forty_with_the_largest_values_are_drawn(monkeypatc
 def test_shares_are_of_the_examples_of_their_split(monkeypatch):
     figures = []
     monkeypatch.setattr(plots, "_save", lambda figure, path: figures.append(figure))
-    told = {"a": {"rows": 10, "floats": {"f": {"missing": 5}}}}
+    told = {"a": {"rows": 10, "dense": {"f": {"missing": 5}}}}
     told["b"] = {
         "rows": 40,
-        "floats": {"f": {"missing": 10}},
-        "ids": {"c": {"missing": 8, "ids": 80}},
-        "lists": {"l": {"empty": 30, "ids": 7}},
+        "dense": {"f": {"missing": 10}},
+        "categorical": {"c": {"missing": 8, "ids": 80}},
+        "ragged": {"l": {"empty": 30, "ids": 7}},
     }
     plots.draw_statistics(told, "unused.png")
     widths = [bar.get_width() for bar in figures[0].axes[0].patches]
@@ -63,7 +65,7 @@ def test_shares_are_of_the_examples_of_their_split(monkeypatch):
 
 def test_what_is_absent_is_not_drawn(monkeypatch):
     assert list(drawn(monkeypatch, {})) == [""]
-    found = drawn(monkeypatch, {"train": {"rows": 5, "ids": {"c0": {"distinct": 4}}}})
+    found = drawn(monkeypatch, {"train": {"rows": 5, "categorical": {"c0": {"distinct": 4}}}})
     assert found == {"distinct values": ["c0"]}
 
 

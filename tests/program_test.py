@@ -5,8 +5,8 @@ import pytest
 import tiny
 
 from jaxrank import mesh as meshes
-from jaxrank.build import make_predictor, make_trainee
-from jaxrank.program import BatchShape, Program
+from jaxrank.build import make_predictor, make_step_spec
+from jaxrank.program import BatchShape, CompiledSteps
 from jaxrank.step import weights_of
 
 
@@ -14,8 +14,8 @@ def test_one_program_serves_the_whole_run():
     c = tiny.config(batch_size=64)
     lay = examples.small_layout()
     mesh = meshes.make_mesh(devices=2)
-    trainee = make_trainee(c, lay, mesh, num_steps=8, room={"dim8": 1.0})
-    program = Program(trainee, mesh, BatchShape(64, 8, {"dim8": 40}))
+    step_spec = make_step_spec(c, lay, mesh, num_steps=8, room={"dim8": 1.0})
+    program = CompiledSteps(step_spec, mesh, BatchShape(64, 8, {"dim8": 40}))
     state = program.init()
     for seed in range(3):
         batches = [
@@ -31,8 +31,8 @@ def test_what_predicts_is_of_the_weights_of_a_state_and_needs_nothing_else(ema_d
     c = tiny.config(batch_size=64, ema_decay=ema_decay, task_weighting="uncertainty")
     c.model.norm = "batch"
     lay, mesh, room = examples.small_layout(), meshes.make_mesh(devices=2), {"dim8": 1.0}
-    trainee = make_trainee(c, lay, mesh, num_steps=8, room=room)
-    program = Program(trainee, mesh, BatchShape(64, 8, {"dim8": 40}))
+    step_spec = make_step_spec(c, lay, mesh, num_steps=8, room=room)
+    program = CompiledSteps(step_spec, mesh, BatchShape(64, 8, {"dim8": 40}))
     c.optim.dense.name = c.optim.tables.name = "no such optimizer"
     predictor = make_predictor(c, lay, mesh, room=room)
     assert predictor.weights_shape == weights_of(program.state_shape)

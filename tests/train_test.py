@@ -46,7 +46,7 @@ def test_every_step_of_a_call_is_recorded_with_every_metric(finished):
     found = records(workdir)
     assert [r["step"] for r in found] == list(range(1, 17))
     names = {f"{t}/{m}" for t in ("click", "conversion") for m in ("logloss", "auc", "calibration")}
-    assert names | {"loss", "rate", "table_rate", "dropped/l0"} <= set(found[0])
+    assert names | {"loss", "learning_rate", "table_learning_rate", "dropped/l0"} <= set(found[0])
     assert [r["step"] for r in records(workdir, "valid")] == [8, 16]
 
 
@@ -120,7 +120,7 @@ def test_a_run_keeps_its_placement_when_it_goes_on_with_other_devices(store, tmp
     train(on_devices(store, tmp_path, 8, num_steps=8), tmp_path, report=lines.append)
     assert any(line.startswith("Placement:") for line in lines)
     placed = json.loads((tmp_path / "placement.json").read_text())
-    assert any(hot["replicated"] or hot["whole"] for hot in placed.values())
+    assert any(hot["replicated"] or hot["replicated_tables"] for hot in placed.values())
     for record in records(tmp_path):
         told = {k.split("/")[-1]: v for k, v in record.items() if k.startswith("exchange/")}
         assert set(told) == {"rounds", "unique_ids", "buffer_use", "fullest_device"}
@@ -189,8 +189,8 @@ def test_checkpoints_of_every_so_many_steps_are_kept(store, tmp_path):
 
 def test_early_stopping_ends_at_the_best_checkpoint(store, tmp_path):
     c = on_store(store, num_steps=400)
-    c.optim.dense.base_rate = 0.3  # overfits and diverges soon
-    c.eval.stop_patience = 3
+    c.optim.dense.base_learning_rate = 0.3  # overfits and diverges soon
+    c.eval.early_stopping_patience = 3
     c.eval.metric = "click/auc"
     result = train(c, tmp_path, report=nothing)
     assert result.step < 400
@@ -209,7 +209,7 @@ def test_metrics_of_two_kinds_or_data_are_not_compared(store, tmp_path):
     train(c, tmp_path, report=nothing)
     c = on_store(store, num_steps=40)
     c.checkpoint.keep = 1
-    c.eval.metric, c.eval.stop_patience = "click/auc", 30
+    c.eval.metric, c.eval.early_stopping_patience = "click/auc", 30
     lines = []
     train(c, tmp_path, report=lines.append, allow_config_change=True)
     told = next(line for line in lines if line.startswith("Evaluations so far were by"))
@@ -222,7 +222,7 @@ def test_metrics_of_two_kinds_or_data_are_not_compared(store, tmp_path):
     assert (monitor["monitor"]["best_step"], monitor["monitor"]["best"]) == (best, scores[best])
 
     # What nothing was evaluated since is judged by what it was then, in its own direction.
-    c.data.valid, c.eval.stop_patience, c.eval.metric, c.num_steps = "", 0, "", 44
+    c.data.valid, c.eval.early_stopping_patience, c.eval.metric, c.num_steps = "", 0, "", 44
     c.eval.every_steps, c.checkpoint.every_steps, lines = 44, 2, []
     train(c, tmp_path, report=lines.append, allow_config_change=True)
     assert not any(line.startswith("Evaluations so far") for line in lines)
@@ -249,10 +249,10 @@ def test_a_command_that_is_refused_leaves_a_finished_run_finished(store, finishe
 def test_rates_fall_after_evaluations_without_improvement(store, tmp_path):
     c = on_store(store, num_steps=32)
     c.eval.min_delta = 10.0  # nothing but the first evaluation is an improvement
-    c.eval.rate_patience = 1
-    c.eval.rate_factor = 0.5
+    c.eval.reduce_lr_patience = 1
+    c.eval.reduce_lr_factor = 0.5
     train(c, tmp_path, report=nothing)
-    rates = {r["step"]: (r["rate"], r["table_rate"]) for r in records(tmp_path)}
+    rates = {r["step"]: (r["learning_rate"], r["table_learning_rate"]) for r in records(tmp_path)}
     base = rates[1]
     for step, factor in [(16, 1.0), (17, 0.5), (24, 0.5), (25, 0.25)]:
         assert rates[step] == pytest.approx((base[0] * factor, base[1] * factor))
@@ -263,7 +263,7 @@ def test_a_loss_that_is_not_finite_stops_with_the_step_and_the_last_good_checkpo
 ):
     run(store, tmp_path, num_steps=8)
     c = on_store(store, num_steps=32)
-    c.optim.dense.base_rate = 1e30
+    c.optim.dense.base_learning_rate = 1e30
     message = r"step (1\d): loss .* must be finite.*checkpoints/8"
     with pytest.raises(RunError, match=message) as found:
         train(c, tmp_path, report=nothing, allow_config_change=True)
@@ -352,7 +352,7 @@ def test_what_stands_for_missing_values_is_part_of_the_source_of_a_workdirs_data
     (tmp_path / "a.csv").write_text("label,x\n1,NULL\n0,2\n")
     source = dict(kind="csv", files=dict(train=str(tmp_path / "a.csv")))
     c.features.tasks = [dict(name="click", label="label")]
-    c.features.floats = [dict(columns="x")]
+    c.features.dense = [dict(columns="x")]
     c.source, c.data.valid = ConfigDict(source | dict(null_values=["NULL"])), ""
     for _ in range(2):
         assert locate(c, tmp_path).prepare(nothing).split("train").rows == 2
@@ -368,11 +368,15 @@ def test_what_stands_for_missing_values_is_part_of_the_source_of_a_workdirs_data
         (
             "num_steps",
             15,
-            r"num_steps must be a positive multiple .* num_steps=15, steps_per_call=2",
+            r"num_steps must be a positive multiple .* num_steps=15, steps_per_execution=2",
         ),
         ("eval.every_steps", 5, r"eval.every_steps must be a positive multiple .*=5"),
         ("batch_size", 100, r"batch_size must .*100.*8"),
-        ("optim.tables.base_rate", -1.0, "optim.tables.base_rate must be at least 0: found -1.0"),
+        (
+            "optim.tables.base_learning_rate",
+            -1.0,
+            "optim.tables.base_learning_rate must be at least 0: found -1.0",
+        ),
         (
             "optim.dense.settings",
             ConfigDict({"b1": "x"}),
@@ -396,17 +400,17 @@ def test_what_stands_for_missing_values_is_part_of_the_source_of_a_workdirs_data
         ("model.cross", "matricks", "cross.*matrix.*'matricks'"),
         ("optim.dense.name", "adamm", "adamm"),
         (
-            "optim.tables.factors",
+            "optim.tables.lr_multipliers",
             ConfigDict({"zz": 0.5}),
-            "optim.tables.factors: 'zz' must match a table: they are",
+            "optim.tables.lr_multipliers: 'zz' must match a table: they are",
         ),
         (
-            "optim.tables.factors",
+            "optim.tables.lr_multipliers",
             ConfigDict({"c*": -1.0}),
-            r"optim.tables.factors.c\* must be at least 0: found -1.0",
+            r"optim.tables.lr_multipliers.c\* must be at least 0: found -1.0",
         ),
         (
-            "optim.dense.factors",
+            "optim.dense.lr_multipliers",
             ConfigDict({"crss/*": 0.5}),
             r"factors: 'crss/\*' must match a parameter: .*cross",
         ),
@@ -440,7 +444,7 @@ def test_a_config_that_cannot_work_is_refused_with_field_and_value(
 @pytest.mark.parametrize(
     ("section", "field", "value"),
     [
-        ("model", "hidden", (0,)),
+        ("model", "mlp_units", (0,)),
         ("optim.dense", "name", "adamm"),
         ("optim.tables", "decay", "cosines"),
         ("optim.tables", "name", "adamm"),
@@ -465,7 +469,9 @@ def test_more_passes_than_were_asked_for_are_told(store, tmp_path):
     c = on_store(store, num_steps=0, num_epochs=np.float64(0.1))
     train(c, tmp_path / "many", report=lines.append)
     (told,) = [line for line in lines if line.startswith("num_epochs=0.1 becomes ")]
-    assert re.search(r"becomes 0.13 passes over 6,000 examples, .* calls of 2 steps of 128 ", told)
+    assert re.search(
+        r"becomes 0.13 passes over 6,000 examples, .* executions of 2 steps of 128 ", told
+    )
 
 
 def test_labels_that_teach_nothing_are_refused_or_told(tmp_path):
@@ -476,8 +482,8 @@ def test_labels_that_teach_nothing_are_refused_or_told(tmp_path):
         files = dict(train=str(tmp_path / f"{name}.parquet"))
         c.source = ConfigDict(dict(kind="parquet", files=files))
         c.features.tasks = [dict(name=name, label=name) for name in ("click", "buy")]
-        c.features.floats, c.features.lists, c.features.keep = [], [], []
-        c.features.ids, c.data.valid = [dict(columns="user")], ""
+        c.features.dense, c.features.ragged, c.features.keep = [], [], []
+        c.features.categorical, c.data.valid = [dict(columns="user")], ""
         c.checkpoint.every_steps = c.eval.every_steps = 2
         lines = []
         train(c, tmp_path / name, report=lines.append)
@@ -506,8 +512,8 @@ def test_labels_that_are_known_only_where_the_parent_is_positive_are_refused(sto
     c = tiny.config(num_steps=2, log_every_steps=2)
     c.source = ConfigDict(dict(kind="csv", files=dict(train=str(tmp_path / "a.csv"))))
     c.features.tasks = [dict(name=name, label=name) for name in ("click", "conversion")]
-    c.features.floats, c.features.lists, c.features.keep = [], [], []
-    c.features.ids, c.data.valid = [dict(columns="user")], ""
+    c.features.dense, c.features.ragged, c.features.keep = [], [], []
+    c.features.categorical, c.data.valid = [dict(columns="user")], ""
     c.model.parents = ConfigDict({"conversion": "click"})
     c.checkpoint.every_steps = c.eval.every_steps = 2
     train(c, tmp_path / "run", report=nothing)
@@ -530,7 +536,7 @@ def test_a_config_that_was_refused_leaves_the_workdir_to_the_next(store, finishe
 
     before = (tmp_path / "config.json").read_text()
     c = on_store(store)
-    c.model.hidden = (32,)
+    c.model.mlp_units = (32,)
     layer = r"tower.layer_0.kernel: \(\d+, 16\), by the config \(\d+, 32\)\n"
     with pytest.raises(InputError, match=f"(?s)checkpoints/8: must be of the model .*{layer}"):
         train(c, tmp_path, report=nothing, allow_config_change=True)
@@ -551,7 +557,7 @@ def test_data_that_was_prepared_anew_is_refused_on_resume(store, tmp_path):
         run_on(other, tmp_path / "run", tiny.config())
 
     c = tiny.config()
-    c.features.floats = [dict(columns="f*")]
+    c.features.dense = [dict(columns="f*")]
     for name, rows in (("first", 6000), ("second", 6001)):
         c.source.rows.train = rows
         path = tmp_path / name
@@ -578,11 +584,11 @@ def run_on(store, workdir, c, same_path=None):
 
 
 def test_parameters_that_are_not_finite_are_never_saved(store, tmp_path):
-    c = on_store(store, num_steps=2, steps_per_call=1, log_every_steps=1)
+    c = on_store(store, num_steps=2, steps_per_execution=1, log_every_steps=1)
     c.data.valid = ""
     c.eval.every_steps = 1
     c.optim.dense.name = "sgd"
-    c.optim.dense.base_rate = 3e38
+    c.optim.dense.base_learning_rate = 3e38
     c.optim.dense.base_batch = 1
     c.optim.dense.scaling = "linear"
     with pytest.raises(RunError, match=r"step 1: parameters and tables must be finite"):
@@ -615,7 +621,7 @@ def test_a_metric_that_decides_must_be_defined(tmp_path):
     c = tiny.config()
     c.source.rows.valid = 1  # one label: no AUC
     c.eval.metric = "click/auc"
-    c.eval.stop_patience = 1
+    c.eval.early_stopping_patience = 1
     with pytest.raises(RunError, match="click/auc must be defined .* split 'valid'"):
         train(c, tmp_path, report=nothing)
 

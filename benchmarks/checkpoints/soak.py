@@ -39,16 +39,24 @@ def get_config() -> ConfigDict:
     lists = [dict(rows=20_000, mean_length=8)]
     ids = [100_000, 10_000, 1000, 100, 10]
     c.source = ConfigDict(
-        dict(kind="synthetic", rows=rows, seed=9, floats=4, ids=ids, lists=lists, exponent=1.05)
+        dict(
+            kind="synthetic",
+            rows=rows,
+            seed=9,
+            dense=4,
+            categorical=ids,
+            ragged=lists,
+            exponent=1.05,
+        )
     )
     c.features.tasks = [dict(name="click", label="click", truth="p_click")]
-    c.features.floats = [dict(columns="f*", standardize=True)]
-    c.features.ids = [
+    c.features.dense = [dict(columns="f*", standardize=True)]
+    c.features.categorical = [
         dict(columns=f"c{i}", encoding="integer", rows=count) for i, count in enumerate(ids)
     ]
-    c.features.lists = [dict(columns="l0", encoding="integer", rows=20_000)]
+    c.features.ragged = [dict(columns="l0", encoding="integer", rows=20_000)]
     c.embedding.dim = 8
-    c.model.hidden = (32, 16)
+    c.model.mlp_units = (32, 16)
     c.batch_size = 2048
     c.num_steps = 16
     c.eval.every_steps = 512
@@ -174,10 +182,10 @@ def main() -> None:
     print(f"undisturbed on one device: {first}")
     for name in ("disturbed", "two"):
         last = end(folder / name, steps)
-        apart = [abs(a - b) for a, b in zip(first.losses, last.losses, strict=True)]
+        fusion_barrier = [abs(a - b) for a, b in zip(first.losses, last.losses, strict=True)]
         print(
             f"{name}: {last}; losses of a step apart from those on one device by"
-            f" {max(apart):.2e} at most, {sum(apart) / steps:.2e} on average"
+            f" {max(fusion_barrier):.2e} at most, {sum(fusion_barrier) / steps:.2e} on average"
         )
 
 

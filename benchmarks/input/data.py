@@ -59,12 +59,12 @@ def _synthetic(path: Path, shape: Shape, rows: int) -> None:
         kind="synthetic",
         rows=dict(train=rows),
         seed=1,
-        floats=FLOATS,
-        ids=TABLES,
-        lists=[dict(rows=LIST_ROWS, mean_length=MEAN_LENGTH)] * shape.lists,
+        dense=FLOATS,
+        categorical=TABLES,
+        ragged=[dict(rows=LIST_ROWS, mean_length=MEAN_LENGTH)] * shape.lists,
     )
     lists = [dict(columns=f"l{i}", encoding="integer", rows=LIST_ROWS) for i in range(shape.lists)]
-    prepare(_features(shape) | dict(lists=lists), source, path, report=_nothing)
+    prepare(_features(shape) | dict(ragged=lists), source, path, report=_nothing)
 
 
 def _features(shape: Shape) -> dict:
@@ -73,7 +73,10 @@ def _features(shape: Shape) -> dict:
         for i, (rows, length) in enumerate(zip(TABLES, shape.hotness, strict=True))
     ]
     return dict(
-        tasks=[dict(name="click", label="click")], floats=[dict(columns="f*")], ids=ids, lists=[]
+        tasks=[dict(name="click", label="click")],
+        dense=[dict(columns="f*")],
+        categorical=ids,
+        ragged=[],
     )
 
 

@@ -34,7 +34,7 @@ from jaxrank.errors import InputError
 from jaxrank.layout import layout
 
 PEERS = ("grain", "torch", "torch_batches", "tf_tfrecord", "tf_slices", "tf_gather")
-SETTINGS = dict(steps_per_call=1, window_blocks=4, num_workers=0, prefetch_batches=2)
+SETTINGS = dict(steps_per_execution=1, window_blocks=4, num_workers=0, prefetch_batches=2)
 
 
 class Row(NamedTuple):
@@ -49,7 +49,7 @@ OURS = (
     Row("jaxrank", {}),
     Row("  window of 1 block", dict(window_blocks=1)),
     Row("  window of 16 blocks", dict(window_blocks=16)),
-    Row("  8 steps a call", dict(steps_per_call=8, prefetch_batches=16)),
+    Row("  8 steps per execution", dict(steps_per_execution=8, prefetch_batches=16)),
     Row("  no threads", dict(prefetch_batches=0)),
     Row("  2 threads, 2 cores", dict(prefetch_batches=2), 2),
     Row("  1 worker, 2 cores", dict(num_workers=1, prefetch_batches=8), 2),
@@ -70,10 +70,10 @@ def batches(path: Path, batch_size: int, settings: dict[str, int]) -> Iterator[i
         shards=8,
         list_slack=8.0,
         on_overflow="error",
-        num_steps=given["steps_per_call"] * 10**9,
+        num_steps=given["steps_per_execution"] * 10**9,
         **given,
     )
-    return (batch_size * given["steps_per_call"] for _ in made)
+    return (batch_size * given["steps_per_execution"] for _ in made)
 
 
 def measure(args: argparse.Namespace, shape: str, store: Path) -> None:

@@ -20,8 +20,8 @@ from jaxrank.data.prepare.runners import Local
 
 FEATURES = dict(
     tasks=[dict(name="click", label="label")],
-    floats=[dict(columns="I*", log=True, standardize=True, missing_indicator=True)],
-    ids=[dict(columns="C*", min_count=4)],
+    dense=[dict(columns="I*", log=True, standardize=True, missing_indicator=True)],
+    categorical=[dict(columns="C*", min_count=4)],
 )
 
 

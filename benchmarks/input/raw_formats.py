@@ -34,8 +34,8 @@ from jaxrank.layout import layout
 
 _FEATURES = dict(
     tasks=[dict(name="click", label="label")],
-    floats=[dict(columns="I*")],
-    ids=[dict(columns="C*", encoding="integer", rows=100_000)],
+    dense=[dict(columns="I*")],
+    categorical=[dict(columns="C*", encoding="integer", rows=100_000)],
 )
 
 
@@ -127,7 +127,7 @@ def examples_per_second(store: Store, batch_size: int) -> float:
         split,
         layout(store.schema, {t.name: 16 for t in store.schema.tables}),
         batch_size=batch_size,
-        steps_per_call=1,
+        steps_per_execution=1,
         seed=0,
         shards=8,
         window_blocks=4,

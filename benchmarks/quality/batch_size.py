@@ -77,16 +77,16 @@ def get_config(rows: str) -> ConfigDict:
     c = default()
     sizes = dict(train=int(rows), valid=1_048_576)
     c.source = ConfigDict(
-        dict(kind="synthetic", rows=sizes, seed=5, floats=4, ids=list(IDS), exponent=1.05)
+        dict(kind="synthetic", rows=sizes, seed=5, dense=4, categorical=list(IDS), exponent=1.05)
     )
     c.features.tasks = [dict(name="click", label="click", truth="p_click")]
-    c.features.floats = [dict(columns="f*", standardize=True)]
-    c.features.ids = [
+    c.features.dense = [dict(columns="f*", standardize=True)]
+    c.features.categorical = [
         dict(columns=f"c{i}", encoding="integer", rows=rows) for i, rows in enumerate(IDS)
     ]
     c.embedding.dim = 8
     c.model.cross_layers = 1
-    c.model.hidden = (32, 16)
+    c.model.mlp_units = (32, 16)
     c.num_epochs = 1.0
     c.eval.batch_size = 65_536
     c.log_every_steps = 2**16
@@ -99,7 +99,7 @@ def arguments(case: Case, steps: int) -> list[str]:
     parts = zip(("dense", "tables"), names, case.rates, rules, strict=True)
     for section, (name, _), rate, rule in parts:
         at = f"--config.optim.{section}."
-        found += [f"{at}name={name}", f"{at}base_rate={rate}", f"{at}base_batch={BASE}"]
+        found += [f"{at}name={name}", f"{at}base_learning_rate={rate}", f"{at}base_batch={BASE}"]
         found += [f"{at}scaling={rule}", f"{at}warmup_steps={round(case.warmup * steps)}"]
         found += [f"{at}decay={case.decay}"]
     return [*found, *shlex.split(case.own)]

@@ -2,7 +2,7 @@
 
     python -m benchmarks.quality.seeds --config=configs/ml1m_dcnv2.py --workdir=/tmp/seeds \\
         --seeds=5 --variant='dnn: --config.model.cross=none' \\
-        --variant='dcn: --config.model.cross=vector'
+        --variant='dcn: --config.model.cross=dcn'
 
 The checkpoint of each run is the best one by the config's metric on the validation split. Further
 arguments go to `jaxrank train`, those that set fields also to `jaxrank prepare`: data is prepared
@@ -146,9 +146,12 @@ def compared(name: str, scores: Scores, first: Scores | None) -> None:
         line = f"{name}: {metric}: mean {np.mean(values):.5f}"
         line += f", deviation {np.std(values, ddof=1):.5f}" if len(values) > 1 else ""
         if first is not None and metric in first and len(values) > 1:
-            apart = np.subtract(values, first[metric])
-            mean, error = apart.mean(), apart.std(ddof=1) / len(apart) ** 0.5
-            half = stats.t.ppf(0.975, len(apart) - 1) * error
+            fusion_barrier = np.subtract(values, first[metric])
+            mean, error = (
+                fusion_barrier.mean(),
+                fusion_barrier.std(ddof=1) / len(fusion_barrier) ** 0.5,
+            )
+            half = stats.t.ppf(0.975, len(fusion_barrier) - 1) * error
             line += f"; difference {mean:+.5f}, from {mean - half:+.5f} to {mean + half:+.5f}"
         print(line, flush=True)
 
@@ -209,7 +212,9 @@ def main() -> None:
                 scores[name].setdefault(metric, []).append(value)
                 line.append(f"{metric} {value:.5f}")
             trained = found["trained"]
-            speed = trained["examples_per_second"]  # null where no two calls followed each other
+            speed = trained[
+                "examples_per_second"
+            ]  # null where no two executions followed each other
             seconds = trained["seconds"]
             print(
                 f"{name}, seed {seed}: {', '.join(line)}; step {found['tested']['step']} of"

@@ -56,8 +56,8 @@ def job_of(shape: str, folder: Path, precision: str):
         data.write_parquet(path, data.raw(shape, data.BATCHES * BATCH))
         config = data.config(shape, path, precision)
     job = jobs.build(config, folder / "run", report=lambda text: None)
-    calls = data.BATCHES // config.steps_per_call
-    batches = [meshes.put_batch(next(job.batches), job.program.mesh, 1) for _ in range(calls)]
+    executions = data.BATCHES // config.steps_per_execution
+    batches = [meshes.put_batch(next(job.batches), job.program.mesh, 1) for _ in range(executions)]
     job.batches.close()
     return job, jax.block_until_ready(batches)
 
@@ -67,7 +67,7 @@ def steps(shape: str, folder: Path, precision: str) -> Iterator[int]:
 
     job, batches = job_of(shape, folder, precision)
     state = job.program.init()
-    examples = job.steps_per_call * job.program.shape.batch_size
+    examples = job.steps_per_execution * job.program.shape.batch_size
     while True:
         for batch in batches:
             state, told = job.program.train(state, batch)
@@ -78,7 +78,7 @@ def steps(shape: str, folder: Path, precision: str) -> Iterator[int]:
 def tables(shape: str, folder: Path) -> Iterator[int]:
     job, batches = job_of(shape, folder, "highest")
     for _ in programs.tables(job.program, batches):
-        yield job.steps_per_call * job.program.shape.batch_size
+        yield job.steps_per_execution * job.program.shape.batch_size
 
 
 def products(shape: str, dtype: str, precision: str = "") -> Iterator[int]:
@@ -131,7 +131,7 @@ def made_by(name: str, shape: str, folder: Path) -> Callable[[], Iterator[int]]:
         "products_numpy": lambda: products_numpy(shape),
         "products_torch": lambda: products_torch(shape, bfloat16=False),
         "products_torch_bfloat16": lambda: products_torch(shape, bfloat16=True),
-        "copy": lambda: programs.copy(COPIED),  # calls a byte an example
+        "copy": lambda: programs.copy(COPIED),  # executions a byte an example
     }[name]
 
 

@@ -92,17 +92,17 @@ def config(shape: str, path: Path, precision: str) -> ConfigDict:
     c.source = ConfigDict(dict(kind="parquet", files=dict(train=str(path))))
     c.data.valid = ""
     c.features.tasks = [dict(name="click", label="click")]
-    c.features.floats = [dict(columns="f*")]
-    c.features.ids = [
+    c.features.dense = [dict(columns="f*")]
+    c.features.categorical = [
         dict(columns=f"c{i}", encoding="integer", rows=rows) for i, rows in enumerate(TABLES)
     ]
-    c.features.lists = [
+    c.features.ragged = [
         dict(columns=f"l{i}", encoding="integer", rows=LIST_ROWS, combiner="sum")
         for i in range(SHAPES[shape])
     ]
     c.embedding.dim = DIM
-    c.model.cross, c.model.cross_layers, c.model.structure = "matrix", CROSS_LAYERS, "parallel"
-    c.model.hidden, c.model.precision = HIDDEN, precision
+    c.model.cross, c.model.cross_layers, c.model.structure = "dcn_v2", CROSS_LAYERS, "parallel"
+    c.model.mlp_units, c.model.precision = HIDDEN, precision
     c.batch_size = BATCH
     c.num_epochs, c.num_steps = 0.0, 2**24
     c.mesh.devices = 1

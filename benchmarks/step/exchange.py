@@ -23,9 +23,9 @@ from jax.sharding import PartitionSpec as P
 from benchmarks.harness.arguments import positive, run_main
 from jaxrank import mesh as meshes
 from jaxrank.aot import checks
-from jaxrank.embedding import Embedding, make_rule
+from jaxrank.embedding import Embedding, make_row_optimizer
 from jaxrank.features import Batch, Categorical, Schema, Table, Task
-from jaxrank.layout import Hot, Layout, ToStack, layout
+from jaxrank.layout import Layout, ReplicatedRows, ToStack, layout
 
 DIM, TABLES = 16, 26
 RATE = 0.01
@@ -36,13 +36,17 @@ def make_layout(rows: int, hot: int) -> Layout:
     names = [f"t{i}" for i in range(TABLES)]
     schema = Schema(
         tasks=(Task("click"),),
-        floats=(),
-        ids=tuple(Categorical(name, name) for name in names),
-        lists=(),
+        dense=(),
+        categorical=tuple(Categorical(name, name) for name in names),
+        ragged=(),
         tables=tuple(Table(name, rows // TABLES, "integer") for name in names),
     )
     merged = tuple(np.tile(names, max(0, hot)))
-    placed = Hot(whole=tuple(names)) if hot < 0 else Hot(merged=merged, replicated=len(merged))
+    placed = (
+        ReplicatedRows(replicated_tables=tuple(names))
+        if hot < 0
+        else ReplicatedRows(hot_rows=merged, replicated=len(merged))
+    )
     return layout(schema, dict.fromkeys(names, DIM), {f"dim{DIM}": placed})
 
 
@@ -99,7 +103,9 @@ def plain(mesh: Any, rows: int, ids: np.ndarray) -> Run:
 def exchanged(mesh: Any, lay: Layout, ids: np.ndarray, room: float) -> Run:
     """jaxrank's lookup and update, with a gradient made of the vectors."""
     (stack,) = lay.stacks
-    embedding = Embedding(lay, mesh, rule=make_rule("sgd"), room={stack.name: room})
+    embedding = Embedding(
+        lay, mesh, row_optimizer=make_row_optimizer("sgd"), room={stack.name: room}
+    )
     tables = jax.jit(embedding.init)(jax.random.key(0))
     state = tables, embedding.init_scratch()
     specs = embedding.specs()
@@ -119,7 +125,13 @@ def exchanged(mesh: Any, lay: Layout, ids: np.ndarray, room: float) -> Run:
         vectors, loads = embedding.lookup(rows, routes, batch)
         gradient = jax.tree.map(lambda v: v * 0.01, vectors)
         state = embedding.update(
-            tables, scratch, routes, batch, gradient, rate=jnp.float32(RATE), step=jnp.int32(0)
+            tables,
+            scratch,
+            routes,
+            batch,
+            gradient,
+            learning_rate=jnp.float32(RATE),
+            step=jnp.int32(0),
         )
         return state, loads[stack.name].rounds if loads else jnp.int32(1)
 

@@ -5,8 +5,9 @@
 
 Needs JAX with flax, optax and ml_collections, and PyTorch for its own lines; no data, as ids are
 drawn, the same for all. Of each case JAX's programs run one after another in one process, PyTorch's
-in one behind it; each has the card to itself, while the next process draws its ids. Calls are made
-as in training, the next one before the last is done. Of each case is printed, by the median of its
+in one behind it; each has the card to itself, while the next process draws its ids. Executions are
+made as in training, the next one before the last is done. Of each case is printed, by the median of
+its
 rounds:
 
 examples/s and ms of a step, by jaxrank (bfloat16 products, in criteo-mixed what lies between layers
@@ -43,14 +44,15 @@ from benchmarks.step import data, programs
 from benchmarks.step.gpu_cases import CASES, Case
 
 GROUP = 512
-STEPS = 4  # of a call
+STEPS = 4  # of an execution
 PROGRAMS = ("step", "tables", "tables_xla", "products", "copy", "torch")
 COPIED = 2**30  # bytes that a copy reads, and writes
 
 
 @functools.lru_cache(maxsize=1)
 def ids_of(case: Case) -> list[np.ndarray]:
-    """What each feature reads in the steps of a call, i32[STEPS, B, ids]; equal in all programs."""
+    """What each feature reads in the steps of an execution, i32[STEPS, B, ids]; equal in all
+    programs."""
     size, rng = case.config.batch_size, np.random.default_rng(0)
     return [
         data.power_law(rng, case.tables[f.table][0], (STEPS, size, f.ids)).astype(np.int32)
@@ -60,17 +62,17 @@ def ids_of(case: Case) -> list[np.ndarray]:
 
 def program_of(case: Case, mesh: Any):
     """jaxrank's programs of a case; its lists fill their room."""
-    from jaxrank.build import make_trainee
+    from jaxrank.build import make_step_spec
     from jaxrank.layout import layout
-    from jaxrank.program import BatchShape, Program
+    from jaxrank.program import BatchShape, CompiledSteps
 
     found = layout(schema_of(case), {f"t{i}": dim for i, (_, dim) in enumerate(case.tables)})
     size = case.config.batch_size
     group = GROUP if size % GROUP == 0 else size
     several = [f.ids for f in case.features if f.ids > 1]
     room = {s.name: group * sum(several[i] for i in s.lists) for s in found.stacks if s.lists}
-    trainee = make_trainee(case.config, found, mesh, num_steps=1000, room={})
-    return Program(trainee, mesh, BatchShape(size, group, room))
+    step_spec = make_step_spec(case.config, found, mesh, num_steps=1000, room={})
+    return CompiledSteps(step_spec, mesh, BatchShape(size, group, room))
 
 
 def ready(case: Case):
@@ -80,7 +82,7 @@ def ready(case: Case):
     from jaxrank import mesh as meshes
 
     program = program_of(case, meshes.make_mesh(devices=1))
-    batch = batches_of(case, program.trainee.embedding.layout, program.shape.group)
+    batch = batches_of(case, program.step_spec.embedding.layout, program.shape.group)
     return program, jax.block_until_ready(jax.device_put(batch))
 
 
@@ -92,15 +94,16 @@ def schema_of(case: Case):
     several = [f for f in case.features if f.ids > 1]
     return Schema(
         tasks=(Task("click"),),
-        floats=tuple(Dense(f"f{i}") for i in range(case.floats)),
-        ids=tuple(Categorical(f"c{i}", f"t{f.table}") for i, f in enumerate(single)),
-        lists=tuple(Ragged(f"l{i}", f"t{f.table}", "sum") for i, f in enumerate(several)),
+        dense=tuple(Dense(f"f{i}") for i in range(case.floats)),
+        categorical=tuple(Categorical(f"c{i}", f"t{f.table}") for i, f in enumerate(single)),
+        ragged=tuple(Ragged(f"l{i}", f"t{f.table}", "sum") for i, f in enumerate(several)),
         tables=tuple(Table(f"t{i}", rows, "integer") for i, (rows, _) in enumerate(case.tables)),
     )
 
 
 def batches_of(case: Case, found: Any, group: int):
-    """The batches of a call on the host; lists are packed by so many examples and fill their room.
+    """The batches of an execution on the host; lists are packed by so many examples and fill their
+    room.
 
     found: the layout of the schema.
     """
@@ -134,13 +137,13 @@ def batches_of(case: Case, found: Any, group: int):
     rng = np.random.default_rng(1)
     labels = (rng.random((STEPS, size, 1)) < 0.25).astype(np.float32)
     return Batch(
-        floats=rng.normal(size=(STEPS, size, case.floats)).astype(np.float32),
+        dense=rng.normal(size=(STEPS, size, case.floats)).astype(np.float32),
         ids=ids,
         lists=lists,
         labels=labels,
         weights=np.ones_like(labels),
         dropped=np.zeros((STEPS, size // group, len(several)), np.int32),
-        shifts=np.zeros((STEPS, size, 0), np.float32),
+        logit_correction=np.zeros((STEPS, size, 0), np.float32),
     )
 
 
@@ -152,7 +155,9 @@ def step(case: Case) -> Iterator[int]:
         state, told = program.train(state, batch)
         count = done(before, STEPS)
         if before is not None and (before.skipped.any() or not np.isfinite(before.loss).all()):
-            raise RuntimeError(f"the losses of a call are {before.loss}, skipped {before.skipped}.")
+            raise RuntimeError(
+                f"the losses of an execution are {before.loss}, skipped {before.skipped}."
+            )
         yield count
 
 
@@ -179,10 +184,10 @@ def tables_xla(case: Case) -> Iterator[int]:
 
 
 def products(case: Case) -> Iterator[int]:
-    from jaxrank.embedding.backends.base import up_to
+    from jaxrank.embedding.backends.base import round_up
 
     # Sides filled up as jaxrank does, for the matrix units.
-    sizes = [(up_to(a, 8), up_to(b, 8) if b > 1 else b) for a, b in case.products()]
+    sizes = [(round_up(a, 8), round_up(b, 8) if b > 1 else b) for a, b in case.products()]
     for _ in programs.products(sizes, case.config.batch_size, "bfloat16"):
         yield programs.STEPS
 
@@ -209,15 +214,15 @@ def torch_step(case: Case) -> Iterator[int]:
     class Layers(torch.nn.Module):
         def __init__(self):
             super().__init__()
-            cross = model.cross_layers if model.cross == "low_rank" else 0
+            cross = model.cross_layers if model.cross == "dcn_v2_low_rank" else 0
             linear, rank, width = torch.nn.Linear, model.cross_rank, case.width
-            floats = itertools.pairwise((case.floats, *model.floats_hidden))
+            floats = itertools.pairwise((case.floats, *model.dense_mlp_units))
             self.bottom = torch.nn.ModuleList(linear(a, b) for a, b in floats)
             self.down = torch.nn.ModuleList(linear(width, rank, bias=False) for _ in range(cross))
             self.up = torch.nn.ModuleList(linear(rank, width) for _ in range(cross))
-            sizes = (width, *model.hidden)
+            sizes = (width, *model.mlp_units)
             self.tower = torch.nn.ModuleList(
-                linear(a, b) for a, b in zip(sizes, model.hidden, strict=False)
+                linear(a, b) for a, b in zip(sizes, model.mlp_units, strict=False)
             )
             self.head = linear(sizes[-1], 1)
 

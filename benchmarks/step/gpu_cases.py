@@ -51,7 +51,7 @@ class Case:
     @property
     def width(self) -> int:
         """Of what the layers read."""
-        floats = (self.floats, *self.config.model.floats_hidden)[-1]
+        floats = (self.floats, *self.config.model.dense_mlp_units)[-1]
         return floats + sum(self.tables[f.table][1] for f in self.features)
 
     @property
@@ -68,11 +68,11 @@ class Case:
     def products(self) -> Iterator[tuple[int, int]]:
         """(in, out) of every matrix product of the model."""
         model = self.config.model
-        yield from itertools.pairwise((self.floats, *model.floats_hidden))
-        for _ in range(model.cross_layers if model.cross == "low_rank" else 0):
+        yield from itertools.pairwise((self.floats, *model.dense_mlp_units))
+        for _ in range(model.cross_layers if model.cross == "dcn_v2_low_rank" else 0):
             yield self.width, model.cross_rank
             yield model.cross_rank, self.width
-        sizes = (self.width, *model.hidden, 1)
+        sizes = (self.width, *model.mlp_units, 1)
         yield from itertools.pairwise(sizes)
 
 
@@ -80,16 +80,16 @@ def _single(rows: tuple[int, ...], dim: int) -> tuple[tuple, tuple]:
     return tuple((r, dim) for r in rows), tuple(Feature(i, 1) for i in range(len(rows)))
 
 
-def _config(batch_size: int, hidden: tuple[int, ...], tables: str) -> ConfigDict:
+def _config(batch_size: int, mlp_units: tuple[int, ...], tables: str) -> ConfigDict:
     c = default()
-    c.batch_size, c.model.hidden, c.model.cross = batch_size, hidden, "none"
+    c.batch_size, c.model.mlp_units, c.model.cross = batch_size, mlp_units, "none"
     c.model.precision, c.optim.tables.name = "bfloat16", tables
     return _at_rate(c)
 
 
 def _at_rate(c: ConfigDict) -> ConfigDict:
     for optimizer in (c.optim.dense, c.optim.tables):
-        optimizer.base_rate, optimizer.scaling = RATE, "none"
+        optimizer.base_learning_rate, optimizer.scaling = RATE, "none"
     return c
 
 
@@ -126,7 +126,11 @@ def tiny_v3() -> Case:
 
 def criteo(precision: str = "bfloat16") -> Case:
     config = _config(65_536, (1024, 1024, 512, 256), "lazy_adam")
-    config.model.cross, config.model.cross_layers, config.model.cross_rank = "low_rank", 3, 512
+    config.model.cross, config.model.cross_layers, config.model.cross_rank = (
+        "dcn_v2_low_rank",
+        3,
+        512,
+    )
     config.model.precision = precision
     return Case(*_single(CRITEO_32M, 128), 13, config, "3.5 M examples/s")
 

@@ -16,10 +16,10 @@ import numpy as np
 from benchmarks.harness.arguments import positive
 from jaxrank import config as configs
 from jaxrank import mesh as meshes
-from jaxrank.build import make_trainee
+from jaxrank.build import make_step_spec
 from jaxrank.features import PAD, Batch, Categorical, Dense, Lists, Ragged, Schema, Table, Task
 from jaxrank.layout import Layout, layout
-from jaxrank.program import BatchShape, Program
+from jaxrank.program import BatchShape, CompiledSteps
 from jaxrank.runtime import huge_pages
 
 DIM = 16
@@ -32,9 +32,9 @@ def schema_of(ids: int, lists: int, floats: int, tables: int) -> Schema:
     names = [f"t{i}" for i in range(tables)]
     return Schema(
         tasks=(Task("click"),),
-        floats=tuple(Dense(f"f{i}") for i in range(floats)),
-        ids=tuple(Categorical(f"c{i}", names[i % tables]) for i in range(ids)),
-        lists=tuple(Ragged(f"l{i}", names[i % tables]) for i in range(lists)),
+        dense=tuple(Dense(f"f{i}") for i in range(floats)),
+        categorical=tuple(Categorical(f"c{i}", names[i % tables]) for i in range(ids)),
+        ragged=tuple(Ragged(f"l{i}", names[i % tables]) for i in range(lists)),
         tables=tuple(Table(name, ROWS // tables, "integer") for name in names),
     )
 
@@ -57,13 +57,13 @@ def random_batch(lay: Layout, size: int, capacity: int, seed: int) -> Batch:
     weights = np.where(list_ids == PAD, 0, 1 / LENGTH).astype(np.float32)
     labels = (rng.random((size, 1)) < 0.3).astype(np.float32)
     return Batch(
-        floats=rng.normal(size=(size, len(lay.schema.floats))).astype(np.float32),
+        dense=rng.normal(size=(size, len(lay.schema.dense))).astype(np.float32),
         ids={stack.name: draw(stack.column_tables, (size, len(stack.columns)))},
         lists={stack.name: Lists(list_ids, segments, weights)},
         labels=labels,
         weights=np.ones_like(labels),
         dropped=np.zeros((groups, len(stack.lists)), np.int32),
-        shifts=np.zeros((size, 0), np.float32),
+        logit_correction=np.zeros((size, 0), np.float32),
     )
 
 
@@ -76,11 +76,11 @@ class Case:
         capacity = -(-GROUP * lists * LENGTH * 5 // 4 // 128) * 128
         c = configs.default()
         c.batch_size = size
-        c.model.cross, c.model.hidden = "none", (32,)
+        c.model.cross, c.model.mlp_units = "none", (32,)
         mesh = meshes.make_mesh(devices=1)
-        trainee = make_trainee(c, lay, mesh, num_steps=1000, room={})
+        step_spec = make_step_spec(c, lay, mesh, num_steps=1000, room={})
         shape = BatchShape(size, GROUP, {stack.name: capacity})
-        self.program = Program(trainee, mesh, shape)
+        self.program = CompiledSteps(step_spec, mesh, shape)
         self.ids = size * (ids + lists * LENGTH)
         self.features = ids + lists + floats
         self.steps = steps

@@ -9,15 +9,15 @@ STEPS = 4  # of products and copies, that are waited for together
 
 def tables(program: Any, batches: Sequence[Any], *, waits: bool = True) -> Iterator[None]:
     """The lookup, the gradient of each row and its exact update, without layers: all steps of the
-    batches of a call, and the next.
+    batches of an execution, and the next.
 
-    waits: for a call to be done, not only for the one before it.
+    waits: for an execution to be done, not only for the one before it.
     """
     import jax
     import jax.numpy as jnp
     from jax.sharding import PartitionSpec as P
 
-    embedding = program.trainee.embedding
+    embedding = program.step_spec.embedding
 
     def step(state, batch):
         routes = embedding.route(batch)
@@ -29,8 +29,10 @@ def tables(program: Any, batches: Sequence[Any], *, waits: bool = True) -> Itera
             # XLA would read rows only where it adds up gradients; in training these are there.
             # Elsewhere they are anyway, and on CPU this would copy them.
             grads = jax.lax.optimization_barrier(vectors)
-        rate, count = jnp.float32(0.05), jnp.zeros((), jnp.int32)
-        return embedding.update(*state, routes, batch, grads, rate=rate, step=count), count
+        learning_rate, count = jnp.float32(0.05), jnp.zeros((), jnp.int32)
+        return embedding.update(
+            *state, routes, batch, grads, learning_rate=learning_rate, step=count
+        ), count
 
     mapped = jax.shard_map(
         lambda *given: jax.lax.scan(step, *given),
@@ -39,7 +41,7 @@ def tables(program: Any, batches: Sequence[Any], *, waits: bool = True) -> Itera
         out_specs=P(),
         check_vma=False,
     )
-    options = program.trainee.model.compiler_options(program.mesh.devices.flat[0].platform)
+    options = program.step_spec.model.compiler_options(program.mesh.devices.flat[0].platform)
     options |= embedding.update_options
     train = jax.jit(mapped, donate_argnums=0, compiler_options=options)
     found = program.init()

@@ -22,42 +22,42 @@ from benchmarks.harness.checkout import environment
 from jaxrank.runtime import huge_pages
 
 
-def program_of(rows: int, batch_size: int, steps_per_call: int):
+def program_of(rows: int, batch_size: int, steps_per_execution: int):
     """A DCN-V2 over 13 floats and 26 ids, all in one table of `rows` rows, and its batches."""
     import jax
 
     from jaxrank import mesh as meshes
-    from jaxrank.build import make_trainee
+    from jaxrank.build import make_step_spec
     from jaxrank.config import default
     from jaxrank.features import Batch, Categorical, Dense, Schema, Table, Task
     from jaxrank.layout import layout
-    from jaxrank.program import BatchShape, Program
+    from jaxrank.program import BatchShape, CompiledSteps
 
     schema = Schema(
         tasks=(Task("click"),),
-        floats=tuple(Dense(f"f{i}") for i in range(13)),
-        ids=tuple(Categorical(f"c{i}", "t") for i in range(26)),
-        lists=(),
+        dense=tuple(Dense(f"f{i}") for i in range(13)),
+        categorical=tuple(Categorical(f"c{i}", "t") for i in range(26)),
+        ragged=(),
         tables=(Table("t", rows, "integer"),),
     )
     config = default()
     config.batch_size = batch_size
     mesh = meshes.make_mesh(devices=1)
-    trainee = make_trainee(config, layout(schema, {"t": 16}), mesh, num_steps=1000, room={})
-    program = Program(trainee, mesh, BatchShape(batch_size, 512, {}))
+    step_spec = make_step_spec(config, layout(schema, {"t": 16}), mesh, num_steps=1000, room={})
+    program = CompiledSteps(step_spec, mesh, BatchShape(batch_size, 512, {}))
     rng = np.random.default_rng(0)
-    shape = (steps_per_call, batch_size)
+    shape = (steps_per_execution, batch_size)
     # A bounded power law of exponent 1.05 over all rows, in falling frequency, as data is prepared.
     u = rng.random((*shape, 26))
     ids = np.floor(((float(rows) ** -0.05 - 1) * u + 1) ** -20.0) - 1
     batch = Batch(
-        floats=rng.normal(size=(*shape, 13)).astype(np.float32),
+        dense=rng.normal(size=(*shape, 13)).astype(np.float32),
         ids={"dim16": ids.astype(np.int32)},
         lists={},
         labels=(rng.random((*shape, 1)) < 0.25).astype(np.float32),
         weights=np.ones((*shape, 1), np.float32),
-        dropped=np.zeros((steps_per_call, batch_size // 512, 0), np.int32),
-        shifts=np.zeros((*shape, 0), np.float32),
+        dropped=np.zeros((steps_per_execution, batch_size // 512, 0), np.int32),
+        logit_correction=np.zeros((*shape, 0), np.float32),
     )
     return program, jax.device_put(batch)
 
@@ -71,7 +71,7 @@ def peak_mib() -> float:
 def measure_memory(args: argparse.Namespace, rows: int) -> None:
     import jax
 
-    program, batch = program_of(rows, args.batch_size, args.steps_per_call)
+    program, batch = program_of(rows, args.batch_size, args.steps_per_execution)
     state = program.init()
     state, told = program.train(state, batch)
     jax.block_until_ready(told)
@@ -84,7 +84,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=positive, nargs="+", default=[1_000_000, 20_000_000])
     parser.add_argument("--batch-size", type=positive, default=8192)
-    parser.add_argument("--steps-per-call", type=positive, default=4)
+    parser.add_argument("--steps-per-execution", type=positive, default=4)
     parser.add_argument("--rounds", type=positive, default=10)
     parser.add_argument("--memory-of", type=int, default=0, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -97,7 +97,7 @@ def main() -> None:
 
     runs = []
     for rows in args.rows:
-        program, batch = program_of(rows, args.batch_size, args.steps_per_call)
+        program, batch = program_of(rows, args.batch_size, args.steps_per_execution)
         state, told = program.train(program.init(), batch)
         jax.block_until_ready(told)
         runs.append([program, state, batch])
@@ -107,12 +107,15 @@ def main() -> None:
             start = time.perf_counter()
             run[1], told = run[0].train(run[1], run[2])
             jax.block_until_ready((run[1], told))
-            times.append((time.perf_counter() - start) / args.steps_per_call)
+            times.append((time.perf_counter() - start) / args.steps_per_execution)
     del runs
     first = np.median(seconds[0])
     for rows, times in zip(args.rows, seconds, strict=True):
         command = [sys.executable, __file__, f"--memory-of={rows}"]
-        command += [f"--batch-size={args.batch_size}", f"--steps-per-call={args.steps_per_call}"]
+        command += [
+            f"--batch-size={args.batch_size}",
+            f"--steps-per-execution={args.steps_per_execution}",
+        ]
         done = subprocess.run(command, capture_output=True, check=True, env=environment())
         found = json.loads(done.stdout)
         print(

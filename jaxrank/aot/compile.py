@@ -16,11 +16,11 @@ from jaxrank.aot import checks
 from jaxrank.aot import devices as absent
 from jaxrank.aot.scaling import StepTime, grown, step_time
 from jaxrank.aot.topology import Topology, topology
-from jaxrank.build import make_timetable, make_trainee, make_workload
+from jaxrank.build import make_run_schedule, make_step_spec, make_workload
 from jaxrank.errors import InputError
 from jaxrank.placement import plan
-from jaxrank.placement.case import Machine, Maker
-from jaxrank.program import BatchShape, Program, check_batch
+from jaxrank.placement.cost import Machine, PlacementPlanner
+from jaxrank.program import BatchShape, CompiledSteps, check_batch
 from jaxrank.report import Report
 from jaxrank.runtime import processes
 from jaxrank.runtime.prefetch import AHEAD
@@ -40,7 +40,7 @@ class Compiled(NamedTuple):
     used_bytes: the most that is used at a time.
     tables_bytes: rows and their accumulators.
     state_bytes: all of the training state, tables included.
-    batches_bytes: of the call that runs and of those put there ahead.
+    batches_bytes: of the execution that runs and of those put there ahead.
     temporaries_bytes: of the training step.
     evaluation_bytes: temporaries of a step of evaluation.
     collectives: sent by kind, of one step; see `checks.collective_bytes`.
@@ -115,45 +115,47 @@ def compile_for(
         if scaling == "weak":
             case.batch_size = grown(config.batch_size, smallest, one)
             configs.check(case)
-        maker = Maker(make_workload(case, data.schema), data)
-        check_batch("batch_size", case.batch_size, maker.shape.group, mesh.size)
-        cases.append((case, maker, one, mesh, count))
-    for case, maker, one, mesh, count in cases:
+        planner = PlacementPlanner(make_workload(case, data.schema), data)
+        check_batch("batch_size", case.batch_size, planner.shape.group, mesh.size)
+        cases.append((case, planner, one, mesh, count))
+    for case, planner, one, mesh, count in cases:
         if case.data.shards % count:
             report(
                 f"{one.name} has {count} hosts: data.shards must be a multiple of the number of"
                 f" processes to train there, found {case.data.shards}"
             )
         report(f"Compiling for {one.name}, batch {case.batch_size:,}")
-        placed = maker.case(Machine(one.name, one.devices, case.mesh.replicas, one.hbm_bytes))
-        num_steps = make_timetable(case, rows).num_steps
-        trainee = make_trainee(case, placed.layout, mesh, num_steps=num_steps, room=placed.room)
-        program = Program(trainee, mesh, maker.shape)  # as `run.build` would make it there
-        found, text = _compiled(program, one, case.steps_per_call, case.eval.batch_size)
+        placed = planner.cost(Machine(one.name, one.devices, case.mesh.replicas, one.hbm_bytes))
+        num_steps = make_run_schedule(case, rows).num_steps
+        step_spec = make_step_spec(case, placed.layout, mesh, num_steps=num_steps, room=placed.room)
+        program = CompiledSteps(
+            step_spec, mesh, planner.shape
+        )  # as `run.build` would make it there
+        found, text = _compiled(program, one, case.steps_per_execution, case.eval.batch_size)
         if scaling and not found.refused:
-            took = step_time(text, one, case.batch_size, case.steps_per_call)
+            took = step_time(text, one, case.batch_size, case.steps_per_execution)
             found = found._replace(step_time=took)
         yield found
 
 
 def _compiled(
-    program: Program, one: Topology, steps_per_call: int, eval_batch_size: int
+    program: CompiledSteps, one: Topology, steps_per_execution: int, eval_batch_size: int
 ) -> tuple[Compiled, str]:
     """What was found, and the text of the program of training."""
-    layout = program.trainee.embedding.layout
-    calls = program.shape.struct(layout, leading=(steps_per_call,))
+    layout = program.step_spec.embedding.layout
+    executions = program.shape.struct(layout, leading=(steps_per_execution,))
     state = meshes.bytes_on_device(program.state_shape, program.state_sharding)
     tables = meshes.bytes_on_device(program.state_shape.tables, program.state_sharding.tables)
-    call = meshes.bytes_on_device(
-        calls, jax.tree.map(lambda _: meshes.by_example(program.mesh, 1), calls)
+    execution = meshes.bytes_on_device(
+        executions, jax.tree.map(lambda _: meshes.by_example(program.mesh, 1), executions)
     )
     began = time.monotonic()
-    step, refused, temporaries = _attempt(program.train, program.state_shape, calls)
+    step, refused, temporaries = _attempt(program.train, program.state_shape, executions)
     seconds = time.monotonic() - began
     text = step.as_text() if step else ""
     evaluation, waiting = _evaluation(program, eval_batch_size)
-    batches = (2 + AHEAD) * call
-    used = state + max(batches + temporaries, batches - call + waiting + evaluation)
+    batches = (2 + AHEAD) * execution
+    used = state + max(batches + temporaries, batches - execution + waiting + evaluation)
     found = Compiled(
         topology=one,
         fits=not refused and used <= one.usable_bytes,
@@ -173,7 +175,7 @@ def _compiled(
     return found, text
 
 
-def _evaluation(program: Program, batch_size: int) -> tuple[int, int]:
+def _evaluation(program: CompiledSteps, batch_size: int) -> tuple[int, int]:
     """Temporaries of a step of evaluation, and its batches, in bytes of a device."""
     shape, predictor = program.shape, program.predictor
     unit = program.mesh.size * shape.group
@@ -205,7 +207,7 @@ def _attempt(function: Any, *shapes: Any) -> tuple[Any, str, int]:
     return program, "", memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
 
 
-def _in_place(program: Program, step: Any, tables: int) -> bool:
+def _in_place(program: CompiledSteps, step: Any, tables: int) -> bool:
     """Whether all tables are updated where they are, and nothing else has the size of one that fast
     memory has no room for."""
     state, sharding = program.state_shape.tables, program.state_sharding.tables

@@ -31,7 +31,7 @@ class Setting(NamedTuple):
     cores: int
     on_host: bool
     batch_size: int
-    steps_per_call: int
+    steps_per_execution: int
     shards: int
     num_workers: int
     prefetch_batches: int
@@ -71,7 +71,8 @@ def advice_on(limit: str, rates: Throughput, stages: Mapping[str, float], settin
         return (
             f"Putting batches on the devices limits: {1e6 / stages['transfer']:,.0f} examples/s,"
             f" where the input makes {rates.input:,.0f} and the step takes {rates.step:,.0f}. Set"
-            f" steps_per_call, now {setting.steps_per_call}, higher, so that more bytes move at"
+            f" steps_per_execution, now {setting.steps_per_execution}, higher, so that more bytes"
+            f" move at"
             " once; where lists are packed, data.list_slack lower, so that fewer do."
         )
     total = sum(stages[name] for name in PARTS)

@@ -15,7 +15,7 @@ from jaxrank.data.examples import Examples
 from jaxrank.data.store.split import Split
 
 PARTS = ("read", "decompress", "shuffle", "pack")
-_FEWEST_CALLS = 2
+_FEWEST_EXECUTIONS = 2
 
 
 class _Watch:
@@ -90,35 +90,35 @@ def measure(
     read: of blocks, with their checksums where they are read for the first time.
     decompress: of blocks; 0 in a store that is not compressed.
     shuffle: joins and permutes windows, and takes each batch's share of them.
-    pack: makes the arrays of a batch, in those of a call.
+    pack: makes the arrays of a batch, in those of an execution.
 
     Args:
         make: batches of a split, without workers and with nothing made ahead.
-        examples: of a call.
+        examples: of an execution.
         seconds: to take, about.
     """
     watch = _Watch()
     fresh = copy.copy(split)  # without the checksums that were taken
     batches = make(_WatchedSplit(fresh, watch))
     source = batches.source(watch.timed("pack", batches.batcher.fill))
-    made = map(watch.timed("call", source.__getitem__), itertools.count())
+    made = map(watch.timed("execution", source.__getitem__), itertools.count())
     with _one_thread():
         next(made)  # the first windows of all streams, which others do not need at once
         watch.seconds.clear()
         watch.rows = 0
-        for calls in itertools.count(1):
+        for executions in itertools.count(1):
             next(made)
-            if calls >= _FEWEST_CALLS and watch.seconds["call"] >= 0.8 * seconds:
+            if executions >= _FEWEST_EXECUTIONS and watch.seconds["execution"] >= 0.8 * seconds:
                 break
         decompress = watch.rows * _decompress(split.files, 0.2 * seconds)
     spent = watch.seconds
     found = {
         "read": max(0.0, spent["read"] - decompress),
         "decompress": decompress,
-        "shuffle": spent["call"] - spent["read"] - spent["pack"],
+        "shuffle": spent["execution"] - spent["read"] - spent["pack"],
         "pack": spent["pack"],
     }
-    return {name: found[name] / (calls * examples) * 1e6 for name in PARTS}
+    return {name: found[name] / (executions * examples) * 1e6 for name in PARTS}
 
 
 @contextmanager

@@ -28,16 +28,16 @@ from jaxrank.bench.advice import Setting, Throughput, advice_on, limit_of
 from jaxrank.data.store.split import Split
 from jaxrank.errors import InputError
 from jaxrank.report import Report
-from jaxrank.run import Job
+from jaxrank.run import Run
 from jaxrank.runtime import processes
-from jaxrank.runtime.prefetch import AHEAD, Feed
-from jaxrank.runtime.watchdog import HangWatch
+from jaxrank.runtime.prefetch import AHEAD, DevicePrefetcher
+from jaxrank.runtime.watchdog import Watchdog
 from jaxrank.step import StepMetrics, TrainState
 from jaxrank.telemetry.profiler import Profile
 from jaxrank.workdir import files as workdirs
 from jaxrank.workdir import lock
 
-_COMPILED = 2  # calls after which a program is compiled and its arrays are where they stay
+_COMPILED = 2  # executions after which a program is compiled and its arrays are where they stay
 _ROUND = 2.0  # seconds of step and of both in turn
 _MOST_STEPS = 2**30
 
@@ -84,22 +84,22 @@ def bench(config: ConfigDict, workdir: str | Path, *, seconds: float, report: Re
         job = jobs.build(config, directory, report, inherits_store=True)
         stack.callback(job.batches.close)
         job.checkpoints.close()
-        ahead = _ahead(config.steps_per_call, config.data.prefetch_batches)
-        call = config.steps_per_call * config.batch_size
+        ahead = _ahead(config.steps_per_execution, config.data.prefetch_batches)
+        execution = config.steps_per_execution * config.batch_size
         put = functools.partial(meshes.put_batch, mesh=job.program.mesh, leading=1)
         report("Measuring the input")
-        made = calls_per_second(job.batches, ahead, seconds)
+        made = executions_per_second(job.batches, ahead, seconds)
         host = next(job.batches)
         report("Measuring the step, and both")
-        with contextlib.closing(Feed(job.batches, put)) as feed:
+        with contextlib.closing(DevicePrefetcher(job.batches, put)) as feed:
             rounds = _compare(job, put(host), feed, ahead, ahead / made, seconds)
         job.batches.close()
         alone, both = (statistics.median(rates) for rates in zip(*rounds, strict=True))
-        rates = Throughput(call * made, call * alone, call * both)
+        rates = Throughput(execution * made, execution * alone, execution * both)
 
         report("Measuring the stages")
         stages = _input_stages(job, config.data, 0.8 * seconds)
-        stages["transfer"] = 1e6 / call / _puts_per_second(put, host, 0.2 * seconds)
+        stages["transfer"] = 1e6 / execution / _puts_per_second(put, host, 0.2 * seconds)
         stages["step"] = 1e6 / rates.step
         limit = limit_of(rates, stages)
         return Bench(
@@ -117,58 +117,59 @@ def _endless(config: ConfigDict) -> ConfigDict:
     configs.check(config)
     config = config.copy_and_resolve_references()
     config.num_epochs = 0.0
-    config.num_steps = _MOST_STEPS // config.steps_per_call * config.steps_per_call
+    config.num_steps = _MOST_STEPS // config.steps_per_execution * config.steps_per_execution
     config.data.valid = ""
-    config.eval.stop_patience = config.eval.rate_patience = 0
+    config.eval.early_stopping_patience = config.eval.reduce_lr_patience = 0
     return config
 
 
-def calls_per_second(batches: Iterator[Any], warm: int, seconds: float) -> float:
+def executions_per_second(batches: Iterator[Any], warm: int, seconds: float) -> float:
     """How often `next` gives something, after it was called `warm` times."""
     for _ in range(warm):
         next(batches)
     began = time.perf_counter()
-    for calls in itertools.count(1):
+    for executions in itertools.count(1):
         next(batches)
         took = time.perf_counter() - began
         if took >= seconds:
-            return calls / took
+            return executions / took
     raise AssertionError
 
 
-def _ahead(steps_per_call: int, prefetch_batches: int) -> int:
+def _ahead(steps_per_execution: int, prefetch_batches: int) -> int:
     """Calls whose batches may have been made while nobody asked for them."""
-    return AHEAD + -(-prefetch_batches // steps_per_call) + 1
+    return AHEAD + -(-prefetch_batches // steps_per_execution) + 1
 
 
 class Clock:
     """Ends the loop after some time and measures it, in place of a run's recorder and milestones.
 
     Args:
-        warm: calls that are not measured.
-        seconds: that the calls after these take at least; there is one of them.
+        warm: executions that are not measured.
+        seconds: that the executions after these take at least; there is one of them.
     """
 
     def __init__(self, warm: int, seconds: float):
         self._warm, self._seconds = warm, seconds
-        self._calls = 0
+        self._executions = 0
         self._began = self._now = 0.0
         self._before: StepMetrics | None = None
 
     @property
-    def calls_per_second(self) -> float:
-        return (self._calls - self._warm) / (self._now - self._began)
+    def executions_per_second(self) -> float:
+        return (self._executions - self._warm) / (self._now - self._began)
 
     def record_later(self, step: int, metrics: StepMetrics) -> None:
-        # As the recorder does, the host waits for the call before while this one is in the queue.
+        # As the recorder does, the host waits for the execution before while this one is in the
+        # queue.
         jax.block_until_ready(self._before)
         self._before, self._now = metrics, time.perf_counter()
-        self._calls += 1
-        if self._calls == self._warm:
+        self._executions += 1
+        if self._executions == self._warm:
             self._began = self._now
 
     def goes_on(self, step: int) -> bool:
-        return self._calls <= self._warm or self._now - self._began < self._seconds
+        return self._executions <= self._warm or self._now - self._began < self._seconds
 
     def is_due(self, step: int, signal: int) -> bool:
         return False
@@ -180,56 +181,62 @@ class Clock:
         raise AssertionError("nobody listens for signals")
 
 
-def _session(job: Job, batches: Iterator[Any], clock: Clock) -> loop.Session:
+def _session(job: Run, batches: Iterator[Any], clock: Clock) -> loop.Session:
     """That of `train`, with a clock in place of all that a run writes and listens to."""
-    call = job.steps_per_call
+    execution = job.steps_per_execution
     profiler = Profile(
-        None, job.directory, 0, lambda: None, print, steps_per_call=call, num_steps=_MOST_STEPS
+        None,
+        job.directory,
+        0,
+        lambda: None,
+        print,
+        steps_per_execution=execution,
+        num_steps=_MOST_STEPS,
     )
     return loop.Session(
         train=job.program.train,
-        steps_per_call=call,
+        steps_per_execution=execution,
         feed=batches,
         recorder=clock,
         milestones=clock,
         profiler=profiler,
-        watch=HangWatch(0),
+        watch=Watchdog(0),
         stop=None,
     )
 
 
 def _compare(
-    job: Job, batch: Any, feed: Iterator[Any], ahead: int, pause: float, seconds: float
+    job: Run, batch: Any, feed: Iterator[Any], ahead: int, pause: float, seconds: float
 ) -> list[tuple[float, float]]:
     """Calls a second with one batch again and again, and with those of `feed`, by round.
 
     In turn, for whatever else the machine does comes and goes.
 
     Args:
-        ahead: calls whose batches may have been made while nobody asked for them.
+        ahead: executions whose batches may have been made while nobody asked for them.
         pause: seconds in which the input has made all that it makes ahead.
         seconds: for each of the two, in all rounds.
     """
     state = job.program.init()
 
-    def calls_per_second(batches: Iterator[Any], warm: int, seconds: float) -> float:
+    def executions_per_second(batches: Iterator[Any], warm: int, seconds: float) -> float:
         nonlocal state
         clock = Clock(warm, seconds)
         state = jax.block_until_ready(loop.run(_session(job, batches, clock), state))
-        return clock.calls_per_second
+        return clock.executions_per_second
 
     rounds = max(3, round(seconds / _ROUND))
     again = itertools.repeat(batch)
-    calls_per_second(again, _COMPILED, 0)
+    executions_per_second(again, _COMPILED, 0)
     found = []
     for _ in range(rounds):
         time.sleep(pause)
-        alone = calls_per_second(again, 1, seconds / rounds)
-        found.append((alone, calls_per_second(feed, ahead, seconds / rounds)))
+        alone = executions_per_second(again, 1, seconds / rounds)
+        found.append((alone, executions_per_second(feed, ahead, seconds / rounds)))
     return found
 
 
-def _input_stages(job: Job, data: Mapping[str, Any], seconds: float) -> dict[str, float]:
+def _input_stages(job: Run, data: Mapping[str, Any], seconds: float) -> dict[str, float]:
     on_one_thread = {**data, "num_workers": 0, "prefetch_batches": 0}
     program = job.program
 
@@ -239,26 +246,26 @@ def _input_stages(job: Job, data: Mapping[str, Any], seconds: float) -> dict[str
             split,
             program.predictor.layout,
             batch_size=program.shape.batch_size,
-            steps_per_call=job.steps_per_call,
-            seed=program.trainee.seed,
-            num_steps=job.timetable.num_steps,
+            steps_per_execution=job.steps_per_execution,
+            seed=program.step_spec.seed,
+            num_steps=job.run_schedule.num_steps,
         )
 
-    call = job.steps_per_call * program.shape.batch_size
-    return input_stages.measure(job.train_split, make, call, seconds)
+    execution = job.steps_per_execution * program.shape.batch_size
+    return input_stages.measure(job.train_split, make, execution, seconds)
 
 
 def _puts_per_second(put: Any, batch: Any, seconds: float) -> float:
     made = map(lambda b: jax.block_until_ready(put(b)), itertools.repeat(batch))
-    return calls_per_second(made, _COMPILED, seconds)
+    return executions_per_second(made, _COMPILED, seconds)
 
 
-def _setting(job: Job, data: ConfigDict) -> Setting:
+def _setting(job: Run, data: ConfigDict) -> Setting:
     return Setting(
         cores=len(os.sched_getaffinity(0)),
         on_host=meshes.platform(job.program.mesh) == "cpu",
         batch_size=job.program.shape.batch_size,
-        steps_per_call=job.steps_per_call,
+        steps_per_execution=job.steps_per_execution,
         shards=data.shards,
         num_workers=data.num_workers,
         prefetch_batches=data.prefetch_batches,

@@ -72,13 +72,13 @@ def _of_mesh(mesh: Mesh, spec: P) -> Any:
     if any(name is not None for name in spec[1:]):
         raise ValueError(f"arrays must be split along their first axis only: found {spec}")
 
-    def of_device(array: jax.Array) -> jax.Array:
+    def device_checksums(array: jax.Array) -> jax.Array:
         if axis is None:
             return _of_share(array, 0)
         return jax.lax.psum(_of_share(array, jax.lax.axis_index(axis) * array.shape[0]), axis)
 
     return jax.jit(
-        jax.shard_map(of_device, mesh=mesh, in_specs=spec, out_specs=P(), check_vma=False)
+        jax.shard_map(device_checksums, mesh=mesh, in_specs=spec, out_specs=P(), check_vma=False)
     )
 
 

@@ -31,7 +31,7 @@ import jaxrank
 from jaxrank import json_files
 from jaxrank.checkpoints import record as run_record
 from jaxrank.checkpoints.checksums import checksums, differing
-from jaxrank.checkpoints.reader import StoredArrays
+from jaxrank.checkpoints.reader import CheckpointReader
 from jaxrank.checkpoints.record import Metric
 from jaxrank.checkpoints.retention import Retention
 from jaxrank.embedding import GROUPS
@@ -80,14 +80,16 @@ class _Training(NamedTuple):
     earlier: Any
     opt_state: Any
     slots: dict[str, dict[str, Any]]
-    rate_factor: Any
+    lr_multiplier: Any
     trained: Any
 
 
 def _training_of(state: TrainState) -> _Training:
     slots = {name: table.slots for name, table in state.tables.items()}
     weights = trained(state) if state.average else {}
-    return _Training(state.step, state.earlier, state.opt_state, slots, state.rate_factor, weights)
+    return _Training(
+        state.step, state.earlier, state.opt_state, slots, state.lr_multiplier, weights
+    )
 
 
 def _joined(state: TrainState, predicts: Weights, training: _Training) -> TrainState:
@@ -104,7 +106,7 @@ def _joined(state: TrainState, predicts: Weights, training: _Training) -> TrainS
         opt_state=training.opt_state,
         bias=weights.bias,
         tables=tables,
-        rate_factor=training.rate_factor,
+        lr_multiplier=training.lr_multiplier,
         average=predicts if training.trained else {},
     )
 
@@ -471,7 +473,7 @@ class Checkpoints:
             lines = [
                 f"{part}/{line}"
                 for part, tree in parts.items()
-                for line in StoredArrays(self.path / str(step) / part, sums[part]).unlike(tree)
+                for line in CheckpointReader(self.path / str(step) / part, sums[part]).unlike(tree)
             ]
         except InputError:
             return []

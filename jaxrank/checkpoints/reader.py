@@ -22,7 +22,7 @@ def dotted(path: tuple[Any, ...]) -> str:
     return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
-class StoredArrays:
+class CheckpointReader:
     """The arrays of one part of a checkpoint.
 
     Args:

@@ -15,7 +15,7 @@ from jaxrank.features import PAD, UNKNOWN_ROW, Schema
 class Examples:
     """n consecutive examples.
 
-    floats: f32[n, floats], transformed, nothing missing.
+    dense: f32[n, dense], transformed, nothing missing.
     ids: i32[n, id columns] rows of each column's table, or PAD.
     list_lengths: i32[n, lists].
     list_values: i32[total] rows of each list's table, example by example and within an example
@@ -23,21 +23,21 @@ class Examples:
     list_weights: f32[total], 1 in lists that are not weighted; None where no list is weighted.
     labels: f32[n, tasks], NaN where unknown; see `features.Task`.
     weights: f32[n, tasks] finite, not negative; None where no task is weighted.
-    shifts: f32[n, tasks] as of `features.Batch`; None where no task has any.
+    logit_correction: f32[n, tasks] as of `features.Batch`; None where no task has any.
     truth: f32[n, tasks] the planted probability of each label, NaN where the task has none; None
         where no task has one.
     kept: the columns that are passed through to predictions, of any Arrow types; None where there
         are none.
     """
 
-    floats: np.ndarray
+    dense: np.ndarray
     ids: np.ndarray
     list_lengths: np.ndarray
     list_values: np.ndarray
     list_weights: np.ndarray | None
     labels: np.ndarray
     weights: np.ndarray | None = None
-    shifts: np.ndarray | None = None
+    logit_correction: np.ndarray | None = None
     truth: np.ndarray | None = None
     kept: pa.RecordBatch | None = None
 
@@ -54,7 +54,7 @@ class Examples:
         return ends
 
 
-_MATRICES = ("floats", "ids", "list_lengths", "labels", "weights", "shifts", "truth")
+_MATRICES = ("dense", "ids", "list_lengths", "labels", "weights", "logit_correction", "truth")
 _RAGGED = ("list_values", "list_weights")
 
 
@@ -153,7 +153,7 @@ class Known:
         # PAD is no row of any table, so nothing of other encodings is at or beyond it.
         rows = {t.name: t.rows if t.encoding == "vocabulary" else PAD for t in schema.tables}
         self._columns = np.array([rows[f.table] for f in schema.id_columns], int)
-        self._lists = np.array([rows[f.table] for f in schema.lists], int)
+        self._lists = np.array([rows[f.table] for f in schema.ragged], int)
 
     def __call__(self, examples: Examples) -> Examples:
         """The same examples; without a copy where all rows are known."""
@@ -180,12 +180,14 @@ def blank(like: Examples, rows: int) -> Examples:
         return np.full((rows, array.shape[1]), value, array.dtype)
 
     return Examples(
-        floats=filled(like.floats, 0),
+        dense=filled(like.dense, 0),
         ids=filled(like.ids, PAD),
         list_lengths=filled(like.list_lengths, 0),
         list_values=np.zeros(0, np.int32),
         list_weights=None if like.list_weights is None else np.zeros(0, np.float32),
         labels=filled(like.labels, np.nan),
         weights=None if like.weights is None else filled(like.weights, 0),
-        shifts=None if like.shifts is None else filled(like.shifts, 0),
+        logit_correction=None
+        if like.logit_correction is None
+        else filled(like.logit_correction, 0),
     )

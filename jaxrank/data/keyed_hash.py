@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from jaxrank.errors import InputError
 
-Conceal = Callable[[str], str]
+Pseudonymise = Callable[[str], str]
 
 _LEAST_BYTES = 16
 _MOST_BYTES = 64  # that BLAKE2b takes
@@ -32,7 +32,7 @@ def read_key(path: str) -> bytes:
     return key
 
 
-def conceal(key: bytes) -> Conceal:
+def pseudonymise(key: bytes) -> Pseudonymise:
     """Makes of a value 32 hexadecimal digits: BLAKE2b with this key (RFC 7693)."""
 
     def hashed(value: str) -> str:
@@ -41,11 +41,11 @@ def conceal(key: bytes) -> Conceal:
     return hashed
 
 
-def concealed(values: pa.Array, hashed: Conceal) -> pa.Array:
+def pseudonymised(values: pa.Array, hashed: Pseudonymise) -> pa.Array:
     """The strings of an array, each hashed; null stays null."""
     return pa.array([None if v is None else hashed(v) for v in values.to_pylist()], pa.string())
 
 
 def fingerprint(key: bytes) -> str:
     """Tells one key from another, and not what it is."""
-    return conceal(key)("jaxrank")
+    return pseudonymise(key)("jaxrank")

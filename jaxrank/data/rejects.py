@@ -8,7 +8,7 @@ import numpy as np
 from jaxrank import json_files
 from jaxrank.data import files
 from jaxrank.data.chunk import Chunk
-from jaxrank.data.keyed_hash import Conceal
+from jaxrank.data.keyed_hash import Pseudonymise
 from jaxrank.errors import InputError
 
 Result = TypeVar("Result")
@@ -50,7 +50,7 @@ class Rejects:
     Args:
         policy: "error": the first stops the preparation; "skip": they are counted and kept.
         limit: how many may be skipped.
-        conceal: makes of a value what a file outside the raw data may show; none: the value.
+        pseudonymise: makes of a value what a file outside the raw data may show; none: the value.
 
     Attributes:
         count: records skipped so far.
@@ -61,18 +61,18 @@ class Rejects:
         self,
         policy: str = "error",
         limit: int = 0,
-        conceal: Conceal | None = None,
+        pseudonymise: Pseudonymise | None = None,
     ):
         self.policy, self.limit = policy, limit
         self.lines: list[str] = []
-        self._conceal = conceal
+        self._pseudonymise = pseudonymise
         self._before: tuple[str, int, int] = ("", 0, 0)  # file, offset, and lines before it
 
     @property
     def count(self) -> int:
         return len(self.lines)
 
-    def refuse(
+    def reject(
         self,
         *,
         file: str,
@@ -99,8 +99,8 @@ class Rejects:
         row += self._before[2]
         if self.policy == "error":
             raise InputError(_message(file, row, column, must, found, hint))
-        if self._conceal is not None:
-            record, found = _concealed(record, self._conceal), "a value that is not shown"
+        if self._pseudonymise is not None:
+            record, found = _pseudonymised(record, self._pseudonymise), "a value that is not shown"
         entry = dict(file=file, row=row, column=column, must=must, found=found, record=record)
         self.lines.append(json_files.to_text(entry, non_finite="text"))
         if self.count > self.limit:
@@ -115,7 +115,7 @@ class Rejects:
         """function(chunk) of what can be used, and that chunk; None where nothing is left.
 
         Raises:
-            InputError: as of `refuse`.
+            InputError: as of `reject`.
         """
         while chunk.batch.num_rows:
             try:
@@ -123,7 +123,7 @@ class Rejects:
             except BadRows as bad:
                 for row in np.unique(bad.rows).tolist():
                     record = chunk.record(row)
-                    self.refuse(
+                    self.reject(
                         file=chunk.file,
                         row=int(chunk.rows[row]),
                         column=bad.column,
@@ -149,12 +149,12 @@ def _shown(record: Mapping[str, Any], column: str) -> str:
     return "an empty value" if value is None else repr(value)
 
 
-def _concealed(record: Any, conceal: Conceal) -> Any:
+def _pseudonymised(record: Any, pseudonymise: Pseudonymise) -> Any:
     if isinstance(record, dict):
-        return {key: _concealed(value, conceal) for key, value in record.items()}
+        return {key: _pseudonymised(value, pseudonymise) for key, value in record.items()}
     if isinstance(record, list):
-        return [_concealed(value, conceal) for value in record]
-    return None if record is None else conceal(str(record))
+        return [_pseudonymised(value, pseudonymise) for value in record]
+    return None if record is None else pseudonymise(str(record))
 
 
 def _lines_before(file: str, offset: int) -> int:

@@ -6,23 +6,23 @@ gives the vectors of a batch, the model's loss gives the gradient of those vecto
 changes the rows that were read.
 """
 
-from jaxrank.embedding.exchange import Load
-from jaxrank.embedding.optimizers import RULES, Rule, make_rule
+from jaxrank.embedding.exchange import ExchangeStats
+from jaxrank.embedding.optimizers import ROW_OPTIMIZERS, RowOptimizer, make_row_optimizer
 from jaxrank.embedding.storage import GROUPS, Storage, TableState, logical_rows, storage
 from jaxrank.embedding.tables import Embedding, Lookup, check_row_shards, row_shapes
 
 __all__ = [
     "GROUPS",
-    "RULES",
+    "ROW_OPTIMIZERS",
     "Embedding",
-    "Load",
+    "ExchangeStats",
     "Lookup",
-    "Rule",
+    "RowOptimizer",
     "Storage",
     "TableState",
     "check_row_shards",
     "logical_rows",
-    "make_rule",
+    "make_row_optimizer",
     "row_shapes",
     "storage",
 ]

@@ -3,8 +3,8 @@
 import jax
 import jax.numpy as jnp
 
-from jaxrank.embedding.backends.base import Form, up_to
-from jaxrank.embedding.backends.lazy import PerId
+from jaxrank.embedding.backends.base import VectorLayout, round_up
+from jaxrank.embedding.backends.lazy import IndexedVectors
 from jaxrank.features import PAD, Lists
 
 
@@ -16,7 +16,7 @@ def _segments(lists: Lists, examples: int, per_example: int, unit: int) -> jax.A
     groups = lists.segments.shape[0]
     of_group = examples // groups
     segments = jnp.where(lists.segments == PAD, of_group * per_example - 1, lists.segments)
-    places = up_to(per_example, unit)
+    places = round_up(per_example, unit)
     if places != per_example:
         example, which = jnp.divmod(segments, per_example)
         segments = example * places + which
@@ -25,26 +25,36 @@ def _segments(lists: Lists, examples: int, per_example: int, unit: int) -> jax.A
 
 
 def combine(
-    form: Form, vectors: PerId, lists: Lists, examples: int, per_example: int, *, is_plain: bool
+    vector_layout: VectorLayout,
+    vectors: IndexedVectors,
+    lists: Lists,
+    examples: int,
+    per_example: int,
+    *,
+    is_plain: bool,
 ) -> jax.Array:
     """The weighted sum of each list's vectors, f[examples, per_example, dim].
 
     is_plain: all weights are 1 where an id is, and are not read.
     """
-    combined = form.add(
-        form.zeros(examples * up_to(per_example, form.unit), vectors.source.dtype),
-        _segments(lists, examples, per_example, form.unit),
+    combined = vector_layout.add(
+        vector_layout.zeros(
+            examples * round_up(per_example, vector_layout.unit), vectors.source.dtype
+        ),
+        _segments(lists, examples, per_example, vector_layout.unit),
         vectors.source,
         vectors.index,
         scale=None if is_plain else lists.weights.reshape(-1),
         rising=True,
     )
-    return form.to_examples(combined, examples, per_example)
+    return vector_layout.to_examples(combined, examples, per_example)
 
 
-def spread(form: Form, grads: jax.Array, lists: Lists, *, is_plain: bool) -> PerId:
+def spread(
+    vector_layout: VectorLayout, grads: jax.Array, lists: Lists, *, is_plain: bool
+) -> IndexedVectors:
     """The transpose of `combine`: the gradient of each id's vector, of f[examples, lists, dim]."""
     examples, per_example, _ = grads.shape
-    segments = _segments(lists, examples, per_example, form.unit)
+    segments = _segments(lists, examples, per_example, vector_layout.unit)
     weights = None if is_plain else lists.weights.reshape(-1)
-    return PerId(segments.shape[0], form.of_examples(grads), segments, weights)
+    return IndexedVectors(segments.shape[0], vector_layout.of_examples(grads), segments, weights)

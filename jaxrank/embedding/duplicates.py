@@ -13,13 +13,13 @@ import jax
 import jax.numpy as jnp
 
 from jaxrank.embedding.backends import lazy
-from jaxrank.embedding.backends.base import Form
-from jaxrank.embedding.backends.lazy import PerId
+from jaxrank.embedding.backends.base import VectorLayout
+from jaxrank.embedding.backends.lazy import IndexedVectors
 from jaxrank.features import PAD
 
 
 def sum_by_scratch(
-    form: Form, ids: jax.Array, grads: Sequence[PerId], scratch: jax.Array
+    vector_layout: VectorLayout, ids: jax.Array, grads: Sequence[IndexedVectors], scratch: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """As `sum_by_sort`, but not rising, through `scratch` i32[rows]; returns it too. All ids are
     < rows or PAD."""
@@ -31,7 +31,7 @@ def sum_by_scratch(
     # Representatives move to the front, so that what follows reads and writes memory in one run.
     rank = jnp.cumsum(is_representative, dtype=jnp.int32) - 1
     slot = rank.at[representative].get(mode="fill", fill_value=count)
-    sums = lazy.add(form, form.zeros(count, grads[0].source.dtype), slot, grads)
+    sums = lazy.add(vector_layout, vector_layout.zeros(count, grads[0].source.dtype), slot, grads)
     unique = jnp.full_like(ids, PAD)
     unique = unique.at[jnp.where(is_representative, rank, count)].set(ids, mode="drop")
     return unique, sums, scratch
@@ -53,7 +53,9 @@ def in_order(ids: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     return order, rank, unique
 
 
-def sum_by_sort(form: Form, ids: jax.Array, grads: Sequence[PerId]) -> tuple[jax.Array, jax.Array]:
+def sum_by_sort(
+    vector_layout: VectorLayout, ids: jax.Array, grads: Sequence[IndexedVectors]
+) -> tuple[jax.Array, jax.Array]:
     """Each id once, and the sum of its gradients.
 
     Args:
@@ -64,8 +66,8 @@ def sum_by_sort(form: Form, ids: jax.Array, grads: Sequence[PerId]) -> tuple[jax
         unique i32[n], rising, PAD behind the last; the block of their sums, zero behind.
     """
     order, rank, unique = in_order(ids)
-    block = lazy.joined(form, grads)
-    return unique, form.sum_sorted(rank, block, order)
+    block = lazy.joined(vector_layout, grads)
+    return unique, vector_layout.sum_sorted(rank, block, order)
 
 
 def running_count(flags: jax.Array) -> jax.Array:
@@ -88,16 +90,21 @@ def _running_sum(counts: jax.Array) -> jax.Array:
     if size <= 4096:
         return jnp.cumsum(counts.astype(jnp.int32))
     lines = jnp.pad(counts, (0, -size % 128)).reshape(-1, 128)
-    up_to = jnp.triu(jnp.ones((128, 128), jnp.float32))
+    triangle = jnp.triu(jnp.ones((128, 128), jnp.float32))
     # Exact below 2**24, which a product of whole numbers in float32 is at this precision.
-    within = jnp.dot(lines, up_to, precision=jax.lax.Precision.HIGHEST)
+    within = jnp.dot(lines, triangle, precision=jax.lax.Precision.HIGHEST)
     whole = within[:, -1]
     before = _running_sum(whole) - whole.astype(jnp.int32)
     return (before[:, None] + within.astype(jnp.int32)).reshape(-1)[:size]
 
 
 def sum_of_rows(
-    form: Form, ids: jax.Array, grads: Sequence[PerId], rows: int, *, by_scatter: bool
+    vector_layout: VectorLayout,
+    ids: jax.Array,
+    grads: Sequence[IndexedVectors],
+    rows: int,
+    *,
+    by_scatter: bool,
 ) -> tuple[jax.Array, jax.Array]:
     """The block of the sums of the gradients of each of a few rows, and how often each is read,
     f[rows] (above 0 for each row that is read).
@@ -108,15 +115,15 @@ def sum_of_rows(
         by_scatter: duplicates may be scattered as they are.
     """
     if not by_scatter:
-        return sum_once(form, *sum_by_sort(form, ids, grads), rows)
+        return sum_once(vector_layout, *sum_by_sort(vector_layout, ids, grads), rows)
     dtype = grads[0].source.dtype
-    sums = lazy.add(form, form.zeros(rows, dtype), ids, grads)
+    sums = lazy.add(vector_layout, vector_layout.zeros(rows, dtype), ids, grads)
     return sums, jnp.zeros(rows, dtype).at[ids].add(1, mode="drop")
 
 
 def sum_once(
-    form: Form, ids: jax.Array, grads: jax.Array, rows: int
+    vector_layout: VectorLayout, ids: jax.Array, grads: jax.Array, rows: int
 ) -> tuple[jax.Array, jax.Array]:
     """As `sum_of_rows`, of ids i32[n] that are different and rise, PAD behind the last."""
-    sums = form.add(form.zeros(rows, grads.dtype), ids, grads, rising=True)
+    sums = vector_layout.add(vector_layout.zeros(rows, grads.dtype), ids, grads, rising=True)
     return sums, jnp.zeros(rows, grads.dtype).at[ids].set(1, mode="drop")

@@ -24,8 +24,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxrank import mesh as meshes
-from jaxrank.embedding.backends.base import Form
-from jaxrank.embedding.backends.lazy import PerId
+from jaxrank.embedding.backends.base import VectorLayout
+from jaxrank.embedding.backends.lazy import IndexedVectors
 from jaxrank.embedding.duplicates import in_order
 from jaxrank.features import PAD
 
@@ -68,7 +68,7 @@ class Route(NamedTuple):
     first: Round
 
 
-class Load(NamedTuple):
+class ExchangeStats(NamedTuple):
     """What one exchange cost a device, i32[] each.
 
     rounds: of all devices together.
@@ -86,7 +86,7 @@ class Exchange:
     """Exchanges the rows of one stack.
 
     Args:
-        form: of the blocks of vectors.
+        vector_layout: of the blocks of vectors.
         owners: n.
         share: rows that each owns.
         capacity: C.
@@ -94,7 +94,7 @@ class Exchange:
             (CPU) or in the order of the sorted ids.
     """
 
-    form: Form
+    vector_layout: VectorLayout
     owners: int
     share: int
     capacity: int
@@ -155,7 +155,7 @@ class Exchange:
 
     def lookup(
         self, route: Route, read: Callable[[jax.Array], jax.Array], dtype: Any
-    ) -> tuple[jax.Array, Load]:
+    ) -> tuple[jax.Array, ExchangeStats]:
         """The block of the vectors of a route's ids, zero where none travels, and what it cost.
 
         Args:
@@ -163,17 +163,17 @@ class Exchange:
         """
 
         def serve(this: Round, carry: Any) -> Any:
-            vectors, load = carry
+            vectors, stats = carry
             asked = _as_bits(read(this.asked.reshape(-1)))
             back = _from_bits(self._sent(asked), dtype)
-            vectors = vectors + self.form.take(back, self._place(route, this))
-            served = load.served + jnp.sum(this.asked != PAD, dtype=jnp.int32)
-            return vectors, load._replace(rounds=load.rounds + 1, served=served)
+            vectors = vectors + self.vector_layout.take(back, self._place(route, this))
+            served = stats.served + jnp.sum(this.asked != PAD, dtype=jnp.int32)
+            return vectors, stats._replace(rounds=stats.rounds + 1, served=served)
 
         nothing = jnp.zeros((), jnp.int32)
-        load = Load(rounds=nothing, unique=route.starts[-1], served=nothing)
-        zeros = self.form.zeros(route.key.shape[0], dtype)
-        return self.over_rounds(route, serve, (zeros, load))
+        stats = ExchangeStats(rounds=nothing, unique=route.starts[-1], served=nothing)
+        zeros = self.vector_layout.zeros(route.key.shape[0], dtype)
+        return self.over_rounds(route, serve, (zeros, stats))
 
     def _sent(self, block: jax.Array) -> jax.Array:
         """The buffers [n * C] that this device gets for those that it sends."""
@@ -183,8 +183,8 @@ class Exchange:
         """The gradients of the vectors of a route's ids -> the sum for each different key, in
         blocks of m."""
         if self.by_scatter:
-            return self.form.add(jnp.zeros_like(grads), route.slot, grads)
-        return self.form.sum_sorted(route.rank, grads, route.order)
+            return self.vector_layout.add(jnp.zeros_like(grads), route.slot, grads)
+        return self.vector_layout.sum_sorted(route.rank, grads, route.order)
 
     def collect(self, route: Route, this: Round, sums: jax.Array) -> tuple[jax.Array, jax.Array]:
         """What a round brings to this device: local rows i32[r * n * C] and a block of a gradient
@@ -199,21 +199,23 @@ class Exchange:
         place = jnp.arange(self.capacity, dtype=jnp.int32)[None, :]
         index = (route.starts[:-1] + this.begin)[:, None] + place
         is_sent = place < (this.end - this.begin)[:, None]
-        arrived = self._sent(self.form.take(sums, jnp.where(is_sent, index, PAD).reshape(-1)))
+        arrived = self._sent(
+            self.vector_layout.take(sums, jnp.where(is_sent, index, PAD).reshape(-1))
+        )
         return jax.lax.all_gather((this.asked.reshape(-1), arrived), meshes.REPLICA, tiled=True)
 
     def over_arrivals(
         self,
         route: Route,
         sums: jax.Array,
-        body: Callable[[Carry, jax.Array, list[PerId]], Carry],
+        body: Callable[[Carry, jax.Array, list[IndexedVectors]], Carry],
         carry: Carry,
     ) -> Carry:
         """carry = body(carry, row, gradients), of what each round brings; see `collect`."""
 
         def serve(this: Round, carry: Carry) -> Carry:
             row, block = self.collect(route, this, sums)
-            return body(carry, row, [PerId(row.shape[0], block)])
+            return body(carry, row, [IndexedVectors(row.shape[0], block)])
 
         return self.over_rounds(route, serve, carry)
 
@@ -230,7 +232,7 @@ class Exchange:
         key = jax.lax.dynamic_slice(behind, (begin,), (rows,))
         here = begin + jnp.arange(rows, dtype=jnp.int32)
         which = jnp.where(key == PAD, PAD, key - self.owners * self.share)
-        return which, self.form.take(sums, jnp.where(key == PAD, PAD, here))
+        return which, self.vector_layout.take(sums, jnp.where(key == PAD, PAD, here))
 
 
 def _as_bits(vectors: jax.Array) -> jax.Array:

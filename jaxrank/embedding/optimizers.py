@@ -18,15 +18,15 @@ import jax.numpy as jnp
 from jaxrank.embedding.backends import cpu_rows
 from jaxrank.validate import LEAST_EPS, MOST_DECAY, check_choice, field, parse
 
-Slots = dict[str, jax.Array]
+SharedRing = dict[str, jax.Array]
 
 
-class Rule(NamedTuple):
+class RowOptimizer(NamedTuple):
     """A row optimizer.
 
     slots: name -> (whether it has a number for each column or one a row, initial value).
-    change: (rows f[n, dim], slots, gradients f[n, dim], rate f[] or f[n, 1], step i32[]) -> (the
-        change of the rows, the changes of the slots). `step` counts from 0.
+    change: (rows f[n, dim], slots, gradients f[n, dim], learning_rate f[] or f[n, 1], step i32[])
+        -> (the change of the rows, the changes of the slots). `step` counts from 0.
     native: (rows f32[n * width / 128, 128], slots, row i32[k], gradients f32[k, dim], rate f32[] or
         f32[k, 1], width) -> the rows and slots after it, in their place by code in C++, for rules
         that have such.
@@ -34,8 +34,8 @@ class Rule(NamedTuple):
     """
 
     slots: Mapping[str, tuple[bool, float]]
-    change: Callable[..., tuple[jax.Array, Slots]]
-    native: Callable[..., tuple[jax.Array, Slots]] | None = None
+    change: Callable[..., tuple[jax.Array, SharedRing]]
+    native: Callable[..., tuple[jax.Array, SharedRing]] | None = None
     counts_steps: bool = False
 
 
@@ -47,7 +47,7 @@ def _root_scale(total: jax.Array, eps: float) -> jax.Array:
 class Settings(Protocol):
     """A rule's settings."""
 
-    def rule(self) -> Rule:
+    def row_optimizer(self) -> RowOptimizer:
         """The rule with these settings."""
         ...
 
@@ -57,18 +57,18 @@ _START = "initial value of the sums of squared gradients"
 
 @dataclasses.dataclass(frozen=True)
 class Sgd:
-    """w -= rate * g."""
+    """w -= learning_rate * g."""
 
-    def rule(self) -> Rule:
-        def change(rows, slots, grads, rate, step):
-            return -rate * grads, {}
+    def row_optimizer(self) -> RowOptimizer:
+        def change(rows, slots, grads, learning_rate, step):
+            return -learning_rate * grads, {}
 
-        return Rule({}, change)
+        return RowOptimizer({}, change)
 
 
 @dataclasses.dataclass(frozen=True)
 class AdaGrad:
-    """a += g^2; w -= rate * g / sqrt(a + eps), element by element, as optax has it.
+    """a += g^2; w -= learning_rate * g / sqrt(a + eps), element by element, as optax has it.
 
     References:
         Duchi et al., Adaptive Subgradient Methods, JMLR 2011.
@@ -77,18 +77,18 @@ class AdaGrad:
     initial_accumulator: float = field(0.1, help=_START, at_least=0)
     eps: float = field(1e-7, help="added under the root", at_least=0)
 
-    def rule(self) -> Rule:
-        def change(rows, slots, grads, rate, step):
+    def row_optimizer(self) -> RowOptimizer:
+        def change(rows, slots, grads, learning_rate, step):
             squares = grads * grads
             scale = _root_scale(slots["accumulator"] + squares, self.eps)
-            return -rate * grads * scale, {"accumulator": squares}
+            return -learning_rate * grads * scale, {"accumulator": squares}
 
-        return Rule({"accumulator": (True, self.initial_accumulator)}, change)
+        return RowOptimizer({"accumulator": (True, self.initial_accumulator)}, change)
 
 
 @dataclasses.dataclass(frozen=True)
 class RowwiseAdaGrad:
-    """a += mean(g^2) over the row; w -= rate * g / sqrt(a + eps): one accumulator a row.
+    """a += mean(g^2) over the row; w -= learning_rate * g / sqrt(a + eps): one accumulator a row.
 
     References:
         Duchi et al., Adaptive Subgradient Methods, JMLR 2011; row-wise as in Mudigere et al.,
@@ -98,19 +98,19 @@ class RowwiseAdaGrad:
     initial_accumulator: float = field(0.1, help=_START, at_least=0)
     eps: float = field(1e-7, help="added under the root", at_least=0)
 
-    def rule(self) -> Rule:
-        def change(rows, slots, grads, rate, step):
+    def row_optimizer(self) -> RowOptimizer:
+        def change(rows, slots, grads, learning_rate, step):
             mean = jnp.mean(grads * grads, axis=1)
             scale = _root_scale(slots["accumulator"] + mean, self.eps)
-            return -rate * grads * scale[:, None], {"accumulator": mean}
+            return -learning_rate * grads * scale[:, None], {"accumulator": mean}
 
-        def native(rows, slots, row, grads, rate, width):
+        def native(rows, slots, row, grads, learning_rate, width):
             rows, accumulator = cpu_rows.rowwise_adagrad(
-                rows, slots["accumulator"], row, grads, rate, width=width, eps=self.eps
+                rows, slots["accumulator"], row, grads, learning_rate, width=width, eps=self.eps
             )
             return rows, {"accumulator": accumulator}
 
-        return Rule({"accumulator": (False, self.initial_accumulator)}, change, native)
+        return RowOptimizer({"accumulator": (False, self.initial_accumulator)}, change, native)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,18 +132,18 @@ class LazyAdam:
         hint="Below the least eps a gradient of 0 gives NaN.",
     )
 
-    def rule(self) -> Rule:
+    def row_optimizer(self) -> RowOptimizer:
         b1, b2, eps = self.b1, self.b2, self.eps
 
-        def change(rows, slots, grads, rate, step):
+        def change(rows, slots, grads, learning_rate, step):
             count = (step + 1).astype(rows.dtype)
             change_m = (1 - b1) * (grads - slots["m"])
             change_v = (1 - b2) * (grads * grads - slots["v"])
             m = (slots["m"] + change_m) / (1 - b1**count)
             v = (slots["v"] + change_v) / (1 - b2**count)
-            return -rate * m / (jnp.sqrt(v) + eps), {"m": change_m, "v": change_v}
+            return -learning_rate * m / (jnp.sqrt(v) + eps), {"m": change_m, "v": change_v}
 
-        return Rule({"m": (True, 0.0), "v": (True, 0.0)}, change, counts_steps=True)
+        return RowOptimizer({"m": (True, 0.0), "v": (True, 0.0)}, change, counts_steps=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,12 +167,12 @@ class Ftrl:
     l1: float = field(0.0, help="factor of |w|", at_least=0)
     l2: float = field(0.0, help="factor of w^2 / 2", at_least=0)
 
-    def rule(self) -> Rule:
+    def row_optimizer(self) -> RowOptimizer:
         beta, l1, l2 = self.beta, self.l1, self.l2
 
-        def change(rows, slots, grads, rate, step):
+        def change(rows, slots, grads, learning_rate, step):
             n, z = slots["n"], slots["z"]
-            divisor = jnp.where(rate > 0, rate, 1)
+            divisor = jnp.where(learning_rate > 0, learning_rate, 1)
             squares = grads * grads
             strength = (beta + jnp.sqrt(n + squares)) / divisor
             at_rows = -rows * (strength + l2) - l1 * jnp.sign(rows)
@@ -180,7 +180,7 @@ class Ftrl:
             shrunk = new_z - jnp.sign(new_z) * l1
             solved = jnp.where(jnp.abs(new_z) > l1, -shrunk / (strength + l2), jnp.zeros_like(rows))
             # A coordinate without any gradient so far has no n to remember that it was met.
-            moves = (n + squares > 0) & (rate > 0)
+            moves = (n + squares > 0) & (learning_rate > 0)
 
             def where_it_moves(new):
                 return jnp.where(moves, new, jnp.zeros_like(new))
@@ -190,10 +190,10 @@ class Ftrl:
                 "z": where_it_moves(new_z - z),
             }
 
-        return Rule({"n": (True, 0.0), "z": (True, 0.0)}, change)
+        return RowOptimizer({"n": (True, 0.0), "z": (True, 0.0)}, change)
 
 
-RULES: Mapping[str, type[Settings]] = {
+ROW_OPTIMIZERS: Mapping[str, type[Settings]] = {
     "sgd": Sgd,
     "adagrad": AdaGrad,
     "rowwise_adagrad": RowwiseAdaGrad,
@@ -202,11 +202,11 @@ RULES: Mapping[str, type[Settings]] = {
 }
 
 
-def make_rule(name: str, **settings: Any) -> Rule:
+def make_row_optimizer(name: str, **settings: Any) -> RowOptimizer:
     """The rule of that name.
 
     Raises:
         InputError: no such rule, or it has no such setting.
     """
-    check_choice("optim.tables.name", name, RULES)
-    return parse(RULES[name], settings, "optim.tables.settings").rule()
+    check_choice("optim.tables.name", name, ROW_OPTIMIZERS)
+    return parse(ROW_OPTIMIZERS[name], settings, "optim.tables.settings").row_optimizer()

@@ -10,7 +10,7 @@ import numpy as np
 from jaxrank.layout import Stack, ToTables
 
 
-class Factors(NamedTuple):
+class LrMultipliers(NamedTuple):
     """What the rate of each row of a stack is multiplied by, as runs of rows with one factor.
 
     starts: i32[runs], the first row of each run, rising, from 0.
@@ -26,7 +26,7 @@ class Factors(NamedTuple):
         return jnp.asarray(self.values).at[run].get(mode="clip")[:, None]
 
 
-def factors_of(stack: Stack, by_table: Mapping[str, float]) -> Factors | None:
+def stack_lr_multipliers(stack: Stack, by_table: Mapping[str, float]) -> LrMultipliers | None:
     """The factors of a stack's rows, given those of tables, 1 where none is; None if all are 1."""
     of_table = np.array([by_table.get(name, 1.0) for name in stack.tables], np.float32)
     if (of_table == 1).all():
@@ -40,4 +40,4 @@ def factors_of(stack: Stack, by_table: Mapping[str, float]) -> Factors | None:
     last = np.append(starts[1:] != starts[:-1], True)
     starts, values = starts[last], values[last]
     changes = np.append(True, values[1:] != values[:-1])
-    return Factors(starts[changes].astype(np.int32), values[changes])
+    return LrMultipliers(starts[changes].astype(np.int32), values[changes])

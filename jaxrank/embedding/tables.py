@@ -18,19 +18,19 @@ from jax.sharding import PartitionSpec as P
 from jaxrank import mesh as meshes
 from jaxrank import native
 from jaxrank.embedding.backends import gpu_kernel
-from jaxrank.embedding.backends.base import Form, up_to
-from jaxrank.embedding.backends.cpu import ByRowNative
-from jaxrank.embedding.backends.gpu import ByRowKernel
-from jaxrank.embedding.backends.lazy import PerId, joined, split
+from jaxrank.embedding.backends.base import VectorLayout, round_up
+from jaxrank.embedding.backends.cpu import CpuRowLayout
+from jaxrank.embedding.backends.gpu import GpuRowLayout
+from jaxrank.embedding.backends.lazy import IndexedVectors, joined, split
 from jaxrank.embedding.backends.one_hot import OneHot
-from jaxrank.embedding.backends.tpu import ByLine
-from jaxrank.embedding.backends.xla import ByRow
+from jaxrank.embedding.backends.tpu import TpuLayout
+from jaxrank.embedding.backends.xla import RowLayout
 from jaxrank.embedding.combine import combine, spread
 from jaxrank.embedding.duplicates import sum_of_rows, sum_once
-from jaxrank.embedding.exchange import Exchange, Load, Route
+from jaxrank.embedding.exchange import Exchange, ExchangeStats, Route
 from jaxrank.embedding.init import first_rows
-from jaxrank.embedding.optimizers import Rule
-from jaxrank.embedding.rates import factors_of
+from jaxrank.embedding.optimizers import RowOptimizer
+from jaxrank.embedding.rates import stack_lr_multipliers
 from jaxrank.embedding.storage import (
     GROUPS,
     Parts,
@@ -43,7 +43,7 @@ from jaxrank.embedding.update import Arrivals, RowUpdate
 from jaxrank.errors import InputError
 from jaxrank.features import PAD, Batch, Lists
 from jaxrank.layout import Layout, Stack, ids_of_device
-from jaxrank.native.fusion import apart
+from jaxrank.native.fusion import fusion_barrier
 
 Vectors = dict[str, dict[str, jax.Array]]
 
@@ -139,21 +139,21 @@ class Lookup:
         """Whether a kernel on GPU sums gradients; see `gpu_kernel`."""
         return self.platform == "gpu" and gpu_kernel.is_here(self.mesh.devices.flat[0])
 
-    def form(self, stack: Stack) -> Form:
+    def vector_layout(self, stack: Stack) -> VectorLayout:
         """How blocks of a stack's vectors lie in memory."""
         if self.platform == "tpu":
-            kind: Callable[[int, int], Form] = ByLine
+            kind: Callable[[int, int], VectorLayout] = TpuLayout
         elif self.has_kernel:
-            kind = ByRowKernel
+            kind = GpuRowLayout
         else:
-            kind = ByRowNative if self.is_native else ByRow
+            kind = CpuRowLayout if self.is_native else RowLayout
         return kind(stack.dim, padded_width(stack.dim))
 
     @functools.cached_property
     def one_hot(self) -> dict[str, OneHot]:
         """What is read by products, of each stack; nothing in forms of single rows."""
         rows_of = {table.name: table.rows for table in self.layout.schema.tables}
-        return {s.name: OneHot(s, rows_of, self.form(s)) for s in self.layout.stacks}
+        return {s.name: OneHot(s, rows_of, self.vector_layout(s)) for s in self.layout.stacks}
 
     def exchange(self, name: str, ids: int) -> Exchange:
         """The exchange of a stack's split rows for a batch of which a device reads so many ids."""
@@ -162,12 +162,12 @@ class Lookup:
         (stack,) = (s for s in self.layout.stacks if s.name == name)
         share = split.rows // self.shards
         capacity = min(round(self.room[name] * ids), ids, share)
-        form = self.form(stack)
+        vector_layout = self.vector_layout(stack)
         return Exchange(
-            form=form,
+            vector_layout=vector_layout,
             owners=self.shards,
             share=share,
-            capacity=up_to(max(1, capacity), form.buffer_unit),
+            capacity=round_up(max(1, capacity), vector_layout.buffer_unit),
             by_scatter=self.on_cpu,
         )
 
@@ -177,7 +177,7 @@ class Lookup:
 
     def _adds_plainly(self, stack: Stack) -> bool:
         """Whether the weights of the stack's lists are 1 where an id is."""
-        return all(self.layout.schema.lists[i].has_plain_sums for i in stack.lists)
+        return all(self.layout.schema.ragged[i].has_plain_sums for i in stack.lists)
 
     def specs(self) -> dict[str, P]:
         """How each part lies on the mesh; its rows, slots and scratch all alike."""
@@ -205,7 +205,7 @@ class Lookup:
         pieces = []
         if stack.name in batch.ids:
             ids = self.one_hot[stack.name].others(batch.ids[stack.name])
-            filling = up_to(ids.shape[1], self.form(stack).unit) - ids.shape[1]
+            filling = round_up(ids.shape[1], self.vector_layout(stack).unit) - ids.shape[1]
             ids = jnp.pad(ids, ((0, 0), (0, filling)), constant_values=PAD)
             pieces.append(ids.reshape(-1))
         if stack.name in batch.lists:
@@ -227,7 +227,7 @@ class Lookup:
                 ids = jnp.where(is_split, ids - stack.replicated, PAD)
             return split.position(ids)
 
-        return apart(position, ids)
+        return fusion_barrier(position, ids)
 
     def _key(self, stack: Stack, ids: jax.Array) -> jax.Array:
         """i32[m]: what `exchange` knows each id by."""
@@ -238,7 +238,7 @@ class Lookup:
 
     def lookup(
         self, rows: Mapping[str, jax.Array], routes: Routes, batch: Batch
-    ) -> tuple[Vectors, dict[str, Load]]:
+    ) -> tuple[Vectors, dict[str, ExchangeStats]]:
         """The vectors of a batch, and what it cost to bring them here, by stack.
 
         Args:
@@ -251,19 +251,19 @@ class Lookup:
             has such features. PAD reads zeros, an empty list too.
         """
         vectors: Vectors = {}
-        loads = {}
+        exchange_stats = {}
         examples = batch.labels.shape[0]
         for stack, route in self._routed(routes):
-            form, replicated = self.form(stack), self.parts[stack.name].replicated
-            read, load = self._read(stack, rows, route, batch)
-            if load is not None:
-                loads[stack.name] = load
+            vector_layout, replicated = self.vector_layout(stack), self.parts[stack.name].replicated
+            read, stats = self._read(stack, rows, route, batch)
+            if stats is not None:
+                exchange_stats[stack.name] = stats
             found = vectors[stack.name] = {}
             if stack.name in batch.lists:
                 lists = batch.lists[stack.name]
-                read, of_lists = split(form, read, route.ids.size - lists.ids.size)
+                read, of_lists = split(vector_layout, read, route.ids.size - lists.ids.size)
                 found["lists"] = combine(
-                    form,
+                    vector_layout,
                     of_lists,
                     lists,
                     examples,
@@ -275,9 +275,11 @@ class Lookup:
                 found["ids"] = one_hot.together(
                     rows[replicated.name] if replicated else None,
                     batch.ids[stack.name],
-                    form.to_examples(joined(form, [read]), examples, one_hot.num_others),
+                    vector_layout.to_examples(
+                        joined(vector_layout, [read]), examples, one_hot.num_others
+                    ),
                 )
-        return vectors, loads
+        return vectors, exchange_stats
 
     def _read(
         self,
@@ -285,28 +287,30 @@ class Lookup:
         rows: Mapping[str, jax.Array],
         routed: StackRoute,
         batch: Batch,
-    ) -> tuple[PerId, Load | None]:
+    ) -> tuple[IndexedVectors, ExchangeStats | None]:
         """The vectors of the ids: in the one array that has them, or else in a block."""
-        parts, form = self.parts[stack.name], self.form(stack)
+        parts, vector_layout = self.parts[stack.name], self.vector_layout(stack)
         ids, route = routed
-        here = {p.name: form.view(rows[p.name]) for p in (parts.split, parts.replicated) if p}
+        here = {
+            p.name: vector_layout.view(rows[p.name]) for p in (parts.split, parts.replicated) if p
+        }
         own = jnp.where(ids < stack.replicated, ids, PAD)
         if parts.split is None or route is None:  # products read all there are, if none are here
             assert parts.replicated
-            return PerId(ids.size, here[parts.replicated.name], own), None
-        table, load = here[parts.split.name], None
+            return IndexedVectors(ids.size, here[parts.replicated.name], own), None
+        table, stats = here[parts.split.name], None
         if isinstance(route, Route):
             exchange = self._exchange_of(stack, batch)
-            take = functools.partial(form.take, table)
-            block, load = exchange.lookup(route, take, table.dtype)
+            take = functools.partial(vector_layout.take, table)
+            block, stats = exchange.lookup(route, take, table.dtype)
         elif parts.replicated:
-            block = form.take(table, route)
+            block = vector_layout.take(table, route)
         else:
-            return PerId(ids.size, table, route), None
+            return IndexedVectors(ids.size, table, route), None
         if parts.replicated:
             # One sum for each id, whatever has its row: so lists add up the same on any mesh.
-            block = block + form.take(here[parts.replicated.name], own)
-        return PerId(ids.size, block), load
+            block = block + vector_layout.take(here[parts.replicated.name], own)
+        return IndexedVectors(ids.size, block), stats
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -317,23 +321,23 @@ class Embedding(Lookup):
     see `storage`.
 
     Args:
-        rule: the row optimizer.
+        row_optimizer: the row optimizer.
         init_std: standard deviation of the normal distribution that rows start from.
         l2: adds l2 * row to the gradient of a row, once a step.
         l2_scope: "read" regularises the rows that a step reads. "table" regularises and updates
             all rows in every step, as the published CTR benchmarks do: the cost of a step then
             grows with the rows.
         clip_norm: longest gradient of one row after summing; 0 for no limit.
-        rate_factors: {table: what the learning rate of its rows is multiplied by}; 1 where none is
-            given. At 0 a table keeps its rows, while accumulators go on.
+        lr_multipliers: {table: what the learning rate of its rows is multiplied by}; 1 where none
+            is given. At 0 a table keeps its rows, while accumulators go on.
     """
 
-    rule: Rule
+    row_optimizer: RowOptimizer
     init_std: float = 0.01
     l2: float = 0.0
     l2_scope: str = "read"
     clip_norm: float = 0.0
-    rate_factors: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    lr_multipliers: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     @property
     def update_options(self) -> dict[str, int]:
@@ -360,7 +364,7 @@ class Embedding(Lookup):
             for shape in filter(None, self.parts[stack.name]):
                 slots = {
                     slot: jnp.full(shape.shape if wide else (shape.rows,), value, jnp.float32)
-                    for slot, (wide, value) in self.rule.slots.items()
+                    for slot, (wide, value) in self.row_optimizer.slots.items()
                 }
                 rows = jax.shard_map(
                     functools.partial(first_rows, stack, shape, self.shards, self.init_std),
@@ -386,7 +390,7 @@ class Embedding(Lookup):
         batch: Batch,
         grads: Vectors,
         *,
-        rate: jax.Array,
+        learning_rate: jax.Array,
         step: jax.Array,
         applies: jax.Array | None = None,
     ) -> tuple[dict[str, TableState], dict[str, jax.Array]]:
@@ -398,7 +402,7 @@ class Embedding(Lookup):
         Args:
             grads: the gradient of what `lookup` returned, in the same structure, of the loss of the
                 global batch.
-            rate: f[], learning rate.
+            learning_rate: f[], learning rate.
             step: i32[], steps done before this one.
             applies: bool[], whether anything changes; gradients may then be anything. None: it
                 does.
@@ -411,16 +415,16 @@ class Embedding(Lookup):
             parts = self.parts[stack.name]
             of_replicated, arrivals = self._summed(stack, route, batch, grads[stack.name])
             rows = RowUpdate(
-                form=self.form(stack),
+                vector_layout=self.vector_layout(stack),
                 stack=stack,
                 mesh=self.mesh,
                 is_native=self.is_native,
-                rule=self.rule,
+                row_optimizer=self.row_optimizer,
                 l2=self.l2,
                 l2_scope=self.l2_scope,
                 clip_norm=self.clip_norm,
-                factors=factors_of(stack, self.rate_factors),
-                rate=rate,
+                lr_multipliers=stack_lr_multipliers(stack, self.lr_multipliers),
+                learning_rate=learning_rate,
                 step=step,
                 applies=applies,
             )
@@ -445,43 +449,43 @@ class Embedding(Lookup):
     ) -> tuple[tuple[jax.Array, jax.Array] | None, Arrivals]:
         """A stack's gradients: of replicated rows, if there are any, their sums f[rows, dim] and
         how often each was read f[rows], on this device alone; of split rows as they arrive."""
-        form, replicated = self.form(stack), self.parts[stack.name].replicated
+        vector_layout, replicated = self.vector_layout(stack), self.parts[stack.name].replicated
         rows, sums = replicated.rows if replicated else 0, None
         ids, route = routed
-        grad = self._per_id(stack, ids.size, batch.lists.get(stack.name), grads)
+        grad = self._indexed_gradients(stack, ids.size, batch.lists.get(stack.name), grads)
         if isinstance(route, Route):
             exchange = self._exchange_of(stack, batch)
-            of_owners = exchange.sums(route, joined(form, grad))
+            of_owners = exchange.sums(route, joined(vector_layout, grad))
             arrivals = functools.partial(exchange.over_arrivals, route, of_owners)
             if rows:
-                sums = sum_once(form, *exchange.kept(route, rows, of_owners), rows)
+                sums = sum_once(vector_layout, *exchange.kept(route, rows, of_owners), rows)
         else:
             if not self.on_cpu and not self.has_kernel:
-                grad = [PerId(ids.size, joined(form, grad))]
+                grad = [IndexedVectors(ids.size, joined(vector_layout, grad))]
             of_split = jnp.where(ids < stack.replicated, PAD, ids) if stack.replicated else ids
             arrivals = functools.partial(_one_arrival, route, grad, of_split)
             if rows and ids.size:
                 own = jnp.where(ids < stack.replicated, ids, PAD)
-                sums = sum_of_rows(form, own, grad, rows, by_scatter=self.on_cpu)
+                sums = sum_of_rows(vector_layout, own, grad, rows, by_scatter=self.on_cpu)
             elif rows:  # products read all of them
                 dtype = grads["ids"].dtype
-                sums = form.zeros(rows, dtype), jnp.zeros(rows, dtype)
+                sums = vector_layout.zeros(rows, dtype), jnp.zeros(rows, dtype)
         if sums is not None and stack.name in batch.ids:
             sums = self.one_hot[stack.name].add_sums(*sums, batch.ids[stack.name], grads["ids"])
         return sums, arrivals
 
-    def _per_id(
+    def _indexed_gradients(
         self, stack: Stack, count: int, lists: Lists | None, grads: dict[str, jax.Array]
-    ) -> list[PerId]:
+    ) -> list[IndexedVectors]:
         """The gradients of the vectors of the ids of a `StackRoute`, of which there are `count`."""
-        form, pieces = self.form(stack), []
+        vector_layout, pieces = self.vector_layout(stack), []
         if "ids" in grads:
             of_lists = 0 if lists is None else lists.ids.size
-            block = form.of_examples(self.one_hot[stack.name].others(grads["ids"]))
-            pieces.append(PerId(count - of_lists, block))
+            block = vector_layout.of_examples(self.one_hot[stack.name].others(grads["ids"]))
+            pieces.append(IndexedVectors(count - of_lists, block))
         if lists is not None:
             is_plain = self._adds_plainly(stack)
-            pieces.append(spread(form, grads["lists"], lists, is_plain=is_plain))
+            pieces.append(spread(vector_layout, grads["lists"], lists, is_plain=is_plain))
         return pieces
 
 

@@ -14,19 +14,19 @@ from jax.sharding import Mesh
 
 from jaxrank import mesh as meshes
 from jaxrank.embedding.backends import cpu_rows
-from jaxrank.embedding.backends.base import Form
-from jaxrank.embedding.backends.gpu import ByRowKernel
-from jaxrank.embedding.backends.lazy import PerId, add
+from jaxrank.embedding.backends.base import VectorLayout
+from jaxrank.embedding.backends.gpu import GpuRowLayout
+from jaxrank.embedding.backends.lazy import IndexedVectors, add
 from jaxrank.embedding.duplicates import sum_by_scratch, sum_by_sort
-from jaxrank.embedding.optimizers import Rule
-from jaxrank.embedding.rates import Factors
+from jaxrank.embedding.optimizers import RowOptimizer
+from jaxrank.embedding.rates import LrMultipliers
 from jaxrank.embedding.storage import Storage, TableState
 from jaxrank.features import PAD
 from jaxrank.layout import Stack
 
-# (body, carry) -> carry, after body(carry, place i32[m], [PerId of those places], row) for the
-# gradients that come to this device at a time, with the stack's row of each, i32[m], if known: see
-# `Exchange.over_arrivals`.
+# (body, carry) -> carry, after body(carry, place i32[m], [IndexedVectors of those places], row) for
+# the gradients that come to this device at a time, with the stack's row of each, i32[m], if known:
+# see `Exchange.over_arrivals`.
 Arrivals: TypeAlias = Callable[[Callable[..., Any], Any], Any]
 
 
@@ -36,22 +36,22 @@ class RowUpdate:
 
     Args:
         form, stack, mesh, is_native, rule, l2, l2_scope, clip_norm: as in `Embedding`.
-        factors: of the rates of the stack's rows; None where all are 1.
-        rate: f[], learning rate.
+        lr_multipliers: of the rates of the stack's rows; None where all are 1.
+        learning_rate: f[], learning rate.
         step: i32[], steps done before this one.
         applies: bool[], whether anything changes; None: it does.
     """
 
-    form: Form
+    vector_layout: VectorLayout
     stack: Stack
     mesh: Mesh
     is_native: bool
-    rule: Rule
+    row_optimizer: RowOptimizer
     l2: float
     l2_scope: str
     clip_norm: float
-    factors: Factors | None
-    rate: jax.Array
+    lr_multipliers: LrMultipliers | None
+    learning_rate: jax.Array
     step: jax.Array
     applies: jax.Array | None
 
@@ -59,7 +59,7 @@ class RowUpdate:
         """Every device's copy, from the sum over all devices.
 
         Args:
-            sums: f[rows, dim], of the gradients on this device, as `form` has it.
+            sums: f[rows, dim], of the gradients on this device, as `vector_layout` has it.
             reads: f[rows], how often this device read each.
         """
         sums, reads = meshes.total(self.mesh, (sums, reads))
@@ -73,7 +73,7 @@ class RowUpdate:
                 lambda c: jnp.where(is_read[:, None] if c.ndim == 2 else is_read, c, 0), changes
             )
 
-        return self.form.change_all(state, sums, of_read)
+        return self.vector_layout.change_all(state, sums, of_read)
 
     def split(
         self, shape: Storage, state: TableState, scratch: jax.Array | None, arrivals: Arrivals
@@ -83,32 +83,36 @@ class RowUpdate:
         def of_share(found, grads, place):
             return self._change(found, grads, self._row_of(shape, place))
 
-        def change_read(carry, place, grads: list[PerId], row=None):
+        def change_read(carry, place, grads: list[IndexedVectors], row=None):
             state, scratch = carry
             if self.is_native and state.rows.dtype == jnp.float32:
                 unique, sums = cpu_rows.sum_by_id(place, grads, self._share(shape), shape.dim)
-                if self.rule.native and not self.l2 and not self.clip_norm:
+                if self.row_optimizer.native and not self.l2 and not self.clip_norm:
                     return self._by_native(shape, state, unique, sums), scratch
-            elif isinstance(self.form, ByRowKernel) and self.form.works_on(state.rows.dtype):
+            elif isinstance(self.vector_layout, GpuRowLayout) and self.vector_layout.works_on(
+                state.rows.dtype
+            ):
                 if row is None:
                     row = self._row_of(shape, place)
-                return self._by_kernel(self.form, shape, state, row, grads), scratch
+                return self._by_kernel(self.vector_layout, shape, state, row, grads), scratch
             elif scratch is not None:
-                unique, sums, scratch = sum_by_scratch(self.form, place, grads, scratch)
+                unique, sums, scratch = sum_by_scratch(self.vector_layout, place, grads, scratch)
             else:
-                unique, sums = sum_by_sort(self.form, place, grads)
-            return self.form.change(state, unique, sums, of_share), scratch
+                unique, sums = sum_by_sort(self.vector_layout, place, grads)
+            return self.vector_layout.change(state, unique, sums, of_share), scratch
 
-        def add_up(sums, place, grads: list[PerId], row=None):
-            if not isinstance(self.form, ByRowKernel):
-                return add(self.form, sums, place, grads)
-            return self.form.add(sums, *sum_by_sort(self.form, place, grads), rising=True)
+        def add_up(sums, place, grads: list[IndexedVectors], row=None):
+            if not isinstance(self.vector_layout, GpuRowLayout):
+                return add(self.vector_layout, sums, place, grads)
+            return self.vector_layout.add(
+                sums, *sum_by_sort(self.vector_layout, place, grads), rising=True
+            )
 
         if self.l2_scope == "read":
             return arrivals(change_read, (state, scratch))
         # All rows change, those that were not read by their regularisation alone.
-        sums = arrivals(add_up, self.form.zeros(self._share(shape), state.rows.dtype))
-        return self.form.change_all(state, sums, of_share), scratch
+        sums = arrivals(add_up, self.vector_layout.zeros(self._share(shape), state.rows.dtype))
+        return self.vector_layout.change_all(state, sums, of_share), scratch
 
     def _share(self, shape: Storage) -> int:
         """The rows of a split part that a device owns."""
@@ -129,14 +133,14 @@ class RowUpdate:
 
     def _change(self, found: TableState, gradient: jax.Array, row: jax.Array) -> TableState:
         """The change of rows i32[k] and their slots, given their summed gradients f[k, dim]."""
-        rate = self._rate_of(row)
-        return self._change_by(found, gradient, rate, self.step, self.applies)
+        learning_rate = self._learning_rate_of(row)
+        return self._change_by(found, gradient, learning_rate, self.step, self.applies)
 
     def _change_by(
         self,
         found: TableState,
         gradient: jax.Array,
-        rate: jax.Array,
+        learning_rate: jax.Array,
         step: jax.Array,
         applies: jax.Array | None,
     ) -> TableState:
@@ -146,44 +150,54 @@ class RowUpdate:
         if self.clip_norm:
             norm = jnp.linalg.norm(gradient, axis=1, keepdims=True)
             gradient = gradient * jnp.minimum(1.0, self.clip_norm / jnp.maximum(norm, 1e-12))
-        changes = TableState(*self.rule.change(found.rows, found.slots, gradient, rate, step))
+        changes = TableState(
+            *self.row_optimizer.change(found.rows, found.slots, gradient, learning_rate, step)
+        )
         if applies is None:
             return changes
         return jax.tree.map(lambda c: jnp.where(applies, c, 0), changes)
 
     def _by_kernel(
         self,
-        form: ByRowKernel,
+        vector_layout: GpuRowLayout,
         shape: Storage,
         state: TableState,
         row: jax.Array,
-        grads: list[PerId],
+        grads: list[IndexedVectors],
     ) -> TableState:
         """This device's share of a split part, given the gradients of rows i32[k] of the stack."""
         scalars = [self.step]
         if self.applies is not None:
             scalars.append(self.applies.astype(jnp.int32))
 
-        def change(found, gradient, rate, step, applies=None):
+        def change(found, gradient, learning_rate, step, applies=None):
             is_applied = None if applies is None else applies != 0
-            return self._change_by(found, gradient, rate, step, is_applied)
+            return self._change_by(found, gradient, learning_rate, step, is_applied)
 
         # In the order of rows, not of places: the gradients of one feature, which are read one
         # after another then, stay in the cache.
         place_of = functools.partial(self._place_of, shape)
-        return form.change_read(state, row, place_of, grads, change, self._rate_of, tuple(scalars))
+        return vector_layout.change_read(
+            state, row, place_of, grads, change, self._learning_rate_of, tuple(scalars)
+        )
 
     def _by_native(
         self, shape: Storage, state: TableState, place: jax.Array, sums: jax.Array
     ) -> TableState:
-        """This device's share of a split part after `rule`, without `l2` and `clip_norm`, given the
-        sums of the gradients f32[k, dim] at places i32[k], with PAD behind the last."""
-        assert self.rule.native
-        rate = self._rate_of(self._row_of(shape, place))
+        """This device's share of a split part after `row_optimizer`, without `l2` and `clip_norm`,
+        given the sums of the gradients f32[k, dim] at places i32[k], with PAD behind the last."""
+        assert self.row_optimizer.native
+        learning_rate = self._learning_rate_of(self._row_of(shape, place))
         if self.applies is not None:
             place = jnp.where(self.applies, place, PAD)
-        return TableState(*self.rule.native(*state, place, sums, rate, shape.width))
+        return TableState(
+            *self.row_optimizer.native(*state, place, sums, learning_rate, shape.width)
+        )
 
-    def _rate_of(self, row: jax.Array) -> jax.Array:
+    def _learning_rate_of(self, row: jax.Array) -> jax.Array:
         """f[], or f[k, 1] of rows i32[k] of the stack."""
-        return self.rate * self.factors.at(row) if self.factors else self.rate
+        return (
+            self.learning_rate * self.lr_multipliers.at(row)
+            if self.lr_multipliers
+            else self.learning_rate
+        )

@@ -14,7 +14,7 @@ from jaxrank.data.store.reader import Store
 from jaxrank.data.store.split import Split
 from jaxrank.errors import InputError
 from jaxrank.evaluation.score import Metrics, Reference, reference
-from jaxrank.timetable import NEXT_DAY
+from jaxrank.run_schedule import NEXT_DAY
 
 
 class DayScore(TypedDict):
@@ -49,24 +49,25 @@ def plan_evaluations(
     *,
     train: str,
     batch_size: int,
-    steps_per_call: int,
+    steps_per_execution: int,
     num_steps: int,
 ) -> dict[int, str]:
     """By step, the days that are to be evaluated after it, as the name of a split.
 
-    They are those with an example in the next call or, at the end of the run, the next day that no
-    step has seen, if the store has it. Days that begin in one call are evaluated together.
+    They are those with an example in the next execution or, at the end of the run, the next day
+    that no step has seen, if the store has it. Days that begin in one execution are evaluated
+    together.
 
     Args:
         first_steps: the first step (from 0) with an example of each day of `split`.
         train: the name of `split`, as `config.data.train`.
 
     Raises:
-        InputError: more steps than one pass, the first day is shorter than a call, or no other day
-            than it.
+        InputError: more steps than one pass, the first day is shorter than an execution, or no
+            other day than it.
     """
-    call, name = steps_per_call, train.partition("/")[0]
-    most = math.ceil(split.rows / (batch_size * call)) * call
+    execution, name = steps_per_execution, train.partition("/")[0]
+    most = math.ceil(split.rows / (batch_size * execution)) * execution
     if num_steps > most:
         raise InputError(
             f"data.valid = {NEXT_DAY!r}: num_steps must be at most {most}, one pass over the"
@@ -78,14 +79,15 @@ def plan_evaluations(
     found: dict[int, list[str]] = {}
     for day, first in zip(days[1:], first_steps[1:], strict=True):
         if first < num_steps:
-            found.setdefault(first // call * call, []).append(day)
+            found.setdefault(first // execution * execution, []).append(day)
     unseen = [day for day, first in zip(days, first_steps, strict=True) if first >= num_steps]
     if unseen + later:
         found[num_steps] = (unseen + later)[:1]
     if 0 in found:
         raise InputError(
             f"data.valid = {NEXT_DAY!r}: the first day of {train!r}, {days[0]}, must"
-            f" fill a call of batch_size * steps_per_call = {batch_size * call:,} examples"
+            f" fill an execution of batch_size * steps_per_execution = {batch_size * execution:,}"
+            f" examples"
             f" before {found[0][0]} begins. Set either lower, or begin data.train at a later day."
         )
     if not found:

@@ -22,9 +22,9 @@ from jaxrank.features import Schema
 from jaxrank.layout import Layout
 from jaxrank.models import Model
 from jaxrank.program import Predictor
+from jaxrank.run_schedule import NEXT_DAY
 from jaxrank.runtime import processes
 from jaxrank.step import Weights
-from jaxrank.timetable import NEXT_DAY
 from jaxrank.workdir import data as run_data
 from jaxrank.workdir import files as workdirs
 
@@ -82,7 +82,7 @@ class SavedRun(NamedTuple):
     @property
     def judged_by(self) -> str:
         """The checkpoint that the run comes to: "best" or "newest"."""
-        return "best" if self.config.eval.stop_patience else "newest"
+        return "best" if self.config.eval.early_stopping_patience else "newest"
 
     def model(self) -> Model:
         """The model of the run."""

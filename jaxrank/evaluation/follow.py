@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from jaxrank.errors import InputError
 from jaxrank.evaluation import score as scoring
 from jaxrank.evaluation.evaluate import Opened, open_run
-from jaxrank.evaluation.report import by_name, in_short
+from jaxrank.evaluation.report import flatten_metrics, short_summary
 from jaxrank.report import Report
 from jaxrank.runtime import processes
 from jaxrank.telemetry.writers import open_writer
@@ -78,9 +78,9 @@ def follow(
                 report(f"step {step}: deleted before it could be read")
                 continue
             found.append({"step": step, "metrics": metrics})
-            writer.write(step, by_name(metrics), kind="follow")
+            writer.write(step, flatten_metrics(metrics), kind="follow")
             writer.flush()
-            report(f"step {step}: {in_short(metrics)}")
+            report(f"step {step}: {short_summary(metrics)}")
 
 
 def _metrics(run: Opened, step: int) -> scoring.Metrics | None:

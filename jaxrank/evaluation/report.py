@@ -35,7 +35,7 @@ class Result(NamedTuple):
     days: list[DayScore]
 
 
-def in_short(metrics: Metrics) -> str:
+def short_summary(metrics: Metrics) -> str:
     """Each task's first two metrics: "click: logloss 0.43037, AUC 0.81834; conversion: ..."."""
     return "; ".join(
         f"{task}: " + ", ".join(f"{TITLES[c]} {found[c]:.5f}" for c in list(found)[:2])
@@ -43,7 +43,7 @@ def in_short(metrics: Metrics) -> str:
     )
 
 
-def by_name(metrics: Metrics) -> dict[str, float]:
+def flatten_metrics(metrics: Metrics) -> dict[str, float]:
     """The metrics of all tasks by one name each, "click/logloss", as they are recorded."""
     return {f"{task}/{name}": v for task, found in metrics.items() for name, v in found.items()}
 
@@ -98,7 +98,8 @@ def _days(scores: list[DayScore]) -> list[str]:
 def of_training(result: Result, workdir: str) -> str:
     """The end of `jaxrank train`."""
     speed = result.examples_per_second
-    # Not a number where no two calls followed each other, as in a run that was finished before.
+    # Not a number where no two executions followed each other, as in a run that was finished
+    # before.
     told = f"{speed:,.0f} examples/s, " if speed == speed else ""
     valid = f" Validation at step {result.checkpoint_step:,}:" if result.metrics else ""
     if result.days:
@@ -142,8 +143,8 @@ def _slices(by: dict[str, Any]) -> list[str]:
             lines.append(f"  {name:<30}{found['examples']:>15,}{_values(found)}")
         if len(values) > _SHOWN:
             lines.append(f"  and {len(values) - _SHOWN:,} of fewer rows; --json has all")
-        if task in by["group_auc"]:
-            lines.append(f"  mean AUC of the values, by weight: {by['group_auc'][task]:.5f}")
+        if task in by["gauc"]:
+            lines.append(f"  mean AUC of the values, by weight: {by['gauc'][task]:.5f}")
     return lines
 
 

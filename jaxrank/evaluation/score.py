@@ -25,7 +25,7 @@ from jaxrank.mesh import put_batch
 from jaxrank.metrics import exact
 from jaxrank.program import Predictor
 from jaxrank.runtime import processes
-from jaxrank.runtime.prefetch import Feed
+from jaxrank.runtime.prefetch import DevicePrefetcher
 from jaxrank.step import Weights
 
 # Batches whose results may wait on the devices while the host makes the next ones.
@@ -66,7 +66,7 @@ def check_schema(expected: Schema, store: Store) -> None:
     A vocabulary that has grown since is fine: values that the model does not know are unknown. So
     is data from which other shares of the negatives were left out: a model predicts all traffic.
     """
-    for field in ("tasks", "floats", "ids", "lists", "tables"):
+    for field in ("tasks", "dense", "categorical", "ragged", "tables"):
         old = {x.name: _as_predicted(x) for x in getattr(expected, field)}
         new = {x.name: _as_predicted(x) for x in getattr(store.schema, field)}
         for name in [*old, *new]:
@@ -127,7 +127,7 @@ def score(
         first += rows
         return found
 
-    with closing(iter(batches)) as made, closing(Feed(made, put)) as feed:
+    with closing(iter(batches)) as made, closing(DevicePrefetcher(made, put)) as feed:
         for batch, rows in feed:
             waiting.append((predictor.predict(weights, batch), rows))
             if len(waiting) > _IN_FLIGHT:
@@ -177,7 +177,7 @@ def evaluate(
 def check_labelled(split: Split) -> None:
     """Raises InputError where no label is known, as a join that found nothing leaves it, and where
     rows were prepared without; of data that is read directly nothing is counted."""
-    if not split.is_counted:
+    if not split.has_statistics:
         return
     tasks = split.statistics["tasks"]
     if not any(task["known"] for task in tasks.values()):
@@ -212,8 +212,8 @@ def _reference(split: Split, schema: Schema) -> Reference:
     for block in split.blocks():
         labels.append(block.labels)
         weight = np.ones_like(block.labels) if block.weights is None else block.weights
-        if block.shifts is not None:
-            weight = weight * np.where(block.labels == 0, np.exp(-block.shifts), 1)
+        if block.logit_correction is not None:
+            weight = weight * np.where(block.labels == 0, np.exp(-block.logit_correction), 1)
         weights.append(weight)
         if block.truth is not None:
             truths.append(block.truth)
@@ -308,7 +308,7 @@ def _predictions(scored: Scored, pieces: list[Examples], tasks: Sequence[Task]) 
     kept = pa.Table.from_batches(batches) if batches else None
     columns = {} if kept is None else {name: kept[name] for name in kept.schema.names}
     labels = np.concatenate([p.labels for p in pieces])
-    is_weighted = pieces[0].weights is not None or pieces[0].shifts is not None
+    is_weighted = pieces[0].weights is not None or pieces[0].logit_correction is not None
     for i, task in enumerate(tasks):
         predicted = exact.prediction(scored.logits[:, i], task.kind)
         columns[f"label_{task.name}"] = pa.array(labels[:, i], from_pandas=True)

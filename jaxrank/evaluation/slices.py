@@ -23,14 +23,14 @@ class Slices(NamedTuple):
 
     values: [{"value": None for a missing one, "metrics": by task}], most rows first. Floats that
         are not finite are text: "nan", "inf", "-inf".
-    group_auc: of each binary task, the mean AUC of the values where both labels occur, weighted by
+    gauc: of each binary task, the mean AUC of the values where both labels occur, weighted by
         their examples' weights; NaN where there are none. Zhou et al., Deep Interest Network for
         Click-Through Rate Prediction, KDD 2018.
     """
 
     column: str
     values: list[dict[str, Any]]
-    group_auc: dict[str, float]
+    gauc: dict[str, float]
 
 
 class Groups(NamedTuple):
@@ -122,14 +122,14 @@ def by_group(
         for value, of in zip(groups.values, members, strict=True)
     ]
     weight = np.array([weights[of].sum(axis=0, dtype=np.float64) for of in members])
-    group_auc = {
+    gauc = {
         task.name: _mean_auc([v["metrics"][task.name]["auc"] for v in values], weight[:, i])
         for i, task in enumerate(tasks)
         if task.kind == "binary"
     }
     # Stable: equally many in the order of the data.
     by_size = sorted(range(len(members)), key=lambda i: -len(members[i]))
-    return Slices(groups.column, [values[i] for i in by_size if len(members[i])], group_auc)
+    return Slices(groups.column, [values[i] for i in by_size if len(members[i])], gauc)
 
 
 def _mean_auc(aucs: Sequence[float], weights: np.ndarray) -> float:

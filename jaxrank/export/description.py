@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jaxrank
-from jaxrank.data.spec.entries import IdSpec
+from jaxrank.data.spec.entries import CategoricalSpec
 from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.spec.parse import feature_spec
 from jaxrank.data.spec.resolve import resolve_again
@@ -33,9 +33,9 @@ def recipe(
         "tasks": [{"name": task.name, "kind": task.kind} for task in schema.tasks],
         "tables": _tables(layout, spec),
         "keyed_hashes": bool(store.spec.hash_key),
-        "floats": _floats(schema, spec),
-        "ids": [_id(entry, store) for entry in spec.ids],
-        "lists": _lists(spec),
+        "dense": _floats(schema, spec),
+        "categorical": [_id(entry, store) for entry in spec.categorical],
+        "ragged": _lists(spec),
         "inputs": _inputs(layout),
         "model": model,
         "config": config,
@@ -59,7 +59,7 @@ def _tables(layout: Layout, spec: FeatureSpec) -> list[dict[str, Any]]:
 
 
 def _floats(schema: Schema, spec: FeatureSpec) -> list[dict[str, Any]]:
-    scales = {f.name: f for f in schema.floats}
+    scales = {f.name: f for f in schema.dense}
     return [
         {
             "name": entry.name,
@@ -68,11 +68,11 @@ def _floats(schema: Schema, spec: FeatureSpec) -> list[dict[str, Any]]:
             "std": scales[entry.name].std,
             "missing_indicator": entry.missing_indicator,
         }
-        for entry in spec.floats
+        for entry in spec.dense
     ]
 
 
-def _id(entry: IdSpec, store: Store) -> dict[str, Any]:
+def _id(entry: CategoricalSpec, store: Store) -> dict[str, Any]:
     boundaries = None
     if entry.encoding == "bucket":
         boundaries = entry.edges(store.spec.boundaries).tolist()
@@ -97,7 +97,7 @@ def _lists(spec: FeatureSpec) -> list[dict[str, Any]]:
         "max_length",
         "on_overlong",
     )
-    return [{field: getattr(entry, field) for field in fields} for entry in spec.lists]
+    return [{field: getattr(entry, field) for field in fields} for entry in spec.ragged]
 
 
 def _inputs(layout: Layout) -> list[dict[str, Any]]:

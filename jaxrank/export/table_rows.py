@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxrank.checkpoints.reader import StoredArrays
+from jaxrank.checkpoints.reader import CheckpointReader
 from jaxrank.embedding.storage import LANES, Storage, storage
 from jaxrank.layout import Layout, Stack, ToTables
 
@@ -27,7 +27,7 @@ class TableRows(NamedTuple):
 
 
 def table_rows(
-    stored: StoredArrays, layout: Layout, stack: Stack, scratch: Path
+    stored: CheckpointReader, layout: Layout, stack: Stack, scratch: Path
 ) -> Iterator[TableRows]:
     """All rows of the tables of a stack: table by table, and those of a table in order.
 
@@ -65,7 +65,7 @@ def table_rows(
                 yield TableRows(name, first - start, in_order[first - begin : last - begin])
 
 
-def _stored_rows(stored: StoredArrays, stack: Stack) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _stored_rows(stored: CheckpointReader, stack: Stack) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Rows i64[n] of a stack and their vectors f32[n, dim], as they are stored."""
     replicated, split = storage(stack)
     if replicated:
@@ -76,7 +76,7 @@ def _stored_rows(stored: StoredArrays, stack: Stack) -> Iterator[tuple[np.ndarra
 
 
 def _part_rows(
-    stored: StoredArrays, part: Storage, count: int
+    stored: CheckpointReader, part: Storage, count: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Rows i64[n] of a part, of the `count` that are not only there to fill it, and vectors."""
     for line, lines in stored.pieces(f"rows.{part.name}", max(1, part.width // LANES)):

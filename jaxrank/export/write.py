@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from jaxrank import json_files
 from jaxrank.build import model_fields, task_parents
 from jaxrank.checkpoints.manager import Checkpoints, without_bias
-from jaxrank.checkpoints.reader import StoredArrays
+from jaxrank.checkpoints.reader import CheckpointReader
 from jaxrank.config_files import to_plain
 from jaxrank.data.files import check_parent, is_local
 from jaxrank.data.lock import empty_directory, new_directory
@@ -75,7 +75,7 @@ def export(workdir: str, *, output: str, checkpoint: str = "newest", data: str =
 
     layout = run.layout()
     saved = Path(checkpoints.directory(step)) / "weights"
-    stored = StoredArrays(saved, sums["weights"])
+    stored = CheckpointReader(saved, sums["weights"])
     with checkpoints.told_if_deleted(step):
         shapes = run.weights_shape()
         other = stored.unlike(shapes if "bias" in stored else without_bias(shapes))
@@ -130,7 +130,7 @@ def _check_free(target: Path) -> None:
     check_parent(target)
 
 
-def _write_layers(stored: StoredArrays, tasks: int, path: Path) -> int:
+def _write_layers(stored: CheckpointReader, tasks: int, path: Path) -> int:
     """How many numbers there are, but for the bias of each task."""
     names = [n for n in stored.names if n != "bias" and not n.startswith("rows.")]
     arrays: dict[str, Any] = {name: stored.read(name) for name in names}
@@ -140,7 +140,7 @@ def _write_layers(stored: StoredArrays, tasks: int, path: Path) -> int:
     return sum(array.size for array in arrays.values())
 
 
-def _write_tables(stored: StoredArrays, layout: Layout, store: Store, folder: Path) -> None:
+def _write_tables(stored: CheckpointReader, layout: Layout, store: Store, folder: Path) -> None:
     tables = {table.name: table for table in layout.schema.tables}
     folder.mkdir()
     scratch = folder / "scratch"

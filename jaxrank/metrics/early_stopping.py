@@ -17,18 +17,20 @@ class Monitor:
     Args:
         task, metric: what to watch.
         measures: what values can be compared that were measured by it; empty: nothing is evaluated.
-        stop_patience: evaluations in a row without improvement after which to stop; 0: never.
-        rate_patience: the same before the rates are lowered; 0: never. Counting starts anew then.
-        rate_factor: the rates are multiplied by it.
+        early_stopping_patience: evaluations in a row without improvement after which to stop; 0:
+            never.
+        reduce_lr_patience: the same before the rates are lowered; 0: never. Counting starts anew
+            then.
+        reduce_lr_factor: the rates are multiplied by it.
         min_delta: least change that is an improvement.
     """
 
     task: str
     metric: str
     measures: str = ""
-    stop_patience: int = 0
-    rate_patience: int = 0
-    rate_factor: float = 0.1
+    early_stopping_patience: int = 0
+    reduce_lr_patience: int = 0
+    reduce_lr_factor: float = 0.1
     min_delta: float = 0.0
     best: float | None = None
     best_step: int = 0
@@ -41,7 +43,7 @@ class Monitor:
 
     @property
     def should_stop(self) -> bool:
-        return 0 < self.stop_patience <= self.since_best
+        return 0 < self.early_stopping_patience <= self.since_best
 
     def update(self, step: int, value: float) -> bool:
         """Takes one evaluation into account; returns whether the rates are to be lowered now."""
@@ -55,7 +57,7 @@ class Monitor:
             return False
         self.since_best += 1
         self.since_lowered += 1
-        if 0 < self.rate_patience <= self.since_lowered:
+        if 0 < self.reduce_lr_patience <= self.since_lowered:
             self.since_lowered = 0
             return True
         return False

@@ -71,17 +71,17 @@ class Sums(NamedTuple):
     means: Mapping[str, Any]
 
 
-def of_all_traffic(weights: jax.Array, labels: jax.Array, shifts: jax.Array) -> jax.Array:
+def of_all_traffic(weights: jax.Array, labels: jax.Array, logit_correction: jax.Array) -> jax.Array:
     """f[B, T]: the weights with which examples stand for all traffic, of which negatives were left
     out: one that was kept with probability r counts 1 / r times.
 
     Args:
         weights, labels: f[B, T].
-        shifts: f[B, T], log r; or without columns, where nothing was left out.
+        logit_correction: f[B, T], log r; or without columns, where nothing was left out.
     """
-    if not shifts.shape[1]:
+    if not logit_correction.shape[1]:
         return weights
-    return weights * jnp.where(labels == 0, jnp.exp(-shifts), 1)
+    return weights * jnp.where(labels == 0, jnp.exp(-logit_correction), 1)
 
 
 def batch_sums(

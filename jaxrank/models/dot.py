@@ -16,9 +16,10 @@ from jaxrank.models.tower import Tower
 class DotInteraction(nn.Module):
     """concat(bottom(floats), all v_i . v_j with i > j), v being the vectors and bottom(floats).
 
-    The bottom is a `Tower` of widths `bottom_hidden` and then the dimension of the vectors, which
-    must all have one; without floats there is none. For m vectors v it gives m (m - 1) / 2 dot
-    products, (1,0), (2,0), (2,1), (3,0) ..., and computes them as one product, of all m * m pairs.
+    The bottom is a `Tower` of widths `bottom_mlp_units` and then the dimension of the vectors,
+    which must all have one; without floats there is none. For m vectors v it gives m (m - 1) / 2
+    dot products, (1,0), (2,0), (2,1), (3,0) ..., and computes them as one product, of all m * m
+    pairs.
 
     tower: makes a `Tower` of (widths, name=).
 
@@ -27,7 +28,7 @@ class DotInteraction(nn.Module):
         Systems, 2019.
     """
 
-    bottom_hidden: tuple[int, ...]
+    bottom_mlp_units: tuple[int, ...]
     tower: Callable[..., Tower]
     precision: str = "highest"
 
@@ -39,20 +40,20 @@ class DotInteraction(nn.Module):
         dims = sorted({v.shape[2] for v in vectors})
         if len(dims) != 1:
             raise InputError(
-                "model.cross 'dot' needs vectors of one dimension, the same for all tables: found"
+                "model.cross 'dlrm' needs vectors of one dimension, the same for all tables: found"
                 f" {dims or 'no vectors'}. Set embedding.dim for all, or another model.cross."
             )
         parts = list(vectors)
         bottom = []
         if floats.shape[1]:
-            widths = (*self.bottom_hidden, *dims)
+            widths = (*self.bottom_mlp_units, *dims)
             bottom.append(self.tower(widths, name="bottom")(floats, share, train=train))
             parts.insert(0, bottom[0][:, None, :])
         every = kept(jnp.concatenate(parts, axis=1), self.precision)
         count = every.shape[1]
         if count < 2:
             raise InputError(
-                "model.cross 'dot' needs two vectors, or one and floats, to multiply: found 1."
+                "model.cross 'dlrm' needs two vectors, or one and floats, to multiply: found 1."
             )
         dots = product(every, every.swapaxes(1, 2), self.precision)
         later, earlier = np.tril_indices(count, -1)

@@ -50,14 +50,14 @@ class MultiGate(nn.Module):
 
     tasks: int
     experts: int
-    hidden: tuple[int, ...]
+    mlp_units: tuple[int, ...]
     tower: Callable[..., Tower]
     precision: str = "highest"
 
     @nn.compact
     def __call__(self, x: jax.Array, share: Share, *, train: bool) -> jax.Array:
         """f[B, tasks, hidden[-1]] of x f[B, in]."""
-        experts = self.tower(self.hidden, copies=self.experts, name="experts")
+        experts = self.tower(self.mlp_units, copies=self.experts, name="experts")
         gates = Gates(self.tasks, self.experts, self.precision, name="gate")(x)
         return product(gates, experts(x, share, train=train), self.precision)
 
@@ -80,7 +80,7 @@ class Extraction(nn.Module):
     tasks: int
     experts: int
     task_experts: int
-    hidden: tuple[int, ...]
+    mlp_units: tuple[int, ...]
     tower: Callable[..., Tower]
     last: bool
     precision: str = "highest"
@@ -92,8 +92,8 @@ class Extraction(nn.Module):
         """own f[B, tasks, in], or f[B, in] for all, and common f[B, in] ->
         f[B, tasks, hidden[-1]] and f[B, hidden[-1]]; the second is `common` at the last level."""
         count, precision = self.tasks * self.task_experts, self.precision
-        task_experts = self.tower(self.hidden, copies=count, name="task_experts")
-        shared_experts = self.tower(self.hidden, copies=self.experts, name="shared_experts")
+        task_experts = self.tower(self.mlp_units, copies=count, name="task_experts")
+        shared_experts = self.tower(self.mlp_units, copies=self.experts, name="shared_experts")
         private = task_experts(own, share, train=train)
         shared = shared_experts(common, share, train=train)
 
@@ -130,7 +130,7 @@ class ProgressiveExtraction(nn.Module):
     levels: int
     experts: int
     task_experts: int
-    hidden: tuple[int, ...]
+    mlp_units: tuple[int, ...]
     tower: Callable[..., Tower]
     precision: str = "highest"
 
@@ -143,7 +143,7 @@ class ProgressiveExtraction(nn.Module):
                 self.tasks,
                 self.experts,
                 self.task_experts,
-                self.hidden,
+                self.mlp_units,
                 self.tower,
                 last=level == self.levels - 1,
                 precision=self.precision,

@@ -16,7 +16,7 @@ from jax.typing import ArrayLike
 
 from jaxrank import native
 from jaxrank.models import native_layers
-from jaxrank.native.fusion import apart
+from jaxrank.native.fusion import fusion_barrier
 
 PRECISIONS = ("default", "high", "highest", "bfloat16", "mixed_bfloat16")
 _MIXED = "mixed_bfloat16"
@@ -272,7 +272,7 @@ def _of_kernel(x: jax.Array, grad: jax.Array, precision: str) -> jax.Array:
 
     def turned(x: jax.Array, grad: jax.Array) -> jax.Array:
         # XLA on CPU has no bfloat16 product over the first axis of both, and converts to float32.
-        return _contract(apart(jnp.matrix_transpose, x), grad, -1, -2, precision)
+        return _contract(fusion_barrier(jnp.matrix_transpose, x), grad, -1, -2, precision)
 
     if _is_aligned(x, grad):
         return turned(x, grad)

@@ -19,7 +19,7 @@ from jaxrank.models.registry import RANKER, register
 from jaxrank.models.tower import ACTIVATIONS, NORMS, Tower
 from jaxrank.validate import field
 
-CROSSES = ("matrix", "vector", "low_rank", "mix", "dot", "none")
+CROSSES = ("dcn_v2", "dcn", "dcn_v2_low_rank", "dcn_mix", "dlrm", "none")
 STRUCTURES = ("stacked", "parallel")
 MULTITASKS = ("shared_bottom", "mmoe", "ple")
 
@@ -28,18 +28,18 @@ MULTITASKS = ("shared_bottom", "mmoe", "ple")
 class Ranker(nn.Module):
     """A cross network and a tower over all features together, and what is of each task's own.
 
-    x0 is the floats, or what the layers of `floats_hidden` make of them, all vectors and the pooled
-    sequences (`AttentionPool`) of an example, one after another. cross(x0) is x0 where there is no
-    cross network; "dot" reads the same features, vectors and pooled sequences as vectors.
+    x0 is the floats, or what the layers of `dense_mlp_units` make of them, all vectors and the
+    pooled sequences (`AttentionPool`) of an example, one after another. cross(x0) is x0 where there
+    is no cross network; "dlrm" reads the same features, vectors and pooled sequences as vectors.
     stacked: trunk = tower(cross(x0)).
     parallel: trunk = concat(cross(x0), tower(x0)); a part that is left out adds nothing.
     With neither cross network nor tower the trunk is x0, and the model logistic regression on it.
 
     Kernels start Glorot normal, the query of a pool and all biases at zero.
 
-    Each field below says what it is. Of the values: "vector" is DCN, "dot" `DotInteraction`, "mmoe"
+    Each field below says what it is. Of the values: "dcn" is DCN, "dlrm" `DotInteraction`, "mmoe"
     `MultiGate` and "ple" `ProgressiveExtraction`; `structure` does not matter without a cross
-    network; with a shared bottom (Caruana 1997) and no `head_hidden` one dense layer `head` of
+    network; with a shared bottom (Caruana 1997) and no `task_mlp_units` one dense layer `head` of
     width `tasks` reads the trunk. For `activation`, `norm` and `dropout` see `Tower`. For
     `precision` see `product`: with "highest", "default" and "bfloat16", parameters, normalisation,
     activations, the sums of a cross layer and the loss are float32. With "mixed_bfloat16" what
@@ -53,10 +53,9 @@ class Ranker(nn.Module):
 
     tasks: int
     cross: str = field(
-        "matrix",
+        "dcn_v2",
         choices=CROSSES,
-        help="the cross network. matrix, low_rank: DCN-V2; mix: DCN-Mix; vector: DCN; dot: DLRM;"
-        " none",
+        help="the cross network. dcn_v2, dcn_v2_low_rank, dcn_mix, dcn, dlrm:; none",
     )
     structure: str = field(
         "stacked", choices=STRUCTURES, help="tower behind the cross layers, or parallel to them"
@@ -64,7 +63,7 @@ class Ranker(nn.Module):
     cross_layers: int = field(
         2,
         at_least=1,
-        read_when=("cross", ("matrix", "vector", "low_rank", "mix")),
+        read_when=("cross", ("dcn_v2", "dcn", "dcn_v2_low_rank", "dcn_mix")),
         unit="layers",
         help="layers of the cross network",
         hint="For no cross network set model.cross to 'none'.",
@@ -72,33 +71,33 @@ class Ranker(nn.Module):
     cross_rank: int = field(
         64,
         at_least=1,
-        read_when=("cross", ("low_rank", "mix")),
-        help="of the matrices of low_rank, and of each expert of mix",
+        read_when=("cross", ("dcn_v2_low_rank", "dcn_mix")),
+        help="of the matrices of dcn_v2_low_rank, and of each expert of dcn_mix",
     )
     cross_experts: int = field(
         4,
         at_least=1,
-        read_when=("cross", ("mix",)),
+        read_when=("cross", ("dcn_mix",)),
         unit="experts",
-        help="experts of a layer of mix",
+        help="experts of a layer of dcn_mix",
     )
-    bottom_hidden: tuple[int, ...] = field(
+    bottom_mlp_units: tuple[int, ...] = field(
         (128,),
         at_least=1,
-        read_when=("cross", ("dot",)),
+        read_when=("cross", ("dlrm",)),
         unit="units",
         help="widths of the layers between the floats and the vectors' dimension",
-        hint="Without 'dot' the floats' layers are model.floats_hidden.",
+        hint="Without 'dlrm' the floats' layers are model.dense_mlp_units.",
     )
-    floats_hidden: tuple[int, ...] = field(
+    dense_mlp_units: tuple[int, ...] = field(
         (),
         at_least=1,
-        read_when=("cross", tuple(cross for cross in CROSSES if cross != "dot")),
+        read_when=("cross", tuple(cross for cross in CROSSES if cross != "dlrm")),
         unit="units",
         help="widths of the layers between the floats and what is crossed",
-        hint="With 'dot' the floats' layers are model.bottom_hidden.",
+        hint="With 'dlrm' the floats' layers are model.bottom_mlp_units.",
     )
-    hidden: tuple[int, ...] = field(
+    mlp_units: tuple[int, ...] = field(
         (256, 128), at_least=1, unit="units", help="widths of the tower; empty: no tower"
     )
     activation: str = field("relu", choices=ACTIVATIONS, help="of towers and experts; gelu by tanh")
@@ -130,7 +129,7 @@ class Ranker(nn.Module):
     levels: int = field(
         2, at_least=1, read_when=("multitask", ("ple",)), unit="levels", help="of ple; 1 is CGC"
     )
-    expert_hidden: tuple[int, ...] = field(
+    expert_mlp_units: tuple[int, ...] = field(
         (128,),
         at_least=1,
         non_empty=True,
@@ -139,7 +138,7 @@ class Ranker(nn.Module):
         help="widths of an expert of mmoe or ple",
         hint="Experts without a layer would all be the same.",
     )
-    head_hidden: tuple[int, ...] = field(
+    task_mlp_units: tuple[int, ...] = field(
         (), at_least=1, unit="units", help="widths of each task's own tower; empty: none"
     )
     precision: str = field(
@@ -157,25 +156,25 @@ class Ranker(nn.Module):
         pooled = [
             AttentionPool(name=f"sequence_{i}")(*sequence) for i, sequence in enumerate(sequences)
         ]
-        if self.floats_hidden:
+        if self.dense_mlp_units:
             if not floats.shape[1]:
                 raise InputError(
-                    "model.floats_hidden needs floats to pass its layers: found"
-                    f" {self.floats_hidden}, no floats. Leave it at ()."
+                    "model.dense_mlp_units needs floats to pass its layers: found"
+                    f" {self.dense_mlp_units}, no floats. Leave it at ()."
                 )
-            floats = self._tower(self.floats_hidden, name="bottom")(floats, share, train=train)
+            floats = self._tower(self.dense_mlp_units, name="bottom")(floats, share, train=train)
         flat = [v.reshape(v.shape[0], -1) for v in vectors]
         x0 = kept(jnp.concatenate([floats, *flat, *pooled], axis=1), self.precision)
-        if self.cross == "dot":
+        if self.cross == "dlrm":
             every = (*vectors, *(p[:, None, :] for p in pooled))
-            dot = DotInteraction(self.bottom_hidden, self._tower, self.precision, name="cross")
+            dot = DotInteraction(self.bottom_mlp_units, self._tower, self.precision, name="cross")
             crossed = dot(floats, every, share, train=train)
         else:
             crossed, x0 = self._cross(x0)
         trunk: tuple[jax.Array, ...] = (crossed,)
-        if self.hidden:
+        if self.mlp_units:
             is_parallel = self._is_parallel
-            tower = self._tower(self.hidden, name="tower")
+            tower = self._tower(self.mlp_units, name="tower")
             deep = tower(x0 if is_parallel else crossed, share, train=train)
             trunk = (crossed, deep) if is_parallel else (deep,)
         return self._logits(trunk, share, train)
@@ -190,23 +189,23 @@ class Ranker(nn.Module):
             f"sequence_{i}/query": span.feature for i, span in enumerate(inputs.names.sequences)
         }
         x0: Parts = (DENSE, VECTORS, SEQUENCES)
-        if self.floats_hidden:
+        if self.dense_mlp_units:
             axes["bottom/layer_0/kernel"] = {0: (DENSE,)}
-            x0 = (self.floats_hidden[-1], VECTORS, SEQUENCES)
+            x0 = (self.dense_mlp_units[-1], VECTORS, SEQUENCES)
         crossed: Parts | None = x0
-        if self.cross == "dot":
+        if self.cross == "dlrm":
             axes["cross/bottom/layer_0/kernel"] = {0: (DENSE,)}
             crossed = None  # the products of all pairs
         elif self.cross != "none":
             read = self._cross_network(parent=None).read_axes()
             axes |= {f"cross/{name}": dict.fromkeys(along, x0) for name, along in read.items()}
         trunk = crossed
-        if self.hidden:
+        if self.mlp_units:
             reads = x0 if self._is_parallel else crossed
             axes["tower/layer_0/kernel"] = None if reads is None else {0: reads}
             if not self._is_parallel:
                 return axes
-            trunk = None if crossed is None else (*crossed, self.hidden[-1])
+            trunk = None if crossed is None else (*crossed, self.mlp_units[-1])
         for name, axis in self._trunk_axes().items():
             axes[name] = None if trunk is None else {axis: trunk}
         return axes
@@ -218,7 +217,7 @@ class Ranker(nn.Module):
                 f"{self.multitask}/{name}": axis
                 for name, axis in self._experts(parent=None).read_axes().items()
             }
-        if not self.head_hidden:
+        if not self.task_mlp_units:
             return {"head/kernel": 0}
         return {f"task_{task}/layer_0/kernel": 0 for task in range(self.tasks)}
 
@@ -231,17 +230,17 @@ class Ranker(nn.Module):
 
     def _cross_network(self, **scope: Any) -> Any:
         layers, precision = self.cross_layers, self.precision
-        if self.cross == "matrix":
+        if self.cross == "dcn_v2":
             return MatrixCross(layers, precision, **scope)
-        if self.cross == "vector":
+        if self.cross == "dcn":
             return VectorCross(layers, precision, **scope)
-        if self.cross == "low_rank":
+        if self.cross == "dcn_v2_low_rank":
             return LowRankCross(layers, self.cross_rank, precision, **scope)
         return MixCross(layers, self.cross_rank, self.cross_experts, precision, **scope)
 
     def _logits(self, parts: tuple[jax.Array, ...], share: Share, train: bool) -> jax.Array:
         """f[B, tasks] of the parts of the trunk."""
-        if self.multitask == "shared_bottom" and not self.head_hidden:
+        if self.multitask == "shared_bottom" and not self.task_mlp_units:
             return Dense(self.tasks, unrounded(self.precision), name="head")(*parts)
         trunk = jnp.concatenate(parts, axis=1) if len(parts) > 1 else parts[0]
         if self.multitask == "shared_bottom":
@@ -251,8 +250,8 @@ class Ranker(nn.Module):
             reads = [mixed[:, task] for task in range(self.tasks)]
         logits = []
         for task, x in enumerate(reads):
-            if self.head_hidden:
-                x = self._tower(self.head_hidden, name=f"task_{task}")(x, share, train=train)
+            if self.task_mlp_units:
+                x = self._tower(self.task_mlp_units, name=f"task_{task}")(x, share, train=train)
             logits.append(Dense(1, unrounded(self.precision), name=f"head_{task}")(x))
         return jnp.concatenate(logits, axis=1)
 
@@ -260,7 +259,7 @@ class Ranker(nn.Module):
         settings: dict[str, Any] = dict(
             tasks=self.tasks,
             experts=self.experts,
-            hidden=self.expert_hidden,
+            mlp_units=self.expert_mlp_units,
             tower=self._tower,
             precision=self.precision,
             **scope,

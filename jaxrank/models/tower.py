@@ -104,7 +104,7 @@ class Dropout(nn.Module):
 
 
 class Tower(nn.Module):
-    """For each width of `hidden`: dense layer, normalisation, activation, dropout.
+    """For each width of `mlp_units`: dense layer, normalisation, activation, dropout.
 
     Kernels start Glorot normal, the choice of DLRM (Naumov et al. 2019), biases at zero.
 
@@ -121,7 +121,7 @@ class Tower(nn.Module):
         see `StackedDense` for which of them reads what. 0: one tower, with plain parameters.
     """
 
-    hidden: tuple[int, ...] = (256, 128)
+    mlp_units: tuple[int, ...] = (256, 128)
     activation: str = "relu"
     norm: str = "none"
     dropout: float = 0.0
@@ -132,7 +132,7 @@ class Tower(nn.Module):
     def __call__(self, x: jax.Array, share: Share, *, train: bool) -> jax.Array:
         """f[B, hidden[-1]] of x f[B, in]; of copies f[B, copies, hidden[-1]]."""
         is_relu_layer = self.norm == "none" and self.activation == "relu"
-        for layer, width in enumerate(self.hidden):
+        for layer, width in enumerate(self.mlp_units):
             # Batch norm takes a constant away again: the gradient of a bias before it is only
             # rounding, which Adam would scale up to full steps.
             settings: dict[str, Any] = dict(

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 
-def apart(function: Callable[..., jax.Array], *operands: jax.Array) -> jax.Array:
+def fusion_barrier(function: Callable[..., jax.Array], *operands: jax.Array) -> jax.Array:
     """function(*operands), on CPU in a branch of its own, which is always taken.
 
     XLA on CPU fuses a gather with the arithmetic behind it, in loops of single numbers that take

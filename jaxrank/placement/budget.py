@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import jax
 
-from jaxrank.embedding import Rule
+from jaxrank.embedding import RowOptimizer
 from jaxrank.embedding.storage import Storage, padded_width, storage
 from jaxrank.features import Batch
 from jaxrank.layout import Layout, Stack, ids_of_device
@@ -42,7 +42,7 @@ class Bytes(NamedTuple):
     vectors: what its ids read, the gradients of that, and their sums for each different id.
     dense: parameters, gradients and the optimizer's state.
     activations: of its share of a batch.
-    batches: of the call that runs, of the next one, and of those that are put there ahead.
+    batches: of the execution that runs, of the next one, and of those that are put there ahead.
     """
 
     tables: int
@@ -70,14 +70,14 @@ class Partition(NamedTuple):
         return self.replicas * self.shards
 
 
-def of_device(
+def device_bytes(
     layout: Layout,
-    rule: Rule,
+    row_optimizer: RowOptimizer,
     partition: Partition,
     batch: Batch,
     dense: DensePart,
     *,
-    steps_per_call: int,
+    steps_per_execution: int,
     updates_whole_tables: bool,
     averages: bool = False,
 ) -> Bytes:
@@ -97,7 +97,9 @@ def of_device(
                 continue
             rows = part.rows // partition.shards if part.is_split else part.rows
             tables += rows * part.width * _NUMBER
-            accumulators += rows * (_slot_bytes(rule, part) + averages * part.width * _NUMBER)
+            accumulators += rows * (
+                _slot_bytes(row_optimizer, part) + averages * part.width * _NUMBER
+            )
             if updates_whole_tables or not part.is_split:
                 buffers += rows * (part.dim + 1) * _NUMBER  # and how often each is read
         buffers += _buffers(stack, partition)
@@ -111,18 +113,18 @@ def of_device(
         vectors=vectors,
         dense=(2 + averages) * dense.parameters + dense.state,
         activations=dense.activations * share,
-        batches=(2 + AHEAD) * steps_per_call * numbers * _NUMBER // partition.devices,
+        batches=(2 + AHEAD) * steps_per_execution * numbers * _NUMBER // partition.devices,
     )
 
 
-def of_row(rule: Rule, dim: int) -> int:
+def row_bytes(row_optimizer: RowOptimizer, dim: int) -> int:
     """Bytes of a row with its accumulators."""
     width = padded_width(dim)
-    return width * _NUMBER + _slot_bytes(rule, Storage("", dim, width, 0, False))
+    return width * _NUMBER + _slot_bytes(row_optimizer, Storage("", dim, width, 0, False))
 
 
-def _slot_bytes(rule: Rule, part: Storage) -> int:  # of one row
-    return sum((part.width if wide else 1) * _NUMBER for wide, _ in rule.slots.values())
+def _slot_bytes(row_optimizer: RowOptimizer, part: Storage) -> int:  # of one row
+    return sum((part.width if wide else 1) * _NUMBER for wide, _ in row_optimizer.slots.values())
 
 
 def _places(stack: Stack, partition: Partition) -> int:

@@ -15,9 +15,9 @@ from jaxrank.build import Workload
 from jaxrank.data.store.split import Split
 from jaxrank.errors import InputError
 from jaxrank.features import Schema
-from jaxrank.layout import Hot, Layout
+from jaxrank.layout import Layout, ReplicatedRows
 from jaxrank.placement import budget, planner
-from jaxrank.placement import case as plan_case
+from jaxrank.placement import cost as placement_cost
 from jaxrank.placement.traffic import StoredReads, measure
 from jaxrank.runtime import processes
 
@@ -31,7 +31,7 @@ class Placement(NamedTuple):
     """
 
     layout: Layout
-    hot: dict[str, Hot]
+    hot: dict[str, ReplicatedRows]
     room: dict[str, float]
     messages: tuple[str, ...] = ()
 
@@ -40,7 +40,7 @@ def decide(
     split: Split,
     schema: Schema,
     mesh: Mesh,
-    kept: Mapping[str, Hot] | None,
+    kept: Mapping[str, ReplicatedRows] | None,
     *,
     dim_of: Mapping[str, int],
     placement: str,
@@ -69,14 +69,14 @@ def decide(
         if processes.is_first():
             found = _measured(make_workload(), split, schema, mesh, kept)
     found = processes.from_first(found)
-    hot = {name: Hot.from_state(tree) for name, tree in found["hot"].items()}
+    hot = {name: ReplicatedRows.from_state(tree) for name, tree in found["hot"].items()}
     layout = layouts.layout(schema, dim_of, hot)
     return Placement(layout, hot, found["room"], tuple(found["messages"]))
 
 
-def _check_kept(kept: Mapping[str, Hot], dim_of: Mapping[str, int]) -> None:
+def _check_kept(kept: Mapping[str, ReplicatedRows], dim_of: Mapping[str, int]) -> None:
     for stack, hot in kept.items():
-        for table in {*hot.whole, *hot.merged}:
+        for table in {*hot.replicated_tables, *hot.hot_rows}:
             if table not in dim_of or layouts.stack_name(dim_of[table]) != stack:
                 raise InputError(
                     f"table {table!r} must be of {stack}, as when the run began: found dimension"
@@ -85,18 +85,22 @@ def _check_kept(kept: Mapping[str, Hot], dim_of: Mapping[str, int]) -> None:
 
 
 def _measured(
-    workload: Workload, split: Split, schema: Schema, mesh: Mesh, kept: Mapping[str, Hot] | None
+    workload: Workload,
+    split: Split,
+    schema: Schema,
+    mesh: Mesh,
+    kept: Mapping[str, ReplicatedRows] | None,
 ) -> dict[str, Any]:
     reads = StoredReads(split, schema)
-    data = plan_case.PlanData(schema, reads, measure(reads), split.statistics)
+    data = placement_cost.PlanInputs(schema, reads, measure(reads), split.statistics)
     memory = _memory(mesh)
-    machine = plan_case.Machine("", mesh.size, mesh.shape[meshes.REPLICA], memory or 2**62)
-    case = plan_case.Maker(workload, data).case(machine, hot=kept)
-    shortage = budget.shortage(case.bytes, machine.memory)
+    machine = placement_cost.Machine("", mesh.size, mesh.shape[meshes.REPLICA], memory or 2**62)
+    cost = placement_cost.PlacementPlanner(workload, data).cost(machine, hot=kept)
+    shortage = budget.shortage(cost.bytes, machine.memory)
     if shortage:
         raise InputError(f"{shortage} `jaxrank plan` says what would fit.")
-    hot = {name: found.to_state() for name, found in case.plan.hot.items()}
-    return {"hot": hot, "room": case.room, "messages": _messages(case)}
+    hot = {name: found.to_state() for name, found in cost.plan.hot.items()}
+    return {"hot": hot, "room": cost.room, "messages": _messages(cost)}
 
 
 def _memory(mesh: Mesh) -> int:
@@ -105,16 +109,16 @@ def _memory(mesh: Mesh) -> int:
     return (mine[0].memory_stats() or {}).get("bytes_limit", 0)
 
 
-def _messages(case: plan_case.Case) -> list[str]:
-    whole = [t for t in case.plan.tables if t.placement == "replicated"]
-    hot = sum(t.replicated_rows for t in case.plan.tables if t.placement == "rows")
-    split = len(case.plan.tables) - len(whole)
+def _messages(cost: placement_cost.PlacementCost) -> list[str]:
+    whole = [t for t in cost.plan.tables if t.placement == "replicated"]
+    hot = sum(t.replicated_rows for t in cost.plan.tables if t.placement == "rows")
+    split = len(cost.plan.tables) - len(whole)
     buffers = ", ".join(
-        f"{name} {capacity:,}" for name, capacity in case.partition.capacities.items()
+        f"{name} {capacity:,}" for name, capacity in cost.partition.capacities.items()
     )
     lines = [
         f"Placement: {len(whole)} table(s) on every device, {split} split by row, the"
-        f" {hot:,} hottest rows of these on every device too; {case.bytes.total / 2**20:,.1f} MiB"
+        f" {hot:,} hottest rows of these on every device too; {cost.bytes.total / 2**20:,.1f} MiB"
         f" a device; ids of a buffer of the exchange: {buffers or 'none'}"
     ]
-    return lines + list(case.plan.warnings)
+    return lines + list(cost.plan.warnings)

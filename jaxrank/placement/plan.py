@@ -14,10 +14,10 @@ from jaxrank.data.sources import registry
 from jaxrank.errors import InputError
 from jaxrank.metrics.early_stopping import check_metric
 from jaxrank.placement import budget, traffic
-from jaxrank.placement.case import Case, Machine, Maker, PlanData
+from jaxrank.placement.cost import Machine, PlacementCost, PlacementPlanner, PlanInputs
 from jaxrank.placement.replay import Replay, replay
 from jaxrank.report import Report, format_bytes
-from jaxrank.timetable import NEXT_DAY
+from jaxrank.run_schedule import NEXT_DAY
 from jaxrank.workdir import data as run_data
 from jaxrank.workdir.files import directory
 
@@ -29,7 +29,7 @@ MOST_BATCHES, MOST_IDS = 100, 2**29
 MOST_FILLED = 0.9
 
 
-class Planned(NamedTuple):
+class PlanReport(NamedTuple):
     """A placement, replayed.
 
     batch_size: examples per step over all devices.
@@ -39,7 +39,7 @@ class Planned(NamedTuple):
     """
 
     batch_size: int
-    case: Case
+    cost: PlacementCost
     replay: Replay
     row_bytes: dict[str, int]
     change: str
@@ -48,7 +48,7 @@ class Planned(NamedTuple):
     @property
     def refusal(self) -> str:
         """By how much the placement does not fit, and what to do; empty where it fits."""
-        told = budget.shortage(self.case.bytes, self.case.machine.memory)
+        told = budget.shortage(self.cost.bytes, self.cost.machine.memory)
         return f"{told} {self.change}" if told else ""
 
 
@@ -59,7 +59,7 @@ def plan(
     batches: int | None = None,
     workdir: str,
     report: Report,
-) -> Planned:
+) -> PlanReport:
     """Plans the tables of a config and replays batches of its training data.
 
     Args:
@@ -76,27 +76,29 @@ def plan(
     sections = config.data, config.features, config.source
     located = run_data.locate(*sections, directory(workdir) if workdir else "", inherits=True)
     data = open_data(located, config.eval.metric, report)
-    maker = Maker(make_workload(config, data.schema), data)
-    case = maker.case(machine)
+    planner = PlacementPlanner(make_workload(config, data.schema), data)
+    cost = planner.cost(machine)
     size = config.batch_size
     if batches is None:
         batches = max(2, min(MOST_BATCHES, round(MOST_IDS / (size * data.traffic.ids_per_example))))
     drawn = traffic.batches(data.reads, size, data.traffic.parts, config.seed)
     flag = "mesh.devices" if config.mesh.devices else "--devices"  # says how many there are
     found = replay(
-        case.layout,
+        cost.layout,
         _told(itertools.islice(drawn, batches), batches, report),
-        replicas=case.partition.replicas,
-        shards=case.partition.shards,
-        capacities=case.partition.capacities,
+        replicas=cost.partition.replicas,
+        shards=cost.partition.shards,
+        capacities=cost.partition.capacities,
     )
-    return Planned(
+    return PlanReport(
         batch_size=size,
-        case=case,
+        cost=cost,
         replay=found,
-        row_bytes={t.name: budget.of_row(maker.rule, t.dim) for t in case.plan.tables},
-        change=_smallest_change(maker, case, flag) if case.over else "",
-        warnings=(*case.plan.warnings, *_warnings(case, found, data.traffic, size)),
+        row_bytes={
+            t.name: budget.row_bytes(planner.row_optimizer, t.dim) for t in cost.plan.tables
+        },
+        change=_smallest_change(planner, cost, flag) if cost.over else "",
+        warnings=(*cost.plan.warnings, *_warnings(cost, found, data.traffic, size)),
     )
 
 
@@ -109,7 +111,7 @@ def _told(batches: Iterator[Examples], count: int, report: Report) -> Iterator[E
         yield batch
 
 
-def open_data(data: run_data.RunData, metric: str, report: Report) -> PlanData:
+def open_data(data: run_data.RunData, metric: str, report: Report) -> PlanInputs:
     """The data of a run if it is there, or else generated data; and a sample.
 
     Args:
@@ -129,7 +131,7 @@ def open_data(data: run_data.RunData, metric: str, report: Report) -> PlanData:
         check_metric(store.schema.tasks, metric)
         reads = traffic.StoredReads(split, store.schema)
         report(f"Reading a sample of {split.path}")
-        return PlanData(store.schema, reads, traffic.measure(reads), split.statistics)
+        return PlanInputs(store.schema, reads, traffic.measure(reads), split.statistics)
     if data.source.get("kind") != "synthetic":
         raise InputError(
             f"data.store: must be prepared data to plan by: found {data.path or 'none'!r}. Run"
@@ -141,14 +143,16 @@ def open_data(data: run_data.RunData, metric: str, report: Report) -> PlanData:
     check_metric(reads.schema.tasks, metric)
     report("Reading a sample of generated data")
     sample = traffic.measure(reads)
-    return PlanData(reads.schema, reads, sample, {"list_lengths": sample.list_lengths})
+    return PlanInputs(reads.schema, reads, sample, {"list_lengths": sample.list_lengths})
 
 
-def _warnings(case: Case, found: Replay, sample: traffic.Traffic, batch_size: int) -> Iterator[str]:
-    machine = case.machine
-    if not case.over and case.bytes.total > MOST_FILLED * machine.memory:
+def _warnings(
+    cost: PlacementCost, found: Replay, sample: traffic.Traffic, batch_size: int
+) -> Iterator[str]:
+    machine = cost.machine
+    if not cost.over and cost.bytes.total > MOST_FILLED * machine.memory:
         yield (
-            f"a device needs {case.bytes.total / machine.memory:.0%} of its memory, and what the"
+            f"a device needs {cost.bytes.total / machine.memory:.0%} of its memory, and what the"
             " compiler adds is not counted: it may not fit."
         )
     if found.imbalance > MOST_IMBALANCE:
@@ -170,11 +174,11 @@ def _warnings(case: Case, found: Replay, sample: traffic.Traffic, batch_size: in
         )
 
 
-def _smallest_change(maker: Maker, case: Case, flag: str) -> str:
+def _smallest_change(planner: PlacementPlanner, cost: PlacementCost, flag: str) -> str:
     """The first of the changes, from the smallest, with which the placement fits."""
-    for text, machine, placement_of in _changes(maker, case, flag):
+    for text, machine, placement_of in _changes(planner, cost, flag):
         try:
-            other = maker.case(machine, placement_of)
+            other = planner.cost(machine, placement_of)
         except InputError:  # the batch, say, does not divide over so many devices
             continue
         if not other.over:
@@ -184,15 +188,15 @@ def _smallest_change(maker: Maker, case: Case, flag: str) -> str:
 
 
 def _changes(
-    maker: Maker, case: Case, flag: str
+    planner: PlacementPlanner, cost: PlacementCost, flag: str
 ) -> Iterator[tuple[str, Machine, dict[str, str] | None]]:
-    machine = case.machine
-    forced = [t for t in case.plan.tables if maker.placement_of[t.name] == "replicated"]
+    machine = cost.machine
+    forced = [t for t in cost.plan.tables if planner.placement_of[t.name] == "replicated"]
     forced.sort(key=lambda t: -t.rows * t.dim)
     for count in range(1, len(forced) + 1):
         names = [t.name for t in forced[:count]]
         split = dict.fromkeys(names, "rows")
-        yield f"embedding.placements = {split}", machine, maker.placement_of | split
+        yield f"embedding.placements = {split}", machine, planner.placement_of | split
     for replicas in range(machine.replicas - 1, 0, -1):
         if machine.replicas % replicas == 0:
             yield f"--replicas={replicas}", machine._replace(replicas=replicas), None

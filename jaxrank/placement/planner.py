@@ -4,7 +4,7 @@ Decided from how often the rows of a sample are read. What matters of a row is t
 device reads it in a step. A row that nearly every device reads costs no more where every device has
 it, its gradient summed over all devices, than where its vector and gradient travel; and such rows
 are what makes one device serve more than another. Rows that are read less often, but not seldom,
-are split, and dealt out to the devices in the order of that chance; see `layout.Hot`.
+are split, and dealt out to the devices in the order of that chance; see `layout.ReplicatedRows`.
 """
 
 import collections
@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxrank.embedding.backends.tpu import ByLine
+from jaxrank.embedding.backends.tpu import TpuLayout
 from jaxrank.embedding.storage import storage
 from jaxrank.features import RESERVED_ROWS, Schema, Table
-from jaxrank.layout import Hot, Layout, stack_name
+from jaxrank.layout import Layout, ReplicatedRows, stack_name
 from jaxrank.placement.frequency import chance, falling
 from jaxrank.placement.traffic import TableReads, Traffic
 from jaxrank.validate import matched
@@ -61,7 +61,7 @@ class Plan(NamedTuple):
     warnings: for people.
     """
 
-    hot: dict[str, Hot]
+    hot: dict[str, ReplicatedRows]
     unique: dict[str, float]
     tables: tuple[TablePlan, ...]
     warnings: tuple[str, ...]
@@ -107,7 +107,7 @@ def make_plan(
     devices: int,
     share: int,
     placement_of: Mapping[str, str],
-    hot: Mapping[str, Hot] | None = None,
+    hot: Mapping[str, ReplicatedRows] | None = None,
 ) -> Plan:
     """Where the tables of a schema lie; the same for the same arguments.
 
@@ -129,10 +129,10 @@ def make_plan(
             for dim in sorted(set(dim_of.values()))
         }
     else:
-        candidates = [_kept(c, hot.get(stack_name(c.dim), Hot())) for c in candidates]
+        candidates = [_kept(c, hot.get(stack_name(c.dim), ReplicatedRows())) for c in candidates]
     replicated: collections.Counter[str] = collections.Counter()
     for chosen in hot.values():
-        replicated.update(chosen.merged[: chosen.replicated])
+        replicated.update(chosen.hot_rows[: chosen.replicated])
     tables = tuple(_table_plan(c, replicated[c.table.name]) for c in candidates)
     unique = {stack_name(dim): 0.0 for dim in dim_of.values()}
     for table in tables:
@@ -141,8 +141,8 @@ def make_plan(
     return Plan(dict(hot), unique, tables, tuple(warnings))
 
 
-def _kept(candidate: _Candidate, hot: Hot) -> _Candidate:
-    whole = candidate.table.name in hot.whole
+def _kept(candidate: _Candidate, hot: ReplicatedRows) -> _Candidate:
+    whole = candidate.table.name in hot.replicated_tables
     placement = "replicated" if whole else "rows"
     return candidate._replace(placement=placement, reason="decided when the run began")
 
@@ -182,7 +182,7 @@ def _first_counts(table: Table, reads: TableReads) -> np.ndarray:
     return smooth
 
 
-def _hot(candidates: Sequence[_Candidate], examples: int, share: int) -> Hot:
+def _hot(candidates: Sequence[_Candidate], examples: int, share: int) -> ReplicatedRows:
     """The hot rows of a stack's tables, merged by falling counts."""
     whole = tuple(c.table.name for c in candidates if c.placement == "replicated")
     counts = np.concatenate([np.zeros(0), *(c.hot for c in candidates)])
@@ -190,7 +190,7 @@ def _hot(candidates: Sequence[_Candidate], examples: int, share: int) -> Hot:
     order = np.argsort(-counts, kind="stable")[:MOST_HOT_ROWS]
     merged = tuple(candidates[i].table.name for i in owner[order].tolist())
     chances = chance(counts[order], examples, share)
-    return Hot(whole, merged, int(np.count_nonzero(chances >= REPLICATE_FROM)))
+    return ReplicatedRows(whole, merged, int(np.count_nonzero(chances >= REPLICATE_FROM)))
 
 
 def _table_plan(candidate: _Candidate, replicated: int) -> TablePlan:
@@ -270,7 +270,7 @@ def capacities(
         split = storage(stack).split
         if devices > 1 and split:
             most = min(ids[stack.name], split.rows // shards)
-            unit = ByLine(split.dim, split.width).buffer_unit  # ByRow's is at most as large
+            unit = TpuLayout(split.dim, split.width).buffer_unit  # RowLayout's is at most as large
             found[stack.name] = (
                 capacity(fixed * shards, shards, 0, most, unit)
                 if fixed

@@ -3,32 +3,32 @@
 from typing import Any
 
 from jaxrank import plots
-from jaxrank.placement.plan import MOST_IMBALANCE, Planned
+from jaxrank.placement.plan import MOST_IMBALANCE, PlanReport
 from jaxrank.placement.planner import TablePlan
 from jaxrank.report import format_bytes
 
 _MOST_TABLES_TOLD = 60
 
 
-def describe(planned: Planned) -> str:
+def describe(planned: PlanReport) -> str:
     """The plan as aligned text."""
     lines = [*_tables(planned), "", *_memory(planned), "", *_traffic(planned)]
     lines += [f"warning: {warning}" for warning in planned.warnings]
     return "\n".join(lines)
 
 
-def _tables(planned: Planned) -> list[str]:
-    case = planned.case
-    rows = sum(t.rows for t in case.plan.tables)
-    machine = f" ({case.machine.name})" if case.machine.name else ""
-    copies = f" in {case.machine.replicas} replicas" if case.machine.replicas > 1 else ""
+def _tables(planned: PlanReport) -> list[str]:
+    cost = planned.cost
+    rows = sum(t.rows for t in cost.plan.tables)
+    machine = f" ({cost.machine.name})" if cost.machine.name else ""
+    copies = f" in {cost.machine.replicas} replicas" if cost.machine.replicas > 1 else ""
     lines = [
-        f"{len(case.plan.tables)} tables, {rows:,} rows; devices: {case.machine.devices:,}"
+        f"{len(cost.plan.tables)} tables, {rows:,} rows; devices: {cost.machine.devices:,}"
         f"{machine}{copies}; batch: {planned.batch_size:,}"
     ]
-    largest = sorted(case.plan.tables, key=lambda t: -t.rows * planned.row_bytes[t.name])
+    largest = sorted(cost.plan.tables, key=lambda t: -t.rows * planned.row_bytes[t.name])
     told = {t.name for t in largest[:_MOST_TABLES_TOLD]}
-    shown = [t for t in case.plan.tables if t.name in told]
+    shown = [t for t in cost.plan.tables if t.name in told]
     cells: list[tuple[str, ...]] = [("table", "rows", "dim", "size", "placement", "lookups", "why")]
     cells += [_cells(t, planned.row_bytes[t.name]) for t in shown]
     widths = [max(len(row[i]) for row in cells) for i in range(6)]
@@ -38,8 +38,8 @@ def _tables(planned: Planned) -> list[str]:
             f"{name.strip():<{widths[0]}}  {'  '.join(numbers)}  {row[4]:<{widths[4]}}"
             f"  {row[5]:>{widths[5]}}  {row[6]}"
         )
-    if len(shown) < len(case.plan.tables):
-        lines.append(f"and {len(case.plan.tables) - len(shown):,} smaller ones")
+    if len(shown) < len(cost.plan.tables):
+        lines.append(f"and {len(cost.plan.tables) - len(shown):,} smaller ones")
     return lines
 
 
@@ -55,62 +55,62 @@ def _cells(table: TablePlan, row_bytes: int) -> tuple[str, ...]:
     )
 
 
-def _memory(planned: Planned) -> list[str]:
-    case = planned.case
-    kinds = [*case.bytes._asdict().items(), ("total", case.bytes.total)]
+def _memory(planned: PlanReport) -> list[str]:
+    cost = planned.cost
+    kinds = [*cost.bytes._asdict().items(), ("total", cost.bytes.total)]
     lines = ["memory of each device"]
     lines += [f"  {name:<14}{format_bytes(count):>12}" for name, count in kinds]
-    share = f"{case.bytes.total / case.machine.memory:.1%}"
-    fits = f"does not fit: {format_bytes(case.over)} too much" if case.over else "fits"
-    lines.append(f"  {fits}; {share} of {format_bytes(case.machine.memory)}")
+    share = f"{cost.bytes.total / cost.machine.memory:.1%}"
+    fits = f"does not fit: {format_bytes(cost.over)} too much" if cost.over else "fits"
+    lines.append(f"  {fits}; {share} of {format_bytes(cost.machine.memory)}")
     return lines
 
 
-def _traffic(planned: Planned) -> list[str]:
-    found, case = planned.replay, planned.case
+def _traffic(planned: PlanReport) -> list[str]:
+    found, cost = planned.replay, planned.cost
     lines = [
         f"each step, replayed with {found.batches} batches",
         f"  lookups of a device   {found.lookups.mean():,.0f} rows on average, after duplicates",
         f"  imbalance             {found.imbalance:.4f} largest over mean; worst batch"
         f" {found.largest_imbalance:.4f}",
-        f"  sent by a device      {format_bytes(case.exchanged)}",
+        f"  sent by a device      {format_bytes(cost.exchanged)}",
     ]
-    for name, capacity in case.partition.capacities.items():
+    for name, capacity in cost.partition.capacities.items():
         lines.append(
-            f"  buffers of {name:<10} {capacity:,} ids for each of {case.partition.shards} owners;"
+            f"  buffers of {name:<10} {capacity:,} ids for each of {cost.partition.shards} owners;"
             f" fullest over mean {found.fullest[name]:.2f}; rounds {found.rounds[name]:.2f}"
         )
-    if case.partition.capacities:
+    if cost.partition.capacities:
         lines.append(f"  buffer use            {found.buffer_use:.3f} of the places")
     return lines
 
 
-def to_json(planned: Planned) -> dict[str, Any]:
+def to_json(planned: PlanReport) -> dict[str, Any]:
     """The plan for `json_files.to_text`. Bytes are those of one device, but `bytes` of a table: all
     its rows once, with their accumulators."""
-    case, found = planned.case, planned.replay
+    cost, found = planned.cost, planned.replay
     tables = []
-    for table in case.plan.tables:
+    for table in cost.plan.tables:
         entry = table._asdict() | {"bytes": table.rows * planned.row_bytes[table.name]}
         entry["lookups"] = entry.pop("unique")
         tables.append(entry)
     return {
-        "devices": case.machine.devices,
-        "topology": case.machine.name,
-        "replicas": case.machine.replicas,
+        "devices": cost.machine.devices,
+        "topology": cost.machine.name,
+        "replicas": cost.machine.replicas,
         "batch_size": planned.batch_size,
-        "fits": not case.over,
-        "over_bytes": case.over,
-        "memory_bytes": case.machine.memory,
-        "bytes_per_device": [case.bytes.total] * case.machine.devices,
-        "bytes_by_kind": case.bytes,
-        "exchanged_bytes_per_step": case.exchanged,
+        "fits": not cost.over,
+        "over_bytes": cost.over,
+        "memory_bytes": cost.machine.memory,
+        "bytes_per_device": [cost.bytes.total] * cost.machine.devices,
+        "bytes_by_kind": cost.bytes,
+        "exchanged_bytes_per_step": cost.exchanged,
         "imbalance": found.imbalance,
         "largest_imbalance": found.largest_imbalance,
         "lookups_per_device": found.lookups,
         "batches": found.batches,
         "buffer_use": found.buffer_use,
-        "capacity": case.partition.capacities,
+        "capacity": cost.partition.capacities,
         "rounds": found.rounds,
         "fullest_over_mean": found.fullest,
         "tables": tables,
@@ -119,19 +119,19 @@ def to_json(planned: Planned) -> dict[str, Any]:
     }
 
 
-def draw(planned: Planned, path: str) -> None:
+def draw(planned: PlanReport, path: str) -> None:
     """Writes a picture, a PNG: bytes by kind and lookups of each device.
 
     Raises:
         RunError: the file cannot be written.
     """
-    case, replay = planned.case, planned.replay
+    cost, replay = planned.cost, planned.replay
     plots.draw_plan(
-        case.bytes._asdict(),
-        case.machine.memory,
+        cost.bytes._asdict(),
+        cost.machine.memory,
         replay.lookups,
         path,
-        fits=not case.over,
+        fits=not cost.over,
         imbalance=replay.imbalance,
         even=MOST_IMBALANCE,
     )

@@ -9,7 +9,7 @@ import numpy as np
 from jaxrank.data import examples as ex
 from jaxrank.data.examples import Examples
 from jaxrank.data.ragged import places_of_lists, positions, ranges, starts_of
-from jaxrank.data.spec.entries import IdSpec, ListSpec
+from jaxrank.data.spec.entries import CategoricalSpec, RaggedSpec
 from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.spec.parse import feature_spec
 from jaxrank.data.spec.resolve import build_schema, resolve
@@ -103,7 +103,7 @@ class GeneratedReads:
         if not source.chunk_rows(split):
             raise InputError(f"source.rows.{split}: must be at least 1 to be read: found 0.")
         spec = resolve(feature_spec(features), source.columns(split))
-        transforms = {f.name: (0.0, 1.0) for f in spec.floats}  # nobody reads floats here
+        transforms = {f.name: (0.0, 1.0) for f in spec.dense}  # nobody reads floats here
         self.schema = build_schema(spec, {}, {}, transforms)
         self.part_rows = np.asarray(source.chunk_rows(split), np.int64)
         self._source, self._split, self._spec = source, split, spec
@@ -112,7 +112,7 @@ class GeneratedReads:
     def read(self, part: int) -> Examples:
         columns = self._source.chunk_ids(self._split, part)
         rows_of = {table.name: table.rows for table in self._spec.tables}
-        entries: list[IdSpec | ListSpec] = [*self._spec.ids, *self._spec.lists]
+        entries: list[CategoricalSpec | RaggedSpec] = [*self._spec.categorical, *self._spec.ragged]
         for entry in entries:
             most = int(columns[entry.name].values.max(initial=-1))
             if most >= rows_of[entry.table]:
@@ -121,10 +121,10 @@ class GeneratedReads:
                     f" {entry.table!r}, 0 to {rows_of[entry.table] - 1}, to be read without a"
                     f" store: found {most}."
                 )
-        ids = [columns[entry.name].values for entry in self._spec.ids]
+        ids = [columns[entry.name].values for entry in self._spec.categorical]
         shape = (int(self.part_rows[part]), 0)
         matrix = np.stack(ids, axis=1) if ids else np.zeros(shape, np.int32)
-        lists = [_first(columns[e.name], e.max_length or int(PAD)) for e in self._spec.lists]
+        lists = [_first(columns[e.name], e.max_length or int(PAD)) for e in self._spec.ragged]
         lengths = [column.lengths for column in lists]
         return _examples(
             np.where(matrix < 0, PAD, matrix),
@@ -134,7 +134,7 @@ class GeneratedReads:
 
 
 def _check_generated(spec: FeatureSpec, columns: Mapping[str, ListOfIds]) -> None:
-    entries: list[IdSpec | ListSpec] = [*spec.ids, *spec.lists]
+    entries: list[CategoricalSpec | RaggedSpec] = [*spec.categorical, *spec.ragged]
     for entry in entries:
         if entry.encoding != "integer" or entry.name not in columns:
             raise InputError(
@@ -142,7 +142,7 @@ def _check_generated(spec: FeatureSpec, columns: Mapping[str, ListOfIds]) -> Non
                 " (encoding='integer') to be read without a store: found"
                 f" encoding={entry.encoding!r}. Run `jaxrank prepare` first, and set data.store."
             )
-        if isinstance(entry, IdSpec) and entry.length != 1:
+        if isinstance(entry, CategoricalSpec) and entry.length != 1:
             raise InputError(
                 f"features: the generated column {entry.name!r} must have length=1: found"
                 f" {entry.length}."
@@ -170,7 +170,7 @@ def _interleaved(lists: list[ListOfIds]) -> np.ndarray:
 def _examples(ids: np.ndarray, lengths: np.ndarray, values: np.ndarray) -> Examples:
     nothing = np.zeros((len(ids), 0), np.float32)
     return Examples(
-        floats=nothing,
+        dense=nothing,
         ids=ids,
         list_lengths=lengths,
         list_values=values,
@@ -194,7 +194,7 @@ def lists_read(examples: Examples, schema: Schema) -> list[ListOfIds]:
     as there are places."""
     starts = starts_of(examples.list_lengths)
     found = []
-    for i, entry in enumerate(schema.lists):
+    for i, entry in enumerate(schema.ragged):
         mine = examples.list_lengths[:, i].astype(np.int64)
         if entry.combiner == "none":
             mine = np.minimum(mine, entry.length)
@@ -204,7 +204,7 @@ def lists_read(examples: Examples, schema: Schema) -> list[ListOfIds]:
 
 def feature_tables(schema: Schema) -> list[str]:
     """The table of each feature in the order of `rows_read`."""
-    return [f.table for f in schema.id_columns] + [f.table for f in schema.lists]
+    return [f.table for f in schema.id_columns] + [f.table for f in schema.ragged]
 
 
 def measure(reads: Reads, examples: int = SAMPLE) -> Traffic:
@@ -219,7 +219,7 @@ def measure(reads: Reads, examples: int = SAMPLE) -> Traffic:
     parts = np.unique(np.linspace(0, len(rows) - 1, count).round().astype(np.int64))
     tables = feature_tables(reads.schema)
     found: dict[str, list[TableReads]] = {table.name: [] for table in reads.schema.tables}
-    lengths = ListLengths(len(reads.schema.lists))
+    lengths = ListLengths(len(reads.schema.ragged))
     for part in parts.tolist():
         piece = reads.read(part)
         lengths.add(piece.list_lengths)

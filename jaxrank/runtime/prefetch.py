@@ -5,19 +5,19 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
-# Calls whose batches wait on the devices. While a call runs the next one is in the queue already,
-# so one more has the time of a whole call to be made and put there.
+# Executions whose batches wait on the devices. While an execution runs the next one is in the queue
+# already, so one more has the time of a whole execution to be made and put there.
 AHEAD = 1
 
 
-class Feed:
+class DevicePrefetcher:
     """An iterator over batches that a thread takes and puts on the devices ahead of the loop.
 
     The order is that of `batches`, and what taking or putting a batch raises is raised where that
     batch was due. The thread runs no program and no exchange between processes, so it cannot come
     between those of the loop.
 
-        with contextlib.closing(Feed(batches, put)) as feed:
+        with contextlib.closing(DevicePrefetcher(batches, put)) as feed:
             for batch in feed:
                 state, told = train(state, batch)
 
@@ -37,7 +37,7 @@ class Feed:
     def _make(self) -> Any:
         return self._put(next(self._batches))
 
-    def __iter__(self) -> "Feed":
+    def __iter__(self) -> "DevicePrefetcher":
         return self
 
     def __next__(self) -> Any:

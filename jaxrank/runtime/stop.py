@@ -13,7 +13,7 @@ from jaxrank.signals import Caught
 _APART_SECONDS = 1.0  # from one signal to another; see `signals.end_at_second`
 
 
-class Stop:
+class ShutdownSignal:
     """Whether any process of a run was asked to end, by which signal.
 
     From the first call of `asked` to the end of the context signals are caught; another one, a
@@ -39,7 +39,7 @@ class Stop:
         self._signals = Caught(_APART_SECONDS)
         self._pending: jax.Array | None = None
 
-    def __enter__(self) -> "Stop":
+    def __enter__(self) -> "ShutdownSignal":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -10,7 +10,7 @@ _STDERR = 2  # the file descriptor
 _LOOKS = 4  # in the time after which a run hangs
 
 
-class HangWatch:
+class Watchdog:
     """Writes the stacks of all threads to standard error when `alive` was not called for long.
 
     Again after as long, and the run goes on: what it waits for may still come. A thread of Python
@@ -18,7 +18,7 @@ class HangWatch:
     interpreter, faulthandler does after twice the time. It is no first choice: it reads stacks that
     may change, and to do so in a run that is well after all has ended one.
 
-        with HangWatch(1800) as watch:
+        with Watchdog(1800) as watch:
             while ...:
                 watch.alive()
 
@@ -32,7 +32,7 @@ class HangWatch:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="hang watch", daemon=True)
 
-    def __enter__(self) -> "HangWatch":
+    def __enter__(self) -> "Watchdog":
         self.alive()
         if self._seconds:
             self._thread.start()

@@ -13,8 +13,8 @@ from jaxrank.features import Batch, Lists
 from jaxrank.runtime import processes
 
 _MOST = 10  # steps that batches are written for, in one run of the program
-# Calls between the one that a step is judged in and the one whose batches were put last: one is in
-# the queue of the devices, one waits there, one is judged late.
+# Executions between the one that a step is judged in and the one whose batches were put last: one
+# is in the queue of the devices, one waits there, one is judged late.
 _BETWEEN = 3
 
 
@@ -24,20 +24,20 @@ class LastBatches:
     Args:
         workdir: of the run.
         steps: how many to keep; 0: none.
-        steps_per_call: of the run.
+        steps_per_execution: of the run.
 
     Raises:
         InputError: `steps` is negative.
     """
 
-    def __init__(self, workdir: Path, steps: int, steps_per_call: int):
+    def __init__(self, workdir: Path, steps: int, steps_per_execution: int):
         if steps < 0:
             raise InputError(f"--debug-batches must be 0 or more: found {steps}.")
         self._folder = workdir / "debug"
-        self._steps, self._steps_per_call = steps, steps_per_call
+        self._steps, self._steps_per_execution = steps, steps_per_execution
         self._next = 0
-        calls = -(-steps // steps_per_call) + 1 + _BETWEEN
-        self._calls: deque[tuple[int, Batch]] = deque(maxlen=calls)
+        executions = -(-steps // steps_per_execution) + 1 + _BETWEEN
+        self._executions: deque[tuple[int, Batch]] = deque(maxlen=executions)
         self._written = 0
 
     def begin(self, step: int) -> None:
@@ -45,11 +45,11 @@ class LastBatches:
         self._next = step
 
     def keep(self, batches: Batch) -> None:
-        """Takes the batches of the next call, with a leading axis of steps."""
+        """Takes the batches of the next execution, with a leading axis of steps."""
         if self._steps:
             # A copy: the input fills the same memory again.
-            self._calls.append((self._next, jax.tree.map(np.array, batches)))
-            self._next += self._steps_per_call
+            self._executions.append((self._next, jax.tree.map(np.array, batches)))
+            self._next += self._steps_per_execution
 
     def write(self, step: int, why: str, checkpoint: str, *, at_the_end: bool = False) -> str:
         """Writes the batches up to that of `step`, which is counted from 1; returns what to say.
@@ -63,8 +63,8 @@ class LastBatches:
         self._written += 1
         folder = self._folder / str(step)
         folder.mkdir(parents=True, exist_ok=True)
-        for first, batches in list(self._calls):
-            for i in range(self._steps_per_call):
+        for first, batches in list(self._executions):
+            for i in range(self._steps_per_execution):
                 number = first + i + 1
                 if step - self._steps < number <= step:
                     _save(folder, number, jax.tree.map(lambda x, i=i: x[i], batches))

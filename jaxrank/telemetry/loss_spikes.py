@@ -10,7 +10,7 @@ _FIRST = 100  # steps of which none is judged
 _DEVIATION = 1.4826  # that of a normal distribution, in median absolute deviations
 
 
-class Spikes:
+class LossSpikeDetector:
     """How far each loss is above those before it.
 
     Mean and variance are exponentially weighted, over about a hundred steps, and a spike moves them
@@ -31,7 +31,7 @@ class Spikes:
         return {"first": list(self._first), "mean": self._mean, "variance": self._variance}
 
     @classmethod
-    def from_state(cls, state: dict[str, Any], limit: float) -> "Spikes":
+    def from_state(cls, state: dict[str, Any], limit: float) -> "LossSpikeDetector":
         """Continues from a state."""
         spikes = cls(limit)
         spikes._first, spikes._mean = list(state["first"]), state["mean"]
@@ -44,15 +44,15 @@ class Spikes:
             self._first.append(loss)
             if len(self._first) == _FIRST:
                 self._mean = float(np.median(self._first))
-                apart = float(np.median(np.abs(np.array(self._first) - self._mean)))
-                self._variance = (_DEVIATION * apart) ** 2
+                distance = float(np.median(np.abs(np.array(self._first) - self._mean)))
+                self._variance = (_DEVIATION * distance) ** 2
             return 0.0
-        apart = loss - self._mean
+        distance = loss - self._mean
         deviation = math.sqrt(self._variance)
-        is_spike = self.limit > 0 and 0 < self.limit * deviation < apart
-        found = apart / deviation if is_spike else 0.0
+        is_spike = self.limit > 0 and 0 < self.limit * deviation < distance
+        found = distance / deviation if is_spike else 0.0
         if is_spike:
-            apart = self.limit * deviation
-        self._mean += (1 - _DECAY) * apart
-        self._variance = _DECAY * (self._variance + (1 - _DECAY) * apart * apart)
+            distance = self.limit * deviation
+        self._mean += (1 - _DECAY) * distance
+        self._variance = _DECAY * (self._variance + (1 - _DECAY) * distance * distance)
         return found

@@ -46,33 +46,34 @@ def parse(text: str) -> Steps | None:
     return steps
 
 
-def whole_calls(steps: Steps, begin: int, end: int, call: int) -> tuple[int, int]:
-    """The calls that hold `steps`, of a run that goes on after step `begin` up to `end`.
+def whole_executions(steps: Steps, begin: int, end: int, execution: int) -> tuple[int, int]:
+    """The executions that hold `steps`, of a run that goes on after step `begin` up to `end`.
 
     Args:
-        call: steps of a call; the first call of the run begins after step `begin`.
+        execution: steps of an execution; the first execution of the run begins after step `begin`.
 
     Returns:
-        The step after which the first call begins and the one after which the last ends; the second
-        is not above the first where the run has none of the steps.
+        The step after which the first execution begins and the one after which the last ends; the
+        second is not above the first where the run has none of the steps.
     """
-    before = begin + (steps.first - 1 - begin) // call * call
-    after = begin - (begin - steps.last) // call * call
+    before = begin + (steps.first - 1 - begin) // execution * execution
+    after = begin - (begin - steps.last) // execution * execution
     return max(begin, before), min(end, after)
 
 
 class Profile:
-    """Traces the calls of a run that hold the steps asked for.
+    """Traces the executions of a run that hold the steps asked for.
 
-    The trace holds these calls and nothing of others: the devices are waited for before it starts
-    and before it stops. A run that ends within it, by an error too, leaves what was traced so far.
+    The trace holds these executions and nothing of others: the devices are waited for before it
+    starts and before it stops. A run that ends within it, by an error too, leaves what was traced
+    so far.
 
         with Profile(parse("100:103"), directory, step, recorder.finish, report, ...) as profile:
             while step < num_steps:
                 profile.start_if_due(step, state)
                 with profile.call(step):
                     state, told = program.train(state, next(feed))
-                step += steps_per_call
+                step += steps_per_execution
                 profile.stop_if_due(step, state)
 
     Args:
@@ -81,7 +82,7 @@ class Profile:
         step: after which the run goes on.
         pause: called before the trace starts and before it is written, for that takes time.
         report: gets a line that says which steps are traced, or that none are.
-        steps_per_call: steps in one launched program.
+        steps_per_execution: steps in one launched program.
         num_steps: of the whole run.
     """
 
@@ -93,20 +94,20 @@ class Profile:
         pause: Callable[[], None],
         report: Report,
         *,
-        steps_per_call: int,
+        steps_per_execution: int,
         num_steps: int,
     ):
         self._pause, self._report = pause, report
         self._directory = directory / "profile"
         self._partial = self._directory / f".process_{processes.place()[0]}"
-        self._call = steps_per_call
+        self._execution = steps_per_execution
         self._step = step
         self._is_tracing = False
         self._before = self._after = -1
         if steps is None:
             return
         end = num_steps
-        before, after = whole_calls(steps, step, end, self._call)
+        before, after = whole_executions(steps, step, end, self._execution)
         if before < after:
             self._before, self._after = before, after
             report(f"Steps {before + 1} to {after} are traced, into {self._directory}")
@@ -117,10 +118,10 @@ class Profile:
             )
 
     def start_if_due(self, step: int, state: Any) -> None:
-        """Starts the trace if the first call to trace begins after `step`.
+        """Starts the trace if the first execution to trace begins after `step`.
 
         Args:
-            state: that the call is given.
+            state: that the execution is given.
         """
         if step != self._before:
             return
@@ -132,22 +133,23 @@ class Profile:
         # All processes must name their trace alike to be seen side by side; by default its name is
         # the second in which it is written.
         options.session_id = f"steps_{self._before + 1}_to_{self._after}"
-        # Python's calls are most of what happens on the host: to trace each of them slows it, and
-        # buries the rest.
+        # Python's executions are most of what happens on the host: to trace each of them slows it,
+        # and buries the rest.
         options.python_tracer_level = 0
         jax.profiler.start_trace(self._partial, profiler_options=options)
         self._is_tracing = True
 
-    def call(self, step: int) -> contextlib.AbstractContextManager[Any]:
-        """Marks in the trace the call after `step`, by its last step, as metrics and files are."""
-        self._step = step + self._call
+    def execution(self, step: int) -> contextlib.AbstractContextManager[Any]:
+        """Marks in the trace the execution after `step`, by its last step, as metrics and files
+        are."""
+        self._step = step + self._execution
         return jax.profiler.StepTraceAnnotation("train", step_num=self._step)
 
     def stop_if_due(self, step: int, state: Any) -> None:
-        """Writes the trace if the last call to trace ended at `step`.
+        """Writes the trace if the last execution to trace ended at `step`.
 
         Args:
-            state: that the call returned.
+            state: that the execution returned.
 
         Raises:
             RunError: it cannot be written.

@@ -12,11 +12,11 @@ from jaxrank.errors import RunError
 from jaxrank.features import Schema
 from jaxrank.metrics.sums import from_sums
 from jaxrank.report import Report
+from jaxrank.run_schedule import RunSchedule
 from jaxrank.step import ExchangeMetrics, StepMetrics
 from jaxrank.telemetry.debug_batches import LastBatches
-from jaxrank.telemetry.loss_spikes import Spikes
+from jaxrank.telemetry.loss_spikes import LossSpikeDetector
 from jaxrank.telemetry.writers import Progress, Writer
-from jaxrank.timetable import Timetable
 
 # Of so many steps, more than a hundredth with further rounds of the exchange is worth a word.
 _ROUNDS_WATCHED = 200
@@ -31,7 +31,7 @@ class Recorder:
         mesh: that steps run on.
         buffers: ids of the exchange buffer of each stack whose rows travel.
         batch_size: examples per step.
-        timetable: of the run.
+        run_schedule: of the run.
         spikes: the losses so far.
         on_nonfinite, most_skipped: see `config.watch`.
         checkpoint: the newest one, which error messages point to; empty: none.
@@ -48,8 +48,8 @@ class Recorder:
         mesh: Mesh,
         buffers: Mapping[str, int],
         batch_size: int,
-        timetable: Timetable,
-        spikes: Spikes,
+        run_schedule: RunSchedule,
+        spikes: LossSpikeDetector,
         on_nonfinite: str,
         most_skipped: int,
         checkpoint: str = "",
@@ -67,13 +67,13 @@ class Recorder:
         self._writer = writer
         self._progress = progress
         self._batch_size = batch_size
-        self._timetable = timetable
+        self._run_schedule = run_schedule
         self._tasks = [t.name for t in schema.tasks]
         self._kinds = [t.kind for t in schema.tasks]
-        self._lists = [f.name for f in schema.lists]
+        self._lists = [f.name for f in schema.ragged]
         self._examples = 0
         self._seconds = 0.0
-        self._since: float | None = None  # when the last call was read, in a run of calls
+        self._since: float | None = None  # when the last execution was read, in a run of executions
         self._pending: tuple[int, StepMetrics] | None = None
         self.checkpoint = checkpoint or "none"
 
@@ -82,13 +82,14 @@ class Recorder:
         return self._examples / self._seconds if self._seconds else float("nan")
 
     def record_later(self, step: int, metrics: StepMetrics) -> None:
-        """Takes the call that ends at `step` and writes the call before it, as `finish` does."""
+        """Takes the execution that ends at `step` and writes the execution before it, as `finish`
+        does."""
         before, self._pending = self._pending, (step, metrics)
         if before is not None:
             self._record(*before)
 
     def finish(self) -> None:
-        """Waits for the call in hand and writes it; the clock stops until the next call.
+        """Waits for the execution in hand and writes it; the clock stops until the next execution.
 
         Raises:
             RunError: a loss or gradient is not finite, or too many steps were skipped.
@@ -117,11 +118,11 @@ class Recorder:
             finally:  # the step that ends a run, too
                 self._writer.write(number, values)
         self._advise(metrics.exchange, steps)
-        if step % self._timetable.log_every == 0:
+        if step % self._run_schedule.log_every == 0:
             self._writer.flush()
             self._progress.update(
                 step,
-                self._timetable.num_steps,
+                self._run_schedule.num_steps,
                 self.examples_per_second,
                 float(np.mean(metrics.loss)),
             )
@@ -178,8 +179,8 @@ class Recorder:
     def _values(self, metrics: StepMetrics) -> dict[str, float]:
         values = {
             "loss": float(metrics.loss),
-            "rate": float(metrics.rate),
-            "table_rate": float(metrics.table_rate),
+            "learning_rate": float(metrics.learning_rate),
+            "table_learning_rate": float(metrics.table_learning_rate),
             "gradient_norm": float(metrics.gradient_norm),
         }
         scores = from_sums(metrics.sums, self._kinds)

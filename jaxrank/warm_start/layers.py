@@ -16,7 +16,7 @@ from jaxrank.errors import InputError
 from jaxrank.layout import Layout
 from jaxrank.models import DENSE, SEQUENCES, VECTORS, Model, Parts, Reading
 from jaxrank.optim import is_schedule
-from jaxrank.step import LOG_VARIANCES, Trainee, input_names, model_inputs
+from jaxrank.step import LOG_VARIANCES, StepSpec, input_names, model_inputs
 
 _KINDS = {DENSE: ("float",), VECTORS: ("id", "list"), SEQUENCES: ("sequence",)}
 
@@ -76,7 +76,7 @@ class InputMap:
         new: what the new run trains.
     """
 
-    def __init__(self, old: Model, of_old: Layout, new: Trainee):
+    def __init__(self, old: Model, of_old: Layout, new: StepSpec):
         self._old, self._new = _Readings(old, of_old), _Readings(new.model, new.embedding.layout)
         self._same = self._old.names == self._new.names
         self._places: dict[tuple[Parts, Parts], tuple[np.ndarray, np.ndarray]] = {}

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from jaxrank.checkpoints.reader import StoredArrays
+from jaxrank.checkpoints.reader import CheckpointReader
 from jaxrank.embedding.storage import LANES, Storage, storage
 from jaxrank.features import PAD
 from jaxrank.layout import Layout, Stack, ToStack
@@ -77,7 +77,7 @@ def _parts(stack: Stack, rows: np.ndarray) -> list[tuple[Storage, np.ndarray, np
 
 
 def carry_rows(
-    array: jax.Array, part: Storage, moves: Sequence[Moves], stored: StoredArrays, name: str
+    array: jax.Array, part: Storage, moves: Sequence[Moves], stored: CheckpointReader, name: str
 ) -> jax.Array:
     """The array of a part, of rows or of a slot, with what was carried over.
 

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from jaxrank.checkpoints.manager import Checkpoints
-from jaxrank.checkpoints.reader import StoredArrays
+from jaxrank.checkpoints.reader import CheckpointReader
 from jaxrank.data.store.reader import Store
 from jaxrank.data.store.same_values import same_values
 from jaxrank.errors import InputError
@@ -19,7 +19,7 @@ from jaxrank.evaluation import evaluate
 from jaxrank.features import PAD, Schema
 from jaxrank.layout import Layout
 from jaxrank.report import Report
-from jaxrank.run import Job
+from jaxrank.run import Run
 from jaxrank.runtime import processes
 from jaxrank.step import TrainState
 from jaxrank.warm_start.layers import CarriedLayers, InputMap, carry_layers
@@ -41,8 +41,8 @@ class _Older(NamedTuple):
     run: evaluate.SavedRun
     step: int
     layout: Layout
-    weights: StoredArrays
-    training: StoredArrays
+    weights: CheckpointReader
+    training: CheckpointReader
     is_asked_for: bool
     is_finished: bool
 
@@ -54,7 +54,7 @@ class _Older(NamedTuple):
     def has_average(self) -> bool:
         return any(name.startswith("trained.") for name in self.training.names)
 
-    def of_trained(self, average_too: bool) -> tuple[StoredArrays, str]:
+    def of_trained(self, average_too: bool) -> tuple[CheckpointReader, str]:
         """Where the weights are to go on from: those that were trained, where the new run has an
         average too, and else those that predicted. Arrays, and what their names begin with."""
         if average_too and self.has_average:
@@ -62,7 +62,7 @@ class _Older(NamedTuple):
         return self.weights, ""
 
 
-def start(job: Job, source: str, report: Report) -> TrainState:
+def start(job: Run, source: str, report: Report) -> TrainState:
     """The first state of a run, with what the checkpoint `source` has for it; tells what that is.
 
     Args:
@@ -100,7 +100,9 @@ def _open(source: str) -> _Older:
         raise InputError(f"--init-from: {path} holds no checkpoint yet.")
     saved = checkpoints.path / str(step)
     sums = checkpoints.saved_checksums(step)
-    weights, training = (StoredArrays(saved / part, sums[part]) for part in ("weights", "training"))
+    weights, training = (
+        CheckpointReader(saved / part, sums[part]) for part in ("weights", "training")
+    )
     finished = files.is_finished(path)
     parts = weights, training
     return _Older(run, step, run.layout(), *parts, bool(which), finished)
@@ -132,10 +134,10 @@ def _same_rows(older: _Older, store: Store) -> Rows:
     }
 
 
-def _with_layers(state: TrainState, older: _Older, job: Job) -> tuple[TrainState, CarriedLayers]:
-    trainee = job.program.trainee
-    inputs = InputMap(older.run.model(), older.layout, trainee)
-    mine, prefix = older.of_trained(bool(trainee.ema_decay))
+def _with_layers(state: TrainState, older: _Older, job: Run) -> tuple[TrainState, CarriedLayers]:
+    step_spec = job.program.step_spec
+    inputs = InputMap(older.run.model(), older.layout, step_spec)
+    mine, prefix = older.of_trained(bool(step_spec.ema_decay))
     same_optimizer = older.run.optimizers["dense"] == job.optimizers["dense"]
 
     def read(name: str) -> np.ndarray:
@@ -153,7 +155,11 @@ def _with_layers(state: TrainState, older: _Older, job: Job) -> tuple[TrainState
     steps = older.training.read("earlier") + older.training.read("step")
     # Moments that begin anew are corrected by steps of their own. Not where an average counts by
     # the same steps: it would forget at once what is carried over.
-    if trainee.embedding.rule.counts_steps and not _same_rule(older, job) and not state.average:
+    if (
+        step_spec.embedding.row_optimizer.counts_steps
+        and not _same_row_optimizer(older, job)
+        and not state.average
+    ):
         steps = np.zeros_like(steps)
     found = state._replace(
         **{field: _put(tree, getattr(state, field)) for field, tree in carried.layers.items()},
@@ -182,23 +188,23 @@ def _put(values: Any, like: Any) -> Any:
     )
 
 
-def _same_model(older: _Older, job: Job) -> bool:
+def _same_model(older: _Older, job: Run) -> bool:
     return older.run.model_name == job.model
 
 
-def _same_rule(older: _Older, job: Job) -> bool:
+def _same_row_optimizer(older: _Older, job: Run) -> bool:
     return older.run.optimizers["tables"] == job.optimizers["tables"]
 
 
-def _with_tables(state: TrainState, older: _Older, job: Job, rows: Rows) -> TrainState:
-    trainee = job.program.trainee
+def _with_tables(state: TrainState, older: _Older, job: Run, rows: Rows) -> TrainState:
+    step_spec = job.program.step_spec
     mapped = {name: row for name, row in rows.items() if isinstance(row, np.ndarray)}
-    moves = plan_moves(older.layout, trainee.embedding.layout, mapped)
-    mine, prefix = older.of_trained(bool(trainee.ema_decay))
-    same_rule = _same_rule(older, job)
+    moves = plan_moves(older.layout, step_spec.embedding.layout, mapped)
+    mine, prefix = older.of_trained(bool(step_spec.ema_decay))
+    same_rule = _same_row_optimizer(older, job)
     tables, averages = dict(state.tables), dict(state.average.rows) if state.average else {}
     for stack, of_stack in moves.items():
-        for part in trainee.embedding.parts[stack]:
+        for part in step_spec.embedding.parts[stack]:
             if part is None:
                 continue
             table = tables[part.name]
@@ -217,9 +223,9 @@ def _with_tables(state: TrainState, older: _Older, job: Job, rows: Rows) -> Trai
     return state._replace(average=state.average._replace(rows=averages)) if averages else state
 
 
-def _features_told(older: _Older, job: Job) -> list[str]:
+def _features_told(older: _Older, job: Run) -> list[str]:
     before, after = (
-        [f.name for part in (s.floats, s.ids, s.lists) for f in part]
+        [f.name for part in (s.dense, s.categorical, s.ragged) for f in part]
         for s in (older.layout.schema, job.schema)
     )
     told = []
@@ -227,17 +233,17 @@ def _features_told(older: _Older, job: Job) -> list[str]:
         names = [name for name in these if name not in others]
         if names:
             told.append(f"features that are {what}: {', '.join(names)}")
-    was = {f.name: f for f in older.layout.schema.floats}
-    scaled = [f.name for f in job.schema.floats if was.get(f.name, f) != f]
+    was = {f.name: f for f in older.layout.schema.dense}
+    scaled = [f.name for f in job.schema.dense if was.get(f.name, f) != f]
     if scaled:
         told.append(f"floats whose scale is another now, to which layers must adapt: {scaled}")
     return told
 
 
-def _tables_told(older: _Older, job: Job, rows: Rows) -> list[str]:
+def _tables_told(older: _Older, job: Run, rows: Rows) -> list[str]:
     old_dims, new_dims = (
         {name: stack.dim for stack in layout.stacks for name in stack.tables}
-        for layout in (older.layout, job.program.trainee.embedding.layout)
+        for layout in (older.layout, job.program.step_spec.embedding.layout)
     )
     told, carried = [], []
     total = np.zeros(3, np.int64)
@@ -260,7 +266,7 @@ def _tables_told(older: _Older, job: Job, rows: Rows) -> list[str]:
     gone = [t.name for t in older.layout.schema.tables if t.name not in new_dims]
     if gone:
         told.append(f"tables that are dropped: {', '.join(gone)}")
-    if not _same_rule(older, job):
+    if not _same_row_optimizer(older, job):
         told.append("the optimizer of tables begins anew, for it is another")
     return told
 

@@ -14,8 +14,8 @@ from jaxrank.data.store import direct
 from jaxrank.data.store.reader import Store, is_store, no_split, open_store
 from jaxrank.errors import InputError
 from jaxrank.report import Report
+from jaxrank.run_schedule import NEXT_DAY
 from jaxrank.runtime import processes
-from jaxrank.timetable import NEXT_DAY
 from jaxrank.workdir import files
 
 

@@ -18,7 +18,7 @@ from jaxrank.config_files import differences, from_plain, model_name, to_plain
 from jaxrank.data.files import is_local
 from jaxrank.errors import InputError
 from jaxrank.features import Schema
-from jaxrank.layout import Hot
+from jaxrank.layout import ReplicatedRows
 from jaxrank.runtime import processes
 
 _FINISHED = "finished"
@@ -111,7 +111,9 @@ def _absolute(path: str) -> str:
     return os.path.realpath(path) if ".." in Path(path).parts else str(Path(path).absolute())
 
 
-def save(workdir: Path, config: ConfigDict, schema: Schema, hot: Mapping[str, Hot]) -> None:
+def save(
+    workdir: Path, config: ConfigDict, schema: Schema, hot: Mapping[str, ReplicatedRows]
+) -> None:
     """Records what the run in `workdir` is; only once it is known to work. Process 0 does.
 
     Its data is named by paths that mean the same in any working directory.
@@ -164,10 +166,10 @@ def load_schema(workdir: Path) -> Schema:
         raise InputError(f"{path}: is not a schema that jaxrank wrote: {error}") from error
 
 
-def load_placement(workdir: Path) -> dict[str, Hot]:
+def load_placement(workdir: Path) -> dict[str, ReplicatedRows]:
     """Where the tables of the run in `workdir` lie."""
     path = workdir / "placement.json"
     try:
-        return {name: Hot.from_state(tree) for name, tree in _read(path).items()}
+        return {name: ReplicatedRows.from_state(tree) for name, tree in _read(path).items()}
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path}: is not a placement that jaxrank wrote: {error}.") from error

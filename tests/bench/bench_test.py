@@ -26,7 +26,7 @@ from jaxrank.data.store import reader as store
 from jaxrank.errors import InputError, RunError
 from jaxrank.layout import layout
 from jaxrank.runtime import processes
-from jaxrank.runtime.watchdog import HangWatch
+from jaxrank.runtime.watchdog import Watchdog
 from jaxrank.telemetry.profiler import Profile
 from jaxrank.train import train
 from jaxrank.workdir.lock import locked
@@ -96,9 +96,9 @@ def test_bench_reads_the_store_that_a_run_names(store, tmp_path):
 
 def test_bench_needs_nothing_to_evaluate_where_training_waits_for_it():
     c = tiny.config()
-    c.eval.stop_patience = c.eval.rate_patience = 2
+    c.eval.early_stopping_patience = c.eval.reduce_lr_patience = 2
     configs.check(measure._endless(c))
-    assert c.eval.stop_patience == 2
+    assert c.eval.early_stopping_patience == 2
 
 
 def test_bench_waits_for_no_run_and_refuses_what_cannot_be_measured(tmp_path, monkeypatch):
@@ -124,27 +124,27 @@ def test_bench_measures_the_loop_of_train_from_the_first_call_after_the_warm_one
 ):
     now, taken = [0.0], []
 
-    def train_calls(state, batch):
+    def train_executions(state, batch):
         now[0] += 10.0 if len(taken) < 3 else 0.25
         taken.append(batch)
         return Counting(state.step + 2), None
 
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     clock = measure.Clock(warm=3, seconds=1.0)
-    profiler = Profile(None, tmp_path, 0, nothing, nothing, steps_per_call=2, num_steps=100)
+    profiler = Profile(None, tmp_path, 0, nothing, nothing, steps_per_execution=2, num_steps=100)
     session = loop.Session(
-        train=train_calls,
-        steps_per_call=2,
+        train=train_executions,
+        steps_per_execution=2,
         feed=itertools.count(),
         recorder=clock,
         milestones=clock,
         profiler=profiler,
-        watch=HangWatch(0),
+        watch=Watchdog(0),
         stop=None,
     )
     assert loop.run(session, Counting(4)).step == 4 + 2 * 7
     assert taken == list(range(7))
-    assert clock.calls_per_second == 4.0
+    assert clock.executions_per_second == 4.0
 
 
 def test_calls_made_before_the_clock_starts_do_not_count():
@@ -154,7 +154,7 @@ def test_calls_made_before_the_clock_starts_do_not_count():
             time.sleep(0.02)
             yield 0
 
-    assert 0 < measure.calls_per_second(slow(), 50, 0.2) <= 50
+    assert 0 < measure.executions_per_second(slow(), 50, 0.2) <= 50
 
 
 def test_each_part_of_the_input_is_told_with_the_time_that_it_took(tmp_path, monkeypatch):
@@ -179,7 +179,7 @@ def test_each_part_of_the_input_is_told_with_the_time_that_it_took(tmp_path, mon
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     found = input_stages.measure(split, make, 256, 100.0)
 
-    # The first call, of two steps, is not counted.
+    # The first execution, of two steps, is not counted.
     counted = spent[[i for i, (_, seconds) in enumerate(spent) if seconds == 0.125][1] + 1 :]
     batches = sum(seconds == 0.125 for _, seconds in counted)
     assert batches > 20
@@ -202,8 +202,8 @@ def test_parquet_that_is_read_directly_costs_reading(tmp_path):
     pq.write_table(pa.table(columns), tmp_path / "a.parquet", row_group_size=100)
     features = dict(
         tasks=[dict(name="click", label="click")],
-        ids=[dict(columns="u", encoding="integer", rows=50)],
-        lists=[dict(columns="t", encoding="integer", rows=7)],
+        categorical=[dict(columns="u", encoding="integer", rows=50)],
+        ragged=[dict(columns="t", encoding="integer", rows=7)],
     )
     source = dict(kind="parquet", files=dict(train=str(tmp_path / "a.parquet")))
     found = direct.open_direct(features, source)
@@ -218,7 +218,7 @@ def batches_of(schema):
             split,
             layout(schema, {t.name: 8 for t in schema.tables}),
             batch_size=128,
-            steps_per_call=2,
+            steps_per_execution=2,
             seed=0,
             shards=8,
             window_blocks=2,
@@ -236,7 +236,7 @@ SETTING = Setting(
     cores=16,
     on_host=False,
     batch_size=4096,
-    steps_per_call=8,
+    steps_per_execution=8,
     shards=8,
     num_workers=0,
     prefetch_batches=16,
@@ -259,7 +259,7 @@ def stages(read=0.1, decompress=0.1, shuffle=0.1, pack=0.1, transfer=0.1, step=1
         # So much faster that it is not what is missing.
         ((14e6, 1e6, 0.85e6), {}, {}, "step", "is other work on the machine, or noise"),
         # 4 million a second can be made, and only 2 million put.
-        ((4e6, 5e6, 2e6), dict(transfer=0.5), {}, "transfer", "steps_per_call, now 8"),
+        ((4e6, 5e6, 2e6), dict(transfer=0.5), {}, "transfer", "steps_per_execution, now 8"),
         # One thread needs 1.3 s for a million, the step takes 3 million: 4 workers.
         ((1e6, 3e6, 1e6), dict(pack=1.0), {}, "pack", "data.num_workers, now 0, to 4"),
         ((1e6, 3e6, 1e6), dict(pack=1.0), dict(cores=2), "pack", "now 0, to 2"),

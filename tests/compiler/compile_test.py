@@ -48,14 +48,17 @@ def test_slices_have_the_devices_that_their_names_say(name, devices, kind):
 
 
 LARGE = 80_000_000  # rows, of which fast memory has no room for an eighth
-ROWS = (f"--config.source.ids=({LARGE},40)", f"--config.features.ids[0].rows={LARGE}")
+ROWS = (
+    f"--config.source.categorical=({LARGE},40)",
+    f"--config.features.categorical[0].rows={LARGE}",
+)
 
 
 @pytest.fixture(scope="module")
 def scaled(tmp_path_factory):
     """What is told of two slices, as JSON and for people, and the picture."""
     picture = tmp_path_factory.mktemp("scaling") / "scaling.png"
-    args = (*WHOLE, *ROWS, "--config.model.hidden=(2048,2048)")
+    args = (*WHOLE, *ROWS, "--config.model.mlp_units=(2048,2048)")
     args += ("--topology=v3-8,v3-2", "--scaling=weak", f"--picture={picture}")
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -76,7 +79,7 @@ def test_what_one_device_needs_is_told(scaled):
     assert one["used_bytes"] < one["usable_bytes"] < one["hbm_bytes"]
     assert one["collective_bytes"] == sum(one["collectives"].values())
     assert set(one["collectives"]) == {"all-to-all", "all-reduce"}
-    # Three calls of two steps of 64 examples: floats, labels and weights of two tasks, ids.
+    # Three executions of two steps of 64 examples: floats, labels and weights of two tasks, ids.
     assert one["batches_bytes"] > 3 * 2 * 64 * 4 * (6 + 2 + 2 + 2)
     # A layer's product is done three times, forward and backward. It is so large that the products
     # by which vectors are moved are few beside it.
@@ -98,7 +101,10 @@ def test_a_step_that_updates_whole_tables_is_not_in_place(capsys):
 
 def test_tables_that_are_too_large_are_refused_by_how_much(capsys, tmp_path):
     rows = 2_000_000_000
-    args = (f"--config.source.ids=({rows},40)", f"--config.features.ids[0].rows={rows}")
+    args = (
+        f"--config.source.categorical=({rows},40)",
+        f"--config.features.categorical[0].rows={rows}",
+    )
     picture = f"--picture={tmp_path / 'scaling.png'}"
     args = (*args, "--config.embedding.dim=32", "--scaling=weak", picture)
     with pytest.raises(RunError, match=r"v3-8: a device must have [\d.]+ GiB more than the 15.48"):

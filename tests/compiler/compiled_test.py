@@ -15,9 +15,9 @@ from jaxrank import models
 from jaxrank.aot import checks, devices, hlo
 from jaxrank.aot.costs import costs
 from jaxrank.aot.topology import topology
-from jaxrank.build import make_trainee
-from jaxrank.layout import Hot
-from jaxrank.program import BatchShape, Program
+from jaxrank.build import make_step_spec
+from jaxrank.layout import ReplicatedRows
+from jaxrank.program import BatchShape, CompiledSteps
 
 # Of the large table, on one device. A TPU copies small arrays whole to fast memory and back.
 ROWS = {"cpu": 25_000, "tpu": 50_000_000, "gpu": 50_000_000}
@@ -36,8 +36,10 @@ def devices_of(target):
     return devices.devices(found)
 
 
-def program_on(target, *, rule="rowwise_adagrad", scope="read", batch=8, replicas=1, narrow=False):
-    """A program with `batch` examples a device, its batch of one call, and the table's rows.
+def program_on(
+    target, *, row_optimizer="rowwise_adagrad", scope="read", batch=8, replicas=1, narrow=False
+):
+    """A program with `batch` examples a device, its batch of one execution, and the table's rows.
 
     narrow: one of the tables is in a stack of its own, of a dimension that must be padded.
     """
@@ -45,16 +47,16 @@ def program_on(target, *, rule="rowwise_adagrad", scope="read", batch=8, replica
     share = ROWS[meshes.platform(mesh)]
     rows = share * mesh.shape[meshes.SHARD]
     c = tiny.config(batch_size=batch * mesh.size)
-    c.optim.tables.name = rule
+    c.optim.tables.name = row_optimizer
     c.embedding.l2_scope = scope
     c.model.precision = "default"  # bfloat16 on TPU, for which it would convert whole tables
-    hot = {"dim16": Hot(whole=("tb",), merged=("ta",) * 20, replicated=10)}
+    hot = {"dim16": ReplicatedRows(replicated_tables=("tb",), hot_rows=("ta",) * 20, replicated=10)}
     lay = examples.small_layout({"ta": 16, "tb": 16, "tc": 5 if narrow else 16}, rows, hot)
     # As the planner does it: the room that an even split would need, and half of it more.
     room = {stack.name: 1.5 / mesh.shape[meshes.SHARD] for stack in lay.stacks}
-    trainee = make_trainee(c, lay, mesh, num_steps=8, room=room)
+    step_spec = make_step_spec(c, lay, mesh, num_steps=8, room=room)
     shape = BatchShape(c.batch_size, 8, {s.name: 40 for s in lay.stacks})
-    program = Program(trainee, mesh, shape)
+    program = CompiledSteps(step_spec, mesh, shape)
     return program, shape.struct(lay, leading=(2,)), share
 
 
@@ -75,14 +77,14 @@ def _as_users(lowered, target):
 
 # With one slot for a row and with two, of a number and of a vector.
 STEPS = [
-    ("cpu-1", dict(rule="lazy_adam", narrow=True)),
+    ("cpu-1", dict(row_optimizer="lazy_adam", narrow=True)),
     ("cpu-8", dict()),
-    ("cpu-8", dict(rule="ftrl", replicas=2)),
+    ("cpu-8", dict(row_optimizer="ftrl", replicas=2)),
     ("v3-8", dict(narrow=True)),
-    ("v5e-8", dict(rule="lazy_adam", replicas=2)),
+    ("v5e-8", dict(row_optimizer="lazy_adam", replicas=2)),
     ("h200-1", dict()),
-    ("h200-1", dict(rule="lazy_adam", narrow=True)),
-    ("a100-8", dict(rule="adagrad", replicas=2)),
+    ("h200-1", dict(row_optimizer="lazy_adam", narrow=True)),
+    ("a100-8", dict(row_optimizer="adagrad", replicas=2)),
 ]
 
 
@@ -179,7 +181,7 @@ def test_bytes_sent_by_a_core_do_not_grow_with_cores_at_a_fixed_batch_a_core():
 
 
 def test_sorts_and_scatters_run_beside_exchanges_that_a_tpu_starts_and_awaits():
-    text = compiled_step("v5e-8", rule="lazy_adam", replicas=2)[0].as_text()
+    text = compiled_step("v5e-8", row_optimizer="lazy_adam", replicas=2)[0].as_text()
     assert {one.opcode for one in instructions_of(text) if "all-to-all" in one.opcode} == {
         "all-to-all-start",
         "all-to-all-done",
@@ -208,7 +210,7 @@ def test_with_xlas_flag_no_scatter_of_a_gpu_adds_in_the_order_of_its_threads():
 def gradient_on(target, precision, **config):
     """The gradient of a model's logits by its parameters and vectors, compiled for one device."""
     device = jax.sharding.SingleDeviceSharding(devices_of(target)[0])
-    model = models.build(tasks=2, hidden=(256, 128), precision=precision, **config)
+    model = models.build(tasks=2, mlp_units=(256, 128), precision=precision, **config)
     floats, vectors = np.zeros((4096, 13), np.float32), (np.zeros((4096, 26, 16), np.float32),)
     shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), inputs_of(floats, vectors)))
 
@@ -231,10 +233,10 @@ PLE = dict(multitask="ple", experts=1, task_experts=1, levels=1)
     ("target", "config", "most"),
     [
         ("v3-8", PARALLEL, 0.8),
-        ("h200-1", dict(cross="vector", **PARALLEL), 0.8),
-        ("h200-1", dict(cross="low_rank", activation="gelu", norm="layer"), 0.9),
-        ("h200-1", dict(cross="mix", activation="tanh", head_hidden=(16,), **PLE), 0.9),
-        ("h200-1", dict(cross="dot", bottom_hidden=(32,), multitask="mmoe"), 0.9),
+        ("h200-1", dict(cross="dcn", **PARALLEL), 0.8),
+        ("h200-1", dict(cross="dcn_v2_low_rank", activation="gelu", norm="layer"), 0.9),
+        ("h200-1", dict(cross="dcn_mix", activation="tanh", task_mlp_units=(16,), **PLE), 0.9),
+        ("h200-1", dict(cross="dlrm", bottom_mlp_units=(32,), multitask="mmoe"), 0.9),
     ],
     ids=str,
 )

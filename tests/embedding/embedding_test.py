@@ -6,13 +6,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from embeddings import HOT, make, random_grads, reference_rule
+from embeddings import HOT, make, random_grads, reference_row_optimizer
 from sharded import by_table, logical, lookup, new_tables, on, set_chunk, update
 
 from jaxrank import mesh as meshes
-from jaxrank.embedding import RULES, duplicates, init, make_rule
-from jaxrank.embedding.backends.lazy import PerId
-from jaxrank.embedding.backends.xla import ByRow
+from jaxrank.embedding import ROW_OPTIMIZERS, duplicates, init, make_row_optimizer
+from jaxrank.embedding.backends.lazy import IndexedVectors
+from jaxrank.embedding.backends.xla import RowLayout
 from jaxrank.errors import InputError
 from jaxrank.features import PAD, Ragged
 from jaxrank.layout import layout
@@ -62,7 +62,9 @@ def test_lists_that_are_added_up_without_weights_equal_plain_loops(devices, plat
     schema = dataclasses.replace(examples.small_schema(), lists=lists)
     lay = layout(schema, {"ta": 8, "tb": 8, "tc": 8}, HOT[hot])
     mesh, rooms = meshes.make_mesh(devices=devices), {"dim8": 0.5}
-    embedding = on(platform)(lay, mesh, rule=make_rule("sgd"), room=rooms, init_std=1.0)
+    embedding = on(platform)(
+        lay, mesh, row_optimizer=make_row_optimizer("sgd"), room=rooms, init_std=1.0
+    )
     tables, batch = new_tables(embedding), examples.random_batch(lay, 32)
     weights = batch.lists["dim8"].weights
     assert ((weights == 1) == (batch.lists["dim8"].ids != PAD)).all()
@@ -124,7 +126,7 @@ def test_sgd_update_equals_the_dense_step(dims, devices, replicas, platform):
 
 
 def test_adagrad_on_read_rows_equals_optax_on_the_whole_table_over_many_steps():
-    embedding = make(rule="adagrad")
+    embedding = make(row_optimizer="adagrad")
     tables = new_tables(embedding)
     optimizer = optax.adagrad(0.1, initial_accumulator_value=0.1, eps=1e-7)
     dense = {name: jnp.asarray(rows) for name, (rows, _) in logical(embedding, tables).items()}
@@ -145,7 +147,9 @@ def test_adagrad_on_read_rows_equals_optax_on_the_whole_table_over_many_steps():
 @pytest.mark.parametrize("name", ["rowwise_adagrad", "lazy_adam", "ftrl"])
 def test_rule_equals_the_written_out_float64_rule_on_the_rows_read(name, devices):
     settings = {"ftrl": {"l1": 0.01, "l2": 0.02}}.get(name, {})
-    embedding = make(devices=devices, rule=make_rule(name, **settings), init_std=0.1)
+    embedding = make(
+        devices=devices, row_optimizer=make_row_optimizer(name, **settings), init_std=0.1
+    )
     lay = embedding.layout
     tables = new_tables(embedding, 3)
     expected = {
@@ -159,15 +163,17 @@ def test_rule_equals_the_written_out_float64_rule_on_the_rows_read(name, devices
         batch = examples.random_batch(lay, 32, seed=step)
         grads = random_grads(embedding, tables, batch, seed=step)
         dense = examples.row_gradients(lay, batch, grads)
-        rate = 0.1 / (step + 1)
+        learning_rate = 0.1 / (step + 1)
         for stack, gradient in dense.items():
             rows, slots = expected[stack]
             for r in np.flatnonzero(np.abs(gradient).sum(axis=1)):
                 mine = {k: v[r] for k, v in slots.items()}
-                rows[r], new = reference_rule(name, rows[r], mine, gradient[r], rate, step)
+                rows[r], new = reference_row_optimizer(
+                    name, rows[r], mine, gradient[r], learning_rate, step
+                )
                 for k, v in new.items():
                     slots[k][r] = v
-        tables = update(embedding, tables, batch, grads, rate=rate, step=step)
+        tables = update(embedding, tables, batch, grads, learning_rate=learning_rate, step=step)
     for stack, (rows, slots) in logical(embedding, tables).items():
         np.testing.assert_allclose(rows, expected[stack][0], rtol=1e-4, atol=2e-6)
         for k, v in slots.items():
@@ -176,7 +182,7 @@ def test_rule_equals_the_written_out_float64_rule_on_the_rows_read(name, devices
 
 
 def test_ftrl_keeps_its_random_start_when_the_gradient_is_tiny():
-    embedding = make(rule="ftrl")
+    embedding = make(row_optimizer="ftrl")
     tables = new_tables(embedding)
     batch = examples.random_batch(embedding.layout, 16)
     grads = jax.tree.map(lambda g: g * 1e-6, random_grads(embedding, tables, batch))
@@ -187,7 +193,7 @@ def test_ftrl_keeps_its_random_start_when_the_gradient_is_tiny():
 @pytest.mark.parametrize("name", ["adagrad", "rowwise_adagrad"])
 def test_what_has_no_gradient_stays_where_nothing_is_added_to_its_sum(name):
     """As optax has it: with neither a first value nor eps the root of the sum is 0."""
-    embedding = make(rule=make_rule(name, initial_accumulator=0.0, eps=0.0))
+    embedding = make(row_optimizer=make_row_optimizer(name, initial_accumulator=0.0, eps=0.0))
     tables = new_tables(embedding)
     batch = examples.random_batch(embedding.layout, 16)
     grads = random_grads(embedding, tables, batch)
@@ -203,13 +209,13 @@ def test_what_has_no_gradient_stays_where_nothing_is_added_to_its_sum(name):
     assert (after[moved] != before[moved]).all()
 
 
-@pytest.mark.parametrize("name", sorted(RULES))
+@pytest.mark.parametrize("name", sorted(ROW_OPTIMIZERS))
 def test_a_rate_of_zero_changes_no_row(name):
-    embedding = make(rule=name)
+    embedding = make(row_optimizer=name)
     tables = new_tables(embedding)
     batch = examples.random_batch(embedding.layout, 16)
     grads = random_grads(embedding, tables, batch)
-    after = update(embedding, tables, batch, grads, rate=0.0)
+    after = update(embedding, tables, batch, grads, learning_rate=0.0)
     np.testing.assert_array_equal(after["dim8"].rows, tables["dim8"].rows)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(after))
 
@@ -217,20 +223,22 @@ def test_a_rate_of_zero_changes_no_row(name):
 def test_ftrl_without_regularisation_follows_any_rate():
     """Each change is -g / s; before the schedule was accounted for, the whole row was rescaled, and
     a rate that rose from nearly nothing, as that of the next run, moved rows at random."""
-    rule = make_rule("ftrl")
+    row_optimizer = make_row_optimizer("ftrl")
     rows, slots = jnp.full((1, 1), 0.5), {k: jnp.zeros((1, 1)) for k in ("n", "z")}
     of_steps = [(0.5, 2.0, 4.0), (0.05, 1.0, 5.0), (1e-8, 2.0, 9.0), (0.2, -1.0, 10.0)]
-    for rate, gradient, squares in of_steps:
-        change, slot_changes = rule.change(rows, slots, jnp.full((1, 1), gradient), rate, 0)
-        expected = -gradient * rate / (1 + squares**0.5)
+    for learning_rate, gradient, squares in of_steps:
+        change, slot_changes = row_optimizer.change(
+            rows, slots, jnp.full((1, 1), gradient), learning_rate, 0
+        )
+        expected = -gradient * learning_rate / (1 + squares**0.5)
         np.testing.assert_allclose(change, expected, rtol=1e-4, atol=1e-7)
         rows = rows + change
         slots = {k: v + slot_changes[k] for k, v in slots.items()}
 
 
-@pytest.mark.parametrize("name", sorted(RULES))
+@pytest.mark.parametrize("name", sorted(ROW_OPTIMIZERS))
 def test_rows_that_are_not_read_do_not_change(name):
-    embedding = make(rule=name, l2=0.1)
+    embedding = make(row_optimizer=name, l2=0.1)
     tables = new_tables(embedding)
     batch = examples.random_batch(embedding.layout, 16)
     grads = random_grads(embedding, tables, batch)
@@ -243,7 +251,7 @@ def test_rows_that_are_not_read_do_not_change(name):
 
 
 def test_pad_reads_zeros_and_changes_no_row():
-    embedding = make(rule="adagrad", l2=0.1)
+    embedding = make(row_optimizer="adagrad", l2=0.1)
     tables = new_tables(embedding)
     batch = examples.random_batch(embedding.layout, 16)
     pad = jax.tree.map(lambda x: np.full_like(x, PAD), (batch.ids, batch.lists["dim8"].ids))
@@ -273,7 +281,7 @@ def test_first_values_depend_on_table_and_row_alone(hot, devices):
 
 
 @pytest.mark.parametrize(
-    ("hot", "rule", "devices", "replicas", "room", "platform"),
+    ("hot", "row_optimizer", "devices", "replicas", "room", "platform"),
     [
         ("hot", "adagrad", 1, 1, 1.0, "cpu"),
         ("whole", "lazy_adam", 8, 1, 0.5, "cpu"),
@@ -287,16 +295,21 @@ def test_first_values_depend_on_table_and_row_alone(hot, devices):
     ],
 )
 def test_update_is_the_same_on_any_mesh_and_under_any_placement(
-    hot, rule, devices, replicas, room, platform, monkeypatch
+    hot, row_optimizer, devices, replicas, room, platform, monkeypatch
 ):
     """Against one device with all rows split, which other tests compare with plain loops."""
     set_chunk(monkeypatch, 32)
-    plain = make(rule=rule)
+    plain = make(row_optimizer=row_optimizer)
     batch = examples.random_batch(plain.layout, 32)
     grads = random_grads(plain, new_tables(plain), batch)
     expected = by_table(plain, update(plain, new_tables(plain), batch, grads))
     embedding = make(
-        devices=devices, replicas=replicas, rule=rule, hot=hot, room=room, platform=platform
+        devices=devices,
+        replicas=replicas,
+        row_optimizer=row_optimizer,
+        hot=hot,
+        room=room,
+        platform=platform,
     )
     own = examples.random_batch(embedding.layout, 32)
     after = update(embedding, new_tables(embedding), own, grads)
@@ -306,7 +319,7 @@ def test_update_is_the_same_on_any_mesh_and_under_any_placement(
 
 @pytest.mark.parametrize(("name", "platform"), [("sgd", "cpu"), ("adagrad", "cpu"), ("sgd", "tpu")])
 def test_whole_table_l2_equals_the_dense_optimizer_with_weight_decay(name, platform):
-    embedding = make(rule=name, devices=2, l2=0.3, l2_scope="table", platform=platform)
+    embedding = make(row_optimizer=name, devices=2, l2=0.3, l2_scope="table", platform=platform)
     dense_step = {"sgd": optax.sgd(0.1), "adagrad": optax.adagrad(0.1)}[name]
     tables = new_tables(embedding)
     batch = examples.random_batch(embedding.layout, 16)
@@ -345,12 +358,14 @@ def test_sums_by_scratch_and_by_sort_equal_a_dictionary_of_sums(seed):
     dirty = jnp.asarray(rng.integers(0, 300, 40), jnp.int32)
     # The second half of them by an index and a scale, as lists' are.
     pieces = [
-        PerId(100, jnp.asarray(grads[:100])),
-        PerId(100, jnp.asarray(grads[:99:-1] / 2), jnp.arange(99, -1, -1), jnp.full(100, 2.0)),
+        IndexedVectors(100, jnp.asarray(grads[:100])),
+        IndexedVectors(
+            100, jnp.asarray(grads[:99:-1] / 2), jnp.arange(99, -1, -1), jnp.full(100, 2.0)
+        ),
     ]
-    form = ByRow(3, 4)
-    by_scratch = duplicates.sum_by_scratch(form, ids, pieces, dirty)[:2]
-    for unique, sums in (by_scratch, duplicates.sum_by_sort(form, ids, pieces)):
+    vector_layout = RowLayout(3, 4)
+    by_scratch = duplicates.sum_by_scratch(vector_layout, ids, pieces, dirty)[:2]
+    for unique, sums in (by_scratch, duplicates.sum_by_sort(vector_layout, ids, pieces)):
         count = len(expected)
         assert set(np.asarray(unique[:count]).tolist()) == set(expected)
         assert (np.asarray(unique[count:]) == PAD).all()
@@ -369,12 +384,12 @@ def test_counts_by_products_are_those_of_a_cumsum(size):
 
 def test_unknown_rule_and_unknown_setting_are_named():
     with pytest.raises(InputError, match="optim.tables.name must be one of .*'adam9'"):
-        make_rule("adam9")
+        make_row_optimizer("adam9")
     with pytest.raises(InputError, match="no such field: optim.tables.settings.beta7"):
-        make_rule("sgd", beta7=1)
+        make_row_optimizer("sgd", beta7=1)
     with pytest.raises(InputError, match="optim.tables.settings.eps must be at least 0: found -5"):
-        make_rule("adagrad", eps=-5)
+        make_row_optimizer("adagrad", eps=-5)
     with pytest.raises(InputError, match=r"settings.b1 must be .* at most 0.99999: found 1"):
-        make_rule("lazy_adam", b1=1)
+        make_row_optimizer("lazy_adam", b1=1)
     with pytest.raises(InputError, match="settings.eps must be at least 1e-37: found 0.* NaN"):
-        make_rule("lazy_adam", eps=0.0)
+        make_row_optimizer("lazy_adam", eps=0.0)

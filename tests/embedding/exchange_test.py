@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from sharded import by_table, logical, lookup, new_tables, on, set_chunk, update
 
 from jaxrank import mesh as meshes
-from jaxrank.embedding import make_rule
-from jaxrank.embedding.backends.xla import ByRow
+from jaxrank.embedding import make_row_optimizer
+from jaxrank.embedding.backends.xla import RowLayout
 from jaxrank.features import PAD, Batch, Categorical, Dense, Lists, Ragged, Schema, Table, Task
-from jaxrank.layout import Hot, layout
+from jaxrank.layout import ReplicatedRows, layout
 
 DIM = 8
 
@@ -23,12 +23,14 @@ def one_table(rows, columns, *, replicated=0, dealt=0):
     """A layout of one table read by some id columns."""
     schema = Schema(
         tasks=(Task("click"),),
-        floats=(Dense("f"),),
-        ids=(Categorical("a", "t", length=columns),),
-        lists=(),
+        dense=(Dense("f"),),
+        categorical=(Categorical("a", "t", length=columns),),
+        ragged=(),
         tables=(Table("t", rows, "integer"),),
     )
-    return layout(schema, {"t": DIM}, {"dim8": Hot(merged=("t",) * dealt, replicated=replicated)})
+    return layout(
+        schema, {"t": DIM}, {"dim8": ReplicatedRows(hot_rows=("t",) * dealt, replicated=replicated)}
+    )
 
 
 def batch_of(ids):
@@ -39,9 +41,15 @@ def batch_of(ids):
 
 
 @functools.cache
-def embedding_of(lay, devices, replicas, room, rule="rowwise_adagrad", platform="cpu"):
+def embedding_of(lay, devices, replicas, room, row_optimizer="rowwise_adagrad", platform="cpu"):
     mesh = meshes.make_mesh(devices=devices, replicas=replicas)
-    return on(platform)(lay, mesh, rule=make_rule(rule), init_std=1.0, room={"dim8": room})
+    return on(platform)(
+        lay,
+        mesh,
+        row_optimizer=make_row_optimizer(row_optimizer),
+        init_std=1.0,
+        room={"dim8": room},
+    )
 
 
 def draw(rng, kind, rows, shape):
@@ -90,7 +98,7 @@ def test_lookup_is_exact_and_update_is_the_dense_one(case, seed, kind):
 def test_the_ways_of_other_platforms_are_right(case, platform, kind, monkeypatch):
     set_chunk(monkeypatch, 64)
     if platform == "gpu":
-        monkeypatch.setattr(ByRow, "_set_rows", ByRow._add_to_rows)
+        monkeypatch.setattr(RowLayout, "_set_rows", RowLayout._add_to_rows)
     check(case, 5, kind, 64, platform)
 
 
@@ -147,10 +155,12 @@ def test_overflow_takes_rounds_and_changes_nothing_but_rounding():
     for room in (1.0, 0.05, 0.001):
         embedding = embedding_of(lay, 8, 1, room)
         tables = new_tables(embedding)
-        vectors, loads = lookup(embedding, tables, batch)
+        vectors, exchange_stats = lookup(embedding, tables, batch)
         after = by_table(embedding, update(embedding, tables, batch, grads))["t"]
-        found[room] = np.asarray(vectors["dim8"]["ids"]), after, loads["dim8"]
-    rounds = {room: np.unique(loads.rounds) for room, (_, _, loads) in found.items()}
+        found[room] = np.asarray(vectors["dim8"]["ids"]), after, exchange_stats["dim8"]
+    rounds = {
+        room: np.unique(exchange_stats.rounds) for room, (_, _, exchange_stats) in found.items()
+    }
     assert all(len(r) == 1 for r in rounds.values()), "devices must agree on the rounds"
     assert rounds[1.0] == 1
     assert rounds[0.05] == 4
@@ -166,20 +176,20 @@ def test_loads_count_different_ids_asked_and_served():
     lay = one_table(3000, 4, replicated=10, dealt=10)
     embedding = embedding_of(lay, 8, 2, 0.3)
     batch = batch_of(draw(np.random.default_rng(3), "power law", 3000, (64, 4)))
-    _, loads = lookup(embedding, new_tables(embedding), batch)
+    _, exchange_stats = lookup(embedding, new_tables(embedding), batch)
     shape = embedding.parts["dim8"].split
     served = np.zeros((2, 4), int)
     for device, ids in enumerate(np.split(batch.ids["dim8"], 8)):
         own = np.unique(ids[(ids != PAD) & (ids >= 10)]) - 10
-        assert loads["dim8"].unique[device] == len(own)
+        assert exchange_stats["dim8"].unique[device] == len(own)
         owners = np.asarray(shape.position(own.astype(np.int32))) // (shape.rows // 4)
         served[device // 4] += np.bincount(owners, minlength=4)
-    np.testing.assert_array_equal(loads["dim8"].served, served.reshape(-1))
+    np.testing.assert_array_equal(exchange_stats["dim8"].served, served.reshape(-1))
 
 
 def test_replicas_stay_equal_to_the_bit():
     lay = one_table(3000, 4, replicated=5, dealt=20)
-    embedding = embedding_of(lay, 8, 4, 0.2, rule="lazy_adam")
+    embedding = embedding_of(lay, 8, 4, 0.2, row_optimizer="lazy_adam")
     tables = new_tables(embedding)
     for step in range(3):
         rng = np.random.default_rng(step)
@@ -216,9 +226,9 @@ def test_lists_at_capacity_and_empty_ones_equal_plain_loops_on_eight_devices(com
     length = 3 if combiner == "none" else 0
     schema = Schema(
         tasks=(Task("click"),),
-        floats=(),
-        ids=(),
-        lists=(Ragged("l", "t", combiner, weighted, length),),
+        dense=(),
+        categorical=(),
+        ragged=(Ragged("l", "t", combiner, weighted, length),),
         tables=(Table("t", 90, "integer"),),
     )
     lay = layout(schema, {"t": DIM})
@@ -228,7 +238,7 @@ def test_lists_at_capacity_and_empty_ones_equal_plain_loops_on_eight_devices(com
         lists = batch.lists["dim8"]
         lists.ids[3], lists.segments[3], lists.weights[3] = PAD, PAD, 0  # only empty lists
         batch = batch._replace(lists={"dim8": Lists(*lists)})
-    embedding = embedding_of(lay, 8, 1, 0.2, rule="sgd")
+    embedding = embedding_of(lay, 8, 1, 0.2, row_optimizer="sgd")
     tables = new_tables(embedding)
     before = logical(embedding, tables)["dim8"][0]
     found, _ = lookup(embedding, tables, batch)
@@ -256,13 +266,13 @@ def test_tiny_tables_are_read_and_changed_by_products_as_by_rows(whole, by_rows,
     names = [*rows, *list(rows)[::-1]]  # each table is read by two columns
     schema = Schema(
         tasks=(Task("click"),),
-        floats=(Dense("f"),),
-        ids=tuple(Categorical(f"{i}", name) for i, name in enumerate(names)),
-        lists=(),
+        dense=(Dense("f"),),
+        categorical=tuple(Categorical(f"{i}", name) for i, name in enumerate(names)),
+        ragged=(),
         tables=tuple(Table(name, count, "integer") for name, count in rows.items()),
     )
     kept = tuple(name for name in rows if name != "s")
-    lay = layout(schema, dict.fromkeys(rows, DIM), {"dim8": Hot(whole=kept)})
+    lay = layout(schema, dict.fromkeys(rows, DIM), {"dim8": ReplicatedRows(replicated_tables=kept)})
     (stack,) = lay.stacks
     rng = np.random.default_rng(len(whole) + split)
     ids = np.stack([rng.integers(0, rows[name], 48) for name in names], axis=1)

@@ -10,7 +10,7 @@ from embeddings import HOT, make, random_grads
 from sharded import by_table, new_tables, update
 
 from jaxrank import optim
-from jaxrank.embedding.rates import factors_of
+from jaxrank.embedding.rates import stack_lr_multipliers
 from jaxrank.errors import InputError
 from jaxrank.features import PAD
 
@@ -33,13 +33,13 @@ def test_each_row_has_the_factor_of_its_table(hot):
     (stack,) = lay.stacks
     rows = {t.name: t.rows for t in lay.schema.tables}
     expected = [RATES.get(name, 1.0) for name in table_of_rows(stack, rows)]
-    found = factors_of(stack, RATES).at(jnp.arange(stack.rows))
+    found = stack_lr_multipliers(stack, RATES).at(jnp.arange(stack.rows))
     np.testing.assert_array_equal(found[:, 0], np.float32(expected))
-    assert factors_of(stack, {"ta": 1.0}) is None
+    assert stack_lr_multipliers(stack, {"ta": 1.0}) is None
 
 
 @pytest.mark.parametrize(
-    ("rule", "devices", "replicas", "hot"),
+    ("transform", "devices", "replicas", "hot"),
     [
         ("sgd", 8, 2, "hot"),
         ("adagrad", 2, 1, "whole"),
@@ -48,17 +48,17 @@ def test_each_row_has_the_factor_of_its_table(hot):
         ("ftrl", 8, 1, "split"),
     ],
 )
-def test_the_rows_of_a_table_move_as_at_its_own_rate(rule, devices, replicas, hot):
+def test_the_rows_of_a_table_move_as_at_its_own_rate(transform, devices, replicas, hot):
     """Each table of a run with factors moves as in a run where all tables have its rate."""
-    settings = dict(devices=devices, replicas=replicas, rule=rule, hot=hot)
-    embedding = make(**settings, rate_factors=RATES)
+    settings = dict(devices=devices, replicas=replicas, transform=transform, hot=hot)
+    embedding = make(**settings, lr_multipliers=RATES)
     before = new_tables(embedding)
     batch = examples.random_batch(embedding.layout, 32)
     grads = random_grads(embedding, before, batch)
     moved = by_table(embedding, update(embedding, before, batch, grads))
     for name in ("ta", "tb", "tc"):
         factor = RATES.get(name, 1.0)
-        alike = make(**settings, rate_factors=dict.fromkeys(("ta", "tb", "tc"), factor))
+        alike = make(**settings, lr_multipliers=dict.fromkeys(("ta", "tb", "tc"), factor))
         expected = by_table(alike, update(alike, new_tables(alike), batch, grads))[name]
         np.testing.assert_allclose(moved[name], expected, atol=3e-7)
     start = by_table(embedding, before)
@@ -68,7 +68,7 @@ def test_the_rows_of_a_table_move_as_at_its_own_rate(rule, devices, replicas, ho
 
 def test_half_the_rate_moves_rows_half_as_far_over_whole_tables_too():
     for scope in ("read", "table"):
-        embedding = make(rate_factors={"ta": 0.5}, l2_scope=scope)
+        embedding = make(lr_multipliers={"ta": 0.5}, l2_scope=scope)
         plain = make(l2_scope=scope)
         tables = new_tables(plain)
         batch = examples.random_batch(plain.layout, 32)
@@ -88,7 +88,7 @@ def test_the_row_at_a_place_is_the_inverse_of_its_position():
 
 def optimizer(**settings):
     return optim.dense_optimizer(
-        name="adamw", rate=lambda _: 0.1, clip_norm=0.0, weight_decay=0.1, **settings
+        name="adamw", learning_rate=lambda _: 0.1, clip_norm=0.0, weight_decay=0.1, **settings
     )
 
 
@@ -96,10 +96,10 @@ def test_dense_parameters_move_by_their_factor_and_at_zero_not_at_all():
     params = {"cross": {"kernel": jnp.ones(3)}, "tower": {"layer_0": {"bias": jnp.ones(2)}}}
     grads = jax.tree.map(lambda x: 0.5 * x, params)
     moved = {}
-    for factors in ({}, {"*": 0.25, "cross/*": 0.0}):
-        rule = optimizer(factors=factors)
-        updates, _ = rule.update(grads, rule.init(params), params)
-        moved[len(factors)] = optax.apply_updates(params, updates)
+    for lr_multipliers in ({}, {"*": 0.25, "cross/*": 0.0}):
+        transform = optimizer(lr_multipliers=lr_multipliers)
+        updates, _ = transform.update(grads, transform.init(params), params)
+        moved[len(lr_multipliers)] = optax.apply_updates(params, updates)
     np.testing.assert_array_equal(moved[2]["cross"]["kernel"], params["cross"]["kernel"])
     whole = moved[0]["tower"]["layer_0"]["bias"] - 1
     assert (whole < 0).all()
@@ -107,6 +107,6 @@ def test_dense_parameters_move_by_their_factor_and_at_zero_not_at_all():
 
 
 def test_a_pattern_that_matches_no_parameter_names_those_that_are():
-    rule = optimizer(factors={"crss/*": 0.0})
+    transform = optimizer(lr_multipliers={"crss/*": 0.0})
     with pytest.raises(InputError, match=r"'crss/\*' must match a parameter: .*cross/kernel"):
-        rule.init({"cross": {"kernel": jnp.ones(3)}})
+        transform.init({"cross": {"kernel": jnp.ones(3)}})

@@ -10,7 +10,7 @@ from jaxrank.embedding import logical_rows, storage
 from jaxrank.embedding.storage import GROUPS, Storage, group, row_at
 from jaxrank.errors import InputError
 from jaxrank.features import PAD
-from jaxrank.layout import Hot
+from jaxrank.layout import ReplicatedRows
 
 
 def split_storage(rows, dim=8):
@@ -80,7 +80,7 @@ def test_too_many_rows_in_one_stack_are_refused_with_the_number():
 
 
 def test_logical_rows_are_the_replicated_ones_and_the_split_ones_behind_them():
-    hot = {"dim8": Hot(whole=("tb",), merged=("ta", "tc"), replicated=1)}
+    hot = {"dim8": ReplicatedRows(replicated_tables=("tb",), hot_rows=("ta", "tc"), replicated=1)}
     stack = examples.small_layout(hot=hot).stacks[0]
     parts = storage(stack)
     values = np.random.default_rng(0).normal(size=(stack.rows, 8)).astype(np.float32)

@@ -12,7 +12,7 @@ from daily import CALL, DAYS, ROWS, config
 from jaxrank import cli
 from jaxrank import config as configs
 from jaxrank import mesh as meshes
-from jaxrank.build import make_timetable
+from jaxrank.build import make_run_schedule
 from jaxrank.data.store.reader import open_store
 from jaxrank.errors import InputError
 from jaxrank.evaluation import days, report
@@ -40,8 +40,8 @@ def finished(variants):
 
 
 def _expected_steps():
-    """By plain counting: the last whole call before the first example of each day, and before the
-    end of the last one, for the first day does not begin again."""
+    """By plain counting: the last whole execution before the first example of each day, and before
+    the end of the last one, for the first day does not begin again."""
     seen, steps = 0, []
     for day in DAYS[:-1]:
         seen += ROWS[day]
@@ -62,7 +62,7 @@ def test_each_day_is_scored_before_any_of_it_is_trained_on(store, finished):
     # The same from what the batches hold.
     job = build(config(store), finished[0], lambda text: None)
     day_of = np.repeat(np.arange(len(DAYS)), list(ROWS.values()))
-    read = np.concatenate([np.round(b.floats[:, :, 0] * 2**20).astype(int) for b in job.batches])
+    read = np.concatenate([np.round(b.dense[:, :, 0] * 2**20).astype(int) for b in job.batches])
     job.checkpoints.close()
     last = len(read)
     for score in result.days:
@@ -77,11 +77,11 @@ def test_a_progressive_run_equals_a_loop_by_hand(store, finished, tmp_path):
     job = build(config(store), tmp_path, lambda text: None)
     state = job.program.init()
     steps, found = _expected_steps(), []
-    for call in range(1, steps[-1] // 2 + 1):
+    for execution in range(1, steps[-1] // 2 + 1):
         batch = meshes.put_batch(next(job.batches), job.program.mesh, leading=1)
         state, _ = job.program.train(state, batch)
-        if call * 2 in steps:
-            split = store.split(f"train/{DAYS[1 + steps.index(call * 2)]}")
+        if execution * 2 in steps:
+            split = store.split(f"train/{DAYS[1 + steps.index(execution * 2)]}")
             found.append(
                 scoring.evaluate(job.program.predictor, weights_of(state), split, 512).metrics
             )
@@ -110,7 +110,7 @@ def test_one_program_scores_all_days(store, tmp_path):
     for day in DAYS:
         batches = scoring.EvaluationBatches(
             job.open_split(f"train/{day}"),
-            job.program.trainee.embedding.layout,
+            job.program.step_spec.embedding.layout,
             batch_size=512,
         )
         shapes |= {tuple(x.ids.shape for x in batch.lists.values()) for batch, _ in batches}
@@ -125,13 +125,13 @@ def test_one_program_scores_all_days(store, tmp_path):
 
 def test_lists_that_are_long_on_one_day_have_room_on_that_day(store, tmp_path):
     # Of groups that are shuffled over all days, none would be so full.
-    c = config(store, batch_size=1024, data__valid="", steps_per_call=1, log_every_steps=1)
+    c = config(store, batch_size=1024, data__valid="", steps_per_execution=1, log_every_steps=1)
     job = build(c, tmp_path, lambda text: None)
     found = list(job.batches)
     job.checkpoints.close()
     day_of = np.repeat(np.arange(len(DAYS)), list(ROWS.values()))
     for batch in found:
-        read = np.round(batch.floats[0, :, 0] * 2**20).astype(int)
+        read = np.round(batch.dense[0, :, 0] * 2**20).astype(int)
         (lists,) = batch.lists.values()
         assert (lists.ids != PAD).sum() == 4 * day_of[read].sum()
         assert not batch.dropped.any()
@@ -159,19 +159,19 @@ def test_the_command_line_tells_a_table_of_days(store, tmp_path, capsys):
         cli.run(["evaluate", workdir])
 
 
-def _planned(rows, batch, call, steps, train="train", later=()):
+def _planned(rows, batch, execution, steps, train="train", later=()):
     """`plan_evaluations` where the first example of a day comes when those before it are read."""
     names = [f"2024-05-{i + 1:02d}" for i in range(len(rows) + len(later))]
     split = SimpleNamespace(rows=sum(rows), days=tuple((n, 1) for n in names[: len(rows)]))
     whole = SimpleNamespace(days=tuple((n, 1) for n in names))
     store = SimpleNamespace(split=lambda name: whole)
     first = [sum(rows[:i]) // batch for i in range(len(rows))]
-    sizes = dict(batch_size=batch, steps_per_call=call, num_steps=steps)
+    sizes = dict(batch_size=batch, steps_per_execution=execution, num_steps=steps)
     return days.plan_evaluations(store, split, first, train=train, **sizes)
 
 
 def test_days_that_begin_in_one_call_are_scored_together():
-    found = _planned((40, 3, 4, 40, 10), batch=2, call=10, steps=50)
+    found = _planned((40, 3, 4, 40, 10), batch=2, execution=10, steps=50)
     assert found == {20: "train/2024-05-02:2024-05-04", 40: "train/2024-05-05"}
 
 
@@ -188,13 +188,17 @@ def test_a_run_that_ends_within_a_day_is_scored_on_the_next_one():
     ("rows", "steps", "message"),
     [
         ((40, 40), 44, r"num_steps must be at most 40, one pass over the 80 examples.*found 44 st"),
-        ((7, 40), 8, r"2024-05-01, must fill a call of .* = 8 examples before 2024-05-02 begins"),
+        (
+            (7, 40),
+            8,
+            r"2024-05-01, must fill an execution of .* = 8 examples before 2024-05-02 begins",
+        ),
         ((40,), 20, r"'train' has only 2024-05-01, and the store none after it"),
     ],
 )
 def test_days_that_cannot_be_scored_in_time_are_refused(rows, steps, message):
     with pytest.raises(InputError, match=message):
-        _planned(rows, batch=2, call=4, steps=steps)
+        _planned(rows, batch=2, execution=4, steps=steps)
 
 
 def test_a_day_without_both_labels_has_no_part_in_the_mean_auc():
@@ -240,20 +244,22 @@ def test_the_best_possible_is_of_tasks_whose_truth_every_day_has(store, monkeypa
 
 @pytest.mark.parametrize(("order", "steps"), [("shuffled", 12), ("days", 8)])
 def test_days_in_turn_do_not_begin_again(store, order, steps):
-    c = config(store, data__order=order, data__valid="valid", steps_per_call=4, log_every_steps=4)
+    c = config(
+        store, data__order=order, data__valid="valid", steps_per_execution=4, log_every_steps=4
+    )
     c.batch_size = 100
-    assert make_timetable(c, rows=1199).num_steps == steps
-    assert make_timetable(c, rows=1200).num_steps == 12
-    assert make_timetable(c, rows=10).num_steps == 4
+    assert make_run_schedule(c, rows=1199).num_steps == steps
+    assert make_run_schedule(c, rows=1200).num_steps == 12
+    assert make_run_schedule(c, rows=10).num_steps == 4
     # As many steps as the number that was written says, which is none of binary floating point.
-    c.steps_per_call = c.log_every_steps = 1
+    c.steps_per_execution = c.log_every_steps = 1
     c.batch_size = 10
     for epochs, exact in ((0.07, 7), (0.29, 29), (0.55, 55), (1.1, 110)):
         c.num_epochs = epochs
-        assert make_timetable(c, rows=1000).num_steps == exact
+        assert make_run_schedule(c, rows=1000).num_steps == exact
 
 
-@pytest.mark.parametrize("field", ["stop_patience", "rate_patience"])
+@pytest.mark.parametrize("field", ["early_stopping_patience", "reduce_lr_patience"])
 def test_patience_without_evaluations_is_refused(store, field):
     c = config(store, data__order="shuffled", data__valid="")
     c.eval[field] = 2

@@ -176,7 +176,7 @@ def test_a_workdir_without_a_run_is_refused(tmp_path):
 def test_data_with_another_vocabulary_is_refused_naming_the_table(run, tmp_path):
     workdir, _ = run
     c = tiny.config()
-    c.features.ids[1]["rows"] = 41
+    c.features.categorical[1]["rows"] = 41
     prepare(c.features.to_dict(), c.source.to_dict(), tmp_path / "other", report=nothing)
     with pytest.raises(InputError, match=r"tables must be those .*'c1'.*rows=40.*rows=41"):
         evaluate.evaluate(str(workdir), data=str(tmp_path / "other"))
@@ -184,14 +184,14 @@ def test_data_with_another_vocabulary_is_refused_naming_the_table(run, tmp_path)
 
 def test_features_in_another_order_are_refused(run):
     store = open_store(run[0] / "data")
-    swapped = dataclasses.replace(store.schema, ids=store.schema.ids[::-1])
+    swapped = dataclasses.replace(store.schema, categorical=store.schema.categorical[::-1])
     with pytest.raises(InputError, match=r"ids must be in the order \['c1', 'c0'\]"):
         check_schema(swapped, store)
 
 
 def test_data_with_other_float_transforms_is_refused(run, tmp_path):
     c = tiny.config()
-    c.features.floats = [dict(columns="f*", log=True, missing_indicator=True)]
+    c.features.dense = [dict(columns="f*", log=True, missing_indicator=True)]
     prepare(c.features.to_dict(), c.source.to_dict(), tmp_path / "other", report=nothing)
     with pytest.raises(InputError, match="floats must be those .*'f0' was .*log=False.*log=True"):
         evaluate.evaluate(str(run[0]), data=str(tmp_path / "other"))
@@ -205,8 +205,8 @@ def test_a_later_day_with_a_grown_vocabulary_is_scored_with_new_values_unknown(t
 
     c = tiny.config(num_steps=4, log_every_steps=2, batch_size=32)
     c.features.tasks = [dict(name="click", label="label")]
-    c.features.floats, c.features.lists, c.features.keep = [], [], ["user"]
-    c.features.ids = [dict(columns="user")]
+    c.features.dense, c.features.ragged, c.features.keep = [], [], ["user"]
+    c.features.categorical = [dict(columns="user")]
     first = day("first", "abcdabca" * 20)
     c.source = ConfigDict(dict(kind="csv", files=dict(train=first, valid=first)))
     c.eval.every_steps = 4
@@ -244,8 +244,8 @@ def test_rows_without_labels_are_scored_as_with_them(tmp_path):
 
     c = tiny.config(num_steps=4, log_every_steps=2, batch_size=32)
     c.features.tasks = [dict(name="click", label="label", weight="weight", negative_rate=0.5)]
-    c.features.floats = [dict(columns="*", standardize=True)]
-    c.features.ids, c.features.lists = [dict(columns="user")], []
+    c.features.dense = [dict(columns="*", standardize=True)]
+    c.features.categorical, c.features.ragged = [dict(columns="user")], []
     c.features.keep = ["user"]
     whole = write("whole.csv", [0, 1, 2, 3, 4])
     c.source = ConfigDict(dict(kind="csv", files=dict(train=whole, valid=whole)))
@@ -355,7 +355,7 @@ def test_metrics_are_of_all_traffic_where_negatives_were_left_out(tmp_path, corr
     rate = 0.2
     c = tiny.config(num_steps=64)
     c.mesh.devices = devices
-    c.optim.dense.base_rate = 0.03
+    c.optim.dense.base_learning_rate = 0.03
     with c.source.unlocked():
         c.source.negative_rate = rate
     click, conversion = c.features.tasks

@@ -10,7 +10,7 @@ from runs import on_store, run
 from jaxrank import cli
 from jaxrank.checkpoints import manager
 from jaxrank.checkpoints.manager import Checkpoints
-from jaxrank.checkpoints.reader import StoredArrays
+from jaxrank.checkpoints.reader import CheckpointReader
 from jaxrank.errors import InputError
 from jaxrank.evaluation import evaluate
 from jaxrank.evaluation import follow as follows
@@ -137,13 +137,13 @@ def test_a_command_reads_the_next_checkpoint_where_the_one_it_chose_is_deleted(
 def test_an_export_of_a_checkpoint_that_is_deleted_meanwhile_says_so(
     going_on, tmp_path, monkeypatch
 ):
-    unlike = StoredArrays.unlike
+    unlike = CheckpointReader.unlike
 
     def late(self, tree):
         shutil.rmtree(going_on / "checkpoints" / "8")
         return unlike(self, tree)
 
-    monkeypatch.setattr(StoredArrays, "unlike", late)
+    monkeypatch.setattr(CheckpointReader, "unlike", late)
     with pytest.raises(InputError, match=r"checkpoints/8: must stay while it is read: the run"):
         export(str(going_on), output=str(tmp_path / "out"))
     assert not (tmp_path / "out").exists()

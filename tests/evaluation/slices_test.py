@@ -54,7 +54,7 @@ def test_the_mean_auc_weighs_values_by_their_examples():
     weights = np.float32([[1], [1], [2], [1], [1], [9]])
     found = slices.by_group(groups, [Task("click")], logits, labels, weights)
     # a: 1.0 with weight 2; b: 0.5 with weight 4; c has no AUC.
-    assert found.group_auc == {"click": pytest.approx((2 * 1.0 + 4 * 0.5) / 6)}
+    assert found.gauc == {"click": pytest.approx((2 * 1.0 + 4 * 0.5) / 6)}
     assert [e["value"] for e in found.values] == ["b", "a", "c"]
 
 

@@ -17,10 +17,10 @@ from runs import nothing, saved
 
 from jaxrank import cli
 from jaxrank.checkpoints import manager
-from jaxrank.checkpoints.reader import StoredArrays
+from jaxrank.checkpoints.reader import CheckpointReader
 from jaxrank.config import default
 from jaxrank.data.batches.stack_rows import StackRows
-from jaxrank.data.keyed_hash import conceal
+from jaxrank.data.keyed_hash import pseudonymise
 from jaxrank.data.prepare.passes import prepare
 from jaxrank.embedding.storage import logical_rows
 from jaxrank.errors import InputError, RunError
@@ -72,11 +72,11 @@ def config(folder, **fields):
     files = {split: str(folder / f"{split}.csv") for split in ("train", "valid")}
     c.source = ConfigDict(dict(kind="csv", files=files))
     c.features.tasks = [dict(name="click", label="click"), dict(name="buy", label="buy")]
-    c.features.floats = [
+    c.features.dense = [
         dict(columns="f0", standardize=True, missing_indicator=True),
         dict(columns="f*1", log=True),
     ]
-    c.features.ids = [
+    c.features.categorical = [
         dict(columns="us*"),
         dict(columns="item", min_count=2),
         dict(columns="pair", length=2, separator="|"),
@@ -84,16 +84,16 @@ def config(folder, **fields):
         dict(columns="number", encoding="integer", rows=40, on_bad_id="oov"),
         dict(columns="age", encoding="bucket", buckets=5),
     ]
-    c.features.lists = [
+    c.features.ragged = [
         dict(columns="seen", table="item", min_count=2),
         dict(columns="tags", weights="tag_weights", combiner="sqrtn"),
     ]
-    c.batch_size, c.num_steps, c.steps_per_call, c.data.shards = 256, 16, 4, 8
+    c.batch_size, c.num_steps, c.steps_per_execution, c.data.shards = 256, 16, 4, 8
     c.ema_decay = 0.9
     c.embedding.dim = 4
     c.embedding.dims = ConfigDict({"pair": 3, "age": 5})
     c.embedding.placements = ConfigDict({"item": "rows", "code": "replicated"})
-    c.model.hidden, c.model.structure, c.model.norm = (8,), "parallel", "batch"
+    c.model.mlp_units, c.model.structure, c.model.norm = (8,), "parallel", "batch"
     for field, value in fields.items():
         c[field] = value
     return c
@@ -133,7 +133,7 @@ def vectors_of(path):
 
 def test_every_vector_is_that_of_the_row_that_a_batch_reads(run, exported):
     _, job, state = run
-    layout = job.program.trainee.embedding.layout
+    layout = job.program.step_spec.embedding.layout
     found = set()
     for stack in layout.stacks:
         rows = logical_rows(jax.device_get(weights_of(state).rows), stack)
@@ -152,7 +152,7 @@ def test_every_vector_is_that_of_the_row_that_a_batch_reads(run, exported):
     assert len(stack.hot) > stack.replicated - stack.hot_start
     checkpoints = manager.Checkpoints(job.directory, read_only=True)
     sums = checkpoints.saved_checksums(16)["weights"]
-    stored = StoredArrays(checkpoints.path / "16" / "weights", sums)
+    stored = CheckpointReader(checkpoints.path / "16" / "weights", sums)
     assert len(list(stored.pieces("rows.dim4"))) > 1
 
 
@@ -205,18 +205,18 @@ def test_predictions_follow_from_raw_text_and_the_files_alone(run, exported, pre
     examples = []
     for i in range(300):
         parts = {}
-        for f in told["floats"]:
+        for f in told["dense"]:
             x = float(raw[f["name"]][i] or "nan")
             x = np.sign(x) * np.log1p(abs(x)) if f["log"] else x
             parts["float", f["name"], 0] = [np.nan_to_num((x - f["mean"]) / f["std"])]
             if f["missing_indicator"]:
                 parts["float", f"{f['name']}:missing", 0] = [float(np.isnan(x))]
-        for f in told["ids"]:
+        for f in told["categorical"]:
             cell = raw[f["name"]][i] or ""
             values = cell.split(f["separator"]) if f["separator"] and cell else [cell] * f["length"]
             for place, value in enumerate(values):
                 parts["id", f["name"], place] = vector(f, value)
-        for f in told["lists"]:
+        for f in told["ragged"]:
             cell = raw[f["name"]][i]
             values = cell.split(f["separator"]) if cell else []
             weights = np.ones(len(values))
@@ -273,12 +273,14 @@ def test_the_documented_programs_run(run, exported, predicted):
 def test_the_documented_program_scores_sequences(run, tmp_path):
     """Of tables of two dimensions, which the model reads in another order than the config's."""
     c = config(run[0] / "raw")
-    c.features.lists = [
+    c.features.ragged = [
         dict(columns="seen", table="item", min_count=2, combiner="none", max_length=3),
         dict(columns="tags", combiner="none", max_length=5, on_overlong="truncate"),
         dict(columns="pair", separator="|", combiner="mean"),
     ]
-    c.features.ids = [entry for entry in c.features.ids if entry["columns"] != "pair"]
+    c.features.categorical = [
+        entry for entry in c.features.categorical if entry["columns"] != "pair"
+    ]
     c.embedding.dims = ConfigDict({"tags": 3})
     saved(c, tmp_path / "run")
     export(str(tmp_path / "run"), output=str(tmp_path / "out"))
@@ -334,7 +336,7 @@ def test_other_vocabularies_and_another_model_are_refused(run, tmp_path):
         export(str(folder / "run"), output=str(tmp_path / "out"), data=str(tmp_path / "other"))
     shutil.copytree(folder / "run", tmp_path / "run")
     told = json.loads((tmp_path / "run/config.json").read_text())
-    told["model"]["hidden"] = [9]
+    told["model"]["mlp_units"] = [9]
     (tmp_path / "run/config.json").write_text(json.dumps(told))
     with pytest.raises(InputError, match=r"params.tower.layer_0.kernel: \(\d+, 8\), .* \(\d+, 9\)"):
         export(str(tmp_path / "run"), output=str(tmp_path / "out"))
@@ -413,8 +415,8 @@ def wide(tmp_path_factory):
     are concealed; its job and state. What is exported lies in `out` there."""
     folder = tmp_path_factory.mktemp("wide")
     c = config(write(folder / "raw"), ema_decay=0.0)
-    c.features.floats, c.features.lists, c.mesh.devices = [], [], 1
-    c.features.ids, c.features.tasks = [dict(columns="item")], c.features.tasks[:1]
+    c.features.dense, c.features.ragged, c.mesh.devices = [], [], 1
+    c.features.categorical, c.features.tasks = [dict(columns="item")], c.features.tasks[:1]
     c.embedding.dim, c.embedding.dims, c.embedding.placements = 300, ConfigDict(), ConfigDict()
     (folder / "key").write_bytes(b"0123456789abcdef")
     c.data.store = str(folder / "store")
@@ -431,7 +433,7 @@ def wide(tmp_path_factory):
 
 def test_vectors_of_several_lines_are_put_together(wide):
     folder, job, state = wide
-    (stack,) = job.program.trainee.embedding.layout.stacks
+    (stack,) = job.program.step_spec.embedding.layout.stacks
     expected = logical_rows(jax.device_get(weights_of(state).rows), stack)
     np.testing.assert_array_equal(vectors_of(folder / "out/tables/item.parquet"), expected)
 
@@ -441,4 +443,4 @@ def test_values_are_keyed_hashes_where_the_store_holds_them(wide):
     assert json.loads((folder / "out/export.json").read_text())["keyed_hashes"]
     values = pq.read_table(folder / "out/tables/item.parquet")["value"].to_pylist()
     assert values[0] is values[1] is None
-    assert conceal(b"0123456789abcdef")("i7") in values
+    assert pseudonymise(b"0123456789abcdef")("i7") in values

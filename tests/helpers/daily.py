@@ -21,9 +21,9 @@ USERS = 20
 CALL = 128  # examples
 FEATURES = dict(
     tasks=[dict(name="click", label="label", truth="p")],
-    floats=[dict(columns="row", standardize=False)],
-    ids=[dict(columns="user", encoding="integer", rows=USERS)],
-    lists=[dict(columns="seen", encoding="integer", rows=USERS)],
+    dense=[dict(columns="row", standardize=False)],
+    categorical=[dict(columns="user", encoding="integer", rows=USERS)],
+    ragged=[dict(columns="seen", encoding="integer", rows=USERS)],
 )
 
 
@@ -60,15 +60,15 @@ def config(store, **changes):
     c.data.valid = "next_day"
     c.data.window_blocks = 1
     c.batch_size = 64
-    c.steps_per_call = 2
+    c.steps_per_execution = 2
     c.log_every_steps = 2
     c.num_epochs = 1.0
     c.eval.batch_size = 512
     c.embedding.dim = 4
-    c.model.hidden = (8,)
+    c.model.mlp_units = (8,)
     c.optim.tables.name = "sgd"
-    c.optim.tables.base_rate = 20.0
-    c.optim.dense.base_rate = 0.02
+    c.optim.tables.base_learning_rate = 20.0
+    c.optim.dense.base_learning_rate = 0.02
     c.mesh.devices = 1
     for field, value in changes.items():
         section, _, name = field.rpartition("__")

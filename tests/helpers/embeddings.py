@@ -6,16 +6,20 @@ import numpy as np
 from sharded import lookup, on
 
 from jaxrank import mesh as meshes
-from jaxrank.embedding import make_rule
-from jaxrank.layout import Hot
+from jaxrank.embedding import make_row_optimizer
+from jaxrank.layout import ReplicatedRows
 
 # Placements of the three tables, by the stack they are in.
 HOT = {
     "split": {},
-    "whole": {"dim8": Hot(whole=("tb", "ta", "tc"))},
-    "mixed": {"dim8": Hot(whole=("tb",))},
-    "hot": {"dim8": Hot(whole=("tb",), merged=("tc", "ta", "ta", "tc", "ta"), replicated=3)},
-    "dealt": {"dim8": Hot(merged=("ta", "tc", "ta"))},
+    "whole": {"dim8": ReplicatedRows(replicated_tables=("tb", "ta", "tc"))},
+    "mixed": {"dim8": ReplicatedRows(replicated_tables=("tb",))},
+    "hot": {
+        "dim8": ReplicatedRows(
+            replicated_tables=("tb",), hot_rows=("tc", "ta", "ta", "tc", "ta"), replicated=3
+        )
+    },
+    "dealt": {"dim8": ReplicatedRows(hot_rows=("ta", "tc", "ta"))},
 }
 
 
@@ -23,7 +27,7 @@ def make(
     dims=None,
     devices=1,
     replicas=1,
-    rule="sgd",
+    row_optimizer="sgd",
     rows=50,
     hot="split",
     room=1.0,
@@ -33,8 +37,12 @@ def make(
     lay = examples.small_layout(dims, rows, HOT[hot])
     mesh = meshes.make_mesh(devices=devices, replicas=replicas)
     rooms = {stack.name: room for stack in lay.stacks}
-    rule = make_rule(rule) if isinstance(rule, str) else rule
-    return on(platform)(lay, mesh, rule=rule, room=rooms, **{"init_std": 1.0} | settings)
+    row_optimizer = (
+        make_row_optimizer(row_optimizer) if isinstance(row_optimizer, str) else row_optimizer
+    )
+    return on(platform)(
+        lay, mesh, row_optimizer=row_optimizer, room=rooms, **{"init_std": 1.0} | settings
+    )
 
 
 def random_grads(embedding, tables, batch, seed=1):
@@ -43,24 +51,27 @@ def random_grads(embedding, tables, batch, seed=1):
     return jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), shapes)
 
 
-def reference_rule(name, rows, slots, g, rate, step):
+def reference_row_optimizer(name, rows, slots, g, learning_rate, step):
     """The rules once more, in float64, for one row after another."""
     if name == "rowwise_adagrad":
         a = slots["accumulator"] + np.mean(g**2)
-        return rows - rate * g / np.sqrt(a + 1e-7), {"accumulator": a}
+        return rows - learning_rate * g / np.sqrt(a + 1e-7), {"accumulator": a}
     if name == "lazy_adam":
         m = 0.9 * slots["m"] + 0.1 * g
         v = 0.999 * slots["v"] + 0.001 * g**2
         corrected = (m / (1 - 0.9 ** (step + 1)), v / (1 - 0.999 ** (step + 1)))
-        return rows - rate * corrected[0] / (np.sqrt(corrected[1]) + 1e-8), {"m": m, "v": v}
+        return rows - learning_rate * corrected[0] / (np.sqrt(corrected[1]) + 1e-8), {
+            "m": m,
+            "v": v,
+        }
     assert name == "ftrl"
     # z is summed up, as in the paper, with the strength of the step before, by rate and n.
     n, before, z = slots["n"], slots["s"].copy(), slots["z"].copy()
     fresh = n == 0
-    before[fresh] = 1.0 / rate
+    before[fresh] = 1.0 / learning_rate
     z[fresh] = -rows[fresh] * (before[fresh] + 0.02) - 0.01 * np.sign(rows[fresh])
     new_n = n + g**2
-    strength = (1.0 + np.sqrt(new_n)) / rate
+    strength = (1.0 + np.sqrt(new_n)) / learning_rate
     z = z + g - (strength - before) * rows
     solved = -(z - np.sign(z) * 0.01) / (strength + 0.02)
     return np.where(np.abs(z) > 0.01, solved, 0.0), {"z": z, "n": new_n, "s": strength}

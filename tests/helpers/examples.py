@@ -5,16 +5,16 @@ import collections
 import numpy as np
 
 from jaxrank.features import PAD, Batch, Categorical, Dense, Lists, Ragged, Schema, Table, Task
-from jaxrank.layout import Hot, Layout, Stack, layout
+from jaxrank.layout import Layout, ReplicatedRows, Stack, layout
 
 
 def small_schema(rows: int = 50) -> Schema:
     """Three floats, three id columns over two tables, two lists, one of which shares a table."""
     return Schema(
         tasks=(Task("click"), Task("conversion")),
-        floats=(Dense("f0"), Dense("f1"), Dense("f2")),
-        ids=(Categorical("a", "ta"), Categorical("b", "tb"), Categorical("c", "ta")),
-        lists=(Ragged("la", "ta", "mean"), Ragged("lc", "tc", "sqrtn", weighted=True)),
+        dense=(Dense("f0"), Dense("f1"), Dense("f2")),
+        categorical=(Categorical("a", "ta"), Categorical("b", "tb"), Categorical("c", "ta")),
+        ragged=(Ragged("la", "ta", "mean"), Ragged("lc", "tc", "sqrtn", weighted=True)),
         tables=(
             Table("ta", rows, "integer"),
             Table("tb", 7, "integer"),
@@ -24,23 +24,23 @@ def small_schema(rows: int = 50) -> Schema:
 
 
 def small_layout(
-    dims: dict[str, int] | None = None, rows: int = 50, hot: dict[str, Hot] | None = None
+    dims: dict[str, int] | None = None, rows: int = 50, hot: dict[str, ReplicatedRows] | None = None
 ) -> Layout:
     return layout(small_schema(rows), dims or {"ta": 8, "tb": 8, "tc": 8}, hot)
 
 
-def rows_in_order(rows: dict[str, int], hot: Hot) -> list[tuple[str, int]]:
+def rows_in_order(rows: dict[str, int], hot: ReplicatedRows) -> list[tuple[str, int]]:
     """(table, row) of each row of a stack, by counting: whole tables, merged rows, the rest.
 
     Args:
         rows: of each table of the stack, in order.
     """
-    order = [(t, r) for t in rows if t in hot.whole for r in range(rows[t])]
+    order = [(t, r) for t in rows if t in hot.replicated_tables for r in range(rows[t])]
     met: collections.Counter[str] = collections.Counter()
-    for table in hot.merged:
+    for table in hot.hot_rows:
         order.append((table, met[table]))
         met[table] += 1
-    rest = [t for t in rows if t not in hot.whole]
+    rest = [t for t in rows if t not in hot.replicated_tables]
     return order + [(t, r) for t in rest for r in range(met[t], rows[t])]
 
 
@@ -68,7 +68,7 @@ def random_batch(
             )
             columns.append(np.where(rng.random(size) < 0.1, PAD, values))
         for number, length in zip(stack.sequences, stack.sequence_lengths, strict=True):
-            table = lay.schema.lists[number].table
+            table = lay.schema.ragged[number].table
             lengths = rng.integers(0, length + 1, size)
             for place in range(length):
                 values = stack_rows(stack, table, rng.integers(0, rows_of[table], size))
@@ -80,13 +80,13 @@ def random_batch(
     labels = (rng.random((size, len(lay.schema.tasks))) < 0.4).astype(np.float32)
     weights = (rng.random(labels.shape) < 0.8).astype(np.float32)
     return Batch(
-        floats=rng.normal(size=(size, len(lay.schema.floats))).astype(np.float32),
+        dense=rng.normal(size=(size, len(lay.schema.dense))).astype(np.float32),
         ids=ids,
         lists=lists,
         labels=labels * (weights > 0),
         weights=weights,
-        dropped=np.zeros((size // group, len(lay.schema.lists)), np.int32),
-        shifts=np.zeros((size, 0), np.float32),
+        dropped=np.zeros((size // group, len(lay.schema.ragged)), np.int32),
+        logit_correction=np.zeros((size, 0), np.float32),
     )
 
 
@@ -101,12 +101,12 @@ def _random_lists(lay, stack, size, group, capacity, mean, rng) -> Lists:
         for example in range(group):
             for i, number in enumerate(stack.lists):
                 length = min(rng.poisson(mean), capacity - at)
-                table = lay.schema.lists[number].table
+                table = lay.schema.ragged[number].table
                 values = rng.integers(0, rows_of[table], length)
                 ids[g, at : at + length] = stack_rows(stack, table, values)
                 segments[g, at : at + length] = example * len(stack.lists) + i
                 weights[g, at : at + length] = rng.random(length) + 0.5
-                if lay.schema.lists[number].has_plain_sums:
+                if lay.schema.ragged[number].has_plain_sums:
                     weights[g, at : at + length] = 1
                 at += length
     return Lists(ids, segments, weights)

@@ -49,7 +49,7 @@ def _apart(process):
 
 def _asked(process):
     """The second process asks itself to end after step 10."""
-    whole, calls = stop.Stop.asked, []
+    whole, calls = stop.ShutdownSignal.asked, []
 
     def asked(self):
         calls.append(self)
@@ -57,7 +57,7 @@ def _asked(process):
             os.kill(os.getpid(), signal.SIGTERM)
         return whole(self)
 
-    return mock.patch.object(stop.Stop, "asked", asked)
+    return mock.patch.object(stop.ShutdownSignal, "asked", asked)
 
 
 def _damaged(process):
@@ -72,7 +72,9 @@ def _damaged(process):
     return mock.patch.object(TrainBatches, "__next__", damaged)
 
 
-CHANGES = dict(version=_version, native=_native, apart=_apart, asked=_asked, damaged=_damaged)
+CHANGES = dict(
+    version=_version, native=_native, fusion_barrier=_apart, asked=_asked, damaged=_damaged
+)
 
 
 def main(file, folder):

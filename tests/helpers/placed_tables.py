@@ -3,15 +3,15 @@
 import numpy as np
 
 from jaxrank.features import Categorical, Dense, Ragged, Schema, Table, Task
-from jaxrank.layout import Hot
+from jaxrank.layout import ReplicatedRows
 from jaxrank.placement import planner
 from jaxrank.placement.traffic import TableReads, Traffic
 
 SCHEMA = Schema(
     tasks=(Task("click"), Task("conversion")),
-    floats=(Dense("f0"), Dense("f1")),
-    ids=(Categorical("a", "ta"), Categorical("b", "tb"), Categorical("c", "tc", length=2)),
-    lists=(
+    dense=(Dense("f0"), Dense("f1")),
+    categorical=(Categorical("a", "ta"), Categorical("b", "tb"), Categorical("c", "tc", length=2)),
+    ragged=(
         Ragged("sum", "ta", "sum"),
         Ragged("mean", "ta", "mean", weighted=True),
         Ragged("sqrtn", "tc", "sqrtn", weighted=True),
@@ -22,8 +22,14 @@ SCHEMA = Schema(
 DIMS = {"ta": 4, "tb": 4, "tc": 8}
 PLACEMENTS = {
     "rows": {},
-    "replicated": {"dim4": Hot(whole=("ta", "tb")), "dim8": Hot(whole=("tc",))},
-    "mixed": {"dim4": Hot(("tb",), ("ta",) * 9, 4), "dim8": Hot((), ("tc", "tc"), 0)},
+    "replicated": {
+        "dim4": ReplicatedRows(replicated_tables=("ta", "tb")),
+        "dim8": ReplicatedRows(replicated_tables=("tc",)),
+    },
+    "mixed": {
+        "dim4": ReplicatedRows(("tb",), ("ta",) * 9, 4),
+        "dim8": ReplicatedRows((), ("tc", "tc"), 0),
+    },
 }
 BATCH = 32
 
@@ -47,6 +53,6 @@ def hot_of(placement, devices):
         share=BATCH // devices,
         placement_of={t.name: "auto" for t in SCHEMA.tables},
     ).hot
-    assert any(found.whole for found in hot.values())
-    assert any(0 < found.replicated < len(found.merged) for found in hot.values())
+    assert any(found.replicated_tables for found in hot.values())
+    assert any(0 < found.replicated < len(found.hot_rows) for found in hot.values())
     return hot

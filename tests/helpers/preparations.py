@@ -12,9 +12,9 @@ from jaxrank.data.prepare.passes import prepare
 TASK = dict(name="click", label="label")
 FEATURES = dict(
     tasks=[TASK],
-    floats=[dict(columns="x", standardize=True, log=True)],
-    ids=[dict(columns="user")],
-    lists=[dict(columns="tags")],
+    dense=[dict(columns="x", standardize=True, log=True)],
+    categorical=[dict(columns="user")],
+    ragged=[dict(columns="tags")],
     keep=["n"],
 )
 HEADER = ["n", "label", "x", "user", "tags", "day"]
@@ -75,9 +75,9 @@ def counted(monkeypatch):
     chunks = []
     real_chunks = settings.chunks
 
-    def read(job, unit, rejects):
+    def read(settings, unit, rejects):
         chunks.append(unit.index)
-        return real_chunks(job, unit, rejects)
+        return real_chunks(settings, unit, rejects)
 
     for module in (fit_unit, encode_unit):
         monkeypatch.setattr(module, "chunks", read)

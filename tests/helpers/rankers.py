@@ -86,10 +86,10 @@ def mix_cross(params, layer, x0, x):
 
 
 CROSSES = {
-    "vector": vector_cross,
-    "matrix": matrix_cross,
-    "low_rank": low_rank_cross,
-    "mix": mix_cross,
+    "dcn": vector_cross,
+    "dcn_v2": matrix_cross,
+    "dcn_v2_low_rank": low_rank_cross,
+    "dcn_mix": mix_cross,
 }
 
 
@@ -182,7 +182,7 @@ def ranker(
     floats,
     vectors,
     *,
-    cross="matrix",
+    cross="dcn_v2",
     structure="stacked",
     multitask="shared_bottom",
     **tower_settings,
@@ -191,7 +191,7 @@ def ranker(
     if "bottom" in params:
         floats = tower(params["bottom"], floats, **tower_settings)
     x0 = joined(floats, vectors)
-    if cross == "dot":
+    if cross == "dlrm":
         crossed = dot_interaction(params["cross"], floats, vectors, **tower_settings)
     else:
         crossed = x0 if cross == "none" else cross_network(cross, params["cross"], x0)

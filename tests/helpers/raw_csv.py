@@ -48,19 +48,19 @@ def config(folder, *, ids=("user", "item"), floats=("f0", "f1"), lists=("tags", 
         dict(kind="csv", files={s: str(folder / f"{s}.csv") for s in ("train", "valid")})
     )
     c.features.tasks = [dict(name="click", label="click")]
-    c.features.floats = [dict(columns=name) for name in floats]
-    c.features.ids = [dict(columns=name) for name in ids]
-    c.features.lists = [
+    c.features.dense = [dict(columns=name) for name in floats]
+    c.features.categorical = [dict(columns=name) for name in ids]
+    c.features.ragged = [
         dict(columns=name, separator="|")
         | (dict(combiner="none", max_length=3, table="item") if name == "seen" else {})
         for name in lists
     ]
     c.batch_size = 64
     c.num_steps = 16
-    c.steps_per_call = 4
+    c.steps_per_execution = 4
     c.embedding.dim = 4
     c.embedding.dims = ConfigDict({"tags": 8}) if "tags" in lists else ConfigDict()
-    c.model.hidden = (8,)
+    c.model.mlp_units = (8,)
     c.mesh.devices = 1
     with c.unlocked():
         for path, value in changes.items():

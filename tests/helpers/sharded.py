@@ -26,18 +26,18 @@ def on(platform):
     """
     name, _, kernel = platform.partition("-")
 
-    def form(self, stack):
-        found = Embedding.form(self, stack)
+    def vector_layout(self, stack):
+        found = Embedding.vector_layout(self, stack)
         return dataclasses.replace(found, interpret=True) if kernel else found
 
-    members = {"platform": name, "has_kernel": bool(kernel), "form": form}
+    members = {"platform": name, "has_kernel": bool(kernel), "form": vector_layout}
     return type(f"On{platform}", (Embedding,), members)
 
 
 def set_chunk(monkeypatch, count):
     """Both forms of blocks move so many vectors at a time."""
-    for form in (tpu, xla):
-        monkeypatch.setattr(form, "CHUNK", count)
+    for vector_layout in (tpu, xla):
+        monkeypatch.setattr(vector_layout, "CHUNK", count)
 
 
 def on_mesh(embedding, function, in_specs, out_specs):
@@ -79,8 +79,8 @@ def lookup(embedding: Embedding, tables, batch):
     """The vectors of a whole batch, and the loads of each device as arrays [devices]."""
 
     def look_up(rows, batch):
-        vectors, loads = embedding.lookup(rows, embedding.route(batch), batch)
-        return vectors, jax.tree.map(lambda x: x[None], loads)
+        vectors, exchange_stats = embedding.lookup(rows, embedding.route(batch), batch)
+        return vectors, jax.tree.map(lambda x: x[None], exchange_stats)
 
     tables = placed(embedding, tables)
     rows = rows_of(tables)
@@ -93,12 +93,12 @@ def lookup(embedding: Embedding, tables, batch):
     return run(rows, meshes.put_batch(batch, embedding.mesh))
 
 
-def update(embedding: Embedding, tables, batch, grads, rate=0.1, step=0, applies=None):
+def update(embedding: Embedding, tables, batch, grads, learning_rate=0.1, step=0, applies=None):
     """The tables after one step."""
 
-    def change(tables, scratch, batch, grads, rate, step, applies):
+    def change(tables, scratch, batch, grads, learning_rate, step, applies):
         routes = embedding.route(batch)
-        more = dict(rate=rate, step=step, applies=applies)
+        more = dict(learning_rate=learning_rate, step=step, applies=applies)
         return embedding.update(tables, scratch, routes, batch, grads, **more)
 
     tables = placed(embedding, tables)
@@ -113,7 +113,9 @@ def update(embedding: Embedding, tables, batch, grads, rate=0.1, step=0, applies
     )
     batch, grads = (meshes.put_batch(x, embedding.mesh) for x in (batch, grads))
     applies = None if applies is None else jnp.asarray(applies)
-    return run(tables, scratch, batch, grads, jnp.asarray(rate), jnp.int32(step), applies)[0]
+    return run(tables, scratch, batch, grads, jnp.asarray(learning_rate), jnp.int32(step), applies)[
+        0
+    ]
 
 
 def logical(embedding: Embedding, tables):

@@ -31,12 +31,12 @@ from jaxrank.layout import layout
 ROWS = {"train": 120, "valid": 50}
 FEATURES = dict(
     tasks=[dict(name="click", label="label", weight="w")],
-    floats=[dict(columns="price", missing_indicator=True)],
-    ids=[
+    dense=[dict(columns="price", missing_indicator=True)],
+    categorical=[
         dict(columns="user", encoding="vocabulary"),
         dict(columns="shop", encoding="integer", rows=9),
     ],
-    lists=[
+    ragged=[
         dict(columns="tags", encoding="vocabulary", weights="tag_weights"),
         dict(columns="seen", encoding="integer", rows=9, combiner="none", max_length=4),
     ],
@@ -94,7 +94,7 @@ def read(path):
         store.split("train"),
         placed,
         batch_size=16,
-        steps_per_call=2,
+        steps_per_execution=2,
         seed=1,
         shards=2,
         window_blocks=2,

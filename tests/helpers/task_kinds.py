@@ -45,17 +45,17 @@ def config(path, **changes):
     with c.unlocked():
         c.source = dict(kind="csv", files={n: str(path / f"{n}.csv") for n in ROWS})
     c.features.tasks = TASKS
-    c.features.floats = [dict(columns=["a", "b"])]
-    c.features.ids = [dict(columns="item", encoding="integer", rows=ITEMS)]
+    c.features.dense = [dict(columns=["a", "b"])]
+    c.features.categorical = [dict(columns="item", encoding="integer", rows=ITEMS)]
     c.data.store = str(path / "store")
     c.batch_size = 128
     c.num_steps = 192
-    c.steps_per_call = 8
+    c.steps_per_execution = 8
     c.eval.every_steps = 96
     c.eval.batch_size = 512
     c.embedding.dim = 4
-    c.model.hidden = (16,)
-    c.optim.dense.base_rate = 0.01
+    c.model.mlp_units = (16,)
+    c.optim.dense.base_learning_rate = 0.01
     c.optim.dense.warmup_steps = 0
     c.mesh.devices = 1
     c.update(changes)

@@ -15,33 +15,33 @@ def config(**changes):
             kind="synthetic",
             rows=dict(train=6000, valid=1000),
             seed=3,
-            floats=3,
-            ids=IDS,
-            lists=[dict(rows=60, mean_length=3), dict(rows=30, mean_length=2, weighted=True)],
+            dense=3,
+            categorical=IDS,
+            ragged=[dict(rows=60, mean_length=3), dict(rows=30, mean_length=2, weighted=True)],
         )
     )
     c.features.tasks = [
         dict(name="click", label="click", truth="p_click"),
         dict(name="conversion", label="conversion", truth="p_conversion"),
     ]
-    c.features.floats = [dict(columns="f*", standardize=True, missing_indicator=True)]
-    c.features.ids = [
+    c.features.dense = [dict(columns="f*", standardize=True, missing_indicator=True)]
+    c.features.categorical = [
         dict(columns="c0", encoding="integer", rows=IDS[0]),
         dict(columns="c1", encoding="integer", rows=IDS[1]),
     ]
-    c.features.lists = [
+    c.features.ragged = [
         dict(columns="l0", encoding="integer", rows=60, combiner="sqrtn"),
         dict(columns="l1", encoding="integer", rows=30, weights="l1_weight"),
     ]
     c.features.keep = ["c1", "p_click"]
     c.batch_size = 128
     c.num_steps = 16
-    c.steps_per_call = 2
+    c.steps_per_execution = 2
     c.log_every_steps = 4
     c.eval.every_steps = 8
     c.eval.batch_size = 512
     c.embedding.dim = 8
-    c.model.hidden = (16,)
+    c.model.mlp_units = (16,)
     c.mesh.devices = 1
     with c.unlocked():
         c.update(changes)

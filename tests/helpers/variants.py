@@ -19,12 +19,12 @@ OF_TINY = {
     "experts": {
         "model.multitask": "ple",
         "model.experts": 1,
-        "model.expert_hidden": (4,),
+        "model.expert_mlp_units": (4,),
         "model.norm": "batch",
         "model.dropout": 0.1,
         "optim.tables.name": "lazy_adam",
         "eval.min_delta": 10.0,  # nothing but the first evaluation is an improvement
-        "eval.rate_patience": 1,
+        "eval.reduce_lr_patience": 1,
     },
     "warm start": {"seed": 5},
 }

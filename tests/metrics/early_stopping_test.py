@@ -23,13 +23,13 @@ def test_the_best_step_is_the_highest_auc_and_the_lowest_logloss(metric, best):
 
 
 def test_training_stops_after_patience_evaluations_without_improvement():
-    assert not fed([0.5, 0.6, 0.5, 0.5], stop_patience=3)[1].should_stop
-    assert fed([0.5, 0.6, 0.5, 0.5, 0.6], stop_patience=3)[1].should_stop
+    assert not fed([0.5, 0.6, 0.5, 0.5], early_stopping_patience=3)[1].should_stop
+    assert fed([0.5, 0.6, 0.5, 0.5, 0.6], early_stopping_patience=3)[1].should_stop
     assert not fed([0.5] * 50)[1].should_stop
 
 
 def test_rates_are_lowered_after_each_patience_without_improvement():
-    lowered, _ = fed([0.5, 0.4, 0.4, 0.6, 0.5, 0.5, 0.5, 0.5], rate_patience=2)
+    lowered, _ = fed([0.5, 0.4, 0.4, 0.6, 0.5, 0.5, 0.5, 0.5], reduce_lr_patience=2)
     assert lowered == [2, 5, 7]
 
 
@@ -40,8 +40,8 @@ def test_a_change_below_min_delta_and_an_undefined_value_are_no_improvement():
 
 def test_a_restored_monitor_goes_on_as_the_first_would():
     values = [0.5, 0.4, 0.4, 0.45]
-    _, first = fed(values[:2], stop_patience=3, rate_patience=2)
-    new = make_monitor([CLICK], "click/auc", stop_patience=3, rate_patience=2)
+    _, first = fed(values[:2], early_stopping_patience=3, reduce_lr_patience=2)
+    new = make_monitor([CLICK], "click/auc", early_stopping_patience=3, reduce_lr_patience=2)
     second = Monitor.from_state(first.to_state(), new)
     for i, value in enumerate(values[2:]):
         assert second.update(i, value) == first.update(i, value)

@@ -285,18 +285,18 @@ def test_probabilities_keep_their_relative_precision():
 
 
 def test_metrics_of_a_sample_are_those_of_sklearn_with_negatives_weighted_by_their_rate():
-    """On the devices, batch by batch, of shifts; and on the host, of the weights."""
+    """On the devices, batch by batch, of logit corrections; and on the host, of the weights."""
     logits, labels, weights = clicks(20_000, tasks=2, spread=1.0)
     rates = np.float32([0.1, 0.5])[np.random.default_rng(5).integers(0, 2, logits.shape)]
     sample_weight = np.where(labels == 0, 1 / rates.astype(np.float64), 1) * weights
-    shifts = np.log(rates)
+    logit_correction = np.log(rates)
     total = None
     for start in range(0, len(logits), 1000):
-        part = [a[start : start + 1000] for a in (logits, labels, weights, shifts)]
+        part = [a[start : start + 1000] for a in (logits, labels, weights, logit_correction)]
 
         @jax.jit
-        def sums_of(logits, labels, weights, shifts):
-            traffic = metrics.of_all_traffic(weights, labels, shifts)
+        def sums_of(logits, labels, weights, logit_correction):
+            traffic = metrics.of_all_traffic(weights, labels, logit_correction)
             return traffic, batch_sums(logits, labels, traffic)
 
         traffic, sums = sums_of(*part)

@@ -18,9 +18,9 @@ from jaxrank.step import _inputs, input_names, model_inputs
 LAYOUT = layout(
     Schema(
         tasks=(Task("click"),),
-        floats=(Dense("age"), Dense("price")),
-        ids=(Categorical("user", "user"), Categorical("pair", "pair", length=2)),
-        lists=(
+        dense=(Dense("age"), Dense("price")),
+        categorical=(Categorical("user", "user"), Categorical("pair", "pair", length=2)),
+        ragged=(
             Ragged("tags", "tags"),
             Ragged("seen", "user", combiner="none", length=3),
             Ragged("bought", "pair", combiner="none", length=2),
@@ -121,15 +121,15 @@ def test_inputs_pass_through_programs_and_have_shapes():
 
 
 MODELS = {
-    "matrix": {},
-    "vector, parallel": dict(cross="vector", structure="parallel"),
-    "low rank": dict(cross="low_rank", cross_rank=3, hidden=()),
-    "mix, heads": dict(cross="mix", cross_rank=3, structure="parallel", head_hidden=(3,)),
+    "dcn_v2": {},
+    "vector, parallel": dict(cross="dcn", structure="parallel"),
+    "low rank": dict(cross="dcn_v2_low_rank", cross_rank=3, mlp_units=()),
+    "mix, heads": dict(cross="dcn_mix", cross_rank=3, structure="parallel", task_mlp_units=(3,)),
     "tower": dict(cross="none", norm="layer"),
-    "none": dict(cross="none", hidden=()),
-    "layers of floats": dict(floats_hidden=(6, 3), structure="parallel"),
-    "mmoe": dict(multitask="mmoe", expert_hidden=(4,), hidden=()),
-    "ple": dict(multitask="ple", expert_hidden=(4,), structure="parallel"),
+    "none": dict(cross="none", mlp_units=()),
+    "layers of floats": dict(dense_mlp_units=(6, 3), structure="parallel"),
+    "mmoe": dict(multitask="mmoe", expert_mlp_units=(4,), mlp_units=()),
+    "ple": dict(multitask="ple", expert_mlp_units=(4,), structure="parallel"),
 }
 
 
@@ -143,7 +143,7 @@ def shapes_of(model, inputs):
 @pytest.mark.parametrize("config", MODELS.values(), ids=MODELS)
 def test_the_ranker_tells_each_axis_that_grows_with_its_inputs(config):
     """All others stay as long as they are, however many inputs there are."""
-    model = models.build(tasks=2, **({"hidden": (5,)} | config))
+    model = models.build(tasks=2, **({"mlp_units": (5,)} | config))
     one = {"dense": {"a": 1, "b": 1}, "vectors": {"u": 4}, "sequences": {"s": 3}}
 
     def inputs(dense, vectors, sequences):
@@ -185,7 +185,7 @@ def test_the_ranker_tells_each_axis_that_grows_with_its_inputs(config):
 
 
 def test_what_reads_products_of_pairs_depends_on_the_features_otherwise():
-    model = models.build(tasks=1, cross="dot", hidden=(5,), bottom_hidden=(3,))
+    model = models.build(tasks=1, cross="dlrm", mlp_units=(5,), bottom_mlp_units=(3,))
     axes = model.input_axes(model_inputs(LAYOUT))
     assert axes["tower/layer_0/kernel"] is None
     assert axes["cross/bottom/layer_0/kernel"] == {0: (DENSE,)}

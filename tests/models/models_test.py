@@ -14,15 +14,15 @@ from jaxrank.errors import InputError
 from jaxrank.models.tower import random_bits
 
 
-@pytest.mark.parametrize("cross", ["matrix", "vector", "none"])
+@pytest.mark.parametrize("cross", ["dcn_v2", "dcn", "none"])
 @pytest.mark.parametrize("structure", ["stacked", "parallel"])
-@pytest.mark.parametrize("hidden", [(), (5, 4)])
-@pytest.mark.parametrize("head_hidden", [(), (3,)])
-def test_logits_are_those_of_the_written_out_formula(cross, structure, hidden, head_hidden):
+@pytest.mark.parametrize("mlp_units", [(), (5, 4)])
+@pytest.mark.parametrize("task_mlp_units", [(), (3,)])
+def test_logits_are_those_of_the_written_out_formula(cross, structure, mlp_units, task_mlp_units):
     shape = dict(cross=cross, structure=structure)
     with jax.enable_x64(True):
         model, params, state, floats, vectors = built(
-            hidden=hidden, head_hidden=head_hidden, **shape
+            mlp_units=mlp_units, task_mlp_units=task_mlp_units, **shape
         )
         params = randomised(params)
         logits, _ = model.apply(params, state, inputs_of(floats, vectors), train=False)
@@ -35,19 +35,19 @@ def test_logits_are_those_of_the_written_out_formula(cross, structure, hidden, h
 @pytest.mark.parametrize(
     "config",
     [
-        dict(cross="low_rank", cross_rank=3),
-        dict(cross="mix", cross_rank=3, cross_experts=2),
-        dict(cross="dot", bottom_hidden=(3,)),
-        dict(cross="dot", bottom_hidden=(), norm="batch"),
-        dict(cross="matrix", floats_hidden=(7, 4)),
-        dict(cross="none", floats_hidden=(3,), norm="batch"),
+        dict(cross="dcn_v2_low_rank", cross_rank=3),
+        dict(cross="dcn_mix", cross_rank=3, cross_experts=2),
+        dict(cross="dlrm", bottom_mlp_units=(3,)),
+        dict(cross="dlrm", bottom_mlp_units=(), norm="batch"),
+        dict(cross="dcn_v2", dense_mlp_units=(7, 4)),
+        dict(cross="none", dense_mlp_units=(3,), norm="batch"),
     ],
 )
 def test_other_interactions_are_those_of_the_written_out_formula(config, structure):
-    dims = (2, 2) if config["cross"] == "dot" else (2, 4)
+    dims = (2, 2) if config["cross"] == "dlrm" else (2, 4)
     with jax.enable_x64(True):
         model, params, state, floats, vectors = built(
-            hidden=(5,), structure=structure, dims=dims, **config
+            mlp_units=(5,), structure=structure, dims=dims, **config
         )
         params = randomised(params)
         logits, _ = model.apply(params, state, inputs_of(floats, vectors), train=True)
@@ -65,7 +65,7 @@ def test_other_interactions_are_those_of_the_written_out_formula(config, structu
 
 def test_dot_products_reach_pooled_sequences_and_need_no_floats():
     """An empty query pools by the mean: here (1, 1) and, of one filled place, (2, 0)."""
-    model = models.build(tasks=1, cross="dot", hidden=())
+    model = models.build(tasks=1, cross="dlrm", mlp_units=())
     vectors = (np.array([[[3.0, 5.0]], [[7.0, 11.0]]], np.float32),)
     sequence = np.array([[[0, 2], [2, 0]], [[2, 0], [9, 9]]], np.float32)
     filled = np.array([[True, True], [True, False]])
@@ -80,7 +80,7 @@ def test_dot_products_reach_pooled_sequences_and_need_no_floats():
 
 
 def test_dot_products_have_a_gradient_that_xla_knows_to_be_without_duplicates():
-    model = models.build(tasks=1, cross="dot", hidden=())
+    model = models.build(tasks=1, cross="dlrm", mlp_units=())
     floats, vectors = jnp.ones((3, 0)), (jnp.ones((3, 4, 2)),)
     params, _ = model.init(jax.random.key(0), inputs_of(floats, vectors))
 
@@ -97,18 +97,18 @@ def test_dot_products_have_a_gradient_that_xla_knows_to_be_without_duplicates():
 
 
 def test_dot_products_of_vectors_that_do_not_fit_are_refused():
-    model = models.build(tasks=1, cross="dot")
+    model = models.build(tasks=1, cross="dlrm")
     key, (floats, vectors) = jax.random.key(0), random_input()
-    with pytest.raises(InputError, match=r"'dot' needs vectors of one dimension.*\[2, 4\]"):
+    with pytest.raises(InputError, match=r"'dlrm' needs vectors of one dimension.*\[2, 4\]"):
         model.init(key, inputs_of(floats, vectors))
-    with pytest.raises(InputError, match=r"'dot' needs vectors of one dimension.*no vectors"):
+    with pytest.raises(InputError, match=r"'dlrm' needs vectors of one dimension.*no vectors"):
         model.init(key, inputs_of(floats, ()))
-    with pytest.raises(InputError, match=r"'dot' needs two vectors.*found 1"):
+    with pytest.raises(InputError, match=r"'dlrm' needs two vectors.*found 1"):
         model.init(key, inputs_of(floats[:, :0], vectors[1:]))
 
 
 def test_floats_pass_their_layers_before_they_meet_the_vectors():
-    _, params, _, _, _ = built(hidden=(5,), floats_hidden=(7, 4))
+    _, params, _, _, _ = built(mlp_units=(5,), dense_mlp_units=(7, 4))
     assert models.describe(params) == {
         "bottom": 3 * 7 + 7 + 7 * 4 + 4,
         "cross": 2 * (12 * 12 + 12),  # of 4 and, of the vectors, 8 numbers
@@ -119,17 +119,19 @@ def test_floats_pass_their_layers_before_they_meet_the_vectors():
 
 
 def test_without_layers_of_their_own_floats_are_crossed_as_they_are():
-    _, params, _, _, _ = built(hidden=(5,))
-    _, same, _, _, _ = built(hidden=(5,), floats_hidden=())
+    _, params, _, _, _ = built(mlp_units=(5,))
+    _, same, _, _, _ = built(mlp_units=(5,), dense_mlp_units=())
     assert set(params) == {"cross", "tower", "head"}
     assert params["cross"]["layer_0"]["kernel"].shape == (11, 11)
     jax.tree.map(np.testing.assert_array_equal, params, same)
 
 
 def test_layers_of_floats_that_are_not_there_are_refused():
-    model = models.build(tasks=1, floats_hidden=(7, 4))
+    model = models.build(tasks=1, dense_mlp_units=(7, 4))
     floats, vectors = random_input()
-    with pytest.raises(InputError, match=r"model.floats_hidden needs floats.*\(7, 4\), no floats"):
+    with pytest.raises(
+        InputError, match=r"model.dense_mlp_units needs floats.*\(7, 4\), no floats"
+    ):
         model.init(jax.random.key(0), inputs_of(floats[:, :0], vectors))
 
 
@@ -137,7 +139,7 @@ def test_layers_of_floats_that_are_not_there_are_refused():
 def test_normalised_towers_are_those_of_the_written_out_formula(norm):
     with jax.enable_x64(True):
         model, params, state, floats, vectors = built(
-            cross="none", hidden=(5, 4), norm=norm, head_hidden=(3,)
+            cross="none", mlp_units=(5, 4), norm=norm, task_mlp_units=(3,)
         )
         params = randomised(params)
         logits, _ = model.apply(params, state, inputs_of(floats, vectors), train=True)
@@ -155,7 +157,7 @@ def test_normalised_towers_are_those_of_the_written_out_formula(norm):
 )
 def test_activations_are_those_of_their_names(name, formula):
     with jax.enable_x64(True):
-        model, params, state, floats, vectors = built(cross="none", hidden=(5,), activation=name)
+        model, params, state, floats, vectors = built(cross="none", mlp_units=(5,), activation=name)
         logits, _ = model.apply(params, state, inputs_of(floats, vectors), train=False)
     params = jax.tree.map(np.asarray, params)
     deep = rankers.tower(params["tower"], joined(floats, vectors), act=formula)
@@ -166,27 +168,27 @@ def test_activations_are_those_of_their_names(name, formula):
 @pytest.mark.parametrize(
     "config",
     [
-        dict(cross="matrix", hidden=()),
-        dict(cross="vector", hidden=()),
-        dict(cross="low_rank", cross_rank=3, hidden=()),
-        dict(cross="mix", cross_rank=3, cross_experts=2, hidden=()),
-        dict(cross="dot", bottom_hidden=(3,), hidden=()),
-        dict(cross="low_rank", cross_rank=3, floats_hidden=(5, 4), hidden=(4,)),
-        dict(cross="dot", structure="parallel", hidden=(4,), norm="layer"),
-        dict(cross="matrix", structure="parallel", hidden=(4,)),
-        dict(cross="vector", hidden=(4,), norm="batch"),
-        dict(cross="none", hidden=(4,), norm="layer", head_hidden=(3,)),
+        dict(cross="dcn_v2", mlp_units=()),
+        dict(cross="dcn", mlp_units=()),
+        dict(cross="dcn_v2_low_rank", cross_rank=3, mlp_units=()),
+        dict(cross="dcn_mix", cross_rank=3, cross_experts=2, mlp_units=()),
+        dict(cross="dlrm", bottom_mlp_units=(3,), mlp_units=()),
+        dict(cross="dcn_v2_low_rank", cross_rank=3, dense_mlp_units=(5, 4), mlp_units=(4,)),
+        dict(cross="dlrm", structure="parallel", mlp_units=(4,), norm="layer"),
+        dict(cross="dcn_v2", structure="parallel", mlp_units=(4,)),
+        dict(cross="dcn", mlp_units=(4,), norm="batch"),
+        dict(cross="none", mlp_units=(4,), norm="layer", task_mlp_units=(3,)),
     ],
 )
 def test_gradients_are_the_slopes_of_the_numpy_formula(config):
-    rankers.slopes_agree(config, dims=(2, 2) if config["cross"] == "dot" else (2, 4))
+    rankers.slopes_agree(config, dims=(2, 2) if config["cross"] == "dlrm" else (2, 4))
 
 
 def test_a_cross_network_without_interactions_in_its_input_returns_it_plus_bias():
     """x0 = 0 leaves only the additive bias of DCN; the bias of DCN-V2 is multiplied by x0."""
     zeros = np.zeros((2, 3), np.float32)
-    for cross, expected in (("vector", 5.0), ("matrix", 0.0)):
-        model = models.build(tasks=1, cross=cross, cross_layers=1, hidden=())
+    for cross, expected in (("dcn", 5.0), ("dcn_v2", 0.0)):
+        model = models.build(tasks=1, cross=cross, cross_layers=1, mlp_units=())
         params, state = model.init(jax.random.key(0), inputs_of(zeros, ()))
         params = jax.tree.map(jnp.ones_like, params)
         params["head"]["bias"] = jnp.full(1, 2.0)
@@ -196,7 +198,7 @@ def test_a_cross_network_without_interactions_in_its_input_returns_it_plus_bias(
 
 def test_batch_norm_moves_its_running_statistics_and_uses_them_when_not_training():
     with jax.enable_x64(True):
-        model, params, state, floats, vectors = built(cross="none", hidden=(4,), norm="batch")
+        model, params, state, floats, vectors = built(cross="none", mlp_units=(4,), norm="batch")
         logits, new = model.apply(params, state, inputs_of(floats, vectors), train=True)
         again, same = model.apply(params, new, inputs_of(floats, vectors), train=False)
         assert {a.dtype for a in jax.tree.leaves((state, new))} == {np.dtype(np.float64)}
@@ -218,7 +220,7 @@ def test_batch_norm_moves_its_running_statistics_and_uses_them_when_not_training
 
 
 def test_batch_norm_keeps_a_small_spread_around_a_large_mean():
-    model = models.build(tasks=1, cross="none", hidden=(1,), norm="batch", activation="tanh")
+    model = models.build(tasks=1, cross="none", mlp_units=(1,), norm="batch", activation="tanh")
     floats = (1000 + np.arange(8) / 100)[:, None].astype(np.float32)
     params, state = model.init(jax.random.key(0), inputs_of(floats, ()))
     params["tower"]["layer_0"]["kernel"] = jnp.ones((1, 1))
@@ -230,7 +232,7 @@ def test_batch_norm_keeps_a_small_spread_around_a_large_mean():
 
 
 def test_the_gradient_through_batch_norm_is_that_of_the_global_batch():
-    model = models.build(tasks=1, cross="none", hidden=(6,), norm="batch", activation="tanh")
+    model = models.build(tasks=1, cross="none", mlp_units=(6,), norm="batch", activation="tanh")
     floats, _ = random_input(batch=32)
     floats = floats + np.arange(32, dtype=np.float32)[:, None]
     params, state = model.init(jax.random.key(0), inputs_of(floats, ()))
@@ -260,7 +262,7 @@ def test_the_gradient_through_batch_norm_is_that_of_the_global_batch():
 
 
 def test_a_sequence_is_pooled_by_a_softmax_over_its_filled_places():
-    model = models.build(tasks=1, cross="none", hidden=())
+    model = models.build(tasks=1, cross="none", mlp_units=())
     rng = np.random.default_rng(0)
     vectors = rng.normal(size=(4, 5, 3)).astype(np.float32)
     mask = np.arange(5)[None, :] < np.array([5, 2, 1, 0])[:, None]
@@ -286,7 +288,7 @@ def test_a_sequence_is_pooled_by_a_softmax_over_its_filled_places():
 
 
 def test_batch_norm_statistics_are_those_of_the_global_batch_on_any_number_of_devices():
-    model = models.build(tasks=1, cross="none", hidden=(16,), norm="batch")
+    model = models.build(tasks=1, cross="none", mlp_units=(16,), norm="batch")
     floats, vectors = random_input(batch=64)
     # Unlike means on each device, so that statistics of a device would differ from the global.
     floats = floats + np.arange(64, dtype=np.float32)[:, None]
@@ -305,7 +307,7 @@ def test_batch_norm_statistics_are_those_of_the_global_batch_on_any_number_of_de
 
 def identity_with_dropout():
     """A model whose logits are its floats after the dropout of one layer."""
-    model = models.build(tasks=32, cross="none", hidden=(32,), dropout=0.25)
+    model = models.build(tasks=32, cross="none", mlp_units=(32,), dropout=0.25)
     floats = np.ones((64, 32), np.float32)
     params, state = model.init(jax.random.key(0), inputs_of(floats, ()))
     params = jax.tree.map(jnp.zeros_like, params)
@@ -360,8 +362,8 @@ def test_random_bits_look_independent_over_keys_examples_and_units():
         means = kept.mean(axis=others) / (deviation / (n / kept.shape[axis]) ** 0.5)
         assert np.abs(means).max() < 5
         assert 0.6 < means.std() < 1.4
-        for apart in (1, 2, 16):
-            ahead = np.roll(kept, apart, axis)
+        for fusion_barrier in (1, 2, 16):
+            ahead = np.roll(kept, fusion_barrier, axis)
             assert abs((kept * ahead).mean()) < 5 * deviation**2 / n**0.5
     for bit in range(32):
         assert abs((bits >> np.uint32(bit) & 1).mean() - 0.5) < 5 * 0.5 / n**0.5
@@ -385,7 +387,7 @@ def test_dropout_without_a_key_is_refused():
 
 
 def test_parameters_have_stable_names_and_zero_biases():
-    model, params, _, _, _ = built(structure="parallel", hidden=(4,), norm="layer")
+    model, params, _, _, _ = built(structure="parallel", mlp_units=(4,), norm="layer")
     assert set(params) == {"cross", "tower", "head"}
     assert set(params["tower"]) == {"layer_0", "norm_0"}
     assert not params["tower"]["layer_0"]["bias"].any()
@@ -397,9 +399,9 @@ def test_parameters_have_stable_names_and_zero_biases():
     }
 
 
-@pytest.mark.parametrize(("cross", "out"), [("matrix", 200), ("vector", 1)])
+@pytest.mark.parametrize(("cross", "out"), [("dcn_v2", 200), ("dcn", 1)])
 def test_kernels_start_with_the_variance_of_glorot(cross, out):
-    model = models.build(tasks=1, cross=cross, cross_layers=20, hidden=(300,))
+    model = models.build(tasks=1, cross=cross, cross_layers=20, mlp_units=(300,))
     params, _ = model.init(jax.random.key(0), inputs_of(np.zeros((1, 200), np.float32), ()))
     cross_kernels = np.stack([params["cross"][f"layer_{i}"]["kernel"] for i in range(20)])
     np.testing.assert_allclose(cross_kernels.var(), 2 / (200 + out), rtol=0.1)
@@ -408,8 +410,8 @@ def test_kernels_start_with_the_variance_of_glorot(cross, out):
 
 
 def test_kernels_of_low_rank_start_with_the_variance_of_glorot_for_each_expert():
-    for cross, experts in (("low_rank", {}), ("mix", {"cross_experts": 3})):
-        model = models.build(tasks=1, cross=cross, cross_rank=60, hidden=(), **experts)
+    for cross, experts in (("dcn_v2_low_rank", {}), ("dcn_mix", {"cross_experts": 3})):
+        model = models.build(tasks=1, cross=cross, cross_rank=60, mlp_units=(), **experts)
         params, _ = model.init(jax.random.key(0), inputs_of(np.zeros((1, 200), np.float32), ()))
         kernels = {name: layer["kernel"] for name, layer in params["cross"].items()}
         count = experts.get("cross_experts", 1)
@@ -426,7 +428,7 @@ def test_kernels_of_low_rank_start_with_the_variance_of_glorot_for_each_expert()
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (dict(cross="matrx"), r"model.cross .*'matrix', 'vector',.* 'none'.*'matrx'"),
+        (dict(cross="matrx"), r"model.cross .*'dcn_v2', 'dcn',.* 'none'.*'matrx'"),
         (dict(structure="deep"), r"model.structure .*'stacked'.*'deep'"),
         (dict(activation="relu6"), r"model.activation .*'relu'.*'relu6'"),
         (dict(norm="group"), r"model.norm .*'batch'.*'group'"),
@@ -435,26 +437,50 @@ def test_kernels_of_low_rank_start_with_the_variance_of_glorot_for_each_expert()
         (dict(cross_layers=0), r"model.cross_layers .*at least 1.*0"),
         (dict(dropout=1.0), r"model.dropout .*at least 0 and below 1.*1.0"),
         (dict(dropout="0.1"), r"model.dropout .*'0.1'"),
-        (dict(hidden=(400, 0)), r"model.hidden\[1\] .*at least 1: found 0"),
-        (dict(hidden=400), r"model.hidden .*400"),
-        (dict(head_hidden=(1.5,)), r"model.head_hidden\[0\] .*1.5"),
-        (dict(cross="mix", cross_rank=0), r"model.cross_rank .*at least 1: found 0"),
-        (dict(cross="mix", cross_experts=2.0), r"model.cross_experts .*whole number.*2.0"),
-        (dict(cross="dot", bottom_hidden=(0,)), r"model.bottom_hidden\[0\] .*at least 1: found 0"),
+        (dict(mlp_units=(400, 0)), r"model.mlp_units\[1\] .*at least 1: found 0"),
+        (dict(mlp_units=400), r"model.mlp_units .*400"),
+        (dict(task_mlp_units=(1.5,)), r"model.task_mlp_units\[0\] .*1.5"),
+        (dict(cross="dcn_mix", cross_rank=0), r"model.cross_rank .*at least 1: found 0"),
+        (dict(cross="dcn_mix", cross_experts=2.0), r"model.cross_experts .*whole number.*2.0"),
+        (
+            dict(cross="dlrm", bottom_mlp_units=(0,)),
+            r"model.bottom_mlp_units\[0\] .*at least 1: found 0",
+        ),
         (dict(multitask="ple", levels=0), r"model.levels .*at least 1: found 0"),
         (dict(multitask="mmoe", experts=True), r"model.experts .*whole number.*True"),
         (dict(multitask="ple", task_experts=-1), r"model.task_experts .*at least 1: found -1"),
-        (dict(multitask="mmoe", expert_hidden=()), r"model.expert_hidden .*with an entry.*\(\)"),
+        (
+            dict(multitask="mmoe", expert_mlp_units=()),
+            r"model.expert_mlp_units .*with an entry.*\(\)",
+        ),
         (dict(cross="none", cross_layers=3), r"cross_layers is read only where model.cross .*3.*2"),
-        (dict(cross="dot", cross_layers=3), r"cross_layers is read only where .*3.*'dot'"),
-        (dict(cross_rank=8), r"cross_rank is read only where .*'low_rank', 'mix'.*8.*'matrix'.*64"),
-        (dict(cross="low_rank", cross_experts=8), r"cross_experts is read only where .*'mix'.*8"),
-        (dict(bottom_hidden=(8,)), r"bottom_hidden is read only where .*'dot'.*\(8,\).*\(128,\)"),
-        (dict(floats_hidden=(8, 0)), r"model.floats_hidden\[1\] .*at least 1: found 0"),
-        (dict(cross="dot", floats_hidden=(8,)), r"floats_hidden is .*\(8,\).*'dot'.*bottom_hidden"),
-        (dict(bottom_hidden=(8,)), r"bottom_hidden is read only where .*model.floats_hidden\."),
+        (dict(cross="dlrm", cross_layers=3), r"cross_layers is read only where .*3.*'dlrm'"),
+        (
+            dict(cross_rank=8),
+            r"cross_rank is read only where .*'dcn_v2_low_rank', 'dcn_mix'.*8.*'dcn_v2'.*64",
+        ),
+        (
+            dict(cross="dcn_v2_low_rank", cross_experts=8),
+            r"cross_experts is read only where .*'dcn_mix'.*8",
+        ),
+        (
+            dict(bottom_mlp_units=(8,)),
+            r"bottom_mlp_units is read only where .*'dlrm'.*\(8,\).*\(128,\)",
+        ),
+        (dict(dense_mlp_units=(8, 0)), r"model.dense_mlp_units\[1\] .*at least 1: found 0"),
+        (
+            dict(cross="dlrm", dense_mlp_units=(8,)),
+            r"dense_mlp_units is .*\(8,\).*'dlrm'.*bottom_mlp_units",
+        ),
+        (
+            dict(bottom_mlp_units=(8,)),
+            r"bottom_mlp_units is read only where .*model.dense_mlp_units\.",
+        ),
         (dict(experts=8), r"experts is read only where .*'mmoe', 'ple'.*8.*'shared_bottom'"),
-        (dict(expert_hidden=(8,)), r"expert_hidden is read only where model.multitask .*\(8,\)"),
+        (
+            dict(expert_mlp_units=(8,)),
+            r"expert_mlp_units is read only where model.multitask .*\(8,\)",
+        ),
         (dict(multitask="mmoe", task_experts=8), r"task_experts is read only where .*'ple'.*8"),
         (dict(multitask="mmoe", levels=8), r"levels is read only where .*'ple'.*8.*'mmoe'"),
         (dict(layers=2), r"no such field: model.layers. Did you mean model.cross_layers"),
@@ -467,7 +493,7 @@ def test_a_wrong_field_is_named_with_what_is_allowed(config, message):
 
 
 def test_a_field_that_is_not_read_may_be_given_with_its_default():
-    fields = dict(cross_layers=2, cross_rank=64, experts=4, bottom_hidden=[128], levels=2)
+    fields = dict(cross_layers=2, cross_rank=64, experts=4, bottom_mlp_units=[128], levels=2)
     models.build(tasks=1, cross="none", **fields)
 
 
@@ -478,11 +504,11 @@ def test_a_model_of_nothing_is_refused():
 
 
 def test_a_model_of_vectors_only_needs_no_floats():
-    model = models.build(tasks=1, hidden=())
+    model = models.build(tasks=1, mlp_units=())
     vectors = random_input()[1]
     none = np.zeros((BATCH, 0), np.float32)
     params, state = model.init(jax.random.key(0), inputs_of(none, vectors))
     logits, _ = model.apply(params, state, inputs_of(none, vectors), train=False)
     params = jax.tree.map(np.asarray, params)
-    expected = rankers.ranker(params, none, vectors, cross="matrix", structure="stacked")
+    expected = rankers.ranker(params, none, vectors, cross="dcn_v2", structure="stacked")
     np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-5)

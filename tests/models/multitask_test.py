@@ -15,14 +15,16 @@ from jaxrank.errors import InputError
 from jaxrank.models.products import StackedDense
 from jaxrank.outputs import check_parents, joint_logits, outputs
 
-MMOE = dict(multitask="mmoe", experts=3, expert_hidden=(5, 4))
-PLE = dict(multitask="ple", levels=3, experts=3, task_experts=2, expert_hidden=(5, 4))
+MMOE = dict(multitask="mmoe", experts=3, expert_mlp_units=(5, 4))
+PLE = dict(multitask="ple", levels=3, experts=3, task_experts=2, expert_mlp_units=(5, 4))
 CGC = {**PLE, "levels": 1}
 
 
-ALONE = dict(cross="none", hidden=())
-PARALLEL = dict(cross="matrix", structure="parallel", hidden=(6,), head_hidden=(3,), norm="layer")
-STACKED = dict(cross="vector", structure="stacked", hidden=(6,), head_hidden=(3,), norm="batch")
+ALONE = dict(cross="none", mlp_units=())
+PARALLEL = dict(
+    cross="dcn_v2", structure="parallel", mlp_units=(6,), task_mlp_units=(3,), norm="layer"
+)
+STACKED = dict(cross="dcn", structure="stacked", mlp_units=(6,), task_mlp_units=(3,), norm="batch")
 
 
 @pytest.mark.parametrize(
@@ -51,11 +53,11 @@ def test_logits_are_those_of_experts_and_gates_one_by_one(multitask, around):
 @pytest.mark.parametrize(
     "config",
     [
-        dict(cross="none", hidden=(), **MMOE),
-        dict(cross="matrix", hidden=(4,), head_hidden=(3,), norm="batch", **MMOE),
-        dict(cross="none", hidden=(), **PLE),
-        dict(cross="none", hidden=(4,), head_hidden=(3,), norm="layer", **CGC),
-        dict(cross="none", hidden=(4,), norm="batch", **{**PLE, "levels": 2}),
+        dict(cross="none", mlp_units=(), **MMOE),
+        dict(cross="dcn_v2", mlp_units=(4,), task_mlp_units=(3,), norm="batch", **MMOE),
+        dict(cross="none", mlp_units=(), **PLE),
+        dict(cross="none", mlp_units=(4,), task_mlp_units=(3,), norm="layer", **CGC),
+        dict(cross="none", mlp_units=(4,), norm="batch", **{**PLE, "levels": 2}),
     ],
 )
 def test_gradients_are_the_slopes_of_the_numpy_formula(config):
@@ -105,11 +107,11 @@ def test_the_program_of_many_experts_is_as_long_as_that_of_few(multitask):
         model = models.build(
             tasks=2,
             cross="none",
-            hidden=(),
+            mlp_units=(),
             norm="batch",
             multitask=multitask,
             experts=experts,
-            expert_hidden=(3, 2),
+            expert_mlp_units=(3, 2),
             **several,
         )
         shapes = jax.eval_shape(model.init, jax.random.key(0), inputs_of(floats, none))
@@ -121,7 +123,7 @@ def test_the_program_of_many_experts_is_as_long_as_that_of_few(multitask):
 
 
 def test_kernels_of_experts_and_gates_start_with_the_variance_of_glorot_for_each():
-    model = models.build(tasks=2, cross="none", hidden=(), **{**PLE, "expert_hidden": (50,)})
+    model = models.build(tasks=2, cross="none", mlp_units=(), **{**PLE, "expert_mlp_units": (50,)})
     params, _ = model.init(jax.random.key(0), inputs_of(np.zeros((1, 400), np.float32), ()))
     level = params["ple"]["level_0"]
     for name, layers in (("task_experts", 4), ("shared_experts", 3)):
@@ -136,7 +138,7 @@ def test_kernels_of_experts_and_gates_start_with_the_variance_of_glorot_for_each
 
 
 def test_parameters_of_experts_have_stable_names():
-    model, params, _, _, _ = built(cross="none", hidden=(), **{**PLE, "levels": 2})
+    model, params, _, _, _ = built(cross="none", mlp_units=(), **{**PLE, "levels": 2})
     assert set(params) == {"ple", "head_0", "head_1"}
     shared, last = {"task_experts", "shared_experts", "task_gate"}, params["ple"]["level_1"]
     assert set(params["ple"]["level_0"]) == shared | {"shared_gate"}
@@ -146,7 +148,7 @@ def test_parameters_of_experts_have_stable_names():
     gates = 2 * 11 * 5 + 11 * 7 + 2 * 4 * 5
     count = 7 * expert[11] + 7 * expert[4] + gates
     assert models.describe(params) == {"ple": count, "head_0": 5, "head_1": 5}
-    _, params, _, _, _ = built(cross="none", hidden=(), head_hidden=(3,), **MMOE)
+    _, params, _, _, _ = built(cross="none", mlp_units=(), task_mlp_units=(3,), **MMOE)
     assert set(params) == {"mmoe", "task_0", "task_1", "head_0", "head_1"}
     assert set(params["mmoe"]) == {"experts", "gate"}
 
@@ -154,8 +156,8 @@ def test_parameters_of_experts_have_stable_names():
 def test_units_of_experts_are_dropped_each_for_itself():
     """One unit in each of 40 experts, of which all tasks take the mean."""
     model = models.build(
-        tasks=2, cross="none", hidden=(), dropout=0.25, multitask="mmoe", experts=40,
-        expert_hidden=(1,),
+        tasks=2, cross="none", mlp_units=(), dropout=0.25, multitask="mmoe", experts=40,
+        expert_mlp_units=(1,),
     )  # fmt: skip
     floats = np.ones((256, 1), np.float32)
     params, state = model.init(jax.random.key(0), inputs_of(floats, ()))

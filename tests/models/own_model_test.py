@@ -29,7 +29,7 @@ def get_config():
     c = tiny.config()
     with c.unlocked():
         c.model = default(model="own").model
-        c.features.ids = c.features.ids[:{ids}]
+        c.features.categorical = c.features.categorical[:{ids}]
     c.model.ids = ("c0", "c1")[:{ids}]
     return c
 """

@@ -19,18 +19,20 @@ from jaxrank.models.products import compiler_options, layer, product
 PARTS = slice(0, 3), slice(3, 6)
 # One of each kind of layer.
 CONFIGS = [
-    dict(cross="matrix", structure="parallel", head_hidden=(3,), norm="batch"),
-    dict(cross="vector", structure="parallel", norm="layer"),
-    dict(cross="low_rank", cross_rank=3, multitask="mmoe", expert_hidden=(5, 4)),
-    dict(cross="mix", cross_rank=3, multitask="ple", expert_hidden=(5, 4), head_hidden=(3,)),
-    dict(cross="dot", bottom_hidden=(4,), structure="parallel"),
+    dict(cross="dcn_v2", structure="parallel", task_mlp_units=(3,), norm="batch"),
+    dict(cross="dcn", structure="parallel", norm="layer"),
+    dict(cross="dcn_v2_low_rank", cross_rank=3, multitask="mmoe", expert_mlp_units=(5, 4)),
+    dict(
+        cross="dcn_mix", cross_rank=3, multitask="ple", expert_mlp_units=(5, 4), task_mlp_units=(3,)
+    ),
+    dict(cross="dlrm", bottom_mlp_units=(4,), structure="parallel"),
 ]
 NAMES = [config["cross"] for config in CONFIGS]
 
 
 def model_of(config, dtype=np.float32, **more):
-    dims = (4, 4) if config["cross"] == "dot" else (2, 4)
-    return built(hidden=(6,), dims=dims, dtype=dtype, **config, **more)
+    dims = (4, 4) if config["cross"] == "dlrm" else (2, 4)
+    return built(mlp_units=(6,), dims=dims, dtype=dtype, **config, **more)
 
 
 def products_of(config, **more):
@@ -71,7 +73,7 @@ def test_a_bfloat16_model_begins_near_the_float32_one_and_gives_float32(config, 
     found = {}
     for precision in ("highest", rounding):
         model = models.build(
-            tasks=2, hidden=(32,), activation="silu", precision=precision, **config
+            tasks=2, mlp_units=(32,), activation="silu", precision=precision, **config
         )
         params, state = model.init(jax.random.key(0), inputs_of(floats, vectors))
 
@@ -83,8 +85,8 @@ def test_a_bfloat16_model_begins_near_the_float32_one_and_gives_float32(config, 
         assert {a.dtype for a in jax.tree.leaves((grads, logits, new))} == {np.dtype("float32")}
         found[precision] = logits, jnp.concatenate([g.ravel() for g in jax.tree.leaves(grads)])
     for exact, rounded, most in zip(*found.values(), limits, strict=True):
-        apart = np.linalg.norm(rounded - exact) / np.linalg.norm(exact)
-        assert 1e-5 < apart < most
+        fusion_barrier = np.linalg.norm(rounded - exact) / np.linalg.norm(exact)
+        assert 1e-5 < fusion_barrier < most
 
 
 def test_bfloat16_products_are_added_up_in_float32():
@@ -279,7 +281,7 @@ def test_operations_of_an_example_are_two_for_each_weight_and_those_of_mixing(co
     weights = sum(leaf.size for path, leaf in leaves if path[-1].key == "kernel")
     # Gates times experts, of two tasks: width 4, defaults of 4 experts, 2 of each task, 2 levels.
     mixing = {"mmoe": 2 * 4 * 4, "ple": 2 * (2 * (2 + 4) * 4) + (2 * 2 + 4) * 4}
-    pairs = (1 + 3) ** 2 * 4 if config["cross"] == "dot" else 0
+    pairs = (1 + 3) ** 2 * 4 if config["cross"] == "dlrm" else 0
     expected = 2 * (weights + mixing.get(config.get("multitask"), 0) + pairs)
     assert model.flops(inputs_of(floats, vectors)) == expected
     shapes = jax.eval_shape(lambda: (floats, vectors))
@@ -289,7 +291,7 @@ def test_operations_of_an_example_are_two_for_each_weight_and_those_of_mixing(co
 @pytest.mark.parametrize("width", [429, 430])
 def test_zeros_that_sides_are_filled_up_with_are_no_operations(width):
     counts = [
-        models.build(tasks=1, cross="low_rank", precision=precision).flops(
+        models.build(tasks=1, cross="dcn_v2_low_rank", precision=precision).flops(
             inputs_of(np.zeros((1, width), np.float32), ())
         )
         for precision in ("highest", "bfloat16")
@@ -298,13 +300,13 @@ def test_zeros_that_sides_are_filled_up_with_are_no_operations(width):
 
 
 def test_operations_of_a_sequence_are_those_of_what_reads_its_pool():
-    model = models.build(tasks=1, cross="none", hidden=())
+    model = models.build(tasks=1, cross="none", mlp_units=())
     sequence = (np.zeros((9, 5, 3), np.float32), np.zeros((9, 5), bool))
     assert model.flops(inputs_of(np.zeros((9, 2), np.float32), (), (sequence,))) == 2 * (2 + 3)
 
 
 def test_a_training_step_takes_three_times_the_operations_of_a_forward_pass():
-    config = dict(cross="matrix", head_hidden=(3,))
+    config = dict(cross="dcn_v2", task_mlp_units=(3,))
     model, params, state, floats, vectors = model_of(config)
     step = 0
     for equation in filter(_is_product, gradient_program(model, params, state, floats, vectors)):

@@ -21,11 +21,11 @@ from sharded import lookup, new_tables, specs_of, update
 
 from jaxrank import mesh as meshes
 from jaxrank import native
-from jaxrank.embedding import Embedding, duplicates, make_rule
+from jaxrank.embedding import Embedding, duplicates, make_row_optimizer
 from jaxrank.embedding.backends import cpu_rows
-from jaxrank.embedding.backends.cpu import ByRowNative
-from jaxrank.embedding.backends.lazy import PerId
-from jaxrank.embedding.backends.xla import ByRow
+from jaxrank.embedding.backends.cpu import CpuRowLayout
+from jaxrank.embedding.backends.lazy import IndexedVectors
+from jaxrank.embedding.backends.xla import RowLayout
 from jaxrank.features import PAD
 from jaxrank.layout import layout
 from jaxrank.models.cross import LowRankCross, MatrixCross
@@ -67,7 +67,7 @@ def multiplied(compiled):
 @needs_compiler
 @pytest.mark.parametrize(("count", "dim"), [ODD, MANY, *SHAPES[::2]])
 def test_rows_are_taken_as_by_xla(count, dim):
-    plain, form = ByRow(dim, 128), ByRowNative(dim, 128)
+    plain, form = RowLayout(dim, 128), CpuRowLayout(dim, 128)
     table, index = floats(700, 128), ids(count, 700)
     assert_same_bits(form.take(table, index), plain.take(table, index))
     numbers = jnp.asarray(table[:, 0])
@@ -84,7 +84,7 @@ def test_rows_are_taken_as_by_xla(count, dim):
     ],
 )
 def test_vectors_are_added_as_by_xla(count, dim, order, given):
-    plain, form = ByRow(dim, 128), ByRowNative(dim, 128)
+    plain, form = RowLayout(dim, 128), CpuRowLayout(dim, 128)
     at = ids(count, 900)
     at = np.sort(at) if order == "rising" else at
     start = floats(900, dim, seed=2) + np.float32(0)  # as sums are, never a negative zero
@@ -119,8 +119,8 @@ def test_gradients_of_an_id_are_added_up_as_by_xla(count, rows, dim):
     row = jnp.asarray(ids(count, rows))
     rest = count - own
     pieces = [
-        PerId(own, jnp.asarray(floats(own, dim))),
-        PerId(
+        IndexedVectors(own, jnp.asarray(floats(own, dim))),
+        IndexedVectors(
             rest,
             jnp.asarray(floats(200, dim, seed=5)),
             jnp.asarray(ids(rest, 200, seed=6)),
@@ -129,7 +129,7 @@ def test_gradients_of_an_id_are_added_up_as_by_xla(count, rows, dim):
     ]
     unique, sums = jax.jit(lambda: cpu_rows.sum_by_id(row, pieces, rows, dim))()
     scratch = jnp.zeros(rows, jnp.int32)
-    expected, of_expected, _ = duplicates.sum_by_scratch(ByRow(dim, dim), row, pieces, scratch)
+    expected, of_expected, _ = duplicates.sum_by_scratch(RowLayout(dim, dim), row, pieces, scratch)
     different = len(np.unique(row[row != PAD]))
     assert (np.asarray(unique[different:]) == PAD).all()
     order, in_order = np.argsort(unique[:different]), np.argsort(expected[:different])
@@ -139,22 +139,24 @@ def test_gradients_of_an_id_are_added_up_as_by_xla(count, rows, dim):
 
 @needs_compiler
 @pytest.mark.parametrize(
-    ("rule", "placement", "devices", "replicas", "scope", "settings"),
+    ("row_optimizer", "placement", "devices", "replicas", "scope", "settings"),
     [
         ("rowwise_adagrad", "rows", 1, 1, "read", {}),
-        ("rowwise_adagrad", "mixed", 4, 2, "read", {"rate_factors": {"ta": 0.25, "tc": 4.0}}),
+        ("rowwise_adagrad", "mixed", 4, 2, "read", {"lr_multipliers": {"ta": 0.25, "tc": 4.0}}),
         ("rowwise_adagrad", "rows", 1, 1, "read", {"l2": 0.01}),
         ("rowwise_adagrad", "rows", 1, 1, "read", {"clip_norm": 0.01}),
         ("adagrad", "mixed", 1, 1, "read", {"l2": 0.01}),
         ("sgd", "mixed", 1, 1, "table", {"l2": 0.01}),
     ],
 )
-def test_lookup_and_update_are_those_of_xla(rule, placement, devices, replicas, scope, settings):
+def test_lookup_and_update_are_those_of_xla(
+    row_optimizer, placement, devices, replicas, scope, settings
+):
     lay = layout(SCHEMA, DIMS, hot_of(placement, devices))
     settings = dict(
         layout=lay,
         mesh=meshes.make_mesh(devices=devices, replicas=replicas),
-        rule=make_rule(rule),
+        row_optimizer=make_row_optimizer(row_optimizer),
         room={stack.name: 0.1 for stack in lay.stacks},
         l2_scope=scope,
         **settings,
@@ -188,22 +190,26 @@ def test_lookup_and_update_are_those_of_xla(rule, placement, devices, replicas, 
     ],
 )
 def test_rowwise_adagrad_is_that_of_float64(count, width, has_rates):
-    dim, rows, rule = width - width // 4, 128_000, make_rule("rowwise_adagrad", eps=1e-3)
+    dim, rows, row_optimizer = (
+        width - width // 4,
+        128_000,
+        make_row_optimizer("rowwise_adagrad", eps=1e-3),
+    )
     row = np.random.default_rng(0).permutation(rows)[:count].astype(np.int32)
     table = floats(rows, width)
     grads = floats(count + 7, dim, seed=1)
-    rate = np.abs(floats(count + 7, 1, seed=2)) if has_rates else np.float32(0.3)
+    learning_rate = np.abs(floats(count + 7, 1, seed=2)) if has_rates else np.float32(0.3)
     accumulator = np.abs(floats(rows, seed=3))
     stored = jnp.asarray(table.reshape(-1, 128)), {"accumulator": jnp.asarray(accumulator)}
     padded = jnp.asarray(np.append(row, np.full(7, PAD)))
-    change = jax.jit(functools.partial(rule.native, width=width))
-    new, slots = change(*stored, padded, jnp.asarray(grads), jnp.asarray(rate))
+    change = jax.jit(functools.partial(row_optimizer.native, width=width))
+    new, slots = change(*stored, padded, jnp.asarray(grads), jnp.asarray(learning_rate))
 
     grads = grads[:count].astype(np.float64)
     mean, expected = np.mean(grads**2, axis=1), accumulator.astype(np.float64)
     expected[row] += mean
     np.testing.assert_allclose(slots["accumulator"], expected, rtol=1e-6)
-    rates = rate[:count] if has_rates else rate
+    rates = learning_rate[:count] if has_rates else learning_rate
     table[row, :dim] -= rates * grads / np.sqrt(expected[row] + 1e-3)[:, None]
     np.testing.assert_allclose(np.reshape(new, table.shape), table, rtol=1e-6, atol=1e-6)
 
@@ -211,7 +217,9 @@ def test_rowwise_adagrad_is_that_of_float64(count, width, has_rates):
 @needs_compiler
 def test_rowwise_adagrad_changes_nothing_where_a_step_is_left_out():
     lay = layout(SCHEMA, DIMS, hot_of("rows", 1))
-    embedding = Embedding(lay, meshes.make_mesh(devices=1), rule=make_rule("rowwise_adagrad"))
+    embedding = Embedding(
+        lay, meshes.make_mesh(devices=1), row_optimizer=make_row_optimizer("rowwise_adagrad")
+    )
     tables, batch = new_tables(embedding), examples.random_batch(lay, 64, seed=0)
     vectors, _ = lookup(embedding, tables, batch)
     batch = jax.tree.map(jnp.asarray, batch)
@@ -220,9 +228,16 @@ def test_rowwise_adagrad_changes_nothing_where_a_step_is_left_out():
     def step(applies):
         def change():
             routes = embedding.route(batch)
-            rate, count = jnp.float32(0.1), jnp.int32(0)
+            learning_rate, count = jnp.float32(0.1), jnp.int32(0)
             return embedding.update(
-                tables, {}, routes, batch, vectors, rate=rate, step=count, applies=applies
+                tables,
+                {},
+                routes,
+                batch,
+                vectors,
+                learning_rate=learning_rate,
+                step=count,
+                applies=applies,
             )[0]
 
         mapped = jax.shard_map(
@@ -263,7 +278,9 @@ def test_what_is_bfloat16_beside_what_is_multiplied_is_read_as_the_float32_that_
 
 
 @needs_layers
-@pytest.mark.parametrize("cross", [MatrixCross(3), LowRankCross(2, 40)], ids=["matrix", "low_rank"])
+@pytest.mark.parametrize(
+    "cross", [MatrixCross(3), LowRankCross(2, 40)], ids=["dcn_v2", "dcn_v2_low_rank"]
+)
 @pytest.mark.parametrize("reads_x0", [False, True])
 def test_the_gradient_of_cross_layers_in_a_row_is_that_of_float64(cross, reads_x0):
     """Whether x0 is read besides or not; each number of y and x0 has the same gradient."""

@@ -14,13 +14,13 @@ from jaxrank import cli, report
 from jaxrank import run as job
 from jaxrank.aot import topology
 from jaxrank.config_files import load
-from jaxrank.embedding import make_rule
+from jaxrank.embedding import make_row_optimizer
 from jaxrank.errors import InputError, RunError
 from jaxrank.features import Categorical, Schema, Table, Task
-from jaxrank.layout import Hot, layout
+from jaxrank.layout import ReplicatedRows, layout
 from jaxrank.placement import budget
 from jaxrank.placement import plan as plans
-from jaxrank.placement.case import Machine
+from jaxrank.placement.cost import Machine
 from jaxrank.program import BatchShape
 from jaxrank.workdir import data as run_data
 
@@ -79,7 +79,9 @@ def test_a_prepared_store_is_planned_by_where_there_is_one(capsys, tmp_path):
     by_field, _ = plan(capsys, *ON_EIGHT, f"--config.data.store={tmp_path / 'data'}")
     assert by_field == by_workdir
     with pytest.raises(InputError, match="(?s)prepared with other features.*300.*, now .*301"):
-        plan(capsys, *ON_EIGHT, f"--workdir={tmp_path}", "--config.features.ids[0].rows=301")
+        plan(
+            capsys, *ON_EIGHT, f"--workdir={tmp_path}", "--config.features.categorical[0].rows=301"
+        )
 
 
 def test_the_store_that_a_run_names_is_read_where_the_command_names_none(capsys, store, tmp_path):
@@ -101,7 +103,10 @@ def test_the_store_that_a_run_names_is_read_where_the_command_names_none(capsys,
 
 def test_a_vocabulary_is_planned_from_its_store(capsys, tmp_path):
     """Rows 0 and 1 stand for missing and unknown values and are hardly ever read."""
-    encoding = ("--config.features.ids[0].encoding=vocabulary", "--config.features.ids[0].rows=0")
+    encoding = (
+        "--config.features.categorical[0].encoding=vocabulary",
+        "--config.features.categorical[0].rows=0",
+    )
     store = tmp_path / "store"
     cli.run(["prepare", f"--config={TINY}", f"--output={store}", *encoding])
     capsys.readouterr()
@@ -121,12 +126,12 @@ def test_counted_bytes_are_those_of_the_state_that_a_run_makes(tmp_path):
     def size(tree):
         return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
-    found = planned.case.bytes
+    found = planned.cost.bytes
     assert found.tables == sum(size(t.rows) for t in state.tables.values())
     assert found.accumulators == sum(size(t.slots) for t in state.tables.values())
     assert found.dense == 2 * size(state.params) + size((state.model_state, state.opt_state))
-    batch = built.program.shape.struct(planned.case.layout)
-    assert found.batches == 3 * config.steps_per_call * size(batch)
+    batch = built.program.shape.struct(planned.cost.layout)
+    assert found.batches == 3 * config.steps_per_execution * size(batch)
     assert found.buffers == 0
     # Layers of 16 and 2 tasks, cross layers on the input; at least their outputs are kept.
     assert found.activations > 128 * (16 + 2) * 4
@@ -161,12 +166,12 @@ def test_bytes_are_those_of_each_buffer_and_each_collective():
     """Two replicas of four owners, buffers of 16 ids, dimension 8; 40 rows on every device."""
     schema = Schema(
         tasks=(Task("click"),),
-        floats=(),
-        ids=(Categorical("a", "a"), Categorical("b", "b")),
-        lists=(),
+        dense=(),
+        categorical=(Categorical("a", "a"), Categorical("b", "b")),
+        ragged=(),
         tables=(Table("a", 40, "integer"), Table("b", 5000, "integer")),
     )
-    planned = layout(schema, {"a": 8, "b": 8}, {"dim8": Hot(whole=("a",))})
+    planned = layout(schema, {"a": 8, "b": 8}, {"dim8": ReplicatedRows(replicated_tables=("a",))})
     partition = budget.Partition(replicas=2, shards=4, capacities={"dim8": 16})
     dense = budget.DensePart(parameters=8000, state=0, activations=10)
     number, row = 4, 8 * 4
@@ -178,13 +183,13 @@ def test_bytes_are_those_of_each_buffer_and_each_collective():
         to_other_owners + to_other_replica + 2 * 7 / 8 * summed
     )
 
-    found = budget.of_device(
+    found = budget.device_bytes(
         planned,
-        make_rule("sgd"),
+        make_row_optimizer("sgd"),
         partition,
         BatchShape(64, 8, {}).struct(planned),
         dense,
-        steps_per_call=3,
+        steps_per_execution=3,
         updates_whole_tables=False,
     )
     both_ways = 2 * 4 * 16 * (number + row + row)
@@ -214,8 +219,8 @@ def test_placements_are_mixed_freely(capsys):
 
 
 def test_a_plan_that_does_not_fit_tells_the_smallest_change_that_helps(capsys):
-    split = (*SMALL, "--config.embedding.placement=rows", "--config.source.ids=(300000,40)")
-    split += ("--config.features.ids[0].rows=300000",)
+    split = (*SMALL, "--config.embedding.placement=rows", "--config.source.categorical=(300000,40)")
+    split += ("--config.features.categorical[0].rows=300000",)
     whole, _ = plan(capsys, *split, "--devices=1", "--memory=1GiB")
     memory = f"--memory={whole['bytes_per_device'][0] // 5}"
     with pytest.raises(RunError, match="found .* too much. The smallest change.*--devices=8 ") as e:
@@ -231,7 +236,11 @@ def test_a_plan_that_does_not_fit_tells_the_smallest_change_that_helps(capsys):
 
 
 def test_a_table_that_is_replicated_by_force_is_named_where_it_does_not_fit(capsys):
-    args = (*ON_EIGHT, "--config.source.ids=(300000,40)", "--config.features.ids[0].rows=300000")
+    args = (
+        *ON_EIGHT,
+        "--config.source.categorical=(300000,40)",
+        "--config.features.categorical[0].rows=300000",
+    )
     forced = "--config.embedding.placements={'*': 'replicated'}"
     auto, _ = plan(capsys, *args)
     args += (f"--memory={auto['bytes_per_device'][0] * 2}",)
@@ -240,7 +249,11 @@ def test_a_table_that_is_replicated_by_force_is_named_where_it_does_not_fit(caps
 
 
 def test_fewer_replicas_are_the_change_where_they_help(capsys):
-    args = (*SMALL, "--config.source.ids=(300000,40)", "--config.features.ids[0].rows=300000")
+    args = (
+        *SMALL,
+        "--config.source.categorical=(300000,40)",
+        "--config.features.categorical[0].rows=300000",
+    )
     one, _ = plan(capsys, *args, "--devices=8", "--memory=1GiB")
     memory = f"--memory={round(one['bytes_per_device'][0] * 1.2)}"
     with pytest.raises(RunError, match="change that fits: --replicas=1 "):
@@ -332,14 +345,17 @@ def test_without_a_store_only_generated_data_can_be_planned():
         ),
         (
             ("--topology=v3-8", "--config.source.kind=csv"),
-            "no such field: source.floats. There are delimiter, files, kind, null_values",
+            "no such field: source.dense. There are delimiter, files, kind, null_values",
         ),
         (
             ("--topology=v3-8", "--config.data.train=x"),
             r"data.train: must be a split .* one of \['train', 'valid'\]: found 'x'",
         ),
         (("--topology=v3-8", "--config.optim.dense.name=x"), "optim.dense.name must be one of"),
-        (("--topology=v3-8", "--config.optim.tables.base_rate=-1"), "tables.base_rate must be at"),
+        (
+            ("--topology=v3-8", "--config.optim.tables.base_learning_rate=-1"),
+            "tables.base_learning_rate must be at",
+        ),
     ],
 )
 def test_what_cannot_be_planned_is_refused(args, message):
@@ -406,7 +422,7 @@ def power_law(exponent, devices, batches, placement="auto"):
 @pytest.mark.parametrize("exponent", [1.05, 1.5])
 def test_devices_serve_alike_under_a_power_law(exponent):
     found = power_law(exponent, 128, batches=10)
-    tables = found.case.plan.tables
+    tables = found.cost.plan.tables
     assert len(tables) == 26
     assert (tables[0].rows, tables[-1].rows) == (10, 40_000_000)
     assert found.batch_size == 131_072

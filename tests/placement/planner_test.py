@@ -15,7 +15,7 @@ from jaxrank.data.synthetic import source as synthetic
 from jaxrank.embedding.storage import GROUPS, group
 from jaxrank.errors import InputError
 from jaxrank.features import PAD, Categorical, Ragged, Schema, Table, Task
-from jaxrank.layout import Hot, layout
+from jaxrank.layout import ReplicatedRows, layout
 from jaxrank.placement import frequency, planner, traffic
 from jaxrank.placement.replay import replay
 from jaxrank.placement.traffic import TableReads, Traffic
@@ -35,7 +35,7 @@ class Pieces:
         ids, lists = self._parts[part]
         lengths = [[len(one) for one in example] for example in lists]
         values = [v for example in lists for one in example for v in one]
-        count = len(self.schema.lists)
+        count = len(self.schema.ragged)
         return traffic._examples(
             np.asarray(ids, np.int32).reshape(len(ids), -1),
             np.asarray(lengths, np.int32).reshape(len(ids), count),
@@ -47,9 +47,9 @@ def mixed_schema():
     """Two id columns that share a table with a sequence, and a combined list."""
     return Schema(
         tasks=(Task("click"),),
-        floats=(),
-        ids=(Categorical("pair", "item", 2), Categorical("user", "user")),
-        lists=(Ragged("history", "item", "none", length=2), Ragged("tags", "tag")),
+        dense=(),
+        categorical=(Categorical("pair", "item", 2), Categorical("user", "user")),
+        ragged=(Ragged("history", "item", "none", length=2), Ragged("tags", "tag")),
         tables=tuple(Table(n, r, "integer") for n, r in (("item", 90), ("user", 700), ("tag", 80))),
     )
 
@@ -114,8 +114,8 @@ def test_batches_leave_the_sample_out_and_then_begin_again():
 def test_generated_reads_are_those_of_the_prepared_store(tmp_path):
     config = tiny.config()
     features, source = to_plain(config.features), to_plain(config.source)
-    features["lists"][1]["max_length"] = 3
-    features["lists"][1]["on_overlong"] = "truncate"
+    features["ragged"][1]["max_length"] = 3
+    features["ragged"][1]["on_overlong"] = "truncate"
     store = passes.prepare(
         features, source, tmp_path / "store", block_size=1000, report=lambda _: None
     )
@@ -144,7 +144,7 @@ def test_features_that_cannot_be_read_without_a_store_are_refused(change, messag
     config = tiny.config()
     features, source = to_plain(config.features), to_plain(config.source)
     features["tasks"], features["keep"] = [{"name": "conversion", "label": "conversion"}], []
-    features["ids"][0] |= change
+    features["categorical"][0] |= change
     with pytest.raises(InputError, match=message):
         traffic.GeneratedReads(synthetic_source(source), "train", features).read(0)
 
@@ -245,9 +245,9 @@ def plan_of(tables, *, devices=16, share=1000, encoding="integer", seed=0, asked
 def schema_of(tables, encoding="integer"):
     return Schema(
         tasks=(Task("click"),),
-        floats=(),
-        ids=tuple(Categorical(name, name) for name in tables),
-        lists=(),
+        dense=(),
+        categorical=tuple(Categorical(name, name) for name in tables),
+        ragged=(),
         tables=tuple(Table(name, rows, encoding) for name, (rows, _) in tables.items()),
     )
 
@@ -264,9 +264,9 @@ def test_auto_keeps_small_and_hot_tables_whole_and_splits_the_others():
     count = found["big"].replicated_rows
     assert found["big"].reason.startswith(f"the hottest {count} rows on every device: read by")
     hot = plan.hot["dim16"]
-    assert hot.whole == ("tiny", "even")
-    assert set(hot.merged) == {"big", "other"}
-    merged = collections.Counter(hot.merged[: hot.replicated])
+    assert hot.replicated_tables == ("tiny", "even")
+    assert set(hot.hot_rows) == {"big", "other"}
+    merged = collections.Counter(hot.hot_rows[: hot.replicated])
     assert merged == {"big": count, "other": found["other"].replicated_rows}
 
 
@@ -275,7 +275,7 @@ def test_hot_rows_are_merged_by_how_often_they_are_read():
     plan = plan_of(TABLES)
     hot = plan.hot["dim16"]
     ranks, chances = collections.Counter(), []
-    for name in hot.merged:
+    for name in hot.hot_rows:
         rows, exponent = TABLES[name]
         edges = np.array([ranks[name] + 1.0, ranks[name] + 2.0]) ** (1 - exponent)
         share = (edges[0] - edges[1]) / (1 - (rows + 1.0) ** (1 - exponent))
@@ -309,10 +309,10 @@ def test_the_same_data_gives_the_same_placement():
 
 def test_each_dimension_has_hot_rows_of_its_own():
     plan = plan_of(TABLES, dims={"big": 32, "tiny": 32})
-    assert plan.hot["dim32"].whole == ("tiny",)
-    assert set(plan.hot["dim32"].merged) == {"big"}
-    assert plan.hot["dim16"].whole == ("even",)
-    assert set(plan.hot["dim16"].merged) == {"other"}
+    assert plan.hot["dim32"].replicated_tables == ("tiny",)
+    assert set(plan.hot["dim32"].hot_rows) == {"big"}
+    assert plan.hot["dim16"].replicated_tables == ("even",)
+    assert set(plan.hot["dim16"].hot_rows) == {"other"}
     layout(schema_of(TABLES), dict.fromkeys(TABLES, 16) | {"big": 32, "tiny": 32}, plan.hot)
 
 
@@ -330,7 +330,7 @@ def test_rows_of_missing_and_unknown_values_do_not_hide_the_hot_ones_behind_them
         share=1000,
         placement_of={"big": "auto"},
     ).hot.values()
-    assert len(found.merged) == len(plain.merged) + 2
+    assert len(found.hot_rows) == len(plain.hot_rows) + 2
     assert found.replicated == plain.replicated + 2
 
 
@@ -347,7 +347,7 @@ def test_hot_rows_that_are_not_in_front_are_told():
         share=1000,
         placement_of={"big": "auto"},
     )
-    assert plan.hot["dim16"] == Hot()
+    assert plan.hot["dim16"] == ReplicatedRows()
     (warning,) = plan.warnings
     assert "table 'big' has " in warning
     assert "falling frequency" in warning
@@ -357,14 +357,14 @@ def test_hot_rows_that_are_not_in_front_are_told():
 
 def test_on_one_device_nothing_is_hot():
     plan = plan_of(TABLES, devices=1, asked={"big": "replicated"})
-    assert plan.hot == {"dim16": Hot()}
+    assert plan.hot == {"dim16": ReplicatedRows()}
     assert {(t.placement, t.reason) for t in plan.tables} == {("rows", "there is one device")}
 
 
 def test_a_placement_that_is_asked_for_is_taken():
     plan = plan_of(TABLES, asked={"big": "rows", "other": "replicated", "tiny": "rows"})
     hot = plan.hot["dim16"]
-    assert hot == Hot(whole=("even", "other"))
+    assert hot == ReplicatedRows(replicated_tables=("even", "other"))
     found = {t.name: (t.placement, t.replicated_rows, t.reason) for t in plan.tables}
     assert found["big"] == ("rows", 0, "the config says so")
     assert found["other"] == ("replicated", 9000, "the config says so")
@@ -385,7 +385,7 @@ def test_patterns_say_which_tables_a_placement_is_for():
 def test_a_replay_counts_what_plain_loops_count(replicas, shards):
     schema = mixed_schema()
     rows = {t.name: t.rows for t in schema.tables}
-    hot = Hot(("tag",), ("item", "user", "user", "item", "user"), 3)
+    hot = ReplicatedRows(("tag",), ("item", "user", "user", "item", "user"), 3)
     planned = layout(schema, dict.fromkeys(rows, 16), {"dim16": hot})
     parts = mixed_parts(count=5, examples=16)
     reads = Pieces(schema, parts)
@@ -434,7 +434,7 @@ def test_a_replay_counts_what_plain_loops_count(replicas, shards):
 
 def test_a_replay_without_split_rows_is_even():
     schema = mixed_schema()
-    hot = {"dim16": Hot(("item", "user", "tag"))}
+    hot = {"dim16": ReplicatedRows(("item", "user", "tag"))}
     planned = layout(schema, dict.fromkeys(("item", "user", "tag"), 16), hot)
     batch = Pieces(schema, mixed_parts(count=1)).read(0)
     found = replay(planned, [batch], replicas=1, shards=4, capacities={})

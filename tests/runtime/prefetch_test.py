@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from jaxrank.runtime.prefetch import Feed
+from jaxrank.runtime.prefetch import DevicePrefetcher
 
 
 class Counted:
@@ -37,7 +37,9 @@ def settled(read):
 
 def test_batches_come_in_order_each_put_once():
     put = []
-    with contextlib.closing(Feed(Counted(20), lambda x: put.append(x) or x * 10)) as feed:
+    with contextlib.closing(
+        DevicePrefetcher(Counted(20), lambda x: put.append(x) or x * 10)
+    ) as feed:
         assert list(feed) == [10 * i for i in range(20)]
     assert put == list(range(20))
 
@@ -45,14 +47,14 @@ def test_batches_come_in_order_each_put_once():
 @pytest.mark.parametrize("ahead", [1, 3])
 def test_the_next_batch_is_put_while_the_loop_does_not_ask_and_no_more_than_that(ahead):
     batches = Counted()
-    with contextlib.closing(Feed(batches, lambda x: x, ahead)) as feed:
+    with contextlib.closing(DevicePrefetcher(batches, lambda x: x, ahead)) as feed:
         for step in range(4):
             assert next(feed) == step
             assert settled(lambda: batches.taken) == step + 1 + ahead
 
 
 def test_what_taking_or_putting_a_batch_raises_is_raised_where_it_was_due():
-    with contextlib.closing(Feed(Counted(2, OSError("disk 3")), lambda x: x)) as feed:
+    with contextlib.closing(DevicePrefetcher(Counted(2, OSError("disk 3")), lambda x: x)) as feed:
         assert [next(feed), next(feed)] == [0, 1]
         with pytest.raises(OSError, match="disk 3"):
             next(feed)
@@ -60,7 +62,7 @@ def test_what_taking_or_putting_a_batch_raises_is_raised_where_it_was_due():
     def put(x):
         return x // (x - 2)
 
-    with contextlib.closing(Feed(Counted(), put)) as feed:
+    with contextlib.closing(DevicePrefetcher(Counted(), put)) as feed:
         assert [next(feed), next(feed)] == [0, -1]
         with pytest.raises(ZeroDivisionError):
             next(feed)
@@ -74,7 +76,7 @@ def test_nothing_is_taken_after_close_which_waits_for_what_is_being_put():
         time.sleep(0.2)
         ended.append(x)
 
-    feed = Feed(batches, put, 2)
+    feed = DevicePrefetcher(batches, put, 2)
     began.wait()
     feed.close()
     assert ended == [0]
@@ -84,5 +86,5 @@ def test_nothing_is_taken_after_close_which_waits_for_what_is_being_put():
 
 
 def test_a_feed_of_nothing_ends_at_once():
-    with contextlib.closing(Feed(iter(()), lambda x: x)) as feed:
+    with contextlib.closing(DevicePrefetcher(iter(()), lambda x: x)) as feed:
         assert list(itertools.islice(feed, 1)) == []

@@ -33,7 +33,7 @@ _TRAIN = """
     import contextlib, json, sys
     from jaxrank.data.batches.pipeline import TrainBatches
     from jaxrank.data.store.reader import open_store
-    from jaxrank.runtime.prefetch import Feed
+    from jaxrank.runtime.prefetch import DevicePrefetcher
     from jaxrank.layout import layout
 
     if __name__ == "__main__":
@@ -41,7 +41,8 @@ _TRAIN = """
         lay = layout(store.schema, {t.name: 8 for t in store.schema.tables})
         batches = TrainBatches(store.split("train"), lay, **json.loads(sys.argv[2]))
         interrupt_group_at(3)
-        with contextlib.closing(batches), contextlib.closing(Feed(batches, list)) as feed:
+        with contextlib.closing(batches), contextlib.closing(DevicePrefetcher(batches, list)) as
+        feed:
             try:
                 for _ in feed:
                     pass
@@ -93,9 +94,9 @@ _COMMAND = """
 
 _LOOP = """
     import ctypes, os, signal, sys, threading
-    from jaxrank.runtime.stop import Stop
+    from jaxrank.runtime.stop import ShutdownSignal
 
-    with Stop(None, None) as stop:
+    with ShutdownSignal(None, None) as stop:
         assert not stop.asked()
         sleeps, *signals = sys.argv[1:]
         for after in signals:
@@ -134,7 +135,7 @@ def end(program):
 def test_ctrl_c_while_workers_that_read_start_waits_for_nobody(tmp_path, store):
     settings = dict(
         batch_size=64,
-        steps_per_call=1,
+        steps_per_execution=1,
         seed=1,
         shards=2,
         window_blocks=2,

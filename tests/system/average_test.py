@@ -29,10 +29,10 @@ def test_the_average_follows_its_formula_call_by_call(store, averaged):
     job = build(c, workdir, nothing)
     state = job.program.init()
     expected = on_host(trained(state))
-    for call in range(1, 9):
+    for execution in range(1, 9):
         batch = meshes.put_batch(next(job.batches), job.program.mesh, leading=1)
         state, _ = job.program.train(state, batch)
-        keep = min(DECAY, (1 + 2 * call) / (10 + 2 * call)) ** 2  # two steps a call
+        keep = min(DECAY, (1 + 2 * execution) / (10 + 2 * execution)) ** 2  # two steps an execution
         new = on_host(trained(state))
         expected = jax.tree.map(lambda a, w, k=keep: k * a + (1 - k) * w, expected, new)
     job.batches.close()
@@ -42,8 +42,10 @@ def test_the_average_follows_its_formula_call_by_call(store, averaged):
         on_host(weights_of(state)),
         expected,
     )
-    apart = jax.tree.map(lambda a, b: np.abs(a - b).max(), expected, on_host(trained(state)))
-    assert max(jax.tree.leaves(apart)) > 1e-3
+    fusion_barrier = jax.tree.map(
+        lambda a, b: np.abs(a - b).max(), expected, on_host(trained(state))
+    )
+    assert max(jax.tree.leaves(fusion_barrier)) > 1e-3
 
 
 def test_training_itself_is_that_of_a_run_without_average(store, averaged, variants):

@@ -108,11 +108,11 @@ def test_parquet_parts_without_rows_are_passed_over(tmp_path):
     for name, table in (("a", some[:0]), ("b", some), ("c", some[:0]), ("d", some[1:])):
         pq.write_table(table, tmp_path / f"{name}.parquet")
     ids = [dict(columns="user", encoding="integer", rows=3)]
-    store = run_files(tmp_path, str(tmp_path / "*.parquet"), kind="parquet", ids=ids)
+    store = run_files(tmp_path, str(tmp_path / "*.parquet"), kind="parquet", categorical=ids)
     source = dict(kind="parquet", files=dict(train=str(tmp_path / "*.parquet")))
     for split in (
         store.split("train"),
-        open_direct(dict(tasks=[CLICK], ids=ids), source).split("train"),
+        open_direct(dict(tasks=[CLICK], categorical=ids), source).split("train"),
     ):
         found = [block.ids for block in split.blocks()]
         assert np.concatenate(found)[:, 0].tolist() == [1, 2, 0, 2, 0]
@@ -129,7 +129,7 @@ def test_corrupt_gzip(tmp_path, damage):
     else:
         content[-8:-4] = b"\0\0\0\0"
     with refused("day.csv"):
-        run(tmp_path, bytes(content), floats=FLOATS)
+        run(tmp_path, bytes(content), dense=FLOATS)
 
 
 def test_plain_text_named_gz(tmp_path):
@@ -150,7 +150,7 @@ def test_parquet_with_a_damaged_page(tmp_path):
     content[len(content) // 2] ^= 0xFF
     path.write_bytes(content)
     with refused("day.parquet: must be a readable Parquet file"):
-        run_files(tmp_path, str(path), kind="parquet", floats=FLOATS)
+        run_files(tmp_path, str(path), kind="parquet", dense=FLOATS)
 
 
 def test_headers_that_differ(tmp_path):
@@ -169,14 +169,14 @@ def test_parquet_types_that_differ(tmp_path):
     pq.write_table(pa.table({"label": [1], "price": [1.5]}), tmp_path / "a.parquet")
     pq.write_table(pa.table({"label": [1], "price": ["x"]}), tmp_path / "b.parquet")
     with refused("b.parquet, column price: must be of type double", "found string"):
-        run_files(tmp_path, str(tmp_path / "*.parquet"), kind="parquet", floats=FLOATS)
+        run_files(tmp_path, str(tmp_path / "*.parquet"), kind="parquet", dense=FLOATS)
     pq.write_table(pa.table({"label": [1], "cost": [2.5]}), tmp_path / "b.parquet")
     with refused("b.parquet: must have the columns of", "missing ['price'], not expected []"):
-        run_files(tmp_path, str(tmp_path / "*.parquet"), kind="parquet", floats=FLOATS)
+        run_files(tmp_path, str(tmp_path / "*.parquet"), kind="parquet", dense=FLOATS)
     # What no feature names may be of any type, or not there, and all in any order.
     pq.write_table(pa.table({"z": [1], "price": [2.5], "label": [1]}), tmp_path / "b.parquet")
-    store = run_files(tmp_path, str(tmp_path / "*.parquet"), kind="parquet", floats=FLOATS)
-    found = np.concatenate([block.floats[:, 0] for block in store.split("train").blocks()])
+    store = run_files(tmp_path, str(tmp_path / "*.parquet"), kind="parquet", dense=FLOATS)
+    found = np.concatenate([block.dense[:, 0] for block in store.split("train").blocks()])
     assert found.tolist() == [1.5, 2.5]
 
 
@@ -260,31 +260,31 @@ def test_bad_truth(tmp_path):
 def test_bad_float(tmp_path, bad):
     must = "must be a finite number or empty"
     with refused(f"day.csv, row 17, column price: {must}: found '{bad}'"):
-        run(tmp_path, HEADER + GOOD * 15 + f"1,{bad},u,a,1\n", floats=FLOATS)
+        run(tmp_path, HEADER + GOOD * 15 + f"1,{bad},u,a,1\n", dense=FLOATS)
 
 
 def test_nan_of_a_native_type(tmp_path):
     columns = {"label": [1, 0, 1], "price": [1.0, None, float("nan")]}
     with refused("day.parquet, row 3, column price: must be a finite number or empty: found nan"):
-        run_parquet(tmp_path, columns, floats=FLOATS)
+        run_parquet(tmp_path, columns, dense=FLOATS)
 
 
 def test_number_beyond_float32(tmp_path):
     with refused("day.csv, row 3, column price: must be in the range of float32: found '1e39'"):
-        run(tmp_path, HEADER + GOOD + "1,1e39,u,a,1\n", floats=FLOATS)
+        run(tmp_path, HEADER + GOOD + "1,1e39,u,a,1\n", dense=FLOATS)
 
 
 def test_number_whose_square_is_infinite(tmp_path):
     floats = [dict(columns="price", log=True, standardize=True)]
     must = "must be a number of at most 1e+150 in size, or empty"
     with refused(f"day.csv, row 3, column price: {must}: found '-1e200'"):
-        run(tmp_path, HEADER + GOOD + "1,-1e200,u,a,1\n", floats=floats)
+        run(tmp_path, HEADER + GOOD + "1,-1e200,u,a,1\n", dense=floats)
 
 
 def test_float_column_of_another_type(tmp_path):
     columns = {"label": [1], "price": [{"a": 1}]}
     with refused("day.parquet, column price: must be a finite number or empty", "struct<a: int64>"):
-        run_parquet(tmp_path, columns, floats=FLOATS)
+        run_parquet(tmp_path, columns, dense=FLOATS)
 
 
 # Ids.
@@ -296,13 +296,13 @@ def test_id_column_of_structs_or_lists(tmp_path):
         columns = {"label": [1], "user": [value]}
         must = "must be text or whole numbers: found a column of type"
         with refused(f"day.parquet, column user: {must} {kind}"):
-            run_parquet(tmp_path, columns, ids=IDS)
+            run_parquet(tmp_path, columns, categorical=IDS)
 
 
 def test_id_with_a_fraction(tmp_path):
     columns = {"label": [1, 1], "user": [3.0, 2.5]}
     with refused("day.parquet, row 2, column user: must be text or whole numbers: found 2.5"):
-        run_parquet(tmp_path, columns, ids=IDS)
+        run_parquet(tmp_path, columns, categorical=IDS)
 
 
 NOT_WHOLE = ["x", "0x10", "0XA", "1.5", "1e3", " 1", "-", "99999999999999999999x", "nan"]
@@ -320,7 +320,7 @@ def test_integer_id_out_of_range(tmp_path, bad):
     must = "must be a row of the table 'people', 0 to 99 (rows=100), or empty"
     hint = "Set on_bad_id='oov', 'hash' or 'clip' to give such ids a row, or raise `rows`."
     with refused(f"day.csv, row 4, column user: {must}: found '{bad}'. {hint}"):
-        run(tmp_path, f"label,user\n1,0\n1,99\n1,{bad}\n", ids=ids)
+        run(tmp_path, f"label,user\n1,0\n1,99\n1,{bad}\n", categorical=ids)
 
 
 @pytest.mark.parametrize("bad", NOT_WHOLE)
@@ -328,14 +328,14 @@ def test_integer_id_that_is_no_whole_number(tmp_path, bad):
     ids = dict(columns="user", table="people", encoding="integer", rows=100)
     must = "must be a row of the table 'people', 0 to 99 (rows=100), or empty"
     with refused(f"day.csv, row 4, column user: {must}: found '{bad}'."):
-        run(tmp_path, f"label,user\n1,0\n1,99\n1,{bad}\n", ids=[ids])
+        run(tmp_path, f"label,user\n1,0\n1,99\n1,{bad}\n", categorical=[ids])
     for policy in POLICIES:
         must = "must be a whole number, or empty"
         with refused(f"day.csv, row 5, column user: {must}: found '{bad}'."):
             run(
                 tmp_path,
                 f"label,user\n1,0\n1,{10**30}\n1,-1\n1,{bad}\n",
-                ids=[ids | dict(on_bad_id=policy)],
+                categorical=[ids | dict(on_bad_id=policy)],
             )
 
 
@@ -356,7 +356,7 @@ def test_integer_id_of_a_native_type_out_of_range(tmp_path, kind, bad):
         run_parquet(
             tmp_path,
             columns,
-            ids=[dict(columns="user", table="people", encoding="integer", rows=100)],
+            categorical=[dict(columns="user", table="people", encoding="integer", rows=100)],
         )
 
 
@@ -366,7 +366,7 @@ def test_float_ids_that_are_no_whole_numbers_have_no_policy(tmp_path, bad):
     ids = [dict(columns="user", encoding="integer", rows=100, on_bad_id="oov")]
     must = "must be a whole number, or empty"
     with refused(f"day.parquet, row 4, column user: {must}: found {bad}."):
-        run_parquet(tmp_path, columns, ids=ids)
+        run_parquet(tmp_path, columns, categorical=ids)
 
 
 def test_list_id_out_of_range(tmp_path):
@@ -374,13 +374,13 @@ def test_list_id_out_of_range(tmp_path):
     must = "must be a row of the table 'tag', 0 to 9 (rows=10), or empty"
     for bad in (-1, 10, 2**70):
         with refused(f"day.csv, row 4, column tags: {must}: found '{bad}'."):
-            run(tmp_path, f"label,tags\n1,0|9\n1,\n1,3|4|{bad}\n1,1\n", lists=lists)
+            run(tmp_path, f"label,tags\n1,0|9\n1,\n1,3|4|{bad}\n1,1\n", ragged=lists)
 
 
 def test_wrong_number_of_ids(tmp_path):
     ids = [dict(columns="user", length=2, separator="|")]
     with refused("day.csv, row 3, column user: must have length=2 ids: found 3 in 'a|b|c'"):
-        run(tmp_path, "label,user\n1,a|b\n1,a|b|c\n", ids=ids)
+        run(tmp_path, "label,user\n1,a|b\n1,a|b|c\n", categorical=ids)
 
 
 # Lists.
@@ -388,7 +388,7 @@ def test_wrong_number_of_ids(tmp_path):
 
 def test_list_with_an_empty_part(tmp_path):
     with refused("day.csv, row 3, column tags: must be a list without empty ids"):
-        run(tmp_path, HEADER + GOOD + "1,1,u,a||b,1\n", lists=LISTS)
+        run(tmp_path, HEADER + GOOD + "1,1,u,a||b,1\n", ragged=LISTS)
 
 
 def test_other_number_of_weights_than_ids(tmp_path):
@@ -397,7 +397,7 @@ def test_other_number_of_weights_than_ids(tmp_path):
         "day.csv, row 3, column w: must have as many weights as tags has ids:"
         " found 2 weights and 3 ids"
     ):
-        run(tmp_path, HEADER + GOOD + "1,1,u,a|b|c,1|2\n", lists=lists)
+        run(tmp_path, HEADER + GOOD + "1,1,u,a|b|c,1|2\n", ragged=lists)
 
 
 @pytest.mark.parametrize("bad", ["-1", "nan", "x", "1e-39", "1e-60", "1e39"])
@@ -405,7 +405,7 @@ def test_bad_list_weight(tmp_path, bad):
     lists = [dict(columns="tags", weights="w")]
     must = "must be 0 or a finite number of at least 1e-38"
     with refused(f"day.csv, row 3, column w: {must}: found '{bad}'"):
-        run(tmp_path, HEADER + GOOD + f"1,1,u,a|b,1|{bad}\n", lists=lists)
+        run(tmp_path, HEADER + GOOD + f"1,1,u,a|b,1|{bad}\n", ragged=lists)
 
 
 def test_overlong_list(tmp_path):
@@ -414,13 +414,13 @@ def test_overlong_list(tmp_path):
         "day.csv, row 3, column tags: must have at most max_length=2 ids: found 3."
         " Raise max_length, or set on_overlong='truncate'."
     ):
-        run(tmp_path, HEADER + GOOD + "1,1,u,a|b|c,1\n", lists=lists)
+        run(tmp_path, HEADER + GOOD + "1,1,u,a|b|c,1\n", ragged=lists)
 
 
 def test_list_column_of_another_type(tmp_path):
     columns = {"label": [1], "tags": [5]}
     with refused("day.parquet, column tags: must be a list", "found a column of type int64"):
-        run_parquet(tmp_path, columns, lists=LISTS)
+        run_parquet(tmp_path, columns, ragged=LISTS)
 
 
 # The config.
@@ -429,30 +429,33 @@ def test_list_column_of_another_type(tmp_path):
 @pytest.mark.parametrize(
     ("features", "parts"),
     [
-        (dict(flaots=FLOATS), ["no such field: features.flaots", "features.floats"]),
+        (dict(flaots=FLOATS), ["no such field: features.flaots", "features.dense"]),
         (
-            dict(floats=[dict(columns="price", logs=True)]),
-            ["no such field: features.floats[0].logs", "features.floats[0].log?"],
+            dict(dense=[dict(columns="price", logs=True)]),
+            ["no such field: features.dense[0].logs", "features.dense[0].log?"],
         ),
         (
-            dict(floats=[dict(columns="price", log=1)]),
-            ["features.floats[0].log must be True or False: found 1"],
+            dict(dense=[dict(columns="price", log=1)]),
+            ["features.dense[0].log must be True or False: found 1"],
         ),
         (
-            dict(ids=[dict(columns="user", min_count=True)]),
-            ["features.ids[0].min_count must be a whole number: found True"],
+            dict(categorical=[dict(columns="user", min_count=True)]),
+            ["features.categorical[0].min_count must be a whole number: found True"],
         ),
-        (dict(ids=IDS[0]), ["features.ids must be a list"]),
-        (dict(ids=[{}]), ["features.ids[0].columns is missing"]),
-        (dict(ids=[dict(columns="U*")]), ["features.ids[0].columns: 'U*' matches no column"]),
+        (dict(categorical=IDS[0]), ["features.categorical must be a list"]),
+        (dict(categorical=[{}]), ["features.categorical[0].columns is missing"]),
         (
-            dict(ids=[dict(columns="uesr")]),
-            ["features.ids[0].columns: 'uesr' matches no column", "'user'"],
+            dict(categorical=[dict(columns="U*")]),
+            ["features.categorical[0].columns: 'U*' matches no column"],
         ),
-        (dict(ids=[dict(columns="lab*")]), ["'lab*' matches no column"]),
         (
-            dict(floats=[dict(columns="price"), dict(columns="p*")]),
-            ["found 'price' in features.floats[0] and features.floats[1]"],
+            dict(categorical=[dict(columns="uesr")]),
+            ["features.categorical[0].columns: 'uesr' matches no column", "'user'"],
+        ),
+        (dict(categorical=[dict(columns="lab*")]), ["'lab*' matches no column"]),
+        (
+            dict(dense=[dict(columns="price"), dict(columns="p*")]),
+            ["found 'price' in features.dense[0] and features.dense[1]"],
         ),
         (dict(keep=["tiem"]), ["features.keep[0]: the data has no column 'tiem'"]),
         (dict(tasks=[dict(name="a", label="lable")]), ["no column 'lable'", "'label'"]),
@@ -475,58 +478,64 @@ def test_list_column_of_another_type(tmp_path):
             ["found the column 'predicted_click' and the task 'click'"],
         ),
         (
-            dict(ids=[dict(columns="user", encoding="hashed")]),
-            ["features.ids[0].encoding must be one of", "found 'hashed'"],
+            dict(categorical=[dict(columns="user", encoding="hashed")]),
+            ["features.categorical[0].encoding must be one of", "found 'hashed'"],
         ),
         (
-            dict(ids=[dict(columns="user", encoding="hash", rows=2)]),
-            ["features.ids[0].rows must be from 3 to", "found 2"],
+            dict(categorical=[dict(columns="user", encoding="hash", rows=2)]),
+            ["features.categorical[0].rows must be from 3 to", "found 2"],
         ),
         (
-            dict(ids=[IDS[0] | dict(on_bad_id="zero")]),
-            ["ids[0].on_bad_id must be one of 'error', 'oov', 'hash', 'clip': found 'zero'"],
-        ),
-        (
-            dict(ids=[IDS[0] | dict(on_bad_id="oov")]),
+            dict(categorical=[IDS[0] | dict(on_bad_id="zero")]),
             [
-                "ids[0].on_bad_id is read only where",
-                "found 'oov', features.ids[0].encoding 'vocabulary'",
+                "categorical[0].on_bad_id must be one of 'error', 'oov', 'hash', 'clip': found"
+                " 'zero'"
             ],
         ),
         (
-            dict(lists=[LISTS[0] | dict(encoding="hash", rows=9, on_bad_id="clip")]),
+            dict(categorical=[IDS[0] | dict(on_bad_id="oov")]),
             [
-                "lists[0].on_bad_id is read only where",
-                "found 'clip', features.lists[0].encoding 'hash'",
+                "categorical[0].on_bad_id is read only where",
+                "found 'oov', features.categorical[0].encoding 'vocabulary'",
             ],
         ),
         (
-            dict(ids=[IDS[0] | dict(encoding="integer", rows=2**31 - 1, on_bad_id="oov")]),
-            [f"ids[0].rows must be from 1 to {2**31 - 2} (encoding='integer')"],
+            dict(ragged=[LISTS[0] | dict(encoding="hash", rows=9, on_bad_id="clip")]),
+            [
+                "ragged[0].on_bad_id is read only where",
+                "found 'clip', features.ragged[0].encoding 'hash'",
+            ],
+        ),
+        (
+            dict(categorical=[IDS[0] | dict(encoding="integer", rows=2**31 - 1, on_bad_id="oov")]),
+            [f"categorical[0].rows must be from 1 to {2**31 - 2} (encoding='integer')"],
         ),
         (
             dict(
-                ids=[IDS[0] | dict(encoding="integer", rows=9)],
-                lists=[
+                categorical=[IDS[0] | dict(encoding="integer", rows=9)],
+                ragged=[
                     dict(columns="tags", table="user", encoding="integer", rows=9, on_bad_id="hash")
                 ],
             ),
             ["share the table 'user', so on_bad_id must be the same: found 'error' and 'hash'"],
         ),
         (
-            dict(lists=[LISTS[0] | dict(combiner="none")]),
-            ["lists[0].max_length must be 1 or more with combiner='none'", "found 0"],
+            dict(ragged=[LISTS[0] | dict(combiner="none")]),
+            ["ragged[0].max_length must be 1 or more with combiner='none'", "found 0"],
         ),
         (
-            dict(lists=[LISTS[0] | dict(combiner="none", max_length=3, weights="w")]),
-            ["lists[0].weights is read only where", "found 'w', features.lists[0].combiner 'none'"],
+            dict(ragged=[LISTS[0] | dict(combiner="none", max_length=3, weights="w")]),
+            [
+                "ragged[0].weights is read only where",
+                "found 'w', features.ragged[0].combiner 'none'",
+            ],
         ),
         (
-            dict(lists=[LISTS[0] | dict(combiner="max")]),
-            ["lists[0].combiner must be one of 'sum', 'mean', 'sqrtn', 'none': found 'max'"],
+            dict(ragged=[LISTS[0] | dict(combiner="max")]),
+            ["ragged[0].combiner must be one of 'sum', 'mean', 'sqrtn', 'none': found 'max'"],
         ),
         (
-            dict(ids=IDS, lists=[dict(columns="tags", table="user", min_count=3)]),
+            dict(categorical=IDS, ragged=[dict(columns="tags", table="user", min_count=3)]),
             ["user and tags share the table 'user', so min_count must be the same: found 1 and 3"],
         ),
     ],

@@ -15,11 +15,11 @@ from sharded import by_table
 from variants import changed
 
 from jaxrank import mesh as meshes
-from jaxrank.build import make_trainee
+from jaxrank.build import make_step_spec
 from jaxrank.config import default
 from jaxrank.features import PAD, Task
 from jaxrank.layout import layout
-from jaxrank.program import BatchShape, Program
+from jaxrank.program import BatchShape, CompiledSteps
 
 # What a config changes, by name; each is compared with itself on one device.
 CHANGES = {
@@ -28,7 +28,7 @@ CHANGES = {
     "experts": {
         "model.multitask": "ple",
         "model.experts": 1,
-        "model.expert_hidden": (4,),
+        "model.expert_mlp_units": (4,),
         "model.norm": "batch",
         "model.dropout": 0.1,
     },
@@ -58,7 +58,7 @@ RUNS = [
 
 
 @functools.cache
-def trained(rule, placement, devices, replicas, changes, *, steps, wide):
+def trained(row_optimizer, placement, devices, replicas, changes, *, steps, wide):
     """All that is trained, and the last losses; in float64 if `wide`."""
     schema = SCHEMA
     if changes == "kinds of tasks":
@@ -66,8 +66,8 @@ def trained(rule, placement, devices, replicas, changes, *, steps, wide):
     lay = layout(schema, DIMS, hot_of(placement, devices))
     mesh = meshes.make_mesh(devices=devices, replicas=replicas)
     c = changed(tiny.config(batch_size=BATCH), CHANGES[changes])
-    c.optim.tables.name = rule
-    c.optim.tables.base_rate = 0.05
+    c.optim.tables.name = row_optimizer
+    c.optim.tables.base_learning_rate = 0.05
     if changes == "own model":
         with c.unlocked():
             c.model = default(model="own").model
@@ -77,8 +77,8 @@ def trained(rule, placement, devices, replicas, changes, *, steps, wide):
         c.model.cross_layers = 1
     # Buffers that are too small for some batches, so that there are rounds.
     room = {stack.name: 0.05 for stack in lay.stacks}
-    trainee = make_trainee(c, lay, mesh, num_steps=1000, room=room)
-    program = Program(trainee, mesh, BatchShape(BATCH, 4, {"dim4": 24, "dim8": 24}))
+    step_spec = make_step_spec(c, lay, mesh, num_steps=1000, room=room)
+    program = CompiledSteps(step_spec, mesh, BatchShape(BATCH, 4, {"dim4": 24, "dim8": 24}))
     state = program.init()
     if wide:
         state = jax.device_put(jax.tree.map(widened, state), program.state_sharding)
@@ -87,7 +87,7 @@ def trained(rule, placement, devices, replicas, changes, *, steps, wide):
     if wide:
         stacked = jax.tree.map(widened, stacked)
     state, told = program.train(state, meshes.put_batch(stacked, mesh, leading=1))
-    tables = by_table(trainee.embedding, jax.device_get(state.tables))
+    tables = by_table(step_spec.embedding, jax.device_get(state.tables))
     rounds = max([int(found.rounds.max()) for found in told.exchange.values()], default=1)
     average = state.average.params if c.ema_decay else ()
     return jax.device_get((state.params, state.model_state, average, tables, told.loss)), rounds
@@ -109,11 +109,11 @@ def largest_difference(found, expected):
 @pytest.mark.parametrize(("variant", "steps", "bits", "tolerance"), RUNS, ids=str)
 def test_many_devices_give_the_model_of_one(variant, steps, bits, tolerance):
     """In float32 by native code, where there is any."""
-    rule, placement, devices, replicas, changes = variant
+    row_optimizer, placement, devices, replicas, changes = variant
     settings = dict(steps=steps, wide=bits == 64)
     with jax.enable_x64(bits == 64):
-        expected, _ = trained(rule, "rows", 1, 1, changes, **settings)
-        found, rounds = trained(rule, placement, devices, replicas, changes, **settings)
+        expected, _ = trained(row_optimizer, "rows", 1, 1, changes, **settings)
+        found, rounds = trained(row_optimizer, placement, devices, replicas, changes, **settings)
     assert all(x.dtype == f"float{bits}" for x in jax.tree.leaves(found))
     if steps > 1 and placement in ("rows", "mixed") and devices // replicas < 8:
         assert rounds > 1, "buffers must have been too small for some step"

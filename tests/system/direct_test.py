@@ -33,16 +33,16 @@ def config_of(tmp_path, **data):
             files={name: str(tmp_path / f"{name}.parquet") for name in ("train", "valid")},
         )
         config.features.tasks = [dict(name="click", label="click")]
-        config.features.floats = [dict(columns="x")]
-        config.features.ids = [dict(columns="item", encoding="integer", rows=40)]
-        config.features.lists = [dict(columns="seen", encoding="integer", rows=40, table="item")]
+        config.features.dense = [dict(columns="x")]
+        config.features.categorical = [dict(columns="item", encoding="integer", rows=40)]
+        config.features.ragged = [dict(columns="seen", encoding="integer", rows=40, table="item")]
         config.features.keep = ["item"]
         config.embedding.dims = {}
         config.task_weights = ()
         config.eval.metric = ""
         config.data.update(data)
         config.num_steps = 64
-        config.optim.dense.base_rate = 0.05
+        config.optim.dense.base_learning_rate = 0.05
     return config
 
 

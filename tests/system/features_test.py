@@ -13,21 +13,21 @@ from sharded import by_table, lookup, new_tables
 from jaxrank import mesh as meshes
 from jaxrank.data.batches.pipeline import EvaluationBatches
 from jaxrank.data.prepare.passes import prepare
-from jaxrank.embedding import Embedding, make_rule
+from jaxrank.embedding import Embedding, make_row_optimizer
 from jaxrank.features import MAX_GROUP
 from jaxrank.layout import layout
 
 MIN_COUNT = 40
 FEATURES = dict(
     tasks=[dict(name="click", label="click", weight="w")],
-    floats=[dict(columns="age", standardize=True, missing_indicator=True)],
-    ids=[
+    dense=[dict(columns="age", standardize=True, missing_indicator=True)],
+    categorical=[
         dict(columns="item", table="item", min_count=MIN_COUNT),
         dict(columns="site", encoding="hash", rows=20, salt="s:"),
         dict(columns="price", encoding="bucket", boundaries=[0, 1.5, 10]),
         dict(columns="slot", encoding="integer", rows=6),
     ],
-    lists=[
+    ragged=[
         dict(columns="seen", table="item", weights="seen_w", combiner="mean", min_count=MIN_COUNT),
         dict(columns="liked", table="item", combiner="sqrtn", min_count=MIN_COUNT),
         dict(columns="tags", encoding="hash", rows=9, combiner="sum"),
@@ -77,7 +77,9 @@ def batches(data):
     store, splits = data
     lay = layout(store.schema, {table.name: 8 for table in store.schema.tables})
     mesh = meshes.make_mesh(devices=1)
-    embedding = Embedding(lay, mesh, rule=make_rule("sgd"), room={"dim8": 1.0}, init_std=1.0)
+    embedding = Embedding(
+        lay, mesh, row_optimizer=make_row_optimizer("sgd"), room={"dim8": 1.0}, init_std=1.0
+    )
     tables = new_tables(embedding)
     found = {}
     for name, rows in splits.items():
@@ -150,10 +152,12 @@ def test_vectors_are_those_of_the_raw_values(data, batches, split):
     items = [r["item"] for r in rows if r["item"]]
     unknown = sum(v not in by_hand.item_rows for v in items)
     statistics = data[0].split(split).statistics
-    assert statistics["ids"]["item"]["unknown"] == unknown > 0
-    assert statistics["ids"]["item"]["missing"] == len(rows) - len(items) > 0
+    assert statistics["categorical"]["item"]["unknown"] == unknown > 0
+    assert statistics["categorical"]["item"]["missing"] == len(rows) - len(items) > 0
     listed = [v for r in rows for v in parts(r["seen"])]
-    assert statistics["lists"]["seen"]["unknown"] == sum(v not in by_hand.item_rows for v in listed)
+    assert statistics["ragged"]["seen"]["unknown"] == sum(
+        v not in by_hand.item_rows for v in listed
+    )
 
 
 def test_labels_weights_and_floats_are_those_of_the_raw_values(data, batches):
@@ -168,13 +172,15 @@ def test_labels_weights_and_floats_are_those_of_the_raw_values(data, batches):
         assert batch.weights[:n, 0].tolist() == weights
         assert not batch.weights[n:].any()  # fills the batch
         ages = [(float(r["age"]) - mean) / std if r["age"] else 0 for r in rows]
-        np.testing.assert_allclose(batch.floats[:n, 0], ages, atol=1e-5)
-        assert batch.floats[:n, 1].tolist() == [float(not r["age"]) for r in rows]
-        assert batch.shifts.shape == (len(batch.labels), 0)
+        np.testing.assert_allclose(batch.dense[:n, 0], ages, atol=1e-5)
+        assert batch.dense[:n, 1].tolist() == [float(not r["age"]) for r in rows]
+        assert batch.logit_correction.shape == (len(batch.labels), 0)
 
 
 def test_the_items_of_a_list_and_of_an_id_column_are_the_same_rows(data):
     (shared,) = [t for t in data[0].schema.tables if t.name == "item"]
-    features = [f for f in (*data[0].schema.ids, *data[0].schema.lists) if f.table == "item"]
+    features = [
+        f for f in (*data[0].schema.categorical, *data[0].schema.ragged) if f.table == "item"
+    ]
     assert [f.name for f in features] == ["item", "seen", "liked"]
     assert len(data[0].vocabulary("item")[0]) == shared.rows - 2

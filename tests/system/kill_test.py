@@ -17,17 +17,17 @@ KILLS = 6
 
 def _train(store, workdir, told):
     """The program of a process: trains, and tells when it has compiled the step."""
-    from jaxrank.runtime.stop import Stop
+    from jaxrank.runtime.stop import ShutdownSignal
     from jaxrank.train import train
 
-    whole = Stop.asked
+    whole = ShutdownSignal.asked
 
     def asked(self):
         told.send("it trains")
-        Stop.asked = whole
+        ShutdownSignal.asked = whole
         return whole(self)
 
-    Stop.asked = asked
+    ShutdownSignal.asked = asked
 
     c = tiny.config(num_steps=240, log_every_steps=2, ema_decay=0.9)
     c.data.store = store

@@ -156,7 +156,7 @@ def prepared(tmp_path, column, kind, **given):
     (tmp_path / "day.csv").write_text(f"y,x\n{text}")
     section = dict(
         tasks=[dict(name="y", label="y", kind=kind)],
-        ids=[dict(columns="x", encoding="integer", rows=1)],
+        categorical=[dict(columns="x", encoding="integer", rows=1)],
     )
     source = dict(kind="csv", files=dict(train=str(tmp_path / "day.csv")))
     return prepare(section, source, tmp_path / "store", report=nothing, **given)
@@ -176,7 +176,7 @@ def test_labels_are_read_as_their_kind_has_them(tmp_path, kind, column, expected
     np.testing.assert_array_equal(block.labels[:, 0], np.float32(expected))
     known = np.float64(np.float32(expected)[~np.isnan(expected)])
     found = store.split("train").statistics["tasks"]["y"]
-    wanted = {"known": len(known), "positives": (known > 0).sum(), "too_young": 0}
+    wanted = {"known": len(known), "positives": (known > 0).sum(), "pending": 0}
     if kind != "binary":
         assert found.pop("kind") == kind
         wanted |= dict(mean=known.mean(), std=known.std())
@@ -247,9 +247,11 @@ def test_no_label_of_0_counts_as_a_negative_that_was_kept_but_that_of_its_task(c
     batch = pa.RecordBatch.from_pydict({name: [0, 1] for name in ("count", "c", "real")})
     found = encode_labels(Chunk(batch, "day.parquet", numbered(1, 2)), section.tasks)
     weights = np.ones((2, 3), np.float32) if found.weights is None else found.weights
-    shifts = np.zeros((2, 3), np.float32) if found.shifts is None else found.shifts
+    logit_correction = (
+        np.zeros((2, 3), np.float32) if found.logit_correction is None else found.logit_correction
+    )
     np.testing.assert_array_equal(found.labels, [[0, 0, 0], [1, 1, 1]])
-    traffic = sums.of_all_traffic(weights, found.labels, shifts)
+    traffic = sums.of_all_traffic(weights, found.labels, logit_correction)
     np.testing.assert_allclose(traffic, [[1, 10, 1], [1, 1, 1]], rtol=1e-6)
 
 
@@ -280,7 +282,7 @@ def test_statistics_of_labels_of_all_parts_are_those_of_the_whole():
     for found in (whole, merged):
         for i, (name, task) in enumerate(found["tasks"].items()):
             known = labels[:, i][~np.isnan(labels[:, i])].astype(np.float64)
-            wanted = {"known": len(known), "positives": (known > 0).sum(), "too_young": 0}
+            wanted = {"known": len(known), "positives": (known > 0).sum(), "pending": 0}
             if kinds[i] != "binary":
                 assert task.pop("kind") == kinds[i]
                 wanted |= dict(mean=known.mean(), std=known.std())

@@ -234,8 +234,8 @@ def test_each_of_two_processes_writes_a_trace_of_the_same_name(two):
     for index in (0, 1):
         written = (folder / f"{index}_{host}.trace.json.gz").read_bytes()
         events = json.loads(gzip.decompress(written))["traceEvents"]
-        calls = [e for e in events if e.get("name") == "train"]
-        assert [call["args"]["step_num"] for call in calls] == ["10"]
+        executions = [e for e in events if e.get("name") == "train"]
+        assert [execution["args"]["step_num"] for execution in executions] == ["10"]
         assert (folder / f"{index}_{host}.xplane.pb").is_file()
     assert len(list(folder.iterdir())) == 4
     assert [p.name for p in (workdir / "profile").iterdir()] == ["plugins"]

@@ -44,7 +44,7 @@ def test_a_run_is_the_same_to_the_bit_on_any_number_of_cores(tmp_path, monkeypat
         "--config.source.rows.train=40000",
         "--config.model.precision=bfloat16",
     ]
-    args += ["--config.model.cross=mix", "--config.model.cross_rank=32"]
+    args += ["--config.model.cross=dcn_mix", "--config.model.cross_rank=32"]
     args += ["--config.model.multitask=ple"]
     args += ["--config.model.experts=2", "--config.model.task_experts=1"]
     sums = []

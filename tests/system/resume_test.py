@@ -12,8 +12,8 @@ from variants import NAMES
 
 from jaxrank.data.batches.pipeline import TrainBatches
 from jaxrank.errors import StoppedError
-from jaxrank.program import Program
-from jaxrank.runtime.prefetch import Feed
+from jaxrank.program import CompiledSteps
+from jaxrank.runtime.prefetch import DevicePrefetcher
 from jaxrank.train import train
 
 
@@ -24,13 +24,13 @@ class Stopped(Exception):
 @pytest.fixture
 def programs(monkeypatch):
     """Those of the runs of a test."""
-    made, init = [], Program.__init__
+    made, init = [], CompiledSteps.__init__
 
     def noted(program, *args):
         init(program, *args)
         made.append(program)
 
-    monkeypatch.setattr(Program, "__init__", noted)
+    monkeypatch.setattr(CompiledSteps, "__init__", noted)
     return made
 
 
@@ -108,13 +108,13 @@ def test_a_signal_ends_a_run_after_a_checkpoint_from_which_it_goes_on(variants, 
     assert_same_run(tmp_path, variants.unbroken("plain")[0])
 
 
-@pytest.mark.parametrize("calls", [2, 4])
+@pytest.mark.parametrize("executions", [2, 4])
 def test_a_signal_while_the_input_gives_nothing_saves_what_there_is(
-    variants, tmp_path, monkeypatch, calls
+    variants, tmp_path, monkeypatch, executions
 ):
-    """Of calls of two steps; after four of them a checkpoint is there already."""
-    step, given, in_vain = 2 * calls, [], []
-    following, waiting = TrainBatches.__next__, Feed.wait
+    """Of executions of two steps; after four of them a checkpoint is there already."""
+    step, given, in_vain = 2 * executions, [], []
+    following, waiting = TrainBatches.__next__, DevicePrefetcher.wait
 
     def wait(feed, seconds):
         is_there = waiting(feed, seconds)
@@ -123,7 +123,7 @@ def test_a_signal_while_the_input_gives_nothing_saves_what_there_is(
         return is_there
 
     def stuck(batches):
-        if len(given) == calls:
+        if len(given) == executions:
             in_vain.clear()
             while len(in_vain) < 2:  # the steps before are done
                 time.sleep(0.05)
@@ -139,7 +139,7 @@ def test_a_signal_while_the_input_gives_nothing_saves_what_there_is(
     c = variants.config("plain")
     with monkeypatch.context() as patch:
         patch.setattr("jaxrank.loop._LOOK", 0.05)
-        patch.setattr(Feed, "wait", wait)
+        patch.setattr(DevicePrefetcher, "wait", wait)
         patch.setattr(TrainBatches, "__next__", stuck)
         with pytest.raises(StoppedError, match=f"after step {step} of 16 by SIGTERM.*/{step}"):
             train(c, tmp_path, report=nothing)

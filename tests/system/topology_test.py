@@ -15,7 +15,7 @@ from runs import nothing
 from jaxrank import run as jobs
 from jaxrank.embedding.storage import logical_rows
 from jaxrank.evaluation import evaluate, score
-from jaxrank.layout import Hot
+from jaxrank.layout import ReplicatedRows
 from jaxrank.step import weights_of
 from jaxrank.workdir import files
 
@@ -43,7 +43,7 @@ def on_host(job, state):
     """A state on the host, tables in the order of their rows, whatever the placement."""
     host = jax.device_get(state)
     tables = {}
-    for stack in job.program.trainee.embedding.layout.stacks:
+    for stack in job.program.step_spec.embedding.layout.stacks:
         kinds = {"rows": {name: t.rows for name, t in host.tables.items()}}
         kinds |= {slot: {n: t.slots[slot] for n, t in host.tables.items()} for slot in ("m", "v")}
         kinds["average"] = host.average.rows
@@ -79,8 +79,8 @@ def test_a_state_is_the_same_on_other_devices(store, tmp_path, placement, before
     assert {len(x.sharding.device_set) for x in jax.tree.leaves(found)} == {after[0]}
     jax.tree.map(np.testing.assert_array_equal, on_host(other, found), expected)
     if placement == "one of each" and before[0] > 1:
-        assert other.hot["dim8"].whole == ("c1",)
-        assert other.hot["dim4"] == Hot(("l0",), (), 0)
+        assert other.hot["dim8"].replicated_tables == ("c1",)
+        assert other.hot["dim4"] == ReplicatedRows(("l0",), (), 0)
     for each in (job, other):
         each.batches.close()
 
@@ -108,7 +108,7 @@ def test_a_checkpoint_is_opened_without_jaxrank_as_documented(store, tmp_path):
     code += f"\nassert jax.device_count() == 1\nnp.save('{tmp_path}/rows.npy', rows)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    (stack,) = (s for s in job.program.trainee.embedding.layout.stacks if s.dim == 8)
+    (stack,) = (s for s in job.program.step_spec.embedding.layout.stacks if s.dim == 8)
     arrays = {name: np.asarray(rows) for name, rows in state.average.rows.items()}
     rows = np.load(tmp_path / "rows.npy")
     np.testing.assert_array_equal(rows[: stack.rows], logical_rows(arrays, stack))

@@ -13,7 +13,7 @@ from jaxrank.optim import is_schedule
 from jaxrank.run import build
 from jaxrank.telemetry import debug_batches
 from jaxrank.telemetry.debug_batches import LastBatches
-from jaxrank.telemetry.loss_spikes import Spikes
+from jaxrank.telemetry.loss_spikes import LossSpikeDetector
 from jaxrank.train import train
 
 PUT = meshes.put_batch
@@ -30,33 +30,35 @@ def by_step(workdir):
     return {r["step"]: r for r in records(workdir)}
 
 
-def poison(monkeypatch, value, steps, steps_per_call=2):
+def poison(monkeypatch, value, steps, steps_per_execution=2):
     """One number of the batches of some steps, counted from 1, becomes another."""
-    calls = iter(range(10**6))
+    executions = iter(range(10**6))
 
     def put(batch, mesh, leading=0):
         if leading:
-            first = next(calls) * steps_per_call
+            first = next(executions) * steps_per_execution
             batch = jax.tree.map(np.array, batch)
-            for i in range(steps_per_call):
+            for i in range(steps_per_execution):
                 if first + i + 1 in steps:
-                    batch.floats[i, -1, 0] = value
+                    batch.dense[i, -1, 0] = value
         return PUT(batch, mesh, leading)
 
     monkeypatch.setattr(meshes, "put_batch", put)
 
 
 @pytest.mark.parametrize(
-    ("devices", "scope", "rule"),
+    ("devices", "scope", "row_optimizer"),
     [(1, "read", "lazy_adam"), (8, "read", "rowwise_adagrad"), (8, "table", "lazy_adam")],
 )
-def test_a_step_that_is_skipped_changes_nothing(store, tmp_path, monkeypatch, devices, scope, rule):
+def test_a_step_that_is_skipped_changes_nothing(
+    store, tmp_path, monkeypatch, devices, scope, row_optimizer
+):
     changes = {"devices": devices, "num_steps": 4, "ema_decay": 0.9}
     before = config(store, **changes)
     after = config(store, **changes | {"num_steps": 6})
     for c in (before, after):
         c.watch.on_nonfinite = "skip"
-        c.embedding.l2, c.embedding.l2_scope, c.optim.tables.name = 0.01, scope, rule
+        c.embedding.l2, c.embedding.l2_scope, c.optim.tables.name = 0.01, scope, row_optimizer
         c.model.norm = "batch"
     train(before, tmp_path / "before", report=nothing)
     lines = []
@@ -133,10 +135,10 @@ def test_the_last_batches_of_a_step_that_is_not_finite_are_written(store, tmp_pa
     assert json.loads((folder / "about.json").read_text())["why"] == "not finite"
 
     job = build(c, tmp_path / "again", nothing)
-    calls = [next(job.batches) for _ in range(4)]
+    executions = [next(job.batches) for _ in range(4)]
     job.batches.close()
     for step, file in zip((4, 5, 6, 7), files, strict=True):
-        expected = jax.tree.map(lambda x, i=step: x[(i - 1) % 2], calls[(step - 1) // 2])
+        expected = jax.tree.map(lambda x, i=step: x[(i - 1) % 2], executions[(step - 1) // 2])
         jax.tree.map(np.testing.assert_array_equal, debug_batches.load(folder / file), expected)
 
 
@@ -158,17 +160,17 @@ def test_spikes_are_those_over_the_limit():
     losses = 0.5 + 0.01 * rng.normal(size=5000)
     losses[[50, 1000, 3000]] += [1e4, 0.3, 0.3]  # of the first hundred none is judged
     losses[2000] -= 0.3
-    watch, never = Spikes(8), Spikes(0)
+    watch, never = LossSpikeDetector(8), LossSpikeDetector(0)
     assert [i for i, x in enumerate(losses) if watch.above(x)] == [1000, 3000]
     assert not any(never.above(x) for x in losses)
-    watch = Spikes(8)
+    watch = LossSpikeDetector(8)
     for loss in losses[:3000]:
         watch.above(loss)
-    resumed = Spikes.from_state(json.loads(json.dumps(watch.to_state())), limit=8)
+    resumed = LossSpikeDetector.from_state(json.loads(json.dumps(watch.to_state())), limit=8)
     assert resumed.above(losses[3000]) == watch.above(losses[3000]) > 8
-    rising = Spikes(8)
+    rising = LossSpikeDetector(8)
     assert not any(rising.above(1 - 0.9**i) for i in range(1000))
-    constant = Spikes(8)
+    constant = LossSpikeDetector(8)
     assert not any(constant.above(0.5) for _ in range(1000))
 
 

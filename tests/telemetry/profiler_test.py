@@ -14,7 +14,7 @@ from runs import newest_state, on_store
 
 from jaxrank import cli
 from jaxrank.errors import InputError, RunError
-from jaxrank.runtime.prefetch import Feed
+from jaxrank.runtime.prefetch import DevicePrefetcher
 from jaxrank.telemetry import profiler as profile
 from jaxrank.train import train
 
@@ -26,17 +26,19 @@ def run(c, workdir, **options):
     return [line for line in lines if "traced" in line]
 
 
-def calls_in(path):
-    """The events in a trace that mark calls, in their order."""
+def executions_in(path):
+    """The events in a trace that mark executions, in their order."""
     events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     return sorted((e for e in events if e.get("name") == "train"), key=lambda e: e["ts"])
 
 
 def traces(workdir):
-    """{name of the trace: step numbers of the calls it holds, in their order}."""
+    """{name of the trace: step numbers of the executions it holds, in their order}."""
     found = {}
     for path in (workdir / "profile").rglob("*.trace.json.gz"):
-        found[path.parent.name] = [int(call["args"]["step_num"]) for call in calls_in(path)]
+        found[path.parent.name] = [
+            int(execution["args"]["step_num"]) for execution in executions_in(path)
+        ]
         host = path.name.removesuffix(".trace.json.gz")
         assert path.with_name(f"{host}.xplane.pb").stat().st_size > 0
         assert path.parent.parent == workdir / "profile" / "plugins" / "profile"
@@ -46,37 +48,45 @@ def traces(workdir):
 @pytest.mark.parametrize("text", ["5:7", "1:1", "8:9", "16:99", "1:16"])
 def test_a_trace_holds_the_calls_of_the_steps_asked_for_and_no_other(store, tmp_path, text):
     asked = range(int(text.split(":")[0]), int(text.split(":")[1]) + 1)
-    calls = [(step, step + 1) for step in range(1, 17, 2)]
-    expected = [call for call in calls if set(call) & set(asked)]
+    executions = [(step, step + 1) for step in range(1, 17, 2)]
+    expected = [execution for execution in executions if set(execution) & set(asked)]
     first, last = expected[0][0], expected[-1][-1]
 
     told = run(on_store(store), tmp_path, profile_steps=text)
     assert told == [f"Steps {first} to {last} are traced, into {tmp_path / 'profile'}"]
-    assert traces(tmp_path) == {f"steps_{first}_to_{last}": [call[-1] for call in expected]}
+    assert traces(tmp_path) == {
+        f"steps_{first}_to_{last}": [execution[-1] for execution in expected]
+    }
     assert [p.name for p in (tmp_path / "profile").iterdir()] == ["plugins"]
 
 
 def test_the_mark_of_a_call_lasts_as_long_as_the_call(store, tmp_path, monkeypatch):
     seconds = 0.05
-    take = Feed.__next__
-    monkeypatch.setattr(Feed, "__next__", lambda feed: time.sleep(seconds) or take(feed))
+    take = DevicePrefetcher.__next__
+    monkeypatch.setattr(
+        DevicePrefetcher, "__next__", lambda feed: time.sleep(seconds) or take(feed)
+    )
     run(on_store(store), tmp_path, profile_steps="5:8")
     (path,) = tmp_path.rglob("*.trace.json.gz")
-    assert [call["dur"] > 1e6 * seconds for call in calls_in(path)] == [True, True]
+    assert [execution["dur"] > 1e6 * seconds for execution in executions_in(path)] == [True, True]
 
 
-@pytest.mark.parametrize("call", [1, 3, 4])
-def test_calls_to_trace_are_those_that_hold_a_step_asked_for(call):
+@pytest.mark.parametrize("execution", [1, 3, 4])
+def test_calls_to_trace_are_those_that_hold_a_step_asked_for(execution):
     for begin in (0, 7, 12):
-        end = begin + 5 * call
+        end = begin + 5 * execution
         for first in range(1, end + 3):
             for last in range(first, end + 3):
                 held = [
-                    (before, before + call)
-                    for before in range(begin, end, call)
-                    if any(first <= step <= last for step in range(before + 1, before + call + 1))
+                    (before, before + execution)
+                    for before in range(begin, end, execution)
+                    if any(
+                        first <= step <= last for step in range(before + 1, before + execution + 1)
+                    )
                 ]
-                before, after = profile.whole_calls(profile.Steps(first, last), begin, end, call)
+                before, after = profile.whole_executions(
+                    profile.Steps(first, last), begin, end, execution
+                )
                 if held:
                     assert (before, after) == (held[0][0], held[-1][1])
                 else:
@@ -110,28 +120,28 @@ def test_steps_after_the_end_of_the_run_are_told_and_not_traced(store, tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("text", "told", "calls"),
+    ("text", "told", "executions"),
     [
         ("13:31", "Only steps up to 16 were traced: training ended at step 16", [14, 16]),
         ("30:31", "Nothing was traced: training ended at step 16", None),
     ],
 )
-def test_a_run_that_stops_early_keeps_what_was_traced(store, tmp_path, text, told, calls):
+def test_a_run_that_stops_early_keeps_what_was_traced(store, tmp_path, text, told, executions):
     c = on_store(store, num_steps=32)
     c.eval.min_delta = 10.0  # nothing but the first evaluation is an improvement
-    c.eval.stop_patience = 1
+    c.eval.early_stopping_patience = 1
     assert run(c, tmp_path, profile_steps=text)[-1] == told
-    assert list(traces(tmp_path).values()) == ([] if calls is None else [calls])
+    assert list(traces(tmp_path).values()) == ([] if executions is None else [executions])
 
 
 def test_a_run_that_fails_while_it_is_traced_keeps_what_was_traced(store, tmp_path):
     c = on_store(store)
-    c.optim.dense.base_rate = 1e30
+    c.optim.dense.base_learning_rate = 1e30
     with pytest.raises(RunError, match="must be finite"):
         run(c, tmp_path, profile_steps="1:16")
-    ((name, calls),) = traces(tmp_path).items()
+    ((name, executions),) = traces(tmp_path).items()
     assert name == "steps_1_to_16"
-    assert calls == list(range(2, calls[-1] + 1, 2))
+    assert executions == list(range(2, executions[-1] + 1, 2))
 
     # The profiler, of which there is one a process, is free again.
     run(on_store(store), tmp_path / "next", profile_steps="1:2")
@@ -145,12 +155,12 @@ def test_a_trace_that_cannot_be_written_ends_the_run_with_its_place(store, tmp_p
         run(on_store(store), tmp_path, profile_steps="3:4")
 
     c = on_store(store)
-    c.optim.dense.base_rate = 1e30
+    c.optim.dense.base_learning_rate = 1e30
     with pytest.raises(RunError, match="must be finite"):  # what ended it, not what came after
         run(c, tmp_path, profile_steps="1:16", allow_config_change=True)
 
     c = on_store(store, num_steps=32)
-    c.eval.min_delta, c.eval.stop_patience = 10.0, 1
+    c.eval.min_delta, c.eval.early_stopping_patience = 10.0, 1
     with pytest.raises(RunError, match="the trace cannot be written"):
         run(c, tmp_path, profile_steps="1:32", allow_config_change=True)
 
@@ -201,21 +211,21 @@ def test_the_devices_are_waited_for_before_a_trace_starts_and_before_it_stops(
     slow(given).block_until_ready()  # compiled
     states = {}
 
-    def watched(name, call, *args, **options):
+    def watched(name, execution, *args, **options):
         ready.append((name, states["now"].is_ready(), len(pauses)))
-        return call(*args, **options)
+        return execution(*args, **options)
 
     for name in ("start_trace", "stop_trace"):
-        call = functools.partial(watched, name, getattr(jax.profiler, name))
-        monkeypatch.setattr(jax.profiler, name, call)
-    run = dict(steps_per_call=5, num_steps=20)
+        execution = functools.partial(watched, name, getattr(jax.profiler, name))
+        monkeypatch.setattr(jax.profiler, name, execution)
+    run = dict(steps_per_execution=5, num_steps=20)
     steps = profile.parse("6:10")
     with profile.Profile(steps, tmp_path, 0, lambda: pauses.append(1), str, **run) as profiler:
         for step in range(0, 20, 5):
             states["now"] = slow(given)
             assert not states["now"].is_ready()  # or else this test would show nothing
             profiler.start_if_due(step, states["now"])
-            with profiler.call(step):
+            with profiler.execution(step):
                 states["now"] = slow(states["now"])
             assert not states["now"].is_ready()
             profiler.stop_if_due(step + 5, states["now"])

@@ -143,7 +143,9 @@ def test_a_thousand_records_open_no_file_and_reach_the_disk_in_one_flush(tmp_pat
         for owner, name in ((io, "open"), (builtins, "open"), (writer._events, "write_event")):
             counted(owner, name)
         for step in range(writers.FLUSH_RECORDS - 1):
-            writer.write(step, {"loss": 0.5, "auc": 0.7, "rate": 0.1, "examples_per_second": 1e6})
+            writer.write(
+                step, {"loss": 0.5, "auc": 0.7, "learning_rate": 0.1, "examples_per_second": 1e6}
+            )
         assert not calls
         writer.write(writers.FLUSH_RECORDS - 1, {"loss": 0.5})
         monkeypatch.undo()

@@ -18,7 +18,7 @@ from jaxrank import cli
 from jaxrank.checkpoints import manager
 from jaxrank.checkpoints.checksums import checksums, of_host
 from jaxrank.checkpoints.manager import Checkpoints
-from jaxrank.checkpoints.reader import StoredArrays
+from jaxrank.checkpoints.reader import CheckpointReader
 from jaxrank.embedding.storage import logical_rows
 from jaxrank.errors import InputError
 from jaxrank.evaluation import score
@@ -40,7 +40,7 @@ def started(old, config, workdir, lines=None):
 def by_value(job, state, kind):
     """{table: {raw value: what a run has of its row}}; kind: rows, average or a slot."""
     found = {}
-    for stack in job.program.trainee.embedding.layout.stacks:
+    for stack in job.program.step_spec.embedding.layout.stacks:
         if kind == "average":
             arrays = dict(state.average.rows)
         else:
@@ -75,7 +75,7 @@ SLOTS = {"rowwise_adagrad": ["accumulator"], "lazy_adam": ["m", "v"], "ftrl": ["
 
 
 @pytest.mark.parametrize(
-    ("rule", "before", "after", "values"),
+    ("row_optimizer", "before", "after", "values"),
     [
         ("rowwise_adagrad", 1, 1, 40),
         ("rowwise_adagrad", 8, 1, 70),
@@ -84,8 +84,8 @@ SLOTS = {"rowwise_adagrad": ["accumulator"], "lazy_adam": ["m", "v"], "ftrl": ["
     ],
     ids=["permuted", "grown, 8 devices to 1", "shrunk, 1 device to 8", "permuted, 8 to 2"],
 )
-def test_rows_and_slots_go_with_their_values(tmp_path, rule, before, after, values):
-    changes = dict(optim__tables__name=rule, ema_decay=0.9, data__shards=8)
+def test_rows_and_slots_go_with_their_values(tmp_path, row_optimizer, before, after, values):
+    changes = dict(optim__tables__name=row_optimizer, ema_decay=0.9, data__shards=8)
     old = config(write(tmp_path / "old", 0), mesh__devices=before, **changes)
     old_job, old_state = saved(old, tmp_path / "run")
 
@@ -95,7 +95,7 @@ def test_rows_and_slots_go_with_their_values(tmp_path, rule, before, after, valu
     job, state = started(tmp_path / "run", new, tmp_path / "next", lines)
     untouched = job.program.init()
     carried = 0
-    for kind in ("rows", "average", *SLOTS[rule]):
+    for kind in ("rows", "average", *SLOTS[row_optimizer]):
         was, fresh, found = (
             by_value(*x, kind) for x in ((old_job, old_state), (job, untouched), (job, state))
         )
@@ -105,7 +105,7 @@ def test_rows_and_slots_go_with_their_values(tmp_path, rule, before, after, valu
                 np.testing.assert_array_equal(row, expected, err_msg=f"{kind} {table} {value}")
                 carried += value in was[table]
             assert set(rows) != set(was[table]) or table != "user"  # there are some of each kind
-    each = carried // (2 + len(SLOTS[rule]))
+    each = carried // (2 + len(SLOTS[row_optimizer]))
     assert f"{each:,} carried over" in lines[0]
 
 
@@ -137,11 +137,13 @@ def test_ftrl_keeps_the_averages_that_it_starts_from(tmp_path):
     raw = write(tmp_path / "raw", 0)
     saved(config(raw, ema_decay=0.9, **changes), tmp_path / "run")
     job, state = started(tmp_path / "run", config(raw, **changes), tmp_path / "next")
-    rule = job.program.trainee.embedding.rule
+    row_optimizer = job.program.step_spec.embedding.row_optimizer
     for table in state.tables.values():
         assert (np.asarray(table.slots["n"]) > 0).any()
         rows = np.asarray(table.rows)
-        change, _ = rule.change(rows, table.slots, np.zeros_like(rows), jnp.float32(0.1), 0)
+        change, _ = row_optimizer.change(
+            rows, table.slots, np.zeros_like(rows), jnp.float32(0.1), 0
+        )
         np.testing.assert_allclose(change, 0, atol=1e-6)
 
 
@@ -157,7 +159,7 @@ def test_rows_of_several_lines_are_written_and_read_in_pieces(tmp_path, monkeypa
     raw = write(tmp_path / "raw", 0)
     c = config(raw, ids=("user",), lists=(), embedding__dim=300, embedding__placement="rows")
     old_job, old = saved(c, tmp_path / "run")
-    arrays = StoredArrays(
+    arrays = CheckpointReader(
         tmp_path / "run" / "checkpoints" / "16" / "weights",
         Checkpoints(tmp_path / "run", read_only=True).saved_checksums(16)["weights"],
     )
@@ -174,21 +176,24 @@ def test_rows_of_several_lines_are_written_and_read_in_pieces(tmp_path, monkeypa
 
 
 MODELS = {
-    "matrix, layers of floats": dict(model__cross="matrix", model__floats_hidden=(6, 3)),
+    "matrix, layers of floats": dict(model__cross="dcn_v2", model__dense_mlp_units=(6, 3)),
     "vector, parallel, layers of floats": dict(
-        model__cross="vector", model__structure="parallel", model__floats_hidden=(5,)
+        model__cross="dcn", model__structure="parallel", model__dense_mlp_units=(5,)
     ),
-    "low rank": dict(model__cross="low_rank", model__cross_rank=3),
+    "low rank": dict(model__cross="dcn_v2_low_rank", model__cross_rank=3),
     "mix, parallel": dict(
-        model__cross="mix", model__cross_rank=3, model__cross_experts=2, model__structure="parallel"
+        model__cross="dcn_mix",
+        model__cross_rank=3,
+        model__cross_experts=2,
+        model__structure="parallel",
     ),
     "tower": dict(model__cross="none", model__norm="batch"),
     "ple": dict(
         model__cross="none",
-        model__hidden=(),
+        model__mlp_units=(),
         model__multitask="ple",
         model__experts=1,
-        model__expert_hidden=(4,),
+        model__expert_mlp_units=(4,),
     ),
 }
 
@@ -230,9 +235,9 @@ def test_what_reads_layers_of_floats_that_are_new_or_gone_keeps_its_vectors(
 ):
     """Also where they put out as many numbers as there are floats."""
     raw = write(tmp_path / "raw", 0)
-    old = config(raw, model__floats_hidden=before)
+    old = config(raw, model__dense_mlp_units=before)
     old_state = saved(old, tmp_path / "run")[1]
-    new = config(raw, model__floats_hidden=after)
+    new = config(raw, model__dense_mlp_units=after)
     job, state = started(tmp_path / "run", new, tmp_path / "next")
     states = old_state, state, job.program.init()
     theirs, mine, fresh = (np.asarray(s.params["cross"]["layer_0"]["kernel"]) for s in states)
@@ -247,7 +252,7 @@ def test_sequences_keep_what_is_theirs_where_a_model_has_nothing_else(tmp_path):
 
     def of(*names):
         c = config(raw, ids=(), lists=(), model__cross="none")
-        c.features.lists = [
+        c.features.ragged = [
             dict(columns=name, separator="|", combiner="none", max_length=16) for name in names
         ]
         return c
@@ -260,9 +265,9 @@ def test_sequences_keep_what_is_theirs_where_a_model_has_nothing_else(tmp_path):
 
 def _without(job, rows, table):
     """Rows, that of a table's missing values zero; the list `seen` shares it and never reads it."""
-    (stack,) = (s for s in job.program.trainee.embedding.layout.stacks if table in s.tables)
+    (stack,) = (s for s in job.program.step_spec.embedding.layout.stacks if table in s.tables)
     found = dict(rows)
-    (part,) = (p for p in job.program.trainee.embedding.parts[stack.name] if p)
+    (part,) = (p for p in job.program.step_spec.embedding.parts[stack.name] if p)
     at = stack.offsets[stack.tables.index(table)]
     place = int(part.position(np.array([at], np.int32))[0])
     stored = np.array(found[part.name]).reshape(-1, part.width)
@@ -273,7 +278,7 @@ def _without(job, rows, table):
 
 def test_what_reads_pairs_of_features_begins_anew_where_they_are_others(tmp_path):
     raw = write(tmp_path / "raw", 0)
-    changes = dict(model__cross="dot", model__bottom_hidden=(8,), embedding__dims=ConfigDict())
+    changes = dict(model__cross="dlrm", model__bottom_mlp_units=(8,), embedding__dims=ConfigDict())
     old = config(raw, lists=("tags",), **changes)
     _, before = saved(old, tmp_path / "run")
     lines = []
@@ -310,14 +315,14 @@ def test_moments_that_begin_anew_count_their_steps_anew(first, tmp_path):
     assert int(state.earlier) == 0
 
 
-@pytest.mark.parametrize("rule", ["adagrad", "lazy_adam"])
-def test_an_average_goes_on_under_another_rule_of_tables(first, tmp_path, rule):
+@pytest.mark.parametrize("row_optimizer", ["adagrad", "lazy_adam"])
+def test_an_average_goes_on_under_another_rule_of_tables(first, tmp_path, row_optimizer):
     raw, _, run, *_ = first
-    c = config(raw, ema_decay=0.9, optim__tables__name=rule)
+    c = config(raw, ema_decay=0.9, optim__tables__name=row_optimizer)
     job, state = started(run, c, tmp_path / "next")
     weights = trained(state)._replace(params=jax.tree.map(lambda x: x + 1, state.params))
     after = state._replace(params=weights.params, step=state.step + 1)
-    moved = averaged(job.program.trainee, after, np.zeros(1, bool))
+    moved = averaged(job.program.step_spec, after, np.zeros(1, bool))
     keep = (1 + 17) / (10 + 17)  # of 16 steps before and one
     jax.tree.map(
         lambda new, was, mine: np.testing.assert_allclose(

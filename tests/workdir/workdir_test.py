@@ -153,7 +153,7 @@ def test_another_store_where_that_of_the_run_was_is_refused_unless_it_is_given(r
     here = tmp_path / "here" / "B1"
     shutil.rmtree(here)
     c = tiny.config()
-    c.features.floats = []  # so nothing is learned, and a model of one can read the other
+    c.features.dense = []  # so nothing is learned, and a model of one can read the other
     for rows in (6000, 6001):
         c.source.rows.train = rows
         path = tmp_path / str(rows)
@@ -262,10 +262,10 @@ def test_a_file_system_without_locks_is_refused(tmp_path, monkeypatch, number):
 
 
 def refused_by_the_system(number):
-    def refuse(path, *_):
+    def reject(path, *_):
         raise OSError(number, os.strerror(number), str(path))
 
-    return refuse
+    return reject
 
 
 @pytest.mark.parametrize("verb", ["train", "bench"])
@@ -298,13 +298,13 @@ def test_a_workdir_that_cannot_be_written_is_named_but_a_full_disk_is_no_wrong_u
 def test_a_run_goes_on_under_a_version_that_has_more_fields(tmp_path):
     c = default()
     written = to_plain(c)
-    del written["model"]["floats_hidden"]
+    del written["model"]["dense_mlp_units"]
     (tmp_path / "config.json").write_text(json.dumps(written))
     workdir.check_config(tmp_path, c)
-    c.model.floats_hidden = (8,)
-    with pytest.raises(InputError, match=r"model.floats_hidden: \[\], now \[8\]"):
+    c.model.dense_mlp_units = (8,)
+    with pytest.raises(InputError, match=r"model.dense_mlp_units: \[\], now \[8\]"):
         workdir.check_config(tmp_path, c)
-    written["model"]["hidden"] = 5
+    written["model"]["mlp_units"] = 5
     (tmp_path / "config.json").write_text(json.dumps(written))
-    with pytest.raises(InputError, match=r"model.hidden: 5, now \[256, 128\]"):
+    with pytest.raises(InputError, match=r"model.mlp_units: 5, now \[256, 128\]"):
         workdir.check_config(tmp_path, c)

@@ -36,22 +36,24 @@ class Batcher:
 
     def __call__(self, *parts: Examples) -> Batch:
         """The batch of all examples of the parts, each array in memory of its own."""
-        shifts = 0 if parts[0].shifts is None else parts[0].shifts.shape[1]
-        like = self.like(sum(p.rows for p in parts), shifts)
+        logit_correction = (
+            0 if parts[0].logit_correction is None else parts[0].logit_correction.shape[1]
+        )
+        like = self.like(sum(p.rows for p in parts), logit_correction)
         batch = map_arrays(lambda array: np.empty(array.shape, array.dtype), like)
         self.fill(batch, parts)
         return batch
 
-    def like(self, rows: int, shifts: int) -> Batch:
-        """The `Shape`s of a batch of so many examples and columns of shifts."""
-        return batch_of(Shape, self._layout, rows, self._group, self._capacities, shifts)
+    def like(self, rows: int, logit_correction: int) -> Batch:
+        """The `Shape`s of a batch of so many examples and columns of logit corrections."""
+        return batch_of(Shape, self._layout, rows, self._group, self._capacities, logit_correction)
 
     def fill(self, batch: Batch, parts: Sequence[Examples]) -> None:
         """Makes a batch of examples, in one part or more, in arrays that are there."""
         rows = len(batch.labels)
         if rows < _FEW * len(parts):
             parts = [join(parts)]
-        np.concatenate([p.floats for p in parts], out=batch.floats)
+        np.concatenate([p.dense for p in parts], out=batch.dense)
         for name, ids in self._ids.items():
             ids.fill(batch.ids[name], parts)
         self._fill_lists(batch, parts)
@@ -60,8 +62,8 @@ class Batcher:
         batch.labels[...] = np.where(known, labels, np.float32(0))
         weights = np.float32(1) if weights is None else weights
         batch.weights[...] = np.where(known, weights, np.float32(0))
-        if parts[0].shifts is not None:
-            np.concatenate([p.shifts for p in parts], out=batch.shifts)
+        if parts[0].logit_correction is not None:
+            np.concatenate([p.logit_correction for p in parts], out=batch.logit_correction)
 
     def _fill_lists(self, batch: Batch, parts: Sequence[Examples]) -> None:
         lengths, values = joined(parts, "list_lengths"), [p.list_values for p in parts]
@@ -76,7 +78,7 @@ class _Ids:
         self.places = stack.places
         self._columns, self._sequences = list(stack.columns), list(stack.sequences)
         columns = [f.name for f in layout.schema.id_columns]
-        self._names = [layout.schema.lists[i].name for i in self._sequences]
+        self._names = [layout.schema.ragged[i].name for i in self._sequences]
         self._lengths = np.asarray(stack.sequence_lengths, np.int64)
         # Of each place of the sequences: which of them, and the position in it.
         self._owner = np.repeat(np.arange(len(self._lengths)), self._lengths)

@@ -71,7 +71,7 @@ def laid_out(memory: np.ndarray, like: Batch) -> Batch:
     return map_arrays(array, like)
 
 
-class Memory:
+class BufferPool:
     """Pieces of one size, each lent until no array in it is held by anybody.
 
     The system gives new memory page by page, on first use. To copy 4 to 64 MiB into it took 1.4 to
@@ -93,7 +93,7 @@ class Memory:
     def __setstate__(self, state: dict[str, int]) -> None:
         self.__init__(**state)  # type: ignore[misc]
 
-    def lend(self) -> np.ndarray:
+    def acquire(self) -> np.ndarray:
         """u8[size], of any content; the first byte's address is a multiple of 64."""
         try:
             piece = self._free.pop()

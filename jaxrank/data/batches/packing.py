@@ -79,14 +79,14 @@ class Packer:
         self._layout, self._group, self._overflow = layout, group, overflow
         self._stacks = [stack for stack in layout.stacks if stack.lists]
         self._capacities = {stack.name: capacities[stack.name] for stack in self._stacks}
-        names = [f.name for f in layout.schema.lists]
+        names = [f.name for f in layout.schema.ragged]
         self._rows = {
             stack.name: StackRows(
                 layout, stack, [names[i] for i in stack.lists], stack.list_tables, group
             )
             for stack in self._stacks
         }
-        combiners = [f.combiner for f in layout.schema.lists]
+        combiners = [f.combiner for f in layout.schema.ragged]
         self._norms = {s.name: Norms([combiners[i] for i in s.lists], group) for s in self._stacks}
 
     def __call__(
@@ -157,7 +157,7 @@ class Packer:
         weights: Sequence[np.ndarray],
     ) -> tuple[np.ndarray, Sequence[np.ndarray], np.ndarray | None]:
         """Lengths, ids in parts, and weights f32[total] or None, of a stack's lists."""
-        weighted = any(self._layout.schema.lists[i].weighted for i in stack.lists)
+        weighted = any(self._layout.schema.ragged[i].weighted for i in stack.lists)
         whole = _whole(weights) if weights and weighted else None
         if len(stack.lists) < lengths.shape[1]:
             lengths, ids, whole = select_lists(stack.lists, lengths, _whole(values), whole)
@@ -250,7 +250,7 @@ def _overflow_message(
     by_list = lengths.reshape(len(lengths) // group, group, -1).sum(axis=1, dtype=np.int64)
     worst = by_list[by_list.sum(axis=1).argmax()]
     order = np.argsort(-worst, kind="stable")[:3]
-    names = [f"{layout.schema.lists[stack.lists[i]].name} ({worst[i]} ids)" for i in order]
+    names = [f"{layout.schema.ragged[stack.lists[i]].name} ({worst[i]} ids)" for i in order]
     return (
         f"The lists of stack {stack.name} must fit: {group} examples packed together have"
         f" {worst.sum()} ids and there is room for {room}. Longest: {', '.join(names)}."

@@ -15,10 +15,10 @@ import numpy as np
 
 from jaxrank.data.batches import packing
 from jaxrank.data.batches.batcher import Batcher
-from jaxrank.data.batches.buffers import Memory, bytes_of, with_steps
+from jaxrank.data.batches.buffers import BufferPool, bytes_of, with_steps
 from jaxrank.data.batches.shuffle_order import Order
 from jaxrank.data.batches.streams import EvaluationSource, Reader, Shard, TrainSource
-from jaxrank.data.batches.workers import WorkerCalls
+from jaxrank.data.batches.workers import WorkerExecutions
 from jaxrank.data.examples import Examples, Known
 from jaxrank.data.store.split import Split
 from jaxrank.errors import InputError
@@ -64,10 +64,10 @@ def _iterate(source: Any, ahead: int) -> Any:
 class TrainBatches:
     """An iterator over this process's share of shuffled training batches, endless up to num_steps.
 
-    Each call of `next` gives a Batch whose arrays have a leading axis of `steps_per_call`
+    Each call of `next` gives a Batch whose arrays have a leading axis of `steps_per_execution`
     consecutive steps. Batches are always full and may straddle epochs. Memory: a window for
     each shard of this process, with what it is gathered from where blocks are compressed; with
-    workers also a few calls beyond those made ahead, in shared memory.
+    workers also a few executions beyond those made ahead, in shared memory.
 
         batches = TrainBatches(store.split("train"), layout, batch_size=8192, ...)
         for batch in batches:
@@ -77,7 +77,7 @@ class TrainBatches:
         split: what to train on.
         layout: of the store's schema.
         batch_size: examples of the global batch.
-        steps_per_call: batches of a call.
+        steps_per_execution: batches of an execution.
         seed: of the order.
         shards: streams that the global batch takes equal shares from, whatever the number of
             processes, which divides it.
@@ -102,7 +102,7 @@ class TrainBatches:
         layout: Layout,
         *,
         batch_size: int,
-        steps_per_call: int,
+        steps_per_execution: int,
         seed: int,
         shards: int,
         window_blocks: int,
@@ -137,18 +137,18 @@ class TrainBatches:
             if stack.lists
         }
         self._share = batch_size // shards
-        self._ahead = -(-prefetch_batches // steps_per_call)
+        self._ahead = -(-prefetch_batches // steps_per_execution)
         self._streams = [Shard(Reader(split, kept=1), line, shard) for shard in mine]
         # The first batch with an example of each day; of all, where they are shuffled together.
         self.first_steps = [place // self._share for place in line.first_places()]
         self.batcher = Batcher(layout, self.group, self.capacities, on_overflow)
-        self._shifts = layout.schema.shift_columns
-        self._steps_per_call, self._num_steps = steps_per_call, num_steps
+        self._logit_correction = layout.schema.logit_correction_columns
+        self._steps_per_execution, self._num_steps = steps_per_execution, num_steps
         self._num_workers = num_workers
-        self._like = self._call_like(1)
-        self._memory = Memory(bytes_of(self._like), kept=self._ahead + 1)
-        self._calls: Any = None
-        self._reading = threading.RLock()  # by several threads, of which each gets calls of its own
+        self._like = self._execution_like(1)
+        self._memory = BufferPool(bytes_of(self._like), kept=self._ahead + 1)
+        self._executions: Any = None
+        self._reading = threading.RLock()  # of several threads each gets executions of its own
         self.seek(first_step)
 
     def __iter__(self) -> "TrainBatches":
@@ -166,20 +166,20 @@ class TrainBatches:
             if self.position >= self._num_steps:
                 self.close()
                 raise StopIteration
-            if self._calls is None:
-                self._calls = self._start()
+            if self._executions is None:
+                self._executions = self._start()
             try:
-                batch = next(self._calls)
+                batch = next(self._executions)
             except BaseException:
-                self.close()  # workers are no longer in step: the next call starts them again
+                self.close()  # workers are no longer in step: the next execution starts them again
                 raise
-            self.position += self._steps_per_call
+            self.position += self._steps_per_execution
             return batch
 
     def _start(self) -> Any:
         if self._num_workers:
             _let_grain_read_its_flags()
-            return WorkerCalls(self.source(), max(1, self._ahead), self._like, self._memory)
+            return WorkerExecutions(self.source(), max(1, self._ahead), self._like, self._memory)
         return _iterate(self.source(), self._ahead)
 
     def source(
@@ -196,41 +196,46 @@ class TrainBatches:
             self._share,
             parts,
             range(self.position, self._num_steps),
-            self._steps_per_call,
+            self._steps_per_execution,
             fill_step or self.batcher.fill,
-            self._call_like(parts),
+            self._execution_like(parts),
             self._memory,
         )
 
-    def _call_like(self, parts: int) -> Batch:
-        """The shapes and dtypes of one of the equal parts of a call."""
+    def _execution_like(self, parts: int) -> Batch:
+        """The shapes and dtypes of one of the equal parts of an execution."""
         rows = self._share * len(self._streams) // parts
-        return with_steps(self.batcher.like(rows, self._shifts), self._steps_per_call)
+        return with_steps(
+            self.batcher.like(rows, self._logit_correction), self._steps_per_execution
+        )
 
     def seek(self, step: int) -> None:
         """Goes on at a step, at once: no batch before it is made.
 
         Raises:
-            InputError: the steps that are left are no whole number of calls.
+            InputError: the steps that are left are no whole number of executions.
         """
         left = self._num_steps - step
-        if left % self._steps_per_call:
+        if left % self._steps_per_execution:
             raise InputError(
-                "The steps that are left must be a multiple of steps_per_call: found num_steps="
-                f"{self._num_steps}, next step {step}, steps_per_call={self._steps_per_call}. The"
-                " checkpoint's step must be a multiple of steps_per_call: set one that divides it."
+                "The steps that are left must be a multiple of steps_per_execution: found"
+                " num_steps="
+                f"{self._num_steps}, next step {step},"
+                f" steps_per_execution={self._steps_per_execution}. The"
+                " checkpoint's step must be a multiple of steps_per_execution: set one that"
+                " divides it."
             )
         with self._reading:
             self.close()
             self.position = step
 
     def close(self) -> None:
-        """Ends threads and workers, when a call that another thread waits for is there; the next
-        `next` starts them again."""
+        """Ends threads and workers, when an execution that another thread waits for is there; the
+        next `next` starts them again."""
         with self._reading:
-            if self._calls is not None:
-                self._calls.close()
-                self._calls = None
+            if self._executions is not None:
+                self._executions.close()
+                self._executions = None
 
 
 class EvaluationBatches:

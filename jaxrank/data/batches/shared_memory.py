@@ -15,7 +15,7 @@ import numpy as np
 _WAIT = 0.0005  # seconds between looks at whether a piece is free
 
 
-class Slots:
+class SharedRing:
     """Pieces of shared memory of one size, each filled with what was made as some number.
 
     A piece that is given back is for the next number that has none, so one that is held for long

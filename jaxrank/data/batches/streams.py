@@ -1,7 +1,8 @@
 """Elements for grain, at random access: what one process's share of a batch is made of.
 
-Each is a pure function of its index. What is kept between calls (blocks, permuted windows) only
-makes it fast where elements are asked for about in order, and does not travel to input workers.
+Each is a pure function of its index. What is kept between executions (blocks, permuted windows)
+only makes it fast where elements are asked for about in order, and does not travel to input
+workers.
 """
 
 import collections
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from jaxrank.data import examples as ex
-from jaxrank.data.batches.buffers import Memory, laid_out, map_arrays
+from jaxrank.data.batches.buffers import BufferPool, laid_out, map_arrays
 from jaxrank.data.batches.shuffle_order import Order, Run
 from jaxrank.data.examples import Examples, Known
 from jaxrank.data.store.split import Split
@@ -25,7 +26,7 @@ class Reader:
     """Reads examples of a split; threads that ask at once take turns.
 
     Args:
-        kept: blocks that are kept for the next call.
+        kept: blocks that are kept for the next execution.
         known: changes the examples of each block, if given.
     """
 
@@ -90,14 +91,14 @@ class Shard:
 class TrainSource:
     """Element i: part `i % parts` of this process's share of call `first + i // parts`.
 
-    A call is some consecutive steps; its arrays are [steps, rows of the part, ...].
+    An execution is some consecutive steps; its arrays are [steps, rows of the part, ...].
 
     Args:
         shards: of this process; a part is an equal share of them.
         share: examples of a step that each shard gives.
         parts: of a step; each is of as many shards.
         steps: to serve.
-        steps_per_call: divides them.
+        steps_per_execution: divides them.
         fill_step: makes the batch of a step of examples, as `Batcher.fill` does.
         like: the shapes and dtypes of an element.
         memory: for elements.
@@ -109,30 +110,30 @@ class TrainSource:
         share: int,
         parts: int,
         steps: range,
-        steps_per_call: int,
+        steps_per_execution: int,
         fill_step: Callable[[Batch, list[Examples]], None],
         like: Batch,
-        memory: Memory,
+        memory: BufferPool,
     ):
         self._shards, self._share, self.parts = shards, share, parts
-        self._steps, self._steps_per_call = steps, steps_per_call
+        self._steps, self._steps_per_execution = steps, steps_per_execution
         self._fill_step, self._memory = fill_step, memory
         self.like = like
 
     def __len__(self) -> int:
-        return len(self._steps) // self._steps_per_call * self.parts
+        return len(self._steps) // self._steps_per_execution * self.parts
 
     def __getitem__(self, index: Any) -> Batch:
-        batch = laid_out(self._memory.lend(), self.like)
+        batch = laid_out(self._memory.acquire(), self.like)
         self.fill(int(index), batch)
         return batch
 
     def fill(self, index: int, batch: Batch) -> None:
         """Writes element `index` to arrays that are there."""
-        call, part = divmod(index, self.parts)
+        execution, part = divmod(index, self.parts)
         count = len(self._shards) // self.parts
-        for i in range(self._steps_per_call):
-            start = self._steps[call * self._steps_per_call + i] * self._share
+        for i in range(self._steps_per_execution):
+            start = self._steps[execution * self._steps_per_execution + i] * self._share
             found: list[Examples] = []
             for shard in self._shards[part * count : (part + 1) * count]:
                 found += shard.read(start, start + self._share)

@@ -13,13 +13,13 @@ import grain
 import numpy as np
 
 from jaxrank import signals
-from jaxrank.data.batches.buffers import Memory, bytes_of, laid_out, map_arrays
-from jaxrank.data.batches.shared_memory import Slots
+from jaxrank.data.batches.buffers import BufferPool, bytes_of, laid_out, map_arrays
+from jaxrank.data.batches.shared_memory import SharedRing
 from jaxrank.data.batches.streams import TrainSource
 from jaxrank.errors import InputError, RunError
 from jaxrank.features import Batch
 
-# One call runs, one waits for it on the devices, and one is put there.
+# One execution runs, one waits for it on the devices, and one is put there.
 _LENT = 3
 # What ends a process by such a signal.
 _WHY = {
@@ -29,18 +29,18 @@ _WHY = {
 _ENDED = re.compile(r"terminated unexpectedly with exit code (-?\d+)")
 
 
-class _InSlots:
+class _InRing:
     """The elements of a source as their numbers; what they are stands in the slots.
 
     grain would put each array into new shared memory.
     """
 
-    def __init__(self, slots: Slots, length: int):
+    def __init__(self, slots: SharedRing, length: int):
         self._slots, self._length = slots, length
 
     @functools.cached_property
     def _made(self) -> tuple[TrainSource, Batch]:
-        """The source, and what the batch of a call is like."""
+        """The source, and what the batch of an execution is like."""
         return self._slots.handed()
 
     def __len__(self) -> int:
@@ -48,44 +48,44 @@ class _InSlots:
 
     def __getitem__(self, index: Any) -> int:
         source, like = self._made
-        call, part = divmod(int(index), source.parts)
+        execution, part = divmod(int(index), source.parts)
 
         def share(array: np.ndarray) -> np.ndarray:
-            """Of the array of a call, [steps, rows, ...], the rows of this part."""
+            """Of the array of an execution, [steps, rows, ...], the rows of this part."""
             rows = array.shape[1] // source.parts
             return array[:, part * rows : (part + 1) * rows]
 
-        batch = laid_out(self._slots.to_fill(call), like)
+        batch = laid_out(self._slots.to_fill(execution), like)
         source.fill(int(index), map_arrays(share, batch))
         return int(index)
 
 
-class WorkerCalls:
-    """An iterator over calls, of which each worker makes a part.
+class WorkerExecutions:
+    """An iterator over executions, of which each worker makes a part.
 
     A batch is lent where the workers made it; its memory is theirs again when nobody holds any of
     its arrays. Of more than `_LENT` that are held at the same time each is a copy.
 
     Args:
         source: of as many parts as there are workers.
-        ahead: calls that are made ahead.
-        like: the shapes and dtypes of the batch of a call.
+        ahead: executions that are made ahead.
+        like: the shapes and dtypes of the batch of an execution.
         memory: for copies.
 
     Raises:
         RunError: a worker has ended by itself; it comes from `next`.
     """
 
-    def __init__(self, source: TrainSource, ahead: int, like: Batch, memory: Memory):
+    def __init__(self, source: TrainSource, ahead: int, like: Batch, memory: BufferPool):
         _check_guarded()
         self._source, self._like, self._memory = source, like, memory
         pieces = ahead + 1 + _LENT
-        self._slots = Slots(pieces, bytes_of(like), (source, like))
+        self._slots = SharedRing(pieces, bytes_of(like), (source, like))
         self._give_back = self._slots.giver()
         self._lent: set[int] = set()
         # Elements are dealt to the workers in turn, and there are as many parts as workers: a
         # worker serves the same shards for ever, and no window is read by two.
-        elements = grain.MapDataset.source(_InSlots(self._slots, len(source)))
+        elements = grain.MapDataset.source(_InRing(self._slots, len(source)))
         options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
         workers = grain.MultiprocessingOptions(
             # Room for all: a worker waits for a piece, where it sees whether anybody reads.
@@ -104,12 +104,12 @@ class WorkerCalls:
         # grain starts the workers, by threads of its own, when it is first asked.
         with contextlib.nullcontext() if self._started else signals.held_back():
             for _ in range(self._source.parts):
-                call = self._number() // self._source.parts
+                execution = self._number() // self._source.parts
         self._started = True
-        piece, made = self._slots.filled(call)
+        piece, made = self._slots.filled(execution)
         if len(self._lent) < _LENT:
             return laid_out(self._lend(piece, made), self._like)
-        copy = self._memory.lend()
+        copy = self._memory.acquire()
         copy[...] = made
         self._give_back(piece)
         return laid_out(copy, self._like)
@@ -165,7 +165,7 @@ def _end_loan(lent: set[int], give_back: Callable[[int], None], piece: int) -> N
     give_back(piece)
 
 
-def _end(slots: Slots, numbers: list[Any]) -> None:
+def _end(slots: SharedRing, numbers: list[Any]) -> None:
     slots.close()  # or grain would wait for a worker that waits for a piece
     # What is left when the interpreter takes its modules down fails in its `__del__`, and says so.
     numbers.pop().close()

@@ -10,10 +10,10 @@ from jaxrank.data.encode.columns import Column, column_of, elements, numbers
 from jaxrank.data.encode.labels import not_negative
 from jaxrank.data.ragged import positions
 from jaxrank.data.rejects import BadRows
-from jaxrank.data.spec.entries import IdSpec, ListSpec
+from jaxrank.data.spec.entries import CategoricalSpec, RaggedSpec
 
 
-def id_elements(entry: IdSpec, chunk: Chunk) -> Column:
+def id_elements(entry: CategoricalSpec, chunk: Chunk) -> Column:
     """The ids of a column; where `length` is more than 1, those of each row that is not missing.
 
     Such a row has exactly `length` of them, of which one that is empty is missing.
@@ -41,14 +41,14 @@ class ListElements(NamedTuple):
     truncated_lists: int = 0
 
 
-def list_elements(entry: ListSpec, chunk: Chunk) -> ListElements:
+def list_elements(entry: RaggedSpec, chunk: Chunk) -> ListElements:
     """The ids of a column of lists and their weights, cut to `max_length` where that is asked."""
     column = column_of(chunk, entry.name)
     ids = elements(column, entry.separator)
     assert ids.lengths is not None
     if ids.values.null_count:
         empty = ids.values.is_null().to_numpy(zero_copy_only=False)
-        ids.refuse(np.flatnonzero(empty), "a list without empty ids")
+        ids.reject(np.flatnonzero(empty), "a list without empty ids")
     weights = _list_weights(entry, chunk, ids) if entry.weights else None
     over = ids.lengths > entry.max_length if entry.max_length else np.zeros(0, bool)
     if not over.any():
@@ -72,7 +72,7 @@ def list_elements(entry: ListSpec, chunk: Chunk) -> ListElements:
     return ListElements(cut, kept_weights, int((~keep).sum()), int(over.sum()))
 
 
-def _list_weights(entry: ListSpec, chunk: Chunk, ids: Column) -> np.ndarray:
+def _list_weights(entry: RaggedSpec, chunk: Chunk, ids: Column) -> np.ndarray:
     weights = elements(column_of(chunk, entry.weights), entry.separator)
     assert weights.lengths is not None
     assert ids.lengths is not None

@@ -27,7 +27,7 @@ class Column(NamedTuple):
     chunk: Chunk
     lengths: np.ndarray | None = None
 
-    def refuse(self, indices: np.ndarray, must: str, hint: str = "") -> NoReturn:
+    def reject(self, indices: np.ndarray, must: str, hint: str = "") -> NoReturn:
         """Raises BadRows for the rows of the values at i64[m] `indices`."""
         value = self.values[int(indices[0])].as_py()
         found = "an empty value" if value is None else repr(value)
@@ -108,16 +108,16 @@ def numbers(
         try:
             converted = spelled.cast(pa.float64(), safe=False)
         except pa.ArrowInvalid:
-            column.refuse(uncastable(spelled, pa.float64()), must)
+            column.reject(uncastable(spelled, pa.float64()), must)
     absent = np.zeros(len(values), bool)
     if values.null_count:
         absent = values.is_null().to_numpy(zero_copy_only=False)
         if not missing:
-            column.refuse(np.flatnonzero(absent), must)
+            column.reject(np.flatnonzero(absent), must)
     result = converted.to_numpy(zero_copy_only=False)  # NaN for null
     bad = ~(valid(result) | absent)
     if bad.any():
-        column.refuse(np.flatnonzero(bad), must)
+        column.reject(np.flatnonzero(bad), must)
     return result
 
 
@@ -153,7 +153,7 @@ def _whole_numbers(column: Column, must: str) -> pa.Array:
     try:
         return column.values.cast(pa.int64())
     except pa.ArrowInvalid:
-        column.refuse(uncastable(column.values, pa.int64()), must)
+        column.reject(uncastable(column.values, pa.int64()), must)
 
 
 def check_id_type(column: Column) -> None:
@@ -179,7 +179,7 @@ def texts(column: Column) -> pa.Array:
         try:
             return _simplified(column.values.cast(pa.string()))
         except pa.ArrowInvalid:
-            column.refuse(uncastable(column.values, pa.string()), "text in UTF-8")
+            column.reject(uncastable(column.values, pa.string()), "text in UTF-8")
     if pa.types.is_uint64(kind):
         return column.values.cast(pa.string())
     return _whole_numbers(column, ID_TYPES).cast(pa.string())

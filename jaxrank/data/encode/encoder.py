@@ -15,9 +15,9 @@ from jaxrank.data.encode.columns import Column, column_of, numbers, texts
 from jaxrank.data.encode.labels import Labels, encode_labels, horizon
 from jaxrank.data.encode.row_numbers import row_numbers
 from jaxrank.data.examples import Examples
-from jaxrank.data.keyed_hash import Conceal, concealed
+from jaxrank.data.keyed_hash import Pseudonymise, pseudonymised
 from jaxrank.data.ragged import places_of_lists
-from jaxrank.data.spec.entries import IdSpec, ListSpec
+from jaxrank.data.spec.entries import CategoricalSpec, RaggedSpec
 from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.statistics.new_values import NewValues, first, is_new
 from jaxrank.data.statistics.split import Statistics
@@ -36,7 +36,7 @@ def raw_floats(names: list[str], chunk: Chunk) -> np.ndarray:
         result[:, i] = numbers(column, _NUMBER)
         large = np.flatnonzero(np.abs(result[:, i]) > _MOST)
         if len(large):
-            column.refuse(large, f"a number of at most {_MOST:g} in size, or empty")
+            column.reject(large, f"a number of at most {_MOST:g} in size, or empty")
     return result
 
 
@@ -60,7 +60,7 @@ class Encoder:
         as_of: the latest event of the split, in seconds since 1970, for tasks with a `time` where
             the spec does not say when the data was looked at.
         boundaries: f64[buckets - 1] of every feature whose buckets are learned, by name.
-        conceal: what vocabularies hold in place of a raw value; none: the value.
+        pseudonymise: what vocabularies hold in place of a raw value; none: the value.
         earlier_rows: of each vocabulary that an earlier store had; values behind them are new.
     """
 
@@ -73,16 +73,16 @@ class Encoder:
         *,
         as_of: float | None = None,
         boundaries: Mapping[str, np.ndarray] | None = None,
-        conceal: Conceal | None = None,
+        pseudonymise: Pseudonymise | None = None,
         earlier_rows: Mapping[str, int] | None = None,
     ):
         self.statistics = statistics
-        self._conceal = conceal
+        self._pseudonymise = pseudonymise
         self._earlier_rows = earlier_rows or {}
         self._features = features
         self._tables = {table.name: table for table in features.tables}
         self._vocabularies = vocabularies
-        floats = features.floats
+        floats = features.dense
         self._float_names = [f.name for f in floats]
         self._log = np.array([f.log for f in floats], bool)
         scales = [f.scale(transforms) for f in floats]
@@ -92,7 +92,7 @@ class Encoder:
         # An indicator stands behind its own value and so moves all later columns.
         self._position = np.arange(len(floats)) + np.cumsum(self._indicator) - self._indicator
         self._as_of, self._boundaries = as_of, boundaries or {}
-        self._id_columns = sum(f.length for f in features.ids)
+        self._id_columns = sum(f.length for f in features.categorical)
 
     def encode(self, chunk: Chunk) -> Examples:
         """The chunk's examples; they count only if all of them can be used.
@@ -106,7 +106,7 @@ class Encoder:
         lists = self._encode_lists(chunk)
         ids, noted = self._encode_ids(chunk)
         examples = Examples(
-            floats=self._encode_floats(raw, chunk),
+            dense=self._encode_floats(raw, chunk),
             ids=ids,
             list_lengths=lists.lengths,
             list_values=lists.values,
@@ -114,7 +114,7 @@ class Encoder:
             labels=found.labels,
             weights=found.weights,
             truth=found.truth,
-            shifts=found.shifts,
+            logit_correction=found.logit_correction,
             kept=self._kept(chunk),
         )
         self._count(raw, found, lists)
@@ -128,33 +128,38 @@ class Encoder:
     def _count(self, raw: np.ndarray, found: Labels, lists: "_Lists") -> None:
         statistics = self.statistics
         statistics.add(found.labels, raw, lists.lengths)
-        statistics.too_young += found.too_young
-        for i, entry in enumerate(self._features.lists):
+        statistics.pending += found.pending
+        for i, entry in enumerate(self._features.ragged):
             rows, elements = lists.rows[i], lists.elements[i]
-            statistics.add_rows("lists", i, rows)
+            statistics.add_rows("ragged", i, rows)
             statistics.list_out_of_range[i] += lists.noted[i].out_of_range
             statistics.list_truncated[i] += elements.truncated
             statistics.list_truncated_lists[i] += elements.truncated_lists
             if entry.encoding == "vocabulary":
                 statistics.list_unknown[i] += np.count_nonzero(rows == UNKNOWN_ROW)
-                self._count_new("lists", entry, rows, rows.size, lists.noted[i])
+                self._count_new("ragged", entry, rows, rows.size, lists.noted[i])
 
     def _count_ids(self, ids: np.ndarray, noted: "list[_Noted]") -> None:
         statistics = self.statistics
         start = 0
-        for i, entry in enumerate(self._features.ids):
+        for i, entry in enumerate(self._features.categorical):
             part = ids[:, start : start + entry.length]
             start += entry.length
-            statistics.add_rows("ids", i, part)
+            statistics.add_rows("categorical", i, part)
             statistics.id_out_of_range[i] += noted[i].out_of_range
             missing = int(np.count_nonzero(part == _missing(entry.encoding)))
             statistics.id_missing[i] += missing
             if entry.encoding == "vocabulary":
                 statistics.id_unknown[i] += np.count_nonzero(part == UNKNOWN_ROW)
-                self._count_new("ids", entry, part, part.size - missing, noted[i])
+                self._count_new("categorical", entry, part, part.size - missing, noted[i])
 
     def _count_new(
-        self, kind: str, entry: IdSpec | ListSpec, rows: np.ndarray, there: int, noted: "_Noted"
+        self,
+        kind: str,
+        entry: CategoricalSpec | RaggedSpec,
+        rows: np.ndarray,
+        there: int,
+        noted: "_Noted",
     ) -> None:
         if entry.table in self._earlier_rows:
             new = int(np.count_nonzero(is_new(rows, self._earlier_rows[entry.table])))
@@ -166,12 +171,12 @@ class Encoder:
         raw = raw_floats(self._float_names, chunk)
         self._check_floats(log_transform(raw, self._log), chunk)
         encode_labels(chunk, self._features.tasks, self._features.time, -math.inf)
-        for entry in self._features.ids:
+        for entry in self._features.categorical:
             if entry.encoding == "bucket":
                 numbers(column_of(chunk, entry.name), _NUMBER)
             else:
                 self._check_ids(id_elements(entry, chunk), entry.table)
-        for list_entry in self._features.lists:
+        for list_entry in self._features.ragged:
             self._check_ids(list_elements(list_entry, chunk).ids, list_entry.table)
 
     def _check_ids(self, column: Column, table: str) -> None:
@@ -187,7 +192,7 @@ class Encoder:
         if np.isinf(single).any():
             i = int(np.flatnonzero(np.isinf(single).any(axis=0))[0])
             bad = np.flatnonzero(np.isinf(single[:, i]))
-            column_of(chunk, self._float_names[i]).refuse(bad, "in the range of float32")
+            column_of(chunk, self._float_names[i]).reject(bad, "in the range of float32")
         return single
 
     def _encode_floats(self, raw: np.ndarray, chunk: Chunk) -> np.ndarray:
@@ -207,7 +212,7 @@ class Encoder:
         result = np.empty((chunk.batch.num_rows, self._id_columns), np.int32)
         noted = []
         start = 0
-        for entry in self._features.ids:
+        for entry in self._features.categorical:
             part = result[:, start : start + entry.length]
             start += entry.length
             column = id_elements(entry, chunk)
@@ -224,7 +229,9 @@ class Encoder:
                 part[column.lengths > 0] = rows.reshape(-1, entry.length)
         return result, noted
 
-    def _rows_of(self, column: Column, entry: IdSpec | ListSpec) -> "tuple[np.ndarray, _Noted]":
+    def _rows_of(
+        self, column: Column, entry: CategoricalSpec | RaggedSpec
+    ) -> "tuple[np.ndarray, _Noted]":
         """i32[values], the row of each id, MISSING_ROW or PAD where it is missing; and what is to
         be told of them."""
         table = self._tables[entry.table]
@@ -240,17 +247,17 @@ class Encoder:
             data = values.cast(pa.binary()).to_numpy(zero_copy_only=False)
             rows = hash_rows(data, count, table.rows, entry.salt)
         else:
-            names = concealed(values, self._conceal) if self._conceal else values
+            names = pseudonymised(values, self._pseudonymise) if self._pseudonymise else values
             vocabulary = self._vocabularies[table.name]
             rows = vocabulary.lookup(names.to_numpy(zero_copy_only=False), count)
-            if table.name in self._earlier_rows and not self._conceal:
+            if table.name in self._earlier_rows and not self._pseudonymise:
                 places = np.flatnonzero(is_new(rows, self._earlier_rows[table.name]))
                 new = first(values[int(i)].as_py() for i in places)
         rows = np.append(rows, np.int32(MISSING_ROW))
         return rows[pc.fill_null(encoded.indices, count).to_numpy()], _Noted(0, new)
 
     def _encode_lists(self, chunk: Chunk) -> "_Lists":
-        entries = self._features.lists
+        entries = self._features.ragged
         lengths = np.zeros((chunk.batch.num_rows, len(entries)), np.int32)
         found: list[ListElements] = []
         parts: list[np.ndarray] = []

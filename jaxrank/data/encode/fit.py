@@ -16,17 +16,17 @@ from jaxrank.data.chunk import Chunk
 from jaxrank.data.encode.columns import column_of, numbers, texts
 from jaxrank.data.encode.encoder import id_elements, list_elements, log_transform, raw_floats
 from jaxrank.data.encode.times import seconds
-from jaxrank.data.keyed_hash import Conceal, concealed
-from jaxrank.data.spec.entries import IdSpec
+from jaxrank.data.keyed_hash import Pseudonymise, pseudonymised
+from jaxrank.data.spec.entries import CategoricalSpec
 from jaxrank.data.spec.features import FeatureSpec, TableSpec
-from jaxrank.data.statistics.quantiles import Quantiles
+from jaxrank.data.statistics.quantiles import QuantileSketch
 from jaxrank.data.statistics.split import Moments
 from jaxrank.data.statistics.vocabulary import Counter, Vocabulary, build
 
 _SCHEMA = pa.schema([("table", pa.int32()), ("value", pa.string()), ("count", pa.int64())])
 
 
-class Learned(NamedTuple):
+class FittedEncoders(NamedTuple):
     """What encoding needs beyond the spec.
 
     vocabularies: by table.
@@ -53,7 +53,9 @@ class Learned(NamedTuple):
         }
 
     @classmethod
-    def from_state(cls, state: Mapping[str, Any], vocabularies: dict[str, Vocabulary]) -> "Learned":
+    def from_state(
+        cls, state: Mapping[str, Any], vocabularies: dict[str, Vocabulary]
+    ) -> "FittedEncoders":
         """Restores what `to_state` was called on, of the same vocabularies."""
         return cls(
             vocabularies,
@@ -64,38 +66,40 @@ class Learned(NamedTuple):
         )
 
 
-NOTHING = Learned({}, {}, {})
+NOTHING = FittedEncoders({}, {}, {})
 
 
-class Lessons(NamedTuple):
+class FitSpec(NamedTuple):
     """What is to be learned: tables, floats, buckets of ids, and the time of the last event."""
 
     tables: tuple[TableSpec, ...]
-    floats: tuple[str, ...]
-    buckets: tuple[IdSpec, ...]
+    dense: tuple[str, ...]
+    buckets: tuple[CategoricalSpec, ...]
     as_of: bool
 
     @property
     def any(self) -> bool:
-        return bool(self.tables or self.floats or self.buckets or self.as_of)
+        return bool(self.tables or self.dense or self.buckets or self.as_of)
 
     @property
     def names(self) -> list[str]:
-        found = [t.name for t in self.tables] + [*self.floats] + [f.name for f in self.buckets]
+        found = [t.name for t in self.tables] + [*self.dense] + [f.name for f in self.buckets]
         return [*found, "the latest event"] if self.as_of else found
 
 
-NO_LESSONS = Lessons((), (), (), False)
+FIT_NOTHING = FitSpec((), (), (), False)
 
 
-def lessons(features: FeatureSpec, earlier: Learned) -> Lessons:
+def fit_spec(features: FeatureSpec, earlier: FittedEncoders) -> FitSpec:
     """What a resolved spec needs and an earlier store has not learned; vocabularies always grow."""
-    return Lessons(
+    return FitSpec(
         tables=tuple(t for t in features.tables if t.encoding == "vocabulary"),
-        floats=tuple(
-            f.name for f in features.floats if f.standardize and f.name not in earlier.transforms
+        dense=tuple(
+            f.name for f in features.dense if f.standardize and f.name not in earlier.transforms
         ),
-        buckets=tuple(f for f in features.ids if f.buckets and f.name not in earlier.boundaries),
+        buckets=tuple(
+            f for f in features.categorical if f.buckets and f.name not in earlier.boundaries
+        ),
         as_of=False,
     )
 
@@ -105,30 +109,30 @@ def looks_at_last_event(features: FeatureSpec) -> bool:
     return any(task.time for task in features.tasks) and not features.as_of
 
 
-class Findings:
+class FitState:
     """What chunks hold of what is to be learned; those of several parts of the data add up."""
 
-    def __init__(self, features: FeatureSpec, wanted: Lessons):
+    def __init__(self, features: FeatureSpec, wanted: FitSpec):
         self._features, self._wanted = features, wanted
         self.rows = 0
         self.as_of = -math.inf
-        self.moments = Moments(len(wanted.floats))
+        self.moments = Moments(len(wanted.dense))
         self.counters = {table.name: Counter() for table in wanted.tables}
-        self.quantiles = {entry.name: Quantiles() for entry in wanted.buckets}
-        log_of = {f.name: f.log for f in features.floats}
-        self._log = np.array([log_of[name] for name in wanted.floats], bool)
+        self.quantiles = {entry.name: QuantileSketch() for entry in wanted.buckets}
+        log_of = {f.name: f.log for f in features.dense}
+        self._log = np.array([log_of[name] for name in wanted.dense], bool)
 
     def add(self, chunk: Chunk) -> None:
         """Raises BadRows before anything of the chunk is counted."""
-        floats = raw_floats(list(self._wanted.floats), chunk)
+        floats = raw_floats(list(self._wanted.dense), chunk)
         values = [
             (entry.table, id_elements(entry, chunk))
-            for entry in self._features.ids
+            for entry in self._features.categorical
             if entry.table in self.counters
         ]
         values += [
             (entry.table, list_elements(entry, chunk).ids)
-            for entry in self._features.lists
+            for entry in self._features.ragged
             if entry.table in self.counters
         ]
         strings = [(table, texts(column)) for table, column in values]
@@ -146,7 +150,7 @@ class Findings:
         if times is not None and not np.isnan(times).all():
             self.as_of = max(self.as_of, float(np.nanmax(times)))
 
-    def merge(self, other: "Findings") -> None:
+    def merge(self, other: "FitState") -> None:
         self.rows += other.rows
         self.as_of = max(self.as_of, other.as_of)
         self.moments.merge(other.moments)
@@ -155,8 +159,8 @@ class Findings:
         for name, quantiles in other.quantiles.items():
             self.quantiles[name].merge(quantiles)
 
-    def write(self, path: UPath, fingerprint: str, conceal: Conceal | None) -> None:
-        """As an Arrow file. Of values that are concealed only what `conceal` makes of them."""
+    def write(self, path: UPath, fingerprint: str, pseudonymise: Pseudonymise | None) -> None:
+        """As an Arrow file. Of values that are concealed only what `pseudonymise` makes of them."""
         state = {
             "fingerprint": fingerprint,
             "rows": self.rows,
@@ -170,7 +174,7 @@ class Findings:
             for index, counter in enumerate(self.counters.values()):
                 counts = counter.counts()
                 values = counts["value"].combine_chunks()
-                values = concealed(values, conceal) if conceal else values
+                values = pseudonymised(values, pseudonymise) if pseudonymise else values
                 table = pa.array(np.full(len(counts), index, np.int32))
                 sink.write_table(pa.table([table, values, counts["count"]], schema=schema))
         files.write_whole(path, buffer.getvalue())
@@ -183,14 +187,14 @@ class Findings:
         self.rows, self.as_of = state["rows"], state["as_of"]
         self.moments = Moments.from_state(state["moments"])
         for name, found in state["quantiles"].items():
-            self.quantiles[name] = Quantiles.from_state(found)
+            self.quantiles[name] = QuantileSketch.from_state(found)
         tables = content["table"].to_numpy()
         for index, counter in enumerate(self.counters.values()):
             start, stop = np.searchsorted(tables, [index, index + 1])
             counter.add_counts(content.select(["value", "count"]).slice(start, stop - start))
         return state["fingerprint"]
 
-    def learned(self, earlier: Learned) -> Learned:
+    def fitted(self, earlier: FittedEncoders) -> FittedEncoders:
         """What these findings and an earlier store teach together."""
         vocabularies = {
             t.name: build(
@@ -199,11 +203,11 @@ class Findings:
             for t in self._wanted.tables
         }
         pairs = zip(self.moments.mean.tolist(), self.moments.std.tolist(), strict=True)
-        transforms = dict(zip(self._wanted.floats, pairs, strict=True))
+        transforms = dict(zip(self._wanted.dense, pairs, strict=True))
         boundaries = {
             f.name: self.quantiles[f.name].boundaries(f.buckets) for f in self._wanted.buckets
         }
-        return Learned(
+        return FittedEncoders(
             earlier.vocabularies | vocabularies,
             earlier.transforms | transforms,
             earlier.boundaries | boundaries,

@@ -1,4 +1,5 @@
-"""What is to be predicted: labels, weights and shifts of a chunk's examples, for each task."""
+"""What is to be predicted: labels, weights and logit corrections of a chunk's examples, for each
+task."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -17,35 +18,35 @@ _MOST_COUNT = 1e12  # its log is below `losses.LOG_COUNT_LIMIT`
 
 
 class Labels(NamedTuple):
-    """f32[n, tasks] each, as of `Examples`; weights, shifts and truth are None where no task has
-    any.
+    """f32[n, tasks] each, as of `Examples`; weights, logit_correction and truth are None where no
+    task has any.
 
-    too_young: i64[tasks] labels that are unknown because the attribution window was still open.
+    pending: i64[tasks] labels that are unknown because the attribution window was still open.
     """
 
     labels: np.ndarray
     weights: np.ndarray | None
-    shifts: np.ndarray | None
+    logit_correction: np.ndarray | None
     truth: np.ndarray | None
-    too_young: np.ndarray
+    pending: np.ndarray
 
 
-def horizon(features: FeatureSpec, learned: float | None = None) -> float | None:
+def horizon(features: FeatureSpec, fitted: float | None = None) -> float | None:
     """When the data was looked at, in seconds since 1970; None where no task asks.
 
     Args:
-        learned: the greatest event time of the training split, where the spec does not say.
+        fitted: the greatest event time of the training split, where the spec does not say.
     """
     if not any(task.time for task in features.tasks):
         return None
     if features.as_of:
         return instant(features.as_of, "features.as_of")
-    if learned is None:
+    if fitted is None:
         raise InputError(
             "features.as_of: must say when the data was looked at, as a task has a `time` and no"
             " training split tells: found ''."
         )
-    return learned
+    return fitted
 
 
 def encode_labels(
@@ -63,15 +64,15 @@ def encode_labels(
     shape = (chunk.batch.num_rows, len(tasks))
     labels = np.empty(shape, np.float32)
     weights = np.ones(shape)
-    shifts = np.zeros(shape, np.float32)
+    logit_correction = np.zeros(shape, np.float32)
     truth = np.full(shape, np.nan, np.float32)
-    too_young = np.zeros(len(tasks), np.int64)
+    pending = np.zeros(len(tasks), np.int64)
     for i, task in enumerate(tasks):
         labels[:, i] = _known(chunk, task)
         if task.time:
             assert as_of is not None
             late, open_windows = _converted(chunk, task, time, as_of)
-            too_young[i] = np.count_nonzero(open_windows & ~np.isnan(labels[:, i]))
+            pending[i] = np.count_nonzero(open_windows & ~np.isnan(labels[:, i]))
             labels[:, i] = np.where(np.isnan(labels[:, i]), np.nan, late)
         if task.weight:
             must = "a finite number, 0 or more"
@@ -80,7 +81,7 @@ def encode_labels(
         if task.is_sampled:
             rate = _negative_rate(chunk, task)
             if task.is_shifted:
-                shifts[:, i] = np.log(rate)
+                logit_correction[:, i] = np.log(rate)
             else:
                 with np.errstate(over="ignore"):
                     weights[:, i] /= np.where(labels[:, i] == 0, rate, 1)
@@ -92,9 +93,9 @@ def encode_labels(
     return Labels(
         labels,
         weights.astype(np.float32) if weighted else None,
-        shifts if any(t.is_shifted for t in tasks) else None,
+        logit_correction if any(t.is_shifted for t in tasks) else None,
         truth if any(t.truth for t in tasks) else None,
-        too_young,
+        pending,
     )
 
 
@@ -125,7 +126,7 @@ def _converted(
     conversion = seconds(column)
     early = np.flatnonzero(conversion < event)
     if len(early):
-        column.refuse(early, f"a time no earlier than the event's, in column {time}, or empty")
+        column.reject(early, f"a time no earlier than the event's, in column {time}, or empty")
     window = task.window_hours * _HOUR
     still_open = event + window > as_of
     came = conversion - event <= window  # False where it never did
@@ -146,9 +147,9 @@ def _check_corrected(chunk: Chunk, task: TaskSpec, weights: np.ndarray) -> None:
         return
     if task.negative_rate_column:
         column, over = column_of(chunk, task.negative_rate_column), task.weight or "1"
-        column.refuse(bad, f"a rate by which {over} can be divided to give a finite float32")
+        column.reject(bad, f"a rate by which {over} can be divided to give a finite float32")
     must = f"a weight that divided by negative_rate={task.negative_rate} is a finite float32"
-    column_of(chunk, task.weight).refuse(bad, must)
+    column_of(chunk, task.weight).reject(bad, must)
 
 
 def not_negative(values: np.ndarray) -> np.ndarray:

@@ -38,7 +38,7 @@ def row_numbers(column: Column, table: TableSpec) -> tuple[np.ndarray, int]:
     if not len(bad):
         return result, 0
     if refused:
-        column.refuse(
+        column.reject(
             bad,
             row,
             " Set on_bad_id='oov', 'hash' or 'clip' to give such ids a row, or raise `rows`.",
@@ -70,7 +70,7 @@ def _int64(column: Column, must: str) -> pa.Array:
     try:
         return short.cast(pa.int64())
     except pa.ArrowInvalid:
-        column.refuse(uncastable(short, pa.int64()), must)
+        column.reject(uncastable(short, pa.int64()), must)
 
 
 def _has_an_x(texts: pa.Array) -> bool:

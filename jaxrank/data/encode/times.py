@@ -49,7 +49,7 @@ def seconds(column: Column, missing: bool = True) -> np.ndarray:
     if bad.any():
         late = bool(result[bad][0] > _LAST)
         hint = " Are these milliseconds? Divide them by 1000." if late else ""
-        column.refuse(np.flatnonzero(bad), _MUST, hint)
+        column.reject(np.flatnonzero(bad), _MUST, hint)
     return result
 
 
@@ -82,7 +82,7 @@ def _of_text(column: Column) -> pa.Array:
         else:
             found = pc.coalesce(found, pc.divide(micros, 1e6))
     if bad:
-        column.refuse(np.sort(np.concatenate(bad)), _MUST)
+        column.reject(np.sort(np.concatenate(bad)), _MUST)
     return found
 
 

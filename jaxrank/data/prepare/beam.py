@@ -6,8 +6,8 @@ from typing import Any
 
 from jaxrank import json_files
 from jaxrank.data import files
-from jaxrank.data.prepare.settings import Work
-from jaxrank.data.prepare.units import Unit
+from jaxrank.data.prepare.settings import PrepareSettings
+from jaxrank.data.prepare.units import WorkUnit
 from jaxrank.data.store.writer import SCRATCH
 from jaxrank.errors import InputError, RunError
 
@@ -47,7 +47,11 @@ class Beam:
         self._name, self._options = name, list(options)
 
     def run(
-        self, function: Callable[..., None], work: Work, units: Sequence[Unit], *arguments: Any
+        self,
+        function: Callable[..., None],
+        settings: PrepareSettings,
+        units: Sequence[WorkUnit],
+        *arguments: Any,
     ) -> None:
         """Returns when all units are done.
 
@@ -55,23 +59,23 @@ class Beam:
             InputError: there is no such runner, or its options cannot be used.
             RunError: the pipeline failed.
         """
-        if files.is_local(work.directory):
+        if files.is_local(settings.directory):
             if "dataflow" in self._name.lower():
                 raise InputError(
                     f"--runner={self._name}: the output must be a URL, such as gs://bucket/store,"
-                    f" that all workers can write to: found {work.directory}."
+                    f" that all workers can write to: found {settings.directory}."
                 )
-            work = work._replace(directory=os.path.abspath(work.directory))
-        for path in _failures(work).values():  # of an earlier time
+            settings = settings._replace(directory=os.path.abspath(settings.directory))
+        for path in _failures(settings).values():  # of an earlier time
             path.unlink()
         pipeline = self._pipeline()
-        _add_units(pipeline, function, work, units, arguments)
+        _add_units(pipeline, function, settings, units, arguments)
         failed: Exception | None = None
         try:
             _finish(pipeline)
         except Exception as error:  # each runner has its own
             failed = error
-        if failures := _failures(work):
+        if failures := _failures(settings):
             told = json_files.read(failures[min(failures)])
             raise _ERRORS[told["kind"]](told["message"])
         if failed is not None:
@@ -95,12 +99,14 @@ class Beam:
             ) from error
 
 
-def _add_units(pipeline: Any, function: Callable, work: Work, units: Sequence, rest: tuple) -> None:
+def _add_units(
+    pipeline: Any, function: Callable, settings: PrepareSettings, units: Sequence, rest: tuple
+) -> None:
     import apache_beam
 
     # Reshuffled, or a runner would fuse the two steps and one worker do all units.
     elements = pipeline | apache_beam.Create(units) | apache_beam.Reshuffle()
-    _ = elements | "Unit" >> apache_beam.Map(_attempt, function, work, rest)
+    _ = elements | "WorkUnit" >> apache_beam.Map(_attempt, function, settings, rest)
 
 
 def _finish(pipeline: Any) -> None:
@@ -114,26 +120,29 @@ def _finish(pipeline: Any) -> None:
         raise RunError(f"its last state must be DONE: found {state}")
 
 
-def _attempt(unit: Unit, function: Callable[..., None], work: Work, arguments: tuple) -> None:
-    """function(work, unit, *arguments). What is wrong with the data is left for `Beam.run` to tell.
+def _attempt(
+    unit: WorkUnit, function: Callable[..., None], settings: PrepareSettings, arguments: tuple
+) -> None:
+    """function(settings, unit, *arguments). What is wrong with the data is left for `Beam.run` to
+    tell.
 
     As an exception, the runner would try again, and tell it inside of others.
     """
-    if any(index < unit.index for index in _failures(work)):
+    if any(index < unit.index for index in _failures(settings)):
         return  # this one's would not be told
     try:
-        function(work, unit, *arguments)
+        function(settings, unit, *arguments)
     except tuple(_ERRORS.values()) as error:
         kind = next(name for name, kind in _ERRORS.items() if isinstance(error, kind))
-        path = files.path_of(work.directory) / SCRATCH / f"failed-{unit.index:05d}.json"
+        path = files.path_of(settings.directory) / SCRATCH / f"failed-{unit.index:05d}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         told = {"kind": kind, "message": str(error)}
         files.write_whole(path, json_files.to_text(told).encode())
 
 
-def _failures(work: Work) -> dict[int, Any]:
+def _failures(settings: PrepareSettings) -> dict[int, Any]:
     """What units have left of their errors, by their index."""
-    directory = files.path_of(work.directory) / SCRATCH
+    directory = files.path_of(settings.directory) / SCRATCH
     directory.fs.invalidate_cache()  # others write there
     found = directory.glob("failed-*.json")
     return {int(path.stem.removeprefix("failed-")): path for path in found}

@@ -3,14 +3,14 @@
 import numpy as np
 import pyarrow as pa
 
-from jaxrank.data.encode.fit import Learned
+from jaxrank.data.encode.fit import FittedEncoders
 from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.statistics.vocabulary import Vocabulary
 from jaxrank.data.store.reader import Store
 from jaxrank.errors import InputError
 
 
-def earlier_learned(features: FeatureSpec, store: Store, key: str) -> Learned:
+def earlier_fitted(features: FeatureSpec, store: Store, key: str) -> FittedEncoders:
     """What an earlier store has of what these features need.
 
     Args:
@@ -36,7 +36,7 @@ def earlier_learned(features: FeatureSpec, store: Store, key: str) -> Learned:
         if table.encoding == "vocabulary" and table.name in found:
             values, counts = store.vocabulary(table.name)
             vocabularies[table.name] = Vocabulary(pa.array(values, pa.string()), counts)
-    return Learned(
+    return FittedEncoders(
         vocabularies,
         _earlier_transforms(features, store),
         _earlier_boundaries(features, store),
@@ -45,10 +45,10 @@ def earlier_learned(features: FeatureSpec, store: Store, key: str) -> Learned:
 
 
 def _earlier_boundaries(features: FeatureSpec, store: Store) -> dict[str, np.ndarray]:
-    learned = store.spec.boundaries
+    fitted = store.spec.boundaries
     found = {}
-    for entry in features.ids:
-        if not entry.buckets or entry.name not in learned:
+    for entry in features.categorical:
+        if not entry.buckets or entry.name not in fitted:
             continue
         buckets = store.spec.buckets[entry.name]
         if buckets != entry.buckets:
@@ -57,16 +57,16 @@ def _earlier_boundaries(features: FeatureSpec, store: Store) -> dict[str, np.nda
                 f" config, for its boundaries to be used again: found buckets={buckets}. Set"
                 " `buckets` as it was."
             )
-        found[entry.name] = np.asarray(learned[entry.name], np.float64)
+        found[entry.name] = np.asarray(fitted[entry.name], np.float64)
     return found
 
 
 def _earlier_transforms(features: FeatureSpec, store: Store) -> dict[str, tuple[float, float]]:
-    learned = store.spec.transforms
-    log_of = {f.name: f.log for f in store.schema.floats}
+    fitted = store.spec.transforms
+    log_of = {f.name: f.log for f in store.schema.dense}
     found = {}
-    for entry in features.floats:
-        if not entry.standardize or entry.name not in learned:
+    for entry in features.dense:
+        if not entry.standardize or entry.name not in fitted:
             continue
         if entry.log != log_of[entry.name]:
             raise InputError(
@@ -74,6 +74,6 @@ def _earlier_transforms(features: FeatureSpec, store: Store) -> dict[str, tuple[
                 f" config, for its mean and deviation to be used again: found"
                 f" log={log_of[entry.name]}. Set `log` as it was."
             )
-        mean, std = learned[entry.name]
+        mean, std = fitted[entry.name]
         found[entry.name] = (mean, std)
     return found

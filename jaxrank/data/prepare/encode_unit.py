@@ -14,10 +14,10 @@ from jaxrank import json_files
 from jaxrank.data import files
 from jaxrank.data.chunk import Chunk
 from jaxrank.data.encode.encoder import Encoder
-from jaxrank.data.encode.fit import Learned
+from jaxrank.data.encode.fit import FittedEncoders
 from jaxrank.data.examples import Examples, cut, join
-from jaxrank.data.prepare.settings import Work, chunks, record_days
-from jaxrank.data.prepare.units import Unit
+from jaxrank.data.prepare.settings import PrepareSettings, chunks, record_days
+from jaxrank.data.prepare.units import WorkUnit
 from jaxrank.data.rejects import Rejects
 from jaxrank.data.statistics.split import Statistics
 from jaxrank.data.statistics.vocabulary import Vocabulary, read_file
@@ -25,7 +25,7 @@ from jaxrank.data.store.writer import SCRATCH, SplitWriter
 
 
 @functools.lru_cache(maxsize=2)
-def _read_learned(directory: str, text: str) -> Learned:
+def _read_fitted(directory: str, text: str) -> FittedEncoders:
     """What was learned, from the JSON text of its state and the vocabularies in the store."""
     state = json.loads(text)
     path = files.path_of(directory) / "vocabulary"
@@ -34,7 +34,7 @@ def _read_learned(directory: str, text: str) -> Learned:
         content = read_file(path / f"{name}.arrow")
         values = content["value"].combine_chunks()
         vocabularies[name] = Vocabulary(values, content["count"].to_numpy())
-    return Learned.from_state(state, vocabularies)
+    return FittedEncoders.from_state(state, vocabularies)
 
 
 class Written(NamedTuple):
@@ -43,7 +43,7 @@ class Written(NamedTuple):
     splits: by directory, which is the split or a day of it: the manifest's entries of its files,
         and the statistics to be merged.
     rejected: lines of JSON, of the records that were skipped.
-    fingerprint: see `Work.fingerprint`.
+    fingerprint: see `PrepareSettings.fingerprint`.
     """
 
     splits: dict[str, dict[str, Any]]
@@ -51,40 +51,40 @@ class Written(NamedTuple):
     fingerprint: str
 
 
-def result_path(work: Work, unit: Unit) -> Any:
-    return files.path_of(work.directory) / SCRATCH / f"written-{unit.split}-{unit.name}.json"
+def result_path(settings: PrepareSettings, unit: WorkUnit) -> Any:
+    return files.path_of(settings.directory) / SCRATCH / f"written-{unit.split}-{unit.name}.json"
 
 
-def encode(work: Work, unit: Unit, learned: str) -> None:
+def encode(settings: PrepareSettings, unit: WorkUnit, fitted: str) -> None:
     """Writes the blocks of one unit, unless they are there; `read_result` tells which.
 
     Args:
-        learned: JSON text of the state of a `Learned`.
+        fitted: JSON text of the state of a `FittedEncoders`.
 
     Raises:
         InputError: a record cannot be used.
         RunError: a file has changed since the preparation began.
     """
-    path, fingerprint = result_path(work, unit), work.fingerprint(unit, learned)
+    path, fingerprint = result_path(settings, unit), settings.fingerprint(unit, fitted)
     if path.is_file():
-        if _is_written(work, path, fingerprint):
+        if _is_written(settings, path, fingerprint):
             return
         files.remove(path)  # its files are about to be written over
-    writers = _Writers(work, unit, _read_learned(work.directory, learned))
-    rejects = work.rejects()
+    writers = _Writers(settings, unit, _read_fitted(settings.directory, fitted))
+    rejects = settings.rejects()
     with unit.unchanged():
-        for chunk in chunks(work, unit, rejects):
+        for chunk in chunks(settings, unit, rejects):
             writers.take(chunk, rejects)
     written = Written(writers.finish(), rejects.lines, fingerprint)
     path.parent.mkdir(parents=True, exist_ok=True)
     files.write_whole(path, json_files.to_text(written).encode())
 
 
-def _is_written(work: Work, path: Any, fingerprint: str) -> bool:
+def _is_written(settings: PrepareSettings, path: Any, fingerprint: str) -> bool:
     try:
         tree = json_files.read(path)
         return tree["fingerprint"] == fingerprint and all(
-            (files.path_of(work.directory) / directory / file["name"]).stat().st_size
+            (files.path_of(settings.directory) / directory / file["name"]).stat().st_size
             == file["bytes"]
             for directory, entry in tree["splits"].items()
             for file in entry["files"]
@@ -93,15 +93,15 @@ def _is_written(work: Work, path: Any, fingerprint: str) -> bool:
         return False  # of another version, or something is gone
 
 
-def read_result(work: Work, unit: Unit) -> Written:
-    return Written(**json_files.read(result_path(work, unit)))
+def read_result(settings: PrepareSettings, unit: WorkUnit) -> Written:
+    return Written(**json_files.read(result_path(settings, unit)))
 
 
 class _Writers:
     """The blocks of a unit, by the directory that they go to."""
 
-    def __init__(self, work: Work, unit: Unit, learned: Learned):
-        self._work, self._unit, self._learned = work, unit, learned
+    def __init__(self, settings: PrepareSettings, unit: WorkUnit, fitted: FittedEncoders):
+        self._settings, self._unit, self._fitted = settings, unit, fitted
         self._by_directory: dict[str, tuple[Encoder, _Blocks]] = {}
 
     def take(self, chunk: Chunk, rejects: Rejects) -> None:
@@ -114,9 +114,9 @@ class _Writers:
     def _by_day(self, chunk: Chunk, rejects: Rejects) -> list[tuple[str, Chunk]]:
         """The directories of a chunk's records, and those records."""
         split = self._unit.split
-        if not self._work.features.by_day:
+        if not self._settings.features.by_day:
             return [(split, chunk)]
-        dated = functools.partial(record_days, self._work.features)
+        dated = functools.partial(record_days, self._settings.features)
         chunk, dates = rejects.attempt(chunk, dated)
         found = []
         for day in [] if dates is None else np.unique(dates):
@@ -126,20 +126,20 @@ class _Writers:
 
     def _of(self, directory: str) -> "tuple[Encoder, _Blocks]":
         if directory not in self._by_directory:
-            work, learned = self._work, self._learned
+            settings, fitted = self._settings, self._fitted
             encoder = Encoder(
-                work.features,
-                learned.vocabularies,
-                learned.transforms,
-                Statistics(work.features),
-                as_of=learned.as_of,
-                boundaries=learned.boundaries,
-                conceal=work.conceal,
-                earlier_rows=learned.earlier_rows,
+                settings.features,
+                fitted.vocabularies,
+                fitted.transforms,
+                Statistics(settings.features),
+                as_of=fitted.as_of,
+                boundaries=fitted.boundaries,
+                pseudonymise=settings.pseudonymise,
+                earlier_rows=fitted.earlier_rows,
             )
-            path = files.path_of(work.directory) / directory
-            writer = SplitWriter(path, self._unit.name, work.compression)
-            self._by_directory[directory] = (encoder, _Blocks(writer, work.block_size))
+            path = files.path_of(settings.directory) / directory
+            writer = SplitWriter(path, self._unit.name, settings.compression)
+            self._by_directory[directory] = (encoder, _Blocks(writer, settings.block_size))
         return self._by_directory[directory]
 
     def finish(self) -> dict[str, dict[str, Any]]:

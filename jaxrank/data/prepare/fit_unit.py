@@ -13,9 +13,9 @@ import pyarrow as pa
 from jaxrank.data import files
 from jaxrank.data.chunk import Chunk
 from jaxrank.data.encode.encoder import Encoder
-from jaxrank.data.encode.fit import Findings
-from jaxrank.data.prepare.settings import Work, chunks, record_days
-from jaxrank.data.prepare.units import Unit
+from jaxrank.data.encode.fit import FitState
+from jaxrank.data.prepare.settings import PrepareSettings, chunks, record_days
+from jaxrank.data.prepare.units import WorkUnit
 from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.statistics.split import Statistics
 from jaxrank.data.store.writer import SCRATCH
@@ -23,40 +23,43 @@ from jaxrank.data.store.writer import SCRATCH
 # Learning.
 
 
-def lessons_path(work: Work, unit: Unit) -> Any:
-    kind = "latest" if work.wanted.as_of else "learned"
-    return files.path_of(work.directory) / SCRATCH / f"{kind}-{unit.split}-{unit.name}.arrow"
+def fit_state_path(settings: PrepareSettings, unit: WorkUnit) -> Any:
+    kind = "latest" if settings.wanted.as_of else "learned"
+    return files.path_of(settings.directory) / SCRATCH / f"{kind}-{unit.split}-{unit.name}.arrow"
 
 
-def learn(work: Work, unit: Unit) -> None:
-    """Leaves what one unit teaches, unless it is there; `read_lessons` reads it.
+def fit(settings: PrepareSettings, unit: WorkUnit) -> None:
+    """Leaves what one unit teaches, unless it is there; `read_fit_state` reads it.
 
     Raises:
         InputError: a record cannot be used.
         RunError: a file has changed since the preparation began.
     """
-    path, fingerprint = lessons_path(work, unit), work.fingerprint(unit, work.wanted.names)
-    if path.is_file() and _has(path, fingerprint, work):
+    path, fingerprint = (
+        fit_state_path(settings, unit),
+        settings.fingerprint(unit, settings.wanted.names),
+    )
+    if path.is_file() and _has(path, fingerprint, settings):
         return
-    findings = Findings(work.features, work.wanted)
-    rejects = work.rejects()
-    check = _checker(work.features) if work.on_error != "error" else None
+    fit_state = FitState(settings.features, settings.wanted)
+    rejects = settings.rejects()
+    check = _checker(settings.features) if settings.on_error != "error" else None
 
     def take(chunk: Chunk) -> None:
         if check is not None:  # what will be left out of the store teaches nothing
             check(chunk)
-        findings.add(chunk)
+        fit_state.add(chunk)
 
     with unit.unchanged():
-        for chunk in chunks(work, unit, rejects):
+        for chunk in chunks(settings, unit, rejects):
             rejects.attempt(chunk, take)
     path.parent.mkdir(parents=True, exist_ok=True)
-    findings.write(path, fingerprint, work.conceal)
+    fit_state.write(path, fingerprint, settings.pseudonymise)
 
 
 def _checker(features: FeatureSpec) -> Callable[[Chunk], None]:
     """Raises BadRows for what will not be encoded, before anything is learned."""
-    scales = {f.name: (0.0, 1.0) for f in features.floats}
+    scales = {f.name: (0.0, 1.0) for f in features.dense}
     encoder = Encoder(features, {}, scales, Statistics(features), as_of=math.inf)
 
     def check(chunk: Chunk) -> None:
@@ -67,14 +70,14 @@ def _checker(features: FeatureSpec) -> Callable[[Chunk], None]:
     return check
 
 
-def _has(path: Any, fingerprint: str, work: Work) -> bool:
+def _has(path: Any, fingerprint: str, settings: PrepareSettings) -> bool:
     try:
-        return Findings(work.features, work.wanted).read(path) == fingerprint
+        return FitState(settings.features, settings.wanted).read(path) == fingerprint
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError):
         return False  # of another version
 
 
-def read_lessons(work: Work, unit: Unit) -> Findings:
-    findings = Findings(work.features, work.wanted)
-    findings.read(lessons_path(work, unit))
-    return findings
+def read_fit_state(settings: PrepareSettings, unit: WorkUnit) -> FitState:
+    fit_state = FitState(settings.features, settings.wanted)
+    fit_state.read(fit_state_path(settings, unit))
+    return fit_state

@@ -14,18 +14,18 @@ from upath import UPath
 from jaxrank import json_files
 from jaxrank.data import keyed_hash
 from jaxrank.data.encode.fit import (
-    NO_LESSONS,
+    FIT_NOTHING,
     NOTHING,
-    Findings,
-    Learned,
-    Lessons,
-    lessons,
+    FitSpec,
+    FitState,
+    FittedEncoders,
+    fit_spec,
     looks_at_last_event,
 )
 from jaxrank.data.prepare import encode_unit, fit_unit
-from jaxrank.data.prepare.earlier import earlier_learned
+from jaxrank.data.prepare.earlier import earlier_fitted
 from jaxrank.data.prepare.runners import Local, Runner
-from jaxrank.data.prepare.settings import Work
+from jaxrank.data.prepare.settings import PrepareSettings
 from jaxrank.data.prepare.units import units_of
 from jaxrank.data.sources.registry import Source, make_source
 from jaxrank.data.spec.features import FeatureSpec
@@ -109,9 +109,9 @@ def prepare(
             if vocabularies:
                 store = open_store(vocabularies)
                 resolved = ordered_as(resolved, store.schema)
-                earlier = earlier_learned(resolved, store, key)
+                earlier = earlier_fitted(resolved, store, key)
             wanted = _wanted(resolved, data, earlier)
-            job = Work(
+            settings = PrepareSettings(
                 features=resolved,
                 source=section,
                 directory=str(writer.work),
@@ -124,19 +124,19 @@ def prepare(
                 hash_key_file=hash_key_file,
                 token=secrets.token_hex(8),
             )
-            preparation = _Preparation(job, data, writer, runner or Local(), report)
+            preparation = _Preparation(settings, data, writer, runner or Local(), report)
             writer.keep |= preparation.bytes >= _LITTLE
-            learned = preparation.learn(earlier)
-            preparation.write(learned)
+            fitted = preparation.fit(earlier)
+            preparation.write(fitted)
             preparation.tell_new(earlier, vocabularies)
             schema = build_schema(
                 resolved,
-                {name: v.rows for name, v in learned.vocabularies.items()},
-                {name: v.checksum for name, v in learned.vocabularies.items()},
-                learned.transforms,
-                learned.boundaries,
+                {name: v.rows for name, v in fitted.vocabularies.items()},
+                {name: v.checksum for name, v in fitted.vocabularies.items()},
+                fitted.transforms,
+                fitted.boundaries,
             )
-            return writer.finish(schema, _store_spec(spec, resolved, source, learned, key))
+            return writer.finish(schema, _store_spec(spec, resolved, source, fitted, key))
     except OSError as error:  # those of reading are InputErrors already
         raise RunError(f"{output}: the store could not be written: {error}.") from error
 
@@ -170,9 +170,9 @@ def _resolve(spec: FeatureSpec, data: Source, unread: Collection[str]) -> Featur
     return resolved
 
 
-def _wanted(features: FeatureSpec, data: Source, earlier: Learned) -> Lessons:
+def _wanted(features: FeatureSpec, data: Source, earlier: FittedEncoders) -> FitSpec:
     """What is to be learned, for which there must be a split to learn from."""
-    wanted = lessons(features, earlier)
+    wanted = fit_spec(features, earlier)
     if not wanted.any or TRAIN in data.splits:
         return wanted
     lacking = [name for name in wanted.names if name not in earlier.vocabularies]
@@ -181,19 +181,23 @@ def _wanted(features: FeatureSpec, data: Source, earlier: Learned) -> Lessons:
             f"source: must have a split {TRAIN!r} to learn {', '.join(lacking)} from, or an"
             f" earlier store must have learned them: found the splits {data.splits}."
         )
-    return NO_LESSONS
+    return FIT_NOTHING
 
 
 def _store_spec(
-    spec: FeatureSpec, resolved: FeatureSpec, source: Mapping[str, Any], learned: Learned, key: str
+    spec: FeatureSpec,
+    resolved: FeatureSpec,
+    source: Mapping[str, Any],
+    fitted: FittedEncoders,
+    key: str,
 ) -> StoreSpec:
     """What the manifest tells of how the store was made."""
     return StoreSpec(
         features=spec.to_state(),
         source=json_files.plain(source),
-        transforms=json_files.plain(learned.transforms),
-        boundaries=json_files.plain(learned.boundaries),
-        buckets={f.name: f.buckets for f in resolved.ids if f.buckets},
+        transforms=json_files.plain(fitted.transforms),
+        boundaries=json_files.plain(fitted.boundaries),
+        buckets={f.name: f.buckets for f in resolved.categorical if f.buckets},
         hash_key=key,
     )
 
@@ -203,13 +207,13 @@ class _Preparation:
 
     def __init__(
         self,
-        job: Work,
+        settings: PrepareSettings,
         data: Source,
         writer: StoreWriter,
         runner: Runner,
         report: Report,
     ):
-        self._job, self._data, self._writer = job, data, writer
+        self._settings, self._data, self._writer = settings, data, writer
         self._runner, self._report = runner, report
         marks = data.marks()
         self._units = {split: units_of(data, split, marks) for split in data.splits}
@@ -220,33 +224,35 @@ class _Preparation:
         """About how many of raw data there are."""
         return sum(unit.bytes for units in self._units.values() for unit in units)
 
-    def learn(self, earlier: Learned) -> Learned:
+    def fit(self, earlier: FittedEncoders) -> FittedEncoders:
         """A pass over the training split, where something is to be learned from it."""
-        if not self._job.wanted.any:
+        if not self._settings.wanted.any:
             return earlier
         began = time.perf_counter()
-        findings = self._findings(TRAIN, self._job)
-        self._report(f"learned from {TRAIN}: {_speed(findings.rows, began)}")
-        return findings.learned(earlier)
+        fit_state = self._fit_state(TRAIN, self._settings)
+        self._report(f"learned from {TRAIN}: {_speed(fit_state.rows, began)}")
+        return fit_state.fitted(earlier)
 
-    def _findings(self, split: str, job: Work) -> Findings:
-        self._runner.run(fit_unit.learn, job, self._units[split])
-        found = Findings(job.features, job.wanted)
+    def _fit_state(self, split: str, settings: PrepareSettings) -> FitState:
+        self._runner.run(fit_unit.fit, settings, self._units[split])
+        found = FitState(settings.features, settings.wanted)
         for unit in self._units[split]:
-            found.merge(fit_unit.read_lessons(job, unit))
+            found.merge(fit_unit.read_fit_state(settings, unit))
         return found
 
     def _as_of(self, split: str) -> float | None:
         """The latest event of a split, where labels depend on it: when that was looked at."""
-        job = self._job
-        if not looks_at_last_event(job.features):
+        settings = self._settings
+        if not looks_at_last_event(settings.features):
             return None
-        return self._findings(split, job._replace(wanted=NO_LESSONS._replace(as_of=True))).as_of
+        return self._fit_state(
+            split, settings._replace(wanted=FIT_NOTHING._replace(as_of=True))
+        ).as_of
 
-    def write(self, learned: Learned) -> None:
+    def write(self, fitted: FittedEncoders) -> None:
         """A pass over all splits."""
-        job = self._job
-        for table, vocabulary in learned.vocabularies.items():
+        settings = self._settings
+        for table, vocabulary in fitted.vocabularies.items():
             self._writer.write_vocabulary(
                 table, vocabulary.values.to_pylist(), vocabulary.counts.tolist()
             )
@@ -254,10 +260,10 @@ class _Preparation:
         for split in self._data.splits:
             began = time.perf_counter()
             units = self._units[split]
-            state = learned._replace(as_of=self._as_of(split)).to_state()
+            state = fitted._replace(as_of=self._as_of(split)).to_state()
             learned_json = json_files.to_text(state, sort_keys=True)
-            self._runner.run(encode_unit.encode, job, units, learned_json)
-            written = [encode_unit.read_result(job, unit) for unit in units]
+            self._runner.run(encode_unit.encode, settings, units, learned_json)
+            written = [encode_unit.read_result(settings, unit) for unit in units]
             rejected += [line for unit in written for line in unit.rejected]
             self._check_rejected(len(rejected))
             totals = self._joined(split, written)
@@ -274,7 +280,7 @@ class _Preparation:
             self._report(f"{len(rejected):,} record(s) skipped: see rejected.jsonl in the store")
 
     def _check_rejected(self, count: int) -> None:
-        limit = self._job.max_rejected
+        limit = self._settings.max_rejected
         if count > limit:
             raise InputError(
                 f"at most {limit:,} records may be skipped (--max-rejected): found {count:,}."
@@ -288,9 +294,9 @@ class _Preparation:
                 entries[directory].append(entry)
         found = {}
         for directory in sorted(entries):
-            joined = Statistics(self._job.features)
+            joined = Statistics(self._settings.features)
             for entry in entries[directory]:
-                joined.merge(Statistics.from_state(self._job.features, entry["statistics"]))
+                joined.merge(Statistics.from_state(self._settings.features, entry["statistics"]))
             of_files = [file for entry in entries[directory] for file in entry["files"]]
             self._writer.add(directory, of_files, joined.summary())
             found[directory] = joined
@@ -300,15 +306,15 @@ class _Preparation:
         for directory, joined in totals.items():
             if directory != split:
                 self._report(f"  {directory}: {joined.rows:,} rows")
-        whole = Statistics(self._job.features)
+        whole = Statistics(self._settings.features)
         for joined in totals.values():
             whole.merge(joined)
         for line in statistics_report.lines(whole.summary()):
             self._report(f"  {line}")
 
-    def tell_new(self, earlier: Learned, store: str) -> None:
+    def tell_new(self, earlier: FittedEncoders, store: str) -> None:
         """A line for each feature most of whose values an earlier store does not have."""
-        features, vocabularies = self._job.features, earlier.vocabularies
+        features, vocabularies = self._settings.features, earlier.vocabularies
         for line in new_values.lines(features, self._new, vocabularies, store):
             self._report(line)
 

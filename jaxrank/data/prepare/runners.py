@@ -9,8 +9,8 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any, Protocol
 
 from jaxrank import signals
-from jaxrank.data.prepare.settings import Work
-from jaxrank.data.prepare.units import Unit
+from jaxrank.data.prepare.settings import PrepareSettings
+from jaxrank.data.prepare.units import WorkUnit
 from jaxrank.errors import InputError, RunError
 
 # Starting processes takes as long as preparing about so much.
@@ -18,10 +18,14 @@ _FEW_BYTES = 64 << 20
 
 
 class Runner(Protocol):
-    """Runs function(work, unit, *arguments) for all units; its results are what that leaves."""
+    """Runs function(settings, unit, *arguments) for all units; its results are what that leaves."""
 
     def run(
-        self, function: Callable[..., None], work: Work, units: Sequence[Unit], *arguments: Any
+        self,
+        function: Callable[..., None],
+        settings: PrepareSettings,
+        units: Sequence[WorkUnit],
+        *arguments: Any,
     ) -> None:
         """Raises the error of the first unit that has one."""
         ...
@@ -40,19 +44,23 @@ class Local:
         self._workers = workers or len(os.sched_getaffinity(0))
 
     def run(
-        self, function: Callable[..., None], work: Work, units: Sequence[Unit], *arguments: Any
+        self,
+        function: Callable[..., None],
+        settings: PrepareSettings,
+        units: Sequence[WorkUnit],
+        *arguments: Any,
     ) -> None:
         workers = min(self._workers, len(units))
         if workers == 1 or sum(unit.bytes for unit in units) < _FEW_BYTES:
             for unit in units:
-                function(work, unit, *arguments)
+                function(settings, unit, *arguments)
             return
         # Not forked: JAX may have started threads here.
         context = multiprocessing.get_context("spawn")
         with concurrent.futures.ProcessPoolExecutor(workers, context, _begin_work) as pool:
             try:
                 with signals.held_back():
-                    futures = [pool.submit(function, work, unit, *arguments) for unit in units]
+                    futures = [pool.submit(function, settings, unit, *arguments) for unit in units]
                 for future in futures:
                     future.result()
             except BrokenProcessPool as error:

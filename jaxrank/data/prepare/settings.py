@@ -13,10 +13,10 @@ from jaxrank import json_files
 from jaxrank.data import keyed_hash
 from jaxrank.data.chunk import Chunk
 from jaxrank.data.encode.columns import column_of
-from jaxrank.data.encode.fit import Lessons
+from jaxrank.data.encode.fit import FitSpec
 from jaxrank.data.encode.times import days, seconds
-from jaxrank.data.keyed_hash import Conceal
-from jaxrank.data.prepare.units import Unit
+from jaxrank.data.keyed_hash import Pseudonymise
+from jaxrank.data.prepare.units import WorkUnit
 from jaxrank.data.rejects import BadRows, Rejects, missing_text
 from jaxrank.data.sources.registry import Source, make_source
 from jaxrank.data.spec.features import FeatureSpec
@@ -26,7 +26,7 @@ from jaxrank.data.store.manifest import FORMAT_VERSION
 _ENCODING = 3
 
 
-class Work(NamedTuple):
+class PrepareSettings(NamedTuple):
     """What all units of a preparation have in common; it travels to other processes.
 
     features: resolved.
@@ -44,7 +44,7 @@ class Work(NamedTuple):
     features: FeatureSpec
     source: dict[str, Any]
     directory: str
-    wanted: Lessons
+    wanted: FitSpec
     block_size: int
     compression: str
     on_error: str
@@ -53,7 +53,7 @@ class Work(NamedTuple):
     hash_key_file: str
     token: str
 
-    def fingerprint(self, unit: Unit, *rest: Any) -> str:
+    def fingerprint(self, unit: WorkUnit, *rest: Any) -> str:
         """Of all that a unit's result depends on."""
         key = (
             keyed_hash.fingerprint(keyed_hash.read_key(self.hash_key_file))
@@ -68,15 +68,15 @@ class Work(NamedTuple):
         return unit.fingerprint(given, self.on_error, key, versions, *rest)
 
     @property
-    def conceal(self) -> Conceal | None:
+    def pseudonymise(self) -> Pseudonymise | None:
         return (
-            keyed_hash.conceal(keyed_hash.read_key(self.hash_key_file))
+            keyed_hash.pseudonymise(keyed_hash.read_key(self.hash_key_file))
             if self.hash_key_file
             else None
         )
 
     def rejects(self) -> Rejects:
-        return Rejects(self.on_error, self.max_rejected, self.conceal)
+        return Rejects(self.on_error, self.max_rejected, self.pseudonymise)
 
 
 @functools.lru_cache(maxsize=1)
@@ -85,10 +85,10 @@ def _source(source: str, used: frozenset[str], token: str) -> Source:
     return make_source(json.loads(source), used)
 
 
-def chunks(work: Work, unit: Unit, rejects: Rejects) -> Iterator[Chunk]:
+def chunks(settings: PrepareSettings, unit: WorkUnit, rejects: Rejects) -> Iterator[Chunk]:
     # A record that is skipped is told whole.
-    used = work.features.named if work.on_error == "error" else frozenset()
-    source = _source(json_files.to_text(work.source, sort_keys=True), used, work.token)
+    used = settings.features.named if settings.on_error == "error" else frozenset()
+    source = _source(json_files.to_text(settings.source, sort_keys=True), used, settings.token)
     return itertools.chain.from_iterable(source.chunks(part, rejects) for part in unit.parts)
 
 

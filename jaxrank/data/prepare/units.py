@@ -19,7 +19,7 @@ _GENERATED_BYTES = 8 << 20  # about what a chunk of generated data would have
 
 
 @dataclasses.dataclass(frozen=True)
-class Unit:
+class WorkUnit:
     """Consecutive parts of a split. What a unit gives depends on nothing but its fingerprint.
 
     index: among the units of the split.
@@ -74,7 +74,7 @@ class Unit:
         return xxhash.xxh3_128_hexdigest(text.encode())
 
 
-def units_of(source: Source, split: str, marks: dict[str, files.File]) -> list[Unit]:
+def units_of(source: Source, split: str, marks: dict[str, files.File]) -> list[WorkUnit]:
     """The parts of a split, in order, small files joined.
 
     Args:
@@ -98,7 +98,7 @@ def units_of(source: Source, split: str, marks: dict[str, files.File]) -> list[U
         groups[-1].append(part)
         open_bytes += size(part) if whole else _UNIT_BYTES
     return [
-        Unit(
+        WorkUnit(
             split,
             index,
             tuple(group),

@@ -21,7 +21,7 @@ CLOSED = "on one line, between two quotes if quoted"
 
 
 class Fault(NamedTuple):
-    """What is wrong with a line, as of `Rejects.refuse`."""
+    """What is wrong with a line, as of `Rejects.reject`."""
 
     column: str
     must: str

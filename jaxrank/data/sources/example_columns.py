@@ -29,7 +29,7 @@ _FEW = 16  # records that protobuf reads in less time than NumPy takes for one f
 
 
 class Bad(NamedTuple):
-    """What is wrong with a record; the fields are those of `Rejects.refuse`."""
+    """What is wrong with a record; the fields are those of `Rejects.reject`."""
 
     place: int  # of the record among those that were given
     column: str

@@ -169,7 +169,7 @@ class Source(Protocol):
         Records that cannot be read as such go to `rejects`.
 
         Raises:
-            InputError: as of `Rejects.refuse`, or the file cannot be read any further.
+            InputError: as of `Rejects.reject`, or the file cannot be read any further.
         """
         ...
 

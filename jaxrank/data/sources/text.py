@@ -176,7 +176,7 @@ class TextSource(LineSource):
             if fault is None:
                 good.append(i)
                 continue
-            rejects.refuse(
+            rejects.reject(
                 **fault._asdict(),
                 file=part.file,
                 row=row + i,

@@ -111,7 +111,7 @@ class TFRecordSource:
         first_of = {bad.place: bad for bad in reversed(found)}
         for place, bad in sorted(first_of.items()):
             record = records[place]
-            rejects.refuse(
+            rejects.reject(
                 file=path,
                 row=record.row,
                 column=bad.column,

@@ -18,7 +18,7 @@ COMBINERS = ("sum", "mean", "sqrtn", "none")
 COLUMNS_OF_TASKS = ("label", "mask", "weight", "truth", "negative_rate_column", "time")
 
 _MAX_ROWS = 2**31 - 1  # rows are int32, and the largest is PAD
-_MAX_BUCKETS = 2**16  # as many as `Quantiles` can tell apart
+_MAX_BUCKETS = 2**16  # as many as `QuantileSketch` can tell apart
 _BINARY = ("kind", ("binary",))
 _COUNTED = ("encoding", ("vocabulary",))
 
@@ -129,7 +129,7 @@ class TaskSpec:
 
 
 @dataclasses.dataclass(frozen=True)
-class FloatSpec:
+class DenseSpec:
     """Float columns."""
 
     columns: tuple[str, ...] = field(non_empty=True, single=True, help=_COLUMNS)
@@ -155,7 +155,7 @@ class FloatSpec:
 
 
 @dataclasses.dataclass(frozen=True)
-class IdSpec:
+class CategoricalSpec:
     """Columns with a fixed number of ids, or of numbers that are put into buckets."""
 
     columns: tuple[str, ...] = field(non_empty=True, single=True, help=_COLUMNS)
@@ -224,13 +224,13 @@ class IdSpec:
     def name(self) -> str:
         return self.columns[0]
 
-    def edges(self, learned: Mapping[str, np.ndarray | list[float]]) -> np.ndarray:
+    def edges(self, fitted: Mapping[str, np.ndarray | list[float]]) -> np.ndarray:
         """f32[buckets - 1]: the boundaries, given those that were learned by name of feature."""
-        return np.asarray(learned[self.name] if self.buckets else self.boundaries, np.float32)
+        return np.asarray(fitted[self.name] if self.buckets else self.boundaries, np.float32)
 
 
 @dataclasses.dataclass(frozen=True)
-class ListSpec:
+class RaggedSpec:
     """Columns with a list of ids of any length."""
 
     columns: tuple[str, ...] = field(non_empty=True, single=True, help=_COLUMNS)
@@ -286,7 +286,7 @@ class ListSpec:
         return self.columns[0]
 
 
-def _check_table(entry: IdSpec | ListSpec, where: str) -> None:
+def _check_table(entry: CategoricalSpec | RaggedSpec, where: str) -> None:
     # The table's name is the name of its vocabulary's file.
     require("/" not in entry.table, f"{where}.table", "a name without '/'", entry.table)
     if entry.encoding in ("hash", "integer"):

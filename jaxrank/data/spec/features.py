@@ -12,9 +12,9 @@ from typing import Any
 from jaxrank import json_files
 from jaxrank.data.spec.entries import (
     COLUMNS_OF_TASKS,
-    FloatSpec,
-    IdSpec,
-    ListSpec,
+    CategoricalSpec,
+    DenseSpec,
+    RaggedSpec,
     TaskSpec,
     instant,
 )
@@ -53,9 +53,9 @@ class FeatureSpec:
     """The `features` section. After `resolve` each entry has exactly one column, and a table."""
 
     tasks: tuple[TaskSpec, ...] = field(non_empty=True, help="what is predicted")
-    floats: tuple[FloatSpec, ...] = field((), help="columns of numbers")
-    ids: tuple[IdSpec, ...] = field((), help="columns with a fixed number of ids")
-    lists: tuple[ListSpec, ...] = field((), help="columns with lists of ids of any length")
+    dense: tuple[DenseSpec, ...] = field((), help="columns of numbers")
+    categorical: tuple[CategoricalSpec, ...] = field((), help="columns with a fixed number of ids")
+    ragged: tuple[RaggedSpec, ...] = field((), help="columns with lists of ids of any length")
     keep: tuple[str, ...] = field(
         (), single=True, help="columns that are passed through to predictions"
     )
@@ -129,8 +129,8 @@ class FeatureSpec:
         Raises:
             InputError: two features that share a table encode it differently.
         """
-        sharing: dict[str, list[IdSpec | ListSpec]] = {}
-        entries: list[IdSpec | ListSpec] = [*self.ids, *self.lists]
+        sharing: dict[str, list[CategoricalSpec | RaggedSpec]] = {}
+        entries: list[CategoricalSpec | RaggedSpec] = [*self.categorical, *self.ragged]
         for entry in entries:
             sharing.setdefault(entry.table, []).append(entry)
         return tuple(_table(name, entries) for name, entries in sharing.items())
@@ -147,7 +147,7 @@ def _texts(tree: Any) -> Iterator[str]:
             yield from _texts(value)
 
 
-def _table(name: str, entries: list[IdSpec | ListSpec]) -> TableSpec:
+def _table(name: str, entries: list[CategoricalSpec | RaggedSpec]) -> TableSpec:
     first = entries[0]
     for entry in entries[1:]:
         for shared in _OF_TABLES:
@@ -163,6 +163,6 @@ def _table(name: str, entries: list[IdSpec | ListSpec]) -> TableSpec:
                 f" and {entry.name} in the table {name!r}."
             )
     fields = {shared: getattr(first, shared) for shared in _OF_TABLES}
-    if isinstance(first, IdSpec) and first.boundaries:
+    if isinstance(first, CategoricalSpec) and first.boundaries:
         fields["rows"] = RESERVED_ROWS + len(first.boundaries) + 1
     return TableSpec(name, salts=tuple(entry.salt for entry in entries), **fields)

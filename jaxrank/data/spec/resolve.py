@@ -9,7 +9,7 @@ import numpy as np
 import xxhash
 
 from jaxrank import json_files
-from jaxrank.data.spec.entries import COLUMNS_OF_TASKS, ListSpec
+from jaxrank.data.spec.entries import COLUMNS_OF_TASKS, RaggedSpec
 from jaxrank.data.spec.features import FeatureSpec, TableSpec
 from jaxrank.errors import InputError
 from jaxrank.features import RESERVED_ROWS, Categorical, Dense, Ragged, Schema, Table, Task
@@ -32,22 +32,24 @@ def resolve(spec: FeatureSpec, columns: Sequence[str], unread: Collection[str] =
     for i, task in enumerate(spec.tasks):
         for field in COLUMNS_OF_TASKS:
             reserved.add(_exact(getattr(task, field), columns, f"features.tasks[{i}].{field}"))
-    for entry in spec.lists:
-        reserved.add(_exact(entry.weights, columns, "features.lists: weights"))
+    for entry in spec.ragged:
+        reserved.add(_exact(entry.weights, columns, "features.ragged: weights"))
     for i, name in enumerate(spec.keep):
         _exact(name, columns, f"features.keep[{i}]")
     _exact(spec.time, columns, "features.time")
     _exact(spec.group, columns, "features.group")
     resolved = dataclasses.replace(
         spec,
-        floats=_expand(spec.floats, columns, reserved, "features.floats"),
-        ids=_with_tables(_expand(spec.ids, columns, reserved, "features.ids")),
-        lists=_with_tables(_expand(spec.lists, columns, reserved, "features.lists")),
+        dense=_expand(spec.dense, columns, reserved, "features.dense"),
+        categorical=_with_tables(
+            _expand(spec.categorical, columns, reserved, "features.categorical")
+        ),
+        ragged=_with_tables(_expand(spec.ragged, columns, reserved, "features.ragged")),
     )
-    for list_spec in spec.lists:
+    for list_spec in spec.ragged:
         if list_spec.weights and len(_match(list_spec.columns, columns, reserved, "")) > 1:
             raise InputError(
-                f"features.lists: the weights {list_spec.weights!r} must belong to one column:"
+                f"features.ragged: the weights {list_spec.weights!r} must belong to one column:"
                 f" found the columns {list(list_spec.columns)}."
             )
     _ = resolved.tables  # refuses shared tables that disagree
@@ -57,18 +59,18 @@ def resolve(spec: FeatureSpec, columns: Sequence[str], unread: Collection[str] =
 def resolve_again(spec: FeatureSpec, schema: Schema) -> FeatureSpec:
     """What `resolve` made of a spec when a store of this schema was prepared; the source need not
     be there."""
-    columns = [f.name for part in (schema.floats, schema.ids, schema.lists) for f in part]
+    columns = [f.name for part in (schema.dense, schema.categorical, schema.ragged) for f in part]
     columns += [getattr(task, field) for task in spec.tasks for field in COLUMNS_OF_TASKS]
-    columns += [*(entry.weights for entry in spec.lists), *spec.kept_columns]
+    columns += [*(entry.weights for entry in spec.ragged), *spec.kept_columns]
     found = resolve(spec, [name for name in dict.fromkeys(columns) if name])
-    floats = _in_order(found.floats, schema.floats)
+    floats = _in_order(found.dense, schema.dense)
     # They stand in a schema beside their floats, and a pattern may have matched them.
     indicators = {f"{entry.name}:missing" for entry in floats if entry.missing_indicator}
     return dataclasses.replace(
         found,
-        floats=tuple(entry for entry in floats if entry.name not in indicators),
-        ids=_in_order(found.ids, schema.ids),
-        lists=_in_order(found.lists, schema.lists),
+        dense=tuple(entry for entry in floats if entry.name not in indicators),
+        categorical=_in_order(found.categorical, schema.categorical),
+        ragged=_in_order(found.ragged, schema.ragged),
     )
 
 
@@ -84,9 +86,9 @@ def ordered_as(spec: FeatureSpec, schema: Schema) -> FeatureSpec:
 
     return dataclasses.replace(
         spec,
-        floats=ordered(spec.floats, schema.floats),
-        ids=ordered(spec.ids, schema.ids),
-        lists=ordered(spec.lists, schema.lists),
+        dense=ordered(spec.dense, schema.dense),
+        categorical=ordered(spec.categorical, schema.categorical),
+        ragged=ordered(spec.ragged, schema.ragged),
     )
 
 
@@ -163,19 +165,19 @@ def build_schema(
         transforms: mean and deviation, after `log`, of every float that is standardised.
         boundaries: of every feature whose buckets are learned, by name.
     """
-    learned = boundaries or {}
-    edges = {f.table: f.edges(learned) for f in spec.ids if f.boundaries or f.name in learned}
+    fitted = boundaries or {}
+    edges = {f.table: f.edges(fitted) for f in spec.categorical if f.boundaries or f.name in fitted}
     tables = spec.tables
     floats: list[Dense] = []
-    for entry in spec.floats:
+    for entry in spec.dense:
         floats.append(Dense(entry.name, entry.log, *entry.scale(transforms)))
         if entry.missing_indicator:
             floats.append(Dense(f"{entry.name}:missing"))
     return Schema(
         tasks=tuple(Task(t.name, t.kind, t.is_shifted) for t in spec.tasks),
-        floats=tuple(floats),
-        ids=tuple(Categorical(f.name, f.table, f.length) for f in spec.ids),
-        lists=tuple(_ragged(f) for f in spec.lists),
+        dense=tuple(floats),
+        categorical=tuple(Categorical(f.name, f.table, f.length) for f in spec.categorical),
+        ragged=tuple(_ragged(f) for f in spec.ragged),
         tables=tuple(
             Table(t.name, _rows(t, rows, edges), t.encoding, _checksum(t, checksums, edges))
             for t in tables
@@ -183,7 +185,7 @@ def build_schema(
     )
 
 
-def _ragged(entry: ListSpec) -> Ragged:
+def _ragged(entry: RaggedSpec) -> Ragged:
     length = entry.max_length if entry.combiner == "none" else 0
     return Ragged(entry.name, entry.table, entry.combiner, bool(entry.weights), length)
 

@@ -16,7 +16,7 @@ _RANK_BITS = 64 - _INDEX_BITS
 _RANK_MASK = np.uint64((1 << _RANK_BITS) - 1)
 
 
-class Distinct:
+class HyperLogLog:
     """Counts the different rows of each column: exactly those below 4,096, and the larger ones too
     if they are at most 256; else these by an estimate of standard error 1.04 / sqrt(4096) = 1.6%.
 
@@ -50,7 +50,7 @@ class Distinct:
         """The column's first `rows` rows, at most 4,096, do not count."""
         self._seen[column, :rows] = False
 
-    def merge(self, other: "Distinct") -> None:
+    def merge(self, other: "HyperLogLog") -> None:
         self._seen |= other._seen
         self._few = [_united(*pair) for pair in zip(self._few, other._few, strict=True)]
         np.maximum(self._registers, other._registers, out=self._registers)
@@ -73,7 +73,7 @@ class Distinct:
         }
 
     @classmethod
-    def from_state(cls, tree: Mapping[str, Any]) -> "Distinct":
+    def from_state(cls, tree: Mapping[str, Any]) -> "HyperLogLog":
         registers = from_text(tree["registers"])
         result = cls(len(registers))
         result._seen[:, :_EXACT] = np.unpackbits(from_text(tree["seen"]), axis=1)

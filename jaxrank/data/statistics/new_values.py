@@ -43,7 +43,7 @@ class NewValues:
         return self.ids >= _FEWEST_IDS and self.share >= _HIGH_SHARE
 
 
-Counted = dict[str, dict[str, NewValues]]  # by kind, "ids" or "lists", and name of the feature
+Counted = dict[str, dict[str, NewValues]]  # by kind and name of the feature
 
 
 def is_new(rows: np.ndarray, earlier: int) -> np.ndarray:
@@ -70,7 +70,7 @@ def lines(
         earlier: the vocabularies of the earlier store `store`, by table.
     """
     told = []
-    for kind, entries in (("ids", features.ids), ("lists", features.lists)):
+    for kind, entries in (("categorical", features.categorical), ("ragged", features.ragged)):
         for entry in entries:
             found = {place: new[kind].get(entry.name) for place, new in counted.items()}
             high = {place: new for place, new in found.items() if new and new.is_high}

@@ -9,7 +9,7 @@ _SHIFT = 16  # of a float32's bits; what is left, 2**16 bins, is exact to 1 part
 _LARGEST = float(np.finfo(np.float32).max)
 
 
-class Quantiles:
+class QuantileSketch:
     """Counts values as float32: each by itself while few differ, else in bins 1/128 of them wide.
 
     What it finds depends only on how often each value occurs: neither on their order nor on the
@@ -32,7 +32,7 @@ class Quantiles:
         np.add.at(self._bins, _bin_of(distinct), counts)
         self._add_exact((distinct, counts))
 
-    def merge(self, other: "Quantiles") -> None:
+    def merge(self, other: "QuantileSketch") -> None:
         self._bins += other._bins
         self._add_exact(other._exact)
 
@@ -81,7 +81,7 @@ class Quantiles:
         return state
 
     @classmethod
-    def from_state(cls, state: dict[str, Any]) -> "Quantiles":
+    def from_state(cls, state: dict[str, Any]) -> "QuantileSketch":
         found = cls()
         found._bins[state["bins"]] = state["counts"]
         found._exact = None

@@ -12,7 +12,7 @@ Columns = Mapping[str, Mapping[str, Any]]
 def lines(statistics: Mapping[str, Any]) -> list[str]:
     """Of what `Statistics.summary` gives: a table for each kind of feature, or a summary that names
     the worst ones where the features are many."""
-    kinds = [statistics[kind] for kind in ("floats", "ids", "lists")]
+    kinds = [statistics[kind] for kind in ("dense", "categorical", "ragged")]
     many = sum(map(len, kinds)) > _MOST_FEATURES_IN_TABLES
     return [
         *(_task(name, task) for name, task in statistics["tasks"].items()),
@@ -27,14 +27,14 @@ def _task(name: str, task: Mapping[str, Any]) -> str:
         found = ", ".join(f"{word} {_number(task[key])}" for key, word in words.items())
         return f"{name}: {task['known']:,} labels ({task['kind']}), {found}"
     positive = task["positives"] / max(task["known"], 1)
-    young = f", {task['too_young']:,} too young" if task["too_young"] else ""
-    return f"{name}: {task['known']:,} labels, {positive:.2%} positive{young}"
+    pending = f", {task['pending']:,} pending" if task["pending"] else ""
+    return f"{name}: {task['known']:,} labels, {positive:.2%} positive{pending}"
 
 
 def _out_of_range(statistics: Mapping[str, Any]) -> list[str]:
     return [
         f"{name}: {column['out_of_range']:,} ids are no rows of their table"
-        for kind in ("ids", "lists")
+        for kind in ("categorical", "ragged")
         for name, column in statistics[kind].items()
         if column["out_of_range"]
     ]
@@ -51,17 +51,17 @@ def _tables(statistics: Mapping[str, Any]) -> list[str]:
             f"{f['missing'] / rows:.2%}",
             *(_number(f[k]) for k in ("mean", "std", "min", "max")),
         ]
-        for name, f in statistics["floats"].items()
+        for name, f in statistics["dense"].items()
     ]
-    new = {kind: ["new"] * bool(_compared(statistics[kind])) for kind in ("ids", "lists")}
+    new = {kind: ["new"] * bool(_compared(statistics[kind])) for kind in ("categorical", "ragged")}
     ids = [
         [
             name,
             *(f"{share:.2%}" for share in (_missing(f), f["unknown_share"])),
-            *(_new(f) for _ in new["ids"]),
+            *(_new(f) for _ in new["categorical"]),
             f"{f['distinct']:,}",
         ]
-        for name, f in statistics["ids"].items()
+        for name, f in statistics["categorical"].items()
     ]
     lists = [
         [
@@ -69,14 +69,14 @@ def _tables(statistics: Mapping[str, Any]) -> list[str]:
             f"{f['mean']:.2f}",
             *(f"{f[k]:,}" for k in ("p50", "p95", "p99", "max")),
             *(f"{share:.2%}" for share in (f["empty"] / rows, f["unknown_share"])),
-            *(_new(f) for _ in new["lists"]),
+            *(_new(f) for _ in new["ragged"]),
             f"{f['distinct']:,}",
             f"{f['truncated_share']:.2%}",
         ]
-        for name, f in statistics["lists"].items()
+        for name, f in statistics["ragged"].items()
     ]
-    in_ids = ["missing", "unknown", *new["ids"], "distinct, about"]
-    in_lists = ["mean", "median", "95%", "99%", "most", "empty", "unknown", *new["lists"]]
+    in_ids = ["missing", "unknown", *new["categorical"], "distinct, about"]
+    in_lists = ["mean", "median", "95%", "99%", "most", "empty", "unknown", *new["ragged"]]
     return [
         *_table(["floats", "missing", "mean", "deviation", "least", "most"], floats),
         *_table(["ids", *in_ids], ids),
@@ -117,7 +117,7 @@ def _new(column: Mapping[str, Any]) -> str:
 
 def _summary(statistics: Mapping[str, Any]) -> list[str]:
     rows = max(statistics["rows"], 1)
-    floats, ids, lists = (statistics[kind] for kind in ("floats", "ids", "lists"))
+    floats, ids, lists = (statistics[kind] for kind in ("dense", "categorical", "ragged"))
     found = []
     if floats:
         found.append(_worst("floats", floats, "missing", lambda f: f["missing"] / rows))

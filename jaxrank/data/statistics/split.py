@@ -5,28 +5,28 @@ from typing import Any
 
 import numpy as np
 
-from jaxrank.data.spec.entries import FloatSpec, IdSpec, ListSpec, TaskSpec
+from jaxrank.data.spec.entries import CategoricalSpec, DenseSpec, RaggedSpec, TaskSpec
 from jaxrank.data.spec.features import FeatureSpec
-from jaxrank.data.statistics.hyperloglog import Distinct
+from jaxrank.data.statistics.hyperloglog import HyperLogLog
 from jaxrank.data.statistics.list_lengths import ListLengths, half_covariance
 from jaxrank.data.statistics.new_values import Counted, NewValues
 from jaxrank.errors import InputError
 from jaxrank.features import RESERVED_ROWS
 
-_KINDS = ("tasks", "floats", "ids", "lists")
+_KINDS = ("tasks", "dense", "categorical", "ragged")
 # What is counted of each column: its kind, its name in the manifest, and the attribute.
 _COUNTS = (
     ("tasks", "known", "_known"),
     ("tasks", "positives", "_positives"),
-    ("tasks", "too_young", "too_young"),
-    ("ids", "ids", "_id_places"),
-    ("ids", "missing", "id_missing"),
-    ("ids", "unknown", "id_unknown"),
-    ("ids", "out_of_range", "id_out_of_range"),
-    ("lists", "truncated_lists", "list_truncated_lists"),
-    ("lists", "truncated_ids", "list_truncated"),
-    ("lists", "unknown", "list_unknown"),
-    ("lists", "out_of_range", "list_out_of_range"),
+    ("tasks", "pending", "pending"),
+    ("categorical", "ids", "_id_places"),
+    ("categorical", "missing", "id_missing"),
+    ("categorical", "unknown", "id_unknown"),
+    ("categorical", "out_of_range", "id_out_of_range"),
+    ("ragged", "truncated_lists", "list_truncated_lists"),
+    ("ragged", "truncated_ids", "list_truncated"),
+    ("ragged", "unknown", "list_unknown"),
+    ("ragged", "out_of_range", "list_out_of_range"),
 )
 # Fields of `ListLengths.to_state` that the manifest holds under `mergeable`.
 _LENGTHS_BESIDES = ("first", "last", "histogram")
@@ -105,12 +105,13 @@ class Statistics:
 
     What the encoder counts is added by it:
 
-    too_young: i64[tasks], labels that are not known yet.
+    pending: i64[tasks], labels that are not known yet.
     id_missing, id_unknown: i64[ids], ids of each feature.
     list_truncated_lists, list_truncated: i64[lists], lists that were cut, and ids that they lost.
     list_unknown: i64[lists], ids.
     id_out_of_range, list_out_of_range: see `on_bad_id`.
-    new: by kind, "ids" or "lists", and name, of features that an earlier vocabulary is there for.
+    new: by kind, "categorical" or "ragged", and name, of features that an earlier vocabulary is
+        there for.
     """
 
     def __init__(self, features: FeatureSpec):
@@ -118,13 +119,13 @@ class Statistics:
         # Rows of missing and unknown values, which are no values to count.
         self._reserved = {
             kind: [RESERVED_ROWS * (f.encoding != "integer") for f in getattr(features, kind)]
-            for kind in ("ids", "lists")
+            for kind in ("categorical", "ragged")
         }
         self.rows = 0
         tasks, floats, ids, lists = (len(names) for names in self._names.values())
         self._known = np.zeros(tasks, np.int64)
         self._positives = np.zeros(tasks, np.int64)
-        self.too_young = np.zeros(tasks, np.int64)
+        self.pending = np.zeros(tasks, np.int64)
         self._id_places = np.zeros(ids, np.int64)
         self.id_missing = np.zeros(ids, np.int64)
         self.id_unknown = np.zeros(ids, np.int64)
@@ -138,8 +139,8 @@ class Statistics:
         self._labels = Moments(len(self._numbers))
         self._floats = Moments(floats)
         self._lengths = ListLengths(lists)
-        self._distinct = {"ids": Distinct(ids), "lists": Distinct(lists)}
-        self.new: Counted = {"ids": {}, "lists": {}}
+        self._distinct = {"categorical": HyperLogLog(ids), "ragged": HyperLogLog(lists)}
+        self.new: Counted = {"categorical": {}, "ragged": {}}
 
     def add(self, labels: np.ndarray, floats: np.ndarray, lengths: np.ndarray) -> None:
         """Counts a chunk: labels f32[n, tasks], raw floats f64[n, floats], lengths i32[n, lists].
@@ -154,11 +155,11 @@ class Statistics:
         self._lengths.add(lengths)
 
     def add_rows(self, kind: str, feature: int, rows: np.ndarray) -> None:
-        """Counts the rows, i32[..], of a chunk's ids; `kind` is "ids" or "lists".
+        """Counts the rows, i32[..], of a chunk's ids; `kind` is "categorical" or "ragged".
 
         Of ids those of every place: PAD or MISSING_ROW where one is missing.
         """
-        if kind == "ids":
+        if kind == "categorical":
             self._id_places[feature] += rows.size
         distinct = self._distinct[kind]
         distinct.add(feature, rows)
@@ -197,7 +198,7 @@ class Statistics:
         """What the manifest holds: numbers to read, and `mergeable`, which `merged` needs besides.
 
         Of a float without values all but `missing` is None. `unknown_share` is that of the ids that
-        are not missing, `truncated_share` that of the lists. `distinct`: see `Distinct`; rows of
+        are not missing, `truncated_share` that of the lists. `distinct`: see `HyperLogLog`; rows of
         missing and unknown ids do not count. `new` are ids whose value an earlier store's
         vocabulary does not have, `new_share` that of the ids that are not missing; features of
         which there is none have neither. `positives` are labels above 0; a task that is not binary
@@ -210,24 +211,24 @@ class Statistics:
         for i, moments in zip(self._numbers, self._labels.to_state(), strict=True):
             moments.pop("count")
             tree["tasks"][self._names["tasks"][i]] |= {"kind": self._task_kinds[i], **moments}
-        for column, moments in zip(tree["floats"].values(), self._floats.to_state(), strict=True):
+        for column, moments in zip(tree["dense"].values(), self._floats.to_state(), strict=True):
             column["missing"] = self.rows - moments.pop("count")
             column.update(moments)
         lengths = self._lengths
         fields = {"ids": lengths.total, "mean": lengths.mean, "max": lengths.max_per_example}
         fields |= {f"p{percent}": lengths.percentile(percent) for percent in _PERCENTS}
         for field, values in (fields | {"empty": lengths.empty}).items():
-            _put(tree["lists"], field, values)
+            _put(tree["ragged"], field, values)
         for kind, distinct in self._distinct.items():
             _put(tree[kind], "distinct", distinct.counts())
-        for column in (*tree["ids"].values(), *tree["lists"].values()):
+        for column in (*tree["categorical"].values(), *tree["ragged"].values()):
             there = column["ids"] - column.get("missing", 0)
             column["unknown_share"] = column["unknown"] / max(there, 1)
             column["distinct"] = min(column["distinct"], there - column["unknown"])
         for kind, features in self.new.items():
             for name, new in features.items():
                 tree[kind][name] |= {"new": new.new, "new_share": new.share}
-        for column in tree["lists"].values():
+        for column in tree["ragged"].values():
             column["truncated_share"] = column["truncated_lists"] / max(self.rows, 1)
         tree["list_lengths"] = lengths.summary()
         tree["mergeable"] = {kind: distinct.to_state() for kind, distinct in self._distinct.items()}
@@ -256,11 +257,11 @@ class Statistics:
             getattr(result, attribute)[:] = _column(state[kind], result._names[kind], field)
         labels = [state["tasks"][result._names["tasks"][i]] for i in result._numbers]
         result._labels = Moments.from_state([task | {"count": task["known"]} for task in labels])
-        floats = [state["floats"][name] for name in result._names["floats"]]
+        floats = [state["dense"][name] for name in result._names["dense"]]
         result._floats = Moments.from_state(
             [column | {"count": result.rows - column["missing"]} for column in floats]
         )
-        total = _column(state["lists"], result._names["lists"], "ids")
+        total = _column(state["ragged"], result._names["ragged"], "ids")
         mergeable, lengths = state["mergeable"], dict(state["list_lengths"])
         if not isinstance(lengths["covariance"], Mapping):  # a matrix, as in `summary`
             covariance = np.array(lengths["covariance"], np.float64)
@@ -271,7 +272,7 @@ class Statistics:
             lengths | mergeable["list_lengths"] | {"rows": result.rows, "total": total}
         )
         for kind in result._distinct:
-            result._distinct[kind] = Distinct.from_state(mergeable[kind])
+            result._distinct[kind] = HyperLogLog.from_state(mergeable[kind])
             shown = state.get("new_values", {}).get(kind, {})
             for name, column in state[kind].items():
                 if "new" in column:
@@ -324,7 +325,7 @@ def _features(tree: Mapping[str, Any]) -> FeatureSpec:
         tasks=tuple(
             TaskSpec(name, kind=task.get("kind", "binary")) for name, task in tree["tasks"].items()
         ),
-        floats=tuple(FloatSpec((name,)) for name in tree["floats"]),
-        ids=tuple(IdSpec((name,)) for name in tree["ids"]),
-        lists=tuple(ListSpec((name,)) for name in tree["lists"]),
+        dense=tuple(DenseSpec((name,)) for name in tree["dense"]),
+        categorical=tuple(CategoricalSpec((name,)) for name in tree["categorical"]),
+        ragged=tuple(RaggedSpec((name,)) for name in tree["ragged"]),
     )

@@ -8,13 +8,13 @@ from jaxrank.data.examples import Examples
 
 # Of the matrices of a block, in the order of its columns.
 _DTYPES = {
-    "floats": np.float32,
+    "dense": np.float32,
     "ids": np.int32,
     "list_lengths": np.int32,
     "labels": np.float32,
     "weights": np.float32,
     "truth": np.float32,
-    "shifts": np.float32,
+    "logit_correction": np.float32,
 }
 
 
@@ -63,7 +63,7 @@ def from_arrow(batch: pa.RecordBatch) -> Examples:
         if n.startswith("kept.")
     }
     return Examples(
-        floats=matrix("floats"),
+        dense=matrix("dense"),
         ids=matrix("ids"),
         list_lengths=matrix("list_lengths"),
         list_values=values("list_values", np.int32),
@@ -72,7 +72,7 @@ def from_arrow(batch: pa.RecordBatch) -> Examples:
         weights=matrix("weights") if "weights" in names else None,
         truth=matrix("truth") if "truth" in names else None,
         kept=pa.RecordBatch.from_pydict(kept) if kept else None,
-        shifts=matrix("shifts") if "shifts" in names else None,
+        logit_correction=matrix("logit_correction") if "logit_correction" in names else None,
     )
 
 

@@ -23,11 +23,11 @@ from jaxrank.data import files
 from jaxrank.data.chunk import Chunk, numbered
 from jaxrank.data.encode.cells import list_elements
 from jaxrank.data.encode.encoder import Encoder
-from jaxrank.data.encode.fit import NOTHING, lessons
+from jaxrank.data.encode.fit import NOTHING, fit_spec
 from jaxrank.data.examples import Examples
 from jaxrank.data.sources.parquet import UNREADABLE, ParquetSource, not_parquet, open_unchanged
 from jaxrank.data.sources.registry import parquet_source
-from jaxrank.data.spec.entries import IdSpec, ListSpec
+from jaxrank.data.spec.entries import CategoricalSpec, RaggedSpec
 from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.spec.parse import feature_spec
 from jaxrank.data.spec.resolve import build_schema, resolve
@@ -70,7 +70,7 @@ class DirectSplit(Split):
     statistics: only `rows` and `list_lengths`, which reads all lists, when it is first asked for.
     """
 
-    is_counted = False
+    has_statistics = False
 
     def __init__(self, source: ParquetSource, name: str, features: FeatureSpec):
         self._source, self._features = source, features
@@ -118,7 +118,7 @@ class DirectSplit(Split):
     @functools.cached_property
     def statistics(self) -> dict[str, Any]:
         # Weights, which do not change what is cut, are not read.
-        entries = [dataclasses.replace(entry, weights="") for entry in self._features.lists]
+        entries = [dataclasses.replace(entry, weights="") for entry in self._features.ragged]
         lengths = ListLengths(len(entries))
         for place in self._places if entries else ():
             chunk = self._chunk(place, [entry.name for entry in entries])
@@ -236,14 +236,14 @@ def open_direct(features: Mapping[str, Any], source: Mapping[str, Any]) -> Store
 
 def _check(features: FeatureSpec) -> None:
     """Refuses what only `prepare` can do."""
-    entries: list[IdSpec | ListSpec] = [*features.ids, *features.lists]
+    entries: list[CategoricalSpec | RaggedSpec] = [*features.categorical, *features.ragged]
     for entry in entries:
         if entry.encoding == "vocabulary":
             raise InputError(
                 f"features: with data.direct, {entry.name!r} must have encoding='integer' or"
                 f" 'hash', as nothing is counted: found 'vocabulary'. {_HINT}"
             )
-    wanted = lessons(features, NOTHING)
+    wanted = fit_spec(features, NOTHING)
     if wanted.any:
         raise InputError(
             "features: with data.direct, nothing must be learned from the data"

@@ -20,10 +20,10 @@ class Split(abc.ABC):
         days: day and number of blocks, in order; none where the data is not stored by day.
 
     Attributes:
-        is_counted: whether its statistics tell of labels and features.
+        has_statistics: whether its statistics tell of labels and features.
     """
 
-    is_counted = True
+    has_statistics = True
 
     def __init__(
         self,

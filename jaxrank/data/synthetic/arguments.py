@@ -27,15 +27,15 @@ class Arguments:
     )
     seed: int = field(help="of the planted effects and of the rows", at_least=0)
     kind: str = field("synthetic", choices=("synthetic",), help="generated data")
-    floats: int = field(13, help="number of float columns", at_least=0)
+    dense: int = field(13, help="number of float columns", at_least=0)
     missing: float = field(
         0.1, help="fraction of missing values in the odd float columns", at_least=0, below=1
     )
-    ids: tuple[int, ...] = field(
+    categorical: tuple[int, ...] = field(
         (), help="rows of the table of each id column", unit="rows", at_least=1, at_most=_MOST_ROWS
     )
     exponent: float = field(1.05, help="of the power law of ids", at_least=0)
-    lists: tuple[ListShape, ...] = field((), help="columns of lists")
+    ragged: tuple[ListShape, ...] = field((), help="columns of lists")
     signal: float = field(1.5, help="standard deviation of the logits", at_least=0)
     click_rate: float = field(0.25, help="average probability of a click", above=0, below=1)
     conversion_rate: float = field(

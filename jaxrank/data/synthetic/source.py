@@ -64,9 +64,9 @@ class SyntheticSource:
     """
 
     def __init__(self, given: Arguments):
-        self._rows, self._ids, self._lists = given.rows, given.ids, given.lists
+        self._rows, self._ids, self._lists = given.rows, given.categorical, given.ragged
         self._clock = given.clock
-        self._seed, self._floats, self._missing = given.seed, given.floats, given.missing
+        self._seed, self._floats, self._missing = given.seed, given.dense, given.missing
         self._exponent, self._signal = given.exponent, given.signal
         self._rates = given.click_rate, given.conversion_rate
         self._drift_size, self._delay_hours = given.drift, given.delay_hours

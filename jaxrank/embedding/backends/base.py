@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import jax
 
-from jaxrank.native.fusion import apart
+from jaxrank.native.fusion import fusion_barrier
 
 SUBLANES = 8  # rows of a tile of 32-bit numbers on TPU; the same elsewhere, for equal rounds
 
@@ -19,7 +19,7 @@ SUBLANES = 8  # rows of a tile of 32-bit numbers on TPU; the same elsewhere, for
 Change = Callable[[Any, jax.Array, jax.Array], Any]
 
 
-class Form(Protocol):
+class VectorLayout(Protocol):
     """How blocks of one stack lie in memory. An index is i32[...]; where it is PAD, nothing is read
     or written."""
 
@@ -94,7 +94,7 @@ class Form(Protocol):
 
         Args:
             arrays: a tree of f[rows * width / 128, 128] and f[rows].
-            row: i32[k], different, PAD behind the last; for `ByLine` rising.
+            row: i32[k], different, PAD behind the last; for `TpuLayout` rising.
             sums: the block of their gradients.
         """
         ...
@@ -104,14 +104,16 @@ class Form(Protocol):
         ...
 
 
-def up_to(count: int, unit: int) -> int:
+def round_up(count: int, unit: int) -> int:
     """The least multiple of `unit` that is at least `count`."""
     return -(-count // unit) * unit
 
 
 def gathered(array: jax.Array, row: jax.Array) -> jax.Array:
     """f[k, ...]: what is at i32[k] along the first axis; zero for PAD."""
-    return apart(lambda array, row: array.at[row].get(mode="fill", fill_value=0), array, row)
+    return fusion_barrier(
+        lambda array, row: array.at[row].get(mode="fill", fill_value=0), array, row
+    )
 
 
 def scaled(vectors: jax.Array, scale: jax.Array | None) -> jax.Array:

@@ -4,12 +4,12 @@ import jax
 import jax.numpy as jnp
 
 from jaxrank.embedding.backends import cpu_rows
-from jaxrank.embedding.backends.lazy import PerId
-from jaxrank.embedding.backends.xla import ByRow
+from jaxrank.embedding.backends.lazy import IndexedVectors
+from jaxrank.embedding.backends.xla import RowLayout
 
 
-class ByRowNative(ByRow):
-    """A `Form`. What is not float32 is left to XLA."""
+class CpuRowLayout(RowLayout):
+    """A `VectorLayout`. What is not float32 is left to XLA."""
 
     def add(
         self,
@@ -23,7 +23,9 @@ class ByRowNative(ByRow):
     ) -> jax.Array:
         if block.dtype != jnp.float32:
             return super().add(block, at, source, index, scale=scale, rising=rising)
-        return cpu_rows.add(block, at, PerId(at.shape[0], source, index, scale), rising=rising)
+        return cpu_rows.add(
+            block, at, IndexedVectors(at.shape[0], source, index, scale), rising=rising
+        )
 
     def _found(self, array: jax.Array, row: jax.Array) -> jax.Array:
         if array.dtype != jnp.float32:

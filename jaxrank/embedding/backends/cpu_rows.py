@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrank.embedding.backends.lazy import PerId
+from jaxrank.embedding.backends.lazy import IndexedVectors
 
 
 def take(source: jax.Array, index: jax.Array) -> jax.Array:
@@ -22,7 +22,9 @@ def take(source: jax.Array, index: jax.Array) -> jax.Array:
     return jax.ffi.ffi_call("JaxrankTake", out)(source, index)
 
 
-def add(block: jax.Array, at: jax.Array, vectors: PerId, *, rising: bool = False) -> jax.Array:
+def add(
+    block: jax.Array, at: jax.Array, vectors: IndexedVectors, *, rising: bool = False
+) -> jax.Array:
     """f32[n, dim]: the block with a vector for each id added at i32[ids], in the order of ids.
 
     Args:
@@ -36,7 +38,7 @@ def add(block: jax.Array, at: jax.Array, vectors: PerId, *, rising: bool = False
 
 
 def sum_by_id(
-    ids: jax.Array, grads: Sequence[PerId], rows: int, dim: int
+    ids: jax.Array, grads: Sequence[IndexedVectors], rows: int, dim: int
 ) -> tuple[jax.Array, jax.Array]:
     """Each id i32[n] below `rows` once, not rising, with PAD behind the last; and the sums of their
     gradients f32[n, dim] in the order of ids, of which those behind the last can be anything."""
@@ -56,7 +58,7 @@ def rowwise_adagrad(
     accumulator: jax.Array,
     row: jax.Array,
     sums: jax.Array,
-    rate: jax.Array,
+    learning_rate: jax.Array,
     *,
     width: int,
     eps: float,
@@ -69,17 +71,17 @@ def rowwise_adagrad(
             copy.
         row: i32[k], each row once, with PAD behind the last.
         sums: f32[k, dim], their gradients.
-        rate: f32[] or, one of each, f32[k, 1].
+        learning_rate: f32[] or, one of each, f32[k, 1].
     """
     outs = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (rows, accumulator))
     call = jax.ffi.ffi_call("JaxrankRowwiseAdagrad", outs, input_output_aliases={0: 0, 1: 1})
-    rates = rate.astype(jnp.float32).reshape(-1)
+    learning_rates = learning_rate.astype(jnp.float32).reshape(-1)
     settings = dict(stride=np.int64(width), eps=np.float32(eps))
-    rows, accumulator = call(rows, accumulator, row, sums, rates, **settings)
+    rows, accumulator = call(rows, accumulator, row, sums, learning_rates, **settings)
     return rows, accumulator
 
 
-def _operands(vectors: PerId) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _operands(vectors: IndexedVectors) -> tuple[jax.Array, jax.Array, jax.Array]:
     """(vectors, index, scale), which are empty where there are none."""
     index = jnp.zeros(0, jnp.int32) if vectors.index is None else vectors.index
     scale = jnp.zeros(0, jnp.float32) if vectors.scale is None else vectors.scale

@@ -8,13 +8,14 @@ import jax
 import jax.numpy as jnp
 
 from jaxrank.embedding.backends import gpu_kernel
-from jaxrank.embedding.backends.lazy import PerId, indices, scales
-from jaxrank.embedding.backends.xla import ByRow
+from jaxrank.embedding.backends.lazy import IndexedVectors, indices, scales
+from jaxrank.embedding.backends.xla import RowLayout
 
 
 @dataclasses.dataclass(frozen=True)
-class ByRowKernel(ByRow):
-    """A `Form`. What is not float32, and vectors that the kernel does not fit, are left to XLA.
+class GpuRowLayout(RowLayout):
+    """A `VectorLayout`. What is not float32, and vectors that the kernel does not fit, are left to
+    XLA.
 
     interpret: without a GPU, for tests.
     """
@@ -37,7 +38,7 @@ class ByRowKernel(ByRow):
         given = gpu_kernel.Given(rank, rank, (block,), order)
         zeros = jnp.zeros_like(block)
         return gpu_kernel.change_rows(
-            zeros, given, lambda found, sums, rate: sums, interpret=self.interpret
+            zeros, given, lambda found, sums, learning_rate: sums, interpret=self.interpret
         )
 
     def change_read(
@@ -45,9 +46,9 @@ class ByRowKernel(ByRow):
         arrays: Any,
         row: jax.Array,
         place_of: Callable[[jax.Array], jax.Array],
-        grads: Sequence[PerId],
+        grads: Sequence[IndexedVectors],
         change: gpu_kernel.Change,
-        rate_of: Callable[[jax.Array], jax.Array],
+        learning_rate_of: Callable[[jax.Array], jax.Array],
         scalars: tuple[jax.Array, ...],
     ) -> Any:
         """As `change`, of ids that may occur more than once, whose gradients are summed.
@@ -69,14 +70,14 @@ class ByRowKernel(ByRow):
         else:
             row, order = jax.lax.sort_key_val(row, jnp.arange(row.shape[0], dtype=jnp.int32))
             index, scale = index[order], scale[order]
-        rate = rate_of(row)
+        learning_rate = learning_rate_of(row)
         given = gpu_kernel.Given(
             key=row,
             place=place_of(row),
             sources=tuple(g.source for g in grads),
             index=index,
             scale=scale,
-            rate=rate[:, 0] if rate.ndim else rate,
+            learning_rate=learning_rate[:, 0] if learning_rate.ndim else learning_rate,
             scalars=scalars,
         )
         viewed = jax.tree.map(self._rows, arrays)

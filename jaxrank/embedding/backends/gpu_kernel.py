@@ -72,7 +72,7 @@ class Given:
     index: i32[n], where in the sources, one behind the other, the vector of each is, PAD for zeros;
         None: in order.
     scale: f32[n], what each vector is multiplied by.
-    rate: f32[] or f32[n], for `change`; that of equal keys is the same.
+    learning_rate: f32[] or f32[n], for `change`; that of equal keys is the same.
     scalars: more for it, arrays of one number.
     """
 
@@ -81,7 +81,7 @@ class Given:
     sources: tuple[jax.Array, ...]
     index: jax.Array | None = None
     scale: jax.Array | None = None
-    rate: jax.Array | None = None
+    learning_rate: jax.Array | None = None
     scalars: tuple[jax.Array, ...] = ()
 
 
@@ -147,20 +147,26 @@ def _pass(
     chunks = math.ceil(count / chunk)
     leaves, tree = jax.tree.flatten(arrays)
     per_id = {"key": given.key, "place": given.place, "index": given.index, "scale": given.scale}
-    rate = given.rate
-    if rate is not None and rate.ndim:
-        per_id["rate"] = rate
+    learning_rate = given.learning_rate
+    if learning_rate is not None and learning_rate.ndim:
+        per_id["learning_rate"] = learning_rate
     read = {name: x for name, x in per_id.items() if x is not None}
     scalars = [x.reshape(1) for x in given.scalars]
-    if rate is not None and not rate.ndim:
-        scalars.insert(0, rate.reshape(1))
+    if learning_rate is not None and not learning_rate.ndim:
+        scalars.insert(0, learning_rate.reshape(1))
     operands = [*read.values(), *sources, *scalars, *leaves]
     before_scalars = len(read) + len(sources)
 
-    def changes(found: Sequence[jax.Array], sums: jax.Array, rate: Any, scalars: Any) -> Any:
-        if "rate" not in read:
-            rate, scalars = (None, scalars) if given.rate is None else (scalars[0], scalars[1:])
-        return jax.tree.leaves(change(jax.tree.unflatten(tree, found), sums, rate, *scalars))
+    def changes(
+        found: Sequence[jax.Array], sums: jax.Array, learning_rate: Any, scalars: Any
+    ) -> Any:
+        if "learning_rate" not in read:
+            learning_rate, scalars = (
+                (None, scalars) if given.learning_rate is None else (scalars[0], scalars[1:])
+            )
+        return jax.tree.leaves(
+            change(jax.tree.unflatten(tree, found), sums, learning_rate, *scalars)
+        )
 
     def kernel(*refs: Any) -> None:
         program = _Kernel(
@@ -201,7 +207,7 @@ def _pass(
         key=left,
         place=at_ends["place"],
         sources=(pieces,),
-        rate=at_ends.get("rate", rate),
+        learning_rate=at_ends.get("learning_rate", learning_rate),
         scalars=given.scalars,
     )
 
@@ -307,11 +313,15 @@ class _Kernel:
         """The place, what the arrays have there, and the rate, of the ids at the end of a run."""
         place = self._of_id("place", at, is_end, PAD)
         found = [self._get(array, place, is_end) for array in self.arrays]
-        return place, found, self._of_id("rate", at, is_end) if "rate" in self.read else None
+        return (
+            place,
+            found,
+            self._of_id("learning_rate", at, is_end) if "learning_rate" in self.read else None,
+        )
 
     def _change(self, row: Any, is_end: jax.Array, sums: jax.Array) -> None:
-        place, found, rate = row
-        changes = self.change(found, sums, rate, self.scalars)
+        place, found, learning_rate = row
+        changes = self.change(found, sums, learning_rate, self.scalars)
         for array, before, change in zip(self.arrays, found, changes, strict=True):
             self._put(array, place, is_end, before + change)
 

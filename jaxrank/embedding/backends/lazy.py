@@ -10,12 +10,12 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from jaxrank.embedding.backends.base import Form
+from jaxrank.embedding.backends.base import VectorLayout
 from jaxrank.features import PAD
 
 
 @dataclasses.dataclass(frozen=True)
-class PerId:
+class IndexedVectors:
     """Of `count` ids: the vectors at `index` i32[count] of a block or of a table's view, or a whole
     block, times `scale` f[count] if given."""
 
@@ -25,24 +25,29 @@ class PerId:
     scale: jax.Array | None = None
 
 
-def split(form: Form, vectors: PerId, count: int) -> tuple[PerId, PerId]:
+def split(
+    vector_layout: VectorLayout, vectors: IndexedVectors, count: int
+) -> tuple[IndexedVectors, IndexedVectors]:
     """The first `count` of them, which have no scale, and those behind."""
     source, index, others = vectors.source, vectors.index, vectors.count - count
     if index is None:
-        begin = form.length(count)
-        return PerId(count, source[:begin]), PerId(others, source[begin:])
-    return PerId(count, source, index[:count]), PerId(others, source, index[count:])
+        begin = vector_layout.length(count)
+        return IndexedVectors(count, source[:begin]), IndexedVectors(others, source[begin:])
+    return IndexedVectors(count, source, index[:count]), IndexedVectors(
+        others, source, index[count:]
+    )
 
 
-def joined(form: Form, pieces: Sequence[PerId]) -> jax.Array:
+def joined(vector_layout: VectorLayout, pieces: Sequence[IndexedVectors]) -> jax.Array:
     """The block of the vectors of all pieces, one behind the other."""
     blocks = [
-        p.source if p.index is None else form.take(p.source, p.index, p.scale) for p in pieces
+        p.source if p.index is None else vector_layout.take(p.source, p.index, p.scale)
+        for p in pieces
     ]
     return jnp.concatenate(blocks) if len(blocks) > 1 else blocks[0]
 
 
-def indices(pieces: Sequence[PerId]) -> jax.Array:
+def indices(pieces: Sequence[IndexedVectors]) -> jax.Array:
     """i32[ids] of all pieces, one behind the other: where each vector is in their sources, one
     behind the other."""
     found, begin = [], 0
@@ -53,7 +58,7 @@ def indices(pieces: Sequence[PerId]) -> jax.Array:
     return jnp.concatenate(found)
 
 
-def scales(pieces: Sequence[PerId]) -> jax.Array | None:
+def scales(pieces: Sequence[IndexedVectors]) -> jax.Array | None:
     """f[ids] of all pieces, one behind the other; None where none has any."""
     if all(p.scale is None for p in pieces):
         return None
@@ -61,11 +66,13 @@ def scales(pieces: Sequence[PerId]) -> jax.Array | None:
     return jnp.concatenate(ones)
 
 
-def add(form: Form, block: jax.Array, at: jax.Array, pieces: Sequence[PerId]) -> jax.Array:
+def add(
+    vector_layout: VectorLayout, block: jax.Array, at: jax.Array, pieces: Sequence[IndexedVectors]
+) -> jax.Array:
     """The block with the vectors of all pieces added at i32[ids]."""
     begin = 0
     for p in pieces:
         here = at[begin : begin + p.count]
-        block = form.add(block, here, p.source, p.index, scale=p.scale)
+        block = vector_layout.add(block, here, p.source, p.index, scale=p.scale)
         begin += p.count
     return block

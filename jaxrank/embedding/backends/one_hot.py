@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrank.embedding.backends.base import Form
+from jaxrank.embedding.backends.base import VectorLayout
 from jaxrank.embedding.storage import LANES
 from jaxrank.features import PAD
 from jaxrank.layout import Stack
@@ -47,21 +47,24 @@ class OneHot:
 
     Args:
         rows_of: of each table.
-        form: of the stack's blocks.
+        vector_layout: of the stack's blocks.
     """
 
-    def __init__(self, stack: Stack, rows_of: Mapping[str, int], form: Form):
-        self._form = form
+    def __init__(self, stack: Stack, rows_of: Mapping[str, int], vector_layout: VectorLayout):
+        self._vector_layout = vector_layout
         tiny = {}
         for place, table in enumerate(stack.column_tables):
             first, rows = stack.offsets[table], rows_of[stack.tables[table]]
-            if form.unit > 1 and rows <= MAX_ROWS and first + rows <= stack.hot_start:
+            if vector_layout.unit > 1 and rows <= MAX_ROWS and first + rows <= stack.hot_start:
                 tiny[place] = first, rows
         # Alike in rows, so that few parts of a line's tables are empty.
         order = sorted(tiny, key=lambda place: tiny[place][1])
         lines = [
-            _line({place: tiny[place] for place in order[i : i + form.unit]}, form.unit)
-            for i in range(0, len(order), form.unit)
+            _line(
+                {place: tiny[place] for place in order[i : i + vector_layout.unit]},
+                vector_layout.unit,
+            )
+            for i in range(0, len(order), vector_layout.unit)
         ]
         # A part without a place costs as much as one with, so a line is at least half full, or its
         # tables are smaller in the same measure.
@@ -90,7 +93,7 @@ class OneHot:
         assert tables is not None
         lines = [self._read(tables, line, ids) for line in self._lines]
         block = jnp.stack(lines, axis=1).reshape(-1, LANES)
-        found = self._form.to_examples(block, ids.shape[0], len(self._places))
+        found = self._vector_layout.to_examples(block, ids.shape[0], len(self._places))
         number = {place: i for i, place in enumerate([*self._places, *self._others])}
         both = jnp.concatenate([found, others], axis=1)
         return _columns(both, [number[place] for place in range(len(number))])
@@ -109,23 +112,23 @@ class OneHot:
         """
         if not self._places:
             return sums, reads
-        block = self._form.of_examples(_columns(grads, self._places))
+        block = self._vector_layout.of_examples(_columns(grads, self._places))
         block = block.reshape(ids.shape[0], -1, LANES)
         for i, line in enumerate(self._lines):
             is_row = _is_row(line, ids, sums.dtype)
             # [parts, rows, 128], of which each part's lanes are its own sums.
             found = _product(is_row, block[:, i], (0,), (0,))
-            found = jnp.sum(jnp.where(_own_part(self._form), found, 0), axis=0)
+            found = jnp.sum(jnp.where(_own_part(self._vector_layout), found, 0), axis=0)
             at = jnp.asarray(line.index).reshape(-1)
-            sums = self._form.add(sums, at, found)
+            sums = self._vector_layout.add(sums, at, found)
             count = jnp.sum(is_row, axis=0).T.reshape(-1)
             reads = reads.at[at].add(count.astype(reads.dtype), mode="drop")
         return sums, reads
 
     def _read(self, tables: jax.Array, line: _Line, ids: jax.Array) -> jax.Array:
         """f[B, 128]: the line of each example."""
-        rows = self._form.take(tables, jnp.asarray(line.index).reshape(-1))  # f[rows, 128]
-        own = jnp.where(_own_part(self._form), rows[None], 0)
+        rows = self._vector_layout.take(tables, jnp.asarray(line.index).reshape(-1))  # f[rows, 128]
+        own = jnp.where(_own_part(self._vector_layout), rows[None], 0)
         return _product(_is_row(line, ids, rows.dtype), own, (1, 2), (0, 1))
 
 
@@ -146,10 +149,10 @@ def _is_row(line: _Line, ids: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Arr
     return (row[:, :, None] == jnp.arange(rows, dtype=jnp.int32)[None, None, :]).astype(dtype)
 
 
-def _own_part(form: Form) -> np.ndarray:
+def _own_part(vector_layout: VectorLayout) -> np.ndarray:
     """bool[unit, 1, 128]: the lanes of each part of a line."""
-    part = np.arange(LANES) // (LANES // form.unit)
-    return (part == np.arange(form.unit)[:, None])[:, None, :]
+    part = np.arange(LANES) // (LANES // vector_layout.unit)
+    return (part == np.arange(vector_layout.unit)[:, None])[:, None, :]
 
 
 def _product(

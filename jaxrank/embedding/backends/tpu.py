@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrank.embedding.backends.base import SUBLANES, Change, gathered, scaled, up_to
+from jaxrank.embedding.backends.base import SUBLANES, Change, gathered, round_up, scaled
 from jaxrank.embedding.storage import LANES
 from jaxrank.features import PAD
 
@@ -22,8 +22,8 @@ CHUNK = 8192  # vectors moved at a time, 4 MiB of lines
 
 
 @dataclasses.dataclass(frozen=True)
-class ByLine:
-    """A `Form`. width: of a stored row, at least `dim`; a divisor or a multiple of 128."""
+class TpuLayout:
+    """A `VectorLayout`. width: of a stored row, at least `dim`; a divisor or a multiple of 128."""
 
     dim: int
     width: int
@@ -42,7 +42,7 @@ class ByLine:
         return max(1, self.width // LANES)
 
     def length(self, count: int) -> int:
-        return up_to(count, self.unit) * self.width // LANES
+        return round_up(count, self.unit) * self.width // LANES
 
     def zeros(self, count: int, dtype: Any) -> jax.Array:
         return jnp.zeros((self.length(count), LANES), dtype)
@@ -89,7 +89,7 @@ class ByLine:
         if self.width > self.dim:
             vectors = jnp.pad(vectors, ((0, 0), (0, 0), (0, self.width - self.dim)))
         flat = vectors.reshape(examples, -1)
-        filling = (up_to(places, self.unit) - places) * self.width
+        filling = (round_up(places, self.unit) - places) * self.width
         return jnp.pad(flat, ((0, 0), (0, filling))).reshape(-1, LANES)
 
     def to_examples(self, block: jax.Array, examples: int, places: int) -> jax.Array:
@@ -187,7 +187,7 @@ def _exact_product(numbers: jax.Array, where: jax.Array) -> jax.Array:
 
 def _chunks(array: jax.Array, filling: Any, unit: int = 1) -> jax.Array:
     """[m] -> [chunks, k], k at most `CHUNK` and a multiple of `unit`."""
-    size = min(CHUNK, up_to(max(1, array.shape[0]), unit))
+    size = min(CHUNK, round_up(max(1, array.shape[0]), unit))
     padding = (0, -array.shape[0] % size)
     return jnp.pad(array, padding, constant_values=filling).reshape(-1, size)
 

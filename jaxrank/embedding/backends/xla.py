@@ -15,8 +15,8 @@ CHUNK = 8192  # rows that are changed at a time, on CPU; of vectors added four t
 
 
 @dataclasses.dataclass(frozen=True)
-class ByRow:
-    """A `Form`. width: of a stored row, at least `dim`."""
+class RowLayout:
+    """A `VectorLayout`. width: of a stored row, at least `dim`."""
 
     dim: int
     width: int

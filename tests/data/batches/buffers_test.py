@@ -20,7 +20,7 @@ from checkout import ROOT
 from jaxrank import mesh as meshes
 from jaxrank.config_files import to_plain
 from jaxrank.data.batches.buffers import (
-    Memory,
+    BufferPool,
     Shape,
     arrays_of,
     bytes_of,
@@ -28,7 +28,7 @@ from jaxrank.data.batches.buffers import (
     map_arrays,
     with_steps,
 )
-from jaxrank.data.batches.shared_memory import Slots
+from jaxrank.data.batches.shared_memory import SharedRing
 from jaxrank.data.prepare.passes import prepare
 from jaxrank.features import Batch, Lists
 
@@ -38,20 +38,20 @@ def _like():
         return Shape(shape, dtype)
 
     return Batch(
-        floats=array(np.float32, 6, 3),
+        dense=array(np.float32, 6, 3),
         ids={"dim8": array(np.int32, 6, 5), "dim16": array(np.int32, 6, 1)},
         lists={"dim8": Lists(*(array(d, 2, 128) for d in (np.int32, np.int32, np.float32)))},
         labels=array(np.float32, 6, 1),
         weights=array(np.float32, 6, 1),
         dropped=array(np.int32, 2, 0),
-        shifts=array(np.float32, 6, 0),
+        logit_correction=array(np.float32, 6, 0),
     )
 
 
 def test_the_arrays_of_a_batch_lie_in_one_piece_aligned_and_apart():
     like = with_steps(_like(), 2)
-    memory = Memory(bytes_of(like), kept=1)
-    batch = laid_out(memory.lend(), like)
+    memory = BufferPool(bytes_of(like), kept=1)
+    batch = laid_out(memory.acquire(), like)
     for number, array in enumerate(arrays_of(batch)):
         array.fill(number)
     for number, (array, model) in enumerate(zip(arrays_of(batch), arrays_of(like), strict=True)):
@@ -68,32 +68,32 @@ def test_the_arrays_of_a_batch_lie_in_one_piece_aligned_and_apart():
 
 
 def test_memory_is_lent_again_only_when_no_array_in_it_is_held():
-    memory = Memory(1 << 16, kept=2)
-    first = memory.lend()
+    memory = BufferPool(1 << 16, kept=2)
+    first = memory.acquire()
     part = first[100:200].view(np.int32).reshape(5, 5)[1:, 2:]
     address = first.ctypes.data
     part.fill(7)
     del first
     gc.collect()
-    others = [memory.lend() for _ in range(3)]
+    others = [memory.acquire() for _ in range(3)]
     assert address not in [o.ctypes.data for o in others]
     for other in others:
         other.fill(0)
     assert (part == 7).all()
     del part, other
-    assert memory.lend().ctypes.data == address
+    assert memory.acquire().ctypes.data == address
     addresses = {o.ctypes.data for o in others}
     del others
-    again = [memory.lend() for _ in range(3)]  # of three, two were kept
+    again = [memory.acquire() for _ in range(3)]  # of three, two were kept
     assert len(addresses & {a.ctypes.data for a in again}) >= 2
 
 
 def test_what_was_put_on_a_device_keeps_its_values_when_the_host_has_let_go_of_it():
     mesh = meshes.make_mesh(devices=1)
-    memory = Memory(1 << 20, kept=4)
+    memory = BufferPool(1 << 20, kept=4)
     put = []
     for number in range(12):
-        array = memory.lend().view(np.int32).reshape(512, 512)
+        array = memory.acquire().view(np.int32).reshape(512, 512)
         array.fill(number)
         put.append(meshes.put_batch(array, mesh))
         del array
@@ -104,7 +104,7 @@ def test_what_was_put_on_a_device_keeps_its_values_when_the_host_has_let_go_of_i
 
 
 def test_a_worker_waits_for_a_piece_and_one_that_is_held_keeps_only_itself():
-    slots = Slots(pieces=2, size=16)
+    slots = SharedRing(pieces=2, size=16)
     writer = pickle.loads(pickle.dumps(slots))
     for number in range(2):
         writer.to_fill(number).fill(10 + number)
@@ -148,7 +148,7 @@ _SCRIPT = """
         store = open_store(sys.argv[1])
         lay = layout(store.schema, {t.name: 8 for t in store.schema.tables})
         batches = TrainBatches(
-            store.split("train"), lay, batch_size=64, steps_per_call=2, seed=0, shards=4,
+            store.split("train"), lay, batch_size=64, steps_per_execution=2, seed=0, shards=4,
             window_blocks=1, num_workers=2, prefetch_batches=2, list_slack=8.0,
             on_overflow="error", num_steps=10**6,
         )

@@ -16,7 +16,7 @@ from jaxrank.data.batches.stack_rows import StackRows
 from jaxrank.data.examples import Examples
 from jaxrank.errors import InputError
 from jaxrank.features import PAD, Categorical, Ragged, Schema, Table, Task
-from jaxrank.layout import Hot, layout
+from jaxrank.layout import ReplicatedRows, layout
 
 _LISTS = (
     Ragged("clicked", "items", "mean", weighted=True),
@@ -32,7 +32,7 @@ _TABLES = (
 
 
 def _layout(lists=_LISTS, dims=(8, 16, 16), hot=None):
-    schema = Schema(tasks=(), floats=(), ids=(), lists=tuple(lists), tables=_TABLES)
+    schema = Schema(tasks=(), dense=(), categorical=(), ragged=tuple(lists), tables=_TABLES)
     return layout(schema, dict(zip(("words", "items", "tags"), dims, strict=True)), hot)
 
 
@@ -41,7 +41,9 @@ def _hot(random, tables, rows):
     whole = tuple(t for t in tables if random.random() < 0.3)
     most = {t: random.choice([0, 1, rows[t] // 2, rows[t]]) for t in tables if t not in whole}
     merged = random.permutation(np.repeat(list(most), list(most.values())).astype(object))
-    return Hot(whole=whole, merged=tuple(map(str, merged)), replicated=len(merged) // 2)
+    return ReplicatedRows(
+        replicated_tables=whole, hot_rows=tuple(map(str, merged)), replicated=len(merged) // 2
+    )
 
 
 def _examples(random, n, lists, longest=5):
@@ -97,7 +99,7 @@ def _reference(lay, lengths, values, weights, group, capacities):
             place = 0
             for segment, ((kept, own), (all_ids, _)) in enumerate(zip(after, before, strict=True)):
                 index = segment % len(stack.lists)
-                feature = lay.schema.lists[stack.lists[index]]
+                feature = lay.schema.ragged[stack.lists[index]]
                 dropped[g, stack.lists[index]] += len(all_ids) - len(kept)
                 own = own if feature.weighted else [1.0] * len(kept)
                 norm = {
@@ -192,9 +194,9 @@ def _sequence_schema(rows=(100, 40, 7)):
     tables = tuple(Table(n, r, "integer") for n, r in zip("abc", rows, strict=True))
     return Schema(
         tasks=(Task("click"),),
-        floats=(),
-        ids=(Categorical("i", "a"), Categorical("j", "b", 2), Categorical("k", "c")),
-        lists=(
+        dense=(),
+        categorical=(Categorical("i", "a"), Categorical("j", "b", 2), Categorical("k", "c")),
+        ragged=(
             Ragged("combined", "a", "mean"),
             Ragged("history", "a", "none", length=5),
             Ragged("others", "b", "none", length=3),
@@ -217,10 +219,10 @@ def _drawn(random, schema, n, missing=0.2):
     columns = [ids(f.table, n) for f in schema.id_columns]
     matrix = np.stack(columns, axis=1)
     matrix[random.random(matrix.shape) < missing] = PAD
-    lengths = np.stack([random.integers(0, (f.length or 6) + 1, n) for f in schema.lists], axis=1)
-    parts = [ids(f.table, c) for row in lengths for f, c in zip(schema.lists, row, strict=True)]
+    lengths = np.stack([random.integers(0, (f.length or 6) + 1, n) for f in schema.ragged], axis=1)
+    parts = [ids(f.table, c) for row in lengths for f, c in zip(schema.ragged, row, strict=True)]
     return Examples(
-        floats=np.zeros((n, 0), np.float32),
+        dense=np.zeros((n, 0), np.float32),
         ids=matrix,
         list_lengths=lengths.astype(np.int32),
         list_values=np.concatenate(parts),
@@ -238,8 +240,8 @@ def _places(schema, stack, examples):
         found = [(columns[i], int(row[i])) for i in stack.columns]
         for i in stack.sequences:
             values = lists[i][0]
-            values = values + [int(PAD)] * (schema.lists[i].length - len(values))
-            found += [(schema.lists[i].table, value) for value in values]
+            values = values + [int(PAD)] * (schema.ragged[i].length - len(values))
+            found += [(schema.ragged[i].table, value) for value in values]
         rows.append([v if v == PAD else stack_rows(stack, t, [v])[0] for t, v in found])
     return np.array(rows, np.int32)
 
@@ -277,7 +279,7 @@ def test_ids_and_sequences_equal_a_loop_over_ids(seed, n, dims, any_hot, missing
 
 def test_a_stack_may_have_sequences_only():
     schema = _sequence_schema()
-    schema = dataclasses.replace(schema, ids=(), lists=schema.lists[1:3])
+    schema = dataclasses.replace(schema, categorical=(), ragged=schema.ragged[1:3])
     lay = layout(schema, dict(a=8, b=8, c=16))
     lengths = np.int32([[5, 0], [1, 3]])
     examples = dataclasses.replace(
@@ -313,9 +315,11 @@ def test_tens_of_thousands_of_hot_rows_are_those_of_a_loop():
     random = np.random.default_rng(3)
     tables = tuple(Table(f"t{i}", 1000 + i, "integer") for i in range(200))
     ids = tuple(Categorical(f"c{i}", f"t{i}") for i in range(200))
-    schema = Schema(tasks=(Task("click"),), floats=(), ids=ids, lists=(), tables=tables)
+    schema = Schema(tasks=(Task("click"),), dense=(), categorical=ids, ragged=(), tables=tables)
     merged = tuple(f"t{i}" for i in random.permutation(np.repeat(np.arange(150), 400)))
-    lay = layout(schema, {t.name: 8 for t in tables}, {"dim8": Hot(("t199", "t150"), merged)})
+    lay = layout(
+        schema, {t.name: 8 for t in tables}, {"dim8": ReplicatedRows(("t199", "t150"), merged)}
+    )
     (stack,) = lay.stacks
     place = StackRows(lay, stack, [f.name for f in ids], stack.column_tables)
     rows = random.integers(0, 1000, (64, 200)).astype(np.int32)
@@ -327,9 +331,9 @@ def test_pad_stays_pad_and_the_largest_rows_do_not_overflow():
     most = 2**31 - 12  # behind the first table, so the last row of the stack is 2^31 - 3
     schema = Schema(
         tasks=(),
-        floats=(),
-        ids=(Categorical("i", "small"), Categorical("j", "large")),
-        lists=(),
+        dense=(),
+        categorical=(Categorical("i", "small"), Categorical("j", "large")),
+        ragged=(),
         tables=(Table("small", 10, "integer"), Table("large", most, "integer")),
     )
     rows = np.int32([[0, 5], [9, most - 1], [PAD, PAD]])
@@ -356,7 +360,7 @@ _BAD = pytest.mark.parametrize(
 def test_no_batch_has_an_id_outside_its_table(times, plus, any_hot, feature, example, column):
     schema = _sequence_schema()
     dims = dict(a=8, b=8, c=8)
-    hot = {"dim8": Hot(merged=("a", "b", "a", "b", "b"))} if any_hot else None
+    hot = {"dim8": ReplicatedRows(hot_rows=("a", "b", "a", "b", "b"))} if any_hot else None
     lay = layout(schema, dims, hot)
     table, rows = ("a", 100) if feature == "history" else ("b", 40)
     examples = _drawn(np.random.default_rng(1), schema, 96)
@@ -382,7 +386,7 @@ def test_no_batch_has_an_id_outside_its_table(times, plus, any_hot, feature, exa
 @pytest.mark.parametrize("pads", [False, True])
 def test_no_list_has_an_id_outside_its_table(times, plus, any_hot, pads):
     # Tables of 100, 200 and 300 rows in one stack: a row of one may be none of another.
-    hot = {"dim16": Hot(merged=("words", "items", "items"))} if any_hot else None
+    hot = {"dim16": ReplicatedRows(hot_rows=("words", "items", "items"))} if any_hot else None
     lay = _layout(dims=(16, 16, 16), hot=hot)
     lengths = np.tile(np.int32([[1, 3, 0, 2]]), (8, 1))
     values = np.tile(np.int32([199, 0, 50, 99, 299, 0]), 8)

@@ -24,15 +24,15 @@ from jaxrank.data.store.reader import StoredSplit, open_store
 from jaxrank.data.store.writer import StoreWriter
 from jaxrank.errors import InputError
 from jaxrank.features import PAD, UNKNOWN_ROW, Categorical, Dense, Ragged, Schema, Table, Task
-from jaxrank.layout import Hot, layout
+from jaxrank.layout import ReplicatedRows, layout
 
 _BLOCKS = (300, 512, 100, 512, 512, 512, 301, 512, 512, 230)
 _ROWS = sum(_BLOCKS)  # 4003: prime, so shards have pieces of different sizes
 _SCHEMA = Schema(
     tasks=(Task("click"), Task("buy")),
-    floats=(Dense("row"), Dense("twice")),
-    ids=(Categorical("row", "rows"), Categorical("pair", "small", 2)),
-    lists=(Ragged("a", "small", "sum", weighted=True), Ragged("b", "rows", "mean")),
+    dense=(Dense("row"), Dense("twice")),
+    categorical=(Categorical("row", "rows"), Categorical("pair", "small", 2)),
+    ragged=(Ragged("a", "small", "sum", weighted=True), Ragged("b", "rows", "mean")),
     tables=(Table("small", 50, "integer"), Table("rows", 5000, "integer")),
 )
 _LAYOUT = layout(_SCHEMA, {"small": 8, "rows": 8})
@@ -57,7 +57,7 @@ def _block(start, stop):
     values = np.array([v for pair in lists for one in pair for v in one], np.int32)
     weights = [0.5 if i == 0 else 1 for pair in lists for i in (0, 1) for _ in pair[i]]
     return Examples(
-        floats=np.array([[r, 2 * r] for r in rows], np.float32),
+        dense=np.array([[r, 2 * r] for r in rows], np.float32),
         ids=np.array([[r, *_pair(r)] for r in rows], np.int32),
         list_lengths=np.array([[len(a), len(b)] for a, b in lists], np.int32),
         list_values=values,
@@ -90,7 +90,7 @@ def store(tmp_path_factory):
 
 _SETTINGS = {
     "batch_size": 64,
-    "steps_per_call": 1,
+    "steps_per_execution": 1,
     "seed": 5,
     "shards": 8,
     "window_blocks": 1,
@@ -117,9 +117,9 @@ def _rows(batch):
 
 
 def _collect(batches):
-    """All calls of an iterator as plain arrays, joined along the steps."""
-    calls = [[np.array(leaf) for leaf in _leaves(batch)] for batch in batches]
-    return [np.concatenate(leaves) for leaves in zip(*calls, strict=True)]
+    """All executions of an iterator as plain arrays, joined along the steps."""
+    executions = [[np.array(leaf) for leaf in _leaves(batch)] for batch in batches]
+    return [np.concatenate(leaves) for leaves in zip(*executions, strict=True)]
 
 
 def _check_content(batch, group):
@@ -127,7 +127,7 @@ def _check_content(batch, group):
     ids = batch.ids["dim8"]
     lists = batch.lists["dim8"]
     for place, row in enumerate(ids[:, 0].astype(int) - _ROW_OFFSET):
-        np.testing.assert_array_equal(batch.floats[place], [row, 2 * row])
+        np.testing.assert_array_equal(batch.dense[place], [row, 2 * row])
         np.testing.assert_array_equal(ids[place, 1:], _pair(row))
         labels = _labels(row)
         np.testing.assert_array_equal(batch.labels[place], np.nan_to_num(labels))
@@ -153,7 +153,7 @@ def _step(batch, step):
         return {k: type(v)(*(a[step] for a in v)) for k, v in tree.items()}
 
     return batch._replace(
-        floats=batch.floats[step],
+        dense=batch.dense[step],
         ids={k: v[step] for k, v in batch.ids.items()},
         lists=at(batch.lists),
         labels=batch.labels[step],
@@ -163,14 +163,14 @@ def _step(batch, step):
 
 
 def test_a_batch_holds_whole_examples_with_all_their_features(store):
-    batches = _train(store, steps_per_call=4, num_steps=8)
+    batches = _train(store, steps_per_execution=4, num_steps=8)
     assert batches.group == 8
-    call = next(batches)
-    assert call.floats.shape == (4, 64, 2)
-    assert call.lists["dim8"].ids.shape == (4, 8, batches.capacities["dim8"])
-    assert call.dropped.shape == (4, 8, 2)
+    execution = next(batches)
+    assert execution.dense.shape == (4, 64, 2)
+    assert execution.lists["dim8"].ids.shape == (4, 8, batches.capacities["dim8"])
+    assert execution.dropped.shape == (4, 8, 2)
     for step in range(4):
-        _check_content(_step(call, step), batches.group)
+        _check_content(_step(execution, step), batches.group)
     batches.close()
 
 
@@ -207,7 +207,7 @@ def test_batches_do_not_depend_on_calls_or_on_how_far_ahead_they_are_made(store)
     for changes in (
         {"prefetch_batches": 0},
         {"prefetch_batches": 9},
-        {"steps_per_call": 10, "prefetch_batches": 4},
+        {"steps_per_execution": 10, "prefetch_batches": 4},
     ):
         for leaf, other in zip(whole, _collect(_train(store, **changes)), strict=True):
             np.testing.assert_array_equal(leaf, other)
@@ -304,10 +304,10 @@ def test_windows_tile_a_piece_and_do_not_all_change_at_the_same_time():
         ({"process": (0, 3)}, r"found data\.shards=8, 3 processes"),
         ({"num_workers": 3}, r"found data\.num_workers=3, data\.shards=8 on 1 processes"),
         ({"batch_size": 4004, "shards": 4004}, r"found 4004 shards and 4003 examples"),
-        ({"steps_per_call": 7}, r"num_steps=40, next step 0, steps_per_call=7"),
+        ({"steps_per_execution": 7}, r"num_steps=40, next step 0, steps_per_execution=7"),
         (
-            {"first_step": 1, "steps_per_call": 8},
-            r"next step 1, steps_per_call=8\. The checkpoint's step must be a multiple",
+            {"first_step": 1, "steps_per_execution": 8},
+            r"next step 1, steps_per_execution=8\. The checkpoint's step must be a multiple",
         ),
     ],
 )
@@ -317,11 +317,11 @@ def test_sizes_that_do_not_fit_are_refused_with_the_numbers(store, changes, mess
 
 
 def test_threads_that_read_the_same_batches_get_each_call_once(store):
-    expected = [call.ids["dim8"].tobytes() for call in _train(store, num_steps=200)]
+    expected = [execution.ids["dim8"].tobytes() for execution in _train(store, num_steps=200)]
     batches, found = _train(store, num_steps=200), []
 
     def read():
-        found.extend(call.ids["dim8"].tobytes() for call in batches)
+        found.extend(execution.ids["dim8"].tobytes() for execution in batches)
 
     threads = [threading.Thread(target=read) for _ in range(4)]
     for thread in threads:
@@ -337,11 +337,13 @@ def test_lists_that_do_not_fit_stop_the_run_or_are_cut_and_counted(store):
     with pytest.raises(InputError, match=r"512 examples packed together have \d+ ids"):
         next(batches)
     batches.close()
-    call = next(_train(store, batch_size=4096, list_slack=0.0, num_steps=1, on_overflow="truncate"))
-    kept = (call.lists["dim8"].ids != PAD).sum()
-    lengths = np.array([[len(one) for one in _lists(r)] for r in _rows(call)[0]])
-    assert call.dropped.sum() > 0
-    assert kept + call.dropped.sum() == lengths.sum()
+    execution = next(
+        _train(store, batch_size=4096, list_slack=0.0, num_steps=1, on_overflow="truncate")
+    )
+    kept = (execution.lists["dim8"].ids != PAD).sum()
+    lengths = np.array([[len(one) for one in _lists(r)] for r in _rows(execution)[0]])
+    assert execution.dropped.sum() > 0
+    assert kept + execution.dropped.sum() == lengths.sum()
 
 
 @pytest.mark.parametrize("processes", [1, 2, 4])
@@ -362,14 +364,14 @@ def test_an_evaluation_pass_sees_each_example_once_in_order(store, processes, pr
         passes.append(list(batches))
         assert len(passes[-1]) == len(batches) == 2
     expected = list(range(_ROWS)) + [PAD] * (2 * size - _ROWS)
-    for k, calls in enumerate(zip(*passes, strict=True)):
-        assert {rows for _, rows in calls} == {min(size, _ROWS - k * size)}
-        ids = np.concatenate([batch.ids["dim8"][:, 0] for batch, _ in calls])
+    for k, executions in enumerate(zip(*passes, strict=True)):
+        assert {rows for _, rows in executions} == {min(size, _ROWS - k * size)}
+        ids = np.concatenate([batch.ids["dim8"][:, 0] for batch, _ in executions])
         real = np.arange(k * size, (k + 1) * size) < _ROWS
         wanted = np.array(expected[k * size : (k + 1) * size])
         np.testing.assert_array_equal(ids, np.where(real, wanted + _ROW_OFFSET, PAD))
-        for p, (batch, _) in enumerate(calls):
-            mine = real[p * len(batch.floats) :][: len(batch.floats)]
+        for p, (batch, _) in enumerate(executions):
+            mine = real[p * len(batch.dense) :][: len(batch.dense)]
             _check_filler(batch, ~mine, 512)
     _check_content(passes[0][0][0], 512)
 
@@ -377,7 +379,7 @@ def test_an_evaluation_pass_sees_each_example_once_in_order(store, processes, pr
 def _check_filler(batch, filler, group):
     assert not batch.weights[filler].any()
     assert not batch.labels[filler].any()
-    assert not batch.floats[filler].any()
+    assert not batch.dense[filler].any()
     assert (batch.ids["dim8"][filler] == PAD).all()
     lists = batch.lists["dim8"]
     for g, segments in enumerate(lists.segments):
@@ -417,8 +419,8 @@ def _prepared(path, users, tags, earlier=""):
     pq.write_table(pa.table(columns), path.with_suffix(".parquet"))
     features = dict(
         tasks=[dict(name="click", label="label")],
-        ids=[dict(columns="user"), dict(columns="fixed", encoding="integer", rows=100)],
-        lists=[
+        categorical=[dict(columns="user"), dict(columns="fixed", encoding="integer", rows=100)],
+        ragged=[
             dict(columns="tags", table="user"),
             dict(columns="numbers", encoding="integer", rows=100),
             dict(columns="recent", table="user", combiner="none", max_length=3),
@@ -482,7 +484,7 @@ def test_ids_that_no_table_has_stop_training_and_evaluation(store, rows, found, 
 
 
 def test_hot_rows_change_the_rows_of_the_stack_and_nothing_else(store):
-    hot = Hot(merged=("rows", "small", "rows", "rows", "small"), replicated=3)
+    hot = ReplicatedRows(hot_rows=("rows", "small", "rows", "rows", "small"), replicated=3)
     lay = layout(_SCHEMA, {"small": 8, "rows": 8}, {"dim8": hot})
     (stack,) = lay.stacks
     to_plain = np.empty(stack.rows, np.int64)  # of each row of the stack, its row without hot ones
@@ -504,7 +506,7 @@ _SCRIPT = """
     from jaxrank.data.batches.pipeline import TrainBatches
     from jaxrank.data.store.reader import open_store
     from jaxrank.errors import InputError
-    from jaxrank.layout import Hot, layout
+    from jaxrank.layout import ReplicatedRows, layout
 
     def digest(batches):
         return [np.asarray(b.ids["dim8"]).tolist() + np.asarray(b.lists["dim8"].ids).tolist()
@@ -516,7 +518,7 @@ _SCRIPT = """
         lay = layout(store.schema, {"small": 8, "rows": 8})
         split = store.split("train")
         plain = digest(TrainBatches(split, lay, **settings))
-        hot = Hot(merged=("rows", "small") * 25, replicated=9)
+        hot = ReplicatedRows(hot_rows=("rows", "small") * 25, replicated=9)
         hot_lay = layout(store.schema, {"small": 8, "rows": 8}, {"dim8": hot})
         plain_hot = digest(TrainBatches(split, hot_lay, **settings))
         settings["num_workers"] = 2
@@ -536,7 +538,7 @@ _SCRIPT = """
 def test_a_plain_script_reads_with_and_without_workers_and_gets_the_same(store, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(_SCRIPT))
-    settings = _SETTINGS | {"num_steps": 10, "steps_per_call": 2}
+    settings = _SETTINGS | {"num_steps": 10, "steps_per_execution": 2}
     done = subprocess.run(
         [sys.executable, str(script), str(store.path), json.dumps(settings)],
         capture_output=True,
@@ -546,8 +548,8 @@ def test_a_plain_script_reads_with_and_without_workers_and_gets_the_same(store, 
     )
     assert done.returncode == 0, done.stderr
     plain, workers_equal, error = json.loads(done.stdout)
-    expected = _collect(_train(store, num_steps=10, steps_per_call=2))
-    found = np.concatenate([np.array(call[:2]) for call in plain])
+    expected = _collect(_train(store, num_steps=10, steps_per_execution=2))
+    found = np.concatenate([np.array(execution[:2]) for execution in plain])
     np.testing.assert_array_equal(found, expected[1])
     assert workers_equal
     assert "there is room for" in error

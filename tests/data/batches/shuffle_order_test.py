@@ -153,7 +153,7 @@ _ROWS = sum(map(sum, _DAYS.values()))
 _DAY_OF = np.repeat(np.arange(len(_DAYS)), [sum(rows) for rows in _DAYS.values()])
 _SETTINGS = {
     "batch_size": 32,
-    "steps_per_call": 2,
+    "steps_per_execution": 2,
     "seed": 5,
     "shards": 8,
     "window_blocks": 1,
@@ -172,8 +172,8 @@ def _write(folder, **options):
         tables[day] = pa.table({"row": np.arange(first, first + rows), "label": np.zeros(rows)})
     features = dict(
         tasks=[dict(name="click", label="label")],
-        floats=[dict(columns="row", standardize=False)],
-        ids=[dict(columns="row", encoding="integer", rows=5000)],
+        dense=[dict(columns="row", standardize=False)],
+        categorical=[dict(columns="row", encoding="integer", rows=5000)],
     )
     return by_day.write(folder, tables, features, block_size=64, **options)
 
@@ -190,9 +190,9 @@ def _train(store, split="train", **changes):
     return TrainBatches(store.split(split), lay, **(_SETTINGS | {"order": "days"} | changes))
 
 
-def _rows(batches, calls=None):
-    """The row numbers of the examples of some calls, i64[steps, B]."""
-    found = [np.array(b.floats[..., 0], np.int64) for b in itertools.islice(batches, calls)]
+def _rows(batches, executions=None):
+    """The row numbers of the examples of some executions, i64[steps, B]."""
+    found = [np.array(b.dense[..., 0], np.int64) for b in itertools.islice(batches, executions)]
     batches.close()
     return np.concatenate(found)
 
@@ -235,18 +235,18 @@ def test_the_global_batch_does_not_depend_on_processes_or_workers(store, order, 
 
 @pytest.mark.parametrize("order", ["shuffled", "days"])
 def test_a_run_that_goes_on_with_other_processes_sees_each_example_once(store, order):
-    """On one process for 3 calls, on two for 5, and on one again to the end of the epoch."""
+    """On one process for 3 executions, on two for 5, and on one again to the end of the epoch."""
     share = _SETTINGS["batch_size"] // _SETTINGS["shards"]
     steps = -(-_ROWS // _SETTINGS["batch_size"])
     steps += steps % 2
     parts = [(0, 3, 1), (6, 5, 2), (16, (steps - 16) // 2, 1)]
     found = []
-    for first, calls, count in parts:
+    for first, executions, count in parts:
         mine = []
         for process in range(count):
             batches = _train(store, order=order, process=(process, count), num_steps=steps)
             batches.seek(first)
-            mine.append(_rows(batches, calls))
+            mine.append(_rows(batches, executions))
         found.append(np.concatenate(mine, axis=1))
     seen = np.concatenate(found)
     np.testing.assert_array_equal(seen, _rows(_train(store, order=order, num_steps=steps)))

@@ -94,16 +94,16 @@ def test_a_conversion_counts_within_its_window_and_is_unknown_while_it_is_open(
     task |= dict(mask="mask") if with_mask else {}
     encoder = encoder_of(columns, as_of=as_of * half, tasks=[task], time="at")
     found = encoder.encode(chunk_of(columns)).labels[:, 0]
-    expected, too_young = [], 0
+    expected, pending = [], 0
     for at, delay, label, mask in rows:
         known = (label is not None or not with_label) and (mask or not with_mask)
         conversion = None if delay is None else at + delay
         one = label_by_hand(at, conversion, 4, as_of, known)
         expected.append(np.nan if one is None else one)
-        too_young += known and one is None
+        pending += known and one is None
     np.testing.assert_array_equal(found, np.float32(expected))
     statistics = encoder.statistics.summary()["tasks"]["buy"]
-    assert statistics["too_young"] == too_young
+    assert statistics["pending"] == pending
     assert statistics["known"] == sum(e == e for e in expected)
     assert statistics["positives"] == sum(e == 1 for e in expected)
 
@@ -211,7 +211,7 @@ def test_what_is_neither_a_boolean_nor_0_or_1_is_told_with_what_may_be(bad):
         dict(tasks=[dict(name="y", label="x", kind="count")]),
         dict(tasks=[CLICK | dict(weight="x")]),
         dict(tasks=[CLICK | dict(truth="x")]),
-        dict(floats=[dict(columns="x")]),
+        dict(dense=[dict(columns="x")]),
     ],
 )
 def test_booleans_in_text_are_no_numbers_where_any_number_may_be(features):
@@ -235,12 +235,12 @@ def test_negatives_weigh_what_was_left_out_or_the_logit_is_shifted(column):
     expected = [w / (r if label == 0 else 1) for w, r, label in zip(weights, rates, y, strict=True)]
     np.testing.assert_allclose(block.weights[:, 0], expected, rtol=1e-6)
     assert block.weights[:, 1].tolist() == [1] * 6
-    np.testing.assert_allclose(block.shifts, [[0, np.log(r)] for r in rates], rtol=1e-6)
-    assert block.shifts.dtype == np.float32
+    np.testing.assert_allclose(block.logit_correction, [[0, np.log(r)] for r in rates], rtol=1e-6)
+    assert block.logit_correction.dtype == np.float32
     spec = spec_of(columns, tasks=[weighted, shifted])
     schema = build_schema(spec, {}, {}, {})
     assert [t.shifted for t in schema.tasks] == [False, True]
-    assert schema.shift_columns == 2
+    assert schema.logit_correction_columns == 2
     assert validate.parse(Schema, json.loads(json_files.to_text(schema)), "") == schema
 
 
@@ -248,8 +248,10 @@ def test_without_such_a_task_there_are_neither_weights_nor_shifts():
     for task in (CLICK, CLICK | dict(negative_correction="shift")):
         block = encode({"click": [1, 0]}, tasks=[task])
         assert block.weights is None
-        assert block.shifts is None
-    assert encode({"click": [1, 0]}, tasks=[CLICK | dict(negative_rate=0.5)]).shifts is None
+        assert block.logit_correction is None
+    assert (
+        encode({"click": [1, 0]}, tasks=[CLICK | dict(negative_rate=0.5)]).logit_correction is None
+    )
     shifted = CLICK | dict(negative_rate=0.5, negative_correction="shift")
     assert encode({"click": [1, 0]}, tasks=[shifted]).weights is None
 
@@ -292,7 +294,7 @@ def test_shifts_stay_with_their_examples_from_the_encoder_to_the_batch():
     rates = rng.uniform(0.01, 1, n)
     columns = {"click": rng.integers(0, 2, n), "rate": rates, "x": np.arange(n, dtype=float)}
     task = CLICK | dict(negative_rate_column="rate", negative_correction="shift")
-    features = dict(tasks=[task], floats=[dict(columns="x")])
+    features = dict(tasks=[task], dense=[dict(columns="x")])
     block = encode(columns, **features)
     halves = [ex.cut(block, 0, 7), ex.cut(block, 7, n)]
     parts = blocks.from_arrow(blocks.to_arrow(ex.join(halves)))
@@ -302,12 +304,12 @@ def test_shifts_stay_with_their_examples_from_the_encoder_to_the_batch():
     schema = build_schema(spec_of(columns, **features), {}, {}, {})
     batch = Batcher(layout(schema, {}), group=8, capacities={})(filled)
     expected = np.log(np.append(rates[order], np.ones(4)))
-    np.testing.assert_allclose(batch.shifts[:, 0], expected, rtol=1e-6)
-    np.testing.assert_array_equal(batch.floats[:n, 0], order)
+    np.testing.assert_allclose(batch.logit_correction[:, 0], expected, rtol=1e-6)
+    np.testing.assert_array_equal(batch.dense[:n, 0], order)
     plain = Batcher(layout(schema, {}), group=8, capacities={})(
-        dataclasses.replace(filled, shifts=None)
+        dataclasses.replace(filled, logit_correction=None)
     )
-    assert plain.shifts.shape == (n + 4, 0)
+    assert plain.logit_correction.shape == (n + 4, 0)
 
 
 # A logistic model of one feature and an intercept, which is what made the clicks: its fit to all
@@ -323,18 +325,20 @@ def traffic(n=200_000, seed=0):
 
 def fitted(block):
     """Coefficients (intercept, slope) of the least loss, by Newton's method."""
-    x = jnp.stack([np.ones(block.rows), block.floats[:, 0]], axis=1)
+    x = jnp.stack([np.ones(block.rows), block.dense[:, 0]], axis=1)
     labels = jnp.asarray(block.labels, x.dtype)
     weights = jnp.ones_like(labels) if block.weights is None else jnp.asarray(block.weights)
-    shifts = np.zeros((block.rows, 0)) if block.shifts is None else block.shifts
+    logit_correction = (
+        np.zeros((block.rows, 0)) if block.logit_correction is None else block.logit_correction
+    )
 
     def loss(coefficients):
-        logits = losses.of_sample((x @ coefficients)[:, None], jnp.asarray(shifts))
+        logits = losses.of_sample((x @ coefficients)[:, None], jnp.asarray(logit_correction))
         total = weights.sum(0)
         return losses.weighted_loss(logits, labels, weights, jnp.ones(1), total, ("binary",))
 
     # Where the examples as they are look like heads and tails, Newton's method converges.
-    found = jnp.array([shifts.mean() if shifts.size else 0.0, 0.0])
+    found = jnp.array([logit_correction.mean() if logit_correction.size else 0.0, 0.0])
     step = jax.jit(lambda c: c - jnp.linalg.solve(jax.hessian(loss)(c), jax.grad(loss)(c)))
     for _ in range(8):
         found = step(found)
@@ -355,9 +359,9 @@ def test_predictions_are_of_all_traffic_though_nine_negatives_of_ten_were_left_o
     task = CLICK | given | dict(negative_correction=correction)
     floats = [dict(columns="x")]
     with jax.enable_x64(True):
-        block = encode(columns, tasks=[task], floats=floats)
+        block = encode(columns, tasks=[task], dense=floats)
         coefficients = fitted(block)
-        plain = fitted(encode(columns, floats=floats))
+        plain = fitted(encode(columns, dense=floats))
     error = 4 / np.sqrt(keep.sum() * 0.15)  # four standard deviations
     np.testing.assert_allclose(coefficients, [-2, 1.2], atol=error)
     predicted = exact.probability(coefficients[0] + coefficients[1] * x)
@@ -376,32 +380,34 @@ def row_by_hand(value, boundaries):
     return 2 + sum(np.float32(b) <= value for b in boundaries)
 
 
-@pytest.mark.parametrize("learned", [False, True])
-def test_a_number_has_the_row_of_its_bucket(learned):
+@pytest.mark.parametrize("fitted", [False, True])
+def test_a_number_has_the_row_of_its_bucket(fitted):
     boundaries = [-1.5, 0.0, 0.1, 7.0]
     values = [-2, -1.5, -1.4, None, 0, -0.0, 0.1, np.nextafter(0.1, 0), 6.9, 7, 1e300, -1e300]
     columns = {"click": [1] * len(values), "x": pa.array(values, "f8"), "y": [1] * len(values)}
     bucket = dict(columns="x", encoding="bucket")
-    bucket |= dict(buckets=9) if learned else dict(boundaries=boundaries)
-    features = dict(ids=[bucket, dict(columns="y", encoding="integer", rows=3)])
-    found = {"x": np.array(boundaries)} if learned else None
+    bucket |= dict(buckets=9) if fitted else dict(boundaries=boundaries)
+    features = dict(categorical=[bucket, dict(columns="y", encoding="integer", rows=3)])
+    found = {"x": np.array(boundaries)} if fitted else None
     encoder = encoder_of(columns, boundaries=found, **features)
     rows = encoder.encode(chunk_of(columns)).ids
     assert rows[:, 0].tolist() == [row_by_hand(v, boundaries) for v in values]
     assert rows[:, 1].tolist() == [1] * len(values)
-    assert encoder.statistics.summary()["ids"]["x"]["missing"] == 1
+    assert encoder.statistics.summary()["categorical"]["x"]["missing"] == 1
     schema = build_schema(spec_of(columns, **features), {}, {}, {}, found)
     table = schema.tables[0]
     assert (table.name, table.rows, table.encoding) == ("x", 2 + 5, "bucket")
     moved = {"x": np.array([*boundaries[:3], 8.0])}
-    features["ids"][0] = dict(columns="x", encoding="bucket", buckets=9)
+    features["categorical"][0] = dict(columns="x", encoding="bucket", buckets=9)
     other = build_schema(spec_of(columns, **features), {}, {}, {}, moved)
     assert other.tables[0].checksum != table.checksum
 
 
 def test_a_bad_number_has_no_bucket():
     columns = {"click": ["1", "0"], "x": ["1", "a"]}
-    encoder = encoder_of(columns, ids=[dict(columns="x", encoding="bucket", boundaries=[1])])
+    encoder = encoder_of(
+        columns, categorical=[dict(columns="x", encoding="bucket", boundaries=[1])]
+    )
     for run in (encoder.encode, encoder.check):
         with pytest.raises(InputError, match=r"row 2, column x: must be a finite number.*'a'"):
             run(chunk_of(columns))
@@ -413,8 +419,8 @@ def test_features_of_one_table_may_be_hashed_with_salts_of_their_own():
 
     def features(first, second):
         return dict(
-            ids=[dict(columns="ad", salt=first, **hashed)],
-            lists=[dict(columns="seen", salt=second, **hashed)],
+            categorical=[dict(columns="ad", salt=first, **hashed)],
+            ragged=[dict(columns="seen", salt=second, **hashed)],
         )
 
     def row(text):
@@ -465,36 +471,45 @@ def test_features_of_one_table_may_be_hashed_with_salts_of_their_own():
             dict(tasks=[CLICK | dict(negative_correction="both")]),
             r"negative_correction must be one of 'weight', 'shift': found 'both'",
         ),
-        (dict(ids=[dict(columns="x", encoding="bucket")]), r"buckets must be from 2 to 65536"),
         (
-            dict(ids=[dict(columns="x", encoding="bucket", boundaries=[1, 1 + 1e-12])]),
-            r"ids\[0\].boundaries must be rising, as float32",
+            dict(categorical=[dict(columns="x", encoding="bucket")]),
+            r"buckets must be from 2 to 65536",
         ),
         (
-            dict(ids=[dict(columns="x", encoding="bucket", boundaries=[1], buckets=3)]),
-            r"ids\[0\].buckets must be 0 where `boundaries` are given",
+            dict(categorical=[dict(columns="x", encoding="bucket", boundaries=[1, 1 + 1e-12])]),
+            r"categorical\[0\].boundaries must be rising, as float32",
         ),
         (
-            dict(ids=[dict(columns="x", encoding="bucket", buckets=3, length=2)]),
-            r"ids\[0\].length is read only where .*: found 2, .*'bucket'. Leave it at 1",
+            dict(categorical=[dict(columns="x", encoding="bucket", boundaries=[1], buckets=3)]),
+            r"categorical\[0\].buckets must be 0 where `boundaries` are given",
         ),
-        (dict(ids=[dict(columns="x", buckets=3)]), r"ids\[0\].buckets is read only where .*bucket"),
-        (dict(ids=[dict(columns="x", boundaries=[3])]), r"ids\[0\].boundaries is read only where"),
         (
-            dict(ids=[dict(columns=["x", "y"], table="t", encoding="bucket", buckets=3)]),
+            dict(categorical=[dict(columns="x", encoding="bucket", buckets=3, length=2)]),
+            r"categorical\[0\].length is read only where .*: found 2, .*'bucket'. Leave it at 1",
+        ),
+        (
+            dict(categorical=[dict(columns="x", buckets=3)]),
+            r"categorical\[0\].buckets is read only where .*bucket",
+        ),
+        (
+            dict(categorical=[dict(columns="x", boundaries=[3])]),
+            r"categorical\[0\].boundaries is read only where",
+        ),
+        (
+            dict(categorical=[dict(columns=["x", "y"], table="t", encoding="bucket", buckets=3)]),
             r"a table of encoding='bucket' must have one feature: found x and y in the table 't'",
         ),
         (
-            dict(ids=[dict(columns="x", encoding="hash", rows=9, max_rows=3)]),
-            r"ids\[0\].max_rows is read only where .*: found 3, .*'hash'",
+            dict(categorical=[dict(columns="x", encoding="hash", rows=9, max_rows=3)]),
+            r"categorical\[0\].max_rows is read only where .*: found 3, .*'hash'",
         ),
         (
-            dict(ids=[dict(columns="x"), dict(columns="y", table="x", max_rows=3)]),
+            dict(categorical=[dict(columns="x"), dict(columns="y", table="x", max_rows=3)]),
             r"share the table 'x', so max_rows must be the same: found 0 and 3",
         ),
         (
-            dict(lists=[dict(columns="x", encoding="bucket")]),
-            r"lists\[0\].encoding must be one of 'vocabulary', 'hash', 'integer': found 'bucket'",
+            dict(ragged=[dict(columns="x", encoding="bucket")]),
+            r"ragged\[0\].encoding must be one of 'vocabulary', 'hash', 'integer': found 'bucket'",
         ),
     ],
 )
@@ -507,8 +522,8 @@ def test_a_features_section_that_cannot_be_is_refused(change, message):
 def test_a_column_that_a_task_names_must_be_there_and_no_pattern_takes_it(field):
     columns = ["click", "f_at", "f_r", "f_x"]
     task = CLICK | {field: "f_r"} | (dict(window_hours=1) if field == "time" else {})
-    features = dict(tasks=[task], floats=[dict(columns="f_*")], time="f_at")
-    assert [f.name for f in spec_of(columns, **features).floats] == ["f_x"]
+    features = dict(tasks=[task], dense=[dict(columns="f_*")], time="f_at")
+    assert [f.name for f in spec_of(columns, **features).dense] == ["f_x"]
     features["tasks"] = [task | {field: "f_y"}]
     with pytest.raises(InputError, match=rf"tasks\[0\].{field}: the data has no column 'f_y'"):
         spec_of(columns, **features)
@@ -522,9 +537,9 @@ def test_examples_count_once_though_a_record_beside_them_is_refused():
         "user": pa.array([0, 7, None], "i4"),
     }
     features = dict(
-        lists=[dict(columns="tags", encoding="hash", rows=9)],
-        floats=[dict(columns="x")],
-        ids=[dict(columns="user", encoding="integer", rows=5)],
+        ragged=[dict(columns="tags", encoding="hash", rows=9)],
+        dense=[dict(columns="x")],
+        categorical=[dict(columns="user", encoding="integer", rows=5)],
     )
     encoder = encoder_of(columns, **features)
     chunk, block = Rejects("skip", 5).attempt(chunk_of(columns), encoder.encode)
@@ -534,7 +549,7 @@ def test_examples_count_once_though_a_record_beside_them_is_refused():
     alone = encoder_of(good, **features)
     alone.encode(chunk_of(good))
     assert encoder.statistics.summary() == alone.statistics.summary()
-    assert encoder.statistics.summary()["ids"]["user"]["missing"] == 1
+    assert encoder.statistics.summary()["categorical"]["user"]["missing"] == 1
 
 
 def test_a_section_with_all_defaults_in_full_is_the_same_section():

@@ -50,7 +50,7 @@ def test_a_file_that_is_replaced_meanwhile_ends_the_preparation(
     tmp_path, small_units, monkeypatch, when, text
 ):
     train = files(tmp_path / "raw", 50, 50)
-    module, function = dict(learned=(fit_unit, "learn"), encoded=(encode_unit, "encode"))[when]
+    module, function = dict(fitted=(fit_unit, "fit"), encoded=(encode_unit, "encode"))[when]
     real = getattr(module, function)
 
     def replaced(of, unit, *rest):
@@ -130,7 +130,7 @@ def test_what_was_done_of_other_data_or_otherwise_is_done_again(
     Path(train[1]).write_text(last)
     features, options = FEATURES, {}
     if change == "features":
-        features = FEATURES | dict(ids=[dict(columns="user", min_count=2)])
+        features = FEATURES | dict(categorical=[dict(columns="user", min_count=2)])
     elif change == "file":
         write_csv(train[0], rows_of(51, 1000))
     elif change == "nulls":
@@ -209,7 +209,7 @@ def test_what_all_files_say_of_a_column_is_part_of_what_each_became(tmp_path, sm
         pq.write_table(pa.table({"label": labels}), path)
 
     def prepared(name):
-        features = dict(tasks=[preparations.TASK], ids=[dict(columns="zip")])
+        features = dict(tasks=[preparations.TASK], categorical=[dict(columns="zip")])
         source = dict(kind="parquet", files=dict(train=str(tmp_path / "raw")))
         return prepare(features, source, tmp_path / name, report=lambda _: None, runner=Local(1))
 
@@ -227,7 +227,7 @@ def test_what_all_files_say_of_a_column_is_part_of_what_each_became(tmp_path, sm
 
 @pytest.mark.parametrize("kind", [http.server.SimpleHTTPRequestHandler, NoMark])
 def test_a_file_that_a_server_has_anew_is_read_again(tmp_path, small_units, kind):
-    features = dict(tasks=[preparations.TASK], ids=[dict(columns="user")])
+    features = dict(tasks=[preparations.TASK], categorical=[dict(columns="user")])
 
     def write(name, label, time):
         path = write_csv(tmp_path / name, [[i, label, 0, "u", "", ""] for i in range(20)])
@@ -255,7 +255,7 @@ def test_nothing_of_other_attempts_is_in_a_store(tmp_path, small_units, place):
     output = tmp_path / "store" if place == "local" else "memory://again_test/store"
     with pytest.raises(InputError, match="column label"):
         run(output, train, runner=Local(1))
-    fewer = {k: v for k, v in FEATURES.items() if k not in ("lists", "keep")}
+    fewer = {k: v for k, v in FEATURES.items() if k not in ("ragged", "keep")}
     run(output, train[:2], fewer, runner=Local(1), hash_key_file=str(tmp_path / "key"))
     expected = tmp_path / "expected"
     run(expected, train[:2], fewer, runner=Local(1), hash_key_file=str(tmp_path / "key"))
@@ -302,7 +302,7 @@ def test_a_store_at_a_url_leaves_what_others_have_below_it(tmp_path, small_units
     system = fsspec.filesystem("memory")
     system.pipe("/again_others/mine/data.arrow", b"mine")
     good = broken(train[1])
-    features = FEATURES | dict(ids=[dict(columns="user", table="*"), dict(columns="day")])
+    features = FEATURES | dict(categorical=[dict(columns="user", table="*"), dict(columns="day")])
     with pytest.raises(InputError, match="column label"):
         run("memory://again_others", train, features, runner=Local(1))
     assert system.exists("/again_others/vocabulary/*.arrow")

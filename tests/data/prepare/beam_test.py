@@ -9,13 +9,13 @@ import pytest
 from apache_beam.runners.portability import prism_runner
 from upath import UPath
 
-from jaxrank.data.encode.fit import NO_LESSONS
+from jaxrank.data.encode.fit import FIT_NOTHING
 from jaxrank.data.prepare import units as units_module
 from jaxrank.data.prepare.beam import Beam
 from jaxrank.data.prepare.passes import prepare
 from jaxrank.data.prepare.runners import make_runner
-from jaxrank.data.prepare.settings import Work
-from jaxrank.data.prepare.units import Unit
+from jaxrank.data.prepare.settings import PrepareSettings
+from jaxrank.data.prepare.units import WorkUnit
 from jaxrank.data.spec.parse import feature_spec
 from jaxrank.data.store.reader import open_store
 from jaxrank.errors import InputError, RunError
@@ -24,12 +24,12 @@ CLICK = dict(name="click", label="label")
 HEADER = ["label", "time", "x", "price", "color", "tags"]
 FEATURES = dict(
     tasks=[CLICK],
-    floats=[dict(columns="x", standardize=True)],
-    ids=[
+    dense=[dict(columns="x", standardize=True)],
+    categorical=[
         dict(columns="color", min_count=2),
         dict(columns="price", encoding="bucket", buckets=4),
     ],
-    lists=[dict(columns="tags", table="tag")],
+    ragged=[dict(columns="tags", table="tag")],
     keep=["label"],
     time="time",
     by_day=True,
@@ -110,9 +110,9 @@ def test_the_store_is_that_of_the_local_runner_byte_for_byte(tmp_path, options):
 def test_processes_of_their_own_write_the_same_store(tmp_path):
     source = raw(tmp_path)
     features = FEATURES | dict(
-        floats=[dict(columns="x")], ids=[dict(columns="color", encoding="hash", rows=99)]
+        dense=[dict(columns="x")], categorical=[dict(columns="color", encoding="hash", rows=99)]
     )
-    features |= dict(lists=[])  # with nothing to learn there is one pipeline for each split
+    features |= dict(ragged=[])  # with nothing to learn there is one pipeline for each split
     source["files"].pop("test")
     run(source, tmp_path / "local", features)
     run(source, tmp_path / "beam", features, runner=make_runner("DirectRunner", 0, PROCESSES))
@@ -132,10 +132,10 @@ def test_a_store_at_a_url_is_the_same_too(tmp_path):
 # Errors of the data.
 
 
-@pytest.mark.parametrize("learned", [True, False])
-def test_a_bad_record_is_told_as_by_the_local_runner(tmp_path, learned):
+@pytest.mark.parametrize("fitted", [True, False])
+def test_a_bad_record_is_told_as_by_the_local_runner(tmp_path, fitted):
     bad = [("b", 120, "x", "much"), ("c", 3, "x", "more")]
-    features = FEATURES if learned else dict(tasks=[CLICK], floats=[dict(columns="x")])
+    features = FEATURES if fitted else dict(tasks=[CLICK], dense=[dict(columns="x")])
     source = raw(tmp_path, bad=bad)
     with pytest.raises(InputError, match=r"b\.csv, row 122, column x: .*'much'") as local:
         run(source, tmp_path / "local", features)
@@ -158,16 +158,16 @@ def test_it_goes_on_once_the_bad_record_is_mended(tmp_path):
 # Errors of a unit, whatever it does.
 
 
-def work_at(directory):
+def settings_at(directory):
     spec = feature_spec(dict(tasks=[CLICK]))
-    return Work(spec, {}, str(directory), NO_LESSONS, 64, "", "error", 0, {}, "", "")
+    return PrepareSettings(spec, {}, str(directory), FIT_NOTHING, 64, "", "error", 0, {}, "", "")
 
 
 def units(count):
-    return [Unit("train", index, (), 0, ()) for index in range(count)]
+    return [WorkUnit("train", index, (), 0, ()) for index in range(count)]
 
 
-def leave(work, unit, errors):
+def leave(settings, unit, errors):
     """A file that says that the unit was worked on, and its error if there is one."""
     with open(errors["directory"] / str(unit.index), "x") as file:
         file.write(unit.name)
@@ -186,7 +186,7 @@ def leave(work, unit, errors):
 def test_the_error_of_the_first_unit_comes_out(tmp_path, error, kind):
     errors = {"directory": tmp_path, 7: error} | {i: InputError("another") for i in range(8, 20)}
     with pytest.raises(kind) as found:
-        Beam("DirectRunner").run(leave, work_at(tmp_path / "store"), units(20)[::-1], errors)
+        Beam("DirectRunner").run(leave, settings_at(tmp_path / "store"), units(20)[::-1], errors)
     assert str(found.value) == str(error)
     # Once each, as otherwise the error would be that the file is there.
     assert {int(path.name) for path in tmp_path.iterdir() if path.is_file()} >= set(range(8))
@@ -195,25 +195,25 @@ def test_the_error_of_the_first_unit_comes_out(tmp_path, error, kind):
 def test_an_error_that_none_foresaw_fails_the_pipeline(tmp_path):
     errors = {"directory": tmp_path, 1: ZeroDivisionError("of a unit")}
     with pytest.raises(RunError, match="DirectRunner: the pipeline failed: .*of a unit"):
-        Beam("DirectRunner").run(leave, work_at(tmp_path / "store"), units(3), errors)
+        Beam("DirectRunner").run(leave, settings_at(tmp_path / "store"), units(3), errors)
 
 
 def test_hardly_a_unit_behind_one_that_failed_is_worked_on(tmp_path):
     errors = {i: InputError(f"row {i}") for i in range(300)}
     mixed = random.Random(3).sample(units(300), 300)
-    work = work_at(tmp_path / "store")
+    settings = settings_at(tmp_path / "store")
     with pytest.raises(InputError, match="^row 0$"):
-        Beam("DirectRunner").run(leave, work, mixed, errors | {"directory": tmp_path})
+        Beam("DirectRunner").run(leave, settings, mixed, errors | {"directory": tmp_path})
     # In random order the n-th is the first so far with probability 1 / n: 6.3 of all.
     assert 1 <= sum(path.is_file() for path in tmp_path.iterdir()) < 40
 
 
 def test_an_error_is_read_from_a_store_at_a_url(tmp_path):
-    work = work_at(f"memory://{tmp_path}/store")
+    settings = settings_at(f"memory://{tmp_path}/store")
     errors = {"directory": tmp_path, 2: InputError("row 4: must be 1: found 2.")}
     with pytest.raises(InputError, match="^row 4: must be 1: found 2.$"):
-        Beam("DirectRunner").run(leave, work, units(3), errors)
-    Beam("DirectRunner").run(leave, work, units(20)[3:], errors)  # what was left is forgotten
+        Beam("DirectRunner").run(leave, settings, units(3), errors)
+    Beam("DirectRunner").run(leave, settings, units(20)[3:], errors)  # what was left is forgotten
     assert {int(path.name) for path in tmp_path.iterdir()} == set(range(20))
 
 
@@ -223,7 +223,7 @@ def test_an_error_is_read_from_a_store_at_a_url(tmp_path):
 def test_the_direct_runner_fetches_no_program(tmp_path, monkeypatch):
     asked = []  # the runner that would be fetched
     monkeypatch.setattr(prism_runner.PrismRunner, "run_pipeline", lambda *_: asked.append(1))
-    Beam("DirectRunner").run(leave, work_at(tmp_path), units(1), {"directory": tmp_path})
+    Beam("DirectRunner").run(leave, settings_at(tmp_path), units(1), {"directory": tmp_path})
     assert not asked
     assert (tmp_path / "0").exists()
 
@@ -248,7 +248,7 @@ def test_without_beam_it_says_how_to_install_it(monkeypatch):
 )
 def test_runners_and_options_that_are_not_there_are_refused(tmp_path, name, options, match):
     with pytest.raises(InputError, match=match):
-        Beam(name, options).run(leave, work_at(tmp_path), units(2), {"directory": tmp_path})
+        Beam(name, options).run(leave, settings_at(tmp_path), units(2), {"directory": tmp_path})
 
 
 def test_dataflow_needs_an_output_that_its_machines_can_reach(tmp_path):

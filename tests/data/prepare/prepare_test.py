@@ -74,8 +74,8 @@ def test_criteo_sample_is_encoded_as_plain_python_encodes_it(tmp_path, shared_da
     path = shared_data / "criteo_sample" / "train.tsv.gz"
     features = dict(
         tasks=[CLICK],
-        floats=[dict(columns="I*", log=True, standardize=True, missing_indicator=True)],
-        ids=[dict(columns="C*", min_count=3)],
+        dense=[dict(columns="I*", log=True, standardize=True, missing_indicator=True)],
+        categorical=[dict(columns="C*", min_count=3)],
         keep=["label"],
     )
     source = dict(kind="criteo", files=dict(train=str(path)))
@@ -93,9 +93,9 @@ def test_criteo_sample_is_encoded_as_plain_python_encodes_it(tmp_path, shared_da
         std = math.sqrt(math.fsum((x - mean) ** 2 for x in logs) / len(logs))
         scaled = iter([(x - mean) / std for x in logs])
         expected = [next(scaled) if v else 0.0 for v in raw]
-        np.testing.assert_allclose(block.floats[:, 2 * i], expected, rtol=1e-5, atol=1e-6)
-        np.testing.assert_array_equal(block.floats[:, 2 * i + 1], [v == "" for v in raw])
-        assert store.schema.floats[2 * i + 1].name == f"I{i + 1}:missing"
+        np.testing.assert_allclose(block.dense[:, 2 * i], expected, rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(block.dense[:, 2 * i + 1], [v == "" for v in raw])
+        assert store.schema.dense[2 * i + 1].name == f"I{i + 1}:missing"
     for i in range(26):
         raw = [r[14 + i] for r in rows]
         counts = collections.Counter(v for v in raw if v)
@@ -105,7 +105,7 @@ def test_criteo_sample_is_encoded_as_plain_python_encodes_it(tmp_path, shared_da
         values, seen = store.vocabulary(f"C{i + 1}")
         assert values == order
         assert seen.tolist() == [counts[v] for v in order]
-        statistics = store.split("train").statistics["ids"][f"C{i + 1}"]
+        statistics = store.split("train").statistics["categorical"][f"C{i + 1}"]
         assert statistics["missing"] == raw.count("")
         assert statistics["unknown"] == sum(n for v, n in counts.items() if n < 3)
 
@@ -117,15 +117,15 @@ def test_rows_follow_falling_counts_and_rare_values_are_unknown(tmp_path):
     users = ["b", "b", "a", "a", "c", "c", "c", "rare", ""]
     store = prepare_csv(
         tmp_path, ["label", "user"], [[1, u] for u in users], test=[[0, "new"], [0, "a"], [0, ""]],
-        ids=[dict(columns="user", min_count=2)],
+        categorical=[dict(columns="user", min_count=2)],
     )  # fmt: skip
     assert store.vocabulary("user")[0] == ["c", "a", "b"]
     assert store.schema.tables[0].rows == 5
     assert whole(store).ids[:, 0].tolist() == [4, 4, 3, 3, 2, 2, 2, UNKNOWN_ROW, MISSING_ROW]
     assert whole(store, "test").ids[:, 0].tolist() == [UNKNOWN_ROW, 3, MISSING_ROW]
-    assert store.split("test").statistics["ids"] == {
+    assert store.split("test").statistics["categorical"] == {
         "user": {
-            "ids": 3, "missing": 1, "unknown": 1, "out_of_range": 0, "unknown_share": 0.5,
+            "categorical": 3, "missing": 1, "unknown": 1, "out_of_range": 0, "unknown_share": 0.5,
             "distinct": 1,
         }
     }  # fmt: skip
@@ -138,7 +138,7 @@ def test_counting_in_many_small_merges_changes_nothing(tmp_path, monkeypatch):
     draw = random.Random(1)
     users = [f"u{int(draw.paretovariate(0.7))}" for _ in range(3000)]
     store = prepare_csv(
-        tmp_path, ["label", "user"], [[1, u] for u in users], ids=[dict(columns="user")]
+        tmp_path, ["label", "user"], [[1, u] for u in users], categorical=[dict(columns="user")]
     )
     counts = collections.Counter(users)
     values, seen = store.vocabulary("user")
@@ -149,11 +149,12 @@ def test_counting_in_many_small_merges_changes_nothing(tmp_path, monkeypatch):
 def test_an_earlier_stores_rows_stay_and_new_values_follow(tmp_path):
     ids = [dict(columns="user", min_count=2)]
     first = prepare_csv(
-        tmp_path, ["label", "user"], [[1, u] for u in "ccbbbaax"], ids=ids, name="day1"
+        tmp_path, ["label", "user"], [[1, u] for u in "ccbbbaax"], categorical=ids, name="day1"
     )
     assert first.vocabulary("user")[0] == ["b", "a", "c"]
     second = prepare_csv(
-        tmp_path, ["label", "user"], [[1, u] for u in "zzzzyyyxaccccccc"], ids=ids, name="day2",
+        tmp_path, ["label", "user"], [[1, u] for u in "zzzzyyyxaccccccc"], categorical=ids,
+        name="day2",
         options=dict(vocabularies=str(tmp_path / "day1")),
     )  # fmt: skip
     values, counts = second.vocabulary("user")
@@ -165,30 +166,30 @@ def test_an_earlier_stores_rows_stay_and_new_values_follow(tmp_path):
 
 def test_an_earlier_store_gives_the_scale_of_standardised_floats(tmp_path):
     floats = [dict(columns="x", standardize=True)]
-    prepare_csv(tmp_path, ["label", "x"], [[1, 2], [1, 4]], floats=floats, name="day1")
+    prepare_csv(tmp_path, ["label", "x"], [[1, 2], [1, 4]], dense=floats, name="day1")
     options = dict(vocabularies=str(tmp_path / "day1"))
     later = prepare_csv(
-        tmp_path, ["label", "x"], [[1, 100], [0, 3]], floats=floats, name="day2", options=options
+        tmp_path, ["label", "x"], [[1, 100], [0, 3]], dense=floats, name="day2", options=options
     )
-    assert whole(later).floats[:, 0].tolist() == [97, 0]  # mean 3, deviation 1
+    assert whole(later).dense[:, 0].tolist() == [97, 0]  # mean 3, deviation 1
 
 
 def test_an_earlier_scale_is_of_values_or_of_their_logs(tmp_path):
     rows = [[1, 2], [1, 4]]
     floats = dict(columns="x", standardize=True)
-    prepare_csv(tmp_path, ["label", "x"], rows, floats=[floats | dict(log=True)], name="day1")
+    prepare_csv(tmp_path, ["label", "x"], rows, dense=[floats | dict(log=True)], name="day1")
     options = dict(vocabularies=str(tmp_path / "day1"))
     with pytest.raises(InputError, match=r"day1: the float 'x' must have log=False .* log=True"):
-        prepare_csv(tmp_path, ["label", "x"], rows, floats=[floats], name="day2", options=options)
+        prepare_csv(tmp_path, ["label", "x"], rows, dense=[floats], name="day2", options=options)
     same = prepare_csv(
-        tmp_path, ["label", "x"], rows, floats=[floats | dict(log=True)], name="day3",
+        tmp_path, ["label", "x"], rows, dense=[floats | dict(log=True)], name="day3",
         options=options,
     )  # fmt: skip
     assert same.schema == open_store(tmp_path / "day1").schema
     plain = prepare_csv(  # learned nothing of x, so there is nothing to use again
-        tmp_path, ["label", "x"], rows, floats=[dict(columns="x")], name="day4", options=options
+        tmp_path, ["label", "x"], rows, dense=[dict(columns="x")], name="day4", options=options
     )
-    assert plain.schema.floats == (Dense("x"),)
+    assert plain.schema.dense == (Dense("x"),)
 
 
 def test_the_schema_holds_the_transform_of_each_float(tmp_path):
@@ -198,28 +199,30 @@ def test_the_schema_holds_the_transform_of_each_float(tmp_path):
         dict(columns="y", standardize=True),
         dict(columns="z", log=True),
     ]
-    store = prepare_csv(tmp_path, header, rows, floats=floats)
+    store = prepare_csv(tmp_path, header, rows, dense=floats)
     logs = np.log1p([1.5, 2.5])
-    x, *others = store.schema.floats
+    x, *others = store.schema.dense
     assert (x.name, x.log) == ("x", True)
     assert (x.mean, x.std) == pytest.approx((logs.mean(), logs.std()))
     # A column of one value is divided by 1.
     assert others == [Dense("x:missing"), Dense("y", False, 4.0, 1.0), Dense("z", True, 0.0, 1.0)]
-    np.testing.assert_allclose(whole(store).floats[:2, 0] * x.std + x.mean, logs, rtol=1e-6)
-    other = prepare_csv(tmp_path, header, [*rows, [1, 3.5, 4, 7]], floats=floats, name="other")
-    assert other.schema.floats[0] != x
-    assert other.schema.floats[1:] == store.schema.floats[1:]
+    np.testing.assert_allclose(whole(store).dense[:2, 0] * x.std + x.mean, logs, rtol=1e-6)
+    other = prepare_csv(tmp_path, header, [*rows, [1, 3.5, 4, 7]], dense=floats, name="other")
+    assert other.schema.dense[0] != x
+    assert other.schema.dense[1:] == store.schema.dense[1:]
 
 
 def test_a_later_store_extends_the_earlier_ones_tables(tmp_path):
     ids = [dict(columns="user")]
-    first = prepare_csv(tmp_path, ["label", "user"], [[1, u] for u in "aab"], ids=ids, name="day1")
+    first = prepare_csv(
+        tmp_path, ["label", "user"], [[1, u] for u in "aab"], categorical=ids, name="day1"
+    )
     second = prepare_csv(
-        tmp_path, ["label", "user"], [[1, u] for u in "ccca"], ids=ids, name="day2",
+        tmp_path, ["label", "user"], [[1, u] for u in "ccca"], categorical=ids, name="day2",
         options=dict(vocabularies=str(first.path)),
     )  # fmt: skip
     alone = prepare_csv(
-        tmp_path, ["label", "user"], [[1, u] for u in "ccca"], ids=ids, name="alone"
+        tmp_path, ["label", "user"], [[1, u] for u in "ccca"], categorical=ids, name="alone"
     )
     (table,) = first.schema.tables
     assert second.schema.tables[0].rows == table.rows + 1
@@ -230,19 +233,19 @@ def test_a_later_store_extends_the_earlier_ones_tables(tmp_path):
 
 def test_a_damaged_vocabulary_of_an_earlier_store_is_refused(tmp_path):
     ids = [dict(columns="user")]
-    first = prepare_csv(tmp_path, ["label", "user"], [[1, "a"]], ids=ids, name="day1")
+    first = prepare_csv(tmp_path, ["label", "user"], [[1, "a"]], categorical=ids, name="day1")
     (first.path / "vocabulary" / "user.arrow").unlink()
     with pytest.raises(InputError, match=r"vocabulary/user.arrow: this file .* is missing"):
         prepare_csv(
-            tmp_path, ["label", "user"], [[1, "a"]], ids=ids, name="day2",
-            options=dict(vocabularies=str(first.path)),
+            tmp_path, ["label", "user"], [[1, "a"]], categorical=ids, name="day2",
+        options=dict(vocabularies=str(first.path)),
         )  # fmt: skip
 
 
 def test_a_split_alone_is_encoded_with_an_earlier_stores_vocabularies(tmp_path):
-    features = dict(tasks=[CLICK], ids=[dict(columns="user")])
+    features = dict(tasks=[CLICK], categorical=[dict(columns="user")])
     first = prepare_csv(tmp_path, ["label", "user"], [[1, "a"], [1, "b"], [1, "b"]],
-                        ids=features["ids"])  # fmt: skip
+                        categorical=features["categorical"])  # fmt: skip
     path = write_csv(tmp_path / "later.csv", ["label", "user"], [[1, "new"], [1, "a"]])
     source = dict(kind="csv", files=dict(test=path))
     with pytest.raises(InputError, match=r"split 'train' to learn user from"):
@@ -256,11 +259,11 @@ def test_a_split_alone_is_encoded_with_an_earlier_stores_vocabularies(tmp_path):
 
 def test_an_earlier_table_of_another_encoding_is_refused(tmp_path):
     rows = [[1, "a"]]
-    prepare_csv(tmp_path, ["label", "user"], rows, ids=[dict(columns="user")], name="day1")
+    prepare_csv(tmp_path, ["label", "user"], rows, categorical=[dict(columns="user")], name="day1")
     with pytest.raises(InputError, match=r"table 'user' must have encoding='hash'.*'vocabulary'"):
         prepare_csv(
             tmp_path, ["label", "user"], rows, name="day2",
-            ids=[dict(columns="user", encoding="hash", rows=9)],
+            categorical=[dict(columns="user", encoding="hash", rows=9)],
             options=dict(vocabularies=str(tmp_path / "day1")),
         )  # fmt: skip
 
@@ -270,7 +273,9 @@ def test_an_earlier_feature_of_another_number_of_buckets_is_refused(tmp_path):
 
     def prepared(name, buckets, **options):
         ids = [dict(columns="x", encoding="bucket", buckets=buckets)]
-        return prepare_csv(tmp_path, ["label", "x"], rows, ids=ids, name=name, options=options)
+        return prepare_csv(
+            tmp_path, ["label", "x"], rows, categorical=ids, name=name, options=options
+        )
 
     first = prepared("day1", 4)
     earlier = dict(vocabularies=str(first.path))
@@ -286,8 +291,8 @@ def test_records_are_skipped_in_learning_as_in_encoding(tmp_path, log):
 
     def prepared(name, on_error):
         return prepare_csv(
-            tmp_path, ["label", "x", "user"], rows, ids=[dict(columns="user")], name=name,
-            floats=[dict(columns="x", log=log, standardize=True)],
+            tmp_path, ["label", "x", "user"], rows, categorical=[dict(columns="user")], name=name,
+            dense=[dict(columns="x", log=log, standardize=True)],
             options=dict(on_error=on_error),
         )  # fmt: skip
 
@@ -296,9 +301,9 @@ def test_records_are_skipped_in_learning_as_in_encoding(tmp_path, log):
     assert found.vocabulary("user")[0] == [user for *_, user in kept]
     block = whole(found)
     assert block.ids[:, 0].tolist() == list(range(2, 2 + len(kept)))
-    assert block.floats[:, 0].mean() == pytest.approx(0, abs=1e-6)
+    assert block.dense[:, 0].mean() == pytest.approx(0, abs=1e-6)
     if log:
-        np.testing.assert_array_equal(block.floats, whole(prepared("whole", "error")).floats)
+        np.testing.assert_array_equal(block.dense, whole(prepared("whole", "error")).dense)
     else:
         with pytest.raises(InputError, match=r"row 2, column x: .* range of float32: found '1e39'"):
             prepared("whole", "error")
@@ -309,8 +314,8 @@ def test_features_that_name_a_table_share_its_vocabulary(tmp_path):
     rows = [[1, "a", "b", "c|c|c"], [0, "b", "b", ""], [0, "", "new", "a"]]
     store = prepare_csv(
         tmp_path, header, rows,
-        ids=[dict(columns=["query", "title"], table="word")],
-        lists=[dict(columns="words", table="word")],
+        categorical=[dict(columns=["query", "title"], table="word")],
+        ragged=[dict(columns="words", table="word")],
     )  # fmt: skip
     assert [t.name for t in store.schema.tables] == ["word"]
     assert store.vocabulary("word")[0] == ["b", "c", "a", "new"]
@@ -325,7 +330,7 @@ def test_hashed_rows_are_stable_and_in_range(tmp_path):
     users = [f"user{i}" for i in range(2000)]
     rows = [[1, u] for u in [*users, ""]]
     ids = [dict(columns="user", encoding="hash", rows=100, salt="s:")]
-    store = prepare_csv(tmp_path, ["label", "user"], rows, ids=ids)
+    store = prepare_csv(tmp_path, ["label", "user"], rows, categorical=ids)
     found = whole(store).ids[:, 0]
     expected = [2 + xxhash.xxh64_intdigest(("s:" + u).encode()) % 98 for u in users]
     assert found.tolist() == [*expected, MISSING_ROW]
@@ -333,7 +338,7 @@ def test_hashed_rows_are_stable_and_in_range(tmp_path):
     assert set(found[:-1].tolist()) == set(range(2, 100))
     assert store.schema.tables[0].rows == 100
     other = prepare_csv(
-        tmp_path, ["label", "user"], rows, ids=[ids[0] | dict(salt="t:")], name="other"
+        tmp_path, ["label", "user"], rows, categorical=[ids[0] | dict(salt="t:")], name="other"
     )
     assert other.schema.tables[0].checksum != store.schema.tables[0].checksum
 
@@ -343,12 +348,12 @@ def test_integer_ids_are_rows_already(tmp_path, kind):
     users = pa.array([0, 99, None, 7], pa.int64()).cast(kind)
     store = prepare_parquet(
         tmp_path, {"label": [1, 0, 1, 1], "user": users},
-        ids=[dict(columns="user", encoding="integer", rows=100)],
+        categorical=[dict(columns="user", encoding="integer", rows=100)],
     )  # fmt: skip
     assert whole(store).ids[:, 0].tolist() == [0, 99, PAD, 7]
     assert store.schema.tables[0].rows == 100
-    assert store.split("train").statistics["ids"]["user"] == {
-        "ids": 4, "missing": 1, "unknown": 0, "out_of_range": 0, "unknown_share": 0,
+    assert store.split("train").statistics["categorical"]["user"] == {
+        "categorical": 4, "missing": 1, "unknown": 0, "out_of_range": 0, "unknown_share": 0,
         "distinct": 3,
     }  # fmt: skip
 
@@ -412,7 +417,10 @@ def test_an_id_outside_its_table_gets_the_row_of_its_policy(tmp_path, policy, ki
     }
     both = dict(encoding="integer", rows=7, table="t", on_bad_id=policy)
     store = prepare_parquet(
-        tmp_path, columns, ids=[dict(columns="id", **both)], lists=[dict(columns="list", **both)]
+        tmp_path,
+        columns,
+        categorical=[dict(columns="id", **both)],
+        ragged=[dict(columns="list", **both)],
     )
     (table,) = store.schema.tables
     assert table.rows == (8 if policy == "oov" else 7)
@@ -422,16 +430,16 @@ def test_an_id_outside_its_table_gets_the_row_of_its_policy(tmp_path, policy, ki
     assert block.list_values.tolist() == [_row_of(v, policy) for v in flat]
     assert max(block.list_values) < table.rows
     statistics = store.split("train").statistics
-    for part, name, used in (("ids", "id", values[: len(lists)]), ("lists", "list", flat)):
+    for part, name, used in (("categorical", "id", values[: len(lists)]), ("ragged", "list", flat)):
         outside = sum(v is not None and not 0 <= v < 7 for v in used)
         assert statistics[part][name]["out_of_range"] == outside > 0
-    assert statistics["ids"]["id"]["missing"] == values[: len(lists)].count(None)
+    assert statistics["categorical"]["id"]["missing"] == values[: len(lists)].count(None)
 
 
 def test_hashes_of_ids_outside_their_table_are_stable(tmp_path):
     values = ["-1", "100", "18446744073709551616", "0018446744073709551616"]
     ids = [dict(columns="user", encoding="integer", rows=100, on_bad_id="hash")]
-    store = prepare_csv(tmp_path, ["label", "user"], [[1, v] for v in values], ids=ids)
+    store = prepare_csv(tmp_path, ["label", "user"], [[1, v] for v in values], categorical=ids)
     found = whole(store).ids[:, 0].tolist()
     assert found == [28, 30, 91, 91]  # for ever: stored models depend on it
 
@@ -449,19 +457,21 @@ def test_ids_outside_their_tables_are_counted_by_feature_and_reported(tmp_path):
     store = prepare(
         dict(
             tasks=[CLICK],
-            ids=[
+            categorical=[
                 dict(columns=["a", "b"], **oov),
                 dict(columns="c", encoding="integer", rows=13, length=2, separator="|",
                      on_bad_id="clip"),
             ],
-            lists=[dict(columns="l", **oov), dict(columns="m", encoding="integer", rows=10)],
+            ragged=[dict(columns="l", **oov), dict(columns="m", encoding="integer", rows=10)],
         ),
         dict(kind="csv", files=dict(train=path)),
         tmp_path / "store",
         report=lines.append,
     )  # fmt: skip
     statistics = store.split("train").statistics
-    found = {n: f["out_of_range"] for p in ("ids", "lists") for n, f in statistics[p].items()}
+    found = {
+        n: f["out_of_range"] for p in ("categorical", "ragged") for n, f in statistics[p].items()
+    }
     assert found == {"a": 2, "b": 1, "c": 2, "l": 6, "m": 0}
     assert whole(store).ids.tolist() == [[10, 5, 3, 0], [10, 9, PAD, PAD], [PAD, 10, 12, 12]]
     assert [t.rows for t in store.schema.tables] == [11, 13, 10]
@@ -479,7 +489,7 @@ def test_a_summary_of_many_features_keeps_the_lines_of_bad_ids(tmp_path):
     path = write_csv(tmp_path / "a.csv", ["label", *names], [[1, *range(30)]])
     lines: list[str] = []
     source = dict(kind="csv", files=dict(train=path))
-    prepare(dict(tasks=[CLICK], ids=ids), source, tmp_path / "store", report=lines.append)
+    prepare(dict(tasks=[CLICK], categorical=ids), source, tmp_path / "store", report=lines.append)
     outside = [line for line in lines if "no rows" in line]
     assert outside == [f"  c{i}: 1 ids are no rows of their table" for i in range(20, 30)]
 
@@ -489,7 +499,7 @@ def test_tables_with_other_policies_are_other_tables(tmp_path):
     for policy in ("error", "oov", "hash", "clip"):
         ids = [dict(columns="user", encoding="integer", rows=9, on_bad_id=policy)]
         stores[policy] = prepare_csv(
-            tmp_path, ["label", "user"], [[1, 0], [1, 8]], ids=ids, name=policy
+            tmp_path, ["label", "user"], [[1, 0], [1, 8]], categorical=ids, name=policy
         )
     for mine, store in stores.items():
         for other, table in ((p, s.schema.tables[0]) for p, s in stores.items()):
@@ -501,7 +511,9 @@ def test_tables_with_other_policies_are_other_tables(tmp_path):
 def test_whole_numbers_in_a_vocabulary_are_their_digits(tmp_path, kind):
     users = pa.array([10, 9, None, 10], pa.int64()).cast(kind)
     columns = {"label": [True, False, None, True], "user": users, "d": users.dictionary_encode()}
-    store = prepare_parquet(tmp_path, columns, ids=[dict(columns=["user", "d"])], keep=["d"])
+    store = prepare_parquet(
+        tmp_path, columns, categorical=[dict(columns=["user", "d"])], keep=["d"]
+    )
     assert store.vocabulary("user")[0] == ["10", "9"]
     assert whole(store).ids.tolist() == [[2, 2], [3, 3], [MISSING_ROW] * 2, [2, 2]]
     assert whole(store).kept.column("d").to_pylist() == users.to_pylist()
@@ -512,12 +524,12 @@ def test_a_fixed_number_of_ids_has_a_column_each(tmp_path):
     rows = [[1, "a b c", "x"], [1, "", "y"], [1, "b  a", "x"]]
     store = prepare_csv(
         tmp_path, ["label", "last", "z"], rows,
-        ids=[dict(columns="last", length=3, separator=" ", encoding="hash", rows=1000),
+        categorical=[dict(columns="last", length=3, separator=" ", encoding="hash", rows=1000),
              dict(columns="z")],
     )  # fmt: skip
     a, b, c = (2 + xxhash.xxh64_intdigest(v.encode()) % 998 for v in "abc")
     assert whole(store).ids.tolist() == [[a, b, c, 2], [0, 0, 0, 3], [b, 0, a, 2]]
-    assert store.split("train").statistics["ids"]["last"]["missing"] == 4
+    assert store.split("train").statistics["categorical"]["last"]["missing"] == 4
 
 
 # Floats and tasks.
@@ -529,18 +541,18 @@ def test_floats_are_logged_and_scaled_over_what_is_there(tmp_path):
     columns = {"label": [1] * 5, "x": x, "y": y}
     store = prepare_parquet(
         tmp_path, columns,
-        floats=[dict(columns="x", log=True, standardize=True, missing_indicator=True),
+        dense=[dict(columns="x", log=True, standardize=True, missing_indicator=True),
                 dict(columns="y", standardize=True)],
     )  # fmt: skip
     values = np.array([v for v in x if v is not None])
     logs = np.sign(values) * np.log1p(np.abs(values))
     scaled = (logs - logs.mean()) / logs.std()
-    floats = whole(store).floats
+    floats = whole(store).dense
     np.testing.assert_allclose(floats[[0, 1, 3, 4], 0], scaled, rtol=1e-6)
     assert floats[2, 0] == 0
     assert floats[:, 1].tolist() == [0, 0, 1, 0, 0]
     assert floats[:, 2].tolist() == [0] * 5  # a constant column, and missing values
-    found = store.split("train").statistics["floats"]
+    found = store.split("train").statistics["dense"]
     assert found["x"]["missing"] == 1
     for name, expected in (("mean", values.mean()), ("std", values.std()), ("max", 1e6)):
         assert found["x"][name] == pytest.approx(expected)
@@ -551,18 +563,18 @@ def test_floats_are_logged_and_scaled_over_what_is_there(tmp_path):
 def test_a_column_of_one_value_is_zero_however_its_mean_is_rounded(tmp_path, log):
     columns = {"label": [1] * 6000, "x": [0.1] * 6000, "one": [1] * 6000}
     floats = [dict(columns=["x", "one"], log=log, standardize=True)]
-    store = prepare_parquet(tmp_path, columns, floats=floats)
-    np.testing.assert_allclose(whole(store).floats, 0, atol=1e-12)
-    assert [f.std for f in store.schema.floats] == [1, 1]
+    store = prepare_parquet(tmp_path, columns, dense=floats)
+    np.testing.assert_allclose(whole(store).dense, 0, atol=1e-12)
+    assert [f.std for f in store.schema.dense] == [1, 1]
 
 
 def test_scales_of_a_file_that_drifts_are_those_of_the_whole(tmp_path, monkeypatch):
     monkeypatch.setattr("jaxrank.data.sources.parquet._ROWS_PER_CHUNK", 64)
     x = np.random.default_rng(5).normal(size=1000) + np.arange(1000) ** 1.5
     floats = [dict(columns="x", standardize=True)]
-    store = prepare_parquet(tmp_path, {"label": [1] * 1000, "x": x}, floats=floats)
+    store = prepare_parquet(tmp_path, {"label": [1] * 1000, "x": x}, dense=floats)
     expected = (x - x.mean()) / x.std()
-    np.testing.assert_allclose(whole(store).floats[:, 0], expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(whole(store).dense[:, 0], expected, rtol=1e-5, atol=1e-6)
 
 
 def test_masks_weights_and_truth_belong_to_their_task(tmp_path):
@@ -578,8 +590,8 @@ def test_masks_weights_and_truth_belong_to_their_task(tmp_path):
     np.testing.assert_array_equal(block.weights, np.float32([[1, 0.5], [1, 2], [1, 0]]))
     np.testing.assert_array_equal(block.truth, np.float32([[0.25, nan], [nan, nan], [1, nan]]))
     assert store.split("train").statistics["tasks"] == {
-        "ctr": {"known": 2, "positives": 1, "too_young": 0},
-        "cvr": {"known": 2, "positives": 2, "too_young": 0},
+        "ctr": {"known": 2, "positives": 1, "pending": 0},
+        "cvr": {"known": 2, "positives": 2, "pending": 0},
     }
 
 
@@ -595,7 +607,7 @@ def test_lists_of_text_and_of_native_types_are_the_same(tmp_path):
     weights = [[draw.randrange(8) / 4 for _ in ids] for ids in lists["two"]]
     lists["one"][3] = None
     features = dict(
-        lists=[dict(columns="one", separator=";"), dict(columns="two", weights="w", separator=";")]
+        ragged=[dict(columns="one", separator=";"), dict(columns="two", weights="w", separator=";")]
     )
     native = prepare_parquet(tmp_path, {"label": [1] * 700, **lists, "w": weights}, **features)
     joined = [
@@ -619,7 +631,7 @@ def test_lists_of_text_and_of_native_types_are_the_same(tmp_path):
     for store in (native, texts):
         assert lists_of(whole(store)) == expected
         assert whole(store).list_weights.tolist() == expected_weights
-        assert store.schema.lists[1].weighted
+        assert store.schema.ragged[1].weighted
     assert native.split("train").statistics == texts.split("train").statistics
 
 
@@ -627,13 +639,13 @@ def test_an_overlong_list_is_cut_where_that_is_asked_for(tmp_path):
     rows = [[1, "a|b|c|d", "1|2|3|4"], [1, "d", "5"], [1, "", ""], [1, "c|c|c", "6|7|8"]]
     store = prepare_csv(
         tmp_path, ["label", "tags", "w"], rows,
-        lists=[dict(columns="tags", weights="w", max_length=2, on_overlong="truncate")],
+        ragged=[dict(columns="tags", weights="w", max_length=2, on_overlong="truncate")],
     )  # fmt: skip
     assert store.vocabulary("tags")[0] == ["c", "a", "b", "d"]  # of what is kept
     assert lists_of(whole(store)) == [[[3, 4]], [[5]], [[]], [[2, 2]]]
     assert whole(store).list_weights.tolist() == [1, 2, 5, 6, 7]
-    assert store.split("train").statistics["lists"]["tags"] == {
-        "ids": 5, "mean": 5 / 4, "p50": 1, "p95": 2, "p99": 2, "max": 2, "empty": 1,
+    assert store.split("train").statistics["ragged"]["tags"] == {
+        "categorical": 5, "mean": 5 / 4, "p50": 1, "p95": 2, "p99": 2, "max": 2, "empty": 1,
         "truncated_lists": 2, "truncated_share": 0.5, "truncated_ids": 3, "unknown": 0,
         "unknown_share": 0, "out_of_range": 0, "distinct": 4,
     }  # fmt: skip
@@ -643,20 +655,20 @@ def test_a_list_that_is_not_combined_has_as_many_places_as_its_longest_may_have(
     rows = [[1, "a|b|c|d", "x"], [1, "", ""], [1, "b", "y|x"]]
     sequence = dict(columns="tags", combiner="none", max_length=3, on_overlong="truncate")
     store = prepare_csv(
-        tmp_path, ["label", "tags", "l"], rows, lists=[sequence, dict(columns="l", max_length=5)]
+        tmp_path, ["label", "tags", "l"], rows, ragged=[sequence, dict(columns="l", max_length=5)]
     )
-    tags, plain = store.schema.lists
+    tags, plain = store.schema.ragged
     assert (tags.combiner, tags.length, tags.weighted) == ("none", 3, False)
     assert (plain.combiner, plain.length) == ("mean", 0)
     assert lists_of(whole(store)) == [[[3, 2, 4], [2]], [[], []], [[2], [3, 2]]]
     older = json_files.plain(store.schema)
     assert validate.parse(Schema, older, "") == store.schema
-    for entry in older["lists"]:
+    for entry in older["ragged"]:
         del entry["length"]
-    assert [f.length for f in validate.parse(Schema, older, "").lists] == [0, 0]
+    assert [f.length for f in validate.parse(Schema, older, "").ragged] == [0, 0]
     with pytest.raises(InputError, match=r"at most max_length=3 ids: found 4"):
         prepare_csv(
-            tmp_path, ["label", "tags", "l"], rows, lists=[sequence | dict(on_overlong="error")],
+            tmp_path, ["label", "tags", "l"], rows, ragged=[sequence | dict(on_overlong="error")],
             name="other",
         )  # fmt: skip
 
@@ -673,7 +685,7 @@ def test_statistics_of_list_lengths_equal_those_of_numpy(tmp_path, monkeypatch):
         **{name: [[1] * k for k in lengths[:, i]] for i, name in enumerate(["a", "b"])},
     }
     for size in (8192, 100):
-        features = dict(tasks=[CLICK], lists=[dict(columns=["a", "b"])])
+        features = dict(tasks=[CLICK], ragged=[dict(columns=["a", "b"])])
         pq.write_table(pa.table(columns), tmp_path / "a.parquet")
         source = dict(kind="parquet", files=dict(train=str(tmp_path / "a.parquet")))
         store = prepare(
@@ -695,11 +707,11 @@ def test_patterns_pass_over_labels_and_kept_columns(tmp_path):
     store = prepare_csv(
         tmp_path, header, [[1, 2, 3, 4, 5, "x"]],
         tasks=[dict(name="click", label="f_label")],
-        floats=[dict(columns="f_*")], ids=[dict(columns=["c", "f_group"])],
+        dense=[dict(columns="f_*")], categorical=[dict(columns=["c", "f_group"])],
         keep=["c"], time="f_time", group="f_group",
     )  # fmt: skip
-    assert [f.name for f in store.schema.floats] == ["f_b", "f_a"]
-    assert [f.name for f in store.schema.ids] == ["f_group", "c"]
+    assert [f.name for f in store.schema.dense] == ["f_b", "f_a"]
+    assert [f.name for f in store.schema.categorical] == ["f_group", "c"]
     assert whole(store).kept.to_pylist() == [{"c": "x", "f_time": "4", "f_group": "5"}]
 
 
@@ -710,13 +722,13 @@ def test_all_blocks_but_the_last_are_full(tmp_path, monkeypatch, block_size):
     rows = [[i % 2, i, "|".join("ab"[: i % 3]), f"k{i}"] for i in range(150)]
     store = prepare_csv(
         tmp_path, ["label", "x", "tags", "key"], rows, options=dict(block_size=block_size),
-        floats=[dict(columns="x")], lists=[dict(columns="tags")], keep=["key"],
+        dense=[dict(columns="x")], ragged=[dict(columns="tags")], keep=["key"],
     )  # fmt: skip
     full, rest = divmod(150, block_size)
     sizes = store.split("train").block_rows.tolist()
     assert sizes == [block_size] * full + ([rest] if rest else [])
     block = whole(store)
-    assert block.floats[:, 0].tolist() == list(range(150))
+    assert block.dense[:, 0].tolist() == list(range(150))
     assert lists_of(block) == [[[2, 3][: i % 3]] for i in range(150)]
     assert block.kept.column("key").to_pylist() == [f"k{i}" for i in range(150)]
     assert store.split("train").statistics["rows"] == 150
@@ -733,8 +745,8 @@ def test_two_thousand_columns_by_pattern(tmp_path):
     store = prepare(
         dict(
             tasks=[CLICK],
-            floats=[dict(columns="f*", standardize=True)],
-            ids=[dict(columns="c*", encoding="integer", rows=50)],
+            dense=[dict(columns="f*", standardize=True)],
+            categorical=[dict(columns="c*", encoding="integer", rows=50)],
         ),
         dict(kind="csv", files=dict(train=path)),
         tmp_path / "store",
@@ -743,7 +755,7 @@ def test_two_thousand_columns_by_pattern(tmp_path):
     assert time.perf_counter() - began < 20  # 1 s where it was written
     floats = values[:, :1900]
     expected = (floats - floats.mean(axis=0)) / floats.std(axis=0)
-    np.testing.assert_allclose(whole(store).floats, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(whole(store).dense, expected, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(whole(store).ids, values[:, 1900:])
     assert len(lines) < 10
 
@@ -754,9 +766,9 @@ def test_a_report_has_a_line_for_each_feature(tmp_path):
     prepare(
         dict(
             tasks=[CLICK],
-            floats=[dict(columns="x")],
-            ids=[dict(columns="c", min_count=2)],
-            lists=[dict(columns="l")],
+            dense=[dict(columns="x")],
+            categorical=[dict(columns="c", min_count=2)],
+            ragged=[dict(columns="l")],
         ),
         dict(kind="csv", files=dict(train=path)),
         tmp_path / "store",
@@ -778,18 +790,18 @@ def test_a_report_has_a_line_for_each_feature(tmp_path):
 
 
 def test_the_manifest_holds_the_section_with_its_defaults(tmp_path):
-    short = dict(tasks=[CLICK], ids=[dict(columns="c")])
+    short = dict(tasks=[CLICK], categorical=[dict(columns="c")])
     long = dict(
         tasks=(dict(label="label", name="click", kind="binary", mask="", weight="", truth=""),),
-        ids=[dict(columns=["c"], min_count=1, table="")],
-        floats=[],
+        categorical=[dict(columns=["c"], min_count=1, table="")],
+        dense=[],
     )
     assert parse.feature_spec(short).to_state() == parse.feature_spec(long).to_state()
     assert (
         parse.feature_spec(short).to_state()
         != parse.feature_spec(short | dict(time="c")).to_state()
     )
-    store = prepare_csv(tmp_path, ["label", "c"], [[1, "a"]], ids=short["ids"])
+    store = prepare_csv(tmp_path, ["label", "c"], [[1, "a"]], categorical=short["categorical"])
     assert store.spec.features == parse.feature_spec(short).to_state()
 
 
@@ -807,7 +819,7 @@ def test_a_preparation_of_little_that_is_interrupted_leaves_nothing(tmp_path, mo
         return real(self, chunk)
 
     monkeypatch.setattr(encode_unit.Encoder, "encode", encode)
-    features = dict(tasks=[CLICK], floats=[dict(columns="x", standardize=True)])
+    features = dict(tasks=[CLICK], dense=[dict(columns="x", standardize=True)])
     source = dict(kind="csv", files=dict(train=path, valid=path))
     with pytest.raises(KeyboardInterrupt):
         prepare(features, source, tmp_path / "store", block_size=8, report=lambda _: None)

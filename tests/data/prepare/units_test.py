@@ -93,7 +93,7 @@ def test_small_files_share_a_unit_and_large_ones_are_cut(tmp_path, monkeypatch):
         numbers = join(list(found.split("train").blocks())).kept["n"].to_pylist()
         assert numbers == [str(i) for i in range(600)]
     a, b = (s.entries["train"]["statistics"] for s in (store, cut))
-    assert a["ids"] == b["ids"]
+    assert a["categorical"] == b["categorical"]
     assert a["list_lengths"]["max_total_per_run"] == b["list_lengths"]["max_total_per_run"]
 
 
@@ -115,7 +115,7 @@ def test_a_store_by_day_has_the_days_of_every_unit(tmp_path, small_units):
     some = store.split("train/2024-05-02:2024-05-03")
     assert join(list(some.blocks())).kept["n"].to_pylist() == [str(i) for i in range(100, 300)]
     whole = run(tmp_path / "whole", train, runner=Local(1)).split("train")
-    for key in ("rows", "tasks", "ids"):
+    for key in ("rows", "tasks", "categorical"):
         assert split.statistics[key] == whole.statistics[key]
     for key in ("max_total_per_run", "max_per_example"):
         assert split.statistics["list_lengths"][key] == whole.statistics["list_lengths"][key]
@@ -202,7 +202,7 @@ def test_with_null_values_the_store_is_that_of_empty_cells_and_skipped_records_a
     store = run(tmp_path / "store", train, features, **options, runner=Local(2))
     assert store.vocabulary("user")[0] == clean.vocabulary("user")[0]
     whole, expected = (join(list(s.split("train").blocks())) for s in (store, clean))
-    for name in ("labels", "floats", "ids", "list_values", "list_lengths"):
+    for name in ("labels", "dense", "ids", "list_values", "list_lengths"):
         np.testing.assert_array_equal(getattr(whole, name), getattr(expected, name))
     assert whole.kept == expected.kept
     assert whole.kept["day"].null_count
@@ -258,7 +258,7 @@ def test_lines_before_a_part_are_counted_once(tmp_path, monkeypatch):
 
 def test_a_worker_that_is_killed_is_told(tmp_path, small_units, monkeypatch):
     train = files(tmp_path / "raw", 20, 20)
-    monkeypatch.setattr(fit_unit, "learn", _killed)
+    monkeypatch.setattr(fit_unit, "fit", _killed)
     with pytest.raises(RunError, match=r"one of 2 processes .* was killed"):
         run(tmp_path / "store", train, runner=Local(2))
 
@@ -282,7 +282,7 @@ def test_with_a_key_no_raw_value_is_in_any_file(tmp_path):
     assert b"secret" in b"".join(content(tmp_path / "plain").values())
     everything = b"".join(content(tmp_path / "store").values())
     assert b"secret" not in everything
-    assert b"hidden" not in everything
+    assert b"mlp_units" not in everything
     assert b"horse" not in everything
 
     def keyed(value):
@@ -416,7 +416,7 @@ def test_a_split_is_looked_at_at_its_last_event(tmp_path):
     for split in ("train", "valid"):
         labels = join(list(store.split(split).blocks())).labels[:, 1]
         np.testing.assert_array_equal(labels, [0, 1, np.nan, np.nan])
-        assert store.split(split).statistics["tasks"]["buy"]["too_young"] == 2
+        assert store.split(split).statistics["tasks"]["buy"]["pending"] == 2
     later = prepare(
         features | dict(as_of="1970-01-01 04:30"), source, tmp_path / "later",
         report=lambda _: None,

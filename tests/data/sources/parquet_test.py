@@ -237,7 +237,7 @@ def test_columns_that_no_feature_names_are_not_read(tmp_path):
     unread = pa.array([[1.0, 2.0], None], pa.list_(pa.float32(), 2))  # which Arrow cannot read
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"label": [0, 1], "user": ["u", "v"], "unread": unread}), path)
-    features = dict(tasks=[dict(name="click", label="label")], ids=[dict(columns="user")])
+    features = dict(tasks=[dict(name="click", label="label")], categorical=[dict(columns="user")])
     source = dict(kind="parquet", files=dict(train=str(path)))
     store = prepare(features, source, tmp_path / "store", report=lambda _: None)
     assert store.vocabulary("user")[0] == ["u", "v"]
@@ -249,7 +249,7 @@ def test_columns_that_no_feature_names_are_not_read(tmp_path):
 def test_rows_are_counted_where_all_columns_are_in_the_names_of_directories(tmp_path):
     (tmp_path / "user=u" / "label=1").mkdir(parents=True)
     pq.write_table(pa.table({"other": [1, 2, 3]}), tmp_path / "user=u" / "label=1" / "a.parquet")
-    features = dict(tasks=[dict(name="click", label="label")], ids=[dict(columns="user")])
+    features = dict(tasks=[dict(name="click", label="label")], categorical=[dict(columns="user")])
     source = dict(kind="parquet", files=dict(train=str(tmp_path)))
     store = prepare(features, source, tmp_path / "store", report=lambda _: None)
     assert store.split("train").rows == 3

@@ -425,9 +425,9 @@ def test_prepared_tfrecords_are_the_store_of_the_same_csv(tmp_path):
     write_file(tmp_path / "a.tfrecord", records)
     features = dict(
         tasks=[dict(name="click", label="label")],
-        floats=[dict(columns="price", standardize=True)],
-        ids=[dict(columns="user", min_count=2)],
-        lists=[dict(columns="tags")],
+        dense=[dict(columns="price", standardize=True)],
+        categorical=[dict(columns="user", min_count=2)],
+        ragged=[dict(columns="tags")],
     )
     stores = {}
     for kind, name in (("csv", "a.csv"), ("tfrecord", "a.tfrecord")):
@@ -437,7 +437,7 @@ def test_prepared_tfrecords_are_the_store_of_the_same_csv(tmp_path):
     assert stores["csv"].schema == stores["tfrecord"].schema
     blocks = [list(store.split("train").blocks()) for store in stores.values()]
     for one, other in zip(*blocks, strict=True):
-        for field_name in ("floats", "ids", "list_lengths", "list_values", "labels"):
+        for field_name in ("dense", "ids", "list_lengths", "list_values", "labels"):
             np.testing.assert_array_equal(getattr(one, field_name), getattr(other, field_name))
 
 

@@ -22,7 +22,7 @@ from jaxrank.data.encode.encoder import Encoder
 from jaxrank.data.prepare.beam import Beam
 from jaxrank.data.prepare.passes import prepare
 from jaxrank.data.prepare.runners import Local
-from jaxrank.data.spec.entries import IdSpec, ListSpec
+from jaxrank.data.spec.entries import CategoricalSpec, RaggedSpec
 from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.statistics import new_values
 from jaxrank.data.statistics.split import Statistics
@@ -33,7 +33,7 @@ from jaxrank.errors import InputError
 small_units = pytest.fixture(preparations.small_units)
 
 COLUMNS = ["label", "mobile", "user"]
-FEATURES = dict(tasks=[TASK], ids=[dict(columns=["mobile", "user"])])
+FEATURES = dict(tasks=[TASK], categorical=[dict(columns=["mobile", "user"])])
 UNKNOWN = "To a model trained there they are unknown: is the column written as it was?"
 
 
@@ -82,7 +82,7 @@ def test_booleans_that_come_from_csv_after_parquet_are_told_once(tmp_path, day1,
         f"feature mobile: 100.00% of 240 values in {split} are not in the vocabulary of {day1}:"
         f" found 'True', 'False'; it has '0', '1'. {UNKNOWN}"
     ]
-    found = open_store(store.path).split(split).statistics["ids"]
+    found = open_store(store.path).split(split).statistics["categorical"]
     assert (found["mobile"]["new"], found["mobile"]["new_share"]) == (240, 1.0)
     assert (found["user"]["new"], found["user"]["new_share"]) == (0, 0.0)
     assert found["mobile"]["unknown"] == (0 if split == "train" else 240)
@@ -110,7 +110,7 @@ def test_half_of_the_values_must_be_new(tmp_path, day1, known, told):
     path = write_csv(tmp_path / "a.csv", rows)
     lines, store = warned(csv_source(train=path), tmp_path / "day2", day1)
     assert len(lines) == told
-    assert store.split("train").statistics["ids"]["user"]["new"] == 202 - known
+    assert store.split("train").statistics["categorical"]["user"]["new"] == 202 - known
     if told:
         assert f"feature user: {(202 - known) / 202:.2%} of 202 values" in lines[0]
 
@@ -127,14 +127,14 @@ def test_few_values_are_not_told_and_missing_ones_do_not_count(tmp_path, day1, f
 def test_a_feature_that_the_earlier_store_does_not_have_is_not_told(tmp_path, day1):
     columns = [*COLUMNS, "more"]
     rows = [[0, 1, "u1", f"m{i}"] for i in range(200)]
-    features = dict(tasks=[TASK], ids=[dict(columns=columns[1:])])
+    features = dict(tasks=[TASK], categorical=[dict(columns=columns[1:])])
     path = write_csv(tmp_path / "a.csv", rows, columns)
     lines, store = warned(csv_source(train=path), tmp_path / "day2", day1, features)
     assert lines == []
-    found = store.split("train").statistics["ids"]
+    found = store.split("train").statistics["categorical"]
     assert "new" not in found["more"]
     assert found["user"]["new"] == 0
-    first = open_store(day1).split("train").statistics["ids"]
+    first = open_store(day1).split("train").statistics["categorical"]
     assert not any("new" in column or "new_share" in column for column in first.values())
 
 
@@ -163,13 +163,13 @@ def test_a_day_that_is_written_otherwise_is_told(tmp_path, day1):
         "feature mobile: 100.00% of 480 values in train/2024-05-02, train/2024-05-03,"
         " train/2024-05-04 and 1 more are not in"
     ) in line
-    assert store.split("train").statistics["ids"]["mobile"]["new"] == 480
-    assert store.split("train/2024-05-01").statistics["ids"]["mobile"]["new"] == 0
+    assert store.split("train").statistics["categorical"]["mobile"]["new"] == 480
+    assert store.split("train/2024-05-01").statistics["categorical"]["mobile"]["new"] == 0
 
 
 def test_of_many_features_not_all_are_told(tmp_path):
     columns = ["label", *(f"c{i}" for i in range(25))]
-    features = dict(tasks=[TASK], ids=[dict(columns="c*")])
+    features = dict(tasks=[TASK], categorical=[dict(columns="c*")])
     rows = [[0] + [i % 2 == 0] * 25 for i in range(100)]
     first = write_parquet(tmp_path / "a.parquet", rows, columns)
     earlier = prepare(features, first, tmp_path / "day1", report=lambda _: None).path
@@ -202,12 +202,14 @@ def test_an_earlier_vocabulary_without_values_is_told(tmp_path):
 WIDE = ["label", "user", "pair", "tags", "item"]
 WIDE_FEATURES = dict(
     tasks=[TASK],
-    ids=[
+    categorical=[
         dict(columns="user", min_count=3),
         dict(columns="pair", length=2, separator=" "),
         dict(columns="item", table="item"),
     ],
-    lists=[dict(columns="tags", separator="|", table="item", max_length=3, on_overlong="truncate")],
+    ragged=[
+        dict(columns="tags", separator="|", table="item", max_length=3, on_overlong="truncate")
+    ],
 )
 
 
@@ -266,7 +268,7 @@ def test_what_is_counted_is_what_python_counts_in_any_number_of_processes(tmp_pa
     assert content(tmp_path / "one") == content(tmp_path / "two")
     assert one == two
     statistics = store.split("train").statistics
-    columns = statistics["ids"] | statistics["lists"]
+    columns = statistics["categorical"] | statistics["ragged"]
     wanted = new_of(rows, earlier)
     assert {name: (c["new"], c["new_share"]) for name, c in columns.items()} == {
         name: (new, share) for name, (new, share, _) in wanted.items()
@@ -373,9 +375,9 @@ def spelled(tmp_path, values):
     rows = pa.table({"label": np.zeros(len(values)), "v": values})
     pq.write_table(rows, tmp_path / "v.parquet")
     source = dict(kind="parquet", files=dict(train=str(tmp_path / "v.parquet")))
-    features = dict(tasks=[TASK], ids=[dict(columns="v")])
+    features = dict(tasks=[TASK], categorical=[dict(columns="v")])
     store = prepare(features, source, tmp_path / "store", report=lambda _: None)
-    return store.vocabulary("v")[0], store.split("train").statistics["ids"]["v"]["missing"]
+    return store.vocabulary("v")[0], store.split("train").statistics["categorical"]["v"]["missing"]
 
 
 @pytest.mark.parametrize(
@@ -430,12 +432,12 @@ def test_a_value_of_parquet_that_has_no_spelling_is_refused(tmp_path, values, fo
 def test_text_of_csv_is_a_value_as_it_is_written(tmp_path):
     cells = ["True", "true", "1", "1.0", "36.0", " 36", "007", '""', "", "2024-05-01"]
     (tmp_path / "a.csv").write_text("label,v\n" + "".join(f"0,{cell}\n" for cell in cells))
-    features = dict(tasks=[TASK], ids=[dict(columns="v")])
+    features = dict(tasks=[TASK], categorical=[dict(columns="v")])
     source = csv_source(train=str(tmp_path / "a.csv"))
     store = prepare(features, source, tmp_path / "store", report=lambda _: None)
     expected = sorted(cell for cell in cells if cell not in ("", '""'))
     assert store.vocabulary("v")[0] == expected
-    assert store.split("train").statistics["ids"]["v"]["missing"] == 2
+    assert store.split("train").statistics["categorical"]["v"]["missing"] == 2
 
 
 @pytest.mark.parametrize(
@@ -452,10 +454,10 @@ def test_the_value_of_a_directory_is_a_whole_number_where_all_are(tmp_path, dire
         (tmp_path / "raw" / f"v={name}").mkdir(parents=True)
         pq.write_table(pa.table({"label": [0]}), tmp_path / "raw" / f"v={name}" / "0.parquet")
     source = dict(kind="parquet", files=dict(train=str(tmp_path / "raw")))
-    features = dict(tasks=[TASK], ids=[dict(columns="v")])
+    features = dict(tasks=[TASK], categorical=[dict(columns="v")])
     store = prepare(features, source, tmp_path / "store", report=lambda _: None)
     assert store.vocabulary("v")[0] == expected
-    missing = store.split("train").statistics["ids"]["v"]["missing"]
+    missing = store.split("train").statistics["categorical"]["v"]["missing"]
     assert missing == len(directories) - len(expected)
 
 
@@ -467,7 +469,7 @@ def test_a_value_of_tfrecord_is_spelled_as_one_of_parquet(tmp_path):
     )
     (tmp_path / "a.tfrecord").write_bytes(framed(record))
     source = dict(kind="tfrecord", files=dict(train=str(tmp_path / "a.tfrecord")))
-    features = dict(tasks=[TASK], ids=[dict(columns=list(values))])
+    features = dict(tasks=[TASK], categorical=[dict(columns=list(values))])
     store = prepare(features, source, tmp_path / "store", report=lambda _: None)
     assert [store.vocabulary(name)[0] for name in values] == [["-5"], ["36"], ["36.0"], []]
 
@@ -476,7 +478,7 @@ def test_what_is_hashed_is_what_a_vocabulary_would_have(tmp_path):
     columns = {"label": [0, 1], "mobile": [True, False], "age": [36.0, 7.0]}
     pq.write_table(pa.table(columns), tmp_path / "v.parquet")
     features = dict(
-        tasks=[TASK], ids=[dict(columns=["mobile", "age"], encoding="hash", rows=10_000)]
+        tasks=[TASK], categorical=[dict(columns=["mobile", "age"], encoding="hash", rows=10_000)]
     )
     source = dict(kind="parquet", files=dict(train=str(tmp_path / "v.parquet")))
     store = prepare(features, source, tmp_path / "store", report=lambda _: None)
@@ -490,7 +492,7 @@ def test_what_is_hashed_is_what_a_vocabulary_would_have(tmp_path):
 def test_an_empty_id_within_a_list_is_refused(tmp_path):
     pq.write_table(pa.table({"label": [0], "v": [["a", ""]]}), tmp_path / "v.parquet")
     source = dict(kind="parquet", files=dict(train=str(tmp_path / "v.parquet")))
-    features = dict(tasks=[TASK], lists=[dict(columns="v")])
+    features = dict(tasks=[TASK], ragged=[dict(columns="v")])
     with pytest.raises(InputError, match="column v: must be a list without empty ids"):
         prepare(features, source, tmp_path / "store", report=lambda _: None)
 
@@ -499,7 +501,7 @@ def test_ids_in_lists_are_spelled_as_others(tmp_path):
     values = [[True, False, True], [], None]
     pq.write_table(pa.table({"label": [0, 1, 0], "v": values}), tmp_path / "v.parquet")
     source = dict(kind="parquet", files=dict(train=str(tmp_path / "v.parquet")))
-    features = dict(tasks=[TASK], lists=[dict(columns="v")])
+    features = dict(tasks=[TASK], ragged=[dict(columns="v")])
     store = prepare(features, source, tmp_path / "store", report=lambda _: None)
     assert store.vocabulary("v")[0] == ["1", "0"]
 
@@ -508,8 +510,11 @@ def test_an_encoder_counts_what_its_statistics_give_back():
     """Of each feature the ids that are not missing, before and after they are kept in a file."""
     features = FeatureSpec(
         tasks=(),
-        ids=(IdSpec(("user",), table="t"), IdSpec(("pair",), table="t", length=2, separator=" ")),
-        lists=(ListSpec(("tags",), table="t", separator="|"),),
+        categorical=(
+            CategoricalSpec(("user",), table="t"),
+            CategoricalSpec(("pair",), table="t", length=2, separator=" "),
+        ),
+        ragged=(RaggedSpec(("tags",), table="t", separator="|"),),
     )
     encoder = Encoder(
         features, {"t": Vocabulary(pa.array(["a", "b"]), np.ones(2, np.int64))}, {},
@@ -523,11 +528,11 @@ def test_an_encoder_counts_what_its_statistics_give_back():
     batch = pa.RecordBatch.from_pydict(columns)
     encoder.encode(Chunk(batch, "a.csv", numbered(1, batch.num_rows)))
     wanted = {
-        "ids": {
+        "categorical": {
             "user": new_values.NewValues(3, 2, ["b", "c"]),
             "pair": new_values.NewValues(6, 3, ["b", "c"]),
         },
-        "lists": {"tags": new_values.NewValues(3, 2, ["b", "c"])},
+        "ragged": {"tags": new_values.NewValues(3, 2, ["b", "c"])},
     }
     assert encoder.statistics.new == wanted
     state = json.loads(json.dumps(encoder.statistics.to_state()))

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrank.data.statistics import quantiles
-from jaxrank.data.statistics.quantiles import Quantiles
+from jaxrank.data.statistics.quantiles import QuantileSketch
 
 
 def of(*parts):
-    found = Quantiles()
+    found = QuantileSketch()
     for part in parts:
         found.add(np.asarray(part, np.float64))
     return found
@@ -57,7 +57,7 @@ def test_boundaries_depend_on_neither_order_nor_parts(values, random, cut, most_
         whole = of(values)
         shuffled = random.sample(values, len(values))
         parts = of(shuffled[:cut]), of(shuffled[cut:], [])
-        read = Quantiles.from_state(json.loads(json.dumps(parts[0].to_state())))
+        read = QuantileSketch.from_state(json.loads(json.dumps(parts[0].to_state())))
         read.merge(parts[1])
         for buckets in (2, 7, 50):
             expected = whole.boundaries(buckets)

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from jaxrank.data.chunk import Chunk, numbered
 from jaxrank.data.encode.encoder import Encoder
 from jaxrank.data.rejects import BadRows
-from jaxrank.data.spec.entries import FloatSpec, IdSpec, ListSpec, TaskSpec
+from jaxrank.data.spec.entries import CategoricalSpec, DenseSpec, RaggedSpec, TaskSpec
 from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.statistics import report
 from jaxrank.data.statistics import split as statistics_module
-from jaxrank.data.statistics.hyperloglog import Distinct
+from jaxrank.data.statistics.hyperloglog import HyperLogLog
 from jaxrank.data.statistics.list_lengths import ListLengths
 from jaxrank.data.statistics.new_values import NewValues, is_new
 from jaxrank.data.statistics.split import Moments, Statistics
@@ -25,9 +25,12 @@ from jaxrank.features import MAX_GROUP, MISSING_ROW, PAD, UNKNOWN_ROW
 
 FEATURES = FeatureSpec(
     tasks=(TaskSpec("click", label=""), TaskSpec("buy", label="")),
-    floats=(FloatSpec(("x",)), FloatSpec(("y",))),
-    ids=(IdSpec(("word",)), IdSpec(("pair",), encoding="integer", length=2)),
-    lists=(ListSpec(("tags",)), ListSpec(("seen",), encoding="integer")),
+    dense=(DenseSpec(("x",)), DenseSpec(("y",))),
+    categorical=(
+        CategoricalSpec(("word",)),
+        CategoricalSpec(("pair",), encoding="integer", length=2),
+    ),
+    ragged=(RaggedSpec(("tags",)), RaggedSpec(("seen",), encoding="integer")),
 )
 
 
@@ -52,20 +55,20 @@ def count(statistics, data, start, stop):
     statistics.add(labels[part].astype(np.float32), floats[part], lengths[part].astype(np.int32))
     for i, missing in enumerate((MISSING_ROW, PAD)):
         rows = ids[i][part].astype(np.int32)
-        statistics.add_rows("ids", i, rows)
+        statistics.add_rows("categorical", i, rows)
         statistics.id_missing[i] += (rows == missing).sum()
         statistics.id_unknown[i] += (rows == UNKNOWN_ROW).sum() * (i == 0)
         if i == 0:
             found = NewValues(int((rows != missing).sum()), int(is_new(rows, 30).sum()), ["one"])
-            statistics.new["ids"].setdefault("word", NewValues()).merge(found)
+            statistics.new["categorical"].setdefault("word", NewValues()).merge(found)
         pieces = lists[i][part]
         rows = np.concatenate([np.zeros(0, np.int32), *pieces]).astype(np.int32)
-        statistics.add_rows("lists", i, rows)
+        statistics.add_rows("ragged", i, rows)
         statistics.list_unknown[i] += (rows == UNKNOWN_ROW).sum() * (i == 0)
         if i == 0:
             found = NewValues(rows.size, int(is_new(rows, 20).sum()), ["two"])
-            statistics.new["lists"].setdefault("tags", NewValues()).merge(found)
-    for attribute in ("too_young", "id_out_of_range", "list_out_of_range"):
+            statistics.new["ragged"].setdefault("tags", NewValues()).merge(found)
+    for attribute in ("pending", "id_out_of_range", "list_out_of_range"):
         getattr(statistics, attribute)[1] += stop - start
     statistics.list_truncated[0] += 3 * (stop - start)
     statistics.list_truncated_lists[0] += stop - start
@@ -74,10 +77,10 @@ def count(statistics, data, start, stop):
 def expected(data, rows):
     """The numbers that people read, with loops over Python's numbers."""
     labels, floats, ids, lengths, lists = (list(part) for part in data)
-    tree = {"rows": rows, "tasks": {}, "floats": {}, "ids": {}, "lists": {}}
+    tree = {"rows": rows, "tasks": {}, "dense": {}, "categorical": {}, "ragged": {}}
     for i, name in enumerate(("click", "buy")):
         known = [row[i] for row in labels if not math.isnan(row[i])]
-        found = {"known": len(known), "positives": known.count(1), "too_young": rows * i}
+        found = {"known": len(known), "positives": known.count(1), "pending": rows * i}
         tree["tasks"][name] = found
     for i, name in enumerate(("x", "y")):
         values = [row[i] for row in floats if not math.isnan(row[i])]
@@ -86,25 +89,25 @@ def expected(data, rows):
             mean = math.fsum(values) / len(values)
             std = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / len(values))
             found |= dict(mean=mean, std=std, min=min(values), max=max(values))
-        tree["floats"][name] = found
+        tree["dense"][name] = found
     for i, name in enumerate(("word", "pair")):
         flat = [int(v) for row in ids[i] for v in row]
         missing = flat.count(int(PAD) if i else MISSING_ROW)
         unknown = 0 if i else flat.count(UNKNOWN_ROW)
         values = set(flat) - ({int(PAD)} if i else {MISSING_ROW, UNKNOWN_ROW})
-        tree["ids"][name] = dict(
+        tree["categorical"][name] = dict(
             ids=len(flat), missing=missing, unknown=unknown, out_of_range=rows * i,
             unknown_share=unknown / max(len(flat) - missing, 1), distinct=len(values),
         )  # fmt: skip
         if i == 0:
             new = sum(v == UNKNOWN_ROW or v >= 30 for v in flat)
-            tree["ids"][name] |= dict(new=new, new_share=new / max(len(flat) - missing, 1))
+            tree["categorical"][name] |= dict(new=new, new_share=new / max(len(flat) - missing, 1))
     for i, name in enumerate(("tags", "seen")):
         flat = [int(v) for row in lists[i] for v in row]
         unknown = 0 if i else flat.count(UNKNOWN_ROW)
         values = set(flat) - (set() if i else {MISSING_ROW, UNKNOWN_ROW})
         sizes = sorted(len(row) for row in lists[i])
-        tree["lists"][name] = dict(
+        tree["ragged"][name] = dict(
             ids=len(flat), mean=len(flat) / max(rows, 1), max=max(sizes, default=0),
             empty=sizes.count(0), unknown=unknown, unknown_share=unknown / max(len(flat), 1),
             out_of_range=rows * i, distinct=len(values),
@@ -114,7 +117,7 @@ def expected(data, rows):
         )  # fmt: skip
         if i == 0:
             new = sum(v == UNKNOWN_ROW or v >= 20 for v in flat)
-            tree["lists"][name] |= dict(new=new, new_share=new / max(len(flat), 1))
+            tree["ragged"][name] |= dict(new=new, new_share=new / max(len(flat), 1))
     return tree
 
 
@@ -187,9 +190,11 @@ def test_what_was_merged_is_what_json_gives_back():
 
 
 def test_statistics_of_other_features_are_not_merged():
-    other = FeatureSpec(tasks=FEATURES.tasks, ids=FEATURES.ids, lists=FEATURES.lists)
+    other = FeatureSpec(
+        tasks=FEATURES.tasks, categorical=FEATURES.categorical, ragged=FEATURES.ragged
+    )
     pair = [Statistics(features).summary() for features in (FEATURES, other)]
-    with pytest.raises(InputError, match=r"same floats: found \['x', 'y'\] and \[\]"):
+    with pytest.raises(InputError, match=r"same dense: found \['x', 'y'\] and \[\]"):
         statistics_module.merged(pair)
 
 
@@ -197,14 +202,14 @@ def test_statistics_of_other_features_are_not_merged():
     "damage",
     [
         lambda tree: tree.pop("mergeable"),
-        lambda tree: tree["mergeable"]["ids"].update(seen={}),
-        lambda tree: tree["mergeable"]["ids"]["seen"].update(data="AAAA"),
-        lambda tree: tree["mergeable"]["ids"].update(few=[[7]]),
-        lambda tree: tree["mergeable"]["lists"]["registers"].update(data="eJwDAAAAAAE="),
+        lambda tree: tree["mergeable"]["categorical"].update(seen={}),
+        lambda tree: tree["mergeable"]["categorical"]["seen"].update(data="AAAA"),
+        lambda tree: tree["mergeable"]["categorical"].update(few=[[7]]),
+        lambda tree: tree["mergeable"]["ragged"]["registers"].update(data="eJwDAAAAAAE="),
         lambda tree: tree["list_lengths"].update(covariance=[1.0]),
         lambda tree: tree["list_lengths"].update(max_per_example=[]),
-        lambda tree: tree["lists"]["tags"].pop("ids"),
-        lambda tree: tree.update(floats=3),
+        lambda tree: tree["ragged"]["tags"].pop("ids"),
+        lambda tree: tree.update(dense=3),
     ],
 )
 def test_damaged_statistics_are_refused_with_their_place(damage):
@@ -300,13 +305,13 @@ def test_lengths_are_restored_from_their_state(lists):
 def test_the_state_of_a_thousand_lists_is_small():
     random = np.random.default_rng(6)
     features = FeatureSpec(
-        tasks=FEATURES.tasks, lists=tuple(ListSpec((f"l{i}",)) for i in range(1000))
+        tasks=FEATURES.tasks, ragged=tuple(RaggedSpec((f"l{i}",)) for i in range(1000))
     )
     statistics = Statistics(features)
     lengths = random.poisson(8, (700, 1000)).astype(np.int32)
     statistics.add(np.zeros((700, 2), np.float32), np.zeros((700, 0)), lengths)
     for i, total in enumerate(lengths.sum(axis=0)):
-        statistics.add_rows("lists", i, random.integers(0, 10**6, total).astype(np.int32))
+        statistics.add_rows("ragged", i, random.integers(0, 10**6, total).astype(np.int32))
     tree = statistics.to_state()
     assert len(json.dumps(tree)) < 9 << 20
     again = Statistics.from_state(features, through_json(tree))
@@ -346,7 +351,7 @@ def test_a_part_without_values_changes_no_moments():
 
 
 def distinct(*parts):
-    found = Distinct(1)
+    found = HyperLogLog(1)
     for part in parts:
         found.add(0, np.asarray(part, np.int32))
     return found
@@ -382,14 +387,14 @@ def test_what_is_kept_of_distinct_rows_depends_on_the_rows_alone():
     merged = distinct()
     assert len(set(rows[:10])) == parts[0].counts()
     for part in parts[::-1]:
-        merged.merge(Distinct.from_state(through_json(part.to_state())))
+        merged.merge(HyperLogLog.from_state(through_json(part.to_state())))
     assert merged.to_state() == whole.to_state()
     assert distinct(random.permutation(rows), rows[:999]).to_state() == whole.to_state()
     assert distinct(rows[rows != 3]).to_state() != whole.to_state()
 
 
 def test_each_column_counts_its_own_rows():
-    found = Distinct(3)
+    found = HyperLogLog(3)
     found.add(0, np.arange(100, dtype=np.int32))
     found.add(2, np.arange(5000, 5010, dtype=np.int32).reshape(5, 2)[:, 1:])  # not contiguous
     assert found.counts().tolist() == [100, 0, 5]
@@ -398,12 +403,14 @@ def test_each_column_counts_its_own_rows():
 
 
 def test_no_more_rows_are_told_than_there_are_ids():
-    features = FeatureSpec(tasks=FEATURES.tasks, ids=(IdSpec(("key",), encoding="integer"),))
+    features = FeatureSpec(
+        tasks=FEATURES.tasks, categorical=(CategoricalSpec(("key",), encoding="integer"),)
+    )
     for seed in range(8):
         statistics = Statistics(features)
         rows = 10**6 * seed + np.arange(20_000, 60_000, dtype=np.int32)[:, None]
-        statistics.add_rows("ids", 0, rows)
-        found = statistics.summary()["ids"]["key"]
+        statistics.add_rows("categorical", 0, rows)
+        found = statistics.summary()["categorical"]["key"]
         assert 38_000 <= found["distinct"] <= found["ids"] == 40_000
 
 
@@ -413,7 +420,7 @@ def test_no_more_rows_are_told_than_there_are_ids():
 def lists_of(cells, **fields):
     features = FeatureSpec(
         tasks=(TaskSpec("click", label="label"),),
-        lists=(ListSpec(("l",), table="t", encoding="integer", rows=10, **fields),),
+        ragged=(RaggedSpec(("l",), table="t", encoding="integer", rows=10, **fields),),
     )
     batch = pa.RecordBatch.from_pydict({"label": [1] * len(cells), "l": cells})
     encoder = Encoder(features, {}, {}, Statistics(features))
@@ -425,7 +432,7 @@ def test_lists_that_are_cut_are_counted_with_the_ids_that_they_lose():
     encoder, chunk = lists_of(cells, max_length=2, on_overlong="truncate")
     encoder.encode(chunk)
     encoder.encode(chunk)
-    found = encoder.statistics.summary()["lists"]["l"]
+    found = encoder.statistics.summary()["ragged"]["l"]
     assert (found["truncated_lists"], found["truncated_ids"]) == (4, 6)
     assert found["truncated_share"] == 4 / 10
     assert (found["ids"], found["distinct"]) == (14, 6)  # 1, 2, 5, 6, 7, 9
@@ -447,13 +454,13 @@ def test_a_chunk_that_is_refused_does_not_count():
 def told(features, new=None, **change):
     statistics = Statistics(features)
     n = 200
-    lengths = np.zeros((n, len(features.lists)), np.int32)
+    lengths = np.zeros((n, len(features.ragged)), np.int32)
     lengths[:3] = 40
-    floats = np.ones((n, len(features.floats)))
+    floats = np.ones((n, len(features.dense)))
     floats[:25] = np.nan
     statistics.add(np.ones((n, len(features.tasks)), np.float32), floats, lengths)
-    for i in range(len(features.ids)):
-        statistics.add_rows("ids", i, np.full((n, 1), 7, np.int32))
+    for i in range(len(features.categorical)):
+        statistics.add_rows("categorical", i, np.full((n, 1), 7, np.int32))
     for attribute, (index, value) in change.items():
         getattr(statistics, attribute)[index] = value
     for kind, found in (new or {}).items():
@@ -464,17 +471,17 @@ def told(features, new=None, **change):
 def test_a_report_of_few_features_has_a_table_for_each_kind():
     features = FeatureSpec(
         tasks=(TaskSpec("click", label=""), TaskSpec("buy", label="")),
-        floats=(FloatSpec(("x",)), FloatSpec(("a_long_name",))),
-        ids=(IdSpec(("word",)), IdSpec(("key",))),
-        lists=(ListSpec(("tags",)),),
+        dense=(DenseSpec(("x",)), DenseSpec(("a_long_name",))),
+        categorical=(CategoricalSpec(("word",)), CategoricalSpec(("key",))),
+        ragged=(RaggedSpec(("tags",)),),
     )
     lines = told(
         features, id_unknown=(1, 50), id_missing=(1, 100), list_out_of_range=(0, 1234),
-        list_truncated_lists=(0, 5), too_young=(1, 1500),
+        list_truncated_lists=(0, 5), pending=(1, 1500),
     )  # fmt: skip
     assert lines == [
         "click: 200 labels, 100.00% positive",
-        "buy: 200 labels, 100.00% positive, 1,500 too young",
+        "buy: 200 labels, 100.00% positive, 1,500 pending",
         "floats       missing  mean  deviation  least  most",
         "x             12.50%     1          0      1     1",
         "a_long_name   12.50%     1          0      1     1",
@@ -490,9 +497,9 @@ def test_a_report_of_few_features_has_a_table_for_each_kind():
 def test_a_report_of_many_features_names_the_worst():
     features = FeatureSpec(
         tasks=(TaskSpec("click", label=""),),
-        floats=tuple(FloatSpec((f"x{i}",)) for i in range(5)),
-        ids=tuple(IdSpec((f"c{i}",)) for i in range(500)),
-        lists=tuple(ListSpec((f"l{i}",)) for i in range(500)),
+        dense=tuple(DenseSpec((f"x{i}",)) for i in range(5)),
+        categorical=tuple(CategoricalSpec((f"c{i}",)) for i in range(500)),
+        ragged=tuple(RaggedSpec((f"l{i}",)) for i in range(500)),
     )
     lines = told(
         features, id_unknown=([8, 3, 4, 5], [20, 40, 30, 10]), list_truncated_lists=(77, 100),
@@ -509,10 +516,10 @@ def test_a_report_of_many_features_names_the_worst():
 def test_values_that_an_earlier_store_does_not_have_are_told_of_each_feature_that_it_has():
     features = FeatureSpec(
         tasks=FEATURES.tasks,
-        ids=(IdSpec(("word",)), IdSpec(("key",))),
-        lists=(ListSpec(("tags",)), ListSpec(("seen",))),
+        categorical=(CategoricalSpec(("word",)), CategoricalSpec(("key",))),
+        ragged=(RaggedSpec(("tags",)), RaggedSpec(("seen",))),
     )
-    new = dict(ids={"key": NewValues(200, 150)}, lists={"tags": NewValues(120, 3)})
+    new = dict(categorical={"key": NewValues(200, 150)}, ragged={"tags": NewValues(120, 3)})
     assert told(features, new=new)[2:] == [
         "ids   missing  unknown     new  distinct, about",
         "word    0.00%    0.00%       -                1",
@@ -521,13 +528,15 @@ def test_values_that_an_earlier_store_does_not_have_are_told_of_each_feature_tha
         "tags   0.60       0    0   40    40  98.50%    0.00%  2.50%                0  0.00%",
         "seen   0.60       0    0   40    40  98.50%    0.00%      -                0  0.00%",
     ]
-    many = FeatureSpec(tasks=FEATURES.tasks, ids=tuple(IdSpec((f"c{i}",)) for i in range(30)))
-    lines = told(many, new=dict(ids={"c7": NewValues(200, 50), "c9": NewValues(200, 150)}))
+    many = FeatureSpec(
+        tasks=FEATURES.tasks, categorical=tuple(CategoricalSpec((f"c{i}",)) for i in range(30))
+    )
+    lines = told(many, new=dict(categorical={"c7": NewValues(200, 50), "c9": NewValues(200, 150)}))
     assert "2 ids: 50.00% new, most in c9 (75.00%), c7 (25.00%)" in lines
 
 
 def test_a_float_without_values_is_told_as_such():
-    features = FeatureSpec(tasks=FEATURES.tasks, floats=(FloatSpec(("x",)),))
+    features = FeatureSpec(tasks=FEATURES.tasks, dense=(DenseSpec(("x",)),))
     statistics = Statistics(features)
     statistics.add(np.ones((4, 2), np.float32), np.full((4, 1), np.nan), np.zeros((4, 0), np.int32))
     line = report.lines(through_json(statistics.summary()))[-1]

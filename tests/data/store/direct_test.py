@@ -25,14 +25,14 @@ FEATURES = dict(
         dict(name="click", label="label", weight="importance"),
         dict(name="buy", label="bought"),
     ],
-    floats=[dict(columns="f*", log=True, missing_indicator=True)],
-    ids=[
+    dense=[dict(columns="f*", log=True, missing_indicator=True)],
+    categorical=[
         dict(columns="user", encoding="integer", rows=40, on_bad_id="oov"),
         dict(columns="site", encoding="hash", rows=50, salt="s"),
         dict(columns="hour", encoding="integer", rows=24),
         dict(columns="pair", encoding="integer", rows=9, length=2),
     ],
-    lists=[
+    ragged=[
         dict(columns="tags", encoding="integer", rows=30, max_length=6, on_overlong="truncate"),
         dict(columns="seen", table="user", weights="w", encoding="integer", rows=40)
         | dict(on_bad_id="oov"),
@@ -92,7 +92,7 @@ def small_blocks(monkeypatch):
 
 
 def batch_arrays(batch):
-    flat = {"floats": batch.floats, "labels": batch.labels, "weights": batch.weights}
+    flat = {"floats": batch.dense, "labels": batch.labels, "weights": batch.weights}
     flat |= {f"ids {name}": array for name, array in batch.ids.items()}
     for name, lists in batch.lists.items():
         flat |= {f"{name} {field}": array for field, array in lists._asdict().items()}
@@ -109,7 +109,7 @@ def assert_same_batch(one, other):
 def train_batches(store, **changed):
     lay = layout(store.schema, {table.name: 8 for table in store.schema.tables})
     options = dict(
-        batch_size=64, steps_per_call=2, seed=5, shards=4, window_blocks=2, num_workers=0,
+        batch_size=64, steps_per_execution=2, seed=5, shards=4, window_blocks=2, num_workers=0,
         prefetch_batches=2, list_slack=8.0, on_overflow="error", num_steps=100,
     )  # fmt: skip
     return TrainBatches(store.split("train"), lay, **options | changed)
@@ -208,7 +208,7 @@ def test_a_row_group_is_read_once_for_blocks_that_are_read_in_order(data, monkey
 
 
 def test_the_fingerprint_is_of_the_data_and_not_of_its_place(tmp_path):
-    features = FEATURES | {"lists": []}
+    features = FEATURES | {"ragged": []}
     found = []
     for place, seed in (("here", 3), ("there", 3), ("other", 4)):
         path = tmp_path / place / "hour=7" / "part-0.parquet"
@@ -230,7 +230,7 @@ def test_a_bad_value_is_named_with_its_row_in_the_file(tmp_path):
     pq.write_table(pa.table(columns), path, row_group_size=2 * _BLOCK)
     features = dict(
         tasks=[dict(name="click", label="label")],
-        ids=[dict(columns="user", encoding="integer", rows=40)],
+        categorical=[dict(columns="user", encoding="integer", rows=40)],
     )
     source = dict(kind="parquet", files=dict(train=str(path)))
     split = open_direct(features, source).split("train")
@@ -257,15 +257,15 @@ def open_and_forget(split):
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        (dict(ids=[dict(columns="site")]), "'site' must have encoding='integer' or 'hash'"),
-        (dict(lists=[dict(columns="tags")]), "'tags' must have encoding='integer' or 'hash'"),
-        (dict(floats=[dict(columns="f1", standardize=True)]), "must be learned .*found f1"),
+        (dict(categorical=[dict(columns="site")]), "'site' must have encoding='integer' or 'hash'"),
+        (dict(ragged=[dict(columns="tags")]), "'tags' must have encoding='integer' or 'hash'"),
+        (dict(dense=[dict(columns="f1", standardize=True)]), "must be learned .*found f1"),
         (
-            dict(ids=[dict(columns="f1", encoding="bucket", buckets=4)], floats=[]),
+            dict(categorical=[dict(columns="f1", encoding="bucket", buckets=4)], dense=[]),
             "must be learned .*found f1",
         ),
         (dict(time="hour", by_day=True), r"features\.by_day: must be False"),
-        (dict(ids=[dict(columns="no", encoding="hash", rows=9)]), "'no' matches no column"),
+        (dict(categorical=[dict(columns="no", encoding="hash", rows=9)]), "'no' matches no column"),
     ],
 )
 def test_what_must_be_learned_needs_prepare(data, changed, message):

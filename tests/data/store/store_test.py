@@ -39,7 +39,7 @@ def block(rows=100, lists=2, seed=0, weighted=True):
     lengths = rng.integers(0, 4, (rows, lists)).astype(np.int32)
     total = int(lengths.sum())
     return Examples(
-        floats=rng.normal(size=(rows, 3)).astype(np.float32),
+        dense=rng.normal(size=(rows, 3)).astype(np.float32),
         ids=rng.integers(0, 9, (rows, 4)).astype(np.int32),
         list_lengths=lengths,
         list_values=rng.integers(0, 9, total).astype(np.int32),
@@ -276,7 +276,7 @@ def test_a_store_of_which_no_server_tells_is_named():
 
 def test_the_schema_comes_back_exactly(tmp_path):
     assert write(tmp_path / "s", [block()]).schema == SCHEMA
-    assert open_store(tmp_path / "s").schema.floats[0].std == np.nextafter(2.5, 3)
+    assert open_store(tmp_path / "s").schema.dense[0].std == np.nextafter(2.5, 3)
 
 
 # Vocabularies.

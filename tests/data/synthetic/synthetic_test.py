@@ -12,9 +12,9 @@ from jaxrank.errors import InputError
 
 _ARGUMENTS = {
     "seed": 3,
-    "floats": 6,
-    "ids": (7, 1000, 50_000_000),
-    "lists": (
+    "dense": 6,
+    "categorical": (7, 1000, 50_000_000),
+    "ragged": (
         {"rows": 5000, "mean_length": 4},
         {"rows": 100, "mean_length": 2.5, "weighted": True},
     ),
@@ -164,7 +164,7 @@ def test_ranks_are_in_range_and_the_first_has_the_share_of_its_power_law(exponen
 
 
 def test_splits_share_the_planted_effects():
-    arguments = {"seed": 0, "floats": 0, "ids": (3,), "lists": ()}
+    arguments = {"seed": 0, "dense": 0, "categorical": (3,), "ragged": ()}
     source = generated(rows={"a": 5000, "b": 5000}, **arguments)
 
     def by_id(split):
@@ -194,7 +194,7 @@ def test_rows_are_in_order_of_time_and_spread_evenly_over_the_days_of_their_spli
     source = generated(
         rows={"train": 70_000, "valid": 1000, "test": 500},
         seed=1,
-        floats=1,
+        dense=1,
         days={"train": 7, "valid": 1, "test": 1},
         first_day={"valid": 7, "test": 8},
     )
@@ -212,7 +212,7 @@ def test_rows_are_in_order_of_time_and_spread_evenly_over_the_days_of_their_spli
 
 
 def test_every_split_has_the_same_days_unless_it_is_said():
-    source = generated(rows={"a": 100, "b": 10}, seed=1, floats=1, days=3, first_day={"b": 2})
+    source = generated(rows={"a": 100, "b": 10}, seed=1, dense=1, days=3, first_day={"b": 2})
     found = [_columns(source, split, "time")[0] // _DAY - _START // _DAY for split in "ab"]
     assert [sorted(set(days.tolist())) for days in found] == [[0, 1, 2], [2, 3, 4]]
 
@@ -227,7 +227,7 @@ def test_times_and_delays_change_nothing_else():
 
 
 def test_a_conversion_comes_an_exponential_time_after_its_click():
-    source = generated(rows={"train": 100_000}, seed=2, floats=2, days=2, delay_hours=5)
+    source = generated(rows={"train": 100_000}, seed=2, dense=2, days=2, delay_hours=5)
     converted, at, click_at = _columns(source, "train", "conversion", "conversion_time", "time")
     np.testing.assert_array_equal(np.isnan(at), converted != 1)
     delays = (at - click_at)[converted == 1] / 3600
@@ -242,7 +242,7 @@ def test_a_conversion_comes_an_exponential_time_after_its_click():
 def test_the_intercept_moves_by_the_drift_over_a_day():
     signal, drift, days = 1.5, 0.2, 2000
     source = generated(
-        rows={"train": days * 8}, seed=5, floats=0, signal=signal, days=days, drift=drift
+        rows={"train": days * 8}, seed=5, dense=0, signal=signal, days=days, drift=drift
     )
     p, time = _columns(source, "train", "p_click", "time")
     logit = np.log(p / (1 - p))
@@ -260,7 +260,7 @@ def test_effects_move_by_the_drift_over_a_day():
     """Of one id column: what each id adds to the logit, beyond what moves for all."""
     signal, drift, days = 1.5, 0.2, 200
     source = generated(
-        rows={"train": days * 500}, seed=6, floats=0, ids=(5,), exponent=0, signal=signal,
+        rows={"train": days * 500}, seed=6, dense=0, categorical=(5,), exponent=0, signal=signal,
         days=days, drift=drift,
     )  # fmt: skip
     p, ids, time = _columns(source, "train", "p_click", "c0", "time")
@@ -279,7 +279,7 @@ def test_effects_move_by_the_drift_over_a_day():
 
 
 def test_labels_are_drawn_with_the_probabilities_of_their_time():
-    source = generated(rows={"train": 120_000}, seed=7, floats=3, days=30, drift=0.3)
+    source = generated(rows={"train": 120_000}, seed=7, dense=3, days=30, drift=0.3)
     click, p, time = _columns(source, "train", "click", "p_click", "time")
     means = []
     for day in range(0, 30, 3):
@@ -292,7 +292,7 @@ def test_labels_are_drawn_with_the_probabilities_of_their_time():
 
 def test_drift_is_the_same_at_the_same_time_in_every_split_and_for_any_number_of_days():
     def paths(split, **days):
-        source = generated(rows={"a": 4000, "b": 4000}, seed=3, floats=0, drift=0.5, **days)
+        source = generated(rows={"a": 4000, "b": 4000}, seed=3, dense=0, drift=0.5, **days)
         p, time = _columns(source, split, "p_conversion", "time")
         return np.interp(_START + _DAY * np.arange(4, 8, 0.25), time, p)
 
@@ -324,30 +324,33 @@ def test_a_share_of_the_negatives_is_kept_and_the_rest_stays_as_it_is():
     [
         ({"click_rate": 1.0}, r"source\.click_rate must be above 0 and below 1: found 1\.0"),
         ({"missing": -0.5}, r"source\.missing must be at least 0 and below 1: found -0\.5"),
-        ({"ids": (5, 0)}, r"source\.ids\[1\] must be at least 1 and at most 2147483647: found 0"),
+        (
+            {"categorical": (5, 0)},
+            r"source\.categorical\[1\] must be at least 1 and at most 2147483647: found 0",
+        ),
         ({"rows": {"train": -1}}, r"source\.rows\.train must be at least 0: found -1"),
         ({"rows": {}}, r"source\.rows must be a dict with an entry: found \{\}"),
         ({"rows": 5}, r"source\.rows must be a dict: found 5"),
         ({"seed": -1}, r"source\.seed must be at least 0: found -1"),
-        ({"floats": -1}, r"source\.floats must be at least 0: found -1"),
-        ({"floats": 1.5}, r"source\.floats must be a whole number: found 1\.5"),
-        ({"ids": 5}, r"source\.ids must be a list: found 5"),
-        ({"ids": ("x",)}, r"source\.ids\[0\] must be a whole number: found 'x'"),
+        ({"dense": -1}, r"source\.dense must be at least 0: found -1"),
+        ({"dense": 1.5}, r"source\.dense must be a whole number: found 1\.5"),
+        ({"categorical": 5}, r"source\.categorical must be a list: found 5"),
+        ({"categorical": ("x",)}, r"source\.categorical\[0\] must be a whole number: found 'x'"),
         ({"exponent": -1}, r"source\.exponent must be at least 0: found -1"),
         ({"signal": float("nan")}, r"source\.signal must be a finite number: found nan"),
         ({"missing": "0.1"}, r"source\.missing must be a number: found '0\.1'"),
-        ({"lists": [5]}, r"source\.lists\[0\] must be a dict: found 5"),
+        ({"ragged": [5]}, r"source\.ragged\[0\] must be a dict: found 5"),
         (
-            {"lists": [{"rows": 0, "mean_length": 1}]},
-            r"source\.lists\[0\]\.rows must be at least 1 and at most 2147483647: found 0",
+            {"ragged": [{"rows": 0, "mean_length": 1}]},
+            r"source\.ragged\[0\]\.rows must be at least 1 and at most 2147483647: found 0",
         ),
         (
-            {"lists": [{"rows": 5, "mean_length": -1}]},
-            r"source\.lists\[0\]\.mean_length must be above 0: found -1",
+            {"ragged": [{"rows": 5, "mean_length": -1}]},
+            r"source\.ragged\[0\]\.mean_length must be above 0: found -1",
         ),
         (
-            {"lists": [{"rows": 5, "mean_length": 1, "weighted": "yes"}]},
-            r"source\.lists\[0\]\.weighted must be True or False: found 'yes'",
+            {"ragged": [{"rows": 5, "mean_length": 1, "weighted": "yes"}]},
+            r"source\.ragged\[0\]\.weighted must be True or False: found 'yes'",
         ),
         ({"negative_rate": 0}, r"source\.negative_rate must be above 0 and at most 1: found 0"),
         ({"drift": -1}, r"source\.drift must be at least 0: found -1"),
@@ -364,10 +367,10 @@ def test_a_share_of_the_negatives_is_kept_and_the_rest_stays_as_it_is():
             {"rows": {"a": 1, "b": 1}, "days": {"a": 1, "b": 0}},
             r"source\.days must be 0 for all splits or for none",
         ),
-        ({"lists": [{"rows": 5}]}, r"source\.lists\[0\]\.mean_length is missing"),
+        ({"ragged": [{"rows": 5}]}, r"source\.ragged\[0\]\.mean_length is missing"),
         (
-            {"lists": [{"rows": 5, "mean_length": 1, "x": 1}]},
-            r"no such field: source\.lists\[0\]\.x",
+            {"ragged": [{"rows": 5, "mean_length": 1, "x": 1}]},
+            r"no such field: source\.ragged\[0\]\.x",
         ),
     ],
 )

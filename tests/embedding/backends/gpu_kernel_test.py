@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from embeddings import make, random_grads, reference_rule
+from embeddings import make, random_grads, reference_row_optimizer
 from sharded import logical, new_tables, update
 
-from jaxrank.embedding import make_rule
+from jaxrank.embedding import make_row_optimizer
 from jaxrank.embedding.backends import gpu_kernel
 from jaxrank.features import PAD
 
@@ -46,7 +46,7 @@ def case(key, dim, *, has_index=True, is_rate_per_id=False):
         given["index"] = index.astype(np.int32)
         given["scale"] = rng.choice(np.float32([0.5, 1, 2]), count)
     rates = RATE * np.float32(1 + key % 3)
-    given["rate"] = rates if is_rate_per_id else np.float32(RATE)
+    given["learning_rate"] = rates if is_rate_per_id else np.float32(RATE)
     given["scalars"] = (np.int32(STEP),)
     return given
 
@@ -63,8 +63,8 @@ def sums_of(given):
         if at != PAD:
             vector += np.concatenate(given["sources"]).astype(np.float64)[at] * scale
         before = found[key][0] if key in found else 0.0
-        rate = np.broadcast_to(given["rate"], len(given["key"]))[i]
-        found[key] = before + vector, given["place"][i], rate
+        learning_rate = np.broadcast_to(given["learning_rate"], len(given["key"]))[i]
+        found[key] = before + vector, given["place"][i], learning_rate
     return found.values()
 
 
@@ -79,26 +79,26 @@ def program(change, chunk=CHUNK):
 
 def rule_and_arrays(name, dim):
     """What is done to rows, and arrays (rows, slots) to do it to."""
-    rule = make_rule(name, **{"ftrl": {"l1": 0.01, "l2": 0.02}}.get(name, {}))
+    row_optimizer = make_row_optimizer(name, **{"ftrl": {"l1": 0.01, "l2": 0.02}}.get(name, {}))
     slots = {
         slot: np.full((ROWS, dim) if is_wide else ROWS, first, np.float32)
-        for slot, (is_wide, first) in rule.slots.items()
+        for slot, (is_wide, first) in row_optimizer.slots.items()
     }
     rows = np.random.default_rng(0).normal(size=(ROWS, dim)).astype(np.float32)
 
-    def change(found, sums, rate, step):
-        return rule.change(*found, sums, rate, step)
+    def change(found, sums, learning_rate, step):
+        return row_optimizer.change(*found, sums, learning_rate, step)
 
     return change, (rows, slots)
 
 
-def row_after(name, row, slots, gradient, rate):
+def row_after(name, row, slots, gradient, learning_rate):
     if name == "sgd":
-        return row - rate * gradient, {}
+        return row - learning_rate * gradient, {}
     if name == "adagrad":
         total = slots["accumulator"] + gradient**2
-        return row - rate * gradient / np.sqrt(total + 1e-7), {"accumulator": total}
-    after, new = reference_rule(name, row, dict(slots), gradient, rate, STEP)
+        return row - learning_rate * gradient / np.sqrt(total + 1e-7), {"accumulator": total}
+    after, new = reference_row_optimizer(name, row, dict(slots), gradient, learning_rate, STEP)
     if name == "ftrl":  # what never had a gradient stays
         after = np.where(gradient == 0, row, after)
         new = {slot: np.where(gradient == 0, slots[slot], array) for slot, array in new.items()}
@@ -126,11 +126,11 @@ def test_rows_follow_the_written_out_rule_and_others_keep_their_bits(
         given = case(draw(kind), dim, has_index=has_index, is_rate_per_id=is_rate_per_id)
         after, slots_after = run((rows, slots), given)
         unread = np.ones(ROWS, bool)
-        for gradient, place, rate in sums_of(given):
+        for gradient, place, learning_rate in sums_of(given):
             unread[place] = False
             mine = {slot: np.float64(array[place]) for slot, array in slots.items()}
             mine |= {"s": np.zeros(dim)} if name == "ftrl" else {}
-            row, new = row_after(name, np.float64(rows[place]), mine, gradient, rate)
+            row, new = row_after(name, np.float64(rows[place]), mine, gradient, learning_rate)
             np.testing.assert_allclose(after[place], row, rtol=1e-5, atol=3e-6)
             for slot, array in slots_after.items():
                 np.testing.assert_allclose(array[place], new[slot], rtol=1e-5, atol=1e-6)
@@ -143,7 +143,7 @@ def test_rows_follow_the_written_out_rule_and_others_keep_their_bits(
 @pytest.mark.parametrize("dim", [8, 128])
 @pytest.mark.parametrize("count", [1, 63, 64, 65, 129])
 def test_each_row_changes_once_for_any_number_of_ids_around_that_of_a_chunk(count, dim):
-    def change(found, sums, rate, step):
+    def change(found, sums, learning_rate, step):
         return sums, jnp.ones_like(found[1])  # the rows, and how often each was changed
 
     run = program(change, chunk=64)
@@ -159,7 +159,10 @@ def test_each_row_changes_once_for_any_number_of_ids_around_that_of_a_chunk(coun
 def test_without_any_ids_nothing_changes():
     rows = jnp.ones((3, 8))
     given = case(np.zeros(0, np.int32), 8)
-    assert program(lambda found, sums, rate, step: sums)(rows, given).tolist() == rows.tolist()
+    assert (
+        program(lambda found, sums, learning_rate, step: sums)(rows, given).tolist()
+        == rows.tolist()
+    )
 
 
 @pytest.mark.parametrize("dim", [8, 128])
@@ -174,7 +177,7 @@ def test_bits_repeat_and_do_not_depend_on_what_lies_behind_the_last_id(dim):
     given["index"] = np.where(is_id & (given["index"] == 9), 8, given["index"])
     first = run(arrays, given)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(first))
-    behind = dict(place=5, index=9, scale=np.nan, rate=np.nan)
+    behind = dict(place=5, index=9, scale=np.nan, learning_rate=np.nan)
     other = given | {
         name: np.where(is_id, given[name], value).astype(given[name].dtype)
         for name, value in behind.items()
@@ -185,21 +188,21 @@ def test_bits_repeat_and_do_not_depend_on_what_lies_behind_the_last_id(dim):
 
 # Placement, rule and devices as in embedding_test.py. "hot" has rows on every device, too.
 @pytest.mark.parametrize(
-    ("rule", "settings"),
+    ("row_optimizer", "settings"),
     [
         ("adagrad", dict(l2=0.1, clip_norm=0.5)),
-        ("lazy_adam", dict(rate_factors={"ta": 0.5, "tc": 0.0})),
+        ("lazy_adam", dict(lr_multipliers={"ta": 0.5, "tc": 0.0})),
         ("rowwise_adagrad", dict(hot="hot")),
         ("rowwise_adagrad", dict(dims={"ta": 1, "tb": 128, "tc": 6})),  # 6 is left to XLA
-        ("rowwise_adagrad", dict(devices=4, room=0.3, l2=0.1, rate_factors={"ta": 0.5})),
+        ("rowwise_adagrad", dict(devices=4, room=0.3, l2=0.1, lr_multipliers={"ta": 0.5})),
         ("ftrl", dict(devices=4, replicas=2, hot="hot", clip_norm=0.5)),
         ("adagrad", dict(l2=0.1, l2_scope="table")),
     ],
 )
-def test_tables_change_as_without_the_kernel(rule, settings):
+def test_tables_change_as_without_the_kernel(row_optimizer, settings):
     found = []
     for platform in ("cpu", "gpu-kernel"):
-        embedding = make(rule=rule, platform=platform, **settings)
+        embedding = make(row_optimizer=row_optimizer, platform=platform, **settings)
         tables = new_tables(embedding)
         batch = examples.random_batch(embedding.layout, 16)
         grads = random_grads(embedding, tables, batch)
@@ -216,7 +219,7 @@ def test_tables_change_as_without_the_kernel(rule, settings):
 
 
 def test_a_step_that_does_not_apply_keeps_all_bits():
-    embedding = make(rule="lazy_adam", platform="gpu-kernel", l2=0.1)
+    embedding = make(row_optimizer="lazy_adam", platform="gpu-kernel", l2=0.1)
     tables = new_tables(embedding)
     batch = examples.random_batch(embedding.layout, 16)
     grads = random_grads(embedding, tables, batch)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 NEXT_DAY = "next_day"
 
 
-class Timetable(NamedTuple):
+class RunSchedule(NamedTuple):
     """When things happen, in steps.
 
     valid: the split that is evaluated at intervals and at the end; empty: none.
@@ -29,11 +29,11 @@ class Timetable(NamedTuple):
         return self.next_days.get(step, self.valid if due else "")
 
 
-def make_timetable(
+def make_run_schedule(
     *,
     rows: int,
     batch_size: int,
-    steps_per_call: int,
+    steps_per_execution: int,
     num_steps: int,
     num_epochs: float,
     log_every_steps: int,
@@ -41,10 +41,11 @@ def make_timetable(
     save_every_steps: int,
     valid: str,
     order: str,
-) -> Timetable:
-    """Turns epochs into steps, of whole calls, which intervals are too; see `Config.check_run`.
+) -> RunSchedule:
+    """Turns epochs into steps, of whole executions, which intervals are too; see
+    `Config.check_run`.
 
-    Up to the next call; where days are trained in turn, down to the last.
+    Up to the next execution; where days are trained in turn, down to the last.
 
     Args:
         rows: examples of the training split.
@@ -53,16 +54,16 @@ def make_timetable(
     """
     epoch = Fraction(rows, batch_size)
 
-    def whole_calls(steps: Fraction, whole: Callable[[Fraction], int] = math.ceil) -> int:
-        return max(1, whole(steps / steps_per_call)) * steps_per_call
+    def whole_executions(steps: Fraction, whole: Callable[[Fraction], int] = math.ceil) -> int:
+        return max(1, whole(steps / steps_per_execution)) * steps_per_execution
 
     # Days in turn would end with the first day again: what is left of the last one is left out.
     rounded = math.floor if order == "days" else math.ceil
-    num_steps = num_steps or whole_calls(_as_written(num_epochs) * epoch, rounded)
-    eval_every = eval_every_steps or min(whole_calls(epoch), num_steps)
+    num_steps = num_steps or whole_executions(_as_written(num_epochs) * epoch, rounded)
+    eval_every = eval_every_steps or min(whole_executions(epoch), num_steps)
     save_every = save_every_steps or eval_every
     valid = "" if valid == NEXT_DAY else valid
-    return Timetable(num_steps, eval_every, save_every, log_every_steps, valid, {})
+    return RunSchedule(num_steps, eval_every, save_every, log_every_steps, valid, {})
 
 
 def _as_written(number: float) -> Fraction:

@@ -11,10 +11,10 @@ from jaxrank.data.batches import packing
 from jaxrank.embedding import check_row_shards
 from jaxrank.errors import InputError
 from jaxrank.features import Schema
-from jaxrank.layout import Hot, Layout, ids_of_device, layout
+from jaxrank.layout import Layout, ReplicatedRows, ids_of_device, layout
 from jaxrank.placement import budget, planner, traffic
 from jaxrank.program import BatchShape, check_batch
-from jaxrank.step import Trainee, layers_state, model_inputs
+from jaxrank.step import StepSpec, layers_state, model_inputs
 
 
 class Machine(NamedTuple):
@@ -31,7 +31,7 @@ class Machine(NamedTuple):
     memory: int
 
 
-class Case(NamedTuple):
+class PlacementCost(NamedTuple):
     """A placement on a machine.
 
     ids: by stack, ids of a device's share of a batch, PAD included.
@@ -57,7 +57,7 @@ class Case(NamedTuple):
         return max(0, self.bytes.total - self.machine.memory)
 
 
-class PlanData(NamedTuple):
+class PlanInputs(NamedTuple):
     """What is planned by. statistics: of the training split, as `packing.capacity` wants them."""
 
     schema: Schema
@@ -66,37 +66,37 @@ class PlanData(NamedTuple):
     statistics: Mapping[str, Any]
 
 
-class Maker:
+class PlacementPlanner:
     """Makes the cases of one workload, for one machine and another.
 
     Raises, when called too:
         InputError: a field of the config, or the numbers of the machine, cannot be.
     """
 
-    def __init__(self, workload: Workload, data: PlanData):
+    def __init__(self, workload: Workload, data: PlanInputs):
         self._workload, self._data = workload, data
         names = [table.name for table in data.schema.tables]
         self.placement_of = planner.placements(names, workload.placement, workload.placements)
         self.shape = self._batch_shape()
-        self.rule = workload.trainee.embedding.rule
-        self._dense = _dense(workload.trainee)
+        self.row_optimizer = workload.step_spec.embedding.row_optimizer
+        self._dense = _dense(workload.step_spec)
 
     def _batch_shape(self) -> BatchShape:
         work, statistics = self._workload, self._data.statistics
         group = packing.group_size(work.batch_size, work.shards)
         capacities = {
             stack.name: packing.capacity(stack, statistics, group, work.list_slack)
-            for stack in work.trainee.embedding.layout.stacks
+            for stack in work.step_spec.embedding.layout.stacks
             if stack.lists
         }
         return BatchShape(work.batch_size, group, capacities)
 
-    def case(
+    def cost(
         self,
         machine: Machine,
         placement_of: Mapping[str, str] | None = None,
-        hot: Mapping[str, Hot] | None = None,
-    ) -> Case:
+        hot: Mapping[str, ReplicatedRows] | None = None,
+    ) -> PlacementCost:
         """The placement on one machine.
 
         Args:
@@ -128,18 +128,18 @@ class Maker:
             fixed=work.capacity,
         )
         partition = budget.Partition(machine.replicas, shards, capacities)
-        needed = budget.of_device(
+        needed = budget.device_bytes(
             planned,
-            self.rule,
+            self.row_optimizer,
             partition,
             batch,
             self._dense,
-            steps_per_call=work.steps_per_call,
-            updates_whole_tables=work.trainee.embedding.l2_scope == "table",
-            averages=work.trainee.ema_decay > 0,
+            steps_per_execution=work.steps_per_execution,
+            updates_whole_tables=work.step_spec.embedding.l2_scope == "table",
+            averages=work.step_spec.ema_decay > 0,
         )
         exchanged = budget.exchanged(planned, partition, self._dense)
-        return Case(machine, plan, planned, ids, partition, needed, exchanged)
+        return PlacementCost(machine, plan, planned, ids, partition, needed, exchanged)
 
 
 def _check_machine(machine: Machine, batch_size: int) -> None:
@@ -154,14 +154,14 @@ def _check_machine(machine: Machine, batch_size: int) -> None:
     check_batch("batch_size", batch_size, 1, devices)  # data.shards may be set later
 
 
-def _dense(trainee: Trainee) -> budget.DensePart:
+def _dense(step_spec: StepSpec) -> budget.DensePart:
     """Bytes of the layers, counted from their shapes; nothing is computed."""
-    inputs = model_inputs(trainee.embedding.layout)
-    layers = jax.eval_shape(lambda: layers_state(trainee, jax.random.key(0), inputs.zeros()))
+    inputs = model_inputs(step_spec.embedding.layout)
+    layers = jax.eval_shape(lambda: layers_state(step_spec, jax.random.key(0), inputs.zeros()))
     weights = layers["params"], layers["model_state"]
 
     def activations(examples: int) -> int:
-        apply = functools.partial(trainee.model.apply, train=False)
+        apply = functools.partial(step_spec.model.apply, train=False)
         traced = jax.make_jaxpr(apply)(*weights, inputs.shapes(examples))
         return _bytes([v.aval for equation in traced.jaxpr.eqns for v in equation.outvars])
 
