@@ -4,7 +4,7 @@ jaxrank train --config=configs/ml1m_dcnv2.py --workdir=/tmp/ml1m
 jaxrank evaluate --workdir=/tmp/ml1m --checkpoint=best --split=test
 
 Four to five minutes on one CPU core. Test AUC 0.9021, logloss 0.3077, the mean of five seeds
-(docs/measurements.md).
+(docs/benchmarks/quality.md).
 """
 
 from ml_collections import ConfigDict
@@ -50,6 +50,6 @@ def get_config():
     c.optim.tables.base_learning_rate = 0.001
     c.eval.metric = "like/auc"
     c.eval.early_stopping_patience = 5
-    # Worth more than any schedule of the rate; see docs/measurements.md.
+    # Worth more than any schedule of the rate; see docs/benchmarks/quality.md.
     c.ema_decay = 0.999
     return c

@@ -24,7 +24,7 @@ from benchmarks.harness.checkout import ROOT, environment
 CONFIG = ROOT / "configs" / "ml1m_dcnv2.py"
 JAXRANK = [sys.executable, "-m", "jaxrank"]
 # The config's own L2 is the best for the best epoch; with less the first epochs are better. Chosen
-# by the validation AUC of epochs 9 and 10 (docs/measurements.md).
+# by the validation AUC of epochs 9 and 10 (docs/benchmarks/log/2026-11.md).
 SETTINGS = ("--config.embedding.l2=0.0012",)
 
 

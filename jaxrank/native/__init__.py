@@ -2,7 +2,7 @@
 
 XLA on CPU gathers and scatters on one thread and waits for memory at every row, its products do not
 come as near to what the processor can, and what a layer does besides goes through memory again and
-again; docs/measurements.md has the times. All
+again; docs/benchmarks/log/2026-11.md has the times. All
 threads of XLA's pool work, and the results do not depend on how many there are. See
 `embedding.backends.cpu_rows` and `models.native_layers`.
 

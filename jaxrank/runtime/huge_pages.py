@@ -11,8 +11,8 @@ def ensure() -> None:
 
     A step reads rows all over the tables. With pages of 4 KiB most of those reads also miss the
     processor's cache of page addresses: steps took 12 to 22% longer at 20 M rows than at 1 M, and 4
-    to 7% longer with huge pages (docs/measurements.md). glibc reads the setting only when a process
-    starts, and Linux gives huge pages only where they are asked for.
+    to 7% longer with huge pages (docs/benchmarks/log/2026-11.md). glibc reads the setting only when
+    a process starts, and Linux gives huge pages only where they are asked for.
 
     Does nothing where GLIBC_TUNABLES is set, whatever to, so that is how to decide otherwise; nor
     outside Linux, nor where the program came from standard input.

@@ -56,7 +56,7 @@ def test_help_tells_every_option(script, cloud):
     assert cloud.calls() == []
 
 
-DOCS = ["README.md", "docs/tpu.md", "docs/gpu.md"]
+DOCS = ["docs/commands.md", "docs/tpu.md", "docs/gpu.md"]
 
 
 def commands_of_docs():

@@ -41,7 +41,7 @@ def test_the_criteo_sample_goes_through_all_verbs(shared_data, tmp_path):
 
 @pytest.mark.slow
 def test_dcnv2_on_movielens_passes_the_published_result_in_ten_epochs(shared_data, tmp_path):
-    """One seed, with the L2 that is best early; see docs/measurements.md, also for whole runs."""
+    """One seed, with the L2 that is best early; docs/benchmarks/quality.md has whole runs."""
     args = [f"--config={CONFIGS / 'ml1m_dcnv2.py'}", f"--workdir={tmp_path}"]
     files = files_of(shared_data / "ml1m", "ctr_", ".csv.gz")
     run("train", *args, "--config.num_epochs=10", "--config.embedding.l2=0.0012", *files)

@@ -2,7 +2,7 @@
 
 On TPU a vector of a narrow table is taken from its line by a product with 128 rows of zeros and
 ones after the line was gathered. A product with the whole of a table of up to 128 rows takes no
-more cycles (docs/measurements.md), and there is nothing to gather, sort or scatter.
+more cycles (docs/benchmarks/log/2026-11.md), and there is nothing to gather, sort or scatter.
 
 The places of an example that read such tables are filled in lines of `unit` vectors: for each line
 one product of the one-hot rows of its places, side by side, with their tables, each in the part of
