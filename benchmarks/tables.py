@@ -35,9 +35,9 @@ def load(file: str) -> list[Result]:
     """Returns the results of one file. Numbers stay texts, so that no digit is lost."""
     lines = (RESULTS / f"{file}.jsonl").read_text().splitlines()
     results = [json.loads(line, parse_float=str, parse_int=str) for line in lines]
-    for number, result in enumerate(results, 1):
+    for line, result in enumerate(results, 1):
         if FIELDS - result.keys() or result.keys() - FIELDS - OPTIONAL:
-            raise ValueError(f"{file}.jsonl, line {number}: fields must be {sorted(FIELDS)}")
+            raise ValueError(f"{file}.jsonl, line {line}: fields must be {sorted(FIELDS)}")
     return results
 
 
