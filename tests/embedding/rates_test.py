@@ -39,7 +39,7 @@ def test_each_row_has_the_factor_of_its_table(hot):
 
 
 @pytest.mark.parametrize(
-    ("transform", "devices", "replicas", "hot"),
+    ("row_optimizer", "devices", "replicas", "hot"),
     [
         ("sgd", 8, 2, "hot"),
         ("adagrad", 2, 1, "whole"),
@@ -48,9 +48,9 @@ def test_each_row_has_the_factor_of_its_table(hot):
         ("ftrl", 8, 1, "split"),
     ],
 )
-def test_the_rows_of_a_table_move_as_at_its_own_rate(transform, devices, replicas, hot):
+def test_the_rows_of_a_table_move_as_at_its_own_rate(row_optimizer, devices, replicas, hot):
     """Each table of a run with factors moves as in a run where all tables have its rate."""
-    settings = dict(devices=devices, replicas=replicas, transform=transform, hot=hot)
+    settings = dict(devices=devices, replicas=replicas, row_optimizer=row_optimizer, hot=hot)
     embedding = make(**settings, lr_multipliers=RATES)
     before = new_tables(embedding)
     batch = examples.random_batch(embedding.layout, 32)
@@ -97,8 +97,8 @@ def test_dense_parameters_move_by_their_factor_and_at_zero_not_at_all():
     grads = jax.tree.map(lambda x: 0.5 * x, params)
     moved = {}
     for lr_multipliers in ({}, {"*": 0.25, "cross/*": 0.0}):
-        transform = optimizer(lr_multipliers=lr_multipliers)
-        updates, _ = transform.update(grads, transform.init(params), params)
+        row_optimizer = optimizer(lr_multipliers=lr_multipliers)
+        updates, _ = row_optimizer.update(grads, row_optimizer.init(params), params)
         moved[len(lr_multipliers)] = optax.apply_updates(params, updates)
     np.testing.assert_array_equal(moved[2]["cross"]["kernel"], params["cross"]["kernel"])
     whole = moved[0]["tower"]["layer_0"]["bias"] - 1
@@ -107,6 +107,6 @@ def test_dense_parameters_move_by_their_factor_and_at_zero_not_at_all():
 
 
 def test_a_pattern_that_matches_no_parameter_names_those_that_are():
-    transform = optimizer(lr_multipliers={"crss/*": 0.0})
+    row_optimizer = optimizer(lr_multipliers={"crss/*": 0.0})
     with pytest.raises(InputError, match=r"'crss/\*' must match a parameter: .*cross/kernel"):
-        transform.init({"cross": {"kernel": jnp.ones(3)}})
+        row_optimizer.init({"cross": {"kernel": jnp.ones(3)}})

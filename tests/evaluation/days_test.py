@@ -286,7 +286,7 @@ def test_a_config_that_asks_for_days_and_cannot_have_them_is_refused(
 
 
 def test_early_stopping_watches_the_scores_of_days(store, tmp_path):
-    c = config(store, eval__stop_patience=1, eval__metric="click/auc")
+    c = config(store, eval__early_stopping_patience=1, eval__metric="click/auc")
     result = train(c, tmp_path, report=lambda text: None)
     aucs = [score["metrics"]["click"]["auc"] for score in result.days]
     worse = [i for i in range(1, len(aucs)) if aucs[i] <= max(aucs[:i])]
