@@ -54,6 +54,22 @@ class Examples:
         return ends
 
 
+def traffic_weights(
+    labels: np.ndarray, weights: np.ndarray | None, logit_correction: np.ndarray | None
+) -> np.ndarray:
+    """Returns f64[n, tasks], the weight of each label in all traffic; 0 where it is unknown.
+
+    Where negatives were left out, each that was kept stands for 1 / rate of them.
+
+    Args:
+        labels, weights, shifts: as of `Examples`.
+    """
+    traffic = np.ones(labels.shape) if weights is None else weights.astype(np.float64)
+    if logit_correction is not None:
+        traffic = traffic * np.where(labels == 0, np.exp(-logit_correction.astype(np.float64)), 1)
+    return np.where(np.isnan(labels), 0, traffic)
+
+
 _MATRICES = ("dense", "ids", "list_lengths", "labels", "weights", "logit_correction", "truth")
 _RAGGED = ("list_values", "list_weights")
 

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from jaxrank.atomic import replacing
 from jaxrank.data.batches.pipeline import EvaluationBatches
-from jaxrank.data.examples import Examples, cut
+from jaxrank.data.examples import Examples, cut, traffic_weights
 from jaxrank.data.files import check_parent, is_local
 from jaxrank.data.store.reader import Store
 from jaxrank.data.store.split import Split
@@ -211,15 +211,11 @@ def _reference(split: Split, schema: Schema) -> Reference:
     labels, weights, truths = [], [], []
     for block in split.blocks():
         labels.append(block.labels)
-        weight = np.ones_like(block.labels) if block.weights is None else block.weights
-        if block.logit_correction is not None:
-            weight = weight * np.where(block.labels == 0, np.exp(-block.logit_correction), 1)
-        weights.append(weight)
+        weights.append(traffic_weights(block.labels, block.weights, block.logit_correction))
         if block.truth is not None:
             truths.append(block.truth)
     label, weight = np.concatenate(labels), np.concatenate(weights)
     truth = np.concatenate(truths) if truths else np.full_like(label, np.nan)
-    weight = np.where(np.isnan(label), 0, weight)
     label = np.nan_to_num(label)
     constant, best = {}, {}
     for i, task in enumerate(schema.tasks):

@@ -127,7 +127,7 @@ class Encoder:
 
     def _count(self, raw: np.ndarray, found: Labels, lists: "_Lists") -> None:
         statistics = self.statistics
-        statistics.add(found.labels, raw, lists.lengths)
+        statistics.add(found.labels, raw, lists.lengths, found.weights, found.logit_correction)
         statistics.pending += found.pending
         for i, entry in enumerate(self._features.ragged):
             rows, elements = lists.rows[i], lists.elements[i]

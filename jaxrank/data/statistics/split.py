@@ -5,9 +5,11 @@ from typing import Any
 
 import numpy as np
 
+from jaxrank.data.examples import traffic_weights
 from jaxrank.data.spec.entries import CategoricalSpec, DenseSpec, RaggedSpec, TaskSpec
 from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.statistics.hyperloglog import HyperLogLog
+from jaxrank.data.statistics.label_means import LabelMeans
 from jaxrank.data.statistics.list_lengths import ListLengths, half_covariance
 from jaxrank.data.statistics.new_values import Counted, NewValues
 from jaxrank.errors import InputError
@@ -137,17 +139,31 @@ class Statistics:
         self._task_kinds = [t.kind for t in features.tasks]
         self._numbers = [i for i, kind in enumerate(self._task_kinds) if kind != "binary"]
         self._labels = Moments(len(self._numbers))
+        # None in a store that was written before these were counted.
+        self._traffic: LabelMeans | None = LabelMeans(tasks)
         self._floats = Moments(floats)
         self._lengths = ListLengths(lists)
         self._distinct = {"categorical": HyperLogLog(ids), "ragged": HyperLogLog(lists)}
         self.new: Counted = {"categorical": {}, "ragged": {}}
 
-    def add(self, labels: np.ndarray, floats: np.ndarray, lengths: np.ndarray) -> None:
+    def add(
+        self,
+        labels: np.ndarray,
+        floats: np.ndarray,
+        lengths: np.ndarray,
+        weights: np.ndarray | None = None,
+        logit_correction: np.ndarray | None = None,
+    ) -> None:
         """Counts a chunk: labels f32[n, tasks], raw floats f64[n, floats], lengths i32[n, lists].
 
         NaN is an unknown label and a missing float.
+
+        Args:
+            weights, logit_correction: as of `Examples`.
         """
         self.rows += len(labels)
+        if self._traffic is not None:
+            self._traffic.add(labels, traffic_weights(labels, weights, logit_correction))
         self._known += (~np.isnan(labels)).sum(axis=0)
         self._positives += (labels > 0).sum(axis=0)
         self._labels.add(labels[:, self._numbers].astype(np.float64))
@@ -186,6 +202,10 @@ class Statistics:
         for _, _, attribute in _COUNTS:
             getattr(self, attribute)[:] += getattr(other, attribute)
         self._labels.merge(other._labels)
+        if self._traffic is None or other._traffic is None:
+            self._traffic = None
+        else:
+            self._traffic.merge(other._traffic)
         self._floats.merge(other._floats)
         self._lengths.merge(other._lengths)
         for kind, distinct in self._distinct.items():
@@ -202,7 +222,8 @@ class Statistics:
         missing and unknown ids do not count. `new` are ids whose value an earlier store's
         vocabulary does not have, `new_share` that of the ids that are not missing; features of
         which there is none have neither. `positives` are labels above 0; a task that is not binary
-        has its `kind`, and moments of its labels.
+        has its `kind`, and moments of its labels. `traffic` has the total weight of each task's
+        known labels, with their weighted mean and deviation, corrected for negatives left out.
         """
         tree: dict[str, Any] = {"rows": self.rows}
         tree |= {kind: {name: {} for name in names} for kind, names in self._names.items()}
@@ -211,6 +232,8 @@ class Statistics:
         for i, moments in zip(self._numbers, self._labels.to_state(), strict=True):
             moments.pop("count")
             tree["tasks"][self._names["tasks"][i]] |= {"kind": self._task_kinds[i], **moments}
+        if self._traffic is not None:
+            tree["traffic"] = dict(zip(self._names["tasks"], self._traffic.to_state(), strict=True))
         for column, moments in zip(tree["dense"].values(), self._floats.to_state(), strict=True):
             column["missing"] = self.rows - moments.pop("count")
             column.update(moments)
@@ -257,6 +280,10 @@ class Statistics:
             getattr(result, attribute)[:] = _column(state[kind], result._names[kind], field)
         labels = [state["tasks"][result._names["tasks"][i]] for i in result._numbers]
         result._labels = Moments.from_state([task | {"count": task["known"]} for task in labels])
+        result._traffic = None
+        if "traffic" in state:
+            means = [state["traffic"][name] for name in result._names["tasks"]]
+            result._traffic = LabelMeans.from_state(means)
         floats = [state["dense"][name] for name in result._names["dense"]]
         result._floats = Moments.from_state(
             [column | {"count": result.rows - column["missing"]} for column in floats]

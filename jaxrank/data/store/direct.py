@@ -57,7 +57,14 @@ class _Place(NamedTuple):
 class _Uncounted(Statistics):
     """Counts nothing, for blocks are encoded anew whenever they are read."""
 
-    def add(self, labels: np.ndarray, floats: np.ndarray, lengths: np.ndarray) -> None:
+    def add(
+        self,
+        labels: np.ndarray,
+        floats: np.ndarray,
+        lengths: np.ndarray,
+        weights: np.ndarray | None = None,
+        logit_correction: np.ndarray | None = None,
+    ) -> None:
         pass
 
     def add_rows(self, kind: str, feature: int, rows: np.ndarray) -> None:
