@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from jaxrank import base_rates, embedding, models, optim, run_schedule, validate
 from jaxrank import config as configs
-from jaxrank import embedding, models, optim, run_schedule, validate
 from jaxrank import layout as layouts
 from jaxrank import mesh as meshes
 from jaxrank import step as steps
@@ -46,7 +46,8 @@ def make_model(config: ConfigDict, schema: Schema) -> models.Model:
 def model_fields(config: ConfigDict) -> dict[str, Any]:
     """The fields of the model that the config's section `model` stands for, and its name."""
     fields = {"name": config.get("name", RANKER), **_tuples(config)}
-    del fields["parents"]  # of tasks, and not the model's
+    for of_tasks in ("parents", "initial_bias"):
+        del fields[of_tasks]
     return fields
 
 
@@ -167,6 +168,29 @@ def make_step_spec(
         seed=config.seed,
         skips=config.watch.on_nonfinite == "skip",
     )
+
+
+def make_base_rates(
+    config: ConfigDict, schema: Schema, statistics: Mapping[str, Any] | None
+) -> base_rates.BaseRates:
+    """Returns the base rates that a run starts from.
+
+    Args:
+        config: the section `model`.
+        statistics: of the training labels, with `traffic`; None: there are none.
+
+    Raises:
+        InputError: `initial_bias` names what is no task.
+    """
+    rates = base_rates.neutral(len(schema.tasks))
+    if statistics is not None:
+        rates = base_rates.base_rates(schema.tasks, task_parents(config, schema), statistics)
+    names = [task.name for task in schema.tasks]
+    for task, bias in to_plain(config.initial_bias).items():
+        if task not in names:
+            raise InputError(f"model.initial_bias: {task!r} must be a task: they are {names}.")
+        rates.bias[names.index(task)] = bias
+    return rates
 
 
 class Workload(NamedTuple):

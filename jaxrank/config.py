@@ -517,7 +517,7 @@ def _named(section: type, where: str = "", patterns: bool = False) -> list[str]:
 
 
 PATTERN_FIELDS = tuple(_named(Config, patterns=True))
-NAMED_FIELDS = (*_named(Config), "source.files", "model.parents")
+NAMED_FIELDS = (*_named(Config), "source.files", "model.parents", "model.initial_bias")
 
 
 # Fields that may change from one start of a run to the next: none changes what it computes.

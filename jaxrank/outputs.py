@@ -8,15 +8,17 @@ import jax.numpy as jnp
 from jaxrank.errors import InputError
 
 
-def outputs(raw: jax.Array, bias: jax.Array, parents: tuple[int, ...]) -> jax.Array:
+def outputs(
+    raw: jax.Array, bias: jax.Array, scale: jax.Array, parents: tuple[int, ...]
+) -> jax.Array:
     """The output of each task, f[B, tasks]; see `features.Task`.
 
     Args:
         raw: f[B, tasks], of the model.
-        bias: f[tasks], that of each task's base rate.
+        bias, scale: f[tasks], of each task's base rate; see `base_rates.BaseRates`.
         parents: see `joint_logits`.
     """
-    return joint_logits(raw + bias[None, :], parents)
+    return joint_logits(raw * scale[None, :] + bias[None, :], parents)
 
 
 def joint_logits(logits: jax.Array, parents: tuple[int, ...]) -> jax.Array:

@@ -13,8 +13,10 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jaxrank import base_rates
 from jaxrank import mesh as meshes
 from jaxrank import step as steps
+from jaxrank.base_rates import BaseRates
 from jaxrank.embedding import Lookup
 from jaxrank.errors import InputError
 from jaxrank.features import Batch
@@ -109,7 +111,7 @@ class Predictor:
 class CompiledSteps:
     """The programs of one `StepSpec` on one mesh.
 
-    init: () -> TrainState, placed.
+    init: (BaseRates) -> TrainState, placed; without base rates they are neutral.
     train: (state, batches with a leading axis of steps) -> (state, StepMetrics with that axis).
         The state given is donated: its tables are updated in place.
     predictor: predicts by the weights of a state.
@@ -130,7 +132,8 @@ class CompiledSteps:
             learns_task_weights=step_spec.learns_task_weights,
         )
         init = functools.partial(steps.init_state, step_spec)
-        self.state_shape: steps.TrainState = jax.eval_shape(init)
+        self._neutral = base_rates.neutral(len(step_spec.kinds))
+        self.state_shape: steps.TrainState = jax.eval_shape(init, self._neutral)
         specs = self._specs(self.state_shape)
         self.state_sharding: steps.TrainState = _shardings(mesh, specs)
         self._init = jax.jit(init, out_shardings=self.state_sharding)
@@ -149,8 +152,8 @@ class CompiledSteps:
 
         self.largest = jax.jit(jnp.max, out_shardings=meshes.replicated(mesh))
 
-    def init(self) -> steps.TrainState:
-        return self._init()
+    def init(self, rates: BaseRates | None = None) -> steps.TrainState:
+        return self._init(rates or self._neutral)
 
     def blank(self) -> steps.TrainState:
         """Shapes of a state, in which a checkpoint goes; only the scratch arrays are there."""

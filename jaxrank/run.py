@@ -13,7 +13,15 @@ from ml_collections import ConfigDict
 
 from jaxrank import config_files, models, native
 from jaxrank import mesh as meshes
-from jaxrank.build import dims_of, make_run_schedule, make_step_spec, make_workload, model_fields
+from jaxrank.base_rates import BaseRates, short_summary
+from jaxrank.build import (
+    dims_of,
+    make_base_rates,
+    make_run_schedule,
+    make_step_spec,
+    make_workload,
+    model_fields,
+)
 from jaxrank.checkpoints.manager import Checkpoints, quieten_libraries
 from jaxrank.checkpoints.record import Metric
 from jaxrank.data.batches import packing
@@ -86,6 +94,8 @@ class Run:
 
     model: the name of the registered model.
     optimizers: the names of those of "dense" parameters and of "tables".
+    base_rates: from which a new run starts.
+    has_base_rates: whether there are statistics of the labels, of which they are.
     """
 
     directory: Path
@@ -101,6 +111,8 @@ class Run:
     batches: TrainBatches
     history: History
     checkpoints: Checkpoints
+    base_rates: BaseRates
+    has_base_rates: bool
 
     @property
     def schema(self) -> Schema:
@@ -113,6 +125,20 @@ class Run:
             if self.run_schedule.next_days
             else self.store.split(name)
         )
+
+    def first_state(self, report: Report) -> TrainState:
+        """Returns the state of a run that starts from nothing but its base rates."""
+        if not self.has_base_rates:
+            why = (
+                "has no statistics of labels, because it is read directly"
+                if not self.train_split.has_statistics
+                else "was prepared by a version that did not count base rates; prepare it again"
+            )
+            report(
+                f"{self.train_split.path}: {why}. Outputs without model.initial_bias start at 0."
+            )
+        report(f"Initial bias: {short_summary(self.schema.tasks, self.base_rates)}")
+        return self.program.init(self.base_rates)
 
     def start(
         self,
@@ -223,6 +249,7 @@ def build(
     told = f"{split.fingerprint} {evaluated.fingerprint} {store.schema}"
     processes.check_same(f"the data in {store.path}", told)
     _check_labels(split, report)
+    labels = _label_statistics(split, config.data.order)
     _tell_passes(config.num_epochs, run_schedule, split.rows, executions, report)
     mesh = meshes.make_mesh(**config.mesh)
     processes.check_devices(mesh)
@@ -297,7 +324,20 @@ def build(
             keep=config.checkpoint.keep,
             keep_every=config.checkpoint.keep_every_steps,
         ),
+        base_rates=make_base_rates(config.model, store.schema, labels),
+        has_base_rates=labels is not None,
     )
+
+
+def _label_statistics(split: Split, order: str) -> Mapping[str, Any] | None:
+    """Returns the statistics of the labels that training starts with; None where there are none.
+
+    With days in order these are those of the first day, as later ones are not known yet.
+    """
+    if not split.has_statistics:
+        return None
+    found = split.day_statistics[0] if order == "days" else split.statistics
+    return found if "traffic" in found else None
 
 
 def _check_room(program: CompiledSteps) -> None:

@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 
 from jaxrank import losses
 from jaxrank import mesh as meshes
+from jaxrank.base_rates import BaseRates
 from jaxrank.embedding import Embedding, ExchangeStats, Lookup, TableState, row_shapes
 from jaxrank.features import Batch
 from jaxrank.layout import Layout
@@ -40,7 +41,7 @@ class TrainState(NamedTuple):
     params: of the model, equal on every device.
     model_state: statistics of batch norm, or {}.
     opt_state: of the optimizer of `params`.
-    bias: f32[T], added to what the model puts out for each task; not trained.
+    bias, scale: f32[T], the base rate of each task; see `base_rates.BaseRates`. Not trained.
     tables: {part of a stack: TableState}, split by row or on every device.
     lr_multiplier: f32[], scales both learning rates; lowered when the metric stops improving.
     average: Weights, the moving average of all that predicts; see `averaged`. Or {}.
@@ -53,6 +54,7 @@ class TrainState(NamedTuple):
     model_state: Any
     opt_state: Any
     bias: jax.Array
+    scale: jax.Array
     tables: dict[str, TableState]
     lr_multiplier: jax.Array
     average: Any
@@ -65,13 +67,14 @@ class Weights(NamedTuple):
     params: Any
     model_state: Any
     bias: Any
+    scale: Any
     rows: dict[str, jax.Array]
 
 
 def trained(state: TrainState) -> Weights:
     """The weights that the next step goes on from."""
     rows = {name: table.rows for name, table in state.tables.items()}
-    return Weights(state.params, state.model_state, state.bias, rows)
+    return Weights(state.params, state.model_state, state.bias, state.scale, rows)
 
 
 def weights_of(state: TrainState) -> Weights:
@@ -232,11 +235,11 @@ def weights_shape(model: Model, layout: Layout, *, learns_task_weights: bool) ->
         lambda key: init(key, model_inputs(layout).zeros()), jax.random.key(0)
     )
     bias = jax.ShapeDtypeStruct((len(layout.schema.tasks),), jnp.float32)
-    return Weights(params, model_state, bias, row_shapes(layout))
+    return Weights(params, model_state, bias, bias, row_shapes(layout))
 
 
-def init_state(step_spec: StepSpec) -> TrainState:
-    """The state before the first step, on the whole mesh."""
+def init_state(step_spec: StepSpec, rates: BaseRates) -> TrainState:
+    """Returns the state before the first step, on the whole mesh."""
     key = jax.random.key(step_spec.seed)
     embedding = step_spec.embedding
     inputs = model_inputs(embedding.layout).zeros()
@@ -245,7 +248,8 @@ def init_state(step_spec: StepSpec) -> TrainState:
         step=jnp.zeros((), jnp.int32),
         earlier=jnp.zeros((), jnp.int32),
         **layers,
-        bias=jnp.zeros(len(step_spec.kinds), jnp.float32),
+        bias=jnp.asarray(rates.bias),
+        scale=jnp.asarray(rates.scale),
         tables=embedding.init(jax.random.fold_in(key, 0)),
         lr_multiplier=jnp.ones((), jnp.float32),
         average={},
@@ -324,6 +328,7 @@ def train_step(
         model_state=model_state,
         opt_state=opt_state,
         bias=state.bias,
+        scale=state.scale,
         tables=tables,
         lr_multiplier=state.lr_multiplier,
         average=state.average,
@@ -360,7 +365,7 @@ def _trained_on(
         raw, model_state = step_spec.model.apply(
             params, state.model_state, inputs, train=True, key=key
         )
-        return outputs(raw, state.bias, step_spec.parents), model_state
+        return outputs(raw, state.bias, state.scale, step_spec.parents), model_state
 
 
 def _loss(
@@ -422,4 +427,4 @@ def eval_step(
     inputs = _inputs(embedding.layout, batch.dense, vectors, batch.ids, Share())
     with jax.named_scope(MODEL_SCOPE):
         raw, _ = model.apply(weights.params, weights.model_state, inputs, train=False)
-        return outputs(raw, weights.bias, parents)
+        return outputs(raw, weights.bias, weights.scale, parents)

@@ -93,7 +93,7 @@ def train(
         stack.callback(job.batches.close)
 
         def new() -> TrainState:
-            return start.start(job, init_from, tell) if init_from else job.program.init()
+            return start.start(job, init_from, tell) if init_from else job.first_state(tell)
 
         state = job.start(
             new,

@@ -12,13 +12,14 @@ Of where the run stands in its data the step says all, as batch k is a function 
 they are restored: nothing else would find a bit that flipped on a disk.
 """
 
+import collections
 import contextlib
 import functools
 import inspect
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -105,42 +106,56 @@ def _joined(state: TrainState, predicts: Weights, training: _Training) -> TrainS
         model_state=weights.model_state,
         opt_state=training.opt_state,
         bias=weights.bias,
+        scale=weights.scale,
         tables=tables,
         lr_multiplier=training.lr_multiplier,
         average=predicts if training.trained else {},
     )
 
 
-class _Unbiased(NamedTuple):
-    """`Weights` of a checkpoint that was saved before tasks had a bias."""
-
-    params: Any
-    model_state: Any
-    rows: Any
+# Fields of `Weights` that checkpoints of earlier versions lack, and the values that they stand for.
+_SINCE = {"bias": 0.0, "scale": 1.0}
 
 
-def without_bias(tree: Any) -> Any:
-    """A tree with `_Unbiased` in place of `Weights`."""
+def lacking(names: Container[str]) -> tuple[str, ...]:
+    """Returns the fields of `Weights` that a checkpoint with arrays of these names lacks."""
+    return tuple(field for field in _SINCE if field not in names)
+
+
+@functools.cache
+def _older_weights(fields: tuple[str, ...]) -> Any:
+    """Returns the class of the `Weights` of an earlier version, without some fields."""
+    return collections.namedtuple("_OlderWeights", [f for f in Weights._fields if f not in fields])
+
+
+def without(tree: Any, fields: tuple[str, ...]) -> Any:
+    """Returns a tree whose `Weights` lack these fields, as those of an earlier version."""
+    older = _older_weights(fields)
 
     def changed(node: Any) -> Any:
         is_weights = isinstance(node, Weights)
-        return _Unbiased(node.params, node.model_state, node.rows) if is_weights else node
+        return older(*(getattr(node, f) for f in older._fields)) if is_weights else node
 
     return jax.tree.map(changed, tree, is_leaf=lambda node: isinstance(node, Weights))
 
 
-def _with_bias(tree: Any, like: Any) -> Any:
-    """The inverse of `without_bias`; biases are zero, where and as those of `like` are."""
+def _with_defaults(tree: Any, like: Any, fields: tuple[str, ...]) -> Any:
+    """The inverse of `without`; new arrays lie where those of `like` do."""
+    older = _older_weights(fields)
+
+    def filled(field: str, shape: Any) -> jax.Array:
+        values = np.full(shape.shape, _SINCE[field], shape.dtype)
+        return jax.make_array_from_callback(
+            shape.shape, shape.sharding, lambda index: values[index]
+        )
 
     def changed(node: Any, shapes: Any) -> Any:
-        if not isinstance(node, _Unbiased):
+        if not isinstance(node, older):
             return node
-        shape = shapes.bias
-        zeros = np.zeros(shape.shape, shape.dtype)
-        bias = jax.make_array_from_callback(shape.shape, shape.sharding, lambda index: zeros[index])
-        return Weights(node.params, node.model_state, bias, node.rows)
+        defaults = {field: filled(field, getattr(shapes, field)) for field in fields}
+        return Weights(**(node._asdict() | defaults))
 
-    return jax.tree.map(changed, tree, like, is_leaf=lambda n: isinstance(n, _Unbiased | Weights))
+    return jax.tree.map(changed, tree, like, is_leaf=lambda n: isinstance(n, older | Weights))
 
 
 def _looked(look: Callable[[], Any]) -> Any:
@@ -400,13 +415,14 @@ class Checkpoints:
 
     def _checked(self, step: int, record: dict[str, Any], **parts: Any) -> dict[str, Any]:
         """The parts of a checkpoint, each as its tree of shapes has it, checked."""
-        if ".bias" in record["checksums"]["weights"]:
-            found = self._restored(step, **parts)
-            self._compare(step, record, **found)
-            return found
-        found = self._restored(step, **{name: without_bias(tree) for name, tree in parts.items()})
+        names = {path.removeprefix(".") for path in record["checksums"]["weights"]}
+        fields = lacking(names)
+        older = {name: without(tree, fields) for name, tree in parts.items()} if fields else parts
+        found = self._restored(step, **older)
         self._compare(step, record, **found)
-        return {name: _with_bias(tree, parts[name]) for name, tree in found.items()}
+        if not fields:
+            return found
+        return {name: _with_defaults(tree, parts[name], fields) for name, tree in found.items()}
 
     def saved_checksums(self, step: int) -> dict[str, dict[str, int]]:
         """Of the arrays of each part, by path.

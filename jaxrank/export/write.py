@@ -1,8 +1,8 @@
 """A trained model in files that other programs read.
 
 OUTPUT/export.json             what the rest means; see `description`
-OUTPUT/layers.npz              parameters, model state and the bias of each task, by their names in
-                               the checkpoint
+OUTPUT/layers.npz              parameters, model state, bias and scale of each task, by their names
+                               in the checkpoint
 OUTPUT/tables/<table>.parquet  row (int32), vector (float32[dim]) and, of a table with a
                                vocabulary, value (string), in row order
 """
@@ -21,8 +21,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from jaxrank import json_files
+from jaxrank.base_rates import neutral
 from jaxrank.build import model_fields, task_parents
-from jaxrank.checkpoints.manager import Checkpoints, without_bias
+from jaxrank.checkpoints.manager import Checkpoints, lacking, without
 from jaxrank.checkpoints.reader import CheckpointReader
 from jaxrank.config_files import to_plain
 from jaxrank.data.files import check_parent, is_local
@@ -78,7 +79,8 @@ def export(workdir: str, *, output: str, checkpoint: str = "newest", data: str =
     stored = CheckpointReader(saved, sums["weights"])
     with checkpoints.told_if_deleted(step):
         shapes = run.weights_shape()
-        other = stored.unlike(shapes if "bias" in stored else without_bias(shapes))
+        fields = lacking(stored.names)
+        other = stored.unlike(without(shapes, fields) if fields else shapes)
     if other:
         raise InputError(
             f"{saved}: must be of the model of the config, and is not:\n  " + "\n  ".join(other)
@@ -131,12 +133,12 @@ def _check_free(target: Path) -> None:
 
 
 def _write_layers(stored: CheckpointReader, tasks: int, path: Path) -> int:
-    """How many numbers there are, but for the bias of each task."""
-    names = [n for n in stored.names if n != "bias" and not n.startswith("rows.")]
+    """How many numbers there are, but for the bias and scale of each task."""
+    names = [n for n in stored.names if not n.startswith(("bias", "scale", "rows."))]
     arrays: dict[str, Any] = {name: stored.read(name) for name in names}
-    # Checkpoints that were saved before tasks had a bias have none.
-    bias = stored.read("bias") if "bias" in stored else np.zeros(tasks, np.float32)
-    np.savez(path, bias=bias, **arrays)
+    rates = neutral(tasks)._asdict()  # of checkpoints of earlier versions
+    rates |= {name: stored.read(name) for name in rates if name in stored}
+    np.savez(path, **rates, **arrays)
     return sum(array.size for array in arrays.values())
 
 

@@ -11,7 +11,7 @@ from jaxrank.models.registry import RANKER, module_of, names
 from jaxrank.validate import default_of, field, is_supported, parse
 
 # Fields of a module that the framework gives, and no field of a config.
-_OF_FRAMEWORK = ("parent", "name", "tasks", "parents")
+_OF_FRAMEWORK = ("parent", "name", "tasks", "parents", "initial_bias")
 
 
 @functools.cache
@@ -40,6 +40,12 @@ def section_of(module: Any) -> type:
         {}, help="task -> the one it cannot be positive without (ESMM), by the names of tasks"
     )
     entries.append(("parents", Mapping[str, str], parents))
+    initial_bias = field(
+        {},
+        help="task -> its output at the start of training where all raw logits are 0: log-odds, log"
+        " of a count or number. Others: the base rate of the training labels",
+    )
+    entries.append(("initial_bias", Mapping[str, float], initial_bias))
     section = dataclasses.make_dataclass(module.__name__, entries, frozen=True)
     section.__doc__ = module.__doc__
     return section

@@ -147,7 +147,11 @@ def _with_layers(state: TrainState, older: _Older, job: Run) -> tuple[TrainState
 
     names = [n for n in older.training.names if n.startswith("opt_state.")]
     names += [n.removeprefix(prefix) for n in mine.names if n.startswith(prefix)]
-    bias = mine.read(f"{prefix}bias") if f"{prefix}bias" in mine else state.bias
+    rates = {
+        field: mine.read(f"{prefix}{field}")
+        for field in ("bias", "scale")
+        if f"{prefix}{field}" in mine
+    }
     if not _same_model(older, job):
         names = []
     layers = {f: jax.device_get(getattr(state, f)) for f in ("params", "model_state", "opt_state")}
@@ -164,7 +168,7 @@ def _with_layers(state: TrainState, older: _Older, job: Run) -> tuple[TrainState
     found = state._replace(
         **{field: _put(tree, getattr(state, field)) for field, tree in carried.layers.items()},
         earlier=_put(steps, state.earlier),
-        bias=_put(bias, state.bias),
+        **{field: _put(values, getattr(state, field)) for field, values in rates.items()},
     )
     if not state.average:
         return found, carried
@@ -172,8 +176,9 @@ def _with_layers(state: TrainState, older: _Older, job: Run) -> tuple[TrainState
     names = older.weights.names if _same_model(older, job) else []
     averaged = carry_layers(layers, inputs, names, older.weights.read, same_optimizer=False)
     average = {field: _put(tree, getattr(state, field)) for field, tree in averaged.layers.items()}
-    if "bias" in older.weights:
-        average["bias"] = _put(older.weights.read("bias"), state.bias)
+    for field in ("bias", "scale"):
+        if field in older.weights:
+            average[field] = _put(older.weights.read(field), getattr(state, field))
     return found._replace(average=state.average._replace(**average)), carried
 
 

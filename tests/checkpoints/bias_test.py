@@ -1,4 +1,4 @@
-"""The bias of each task in checkpoints, and in those that were saved before there was one."""
+"""Bias and scale of each task in checkpoints, and in those saved before there were any."""
 
 import json
 import shutil
@@ -6,12 +6,12 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from runs import final_state, newest, nothing, on_store, run
+from runs import newest, newest_state, nothing, on_store
 from tiny import config
 
 from jaxrank import cli
 from jaxrank.checkpoints import manager
-from jaxrank.checkpoints.manager import Checkpoints, without_bias
+from jaxrank.checkpoints.manager import Checkpoints, without
 from jaxrank.data.prepare.passes import prepare
 from jaxrank.run import build
 from jaxrank.train import train
@@ -27,57 +27,80 @@ def store(tmp_path_factory):
     return path
 
 
-@pytest.fixture(scope="module", params=[0.0, 0.9], ids=["weights", "average"])
+NEUTRAL = {"bias": np.zeros(2, np.float32), "scale": np.ones(2, np.float32)}
+
+
+def on_older(store, lacking, **changes):
+    """A config that starts from the biases which stand for those that a checkpoint lacks."""
+    c = on_store(store, **changes)
+    if "bias" in lacking:
+        with c.unlocked():
+            c.model.initial_bias = {"click": 0.0, "conversion": 0.0}
+    return c
+
+
+@pytest.fixture(
+    scope="module",
+    params=[(0.0, ("bias", "scale")), (0.9, ("bias", "scale")), (0.0, ("scale",))],
+    ids=["weights", "average", "scale"],
+)
 def older(request, store, tmp_path_factory):
-    """A run of 8 steps without biases in its checkpoint, and its decay of averages."""
+    """A run of 8 steps, the decay of its average, and the fields that its checkpoint lacks."""
     folder = tmp_path_factory.mktemp("older")
+    decay, lacking = request.param
     with pytest.MonkeyPatch.context() as patch:
         for name in ("weights_of", "_training_of"):
             original = getattr(manager, name)
-            patch.setattr(manager, name, lambda s, original=original: without_bias(original(s)))
-        run(store, folder / "run", num_steps=8, ema_decay=request.param)
+            patch.setattr(manager, name, lambda s, of=original: without(of(s), lacking))
+        c = on_older(store, lacking, num_steps=8, ema_decay=decay)
+        train(c, folder / "run", report=nothing)
     sums = Checkpoints(folder / "run", read_only=True).saved_checksums(8)
-    assert not [name for part in sums.values() for name in part if name.split(".")[-1] == "bias"]
-    return folder / "run", request.param
+    fields = {name.split(".")[-1] for part in sums.values() for name in part}
+    assert not fields & {*lacking, "scale"}
+    return folder / "run", decay, lacking
 
 
 @pytest.mark.parametrize("devices", [1, 8])
 def test_a_run_goes_on_from_a_checkpoint_without_biases(store, older, tmp_path, devices):
-    workdir, decay = older
+    workdir, decay, lacking = older
     changes = dict(ema_decay=decay)
-    c = on_store(store, num_steps=8, **changes)
+    c = on_older(store, lacking, num_steps=8, **changes)
     c.mesh.devices = devices
     _, state = newest(c, workdir)
-    for bias in (state.bias, *([state.average.bias] if decay else [])):
-        np.testing.assert_array_equal(bias, np.zeros(2, np.float32))
-        assert bias.sharding.is_fully_replicated
-        assert len(bias.sharding.device_set) == devices
+    for weights in (state, *([state.average] if decay else [])):
+        for field in lacking:
+            found = getattr(weights, field)
+            np.testing.assert_array_equal(found, NEUTRAL[field])
+            assert found.sharding.is_fully_replicated
+            assert len(found.sharding.device_set) == devices
     if devices == 1:
         shutil.copytree(workdir, tmp_path / "run")
-        run(store, tmp_path / "whole", **changes)
-        goes_on = on_store(store, **changes)
-        train(goes_on, tmp_path / "run", report=nothing, allow_config_change=True)
-        expected, found = (final_state(store, tmp_path / n, **changes) for n in ("whole", "run"))
+        whole = on_older(store, lacking, **changes)
+        train(whole, tmp_path / "whole", report=nothing)
+        train(whole, tmp_path / "run", report=nothing, allow_config_change=True)
+        expected, found = (newest_state(whole, tmp_path / name) for name in ("whole", "run"))
         jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
 def test_it_is_evaluated_and_exported(older, tmp_path, capsys):
-    workdir, _ = older
+    workdir, _, lacking = older
     cli.run(["evaluate", f"--workdir={workdir}", "--json"])
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["step"] == 8
     cli.run(["export", f"--workdir={workdir}", f"--output={tmp_path / 'out'}"])
     layers = np.load(tmp_path / "out" / "layers.npz")
-    np.testing.assert_array_equal(layers["bias"], np.zeros(2, np.float32))
+    for field in lacking:
+        np.testing.assert_array_equal(layers[field], NEUTRAL[field])
 
 
 def test_a_run_starts_with_the_biases_of_another(store, older, tmp_path):
-    """And with zeros where that one has none."""
-    workdir, decay = older
+    """And with neutral ones where that one has none."""
+    workdir, decay, lacking = older
     c = on_store(store, ema_decay=decay)
     job = build(c, tmp_path / "next", nothing)
     job.batches.close()
     state = warm_start.start(job, str(workdir), nothing)
-    np.testing.assert_array_equal(state.bias, np.zeros(2, np.float32))
+    for field in lacking:
+        np.testing.assert_array_equal(getattr(state, field), NEUTRAL[field])
     bias = np.array([0.5, -1.5], np.float32)
     state = state._replace(bias=jax.device_put(bias, state.bias.sharding), step=state.step + 4)
     if decay:

@@ -221,10 +221,10 @@ def test_logits_far_out_have_finite_joint_logits_and_slopes():
 
 def test_outputs_are_the_joint_logits_of_what_the_model_puts_out_and_the_biases():
     alone = np.random.default_rng(0).normal(size=(6, 2)).astype(np.float32)
-    bias = np.array([1.5, -0.5], np.float32)
-    joint = outputs(jnp.asarray(alone), jnp.asarray(bias), (1, -1))
-    np.testing.assert_array_equal(joint[:, 1], alone[:, 1] + bias[1])
-    expected = [exactly(*row)[0] for row in (alone + bias).tolist()]
+    bias, scale = np.array([1.5, -0.5], np.float32), np.array([1.0, 2.0], np.float32)
+    joint = outputs(*map(jnp.asarray, (alone, bias, scale)), (1, -1))
+    np.testing.assert_array_equal(joint[:, 1], alone[:, 1] * 2 + bias[1])
+    expected = [exactly(*row)[0] for row in (alone * scale + bias).tolist()]
     np.testing.assert_allclose(joint[:, 0], expected, rtol=1e-5)
 
 
