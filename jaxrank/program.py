@@ -83,6 +83,7 @@ class Predictor:
             model, embedding.layout, learns_task_weights=learns_task_weights
         )
         specs = jax.tree.map(lambda _: P(), self.weights_shape)._replace(rows=embedding.specs())
+        self.weights_specs: steps.Weights = specs
         self.weights_sharding: steps.Weights = _shardings(mesh, specs)
         eval_step = functools.partial(steps.eval_step, model, embedding, parents)
         score = _on_devices(mesh, eval_step, (specs, P(meshes.EXAMPLES)), P(meshes.EXAMPLES))
@@ -115,6 +116,8 @@ class CompiledSteps:
     train: (state, batches with a leading axis of steps) -> (state, StepMetrics with that axis).
         The state given is donated: its tables are updated in place.
     predictor: predicts by the weights of a state.
+    moments: (Weights, batch, step) -> (statistics of batch norm, examples that count) of one
+        training batch, on every device; see `batch_statistics`.
     largest: numbers [devices] -> the largest, on every device.
 
     Raises:
@@ -144,6 +147,14 @@ class CompiledSteps:
             out_shardings=(self.state_sharding, meshes.replicated(mesh)),
             compiler_options=self.predictor.compiler_options | step_spec.embedding.update_options,
         )
+        predictor, replicated = self.predictor, meshes.replicated(mesh)
+        moments = functools.partial(steps.batch_moments, step_spec)
+        self.moments = jax.jit(
+            _on_devices(mesh, moments, (predictor.weights_specs, P(meshes.EXAMPLES), P()), P()),
+            in_shardings=(predictor.weights_sharding, meshes.by_example(mesh), replicated),
+            out_shardings=replicated,
+            compiler_options=predictor.compiler_options,
+        )
         self._finite = jax.jit(
             lambda weights: jnp.all(
                 jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(weights)])
@@ -161,6 +172,13 @@ class CompiledSteps:
             self.step_spec.embedding.init_scratch, out_shardings=self.state_sharding.scratch
         )
         return self.state_shape._replace(scratch=scratch())
+
+    @functools.cached_property
+    def has_moments(self) -> bool:
+        """Whether the model normalises by batches."""
+        batch = self.shape.struct(self.predictor.layout)
+        found, _ = jax.eval_shape(self.moments, self.predictor.weights_shape, batch, jnp.int32(0))
+        return bool(jax.tree.leaves(found))
 
     def is_finite(self, weights: steps.Weights) -> bool:
         """Whether every number that predicts is finite; reads all tables once."""

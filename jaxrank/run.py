@@ -94,6 +94,7 @@ class Run:
 
     model: the name of the registered model.
     optimizers: the names of those of "dense" parameters and of "tables".
+    recent_batches: for `batch_statistics`.
     base_rates: from which a new run starts.
     has_base_rates: whether there are statistics of the labels, of which they are.
     """
@@ -109,6 +110,7 @@ class Run:
     hot: dict[str, ReplicatedRows]
     train_split: Split
     batches: TrainBatches
+    recent_batches: TrainBatches
     history: History
     checkpoints: Checkpoints
     base_rates: BaseRates
@@ -273,6 +275,17 @@ def build(
     batches = make_batches(
         config.data, split, layout, seed=config.seed, num_steps=run_schedule.num_steps, **executions
     )
+    # Read between steps by the training process itself.
+    beside = {**config.data, "num_workers": 0, "prefetch_batches": 0}
+    recent_batches = make_batches(
+        beside,
+        split,
+        layout,
+        seed=config.seed,
+        num_steps=run_schedule.num_steps,
+        batch_size=config.batch_size,
+        steps_per_execution=1,
+    )
     if config.data.valid == NEXT_DAY:
         first = batches.first_steps
         chosen = days.plan_evaluations(
@@ -316,6 +329,7 @@ def build(
         store=store,
         program=program,
         batches=batches,
+        recent_batches=recent_batches,
         hot=placed.hot,
         train_split=split,
         history=History(monitor, days.DayScores(), LossSpikeDetector(config.watch.loss_spike)),

@@ -268,10 +268,11 @@ def train_step(
     total = functools.partial(meshes.total, embedding.mesh)
     routes = embedding.route(batch)
     vectors, exchange_stats = embedding.lookup(trained(state).rows, routes, batch)
-    total_weight = total(batch.weights.sum(0))
+    total_weight, counted = total((batch.weights.sum(0), _counts(batch).sum()))
+    inputs_of = functools.partial(_training_inputs, embedding, batch, counted)
 
     def loss_of(params, vectors):
-        logits, model_state = _trained_on(step_spec, state, params, vectors, batch)
+        logits, model_state = _trained_on(step_spec, state, params, inputs_of(vectors))
         return _loss(step_spec, params, logits, batch, total_weight), (logits, model_state)
 
     (loss, (logits, model_state)), (grads, vector_grads) = jax.value_and_grad(
@@ -350,20 +351,39 @@ def _all_finite(mesh: Mesh, number: jax.Array, vector_grads: Any) -> jax.Array:
     return jnp.isfinite(number) & jnp.isfinite(meshes.total(mesh, here))
 
 
+def _counts(batch: Batch) -> jax.Array:
+    """Returns f[B], 1 for each example that has weight for a task, and 0 for others."""
+    return (batch.weights > 0).any(axis=1).astype(batch.weights.dtype)
+
+
+def _training_inputs(embedding: Lookup, batch: Batch, counted: jax.Array, vectors: Any) -> Inputs:
+    """Returns what the model reads of this device's share of a training batch.
+
+    Args:
+        counted: f[], sum of `_counts` over the global batch.
+    """
+    mesh = embedding.mesh
+    examples = batch.labels.shape[0]
+    share = Share(
+        first=meshes.device_index(mesh) * examples,
+        mean=lambda x: meshes.total(mesh, x) / mesh.size,
+        weights=_counts(batch) * (examples * mesh.size / jnp.maximum(counted, 1)),
+        counted=counted,
+    )
+    return _inputs(embedding.layout, batch.dense, vectors, batch.ids, share)
+
+
+def _key(seed: int, step: jax.Array) -> jax.Array:
+    return jax.random.fold_in(jax.random.key(seed), step)
+
+
 def _trained_on(
-    step_spec: StepSpec, state: TrainState, params: Any, vectors: Any, batch: Batch
+    step_spec: StepSpec, state: TrainState, params: Any, inputs: Inputs
 ) -> tuple[jax.Array, Any]:
     """Outputs for this device's share of a batch, and the model's new statistics."""
-    mesh = step_spec.embedding.mesh
-    share = Share(
-        first=meshes.device_index(mesh) * batch.labels.shape[0],
-        mean=lambda x: meshes.total(mesh, x) / mesh.size,
-    )
-    inputs = _inputs(step_spec.embedding.layout, batch.dense, vectors, batch.ids, share)
-    key = jax.random.fold_in(jax.random.key(step_spec.seed), state.step)
     with jax.named_scope(MODEL_SCOPE):
         raw, model_state = step_spec.model.apply(
-            params, state.model_state, inputs, train=True, key=key
+            params, state.model_state, inputs, train=True, key=_key(step_spec.seed, state.step)
         )
         return outputs(raw, state.bias, state.scale, step_spec.parents), model_state
 
@@ -428,3 +448,20 @@ def eval_step(
     with jax.named_scope(MODEL_SCOPE):
         raw, _ = model.apply(weights.params, weights.model_state, inputs, train=False)
         return outputs(raw, weights.bias, weights.scale, parents)
+
+
+def batch_moments(
+    step_spec: StepSpec, weights: Weights, batch: Batch, step: jax.Array
+) -> tuple[Any, jax.Array]:
+    """Returns the batch-norm statistics of a training batch alone, and how many examples count.
+
+    Args:
+        step: i32[], of the batch, for dropout as in the step itself.
+    """
+    embedding = step_spec.embedding
+    vectors, _ = embedding.lookup(weights.rows, embedding.route(batch), batch)
+    counted = meshes.total(embedding.mesh, _counts(batch).sum())
+    inputs = _training_inputs(embedding, batch, counted, vectors)
+    key = _key(step_spec.seed, step)
+    moments = step_spec.model.moments(weights.params, weights.model_state, inputs, key)
+    return moments, counted

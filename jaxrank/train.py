@@ -13,6 +13,7 @@ from jaxrank import config as configs
 from jaxrank import loop
 from jaxrank import mesh as meshes
 from jaxrank import run as jobs
+from jaxrank.batch_statistics import reestimated
 from jaxrank.errors import RunError, StoppedError
 from jaxrank.evaluation import days
 from jaxrank.evaluation import score as scoring
@@ -190,6 +191,8 @@ class Milestones:
         if signal and not last:
             self._tell_saving(step, signal)
         self._recorder.finish()
+        job = self._job
+        state = reestimated(job.program, job.recent_batches, step, state)
         metric = None
         if split := run_schedule.evaluated(step):
             scores = self.scores[step] = self._evaluate(step, state, split)
@@ -210,6 +213,7 @@ class Milestones:
         self._recorder.finish()
         self._job.checkpoints.wait()
         if step and not self._job.checkpoints.is_there(step):
+            # Without statistics of batch norm from batches, for the input does not give any.
             self._save(step, state, None)
         raise self._stopped(step, signal)
 

@@ -29,6 +29,7 @@ from jaxrank.models import fields, flops
 from jaxrank.models.inputs import DENSE, SEQUENCES, VECTORS, Inputs, Parts, Reading, Share
 from jaxrank.models.ranker import Ranker
 from jaxrank.models.registry import RANKER, module_of, register
+from jaxrank.models.tower import BATCH_MOMENTS
 
 __all__ = [
     "DENSE",
@@ -58,6 +59,8 @@ class Model(NamedTuple):
         model_state is {} or has collections such as "batch_stats", and apply returns the one to use
         next: the same unless `train`. `key` is for dropout: needed when training with it, else
         without effect.
+    moments: (params, model_state, inputs, key) -> means and variances of this batch alone, as a
+        part of model_state; {} where no layer normalises by batches. As `apply` with `train`.
     flops: (inputs) -> floating point operations of the matrix products of a forward pass, for one
         example. A training step makes three times as many: the same again for the gradient of each
         product's inputs and of its kernel. Arrays or their shapes.
@@ -70,6 +73,7 @@ class Model(NamedTuple):
 
     init: Callable[..., tuple[Tree, Tree]]
     apply: Callable[..., tuple[jax.Array, Tree]]
+    moments: Callable[..., Tree]
     flops: Callable[[Inputs], int]
     compiler_options: Callable[[str], dict[str, str | bool]]
     input_axes: Callable[[Inputs], Mapping[str, Reading] | None]
@@ -110,6 +114,14 @@ def from_flax(module: nn.Module) -> Model:
             raise ValueError("key must be given to train with dropout: found None.") from error
         return _checked(module, logits, inputs), {**model_state, **changed}
 
+    def moments(params: Tree, model_state: Tree, inputs: Inputs, key: jax.Array) -> Tree:
+        variables = {"params": params, **model_state}
+        mutable = [*model_state, BATCH_MOMENTS]
+        rngs = {"dropout": key}
+        _, changed = module.apply(variables, inputs, train=True, rngs=rngs, mutable=mutable)
+        found = changed.get(BATCH_MOMENTS)
+        return {"batch_stats": found} if found else {}
+
     def count(inputs: Inputs) -> int:
         one = inputs.shapes(1)
         params, state = jax.eval_shape(init, jax.random.key(0), one)
@@ -120,6 +132,7 @@ def from_flax(module: nn.Module) -> Model:
     return Model(
         init,
         apply,
+        moments,
         count,
         getattr(own, "compiler_options", lambda platform: {}),
         getattr(own, "input_axes", lambda inputs: None),

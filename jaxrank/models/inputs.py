@@ -23,10 +23,24 @@ class Share(NamedTuple):
 
     first: i32[], the number of its first example.
     mean: averages an array over the shares of all devices; differentiable.
+    weights: f[B], of each example in means over the global batch: 0 where it counts for no task,
+        equal for all others, 1 on average over the global batch. None: all 1.
+    counted: f[], examples of the global batch that count; None: all.
     """
 
     first: Any = 0
     mean: Callable[[jax.Array], jax.Array] = _same
+    weights: Any = None
+    counted: Any = None
+
+    def batch_mean(self, x: jax.Array) -> jax.Array:
+        """Returns f[...], the mean of x f[B, ...] over the examples of the global batch that count.
+
+        0 where no example counts.
+        """
+        if self.weights is not None:
+            x = x * self.weights.astype(x.dtype).reshape(-1, *([1] * (x.ndim - 1)))
+        return self.mean(x.mean(axis=0))
 
 
 class Group(enum.Enum):
@@ -253,11 +267,14 @@ class Inputs:
         return Inputs(self.names, *jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), arrays))
 
     def tree_flatten(self) -> tuple[Any, Any]:
-        return (self._dense, self._reads, self.share.first), (self.names, self.share.mean)
+        share = self.share
+        arrays = share.first, share.weights, share.counted
+        return (self._dense, self._reads, *arrays), (self.names, share.mean)
 
     @classmethod
     def tree_unflatten(cls, static: Any, arrays: Any) -> "Inputs":
-        (names, mean), (dense, reads, first) = static, arrays
+        (names, mean), (dense, reads, first, weights, counted) = static, arrays
         self = object.__new__(cls)
-        self.names, self._dense, self._reads, self.share = names, dense, reads, Share(first, mean)
+        self.names, self._dense, self._reads = names, dense, reads
+        self.share = Share(first, mean, weights, counted)
         return self

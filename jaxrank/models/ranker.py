@@ -16,7 +16,7 @@ from jaxrank.models.inputs import DENSE, SEQUENCES, VECTORS, Inputs, Parts, Read
 from jaxrank.models.pool import AttentionPool
 from jaxrank.models.products import PRECISIONS, Dense, compiler_options, kept, unrounded
 from jaxrank.models.registry import RANKER, register
-from jaxrank.models.tower import ACTIVATIONS, NORMS, Tower
+from jaxrank.models.tower import ACTIVATIONS, BATCH_NORM_MOMENTUM, NORMS, Tower
 from jaxrank.validate import field
 
 CROSSES = ("dcn_v2", "dcn", "dcn_v2_low_rank", "dcn_mix", "dlrm", "none")
@@ -103,6 +103,13 @@ class Ranker(nn.Module):
     activation: str = field("relu", choices=ACTIVATIONS, help="of towers and experts; gelu by tanh")
     norm: str = field(
         "none", choices=NORMS, help="of towers and experts; batch: over the global batch"
+    )
+    batch_norm_momentum: float = field(
+        BATCH_NORM_MOMENTUM,
+        at_least=0,
+        below=1,
+        read_when=("norm", ("batch",)),
+        help="fraction that running statistics of batch norm keep at each step",
     )
     dropout: float = field(
         0.0, at_least=0, below=1, help="fraction of the units of towers dropped in training"
@@ -276,5 +283,6 @@ class Ranker(nn.Module):
             activation=self.activation,
             norm=self.norm,
             dropout=self.dropout,
+            batch_norm_momentum=self.batch_norm_momentum,
             precision=self.precision,
         )

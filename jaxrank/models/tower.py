@@ -22,9 +22,12 @@ ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = MappingProxyType(
 )
 NORMS = ("none", "batch", "layer")
 
-# A running statistic forgets half of its past in about 70 steps.
-BATCH_NORM_MOMENTUM = 0.99
+# A running statistic forgets half of its past in about 7 steps: with 0.99, about 70 steps, an epoch
+# of 50 steps ended with statistics of layers that were long others.
+BATCH_NORM_MOMENTUM = 0.9
 EPSILON = 1e-5
+# The collection in which `BatchNorm` leaves the statistics of a batch alone, where it is asked for.
+BATCH_MOMENTS = "batch_moments"
 
 
 class BatchNorm(nn.Module):
@@ -35,9 +38,16 @@ class BatchNorm(nn.Module):
     Not Flax's own: that averages by a `psum`, whose bits depend on the number of processes on CPU.
     Variance takes two passes over the data: E[x^2] - E[x]^2 cancels where |mean| >> std.
 
+    Examples that count for no task count for no statistic, and a batch of such examples alone
+    leaves the running statistics as they are.
+
+    momentum: fraction that running statistics keep at each step.
+
     References:
         Ioffe and Szegedy, Batch Normalization, ICML 2015.
     """
+
+    momentum: float = BATCH_NORM_MOMENTUM
 
     @nn.compact
     def __call__(self, x: jax.Array, share: Share, *, train: bool) -> jax.Array:  # f[B, ...]
@@ -48,9 +58,14 @@ class BatchNorm(nn.Module):
         running_var = self.variable("batch_stats", "var", jnp.ones, features, dtype)
         mean, var = running_mean.value, running_var.value
         if train:
-            mean = share.mean(x.mean(axis=0))
-            var = share.mean(jnp.square(x - mean[None]).mean(axis=0))
-            keep = BATCH_NORM_MOMENTUM
+            mean = share.batch_mean(x)
+            var = share.batch_mean(jnp.square(x - mean[None]))
+            if self.is_mutable_collection(BATCH_MOMENTS):
+                self.put_variable(BATCH_MOMENTS, "mean", mean)
+                self.put_variable(BATCH_MOMENTS, "var", var)
+            keep: Any = self.momentum
+            if share.counted is not None:
+                keep = jnp.where(share.counted > 0, keep, 1).astype(dtype)
             running_mean.value = keep * running_mean.value + (1 - keep) * mean
             running_var.value = keep * running_var.value + (1 - keep) * var
         factor = scale * jax.lax.rsqrt(var + EPSILON)
@@ -110,13 +125,14 @@ class Tower(nn.Module):
 
     Batch normalisation takes mean and variance over the global batch. While training the layer
     uses them and moves its running statistics (collection `batch_stats`); otherwise it uses the
-    running statistics. Examples of weight 0 count like all others.
+    running statistics. Examples of weight 0 do not count.
 
     hidden: widths of the layers; none returns the input.
     activation: one of ACTIVATIONS.
     norm: "none", "batch" (Ioffe and Szegedy 2015) or "layer" (Ba et al. 2016).
     dropout: fraction of units set to 0 while training, the others scaled up to make up for it.
     precision: see `products.product`.
+    batch_norm_momentum: see `BatchNorm`.
     copies: so many towers side by side, each with parameters of its own, stacked, computed as one;
         see `StackedDense` for which of them reads what. 0: one tower, with plain parameters.
     """
@@ -126,6 +142,7 @@ class Tower(nn.Module):
     norm: str = "none"
     dropout: float = 0.0
     precision: str = "highest"
+    batch_norm_momentum: float = BATCH_NORM_MOMENTUM
     copies: int = 0
 
     @nn.compact
@@ -145,7 +162,8 @@ class Tower(nn.Module):
             x = StackedDense(self.copies, **settings)(x) if self.copies else Dense(**settings)(x)
             x = x.astype(param_dtype(x))
             if self.norm == "batch":
-                x = BatchNorm(name=f"norm_{layer}")(x, share, train=train)
+                norm = BatchNorm(self.batch_norm_momentum, name=f"norm_{layer}")
+                x = norm(x, share, train=train)
             elif self.norm == "layer":
                 x = nn.LayerNorm(
                     epsilon=EPSILON,

@@ -37,7 +37,14 @@ def devices_of(target):
 
 
 def program_on(
-    target, *, row_optimizer="rowwise_adagrad", scope="read", batch=8, replicas=1, narrow=False
+    target,
+    *,
+    row_optimizer="rowwise_adagrad",
+    scope="read",
+    batch=8,
+    replicas=1,
+    narrow=False,
+    norm="none",
 ):
     """A program with `batch` examples a device, its batch of one execution, and the table's rows.
 
@@ -49,6 +56,7 @@ def program_on(
     c = tiny.config(batch_size=batch * mesh.size)
     c.optim.tables.name = row_optimizer
     c.embedding.l2_scope = scope
+    c.model.norm = norm
     c.model.precision = "default"  # bfloat16 on TPU, for which it would convert whole tables
     hot = {"dim16": ReplicatedRows(replicated_tables=("tb",), hot_rows=("ta",) * 20, replicated=10)}
     lay = examples.small_layout({"ta": 16, "tb": 16, "tc": 5 if narrow else 16}, rows, hot)
@@ -163,6 +171,17 @@ def test_scoring_makes_no_array_of_table_size(target):
         program.predictor.predict.lower(program.predictor.weights_shape, one), target
     )
     assert not checks.large_results(scored.as_text(), share)
+
+
+@pytest.mark.parametrize("target", ["cpu-8", "v3-8", "h200-1"])
+def test_statistics_of_batch_norm_make_no_array_of_table_size(target):
+    program, batch, share = program_on(target, norm="batch")
+    one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
+    step = jax.ShapeDtypeStruct((), np.int32)
+    lowered = program.moments.lower(program.predictor.weights_shape, one, step)
+    text = _as_users(lowered, target).as_text()
+    assert not checks.large_results(text, share)
+    assert "gather" in text  # rows are read
 
 
 def test_a_dense_update_is_found_by_the_search_for_large_arrays():

@@ -206,8 +206,8 @@ def test_batch_norm_moves_its_running_statistics_and_uses_them_when_not_training
     layer = params["tower"]["layer_0"]
     x = joined(floats, vectors) @ layer["kernel"] + layer.get("bias", 0)
     stats = new["batch_stats"]["tower"]["norm_0"]
-    np.testing.assert_allclose(stats["mean"], 0.01 * x.mean(0), rtol=1e-9)
-    np.testing.assert_allclose(stats["var"], 0.99 + 0.01 * x.var(0), rtol=1e-9)
+    np.testing.assert_allclose(stats["mean"], 0.1 * x.mean(0), rtol=1e-9)
+    np.testing.assert_allclose(stats["var"], 0.9 + 0.1 * x.var(0), rtol=1e-9)
     deep = rankers.tower(
         params["tower"],
         joined(floats, vectors),
@@ -217,6 +217,27 @@ def test_batch_norm_moves_its_running_statistics_and_uses_them_when_not_training
     np.testing.assert_allclose(again, deep @ params["head"]["kernel"], rtol=1e-9, atol=1e-12)
     assert same is new
     assert not np.allclose(logits, again)
+
+
+@pytest.mark.parametrize("counted", [[0, 2, 3], []])
+def test_examples_of_weight_0_do_not_count_in_batch_norm(counted):
+    """The statistics are those of the others, and stay where there are none."""
+    model, params, state, floats, vectors = built(
+        dtype=np.float32, cross="none", mlp_units=(4,), norm="batch", batch_norm_momentum=0.75
+    )
+    weights = np.zeros(len(floats), np.float32)
+    weights[counted] = len(floats) / max(len(counted), 1)
+    share = models.Share(weights=weights, counted=np.float32(len(counted)))
+    _, found = model.apply(params, state, inputs_of(floats, vectors, share=share), train=True)
+    expected = state
+    if counted:
+        others = inputs_of(floats[counted], [v[counted] for v in vectors])
+        _, expected = model.apply(params, state, others, train=True)
+        moments = model.moments(params, state, others, jax.random.key(0))
+        norm = expected["batch_stats"]["tower"]["norm_0"]
+        alone = moments["batch_stats"]["tower"]["norm_0"]
+        np.testing.assert_allclose(norm["var"], 0.75 + 0.25 * alone["var"], rtol=1e-5)
+    jax.tree.map(lambda f, e: np.testing.assert_allclose(f, e, rtol=1e-5), found, expected)
 
 
 def test_batch_norm_keeps_a_small_spread_around_a_large_mean():
@@ -301,7 +322,7 @@ def test_batch_norm_statistics_are_those_of_the_global_batch_on_any_number_of_de
     kernel = np.asarray(params["tower"]["layer_0"]["kernel"], np.float64)
     mean = (joined(floats, vectors) @ kernel).mean(0)
     np.testing.assert_allclose(
-        state8["batch_stats"]["tower"]["norm_0"]["mean"], 0.01 * mean, rtol=1e-4
+        state8["batch_stats"]["tower"]["norm_0"]["mean"], 0.1 * mean, rtol=1e-4
     )
 
 

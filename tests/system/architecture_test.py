@@ -23,7 +23,7 @@ FLOORS = (
     "program checkpoints telemetry config_files config_reference",
     "build workdir flags",
     "placement evaluation",
-    "run loop export aot",
+    "run loop batch_statistics export aot",
     "warm_start bench",
     "train",
     "cli",

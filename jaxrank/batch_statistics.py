@@ -1,0 +1,89 @@
+"""Re-estimates the statistics of batch normalisation from training batches.
+
+The running statistics of a step are those of layers that have changed since. What predicts is
+therefore given the statistics that its own layers have, over batches of the steps just done.
+Layers are normalised by each batch itself on the way, as in training.
+
+References:
+    Wu and Johnson, Rethinking "Batch" in BatchNorm, 2021: PreciseBN.
+"""
+
+import math
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxrank import mesh as meshes
+from jaxrank.data.batches.pipeline import TrainBatches
+from jaxrank.program import CompiledSteps
+from jaxrank.step import TrainState, weights_of
+
+_EXAMPLES = 16_384  # that a statistic is of: its error is under 1% of the deviation
+_LEAST_BATCHES = 8
+
+
+def steps_read(batch_size: int, step: int) -> range:
+    """Returns the steps whose batches are read after `step` steps: the last ones."""
+    count = max(_LEAST_BATCHES, math.ceil(_EXAMPLES / batch_size))
+    return range(max(0, step - count), step)
+
+
+def reestimated(
+    program: CompiledSteps, batches: TrainBatches, step: int, state: TrainState
+) -> TrainState:
+    """Returns the state whose weights that predict have the statistics of their own layers.
+
+    They depend on the weights, the seed and the step alone. Batches with a statistic that is not
+    finite do not count, as their steps would not. A state without batch normalisation is returned
+    as it is.
+
+    Args:
+        batches: of calls of one step, read by nobody else.
+        step: steps done.
+    """
+    weights = weights_of(state)
+    steps = steps_read(program.shape.batch_size, step)
+    found: list[tuple[Any, float]] = []
+    if weights.model_state and program.has_moments:
+        batches.seek(steps.start)
+        for number in steps:
+            batch = jax.tree.map(lambda x: x[0], next(batches))
+            placed = meshes.put_batch(batch, program.mesh)
+            found.append(jax.device_get(program.moments(weights, placed, np.int32(number))))
+        batches.close()
+    found = [each for each in found if each[1] and _is_finite(each[0])]
+    if not found:
+        return state
+    combined = _combined([moments for moments, _ in found], [count for _, count in found])
+    model_state = _replaced(weights.model_state, combined)
+    if state.average:
+        return state._replace(average=state.average._replace(model_state=model_state))
+    return state._replace(model_state=model_state)
+
+
+def _is_finite(tree: Any) -> bool:
+    return all(np.isfinite(array).all() for array in jax.tree.leaves(tree))
+
+
+def _combined(trees: list[Any], counts: list[float]) -> Any:
+    """Returns the statistics of all batches together, given trees of `mean` and `var` of each."""
+    if "mean" not in trees[0]:
+        return {name: _combined([tree[name] for tree in trees], counts) for name in trees[0]}
+    fractions = np.asarray(counts, np.float64) / sum(counts)
+
+    def average(arrays: Any) -> np.ndarray:
+        return np.tensordot(fractions, np.asarray(arrays, np.float64), axes=1)
+
+    means = np.asarray([tree["mean"] for tree in trees], np.float64)
+    mean = average(means)
+    var = average([tree["var"] for tree in trees]) + average((means - mean) ** 2)
+    return {"mean": mean, "var": var}
+
+
+def _replaced(tree: Any, new: Any) -> Any:
+    """Returns a tree of arrays on devices with those of `new`, on the host, in their place."""
+    if isinstance(new, np.ndarray):
+        values = new.astype(tree.dtype)
+        return jax.make_array_from_callback(tree.shape, tree.sharding, lambda index: values[index])
+    return {**tree, **{name: _replaced(tree[name], part) for name, part in new.items()}}
