@@ -229,6 +229,7 @@ def _predict(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
 
     result = predict(args.workdir, output=args.output, **_which(args))
     report(f"{result.rows:,} predictions of {result.checkpoint}: {result.output}")
+    _report_worse(result.worse_than_constant, result.checkpoint, report)
     return result._asdict()
 
 
@@ -240,7 +241,13 @@ def _export(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
         f"{result.rows:,} rows of {result.tables} tables and {result.parameters:,} parameters of"
         f" {result.checkpoint}: {result.output}"
     )
+    _report_worse(result.worse_than_constant, result.checkpoint, report)
     return result._asdict()
+
+
+def _report_worse(tasks: list[str], checkpoint: str, report: Callable) -> None:
+    if tasks:
+        report(f"{checkpoint} is worse than a constant for {', '.join(tasks)}")
 
 
 def _join(args: argparse.Namespace) -> None:

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -175,8 +175,13 @@ class Run:
         self.history = History.from_state(record, self.history, report)
         return state
 
-    def save(self, step: int, state: TrainState, metric: float | None) -> None:
+    def save(
+        self, step: int, state: TrainState, metric: float | None, worse: Iterable[str] = ()
+    ) -> None:
         """Saves a checkpoint at `step`.
+
+        Args:
+            worse: tasks that are worse than the best constant.
 
         Raises:
             RunError: it cannot be written.
@@ -185,7 +190,7 @@ class Run:
             # As an AUC where all labels are equal; such a checkpoint is never the best.
             metric = None
         data = {"fingerprint": self.train_split.fingerprint}
-        record = {"data": data, **self.history.to_state()}
+        record = {"data": data, "worse_than_constant": list(worse), **self.history.to_state()}
         monitor = self.history.monitor
         measured = Metric(metric, monitor.measures, monitor.higher_is_better)
         self.checkpoints.save(step, state, record, measured)

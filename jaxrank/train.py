@@ -3,6 +3,7 @@
 import contextlib
 import math
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from signal import Signals
 from typing import NoReturn
@@ -17,7 +18,7 @@ from jaxrank.batch_statistics import reestimated
 from jaxrank.errors import RunError, StoppedError
 from jaxrank.evaluation import days
 from jaxrank.evaluation import score as scoring
-from jaxrank.evaluation.report import Result, flatten_metrics, short_summary
+from jaxrank.evaluation.report import Result, evaluation_line, flatten_metrics, worse_than_constant
 from jaxrank.features import Batch
 from jaxrank.metrics.early_stopping import Monitor
 from jaxrank.report import Report
@@ -193,16 +194,22 @@ class Milestones:
         self._recorder.finish()
         job = self._job
         state = reestimated(job.program, job.recent_batches, step, state)
-        metric = None
+        metric, worse = None, dict[str, str]()
         if split := run_schedule.evaluated(step):
             scores = self.scores[step] = self._evaluate(step, state, split)
             self._watch.alive()
             metric = _watched(monitor, split, scores)
             if monitor.update(step, metric):
                 state = state._replace(lr_multiplier=state.lr_multiplier * monitor.reduce_lr_factor)
+            worse = worse_than_constant(scores.metrics)
+            if worse and monitor.best_step == step:
+                self._report(
+                    f"The best checkpoint so far, of step {step}, is worse than a constant for"
+                    f" {', '.join(worse)}"
+                )
             kept = (monitor.best_step, step)
             self.scores = {at: self.scores[at] for at in kept if at in self.scores}
-        self._save(step, state, metric)
+        self._save(step, state, metric, worse)
         self._watch.alive()
         if signal and not last and not monitor.should_stop:
             raise self._stopped(step, signal)
@@ -223,13 +230,15 @@ class Milestones:
             " once"
         )
 
-    def _save(self, step: int, state: TrainState, metric: float | None) -> None:
+    def _save(
+        self, step: int, state: TrainState, metric: float | None, worse: Iterable[str] = ()
+    ) -> None:
         if not self._job.program.is_finite(weights_of(state)):
             raise RunError(
                 f"step {step}: parameters and tables must be finite after the update, and are not."
                 f" The last good checkpoint is {self._recorder.checkpoint}."
             )
-        self._job.save(step, state, metric)
+        self._job.save(step, state, metric, worse)
         self._recorder.checkpoint = self._job.checkpoints.directory(step)
 
     def _stopped(self, step: int, number: int) -> StoppedError:
@@ -250,7 +259,7 @@ class Milestones:
         self._writer.write(step, flatten_metrics(scores.metrics), kind="valid", day=day)
         self._writer.flush()
         on = f", on {day}" if day else ""
-        self._report(f"step {step}{on}: {short_summary(scores.metrics)}")
+        self._report(evaluation_line(f"step {step}{on}", scores.metrics))
         return scores
 
 

@@ -17,11 +17,13 @@ from checkout import HELPERS, ROOT
 from ml_collections import ConfigDict
 from runs import final_state, nothing, on_store, records, run
 
+from jaxrank import cli
 from jaxrank import mesh as meshes
 from jaxrank.checkpoints.manager import Checkpoints
 from jaxrank.config import default
 from jaxrank.data.prepare.passes import prepare
 from jaxrank.errors import InputError, RunError
+from jaxrank.evaluation.report import of_training
 from jaxrank.run import build
 from jaxrank.step import weights_of
 from jaxrank.telemetry import recorder
@@ -200,6 +202,30 @@ def test_early_stopping_ends_at_the_best_checkpoint(store, tmp_path):
     assert result.metrics["click"]["auc"] == scores[result.checkpoint_step]
     kept = sorted(int(p.name) for p in (tmp_path / "checkpoints").iterdir())
     assert kept == [result.checkpoint_step, result.step - 8, result.step]
+
+
+def test_a_model_that_is_worse_than_a_constant_is_reported(store, tmp_path, capsys):
+    c = on_store(store, num_steps=8)
+    with c.unlocked():
+        c.model.initial_bias = {"click": 4.0}
+    c.optim.dense.base_learning_rate = c.optim.tables.base_learning_rate = 1e-9
+    lines = []
+    result = train(c, tmp_path / "run", report=lines.append)
+    entropy = result.metrics["click"]["normalized_entropy"]
+    assert entropy > 1 > result.metrics["conversion"]["normalized_entropy"] - 0.1
+    causes = r"too few steps.*learning rate.*batch norm.*shift between the splits"
+    told = rf"Worse than the best constant: click \(norm. entropy {entropy:.5f}, .*{causes}"
+    (line,) = (line for line in lines if line.startswith("step 8: "))
+    assert re.search(told, line.splitlines()[1])
+    assert re.search(told, of_training(result, str(tmp_path)))
+    assert any(
+        "best checkpoint so far, of step 8, is worse than a constant for click" in x for x in lines
+    )
+    # What `best` names says so whatever reads it.
+    for verb in ("predict", "export"):
+        output = f"--output={tmp_path / verb}.parquet"
+        cli.run([verb, f"--workdir={tmp_path / 'run'}", output, "--checkpoint=best"])
+        assert "checkpoints/8 is worse than a constant for click" in capsys.readouterr().out
 
 
 def test_metrics_of_two_kinds_or_data_are_not_compared(store, tmp_path):

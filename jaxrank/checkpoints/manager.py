@@ -424,6 +424,10 @@ class Checkpoints:
             return found
         return {name: _with_defaults(tree, parts[name], fields) for name, tree in found.items()}
 
+    def worse_than_constant(self, step: int) -> list[str]:
+        """Returns the tasks for which a constant did better when the checkpoint was evaluated."""
+        return list(self._record(step).get("worse_than_constant", ()))
+
     def saved_checksums(self, step: int) -> dict[str, dict[str, int]]:
         """Of the arrays of each part, by path.
 

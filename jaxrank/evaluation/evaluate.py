@@ -53,13 +53,17 @@ class Evaluation(NamedTuple):
 
 
 class Prediction(NamedTuple):
-    """What `predict` wrote."""
+    """What `predict` wrote.
+
+    worse_than_constant: tasks for which a constant did better in the evaluation of the run.
+    """
 
     rows: int
     output: str
     step: int
     seconds: float
     checkpoint: str
+    worse_than_constant: list[str]
 
 
 class SavedRun(NamedTuple):
@@ -252,7 +256,9 @@ def predict(
     """
     began = time.perf_counter()
     run = open_run(workdir, data=data, split=split, batch_size=batch_size)
-    step, weights = run.checkpoints.read(checkpoint, run.weights)
+    step, (weights, worse) = run.checkpoints.read(
+        checkpoint, lambda step: (run.weights(step), run.checkpoints.worse_than_constant(step))
+    )
     rows = scoring.write_predictions(run.predictor, weights, run.split, run.batch_size, output)
     seconds = time.perf_counter() - began
-    return Prediction(rows, output, step, seconds, run.checkpoints.directory(step))
+    return Prediction(rows, output, step, seconds, run.checkpoints.directory(step), worse)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from jaxrank.errors import InputError
 from jaxrank.evaluation import score as scoring
 from jaxrank.evaluation.evaluate import Opened, open_run
-from jaxrank.evaluation.report import flatten_metrics, short_summary
+from jaxrank.evaluation.report import evaluation_line, flatten_metrics
 from jaxrank.report import Report
 from jaxrank.runtime import processes
 from jaxrank.telemetry.writers import open_writer
@@ -80,7 +80,7 @@ def follow(
             found.append({"step": step, "metrics": metrics})
             writer.write(step, flatten_metrics(metrics), kind="follow")
             writer.flush()
-            report(f"step {step}: {short_summary(metrics)}")
+            report(evaluation_line(f"step {step}", metrics))
 
 
 def _metrics(run: Opened, step: int) -> scoring.Metrics | None:

@@ -6,10 +6,16 @@ from typing import Any, NamedTuple
 from jaxrank.evaluation.days import DayScore
 from jaxrank.evaluation.evaluate import Evaluation
 from jaxrank.evaluation.score import Metrics
-from jaxrank.metrics.registry import TITLES
+from jaxrank.metrics.registry import NORMALIZED, TITLES
 
 _SHOWN = 20  # values of a column
 _MISSING = "missing"
+_CAUSES = (
+    "Likely causes, in this order: too few steps (num_epochs, num_steps); a learning rate that is"
+    " too high or too low (optim.dense.base_learning_rate, optim.tables.base_learning_rate); stale"
+    " statistics of"
+    " batch norm (model.batch_norm_momentum); a shift between the splits."
+)
 
 
 class Result(NamedTuple):
@@ -41,6 +47,31 @@ def short_summary(metrics: Metrics) -> str:
         f"{task}: " + ", ".join(f"{TITLES[c]} {found[c]:.5f}" for c in list(found)[:2])
         for task, found in metrics.items()
     )
+
+
+def worse_than_constant(metrics: Metrics) -> dict[str, str]:
+    """Returns the tasks whose loss is above that of the best constant, and by what it shows."""
+    return {
+        task: f"{TITLES[name]} {found[name]:.5f}"
+        for task, found in metrics.items()
+        for name in NORMALIZED
+        if found.get(name, 0) > 1
+    }
+
+
+def constant_warning(metrics: Metrics) -> str:
+    """Returns a sentence on tasks that are worse than a constant and why; empty if none is."""
+    worse = worse_than_constant(metrics)
+    if not worse:
+        return ""
+    tasks = ", ".join(f"{task} ({shown}, which should be below 1)" for task, shown in worse.items())
+    return f"Worse than the best constant: {tasks}. {_CAUSES}"
+
+
+def evaluation_line(start: str, metrics: Metrics) -> str:
+    """Returns the line of an evaluation, with a second one where a constant does better."""
+    line, warning = f"{start}: {short_summary(metrics)}", constant_warning(metrics)
+    return f"{line}\n  {warning}" if warning else line
 
 
 def flatten_metrics(metrics: Metrics) -> dict[str, float]:
@@ -80,7 +111,8 @@ def _table(metrics: Metrics, constant: Metrics | None, best: Metrics | None) -> 
                     " what can be gained over a constant"
                 )
         lines.append(f"  on {found['examples']:,} examples")
-    return lines
+    warning = constant_warning(metrics)
+    return [*lines, warning] if warning else lines
 
 
 def _days(scores: list[DayScore]) -> list[str]:

@@ -39,7 +39,10 @@ from jaxrank.layout import Layout
 
 class Export(NamedTuple):
     """What `export` wrote: how many tables with how many rows together, and how many numbers that
-    are not in tables."""
+    are not in tables.
+
+    worse_than_constant: tasks for which a constant did better in the run's own evaluation.
+    """
 
     output: str
     step: int
@@ -48,6 +51,7 @@ class Export(NamedTuple):
     parameters: int
     seconds: float
     checkpoint: str
+    worse_than_constant: list[str]
 
 
 def export(workdir: str, *, output: str, checkpoint: str = "newest", data: str = "") -> Export:
@@ -69,7 +73,10 @@ def export(workdir: str, *, output: str, checkpoint: str = "newest", data: str =
     began = time.perf_counter()
     run = evaluate.load_run(workdir)
     checkpoints = Checkpoints(run.directory, read_only=True)
-    step, sums = checkpoints.read(checkpoint, checkpoints.saved_checksums)
+    step, (sums, worse) = checkpoints.read(
+        checkpoint,
+        lambda step: (checkpoints.saved_checksums(step), checkpoints.worse_than_constant(step)),
+    )
     store = run.open_data(data)
     if not data:
         run.check_trained_on(store, checkpoints)
@@ -104,6 +111,7 @@ def export(workdir: str, *, output: str, checkpoint: str = "newest", data: str =
         parameters=parameters,
         seconds=time.perf_counter() - began,
         checkpoint=checkpoints.directory(step),
+        worse_than_constant=worse,
     )
 
 

@@ -45,5 +45,8 @@ def means(kinds: Sequence[str]) -> Mapping[str, Callable[[Any, Any], Any]]:
 # Every task has it. Neither direction is better: 1 is best.
 CALIBRATION = "calibration"
 
+# Losses over that of the best constant: above 1 a task is worse than a constant.
+NORMALIZED = ("normalized_entropy", "normalized_squared_error", "normalized_deviance")
+
 BY_NAME = {metric.name: metric for metrics in METRICS.values() for metric in metrics}
 TITLES = {name: metric.title for name, metric in BY_NAME.items()} | {CALIBRATION: CALIBRATION}

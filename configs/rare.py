@@ -1,0 +1,34 @@
+"""Rare clicks: 0.5% of 40,000 generated examples, scored on 400,000 others after one epoch.
+
+jaxrank train --config=configs/rare.py --workdir=/tmp/rare
+"""
+
+from ml_collections import ConfigDict
+
+from jaxrank.config import default
+
+IDS = [20_000, 5_000, 1_000, 200, 50, 10]
+
+
+def get_config():
+    c = default()
+    c.source = ConfigDict(
+        dict(
+            kind="synthetic",
+            rows=dict(train=40_000, valid=400_000),
+            seed=1,
+            dense=8,
+            missing=0.1,
+            categorical=IDS,
+            exponent=1.05,
+            click_rate=0.005,
+        )
+    )
+    c.features.tasks = [dict(name="click", label="click", truth="p_click")]
+    c.features.dense = [dict(columns="f*", standardize=True, missing_indicator=True)]
+    c.features.categorical = [
+        dict(columns=f"c{i}", encoding="integer", rows=rows) for i, rows in enumerate(IDS)
+    ]
+    c.batch_size = 512
+    c.num_epochs = 1.0
+    return c
