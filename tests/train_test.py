@@ -423,7 +423,7 @@ def test_what_stands_for_missing_values_is_part_of_the_source_of_a_workdirs_data
             "embedding.l2_scope must be one of 'read', 'table': found 'all'",
         ),
         ("embedding.dims", ConfigDict({"zz*": 4}), "embedding.dims: 'zz\\*' must match a table"),
-        ("model.cross", "matricks", "cross.*matrix.*'matricks'"),
+        ("model.cross", "dcn_v3", "cross.*dcn_v2.*'dcn_v3'"),
         ("optim.dense.name", "adamm", "adamm"),
         (
             "optim.tables.lr_multipliers",
@@ -438,7 +438,7 @@ def test_what_stands_for_missing_values_is_part_of_the_source_of_a_workdirs_data
         (
             "optim.dense.lr_multipliers",
             ConfigDict({"crss/*": 0.5}),
-            r"factors: 'crss/\*' must match a parameter: .*cross",
+            r"lr_multipliers: 'crss/\*' must match a parameter: .*cross",
         ),
         (
             "model.parents",
@@ -579,7 +579,7 @@ def test_data_that_was_prepared_anew_is_refused_on_resume(store, tmp_path):
     c.source.seed = 4
     other = tmp_path / "other"
     prepare(c.features.to_dict(), c.source.to_dict(), other, block_size=512, report=nothing)
-    with pytest.raises(InputError, match="floats must be those .* trained on: 'f0'"):
+    with pytest.raises(InputError, match="dense must be those .* trained on: 'f0'"):
         run_on(other, tmp_path / "run", tiny.config())
 
     c = tiny.config()

@@ -81,7 +81,7 @@ class _Training(NamedTuple):
     earlier: Any
     opt_state: Any
     slots: dict[str, dict[str, Any]]
-    lr_multiplier: Any
+    rate_factor: Any
     trained: Any
 
 
@@ -108,7 +108,7 @@ def _joined(state: TrainState, predicts: Weights, training: _Training) -> TrainS
         bias=weights.bias,
         scale=weights.scale,
         tables=tables,
-        lr_multiplier=training.lr_multiplier,
+        lr_multiplier=training.rate_factor,
         average=predicts if training.trained else {},
     )
 

@@ -185,7 +185,7 @@ def test_data_with_another_vocabulary_is_refused_naming_the_table(run, tmp_path)
 def test_features_in_another_order_are_refused(run):
     store = open_store(run[0] / "data")
     swapped = dataclasses.replace(store.schema, categorical=store.schema.categorical[::-1])
-    with pytest.raises(InputError, match=r"ids must be in the order \['c1', 'c0'\]"):
+    with pytest.raises(InputError, match=r"categorical must be in the order \['c1', 'c0'\]"):
         check_schema(swapped, store)
 
 
@@ -193,7 +193,7 @@ def test_data_with_other_float_transforms_is_refused(run, tmp_path):
     c = tiny.config()
     c.features.dense = [dict(columns="f*", log=True, missing_indicator=True)]
     prepare(c.features.to_dict(), c.source.to_dict(), tmp_path / "other", report=nothing)
-    with pytest.raises(InputError, match="floats must be those .*'f0' was .*log=False.*log=True"):
+    with pytest.raises(InputError, match="dense must be those .*'f0' was .*log=False.*log=True"):
         evaluate.evaluate(str(run[0]), data=str(tmp_path / "other"))
 
 

@@ -429,7 +429,7 @@ def test_list_column_of_another_type(tmp_path):
 @pytest.mark.parametrize(
     ("features", "parts"),
     [
-        (dict(denes=FLOATS), ["no such field: features.flaots", "features.dense"]),
+        (dict(denes=FLOATS), ["no such field: features.denes", "features.dense"]),
         (
             dict(dense=[dict(columns="price", logs=True)]),
             ["no such field: features.dense[0].logs", "features.dense[0].log?"],
