@@ -13,6 +13,7 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
+from jaxrank import renames
 from jaxrank.config import NAMED_FIELDS, PATTERN_FIELDS, default, sections
 from jaxrank.data.sources import registry
 from jaxrank.errors import InputError
@@ -156,6 +157,9 @@ def _loaded(path: str | Path) -> ConfigDict:
         raise
     except (Exception, SystemExit) as error:  # it is the user's program
         text = " ".join(str(error).split())
+        named = re.match(r"'?Key \"(\w+)\"", text)  # of a ConfigDict
+        if named and (new := renames.now_anywhere(named[1])):
+            raise InputError(f"--config: {path}: {named[1]} is now {new}.") from error
         raise InputError(f"--config: {path}: {type(error).__name__}: {text}") from error
     finally:
         sys.path.remove(beside)

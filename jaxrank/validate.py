@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ml_collections import ConfigDict
 
+from jaxrank import renames
 from jaxrank.errors import InputError
 
 Value = TypeVar("Value")
@@ -224,12 +225,16 @@ def check_choice(field: str, value: object, allowed: Iterable[str], hint: str = 
     if value not in choices:
         near = difflib.get_close_matches(str(value), choices, 1)
         nearest = f"Did you mean {near[0]!r}?" if near else ""
+        if new := renames.VALUES.get(field, {}).get(str(value)):
+            nearest = f"{value!r} is now {new!r}."
         must = f"one of {', '.join(map(repr, choices))}"
         require(False, field, must, value, " ".join(filter(None, (nearest, hint))))
 
 
 def no_such_field(where: str, name: str, fields: Iterable[str]) -> InputError:
     """The error for a field of a section that has only `fields`."""
+    if new := renames.now(where, name):
+        return InputError(f"{_join(where, name)} is now {_join(where, new)}.")
     near = difflib.get_close_matches(str(name), list(fields), 1)
     hint = f" Did you mean {_join(where, near[0])}?" if near else ""
     known = "" if near else f" There are {', '.join(sorted(fields)) or 'none'}."

@@ -70,7 +70,7 @@ class RunData:
     def check_features(self, store: Store) -> None:
         """Raises InputError unless a store was prepared with the features of the config."""
         spec = parse.feature_spec(self.features)
-        found, expected = store.spec.features, spec.to_state()
+        found, expected = self._filled(store.spec.features), spec.to_state()
         if found != expected and found == spec.without_labels().to_state():
             raise InputError(
                 f"{store.path}: must hold labels to train on, and was prepared with --unlabelled."
@@ -80,6 +80,13 @@ class RunData:
                 f"{store.path}: the store was prepared with other features than the config's:\n  "
                 + "\n  ".join(differences(found, expected, "features"))
             )
+
+    def _filled(self, features: dict[str, Any]) -> dict[str, Any]:
+        """Fills in the defaults of fields that came after the store was prepared."""
+        try:
+            return parse.feature_spec(features).to_state()
+        except InputError:
+            return features
 
     def _check_source(self, store: Store) -> None:
         """Raises InputError if a store was prepared from another source than a config's, if any."""

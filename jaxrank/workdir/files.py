@@ -12,7 +12,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from jaxrank import json_files, validate
+from jaxrank import json_files, renames, validate
 from jaxrank.config import FREE, default
 from jaxrank.config_files import differences, from_plain, model_name, to_plain
 from jaxrank.data.files import is_local
@@ -60,7 +60,7 @@ def check_config(workdir: Path, config: ConfigDict) -> None:
             return
         old, new = (
             _with_paths(_filled(tree, to_plain(default(model_name(tree)))), os.path.realpath)
-            for tree in (_read(path), to_plain(config))
+            for tree in (renames.config(_read(path)), to_plain(config))
         )
         lines = differences(old, new)
         changed = [line for line in lines if line.partition(":")[0] not in FREE]
@@ -148,7 +148,7 @@ def has_checkpoint(workdir: Path) -> bool:
 
 def load_config(workdir: Path) -> ConfigDict:
     """The config that the run in `workdir` was started with."""
-    return from_plain(_read(workdir / "config.json"))
+    return from_plain(renames.config(_read(workdir / "config.json")))
 
 
 def store_of_run(workdir: Path) -> str:
@@ -159,7 +159,7 @@ def store_of_run(workdir: Path) -> str:
 def load_schema(workdir: Path) -> Schema:
     """The schema that the model in `workdir` was trained on."""
     path = workdir / "schema.json"
-    tree = _read(path)
+    tree = renames.features(_read(path))
     try:
         return validate.parse(Schema, tree, "")
     except InputError as error:
@@ -170,6 +170,9 @@ def load_placement(workdir: Path) -> dict[str, ReplicatedRows]:
     """Where the tables of the run in `workdir` lie."""
     path = workdir / "placement.json"
     try:
-        return {name: ReplicatedRows.from_state(tree) for name, tree in _read(path).items()}
+        return {
+            name: ReplicatedRows.from_state(tree)
+            for name, tree in renames.placement(_read(path)).items()
+        }
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path}: is not a placement that jaxrank wrote: {error}.") from error

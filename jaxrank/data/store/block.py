@@ -4,6 +4,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
+from jaxrank import renames
 from jaxrank.data.examples import Examples
 
 # Of the matrices of a block, in the order of its columns.
@@ -44,6 +45,7 @@ def to_arrow(examples: Examples) -> pa.RecordBatch:
 
 def from_arrow(batch: pa.RecordBatch) -> Examples:
     rows = batch.num_rows
+    batch = batch.rename_columns([renames.COLUMNS.get(n, n) for n in batch.schema.names])
     names = set(batch.schema.names)
 
     def matrix(name: str) -> np.ndarray:

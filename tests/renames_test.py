@@ -1,0 +1,149 @@
+"""Earlier names: of fields in a config, and in the files of stores and workdirs."""
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+import tiny
+import tiny_config
+
+from jaxrank import config_files, renames, validate
+from jaxrank.data.store import manifest
+from jaxrank.data.store.block import from_arrow, to_arrow
+from jaxrank.data.store.reader import open_store
+from jaxrank.errors import InputError
+from jaxrank.features import Schema
+from jaxrank.json_files import plain
+from jaxrank.layout import ReplicatedRows
+from jaxrank.workdir import files as workdirs
+
+# config.json, schema.json and parts of manifest.json, of a run of the version before the renames.
+WRITTEN = json.loads((Path(__file__).parent / "golden/old_names/run.json").read_text())
+RENAMED = [(s, old, new) for s, names in renames.FIELDS.items() for old, new in names.items()]
+
+
+@pytest.mark.parametrize(("section", "old", "new"), RENAMED)
+def test_an_earlier_field_is_refused_with_its_new_name(section, old, new):
+    lead = f"{section}." if section else ""
+    with pytest.raises(InputError, match=rf"{lead}{old} is now {lead}{new}\."):
+        config_files.load(tiny_config.__file__, [f"--config.{lead}{old}=3"])
+
+
+def test_an_earlier_field_of_an_entry_is_refused_with_its_new_name():
+    with pytest.raises(InputError, match=r"features\.ids is now features\.categorical\."):
+        config_files.load(tiny_config.__file__, ["--config.features.ids[0].rows=3"])
+
+
+@pytest.mark.parametrize(("old", "new"), renames.VALUES["model.cross"].items())
+def test_an_earlier_value_is_refused_with_its_new_name(old, new):
+    with pytest.raises(InputError, match=f"model.cross must be one of .*'{old}' is now '{new}'"):
+        config_files.load(tiny_config.__file__, [f"--config.model.cross={old}"])
+
+
+def test_an_earlier_field_in_a_config_file_is_refused_with_its_new_name(tmp_path):
+    path = tmp_path / "earlier.py"
+    path.write_text(
+        "from jaxrank.config import default\n\n\n"
+        "def get_config():\n    c = default()\n    c.optim.dense.base_rate = 1.0\n    return c\n"
+    )
+    with pytest.raises(InputError, match=r"earlier\.py: base_rate is now base_learning_rate\."):
+        config_files.load(path)
+
+
+def shape(tree):
+    """The keys of nested dicts; of a list those of its first entry."""
+    if isinstance(tree, dict):
+        return {key: shape(value) for key, value in tree.items()}
+    return [shape(value) for value in tree[:1]] if isinstance(tree, list) else None
+
+
+def test_files_of_the_version_before_have_the_names_of_this_one(store):
+    new = json.loads(json.dumps(config_files.to_plain(tiny.config())))
+    found = renames.config(WRITTEN["config"])
+    assert list(shape(found)) == list(shape(new))
+    for section in ("source", "features", "eval"):
+        assert shape(found[section]) == shape(new[section])
+    assert list(found["model"]) == list(new["model"])
+    assert found["model"]["cross"] == "dcn"
+    for section in ("dense", "tables"):
+        assert list(found["optim"][section]) == list(new["optim"][section])
+    config_files.sections(config_files.from_plain(found))
+
+    schema = validate.parse(Schema, renames.features(WRITTEN["schema"]), "")
+    assert [f.name for f in schema.categorical] == ["c0", "c1"]
+
+    read = manifest.read(open_store(store).path / "manifest.json")
+    found = renames.manifest(WRITTEN["manifest"])
+    assert shape(found["schema"]) == shape(read["schema"])
+    assert shape(found["spec"]["features"]) == shape(read["spec"]["features"])
+    assert shape(found["spec"]["source"]) == shape(read["spec"]["source"])
+    old, now = (tree["splits"]["train"]["statistics"] for tree in (found, read))
+    kinds = ("tasks", "dense", "categorical", "ragged")
+    assert [shape(old[kind]) for kind in kinds] == [shape(now[kind]) for kind in kinds]
+    assert list(old["mergeable"]) == list(now["mergeable"])
+
+
+def earlier(value, names):
+    """A tree with earlier names for its keys, wherever they are."""
+    if isinstance(value, dict):
+        return {names.get(key, key): earlier(inside, names) for key, inside in value.items()}
+    return value
+
+
+def inverse(names):
+    return {new: old for old, new in names.items()}
+
+
+def test_a_store_under_earlier_names_is_the_same_store(store, tmp_path):
+    now = open_store(store)
+    tree = manifest.read(now.path / "manifest.json") | {"format_version": 3}
+    names = inverse(renames.FIELDS["features"]) | {"pending": "too_young"}
+    path = tmp_path / "store"
+    path.mkdir()
+    (path / "manifest.json").write_text(manifest.SEAL.to_text(earlier(tree, names)))
+    assert '"floats"' in (path / "manifest.json").read_text()
+    old = open_store(path)
+    assert (old.schema, old.spec) == (now.schema, now.spec)
+    for name, split in now.splits.items():
+        assert old.splits[name].statistics == split.statistics
+        assert old.splits[name].fingerprint == split.fingerprint
+
+    block = now.split("train").read_block(0)
+    columns = to_arrow(block)
+    names = inverse(renames.COLUMNS)
+    columns = columns.rename_columns([names.get(n, n) for n in columns.schema.names])
+    assert "floats" in columns.schema.names
+    assert isinstance(columns, pa.RecordBatch)
+    found = from_arrow(columns)
+    assert (found.dense == block.dense).all()
+    assert (found.ids == block.ids).all()
+
+
+def test_a_workdir_under_earlier_names_is_the_same_workdir(store, tmp_path):
+    config = tiny.config()
+    config.model.cross = "dcn_mix"
+    hot = {"dim8": ReplicatedRows(("c1",), ("c0", "c0", "l0"), 2)}
+    workdirs.save(tmp_path, config, open_store(store).schema, hot)
+    names = {"replicated_tables": "whole", "hot_rows": "merged"}
+    for fields in renames.FIELDS.values():
+        names |= inverse(fields)
+    del names["dense"]  # also a section of `optim`
+    for file in ("config", "schema", "placement"):
+        path = tmp_path / f"{file}.json"
+        tree = earlier(json.loads(path.read_text()), names)
+        if file == "config":
+            tree["model"]["cross"] = "mix"
+            tree["source"]["floats"] = tree["source"].pop("dense")
+            tree["features"]["floats"] = tree["features"].pop("dense")
+            del tree["model"]["floats_hidden"]  # as if it had come later
+        elif file == "schema":
+            tree["floats"] = tree.pop("dense")
+        path.write_text(json.dumps(tree))
+    assert config_files.to_plain(workdirs.load_config(tmp_path)) == config_files.to_plain(config)
+    assert plain(workdirs.load_schema(tmp_path)) == plain(open_store(store).schema)
+    assert workdirs.load_placement(tmp_path) == hot
+    workdirs.check_config(tmp_path, config)
+    config.model.mlp_units = (3,)
+    with pytest.raises(InputError, match=r"model.mlp_units: \[16\], now \[3\]"):
+        workdirs.check_config(tmp_path, config)
