@@ -564,11 +564,11 @@ def test_a_config_that_was_refused_leaves_the_workdir_to_the_next(store, finishe
     c = on_store(store)
     c.model.mlp_units = (32,)
     layer = r"tower.layer_0.kernel: \(\d+, 16\), by the config \(\d+, 32\)\n"
-    with pytest.raises(InputError, match=f"(?s)checkpoints/8: must be of the model .*{layer}"):
+    with pytest.raises(InputError, match=f"(?s)checkpoints/8: arrays must .*{layer}"):
         train(c, tmp_path, report=nothing, allow_config_change=True)
     c = on_store(store)
     c.optim.tables.name = "sgd"
-    with pytest.raises(InputError, match=r"slots.dim8.accumulator: .*, by the config not there\n"):
+    with pytest.raises(InputError, match=r"slots.dim8.accumulator: .*, by the config absent\n"):
         train(c, tmp_path, report=nothing, allow_config_change=True)
     assert (tmp_path / "config.json").read_text() == before
 
@@ -694,6 +694,6 @@ def test_a_run_that_does_not_go_on_tells_where_it_stands(store, tmp_path):
         env=os.environ | {"PYTHONPATH": f"{ROOT}:{HELPERS}", "XLA_FLAGS": quick_compile.XLA_FLAGS},
     )
     assert done.returncode == 0, done.stderr
-    assert "nothing has ended for 0.5 s; where all threads stand:\nThread " in done.stderr
+    assert "no progress for 0.5 s. Stacks of all threads:\nThread " in done.stderr
     assert "in slow_report" in done.stderr
     assert len(records(tmp_path / "run")) == 16

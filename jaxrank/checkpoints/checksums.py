@@ -1,8 +1,8 @@
-"""Checksums of arrays, made on the devices where they are.
+"""Checksums of arrays, computed on the devices that hold them.
 
-The sum over all elements of a hash of the element's bits and place, modulo 2^32. One element that
-is not what it was always shows; any other damage with a chance of all but 2^-32. The sum is the
-same however the array is split, so what eight devices saved one can check.
+A checksum is the sum over all elements of a hash of the element's bits and position, modulo 2^32.
+A change of a single element is always detected. Any other damage is missed with a probability of
+2^-32. The sum does not depend on the sharding, so one device can check what eight devices saved.
 """
 
 import functools
@@ -14,14 +14,14 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-_CHUNK = 2**20  # elements that are hashed at a time, or a row: what memory this takes
+_CHUNK = 2**20  # elements hashed at a time, at least one row: bounds the memory
 
 
 def checksums(tree: Any) -> dict[str, int]:
-    """Of every array of a tree, by its path. Reads all of them once.
+    """Computes the checksum of every array of a tree, by its path. Reads each array once.
 
     Args:
-        tree: of arrays of any dtype, on every device or split along their first axis.
+        tree: arrays of any dtype, replicated or sharded along their first axis.
     """
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     found = jax.device_get([_checksum(array) for _, array in leaves])
@@ -32,8 +32,14 @@ def checksums(tree: Any) -> dict[str, int]:
 
 
 def of_host(rows: np.ndarray, first: int = 0) -> int:
-    """The part of an array's checksum that rows of it have which begin at row `first`; the sum of
-    all parts modulo 2^32 is the checksum of the array. On the host."""
+    """Computes on the host the contribution of some rows to the checksum of their array.
+
+    The sum of the contributions of all rows, modulo 2^32, is the checksum of the array.
+
+    Args:
+        rows: consecutive rows of the array.
+        first: index of their first row in the array.
+    """
     if not rows.size:
         return 0
     count = rows.shape[0] if rows.ndim else 1
@@ -54,7 +60,7 @@ def of_host(rows: np.ndarray, first: int = 0) -> int:
 
 
 def differing(expected: dict[str, int], found: dict[str, int]) -> list[str]:
-    """The paths that are not in both, or differ."""
+    """Returns the paths that are missing on one side or whose checksums differ."""
     every = {*expected, *found}
     return sorted(path for path in every if expected.get(path) != found.get(path))
 
@@ -70,7 +76,7 @@ def _checksum(array: Any) -> jax.Array:  # u32[]
 def _of_mesh(mesh: Mesh, spec: P) -> Any:
     axis = spec[0] if len(spec) else None
     if any(name is not None for name in spec[1:]):
-        raise ValueError(f"arrays must be split along their first axis only: found {spec}")
+        raise ValueError(f"arrays must be sharded along their first axis only: found {spec}")
 
     def device_checksums(array: jax.Array) -> jax.Array:
         if axis is None:
@@ -83,7 +89,7 @@ def _of_mesh(mesh: Mesh, spec: P) -> Any:
 
 
 def _of_share(array: jax.Array, first: Any) -> jax.Array:
-    """The sum over rows of an array that begin at row `first` of the whole."""
+    """Computes the contribution of the rows that begin at row `first` of the whole array."""
     if not array.size:
         return jnp.zeros((), jnp.uint32)
     rows = array.reshape(array.shape[0] if array.ndim else 1, -1)
@@ -91,7 +97,7 @@ def _of_share(array: jax.Array, first: Any) -> jax.Array:
     size = min(count, max(1, _CHUNK // width))
 
     def of_chunk(i: jax.Array, total: jax.Array) -> jax.Array:
-        # The last chunk begins earlier, to be whole; what was in the one before is left out.
+        # The last chunk starts earlier so that it is full. Rows of the chunk before are masked.
         begin = jnp.minimum(i * size, count - size)
         bits = _bits(jax.lax.dynamic_slice_in_dim(rows, begin, size)).reshape(size, -1)
         row = begin + jnp.arange(size, dtype=jnp.int32)
@@ -109,7 +115,9 @@ def _of_one(array: jax.Array) -> jax.Array:
 
 
 def _mixed(x: Any) -> Any:
-    """A bijection of u32, of NumPy or JAX, in which every bit depends on all others: lowbias32.
+    """lowbias32: a bijection of u32 in which every output bit depends on every input bit.
+
+    Accepts arrays of NumPy and of JAX.
 
     References:
         Wellons, Prospecting for Hash Functions, nullprogram.com, 2018.
@@ -120,7 +128,7 @@ def _mixed(x: Any) -> Any:
 
 
 def _bits(array: jax.Array) -> jax.Array:
-    """u32 of the shape of the array, of 64-bit numbers with an axis of 2 behind."""
+    """Returns the bits of an array as u32 of the same shape. 64-bit dtypes get a last axis of 2."""
     if array.dtype == jnp.bool_:
         return array.astype(jnp.uint32)
     size = array.dtype.itemsize

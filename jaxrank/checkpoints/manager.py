@@ -1,15 +1,16 @@
-"""Checkpoints: the state, and what the run has seen so far.
+"""Checkpoints: the train state and the record of the run.
 
-    WORKDIR/checkpoints/<step>/weights    what predicts: parameters, model state, biases of tasks,
+    WORKDIR/checkpoints/<step>/weights    for prediction: parameters, model state, biases of tasks,
                                           table rows
-    WORKDIR/checkpoints/<step>/training   what else training needs: optimizer states, rate factor,
-                                          and the weights themselves where an average predicts
-    WORKDIR/checkpoints/<step>/run        JSON: what the run has seen so far; see `record`
+    WORKDIR/checkpoints/<step>/training   the rest of the train state: optimizer states, learning
+                                          rate multiplier, and the trained weights where their
+                                          average predicts
+    WORKDIR/checkpoints/<step>/run        JSON: the record of the run, see `record`
 
-Of where the run stands in its data the step says all, as batch k is a function of k; see
-`data.batches.pipeline`. Tables are stored in an order that does not depend on the devices; see
-`embedding.storage`. The checksums are of all arrays, made before they were saved and compared when
-they are restored: nothing else would find a bit that flipped on a disk.
+The step alone defines the position in the data, because batch k is a function of k (see
+`data.batches.pipeline`). Tables are stored in an order that does not depend on the devices (see
+`embedding.storage`). Checksums of all arrays are computed before saving and compared after
+restoring. Nothing else would detect a bit that flipped on a disk.
 """
 
 import collections
@@ -43,10 +44,10 @@ from jaxrank.step import TrainState, Weights, trained, weights_of
 
 @functools.cache
 def quieten_libraries() -> None:
-    """Silences Orbax, asyncio and what TensorStore's threads raise, once for the process.
+    """Silences Orbax, asyncio and exceptions of TensorStore's threads, once per process.
 
-    A save logs about twenty lines otherwise. A failed save logs a page of traceback for each array,
-    as late as the end of the process. The exception itself is raised where the save is waited for.
+    Otherwise a save logs about twenty lines, and a failed save logs a page of traceback per array,
+    some of them only when the process exits. The exception itself is raised by `Checkpoints.wait`.
     """
     absl.logging.set_verbosity(absl.logging.FATAL)
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
@@ -56,25 +57,25 @@ def quieten_libraries() -> None:
 def _unraisable(
     raised: "sys.UnraisableHookArgs", hook: Callable[["sys.UnraisableHookArgs"], object]
 ) -> None:
-    # Each of TensorStore's threads raises once a save has failed and its event loop is closed.
-    # Orbax leaves a coroutine for each array when a restore fails.
+    # After a failed save, each of TensorStore's threads raises when its event loop is closed.
+    # After a failed restore, Orbax leaves one coroutine per array that was never awaited.
     coroutine = raised.object if inspect.iscoroutine(raised.object) else None
     is_left = coroutine is not None and "orbax" in coroutine.cr_code.co_filename
     if not is_left and str(raised.exc_value) != "Event loop is closed":
         hook(raised)
 
 
-# Seconds between looks at whether a checkpoint that cannot be read is being deleted, file by file.
+# Seconds between checks whether an unreadable checkpoint is being deleted, file by file.
 _PAUSES = (0.0, 0.5, 3.0)
-_LOOKS = 8  # at the checkpoints of a run that deletes some meanwhile
-_MOST_TOLD = 8  # arrays that are not those of the config
-_PIECE = 2**26  # bytes of an array that are written together
+_LOOKS = 8  # attempts to list the checkpoints of a run that deletes some at the same time
+_MOST_TOLD = 8  # maximum number of mismatching arrays that an error lists
+_PIECE = 2**26  # bytes per chunk of a stored array
 
 
 class _Training(NamedTuple):
     """The part of TrainState that is not in `weights_of`. Scratch arrays are not saved.
 
-    trained: the weights to go on from, where those that predict are their average; or {}.
+    trained: the weights that training continues from where their average predicts, else {}.
     """
 
     step: Any
@@ -159,8 +160,11 @@ def _with_defaults(tree: Any, like: Any, fields: tuple[str, ...]) -> Any:
 
 
 def _looked(look: Callable[[], Any]) -> Any:
-    """What `look` gives. Orbax looks at each checkpoint that it found, of which a run beside this
-    one may have deleted some since."""
+    """Returns `look()`, and retries when a listed checkpoint is deleted meanwhile.
+
+    Orbax opens every checkpoint that it lists. A run that trains at the same time may have deleted
+    some of them since.
+    """
     for _ in range(_LOOKS - 1):
         with contextlib.suppress(FileNotFoundError):
             return look()
@@ -168,10 +172,10 @@ def _looked(look: Callable[[], Any]) -> Any:
 
 
 def _agreed(read: Callable[[], Any]) -> Any:
-    """What `read` gives, where it does in all processes.
+    """Returns `read()` if it succeeds in all processes.
 
     Raises:
-        InputError, RunError: in all, what it raised in any.
+        InputError, RunError: in all processes, the error that any of them raised.
     """
     found, failure = None, None
     try:
@@ -191,11 +195,11 @@ def _placed(shapes: Any, shardings: Any) -> Any:
 
 
 def _in_pieces(tree: Any) -> ocp.args.StandardSave:
-    """So that writing takes little more memory than the pieces that are in the making."""
+    """Saves a tree in chunks, so that writing needs little more memory than a few chunks."""
     pieces, whole = ocp.SaveArgs(chunk_byte_size=_PIECE), ocp.SaveArgs()
 
     def how(array: jax.Array) -> ocp.SaveArgs:
-        # Orbax makes pieces whose size divides the array's: of a prime number of rows single ones.
+        # The chunk size of Orbax divides the number of rows: a prime number gives single rows.
         return pieces if array.ndim and array.shape[0] % GROUPS == 0 else whole
 
     return ocp.args.StandardSave(tree, save_args=jax.tree.map(how, tree))
@@ -206,9 +210,9 @@ class Checkpoints:
 
     Args:
         workdir: of the run.
-        keep: how many of the newest to keep; the best one is kept beside them.
-        keep_every: steps, of each so many of which the first checkpoint is kept too. 0: none.
-        read_only: for evaluation; nothing is created or deleted.
+        keep: number of newest checkpoints to keep. The best one is kept in addition.
+        keep_every: interval in steps. The first checkpoint of each interval is kept. 0: none.
+        read_only: creates and deletes nothing, for evaluation.
     """
 
     def __init__(
@@ -222,7 +226,9 @@ class Checkpoints:
         quieten_libraries()
         self.path = Path(workdir).absolute() / "checkpoints"
         if read_only and not self.path.is_dir():
-            raise InputError(f"{workdir}: holds no checkpoints. Is it the workdir of a run?")
+            raise InputError(
+                f"{workdir}: must be the workdir of a run: found no checkpoints. Check --workdir."
+            )
         self._retention = Retention(self.path, keep=max(1, keep), keep_every=keep_every)
         options = ocp.CheckpointManagerOptions(
             preservation_policy=self._retention,
@@ -233,12 +239,12 @@ class Checkpoints:
         self._manager = _looked(lambda: ocp.CheckpointManager(self.path, options=options))
 
     def step(self, which: str | int = "newest") -> int | None:
-        """The step of the newest or best checkpoint, or None if there is none.
+        """Returns the step of the newest, the best or a named checkpoint, or None without any.
 
-        Process 0 says, for a run that goes on beside this one may just save another.
+        Process 0 decides for all processes, because a concurrent run may save another checkpoint.
 
         Raises:
-            InputError: a step was named that has no checkpoint.
+            InputError: the named step has no checkpoint.
         """
         found = None
         with processes.together():
@@ -261,15 +267,21 @@ class Checkpoints:
         )
 
     def reload(self) -> None:
-        """Looks anew which checkpoints there are, for a run beside this one saves and deletes."""
+        """Lists the checkpoints again, because a concurrent run saves and deletes some."""
         _looked(self._manager.reload)
 
     def read(self, which: str | int, read: Callable[[int], Any]) -> tuple[int, Any]:
-        """The step of the newest or best checkpoint or a step, and what `read` gives of it; chosen
-        anew where a run beside this one deletes it before it is read.
+        """Reads a checkpoint, and chooses again if a concurrent run deletes it before it is read.
+
+        Args:
+            which: "newest", "best" or a step.
+            read: reads the checkpoint of a step.
+
+        Returns:
+            The step and the result of `read`.
 
         Raises:
-            InputError: there is none, a step was named that has none, or what `read` raises.
+            InputError: there is no checkpoint, the named step has none, or `read` fails.
         """
         for _ in range(_LOOKS):
             step = self.step(which)
@@ -282,25 +294,28 @@ class Checkpoints:
                     raise
             self.reload()
         raise InputError(
-            f"{self.path.parent}: holds no checkpoint yet, or each was deleted before it was read."
+            f"{self.path.parent}: must hold a checkpoint: found none, or each was deleted before it"
+            " was read. Wait until the run saves one, or let it keep more (checkpoint.keep)."
         )
 
     def trained_on(self) -> str:
-        """The fingerprint of the data that the newest checkpoint tells; empty where there is none,
-        or it is damaged."""
+        """Returns the data fingerprint in the newest checkpoint, "" if it is absent or damaged."""
         found = ""
         with processes.together():
             if processes.is_first() and (step := self._find("newest")) is not None:
-                with contextlib.suppress(InputError):  # damaged: told by who restores it
+                with contextlib.suppress(InputError):  # damaged: restoring it reports that
                     found = self._read(step)["data"]["fingerprint"]
         return processes.from_first(found)
 
     def older(self, step: int) -> int | None:
-        """The newest checkpoint before `step`, or None."""
+        """Returns the step of the newest checkpoint before `step`, or None."""
         return self._next_to(lambda steps: max((s for s in steps if s < step), default=None))
 
     def newer(self, step: int) -> int | None:
-        """The oldest checkpoint after `step`, or None; also one that another run just saved."""
+        """Returns the step of the oldest checkpoint after `step`, or None.
+
+        Checkpoints that a concurrent run has just saved are included.
+        """
         self.reload()
         return self._next_to(lambda steps: min((s for s in steps if s > step), default=None))
 
@@ -312,15 +327,15 @@ class Checkpoints:
         return processes.from_first(found)
 
     def is_there(self, step: int) -> bool:
-        """Whether a checkpoint has not been deleted, as process 0 sees it."""
+        """Returns True if a checkpoint exists, as process 0 sees it."""
         return processes.from_first((self.path / str(step)).is_dir())
 
     @contextlib.contextmanager
     def told_if_deleted(self, step: int) -> Iterator[None]:
-        """Tells where a run beside this one deletes the checkpoint while it is read.
+        """Raises a clear error if a concurrent run deletes the checkpoint while it is read.
 
         Raises:
-            InputError: so it is, or as the block raises.
+            InputError: the checkpoint was deleted, or the block raised it.
         """
         try:
             yield
@@ -328,12 +343,12 @@ class Checkpoints:
             if not self.is_deleted(step):
                 raise
             raise InputError(
-                f"{self.directory(step)}: must stay while it is read: the run beside this command"
-                " has deleted it. Try again, or let it keep more (checkpoint.keep)."
+                f"{self.directory(step)}: must exist until it is read: a concurrent run has deleted"
+                " it. Try again, or let that run keep more checkpoints (checkpoint.keep)."
             ) from error
 
     def is_deleted(self, step: int) -> bool:
-        """Whether a checkpoint that could not be read is being deleted, as process 0 sees it."""
+        """Returns True if an unreadable checkpoint is being deleted, as process 0 sees it."""
 
         def is_gone_after(seconds: float) -> bool:
             time.sleep(seconds)
@@ -342,7 +357,7 @@ class Checkpoints:
         return processes.from_first(processes.is_first() and any(map(is_gone_after, _PAUSES)))
 
     def put_aside(self, step: int) -> Path:
-        """Moves a checkpoint to where no run looks for one; returns where it is."""
+        """Moves a checkpoint to WORKDIR/damaged, where no run reads it, and returns its path."""
         aside = self.path.parent / "damaged" / str(step)
         with processes.together():
             if processes.is_first():
@@ -360,14 +375,14 @@ class Checkpoints:
         record: dict[str, Any],
         metric: Metric,
     ) -> None:
-        """Saves in the background; what was saved before stays until this one is whole.
+        """Saves in the background. Older checkpoints stay until this one is complete.
 
         Args:
-            record: what the run has seen so far, of what JSON has.
-            metric: by which the best is chosen, among those whose `measures` is that of the newest.
+            record: the record of the run, in types that JSON has.
+            metric: selects the best checkpoint among those with the same `measures` as the newest.
 
         Raises:
-            RunError: this or the save before it could not be written.
+            RunError: this checkpoint or the one before it could not be written.
         """
         weights, training = weights_of(state), _training_of(state)
         record = record | {
@@ -389,11 +404,12 @@ class Checkpoints:
     def restore(
         self, step: int, state: TrainState, shapes: TrainState, shardings: TrainState
     ) -> tuple[TrainState, dict[str, Any]]:
-        """The state at `step`, placed as `shardings`, with the scratch arrays of `state`; and the
-        record that was saved with it.
+        """Restores the state at `step` with `shardings`, and the record that was saved with it.
+
+        The scratch arrays are taken from `state`.
 
         Raises:
-            InputError: it cannot be read, or is that of another model.
+            InputError: the checkpoint cannot be read, or belongs to another model.
         """
         record = self._record(step)
         found = self._checked(
@@ -405,7 +421,7 @@ class Checkpoints:
         return _joined(state, found["weights"], found["training"]), record
 
     def restore_weights(self, step: int, shapes: Weights, shardings: Weights) -> Weights:
-        """What predicts, at `step`.
+        """Restores the weights that predict at `step`.
 
         Raises:
             InputError: as `restore`.
@@ -429,15 +445,15 @@ class Checkpoints:
         return list(self._record(step).get("worse_than_constant", ()))
 
     def saved_checksums(self, step: int) -> dict[str, dict[str, int]]:
-        """Of the arrays of each part, by path.
+        """Returns the saved checksums of the arrays of each part, by path.
 
         Raises:
-            InputError: what is saved beside the arrays is damaged.
+            InputError: the record of the checkpoint is damaged.
         """
         return self._record(step)["checksums"]
 
     def _record(self, step: int) -> dict[str, Any]:
-        """What is saved beside the arrays, checked; the same in all processes."""
+        """Reads the record of a checkpoint, and checks that it is the same in all processes."""
         record = _agreed(lambda: self._read(step))
         processes.check_same(f"the checkpoint {self.directory(step)}", json_files.to_text(record))
         return record
@@ -450,35 +466,35 @@ class Checkpoints:
             wrong = differing(record["checksums"][part], checksums(arrays))
             if wrong:
                 raise InputError(
-                    f"{self.directory(step)}/{part}: arrays must have the checksums that they had"
-                    " when they were saved: this checkpoint is damaged in"
+                    f"{self.directory(step)}/{part}: arrays must have the checksums recorded when"
+                    " they were saved: this checkpoint is damaged in"
                     f" {', '.join(wrong[:3])}{' and others' if len(wrong) > 3 else ''}."
                 )
 
     def _restored(self, step: int, **parts: Any) -> Any:
-        """The parts of a checkpoint, each as its tree of shapes has it."""
+        """Restores parts of a checkpoint, each into its tree of shapes."""
         trees = {name: ocp.args.StandardRestore(tree) for name, tree in parts.items()}
         args = ocp.args.Composite(**trees)
 
         def restore() -> Any:
             try:
                 return self._manager.restore(step, args=args)
-            except Exception as error:  # Orbax raises many kinds for damage and for other shapes
+            except Exception as error:  # Orbax raises many types for damage and wrong shapes
                 text = " ".join(str(error).split())[:500]
                 if "RESOURCE_EXHAUSTED" in text:
                     raise RunError(
-                        f"{self.directory(step)}: no room to restore it: {text}"
+                        f"{self.directory(step)}: not enough memory to restore it: {text}"
                     ) from error
                 other = self._differences(step, parts)
                 if other:
                     raise InputError(
-                        f"{self.directory(step)}: must be of the model and the optimizers of the"
-                        " config, and is not:\n  " + "\n  ".join(other) + "\nGo on with the config"
-                        " that it was trained with, or start another --workdir from it by"
+                        f"{self.directory(step)}: arrays must match the model and the optimizers of"
+                        " the config:\n  " + "\n  ".join(other) + "\nContinue with the config of"
+                        " that run, or start a new --workdir from this checkpoint with"
                         " --init-from."
                     ) from error
                 raise InputError(
-                    f"{self.directory(step)}: this checkpoint cannot be restored; it is damaged:"
+                    f"{self.directory(step)}: this checkpoint is damaged and cannot be restored:"
                     f" {text}"
                 ) from error
 
@@ -486,8 +502,11 @@ class Checkpoints:
         return {name: found[name] for name in parts}
 
     def _differences(self, step: int, parts: dict[str, Any]) -> list[str]:
-        """Where a checkpoint has other arrays than trees of shapes, a line each; of many the first.
-        None where it cannot be read. Of one process: others may not have failed."""
+        """Lists arrays that differ from trees of shapes, one line each, up to a maximum.
+
+        Returns no lines if the record cannot be read. Exchanges nothing with other processes, which
+        may not have failed.
+        """
         try:
             sums = self._read(step)["checksums"]
             lines = [
@@ -501,10 +520,10 @@ class Checkpoints:
         return lines[:_MOST_TOLD] + more
 
     def wait(self) -> None:
-        """Returns when the save in progress, if any, is on disk.
+        """Waits until a save in progress is on disk.
 
         Raises:
-            RunError: it could not be written.
+            RunError: the checkpoint could not be written.
         """
         with self._told_as_run_error():
             self._manager.wait_until_finished()
@@ -513,10 +532,10 @@ class Checkpoints:
     def _told_as_run_error(self) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # Orbax and TensorStore raise many kinds for a full disk
+        except Exception as error:  # Orbax and TensorStore raise many types for a full disk
             told = str(error).strip() or type(error).__name__
             raise RunError(
-                f"{self.path}: a checkpoint could not be written, those before it are untouched:"
+                f"{self.path}: a checkpoint could not be written, older checkpoints are unchanged:"
                 f" {told.splitlines()[0]}"
             ) from error
 
@@ -524,5 +543,5 @@ class Checkpoints:
         return str(self.path / str(step))
 
     def close(self) -> None:
-        with contextlib.suppress(Exception):  # told by `wait` before, where it matters
+        with contextlib.suppress(Exception):  # `wait` has reported it where it matters
             self._manager.close()

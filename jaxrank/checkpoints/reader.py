@@ -1,7 +1,7 @@
-"""The arrays of a checkpoint, read on the host piece by piece: tables may be larger than a device.
+"""Reads arrays of a checkpoint on the host in pieces, because a table may exceed a device's memory.
 
-They are opened without Orbax, which restores whole arrays only. Its files are an OCDBT store with
-one zarr array for each leaf of the tree, named by the leaf's path with dots.
+Orbax is bypassed because it restores whole arrays only. Its files are an OCDBT store with one zarr
+array per leaf of the tree, named by the leaf's path with dots.
 """
 
 import math
@@ -18,21 +18,21 @@ from jaxrank.errors import InputError
 
 
 def dotted(path: tuple[Any, ...]) -> str:
-    """A path of `jax.tree_util`, as Orbax names it: "params.tower.layer_0.kernel"."""
+    """Returns Orbax's name for a path of `jax.tree_util`: "params.tower.layer_0.kernel"."""
     return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
 class CheckpointReader:
-    """The arrays of one part of a checkpoint.
+    """Reads the arrays of one part of a checkpoint.
 
     Args:
-        directory: of the part, as WORKDIR/checkpoints/984/weights.
-        checksums: of every array, by `jax.tree_util.keystr` of its path; see `checksums`.
+        directory: of the part, for example WORKDIR/checkpoints/984/weights.
+        checksums: of every array, by `jax.tree_util.keystr` of its path. See `checksums`.
     """
 
     def __init__(self, directory: Path, checksums: Mapping[str, int]):
         self._directory = directory
-        # ".params['tower']['kernel']" and ".opt_state[0].mu" with dots alone.
+        # Writes ".params['tower']['kernel']" and ".opt_state[0].mu" with dots only.
         plain = str.maketrans({"'": None, "[": ".", "]": None})
         self._checksums = {k.translate(plain).lstrip("."): v for k, v in checksums.items()}
 
@@ -44,36 +44,39 @@ class CheckpointReader:
         return list(self._checksums)
 
     def unlike(self, tree: Any) -> list[str]:
-        """The arrays that are not those of a tree of shapes, a line each.
+        """Lists the arrays that differ from a tree of shapes, one line each.
 
         Raises:
-            InputError: one cannot be read.
+            InputError: an array cannot be read.
         """
         leaves = jax.tree_util.tree_leaves_with_path(tree)
         wanted = {dotted(path): leaf.shape for path, leaf in leaves}
         lines = []
         for name in sorted({*self.names, *wanted}):
-            found = tuple(self._opened(name).shape) if name in self else "not there"
-            expected = wanted.get(name, "not there")
+            found = tuple(self._opened(name).shape) if name in self else "absent"
+            expected = wanted.get(name, "absent")
             if found != expected:
                 lines.append(f"{name}: {found}, by the config {expected}")
         return lines
 
     def read(self, name: str) -> np.ndarray:
-        """A whole array.
+        """Reads a whole array.
 
         Raises:
-            InputError: it is not there, or not what was saved.
+            InputError: the array is absent or damaged.
         """
         pieces = [piece for _, piece in self.pieces(name)]
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
     def pieces(self, name: str, unit: int = 1) -> Iterator[tuple[int, np.ndarray]]:
-        """(first row, rows) of an array, as many at a time as were written together, or the least
-        more that are whole units of so many rows.
+        """Yields (first row, rows) of an array, one stored chunk at a time.
+
+        Args:
+            name: of the array.
+            unit: rows. The size of a piece is the smallest multiple of both the chunk and the unit.
 
         Raises:
-            InputError: as `read`; of damage, behind the last piece at the latest.
+            InputError: as `read`. Damage is reported after the last piece at the latest.
         """
         array = self._opened(name)
         written = array.chunk_layout.read_chunk.shape
@@ -84,19 +87,19 @@ class CheckpointReader:
             try:
                 part = array[first : first + step] if array.ndim else array
                 rows = np.asarray(part.read().result())
-            except Exception as error:  # TensorStore raises ValueError and others for damage
+            except Exception as error:  # TensorStore raises ValueError and other types for damage
                 raise self._unreadable(name, error) from error
             total = (total + of_host(rows, first)) % 2**32
             yield first, rows
         if total != self._checksums[name]:
             raise InputError(
-                f"{self._directory}: the array {name} must have the checksum that it had when it"
-                f" was saved, {self._checksums[name]}: found {total}. This checkpoint is damaged."
+                f"{self._directory}: the array {name} must have the checksum recorded when it was"
+                f" saved, {self._checksums[name]}: found {total}. This checkpoint is damaged."
             )
 
     def _opened(self, name: str) -> ts.TensorStore:
         if name not in self:
-            raise InputError(f"{self._directory}: has no array {name}, only {self.names}.")
+            raise InputError(f"{self._directory}: must hold the array {name}: found {self.names}.")
         store = {"driver": "ocdbt", "base": f"file://{self._directory}", "path": f"{name}/"}
         try:
             return ts.open({"driver": "zarr", "kvstore": store}).result()
@@ -106,6 +109,6 @@ class CheckpointReader:
     def _unreadable(self, name: str, error: Exception) -> InputError:
         text = " ".join(str(error).split())[:300]
         return InputError(
-            f"{self._directory}: the array {name} must be readable; this checkpoint is damaged:"
+            f"{self._directory}: the array {name} must be readable: this checkpoint is damaged:"
             f" {text}"
         )

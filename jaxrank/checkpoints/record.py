@@ -1,7 +1,7 @@
-"""What is saved beside the arrays of a checkpoint: JSON, with a digest of itself.
+"""The record of a checkpoint: JSON beside the arrays, sealed with its own digest.
 
-It holds the fingerprint of the data, the monitor, scores of days, spikes, the version, the
-monitored metric and the checksums of the arrays.
+It holds the fingerprint of the data, the state of early stopping, metrics of days, the state of the
+loss spike detector, the version, the monitored metric and the checksums of the arrays.
 """
 
 from pathlib import Path
@@ -12,12 +12,18 @@ from jaxrank.json_files import Seal
 _SEAL = Seal(
     "digest",
     of_bytes=False,  # Orbax writes the file
-    hint=" This checkpoint is damaged, or of another version of jaxrank.",
+    hint=" This checkpoint is damaged, or was written by another version of jaxrank.",
 )
 
 
 class Metric(NamedTuple):
-    """The monitored metric of a checkpoint, None if it was not evaluated; what it measures."""
+    """The monitored metric of a checkpoint.
+
+    Attributes:
+        value: None if the checkpoint was not evaluated.
+        measures: names the metric and the data. Only values with the same name are comparable.
+        higher_is_better: the direction of the metric.
+    """
 
     value: float | None
     measures: str
@@ -29,7 +35,7 @@ def metric_of(record: dict[str, Any]) -> Metric:
 
 
 def sealed(record: dict[str, Any], metric: Metric) -> dict[str, Any]:
-    """The record as it is saved, with the metric and the digest of all of it."""
+    """Returns the record in its stored form, with the metric and a digest of the whole."""
     whole = record | {
         "metric": metric.value,
         "measures": metric.measures,
@@ -39,9 +45,9 @@ def sealed(record: dict[str, Any], metric: Metric) -> dict[str, Any]:
 
 
 def read(checkpoint: Path) -> dict[str, Any]:
-    """The record of a checkpoint, without its digest.
+    """Reads the record of a checkpoint, without its digest.
 
     Raises:
-        InputError: it is not there, or is damaged.
+        InputError: the record is absent or damaged.
     """
     return _SEAL.read(checkpoint / "run" / "metadata")

@@ -1,4 +1,4 @@
-"""Which checkpoints of a run stay, and which of them is the best."""
+"""Decides which checkpoints of a run are kept, and which of them is the best."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,13 +10,14 @@ from jaxrank.errors import InputError
 
 
 class Retention:
-    """Tells Orbax which checkpoints to keep: the newest, the best, those of which it cannot be
-    known, and one in so many.
+    """Selects the checkpoints that Orbax keeps.
+
+    These are the newest, the best, those whose metric cannot be read, and one per interval.
 
     Args:
-        path: where the checkpoints are, each in a directory that is named by its step.
-        keep: how many of the newest.
-        keep_every: steps, of each so many of which the first checkpoint is kept too. 0: none.
+        path: directory of the checkpoints, each in a directory named by its step.
+        keep: number of newest checkpoints.
+        keep_every: interval in steps. The first checkpoint of each interval is kept. 0: none.
     """
 
     def __init__(self, path: Path, *, keep: int, keep_every: int):
@@ -24,11 +25,11 @@ class Retention:
         self._metrics: dict[int, Metric] = {}  # of checkpoints whose metric is known
 
     def add(self, step: int, metric: Metric) -> None:
-        """Tells the metric of a checkpoint that is about to be saved."""
+        """Registers the metric of a checkpoint that is about to be saved."""
         self._metrics[step] = metric
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> Sequence[bool]:
-        """The preservation policy of Orbax."""
+        """Implements the preservation policy of Orbax."""
         steps = [checkpoint.step for checkpoint in checkpoints]
         known, unknown = {}, set()
         for step in steps:
@@ -48,11 +49,12 @@ class Retention:
         return {step for step, now, before in pairs if now > before}
 
     def best(self, steps: Sequence[int]) -> int | None:
-        """The best of those steps whose checkpoints are still there and measure what the newest
-        does; None where none was evaluated.
+        """Returns the step with the best metric, or None if no checkpoint was evaluated.
+
+        Only checkpoints that still exist and have the same `measures` as the newest are compared.
 
         Raises:
-            InputError: what is saved beside the arrays of one is damaged.
+            InputError: the record of a checkpoint is damaged.
         """
         found = {}
         for step in steps:

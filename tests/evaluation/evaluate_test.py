@@ -346,7 +346,7 @@ def test_predictions_are_written_to_files_only(run, tmp_path, monkeypatch, kind)
 
 
 def test_checkpoints_of_a_workdir_without_any_are_refused(tmp_path):
-    with pytest.raises(InputError, match="holds no checkpoints"):
+    with pytest.raises(InputError, match="found no checkpoints"):
         Checkpoints(tmp_path, read_only=True)
 
 

@@ -144,7 +144,7 @@ def test_an_export_of_a_checkpoint_that_is_deleted_meanwhile_says_so(
         return unlike(self, tree)
 
     monkeypatch.setattr(CheckpointReader, "unlike", late)
-    with pytest.raises(InputError, match=r"checkpoints/8: must stay while it is read: the run"):
+    with pytest.raises(InputError, match=r"checkpoints/8: must exist until"):
         export(str(going_on), output=str(tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 

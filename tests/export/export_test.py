@@ -365,10 +365,10 @@ def test_what_cannot_be_is_refused(run, tmp_path, flags, message):
 def test_a_run_without_a_checkpoint_is_refused(run, tmp_path):
     shutil.copytree(run[0] / "run", tmp_path, dirs_exist_ok=True)
     shutil.rmtree(tmp_path / "checkpoints")
-    with pytest.raises(InputError, match="holds no checkpoints"):
+    with pytest.raises(InputError, match="found no checkpoints"):
         export(str(tmp_path), output=str(tmp_path / "out"))
     (tmp_path / "checkpoints").mkdir()
-    with pytest.raises(InputError, match="holds no checkpoint yet"):
+    with pytest.raises(InputError, match="must hold a checkpoint"):
         export(str(tmp_path), output=str(tmp_path / "out"))
 
 

@@ -143,7 +143,7 @@ def test_an_older_checkpoint_is_taken_only_if_that_is_allowed(whole, store, tmp_
     shutil.copytree(workdir, tmp_path / "copy")
     (tmp_path / "copy/checkpoints/16/training/manifest.ocdbt").unlink()
     c = on_store(store)
-    with pytest.raises(InputError, match="checkpoints/16: this checkpoint cannot be restored"):
+    with pytest.raises(InputError, match="checkpoints/16: this checkpoint is damaged"):
         train(c, tmp_path / "copy", report=lambda text: None)
     assert sorted(p.name for p in (tmp_path / "copy/checkpoints").iterdir()) == ["16", "8"]
     told = []

@@ -397,15 +397,15 @@ def test_a_checkpoint_that_one_process_cannot_read_ends_all(store, trained, tmp_
     several = [started(i, settings, *args, program=("-c", UNREADABLE)) for i in (0, 1)]
     first, second = ended(several)
     assert second.returncode == 2
-    assert second.stderr.endswith("checkpoint cannot be restored; it is damaged: a bad disk\n")
+    assert second.stderr.endswith("is damaged and cannot be restored: a bad disk\n")
     assert first.returncode != 0
 
 
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("--coordinator=localhost:1",), "must be given together.*--num-processes=None"),
-        (("--num-processes=2",), "must be given together.*--coordinator=None"),
+        (("--coordinator=localhost:1",), "together.*--num-processes=None"),
+        (("--num-processes=2",), "together.*--coordinator=None"),
         (
             ("--coordinator=localhost", "--num-processes=2", "--process-id=0"),
             "--coordinator: must be HOST:PORT.*found 'localhost'",
@@ -488,7 +488,7 @@ def test_processes_of_unlike_shares_are_refused(monkeypatch):
         monkeypatch.setattr(jax, "devices", lambda owners=owners: mesh(*owners).devices)
         processes.check_shares()
     monkeypatch.setattr(jax, "devices", lambda: mesh(0, 0, 1, 2, 2).devices)
-    with pytest.raises(InputError, match=r"equally many devices: found \[2, 1, 2\]"):
+    with pytest.raises(InputError, match=r"number of devices: found \[2, 1, 2\]"):
         processes.check_shares()
 
 
@@ -501,7 +501,7 @@ def test_devices_of_a_mesh_must_be_equal_shares_of_the_processes(monkeypatch):
     monkeypatch.setattr(processes, "place", lambda: (0, 2))
     processes.check_devices(mesh(0, 0, 1, 1))
     for owners in [(0, 0), (0, 0, 1), (0, 1, 0, 1), (1, 1, 0, 0), (0, 0, 0, 1)]:
-        with pytest.raises(InputError, match=r"mesh.devices must be an equal share.*of 2"):
+        with pytest.raises(InputError, match=r"mesh.devices must .*of 2"):
             processes.check_devices(mesh(*owners))
 
 
