@@ -1,30 +1,30 @@
-"""Batches on the devices before the step asks for them."""
+"""Prefetches batches to the devices."""
 
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
-# Executions whose batches wait on the devices. While an execution runs the next one is in the queue
-# already, so one more has the time of a whole execution to be made and put there.
+# Executions whose batches wait on the devices. While an execution runs, the next one is already
+# queued, so the batches after that have the time of a whole execution to be built and transferred.
 AHEAD = 1
 
 
 class DevicePrefetcher:
-    """An iterator over batches that a thread takes and puts on the devices ahead of the loop.
+    """Iterates over batches that a thread builds and transfers ahead of the loop.
 
-    The order is that of `batches`, and what taking or putting a batch raises is raised where that
-    batch was due. The thread runs no program and no exchange between processes, so it cannot come
-    between those of the loop.
+    Batches keep their order. An exception in the thread is raised when its batch is requested. The
+    thread runs no compiled program and no exchange between processes, so it cannot interleave with
+    those of the loop.
 
         with contextlib.closing(DevicePrefetcher(batches, put)) as feed:
             for batch in feed:
-                state, told = train(state, batch)
+                state, metrics = train(state, batch)
 
     Args:
-        batches: on the host; nobody else may take from it before `close`.
-        put: a batch on the host -> on the devices.
-        ahead: batches on the devices at most that were not asked for yet.
+        batches: batches on the host. Only the prefetcher may read this iterator until `close`.
+        put: transfers a batch from the host to the devices.
+        ahead: maximum number of batches on the devices that have not been requested.
     """
 
     def __init__(self, batches: Iterator[Any], put: Callable[[Any], Any], ahead: int = AHEAD):
@@ -46,10 +46,10 @@ class DevicePrefetcher:
         return batch
 
     def wait(self, seconds: float) -> bool:
-        """Whether the next batch, or what it raised, is there after so many seconds at most."""
+        """Waits up to `seconds` and returns True if the next batch, or its exception, is ready."""
         return bool(wait([self._made[0]], seconds).done)
 
     def close(self) -> None:
-        """Returns when the thread has ended; what it made and nobody asked for is lost."""
+        """Waits until the thread has ended. Batches that were not requested are dropped."""
         self._thread.shutdown(cancel_futures=True)
         self._made.clear()

@@ -1,8 +1,8 @@
-"""What the processes of a run do together, and what the first does for all.
+"""Coordination of the processes of a run.
 
-All run the same program, each on its own devices and its own share of the data; `rendezvous` brings
-them together. Process 0 alone prepares data, writes and reports. JAX is imported only where it is
-needed, so that the command line can ask for help without it.
+All processes run the same program, each on its own devices and its share of the data. `rendezvous`
+connects them. Only process 0 prepares data, writes files and reports. JAX is imported inside the
+functions that use it, so that `--help` works without it.
 """
 
 import contextlib
@@ -23,53 +23,53 @@ from jaxrank.errors import InputError, RunError
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
-# For so long JAX waits for the last process to end, and then ends the others by force.
+# Seconds that JAX waits for the last process to end before it kills the others.
 SHUTDOWN_SECONDS = 10
-_FAREWELL = 3  # seconds that a process which failed waits for the others to end too; fewer
-_SHOWN = 200  # characters of what should be the same
-_ROUND = 60  # seconds after which a process that is at work tells the waiting ones that it is
+_FAREWELL = 3  # seconds that a failed process waits for the others to end, below the limit of JAX
+_SHOWN = 200  # characters of a value that must be the same, in an error
+_ROUND = 60  # seconds after which a busy process signals the waiting ones that it is alive
 
 
 def place() -> tuple[int, int]:
-    """(index of this process, number of processes)."""
+    """Returns the index of this process and the number of processes."""
     import jax
 
     return jax.process_index(), jax.process_count()
 
 
 def is_first() -> bool:
-    """Whether this is process 0, which prepares, writes and reports for all."""
+    """Returns True in process 0, which prepares, writes and reports for all."""
     return place()[0] == 0
 
 
 def joined() -> bool:
-    """Whether this process is one that JAX brought together with others."""
+    """Returns True if JAX has connected this process to others."""
     jax = sys.modules.get("jax")
     return jax is not None and jax.distributed.is_initialized()
 
 
 def name() -> str:
-    """What to call this process in messages: jaxrank, or jaxrank[2] if it joined others."""
+    """Returns the name of this process in messages: jaxrank, or jaxrank[2] if it joined others."""
     return f"jaxrank[{place()[0]}]" if joined() else "jaxrank"
 
 
 def open_devices() -> None:
-    """Has JAX open the devices of this machine, if it has not.
+    """Opens the devices of this machine in JAX, if they are not open.
 
     Raises:
         InputError: JAX_PLATFORMS names a platform that is not installed.
-        RunError: it cannot be opened, as where another process has it.
+        RunError: the devices cannot be opened, for example because another process uses them.
     """
     import jax
 
     try:
         jax.devices()
-    except (AssertionError, RuntimeError) as error:  # the former without a word
+    except (AssertionError, RuntimeError) as error:  # AssertionError has no text
         named = os.environ.get("JAX_PLATFORMS", "")
         text = " ".join(str(error).split()).rstrip(".")
         if named and (not text or "list of known backends" in text):
             raise InputError(
-                f"JAX_PLATFORMS: must name a platform that JAX is installed for: found {named!r}"
+                f"JAX_PLATFORMS: must name an installed platform of JAX: found {named!r}"
                 f"{text and ': '}{text}."
             ) from error
         raise RunError(
@@ -78,9 +78,9 @@ def open_devices() -> None:
 
 
 def check_shares() -> None:
-    """Raises InputError unless all processes have equally many devices.
+    """Raises InputError unless all processes have the same number of devices.
 
-    It needs no exchange between them, for none can be made otherwise.
+    Exchanges nothing between processes, because an exchange requires equal numbers of devices.
     """
     import jax
 
@@ -88,43 +88,47 @@ def check_shares() -> None:
     counts = [owners.count(process) for process in range(place()[1])]
     if len(set(counts)) > 1:
         raise InputError(
-            f"all processes must have equally many devices: found {counts}, process by process."
+            "all processes must have the same number of devices: found"
+            f" {counts}, one number per process."
         )
 
 
 def check_devices(mesh: "Mesh", count: int = 0) -> None:
-    """Raises InputError unless the devices of the mesh are equal shares of the processes, in order.
+    """Raises InputError unless the mesh takes equally many devices of each process, in order.
 
-    A batch is made of the shares of the processes, one after another.
+    A batch is the concatenation of the shares of the processes.
 
     Args:
-        count: of processes; 0: of those that are here.
+        mesh: the mesh to check.
+        count: number of processes. 0: the number of this run.
     """
     count = count or place()[1]
     owners = [device.process_index for device in mesh.devices.flat]
     share = len(owners) // count
     if owners != [process for process in range(count) for _ in range(share)]:
         raise InputError(
-            f"mesh.devices must be an equal share of each process's devices: found {len(owners)}"
-            f" devices, which belong to the processes {owners}, of {count}. 0 takes all devices."
+            f"mesh.devices must take equally many devices of each process: found {len(owners)}"
+            f" devices, which belong to processes {owners} of {count}. Set it to 0 to use all"
+            " devices."
         )
 
 
 @contextlib.contextmanager
 def together() -> Iterator[None]:
-    """All processes leave the context together, and with an error if one of them failed in it.
+    """Synchronises the processes at the end of a context, and raises in all if one failed.
 
-    It goes around what process 0 does alone, or each does with files; an error there would leave
-    the others waiting. The context itself must hold no exchange between processes.
+    Use it around work that only process 0 does, or that each process does with files. Without it,
+    an error there would leave the others waiting. The context itself must not exchange anything
+    between processes.
 
     Raises:
-        InputError, RunError: what failed here, or that another process failed, and why.
+        InputError, RunError: the error of this process, or the message of another one that failed.
     """
     if place()[1] == 1:
         yield
         return
     done = threading.Event()
-    mine: list[Any] = [0, ""]  # status and message of what failed here
+    mine: list[Any] = [0, ""]  # exit status and message of a failure in this process
     rounds = ThreadPoolExecutor(1).submit(_rounds, done, mine)
     failure: Exception | None = None
     try:
@@ -144,10 +148,10 @@ def together() -> Iterator[None]:
 
 
 def _rounds(done: threading.Event, mine: list[Any]) -> list[list[Any]]:
-    """What all processes have to tell when all are done.
+    """Returns the status and the message of every process when all are done.
 
-    They exchange that some are still at work, for no exchange may take as long as preparing data
-    does: Gloo gives up after 30 minutes.
+    Until then, they exchange every minute that some are busy. A single exchange cannot last as long
+    as preparing data, because Gloo times out after 30 minutes.
     """
     while True:
         working = not done.wait(_ROUND)
@@ -157,16 +161,16 @@ def _rounds(done: threading.Event, mine: list[Any]) -> list[list[Any]]:
 
 
 def wait() -> None:
-    """Returns when all processes have come here."""
+    """Waits until all processes have called it."""
     with together():
         pass
 
 
 def from_first(value: Any) -> Any:
-    """The value that process 0 has, in all: for what must not differ, by a bit or a moment.
+    """Returns the value of process 0 in all processes, so that it cannot differ between them.
 
     Args:
-        value: anything that JSON holds; of no matter in other processes.
+        value: any JSON value. It is ignored in other processes.
     """
     return json.loads(_gather(json_files.to_text(value))[0]) if place()[1] > 1 else value
 
@@ -183,13 +187,13 @@ def check_same(what: str, value: str) -> None:
         if len(value) <= _SHOWN:
             shown = f": {told[others[0]][1]} and {told[0][1]}"
         raise InputError(
-            f"{what} must be the same in all processes: process {others[0]} has others than"
-            f" process 0{shown}."
+            f"{what} must be the same in all processes: process {others[0]} differs from"
+            f" process 0{shown}. Start all processes with the same version, config and files."
         )
 
 
 def versions() -> str:
-    """Of what decides the numbers that come out of this process."""
+    """Returns the versions of the packages that determine the results of this process."""
     import jax
     import jaxlib
     import numpy as np
@@ -201,13 +205,15 @@ def versions() -> str:
 
 
 def _gather(text: str) -> list[str]:
-    """The texts of all processes, in their order."""
+    """Returns the texts of all processes, in the order of processes."""
     import numpy as np
     from jax.experimental import multihost_utils
 
     sent = np.frombuffer(text.encode(), np.uint8)
     sizes = multihost_utils.process_allgather(np.int32(len(sent)))
-    padded = np.zeros(1 << max(10, int(sizes.max() - 1).bit_length()), np.uint8)  # few programs
+    padded = np.zeros(
+        1 << max(10, int(sizes.max() - 1).bit_length()), np.uint8
+    )  # compiles few programs
     padded[: len(sent)] = sent
     found = multihost_utils.process_allgather(padded)
     return [row[:size].tobytes().decode() for row, size in zip(found, sizes, strict=True)]
@@ -215,23 +221,23 @@ def _gather(text: str) -> list[str]:
 
 @contextlib.contextmanager
 def lost_told_as_run_error() -> Iterator[None]:
-    """Turns what Gloo says when another process has gone into an error in plain words."""
+    """Converts Gloo's exception for a lost process to a RunError with a clear message."""
     try:
         yield
     except Exception as error:
         if not joined() or "Gloo" not in str(error):
             raise
         raise RunError(
-            "another process has ended or cannot be reached; it tells why, if it could:"
+            "another process has ended or cannot be reached. See its output for the cause:"
             f" {str(error).splitlines()[0]}"
         ) from error
 
 
 def leave(status: int, *, at_once: bool) -> None:
-    """Ends this process if it failed and had joined others; else only if it is to end at once.
+    """Exits this process at once if it failed and had joined others, or if `at_once` is True.
 
-    The orderly end waits for all processes. One that failed alone must not: the others wait for it
-    too, and see that it has gone only when it has.
+    The regular exit waits for all processes. A process that failed alone must not wait, because the
+    others wait for it and notice only its exit.
     """
     failed_alone = joined() and status != 0
     if not failed_alone and not at_once:
@@ -242,10 +248,10 @@ def leave(status: int, *, at_once: bool) -> None:
         farewell = threading.Thread(target=jax.distributed.shutdown, daemon=True)
         farewell.start()
         farewell.join(_FAREWELL)
-    with warnings.catch_warnings():  # of coroutines that Orbax left where a save failed
+    with warnings.catch_warnings():  # about coroutines that Orbax leaves after a failed save
         warnings.simplefilter("ignore", RuntimeWarning)
-        gc.collect()  # else semaphores of workers that have ended are called leaked
+        gc.collect()  # otherwise semaphores of ended workers are reported as leaked
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError):  # who read it may have gone
+        with contextlib.suppress(OSError):  # the reader of a pipe may have exited
             stream.flush()
     os._exit(status)

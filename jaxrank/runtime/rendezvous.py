@@ -1,6 +1,7 @@
-"""How the processes of a run meet: by flags, by the environment, or by what the cluster tells.
+"""Connects the processes of a run, by flags, environment variables or cluster detection.
 
-Nothing here touches a device, for JAX must know its processes before it looks at them.
+Nothing in this module touches a device, because JAX must know its processes before it opens
+devices.
 """
 
 import contextlib
@@ -19,28 +20,27 @@ import jax
 from jaxrank.errors import InputError, RunError
 from jaxrank.runtime.processes import SHUTDOWN_SECONDS
 
-_IMPATIENCE = 20  # seconds after which a process that waits for the others says so
+_IMPATIENCE = 20  # seconds after which a process reports that it waits for the others
 _METADATA_SECONDS = 2.0
 
 
 def join(
     coordinator: str = "", num_processes: int | None = None, process_id: int | None = None
 ) -> None:
-    """Makes this process one of several; must come before all that touches a device.
+    """Connects this process to the others of the run. Call it before anything touches a device.
 
-    What is not given is taken from JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID.
-    Where nothing is given, JAX finds the others by itself on the hosts of a TPU pod, in a SLURM
-    step and under Open MPI; elsewhere, and where `num_processes` alone is given as 1, the process
-    is alone.
+    Missing values are read from JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID.
+    Without any value, JAX detects the other processes on the hosts of a TPU pod, in a SLURM step
+    and under Open MPI. Elsewhere, and if only `num_processes=1` is set, the process is alone.
 
     Args:
         coordinator: HOST:PORT on which process 0 listens.
-        num_processes: how many there are.
-        process_id: which one this is, from 0.
+        num_processes: number of processes.
+        process_id: index of this process, from 0.
 
     Raises:
-        InputError: the values do not fit together.
-        RunError: the others do not come.
+        InputError: the values are invalid or incomplete.
+        RunError: the other processes cannot be reached.
     """
     coordinator = coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS", "")
     if num_processes is None:
@@ -55,10 +55,10 @@ def join(
         return
     if not coordinator or num_processes is None or process_id is None:
         raise InputError(
-            "--coordinator, --num-processes and --process-id must be given together, or none of"
+            "--coordinator, --num-processes and --process-id must be set together, or none of"
             f" them: found --coordinator={coordinator or None}, --num-processes={num_processes},"
-            f" --process-id={process_id} (flags first, then JAX_COORDINATOR_ADDRESS,"
-            " JAX_NUM_PROCESSES and JAX_PROCESS_ID)."
+            f" --process-id={process_id}. Missing flags are read from JAX_COORDINATOR_ADDRESS,"
+            " JAX_NUM_PROCESSES and JAX_PROCESS_ID."
         )
     _check(coordinator, num_processes, process_id)
     _initialize(
@@ -90,14 +90,14 @@ def _check(coordinator: str, num_processes: int, process_id: int) -> None:
             f" found {process_id}."
         )
     if process_id == 0:
-        try:  # where JAX would end the process without an exception
+        try:  # if the port is taken, JAX ends the process without an exception
             socket.create_server(("", int(port[1]))).close()
         except OSError as error:
             raise InputError(f"--coordinator: port {port[1]} must be free: {error}.") from error
 
 
 def _initialize(**arguments: Any) -> None:
-    # It would catch SIGTERM, and nothing here asks it whether one came: the process would go on.
+    # The preemption service would catch SIGTERM, and the process would ignore the signal.
     jax.config.update("jax_enable_preemption_service", False)
     _leave_standard_output_to_python()
     try:
@@ -105,8 +105,8 @@ def _initialize(**arguments: Any) -> None:
             jax.distributed.initialize(shutdown_timeout_seconds=SHUTDOWN_SECONDS, **arguments)
     except (RuntimeError, ValueError, OSError) as error:
         raise RunError(
-            "the processes could not be brought together; --coordinator, --num-processes and"
-            f" --process-id say how: {' '.join(str(error).split())}"
+            "the processes could not be connected. Check --coordinator, --num-processes and"
+            f" --process-id: {' '.join(str(error).split())}"
         ) from error
 
 
@@ -122,7 +122,7 @@ def _told_if_slow(what: str) -> Iterator[None]:
 
 
 def _leave_standard_output_to_python() -> None:
-    """Gloo, by which CPUs exchange, tells there from C++ who is connected."""
+    """Redirects standard output of C++ code, where Gloo prints connections, to the null device."""
     stdout = sys.stdout
     stdout.flush()
     mine = os.dup(1)
@@ -133,10 +133,10 @@ def _leave_standard_output_to_python() -> None:
 
 
 def _found_without_flags() -> bool:
-    """Whether this is one of several processes that JAX can bring together without being told.
+    """Returns True if this is one of several processes that JAX can detect.
 
-    jax.distributed.initialize knows as well, but it fails where a process is alone, and for a
-    process alone on a TPU VM takes the port that the next job needs.
+    jax.distributed.initialize detects them too, but it fails for a single process. On a TPU VM with
+    one process it takes the port that the next job needs.
     """
     slurm = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_PROCID", "SLURM_LOCALID")
     return (
@@ -147,7 +147,7 @@ def _found_without_flags() -> bool:
 
 
 def _tpu_hosts() -> int:
-    """How many hosts the slices of this TPU have; 1 where there is no TPU or it is not used."""
+    """Returns the number of hosts of all slices of this TPU, 1 without a TPU or if it is unused."""
     platforms = os.environ.get("JAX_PLATFORMS", "")
     chips = [*Path("/dev").glob("accel[0-9]*"), *Path("/dev/vfio").glob("[0-9]*")]
     if (platforms and "tpu" not in platforms) or not chips:
@@ -162,7 +162,7 @@ def _tpu_hosts() -> int:
 
 
 def _metadata(name: str) -> str:
-    """An attribute that Google's cloud gives its machines, empty elsewhere."""
+    """Reads an instance attribute of Google Cloud, "" elsewhere."""
     server = os.environ.get("GCE_METADATA_IP", "metadata.google.internal")
     request = urllib.request.Request(
         f"http://{server}/computeMetadata/v1/instance/attributes/{name}",

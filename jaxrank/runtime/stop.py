@@ -1,4 +1,4 @@
-"""Being asked to end: by SIGTERM, as machines that are taken away are told, or by Ctrl-C."""
+"""Handles requests to stop: SIGTERM, which preempted machines receive, and Ctrl-C."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,28 +10,28 @@ from jax.sharding import Mesh
 from jaxrank import mesh as meshes
 from jaxrank.signals import Caught
 
-_APART_SECONDS = 1.0  # from one signal to another; see `signals.end_at_second`
+_APART_SECONDS = 1.0  # minimum time between two signals, see `signals.end_at_second`
 
 
 class ShutdownSignal:
-    """Whether any process of a run was asked to end, by which signal.
+    """Reports a signal that any process of a run has received.
 
-    From the first call of `asked` to the end of the context signals are caught; another one, a
-    second or more after the first, ends the program at once, also where it waits for a device and
-    Python handles no signal. Of several
-    processes all must call `asked`, at the same steps: they learn of a signal together, one call
-    later than the one that got it, and wait for nothing.
+    Signals are caught from the first call of `asked` to the end of the context. Another signal, a
+    second or more after the first, ends the program immediately. It does so even while the program
+    waits for a device and Python handles no signals. With several processes, all must call `asked`
+    at the same steps. They see the signal together, one call after the process that received it,
+    without waiting for each other.
 
-        with Stop(program.largest, program.mesh) as stop:
+        with ShutdownSignal(program.largest, program.mesh) as stop:
             while ...:
                 state, metrics = program.train(state, batch)
                 if stop.asked():
                     break
 
     Args:
-        largest: numbers i32[devices], split over the devices of all processes -> the largest, i32[]
+        largest: maps i32[devices], sharded over the devices of all processes, to the maximum i32[]
             on every device.
-        mesh: those devices.
+        mesh: the devices of all processes.
     """
 
     def __init__(self, largest: Callable[[Any], jax.Array], mesh: Mesh):
@@ -47,11 +47,11 @@ class ShutdownSignal:
 
     @property
     def caught(self) -> int:
-        """The number of the signal that this process got; 0 if none."""
+        """The number of the signal that this process received, 0 if none."""
         return self._signals.number
 
     def asked(self) -> int:
-        """The number of the signal; 0 if there was none. The same in all processes."""
+        """Returns the number of the signal, 0 if none. The result is the same in all processes."""
         self._signals.listen()
         if jax.process_count() == 1:
             return self.caught

@@ -1,14 +1,15 @@
-"""Threads that XLA computes with on a CPU."""
+"""The number of threads that XLA uses on a CPU."""
 
 import os
 
 
 def ensure_several() -> None:
-    """On one core, two threads. Before JAX makes its devices.
+    """Sets two threads on a machine with one core. Call it before JAX opens its devices.
 
-    One thread adds long sums up in another order than several do, of which any number gives the
-    same bits (`models.products`), so a run is the same on any number of cores. Does nothing where
-    PJRT_NPROC is set, nor where nobody tells which cores the process may use.
+    A single thread adds long sums in another order than several threads do. Any number of two or
+    more gives the same bits (`models.products`), so a run is the same on any number of cores.
+
+    Does nothing if PJRT_NPROC is set, or if the available cores are unknown.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
     if cores == 1:

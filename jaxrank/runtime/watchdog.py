@@ -1,4 +1,4 @@
-"""Telling where a run stands that does not go on."""
+"""Reports the stacks of a run that hangs."""
 
 import faulthandler
 import sys
@@ -7,23 +7,23 @@ import time
 import traceback
 
 _STDERR = 2  # the file descriptor
-_LOOKS = 4  # in the time after which a run hangs
+_LOOKS = 4  # checks within the time after which a run counts as hanging
 
 
 class Watchdog:
-    """Writes the stacks of all threads to standard error when `alive` was not called for long.
+    """Writes the stacks of all threads to standard error when `alive` was not called for too long.
 
-    Again after as long, and the run goes on: what it waits for may still come. A thread of Python
-    does it, for which the others stand still; where none can run, since something holds the
-    interpreter, faulthandler does after twice the time. It is no first choice: it reads stacks that
-    may change, and to do so in a run that is well after all has ended one.
+    The report is repeated after each further interval. The run continues, because what it waits for
+    may still arrive. A Python thread writes the stacks while it holds the interpreter lock. If
+    another thread never releases that lock, faulthandler writes them after twice the time. It is
+    only the fallback: it reads stacks that may change, and has crashed a healthy run that way.
 
         with Watchdog(1800) as watch:
             while ...:
                 watch.alive()
 
     Args:
-        seconds: from one call of `alive` to the next; 0: nothing is watched.
+        seconds: maximum time between two calls of `alive`. 0: disabled.
     """
 
     def __init__(self, seconds: float):
@@ -58,7 +58,7 @@ class Watchdog:
 
     def _tell(self) -> None:
         names = {thread.ident: thread.name for thread in threading.enumerate()}
-        lines = [f"jaxrank: nothing has ended for {self._seconds:g} s; where all threads stand:\n"]
+        lines = [f"jaxrank: no progress for {self._seconds:g} s. Stacks of all threads:\n"]
         for thread, frame in sys._current_frames().items():
             lines += [f"Thread {names.get(thread, thread)}:\n", *traceback.format_stack(frame)]
         sys.stderr.write("".join(lines))

@@ -1,4 +1,4 @@
-"""Batches on the devices ahead of the loop."""
+"""Tests of prefetching batches to the devices."""
 
 import contextlib
 import itertools
@@ -11,7 +11,7 @@ from jaxrank.runtime.prefetch import DevicePrefetcher
 
 
 class Counted:
-    """0, 1, 2, ... and how many were taken."""
+    """Yields 0, 1, 2, ... and counts how many were taken."""
 
     def __init__(self, stop=10**9, error=None):
         self.taken, self._stop, self._error = 0, stop, error
@@ -27,7 +27,7 @@ class Counted:
 
 
 def settled(read):
-    """The value of `read` once it no longer changes."""
+    """Returns the value of `read` once it no longer changes."""
     before = None
     while (now := read()) != before:
         before = now

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM where no training loop asks for them: as a program starts, waits and ends."""
+"""Ctrl-C and SIGTERM outside the training loop: while a program starts, waits and exits."""
 
 import json
 import os
@@ -28,7 +28,7 @@ _CHILDREN = """
         threading.Thread(target=wait, daemon=True).start()
 """
 
-# multiprocessing has a process of its own beside those that it is asked for.
+# multiprocessing starts a process of its own in addition to the workers.
 _TRAIN = """
     import contextlib, json, sys
     from jaxrank.data.batches.pipeline import TrainBatches
@@ -83,7 +83,7 @@ _COMMAND = """
             threading.Thread(target=time.sleep, args=(600,)).start()
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(600)
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # which would end a sleep
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # it would end a sleep
         for after in (0.2, 0.6):
             threading.Timer(after, os.kill, (os.getpid(), signal.SIGINT)).start()
         ctypes.CDLL(None).sleep(60)
@@ -108,7 +108,7 @@ _LOOP = """
 
 
 def begin(tmp_path, script, *arguments):
-    """A program in a group of its own, which signals to the group do not leave."""
+    """Starts a program in its own process group, so that signals to the group stay there."""
     path = tmp_path / "script.py"
     path.write_text("".join(textwrap.dedent(part) for part in script))
     return subprocess.Popen(
@@ -122,7 +122,7 @@ def begin(tmp_path, script, *arguments):
 
 
 def end(program):
-    """Its status, output and errors; all of its group are ended if it does not end."""
+    """Returns status, output and errors of a program, and kills its group if it does not end."""
     try:
         out, errors = program.communicate(timeout=60)
     except subprocess.TimeoutExpired:
@@ -163,7 +163,7 @@ def test_workers_that_prepare_end_with_the_program(tmp_path):
         assert program.poll() is None
         time.sleep(0.02)
     program.kill()
-    _, out, errors = end(program)  # which workers that go on would hold open
+    _, out, errors = end(program)  # workers that still run would hold these open
     assert (len(workers), out) == (2, "")
     assert "Traceback" not in errors
 
