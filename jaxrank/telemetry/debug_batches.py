@@ -1,4 +1,4 @@
-"""The last batches of a run, written out where a step is not as it should be."""
+"""Writes the last batches of a run when a loss is not finite or spikes."""
 
 from collections import deque
 from pathlib import Path
@@ -12,9 +12,9 @@ from jaxrank.errors import InputError
 from jaxrank.features import Batch, Lists
 from jaxrank.runtime import processes
 
-_MOST = 10  # steps that batches are written for, in one run of the program
-# Executions between the one that a step is judged in and the one whose batches were put last: one
-# is in the queue of the devices, one waits there, one is judged late.
+_MOST = 10  # maximum number of steps for which one run of the program writes batches
+# Executions between the one whose losses are checked and the one whose batches were transferred
+# last: one is queued, one has its batches on the devices, and losses are read one execution late.
 _BETWEEN = 3
 
 
@@ -23,7 +23,7 @@ class LastBatches:
 
     Args:
         workdir: of the run.
-        steps: how many to keep; 0: none.
+        steps: number of steps to keep. 0: none.
         steps_per_execution: of the run.
 
     Raises:
@@ -41,22 +41,26 @@ class LastBatches:
         self._written = 0
 
     def begin(self, step: int) -> None:
-        """The next batches are those after `step` steps."""
+        """Sets the number of steps before the next batches."""
         self._next = step
 
     def keep(self, batches: Batch) -> None:
-        """Takes the batches of the next execution, with a leading axis of steps."""
+        """Copies the batches of the next execution, which have a leading axis of steps."""
         if self._steps:
-            # A copy: the input fills the same memory again.
+            # A copy, because the input pipeline reuses the memory.
             self._executions.append((self._next, jax.tree.map(np.array, batches)))
             self._next += self._steps_per_execution
 
     def write(self, step: int, why: str, checkpoint: str, *, at_the_end: bool = False) -> str:
-        """Writes the batches up to that of `step`, which is counted from 1; returns what to say.
+        """Writes the batches up to `step` to WORKDIR/debug/STEP, and returns a sentence about it.
 
-        With `at_the_end` whatever was written before; else for a few steps of a run.
+        There is one file step-000317.process-0.npz per step and process, see `load`.
 
-        WORKDIR/debug/STEP/step-000317.process-0.npz, a file for each step and process; see `load`.
+        Args:
+            step: counted from 1.
+            why: reason, for about.json.
+            checkpoint: newest checkpoint, for about.json.
+            at_the_end: write even if the maximum number of steps per run is reached.
         """
         if not self._steps or (self._written >= _MOST and not at_the_end):
             return ""
@@ -82,7 +86,7 @@ def _save(folder: Path, number: int, batch: Batch) -> None:
 
 
 def load(path: str | Path) -> Batch:
-    """The batch, or share of one, in a file that `LastBatches` wrote; without an axis of steps."""
+    """Loads the share of a batch that `LastBatches` wrote, without an axis of steps."""
     with np.load(path, allow_pickle=False) as found:
         arrays = dict(found)
     ids: dict[str, Any] = {}

@@ -1,24 +1,24 @@
-"""Losses that stand out."""
+"""Detection of loss spikes."""
 
 import math
 from typing import Any
 
 import numpy as np
 
-_DECAY = 0.99  # of mean and variance, a step
-_FIRST = 100  # steps of which none is judged
-_DEVIATION = 1.4826  # that of a normal distribution, in median absolute deviations
+_DECAY = 0.99  # of mean and variance, per step
+_FIRST = 100  # steps before the first loss is checked
+_DEVIATION = 1.4826  # standard deviation of a normal distribution, in median absolute deviations
 
 
 class LossSpikeDetector:
-    """How far each loss is above those before it.
+    """Measures how far each loss is above the running mean.
 
-    Mean and variance are exponentially weighted, over about a hundred steps, and a spike moves them
-    no further than the limit would have. They begin with the median of the first hundred losses and
-    how far these are from it, also in the median, so that one of them hides no later spike.
+    Mean and variance are exponentially weighted over about a hundred steps. A spike is clipped to
+    the limit before it is added. They start with the median and the median absolute deviation of
+    the first hundred losses, so that a spike among those does not hide later ones.
 
     Args:
-        limit: deviations above the mean from which on a loss is a spike; 0: none is.
+        limit: standard deviations above the mean from which a loss is a spike. 0: none is.
     """
 
     def __init__(self, limit: float):
@@ -27,19 +27,19 @@ class LossSpikeDetector:
         self._mean, self._variance = 0.0, 0.0
 
     def to_state(self) -> dict[str, Any]:
-        """What a checkpoint must hold, as JSON."""
+        """Returns the state for a checkpoint, as JSON."""
         return {"first": list(self._first), "mean": self._mean, "variance": self._variance}
 
     @classmethod
     def from_state(cls, state: dict[str, Any], limit: float) -> "LossSpikeDetector":
-        """Continues from a state."""
+        """Creates a detector that continues from a state."""
         spikes = cls(limit)
         spikes._first, spikes._mean = list(state["first"]), state["mean"]
         spikes._variance = state["variance"]
         return spikes
 
     def above(self, loss: float) -> float:
-        """Deviations that a loss is above the mean, if it is a spike; else 0. It counts as seen."""
+        """Adds a loss, and returns its standard deviations above the mean, 0 if it is no spike."""
         if len(self._first) < _FIRST:
             self._first.append(loss)
             if len(self._first) == _FIRST:

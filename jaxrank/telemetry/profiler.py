@@ -1,9 +1,9 @@
-"""A trace of some steps by JAX's profiler, to be read with xprof or TensorBoard's profile plugin.
+"""Traces some steps with JAX's profiler, for xprof or TensorBoard's profile plugin.
 
 WORKDIR/profile/plugins/profile/steps_97_to_104/HOST.xplane.pb  HOST.trace.json.gz
 
-Of several processes each writes its own two files, whose names begin with its number: processes of
-one machine would write over each other's otherwise.
+With several processes, each writes its own two files, and their names begin with the index of the
+process. Otherwise processes on one machine would overwrite each other's files.
 """
 
 import contextlib
@@ -21,40 +21,43 @@ from jaxrank.runtime import processes
 
 
 class Steps(NamedTuple):
-    """Steps of a run, counted from 1; both are included."""
+    """A range of steps of a run, counted from 1. Both ends are included."""
 
     first: int
     last: int
 
 
 def parse(text: str) -> Steps | None:
-    """The steps that `--profile-steps` asks for; none if it is empty.
+    """Parses the value of `--profile-steps`. An empty text gives None.
 
     Raises:
-        InputError: it is not FIRST:LAST, or holds no step.
+        InputError: the text is not FIRST:LAST, or the range is empty.
     """
     if not text:
         return None
-    # More digits than these are no step, and Python refuses to read thousands of them.
+    # No step has more digits, and Python raises ValueError for thousands of them.
     found = re.fullmatch("([0-9]{1,18}):([0-9]{1,18})", text)
     steps = Steps(int(found[1]), int(found[2])) if found else Steps(0, 0)
     if not 1 <= steps.first <= steps.last:
         raise InputError(
             "--profile-steps must be FIRST:LAST, the first and the last step to trace, counted from"
-            f" 1: found {text!r}. 100:103 are four steps."
+            f" 1: found {text!r}. For example, 100:103 traces four steps."
         )
     return steps
 
 
 def whole_executions(steps: Steps, begin: int, end: int, execution: int) -> tuple[int, int]:
-    """The executions that hold `steps`, of a run that goes on after step `begin` up to `end`.
+    """Finds the executions with `steps` in a run from step `begin` to step `end`.
 
     Args:
-        execution: steps of an execution; the first execution of the run begins after step `begin`.
+        steps: to trace.
+        begin: step after which the run starts or resumes.
+        end: last step of the run.
+        execution: steps per execution. The first execution starts after step `begin`.
 
     Returns:
-        The step after which the first execution begins and the one after which the last ends; the
-        second is not above the first where the run has none of the steps.
+        The step after which the first execution starts, and the step at which the last one ends.
+        The second is at most the first if the run has none of the steps.
     """
     before = begin + (steps.first - 1 - begin) // execution * execution
     after = begin - (begin - steps.last) // execution * execution
@@ -62,26 +65,25 @@ def whole_executions(steps: Steps, begin: int, end: int, execution: int) -> tupl
 
 
 class Profile:
-    """Traces the executions of a run that hold the steps asked for.
+    """Traces the executions of a run that contain the requested steps.
 
-    The trace holds these executions and nothing of others: the devices are waited for before it
-    starts and before it stops. A run that ends within it, by an error too, leaves what was traced
-    so far.
+    The trace contains only these executions, because it waits for the devices before it starts and
+    before it stops. If the run ends or fails meanwhile, the trace up to that point is written.
 
         with Profile(parse("100:103"), directory, step, recorder.finish, report, ...) as profile:
             while step < num_steps:
                 profile.start_if_due(step, state)
-                with profile.call(step):
-                    state, told = program.train(state, next(feed))
+                with profile.execution(step):
+                    state, metrics = program.train(state, next(feed))
                 step += steps_per_execution
                 profile.stop_if_due(step, state)
 
     Args:
-        steps: to trace; none if None.
+        steps: to trace. None: no trace.
         directory: of the run.
-        step: after which the run goes on.
-        pause: called before the trace starts and before it is written, for that takes time.
-        report: gets a line that says which steps are traced, or that none are.
+        step: after which the run starts or resumes.
+        pause: stops the clock. It is called before the trace starts and before it is written.
+        report: receives a line with the traced steps, or with the reason why there are none.
         steps_per_execution: steps in one launched program.
         num_steps: of the whole run.
     """
@@ -110,38 +112,37 @@ class Profile:
         before, after = whole_executions(steps, step, end, self._execution)
         if before < after:
             self._before, self._after = before, after
-            report(f"Steps {before + 1} to {after} are traced, into {self._directory}")
+            report(f"Tracing steps {before + 1} to {after} to {self._directory}")
         else:
-            rest = f"goes from step {step + 1} to {end}" if step < end else f"ended at step {step}"
+            rest = f"has steps {step + 1} to {end}" if step < end else f"ended at step {step}"
             report(
                 f"Nothing was traced: the run {rest}, --profile-steps={steps.first}:{steps.last}"
             )
 
     def start_if_due(self, step: int, state: Any) -> None:
-        """Starts the trace if the first execution to trace begins after `step`.
+        """Starts the trace if the first execution to trace starts after `step`.
 
         Args:
-            state: that the execution is given.
+            step: steps done.
+            state: the input of that execution.
         """
         if step != self._before:
             return
         self._pause()
         jax.block_until_ready(state)
-        # An earlier run's, if it ended while it wrote.
+        # Left by an earlier run that ended while it wrote.
         shutil.rmtree(self._partial, ignore_errors=True)
         options = jax.profiler.ProfileOptions()
-        # All processes must name their trace alike to be seen side by side; by default its name is
-        # the second in which it is written.
+        # All processes must use the same name to appear in one view. The default name is the time
+        # of writing.
         options.session_id = f"steps_{self._before + 1}_to_{self._after}"
-        # Python's executions are most of what happens on the host: to trace each of them slows it,
-        # and buries the rest.
+        # Tracing every Python call slows the host down and hides everything else.
         options.python_tracer_level = 0
         jax.profiler.start_trace(self._partial, profiler_options=options)
         self._is_tracing = True
 
     def execution(self, step: int) -> contextlib.AbstractContextManager[Any]:
-        """Marks in the trace the execution after `step`, by its last step, as metrics and files
-        are."""
+        """Marks the execution after `step` in the trace with its last step, as in metrics.jsonl."""
         self._step = step + self._execution
         return jax.profiler.StepTraceAnnotation("train", step_num=self._step)
 
@@ -149,10 +150,11 @@ class Profile:
         """Writes the trace if the last execution to trace ended at `step`.
 
         Args:
-            state: that the execution returned.
+            step: steps done.
+            state: the output of that execution.
 
         Raises:
-            RunError: it cannot be written.
+            RunError: the trace cannot be written.
         """
         if step == self._after and self._is_tracing:
             self._pause()
@@ -177,7 +179,7 @@ class Profile:
 
     def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
         if self._is_tracing:
-            # What ended the run is what is told, whatever becomes of the trace.
+            # The error that ended the run is raised, not one of writing the trace.
             with contextlib.suppress(RunError) if kind else contextlib.nullcontext():
                 self._stop()
         if kind is None and self._step < self._after:

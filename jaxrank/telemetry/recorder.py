@@ -1,4 +1,4 @@
-"""What is written of each step, what is reported of bad ones, and how fast training is."""
+"""Records the metrics of each step, reports bad losses, and measures the training speed."""
 
 import time
 from collections.abc import Mapping
@@ -18,23 +18,26 @@ from jaxrank.telemetry.debug_batches import LastBatches
 from jaxrank.telemetry.loss_spikes import LossSpikeDetector
 from jaxrank.telemetry.writers import Progress, Writer
 
-# Of so many steps, more than a hundredth with further rounds of the exchange is worth a word.
+# Interval in steps. More than 1% of them with several rounds of the exchange are reported.
 _ROUNDS_WATCHED = 200
 
 
 class Recorder:
-    """Writes the metrics of steps, watches over losses, and measures the speed.
+    """Writes the metrics of steps, checks losses, and measures the speed.
 
     Args:
-        last: batches, written where a loss is not finite or stands out.
+        writer: receives the metrics of each step.
+        progress: the live line on the terminal.
+        last: batches, written when a loss is not finite or spikes.
+        report: receives warnings.
         schema: of the features.
-        mesh: that steps run on.
-        buffers: ids of the exchange buffer of each stack whose rows travel.
+        mesh: of the run.
+        buffers: capacity in ids of the exchange buffer of each stack with sharded rows.
         batch_size: examples per step.
         run_schedule: of the run.
-        spikes: the losses so far.
+        spikes: detector with the losses so far.
         on_nonfinite, most_skipped: see `config.watch`.
-        checkpoint: the newest one, which error messages point to; empty: none.
+        checkpoint: path of the newest one, for error messages. Empty: none.
     """
 
     def __init__(
@@ -73,7 +76,7 @@ class Recorder:
         self._lists = [f.name for f in schema.ragged]
         self._examples = 0
         self._seconds = 0.0
-        self._since: float | None = None  # when the last execution was read, in a run of executions
+        self._since: float | None = None  # when the previous execution was read, None after a pause
         self._pending: tuple[int, StepMetrics] | None = None
         self.checkpoint = checkpoint or "none"
 
@@ -82,14 +85,17 @@ class Recorder:
         return self._examples / self._seconds if self._seconds else float("nan")
 
     def record_later(self, step: int, metrics: StepMetrics) -> None:
-        """Takes the execution that ends at `step` and writes the execution before it, as `finish`
-        does."""
+        """Keeps the metrics of the execution that ends at `step`, and writes the previous one.
+
+        Raises:
+            RunError: as `finish`.
+        """
         before, self._pending = self._pending, (step, metrics)
         if before is not None:
             self._record(*before)
 
     def finish(self) -> None:
-        """Waits for the execution in hand and writes it; the clock stops until the next execution.
+        """Waits for the pending execution, writes it, and stops the clock until the next one.
 
         Raises:
             RunError: a loss or gradient is not finite, or too many steps were skipped.
@@ -115,7 +121,7 @@ class Recorder:
             try:
                 if spike := self._judge(number, one):
                     values["loss_spike"] = spike
-            finally:  # the step that ends a run, too
+            finally:  # also the step that ends the run
                 self._writer.write(number, values)
         self._advise(metrics.exchange, steps)
         if step % self._run_schedule.log_every == 0:
@@ -128,28 +134,28 @@ class Recorder:
             )
 
     def _judge(self, number: int, metrics: StepMetrics) -> float:
-        """Tells of a step whose loss is not finite or stands out; how far it does, in deviations.
+        """Reports a loss that is not finite or a spike, and returns its standard deviations.
 
         Raises:
-            RunError: it is not finite and not to be skipped, or one too many.
+            RunError: the loss is not finite and is not skipped, or too many steps were skipped.
         """
         loss, norm = float(metrics.loss), float(metrics.gradient_norm)
         if metrics.skipped:
-            self._skip(number, f"the loss is {loss}, the norm of the gradient {norm}")
+            self._skip(number, f"found loss {loss}, gradient norm {norm}")
             return 0.0
         self._skipped_in_a_row = 0
         if not np.isfinite([loss, norm]).all():
             written = self._last.write(number, "not finite", self.checkpoint, at_the_end=True)
             raise RunError(
-                f"step {number}: loss and gradient must be finite: the loss is {loss}, the norm of"
-                f" the gradient {norm}. The last good checkpoint is {self.checkpoint}.{written}"
+                f"step {number}: loss and gradient must be finite: found loss {loss}, gradient norm"
+                f" {norm}. The last good checkpoint is {self.checkpoint}.{written}"
             )
         spike = self._spikes.above(loss)
         if spike:
             written = self._last.write(number, "loss spike", self.checkpoint)
             self._report(
                 f"step {number}: the loss {loss:.5f} is {spike:.1f} standard deviations above the"
-                f" mean of the steps before.{written}"
+                f" running mean.{written}"
             )
         return spike
 
@@ -161,12 +167,12 @@ class Recorder:
         written = self._last.write(number, "not finite", self.checkpoint, at_the_end=too_many)
         if too_many:
             raise RunError(
-                f"step {number}: no more than watch.most_skipped={limit} steps may be skipped one"
-                f" after another: {why}. The last good checkpoint is {self.checkpoint}.{written}"
+                f"step {number}: at most watch.most_skipped={limit} consecutive steps may be"
+                f" skipped: {why}. The last good checkpoint is {self.checkpoint}.{written}"
             )
         self._report(
-            f"step {number} skipped, as not all its gradients are finite: {why};"
-            f" {self._skipped} skipped since this run was started.{written}"
+            f"step {number} skipped, because its gradients are not finite: {why}."
+            f" {self._skipped} steps skipped since the start of this program.{written}"
         )
 
     def _count(self, steps: int) -> None:
@@ -207,7 +213,7 @@ class Recorder:
         }
 
     def _advise(self, exchange: dict[str, ExchangeMetrics], steps: int) -> None:
-        """Says which buffers of the exchange are often too small."""
+        """Reports buffers of the exchange that are often too small."""
         self._watched += steps
         for name, found in exchange.items():
             self._steps_of_several_rounds[name] += int(np.count_nonzero(found.rounds > 1))
@@ -219,8 +225,8 @@ class Recorder:
                 self._report(
                     f"The exchange of {name} took more than one round in {count} of the last"
                     f" {self._watched} steps, and up to {self._most_rounds[name]}: its buffers hold"
-                    f" {self._buffers[name]:,} ids. Nothing is lost, but a step takes longer; set"
-                    " embedding.exchange_slack higher, or embedding.exchange_capacity to"
+                    f" {self._buffers[name]:,} ids. Results are correct, but steps take longer."
+                    " Increase embedding.exchange_slack, or set embedding.exchange_capacity to"
                     f" {self._buffers[name] * self._most_rounds[name]:,}."
                 )
             self._steps_of_several_rounds[name], self._most_rounds[name] = 0, 1

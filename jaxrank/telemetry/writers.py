@@ -1,6 +1,6 @@
-"""Where a run's numbers go: TensorBoard, metrics.jsonl, and one live line on the terminal.
+"""Writes metrics to TensorBoard, to metrics.jsonl and to one live line on the terminal.
 
-Only this module imports tensorboardX. Of several processes only the first writes.
+Only this module imports tensorboardX. Only process 0 writes.
 """
 
 import json
@@ -29,16 +29,17 @@ UPDATE_SECONDS = 0.25
 
 
 class Writer:
-    """Writes records of numbers by step to `workdir`/metrics.jsonl and `workdir`/tensorboard.
+    """Writes records of metrics by step to `workdir`/metrics.jsonl and `workdir`/tensorboard.
 
-    Opened at the step that a run starts or resumes from, it forgets what an earlier run wrote
-    after that step, so every step stands once. Records are buffered, and reach the files at the
-    latest 5 seconds or 1,000 records later if more are written: call `flush` before saving a
-    checkpoint, or a killed run that resumes from it lacks the records since the last flush.
+    A writer is opened at the step from which a run starts or resumes. It drops the records after
+    that step, so that every step occurs once. Records are buffered. They are flushed by the first
+    record that is written 5 seconds after the last flush, and after 1,000 records. Call `flush`
+    before saving a checkpoint: otherwise a killed run that resumes from it lacks the records since
+    the last flush.
 
-    A line of metrics.jsonl is {"step": 20, "kind": "train", "loss": 0.69, ...}, null for numbers
-    that JSON cannot hold (NaN, infinite); "day" stands behind kind where one was given. In
-    TensorBoard the same number is "train/loss".
+    A line of metrics.jsonl is {"step": 20, "kind": "train", "loss": 0.69, ...}. Numbers that JSON
+    does not have (NaN, infinity) are null. "day" follows "kind" if a day is set. In TensorBoard the
+    same number is "train/loss".
 
         with Writer(workdir, start_step=0) as writer:
             writer.write(20, {"loss": 0.69})
@@ -67,7 +68,7 @@ class Writer:
     def write(
         self, step: int, values: Mapping[str, float], kind: str = "train", day: str = ""
     ) -> None:
-        """Adds a record: numbers of Python or NumPy by name; None and NaN become null."""
+        """Adds a record of Python or NumPy numbers by name. None and NaN become null."""
         if {"step", "kind", "day"} & set(values):
             raise ValueError(f"values cannot be called step, kind or day: found {sorted(values)}.")
         now = time.time()
@@ -77,16 +78,16 @@ class Writer:
             self.flush()
 
     def text(self, name: str, text: str) -> None:
-        """Shows Markdown under TensorBoard's Text tab, at the step that the run began with."""
+        """Writes Markdown to TensorBoard's Text tab at the first step of the run."""
         shown = summary.text(name, text)
         self._events.write_event(Event(wall_time=time.time(), step=self._start_step, summary=shown))
 
     def flush(self) -> None:
-        """Returns when all records are in the files."""
+        """Writes all buffered records to the files."""
         for now, step, told, values in self._pending:
             record = {"step": step} | told | values
             self._file.write(json_files.to_text(record, non_finite="null") + "\n")
-            # One event for all numbers of a record, at half the cost of one for each.
+            # One event for all numbers of a record costs half as much as one per number.
             scalars = [
                 Summary.Value(tag=f"{told['kind']}/{name}", simple_value=value)
                 for name, value in values.items()
@@ -100,7 +101,7 @@ class Writer:
         self._flushed = time.time()
 
     def close(self) -> None:
-        """Flushes and closes the files; a second call does nothing."""
+        """Flushes and closes the files. A second call has no effect."""
         if not self._file.closed:
             self.flush()
             self._file.close()
@@ -108,7 +109,7 @@ class Writer:
 
 
 class _Nowhere(Writer):
-    """Of the processes that do not write."""
+    """No-op writer for processes other than 0."""
 
     def __init__(self) -> None:
         pass
@@ -129,7 +130,7 @@ class _Nowhere(Writer):
 
 
 def open_writer(workdir: str | os.PathLike[str], start_step: int) -> Writer:
-    """A `Writer` in process 0, and in the others one that writes nothing.
+    """Opens a `Writer` in process 0 and a no-op writer in the others.
 
     Raises:
         InputError: as `Writer`, in all processes.
@@ -139,9 +140,9 @@ def open_writer(workdir: str | os.PathLike[str], start_step: int) -> Writer:
 
 
 class Progress:
-    """One line on standard error, written over and over: steps, speed, loss, time left.
+    """A live line on standard error with steps, speed, loss and time left.
 
-    Silent where `quiet`, and where standard error is not a terminal.
+    Nothing is printed if `quiet` is set or if standard error is not a terminal.
     """
 
     def __init__(self, quiet: bool = False, stream: TextIO | None = None) -> None:
@@ -151,7 +152,7 @@ class Progress:
         self._first: tuple[float, int] | None = None
 
     def update(self, step: int, num_steps: int, examples_per_second: float, loss: float) -> None:
-        """Shows the line, if the last one is a quarter of a second old or `step` is the last."""
+        """Prints the line, at most four times per second and always for the last step."""
         if not self._live:
             return
         now = time.monotonic()
@@ -166,17 +167,17 @@ class Progress:
             f"  {self._left(now, step, num_steps)}"
         )
         width = shutil.get_terminal_size().columns
-        # A line as wide as the terminal would wrap, and could not be written over.
+        # A line as wide as the terminal would wrap, and the next one could not overwrite it.
         self._write(f"\r\x1b[K{line[: width - 1]}")
 
     def clear(self) -> None:
-        """Takes the line away, so that something else can be printed in its place."""
+        """Removes the line, so that other output can be printed in its place."""
         if self._live and self._shown > -math.inf:
             self._write("\r\x1b[K")
             self._shown = -math.inf
 
     def close(self) -> None:
-        """Leaves no line behind."""
+        """Removes the line."""
         self.clear()
 
     def _write(self, text: str) -> None:
@@ -184,7 +185,7 @@ class Progress:
             self._stream.write(text)
             self._stream.flush()
         except OSError:
-            self._live = False  # the terminal has gone; the run goes on
+            self._live = False  # the terminal was closed, and the run continues
 
     def _left(self, now: float, step: int, num_steps: int) -> str:
         start, first = self._first or (now, step)
@@ -195,14 +196,14 @@ class Progress:
 
 
 def _open_events(folder: Path, start_step: int) -> EventsWriter:
-    """A new event file, whose head tells TensorBoard to forget all steps after `start_step`.
+    """Opens a new event file whose first event drops all steps after `start_step` in TensorBoard.
 
-    tensorboardX's SummaryWriter would send each event through the pipe of a queue to a thread,
-    and its `flush` does not wait for them.
+    tensorboardX's SummaryWriter is not used: it sends each event through a queue to a thread, and
+    its `flush` does not wait for that thread.
     """
     folder.mkdir(exist_ok=True)
-    # Files are read in the order of their names, and the rest of a name says only in which second
-    # a run began.
+    # TensorBoard reads files in the order of their names. Without this suffix, names differ only in
+    # the second at which a run started.
     events = EventsWriter(str(folder / "events"), filename_suffix=f".{start_step:012d}")
     start = SessionLog(status=SessionLog.START)
     events.write_event(Event(wall_time=time.time(), step=start_step + 1, session_log=start))
@@ -210,7 +211,7 @@ def _open_events(folder: Path, start_step: int) -> EventsWriter:
 
 
 def _truncate(path: Path, start_step: int) -> None:
-    """Drops the records after `start_step`, and a last line that a killed run left half-written."""
+    """Drops the records after `start_step`, and an incomplete last line of a killed run."""
     if not path.exists():
         return
     lines = path.read_bytes().splitlines(keepends=True)
@@ -223,7 +224,7 @@ def _truncate(path: Path, start_step: int) -> None:
                 break
             raise InputError(
                 f"every line of {path} must be a JSON object with a step:"
-                f" found {line[:80]!r} in line {number}. Move the file away to go on without it."
+                f" found {line[:80]!r} in line {number}. Move the file away to continue without it."
             ) from error
         if step <= start_step and line.endswith(b"\n"):
             kept.append(line)

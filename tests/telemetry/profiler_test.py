@@ -1,4 +1,4 @@
-"""A trace of some steps of a run, read back from the JSON that the profiler writes beside it."""
+"""Tests of traces, read from the JSON file that the profiler writes beside each trace."""
 
 import functools
 import gzip
@@ -20,20 +20,20 @@ from jaxrank.train import train
 
 
 def run(c, workdir, **options):
-    """What the run told of its trace."""
+    """Returns the lines that a run reports about its trace."""
     lines = []
     train(c, workdir, report=lines.append, quiet=True, **options)
     return [line for line in lines if "traced" in line]
 
 
 def executions_in(path):
-    """The events in a trace that mark executions, in their order."""
+    """Returns the events in a trace that mark executions, in order."""
     events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     return sorted((e for e in events if e.get("name") == "train"), key=lambda e: e["ts"])
 
 
 def traces(workdir):
-    """{name of the trace: step numbers of the executions it holds, in their order}."""
+    """Returns {name of the trace: step numbers of its executions, in order}."""
     found = {}
     for path in (workdir / "profile").rglob("*.trace.json.gz"):
         found[path.parent.name] = [
@@ -53,7 +53,7 @@ def test_a_trace_holds_the_calls_of_the_steps_asked_for_and_no_other(store, tmp_
     first, last = expected[0][0], expected[-1][-1]
 
     told = run(on_store(store), tmp_path, profile_steps=text)
-    assert told == [f"Steps {first} to {last} are traced, into {tmp_path / 'profile'}"]
+    assert told == [f"Tracing steps {first} to {last} to {tmp_path / 'profile'}"]
     assert traces(tmp_path) == {
         f"steps_{first}_to_{last}": [execution[-1] for execution in expected]
     }
@@ -106,7 +106,7 @@ def test_a_run_that_is_traced_trains_the_same_weights_to_the_bit(store, tmp_path
 def test_of_a_resumed_run_only_steps_that_are_left_are_traced(store, tmp_path):
     run(on_store(store, num_steps=8), tmp_path)
     told = run(on_store(store), tmp_path, profile_steps="5:11", allow_config_change=True)
-    assert told == [f"Steps 9 to 12 are traced, into {tmp_path / 'profile'}"]
+    assert told == [f"Tracing steps 9 to 12 to {tmp_path / 'profile'}"]
     assert traces(tmp_path) == {"steps_9_to_12": [10, 12]}
 
     told = run(on_store(store), tmp_path, profile_steps="5:11")
@@ -115,7 +115,7 @@ def test_of_a_resumed_run_only_steps_that_are_left_are_traced(store, tmp_path):
 
 def test_steps_after_the_end_of_the_run_are_told_and_not_traced(store, tmp_path):
     told = run(on_store(store), tmp_path, profile_steps="17:20")
-    assert told == ["Nothing was traced: the run goes from step 1 to 16, --profile-steps=17:20"]
+    assert told == ["Nothing was traced: the run has steps 1 to 16, --profile-steps=17:20"]
     assert not (tmp_path / "profile").exists()
 
 
@@ -128,7 +128,7 @@ def test_steps_after_the_end_of_the_run_are_told_and_not_traced(store, tmp_path)
 )
 def test_a_run_that_stops_early_keeps_what_was_traced(store, tmp_path, text, told, executions):
     c = on_store(store, num_steps=32)
-    c.eval.min_delta = 10.0  # nothing but the first evaluation is an improvement
+    c.eval.min_delta = 10.0  # only the first evaluation is an improvement
     c.eval.early_stopping_patience = 1
     assert run(c, tmp_path, profile_steps=text)[-1] == told
     assert list(traces(tmp_path).values()) == ([] if executions is None else [executions])
@@ -143,7 +143,7 @@ def test_a_run_that_fails_while_it_is_traced_keeps_what_was_traced(store, tmp_pa
     assert name == "steps_1_to_16"
     assert executions == list(range(2, executions[-1] + 1, 2))
 
-    # The profiler, of which there is one a process, is free again.
+    # The only profiler of the process is free again.
     run(on_store(store), tmp_path / "next", profile_steps="1:2")
     assert traces(tmp_path / "next") == {"steps_1_to_2": [2]}
 
@@ -156,7 +156,9 @@ def test_a_trace_that_cannot_be_written_ends_the_run_with_its_place(store, tmp_p
 
     c = on_store(store)
     c.optim.dense.base_learning_rate = 1e30
-    with pytest.raises(RunError, match="must be finite"):  # what ended it, not what came after
+    with pytest.raises(
+        RunError, match="must be finite"
+    ):  # the first error, not the one that follows
         run(c, tmp_path, profile_steps="1:16", allow_config_change=True)
 
     c = on_store(store, num_steps=32)
@@ -196,7 +198,7 @@ def test_what_is_no_range_of_steps_is_refused_before_anything_is_written(tmp_pat
 def test_the_command_line_traces_too(store, tmp_path, capsys):
     command = ["train", f"--config={tiny_config.__file__}", f"--workdir={tmp_path}"]
     cli.run([*command, f"--config.data.store={store}", "--profile-steps=3:3", "--quiet"])
-    assert f"\nSteps 3 to 4 are traced, into {tmp_path / 'profile'}\n" in capsys.readouterr().out
+    assert f"\nTracing steps 3 to 4 to {tmp_path / 'profile'}\n" in capsys.readouterr().out
     assert traces(tmp_path) == {"steps_3_to_4": [4]}
 
 
@@ -223,7 +225,7 @@ def test_the_devices_are_waited_for_before_a_trace_starts_and_before_it_stops(
     with profile.Profile(steps, tmp_path, 0, lambda: pauses.append(1), str, **run) as profiler:
         for step in range(0, 20, 5):
             states["now"] = slow(given)
-            assert not states["now"].is_ready()  # or else this test would show nothing
+            assert not states["now"].is_ready()  # otherwise this test would prove nothing
             profiler.start_if_due(step, states["now"])
             with profiler.execution(step):
                 states["now"] = slow(states["now"])

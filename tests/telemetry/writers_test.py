@@ -1,4 +1,4 @@
-"""What a run and its resumed successor leave in the files, and what the terminal sees."""
+"""Tests of the files that a run and its continuation write, and of the terminal output."""
 
 import builtins
 import collections
@@ -19,7 +19,7 @@ from jaxrank.telemetry.writers import Progress, Writer
 
 
 def events(workdir):
-    """All events, file by file in the order of their names, as TensorBoard reads them."""
+    """Returns all events in the order in which TensorBoard reads them: by file name."""
     for path in sorted((workdir / "tensorboard").iterdir()):
         data = path.read_bytes()
         while data:
@@ -29,7 +29,7 @@ def events(workdir):
 
 
 def scalars(workdir):
-    """{tag: [(step, value)]} after a START event has purged its step and all later ones."""
+    """Returns {tag: [(step, value)]}. A START event removes its step and all later ones."""
     found = {}
     for event in events(workdir):
         if event.session_log.status == SessionLog.START:
