@@ -1,4 +1,4 @@
-"""What export.json says: which model it is, and how raw values become the numbers that it reads."""
+"""Builds export.json: the model, and the transformation from raw values to its inputs."""
 
 import itertools
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from jaxrank.step import input_names
 def recipe(
     layout: Layout, store: Store, *, model: Mapping[str, Any], config: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Plain data; docs/serving.md tells what each key means.
+    """Returns the content of export.json as plain data. docs/serving.md documents each key.
 
     Args:
         layout: of the run's tables.
@@ -101,7 +101,7 @@ def _lists(spec: FeatureSpec) -> list[dict[str, Any]]:
 
 
 def _inputs(layout: Layout) -> list[dict[str, Any]]:
-    """What stands side by side at the model's input, in order."""
+    """Lists the numbers that are concatenated at the model's input, in order."""
     groups = itertools.groupby(input_names(layout), key=lambda name: name[:3])
     return [
         {"kind": kind, "feature": feature, "place": place, "size": len(list(numbers))}

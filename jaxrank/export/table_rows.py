@@ -1,8 +1,9 @@
-"""Rows of the tables in a checkpoint, table by table in their own order, on the host.
+"""Reads the rows of the tables in a checkpoint on the host, table by table in row order.
 
-Split rows are dealt out over a whole stored array (`embedding.storage`), so the rows of any piece
-of it are from all over the tables. Pieces are read once, and their rows written to files, each of
-as many rows that follow each other as fit in memory; then each file is read and put in order.
+Sharded rows are distributed over the whole stored array (`embedding.storage`), so a piece of it has
+rows from anywhere in the tables. This is an external sort. Each piece is read once, and its rows
+are appended to files, one file per range of rows that fits in memory. Then each file is read and
+sorted.
 """
 
 from collections.abc import Iterator
@@ -15,11 +16,11 @@ from jaxrank.checkpoints.reader import CheckpointReader
 from jaxrank.embedding.storage import LANES, Storage, storage
 from jaxrank.layout import Layout, Stack, ToTables
 
-_FILE = 2**27  # bytes of vectors in a file
+_FILE = 2**27  # bytes of vectors per file
 
 
 class TableRows(NamedTuple):
-    """Some of a table's rows, `first` and those behind it: f32[n, dim]."""
+    """Consecutive rows of a table, starting at `first`: vectors f32[n, dim]."""
 
     table: str
     first: int
@@ -29,14 +30,16 @@ class TableRows(NamedTuple):
 def table_rows(
     stored: CheckpointReader, layout: Layout, stack: Stack, scratch: Path
 ) -> Iterator[TableRows]:
-    """All rows of the tables of a stack: table by table, and those of a table in order.
+    """Yields all rows of the tables of a stack, table by table in row order.
 
-    Takes memory for a few pieces, however many rows there are.
+    Needs memory for a few pieces, independent of the number of rows.
 
     Args:
-        stored: the weights of a checkpoint, of this layout.
-        scratch: an empty directory, and empty again behind the last row; in between it takes as
-            much as the stack's vectors.
+        stored: the weights of a checkpoint with this layout.
+        layout: of the run's tables.
+        stack: whose tables are read.
+        scratch: an empty directory. It needs as many bytes as the stack's vectors, and is empty
+            again after the last row.
 
     Raises:
         InputError: an array is damaged.
@@ -58,7 +61,7 @@ def table_rows(
         in_order = np.empty((len(records), stack.dim), np.float32)
         in_order[records["place"] - begin] = records["vector"]
         count = len(records)
-        del records  # as large as what is given out
+        del records  # as large as the rows that are yielded
         for name, start, stop in zip(stack.tables, starts.tolist(), ends.tolist(), strict=True):
             first, last = max(start, begin), min(stop, begin + count)
             if first < last:
@@ -66,7 +69,7 @@ def table_rows(
 
 
 def _stored_rows(stored: CheckpointReader, stack: Stack) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Rows i64[n] of a stack and their vectors f32[n, dim], as they are stored."""
+    """Yields rows i64[n] of a stack and their vectors f32[n, dim], in stored order."""
     replicated, split = storage(stack)
     if replicated:
         yield from _part_rows(stored, replicated, stack.replicated)
@@ -78,7 +81,7 @@ def _stored_rows(stored: CheckpointReader, stack: Stack) -> Iterator[tuple[np.nd
 def _part_rows(
     stored: CheckpointReader, part: Storage, count: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Rows i64[n] of a part, of the `count` that are not only there to fill it, and vectors."""
+    """Yields rows i64[n] of a part and their vectors, without the padding after `count` rows."""
     for line, lines in stored.pieces(f"rows.{part.name}", max(1, part.width // LANES)):
         vectors = lines.reshape(-1, part.width)[:, : part.dim]
         begin = line * LANES // part.width
@@ -89,12 +92,14 @@ def _part_rows(
 def _deal(
     places: np.ndarray, vectors: np.ndarray, record: np.dtype, rows_of_file: int, scratch: Path
 ) -> None:
-    """Adds rows to the files that they belong to.
+    """Appends rows to the files of their ranges.
 
     Args:
-        places: i64[n] of the rows, where the tables stand one behind the other, each with its rows
-            in order.
+        places: i64[n], indices of the rows in the concatenation of the tables.
         vectors: f32[n, dim].
+        record: dtype of a row in a file.
+        rows_of_file: rows per file.
+        scratch: directory of the files.
     """
     files = places // rows_of_file
     by_file = np.argsort(files, kind="stable")

@@ -1,4 +1,4 @@
-"""A trained model in files that other programs read.
+"""Exports a trained model to files for other programs.
 
 OUTPUT/export.json             what the rest means; see `description`
 OUTPUT/layers.npz              parameters, model state, bias and scale of each task, by their names
@@ -55,20 +55,21 @@ class Export(NamedTuple):
 
 
 def export(workdir: str, *, output: str, checkpoint: str = "newest", data: str = "") -> Export:
-    """Writes what predicts of one checkpoint of the run in `workdir`, of a run that has an average
-    the average, to the directory `output`.
+    """Writes the weights that predict in one checkpoint of a run to the directory `output`.
 
-    It gets its name when it is whole. Tables may be larger than memory: see `table_rows`.
+    For a run with averaged weights these are the averages. The directory appears under its name
+    only when it is complete. Tables may be larger than memory, see `table_rows`.
 
     Args:
-        output: a directory, which must not exist yet.
+        workdir: of the run.
+        output: a directory that must not exist.
         checkpoint: "newest", "best" or a step.
-        data: a store with the run's vocabularies, which may have grown; empty for the run's own.
+        data: a store with the run's vocabularies, which may have grown. Empty: the run's own data.
 
     Raises:
-        InputError: workdir, checkpoint or data are not there, are damaged or do not fit together;
-            or something lies at `output`, or another process is writing it.
-        RunError: it cannot be written.
+        InputError: workdir, checkpoint or data are absent, damaged or do not match, or `output`
+            exists.
+        RunError: the output cannot be written, or another process is writing it.
     """
     began = time.perf_counter()
     run = evaluate.load_run(workdir)
@@ -90,7 +91,7 @@ def export(workdir: str, *, output: str, checkpoint: str = "newest", data: str =
         other = stored.unlike(without(shapes, fields) if fields else shapes)
     if other:
         raise InputError(
-            f"{saved}: must be of the model of the config, and is not:\n  " + "\n  ".join(other)
+            f"{saved}: arrays must match the model of the config:\n  " + "\n  ".join(other)
         )
     told = {"checkpoint": checkpoints.directory(step), "step": step}
     model = {
@@ -117,10 +118,13 @@ def export(workdir: str, *, output: str, checkpoint: str = "newest", data: str =
 
 @contextlib.contextmanager
 def _written(output: str) -> Iterator[Path]:
-    """A directory to write into, which becomes `output` if nothing is raised. One that was killed
-    leaves it, hidden, and the next one to write this output empties and uses it."""
+    """Yields a directory that is renamed to `output` if nothing is raised.
+
+    A killed process leaves a hidden directory. The next export to the same output empties and
+    reuses it.
+    """
     if not is_local(output):
-        raise InputError(f"--output: must be a path, as it is renamed: found {output}.")
+        raise InputError(f"--output: must be a local path: found {output}.")
     target = Path(output)
     check_free = functools.partial(_check_free, target)
     check_free()
@@ -136,7 +140,7 @@ def _written(output: str) -> Iterator[Path]:
 
 def _check_free(target: Path) -> None:
     if os.path.lexists(target):
-        raise InputError(f"--output: {target} must not exist yet, nothing is overwritten.")
+        raise InputError(f"--output: {target} must not exist. Remove it or name another directory.")
     check_parent(target)
 
 
@@ -163,8 +167,10 @@ def _write_tables(stored: CheckpointReader, layout: Layout, store: Store, folder
 
 
 def _values(table: Table, store: Store) -> pa.ChunkedArray | None:
-    """What each row of a table stands for, null for those that are of no value, and then what the
-    store has learned since; None where there is no vocabulary."""
+    """Returns the raw value of each row of a table, or None without a vocabulary.
+
+    Reserved rows are null. Values that the store has learned since the training follow at the end.
+    """
     if table.encoding != "vocabulary":
         return None
     values = store.values(table.name)
@@ -183,7 +189,7 @@ def _write_table(path: Path, values: pa.ChunkedArray | None, parts: Iterator[Tab
             columns["vector"] = pa.FixedSizeListArray.from_arrays(flat, dim)
             table = pa.table(columns)
             if sink is None:
-                # No value comes twice, so dictionaries would be larger than what they stand for.
+                # Every value occurs once, so a dictionary would be larger than the column itself.
                 sink = stack.enter_context(
                     pq.ParquetWriter(path, table.schema, use_dictionary=False)
                 )
