@@ -1,8 +1,7 @@
-"""Layers of an older run as the first values of a new one whose features may differ.
+"""Initialises the layers of a run from an older run whose features may differ.
 
-Where an array has an axis along the model's inputs, its slices go to the same features; where the
-features are others, those that are new keep their own first values. Which axes these are the model
-tells, by `Model.input_axes`.
+If an array has an axis along the model's inputs, each slice is copied to the same feature. Slices
+of new features keep their initial values. `Model.input_axes` defines these axes.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,15 +19,17 @@ from jaxrank.step import LOG_VARIANCES, StepSpec, input_names, model_inputs
 
 _KINDS = {DENSE: ("float",), VECTORS: ("id", "list"), SEQUENCES: ("sequence",)}
 
-Label = tuple[Any, ...]  # of a number that a model reads: equal where it means the same
+Label = tuple[Any, ...]  # of a number that a model reads: equal labels have the same meaning
 
 
 class CarriedLayers(NamedTuple):
-    """layers: as they were given, with the arrays that were carried over, on the host.
+    """The layers of a new run after copying those of an older one.
 
-    whole, by_feature, new: names of the parameters that are as they were, that were taken over
-        feature by feature, and that keep their first values.
-    optimizer: whether the optimizer's state was carried over too.
+    layers: the initial layers with the copied arrays, on the host.
+    whole: names of the parameters that were copied completely.
+    by_feature: names of the parameters that were copied feature by feature.
+    new: names of the parameters that keep their initial values.
+    optimizer: True if the state of the optimizer was copied too.
     """
 
     layers: dict[str, Any]
@@ -39,28 +40,33 @@ class CarriedLayers(NamedTuple):
 
 
 class _Readings:
-    """What the arrays of one run's model read."""
+    """The inputs that each array of a model reads."""
 
     def __init__(self, model: Model, layout: Layout):
         self.names = input_names(layout)
         self._axes = model.input_axes(model_inputs(layout))
 
     def of(self, array: str) -> Reading:
-        """array: its name, as in `Model.input_axes`; "" for one that is not the model's."""
+        """Returns the inputs that an array reads.
+
+        array: its name in `Model.input_axes`, "" if it does not belong to the model.
+        """
         if not array:
             return {}
         return None if self._axes is None else self._axes.get(array, {})
 
     def arrays_of(self, feature: str) -> list[str]:
-        """The arrays that are for one feature alone, in the order in which the model tells them."""
+        """Returns the arrays that belong to one feature, in the order of `Model.input_axes`."""
         return [name for name, reading in (self._axes or {}).items() if reading == feature]
 
     def labels(self, parts: Parts) -> list[Label]:
-        """What each number along an axis is."""
+        """Returns the label of each number along an axis."""
         return [label for i, part in enumerate(parts) for label in self._labels(i, part)]
 
     def _labels(self, place: int, part: Any) -> Iterable[Label]:
-        if isinstance(part, int):  # the model's own: the same where there are as many of them
+        if isinstance(
+            part, int
+        ):  # numbers of the model itself: the same if their count is the same
             return [("own", place, part, k) for k in range(part)]
         if part in _KINDS:
             return [name for name in self.names if name[0] in _KINDS[part]]
@@ -68,12 +74,12 @@ class _Readings:
 
 
 class InputMap:
-    """Where the inputs of a new model were among those of an older one.
+    """Maps the inputs of a new model to those of an older one.
 
     Args:
-        old: of the older run.
-        of_old: its layout.
-        new: what the new run trains.
+        old: model of the older run.
+        of_old: layout of the older run.
+        new: the static part of the new run's step.
     """
 
     def __init__(self, old: Model, of_old: Layout, new: StepSpec):
@@ -82,9 +88,11 @@ class InputMap:
         self._places: dict[tuple[Parts, Parts], tuple[np.ndarray, np.ndarray]] = {}
 
     def old_array(self, array: str) -> str:
-        """The name that an array had; those for one feature are found by the feature. "" for none.
+        """Returns the name of an array in the older model, "" if it had none.
 
-        array: its name, as in `Model.input_axes`.
+        Arrays of one feature are matched by the feature.
+
+        array: its name in `Model.input_axes` of the new model.
         """
         feature = self._new.of(array)
         if not isinstance(feature, str):
@@ -94,9 +102,9 @@ class InputMap:
         return old[place] if place < len(old) else ""
 
     def carried(self, array: str, old: np.ndarray, new: np.ndarray) -> np.ndarray | None:
-        """`new` with what `old` has for it; None where the two have nothing to do with each other.
+        """Returns `new` with the values of `old` for the same inputs, or None if they do not match.
 
-        array: the name of the new one, as in `Model.input_axes`.
+        array: the name of `new` in `Model.input_axes`.
         """
         before, after = self._old.of(self.old_array(array)), self._new.of(array)
         if before is None or after is None:
@@ -127,13 +135,14 @@ class InputMap:
     def _common(
         self, array: str, parts: tuple[Parts, Parts], sizes: tuple[int, int]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The places in the old axis and in the new one of all that stands along both."""
+        """Returns the positions on the old and on the new axis of the labels that both have."""
         labels = [run.labels(of) for run, of in zip((self._old, self._new), parts, strict=True)]
         counts = tuple(map(len, labels))
         if counts != sizes:
             raise InputError(
-                f"model: input_axes of {array} must tell what stands along an axis of length"
-                f" {sizes[0]}, now {sizes[1]}: found {counts[0]}, now {counts[1]} numbers."
+                f"model: input_axes of {array} must name every number along an axis of length"
+                f" {sizes[0]} before and {sizes[1]} now: found {counts[0]} before and {counts[1]}"
+                " now. Correct Model.input_axes."
             )
         if parts not in self._places:
             place = {label: i for i, label in enumerate(labels[0])}
@@ -144,14 +153,17 @@ class InputMap:
 
 
 def _tail(parts: Parts) -> int:
-    """How many numbers of the model's own stand behind its inputs."""
+    """Returns the number of values of the model itself at the end of an axis."""
     last = parts[-1] if len(parts) > 1 else 0
     return last if isinstance(last, int) else 0
 
 
 def _array_name(path: tuple[Any, ...], params: set[str]) -> str:
-    """The name in `Model.input_axes` of an array of a state, or of the parameter that an array of
-    the optimizer belongs to. Empty for those that are not the model's."""
+    """Returns the name in `Model.input_axes` of an array of a state.
+
+    For an array of the optimizer this is the name of its parameter. It is "" for arrays that do not
+    belong to the model.
+    """
     ends = [jax.tree_util.keystr(path[i:], simple=True, separator="/") for i in range(1, len(path))]
     if dotted(path).startswith("opt_state."):
         ends = [name for name in ends if name in params][:1]
@@ -166,13 +178,14 @@ def carry_layers(
     *,
     same_optimizer: bool,
 ) -> CarriedLayers:
-    """The layers of a new state with what an older one has for them.
+    """Copies matching layers of an older run into the layers of a new state.
 
     Args:
-        layers: params, model_state and opt_state, if wanted, before the first step, on the host.
-        names: of all arrays that the older run has, as `checkpoints.reader.dotted`.
-        read: gives one of them.
-        same_optimizer: of layers, by the two configs.
+        layers: params, model_state and optionally opt_state before the first step, on the host.
+        inputs: maps the inputs of the new model to those of the older one.
+        names: of all arrays of the older run, in the form of `checkpoints.reader.dotted`.
+        read: reads one of these arrays.
+        same_optimizer: True if both configs name the same optimizer for layers.
     """
     known = set(names)
     optimizer = same_optimizer and _counters(known) == _counters(_names(layers))
@@ -198,7 +211,7 @@ def carry_layers(
         return value if found is None else found.astype(value.dtype)
 
     carried = jax.tree_util.tree_map_with_path(one, dict(layers))
-    # The rate begins anew: a run's schedule is its own.
+    # Each run has its own schedule, so the learning rate restarts.
     carried = jax.tree.map(
         lambda found, first: first if is_schedule(first) else found,
         carried,
@@ -209,13 +222,13 @@ def carry_layers(
 
 
 def _replaced(path: tuple[Any, ...], array: str, old: str) -> str:
-    """The dotted name of an array that was called `old`, of which the path ends in `array`."""
+    """Returns the dotted name of a path with `array` at its end replaced by `old`."""
     name, end = dotted(path), array.replace("/", ".")
     return name.removesuffix(end) + old.replace("/", ".")
 
 
 def _counters(names: Iterable[str]) -> set[str]:
-    """Of an optimizer; where they stand tells which parts it has."""
+    """Returns the names of an optimizer's step counters, which identify its parts."""
     return {name for name in names if name.startswith("opt_state.") and name.endswith(".count")}
 
 

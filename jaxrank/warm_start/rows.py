@@ -1,8 +1,8 @@
-"""Rows of an older run's tables, and what their optimizer knows, as the first values of new ones.
+"""Initialises table rows and their optimizer state from an older run.
 
-Old arrays are read from the checkpoint piece by piece and dealt out to where their rows lie now,
-whatever the placement and the mesh of either run: a process holds its own share of one new array on
-the host, and one piece.
+Old arrays are read from the checkpoint in pieces, and their rows are copied to their new positions.
+The placement and the mesh of the two runs may differ. A process holds its share of one new array
+and one piece on the host.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,9 +18,9 @@ from jaxrank.layout import Layout, Stack, ToStack
 
 
 class Moves(NamedTuple):
-    """Rows that lie in one part of an old stack and go to one part of the new one.
+    """Rows that are copied from one part of an old stack to one part of the new one.
 
-    old, new: i32[n] where they lie in the arrays of these parts; `old` rises.
+    old, new: i32[n], positions of the rows in the arrays of these parts. `old` is ascending.
     """
 
     old_part: Storage
@@ -30,11 +30,13 @@ class Moves(NamedTuple):
 
 
 def plan_moves(old: Layout, new: Layout, rows: Mapping[str, np.ndarray]) -> dict[str, list[Moves]]:
-    """What goes where, by stack.
+    """Plans the copies of rows, by stack.
 
     Args:
-        rows: {table: i32[rows of the old table] the row in the new one, or PAD}; a table that is
-            not there, or has another dimension now, stays as it is.
+        old: layout of the older run.
+        new: layout of the new run.
+        rows: {table: i32[rows of the old table], the row in the new table, or PAD}. Tables that are
+            absent here or have another dimension keep their initial values.
     """
     found = {}
     before = {stack.name: stack for stack in old.stacks}
@@ -46,7 +48,7 @@ def plan_moves(old: Layout, new: Layout, rows: Mapping[str, np.ndarray]) -> dict
 
 
 def _pairs(old: Stack, new: Stack, rows: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of the old stack and of the new one, i32[n] each, that stand for the same value."""
+    """Returns rows of the old stack and of the new one, i32[n] each, with the same raw value."""
     of, to = [np.zeros(0, np.int32)], [np.zeros(0, np.int32)]
     of_old, to_new = ToStack.of(old), ToStack.of(new)
     for name in set(old.tables) & set(new.tables) & set(rows):
@@ -69,7 +71,7 @@ def _moves(old: Stack, new: Stack, of: np.ndarray, to: np.ndarray) -> Iterator[M
 
 
 def _parts(stack: Stack, rows: np.ndarray) -> list[tuple[Storage, np.ndarray, np.int32]]:
-    """Each part of a stack, which of some rows lie in it, and its first row."""
+    """Returns each part of a stack, a mask of the rows that it contains, and its first row."""
     replicated, split = storage(stack)
     is_replicated = rows < stack.replicated
     parts = [(replicated, is_replicated, 0), (split, ~is_replicated, stack.replicated)]
@@ -79,11 +81,13 @@ def _parts(stack: Stack, rows: np.ndarray) -> list[tuple[Storage, np.ndarray, np
 def carry_rows(
     array: jax.Array, part: Storage, moves: Sequence[Moves], stored: CheckpointReader, name: str
 ) -> jax.Array:
-    """The array of a part, of rows or of a slot, with what was carried over.
+    """Copies old rows into the array of a part, which holds rows or an optimizer slot.
 
     Args:
-        array: before the first step; it is deleted where another takes its place.
+        array: before the first step. It is deleted if rows are copied.
+        part: of the new stack.
         moves: of the part's stack.
+        stored: the checkpoint of the older run.
         name: of the old array, with {} for the old part: "slots.{}.accumulator".
 
     Raises:
@@ -95,7 +99,7 @@ def carry_rows(
     is_wide = array.ndim == 2
     width = part.width if is_wide else 1
     shares = _Shares(array, width)
-    array.delete()  # or all tables would be on the devices twice
+    array.delete()  # otherwise all tables would be on the devices twice
     for move in moves:
         for first, piece in stored.pieces(name.format(move.old_part.name), max(1, width // LANES)):
             rows = piece.reshape(-1, width)
@@ -106,15 +110,15 @@ def carry_rows(
 
 
 class _Shares:
-    """What this process has of an array, on the host."""
+    """The share of this process of an array, on the host."""
 
     def __init__(self, array: jax.Array, width: int):
         self._shape, self._sharding, self._width = array.shape, array.sharding, width
-        # Of devices that hold the same rows, one.
+        # One copy of rows that several devices hold.
         self._shares = {_first(s.index): np.array(s.data) for s in array.addressable_shards}
 
     def set(self, places: np.ndarray, rows: np.ndarray) -> None:
-        """Rows f[n, width] become those at `places` i32[n], where they are this process's."""
+        """Writes rows f[n, width] to `places` i32[n]. Rows of other processes are ignored."""
         for first, share in self._shares.items():
             own = share.reshape(-1, self._width)
             before = first * (LANES if share.ndim == 2 else 1) // self._width

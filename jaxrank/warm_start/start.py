@@ -1,8 +1,8 @@
-"""A new run from the checkpoint of an older one whose data, features or tables may differ.
+"""Starts a run from the checkpoint of an older one whose data, features or tables may differ.
 
-Rows of tables and what their optimizer knows go with the value that they stand for, layers with the
-features that they read; what is new keeps its first values. The schedule of the rates, the place in
-the data and what early stopping has seen begin anew.
+Table rows and their optimizer state are matched by raw value, layers by the features that they
+read. New rows and new inputs keep their initial values. The learning rate schedule, the position in
+the data and early stopping restart.
 """
 
 from typing import Any, NamedTuple
@@ -26,16 +26,16 @@ from jaxrank.warm_start.layers import CarriedLayers, InputMap, carry_layers
 from jaxrank.warm_start.rows import carry_rows, plan_moves
 from jaxrank.workdir import files
 
-_MOST_TOLD = 20  # tables with a line of their own
+_MOST_TOLD = 20  # maximum number of tables that are reported one by one
 
 Rows = dict[str, np.ndarray | str]  # by table: see `same_values`
 
 
 class _Older(NamedTuple):
-    """The run that is started from.
+    """The older run.
 
-    is_asked_for: whether its step was named.
-    is_finished: whether the run has come to its end.
+    is_asked_for: True if its step was named.
+    is_finished: True if the run has finished.
     """
 
     run: evaluate.SavedRun
@@ -55,23 +55,27 @@ class _Older(NamedTuple):
         return any(name.startswith("trained.") for name in self.training.names)
 
     def of_trained(self, average_too: bool) -> tuple[CheckpointReader, str]:
-        """Where the weights are to go on from: those that were trained, where the new run has an
-        average too, and else those that predicted. Arrays, and what their names begin with."""
+        """Returns the arrays of the weights to start from, and the prefix of their names.
+
+        If both runs have averaged weights, these are the trained weights, else those that predict.
+        """
         if average_too and self.has_average:
             return self.training, "trained."
         return self.weights, ""
 
 
 def start(job: Run, source: str, report: Report) -> TrainState:
-    """The first state of a run, with what the checkpoint `source` has for it; tells what that is.
+    """Creates the first state of a run from the checkpoint `source`, and reports what was copied.
 
     Args:
-        source: a workdir, whose checkpoint is that which its run would be judged by; or
-            WORKDIR/checkpoints/STEP.
+        job: the new run.
+        source: WORKDIR/checkpoints/STEP, or a workdir. The latter means its best checkpoint if that
+            run stops early, and its newest one otherwise.
+        report: receives the summary.
 
     Raises:
-        InputError: there is no such checkpoint, it is damaged, it is of other tasks, or the
-            vocabulary of a table is needed that is not there.
+        InputError: the checkpoint is absent, damaged or has other tasks, or the vocabulary of a
+            table is needed and absent.
     """
     older = _open(source)
     _check_tasks(older, job.schema)
@@ -83,7 +87,7 @@ def start(job: Run, source: str, report: Report) -> TrainState:
         state = _with_tables(state, older, job, rows)
     told = [*_features_told(older, job), *_tables_told(older, job, rows), *_layers_told(carried)]
     if not older.is_asked_for and not older.is_finished:
-        told.insert(0, "that run has not come to its end, nor was a step of it named")
+        told.insert(0, "that run has not finished, and no step of it was named")
     report("\n  ".join([f"Started from {older.name}:", *told]))
     return state
 
@@ -97,7 +101,9 @@ def _open(source: str) -> _Older:
     checkpoints = Checkpoints(path, read_only=True)
     step = checkpoints.step(which or run.judged_by)
     if step is None:
-        raise InputError(f"--init-from: {path} holds no checkpoint yet.")
+        raise InputError(
+            f"--init-from: {path} must hold a checkpoint: found none. Wait until the run saves one."
+        )
     saved = checkpoints.path / str(step)
     sums = checkpoints.saved_checksums(step)
     weights, training = (
@@ -112,7 +118,7 @@ def _check_tasks(older: _Older, schema: Schema) -> None:
     before, after = ([(t.name, t.kind) for t in s.tasks] for s in (older.layout.schema, schema))
     if before != after:
         raise InputError(
-            f"--init-from: {older.name} must be of the same tasks, {after}: found {before}."
+            f"--init-from: {older.name} must have the same tasks, {after}: found {before}."
         )
 
 
@@ -122,8 +128,8 @@ def _same_rows(older: _Older, store: Store) -> Rows:
             return older.run.data().open()
         except InputError as error:
             raise InputError(
-                f"--init-from: the vocabularies of {older.run.directory} are others than those of"
-                f" {store.path}, and the data that they are in must be there: {error}"
+                f"--init-from: the vocabularies of {older.run.directory} differ from those of"
+                f" {store.path}, so the data that contains them must exist: {error}"
             ) from error
 
     before = {table.name: table for table in older.layout.schema.tables}
@@ -157,8 +163,8 @@ def _with_layers(state: TrainState, older: _Older, job: Run) -> tuple[TrainState
     layers = {f: jax.device_get(getattr(state, f)) for f in ("params", "model_state", "opt_state")}
     carried = carry_layers(layers, inputs, names, read, same_optimizer=same_optimizer)
     steps = older.training.read("earlier") + older.training.read("step")
-    # Moments that begin anew are corrected by steps of their own. Not where an average counts by
-    # the same steps: it would forget at once what is carried over.
+    # Moments that restart need their own step count for the bias correction. This does not hold
+    # for runs with averaged weights: the average uses the same count and would forget its start.
     if (
         step_spec.embedding.row_optimizer.counts_steps
         and not _same_row_optimizer(older, job)
@@ -183,7 +189,7 @@ def _with_layers(state: TrainState, older: _Older, job: Run) -> tuple[TrainState
 
 
 def _put(values: Any, like: Any) -> Any:
-    """Arrays of the host where those of another tree lie."""
+    """Puts arrays of the host on the devices with the shardings of another tree."""
     return jax.tree.map(
         lambda value, array: jax.make_array_from_callback(
             array.shape, array.sharding, lambda index: np.asarray(value)[index]
@@ -237,11 +243,13 @@ def _features_told(older: _Older, job: Run) -> list[str]:
     for what, these, others in (("new", after, before), ("dropped", before, after)):
         names = [name for name in these if name not in others]
         if names:
-            told.append(f"features that are {what}: {', '.join(names)}")
+            told.append(f"{what} features: {', '.join(names)}")
     was = {f.name: f for f in older.layout.schema.dense}
     scaled = [f.name for f in job.schema.dense if was.get(f.name, f) != f]
     if scaled:
-        told.append(f"floats whose scale is another now, to which layers must adapt: {scaled}")
+        told.append(
+            f"dense features with another scale, to which layers must adapt: {', '.join(scaled)}"
+        )
     return told
 
 
@@ -253,11 +261,11 @@ def _tables_told(older: _Older, job: Run, rows: Rows) -> list[str]:
     told, carried = [], []
     total = np.zeros(3, np.int64)
     for table in job.schema.tables:
-        row = rows.get(table.name, "it was not there")
+        row = rows.get(table.name, "new table")
         if isinstance(row, np.ndarray) and old_dims[table.name] != new_dims[table.name]:
-            row = f"its dimension is {new_dims[table.name]}, was {old_dims[table.name]}"
+            row = f"dim {old_dims[table.name]} -> {new_dims[table.name]}"
         if isinstance(row, str):
-            told.append(f"table {table.name}: {table.rows:,} rows begin anew, for {row}")
+            told.append(f"table {table.name}: {table.rows:,} rows reinitialised ({row})")
             continue
         kept = int(np.count_nonzero(row != PAD))
         counts = kept, table.rows - kept, len(row) - kept
@@ -270,21 +278,21 @@ def _tables_told(older: _Older, job: Run, rows: Rows) -> list[str]:
     told = [f"rows of tables by value: {_rows_told(*total)}", *carried, *told]
     gone = [t.name for t in older.layout.schema.tables if t.name not in new_dims]
     if gone:
-        told.append(f"tables that are dropped: {', '.join(gone)}")
+        told.append(f"dropped tables: {', '.join(gone)}")
     if not _same_row_optimizer(older, job):
-        told.append("the optimizer of tables begins anew, for it is another")
+        told.append("state of the table optimizer reinitialised (another optimizer)")
     return told
 
 
 def _rows_told(kept: int, new: int, dropped: int) -> str:
-    return f"{kept:,} carried over, {new:,} new, {dropped:,} dropped"
+    return f"{kept:,} copied, {new:,} new, {dropped:,} dropped"
 
 
 def _layers_told(carried: CarriedLayers) -> list[str]:
     told = [
-        f"layers: {len(carried.whole)} arrays carried over, {len(carried.by_feature)} feature by"
+        f"layers: {len(carried.whole)} arrays copied, {len(carried.by_feature)} copied feature by"
         f" feature, {len(carried.new)} new{': ' if carried.new else ''}{', '.join(carried.new)}"
     ]
     if not carried.optimizer:
-        told.append("the optimizer of layers begins anew, for it is another")
+        told.append("state of the layer optimizer reinitialised (another optimizer)")
     return told

@@ -98,7 +98,7 @@ def test_it_starts_from_a_run_with_one_feature_less(folder):
     np.testing.assert_array_equal(kernel[:8], old[:8])
     np.testing.assert_array_equal(kernel[8:16], fresh[8:16])
     np.testing.assert_array_equal(kernel[16:], old[8:])
-    assert "3 arrays carried over, 1 feature by feature, 0 new" in lines[0]
+    assert "3 arrays copied, 1 copied feature by feature, 0 new" in lines[0]
 
 
 def test_it_compiles_for_a_slice_that_is_not_here(folder, capsys):

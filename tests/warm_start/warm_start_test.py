@@ -1,4 +1,4 @@
-"""A run that starts from another, whose values, features, placement or mesh are others."""
+"""Tests of a run that starts from one with other values, features, placement or mesh."""
 
 import json
 import re
@@ -29,7 +29,7 @@ from jaxrank.warm_start import start as warm_start
 
 
 def started(old, config, workdir, lines=None):
-    """The job of a new run and its first state, started from the run in `old`."""
+    """Starts a run from the run in `old`, and returns it with its first state."""
     job = build(config, workdir, nothing)
     tell = nothing if lines is None else lines.append
     state = warm_start.start(job, str(old), tell)
@@ -38,7 +38,7 @@ def started(old, config, workdir, lines=None):
 
 
 def by_value(job, state, kind):
-    """{table: {raw value: what a run has of its row}}; kind: rows, average or a slot."""
+    """Returns {table: {raw value: its row}} of a run. kind: "rows", "average" or a slot."""
     found = {}
     for stack in job.program.step_spec.embedding.layout.stacks:
         if kind == "average":
@@ -57,14 +57,14 @@ def by_value(job, state, kind):
 
 
 def predictions(job, weights):
-    """f[n, tasks], of the validation split."""
+    """Returns predictions f[n, tasks] for the validation split."""
     scored = score.score(job.program.predictor, weights, job.open_split("valid"), 512)
     return np.concatenate([s.logits for s in scored])
 
 
 @pytest.fixture(scope="module")
 def first(tmp_path_factory):
-    """A run: its folder of raw data, config, workdir, job and state."""
+    """The folder of raw data, config, workdir, run and state of an older run."""
     folder = tmp_path_factory.mktemp("first")
     write(folder / "raw", 0)
     c = config(folder / "raw", ema_decay=0.9)
@@ -104,9 +104,9 @@ def test_rows_and_slots_go_with_their_values(tmp_path, row_optimizer, before, af
                 expected = was[table].get(value, fresh[table][value])
                 np.testing.assert_array_equal(row, expected, err_msg=f"{kind} {table} {value}")
                 carried += value in was[table]
-            assert set(rows) != set(was[table]) or table != "user"  # there are some of each kind
+            assert set(rows) != set(was[table]) or table != "user"  # there are rows of each kind
     each = carried // (2 + len(SLOTS[row_optimizer]))
-    assert f"{each:,} carried over" in lines[0]
+    assert f"{each:,} copied" in lines[0]
 
 
 def test_layers_moments_and_averages_are_those_of_the_older_run(first, tmp_path):
@@ -132,7 +132,7 @@ def test_without_an_average_of_its_own_a_run_starts_from_what_predicted(first, t
 
 
 def test_ftrl_keeps_the_averages_that_it_starts_from(tmp_path):
-    """Its rows are what its sums say, and those are of the rows that were trained."""
+    """FTRL derives rows from its sums, which belong to the trained rows."""
     changes = dict(optim__tables__name="ftrl", optim__tables__settings={"l1": 1e-3, "l2": 0.1})
     raw = write(tmp_path / "raw", 0)
     saved(config(raw, ema_decay=0.9, **changes), tmp_path / "run")
@@ -200,16 +200,16 @@ MODELS = {
 
 @pytest.mark.parametrize("model", list(MODELS))
 def test_features_keep_what_is_theirs_in_any_order(tmp_path, model):
-    """The raw data is the same; a feature that is dropped or new is empty where it is scored."""
+    """The raw data is the same. A dropped or new feature is empty in the scored examples."""
     without = ("item", "f1")
     raw = write(tmp_path / "raw", 0, without=without)
     old = config(raw, ids=("user", "item"), floats=("f1", "f0"), **MODELS[model])
     old_job, old_state = saved(old, tmp_path / "run")
-    # What is empty has the vector of missing values, which must add nothing.
+    # An empty feature reads the vector of missing values, which must add nothing.
     new = config(raw, ids=("user",), floats=("f0",), lists=("seen", "tags"), **MODELS[model])
     lines = []
     job, state = started(tmp_path / "run", new, tmp_path / "next", lines)
-    assert "features that are dropped: f1, item" in lines[0]
+    assert "dropped features: f1, item" in lines[0]
     assert "0 new\n" in lines[0] or lines[0].endswith("0 new")
     weights = weights_of(old_state)
     silent = weights._replace(rows=_without(old_job, weights.rows, "item"))
@@ -218,10 +218,10 @@ def test_features_keep_what_is_theirs_in_any_order(tmp_path, model):
     mine = mine._replace(rows=_without(job, mine.rows, "item"))
     np.testing.assert_allclose(predictions(job, mine), expected, rtol=1e-5, atol=1e-6)
 
-    # And back: the two are new, and their inputs are zero.
+    # Back again: the two features are new, and their inputs are zero.
     job, state = saved(new, tmp_path / "next")
     back_job, back = started(tmp_path / "next", old, tmp_path / "back", lines)
-    assert "features that are new: f1, item" in lines[1]
+    assert "new features: f1, item" in lines[1]
     mine, theirs = weights_of(state), weights_of(back)
     mine = mine._replace(rows=_without(job, mine.rows, "item"))
     theirs = theirs._replace(rows=_without(back_job, theirs.rows, "item"))
@@ -233,7 +233,7 @@ def test_features_keep_what_is_theirs_in_any_order(tmp_path, model):
 def test_what_reads_layers_of_floats_that_are_new_or_gone_keeps_its_vectors(
     tmp_path, before, after
 ):
-    """Also where they put out as many numbers as there are floats."""
+    """This also holds for layers with as many outputs as there are dense features."""
     raw = write(tmp_path / "raw", 0)
     old = config(raw, model__dense_mlp_units=before)
     old_state = saved(old, tmp_path / "run")[1]
@@ -264,7 +264,7 @@ def test_sequences_keep_what_is_theirs_where_a_model_has_nothing_else(tmp_path):
 
 
 def _without(job, rows, table):
-    """Rows, that of a table's missing values zero; the list `seen` shares it and never reads it."""
+    """Returns rows with zeros for missing values, which the list `seen` never reads."""
     (stack,) = (s for s in job.program.step_spec.embedding.layout.stacks if table in s.tables)
     found = dict(rows)
     (part,) = (p for p in job.program.step_spec.embedding.parts[stack.name] if p)
@@ -297,9 +297,9 @@ def test_other_optimizers_and_dimensions_begin_anew_and_are_told(first, tmp_path
     c.embedding.dims = ConfigDict({"tags": 8, "user": 2})
     lines = []
     job, state = started(run, c, tmp_path / "next", lines)
-    assert "table user: 42 rows begin anew, for its dimension is 2, was 4" in lines[0]
-    assert "the optimizer of tables begins anew" in lines[0]
-    assert "the optimizer of layers begins anew" in lines[0]
+    assert "table user: 42 rows reinitialised (dim 4 -> 2)" in lines[0]
+    assert "table optimizer reinitialised" in lines[0]
+    assert "layer optimizer reinitialised" in lines[0]
     fresh = job.program.init()
     jax.tree.map(np.testing.assert_array_equal, state.opt_state, fresh.opt_state)
     assert not np.array_equal(state.params["head"]["bias"], fresh.params["head"]["bias"])
@@ -323,7 +323,7 @@ def test_an_average_goes_on_under_another_rule_of_tables(first, tmp_path, row_op
     weights = trained(state)._replace(params=jax.tree.map(lambda x: x + 1, state.params))
     after = state._replace(params=weights.params, step=state.step + 1)
     moved = averaged(job.program.step_spec, after, np.zeros(1, bool))
-    keep = (1 + 17) / (10 + 17)  # of 16 steps before and one
+    keep = (1 + 17) / (10 + 17)  # after 16 earlier steps and one
     jax.tree.map(
         lambda new, was, mine: np.testing.assert_allclose(
             new, keep * was + (1 - keep) * mine, rtol=1e-4, atol=1e-6
@@ -348,7 +348,7 @@ def test_a_checkpoint_of_a_step_may_be_named(first, tmp_path):
     lines = []
     started(run / "checkpoints" / str(steps[0]), c, tmp_path / "next", lines)
     assert lines[0].startswith(f"Started from {run}/checkpoints/{steps[0]}:")
-    assert "come to its end" not in lines[0]
+    assert "not finished" not in lines[0]
 
 
 def test_a_run_that_has_not_come_to_its_end_is_told(first, tmp_path):
@@ -358,12 +358,12 @@ def test_a_run_that_has_not_come_to_its_end_is_told(first, tmp_path):
     for name, is_told in (("before", False), ("after", True)):
         lines = []
         started(tmp_path / "stopped", c, tmp_path / name, lines)
-        assert ("that run has not come to its end" in lines[0]) == is_told
+        assert ("not finished" in lines[0]) == is_told
         (tmp_path / "stopped" / "finished").unlink(missing_ok=True)
 
 
 def _damaged(run, tmp_path):
-    """A copy of a run one byte of whose tables is another."""
+    """Copies a run and changes a bit in each file of its weights."""
     copy = tmp_path / "copy"
     shutil.copytree(run, copy)
     for file in sorted(copy.glob("checkpoints/*/weights/**/d/*")):
@@ -380,20 +380,20 @@ def test_what_cannot_be_started_from_is_refused(first, tmp_path):
         with pytest.raises(InputError, match=message):
             started(source, config(raw, **changes), tmp_path / message)
 
-    refused("no such file. Is .*nowhere the workdir of a run", tmp_path / "nowhere")
-    refused("checkpoint must be newest, best or one of the steps", run / "checkpoints" / "7")
+    refused("config.json: no such file", tmp_path / "nowhere")
+    refused("newest, best or one", run / "checkpoints" / "7")
     other = [dict(name="like", label="click")]
-    refused("must be of the same tasks, .*like.*: found .*click", features__tasks=other)
+    refused("same tasks, .*like.*: found .*click", features__tasks=other)
     refused("damaged", _damaged(run, tmp_path))
 
-    # Its vocabularies are others, and are nowhere.
+    # Its vocabularies differ, and the old ones are absent.
     bare = tmp_path / "bare"
     shutil.copytree(run, bare)
     shutil.rmtree(bare / "data")
     new = write(tmp_path / "new", 1)
-    with pytest.raises(InputError, match="the vocabularies of .*bare are others .* no such store"):
+    with pytest.raises(InputError, match="vocabularies of .*bare .* no such store"):
         started(bare, config(new), tmp_path / "other")
-    _, state = started(bare, c, tmp_path / "same")  # where they are the same, none is needed
+    _, state = started(bare, c, tmp_path / "same")  # equal vocabularies need no store
     assert int(state.earlier) == 16
 
 
