@@ -301,7 +301,7 @@ def test_a_loss_that_is_not_finite_stops_with_the_step_and_the_last_good_checkpo
 def test_a_workdir_of_another_config_is_refused_naming_what_differs(finished, store):
     workdir, _ = finished
     before = (workdir / "config.json").read_text()
-    with pytest.raises(InputError, match="another config.*\n  num_steps: 16, now 24\nUse"):
+    with pytest.raises(InputError, match="same config.*\n  num_steps: 16, now 24\nUse"):
         run(store, workdir, num_steps=24)
     assert (workdir / "config.json").read_text() == before
 
@@ -309,9 +309,7 @@ def test_a_workdir_of_another_config_is_refused_naming_what_differs(finished, st
 def test_a_store_of_other_features_is_refused_naming_what_differs(store, tmp_path):
     c = on_store(store)
     c.features.keep = ["c0"]
-    with pytest.raises(
-        InputError, match=r'(?s)prepared with other features.*features.keep: \["c1"'
-    ):
+    with pytest.raises(InputError, match=r'(?s)features of the config.*features.keep: \["c1"'):
         train(c, tmp_path, report=nothing)
 
 
@@ -321,7 +319,7 @@ def test_data_of_a_workdir_that_was_prepared_from_another_source_is_refused(tmp_
     prepare(c.features.to_dict(), c.source.to_dict(), tmp_path / "data", report=nothing)
     c.source.rows.train += 500
     with pytest.raises(
-        InputError, match=r"(?s)another source .*\n  source.rows.train: .*data.store="
+        InputError, match=r"(?s)from the source .*\n  source.rows.train: .*data.store="
     ):
         train(c, tmp_path, report=nothing)
     c.data.store = str(tmp_path / "data")
@@ -384,7 +382,7 @@ def test_what_stands_for_missing_values_is_part_of_the_source_of_a_workdirs_data
         assert locate(c, tmp_path).prepare(nothing).split("train").rows == 2
     c.source.null_values = ["NULL", "NaN"]
     differ = r'source.null_values: \["NULL"\], now \["NULL", "NaN"\]'
-    with pytest.raises(InputError, match=rf"(?s)another source .*\n  {differ}\n"):
+    with pytest.raises(InputError, match=rf"(?s)from the source .*\n  {differ}\n"):
         locate(c, tmp_path).prepare(nothing)
 
 

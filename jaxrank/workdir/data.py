@@ -1,4 +1,4 @@
-"""The data of a run: prepared first if need be, or read as it is."""
+"""The data of a run: a prepared store, or raw files that are read directly."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -21,11 +21,11 @@ from jaxrank.workdir import files
 
 @dataclasses.dataclass(frozen=True)
 class RunData:
-    """The data of a run, which `locate` gives: where it is, and what the config says about it.
+    """The location of a run's data and its sections of the config. `locate` creates it.
 
-    path: of the store; empty where raw files are read as they are, and where nothing names a store.
-    is_direct: raw files are read as they are.
-    is_own: the store is in the workdir, prepared for this run only.
+    path: of the store. Empty if raw files are read directly, or if no store is named.
+    is_direct: raw files are read directly.
+    is_own: the store is in the workdir and was prepared for this run only.
     settings, features, source: the sections `data`, `features` and `source` of the config, plain.
     """
 
@@ -37,25 +37,25 @@ class RunData:
     source: Mapping[str, Any]
 
     def exists(self) -> bool:
-        """Whether the data is there, without a look into it."""
+        """Returns True if the data exists, without opening it."""
         return self.is_direct or bool(self.path and is_store(self.path))
 
     def open(self) -> Store:
-        """Opens data that is there.
+        """Opens existing data.
 
         Raises:
-            InputError: it is not.
+            InputError: the data does not exist.
         """
         if self.is_direct:
             return direct.open_direct(self.features, self.source)
         return open_store(self.path)
 
     def prepare(self, report: Report) -> Store:
-        """Opens the data; process 0 prepares it if the config says how and it is not there.
+        """Opens the data. Process 0 prepares it first if it is absent and the config has a source.
 
         Raises:
-            InputError: it is not there and cannot be made, or was made of other features; or, where
-                it is the run's own, of another source.
+            InputError: the data is absent and cannot be prepared, or was prepared with other
+                features. For data in the workdir, also if it was prepared from another source.
         """
         with processes.together():
             if processes.is_first() and not self.exists():
@@ -68,17 +68,19 @@ class RunData:
         return store
 
     def check_features(self, store: Store) -> None:
-        """Raises InputError unless a store was prepared with the features of the config."""
+        """Raises InputError unless the store was prepared with the features of the config."""
         spec = parse.feature_spec(self.features)
         found, expected = self._filled(store.spec.features), spec.to_state()
         if found != expected and found == spec.without_labels().to_state():
             raise InputError(
-                f"{store.path}: must hold labels to train on, and was prepared with --unlabelled."
+                f"{store.path}: must hold labels: it was prepared with --unlabelled. Prepare it"
+                " with labels to train on it."
             )
         if found != expected:
             raise InputError(
-                f"{store.path}: the store was prepared with other features than the config's:\n  "
+                f"{store.path}: must be prepared with the features of the config, which differ:\n  "
                 + "\n  ".join(differences(found, expected, "features"))
+                + "\nPrepare it again, or use the config that it was prepared with."
             )
 
     def _filled(self, features: dict[str, Any]) -> dict[str, Any]:
@@ -89,21 +91,22 @@ class RunData:
             return features
 
     def _check_source(self, store: Store) -> None:
-        """Raises InputError if a store was prepared from another source than a config's, if any."""
+        """Raises InputError if the config has a source and the store was prepared from another."""
         found, expected = store.spec.source, self.source
         if expected and found != expected:
             raise InputError(
-                f"{store.path}: was prepared from another source than the config's:\n  "
+                f"{store.path}: must be prepared from the source of the config, which differs:\n  "
                 + "\n  ".join(differences(found, expected, "source"))
-                + "\nUse another --workdir, remove this directory to prepare it anew, or go on with"
-                f" what it holds by --config.data.store={store.path} (and --allow-config-change,"
-                " where a run has begun)."
+                + "\nUse another --workdir, remove this directory to prepare the data again, or"
+                f" keep it with --config.data.store={store.path} (and --allow-config-change if a"
+                " run has started)."
             )
 
     def _prepare(self, report: Report) -> None:
         if not self.source:
             raise InputError(
-                f"data.store: no store at {self.path}, and config.source does not say how."
+                f"data.store: must be an existing store, or config.source must be set to prepare"
+                f" one: found no store at {self.path}."
             )
         self.check_splits(self.path)
         report(f"Preparing {self.path}")
@@ -113,19 +116,19 @@ class RunData:
         )
 
     def check_splits(self, path: str) -> None:
-        """Refuses splits that the source will not have; which days it has, only its records tell.
+        """Rejects splits that the source does not have. Days are known only after reading it.
 
         Args:
-            path: what errors call the data.
+            path: name of the data in errors.
         """
         by_day = self.features.get("by_day", False)
         if self.settings["order"] == "days" and not by_day:
             raise InputError(
                 "data.order: 'days' must have data that is stored by day: found features.by_day ="
-                f" {by_day!r}."
+                f" {by_day!r}. Set it to True and prepare the data again."
             )
         splits = self.source.get("rows" if self.source.get("kind") == "synthetic" else "files")
-        if not isinstance(splits, Mapping):  # refused where it is read
+        if not isinstance(splits, Mapping):  # rejected when it is read
             return
         for field in ("train", "valid"):
             name = self.settings[field]
@@ -144,14 +147,16 @@ def locate(
     given: str = "",
     inherits: bool = False,
 ) -> RunData:
-    """The data of a run: the first that is named of the store given, raw files that are read as
-    they are, the store of the config, that of the run in the workdir, and WORKDIR/data.
+    """Locates the data of a run.
+
+    The first of these that is named is used: the store `given`, raw files if `data.direct` is set,
+    the store of the config, the store of the run in the workdir, and WORKDIR/data.
 
     Args:
         settings, features, source: sections `data`, `features` and `source` of the config.
-        workdir: of the run; empty for none, whose store is then that of the config or none.
-        given: a store, to be read in place of the run's.
-        inherits: whether a config that names no data means that of the run in `workdir`.
+        workdir: of the run. Empty: only `given` and the config are used.
+        given: a store to read in place of the run's.
+        inherits: True if a config that names no data uses that of the run in `workdir`.
     """
     is_direct = settings.direct and not given
     path = "" if is_direct else given or settings.store

@@ -1,4 +1,4 @@
-"""The directory of a run: its config, the schema it was trained on, and its data if prepared here.
+"""The directory of a run: its config, its schema, and its data if it was prepared for this run.
 
 WORKDIR/config.json  schema.json  placement.json  metrics.jsonl  tensorboard/  checkpoints/  data/
 profile/  follow/  damaged/  debug/  finished
@@ -25,37 +25,38 @@ _FINISHED = "finished"
 
 
 def directory(given: str | Path) -> Path:
-    """The workdir that `--workdir` names.
+    """Returns the path of `--workdir`.
 
     Raises:
-        InputError: it is a URL, which would become a directory of each machine's own disk.
+        InputError: it is a URL, which would become a directory on each machine's local disk.
     """
-    # A Path has kept one slash of two.
+    # A Path has dropped one of the two slashes.
     if "://" in str(given) or re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", str(given)):
         raise InputError(
-            "--workdir must be a directory of a file system that all processes see, for it is"
-            f" locked and files in it are renamed: found the URL {given}. Mount a file system that"
-            " all machines share, as NFS, and give the path there. Prepared data may be at a URL:"
-            " --config.data.store."
+            "--workdir must be a directory on a file system that all processes share:"
+            f" found the URL {given}. Mount a shared file system, for example NFS, and pass a path"
+            " on it. Prepared data may be at a URL: --config.data.store."
         )
     return Path(given)
 
 
 def _read(path: Path) -> dict[str, Any]:
     if not path.is_file():
-        raise InputError(f"{path}: no such file. Is {path.parent} the workdir of a run?")
+        raise InputError(f"{path}: no such file. Check that {path.parent} is the workdir of a run.")
     return json_files.read(path)
 
 
 def check_config(workdir: Path, config: ConfigDict) -> None:
-    """Refuses a workdir that holds a run of another config; paths may be spelled in other ways,
-    fields that are FREE differ, and those that the run's version did not have be as they are left.
+    """Rejects a workdir with a run of another config.
+
+    Paths are compared after they are resolved. FREE fields may differ. Fields that the version of
+    the run did not have must have their default.
 
     Raises:
-        InputError: naming each field that differs.
+        InputError: names each field that differs.
     """
     path = workdir / "config.json"
-    with processes.together():  # a relative path may be another one in each process
+    with processes.together():  # a relative path may differ between processes
         if not path.is_file():
             return
         old, new = (
@@ -66,14 +67,15 @@ def check_config(workdir: Path, config: ConfigDict) -> None:
         changed = [line for line in lines if line.partition(":")[0] not in FREE]
         if changed:
             raise InputError(
-                f"{workdir}: holds a run of another config; these fields differ:\n  "
+                f"{workdir}: must hold a run of the same config: these fields differ:\n  "
                 + "\n  ".join(changed)
-                + "\nUse another --workdir, or --allow-config-change to go on with the new values."
+                + "\nUse another --workdir, or --allow-config-change to continue with the new"
+                " values."
             )
 
 
 def _filled(tree: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
-    """A plain config with the fields of another that it does not have."""
+    """Returns a plain config with missing fields filled from another."""
     found = {**others, **tree}
     for key, value in others.items():
         if isinstance(value, Mapping) and isinstance(found[key], Mapping):
@@ -82,10 +84,10 @@ def _filled(tree: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any
 
 
 def _with_paths(tree: dict[str, Any], changed: Callable[[str], str]) -> dict[str, Any]:
-    """A plain config whose local paths of the data that a run reads are changed.
+    """Applies a function to the local paths of the data that a run reads in a plain config.
 
-    That is the store or, with data.direct, the files of the source. What a store was prepared from
-    is not read again, and stays as its manifest has it.
+    These are the paths of the store or, with data.direct, of the source files. The source of a
+    prepared store is not read again, and its paths must equal those in the manifest.
     """
     data, source = tree.get("data"), tree.get("source")
     if not isinstance(data, Mapping) or not isinstance(source, Mapping):
@@ -107,16 +109,17 @@ def _each_path(value: Any, changed: Callable[[str], str]) -> Any:
 def _absolute(path: str) -> str:
     if os.path.isabs(path):
         return path
-    # What ".." leads to depends on links before it.
+    # The target of ".." depends on symbolic links before it.
     return os.path.realpath(path) if ".." in Path(path).parts else str(Path(path).absolute())
 
 
 def save(
     workdir: Path, config: ConfigDict, schema: Schema, hot: Mapping[str, ReplicatedRows]
 ) -> None:
-    """Records what the run in `workdir` is; only once it is known to work. Process 0 does.
+    """Writes the config, schema and placement of a run, in process 0.
 
-    Its data is named by paths that mean the same in any working directory.
+    Call it after everything has been built successfully. Paths of the data are written in a form
+    that does not depend on the working directory.
     """
     with processes.together():
         if processes.is_first():
@@ -128,7 +131,7 @@ def save(
 
 
 def mark_finished(workdir: Path, finished: bool) -> None:
-    """Records whether the run in `workdir` has come to its end. Process 0 does."""
+    """Records in process 0 whether the run in `workdir` has finished."""
     with processes.together():
         if processes.is_first():
             mark = workdir / _FINISHED
@@ -136,38 +139,38 @@ def mark_finished(workdir: Path, finished: bool) -> None:
 
 
 def is_finished(workdir: Path) -> bool:
-    """Whether the run has come to its end, as process 0 sees it."""
+    """Returns True if the run has finished, as process 0 sees it."""
     return processes.from_first((workdir / _FINISHED).exists())
 
 
 def has_checkpoint(workdir: Path) -> bool:
-    """Whether a run in `workdir` has got as far as a checkpoint."""
+    """Returns True if a run in `workdir` has saved a checkpoint."""
     directory = workdir / "checkpoints"
     return directory.is_dir() and any(path.name.isdecimal() for path in directory.iterdir())
 
 
 def load_config(workdir: Path) -> ConfigDict:
-    """The config that the run in `workdir` was started with."""
+    """Loads the config of the run in `workdir`."""
     return from_plain(renames.config(_read(workdir / "config.json")))
 
 
 def store_of_run(workdir: Path) -> str:
-    """The store that the run in `workdir` names; empty if there is no run, or it names none."""
+    """Returns the store in the config of the run in `workdir`, "" without a run or a store."""
     return load_config(workdir).data.store if (workdir / "config.json").is_file() else ""
 
 
 def load_schema(workdir: Path) -> Schema:
-    """The schema that the model in `workdir` was trained on."""
+    """Loads the schema that the model in `workdir` was trained on."""
     path = workdir / "schema.json"
     tree = renames.features(_read(path))
     try:
         return validate.parse(Schema, tree, "")
     except InputError as error:
-        raise InputError(f"{path}: is not a schema that jaxrank wrote: {error}") from error
+        raise InputError(f"{path}: must be a schema written by jaxrank: {error}") from error
 
 
 def load_placement(workdir: Path) -> dict[str, ReplicatedRows]:
-    """Where the tables of the run in `workdir` lie."""
+    """Loads the placement of the tables of the run in `workdir`."""
     path = workdir / "placement.json"
     try:
         return {
@@ -175,4 +178,4 @@ def load_placement(workdir: Path) -> dict[str, ReplicatedRows]:
             for name, tree in renames.placement(_read(path)).items()
         }
     except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{path}: is not a placement that jaxrank wrote: {error}.") from error
+        raise InputError(f"{path}: must be a placement written by jaxrank: {error}.") from error

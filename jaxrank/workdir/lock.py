@@ -1,4 +1,4 @@
-"""The lock that keeps every other run out of a workdir."""
+"""The lock that excludes every other run from a workdir."""
 
 import contextlib
 import errno
@@ -13,21 +13,21 @@ from jaxrank.data.lock import hold
 from jaxrank.errors import InputError, RunError
 from jaxrank.runtime import processes
 
-# What may be otherwise a while later, and so is no wrong use.
+# Errors that may pass, so they are not errors of the user.
 _PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE)
 
 
 @contextlib.contextmanager
 def locked(workdir: Path) -> Iterator[None]:
-    """Makes `workdir`, and holds it against every other run while the context lasts.
+    """Creates `workdir`, and locks it against every other run within the context.
 
-    Of the processes of a run the first holds it; the others look whether they see the same one.
-    Where no run has begun in the end, as it was refused, what was made for it is removed if empty.
+    Process 0 holds the lock, and the other processes check that they see the same directory. If no
+    run was started, for example because its config is invalid, created directories are removed if
+    they are empty.
 
     Raises:
-        InputError: it is not a directory that can be written and locked, or the processes of this
-            run do not share it.
-        RunError: another run trains in it, which it may soon do no more.
+        InputError: the workdir cannot be written or locked, or the processes do not share it.
+        RunError: another run trains in it, which may end soon.
     """
     with contextlib.ExitStack() as stack:
         with processes.together():
@@ -37,15 +37,15 @@ def locked(workdir: Path) -> Iterator[None]:
             lock = workdir / ".lock"
             if not lock.is_file() or lock.read_text() != mark:
                 raise InputError(
-                    f"--workdir: {workdir} must be one directory that all processes share, but what"
-                    " process 0 wrote there is not here."
+                    f"--workdir: {workdir} must be a directory that all processes share: this"
+                    " process does not see the lock file of process 0. Use a shared file system."
                 )
         yield
 
 
 @contextlib.contextmanager
 def _marked(workdir: Path) -> Iterator[str]:
-    """Holds the lock of `workdir`, and tells what it wrote there."""
+    """Holds the lock of `workdir`, and yields the text that it wrote to the lock file."""
     descriptor, is_new, made = _lock(workdir)
     had_checkpoints = (workdir / "checkpoints").exists()
     since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
@@ -61,7 +61,8 @@ def _marked(workdir: Path) -> Iterator[str]:
         if not holds_run and not had_checkpoints:
             _remove_if_empty(workdir / "checkpoints")
         if not holds_run and is_new:
-            # While it is held: who opened it before and locks it next sees that it is gone.
+            # Removed while the lock is held: a process that opened the file before and locks it
+            # next notices that it has been removed.
             (workdir / ".lock").unlink(missing_ok=True)
             for directory in made:
                 _remove_if_empty(directory)
@@ -69,8 +70,12 @@ def _marked(workdir: Path) -> Iterator[str]:
 
 
 def _lock(workdir: Path) -> tuple[int, bool, list[Path]]:
-    """The descriptor of the locked file, whether the file is new, and the directories that were
-    made for it, innermost first."""
+    """Locks the lock file of `workdir`.
+
+    Returns:
+        Its descriptor, True if the file is new, and the directories that were created, innermost
+        first.
+    """
     path = workdir / ".lock"
     made: list[Path] = []
     is_new = False
@@ -87,7 +92,7 @@ def _lock(workdir: Path) -> tuple[int, bool, list[Path]]:
             if error.filename == str(path) and not workdir.exists():
                 raise FileNotFoundError from error  # its owner has just removed it
             raise InputError(
-                f"--workdir: {workdir} must be a directory that can be written: found {error}."
+                f"--workdir: {workdir} must be a writable directory: found {error}."
             ) from error
         is_new = os.fstat(descriptor).st_size == 0
         return descriptor
@@ -102,16 +107,16 @@ def _lock(workdir: Path) -> tuple[int, bool, list[Path]]:
 
 
 def _held(path: Path) -> RunError:
-    """The error where another process has the lock, which names it."""
+    """Returns the error for a lock that another process holds, with the name of that process."""
     _, _, who = path.read_text().partition(" ") if path.is_file() else ("", "", "")
     return RunError(
-        f"{path.parent}: another process trains in this workdir{who and ': '}{who}. If that"
-        f" machine was lost, the file system may still hold its lock: remove {path}."
+        f"{path.parent}: another process trains in this workdir{who and ': '}{who}. Wait for it,"
+        f" or remove {path} if that machine was lost and its lock remains."
     )
 
 
 def _without_locks(path: Path, error: OSError) -> Exception:
-    """The error where a lock can never be had, unless the cause may pass."""
+    """Returns the error for a file system without locks, or `error` itself if it may pass."""
     if error.errno in _PASSING:
         return error
     return InputError(

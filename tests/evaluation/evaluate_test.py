@@ -169,7 +169,7 @@ def test_a_checkpoint_that_is_not_there_is_named_with_those_that_are(run):
 
 
 def test_a_workdir_without_a_run_is_refused(tmp_path):
-    with pytest.raises(InputError, match="config.json: no such file. Is .* the workdir of a run"):
+    with pytest.raises(InputError, match="config.json: no such file"):
         evaluate.evaluate(str(tmp_path))
 
 
@@ -268,7 +268,7 @@ def test_rows_without_labels_are_scored_as_with_them(tmp_path):
         with pytest.raises(InputError, match=must):
             evaluate.evaluate(str(tmp_path / "run"), data=str(store.path), split="new")
     c.data.store = str(store.path)
-    with pytest.raises(InputError, match="/all: must hold labels to train on, and was prepared"):
+    with pytest.raises(InputError, match="/all: must hold labels.*--unlabelled"):
         train(c, tmp_path / "again", report=nothing)
 
 

@@ -78,7 +78,7 @@ def test_a_prepared_store_is_planned_by_where_there_is_one(capsys, tmp_path):
     assert f"sample of {tmp_path / 'data' / 'train'}" in err
     by_field, _ = plan(capsys, *ON_EIGHT, f"--config.data.store={tmp_path / 'data'}")
     assert by_field == by_workdir
-    with pytest.raises(InputError, match="(?s)prepared with other features.*300.*, now .*301"):
+    with pytest.raises(InputError, match="(?s)features of the config.*300.*, now .*301"):
         plan(
             capsys, *ON_EIGHT, f"--workdir={tmp_path}", "--config.features.categorical[0].rows=301"
         )

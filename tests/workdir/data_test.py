@@ -1,4 +1,4 @@
-"""Where the data of a run is, for every verb."""
+"""Tests of the location of a run's data."""
 
 import examples
 import pytest

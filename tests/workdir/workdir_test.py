@@ -1,4 +1,4 @@
-"""What may be a workdir, and what it keeps of a run."""
+"""Tests of valid workdirs, and of the files that they keep of a run."""
 
 import errno
 import fcntl
@@ -36,7 +36,7 @@ CONFIG = f"--config={tiny_config.__file__}"
 )
 def test_every_verb_refuses_a_workdir_that_is_a_url(tmp_path, monkeypatch, command, url):
     monkeypatch.chdir(tmp_path)
-    message = f"--workdir must be a directory of a file system.*found the URL {url}. Mount .* NFS"
+    message = f"--workdir must be .*found the URL {url}. Mount .* NFS"
     with pytest.raises(InputError, match=message):
         cli.run([*command, f"--workdir={url}"])
     assert list(tmp_path.iterdir()) == []
@@ -59,7 +59,7 @@ def saved_config(run):
 
 
 def as_before(run, store):
-    """A run of when a path was kept as it was typed."""
+    """Turns a run into one of an older version, which kept paths as they were typed."""
     tree = saved_config(run)
     tree["data"]["store"] = store
     (run / "config.json").write_text(json.dumps(tree))
@@ -67,7 +67,7 @@ def as_before(run, store):
 
 @pytest.fixture
 def run(store, tmp_path, monkeypatch):
-    """A run that has a checkpoint, started in the folder of its store with a relative path."""
+    """A run with a checkpoint, started in the folder of its store with a relative path."""
     (tmp_path / "here").mkdir()
     (tmp_path / "there").mkdir()
     shutil.copytree(store, tmp_path / "here" / "B1")
@@ -77,7 +77,7 @@ def run(store, tmp_path, monkeypatch):
 
 
 def another_store(path):
-    """One that the model of `run` could read."""
+    """Prepares another store that the model of `run` can read."""
     c = tiny.config()
     c.source.rows.valid = 1500
     prepare(c.features.to_dict(), c.source.to_dict(), path, block_size=512, report=nothing)
@@ -153,7 +153,7 @@ def test_another_store_where_that_of_the_run_was_is_refused_unless_it_is_given(r
     here = tmp_path / "here" / "B1"
     shutil.rmtree(here)
     c = tiny.config()
-    c.features.dense = []  # so nothing is learned, and a model of one can read the other
+    c.features.dense = []  # nothing is fitted to the data, so a model of one can read the other
     for rows in (6000, 6001):
         c.source.rows.train = rows
         path = tmp_path / str(rows)
@@ -165,7 +165,7 @@ def test_another_store_where_that_of_the_run_was_is_refused_unless_it_is_given(r
     evaluate.evaluate(str(run))
     shutil.rmtree(here)
     shutil.move(tmp_path / "6001", here)
-    message = "here/B1/train: must be the data that the run in .*without_floats was trained on"
+    message = "here/B1/train: must be the data .*without_floats was trained on"
     output = str(tmp_path / "output")
     for refused in (
         lambda: evaluate.evaluate(str(run)),
@@ -195,7 +195,7 @@ def test_a_refused_start_leaves_nothing_that_was_not_there(store, tmp_path, ther
     with pytest.raises(InputError, match="/nope/config.json: no such file"):
         train(c, tmp_path / "a" / "run", report=nothing, init_from="/nope")
     assert below(tmp_path) == before
-    c.data.train = "nope"  # refused earlier, before there are checkpoints
+    c.data.train = "nope"  # rejected earlier, before there are checkpoints
     with pytest.raises(InputError, match="data.train: must be a split .* found 'nope'"):
         train(c, tmp_path / "a" / "run", report=nothing)
     assert below(tmp_path) == before
@@ -210,7 +210,7 @@ def test_a_refused_start_keeps_the_data_that_it_prepared(tmp_path):
 def test_a_refused_start_leaves_a_run_as_it_is(run):
     (run / ".lock").write_text("of the run")
     before = below(run)
-    with pytest.raises(InputError, match="another config"):
+    with pytest.raises(InputError, match="same config: "):
         train(on_store("B1", num_steps=24), run, report=nothing)
     assert below(run) == before
     with lock.locked(run), pytest.raises(RunError, match="another process trains"):
@@ -223,7 +223,7 @@ def test_of_a_lock_that_its_owner_removes_meanwhile_a_new_one_is_made(tmp_path, 
 
     def late(descriptor, how):
         locks.append(descriptor)
-        if len(locks) == 1:  # opened; its owner now ends
+        if len(locks) == 1:  # opened, and its owner ends now
             (directory / ".lock").unlink()
             directory.rmdir()
         return flock(descriptor, how)
@@ -238,13 +238,13 @@ def test_of_a_lock_that_its_owner_removes_meanwhile_a_new_one_is_made(tmp_path, 
 
 
 def test_who_holds_a_workdir_is_told_and_how_to_free_it_of_one_that_is_lost(tmp_path):
-    """As of a machine that was taken away, whose lock a server of NFS may keep."""
+    """An NFS server may keep the lock of a machine that was preempted."""
     with lock.locked(tmp_path):
         here = rf"process {os.getpid()} on {re.escape(socket.gethostname())} since \d{{4}}-"
         told = rf"{here}.* remove {tmp_path}/.lock"
         with pytest.raises(RunError, match=told) as found, lock.locked(tmp_path):
             pass
-        assert found.value.exit_status == 1  # another start, later, may well succeed
+        assert found.value.exit_status == 1  # a later start may succeed
         (tmp_path / ".lock").unlink()
         with lock.locked(tmp_path):
             pass
@@ -276,7 +276,7 @@ def refused_by_the_system(number):
 def test_a_workdir_that_cannot_be_made_is_named_with_its_flag(tmp_path, verb, place, found):
     (tmp_path / "file").write_text("")
     place = place.format(file=tmp_path / "file")
-    message = f"--workdir: {place} must be a directory that can be written: found .*{found}"
+    message = f"--workdir: {place} must be a writable directory: found .*{found}"
     with pytest.raises(InputError, match=message):
         cli.run([verb, CONFIG, f"--workdir={place}"])
 
@@ -286,7 +286,7 @@ def test_a_workdir_that_cannot_be_written_is_named_but_a_full_disk_is_no_wrong_u
     tmp_path, monkeypatch, number
 ):
     told = os.strerror(number)
-    kind, message = InputError, f"--workdir: {tmp_path} must be .* written: found .*{told}"
+    kind, message = InputError, f"--workdir: {tmp_path} must be .*writable.*: found .*{told}"
     if number == errno.ENOSPC:
         kind, message = OSError, told
     with monkeypatch.context() as patch:
