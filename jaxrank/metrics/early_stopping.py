@@ -1,4 +1,4 @@
-"""Watches one validation metric: the best value so far, when to lower the rates, when to stop."""
+"""Early stopping and learning rate reduction on a plateau of one validation metric."""
 
 import dataclasses
 import math
@@ -12,17 +12,18 @@ from jaxrank.validate import check_choice
 
 @dataclasses.dataclass
 class Monitor:
-    """Early stopping and rate reduction on a plateau.
+    """Early stopping and learning rate reduction on a plateau.
 
     Args:
-        task, metric: what to watch.
-        measures: what values can be compared that were measured by it; empty: nothing is evaluated.
-        early_stopping_patience: evaluations in a row without improvement after which to stop; 0:
-            never.
-        reduce_lr_patience: the same before the rates are lowered; 0: never. Counting starts anew
-            then.
-        reduce_lr_factor: the rates are multiplied by it.
-        min_delta: least change that is an improvement.
+        task, metric: the monitored metric.
+        measures: names the metric and the data. Only values with the same name are compared. Empty:
+            nothing is evaluated.
+        early_stopping_patience: consecutive evaluations without improvement before training stops.
+            0: never.
+        reduce_lr_patience: consecutive evaluations without improvement before learning rates are
+            reduced. 0: never. The count restarts after a reduction.
+        reduce_lr_factor: factor of a reduction.
+        min_delta: minimum change that counts as an improvement.
     """
 
     task: str
@@ -46,7 +47,7 @@ class Monitor:
         return 0 < self.early_stopping_patience <= self.since_best
 
     def update(self, step: int, value: float) -> bool:
-        """Takes one evaluation into account; returns whether the rates are to be lowered now."""
+        """Adds one evaluation, and returns True if learning rates must be reduced now."""
         sign = 1 if self.higher_is_better else -1
         better = not math.isnan(value) and (
             self.best is None or sign * (value - self.best) > self.min_delta
@@ -63,15 +64,15 @@ class Monitor:
         return False
 
     def to_state(self) -> dict[str, Any]:
-        """What a checkpoint must hold, as JSON."""
+        """Returns the state for a checkpoint, as JSON."""
         names = ("measures", "best", "best_step", "since_best", "since_lowered")
         return {name: getattr(self, name) for name in names}
 
     @classmethod
     def from_state(cls, state: dict[str, Any], new: "Monitor") -> "Monitor":
-        """Continues from a state with the settings of `new`, a monitor that has seen nothing.
+        """Creates a monitor from a state, with the settings of `new`, which has no evaluations.
 
-        Returns `new` itself if the state is of another metric or data.
+        Returns `new` itself if the state belongs to another metric or other data.
         """
         measures = state["measures"] or new.measures
         if new.measures not in (measures, ""):
@@ -82,14 +83,16 @@ class Monitor:
 def make_monitor(
     tasks: Sequence[Task], metric: str, *, evaluated_on: str = "", **settings: Any
 ) -> Monitor:
-    """A monitor of "task/metric"; empty: the first task's logloss, squared error or deviance.
+    """Creates a monitor of one metric.
 
     Args:
-        evaluated_on: the data whose evaluations can be compared; empty: nothing is evaluated.
+        tasks: of the run.
+        metric: "task/metric". Empty: the logloss, squared error or deviance of the first task.
+        evaluated_on: names the data whose evaluations are comparable. Empty: nothing is evaluated.
         settings: of `Monitor`.
 
     Raises:
-        InputError: no such task or metric.
+        InputError: the task or the metric does not exist.
     """
     name = check_metric(tasks, metric)
     task, _, watched = name.rpartition("/")
@@ -98,7 +101,7 @@ def make_monitor(
 
 
 def check_metric(tasks: Sequence[Task], metric: str) -> str:
-    """The "task/metric" to watch, as of `make_monitor`, with the same errors."""
+    """Returns the monitored "task/metric". Arguments and errors are those of `make_monitor`."""
     allowed = tuple(f"{task.name}/{m.name}" for task in tasks for m in METRICS[task.kind])
     name = metric or allowed[0]
     check_choice("eval.metric", name, allowed)

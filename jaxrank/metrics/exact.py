@@ -1,4 +1,4 @@
-"""Metrics of all predictions, in float64 on the host."""
+"""Exact metrics from all predictions, in float64 on the host."""
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -10,7 +10,7 @@ from jaxrank.metrics.regression import Floats, ratio
 
 
 def auc_of_examples(score: Floats, y: Floats, w: Floats) -> float:
-    """AUC of scores, labels in [0, 1] and weights, each f64[n]; NaN with one class only."""
+    """Computes the AUC of scores, labels in [0, 1] and weights, each f64[n]. NaN with one class."""
     if np.isnan(score).any():
         return float("nan")
     order = np.argsort(score)
@@ -24,7 +24,7 @@ def auc_of_examples(score: Floats, y: Floats, w: Floats) -> float:
 
 
 def auc_of_groups(positives: Floats, negatives: Floats) -> float:
-    """AUC of examples tied within groups, by weight in each, groups in order of prediction."""
+    """Computes the AUC from weights per group of tied examples, in order of prediction."""
     below = np.cumsum(negatives) - negatives
     won = (positives * (below + negatives / 2)).sum()
     pairs = positives.sum() * negatives.sum()
@@ -32,15 +32,17 @@ def auc_of_groups(positives: Floats, negatives: Floats) -> float:
 
 
 def probability(logits: ArrayLike) -> NDArray[np.float64]:
-    """sigmoid(logits) in float64, of any shape; small ones keep their relative precision."""
+    """sigmoid(logits) in float64, of any shape. Small values keep their relative precision."""
     x = np.asarray(logits, np.float64)
     e = np.exp(-np.abs(x))
     return np.where(x >= 0, 1.0, e) / (1 + e)
 
 
 def prediction(outputs: ArrayLike, kind: str) -> NDArray[np.float64]:
-    """What a model that puts out `outputs` predicts, of any shape: a probability, a number or an
-    expected count, as `losses.predictions`."""
+    """Converts a model's outputs of any shape to predictions.
+
+    A prediction is a probability, a real number or an expected count, as in `losses.predictions`.
+    """
     if kind == "binary":
         return probability(outputs)
     x = np.asarray(outputs, np.float64)
@@ -50,7 +52,7 @@ def prediction(outputs: ArrayLike, kind: str) -> NDArray[np.float64]:
 def exact(
     outputs: ArrayLike, labels: ArrayLike, weights: ArrayLike, kind: str = "binary"
 ) -> dict[str, float]:
-    """The metrics of one task from all that the model puts out, labels and weights, each [n].
+    """Computes the metrics of one task from outputs, labels and weights of all examples, each [n].
 
     Labels of a binary task are in [0, 1].
     """
@@ -68,8 +70,11 @@ def exact(
 def exact_from_probabilities(
     probabilities: ArrayLike, labels: ArrayLike, weights: ArrayLike
 ) -> dict[str, float]:
-    """As `exact` for predictions in [0, 1]. In the logloss, 0 and 1 count as the nearest float64
-    within, so that a certain prediction that is wrong costs much but not infinitely much."""
+    """Computes the metrics of `exact` from probabilities in [0, 1].
+
+    For the logloss, 0 and 1 are replaced by the nearest float64 inside the interval. So the loss of
+    a wrong prediction is finite even if it has probability 0 or 1.
+    """
     p, y, w = _weighted(probabilities, labels, weights)
     low = np.maximum(p, np.finfo(np.float64).tiny)
     high = np.minimum(p, 1 - np.finfo(np.float64).epsneg)
@@ -78,7 +83,7 @@ def exact_from_probabilities(
 
 
 def constant(labels: ArrayLike, weights: ArrayLike, kind: str = "binary") -> dict[str, float]:
-    """The metrics of the best constant prediction, the weighted mean label."""
+    """Computes the metrics of the best constant prediction, the weighted mean label."""
     _, y, w = _weighted(labels, labels, weights)
     weight, positives = w.sum(), (w * y).sum()
     others = _means(kind, np.full_like(y, ratio(positives, weight)), y, w)
@@ -105,15 +110,15 @@ def calibration_buckets(
     kind: str = "binary",
     buckets: int = 10,
 ) -> list[dict[str, float]]:
-    """Mean prediction and mean label over examples of like prediction, lowest first.
+    """Computes mean prediction and mean label in equal-count buckets of the prediction, ascending.
 
-    Buckets have equally many examples of weight above 0, except that equal predictions share one,
-    so that the result does not depend on the order of examples; there are fewer than `buckets`
-    where that or the number of examples asks for it.
+    Only examples of weight above 0 are counted. Equal predictions share one bucket, so that the
+    result does not depend on the order of examples. This, or a small number of examples, can give
+    fewer than `buckets` buckets.
 
     Returns:
-        [{lower, upper: the least and greatest prediction; examples; predicted, observed: the
-        weighted means of prediction and label}].
+        A list of {lower, upper: minimum and maximum prediction; examples: their number; predicted,
+        observed: weighted means of prediction and label}.
     """
     x, y, w = _weighted(outputs, labels, weights)
     order = np.argsort(x, kind="stable")
@@ -136,7 +141,7 @@ def calibration_buckets(
 
 
 def _weighted(scores: ArrayLike, labels: ArrayLike, weights: ArrayLike) -> list[Floats]:
-    """All three in float64, without the examples of weight 0."""
+    """Returns the three arrays in float64, without examples of weight 0."""
     arrays = [np.asarray(a, np.float64) for a in (scores, labels, weights)]
     keep = arrays[2] > 0
     return [a[keep] for a in arrays]
@@ -155,7 +160,7 @@ def _exact(score: Floats, p: Floats, loss: Floats, y: Floats, w: Floats) -> dict
 
 
 def _means(kind: str, p: Floats, y: Floats, w: Floats) -> dict[str, float]:
-    """The metrics of predictions that are means over the examples."""
+    """Computes the metrics that are weighted means over examples."""
     return {name: ratio((w * of(p, y)).sum(), w.sum()) for name, of in means([kind]).items()}
 
 
@@ -173,11 +178,11 @@ def of_binary(
 
 
 def _entropy(p: float) -> float:
-    """Of a coin, in nats; 0 for a certain one."""
+    """Entropy of a Bernoulli variable, in nats. 0 for p = 0 and p = 1."""
     return float(sum(-q * np.log(q) for q in (p, 1 - p) if q > 0)) if p == p else p
 
 
 def _where_any(share: Floats, loss: Floats) -> Floats:
-    """share * loss, 0 where the share is, whatever the loss: an infinite one costs nobody."""
+    """Returns share * loss, and 0 where the share is 0, even for an infinite loss."""
     with np.errstate(invalid="ignore"):
         return np.where(share > 0, share * loss, 0.0)

@@ -1,4 +1,4 @@
-"""The metrics of each kind of task: names, titles, and which direction is better."""
+"""The metrics of each kind of task: names, titles and directions."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -8,9 +8,10 @@ class Metric(NamedTuple):
     """One metric.
 
     name: in `metrics.jsonl`, TensorBoard, JSON and `eval.metric`.
-    title: in tables for people.
-    mean: (predictions, labels) -> an array of their shape, of NumPy or JAX, whose weighted mean
-        over the examples is the metric; None for one that `exact` and `sums` compute by themselves.
+    title: in printed tables.
+    higher_is_better: direction of the metric.
+    mean: maps (predictions, labels), arrays of NumPy or JAX, to an array of their shape. The metric
+        is its weighted mean over examples. None: `exact` and `sums` compute the metric themselves.
     """
 
     name: str
@@ -19,7 +20,7 @@ class Metric(NamedTuple):
     mean: Callable[[Any, Any], Any] | None = None
 
 
-# By kind of task. The first is the task's own loss.
+# By kind of task. The first metric is the loss of the task.
 METRICS: dict[str, tuple[Metric, ...]] = {
     "binary": (
         Metric("logloss", "logloss"),
@@ -38,11 +39,11 @@ METRICS: dict[str, tuple[Metric, ...]] = {
 
 
 def means(kinds: Sequence[str]) -> Mapping[str, Callable[[Any, Any], Any]]:
-    """`Metric.mean` by name, of those metrics of these kinds of tasks that have one."""
+    """Returns `Metric.mean` by name, for the metrics of these kinds of tasks that have one."""
     return {m.name: m.mean for kind in set(kinds) for m in METRICS[kind] if m.mean is not None}
 
 
-# Every task has it. Neither direction is better: 1 is best.
+# Every task has this metric. The best value is 1, so it has no direction.
 CALIBRATION = "calibration"
 
 # Losses over that of the best constant: above 1 a task is worse than a constant.

@@ -1,20 +1,20 @@
-"""How good predictions of numbers and counts are, in float64.
+"""Metrics of real and count tasks, in float64.
 
-Of a real task:
+Real tasks:
 
 - squared_error: sum(w * (label - prediction)^2) / sum(w).
-- normalized_squared_error: that over the one of the best constant, which is 1 - R^2. Undefined
-  where all labels are equal.
+- normalized_squared_error: squared_error / squared_error of the best constant, which is 1 - R^2.
+  Undefined if all labels are equal.
 
-Of a count:
+Count tasks:
 
-- deviance: sum(w * d) / sum(w), d = 2 (y log(y / p) - y + p) of label y and prediction p, the
-  expected count (McCullagh & Nelder, Generalized Linear Models, 1989); above
-  `losses.LOG_COUNT_LIMIT`, where p stays as it is, the line on which the loss goes on.
-- normalized_deviance: that over the one of the best constant. Undefined where all labels are equal.
+- deviance: sum(w * d) / sum(w), d = 2 (y log(y / p) - y + p) for label y and expected count p
+  (McCullagh & Nelder, Generalized Linear Models, 1989). If the log of the count is above
+  `losses.LOG_COUNT_LIMIT`, p is constant and the loss continues as a straight line.
+- normalized_deviance: deviance / deviance of the best constant. Undefined if all labels are equal.
 
-Calibration and examples are those of `sums`. A model puts out the prediction of a real task and
-the log of that of a count.
+`sums` defines calibration and examples. The output of a model is the prediction for a real task and
+the log of the expected count for a count task.
 """
 
 import numpy as np
@@ -29,7 +29,7 @@ Floats = NDArray[np.float64]
 def of_labels(
     kind: str, y: Floats, w: Floats, *, loss: float, predicted: float
 ) -> dict[str, float]:
-    """The metrics given labels, weights and the sums of w * loss and w * prediction."""
+    """Computes the metrics from labels, weights and the sums of w * loss and w * prediction."""
     return of_sums(
         kind,
         examples=len(w),
@@ -51,7 +51,7 @@ def of_sums(
     observed: float,
     least: float,
 ) -> dict[str, float]:
-    """The metrics given sums; `least` is that of w * loss for the best constant."""
+    """Computes the metrics from sums. `least` is the sum of w * loss of the best constant."""
     error, normalized = METRICS[kind][:2]
     return {
         error.name: ratio(2 * loss, weight),
@@ -62,9 +62,9 @@ def of_sums(
 
 
 def half(kind: str, x: Floats, y: Floats) -> Floats:
-    """f64[n], the loss, which is half of the deviance, of labels y where a model puts out x.
+    """Computes the loss f64[n], half of the deviance, of outputs x and labels y.
 
-    As `losses.squared` and `losses.poisson`.
+    Equals `losses.squared` and `losses.poisson`.
     """
     with np.errstate(all="ignore"):
         if kind == "real":
@@ -76,7 +76,7 @@ def half(kind: str, x: Floats, y: Floats) -> Floats:
 
 
 def least_loss(kind: str, y: Floats, w: Floats) -> float:
-    """The sum of w * loss for the best constant, the mean; 0 where all labels are equal."""
+    """Computes the sum of w * loss of the best constant, the mean. 0 if all labels are equal."""
     if not len(y) or y.min() == y.max():
         return 0.0
     mean = (w * y).sum() / w.sum()
@@ -84,12 +84,12 @@ def least_loss(kind: str, y: Floats, w: Floats) -> float:
 
 
 def spread(kind: str, y: float) -> float:
-    """`losses.spreads` of one label."""
+    """Computes `losses.spreads` of one label."""
     if kind == "real":
         return y * y / 2
     return y * float(np.log(y)) if y > 0 else 0.0
 
 
 def ratio(a: float, b: float) -> float:
-    """a / b; NaN where b is not above 0."""
+    """Returns a / b, and NaN unless b > 0."""
     return float(a / b) if b > 0 else float("nan")

@@ -1,23 +1,23 @@
-"""How good predictions are.
+"""Metrics from sums over batches.
 
-On the devices a batch becomes `Sums`; on the host `from_sums` turns them into metrics. `exact`
-works from all predictions instead, in float64.
+The devices reduce a batch to `Sums`, and `from_sums` computes metrics from these on the host.
+`exact` computes metrics from all predictions instead, in float64.
 
-The metrics of a task, in a dict (NaN where one is undefined, never an exception):
+The metrics of a task are a dict. Undefined metrics are NaN and never raise an exception.
 
-Of a binary task:
+Binary tasks:
 
 - logloss: sum(w * loss) / sum(w), in nats.
-- auc: the probability that a random positive has the higher prediction than a random negative,
-  ties counted half, examples drawn by weight. Undefined with one class only.
-- normalized_entropy: logloss over that of the best constant prediction, 1 for a model that knows
-  only the base rate (He et al., Practical Lessons from Predicting Clicks on Ads at Facebook,
-  ADKDD 2014). Undefined with one class only.
+- auc: probability that a random positive has a higher prediction than a random negative, where
+  ties count half and examples are drawn by weight. Undefined with one class.
+- normalized_entropy: logloss / logloss of the best constant prediction. It is 1 for a model that
+  knows only the base rate (He et al., Practical Lessons from Predicting Clicks on Ads at Facebook,
+  ADKDD 2014). Undefined with one class.
 
-Of real and count tasks: see `regression`. Of each:
+For real and count tasks see `regression`. All tasks:
 
-- calibration: sum(w * prediction) / sum(w * label). Undefined where the labels' sum is not above 0.
-- examples: how many have weight above 0.
+- calibration: sum(w * prediction) / sum(w * label). Undefined unless the sum of labels is above 0.
+- examples: number of examples with weight above 0.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,30 +34,30 @@ from jaxrank.metrics.exact import auc_of_groups, of_binary
 from jaxrank.metrics.registry import means
 from jaxrank.metrics.regression import ratio
 
-# Bins of 1/32 in the logit over [-16, 16); what lies outside counts in the first or last bin.
-# Within a bin all pairs count half. Error of the AUC, measured: with 1,000,000 examples 1e-4 where
-# the logits have standard deviation 0.1 or 0.3, 6e-6 at 1.6; with 20,000 examples 7e-4, 3e-4, 4e-5.
-# A model whose predictions all lie in one bin has AUC 0.5.
+# Bins of width 1/32 in the logit over [-16, 16). Logits outside are in the first or last bin.
+# Pairs within a bin count half. Measured error of the AUC with 1,000,000 examples: 1e-4 for logits
+# of standard deviation 0.1 or 0.3, 6e-6 for 1.6. With 20,000 examples: 7e-4, 3e-4, 4e-5.
+# A model with all predictions in one bin has AUC 0.5.
 BINS = 1024
 
 
 LOGIT_LIMIT = 16.0
 
 
-# How labels spread is a difference of two numbers from sums, which float32 has to 4e-7 (measured,
-# of 4,096 examples): where it is a smaller share of what these make of the numbers than this, it is
-# wrong by over 0.4%.
+# The spread of labels is a difference of two sums, whose relative error in float32 is 4e-7
+# (measured for 4,096 examples). If the difference is a smaller fraction of the sums than this, its
+# error is above 0.4%.
 _LEAST_SPREAD = 1e-4
 
 
 class Sums(NamedTuple):
     """Sums over examples, for each of T tasks.
 
-    examples: i32[T] how many have weight above 0.
-    weight, loss, predicted, observed: f[T] sums of w, w * loss, w * prediction, w * label.
-    spread: f[T] sum of w * losses.spreads.
-    histogram: f[T, 2, BINS] weight by label (label above 1/2 last) and bin of the logit; zero
-        where a task is not binary.
+    examples: i32[T], number of examples with weight above 0.
+    weight, loss, predicted, observed: f[T], sums of w, w * loss, w * prediction, w * label.
+    spread: f[T], sum of w * losses.spreads.
+    histogram: f[T, 2, BINS], weight by label (label above 1/2 last) and bin of the logit. Zero for
+        tasks that are not binary.
     means: f[T] each, sums of w * `Metric.mean`, by name of the metric.
     """
 
@@ -72,12 +72,14 @@ class Sums(NamedTuple):
 
 
 def of_all_traffic(weights: jax.Array, labels: jax.Array, logit_correction: jax.Array) -> jax.Array:
-    """f[B, T]: the weights with which examples stand for all traffic, of which negatives were left
-    out: one that was kept with probability r counts 1 / r times.
+    """Returns weights f[B, T] that correct for the sampling of negatives.
+
+    A negative that was kept with probability r counts 1 / r times, so that the metrics describe all
+    traffic.
 
     Args:
         weights, labels: f[B, T].
-        logit_correction: f[B, T], log r; or without columns, where nothing was left out.
+        logit_correction: f[B, T], log r. It has no columns if negatives were not sampled.
     """
     if not logit_correction.shape[1]:
         return weights
@@ -87,10 +89,11 @@ def of_all_traffic(weights: jax.Array, labels: jax.Array, logit_correction: jax.
 def batch_sums(
     outputs: jax.Array, labels: jax.Array, weights: jax.Array, kinds: Sequence[str]
 ) -> Sums:
-    """The sums of a batch: what the model puts out, labels and weights f[B, T].
+    """Computes the sums of a batch.
 
     Args:
-        kinds: of the T tasks; see `features.Task`.
+        outputs, labels, weights: f[B, T].
+        kinds: of the T tasks, see `features.Task`.
     """
     outputs = losses.known(outputs, weights)
     predictions = losses.predictions(outputs, kinds)
@@ -112,7 +115,7 @@ def batch_sums(
 def _histogram(
     logits: jax.Array, labels: jax.Array, weights: jax.Array, binary: NDArray[np.intp]
 ) -> jax.Array:
-    """f[T, 2, BINS] by one scatter-add for all the tasks i[m] `binary`."""
+    """Computes f[T, 2, BINS] with one scatter-add. `binary`: i[m], indices of binary tasks."""
     tasks = logits.shape[1]
     logits, labels, weights = (losses.columns(a, binary) for a in (logits, labels, weights))
     scaled = jnp.floor((logits + LOGIT_LIMIT) * (BINS / (2 * LOGIT_LIMIT)))
@@ -123,16 +126,21 @@ def _histogram(
 
 
 def to_host(sums: Sums) -> Sums:
-    """The same sums in NumPy, 64 bits wide: float32 sums of a few batches lose nothing worth
-    counting, those of a whole data set would."""
+    """Converts sums to 64-bit NumPy arrays.
+
+    The rounding error of float32 sums is negligible over a few batches, but not over a data set.
+    """
     host = jax.device_get(sums)
     wide = jax.tree.map(lambda a: np.asarray(a, np.float64), host)
     return wide._replace(examples=np.asarray(host.examples, np.int64))
 
 
 def from_sums(sums: Sums, kinds: Sequence[str]) -> list[dict[str, float]]:
-    """The metrics of each task, in order; the AUC is that of the histogram (see BINS), and what is
-    normalised is NaN where labels spread too little for sums to tell (see _LEAST_SPREAD)."""
+    """Computes the metrics of each task, in order.
+
+    The AUC comes from the histogram (see BINS). Normalised metrics are NaN if the spread of labels
+    is below the precision of the sums (see _LEAST_SPREAD).
+    """
     s = to_host(sums)
     found = []
     for task, kind in enumerate(kinds):
@@ -145,7 +153,7 @@ def from_sums(sums: Sums, kinds: Sequence[str]) -> list[dict[str, float]]:
             spread = s.spread[task]
             mean = ratio(s.observed[task], s.weight[task])
             of_mean = s.weight[task] * regression.spread(kind, mean)
-            # The m log(m) of a count is near 0 where m is near 1, but moves with m.
+            # For a count, m log(m) is near 0 for m near 1, but its error is proportional to m.
             parts = (spread, abs(of_mean), 2 * s.observed[task] if kind == "count" else 0.0)
             least = spread - of_mean
             least = least if least > _LEAST_SPREAD * max(parts) else 0.0

@@ -10,7 +10,7 @@ CLICK, BUY = Task("click"), Task("buy")
 
 
 def fed(values, metric="click/auc", **settings):
-    """Steps at which the rates were lowered, and the monitor after all values."""
+    """Returns the steps at which learning rates were reduced, and the monitor after all values."""
     monitor = make_monitor([CLICK, BUY], metric, **settings)
     lowered = [i for i, value in enumerate(values) if monitor.update(i, value)]
     return lowered, monitor

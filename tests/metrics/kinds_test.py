@@ -1,4 +1,4 @@
-"""Losses and metrics of every kind of task against scikit-learn and plain formulas."""
+"""Tests of losses and metrics of every kind of task against scikit-learn and plain formulas."""
 
 import math
 
@@ -16,7 +16,7 @@ from jaxrank.metrics import exact as exact_metrics
 from jaxrank.metrics import sums as metrics
 from jaxrank.metrics.registry import METRICS
 
-# In no order, so that columns which change places would show.
+# Kinds in mixed order, so that the tests detect swapped columns.
 KINDS = ("count", "binary", "real", "binary", "count", "real", "real")
 FIELDS = {kind: {metric.name for metric in METRICS[kind]} for kind in METRICS}
 
@@ -30,7 +30,7 @@ def labels_of(kind, outputs, r):
 
 
 def case(n=2000, kinds=KINDS, seed=0):
-    """Outputs that know something of the labels, and weights, some 0: f32[n, tasks] each."""
+    """Returns outputs, correlated labels and weights, some of them 0: f32[n, tasks] each."""
     r = np.random.default_rng(seed)
     truth = r.normal(size=(n, len(kinds))) + 0.3
     labels = np.stack([labels_of(k, truth[:, i], r) for i, k in enumerate(kinds)], axis=1)
@@ -40,7 +40,7 @@ def case(n=2000, kinds=KINDS, seed=0):
 
 
 def loss_by_hand(kind, x, y):
-    """Of one label, in Python's floats, from the densities' logs."""
+    """Computes the loss of one label in Python floats from the log of the density."""
     if kind == "real":
         return (y - x) ** 2 / 2
     if kind == "count":
@@ -119,14 +119,14 @@ LIMIT = losses.LOG_COUNT_LIMIT
     "x", [0.0, 1e-6, 5.0, -5.0, 20.0, 29.99, 30.0, 30.01, 88.0, 1e4, -200.0, -1e4]
 )
 def test_the_poisson_loss_and_its_gradient_are_finite_and_right_in_float32(x, y):
-    """In float64, with the straight line above the limit written out."""
+    """The reference is float64, with an explicit straight line above the limit."""
     x, y = np.float32(x), np.float32(y)
     wide, label = float(x), float(y)
     low = min(wide, LIMIT)
     expected = loss_by_hand("count", low, label) + (math.exp(LIMIT) - label) * (wide - low)
     found, slope = jax.value_and_grad(losses.poisson)(x, y)
     assert found.dtype == slope.dtype == np.float32
-    # What float32 holds of x itself moves the expected count by this much.
+    # Rounding x to float32 changes the expected count by this much.
     error = 4e-7 * max(1, abs(low)) * max(math.exp(low), label)
     assert float(found) == pytest.approx(expected, rel=2e-6, abs=error * 1e-3 + 1e-30)
     assert float(slope) == pytest.approx(math.exp(low) - label, rel=2e-6, abs=error + 1e-30)
@@ -135,7 +135,7 @@ def test_the_poisson_loss_and_its_gradient_are_finite_and_right_in_float32(x, y)
 
 @pytest.mark.parametrize("y", [1, 100, 10_000, 1_000_000])
 def test_the_poisson_loss_keeps_its_digits_where_the_prediction_is_nearly_right(y):
-    """exp(x) - y x is then a small difference of numbers that float32 has lost."""
+    """exp(x) - y x is then a difference below the precision of float32."""
     x = np.float32(math.log(y) + 0.01)
     found = losses.poisson(x, np.float32(y))
     exact = float(y) * (math.expm1(float(x) - math.log(y)) - (float(x) - math.log(y)))
@@ -172,7 +172,7 @@ def by_sklearn(kind, outputs, labels, weights):
             "calibration": (w * p).sum() / (w * y).sum(),
             "examples": len(y),
         }
-    return exact_metrics.exact(x, y, w)  # metrics_test.py has it
+    return exact_metrics.exact(x, y, w)  # metrics_test.py tests it
 
 
 def test_exact_metrics_are_those_of_sklearn():
@@ -280,7 +280,7 @@ def test_sums_keep_float64():
 def test_few_examples_have_the_metrics_of_sklearn_or_none(rows, kind):
     x, y, w = (np.array(column, np.float64) for column in zip(*rows, strict=True))
     exact = exact_metrics.exact(x, y, w, kind)
-    # Filled up to one size, so that all cases are one program.
+    # Padded to one size, so that all cases use one compiled program.
     filled = [np.pad(a, (0, 12 - len(a)))[:, None].astype(np.float32) for a in (x, y, w)]
     summed = metrics.from_sums(batch_sums(*filled, (kind,)), (kind,))
     main, normalized = (metric.name for metric in METRICS[kind][:2])
@@ -312,7 +312,7 @@ def test_the_constant_prediction_is_the_mean_label():
         assert found == pytest.approx(expected, rel=1e-9)
         assert found["calibration"] == 1.0
         assert found[f"normalized_{METRICS[kind][0].name}"] == 1.0
-        # The least of all constants.
+        # It is the minimum over all constants.
         for other in (output - 0.01, output + 0.01):
             name = METRICS[kind][0].name
             assert exact_metrics.exact(other, y, w, kind)[name] > found[name]
@@ -346,7 +346,7 @@ def test_what_is_undefined_is_nan():
 def test_sums_in_float32_do_not_tell_of_a_spread_that_they_have_lost():
     r = np.random.default_rng(0)
     ones = np.ones((1000, 1), np.float32)
-    for _ in range(8):  # what is left is sometimes above 0
+    for _ in range(8):  # the remaining difference is sometimes above 0
         labels = (r.uniform(1e6, 2e6) + r.normal(size=(1000, 1))).astype(np.float32)
         sums = batch_sums(labels + 1, labels, ones, ("real",))
         (found,) = metrics.from_sums(sums, ("real",))

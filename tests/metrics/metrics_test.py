@@ -1,4 +1,4 @@
-"""Metrics against scikit-learn, and the sums of batches against the metrics of all examples."""
+"""Tests of metrics against scikit-learn, and of sums over batches against exact metrics."""
 
 import math
 import operator
@@ -22,7 +22,7 @@ def sigmoid(x):
 
 
 def clicks(n=20_000, tasks=1, seed=0, spread=1.5):
-    """Logits that know something, labels drawn from others near them, and weights, some 0."""
+    """Returns logits, labels drawn from similar logits, and weights, some of them 0."""
     r = np.random.default_rng(seed)
     truth = r.normal(size=(n, tasks)) * spread - 2
     logits = (truth + r.normal(size=(n, tasks)) * spread / 3).astype(np.float32)
@@ -40,7 +40,7 @@ def from_sums(sums):
 
 
 def among(found, expected):
-    """The metrics that are expected, of those that are found."""
+    """Returns the subset of metrics that the test expects."""
     return {name: found[name] for name in expected}
 
 
@@ -161,12 +161,12 @@ def test_no_examples_give_nan_everywhere():
 
 
 def merged(a, b):
-    """The sums of two sets of examples, on the device or on the host."""
+    """Adds the sums of two sets of examples, on the device or on the host."""
     return jax.tree.map(operator.add, a, b)
 
 
 def sums_of(logits, labels, weights, batch=1000):
-    """Merged over batches on the device."""
+    """Computes sums that are merged over batches on the device."""
     total = None
     for start in range(0, len(logits), batch):
         part = slice(start, start + batch)
@@ -285,7 +285,7 @@ def test_probabilities_keep_their_relative_precision():
 
 
 def test_metrics_of_a_sample_are_those_of_sklearn_with_negatives_weighted_by_their_rate():
-    """On the devices, batch by batch, of logit corrections; and on the host, of the weights."""
+    """Devices use logit corrections batch by batch, and the host uses weights."""
     logits, labels, weights = clicks(20_000, tasks=2, spread=1.0)
     rates = np.float32([0.1, 0.5])[np.random.default_rng(5).integers(0, 2, logits.shape)]
     sample_weight = np.where(labels == 0, 1 / rates.astype(np.float64), 1) * weights
