@@ -112,7 +112,7 @@ class Profile:
         before, after = whole_executions(steps, step, end, self._execution)
         if before < after:
             self._before, self._after = before, after
-            report(f"Tracing steps {before + 1} to {after} to {self._directory}")
+            report(f"Steps {before + 1} to {after} are traced to {self._directory}")
         else:
             rest = f"has steps {step + 1} to {end}" if step < end else f"ended at step {step}"
             report(

@@ -53,7 +53,7 @@ def test_a_trace_holds_the_calls_of_the_steps_asked_for_and_no_other(store, tmp_
     first, last = expected[0][0], expected[-1][-1]
 
     told = run(on_store(store), tmp_path, profile_steps=text)
-    assert told == [f"Tracing steps {first} to {last} to {tmp_path / 'profile'}"]
+    assert told == [f"Steps {first} to {last} are traced to {tmp_path / 'profile'}"]
     assert traces(tmp_path) == {
         f"steps_{first}_to_{last}": [execution[-1] for execution in expected]
     }
@@ -106,7 +106,7 @@ def test_a_run_that_is_traced_trains_the_same_weights_to_the_bit(store, tmp_path
 def test_of_a_resumed_run_only_steps_that_are_left_are_traced(store, tmp_path):
     run(on_store(store, num_steps=8), tmp_path)
     told = run(on_store(store), tmp_path, profile_steps="5:11", allow_config_change=True)
-    assert told == [f"Tracing steps 9 to 12 to {tmp_path / 'profile'}"]
+    assert told == [f"Steps 9 to 12 are traced to {tmp_path / 'profile'}"]
     assert traces(tmp_path) == {"steps_9_to_12": [10, 12]}
 
     told = run(on_store(store), tmp_path, profile_steps="5:11")
@@ -198,7 +198,7 @@ def test_what_is_no_range_of_steps_is_refused_before_anything_is_written(tmp_pat
 def test_the_command_line_traces_too(store, tmp_path, capsys):
     command = ["train", f"--config={tiny_config.__file__}", f"--workdir={tmp_path}"]
     cli.run([*command, f"--config.data.store={store}", "--profile-steps=3:3", "--quiet"])
-    assert f"\nTracing steps 3 to 4 to {tmp_path / 'profile'}\n" in capsys.readouterr().out
+    assert f"\nSteps 3 to 4 are traced to {tmp_path / 'profile'}\n" in capsys.readouterr().out
     assert traces(tmp_path) == {"steps_3_to_4": [4]}
 
 
