@@ -1,9 +1,8 @@
-"""Progressive validation: a model trains on a day, is scored on the next, and trains on that.
+"""Progressive validation: a model trains on a day, is scored on the next day, and trains on that.
 
-Every example is scored by a model that no example of its day or of a later one has taught, as when
-a model serves traffic, and is learned from all the same. Blum, Kalai & Langford, Beating the
-Hold-Out, COLT 1999; of ad clicks: McMahan et al., Ad Click Prediction: a View from the Trenches,
-KDD 2013.
+Every example is scored by a model that has seen no example of its day or of a later one, as in
+serving, and is used for training afterwards. Blum, Kalai & Langford, Beating the Hold-Out, COLT
+1999. For ad clicks: McMahan et al., Ad Click Prediction: a View from the Trenches, KDD 2013.
 """
 
 import math
@@ -18,7 +17,10 @@ from jaxrank.run_schedule import NEXT_DAY
 
 
 class DayScore(TypedDict):
-    """What the model of a step scored on a day; or on short ones, as "2024-05-02:2024-05-03"."""
+    """Metrics of the model after a step on one day, or on several short days.
+
+    Several days are named "2024-05-02:2024-05-03".
+    """
 
     day: str
     step: int
@@ -26,7 +28,7 @@ class DayScore(TypedDict):
 
 
 class DayScores:
-    """The scores of the days so far, which a checkpoint holds: one a day, in the order of days."""
+    """The scores of the days so far, one per day in order of days. Checkpoints hold them."""
 
     def __init__(self, scores: Iterable[DayScore] = ()) -> None:
         self._scores = {score["day"]: score for score in scores}
@@ -52,19 +54,24 @@ def plan_evaluations(
     steps_per_execution: int,
     num_steps: int,
 ) -> dict[int, str]:
-    """By step, the days that are to be evaluated after it, as the name of a split.
+    """Plans the evaluations: {step: split with the days that are evaluated after that step}.
 
-    They are those with an example in the next execution or, at the end of the run, the next day
-    that no step has seen, if the store has it. Days that begin in one execution are evaluated
-    together.
+    These are the days whose first example is in the next execution. At the end of the run it is the
+    next day that no step has seen, if the store has one. Days that begin in one execution are
+    evaluated together.
 
     Args:
+        store: with the days.
+        split: to train on.
         first_steps: the first step (from 0) with an example of each day of `split`.
-        train: the name of `split`, as `config.data.train`.
+        train: the name of `split`, as in `config.data.train`.
+        batch_size: examples per step.
+        steps_per_execution: of the run.
+        num_steps: of the run.
 
     Raises:
-        InputError: more steps than one pass, the first day is shorter than an execution, or no
-            other day than it.
+        InputError: the run has more than one epoch, the first day is shorter than an execution, or
+            there is no second day.
     """
     execution, name = steps_per_execution, train.partition("/")[0]
     most = math.ceil(split.rows / (batch_size * execution)) * execution
@@ -102,16 +109,19 @@ def plan_evaluations(
 
 
 def open_day(store: Store, name: str) -> Split:
-    """The days of that name, with room for the lists of any day.
+    """Opens some days, with capacity for the lists of any day.
 
-    So that the batches of all days have one shape, and one program scores them.
+    The batches of all days then have the same shape, so that one compiled program scores them.
     """
     whole = store.split(name.partition("/")[0])
     return store.split(name, statistics=whole.statistics)
 
 
 def references(store: Store, train: str, scores: Sequence[DayScore]) -> Reference:
-    """The means over the days of the best constant of each and, where known, of its truth."""
+    """Computes the means over the days of the reference metrics of each day.
+
+    These are the metrics of the best constant and, if the truth is known, of the truth.
+    """
     name = train.partition("/")[0]
     found = [reference(store.split(f"{name}/{s['day']}"), store.schema) for s in scores]
     best = [f.best_possible or {} for f in found]
@@ -123,9 +133,10 @@ def references(store: Store, train: str, scores: Sequence[DayScore]) -> Referenc
 
 
 def mean(metrics: Sequence[Metrics]) -> Metrics:
-    """The means of the metrics over days, weighted by the examples of each task; their sum.
+    """Computes the means of metrics over days, weighted by the examples of each task.
 
-    A day on which a metric is not defined has no part in its mean.
+    The numbers of examples are added up. Days on which a metric is undefined are left out of its
+    mean.
     """
     return {
         task: {

@@ -1,4 +1,4 @@
-"""Evaluation and prediction from the checkpoint of a run: workdir in, results out."""
+"""Evaluates and predicts with a checkpoint of a run."""
 
 import math
 import time
@@ -28,16 +28,16 @@ from jaxrank.step import Weights
 from jaxrank.workdir import data as run_data
 from jaxrank.workdir import files as workdirs
 
-# Ids of data that is scored are not measured before: no buffer overflows if a device reads twice as
-# many different ids of one owner as of the average owner.
+# The ids of scored data are not measured in advance. Buffers have room for twice as many distinct
+# ids of one owner as a device reads on average.
 _UNMEASURED = 2.0
 
 
 class Evaluation(NamedTuple):
-    """What `evaluate` found; the fields are those of `report.Result` where they share a name.
+    """Result of `evaluate`. Fields with the same name as in `report.Result` have the same meaning.
 
     buckets: {task: calibration by equal-count buckets of the prediction}.
-    by: the metrics of each value of a column, if asked for; see `slices.Slices`.
+    by: metrics per value of a column, if requested, see `slices.Slices`.
     """
 
     step: int
@@ -67,7 +67,7 @@ class Prediction(NamedTuple):
 
 
 class SavedRun(NamedTuple):
-    """A run, as its workdir has it."""
+    """A run that was loaded from its workdir."""
 
     directory: Path
     config: ConfigDict
@@ -80,35 +80,35 @@ class SavedRun(NamedTuple):
 
     @property
     def optimizers(self) -> dict[str, str]:
-        """The names of those of "dense" parameters and of "tables"."""
+        """The names of the optimizers of "dense" parameters and of "tables"."""
         return {part: self.config.optim[part].name for part in ("dense", "tables")}
 
     @property
     def judged_by(self) -> str:
-        """The checkpoint that the run comes to: "best" or "newest"."""
+        """The checkpoint that represents the run: "best" with early stopping, else "newest"."""
         return "best" if self.config.eval.early_stopping_patience else "newest"
 
     def model(self) -> Model:
-        """The model of the run."""
+        """Builds the model of the run."""
         return make_model(self.config.model, self.schema)
 
     def data(self, given: str = "") -> run_data.RunData:
-        """Where the store `given` is, or else the run's own data."""
+        """Locates the store `given`, or the run's own data if it is empty."""
         sections = self.config.data, self.config.features, self.config.source
         return run_data.locate(*sections, self.directory, given=given)
 
     def open_data(self, given: str = "") -> Store:
-        """The store `given`, or else the run's own data.
+        """Opens the store `given`, or the run's own data if it is empty.
 
         Raises:
-            InputError: it is not there, or the run's model cannot read it.
+            InputError: the data is absent, or the run's model cannot read it.
         """
         store = self.data(given).open()
         scoring.check_schema(self.schema, store)
         return store
 
     def check_trained_on(self, store: Store, checkpoints: Checkpoints) -> None:
-        """Refuses a store that lies where the run's own did, and is another one.
+        """Checks that a store at the path of the run's own data still has that data.
 
         Raises:
             InputError: the run was trained on other data.
@@ -123,18 +123,17 @@ class SavedRun(NamedTuple):
             )
 
     def layout(self) -> Layout:
-        """Where the tables of the run are stored."""
+        """Returns the layout of the run's tables."""
         hot = workdirs.load_placement(self.directory)
         return layouts.layout(self.schema, dims_of(self.schema, self.config.embedding), hot)
 
     def weights_shape(self) -> Weights:
-        """Shapes of what predicts in a checkpoint; no device is needed."""
+        """Returns the shapes of the weights that predict, without using a device."""
         return weights_shape(self.config, self.layout())
 
     def predictor(self) -> Predictor:
-        """What predicts by a checkpoint, on the devices that are here, whatever mesh the run was
-        trained on."""
-        # Rows can be split over a power of two; what is left of the devices are replicas.
+        """Builds the predictor for the available devices, independent of the mesh of the run."""
+        # Rows can be sharded over a power of two. The other factor of the devices is replicas.
         count = jax.device_count()
         mesh = meshes.make_mesh(replicas=count // math.gcd(count, GROUPS))
         processes.check_devices(mesh)
@@ -146,18 +145,17 @@ class SavedRun(NamedTuple):
 
 
 def load_run(workdir: str | Path) -> SavedRun:
-    """The run in `workdir`.
+    """Loads the run in `workdir`.
 
     Raises:
-        InputError: there is none, or its files are damaged.
+        InputError: there is no run, or its files are damaged.
     """
     directory = workdirs.directory(workdir)
     return SavedRun(directory, workdirs.load_config(directory), workdirs.load_schema(directory))
 
 
 class Opened(NamedTuple):
-    """A run whose checkpoints can be scored on all devices that are there, whatever mesh it was
-    trained on, and the data to score."""
+    """A run whose checkpoints can be scored on all available devices, and the data to score."""
 
     batch_size: int
     predictor: Predictor
@@ -165,10 +163,10 @@ class Opened(NamedTuple):
     checkpoints: Checkpoints
 
     def weights(self, step: int) -> Weights:
-        """What predicts, of a checkpoint.
+        """Restores the weights that predict from a checkpoint.
 
         Raises:
-            InputError: it cannot be restored.
+            InputError: the checkpoint cannot be restored.
         """
         return self.checkpoints.restore_weights(
             step, self.predictor.weights_shape, self.predictor.weights_sharding
@@ -178,7 +176,7 @@ class Opened(NamedTuple):
 def open_run(
     workdir: str, *, data: str = "", split: str = "", batch_size: int | None = None
 ) -> Opened:
-    """Args, raises: as `evaluate`."""
+    """Opens a run and the data to score. Arguments and errors are those of `evaluate`."""
     if batch_size is not None and batch_size < 1:
         raise InputError(f"--batch-size must be at least 1: found {batch_size}.")
     with processes.together():
@@ -210,14 +208,15 @@ def evaluate(
     """Scores one checkpoint of the run in `workdir`.
 
     Args:
+        workdir: of the run.
         checkpoint: "newest", "best" or a step.
-        data: a store; empty for the run's own.
-        split: of the store; empty for the run's validation split.
-        batch_size: examples; None for the config's.
-        by: a column that the store keeps, or "day", to have the metrics of each of its values.
+        data: a store. Empty: the run's own data.
+        split: of the store. Empty: the run's validation split.
+        batch_size: in examples. None: the batch size of the config.
+        by: a column that the store keeps, or "day", for metrics per value.
 
     Raises:
-        InputError: workdir, checkpoint, column or data are not there or do not fit together.
+        InputError: workdir, checkpoint, column or data are absent or do not match.
     """
     began = time.perf_counter()
     run = open_run(workdir, data=data, split=split, batch_size=batch_size)
@@ -250,9 +249,9 @@ def predict(
     split: str = "",
     batch_size: int | None = None,
 ) -> Prediction:
-    """Writes the predictions of one checkpoint to `output`; see `score.write_predictions`.
+    """Writes the predictions of one checkpoint to `output`.
 
-    Args, raises: as `evaluate` and there.
+    Arguments and errors are those of `evaluate` and `score.write_predictions`.
     """
     began = time.perf_counter()
     run = open_run(workdir, data=data, split=split, batch_size=batch_size)

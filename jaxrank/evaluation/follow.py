@@ -1,4 +1,4 @@
-"""Evaluation of each new checkpoint of a run that goes on beside this one."""
+"""Evaluates each new checkpoint of a concurrent run."""
 
 import contextlib
 import json
@@ -19,10 +19,10 @@ _MOST_SECONDS = 86400
 
 
 class Followed(NamedTuple):
-    """What `follow` found.
+    """Result of `follow`.
 
-    evaluations: of each checkpoint that this call scored: its step, its metrics by task.
-    output: the folder of metrics.jsonl and TensorBoard's files.
+    evaluations: step and metrics by task of each checkpoint that this call scored.
+    output: folder of metrics.jsonl and the TensorBoard files.
     """
 
     evaluations: list[dict[str, Any]]
@@ -38,19 +38,21 @@ def follow(
     every_seconds: float = 10.0,
     report: Report = print,
 ) -> Followed:
-    """Scores the checkpoints of the run in `workdir`, each once, until the run has finished.
+    """Scores each checkpoint of the run in `workdir` once, until the run has finished.
 
-    A run that was killed or failed has not: it may be resumed. A checkpoint that is deleted before
-    it could be read is left out. What was scored stands in `workdir`/follow/SPLIT, with the
-    data's fingerprint where `data` is given, and a call after this one was ended goes on behind it.
+    A run that was killed or failed has not finished, because it may be resumed. Checkpoints that
+    are deleted before they can be read are skipped. Metrics are written to `workdir`/follow/SPLIT.
+    If `data` is set, the folder name includes the fingerprint of the data. A later call continues
+    after the last checkpoint that was scored.
 
     Args:
-        data, split, batch_size: as of `evaluate.evaluate`.
-        every_seconds: between looks for a new checkpoint.
-        report: gets a line for each checkpoint.
+        workdir: of the run.
+        data, split, batch_size: as in `evaluate.evaluate`.
+        every_seconds: interval between checks for a new checkpoint.
+        report: receives a line per checkpoint.
 
     Raises:
-        InputError: workdir or data are not there or do not fit together, a checkpoint is damaged.
+        InputError: workdir or data are absent or do not match, or a checkpoint is damaged.
     """
     if not 0 < every_seconds <= _MOST_SECONDS:
         raise InputError(
@@ -65,7 +67,9 @@ def follow(
     found: list[dict[str, Any]] = []
     with open_writer(folder, step) as writer:
         while True:
-            ended = workdirs.is_finished(Path(workdir))  # or the last one could be missed
+            ended = workdirs.is_finished(
+                Path(workdir)
+            )  # before `newer`, or the last checkpoint could be missed
             newer = run.checkpoints.newer(step)
             if newer is None and ended:
                 return Followed(found, str(folder))
@@ -84,7 +88,7 @@ def follow(
 
 
 def _metrics(run: Opened, step: int) -> scoring.Metrics | None:
-    """Those of a checkpoint; None if it is deleted before it could be read."""
+    """Scores a checkpoint. Returns None if it is deleted before it can be read."""
     try:
         weights = run.weights(step)
     except InputError:
@@ -95,12 +99,12 @@ def _metrics(run: Opened, step: int) -> scoring.Metrics | None:
 
 
 def _last_step(folder: Path) -> int:
-    """The last step that was scored, as process 0 reads it; -1 if none was."""
+    """Returns the last step that was scored, as process 0 reads it, or -1."""
     step = -1
     with processes.together():
         path = folder / "metrics.jsonl"
         if processes.is_first() and path.is_file():
-            for line in path.read_text().split("\n")[:-1]:  # without what a kill left of a line
-                with contextlib.suppress(ValueError, TypeError, KeyError):  # told by the writer
+            for line in path.read_text().split("\n")[:-1]:  # without an incomplete last line
+                with contextlib.suppress(ValueError, TypeError, KeyError):  # the writer reports it
                     step = json.loads(line)["step"]
     return processes.from_first(step)

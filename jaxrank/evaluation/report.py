@@ -1,4 +1,4 @@
-"""The result of a training run, and results as a person reads them."""
+"""The result of a training run, and results as printed text."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,14 +19,15 @@ _CAUSES = (
 
 
 class Result(NamedTuple):
-    """How a run ended.
+    """Result of a training run.
 
-    step: steps done.
-    examples_per_second: of training alone, without compilation, evaluation and saving.
+    step: number of steps done.
+    examples_per_second: of training, without compilation, evaluation and saving.
     seconds: of the whole command.
-    checkpoint: the one that `metrics` are of; the newest, or the best under early stopping.
-    metrics, best_possible, constant: of the validation data; see `evaluate`. In progressive
-        validation the means over the days, each scored at a step of its own.
+    metrics, best_possible, constant: on the validation data, see `evaluate`. In progressive
+        validation these are means over the days, each scored at its own step.
+    checkpoint: the checkpoint of `metrics`: the newest one, or the best with early stopping.
+    checkpoint_step: step of that checkpoint.
     days: the scores of each day in progressive validation.
     """
 
@@ -42,7 +43,10 @@ class Result(NamedTuple):
 
 
 def short_summary(metrics: Metrics) -> str:
-    """Each task's first two metrics: "click: logloss 0.43037, AUC 0.81834; conversion: ..."."""
+    """Formats the first two metrics of each task.
+
+    Example: "click: logloss 0.43037, AUC 0.81834; conversion: ...".
+    """
     return "; ".join(
         f"{task}: " + ", ".join(f"{TITLES[c]} {found[c]:.5f}" for c in list(found)[:2])
         for task, found in metrics.items()
@@ -75,7 +79,7 @@ def evaluation_line(start: str, metrics: Metrics) -> str:
 
 
 def flatten_metrics(metrics: Metrics) -> dict[str, float]:
-    """The metrics of all tasks by one name each, "click/logloss", as they are recorded."""
+    """Returns the metrics of all tasks by their recorded names, for example "click/logloss"."""
     return {f"{task}/{name}": v for task, found in metrics.items() for name, v in found.items()}
 
 
@@ -84,7 +88,7 @@ def _titles(found: dict[str, float]) -> str:
 
 
 def _values(found: dict[str, float]) -> str:
-    # A space first, for squared errors have no limit.
+    # The space separates columns even if a squared error is wider than its column.
     return "".join(f" {v:>14.5f}" for c, v in found.items() if c != "examples")
 
 
@@ -105,7 +109,7 @@ def _table(metrics: Metrics, constant: Metrics | None, best: Metrics | None) -> 
             gap = constant[task]["logloss"] - best[task]["logloss"]
             above = found["logloss"] - best[task]["logloss"]
             share = f"{(gap - above) / gap:.1%}" if gap > 0 else "none"
-            if above == above:  # not where no label is known
+            if above == above:  # NaN if no label is known
                 lines.append(
                     f"  logloss is {above:.5f} above the best possible; the model has {share} of"
                     " what can be gained over a constant"
@@ -128,10 +132,9 @@ def _days(scores: list[DayScore]) -> list[str]:
 
 
 def of_training(result: Result, workdir: str) -> str:
-    """The end of `jaxrank train`."""
+    """Formats the summary of `jaxrank train`."""
     speed = result.examples_per_second
-    # Not a number where no two executions followed each other, as in a run that was finished
-    # before.
+    # NaN without two consecutive executions, for example in a run that had finished before.
     told = f"{speed:,.0f} examples/s, " if speed == speed else ""
     valid = f" Validation at step {result.checkpoint_step:,}:" if result.metrics else ""
     if result.days:
@@ -149,7 +152,7 @@ def of_training(result: Result, workdir: str) -> str:
 
 
 def _names(entries: list[dict[str, Any]]) -> list[str]:
-    """Values of a column, each other than the others; in at most 29 letters where these tell."""
+    """Formats values of a column with distinct names, of at most 29 characters if possible."""
     whole = [_whole(entry["value"]) for entry in entries]
     short = [text if len(text) < 30 else f"{text[:9]}...{text[-17:]}" for text in whole]
     return [a if short.count(a) == 1 else b for a, b in zip(short, whole, strict=True)]
@@ -181,7 +184,7 @@ def _slices(by: dict[str, Any]) -> list[str]:
 
 
 def of_evaluation(result: Evaluation) -> str:
-    """The end of `jaxrank evaluate`."""
+    """Formats the summary of `jaxrank evaluate`."""
     lines = [
         f"{result.checkpoint} on {result.data}: {result.seconds:.1f} s",
         *_table(result.metrics, result.constant, result.best_possible),

@@ -1,4 +1,4 @@
-"""One pass over a finite data set: exact metrics, or predictions written to Parquet."""
+"""Computes exact metrics or writes predictions to Parquet, in one pass over a split."""
 
 import dataclasses
 import time
@@ -28,15 +28,20 @@ from jaxrank.runtime import processes
 from jaxrank.runtime.prefetch import DevicePrefetcher
 from jaxrank.step import Weights
 
-# Batches whose results may wait on the devices while the host makes the next ones.
+# Maximum number of batches whose results wait on the devices.
 _IN_FLIGHT = 4
 
 Metrics = dict[str, dict[str, float]]
 
 
 class Scores(NamedTuple):
-    """metrics and buckets of each task, metrics of the groups that were asked for; seconds of the
-    pass, compilation included."""
+    """Result of a pass over a split.
+
+    metrics, buckets: of each task.
+    rows: number of examples.
+    seconds: duration, including compilation.
+    slices: metrics per group, if requested.
+    """
 
     metrics: Metrics
     buckets: dict[str, list[dict[str, float]]]
@@ -45,14 +50,17 @@ class Scores(NamedTuple):
     slices: slices.Slices | None
 
 
-# Endings of files that would be taken for something else than Parquet.
+# File extensions of other formats than Parquet.
 _OTHER_FORMATS = (".csv", ".tsv", ".txt", ".json", ".jsonl", ".npy", ".npz")
 
 
 class Scored(NamedTuple):
-    """Examples in stored order: f32[n, tasks] each; logits and weights are of all traffic.
+    """Scored examples in stored order, f32[n, tasks] each.
 
-    logits: what the model puts out, whatever the kind of the task; see `Task`.
+    logits: outputs of the model for all kinds of tasks, see `Task`. They predict all traffic, also
+        if negatives were sampled.
+    labels: of all tasks.
+    weights: corrected for the sampling of negatives, 0 if the label is unknown.
     """
 
     logits: np.ndarray
@@ -61,10 +69,10 @@ class Scored(NamedTuple):
 
 
 def check_schema(expected: Schema, store: Store) -> None:
-    """Raises InputError, naming what differs, unless a model of `expected` can read `store`.
+    """Raises InputError with the difference unless a model with schema `expected` can read `store`.
 
-    A vocabulary that has grown since is fine: values that the model does not know are unknown. So
-    is data from which other shares of the negatives were left out: a model predicts all traffic.
+    A vocabulary may have grown since the training: new values are unknown to the model. Negatives
+    may be sampled at another rate, because a model predicts all traffic.
     """
     for field in ("tasks", "dense", "categorical", "ragged", "tables"):
         old = {x.name: _as_predicted(x) for x in getattr(expected, field)}
@@ -90,7 +98,7 @@ def _as_predicted(entry: Any) -> Any:
 
 
 def whole_groups(batch_size: int, predictor: Predictor) -> int:
-    """`batch_size` rounded up so that every device has whole groups of packed examples."""
+    """Rounds `batch_size` up so that every device has whole groups of packed examples."""
     unit = MAX_GROUP * predictor.mesh.size
     return -(-batch_size // unit) * unit
 
@@ -98,12 +106,15 @@ def whole_groups(batch_size: int, predictor: Predictor) -> int:
 def score(
     predictor: Predictor, weights: Weights, split: Split, batch_size: int
 ) -> Generator[Scored, None, None]:
-    """The scores of a split, batch by batch in stored order, without the padding.
+    """Yields the scores of a split, batch by batch in stored order, without padding.
 
-    A thread makes them and puts them on the devices, until the generator has ended or is closed.
+    A thread prepares batches and transfers them until the generator ends or is closed.
 
     Args:
-        batch_size: examples, of whole groups.
+        predictor: compiled program of the model.
+        weights: of a checkpoint.
+        split: to score.
+        batch_size: in examples, a multiple of the group size.
 
     Raises:
         RunError: a prediction is not finite.
@@ -118,7 +129,7 @@ def score(
         return put_batch(item[0], predictor.mesh), item[1]
 
     waiting: list[tuple[Any, int]] = []
-    first = 1  # row of what is fetched next
+    first = 1  # row of the next result
 
     def fetched(outputs: Any, rows: int) -> Scored:
         nonlocal first
@@ -153,10 +164,14 @@ def evaluate(
     batch_size: int,
     groups: slices.Groups | None = None,
 ) -> Scores:
-    """Exact metrics of `weights` on a split; scores of 12 bytes an example and task are held.
+    """Computes exact metrics of `weights` on a split. Needs 12 bytes per example and task.
 
     Args:
-        groups: of its examples, to have the metrics of each as well.
+        predictor: compiled program of the model.
+        weights: of a checkpoint.
+        split: to score.
+        batch_size: in examples, rounded up to whole groups.
+        groups: of examples, for metrics per group.
 
     Raises:
         RunError: a prediction is not finite.
@@ -175,8 +190,11 @@ def evaluate(
 
 
 def check_labelled(split: Split) -> None:
-    """Raises InputError where no label is known, as a join that found nothing leaves it, and where
-    rows were prepared without; of data that is read directly nothing is counted."""
+    """Raises InputError if no label of a split is known.
+
+    This happens if a join has found no labels, or if the data was prepared without labels. Data
+    that is read directly is not checked, because it has no statistics.
+    """
     if not split.has_statistics:
         return
     tasks = split.statistics["tasks"]
@@ -188,10 +206,10 @@ def check_labelled(split: Split) -> None:
 
 
 class Reference(NamedTuple):
-    """What the labels alone and, where the truth is known, the truth would score.
+    """Metrics of reference predictions.
 
-    constant: the best constant prediction.
-    best_possible: the planted probabilities; None where they are not known.
+    constant: of the best constant prediction.
+    best_possible: of the true probabilities of synthetic data. None if they are unknown.
     """
 
     constant: Metrics
@@ -199,7 +217,7 @@ class Reference(NamedTuple):
 
 
 def reference(split: Split, schema: Schema) -> Reference:
-    """Reads the split once; process 0 does for all."""
+    """Computes the reference metrics in process 0 for all processes. Reads the split once."""
     found = None
     with processes.together():
         if processes.is_first():
@@ -228,14 +246,14 @@ def _reference(split: Split, schema: Schema) -> Reference:
 def write_predictions(
     predictor: Predictor, weights: Weights, split: Split, batch_size: int, output: str | Path
 ) -> int:
-    """Writes Parquet with one row an example in stored order; returns the rows. Process 0 writes.
+    """Writes a Parquet file with one row per example in stored order, and returns the rows.
 
-    Columns: those that the features spec keeps, then for each task `label_<task>` (null where
-    unknown) and `predicted_<task>`, a probability, number or expected count. The file gets its
-    name when it is whole.
+    The columns are those in `features.keep`, then `label_<task>` (null if unknown) and
+    `predicted_<task>` for each task: a probability, a real number or an expected count. Only
+    process 0 writes. The file appears under its name only when it is complete.
 
     Raises:
-        InputError: `output` is a URL, or there and no file, or nothing can be written there.
+        InputError: `output` is a URL, exists and is not a file, or is in no writable directory.
         RunError: a prediction is not finite, or the file cannot be written.
     """
     given, output = output, Path(output)
@@ -282,7 +300,7 @@ def _write(
 
 
 def _rebatched(blocks: Iterator[Examples], size: int) -> Iterator[list[Examples]]:
-    """The same examples in runs of `size`, each as a list of pieces."""
+    """Regroups the examples of blocks into batches of `size`, each a list of pieces."""
     pieces: list[Examples] = []
     wanted = size
     for block in blocks:
@@ -308,7 +326,7 @@ def _predictions(scored: Scored, pieces: list[Examples], tasks: Sequence[Task]) 
     for i, task in enumerate(tasks):
         predicted = exact.prediction(scored.logits[:, i], task.kind)
         columns[f"label_{task.name}"] = pa.array(labels[:, i], from_pandas=True)
-        if is_weighted:  # what is kept under this name stays
+        if is_weighted:  # a kept column with this name has priority
             columns.setdefault(f"weight_{task.name}", pa.array(scored.weights[:, i]))
         columns[f"predicted_{task.name}"] = pa.array(predicted)
     return pa.table(columns)

@@ -1,4 +1,4 @@
-"""Metrics by the value of a column: for which users, countries or days a model is good."""
+"""Metrics per value of a column, for example per country or per day."""
 
 import math
 from collections.abc import Sequence
@@ -14,17 +14,18 @@ from jaxrank.errors import InputError
 from jaxrank.features import Task
 from jaxrank.metrics import exact
 
-MOST = 100_000  # different values
-DAY = "day"  # of a split that is stored by day
+MOST = 100_000  # maximum number of distinct values
+DAY = "day"  # column of a split that is stored by day
 
 
 class Slices(NamedTuple):
-    """The metrics of each value of a column.
+    """Metrics per value of a column.
 
-    values: [{"value": None for a missing one, "metrics": by task}], most rows first. Floats that
-        are not finite are text: "nan", "inf", "-inf".
-    gauc: of each binary task, the mean AUC of the values where both labels occur, weighted by
-        their examples' weights; NaN where there are none. Zhou et al., Deep Interest Network for
+    column: name of the column.
+    values: [{"value": the value, "metrics": by task}] in descending order of rows. A missing value
+        is None. Floats that are not finite are text: "nan", "inf", "-inf".
+    gauc: of each binary task, the mean AUC over values with both labels, weighted by the weights of
+        their examples. NaN if there are no such values. Zhou et al., Deep Interest Network for
         Click-Through Rate Prediction, KDD 2018.
     """
 
@@ -34,7 +35,10 @@ class Slices(NamedTuple):
 
 
 class Groups(NamedTuple):
-    """The examples of a split by value. code: i64[n] of each, in stored order."""
+    """The examples of a split, grouped by the value of a column.
+
+    code: i64[n], the index in `values` of each example, in stored order.
+    """
 
     column: str
     values: list[Any]
@@ -45,7 +49,7 @@ def groups_of(split: Split, column: str) -> Groups:
     """Reads one column.
 
     Raises:
-        InputError: it is not there, is not of single values, or has more than MOST of them.
+        InputError: the column is absent, holds lists, or has more than MOST distinct values.
     """
     kept = [b.kept for b in split.blocks() if b.kept is not None]
     names = kept[0].schema.names if kept else []
@@ -72,8 +76,10 @@ def groups_of(split: Split, column: str) -> Groups:
 
 
 def _coded(parts: list[pa.Array], column: str) -> pa.DictionaryArray:
-    """The column, each value once in the dictionary, a missing one too; as text where JSON has no
-    such values."""
+    """Encodes a column with a dictionary of its distinct values, including the missing value.
+
+    Values of types that JSON does not have are converted to text.
+    """
     kind = parts[0].type
     if pa.types.is_dictionary(kind):
         parts = [part.dictionary_decode() for part in parts]
@@ -83,7 +89,9 @@ def _coded(parts: list[pa.Array], column: str) -> pa.DictionaryArray:
         found = pa.chunked_array(parts)
         if pa.types.is_floating(kind):
             wide = pa.float32() if pa.types.is_float16(kind) else kind
-            found = pc.add(found.cast(wide), pa.scalar(0, wide))  # -0.0 is 0.0, and all NaN one
+            found = pc.add(
+                found.cast(wide), pa.scalar(0, wide)
+            )  # -0.0 becomes 0.0, and all NaN become one value
             found = pc.if_else(pc.is_nan(found), pa.scalar(math.nan, wide), found)
         elif not any(test(kind) for test in plain):
             found = found.cast(pa.string())
@@ -103,9 +111,11 @@ def by_group(
     labels: np.ndarray,
     weights: np.ndarray,
 ) -> Slices:
-    """The metrics of each group of a split.
+    """Computes the metrics of each group of a split.
 
     Args:
+        groups: of the examples.
+        tasks: of the run.
         logits, labels, weights: f32[n, tasks], of all examples in stored order.
     """
     order = np.argsort(groups.code, kind="stable")
@@ -127,7 +137,7 @@ def by_group(
         for i, task in enumerate(tasks)
         if task.kind == "binary"
     }
-    # Stable: equally many in the order of the data.
+    # Groups of equal size keep the order of the data, because the sort is stable.
     by_size = sorted(range(len(members)), key=lambda i: -len(members[i]))
     return Slices(groups.column, [values[i] for i in by_size if len(members[i])], gauc)
 

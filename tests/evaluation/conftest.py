@@ -1,4 +1,4 @@
-"""A run, and its predictions."""
+"""Fixtures: a run and its predictions."""
 
 import pyarrow.parquet as pq
 import pytest

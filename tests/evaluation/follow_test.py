@@ -1,4 +1,4 @@
-"""Evaluation of a run's checkpoints beside it."""
+"""Tests of evaluating the checkpoints of a concurrent run."""
 
 import json
 import shutil
@@ -20,7 +20,7 @@ from jaxrank.export.write import export
 
 @pytest.fixture(scope="module")
 def whole(store, tmp_path_factory):
-    """The workdir of a run that has ended, with checkpoints of the steps 8 and 16."""
+    """The workdir of a finished run with checkpoints at steps 8 and 16."""
     workdir = tmp_path_factory.mktemp("runs") / "whole"
     run(store, workdir)
     return workdir
@@ -28,7 +28,7 @@ def whole(store, tmp_path_factory):
 
 @pytest.fixture
 def going_on(whole, tmp_path):
-    """That run, as it was after its first checkpoint."""
+    """The same run after its first checkpoint."""
     workdir = tmp_path / "run"
     shutil.copytree(whole, workdir)
     shutil.rmtree(workdir / "checkpoints" / "16")
@@ -46,7 +46,7 @@ def test_each_checkpoint_is_scored_once_until_the_run_has_ended(whole, going_on,
 
     def sleep(seconds):
         waited.append(seconds)
-        if len(waited) == 2:  # half-written ones have another name
+        if len(waited) == 2:  # incomplete checkpoints have another name
             shutil.copytree(whole / "checkpoints" / "16", going_on / "checkpoints" / "16.tmp")
         if len(waited) == 4:
             (going_on / "checkpoints" / "16.tmp").rename(going_on / "checkpoints" / "16")
@@ -115,7 +115,7 @@ def test_checkpoints_that_are_deleted_while_orbax_looks_are_no_end(whole, going_
 def test_a_command_reads_the_next_checkpoint_where_the_one_it_chose_is_deleted(
     whole, going_on, tmp_path, monkeypatch
 ):
-    """As by a run that goes on beside it: the newest is deleted when there is a newer one."""
+    """A concurrent run deletes the newest checkpoint when it saves a newer one."""
     reading = Checkpoints.restore_weights
 
     def late(self, step, *args):

@@ -1,4 +1,4 @@
-"""Metrics by the value of a column, beside those of scikit-learn on the predictions."""
+"""Tests of metrics per value of a column against those of scikit-learn on the predictions."""
 
 import dataclasses
 import json
