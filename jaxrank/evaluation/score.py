@@ -60,7 +60,7 @@ class Scored(NamedTuple):
     logits: outputs of the model for all kinds of tasks, see `Task`. They predict all traffic, also
         if negatives were sampled.
     labels: of all tasks.
-    weights: corrected for the sampling of negatives, 0 if the label is unknown.
+    weights: corrected for the sampling of negatives.
     """
 
     logits: np.ndarray
