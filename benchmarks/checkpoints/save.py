@@ -1,10 +1,10 @@
-"""What saving a checkpoint costs a run: how long it pauses, and what memory it takes.
+"""Measures the cost of saving a checkpoint: the pause of training, and the memory.
 
     python -m benchmarks.checkpoints.save --rows 32000000 --folder=/tmp
 
-A model whose one table has so many rows of 16 numbers (2 GiB at 32 million) is trained while its
-checkpoint is written. Told are the seconds that `save` held up training, those until the checkpoint
-was on disk, the speed of the steps between, and the most memory above that before.
+Trains a model with one table of `--rows` rows of 16 numbers (2 GiB at 32 million) while its
+checkpoint is written. Prints the seconds for which `save` blocks training, the seconds until the
+checkpoint is on disk, the speed of the steps in between, and the peak of additional memory.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from jaxrank.step import weights_of
 
 
 class Memory:
-    """The most resident memory of this process while it lasts, MiB."""
+    """Measures the peak of this process's resident memory within the context, in MiB."""
 
     def __enter__(self) -> "Memory":
         self.before = self.most = self.now()
@@ -58,7 +58,7 @@ def written(checkpoints: Checkpoints, done: threading.Event) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=positive, default=32_000_000)
-    parser.add_argument("--folder", default="", help="where to write; default: the system's")
+    parser.add_argument("--folder", default="", help="for the checkpoint (default: the system's)")
     parser.add_argument("--saves", type=positive, default=3)
     args = parser.parse_args()
     program, batch = program_of(args.rows, 8192, 1)
@@ -74,7 +74,7 @@ def main() -> None:
     for _ in range(3):
         step()
     alone = sorted(step() for _ in range(9))[4]
-    checksums(weights_of(state))  # compiled
+    checksums(weights_of(state))  # compiles it
     folder = Path(tempfile.mkdtemp(dir=args.folder or None))
     checkpoints = Checkpoints(folder, keep=1)
     size = sum(x.nbytes for x in jax.tree.leaves(state._replace(scratch={}))) / 2**20
@@ -97,8 +97,8 @@ def main() -> None:
             print(
                 f"save {number}: pause {pause:.2f} s, {100 * pause / whole:.1f}% of the"
                 f" {whole:.1f} s until it was on disk; {len(steps)} steps in between, each"
-                f" {slower:.2f} times as long as alone; {memory.most - memory.before:,.0f} MiB"
-                " more memory at most",
+                f" {slower:.2f} times as long as without a save; peak of additional memory"
+                f" {memory.most - memory.before:,.0f} MiB",
                 flush=True,
             )
     finally:

@@ -1,13 +1,14 @@
-"""A long run that is killed at random moments and goes on with other devices and processes.
+"""Soak test: kills a long run at random times and resumes it with other devices and processes.
 
     python -m benchmarks.checkpoints.soak --workdir=/tmp/soak --minutes=30
 
-First the run as nobody disturbs it, on one device and then on two. Then the same steps again: each
-time with 1, 2, 4 or 8 devices in 1 or 2 processes, ended by kill -9 or SIGTERM after a random
-while, until all are done; `--minutes` is of this part, about, on two cores. Told is each ending,
-and how far the two ends are apart: batches are the same, but sums over other devices are of another
-order, and training carries such a difference on and on. How far that alone goes is told by the
-undisturbed run on two devices.
+Trains undisturbed on one device and then on two. Then trains the same steps with 1, 2, 4 or 8
+devices in 1 or 2 processes, and stops each start with kill -9 or SIGTERM after a random time, until
+all steps are done. `--minutes` is the approximate time of this part on two cores.
+
+Prints every stop, and the differences between the final results. Batches are the same, but other
+devices add up in another order, and training amplifies such differences. The undisturbed run on two
+devices shows the size of this effect alone.
 """
 
 import argparse
@@ -92,7 +93,7 @@ def started(args: list[str], devices: int) -> subprocess.Popen[str]:
 
 
 def children(session: int) -> list[int]:
-    """The processes that train, of all that a launcher has started."""
+    """Returns the processes that train, among all that a launcher has started."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal() and int(entry.name) != session:
@@ -112,7 +113,7 @@ def newest(workdir: Path) -> int:
 
 
 class End(NamedTuple):
-    """What a run came to: of the validation split, and the loss of each step."""
+    """Result of a run: metrics of the validation split, and the loss of each step."""
 
     logloss: float
     auc: float
@@ -139,11 +140,11 @@ def main() -> None:
     folder, draw = Path(args.workdir), random.Random(args.seed)
     prepare_once(CONFIG, folder / "data")
 
-    # Starts, and devices that share cores, make the disturbed run some eight times as long as its
-    # steps alone; whole intervals of evaluation.
+    # Startup, and devices that share cores, make the disturbed run about eight times as long as its
+    # steps alone. The number of steps is a multiple of the interval of evaluations.
     probe = [f"--config={CONFIG}", f"--config.data.store={folder / 'data'}"]
     probe += ["--config.num_steps=512", "--quiet"]
-    told_steps = folder / "steps"  # of runs that may be there, from a call that was ended
+    told_steps = folder / "steps"  # written by an earlier call that was interrupted
     if not told_steps.exists():
         shutil.rmtree(folder / "probe", ignore_errors=True)
         rate = jaxrank("train", *probe, f"--workdir={folder / 'probe'}")["examples_per_second"]
@@ -165,7 +166,7 @@ def main() -> None:
         try:
             process.wait(timeout=draw.uniform(10, 40))
         except subprocess.TimeoutExpired:
-            # The launcher passes SIGTERM on; one of its processes is killed, and it ends the rest.
+            # The launcher forwards SIGTERM. After kill -9 of one process it ends the others.
             killed = how == signal.SIGKILL and processes > 1
             os.kill(draw.choice(children(process.pid)) if killed else process.pid, how)
         _, told = process.communicate()
@@ -184,8 +185,8 @@ def main() -> None:
         last = end(folder / name, steps)
         fusion_barrier = [abs(a - b) for a, b in zip(first.losses, last.losses, strict=True)]
         print(
-            f"{name}: {last}; losses of a step apart from those on one device by"
-            f" {max(fusion_barrier):.2e} at most, {sum(fusion_barrier) / steps:.2e} on average"
+            f"{name}: {last}; difference of a step's loss from one device: at most"
+            f" {max(fusion_barrier):.2e}, mean {sum(fusion_barrier) / steps:.2e}"
         )
 
 

@@ -34,7 +34,7 @@ from typing import Any
 
 import numpy as np
 
-THROUGHPUT = ("examples_per_second", "seconds")  # of metrics.jsonl: any field whose name has these
+THROUGHPUT = ("examples_per_second", "seconds")  # parts of the names of fields in metrics.jsonl
 TOPOLOGIES = ("v3-8", "h200-1")
 ROWS = 2_000_000  # of the main job
 CASES = ("train", "evaluate", "predict", "export", "compile", "open")
@@ -65,7 +65,7 @@ class Checkout:
         results.mkdir(parents=True, exist_ok=True)
 
     def reading(self, other: "Checkout") -> "Checkout":
-        """This checkout, reading the runs of another one."""
+        """Returns this checkout with the runs of another one."""
         reader = copy.copy(self)
         reader.runs = other.runs
         return reader
@@ -89,7 +89,7 @@ class Checkout:
         )
 
     def run(self, command: Sequence[str], devices: int = 1) -> str:
-        """Runs a command and returns its standard output; ends the script where it fails."""
+        """Runs a command and returns its standard output. Ends the script if it fails."""
         process = self.start(command, devices)
         out, err = process.communicate()
         if process.returncode:
@@ -132,7 +132,7 @@ def metrics(workdir: Path) -> list[dict[str, Any]]:
 
 
 def arrays(workdir: Path) -> dict[str, str]:
-    """{checkpoint/part/path of an array: dtype, shape and SHA-256 of its bytes}"""
+    """Returns {checkpoint/part/path of an array: dtype, shape and SHA-256 of its bytes}."""
     import absl.logging
     import jax
     import orbax.checkpoint as ocp
@@ -222,7 +222,7 @@ def instructions(checkout: Checkout) -> dict[str, Any]:
 
 
 def resumed(first: Checkout, second: Checkout) -> dict[str, Any]:
-    """The run that `first` begins and `second` ends, on the store of `first`."""
+    """Returns the results of a run that `first` starts and `second` resumes."""
     workdir = second.results / "resumed"
     flags = ["train", *first.config(), f"--workdir={workdir}", "--quiet"]
     process = first.start([sys.executable, "-m", "jaxrank", *flags])
@@ -237,7 +237,7 @@ def resumed(first: Checkout, second: Checkout) -> dict[str, Any]:
     if process.returncode != 128 + signal.SIGTERM:
         raise SystemExit(f"{first.path}: the run was not interrupted in time:\n{out}{err}")
     second.jaxrank(*flags)
-    # Where the first one stopped it saved a checkpoint that the whole run did not.
+    # The first one saved a checkpoint when it stopped, which the uninterrupted run has not.
     newest = max(int(f.name) for f in (workdir / "checkpoints").iterdir() if f.name.isdecimal())
     return {k: v for k, v in run_of(workdir).items() if k.startswith((f"{newest}/", "line"))}
 
@@ -271,7 +271,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], tolerance: fl
 def comparisons(
     before: Checkout, now: Checkout, only: Sequence[str]
 ) -> Iterator[tuple[str, Callable[[], tuple[dict[str, Any], dict[str, Any]]], float]]:
-    """(name, both results, how far numbers may be apart)"""
+    """Yields the name of a comparison, a function for both results, and the tolerance."""
 
     def both(of: Callable[[Checkout], dict[str, Any]]) -> Any:
         return lambda: (of(before), of(now))

@@ -1,15 +1,14 @@
-"""Whether the step of this checkout is as fast as that of another, in one run.
+"""Compares the speed of the step in this checkout with that in another one.
 
     git worktree add /tmp/before HEAD~1
     python -m benchmarks.harness.guard --before=/tmp/before --shape criteo
     python -m benchmarks.harness.guard --before=/tmp/before --shape criteo --program=jaxrank_tables
 
 Each checkout runs its own benchmark of the step (`SCRIPTS`), so that modules may move between the
-two. Both train the same model on the same batches, which lie in memory, in turn; which of them
-begins a round changes with every round. Printed is the ratio of this checkout's examples/s to the
-other's: the median of the rounds, with a 95% interval from rounds drawn again. A change is accepted
-as faster if the interval lies above 1. It is no slower if the median is at least 0.98 or the
-interval reaches above 1. Exit status 1 if it is slower.
+two. Both train the same model in turn on the same batches in memory, and the order changes with
+every round. Prints the ratio of this checkout's examples/s to the other's: the median of the rounds
+and a bootstrap interval of 95%. A change is faster if the interval is above 1. It is not slower if
+the median is at least 0.98 or the interval reaches above 1. Exit status 1 if it is slower.
 
 The shape `quickstart` needs a checkout of 02ae7b0 or later as `--before`.
 """
@@ -29,22 +28,22 @@ from benchmarks.harness.in_turn import Program
 from benchmarks.step import cpu, data
 
 NO_SLOWER = 0.98  # of the other checkout's rate
-# Where a checkout may have it, the newest first.
+# Paths of the benchmark in checkouts, the newest first.
 SCRIPTS = ("benchmarks/step/cpu.py", "benchmarks/cpu_step.py")
 
 
 def interval(ratios: np.ndarray) -> tuple[float, float]:
-    """95%, of the median, by the bootstrap."""
+    """Returns the 95% bootstrap interval of the median."""
     draws = np.random.default_rng(0).choice(ratios, (2000, len(ratios)))
     low, high = np.quantile(np.median(draws, axis=1), (0.025, 0.975))
     return float(low), float(high)
 
 
 def script_of(checkout: Path) -> Path:
-    """The benchmark of the step in a checkout.
+    """Returns the benchmark of the step in a checkout.
 
     Raises:
-        SystemExit: there is none; status 2.
+        SystemExit: there is none, with status 2.
     """
     for script in SCRIPTS:
         if (checkout / script).is_file():
@@ -58,7 +57,7 @@ def main() -> None:
     parser.add_argument("--before", type=Path, required=True, help="another checkout")
     parser.add_argument("--shape", choices=[*data.SHAPES, data.MAIN_JOB], default="criteo")
     parser.add_argument("--program", choices=cpu.OURS, default="jaxrank")
-    # The median of fewer rounds has no interval of 95%.
+    # The median of fewer rounds has no 95% interval.
     parser.add_argument("--rounds", type=functools.partial(at_least, 6), default=12)
     parser.add_argument("--seconds", type=float, default=3.0, help="of each of the two in a round")
     args = parser.parse_args()

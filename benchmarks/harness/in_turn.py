@@ -1,4 +1,4 @@
-"""Programs that make examples, measured in turn, so that all see the machine as it is."""
+"""Measures programs that produce examples in turn, so that all run under the same conditions."""
 
 import json
 import multiprocessing
@@ -14,15 +14,15 @@ from typing import Any, NamedTuple
 from benchmarks.harness.checkout import ROOT, environment
 
 _MOST_READY = 100  # batches
-_PAUSE = 0.3  # seconds in which threads of the program before spin on
+_PAUSE = 0.3  # seconds until the threads of the previous program stop spinning
 
 
 class Round(NamedTuple):
-    """What one round of a program came to.
+    """Result of one round of a program.
 
     cpu_seconds: of the process and its workers.
-    private, mapped: MiB that they hold, workers included: memory of their own and what they share
-        with each other; and pages of files, which others may use and the system may take back.
+    private: MiB of the process and its workers, including memory that they share.
+    mapped: MiB of file pages, which other processes may share and the system may reclaim.
     """
 
     examples: int
@@ -33,16 +33,16 @@ class Round(NamedTuple):
 
 
 class Program:
-    """Another process, held to some cores, that makes examples when it is told to.
+    """A process on given cores that produces examples on request.
 
     Args:
-        command: of Python; it calls `serve`.
-        cores: that it may use.
+        command: arguments of Python. The program must call `serve`.
+        cores: that the process may use.
         checkout: whose packages it imports.
     """
 
     def __init__(self, command: Sequence[Any], cores: Sequence[int], checkout: Path = ROOT):
-        self.told = ""  # what it says instead, if it cannot run
+        self.told = ""  # reason why the program cannot run, "" if it can
         self._process = subprocess.Popen(
             [sys.executable, *map(str, command)],
             stdin=subprocess.PIPE,
@@ -76,22 +76,22 @@ class Program:
 
 
 def serve(batches: Callable[[], Iterator[int]], warm: int) -> None:
-    """The other end: makes batches for as long as it is asked to.
+    """Produces batches for the requested time, in the process that `Program` starts.
 
     Args:
-        batches: an endless iterator that makes a batch and gives the number of its examples.
-        warm: examples that are made before the first round.
+        batches: an endless iterator that produces batches and yields their numbers of examples.
+        warm: number of examples to produce before the first round.
     """
-    # A run that is stopped ends its workers too, and leaves no semaphores for Python to warn of.
+    # An exception ends the workers too, so that Python does not warn about leaked semaphores.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     out = os.dup(1)
-    os.dup2(2, 1)  # whatever a library prints goes elsewhere
+    os.dup2(2, 1)  # output of libraries goes to standard error
     try:
         made, times = batches(), [time.perf_counter()]
         while warm > 0:
             warm -= next(made)
             times.append(time.perf_counter())
-        # Of the later half: the first waits for compilers.
+        # Measured over the second half, because the first one includes compilation.
         half = (len(times) - 1) // 2
         typical = (times[-1] - times[half]) / max(1, len(times) - 1 - half)
     except ImportError as error:
@@ -109,8 +109,10 @@ def serve(batches: Callable[[], Iterator[int]], warm: int) -> None:
 
 
 def _take_what_is_ready(made: Iterator[int], typical: float) -> None:
-    """Batches that were made while nobody counted: until one takes half of what one takes on the
-    whole, in seconds."""
+    """Drops batches that were prefetched before the round.
+
+    Stops when a batch takes more than half of the typical time, in seconds.
+    """
     for _ in range(_MOST_READY):
         began = time.perf_counter()
         next(made)
@@ -135,6 +137,6 @@ def _memory() -> tuple[int, int]:
         found = dict(line.split(":") for line in lines)
         for kind in shares:
             size = int(found[f"Rss{kind}"].split()[0]) // 1024
-            # What is shared is counted once; the files too, of which all map the same.
+            # Shared memory and mapped files are counted once, because all map the same.
             shares[kind] = shares[kind] + size if kind == "Anon" else max(shares[kind], size)
     return shares["Anon"] + shares["Shmem"], shares["File"]

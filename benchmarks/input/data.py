@@ -1,4 +1,4 @@
-"""Data of three shapes for benchmarks of input, prepared once."""
+"""Prepared data of three shapes for benchmarks of the input pipeline."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,11 +17,11 @@ FLOATS = 13
 
 
 class Shape(NamedTuple):
-    """What an example has, beside floats.
+    """The categorical features of an example.
 
-    hotness: ids of each id column.
-    lists: ragged ones.
-    rows: examples for each million that is asked for.
+    hotness: ids per column.
+    lists: number of ragged features.
+    rows: examples per requested example.
     """
 
     hotness: Sequence[int]
@@ -30,14 +30,14 @@ class Shape(NamedTuple):
 
     @property
     def ids(self) -> int:
-        """Of an example, on average."""
+        """Mean number of ids per example."""
         return sum(self.hotness) + self.lists * MEAN_LENGTH
 
 
 SHAPES = {
     "lists": Shape((1,) * 26, 8),
     "criteo": Shape((1,) * 26, 0),
-    # Of the DCN-V2 of MLPerf training.
+    # The DCN-V2 of MLPerf Training.
     "mlperf": Shape(
         (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1), 0, 0.3
     ),
@@ -45,7 +45,7 @@ SHAPES = {
 
 
 def prepared(folder: Path, name: str, million_rows: float) -> Store:
-    """The store of a shape, made unless it is there."""
+    """Opens the store of a shape, and prepares it first if it is absent."""
     rows = int(million_rows * SHAPES[name].rows * 1e6)
     path = folder / f"{name}-{rows}"
     if not is_store(path):
@@ -81,7 +81,7 @@ def _features(shape: Shape) -> dict:
 
 
 def _multi_hot(path: Path, shape: Shape, rows: int) -> None:
-    """Ids by a power law, of a fixed number in each column."""
+    """Prepares a store with a fixed number of ids per column, drawn by a power law."""
     rng = np.random.default_rng(1)
     columns: dict[str, object] = {"click": rng.integers(0, 2, rows).astype(np.int8)}
     for i in range(FLOATS):

@@ -1,16 +1,16 @@
-"""Other loaders on the data of benchmarks/input/pipeline.py, which starts this.
+"""Other loaders on the data of benchmarks/input/pipeline.py, which starts this script.
 
-All read from memory, where the columns lie as NumPy arrays, or from a TFRecord file in the page
-cache; on one core; and all but tf_tfrecord, which has a buffer, permute all examples. What they
-make is what a step takes: floats, labels, rows of one table of all tables' rows, and lists packed
-into arrays of fixed size; those of TensorFlow leave lists ragged, which costs less.
+All run on one core. They read NumPy columns in memory, or a TFRecord file in the page cache. All
+permute the whole data set, except tf_tfrecord, which has a shuffle buffer. They produce the input
+of a step: floats, labels, row ids in one table of all tables' rows, and lists packed into arrays of
+fixed size. The loaders of TensorFlow leave lists ragged, which costs less.
 
-grain: examples one by one, put together by a function of a batch.
-torch: a DataLoader of examples, put together by the same function.
-torch_batches: a DataLoader whose dataset is asked for whole batches, by NumPy's index.
-tf_tfrecord: TFRecord of tf.Example, a buffer of 16 batches, whole batches parsed.
+grain: reads single examples and collates them.
+torch: a DataLoader that reads single examples, with the same collate function.
+torch_batches: a DataLoader whose dataset returns whole batches by NumPy indexing.
+tf_tfrecord: TFRecord of tf.Example, a buffer of 16 batches, parsed in whole batches.
 tf_slices: from_tensor_slices of columns, batched.
-tf_gather: whole batches by index, gathered by TensorFlow.
+tf_gather: gathers whole batches by index in TensorFlow.
 """
 
 import argparse
@@ -27,12 +27,12 @@ from jaxrank.data.store.reader import open_store
 from jaxrank.features import MAX_GROUP, PAD
 from jaxrank.layout import layout
 
-ROWS = 200_000  # of the store, from the first; more would be as fast or slower
+ROWS = 200_000  # first rows of the store that are read; more would not be faster
 WARM_BATCHES = 4
 
 
 class Columns(NamedTuple):
-    """Of all examples; `ends` i64[n + 1] of each example's lists in `values`."""
+    """Columns of all examples. `ends`: i64[n + 1], offsets of the lists of examples in `values`."""
 
     floats: np.ndarray
     ids: np.ndarray
@@ -47,7 +47,7 @@ class Columns(NamedTuple):
 
 
 class Data:
-    """Columns in memory, and what is made of some of their examples."""
+    """Columns in memory, and functions that build batches from them."""
 
     def __init__(self, path: Path):
         store = open_store(path)
@@ -76,7 +76,7 @@ class Data:
         }
 
     def collate(self, examples: Any) -> dict[str, np.ndarray]:
-        """A batch of examples that were read one by one."""
+        """Builds a batch from single examples."""
         stacked = {
             name: np.stack([e[name] for e in examples])
             for name in ("floats", "ids", "labels", "lengths")
@@ -84,7 +84,7 @@ class Data:
         return self.made(stacked, np.concatenate([e["values"] for e in examples]))
 
     def taken(self, index: np.ndarray) -> dict[str, np.ndarray]:
-        """A batch of the examples of an index."""
+        """Builds a batch from the examples of an index."""
         c = self.columns
         names = ("floats", "ids", "labels", "lengths")
         stacked = {name: getattr(c, name).take(index, axis=0) for name in names}

@@ -1,20 +1,20 @@
-"""Examples a second from prepared data to ready NumPy batches, beside what others make of the same.
+"""Measures examples/s from prepared data to NumPy batches, for jaxrank and other loaders.
 
     python -m benchmarks.input.pipeline
 
-Three shapes, all with 13 floats and shuffled: `lists`, 26 ids and 8 ragged lists of mean length 8;
-`criteo`, 26 ids; `mlperf`, 214 ids of 26 columns, as in MLPerf's DCN-V2. Data is generated and
-prepared first (kept in --data, if given) and lies in the page cache.
+There are three shapes, all shuffled and with 13 floats. `lists` has 26 ids and 8 ragged lists of
+mean length 8. `criteo` has 26 ids. `mlperf` has 214 ids in 26 columns, as in MLPerf's DCN-V2. Data
+is generated and prepared first, and read from the page cache. --data keeps it for the next call.
 
-Each row is a process of its own, held to one core or as many as it says. All make batches in turn,
-for --seconds in each of --rounds; figures are medians of the rounds.
+Each row of the table is a process that is pinned to one core or to the stated number of cores. All
+produce batches in turn, for --seconds in each of --rounds. Results are medians of the rounds.
 
-- per core: examples for a second of processor time, workers' included, which is what a core gives
-  that nobody else uses.
-- ours: that of the first row over the row's, round by round.
-- MiB: memory of its own, what it shares with its workers included, and pages of files.
+- per core: examples per second of CPU time, including workers. It estimates the speed of an
+  otherwise idle core.
+- ours: the first row's value of `per core` divided by that of the row, round by round.
+- MiB: private memory, including memory shared with workers, and file pages.
 
-The rows of benchmarks/input/peers.py are other loaders; one that is not installed says so.
+The rows of benchmarks/input/peers.py are other loaders. Loaders that are not installed are marked.
 """
 
 import argparse
@@ -38,7 +38,7 @@ SETTINGS = dict(steps_per_execution=1, window_blocks=4, num_workers=0, prefetch_
 
 
 class Row(NamedTuple):
-    """A row of the table: its name, the settings that differ or the peer, and its cores."""
+    """A row of the table: its name, its settings or its peer, and its number of cores."""
 
     name: str
     settings: dict[str, int] | str
@@ -77,20 +77,20 @@ def batches(path: Path, batch_size: int, settings: dict[str, int]) -> Iterator[i
 
 
 def measure(args: argparse.Namespace, shape: str, store: Path) -> None:
-    """Prints the rows of a shape."""
+    """Measures one shape and prints its rows."""
     cores = sorted(os.sched_getaffinity(0))
     rows = [row for row in OURS if row.cores <= len(cores)]
     rows += [Row(name, name) for name in ([] if args.without_peers else PEERS)]
     programs = [_start(row, args, store, cores[: row.cores]) for row in rows]
     if programs[0].told:
-        raise SystemExit(f"{rows[0].name}, which all others are held against: {programs[0].told}")
+        raise SystemExit(f"{rows[0].name}, the reference of all others: {programs[0].told}")
     found: list[list[Round]] = [[] for _ in rows]
     for _ in range(args.rounds):
         for program, rounds in zip(programs, found, strict=True):
             if not program.told:
                 rounds.append(program.round(args.seconds))
     ids = SHAPES[shape].ids
-    print(f"\n{shape}: {ids} ids an example, batches of {args.batch_size}")
+    print(f"\n{shape}: {ids} ids per example, batches of {args.batch_size}")
     print(f"{'':22}{'examples/s':>13}{'ids/s':>15}{'per core':>13}{'ours':>8}{'MiB':>13}")
     for row, program, rounds in zip(rows, programs, found, strict=True):
         if program.told:
@@ -129,8 +129,8 @@ def main() -> None:
     parser.add_argument("--million-rows", type=float, default=1.0)
     parser.add_argument("--batch-size", type=positive, default=8192)
     parser.add_argument("--rounds", type=positive, default=5)
-    parser.add_argument("--seconds", type=float, default=1.5, help="of a row, in each round")
-    parser.add_argument("--data", default="", help="folder to keep the prepared data in")
+    parser.add_argument("--seconds", type=float, default=1.5, help="per row and round")
+    parser.add_argument("--data", default="", help="folder in which prepared data is kept")
     parser.add_argument("--without-peers", action="store_true")
     parser.add_argument("--serve", default="", help=argparse.SUPPRESS)
     parser.add_argument("settings", nargs="*", help=argparse.SUPPRESS)

@@ -1,9 +1,9 @@
-"""Rows a second from Criteo text to a store, both passes, on one core and on all.
+"""Measures rows/s of preparing a store from Criteo text, both passes, on one core and on all.
 
     python -m benchmarks.input.prepare ../shared/data/criteo_sample/train.tsv.gz
 
-The sample is repeated to --rows rows in a temporary directory first. `cpu` is rows for a second of
-processor time, workers' included: what a core of its own gives, where others use the machine too.
+First repeats the sample to --rows rows in a temporary directory. `cpu` is rows per second of CPU
+time, including workers. It estimates the speed of an otherwise idle core.
 """
 
 import argparse
@@ -26,7 +26,7 @@ FEATURES = dict(
 
 
 def processor_seconds() -> float:
-    """Of this process and of those it has waited for."""
+    """Returns the CPU time of this process and of the child processes that it has waited for."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(u.ru_utime + u.ru_stime for u in used)
 

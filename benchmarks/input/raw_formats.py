@@ -1,11 +1,11 @@
-"""Rows a second out of TFRecord and Parquet files, and out of Parquet that is trained on directly.
+"""Measures rows/s of reading TFRecord and Parquet files, and of training directly from Parquet.
 
     taskset -c 0 python -m benchmarks.input.raw_formats
 
-A row is Criteo's: a label, 13 floats and 26 ids. The same rows go into all files. Beside the
-TFRecord source runs the plain loop over what protobuf parses of the same records; beside training
-straight from Parquet, with row groups of one block and of sixteen, runs training from a store of
-blocks of that size. Figures are medians of rounds in which all take turns.
+A row has the columns of Criteo: a label, 13 floats and 26 ids. All files have the same rows. The
+TFRecord source is compared with a simple loop that parses records with protobuf. Direct training
+from Parquet, with row groups of one block and of sixteen, is compared with a store of blocks of
+that size. Results are medians of rounds in which all run in turn.
 """
 
 import argparse
@@ -53,7 +53,7 @@ def _field(number: int, data: bytes) -> bytes:
 
 
 def write_tfrecords(table: pa.Table, path: Path) -> None:
-    """Ids as the eight hexadecimal digits that Criteo has."""
+    """Writes ids as eight hexadecimal digits, as in Criteo."""
     with open(path, "wb") as file:
         for row in table.to_pylist():
             entries = []
@@ -98,7 +98,7 @@ message_type {{ name: "Example"
 
 
 def example_class() -> Any:
-    """tf.Example as TensorFlow declares it."""
+    """Returns a protobuf class with the declaration of tf.Example."""
     file = text_format.Parse(_EXAMPLE, descriptor_pb2.FileDescriptorProto())
     pool = descriptor_pool.DescriptorPool()
     pool.AddSerializedFile(file.SerializeToString())
@@ -106,7 +106,7 @@ def example_class() -> Any:
 
 
 def read_by_protobuf(path: Path) -> int:
-    """The plain loop: parse, and append the value of each feature to its column."""
+    """Reads with a simple loop that parses records and appends each value to its column."""
     parsed = example_class()
     columns: dict[str, list] = {"label": []}
     columns |= {f"I{i}": [] for i in range(13)} | {f"C{i}": [] for i in range(26)}
@@ -120,7 +120,7 @@ def read_by_protobuf(path: Path) -> int:
 
 
 def examples_per_second(store: Store, batch_size: int) -> float:
-    """Of one pass over the training split, made into batches by one thread."""
+    """Measures one pass over the training split, in batches built by one thread."""
     split = store.split("train")
     steps = split.rows // batch_size
     batches = TrainBatches(
@@ -169,7 +169,7 @@ def main() -> None:
             stores[name] = direct.open_direct(_FEATURES, source)
         readers = {
             "TFRecord, the source": lambda: read_source("tfrecord", place / "a.tfrecord"),
-            "TFRecord, the plain loop": lambda: read_by_protobuf(place / "a.tfrecord"),
+            "TFRecord, simple loop": lambda: read_by_protobuf(place / "a.tfrecord"),
             "Parquet, the source": lambda: read_source("parquet", place / "1.parquet"),
         }
         found: dict[str, list[float]] = {}

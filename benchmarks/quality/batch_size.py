@@ -1,20 +1,25 @@
-"""What large batches cost: logloss after the same examples, by rule of scaling the learning rate.
+"""Measures the logloss of large batches after the same examples, by learning rate scaling rule.
 
     python -m benchmarks.quality.batch_size --workdir=/tmp/batch
 
-A cheap model (6 id columns, 4 floats, one cross layer, a small tower) is trained for one pass over
-generated data with a known truth. For each pair of optimizers the rates at batches of 4,096 are
-first chosen by validation logloss, on the first seed: the smallest within 0.05% of the best, which
-is where both half a decade more and half a decade less are worse, for dense parameters and tables
-together. Then each batch size is trained with each rule (none, sqrt, linear for dense parameters
-and tables alike, and sqrt for the former with linear for the latter), without warm-up and with one
-of a tenth of the steps. Printed is the validation logloss over that at 4,096, in percent, as mean
-and deviation over the seeds, whose data is the same and whose order and initial values differ.
---decay has the rates fall to 0 over the run, at 4,096 too. --own and --own-base set what else a
-large batch, and 4,096, should have, such as averaged weights. With --tune rates are chosen anew at
-some batch sizes: no rule can do better than they.
+Trains a cheap model (6 id columns, 4 floats, one cross layer, a small tower) for one epoch on
+generated data with a known truth.
 
-Runs that are there already are not done again, so the command can be given once more.
+1. For each pair of optimizers, chooses the learning rates at batch size 4,096 by validation logloss
+   on the first seed. The best point is one where half a decade more and half a decade less are
+   worse, for dense parameters and tables together. The smallest rates within 0.05% of its logloss
+   are used.
+2. Trains each batch size with each scaling rule, without warm-up and with a warm-up of a tenth of
+   the steps. The rules are none, sqrt and linear for both dense parameters and tables, and sqrt for
+   dense parameters with linear for tables.
+3. Prints the validation logloss relative to that at 4,096 in percent: mean and standard deviation
+   over seeds. Seeds have the same data, and differ in order and initial values.
+
+--decay lets the learning rates fall to 0 over the run, also at 4,096. --own and --own-base are
+further overrides for large batches and for 4,096, for example averaged weights. --tune searches
+learning rates at some batch sizes, which is a bound for every rule.
+
+Finished runs are not repeated, so an interrupted command can be given again.
 """
 
 import argparse
@@ -39,14 +44,14 @@ from jaxrank.optim import DECAYS
 
 BASE = 4096
 IDS = (200_000, 50_000, 10_000, 1_000, 100, 10)
-NEAR = 0.0005  # of a logloss; half of what a large batch may lose
-RULES = {  # of dense parameters and of tables
+NEAR = 0.0005  # relative to the best logloss; half of the accepted loss of a large batch
+RULES = {  # for dense parameters and for tables
     "none": ("none", "none"),
     "sqrt": ("sqrt", "sqrt"),
     "sqrt+linear": ("sqrt", "linear"),
     "linear": ("linear", "linear"),
 }
-# Of dense parameters and of tables: the name, and where the search for the rate begins.
+# For dense parameters and for tables: the name, and the learning rate at which the search starts.
 OPTIMIZERS = {
     "rowwise": (("adam", 0.0032), ("rowwise_adagrad", 0.032)),
     "adagrad": (("adagrad", 0.032), ("adagrad", 0.1)),
@@ -56,7 +61,11 @@ OPTIMIZERS = {
 
 
 class Case(NamedTuple):
-    """One run. rates: of dense parameters and of tables at batches of BASE. own: more overrides."""
+    """One run.
+
+    rates: learning rates of dense parameters and of tables at batch size BASE.
+    own: further overrides.
+    """
 
     optimizer: str
     rates: tuple[float, float]
@@ -106,7 +115,7 @@ def arguments(case: Case, steps: int) -> list[str]:
 
 
 class Runner:
-    """Runs cases of one number of training examples, each once, some at a time."""
+    """Runs cases with one number of training examples, each once, some of them in parallel."""
 
     def __init__(self, folder: Path, rows: int, jobs: int, decay: str):
         self._folder, self._rows, self._jobs, self._decay = folder / str(rows), rows, jobs, decay
@@ -128,14 +137,14 @@ class Runner:
         *,
         seeds: Iterable[int],
     ) -> list[float]:
-        """Validation logloss by seed; infinite where a run did not stay finite."""
+        """Returns the validation logloss per seed, infinity for runs that diverged."""
         parts = optimizer, rates, batch, rule, warmup, self._decay, own
         return self._losses([Case(*parts, seed) for seed in seeds])
 
     def first_losses(
         self, optimizer: str, batch: int, rates: list[tuple[float, float]], own: str
     ) -> list[float]:
-        """The same of the first seed, by rates."""
+        """Returns the validation logloss of the first seed per pair of learning rates."""
         return self._losses(
             [Case(optimizer, pair, batch, "none", 0.0, self._decay, own, 0) for pair in rates]
         )
@@ -178,9 +187,11 @@ class Runner:
 def best_rates(
     runner: Runner, optimizer: str, batch: int, best: tuple[float, float], own: str
 ) -> tuple[float, float]:
-    """Climbs on a grid of half decades until no neighbour, along an axis or across, is better; then
-    takes the smallest rates that are near the best: those at the edge of what is stable are no
-    measure of what a larger batch loses."""
+    """Searches learning rates on a grid of half decades.
+
+    Climbs until no neighbour, also diagonally, is better. Then returns the smallest rates that are
+    near the best. Rates at the edge of stability would not measure the loss of a larger batch.
+    """
     found: dict[tuple[float, float], float] = {}
     while True:
         one, other = ([_half_decades(x, n) for n in (-1, 0, 1)] for x in best)
@@ -200,7 +211,7 @@ def _half_decades(rate: float, more: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workdir", required=True)
-    parser.add_argument("--rows", type=positive, default=20_971_520, help="examples of the pass")
+    parser.add_argument("--rows", type=positive, default=20_971_520, help="training examples")
     parser.add_argument("--optimizers", nargs="+", default=list(OPTIMIZERS), choices=OPTIMIZERS)
     parser.add_argument("--batches", nargs="+", type=positive, default=[16_384, 65_536, 131_072])
     parser.add_argument("--rules", nargs="+", default=list(RULES), choices=RULES)
@@ -211,17 +222,19 @@ def main() -> None:
         nargs=2,
         type=float,
         metavar=("DENSE", "TABLES"),
-        help=f"at {BASE}, instead of searching for them",
+        help=f"learning rates at {BASE} (default: searched)",
     )
-    parser.add_argument("--own", default="", help="more overrides, at the other batch sizes")
-    parser.add_argument("--own-base", default="", help=f"more overrides, at {BASE}")
+    parser.add_argument("--own", default="", help="further overrides at the other batch sizes")
+    parser.add_argument("--own-base", default="", help=f"further overrides at {BASE}")
     parser.add_argument(
         "--rates-base", nargs=2, type=float, metavar=("DENSE", "TABLES"), help="other rates there"
     )
-    parser.add_argument("--tune", nargs="*", type=int, default=[], help="also choose rates here")
+    parser.add_argument(
+        "--tune", nargs="*", type=int, default=[], help="batch sizes to search rates at"
+    )
     parser.add_argument("--seeds", type=positive, default=3)
     parser.add_argument(
-        "--jobs", type=positive, default=1, help="runs at a time, sharing the cores"
+        "--jobs", type=positive, default=1, help="parallel runs, which share the cores"
     )
     args = parser.parse_args()
     runner = Runner(Path(args.workdir), args.rows, args.jobs, args.decay)
@@ -232,21 +245,21 @@ def main() -> None:
         rates = rates or best_rates(runner, optimizer, BASE, (dense, tables), args.own_base)
         there = tuple(args.rates_base or rates)
         base = runner.losses(optimizer, there, BASE, own=args.own_base, seeds=seeds)
-        print(f"{optimizer}: rates {there} at {BASE}: logloss {statistics.mean(base):.5f}")
+        print(f"{optimizer}: learning rates {there} at {BASE}: logloss {statistics.mean(base):.5f}")
         for batch, rule, warmup in itertools.product(args.batches, args.rules, args.warmups):
             found = runner.losses(optimizer, rates, batch, rule, warmup, args.own, seeds=seeds)
             told(f"{optimizer}, batch {batch:,}, {rule}, warm-up {warmup:.0%}", found, base)
         for batch in args.tune:
             tuned = best_rates(runner, optimizer, batch, rates, args.own)
             found = runner.losses(optimizer, tuned, batch, own=args.own, seeds=seeds)
-            told(f"{optimizer}, batch {batch:,}, rates {tuned} chosen there", found, base)
+            told(f"{optimizer}, batch {batch:,}, tuned rates {tuned}", found, base)
 
 
 def told(name: str, found: list[float], base: list[float]) -> None:
     over = [100 * (a / b - 1) for a, b in zip(found, base, strict=True)]
     lost = sum(not math.isfinite(x) for x in over)
     spread = statistics.stdev(over) if len(over) > 1 and not lost else math.nan
-    result = f"{lost} of {len(over)} runs did not stay finite" if lost else ""
+    result = f"{lost} of {len(over)} runs diverged" if lost else ""
     print(f"{name}: {result or f'{statistics.mean(over):+.3f}% ({spread:.3f})'}", flush=True)
 
 

@@ -1,8 +1,8 @@
-"""FuxiCTR's DCN-V2 on MovieLens-1M: a line of JSON after each epoch.
+"""Trains FuxiCTR's DCN-V2 on MovieLens-1M, and prints a line of JSON after each epoch.
 
-The layers, the loop, the loader and the defaults (early stopping, a lower rate on a plateau) are
-FuxiCTR's, with the settings of its published run; `time_to_quality.py` starts this. Neither
-preparing the data nor scoring the test split is in the seconds.
+The layers, the loop, the loader and the defaults (early stopping, learning rate reduction on a
+plateau) are FuxiCTR's, with the settings of its published run. `time_to_quality.py` starts this
+script. The seconds exclude preparation and scoring of the test split.
 """
 
 import argparse
@@ -28,7 +28,7 @@ BATCH = 4096
 
 
 class DCNv2(BaseModel):
-    """Two full cross layers beside a tower of [192, 192]."""
+    """DCN-V2 with two full cross layers and a parallel tower of [192, 192]."""
 
     def __init__(self, feature_map: FeatureMap, folder: str):
         super().__init__(
@@ -74,7 +74,7 @@ class DCNv2(BaseModel):
 
 
 def encoded(data: Path, folder: Path) -> dict[str, int]:
-    """Writes each split as npz; returns the rows of each table: 0 is a value not seen."""
+    """Writes each split as npz, and returns the rows of each table. Row 0 is the unknown value."""
     options = pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(FEATURES, "string"))
     rows: dict[str, dict[str, int]] = {}
     for split in ("train", "valid", "test"):

@@ -5,13 +5,13 @@
         --variant='dcn: --config.model.cross=dcn'
 
 The checkpoint of each run is the best one by the config's metric on the validation split. Further
-arguments go to `jaxrank train`, those that set fields also to `jaxrank prepare`: data is prepared
-once. A variant may have a --config of its own. Variants are trained with the same seeds, and so on
-the same batches, as the config itself; of each metric the difference from the config is printed,
-with its 95% confidence interval by Student's t over the pairs.
+arguments are passed to `jaxrank train`, and config overrides also to `jaxrank prepare`, which
+prepares the data once. A variant may have its own --config. Variants use the same seeds as the
+config itself, so they train on the same batches. Prints the difference of each metric from the
+config, with a 95% confidence interval by Student's t over the pairs.
 
-Runs that are there already are not done again, so the command can be given once more. One of
-another config, or data from another source, is refused.
+Finished runs are not repeated, so an interrupted command can be given again. Runs of another config
+and data from another source are rejected.
 """
 
 import argparse
@@ -35,7 +35,7 @@ from jaxrank.config_files import differences, load, to_plain
 from jaxrank.data.store.reader import open_store
 from jaxrank.errors import InputError
 
-Scores = dict[str, list[float]]  # by metric, of each seed
+Scores = dict[str, list[float]]  # by metric, one value per seed
 
 
 def jaxrank(*args: str, cores: set[int] | None = None) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def jaxrank(*args: str, cores: set[int] | None = None) -> dict[str, Any]:
         command,
         capture_output=True,
         text=True,
-        env=environment(),  # a config of a benchmark imports other benchmarks
+        env=environment(),  # configs of benchmarks import other benchmarks
         preexec_fn=lambda: os.sched_setaffinity(0, cores or os.sched_getaffinity(0)),
     )
     if found.returncode:
@@ -53,7 +53,7 @@ def jaxrank(*args: str, cores: set[int] | None = None) -> dict[str, Any]:
 
 
 def fields(args: Sequence[str]) -> list[str]:
-    """The arguments that set fields of the config."""
+    """Returns the arguments that override config fields."""
     follows = [False, *(arg.startswith("--config.") and "=" not in arg for arg in args)]
     return [
         arg
@@ -63,45 +63,46 @@ def fields(args: Sequence[str]) -> list[str]:
 
 
 def plain(config: Any) -> dict[str, Any]:
-    """A config, or a section of it, as JSON has it."""
+    """Converts a config or a section of it to JSON types."""
     return json.loads(json.dumps(to_plain(config), default=str))
 
 
 def check_same(workdir: Path, config: Any) -> None:
-    """Refuses the run of a config that has changed since.
+    """Rejects a run whose config has changed since.
 
-    Not by `jaxrank.workdir.files`, which imports JAX, and processes are started here.
+    It does not use `jaxrank.workdir.files`, because that imports JAX, and this program starts
+    processes.
     """
     path = workdir / "config.json"
-    if not path.is_file():  # only the scores were kept
+    if not path.is_file():  # only the scores remain
         return
     before = json.loads(path.read_text())
     lines = differences(before, plain(config))
     changed = [line for line in lines if line.partition(":")[0] not in FREE]
     if changed:
         raise InputError(
-            f"{workdir} is of another config; these fields differ:\n  "
+            f"{workdir}: must hold a run of the same config: these fields differ:\n  "
             + "\n  ".join(changed)
             + "\nGive another --workdir, or remove it."
         )
 
 
 def prepare_once(config: str, store: Path, args: Sequence[str] = ()) -> None:
-    """Prepares the data of a config file, unless it is there, of the same source."""
+    """Prepares the data of a config file, unless it exists and has the same source."""
     if not store.exists():
         jaxrank("prepare", f"--config={config}", f"--output={store}", *args)
         return
     wanted = plain(load(config, args).source)
     if changed := differences(open_store(store).spec.source, wanted, "source"):
         raise InputError(
-            f"{store} was prepared from another source:\n  "
+            f"{store}: must be prepared from the source of the config, which differs:\n  "
             + "\n  ".join(changed)
             + "\nGive another --workdir, or remove it."
         )
 
 
 def run(folder: Path, config: str, split: str, args: Sequence[str], cores: set[int]) -> dict:
-    """Trains and scores once; what is in the folder already is only read."""
+    """Trains and scores once. Results that are in the folder already are only read."""
     scores = folder / "scores.json"
     command = [f"--config={config}", f"--split={split}", *args]
     if not scores.exists():
@@ -110,7 +111,7 @@ def run(folder: Path, config: str, split: str, args: Sequence[str], cores: set[i
         trained = jaxrank("train", f"--config={config}", workdir, *args, cores=cores)
         tested = jaxrank("evaluate", workdir, "--checkpoint=best", f"--split={split}", cores=cores)
         kept = {k: trained[k] for k in ("step", "seconds", "examples_per_second")}
-        if was_begun:  # a part of the run is all that could be measured
+        if was_begun:  # this call has measured a part of the run only
             kept |= {"seconds": None, "examples_per_second": None}
         written = folder / "scores.json.tmp"
         written.write_text(json.dumps({"command": command, "trained": kept, "tested": tested}))
@@ -118,20 +119,20 @@ def run(folder: Path, config: str, split: str, args: Sequence[str], cores: set[i
     found = json.loads(scores.read_text())
     if (other := found.get("command", [])) != command:
         raise SystemExit(
-            f"{scores} is of the arguments {shlex.join(other)}; now they are"
-            f" {shlex.join(command)}. Give another --workdir, or remove it."
+            f"{scores}: must be of the arguments {shlex.join(command)}: found {shlex.join(other)}."
+            " Give another --workdir, or remove it."
         )
     return found
 
 
 def untrained(config: Any) -> set[str]:
-    """The tasks of weight 0."""
+    """Returns the tasks of weight 0."""
     names = [task["name"] for task in config.features.tasks]
     return {name for name, weight in zip(names, config.task_weights, strict=False) if not weight}
 
 
 def metrics_of(found: dict[str, Any], without: set[str]) -> dict[str, float]:
-    """NaN where one is undefined; of all tasks but some."""
+    """Returns the metrics of all tasks except `without`. Undefined metrics are NaN."""
     return {
         f"{task}/{name}": float("nan") if value is None else value
         for task, metrics in found["tested"]["metrics"].items()
@@ -165,7 +166,7 @@ def main() -> None:
     parser.add_argument("--split", default="test")
     parser.add_argument("--variant", action="append", default=[], help="'name: arguments'")
     parser.add_argument(
-        "--jobs", type=positive, default=1, help="runs at a time, sharing the cores"
+        "--jobs", type=positive, default=1, help="parallel runs, which share the cores"
     )
     args, rest = parser.parse_known_args()
     folder = Path(args.workdir).absolute()
@@ -174,7 +175,7 @@ def main() -> None:
     for variant in args.variant:
         name, colon, own = variant.partition(":")
         if not colon or name.strip() in variants:
-            parser.error(f"--variant must be 'name: arguments', of a new name: found {variant!r}")
+            parser.error(f"--variant must be 'name: arguments' with a new name: found {variant!r}")
         variants[name.strip()] = shlex.split(own.replace("--config ", "--config="))
     prepare_once(args.config, store, fields(rest))
     cores = sorted(os.sched_getaffinity(0))
@@ -182,7 +183,7 @@ def main() -> None:
     scores: dict[str, Scores] = {name: {} for name in variants}
 
     def of(name: str, seed: int) -> tuple[Path, str, list[str]]:
-        """The folder of a run, its config and the other arguments."""
+        """Returns the folder of a run, its config and the other arguments."""
         own = variants[name]
         configs = [arg for arg in own if arg.startswith("--config=")]
         config = configs[-1].removeprefix("--config=") if configs else args.config
@@ -212,9 +213,7 @@ def main() -> None:
                 scores[name].setdefault(metric, []).append(value)
                 line.append(f"{metric} {value:.5f}")
             trained = found["trained"]
-            speed = trained[
-                "examples_per_second"
-            ]  # null where no two executions followed each other
+            speed = trained["examples_per_second"]  # null without two consecutive executions
             seconds = trained["seconds"]
             print(
                 f"{name}, seed {seed}: {', '.join(line)}; step {found['tested']['step']} of"

@@ -1,15 +1,19 @@
-"""The step on a CPU: jaxrank, other trainers and the machine's limit, in turn.
+"""Measures the step on a CPU, of jaxrank and of other trainers, against the machine's limit.
 
     pip install torch==2.13.0 && pip install --no-deps fbgemm-gpu-cpu==1.8.0  # after `bench`
     python -m benchmarks.step.cpu --shape criteo --rounds 5 --seconds 6
     python -m benchmarks.step.cpu --shape lists --rounds 5 --seconds 6
 
-Each program trains the model of `data.py` on the same examples, in batches that lie in memory;
-see `cpu_peers.py` for the others. The floor of a step is what its matrix products take at the
-best rate that any of the programs `products` has for them, and what the bytes of the tables take at
-the rate of a copy: of each id a vector read; of each id column and list of an example a vector
-written and its gradient read; of each different row the row and its sum of squares read and
-written. `tables` is the lookup, the gradient of each row and its exact update, without a model.
+Each program trains the model of `data.py` in turn on the same examples, in batches in memory.
+`cpu_peers.py` describes the other trainers. The floor of a step is the time of its matrix products
+at the best rate of all programs `products`, plus the time of the tables' bytes at the rate of a
+copy. These bytes are:
+
+- per id: one vector read
+- per id column and list of an example: one vector written and its gradient read
+- per distinct row: the row and its sum of squares read and written
+
+`tables` is the lookup, the gradient of each row and its exact update, without a model.
 """
 
 import argparse
@@ -39,11 +43,11 @@ PEERS = (
     "fbgemm", "fbgemm_bfloat16", "fbgemm_tables", "torch", "torch_bfloat16", "torch_dense",
     "tensorflow", "tensorflow_bfloat16", "fuxictr",
 )  # fmt: skip
-COPIED = 2**28  # bytes that a copy reads, and writes
+COPIED = 2**28  # bytes that a copy reads and writes, each
 
 
 def job_of(shape: str, folder: Path, precision: str):
-    """The job, and calls' batches on the device."""
+    """Builds the run, and the batches of executions on the device."""
     import jax
 
     from jaxrank import mesh as meshes
@@ -131,12 +135,12 @@ def made_by(name: str, shape: str, folder: Path) -> Callable[[], Iterator[int]]:
         "products_numpy": lambda: products_numpy(shape),
         "products_torch": lambda: products_torch(shape, bfloat16=False),
         "products_torch_bfloat16": lambda: products_torch(shape, bfloat16=True),
-        "copy": lambda: programs.copy(COPIED),  # executions a byte an example
+        "copy": lambda: programs.copy(COPIED),  # counts a byte as an example
     }[name]
 
 
 def table_bytes(shape: str) -> float:
-    """That a batch's lookup and update ask for, see above."""
+    """Returns the bytes of lookup and update of a batch, see the module docstring."""
     examples, vector = data.raw(shape, BATCH), 4 * data.DIM
     ids, values = data.in_one_table(examples)
     different = len(np.unique(ids)) + len(np.unique(values))
@@ -218,7 +222,7 @@ def main() -> None:
             serve(made_by(args.program, args.shape, Path(folder)), warm=4 * data.BATCHES * BATCH)
         return
     if args.shape == data.MAIN_JOB and not set(args.programs) <= set(OURS):
-        parser.error(f"--shape={args.shape} has batches for --programs {' '.join(OURS)} only")
+        parser.error(f"--programs: must be of {' '.join(OURS)} for --shape={args.shape}")
     cores = sorted(os.sched_getaffinity(0))
     with contextlib.ExitStack() as stack:
         started: dict[str, Program] = {}
@@ -231,7 +235,7 @@ def main() -> None:
                 continue
             started[name] = stack.enter_context(contextlib.closing(program))
         if not started:
-            raise SystemExit("No program is here to be measured.")
+            raise SystemExit("At least one program must be installed: found none.")
         rounds: dict[str, list[Round]] = {name: [] for name in started}
         for _ in range(args.rounds):
             for name, program in started.items():

@@ -1,17 +1,17 @@
-"""Steps of other trainers on the shapes of `data.py`; `benchmarks/step/cpu.py` starts this.
+"""Steps of other trainers on the shapes of `data.py`. `benchmarks/step/cpu.py` starts this script.
 
-All have huge pages as jaxrank's processes do, run their layers as written (eager, but for
-TensorFlow's function), and train DCN-V2 with three full cross layers beside a tower of 400-400-400,
-by Adam but for the tables, from batches that lie in memory as they take them.
+All use huge pages like jaxrank's processes, and run layers eagerly, except TensorFlow's function.
+They train DCN-V2 with three full cross layers and a parallel tower of 400-400-400. Layers use Adam.
+Batches are in memory in the format of each program.
 
-torch_dense: nn.Embedding with dense gradients, Adam on the tables too.
-torch: sparse gradients of one table of all rows, AdaGrad; EmbeddingBag for lists.
-fbgemm: SplitTableBatchedEmbeddingBags, exact row-wise AdaGrad, which TorchRec's tables are.
-tensorflow: gather, duplicates summed, the sparse kernel of AdaGrad.
-fuxictr: FuxiCTR's layers and trainer, as it updates tables: Adam on all rows. It gives each float a
-    vector as well, so its layers read 16 numbers for each.
+torch_dense: nn.Embedding with dense gradients, and Adam on the tables too.
+torch: sparse gradients of one table with all rows, AdaGrad. EmbeddingBag for lists.
+fbgemm: SplitTableBatchedEmbeddingBags with exact row-wise AdaGrad, the tables of TorchRec.
+tensorflow: gather, sum of duplicates, the sparse kernel of AdaGrad.
+fuxictr: FuxiCTR's layers and trainer, with its update of tables: Adam on all rows. It also embeds
+    each float in a vector, so its layers read 16 numbers per float.
 
-With `_bfloat16` behind the name, products of bfloat16; fbgemm_tables: no layers at all.
+The suffix `_bfloat16` means bfloat16 products. fbgemm_tables has no layers.
 """
 
 import argparse
@@ -85,7 +85,11 @@ def torch_layers(width: int):
 def torch_steps(
     shape: str, vectors_of: Callable, make: Callable, optimizers: list, bfloat16: bool
 ) -> Iterator[int]:
-    """vectors_of: of what `make` makes of a batch, f[B, width]; optimizers: of the tables."""
+    """Trains with PyTorch layers.
+
+    vectors_of: maps the result of `make` for a batch to vectors f[B, width].
+    optimizers: of the tables.
+    """
     import torch
 
     lists = SHAPES[shape]
@@ -144,7 +148,7 @@ def torch_(shape: str, bfloat16: bool, sparse: bool = True) -> Iterator[int]:
 
 
 def fbgemm_parts(shape: str):
-    """The tables, and what they take of a batch: values table by table, and where each bag is."""
+    """Returns the tables and a function that gives their input: values by table, and offsets."""
     import torch
     from fbgemm_gpu.split_embedding_configs import EmbOptimType
     from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
@@ -306,7 +310,7 @@ def fuxictr(shape: str, bfloat16: bool) -> Iterator[int]:
             super().__init__(
                 feature_map, model_id="dcnv2", metrics=["AUC"], model_root=folder, verbose=0
             )
-            # FuxiCTR gives a float a vector of its own, as published.
+            # FuxiCTR embeds each float in a vector, as published.
             width = DIM * feature_map.num_fields
             self.embedding_layer = FeatureEmbedding(feature_map, DIM)
             self.crossnet = CrossNetV2(width, CROSS_LAYERS)
@@ -361,7 +365,7 @@ def main() -> None:
     args = parser.parse_args()
     huge_pages.ensure()
     name = args.peer.removesuffix("_bfloat16")
-    # Each row of the tables in memory; Adam on all rows touches them at once.
+    # Warms up until all rows of the tables are in memory. Adam on all rows needs few steps for it.
     warm = 2 if name in ("torch_dense", "fuxictr") else BATCHES
     serve(lambda: PEERS[name](args.shape, args.peer != name), warm * BATCH)
 

@@ -1,8 +1,8 @@
-"""Criteo's shape with and without ragged lists, for benchmarks of the step: raw batches and config.
+"""Raw batches and configs for benchmarks of the step, in the shape of Criteo.
 
-13 floats, 26 ids over 8.67 M rows, and of "lists" 8 ragged lists besides; ids of every column
-follow a power law of exponent 1.05. "quickstart" is the main job's shape: its config, on data that
-is generated as for the main job.
+The shapes have 13 floats and 26 ids over 8.67 M rows. "lists" also has 8 ragged lists. Ids of every
+column follow a power law of exponent 1.05. "quickstart" is the config of the main job with its
+generated data.
 """
 
 from pathlib import Path
@@ -15,7 +15,7 @@ from benchmarks.harness.checkout import ROOT
 from jaxrank.config import default
 from jaxrank.config_files import load
 
-# Rows of the tables: Criteo's, the largest cut.
+# Rows of Criteo's tables, with a limit for the largest ones.
 TABLES = (
     1460, 583, 2000000, 1500000, 305, 24, 12517, 633, 3, 93145, 5683, 1800000, 3194, 27, 14992,
     1200000, 10, 5652, 2173, 4, 1600000, 18, 15, 286181, 105, 142572,
@@ -23,7 +23,7 @@ TABLES = (
 LIST_ROWS, LISTS, LONGEST, MEAN_LENGTH = 500_000, 8, 30, 8
 FLOATS, DIM, HIDDEN, CROSS_LAYERS = 13, 16, (400, 400, 400), 3
 BATCH = 8192
-BATCHES = 16  # different ones, taken in turn
+BATCHES = 16  # distinct batches, used in turn
 SHAPES = {"criteo": 0, "lists": LISTS}
 MAIN_JOB = "quickstart"  # has no raw batches for other programs
 
@@ -31,8 +31,10 @@ MAIN_JOB = "quickstart"  # has no raw batches for other programs
 class Raw(NamedTuple):
     """The examples of a shape.
 
-    floats: f32[n, 13]. ids: i64[n, 26], each from 0 to the rows of its table.
-    lengths: i64[n, lists]. values: i64[sum of lengths], list by list of each example in turn.
+    floats: f32[n, 13].
+    ids: i64[n, 26], each at least 0 and below the rows of its table.
+    lengths: i64[n, lists].
+    values: i64[sum of lengths], list by list of each example in turn.
     labels: f32[n].
     """
 
@@ -44,7 +46,7 @@ class Raw(NamedTuple):
 
 
 def power_law(rng: np.random.Generator, rows: int, size: int | tuple[int, ...]) -> np.ndarray:
-    """Ids i64[size] below `rows`, the most frequent first: a bounded power law of 1.05."""
+    """Draws ids i64[size] below `rows` by a bounded power law of 1.05. Small ids are frequent."""
     u = rng.random(size)
     return (((float(rows) ** -0.05 - 1) * u + 1) ** -20.0).astype(np.int64).clip(1, rows) - 1
 
@@ -63,7 +65,7 @@ def raw(shape: str, examples: int) -> Raw:
 
 
 def in_one_table(data: Raw) -> tuple[np.ndarray, np.ndarray]:
-    """Ids i64[n, 26] in a table of all ids' rows, and list values in one of all lists' rows."""
+    """Returns ids i64[n, 26] and list values as rows of one table each."""
     examples, lists = data.lengths.shape
     number = np.tile(np.arange(lists), examples).repeat(data.lengths.reshape(-1))
     return data.ids + np.append(0, np.cumsum(TABLES))[:-1], data.values + number * LIST_ROWS
@@ -87,7 +89,7 @@ def write_parquet(path: Path, data: Raw) -> None:
 
 
 def config(shape: str, path: Path, precision: str) -> ConfigDict:
-    """DCN-V2 with three full cross layers beside a tower, on a Parquet file."""
+    """Returns a config of DCN-V2 with three full cross layers and a tower, on a Parquet file."""
     c = default()
     c.source = ConfigDict(dict(kind="parquet", files=dict(train=str(path))))
     c.data.valid = ""
@@ -110,7 +112,7 @@ def config(shape: str, path: Path, precision: str) -> ConfigDict:
 
 
 def main_job(precision: str) -> ConfigDict:
-    """The main job with `BATCHES` batches of examples, of its own size."""
+    """Returns the config of the main job with data for `BATCHES` batches of its size."""
     c = load(ROOT / "configs" / "quickstart.py")
     c.source.rows.train, c.source.rows.valid = BATCHES * c.batch_size, 1000
     c.data.valid, c.model.precision = "", precision
@@ -120,7 +122,7 @@ def main_job(precision: str) -> ConfigDict:
 
 
 def products(shape: str) -> list[tuple[int, int]]:
-    """(in, out) of every product of that model but the last, of width 1."""
+    """Returns (in, out) of every matrix product of that model, except the last one of width 1."""
     width = FLOATS + DIM * (len(TABLES) + SHAPES[shape])
     tower = (width, *HIDDEN)
     return [(width, width)] * CROSS_LAYERS + list(zip(tower, HIDDEN, strict=False))

@@ -1,12 +1,15 @@
-"""Lookup and update of tables on 1, 2, 4 and 8 devices, beside what automatic partitioning gives.
+"""Compares lookup and update on 1, 2, 4 and 8 devices with automatic partitioning.
 
     JAX_PLATFORMS=cpu JAX_NUM_CPU_DEVICES=8 python -m benchmarks.step.exchange
 
-26 id columns over 26 tables of dimension 16, SGD. Each line: devices, ids, placement, examples/s,
-bytes that collectives give a device in a step, its own share of an exchange included (from the
-compiled program; an instruction in the loop of further rounds counts once), rounds, and the time
-over that of the plain lookup in the same round of measurements. Plain is `table[ids]` and
-`table.at[ids].add` on a table split by row, left to the compiler.
+The model has 26 id columns over 26 tables of dimension 16, with SGD. Each line has devices, ids,
+placement, examples/s, received bytes, rounds, and the time relative to the plain lookup in the same
+round of measurements. Plain is `table[ids]` and `table.at[ids].add` on a table that is sharded by
+row and partitioned by the compiler.
+
+The received bytes are those that collectives write per device and step, including its own share of
+an exchange. They are read from the compiled program, in which an instruction in the loop of further
+rounds counts once.
 """
 
 import argparse
@@ -32,7 +35,7 @@ RATE = 0.01
 
 
 def make_layout(rows: int, hot: int) -> Layout:
-    """Tables of equal size; `hot` rows of each on every device, -1 for all."""
+    """Builds tables of equal size. `hot` rows of each are on every device, -1 for all rows."""
     names = [f"t{i}" for i in range(TABLES)]
     schema = Schema(
         tasks=(Task("click"),),
@@ -51,7 +54,7 @@ def make_layout(rows: int, hot: int) -> Layout:
 
 
 def draw_ids(kind: str, rows: int, size: int, seed: int = 0) -> np.ndarray:
-    """i32[size, TABLES], uniform or by a power law of exponent 1.05."""
+    """Draws ids i32[size, TABLES], uniformly or by a power law of exponent 1.05."""
     rng = np.random.default_rng(seed)
     own = rows // TABLES
     if kind == "uniform":
@@ -68,7 +71,7 @@ def to_stack(lay: Layout, ids: np.ndarray) -> np.ndarray:
 
 
 class Run:
-    """A compiled lookup and update, and its state."""
+    """A compiled program of lookup and update, with its state."""
 
     def __init__(self, step: Any, state: Any, inputs: Any):
         self.step = jax.jit(step, donate_argnums=0).lower(state, *inputs).compile()
@@ -86,7 +89,7 @@ class Run:
 
 
 def plain(mesh: Any, rows: int, ids: np.ndarray) -> Run:
-    """Tables split by row, gathered and scattered as the compiler sees fit."""
+    """Builds gather and scatter on tables sharded by row, partitioned by the compiler."""
     by_row = NamedSharding(mesh, P(meshes.EXAMPLES))
     table = jax.device_put(jnp.ones((-(-rows // 8) * 8, DIM)), by_row)
 
@@ -101,7 +104,7 @@ def plain(mesh: Any, rows: int, ids: np.ndarray) -> Run:
 
 
 def exchanged(mesh: Any, lay: Layout, ids: np.ndarray, room: float) -> Run:
-    """jaxrank's lookup and update, with a gradient made of the vectors."""
+    """Builds jaxrank's lookup and update, with gradients derived from the vectors."""
     (stack,) = lay.stacks
     embedding = Embedding(
         lay, mesh, row_optimizer=make_row_optimizer("sgd"), room={stack.name: room}
@@ -150,7 +153,7 @@ def exchanged(mesh: Any, lay: Layout, ids: np.ndarray, room: float) -> Run:
 
 
 def room_for(ids: np.ndarray, devices: int) -> float:
-    """The planner's: mean and five deviations of the different ids of a bucket, over all ids."""
+    """Returns the planner's room: mean plus five deviations of a bucket's distinct ids, per id."""
     share = len(ids) // devices
     own = ids[:share] + np.arange(TABLES, dtype=np.int32) * (ids.max() + 1)
     mean = len(np.unique(own)) / devices
@@ -161,12 +164,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rows", type=positive, default=2_600_000, help="of all tables together")
+    parser.add_argument("--rows", type=positive, default=2_600_000, help="total of all tables")
     parser.add_argument("--batch-size", type=positive, default=8192)
     parser.add_argument("--devices", type=positive, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--rounds", type=positive, default=7, help="measurements of each")
     args = parser.parse_args()
-    small = 26_000  # rows that may be on every device
+    small = 26_000  # few enough rows to replicate
     for kind in ("uniform", "power law"):
         for devices in args.devices:
             mesh = meshes.make_mesh(devices=devices)

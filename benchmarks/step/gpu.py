@@ -1,25 +1,24 @@
-"""The step on one GPU, for published shapes: jaxrank, PyTorch on the same card, and the floor.
+"""Measures the step on one GPU for published shapes: jaxrank, PyTorch and the floor.
 
     python -m benchmarks.step.gpu
     JAX_PLATFORMS=cpu python -m benchmarks.step.gpu --scale=0.002 --seconds=0.2
 
-Needs JAX with flax, optax and ml_collections, and PyTorch for its own lines; no data, as ids are
-drawn, the same for all. Of each case JAX's programs run one after another in one process, PyTorch's
-in one behind it; each has the card to itself, while the next process draws its ids. Executions are
-made as in training, the next one before the last is done. Of each case is printed, by the median of
-its
-rounds:
+Needs JAX with flax, optax and ml_collections, and PyTorch for its own lines. No data is needed,
+because ids are drawn, and they are the same for all programs. For each case, the programs of JAX
+run in one process, and those of PyTorch in another one after it. Each process uses the GPU alone
+while the next one draws its ids. Executions are dispatched as in training: the next one before the
+last one is done. Prints for each case, as medians of the rounds:
 
-examples/s and ms of a step, by jaxrank (bfloat16 products, in criteo-mixed what lies between layers
-    too; row optimizer as the case has it), with the memory that it took, and by PyTorch:
-    nn.EmbeddingBag with sparse gradients, row-wise AdaGrad in a few lines, as it has none, or its
-    own AdaGrad or SparseAdam; compiled layers, autocast.
-tables: ms of the lookup, the gradient of each row and its exact update, without layers, and the
-    bytes that these ask for (of each id a vector read, of each feature of an example a vector
-    written and its gradient read, of each different row the row and its slots read and written)
-    over the time, against what a copy moves in the same run; and ms of it by XLA alone.
-floor: ms of the model's products at the rate that XLA has for them alone, with sides filled up for
-    the matrix units, and of those bytes at the rate of the copy.
+examples/s and ms per step of jaxrank, with its memory. Products are bfloat16, and in criteo-mixed
+    activations too. The row optimizer is that of the case. PyTorch uses nn.EmbeddingBag with sparse
+    gradients, compiled layers and autocast. Its row optimizer is row-wise AdaGrad in a few lines,
+    because PyTorch has none, or its own AdaGrad or SparseAdam.
+tables: ms of the lookup, the gradient of each row and its exact update, without layers. The bytes
+    per second of these are compared with those of a copy in the same run. The bytes are one vector
+    read per id, one vector written and its gradient read per feature of an example, and the row and
+    its slots read and written per distinct row. Also ms of the same with XLA only.
+floor: ms of the model's products at the rate of XLA for products alone, with sizes padded for the
+    matrix units, plus ms of these bytes at the rate of the copy.
 """
 
 import argparse
@@ -44,15 +43,14 @@ from benchmarks.step import data, programs
 from benchmarks.step.gpu_cases import CASES, Case
 
 GROUP = 512
-STEPS = 4  # of an execution
+STEPS = 4  # per execution
 PROGRAMS = ("step", "tables", "tables_xla", "products", "copy", "torch")
-COPIED = 2**30  # bytes that a copy reads, and writes
+COPIED = 2**30  # bytes that a copy reads and writes, each
 
 
 @functools.lru_cache(maxsize=1)
 def ids_of(case: Case) -> list[np.ndarray]:
-    """What each feature reads in the steps of an execution, i32[STEPS, B, ids]; equal in all
-    programs."""
+    """Draws the ids of each feature for an execution, i32[STEPS, B, ids], equal in all programs."""
     size, rng = case.config.batch_size, np.random.default_rng(0)
     return [
         data.power_law(rng, case.tables[f.table][0], (STEPS, size, f.ids)).astype(np.int32)
@@ -61,7 +59,7 @@ def ids_of(case: Case) -> list[np.ndarray]:
 
 
 def program_of(case: Case, mesh: Any):
-    """jaxrank's programs of a case; its lists fill their room."""
+    """Builds jaxrank's programs of a case, whose lists fill their capacity."""
     from jaxrank.build import make_step_spec
     from jaxrank.layout import layout
     from jaxrank.program import BatchShape, CompiledSteps
@@ -76,7 +74,7 @@ def program_of(case: Case, mesh: Any):
 
 
 def ready(case: Case):
-    """The programs, and a call's batches on the device."""
+    """Builds the programs, and the batches of an execution on the device."""
     import jax
 
     from jaxrank import mesh as meshes
@@ -87,7 +85,7 @@ def ready(case: Case):
 
 
 def schema_of(case: Case):
-    """Single ids are columns, several are lists that are summed."""
+    """Returns the schema: single ids are columns, several ids are lists that are summed."""
     from jaxrank.features import Categorical, Dense, Ragged, Schema, Table, Task
 
     single = [f for f in case.features if f.ids == 1]
@@ -102,10 +100,10 @@ def schema_of(case: Case):
 
 
 def batches_of(case: Case, found: Any, group: int):
-    """The batches of an execution on the host; lists are packed by so many examples and fill their
-    room.
+    """Builds the batches of an execution on the host, with lists that fill their capacity.
 
     found: the layout of the schema.
+    group: number of examples whose lists are packed together.
     """
     from jaxrank.features import Batch, Lists
 
@@ -156,13 +154,14 @@ def step(case: Case) -> Iterator[int]:
         count = done(before, STEPS)
         if before is not None and (before.skipped.any() or not np.isfinite(before.loss).all()):
             raise RuntimeError(
-                f"the losses of an execution are {before.loss}, skipped {before.skipped}."
+                f"losses must be finite and no step skipped: found losses {before.loss}, skipped"
+                f" {before.skipped}."
             )
         yield count
 
 
 def done(before: Any, count: int) -> int:
-    """The count, after what was computed before is done."""
+    """Waits for an earlier result, and returns the count."""
     import jax
 
     jax.block_until_ready(before)
@@ -176,7 +175,7 @@ def tables(case: Case) -> Iterator[int]:
 
 
 def tables_xla(case: Case) -> Iterator[int]:
-    """Without the kernel."""
+    """Runs the tables with XLA only, without the kernel."""
     from jaxrank.embedding.backends import gpu_kernel
 
     with unittest.mock.patch.object(gpu_kernel, "is_here", return_value=False):
@@ -186,14 +185,14 @@ def tables_xla(case: Case) -> Iterator[int]:
 def products(case: Case) -> Iterator[int]:
     from jaxrank.embedding.backends.base import round_up
 
-    # Sides filled up as jaxrank does, for the matrix units.
+    # Sizes are padded for the matrix units, as in jaxrank.
     sizes = [(round_up(a, 8), round_up(b, 8) if b > 1 else b) for a, b in case.products()]
     for _ in programs.products(sizes, case.config.batch_size, "bfloat16"):
         yield programs.STEPS
 
 
 def copy(case: Case) -> Iterator[int]:
-    """Calls a byte a step."""
+    """Counts a byte as a step."""
     return programs.copy(COPIED, passes=32)
 
 
@@ -249,7 +248,7 @@ def torch_step(case: Case) -> Iterator[int]:
 
     @torch.no_grad()
     def rowwise() -> None:
-        """PyTorch has no row-wise AdaGrad."""
+        """Updates rows with row-wise AdaGrad, which PyTorch does not have."""
         for weight, total in zip(weights, sums, strict=False):
             assert weight.grad is not None
             gradient = weight.grad.coalesce()
@@ -292,7 +291,7 @@ MAKERS: dict[str, Callable[[Case], Iterator[int]]] = {
 
 
 def table_bytes(case: Case) -> float:
-    """That lookup and update of a step ask for; see above."""
+    """Returns the bytes of lookup and update of a step, see the module docstring."""
     size = case.config.batch_size
     slots = {"rowwise_adagrad": 0, "adagrad": 1, "lazy_adam": 2}[case.config.optim.tables.name]
     total = 0
@@ -308,7 +307,7 @@ def table_bytes(case: Case) -> float:
 
 
 def device_of(maker: str) -> str:
-    """What a program runs on, which must be a GPU, unless JAX_PLATFORMS says that a CPU will do."""
+    """Returns the device of a program. It must be a GPU unless JAX_PLATFORMS=cpu is set."""
     if maker == "torch":
         import torch
 
@@ -323,12 +322,12 @@ def device_of(maker: str) -> str:
             return device.device_kind
         found, why = device.platform, f"JAX has {jax.devices()}"
     if os.environ.get("JAX_PLATFORMS") != "cpu":
-        raise SystemExit(f"it must run on a GPU, or with JAX_PLATFORMS=cpu: {why}.")
+        raise SystemExit(f"device must be a GPU, or JAX_PLATFORMS=cpu must be set: {why}.")
     return found
 
 
 def measured(maker: str, case: Case, args: argparse.Namespace) -> list[float]:
-    """Steps (bytes, of `copy`) in a second, of each round."""
+    """Returns the steps/s of each round, bytes/s for `copy`."""
     made, rates = MAKERS[maker](case), []
     for _ in range(3):
         next(made)
@@ -341,10 +340,10 @@ def measured(maker: str, case: Case, args: argparse.Namespace) -> list[float]:
 
 
 def child(case: Case, args: argparse.Namespace) -> None:
-    """Prints a line for each program, after it has been told to begin."""
+    """Waits for the start signal, and prints a line for each program."""
     moved = table_bytes(case)
     if "torch" in args.programs:
-        import torch  # noqa: F401  before it has the card, as this takes seconds
+        import torch  # noqa: F401  takes seconds, so imported before it uses the GPU
     else:
         import jaxrank.program  # noqa: F401
     input()
@@ -353,7 +352,7 @@ def child(case: Case, args: argparse.Namespace) -> None:
         try:
             device = device_of(maker)
             rates = measured(maker, case, args)
-        except Exception as error:  # such as the card's memory: others go on
+        except Exception as error:  # for example out of memory: others continue
             words = " ".join(f"{type(error).__name__}: {error}".split())
             print(json.dumps([maker, [], words[:300], 0.0]), flush=True)
         else:
@@ -362,7 +361,7 @@ def child(case: Case, args: argparse.Namespace) -> None:
 
 
 def peak(maker: str) -> float:
-    """GiB of the card that the process has taken so far; 0 where that is not told."""
+    """Returns the peak of the GPU memory of this process in GiB, 0 if it is unknown."""
     if maker == "torch":
         import torch
 
@@ -373,10 +372,10 @@ def peak(maker: str) -> float:
 
 
 class Process:
-    """Some programs of a case, which begin when `results` is asked for."""
+    """A process that runs programs of a case. It starts measuring when `results` is called."""
 
     def __init__(self, name: str, programs: list[str], args: argparse.Namespace):
-        # The largest case needs nearly all memory; what is left is for the compiler's library.
+        # The largest case needs nearly all memory. The rest is for the libraries of the compiler.
         environment = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.95"} | checkout.environment()
         flags = [f"--seconds={args.seconds}", f"--scale={args.scale}", f"--rounds={args.rounds}"]
         self._process = subprocess.Popen(
@@ -404,12 +403,12 @@ def line(
     size, moved = case.config.batch_size, rates["bytes"]
     flops = 6 * size * sum(a * b for a, b in case.products())
     on = " and ".join(sorted(devices))
-    shown = [f"{name} on {on}: {case.rows:,} rows, batch {size:,}, {case.ids} ids an example"]
+    shown = [f"{name} on {on}: {case.rows:,} rows, batch {size:,}, {case.ids} ids per example"]
     ms = {maker: 1e3 / rates[maker] for maker in PROGRAMS if maker in rates and maker != "copy"}
     if "step" in rates:
         took = f", {gib['step']:.1f} GiB" if gib["step"] else ""
         shown.append(f"jaxrank {size * rates['step']:,.0f} examples/s, {ms['step']:.3f} ms{took}")
-    shown.append(f"to reach on one H200: {case.target}")
+    shown.append(f"target on one H200: {case.target}")
     if "torch" in rates:
         shown.append(f"PyTorch {size * rates['torch']:,.0f} examples/s, {ms['torch']:.3f} ms")
         if "step" in rates:
@@ -422,7 +421,7 @@ def line(
         )
     if "tables" in rates and "tables_xla" in rates:
         times = rates["tables"] / rates["tables_xla"]
-        shown.append(f"by XLA alone {ms['tables_xla']:.3f} ms: {times:.2f} times as long")
+        shown.append(f"with XLA only {ms['tables_xla']:.3f} ms: {times:.2f} times as long")
     if "products" in rates and "copy" in rates:
         floor = ms["products"] + 1e3 * moved / rates["copy"]
         shown.append(
@@ -430,7 +429,7 @@ def line(
             f" {flops * rates['products'] / 1e12:.1f} TFLOP/s, bytes {floor - ms['products']:.3f}"
         )
         if "step" in rates:
-            shown.append(f"the step is at {floor / ms['step']:.0%} of it")
+            shown.append(f"the step reaches {floor / ms['step']:.0%} of the floor's speed")
     return "\n  ".join(shown)
 
 
@@ -444,8 +443,8 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--programs", nargs="+", choices=PROGRAMS, default=list(PROGRAMS))
     parser.add_argument("--rounds", type=positive, default=3)
-    parser.add_argument("--seconds", type=float, default=1.0, help="of each program in a round")
-    parser.add_argument("--scale", type=float, default=1.0, help="of rows and batches")
+    parser.add_argument("--seconds", type=float, default=1.0, help="per program and round")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor of rows and batch sizes")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
@@ -455,7 +454,7 @@ def main() -> None:
     by_torch = [maker for maker in args.programs if maker == "torch"]
     wanted = [(name, some) for name in args.cases for some in (by_jax, by_torch) if some]
     following = Process(*wanted[0], args)
-    has_all = True  # of each case something
+    has_all = True  # at least one result per case
     rates: dict[str, float] = {}
     gib: dict[str, float] = {}
     devices: set[str] = set()
@@ -471,7 +470,7 @@ def main() -> None:
                 rates["bytes"] = each[0]
                 continue
             shown = ", ".join(f"{rate:,.1f}" for rate in each)
-            print(f"{name} {maker}: {shown} a second", file=sys.stderr, flush=True)
+            print(f"{name} {maker}: {shown} per second", file=sys.stderr, flush=True)
             rates[maker], gib[maker] = statistics.median(each), taken
             devices.add(device)
         if i + 1 == len(wanted) or wanted[i + 1][0] != name:

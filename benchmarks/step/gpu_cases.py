@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 from benchmarks.harness.checkout import ROOT
 from jaxrank.config import default
 
-# Criteo's tables of the Kaggle set, the largest cut so that all have 32.7 M rows.
+# Tables of the Criteo Kaggle data, with a limit for the largest ones: 32.7 M rows in total.
 CRITEO_32M = (
     1460, 583, 9_071_000, 2_202_608, 305, 24, 12_517, 633, 3, 93_145, 5_683, 8_351_593, 3_194, 27,
     14_992, 5_461_306, 10, 5_652, 2_173, 4, 7_046_547, 18, 15, 286_181, 105, 142_572,
@@ -19,13 +19,13 @@ CRITEO_32M = (
 
 
 class Feature(NamedTuple):
-    """One that reads a table: `ids` an example, whose vectors are added up."""
+    """A feature with `ids` ids per example in one table, whose vectors are summed."""
 
     table: int
     ids: int
 
 
-RATE = 1e-5  # a step repeats a few batches: at the rates of training it would leave sound numbers
+RATE = 1e-5  # few batches are repeated: training with a normal learning rate would overflow
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -33,8 +33,8 @@ class Case:
     """A model and its batch.
 
     tables: (rows, dim) of each.
-    config: model, optimizers and batch size; its features are not read.
-    target: what is to be reached on one H200, in words.
+    config: model, optimizers and batch size. Its features are not read.
+    target: of the step on one H200, as text.
     """
 
     tables: tuple[tuple[int, int], ...]
@@ -45,12 +45,12 @@ class Case:
 
     @property
     def ids(self) -> int:
-        """Of an example."""
+        """Number of ids per example."""
         return sum(f.ids for f in self.features)
 
     @property
     def width(self) -> int:
-        """Of what the layers read."""
+        """Number of inputs of the layers."""
         floats = (self.floats, *self.config.model.dense_mlp_units)[-1]
         return floats + sum(self.tables[f.table][1] for f in self.features)
 
@@ -59,14 +59,14 @@ class Case:
         return sum(rows for rows, _ in self.tables)
 
     def scaled(self, scale: float) -> "Case":
-        """With fewer rows, and smaller batches, to try it where there is no GPU."""
+        """Returns the case with fewer rows and smaller batches, for tests without a GPU."""
         config = self.config.copy_and_resolve_references()
         config.batch_size = max(512, int(config.batch_size * scale) // 512 * 512)
         tables = tuple((max(2, int(rows * scale)), dim) for rows, dim in self.tables)
         return dataclasses.replace(self, tables=tables, config=config)
 
     def products(self) -> Iterator[tuple[int, int]]:
-        """(in, out) of every matrix product of the model."""
+        """Yields (in, out) of every matrix product of the model."""
         model = self.config.model
         yield from itertools.pairwise((self.floats, *model.dense_mlp_units))
         for _ in range(model.cross_layers if model.cross == "dcn_v2_low_rank" else 0):
@@ -108,7 +108,7 @@ def mlperf(batch_size: int) -> Case:
 
 
 def tiny_v3() -> Case:
-    """NVIDIA's synthetic model: three tables are read twice, by one id and by ten."""
+    """NVIDIA's synthetic model, in which three tables are read twice: by one id and by ten ids."""
     shared = ((10_000, 8), (1_000_000, 16), (25_000_000, 16))
     single = (
         ((25_000_000, 16),)
@@ -121,7 +121,7 @@ def tiny_v3() -> Case:
     features = tuple(Feature(i, ids) for i in range(len(shared)) for ids in (1, 10))
     features += tuple(Feature(len(shared) + i, 1) for i in range(len(single)))
     config = _config(65_536, (256, 128), "adagrad")
-    return Case(shared + single, features, 10, config, "8 ms a step")
+    return Case(shared + single, features, 10, config, "8 ms per step")
 
 
 def criteo(precision: str = "bfloat16") -> Case:
@@ -136,7 +136,7 @@ def criteo(precision: str = "bfloat16") -> Case:
 
 
 def tables_only() -> Case:
-    """1,048,570 ids a step; the model is one unit."""
+    """A model of one unit with 1,048,570 ids per step."""
     config = _config(104_857, (), "rowwise_adagrad")
     return Case(*_single((1_680_000,) * 10, 128), 1, config, "1.0 ms, tables alone")
 

@@ -1,9 +1,9 @@
-"""What two thousand features cost beside forty, with the same number of ids in a step.
+"""Compares a model of two thousand features with one of forty, at equal numbers of ids per step.
 
     python -m benchmarks.step.many_features
 
-Compiles the training step of both models, then runs them in turn. Prints compile time, time of a
-step, and the time for each id as a ratio.
+Compiles the training step of both models and runs them in turn. Prints the compile time, the time
+per step, and the ratio of the times per id.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from jaxrank.runtime import huge_pages
 DIM = 16
 GROUP = 32
 LENGTH = 3  # ids of a list on average
-ROWS = 4_000_000  # of all tables together
+ROWS = 4_000_000  # total of all tables
 
 
 def schema_of(ids: int, lists: int, floats: int, tables: int) -> Schema:
@@ -40,7 +40,7 @@ def schema_of(ids: int, lists: int, floats: int, tables: int) -> Schema:
 
 
 def random_batch(lay: Layout, size: int, capacity: int, seed: int) -> Batch:
-    """Uniform ids, and lists that fill their groups but for the slack of a real batch."""
+    """Draws uniform ids, and lists that fill their groups except for the slack of a real batch."""
     rng = np.random.default_rng(seed)
     (stack,) = lay.stacks
     rows = ROWS // len(lay.schema.tables)
@@ -68,7 +68,7 @@ def random_batch(lay: Layout, size: int, capacity: int, seed: int) -> Batch:
 
 
 class Case:
-    """One model: its compiled step, its state and a call's batches."""
+    """One model: its compiled step, its state and the batches of an execution."""
 
     def __init__(self, ids: int, lists: int, floats: int, tables: int, size: int, steps: int):
         lay = layout(schema_of(ids, lists, floats, tables), {f"t{i}": DIM for i in range(tables)})
@@ -119,12 +119,12 @@ def main() -> None:
         step = float(np.median(times))
         print(
             f"{case.features:>5} features: compiled in {case.compile_seconds:5.1f} s,"
-            f" {step * 1e3:7.1f} ms a step of {case.ids:,} ids, {step / case.ids * 1e9:6.1f} ns an"
-            " id"
+            f" {step * 1e3:7.1f} ms per step of {case.ids:,} ids,"
+            f" {step / case.ids * 1e9:6.1f} ns per id"
         )
         found[case.features] = {"compile_seconds": case.compile_seconds, "step_seconds": step}
     ratios = np.array(seconds[many]) / np.array(seconds[few])
-    print(f"time for an id, {many.features} features over {few.features}: {np.median(ratios):.3f}")
+    print(f"time per id, {many.features} / {few.features} features: {np.median(ratios):.3f}")
     print(json.dumps({"ratio": float(np.median(ratios)), "features": found}))
 
 

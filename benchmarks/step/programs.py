@@ -1,17 +1,18 @@
-"""Parts of a step, and what a machine can do at best, for benchmarks of the step."""
+"""Parts of a step and the limits of a machine, for benchmarks of the step."""
 
 import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-STEPS = 4  # of products and copies, that are waited for together
+STEPS = 4  # of products and copies between two waits
 
 
 def tables(program: Any, batches: Sequence[Any], *, waits: bool = True) -> Iterator[None]:
-    """The lookup, the gradient of each row and its exact update, without layers: all steps of the
-    batches of an execution, and the next.
+    """Runs the lookup, the gradient of each row and its exact update, without layers.
 
-    waits: for an execution to be done, not only for the one before it.
+    Yields after all steps of an execution.
+
+    waits: wait for each execution, not only for the one before it.
     """
     import jax
     import jax.numpy as jnp
@@ -22,12 +23,13 @@ def tables(program: Any, batches: Sequence[Any], *, waits: bool = True) -> Itera
     def step(state, batch):
         routes = embedding.route(batch)
         vectors, _ = embedding.lookup({k: t.rows for k, t in state[0].items()}, routes, batch)
-        # The vectors are their own gradients: those of training depend on the vectors, too, so the
-        # update cannot overtake the lookup.
+        # The vectors serve as gradients. As in training, gradients depend on the vectors, so the
+        # update cannot run before the lookup.
         grads = vectors
         if embedding.platform == "gpu":
-            # XLA would read rows only where it adds up gradients; in training these are there.
-            # Elsewhere they are anyway, and on CPU this would copy them.
+            # Otherwise XLA would fuse the lookup into the sum of gradients. In training the
+            # gradients are in memory. Other backends keep them in memory anyway, and on CPU the
+            # barrier would copy them.
             grads = jax.lax.optimization_barrier(vectors)
         learning_rate, count = jnp.float32(0.05), jnp.zeros((), jnp.int32)
         return embedding.update(
@@ -59,8 +61,10 @@ def tables(program: Any, batches: Sequence[Any], *, waits: bool = True) -> Itera
 def products(
     sizes: Sequence[tuple[int, int]], examples: int, dtype: str, precision: str = ""
 ) -> Iterator[None]:
-    """The products of forward and backward pass of layers of (in, out), with float32 results, by
-    XLA, or those of jaxrank's models of a `precision`; of several steps, waited for together."""
+    """Runs the products of forward and backward pass of layers (in, out), with float32 results.
+
+    Uses XLA, or the products of jaxrank's models if `precision` is set. Waits once per STEPS steps.
+    """
     import jax
     import jax.numpy as jnp
 
@@ -96,7 +100,7 @@ def products(
 
 
 def copy(size: int, passes: int = STEPS) -> Iterator[int]:
-    """Bytes read and written by passes over an array of so many, waited for together."""
+    """Runs `passes` over an array of `size` bytes, waits, and yields the bytes read and written."""
     import jax
     import jax.numpy as jnp
 

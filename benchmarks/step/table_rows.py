@@ -1,11 +1,11 @@
-"""Step time and memory against the number of table rows.
+"""Measures step time and memory by the number of table rows.
 
     python -m benchmarks.step.table_rows --rows 1000000 20000000
     # without huge pages:
     GLIBC_TUNABLES= python -m benchmarks.step.table_rows --rows 1000000 20000000
 
-One process a size for the memory; the times are taken in turn, round by round, so that a change in
-the machine's speed meets all sizes. Prints a line a size and the ratios to the first.
+Memory is measured in one process per size. Times are measured in turn, round by round, so that a
+change in the machine's speed affects all sizes. Prints a line per size with the ratio to the first.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from jaxrank.runtime import huge_pages
 
 
 def program_of(rows: int, batch_size: int, steps_per_execution: int):
-    """A DCN-V2 over 13 floats and 26 ids, all in one table of `rows` rows, and its batches."""
+    """Builds a DCN-V2 with 13 floats and 26 ids in one table of `rows` rows, and its batches."""
     import jax
 
     from jaxrank import mesh as meshes
@@ -47,7 +47,7 @@ def program_of(rows: int, batch_size: int, steps_per_execution: int):
     program = CompiledSteps(step_spec, mesh, BatchShape(batch_size, 512, {}))
     rng = np.random.default_rng(0)
     shape = (steps_per_execution, batch_size)
-    # A bounded power law of exponent 1.05 over all rows, in falling frequency, as data is prepared.
+    # A bounded power law of exponent 1.05, in descending frequency as in prepared data.
     u = rng.random((*shape, 26))
     ids = np.floor(((float(rows) ** -0.05 - 1) * u + 1) ** -20.0) - 1
     batch = Batch(
@@ -63,7 +63,7 @@ def program_of(rows: int, batch_size: int, steps_per_execution: int):
 
 
 def peak_mib() -> float:
-    # Not ru_maxrss, which a child process takes over from its parent.
+    # Not ru_maxrss, which a child process inherits from its parent.
     status = Path("/proc/self/status").read_text()
     return int(status.split("VmHWM:")[1].split()[0]) / 1024
 
@@ -119,7 +119,7 @@ def main() -> None:
         done = subprocess.run(command, capture_output=True, check=True, env=environment())
         found = json.loads(done.stdout)
         print(
-            f"{rows:>11,} rows: {np.median(times) * 1e3:7.2f} ms a step,"
+            f"{rows:>11,} rows: {np.median(times) * 1e3:7.2f} ms per step,"
             f" {np.median(times) / first:5.3f} of the first;"
             f" {args.batch_size / np.median(times):9,.0f} examples/s; memory: peak"
             f" {found['peak']:,.0f} MiB, tables with accumulators {found['tables']:,.0f},"
