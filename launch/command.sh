@@ -1,14 +1,14 @@
 # shellcheck shell=bash
-# What the launch scripts share: options, quoting, and the one way in which all run a command.
+# Shared functions of the launch scripts: options, quoting, and running commands.
 #
-# A script names its options in `options` (with a value) and `switches` (without), gives each a
-# variable with its default, sources this file and calls `parse "$@"`. Wrong use ends with status 2.
+# A script lists its options in `options` (with a value) and `switches` (without), sets a variable
+# with the default of each, sources this file and calls `parse "$@"`. Invalid use exits with status 2.
 set -euo pipefail
-exec 3>&1 # where a dry run prints, in a command substitution too
+exec 3>&1 # output of a dry run, also inside a command substitution
 
 dry_run='' yes='' quiet=''
-words=() # arguments that are no options
-rest=()  # arguments behind --, which are jaxrank's
+words=() # arguments that are not options
+rest=()  # arguments after --, which are passed to jaxrank
 
 say() {
     printf '%s: %s\n' "${0##*/}" "$*" >&2
@@ -19,7 +19,7 @@ die() {
     exit 2
 }
 
-# The comment at the top of the script.
+# Prints the comment at the top of the script.
 help() {
     awk 'NR > 1 { if (!/^#/) exit; sub(/^# ?/, ""); print }' "$0"
 }
@@ -55,7 +55,7 @@ parse() {
     done
 }
 
-# Ends the script unless the options have a value.
+# Exits unless the options have a value.
 need() {
     local name variable
     for name; do
@@ -73,13 +73,13 @@ need_whole_numbers() {
     done
 }
 
-# Each cloud allows these characters in names, and neither a shell nor YAML gives them a meaning.
+# These characters are valid in names on every cloud, and are not special in a shell or in YAML.
 need_name() {
     [[ ${1-} =~ ^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$ ]] ||
-        die "a name of up to 40 small letters, digits and dashes must be given: found '${1-}'."
+        die "name must be up to 40 lowercase letters, digits and dashes: found '${1-}'."
 }
 
-# Words as one line that any POSIX shell reads as these words again.
+# Quotes words as one line that any POSIX shell parses into the same words.
 quoted() {
     local word line='' quote="'\\''"
     for word; do
@@ -92,8 +92,8 @@ quoted() {
     printf %s "${line# }"
 }
 
-# Runs a command, with $input as its standard input if there is any, or in place of the script if
-# $replace is set; a dry run prints it instead.
+# Runs a command. $input is its standard input if it is set. If $replace is set, the command replaces
+# the script. A dry run prints the command instead.
 run() {
     local line
     line=$(quoted "$@")
@@ -114,11 +114,11 @@ run() {
     fi
 }
 
-# Ends the script unless --yes was given or the user says so.
+# Exits unless --yes is set or the user confirms.
 confirm() {
     local answer=''
     [ -z "$yes$dry_run" ] || return 0
-    [ -t 0 ] || die "$1 Nobody can be asked here: --yes says so."
+    [ -t 0 ] || die "$1 Standard input is not a terminal: confirm with --yes."
     read -r -p "$1 [y/N] " answer || true
     [[ $answer == [yY]* ]] || die "nothing was deleted."
 }

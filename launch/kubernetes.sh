@@ -10,21 +10,22 @@
 #
 # Verbs:
 #   tpu gpu  applies launch/jobset_tpu.yaml or launch/jobset_gpu.yaml
-#   status   of the JobSet and its pods
-#   logs     follows the first pod's
-#   delete   the JobSet; asks first
+#   status   prints the state of the JobSet and its pods
+#   logs     follows the log of the first pod
+#   delete   deletes the JobSet after a confirmation
 #
-#   --image=IMAGE           made by the Dockerfile of this repository
+#   --image=IMAGE           built from the Dockerfile of this repository
 #   --claim=CLAIM           a volume that all nodes can write, mounted at /mnt/jaxrank
-#   --restarts=10           how often all start again, and training resumes; JobSet cannot tell a
-#                           preemption from a failure, so give as many as a long run on spot may see
-#   --accelerator=TYPE --topology=TOPOLOGY   of a slice, as GKE names them
-#   --slices=1 --hosts=1 --chips=4           slices, hosts of a slice, chips of a host
-#   --nodes=1 --gpus=1                       GPU nodes, and GPUs of each
-#   --node-selector=KEY=VALUE                of GPU nodes, if not all will do
+#   --restarts=10           maximum number of restarts of all pods, after which training resumes.
+#                           JobSet does not distinguish preemptions from failures, so set it to the
+#                           number of preemptions that a long run on spot nodes may have
+#   --accelerator=TYPE --topology=TOPOLOGY   of a slice, with the names of GKE
+#   --slices=1 --hosts=1 --chips=4           slices, hosts per slice, chips per host
+#   --nodes=1 --gpus=1                       GPU nodes, and GPUs per node
+#   --node-selector=KEY=VALUE                selects GPU nodes
 #   --namespace=NAMESPACE
-#   --template=FILE         in place of the manifest in launch/
-#   --yes                   deletes without asking
+#   --template=FILE         used instead of the manifest in launch/
+#   --yes                   deletes without a confirmation
 #   --dry-run               prints every command and the manifest
 options=(image claim restarts accelerator topology slices hosts chips nodes gpus node-selector
     namespace template)
@@ -35,7 +36,7 @@ here=${BASH_SOURCE[0]%"${BASH_SOURCE[0]##*/}"}.
 # shellcheck source=launch/command.sh
 source "$here/command.sh" || exit
 parse "$@"
-[ ${#words[@]} -eq 2 ] || die "a verb and a name must be given: found '${words[*]-}'. Try --help."
+[ ${#words[@]} -eq 2 ] || die "arguments must be a verb and a name: found '${words[*]-}'. Try --help."
 verb=${words[0]} name=${words[1]}
 need_name "$name"
 
@@ -43,10 +44,11 @@ kube() {
     run kubectl "$@" ${namespace:+--namespace="$namespace"}
 }
 
-# Text as a string of JSON, which YAML reads as well.
+# Prints text as a JSON string, which is valid in YAML too.
 json() {
     local text=$1
-    [[ $text != *[[:cntrl:]]* ]] || die "control characters cannot be passed on: found $(quoted "$text")."
+    [[ $text != *[[:cntrl:]]* ]] ||
+        die "arguments must not contain control characters: found $(quoted "$text")."
     text=${text//\\/\\\\}
     printf '"%s"' "${text//\"/\\\"}"
 }
@@ -54,7 +56,7 @@ json() {
 arguments() {
     local word line=''
     for word in "${rest[@]}"; do
-        word=$(json "${word//\$/\$\$}") || return # Kubernetes would put variables in for $(NAME)
+        word=$(json "${word//\$/\$\$}") || return # Kubernetes would expand $(NAME)
         line+=", $word"
     done
     printf '[%s]' "${line#, }"
@@ -68,7 +70,7 @@ selector() {
     printf '{%s: %s}' "$key" "$value"
 }
 
-fill() { # the manifest, word and value in turn
+fill() { # manifest, then words and values in turn
     local text
     text=$(<"$1")
     shift
@@ -83,7 +85,7 @@ apply() { # manifest, words and values
     local manifest=${template:-$here/$1} args quoted_image quoted_claim input
     shift
     need image claim
-    [ ${#rest[@]} -gt 0 ] || die "what jaxrank does must be given behind --. Try --help."
+    [ ${#rest[@]} -gt 0 ] || die "the verb and flags of jaxrank must follow --. Try --help."
     args=$(arguments) && quoted_image=$(json "$image") && quoted_claim=$(json "$claim") || exit
     input=$(fill "$manifest" "$@" NAME "$name" RESTARTS "$restarts" IMAGE "$quoted_image" \
         CLAIM "$quoted_claim" ARGS "$args")

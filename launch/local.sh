@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# Runs jaxrank in N processes on this machine: the code path of a pod or node, without one.
+# Runs jaxrank in N processes on this machine, with the code path of a pod or cluster.
 #
 #   launch/local.sh N [OPTION ...] -- VERB [FLAG ...]
 #   launch/local.sh 2 --devices=4 -- train --config=configs/quickstart.py --workdir=/tmp/two
 #
-#   --devices=1     CPU devices of each process
-#   --restarts=0    how often all are started again after one has died; training then resumes
-#   --dry-run       prints what it would run
+#   --devices=1     CPU devices per process
+#   --restarts=0    maximum number of restarts of all processes after one has died. Training resumes
+#   --dry-run       prints the commands
 #
-# Standard output is that of process 0; of the others only standard error is shown, each line behind
-# the number of its process. When one fails the others are ended, and the status is that of the
-# first that failed. Status 2, for wrong flags, config or data, is never tried again.
-# PYTHON names the interpreter.
+# Standard output is that of process 0. For the others only standard error is shown, and each line
+# starts with the index of its process. When one fails, the others are stopped, and the exit status
+# is that of the first that failed. Status 2, for invalid flags, config or data, is not retried.
+# PYTHON is the interpreter.
 options=(devices restarts)
 switches=()
 devices=1 restarts=0
@@ -20,11 +20,12 @@ here=${BASH_SOURCE[0]%"${BASH_SOURCE[0]##*/}"}.
 source "$here/command.sh" || exit
 parse "$@"
 [[ ${#words[@]} == 1 && ${words[0]} =~ ^[1-9][0-9]*$ ]] ||
-    die "the number of processes must be given, and what jaxrank does behind --. Try --help."
-[ ${#rest[@]} -gt 0 ] || die "what jaxrank does must be given behind --. Try --help."
+    die "arguments must be the number of processes, then -- with the verb and flags of jaxrank." \
+        "Try --help."
+[ ${#rest[@]} -gt 0 ] || die "the verb and flags of jaxrank must follow --. Try --help."
 need_whole_numbers devices restarts
 processes=${words[0]}
-quiet=yes # the output is jaxrank's
+quiet=yes # only jaxrank prints
 python=${PYTHON:-python}
 
 free_port() {
@@ -40,7 +41,7 @@ jaxrank() { # index of the process, port
     replace=yes run env "${settings[@]}" "$python" -m jaxrank "${rest[@]}"
 }
 
-set -m # each process leads a group of its own, so that nothing else is ever ended
+set -m # each process leads its own group, so that signals reach no other process
 groups=()
 end() { # signal
     for group in "${groups[@]}"; do
@@ -51,7 +52,7 @@ trap 'end TERM; wait; exit 130' INT
 trap 'end TERM; wait; exit 143' TERM
 trap 'end TERM; wait; exit 129' HUP
 
-# Runs all processes to their end; returns the status of the first that failed.
+# Runs all processes to their end. Returns the status of the first that failed.
 once() {
     local port index ended status=0
     port=$(free_port) || return
@@ -63,7 +64,7 @@ once() {
     jaxrank 0 "$port" &
     groups+=($!)
     for ((index = 1; index < processes; index++)); do
-        # A signal to the group is for jaxrank alone: what it still says is shown, and waited for.
+        # Only jaxrank handles a signal to the group. Its last output is still printed.
         {
             trap : TERM
             jaxrank "$index" "$port" 2>&1 >/dev/null |
@@ -75,19 +76,19 @@ once() {
         wait -n || { status=$? && break; }
     done
     if [ "$status" -eq 127 ] && [ -z "$(jobs -r)" ]; then
-        # Those that ended before they were waited for may be no jobs any more, but have a status.
+        # Processes that ended before `wait` may no longer be jobs, but have a status.
         status=0
         for group in "${groups[@]}"; do wait "$group" || { status=$? && break; }; done
     fi
     if [ "$status" -ne 0 ]; then
-        # The others learn of it by themselves within seconds, and say so.
+        # The others notice the failure within seconds and report it.
         for ((index = 0; index < 10; index++)); do
             [ -n "$(jobs -r)" ] || break
             sleep 1
         done
         end KILL
     fi
-    # Each by its name, or `wait -n` would find them again when it waits for the next ones.
+    # Waits for each process by its id, or the next `wait -n` would return for it again.
     for group in "${groups[@]}"; do wait "$group" 2>/dev/null || true; done
     groups=()
     return "$status"
@@ -99,5 +100,5 @@ for ((left = restarts; ; left--)); do
     if [ "$status" -eq 0 ] || [ "$status" -eq 2 ] || [ "$left" -le 0 ]; then
         exit "$status"
     fi
-    say "a process ended with status $status; all are started again ($((left - 1)) restarts left)"
+    say "a process ended with status $status: restarting all processes ($((left - 1)) restarts left)"
 done

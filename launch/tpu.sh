@@ -1,39 +1,39 @@
 #!/usr/bin/env bash
-# Rents Cloud TPU VMs, runs jaxrank on all their workers, and gives them back.
+# Creates Cloud TPU VMs, runs jaxrank on all their workers, and deletes the VMs.
 #
 #   launch/tpu.sh VERB NAME --zone=ZONE [OPTION ...] [-- VERB AND FLAGS OF JAXRANK]
 #   launch/tpu.sh create my-tpu --zone=europe-west4-a --accelerator-type=v3-8 --spot
 #   launch/tpu.sh run my-tpu --zone=europe-west4-a --nfs=10.0.0.2:/jaxrank \
 #       -- train --config=configs/standard.py --workdir=/mnt/jaxrank/standard
 #
-# Verbs, in the order of their use; --queued goes with all of them or none:
-#   create   a TPU VM; with --queued a request for one that waits in line
-#   wait     until it is ready
-#   copy     this repository to ~/jaxrank of every worker
-#   install  jaxrank there, in ~/jaxrank/.venv
-#   run      jaxrank on all workers, in the background: what stands behind --
+# Verbs, in the order of their use. Use --queued with all of them or with none:
+#   create   creates a TPU VM, or with --queued a queued resource
+#   wait     waits until it is ready
+#   copy     copies this repository to ~/jaxrank on every worker
+#   install  installs jaxrank on every worker, in ~/jaxrank/.venv
+#   run      runs jaxrank on all workers in the background, with the arguments after --
 #   logs     follows the log of one worker
-#   status   of the TPU, and of jaxrank on each worker
-#   stop     jaxrank, not the TPU
-#   resume   all of the above that is left to do: after a preemption all, on a new TPU
-#   delete   the TPU, or what is left of it; asks first
+#   status   prints the state of the TPU, and of jaxrank on each worker
+#   stop     stops jaxrank, but not the TPU
+#   resume   does all remaining steps of the above: after a preemption all of them, on a new TPU
+#   delete   deletes the TPU, or its remains, after a confirmation
 #
 # Options:
-#   --zone=ZONE --project=PROJECT   default: CLOUDSDK_COMPUTE_ZONE, and as gcloud is configured
+#   --zone=ZONE --project=PROJECT   default: CLOUDSDK_COMPUTE_ZONE, and the project of gcloud
 #   --accelerator-type=v3-8     chips: v3-8 has one worker, v3-32 has four
-#   --runtime-version=VERSION   of the image; default: that of the accelerator type
+#   --runtime-version=VERSION   of the image. Default: by the accelerator type
 #   --queued                    NAME is a queued resource
-#   --slices=1                  of the accelerator type; more than one are always queued
-#   --valid-until-duration=6h   a queued request ends unless it was granted by then
-#   --spot --reserved           how it is paid for
+#   --slices=1                  number of slices. More than one slice are always queued
+#   --valid-until-duration=6h   a queued request that is not granted by then is cancelled
+#   --spot --reserved           billing of the TPU
 #   --network=NET --subnetwork=NET --service-account=ACCOUNT
-#   --nfs=SERVER:/SHARE         run mounts it at /mnt/jaxrank of every worker
-#   --python=3.12               version that install uses
-#   --slice=0 --worker=0        whose log is followed
-#   --watch                     resume goes on until jaxrank has finished; needs --yes
-#   --every=60                  seconds between two looks of wait and --watch
-#   --retries=20                failures after which --watch gives up; preemptions are none
-#   --yes                       deletes without asking
+#   --nfs=SERVER:/SHARE         run mounts it at /mnt/jaxrank on every worker
+#   --python=3.12               Python version for install
+#   --slice=0 --worker=0        worker for logs
+#   --watch                     resume repeats until jaxrank has finished. Needs --yes
+#   --every=60                  seconds between two checks of wait and --watch
+#   --retries=20                failures after which --watch stops. Preemptions do not count
+#   --yes                       deletes without a confirmation
 #   --dry-run                   prints every command instead of running it
 options=(zone project accelerator-type runtime-version slices valid-until-duration network
     subnetwork service-account nfs python slice worker every retries)
@@ -45,7 +45,7 @@ here=${BASH_SOURCE[0]%"${BASH_SOURCE[0]##*/}"}.
 # shellcheck source=launch/command.sh
 source "$here/command.sh" || exit
 parse "$@"
-[ ${#words[@]} -eq 2 ] || die "a verb and a name must be given: found '${words[*]-}'. Try --help."
+[ ${#words[@]} -eq 2 ] || die "arguments must be a verb and a name: found '${words[*]-}'. Try --help."
 name=${words[1]}
 need_name "$name"
 need zone
@@ -54,7 +54,7 @@ need_whole_numbers slices slice worker every retries
 [ "$slices" -eq 1 ] || queued=yes
 root=$(cd "$here/.." && pwd)
 
-# A queued resource and a TPU VM know the same verbs, and tell their states in different places.
+# gcloud has the same verbs for queued resources and TPU VMs, but other fields for their states.
 if [ -n "$queued" ]; then
     service=queued-resources state_field=state.state all=(--node=all --worker=all)
 else
@@ -100,8 +100,8 @@ create() {
         ${valid_until_duration:+--valid-until-duration="$valid_until_duration"}
 }
 
-# The state as the cloud names it, and MISSING where there is no such TPU, as a dry run takes it.
-# It is looked up in the list: `describe` fails for one that is gone as it does without a network.
+# Prints the state with the name of the cloud, or MISSING if there is no such TPU, or in a dry run.
+# It uses `list`, because `describe` fails in the same way for a deleted TPU and without a network.
 state() {
     local listed
     listed=$(tpu list --format="value(name.basename(),$state_field)") || return
@@ -109,7 +109,7 @@ state() {
         <<<"$listed"
 }
 
-# The first state that lasts.
+# Waits for a state that is not transient, and prints it.
 lasting_state() {
     local found
     while true; do
@@ -127,17 +127,18 @@ lasting_state() {
 wait_until_ready() {
     local found
     found=$(lasting_state) || return
-    [[ -n $dry_run || $found == READY || $found == ACTIVE ]] || die "$name is $found."
+    [[ -n $dry_run || $found == READY || $found == ACTIVE ]] ||
+        die "$name must be READY or ACTIVE: found $found. Try resume."
 }
 
 copy() {
     local archive=/tmp/jaxrank.tgz
     if [ -z "$dry_run" ]; then
         archive=$(mktemp)
-        # shellcheck disable=SC2064 # the name of now
+        # shellcheck disable=SC2064 # expanded now, with the current name
         trap "rm -f $(quoted "$archive")" EXIT
     fi
-    # What git knows or would add: no environments, no runs. It knows deleted files too.
+    # Files that git tracks or would add: no environments, no runs. The list has deleted files too.
     # shellcheck disable=SC2016
     run bash -o pipefail -c 'cd "$0" && git ls-files -z --cached --others --exclude-standard |
         while IFS= read -r -d "" file; do [ ! -e "$file" ] || printf "%s\0" "$file"; done |
@@ -152,12 +153,13 @@ install() {
 }
 
 start() {
-    [ ${#rest[@]} -gt 0 ] || die "what jaxrank does must be given behind --. Try --help."
+    [ ${#rest[@]} -gt 0 ] || die "the verb and flags of jaxrank must follow --. Try --help."
     local word
     for word in "${rest[@]}"; do
-        # It would become a directory of each worker's disk, and go with it.
+        # A URL would become a directory on each worker's disk, and be lost with it.
         [[ $word != --workdir=*://* ]] ||
-            die "$word: must be a directory that all workers mount, as --nfs does; not a URL."
+            die "--workdir must be a directory that all workers mount: found the URL" \
+                "${word#*=}. Use --nfs."
     done
     on_all jaxrank/launch/worker.sh start ${nfs:+--nfs="$nfs"} -- "${rest[@]}"
 }
@@ -167,14 +169,14 @@ worker_status() {
         else echo "jaxrank has not run"; fi'
 }
 
-# How the run is over all workers: running, finished, refused, failed or new.
+# Prints the state of the run over all workers: running, finished, refused, failed or new.
 progress() {
     local told
     told=$(worker_status) || return
     case $told in
     *"jaxrank is running"*) echo running ;;
     *"ended with status 2"*) echo refused ;;
-    *"has not run"*) echo new ;; # on a worker that was replaced, too
+    *"has not run"*) echo new ;; # also on a replaced worker
     *"ended with status "[1-9]* | *"ended from outside"*) echo failed ;;
     *) echo finished ;;
     esac
@@ -189,8 +191,8 @@ delete() {
     give_back
 }
 
-# One look, and what follows from it. Status 0: jaxrank runs; 10: it has finished; 11: it had failed
-# and was started again; 2: it must not be; 1: gcloud or a worker failed, whatever its status.
+# Checks the run once and acts. Status 0: jaxrank runs. 10: it has finished. 11: it had failed and was
+# restarted. 2: it must not be restarted. 1: gcloud or a worker failed, with any status.
 look() {
     local found
     found=$(lasting_state) || return 1
@@ -205,25 +207,25 @@ look() {
             return 11
             ;;
         new) copy && install && start || return 1 ;;
-        refused) die "jaxrank on $name refused its flags, config or data; see its log." ;;
+        refused) die "jaxrank on $name rejected its flags, config or data. See its log." ;;
         esac
         ;;
     MISSING | PREEMPTED | TERMINATED | SUSPENDED)
         [ -n "$dry_run" ] || say "$name is $found"
         if [ "$found" != MISSING ]; then
-            confirm "Delete what is left of $name?"
+            confirm "Delete the remains of $name?"
             give_back || return 1
         fi
         create && wait_until_ready && copy && install && start || return 1
         ;;
-    *) die "$name is $found, which resume cannot help; see 'gcloud compute tpus $service'." ;;
+    *) die "resume cannot handle the state $found of $name. See 'gcloud compute tpus $service'." ;;
     esac
 }
 
 resume() {
     local failures=0 status
-    [ ${#rest[@]} -gt 0 ] || die "what jaxrank does must be given behind --. Try --help."
-    [ -z "$watch" ] || [ -n "$yes$dry_run" ] || die "--watch deletes what a preemption left: add --yes."
+    [ ${#rest[@]} -gt 0 ] || die "the verb and flags of jaxrank must follow --. Try --help."
+    [ -z "$watch" ] || [ -n "$yes$dry_run" ] || die "--watch must have --yes: it deletes preempted TPUs."
     while true; do
         status=0
         (look) || status=$?
@@ -235,7 +237,8 @@ resume() {
             failures=$((failures + 1))
             [ "$status" -eq 11 ] || say "status $status"
             [ -n "$watch" ] || exit $((status == 11 ? 0 : status))
-            [ "$failures" -le "$retries" ] || die "$failures failures: given up."
+            [ "$failures" -le "$retries" ] ||
+                die "--retries=$retries must not be exceeded: found $failures failures."
             ;;
         esac
         [ -n "$watch" ] && [ -z "$dry_run" ] || return 0

@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# What launch/tpu.sh has each worker of a TPU do; it runs there, in the copy of this repository.
+# Commands that launch/tpu.sh runs on each worker of a TPU, in the copy of this repository there.
 #
 #   launch/worker.sh install|start|status|stop [OPTION ...] [-- VERB AND FLAGS OF JAXRANK]
 #
-#   install  jaxrank for TPUs, into .venv
-#   start    jaxrank in the background; its output is appended to ~/jaxrank.log
-#   status   whether it runs, or how it ended
-#   stop     ends it
+#   install  installs jaxrank for TPUs into .venv
+#   start    starts jaxrank in the background, and appends its output to ~/jaxrank.log
+#   status   prints the state of jaxrank, or its exit status
+#   stop     stops jaxrank
 #
-#   --python=3.12        version for .venv: the TPU images have 3.10, which is too old
-#   --nfs=SERVER:/SHARE  start mounts it at --mount first
+#   --python=3.12        version for .venv. The TPU images have 3.10, which is too old
+#   --nfs=SERVER:/SHARE  mounted at --mount before start
 #   --mount=/mnt/jaxrank
-#   --dry-run            prints what it would run
+#   --dry-run            prints the commands
 options=(python nfs mount)
 switches=()
 python=3.12 nfs='' mount=/mnt/jaxrank
@@ -25,7 +25,7 @@ log=$HOME/jaxrank
 
 install() {
     cd "$root"
-    # uv brings the Python that the image lacks.
+    # uv installs the Python version that the image does not have.
     run python3 -m pip install --quiet --user uv
     run python3 -m uv venv --quiet --allow-existing --python "$python" .venv
     run python3 -m uv pip install --quiet --python .venv/bin/python --constraints constraints.txt \
@@ -34,22 +34,22 @@ install() {
 
 share() {
     mountpoint --quiet "$mount" && return
-    # A machine that has just started holds apt's lock for its own updates.
+    # A new machine holds the lock of apt for its own updates.
     run sudo apt-get --quiet --quiet --option DPkg::Lock::Timeout=300 install --yes nfs-common
     run sudo mkdir -p "$mount"
     run sudo mount -t nfs "$nfs" "$mount"
     [ -n "$dry_run" ] || [ -w "$mount" ] ||
-        die "$nfs must be writable for $USER: 'sudo chmod a+rwx $mount' on one worker makes it so."
+        die "$nfs must be writable for $USER. Run 'sudo chmod a+rwx $mount' on one worker."
 }
 
-# The lock is held by jaxrank itself: it goes with the last process, whatever ended it.
+# jaxrank itself holds the lock, so it is released with the last process, however that ends.
 running() {
     ! flock --nonblock 9 9>>"$log.lock"
 }
 
 start() {
-    [ ${#rest[@]} -gt 0 ] || die "what jaxrank does must be given behind --."
-    ! running || die "jaxrank is running here; stop it first."
+    [ ${#rest[@]} -gt 0 ] || die "the verb and flags of jaxrank must follow --."
+    ! running || die "jaxrank is running here. Stop it first."
     [ -z "$nfs" ] || share
     [ -n "$dry_run" ] || rm -f "$log.pid" "$log.status"
     run setsid --fork "$self" work -- "${rest[@]}"
@@ -82,7 +82,7 @@ status() {
 stop() {
     local second
     running || return 0
-    run kill -TERM -- "-$(<"$log.pid")" # setsid made it the leader of a group
+    run kill -TERM -- "-$(<"$log.pid")" # setsid made it the leader of its group
     for ((second = 0; second < 120; second++)); do # it saves a checkpoint first
         { [ -z "$dry_run" ] && running; } || return 0
         sleep 1
@@ -92,5 +92,5 @@ stop() {
 
 case ${words[*]-} in
 install | start | work | status | stop) "${words[0]}" ;;
-*) die "a verb must be given: found '${words[*]-}'. Try --help." ;;
+*) die "the argument must be a verb: found '${words[*]-}'. Try --help." ;;
 esac

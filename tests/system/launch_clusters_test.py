@@ -1,4 +1,4 @@
-"""launch/slurm.sh, node.sh and kubernetes.sh."""
+"""Tests of launch/slurm.sh, node.sh and kubernetes.sh."""
 
 import contextlib
 import re
@@ -34,7 +34,7 @@ def test_slurm_gets_a_process_for_each_gpu_and_may_queue_it_again(cloud):
         "open-mode": "append",
         "requeue": "",
     }
-    # sbatch runs it as a script of sh.
+    # sbatch runs it with sh.
     found = subprocess.run(["sh", "-c", wrap], env=cloud.env, capture_output=True, check=True)
     assert found.stdout.decode().removesuffix("\0").split("\0") == ["train", *HOSTILE]
     (step,) = cloud.calls("srun")
@@ -109,7 +109,7 @@ def manifest(cloud, *args):
 
 
 def job_of(jobset, name):
-    """What a JobSet runs, once what both kinds have in common is checked."""
+    """Checks the common parts of both kinds of JobSets, and returns the rest."""
     assert (jobset["apiVersion"], jobset["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
     assert jobset["metadata"]["name"] == "ads"
     assert jobset["spec"]["failurePolicy"]["maxRestarts"] == 7
@@ -127,7 +127,7 @@ def job_of(jobset, name):
     assert pod["restartPolicy"] == "Never"
     (container,) = pod["containers"]
     assert (container["name"], container["image"]) == ("jaxrank", "registry/jaxrank:1")
-    # Kubernetes makes one $ of two.
+    # Kubernetes replaces $$ by $.
     assert [arg.replace("$$", "$") for arg in container["args"]] == ["train", *HOSTILE]
     assert all("$" not in arg.replace("$$", "") for arg in container["args"])
     volumes = {v["name"]: v for v in pod["volumes"]}
@@ -152,7 +152,7 @@ def test_a_jobset_of_tpu_slices(cloud):
         "cloud.google.com/gke-tpu-accelerator": "tpu-v5-lite-podslice",
         "cloud.google.com/gke-tpu-topology": "4x4",
     }
-    assert "env" not in container  # GKE tells the pods of each other
+    assert "env" not in container  # GKE connects the pods
 
 
 def test_a_jobset_of_gpu_nodes(cloud):

@@ -1,4 +1,4 @@
-"""What all scripts in launch/ have in common, and the container image."""
+"""Tests of common properties of the scripts in launch/, and of the container image."""
 
 import contextlib
 import importlib.metadata
@@ -60,7 +60,7 @@ DOCS = ["docs/commands.md", "docs/tpu.md", "docs/gpu.md"]
 
 
 def commands_of_docs():
-    """Each command of a script in launch/ that a user is told to type, as words."""
+    """Yields each documented command of a script in launch/, as words."""
     for name in DOCS:
         for block in re.findall(r"^```bash\n(.*?)^```", (ROOT / name).read_text(), re.M | re.S):
             for line in block.replace("\\\n", " ").splitlines():
@@ -126,7 +126,7 @@ def test_a_dry_run_of_processes_here_tells_each_its_place():
     assert len({w for words in lines for w in words if w.startswith("JAX_COORD")}) == 1
 
 
-# An interpreter: process 1 is killed in each start but the third, and the others then fail.
+# An interpreter that is killed in process 1 at each start except the third. The others then fail.
 DYING = """#!/bin/sh
 if [ "$1" = -c ]; then exec {python} "$@"; fi
 echo start >>{here}/$JAX_PROCESS_ID
@@ -145,18 +145,18 @@ def test_all_are_started_again_when_one_dies_as_often_as_was_said(restarts, stat
     env = os.environ | {"PYTHON": str(python)}
     found = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert found.returncode == status
-    told = re.findall("ended with status ([0-9]+); all are started again", found.stderr)
+    told = re.findall("ended with status ([0-9]+): restarting", found.stderr)
     assert told == ["137"] * restarts
     for index in "012":
         assert (tmp_path / index).read_text() == "start\n" * (restarts + 1)
 
 
-# Ends at once, with the status of process 1.
+# Exits immediately with the status of process 1.
 QUICK = """#!/bin/sh
 if [ "$1" = -c ]; then exec {python} "$@"; fi
 [ "$JAX_PROCESS_ID" != 1 ] || exit {status}
 """
-# What `wait -n` of bash says at times where all have ended before.
+# Sometimes the result of `wait -n` in bash if all processes have ended before.
 LATE = 'wait() { [ "$1" != -n ] || { sleep 0.5; return 127; }; builtin wait "$@"; }'
 
 
@@ -171,7 +171,7 @@ def test_processes_that_end_before_they_are_waited_for_have_their_status(status,
     assert subprocess.run(command, env=env, capture_output=True, check=False).returncode == status
 
 
-# Takes a while to end when it is told to, as a run that saves does, and says so then.
+# Takes a while to stop after a signal, like a run that saves, and reports it.
 SLOW = """#!/bin/sh
 if [ "$1" = -c ]; then exec {python} "$@"; fi
 end() {{
@@ -234,7 +234,7 @@ def test_the_image_holds_what_it_copies_and_runs_as_no_root():
     assert '".[${ACCELERATOR}]"' in pips[0]
     assert re.findall(r"apt-get install (.*?) &&", text) == ["--yes --no-install-recommends tini"]
     (entry,) = [json.loads(rest) for name, rest in steps if name == "ENTRYPOINT"]
-    assert entry == ["tini", "--", "jaxrank"]  # which hands on signals that process 1 does not get
+    assert entry == ["tini", "--", "jaxrank"]  # tini forwards signals to jaxrank
     allowed = (ROOT / ".dockerignore").read_text().splitlines()
     assert allowed[1] == "*"
     for name, rest in steps:

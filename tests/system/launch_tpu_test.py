@@ -1,4 +1,4 @@
-"""launch/tpu.sh and what it has each worker do, on TPUs that are directories."""
+"""Tests of launch/tpu.sh and worker.sh on stand-ins for TPUs, which are directories."""
 
 import contextlib
 import os
@@ -12,7 +12,7 @@ import pytest
 import stand_ins
 from launching import HOSTILE, LAUNCH, ROOT, ZONE, Cloud, eventually, lines_of_shell
 
-# What makes a TPU and a run on it: the copy is unpacked in two commands, then installed, then run.
+# Verbs that create a TPU and start a run: two commands unpack the copy, then install, then run.
 MADE = ["create", "list", "scp", "ssh", "ssh", "ssh", "ssh"]
 
 
@@ -28,8 +28,10 @@ def resume(cloud, *args, chips="v3-8", run=("train", "--config=c.py", "--workdir
 
 
 def ran(home, calls=1):
-    """The words of each call of jaxrank on a worker, of which there will be so many. A call is
-    written down some time after it was started."""
+    """Waits for the given number of calls of jaxrank on a worker, and returns their words.
+
+    A call is recorded some time after its start.
+    """
     path, end = home / "ran", "\0(end)\0"
     eventually(lambda: path.exists() and path.read_text().count(end) >= calls)
     found = path.read_text().split(end)[:-1]
@@ -183,7 +185,7 @@ def test_a_stopped_tpu_is_left_to_its_owner(cloud):
     cloud.tpus(ads=["STOPPED"])
     found = resume(cloud, "--yes")
     assert found.returncode == 2
-    assert "ads is STOPPED, which resume cannot help" in found.stderr
+    assert "the state STOPPED of ads" in found.stderr
     assert "delete" not in cloud.verbs()
 
 
@@ -193,7 +195,7 @@ def test_a_stopped_tpu_is_left_to_its_owner(cloud):
         (0, 0, "jaxrank on ads: finished", 0),
         (1, 0, "jaxrank on ads: failed", 1),
         (137, 0, "jaxrank on ads: failed", 1),
-        (2, 2, "refused its flags, config or data", 0),
+        (2, 2, "rejected its flags", 0),
     ],
 )
 def test_resume_starts_again_what_failed_but_not_what_was_refused(status, code, text, again, cloud):
@@ -210,7 +212,7 @@ def test_watch_goes_on_through_preemptions_until_jaxrank_has_finished(cloud):
     args = ["tpu.sh", "resume", "ads", ZONE, "--accelerator-type=v3-8", "--watch", "--every=1"]
     found = cloud.run(*args, "--", "train")
     assert found.returncode == 2
-    assert "add --yes" in found.stderr
+    assert "--watch must have --yes" in found.stderr
     env = cloud.env
     command = [LAUNCH / args[0], *args[1:], "--yes", "--", "train"]
     watch = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
@@ -220,7 +222,7 @@ def test_watch_goes_on_through_preemptions_until_jaxrank_has_finished(cloud):
         if times == 1:
             cloud.tpus(ads=["STOPPING", "PREEMPTED"])
     cloud.jaxrank(0)
-    cloud.run("tpu.sh", "stop", "ads", ZONE)  # the watch finds it dead, and starts it again
+    cloud.run("tpu.sh", "stop", "ads", ZONE)  # the watch notices, and restarts it
     _, rest = watch.communicate(timeout=60)
     assert watch.returncode == 0
     assert "jaxrank on ads: failed" in rest
@@ -232,14 +234,14 @@ def test_watch_gives_up_on_what_fails_again_and_again(cloud):
     cloud.jaxrank(1)
     found = resume(cloud, "--watch", "--yes", "--every=0", "--retries=2")
     assert found.returncode == 2
-    assert "3 failures: given up" in found.stderr
+    assert "found 3 failures" in found.stderr
 
 
 def test_watch_tries_again_whatever_the_status_of_the_cloud(cloud):
     (cloud.here / "offline").write_text("2")
     found = resume(cloud, "--watch", "--yes", "--every=0", "--retries=2")
     assert found.returncode == 2
-    assert "3 failures: given up" in found.stderr
+    assert "found 3 failures" in found.stderr
     assert cloud.verbs() == ["list"] * 3
 
 
@@ -286,12 +288,12 @@ def test_a_dry_run_prints_what_the_real_one_calls_and_calls_nothing(flags, cloud
     resume(cloud, *flags, run=("train", *HOSTILE))
     printed = [w for w in map(shlex.split, lines_of_shell(dry.stdout)) if w[0] == "gcloud"]
     called = [call["words"] for call in cloud.calls("gcloud")]
-    # The real one looks until the TPU is there, and its archive has a name of its own.
+    # Without a dry run it waits until the TPU exists, and the archive has a temporary name.
     archives = [words.pop(5) for words in printed + called if words[4] == "scp"]
     assert archives[0] == "/tmp/jaxrank.tgz"
     called = [c for i, c in enumerate(called) if c != called[i - 1] or i == 0]
     assert printed[: len(called)] == called
-    if "--nfs=10.0.0.2:/s" not in flags:  # no worker here can mount anything
+    if "--nfs=10.0.0.2:/s" not in flags:  # stand-ins cannot mount anything
         assert len(printed) == len(called)
         assert printed[-1][4] == "ssh"
 
@@ -324,13 +326,13 @@ def test_delete_asks(answer, deleted, cloud):
     [
         (("create", "ads", "--accelerator-type=v3-8"), "--zone must be given"),
         (("create", "ads", ZONE), "--accelerator-type must be given"),
-        (("create", "Ads;rm", ZONE), "a name of up to 40 small letters.*found 'Ads;rm'"),
-        (("create", ZONE), "a verb and a name must be given: found 'create'"),
+        (("create", "Ads;rm", ZONE), "up to 40 lowercase letters.*found 'Ads;rm'"),
+        (("create", ZONE), "a verb and a name: found 'create'"),
         (("create", "ads", "--zone"), "--zone needs a value"),
         (("explode", "ads", ZONE), "unknown verb 'explode'"),
-        (("run", "ads", ZONE), "what jaxrank does must be given behind --"),
+        (("run", "ads", ZONE), "must follow --"),
         (("run", "ads", ZONE, "--workdir=x"), "unknown option --workdir=x"),
-        (("run", "ads", ZONE, "--", "train", "--workdir=gs://b/w"), "--workdir=gs://b/w: must be"),
+        (("run", "ads", ZONE, "--", "train", "--workdir=gs://b/w"), "found the URL gs://b/w"),
         (("create", "ads", ZONE, "--slices=0"), "--slices must be at least 1: found 0"),
         (("create", "ads", ZONE, "--slices=two"), "--slices must be a whole number: found 'two'"),
     ],
