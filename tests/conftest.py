@@ -1,4 +1,4 @@
-"""Eight CPU devices and no silent broadcasting, for the whole suite."""
+"""Settings for the whole suite: eight CPU devices, and rank promotion is an error."""
 
 import collections
 import gc
@@ -6,7 +6,7 @@ import os
 import signal
 from pathlib import Path
 
-import cores  # noqa: F401  # first, as it says
+import cores  # noqa: F401  # first, because it limits threads
 import jax
 import pytest
 import quick_compile
@@ -16,34 +16,34 @@ from variants import Variants
 
 from jaxrank.data.prepare.passes import prepare
 
-# A shell that starts the suite in the background has it, and what tests start, ignore Ctrl-C.
+# If a shell starts the suite in the background, the suite and its child processes ignore Ctrl-C.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# JAX reads this when it makes its devices, below; processes that tests start compile as users do,
-# unless they are told the same.
+# JAX reads this when it opens its devices below. Processes that tests start compile with the
+# settings of users, unless they set the same flags.
 XLA_FLAGS = os.environ.get("XLA_FLAGS", "")
 os.environ["XLA_FLAGS"] = f"{XLA_FLAGS} {quick_compile.XLA_FLAGS}"
 
-# Of processes that tests start, too: libtpu, which some tests compile with, looks for a TPU.
+# Also for processes that tests start. Otherwise libtpu, which some tests need, looks for a TPU.
 os.environ["JAX_PLATFORMS"] = "cpu"
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
-# Equal programs are compiled once for all tests, workers and, on one machine, rounds.
+# Equal programs are compiled once for all tests, workers and runs on one machine.
 jax.config.update("jax_compilation_cache_dir", str(ROOT / ".pytest_cache" / "jax"))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
-# Processes that tests start have a cache of their own, for they compile with other flags.
+# Processes that tests start have their own cache, because they compile with other flags.
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(ROOT / ".pytest_cache" / "jax_processes")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
-# They are hundreds, and each would compile the sources of jaxrank again.
+# Tests start hundreds of processes, and each would compile the bytecode of jaxrank again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 SHARED_DATA = ROOT.parent / "shared" / "data"
 
 
 assert jax.device_count() == 8
-# What is imported is no garbage, and to look at all the rest takes half a second each time.
+# Imported objects are never garbage, and collecting over them takes half a second each time.
 gc.freeze()
 gc.set_threshold(200_000, 50, 1000)
 os.environ["XLA_FLAGS"] = XLA_FLAGS
@@ -51,7 +51,7 @@ os.environ["XLA_FLAGS"] = XLA_FLAGS
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """Public data that may not be redistributed; see CONTRIBUTING.md."""
+    """Returns the folder of public data that may not be redistributed, see CONTRIBUTING.md."""
     if not SHARED_DATA.is_dir():
         pytest.skip("the public data sets are not beside this checkout")
     return SHARED_DATA
@@ -59,13 +59,13 @@ def shared_data() -> Path:
 
 @pytest.fixture(scope="session")
 def store(tiny_store):
-    """The folder of the store of `tiny.config()`; tests read it only."""
+    """The folder of the store of `tiny.config()`. Tests must not change it."""
     return tiny_store
 
 
 @pytest.fixture(scope="session")
 def tiny_store(tmp_path_factory):
-    """`store`, where a module has one of its own."""
+    """The default store, for modules that define another `store`."""
     path, c = tmp_path_factory.mktemp("data") / "store", tiny.config()
     prepare(c.features.to_dict(), c.source.to_dict(), path, block_size=512, report=lambda _: None)
     return path
@@ -73,19 +73,19 @@ def tiny_store(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def variants(tiny_store, tmp_path_factory):
-    """Unbroken runs of every kind; tests read them only."""
+    """Uninterrupted runs of every kind. Tests must not change them."""
     return Variants(tmp_path_factory.mktemp("variants"), tiny_store)
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _forget_programs():
-    """Those of a module that is done take a third of a worker's memory, and none comes again."""
+    """Drops the programs of a finished module: they take a third of a worker's memory."""
     yield
     jax.clear_caches()
 
 
 def pytest_collection_modifyitems(items):
-    """The longest first, so that no worker is left alone with one at the end."""
+    """Runs the longest tests first, so that all workers end at about the same time."""
     minutes = ("test_dcnv2_on_movielens", "test_the_main_job")
     items.sort(key=lambda i: (not i.name.startswith(minutes), i.get_closest_marker("slow") is None))
 
@@ -95,7 +95,7 @@ def pytest_addoption(parser):
 
 
 def _cpu_seconds():
-    """Of this process, and of the processes that it started and has waited for."""
+    """Returns the CPU time of this process and of the child processes that it has waited for."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
 

@@ -1,4 +1,4 @@
-"""Tests of metrics per value of a column against those of scikit-learn on the predictions."""
+"""Tests of metrics per value of a column against scikit-learn on the predictions."""
 
 import dataclasses
 import json

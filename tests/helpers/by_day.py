@@ -1,4 +1,4 @@
-"""A store whose training split is partitioned by day, from one table a day."""
+"""A store whose training split is partitioned by day, from one table per day."""
 
 from pathlib import Path
 
@@ -13,7 +13,10 @@ from jaxrank.data.store.reader import Store
 def write(
     folder: Path, tables: dict, features: dict, block_size: int, by_day: bool = True
 ) -> Store:
-    """One file with all days, in turn, an example at noon of its day; `by_day` off: no days."""
+    """Prepares a file with all days in order. Examples are at noon of their day.
+
+    by_day: False prepares a split without days.
+    """
     timed = []
     for day, table in tables.items():
         noon = np.full(len(table), np.datetime64(f"{day}T12:00:00"))

@@ -1,4 +1,4 @@
-"""Where this checkout and the tests' helpers lie, for those and for processes that tests start."""
+"""Paths of this checkout and of the helpers, for tests and the processes that they start."""
 
 from pathlib import Path
 

@@ -1,11 +1,11 @@
-"""A share of the cores for each worker of pytest: imported before anything that makes threads.
+"""Assigns a share of the cores to each worker of pytest. Import it before threads are started.
 
-Those of two workers on the same cores wait for one another, and the suite takes a sixth longer.
+Threads of two workers on the same cores wait for each other, and the suite takes a sixth longer.
 """
 
 import os
 
-# Of the machine, for tests of what a run does on several; empty where nobody tells.
+# The cores of the machine, for tests that need several. Empty if they are unknown.
 ALL = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 _WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")  # gw0, gw1, ...; none without workers
 

@@ -1,4 +1,4 @@
-"""A store by day, and a run that scores each day before it trains on it."""
+"""A store by day, and the config of a run with progressive validation."""
 
 import by_day
 import numpy as np
@@ -7,7 +7,7 @@ from ml_collections import ConfigDict
 
 from jaxrank.config import default
 
-# The last one is not trained on.
+# The last day is not used for training.
 ROWS = {
     "2024-05-01": 700,
     "2024-05-02": 650,
@@ -28,7 +28,7 @@ FEATURES = dict(
 
 
 def table(number, first):
-    """Who clicks is another half of the users every day; lists are longer each day."""
+    """Returns the examples of a day. Each day another half of users clicks, with longer lists."""
     rows = ROWS[DAYS[number]]
     random = np.random.default_rng(number)
     user = random.integers(0, USERS, rows)
@@ -37,7 +37,7 @@ def table(number, first):
         {
             "label": label.astype(np.int8),
             "p": np.where(label, 0.9, 0.1),
-            # For the test to see what is read; too small to be learned from.
+            # Identifies rows in the test. Too small to affect training.
             "row": np.arange(first, first + rows) * np.float32(2**-20),
             "user": user,
             "seen": pa.array(list(random.integers(0, USERS, (rows, 4 * number)))),

@@ -1,4 +1,4 @@
-"""Embeddings of small tables on any mesh, random gradients, and the row optimizers in float64."""
+"""Embeddings of small tables on any mesh, random gradients, and row optimizers in float64."""
 
 import examples
 import jax
@@ -9,7 +9,7 @@ from jaxrank import mesh as meshes
 from jaxrank.embedding import make_row_optimizer
 from jaxrank.layout import ReplicatedRows
 
-# Placements of the three tables, by the stack they are in.
+# Placements of the three tables, by stack.
 HOT = {
     "split": {},
     "whole": {"dim8": ReplicatedRows(replicated_tables=("tb", "ta", "tc"))},
@@ -52,7 +52,7 @@ def random_grads(embedding, tables, batch, seed=1):
 
 
 def reference_row_optimizer(name, rows, slots, g, learning_rate, step):
-    """The rules once more, in float64, for one row after another."""
+    """Applies a row optimizer in float64, row by row."""
     if name == "rowwise_adagrad":
         a = slots["accumulator"] + np.mean(g**2)
         return rows - learning_rate * g / np.sqrt(a + 1e-7), {"accumulator": a}
@@ -65,7 +65,7 @@ def reference_row_optimizer(name, rows, slots, g, learning_rate, step):
             "v": v,
         }
     assert name == "ftrl"
-    # z is summed up, as in the paper, with the strength of the step before, by rate and n.
+    # As in the paper, z accumulates with the strength of the previous step, from rate and n.
     n, before, z = slots["n"], slots["s"].copy(), slots["z"].copy()
     fresh = n == 0
     before[fresh] = 1.0 / learning_rate

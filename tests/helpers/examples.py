@@ -1,4 +1,4 @@
-"""Small schemas and random batches for tests, and what a lookup must give, in plain NumPy."""
+"""Small schemas and random batches for tests, and the expected lookups in NumPy."""
 
 import collections
 
@@ -9,7 +9,10 @@ from jaxrank.layout import Layout, ReplicatedRows, Stack, layout
 
 
 def small_schema(rows: int = 50) -> Schema:
-    """Three floats, three id columns over two tables, two lists, one of which shares a table."""
+    """Returns a schema of three floats, three id columns over two tables, and two lists.
+
+    One list shares a table with the columns.
+    """
     return Schema(
         tasks=(Task("click"), Task("conversion")),
         dense=(Dense("f0"), Dense("f1"), Dense("f2")),
@@ -30,7 +33,7 @@ def small_layout(
 
 
 def rows_in_order(rows: dict[str, int], hot: ReplicatedRows) -> list[tuple[str, int]]:
-    """(table, row) of each row of a stack, by counting: whole tables, merged rows, the rest.
+    """Lists (table, row) of each row of a stack: replicated tables, hot rows, then the rest.
 
     Args:
         rows: of each table of the stack, in order.
@@ -45,7 +48,7 @@ def rows_in_order(rows: dict[str, int], hot: ReplicatedRows) -> list[tuple[str, 
 
 
 def stack_rows(stack: Stack, table: str, rows: np.ndarray) -> np.ndarray:
-    """Rows of a table -> rows of its stack, one after another."""
+    """Maps rows of a table to rows of its stack, one by one."""
     index = stack.tables.index(table)
     hot = [stack.hot_start + i for i, t in enumerate(stack.hot) if t == index]
     return np.array([hot[r] if r < len(hot) else r + stack.offsets[index] for r in rows], np.int32)
@@ -54,7 +57,7 @@ def stack_rows(stack: Stack, table: str, rows: np.ndarray) -> np.ndarray:
 def random_batch(
     lay: Layout, size: int, seed: int = 0, group: int = 4, capacity: int = 24, mean: float = 2.0
 ) -> Batch:
-    """Ids of every kind: PAD, the first and last row of each table, duplicates, empty lists."""
+    """Draws a batch with PAD, the first and last row of each table, duplicates and empty lists."""
     rng = np.random.default_rng(seed)
     rows_of = {t.name: t.rows for t in lay.schema.tables}
     ids, lists = {}, {}
@@ -113,7 +116,7 @@ def _random_lists(lay, stack, size, group, capacity, mean, rng) -> Lists:
 
 
 def looked_up(tables: dict[str, np.ndarray], lay: Layout, batch: Batch) -> dict:
-    """What `Embedding.lookup` must give for logical tables f[rows, dim], with plain loops."""
+    """Computes the expected `Embedding.lookup` of logical tables f[rows, dim] with simple loops."""
     found = {}
     for stack in lay.stacks:
         table, dim = tables[stack.name], stack.dim
@@ -138,7 +141,7 @@ def looked_up(tables: dict[str, np.ndarray], lay: Layout, batch: Batch) -> dict:
 
 
 def row_gradients(lay: Layout, batch: Batch, grads: dict) -> dict[str, np.ndarray]:
-    """The dense gradient f[rows, dim] of each stack, with plain loops, for vector gradients."""
+    """Computes the dense gradient f[rows, dim] of each stack with simple loops."""
     found = {}
     for stack in lay.stacks:
         total = np.zeros((stack.rows, stack.dim))

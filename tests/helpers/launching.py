@@ -1,4 +1,4 @@
-"""Runs the scripts in launch/ where every tool that reaches a cloud is a stand-in."""
+"""Runs the scripts in launch/ with stand-ins for every tool that reaches a cloud."""
 
 import json
 import shlex
@@ -11,21 +11,22 @@ import stand_ins
 from checkout import ROOT
 
 LAUNCH = ROOT / "launch"
-# Of this machine; with the stand-ins the whole PATH, so that no real cloud can be reached.
+# Tools of this machine. Together with the stand-ins they are the whole PATH, so that no real cloud
+# can be reached.
 _TOOLS = """
     awk bash cat date env flock git gzip mkdir mktemp mountpoint printf rm setsid sh sleep tail
     tar timeout
 """
-# Words that a shell, YAML or Kubernetes could take for something else.
+# Words with special characters of a shell, YAML or Kubernetes.
 HOSTILE = ["--config.x=it's", "a b", '"q" \\ $(touch owned) `id`', "*", "", "&", "--", "naïve;#"]
 ZONE = "--zone=us-central2-b"
 
 
 class Cloud:
-    """A PATH that holds stand-ins, and what they write down.
+    """A PATH with stand-ins, and the calls that they record.
 
     Args:
-        path: a directory of its own.
+        path: an empty directory.
     """
 
     def __init__(self, path):
@@ -55,11 +56,11 @@ class Cloud:
         )
 
     def jaxrank(self, status):
-        """Tells with which status jaxrank ends from now on, or that it goes on running: "run"."""
+        """Sets the exit status of jaxrank from now on, or "run" to keep it running."""
         (self.here / "jaxrank").write_text(f"{status}\n")
 
     def calls(self, what=""):
-        """The calls whose name begins so, in order; see stand_ins.main."""
+        """Returns the calls whose name starts with `what`, in order. See stand_ins.main."""
         file = self.here / "calls.jsonl"
         lines = file.read_text().splitlines() if file.exists() else []
         return [call for call in map(json.loads, lines) if call["name"].startswith(what)]
@@ -68,7 +69,7 @@ class Cloud:
         return [call["name"].split()[-1] for call in self.calls(what)]
 
     def tpus(self, **changes):
-        """The TPUs that there are, after changes of their states."""
+        """Changes the states of TPUs, and returns all TPUs."""
         found = json.loads((self.here / "cloud.json").read_text())
         for name, states in changes.items():
             found[name]["states"] = states
@@ -76,17 +77,17 @@ class Cloud:
         return found
 
     def workers(self, name):
-        """The directories of a TPU's workers."""
+        """Returns the directories of a TPU's workers."""
         return sorted((self.here / name).iterdir())
 
     def close(self):
-        """Ends each jaxrank that still runs."""
+        """Kills each jaxrank that still runs."""
         for lock in self.here.glob("*/*/jaxrank.lock"):
             stand_ins.end(lock.parent)
 
 
 def lines_of_shell(text):
-    """The commands of a script: lines, unless a quote goes on."""
+    """Splits a script into commands: lines, joined inside quotes."""
     line = ""
     for part in text.splitlines():
         line += part

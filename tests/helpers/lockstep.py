@@ -1,9 +1,9 @@
-"""Commands that several processes run in lockstep: they start and meet once for all of them.
+"""Runs several commands in the same processes, which start and connect only once.
 
     python lockstep.py FILE FOLDER
 
-FILE has a list of [name, change, arguments], in which `{process}` is the number of the process.
-What became of a command goes to FOLDER/NAME.PROCESS.json.
+FILE has a list of [name, change, arguments], in which `{process}` is the index of the process. The
+result of a command is written to FOLDER/NAME.PROCESS.json.
 """
 
 import contextlib
@@ -28,14 +28,14 @@ def _nothing(process):
 
 
 def _version(process):
-    """The second process is of another version."""
+    """Gives the second process another version."""
     version = "0.0.1" if process else jaxrank.__version__
     return mock.patch.object(jaxrank, "__version__", version)
 
 
 @contextlib.contextmanager
 def _native(process):
-    """The first process works without native code."""
+    """Disables native code in the first process."""
     native._loaded.cache_clear()
     with mock.patch.dict(os.environ, JAXRANK_NATIVE=str(process)):
         yield
@@ -43,12 +43,12 @@ def _native(process):
 
 
 def _apart(process):
-    """Each process is in a directory of its own."""
+    """Runs each process in its own directory."""
     return contextlib.chdir(str(process))
 
 
 def _asked(process):
-    """The second process asks itself to end after step 10."""
+    """Sends the second process a signal to stop after step 10."""
     whole, calls = stop.ShutdownSignal.asked, []
 
     def asked(self):
@@ -61,7 +61,7 @@ def _asked(process):
 
 
 def _damaged(process):
-    """What the second process reads after step 6 is damaged."""
+    """Damages the data that the second process reads after step 6."""
     whole = TrainBatches.__next__
 
     def damaged(self):
@@ -92,7 +92,7 @@ def main(file, folder):
                 status, error = raised.exit_status, str(raised)
         found = dict(status=status, error=error, out=out.getvalue())
         Path(folder, f"{name}.{process}.json").write_text(json.dumps(found))
-    # The last one by the program, which ends the process.
+    # The program itself runs the last command, and ends the process.
     _, change, sys.argv[1:] = last
     with CHANGES.get(change, _nothing)(process):
         cli.main()

@@ -1,8 +1,8 @@
-"""Damaged Parquet and TFRecord files, read in a process of its own, which a reader may take down.
+"""Reads damaged Parquet and TFRecord files in a separate process, which a reader may crash.
 
     python tests/helpers/mutations.py KIND FIRST COUNT DIRECTORY
 
-prints the number of each case before it, and in the end how many files were read and refused.
+Prints the number of each case before it, and finally the numbers of files read and rejected.
 """
 
 import random
@@ -19,8 +19,10 @@ from jaxrank.errors import InputError
 
 
 def mutated(data, draw, places=None):
-    """The bytes with a few of them changed, and in a third of the cases some cut out, put in, or
-    missing at the end; only changed, and only at `places`, if they are given."""
+    """Changes a few bytes. In a third of the cases also removes, inserts or truncates some.
+
+    places: if given, bytes are only changed, and only at these positions.
+    """
     out = bytearray(data)
     for _ in range(draw.choice([1, 1, 2, 5])):
         place = draw.choice(places) if places else draw.randrange(len(out))
@@ -39,7 +41,7 @@ def mutated(data, draw, places=None):
 
 
 def page_bytes(path):
-    """The places of all bytes of pages in a Parquet file, which are what its checksums are of."""
+    """Returns the positions of all bytes in the pages of a Parquet file, which checksums cover."""
     data, metadata = Path(path).read_bytes(), pq.read_metadata(path)
     found = []
     for group in range(metadata.num_row_groups):
@@ -56,7 +58,7 @@ def page_bytes(path):
 
 
 def _thrift_struct(data, at):
-    """{field: value} of a struct in Thrift's compact protocol, and where it ends."""
+    """Parses a struct in Thrift's compact protocol: {field: value} and its end."""
     fields, last = {}, 0
     while data[at]:
         step, kind = data[at] >> 4, data[at] & 15
@@ -95,7 +97,7 @@ def _zigzag(data, at):
 
 
 def parquet_file(path, seed, rows=60):
-    """Writes a small file with the checksums of its pages; returns its records."""
+    """Writes a small file with checksums of its pages, and returns its records."""
     draw = random.Random(seed)
 
     def some(value):
@@ -127,7 +129,7 @@ def parquet_file(path, seed, rows=60):
 
 
 def tfrecord_file(path, seed, rows=60):
-    """Writes a small file; returns its records."""
+    """Writes a small file, and returns its records."""
     draw = random.Random(seed)
     records = []
     for _ in range(rows):
@@ -156,7 +158,7 @@ WRITERS = {"parquet": parquet_file, "tfrecord": tfrecord_file}
 
 
 def read(kind, path, rejects=None):
-    """{row: record}, of a file that may be refused."""
+    """Reads {row: record} of a file that may be rejected."""
     more = {"columns": COLUMNS[kind]} if kind in COLUMNS else {}
     source = make_source(dict(kind=kind, files=dict(train=str(path)), **more))
     found = {}
@@ -167,13 +169,13 @@ def read(kind, path, rejects=None):
 
 
 def check(kind, seed, directory):
-    """Whether a damaged file was read; raises whatever is not an InputError that names it."""
+    """Returns True if a damaged file was read. Raises all but an InputError that names the file."""
     path = Path(directory) / f"a.{kind}"
-    WRITERS[kind](path, seed // 20)  # a few damages of each file
+    WRITERS[kind](path, seed // 20)  # several damages per file
     draw = random.Random(seed)
     whole = path.read_bytes()
     places = None
-    if kind == "parquet" and draw.random() < 0.7:  # most bytes are of pages, and soon refused
+    if kind == "parquet" and draw.random() < 0.7:  # most bytes are in pages, and soon rejected
         places = sorted(set(range(len(whole))) - set(page_bytes(path)))
     path.write_bytes(mutated(whole, draw, places))
     try:

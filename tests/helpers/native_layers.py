@@ -1,8 +1,8 @@
-"""Layers of C++ code and their gradients, beside float64.
+"""Compares layers of C++ code and their gradients with float64.
 
     python -m native_layers avx512f
 
-checks them as they are compiled for a processor without that.
+Checks the code that is compiled for a processor without this instruction set.
 """
 
 import functools
@@ -24,7 +24,7 @@ LAYERS = [
     ((), 1_100, 900, 130),  # groups of columns in several blocks
     ((3,), 1_030, 130, 1),  # each row or column once
 ]
-# The form of a layer, and what a cross layer has besides x.
+# The form of a layer, and the inputs of a cross layer in addition to x.
 FORMS = [("plain", ()), ("relu", ()), ("cross", ()), ("cross", ("x0",)), ("cross", ("x0", "past"))]
 PRECISIONS = ["highest", "bfloat16"]
 # Each form with each precision, and each shape with each precision.
@@ -40,7 +40,7 @@ CASES = [
 
 
 def floats(*shape, seed=0):
-    """With negative zeros, which a sum of two numbers never is."""
+    """Draws floats with negative zeros, which a sum of two numbers never gives."""
     found = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
     return np.where(np.abs(found) < 0.05, np.float32(-0.0), found)
 
@@ -54,7 +54,7 @@ def assert_same_bits(found, expected):
 def check(shape, form, beside, precision):
     leading, examples, size, width = shape
     if form == "cross" and "past" not in beside:
-        width = size  # what is added is x
+        width = size  # x is added
     given, grad = layer_input(leading, examples, size, width, form, beside)
     program = jax.jit(functools.partial(with_gradients, form=form, precision=precision))
     assert program.lower(given, grad).as_text().count("@JaxrankLayer") == 2
@@ -75,7 +75,7 @@ def assert_near(found, expected):
 
 
 def layer_input(leading, examples, size, width, form, beside):
-    """What a layer reads, by name, and the gradient that comes in, of a cross layer's x0 too."""
+    """Draws the inputs of a layer by name, and the gradient of its output."""
     shapes = dict(x=(examples, size), kernel=(size, width), bias=(width,))
     shapes |= dict.fromkeys(beside, (examples, width))
     given = {
@@ -99,7 +99,7 @@ def with_gradients(given, grad, form, precision):
 
 
 def by_numpy(given, grad, y, form, precision):
-    """In float64; where `y` is above zero decides what passes a relu."""
+    """Computes a layer and its gradients in float64. A relu passes gradients where `y` > 0."""
 
     def as_multiplied(array):
         array = np.asarray(array, np.float32)

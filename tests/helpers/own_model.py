@@ -1,4 +1,4 @@
-"""A model of a user's own: a product of one id's vector with the others, and a small tower."""
+"""A user-defined model: products of one id's vector with the others, and a small tower."""
 
 import flax.linen as nn
 import jax

@@ -1,4 +1,4 @@
-"""Tables of two dimensions that are read in every way, and placements of them."""
+"""Tables of two dimensions, read by every kind of feature, and their placements."""
 
 import numpy as np
 
@@ -35,10 +35,10 @@ BATCH = 32
 
 
 def hot_of(placement, devices):
-    """What a config's placement makes of these tables; "auto" asks the planner."""
+    """Returns the placement of these tables for a config. "auto" calls the planner."""
     if placement != "auto":
         return PLACEMENTS[placement]
-    # As often as a power law of 40 reads an example would read each row.
+    # Reads per row, by a power law with 40 reads per example.
     reads = {
         t.name: TableReads(
             np.arange(t.rows, dtype=np.int32), 4000 // (1 + np.arange(t.rows, dtype=np.int64))

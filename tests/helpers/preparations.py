@@ -1,4 +1,4 @@
-"""Preparations of small CSV files."""
+"""Prepares small CSV files."""
 
 import csv
 from pathlib import Path
@@ -42,7 +42,7 @@ def write_csv(path, rows):
 
 
 def files(folder, *counts):
-    """CSV files of so many rows each."""
+    """Writes CSV files with the given numbers of rows."""
     folder.mkdir(exist_ok=True)
     first, found = 0, []
     for i, count in enumerate(counts):
@@ -59,19 +59,19 @@ def run(output, train, features=FEATURES, **options):
 
 
 def content(path):
-    """Every file below a directory, by name."""
+    """Returns the content of every file below a directory, by name."""
     return {str(p.relative_to(path)): p.read_bytes() for p in Path(path).rglob("*") if p.is_file()}
 
 
 def small_units(monkeypatch):
-    """Every file is a unit, and nothing is too little to go on with."""
+    """Makes every file a unit, without a minimum of work that is worth resuming."""
     monkeypatch.setattr(units, "_UNIT_BYTES", 1)
     monkeypatch.setattr(runners, "_FEW_BYTES", 0)
     monkeypatch.setattr(prepare_module, "_LITTLE", 0)
 
 
 def counted(monkeypatch):
-    """The index of each unit that is read, as often as it is."""
+    """Records the index of each unit, once per time that it is read."""
     chunks = []
     real_chunks = settings.chunks
 

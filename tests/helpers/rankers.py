@@ -1,4 +1,4 @@
-"""Models written out in NumPy from the formulas of their papers, and run on several devices."""
+"""Reference models in NumPy from the formulas of their papers, and models on several devices."""
 
 import jax
 import numpy as np
@@ -16,7 +16,7 @@ def relu(x):
 
 
 def random_input(seed=0, batch=BATCH, dtype=np.float32, dims=(2, 4)):
-    """floats [B, 3] and vectors [B, 2, dims[0]], [B, 1, dims[1]]: width 11."""
+    """Draws floats [B, 3] and vectors [B, 2, dims[0]], [B, 1, dims[1]]: width 11."""
     r = np.random.default_rng(seed)
     floats = r.normal(size=(batch, 3)).astype(dtype)
     vectors = (r.normal(size=(batch, 2, dims[0])), r.normal(size=(batch, 1, dims[1])))
@@ -24,13 +24,13 @@ def random_input(seed=0, batch=BATCH, dtype=np.float32, dims=(2, 4)):
 
 
 def randomised(params, seed=1):
-    """Params with no zero biases, in float64, so that every one of them shows in the output."""
+    """Returns parameters in float64 without zeros, so that each of them affects the output."""
     r = np.random.default_rng(seed)
     return jax.tree.map(lambda p: r.normal(size=p.shape, scale=0.5), params)
 
 
 def inputs_of(floats, vectors, sequences=(), share=None):
-    """The inputs of a model from arrays; features have numbers for names."""
+    """Builds the inputs of a model from arrays. Names of features are numbered."""
     names = Names(
         tuple(f"f{i}" for i in range(floats.shape[1])),
         tuple(
@@ -43,7 +43,7 @@ def inputs_of(floats, vectors, sequences=(), share=None):
 
 
 def built(seed=0, dtype=np.float64, dims=(2, 4), **config):
-    """A model of two tasks, its parameters and state, and what it may read."""
+    """Builds a model of two tasks, its parameters and state, and its inputs."""
     model = models.build(tasks=2, **config)
     floats, vectors = random_input(seed, dtype=dtype, dims=dims)
     params, state = model.init(jax.random.key(seed), inputs_of(floats, vectors))
@@ -94,7 +94,7 @@ CROSSES = {
 
 
 def cross_network(kind, params, x0):
-    """Two layers, example by example."""
+    """Computes two cross layers, example by example."""
     rows = []
     for first in x0:
         x = first
@@ -129,12 +129,12 @@ def tower(params, x, norm="none", stats=None, act=relu):
 
 
 def expert(stacked, number, x, **tower_settings):
-    """What one tower of a stack makes of x [B, in]."""
+    """Computes one tower of a stack for x [B, in]."""
     return tower(jax.tree.map(lambda p: p[number], stacked), x, **tower_settings)
 
 
 def mixed(kernel, x, outputs):
-    """Per example, outputs [B, width] weighted by softmax(x W)."""
+    """Computes the sum of outputs [B, width], weighted per example by softmax(x W)."""
     rows = []
     for example, row in enumerate(x):
         gates = softmax(kernel.T @ row)
@@ -187,7 +187,7 @@ def ranker(
     multitask="shared_bottom",
     **tower_settings,
 ):
-    """Logits [B, 2] of a model of these fields, while training."""
+    """Computes logits [B, 2] of a model with these fields in training mode."""
     if "bottom" in params:
         floats = tower(params["bottom"], floats, **tower_settings)
     x0 = joined(floats, vectors)
@@ -215,8 +215,11 @@ def ranker(
 
 
 def slopes_agree(config, dims=(2, 4)):
-    """Whether the gradient is the slope of the NumPy formula, along random directions in all
-    parameters and inputs at once; asserts it. The activation is tanh, which has no corners."""
+    """Asserts that the gradient is the slope of the NumPy formula.
+
+    The slope is measured along random directions in all parameters and inputs at once. The
+    activation is tanh, because it is smooth.
+    """
     with jax.enable_x64(True):
         model, params, state, floats, vectors = built(**config, activation="tanh", dims=dims)
         at = (randomised(params), floats, vectors)
@@ -248,7 +251,7 @@ def slopes_agree(config, dims=(2, 4)):
 
 
 def applied_on(devices, model, params, state, floats, vectors, key):
-    """What `model.apply` gives, training, with the batch split over so many devices."""
+    """Calls `model.apply` in training mode with the batch sharded over several devices."""
     mesh = meshes.make_mesh(devices=devices, replicas=2 if devices > 1 else 1)
 
     def on_device(params, state, floats, vectors, key):
@@ -272,7 +275,7 @@ def applied_on(devices, model, params, state, floats, vectors, key):
 
 
 def equations(jaxpr):
-    """All equations of a jaxpr and of the programs in it."""
+    """Yields all equations of a jaxpr and of its nested programs."""
     for equation in jaxpr.eqns:
         yield equation
         for value in equation.params.values():
@@ -282,7 +285,7 @@ def equations(jaxpr):
 
 
 def gradient_program(model, params, state, floats, vectors):
-    """The equations of the gradient of a sum of logits by parameters and inputs."""
+    """Returns the equations of the gradient of a sum of logits by parameters and inputs."""
 
     def loss(params, floats, vectors):
         return model.apply(params, state, inputs_of(floats, vectors), train=True)[0].sum()

@@ -7,6 +7,6 @@ from jaxrank.data.rejects import Rejects
 
 
 def every_chunk(source, split: str, rejects: Rejects | None = None) -> Iterator[Chunk]:
-    """The chunks of all parts of a split, in order."""
+    """Yields the chunks of all parts of a split, in order."""
     for part in source.parts(split):
         yield from source.chunks(part, rejects or Rejects())

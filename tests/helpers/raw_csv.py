@@ -11,9 +11,10 @@ ROWS = 1024
 
 
 def write(folder, seed, *, values=40, drop=(), without=(), rows=ROWS):
-    """Files of raw data: the values that there are, and which are frequent, depend on the seed.
+    """Writes files of raw data. The seed determines the values and their frequencies.
 
-    drop: columns that are not there. without: columns that are empty in the validation file.
+    drop: columns that are absent.
+    without: columns that are empty in the validation file.
     """
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(seed)

@@ -1,4 +1,4 @@
-"""Runs of the tiny config on one store, and what tests ask of them afterwards."""
+"""Runs of the tiny config on one store, and functions that read their results."""
 
 import json
 
@@ -13,7 +13,7 @@ from jaxrank.workdir import files as workdirs
 
 
 def nothing(text):
-    """Tells nobody."""
+    """Ignores a report."""
 
 
 def on_store(store, **changes):
@@ -27,7 +27,7 @@ def run(store, workdir, **changes):
 
 
 def newest(config, workdir):
-    """The job of a run, and the state of its newest checkpoint."""
+    """Builds a run, and restores the state of its newest checkpoint."""
     job = build(config, workdir, nothing)
     job.batches.close()
     program = job.program
@@ -38,13 +38,13 @@ def newest(config, workdir):
 
 
 def newest_state(config, workdir):
-    """The state of the newest checkpoint, on the host."""
+    """Returns the state of the newest checkpoint, on the host."""
     _, state = newest(config, workdir)
     return jax.device_get(state._replace(scratch={}))
 
 
 def saved(config, workdir):
-    """A run that has a checkpoint of step 16 with random numbers everywhere, and no training."""
+    """Saves a run with a checkpoint of random numbers at step 16, without training."""
     job = build(config, workdir, nothing)
     rng = np.random.default_rng(0)
 
@@ -54,7 +54,7 @@ def saved(config, workdir):
         if "slots" in name or ".nu." in name:
             random = np.abs(random)
         if ".bias_" in name:
-            random *= 0  # of DCN: it lets a feature that is empty still count
+            random *= 0  # of DCN: with it, an empty feature would affect the output
         return jax.device_put(np.asarray(x + random, x.dtype), x.sharding)
 
     state = jax.tree_util.tree_map_with_path(noise, job.program.init())
@@ -74,7 +74,7 @@ def final_state(store, workdir, **changes):
 
 
 def records(workdir, kind="train"):
-    """The lines of metrics.jsonl of one kind, or of all with None, in order."""
+    """Returns the lines of metrics.jsonl of one kind in order, or all lines for None."""
     lines = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
     return [r for r in lines if kind in (None, r["kind"])]
 

@@ -1,4 +1,4 @@
-"""Web servers of a folder, on this machine."""
+"""Local web servers for a folder."""
 
 import contextlib
 import functools
@@ -10,7 +10,7 @@ import pytest
 
 
 class Ranges(http.server.SimpleHTTPRequestHandler):
-    """Sends parts of files too, as most servers do and that of the standard library does not."""
+    """Supports range requests, like most servers but not that of the standard library."""
 
     def do_GET(self):
         with open(self.translate_path(self.path), "rb") as file:
@@ -27,7 +27,7 @@ class Ranges(http.server.SimpleHTTPRequestHandler):
 
 
 class NoSize(http.server.SimpleHTTPRequestHandler):
-    """Sends a file without telling its size."""
+    """Sends files without their size."""
 
     def send_header(self, keyword, value):
         if keyword != "Content-Length":
@@ -35,7 +35,7 @@ class NoSize(http.server.SimpleHTTPRequestHandler):
 
 
 class NoMark(http.server.SimpleHTTPRequestHandler):
-    """Tells nothing by which a file that has changed could be known."""
+    """Sends files without a header by which a change could be detected."""
 
     def send_header(self, keyword, value):
         if keyword != "Last-Modified":
@@ -44,7 +44,7 @@ class NoMark(http.server.SimpleHTTPRequestHandler):
 
 @contextlib.contextmanager
 def serving(folder, kind=http.server.SimpleHTTPRequestHandler):
-    """The URL of a folder while it is served."""
+    """Serves a folder within the context, and yields its URL."""
     pytest.importorskip("aiohttp")
 
     class Quiet(kind):

@@ -1,4 +1,4 @@
-"""The per-device functions of `Embedding`, on the whole mesh."""
+"""Runs the per-device functions of `Embedding` on the whole mesh."""
 
 import dataclasses
 import functools
@@ -14,15 +14,15 @@ from jaxrank import mesh as meshes
 from jaxrank.embedding import Embedding, logical_rows
 from jaxrank.embedding.backends import tpu, xla
 
-# Compiled once for each embedding; it is kept with it, so that its id stays its own.
+# Compiled once per embedding. The entry holds the embedding, so that its id is not reused.
 _COMPILED: dict = {}
 
 
 @functools.cache
 def on(platform):
-    """`Embedding` in the way of a platform, whatever the devices of its mesh are.
+    """Returns `Embedding` with the backend of a platform, on any devices.
 
-    platform: "gpu" is that by XLA alone, "gpu-kernel" that with the kernel of `gpu_kernel`.
+    platform: "gpu" uses XLA only, "gpu-kernel" uses the kernel of `gpu_kernel`.
     """
     name, _, kernel = platform.partition("-")
 
@@ -35,7 +35,7 @@ def on(platform):
 
 
 def set_chunk(monkeypatch, count):
-    """Both forms of blocks move so many vectors at a time."""
+    """Sets the number of vectors that both vector layouts move at a time."""
     for vector_layout in (tpu, xla):
         monkeypatch.setattr(vector_layout, "CHUNK", count)
 
@@ -61,7 +61,7 @@ def specs_of(embedding, tables):
 
 
 def placed(embedding, tables):
-    """Arrays of parts of stacks, where they belong on the mesh."""
+    """Puts arrays of stacks on the mesh with their shardings."""
     specs = specs_of(embedding, tables)
     put = functools.partial(NamedSharding, embedding.mesh)
     return jax.device_put(tables, jax.tree.map(put, specs, is_leaf=lambda x: isinstance(x, P)))
@@ -76,7 +76,7 @@ def rows_of(tables):
 
 
 def lookup(embedding: Embedding, tables, batch):
-    """The vectors of a whole batch, and the loads of each device as arrays [devices]."""
+    """Looks up a whole batch. Returns vectors, and the exchange stats as arrays [devices]."""
 
     def look_up(rows, batch):
         vectors, exchange_stats = embedding.lookup(rows, embedding.route(batch), batch)
@@ -94,7 +94,7 @@ def lookup(embedding: Embedding, tables, batch):
 
 
 def update(embedding: Embedding, tables, batch, grads, learning_rate=0.1, step=0, applies=None):
-    """The tables after one step."""
+    """Returns the tables after one step."""
 
     def change(tables, scratch, batch, grads, learning_rate, step, applies):
         routes = embedding.route(batch)
@@ -119,7 +119,7 @@ def update(embedding: Embedding, tables, batch, grads, learning_rate=0.1, step=0
 
 
 def logical(embedding: Embedding, tables):
-    """Rows and slots of each stack in row order: {stack: (rows, {slot: array})}."""
+    """Returns rows and slots of each stack in row order: {stack: (rows, {slot: array})}."""
     found = {}
     for stack in embedding.layout.stacks:
         parts = {p.name: tables[p.name] for p in embedding.parts[stack.name] if p}
@@ -132,7 +132,7 @@ def logical(embedding: Embedding, tables):
 
 
 def by_table(embedding: Embedding, tables):
-    """Rows of each table in their own order, whatever their placement: {table: f[rows, dim]}."""
+    """Returns the rows of each table in order, for any placement: {table: f[rows, dim]}."""
     found = {}
     rows_of_table = {t.name: t.rows for t in embedding.layout.schema.tables}
     for stack in embedding.layout.stacks:

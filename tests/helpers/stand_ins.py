@@ -1,8 +1,8 @@
-"""Stand-ins for the tools that launch/ calls: they know the documented flags, and a cloud of files.
+"""Stand-ins for the tools that launch/ calls, with their documented flags and a cloud of files.
 
 Each call is written to calls.jsonl beside cloud.json, which holds the TPUs by name. A worker of a
-TPU is a directory, in which `ssh` runs what it is told; what a worker would install is a script
-that writes down how it was called.
+TPU is a directory, in which `ssh` runs its command. The jaxrank that a worker installs is a script
+that records its arguments.
 """
 
 import contextlib
@@ -18,12 +18,12 @@ from pathlib import Path
 
 
 def _flags(values="", switches=""):
-    """{flag: whether it takes a value}"""
+    """Returns {flag: True if it takes a value}."""
     return dict.fromkeys(values.split(), True) | dict.fromkeys(switches.split(), False)
 
 
-# From the reference at https://cloud.google.com/sdk/gcloud/reference (compute/tpus/...), the same
-# as in version 528 of the SDK.
+# From the reference at https://cloud.google.com/sdk/gcloud/reference (compute/tpus/...), equal to
+# version 528 of the SDK.
 _ANY = _flags("project format verbosity", "quiet")
 _CREATE = _flags(
     "zone accelerator-type boot-disk data-disk description labels metadata metadata-from-file"
@@ -80,7 +80,7 @@ DOCUMENTED |= {
     "python3 -m uv venv": _flags("python", "quiet allow-existing"),
     "python3 -m uv pip install": _flags("python constraints editable", "quiet"),
 }
-# Of these the reference says that they must be given.
+# Flags that the reference marks as required.
 _REQUIRED = {
     "tpu-vm create": {"zone", "version"},
     "queued-resources create": {"zone", "runtime-version", "accelerator-type"},
@@ -95,7 +95,7 @@ exec sleep 60
 
 
 def parsed(words):
-    """(what is called, its flags, its other words); ends with status 64 if the tool would."""
+    """Returns the name of a call, its flags and its other words. Exits with 64 if it is invalid."""
     name = max((n for n in DOCUMENTED if words[: len(n.split())] == n.split()), key=len, default="")
     if not name:
         _refuse(f"no such command: {words}")
@@ -105,7 +105,7 @@ def parsed(words):
         word = words.pop(0)
         if not word.startswith("-"):
             others.append(word)
-            if name == "srun":  # what follows is the program
+            if name == "srun":  # the program follows
                 return name, flags, others + words
             continue
         flag, equals, value = word.removeprefix("--").partition("=")
@@ -131,12 +131,12 @@ def _refuse(text):
 
 
 def end(home):
-    """Ends the jaxrank of a worker, if it runs."""
+    """Kills the jaxrank of a worker, if it runs."""
     path = home / "jaxrank.lock"
     with contextlib.suppress(FileNotFoundError), open(path) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:  # else its number may be another's by now
+        except BlockingIOError:  # otherwise another process may have its id
             os.killpg(int(path.with_suffix(".pid").read_text()), signal.SIGKILL)
 
 
@@ -160,7 +160,7 @@ def main(tool, *words):
 
 
 class _Cloud:
-    """TPUs in cloud.json: {name: {service, states, workers}}; each `list` uses up one state."""
+    """TPUs in cloud.json: {name: {service, states, workers}}. Each `list` consumes one state."""
 
     def __init__(self, here):
         self.here, self.file = here, here / "cloud.json"

@@ -1,4 +1,4 @@
-"""Blocks of a test's own, written as those of `prepare` are."""
+"""Writes blocks of a test in the format of `prepare`."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -13,7 +13,7 @@ SPEC = StoreSpec(features={}, source={}, transforms={}, boundaries={}, buckets={
 def write_train(
     writer: StoreWriter, blocks: Iterable[Examples], statistics: dict[str, Any] | None = None
 ) -> None:
-    """Adds the split "train" to a store that is being written."""
+    """Adds the split "train" to a store before it is complete."""
     split = SplitWriter(writer.work / "train")
     for block in blocks:
         split.write(block)

@@ -1,9 +1,9 @@
-"""Damaged stores, read in a process of its own, which a reader may take down.
+"""Reads damaged stores in a separate process, which a reader may crash.
 
     python tests/helpers/store_mutations.py FIRST COUNT DIRECTORY
 
-prints the number of each case before it, and in the end how many damages of each kind were read
-over and refused.
+Prints the number of each case before it, and finally how many damages of each kind had no effect
+and how many were rejected.
 """
 
 import collections
@@ -62,7 +62,7 @@ def table(rows, seed):
 
 
 def write_stores(directory):
-    """Small stores of several files a split: as prepared by default, compressed, and by day."""
+    """Prepares small stores of several files per split: default, compressed, and by day."""
     directory = Path(directory)
     files = {}
     for seed, (split, rows) in enumerate(ROWS.items()):
@@ -86,7 +86,7 @@ def write_stores(directory):
 
 
 def read(path):
-    """All that training and evaluation take from a store, as (dtype, shape, bytes)."""
+    """Reads everything that training and evaluation use of a store, as (dtype, shape, bytes)."""
     store = open_store(path)
     by_days = "train" not in store.splits
     placed = layout(store.schema, {t.name: 4 for t in store.schema.tables})
@@ -124,7 +124,7 @@ _VALUES = [*_PATHS, True, -1, 0, 2.5, 10**30, -(10**30), 1e308, "x", [], {}, [1]
 
 
 def _places(tree, key=None, node=None):
-    """(node, key) of each value in a tree of dicts and lists, node[key]."""
+    """Yields (node, key) of each value node[key] in a tree of dicts and lists."""
     if node is not None:
         yield node, key
     if isinstance(tree, dict | list):
@@ -133,9 +133,9 @@ def _places(tree, key=None, node=None):
 
 
 def changed(tree, draw):
-    """Replaces, removes, renames or repeats something in a tree, or turns a list around."""
+    """Replaces, removes, renames or repeats a value in a tree, or reverses a list."""
     part = draw.choice([k for k in tree if k != "splits"] + ["splits"] * 3)
-    if part == "splits" and draw.random() < 0.8:  # statistics hold the most, by far
+    if part == "splits" and draw.random() < 0.8:  # statistics hold most of the values
         split = tree["splits"][draw.choice(list(tree["splits"]))]
         places = list(_places(split["files"], "files", split))
     else:
@@ -155,7 +155,7 @@ def changed(tree, draw):
 
 
 def with_another_path(tree, draw):
-    """Renames a split or a file; a name that is no such name, if it is another one."""
+    """Renames a split or a file to an existing or an invalid name."""
     name = draw.choice(list(tree["splits"]))
     if draw.random() < 0.5:
         path = draw.choice([p for p in _PATHS if isinstance(p, str)])
@@ -165,7 +165,7 @@ def with_another_path(tree, draw):
 
 
 def damage(path, draw):
-    """Damages one file of a store, or two; returns how, and which."""
+    """Damages one or two files of a store, and returns the kind of damage and the files."""
     files = sorted(p for p in Path(path).rglob("*") if p.suffix in (".json", ".arrow"))
     vocabularies = [p for p in files if p.parent.name == "vocabulary"]
     blocks = [p for p in files if p.suffix == ".arrow" and p not in vocabularies]
@@ -176,7 +176,7 @@ def damage(path, draw):
     if how in ("tree", "path"):
         tree = json.loads(manifest.read_text())
         changed(tree, draw) if how == "tree" else with_another_path(tree, draw)
-        # Where it is the checksum's turn to tell, and where it is not.
+        # With an invalid checksum of the manifest, and with a valid one.
         text = json.dumps(tree, indent=1) if how == "tree" else manifests.SEAL.to_text(tree)
         manifest.write_text(text)
         return how, [manifest]
@@ -210,7 +210,7 @@ def main(first, count, directory):
             assert read(path) == sound[path], f"other numbers, of {files}"
             whole[how] += 1
         except InputError as error:
-            # The one that is missing may be told as "STORE: ... no manifest.json".
+            # A missing file may be reported as "STORE: ... no manifest.json".
             if not any(str(path) in str(error) and file.name in str(error) for file in files):
                 raise
             refused[how] += 1

@@ -1,4 +1,4 @@
-"""A task of each kind, from CSV files with labels that can be learned."""
+"""A task of each kind, from CSV files with labels that depend on the features."""
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +16,7 @@ ROWS = {"train": 8000, "valid": 1500}
 
 
 def planted(rows, seed):
-    """Labels that depend on two floats and an item; a tenth of each is empty."""
+    """Returns labels that depend on two floats and an item. A tenth of each is empty."""
     r = np.random.default_rng(seed)
     a, b, item = r.normal(size=rows), r.normal(size=rows), r.integers(0, ITEMS, rows)
     of_item = np.linspace(-0.6, 0.6, ITEMS)[item]
@@ -31,7 +31,7 @@ def planted(rows, seed):
 
 
 def prepared(path):
-    """A store and the CSV files that it is made from, in one folder."""
+    """Writes CSV files and prepares a store from them, in one folder."""
     for seed, (name, rows) in enumerate(ROWS.items()):
         pa.csv.write_csv(planted(rows, seed), path / f"{name}.csv")
     c = config(path)

@@ -1,4 +1,4 @@
-"""TFRecord files written by hand, for tests: nothing here is shared with what reads them."""
+"""Writes TFRecord files for tests, without any code of the reader."""
 
 import struct
 
@@ -39,7 +39,7 @@ def varint(number):
 
 
 def field(number, data):
-    """A field that is a length and so many bytes."""
+    """Encodes a length-delimited field."""
     return varint(number * 8 + 2) + varint(len(data)) + data
 
 
@@ -56,7 +56,7 @@ def feature(kind, values, packed=True):
 
 
 def example(features):
-    """A tf.Example of {name: serialized feature}, in the order of the dict."""
+    """Encodes a tf.Example of {name: serialized feature}, in the order of the dict."""
     entries = [field(1, field(1, name.encode()) + field(2, f)) for name, f in features.items()]
     return field(1, b"".join(entries))
 

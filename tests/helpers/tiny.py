@@ -1,4 +1,4 @@
-"""A run that takes seconds: a small generated store and a config that trains on it."""
+"""A small generated store and a config that trains on it within seconds."""
 
 from ml_collections import ConfigDict
 
@@ -8,7 +8,7 @@ IDS = (300, 40)
 
 
 def config(**changes):
-    """Two tasks, floats, ids, lists with and without weights; 128 examples a step."""
+    """Returns a config with two tasks, floats, ids, lists with and without weights, batch 128."""
     c = default()
     c.source = ConfigDict(
         dict(

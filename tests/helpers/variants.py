@@ -1,4 +1,4 @@
-"""Small runs of every kind, each trained once for all tests that compare something with it."""
+"""Small runs of every kind, each trained once for all tests that compare with it."""
 
 import functools
 
@@ -10,12 +10,12 @@ from runs import on_store
 from jaxrank.data.store.reader import open_store
 from jaxrank.train import train
 
-# Runs of `tiny.config()`, by what they change in it.
+# Runs of `tiny.config()`, with their config changes.
 OF_TINY = {
     "plain": {},
     "average": dict(ema_decay=0.9),
     "learned weights": dict(task_weighting="uncertainty", task_weights=(1.0, 3.0)),
-    # Statistics and random numbers in the model, two slots for each row, rates that fall.
+    # Statistics and random numbers in the model, two slots per row, decaying learning rates.
     "experts": {
         "model.multitask": "ple",
         "model.experts": 1,
@@ -23,7 +23,7 @@ OF_TINY = {
         "model.norm": "batch",
         "model.dropout": 0.1,
         "optim.tables.name": "lazy_adam",
-        "eval.min_delta": 10.0,  # nothing but the first evaluation is an improvement
+        "eval.min_delta": 10.0,  # only the first evaluation is an improvement
         "eval.reduce_lr_patience": 1,
     },
     "warm start": {"seed": 5},
@@ -40,10 +40,10 @@ def changed(config, changes):
 
 
 class Variants:
-    """Their stores, configs and unbroken runs.
+    """The stores, configs and uninterrupted runs of all kinds.
 
     Args:
-        folder: where to keep them.
+        folder: of stores and runs.
         store: of `tiny.config()`.
     """
 
@@ -70,11 +70,11 @@ class Variants:
         return changed(found, changes)
 
     def start(self, name):
-        """What `train` is told besides, when a run begins."""
+        """Returns further arguments of `train` for the start of a run."""
         return dict(init_from=str(self.unbroken("plain")[0])) if name == "warm start" else {}
 
     def _unbroken(self, name):
-        """The workdir of a run, its result, and what it reported."""
+        """Returns the workdir of a run, its result, and its reports."""
         workdir, lines = self._folder / name, []
         result = train(self.config(name), workdir, report=lines.append, **self.start(name))
         return workdir, result, lines

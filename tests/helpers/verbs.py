@@ -1,4 +1,4 @@
-"""Verbs in a process of their own, compiled as users have it: for trainings of minutes."""
+"""Runs verbs in a separate process with the compiler settings of users, for longer runs."""
 
 import json
 import os
@@ -7,7 +7,7 @@ import sys
 
 
 def run(*args, devices=1, cores=None):
-    """The JSON object that a verb ends with; cores: the numbers of those that it may use."""
+    """Runs a verb and returns its JSON result. cores: indices of the cores that it may use."""
     env = os.environ | {"JAX_NUM_CPU_DEVICES": str(devices)}
     command = [sys.executable, "-m", "jaxrank", *map(str, args), "--json"]
     found = subprocess.run(

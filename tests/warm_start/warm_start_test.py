@@ -391,7 +391,7 @@ def test_what_cannot_be_started_from_is_refused(first, tmp_path):
     shutil.copytree(run, bare)
     shutil.rmtree(bare / "data")
     new = write(tmp_path / "new", 1)
-    with pytest.raises(InputError, match="vocabularies of .*bare .* no such store"):
+    with pytest.raises(InputError, match="bare must have .* no such store"):
         started(bare, config(new), tmp_path / "other")
     _, state = started(bare, c, tmp_path / "same")  # equal vocabularies need no store
     assert int(state.earlier) == 16
