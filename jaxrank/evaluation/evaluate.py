@@ -176,7 +176,7 @@ class Opened(NamedTuple):
 def open_run(
     workdir: str, *, data: str = "", split: str = "", batch_size: int | None = None
 ) -> Opened:
-    """Opens a run and the data to score. Arguments and errors are those of `evaluate`."""
+    """Opens a run and the data to score. See `evaluate` for arguments and errors."""
     if batch_size is not None and batch_size < 1:
         raise InputError(f"--batch-size must be at least 1: found {batch_size}.")
     with processes.together():
@@ -251,7 +251,7 @@ def predict(
 ) -> Prediction:
     """Writes the predictions of one checkpoint to `output`.
 
-    Arguments and errors are those of `evaluate` and `score.write_predictions`.
+    See `evaluate` and `score.write_predictions` for arguments and errors.
     """
     began = time.perf_counter()
     run = open_run(workdir, data=data, split=split, batch_size=batch_size)

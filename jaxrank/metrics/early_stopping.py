@@ -101,7 +101,7 @@ def make_monitor(
 
 
 def check_metric(tasks: Sequence[Task], metric: str) -> str:
-    """Returns the monitored "task/metric". Arguments and errors are those of `make_monitor`."""
+    """Returns the monitored "task/metric". See `make_monitor` for arguments and errors."""
     allowed = tuple(f"{task.name}/{m.name}" for task in tasks for m in METRICS[task.kind])
     name = metric or allowed[0]
     check_choice("eval.metric", name, allowed)

@@ -128,8 +128,8 @@ def _same_rows(older: _Older, store: Store) -> Rows:
             return older.run.data().open()
         except InputError as error:
             raise InputError(
-                f"--init-from: the vocabularies of {older.run.directory} differ from those of"
-                f" {store.path}, so the data that contains them must exist: {error}"
+                f"--init-from: {older.run.directory} must have the vocabularies of {store.path}, or"
+                f" its own data must exist: {error}"
             ) from error
 
     before = {table.name: table for table in older.layout.schema.tables}
