@@ -164,7 +164,7 @@ def test_a_named_checkpoint_is_evaluated(run):
 
 def test_a_checkpoint_that_is_not_there_is_named_with_those_that_are(run):
     workdir, _ = run
-    with pytest.raises(InputError, match=r"newest, best or one of the steps \[8, 16\]: found '12'"):
+    with pytest.raises(InputError, match=r"newest, best .*\[8, 16\]: found '12'"):
         evaluate.evaluate(str(workdir), checkpoint="12")
 
 
@@ -294,7 +294,7 @@ def test_predictions_that_cannot_be_written_leave_nothing(run, tmp_path):
     workdir, _ = run
     (tmp_path / "file").write_text("")
     target = tmp_path / "file" / "out.parquet"
-    with pytest.raises(InputError, match=r"--output: .*/file must be a directory .* no directory"):
+    with pytest.raises(InputError, match=r"--output: .*/file must be a directory"):
         evaluate.predict(str(workdir), output=str(target), checkpoint="best", data="", split="")
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 

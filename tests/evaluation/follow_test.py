@@ -175,12 +175,12 @@ def test_the_command_line_follows(whole, tmp_path, capsys):
     cli.run(["evaluate", f"--workdir={tmp_path / 'run'}", "--follow", "--json"])
     found = json.loads(capsys.readouterr().out)
     assert [e["step"] for e in found["evaluations"]] == [8, 16]
-    with pytest.raises(InputError, match="--follow scores every checkpoint: found --checkpoint=8"):
+    with pytest.raises(InputError, match="--follow .*found --checkpoint=8"):
         cli.run(["evaluate", f"--workdir={tmp_path / 'run'}", "--follow", "--checkpoint=8"])
-    with pytest.raises(InputError, match="--every is for --follow: found --every=5 without it"):
+    with pytest.raises(InputError, match="--every is for --follow: .*--every=5"):
         cli.run(["evaluate", f"--workdir={tmp_path / 'run'}", "--every=5"])
     for seconds in ("0", "nan", "inf", "1e10"):
-        with pytest.raises(InputError, match="--every: must be more than 0 seconds, and at most"):
+        with pytest.raises(InputError, match="--every: must .* found"):
             cli.run(["evaluate", f"--workdir={tmp_path / 'run'}", "--follow", f"--every={seconds}"])
 
 

@@ -100,7 +100,7 @@ def test_floats_that_json_does_not_have_are_text_and_zero_is_one_value(run, monk
 
 
 def test_what_cannot_be_a_column_is_named(run, monkeypatch):
-    with pytest.raises(InputError, match=r"--by: must be one of .*'c1', 'p_click'.* found 'day'"):
+    with pytest.raises(InputError, match=r"--by: must .*'c1', 'p_click'.* found 'day'"):
         evaluate.evaluate(str(run[0]), by="day")
     monkeypatch.setattr(slices, "MOST", 3)
     with pytest.raises(InputError, match="column 'p_click' must have at most 3 .*found"):
@@ -108,9 +108,7 @@ def test_what_cannot_be_a_column_is_named(run, monkeypatch):
     split = open_store(run[0] / "data").split("valid")
     blocks = [dataclasses.replace(b, kept=_with_list(b.kept)) for b in split.blocks()]
     monkeypatch.setattr(type(split), "blocks", lambda self: iter(blocks))
-    with pytest.raises(
-        InputError, match="column 'l' must hold one value .*: found list<[^:]*: int64>.$"
-    ):
+    with pytest.raises(InputError, match="column 'l' must .*: found list<[^:]*: int64>.$"):
         slices.groups_of(split, "l")
 
 
