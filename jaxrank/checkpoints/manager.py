@@ -114,7 +114,7 @@ def _joined(state: TrainState, predicts: Weights, training: _Training) -> TrainS
     )
 
 
-# Fields of `Weights` that checkpoints of earlier versions lack, and the values that they stand for.
+# Fields of `Weights` that checkpoints of earlier versions lack, and their implied values.
 _SINCE = {"bias": 0.0, "scale": 1.0}
 
 
@@ -130,7 +130,7 @@ def _older_weights(fields: tuple[str, ...]) -> Any:
 
 
 def without(tree: Any, fields: tuple[str, ...]) -> Any:
-    """Returns a tree whose `Weights` lack these fields, as those of an earlier version."""
+    """Returns a tree with `Weights` of an earlier version, which lack these fields."""
     older = _older_weights(fields)
 
     def changed(node: Any) -> Any:
@@ -141,7 +141,7 @@ def without(tree: Any, fields: tuple[str, ...]) -> Any:
 
 
 def _with_defaults(tree: Any, like: Any, fields: tuple[str, ...]) -> Any:
-    """The inverse of `without`; new arrays lie where those of `like` do."""
+    """Inverts `without`: adds arrays of default values with the shardings of `like`."""
     older = _older_weights(fields)
 
     def filled(field: str, shape: Any) -> jax.Array:
@@ -430,7 +430,7 @@ class Checkpoints:
         return self._checked(step, record, weights=_placed(shapes, shardings))["weights"]
 
     def _checked(self, step: int, record: dict[str, Any], **parts: Any) -> dict[str, Any]:
-        """The parts of a checkpoint, each as its tree of shapes has it, checked."""
+        """Restores parts of a checkpoint into their trees of shapes, and compares the checksums."""
         names = {path.removeprefix(".") for path in record["checksums"]["weights"]}
         fields = lacking(names)
         older = {name: without(tree, fields) for name, tree in parts.items()} if fields else parts

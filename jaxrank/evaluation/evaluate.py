@@ -53,7 +53,7 @@ class Evaluation(NamedTuple):
 
 
 class Prediction(NamedTuple):
-    """What `predict` wrote.
+    """Summary of the predictions that `predict` wrote.
 
     worse_than_constant: tasks for which a constant did better in the evaluation of the run.
     """

@@ -1,9 +1,9 @@
 """Exports a trained model to files for other programs.
 
-OUTPUT/export.json             what the rest means; see `description`
+OUTPUT/export.json             describes the other files, see `description`
 OUTPUT/layers.npz              parameters, model state, bias and scale of each task, by their names
                                in the checkpoint
-OUTPUT/tables/<table>.parquet  row (int32), vector (float32[dim]) and, of a table with a
+OUTPUT/tables/<table>.parquet  row (int32), vector (float32[dim]) and, for a table with a
                                vocabulary, value (string), in row order
 """
 
@@ -38,10 +38,17 @@ from jaxrank.layout import Layout
 
 
 class Export(NamedTuple):
-    """What `export` wrote: how many tables with how many rows together, and how many numbers that
-    are not in tables.
+    """Summary of an export.
 
-    worse_than_constant: tasks for which a constant did better in the run's own evaluation.
+    Attributes:
+        output: directory of the export.
+        step: of the checkpoint.
+        tables: number of tables.
+        rows: number of rows of all tables.
+        parameters: number of parameters outside tables.
+        seconds: duration of the export.
+        checkpoint: path of the checkpoint.
+        worse_than_constant: tasks for which a constant did better in the run's own evaluation.
     """
 
     output: str
@@ -145,10 +152,10 @@ def _check_free(target: Path) -> None:
 
 
 def _write_layers(stored: CheckpointReader, tasks: int, path: Path) -> int:
-    """How many numbers there are, but for the bias and scale of each task."""
+    """Writes the dense parameters, and returns their number without bias and scale of tasks."""
     names = [n for n in stored.names if not n.startswith(("bias", "scale", "rows."))]
     arrays: dict[str, Any] = {name: stored.read(name) for name in names}
-    rates = neutral(tasks)._asdict()  # of checkpoints of earlier versions
+    rates = neutral(tasks)._asdict()  # values for checkpoints of earlier versions
     rates |= {name: stored.read(name) for name in rates if name in stored}
     np.savez(path, **rates, **arrays)
     return sum(array.size for array in arrays.values())

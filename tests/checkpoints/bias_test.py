@@ -1,4 +1,4 @@
-"""Bias and scale of each task in checkpoints, and in those saved before there were any."""
+"""Tests of bias and scale of each task in checkpoints of this version and of earlier ones."""
 
 import json
 import shutil
@@ -31,7 +31,7 @@ NEUTRAL = {"bias": np.zeros(2, np.float32), "scale": np.ones(2, np.float32)}
 
 
 def on_older(store, lacking, **changes):
-    """A config that starts from the biases which stand for those that a checkpoint lacks."""
+    """Returns a config whose run starts with the biases that a checkpoint without any implies."""
     c = on_store(store, **changes)
     if "bias" in lacking:
         with c.unlocked():
@@ -45,7 +45,7 @@ def on_older(store, lacking, **changes):
     ids=["weights", "average", "scale"],
 )
 def older(request, store, tmp_path_factory):
-    """A run of 8 steps, the decay of its average, and the fields that its checkpoint lacks."""
+    """A run of 8 steps, its `ema_decay`, and the fields that its checkpoint lacks."""
     folder = tmp_path_factory.mktemp("older")
     decay, lacking = request.param
     with pytest.MonkeyPatch.context() as patch:
@@ -93,7 +93,7 @@ def test_it_is_evaluated_and_exported(older, tmp_path, capsys):
 
 
 def test_a_run_starts_with_the_biases_of_another(store, older, tmp_path):
-    """And with neutral ones where that one has none."""
+    """Fields that the older checkpoint lacks have neutral values."""
     workdir, decay, lacking = older
     c = on_store(store, ema_decay=decay)
     job = build(c, tmp_path / "next", nothing)
