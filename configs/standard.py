@@ -95,5 +95,4 @@ def ranker(size: str, *, features: float, dims: tuple[int, int], width: int, cro
     c.steps_per_execution = 4 if small else 2
     c.log_every_steps = 16
     c.eval.batch_size = 2048 if small else 131_072
-    c.data.list_slack = 6.0
     return c

@@ -80,12 +80,13 @@ class Data:
         8.0,
         unit="standard deviations",
         at_least=0,
-        help="room for packed lists: the mean of a group plus this many deviations",
+        help="room for packed lists that may be cut: the mean of a group plus this many deviations",
     )
     on_overflow: str = field(
         "error",
         choices=OVERFLOWS,
-        help="where that room is too small: stop with an error, or truncate the longest lists",
+        help="error: room for the largest group of the run; truncate: room by list_slack, and the"
+        " longest lists of a group that needs more are cut",
     )
 
 

@@ -26,6 +26,7 @@ from jaxrank.checkpoints.manager import Checkpoints, quieten_libraries
 from jaxrank.checkpoints.record import Metric
 from jaxrank.data.batches import packing
 from jaxrank.data.batches.pipeline import TrainBatches
+from jaxrank.data.batches.room import Room
 from jaxrank.data.store.reader import Store
 from jaxrank.data.store.split import Split
 from jaxrank.embedding import check_row_shards
@@ -48,6 +49,7 @@ from jaxrank.workdir import files
 # Smaller groups of packed lists leave most of their room empty.
 _SMALL_GROUP = 32
 _MORE_PASSES = 1.05  # times what was asked for, from which on it is worth a word
+_MUCH_PADDING = 0.4  # of the room for lists, from which on there is something to gain
 _LOOKED_AT = 64  # blocks, for labels of a task with a parent
 
 # Fields of config.data that say which data it is, and not how it is read.
@@ -231,12 +233,19 @@ class Run:
 
 
 def build(
-    config: ConfigDict, directory: Path, report: Report, *, inherits_store: bool = False
+    config: ConfigDict,
+    directory: Path,
+    report: Report,
+    *,
+    inherits_store: bool = False,
+    num_steps: int = 0,
 ) -> Run:
     """Everything that `train` needs, without running a step.
 
     Args:
         inherits_store: as `inherits` of `workdir.data.locate`.
+        num_steps: the last step of a job whose shapes are those of the run, but which goes on
+            beyond it; 0: of the run.
 
     Raises:
         InputError: config and data do not fit together or the machine.
@@ -246,6 +255,9 @@ def build(
     store = run_data.locate(*sections, directory, inherits=inherits_store).prepare(report)
     split = store.split(config.data.train, "data.train")
     run_schedule = make_run_schedule(config, split.rows)
+    room_steps = run_schedule.num_steps if num_steps else 0
+    if num_steps:
+        run_schedule = run_schedule._replace(num_steps=num_steps)
     executions = {field: config[field] for field in ("batch_size", "steps_per_execution")}
     # Where days are evaluated, those are of the split that is trained on, or behind it.
     by_day = config.data.valid == NEXT_DAY
@@ -278,7 +290,13 @@ def build(
         report(line)
     layout = placed.layout
     batches = make_batches(
-        config.data, split, layout, seed=config.seed, num_steps=run_schedule.num_steps, **executions
+        config.data,
+        split,
+        layout,
+        seed=config.seed,
+        num_steps=run_schedule.num_steps,
+        room_steps=room_steps,
+        **executions,
     )
     # Read between steps by the training process itself.
     beside = {**config.data, "num_workers": 0, "prefetch_batches": 0}
@@ -288,9 +306,12 @@ def build(
         layout,
         seed=config.seed,
         num_steps=run_schedule.num_steps,
+        room_steps=room_steps,
+        room=batches.room,
         batch_size=config.batch_size,
         steps_per_execution=1,
     )
+    _report_room(batches, report)
     if config.data.valid == NEXT_DAY:
         first = batches.first_steps
         chosen = days.plan_evaluations(
@@ -376,6 +397,22 @@ def _check_room(program: CompiledSteps) -> None:
         )
 
 
+def _report_room(batches: TrainBatches, report: Report) -> None:
+    """Reports the room for lists, and how much of it is padding."""
+    if batches.room is None:
+        return
+    kind = "the largest group of the run" if batches.room.is_exact else "more than any group has"
+    for (name, room), mean in zip(batches.capacities.items(), batches.room.mean, strict=True):
+        padding = 1 - mean / room
+        hint = ""
+        if padding > _MUCH_PADDING:
+            hint = ". A larger data.window_blocks mixes longer and shorter lists and needs less"
+        report(
+            f"Lists of stack {name}: room for {room:,} ids per {batches.group} examples, {kind};"
+            f" {padding:.0%} of it is padding{hint}"
+        )
+
+
 def make_batches(
     data: Mapping[str, Any],
     split: Split,
@@ -385,6 +422,8 @@ def make_batches(
     steps_per_execution: int,
     seed: int,
     num_steps: int,
+    room_steps: int = 0,
+    room: Room | None = None,
 ) -> TrainBatches:
     """This process's share of the training batches of a split, up to `num_steps`.
 
@@ -402,6 +441,8 @@ def make_batches(
         steps_per_execution=steps_per_execution,
         seed=seed,
         num_steps=num_steps,
+        room_steps=room_steps,
+        room=room,
         process=(jax.process_index(), jax.process_count()),
         **settings,
     )

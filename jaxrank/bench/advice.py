@@ -73,7 +73,7 @@ def advice_on(limit: str, rates: Throughput, stages: Mapping[str, float], settin
             f" where the input makes {rates.input:,.0f} and the step takes {rates.step:,.0f}. Set"
             f" steps_per_execution, now {setting.steps_per_execution}, higher, so that more bytes"
             f" move at"
-            " once; where lists are packed, data.list_slack lower, so that fewer do."
+            " once; where lists are packed, data.window_blocks higher, so that fewer do."
         )
     total = sum(stages[name] for name in PARTS)
     lead = (

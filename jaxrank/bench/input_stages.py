@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from jaxrank.data.batches.pipeline import TrainBatches
@@ -68,6 +69,9 @@ class _WatchedSplit(Split):
     @property
     def day_statistics(self) -> list[dict[str, Any]]:
         return self._split.day_statistics
+
+    def list_lengths(self, index: int) -> np.ndarray:
+        return self._split.list_lengths(index)
 
     @property
     def fingerprint(self) -> str:

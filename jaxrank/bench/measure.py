@@ -78,10 +78,11 @@ def bench(config: ConfigDict, workdir: str | Path, *, seconds: float, report: Re
     if not 0 < seconds < float("inf"):
         raise InputError(f"--seconds must be a positive number: found {seconds}.")
     directory = workdirs.directory(workdir)
-    config = _endless(config)
+    config = _unevaluated(config)
     with contextlib.ExitStack() as stack:
         stack.enter_context(lock.locked(directory))  # no run uses the workdir meanwhile
-        job = jobs.build(config, directory, report, inherits_store=True)
+        most = _MOST_STEPS // config.steps_per_execution * config.steps_per_execution
+        job = jobs.build(config, directory, report, inherits_store=True, num_steps=most)
         stack.callback(job.batches.close)
         job.checkpoints.close()
         ahead = _ahead(config.steps_per_execution, config.data.prefetch_batches)
@@ -112,12 +113,10 @@ def bench(config: ConfigDict, workdir: str | Path, *, seconds: float, report: Re
         )
 
 
-def _endless(config: ConfigDict) -> ConfigDict:
-    """The same job with more steps than anybody waits for, and without evaluation."""
+def _unevaluated(config: ConfigDict) -> ConfigDict:
+    """The same job without evaluation."""
     configs.check(config)
     config = config.copy_and_resolve_references()
-    config.num_epochs = 0.0
-    config.num_steps = _MOST_STEPS // config.steps_per_execution * config.steps_per_execution
     config.data.valid = ""
     config.eval.early_stopping_patience = config.eval.reduce_lr_patience = 0
     return config
@@ -249,6 +248,7 @@ def _input_stages(job: Run, data: Mapping[str, Any], seconds: float) -> dict[str
             steps_per_execution=job.steps_per_execution,
             seed=program.step_spec.seed,
             num_steps=job.run_schedule.num_steps,
+            room_steps=job.batches.room_steps,
         )
 
     execution = job.steps_per_execution * program.shape.batch_size

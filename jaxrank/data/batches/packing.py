@@ -27,12 +27,13 @@ def group_size(batch_size: int, shards: int) -> int:
     return next(size for size in range(min(share, MAX_GROUP), 0, -1) if share % size == 0)
 
 
-def _aligned(count: float) -> int:
+def aligned(count: float) -> int:
+    """The least capacity with room for so many ids."""
     return _ALIGNMENT * max(1, math.ceil(count / _ALIGNMENT))
 
 
 def capacity(stack: Stack, statistics: Mapping[str, Any], group: int, slack: float = 8.0) -> int:
-    """Ids to make room for in a group of `group` shuffled examples.
+    """Ids to make room for in a group of `group` independent examples.
 
     The mean of a group's total and `slack` standard deviations, from `list_lengths` of a split's
     statistics (`mean [lists]`, `covariance [lists, lists]`, `max_per_example [lists]`); never
@@ -45,7 +46,7 @@ def capacity(stack: Stack, statistics: Mapping[str, Any], group: int, slack: flo
     covariance = covariance.reshape(len(lengths["mean"]), -1)
     deviation = math.sqrt(max(0.0, float(covariance[np.ix_(lists, lists)].sum())))
     most = int(np.asarray(lengths["max_per_example"], np.int64)[lists].sum())
-    return _aligned(min(group * mean + slack * math.sqrt(group) * deviation, group * most))
+    return aligned(min(group * mean + slack * math.sqrt(group) * deviation, group * most))
 
 
 def bound(stack: Stack, statistics: Mapping[str, Any]) -> int:
@@ -57,7 +58,7 @@ def bound(stack: Stack, statistics: Mapping[str, Any]) -> int:
     lengths, lists = statistics["list_lengths"], list(stack.lists)
     by_run = int(np.asarray(lengths["max_total_per_run"], np.int64)[lists].sum())
     by_example = int(np.asarray(lengths["max_per_example"], np.int64)[lists].sum())
-    return _aligned(min(by_run, MAX_GROUP * by_example))
+    return aligned(min(by_run, MAX_GROUP * by_example))
 
 
 class Packer:
@@ -254,5 +255,6 @@ def _overflow_message(
     return (
         f"The lists of stack {stack.name} must fit: {group} examples packed together have"
         f" {worst.sum()} ids and there is room for {room}. Longest: {', '.join(names)}."
-        " Set data.list_slack larger, or data.on_overflow='truncate' to cut the longest lists."
+        " The room is that of the lengths in the data when the run was started: start it again if"
+        " the data has changed."
     )

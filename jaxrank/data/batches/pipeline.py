@@ -16,6 +16,7 @@ import numpy as np
 from jaxrank.data.batches import packing
 from jaxrank.data.batches.batcher import Batcher
 from jaxrank.data.batches.buffers import BufferPool, bytes_of, with_steps
+from jaxrank.data.batches.room import Room, measure
 from jaxrank.data.batches.shuffle_order import Order
 from jaxrank.data.batches.streams import EvaluationSource, Reader, Shard, TrainSource
 from jaxrank.data.batches.workers import WorkerExecutions
@@ -84,12 +85,15 @@ class TrainBatches:
         window_blocks: average blocks that are permuted together.
         num_workers: processes that read; 0: a thread of this process does.
         prefetch_batches: batches made ahead; 0 and no workers: each is made when it is asked for.
-        list_slack: room for lists, in standard deviations; see `packing.capacity`.
-        on_overflow: "error" or "truncate"; see `packing.Packer`.
+        list_slack: room for lists that may be cut, in standard deviations; see `packing.capacity`.
+        on_overflow: "error": all lists of the run have room, see `room.measure`; or "truncate", see
+            `packing.Packer`.
         order: "shuffled": all blocks together; "days": one day after another, each shuffled.
         process: index and number of processes.
         first_step: the first step to serve.
         num_steps: the step to end before.
+        room_steps: the first steps, whose lists must have room; those of others are cut. 0: all.
+        room: measured already, by batches with equal settings; None: measured now.
 
     Raises:
         InputError: sizes that do not divide each other, fewer examples than shards; from `next`
@@ -114,6 +118,8 @@ class TrainBatches:
         process: tuple[int, int] = (0, 1),
         first_step: int = 0,
         num_steps: int,
+        room_steps: int = 0,
+        room: Room | None = None,
     ):
         if order == "days" and not split.days:
             raise InputError(
@@ -129,14 +135,25 @@ class TrainBatches:
         stages = [blocks for _, blocks in split.days] if order == "days" else []
         line = Order(split.block_rows, seed=seed, shards=shards, window=window, stages=stages)
         self.group = packing.group_size(batch_size, shards)
-        # On one day lists may be longer than on average over all.
-        told = split.day_statistics if order == "days" else [split.statistics]
-        self.capacities = {
-            stack.name: max(packing.capacity(stack, s, self.group, list_slack) for s in told)
-            for stack in layout.stacks
-            if stack.lists
-        }
         self._share = batch_size // shards
+        stacks = [stack for stack in layout.stacks if stack.lists]
+        self.room = room
+        if stacks and on_overflow == "error":
+            places = (room_steps or num_steps) * self._share
+            sets = [stack.lists for stack in stacks]
+            self.room = room or measure(split, line, sets, places=places, group=self.group)
+            rooms = map(packing.aligned, self.room.largest.tolist())
+            self.capacities = dict(zip([stack.name for stack in stacks], rooms, strict=True))
+        else:
+            # On one day lists may be longer than on average over all.
+            told = split.day_statistics if order == "days" else [split.statistics]
+            self.capacities = {
+                stack.name: max(packing.capacity(stack, s, self.group, list_slack) for s in told)
+                for stack in stacks
+            }
+        self.room_steps = room_steps
+        if room_steps:
+            on_overflow = "truncate"
         self._ahead = -(-prefetch_batches // steps_per_execution)
         self._streams = [Shard(Reader(split, kept=1), line, shard) for shard in mine]
         # The first batch with an example of each day; of all, where they are shuffled together.
@@ -156,7 +173,7 @@ class TrainBatches:
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy goes on from here by itself."""
-        return {k: v for k, v in self.__dict__.items() if k != "_reading"} | {"_calls": None}
+        return {k: v for k, v in self.__dict__.items() if k != "_reading"} | {"_executions": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _reading=threading.RLock())

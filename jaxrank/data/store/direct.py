@@ -124,14 +124,18 @@ class DirectSplit(Split):
 
     @functools.cached_property
     def statistics(self) -> dict[str, Any]:
+        lists = len(self._features.ragged)
+        lengths = ListLengths(lists)
+        for index in range(len(self._places) if lists else 0):
+            lengths.add(self.list_lengths(index))
+        return {"rows": self.rows, "list_lengths": lengths.summary()}
+
+    def list_lengths(self, index: int) -> np.ndarray:
         # Weights, which do not change what is cut, are not read.
         entries = [dataclasses.replace(entry, weights="") for entry in self._features.ragged]
-        lengths = ListLengths(len(entries))
-        for place in self._places if entries else ():
-            chunk = self._chunk(place, [entry.name for entry in entries])
-            columns = [list_elements(entry, chunk).ids.lengths for entry in entries]
-            lengths.add(np.stack([c for c in columns if c is not None], axis=1).astype(np.int32))
-        return {"rows": self.rows, "list_lengths": lengths.summary()}
+        chunk = self._chunk(self._places[index], [entry.name for entry in entries])
+        columns = [list_elements(entry, chunk).ids.lengths for entry in entries]
+        return np.stack([c for c in columns if c is not None], axis=1).astype(np.int32)
 
     def read_block(self, index: int) -> Examples:
         """Block `index`.

@@ -2,9 +2,10 @@
 
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from upath import UPath
 
@@ -58,6 +59,22 @@ class StoredFile:
         with self._lock:
             return self._read_block(position)
 
+    def list_lengths(self, position: int) -> np.ndarray | None:
+        """The list lengths of a block, i32[n, lists], not checked; None if they are unreadable."""
+        with self._lock:
+            self._reader()  # looks at whether the file is there and has changed
+            name = f"{self._entry['name']}: list_lengths"
+            try:
+                reader = self._readers.get(name)
+                if reader is None:
+                    reader = self._open(["list_lengths"])
+                    self._readers.add(name, reader)
+                batch = reader.get_batch(position)
+                batch.validate()
+                return from_arrow(batch).list_lengths
+            except (pa.ArrowException, OSError, ValueError):
+                return None
+
     def _read_block(self, position: int) -> Examples:
         expected = self._entry["blocks"][position]["checksum"]
         reader = self._reader()
@@ -83,6 +100,7 @@ class StoredFile:
         if status and status != self._status:
             # A shorter one, read where it is no more, would end the process.
             self._readers.remove(name)
+            self._readers.remove(f"{name}: list_lengths")
             self._verified.clear()
             self._status = status
         reader = self._readers.get(name)
@@ -91,7 +109,8 @@ class StoredFile:
             self._readers.add(name, reader)
         return reader
 
-    def _open(self) -> pa.ipc.RecordBatchFileReader:
+    def _open(self, columns: Sequence[str] = ()) -> pa.ipc.RecordBatchFileReader:
+        """A reader of some columns, or of all of them."""
         path = self._path
         if not path.is_file():
             raise InputError(f"{path}: this file of the store is missing.")
@@ -104,7 +123,11 @@ class StoredFile:
         try:
             local = files.is_local(str(path))
             file = pa.memory_map(str(path)) if local else files.open_input(str(path))
-            return pa.ipc.open_file(file)
+            reader = pa.ipc.open_file(file)
+            if not columns:
+                return reader
+            fields = [reader.schema.get_field_index(column) for column in columns]
+            return pa.ipc.open_file(file, options=pa.ipc.IpcReadOptions(included_fields=fields))
         except (pa.ArrowException, OSError) as error:
             raise InputError(f"{path}: not a readable Arrow file: {error}.") from error
 

@@ -133,6 +133,15 @@ class StoredSplit(Split):
         file, position = self._where[index]
         return self._open[file].read_block(position)
 
+    def list_lengths(self, index: int) -> np.ndarray:
+        file, position = self._where[index]
+        lengths = self._open[file].list_lengths(position)
+        # The checksum is of the whole block. Room for a corrupt length could be beyond all memory.
+        maximum = np.asarray(self.statistics["list_lengths"]["max_per_example"], np.int64)
+        if lengths is None or (lengths < 0).any() or (lengths > maximum).any():
+            return self.read_block(index).list_lengths
+        return lengths
+
 
 class StoreSpec(NamedTuple):
     """How a store was made, as plain data.

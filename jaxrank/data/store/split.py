@@ -68,6 +68,14 @@ class Split(abc.ABC):
             RunError: a server does not give it.
         """
 
+    def list_lengths(self, index: int) -> np.ndarray:
+        """The list lengths of block `index`, i32[n, lists], read without the other columns.
+
+        Raises:
+            InputError, RunError: as `read_block`.
+        """
+        return self.read_block(index).list_lengths
+
     @property
     def rows(self) -> int:
         return int(self.block_rows.sum())

@@ -16,6 +16,7 @@ from checkout import ROOT
 from examples import stack_rows
 from store_blocks import SPEC, write_train
 
+from jaxrank.data.batches import packing, room
 from jaxrank.data.batches.pipeline import EvaluationBatches, TrainBatches
 from jaxrank.data.batches.shuffle_order import Order
 from jaxrank.data.examples import Examples
@@ -331,15 +332,43 @@ def test_threads_that_read_the_same_batches_get_each_call_once(store):
     assert sorted(found) == sorted(expected)
 
 
-def test_lists_that_do_not_fit_stop_the_run_or_are_cut_and_counted(store):
-    batches = _train(store, batch_size=4096, list_slack=0.0, num_steps=1)
-    assert batches.capacities["dim8"] == 512 * 2.5  # the mean of a group
-    with pytest.raises(InputError, match=r"512 examples packed together have \d+ ids"):
-        next(batches)
-    batches.close()
+def _ids_of_groups(batches):
+    """Ids of each group of all steps."""
+    return np.concatenate([(b.lists["dim8"].ids != PAD).sum(axis=-1).ravel() for b in batches])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        dict(num_steps=4),  # less than an epoch
+        dict(num_steps=150, batch_size=128, process=(0, 2)),
+        dict(num_steps=70, batch_size=96, shards=3, window_blocks=4),
+        dict(num_steps=5, batch_size=4096),  # groups of 512 examples, of several windows and epochs
+    ],
+)
+def test_lists_have_the_room_of_the_largest_group_of_the_run(store, changes, monkeypatch):
+    monkeypatch.setattr(packing, "_ALIGNMENT", 1)
+    batches = _train(store, **changes)
+    groups = [_ids_of_groups(batches)]
+    if "process" in changes:
+        groups.append(_ids_of_groups(_train(store, **changes | {"process": (1, 2)})))
+    groups = np.concatenate(groups)
+    assert batches.room.is_exact
+    assert batches.capacities == {"dim8": groups.max()}
+    np.testing.assert_allclose(batches.room.mean, groups.mean())
+    monkeypatch.setattr(room, "_EXAMINED", 0)
+    bound = _train(store, **changes)
+    assert not bound.room.is_exact
+    group = bound.group
+    lengths = sorted(sum(map(len, _lists(r))) for r in range(_ROWS))
+    assert bound.capacities == {"dim8": sum(lengths[-group:])}
+
+
+def test_lists_that_do_not_fit_are_cut_and_counted(store):
     execution = next(
         _train(store, batch_size=4096, list_slack=0.0, num_steps=1, on_overflow="truncate")
     )
+    assert execution.lists["dim8"].ids.shape[-1] == 512 * 2.5  # the mean of a group
     kept = (execution.lists["dim8"].ids != PAD).sum()
     lengths = np.array([[len(one) for one in _lists(r)] for r in _rows(execution)[0]])
     assert execution.dropped.sum() > 0
@@ -501,7 +530,7 @@ def test_hot_rows_change_the_rows_of_the_stack_and_nothing_else(store):
 
 
 _SCRIPT = """
-    import json, sys
+    import dataclasses, json, sys
     import numpy as np
     from jaxrank.data.batches.pipeline import TrainBatches
     from jaxrank.data.store.reader import open_store
@@ -523,8 +552,9 @@ _SCRIPT = """
         plain_hot = digest(TrainBatches(split, hot_lay, **settings))
         settings["num_workers"] = 2
         workers = digest(TrainBatches(split, hot_lay, **settings))
-        settings.update(list_slack=0.0, batch_size=4096)
-        narrow = TrainBatches(split, lay, **settings)
+        tables = [dataclasses.replace(table, rows=4) for table in store.schema.tables]
+        schema = dataclasses.replace(store.schema, tables=tuple(tables))
+        narrow = TrainBatches(split, layout(schema, {"small": 8, "rows": 8}), **settings)
         try:
             next(narrow)
             error = None
@@ -552,7 +582,7 @@ def test_a_plain_script_reads_with_and_without_workers_and_gets_the_same(store, 
     found = np.concatenate([np.array(execution[:2]) for execution in plain])
     np.testing.assert_array_equal(found, expected[1])
     assert workers_equal
-    assert "there is room for" in error
+    assert "0 to 3" in error
 
 
 _ENDS = """
