@@ -349,7 +349,8 @@ class Config:
         8,
         unit="steps",
         at_least=1,
-        help="steps in one launched program; intervals are multiples of it",
+        help="steps in one launched program; intervals are multiples of it, and the last one may be"
+        " shorter",
     )
     log_every_steps: int = field(
         64,
@@ -434,7 +435,6 @@ class Config:
 
     def _check_intervals(self) -> None:
         intervals = {
-            "num_steps": self.num_steps,
             "eval.every_steps": self.eval.every_steps,
             "checkpoint.every_steps": self.checkpoint.every_steps,
             "log_every_steps": self.log_every_steps,

@@ -7,6 +7,9 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, Protocol
 
+import numpy as np
+
+from jaxrank.run_schedule import execution_end
 from jaxrank.runtime import processes
 from jaxrank.runtime.stop import ShutdownSignal
 from jaxrank.runtime.watchdog import Watchdog
@@ -19,8 +22,9 @@ _LOOK = 1.0  # seconds between looks at whether a signal has come while the inpu
 class Records(Protocol):
     """Takes the metrics of each execution, as `telemetry.recorder.Recorder`."""
 
-    def record_later(self, step: int, metrics: StepMetrics) -> None:
-        """Takes the execution that ends at `step` and waits for the execution before it."""
+    def record_later(self, step: int, count: int, metrics: StepMetrics) -> None:
+        """Takes the call of `count` steps that ends at `step` and waits for the execution before
+        it."""
 
 
 class Milestones(Protocol):
@@ -54,14 +58,16 @@ class Milestones(Protocol):
 class Session:
     """What the loop of a started run works with.
 
-    train: (state, batches of an execution) -> (state, metrics); the state given is donated.
-    steps_per_execution: steps of an execution.
+    train: (state, batches of an execution, number of steps) -> (state, metrics); see
+        `CompiledSteps`.
+    steps_per_execution, num_steps: of the run; see `run_schedule.execution_end`.
     feed: batches on the devices; a `runtime.prefetch.DevicePrefetcher` where there is a `stop`.
     stop: tells of signals; None: they end the program, as anywhere else.
     """
 
-    train: Callable[[TrainState, Any], tuple[TrainState, StepMetrics]]
+    train: Callable[[TrainState, Any, np.int32], tuple[TrainState, StepMetrics]]
     steps_per_execution: int
+    num_steps: int
     feed: Iterator[Any]
     recorder: Records
     milestones: Milestones
@@ -82,12 +88,13 @@ def run(session: Session, state: TrainState) -> TrainState:
         if stop and (signal := _caught_while_waiting(session.feed, stop)):
             milestones.interrupt(step, state, signal)
         session.profiler.start_if_due(step, state)
+        end = execution_end(step, session.num_steps, session.steps_per_execution)
+        count, step = end - step, end
         with session.profiler.execution(step):
-            state, metrics = session.train(state, next(session.feed))
-        step += session.steps_per_execution
+            state, metrics = session.train(state, next(session.feed), np.int32(count))
 
         # One execution late: the devices are busy with the next one while the host writes.
-        session.recorder.record_later(step, metrics)
+        session.recorder.record_later(step, count, metrics)
         session.watch.alive()
         session.profiler.stop_if_due(step, state)
         signal = stop.asked() if stop else 0

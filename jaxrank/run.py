@@ -48,7 +48,7 @@ from jaxrank.workdir import files
 
 # Smaller groups of packed lists leave most of their room empty.
 _SMALL_GROUP = 32
-_MORE_PASSES = 1.05  # times what was asked for, from which on it is worth a word
+_MORE_EPOCHS = 1.05  # times those of the config, from which on it is worth a word
 _MUCH_PADDING = 0.4  # of the room for lists, from which on there is something to gain
 _LOOKED_AT = 64  # blocks, for labels of a task with a parent
 
@@ -269,7 +269,7 @@ def build(
     processes.check_same(f"the data in {store.path}", told)
     _check_labels(split, report)
     labels = _label_statistics(split, config.data.order)
-    _tell_passes(config.num_epochs, run_schedule, split.rows, executions, report)
+    _report_epochs(config.num_epochs, run_schedule, split.rows, config.batch_size, report)
     mesh = meshes.make_mesh(**config.mesh)
     processes.check_devices(mesh)
     check_row_shards(mesh.shape[meshes.SHARD])
@@ -466,21 +466,15 @@ def _kept_placement(directory: Path, store: Store) -> dict[str, ReplicatedRows] 
     return files.load_placement(directory)
 
 
-def _tell_passes(
-    num_epochs: float,
-    run_schedule: RunSchedule,
-    rows: int,
-    execution: Mapping[str, int],
-    report: Report,
+def _report_epochs(
+    num_epochs: float, run_schedule: RunSchedule, rows: int, batch_size: int, report: Report
 ) -> None:
-    """Says where whole executions are many more passes than were asked for."""
-    passes = run_schedule.num_steps * execution["batch_size"] / rows
-    if num_epochs and passes > _MORE_PASSES * num_epochs:
+    """Reports where whole steps are many more epochs than the config says."""
+    epochs = run_schedule.num_steps * batch_size / rows
+    if num_epochs and epochs > _MORE_EPOCHS * num_epochs:
         report(
-            f"num_epochs={num_epochs} becomes {passes:.2f} passes over {rows:,} examples,"
-            f" because a run is whole executions of {execution['steps_per_execution']} steps of"
-            f" {execution['batch_size']:,} examples; lower steps_per_execution or batch_size to"
-            f" come closer"
+            f"num_epochs={num_epochs} is rounded up to {epochs:.2f} epochs of {rows:,} examples:"
+            f" a step takes {batch_size:,}. Lower batch_size to come closer"
         )
 
 

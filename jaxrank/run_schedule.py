@@ -1,7 +1,7 @@
 """When a run evaluates, saves and logs, in steps."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -29,6 +29,16 @@ class RunSchedule(NamedTuple):
         return self.next_days.get(step, self.valid if due else "")
 
 
+def execution_end(step: int, num_steps: int, steps_per_execution: int) -> int:
+    """The step after which the execution that begins after `step` ends.
+
+    Executions end at multiples of `steps_per_execution`, and the last one at `num_steps`. It is
+    shorter where that is no multiple, and so is the first of a run that resumes between two
+    multiples.
+    """
+    return min(num_steps, (step // steps_per_execution + 1) * steps_per_execution)
+
+
 def make_run_schedule(
     *,
     rows: int,
@@ -42,10 +52,10 @@ def make_run_schedule(
     valid: str,
     order: str,
 ) -> RunSchedule:
-    """Turns epochs into steps, of whole executions, which intervals are too; see
-    `Config.check_run`.
+    """Turns epochs into steps, up to the next; where days are trained in turn, down to the last.
 
-    Up to the next execution; where days are trained in turn, down to the last.
+    The last batch of an epoch is completed from the next one. Intervals are whole executions; see
+    `Config.check_run`.
 
     Args:
         rows: examples of the training split.
@@ -54,13 +64,10 @@ def make_run_schedule(
     """
     epoch = Fraction(rows, batch_size)
 
-    def whole_executions(steps: Fraction, whole: Callable[[Fraction], int] = math.ceil) -> int:
-        return max(1, whole(steps / steps_per_execution)) * steps_per_execution
-
     # Days in turn would end with the first day again: what is left of the last one is left out.
     rounded = math.floor if order == "days" else math.ceil
-    num_steps = num_steps or whole_executions(_as_written(num_epochs) * epoch, rounded)
-    eval_every = eval_every_steps or min(whole_executions(epoch), num_steps)
+    num_steps = num_steps or max(1, rounded(_as_written(num_epochs) * epoch))
+    eval_every = eval_every_steps or math.ceil(epoch / steps_per_execution) * steps_per_execution
     save_every = save_every_steps or eval_every
     valid = "" if valid == NEXT_DAY else valid
     return RunSchedule(num_steps, eval_every, save_every, log_every_steps, valid, {})

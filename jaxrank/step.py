@@ -261,9 +261,14 @@ def init_state(step_spec: StepSpec, rates: BaseRates) -> TrainState:
 
 
 def train_step(
-    step_spec: StepSpec, state: TrainState, batch: Batch
+    step_spec: StepSpec, state: TrainState, batch: Batch, *, is_due: jax.Array | None = None
 ) -> tuple[TrainState, StepMetrics]:
-    """Forward, backward, the dense update and the update of the rows read."""
+    """Forward, backward, the dense update and the update of the rows read.
+
+    Args:
+        is_due: bool[], whether the step is one of the run. A step that is not changes nothing, and
+            its metrics mean nothing. None: it is.
+    """
     embedding = step_spec.embedding
     total = functools.partial(meshes.total, embedding.mesh)
     routes = embedding.route(batch)
@@ -283,9 +288,11 @@ def train_step(
     grads, loss, sums, dropped = total((grads, loss, sums, jnp.sum(batch.dropped, axis=0)))
 
     norm = optax.tree.norm(grads)
-    applies = None
+    applies, skipped = is_due, jnp.zeros((), bool)
     if step_spec.skips:
-        applies = _all_finite(embedding.mesh, loss + norm, vector_grads)
+        is_finite = _all_finite(embedding.mesh, loss + norm, vector_grads)
+        applies = is_finite if is_due is None else is_due & is_finite
+        skipped = ~is_finite if is_due is None else is_due & ~is_finite
 
     updates, opt_state = step_spec.optimizer.update(grads, state.opt_state, state.params)
     updates = jax.tree.map(lambda u: u * state.lr_multiplier.astype(u.dtype), updates)
@@ -308,7 +315,7 @@ def train_step(
         table_learning_rate=table_learning_rate,
         gradient_norm=norm,
         dropped=dropped,
-        skipped=jnp.zeros((), bool) if applies is None else ~applies,
+        skipped=skipped,
         exchange=jax.tree.map(
             _over_devices, exchange_stats, is_leaf=lambda x: isinstance(x, ExchangeStats)
         ),
@@ -318,12 +325,12 @@ def train_step(
     if applies is not None:
         before = state.params, state.model_state, state.opt_state
         layers = jax.tree.map(
-            functools.partial(_if_applied, applies), layers, before, is_leaf=is_schedule
+            functools.partial(_if_applied, applies, is_due), layers, before, is_leaf=is_schedule
         )
-        earlier = earlier - ~applies
+        earlier = earlier - skipped
     params, model_state, opt_state = layers
     new = TrainState(
-        step=state.step + 1,
+        step=state.step + (1 if is_due is None else is_due),
         earlier=earlier,
         params=params,
         model_state=model_state,
@@ -338,11 +345,12 @@ def train_step(
     return new, step_metrics
 
 
-def _if_applied(applies: jax.Array, new: Any, old: Any) -> Any:
-    """Rates go on with the steps, of layers as of tables, and as steps report them."""
-    if is_schedule(new):
+def _if_applied(applies: jax.Array, is_due: jax.Array | None, new: Any, old: Any) -> Any:
+    """Rates go on with the steps of the run, of layers as of tables, and as steps report them."""
+    if is_schedule(new) and is_due is None:
         return new
-    return jax.tree.map(functools.partial(jnp.where, applies), new, old)
+    chosen = is_due if is_schedule(new) else applies
+    return jax.tree.map(functools.partial(jnp.where, chosen), new, old)
 
 
 def _all_finite(mesh: Mesh, number: jax.Array, vector_grads: Any) -> jax.Array:
@@ -403,7 +411,9 @@ def _loss(
     )
 
 
-def averaged(step_spec: StepSpec, state: TrainState, skipped: jax.Array) -> TrainState:
+def averaged(
+    step_spec: StepSpec, state: TrainState, skipped: jax.Array, count: jax.Array
+) -> TrainState:
     """The state whose average has taken in the weights after an execution of steps.
 
     average <- d^steps * average + (1 - d^steps) * weights, d = min(ema_decay, (1 + t) / (10 + t))
@@ -412,11 +422,12 @@ def averaged(step_spec: StepSpec, state: TrainState, skipped: jax.Array) -> Trai
 
     Args:
         skipped: bool[steps], which of them changed nothing; they do not count.
+        count: i32[], the number of steps.
     """
     if not step_spec.ema_decay:
         return state
     t = (state.earlier + state.step).astype(jnp.float32)
-    steps = len(skipped) - skipped.sum() if step_spec.skips else len(skipped)
+    steps = count - skipped.sum() if step_spec.skips else count
     keep = jnp.minimum(step_spec.ema_decay, (1 + t) / (10 + t)) ** steps
 
     def mixed(average: jax.Array, new: jax.Array) -> jax.Array:

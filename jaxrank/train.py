@@ -128,6 +128,7 @@ def train(
             on_nonfinite=config.watch.on_nonfinite,
             most_skipped=config.watch.most_skipped,
             checkpoint="" if newest is None else job.checkpoints.directory(newest),
+            began=began,
         )
 
         def put(batches: Batch) -> Batch:
@@ -152,6 +153,7 @@ def train(
             session = loop.Session(
                 train=job.program.train,
                 steps_per_execution=job.steps_per_execution,
+                num_steps=job.run_schedule.num_steps,
                 feed=feed,
                 recorder=recorder,
                 milestones=milestones,

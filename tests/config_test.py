@@ -324,7 +324,6 @@ def test_sections_of_other_names_are_checked_with_the_config(field, value, messa
         ("data.shards", 3, r"batch_size must be .* of data.shards: found batch_size=4096, .*=3"),
         ("num_epochs", 2.0, "one of num_steps and num_epochs must .* num_steps=64, num_epochs=2.0"),
         ("num_steps", 0, "one of num_steps and num_epochs .* num_steps=0, num_epochs=0.0"),
-        ("num_steps", 15, "num_steps must be a positive multiple of .*=15, steps_per_execution=8"),
         ("eval.every_steps", 5, "eval.every_steps must be a positive multiple of .*=5, .*=8"),
         ("checkpoint.every_steps", 4, "checkpoint.every_steps must be a positive multiple of .*=4"),
         ("log_every_steps", 12, "log_every_steps must be a positive multiple of .*=12, .*=8"),

@@ -17,13 +17,49 @@ def test_one_program_serves_the_whole_run():
     step_spec = make_step_spec(c, lay, mesh, num_steps=8, room={"dim8": 1.0})
     program = CompiledSteps(step_spec, mesh, BatchShape(64, 8, {"dim8": 40}))
     state = program.init()
-    for seed in range(3):
+    for count in (2, 2, 1):  # the last execution may be shorter
         batches = [
-            examples.random_batch(lay, 64, seed=seed + i, group=8, capacity=40) for i in (0, 9)
+            examples.random_batch(lay, 64, seed=count + i, group=8, capacity=40) for i in (0, 9)
         ]
         stacked = jax.tree.map(lambda *xs: np.stack(xs), *batches)
-        state, _ = program.train(state, meshes.put_batch(stacked, mesh, leading=1))
+        batch = meshes.put_batch(stacked, mesh, leading=1)
+        state, _ = program.train(state, batch, np.int32(count))
     assert program.train._cache_size() == 1
+    assert int(state.step) == 5
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"ema_decay": 0.9, "optim": "adamw"}, {"on_nonfinite": "skip"}]
+)
+def test_batches_behind_the_last_step_change_nothing(changes, monkeypatch):
+    """Neither where the loop ends with the steps, nor where those behind are masked, as on GPU."""
+    c = tiny.config(batch_size=64, ema_decay=changes.get("ema_decay", 0.0))
+    c.watch.on_nonfinite = changes.get("on_nonfinite", "stop")
+    c.optim.dense.name = changes.get("optim", "adam")
+    c.optim.dense.warmup_steps = c.optim.tables.warmup_steps = 5
+    c.optim.tables.name = "lazy_adam"
+    c.embedding.l2_scope, c.embedding.l2 = "table", 0.1
+    c.model.norm = "batch"
+    lay = examples.small_layout()
+    mesh = meshes.make_mesh(devices=2)
+    batches = [examples.random_batch(lay, 64, seed=i, group=8, capacity=40) for i in range(3)]
+
+    def after(platforms, steps, count):
+        monkeypatch.setattr("jaxrank.program._COUNTS_ON_HOST", platforms)
+        step_spec = make_step_spec(c, lay, mesh, num_steps=8, room={"dim8": 1.0})
+        program = CompiledSteps(step_spec, mesh, BatchShape(64, 8, {"dim8": 40}))
+        stacked = jax.tree.map(lambda *xs: np.stack(xs), *batches[:steps])
+        batch = meshes.put_batch(stacked, mesh, leading=1)
+        state, metrics = program.train(program.init(), batch, np.int32(count))
+        return jax.device_get((state._replace(scratch={}), metrics.loss[:count]))
+
+    expected = after((), 2, 2)
+    assert expected[0].step == 2
+    for platforms in ((), ("cpu",)):
+        found = after(platforms, 3, 2)
+        # By another program, whose multiplications and additions are contracted otherwise.
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-5, 1e-6), found, expected)
+        assert found[0].step == 2
 
 
 @pytest.mark.parametrize("ema_decay", [0.0, 0.9])

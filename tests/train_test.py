@@ -103,7 +103,7 @@ def test_a_checkpoint_holds_the_state_of_its_own_step(store, finished):
     state = job.program.init()
     for _ in range(4):
         batch = meshes.put_batch(next(job.batches), job.program.mesh, leading=1)
-        state, _ = job.program.train(state, batch)
+        state, _ = job.program.train(state, batch, np.int32(2))
     job.batches.close()
     saved = job.checkpoints.restore_weights(
         8, job.program.predictor.weights_shape, job.program.predictor.weights_sharding
@@ -389,11 +389,6 @@ def test_what_stands_for_missing_values_is_part_of_the_source_of_a_workdirs_data
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        (
-            "num_steps",
-            15,
-            r"num_steps must be a positive multiple .* num_steps=15, steps_per_execution=2",
-        ),
         ("eval.every_steps", 5, r"eval.every_steps must be a positive multiple .*=5"),
         ("batch_size", 100, r"batch_size must .*100.*8"),
         (
@@ -488,14 +483,13 @@ def test_what_is_wrong_whatever_the_data_is_refused_before_any_is_made(
     assert not [p for p in tmp_path.rglob("*") if p.is_file()]
 
 
-def test_more_passes_than_were_asked_for_are_told(store, tmp_path):
+def test_more_epochs_than_the_config_says_are_reported(store, tmp_path):
     lines = []
-    c = on_store(store, num_steps=0, num_epochs=np.float64(0.1))
-    train(c, tmp_path / "many", report=lines.append)
-    (told,) = [line for line in lines if line.startswith("num_epochs=0.1 becomes ")]
-    assert re.search(
-        r"becomes 0.13 passes over 6,000 examples, .* executions of 2 steps of 128 ", told
-    )
+    c = on_store(store, num_steps=0, num_epochs=np.float64(0.05))
+    result = train(c, tmp_path / "many", report=lines.append)
+    (line,) = [line for line in lines if line.startswith("num_epochs=0.05 is rounded up ")]
+    assert "0.06 epochs of 6,000 examples: a step takes 128" in line
+    assert result.step == 3  # in executions of two steps
 
 
 def test_labels_that_teach_nothing_are_refused_or_told(tmp_path):

@@ -74,7 +74,7 @@ def steps(shape: str, folder: Path, precision: str) -> Iterator[int]:
     examples = job.steps_per_execution * job.program.shape.batch_size
     while True:
         for batch in batches:
-            state, told = job.program.train(state, batch)
+            state, told = job.program.train(state, batch, np.int32(job.steps_per_execution))
             jax.block_until_ready(told)
             yield examples
 

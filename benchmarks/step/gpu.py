@@ -150,7 +150,7 @@ def step(case: Case) -> Iterator[int]:
     state, told = program.init(), None
     while True:
         before = told
-        state, told = program.train(state, batch)
+        state, told = program.train(state, batch, np.int32(STEPS))
         count = done(before, STEPS)
         if before is not None and (before.skipped.any() or not np.isfinite(before.loss).all()):
             raise RuntimeError(

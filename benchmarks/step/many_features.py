@@ -88,15 +88,17 @@ class Case:
         stacked = jax.tree.map(lambda *x: np.stack(x), *batches)
         self.batch = meshes.put_batch(stacked, mesh, leading=1)
         start = time.perf_counter()
-        lowered = self.program.train.lower(self.program.state_shape, self.batch)
+        lowered = self.program.train.lower(
+            self.program.state_shape, self.batch, np.int32(self.steps)
+        )
         lowered.compile()
         self.compile_seconds = time.perf_counter() - start
-        self.state, told = self.program.train(self.program.init(), self.batch)
+        self.state, told = self.program.train(self.program.init(), self.batch, np.int32(self.steps))
         jax.block_until_ready(told)
 
     def step_seconds(self) -> float:
         start = time.perf_counter()
-        self.state, told = self.program.train(self.state, self.batch)
+        self.state, told = self.program.train(self.state, self.batch, np.int32(self.steps))
         jax.block_until_ready((self.state, told))
         return (time.perf_counter() - start) / self.steps
 

@@ -73,7 +73,7 @@ def measure_memory(args: argparse.Namespace, rows: int) -> None:
 
     program, batch = program_of(rows, args.batch_size, args.steps_per_execution)
     state = program.init()
-    state, told = program.train(state, batch)
+    state, told = program.train(state, batch, np.int32(args.steps_per_execution))
     jax.block_until_ready(told)
     state_mib = sum(x.nbytes for x in jax.tree.leaves(state)) / 2**20
     tables = sum(x.nbytes for x in jax.tree.leaves(state.tables)) / 2**20
@@ -98,14 +98,14 @@ def main() -> None:
     runs = []
     for rows in args.rows:
         program, batch = program_of(rows, args.batch_size, args.steps_per_execution)
-        state, told = program.train(program.init(), batch)
+        state, told = program.train(program.init(), batch, np.int32(args.steps_per_execution))
         jax.block_until_ready(told)
         runs.append([program, state, batch])
     seconds: list[list[float]] = [[] for _ in runs]
     for _ in range(args.rounds):
         for run, times in zip(runs, seconds, strict=True):
             start = time.perf_counter()
-            run[1], told = run[0].train(run[1], run[2])
+            run[1], told = run[0].train(run[1], run[2], np.int32(args.steps_per_execution))
             jax.block_until_ready((run[1], told))
             times.append((time.perf_counter() - start) / args.steps_per_execution)
     del runs

@@ -150,7 +150,8 @@ def _compiled(
         executions, jax.tree.map(lambda _: meshes.by_example(program.mesh, 1), executions)
     )
     began = time.monotonic()
-    step, refused, temporaries = _attempt(program.train, program.state_shape, executions)
+    count = jax.ShapeDtypeStruct((), "int32")
+    step, refused, temporaries = _attempt(program.train, program.state_shape, executions, count)
     seconds = time.monotonic() - began
     text = step.as_text() if step else ""
     evaluation, waiting = _evaluation(program, eval_batch_size)

@@ -158,7 +158,7 @@ class Clock:
     def executions_per_second(self) -> float:
         return (self._executions - self._warm) / (self._now - self._began)
 
-    def record_later(self, step: int, metrics: StepMetrics) -> None:
+    def record_later(self, step: int, count: int, metrics: StepMetrics) -> None:
         # As the recorder does, the host waits for the execution before while this one is in the
         # queue.
         jax.block_until_ready(self._before)
@@ -195,6 +195,7 @@ def _session(job: Run, batches: Iterator[Any], clock: Clock) -> loop.Session:
     return loop.Session(
         train=job.program.train,
         steps_per_execution=execution,
+        num_steps=_MOST_STEPS,
         feed=batches,
         recorder=clock,
         milestones=clock,

@@ -74,7 +74,7 @@ def plan_evaluations(
             there is no second day.
     """
     execution, name = steps_per_execution, train.partition("/")[0]
-    most = math.ceil(split.rows / (batch_size * execution)) * execution
+    most = math.ceil(split.rows / batch_size)
     if num_steps > most:
         raise InputError(
             f"data.valid = {NEXT_DAY!r}: num_steps must be at most {most}, one pass over the"

@@ -49,7 +49,12 @@ class LastBatches:
         if self._steps:
             # A copy, because the input pipeline reuses the memory.
             self._executions.append((self._next, jax.tree.map(np.array, batches)))
-            self._next += self._steps_per_execution
+            self._next = self._end(self._next)
+
+    def _end(self, step: int) -> int:
+        """The step at which an execution that begins after `step` ends, unless the run ends
+        before."""
+        return (step // self._steps_per_execution + 1) * self._steps_per_execution
 
     def write(self, step: int, why: str, checkpoint: str, *, at_the_end: bool = False) -> str:
         """Writes the batches up to `step` to WORKDIR/debug/STEP, and returns a sentence about it.
@@ -68,7 +73,7 @@ class LastBatches:
         folder = self._folder / str(step)
         folder.mkdir(parents=True, exist_ok=True)
         for first, batches in list(self._executions):
-            for i in range(self._steps_per_execution):
+            for i in range(self._end(first) - first):
                 number = first + i + 1
                 if step - self._steps < number <= step:
                     _save(folder, number, jax.tree.map(lambda x, i=i: x[i], batches))

@@ -53,14 +53,16 @@ def whole_executions(steps: Steps, begin: int, end: int, execution: int) -> tupl
         steps: to trace.
         begin: step after which the run starts or resumes.
         end: last step of the run.
-        execution: steps per execution. The first execution starts after step `begin`.
+        execution: steps per execution; see `run_schedule.execution_end`.
 
     Returns:
         The step after which the first execution starts, and the step at which the last one ends.
         The second is at most the first if the run has none of the steps.
     """
-    before = begin + (steps.first - 1 - begin) // execution * execution
-    after = begin - (begin - steps.last) // execution * execution
+    if steps.last <= begin or steps.first > end:
+        return end, begin
+    before = (steps.first - 1) // execution * execution
+    after = -(-steps.last // execution) * execution
     return max(begin, before), min(end, after)
 
 
@@ -73,9 +75,10 @@ class Profile:
         with Profile(parse("100:103"), directory, step, recorder.finish, report, ...) as profile:
             while step < num_steps:
                 profile.start_if_due(step, state)
+                count = min(steps_per_execution, num_steps - step)
+                step += count
                 with profile.execution(step):
-                    state, metrics = program.train(state, next(feed))
-                step += steps_per_execution
+                    state, metrics = program.train(state, next(feed), count)
                 profile.stop_if_due(step, state)
 
     Args:
@@ -142,8 +145,8 @@ class Profile:
         self._is_tracing = True
 
     def execution(self, step: int) -> contextlib.AbstractContextManager[Any]:
-        """Marks the execution after `step` in the trace with its last step, as in metrics.jsonl."""
-        self._step = step + self._execution
+        """Marks in the trace the execution that ends at `step`, as metrics.jsonl does."""
+        self._step = step
         return jax.profiler.StepTraceAnnotation("train", step_num=self._step)
 
     def stop_if_due(self, step: int, state: Any) -> None:

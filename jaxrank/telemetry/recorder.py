@@ -38,6 +38,7 @@ class Recorder:
         spikes: detector with the losses so far.
         on_nonfinite, most_skipped: see `config.watch`.
         checkpoint: path of the newest one, for error messages. Empty: none.
+        began: when the run was started, by `time.perf_counter`.
     """
 
     def __init__(
@@ -56,7 +57,9 @@ class Recorder:
         on_nonfinite: str,
         most_skipped: int,
         checkpoint: str = "",
+        began: float,
     ):
+        self._began: float | None = began
         self._report = report
         self._last = last
         self._on_nonfinite, self._most_skipped = on_nonfinite, most_skipped
@@ -77,20 +80,25 @@ class Recorder:
         self._examples = 0
         self._seconds = 0.0
         self._since: float | None = None  # when the previous execution was read, None after a pause
-        self._pending: tuple[int, StepMetrics] | None = None
+        self._pending: tuple[int, int, StepMetrics] | None = None
         self.checkpoint = checkpoint or "none"
 
     @property
     def examples_per_second(self) -> float:
         return self._examples / self._seconds if self._seconds else float("nan")
 
-    def record_later(self, step: int, metrics: StepMetrics) -> None:
-        """Keeps the metrics of the execution that ends at `step`, and writes the previous one.
+    def record_later(self, step: int, count: int, metrics: StepMetrics) -> None:
+        """Keeps the metrics of an execution and writes those of the previous one.
+
+        Args:
+            step: the last step of the execution.
+            count: its number of steps.
+            metrics: with a leading axis of steps.
 
         Raises:
             RunError: as `finish`.
         """
-        before, self._pending = self._pending, (step, metrics)
+        before, self._pending = self._pending, (step, count, metrics)
         if before is not None:
             self._record(*before)
 
@@ -106,9 +114,12 @@ class Recorder:
         self._since = None
         self._writer.flush()
 
-    def _record(self, step: int, metrics: StepMetrics) -> None:
-        metrics = jax.device_get(metrics)
-        steps = len(metrics.loss)
+    def _record(self, step: int, steps: int, metrics: StepMetrics) -> None:
+        metrics = jax.tree.map(lambda x: x[:steps], jax.device_get(metrics))
+        if self._began is not None:
+            seconds = time.perf_counter() - self._began
+            self._report(f"First step {seconds:.1f} s after the start")
+            self._began = None
         self._count(steps)
         for i in range(steps):
             number = step - steps + i + 1

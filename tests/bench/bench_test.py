@@ -124,10 +124,10 @@ def test_bench_measures_the_loop_of_train_from_the_first_call_after_the_warm_one
 ):
     now, taken = [0.0], []
 
-    def train_executions(state, batch):
+    def train_executions(state, batch, count):
         now[0] += 10.0 if len(taken) < 3 else 0.25
         taken.append(batch)
-        return Counting(state.step + 2), None
+        return Counting(state.step + count), None
 
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     clock = measure.Clock(warm=3, seconds=1.0)
@@ -135,6 +135,7 @@ def test_bench_measures_the_loop_of_train_from_the_first_call_after_the_warm_one
     session = loop.Session(
         train=train_executions,
         steps_per_execution=2,
+        num_steps=100,
         feed=itertools.count(),
         recorder=clock,
         milestones=clock,

@@ -71,7 +71,7 @@ def program_on(
 @functools.cache
 def compiled_step(target, **settings):
     program, batch, share = program_on(target, **settings)
-    return _as_users(program.train.lower(program.state_shape, batch), target), share
+    return _as_users(program.train.lower(program.state_shape, batch, np.int32(2)), target), share
 
 
 def instructions_of(text):
@@ -214,7 +214,7 @@ def test_with_xlas_flag_no_scatter_of_a_gpu_adds_in_the_order_of_its_threads():
     program, batch, _ = program_on("h200-1")
     # By default XLA times Triton's products to choose among them, for which it needs the GPU.
     flags = {"xla_gpu_deterministic_ops": True, "xla_gpu_enable_triton_gemm": False}
-    step = program.train.lower(program.state_shape, batch)
+    step = program.train.lower(program.state_shape, batch, np.int32(2))
     deterministic = step.compile(compiler_options=flags)
     scatters = [
         [line for line in text.splitlines() if " scatter(" in line]

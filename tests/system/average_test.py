@@ -31,7 +31,7 @@ def test_the_average_follows_its_formula_call_by_call(store, averaged):
     expected = on_host(trained(state))
     for execution in range(1, 9):
         batch = meshes.put_batch(next(job.batches), job.program.mesh, leading=1)
-        state, _ = job.program.train(state, batch)
+        state, _ = job.program.train(state, batch, np.int32(2))
         keep = min(DECAY, (1 + 2 * execution) / (10 + 2 * execution)) ** 2  # two steps an execution
         new = on_host(trained(state))
         expected = jax.tree.map(lambda a, w, k=keep: k * a + (1 - k) * w, expected, new)

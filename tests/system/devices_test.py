@@ -86,7 +86,8 @@ def trained(row_optimizer, placement, devices, replicas, changes, *, steps, wide
     stacked = jax.tree.map(lambda *xs: np.stack(xs * (steps // len(xs))), *batches)
     if wide:
         stacked = jax.tree.map(widened, stacked)
-    state, told = program.train(state, meshes.put_batch(stacked, mesh, leading=1))
+    batch = meshes.put_batch(stacked, mesh, leading=1)
+    state, told = program.train(state, batch, np.int32(len(stacked.labels)))
     tables = by_table(step_spec.embedding, jax.device_get(state.tables))
     rounds = max([int(found.rounds.max()) for found in told.exchange.values()], default=1)
     average = state.average.params if c.ema_decay else ()

@@ -2,6 +2,7 @@
 
 import functools
 import gzip
+import itertools
 import json
 import time
 
@@ -77,12 +78,13 @@ def test_calls_to_trace_are_those_that_hold_a_step_asked_for(execution):
         end = begin + 5 * execution
         for first in range(1, end + 3):
             for last in range(first, end + 3):
+                cuts = sorted(
+                    {begin, end, *range(-(-begin // execution) * execution, end, execution)}
+                )
                 held = [
-                    (before, before + execution)
-                    for before in range(begin, end, execution)
-                    if any(
-                        first <= step <= last for step in range(before + 1, before + execution + 1)
-                    )
+                    (before, after)
+                    for before, after in itertools.pairwise(cuts)
+                    if any(first <= step <= last for step in range(before + 1, after + 1))
                 ]
                 before, after = profile.whole_executions(
                     profile.Steps(first, last), begin, end, execution
@@ -227,7 +229,7 @@ def test_the_devices_are_waited_for_before_a_trace_starts_and_before_it_stops(
             states["now"] = slow(given)
             assert not states["now"].is_ready()  # otherwise this test would prove nothing
             profiler.start_if_due(step, states["now"])
-            with profiler.execution(step):
+            with profiler.execution(step + 5):
                 states["now"] = slow(states["now"])
             assert not states["now"].is_ready()
             profiler.stop_if_due(step + 5, states["now"])

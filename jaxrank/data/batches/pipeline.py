@@ -25,6 +25,7 @@ from jaxrank.data.store.split import Split
 from jaxrank.errors import InputError
 from jaxrank.features import MAX_GROUP, Batch
 from jaxrank.layout import Layout
+from jaxrank.run_schedule import execution_end
 
 _EVALUATION_BLOCKS = 8  # kept for the next batch; they are memory maps
 
@@ -66,7 +67,9 @@ class TrainBatches:
     """An iterator over this process's share of shuffled training batches, endless up to num_steps.
 
     Each call of `next` gives a Batch whose arrays have a leading axis of `steps_per_execution`
-    consecutive steps. Batches are always full and may straddle epochs. Memory: a window for
+    consecutive steps; of fewer where `run_schedule.execution_end` says so, with the last one
+    repeated
+    behind them. Batches are always full and may straddle epochs. Memory: a window for
     each shard of this process, with what it is gathered from where blocks are compressed; with
     workers also a few executions beyond those made ahead, in shared memory.
 
@@ -165,8 +168,8 @@ class TrainBatches:
         self._like = self._execution_like(1)
         self._memory = BufferPool(bytes_of(self._like), kept=self._ahead + 1)
         self._executions: Any = None
+        self.position = first_step
         self._reading = threading.RLock()  # of several threads each gets executions of its own
-        self.seek(first_step)
 
     def __iter__(self) -> "TrainBatches":
         return self
@@ -190,7 +193,7 @@ class TrainBatches:
             except BaseException:
                 self.close()  # workers are no longer in step: the next execution starts them again
                 raise
-            self.position += self._steps_per_execution
+            self.position = execution_end(self.position, self._num_steps, self._steps_per_execution)
             return batch
 
     def _start(self) -> Any:
@@ -227,21 +230,7 @@ class TrainBatches:
         )
 
     def seek(self, step: int) -> None:
-        """Goes on at a step, at once: no batch before it is made.
-
-        Raises:
-            InputError: the steps that are left are no whole number of executions.
-        """
-        left = self._num_steps - step
-        if left % self._steps_per_execution:
-            raise InputError(
-                "The steps that are left must be a multiple of steps_per_execution: found"
-                " num_steps="
-                f"{self._num_steps}, next step {step},"
-                f" steps_per_execution={self._steps_per_execution}. The"
-                " checkpoint's step must be a multiple of steps_per_execution: set one that"
-                " divides it."
-            )
+        """Goes on at a step, at once: no batch before it is made."""
         with self._reading:
             self.close()
             self.position = step

@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 
 from jaxrank.data import examples as ex
-from jaxrank.data.batches.buffers import BufferPool, laid_out, map_arrays
+from jaxrank.data.batches.buffers import BufferPool, arrays_of, laid_out, map_arrays
 from jaxrank.data.batches.shuffle_order import Order, Run
 from jaxrank.data.examples import Examples, Known
 from jaxrank.data.store.split import Split
 from jaxrank.features import Batch
+from jaxrank.run_schedule import execution_end
 
 
 class Reader:
@@ -91,14 +92,16 @@ class Shard:
 class TrainSource:
     """Element i: part `i % parts` of this process's share of call `first + i // parts`.
 
-    An execution is some consecutive steps; its arrays are [steps, rows of the part, ...].
+    An execution is some consecutive steps; its arrays are [steps_per_execution, rows of the part,
+    ...]. Executions end as `run_schedule.execution_end` says. Shorter ones are filled up with their
+    last batch.
 
     Args:
         shards: of this process; a part is an equal share of them.
         share: examples of a step that each shard gives.
         parts: of a step; each is of as many shards.
         steps: to serve.
-        steps_per_execution: divides them.
+        steps_per_execution: of a whole execution.
         fill_step: makes the batch of a step of examples, as `Batcher.fill` does.
         like: the shapes and dtypes of an element.
         memory: for elements.
@@ -118,10 +121,13 @@ class TrainSource:
         self._shards, self._share, self.parts = shards, share, parts
         self._steps, self._steps_per_execution = steps, steps_per_execution
         self._fill_step, self._memory = fill_step, memory
+        self._first = steps.start // steps_per_execution
         self.like = like
 
     def __len__(self) -> int:
-        return len(self._steps) // self._steps_per_execution * self.parts
+        if not self._steps:
+            return 0
+        return ((self._steps.stop - 1) // self._steps_per_execution - self._first + 1) * self.parts
 
     def __getitem__(self, index: Any) -> Batch:
         batch = laid_out(self._memory.acquire(), self.like)
@@ -131,13 +137,17 @@ class TrainSource:
     def fill(self, index: int, batch: Batch) -> None:
         """Writes element `index` to arrays that are there."""
         execution, part = divmod(index, self.parts)
-        count = len(self._shards) // self.parts
-        for i in range(self._steps_per_execution):
-            start = self._steps[execution * self._steps_per_execution + i] * self._share
+        shards = len(self._shards) // self.parts
+        begin = max(self._steps.start, (self._first + execution) * self._steps_per_execution)
+        count = execution_end(begin, self._steps.stop, self._steps_per_execution) - begin
+        for i in range(count):
+            start = (begin + i) * self._share
             found: list[Examples] = []
-            for shard in self._shards[part * count : (part + 1) * count]:
+            for shard in self._shards[part * shards : (part + 1) * shards]:
                 found += shard.read(start, start + self._share)
             self._fill_step(map_arrays(lambda array, i=i: array[i], batch), found)
+        for array in arrays_of(batch):
+            array[count:] = array[count - 1]
 
 
 class EvaluationSource:
