@@ -306,6 +306,10 @@ def run(argv: Sequence[str]) -> None:
         _join(args)
     elif args.verb not in ("prepare", "compile"):  # they need no devices of this machine
         processes.open_devices()
+    if args.verb not in ("prepare", "compile"):
+        from jaxrank.runtime import compilation_cache
+
+        compilation_cache.enable()
 
     def speaks() -> bool:
         return not several or processes.is_first()

@@ -77,13 +77,18 @@ def _register(name: str, path: Path) -> bool:
     return True
 
 
+def cache_directory() -> Path:
+    """The directory of the user for what is compiled on this host."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxrank"
+
+
 def _library(name: str) -> Path:
     """The compiled code, from the cache if it is there."""
     source = _FOLDER / f"{name}.cc"
     sources = [path.read_bytes() for path in (source, *sorted(_FOLDER.glob("*.h")))]
-    made_of = (*sources, *_FLAGS, jaxlib.__version__, _processor())
+    made_of = (*sources, *_FLAGS, jaxlib.__version__, processor())
     key = hashlib.sha256(repr(made_of).encode()).hexdigest()[:16]
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxrank"
+    cache = cache_directory()
     path = cache / f"{name}-{key}.so"
     if path.exists():
         return path
@@ -102,7 +107,7 @@ def _library(name: str) -> Path:
     return path
 
 
-def _processor() -> str:
+def processor() -> str:
     """What code that is compiled for this processor must find on another."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

@@ -1,0 +1,115 @@
+"""XLA's persistent compilation cache, in the user's cache directory.
+
+A program that was compiled before is loaded, which takes a fraction of the time. JAX's own key of
+an entry holds the program, the options, the versions and the kind of accelerator, but not the
+features of a CPU: the directory does.
+"""
+
+import contextlib
+import hashlib
+import os
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from jaxrank import native
+
+_SHORTEST = 0.05  # seconds of compilation from which on a program is kept
+_LARGEST = 4 * 2**30  # bytes of the cache, from which on the oldest entries are removed
+_TESTED = "reloads"  # a file: whether this processor can load what it compiled
+
+
+def enable() -> None:
+    """Has JAX keep compiled programs, unless the user has decided about it.
+
+    After the devices are opened. Does nothing where JAX_COMPILATION_CACHE_DIR is set, where the
+    directory cannot be written or is not the user's own, as its entries are executed, and on a host
+    that cannot load its own entries (jax issue 38445).
+    """
+    import jax
+
+    chosen = jax.config.values["jax_compilation_cache_dir"]
+    if chosen or not jax.config.values["jax_enable_compilation_cache"]:
+        return
+    folder = directory(jax.default_backend())
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.stat()
+        if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+            return
+        if jax.default_backend() == "cpu" and not _reloads(folder / _TESTED):
+            return
+        _prune(folder)
+    except OSError:
+        return
+    # Such programs are compiled as if there were no cache.
+    warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache")
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", _SHORTEST)
+
+
+def directory(platform: str) -> Path:
+    """The directory of the entries for a platform of this host and this version of jaxlib."""
+    import jaxlib
+
+    name = f"{platform}-{jaxlib.__version__}"
+    if platform == "cpu":
+        name += f"-{hashlib.sha256(native.processor().encode()).hexdigest()[:16]}"
+    return native.cache_directory() / "xla" / name
+
+
+def _reloads(mark: Path) -> bool:
+    """Whether this host can load a program that it compiled; tried once for each directory."""
+    if not mark.exists():
+        mark.write_text("yes" if _reloads_now() else "no")
+    return mark.read_text() == "yes"
+
+
+def _reloads_now() -> bool:
+    import jax
+
+    compiled = jax.jit(lambda x: x * 2 + 1).lower(1.0).compile()
+    with _without_errors():  # XLA writes why it refuses an entry
+        try:
+            _deserialized(compiled)
+        except Exception:  # whatever it is, there is nothing to be had from the cache
+            return False
+    return True
+
+
+def _deserialized(compiled: Any) -> Any:
+    """A program that is loaded as from the cache."""
+    import jax
+
+    devices = jax.local_devices()[:1]
+    backend = devices[0].client
+    serialized = backend.serialize_executable(compiled.runtime_executable())
+    return backend.deserialize_executable(serialized, tuple(devices), None)
+
+
+@contextlib.contextmanager
+def _without_errors() -> Iterator[None]:
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
+
+
+def _prune(folder: Path) -> None:
+    """Removes the entries that were written first, until those left are not too large."""
+    entries = []
+    for path in folder.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # another process may prune, too
+            entries.append((path.stat().st_mtime, path.stat().st_size, path))
+    size = sum(entry[1] for entry in entries)
+    for _, bytes_, path in sorted(entries):
+        if size <= _LARGEST:
+            return
+        if path.name != _TESTED:
+            path.unlink(missing_ok=True)
+            size -= bytes_
