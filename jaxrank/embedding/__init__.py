@@ -1,9 +1,10 @@
-"""Embedding tables: where they lie, how vectors are read, and how the rows read are updated.
+"""Embedding tables: their storage, the lookup of vectors and the update of the rows that were read.
 
 Tables live in the training state beside the parameters of the model, never inside a Flax module or
-optax: a step touches a small share of their rows and must not read or write the rest. `lookup`
-gives the vectors of a batch, the model's loss gives the gradient of those vectors, and `update`
-changes the rows that were read.
+optax. A step touches a small share of their rows and must not read or write the rest.
+
+`lookup` returns the vectors of a batch. The model's loss gives the gradients of these vectors, and
+`update` changes the rows that were read.
 """
 
 from jaxrank.embedding.exchange import ExchangeStats

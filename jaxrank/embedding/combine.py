@@ -1,4 +1,4 @@
-"""Packed lists: the vectors of their ids combined to one vector a list, and back for gradients."""
+"""Combines the vectors of packed lists to one vector per list, and spreads gradients back."""
 
 import jax
 import jax.numpy as jnp
@@ -9,9 +9,9 @@ from jaxrank.features import PAD, Lists
 
 
 def _segments(lists: Lists, examples: int, per_example: int, unit: int) -> jax.Array:
-    """Where the vector of each id's list lies in their block, i32[groups * capacity].
+    """Computes the index of each id's list in the combined block, i32[groups * capacity].
 
-    Rising, so PAD stands for the last list of its group, to which it adds zeros.
+    The indices must rise, so PAD entries get the last list of their group, to which they add zeros.
     """
     groups = lists.segments.shape[0]
     of_group = examples // groups
@@ -33,9 +33,9 @@ def combine(
     *,
     is_plain: bool,
 ) -> jax.Array:
-    """The weighted sum of each list's vectors, f[examples, per_example, dim].
+    """Computes the weighted sum of each list's vectors, f[examples, per_example, dim].
 
-    is_plain: all weights are 1 where an id is, and are not read.
+    is_plain: the weights of all ids are 1, so weights are not read.
     """
     combined = vector_layout.add(
         vector_layout.zeros(
@@ -53,7 +53,10 @@ def combine(
 def spread(
     vector_layout: VectorLayout, grads: jax.Array, lists: Lists, *, is_plain: bool
 ) -> IndexedVectors:
-    """The transpose of `combine`: the gradient of each id's vector, of f[examples, lists, dim]."""
+    """Computes the transpose of `combine`: the gradient of each id's vector.
+
+    grads: f[examples, lists, dim].
+    """
     examples, per_example, _ = grads.shape
     segments = _segments(lists, examples, per_example, vector_layout.unit)
     weights = None if is_plain else lists.weights.reshape(-1)

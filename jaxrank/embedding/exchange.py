@@ -1,19 +1,21 @@
 """The exchange of split rows between the devices that read them and the devices that own them.
 
-Each device sorts the ids that it reads, once: that removes duplicates and brings the ids of one
-owner together. A buffer of static size for each owner takes them there, and their vectors come
-back the same way; gradients are summed for each different id and follow the same path.
+Each device sorts the ids that it reads once. This removes duplicates and brings the ids of one
+owner together. The ids travel to each owner in a buffer of static size, and their vectors return
+the same way. Gradients are summed per distinct id and follow the same path.
 
 Nothing is dropped when a buffer is too small: the exchange runs in rounds. A round serves the local
-rows [low, high) of every owner, with `high` the largest for which all buffers of all devices
-suffice, so all devices ask for a row in the same round, and its gradients meet in one update.
+rows [low, high) of every owner. `high` is the largest bound for which all buffers of all devices
+suffice. All devices therefore request a row in the same round, and its gradients meet in one
+update.
 
-An id is known here by its key: of a split row, where it lies in the whole split array. Keys behind
-those of the last owner are of rows that every device has: they stay, but are sorted with the
-others and their gradients summed with theirs.
+In this module an id is identified by its key. The key of a split row is its position in the whole
+split array. Keys behind those of the last owner belong to replicated rows. These ids do not travel,
+but they are sorted with the others and their gradients are summed with them.
 
-All functions here run in `shard_map`, as the program of one device. n: devices that the rows are
-split over; m: ids that a device reads; C: capacity, ids of a buffer.
+All functions in this module run in `shard_map`, as the program of one device. n: number of devices
+that the rows are split over. m: number of ids that a device reads. C: capacity, the number of ids
+in a buffer.
 """
 
 import dataclasses
@@ -35,9 +37,9 @@ Carry = TypeVar("Carry")
 class Round(NamedTuple):
     """One round of an exchange.
 
-    low, high: i32[], the local rows [low, high) of every owner are served.
-    begin, end: i32[n], which of this device's ids of each owner are served: [begin, end).
-    asked: i32[n, C] local rows of this device that each device asks for, PAD behind the last.
+    low, high: i32[], the bounds of the local rows [low, high) that every owner serves.
+    begin, end: i32[n], the bounds [begin, end) of this device's ids that each owner serves.
+    asked: i32[n, C], local rows of this device that each device requests, PAD behind the last.
     """
 
     low: jax.Array
@@ -48,14 +50,14 @@ class Round(NamedTuple):
 
 
 class Route(NamedTuple):
-    """Where the ids of one device go: made of the ids alone, used by lookup and update.
+    """The route of one device's ids. It depends on the ids alone, and lookup and update share it.
 
-    key: i32[m] of each id; PAD for none.
-    slot: i32[m] which of the different keys it has; PAD for PAD.
+    key: i32[m], the key of each id, or PAD.
+    slot: i32[m], the distinct index of each key. PAD for PAD.
     order: i32[m], the permutation that sorts the keys.
     rank: i32[m], `slot` in that order.
-    unique: i32[m] the different keys, rising, PAD behind the last.
-    starts: i32[n + 1] where the keys of each owner begin in `unique`, and where those end.
+    unique: i32[m], the distinct keys, rising, with PAD behind the last.
+    starts: i32[n + 1], the begin of each owner's keys in `unique`, then the end of the last.
     first: the first round.
     """
 
@@ -69,11 +71,11 @@ class Route(NamedTuple):
 
 
 class ExchangeStats(NamedTuple):
-    """What one exchange cost a device, i32[] each.
+    """The cost of one exchange for a device, i32[] each.
 
-    rounds: of all devices together.
-    unique: different ids that it asked for.
-    served: ids that it was asked for.
+    rounds: number of rounds, equal on all devices.
+    unique: number of distinct ids that the device requested.
+    served: number of ids that other devices requested from it.
     """
 
     rounds: jax.Array
@@ -86,12 +88,12 @@ class Exchange:
     """Exchanges the rows of one stack.
 
     Args:
-        vector_layout: of the blocks of vectors.
+        vector_layout: the layout of the blocks of vectors.
         owners: n.
-        share: rows that each owns.
+        share: number of rows that each device owns.
         capacity: C.
-        by_scatter: whether sums of duplicates are made by a scatter-add in the order of the ids
-            (CPU) or in the order of the sorted ids.
+        by_scatter: sums duplicates by a scatter-add in the order of the ids (CPU), instead of in
+            the order of the sorted ids.
     """
 
     vector_layout: VectorLayout
@@ -101,7 +103,7 @@ class Exchange:
     by_scatter: bool
 
     def route(self, key: jax.Array) -> Route:
-        """The route of ids by their keys i32[m]."""
+        """Computes the route of ids from their keys i32[m]."""
         order, rank, unique = in_order(key)
         slot = jnp.zeros_like(rank).at[order].set(rank, unique_indices=True)
         edges = jnp.arange(self.owners + 1, dtype=jnp.int32) * self.share
@@ -111,7 +113,7 @@ class Exchange:
 
     def _round(self, unique: Any, starts: Any, begin: jax.Array, low: jax.Array) -> Round:
         owner = jnp.arange(self.owners, dtype=jnp.int32)[:, None]
-        # One more than fits, to see which row is the first that does not.
+        # One more than fits, to find the first row that does not fit.
         place = jnp.arange(self.capacity + 1, dtype=jnp.int32)[None, :]
         index = (starts[:-1] + begin)[:, None] + place
         local = unique.at[index].get(mode="fill", fill_value=PAD) - owner * self.share
@@ -126,12 +128,12 @@ class Exchange:
     def over_rounds(
         self, route: Route, body: Callable[[Round, Carry], Carry], carry: Carry
     ) -> Carry:
-        """carry = body(round, carry), for one round after another until every id is served."""
+        """Repeats carry = body(round, carry) over the rounds until every id is served."""
 
         def is_left(state: Any) -> jax.Array:
             return state[1] < self.share
 
-        # The loop holds the only copy of the body: a program with another one for the first round
+        # The loop holds the only copy of the body: a program with a second copy for the first round
         # takes twice as long to compile.
         def serve(state: Any) -> Any:
             begin, low, carry = state
@@ -146,7 +148,7 @@ class Exchange:
         return jax.lax.while_loop(is_left, serve, start)[2]
 
     def _place(self, route: Route, this: Round) -> jax.Array:
-        """i32[m]: where in the buffers [n * C] of a round each id is; PAD where in none."""
+        """Computes the buffer index of each id in a round, i32[m]. PAD for ids not served in it."""
         owner = jnp.minimum(route.key // self.share, self.owners - 1)
         local = route.key - owner * self.share
         is_served = (local >= this.low) & (local < this.high)
@@ -156,10 +158,13 @@ class Exchange:
     def lookup(
         self, route: Route, read: Callable[[jax.Array], jax.Array], dtype: Any
     ) -> tuple[jax.Array, ExchangeStats]:
-        """The block of the vectors of a route's ids, zero where none travels, and what it cost.
+        """Reads the vectors of a route's ids.
 
         Args:
-            read: local rows i32[k] -> the block of them, zero for PAD.
+            read: reads local rows i32[k] and returns their block, zero for PAD.
+
+        Returns:
+            The block of the vectors, zero for ids that do not travel, and the cost of the exchange.
         """
 
         def serve(this: Round, carry: Any) -> Any:
@@ -176,25 +181,26 @@ class Exchange:
         return self.over_rounds(route, serve, (zeros, stats))
 
     def _sent(self, block: jax.Array) -> jax.Array:
-        """The buffers [n * C] that this device gets for those that it sends."""
+        """Sends the buffers [n * C] of this device and returns the buffers that it receives."""
         return jax.lax.all_to_all(block, meshes.SHARD, 0, 0, tiled=True)
 
     def sums(self, route: Route, grads: jax.Array) -> jax.Array:
-        """The gradients of the vectors of a route's ids -> the sum for each different key, in
-        blocks of m."""
+        """Sums the gradients of a route's ids for each distinct key. Both are blocks of m."""
         if self.by_scatter:
             return self.vector_layout.add(jnp.zeros_like(grads), route.slot, grads)
         return self.vector_layout.sum_sorted(route.rank, grads, route.order)
 
     def collect(self, route: Route, this: Round, sums: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """What a round brings to this device: local rows i32[r * n * C] and a block of a gradient
-        for each.
+        """Collects the gradients that arrive at this device in a round.
 
-        Those of its r replicas too, in the same order on all of them. A row occurs at most once for
-        each device that reads it.
+        Arrivals of its r replicas are included, in the same order on all of them. A row occurs at
+        most once per device that reads it.
 
         Args:
-            sums: of `sums`.
+            sums: the result of `sums`.
+
+        Returns:
+            Local rows i32[r * n * C] and the block of their gradients.
         """
         place = jnp.arange(self.capacity, dtype=jnp.int32)[None, :]
         index = (route.starts[:-1] + this.begin)[:, None] + place
@@ -211,7 +217,10 @@ class Exchange:
         body: Callable[[Carry, jax.Array, list[IndexedVectors]], Carry],
         carry: Carry,
     ) -> Carry:
-        """carry = body(carry, row, gradients), of what each round brings; see `collect`."""
+        """Repeats carry = body(carry, row, gradients) for the arrivals of each round.
+
+        See `collect`.
+        """
 
         def serve(this: Round, carry: Carry) -> Carry:
             row, block = self.collect(route, this, sums)
@@ -220,12 +229,15 @@ class Exchange:
         return self.over_rounds(route, serve, carry)
 
     def kept(self, route: Route, rows: int, sums: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The first `rows` of the keys that stay, counted from the first that can be, rising, PAD
-        behind the last; and the block of their sums.
+        """Returns the sums of the ids that do not travel.
 
         Args:
-            rows: at least as many as there are.
-            sums: of `sums`.
+            rows: maximum number of replicated rows.
+            sums: the result of `sums`.
+
+        Returns:
+            The replicated rows i32[rows], rising, with PAD behind the last, and the block of their
+            sums.
         """
         begin = route.starts[-1]
         behind = jnp.pad(route.unique, (0, rows), constant_values=PAD)
@@ -236,8 +248,8 @@ class Exchange:
 
 
 def _as_bits(vectors: jax.Array) -> jax.Array:
-    # What travels as floats the TPU compiler takes for the input of a bfloat16 product, and then
-    # converts the whole table to bfloat16 before the rows are read, in every step.
+    # The TPU compiler takes arrays that travel as floats for inputs of a bfloat16 product. It would
+    # convert the whole table to bfloat16 before the rows are read, in every step.
     integer = jnp.int64 if vectors.dtype == jnp.float64 else jnp.int32
     return jax.lax.bitcast_convert_type(vectors, integer)
 

@@ -1,6 +1,6 @@
-"""The first values of rows: random, and a function of a row's table and its number in it alone.
+"""Initial values of rows: random, and a function of only the table and the row number in it.
 
-So a model starts the same on any mesh, and under any placement.
+A model therefore starts the same on any mesh and under any placement.
 """
 
 import jax
@@ -20,16 +20,16 @@ def first_rows(
     std: float,
     keys: jax.Array,
 ) -> jax.Array:
-    """f32[k, 128]: this device's rows of one part of a stack, in `shard_map`.
+    """Draws this device's rows of one part of a stack, f32[k, 128]. Runs in `shard_map`.
 
-    Split ones are made group by group, others so many at a time: random numbers of a whole table at
-    once take several times its memory.
+    Split rows are drawn one storage group at a time and replicated rows in chunks, because drawing
+    the random numbers of a whole table at once takes several times its memory.
 
     Args:
-        shape: of the part.
-        shards: devices that split rows are split over.
-        std: standard deviation of the normal distribution that they are drawn from.
-        keys: [tables of the stack], one of each.
+        shape: the storage of the part.
+        shards: number of devices that split rows are split over.
+        std: standard deviation of the normal distribution that values are drawn from.
+        keys: [tables of the stack], one key per table.
     """
 
     def values(row: jax.Array) -> jax.Array:  # i32[n] rows of the stack -> f32[.., 128]
@@ -46,7 +46,7 @@ def first_rows(
         size = min(shape.rows, _AT_ONCE)
 
         def fill(i: jax.Array, rows: jax.Array) -> jax.Array:
-            # The last ones may be made twice.
+            # The last chunk may overlap the one before it.
             first = jnp.minimum(i * size, shape.rows - size).astype(jnp.int32)
             made = values(first + jnp.arange(size, dtype=jnp.int32))
             return jax.lax.dynamic_update_slice(rows, made, (shape.line(first), jnp.int32(0)))
@@ -64,8 +64,10 @@ def first_rows(
 
 
 def origin(stack: Stack, row: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Rows of a stack i32[k] -> the table (index in `stack.tables`) of each and its row in it, as
-    `ToTables` finds them on the host."""
+    """Maps rows i32[k] of a stack to the index of the table in `stack.tables` and the table row.
+
+    Equals `ToTables`, which does the same on the host.
+    """
     of = ToTables.of(stack)
     run = jnp.searchsorted(of.starts, row, side="right").astype(jnp.int32) - 1
     table, own = jnp.asarray(of.tables)[run], row - jnp.asarray(of.offsets)[run]

@@ -1,11 +1,12 @@
-"""Row optimizers: how a row changes, given the sum of its gradients in one step.
+"""Row optimizers, which compute the change of a row from the sum of its gradients in one step.
 
-A rule is a pure function of arrays whose first axis is rows, so the same code updates the few rows
-that a step read or, for the whole-table regularisation of the published benchmarks, all of them.
-It returns changes, to be added: how they are written is up to the platform (see `backends.base`).
+A row optimizer is a pure function of arrays whose first axis is rows. The same code therefore
+updates the few rows that a step read, or all rows for the whole-table regularisation of the
+published benchmarks. It returns changes to be added. The platform decides how they are written
+(see `backends.base`).
 
-A row whose gradient is zero is a row that was read: its moments may decay, as those of Adam do.
-Rows that a step did not read never reach a rule.
+A row whose gradient is zero still counts as read: its moments may decay, as in Adam. A row that a
+step did not read never reaches an optimizer.
 """
 
 import dataclasses
@@ -24,13 +25,13 @@ SharedRing = dict[str, jax.Array]
 class RowOptimizer(NamedTuple):
     """A row optimizer.
 
-    slots: name -> (whether it has a number for each column or one a row, initial value).
+    slots: {name: (True for one number per column or False for one per row, initial value)}.
     change: (rows f[n, dim], slots, gradients f[n, dim], learning_rate f[] or f[n, 1], step i32[])
         -> (the change of the rows, the changes of the slots). `step` counts from 0.
-    native: (rows f32[n * width / 128, 128], slots, row i32[k], gradients f32[k, dim], rate f32[] or
-        f32[k, 1], width) -> the rows and slots after it, in their place by code in C++, for rules
-        that have such.
-    counts_steps: whether what it does depends on the step.
+    native: (rows f32[n * width / 128, 128], slots, row i32[k], gradients f32[k, dim], learning_rate
+        f32[] or f32[k, 1], width) -> the updated rows and slots, changed in place by code in C++.
+        None for optimizers without such code.
+    counts_steps: True if the change depends on the step.
     """
 
     slots: Mapping[str, tuple[bool, float]]
@@ -40,15 +41,15 @@ class RowOptimizer(NamedTuple):
 
 
 def _root_scale(total: jax.Array, eps: float) -> jax.Array:
-    """1 / sqrt(total + eps), and 0 where that is no number, as for what never had a gradient."""
+    """Computes 1 / sqrt(total + eps), or 0 where total + eps is 0: nothing had a gradient yet."""
     return jnp.where(total + eps > 0, jax.lax.rsqrt(total + eps), jnp.zeros_like(total))
 
 
 class Settings(Protocol):
-    """A rule's settings."""
+    """Settings of a row optimizer."""
 
     def row_optimizer(self) -> RowOptimizer:
-        """The rule with these settings."""
+        """Makes the row optimizer with these settings."""
         ...
 
 
@@ -68,7 +69,7 @@ class Sgd:
 
 @dataclasses.dataclass(frozen=True)
 class AdaGrad:
-    """a += g^2; w -= learning_rate * g / sqrt(a + eps), element by element, as optax has it.
+    """a += g^2; w -= learning_rate * g / sqrt(a + eps), element by element, as in optax.
 
     References:
         Duchi et al., Adaptive Subgradient Methods, JMLR 2011.
@@ -88,7 +89,7 @@ class AdaGrad:
 
 @dataclasses.dataclass(frozen=True)
 class RowwiseAdaGrad:
-    """a += mean(g^2) over the row; w -= learning_rate * g / sqrt(a + eps): one accumulator a row.
+    """a += mean(g^2) over the row; w -= learning_rate * g / sqrt(a + eps). One accumulator per row.
 
     References:
         Duchi et al., Adaptive Subgradient Methods, JMLR 2011; row-wise as in Mudigere et al.,
@@ -115,7 +116,7 @@ class RowwiseAdaGrad:
 
 @dataclasses.dataclass(frozen=True)
 class LazyAdam:
-    """Adam whose moments move only when their row is read; bias correction by the run's step.
+    """Adam that updates moments only when their row is read. Bias correction uses the run's step.
 
     References:
         Kingma and Ba, Adam, ICLR 2015.
@@ -129,7 +130,7 @@ class LazyAdam:
         1e-8,
         help="added beside the root",
         at_least=LEAST_EPS,
-        hint="Below the least eps a gradient of 0 gives NaN.",
+        hint="A smaller eps gives NaN for a gradient of 0. Increase it.",
     )
 
     def row_optimizer(self) -> RowOptimizer:
@@ -150,14 +151,14 @@ class LazyAdam:
 class Ftrl:
     """FTRL-proximal: w minimises z w + (s + l2) w^2 / 2 + l1 |w|, s = (beta + sqrt(n)) / rate.
 
-    n sums squared gradients; z sums g - (s - s before) w, where s before is that of the step that
-    last met the coordinate, so the rate may follow any schedule: without l1 and l2 the change is
-    -g / s. A rate of 0 changes nothing.
+    n sums squared gradients. z sums g - (s - s_previous) w, where s_previous is s at the last step
+    that read the coordinate, so the learning rate may follow any schedule. Without l1 and l2 the
+    change is -g / s. A learning rate of 0 changes nothing.
 
-    Where w is not 0 it says what z is, -(s + l2) w - l1 sign(w), so z is made of it and the s of
-    the step. Summed up instead it would lose w where s falls by orders of magnitude, as when a
-    rate that has decayed begins anew. The algorithm has no initial value but 0: made so, z keeps
-    a random start, and rows that another rule or an average has left.
+    Where w is not 0, z equals -(s + l2) w - l1 sign(w), so z is computed from w and the current s.
+    A running sum would lose w where s falls by orders of magnitude, for example when a decayed
+    learning rate restarts. The published algorithm starts from 0. Computing z from w also keeps a
+    random initial value, and rows from another optimizer or an average.
 
     References:
         McMahan et al., Ad Click Prediction: a View from the Trenches, KDD 2013.
@@ -179,7 +180,7 @@ class Ftrl:
             new_z = jnp.where(rows != 0, at_rows, z) + grads
             shrunk = new_z - jnp.sign(new_z) * l1
             solved = jnp.where(jnp.abs(new_z) > l1, -shrunk / (strength + l2), jnp.zeros_like(rows))
-            # A coordinate without any gradient so far has no n to remember that it was met.
+            # Without a gradient so far, n is 0 and cannot show that the coordinate was read.
             moves = (n + squares > 0) & (learning_rate > 0)
 
             def where_it_moves(new):
@@ -203,10 +204,10 @@ ROW_OPTIMIZERS: Mapping[str, type[Settings]] = {
 
 
 def make_row_optimizer(name: str, **settings: Any) -> RowOptimizer:
-    """The rule of that name.
+    """Makes the row optimizer with this name.
 
     Raises:
-        InputError: no such rule, or it has no such setting.
+        InputError: the name or a setting is unknown.
     """
     check_choice("optim.tables.name", name, ROW_OPTIMIZERS)
     return parse(ROW_OPTIMIZERS[name], settings, "optim.tables.settings").row_optimizer()

@@ -1,4 +1,4 @@
-"""The learning rate of each row, where tables of one stack learn at different speeds."""
+"""Learning rates per row, for stacks whose tables have different learning rates."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -11,30 +11,30 @@ from jaxrank.layout import Stack, ToTables
 
 
 class LrMultipliers(NamedTuple):
-    """What the rate of each row of a stack is multiplied by, as runs of rows with one factor.
+    """Multipliers of the learning rate of a stack's rows, as runs of rows with one multiplier.
 
     starts: i32[runs], the first row of each run, rising, from 0.
-    values: f32[runs].
+    values: f32[runs], the multiplier of each run.
     """
 
     starts: np.ndarray
     values: np.ndarray
 
     def at(self, row: jax.Array) -> jax.Array:
-        """f32[k, 1] of rows i32[k]; of PAD any."""
+        """Returns the multipliers f[k, 1] of rows i32[k]. Any value for PAD."""
         run = jnp.searchsorted(jnp.asarray(self.starts), row, side="right") - 1
         return jnp.asarray(self.values).at[run].get(mode="clip")[:, None]
 
 
 def stack_lr_multipliers(stack: Stack, by_table: Mapping[str, float]) -> LrMultipliers | None:
-    """The factors of a stack's rows, given those of tables, 1 where none is; None if all are 1."""
+    """Builds the multipliers of a stack's rows from {table: multiplier}. None if all are 1."""
     of_table = np.array([by_table.get(name, 1.0) for name in stack.tables], np.float32)
     if (of_table == 1).all():
         return None
     of = ToTables.of(stack)
     starts = np.concatenate([of.starts, of.hot_start + np.arange(len(of.hot_tables))])
     values = of_table[np.concatenate([of.tables, of.hot_tables])]
-    # A table whose rows are all hot has an empty run, which begins where the next one does.
+    # A table whose rows are all hot has an empty run, which begins where the next run begins.
     order = np.argsort(starts, kind="stable")
     starts, values = starts[order], values[order]
     last = np.append(starts[1:] != starts[:-1], True)

@@ -1,14 +1,16 @@
-"""How the rows of a stack lie in memory and over the devices.
+"""The storage of a stack's rows in memory and over devices.
 
 A stack is stored as f[rows * width / 128, 128], where width is the dimension, padded to a divisor
-or a multiple of 128. The TPU compiler keeps such an array as it is; a plain [rows, 16] it copies or
-pads in every step. On CPU and GPU the view [rows, width] is free.
+or a multiple of 128. The TPU compiler keeps such an array as it is. It would copy or pad a plain
+[rows, 16] in every step. On CPU and GPU the view [rows, width] is free.
 
-Split row r lies at `group(r) * (rows / G) + r // G`, with G = 1024 groups whatever the number of
-devices, which hold contiguous blocks of groups; so the stored array is the same for any number of
-them. `group` deals rows out: of any n consecutive rows that begin at a multiple of n, each of n
-devices gets one, which of them by a hash. So rows next to each other in frequency, or a fixed
-stride apart, are spread, and no device gets the more frequent half of every deal.
+Split row r has position `group(r) * (rows / G) + r // G`. G is 1024 storage groups for any number
+of devices, and devices hold contiguous blocks of groups. The stored array is therefore the same for
+any number of devices.
+
+`group` spreads rows over devices. Of any n consecutive rows that begin at a multiple of n, each of
+n devices gets one, chosen by a hash. Rows of similar frequency, or a fixed stride apart, are
+therefore spread, and no device always gets the more frequent half.
 """
 
 import dataclasses
@@ -28,7 +30,7 @@ LANES = 128
 
 
 def padded_width(dim: int) -> int:
-    """The least divisor of 128, or else multiple of it, that is at least `dim`."""
+    """Computes the smallest divisor of 128, or else multiple of 128, that is at least `dim`."""
     if dim >= LANES:
         return -(-dim // LANES) * LANES
     return 1 << (dim - 1).bit_length()
@@ -38,10 +40,11 @@ _SCRAMBLE = (0x6C50B47C, 0xB82F1E52, 0xC7AFE638, 0x8D22F6E6)
 
 
 def group(row: Any) -> Any:
-    """The group i32[...] of split rows i32[...], of NumPy or JAX: a scrambled radical inverse.
+    """Computes the storage group i32[...] of split rows i32[...], in NumPy or JAX.
 
-    Bit k of a row, counted from the lowest, is bit 9 - k of its group, flipped by a hash of the
-    higher bits: Owen's nested scrambling of the van der Corput sequence.
+    The group is a scrambled radical inverse. Bit k of a row, counted from the lowest, is bit 9 - k
+    of its group, flipped by a hash of the higher bits: Owen's nested scrambling of the van der
+    Corput sequence.
 
     References:
         Laine and Karras, Stratified Sampling for Stochastic Transparency, EGSR 2011 (the hash).
@@ -53,7 +56,7 @@ def group(row: Any) -> Any:
         reverse = (reverse << np.uint32(1)) | ((low >> np.uint32(bit)) & np.uint32(1))
     high = (x >> np.uint32(10)) * np.uint32(0x9E3779B1)
     high = high ^ (high >> np.uint32(15))
-    # Multiplied by even numbers, a bit depends on those below it only.
+    # Even factors make each bit depend only on the bits below it.
     x = (reverse << np.uint32(22)) | (high >> np.uint32(10))
     for factor in _SCRAMBLE:
         x = x ^ (x * np.uint32(factor))
@@ -61,17 +64,17 @@ def group(row: Any) -> Any:
 
 
 def row_at(group: Any, block: Any) -> Any:
-    """The split row i32[...] of a group for which `row // G` is `block`: the inverse of `group`."""
+    """Computes the split row i32[...] with this group and `row // G == block`: inverts `group`."""
     low = (block.astype(np.uint32) * np.uint32(0x9E3779B1)) & np.uint32(0xFFFFFFFF)
     low = (low ^ (low >> np.uint32(15))) >> np.uint32(10)
-    # The lower 22 bits do not depend on the group's, which stand above them.
+    # The lower 22 bits do not depend on the bits of the group, which are above them.
     lowest = [low]
     for factor in _SCRAMBLE:
         low = (low ^ (low * np.uint32(factor))) & np.uint32(2**22 - 1)
         lowest.append(low)
     x = (group.astype(np.uint32) << np.uint32(22)) | lowest.pop()
     for factor in reversed(_SCRAMBLE):
-        # x ^ x * factor with an even factor: each turn makes one more bit right, from the lowest.
+        # Inverts x ^ x * factor for an even factor: each iteration fixes one bit, lowest first.
         before = lowest.pop()
         for _ in range(10):
             before = x ^ (before * np.uint32(factor))
@@ -86,10 +89,10 @@ def row_at(group: Any, block: Any) -> Any:
 class Storage:
     """Shape of the arrays of one part of a stack: its split rows or its replicated ones.
 
-    name: of the part, its key in the tables of a state.
-    rows: stored rows, at least the part's; of split rows a multiple of GROUPS such that each
-        device's share is whole in the stored shape.
-    is_split: over the devices; otherwise every device has all rows, in plain order.
+    name: the name of the part, its key in the tables of a state.
+    rows: number of stored rows, at least the rows of the part. For split rows it is a multiple of
+        GROUPS for which each device's share is whole in the stored shape.
+    is_split: True if rows are split over devices. Otherwise every device has all rows, in order.
     """
 
     name: str
@@ -103,14 +106,13 @@ class Storage:
         return (self.rows * self.width // LANES, LANES)
 
     def line(self, position: Any) -> Any:
-        """The line of the stored shape, of its i32 kind, in which the numbers of a row begin that
-        lies at `position`."""
+        """Computes the first line of the row at `position`, in its i32 type."""
         per_line = max(1, LANES // self.width)
-        # Rows times width would not fit 32 bits in a table of 8 GiB.
+        # rows * width would overflow 32 bits for a table of 8 GiB.
         return position // per_line * max(1, self.width // LANES)
 
     def position(self, row: Any) -> Any:
-        """Where each row of the part lies, i32 of the same shape; PAD stays PAD. NumPy or JAX."""
+        """Maps rows of the part to positions, i32 of any shape. PAD stays PAD. NumPy or JAX."""
         if not self.is_split:
             return row
         position = group(row) * (self.rows // GROUPS) + row // GROUPS
@@ -128,8 +130,9 @@ class Storage:
 class TableState(NamedTuple):
     """One part of a stack on the devices.
 
-    rows: f[rows * width / 128, 128], as told at the top of this file.
-    slots: of the row optimizer, f[rows * width / 128, 128] or, one a row, f[rows].
+    rows: f[rows * width / 128, 128], see the docstring of this module.
+    slots: state of the row optimizer, f[rows * width / 128, 128] or, with one number per row,
+        f[rows].
     """
 
     rows: jax.Array
@@ -137,17 +140,17 @@ class TableState(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """The storage of a stack's replicated rows [0, n) and of its split rows behind them."""
+    """The storages of a stack: replicated rows [0, n), then split rows."""
 
     replicated: Storage | None
     split: Storage | None
 
 
 def storage(stack: Stack) -> Parts:
-    """The storage of a stack.
+    """Computes the storage of a stack.
 
     Raises:
-        InputError: the stack has more rows than ids can name.
+        InputError: the stack has more rows than i32 ids can address.
     """
     width = padded_width(stack.dim)
     per_line = max(1, LANES // width)
@@ -164,15 +167,15 @@ def storage(stack: Stack) -> Parts:
         if stack.replicated + rows >= int(PAD):
             raise InputError(
                 f"tables of dimension {stack.dim} must have fewer than {int(PAD)} rows together:"
-                f" found {stack.rows}. Give some of them another dimension in embedding.dims."
+                f" found {stack.rows}. Set another dimension for some of them in embedding.dims."
             )
     return parts
 
 
 def logical_rows(arrays: Mapping[str, Any], stack: Stack) -> np.ndarray:
-    """Stored arrays of a state's rows or of one slot -> f[stack.rows, dim], on the host.
+    """Converts stored arrays of rows or of one slot to f[stack.rows, dim], on the host.
 
-    Slots with one number a row come out as f[stack.rows, 1].
+    Slots with one number per row become f[stack.rows, 1].
     """
     parts, found = storage(stack), []
     if parts.replicated:

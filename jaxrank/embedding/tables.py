@@ -1,8 +1,8 @@
 """The tables of a model on a mesh: their state, the lookup and the update.
 
-A stack has two parts, each of which may be missing. Replicated rows are on every device: a device
-reads its own copy, and their gradients are summed over all devices as those of the model are. Split
-rows are owned by one device of each replica; see `exchange`. A mesh of one device owns all rows.
+A stack has two parts, either of which may be absent. Replicated rows are on every device: a device
+reads its own copy, and their gradients are summed over all devices like those of the model. Split
+rows are owned by one device of each replica, see `exchange`. A mesh of one device owns all rows.
 """
 
 import dataclasses
@@ -49,11 +49,11 @@ Vectors = dict[str, dict[str, jax.Array]]
 
 
 class StackRoute(NamedTuple):
-    """The ids of one stack that a device reads, and where their rows are.
+    """The ids of one stack that a device reads, and the positions of their rows.
 
-    ids: i32[m], those of each example's places, except the ones that are read by products, then
+    ids: i32[m], first those of each example's places, except places that are read by products, then
         those of lists. PAD where a place has no id.
-    split: where the split rows are: i32[m] indices in the split array, or PAD, if nothing travels.
+    split: a `Route`, or on a mesh of one device the positions i32[m] in the split array, or PAD.
         None without split rows or ids.
     """
 
@@ -65,16 +65,16 @@ Routes = dict[str, StackRoute]
 
 
 def check_row_shards(shards: int) -> None:
-    """Raises InputError unless split rows can be split over so many devices."""
+    """Raises InputError unless split rows can be split over this number of devices."""
     if GROUPS % shards:
         raise InputError(
-            f"tables can be split over a number of devices that divides {GROUPS}: found {shards}."
+            f"tables must be split over a number of devices that divides {GROUPS}: found {shards}."
             " Set mesh.devices, or --devices of `plan`, or mesh.replicas."
         )
 
 
 def row_shapes(layout: Layout) -> dict[str, Any]:
-    """{name of a part: its rows as jax.ShapeDtypeStruct}, the same on any mesh."""
+    """Returns {name of a part: its rows as jax.ShapeDtypeStruct}, the same on any mesh."""
     parts = [part for stack in layout.stacks for part in storage(stack) if part]
     return {part.name: jax.ShapeDtypeStruct(part.shape, jnp.float32) for part in parts}
 
@@ -83,14 +83,14 @@ def row_shapes(layout: Layout) -> dict[str, Any]:
 class Lookup:
     """Reads the tables of a layout on a mesh.
 
-    `route` and `lookup` are the program of one device and run in `shard_map` over the mesh: arrays
-    of a batch are this device's share, arrays of split tables its share of the rows.
+    `route` and `lookup` are the program of one device and run in `shard_map` over the mesh. Arrays
+    of a batch are this device's share, and arrays of split tables are its share of the rows.
 
     Args:
         layout: the stacks.
         mesh: split rows are split along its `shard` axis.
-        room: {stack: ids that a device can send to another in one round of the exchange, over all
-            ids that it reads}; needed where the mesh has more than one device.
+        room: {stack: number of ids that a device can send to another in one round of the exchange,
+            as a fraction of all ids that it reads}. Required on a mesh of several devices.
     """
 
     layout: Layout
@@ -117,12 +117,12 @@ class Lookup:
 
     @property
     def exchanges(self) -> bool:
-        """Whether split rows travel between devices."""
+        """True if split rows travel between devices."""
         return self.mesh.size > 1
 
     @property
     def platform(self) -> str:
-        """Whose way of moving vectors and summing duplicates is taken."""
+        """The platform of the mesh, which selects the vector layout and the sums of duplicates."""
         return meshes.platform(self.mesh)
 
     @property
@@ -131,16 +131,16 @@ class Lookup:
 
     @functools.cached_property
     def is_native(self) -> bool:
-        """Whether `native` does the work on rows."""
+        """True if code in C++ (`native`) reads and updates rows."""
         return self.on_cpu and not native.missing()
 
     @property
     def has_kernel(self) -> bool:
-        """Whether a kernel on GPU sums gradients; see `gpu_kernel`."""
+        """True if a GPU kernel sums gradients, see `gpu_kernel`."""
         return self.platform == "gpu" and gpu_kernel.is_here(self.mesh.devices.flat[0])
 
     def vector_layout(self, stack: Stack) -> VectorLayout:
-        """How blocks of a stack's vectors lie in memory."""
+        """Returns the vector layout of a stack's blocks on this platform."""
         if self.platform == "tpu":
             kind: Callable[[int, int], VectorLayout] = TpuLayout
         elif self.has_kernel:
@@ -151,12 +151,12 @@ class Lookup:
 
     @functools.cached_property
     def one_hot(self) -> dict[str, OneHot]:
-        """What is read by products, of each stack; nothing in forms of single rows."""
+        """{stack: its places that are read by products}. Empty for layouts of single rows."""
         rows_of = {table.name: table.rows for table in self.layout.schema.tables}
         return {s.name: OneHot(s, rows_of, self.vector_layout(s)) for s in self.layout.stacks}
 
     def exchange(self, name: str, ids: int) -> Exchange:
-        """The exchange of a stack's split rows for a batch of which a device reads so many ids."""
+        """Makes the exchange of a stack's split rows. ids: number of ids that a device reads."""
         split = self.parts[name].split
         assert split is not None
         (stack,) = (s for s in self.layout.stacks if s.name == name)
@@ -172,19 +172,19 @@ class Lookup:
         )
 
     def _exchange_of(self, stack: Stack, batch: Batch) -> Exchange:
-        """That of this device's share of a batch."""
+        """Makes the exchange for this device's share of a batch."""
         return self.exchange(stack.name, ids_of_device(self.layout, batch, 1)[stack.name])
 
     def _adds_plainly(self, stack: Stack) -> bool:
-        """Whether the weights of the stack's lists are 1 where an id is."""
+        """Returns True if the weights of all ids in the stack's lists are 1."""
         return all(self.layout.schema.ragged[i].has_plain_sums for i in stack.lists)
 
     def specs(self) -> dict[str, P]:
-        """How each part lies on the mesh; its rows, slots and scratch all alike."""
+        """Returns the sharding of each part. Its rows, slots and scratch array share it."""
         return {s.name: P(meshes.SHARD) if s.is_split else P() for s in self.storages}
 
     def route(self, batch: Batch) -> Routes:
-        """The ids of this device's share of a batch, and where their split rows are."""
+        """Computes the routes of the ids in this device's share of a batch."""
         routes = {}
         for stack in self.layout.stacks:
             pieces = self._ids(stack, batch)
@@ -201,7 +201,7 @@ class Lookup:
         return routes
 
     def _ids(self, stack: Stack, batch: Batch) -> list[jax.Array]:
-        """The ids of places and of lists, i32[m] each; see `StackRoute`."""
+        """Collects the ids of places and of lists, i32[m] each. See `StackRoute`."""
         pieces = []
         if stack.name in batch.ids:
             ids = self.one_hot[stack.name].others(batch.ids[stack.name])
@@ -213,11 +213,11 @@ class Lookup:
         return pieces
 
     def _routed(self, routes: Routes) -> list[tuple[Stack, StackRoute]]:
-        """The stacks that a batch reads, in the order of the layout."""
+        """Lists the stacks that a batch reads, in the order of the layout."""
         return [(s, routes[s.name]) for s in self.layout.stacks if s.name in routes]
 
     def _position(self, stack: Stack, ids: jax.Array) -> jax.Array:
-        """i32[m]: where each id lies in the whole split array; PAD for replicated rows."""
+        """Computes the position of each id in the split array, i32[m]. PAD for replicated rows."""
         split = self.parts[stack.name].split
         assert split is not None
 
@@ -230,7 +230,7 @@ class Lookup:
         return fusion_barrier(position, ids)
 
     def _key(self, stack: Stack, ids: jax.Array) -> jax.Array:
-        """i32[m]: what `exchange` knows each id by."""
+        """Computes the keys of ids for `exchange`, i32[m]."""
         position = self._position(stack, ids)
         split = self.parts[stack.name].split
         assert split is not None
@@ -239,16 +239,17 @@ class Lookup:
     def lookup(
         self, rows: Mapping[str, jax.Array], routes: Routes, batch: Batch
     ) -> tuple[Vectors, dict[str, ExchangeStats]]:
-        """The vectors of a batch, and what it cost to bring them here, by stack.
+        """Looks up the vectors of a batch.
 
         Args:
             rows: `TableState.rows` of each part.
-            routes: of this batch.
+            routes: the routes of this batch.
             batch: only its ids and lists are read.
 
         Returns:
-            {stack: {"ids": f[B, places, dim], "lists": f[B, lists, dim]}}, each where the stack
-            has such features. PAD reads zeros, an empty list too.
+            {stack: {"ids": f[B, places, dim], "lists": f[B, lists, dim]}}, each key only if the
+            stack has such features, and the cost of the exchange of each stack. PAD and empty
+            lists read zeros.
         """
         vectors: Vectors = {}
         exchange_stats = {}
@@ -288,14 +289,14 @@ class Lookup:
         routed: StackRoute,
         batch: Batch,
     ) -> tuple[IndexedVectors, ExchangeStats | None]:
-        """The vectors of the ids: in the one array that has them, or else in a block."""
+        """Reads the vectors of the ids, lazily from a single array or else as a block."""
         parts, vector_layout = self.parts[stack.name], self.vector_layout(stack)
         ids, route = routed
         here = {
             p.name: vector_layout.view(rows[p.name]) for p in (parts.split, parts.replicated) if p
         }
         own = jnp.where(ids < stack.replicated, ids, PAD)
-        if parts.split is None or route is None:  # products read all there are, if none are here
+        if parts.split is None or route is None:  # route is None if products read all places
             assert parts.replicated
             return IndexedVectors(ids.size, here[parts.replicated.name], own), None
         table, stats = here[parts.split.name], None
@@ -308,7 +309,7 @@ class Lookup:
         else:
             return IndexedVectors(ids.size, table, route), None
         if parts.replicated:
-            # One sum for each id, whatever has its row: so lists add up the same on any mesh.
+            # One sum per id, whichever part has its row: lists then add up the same on any mesh.
             block = block + vector_layout.take(here[parts.replicated.name], own)
         return IndexedVectors(ids.size, block), stats
 
@@ -317,19 +318,19 @@ class Lookup:
 class Embedding(Lookup):
     """Reads and updates the tables of a layout on a mesh.
 
-    `update` is the program of one device, as `lookup` is. Tables are {name of a part: TableState};
+    `update` is the program of one device, like `lookup`. Tables are {name of a part: TableState},
     see `storage`.
 
     Args:
         row_optimizer: the row optimizer.
-        init_std: standard deviation of the normal distribution that rows start from.
-        l2: adds l2 * row to the gradient of a row, once a step.
+        init_std: standard deviation of the normal distribution of initial rows.
+        l2: adds l2 * row to the gradient of a row, once per step.
         l2_scope: "read" regularises the rows that a step reads. "table" regularises and updates
-            all rows in every step, as the published CTR benchmarks do: the cost of a step then
-            grows with the rows.
-        clip_norm: longest gradient of one row after summing; 0 for no limit.
-        lr_multipliers: {table: what the learning rate of its rows is multiplied by}; 1 where none
-            is given. At 0 a table keeps its rows, while accumulators go on.
+            all rows in every step, like the published CTR benchmarks. The cost of a step then grows
+            with the number of rows.
+        clip_norm: maximum norm of a row's summed gradient. 0: no limit.
+        lr_multipliers: {table: multiplier of the learning rate of its rows}, 1 by default. At 0 the
+            rows of a table keep their values, while its accumulators continue to change.
     """
 
     row_optimizer: RowOptimizer
@@ -341,21 +342,24 @@ class Embedding(Lookup):
 
     @property
     def update_options(self) -> dict[str, int]:
-        """XLA's options for programs that call `update`.
+        """XLA options for programs that call `update`.
 
-        Where XLA on GPU takes a program for larger than the memory, it computes things twice; but
-        it counts a table again for every kernel that changes rows where they are.
+        XLA on GPU computes values twice if it estimates that a program exceeds the memory. Its
+        estimate counts a table again for every kernel that changes rows in place.
         """
         return {"xla_gpu_memory_limit_slop_factor": 10_000} if self.has_kernel else {}
 
     @property
     def uses_scratch(self) -> bool:
-        """Whether duplicates are found through a scratch array; see `duplicates`."""
+        """True if duplicates are detected with a scratch array, see `duplicates`."""
         return self.on_cpu and not self.is_native and self.l2_scope == "read"
 
     def init(self, key: jax.Array) -> dict[str, TableState]:
-        """New tables, on the whole mesh. The values of a row depend on its table and its number in
-        it alone: they are the same on any mesh, under any placement."""
+        """Makes new tables on the whole mesh.
+
+        The values of a row depend only on its table and its number in it. They are the same on any
+        mesh and under any placement.
+        """
         tables = {}
         number_of = {t.name: i for i, t in enumerate(self.layout.schema.tables)}
         keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(len(number_of)))
@@ -377,7 +381,7 @@ class Embedding(Lookup):
         return tables
 
     def init_scratch(self) -> dict[str, jax.Array]:
-        """What `update` needs besides the tables; its values never matter between steps."""
+        """Makes the scratch arrays of `update`, whose values never matter between steps."""
         if not self.uses_scratch:
             return {}
         return {s.name: jnp.zeros(s.rows, jnp.int32) for s in self.storages if s.is_split}
@@ -394,21 +398,21 @@ class Embedding(Lookup):
         step: jax.Array,
         applies: jax.Array | None = None,
     ) -> tuple[dict[str, TableState], dict[str, jax.Array]]:
-        """One step of the row optimizer on the rows that the global batch reads.
+        """Applies one step of the row optimizer to the rows that the global batch reads.
 
-        Gradients of a row that is read many times are summed before the rule sees them, so the
-        result is that of the dense update at the cost of the rows read.
+        Gradients of a row that is read several times are summed before the optimizer. The result
+        equals the dense update, at the cost of the rows that were read.
 
         Args:
-            grads: the gradient of what `lookup` returned, in the same structure, of the loss of the
-                global batch.
-            learning_rate: f[], learning rate.
-            step: i32[], steps done before this one.
-            applies: bool[], whether anything changes; gradients may then be anything. None: it
-                does.
+            grads: the gradient of the result of `lookup`, with the same structure, for the loss of
+                the global batch.
+            learning_rate: f[].
+            step: i32[], number of steps before this one.
+            applies: bool[]. If False, nothing changes and gradients may have any value. None
+                means True.
 
         Returns:
-            The tables and the scratch array after the step.
+            The tables and the scratch arrays after the step.
         """
         tables, scratch = dict(tables), dict(scratch)
         for stack, route in self._routed(routes):
@@ -447,8 +451,12 @@ class Embedding(Lookup):
         batch: Batch,
         grads: dict[str, jax.Array],
     ) -> tuple[tuple[jax.Array, jax.Array] | None, Arrivals]:
-        """A stack's gradients: of replicated rows, if there are any, their sums f[rows, dim] and
-        how often each was read f[rows], on this device alone; of split rows as they arrive."""
+        """Sums the gradients of a stack.
+
+        Returns:
+            For replicated rows, if any, their sums f[rows, dim] and number of reads f[rows] on this
+            device. For split rows the gradients as they arrive.
+        """
         vector_layout, replicated = self.vector_layout(stack), self.parts[stack.name].replicated
         rows, sums = replicated.rows if replicated else 0, None
         ids, route = routed
@@ -467,7 +475,7 @@ class Embedding(Lookup):
             if rows and ids.size:
                 own = jnp.where(ids < stack.replicated, ids, PAD)
                 sums = sum_of_rows(vector_layout, own, grad, rows, by_scatter=self.on_cpu)
-            elif rows:  # products read all of them
+            elif rows:  # products read all places
                 dtype = grads["ids"].dtype
                 sums = vector_layout.zeros(rows, dtype), jnp.zeros(rows, dtype)
         if sums is not None and stack.name in batch.ids:
@@ -477,7 +485,7 @@ class Embedding(Lookup):
     def _indexed_gradients(
         self, stack: Stack, count: int, lists: Lists | None, grads: dict[str, jax.Array]
     ) -> list[IndexedVectors]:
-        """The gradients of the vectors of the ids of a `StackRoute`, of which there are `count`."""
+        """Collects the gradients of the `count` ids of a `StackRoute`."""
         vector_layout, pieces = self.vector_layout(stack), []
         if "ids" in grads:
             of_lists = 0 if lists is None else lists.ids.size
@@ -490,5 +498,5 @@ class Embedding(Lookup):
 
 
 def _one_arrival(place, grads, row, body, carry):
-    """As `Exchange.over_arrivals`, where nothing travels."""
+    """Calls `body` once, like `Exchange.over_arrivals`, on a mesh of one device."""
     return body(carry, place, grads, row)

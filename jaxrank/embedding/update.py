@@ -1,6 +1,6 @@
-"""One step of the row optimizer on the rows of one stack, from the gradients that they have.
+"""One step of the row optimizer on the rows of one stack, from their gradients.
 
-Gradients of a row that is read many times are summed before the rule sees them.
+Gradients of a row that is read several times are summed before the optimizer.
 """
 
 import dataclasses
@@ -24,22 +24,23 @@ from jaxrank.embedding.storage import Storage, TableState
 from jaxrank.features import PAD
 from jaxrank.layout import Stack
 
-# (body, carry) -> carry, after body(carry, place i32[m], [IndexedVectors of those places], row) for
-# the gradients that come to this device at a time, with the stack's row of each, i32[m], if known:
-# see `Exchange.over_arrivals`.
+# (body, carry) -> carry. Calls body(carry, place i32[m], [IndexedVectors of those places], row) for
+# each batch of gradients that arrives at this device. row: i32[m], the stack row of each place, if
+# known. See `Exchange.over_arrivals`.
 Arrivals: TypeAlias = Callable[[Callable[..., Any], Any], Any]
 
 
 @dataclasses.dataclass(frozen=True)
 class RowUpdate:
-    """The program of one device.
+    """The row update of one stack: the program of one device.
 
     Args:
-        form, stack, mesh, is_native, rule, l2, l2_scope, clip_norm: as in `Embedding`.
-        lr_multipliers: of the rates of the stack's rows; None where all are 1.
-        learning_rate: f[], learning rate.
-        step: i32[], steps done before this one.
-        applies: bool[], whether anything changes; None: it does.
+        vector_layout, stack, mesh, is_native, row_optimizer, l2, l2_scope, clip_norm: as in
+            `Embedding`.
+        lr_multipliers: multipliers of the learning rate of the stack's rows. None if all are 1.
+        learning_rate: f[].
+        step: i32[], number of steps before this one.
+        applies: bool[]. If False, nothing changes. None means True.
     """
 
     vector_layout: VectorLayout
@@ -56,11 +57,12 @@ class RowUpdate:
     applies: jax.Array | None
 
     def replicated(self, state: TableState, sums: jax.Array, reads: jax.Array) -> TableState:
-        """Every device's copy, from the sum over all devices.
+        """Updates this device's copy of replicated rows, from the sums over all devices.
 
         Args:
-            sums: f[rows, dim], of the gradients on this device, as `vector_layout` has it.
-            reads: f[rows], how often this device read each.
+            sums: f[rows, dim], sums of the gradients on this device, in the layout of
+                `vector_layout`.
+            reads: f[rows], number of reads of each row on this device.
         """
         sums, reads = meshes.total(self.mesh, (sums, reads))
 
@@ -78,7 +80,7 @@ class RowUpdate:
     def split(
         self, shape: Storage, state: TableState, scratch: jax.Array | None, arrivals: Arrivals
     ) -> tuple[TableState, jax.Array | None]:
-        """The share of the rows that this device owns, and its scratch array."""
+        """Updates the share of the rows that this device owns. Returns its scratch array too."""
 
         def of_share(found, grads, place):
             return self._change(found, grads, self._row_of(shape, place))
@@ -110,29 +112,31 @@ class RowUpdate:
 
         if self.l2_scope == "read":
             return arrivals(change_read, (state, scratch))
-        # All rows change, those that were not read by their regularisation alone.
+        # All rows change. Rows that were not read change only by their regularisation.
         sums = arrivals(add_up, self.vector_layout.zeros(self._share(shape), state.rows.dtype))
         return self.vector_layout.change_all(state, sums, of_share), scratch
 
     def _share(self, shape: Storage) -> int:
-        """The rows of a split part that a device owns."""
+        """Returns the number of rows of a split part that a device owns."""
         return shape.rows // self.mesh.shape[meshes.SHARD]
 
     def _row_of(self, shape: Storage, place: jax.Array) -> jax.Array:
-        """Which row of the stack lies at each place i32[k] of this device's share of a split part;
-        PAD stays PAD."""
+        """Maps local rows i32[k] of this device's share of a split part to rows of the stack.
+
+        PAD stays PAD.
+        """
         first = jax.lax.axis_index(meshes.SHARD) * self._share(shape)
         row = shape.row(jnp.where(place == PAD, PAD, first + place))
         return jnp.where(row == PAD, PAD, self.stack.replicated + row)
 
     def _place_of(self, shape: Storage, row: jax.Array) -> jax.Array:
-        """The inverse of `_row_of`."""
+        """Maps rows of the stack to local rows: the inverse of `_row_of`."""
         first = jax.lax.axis_index(meshes.SHARD) * self._share(shape)
         position = shape.position(jnp.where(row == PAD, PAD, row - self.stack.replicated))
         return jnp.where(row == PAD, PAD, position - first)
 
     def _change(self, found: TableState, gradient: jax.Array, row: jax.Array) -> TableState:
-        """The change of rows i32[k] and their slots, given their summed gradients f[k, dim]."""
+        """Computes the change of rows i32[k] and their slots from summed gradients f[k, dim]."""
         learning_rate = self._learning_rate_of(row)
         return self._change_by(found, gradient, learning_rate, self.step, self.applies)
 
@@ -144,7 +148,7 @@ class RowUpdate:
         step: jax.Array,
         applies: jax.Array | None,
     ) -> TableState:
-        """`_change`, of nothing but arrays that are given: what a kernel needs."""
+        """Computes `_change` from arguments alone, as a kernel requires."""
         if self.l2:
             gradient = gradient + self.l2 * found.rows
         if self.clip_norm:
@@ -165,7 +169,7 @@ class RowUpdate:
         row: jax.Array,
         grads: list[IndexedVectors],
     ) -> TableState:
-        """This device's share of a split part, given the gradients of rows i32[k] of the stack."""
+        """Updates this device's share of a split part from gradients of stack rows i32[k]."""
         scalars = [self.step]
         if self.applies is not None:
             scalars.append(self.applies.astype(jnp.int32))
@@ -174,8 +178,8 @@ class RowUpdate:
             is_applied = None if applies is None else applies != 0
             return self._change_by(found, gradient, learning_rate, step, is_applied)
 
-        # In the order of rows, not of places: the gradients of one feature, which are read one
-        # after another then, stay in the cache.
+        # Sorted by rows, not by local rows: the gradients of one feature are then read one after
+        # another and stay in the cache.
         place_of = functools.partial(self._place_of, shape)
         return vector_layout.change_read(
             state, row, place_of, grads, change, self._learning_rate_of, tuple(scalars)
@@ -184,8 +188,14 @@ class RowUpdate:
     def _by_native(
         self, shape: Storage, state: TableState, place: jax.Array, sums: jax.Array
     ) -> TableState:
-        """This device's share of a split part after `row_optimizer`, without `l2` and `clip_norm`,
-        given the sums of the gradients f32[k, dim] at places i32[k], with PAD behind the last."""
+        """Updates this device's share of a split part by the native code of `row_optimizer`.
+
+        `l2` and `clip_norm` must be 0.
+
+        Args:
+            place: i32[k], local rows, with PAD behind the last.
+            sums: f32[k, dim], their summed gradients.
+        """
         assert self.row_optimizer.native
         learning_rate = self._learning_rate_of(self._row_of(shape, place))
         if self.applies is not None:
@@ -195,7 +205,7 @@ class RowUpdate:
         )
 
     def _learning_rate_of(self, row: jax.Array) -> jax.Array:
-        """f[], or f[k, 1] of rows i32[k] of the stack."""
+        """Returns the learning rate f[], or f[k, 1] of rows i32[k] of the stack."""
         return (
             self.learning_rate * self.lr_multipliers.at(row)
             if self.lr_multipliers

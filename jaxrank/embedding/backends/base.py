@@ -1,8 +1,7 @@
-"""Blocks: how vectors lie in memory on their way between tables, buffers and the model.
+"""The protocol of vector layouts, which store blocks of vectors in the form of a platform.
 
-A block is an array of vectors of one stack, one after another, in the form that suits the platform.
-
-`xla` is that of CPU and GPU, `tpu` that of TPU.
+A block is an array of vectors of one stack, one after another. Blocks are passed between tables,
+buffers and the model. `xla` has the layout of CPU and GPU, `tpu` the layout of TPU.
 """
 
 from collections.abc import Callable
@@ -14,41 +13,43 @@ from jaxrank.native.fusion import fusion_barrier
 
 SUBLANES = 8  # rows of a tile of 32-bit numbers on TPU; the same elsewhere, for equal rounds
 
-# (arrays of some rows, f[k, dim] or f[k]; their summed gradients f[k, dim]; their places i32[k])
-# -> the change of the arrays.
+# Computes the change of the arrays from: arrays of some rows, f[k, dim] or f[k], their summed
+# gradients f[k, dim], and their local rows i32[k].
 Change = Callable[[Any, jax.Array, jax.Array], Any]
 
 
 class VectorLayout(Protocol):
-    """How blocks of one stack lie in memory. An index is i32[...]; where it is PAD, nothing is read
-    or written."""
+    """The layout of blocks of one stack in memory.
+
+    An index is i32[...]. Nothing is read or written at an index that is PAD.
+    """
 
     @property
     def unit(self) -> int:
-        """A block is filled up with zeros to a multiple of so many vectors."""
+        """A block is padded with zeros to a multiple of this number of vectors."""
         ...
 
     @property
     def buffer_unit(self) -> int:
-        """A buffer of the exchange holds a multiple of so many ids."""
+        """The capacity of an exchange buffer is a multiple of this number of ids."""
         ...
 
     def length(self, count: int) -> int:
-        """Of the first axis of a block of so many vectors."""
+        """Returns the length of the first axis of a block of `count` vectors."""
         ...
 
     def zeros(self, count: int, dtype: Any) -> jax.Array:
-        """A block of so many zeros."""
+        """Makes a block of `count` zero vectors."""
         ...
 
     def view(self, stored: jax.Array) -> jax.Array:
-        """The stored array of a table as what `take` and `add` find vectors in, by their rows."""
+        """Views the stored array of a table as a source of `take` and `add`, indexed by row."""
         ...
 
     def take(
         self, source: jax.Array, index: jax.Array, scale: jax.Array | None = None
     ) -> jax.Array:
-        """The block of the vectors at i32[k] of a block or a view, times f[k]; zero for PAD."""
+        """Reads the block of vectors at i32[k] of a block or a view, times f[k]. Zero for PAD."""
         ...
 
     def add(
@@ -61,61 +62,61 @@ class VectorLayout(Protocol):
         scale: jax.Array | None = None,
         rising: bool = False,
     ) -> jax.Array:
-        """The block with the vectors of `source` at `index` (of a block all, if None), times f[k],
-        added at `at`.
+        """Adds the vectors of `source` at `index`, times f[k], to the block at `at`.
 
         Args:
             source: a block or a view.
-            rising: `at` is so, and where it is PAD, all behind is PAD too.
+            index: i32[k], or None for all vectors of a block.
+            rising: `at` rises, and everything behind a PAD is PAD too.
         """
         ...
 
     def sum_sorted(self, rank: jax.Array, block: jax.Array, order: jax.Array) -> jax.Array:
-        """The sums of the vectors of equal rank, each at its rank, zero where there is none, in a
-        block as long as that which is given.
+        """Sums the vectors of equal rank, in a block as long as `block`.
+
+        The sum of a rank is at that rank, and zero where no vector has the rank.
 
         Args:
-            rank: i32[k], rising, PAD behind the last; the same may occur very often.
-            order: i32[k], where in the block the vector of each is.
+            rank: i32[k], rising, with PAD behind the last. A rank may occur very often.
+            order: i32[k], the index of each vector in the block.
         """
         ...
 
     def of_examples(self, vectors: jax.Array) -> jax.Array:
-        """The block of f[B, places, dim], each example's vectors filled up to a multiple of `unit`
-        places."""
+        """Converts f[B, places, dim] to a block, padding each example to a multiple of `unit`."""
         ...
 
     def to_examples(self, block: jax.Array, examples: int, places: int) -> jax.Array:
-        """The inverse of `of_examples`: f[B, places, dim]."""
+        """Converts a block to f[B, places, dim]: the inverse of `of_examples`."""
         ...
 
     def change(self, arrays: Any, row: jax.Array, sums: jax.Array, change: Change) -> Any:
-        """The stored arrays of a table with some of its rows changed.
+        """Changes some rows of the stored arrays of a table.
 
         Args:
             arrays: a tree of f[rows * width / 128, 128] and f[rows].
-            row: i32[k], different, PAD behind the last; for `TpuLayout` rising.
+            row: i32[k], distinct rows with PAD behind the last. Must rise for `TpuLayout`.
             sums: the block of their gradients.
         """
         ...
 
     def change_all(self, arrays: Any, sums: jax.Array, change: Change) -> Any:
-        """`change` of all rows."""
+        """Applies `change` to all rows."""
         ...
 
 
 def round_up(count: int, unit: int) -> int:
-    """The least multiple of `unit` that is at least `count`."""
+    """Computes the smallest multiple of `unit` that is at least `count`."""
     return -(-count // unit) * unit
 
 
 def gathered(array: jax.Array, row: jax.Array) -> jax.Array:
-    """f[k, ...]: what is at i32[k] along the first axis; zero for PAD."""
+    """Reads f[k, ...] at i32[k] along the first axis. Zero for PAD."""
     return fusion_barrier(
         lambda array, row: array.at[row].get(mode="fill", fill_value=0), array, row
     )
 
 
 def scaled(vectors: jax.Array, scale: jax.Array | None) -> jax.Array:
-    """Vectors f[k, n] times f[k], or as they are."""
+    """Multiplies vectors f[k, n] by f[k], or returns them unchanged."""
     return vectors if scale is None else vectors * scale[:, None].astype(vectors.dtype)

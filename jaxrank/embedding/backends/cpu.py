@@ -1,4 +1,4 @@
-"""Blocks of CPU where `native` is: as `xla`, to the bit."""
+"""Vector layout of CPU with `native`. Equals `xla` to the bit."""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ from jaxrank.embedding.backends.xla import RowLayout
 
 
 class CpuRowLayout(RowLayout):
-    """A `VectorLayout`. What is not float32 is left to XLA."""
+    """A `VectorLayout`. XLA handles dtypes other than float32."""
 
     def add(
         self,

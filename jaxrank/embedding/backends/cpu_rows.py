@@ -1,8 +1,7 @@
-"""Reads rows of tables, adds up their gradients and changes them on CPU, by code in C++
-(`native/rows.cc`).
+"""Reads rows of tables, sums their gradients and updates them on CPU, in C++ (`native/rows.cc`).
 
-It asks for rows before it needs them. Vectors and sums are those of XLA to the bit. Vectors are
-float32. Where an id or an index is PAD, nothing is read or added.
+The code prefetches rows. Vectors and sums equal XLA's to the bit. Vectors are float32. Nothing is
+read or added where an id or an index is PAD.
 """
 
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from jaxrank.embedding.backends.lazy import IndexedVectors
 
 
 def take(source: jax.Array, index: jax.Array) -> jax.Array:
-    """f32[k, width] or f32[k]: rows of f32[rows, width] or f32[rows] at i32[k]; zero for PAD."""
+    """Reads rows i32[k] of f32[rows, width] or f32[rows]: f32[k, width] or f32[k]. Zero for PAD."""
     if source.ndim == 1:
         return take(source[:, None], index)[:, 0]
     out = jax.ShapeDtypeStruct((index.shape[0], source.shape[1]), source.dtype)
@@ -25,10 +24,10 @@ def take(source: jax.Array, index: jax.Array) -> jax.Array:
 def add(
     block: jax.Array, at: jax.Array, vectors: IndexedVectors, *, rising: bool = False
 ) -> jax.Array:
-    """f32[n, dim]: the block with a vector for each id added at i32[ids], in the order of ids.
+    """Adds a vector per id to the block f32[n, dim] at i32[ids], in the order of ids.
 
     Args:
-        rising: `at` is so, with PAD behind the last.
+        rising: `at` rises, with PAD behind the last.
     """
     if not vectors.count:
         return block
@@ -40,13 +39,20 @@ def add(
 def sum_by_id(
     ids: jax.Array, grads: Sequence[IndexedVectors], rows: int, dim: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Each id i32[n] below `rows` once, not rising, with PAD behind the last; and the sums of their
-    gradients f32[n, dim] in the order of ids, of which those behind the last can be anything."""
+    """Sums the gradients of each distinct id.
+
+    Args:
+        ids: i32[n], each below `rows`, or PAD.
+
+    Returns:
+        The distinct ids i32[n] in no particular order, with PAD behind the last, and the sums of
+        their gradients f32[n, dim]. Sums behind the last id are undefined.
+    """
     count = ids.shape[0]
     outs = (
         jax.ShapeDtypeStruct((count,), jnp.int32),
         jax.ShapeDtypeStruct((count, dim), jnp.float32),
-        jax.ShapeDtypeStruct((5 * count,), jnp.int32),  # memory to work in
+        jax.ShapeDtypeStruct((5 * count,), jnp.int32),  # work memory
     )
     pieces = [operand for piece in grads if piece.count for operand in _operands(piece)]
     unique, sums, _ = jax.ffi.ffi_call("JaxrankSumById", outs)(ids, *pieces, rows=np.int64(rows))
@@ -63,15 +69,15 @@ def rowwise_adagrad(
     width: int,
     eps: float,
 ) -> tuple[jax.Array, jax.Array]:
-    """Rows and their accumulators f32[n] after `optimizers.rowwise_adagrad`, in their place, but
-    for rounding.
+    """Applies `optimizers.RowwiseAdaGrad` to rows and accumulators f32[n] in place.
+
+    The result equals that of the optimizer up to rounding.
 
     Args:
-        rows: f32[n * width / 128, 128], as they are stored: of another shape of them XLA makes a
-            copy.
-        row: i32[k], each row once, with PAD behind the last.
+        rows: f32[n * width / 128, 128], as stored. XLA would copy another shape of them.
+        row: i32[k], distinct rows with PAD behind the last.
         sums: f32[k, dim], their gradients.
-        learning_rate: f32[] or, one of each, f32[k, 1].
+        learning_rate: f32[] or, one per row, f32[k, 1].
     """
     outs = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (rows, accumulator))
     call = jax.ffi.ffi_call("JaxrankRowwiseAdagrad", outs, input_output_aliases={0: 0, 1: 1})
@@ -82,7 +88,7 @@ def rowwise_adagrad(
 
 
 def _operands(vectors: IndexedVectors) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """(vectors, index, scale), which are empty where there are none."""
+    """Returns (vectors, index, scale), with empty arrays for those that are None."""
     index = jnp.zeros(0, jnp.int32) if vectors.index is None else vectors.index
     scale = jnp.zeros(0, jnp.float32) if vectors.scale is None else vectors.scale
     return vectors.source, index, scale

@@ -1,4 +1,4 @@
-"""Blocks of GPU: as `xla`, with sums of sorted ids by the kernel of `gpu_kernel`."""
+"""Vector layout of GPU: like `xla`, with sums of sorted ids by the kernel of `gpu_kernel`."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -14,10 +14,9 @@ from jaxrank.embedding.backends.xla import RowLayout
 
 @dataclasses.dataclass(frozen=True)
 class GpuRowLayout(RowLayout):
-    """A `VectorLayout`. What is not float32, and vectors that the kernel does not fit, are left to
-    XLA.
+    """A `VectorLayout`. XLA handles dtypes other than float32 and dims that the kernel rejects.
 
-    interpret: without a GPU, for tests.
+    interpret: runs the kernel without a GPU, for tests.
     """
 
     interpret: bool = False
@@ -51,17 +50,17 @@ class GpuRowLayout(RowLayout):
         learning_rate_of: Callable[[jax.Array], jax.Array],
         scalars: tuple[jax.Array, ...],
     ) -> Any:
-        """As `change`, of ids that may occur more than once, whose gradients are summed.
+        """Changes rows like `change`, for ids that may occur several times. Sums their gradients.
 
         Args:
-            arrays: as there, float32.
-            row: i32[k], what gradients are summed by, in the order of which rows are changed; PAD
-                takes no part.
-            place_of: where rows i32[k] lie in the arrays, i32[k].
-            grads: of these ids.
+            arrays: as in `change`, float32.
+            row: i32[k], the rows that gradients are summed by. Rows change in this order. PAD is
+                ignored.
+            place_of: maps rows i32[k] to their index in the arrays, i32[k].
+            grads: the gradients of these ids.
             change: as in `gpu_kernel.change_rows`.
-            rate_of: of rows i32[k], f[] or f[k, 1].
-            scalars: for `change`.
+            learning_rate_of: maps rows i32[k] to f[] or f[k, 1].
+            scalars: further arguments of `change`.
         """
         grads = [g for g in grads if g.count]
         index, scale = indices(grads), scales(grads)

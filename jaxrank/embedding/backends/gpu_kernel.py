@@ -1,19 +1,19 @@
-"""Sums of the vectors of equal keys, and what follows from each sum, in one kernel on GPU.
+"""GPU kernel that sums the vectors of equal keys and changes a row by each sum.
 
-XLA on GPU adds the gradients of sorted ids to memory one by one, into an array of as many rows as
-there are ids, most of them never needed, which it has to clear before and to read again behind.
-Here each of many threads of work reads a chunk of the sorted ids, adds their vectors up in
-registers and, where a run of equal ids ends, changes the row at once. So a gradient is read once, a
-row read and written once, and nothing lies between.
+XLA on GPU adds the gradients of sorted ids to memory one by one. It uses an array with as many rows
+as there are ids, most of them unused, which it clears before and reads again after. In this kernel
+each of many programs reads a chunk of the sorted ids and adds their vectors up in registers. At the
+end of a run of equal ids it changes the row at once. A gradient is therefore read once, a row is
+read and written once, and there is no array between them.
 
-A run that goes on beyond a chunk leaves a piece for each chunk. Pieces are sorted as the ids are,
-so the same is done with them, until one chunk holds all. The order of every sum is thereby given by
-the ids alone: there are no atomic additions, and runs repeat to the bit.
+A run that extends beyond a chunk leaves a piece per chunk. Pieces are sorted like the ids, so the
+kernel runs on them in turn, until one chunk holds all. The ids alone therefore determine the order
+of every sum: there are no atomic additions, and runs repeat to the bit.
 
-`take` reads rows as that kernel does, where they are to lie in memory.
+`take` reads rows in the same way, for vectors that must be in memory.
 
-In Pallas, whose kernels of this kind (Triton's) some later JAX will not have: `is_here` says
-whether they are to be had; `duplicates` and `xla` keep the way by XLA.
+The kernel uses Triton through Pallas, which some later JAX will not have. `is_here` checks for it.
+`duplicates` and `xla` keep the implementation in XLA.
 """
 
 import dataclasses
@@ -30,21 +30,22 @@ import jax.numpy as jnp
 
 from jaxrank.features import PAD
 
-CHUNK = 64  # ids that are read one after another
-PIECES = 32  # pieces of runs, which are few
-UNROLLED = 4  # of them, whose vectors are under way at a time
+CHUNK = 64  # ids per chunk, read one after another
+PIECES = 32  # pieces per chunk in the later passes, which have few pieces
+UNROLLED = 4  # ids whose vectors are loaded at the same time
 _TILE = 128  # numbers that a warp reads at once
-_WARPS = 8  # of a kernel, at most
-_TAKEN = 4096  # numbers that a kernel of `take` reads
-_CAPABILITY = 8.0  # of CUDA, from which on XLA has Triton: A100 and later
+_WARPS = 8  # maximum per program
+_TAKEN = 4096  # numbers that a program of `take` reads
+_CAPABILITY = 8.0  # lowest CUDA capability for which XLA has Triton: A100
 
-# (rows of each array f[k, dim] or f[k], the sums f[k, dim], the rate, scalars) -> their change.
+# Computes the change from: rows of each array f[k, dim] or f[k], sums f[k, dim], the learning rate,
+# scalars.
 Change = Callable[..., Any]
 
 
 def is_here(device: Any) -> bool:
-    """Whether JAX has Pallas by Triton, and XLA has Triton for such a GPU of NVIDIA's."""
-    capability = getattr(device, "compute_capability", "")  # of others no number, if any
+    """Returns True if JAX has Pallas with Triton, and XLA has Triton for this NVIDIA GPU."""
+    capability = getattr(device, "compute_capability", "")  # not a number on other GPUs
     is_number = re.fullmatch(r"\d+\.\d+", capability) is not None
     return is_number and float(capability) >= _CAPABILITY and _has_triton()
 
@@ -53,27 +54,27 @@ def is_here(device: Any) -> bool:
 def _has_triton() -> bool:
     try:
         return importlib.util.find_spec("jax.experimental.pallas.triton") is not None
-    except ModuleNotFoundError:  # nor is there any other Pallas
+    except ModuleNotFoundError:  # no Pallas at all
         return False
 
 
 def fits(dim: int) -> bool:
-    """Whether vectors of so many numbers are what the kernel works on."""
+    """Returns True if the kernel works on vectors of this dimension."""
     return dim & (dim - 1) == 0 and dim <= _TILE * _WARPS
 
 
 @dataclasses.dataclass(frozen=True)
 class Given:
-    """What is added up, in the order of the keys.
+    """The input of the kernel, sorted by key.
 
-    key: i32[n], rising, PAD behind the last.
-    place: i32[n], the row that each changes; the same of equal keys.
-    sources: f32[m, dim] of each.
-    index: i32[n], where in the sources, one behind the other, the vector of each is, PAD for zeros;
-        None: in order.
-    scale: f32[n], what each vector is multiplied by.
-    learning_rate: f32[] or f32[n], for `change`; that of equal keys is the same.
-    scalars: more for it, arrays of one number.
+    key: i32[n], rising, with PAD behind the last.
+    place: i32[n], the row that each key changes. Equal for equal keys.
+    sources: f32[m, dim] each.
+    index: i32[n], the index of each vector in the concatenated sources, or PAD for zeros. None: in
+        order.
+    scale: f32[n], the factor of each vector.
+    learning_rate: f32[] or f32[n], an argument of `change`. Equal for equal keys.
+    scalars: further arguments of `change`, arrays of one number.
     """
 
     key: jax.Array
@@ -94,13 +95,13 @@ def change_rows(
     pieces: int = PIECES,
     interpret: bool = False,
 ) -> Any:
-    """The arrays with the rows changed that are the place of a key.
+    """Changes the rows of the arrays that are the place of a key.
 
     Args:
-        arrays: a tree of f32[rows, width] and f32[rows], which are changed where they are.
-        change: (rows of each array f32[k, dim] or f32[k], the sums f32[k, dim], rate f32[] or
-            f32[k, 1] or None, *scalars) -> what is added to them. It is traced in the kernel.
-        interpret: without a GPU.
+        arrays: a tree of f32[rows, width] and f32[rows], changed in place.
+        change: (rows of each array f32[k, dim] or f32[k], the sums f32[k, dim], learning rate
+            f32[] or f32[k, 1] or None, *scalars) -> the numbers to add. It is traced in the kernel.
+        interpret: runs without a GPU.
     """
     while given.key.shape[0]:
         arrays, given = _pass(arrays, given, change, chunk, interpret)
@@ -109,7 +110,7 @@ def change_rows(
 
 
 def take(source: jax.Array, index: jax.Array, *, interpret: bool = False) -> jax.Array:
-    """f32[k, dim]: the rows of f32[rows, dim] at i32[k], zeros for PAD."""
+    """Reads the rows of f32[rows, dim] at i32[k]: f32[k, dim], zero for PAD."""
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import triton
 
@@ -138,12 +139,12 @@ def take(source: jax.Array, index: jax.Array, *, interpret: bool = False) -> jax
 def _pass(
     arrays: Any, given: Given, change: Change, chunk: int, interpret: bool
 ) -> tuple[Any, Given]:
-    """The arrays after the runs that lie within one chunk, and the pieces of the others."""
+    """Changes the rows of runs that lie within one chunk. Returns the pieces of other runs too."""
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import triton
 
     sources, dim, count = given.sources, given.sources[0].shape[1], given.key.shape[0]
-    beside = max(1, _TILE // dim)  # chunks of a kernel
+    beside = max(1, _TILE // dim)  # chunks per program
     chunks = math.ceil(count / chunk)
     leaves, tree = jax.tree.flatten(arrays)
     per_id = {"key": given.key, "place": given.place, "index": given.index, "scale": given.scale}
@@ -213,15 +214,18 @@ def _pass(
 
 
 def _at_ends(x: jax.Array, chunk: int) -> jax.Array:
-    """[2 * chunks]: what is at the first and the last place of each chunk of x [n]."""
+    """Reads x [n] at the first and the last index of each chunk, [2 * chunks]."""
     first = jnp.arange(0, x.shape[0], chunk)
     ends = jnp.stack([first, jnp.minimum(first + chunk, x.shape[0]) - 1], axis=1)
     return x[ends.reshape(-1)]
 
 
 def _keys_of_pieces(key: jax.Array, chunk: int) -> jax.Array:
-    """i32[2 * chunks]: the key of what a chunk has of a run that began before it, and of one that
-    goes on behind it; PAD where there is none."""
+    """Computes the keys of the two pieces of each chunk, i32[2 * chunks].
+
+    The first piece is of a run that began before the chunk, the second of a run that extends beyond
+    it. PAD where there is no piece.
+    """
     beside = jnp.pad(key, 1, constant_values=PAD)
     first = jnp.arange(0, key.shape[0], chunk)
     other = jnp.stack([first, jnp.minimum(first + chunk, key.shape[0]) + 1], axis=1).reshape(-1)
@@ -231,9 +235,9 @@ def _keys_of_pieces(key: jax.Array, chunk: int) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class _Kernel:
-    """So many chunks beside each other, each on lines of its own of what is computed.
+    """The kernel of several chunks side by side, each in its own row of the computed arrays.
 
-    Whatever is of an id is [beside, 1], vectors are [beside, dim].
+    Numbers per id are [beside, 1], vectors are [beside, dim].
     """
 
     read: dict[str, Any]
@@ -264,7 +268,7 @@ class _Kernel:
             0, self.chunk // UNROLLED, step, (zeros, before, here, is_head)
         )
         goes_on = (before == here) & (before != PAD)
-        # A chunk of one run is a head, to which its tail adds nothing.
+        # A chunk of one run is a head. Its tail adds nothing.
         self._put(self.pieces, 2 * mine, goes_on & (is_head != 0), total)
         tail = jnp.where(is_head != 0, 0.0, total)
         self._put(self.pieces, 2 * mine + 1, goes_on, tail)
@@ -278,7 +282,7 @@ class _Kernel:
         here: jax.Array,
         is_head: jax.Array,
     ) -> Any:
-        """The ids at, at + 1, ...: first vectors are read, then they are added up."""
+        """Processes the ids at, at + 1, ...: loads their vectors first, then adds them up."""
         keys = [before, here, *(self._key(at + j + 1) for j in range(UNROLLED))]
         vectors, ends, heads = [], [], []
         for j in range(UNROLLED):
@@ -305,12 +309,15 @@ class _Kernel:
 
     @property
     def _branches(self) -> bool:
-        """Whether what is done where a run ends is left out elsewhere: with chunks beside each
-        other one of them nearly always ends, and the rows of all are read ahead."""
+        """True if code for the end of a run is skipped elsewhere.
+
+        With chunks side by side a run ends in nearly every step, so the rows of all chunks are
+        loaded ahead instead.
+        """
         return self.beside == 1
 
     def _row(self, at: jax.Array, is_end: jax.Array) -> tuple[jax.Array, list[jax.Array], Any]:
-        """The place, what the arrays have there, and the rate, of the ids at the end of a run."""
+        """Loads the place, the rows of the arrays and the learning rate of ids that end a run."""
         place = self._of_id("place", at, is_end, PAD)
         found = [self._get(array, place, is_end) for array in self.arrays]
         return (

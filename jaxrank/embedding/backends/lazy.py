@@ -1,7 +1,7 @@
-"""A vector for each id, in order, that need not be made before it is added to others.
+"""A vector per id, in order, that need not be written to memory before it is added to others.
 
-The gradients of a list's ids are one vector times their weights. On CPU to write it once for each
-id takes as long as to add them all up.
+The gradients of a list's ids are one vector times their weights. On CPU, writing this vector once
+per id takes as long as adding all of them up.
 """
 
 import dataclasses
@@ -16,8 +16,11 @@ from jaxrank.features import PAD
 
 @dataclasses.dataclass(frozen=True)
 class IndexedVectors:
-    """Of `count` ids: the vectors at `index` i32[count] of a block or of a table's view, or a whole
-    block, times `scale` f[count] if given."""
+    """The vectors of `count` ids.
+
+    They are the vectors at `index` i32[count] of a block or of a table's view, or a whole block,
+    times `scale` f[count] if present.
+    """
 
     count: int
     source: jax.Array
@@ -28,7 +31,7 @@ class IndexedVectors:
 def split(
     vector_layout: VectorLayout, vectors: IndexedVectors, count: int
 ) -> tuple[IndexedVectors, IndexedVectors]:
-    """The first `count` of them, which have no scale, and those behind."""
+    """Splits vectors without scale into the first `count` and the rest."""
     source, index, others = vectors.source, vectors.index, vectors.count - count
     if index is None:
         begin = vector_layout.length(count)
@@ -39,7 +42,7 @@ def split(
 
 
 def joined(vector_layout: VectorLayout, pieces: Sequence[IndexedVectors]) -> jax.Array:
-    """The block of the vectors of all pieces, one behind the other."""
+    """Concatenates the vectors of all pieces to one block."""
     blocks = [
         p.source if p.index is None else vector_layout.take(p.source, p.index, p.scale)
         for p in pieces
@@ -48,8 +51,7 @@ def joined(vector_layout: VectorLayout, pieces: Sequence[IndexedVectors]) -> jax
 
 
 def indices(pieces: Sequence[IndexedVectors]) -> jax.Array:
-    """i32[ids] of all pieces, one behind the other: where each vector is in their sources, one
-    behind the other."""
+    """Computes i32[ids], the index of each vector in the concatenated sources of all pieces."""
     found, begin = [], 0
     for p in pieces:
         here = jnp.arange(p.count, dtype=jnp.int32) if p.index is None else p.index
@@ -59,7 +61,7 @@ def indices(pieces: Sequence[IndexedVectors]) -> jax.Array:
 
 
 def scales(pieces: Sequence[IndexedVectors]) -> jax.Array | None:
-    """f[ids] of all pieces, one behind the other; None where none has any."""
+    """Concatenates the scales of all pieces, f[ids]. None if no piece has a scale."""
     if all(p.scale is None for p in pieces):
         return None
     ones = [jnp.ones(p.count, p.source.dtype) if p.scale is None else p.scale for p in pieces]
@@ -69,7 +71,7 @@ def scales(pieces: Sequence[IndexedVectors]) -> jax.Array | None:
 def add(
     vector_layout: VectorLayout, block: jax.Array, at: jax.Array, pieces: Sequence[IndexedVectors]
 ) -> jax.Array:
-    """The block with the vectors of all pieces added at i32[ids]."""
+    """Adds the vectors of all pieces to the block at i32[ids]."""
     begin = 0
     for p in pieces:
         here = at[begin : begin + p.count]

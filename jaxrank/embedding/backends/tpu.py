@@ -1,10 +1,11 @@
-"""Blocks of TPU: f[k * width / 128, 128], as tables are stored.
+"""Vector layout of TPU: f[k * width / 128, 128], as tables are stored.
 
-A TPU keeps f[k, 8] in lines of 128, sixteen times the bytes, and any view of a table of another
-width is a copy of it in every step. Vectors are moved a chunk at a time: their lines are gathered,
-and the part of each that a vector is gets taken by a product with zeros and ones, which is exact:
-to its place, or where places do not follow one another to all parts, of which the one where it
-belongs is kept.
+A TPU keeps f[k, 8] in lines of 128, which takes sixteen times the bytes. Any view of a table with
+another width is a copy of it in every step.
+
+Vectors are moved a chunk at a time. Their lines are gathered, and the part of each vector is
+selected by a product with zeros and ones, which is exact. The product moves the part to its place.
+If places are not consecutive, it copies the part to all parts of a line, and a mask keeps one.
 """
 
 import dataclasses
@@ -23,7 +24,7 @@ CHUNK = 8192  # vectors moved at a time, 4 MiB of lines
 
 @dataclasses.dataclass(frozen=True)
 class TpuLayout:
-    """A `VectorLayout`. width: of a stored row, at least `dim`; a divisor or a multiple of 128."""
+    """A `VectorLayout`. width: of a stored row, at least `dim`, a divisor or a multiple of 128."""
 
     dim: int
     width: int
@@ -38,7 +39,7 @@ class TpuLayout:
 
     @property
     def lines(self) -> int:
-        """That one vector takes, where it takes whole ones."""
+        """Number of lines per vector, if vectors have whole lines."""
         return max(1, self.width // LANES)
 
     def length(self, count: int) -> int:
@@ -111,7 +112,7 @@ class TpuLayout:
         return self.change(arrays, every, sums, change)
 
     def _rows(self, array: jax.Array, row: jax.Array) -> jax.Array:
-        """f[k, dim] or f[k], of a few rows."""
+        """Reads a small number of rows, f[k, dim] or f[k]."""
         if array.ndim == 1:
             return gathered(array, row)
         return self._everywhere(array, row).reshape(row.shape[0], -1)[:, : self.dim]
@@ -122,7 +123,7 @@ class TpuLayout:
         if self.unit == 1:
             padded = jnp.pad(change, ((0, 0), (0, self.width - self.dim)))
             return self._put(array, row, padded.reshape(-1, LANES), rising=True)
-        # Side by side by a product: XLA:TPU's own way is a copy that takes longer.
+        # Side by side by a product: XLA:TPU would make a copy, which takes longer.
         column = jnp.arange(LANES, dtype=jnp.int32) % self.width
         same = jnp.arange(self.dim, dtype=jnp.int32)[:, None] == column[None, :]
         return self._put(array, row, _exact_product(change, same), rising=True)
@@ -130,15 +131,15 @@ class TpuLayout:
     def _lines(
         self, block: jax.Array, index: jax.Array, scale: jax.Array | None = None
     ) -> jax.Array:
-        """f[k * lines, 128]: the lines of the vectors at i32[k], times f[k]."""
+        """Gathers the lines of the vectors at i32[k], times f[k]: f[k * lines, 128]."""
         lines = block.at[self._line(index)].get(mode="fill", fill_value=0)
         return scaled(lines, None if scale is None else jnp.repeat(scale, self.lines))
 
     def _side_by_side(self, lines: jax.Array, index: jax.Array) -> jax.Array:
-        """The block of the vectors at i32[k], k a multiple of `unit`, from the line of each.
+        """Makes the block of the vectors at i32[k] from their lines. k is a multiple of `unit`.
 
-        By one product that takes each vector from its part of its line to its place, and sums the
-        lines of a line's vectors: two masks and a sum take 1.5 times the cycles, by the compiler.
+        One product moves each vector from its part of its line to its place, and sums the lines of
+        a line's vectors. Two masks and a sum take 1.5 times the cycles, according to the compiler.
         """
         part = jnp.arange(LANES, dtype=jnp.int32) // self.width
         column = jnp.arange(LANES, dtype=jnp.int32) % self.width
@@ -151,7 +152,7 @@ class TpuLayout:
     def _everywhere(
         self, block: jax.Array, index: jax.Array, scale: jax.Array | None = None
     ) -> jax.Array:
-        """f[k * lines, 128]: the vectors at i32[k] times f[k], each in all parts of its line."""
+        """Copies each vector at i32[k], times f[k], to all parts of its line: f[k * lines, 128]."""
         lines = self._lines(block, index, scale)
         if self.unit == 1:
             return lines
@@ -163,12 +164,12 @@ class TpuLayout:
         return block.at[self._line(at)].add(kept, mode="drop", indices_are_sorted=rising)
 
     def _part(self, lines: jax.Array, index: jax.Array) -> jax.Array:
-        """f[k, 128]: lines, zero but in the part that belongs to a vector's index."""
+        """Zeroes lines f[k, 128] outside the part that belongs to each index."""
         of_lane = jnp.arange(LANES, dtype=jnp.int32) // self.width
         return jnp.where(of_lane[None, :] == (index % self.unit)[:, None], lines, 0)
 
     def _line(self, index: jax.Array) -> jax.Array:
-        """i32[k * lines]: where the line, or each of the lines, of a vector is."""
+        """Computes the index of each line of the vectors, i32[k * lines]."""
         if self.lines == 1:
             return jnp.where(index == PAD, PAD, index // self.unit)
         every = index[:, None] * self.lines + jnp.arange(self.lines, dtype=jnp.int32)[None, :]
@@ -176,8 +177,10 @@ class TpuLayout:
 
 
 def _exact_product(numbers: jax.Array, where: jax.Array) -> jax.Array:
-    """f[k, ...] times bool[..., n], summed over all of `...`: exact, where no sum has more than one
-    number but zeros."""
+    """Multiplies f[k, ...] by bool[..., n] and sums over `...`.
+
+    Exact if each sum has at most one number that is not zero.
+    """
     axes = tuple(range(1, numbers.ndim)), tuple(range(where.ndim - 1))
     exact = jax.lax.Precision.HIGHEST
     return jax.lax.dot_general(
@@ -186,7 +189,7 @@ def _exact_product(numbers: jax.Array, where: jax.Array) -> jax.Array:
 
 
 def _chunks(array: jax.Array, filling: Any, unit: int = 1) -> jax.Array:
-    """[m] -> [chunks, k], k at most `CHUNK` and a multiple of `unit`."""
+    """Splits [m] into [chunks, k], k at most `CHUNK` and a multiple of `unit`."""
     size = min(CHUNK, round_up(max(1, array.shape[0]), unit))
     padding = (0, -array.shape[0] % size)
     return jnp.pad(array, padding, constant_values=filling).reshape(-1, size)
@@ -195,8 +198,10 @@ def _chunks(array: jax.Array, filling: Any, unit: int = 1) -> jax.Array:
 def _over_chunks(
     body: Callable[..., Any], carry: Any, *arrays: jax.Array | None, count: jax.Array | int
 ) -> Any:
-    """carry = body(carry, *chunks of the arrays i32[m] or f[m]) up to the chunk of the last of
-    `count`; behind it i32 are filled up with PAD. None is left out."""
+    """Repeats carry = body(carry, *chunks of the arrays i32[m] or f[m]) for the first `count`.
+
+    The last chunk is padded, i32 with PAD. Arrays that are None are skipped.
+    """
     chunked = [_chunks(a, PAD if a.dtype == jnp.int32 else 0) for a in arrays if a is not None]
     size = chunked[0].shape[1]
 

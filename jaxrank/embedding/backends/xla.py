@@ -1,4 +1,4 @@
-"""Blocks of CPU and GPU: f[k, dim]. Tables are viewed as f[rows, width] for nothing."""
+"""Vector layout of CPU and GPU: f[k, dim]. Viewing tables as f[rows, width] is free."""
 
 import dataclasses
 import functools
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxrank.embedding.backends.base import SUBLANES, Change, gathered, scaled
 from jaxrank.features import PAD
 
-CHUNK = 8192  # rows that are changed at a time, on CPU; of vectors added four times as many
+CHUNK = 8192  # rows that are changed at a time on CPU. Four times as many vectors are added.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +44,7 @@ class RowLayout:
         return self._taken(source, index, scale)
 
     def _taken(self, source: jax.Array, index: jax.Array, scale: jax.Array | None) -> jax.Array:
-        """As `take`, by XLA, which reads them where they are added."""
+        """Reads vectors like `take`, in XLA, which fuses the reads into the additions."""
         return scaled(self._found(source, index)[:, : self.dim], scale)
 
     def add(
@@ -65,7 +65,7 @@ class RowLayout:
             added = self._taken(source, index, scale)
             return block.at[at].add(added, mode="drop", indices_are_sorted=is_sorted)
 
-        # On CPU a chunk at a time, whose vectors stay in the cache until they are added.
+        # On CPU one chunk at a time, so that its vectors stay in the cache until they are added.
         by_chunk = functools.partial(
             _over_overlapping_chunks,
             functools.partial(add, False),
@@ -96,12 +96,14 @@ class RowLayout:
         def at_once(arrays: Any, row: jax.Array, sums: jax.Array) -> Any:
             return self._add_to_rows(arrays, row, sums, change)
 
-        # On CPU what PAD fills up would cost as much as rows do.
+        # On CPU, rows of PAD would cost as much as real rows.
         return jax.lax.platform_dependent(arrays, row, sums, cpu=by_chunk, default=at_once)
 
     def _set_rows(self, arrays: Any, row: jax.Array, sums: jax.Array, change: Change) -> Any:
-        """With a scatter that adds, nothing in the program would say that an array is read before
-        it is written, and XLA on CPU would copy the whole of it in every step."""
+        """Sets rows, because with a scatter-add XLA on CPU would copy the array in every step.
+
+        Nothing in such a program says that the array is read before it is written.
+        """
         found = jax.tree.map(lambda a: self._found(self._rows(a), row), arrays)
         changes = change(jax.tree.map(self._short, found), sums, row)
 
@@ -112,15 +114,18 @@ class RowLayout:
         return jax.tree.map(write, arrays, found, changes)
 
     def _add_to_rows(self, arrays: Any, row: jax.Array, sums: jax.Array, change: Change) -> Any:
-        """XLA on GPU would take what is read from an array into the scatter that changes it, and
-        so that scatter's array would have to be a copy of the whole."""
+        """Adds to rows, behind a barrier.
+
+        Without it, XLA on GPU fuses the read of an array into the scatter that changes it. The
+        scatter then needs a copy of the whole array.
+        """
         found = jax.tree.map(
             lambda a: jax.lax.optimization_barrier(self._found(self._rows(a), row)), arrays
         )
         changes = change(jax.tree.map(self._short, found), sums, row)
 
         def write(array: jax.Array, change: jax.Array) -> jax.Array:
-            to = self._rows(array).at[row]  # PAD occurs often, but is not written
+            to = self._rows(array).at[row]  # PAD occurs often, but is never written
             new = to.add(self._padded(change), mode="drop", unique_indices=True)
             return new.reshape(array.shape)
 
@@ -132,7 +137,7 @@ class RowLayout:
         return jax.tree.map(lambda a, c: a + self._padded(c).reshape(a.shape), arrays, changes)
 
     def _found(self, array: jax.Array, row: jax.Array) -> jax.Array:
-        """As `gathered`."""
+        """Reads rows like `gathered`."""
         return gathered(array, row)
 
     def _rows(self, array: jax.Array) -> jax.Array:
@@ -150,9 +155,11 @@ class RowLayout:
 def _over_overlapping_chunks(
     body: Callable[..., Any], carry: Any, at: jax.Array, *arrays: Any, size: int, count: Any
 ) -> Any:
-    """carry = body(carry, *chunks of `at` i32[m] and of the arrays [m, ...]) up to the chunk of the
-    last of `count`. The arrays are too large to be filled up: the last chunk reaches back into the
-    one before it, with PAD for `at` there."""
+    """Repeats carry = body(carry, *chunks of `at` i32[m] and of the arrays [m, ...]) up to `count`.
+
+    The arrays are too large to be padded. Instead the last chunk overlaps the one before it, with
+    PAD for `at` in the overlap.
+    """
     if not at.shape[0]:
         return carry
     size = min(size, at.shape[0])
