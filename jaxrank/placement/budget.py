@@ -1,7 +1,8 @@
-"""What a placement costs: bytes in the memory of a device, and bytes between devices in a step.
+"""Cost of a placement: bytes in the memory of a device, and bytes sent between devices in a step.
 
-Devices are alike: each has an equal share of the split rows and of the batch, and all of the rest.
-What the compiler adds (fusions undone, padding of small arrays, the program itself) is not counted.
+Devices are alike: each has an equal share of the split rows and of the batch, and all other arrays
+whole. What the compiler adds is not counted: fusions that it undoes, padding of small arrays, and
+the program itself.
 """
 
 from collections.abc import Mapping
@@ -22,10 +23,10 @@ _NUMBER = 4  # bytes of a float32 and of an int32
 class DensePart(NamedTuple):
     """The dense part of a model, in bytes.
 
-    parameters: of the layers; their gradients take as much.
-    state: of the optimizer, and statistics of batch norm.
-    activations: outputs of the operations of a forward pass, of one example. They are kept for the
-        backward pass; of what the compiler fuses they are more than is kept.
+    parameters: of the layers. Their gradients take the same number of bytes.
+    state: optimizer state and statistics of batch norm.
+    activations: outputs of the operations of a forward pass, per example. The backward pass needs
+        them. The estimate is high, because outputs that the compiler fuses are not stored.
     """
 
     parameters: int
@@ -34,15 +35,16 @@ class DensePart(NamedTuple):
 
 
 class Bytes(NamedTuple):
-    """In the memory of one device.
+    """Bytes in the memory of one device, by kind.
 
     tables: its rows, split and replicated, padded as they are stored.
-    accumulators: of the row optimizer; and the average of the rows, where one is kept.
-    buffers: of the exchange, see `_buffers`; and gradients of all rows of what is updated whole.
-    vectors: what its ids read, the gradients of that, and their sums for each different id.
-    dense: parameters, gradients and the optimizer's state.
+    accumulators: state of the row optimizer, and the average of the rows if one is kept.
+    buffers: buffers of the exchange (see `_buffers`), and gradients of the parts whose rows all
+        change in a step.
+    vectors: vectors that its ids read, their gradients, and the sums of each distinct id.
+    dense: parameters, gradients and optimizer state.
     activations: of its share of a batch.
-    batches: of the execution that runs, of the next one, and of those that are put there ahead.
+    batches: of the current execution, the next one, and those that are prefetched.
     """
 
     tables: int
@@ -59,7 +61,7 @@ class Bytes(NamedTuple):
 
 
 class Partition(NamedTuple):
-    """The mesh and the exchange. capacities: ids of a buffer, of each stack with split rows."""
+    """The mesh and the exchange. capacities: {stack with split rows: ids per buffer}."""
 
     replicas: int
     shards: int
@@ -81,12 +83,12 @@ def device_bytes(
     updates_whole_tables: bool,
     averages: bool = False,
 ) -> Bytes:
-    """The bytes in the memory of one device.
+    """Estimates the bytes in the memory of one device.
 
     Args:
-        batch: of one step over all devices; only the shapes matter.
-        updates_whole_tables: whether a step changes all rows; see `embedding.l2_scope`.
-        averages: whether an average of the weights is kept; see `step.averaged`.
+        batch: the global batch of one step. Only shapes matter.
+        updates_whole_tables: True if a step changes all rows, see `embedding.l2_scope`.
+        averages: True if an average of the weights is kept, see `step.averaged`.
     """
     tables = accumulators = buffers = vectors = 0
     ids = ids_of_device(layout, batch, partition.devices)
@@ -101,7 +103,7 @@ def device_bytes(
                 _slot_bytes(row_optimizer, part) + averages * part.width * _NUMBER
             )
             if updates_whole_tables or not part.is_split:
-                buffers += rows * (part.dim + 1) * _NUMBER  # and how often each is read
+                buffers += rows * (part.dim + 1) * _NUMBER  # and the number of reads of each row
         buffers += _buffers(stack, partition)
         combined = 2 * share * len(stack.lists) * stack.dim
         vectors += (3 * ids[stack.name] * stack.dim + combined) * _NUMBER
@@ -118,26 +120,25 @@ def device_bytes(
 
 
 def row_bytes(row_optimizer: RowOptimizer, dim: int) -> int:
-    """Bytes of a row with its accumulators."""
+    """Returns the bytes of a row with its accumulators."""
     width = padded_width(dim)
     return width * _NUMBER + _slot_bytes(row_optimizer, Storage("", dim, width, 0, False))
 
 
-def _slot_bytes(row_optimizer: RowOptimizer, part: Storage) -> int:  # of one row
+def _slot_bytes(row_optimizer: RowOptimizer, part: Storage) -> int:  # per row
     return sum((part.width if wide else 1) * _NUMBER for wide, _ in row_optimizer.slots.values())
 
 
 def _places(stack: Stack, partition: Partition) -> int:
-    """Ids in all buffers of a device in one direction; 0 where nothing travels."""
+    """Counts the ids in all buffers of a device in one direction. 0 without an exchange."""
     return partition.shards * partition.capacities.get(stack.name, 0)
 
 
 def _buffers(stack: Stack, partition: Partition) -> int:
-    """Bytes of the buffers of one stack in an exchange, on one device.
+    """Counts the bytes of the exchange buffers of one stack on one device.
 
-    These have places for all owners, each of an id, of a vector and of a gradient, sent and
-    received; and at the owner, for each place and replica, of an id and a gradient gathered, and of
-    a gradient summed.
+    Each place of the buffers holds an id, a vector and a gradient, both to send and to receive.
+    The owner also gathers an id and a gradient per place and replica, and sums a gradient for each.
     """
     sent_and_received = 2 * (1 + 2 * stack.dim)
     at_owner = partition.replicas * (1 + 2 * stack.dim)
@@ -145,12 +146,12 @@ def _buffers(stack: Stack, partition: Partition) -> int:
 
 
 def exchanged(layout: Layout, partition: Partition, dense: DensePart) -> int:
-    """Bytes that one device sends in a step, in one round of the exchange.
+    """Counts the bytes that one device sends in a step with one round of the exchange.
 
-    To the other owners an id and a gradient for each place of the buffers, and to those that asked
-    a vector; to the other replicas an id and a gradient for each place. What is summed over all
-    devices, the gradients of the model and of the replicated rows (with a count of reads for each),
-    moves twice, but for the part that is the device's own.
+    For each place of the buffers, the device sends an id and a gradient to the other owners and a
+    vector to the devices that requested it. It sends an id and a gradient per place to the other
+    replicas. Gradients of the model and of replicated rows, with their number of reads, are summed
+    over all devices. They are sent twice, except the device's own part.
     """
     others = (partition.shards - 1) / partition.shards
     count = 0.0
@@ -164,11 +165,11 @@ def exchanged(layout: Layout, partition: Partition, dense: DensePart) -> int:
 
 
 def shortage(needed: Bytes, memory: int) -> str:
-    """Says by how much the bytes of a device do not fit into its memory; empty where they do."""
+    """Returns an error text if the bytes of a device exceed its memory, or else an empty text."""
     over = needed.total - memory
     if over <= 0:
         return ""
     return (
-        f"a device must not need more than its memory of {format_bytes(memory)}: found"
+        f"a device must need at most its memory of {format_bytes(memory)}: found"
         f" {format_bytes(needed.total)}, {format_bytes(over)} too much."
     )

@@ -1,4 +1,4 @@
-"""A placement on one machine, and what it costs there: decided anew for each machine."""
+"""Cost of a placement on one machine. It is computed again for each machine."""
 
 import functools
 from collections.abc import Mapping
@@ -18,11 +18,11 @@ from jaxrank.step import StepSpec, layers_state, model_inputs
 
 
 class Machine(NamedTuple):
-    """What is planned for.
+    """The machine that a placement is planned for.
 
-    name: of the topology; empty where only the number of devices is known.
-    replicas: copies of the split rows.
-    memory: bytes of one device.
+    name: of the topology, or empty if only the number of devices is known.
+    replicas: number of copies of the split rows.
+    memory: bytes per device.
     """
 
     name: str
@@ -32,10 +32,10 @@ class Machine(NamedTuple):
 
 
 class PlacementCost(NamedTuple):
-    """A placement on a machine.
+    """A placement on a machine, with its cost.
 
-    ids: by stack, ids of a device's share of a batch, PAD included.
-    exchanged: bytes that one device sends in a step.
+    ids: {stack: number of ids in a device's share of a batch, with PAD}.
+    exchanged: bytes that one device sends per step.
     """
 
     machine: Machine
@@ -48,17 +48,17 @@ class PlacementCost(NamedTuple):
 
     @property
     def room(self) -> dict[str, float]:
-        """Of each stack's exchange; see `Embedding`."""
+        """{stack: room of its exchange}, see `Embedding`."""
         return {name: n / self.ids[name] for name, n in self.partition.capacities.items()}
 
     @property
     def over(self) -> int:
-        """Bytes that a device lacks; 0 where it fits."""
+        """Bytes by which a device exceeds its memory, or 0."""
         return max(0, self.bytes.total - self.machine.memory)
 
 
 class PlanInputs(NamedTuple):
-    """What is planned by. statistics: of the training split, as `packing.capacity` wants them."""
+    """Input of a plan. statistics: of the training split, as `packing.capacity` expects them."""
 
     schema: Schema
     reads: traffic.Reads
@@ -67,10 +67,10 @@ class PlanInputs(NamedTuple):
 
 
 class PlacementPlanner:
-    """Makes the cases of one workload, for one machine and another.
+    """Computes the cost of placements of one workload on several machines.
 
     Raises, when called too:
-        InputError: a field of the config, or the numbers of the machine, cannot be.
+        InputError: a field of the config or a number of the machine is invalid.
     """
 
     def __init__(self, workload: Workload, data: PlanInputs):
@@ -97,11 +97,11 @@ class PlacementPlanner:
         placement_of: Mapping[str, str] | None = None,
         hot: Mapping[str, ReplicatedRows] | None = None,
     ) -> PlacementCost:
-        """The placement on one machine.
+        """Plans the placement on one machine and computes its cost.
 
         Args:
-            placement_of: what is asked for each table, where that is not what the config asks for.
-            hot: a placement decided before, to be kept.
+            placement_of: {table: requested placement}. None: as the config requests.
+            hot: the rows of an earlier placement, which is kept.
         """
         work, devices = self._workload, machine.devices
         _check_machine(machine, work.batch_size)
@@ -155,7 +155,7 @@ def _check_machine(machine: Machine, batch_size: int) -> None:
 
 
 def _dense(step_spec: StepSpec) -> budget.DensePart:
-    """Bytes of the layers, counted from their shapes; nothing is computed."""
+    """Counts the bytes of the layers from their shapes, without computing anything."""
     inputs = model_inputs(step_spec.embedding.layout)
     layers = jax.eval_shape(lambda: layers_state(step_spec, jax.random.key(0), inputs.zeros()))
     weights = layers["params"], layers["model_state"]
@@ -168,7 +168,7 @@ def _dense(step_spec: StepSpec) -> budget.DensePart:
     return budget.DensePart(
         parameters=_bytes(layers["params"]),
         state=_bytes((layers["model_state"], layers["opt_state"])),
-        # What does not grow with the examples, such as a weight transposed, falls out.
+        # Arrays that do not grow with the batch, such as a transposed weight, cancel out.
         activations=activations(2) - activations(1),
     )
 

@@ -1,7 +1,7 @@
-"""Where the tables of a run lie: decided when it begins, and kept for as long as it lasts.
+"""The placement of a run's tables. It is decided when the run starts and kept until it ends.
 
-A run that goes on with other devices keeps its placement, so that its checkpoints fit; only the
-room of its exchange is measured anew.
+A run that resumes on other devices keeps its placement, so that its checkpoints fit. Only the room
+of its exchange is measured again.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,11 +23,11 @@ from jaxrank.runtime import processes
 
 
 class Placement(NamedTuple):
-    """Where the tables lie.
+    """The placement of the tables.
 
-    hot: by stack; what is kept.
-    room: of the exchange of each stack; see `Embedding`.
-    messages: lines for people.
+    hot: {stack: its replicated and hot rows}. Checkpoints keep it.
+    room: {stack: room of its exchange}, see `Embedding`.
+    messages: lines to print.
     """
 
     layout: Layout
@@ -47,16 +47,17 @@ def decide(
     placements: Mapping[str, str],
     make_workload: Callable[[], Workload],
 ) -> Placement:
-    """The placement of a run, from a sample of its training data; process 0 decides for all.
+    """Decides the placement of a run from a sample of its training data. Process 0 decides for all.
 
     Args:
-        kept: what was decided when the run began; None if it begins now.
-        dim_of: {table: the dimension of its vectors}.
+        kept: the placement that was decided when the run started. None: it starts now.
+        dim_of: {table: dimension of its vectors}.
         placement, placements: fields of `config.embedding`.
-        make_workload: called where the placement is measured, which is on several devices.
+        make_workload: called if the placement is measured, on several devices.
 
     Raises:
-        InputError: a device has not enough memory, or a field of the config cannot be.
+        InputError: the placement exceeds the memory of a device, or a field of the config is
+            invalid.
     """
     planner.placements([table.name for table in schema.tables], placement, placements)
     _check_kept(kept or {}, dim_of)
@@ -79,7 +80,7 @@ def _check_kept(kept: Mapping[str, ReplicatedRows], dim_of: Mapping[str, int]) -
         for table in {*hot.replicated_tables, *hot.hot_rows}:
             if table not in dim_of or layouts.stack_name(dim_of[table]) != stack:
                 raise InputError(
-                    f"table {table!r} must be of {stack}, as when the run began: found dimension"
+                    f"table {table!r} must be in {stack}, as when the run started: found dimension"
                     f" {dim_of.get(table)}. Use another --workdir."
                 )
 
@@ -98,13 +99,13 @@ def _measured(
     cost = placement_cost.PlacementPlanner(workload, data).cost(machine, hot=kept)
     shortage = budget.shortage(cost.bytes, machine.memory)
     if shortage:
-        raise InputError(f"{shortage} `jaxrank plan` says what would fit.")
+        raise InputError(f"{shortage} Run `jaxrank plan` to find a change that fits.")
     hot = {name: found.to_state() for name, found in cost.plan.hot.items()}
     return {"hot": hot, "room": cost.room, "messages": _messages(cost)}
 
 
 def _memory(mesh: Mesh) -> int:
-    """Bytes of a device of this process; 0 where they are not known, as on CPU."""
+    """Returns the bytes of a device of this process. 0 if unknown, as on CPU."""
     mine = [d for d in mesh.devices.flat if d.process_index == processes.place()[0]]
     return (mine[0].memory_stats() or {}).get("bytes_limit", 0)
 
@@ -117,8 +118,8 @@ def _messages(cost: placement_cost.PlacementCost) -> list[str]:
         f"{name} {capacity:,}" for name, capacity in cost.partition.capacities.items()
     )
     lines = [
-        f"Placement: {len(whole)} table(s) on every device, {split} split by row, the"
-        f" {hot:,} hottest rows of these on every device too; {cost.bytes.total / 2**20:,.1f} MiB"
-        f" a device; ids of a buffer of the exchange: {buffers or 'none'}"
+        f"Placement: {len(whole)} table(s) replicated, {split} split by row, with their"
+        f" {hot:,} hottest rows replicated; {cost.bytes.total / 2**20:,.1f} MiB"
+        f" per device; ids per exchange buffer: {buffers or 'none'}"
     ]
     return lines + list(cost.plan.warnings)

@@ -1,4 +1,4 @@
-"""What the counts of a sample say of steps to come."""
+"""Estimates of row frequencies from the counts of a sample."""
 
 import math
 
@@ -6,17 +6,21 @@ import numpy as np
 
 
 def chance(counts: np.ndarray, examples: int, share: int) -> np.ndarray:
-    """f64[n]: the chance that `share` examples read a row that `examples` examples read counts[n]
-    times.
+    """Computes the probability f64[n] that `share` examples read each row.
 
-    That of a draw of `share` of these examples, without putting back, so that the sum over all rows
-    is the expected number of different rows without bias.
+    It is the probability of a draw of `share` examples of the sample, without replacement. The sum
+    over all rows is therefore an unbiased estimate of the number of distinct rows.
+
+    Args:
+        counts: [n], number of reads of each row by the sample.
+        examples: number of examples of the sample.
+        share: number of examples of the draw.
 
     References:
         Hurlbert, The Nonconcept of Species Diversity, Ecology 1971 (rarefaction).
     """
     different, place = np.unique(counts, return_inverse=True)
-    # Of so few examples without the row no `share` can be drawn.
+    # If fewer than `share` examples are without the row, no draw misses it.
     rest = [math.lgamma(max(examples - share - c, 0) + 1) for c in different.tolist()]
     without = [math.lgamma(max(examples - c, 0) + 1) for c in different.tolist()]
     whole = math.lgamma(examples + 1) - math.lgamma(max(examples - share, 0) + 1)
@@ -26,7 +30,7 @@ def chance(counts: np.ndarray, examples: int, share: int) -> np.ndarray:
 
 
 def falling(counts: np.ndarray) -> np.ndarray:
-    """The falling f64[n] nearest to counts[n]: their noise would cut a table's hot rows short.
+    """Computes the falling f64[n] nearest to counts[n]: noise would end a table's hot rows early.
 
     References:
         Grenander, On the Theory of Mortality Measurement II, 1956: the slopes of the least concave

@@ -1,4 +1,4 @@
-"""Where the tables of a config lie on a machine that need not be there, and what that costs."""
+"""The placement of a config's tables on a machine that may be absent, and its cost."""
 
 import itertools
 from collections.abc import Iterator
@@ -21,21 +21,21 @@ from jaxrank.run_schedule import NEXT_DAY
 from jaxrank.workdir import data as run_data
 from jaxrank.workdir.files import directory
 
-# A higher imbalance than this is worth a warning: steps wait for the busiest device.
+# A higher imbalance is worth a warning: steps wait for the busiest device.
 MOST_IMBALANCE = 1.05
-# Batches that are replayed, and the ids of all of them: 100 batches of 1,000 features take hours.
+# Maximum number of replayed batches and of their ids: 100 batches of 1,000 features take hours.
 MOST_BATCHES, MOST_IDS = 100, 2**29
-# What the compiler adds is not counted, so a device should not be filled beyond this share.
+# Usable fraction of the memory: what the compiler adds is not counted.
 MOST_FILLED = 0.9
 
 
 class PlanReport(NamedTuple):
-    """A placement, replayed.
+    """A placement and the result of its replay.
 
     batch_size: examples per step over all devices.
-    replay: what real or generated batches cost in it.
-    row_bytes: by table, of a row with its accumulators.
-    change: the smallest change with which it fits; empty where it does.
+    replay: the cost of stored or generated batches.
+    row_bytes: {table: bytes of a row with its accumulators}.
+    change: the smallest change with which the placement fits, or empty if it fits.
     """
 
     batch_size: int
@@ -47,7 +47,7 @@ class PlanReport(NamedTuple):
 
     @property
     def refusal(self) -> str:
-        """By how much the placement does not fit, and what to do; empty where it fits."""
+        """The excess over the memory and a change that fits, or empty if the placement fits."""
         told = budget.shortage(self.cost.bytes, self.cost.machine.memory)
         return f"{told} {self.change}" if told else ""
 
@@ -63,12 +63,12 @@ def plan(
     """Plans the tables of a config and replays batches of its training data.
 
     Args:
-        batches: how many are replayed; None: as many as is usual.
-        workdir: of a run, whose store is read if it is there; may be empty.
-        report: gets lines for people to read.
+        batches: number of replayed batches. None: the default number.
+        workdir: of a run, whose store is read if it exists. May be empty.
+        report: gets lines to print.
 
     Raises:
-        InputError: a field or number that cannot be, or no data to plan by.
+        InputError: a field or number is invalid, or there is no data.
     """
     if batches is not None and batches < 1:
         raise InputError(f"--batches must be at least 1: found {batches}.")
@@ -82,7 +82,7 @@ def plan(
     if batches is None:
         batches = max(2, min(MOST_BATCHES, round(MOST_IDS / (size * data.traffic.ids_per_example))))
     drawn = traffic.batches(data.reads, size, data.traffic.parts, config.seed)
-    flag = "mesh.devices" if config.mesh.devices else "--devices"  # says how many there are
+    flag = "mesh.devices" if config.mesh.devices else "--devices"  # sets the number of devices
     found = replay(
         cost.layout,
         _told(itertools.islice(drawn, batches), batches, report),
@@ -103,7 +103,7 @@ def plan(
 
 
 def _told(batches: Iterator[Examples], count: int, report: Report) -> Iterator[Examples]:
-    """The batches, with a line at each quarter."""
+    """Yields the batches and reports each quarter."""
     quarters = {max(1, round(count * i / 4)) for i in range(1, 4)}
     for done, batch in enumerate(batches):
         if done in quarters:
@@ -112,13 +112,13 @@ def _told(batches: Iterator[Examples], count: int, report: Report) -> Iterator[E
 
 
 def open_data(data: run_data.RunData, metric: str, report: Report) -> PlanInputs:
-    """The data of a run if it is there, or else generated data; and a sample.
+    """Opens the data of a run if it exists, or else generated data, and measures a sample.
 
     Args:
         metric: the field of `config.eval`.
 
     Raises:
-        InputError: there is none of them.
+        InputError: there is neither.
     """
     name, valid = data.settings["train"], data.settings["valid"]
     reads: traffic.Reads
@@ -134,8 +134,8 @@ def open_data(data: run_data.RunData, metric: str, report: Report) -> PlanInputs
         return PlanInputs(store.schema, reads, traffic.measure(reads), split.statistics)
     if data.source.get("kind") != "synthetic":
         raise InputError(
-            f"data.store: must be prepared data to plan by: found {data.path or 'none'!r}. Run"
-            " `jaxrank prepare` first, and give its output as --config.data.store."
+            f"data.store: must be prepared data: found {data.path or 'none'!r}. Run"
+            " `jaxrank prepare` first, and set --config.data.store to its output."
         )
     data.check_splits("the generated data")
     generated = registry.synthetic_source(data.source)
@@ -152,38 +152,38 @@ def _warnings(
     machine = cost.machine
     if not cost.over and cost.bytes.total > MOST_FILLED * machine.memory:
         yield (
-            f"a device needs {cost.bytes.total / machine.memory:.0%} of its memory, and what the"
-            " compiler adds is not counted: it may not fit."
+            f"a device needs {cost.bytes.total / machine.memory:.0%} of its memory, not counting"
+            " the compiler adds. It may not fit."
         )
     if found.imbalance > MOST_IMBALANCE:
         yield (
-            f"the busiest device serves {found.imbalance:.3f} times the mean, and each step waits"
-            " for it. A larger batch_size makes it less."
+            f"the busiest device serves {found.imbalance:.3f} times the mean, and each step"
+            " waits for it. Increase batch_size to reduce the imbalance."
         )
     for name, rounds in found.rounds.items():
         if rounds > 1:
             yield (
-                f"the exchange of {name} takes {rounds:.2f} rounds in a step: its buffers are too"
-                " small. Raise embedding.exchange_slack, or exchange_capacity where it is set."
+                f"the exchange of {name} takes {rounds:.2f} rounds per step: its buffers are too"
+                " small. Raise embedding.exchange_slack, or exchange_capacity if it is set."
             )
     share = batch_size // machine.devices
     if machine.devices > 1 and sample.examples < share:
         yield (
-            f"a device takes {share:,} examples in a step, more than the {sample.examples:,} of the"
-            " sample, so what it reads is underestimated."
+            f"a device takes {share:,} examples per step, more than the {sample.examples:,} of"
+            " the sample. Its reads are underestimated."
         )
 
 
 def _smallest_change(planner: PlacementPlanner, cost: PlacementCost, flag: str) -> str:
-    """The first of the changes, from the smallest, with which the placement fits."""
+    """Describes the smallest change with which the placement fits."""
     for text, machine, placement_of in _changes(planner, cost, flag):
         try:
             other = planner.cost(machine, placement_of)
-        except InputError:  # the batch, say, does not divide over so many devices
+        except InputError:  # for example, the batch does not divide over the devices
             continue
         if not other.over:
             needed = format_bytes(other.bytes.total)
-            return f"The smallest change that fits: {text} ({needed} a device)."
+            return f"The smallest change that fits: {text} ({needed} per device)."
     return "Neither other placements nor more devices make it fit."
 
 

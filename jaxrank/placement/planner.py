@@ -1,10 +1,12 @@
-"""Where each table lies: on every device, or split by row with its hottest rows on every device.
+"""Plans the placement of tables: replicated, or split by row with replicated hottest rows.
 
-Decided from how often the rows of a sample are read. What matters of a row is the chance that a
-device reads it in a step. A row that nearly every device reads costs no more where every device has
-it, its gradient summed over all devices, than where its vector and gradient travel; and such rows
-are what makes one device serve more than another. Rows that are read less often, but not seldom,
-are split, and dealt out to the devices in the order of that chance; see `layout.ReplicatedRows`.
+The plan depends on the frequency of rows in a sample. The decisive number of a row is the
+probability that a device reads it in a step. A row that nearly every device reads costs no more
+when it is replicated, with its gradient summed over all devices, than when its vector and gradient
+are sent. Such rows also cause the imbalance between devices.
+
+Rows that are read less often, but not rarely, are split. They are distributed over the devices in
+the order of that probability, see `layout.ReplicatedRows`.
 """
 
 import collections
@@ -22,25 +24,25 @@ from jaxrank.placement.frequency import chance, falling
 from jaxrank.placement.traffic import TableReads, Traffic
 from jaxrank.validate import matched
 
-# Tables of at most so many rows are on every device: there is nothing to gain by splitting 4 KiB.
+# Tables of at most this number of rows are replicated: splitting 4 KiB gains nothing.
 SMALL_TABLE = 64
-# Rows that a device reads with at least this chance are on every device. Summing the gradient of a
+# Rows that a device reads with at least this probability are replicated. Summing the gradient of a
 # row over the devices moves as many bytes as sending its vector and its gradient once.
 REPLICATE_FROM = 0.9
-# Rows that a device reads with at least this chance are dealt out one by one. Those below are so
-# many for each device that chance spreads them.
+# Rows that a device reads with at least this probability are distributed one by one. The rows below
+# are so many per device that chance spreads them.
 DEAL_FROM = 0.03
-# Hot rows of a stack: each costs a number in every program that maps ids to rows.
+# Maximum hot rows of a stack: each is a number in every program that maps ids to rows.
 MOST_HOT_ROWS = 65_536
 
 
 class TablePlan(NamedTuple):
-    """Where one table lies.
+    """The placement of one table.
 
     placement: "replicated" or "rows".
-    reason: why, for people.
-    replicated_rows: how many of its rows, from the first, every device keeps.
-    unique: expected different split rows of it that one device reads in a step.
+    reason: the reason of the placement, to print.
+    replicated_rows: number of its rows, from the first, that every device keeps.
+    unique: expected number of distinct split rows of it that one device reads in a step.
     """
 
     name: str
@@ -53,12 +55,12 @@ class TablePlan(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Where all tables lie.
+    """The placement of all tables.
 
     hot: by stack, for `layout.layout`.
-    unique: by stack, expected different split rows that one device reads in a step.
+    unique: {stack: expected number of distinct split rows that one device reads in a step}.
     tables: in the order of the schema.
-    warnings: for people.
+    warnings: lines to print.
     """
 
     hot: dict[str, ReplicatedRows]
@@ -70,9 +72,9 @@ class Plan(NamedTuple):
 class _Candidate(NamedTuple):
     """A table before the hot rows of its stack are chosen.
 
-    placement: "replicated", or "rows" where that may still come with hot rows.
-    chances: f64[rows read], of each row in `reads`.
-    hot: f64[h], falling: smoothed counts of the first rows, which may be merged.
+    placement: "replicated", or "rows", which may still get hot rows.
+    chances: f64[rows read], the probability of each row in `reads`.
+    hot: f64[h], falling: smoothed counts of the first rows, which may become hot rows.
     """
 
     table: Table
@@ -85,12 +87,12 @@ class _Candidate(NamedTuple):
 
 
 def placements(names: Sequence[str], default: str, patterns: Mapping[str, str]) -> dict[str, str]:
-    """The placement that a config asks for, of each table.
+    """Resolves the placement that a config requests for each table.
 
     Args:
-        names: of the tables.
+        names: names of the tables.
         default: `embedding.placement`.
-        patterns: `embedding.placements`: later ones win.
+        patterns: `embedding.placements`. Later patterns win.
 
     Raises:
         InputError: a pattern matches no table.
@@ -109,15 +111,15 @@ def make_plan(
     placement_of: Mapping[str, str],
     hot: Mapping[str, ReplicatedRows] | None = None,
 ) -> Plan:
-    """Where the tables of a schema lie; the same for the same arguments.
+    """Plans the placement of a schema's tables. Equal arguments give equal plans.
 
     Args:
-        dim_of: the dimension of each table by name.
-        traffic: what a sample of the training data reads.
-        devices: of the mesh.
-        share: examples of a batch that one device takes.
-        placement_of: what the config asks for, by table; see `placements`.
-        hot: what was decided before, to be kept.
+        dim_of: {table: dimension}.
+        traffic: the reads of a sample of the training data.
+        devices: number of devices of the mesh.
+        share: number of examples of a batch per device.
+        placement_of: {table: placement that the config requests}, see `placements`.
+        hot: the rows of an earlier placement, which is kept.
     """
     candidates = [
         _candidate(t, dim_of[t.name], traffic, devices, share, placement_of[t.name])
@@ -144,7 +146,7 @@ def make_plan(
 def _kept(candidate: _Candidate, hot: ReplicatedRows) -> _Candidate:
     whole = candidate.table.name in hot.replicated_tables
     placement = "replicated" if whole else "rows"
-    return candidate._replace(placement=placement, reason="decided when the run began")
+    return candidate._replace(placement=placement, reason="decided when the run started")
 
 
 def _candidate(
@@ -156,7 +158,7 @@ def _candidate(
     if devices == 1:
         return candidate._replace(reason="there is one device")
     if asked != "auto":
-        return candidate._replace(placement=asked, reason="the config says so")
+        return candidate._replace(placement=asked, reason="set by the config")
     if table.rows <= SMALL_TABLE:
         return candidate._replace(placement="replicated", reason=f"at most {SMALL_TABLE} rows")
     first = _first_counts(table, reads)
@@ -170,11 +172,11 @@ def _candidate(
 
 
 def _first_counts(table: Table, reads: TableReads) -> np.ndarray:
-    """f64[k], falling: smoothed counts of rows 0, 1, ..., as far as they can be hot."""
+    """Computes smoothed counts f64[k], falling, of rows 0, 1, ..., as far as they can be hot."""
     counts = np.zeros(min(table.rows, MOST_HOT_ROWS), np.int64)
     within = reads.rows < len(counts)
     counts[reads.rows[within]] = reads.counts[within]
-    # The rows of missing and unknown values stand in front whatever their frequency.
+    # The rows of missing and unknown values come first, whatever their frequency.
     reserved = 0 if table.encoding == "integer" else min(RESERVED_ROWS, len(counts) - 1)
     smooth = np.concatenate([counts[:reserved], falling(counts[reserved:])])
     for row in reversed(range(reserved)):
@@ -183,7 +185,7 @@ def _first_counts(table: Table, reads: TableReads) -> np.ndarray:
 
 
 def _hot(candidates: Sequence[_Candidate], examples: int, share: int) -> ReplicatedRows:
-    """The hot rows of a stack's tables, merged by falling counts."""
+    """Merges the hot rows of a stack's tables by falling counts."""
     whole = tuple(c.table.name for c in candidates if c.placement == "replicated")
     counts = np.concatenate([np.zeros(0), *(c.hot for c in candidates)])
     owner = np.repeat(np.arange(len(candidates)), [len(c.hot) for c in candidates])
@@ -217,7 +219,7 @@ def _table_plan(candidate: _Candidate, replicated: int) -> TablePlan:
 
 
 def _warning(candidate: _Candidate) -> str:
-    """Says that a table has hot rows which are not in front, so that they cannot be replicated."""
+    """Warns of hot rows that are not at the front of a table, so that they cannot be replicated."""
     if candidate.reason:
         return ""
     hot = candidate.reads.rows[candidate.chances >= REPLICATE_FROM]
@@ -226,22 +228,22 @@ def _warning(candidate: _Candidate) -> str:
         return ""
     return (
         f"table {candidate.table.name!r} has {missed:,} rows that {REPLICATE_FROM:.0%} of the"
-        " devices read in each step but that are not among its first, so they are split: rows"
-        " should be in the order of falling frequency, as encoding='vocabulary' makes them."
+        " devices read in each step but that are not among its first, so they are split. Number its"
+        " rows by falling frequency, for example with encoding='vocabulary'."
     )
 
 
 def capacity(unique: float, shards: int, slack: float, most: int, unit: int) -> int:
-    """Ids that one device can send to one other in one round of the exchange.
+    """Computes the number of ids that one device can send to another in one round of the exchange.
 
-    The mean and `slack` standard deviations of a Poisson distribution.
+    It is the mean plus `slack` standard deviations of a Poisson distribution.
 
     Args:
-        unique: expected different split rows that one device reads in a step.
-        shards: devices that the rows are split over.
+        unique: expected number of distinct split rows that one device reads in a step.
+        shards: number of devices that the rows are split over.
         slack: `embedding.exchange_slack`.
-        most: ids that a device can send to one other at all.
-        unit: what it is a multiple of.
+        most: maximum number of ids that a device can send to another.
+        unit: the result is a multiple of it.
     """
     mean = unique / shards
     wanted = min(mean + slack * math.sqrt(mean), most)
@@ -258,19 +260,19 @@ def capacities(
     slack: float,
     fixed: int,
 ) -> dict[str, int]:
-    """Ids of a buffer of the exchange, for each stack with split rows; {} on one device.
+    """Computes {stack with split rows: ids per exchange buffer}. {} on one device.
 
     Args:
         unique: `Plan.unique`.
-        ids: by stack, ids that a device has in its share of a batch.
-        fixed: `embedding.exchange_capacity`; 0: from `unique`.
+        ids: {stack: number of ids in a device's share of a batch}.
+        fixed: `embedding.exchange_capacity`. 0: computed from `unique`.
     """
     found = {}
     for stack in layout.stacks:
         split = storage(stack).split
         if devices > 1 and split:
             most = min(ids[stack.name], split.rows // shards)
-            unit = TpuLayout(split.dim, split.width).buffer_unit  # RowLayout's is at most as large
+            unit = TpuLayout(split.dim, split.width).buffer_unit  # at least RowLayout's
             found[stack.name] = (
                 capacity(fixed * shards, shards, 0, most, unit)
                 if fixed

@@ -1,6 +1,6 @@
-"""Batches replayed through a placement, in NumPy: what each device is asked for in a step.
+"""Replays batches through a placement in NumPy and counts the ids that each device serves per step.
 
-It knows only the layout and which group a row is in, nothing of the planner's expectations.
+It uses only the layout and the storage group of each row, and no estimate of the planner.
 """
 
 import math
@@ -17,17 +17,17 @@ from jaxrank.placement.traffic import lists_read
 
 
 class Replay(NamedTuple):
-    """What the batches cost. Rows count once for each device that reads them in a step.
+    """The cost of the batches. A row counts once per device that reads it in a step.
 
-    batches: how many.
-    lookups: f64[devices], rows that each device serves in a step, on average.
+    batches: number of batches.
+    lookups: f64[devices], mean number of rows that each device serves per step.
     imbalance: rows served by the busiest device over the mean of all, averaged over the batches.
     largest_imbalance: the same in the worst batch.
-    fullest: ids in the fullest buffer over the mean of all, by stack, averaged over the batches.
-    rounds: rounds of the exchange in a step, by stack, on average: as many as the fullest buffer
-        needs, of which the exchange may take more where it takes more than one.
-    buffer_use: ids sent over places in the buffers, padding and all rounds included; NaN where
-        nothing is sent.
+    fullest: {stack: ids in the fullest buffer over the mean of all, averaged over the batches}.
+    rounds: {stack: mean number of rounds of the exchange per step}. It is the number that the
+        fullest buffer needs. With more than one round, the exchange may need more.
+    buffer_use: ids sent over places in the buffers, with padding and all rounds. NaN if nothing is
+        sent.
     """
 
     batches: int
@@ -47,13 +47,13 @@ def replay(
     shards: int,
     capacities: Mapping[str, int],
 ) -> Replay:
-    """Replays batches, of each of which every device takes an equal share, in order.
+    """Replays batches. Every device takes an equal share of each batch, in order.
 
     Args:
-        layout: says which rows are replicated and in which order the others lie.
-        batches: their ids and lists are read.
+        layout: gives the replicated rows and the order of the others.
+        batches: only their ids and lists are read.
         replicas, shards: of the mesh.
-        capacities: ids of a buffer, for each stack whose rows travel.
+        capacities: {stack whose rows travel: ids per buffer}.
     """
     served: list[np.ndarray] = []
     fullest: dict[str, list[float]] = {name: [] for name in capacities}
@@ -91,7 +91,10 @@ def _largest_over_mean(counts: np.ndarray) -> float:
 def buckets(
     layout: Layout, stack: Stack, batch: Examples, replicas: int, shards: int
 ) -> np.ndarray:
-    """i64[replicas, shards, shards]: different split rows that each device asks each owner for."""
+    """Counts the distinct split rows that each device requests from each owner.
+
+    Returns i64[replicas, shards, shards].
+    """
     counts = np.empty((replicas * shards, shards), np.int64)
     for device, rows in enumerate(_rows_of_devices(layout, stack, batch, replicas * shards)):
         rows.sort()
@@ -105,7 +108,7 @@ def buckets(
 def _rows_of_devices(
     layout: Layout, stack: Stack, batch: Examples, devices: int
 ) -> Iterator[np.ndarray]:
-    """The stack's rows i32[..] that the share of each device reads, with duplicates and PAD."""
+    """Yields the stack rows i32[..] that each device's share reads, with duplicates and PAD."""
     to_stack = ToStack.of(stack)
     share = batch.rows // devices
     column_tables = np.asarray(stack.column_tables, np.intp)

@@ -1,4 +1,4 @@
-"""A plan as people read it, as JSON, and as a picture."""
+"""Output of a plan: text, JSON, and a picture."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ _MOST_TABLES_TOLD = 60
 
 
 def describe(planned: PlanReport) -> str:
-    """The plan as aligned text."""
+    """Formats the plan as aligned text."""
     lines = [*_tables(planned), "", *_memory(planned), "", *_traffic(planned)]
     lines += [f"warning: {warning}" for warning in planned.warnings]
     return "\n".join(lines)
@@ -39,7 +39,7 @@ def _tables(planned: PlanReport) -> list[str]:
             f"  {row[5]:>{widths[5]}}  {row[6]}"
         )
     if len(shown) < len(cost.plan.tables):
-        lines.append(f"and {len(cost.plan.tables) - len(shown):,} smaller ones")
+        lines.append(f"and {len(cost.plan.tables) - len(shown):,} smaller tables")
     return lines
 
 
@@ -70,10 +70,10 @@ def _traffic(planned: PlanReport) -> list[str]:
     found, cost = planned.replay, planned.cost
     lines = [
         f"each step, replayed with {found.batches} batches",
-        f"  lookups of a device   {found.lookups.mean():,.0f} rows on average, after duplicates",
+        f"  lookups per device    {found.lookups.mean():,.0f} rows on average, after duplicates",
         f"  imbalance             {found.imbalance:.4f} largest over mean; worst batch"
         f" {found.largest_imbalance:.4f}",
-        f"  sent by a device      {format_bytes(cost.exchanged)}",
+        f"  sent per device       {format_bytes(cost.exchanged)}",
     ]
     for name, capacity in cost.partition.capacities.items():
         lines.append(
@@ -86,8 +86,10 @@ def _traffic(planned: PlanReport) -> list[str]:
 
 
 def to_json(planned: PlanReport) -> dict[str, Any]:
-    """The plan for `json_files.to_text`. Bytes are those of one device, but `bytes` of a table: all
-    its rows once, with their accumulators."""
+    """Converts the plan for `json_files.to_text`.
+
+    Bytes are per device, except `bytes` of a table: all its rows once, with their accumulators.
+    """
     cost, found = planned.cost, planned.replay
     tables = []
     for table in cost.plan.tables:
@@ -120,7 +122,7 @@ def to_json(planned: PlanReport) -> dict[str, Any]:
 
 
 def draw(planned: PlanReport, path: str) -> None:
-    """Writes a picture, a PNG: bytes by kind and lookups of each device.
+    """Writes a PNG picture of the bytes by kind and the lookups of each device.
 
     Raises:
         RunError: the file cannot be written.

@@ -1,4 +1,4 @@
-"""Which rows data reads, and how often: what the placement of tables is planned and tested by."""
+"""Counts the rows that data reads. The placement of tables is planned and tested with them."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -19,34 +19,34 @@ from jaxrank.data.synthetic.source import ListOfIds, SyntheticSource
 from jaxrank.errors import InputError
 from jaxrank.features import PAD, Schema
 
-# Ids of a sample: where examples have more than 512 there are fewer of them.
+# Maximum ids of a sample: with more than 512 ids per example it has fewer examples.
 _SAMPLE_IDS = 2**27
 
-# Examples of a sample: a row that one of 128 devices reads in 9 of 10 steps at a global batch of
-# 131,072 is met about 600 times in as many, so its frequency is known within 4%.
+# Examples of a sample. A row that one of 128 devices reads in 9 of 10 steps, at a global batch of
+# 131,072, occurs about 600 times in them, so its frequency is known within 4%.
 SAMPLE = 262_144
 
 
 class Reads(Protocol):
-    """The ids and lists of examples, in parts that can be read in any order.
+    """Source of the ids and lists of examples, in parts that can be read in any order.
 
     schema: of the examples.
-    part_rows: i64[parts], examples of each part.
+    part_rows: i64[parts], number of examples of each part.
     """
 
     schema: Schema
     part_rows: np.ndarray
 
     def read(self, part: int) -> Examples:
-        """The examples of one part, without floats, labels and weights."""
+        """Reads the examples of one part, without floats, labels and weights."""
         ...
 
 
 class TableReads(NamedTuple):
-    """How often a sample reads the rows of a table.
+    """Number of reads of the rows of a table by a sample.
 
-    rows: i32[n] the rows that it reads, rising.
-    counts: i64[n] how often it reads each.
+    rows: i32[n], the rows that it reads, rising.
+    counts: i64[n], the number of reads of each.
     """
 
     rows: np.ndarray
@@ -54,12 +54,12 @@ class TableReads(NamedTuple):
 
 
 class Traffic(NamedTuple):
-    """What a sample of examples reads.
+    """The reads of a sample of examples.
 
-    examples: of the sample.
+    examples: number of examples of the sample.
     tables: by name, of every table of the schema.
     parts: the parts of the data that the sample consists of.
-    list_lengths: of the sample, as in a split's statistics; see `packing.capacity`.
+    list_lengths: of the sample, as in a split's statistics, see `packing.capacity`.
     """
 
     examples: int
@@ -73,7 +73,7 @@ class Traffic(NamedTuple):
 
 
 class StoredReads:
-    """Of a split of a store; a part is a block."""
+    """Reads a split of a store. A part is a block."""
 
     def __init__(self, split: Split, schema: Schema):
         self.schema = schema
@@ -86,15 +86,15 @@ class StoredReads:
 
 
 class GeneratedReads:
-    """Of generated data that no store holds; a part is a chunk.
+    """Reads generated data without a store. A part is a chunk.
 
     Args:
-        source: where the data comes from.
-        split: of the source.
-        features: the config's section. Only `integer` encoding can be read without a store.
+        source: the generator.
+        split: the name of its split.
+        features: the config's section. Without a store only `integer` encoding can be read.
 
     Raises:
-        InputError: a feature that needs a store, or no such split.
+        InputError: a feature needs a store, or the split is unknown.
     """
 
     def __init__(self, source: SyntheticSource, split: str, features: Mapping[str, Any]):
@@ -103,7 +103,7 @@ class GeneratedReads:
         if not source.chunk_rows(split):
             raise InputError(f"source.rows.{split}: must be at least 1 to be read: found 0.")
         spec = resolve(feature_spec(features), source.columns(split))
-        transforms = {f.name: (0.0, 1.0) for f in spec.dense}  # nobody reads floats here
+        transforms = {f.name: (0.0, 1.0) for f in spec.dense}  # floats are not read
         self.schema = build_schema(spec, {}, {}, transforms)
         self.part_rows = np.asarray(source.chunk_rows(split), np.int64)
         self._source, self._split, self._spec = source, split, spec
@@ -150,7 +150,7 @@ def _check_generated(spec: FeatureSpec, columns: Mapping[str, ListOfIds]) -> Non
 
 
 def _first(column: ListOfIds, length: int) -> ListOfIds:
-    """The lists, each cut to its first `length` ids."""
+    """Cuts each list to its first `length` ids."""
     if column.lengths.max(initial=0) <= length:
         return column
     values = column.values[positions(column.lengths) < length]
@@ -158,7 +158,7 @@ def _first(column: ListOfIds, length: int) -> ListOfIds:
 
 
 def _interleaved(lists: list[ListOfIds]) -> np.ndarray:
-    """i32[total]: the values example by example and within an example list by list."""
+    """Orders the values i32[total] by example, and within an example by list."""
     values = np.empty(sum(len(entry.values) for entry in lists), np.int32)
     if lists:
         lengths = np.stack([entry.lengths for entry in lists], axis=1)
@@ -180,9 +180,9 @@ def _examples(ids: np.ndarray, lengths: np.ndarray, values: np.ndarray) -> Examp
 
 
 def rows_read(examples: Examples, schema: Schema) -> list[np.ndarray]:
-    """The rows i32[..] that each feature reads: of each id column, then of each list, without PAD.
+    """Returns the rows i32[..] that each feature reads, without PAD: id columns, then lists.
 
-    Of a list that is not combined, those of its places.
+    A list that is not combined reads its places only.
     """
     found = [examples.ids[:, i] for i in range(examples.ids.shape[1])]
     found += [column.values for column in lists_read(examples, schema)]
@@ -190,8 +190,10 @@ def rows_read(examples: Examples, schema: Schema) -> list[np.ndarray]:
 
 
 def lists_read(examples: Examples, schema: Schema) -> list[ListOfIds]:
-    """The lists of each feature as a model reads them: of those that are not combined, as many ids
-    as there are places."""
+    """Returns the lists of each feature as a model reads them.
+
+    Lists that are not combined are cut to their number of places.
+    """
     starts = starts_of(examples.list_lengths)
     found = []
     for i, entry in enumerate(schema.ragged):
@@ -203,13 +205,15 @@ def lists_read(examples: Examples, schema: Schema) -> list[ListOfIds]:
 
 
 def feature_tables(schema: Schema) -> list[str]:
-    """The table of each feature in the order of `rows_read`."""
+    """Returns the table of each feature in the order of `rows_read`."""
     return [f.table for f in schema.id_columns] + [f.table for f in schema.ragged]
 
 
 def measure(reads: Reads, examples: int = SAMPLE) -> Traffic:
-    """What about `examples` examples read, of parts that are evenly spread over the data; fewer
-    where they hold very many ids."""
+    """Counts the reads of about `examples` examples, in parts that are evenly spread over the data.
+
+    Data with very many ids per example gets a smaller sample.
+    """
     rows = reads.part_rows
     first = reads.read(0)
     examples = min(
@@ -243,10 +247,10 @@ def _merged(pieces: list[TableReads]) -> TableReads:
 
 
 def batches(reads: Reads, batch_size: int, without: np.ndarray, seed: int) -> Iterator[Examples]:
-    """Shuffled batches, without end, of parts in an order of their own.
+    """Yields shuffled batches without end. The order of parts is random.
 
     Args:
-        without: parts that take no part, unless fewer examples than a batch are left without them.
+        without: parts to leave out, unless the others have fewer examples than a batch.
     """
     random = np.random.default_rng([seed, len(reads.part_rows)])
     every = np.arange(len(reads.part_rows))

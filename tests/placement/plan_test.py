@@ -1,4 +1,4 @@
-"""`jaxrank plan` as a user meets it, and the placement of the acceptance case."""
+"""Tests `jaxrank plan` on the command line, and the placement of the acceptance case."""
 
 import json
 import re
@@ -25,14 +25,14 @@ from jaxrank.program import BatchShape
 from jaxrank.workdir import data as run_data
 
 CONFIGS = ROOT / "configs"
-# On all devices of a machine, where a test uses one of its own.
+# All devices, for tests that set a machine of their own.
 WHOLE = (f"--config={TINY}", "--config.mesh.devices=0")
 SMALL = (*WHOLE, "--batches=2")
 ON_EIGHT = (*SMALL, "--devices=8", "--memory=1GiB")
 
 
 def plan(capsys, *args):
-    """The JSON object and what went to standard error."""
+    """Runs `plan` and returns its JSON object and its standard error."""
     cli.run(["plan", *args, "--json"])
     out, err = capsys.readouterr()
     (line,) = out.splitlines()
@@ -64,7 +64,7 @@ def test_a_plan_tells_all_that_is_asked_of_it(capsys):
     assert tables["c1"]["placement"] == "replicated"
     assert tables["c1"]["reason"] == "at most 64 rows"
     assert tables["c1"]["replicated_rows"] == 40
-    assert tables["c0"]["bytes"] == 300 * (8 + 1) * 4  # rows, and an accumulator a row
+    assert tables["c0"]["bytes"] == 300 * (8 + 1) * 4  # rows, and one accumulator per row
     for word in ("c0", "accumulators", "imbalance", "buffer use", "fits"):
         assert word in err
 
@@ -102,7 +102,7 @@ def test_the_store_that_a_run_names_is_read_where_the_command_names_none(capsys,
 
 
 def test_a_vocabulary_is_planned_from_its_store(capsys, tmp_path):
-    """Rows 0 and 1 stand for missing and unknown values and are hardly ever read."""
+    """Rows 0 and 1 are for missing and unknown values, and are hardly ever read."""
     encoding = (
         "--config.features.categorical[0].encoding=vocabulary",
         "--config.features.categorical[0].rows=0",
@@ -133,7 +133,7 @@ def test_counted_bytes_are_those_of_the_state_that_a_run_makes(tmp_path):
     batch = built.program.shape.struct(planned.cost.layout)
     assert found.batches == 3 * config.steps_per_execution * size(batch)
     assert found.buffers == 0
-    # Layers of 16 and 2 tasks, cross layers on the input; at least their outputs are kept.
+    # Layers of 16, 2 tasks and cross layers on the input. At least their outputs are kept.
     assert found.activations > 128 * (16 + 2) * 4
 
 
@@ -155,7 +155,7 @@ def test_what_is_exchanged_is_counted_from_the_buffers(capsys):
     small, _ = plan(capsys, *split, "--devices=4", "--config.embedding.exchange_capacity=16")
     large, _ = plan(capsys, *split, "--devices=4", "--config.embedding.exchange_capacity=32")
     assert (small["capacity"], large["capacity"]) == ({"dim8": 16}, {"dim8": 32})
-    # To each of 3 others 16 more ids, vectors and gradients of 8 numbers.
+    # 16 more ids, vectors and gradients of 8 numbers to each of 3 other devices.
     more = large["exchanged_bytes_per_step"] - small["exchanged_bytes_per_step"]
     assert more == 3 * 16 * (1 + 2 * 8) * 4
     assert small["rounds"]["dim8"] > large["rounds"]["dim8"] > 1
@@ -163,7 +163,7 @@ def test_what_is_exchanged_is_counted_from_the_buffers(capsys):
 
 
 def test_bytes_are_those_of_each_buffer_and_each_collective():
-    """Two replicas of four owners, buffers of 16 ids, dimension 8; 40 rows on every device."""
+    """Two replicas of four owners, buffers of 16 ids, dimension 8, 40 replicated rows."""
     schema = Schema(
         tasks=(Task("click"),),
         dense=(),
@@ -176,7 +176,7 @@ def test_bytes_are_those_of_each_buffer_and_each_collective():
     dense = budget.DensePart(parameters=8000, state=0, activations=10)
     number, row = 4, 8 * 4
 
-    to_other_owners = 3 * 16 * (number + row + row)  # ids and gradients there, vectors back
+    to_other_owners = 3 * 16 * (number + row + row)  # ids and gradients out, vectors back
     to_other_replica = 4 * 16 * (number + row)
     summed = 8000 + 40 * (row + number)
     assert budget.exchanged(planned, partition, dense) == round(
@@ -194,8 +194,8 @@ def test_bytes_are_those_of_each_buffer_and_each_collective():
     )
     both_ways = 2 * 4 * 16 * (number + row + row)
     at_owner = 2 * 4 * 16 * (number + row + row)  # gathered from both replicas, and summed
-    # 16 rows of 8 numbers are a line of 128: 40 rows are stored as 48, and 5,000, in 1,024 groups
-    # of whole lines, as 16,384.
+    # 16 rows of 8 numbers are a line of 128, so 40 rows are stored as 48. 5,000 rows are stored as
+    # 16,384: 1,024 groups of whole lines.
     assert found.buffers == both_ways + at_owner + 48 * (row + number)
     assert found.tables == 48 * row + 16384 // 4 * row
     assert found.accumulators == 0
@@ -223,7 +223,7 @@ def test_a_plan_that_does_not_fit_tells_the_smallest_change_that_helps(capsys):
     split += ("--config.features.categorical[0].rows=300000",)
     whole, _ = plan(capsys, *split, "--devices=1", "--memory=1GiB")
     memory = f"--memory={whole['bytes_per_device'][0] // 5}"
-    with pytest.raises(RunError, match="found .* too much. The smallest change.*--devices=8 ") as e:
+    with pytest.raises(RunError, match="found .* too much.*--devices=8 ") as e:
         cli.run(["plan", *split, "--devices=2", memory, "--json"])
     assert e.value.exit_status == 1
     refused = json.loads(capsys.readouterr().out)
@@ -261,7 +261,7 @@ def test_fewer_replicas_are_the_change_where_they_help(capsys):
 
 
 def test_nothing_is_promised_where_nothing_helps():
-    with pytest.raises(RunError, match="Neither other placements nor more devices make it fit"):
+    with pytest.raises(RunError, match="Neither other placements nor more"):
         cli.run(["plan", *SMALL, "--devices=8", "--memory=1000"])
 
 
@@ -280,7 +280,7 @@ def test_a_plan_is_for_the_devices_that_a_run_uses(capsys):
     assert some == four
     need = four["bytes_per_device"][0]
     two = (*SMALL, "--devices=8", f"--memory={need}", "--config.mesh.devices=2")
-    with pytest.raises(RunError, match="The smallest change that fits: mesh.devices=4 "):
+    with pytest.raises(RunError, match="change that fits: mesh.devices=4 "):
         cli.run(["plan", *two])
 
 
@@ -298,58 +298,57 @@ def test_the_picture_is_a_png(capsys, tmp_path):
 
 def test_without_a_store_only_generated_data_can_be_planned():
     config = f"--config={ROOT / 'configs' / 'criteo.py'}"
-    message = "data.store: must be prepared data to plan by: found 'none'. Run `jaxrank prepare`"
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match="data.store: .*: found 'none'.*`jaxrank prepare`"):
         cli.run(["plan", config, "--topology=v3-8"])
 
 
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ((), "one of --devices and --topology must be given: found --devices=None"),
+        ((), "one of --devices and --topology.*--devices=None"),
         (("--devices=8", "--topology=v3-8"), "one of --devices and --topology.*'v3-8'"),
-        (("--devices=8",), "--memory of a device must be given with --devices"),
+        (("--devices=8",), "--memory .* must be given with --devices"),
         (("--devices=8", "--memory=16XB"), "--memory must be.*16GiB: found '16XB'"),
-        (("--devices=8", "--memory=0"), "--memory must be a number of bytes above 0.*'0'"),
-        (("--devices=0", "--memory=1GiB"), "--devices must be at least 1: found 0"),
-        (("--devices=-2", "--memory=1GiB"), "--devices must be at least 1: found -2"),
+        (("--devices=8", "--memory=0"), "--memory must be .* above 0.*'0'"),
+        (("--devices=0", "--memory=1GiB"), "--devices .* at least 1: found 0"),
+        (("--devices=-2", "--memory=1GiB"), "--devices .* at least 1: found -2"),
         (("--devices=48", "--memory=1GiB"), "divides 1024: found 48"),
         (
             ("--topology=v3-8", "--config.mesh.devices=9"),
-            "mesh.devices must be at most 8, the devices: found 9",
+            "mesh.devices must be at most 8.*found 9",
         ),
         (("--topology=v3-8", "--config.eval.metric=click/foo"), "eval.metric must be one of"),
-        (("--topology=v3-8", "--config.data.valid=nope"), "data.valid: must be a split of the gen"),
-        (("--topology=v3-8", "--config.num_epochs=1.0"), "one of num_steps and num_epochs must be"),
+        (("--topology=v3-8", "--config.data.valid=nope"), "data.valid: must be a split"),
+        (("--topology=v3-8", "--config.num_epochs=1.0"), "one of num_steps and num_epochs"),
         (("--devices=256", "--memory=1GiB"), "batch_size=128, 256 devices"),
         (
             ("--devices=8", "--memory=1GiB", "--replicas=3"),
-            "--replicas must divide the number of devices: found 3, 8 devices",
+            "--replicas must divide .* found 3, 8 devices",
         ),
-        (("--devices=8", "--memory=1GiB", "--batches=0"), "--batches must be at least 1: found 0"),
+        (("--devices=8", "--memory=1GiB", "--batches=0"), "--batches .* at least 1: found 0"),
         (
             ("--topology=v9-8",),
-            "one of v2, v3, v4, v5e, v5p, v6e, a100, h100, h200, and a number.*'v9-8'",
+            "v2, v3, v4, .*, h200.*'v9-8'",
         ),
         (
             ("--topology=v3-8", "--config.embedding.placement=row"),
-            "embedding.placement must be one of 'auto', 'rows', 'replicated': found 'row'",
+            "embedding.placement .* 'auto', 'rows', 'replicated': found 'row'",
         ),
         (
             ("--topology=v3-8", "--config.embedding.placements={'x*': 'rows'}"),
-            r"embedding.placements: 'x\*' must match a table: they are c0",
+            r"embedding.placements: 'x\*' must match a table: .* c0",
         ),
         (
             ("--topology=v3-8", "--config.embedding.exchange_slack=-1.0"),
-            "embedding.exchange_slack must be at least 0: found -1.0",
+            "embedding.exchange_slack .* at least 0: found -1.0",
         ),
         (
             ("--topology=v3-8", "--config.source.kind=csv"),
-            "no such field: source.dense. There are delimiter, files, kind, null_values",
+            r"no such field: source\..*delimiter, files, kind",
         ),
         (
             ("--topology=v3-8", "--config.data.train=x"),
-            r"data.train: must be a split .* one of \['train', 'valid'\]: found 'x'",
+            r"data.train: .* \['train', 'valid'\]: found 'x'",
         ),
         (("--topology=v3-8", "--config.optim.dense.name=x"), "optim.dense.name must be one of"),
         (
