@@ -1,14 +1,13 @@
-"""What jaxrank does on CPU by code in C++: work on rows of tables, and dense layers.
+"""C++ code for CPU, which reads and updates rows of tables and computes dense layers.
 
-XLA on CPU gathers and scatters on one thread and waits for memory at every row, its products do not
-come as near to what the processor can, and what a layer does besides goes through memory again and
-again; docs/benchmarks/log/2026-11.md has the times. All
-threads of XLA's pool work, and the results do not depend on how many there are. See
-`embedding.backends.cpu_rows` and `models.native_layers`.
+XLA on CPU gathers and scatters on one thread and waits for memory at every row. Its products use
+less of the processor's speed, and the other operations of a layer go through memory several times.
+docs/benchmarks/log/2026-11.md has the times. The code uses all threads of XLA's pool, and results
+do not depend on their number. See `embedding.backends.cpu_rows` and `models.native_layers`.
 
-The code is compiled for the processor when a program first needs it, and kept for the next in
-`$XDG_CACHE_HOME/jaxrank` or `~/.cache/jaxrank`. Without a compiler, or where JAXRANK_NATIVE is 0,
-XLA does the work.
+The code is compiled for the processor when a program first needs it. It is cached in
+`$XDG_CACHE_HOME/jaxrank` or `~/.cache/jaxrank`. Without a compiler, or if JAXRANK_NATIVE is 0, XLA
+does the work.
 """
 
 import concurrent.futures
@@ -27,29 +26,29 @@ import jaxlib
 from jaxrank.atomic import replacing
 
 _FOLDER = Path(__file__).parent
-# The same bits as XLA's scatter: a product is rounded before it is added.
+# The same bits as XLA's scatter: products are rounded before they are added.
 _FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fPIC", "-shared", "-w")
-COMPILERS = ("c++", "g++", "clang++")  # that are looked for where CXX names none
+COMPILERS = ("c++", "g++", "clang++")  # tried in this order if CXX is not set
 _FUNCTIONS = {
     "rows": ("Take", "Add", "SumById", "RowwiseAdagrad"),
     "layers": ("Layer", "LayerGradient"),
 }
-_SECONDS = 120  # in which each must be compiled
+_SECONDS = 120  # limit for compiling each file
 
 
 def missing() -> str:
-    """Why XLA must do the work: "" if it need not. The first call may compile, for some seconds."""
+    """Returns the reason why XLA must do the work, or "". The first call may compile the code."""
     return _loaded()[0]
 
 
 def has_layers() -> bool:
-    """Whether layers are there besides, which need AVX2 or AVX-512."""
+    """Returns True if layers are available, which need AVX2 or AVX-512."""
     return "layers" in _loaded()[1]
 
 
 @functools.cache
 def _loaded() -> tuple[str, set[str]]:
-    """(why nothing is, what is)."""
+    """Returns (the reason why nothing is available, the names of what is available)."""
     if os.environ.get("JAXRANK_NATIVE") == "0":
         return "JAXRANK_NATIVE is 0", set()
     try:
@@ -59,7 +58,7 @@ def _loaded() -> tuple[str, set[str]]:
     except _NotThere as reason:
         return str(reason), set()
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
-        return f"its code in C++ could not be compiled or loaded: {error}", set()
+        return f"the C++ code could not be compiled or loaded: {error}", set()
 
 
 class _NotThere(Exception):
@@ -67,7 +66,7 @@ class _NotThere(Exception):
 
 
 def _register(name: str, path: Path) -> bool:
-    """Makes the functions known to XLA, if they are there for this processor."""
+    """Registers the functions with XLA. False if the processor does not support them."""
     library = ctypes.CDLL(str(path))
     for function in (f"Jaxrank{f}" for f in _FUNCTIONS[name]):
         if not hasattr(library, function):
@@ -83,7 +82,7 @@ def cache_directory() -> Path:
 
 
 def _library(name: str) -> Path:
-    """The compiled code, from the cache if it is there."""
+    """Compiles a source file, or returns the compiled code from the cache."""
     source = _FOLDER / f"{name}.cc"
     sources = [path.read_bytes() for path in (source, *sorted(_FOLDER.glob("*.h")))]
     made_of = (*sources, *_FLAGS, jaxlib.__version__, processor())
@@ -96,7 +95,7 @@ def _library(name: str) -> Path:
     if not compiler:
         raise _NotThere("no C++ compiler was found")
     cache.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with replacing(path, unique=True) as partial:  # other processes may compile it, too
+    with replacing(path, unique=True) as partial:  # other processes may compile it too
         command = [*compiler.split(), *_FLAGS, "-I", jax.ffi.include_dir(), str(source)]
         done = subprocess.run(
             [*command, "-o", str(partial)], capture_output=True, text=True, timeout=_SECONDS
@@ -108,7 +107,7 @@ def _library(name: str) -> Path:
 
 
 def processor() -> str:
-    """What code that is compiled for this processor must find on another."""
+    """Describes the processor. Compiled code is reused only where this text is equal."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

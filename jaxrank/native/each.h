@@ -1,4 +1,4 @@
-// Work for all threads of XLA's pool, and the buffers that it is done on.
+// Parallel loops on all threads of XLA's pool, and types of buffers.
 
 #ifndef JAXRANK_NATIVE_EACH_H_
 #define JAXRANK_NATIVE_EACH_H_
@@ -20,9 +20,9 @@ using Ints = ffi::Buffer<ffi::S32>;
 using FloatsOut = ffi::ResultBuffer<ffi::F32>;
 using IntsOut = ffi::ResultBuffer<ffi::S32>;
 
-// body(part, state) for each part, by the calling thread and by those of the pool that are free, each
-// with a state of its own.
-// Nobody waits for a task that has not begun, so any number of callers may share the pool.
+// Runs body(part, state) for each part, on the calling thread and on free threads of the pool. Each
+// thread has its own state.
+// No thread waits for a task that has not started, so any number of callers may share the pool.
 template <typename State, typename Body>
 void Each(ffi::ThreadPool& pool, int64_t parts, const Body& body) {
   struct Shared {
@@ -30,7 +30,7 @@ void Each(ffi::ThreadPool& pool, int64_t parts, const Body& body) {
     std::atomic<int64_t> done{0};
   };
   auto shared = std::make_shared<Shared>();
-  // One that comes late finds no part left, and does not touch the body.
+  // A task that starts late finds no part left and does not touch the body.
   auto work = [shared, parts, &body] {
     int64_t part = shared->next.fetch_add(1);
     if (part >= parts) return;
@@ -46,7 +46,7 @@ void Each(ffi::ThreadPool& pool, int64_t parts, const Body& body) {
   while (shared->done.load(std::memory_order_acquire) < parts) std::this_thread::yield();
 }
 
-struct Nothing {};  // of a body that keeps nothing from part to part
+struct Nothing {};  // state of a body that keeps nothing between parts
 
 }  // namespace jaxrank
 

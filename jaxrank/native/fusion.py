@@ -1,4 +1,4 @@
-"""Work that XLA on CPU does not mix with what is around it."""
+"""A barrier against fusion by XLA on CPU."""
 
 from collections.abc import Callable
 
@@ -7,13 +7,15 @@ import jax.numpy as jnp
 
 
 def fusion_barrier(function: Callable[..., jax.Array], *operands: jax.Array) -> jax.Array:
-    """function(*operands), on CPU in a branch of its own, which is always taken.
+    """Computes function(*operands), on CPU in a branch of its own, which is always taken.
 
-    XLA on CPU fuses a gather with the arithmetic behind it, in loops of single numbers that take
-    twice as long; computes an index anew in every gather and scatter by it; and takes a transpose
-    into a product that it has no fast form of. It fuses nothing across a branch;
-    `optimization_barrier` alone is removed before it fuses. Not for a `shard_map` that checks what
-    varies over its mesh.
+    XLA on CPU does not fuse across a branch. Without it, XLA
+    - fuses a gather with the arithmetic behind it, in scalar loops that take twice as long,
+    - computes an index again in every gather and scatter that uses it,
+    - fuses a transpose into a product that it has no fast form of.
+
+    `optimization_barrier` alone is removed before fusion. Do not use this function in a `shard_map`
+    that checks what varies over its mesh.
     """
     return jax.lax.platform_dependent(*operands, cpu=_branch(function), default=function)
 

@@ -1,5 +1,5 @@
-// Vectors of the processor, and how numbers become the words that it multiplies. The caller sees to it
-// that there is AVX-512 or AVX2.
+// Vectors of the processor, and conversions of numbers to the words that it multiplies. The caller
+// ensures that the processor has AVX-512 or AVX2.
 
 #ifndef JAXRANK_NATIVE_LANES_H_
 #define JAXRANK_NATIVE_LANES_H_
@@ -20,14 +20,14 @@ inline Vec Load(const void* from) { return _mm512_loadu_ps(from); }
 inline void Store(void* to, Vec v) { _mm512_storeu_ps(to, v); }
 inline void StorePast(float* to, Vec v) { _mm512_stream_ps(to, v); }
 inline __mmask16 Mask(int64_t count) { return (1u << count) - 1; }
-// The first `count` of kLanes, and zeros.
+// Loads the first `count` of kLanes numbers, then zeros.
 inline Vec LoadPart(const float* from, int64_t count) {
   return _mm512_maskz_loadu_ps(Mask(count), from);
 }
 inline void StorePart(float* to, int64_t count, Vec v) { _mm512_mask_storeu_ps(to, Mask(count), v); }
 inline Vec Add(Vec a, Vec b) { return _mm512_add_ps(a, b); }
 inline Vec Times(Vec a, Vec b) { return _mm512_mul_ps(a, b); }
-inline Vec Positive(Vec a) { return _mm512_max_ps(Vec{}, a); }  // NaN stays so
+inline Vec Positive(Vec a) { return _mm512_max_ps(Vec{}, a); }  // NaN stays NaN
 inline Vec WherePositive(Vec a, Vec b) {
   return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, Vec{}, _CMP_GT_OQ), b);
 }
@@ -59,7 +59,7 @@ inline Vec Spread(float a) { return _mm256_set1_ps(a); }
 inline Vec MultiplyAdd(Vec a, Vec b, Vec sum) { return _mm256_fmadd_ps(a, b, sum); }
 #endif
 
-// So many numbers, at most kLanes of them, and zeros.
+// Loads `count` numbers, at most kLanes, then zeros.
 inline Vec LoadUpTo(const float* from, int64_t count) {
   return count >= kLanes ? Load(from) : count > 0 ? LoadPart(from, count) : Vec{};
 }
@@ -67,8 +67,8 @@ inline void StoreUpTo(float* to, int64_t count, Vec v) {
   count >= kLanes ? Store(to, v) : StorePart(to, count, v);
 }
 
-// Past the caches, where it can be: for what is read much later, in whole cache lines. Others see it
-// after Streamed().
+// Stores past the caches if the address is aligned, for whole cache lines that are read much later.
+// Other threads see the numbers after Streamed().
 inline void Stream(float* to, Vec v) {
   reinterpret_cast<uintptr_t>(to) % sizeof(Vec) ? Store(to, v) : StorePast(to, v);
 }
@@ -82,12 +82,12 @@ inline float SumOf(Vec v) {
   return sum;
 }
 
-// How numbers become words. Beside: of a column in one row and in the next. Behind: of numbers that
-// follow each other, kLanes in `low` and, where a word has two, as many in `high`. Rounded: as they are
-// multiplied, in float32.
+// Conversions of numbers to words. Beside: of a column in one row and the next. Behind: of consecutive
+// numbers, kLanes in `low` and, if a word has two numbers, kLanes in `high`. Rounded: to the values
+// that are multiplied, in float32.
 struct Float32 {
-  static constexpr int kNumbers = 1;  // of a word
-  static constexpr int64_t kHere = 96;  // words of a sum over examples that are packed at a time
+  static constexpr int kNumbers = 1;  // per word
+  static constexpr int64_t kHere = 96;  // words of a sum over examples, packed at a time
   static Vec Beside(Vec row, Vec) { return row; }
   static Vec Behind(Vec low, Vec) { return low; }
   static Vec Rounded(Vec x) { return x; }
@@ -95,7 +95,7 @@ struct Float32 {
 };
 
 #ifdef __AVX512BF16__
-// The processor takes subnormal numbers for zero here, as it does when it multiplies them.
+// The processor treats subnormal numbers as zero here, as in its products.
 struct Bfloat16 {
   static constexpr int kNumbers = 2;
   static constexpr int64_t kHere = 64;
@@ -118,12 +118,12 @@ struct Bfloat16 {
   }
 };
 #else
-// The products of two numbers of bfloat16 are float32 numbers.
+// Products of two bfloat16 numbers are exact in float32.
 struct Bfloat16 : Float32 {
   static Vec Behind(Vec low, Vec) {
     Word bits[kLanes];
     Store(bits, low);
-    for (Word& x : bits) {  // to the nearest, the even one of two; NaN stays so
+    for (Word& x : bits) {  // round to nearest even; NaN stays NaN
       const bool is_nan = (x & 0x7fffffff) > 0x7f800000;
       x = (is_nan ? x | 0x400000 : x + 0x7fff + ((x >> 16) & 1)) & 0xffff0000;
     }

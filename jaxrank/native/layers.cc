@@ -1,13 +1,13 @@
-// Dense layers on CPU: matrix products of float32, or of numbers rounded to bfloat16 and added up in
-// float32, with what a layer does before and after them. See models/native_layers.py.
+// Dense layers on CPU: matrix products of float32, or of numbers rounded to bfloat16 with float32 sums,
+// and the operations of a layer before and after them. See models/native_layers.py.
 //
-// One factor lies in strips of kRows rows, the other in panels of kLanes or twice as many columns; a
-// tile of the result stays in registers while its sum is made (Goto and van de Geijn, Anatomy of
-// High-Performance Matrix Multiplication, ACM TOMS 2008). A step of the sum is a word: a number of
-// float32, or two of bfloat16 where the processor multiplies such. What the next tiles will be made of
-// is asked of memory while the present ones are.
+// One factor is packed in strips of kRows rows, the other in panels of kLanes or 2 * kLanes columns. A
+// tile of the result stays in registers while it is summed (Goto and van de Geijn, Anatomy of
+// High-Performance Matrix Multiplication, ACM TOMS 2008). A step of the sum is a word: one float32
+// number, or two bfloat16 numbers if the processor multiplies these. The input of the next tiles is
+// prefetched during the current ones.
 //
-// What is computed does not depend on the threads: where a sum is cut is decided by the shape alone.
+// Results do not depend on the number of threads: the shape alone determines where a sum is cut.
 
 #include <algorithm>
 #include <cstdint>
@@ -31,21 +31,21 @@ namespace {
 
 using namespace jaxrank;
 
-constexpr int64_t kGroup = 4 * kRows;     // columns of which strips are made together
-constexpr int64_t kSteps = 1024;          // words that a strip has at most
+constexpr int64_t kGroup = 4 * kRows;     // columns whose strips are packed together
+constexpr int64_t kSteps = 1024;          // maximum words of a strip
 constexpr int64_t kStride = kSteps + 16;  // from one row of a strip to the next
 constexpr int64_t kTogether = 4;          // strips that are packed at a time
 constexpr int64_t kCached = 1 << 18;      // words of panels that a core's cache holds
-constexpr int64_t kWide = 768;            // columns that are packed at a time at most
+constexpr int64_t kWide = 768;            // maximum columns packed at a time
 
-// What a layer does besides the product x W and its bias b, and with the gradient that comes in.
+// The operation of a layer after the product x W and its bias b, and on the incoming gradient.
 enum Form : int64_t {
-  kPlain,  // x W + b; the gradient as it is
-  kRelu,   // its positive part y; the gradient where y is above zero
-  kCross,  // x0 (x W + b) + past; the gradient by x0
+  kPlain,  // x W + b; the gradient unchanged
+  kRelu,   // the positive part y; the gradient where y > 0
+  kCross,  // x0 (x W + b) + past; the gradient times x0
 };
 
-// function(form), which has it as a type.
+// Calls function(form), with the form as a type.
 template <typename Function>
 auto WithForm(Form form, const Function& function) {
   switch (form) {
@@ -55,8 +55,8 @@ auto WithForm(Form form, const Function& function) {
   }
 }
 
-// What is added to the gradient of x0 as the rows of the gradient are read: each number of them times
-// what x0 was multiplied by, which has a stride.
+// The gradient of x0, which is summed while the rows of the gradient are read: each of their numbers
+// times the factor of x0, whose rows are `stride` apart.
 struct OfX0 {
   const float* so_far = nullptr;
   const float* multiplied = nullptr;
@@ -64,7 +64,7 @@ struct OfX0 {
   float* to = nullptr;  // null: nothing is added
 };
 
-// The rows of a factor: of x, or of a gradient with y or x0.
+// The rows of a factor: x, or a gradient together with y or x0.
 struct Rows {
   const float* x;
   const float* by;  // null for kPlain
@@ -72,7 +72,7 @@ struct Rows {
   Form form;
   OfX0 of_x0;
 
-  // So many numbers, at most kLanes, from a place on. Each is read once where there is an `of_x0`.
+  // Reads `count` numbers, at most kLanes, from (row, column). With `of_x0` each is read once.
   template <Form kForm>
   Vec At(int64_t row, int64_t column, int64_t count) const {
     const int64_t at = row * width + column;
@@ -88,8 +88,8 @@ struct Rows {
   }
 };
 
-// A step of the numbers in one row and the next, which `at` gives, (column, count): into pieces
-// [step][kWidth], `steps` long, one behind the other, with zeros behind the last column.
+// Packs one step, the numbers of a row and the next from at(column, count), into consecutive pieces
+// [steps][kWidth], with zeros behind the last column.
 template <class Kind, int64_t kWidth, typename At>
 void PackStep(const At& at, int64_t columns, int64_t steps, Word* to) {
   for (int64_t j = 0; j < columns; j += kWidth, to += steps * kWidth) {
@@ -100,8 +100,8 @@ void PackStep(const At& at, int64_t columns, int64_t steps, Word* to) {
   }
 }
 
-// to[k] = the word k of so many numbers, which `at` gives, (first, count), with room for kLanes words
-// behind the last.
+// Packs `numbers` numbers from at(first, count) into the words to[k]. There must be room for kLanes
+// words behind the last.
 template <class Kind, typename At>
 void PackRow(const At& at, int64_t numbers, Word* to) {
   constexpr int64_t kEach = Kind::kNumbers * kLanes;
@@ -112,14 +112,14 @@ void PackRow(const At& at, int64_t numbers, Word* to) {
   }
 }
 
-// Of a thread, kept from call to call.
+// Memory of a thread, kept between calls.
 Word* Memory(int64_t words) {
   thread_local std::vector<Word> memory;
   if (int64_t(memory.size()) < words + 16) memory.resize(words + 16);
   return memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64) / sizeof(Word);
 }
 
-// Where a sum of so many steps is cut.
+// The cuts of a sum of many steps.
 struct Cut {
   int64_t steps;
   int64_t parts;
@@ -130,7 +130,7 @@ struct Cut {
   int64_t Size(int64_t part) const { return Begin(part + 1) - Begin(part); }
 };
 
-// The panels [part][panel][step][kPanel] of kernel[k, n], or of [n, k] if it is transposed.
+// Packs kernel[k, n], or [n, k] if it is transposed, into panels [part][panel][step][kPanel].
 template <class Kind>
 void PackKernel(const float* kernel, int64_t k, int64_t n, bool is_transposed, const Cut& cut,
                 int64_t panel, Word* packed) {
@@ -165,10 +165,10 @@ void PackKernel(const float* kernel, int64_t k, int64_t n, bool is_transposed, c
   }
 }
 
-// Rows that are worth a thread's while, where each is read or written once.
+// Minimum rows per thread, if each row is read or written once.
 constexpr int64_t kFew = 64;
 
-// ByKernel of a kernel of one column, which is a sum for each row, or of one row.
+// Computes ByKernel for a kernel of one column, which is a sum per row, or of one row.
 template <class Kind, typename Finish>
 void ByLine(ffi::ThreadPool pool, const Rows& rows, const float* kernel, int64_t batch, int64_t m,
             int64_t n, float* out, const Finish& finish) {
@@ -195,7 +195,7 @@ void ByLine(ffi::ThreadPool pool, const Rows& rows, const float* kernel, int64_t
           StoreUpTo(out + i, 1, finish(i, 0, 1, LoadUpTo(&sum, 1)));
           continue;
         }
-        const float x = SumOf(Kind::Rounded(rows.At<form>(i, 0, 1)));  // zeros besides
+        const float x = SumOf(Kind::Rounded(rows.At<form>(i, 0, 1)));  // the other lanes are zero
         for (int64_t j = 0; j < n; j += kLanes) {
           const Vec y = Times(Spread(x), Load(line + j));
           StoreUpTo(out + i * n + j, n - j, finish(i, j, n - j, y));
@@ -206,8 +206,8 @@ void ByLine(ffi::ThreadPool pool, const Rows& rows, const float* kernel, int64_t
   });
 }
 
-// out[batch, m, n] = finish(row, column, count, sums) of rows [batch, m, k] by a kernel. It reads `also`
-// [batch, m, n], if that is not null.
+// Computes out[batch, m, n] = finish(row, column, count, sums) for the product of rows [batch, m, k]
+// and a kernel. `finish` reads `also` [batch, m, n] if it is not null.
 template <class Kind, typename Finish>
 ffi::Error ByKernel(ffi::ThreadPool pool, const Rows& rows, Floats kernel, bool is_transposed,
                     const float* also, FloatsOut out, FloatsOut work, const Finish& finish) {
@@ -219,9 +219,9 @@ ffi::Error ByKernel(ffi::ThreadPool pool, const Rows& rows, Floats kernel, bool 
   }
   const Cut cut(Ceil(k, Kind::kNumbers), kSteps);
   const int64_t panels = Ceil(n, kPanel);
-  const int64_t words = cut.steps * panels * kPanel;  // of one kernel
+  const int64_t words = cut.steps * panels * kPanel;  // per kernel
   if (int64_t(work->element_count()) < batch * words) {
-    return ffi::Error::InvalidArgument("too little work");
+    return ffi::Error::InvalidArgument("work: too small for the packed words");
   }
   auto* packed = reinterpret_cast<Word*>(work->typed_data());
   Each<Nothing>(pool, batch * panels, [&](int64_t item, Nothing&) {
@@ -233,12 +233,12 @@ ffi::Error ByKernel(ffi::ThreadPool pool, const Rows& rows, Floats kernel, bool 
   const int64_t together = std::clamp<int64_t>(strips / (4 * threads), 1, kTogether);
   const int64_t blocks = Ceil(strips, together);
   Each<Nothing>(pool, batch * blocks, [&](int64_t item, Nothing&) {
-    const auto begin_of = [&](int64_t item) {  // a row of all the batch
+    const auto begin_of = [&](int64_t item) {  // a row of the whole batch
       return item / blocks * m + item % blocks * together * kRows;
     };
     const int64_t of = item / blocks, begin = begin_of(item);
     const int64_t end = std::min((of + 1) * m, begin + together * kRows);
-    // Most likely this thread's next.
+    // Most likely the next item of this thread.
     Ahead ahead[5];
     const int64_t next = item + threads < batch * blocks ? begin_of(item + threads) : batch * m;
     const int64_t coming = std::min(batch * m - next, together * kRows);
@@ -287,7 +287,7 @@ ffi::Error ByKernel(ffi::ThreadPool pool, const Rows& rows, Floats kernel, bool 
   return ffi::Error::Success();
 }
 
-// OfKernel of one column: to[j] = the sum over rows [begin, end) of x[row, j] by what is in `rows`.
+// Computes OfKernel for one column: to[j] = sum over rows [begin, end) of x[row, j] * rows[row].
 template <class Kind>
 void AddRows(const float* x, int64_t stride, const Rows& rows, int64_t begin, int64_t end,
              float* to, int64_t columns, float* bias) {
@@ -305,9 +305,9 @@ void AddRows(const float* x, int64_t stride, const Rows& rows, int64_t begin, in
   });
 }
 
-// out[batch, m, n] = the sum over k of x[batch, k, m] by rows [batch, k, n], and of_bias[batch, n] that
-// of the rows, if it has room. Sums are taken in parts, in `work` [parts, batch, (m + 1) n], and these
-// are then added up; one part is the result itself.
+// Computes out[batch, m, n] = the sum over k of x[batch, k, m] * rows[batch, k, n], and the sum of the
+// rows in of_bias[batch, n] if it is not empty. Sums are computed in parts in `work`
+// [parts, batch, (m + 1) n], which are then added up. A single part is the result itself.
 template <class Kind>
 ffi::Error OfKernel(ffi::ThreadPool pool, Floats x, const Rows& rows, int64_t most_parts,
                     FloatsOut out, FloatsOut of_bias, FloatsOut work) {
@@ -318,16 +318,16 @@ ffi::Error OfKernel(ffi::ThreadPool pool, Floats x, const Rows& rows, int64_t mo
   const Cut cut(k, Ceil(k, std::max<int64_t>(1, most_parts)));
   const int64_t parts = cut.parts, threads = pool.num_threads();
   if (parts > 1 && int64_t(work->element_count()) < parts * (size + biases)) {
-    return ffi::Error::InvalidArgument("too little work");
+    return ffi::Error::InvalidArgument("work: too small for the packed words");
   }
   float* sums = parts > 1 ? work->typed_data() : out->typed_data();
   float* sums_of_bias = parts > 1 ? sums + parts * size : of_bias->typed_data();
-  // A thread has a block of groups, so that one of many need not wait; each block packs its rows.
+  // A thread processes a block of groups, so that many threads do not wait. Each block packs its rows.
   const int64_t groups = Ceil(m, kGroup);
   const Cut blocks(groups, std::max<int64_t>(
                                1, std::min(kWide / kGroup, groups * parts * batch / (2 * threads))));
   const Cut wide(n, kWide);
-  constexpr int64_t kExamples = Kind::kHere * Kind::kNumbers;  // at a time
+  constexpr int64_t kExamples = Kind::kHere * Kind::kNumbers;  // examples at a time
   const int64_t items = parts * batch * blocks.parts * wide.parts;
   Each<Nothing>(pool, items, [&](int64_t item, Nothing&) {
     struct Place {
@@ -378,7 +378,7 @@ ffi::Error OfKernel(ffi::ThreadPool pool, Floats x, const Rows& rows, int64_t mo
           PackStep<Kind, kPanel>(found, here.columns, steps, panels + step * kPanel);
         });
       }
-      // The examples that come, of this item or else, most likely, of this thread's next.
+      // The next examples, of this item or, most likely, of the next item of this thread.
       const bool is_last = e + kExamples >= end;
       const Place& soon = is_last ? next : here;
       const int64_t first = is_last ? cut.Begin(next.part) : e + kExamples;
@@ -421,10 +421,10 @@ ffi::Error WithKind(bool is_bfloat16, const Function& function) {
   return is_bfloat16 ? function(Bfloat16()) : function(Float32());
 }
 
-// x[batch, m, k], kernel[batch, k, n], bias[batch, n] or none -> out[batch, m, n]; for kCross x0 as out,
-// or none for x itself, and so `past`. `multiplied` is what x0 was multiplied by, where it is wanted:
-// [batch, m, n and what is left of its last cache line], so that it is written by whole lines, past the
-// caches.
+// Computes out[batch, m, n] from x[batch, m, k], kernel[batch, k, n] and bias[batch, n] or an empty one.
+// For kCross, x0 and `past` have the shape of out, or are empty for x itself. `multiplied` gets the
+// factor of x0 if it is not empty: [batch, m, n padded to whole cache lines], so that whole lines are
+// written past the caches.
 ffi::Error Layer(ffi::ThreadPool pool, Floats x, Floats kernel, Floats bias, Floats x0, Floats past,
                  bool is_bfloat16, int64_t form, FloatsOut out, FloatsOut multiplied,
                  FloatsOut work) {
@@ -435,11 +435,11 @@ ffi::Error Layer(ffi::ThreadPool pool, Floats x, Floats kernel, Floats bias, Flo
   const Floats& of_x0 = x0.element_count() > 0 ? x0 : x;
   const Floats& beside = past.element_count() > 0 ? past : x;
   if (keeps && int64_t(multiplied->element_count()) < dims[0] * m * stride) {
-    return ffi::Error::InvalidArgument("too little room for what x0 is multiplied by");
+    return ffi::Error::InvalidArgument("multiplied: too small for the factor of x0");
   }
   if (form == kCross && (of_x0.element_count() != out->element_count() ||
                          beside.element_count() != out->element_count())) {
-    return ffi::Error::InvalidArgument("x0 and what is added must be as what a cross layer gives");
+    return ffi::Error::InvalidArgument("x0 and past must have the shape of out");
   }
   const float* also = x0.element_count() > 0 ? x0.typed_data() : nullptr;
   const Rows rows{x.typed_data(), nullptr, int64_t(x.dimensions()[2]), kPlain};
@@ -459,21 +459,24 @@ ffi::Error Layer(ffi::ThreadPool pool, Floats x, Floats kernel, Floats bias, Flo
   });
 }
 
-// grad[batch, m, n], x[batch, m, k], kernel[batch, k, n], by: y or x0 as grad, or none, `multiplied` as
-// above and so_far[batch, m, n], or none -> of_x[batch, m, k], of_kernel[batch, k, n],
-// of_bias[batch, n] or none, and of_x0[batch, m, n] or none, which may be the memory of `so_far`.
-// To what of the gradient of x comes through the kernel is added what goes past it, which is as grad,
-// if `adds_grad`, and all of x0's if `adds_x0`.
+// Computes the gradients of_x[batch, m, k], of_kernel[batch, k, n], of_bias[batch, n] or empty, and
+// of_x0[batch, m, n] or empty, which may share the memory of `so_far`.
 //
-// One call, so that a kernel is not read any more when its gradient is there: XLA else copies it, lest
-// it be changed before.
+// Inputs: grad[batch, m, n], x[batch, m, k], kernel[batch, k, n]. `by` is y or x0, with the shape of
+// grad, or empty. `multiplied` as above. so_far[batch, m, n] or empty.
+//
+// of_x is the gradient through the kernel. `adds_grad` adds grad, the gradient of `past`, and `adds_x0`
+// adds the gradient of x0.
+//
+// All in one call, so that nothing reads a kernel after its gradient is computed. XLA would otherwise
+// copy the kernel, in case it is changed before.
 ffi::Error LayerGradient(ffi::ThreadPool pool, Floats grad, Floats x, Floats kernel, Floats by,
                          Floats multiplied, Floats so_far, bool adds_grad, bool adds_x0,
                          int64_t parts, bool is_bfloat16, int64_t form, FloatsOut of_x,
                          FloatsOut of_kernel, FloatsOut of_bias, FloatsOut of_x0, FloatsOut work) {
   const int64_t m = grad.dimensions()[1], n = grad.dimensions()[2], width = of_x->dimensions()[2];
   if (form != kPlain && by.element_count() != grad.element_count()) {
-    return ffi::Error::InvalidArgument("y or x0 must be as the gradient");
+    return ffi::Error::InvalidArgument("by must have the shape of grad");
   }
   const float* with = form == kPlain ? nullptr : by.typed_data();
   const Rows rows{grad.typed_data(), with, n, Form(form)};
@@ -482,7 +485,7 @@ ffi::Error LayerGradient(ffi::ThreadPool pool, Floats grad, Floats x, Floats ker
     const int64_t size = grad.element_count(), stride = Ceil(n, kLine) * kLine;
     if (int64_t(of_x0->element_count()) < size || int64_t(so_far.element_count()) < size ||
         int64_t(multiplied.element_count()) < grad.dimensions()[0] * m * stride) {
-      return ffi::Error::InvalidArgument("too little of the gradient of x0");
+      return ffi::Error::InvalidArgument("of_x0, so_far and multiplied must hold the gradient of x0");
     }
     once.of_x0 = {so_far.typed_data(), multiplied.typed_data(), stride, of_x0->typed_data()};
   }

@@ -1,7 +1,7 @@
-// Rows of tables on CPU: read, added up, duplicates removed, and changed, by all threads of XLA's pool.
+// Reads, sums and updates rows of tables on CPU and removes duplicates, on all threads of XLA's pool.
 //
-// What is computed does not depend on the threads: every number is a sum in the order of the ids,
-// made by one thread. See embedding/backends/cpu_rows.py for the functions and what they are for.
+// Results do not depend on the number of threads: one thread computes each sum, in the order of the
+// ids. See embedding/backends/cpu_rows.py for the functions and their use.
 
 #include <algorithm>
 #include <cmath>
@@ -24,9 +24,9 @@ using jaxrank::IntsOut;
 using jaxrank::Nothing;
 
 constexpr int32_t kPad = std::numeric_limits<int32_t>::max();
-constexpr int64_t kAhead = 64;       // rows that are asked of memory before they are read
-constexpr int64_t kSmall = 1 << 11;  // ids that are not worth another thread
-constexpr int64_t kDealt = 1 << 12;  // ids of which different ones are found at a time, on average
+constexpr int64_t kAhead = 64;       // rows that are prefetched
+constexpr int64_t kSmall = 1 << 11;  // ids that are too few for another thread
+constexpr int64_t kDealt = 1 << 12;  // mean number of ids per part whose duplicates are removed
 
 void Prefetch(const float* row, int64_t width) {
   for (int64_t i = 0; i < width; i += 16) __builtin_prefetch(row + i);
@@ -34,7 +34,7 @@ void Prefetch(const float* row, int64_t width) {
 
 template <typename Function>
 auto WithWidth(int64_t width, const Function& function) {
-  switch (width) {  // the loops over a row of the usual widths are unrolled
+  switch (width) {  // loops over rows of common widths are unrolled
     case 1: return function(std::integral_constant<int64_t, 1>());
     case 8: return function(std::integral_constant<int64_t, 8>());
     case 16: return function(std::integral_constant<int64_t, 16>());
@@ -45,7 +45,7 @@ auto WithWidth(int64_t width, const Function& function) {
   }
 }
 
-// out[i] = source[index[i]], zero where index is not of a row.
+// Computes out[i] = source[index[i]], zero if index[i] is not a row.
 ffi::Error Take(ffi::ThreadPool pool, Floats source, Ints index, FloatsOut out) {
   const int64_t rows = source.dimensions()[0], stride = source.dimensions()[1];
   const int64_t count = index.element_count(), dim = out->dimensions()[1];
@@ -72,7 +72,7 @@ ffi::Error Take(ffi::ThreadPool pool, Floats source, Ints index, FloatsOut out) 
   });
 }
 
-// The vectors of ids: source[index[i]] * scale[i]. An empty index is 0, 1, ..., an empty scale 1.
+// The vectors of ids: source[index[i]] * scale[i]. An empty index means 0, 1, ..., an empty scale 1.
 struct Vectors {
   const float* source;
   const int32_t* index;
@@ -87,7 +87,7 @@ struct Vectors {
         stride(source.dimensions()[1]),
         rows(source.dimensions()[0]) {}
 
-  // Of id i; null where there is none.
+  // Returns the row of id i, or null if it has none.
   const float* Row(int64_t i) const {
     const int64_t row = index ? index[i] : i;
     return uint64_t(row) < uint64_t(rows) ? source + row * stride : nullptr;
@@ -101,7 +101,7 @@ void AddRow(float* __restrict to, const float* __restrict from, float scale, Wid
   for (int64_t j = 0; j < width; ++j) to[j] += from[j] * scale;
 }
 
-// A row of a usual width, in vectors as long as a processor can have them.
+// A row of a common width, in the longest vectors of the processor.
 template <int64_t kWidth>
 struct Lines {
   static constexpr int64_t kNumbers = std::min<int64_t>(kWidth, 16);
@@ -127,8 +127,8 @@ void AddRow(float* to, const float* from, float scale, std::integral_constant<in
   sum.Write(to);
 }
 
-// A row to which vectors are added one behind the other: in registers, if it is of a usual width. To
-// write it each time would be to wait for it each time.
+// A row to which vectors are added in turn, in registers if it has a common width. Writing it after
+// each addition would wait for memory each time.
 template <typename Width>
 class Sum {
  public:
@@ -153,8 +153,8 @@ class Sum<std::integral_constant<int64_t, kWidth>> {
   Lines<kWidth> sum_;
 };
 
-// block[at[i]] += the vector of id i, in the order of ids. Where `at` rises, all behind the first
-// that is no row of the block is none either.
+// Computes block[at[i]] += the vector of id i, in the order of ids. If `at` rises, no row of the block
+// follows the first index that is not a row.
 ffi::Error Add(ffi::ThreadPool pool, Floats block, Ints at, Floats source, Ints index,
                Floats scale, bool rising, FloatsOut out) {
   const int64_t rows = block.dimensions()[0], dim = block.dimensions()[1];
@@ -183,7 +183,7 @@ ffi::Error Add(ffi::ThreadPool pool, Floats block, Ints at, Floats source, Ints 
       });
       return ffi::Error::Success();
     }
-    // Each part looks at all ids, so there are no more parts than threads.
+    // Each part reads all ids, so there are no more parts than threads.
     const int64_t parts =
         std::clamp<int64_t>(std::min({count / kSmall, rows, pool.num_threads()}), 1, 16);
     Each<Nothing>(pool, parts, [&](int64_t part, Nothing&) {
@@ -199,10 +199,10 @@ ffi::Error Add(ffi::ThreadPool pool, Floats block, Ints at, Floats source, Ints 
   });
 }
 
-// The different ids of one part, by open addressing.
+// Hash table of the distinct ids of one part, with open addressing.
 class Ranks {
  public:
-  // Room for so many ids. `different` will hold the different ones in the order of their ranks.
+  // Makes room for `ids` ids. `different` gets the distinct ids in the order of their ranks.
   void Clear(int64_t ids, int32_t* different) {
     for (bits_ = 1; (int64_t{2} << bits_) <= 3 * ids; ++bits_) {
     }
@@ -232,10 +232,10 @@ class Ranks {
   std::vector<int32_t> slots_;
 };
 
-// The vectors of a row of ids in pieces, one behind the other.
+// The vectors of consecutive ids, in several pieces.
 class Pieces {
  public:
-  // From (source, index, scale) of each.
+  // Makes pieces from (source, index, scale) each.
   static ffi::ErrorOr<Pieces> Of(const ffi::RemainingArgs& operands) {
     Pieces found;
     for (size_t i = 0; i + 2 < operands.size(); i += 3) {
@@ -243,7 +243,7 @@ class Pieces {
       auto index = operands.get<Ints>(i + 1);
       auto scale = operands.get<Floats>(i + 2);
       if (!source.has_value() || !index.has_value() || !scale.has_value()) {
-        return ffi::Unexpected(ffi::Error::InvalidArgument("a piece is f32, s32 and f32"));
+        return ffi::Unexpected(ffi::Error::InvalidArgument("each piece must be (f32, s32, f32)"));
       }
       const int64_t ids = index->element_count();
       found.all_.emplace_back(*source, *index, *scale);
@@ -254,7 +254,7 @@ class Pieces {
 
   int64_t count() const { return ends_.empty() ? 0 : ends_.back(); }
 
-  // function(i, its vectors, its place in them) for ids [begin, end).
+  // Calls function(i, vectors of its piece, index in the piece) for ids [begin, end).
   template <typename Function>
   void ForEach(int64_t begin, int64_t end, const Function& function) const {
     int64_t first = 0;
@@ -273,18 +273,18 @@ class Pieces {
 struct Dealt {
   const float* row;
   float scale;
-  int32_t id;  // its rank among those of its part, later
+  int32_t id;  // later its rank among the ids of its part
 };
 static_assert(sizeof(Dealt) == 4 * sizeof(int32_t));
 
-// Deals ids out, in their order, by which part of the rows they are of: id >> shift. Returns where
-// each of the parts begins in `dealt`, and where the last one ends.
+// Distributes ids, in their order, to parts of the rows: id >> shift. Returns the begin of each part in
+// `dealt`, then the end of the last part.
 std::vector<int64_t> Deal(ffi::ThreadPool& pool, const int32_t* id, const Pieces& pieces,
                           int64_t rows, int shift, Dealt* dealt) {
   const int64_t count = pieces.count(), parts = ((rows - 1) >> shift) + 1;
   const int64_t blocks = std::clamp<int64_t>(count / kSmall, 1, 32);
   const auto begin_of = [&](int64_t block) { return count * block / blocks; };
-  // How many of each block are of each part, and then where they go.
+  // First the number of ids of each block in each part, then their destinations.
   std::vector<int64_t> place(blocks * parts);
   Each<Nothing>(pool, blocks, [&](int64_t block, Nothing&) {
     int64_t* mine = &place[block * parts];
@@ -315,14 +315,16 @@ std::vector<int64_t> Deal(ffi::ThreadPool& pool, const int32_t* id, const Pieces
   return begin;
 }
 
-// Every different id once, and the sum of its vectors in the order of ids. Ids are first dealt out
-// to parts of the rows, so that what belongs to a part fits a core's cache.
+// Computes the distinct ids and the sum of the vectors of each, in the order of ids. Ids are first
+// distributed to parts of the rows, so that the data of a part fits a core's cache.
 ffi::Error SumById(ffi::ThreadPool pool, Ints ids, ffi::RemainingArgs operands, int64_t rows,
                    IntsOut unique, FloatsOut sums, IntsOut work) {
   const auto pieces = Pieces::Of(operands);
   if (!pieces.has_value()) return pieces.error();
   const int64_t count = ids.element_count(), dim = sums->dimensions()[1];
-  if (pieces->count() != count) return ffi::Error::InvalidArgument("as many vectors as ids");
+  if (pieces->count() != count) {
+    return ffi::Error::InvalidArgument("there must be as many vectors as ids");
+  }
 
   const int64_t most = std::clamp<int64_t>(count / kDealt, 1, 256);
   int shift = 0;
@@ -332,7 +334,7 @@ ffi::Error SumById(ffi::ThreadPool pool, Ints ids, ffi::RemainingArgs operands, 
   const int64_t parts = begin.size() - 1;
 
   int32_t* different = work->typed_data() + 4 * count;
-  std::vector<int64_t> found(parts + 1);  // in all parts before each
+  std::vector<int64_t> found(parts + 1);  // total before each part
   Each<Ranks>(pool, parts, [&](int64_t part, Ranks& ranks) {
     ranks.Clear(begin[part + 1] - begin[part], different + begin[part]);
     for (int64_t k = begin[part]; k < begin[part + 1]; ++k) dealt[k].id = ranks.Find(dealt[k].id);
@@ -358,7 +360,7 @@ ffi::Error SumById(ffi::ThreadPool pool, Ints ids, ffi::RemainingArgs operands, 
   return ffi::Error::Success();
 }
 
-// The sum of the squares of a row, in an order that fits vectors.
+// Sums the squares of a row in an order that suits vectors.
 template <typename Width>
 float SumOfSquares(const float* row, Width width) {
   constexpr int64_t kTogether = 16;
@@ -374,8 +376,9 @@ float SumOfSquares(const float* row, Width width) {
   return sums[0];
 }
 
-// The rule `rowwise_adagrad`, in place, of the rows[row[i]] whose gradients are sums[i]. Behind the first
-// PAD in `row` is nothing else. The rate is one, or one of each. In rows, one begins every `stride`.
+// Applies the row optimizer `rowwise_adagrad` in place to rows[row[i]] with gradients sums[i]. Only PAD
+// follows the first PAD in `row`. `rates` has one learning rate, or one per row. Rows are `stride`
+// apart.
 ffi::Error RowwiseAdagrad(ffi::ThreadPool pool, Floats rows, Floats accumulators, Ints row,
                           Floats sums, Floats rates, int64_t stride, float eps,
                           FloatsOut new_rows, FloatsOut new_accumulators) {

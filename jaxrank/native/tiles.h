@@ -1,4 +1,4 @@
-// Tiles of a matrix product, whose sums are in registers.
+// Tiles of a matrix product, with sums in registers.
 
 #ifndef JAXRANK_NATIVE_TILES_H_
 #define JAXRANK_NATIVE_TILES_H_
@@ -13,14 +13,14 @@
 namespace jaxrank {
 
 constexpr int64_t kPanel = 2 * kLanes;  // columns
-constexpr int64_t kLine = 64 / sizeof(float);  // numbers of a cache line
+constexpr int64_t kLine = 64 / sizeof(float);  // numbers per cache line
 
 inline int64_t Ceil(int64_t x, int64_t y) { return (x + y - 1) / y; }
 
-// What will be read soon, asked of memory bit by bit.
+// Prefetches memory that is read soon, in small pieces.
 class Ahead {
  public:
-  // Of x[rows, stride] so many columns, in so many calls of Ask.
+  // Prefetches `columns` columns of x[rows, stride] in `calls` calls of Ask.
   void Begin(const float* x, int64_t stride, int64_t rows, int64_t columns, int64_t calls) {
     if (columns == stride) columns *= std::exchange(rows, std::min<int64_t>(rows, 1));
     row_ = x, stride_ = stride, rows_ = x ? rows : 0, columns_ = columns, column_ = 0;
@@ -40,17 +40,17 @@ class Ahead {
   int64_t stride_ = 0, rows_ = 0, columns_ = 0, column_ = 0, lines_ = 0;
 };
 
-// Sums that are not in registers all the time take half as long again.
+// Sums that are not always in registers take half as long again.
 #define JAXRANK_UNROLL _Pragma("GCC unroll 12")
 
-// c[rows, columns] = a strip by a panel, or += it, and then done(row, column, count, sums) of that. A row
-// of the strip is kRow words from the next, a step kStep. Where not all of a tile is there, it is of so
-// many rows and columns.
+// Computes c[rows, columns] = strip x panel, or += it, and then done(row, column, count, sums) of the
+// result. Rows of the strip are kRow words apart, steps kStep. A partial tile has `rows` rows and
+// `columns` columns.
 template <class Kind, int kVecs, bool kIsWhole, int64_t kRow, int64_t kStep, typename Done>
 void Tile(const Word* __restrict a, const Word* __restrict b, int64_t steps, float* __restrict c,
           int64_t stride, int64_t rows, int64_t columns, bool add, const Done& done) {
 JAXRANK_UNROLL
-  for (int i = 0; i < kRows; ++i) {  // what is only written is waited for, too
+  for (int i = 0; i < kRows; ++i) {  // memory that is only written is waited for, too
 JAXRANK_UNROLL
     for (int v = 0; v < kVecs; ++v) __builtin_prefetch(c + i * stride + v * kLanes, 1);
     __builtin_prefetch(c + i * stride + kVecs * kLanes - 1, 1);
@@ -84,7 +84,7 @@ JAXRANK_UNROLL
 JAXRANK_UNROLL
       for (int v = 0; v < kVecs; ++v) put(i, v, kLanes, sum[i][v]);
     }
-  } else {  // there are few of these, and what is written out is compiled for every `done`
+  } else {  // partial tiles are rare, and unrolled code would be compiled for every `done`
     float sums[kRows][kVecs][kLanes];
 JAXRANK_UNROLL
     for (int i = 0; i < kRows; ++i) {
@@ -97,8 +97,8 @@ JAXRANK_UNROLL
   }
 }
 
-// A strip by panels of `columns` columns, one behind the other; ask() after each of them, and done as
-// of a tile.
+// Multiplies a strip by consecutive panels with `columns` columns in total. Calls ask() after each
+// panel, and `done` as for a tile.
 template <class Kind, int64_t kRow, int64_t kStep, typename Ask, typename Done>
 void Strip(const Word* a, const Word* panels, int64_t steps, float* c, int64_t stride, int64_t rows,
            int64_t columns, bool add, const Ask& ask, const Done& done) {

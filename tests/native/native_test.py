@@ -1,4 +1,4 @@
-"""What the code in C++ does: rows against XLA, to the bit, and layers as near as sums come."""
+"""Compares the C++ code with XLA: rows to the bit, layers up to the rounding of sums."""
 
 import functools
 import itertools
@@ -33,15 +33,15 @@ from jaxrank.models.products import layer, product
 
 needs_compiler = pytest.mark.usefixtures("compiled")
 needs_layers = pytest.mark.usefixtures("multiplied")
-# Ids and width: of one part of the work, of several, of many; a width has code of its own from 1 to
-# 128 if it is a power of two, and the others share one.
+# (ids, width), for work of one part, of several and of many parts. Widths from 1 to 128 that are
+# powers of two have unrolled code, and the others share one loop.
 SHAPES = [(1, 16), (5_000, 1), (5_000, 8), (5_000, 32), (5_000, 64), (5_000, 100), (5_000, 128)]
 ODD, MANY = (31, 3), (100_000, 16)
 WAYS = list(itertools.product(["any", "rising"], ["block", "index", "scale"]))
 
 
 def ids(count, below, seed=1):
-    """Some often, a fifth PAD."""
+    """Draws ids. Some are frequent, and a fifth are PAD."""
     rng = np.random.default_rng(seed)
     found = (below ** rng.random(count)).astype(np.int32) - 1
     return np.where(rng.random(count) < 0.2, PAD, found)
@@ -49,7 +49,7 @@ def ids(count, below, seed=1):
 
 @pytest.fixture
 def compiled():
-    """Only where there is no compiler may the code not be there."""
+    """Skips the test without a compiler. With one, the code must be available."""
     if not any(map(shutil.which, native.COMPILERS)):
         pytest.skip("this machine has no C++ compiler")
     assert native.missing() == ""
@@ -57,7 +57,7 @@ def compiled():
 
 @pytest.fixture
 def multiplied(compiled):
-    """Only a processor of another kind may be without."""
+    """Skips the test on processors that do not support the layers."""
     kinds = Path("/proc/cpuinfo").read_text().split()
     if not {"avx2", "fma"} <= set(kinds):
         pytest.skip("this processor has neither AVX-512 nor AVX2")
@@ -87,7 +87,7 @@ def test_vectors_are_added_as_by_xla(count, dim, order, given):
     plain, form = RowLayout(dim, 128), CpuRowLayout(dim, 128)
     at = ids(count, 900)
     at = np.sort(at) if order == "rising" else at
-    start = floats(900, dim, seed=2) + np.float32(0)  # as sums are, never a negative zero
+    start = floats(900, dim, seed=2) + np.float32(0)  # like sums, never negative zero
     source = floats(count, dim) if given == "block" else floats(300, 128)
     index = None if given == "block" else jnp.asarray(ids(count, 300, seed=3))
     scale = jnp.asarray(floats(count, seed=4)) if given == "scale" else None
@@ -170,7 +170,7 @@ def test_lookup_and_update_are_those_of_xla(
     (vectors, _), (expected, _) = (lookup(e, tables, batch) for e in (by_native, by_xla))
     jax.tree.map(assert_same_bits, vectors, expected)
     after, expected = (update(e, tables, batch, vectors) for e in (by_native, by_xla))
-    # What XLA fuses with the sums it may round otherwise.
+    # XLA may round operations differently that it fuses with the sums.
     close = functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-7)
     jax.tree.map(close, after, expected)
     moved = jax.tree.map(lambda a, b: bool((a != b).any()), after, tables)
@@ -253,7 +253,7 @@ def test_rowwise_adagrad_changes_nothing_where_a_step_is_left_out():
 
 
 def told_missing():
-    """What a program is told that loads the code for the first time."""
+    """Returns `missing()` of a program that loads the code for the first time."""
     return native._loaded.__wrapped__()[0]
 
 
@@ -283,7 +283,7 @@ def test_what_is_bfloat16_beside_what_is_multiplied_is_read_as_the_float32_that_
 )
 @pytest.mark.parametrize("reads_x0", [False, True])
 def test_the_gradient_of_cross_layers_in_a_row_is_that_of_float64(cross, reads_x0):
-    """Whether x0 is read besides or not; each number of y and x0 has the same gradient."""
+    """Each number of y and x0 has the same gradient, whether x0 is also read elsewhere or not."""
     x0 = floats(600, 70)
 
     def of(params, x0):
@@ -324,7 +324,7 @@ def _with_gradients(x, kernel, grad, precision="bfloat16", form="plain"):
     ("precision", "form"), [("highest", "plain"), ("bfloat16", "plain"), ("bfloat16", "relu")]
 )
 def test_a_product_is_not_a_number_where_a_factor_is_not(precision, form):
-    """Whatever its bits are: rounded like others, some would be infinite."""
+    """All bit patterns of NaN stay NaN. Rounded like numbers, some would become infinite."""
     x, kernel = floats(100, 64), floats(64, 40, seed=1)
     x[3, 5] = np.uint32(0x7FFFFFFF).view(np.float32)
     x[70, 63], x[71, 0] = np.inf, -np.inf
@@ -346,7 +346,7 @@ def test_a_product_is_not_a_number_where_a_factor_is_not(precision, form):
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("examples", [100, 5_000])
 def test_a_product_of_several_is_that_product_alone(examples, precision):
-    """On one device or on one each."""
+    """The factors are on one device, or on one device each."""
     given = floats(4, examples, 48), floats(4, 48, 40, seed=1), floats(4, examples, 40, seed=2)
     of = functools.partial(_with_gradients, precision=precision)
     rows = jax.P("device")
@@ -404,7 +404,7 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path, monkeypatch):
 @needs_compiler
 def test_what_was_compiled_is_used_again(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(native, "_FLAGS", (*native._FLAGS, "-O0"))  # it is not run
+    monkeypatch.setattr(native, "_FLAGS", (*native._FLAGS, "-O0"))  # the code is not run
     made = native._library("rows")
     monkeypatch.setenv("CXX", "false")
     assert native._library("rows") == made
