@@ -1,17 +1,17 @@
-"""What a compiled program makes and sends, by its text."""
+"""Checks the arrays and collectives of a compiled program, from its text."""
 
 from jaxrank.aot import hlo
 from jaxrank.aot.hlo import COLLECTIVES, Computation, Instruction
 
-# These give another name to what is there, or hand on what other instructions made.
+# These rename existing arrays, or pass on the results of other instructions.
 _MAKES_NOTHING = frozenset({"parameter", "get-tuple-element", "bitcast", "tuple", "while", "call"})
 
 
 def large_results(text: str, elements: int) -> list[Instruction]:
-    """Instructions that make an array of at least so many elements, but for scatters.
+    """Lists instructions, except scatters, whose result has at least this number of elements.
 
-    A scatter into a donated array works in place, and so does a fusion that is nothing else. What a
-    custom call changes where it is, is not made either.
+    A scatter into a donated array works in place, and so does a fusion whose root is a scatter.
+    Operands that a custom call changes in place are not counted either.
     """
     _, inside = hlo.computations(text)
     return [
@@ -24,15 +24,17 @@ def large_results(text: str, elements: int) -> list[Instruction]:
 
 
 def _is_scatter(one: Instruction, inside: dict[str, Computation]) -> bool:
-    """Whether it is one, or a fusion whose result is that of one."""
+    """Returns True for a scatter, or a fusion whose root is a scatter."""
     while one.opcode == "fusion":
         one = hlo.root(inside[one.called("calls")])
     return one.opcode == "scatter"
 
 
 def collective_bytes(text: str) -> dict[str, int]:
-    """Bytes of the results of each kind of collective, on one device; each instruction once,
-    however often a loop runs it."""
+    """Sums bytes of the results of each kind of collective on one device.
+
+    Each instruction counts once, however often a loop runs it.
+    """
     found = dict.fromkeys(COLLECTIVES, 0)
     for one in hlo.instructions(hlo.computations(text)[1]):
         kind = one.opcode.removesuffix("-start")

@@ -1,5 +1,5 @@
-"""The programs of a config compiled for TPU slices and GPUs that are not here, and what they take
-there."""
+"""Compiles the programs of a config for absent TPU slices and GPUs, and reports their memory and
+cost."""
 
 import math
 import re
@@ -27,28 +27,28 @@ from jaxrank.runtime.prefetch import AHEAD
 from jaxrank.workdir import data as run_data
 from jaxrank.workdir.files import directory
 
-# A part of a table that is smaller may be taken whole through the fast memory of a core.
+# Smaller parts of a table may be moved whole through the fast memory of a core.
 _FAST_MEMORY = 128 * 2**20
 _SIZES = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 class Compiled(NamedTuple):
-    """What the program of one device takes, in bytes where nothing else is said.
+    """The compiled program of one device and its memory, in bytes unless stated otherwise.
 
-    fits: training and evaluation, each beside what else is in memory then.
-    usable_bytes: memory that a program may use.
-    used_bytes: the most that is used at a time.
+    fits: training and evaluation fit, each with everything else that is in memory at that time.
+    usable_bytes: memory available to a program.
+    used_bytes: maximum memory in use.
     tables_bytes: rows and their accumulators.
-    state_bytes: all of the training state, tables included.
-    batches_bytes: of the execution that runs and of those put there ahead.
+    state_bytes: the whole training state, with tables.
+    batches_bytes: batches of the current execution and of the prefetched ones.
     temporaries_bytes: of the training step.
-    evaluation_bytes: temporaries of a step of evaluation.
-    collectives: sent by kind, of one step; see `checks.collective_bytes`.
-    flops: floating point operations of one step; 0 where the compiler does not say, as of GPUs.
-    tables_aliased: tables are updated in place, and nothing makes another array of their size.
+    evaluation_bytes: temporaries of an evaluation step.
+    collectives: {kind: bytes sent per step}, see `checks.collective_bytes`.
+    flops: floating point operations per step. 0 if the compiler does not report them, as on GPUs.
+    tables_aliased: tables are updated in place, and no other array has their size.
     compile_seconds: of the training step.
-    refused: what the compiler said where it refused; else empty.
-    step_time: where it was asked for.
+    refused: the error of the compiler if it rejected the program, or empty.
+    step_time: the estimated time of a step, if requested.
     """
 
     topology: Topology
@@ -71,28 +71,31 @@ class Compiled(NamedTuple):
 def compile_for(
     config: ConfigDict, names: list[str], *, workdir: str, scaling: str = "", report: Report
 ) -> Iterator[Compiled]:
-    """Compiles training and evaluation for one slice after another.
+    """Compiles training and evaluation for each of several slices.
 
     Args:
-        names: of slices, as "v3-32", and of GPUs, as "h200-8".
-        workdir: of a run whose prepared data is read; may be empty, see `plan.open_data`.
-        scaling: one of `validate.GROWTH`, to tell the time of a step by the model there; in weak
-            scaling `config.batch_size` is that of the slice with the fewest devices.
-        report: gets lines for people to read.
+        names: slices, such as "v3-32", and GPUs, such as "h200-8".
+        workdir: of a run whose prepared data is read. May be empty, see `plan.open_data`.
+        scaling: one of `validate.GROWTH` to estimate the time of a step, or empty. With weak
+            scaling, `config.batch_size` is that of the slice with the fewest devices.
+        report: gets lines to print.
 
     Raises:
-        InputError: a name or a field of the config that cannot be, no data, no compiler, or
-            `scaling` over different generations or GPUs.
+        InputError: a name or a field of the config is invalid, there is no data or no compiler, or
+            `scaling` is used with GPUs or several generations.
     """
     slices = [topology(name) for name in names]
     if scaling and len({one.generation for one in slices}) > 1:
         raise InputError(
-            f"--scaling holds slices of one generation against each other: found {', '.join(names)}"
+            f"--scaling must compare slices of one generation: found {', '.join(names)}."
         )
     if scaling and slices[0].is_gpu:
-        raise InputError(f"--scaling is a model of TPUs: found {', '.join(names)}")
+        raise InputError(f"--scaling must name TPU slices: found {', '.join(names)}.")
     if scaling and config.mesh.devices:
-        raise InputError(f"--scaling is of whole slices: found mesh.devices={config.mesh.devices}.")
+        raise InputError(
+            f"--scaling must use whole slices: found mesh.devices={config.mesh.devices}."
+            " Set it to 0."
+        )
     configs.check(config)
     there, hosts = [], []
     for i, one in enumerate(slices):
@@ -122,15 +125,13 @@ def compile_for(
         if case.data.shards % count:
             report(
                 f"{one.name} has {count} hosts: data.shards must be a multiple of the number of"
-                f" processes to train there, found {case.data.shards}"
+                f" processes to train on it: found {case.data.shards}"
             )
         report(f"Compiling for {one.name}, batch {case.batch_size:,}")
         placed = planner.cost(Machine(one.name, one.devices, case.mesh.replicas, one.hbm_bytes))
         num_steps = make_run_schedule(case, rows).num_steps
         step_spec = make_step_spec(case, placed.layout, mesh, num_steps=num_steps, room=placed.room)
-        program = CompiledSteps(
-            step_spec, mesh, planner.shape
-        )  # as `run.build` would make it there
+        program = CompiledSteps(step_spec, mesh, planner.shape)  # like `run.build` on that machine
         found, text = _compiled(program, one, case.steps_per_execution, case.eval.batch_size)
         if scaling and not found.refused:
             took = step_time(text, one, case.batch_size, case.steps_per_execution)
@@ -141,7 +142,7 @@ def compile_for(
 def _compiled(
     program: CompiledSteps, one: Topology, steps_per_execution: int, eval_batch_size: int
 ) -> tuple[Compiled, str]:
-    """What was found, and the text of the program of training."""
+    """Compiles a program. Returns the report and the text of the training program."""
     layout = program.step_spec.embedding.layout
     executions = program.shape.struct(layout, leading=(steps_per_execution,))
     state = meshes.bytes_on_device(program.state_shape, program.state_sharding)
@@ -177,7 +178,7 @@ def _compiled(
 
 
 def _evaluation(program: CompiledSteps, batch_size: int) -> tuple[int, int]:
-    """Temporaries of a step of evaluation, and its batches, in bytes of a device."""
+    """Returns the bytes of temporaries of an evaluation step and of its batches, per device."""
     shape, predictor = program.shape, program.predictor
     unit = program.mesh.size * shape.group
     size = unit * math.ceil(batch_size / unit)
@@ -194,8 +195,12 @@ def _flops(step: Any) -> float:
 
 
 def _attempt(function: Any, *shapes: Any) -> tuple[Any, str, int]:
-    """The compiled program, None where it is too large; what the compiler said then; and the bytes
-    of its temporaries and its code."""
+    """Compiles a function.
+
+    Returns:
+        The compiled program, or None if it is too large. The error of the compiler if it is too
+        large, or empty. The bytes of its temporaries and its code.
+    """
     try:
         program = function.lower(*shapes).compile()
     except jax.errors.JaxRuntimeError as error:
@@ -209,8 +214,10 @@ def _attempt(function: Any, *shapes: Any) -> tuple[Any, str, int]:
 
 
 def _in_place(program: CompiledSteps, step: Any, tables: int) -> bool:
-    """Whether all tables are updated where they are, and nothing else has the size of one that fast
-    memory has no room for."""
+    """Returns True if all tables are updated in place and no other array has a table's size.
+
+    Tables that fit the fast memory of a core do not count.
+    """
     state, sharding = program.state_shape.tables, program.state_sharding.tables
     sizes = jax.tree.map(lambda x, s: math.prod(s.shard_shape(x.shape)), state, sharding)
     large = {size for size in jax.tree.leaves(sizes) if 4 * size > _FAST_MEMORY}
@@ -220,7 +227,7 @@ def _in_place(program: CompiledSteps, step: Any, tables: int) -> bool:
 
 
 def check_names(text: str) -> list[str]:
-    """ "v3-8,v3-32" -> the names.
+    """Splits "v3-8,v3-32" into names.
 
     Raises:
         InputError: there is none.
@@ -228,6 +235,7 @@ def check_names(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
         raise InputError(
-            f"--topology must name a TPU slice, as v3-32, or GPUs, as h200-8: found {text!r}."
+            f"--topology must name a TPU slice, such as v3-32, or GPUs, such as h200-8: found"
+            f" {text!r}."
         )
     return names

@@ -1,4 +1,4 @@
-"""What one device does in a compiled TPU program, counted from its text, loop by loop."""
+"""Counts the cost of a compiled TPU program on one device from its text, loop by loop."""
 
 import functools
 import itertools
@@ -10,36 +10,36 @@ from typing import NamedTuple
 from jaxrank.aot import hlo
 from jaxrank.aot.hlo import COLLECTIVES, Instruction
 
-# These move nothing: they name what is there, or run what is counted on its own.
+# These move no data: they rename arrays, or run computations that are counted separately.
 _FREE = frozenset(
     ("parameter", "constant", "get-tuple-element", "tuple", "bitcast", "while", "conditional")
     + ("call", "after-all", "partition-id", "replica-id", "optimization-barrier")
 )
 _FREE_CALLS = ('custom_call_target="AllocateBuffer"', 'custom_call_target="ConcatBitcast"')
 _READS_PARTS = frozenset({"gather", "dynamic-slice", "slice"})
-_WRITES_PARTS = {"scatter": 2, "dynamic-update-slice": 1}  # how often the part is moved
+_WRITES_PARTS = {"scatter": 2, "dynamic-update-slice": 1}  # number of times the part is moved
 _STARTS = frozenset(f"{kind}-start" for kind in COLLECTIVES)
 _AWAITS = frozenset(f"{kind}-done" for kind in COLLECTIVES)
-# Their results are what they send, what they will receive, and something else.
+# Their results are the arrays that they send, the arrays that they receive, and a third part.
 _HANDS_ON = frozenset({"all-to-all-start", "all-gather-start", "collective-permute-start"})
-# Passes in bfloat16 by which the matrix unit multiplies, by the precision of the operands.
+# Number of bfloat16 passes of the matrix unit, by the precision of the operands.
 _PASSES = {"default": 1, "high": 3, "highest": 6}
 
 
 class Cost(NamedTuple):
-    """One instruction, all the times that it runs.
+    """Cost of one instruction over all its runs.
 
     name: in the program.
-    opcode: "all-to-all" also where it only starts one.
-    runs: how often.
-    beside: the name of the collective that was started before and is awaited later; of several the
-        first.
+    opcode: a collective that is only started counts as the collective, such as "all-to-all".
+    runs: number of runs.
+    beside: name of the collective that runs at the same time: it was started before and is awaited
+        later. The first of several.
     scope: see `hlo.Instruction`.
-    flops: of matrix products, once for each pass in bfloat16.
-    memory_bytes: read from and written to HBM.
-    cycles: that the compiler expects, 0 where it does not say.
-    compared: keys of a sort times the passes over them.
-    sent_bytes: of what a collective gives; of what it sums, if it gives only a part of the sum.
+    flops: of matrix products, once per bfloat16 pass.
+    memory_bytes: bytes read from and written to HBM.
+    cycles: the compiler's estimate, 0 if it has none.
+    compared: keys of a sort times the number of passes over them.
+    sent_bytes: bytes of a collective's result, or of its operands if it returns a part of a sum.
     """
 
     name: str
@@ -55,11 +55,11 @@ class Cost(NamedTuple):
 
 
 def costs(text: str) -> list[Cost]:
-    """The costs of the instructions of a program in HLO text, of all its steps.
+    """Counts the costs of the instructions of a program in HLO text, over all its steps.
 
-    A loop whose number of runs depends on the data is taken to run once for each slice of what it
-    goes over, and once where devices meet in it: the rounds of an exchange whose buffers suffice.
-    Of the branches of a condition the one with the fewest exchanges is taken.
+    A loop whose number of runs depends on the data is counted once per slice of its arrays. If
+    devices exchange data in it, it is counted once: the rounds of an exchange with large enough
+    buffers. Of the branches of a condition, the one with the fewest exchanges is counted.
     """
     program = _Program(text)
     return list(program.walk(program.entry, 1.0))
@@ -117,7 +117,7 @@ class _Program:
             return sum(array.size for array in one.arrays[count : 2 * count])
         return one.size
 
-    # How often loops run.
+    # The number of runs of loops.
 
     def _trips(self, caller: str, loop: Instruction) -> float:
         known = self._counted(caller, loop)
@@ -127,7 +127,7 @@ class _Program:
         return 1 if self._exchanges(body) else max(self._slices(body), default=1)
 
     def _counted(self, caller: str, loop: Instruction) -> int | None:
-        """The runs of a loop that counts by 1 from a constant to a constant."""
+        """Returns the number of runs of a loop that counts by 1 from a constant to a constant."""
         condition = self._computations[loop.called("condition")]
         test = hlo.root(condition)
         if test.opcode != "compare" or "direction=LT" not in test.rest:
@@ -143,7 +143,7 @@ class _Program:
         return None if start is None or stop is None else max(0, stop - start)
 
     def _counts(self, body: str, place: int) -> bool:
-        """Whether a loop's body adds 1 to what it carries there."""
+        """Returns True if a loop's body adds 1 to the value that it carries at `place`."""
         here = self._computations[body]
         result = hlo.root(here)
         if result.opcode != "tuple":
@@ -156,14 +156,14 @@ class _Program:
         return bool(carried) and any(part.value == 1 for part in parts)
 
     def _carried(self, caller: str, loop: Instruction, place: int) -> int | None:
-        """The constant that a loop begins with there; None where it is no constant."""
+        """Returns the constant that a loop starts with at `place`. None if it is not a constant."""
         here = self._computations[caller]
         carried = here[loop.operands[0]]
         value = hlo.origin(here, carried.operands[place]) if carried.opcode == "tuple" else None
         return value.value if value else None
 
     def _inside(self, name: str) -> Iterator[tuple[str, Instruction]]:
-        """All instructions of a computation and of those that it calls, and in which they are."""
+        """Yields the instructions of a computation and of all that it calls, with their place."""
         for one in self._computations.get(name, {}).values():
             yield name, one
             for called in re.findall(r"(?:calls|body|to_apply)=%?([\w.-]+)", one.rest):
@@ -172,23 +172,23 @@ class _Program:
                 for branch in one.branches:
                     yield from self._inside(branch)
 
-    @functools.cache  # noqa: B019 - of a program that lives as long as it is counted
+    @functools.cache  # noqa: B019 - the program lives only while it is counted
     def _exchanges(self, name: str) -> int:
         kinds = (one.opcode.removesuffix("-start") for _, one in self._inside(name))
         return sum(kind in COLLECTIVES for kind in kinds)
 
     def _slices(self, body: str) -> Iterator[int]:
-        """How many slices there are of each array of which a loop's body takes one."""
+        """Yields the number of slices of each array of which a loop's body takes one slice."""
         for computation, one in self._inside(body):
             if one.found(r"dynamic_slice_sizes=\{([\d,]*)\}").startswith("1,"):
                 whole = self._computations[computation][one.operands[0]].arrays[0]
                 if len(whole.dims) > 1:
                     yield whole.dims[0]
 
-    # What an instruction does.
+    # The cost of an instruction.
 
     def _flops(self, computation: str, one: Instruction) -> float:
-        """Of the products in an instruction, fused ones included."""
+        """Counts the operations of the products in an instruction, with fused products."""
         if one.opcode == "fusion":
             inside = one.called("calls")
             parts = self._computations[inside].values()
@@ -206,11 +206,11 @@ class _Program:
         return 2.0 * _multiplied(one, left, result) * passes
 
     def _traffic(self, computation: str, one: Instruction) -> float:
-        """Bytes read from HBM and written to it."""
+        """Counts the bytes read from HBM and written to it."""
         here = self._computations[computation]
         operands = [here[name] for name in one.operands if name in here]
         if one.opcode in ("copy-start", "slice-start"):
-            # What is moved, its source and something else; in turn, or the source first.
+            # Target, source and a third part. A slice-start has the source first.
             target, source = one.arrays[:2] if one.opcode == "copy-start" else one.arrays[1::-1]
             return target.size * ((not target.is_fast) + (not source.is_fast))
         if one.opcode == "fusion":
@@ -226,7 +226,7 @@ class _Program:
         return one.in_memory + sum(operand.in_memory for operand in operands)
 
     def _read(self, fused: str, index: int, operand: Instruction) -> float:
-        """Bytes of HBM that a fused computation reads of one of its operands."""
+        """Counts the bytes of HBM that a fused computation reads from one of its operands."""
         whole, total = operand.in_memory, 0.0
         if not whole:
             return 0.0
@@ -248,10 +248,10 @@ class _Program:
         return min(total, whole)
 
     def _written(self, fused: str, result: Instruction, whole: Instruction) -> float:
-        """Bytes of HBM that a fused computation moves to give its result, or a part of it.
+        """Counts the bytes of HBM that a fused computation moves for its result or a part of it.
 
         Args:
-            whole: the instruction whose arrays they are.
+            whole: the instruction whose arrays are written.
         """
         here = self._computations[fused]
         if not whole.in_memory:
@@ -279,10 +279,10 @@ def _is_free(one: Instruction) -> bool:
 
 
 def _multiplied(one: Instruction, left: tuple[int, ...], result: tuple[int, ...]) -> int:
-    """Pairs of numbers that a convolution multiplies, those with its padding left out.
+    """Counts the pairs of numbers that a convolution multiplies, without its padding.
 
-    A TPU has all products as convolutions, batches of them along axes of which only one place of
-    the window meets a number.
+    A TPU program has all products as convolutions. Batches of products lie along axes where only
+    one place of the window meets a number.
     """
     labels = re.search(r"dim_labels=(\w+)_\w+->(\w+)", one.rest)
     assert labels, one.rest[:200]

@@ -1,5 +1,4 @@
-"""Devices of TPU slices and GPUs that are not here, for which their compilers compile: that of
-libtpu, and that of JAX's plugin for CUDA."""
+"""Devices of absent TPU slices and GPUs. libtpu and JAX's plugin for CUDA compile for them."""
 
 import importlib.util
 import os
@@ -10,7 +9,7 @@ import jax
 from jaxrank.aot.topology import GENERATIONS, Topology, sides
 from jaxrank.errors import InputError
 
-# Without these libtpu looks for the machine that it would be on.
+# Without these variables libtpu queries the machine that it runs on.
 _NO_MACHINE = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_WORKER_HOSTNAMES": "localhost",
@@ -18,8 +17,8 @@ _NO_MACHINE = {
 }
 _PER_MACHINE = 8  # GPUs
 _PLUGINS = ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12")
-# What XLA asks a GPU for where one is. sms: multiprocessors, each of so many units for float32 and
-# so much shared memory, KiB; clock, GHz; memory, GB/s; l2, MiB.
+# Properties that XLA reads from a GPU if there is one. sms: multiprocessors, with `units` float32
+# units and `shared` KiB of shared memory each. clock: GHz. memory: GB/s. l2: MiB.
 _GPUS = {
     "a100": dict(capability=8, sms=108, units=64, shared=164, clock=1.41, memory=2039, l2=40),
     "h100": dict(capability=9, sms=132, units=128, shared=228, clock=1.98, memory=3352, l2=50),
@@ -28,17 +27,17 @@ _GPUS = {
 
 
 def devices(topology: Topology) -> list[Any]:
-    """The devices of a slice, in the order in which JAX has them there; nothing can run on them.
+    """Makes the devices of a slice, in the order of JAX. No program can run on them.
 
     Raises:
-        InputError: the compiler is not here, or there is no such slice.
+        InputError: the compiler is not installed, or the slice does not exist.
     """
     make = _gpus if topology.is_gpu else _tpus
     try:
         found = make(topology)
     except jax.errors.JaxRuntimeError as error:
         raise InputError(
-            f"--topology: {topology.name} must be a slice that can be had: {str(error)[:300]}"
+            f"--topology: {topology.name} must be an available slice: {str(error)[:300]}"
         ) from error
     assert len(found) == topology.devices, (topology, found)
     return found
@@ -70,7 +69,7 @@ def _gpus(topology: Topology) -> list[Any]:
         )
     from jax.experimental import topologies
 
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # it warns that no GPU is here
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # it would warn about the absent GPU
     _run_on_cpu()
     machines = -(-topology.devices // _PER_MACHINE)
     if machines * min(topology.devices, _PER_MACHINE) != topology.devices:
@@ -87,17 +86,17 @@ def _gpus(topology: Topology) -> list[Any]:
 def _is_installed(name: str) -> bool:
     try:
         return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:  # nor is there any other plugin
+    except ModuleNotFoundError:  # no plugin at all
         return False
 
 
 def _run_on_cpu() -> None:
-    """What runs here besides, also where an accelerator is."""
+    """Runs all other computations on CPU, even on a machine with an accelerator."""
     jax.config.update("jax_platforms", "cpu")
 
 
 def _target(topology: Topology) -> str:
-    """What XLA takes for the GPU that it compiles for: text of its GpuTargetConfigProto."""
+    """Returns XLA's description of the GPU to compile for, a GpuTargetConfigProto as text."""
     gpu, kib = _GPUS[topology.generation], 2**10
     return f"""
 gpu_device_info {{
@@ -128,5 +127,5 @@ device_description_str: "NVIDIA {topology.generation.upper()}"
 
 
 def _shape(topology: Topology) -> str:
-    """ "v3:4x4": the chips of a slice along each axis."""
+    """Returns the number of chips of a slice along each axis, as "v3:4x4"."""
     return f"{topology.generation}:{'x'.join(str(side) for side in sides(topology))}"

@@ -1,4 +1,4 @@
-"""The text of a compiled program taken apart: computations, instructions, arrays."""
+"""Parser for the text of a compiled program: computations, instructions, arrays."""
 
 import math
 import re
@@ -14,17 +14,17 @@ COLLECTIVES = (
     "ragged-all-to-all",
 )
 
-_BITS = {"pred": 8, "bf16": 16}  # of the types whose name does not end in their bits
+_BITS = {"pred": 8, "bf16": 16}  # types whose name does not end in their number of bits
 _ARRAY = r"\b([a-z]\w*)\[([\d,]*)\](\{[^}]*\})?"
 
 
 def bits_of(dtype: str) -> int:
-    """Of one number of a type of HLO, as "f32"; 0 of what is no number."""
+    """Returns the bits per number of an HLO type such as "f32". 0 if it is not a number."""
     return _BITS.get(dtype) or int((re.search(r"\d+", dtype) or [0])[0])
 
 
 class Array(NamedTuple):
-    """size: in bytes. is_fast: in the fast memory of a core, not in HBM."""
+    """An array. size: in bytes. is_fast: in the fast memory of a core, not in HBM."""
 
     dims: tuple[int, ...]
     size: int
@@ -36,16 +36,16 @@ class Array(NamedTuple):
 
     @property
     def in_memory(self) -> int:
-        """Its bytes in HBM."""
+        """Bytes in HBM."""
         return 0 if self.is_fast else self.size
 
 
 class Instruction(NamedTuple):
-    """What one line says.
+    """An instruction, one line of the text.
 
-    arrays: of its result.
-    sent: how many of these, the first, are what it sends, handed on in a tuple of their own.
-    rest: of its line, behind the opcode.
+    arrays: the arrays of its result.
+    sent: number of these arrays, from the first, that it sends. They form a tuple of their own.
+    rest: the line behind the opcode.
     """
 
     name: str
@@ -65,18 +65,18 @@ class Instruction(NamedTuple):
 
     @property
     def made(self) -> tuple[Array, ...]:
-        """Of its result, but for what it sends and for operands that it changes where they are."""
+        """Arrays of the result, except those that it sends and operands changed in place."""
         if self.opcode != "custom-call":
             return self.arrays[self.sent :]
         aliases = self.found(r"output_to_operand_aliasing=\{(.*?\))\}")
-        changed = re.findall(r"\{(\d*)\}: \(", aliases)  # nothing between: the whole result
+        changed = re.findall(r"\{(\d*)\}: \(", aliases)  # empty index: the whole result
         if "" in changed:
             return ()
         return tuple(a for i, a in enumerate(self.arrays) if str(i) not in changed)
 
     @property
     def largest(self) -> int:
-        """Elements of the largest array that it makes."""
+        """Elements of the largest array of `made`."""
         return max((array.elements for array in self.made), default=0)
 
     @property
@@ -85,16 +85,16 @@ class Instruction(NamedTuple):
 
     @property
     def scope(self) -> str:
-        """Where in the program that JAX traced, as `transpose(jvp(model))/Ranker/tower/layer_0`."""
+        """Scope in the traced program, such as `transpose(jvp(model))/Ranker/tower/layer_0`."""
         return self.found(r'op_name="([^"]*)"')
 
     def found(self, pattern: str) -> str:
-        """The first group of a pattern in the rest of the line; empty where it is not there."""
+        """Returns the first group of a pattern in the rest of the line, or empty text."""
         match = re.search(pattern, self.rest)
         return match[1] if match else ""
 
     def called(self, what: str) -> str:
-        """The computation that it calls as its `body`, `condition`, `calls` or `to_apply`."""
+        """Returns the computation that it calls as `body`, `condition`, `calls` or `to_apply`."""
         return self.found(rf"\b{what}=%?([\w.-]+)")
 
     @property
@@ -106,12 +106,12 @@ class Instruction(NamedTuple):
 
     @property
     def place(self) -> int:
-        """Of a get-tuple-element, or the number of a parameter."""
+        """Index of a get-tuple-element, or number of a parameter."""
         return int(self.found(r"index=(\d+)") or self.rest.split(")")[0])
 
     @property
     def value(self) -> int | None:
-        """Of a constant that is a whole number."""
+        """Value of a constant that is a whole number, else None."""
         text = self.rest.split(")")[0]
         whole = self.opcode == "constant" and re.fullmatch(r"-?\d+", text)
         return int(text) if whole else None
@@ -119,11 +119,11 @@ class Instruction(NamedTuple):
 
 _BOTH = ("true", "false")
 
-Computation = dict[str, Instruction]  # by name, the root last unless it is a parameter
+Computation = dict[str, Instruction]  # by name. The root is last, unless it is a parameter
 
 
 def computations(text: str) -> tuple[str, dict[str, Computation]]:
-    """The name of the entry, and all computations by name."""
+    """Parses a program. Returns the name of the entry, and all computations by name."""
     entry = ""
     found: dict[str, Computation] = {}
     inside: Computation = {}
@@ -138,7 +138,7 @@ def computations(text: str) -> tuple[str, dict[str, Computation]]:
 
 
 def instructions(inside: Mapping[str, Computation]) -> Iterator[Instruction]:
-    """Those of all computations."""
+    """Yields the instructions of all computations."""
     return (one for computation in inside.values() for one in computation.values())
 
 
@@ -147,7 +147,7 @@ def root(computation: Computation) -> Instruction:
 
 
 def origin(computation: Mapping[str, Instruction], name: str) -> Instruction | None:
-    """What was copied under that name, or is there itself."""
+    """Returns the instruction behind a name, following copies and bitcasts."""
     found = computation.get(name)
     while found is not None and found.opcode in ("copy", "bitcast"):
         found = computation.get(found.operands[0])
@@ -160,7 +160,7 @@ def _instruction(line: str) -> Instruction | None:
         return None
     name, kind, opcode, rest = match.groups()
     arrays = tuple(_array(*found) for found in re.findall(_ARRAY, kind))
-    # What begins an exchange may hand on what is sent, in front of what will be received.
+    # The start of an exchange may pass on the arrays that it sends, before those that it receives.
     handed_on = re.match(r"\(\(.*?\), ", kind)
     sent = len(re.findall(_ARRAY, handed_on[0])) if handed_on else 0
     depth, end = 1, len(rest)

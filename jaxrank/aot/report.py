@@ -1,4 +1,4 @@
-"""What `compile` found as people read it, and as JSON."""
+"""Output of `compile`: text, JSON and a picture."""
 
 from pathlib import Path
 from typing import Any
@@ -19,15 +19,15 @@ _COLUMNS = (
     ("batches", lambda c: format_bytes(c.batches_bytes)),
     ("temporaries", lambda c: format_bytes(c.temporaries_bytes)),
     ("evaluation", lambda c: format_bytes(c.evaluation_bytes)),
-    ("sent a step", lambda c: format_bytes(sum(c.collectives.values()))),
-    ("Gflop a step", lambda c: f"{c.flops / 1e9:,.1f}" if c.flops else ""),
+    ("sent per step", lambda c: format_bytes(sum(c.collectives.values()))),
+    ("Gflop per step", lambda c: f"{c.flops / 1e9:,.1f}" if c.flops else ""),
     ("in place", lambda c: "" if c.refused else "yes" if c.tables_aliased else "no"),
     ("compiled in", lambda c: f"{c.compile_seconds:.0f} s"),
 )
 
 
 def describe(found: list[Compiled]) -> str:
-    """Aligned text, of one device of each slice."""
+    """Formats the results for one device of each slice as aligned text."""
     rows = [[name for name, _ in _COLUMNS]]
     rows += [[cell(one) for _, cell in _COLUMNS] for one in found]
     lines = _aligned(rows)
@@ -50,12 +50,12 @@ def _scaling(found: list[Compiled]) -> list[str]:
     names = ["batch", "fits", "step, ms", *first.seconds, "examples/s", "speed-up", "of linear"]
     rows = [["slice", *names, "limit"]]
     rows += [_row(one, one.step_time, first) for one in found if one.step_time]
-    head = f"By the model of jaxrank/aot/scaling.py, milliseconds, and times {first.topology.name}:"
+    head = f"Estimated milliseconds per step, and speed-up over {first.topology.name}:"
     lines = ["", head, *_aligned(rows)]
     if first.topology.cores == 8:
         cores, published = PUBLISHED
         lines.append(
-            f"Measured by Snap, 2022, with {cores} times the cores: {published}x,"
+            f"Measured by Snap, 2022, with {cores} times as many cores: {published}x,"
             f" {published / cores:.1%} of linear"
         )
     return lines
@@ -76,13 +76,14 @@ def _row(one: Compiled, took: StepTime, first: StepTime) -> list[str]:
 
 
 def smallest(times: list[StepTime]) -> StepTime:
-    """That of the fewest devices, which others are held against."""
+    """Returns the time of the slice with the fewest devices, the base of the comparison."""
     return min(times, key=lambda one: one.topology.devices)
 
 
 def draw(found: list[Compiled], path: str | Path) -> bool:
-    """Writes a PNG of the times of steps, and how examples a second grow with the devices; none
-    where nothing was timed.
+    """Writes a PNG of the step times and of the growth of examples/s with the devices.
+
+    Returns False, and writes nothing, if no time was estimated.
 
     Raises:
         RunError: the file cannot be written.
@@ -104,7 +105,7 @@ def draw(found: list[Compiled], path: str | Path) -> bool:
 
 
 def refusal(found: list[Compiled]) -> str:
-    """Which slices are too small, and by how much; empty where none is."""
+    """Describes the slices that are too small and by how much. Empty if all fit."""
     small = [one for one in found if not one.fits]
     return "; ".join(
         f"{one.topology.name}: a device must have"
@@ -115,7 +116,7 @@ def refusal(found: list[Compiled]) -> str:
 
 
 def to_json(found: list[Compiled]) -> dict[str, Any]:
-    """As plain data: bytes and operations of one device."""
+    """Converts the results to plain data. Bytes and operations are per device."""
     times = [one.step_time for one in found if one.step_time]
     return {
         "topologies": [_plain(one) for one in found],

@@ -1,17 +1,20 @@
-"""How long a step takes on a TPU slice, on paper: from its compiled program and published rates.
+"""Estimates the time of a step on a TPU slice from its compiled program and published rates.
 
-An instruction of a core takes the longest of its products at the rate of the matrix unit, its bytes
-at that of HBM, and the cycles that the compiler expects; instructions follow one another, also
-those that the compiler lets run beside others. Of an exchange or a sum that the program starts and
-awaits later counts what the instructions between leave; others overlap with nothing. An exchange
-takes what the busiest cut through the network does when each chip sends the same to every other,
-also one of only some of the devices (`mesh.replicas`); a sum goes around rings along all axes at
-once, both ways. Every hop of the longest way adds a microsecond. Loops that end with the data, and
-buffers, are taken to be full. The cycles are those of a device, also where it has two cores.
-Nothing is said of the input, of several slices, of the padding of arrays to tiles, or of a core
-that waits.
+An instruction takes the maximum of three times: its products at the rate of the matrix unit, its
+bytes at the rate of HBM, and the cycles that the compiler expects. Instructions run one after
+another, also those that the compiler lets run at the same time.
 
-Not known are the rates of reads of single rows: they count their bytes, 512 for a line, at the full
+An exchange or a sum that is started and awaited later counts only beyond the time of the
+instructions between. All others overlap with nothing. An exchange takes the time of the busiest cut
+through the network when each chip sends the same number of bytes to every other, also if it is
+among some of the devices (`mesh.replicas`). A sum goes around rings along all axes at once, in both
+directions. Every hop of the longest path adds a microsecond.
+
+Loops that end with the data, and buffers, are assumed to be full. Cycles are per device, also if it
+has two cores. The estimate leaves out the input, several slices, the padding of arrays to tiles,
+and cores that wait.
+
+The rates of reads of single rows are unknown. They count their bytes, 512 per line, at the full
 rate of HBM.
 
 References:
@@ -32,17 +35,17 @@ PARTS = ("model", "sorts", "tables and rest", "exchange", "reduction", "hops")
 _MODEL = re.compile(rf"(?:^|[/(]){MODEL_SCOPE}(?:$|[/)])")  # forward and backward
 _HOP_SECONDS = 1e-6
 _LANES = 1024  # numbers of a vector register
-_SORT_CYCLES = 11  # of one pass over a vector register of keys with their places
+_SORT_CYCLES = 11  # per pass over a vector register of keys with their places
 
 
 class ChipRates(NamedTuple):
-    """Of one chip.
+    """Rates of one chip.
 
-    flops: bfloat16 operations a second.
-    memory: of HBM, bytes a second.
-    link: bytes a second over one link, one way.
-    clock: cycles a second.
-    ring: chips along an axis from which on its ends are joined; see `joined`.
+    flops: bfloat16 operations/s.
+    memory: bytes/s of HBM.
+    link: bytes/s over one link, in one direction.
+    clock: cycles/s.
+    ring: minimum number of chips along an axis for its ends to be joined, see `joined`.
     """
 
     flops: float
@@ -52,7 +55,7 @@ class ChipRates(NamedTuple):
     ring: int
 
 
-# No clock of v6e is published: it is taken for that of v5p.
+# The clock of v6e is not published. That of v5p is used.
 RATES = {
     "v2": ChipRates(46e12, 700e9, 62e9, 0.7e9, 16),
     "v3": ChipRates(123e12, 900e9, 70e9, 0.94e9, 32),
@@ -62,23 +65,23 @@ RATES = {
     "v6e": ChipRates(918e12, 1640e9, 100e9, 1.75e9, 16),
 }
 
-# Snap, Training Large-Scale Recommendation Models with TPUs, 2022: times the cores, and how much
-# faster.
+# Snap, Training Large-Scale Recommendation Models with TPUs, 2022: speed-up of 5.25 with 16 times
+# the cores.
 PUBLISHED = (16, 5.25)
 
-# How much faster all chips send to all others where a torus of these proportions is twisted.
+# Speed-up of an exchange between all chips in a twisted torus, by its proportions.
 _TWISTED: dict[tuple[int, ...], float] = {(1, 1, 2): 1.63, (1, 2, 2): 1.31}
 
 
 class StepTime(NamedTuple):
-    """What a step takes on one slice.
+    """Estimated time of a step on one slice.
 
-    batch_size: examples of the step, of all devices together.
-    seconds: by part, those of `PARTS`: of the model's layers, both ways; of a core's sorts; of all
-        else that it does, above all lookups and updates of tables; of exchanges between devices; of
-        sums over them; of the hops of both.
-    product_flops: of one device, in matrix products, each pass in bfloat16 counted.
-    memory_bytes: of one device.
+    batch_size: examples of the step, over all devices.
+    seconds: by part of `PARTS`: layers of the model, forward and backward; sorts; everything else
+        of a core, above all lookups and updates of tables; exchanges between devices; sums over
+        devices; the hops of both.
+    product_flops: operations of matrix products per device, once per bfloat16 pass.
+    memory_bytes: per device.
     """
 
     topology: Topology
@@ -101,19 +104,19 @@ class StepTime(NamedTuple):
 
 
 def is_of_model(scope: str) -> bool:
-    """Returns whether an instruction of that scope is the model's, forward or backward."""
+    """Returns True if an instruction of this scope is the model's, forward or backward."""
     return _MODEL.search(scope) is not None
 
 
 def step_time(text: str, topology: Topology, batch_size: int, steps: int) -> StepTime:
-    """The time of one step by the model.
+    """Estimates the time of one step.
 
     Args:
         text: of the program of one device, which takes `steps` steps.
-        batch_size: examples of a step, of all devices together.
+        batch_size: examples of a step, over all devices.
 
     Raises:
-        ValueError: no exchange runs in every step: the loop over them was not understood.
+        ValueError: no exchange runs in every step, so the loop over steps was not understood.
     """
     rates, chips = RATES[topology.generation], topology.chips
     devices = topology.devices / chips
@@ -122,7 +125,7 @@ def step_time(text: str, topology: Topology, batch_size: int, steps: int) -> Ste
     if sends and max(sends) < steps:
         raise ValueError(f"no exchange runs in each of {steps} steps")
     seconds = dict.fromkeys(PARTS, 0.0)
-    hidden: dict[str, float] = {}  # by the collective beside which it is
+    hidden: dict[str, float] = {}  # seconds that overlap, by collective
     for cost in found:
         if cost.sent_bytes:
             continue
@@ -155,7 +158,7 @@ def step_time(text: str, topology: Topology, batch_size: int, steps: int) -> Ste
 
 
 def _collective(cost: Cost, topology: Topology, rates: ChipRates) -> tuple[str, float, int]:
-    """The part that a collective counts to, its seconds and its hops."""
+    """Returns the part that a collective counts to, its seconds and its hops."""
     network, joined_ends = sides(topology), joined(topology)
     axes = [side for side in network if side > 1]
     reach = sum(side // 2 if joined_ends else side - 1 for side in axes)
@@ -165,13 +168,13 @@ def _collective(cost: Cost, topology: Topology, rates: ChipRates) -> tuple[str, 
         return "exchange", sent / rates.link * _cut(network, joined_ends), reach
     rings = len(axes) * (2 if joined_ends else 1)
     took = cost.sent_bytes / rates.link / rings if rings else 0.0
-    if cost.opcode == "all-reduce":  # a sum to parts of it, and a gathering of the parts
+    if cost.opcode == "all-reduce":  # a reduce-scatter and an all-gather
         return "reduction", 2 * took, 2 * reach
     return ("reduction" if cost.opcode == "reduce-scatter" else "exchange"), took, reach
 
 
 def joined(topology: Topology) -> bool:
-    """Whether the ends of the axes of a slice are joined: a torus, else a mesh."""
+    """Returns True if the ends of a slice's axes are joined: a torus, not a mesh."""
     ring, network = RATES[topology.generation].ring, sides(topology)
     if GENERATIONS[topology.generation].axes == 3:
         return all(side % ring == 0 for side in network)
@@ -179,7 +182,7 @@ def joined(topology: Topology) -> bool:
 
 
 def _cut(network: tuple[int, ...], joined_ends: bool) -> float:
-    """Bytes over the busiest link, for each byte that every chip sends in equal shares to all."""
+    """Computes bytes over the busiest link, per byte that every chip sends in equal shares."""
     busiest = max(side / (8 if joined_ends else 4) if side > 1 else 0.0 for side in network)
     least = min(network)
     proportions = tuple(side // least for side in network)
@@ -187,15 +190,15 @@ def _cut(network: tuple[int, ...], joined_ends: bool) -> float:
 
 
 def speedup(first: StepTime, other: StepTime) -> float:
-    """Of examples a second."""
+    """Returns the ratio of examples/s."""
     return other.examples_per_second / first.examples_per_second
 
 
 def efficiency(first: StepTime, other: StepTime) -> float:
-    """The speed-up, for each time that there are more devices; 1 is linear."""
+    """Returns the speed-up over the ratio of devices. 1 is linear."""
     return speedup(first, other) * first.topology.devices / other.topology.devices
 
 
 def grown(batch_size: int, first: Topology, other: Topology) -> int:
-    """The batch size with which each device has as many examples as one of `first` has."""
+    """Returns the batch size with the same number of examples per device as on `first`."""
     return batch_size * other.devices // first.devices

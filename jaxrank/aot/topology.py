@@ -1,4 +1,4 @@
-"""TPU slices and GPUs by the names that users know them by."""
+"""TPU slices and GPUs by name, such as v3-32 or h200-8."""
 
 import os
 import re
@@ -12,11 +12,11 @@ _GIB = 2**30
 class Generation(NamedTuple):
     """A generation of TPUs or of GPUs.
 
-    numbers_cores: whether the number in the name of a slice counts cores; else it counts chips.
-    cores_per_device: 2 where both cores of a chip are one device.
+    numbers_cores: True if the number in a slice's name counts cores, False if it counts chips.
+    cores_per_device: 2 if both cores of a chip are one device.
     hbm_bytes: memory of one device.
-    usable_bytes: of it, what the compiler gives to a program; of a GPU see `Topology`.
-    axes: of the network between TPU chips, a torus or a mesh of 2 or 3 dimensions; 0 of GPUs.
+    usable_bytes: memory that the compiler gives to a program. For GPUs see `Topology`.
+    axes: dimensions of the network between TPU chips, a torus or mesh: 2 or 3. 0 for GPUs.
     """
 
     numbers_cores: bool
@@ -26,7 +26,7 @@ class Generation(NamedTuple):
     axes: int
 
 
-# The usable bytes are what the compilers of libtpu 0.0.42.1 say of a program that is too large.
+# Usable bytes as reported by the compilers of libtpu 0.0.42.1 for programs that are too large.
 GENERATIONS = {
     "v2": Generation(True, 1, 8 * _GIB, int(7.48 * _GIB), 2),
     "v3": Generation(True, 1, 16 * _GIB, int(15.48 * _GIB), 2),
@@ -47,8 +47,8 @@ class Topology(NamedTuple):
 
     name: such as "v3-32" or "h200-8".
     generation: a key of `GENERATIONS`.
-    devices: that JAX sees in it.
-    chips: of which v2 and v3 have two devices each.
+    devices: number of devices that JAX sees.
+    chips: number of chips. Chips of v2 and v3 have two devices each.
     hbm_bytes: memory of each device.
     """
 
@@ -68,11 +68,13 @@ class Topology(NamedTuple):
 
     @property
     def usable_bytes(self) -> int:
-        """Of a device, for a program. Of a GPU it is what JAX takes when it starts, three quarters
-        or what XLA_PYTHON_CLIENT_MEM_FRACTION says.
+        """Memory of a device for a program.
+
+        For a GPU it is the fraction that JAX allocates at start: XLA_PYTHON_CLIENT_MEM_FRACTION, or
+        three quarters.
 
         Raises:
-            InputError: that says no fraction.
+            InputError: the variable is not a valid fraction.
         """
         usable = GENERATIONS[self.generation].usable_bytes
         return int(_fraction() * usable) if self.is_gpu else usable
@@ -90,23 +92,25 @@ def _fraction() -> float:
 
 
 def topology(name: str) -> Topology:
-    """The slice of that name: v3-32 has 32 cores, each a device; v4-128 has 128 cores, two to a
-    device; v5e-16 has 16 chips, each a device; h200-8 are 8 GPUs.
+    """Parses the name of a slice.
+
+    v3-32 has 32 cores, each a device. v4-128 has 128 cores, two per device. v5e-16 has 16 chips,
+    each a device. h200-8 has 8 GPUs.
 
     Raises:
-        InputError: no such generation, or a number that it cannot have.
+        InputError: the generation is unknown, or the number is invalid for it.
     """
     match = re.fullmatch(r"([a-z0-9]+)-([0-9]+)", name)
     found = _ALIASES.get(match[1], match[1]) if match else ""
     if match is None or found not in GENERATIONS:
         raise InputError(
             "--topology must be a generation of TPUs or of GPUs, one of"
-            f" {', '.join(GENERATIONS)}, and a number, as in v3-32: found {name!r}."
+            f" {', '.join(GENERATIONS)}, and a number, such as v3-32: found {name!r}."
         )
     generation, number = GENERATIONS[found], int(match[2])
     unit = 2 if generation.numbers_cores else 1  # a chip of v2, v3, v4 or v5p has two cores
     if number < 1 or number % unit:
-        what = "cores, two a chip" if generation.numbers_cores else "chips"
+        what = "cores, two per chip" if generation.numbers_cores else "chips"
         raise InputError(
             f"--topology: the number of a {found} slice counts {what}, so it must be a positive"
             f" multiple of {unit}: found {name!r}."
@@ -117,15 +121,15 @@ def topology(name: str) -> Topology:
 
 
 def sides(topology: Topology) -> tuple[int, ...]:
-    """Chips of a TPU slice along each axis, as even as powers of two can be.
+    """Returns the number of chips of a TPU slice along each axis, as even as possible.
 
     Raises:
-        InputError: the chips are no power of two.
+        InputError: the number of chips is not a power of two.
     """
     if topology.chips & (topology.chips - 1):
         raise InputError(
-            f"--topology: the chips must be a power of two to be compiled for: found"
-            f" {topology.name}, of {topology.chips} chips."
+            f"--topology: the number of chips must be a power of two: found {topology.name}, of"
+            f" {topology.chips} chips."
         )
     bits, axes = topology.chips.bit_length() - 1, GENERATIONS[topology.generation].axes
     found = sorted(2 ** ((bits + i) // axes) for i in range(axes))

@@ -1,4 +1,4 @@
-"""`jaxrank compile` as a user meets it: the compilers for TPU slices and GPUs that are not here."""
+"""Tests `jaxrank compile` on the command line, for absent TPU slices and GPUs."""
 
 import contextlib
 import io
@@ -15,12 +15,12 @@ from jaxrank.errors import InputError, RunError
 
 pytest.importorskip("libtpu", reason="the TPU compiler is for Linux on x86-64")
 
-# On all devices of a slice, where a test uses one of its machine.
+# All devices of a slice, for tests that use one device of their machine.
 WHOLE = (f"--config={TINY}", "--config.mesh.devices=0")
 
 
 def compile_all(capsys, names, *args):
-    """What is told of each slice, and the lines for people."""
+    """Runs `compile` and returns the JSON of each slice, and the standard error."""
     cli.run(["compile", *WHOLE, f"--topology={names}", *args, "--json"])
     out, err = capsys.readouterr()
     return json.loads(out.splitlines()[-1])["topologies"], err
@@ -47,7 +47,7 @@ def test_slices_have_the_devices_that_their_names_say(name, devices, kind):
     assert {device.device_kind for device in found} == {kind}
 
 
-LARGE = 80_000_000  # rows, of which fast memory has no room for an eighth
+LARGE = 80_000_000  # rows, an eighth of which does not fit fast memory
 ROWS = (
     f"--config.source.categorical=({LARGE},40)",
     f"--config.features.categorical[0].rows={LARGE}",
@@ -56,7 +56,7 @@ ROWS = (
 
 @pytest.fixture(scope="module")
 def scaled(tmp_path_factory):
-    """What is told of two slices, as JSON and for people, and the picture."""
+    """Compiles for two slices. Returns the JSON, the text and the picture."""
     picture = tmp_path_factory.mktemp("scaling") / "scaling.png"
     args = (*WHOLE, *ROWS, "--config.model.mlp_units=(2048,2048)")
     args += ("--topology=v3-8,v3-2", "--scaling=weak", f"--picture={picture}")
@@ -79,10 +79,10 @@ def test_what_one_device_needs_is_told(scaled):
     assert one["used_bytes"] < one["usable_bytes"] < one["hbm_bytes"]
     assert one["collective_bytes"] == sum(one["collectives"].values())
     assert set(one["collectives"]) == {"all-to-all", "all-reduce"}
-    # Three executions of two steps of 64 examples: floats, labels and weights of two tasks, ids.
+    # Three executions of two steps of 64 examples: dense, labels and weights of two tasks, ids.
     assert one["batches_bytes"] > 3 * 2 * 64 * 4 * (6 + 2 + 2 + 2)
-    # A layer's product is done three times, forward and backward. It is so large that the products
-    # by which vectors are moved are few beside it.
+    # A layer's product is computed three times, forward and backward. It is much larger than the
+    # products that move vectors.
     layer = 2 * 64 * 2048 * 2048
     assert 3 * layer < one["flops"] < 6 * layer
     assert one["compile_seconds"] > 0
@@ -91,7 +91,7 @@ def test_what_one_device_needs_is_told(scaled):
 
 
 def test_a_step_that_updates_whole_tables_is_not_in_place(capsys):
-    """On some of the devices of a slice."""
+    """Compiles for some of the devices of a slice."""
     some = ("--config.embedding.l2_scope=table", "--config.mesh.devices=4")
     (one,), err = compile_all(capsys, "v3-8", *ROWS, *some)
     assert one["tables_aliased"] is False
@@ -107,7 +107,7 @@ def test_tables_that_are_too_large_are_refused_by_how_much(capsys, tmp_path):
     )
     picture = f"--picture={tmp_path / 'scaling.png'}"
     args = (*args, "--config.embedding.dim=32", "--scaling=weak", picture)
-    with pytest.raises(RunError, match=r"v3-8: a device must have [\d.]+ GiB more than the 15.48"):
+    with pytest.raises(RunError, match=r"v3-8: .* [\d.]+ GiB more .* 15.48"):
         compile_all(capsys, "v3-8", *args)
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found["scaling"] == []
@@ -124,7 +124,7 @@ def test_tables_that_are_too_large_are_refused_by_how_much(capsys, tmp_path):
         ("", "--topology: must have a value: found nothing"),
         (",", "--topology must name a TPU slice, as v3-32, or GPUs, as h200-8: found ','"),
         ("v9-8", "--topology must be a generation of TPUs or of GPUs.*found 'v9-8'"),
-        ("v3-8,v3-24", "must be a power of two to be compiled for: found v3-24, of 12 chips"),
+        ("v3-8,v3-24", "power of two: found v3-24, of 12 chips"),
     ],
 )
 def test_a_slice_that_cannot_be_is_refused_before_anything_is_compiled(names, text, capsys):
@@ -135,14 +135,14 @@ def test_a_slice_that_cannot_be_is_refused_before_anything_is_compiled(names, te
 def test_a_batch_that_a_slice_cannot_split_is_refused(capsys):
     with pytest.raises(
         InputError,
-        match="must divide over all devices: found batch_size=64",
+        match="must divide .*: found batch_size=64",
     ):
         compile_all(capsys, "v3-128", "--config.batch_size=64")
 
 
 def test_what_train_would_refuse_is_refused_or_told(capsys):
     for args, message in (
-        (("--config.mesh.devices=9",), "mesh.devices must be at most 8, the devices: found 9"),
+        (("--config.mesh.devices=9",), "mesh.devices must be at most 8.*found 9"),
         (("--config.data.shards=3",), "batch_size must be a multiple of data.shards"),
         (("--config.eval.metric=click/foo",), "eval.metric must be one of 'click/logloss'"),
         (("--config.data.valid=nope",), r"data.valid: must be a split of the generated data"),
@@ -161,11 +161,11 @@ def test_hosts_that_the_data_cannot_be_shared_by_are_told(monkeypatch, capsys):
     monkeypatch.setattr(compile, "_compiled", nothing_is_compiled)
     with pytest.raises(RunError, match="so far"):
         compile_all(capsys, "v3-16", "--config.data.shards=1", "--config.batch_size=8192")
-    assert "v3-16 has 2 hosts: data.shards must be a multiple" in capsys.readouterr().err
+    assert "v3-16 has 2 hosts: data.shards must" in capsys.readouterr().err
 
 
 def test_replicas_that_a_slice_cannot_have_are_refused(capsys):
-    with pytest.raises(InputError, match="mesh.replicas must divide.*found replicas=3, 8 devices"):
+    with pytest.raises(InputError, match="mesh.replicas must .*replicas=3, 8 devices"):
         compile_all(capsys, "v3-8", "--config.mesh.replicas=3")
 
 
@@ -178,7 +178,7 @@ def test_the_lack_of_the_compiler_is_told(monkeypatch, capsys):
 
 
 def test_scaling_is_of_tpus_only(capsys):
-    with pytest.raises(InputError, match="--scaling is a model of TPUs: found h100-8"):
+    with pytest.raises(InputError, match="--scaling must .*: found h100-8"):
         compile_all(capsys, "h100-8", "--scaling=weak")
 
 
@@ -194,7 +194,7 @@ def test_what_a_gpu_needs_is_told(capsys):
     assert one["collectives"] == {}
     (row,) = [line.split() for line in err.splitlines() if line.lstrip().startswith("a100-1 ")]
     assert row[:3] == ["a100-1", "1", "yes"]
-    with pytest.raises(InputError, match="GPUs must be up to 8, or a multiple of 8: found h100-12"):
+    with pytest.raises(InputError, match="multiple of 8: found h100-12"):
         compile_all(capsys, "h100-12")
 
 
@@ -221,7 +221,7 @@ def test_scaling_is_told_and_drawn(scaled):
         (("--topology=v3-8", "--picture=a.png"), "--scaling"),
         (
             ("--topology=v3-8", "--scaling=weak", "--config.mesh.devices=4"),
-            "--scaling is of whole slices: found mesh.devices=4",
+            "--scaling must .*: found mesh.devices=4",
         ),
         (("--topology=v3-8,v4-8", "--scaling=weak"), "one generation.*v3-8, v4-8"),
         (("--topology=v3-8,v3-32", "--scaling=strong"), "whole groups of 16.*batch_size=128"),

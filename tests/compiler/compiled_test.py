@@ -1,4 +1,4 @@
-"""What the compiled step makes and sends, on CPU and on TPUs and GPUs that are not there."""
+"""Checks arrays and collectives of the compiled step, on CPU and for absent TPUs and GPUs."""
 
 import functools
 
@@ -19,7 +19,7 @@ from jaxrank.build import make_step_spec
 from jaxrank.layout import ReplicatedRows
 from jaxrank.program import BatchShape, CompiledSteps
 
-# Of the large table, on one device. A TPU copies small arrays whole to fast memory and back.
+# Rows of the large table per device. A TPU copies small arrays whole to fast memory and back.
 ROWS = {"cpu": 25_000, "tpu": 50_000_000, "gpu": 50_000_000}
 
 
@@ -46,7 +46,7 @@ def program_on(
     narrow=False,
     norm="none",
 ):
-    """A program with `batch` examples a device, its batch of one execution, and the table's rows.
+    """A program with `batch` examples per device, its batch of one execution, and the table's rows.
 
     narrow: one of the tables is in a stack of its own, of a dimension that must be padded.
     """
@@ -57,10 +57,10 @@ def program_on(
     c.optim.tables.name = row_optimizer
     c.embedding.l2_scope = scope
     c.model.norm = norm
-    c.model.precision = "default"  # bfloat16 on TPU, for which it would convert whole tables
+    c.model.precision = "default"  # bfloat16 on TPU, which could convert whole tables to it
     hot = {"dim16": ReplicatedRows(replicated_tables=("tb",), hot_rows=("ta",) * 20, replicated=10)}
     lay = examples.small_layout({"ta": 16, "tb": 16, "tc": 5 if narrow else 16}, rows, hot)
-    # As the planner does it: the room that an even split would need, and half of it more.
+    # Like the planner: the room that an even split needs, plus half of it.
     room = {stack.name: 1.5 / mesh.shape[meshes.SHARD] for stack in lay.stacks}
     step_spec = make_step_spec(c, lay, mesh, num_steps=8, room=room)
     shape = BatchShape(c.batch_size, 8, {s.name: 40 for s in lay.stacks})
@@ -83,7 +83,7 @@ def _as_users(lowered, target):
     return lowered.compile(compiler_options=options)
 
 
-# With one slot for a row and with two, of a number and of a vector.
+# With one slot of a number per row, and with two slots of a vector.
 STEPS = [
     ("cpu-1", dict(row_optimizer="lazy_adam", narrow=True)),
     ("cpu-8", dict()),
@@ -108,7 +108,7 @@ def test_the_step_makes_no_array_of_table_size_and_updates_all_state_in_place(ta
 
 
 def _of_host(text):
-    """Instructions by which a program waits for Python or for data of the host."""
+    """Lists instructions that make a program wait for Python or for data of the host."""
     waits = {"infeed", "outfeed", "send", "recv"}
     return [
         one
@@ -137,7 +137,7 @@ def test_a_custom_call_makes_what_is_no_operand(result, aliases, makes):
 
 
 def test_the_kernel_of_gpu_makes_the_pieces_that_it_leaves_and_no_table():
-    """As XLA has it, each array of it with its layout, and operands counted in comments."""
+    """The text is XLA's, with the layout of each array, and operand numbers in comments."""
     text = """
 ENTRY %e () -> f32[] {
     %pallas_call.9 = (f32[16800000,128]{1,0}, f32[16800000]{0}, f32[32768,128]{1,0}) custom-call(\
@@ -210,9 +210,9 @@ def test_sorts_and_scatters_run_beside_exchanges_that_a_tpu_starts_and_awaits():
 
 
 def test_with_xlas_flag_no_scatter_of_a_gpu_adds_in_the_order_of_its_threads():
-    """As docs/reliability.md promises for repeated runs."""
+    """docs/reliability.md promises this for repeated runs."""
     program, batch, _ = program_on("h200-1")
-    # By default XLA times Triton's products to choose among them, for which it needs the GPU.
+    # By default XLA selects Triton's products by timing them, for which it needs the GPU.
     flags = {"xla_gpu_deterministic_ops": True, "xla_gpu_enable_triton_gemm": False}
     step = program.train.lower(program.state_shape, batch, np.int32(2))
     deterministic = step.compile(compiler_options=flags)
@@ -227,7 +227,7 @@ def test_with_xlas_flag_no_scatter_of_a_gpu_adds_in_the_order_of_its_threads():
 
 
 def gradient_on(target, precision, **config):
-    """The gradient of a model's logits by its parameters and vectors, compiled for one device."""
+    """Compiles the gradient of a model's logits by parameters and vectors for one device."""
     device = jax.sharding.SingleDeviceSharding(devices_of(target)[0])
     model = models.build(tasks=2, mlp_units=(256, 128), precision=precision, **config)
     floats, vectors = np.zeros((4096, 13), np.float32), (np.zeros((4096, 26, 16), np.float32),)
@@ -269,7 +269,7 @@ def test_a_mixed_model_has_smaller_arrays_of_what_lies_between_layers(target, co
 
 @pytest.mark.parametrize("norm", ["batch", "layer"])
 def test_a_mixed_model_with_norms_and_relu_is_compiled_for_a_gpu(norm):
-    """Not a matter of course: comparisons of bfloat16 numbers do not assemble there."""
+    """This can fail: comparisons of bfloat16 numbers do not assemble for it."""
     assert gradient_on("h200-1", "mixed_bfloat16", cross="none", norm=norm, dropout=0.1)
 
 
