@@ -1,4 +1,4 @@
-"""What each part of making batches costs, on one thread and with nothing made ahead."""
+"""Measures the cost of each stage of the input, on one thread and without prefetching."""
 
 import copy
 import itertools
@@ -20,7 +20,7 @@ _FEWEST_EXECUTIONS = 2
 
 
 class _Watch:
-    """Seconds spent in functions, by name, bytes of files and examples of blocks read."""
+    """Records seconds in functions by name, bytes read from files and examples read in blocks."""
 
     def __init__(self) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
@@ -39,7 +39,7 @@ class _Watch:
 
 
 class _RawFile:
-    """A file of Python that times its reads; what they give is not decompressed yet."""
+    """A Python file that times its reads, before decompression."""
 
     def __init__(self, file: Any, watch: _Watch):
         self._file, self._watch = file, watch
@@ -89,25 +89,25 @@ class _WatchedSplit(Split):
 def measure(
     split: Split, make: Callable[[Split], TrainBatches], examples: int, seconds: float
 ) -> dict[str, float]:
-    """Seconds for a million examples, by part.
+    """Measures seconds per million examples, by part.
 
-    read: of blocks, with their checksums where they are read for the first time.
-    decompress: of blocks; 0 in a store that is not compressed.
+    read: reads blocks, and their checksums the first time.
+    decompress: decompresses blocks. 0 in a store that is not compressed.
     shuffle: joins and permutes windows, and takes each batch's share of them.
-    pack: makes the arrays of a batch, in those of an execution.
+    pack: writes the arrays of a batch into those of an execution.
 
     Args:
-        make: batches of a split, without workers and with nothing made ahead.
-        examples: of an execution.
-        seconds: to take, about.
+        make: makes the batches of a split, without workers and prefetching.
+        examples: number of examples of an execution.
+        seconds: approximate duration.
     """
     watch = _Watch()
-    fresh = copy.copy(split)  # without the checksums that were taken
+    fresh = copy.copy(split)  # without the checksums of blocks that were already read
     batches = make(_WatchedSplit(fresh, watch))
     source = batches.source(watch.timed("pack", batches.batcher.fill))
     made = map(watch.timed("execution", source.__getitem__), itertools.count())
     with _one_thread():
-        next(made)  # the first windows of all streams, which others do not need at once
+        next(made)  # reads the first windows of all streams, which is not typical
         watch.seconds.clear()
         watch.rows = 0
         for executions in itertools.count(1):
@@ -127,7 +127,7 @@ def measure(
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Arrow, which decompresses the columns of a block on all cores, uses one."""
+    """Limits Arrow to one core. By default it decompresses the columns of a block on all cores."""
     cores = pa.cpu_count()
     pa.set_cpu_count(1)
     try:
@@ -137,14 +137,14 @@ def _one_thread() -> Iterator[None]:
 
 
 def _decompress(files: Sequence[Any], seconds: float) -> float:
-    """Seconds for an example, in which its block is got from what was read of its file."""
+    """Measures the seconds per example to decode a block, without reading the file."""
     watch, rows, size = _Watch(), 0, 0
     began = time.perf_counter()
     for batch in _blocks(files, watch):
         rows, size = rows + batch.num_rows, size + batch.nbytes
         if time.perf_counter() - began >= seconds:
             break
-    if watch.bytes >= size:  # as many in the file as in memory
+    if watch.bytes >= size:  # the file is not compressed
         return 0.0
     return (watch.seconds["get"] - watch.seconds["raw"]) / rows
 

@@ -1,9 +1,8 @@
-"""How fast input and step are alone and together, and which part of them limits.
+"""Measures the speed of input and step, alone and together, and finds the part that limits.
 
-Input alone makes batches with the config's threads and workers; the step alone has one batch fed
-again and again; both is the loop of `train`, where nothing is recorded, evaluated or saved. The
-parts of the input are measured once more one after another, on one thread, to say which of them
-costs most.
+Input alone makes batches with the config's threads and workers. The step alone gets the same batch
+again and again. Both is the loop of `train`, without recording, evaluation and saving. The stages
+of the input are measured again one by one, on one thread, to find the one that costs most.
 """
 
 import contextlib
@@ -37,20 +36,20 @@ from jaxrank.telemetry.profiler import Profile
 from jaxrank.workdir import files as workdirs
 from jaxrank.workdir import lock
 
-_COMPILED = 2  # executions after which a program is compiled and its arrays are where they stay
-_ROUND = 2.0  # seconds of step and of both in turn
+_COMPILED = 2  # executions until the program is compiled and its arrays have their final place
+_ROUND = 2.0  # seconds of step and of both, per round
 _MOST_STEPS = 2**30
 
 
 class Bench(NamedTuple):
-    """What was measured.
+    """The result of the benchmark.
 
-    rates: of input, step and both, examples a second.
-    stages: seconds for a million examples, each alone; all but the step on one thread.
-    limit: the stage that bounds `both`.
-    advice: the setting to change, and why.
-    device: how many of what.
-    batch_size: examples of a step.
+    rates: of input, step and both, in examples/s.
+    stages: seconds per million examples of each stage alone, on one thread except the step.
+    limit: the stage that limits `both`.
+    advice: the setting to change, and the reason.
+    device: number and kind of devices.
+    batch_size: examples per step.
     """
 
     rates: Throughput
@@ -62,27 +61,32 @@ class Bench(NamedTuple):
 
 
 def bench(config: ConfigDict, workdir: str | Path, *, seconds: float, report: Report) -> Bench:
-    """Measures the job that `train` would run; of a run in `workdir` it changes nothing.
+    """Measures the job that `train` would run. Changes nothing of a run in `workdir`.
 
     Args:
         config: see `config.default`.
-        workdir: whose data is read, and prepared first if need be.
-        seconds: that input, step, both, and the stages together take; each also warms up.
-        report: gets a line for each thing worth telling.
+        workdir: its data is read, and prepared first if necessary.
+        seconds: duration of each of input, step, both and the stages, after a warm-up of each.
+        report: gets lines to print.
 
     Raises:
-        InputError: as `train`; more than one process.
+        InputError: as `train`, or there are several processes.
     """
     if processes.place()[1] > 1:
-        raise InputError(f"bench measures one process: found {processes.place()[1]}.")
+        raise InputError(f"bench must run in one process: found {processes.place()[1]}.")
     if not 0 < seconds < float("inf"):
         raise InputError(f"--seconds must be a positive number: found {seconds}.")
     directory = workdirs.directory(workdir)
     config = _unevaluated(config)
     with contextlib.ExitStack() as stack:
+<<<<<<< HEAD
         stack.enter_context(lock.locked(directory))  # no run uses the workdir meanwhile
         most = _MOST_STEPS // config.steps_per_execution * config.steps_per_execution
         job = jobs.build(config, directory, report, inherits_store=True, num_steps=most)
+=======
+        stack.enter_context(lock.locked(directory))  # no run uses the workdir at the same time
+        job = jobs.build(config, directory, report, inherits_store=True)
+>>>>>>> 0392874 (Use plain English in bench)
         stack.callback(job.batches.close)
         job.checkpoints.close()
         ahead = _ahead(config.steps_per_execution, config.data.prefetch_batches)
@@ -113,8 +117,13 @@ def bench(config: ConfigDict, workdir: str | Path, *, seconds: float, report: Re
         )
 
 
+<<<<<<< HEAD
 def _unevaluated(config: ConfigDict) -> ConfigDict:
     """The same job without evaluation."""
+=======
+def _endless(config: ConfigDict) -> ConfigDict:
+    """Returns the config with an endless number of steps and without evaluation."""
+>>>>>>> 0392874 (Use plain English in bench)
     configs.check(config)
     config = config.copy_and_resolve_references()
     config.data.valid = ""
@@ -123,7 +132,7 @@ def _unevaluated(config: ConfigDict) -> ConfigDict:
 
 
 def executions_per_second(batches: Iterator[Any], warm: int, seconds: float) -> float:
-    """How often `next` gives something, after it was called `warm` times."""
+    """Measures the rate of `next`, after `warm` calls."""
     for _ in range(warm):
         next(batches)
     began = time.perf_counter()
@@ -136,16 +145,16 @@ def executions_per_second(batches: Iterator[Any], warm: int, seconds: float) -> 
 
 
 def _ahead(steps_per_execution: int, prefetch_batches: int) -> int:
-    """Calls whose batches may have been made while nobody asked for them."""
+    """Returns the number of executions whose batches may have been prefetched."""
     return AHEAD + -(-prefetch_batches // steps_per_execution) + 1
 
 
 class Clock:
-    """Ends the loop after some time and measures it, in place of a run's recorder and milestones.
+    """Stops the loop after some time and measures it, in place of a run's recorder and milestones.
 
     Args:
-        warm: executions that are not measured.
-        seconds: that the executions after these take at least; there is one of them.
+        warm: number of executions that are not measured.
+        seconds: minimum duration of the executions after these, at least one.
     """
 
     def __init__(self, warm: int, seconds: float):
@@ -158,8 +167,13 @@ class Clock:
     def executions_per_second(self) -> float:
         return (self._executions - self._warm) / (self._now - self._began)
 
+<<<<<<< HEAD
     def record_later(self, step: int, count: int, metrics: StepMetrics) -> None:
         # As the recorder does, the host waits for the execution before while this one is in the
+=======
+    def record_later(self, step: int, metrics: StepMetrics) -> None:
+        # Like the recorder, the host waits for the previous execution while this one is in the
+>>>>>>> 0392874 (Use plain English in bench)
         # queue.
         jax.block_until_ready(self._before)
         self._before, self._now = metrics, time.perf_counter()
@@ -177,11 +191,11 @@ class Clock:
         raise AssertionError("nothing is due")
 
     def interrupt(self, step: int, state: TrainState, signal: int) -> NoReturn:
-        raise AssertionError("nobody listens for signals")
+        raise AssertionError("no signal is handled")
 
 
 def _session(job: Run, batches: Iterator[Any], clock: Clock) -> loop.Session:
-    """That of `train`, with a clock in place of all that a run writes and listens to."""
+    """Makes the session of `train`, with a clock in place of everything that writes or listens."""
     execution = job.steps_per_execution
     profiler = Profile(
         None,
@@ -208,14 +222,14 @@ def _session(job: Run, batches: Iterator[Any], clock: Clock) -> loop.Session:
 def _compare(
     job: Run, batch: Any, feed: Iterator[Any], ahead: int, pause: float, seconds: float
 ) -> list[tuple[float, float]]:
-    """Calls a second with one batch again and again, and with those of `feed`, by round.
+    """Measures executions/s with one batch again and again, and with those of `feed`, by round.
 
-    In turn, for whatever else the machine does comes and goes.
+    The two alternate, because the load of the machine varies over time.
 
     Args:
-        ahead: executions whose batches may have been made while nobody asked for them.
-        pause: seconds in which the input has made all that it makes ahead.
-        seconds: for each of the two, in all rounds.
+        ahead: number of executions whose batches may have been prefetched.
+        pause: seconds until the input has prefetched all that it can.
+        seconds: for each of the two, over all rounds.
     """
     state = job.program.init()
 

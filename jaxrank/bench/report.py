@@ -1,4 +1,4 @@
-"""What `bench` found as people read it, and as JSON."""
+"""Output of `bench`: text and JSON."""
 
 from typing import Any
 
@@ -6,14 +6,14 @@ from jaxrank.bench.measure import Bench
 
 
 def describe(found: Bench) -> str:
-    """The measurements as aligned text."""
+    """Formats the measurements as aligned text."""
     lines = [
         f"{found.device}, batch {found.batch_size:,}",
         f"{'':<14}{'examples/s':>14}{'of step':>10}",
     ]
     for name, rate in found.rates._asdict().items():
         lines.append(f"  {name:<12}{rate:>14,.0f}{rate / found.rates.step:>10.1%}")
-    lines += ["", f"{'':<14}{'s a million':>14}{'share':>10}"]
+    lines += ["", f"{'':<14}{'s per million':>14}{'share':>10}"]
     total = sum(found.stages.values())
     for name, seconds in found.stages.items():
         mark = "  <- limits" if name == found.limit else ""
@@ -22,7 +22,7 @@ def describe(found: Bench) -> str:
 
 
 def to_json(found: Bench) -> dict[str, Any]:
-    """The measurements as plain data."""
+    """Converts the measurements to plain data."""
     rates = {name: {"examples_per_second": rate} for name, rate in found.rates._asdict().items()}
     return rates | {
         "both_over_step": found.rates.both / found.rates.step,
