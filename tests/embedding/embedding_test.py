@@ -19,7 +19,7 @@ from jaxrank.layout import layout
 
 DIMS = [
     {"ta": 8, "tb": 8, "tc": 8},
-    {"ta": 16, "tb": 6, "tc": 6},  # two stacks, one of a dimension that must be padded
+    {"ta": 16, "tb": 6, "tc": 6},  # two stacks, one with a padded dimension
     {"ta": 1, "tb": 128, "tc": 160},
 ]
 
@@ -81,7 +81,7 @@ def test_lists_that_are_added_up_without_weights_equal_plain_loops(devices, plat
 @pytest.mark.parametrize("dims", DIMS)
 def test_replicated_rows_start_the_same_however_many_are_made_at_a_time(dims, monkeypatch):
     found = []
-    for at_once in (2**16, 128, 16):  # 50 rows of each table: once, once, and the last ones twice
+    for at_once in (2**16, 128, 16):  # 50 rows per table. With 16 the last rows are drawn twice
         monkeypatch.setattr(init, "_AT_ONCE", at_once)
         embedding = make(dims, hot="whole")
         found.append(logical(embedding, new_tables(embedding)))
@@ -91,7 +91,7 @@ def test_replicated_rows_start_the_same_however_many_are_made_at_a_time(dims, mo
 
 @pytest.mark.parametrize("hot", ["hot", "whole"])
 def test_lookup_is_the_same_to_the_bit_on_any_mesh_and_under_any_placement(hot, monkeypatch):
-    """Of lists of many ids, which add up to other bits in another order."""
+    """Lists have many ids, whose sums have other bits in another order."""
     set_chunk(monkeypatch, 8)
     found = []
     for placement, devices in (("split", 1), (hot, 1), (hot, 2)):
@@ -192,12 +192,12 @@ def test_ftrl_keeps_its_random_start_when_the_gradient_is_tiny():
 
 @pytest.mark.parametrize("name", ["adagrad", "rowwise_adagrad"])
 def test_what_has_no_gradient_stays_where_nothing_is_added_to_its_sum(name):
-    """As optax has it: with neither a first value nor eps the root of the sum is 0."""
+    """Without initial value and eps the root of the sum is 0. Equals optax."""
     embedding = make(row_optimizer=make_row_optimizer(name, initial_accumulator=0.0, eps=0.0))
     tables = new_tables(embedding)
     batch = examples.random_batch(embedding.layout, 16)
     grads = random_grads(embedding, tables, batch)
-    for g in jax.tree.leaves(grads):  # some columns have none, and some examples
+    for g in jax.tree.leaves(grads):  # some columns and some examples have zeros
         g[..., 3:] = 0
         g[8:] = 0
     gradient = examples.row_gradients(embedding.layout, batch, grads)["dim8"]
@@ -221,8 +221,11 @@ def test_a_rate_of_zero_changes_no_row(name):
 
 
 def test_ftrl_without_regularisation_follows_any_rate():
-    """Each change is -g / s; before the schedule was accounted for, the whole row was rescaled, and
-    a rate that rose from nearly nothing, as that of the next run, moved rows at random."""
+    """Each change is -g / s.
+
+    Without regard to the schedule, the whole row would be rescaled, and a rate that rises from
+    nearly 0, such as a warm-up, would move rows at random.
+    """
     row_optimizer = make_row_optimizer("ftrl")
     rows, slots = jnp.full((1, 1), 0.5), {k: jnp.zeros((1, 1)) for k in ("n", "z")}
     of_steps = [(0.5, 2.0, 4.0), (0.05, 1.0, 5.0), (1e-8, 2.0, 9.0), (0.2, -1.0, 10.0)]
@@ -297,7 +300,7 @@ def test_first_values_depend_on_table_and_row_alone(hot, devices):
 def test_update_is_the_same_on_any_mesh_and_under_any_placement(
     hot, row_optimizer, devices, replicas, room, platform, monkeypatch
 ):
-    """Against one device with all rows split, which other tests compare with plain loops."""
+    """Compares with one device and all rows split, which other tests compare with plain loops."""
     set_chunk(monkeypatch, 32)
     plain = make(row_optimizer=row_optimizer)
     batch = examples.random_batch(plain.layout, 32)
@@ -356,7 +359,7 @@ def test_sums_by_scratch_and_by_sort_equal_a_dictionary_of_sums(seed):
         if i != PAD:
             expected[int(i)] = expected.get(int(i), 0) + g.astype(np.float64)
     dirty = jnp.asarray(rng.integers(0, 300, 40), jnp.int32)
-    # The second half of them by an index and a scale, as lists' are.
+    # The second half by index and scale, like the ids of lists.
     pieces = [
         IndexedVectors(100, jnp.asarray(grads[:100])),
         IndexedVectors(
@@ -383,13 +386,13 @@ def test_counts_by_products_are_those_of_a_cumsum(size):
 
 
 def test_unknown_rule_and_unknown_setting_are_named():
-    with pytest.raises(InputError, match="optim.tables.name must be one of .*'adam9'"):
+    with pytest.raises(InputError, match="optim.tables.name must .*'adam9'"):
         make_row_optimizer("adam9")
     with pytest.raises(InputError, match="no such field: optim.tables.settings.beta7"):
         make_row_optimizer("sgd", beta7=1)
-    with pytest.raises(InputError, match="optim.tables.settings.eps must be at least 0: found -5"):
+    with pytest.raises(InputError, match="settings.eps must .* 0: found -5"):
         make_row_optimizer("adagrad", eps=-5)
     with pytest.raises(InputError, match=r"settings.b1 must be .* at most 0.99999: found 1"):
         make_row_optimizer("lazy_adam", b1=1)
-    with pytest.raises(InputError, match="settings.eps must be at least 1e-37: found 0.* NaN"):
+    with pytest.raises(InputError, match="settings.eps must .* 1e-37: found 0.*NaN"):
         make_row_optimizer("lazy_adam", eps=0.0)

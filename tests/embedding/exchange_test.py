@@ -1,4 +1,4 @@
-"""The exchange against a plain NumPy reference, with buffers of every size."""
+"""Compares the exchange with a NumPy reference, with buffers of every size."""
 
 import functools
 
@@ -20,7 +20,7 @@ DIM = 8
 
 
 def one_table(rows, columns, *, replicated=0, dealt=0):
-    """A layout of one table read by some id columns."""
+    """Makes a layout of one table that several id columns read."""
     schema = Schema(
         tasks=(Task("click"),),
         dense=(Dense("f"),),
@@ -66,8 +66,8 @@ def draw(rng, kind, rows, shape):
 KINDS = ("uniform", "power law", "one row", "edges", "nothing")
 
 
-# Devices, replicas, room, rows of the table, (replicated, dealt) rows, columns: few enough that
-# what is compiled for one draw serves the others.
+# Devices, replicas, room, rows of the table, (replicated, other hot) rows, columns. There are few
+# values, so that draws share compiled programs.
 CASES = [
     (8, 1, 0.01, 5000, (0, 0), 5),
     (8, 2, 0.2, 5000, (17, 40), 5),
@@ -121,7 +121,7 @@ def test_lookup_and_update_are_right_for_any_shape(
 
 
 def check(case, seed, kind, size, platform="cpu"):
-    """A lookup and an update of a random batch of `size` examples against plain NumPy."""
+    """Compares lookup and update of a random batch of `size` examples with NumPy."""
     devices, replicas, room, rows, hot, columns = case
     dealt = min(rows, hot[1])
     lay = one_table(rows, columns, replicated=min(dealt, hot[0]), dealt=dealt)
@@ -251,9 +251,14 @@ def test_lists_at_capacity_and_empty_ones_equal_plain_loops_on_eight_devices(com
     np.testing.assert_allclose(after, before - 0.1 * gradient, atol=1e-5)
 
 
-# Rows of the tables that every device keeps whole, and of the one that is split.
+# Rows of the replicated tables, and of the split one.
 @pytest.mark.parametrize(
-    ("whole", "by_rows", "split", "devices"),  # by_rows: of `whole`, not read by products
+    (
+        "whole",
+        "by_rows",
+        "split",
+        "devices",
+    ),  # by_rows: tables of `whole` that are not read by products
     [
         ((3, 128, 17, 1, 129), 1, 300, 1),
         ((7,) * 20, 0, 300, 4),
@@ -263,7 +268,7 @@ def test_lists_at_capacity_and_empty_ones_equal_plain_loops_on_eight_devices(com
 )
 def test_tiny_tables_are_read_and_changed_by_products_as_by_rows(whole, by_rows, split, devices):
     rows = {f"w{i}": count for i, count in enumerate(whole)} | ({"s": split} if split else {})
-    names = [*rows, *list(rows)[::-1]]  # each table is read by two columns
+    names = [*rows, *list(rows)[::-1]]  # two columns read each table
     schema = Schema(
         tasks=(Task("click"),),
         dense=(Dense("f"),),

@@ -1,4 +1,4 @@
-"""Rates of some tables and parameters that differ from the others'."""
+"""Tests learning rate multipliers of tables and parameters."""
 
 import examples
 import jax
@@ -18,7 +18,7 @@ RATES = {"ta": 0.5, "tc": 0.0}
 
 
 def table_of_rows(stack, rows):
-    """The table of each row of a stack, one after another."""
+    """Lists the table of each row of a stack."""
     hot = list(stack.hot)
     found = {stack.hot_start + i: t for i, t in enumerate(hot)}
     for table, offset in enumerate(stack.offsets):
@@ -49,7 +49,7 @@ def test_each_row_has_the_factor_of_its_table(hot):
     ],
 )
 def test_the_rows_of_a_table_move_as_at_its_own_rate(row_optimizer, devices, replicas, hot):
-    """Each table of a run with factors moves as in a run where all tables have its rate."""
+    """With multipliers, each table changes as in a run where all tables have its learning rate."""
     settings = dict(devices=devices, replicas=replicas, row_optimizer=row_optimizer, hot=hot)
     embedding = make(**settings, lr_multipliers=RATES)
     before = new_tables(embedding)

@@ -1,4 +1,4 @@
-"""Both forms of blocks against plain NumPy."""
+"""Compares both vector layouts with NumPy."""
 
 import functools
 
@@ -16,7 +16,7 @@ from jaxrank.embedding.backends.xla import RowLayout
 from jaxrank.embedding.storage import padded_width
 from jaxrank.features import PAD
 
-# Form, dimension, and vectors moved at a time: several chunks, the last of them not full, or one.
+# Layout, dimension, and vectors per chunk: several chunks, the last not full, or one chunk.
 SHAPES = [
     (RowLayout, 3, 8192),
     (RowLayout, 128, 250),
@@ -42,7 +42,7 @@ def vectors(count, dim, seed=0):
 
 
 def to_block(vector_layout, array):
-    """f[k, dim], k a multiple of the unit."""
+    """Makes a block of vectors f[k, dim]. k is a multiple of the unit."""
     return vector_layout.of_examples(jnp.asarray(array)[None])
 
 
@@ -102,7 +102,7 @@ def test_vectors_of_examples_come_back_as_they_went(vector_layout, places):
 
 
 def negative(found, sums, place):
-    """Each row becomes minus its sum, its number the row's place."""
+    """Computes the change of each row to minus its sum, and of its number to its place."""
     rows, numbers = found
     return -sums - rows, place - numbers
 
@@ -135,7 +135,7 @@ def test_rows_are_changed_and_no_others(vector_layout, every):
 
 
 def test_pieces_are_the_vectors_at_their_indices_in_all_sources():
-    """Of a block and of lists, whose vectors are few and their ids many."""
+    """Vectors come from a block and from lists, which have few vectors and many ids."""
     vector_layout = RowLayout(8, 8)
     few, scale = jnp.asarray(vectors(5, 8, seed=1)), np.random.default_rng(2).random(40)
     pieces = [

@@ -1,4 +1,4 @@
-"""The kernel of GPU that sums vectors of sorted ids and changes rows, interpreted on CPU."""
+"""Tests the GPU kernel that sums vectors of sorted ids and changes rows, interpreted on CPU."""
 
 import types
 
@@ -15,12 +15,12 @@ from jaxrank.embedding.backends import gpu_kernel
 from jaxrank.features import PAD
 
 COUNT, ROWS, RATE, STEP = 200, 300, 0.1, 3
-CHUNK = 16  # so few that pieces of runs leave pieces, too
+CHUNK = 16  # small, so that pieces of runs leave pieces too
 KINDS = ("a hot one", "all different", "all the same", "a few, often", "nothing")
 
 
 def draw(kind, count=COUNT):
-    """i32[count], rising, PAD behind the last."""
+    """Draws i32[count], rising, with PAD behind the last."""
     rng = np.random.default_rng(count)
     keys = {
         "a hot one": lambda: [*rng.integers(0, ROWS, count // 5), *[150] * (count * 3 // 5)],
@@ -33,7 +33,7 @@ def draw(kind, count=COUNT):
 
 
 def case(key, dim, *, has_index=True, is_rate_per_id=False):
-    """The fields of `Given`. All sums are such as float32 has, whatever their order."""
+    """Makes the fields of `Given`. All sums are exact in float32, in any order."""
     rng = np.random.default_rng(dim)
     count = len(key)
     places = rng.permutation(ROWS).astype(np.int32)
@@ -52,7 +52,7 @@ def case(key, dim, *, has_index=True, is_rate_per_id=False):
 
 
 def sums_of(given):
-    """The sum f64[dim] of each key, and its place and rate."""
+    """Computes the sum f64[dim] of each key, with its place and learning rate."""
     found = {}
     for i, key in enumerate(given["key"]):
         if key == PAD:
@@ -78,7 +78,7 @@ def program(change, chunk=CHUNK):
 
 
 def rule_and_arrays(name, dim):
-    """What is done to rows, and arrays (rows, slots) to do it to."""
+    """Makes a change function of an optimizer, and arrays (rows, slots) for it."""
     row_optimizer = make_row_optimizer(name, **{"ftrl": {"l1": 0.01, "l2": 0.02}}.get(name, {}))
     slots = {
         slot: np.full((ROWS, dim) if is_wide else ROWS, first, np.float32)
@@ -99,7 +99,7 @@ def row_after(name, row, slots, gradient, learning_rate):
         total = slots["accumulator"] + gradient**2
         return row - learning_rate * gradient / np.sqrt(total + 1e-7), {"accumulator": total}
     after, new = reference_row_optimizer(name, row, dict(slots), gradient, learning_rate, STEP)
-    if name == "ftrl":  # what never had a gradient stays
+    if name == "ftrl":  # rows without gradients do not change
         after = np.where(gradient == 0, row, after)
         new = {slot: np.where(gradient == 0, slots[slot], array) for slot, array in new.items()}
     return after, new
@@ -144,7 +144,7 @@ def test_rows_follow_the_written_out_rule_and_others_keep_their_bits(
 @pytest.mark.parametrize("count", [1, 63, 64, 65, 129])
 def test_each_row_changes_once_for_any_number_of_ids_around_that_of_a_chunk(count, dim):
     def change(found, sums, learning_rate, step):
-        return sums, jnp.ones_like(found[1])  # the rows, and how often each was changed
+        return sums, jnp.ones_like(found[1])  # the rows, and the number of changes of each
 
     run = program(change, chunk=64)
     for kind in KINDS:
@@ -186,14 +186,14 @@ def test_bits_repeat_and_do_not_depend_on_what_lies_behind_the_last_id(dim):
         jax.tree.map(np.testing.assert_array_equal, run(arrays, again), first)
 
 
-# Placement, rule and devices as in embedding_test.py. "hot" has rows on every device, too.
+# Placement, optimizer and devices as in embedding_test.py. "hot" also has replicated rows.
 @pytest.mark.parametrize(
     ("row_optimizer", "settings"),
     [
         ("adagrad", dict(l2=0.1, clip_norm=0.5)),
         ("lazy_adam", dict(lr_multipliers={"ta": 0.5, "tc": 0.0})),
         ("rowwise_adagrad", dict(hot="hot")),
-        ("rowwise_adagrad", dict(dims={"ta": 1, "tb": 128, "tc": 6})),  # 6 is left to XLA
+        ("rowwise_adagrad", dict(dims={"ta": 1, "tb": 128, "tc": 6})),  # XLA handles 6
         ("rowwise_adagrad", dict(devices=4, room=0.3, l2=0.1, lr_multipliers={"ta": 0.5})),
         ("ftrl", dict(devices=4, replicas=2, hot="hot", clip_norm=0.5)),
         ("adagrad", dict(l2=0.1, l2_scope="table")),
