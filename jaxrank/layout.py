@@ -1,6 +1,6 @@
-"""Where the tables lie: those of one dimension make a stack, whose rows are the rows of its tables.
+"""The layout of tables: tables of one dimension form a stack, which has the rows of its tables.
 
-NumPy only, as in `features`: the input workers import this module.
+NumPy only, like `features`, because the input workers import this module.
 """
 
 import collections
@@ -15,16 +15,16 @@ from jaxrank.features import PAD, Batch, Lists, Schema, Table
 
 
 class ReplicatedRows(NamedTuple):
-    """Which rows of a stack are kept on every device, and which are dealt out by frequency.
+    """The rows of a stack that are replicated, and those that are distributed by frequency.
 
-    A table's hot rows are its first ones, the most frequent. Those of all tables are merged by
-    falling frequency: neighbours in the stack go to different devices, so each device gets the same
-    share of every frequency.
+    The hot rows of a table are its first rows, the most frequent ones. Hot rows of all tables
+    are merged by falling frequency. Neighbours in the stack go to different devices, so each device
+    gets the same share of every frequency.
 
-    replicated_tables: tables of which every device keeps all rows.
-    hot_rows: the table (its name) of each hot row of the others, from the most frequent; the n-th
-        time that a table occurs stands for its row n.
-    replicated: how many of `hot_rows`, from the first, every device keeps.
+    replicated_tables: tables whose rows are all replicated.
+    hot_rows: for each hot row of the other tables, from the most frequent, the name of its table.
+        The n-th occurrence of a table stands for its row n.
+    replicated: number of `hot_rows`, from the first, that are replicated.
     """
 
     replicated_tables: tuple[str, ...] = ()
@@ -32,7 +32,7 @@ class ReplicatedRows(NamedTuple):
     replicated: int = 0
 
     def to_state(self) -> dict[str, Any]:
-        """`hot_rows` as runs of one table: [name, length]."""
+        """Converts the rows for a checkpoint, `hot_rows` as runs of one table: [name, length]."""
         runs = [[name, len(list(run))] for name, run in itertools.groupby(self.hot_rows)]
         return {
             "replicated_tables": list(self.replicated_tables),
@@ -48,26 +48,26 @@ class ReplicatedRows(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Stack:
-    """All tables of one dimension: the unit of storage and of lookup.
+    """All tables of one dimension, which are stored and looked up together.
 
-    Its rows are, in this order, the tables that every device keeps whole; the merged hot rows of
-    the others (see `ReplicatedRows`); and the rest of each of the others, one table after another.
+    Its rows are, in this order: the tables that are replicated whole; the merged hot rows of the
+    others (see `ReplicatedRows`); the rest of each of the others, one table after another.
 
-    name: "dim16".
+    name: such as "dim16".
     dim: length of a vector.
     tables: names, in order.
     offsets: row r of a table is row `r + offset` of the stack, unless it is a hot row.
-    rows: of all tables together.
-    replicated: how many rows, from the first, every device keeps. The others are split.
-    hot_start: the stack's row at which the merged hot rows begin.
+    rows: number of rows of all tables.
+    replicated: number of rows, from the first, that are replicated. The others are split.
+    hot_start: the first of the merged hot rows.
     hot: the table (index in `tables`) of each merged hot row.
-    columns: which columns of the id matrix read this stack.
+    columns: columns of the id matrix that read this stack.
     column_tables: the table (index in `tables`) that each of `columns` reads.
-    lists: which entries of `Schema.ragged` read this stack and are combined.
+    lists: entries of `Schema.ragged` that read this stack and are combined.
     list_tables: the table that each of `lists` reads.
-    sequences: which entries of `Schema.ragged` read this stack and are not combined.
+    sequences: entries of `Schema.ragged` that read this stack and are not combined.
     sequence_tables: the table that each of `sequences` reads.
-    sequence_lengths: places of each of `sequences`.
+    sequence_lengths: number of places of each of `sequences`.
     """
 
     name: str
@@ -88,26 +88,26 @@ class Stack:
 
     @property
     def places(self) -> int:
-        """Columns of `Batch.ids` of this stack."""
+        """Number of columns of `Batch.ids` of this stack."""
         return len(self.columns) + sum(self.sequence_lengths)
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Which stack each table of a schema lies in."""
+    """The stacks of a schema's tables."""
 
     schema: Schema
     stacks: tuple[Stack, ...]
 
 
 class ToStack(NamedTuple):
-    """Rows of a stack's tables -> the stack's rows: what is added to them.
+    """Maps rows of a stack's tables to rows of the stack, by adding a step to each.
 
-    Made once for many calls: it sorts the hot rows.
+    Build it once for many calls, because it sorts the hot rows.
 
-    step: i32[hot rows + tables] table by table, for each hot row of it and for all its others.
-    first: i32[tables] where each table begins in `step`.
-    hot: i32[tables] hot rows of each table.
+    step: i32[hot rows + tables], by table: one step per hot row, then one for all its other rows.
+    first: i32[tables], the first index of each table in `step`.
+    hot: i32[tables], number of hot rows of each table.
     """
 
     step: np.ndarray
@@ -124,22 +124,22 @@ class ToStack(NamedTuple):
         return cls(step, first, hot)
 
     def steps(self, rows: np.ndarray, first: np.ndarray, hot: np.ndarray) -> np.ndarray:
-        """What is added to rows, i32 of their shape; anything where a row is outside its table.
+        """Returns the steps to add to rows, i32 of their shape. Any value for rows out of range.
 
         Args:
-            rows: i32[..] rows of tables.
-            first, hot: i32, of the table of each; they broadcast to `rows`.
+            rows: i32[..], rows of tables.
+            first, hot: i32, of the table of each row. They broadcast to `rows`.
         """
         index = np.minimum(rows, hot)
         index += first
         return self.step.take(index, mode="clip")
 
     def __call__(self, rows: np.ndarray, tables: np.ndarray | int) -> np.ndarray:
-        """Rows of the stack, i32 of the shape of `rows`; PAD stays PAD.
+        """Maps to rows of the stack, i32 of the shape of `rows`. PAD stays PAD.
 
         Args:
-            rows: i32[..] rows of tables, or PAD.
-            tables: the table (index in `Stack.tables`) of each; broadcasts to `rows`.
+            rows: i32[..], rows of tables, or PAD.
+            tables: the table (index in `Stack.tables`) of each row. Broadcasts to `rows`.
         """
         found = rows + self.steps(rows, self.first[tables], self.hot[tables])
         np.copyto(found, PAD, where=rows == PAD)
@@ -147,15 +147,15 @@ class ToStack(NamedTuple):
 
 
 class ToTables(NamedTuple):
-    """Rows of a stack -> the tables that they are of, and their rows in them.
+    """Maps rows of a stack to their tables and the rows in them.
 
-    The rows are runs of one table each, and the merged hot rows somewhere between them.
+    The rows are runs of one table each, with the merged hot rows somewhere between them.
 
-    starts: i32[tables] the stack's row at which each run begins, rising.
-    tables: i32[tables] the table (index in `Stack.tables`) of each run.
-    offsets: i32[tables] what is taken from its rows.
-    hot_start: the stack's row at which the merged hot rows begin.
-    hot_tables, hot_rows: i32[hot rows] the table of each of them, and its row in it.
+    starts: i32[tables], the first row of each run in the stack, rising.
+    tables: i32[tables], the table (index in `Stack.tables`) of each run.
+    offsets: i32[tables], the number to subtract from the rows of each run.
+    hot_start: the first of the merged hot rows in the stack.
+    hot_tables, hot_rows: i32[hot rows], the table of each hot row, and its row in it.
     """
 
     starts: np.ndarray
@@ -170,15 +170,15 @@ class ToTables(NamedTuple):
         hot_tables, hot_rows, counts = _hot_rows(stack)
         offsets = np.asarray(stack.offsets, np.int32)
         starts = offsets + counts
-        # A table whose rows are all hot has an empty run, which begins where the next one does.
+        # A table whose rows are all hot has an empty run, which begins where the next run begins.
         tables = np.argsort(starts, kind="stable").astype(np.int32)
         return cls(starts[tables], tables, offsets[tables], stack.hot_start, hot_tables, hot_rows)
 
     def __call__(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The table of each row of the stack, i32[n], and its row in it.
+        """Maps rows of the stack to their tables i32[n] and the rows in them.
 
         Args:
-            rows: integers [n], not PAD. Rows in the tables have this type too.
+            rows: integers [n], not PAD. Rows in the tables have the same type.
         """
         run = np.searchsorted(self.starts, rows, side="right") - 1
         tables, own = self.tables[run], rows - self.offsets[run]
@@ -190,8 +190,8 @@ class ToTables(NamedTuple):
 
 
 def _hot_rows(stack: Stack) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The table of each merged hot row and its row in it, i32[hot rows], and how many each table
-    has, i32[tables]."""
+    """Returns the table of each merged hot row and its row in it, i32[hot rows], and the number of
+    hot rows of each table, i32[tables]."""
     tables = np.asarray(stack.hot, np.int32)
     counts = np.bincount(tables, minlength=len(stack.tables)).astype(np.int32)
     firsts = np.cumsum(counts) - counts
@@ -208,11 +208,11 @@ def stack_name(dim: int) -> str:
 def layout(
     schema: Schema, dim_of: Mapping[str, int], hot: Mapping[str, ReplicatedRows] | None = None
 ) -> Layout:
-    """The layout of a schema's tables.
+    """Builds the layout of a schema's tables.
 
     Args:
-        dim_of: the dimension of each table by name.
-        hot: by name of the stack; nothing is hot in a stack that is not there.
+        dim_of: {table: dimension}.
+        hot: {stack: its rows}. A stack that is absent has no hot rows.
     """
     stacks = []
     for dim in sorted(set(dim_of.values())):
@@ -265,7 +265,7 @@ def _stack(schema: Schema, dim: int, tables: list[Table], hot: ReplicatedRows) -
 
 
 def ids_of_device(layout: Layout, batch: Batch, devices: int) -> dict[str, int]:
-    """By stack, ids that a device has in its share of a batch, PAD included."""
+    """Returns {stack: number of ids in a device's share of a batch, with PAD}."""
     found = {}
     for stack in layout.stacks:
         count = batch.ids[stack.name].size if stack.name in batch.ids else 0
@@ -283,13 +283,13 @@ def batch_of(
     capacities: Mapping[str, int],
     logit_correction: int,
 ) -> Batch:
-    """A batch of what `make` gives for the shape and dtype of each of its arrays.
+    """Builds a batch by calling `make` with the shape and dtype of each of its arrays.
 
     Args:
-        rows: examples.
-        group: examples whose lists are packed together.
-        capacities: {stack: ids in a group}.
-        logit_correction: columns of `Batch.logit_correction`.
+        rows: number of examples.
+        group: number of examples whose lists are packed together.
+        capacities: {stack: ids per group}.
+        logit_correction: number of columns of `Batch.logit_correction`.
     """
     schema, groups = layout.schema, rows // group
 

@@ -1,9 +1,9 @@
-"""The device mesh, its axis names, where state and batches lie on it, and sums over its devices.
+"""The device mesh, its axis names, shardings of state and batches, and sums over its devices.
 
-A step runs in `shard_map`: the program of one device, with every exchange between devices written
-out. What is left to the compiler is only where state and batches lie between steps. Axes are Auto,
-not the Explicit ones that `jax.make_mesh` gives by default: under those every gather from a split
-array outside of `shard_map` (as tests and tools do it) would have to name its output's sharding.
+A step runs in `shard_map`: it is the program of one device, with every exchange between devices
+written out. The compiler decides only the sharding of state and batches between steps. Axes are
+Auto, unlike the Explicit default of `jax.make_mesh`. With Explicit axes, every gather from a split
+array outside `shard_map`, as in tests and tools, would have to name its output's sharding.
 """
 
 import contextlib
@@ -27,36 +27,38 @@ REPLICA = "replica"
 SHARD = "shard"
 EXAMPLES = (REPLICA, SHARD)
 
-_STARTS_EXCHANGES = 5  # the generation of TPUs from which on exchanges are started and awaited
+_STARTS_EXCHANGES = 5  # first generation of TPUs for which exchanges are asynchronous
 
 
 def make_mesh(*, replicas: int = 1, devices: int = 0) -> Mesh:
-    """A mesh of `replicas` x (devices / replicas).
+    """Makes a mesh of `replicas` x (devices / replicas).
 
     Args:
-        replicas: how many copies of every split table there are.
-        devices: how many of the devices to use, from the first; 0 for all.
+        replicas: number of copies of every split table.
+        devices: number of devices to use, from the first. 0: all.
 
     Raises:
-        InputError: the numbers do not fit the devices that are there.
+        InputError: the numbers do not fit the available devices.
     """
     found = jax.devices()
     return mesh_of(found[: used(devices, len(found))], replicas)
 
 
 def used(devices: int, there: int) -> int:
-    """How many devices a run uses of those that are there, from the first; 0: all.
+    """Returns the number of devices that a run uses. 0 stands for all of the available devices.
 
     Raises:
-        InputError: there are fewer.
+        InputError: fewer devices are available.
     """
     if devices > there:
-        raise InputError(f"mesh.devices must be at most {there}, the devices: found {devices}.")
+        raise InputError(
+            f"mesh.devices must be at most {there}, the number of devices: found {devices}."
+        )
     return devices or there
 
 
 def mesh_of(devices: Any, replicas: int) -> Mesh:
-    """A mesh of these devices, in this order.
+    """Makes a mesh of these devices, in this order.
 
     Raises:
         InputError: `replicas` does not divide their number.
@@ -75,23 +77,23 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def by_example(mesh: Mesh, leading: int = 0) -> NamedSharding:
-    """Split by example; `leading` axes in front (steps of an execution) are not split."""
+    """Returns the sharding by example. `leading` axes in front, such as steps, are not split."""
     return NamedSharding(mesh, P(*([None] * leading), EXAMPLES))
 
 
 def put_batch(batch: Any, mesh: Mesh, leading: int = 0) -> Any:
-    """This process's share of a batch -> global arrays split by example over the mesh."""
+    """Makes global arrays, split by example over the mesh, from this process's share of a batch."""
     sharding = by_example(mesh, leading)
     return jax.tree.map(lambda x: jax.make_array_from_process_local_data(sharding, x), batch)
 
 
 def platform(mesh: Mesh) -> str:
-    """ "cpu", "gpu" or "tpu"."""
+    """Returns "cpu", "gpu" or "tpu"."""
     return mesh.devices.flat[0].platform
 
 
 def bytes_on_device(shapes: Any, shardings: Any) -> int:
-    """Of arrays of those shapes, placed so."""
+    """Sums the bytes on one device of arrays with these shapes and shardings."""
     found = jax.tree.map(
         lambda x, s: math.prod(s.shard_shape(x.shape)) * x.dtype.itemsize, shapes, shardings
     )
@@ -99,19 +101,19 @@ def bytes_on_device(shapes: Any, shardings: Any) -> int:
 
 
 def host_memory() -> int:
-    """Bytes of this machine's memory, or what its group of processes may use if that is less."""
+    """Returns the bytes of this machine's memory, or the limit of its cgroup if that is less."""
     found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    with contextlib.suppress(OSError, ValueError):  # no limit is "max"
+    with contextlib.suppress(OSError, ValueError):  # "max" if there is no limit
         found = min(found, int(Path("/sys/fs/cgroup/memory.max").read_text()))
     return found
 
 
 def exchange_options(mesh: Mesh) -> dict[str, str]:
-    """XLA's options for programs in which the devices of this mesh exchange arrays.
+    """Returns XLA options for programs in which the devices of this mesh exchange arrays.
 
-    On TPU an exchange is one instruction beside which nothing runs, unless XLA is told to start it
-    and to await it later. Told so from v5 on, where others are known to train that way; it compiles
-    for earlier ones, too.
+    By default an exchange on TPU is one instruction beside which nothing runs. The option makes it
+    asynchronous: it is started, and awaited later. The option is set from v5 on, where other
+    projects train with it. It also compiles for earlier generations.
     """
     generation = re.match(r"TPU ?v?(\d+)", mesh.devices.flat[0].device_kind)
     if generation and int(generation[1]) >= _STARTS_EXCHANGES:
@@ -121,9 +123,9 @@ def exchange_options(mesh: Mesh) -> dict[str, str]:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def total(mesh: Mesh, tree: Any) -> Any:
-    """Sums each array of a device over all devices, in `shard_map`; the same bits on all of them.
+    """Sums each array of a device over all devices, in `shard_map`. All get the same bits.
 
-    Differentiable: where every device's loss is its part of one sum, so are the gradients.
+    Differentiable: if the loss of each device is its part of a sum, its gradients are summed too.
     """
     return _total(mesh, tree)
 
@@ -133,9 +135,9 @@ def _total(mesh: Mesh, tree: Any) -> Any:
         return tree
     if platform(mesh) != "cpu":
         return jax.lax.psum(tree, EXAMPLES)
-    # On CPU the devices of one process are summed in another order than those of several. Here
-    # every device sums one part, in the order of the devices, and the parts are put together: the
-    # bytes of an all-reduce, and a result that does not depend on the processes.
+    # On CPU, the order of summation over devices depends on the number of processes. Therefore
+    # every device sums one part, in the order of the devices, and the parts are concatenated. This
+    # moves the bytes of an all-reduce, and the result does not depend on the processes.
     leaves, structure = jax.tree.flatten(tree)
     summed: list[Any] = [None] * len(leaves)
     for dtype in sorted({x.dtype for x in leaves}, key=str):
@@ -163,5 +165,5 @@ total.defvjp(_total_forward, _total_backward)
 
 
 def device_index(mesh: Mesh) -> jax.Array:
-    """i32[], which device of the mesh this is, in `shard_map`: the order of examples."""
+    """Returns this device's index in the mesh, i32[], in `shard_map`: the order of examples."""
     return jax.lax.axis_index(REPLICA) * mesh.shape[SHARD] + jax.lax.axis_index(SHARD)

@@ -1,5 +1,5 @@
-"""Learning rates, and the optimizer of the dense parameters. (Tables have their own, see
-`embedding`.)"""
+"""Learning rate schedules, and the optimizers of the dense parameters. `embedding` has those of
+tables."""
 
 import dataclasses
 from collections.abc import Callable, Collection, Mapping
@@ -12,11 +12,11 @@ import optax
 from jaxrank import validate
 from jaxrank.validate import LEAST_EPS, MOST_DECAY, field, parse
 
-Schedule = Callable[[Any], Any]  # of an integer, traced or not, to a float
+Schedule = Callable[[Any], Any]  # maps an integer, traced or not, to a float
 Optimizer: TypeAlias = optax.GradientTransformation
 
-# Exponents p of rate = base_learning_rate * (batch_size / base_batch)^p: up to base_batch, and
-# above it.
+# Exponents p of learning_rate = base_learning_rate * (batch_size / base_batch)^p: first for batch
+# sizes up to base_batch, then above it.
 SCALINGS: Mapping[str, tuple[float, float]] = {
     "none": (0.0, 0.0),
     "sqrt": (0.5, 0.5),
@@ -39,11 +39,11 @@ def schedule(
     final_fraction: float,
     power: float,
 ) -> Schedule:
-    """The learning rate at step s = 0, 1, ...
+    """Makes the schedule of the learning rate for steps s = 0, 1, ...
 
-    With p = 0 (scaling "none"), 1/2 ("sqrt"), 1 ("linear") or, by "sqrt_linear", 1/2 up to
-    base_batch and 1 above it, W = warmup_steps, f = final_fraction and D = decay_steps, or
-    num_steps - W (at least 1) where decay_steps is 0:
+    p is 0 (scaling "none"), 1/2 ("sqrt"), 1 ("linear"), or with "sqrt_linear" 1/2 up to base_batch
+    and 1 above it. W = warmup_steps and f = final_fraction. D = decay_steps, or if that is 0,
+    num_steps - W (at least 1):
 
         learning_rate = base_learning_rate * (batch_size / base_batch)^p
         s < W:   learning_rate * (s + 1) / W
@@ -51,11 +51,11 @@ def schedule(
         left(t) = 1 (constant), 1 - t (linear), (1 + cos(pi t)) / 2 (cosine), (1 - t)^power
                   (polynomial)
 
-    A run no longer than its warm-up never leaves it.
+    A run that is not longer than its warm-up never leaves it.
 
     Args:
-        batch_size: examples a step over all devices.
-        base_batch: the batch size for which base_learning_rate was chosen.
+        batch_size: examples per step over all devices.
+        base_batch: the batch size that base_learning_rate was chosen for.
 
     References:
         Goyal et al., Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour, 2017, for
@@ -76,16 +76,16 @@ def schedule(
         )
     if warmup_steps == 0:
         return after
-    # From rate / W, not from 0: the first batch is a batch like any other.
+    # Starts at rate / W, not at 0: the first batch counts like any other.
     warmup = optax.linear_schedule(learning_rate / warmup_steps, learning_rate, warmup_steps - 1)
     return optax.join_schedules([warmup, after], [warmup_steps])
 
 
 class DenseOptimizer(Protocol):
-    """A rule of optax with its settings."""
+    """An optax optimizer with its settings."""
 
     def make(self, learning_rate: Schedule, decay: Optimizer) -> Optimizer:
-        """The rule's optimizer; `decay` adds the weights, for rules that decay them themselves."""
+        """Makes the optimizer. `decay` decays weights, for optimizers that do it themselves."""
         ...
 
 
@@ -102,7 +102,7 @@ class Momentum:
     """Stochastic gradient descent with momentum."""
 
     momentum: float = field(0.9, help="decay of the sum of gradients", at_least=0, below=1)
-    nesterov: bool = field(False, help="whether the momentum is Nesterov's")
+    nesterov: bool = field(False, help="use Nesterov momentum")
 
     def make(self, learning_rate: Schedule, decay: Optimizer) -> Optimizer:
         return optax.sgd(learning_rate, momentum=self.momentum, nesterov=self.nesterov)
@@ -134,7 +134,7 @@ class Adam:
         1e-8,
         help="added beside the root",
         at_least=LEAST_EPS,
-        hint="Below the least eps a gradient of 0 gives NaN.",
+        hint="A smaller eps gives NaN for a gradient of 0. Increase it.",
     )
 
     def make(self, learning_rate: Schedule, decay: Optimizer) -> Optimizer:
@@ -169,29 +169,30 @@ def dense_optimizer(
     lr_multipliers: Mapping[str, float] = MappingProxyType({}),
     **settings: float,
 ) -> Optimizer:
-    """The optimizer called `name`; its step counters start at 0 and work inside `lax.scan`.
+    """Makes the optimizer `name`. Its step counters start at 0 and work inside `lax.scan`.
 
-    In this order, for gradient g and parameter x, biases included:
+    It applies these operations in order, for gradient g and parameter x, biases included:
 
-    1. clip_norm > 0: g <- g * min(1, clip_norm / |g|), |g| over all parameters together.
-    2. weight_decay > 0: g <- g + weight_decay * x, except under adamw, and of the parameters whose
-       names, as below, are in `undecayed`.
-    3. The rule of `name`: sgd; momentum (`momentum`, `nesterov`); adagrad (Duchi et al. 2011:
+    1. clip_norm > 0: g <- g * min(1, clip_norm / |g|), with |g| over all parameters.
+    2. weight_decay > 0: g <- g + weight_decay * x, except for adamw, and except for parameters
+       whose names are in `undecayed`.
+    3. The optimizer: sgd; momentum (`momentum`, `nesterov`); adagrad (Duchi et al. 2011:
        `initial_accumulator`, `eps` under the root); adam (Kingma and Ba 2015: `b1`, `b2`, `eps`
-       beside the root); adamw (Loshchilov and Hutter 2019), which also takes
+       beside the root); adamw (Loshchilov and Hutter 2019), which also subtracts
        learning_rate * weight_decay * x from x.
-    4. lr_multipliers, {pattern: factor}: what is added to a parameter whose name matches is
-       multiplied, as if its rate were; at 0 it stays as it is. Names are those of layers and arrays
-       joined by "/", as "tower/layer_0/kernel"; * stands for any text. Of several patterns the last
-       counts.
-       InputError, when the state is made, if one matches nothing.
+    4. lr_multipliers, {pattern: multiplier}: multiplies the change of parameters whose name
+       matches, like a multiplier of their learning rate. At 0 they do not change.
+
+    Names join the names of layers and arrays by "/", such as "tower/layer_0/kernel". In a pattern
+    * matches any text, and the last pattern that matches wins. A pattern that matches no parameter
+    raises InputError when the state is made.
 
     Args:
-        name: of OPTIMIZERS.
-        settings: fields of the rule.
+        name: a key of OPTIMIZERS.
+        settings: fields of the optimizer.
 
     Raises:
-        InputError: naming the setting, what is allowed and what was found.
+        InputError: with the setting, the allowed values and the value.
     """
     optimizer = parse(OPTIMIZERS[name], settings, "optim.dense.settings")
     decay = _decay(weight_decay, undecayed)
@@ -209,7 +210,7 @@ def _name(path: Any) -> str:
 
 
 def _decay(weight: float, undecayed: Collection[str]) -> Optimizer:
-    """Adds weight * x. Not optax's, whose mask changes the state, and so what a checkpoint has."""
+    """Adds weight * x. The mask of optax's version would change the state, and so checkpoints."""
 
     def decayed(path: Any, update: jax.Array, x: jax.Array) -> jax.Array:
         return update if _name(path) in undecayed else update + weight * x
@@ -240,5 +241,5 @@ def _scale_updates(lr_multipliers: Mapping[str, float]) -> optax.GradientTransfo
 
 
 def is_schedule(node: Any) -> bool:
-    """Whether a node of an optimizer's state is the place in the schedule of its rate."""
+    """Returns True if a node of an optimizer's state is the step counter of its schedule."""
     return isinstance(node, optax.ScaleByScheduleState)

@@ -1,4 +1,4 @@
-"""Pictures: the one module that draws."""
+"""Plots. Only this module imports matplotlib."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -10,11 +10,11 @@ from matplotlib.figure import Figure
 
 from jaxrank.errors import RunError
 
-_MOST_FEATURES = 40  # in a picture; those with the largest values are shown
+_MOST_FEATURES = 40  # per plot. Features with the largest values are shown
 _MOST_SPLITS = 4
 _LENGTHS = {"mean": "o", "p50": "|", "p95": "<", "p99": ">", "max": "x"}
 
-# Values by feature, each by split.
+# {feature: {split: value}}.
 _Values = dict[str, dict[str, float]]
 
 
@@ -36,15 +36,15 @@ def draw_scaling(
     base: str,
     published: tuple[float, float] | None = None,
 ) -> None:
-    """Writes a PNG: the parts of a step's time, and the speed-up over the first slice.
+    """Writes a PNG with the parts of a step's time, and the speed-up over the first slice.
 
     Args:
-        names: of the slices, at least one.
-        seconds: of each slice, by part of a step.
-        devices: of each slice, rising.
+        names: names of the slices, at least one.
+        seconds: {part of a step: seconds} of each slice.
+        devices: number of devices of each slice, rising.
         speedups: examples/s of each slice over those of the first.
         base: name of the first slice.
-        published: times the devices and times the speed of a published measurement.
+        published: (ratio of devices, speed-up) of a published measurement.
 
     Raises:
         RunError: the file cannot be written.
@@ -56,10 +56,10 @@ def draw_scaling(
         height = np.array([1e3 * times[part] for times in seconds])
         parts.bar(names, height, bottom=bottom, label=part)
         bottom += height
-    parts.set_ylabel("milliseconds of a step")
+    parts.set_ylabel("milliseconds per step")
     parts.legend(loc="center left", bbox_to_anchor=(1, 0.5))
     times_devices = np.array(devices) / devices[0]
-    curve.plot(times_devices, speedups, "o-", label="the model")
+    curve.plot(times_devices, speedups, "o-", label="estimate")
     curve.plot(times_devices, times_devices, "--", color="gray", label="linear")
     if published:
         curve.plot(*published, "x", color="black", label="Snap, 2022, measured")
@@ -67,8 +67,8 @@ def draw_scaling(
     curve.set_yscale("log", base=2)
     curve.xaxis.set_major_formatter("{x:g}")
     curve.yaxis.set_major_formatter("{x:g}")
-    curve.set_xlabel(f"times the devices of {base}")
-    curve.set_ylabel("times its examples a second")
+    curve.set_xlabel(f"devices, relative to {base}")
+    curve.set_ylabel("examples/s, relative to the same")
     curve.legend()
     _save(figure, path)
 
@@ -83,14 +83,14 @@ def draw_plan(
     imbalance: float,
     even: float,
 ) -> None:
-    """Writes a PNG: memory of a device by kind, and lookups of each device.
+    """Writes a PNG with the memory of each device by kind, and its lookups.
 
     Args:
         sizes: bytes of each device, by kind.
-        memory: bytes that a device has.
+        memory: bytes of memory of each device.
         lookups: f[devices], rows that each device serves per step.
-        fits: whether the sizes do.
-        imbalance: largest over mean lookups of a step.
+        fits: True if the sizes fit the memory.
+        imbalance: largest over mean lookups per step.
         even: lookups over the mean up to which devices count as balanced.
 
     Raises:
@@ -105,7 +105,7 @@ def draw_plan(
         upper.bar(device, height, bottom=bottom, width=0.9, label=f"{name} {height:,.3g}")
         bottom += height
     limit = memory / 2**30
-    if bottom > limit / 4:  # else it would press the bars flat
+    if bottom > limit / 4:  # otherwise the line would flatten the bars
         upper.axhline(limit, color="black", linestyle="--", label=f"memory {limit:,.3g}")
     upper.set_ylabel("GiB")
     upper.set_title(
@@ -116,10 +116,10 @@ def draw_plan(
     lower.bar(device, lookups, width=0.9)
     mean = lookups.mean()
     lower.axhline(mean, color="black", label=f"mean {mean:,.0f}")
-    lower.axhline(even * mean, color="black", linestyle=":", label=f"{even} of the mean")
+    lower.axhline(even * mean, color="black", linestyle=":", label=f"{even} times the mean")
     lower.set_xlabel("device")
-    lower.set_ylabel("rows a step")
-    lower.set_title(f"Rows that each device serves: largest over mean {imbalance:.4f} in a step")
+    lower.set_ylabel("rows per step")
+    lower.set_title(f"Rows that each device serves per step: largest over mean {imbalance:.4f}")
     lower.legend(loc="center left", bbox_to_anchor=(1, 0.5))
     _save(figure, path)
 
@@ -132,13 +132,13 @@ def draw_bench(
     limit: str,
     title: str,
 ) -> None:
-    """Writes a PNG: the speed of input, step and both, and the cost of each stage.
+    """Writes a PNG with the speed of input, step and both, and the cost of each stage.
 
     Args:
         rates: examples/s of `input`, `step` and `both`.
         stages: seconds per million examples.
         limit: the slowest stage.
-        title: of the device and the batch.
+        title: names the device and the batch size.
 
     Raises:
         RunError: the file cannot be written.
@@ -157,18 +157,18 @@ def draw_bench(
     costs.bar_label(bars, [f"{seconds:.3g}" for seconds in stages.values()], padding=2)
     costs.invert_yaxis()
     costs.margins(x=0.15)
-    costs.set_xlabel("seconds for a million examples, each alone")
+    costs.set_xlabel("seconds per million examples, each alone")
     costs.set_title(f"{limit} limits; {title}")
     _save(figure, path)
 
 
 def draw_statistics(statistics: Mapping[str, Mapping[str, Any]], path: str | Path) -> None:
-    """Writes a PNG of prepared data: what is missing, distinct values and lengths of lists.
+    """Writes a PNG of prepared data: missing values, distinct values and lengths of lists.
 
-    Of many features those with the largest values are shown, and of many splits the largest.
+    At most 40 features, with the largest values, and the 4 largest splits are shown.
 
     Args:
-        statistics: by split, as `data.statistics` has them; what is absent is not drawn.
+        statistics: {split: statistics}, see `data.statistics`. Absent values are not drawn.
 
     Raises:
         RunError: the file cannot be written.
@@ -185,12 +185,12 @@ def draw_statistics(statistics: Mapping[str, Mapping[str, Any]], path: str | Pat
     figure = Figure(figsize=(10, sum(heights) + 1), layout="constrained")
     labels = [f"{split}: {found.get('rows', 0):,} rows" for split, found in shown.items()]
     more = len(largest) - len(shown)
-    figure.suptitle("What was prepared" + (f"; {more} more splits are not shown" if more else ""))
+    figure.suptitle("Prepared data" + (f"; {more} more splits are not shown" if more else ""))
     axes = iter(np.ravel(figure.subplots(len(heights), 1, height_ratios=heights)))
     if missing:
         panel = next(axes)
         _bars(panel, missing, list(shown), labels)
-        _name(panel, list(missing), "missing: share of examples; of lists, empty ones")
+        _name(panel, list(missing), "missing: fraction of examples (lists: of empty lists)")
     if distinct:
         panel = next(axes)
         _bars(panel, distinct, list(shown), labels)
@@ -199,7 +199,7 @@ def draw_statistics(statistics: Mapping[str, Mapping[str, Any]], path: str | Pat
     if longest:
         panel = next(axes)
         _lengths(panel, list(longest), shown)
-        _name(panel, list(longest), "ids of a list: mean, quantiles and most")
+        _name(panel, list(longest), "ids per list: mean, quantiles and maximum")
     _save(figure, path)
 
 
@@ -225,13 +225,13 @@ def _values(
 
 
 def _most(values: _Values) -> _Values:
-    """The features with the largest values, the largest first."""
+    """Selects the features with the largest values, the largest first."""
     order = sorted(values, key=lambda name: -max(values[name].values()))
     return {name: values[name] for name in order[:_MOST_FEATURES]}
 
 
 def _places(count: int, part: int, parts: int) -> np.ndarray:
-    """Where the bars of one split lie, of `parts` for each feature."""
+    """Returns the positions of one split's bars. Each feature has `parts` bars."""
     return np.arange(count) + (part - (parts - 1) / 2) * 0.8 / parts
 
 
@@ -256,7 +256,7 @@ def _lengths(axes: Axes, names: Sequence[str], shown: Mapping[str, Mapping[str, 
         places = _places(len(names), i, len(shown))
         for quantile, marker in _LENGTHS.items():
             lengths = [column.get(quantile, np.nan) for column in columns]
-            label = "_" if i else quantile  # which colour is which split the bars tell
+            label = "_" if i else quantile  # the legend of the bars has the colours of splits
             axes.plot(lengths, places, marker, color=f"C{i}", label=label)
     axes.set_xscale("symlog", linthresh=1)
     axes.set_xlim(left=0)

@@ -1,4 +1,4 @@
-"""Rows of tables and rows of their stack, against the rows written down one after another."""
+"""Compares the maps between rows of tables and of their stack with an explicit list of rows."""
 
 import numpy as np
 from examples import rows_in_order, small_layout
@@ -57,7 +57,7 @@ def test_rows_of_tables_and_of_their_stack_are_those_that_counting_finds(placeme
 
 def test_pad_stays_pad_and_tables_may_be_one_a_column_or_one_for_all():
     hot = ReplicatedRows(replicated_tables=("tb",), hot_rows=("tc", "ta", "ta"), replicated=1)
-    (stack,) = small_layout(hot={"dim8": hot}).stacks  # rows: 7 of tb, 3 hot, 48 of ta, 30 of tc
+    (stack,) = small_layout(hot={"dim8": hot}).stacks  # 7 rows of tb, 3 hot, 48 of ta, 30 of tc
     to_stack = ToStack.of(stack)
     rows = np.int32([[0, PAD, 0], [PAD, 6, 1], [49, PAD, PAD]])
     found = to_stack(rows, np.arange(3))

@@ -1,4 +1,4 @@
-"""Learning rates at chosen steps, and optimizers against their rules in float64."""
+"""Tests learning rates at chosen steps, and compares optimizers with float64 formulas."""
 
 import jax
 import jax.numpy as jnp
@@ -75,7 +75,7 @@ def learning_rate_of(step):
 
 
 def by_hand(name, gradients, x, *, clip_norm=0.0, weight_decay=0.0, **h):
-    """The rule of each optimizer on one float64 vector."""
+    """Computes each optimizer on one float64 vector."""
     m, v = np.zeros_like(x), np.zeros_like(x)
     if name == "adagrad":
         v += h.get("initial_accumulator", 0.1)
@@ -105,7 +105,7 @@ def by_hand(name, gradients, x, *, clip_norm=0.0, weight_decay=0.0, **h):
 
 
 def run(gradients, x, **settings):
-    """All steps inside one `lax.scan`, the vector in two parts of unlike shape."""
+    """Runs all steps in one `lax.scan`, with the vector in two parts of different shapes."""
 
     def parts(a):
         return {"kernel": a[..., :4].reshape(*a.shape[:-1], 2, 2), "bias": a[..., 4:]}
@@ -170,7 +170,9 @@ def test_weights_that_do_not_decay_are_those_of_no_decay(name):
         ).init(params)
         for u in ((), ("bias",))
     ]
-    assert len({jax.tree.structure(state) for state in states}) == 1  # of one checkpoint
+    assert (
+        len({jax.tree.structure(state) for state in states}) == 1
+    )  # checkpoints have one structure
     assert jax.tree.structure(states[0]) == jax.tree.structure(of_optax(name).init(params))
 
 

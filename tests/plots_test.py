@@ -1,4 +1,4 @@
-"""What pictures show; how they look is for people to judge."""
+"""Tests the content of plots, not their look."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def statistics(features, rows=1000):
-    """A third of the features of each kind."""
+    """Makes statistics, with a third of the features of each kind."""
     return {
         "rows": rows,
         "tasks": {"click": {"known": rows, "positives": 3}},
@@ -26,7 +26,7 @@ def statistics(features, rows=1000):
 
 
 def drawn(monkeypatch, told):
-    """Titles of the panels and the names in each."""
+    """Draws statistics. Returns {title of a panel: names in it}."""
     figures = []
     monkeypatch.setattr(plots, "_save", lambda figure, path: figures.append(figure))
     plots.draw_statistics(told, "unused.png")
@@ -59,7 +59,7 @@ def test_shares_are_of_the_examples_of_their_split(monkeypatch):
     }
     plots.draw_statistics(told, "unused.png")
     widths = [bar.get_width() for bar in figures[0].axes[0].patches]
-    # Split b, the larger one, first; within it the features by their largest share.
+    # The larger split b first, and in it the features by their largest fraction.
     np.testing.assert_allclose(widths, [0.75, 0.25, 0.1, 0, 0.5, 0])
 
 
