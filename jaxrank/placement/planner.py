@@ -29,8 +29,8 @@ SMALL_TABLE = 64
 # Rows that a device reads with at least this probability are replicated. Summing the gradient of a
 # row over the devices moves as many bytes as sending its vector and its gradient once.
 REPLICATE_FROM = 0.9
-# Rows that a device reads with at least this probability are distributed one by one. The rows below
-# are so many per device that chance spreads them.
+# Rows that a device reads with at least this probability are distributed one by one. Rarer rows are
+# numerous enough on each device to be spread evenly by chance.
 DEAL_FROM = 0.03
 # Maximum hot rows of a stack: each is a number in every program that maps ids to rows.
 MOST_HOT_ROWS = 65_536

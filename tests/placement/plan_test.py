@@ -381,7 +381,7 @@ def test_names_of_slices_and_gpus_say_how_many_devices_of_which_memory(name, dev
 
 
 def test_a_number_that_no_slice_has_is_refused():
-    with pytest.raises(InputError, match="counts cores, two a chip.*multiple of 2: found 'v4-7'"):
+    with pytest.raises(InputError, match="two per chip.*multiple of 2: found 'v4-7'"):
         topology.topology("v4-7")
     with pytest.raises(InputError, match="found 'v3-0'"):
         topology.topology("v3-0")
