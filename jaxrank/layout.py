@@ -17,8 +17,8 @@ from jaxrank.features import PAD, Batch, Lists, Schema, Table
 class ReplicatedRows(NamedTuple):
     """The rows of a stack that are replicated, and those that are distributed by frequency.
 
-    The hot rows of a table are its first rows, the most frequent ones. Hot rows of all tables
-    are merged by falling frequency. Neighbours in the stack go to different devices, so each device
+    The hot rows of a table are its first rows, the most frequent ones. Hot rows of all tables are
+    merged by falling frequency. Neighbours in the stack go to different devices, so each device
     gets the same share of every frequency.
 
     replicated_tables: tables whose rows are all replicated.

@@ -1,5 +1,7 @@
-"""Learning rate schedules, and the optimizers of the dense parameters. `embedding` has those of
-tables."""
+"""Learning rate schedules, and optimizers of the dense parameters.
+
+`embedding` has the optimizers of tables.
+"""
 
 import dataclasses
 from collections.abc import Callable, Collection, Mapping

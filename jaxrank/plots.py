@@ -42,7 +42,7 @@ def draw_scaling(
         names: names of the slices, at least one.
         seconds: {part of a step: seconds} of each slice.
         devices: number of devices of each slice, rising.
-        speedups: examples/s of each slice over those of the first.
+        speedups: examples/s of each slice, relative to the first.
         base: name of the first slice.
         published: (ratio of devices, speed-up) of a published measurement.
 

@@ -77,7 +77,7 @@ def compile_for(
         names: slices, such as "v3-32", and GPUs, such as "h200-8".
         workdir: of a run whose prepared data is read. May be empty, see `plan.open_data`.
         scaling: one of `validate.GROWTH` to estimate the time of a step, or empty. With weak
-            scaling, `config.batch_size` is that of the slice with the fewest devices.
+            scaling, `config.batch_size` applies to the slice with the fewest devices.
         report: gets lines to print.
 
     Raises:

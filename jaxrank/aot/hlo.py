@@ -65,7 +65,7 @@ class Instruction(NamedTuple):
 
     @property
     def made(self) -> tuple[Array, ...]:
-        """Arrays of the result, except those that it sends and operands changed in place."""
+        """Arrays of the result, except arrays that it sends and operands changed in place."""
         if self.opcode != "custom-call":
             return self.arrays[self.sent :]
         aliases = self.found(r"output_to_operand_aliasing=\{(.*?\))\}")
@@ -160,7 +160,7 @@ def _instruction(line: str) -> Instruction | None:
         return None
     name, kind, opcode, rest = match.groups()
     arrays = tuple(_array(*found) for found in re.findall(_ARRAY, kind))
-    # The start of an exchange may pass on the arrays that it sends, before those that it receives.
+    # The start of an exchange may return the arrays that it sends before the received ones.
     handed_on = re.match(r"\(\(.*?\), ", kind)
     sent = len(re.findall(_ARRAY, handed_on[0])) if handed_on else 0
     depth, end = 1, len(rest)

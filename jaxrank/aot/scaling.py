@@ -2,7 +2,7 @@
 
 An instruction takes the maximum of three times: its products at the rate of the matrix unit, its
 bytes at the rate of HBM, and the cycles that the compiler expects. Instructions run one after
-another, also those that the compiler lets run at the same time.
+another, even if the compiler lets them run at the same time.
 
 An exchange or a sum that is started and awaited later counts only beyond the time of the
 instructions between. All others overlap with nothing. An exchange takes the time of the busiest cut
@@ -55,7 +55,7 @@ class ChipRates(NamedTuple):
     ring: int
 
 
-# The clock of v6e is not published. That of v5p is used.
+# The clock of v6e is not published, so the clock of v5p is used.
 RATES = {
     "v2": ChipRates(46e12, 700e9, 62e9, 0.7e9, 16),
     "v3": ChipRates(123e12, 900e9, 70e9, 0.94e9, 32),

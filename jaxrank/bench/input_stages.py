@@ -94,7 +94,7 @@ def measure(
     read: reads blocks, and their checksums the first time.
     decompress: decompresses blocks. 0 in a store that is not compressed.
     shuffle: joins and permutes windows, and takes each batch's share of them.
-    pack: writes the arrays of a batch into those of an execution.
+    pack: writes the arrays of a batch into the arrays of an execution.
 
     Args:
         make: makes the batches of a split, without workers and prefetching.

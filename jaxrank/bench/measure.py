@@ -222,7 +222,7 @@ def _session(job: Run, batches: Iterator[Any], clock: Clock) -> loop.Session:
 def _compare(
     job: Run, batch: Any, feed: Iterator[Any], ahead: int, pause: float, seconds: float
 ) -> list[tuple[float, float]]:
-    """Measures executions/s with one batch again and again, and with those of `feed`, by round.
+    """Measures executions/s with one repeated batch, and with the batches of `feed`, by round.
 
     The two alternate, because the load of the machine varies over time.
 

@@ -10,7 +10,7 @@ suffice. All devices therefore request a row in the same round, and its gradient
 update.
 
 In this module an id is identified by its key. The key of a split row is its position in the whole
-split array. Keys behind those of the last owner belong to replicated rows. These ids do not travel,
+split array. Keys behind the last owner's keys belong to replicated rows. These ids do not travel,
 but they are sorted with the others and their gradients are summed with them.
 
 All functions in this module run in `shard_map`, as the program of one device. n: number of devices

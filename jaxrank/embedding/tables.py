@@ -1,7 +1,7 @@
 """The tables of a model on a mesh: their state, the lookup and the update.
 
 A stack has two parts, either of which may be absent. Replicated rows are on every device: a device
-reads its own copy, and their gradients are summed over all devices like those of the model. Split
+reads its own copy, and their gradients are summed over all devices like the model's. Split
 rows are owned by one device of each replica, see `exchange`. A mesh of one device owns all rows.
 """
 
@@ -51,8 +51,8 @@ Vectors = dict[str, dict[str, jax.Array]]
 class StackRoute(NamedTuple):
     """The ids of one stack that a device reads, and the positions of their rows.
 
-    ids: i32[m], first those of each example's places, except places that are read by products, then
-        those of lists. PAD where a place has no id.
+    ids: i32[m], ids of each example's places, except places that are read by products, then ids of
+        lists. PAD where a place has no id.
     split: a `Route`, or on a mesh of one device the positions i32[m] in the split array, or PAD.
         None without split rows or ids.
     """

@@ -48,7 +48,7 @@ def has_layers() -> bool:
 
 @functools.cache
 def _loaded() -> tuple[str, set[str]]:
-    """Returns (the reason why nothing is available, the names of what is available)."""
+    """Returns (the reason why nothing is available, the names of available libraries)."""
     if os.environ.get("JAXRANK_NATIVE") == "0":
         return "JAXRANK_NATIVE is 0", set()
     try:

@@ -9,13 +9,12 @@ import jax.numpy as jnp
 def fusion_barrier(function: Callable[..., jax.Array], *operands: jax.Array) -> jax.Array:
     """Computes function(*operands), on CPU in a branch of its own, which is always taken.
 
-    XLA on CPU does not fuse across a branch. Without it, XLA
-    - fuses a gather with the arithmetic behind it, in scalar loops that take twice as long,
-    - computes an index again in every gather and scatter that uses it,
-    - fuses a transpose into a product that it has no fast form of.
+    XLA on CPU does not fuse across a branch. Otherwise it fuses a gather with the arithmetic behind
+    it, in scalar loops that take twice as long. It computes an index again in every gather and
+    scatter that uses it. It fuses a transpose into a product that it has no fast form of.
 
     `optimization_barrier` alone is removed before fusion. Do not use this function in a `shard_map`
-    that checks what varies over its mesh.
+    with `check_vma`.
     """
     return jax.lax.platform_dependent(*operands, cpu=_branch(function), default=function)
 

@@ -71,7 +71,7 @@ def rowwise_adagrad(
 ) -> tuple[jax.Array, jax.Array]:
     """Applies `optimizers.RowwiseAdaGrad` to rows and accumulators f32[n] in place.
 
-    The result equals that of the optimizer up to rounding.
+    The result equals the optimizer's up to rounding.
 
     Args:
         rows: f32[n * width / 128, 128], as stored. XLA would copy another shape of them.
@@ -88,7 +88,7 @@ def rowwise_adagrad(
 
 
 def _operands(vectors: IndexedVectors) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns (vectors, index, scale), with empty arrays for those that are None."""
+    """Returns (vectors, index, scale), with an empty array for None."""
     index = jnp.zeros(0, jnp.int32) if vectors.index is None else vectors.index
     scale = jnp.zeros(0, jnp.float32) if vectors.scale is None else vectors.scale
     return vectors.source, index, scale
