@@ -79,14 +79,9 @@ def bench(config: ConfigDict, workdir: str | Path, *, seconds: float, report: Re
     directory = workdirs.directory(workdir)
     config = _unevaluated(config)
     with contextlib.ExitStack() as stack:
-<<<<<<< HEAD
-        stack.enter_context(lock.locked(directory))  # no run uses the workdir meanwhile
+        stack.enter_context(lock.locked(directory))  # no run uses the workdir at the same time
         most = _MOST_STEPS // config.steps_per_execution * config.steps_per_execution
         job = jobs.build(config, directory, report, inherits_store=True, num_steps=most)
-=======
-        stack.enter_context(lock.locked(directory))  # no run uses the workdir at the same time
-        job = jobs.build(config, directory, report, inherits_store=True)
->>>>>>> 0392874 (Use plain English in bench)
         stack.callback(job.batches.close)
         job.checkpoints.close()
         ahead = _ahead(config.steps_per_execution, config.data.prefetch_batches)
@@ -117,13 +112,8 @@ def bench(config: ConfigDict, workdir: str | Path, *, seconds: float, report: Re
         )
 
 
-<<<<<<< HEAD
 def _unevaluated(config: ConfigDict) -> ConfigDict:
-    """The same job without evaluation."""
-=======
-def _endless(config: ConfigDict) -> ConfigDict:
-    """Returns the config with an endless number of steps and without evaluation."""
->>>>>>> 0392874 (Use plain English in bench)
+    """Returns the config without evaluation."""
     configs.check(config)
     config = config.copy_and_resolve_references()
     config.data.valid = ""
@@ -167,13 +157,8 @@ class Clock:
     def executions_per_second(self) -> float:
         return (self._executions - self._warm) / (self._now - self._began)
 
-<<<<<<< HEAD
     def record_later(self, step: int, count: int, metrics: StepMetrics) -> None:
-        # As the recorder does, the host waits for the execution before while this one is in the
-=======
-    def record_later(self, step: int, metrics: StepMetrics) -> None:
         # Like the recorder, the host waits for the previous execution while this one is in the
->>>>>>> 0392874 (Use plain English in bench)
         # queue.
         jax.block_until_ready(self._before)
         self._before, self._now = metrics, time.perf_counter()
