@@ -70,10 +70,11 @@ class Data:
         4, unit="blocks", at_least=1, help="blocks of a stream that are shuffled together"
     )
     num_workers: int = field(
-        0,
+        -1,
         unit="processes",
-        at_least=0,
-        help="input processes of each training process; 0: a thread of it",
+        at_least=-1,
+        help="input processes of each training process; 0: a thread of it; -1: by its cores and"
+        " accelerators",
     )
     prefetch_batches: int = field(16, unit="batches", at_least=0, help="batches made ahead")
     list_slack: float = field(
@@ -274,6 +275,12 @@ class Checkpoint:
         unit="steps",
         at_least=0,
         help="more often than at every evaluation; 0: not more often",
+    )
+    every_minutes: float = field(
+        10.0,
+        unit="minutes",
+        at_least=0,
+        help="after the checkpoint before, or the start, besides; 0: not by time",
     )
     keep: int = field(
         2, unit="checkpoints", at_least=1, help="newest checkpoints kept, beside the best one"
@@ -527,6 +534,7 @@ FREE = (
     "data.prefetch_batches",
     "log_every_steps",
     "watch.hang_seconds",
+    "checkpoint.every_minutes",
     "checkpoint.keep",
     "checkpoint.keep_every_steps",
 )

@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxrank.run_schedule import execution_end
 from jaxrank.runtime import processes
-from jaxrank.runtime.stop import ShutdownSignal
+from jaxrank.runtime.stop import Asked, ShutdownSignal
 from jaxrank.runtime.watchdog import Watchdog
 from jaxrank.step import StepMetrics, TrainState
 from jaxrank.telemetry.profiler import Profile
@@ -33,10 +33,13 @@ class Milestones(Protocol):
     def goes_on(self, step: int) -> bool:
         """Whether there is another execution after `step`."""
 
-    def is_due(self, step: int, signal: int) -> bool:
+    def save_is_due(self) -> bool:
+        """Whether it is time to save, as process 0 sees it; once for each time."""
+
+    def is_due(self, step: int, asked: Asked) -> bool:
         """Whether the loop pauses after `step`.
 
-        signal: the number of the signal that the run got; 0 for none.
+        asked: what all processes have learned together.
         """
 
     def pause(self, step: int, state: TrainState, signal: int) -> TrainState:
@@ -97,9 +100,9 @@ def run(session: Session, state: TrainState) -> TrainState:
         session.recorder.record_later(step, count, metrics)
         session.watch.alive()
         session.profiler.stop_if_due(step, state)
-        signal = stop.asked() if stop else 0
-        if milestones.is_due(step, signal):
-            state = milestones.pause(step, state, signal)
+        asked = stop.asked(milestones.save_is_due()) if stop else Asked()
+        if milestones.is_due(step, asked):
+            state = milestones.pause(step, state, asked.signal)
     return state
 
 

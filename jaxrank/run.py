@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from jaxrank.build import (
 )
 from jaxrank.checkpoints.manager import Checkpoints, quieten_libraries
 from jaxrank.checkpoints.record import Metric
-from jaxrank.data.batches import packing
+from jaxrank.data.batches import packing, workers
 from jaxrank.data.batches.pipeline import TrainBatches
 from jaxrank.data.batches.room import Room
 from jaxrank.data.store.reader import Store
@@ -49,6 +50,7 @@ from jaxrank.workdir import files
 # Smaller groups of packed lists leave most of their room empty.
 _SMALL_GROUP = 32
 _MORE_EPOCHS = 1.05  # times those of the config, from which on it is worth a word
+_AUTOMATIC = -1  # as data.num_workers
 _MUCH_PADDING = 0.4  # of the room for lists, from which on there is something to gain
 _LOOKED_AT = 64  # blocks, for labels of a task with a parent
 
@@ -104,6 +106,7 @@ class Run:
     directory: Path
     steps_per_execution: int
     eval_batch_size: int
+    save_every_seconds: float
     model: str
     optimizers: dict[str, str]
     run_schedule: RunSchedule
@@ -312,6 +315,8 @@ def build(
         steps_per_execution=1,
     )
     _report_room(batches, report)
+    if config.data.num_workers == _AUTOMATIC and batches.num_workers:
+        report(f"{batches.num_workers} processes make batches (data.num_workers)")
     if config.data.valid == NEXT_DAY:
         first = batches.first_steps
         chosen = days.plan_evaluations(
@@ -349,6 +354,7 @@ def build(
         directory=directory,
         steps_per_execution=config.steps_per_execution,
         eval_batch_size=config.eval.batch_size,
+        save_every_seconds=60 * config.checkpoint.every_minutes,
         model=model_fields(config.model)["name"],
         optimizers={part: config.optim[part].name for part in ("dense", "tables")},
         run_schedule=run_schedule,
@@ -434,6 +440,8 @@ def make_batches(
         InputError: see `TrainBatches`.
     """
     settings = {k: v for k, v in data.items() if k not in _NOT_OF_BATCHES}
+    if settings["num_workers"] == _AUTOMATIC:
+        settings["num_workers"] = _suitable_workers(settings["shards"])
     return TrainBatches(
         split,
         layout,
@@ -446,6 +454,14 @@ def make_batches(
         process=(jax.process_index(), jax.process_count()),
         **settings,
     )
+
+
+def _suitable_workers(shards: int) -> int:
+    """The number of input workers for the devices of this process."""
+    devices = [d for d in jax.local_devices() if d.platform != "cpu"]
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
+    share = shards // jax.process_count()
+    return workers.suitable_workers(share, cores=cores, accelerators=len(devices))
 
 
 def _kept_placement(directory: Path, store: Store) -> dict[str, ReplicatedRows] | None:

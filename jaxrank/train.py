@@ -25,7 +25,7 @@ from jaxrank.report import Report
 from jaxrank.run import Run
 from jaxrank.runtime import processes
 from jaxrank.runtime.prefetch import DevicePrefetcher
-from jaxrank.runtime.stop import ShutdownSignal
+from jaxrank.runtime.stop import Asked, ShutdownSignal
 from jaxrank.runtime.watchdog import Watchdog
 from jaxrank.step import TrainState, Weights, weights_of
 from jaxrank.telemetry import profiler as profile
@@ -178,15 +178,25 @@ class Milestones:
     ):
         self._job, self._recorder, self._writer = job, recorder, writer
         self._watch, self._report = watch, report
+        self._saved = time.monotonic()  # or started
         self.scores: dict[int, scoring.Scores] = {}
 
     def goes_on(self, step: int) -> bool:
         return step < self._job.run_schedule.num_steps and not self._job.history.monitor.should_stop
 
-    def is_due(self, step: int, signal: int) -> bool:
+    def save_is_due(self) -> bool:
+        now, every = time.monotonic(), self._job.save_every_seconds
+        if not every or now - self._saved < every:
+            return False
+        self._saved = (
+            now  # other processes learn of it an execution later, before which it is not due
+        )
+        return True
+
+    def is_due(self, step: int, asked: Asked) -> bool:
         run_schedule = self._job.run_schedule
         is_saved = step == run_schedule.num_steps or step % run_schedule.save_every == 0
-        return bool(signal or is_saved or run_schedule.evaluated(step))
+        return bool(asked.signal or asked.save or is_saved or run_schedule.evaluated(step))
 
     def pause(self, step: int, state: TrainState, signal: int) -> TrainState:
         run_schedule, monitor = self._job.run_schedule, self._job.history.monitor
@@ -241,6 +251,7 @@ class Milestones:
                 f" The last good checkpoint is {self._recorder.checkpoint}."
             )
         self._job.save(step, state, metric, worse)
+        self._saved = time.monotonic()
         self._recorder.checkpoint = self._job.checkpoints.directory(step)
 
     def _stopped(self, step: int, number: int) -> StoppedError:

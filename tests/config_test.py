@@ -245,7 +245,7 @@ def runnable(**kwargs):
         ("steps_per_execution", 0, "must be at least 1: found 0"),
         ("seed", -1, "must be at least 0 and at most 2147483647: found -1"),
         ("data.window_blocks", 0, "must be at least 1: found 0"),
-        ("data.num_workers", -1, "must be at least 0: found -1"),
+        ("data.num_workers", -2, "must be at least -1: found -2"),
         ("data.prefetch_batches", -2, "must be at least 0: found -2"),
         ("data.list_slack", -0.5, "must be at least 0: found -0.5"),
         ("data.list_slack", float("nan"), "must be a finite number: found nan"),

@@ -30,6 +30,7 @@ from jaxrank.report import Report
 from jaxrank.run import Run
 from jaxrank.runtime import processes
 from jaxrank.runtime.prefetch import AHEAD, DevicePrefetcher
+from jaxrank.runtime.stop import Asked
 from jaxrank.runtime.watchdog import Watchdog
 from jaxrank.step import StepMetrics, TrainState
 from jaxrank.telemetry.profiler import Profile
@@ -169,7 +170,10 @@ class Clock:
     def goes_on(self, step: int) -> bool:
         return self._executions <= self._warm or self._now - self._began < self._seconds
 
-    def is_due(self, step: int, signal: int) -> bool:
+    def save_is_due(self) -> bool:
+        return False
+
+    def is_due(self, step: int, asked: Asked) -> bool:
         return False
 
     def pause(self, step: int, state: TrainState, signal: int) -> TrainState:
@@ -267,7 +271,7 @@ def _setting(job: Run, data: ConfigDict) -> Setting:
         batch_size=job.program.shape.batch_size,
         steps_per_execution=job.steps_per_execution,
         shards=data.shards,
-        num_workers=data.num_workers,
+        num_workers=job.batches.num_workers,
         prefetch_batches=data.prefetch_batches,
         window_blocks=data.window_blocks,
         compression=data.compression,

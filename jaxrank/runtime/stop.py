@@ -1,7 +1,7 @@
 """Handles requests to stop: SIGTERM, which preempted machines receive, and Ctrl-C."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -11,6 +11,17 @@ from jaxrank import mesh as meshes
 from jaxrank.signals import Caught
 
 _APART_SECONDS = 1.0  # minimum time between two signals, see `signals.end_at_second`
+
+
+class Asked(NamedTuple):
+    """What the processes of a run have learned together.
+
+    signal: the number of the signal that one of them got; 0 if none did.
+    save: whether process 0 wants a checkpoint, as it has been long enough.
+    """
+
+    signal: int = 0
+    save: bool = False
 
 
 class ShutdownSignal:
@@ -25,7 +36,7 @@ class ShutdownSignal:
         with ShutdownSignal(program.largest, program.mesh) as stop:
             while ...:
                 state, metrics = program.train(state, batch)
-                if stop.asked():
+                if stop.asked().signal:
                     break
 
     Args:
@@ -50,12 +61,19 @@ class ShutdownSignal:
         """The number of the signal that this process received, 0 if none."""
         return self._signals.number
 
-    def asked(self) -> int:
-        """Returns the number of the signal, 0 if none. The result is the same in all processes."""
+    def asked(self, save: bool = False) -> Asked:
+        """Returns the signal and the decision to save, the same in all processes.
+
+        Args:
+            save: True if a checkpoint is due by time. Only process 0 decides.
+        """
         self._signals.listen()
         if jax.process_count() == 1:
-            return self.caught
-        mine = np.full(len(self._mesh.local_devices), self.caught, np.int32)
+            return Asked(self.caught, save)
+        # One number for both. Of a signal and a save in different processes the signal is the
+        # larger: it ends the run with a save.
+        number = 2 * self.caught + (save and jax.process_index() == 0)
+        numbers = np.full(len(self._mesh.local_devices), number, np.int32)
         before = self._pending
-        self._pending = self._largest(meshes.put_batch(mine, self._mesh))
-        return 0 if before is None else int(before)
+        self._pending = self._largest(meshes.put_batch(numbers, self._mesh))
+        return Asked() if before is None else Asked(int(before) // 2, bool(int(before) % 2))

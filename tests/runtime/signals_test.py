@@ -97,7 +97,7 @@ _LOOP = """
     from jaxrank.runtime.stop import ShutdownSignal
 
     with ShutdownSignal(None, None) as stop:
-        assert not stop.asked()
+        assert stop.asked() == (0, False)
         sleeps, *signals = sys.argv[1:]
         for after in signals:
             threading.Timer(float(after), os.kill, (os.getpid(), signal.SIGTERM)).start()

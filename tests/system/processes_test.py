@@ -178,7 +178,8 @@ def two(store, trained, tmp_path_factory):
         (folder / "0" / name).symlink_to(store)
 
     run, refused = folder / "run", flags(store, folder / "refused")
-    warm = ("--config.num_steps=4", "--config.ema_decay=0.9", f"--init-from={trained[0]}")
+    warm = ("--config.num_steps=4", "--config.ema_decay=0.9", f"--init-from={trained[0]}",
+            "--config.checkpoint.every_minutes=1e-6", "--config.steps_per_execution=1")  # fmt: skip
     commands = [
         ("train", "", ("train", *flags(store, run), "--profile_steps=9:10", "--json")),
         ("predict", "", ("predict", f"--workdir={run}", f"--output={folder / 'two.parquet'}")),
@@ -258,10 +259,13 @@ def test_scores_of_two_processes_are_those_of_one(trained, two):
 def test_two_processes_start_from_the_model_of_one_as_one_does(store, trained, two, tmp_path):
     assert "Started from" in succeeded(two, "warm")
     c = config(store)
-    c.num_steps, c.ema_decay = 4, 0.9
+    c.num_steps, c.ema_decay, c.steps_per_execution = 4, 0.9, 1
     train(c, tmp_path, init_from=str(trained[0]), report=nothing)
     states = [newest_state(c, path) for path in (tmp_path, two[0] / "warm start")]
     assert int(states[0].earlier) == 16
+    # By time, which the first process decides.
+    checkpoints = (two[0] / "warm start" / "checkpoints").iterdir()
+    assert sorted(path.name for path in checkpoints) == ["3", "4"]
     jax.tree.map(np.testing.assert_array_equal, *states)
 
 

@@ -87,6 +87,19 @@ def test_a_run_of_fewer_steps_goes_on_to_more(variants, tmp_path):
     assert_same_run(tmp_path, variants.unbroken("plain")[0])
 
 
+def test_a_run_resumes_from_a_checkpoint_that_was_saved_by_time(variants, tmp_path):
+    def stop(text):
+        if text.startswith("step 8:"):  # before the first checkpoint by steps
+            raise Stopped
+
+    by_time = {"checkpoint.every_minutes": 1e-6}
+    with pytest.raises(Stopped):
+        train(variants.config("plain", **by_time), tmp_path, report=stop)
+    assert saved(tmp_path)[0] == "6"
+    train(variants.config("plain"), tmp_path, report=nothing)
+    assert_same_run(tmp_path, variants.unbroken("plain")[0])
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_a_run_after_a_checkpoint_from_which_it_goes_on(variants, tmp_path, number):
     before, told = signal.getsignal(number), []

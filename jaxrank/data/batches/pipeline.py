@@ -164,7 +164,7 @@ class TrainBatches:
         self.batcher = Batcher(layout, self.group, self.capacities, on_overflow)
         self._logit_correction = layout.schema.logit_correction_columns
         self._steps_per_execution, self._num_steps = steps_per_execution, num_steps
-        self._num_workers = num_workers
+        self.num_workers = num_workers
         self._like = self._execution_like(1)
         self._memory = BufferPool(bytes_of(self._like), kept=self._ahead + 1)
         self._executions: Any = None
@@ -197,7 +197,7 @@ class TrainBatches:
             return batch
 
     def _start(self) -> Any:
-        if self._num_workers:
+        if self.num_workers:
             _let_grain_read_its_flags()
             return WorkerExecutions(self.source(), max(1, self._ahead), self._like, self._memory)
         return _iterate(self.source(), self._ahead)
@@ -210,7 +210,7 @@ class TrainBatches:
         Args:
             fill_step: in place of `Batcher.fill`, which makes the batch of a step of examples.
         """
-        parts = max(1, self._num_workers)
+        parts = max(1, self.num_workers)
         return TrainSource(
             self._streams,
             self._share,

@@ -19,6 +19,7 @@ from store_blocks import SPEC, write_train
 from jaxrank.data.batches import packing, room
 from jaxrank.data.batches.pipeline import EvaluationBatches, TrainBatches
 from jaxrank.data.batches.shuffle_order import Order
+from jaxrank.data.batches.workers import suitable_workers
 from jaxrank.data.examples import Examples
 from jaxrank.data.prepare.passes import prepare
 from jaxrank.data.store.reader import StoredSplit, open_store
@@ -173,6 +174,25 @@ def test_a_batch_holds_whole_examples_with_all_their_features(store):
     for step in range(4):
         _check_content(_step(execution, step), batches.group)
     batches.close()
+
+
+@pytest.mark.parametrize(
+    ("shards", "cores", "accelerators", "expected"),
+    [
+        (8, 16, 1, 4),
+        (8, 64, 8, 8),
+        (8, 6, 1, 2),  # 3 do not divide the shards
+        (12, 6, 1, 3),
+        (8, 2, 1, 0),
+        (7, 16, 1, 0),
+        (8, 64, 0, 0),  # the step takes all cores
+    ],
+)
+def test_the_number_of_workers_follows_from_cores_and_accelerators(
+    shards, cores, accelerators, expected
+):
+    found = suitable_workers(shards, cores=cores, accelerators=accelerators)
+    assert found == expected
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
