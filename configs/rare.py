@@ -1,6 +1,12 @@
 """Rare clicks: 0.5% of 40,000 generated examples, scored on 400,000 others after one epoch.
 
 jaxrank train --config=configs/rare.py --workdir=/tmp/rare
+
+60 seconds on two CPU cores that other work shared, preparation included. Over five seeds
+(--config.seed=0 to 4)
+normalised entropy 0.939 to 0.954, calibration 1.004 to 1.115, 24.1% to 32.2% of what can be gained
+over a constant. scikit-learn's logistic regression, with its C chosen on the validation split:
+0.939, 0.958, 32.0%.
 """
 
 from ml_collections import ConfigDict
@@ -29,6 +35,9 @@ def get_config():
     c.features.categorical = [
         dict(columns=f"c{i}", encoding="integer", rows=rows) for i, rows in enumerate(IDS)
     ]
-    c.batch_size = 512
+    c.batch_size = 256
     c.num_epochs = 1.0
+    c.optim.dense.base_learning_rate = 0.006
+    c.optim.dense.decay = "cosine"
+    c.optim.tables.decay = "cosine"
     return c
