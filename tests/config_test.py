@@ -385,7 +385,8 @@ class Plain(nn.Module):
 def test_a_module_declares_the_fields_of_the_section_model(monkeypatch):
     monkeypatch.setitem(registry._MODULES, "plain", Plain)
     c = runnable(model="plain")
-    assert config_files.to_plain(c.model) == dict(name="plain", width=32, widths=[8], parents={})
+    of_all = dict(name="plain", parents={}, initial_bias={})
+    assert config_files.to_plain(c.model) == of_all | dict(width=32, widths=[8])
     config.check(c)
     c.model.width = 64
     assert config_files.from_plain(config_files.to_plain(c)).model.width == 64

@@ -100,7 +100,7 @@ def test_a_checkpoint_holds_the_state_of_its_own_step(store, finished):
     workdir, _ = finished
     c = on_store(store)
     job = build(c, workdir, nothing)
-    state = job.program.init()
+    state = job.first_state(nothing)
     for _ in range(4):
         batch = meshes.put_batch(next(job.batches), job.program.mesh, leading=1)
         state, _ = job.program.train(state, batch, np.int32(2))

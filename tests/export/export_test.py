@@ -244,7 +244,8 @@ def test_predictions_follow_from_raw_text_and_the_files_alone(run, exported, pre
     deep = (deep - mean) / np.sqrt(var + 1e-5) * layer["params.tower.norm_0.scale"]
     deep = np.maximum(deep + layer["params.tower.norm_0.bias"], 0)
     head = np.concatenate([x, deep], axis=1) @ layer["params.head.kernel"]
-    p = 1 / (1 + np.exp(-head - layer["params.head.bias"] - layer["bias"]))
+    logits = (head + layer["params.head.bias"]) * layer["scale"] + layer["bias"]
+    p = 1 / (1 + np.exp(-logits))
     assert predicted.std(axis=0).min() > 0.05
     np.testing.assert_allclose(p, predicted, atol=1e-5)
 
