@@ -102,7 +102,9 @@ class Encoder:
         """
         features = self._features
         raw = raw_floats(self._float_names, chunk)
-        found = encode_labels(chunk, features.tasks, features.time, self._horizon)
+        found = encode_labels(
+            chunk, features.tasks, features.time, self._horizon, features.time_format
+        )
         lists = self._encode_lists(chunk)
         ids, noted = self._encode_ids(chunk)
         examples = Examples(
@@ -170,7 +172,8 @@ class Encoder:
         """Raises BadRows where `encode` would, whatever is to be learned yet."""
         raw = raw_floats(self._float_names, chunk)
         self._check_floats(log_transform(raw, self._log), chunk)
-        encode_labels(chunk, self._features.tasks, self._features.time, -math.inf)
+        features = self._features
+        encode_labels(chunk, features.tasks, features.time, -math.inf, features.time_format)
         for entry in self._features.categorical:
             if entry.encoding == "bucket":
                 numbers(column_of(chunk, entry.name), _NUMBER)

@@ -140,7 +140,10 @@ class FitState:
             entry.name: numbers(column_of(chunk, entry.name), "a finite number or empty")
             for entry in self._wanted.buckets
         }
-        times = seconds(column_of(chunk, self._features.time)) if self._wanted.as_of else None
+        times = None
+        if self._wanted.as_of:
+            column = column_of(chunk, self._features.time)
+            times = seconds(column, time_format=self._features.time_format)
         self.rows += chunk.batch.num_rows
         self.moments.add(log_transform(floats, self._log))
         for table, found in strings:

@@ -50,13 +50,18 @@ def horizon(features: FeatureSpec, fitted: float | None = None) -> float | None:
 
 
 def encode_labels(
-    chunk: Chunk, tasks: Sequence[TaskSpec], time: str = "", as_of: float | None = None
+    chunk: Chunk,
+    tasks: Sequence[TaskSpec],
+    time: str = "",
+    as_of: float | None = None,
+    time_format: str = "auto",
 ) -> Labels:
     """The labels of a chunk and what goes with them.
 
     Args:
         time: the column of event times, for tasks with a `time`.
         as_of: see `horizon`.
+        time_format: of numbers in columns of times.
 
     Raises:
         BadRows: a value is not what its column may hold; a conversion is before its event.
@@ -71,7 +76,7 @@ def encode_labels(
         labels[:, i] = _known(chunk, task)
         if task.time:
             assert as_of is not None
-            late, open_windows = _converted(chunk, task, time, as_of)
+            late, open_windows = _converted(chunk, task, time, as_of, time_format)
             pending[i] = np.count_nonzero(open_windows & ~np.isnan(labels[:, i]))
             labels[:, i] = np.where(np.isnan(labels[:, i]), np.nan, late)
         if task.weight:
@@ -114,16 +119,16 @@ def _known(chunk: Chunk, task: TaskSpec) -> np.ndarray:
 
 
 def _converted(
-    chunk: Chunk, task: TaskSpec, time: str, as_of: float
+    chunk: Chunk, task: TaskSpec, time: str, as_of: float, time_format: str
 ) -> tuple[np.ndarray, np.ndarray]:
     """f64[n] labels by the time of the conversion, NaN where the window was still open; bool[n].
 
     Also where the conversion had come by then: with those and without the others of their time the
     share of conversions would be too large.
     """
-    event = seconds(column_of(chunk, time), missing=False)
+    event = seconds(column_of(chunk, time), missing=False, time_format=time_format)
     column = column_of(chunk, task.time)
-    conversion = seconds(column)
+    conversion = seconds(column, time_format=time_format)
     early = np.flatnonzero(conversion < event)
     if len(early):
         column.reject(early, f"a time no earlier than the event's, in column {time}, or empty")

@@ -1,71 +1,96 @@
 """Times: a column of them as seconds since 1970, and the days that they lie in. All in UTC."""
 
+from typing import NamedTuple
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from jaxrank.data.encode.columns import Column, is_text, uncastable
+from jaxrank.data.spec.entries import CALENDAR_FORMS, TIME_UNITS
 
 DAY = 86_400  # seconds
 _FIRST, _LAST = -62_135_596_800, 253_402_300_799  # the years 1 to 9999
-_UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}  # of a second
+# Numbers are taken for seconds from 1980 to 2099 only: before and after lie dates that are written
+# as digits, times in other units, and days or hours since 1970.
+_FIRST_SECONDS, _LAST_SECONDS = 315_532_800, 4_102_444_799
+# YYYYMMDD of these years is no date in any other form: 20 and a month above 12.
+_PLAIN_YEARS = (2013, 2099)
+_ARROW_UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}  # of a second
 _MUST = "a time: seconds since 1970 in UTC, or text such as 2024-05-01 12:30:00"
 _NUMBER = r"^[-+]?[0-9]+(\.[0-9]*)?$"
 _ZONE = r"[T ][0-9:.]+(Z|[+-][0-9]{2}(:?[0-9]{2})?)$"
+_NAMED_ZONE = r" ?(UTC|GMT|Z)$"
+_SPACED_OFFSET = r"(:[0-9.]+) ([+-][0-9]{2}(:?[0-9]{2})?)$"
 
 
-def seconds(column: Column, missing: bool = True) -> np.ndarray:
+def seconds(column: Column, missing: bool = True, time_format: str = "auto") -> np.ndarray:
     """f64[n] seconds since 1970-01-01 00:00 UTC, NaN where the time is missing.
 
-    Numbers, and text of digits, are such seconds. Other text is of ISO 8601: a date, or a date and
-    a time of the day, with "T" or a space between; a fraction of a second counts to its sixth
-    digit. Times without a zone, Arrow's too, are in UTC.
+    Numbers, and text of digits, are as `time_format` says. Other text is of ISO 8601: a date, or a
+    date and a time of the day, with "T" or a space between; a fraction of a second counts to its
+    sixth digit. Times without a zone, Arrow's too, are in UTC.
 
     Args:
         missing: whether a time may be missing.
+        time_format: of numbers. "auto": seconds from 1980 to 2099, and YYYYMMDD of 2013 to 2099;
+            else one of `TIME_UNITS` or `CALENDAR_FORMS`.
 
     Raises:
-        BadRows: a value is no time of the years 1 to 9999.
+        BadRows: a value is no time of the years 1 to 9999, or a number that "auto" does not read.
         InputError: the column is of a type without times.
     """
     kind = column.values.type
     if is_text(kind):
-        values = _of_text(column)
-    elif pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        result = _of_text(column, time_format)
+    elif pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
         values = column.values.cast(pa.float64(), safe=False)
+        result = _of_numbers(_as_numpy(values), time_format)
     elif pa.types.is_timestamp(kind):
-        values = pc.divide(_counts(column.values), float(_UNITS[kind.unit]))
+        result = _as_numpy(pc.divide(_counts(column.values), float(_ARROW_UNITS[kind.unit])))
     elif pa.types.is_date32(kind):
-        values = pc.multiply(column.values.cast(pa.int32()).cast(pa.float64()), float(DAY))
+        days_since = column.values.cast(pa.int32()).cast(pa.float64())
+        result = _as_numpy(pc.multiply(days_since, float(DAY)))
     elif pa.types.is_date64(kind):
-        values = pc.divide(_counts(column.values), 1000.0)
+        result = _as_numpy(pc.divide(_counts(column.values), 1000.0))
     else:
         column.refuse_type(_MUST)
-    result = values.to_numpy(zero_copy_only=False)  # NaN for null
     absent = column.values.is_null().to_numpy(zero_copy_only=False)
     bad = ~((result >= _FIRST) & (result <= _LAST))
     if missing:
         bad &= ~absent
     if bad.any():
-        late = bool(result[bad][0] > _LAST)
-        hint = " Are these milliseconds? Divide them by 1000." if late else ""
-        column.reject(np.flatnonzero(bad), _MUST, hint)
+        rows = np.flatnonzero(bad)
+        column.reject(rows, _must(time_format), _hint(column, int(rows[0]), time_format))
     return result
+
+
+def _must(time_format: str) -> str:
+    if time_format == "auto":
+        return _MUST
+    return f"a time: {time_format}, as features.time_format says, or text such as 2024-05-01 12:30"
+
+
+def _as_numpy(values: pa.Array) -> np.ndarray:  # NaN for null
+    return values.to_numpy(zero_copy_only=False)
 
 
 def _counts(values: pa.Array) -> pa.Array:  # times of any unit -> f64[n] of that unit
     return values.cast(pa.int64()).cast(pa.float64(), safe=False)
 
 
-def _of_text(column: Column) -> pa.Array:
+def _of_text(column: Column, time_format: str) -> np.ndarray:
     texts = column.values
     nothing = pa.scalar(None, pa.string())
     is_number = pc.match_substring_regex(texts, _NUMBER)
-    found = pc.if_else(is_number, texts, nothing).cast(pa.float64())
+    numbers = _as_numpy(pc.if_else(is_number, texts, nothing).cast(pa.float64()))
+    result = _of_numbers(numbers, time_format)
     if pc.all(is_number).as_py():
-        return found
+        return result
     # Arrow reads times with a zone and times without one as different types.
     dates = pc.replace_substring_regex(texts, r"(\.[0-9]{6})[0-9]+", r"\1")
+    dates = pc.replace_substring_regex(dates, _NAMED_ZONE, "Z")
+    dates = pc.replace_substring_regex(dates, _SPACED_OFFSET, r"\1\2")
     dates = pc.if_else(is_number, nothing, dates)
     zoned = pc.match_substring_regex(dates, _ZONE)
     plain, with_zone = pa.timestamp("us"), pa.timestamp("us", "UTC")
@@ -80,10 +105,101 @@ def _of_text(column: Column) -> pa.Array:
         except pa.ArrowInvalid:
             bad.append(uncastable(values, kind))
         else:
-            found = pc.coalesce(found, pc.divide(micros, 1e6))
+            read = _as_numpy(pc.divide(micros, 1e6))
+            result = np.where(np.isnan(read), result, read)
     if bad:
-        column.reject(np.sort(np.concatenate(bad)), _MUST)
-    return found
+        column.reject(np.sort(np.concatenate(bad)), _must(time_format))
+    return result
+
+
+def _of_numbers(numbers: np.ndarray, time_format: str) -> np.ndarray:
+    """f64[n] numbers -> f64[n] seconds; NaN where one is not of that format, or missing."""
+    if time_format in TIME_UNITS:
+        return numbers * TIME_UNITS[time_format]
+    if time_format in CALENDAR_FORMS:
+        return _calendar(numbers, _Form.parse(time_format))
+    result = np.where((numbers >= _FIRST_SECONDS) & (numbers <= _LAST_SECONDS), numbers, np.nan)
+    # Of ten digits these could be seconds, too, but only of 2033 and later.
+    for name in ("YYYYMMDDHH", "YYMMDDHHMM"):
+        could_be = np.flatnonzero(result >= 2e9)
+        if len(could_be):
+            result[could_be[~np.isnan(_calendar(result[could_be], _Form.parse(name)))]] = np.nan
+    first, last = (year * 10_000 for year in _PLAIN_YEARS)
+    short = np.flatnonzero((numbers > first) & (numbers < last + 10_000))
+    if len(short):
+        result[short] = _calendar(numbers[short], _Form.parse("YYYYMMDD"))
+    return result
+
+
+class _Form(NamedTuple):
+    """Digits of a date: how many the year has, and how many fields of two digits follow it."""
+
+    year_digits: int
+    fields: int
+
+    @classmethod
+    def parse(cls, name: str) -> "_Form":
+        """The form with a name of `CALENDAR_FORMS`."""
+        digits = name.count("Y")
+        return cls(digits, (len(name) - digits) // 2)
+
+
+def _calendar(numbers: np.ndarray, form: _Form) -> np.ndarray:
+    """f64[n] seconds of dates that are written as digits; NaN where one is none."""
+    whole = (numbers == np.floor(numbers)) & (numbers >= 0)
+    whole &= numbers < 10.0 ** (form.year_digits + 2 * form.fields)
+    rest = np.where(whole, numbers, 0).astype(np.int64)
+    parts = []
+    for _ in range(form.fields):
+        rest, part = np.divmod(rest, 100)
+        parts.append(part)
+    rest_of = [np.full(len(numbers), first) for first in (1, 1, 0, 0, 0)[form.fields :]]
+    month, day, hour, minute, second = parts[::-1] + rest_of
+    # As strptime has it: 69 to 99 are of the twentieth century.
+    year = np.where(rest < 69, rest + 2000, rest + 1900) if form.year_digits == 2 else rest
+    valid = whole & (year >= 1) & (month >= 1) & (month <= 12) & (day >= 1)
+    valid &= (hour < 24) & (minute < 60) & (second < 60)
+    first = ((year - 1970) * 12 + np.where(valid, month, 1) - 1).astype("datetime64[M]")
+    date = first.astype("datetime64[D]") + (day - 1).astype("timedelta64[D]")
+    valid &= date.astype("datetime64[M]") == first
+    clock = hour * 3600.0 + minute * 60.0 + second
+    return np.where(valid, date.astype(np.int64) * float(DAY) + clock, np.nan)
+
+
+def _hint(column: Column, row: int, time_format: str) -> str:
+    """What a number that is no time may be, as a sentence with a space in front."""
+    text = str(column.values[row].as_py())
+    text = text.removesuffix(".0")
+    if time_format != "auto" or not text.isdecimal():
+        return ""
+    number = np.array([float(text)])
+    forms = [name for name in CALENDAR_FORMS if _is_of(text, number, name)]
+    if forms:
+        choices = " or ".join(f"features.time_format={name!r}" for name in forms)
+        return f" Are these dates as {' or '.join(forms)}? Set {choices}."
+    for name, unit in TIME_UNITS.items():
+        per_second = round(1 / unit) if unit < 1 else 0
+        if per_second and _FIRST_SECONDS <= number[0] * unit <= _LAST_SECONDS:
+            divisor = f"{per_second:,}" if per_second > 1000 else str(per_second)
+            return (
+                f" Are these {name}? Divide them by {divisor}, or set"
+                f" features.time_format={name!r}."
+            )
+    units = ", ".join(map(repr, TIME_UNITS))
+    return (
+        " A number is read as seconds from 1980 to 2099, and as YYYYMMDD from 2013 to 2099: set"
+        f" features.time_format to the unit of others ({units}) or to the form of the digits."
+    )
+
+
+def _is_of(text: str, number: np.ndarray, name: str) -> bool:
+    """Whether digits are a date of a form, of the years 1900 to 2199 where it has four digits."""
+    short = name.count("Y") == 2
+    # A number of a year below 10 has lost its zero.
+    if len(text) != len(name) - (short and len(text) % 2):
+        return False
+    is_plausible = short or 1900 <= int(text[:4]) < 2200
+    return is_plausible and not np.isnan(_calendar(number, _Form.parse(name))[0])
 
 
 def days(times: np.ndarray) -> np.ndarray:

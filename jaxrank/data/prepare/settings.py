@@ -23,7 +23,7 @@ from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.store.manifest import FORMAT_VERSION
 
 # Another one where equal data and options give other blocks: what was kept is then done anew.
-_ENCODING = 3
+_ENCODING = 4
 
 
 class PrepareSettings(NamedTuple):
@@ -98,7 +98,7 @@ def record_days(features: FeatureSpec, chunk: Chunk) -> np.ndarray:
     Raises:
         BadRows: of one it is not known.
     """
-    found = seconds(column_of(chunk, features.time))
+    found = seconds(column_of(chunk, features.time), time_format=features.time_format)
     if np.isnan(found).any():
         rows = np.flatnonzero(np.isnan(found))
         empty = missing_text(chunk, int(rows[0]), features.time)

@@ -13,6 +13,15 @@ from jaxrank.validate import field, require
 ENCODINGS = ("vocabulary", "hash", "integer")
 BAD_ID_POLICIES = ("error", "oov", "hash", "clip")
 COMBINERS = ("sum", "mean", "sqrtn", "none")
+# Forms of dates that are written as digits, and units of numbers that count from 1970, in seconds.
+CALENDAR_FORMS = (
+    *("YYYYMMDD", "YYMMDDHH", "YYYYMMDDHH", "YYYYMM", "YYMMDD"),
+    *("YYMMDDHHMM", "YYYYMMDDHHMM", "YYMMDDHHMMSS", "YYYYMMDDHHMMSS"),
+)
+TIME_UNITS = {
+    **{"seconds": 1.0, "milliseconds": 1e-3, "microseconds": 1e-6, "nanoseconds": 1e-9},
+    **{"minutes": 60.0, "hours": 3600.0, "days": 86_400.0},
+}
 
 # The fields of a task that name a column.
 COLUMNS_OF_TASKS = ("label", "mask", "weight", "truth", "negative_rate_column", "time")

@@ -11,7 +11,9 @@ from typing import Any
 
 from jaxrank import json_files
 from jaxrank.data.spec.entries import (
+    CALENDAR_FORMS,
     COLUMNS_OF_TASKS,
+    TIME_UNITS,
     CategoricalSpec,
     DenseSpec,
     RaggedSpec,
@@ -60,6 +62,13 @@ class FeatureSpec:
         (), single=True, help="columns that are passed through to predictions"
     )
     time: str = field("", help="the column with the time of each event; it is kept")
+    time_format: str = field(
+        "auto",
+        choices=("auto", *TIME_UNITS, *CALENDAR_FORMS),
+        help="of numbers, and text of digits, in columns of times: how long ago 1970 was, or the"
+        " digits of a date. auto: seconds from 1980 to 2099, and YYYYMMDD of 2013 to 2099; others"
+        " are rejected",
+    )
     group: str = field("", help="a column that is kept")
     as_of: str = field(
         "",

@@ -39,7 +39,8 @@ def chunk_of(columns):
 
 
 def spec_of(columns, **features):
-    return resolve(feature_spec(dict(tasks=[CLICK]) | features), list(columns))
+    features = dict(tasks=[CLICK], time_format="seconds") | features
+    return resolve(feature_spec(features), list(columns))
 
 
 def encoder_of(columns, boundaries=None, as_of=None, **features):

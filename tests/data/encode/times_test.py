@@ -25,8 +25,8 @@ def column(values, kind=None):
     return column_of(Chunk(batch, "day.csv", numbered(2, len(array))), "when")
 
 
-def seconds(values, kind=None):
-    return times.seconds(column(values, kind)).tolist()
+def seconds(values, kind=None, time_format="auto"):
+    return times.seconds(column(values, kind), time_format=time_format).tolist()
 
 
 def of_python(text):
@@ -62,14 +62,75 @@ def test_a_fraction_counts_to_the_microsecond():
 
 
 def test_numbers_are_seconds_also_as_text_and_beside_dates():
-    assert seconds([0, -1, 1_714_521_600, None])[:3] == [0, -1, 1_714_521_600]
-    assert seconds([0.5, 1e9]) == [0.5, 1e9]
-    assert seconds(["0.5", "-3", "1714521600", "2024-05-01"]) == [0.5, -3, 1.7145216e9, 1.7145216e9]
+    assert seconds([0, -1, 1_714_521_600, None], None, "seconds")[:3] == [0, -1, 1_714_521_600]
+    assert seconds([1e9 + 0.5, 1e9]) == [1e9 + 0.5, 1e9]
+    texts = ["0.5", "-3", "1714521600", "2024-05-01"]
+    assert seconds(texts, None, "seconds") == [0.5, -3, 1.7145216e9, 1.7145216e9]
+
+
+DATE_DIGITS = [
+    ("YYYYMM", "202405", "2024-05-01"),
+    ("YYYYMMDD", "20110503", "2011-05-03"),
+    ("YYYYMMDDHH", "2024050123", "2024-05-01 23:00"),
+    ("YYYYMMDDHHMM", "202405012359", "2024-05-01 23:59"),
+    ("YYYYMMDDHHMMSS", "20240501235958", "2024-05-01 23:59:58"),
+    ("YYMMDD", "141021", "2014-10-21"),
+    ("YYMMDD", "090501", "2009-05-01"),
+    ("YYMMDDHH", "14102100", "2014-10-21"),
+    ("YYMMDDHH", "09102107", "2009-10-21 07:00"),
+    ("YYMMDDHHMM", "2410210730", "2024-10-21 07:30"),
+    ("YYMMDDHHMMSS", "241021073001", "2024-10-21 07:30:01"),
+]
+
+
+@pytest.mark.parametrize(("form", "digits", "meant"), DATE_DIGITS)
+def test_dates_as_digits_are_read_as_declared_and_else_rejected_with_their_form(
+    form, digits, meant
+):
+    for values in ([digits], [int(digits)], [float(digits)]):
+        assert seconds(values, None, form) == [of_python(meant)]
+        with pytest.raises(BadRows, match=f"found .*Set .*features.time_format='{form}'"):
+            seconds(values)
+
+
+def test_a_date_of_eight_digits_is_read_where_no_other_form_has_it():
+    assert seconds(["20240501", "20131231"]) == [of_python("2024-05-01"), of_python("2013-12-31")]
+    assert seconds([20240229, 1714521600]) == [of_python("2024-02-29"), 1714521600]
+    for bad in (20240230, 20241301, 19991231, 86_400, 19_723, 2024):
+        with pytest.raises(BadRows, match=f"row 3, column when: must be a time.*found {bad}"):
+            seconds([20240501, bad])
+    with pytest.raises(BadRows, match="must be a time: YYMMDDHH, as features.time_format says"):
+        seconds(["14102124"], None, "YYMMDDHH")
+
+
+def test_zones_may_be_spelled_as_databases_export_them():
+    texts = ["2024-05-01 12:00:00 UTC", "2024-05-01 12:00:00.5 UTC", "2024-05-01 14:00:00 +02:00"]
+    noon = of_python("2024-05-01 12:00")
+    assert seconds(texts) == [noon, noon + 0.5, noon]
+
+
+@pytest.mark.parametrize(
+    ("number", "unit", "divisor"),
+    [
+        (1_714_521_600_000, "milliseconds", "1000"),
+        (1_714_521_600_000_000, "microseconds", "1,000,000"),
+        (1_714_521_600_000_000_000, "nanoseconds", "1,000,000,000"),
+    ],
+)
+def test_units_below_the_second_are_named(number, unit, divisor):
+    assert seconds([number], None, unit) == [1_714_521_600]
+    hint = f"Are these {unit}? Divide them by {divisor}, or set features.time_format='{unit}'."
+    with pytest.raises(BadRows, match=re.escape(hint)):
+        seconds([number])
+
+
+def test_days_since_1970_are_read_as_declared():
+    assert seconds([19_723], None, "days") == [of_python("2024-01-01")]
 
 
 @pytest.mark.parametrize("missing", [None, ""])
 def test_a_missing_time_is_nan(missing):
-    found = seconds(["2024-05-01", missing, "5"])
+    found = seconds(["2024-05-01", missing, "1714521600"])
     assert np.isnan(found).tolist() == [False, True, False]
     with pytest.raises(BadRows, match=r"day.csv, row 3, column when: must be a time.*an empty"):
         times.seconds(column(["2024-05-01", missing]), missing=False)
@@ -109,7 +170,7 @@ def test_times_of_arrow_are_read_as_python_reads_them(values):
     "bad", ["yesterday", "2024-13-01", "2024-02-30", "12:30", "2024-05-01 25:00", "nan", "1e9", "-"]
 )
 def test_all_rows_that_are_no_times_are_refused_together(bad):
-    values = ["2024-05-01", bad, None, "2024-05-01T12:00:00Z", bad, "7"]
+    values = ["2024-05-01", bad, None, "2024-05-01T12:00:00Z", bad, "1714521600"]
     message = f"day.csv, row 3, column when: must be a time.*found {re.escape(repr(bad))}"
     with pytest.raises(BadRows, match=message) as refused:
         times.seconds(column(values))
@@ -123,11 +184,9 @@ def test_bad_times_with_and_without_a_zone_are_refused_together():
     assert refused.value.rows.tolist() == [0, 1, 3]
 
 
-def test_milliseconds_are_refused_with_a_hint():
-    with pytest.raises(BadRows, match=r"row 3.*found 1714521600000\. Are these milliseconds\?"):
-        times.seconds(column([5, 1_714_521_600_000]))
+def test_a_time_that_is_nan_is_refused():
     with pytest.raises(BadRows, match=r"must be a time: seconds.*: found nan\.$"):
-        times.seconds(column([5.0, float("nan")]))
+        times.seconds(column([1e9, float("nan")]))
 
 
 def test_a_column_of_a_type_without_times_is_refused():

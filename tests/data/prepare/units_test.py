@@ -410,7 +410,7 @@ def test_a_split_is_looked_at_at_its_last_event(tmp_path):
         return str(path)
 
     task = dict(name="buy", time="bought_at", window_hours=2)
-    features = dict(tasks=[TASK, task], time="at")
+    features = dict(tasks=[TASK, task], time="at", time_format="seconds")
     source = dict(kind="csv", files=dict(train=table(0, "a"), valid=table(24 * hour, "b")))
     store = prepare(features, source, tmp_path / "store", report=lambda _: None)
     for split in ("train", "valid"):
