@@ -305,6 +305,66 @@ def test_id_with_a_fraction(tmp_path):
         run_parquet(tmp_path, columns, categorical=IDS)
 
 
+DTYPES = {pa.float16(): np.float16, pa.float32(): np.float32, pa.float64(): np.float64}
+
+
+@pytest.mark.parametrize(
+    ("kind", "first"), [(pa.float64(), 2**53), (pa.float32(), 2**24), (pa.float16(), 2**11)]
+)
+def test_float_ids_that_were_rounded(tmp_path, kind, first):
+    good, bad = first - 1, first if kind != pa.float64() else 4873214862074861234
+    for sign in (1, -1):
+        values = pa.array(np.array([good, sign * bad], DTYPES[kind]))
+        must = f"must be a whole number below {first:,}, as {kind} rounds others"
+        for column, features in (
+            (values, dict(categorical=IDS)),
+            (pa.ListArray.from_arrays([0, 1, 2], values), dict(ragged=[dict(columns="user")])),
+        ):
+            with refused(f"day.parquet, row 2, column user: {must}", "int64 or as text."):
+                run_parquet(tmp_path, {"label": [1, 0], "user": column}, **features)
+    if first < 2**31:
+        ids = [dict(columns="user", encoding="integer", rows=2**30)]
+        with refused("row 2, column user: must be a row that", "does not round", "as int64"):
+            run_parquet(tmp_path, {"label": [1, 0], "user": abs_of(values)}, categorical=ids)
+
+
+def abs_of(values):
+    return pa.array(np.abs(values.to_numpy()))
+
+
+def test_structs_of_ids_and_weights(tmp_path):
+    columns = {"label": [1], "tags": [[{"id": 1, "w": 0.5}]]}
+    with refused("column tags", "type struct", "ids and weights as two lists of equal length"):
+        run_parquet(tmp_path, columns, ragged=LISTS)
+    columns["tags"] = pa.array([[(1, 0.5)]], pa.map_(pa.int64(), pa.float64()))
+    with refused("column tags", "type map", "as two columns of lists"):
+        run_parquet(tmp_path, columns, ragged=LISTS)
+
+
+@pytest.mark.parametrize("word", ["nan", "NULL", "None", "\\N", "N/A"])
+def test_words_for_missing_values_are_named_with_their_field(tmp_path, word):
+    hint = "If it stands for a missing value, list it in source.null_values."
+    rows = HEADER + GOOD + f"1,{word},u,a,1\n"
+    with refused(f"row 3, column price: must be a finite number or empty: found {word!r}. {hint}"):
+        run(tmp_path, rows, dense=FLOATS)
+    with refused(
+        f"row 3, column label: must be 0, 1, true, false or empty: found {word!r}. {hint}"
+    ):
+        run(tmp_path, HEADER + GOOD + f"{word},1,u,a,1\n")
+    lines = []
+    path = tmp_path / "day.csv"
+    path.write_text("label,user,tags\n1,u,a:1|b:0.5\n" + f"0,{word},c:2\n")
+    source = dict(kind="csv", files=dict(train=str(path)))
+    prepare(
+        dict(tasks=[CLICK], categorical=IDS, ragged=LISTS),
+        source,
+        tmp_path / "x",
+        report=lines.append,
+    )
+    assert f"feature user: 50.0% of the first 2 values are {word!r}" in "".join(lines)
+    assert "feature tags: 100% of the first 3 ids end in a separator and a number" in "".join(lines)
+
+
 NOT_WHOLE = ["x", "0x10", "0XA", "1.5", "1e3", " 1", "-", "99999999999999999999x", "nan"]
 # Of a table of 100 rows: just outside, beyond 32 bits, and beyond 64.
 OUTSIDE = [

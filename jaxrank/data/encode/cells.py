@@ -4,13 +4,14 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from jaxrank.data.chunk import Chunk
-from jaxrank.data.encode.columns import Column, column_of, elements, numbers
+from jaxrank.data.encode.columns import Column, column_of, elements, is_text, numbers
 from jaxrank.data.encode.labels import not_negative
 from jaxrank.data.ragged import positions
 from jaxrank.data.rejects import BadRows
-from jaxrank.data.spec.entries import CategoricalSpec, RaggedSpec
+from jaxrank.data.spec.entries import CategoricalSpec, DenseSpec, RaggedSpec
 
 
 def id_elements(entry: CategoricalSpec, chunk: Chunk) -> Column:
@@ -21,7 +22,7 @@ def id_elements(entry: CategoricalSpec, chunk: Chunk) -> Column:
     column = column_of(chunk, entry.name)
     if entry.length == 1:
         return column
-    result = elements(column, entry.separator, f"{entry.length} ids")
+    result = elements(column, entry.separator, f"{entry.length} ids", entry.brackets)
     assert result.lengths is not None
     bad = (result.lengths != entry.length) & (result.lengths != 0)
     if bad.any():
@@ -42,14 +43,29 @@ class ListElements(NamedTuple):
 
 
 def list_elements(entry: RaggedSpec, chunk: Chunk) -> ListElements:
-    """The ids of a column of lists and their weights, cut to `max_length` where that is asked."""
+    """The ids of a column of lists and their weights, without padding, and cut to `max_length`
+    where that is asked."""
     column = column_of(chunk, entry.name)
-    ids = elements(column, entry.separator)
+    ids = elements(column, entry.separator, brackets=entry.brackets)
+    weighing: Column | None = None
+    if entry.weights:
+        weighing = _parallel_weights(entry, chunk, ids)
+    elif entry.weight_separator:
+        ids, weighing = _divided(ids, entry.weight_separator, entry.padding)
+    if entry.padding:
+        keep = ~_is_padding(ids.values, entry.padding)
+        if not keep.all():
+            ids = _chosen(ids, keep)
+            weighing = None if weighing is None else _chosen(weighing, keep)
     assert ids.lengths is not None
     if ids.values.null_count:
         empty = ids.values.is_null().to_numpy(zero_copy_only=False)
-        ids.reject(np.flatnonzero(empty), "a list without empty ids")
-    weights = _list_weights(entry, chunk, ids) if entry.weights else None
+        hint = " Set padding=[''] to leave empty ids out."
+        ids.reject(np.flatnonzero(empty), "a list without empty ids", hint)
+    weights = None
+    if weighing is not None:
+        must = "0 or a finite number of at least 1e-38"
+        weights = numbers(weighing, must, _list_weight, missing=False)
     over = ids.lengths > entry.max_length if entry.max_length else np.zeros(0, bool)
     if not over.any():
         return ListElements(ids, weights)
@@ -63,17 +79,88 @@ def list_elements(entry: RaggedSpec, chunk: Chunk) -> ListElements:
             str(ids.lengths[rows[0]]),
             " Raise max_length, or set on_overlong='truncate'.",
         )
-    keep = positions(ids.lengths) < entry.max_length
-    cut = ids._replace(
-        values=ids.values.filter(pa.array(keep)),
-        lengths=np.minimum(ids.lengths, entry.max_length),
-    )
+    place = positions(ids.lengths)
+    if entry.keep == "last":
+        place = np.repeat(ids.lengths, ids.lengths) - 1 - place
+    keep = place < entry.max_length
+    cut = _chosen(ids, keep)
     kept_weights = None if weights is None else weights[keep]
     return ListElements(cut, kept_weights, int((~keep).sum()), int(over.sum()))
 
 
-def _list_weights(entry: RaggedSpec, chunk: Chunk, ids: Column) -> np.ndarray:
-    weights = elements(column_of(chunk, entry.weights), entry.separator)
+def _chosen(column: Column, keep: np.ndarray) -> Column:
+    """The values of lists where bool[values] `keep` is set."""
+    assert column.lengths is not None
+    ends = np.cumsum(column.lengths)
+    kept = np.concatenate([[0], np.cumsum(keep)])
+    return column._replace(
+        values=column.values.filter(pa.array(keep)),
+        lengths=kept[ends] - kept[ends - column.lengths],
+    )
+
+
+def _is_padding(values: pa.Array, padding: tuple[str, ...]) -> np.ndarray:
+    """bool[n]: whether each id is one of the texts in `padding`; "" is one that is missing."""
+    result = np.zeros(len(values), bool)
+    if "" in padding:
+        result |= values.is_null().to_numpy(zero_copy_only=False)
+    kind = values.type
+    if is_text(kind) or pa.types.is_binary(kind):
+        known = pa.array([p for p in padding if p]).cast(kind)
+    else:  # numbers; a text that spells none is none of them
+        spelled = pa.array([p for p in padding if p], pa.string())
+        numeric = pc.match_substring_regex(spelled, r"^-?[0-9]{1,18}$")
+        known = spelled.filter(numeric).cast(pa.int64())
+        if not pa.types.is_integer(kind) and not pa.types.is_floating(kind):
+            return result
+        values = values.cast(pa.float64(), safe=False) if pa.types.is_floating(kind) else values
+        known = known.cast(values.type, safe=False)
+    matches = pc.is_in(values, value_set=known, skip_nulls=True)
+    return result | matches.to_numpy(zero_copy_only=False)
+
+
+def _divided(ids: Column, separator: str, padding: tuple[str, ...]) -> tuple[Column, Column]:
+    """Ids and weights of texts "id:weight"; what is padding needs no weight."""
+    if not is_text(ids.values.type):
+        ids.refuse_type(f"a list of texts, with {separator!r} between id and weight")
+    parts = pc.split_pattern(ids.values, separator, max_splits=1, reverse=True)
+    count = pc.fill_null(pc.list_value_length(parts), 0).to_numpy(zero_copy_only=False)
+    bad = (count != 2) & ids.values.is_valid().to_numpy(zero_copy_only=False)
+    if padding:
+        bad &= ~_is_padding(ids.values, padding)
+    if bad.any():
+        must = f"a list of ids and weights with {separator!r} between them (weight_separator)"
+        ids.reject(np.flatnonzero(bad), must)
+    nothing = pa.scalar(None, pa.string())
+    is_whole = pa.array(count == 2)
+    # Of those that are not whole, padding is left, which stays as it is.
+    doubled = pc.if_else(is_whole, ids.values, f"x{separator}1")
+    parts = pc.split_pattern(doubled, separator, max_splits=1, reverse=True)
+    names = pc.if_else(is_whole, pc.list_element(parts, 0), ids.values)
+    weights = pc.if_else(is_whole, pc.list_element(parts, 1), nothing)
+    names = pc.if_else(pc.equal(names, ""), nothing, names)
+    return ids._replace(values=names), ids._replace(values=weights)
+
+
+def vector(entry: DenseSpec, chunk: Chunk) -> np.ndarray:
+    """f64[n, length] of a column of vectors, NaN where a number or all of a vector is missing."""
+    column = elements(
+        column_of(chunk, entry.column), entry.separator, f"{entry.length} numbers", "read"
+    )
+    assert column.lengths is not None
+    bad = (column.lengths != entry.length) & (column.lengths != 0)
+    if bad.any():
+        rows = np.flatnonzero(bad)
+        found = f"{column.lengths[rows[0]]}"
+        raise BadRows(chunk, rows, entry.column, f"have length={entry.length} numbers", found)
+    result = np.full((chunk.batch.num_rows, entry.length), np.nan)
+    values = numbers(column, "a finite number or empty")
+    result[column.lengths > 0] = values.reshape(-1, entry.length)
+    return result
+
+
+def _parallel_weights(entry: RaggedSpec, chunk: Chunk, ids: Column) -> Column:
+    weights = elements(column_of(chunk, entry.weights), entry.separator, brackets=entry.brackets)
     assert weights.lengths is not None
     assert ids.lengths is not None
     differ = weights.lengths != ids.lengths
@@ -82,8 +169,7 @@ def _list_weights(entry: RaggedSpec, chunk: Chunk, ids: Column) -> np.ndarray:
         found = f"{weights.lengths[rows[0]]} weights and {ids.lengths[rows[0]]} ids"
         must = f"have as many weights as {entry.name} has ids"
         raise BadRows(chunk, rows, entry.weights, must, found)
-    must = "0 or a finite number of at least 1e-38"
-    return numbers(weights, must, _list_weight, missing=False)
+    return weights
 
 
 def _list_weight(values: np.ndarray) -> np.ndarray:

@@ -12,8 +12,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jaxrank.data.chunk import Chunk
+from jaxrank.data.encode import brackets as bracketed_cells
 from jaxrank.data.rejects import BadRows, missing_text
 from jaxrank.errors import InputError
+
+# Of a float type, from which on whole numbers share a value: ids that were other numbers before.
+_EXACT_BELOW = {pa.float16(): 2**11, pa.float32(): 2**24, pa.float64(): 2**53}
+MISSING_WORDS = frozenset(
+    ("nan", "null", "none", "na", "n/a", "nil", "nat", "missing", "undefined", "unknown", "\\n")
+    + ("-", "?", "<na>", "<null>", "(null)", "#n/a", "-nan", "1.#qnan")
+)
 
 
 class Column(NamedTuple):
@@ -31,6 +39,9 @@ class Column(NamedTuple):
         """Raises BadRows for the rows of the values at i64[m] `indices`."""
         value = self.values[int(indices[0])].as_py()
         found = "an empty value" if value is None else repr(value)
+        if not hint and isinstance(value, str) and value.strip().lower() in MISSING_WORDS:
+            field = "source.null_values" if self.lengths is None else "`padding` of the feature"
+            hint = f" If it stands for a missing value, list it in {field}."
         rows = indices
         if self.lengths is not None:
             rows = np.searchsorted(np.cumsum(self.lengths), indices, side="right")
@@ -38,10 +49,10 @@ class Column(NamedTuple):
             found = missing_text(self.chunk, int(rows[0]), self.name)
         raise BadRows(self.chunk, rows, self.name, must, found, hint)
 
-    def refuse_type(self, must: str) -> NoReturn:
+    def refuse_type(self, must: str, hint: str = "") -> NoReturn:
         raise InputError(
             f"{self.chunk.file}, column {self.name}: must be {must}: found a column of type"
-            f" {self.values.type}."
+            f" {self.values.type}.{hint}"
         )
 
 
@@ -100,7 +111,10 @@ def numbers(
     kind = values.type
     simple = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
     if not (simple or is_text(kind) or pa.types.is_decimal(kind)):
-        column.refuse_type(must)
+        hint = ""
+        if _is_list(kind):
+            hint = " Set `length` of the feature in `floats` for a vector of so many numbers."
+        column.refuse_type(must, hint)
     try:
         converted = values.cast(pa.float64(), safe=False)
     except pa.ArrowInvalid:
@@ -166,7 +180,32 @@ def check_id_type(column: Column) -> None:
         or pa.types.is_boolean(kind)
         or pa.types.is_binary(kind)
     ):
-        column.refuse_type(ID_TYPES)
+        hint = ""
+        if pa.types.is_struct(kind) or pa.types.is_map(kind):
+            hint = " Write its fields as columns: ids and weights as two lists of equal length."
+        elif _is_list(kind):
+            hint = " Name it in `lists`, or set `length` of the feature in `ids`."
+        column.refuse_type(ID_TYPES, hint)
+
+
+def _check_exact(column: Column) -> None:
+    """Refuses ids in a float column that were rounded when they were written."""
+    kind = column.values.type
+    limit = _EXACT_BELOW[kind]
+    sizes = np.abs(column.values.to_numpy(zero_copy_only=False).astype(np.float64))
+    rounded = inexact(sizes, kind)
+    if rounded.any():
+        column.reject(
+            np.flatnonzero(rounded),
+            f"a whole number below {limit:,}, as {kind} rounds others, so that ids share one value",
+            " Write the column as int64 or as text.",
+        )
+
+
+def inexact(sizes: np.ndarray, kind: pa.DataType) -> np.ndarray:
+    """bool[n]: whether numbers of a float type, without signs, stand for several whole ones."""
+    # What int64 has no room for is refused by others, with infinity and NaN.
+    return (sizes >= _EXACT_BELOW[kind]) & (sizes < 2.0**63)
 
 
 def texts(column: Column) -> pa.Array:
@@ -182,16 +221,26 @@ def texts(column: Column) -> pa.Array:
             column.reject(uncastable(column.values, pa.string()), "text in UTF-8")
     if pa.types.is_uint64(kind):
         return column.values.cast(pa.string())
+    if pa.types.is_floating(kind):
+        _check_exact(column)
     return _whole_numbers(column, ID_TYPES).cast(pa.string())
 
 
-def elements(column: Column, separator: str, must: str = "a list") -> Column:
+def elements(
+    column: Column, separator: str, must: str = "a list", brackets: str = "error"
+) -> Column:
     """The values of a column of lists, one after another, with the lengths i64[n].
 
     A missing list, like empty text, is one of length 0. An empty part of a text is null.
+
+    Args:
+        brackets: as of `RaggedSpec`.
     """
     values = column.values
     if is_text(values.type):
+        cells = _in_brackets(column, brackets) if brackets != "keep" else np.zeros(0, bool)
+        if cells.any():
+            return _with_brackets(column, separator, must, cells)
         if not separator:
             raise InputError(
                 f"{column.chunk.file}, column {column.name}: {must} in a text column must have a"
@@ -199,9 +248,61 @@ def elements(column: Column, separator: str, must: str = "a list") -> Column:
             )
         values = pc.split_pattern(values, separator)
     elif not _is_list(values.type):
-        column.refuse_type(f"{must}, as text or of a list type")
+        hint = f" In records of tf.Example, set source.columns[{column.name!r}] to a list."
+        is_struct = pa.types.is_struct(values.type) or pa.types.is_map(values.type)
+        if is_struct:
+            hint = " Write its keys and its values as two columns of lists."
+        column.refuse_type(f"{must}, as text or of a list type", hint)
     lengths = pc.list_value_length(values).fill_null(0)
     return column._replace(
         values=_simplified(values.flatten()),
         lengths=lengths.to_numpy(zero_copy_only=False).astype(np.int64),
+    )
+
+
+def _in_brackets(column: Column, brackets: str) -> np.ndarray:
+    """bool[n]: the cells that are lists in brackets, which must be there to be read only."""
+    cells = bracketed_cells.bracketed(column.values)
+    if cells.any() and brackets == "error":
+        column.reject(
+            np.flatnonzero(cells),
+            "a list with only separators between its ids, not in brackets or quotes",
+            " Set brackets='read' to read the ids within, or 'keep' where brackets are parts of"
+            " ids.",
+        )
+    return cells
+
+
+def _with_brackets(column: Column, separator: str, must: str, cells: np.ndarray) -> Column:
+    """`elements` of a column with lists in brackets in some `cells`, bool[n]."""
+    values = column.values
+    # Equal cells, of which there are many, are read once.
+    encoded = values.filter(pa.array(cells)).dictionary_encode()
+    parsed = [bracketed_cells.read(cell) for cell in encoded.dictionary.to_pylist()]
+    indices = encoded.indices.to_numpy()
+    unread = np.array([p is None for p in parsed])[indices]
+    if unread.any():
+        rows = np.flatnonzero(cells)[unread]
+        column.reject(rows, f"{must} of ids or numbers in brackets, between commas")
+    others = column._replace(
+        values=pc.if_else(pa.array(cells), pa.scalar(None, pa.string()), values)
+    )
+    plain = elements(others, separator, must, "keep") if separator else None
+    if plain is None and (~cells & values.is_valid().to_numpy(zero_copy_only=False)).any():
+        elements(column, separator, must, "keep")  # refuses text without a separator
+    result: list[list[str | None]] = []
+    lengths, flat = [0] * len(values), []
+    if plain is not None and plain.lengths is not None:
+        lengths, flat = plain.lengths.tolist(), plain.values.to_pylist()
+    at = place = 0
+    for is_list, length in zip(cells.tolist(), lengths, strict=True):
+        if is_list:
+            result.append(parsed[indices[place]] or [])
+            place += 1
+        else:
+            result.append(flat[at : at + length])
+            at += length
+    array = pa.array(result, pa.list_(pa.string()))
+    return column._replace(
+        values=array.flatten(), lengths=np.fromiter(map(len, result), np.int64, len(result))
     )

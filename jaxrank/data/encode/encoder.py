@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -10,14 +10,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jaxrank.data.chunk import Chunk
-from jaxrank.data.encode.cells import ListElements, id_elements, list_elements
+from jaxrank.data.encode.cells import ListElements, id_elements, list_elements, vector
 from jaxrank.data.encode.columns import Column, column_of, numbers, texts
 from jaxrank.data.encode.labels import Labels, encode_labels, horizon
 from jaxrank.data.encode.row_numbers import row_numbers
 from jaxrank.data.examples import Examples
 from jaxrank.data.keyed_hash import Pseudonymise, pseudonymised
 from jaxrank.data.ragged import places_of_lists
-from jaxrank.data.spec.entries import CategoricalSpec, RaggedSpec
+from jaxrank.data.spec.entries import CategoricalSpec, DenseSpec, RaggedSpec
 from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.statistics.new_values import NewValues, first, is_new
 from jaxrank.data.statistics.split import Statistics
@@ -28,12 +28,18 @@ _NUMBER = "a finite number or empty"
 _MOST = 1e150  # whose square is finite, for the deviation
 
 
-def raw_floats(names: list[str], chunk: Chunk) -> np.ndarray:
-    """f64[n, names] as the data has them, NaN where missing."""
-    result = np.empty((chunk.batch.num_rows, len(names)), order="F")
-    for i, name in enumerate(names):
-        column = column_of(chunk, name)
-        result[:, i] = numbers(column, _NUMBER)
+def raw_floats(entries: Sequence[DenseSpec], chunk: Chunk) -> np.ndarray:
+    """f64[n, entries] as the data has them, NaN where missing; the entries are resolved."""
+    result = np.empty((chunk.batch.num_rows, len(entries)), order="F")
+    vectors: dict[str, np.ndarray] = {}
+    for i, entry in enumerate(entries):
+        column = column_of(chunk, entry.column)
+        if entry.length == 1:
+            result[:, i] = numbers(column, _NUMBER)
+        else:
+            if entry.column not in vectors:
+                vectors[entry.column] = vector(entry, chunk)
+            result[:, i] = vectors[entry.column][:, entry.index]
         large = np.flatnonzero(np.abs(result[:, i]) > _MOST)
         if len(large):
             column.reject(large, f"a number of at most {_MOST:g} in size, or empty")
@@ -83,7 +89,7 @@ class Encoder:
         self._tables = {table.name: table for table in features.tables}
         self._vocabularies = vocabularies
         floats = features.dense
-        self._float_names = [f.name for f in floats]
+        self._floats = floats
         self._log = np.array([f.log for f in floats], bool)
         scales = [f.scale(transforms) for f in floats]
         self._mean = np.array([mean for mean, _ in scales])
@@ -101,7 +107,7 @@ class Encoder:
             InputError: a value is not what its column may hold; names file, row and column.
         """
         features = self._features
-        raw = raw_floats(self._float_names, chunk)
+        raw = raw_floats(self._floats, chunk)
         found = encode_labels(
             chunk, features.tasks, features.time, self._horizon, features.time_format
         )
@@ -170,7 +176,7 @@ class Encoder:
 
     def check(self, chunk: Chunk) -> None:
         """Raises BadRows where `encode` would, whatever is to be learned yet."""
-        raw = raw_floats(self._float_names, chunk)
+        raw = raw_floats(self._floats, chunk)
         self._check_floats(log_transform(raw, self._log), chunk)
         features = self._features
         encode_labels(chunk, features.tasks, features.time, -math.inf, features.time_format)
@@ -195,7 +201,7 @@ class Encoder:
         if np.isinf(single).any():
             i = int(np.flatnonzero(np.isinf(single).any(axis=0))[0])
             bad = np.flatnonzero(np.isinf(single[:, i]))
-            column_of(chunk, self._float_names[i]).reject(bad, "in the range of float32")
+            column_of(chunk, self._floats[i].column).reject(bad, "in the range of float32")
         return single
 
     def _encode_floats(self, raw: np.ndarray, chunk: Chunk) -> np.ndarray:
@@ -278,7 +284,7 @@ class Encoder:
             values[places] = part
             if cells.weights is not None:
                 weights[places] = cells.weights
-        weighted = any(entry.weights for entry in entries)
+        weighted = any(entry.is_weighted for entry in entries)
         return _Lists(lengths, values, weights if weighted else None, found, parts, noted)
 
     def _kept(self, chunk: Chunk) -> pa.RecordBatch | None:

@@ -119,12 +119,13 @@ class FitState:
         self.moments = Moments(len(wanted.dense))
         self.counters = {table.name: Counter() for table in wanted.tables}
         self.quantiles = {entry.name: QuantileSketch() for entry in wanted.buckets}
-        log_of = {f.name: f.log for f in features.dense}
-        self._log = np.array([log_of[name] for name in wanted.dense], bool)
+        by_name = {f.name: f for f in features.dense}
+        self._floats = [by_name[name] for name in wanted.dense]
+        self._log = np.array([f.log for f in self._floats], bool)
 
     def add(self, chunk: Chunk) -> None:
         """Raises BadRows before anything of the chunk is counted."""
-        floats = raw_floats(list(self._wanted.dense), chunk)
+        floats = raw_floats(self._floats, chunk)
         values = [
             (entry.table, id_elements(entry, chunk))
             for entry in self._features.categorical

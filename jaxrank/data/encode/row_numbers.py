@@ -5,11 +5,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from jaxrank.data.encode.columns import ID_TYPES, Column, check_id_type, is_text, uncastable
+from jaxrank.data.encode.columns import (
+    ID_TYPES,
+    Column,
+    check_id_type,
+    inexact,
+    is_text,
+    uncastable,
+)
 from jaxrank.data.spec.features import TableSpec
 from jaxrank.features import PAD
 
 # 19 digits without leading zeros: all that do not fit 64 bits, and more than any table has rows.
+_PADDING_HINT = " Set `padding` of the feature to leave ids that only fill up lists out of them."
 _LONG = r"^-?0*[1-9][0-9]{18,}$"
 
 
@@ -28,6 +36,14 @@ def row_numbers(column: Column, table: TableSpec) -> tuple[np.ndarray, int]:
     row = f"a row of the table {table.name!r}, 0 to {table.rows - 1} (rows={table.rows}), or empty"
     narrow = _int64(column, row if refused else "a whole number, or empty")
     numbers = narrow.fill_null(-1).to_numpy(zero_copy_only=False)
+    if pa.types.is_floating(column.values.type):
+        rounded = inexact(np.abs(numbers), column.values.type) & (numbers < table.rows)
+        if rounded.any():
+            column.reject(
+                np.flatnonzero(rounded),
+                f"a row that {column.values.type} does not round",
+                " Write the column as int64.",
+            )
     result = numbers.astype(np.int32)
     outside = numbers.view(np.uint64) >= table.rows
     if not outside.any():
@@ -41,7 +57,8 @@ def row_numbers(column: Column, table: TableSpec) -> tuple[np.ndarray, int]:
         column.reject(
             bad,
             row,
-            " Set on_bad_id='oov', 'hash' or 'clip' to give such ids a row, or raise `rows`.",
+            " Set on_bad_id='oov', 'hash' or 'clip' to give such ids a row, or raise `rows`."
+            + _PADDING_HINT * (column.lengths is not None),
         )
     places = pa.array(bad)
     result[bad] = _rows_of_bad(column.values.take(places), narrow.take(places), table)

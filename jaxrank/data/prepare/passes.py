@@ -22,7 +22,7 @@ from jaxrank.data.encode.fit import (
     fit_spec,
     looks_at_last_event,
 )
-from jaxrank.data.prepare import encode_unit, fit_unit
+from jaxrank.data.prepare import encode_unit, fit_unit, sample
 from jaxrank.data.prepare.earlier import earlier_fitted
 from jaxrank.data.prepare.runners import Local, Runner
 from jaxrank.data.prepare.settings import PrepareSettings
@@ -126,6 +126,7 @@ def prepare(
             )
             preparation = _Preparation(settings, data, writer, runner or Local(), report)
             writer.keep |= preparation.bytes >= _LITTLE
+            preparation.tell_of_sample()
             fitted = preparation.fit(earlier)
             preparation.write(fitted)
             preparation.tell_new(earlier, vocabularies)
@@ -223,6 +224,13 @@ class _Preparation:
     def bytes(self) -> int:
         """About how many of raw data there are."""
         return sum(unit.bytes for units in self._units.values() for unit in units)
+
+    def tell_of_sample(self) -> None:
+        """Lines about what the first records seem to mean that no field says."""
+        split = TRAIN if TRAIN in self._data.splits else self._data.splits[0]
+        if self._data.files and not self._settings.hash_key_file:
+            for line in sample.notes(self._settings.features, self._data, split):
+                self._report(line)
 
     def fit(self, earlier: FittedEncoders) -> FittedEncoders:
         """A pass over the training split, where something is to be learned from it."""

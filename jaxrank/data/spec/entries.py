@@ -12,6 +12,7 @@ from jaxrank.validate import field, require
 
 ENCODINGS = ("vocabulary", "hash", "integer")
 BAD_ID_POLICIES = ("error", "oov", "hash", "clip")
+BRACKETS = ("error", "read", "keep")
 COMBINERS = ("sum", "mean", "sqrtn", "none")
 # Forms of dates that are written as digits, and units of numbers that count from 1970, in seconds.
 CALENDAR_FORMS = (
@@ -42,6 +43,10 @@ _ROWS = (
 _SALT = (
     "goes before each value when it is hashed; features that share a table may have different ones,"
     " and equal values of theirs then have different rows"
+)
+_BRACKETS = (
+    "what becomes of a cell that is a list in brackets or quotes, as [1, 2]. error: the preparation"
+    " stops; read: its ids are those within; keep: brackets are parts of ids"
 )
 _ON_BAD_ID = (
     "what becomes of a whole number, of any size, that is none of the `rows`. error: the"
@@ -149,10 +154,28 @@ class DenseSpec:
     missing_indicator: bool = field(
         False, help="a second column '<name>:missing' that is 1 where there was no value"
     )
+    length: int = field(
+        1,
+        unit="numbers",
+        at_least=1,
+        help="numbers in each cell, of a list column or of text; each is a float of its own,"
+        " '<name>[0]' and so on",
+    )
+    separator: str = field("", help="between the numbers of a text; a list in brackets needs none")
 
     @property
     def name(self) -> str:
         return self.columns[0]
+
+    @property
+    def column(self) -> str:
+        """The column that a resolved entry reads."""
+        return self.name if self.length == 1 else self.name.rpartition("[")[0]
+
+    @property
+    def index(self) -> int:
+        """The place of a resolved entry among the numbers of a cell."""
+        return 0 if self.length == 1 else int(self.name.rpartition("[")[2].removesuffix("]"))
 
     def scale(self, transforms: Mapping[str, tuple[float, float]]) -> tuple[float, float]:
         """What is subtracted and then divided by, given what was learned of each column.
@@ -195,6 +218,7 @@ class CategoricalSpec:
         help="ids in each cell; in a text column they stand between `separator`s",
     )
     separator: str = field("", help="between the ids of a text")
+    brackets: str = field("error", choices=BRACKETS, help=_BRACKETS)
     salt: str = field("", read_when=("encoding", ("hash",)), help=_SALT)
     on_bad_id: str = field(
         "error", choices=BAD_ID_POLICIES, read_when=("encoding", ("integer",)), help=_ON_BAD_ID
@@ -245,10 +269,22 @@ class RaggedSpec:
     columns: tuple[str, ...] = field(non_empty=True, single=True, help=_COLUMNS)
     table: str = field("", help=_TABLE)
     separator: str = field("|", help="between the ids of a text")
+    brackets: str = field("error", choices=BRACKETS, help=_BRACKETS)
+    padding: tuple[str, ...] = field(
+        (),
+        single=True,
+        help="ids that are left out of a list, with their weights: '' for an empty one, '-1' or '0'"
+        " for what fills lists up",
+    )
     weights: str = field(
         "",
         read_when=("combiner", ("sum", "mean", "sqrtn")),
         help="a column with as many numbers as there are ids",
+    )
+    weight_separator: str = field(
+        "",
+        read_when=("combiner", ("sum", "mean", "sqrtn")),
+        help="in place of `weights`: between each id and its weight, as ':' in 12:0.5|13:2",
     )
     combiner: str = field(
         "mean",
@@ -261,6 +297,12 @@ class RaggedSpec:
     )
     on_overlong: str = field(
         "error", choices=("error", "truncate"), help="what becomes of a longer list"
+    )
+    keep: str = field(
+        "first",
+        choices=("first", "last"),
+        read_when=("on_overlong", ("truncate",)),
+        help="the ids that a longer list keeps",
     )
     encoding: str = field(
         "vocabulary",
@@ -289,6 +331,14 @@ class RaggedSpec:
         holds = self.combiner != "none" or self.max_length >= 1
         must = "1 or more with combiner='none', for each id of a list has a place"
         require(holds, f"{where}.max_length", must, self.max_length)
+        holds, must = not (self.weights and self.weight_separator), "empty where `weights` is set"
+        require(holds, f"{where}.weight_separator", must, self.weight_separator)
+        differ = not self.weight_separator or self.weight_separator != self.separator
+        require(differ, f"{where}.weight_separator", "another than `separator`", self.separator)
+
+    @property
+    def is_weighted(self) -> bool:
+        return bool(self.weights or self.weight_separator)
 
     @property
     def name(self) -> str:

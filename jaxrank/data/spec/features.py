@@ -124,7 +124,7 @@ class FeatureSpec:
     @property
     def named(self) -> frozenset[str]:
         """Every text in the section, among them the names of all columns that are read."""
-        return frozenset(_texts(self.to_state()))
+        return frozenset((*_texts(self.to_state()), *(entry.column for entry in self.dense)))
 
     @property
     def kept_columns(self) -> tuple[str, ...]:

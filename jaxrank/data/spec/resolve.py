@@ -2,6 +2,7 @@
 
 import dataclasses
 import fnmatch
+import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import xxhash
 
 from jaxrank import json_files
-from jaxrank.data.spec.entries import COLUMNS_OF_TASKS, RaggedSpec
+from jaxrank.data.spec.entries import COLUMNS_OF_TASKS, DenseSpec, RaggedSpec
 from jaxrank.data.spec.features import FeatureSpec, TableSpec
 from jaxrank.errors import InputError
 from jaxrank.features import RESERVED_ROWS, Categorical, Dense, Ragged, Schema, Table, Task
@@ -60,6 +61,7 @@ def resolve_again(spec: FeatureSpec, schema: Schema) -> FeatureSpec:
     """What `resolve` made of a spec when a store of this schema was prepared; the source need not
     be there."""
     columns = [f.name for part in (schema.dense, schema.categorical, schema.ragged) for f in part]
+    columns += [re.sub(r"\[\d+\]$", "", f.name) for f in schema.dense]  # of vectors
     columns += [getattr(task, field) for task in spec.tasks for field in COLUMNS_OF_TASKS]
     columns += [*(entry.weights for entry in spec.ragged), *spec.kept_columns]
     found = resolve(spec, [name for name in dict.fromkeys(columns) if name])
@@ -136,7 +138,9 @@ def _expand(
                     f" {where}[{owner[column]}] and {where}[{i}]."
                 )
             owner[column] = i
-            expanded.append(dataclasses.replace(entry, columns=(column,)))
+            length = entry.length if isinstance(entry, DenseSpec) else 1
+            names = [column] if length == 1 else [f"{column}[{k}]" for k in range(length)]
+            expanded += [dataclasses.replace(entry, columns=(name,)) for name in names]
     return tuple(expanded)
 
 
@@ -187,7 +191,7 @@ def build_schema(
 
 def _ragged(entry: RaggedSpec) -> Ragged:
     length = entry.max_length if entry.combiner == "none" else 0
-    return Ragged(entry.name, entry.table, entry.combiner, bool(entry.weights), length)
+    return Ragged(entry.name, entry.table, entry.combiner, entry.is_weighted, length)
 
 
 def _rows(

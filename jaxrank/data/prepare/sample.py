@@ -1,0 +1,76 @@
+"""The first records of the training data: reports what they seem to mean that no field says.
+
+Nothing here is an error, for such values may be meant as they are.
+"""
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from jaxrank.data.chunk import Chunk
+from jaxrank.data.encode.cells import id_elements, list_elements
+from jaxrank.data.encode.columns import MISSING_WORDS, is_text
+from jaxrank.data.rejects import Rejects
+from jaxrank.data.sources.registry import Source
+from jaxrank.data.spec.entries import CategoricalSpec, RaggedSpec
+from jaxrank.data.spec.features import FeatureSpec
+from jaxrank.errors import InputError
+
+_WEIGHTED = r"^.+[:=^#;@~]-?[0-9]*\.?[0-9]+([eE]-?[0-9]+)?$"
+_MOST_SHOWN = 3
+_OWN_VALUES = {"-", "?", "missing", "undefined", "unknown"}  # which people also use for a value
+
+
+def notes(features: FeatureSpec, data: Source, split: str) -> list[str]:
+    """A line for each feature whose values seem to be something else than ids."""
+    chunk = _first_chunk(data, split)
+    if chunk is None:
+        return []
+    entries: list[CategoricalSpec | RaggedSpec] = [*features.categorical, *features.ragged]
+    return [line for entry in entries for line in _of_entry(entry, chunk)]
+
+
+def _first_chunk(data: Source, split: str) -> Chunk | None:
+    try:
+        return next(iter(data.chunks(data.parts(split)[0], Rejects("skip", 1 << 30))), None)
+    except InputError:
+        return None  # reported where the records are read for good
+
+
+def _of_entry(entry: CategoricalSpec | RaggedSpec, chunk: Chunk) -> Iterator[str]:
+    if entry.encoding not in ("vocabulary", "hash"):
+        return  # takes whole numbers only
+    try:
+        is_list = isinstance(entry, RaggedSpec)
+        cells = list_elements(entry, chunk).ids if is_list else id_elements(entry, chunk)  # type: ignore[arg-type]
+    except InputError:
+        return
+    values = cells.values.drop_null()
+    if not is_text(values.type) or not len(values):
+        return
+    weighted = pc.match_substring_regex(values, _WEIGHTED)
+    if isinstance(entry, RaggedSpec) and not entry.is_weighted:
+        share = _share(weighted)
+        if share > 0.5:
+            example = values.filter(weighted)[0].as_py()
+            yield (
+                f"feature {entry.name}: {share:.0%} of the first {len(values):,} ids end in a"
+                f" separator and a number, as {example!r}. If the number is a weight, set"
+                " weight_separator"
+            )
+    lower = pc.utf8_lower(pc.utf8_trim_whitespace(values))
+    words = pc.is_in(lower, value_set=pa.array(sorted(MISSING_WORDS - _OWN_VALUES)))
+    share = _share(words)
+    if share > 0:
+        texts = pc.unique(values.filter(words)).to_pylist()[:_MOST_SHOWN]
+        field = "padding" if isinstance(entry, RaggedSpec) else "source.null_values"
+        yield (
+            f"feature {entry.name}: {share:.1%} of the first {len(values):,} values are"
+            f" {', '.join(map(repr, texts))}, each a value like any other. List in {field} what"
+            " stands for a missing one"
+        )
+
+
+def _share(mask: pa.Array) -> float:
+    return float(pc.mean(mask.cast(pa.int8())).as_py() or 0)

@@ -1,0 +1,150 @@
+"""Cells that hold lists, in every spelling that logs have, against what their ids are."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from jaxrank.data.chunk import Chunk, numbered
+from jaxrank.data.encode import cells
+from jaxrank.data.encode.encoder import raw_floats
+from jaxrank.data.rejects import BadRows
+from jaxrank.data.spec.entries import CategoricalSpec, DenseSpec, RaggedSpec
+from jaxrank.errors import InputError
+
+
+def chunk_of(**columns):
+    batch = pa.RecordBatch.from_pydict({k: pa.array(v) for k, v in columns.items()})
+    return Chunk(batch, "day.csv", numbered(2, batch.num_rows))
+
+
+def lists(values, **settings):
+    """The ids of each cell, and their weights where there are any."""
+    found = cells.list_elements(RaggedSpec(("h",), **settings), chunk_of(h=values))
+    ends = np.cumsum(found.ids.lengths).tolist()
+    bounds = list(zip([0, *ends], ends, strict=False))
+    ids = found.ids.values.to_pylist()
+    by_cell = [ids[a:b] for a, b in bounds]
+    return by_cell if found.weights is None else (by_cell, found.weights.tolist())
+
+
+BRACKETS = [
+    ("[1, 2]", ["1", "2"]),
+    ("[8]", ["8"]),
+    ("[]", []),
+    ("[ ]", []),
+    ('["x","y"]', ["x", "y"]),
+    ("['a', 'b']", ["a", "b"]),
+    ("(1, 2)", ["1", "2"]),
+    ("(1,)", ["1"]),
+    ("{3, 4}", ["3", "4"]),
+    ("[1 2  3]", ["1", "2", "3"]),
+    ("[a, b c]", ["a", "b c"]),
+    ("'a','b'", ["a", "b"]),
+    ('"a,b"', ["a,b"]),
+    ("['a,b', 'c']", ["a,b", "c"]),
+    (' [1, 2] ', ["1", "2"]),
+    ('["caf\\u00e9"]', ["café"]),
+    ("array([1, 2])", ["1", "2"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("cell", "ids"), BRACKETS)
+@pytest.mark.parametrize("separator", [",", "|", ", "])
+def test_a_list_in_brackets_is_rejected_or_read_as_asked_and_never_ids_with_brackets(
+    cell, ids, separator
+):
+    with pytest.raises(BadRows, match=r"row 3, column h: must be .*not in brackets or quotes"):
+        lists(["7", cell], separator=separator)
+    plain = separator.join(["7", "9"])
+    found = lists([plain, cell, None], separator=separator, brackets="read")
+    assert found == [["7", "9"], ids, []]
+    assert lists([cell], separator=separator, brackets="keep") == [cell.split(separator)]
+
+
+@pytest.mark.parametrize("cell", ["[[1, 2], [3]]", "[true, 1]", '[{"a": 1}]', "((1, 2), 3)"])
+def test_brackets_that_hold_more_than_ids_are_rejected(cell):
+    with pytest.raises(BadRows, match="row 2, column h: must be a list of ids or numbers in brac"):
+        lists([cell], brackets="read")
+
+
+@pytest.mark.parametrize("cell", ["(a)|(b)", "a[1]|b", "[x", "it's|o'clock"])
+def test_brackets_that_are_parts_of_ids_are_left_there(cell):
+    assert lists([cell]) == [cell.split("|")]
+
+
+def test_a_fixed_number_of_ids_may_be_in_brackets_too():
+    entry = CategoricalSpec(("h",), length=2, separator=",", brackets="read")
+    assert cells.id_elements(entry, chunk_of(h=["[4, 5]", "6,7"])).values.to_pylist() == [
+        "4", "5", "6", "7",
+    ]  # fmt: skip
+    with pytest.raises(BadRows, match="Set brackets='read'"):
+        cells.id_elements(CategoricalSpec(("h",), length=2, separator=","), chunk_of(h=["[4, 5]"]))
+
+
+def test_padding_is_left_out_with_its_weights():
+    assert lists(["a||b|", "", "|"], padding=("",)) == [["a", "b"], [], []]
+    assert lists(["3|-1|-1", "-1"], padding=("-1",)) == [["3"], []]
+    typed = [[3, -1, None], [-1], [0]]
+    assert lists(typed, padding=("", "-1", "x")) == [[3], [], [0]]
+    assert lists([[3.0, -1.0, None]], padding=("", "-1")) == [[3.0]]
+    entry = RaggedSpec(("h",), weights="w", padding=("0",))
+    found = cells.list_elements(entry, chunk_of(h=["5|0|6", "0"], w=["1|2|3", "4"]))
+    assert found.ids.values.to_pylist() == ["5", "6"]
+    assert found.ids.lengths.tolist() == [2, 0]
+    assert found.weights.tolist() == [1, 3]
+
+
+@pytest.mark.parametrize("values", [["a", "a||b"], [["a"], ["a", None, "b"]]])
+def test_an_empty_id_is_rejected_with_the_field_that_leaves_it_out(values):
+    with pytest.raises(BadRows, match=r"row 3.*without empty ids: .*Set padding=\[''\]"):
+        lists(values)
+
+
+def test_ids_and_weights_may_be_in_one_cell():
+    found = lists(["12:0.5|13:2", "", "a:b:1e-1"], weight_separator=":")
+    assert found == ([["12", "13"], [], ["a:b"]], [0.5, 2, 0.1])
+    found = lists(["12:0.5||0", "13:1"], weight_separator=":", padding=("", "0"))
+    assert found == ([["12"], ["13"]], [0.5, 1])
+    with pytest.raises(BadRows, match="row 3, column h: must be a list of ids and weights"):
+        lists(["1:1", "1:1|2"], weight_separator=":")
+    with pytest.raises(BadRows, match="row 2, column h: must be 0 or a finite number.*'x'"):
+        lists(["1:x"], weight_separator=":")
+
+
+def test_a_cut_list_keeps_its_first_or_last_ids():
+    cut = dict(max_length=2, on_overlong="truncate")
+    values = ["a|b|c|d", "e", "f|g"]
+    assert lists(values, **cut) == [["a", "b"], ["e"], ["f", "g"]]
+    assert lists(values, **cut, keep="last") == [["c", "d"], ["e"], ["f", "g"]]
+    weighted = lists(["a:1|b:2|c:3"], **cut, keep="last", weight_separator=":")
+    assert weighted == ([["b", "c"]], [2, 3])
+
+
+FOURS = pa.array([[1.0, 2, 3, 4], None, [5, None, 7, 8]])
+VECTORS = {
+    "list": FOURS,
+    "fixed_size_list": FOURS.cast(pa.list_(pa.float32(), 4)),
+    "large_list": FOURS.cast(pa.large_list(pa.float64())),
+    "text": ["1|2|3|4", None, "5||7|8"],
+    "brackets": ["[1.0, 2, 3, 4]", "[]", "[5, null, 7, 8]"],
+    "numpy": ["[1. 2. 3. 4.]", "", "5||7|8"],
+}
+
+
+@pytest.mark.parametrize("values", VECTORS.values(), ids=VECTORS)
+def test_a_vector_is_as_many_floats(values):
+    chunk = chunk_of(e=values, x=[10, 20, 30])
+    names = [f"e[{k}]" for k in range(4)]
+    entries = [DenseSpec((name,), length=4, separator="|") for name in names]
+    found = raw_floats([*entries, DenseSpec(("x",))], chunk)
+    nan = np.nan
+    expected = [[1, 2, 3, 4, 10], [nan, nan, nan, nan, 20], [5, nan, 7, 8, 30]]
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_a_vector_of_another_length_is_rejected_with_its_row():
+    entries = [DenseSpec((f"e[{k}]",), length=2, separator="|") for k in range(2)]
+    with pytest.raises(BadRows, match="row 3, column e: must have length=2 numbers: found 3"):
+        raw_floats(entries, chunk_of(e=["1|2", "1|2|3"]))
+    with pytest.raises(InputError, match="column e: must be a finite number.*Set `length`"):
+        raw_floats([DenseSpec(("e",))], chunk_of(e=[[1.0, 2.0]]))
