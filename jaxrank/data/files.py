@@ -87,7 +87,8 @@ def find(value: Any) -> list[str]:
     """The files that a path or URL, a glob, a directory, or a list of those means.
 
     Of a directory, all files in it and below, in order of their names, but "lost+found" and what
-    begins with "." or "_", as Spark's _SUCCESS.
+    begins with "." or "_", as Spark's _SUCCESS. Each file is there once, whatever names and links
+    lead to it.
 
     Args:
         value: as `check_named` lets it pass.
@@ -95,10 +96,40 @@ def find(value: Any) -> list[str]:
     Raises:
         InputError: nothing is there.
     """
+    return _each_once(_all_of(value))
+
+
+def _all_of(value: Any) -> list[str]:
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return [path for entry in value for path in find(entry)]
+        return [path for entry in value for path in _all_of(entry)]
     text = os.fspath(value)
     return _find_local(text) if is_local(text) else _find_remote(text)
+
+
+def _each_once(paths: Sequence[str]) -> list[str]:
+    """The first path of each file, but a link only where no path is the file's own."""
+    chosen: dict[Any, str] = {}
+    for path in paths:
+        identity = identify(path)
+        if identity not in chosen or _is_link(chosen[identity]) and not _is_link(path):
+            chosen[identity] = path
+    kept = set(chosen.values())
+    return [path for path in dict.fromkeys(paths) if path in kept]
+
+
+def _is_link(path: str) -> bool:
+    return is_local(path) and os.path.islink(path)
+
+
+def identify(path: str) -> Any:
+    """What is equal for two paths exactly if they lead to the same file."""
+    if not is_local(path):
+        return path
+    status = os.stat(path)
+    # Some file systems have no numbers of files; links of a file under two names need them.
+    if status.st_nlink > 1 and status.st_ino:
+        return status.st_dev, status.st_ino
+    return os.path.realpath(path)
 
 
 def _find_local(text: str) -> list[str]:
@@ -114,6 +145,7 @@ def _listed(text: str) -> list[str]:
         inside = sorted(_data_in(path, path.resolve(), set()))
         return [str(p) for p in inside] or _none_inside(text)
     if path.exists():
+        _is_file(path)
         return [text]
     if not glob.has_magic(text):
         raise InputError(f"{text}: no such file or directory.")
@@ -125,14 +157,21 @@ def _listed(text: str) -> list[str]:
 
 
 def _is_file(path: Path) -> bool:
-    """Whether a path is a file that is there.
+    """Whether a path is a file that is there, and not a directory.
 
     Raises:
-        InputError: it is a link to nothing; data that is left out would be missed by nobody.
+        InputError: it is a link to nothing, or a pipe or device; data that is left out would be
+            missed by nobody.
     """
     if path.is_symlink() and not path.exists():
         raise InputError(
             f"{path}: must be a file: it is a link to {os.readlink(path)!r}, not there."
+        )
+    if path.exists() and not path.is_file() and not path.is_dir():
+        kind = "a pipe (FIFO)" if path.is_fifo() else "a socket or device"
+        raise InputError(
+            f"{path}: must be a file: found {kind}. `prepare` reads a pipe only where source.files"
+            " names it by itself."
         )
     return path.is_file()
 

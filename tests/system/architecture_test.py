@@ -29,7 +29,7 @@ FLOORS = (
     "cli",
 )
 DATA_FLOORS = (
-    "spec examples ragged chunk files lock keyed_hash",
+    "spec examples ragged chunk files file_kinds pipes lock keyed_hash",
     "statistics rejects",
     "encode",
     "synthetic",

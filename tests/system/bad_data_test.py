@@ -2,6 +2,7 @@
 
 import gzip
 import re
+import struct
 
 import numpy as np
 import pyarrow as pa
@@ -98,15 +99,18 @@ def test_files_without_rows_are_passed_over_where_others_of_the_split_have_some(
     assert run_files(tmp_path, str(tmp_path / "*.csv")).splits["train"].rows == 3
     with refused("a.csv: must have at least one row: found none, nor in the other files of its"):
         run_files(tmp_path / "none", [str(tmp_path / "a.csv"), str(tmp_path / "c.csv")])
-    (tmp_path / "d.csv").write_text("")  # as of an upload that failed
+    (tmp_path / "d.csv").write_text("")
+    (tmp_path / "e.csv.gz").write_bytes(gzip.compress(b""))
+    assert run_files(tmp_path / "some", str(tmp_path / "*.csv*")).splits["train"].rows == 3
     with refused("d.csv: must have at least one row: found none, the file is empty"):
-        run_files(tmp_path / "none", str(tmp_path / "*.csv"))
+        run_files(tmp_path / "none", str(tmp_path / "d.csv"))
 
 
 def test_parquet_parts_without_rows_are_passed_over(tmp_path):
     some = pa.table({"label": [1, 0, 1], "user": [1, 2, 0]})
     for name, table in (("a", some[:0]), ("b", some), ("c", some[:0]), ("d", some[1:])):
         pq.write_table(table, tmp_path / f"{name}.parquet")
+    (tmp_path / "e.parquet").write_bytes(b"")
     ids = [dict(columns="user", encoding="integer", rows=3)]
     store = run_files(tmp_path, str(tmp_path / "*.parquet"), kind="parquet", categorical=ids)
     source = dict(kind="parquet", files=dict(train=str(tmp_path / "*.parquet")))
@@ -158,6 +162,49 @@ def test_headers_that_differ(tmp_path):
     (tmp_path / "b.csv").write_text("label,x,z\n1,2,3\n")
     with refused("b.csv: must have the columns of", "missing ['y'], not expected ['z']"):
         run_files(tmp_path, str(tmp_path / "*.csv"))
+
+
+OTHER_KINDS = {
+    "zip": (b"PK\3\4\x14\0\0\0", "a zip archive: unpack it first"),
+    "parquet": (b"PAR1\x15\4\x15\x10\0", "Parquet: set source.kind='parquet'"),
+    "utf16": ((HEADER + GOOD).encode("utf-16"), "UTF-16"),
+    "utf16 without a mark": ((HEADER + GOOD).encode("utf-16-le"), "UTF-16"),
+    "utf32": ((HEADER + GOOD).encode("utf-32"), "UTF-32"),
+    "tar.gz": (
+        gzip.compress(b"day.csv" + bytes(250) + b"ustar\x0000"),
+        "a tar archive",
+    ),
+    "tfrecord": (struct.pack("<QI", 20, 12345) + bytes(range(20)), "set source.kind='tfrecord'"),
+}
+
+
+@pytest.mark.parametrize(("content", "found"), OTHER_KINDS.values(), ids=OTHER_KINDS)
+@pytest.mark.parametrize("more", [{}, dict(columns=["label", "user"])])
+def test_files_that_are_no_text(tmp_path, content, found, more):
+    path = tmp_path / "day.csv"
+    path.write_bytes(content)
+    source = dict(kind="csv", files=dict(train=str(path))) | more
+    with refused("day.csv: must be text, plain or compressed: found ", found):
+        prepare(dict(tasks=[CLICK]), source, tmp_path / "store")
+
+
+def test_a_header_that_begins_like_another_kind_is_text(tmp_path):
+    for i, name in enumerate(("PAR1", "ORCID", "ARROW1")):
+        (tmp_path / str(i)).mkdir()
+        assert run(tmp_path / str(i), f"{name},label\n3,1\n").splits["train"].rows == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "hint"),
+    [
+        ("1;2\n3;4\n", "is one name, '1;2': set source.delimiter=';'"),
+        ("1\t2\n3\t4\n", "set source.delimiter='\\t'"),
+        ("1,2\n3,4\n", "name the columns in source.columns"),
+    ],
+)
+def test_a_column_that_is_missed_because_of_how_lines_are_read(tmp_path, content, hint):
+    with refused("the data has no column 'label'", hint):
+        run(tmp_path, content)
 
 
 def test_header_with_a_name_twice(tmp_path):

@@ -18,6 +18,10 @@ from jaxrank.errors import InputError
 
 # Of a float type, from which on whole numbers share a value: ids that were other numbers before.
 _EXACT_BELOW = {pa.float16(): 2**11, pa.float32(): 2**24, pa.float64(): 2**53}
+_LIST_HINTS = {
+    kind: f" In records of tf.Example, set source.columns[{{!r}}]='list<{name}>'."
+    for kind, name in {pa.int64(): "int64", pa.float32(): "float32", pa.binary(): "bytes"}.items()
+}
 MISSING_WORDS = frozenset(
     ("nan", "null", "none", "na", "n/a", "nil", "nat", "missing", "undefined", "unknown", "\\n")
     + ("-", "?", "<na>", "<null>", "(null)", "#n/a", "-nan", "1.#qnan")
@@ -71,7 +75,8 @@ def is_text(kind: pa.DataType) -> bool:
     )
 
 
-def _is_list(kind: pa.DataType) -> bool:
+def is_list(kind: pa.DataType) -> bool:
+    """Whether values of this type are lists."""
     return (
         pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
     )
@@ -112,7 +117,7 @@ def numbers(
     simple = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
     if not (simple or is_text(kind) or pa.types.is_decimal(kind)):
         hint = ""
-        if _is_list(kind):
+        if is_list(kind):
             hint = " Set `length` of the feature in `floats` for a vector of so many numbers."
         column.refuse_type(must, hint)
     try:
@@ -183,7 +188,7 @@ def check_id_type(column: Column) -> None:
         hint = ""
         if pa.types.is_struct(kind) or pa.types.is_map(kind):
             hint = " Write its fields as columns: ids and weights as two lists of equal length."
-        elif _is_list(kind):
+        elif is_list(kind):
             hint = " Name it in `lists`, or set `length` of the feature in `ids`."
         column.refuse_type(ID_TYPES, hint)
 
@@ -247,10 +252,9 @@ def elements(
                 " separator: found separator=''."
             )
         values = pc.split_pattern(values, separator)
-    elif not _is_list(values.type):
-        hint = f" In records of tf.Example, set source.columns[{column.name!r}] to a list."
-        is_struct = pa.types.is_struct(values.type) or pa.types.is_map(values.type)
-        if is_struct:
+    elif not is_list(values.type):
+        hint = _LIST_HINTS.get(values.type, "").format(column.name)
+        if pa.types.is_struct(values.type) or pa.types.is_map(values.type):
             hint = " Write its keys and its values as two columns of lists."
         column.refuse_type(f"{must}, as text or of a list type", hint)
     lengths = pc.list_value_length(values).fill_null(0)

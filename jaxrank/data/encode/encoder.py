@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from jaxrank.data.chunk import Chunk
 from jaxrank.data.encode.cells import ListElements, id_elements, list_elements, vector
-from jaxrank.data.encode.columns import Column, column_of, numbers, texts
+from jaxrank.data.encode.columns import Column, column_of, numbers, texts, uncastable
 from jaxrank.data.encode.labels import Labels, encode_labels, horizon
 from jaxrank.data.encode.row_numbers import row_numbers
 from jaxrank.data.examples import Examples
@@ -68,6 +68,7 @@ class Encoder:
         boundaries: f64[buckets - 1] of every feature whose buckets are learned, by name.
         pseudonymise: what vocabularies hold in place of a raw value; none: the value.
         earlier_rows: of each vocabulary that an earlier store had; values behind them are new.
+        types: of columns that files have in several types, by name, as of `Source.types`.
     """
 
     def __init__(
@@ -81,10 +82,12 @@ class Encoder:
         boundaries: Mapping[str, np.ndarray] | None = None,
         pseudonymise: Pseudonymise | None = None,
         earlier_rows: Mapping[str, int] | None = None,
+        types: Mapping[str, str] | None = None,
     ):
         self.statistics = statistics
         self._pseudonymise = pseudonymise
         self._earlier_rows = earlier_rows or {}
+        self._types = types or {}
         self._features = features
         self._tables = {table.name: table for table in features.tables}
         self._vocabularies = vocabularies
@@ -295,8 +298,19 @@ class Encoder:
             # An Arrow file holds one dictionary a column, and each chunk has its own.
             if pa.types.is_dictionary(column.type):
                 column = column.dictionary_decode()
+            if self._types.get(name) == "double" and not pa.types.is_float64(column.type):
+                column = _as_double(column, name, chunk)
             columns[name] = column
         return pa.RecordBatch.from_pydict(columns) if columns else None
+
+
+def _as_double(column: pa.Array, name: str, chunk: Chunk) -> pa.Array:
+    """A kept column of whole numbers, of which other files have some with fractions."""
+    try:
+        return column.cast(pa.float64())
+    except pa.ArrowInvalid:
+        must = "a number that a double has exactly, as other files have doubles in this column"
+        Column(column, name, chunk).reject(uncastable(column, pa.float64()), must)
 
 
 class _Noted(NamedTuple):

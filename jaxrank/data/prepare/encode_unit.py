@@ -136,6 +136,7 @@ class _Writers:
                 boundaries=fitted.boundaries,
                 pseudonymise=settings.pseudonymise,
                 earlier_rows=fitted.earlier_rows,
+                types=settings.types,
             )
             path = files.path_of(settings.directory) / directory
             writer = SplitWriter(path, self._unit.name, settings.compression)

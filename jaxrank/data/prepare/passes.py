@@ -5,14 +5,14 @@ import secrets
 import shutil
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from upath import UPath
 
 from jaxrank import json_files
-from jaxrank.data import keyed_hash
+from jaxrank.data import files, keyed_hash
 from jaxrank.data.encode.fit import (
     FIT_NOTHING,
     NOTHING,
@@ -22,6 +22,7 @@ from jaxrank.data.encode.fit import (
     fit_spec,
     looks_at_last_event,
 )
+from jaxrank.data.pipes import copy, is_pipe
 from jaxrank.data.prepare import encode_unit, fit_unit, sample
 from jaxrank.data.prepare.earlier import earlier_fitted
 from jaxrank.data.prepare.runners import Local, Runner
@@ -30,7 +31,7 @@ from jaxrank.data.prepare.units import units_of
 from jaxrank.data.sources.registry import Source, make_source
 from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.spec.parse import feature_spec
-from jaxrank.data.spec.resolve import build_schema, ordered_as, resolve
+from jaxrank.data.spec.resolve import UnknownColumn, build_schema, ordered_as, resolve
 from jaxrank.data.statistics import new_values
 from jaxrank.data.statistics import report as statistics_report
 from jaxrank.data.statistics.split import Statistics
@@ -101,7 +102,7 @@ def prepare(
     key = keyed_hash.fingerprint(keyed_hash.read_key(hash_key_file)) if hash_key_file else ""
     try:
         with StoreWriter(output) as writer:
-            section = _with_stdin(source, writer.work)
+            section = _with_copies(source, writer.work)
             data = make_source(section)
             resolved = _resolve(spec, data, unread)
             data.check_columns(resolved.named)
@@ -142,26 +143,46 @@ def prepare(
         raise RunError(f"{output}: the store could not be written: {error}.") from error
 
 
-def _with_stdin(source: Mapping[str, Any], directory: UPath) -> dict[str, Any]:
-    """The section with a file in place of the standard input, which can be read only once."""
+def _with_copies(source: Mapping[str, Any], directory: UPath) -> dict[str, Any]:
+    """The section with files in place of the standard input and of pipes, which can be read only
+    once."""
     section = dict(source)
     paths = section.get("files")
-    if not isinstance(paths, Mapping) or "-" not in paths.values():
+    if not isinstance(paths, Mapping):
         return section
     if sum(path == "-" for path in paths.values()) > 1:
         raise InputError("source.files: one split may be the standard input, '-': found several.")
-    kept = directory / SCRATCH / _STDIN
-    kept.parent.mkdir(exist_ok=True)
-    with kept.open("wb") as file:
-        shutil.copyfileobj(sys.stdin.buffer, file)
-    section["files"] = {k: str(kept) if path == "-" else path for k, path in paths.items()}
+    pipes: list[str] = []
+
+    def replaced(path: Any) -> Any:
+        if isinstance(path, list | tuple):
+            return [replaced(entry) for entry in path]
+        if path == "-":
+            return _copied(_STDIN, lambda file: shutil.copyfileobj(sys.stdin.buffer, file))
+        if isinstance(path, str) and files.is_local(path) and is_pipe(path):
+            pipes.append(path)
+            name = f"pipe {len(pipes)}, {path.rpartition('/')[2]}"
+            return _copied(name, lambda file: copy(path, file))
+        return path
+
+    def _copied(name: str, write: Callable[[BinaryIO], None]) -> str:
+        kept = directory / SCRATCH / name
+        kept.parent.mkdir(exist_ok=True)
+        with kept.open("wb") as file:
+            write(file)
+        return str(kept)
+
+    section["files"] = {split: replaced(path) for split, path in paths.items()}
     return section
 
 
 def _resolve(spec: FeatureSpec, data: Source, unread: Collection[str]) -> FeatureSpec:
     """The spec over the columns of the training split, which every split must have."""
     first = TRAIN if TRAIN in data.splits else data.splits[0]
-    resolved = resolve(spec, data.columns(first), unread)
+    try:
+        resolved = resolve(spec, data.columns(first), unread)
+    except UnknownColumn as error:
+        raise InputError(f"{error}{data.hint}") from error
     for split in data.splits:
         if resolve(spec, data.columns(split), unread) != resolved:
             raise InputError(
@@ -228,6 +249,8 @@ class _Preparation:
     def tell_of_sample(self) -> None:
         """Lines about what the first records seem to mean that no field says."""
         split = TRAIN if TRAIN in self._data.splits else self._data.splits[0]
+        for line in sample.shared_files(self._data):
+            self._report(line)
         if self._data.files and not self._settings.hash_key_file:
             for line in sample.notes(self._settings.features, self._data, split):
                 self._report(line)

@@ -3,11 +3,13 @@
 Nothing here is an error, for such values may be meant as they are.
 """
 
+import itertools
 from collections.abc import Iterator
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from jaxrank.data import files
 from jaxrank.data.chunk import Chunk
 from jaxrank.data.encode.cells import id_elements, list_elements
 from jaxrank.data.encode.columns import MISSING_WORDS, is_text
@@ -29,6 +31,23 @@ def notes(features: FeatureSpec, data: Source, split: str) -> list[str]:
         return []
     entries: list[CategoricalSpec | RaggedSpec] = [*features.categorical, *features.ragged]
     return [line for entry in entries for line in _of_entry(entry, chunk)]
+
+
+def shared_files(data: Source) -> list[str]:
+    """A line for each two splits that have a file in common."""
+    if not data.files:
+        return []
+    paths = {split: {part.file for part in data.parts(split)} for split in data.splits}
+    own = {split: {files.identify(p): p for p in found} for split, found in paths.items()}
+    lines = []
+    for a, b in itertools.combinations(own, 2):
+        if both := own[a].keys() & own[b].keys():
+            first = min(own[a][key] for key in both)
+            lines.append(
+                f"{first}: this file is in the splits {a} and {b}, {len(both)} such file(s) in all;"
+                " what is measured on one of them is not held out from the other"
+            )
+    return lines
 
 
 def _first_chunk(data: Source, split: str) -> Chunk | None:

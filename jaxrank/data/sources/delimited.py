@@ -3,7 +3,7 @@
 import csv
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -20,12 +20,19 @@ TEXT = "delimited text"
 CLOSED = "on one line, between two quotes if quoted"
 
 
+DOUBLED = "delimited text whose quoted values end at their closing quote"
+_ESCAPE_HINT = (
+    " A quote within a quoted value is written twice, or set source.escape to the letter before it."
+)
+
+
 class Fault(NamedTuple):
     """What is wrong with a line, as of `Rejects.reject`."""
 
     column: str
     must: str
     found: str
+    hint: str = ""
 
 
 class Delimited(NamedTuple):
@@ -33,11 +40,13 @@ class Delimited(NamedTuple):
 
     quoted: whether values may be in quotes, as in CSV.
     null_values: what is missing beside the empty value, in quotes or not.
+    escape: the letter before one that counts as itself; empty: none, and quotes are doubled.
     """
 
     delimiter: str
     quoted: bool
     null_values: tuple[str, ...] = ()
+    escape: str = ""
 
     def cells(self, text: str) -> list[str]:
         """The values in a line; the last ends in a newline where its quote is not closed.
@@ -51,7 +60,7 @@ class Delimited(NamedTuple):
             cells = text.split(self.delimiter)
         else:
             try:
-                cells = next(csv.reader([text + "\n"], delimiter=self.delimiter)) or [""]
+                cells = next(self._reader(text)) or [""]
             except csv.Error:
                 if "\r" not in text:
                     raise
@@ -60,6 +69,35 @@ class Delimited(NamedTuple):
         if kept < text.count("\r"):
             raise csv.Error("a carriage return within the line")
         return cells
+
+    def _reader(self, text: str, *, strict: bool = False) -> Any:
+        escape = self.escape or None
+        return csv.reader([text + "\n"], delimiter=self.delimiter, escapechar=escape, strict=strict)
+
+    def _goes_on(self, text: str) -> bool:
+        """Whether a quoted value of a line goes on after its closing quote."""
+        try:
+            next(self._reader(text, strict=True))
+        except csv.Error as error:
+            return "expected after" in str(error)
+        return False
+
+    def _any_goes_on(self, block: bytes) -> bool:
+        """Whether `_goes_on` holds of some line of a block."""
+        letters = np.frombuffer(block, np.uint8)
+        at = np.flatnonzero(letters == ord('"'))
+        ends = np.frombuffer(f'"\r\n{self.delimiter}'.encode(), np.uint8)
+        before = letters[np.maximum(at - 1, 0)]
+        after = letters[np.minimum(at + 1, len(letters) - 1)]
+        # A quote that neither opens nor closes a value, or stands behind a backslash.
+        odd = (~np.isin(after, ends) & ~np.isin(before, ends) & (at > 0)) | (before == ord("\\"))
+        line_ends = np.flatnonzero(letters == ord("\n"))
+        for index in np.unique(np.searchsorted(line_ends, at[odd])).tolist():
+            start = int(line_ends[index - 1]) + 1 if index else 0
+            line = block[start : int(line_ends[index])] if index < len(line_ends) else block[start:]
+            if self._goes_on(content(line)):
+                return True
+        return False
 
     def parse(self, block: bytes, columns: Sequence[str]) -> pa.RecordBatch | None:
         """A record for each of some whole lines; None exactly if one of them is no record.
@@ -96,6 +134,8 @@ class Delimited(NamedTuple):
             table = self._table(block, columns, whole)
         if table is None or (quotes and _has_newline(table, block)):
             return None
+        if quotes and self._any_goes_on(block):
+            return None
         batch = table.combine_chunks().to_batches()[0]
         return None if _has_empty_row(batch) else batch
 
@@ -105,6 +145,7 @@ class Delimited(NamedTuple):
         parse = pa.csv.ParseOptions(
             delimiter=self.delimiter,
             quote_char='"' if self.quoted else False,
+            escape_char=self.escape or False,
             ignore_empty_lines=False,
         )
         convert = pa.csv.ConvertOptions(
@@ -118,7 +159,7 @@ class Delimited(NamedTuple):
         except pa.ArrowInvalid:
             return None
         # Only quotes join lines, and only carriage returns divide them.
-        plain = b"\r" not in block and not (self.quoted and b'"' in block)
+        plain = b"\r" not in block and not (self.quoted and b'"' in block) and not self.escape
         return table if plain or table.num_rows == block.count(b"\n") else None
 
     def fault(self, line: bytes, after: bytes, columns: Sequence[str]) -> Fault | None:
@@ -130,6 +171,8 @@ class Delimited(NamedTuple):
             if self.parse(line, columns) is not None:
                 return None  # a value is longer than the csv module takes
             return Fault("", TEXT, str(error))
+        if self.quoted and self._goes_on(text):
+            return Fault("", DOUBLED, repr(text), "" if self.escape else _ESCAPE_HINT)
         if "\n" in cells[-1]:
             column = columns[len(cells) - 1] if len(cells) <= len(columns) else ""
             return Fault(column, CLOSED, repr(cells[-1] + content(after)))

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from jaxrank.data import files
+from jaxrank.data import file_kinds, files
 from jaxrank.errors import InputError
 
 LONGEST = 1 << 27  # bytes of a line
@@ -43,10 +43,16 @@ def compression(path: str) -> str:
 
 
 def first_line(path: str) -> tuple[bytes, bool]:
-    """The file's first line without its end, and whether anything follows it."""
+    """The file's first line without its end, and whether anything follows it.
+
+    Raises:
+        InputError: the file cannot be read, or is of a kind that is no text.
+    """
     text = b""
     with _open(path, compression(path)) as stream:
         while more := _read(stream, _SAMPLE_BYTES, path):
+            if not text and (kind := file_kinds.other_kind(more)):
+                raise InputError(f"{path}: must be text, plain or compressed: found {kind}.")
             text += more
             line, _, rest = text.partition(b"\n")
             if rest:

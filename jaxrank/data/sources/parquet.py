@@ -1,7 +1,8 @@
 """Parquet files as chunks of columns."""
 
+import struct
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -11,6 +12,7 @@ from jaxrank.data import files
 from jaxrank.data.chunk import Chunk, Part, numbered
 from jaxrank.data.files import File
 from jaxrank.data.rejects import Rejects
+from jaxrank.data.sources import column_types, table_formats
 from jaxrank.data.sources.partitions import Partitions
 from jaxrank.data.sources.text import check_rows, check_same_columns
 from jaxrank.errors import InputError
@@ -18,6 +20,8 @@ from jaxrank.errors import InputError
 _ROWS_PER_CHUNK = 16_384
 # A part ends with the row group that reaches one of these.
 _ROWS_PER_PART = 1_000_000
+_MAGIC = b"PAR1"
+_TAIL = struct.Struct("<I4x")
 _BYTES_PER_PART = 128 << 20  # encoded and not yet compressed, as the row groups tell it
 
 # What Arrow raises for a damaged file.
@@ -58,19 +62,18 @@ class ParquetSource:
     """
 
     def __init__(self, paths_of: Mapping[str, Sequence[str]], used: Collection[str] = ()):
-        self._paths_of, self._used = paths_of, used
+        self._paths_of = {split: _some(table_formats.current(p)) for split, p in paths_of.items()}
+        self._used = used
         paths = self.files
         self.partitions = Partitions(paths)
         described = {path: _described(path) for path in paths}
         self._schemas = {path: schema for path, (schema, _) in described.items()}
         self.row_groups = {path: groups for path, (_, groups) in described.items()}
         check_rows(paths_of, [path for path in paths if not self.row_groups[path].rows.sum()])
-        for name in self.partitions.names:
-            if name in self._schemas[paths[0]].names:
-                raise InputError(
-                    f"{paths[0]}, column {name}: must be in the file or in the names of its"
-                    " directories: found it in both."
-                )
+        schemas = self._schemas.values()
+        kinds = column_types.differing(list(zip(s.names, s.types, strict=True)) for s in schemas)
+        common = {name: column_types.common_type(sorted(k, key=str)) for name, k in kinds.items()}
+        self._common = {name: kind for name, kind in common.items() if kind is not None}
 
     def check_columns(self, used: Collection[str]) -> None:
         """Refuses files in which columns that are used are not there or are of other types.
@@ -79,15 +82,22 @@ class ParquetSource:
             InputError: naming file and column.
         """
         first, *others = self._schemas.items()
+        for name in self.partitions.names:
+            if name in used and name in first[1].names:
+                raise InputError(
+                    f"{first[0]}, column {name}: must be in the file or in the names of its"
+                    " directories: found it in both."
+                )
         names = [name for name in first[1].names if name in used]
         for path, schema in others:
             check_same_columns(first[0], names, path, [n for n in schema.names if n in used])
             for name in names:
                 expected, found = first[1].field(name).type, schema.field(name).type
-                if expected != found:
+                if expected != found and name not in self._common:
                     raise InputError(
-                        f"{path}, column {name}: must be of type {expected} as in {first[0]}: found"
-                        f" {found}."
+                        f"{path}, column {name}: must be of type {expected} as in {first[0]}, or of"
+                        f" one with the same values: found {found}. Write the column with one type"
+                        " in all files."
                     )
 
     @property
@@ -103,10 +113,20 @@ class ParquetSource:
 
     @property
     def types(self) -> dict[str, str]:
-        return self.partitions.types
+        return self.partitions.types | {name: str(kind) for name, kind in self._common.items()}
+
+    @property
+    def common_types(self) -> dict[str, pa.DataType]:
+        """The type of each column that files have in several, by name."""
+        return self._common
+
+    @property
+    def hint(self) -> str:
+        return self.partitions.hint
 
     def columns(self, split: str) -> list[str]:
-        return [*self._schemas[self.files[0]].names, *self.partitions.names]
+        names = self._schemas[self.files[0]].names
+        return [*names, *(name for name in self.partitions.names if name not in names)]
 
     def marks(self) -> dict[str, File]:
         return {path: groups.mark for path, groups in self.row_groups.items()}
@@ -131,13 +151,31 @@ class ParquetSource:
                 for batch in _batches(file, groups, used):
                     batch.validate(full=True)  # Arrow reads text without a look at its bytes
                     if batch.num_rows:
-                        whole = self.partitions.append(batch, part.file)
+                        whole = self.complete(batch, part.file)
                         yield Chunk(whole, part.file, numbered(row, batch.num_rows))
                     row += batch.num_rows
         except UNREADABLE as error:
             raise not_parquet(part.file, error) from error
         if row != stop:
             raise not_parquet(part.file, f"row {row - 1} as the last of {stop - 1}")
+
+    def complete(self, batch: pa.RecordBatch, path: str) -> pa.RecordBatch:
+        """Records of a file with the columns that its directories name, in the types of all files.
+
+        Raises:
+            ArrowException: a value has no place in the type that its column has in other files.
+        """
+        for i, name in enumerate(batch.schema.names):
+            column, common = batch.column(i), self._common.get(name)
+            if common in (None, column.type) or not column_types.is_read_as(column.type, common):
+                continue
+            batch = batch.set_column(i, name, column.cast(common, safe=False))
+        return self.partitions.append(batch, path)
+
+
+def _some(paths: Sequence[str]) -> list[str]:
+    """The files that are not of zero bytes; all if there is no other."""
+    return [path for path in paths if files.describe(path).size != 0] or list(paths)
 
 
 def _batches(
@@ -180,10 +218,48 @@ def _open(path: str) -> pa.parquet.ParquetFile:
             f"{path}: Parquet is read in parts, and this server sends only whole files: copy it"
             " first."
         )
-    # Buffering ahead would hold all row groups of the file in memory.
+    file = _parquet_file(path)
+    if any(map(_holds_fixed_lists, file.schema_arrow.types)):
+        file.close()
+        file = _parquet_file(path, metadata=_without_arrow_schema(path))
+    return file
+
+
+def _parquet_file(path: str, **options: Any) -> pa.parquet.ParquetFile:
+    # Buffering ahead would hold all row groups of the file in memory. A time of the year 9999,
+    # which stands for none, has no place in the nanoseconds that int96 is read as by default.
     return pa.parquet.ParquetFile(
-        files.open_input(path), pre_buffer=False, page_checksum_verification=True
+        files.open_input(path),
+        pre_buffer=False,
+        page_checksum_verification=True,
+        coerce_int96_timestamp_unit="us",
+        **options,
     )
+
+
+def _holds_fixed_lists(kind: pa.DataType) -> bool:
+    inner = [kind.field(i).type for i in range(kind.num_fields)]
+    return pa.types.is_fixed_size_list(kind) or any(map(_holds_fixed_lists, inner))
+
+
+def _without_arrow_schema(path: str) -> pa.parquet.FileMetaData:
+    """What describes the file, without Arrow's own types.
+
+    Arrow cannot read a list of fixed size that is null (apache/arrow issue 35692), but the plain
+    list that is stored it can.
+    """
+    footer = read_footer(path).replace(b"ARROW:schema", b"ARROW_schema")
+    return pa.parquet.read_metadata(pa.BufferReader(_MAGIC + footer))
+
+
+def read_footer(path: str) -> bytes:
+    """The bytes of a Parquet file that describe it: they end with their length and a mark."""
+    with files.open_input(path) as file:
+        size = file.size()
+        file.seek(max(0, size - _TAIL.size))
+        length = _TAIL.unpack(file.read(_TAIL.size))[0]
+        file.seek(max(0, size - _TAIL.size - length))
+        return file.read()
 
 
 def _described(path: str) -> tuple[pa.Schema, RowGroups]:

@@ -12,7 +12,6 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from jaxrank.data import files
-from jaxrank.errors import InputError
 
 _MISSING = "__HIVE_DEFAULT_PARTITION__"
 _WHOLE_NUMBER = re.compile(r"-?[0-9]+")
@@ -28,38 +27,42 @@ def _directories(path: str) -> list[str]:
 def partition_of(path: str) -> dict[str, str | None]:
     """The value of each key of a file's path, in their order; None where it is missing.
 
-    Raises:
-        InputError: a key occurs twice.
+    A key that occurs twice has no value.
     """
-    found: dict[str, str | None] = {}
+    keys: dict[str, str | None] = {}
+    twice = set()
     for directory in _directories(path):
         key, sign, text = directory.partition("=")
         if not key or not sign:
             continue
         name = unquote(key)
-        if name in found:
-            raise InputError(f"{path}: each key must occur once: found {name!r} twice.")
-        found[name] = None if text == _MISSING else unquote(text)
-    return found
+        if name in keys:
+            twice.add(name)
+        keys[name] = None if text == _MISSING else unquote(text)
+    return {name: value for name, value in keys.items() if name not in twice}
 
 
 class Partitions:
-    """The keys of files, all of which must have the same.
-
-    Raises:
-        InputError: they have not.
-    """
+    """The keys that the paths of all files have, once each; others are no columns."""
 
     def __init__(self, paths: Sequence[str]):
         self._values = {path: partition_of(path) for path in paths}
-        first = self._values[paths[0]]
-        for path, found in self._values.items():
-            if set(found) != set(first):
-                raise InputError(
-                    f"{path}: its directories must have the keys of {paths[0]}, {list(first)}:"
-                    f" found {list(found)}."
-                )
-        self._types = {key: _type_of(key, self._values) for key in first}
+        every = dict.fromkeys(key for values in self._values.values() for key in values)
+        shared = [key for key in every if all(key in v for v in self._values.values())]
+        self._lacking = {
+            key: next(path for path, values in self._values.items() if key not in values)
+            for key in every
+            if key not in shared
+        }
+        self._types = {key: _type_of(key, self._values) for key in shared}
+
+    @property
+    def hint(self) -> str:
+        """A sentence, with a space in front, about keys that are no columns; empty without any."""
+        return "".join(
+            f" {key!r} is a key of some directories, but not, or twice, in the path {path}."
+            for key, path in self._lacking.items()
+        )
 
     @property
     def names(self) -> list[str]:
@@ -75,6 +78,8 @@ class Partitions:
     def append(self, batch: pa.RecordBatch, path: str) -> pa.RecordBatch:
         """The batch of a file with a column for each key behind its own."""
         for key, kind in self._types.items():
+            if key in batch.schema.names:
+                continue  # used by no feature, or `check_columns` would have rejected it
             value = pa.scalar(self._values[path][key]).cast(kind)
             batch = batch.append_column(key, pa.repeat(value, batch.num_rows))
         return batch

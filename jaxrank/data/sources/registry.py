@@ -63,8 +63,22 @@ class Csv(Files):
         f" most {_LONGEST_NULL} letters",
     )
 
+    escape: str = field(
+        "",
+        choices=("", "\\"),
+        help="a backslash where it stands before letters that count as themselves, such as quotes,"
+        " as Spark writes them; empty: quotes within quotes are doubled",
+    )
+    columns: tuple[str, ...] = field(
+        (),
+        help="names of the columns, in order, of files without a line of names; empty: they"
+        " have it",
+    )
+
     def check(self, where: str) -> None:
         super().check(where)
+        differ = len(set(self.columns)) == len(self.columns) and "" not in self.columns
+        require(differ, f"{where}.columns", "names, each once", self.columns)
         delimiter, place = self.delimiter, f"{where}.delimiter"
         holds = bool(re.fullmatch(r"[\x01-\x7f]", delimiter, re.DOTALL))
         require(holds, place, "one ASCII character", delimiter)
@@ -132,6 +146,7 @@ class Source(Protocol):
 
     files: paths and URLs of all splits; empty for generated data.
     types: of columns by name, where records are read by what other files have.
+    hint: a sentence, with a space in front, for those who miss a column; or empty.
     """
 
     @property
@@ -142,6 +157,9 @@ class Source(Protocol):
 
     @property
     def types(self) -> dict[str, str]: ...
+
+    @property
+    def hint(self) -> str: ...
 
     def columns(self, split: str) -> list[str]:
         """Names of the columns, which are those of every split."""
@@ -201,7 +219,14 @@ def make_source(source: Mapping[str, Any], used: Collection[str] = ()) -> Source
     if isinstance(section, Criteo):
         return TextSource(paths, "\t", header=False)
     nulls = section.null_values
-    return TextSource(paths, section.delimiter, header=True, null_values=nulls)
+    return TextSource(
+        paths,
+        section.delimiter,
+        header=True,
+        null_values=nulls,
+        escape=section.escape,
+        columns=section.columns,
+    )
 
 
 def parquet_source(source: Mapping[str, Any]) -> ParquetSource:

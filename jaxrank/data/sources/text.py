@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from jaxrank.data import files
 from jaxrank.data.chunk import Chunk, Part, numbered
@@ -25,6 +26,8 @@ CRITEO_COLUMNS = (
 _PART_BYTES = 1 << 26
 _ROWS_PER_CHUNK = 16_384
 _MIN_CHUNK_BYTES = 1 << 20
+_DELIMITERS = ",;\t|"
+_MOST_OF_EMPTY = 64  # bytes of a compressed file that holds nothing
 _WHOLE = (0, 1)  # of a file whose size is not known
 
 
@@ -52,7 +55,7 @@ class LineSource:
     """
 
     def __init__(self, paths_of: Mapping[str, Sequence[str]]):
-        self._paths_of = paths_of
+        self._paths_of = {split: _not_empty(paths) for split, paths in paths_of.items()}
 
     @property
     def splits(self) -> list[str]:
@@ -65,6 +68,10 @@ class LineSource:
     @property
     def types(self) -> dict[str, str]:
         return {}
+
+    @property
+    def hint(self) -> str:
+        return ""
 
     def check_columns(self, used: Collection[str]) -> None:
         del used  # a line is read as a whole
@@ -113,6 +120,9 @@ class TextSource(LineSource):
         header: whether each file begins with a line of names, and values may be in quotes; else
             the columns are those of Criteo's files, all of which have a label or none has.
         null_values: what is missing beside the empty value.
+        escape: as of `Delimited`.
+        columns: names of the columns of files without a line of names, in which values may be in
+            quotes as with a header; none: each file has that line.
     """
 
     def __init__(
@@ -122,17 +132,24 @@ class TextSource(LineSource):
         *,
         header: bool,
         null_values: Sequence[str] = (),
+        escape: str = "",
+        columns: Sequence[str] = (),
     ):
         super().__init__(paths_of)
         nulls = tuple(dict.fromkeys(filter(None, null_values)))
-        self._format = Delimited(delimiter, quoted=header, null_values=nulls)
-        self._header = header
-        self._columns: list[str] = []
+        self._format = Delimited(delimiter, header, nulls, escape)
+        self._header = header and not columns
+        self._columns: list[str] = list(columns)
         self._other_orders: dict[str, list[str]] = {}  # the header by path, where not as the first
-        if header:
+        if self._columns:
+            for path in self.files:
+                lines.first_line(path)  # rejects what is no text
+        elif header:
             paths = self.files
             headers = {path: self._read_header(path) for path in paths}
-            check_rows(paths_of, [path for path, (_, has_rows) in headers.items() if not has_rows])
+            check_rows(
+                self._paths_of, [path for path, (_, has_rows) in headers.items() if not has_rows]
+            )
             self._columns = headers[paths[0]][0]
             for path, (found, _) in headers.items():
                 check_same_columns(paths[0], self._columns, path, found)
@@ -143,6 +160,24 @@ class TextSource(LineSource):
 
     def columns(self, split: str) -> list[str]:
         return self._columns
+
+    @property
+    def hint(self) -> str:
+        if not self._header or not self._columns:
+            return ""
+        path, names = self.files[0], self._columns
+        others = [c for c in _DELIMITERS if c != self._format.delimiter]
+        likely = max(others, key=names[0].count)
+        if len(names) == 1 and likely in names[0]:
+            return (
+                f" The first line of {path} is one name, {names[0]!r}: set"
+                f" source.delimiter={likely!r}."
+            )
+        shown = ", ".join(map(repr, names[:5])) + (", ..." if len(names) > 5 else "")
+        return (
+            f" The names are those in the first line of {path}: {shown}. If that line is a record,"
+            " name the columns in source.columns."
+        )
 
     def chunks(self, part: Part, rejects: Rejects) -> Iterator[Chunk]:
         row = 1
@@ -166,8 +201,14 @@ class TextSource(LineSource):
         columns = self._other_orders.get(part.file, self._columns)
         batch = self._format.parse(block, columns)
         if batch is not None:
-            batch = self._in_order(batch)
-            return batch.num_rows, batch, numbered(row, batch.num_rows)
+            headers = self._repeated(batch, columns)
+            count, batch = batch.num_rows, self._in_order(batch)
+            for i in headers.tolist():
+                self._refuse_header(i, batch, row, part, offset, rejects)
+            if len(headers):
+                keep = np.setdiff1d(np.arange(count), headers)
+                return count, batch.take(pa.array(keep)), row + keep
+            return count, batch, numbered(row, count)
         found = [line + b"\n" for line in block.split(b"\n")[:-1]]
         good = []
         for i, line in enumerate(found):
@@ -185,7 +226,40 @@ class TextSource(LineSource):
             )
         batch = self._format.parse(b"".join(found[i] for i in good), columns)
         assert batch is not None, f"{part}, from row {row} on: lines without fault are no records"
-        return len(found), self._in_order(batch), row + np.asarray(good, np.int64)
+        headers = self._repeated(batch, columns)
+        for i in headers.tolist():
+            at = row + good[i] - i
+            self._refuse_header(i, self._in_order(batch), at, part, offset, rejects)
+        keep = np.setdiff1d(np.arange(batch.num_rows), headers)
+        batch = self._in_order(batch).take(pa.array(keep))
+        return len(found), batch, row + np.asarray(good, np.int64)[keep]
+
+    def _repeated(self, batch: pa.RecordBatch, columns: Sequence[str]) -> np.ndarray:
+        """i64[m]: the records that are a line of names, as where files were joined by `cat`."""
+        if not self._format.quoted or len(columns) < 2:
+            return np.zeros(0, np.int64)
+        rows: Any = None
+        for name in columns:
+            same = pc.equal(batch.column(name), name)
+            rows = same if rows is None else pc.and_(rows, same)
+            if not pc.any(rows).as_py():
+                return np.zeros(0, np.int64)
+        return np.flatnonzero(pc.fill_null(rows, False).to_numpy(zero_copy_only=False))
+
+    def _refuse_header(
+        self, i: int, batch: pa.RecordBatch, row: int, part: Part, offset: int, rejects: Rejects
+    ) -> None:
+        hint = "" if self._header else " Leave source.columns out where files have that line."
+        rejects.reject(
+            file=part.file,
+            row=row + i,
+            column="",
+            must="a record",
+            found="the header again, the names of the columns",
+            hint=hint,
+            record=batch.slice(i, 1).to_pylist()[0],
+            offset=offset,
+        )
 
     def _written(self, block: bytes, first: int, path: str) -> Callable[[int], dict[str, Any]]:
         """`Chunk.written` of whole lines that have the numbers from `first` on."""
@@ -229,6 +303,17 @@ class TextSource(LineSource):
             if name in names[:i]:
                 raise InputError(f"{where}: column names must differ: found {name!r} twice.")
         return names, more
+
+
+def _not_empty(paths: Sequence[str]) -> list[str]:
+    """The files that have a byte, unpacked; all if none has, for whoever writes in parts may leave
+    some empty."""
+    return [path for path in paths if not _is_empty(path)] or list(paths)
+
+
+def _is_empty(path: str) -> bool:
+    size = files.describe(path).size
+    return size <= _MOST_OF_EMPTY and lines.first_line(path) == (b"", False)
 
 
 def _criteo_columns(path: str) -> list[str]:

@@ -29,6 +29,7 @@ _BYTES_PER_CHUNK = 16 << 20
 _BYTES_AT_ONCE = 1 << 22
 _LONGEST = 1 << 30  # bytes of a record
 _INFERRED_FROM = 1000  # records
+_MOST_OF_EMPTY = 64  # bytes of a compressed file that holds nothing
 _GZIP_MAGIC = b"\x1f\x8b"
 _HEAD = struct.Struct("<QI")
 _CRC = struct.Struct("<I")
@@ -56,7 +57,8 @@ class TFRecordSource:
     def __init__(
         self, paths_of: Mapping[str, Sequence[str]], columns: Mapping[str, str] | None = None
     ):
-        self._paths_of = paths_of
+        self._paths_of = {split: _not_empty(paths) for split, paths in paths_of.items()}
+        self._is_declared = columns is not None
         if columns is None:
             path = self.files[0]
             first = itertools.islice(read_records(path), _INFERRED_FROM)
@@ -75,6 +77,15 @@ class TFRecordSource:
     @property
     def types(self) -> dict[str, str]:
         return {name: str(kind) for name, kind in self._types.items()}
+
+    @property
+    def hint(self) -> str:
+        if self._is_declared:
+            return ""
+        return (
+            f" The columns are the features in the first {_INFERRED_FROM:,} records of"
+            f" {self.files[0]}: set source.columns to name others with their types."
+        )
 
     def columns(self, split: str) -> list[str]:
         return list(self._types)
@@ -126,6 +137,22 @@ class TFRecordSource:
             chunk = chunk.without(np.fromiter(first_of, np.int64, len(first_of)))
         if chunk.batch.num_rows:
             yield chunk
+
+
+def _not_empty(paths: Sequence[str]) -> list[str]:
+    """The files that have a byte, unpacked; all if none has, for whoever writes in parts may leave
+    some empty."""
+    return [path for path in paths if not _is_empty(path)] or list(paths)
+
+
+def _is_empty(path: str) -> bool:
+    if not 0 <= files.describe(path).size <= _MOST_OF_EMPTY:
+        return False
+    try:
+        with contextlib.closing(_open(path)) as stream:
+            return not stream.take(1)
+    except (OSError, EOFError, pa.ArrowException):
+        return False  # reported where the records are read
 
 
 def read_records(path: str) -> Iterator[Record]:

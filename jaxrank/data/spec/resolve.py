@@ -17,6 +17,10 @@ from jaxrank.features import RESERVED_ROWS, Categorical, Dense, Ragged, Schema, 
 from jaxrank.validate import nearest
 
 
+class UnknownColumn(InputError):
+    """A column that a config names is not in the data, or nothing there matches a pattern."""
+
+
 def resolve(spec: FeatureSpec, columns: Sequence[str], unread: Collection[str] = ()) -> FeatureSpec:
     """The spec with an entry of its own for each column of the source that a pattern matches.
 
@@ -102,7 +106,7 @@ def _in_order(entries: Sequence[Any], features: Sequence[Any]) -> tuple[Any, ...
 
 def _exact(name: str, columns: Sequence[str], where: str) -> str:
     if name and name not in columns:
-        raise InputError(f"{where}: the data has no column {name!r}{nearest(name, columns, 3)}.")
+        raise UnknownColumn(f"{where}: the data has no column {name!r}{nearest(name, columns, 3)}.")
     return name
 
 
@@ -118,7 +122,7 @@ def _match(
             continue
         free = {c for c in columns if c not in reserved and fnmatch.fnmatchcase(c, pattern)}
         if not free:
-            raise InputError(
+            raise UnknownColumn(
                 f"{where}: {pattern!r} matches no column of the data{nearest(pattern, columns, 3)}."
             )
         matched |= free

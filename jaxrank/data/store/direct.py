@@ -8,7 +8,6 @@ order in training.
 import collections
 import dataclasses
 import functools
-import struct
 import threading
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -19,13 +18,18 @@ import pyarrow.parquet
 import xxhash
 from upath import UPath
 
-from jaxrank.data import files
 from jaxrank.data.chunk import Chunk, numbered
 from jaxrank.data.encode.cells import list_elements
 from jaxrank.data.encode.encoder import Encoder
 from jaxrank.data.encode.fit import NOTHING, fit_spec
 from jaxrank.data.examples import Examples
-from jaxrank.data.sources.parquet import UNREADABLE, ParquetSource, not_parquet, open_unchanged
+from jaxrank.data.sources.parquet import (
+    UNREADABLE,
+    ParquetSource,
+    not_parquet,
+    open_unchanged,
+    read_footer,
+)
 from jaxrank.data.sources.registry import parquet_source
 from jaxrank.data.spec.entries import CategoricalSpec, RaggedSpec
 from jaxrank.data.spec.features import FeatureSpec
@@ -40,7 +44,6 @@ from jaxrank.errors import InputError
 _BLOCK_ROWS = 65_536
 _OPEN_FILES = 64
 _KEPT_GROUPS = 2
-_TAIL = struct.Struct("<I4x")
 _HINT = "Run `jaxrank prepare`, and set data.direct = False."
 
 
@@ -90,7 +93,7 @@ class DirectSplit(Split):
         ]
         rows = np.asarray([p.stop - p.start for p in self._places], np.int64)
         super().__init__(name, UPath(paths[0]), rows)
-        self._encoder = Encoder(features, {}, {}, _Uncounted(features))
+        self._encoder = Encoder(features, {}, {}, _Uncounted(features), types=source.types)
         self._open_anew()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -119,7 +122,7 @@ class DirectSplit(Split):
         for path in self._row_groups:
             name = path.replace("\\", "/").rpartition("/")[2]
             digest.update(repr((name, self._source.partitions.values(path))).encode())
-            digest.update(_footer(path))
+            digest.update(read_footer(path))
         return digest.hexdigest()
 
     @functools.cached_property
@@ -150,7 +153,7 @@ class DirectSplit(Split):
         rows = place.stop - place.start
         with self._lock:
             group = self._group(place, columns)
-        batch = self._source.partitions.append(group.slice(place.start, rows), place.file)
+        batch = self._source.complete(group.slice(place.start, rows), place.file)
         return Chunk(batch, place.file, numbered(place.first + place.start, rows))
 
     def _group(self, place: _Place, columns: list[str]) -> pa.RecordBatch:
@@ -194,16 +197,6 @@ def _places(path: str, groups: np.ndarray) -> Iterator[_Place]:
         for start in range(0, rows, _BLOCK_ROWS):
             yield _Place(path, group, first, start, min(start + _BLOCK_ROWS, rows))
         first += rows
-
-
-def _footer(path: str) -> bytes:
-    """The bytes of a Parquet file that describe it: they end with their length and a mark."""
-    with files.open_input(path) as file:
-        size = file.size()
-        file.seek(max(0, size - _TAIL.size))
-        length = _TAIL.unpack(file.read(_TAIL.size))[0]
-        file.seek(max(0, size - _TAIL.size - length))
-        return file.read()
 
 
 def check_kind(kind: str | None) -> None:

@@ -94,6 +94,10 @@ class SyntheticSource:
         return list(self._rows)
 
     @property
+    def hint(self) -> str:
+        return ""
+
+    @property
     def types(self) -> dict[str, str]:
         return {}
 

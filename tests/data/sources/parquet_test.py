@@ -1,5 +1,6 @@
 """Parquet files: columns that directories name, parts of row groups, and files that are damaged."""
 
+import datetime
 import os
 import pickle
 import random
@@ -114,20 +115,44 @@ def test_only_directories_name_columns(path, keys):
     assert partition_of(path) == keys
 
 
-def test_a_key_that_is_also_a_column_is_refused(tmp_path):
-    path = write(tmp_path / "day=1" / "a.parquet", {"n": [1], "day": [1]})
+def test_a_key_that_is_also_a_column_is_refused_where_it_is_used(tmp_path):
+    source = source_of(write(tmp_path / "day=1" / "a.parquet", {"n": [1], "day": [7]}))
+    source.check_columns({"n"})
+    assert source.columns("train") == ["n", "day"]
+    assert records(source) == [{"n": 1, "day": 7}]
     with pytest.raises(InputError, match=r"day=1/a\.parquet, column day: must be .* in both"):
-        source_of(path)
+        source.check_columns({"day"})
 
 
-def test_files_of_other_keys_are_refused(tmp_path):
+def test_keys_that_some_paths_lack_or_have_twice_are_no_columns(tmp_path):
     write(tmp_path / "day=1" / "a.parquet", {"n": [1]})
     write(tmp_path / "month=1" / "a.parquet", {"n": [1]})
-    with pytest.raises(InputError, match=r"month=1/a\.parquet: .*\['day'\]: found \['month'\]"):
-        source_of(str(tmp_path))
-    twice = write(tmp_path / "day=1" / "day=2" / "a.parquet", {"n": [1]})
-    with pytest.raises(InputError, match=r"each key must occur once: found 'day' twice"):
-        source_of(twice)
+    source = source_of(str(tmp_path))
+    assert source.columns("train") == ["n"]
+    assert records(source) == [{"n": 1}] * 2
+    assert "'day' is a key of some directories" in source.hint
+    features = dict(tasks=[dict(name="click", label="n")], categorical=[dict(columns="day")])
+    files = dict(kind="parquet", files=dict(train=str(tmp_path)))
+    with pytest.raises(InputError, match=r"'day' matches no column.*'day' is a key of .*month=1"):
+        prepare(features, files, tmp_path / "store")
+    twice = write(tmp_path / "day=1" / "day=2" / "b.parquet", {"n": [1]})
+    assert source_of(twice).columns("train") == ["n"]
+
+
+def test_a_list_of_fixed_size_that_is_null_is_missing(tmp_path):
+    values = pa.array([[1, 2], None, [3, 4]], pa.list_(pa.int64(), 2))
+    path = write(tmp_path / "a.parquet", {"h": values, "name": ["a", "b", "ü"]})
+    found = records(source_of(path))
+    assert [record["h"] for record in found] == [[1, 2], None, [3, 4]]
+    assert [record["name"] for record in found] == ["a", "b", "ü"]
+
+
+def test_times_of_int96_are_read_beyond_the_range_of_nanoseconds(tmp_path):
+    times = [datetime.datetime(9999, 12, 31, 23, 59, 59), datetime.datetime(2024, 5, 1, 12, 30)]
+    table = pa.table({"t": pa.array(times, pa.timestamp("us"))})
+    pq.write_table(table, tmp_path / "a.parquet", use_deprecated_int96_timestamps=True)
+    found = records(source_of(str(tmp_path / "a.parquet")))
+    assert [record["t"] for record in found] == times
 
 
 # Parts.
@@ -234,7 +259,7 @@ def test_lists_of_dictionaries_are_read_over_several_row_groups(tmp_path, groups
 
 
 def test_columns_that_no_feature_names_are_not_read(tmp_path):
-    unread = pa.array([[1.0, 2.0], None], pa.list_(pa.float32(), 2))  # which Arrow cannot read
+    unread = pa.array([b"x", b"\xff"]).view(pa.string())  # which is no text
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"label": [0, 1], "user": ["u", "v"], "unread": unread}), path)
     features = dict(tasks=[dict(name="click", label="label")], categorical=[dict(columns="user")])

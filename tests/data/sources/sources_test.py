@@ -74,6 +74,30 @@ class OtherPath:
         return self._path
 
 
+def test_a_file_is_read_once_whatever_names_and_links_lead_to_it(tmp_path):
+    days, other = tmp_path / "days", tmp_path / "other"
+    for directory in (days, other, days / ".data"):
+        directory.mkdir()
+    named = days / "day_1.csv", days / "day_2.csv", other / "day_3.csv", days / ".data" / "x.csv"
+    for path in named:
+        path.write_text(f"label,user\n1,{path.stem}\n")
+    (days / "a_latest.csv").symlink_to(days / "day_2.csv")
+    (days / "linked.csv").symlink_to(other / "day_3.csv")
+    (days / "linked_again.csv").symlink_to(other / "day_3.csv")
+    (days / "up").symlink_to(tmp_path)
+    (days / "hard.csv").hardlink_to(days / "day_1.csv")
+    # As where a volume of Kubernetes is mounted, whose files are links to hidden ones.
+    (days / "x.csv").symlink_to(days / ".data" / "x.csv")
+
+    def users(*paths):
+        source = make_source(dict(kind="csv", files=dict(train=list(paths))))
+        return [record["user"] for _, record in records(source, "train")[0]]
+
+    assert sorted(users(str(days))) == ["day_1", "day_2", "day_3", "x"]
+    pattern, path = str(days / "day_*.csv"), str(days / "day_1.csv")
+    assert users(path, pattern, f"{days}/../days/day_2.csv") == ["day_1", "day_2"]
+
+
 def test_a_list_of_paths_globs_and_directories_is_read_in_order(tmp_path):
     inside = tmp_path / "days"
     inside.mkdir()

@@ -664,3 +664,84 @@ def test_bad_lines_of_a_url_have_their_numbers(small):
         file.write(PLAIN + b"1\n" + PLAIN)
     with refused("/text_test/bad.csv, row 62: must have 3 columns: found 1"):
         read(source_of(url))
+
+
+# Quotes that are escaped, names that are declared, and names that come again.
+
+
+def csv_source(path, **more):
+    return make_source(dict(kind="csv", files=dict(train=str(path))) | more)
+
+
+@pytest.mark.parametrize(
+    ("cell", "value"),
+    [
+        (r'"say \"hi\""', 'say "hi"'),
+        (r'"a\"",b"', None),
+        (r'"\"x\""', '"x"'),
+        (r'"C:\\dir"', r"C:\dir"),
+        ('"doubled ""quotes"""', 'doubled "quotes"'),
+        (r"a\,b", "a,b"),
+    ],
+)
+def test_escaped_quotes_are_read_as_declared(tmp_path, cell, value):
+    path = tmp_path / "day.csv"
+    path.write_text(f"n,name,price\n1,{cell},3\n2,x,4\n")
+    if value is not None:
+        found = read(csv_source(path, escape="\\"))
+        assert [record["name"] for _, record in found] == [value, "x"]
+
+
+@pytest.mark.parametrize(
+    "line", [r'1,"say \"hi\"",3', r'1,"\"x\"",3', '1,"a"b,3', r'1,"a\"",b,"c\"",3', '1,"a" ,3']
+)
+@pytest.mark.parametrize("after", ["", "2,x,4\n" * 100])
+def test_a_value_that_goes_on_after_its_closing_quote_is_rejected(tmp_path, small, line, after):
+    path = tmp_path / "day.csv"
+    path.write_text(f"n,name,price\n0,y,1\n{line}\n{after}")
+    with pytest.raises(InputError, match=r"row 3: must be delimited text whose.*source\.escape"):
+        read(csv_source(path))
+    rejects = Rejects("skip", 9)
+    assert len(read(csv_source(path), rejects)) == 1 + after.count("\n")
+    assert [json.loads(line)["row"] for line in rejects.lines] == [3]
+
+
+@pytest.mark.parametrize("cell", ['5" pipe', 'a "b" c', '"C:\\"', '""', '"""x"""'])
+def test_quotes_that_close_no_value_are_letters(tmp_path, small, cell):
+    path = tmp_path / "day.csv"
+    content = f"n,name,price\n1,{cell},3\n".encode()
+    path.write_bytes(content)
+    assert read(csv_source(path)) == expected(content)
+
+
+def test_a_header_among_the_rows_is_rejected_and_may_be_skipped(tmp_path, small):
+    path = tmp_path / "day.csv"
+    path.write_bytes(PLAIN + PLAIN)
+    with pytest.raises(InputError, match=r"row 62: must be a record: found the header again"):
+        read(csv_source(path))
+    rejects = Rejects("skip", 9)
+    found = read(csv_source(path), rejects, PLAIN + PLAIN)
+    assert [n for n, _ in found] == [*range(2, 62), *range(63, 123)]
+    assert [json.loads(line)["row"] for line in rejects.lines] == [62]
+    # Beside a line that is none, and in a file whose columns are in another order.
+    other = tmp_path / "other.csv"
+    other.write_text("price,n,name\n1,2,a\nprice,n,name\n1,2\n3,4,b\n")
+    rejects = Rejects("skip", 9)
+    source = make_source(dict(kind="csv", files=dict(train=[str(path), str(other)])))
+    chunks = [chunk for part in source.parts("train") for chunk in source.chunks(part, rejects)]
+    assert [row for c in chunks if c.file == str(other) for row in c.rows.tolist()] == [2, 5]
+    assert [json.loads(line)["row"] for line in rejects.lines] == [62, 4, 3]
+
+
+def test_files_without_a_line_of_names_have_declared_ones(tmp_path, small):
+    path = tmp_path / "day.csv"
+    path.write_bytes(PLAIN.removeprefix(HEADER))
+    found = read(csv_source(path, columns=NAMES))
+    assert [(n + 1, record) for n, record in found] == expected(PLAIN)
+    with pytest.raises(InputError, match=r"row 1: must have 2 columns: found 3"):
+        read(csv_source(path, columns=NAMES[:2]))
+    path.write_bytes(PLAIN)
+    with pytest.raises(InputError, match=r"row 1: .*the header again.*Leave source\.columns out"):
+        read(csv_source(path, columns=NAMES))
+    with pytest.raises(InputError, match=r"source\.columns must be names, each once"):
+        csv_source(path, columns=["a", "a"])

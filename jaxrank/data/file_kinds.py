@@ -1,0 +1,49 @@
+"""What a file is that is no text, by its first bytes, and what to do with it."""
+
+_PARQUET = "Parquet: set source.kind='parquet'"
+_ARCHIVE = "unpack it first"
+# First bytes -> what the file is.
+_MAGIC = {
+    b"PK\x03\x04": f"a zip archive: {_ARCHIVE}",
+    b"PK\x05\x06": f"a zip archive: {_ARCHIVE}",
+    b"7z\xbc\xaf\x27\x1c": f"a 7z archive: {_ARCHIVE}",
+    b"Rar!\x1a\x07": f"a rar archive: {_ARCHIVE}",
+    b"PAR1": _PARQUET,
+    b"ORC": "ORC: write it as Parquet",
+    b"Obj\x01": "Avro: write it as Parquet",
+    b"ARROW1": "an Arrow or Feather file: write it as Parquet",
+    b"\xff\xff\xff\xff": "an Arrow stream: write it as Parquet",
+    b"SQLite format 3\0": "an SQLite database: export its table",
+    b"\x89HDF": "HDF5: write it as Parquet",
+    b"\x80\x04\x95": "a Python pickle: write it as Parquet",
+    b"\x80\x05\x95": "a Python pickle: write it as Parquet",
+    b"\x93NUMPY": "a NumPy file: write it as Parquet",
+    b"\xd0\xcf\x11\xe0": "an Excel file: export it as CSV",
+    b"%PDF": "a PDF",
+    b"\xff\xfe\0\0": "UTF-32: convert it to UTF-8",
+    b"\0\0\xfe\xff": "UTF-32: convert it to UTF-8",
+    b"\xff\xfe": "UTF-16: convert it to UTF-8, as by iconv -f UTF-16 -t UTF-8",
+    b"\xfe\xff": "UTF-16: convert it to UTF-8, as by iconv -f UTF-16 -t UTF-8",
+}
+_TAR_AT = 257  # bytes, where a tar archive says that it is one
+_FIRST_OF_TEXT = 9  # a tab; bytes below it are in no text
+_RECORD_HEAD = 12  # bytes of a TFRecord before its data: a length and a checksum
+
+
+def other_kind(start: bytes) -> str:
+    """What a file that begins with these bytes is; empty where it may be text."""
+    sample = start[:256]
+    is_binary = any(byte < _FIRST_OF_TEXT for byte in sample)
+    for magic, kind in _MAGIC.items():
+        # The name of a column may begin like some of them.
+        if start.startswith(magic) and (is_binary or not magic.isascii()):
+            return kind
+    if start[_TAR_AT : _TAR_AT + 5] == b"ustar":
+        return f"a tar archive: {_ARCHIVE}"
+    zeros = [sample[i::2].count(0) for i in (0, 1)]
+    if len(sample) >= 8 and max(zeros) > len(sample) // 4 and not min(zeros):
+        return "UTF-16 without a byte order mark: convert it to UTF-8"
+    length = int.from_bytes(start[:8], "little")
+    if 0 < length < 1 << 24 and start[3:8] == b"\0\0\0\0\0" and len(start) > _RECORD_HEAD:
+        return "TFRecord: set source.kind='tfrecord'"
+    return ""

@@ -1,0 +1,61 @@
+"""Pipes as files: a copy of what a program writes there, for what is read more than once."""
+
+import errno
+import os
+import select
+import shutil
+import stat
+import time
+from typing import BinaryIO
+
+from jaxrank.errors import InputError
+
+_WRITER_SECONDS = 30.0  # in which a program must have opened the pipe
+_POLL_MILLISECONDS = 100
+
+
+def is_pipe(path: str) -> bool:
+    """Whether a path names a pipe that is there, as /dev/fd/63 of the shell's <(command) does."""
+    try:
+        return stat.S_ISFIFO(os.stat(path).st_mode)
+    except OSError:
+        return False
+
+
+def copy(path: str, file: BinaryIO) -> None:
+    """Copies all that is written to a pipe.
+
+    Raises:
+        InputError: no program has opened it for writing in `_WRITER_SECONDS`.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError as error:
+        raise InputError(f"{path}: must be a pipe that can be read: found {error}.") from error
+    with os.fdopen(descriptor, "rb", buffering=0) as pipe:
+        file.write(_first(descriptor, path))
+        os.set_blocking(descriptor, True)
+        shutil.copyfileobj(pipe, file)
+
+
+def _first(descriptor: int, path: str) -> bytes:
+    """The first bytes of a pipe; none if its writer left without any."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    deadline = time.monotonic() + _WRITER_SECONDS
+    while True:
+        has_event = bool(poll.poll(_POLL_MILLISECONDS))
+        try:
+            data = os.read(descriptor, 1 << 16)
+        except OSError as error:
+            if error.errno != errno.EAGAIN:
+                raise
+            deadline = time.monotonic() + _WRITER_SECONDS  # a writer is there, and not ready yet
+            continue
+        if data or has_event:
+            return data
+        if time.monotonic() > deadline:
+            raise InputError(
+                f"{path}: must be a file, or a pipe that a program writes to: found a pipe that no"
+                f" program has opened for writing in {_WRITER_SECONDS:g} seconds."
+            )

@@ -1,0 +1,100 @@
+"""The one type of a column that files have in several: the values are the same in all of them."""
+
+import functools
+from collections.abc import Collection, Iterable
+
+import pyarrow as pa
+
+from jaxrank.data.encode.columns import is_list, is_text
+
+
+def common_type(kinds: Iterable[pa.DataType]) -> pa.DataType | None:
+    """The type that values of all these types have a place in; None if they differ in more.
+
+    A column that is null throughout has any type. Whole numbers of all widths and numbers with
+    fractions are numbers. Text, in a dictionary or not, is text.
+    """
+    result: pa.DataType | None = pa.null()
+    for kind in kinds:
+        result = None if result is None else _joined(result, kind)
+    return result
+
+
+@functools.cache
+def _joined(a: pa.DataType, b: pa.DataType) -> pa.DataType | None:
+    if a == b:
+        return a
+    if pa.types.is_null(a) or pa.types.is_null(b):
+        return b if pa.types.is_null(a) else a
+    if pa.types.is_dictionary(a) or pa.types.is_dictionary(b):
+        return _joined(*(k.value_type if pa.types.is_dictionary(k) else k for k in (a, b)))
+    if _all_of(is_text, a, b):
+        return pa.string()
+    if _all_of(_is_bytes, a, b):
+        return pa.binary()
+    if _all_of(_is_number, a, b):
+        return _number(a, b)
+    if _all_of(_is_time, a, b):
+        return _time(a, b)
+    if _all_of(is_list, a, b):
+        inner = _joined(a.value_type, b.value_type)
+        return None if inner is None else pa.list_(inner)
+    return None
+
+
+def _all_of(test: object, *kinds: pa.DataType) -> bool:
+    return all(test(kind) for kind in kinds)  # type: ignore[operator]
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return (
+        pa.types.is_integer(kind)
+        or pa.types.is_floating(kind)
+        or pa.types.is_decimal(kind)
+        or pa.types.is_boolean(kind)
+    )
+
+
+def _is_time(kind: pa.DataType) -> bool:
+    return pa.types.is_timestamp(kind) or pa.types.is_date(kind)
+
+
+def _is_whole(kind: pa.DataType) -> bool:
+    return pa.types.is_integer(kind) or pa.types.is_boolean(kind)
+
+
+def _number(a: pa.DataType, b: pa.DataType) -> pa.DataType | None:
+    if not _all_of(_is_whole, a, b):
+        return pa.float64()
+    if pa.uint64() in (a, b):  # beside signed numbers, no type has a place for all
+        other = b if a == pa.uint64() else a
+        return None if pa.types.is_signed_integer(other) else pa.uint64()
+    return pa.int64()
+
+
+def _time(a: pa.DataType, b: pa.DataType) -> pa.DataType:
+    if pa.types.is_date(a) and pa.types.is_date(b):
+        return pa.date32()
+    zones = [kind.tz for kind in (a, b) if pa.types.is_timestamp(kind) and kind.tz]
+    return pa.timestamp("us", zones[0] if zones else None)
+
+
+def is_read_as(kind: pa.DataType, common: pa.DataType) -> bool:
+    """Whether a column is read in the common type; else it stays as it is, as numbers with a
+    fraction would round whole ones."""
+    if is_list(kind) and is_list(common):
+        return is_read_as(kind.value_type, common.value_type)
+    return pa.types.is_null(kind) or not pa.types.is_floating(common)
+
+
+def differing(columns: Iterable[Collection[tuple[str, pa.DataType]]]) -> dict[str, set]:
+    """The types of each column, by name, that has more than one; `columns` are those of files."""
+    kinds: dict[str, set] = {}
+    for file in set(map(tuple, columns)):  # few, as most files have the same
+        for name, kind in file:
+            kinds.setdefault(name, set()).add(kind)
+    return {name: types for name, types in kinds.items() if len(types) > 1}

@@ -1,0 +1,161 @@
+"""Directories of Parquet that are tables of a format with a log: which files count, it says alone.
+
+The log of Delta Lake is followed. Those of Iceberg and Hudi are not, so their tables are rejected.
+"""
+
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.parquet
+
+from jaxrank.data import files
+from jaxrank.errors import InputError
+
+_COMMIT = re.compile(r"(\d{20})\.json")
+_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.parquet")
+_WHAT_TO_DO = (
+    "Write the table as plain Parquet first, as with"
+    " spark.read.format({kind!r}).load(...).write.parquet(...)"
+)
+
+
+def current(paths: Sequence[str]) -> list[str]:
+    """The paths of Parquet files without those that the log of their table does not count.
+
+    Raises:
+        InputError: the table is of a format whose log is not read, or the log cannot be followed.
+    """
+    tables: dict[str, str | None] = {}  # by directory
+    active: dict[str, frozenset[str]] = {}  # by table
+    kept = []
+    for path in paths:
+        whole = os.path.realpath(path) if files.is_local(path) else path
+        table = _table_of(whole.rpartition("/")[0], tables)
+        if table is not None and table not in active:
+            active[table] = _active(table)
+        if table is None or whole[len(table) + 1 :] in active[table]:
+            kept.append(path)
+    if paths and not kept:
+        raise InputError(
+            f"{paths[0]}: must be counted by the log of its Delta table: found that"
+            f" {len(paths)} file(s) have been removed from the table. Name its directory."
+        )
+    return kept
+
+
+def _table_of(directory: str, known: dict[str, str | None]) -> str | None:
+    """The directory of the Delta table that a directory lies in, if any."""
+    parent = directory.rpartition("/")[0]
+    if not directory or directory.startswith(("http:", "https:")) or directory.endswith(("/", ":")):
+        return None
+    if directory not in known:
+        where = files.path_of(directory)
+        if (where / ".hoodie").exists():
+            raise _rejected(f"{directory}/.hoodie", "Hudi", "hudi")
+        if _is_iceberg(where / "metadata"):
+            raise _rejected(f"{directory}/metadata", "Iceberg", "iceberg")
+        is_table = (where / "_delta_log").exists()
+        known[directory] = directory if is_table else _table_of(parent, known)
+    return known[directory]
+
+
+def _is_iceberg(metadata: Any) -> bool:
+    try:
+        return metadata.is_dir() and any(
+            entry.name.endswith(".metadata.json") for entry in metadata.iterdir()
+        )
+    except OSError:
+        return False
+
+
+def _rejected(log: str, title: str, kind: str) -> InputError:
+    return InputError(
+        f"{log}: must not be there, as this log of {title} says which files are current and is not"
+        f" read: files that were replaced would be read, too. {_WHAT_TO_DO.format(kind=kind)}."
+    )
+
+
+def _active(table: str) -> frozenset[str]:
+    """Paths, in the directory of a Delta table, of the files that its newest version has.
+
+    Raises:
+        InputError: the log has gaps, or says that files must be read otherwise.
+    """
+    log = f"{table}/_delta_log"
+    names = sorted(entry.name for entry in files.path_of(log).iterdir())
+    commits = {int(m[1]): m[0] for m in map(_COMMIT.fullmatch, names) if m}
+    checkpoints = {int(m[1]): m[0] for m in map(_CHECKPOINT.fullmatch, names) if m}
+    start = max(checkpoints, default=-1)
+    later = sorted(version for version in commits if version > start)
+    newest = later[-1] if later else start
+    if newest < 0 or later != list(range(start + 1, newest + 1)):
+        raise _cannot(log, "every commit since the last checkpoint in one file", names[:10])
+    active: set[str] = set()
+    if start >= 0:
+        _apply(_checkpoint(f"{log}/{checkpoints[start]}"), active, log)
+    for version in later:
+        _apply(_commit(f"{log}/{commits[version]}"), active, log)
+    for name in sorted(active):
+        if not files.path_of(f"{table}/{name}").exists():
+            raise InputError(f"{table}/{name}: must be there, as {log} names it: found no file.")
+    return frozenset(active)
+
+
+def _cannot(log: str, must: str, found: object) -> InputError:
+    return InputError(
+        f"{log}: the log of this Delta table must have {must} to be followed: found {found}."
+        f" {_WHAT_TO_DO.format(kind='delta')}."
+    )
+
+
+def _commit(path: str) -> Iterator[Mapping[str, Any]]:
+    try:
+        for line in files.path_of(path).read_text().splitlines():
+            if line.strip():
+                yield json.loads(line)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: must be JSON, a line for each action: found {error}.") from error
+
+
+def _checkpoint(path: str) -> Iterable[Mapping[str, Any]]:
+    try:
+        with files.open_input(path) as stream:
+            file = pa.parquet.ParquetFile(stream)
+            wanted = ("add", "metaData", "protocol", "sidecar")
+            names = [name for name in file.schema_arrow.names if name in wanted]
+            return file.read(names).to_pylist()
+    except (pa.ArrowException, OSError) as error:
+        raise InputError(f"{path}: must be a checkpoint of a log: found {error}.") from error
+
+
+def _apply(actions: Iterable[Mapping[str, Any]], active: set[str], log: str) -> None:
+    """Adds and removes files as actions of one version say."""
+    added, removed = set(), set()
+    for action in actions:
+        if action.get("sidecar"):
+            raise _cannot(log, "checkpoints without sidecar files", action["sidecar"])
+        settings = dict((action.get("metaData") or {}).get("configuration") or {})
+        mode = settings.get("delta.columnMapping.mode", "none")
+        if mode != "none":
+            raise _cannot(log, "delta.columnMapping.mode=none", mode)
+        add, remove = action.get("add"), action.get("remove")
+        if add:
+            if add.get("deletionVector"):
+                raise _cannot(log, "no deletion vectors", f"one of {add['path']}")
+            added.add(_relative(add["path"], log))
+        if remove:
+            removed.add(_relative(remove["path"], log))
+    active -= removed
+    active |= added
+
+
+def _relative(path: str, log: str) -> str:
+    name = unquote(path)
+    if "://" in name or name.startswith("/"):
+        raise _cannot(log, "paths within the table", path)
+    return name

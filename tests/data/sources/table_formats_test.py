@@ -1,0 +1,112 @@
+"""Directories of Parquet that are tables with a log, against what their log counts."""
+
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from raw import every_chunk
+
+from jaxrank.data.sources.registry import make_source
+from jaxrank.errors import InputError
+
+
+def values(path):
+    source = make_source(dict(kind="parquet", files=dict(train=str(path))))
+    return [record["user"] for chunk in every_chunk(source, "train")
+            for record in chunk.batch.to_pylist()]  # fmt: skip
+
+
+def add(name, **more):
+    return dict(add=dict(path=name, size=1, dataChange=True, **more))
+
+
+def remove(name):
+    return dict(remove=dict(path=name, dataChange=True))
+
+
+class Table:
+    """A directory with a log of Delta Lake, each file with one user of its own name."""
+
+    def __init__(self, path):
+        self.path, self._version = path, 0
+        (path / "_delta_log").mkdir(parents=True)
+
+    def file(self, name):
+        path = self.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.table({"user": [name], "label": [1]}), path)
+
+    def commit(self, *actions):
+        text = "\n".join(map(json.dumps, actions))
+        (self.path / "_delta_log" / f"{self._version:020d}.json").write_text(text)
+        self._version += 1
+
+    def checkpoint(self, *actions):
+        file = self.path / "_delta_log" / f"{self._version - 1:020d}.checkpoint.parquet"
+        keys = ("add", "remove", "metaData")
+        pq.write_table(pa.Table.from_pylist([{k: a.get(k) for k in keys} for a in actions]), file)
+
+
+@pytest.fixture
+def table(tmp_path):
+    table = Table(tmp_path / "table")
+    for name in ("old.parquet", "new.parquet", "day=1/a b.parquet", "never.parquet"):
+        table.file(name)
+    table.commit(dict(protocol=dict(minReaderVersion=1)), add("old.parquet"))
+    table.commit(remove("old.parquet"), add("new.parquet"), add("day=1/a%20b.parquet"))
+    return table
+
+
+def test_the_log_of_a_delta_table_says_which_files_count(table, tmp_path):
+    current = {"new.parquet", "day=1/a b.parquet"}
+    assert set(values(table.path)) == current
+    assert set(values(table.path / "**" / "*.parquet")) == current
+    assert values(table.path / "day=1") == ["day=1/a b.parquet"]
+    (tmp_path / "link").symlink_to(table.path / "day=1")
+    assert values(tmp_path / "link") == ["day=1/a b.parquet"]
+    with pytest.raises(InputError, match=r"old.parquet: must be counted by the log of its Delta"):
+        values(table.path / "old.parquet")
+
+
+def test_a_log_goes_on_from_its_last_checkpoint(table):
+    table.checkpoint(add("new.parquet"), add("day=1/a%20b.parquet"))
+    (table.path / "_delta_log" / f"{0:020d}.json").unlink()
+    table.commit(remove("day=1/a%20b.parquet"))
+    assert values(table.path) == ["new.parquet"]
+
+
+@pytest.mark.parametrize(
+    ("action", "message"),
+    [
+        (add("new.parquet", deletionVector=dict(storageType="u")), "no deletion vectors"),
+        (dict(metaData=dict(configuration={"delta.columnMapping.mode": "name"})), "found name"),
+        (add("s3://other/x.parquet"), "paths within the table"),
+        (add("gone.parquet"), "gone.parquet: must be there, as .*_delta_log names it"),
+    ],
+)
+def test_a_log_that_cannot_be_followed_is_rejected(table, action, message):
+    table.commit(action)
+    with pytest.raises(InputError, match=message):
+        values(table.path)
+
+
+def test_a_log_with_a_gap_is_rejected(table):
+    (table.path / "_delta_log" / f"{0:020d}.json").unlink()
+    with pytest.raises(
+        InputError, match=r"_delta_log: .* every commit since .*read.format\('delta'"
+    ):
+        values(table.path)
+
+
+@pytest.mark.parametrize(
+    ("log", "title"), [(".hoodie/x", "Hudi"), ("metadata/v2.metadata.json", "Iceberg")]
+)
+@pytest.mark.parametrize("below", ["", "data"])
+def test_tables_whose_log_is_not_read_are_rejected(tmp_path, log, title, below):
+    (tmp_path / log).parent.mkdir()
+    (tmp_path / log).write_text("{}")
+    (tmp_path / "data").mkdir()
+    pq.write_table(pa.table({"user": ["a"], "label": [1]}), tmp_path / "data" / "a.parquet")
+    with pytest.raises(InputError, match=f"must not be there, as this log of {title}.*Write the"):
+        values(tmp_path / below)
