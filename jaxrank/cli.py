@@ -262,6 +262,10 @@ def _join(args: argparse.Namespace) -> None:
     processes.check_same("versions of jaxrank, JAX and NumPy", processes.versions())
 
 
+class RefusedError(RunError):
+    """A verb that printed its result and says no."""
+
+
 _RUN: dict[str, Callable[[argparse.Namespace, Callable], dict[str, Any]]] = {
     "prepare": _prepare,
     "train": _train,
@@ -323,7 +327,7 @@ def run(argv: Sequence[str]) -> None:
         if args.json and speaks():
             _say(json_files.to_text(result, non_finite="null"), sys.stdout)
         if result.get("refusal"):
-            raise RunError(result["refusal"])
+            raise RefusedError(result["refusal"])
         if several:
             processes.wait()
 
@@ -351,8 +355,10 @@ def main() -> NoReturn:
     faulthandler.enable(2)  # tells where a signal such as SIGBUS, of a failing disk, ended it
     status, interrupted = 0, False
     try:
-        with signals.end_at_second():
+        with signals.end_at_second(), signals.raised_again():
             run(sys.argv[1:])
+    except RefusedError as error:
+        status = _tell(f"error: {error}", error.exit_status, has_result=True)
     except (InputError, RunError) as error:
         status = _tell(f"error: {error}", error.exit_status)
     except StoppedError as error:
@@ -361,12 +367,17 @@ def main() -> NoReturn:
         status = _tell(f"error: {error}", RunError.exit_status)
     except KeyboardInterrupt:
         status, interrupted = _tell("interrupted", 130), True
+    except SystemExit as error:  # of the parser, which has printed what is wrong
+        if error.code:
+            _say_error("error: the arguments must be valid: see the standard error", 2)
+        raise
     except Exception as error:
         if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
             status = _tell(f"error: {_of_memory(error)}", RunError.exit_status)
         else:
             traceback.print_exc()
             status = RunError.exit_status
+            _say_error(f"error: {type(error).__name__}: {error}", status)
     # Threads of libraries may still be at work. Interrupted, they would lose what they work with;
     # where a checkpoint could not be begun, some wait for it for five minutes.
     processes.leave(status, at_once=interrupted or status == RunError.exit_status)
@@ -384,7 +395,16 @@ def _of_memory(error: Exception) -> str:
     )
 
 
-def _tell(text: str, status: int) -> int:
+def _tell(text: str, status: int, *, has_result: bool = False) -> int:
     # A line is one write, newline and all: other processes may write to the same file.
     sys.stderr.write(f"{processes.name()}: {text}\n")
+    if not has_result:
+        _say_error(text, status)
     return status
+
+
+def _say_error(text: str, status: int) -> None:
+    """Prints an error as an object, where --json asks for one; of several processes, the first."""
+    if "--json" in sys.argv[1:] and (not processes.joined() or processes.is_first()):
+        result = {"error": text.removeprefix("error: "), "status": status}
+        _say(json_files.to_text(result), sys.stdout)

@@ -468,11 +468,19 @@ def default(model: str = RANKER) -> ConfigDict:
     config.source = ConfigDict()
     features = {f.name: default_of(f) for f in dataclasses.fields(FeatureSpec)}
     config.features = ConfigDict(
-        {k: v if isinstance(v, str | bool) else [] for k, v in features.items()}
+        {k: v if isinstance(v, str | bool) else [] for k, v in features.items()},
+        type_safe=False,  # a text may stand for a list of one
     )
     config.model = _defaults(MODELS[model])
     config.model.name = model
-    return config.lock()
+    config.lock()
+    for path in ("source", *NAMED_FIELDS):
+        section: Any = config
+        for part in path.split("."):
+            section = section.get(part) if isinstance(section, ConfigDict) else None
+        if isinstance(section, ConfigDict):
+            section.unlock()  # its fields have names of any kind
+    return config
 
 
 def _defaults(section: type) -> ConfigDict:

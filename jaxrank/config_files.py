@@ -6,6 +6,8 @@ import importlib.util
 import os
 import re
 import sys
+import sysconfig
+import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -152,21 +154,44 @@ def _loaded(path: str | Path) -> ConfigDict:
     importlib.invalidate_caches()  # of files that were written a moment ago
     try:
         spec.loader.exec_module(module)
+        if not callable(getattr(module, "get_config", None)):
+            raise InputError(f"--config: {path}: must define get_config(): found no such function.")
         config = module.get_config(*arguments)
-    except InputError:
-        raise
     except (Exception, SystemExit) as error:  # it is the user's program
+        line = _line_of(error, str(path))
+        if isinstance(error, InputError):
+            raise (InputError(f"--config: {line}: {error}") if line else error) from error
         text = " ".join(str(error).split())
         named = re.match(r"'?Key \"(\w+)\"", text)  # of a ConfigDict
         if named and (new := renames.now_anywhere(named[1])):
-            raise InputError(f"--config: {path}: {named[1]} is now {new}.") from error
-        raise InputError(f"--config: {path}: {type(error).__name__}: {text}") from error
+            raise InputError(f"--config: {line or path}: {named[1]} is now {new}.") from error
+        raise InputError(f"--config: {line or path}: {type(error).__name__}: {text}") from error
     finally:
         sys.path.remove(beside)
         _forget(set(sys.modules) - before, Path(beside))
     if not isinstance(config, ConfigDict):
         raise InputError(f"--config: {path}: get_config() must give a ConfigDict: {config!r}.")
     return config
+
+
+def _line_of(error: BaseException, path: str) -> str:
+    """FILE:LINE of the last line of the user's that an error went through; empty if none did.
+
+    That of a config file or of what it imports, but of no library.
+    """
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}"
+    libraries = [
+        sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")
+    ]
+    libraries += [str(Path(__file__).parent), "<frozen"]
+    place = ""
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        name = frame.f_code.co_filename
+        is_own = not any(name.startswith(library) for library in libraries)
+        if name == path or (is_own and Path(name).is_file()):
+            place = f"{name}:{number}"
+    return place
 
 
 def _forget(names: Iterable[str], directory: Path) -> None:

@@ -5,15 +5,18 @@ while they are `held_back`. It imports neither NumPy nor JAX.
 """
 
 import contextlib
+import ctypes
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from multiprocessing import resource_tracker
 from types import FrameType
 
+_RAISED_AGAIN_AFTER = 0.02  # seconds
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -51,6 +54,39 @@ def _count(reader: socket.socket, apart_seconds: float) -> None:
             if first is not None and now - first >= apart_seconds:
                 os._exit(128 + found[0])
             first = now if first is None else first
+
+
+@contextlib.contextmanager
+def raised_again() -> Iterator[None]:
+    """Meanwhile a KeyboardInterrupt that was dropped is raised again in the main thread.
+
+    Python drops what is raised in callbacks, as of the garbage collector, where JAX has one. Where
+    the main thread is in such a callback again, it is raised once more. Other errors that are
+    dropped are reported as before.
+    """
+    before = sys.unraisablehook
+    main = threading.main_thread().ident
+
+    def hook(unraisable: "sys.UnraisableHookArgs") -> None:
+        if not issubclass(unraisable.exc_type, KeyboardInterrupt):
+            before(unraisable)
+            return
+        # Later, as what is raised in this hook is dropped, too.
+        timer = threading.Timer(_RAISED_AGAIN_AFTER, _interrupt, (main,))
+        timer.daemon = True
+        timer.start()
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
+
+
+def _interrupt(thread: int) -> None:
+    # Not by a signal: who counts signals has counted the one that came.
+    raised = ctypes.py_object(KeyboardInterrupt)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), raised)
 
 
 class Caught:

@@ -328,6 +328,28 @@ def test_bad_input_ends_with_status_2_and_one_line():
     assert re.fullmatch(r"jaxrank: error: /nowhere/run/config.json: no such file.*\n", found.stderr)
 
 
+@pytest.mark.parametrize(
+    ("args", "error"),
+    [
+        (("evaluate", "--workdir=/nowhere/run"), "/nowhere/run/config.json: no such file"),
+        (("evaluate",), "the following arguments are required: --workdir"),
+        (("evaluate", "--workdri=x", "--workdir=y"), "unknown argument '--workdri=x'"),
+    ],
+)
+def test_an_error_is_an_object_where_json_is_asked_for(args, error, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["jaxrank", *args, "--json"])
+    monkeypatch.setattr(cli.processes, "leave", lambda *_, **__: None)
+    monkeypatch.setattr(cli.huge_pages, "ensure", lambda: None)
+    monkeypatch.setattr(cli.threads, "ensure_several", lambda: None)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    (line,) = capsys.readouterr().out.splitlines()
+    assert ended.value.code == 2
+    found = json.loads(line)
+    assert found["status"] == 2
+    assert error in found["error"]
+
+
 @pytest.mark.slow
 def test_a_run_whose_loss_explodes_ends_with_status_1(tmp_path):
     found = jaxrank_process(

@@ -142,7 +142,13 @@ def test_differences_name_each_field_with_both_values():
             "field: model.cros. .*model.cross",
         ),
         ("import nothing_of_this_name", "ModuleNotFoundError: No module named"),
-        ("raise SystemExit(0)", "c.py: SystemExit: 0"),
+        ("raise SystemExit(0)", "c.py:5: SystemExit: 0"),
+        ("{'user': 1}['item']", "c.py:5: KeyError: 'item'"),
+        ("c.source = 1 / 0", "c.py:5: ZeroDivisionError: division by zero"),
+        ("default('nosuch')", "c.py:5: .*nosuch"),
+        ("c.features.nosuch = 1", "c.py:5: AttributeError.*nosuch"),
+        ("c.model.nosuch = 1", "c.py:5: AttributeError.*nosuch"),
+        ("import json; json.loads('x')", "c.py:5: JSONDecodeError"),
     ],
 )
 def test_a_config_file_with_a_mistake_is_refused_naming_it(tmp_path, line, message):
@@ -155,8 +161,56 @@ def test_a_config_file_with_a_mistake_is_refused_naming_it(tmp_path, line, messa
 
 def test_a_file_without_get_config_is_refused(tmp_path):
     (tmp_path / "c.py").write_text("x = 1")
-    with pytest.raises(InputError, match="c.py: AttributeError: .*get_config"):
+    with pytest.raises(InputError, match=r"c.py: must define get_config\(\): found no such"):
         config_files.load(str(tmp_path / "c.py"))
+
+
+@pytest.mark.parametrize(
+    ("neighbour", "message"),
+    [
+        ("def rows():\n    return {}['item']\n", r"neighbour.py:2: KeyError: 'item'"),
+        ("x = 1\ny = 1 / 0\n", r"neighbour.py:2: ZeroDivisionError"),
+        ("x = 1\ndef rows(:\n", r"neighbour.py:2: SyntaxError"),
+    ],
+)
+def test_an_error_in_a_file_that_a_config_imports_names_its_line(tmp_path, neighbour, message):
+    (tmp_path / "neighbour.py").write_text(neighbour)
+    (tmp_path / "c.py").write_text("import neighbour\ndef get_config():\n    neighbour.rows()\n")
+    with pytest.raises(InputError, match=message):
+        config_files.load(str(tmp_path / "c.py"))
+
+
+SET_BY_NAME = [
+    ('embedding.dims["cat_0"] = 4', "embedding.dims.cat_0=4"),
+    ("embedding.placements['c*'] = 'rows'", "embedding.placements.c*=rows"),
+    ("optim.dense.settings.b1 = 0.8", "optim.dense.settings.b1=0.8"),
+    ("optim.dense.lr_multipliers['cross/*'] = 0.1", "optim.dense.lr_multipliers.cross/*=0.1"),
+    ("optim.tables.settings.eps = 1e-6", "optim.tables.settings.eps=1e-6"),
+    ("optim.tables.lr_multipliers.t = 0", "optim.tables.lr_multipliers.t=0"),
+    ('model.parents["buy"] = "click"', "model.parents.buy=click"),
+    ("source.kind = 'csv'", ""),
+    ("source.kind = 'csv'; c.source.files = dict(train='a.csv')", ""),
+    ("source = dict(kind='csv', files=dict(train='a.csv'))", ""),
+    ("features.keep = 'uid'", "features.keep=uid"),
+    ("features.categorical = (dict(columns='a'),)", "features.categorical=[dict(columns='a')]"),
+    ("features.time_format = 'YYYYMMDD'", "features.time_format=YYYYMMDD"),
+    ("task_weights = [1, 2.0]", "task_weights=(1, 2.0)"),
+]
+
+
+@pytest.mark.parametrize(("line", "override"), SET_BY_NAME)
+def test_a_config_file_sets_what_the_command_line_can(tmp_path, line, override):
+    text = "from jaxrank.config import default\ndef get_config():\n    c = default()\n"
+    text += "    c.features.tasks = [dict(name='click', label='l')]\n"
+    (tmp_path / "plain.py").write_text(text + "    return c\n")
+    (tmp_path / "c.py").write_text(text + f"    c.{line}\n    return c\n")
+    loaded = config_files.load(tmp_path / "c.py")
+    if override:
+        try:
+            expected = config_files.load(tmp_path / "plain.py", [f"--config.{override}"])
+        except InputError:  # a list of dicts is no literal of the command line
+            return
+        assert config_files.to_plain(loaded) == config_files.to_plain(expected)
 
 
 def test_a_config_may_take_a_text_as_ml_collections_has_it(tmp_path):
@@ -166,7 +220,7 @@ def test_a_config_may_take_a_text_as_ml_collections_has_it(tmp_path):
     )
     assert config_files.load(tmp_path / "c.py").seed == 7
     assert config_files.load(f"{tmp_path}/c.py:12").seed == 12
-    with pytest.raises(InputError, match="c.py: ValueError: .*many"):
+    with pytest.raises(InputError, match="c.py:4: ValueError: .*many"):
         config_files.load(f"{tmp_path}/c.py:many")
 
 

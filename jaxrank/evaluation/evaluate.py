@@ -254,6 +254,7 @@ def predict(
     See `evaluate` and `score.write_predictions` for arguments and errors.
     """
     began = time.perf_counter()
+    scoring.check_output(output)
     run = open_run(workdir, data=data, split=split, batch_size=batch_size)
     step, (weights, worse) = run.checkpoints.read(
         checkpoint, lambda step: (run.weights(step), run.checkpoints.worse_than_constant(step))

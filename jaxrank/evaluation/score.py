@@ -50,6 +50,10 @@ class Scores(NamedTuple):
     slices: slices.Slices | None
 
 
+# Marks files of predictions in the metadata of their schema.
+_MARK = b"jaxrank.predictions"
+_MARKED = {_MARK: b"1"}
+
 # File extensions of other formats than Parquet.
 _OTHER_FORMATS = (".csv", ".tsv", ".txt", ".json", ".jsonl", ".npy", ".npz")
 
@@ -253,8 +257,24 @@ def write_predictions(
     process 0 writes. The file appears under its name only when it is complete.
 
     Raises:
-        InputError: `output` is a URL, exists and is not a file, or is in no writable directory.
+        InputError: `output` is a URL, exists and is not a file of predictions, or is in no writable
+            directory.
         RunError: a prediction is not finite, or the file cannot be written.
+    """
+    output = check_output(output)
+    batch_size = whole_groups(batch_size, predictor)
+    tasks = predictor.layout.schema.tasks
+    with closing(score(predictor, weights, split, batch_size)) as found:
+        if not processes.is_first():
+            return sum(len(scored.logits) for scored in found)
+        return _write(found, _rebatched(split.blocks(), batch_size), tasks, output)
+
+
+def check_output(output: str | Path) -> Path:
+    """The file to write predictions to.
+
+    Raises:
+        InputError: it cannot be written, or is there and no file of predictions.
     """
     given, output = output, Path(output)
     with processes.together():
@@ -270,13 +290,20 @@ def write_predictions(
             what = "a directory" if output.is_dir() else "a device, pipe or socket"
             raise InputError(f"--output: {output} must be a file: it is {what}.")
         if processes.is_first():
+            if output.exists() and not _is_of_predict(output):
+                raise InputError(
+                    f"--output: {output} must be a new file or one that `predict` wrote, which is"
+                    " replaced: found another file. Remove it or name another."
+                )
             check_parent(output)
-    batch_size = whole_groups(batch_size, predictor)
-    tasks = predictor.layout.schema.tasks
-    with closing(score(predictor, weights, split, batch_size)) as found:
-        if not processes.is_first():
-            return sum(len(scored.logits) for scored in found)
-        return _write(found, _rebatched(split.blocks(), batch_size), tasks, output)
+    return output
+
+
+def _is_of_predict(path: Path) -> bool:
+    try:
+        return _MARK in (pq.read_schema(path).metadata or {})
+    except (pa.ArrowException, OSError):
+        return False
 
 
 def _write(
@@ -288,7 +315,7 @@ def _write(
         output.parent.mkdir(parents=True, exist_ok=True)
         with replacing(output) as partial:
             for scored, block in zip(found, stored, strict=True):
-                table = _predictions(scored, block, tasks)
+                table = _predictions(scored, block, tasks).replace_schema_metadata(_MARKED)
                 sink = sink or pq.ParquetWriter(partial, table.schema)
                 sink.write_table(table)
                 rows += table.num_rows

@@ -5,6 +5,7 @@ import threading
 
 import jax
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tiny
@@ -343,6 +344,21 @@ def test_predictions_are_written_to_files_only(run, tmp_path, monkeypatch, kind)
     with pytest.raises(InputError, match=rf"^--output: .*{found}"):
         evaluate.predict(str(workdir), output=target, checkpoint="best", data="", split="")
     assert list(tmp_path.iterdir()) == before
+
+
+def test_predictions_replace_predictions_only_and_are_refused_before_anything_is_read(
+    run, tmp_path
+):
+    output = tmp_path / "day_2.parquet"
+    raw = pa.table({"raw": [1, 2]})
+    pq.write_table(raw, output)
+    for workdir in (run[0], tmp_path / "nowhere"):
+        with pytest.raises(InputError, match=r"day_2.parquet must be a new file or one that"):
+            evaluate.predict(str(workdir), output=str(output))
+    assert pq.read_table(output).equals(raw)
+    output.unlink()
+    first = evaluate.predict(str(run[0]), output=str(output))
+    assert evaluate.predict(str(run[0]), output=str(output)).rows == first.rows
 
 
 def test_checkpoints_of_a_workdir_without_any_are_refused(tmp_path):

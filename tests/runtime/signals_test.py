@@ -183,3 +183,34 @@ def test_a_second_ctrl_c_ends_a_command_that_waits(tmp_path):
 def test_an_interrupted_command_waits_for_no_thread(tmp_path):
     found = end(begin(tmp_path, [_COMMAND], "a thread works"))
     assert found == (130, "", "jaxrank: interrupted\n")
+
+
+_DROPPED = """
+    import gc, os, signal, sys, threading, time
+    from jaxrank import cli
+
+    def collect(phase, _):
+        # As in a callback of JAX's, where Python drops what the handler of a signal raises.
+        if phase == "start" and not sent:
+            sent.append(1)
+            os.kill(os.getpid(), signal.SIGINT)
+            for _ in range(100):
+                time.sleep(0.001)
+
+    def work(_):
+        gc.callbacks.append(collect)
+        gc.collect()
+        for _ in range(3000):
+            time.sleep(0.01)
+        print("lost")
+
+    if __name__ == "__main__":
+        sent = []
+        cli.run = work
+        sys.argv[1:] = []
+        cli.main()
+"""
+
+
+def test_a_ctrl_c_that_a_callback_drops_still_interrupts(tmp_path):
+    assert end(begin(tmp_path, [_DROPPED])) == (130, "", "jaxrank: interrupted\n")

@@ -54,7 +54,7 @@ def encode_labels(
     tasks: Sequence[TaskSpec],
     time: str = "",
     as_of: float | None = None,
-    time_format: str = "auto",
+    time_format: str = "",
 ) -> Labels:
     """The labels of a chunk and what goes with them.
 

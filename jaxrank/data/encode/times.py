@@ -24,7 +24,7 @@ _NAMED_ZONE = r" ?(UTC|GMT|Z)$"
 _SPACED_OFFSET = r"(:[0-9.]+) ([+-][0-9]{2}(:?[0-9]{2})?)$"
 
 
-def seconds(column: Column, missing: bool = True, time_format: str = "auto") -> np.ndarray:
+def seconds(column: Column, missing: bool = True, time_format: str = "") -> np.ndarray:
     """f64[n] seconds since 1970-01-01 00:00 UTC, NaN where the time is missing.
 
     Numbers, and text of digits, are as `time_format` says. Other text is of ISO 8601: a date, or a
@@ -33,11 +33,11 @@ def seconds(column: Column, missing: bool = True, time_format: str = "auto") -> 
 
     Args:
         missing: whether a time may be missing.
-        time_format: of numbers. "auto": seconds from 1980 to 2099, and YYYYMMDD of 2013 to 2099;
+        time_format: of numbers. Empty: seconds from 1980 to 2099, and YYYYMMDD of 2013 to 2099;
             else one of `TIME_UNITS` or `CALENDAR_FORMS`.
 
     Raises:
-        BadRows: a value is no time of the years 1 to 9999, or a number that "auto" does not read.
+        BadRows: a value is no time of the years 1 to 9999, or a number that needs a format.
         InputError: the column is of a type without times.
     """
     kind = column.values.type
@@ -66,7 +66,7 @@ def seconds(column: Column, missing: bool = True, time_format: str = "auto") -> 
 
 
 def _must(time_format: str) -> str:
-    if time_format == "auto":
+    if not time_format:
         return _MUST
     return f"a time: {time_format}, as features.time_format says, or text such as 2024-05-01 12:30"
 
@@ -170,7 +170,7 @@ def _hint(column: Column, row: int, time_format: str) -> str:
     """What a number that is no time may be, as a sentence with a space in front."""
     text = str(column.values[row].as_py())
     text = text.removesuffix(".0")
-    if time_format != "auto" or not text.isdecimal():
+    if time_format or not text.isdecimal():
         return ""
     number = np.array([float(text)])
     forms = [name for name in CALENDAR_FORMS if _is_of(text, number, name)]

@@ -63,11 +63,11 @@ class FeatureSpec:
     )
     time: str = field("", help="the column with the time of each event; it is kept")
     time_format: str = field(
-        "auto",
-        choices=("auto", *TIME_UNITS, *CALENDAR_FORMS),
-        help="of numbers, and text of digits, in columns of times: how long ago 1970 was, or the"
-        " digits of a date. auto: seconds from 1980 to 2099, and YYYYMMDD of 2013 to 2099; others"
-        " are rejected",
+        "",
+        choices=("", *TIME_UNITS, *CALENDAR_FORMS),
+        help="of numbers, and text of digits, in columns of times: a unit of the time since 1970,"
+        " or the digits of a date. Empty: seconds from 1980 to 2099, and YYYYMMDD of 2013 to 2099;"
+        " others are rejected",
     )
     group: str = field("", help="a column that is kept")
     as_of: str = field(

@@ -25,7 +25,7 @@ def column(values, kind=None):
     return column_of(Chunk(batch, "day.csv", numbered(2, len(array))), "when")
 
 
-def seconds(values, kind=None, time_format="auto"):
+def seconds(values, kind=None, time_format=""):
     return times.seconds(column(values, kind), time_format=time_format).tolist()
 
 
