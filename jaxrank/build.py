@@ -5,6 +5,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
@@ -17,8 +18,9 @@ from jaxrank.config_files import to_plain
 from jaxrank.errors import InputError
 from jaxrank.features import Schema
 from jaxrank.layout import Layout
+from jaxrank.metrics.early_stopping import check_metric
 from jaxrank.models.registry import RANKER
-from jaxrank.outputs import check_parents
+from jaxrank.outputs import check_parents, idle_tasks
 from jaxrank.program import Predictor
 from jaxrank.run_schedule import RunSchedule
 
@@ -135,11 +137,7 @@ def make_step_spec(
         InputError: a field of the config has a value that cannot be used.
     """
     tasks = len(layout.schema.tasks)
-    task_weights = tuple(config.task_weights) or (1.0,) * tasks
-    if len(task_weights) != tasks:
-        raise InputError(
-            f"task_weights must have one number a task: found {task_weights}, {tasks} tasks."
-        )
+    task_weights = _task_weights(config, tasks)
     optimizer, learning_rate, row_optimizer, table_learning_rate = make_optimizers(
         config, num_steps
     )
@@ -191,6 +189,63 @@ def make_base_rates(
             raise InputError(f"model.initial_bias: {task!r} must be a task: they are {names}.")
         rates.bias[names.index(task)] = bias
     return rates
+
+
+def untrained(config: ConfigDict, schema: Schema) -> tuple[str, ...]:
+    """Returns the names of the tasks whose weights are 0, so that the loss ignores them."""
+    weights = _task_weights(config, len(schema.tasks))
+    idle = idle_tasks(weights, task_parents(config.model, schema))
+    return tuple(schema.tasks[i].name for i in idle)
+
+
+def _task_weights(config: ConfigDict, tasks: int) -> tuple[float, ...]:
+    weights = tuple(config.task_weights) or (1.0,) * tasks
+    if len(weights) != tasks:
+        raise InputError(
+            f"task_weights must have one number per task: found {weights}, {tasks} tasks."
+        )
+    return weights
+
+
+def watched_metric(config: ConfigDict, schema: Schema) -> str:
+    """Returns the "task/metric" that selects the best checkpoint.
+
+    Raises:
+        InputError: there is none of that name, or its task is not trained.
+    """
+    idle = untrained(config, schema)
+    tasks = [task for task in schema.tasks if task.name not in idle]
+    if not tasks:
+        raise InputError(
+            "task_weights must have a number above 0: found"
+            f" {tuple(config.task_weights)}, with which nothing is trained."
+        )
+    name = check_metric(schema.tasks, config.eval.metric or check_metric(tasks, ""))
+    if name.rpartition("/")[0] in idle:
+        raise InputError(
+            f"eval.metric must be of a task that is trained: found {name!r}, whose weight in"
+            f" task_weights {tuple(config.task_weights)} is 0."
+        )
+    return name
+
+
+def check_names(config: ConfigDict, schema: Schema) -> None:
+    """Checks names of tasks, tables and parameters, and counts, against the schema.
+
+    Needs no data. The tables of the schema may have any number of rows.
+
+    Raises:
+        InputError: naming the field.
+    """
+    make_workload(config, schema)
+    watched_metric(config, schema)
+    names = [t.name for t in schema.tables]
+    placements = to_plain(config.embedding.placements)
+    validate.matched("embedding.placements", "table", names, placements)
+    if config.optim.dense.lr_multipliers:
+        layout = layouts.layout(schema, dims_of(schema, config.embedding))
+        optimizer, *_ = make_optimizers(config, num_steps=1)
+        jax.eval_shape(optimizer.init, weights_shape(config, layout).params)
 
 
 class Workload(NamedTuple):

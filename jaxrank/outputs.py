@@ -1,5 +1,6 @@
 """From what a model puts out to the output of each task."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -81,3 +82,15 @@ def check_parents(value: Any, tasks: int) -> tuple[int, ...]:
                 f" where task {task} is below a ring."
             )
     return tuple(value)
+
+
+def idle_tasks(task_weights: Sequence[float], parents: Sequence[int]) -> tuple[int, ...]:
+    """The tasks whose logits no loss depends on: of weight 0, and no ancestor of a trained one.
+
+    Args:
+        parents: of each task its parent's index, or -1; empty: no task has one.
+    """
+    trained = {i for i, weight in enumerate(task_weights) if weight > 0}
+    for _ in parents:
+        trained |= {parents[i] for i in trained if parents[i] >= 0}
+    return tuple(i for i in range(len(task_weights)) if i not in trained)

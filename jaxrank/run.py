@@ -16,12 +16,15 @@ from jaxrank import config_files, models, native
 from jaxrank import mesh as meshes
 from jaxrank.base_rates import BaseRates, short_summary
 from jaxrank.build import (
+    check_names,
     dims_of,
     make_base_rates,
     make_run_schedule,
     make_step_spec,
     make_workload,
     model_fields,
+    untrained,
+    watched_metric,
 )
 from jaxrank.checkpoints.manager import Checkpoints, quieten_libraries
 from jaxrank.checkpoints.record import Metric
@@ -255,7 +258,12 @@ def build(
     """
     quieten_libraries()
     sections = config.data, config.features, config.source
-    store = run_data.locate(*sections, directory, inherits=inherits_store).prepare(report)
+    mesh = meshes.make_mesh(**config.mesh)
+    processes.check_devices(mesh)
+    check_row_shards(mesh.shape[meshes.SHARD])
+    data = run_data.locate(*sections, directory, inherits=inherits_store)
+    store = data.prepare(report, functools.partial(check_names, config))
+    metric = watched_metric(config, store.schema)
     split = store.split(config.data.train, "data.train")
     run_schedule = make_run_schedule(config, split.rows)
     room_steps = run_schedule.num_steps if num_steps else 0
@@ -271,11 +279,12 @@ def build(
     told = f"{split.fingerprint} {evaluated.fingerprint} {store.schema}"
     processes.check_same(f"the data in {store.path}", told)
     _check_labels(split, report)
+    if config.data.valid:
+        _check_metric(config.eval, metric, evaluated)
+    for name in untrained(config, store.schema):
+        report(f"The weight of {name} in task_weights is 0: this task is not trained")
     labels = _label_statistics(split, config.data.order)
     _report_epochs(config.num_epochs, run_schedule, split.rows, config.batch_size, report)
-    mesh = meshes.make_mesh(**config.mesh)
-    processes.check_devices(mesh)
-    check_row_shards(mesh.shape[meshes.SHARD])
     group = packing.group_size(config.batch_size, config.data.shards)
     check_batch("batch_size", config.batch_size, group, mesh.size)
     kept = _kept_placement(directory, store)
@@ -335,6 +344,7 @@ def build(
             " a time and take much room; a larger power of two is best."
         )
     watched = {k: v for k, v in config.eval.items() if k not in ("every_steps", "batch_size")}
+    watched["metric"] = metric
     evaluated_on = ""
     if config.data.valid:
         evaluated_on = NEXT_DAY if by_day else f"{evaluated.name}, {evaluated.fingerprint}"
@@ -497,6 +507,7 @@ def _report_epochs(
 def _check_labels(split: Split, report: Report) -> None:
     """Refuses data without any label, and tells of tasks whose labels are all alike."""
     scoring.check_labelled(split)
+    _check_weights(split)
     if not split.has_statistics:
         return
     for name, task in split.statistics["tasks"].items():
@@ -506,6 +517,42 @@ def _check_labels(split: Split, report: Report) -> None:
         elif task.get("kind", "binary") == "binary" and positives in (0, known):
             label = 1 if positives else 0
             report(f"All {known:,} labels of {name} are {label} in {split.path}")
+
+
+def _check_weights(split: Split) -> None:
+    """Refuses data in which no example with a known label has a weight above 0."""
+    for index in range(len(split.block_rows)):  # in most data the first one ends it
+        block = split.read_block(index)
+        if block.weights is None or (block.weights[~np.isnan(block.labels)] > 0).any():
+            return
+    raise InputError(
+        f"{split.path}: must have weights above 0 to train on: found 0 for all known labels of"
+        f" {split.rows:,} examples."
+    )
+
+
+def _check_metric(section: ConfigDict, name: str, split: Split) -> None:
+    """Refuses to watch a metric that the labels of the split leave undefined."""
+    if not split.has_statistics or not (
+        section.metric or section.early_stopping_patience or section.reduce_lr_patience
+    ):
+        return
+    task, _, metric = name.rpartition("/")
+    labels = split.statistics["tasks"][task]
+    known, positives = labels["known"], labels["positives"]
+    found = ""
+    if not known:
+        found = "none that is known"
+    elif labels.get("kind", "binary") == "binary":
+        if metric in ("auc", "normalized_entropy") and positives in (0, known):
+            found = f"{known:,} labels, all {1 if positives else 0}"
+    elif metric.startswith("normalized_") and labels["min"] == labels["max"]:
+        found = f"{known:,} labels, all {labels['min']:g}"
+    if found:
+        raise InputError(
+            f"eval.metric: {name} must have labels that differ in split {split.name!r}, or it is"
+            f" undefined: found {found}. Choose another metric or split."
+        )
 
 
 def _check_parents(parents: Mapping[str, str], split: Split, names: list[str]) -> None:

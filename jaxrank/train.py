@@ -21,6 +21,7 @@ from jaxrank.evaluation import score as scoring
 from jaxrank.evaluation.report import Result, evaluation_line, flatten_metrics, worse_than_constant
 from jaxrank.features import Batch
 from jaxrank.metrics.early_stopping import Monitor
+from jaxrank.outputs import idle_tasks
 from jaxrank.report import Report
 from jaxrank.run import Run
 from jaxrank.runtime import processes
@@ -206,14 +207,16 @@ class Milestones:
         self._recorder.finish()
         job = self._job
         state = reestimated(job.program, job.recent_batches, step, state)
-        metric, worse = None, dict[str, str]()
+        metric, undefined, worse = None, "", dict[str, str]()
         if split := run_schedule.evaluated(step):
             scores = self.scores[step] = self._evaluate(step, state, split)
             self._watch.alive()
-            metric = _watched(monitor, split, scores)
-            if monitor.update(step, metric):
+            metric = processes.from_first(scores.metrics[monitor.task][monitor.metric])
+            undefined = _undefined(monitor, split, metric)
+            if not undefined and monitor.update(step, metric):
                 state = state._replace(lr_multiplier=state.lr_multiplier * monitor.reduce_lr_factor)
-            worse = worse_than_constant(scores.metrics)
+            trained = {k: v for k, v in scores.metrics.items() if k not in _untrained(job)}
+            worse = worse_than_constant(trained)
             if worse and monitor.best_step == step:
                 self._report(
                     f"The best checkpoint so far, of step {step}, is worse than a constant for"
@@ -223,6 +226,9 @@ class Milestones:
             self.scores = {at: self.scores[at] for at in kept if at in self.scores}
         self._save(step, state, metric, worse)
         self._watch.alive()
+        if undefined:
+            self._job.checkpoints.wait()
+            raise RunError(f"{undefined} Step {step} is saved in {self._recorder.checkpoint}.")
         if signal and not last and not monitor.should_stop:
             raise self._stopped(step, signal)
         return state
@@ -272,7 +278,7 @@ class Milestones:
         self._writer.write(step, flatten_metrics(scores.metrics), kind="valid", day=day)
         self._writer.flush()
         on = f", on {day}" if day else ""
-        self._report(evaluation_line(f"step {step}{on}", scores.metrics))
+        self._report(evaluation_line(f"step {step}{on}", scores.metrics, _untrained(job)))
         return scores
 
 
@@ -281,20 +287,27 @@ def _scores(job: Run, weights: Weights, split: str) -> scoring.Scores:
     return scoring.evaluate(predictor, weights, job.open_split(split), size)
 
 
-def _watched(monitor: Monitor, split: str, scores: scoring.Scores) -> float:
-    """The monitored metric, that of process 0 in all: what depends on it must not differ.
+def _untrained(job: Run) -> tuple[str, ...]:
+    step_spec = job.program.step_spec
+    idle = idle_tasks(step_spec.task_weights, step_spec.parents)
+    return tuple(job.schema.tasks[i].name for i in idle)
 
-    Raises:
-        RunError: it is undefined, and something depends on it.
+
+def _undefined(monitor: Monitor, split: str, metric: float) -> str:
+    """What is wrong with a monitored metric that something depends on; empty if nothing is.
+
+    Args:
+        metric: that of process 0 in all: what depends on it must not differ.
     """
-    metric = processes.from_first(scores.metrics[monitor.task][monitor.metric])
-    if math.isnan(metric) and (monitor.early_stopping_patience or monitor.reduce_lr_patience):
-        raise RunError(
-            f"eval.metric: {monitor.task}/{monitor.metric} must be defined to decide when to stop"
-            f" or to lower the rates, but all labels of split {split!r} are equal or unknown."
-            " Choose another metric or split."
-        )
-    return metric
+    if not math.isnan(metric) or not (
+        monitor.early_stopping_patience or monitor.reduce_lr_patience
+    ):
+        return ""
+    return (
+        f"eval.metric: {monitor.task}/{monitor.metric} must be defined to decide when to stop"
+        f" or to lower the rates, but all labels of split {split!r} are equal or unknown."
+        " Choose another metric or split."
+    )
 
 
 def _result(
@@ -326,6 +339,7 @@ def _result(
         checkpoint=job.checkpoints.directory(step),
         checkpoint_step=step,
         days=by_day,
+        untrained=_untrained(job),
     )
 
 

@@ -19,6 +19,7 @@ from runs import final_state, nothing, on_store, records, run
 
 from jaxrank import cli
 from jaxrank import mesh as meshes
+from jaxrank import run as jobs
 from jaxrank.checkpoints.manager import Checkpoints
 from jaxrank.config import default
 from jaxrank.data.prepare.passes import prepare
@@ -633,13 +634,33 @@ def test_a_workdir_that_is_a_file_is_refused(store, tmp_path):
         run(store, tmp_path / "file")
 
 
-def test_a_metric_that_decides_must_be_defined(tmp_path):
+def test_a_metric_that_decides_must_be_defined(tmp_path, monkeypatch):
     c = tiny.config()
     c.source.rows.valid = 1  # one label: no AUC
     c.eval.metric = "click/auc"
-    c.eval.early_stopping_patience = 1
-    with pytest.raises(RunError, match="click/auc must be defined .* split 'valid'"):
+    for patience in (0, 1):
+        c.eval.early_stopping_patience = patience
+        with pytest.raises(InputError, match="click/auc must have .*'valid'.*found 1 labels, all"):
+            train(c, tmp_path, report=nothing)
+    assert not (tmp_path / "checkpoints").exists()
+    # As where nothing is counted: the steps that were trained are not lost.
+    monkeypatch.setattr(jobs, "_check_metric", lambda *_: None)
+    with pytest.raises(RunError, match="click/auc must be defined .* split 'valid'.*Step 8 is sav"):
         train(c, tmp_path, report=nothing)
+    assert Checkpoints(tmp_path, read_only=True).step() == 8
+
+
+def test_weights_of_training_examples_must_not_all_be_0(tmp_path):
+    def store_of(weights):
+        rows = "".join(f"{label},{weight}\n" for label, weight in weights)
+        (tmp_path / "day.csv").write_text("label,w\n" + rows)
+        features = dict(tasks=[dict(name="click", label="label", weight="w")])
+        source = dict(kind="csv", files=dict(train=str(tmp_path / "day.csv")))
+        return prepare(features, source, tmp_path / str(len(weights)), report=nothing)
+
+    with pytest.raises(InputError, match="must have weights above 0 to train on: found 0 for all"):
+        jobs._check_labels(store_of([(1, 0), (0, 0), ("", 1)]).split("train"), nothing)
+    jobs._check_labels(store_of([(1, 0), (0, 1)]).split("train"), nothing)
 
 
 def test_a_signal_while_the_last_save_is_written_ends_nothing(store, tmp_path, monkeypatch):

@@ -10,7 +10,14 @@ from ml_collections import ConfigDict
 
 from jaxrank import layout as layouts
 from jaxrank import mesh as meshes
-from jaxrank.build import dims_of, make_model, make_predictor, model_fields, weights_shape
+from jaxrank.build import (
+    dims_of,
+    make_model,
+    make_predictor,
+    model_fields,
+    untrained,
+    weights_shape,
+)
 from jaxrank.checkpoints.manager import Checkpoints
 from jaxrank.data.store.reader import Store
 from jaxrank.data.store.split import Split
@@ -38,6 +45,7 @@ class Evaluation(NamedTuple):
 
     buckets: {task: calibration by equal-count buckets of the prediction}.
     by: metrics per value of a column, if requested, see `slices.Slices`.
+    untrained: tasks of weight 0, which stay as they were initialised.
     """
 
     step: int
@@ -50,6 +58,7 @@ class Evaluation(NamedTuple):
     checkpoint: str
     data: str
     by: dict[str, Any] | None
+    untrained: tuple[str, ...] = ()
 
 
 class Prediction(NamedTuple):
@@ -161,6 +170,7 @@ class Opened(NamedTuple):
     predictor: Predictor
     split: Split
     checkpoints: Checkpoints
+    untrained: tuple[str, ...] = ()
 
     def weights(self, step: int) -> Weights:
         """Restores the weights that predict from a checkpoint.
@@ -193,7 +203,7 @@ def open_run(
     if not data:
         run.check_trained_on(store, checkpoints)
     size = batch_size or run.config.eval.batch_size
-    return Opened(size, run.predictor(), found, checkpoints)
+    return Opened(size, run.predictor(), found, checkpoints, untrained(run.config, run.schema))
 
 
 def evaluate(
@@ -237,6 +247,7 @@ def evaluate(
         checkpoint=run.checkpoints.directory(step),
         data=str(run.split.path),
         by=scores.slices._asdict() if scores.slices else None,
+        untrained=run.untrained,
     )
 
 

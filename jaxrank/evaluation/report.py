@@ -1,5 +1,6 @@
 """The result of a training run, and results as printed text."""
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ _CAUSES = (
     " statistics of"
     " batch norm (model.batch_norm_momentum); a shift between the splits."
 )
+_NOT_TRAINED = " (not trained)"
 
 
 class Result(NamedTuple):
@@ -29,6 +31,7 @@ class Result(NamedTuple):
     checkpoint: the checkpoint of `metrics`: the newest one, or the best with early stopping.
     checkpoint_step: step of that checkpoint.
     days: the scores of each day in progressive validation.
+    untrained: tasks of weight 0, which stay as they were initialised.
     """
 
     step: int
@@ -40,15 +43,17 @@ class Result(NamedTuple):
     checkpoint: str
     checkpoint_step: int
     days: list[DayScore]
+    untrained: tuple[str, ...] = ()
 
 
-def short_summary(metrics: Metrics) -> str:
+def short_summary(metrics: Metrics, untrained: Collection[str] = ()) -> str:
     """Formats the first two metrics of each task.
 
     Example: "click: logloss 0.43037, AUC 0.81834; conversion: ...".
     """
     return "; ".join(
-        f"{task}: " + ", ".join(f"{TITLES[c]} {found[c]:.5f}" for c in list(found)[:2])
+        f"{task}{_NOT_TRAINED * (task in untrained)}: "
+        + ", ".join(f"{TITLES[c]} {found[c]:.5f}" for c in list(found)[:2])
         for task, found in metrics.items()
     )
 
@@ -72,9 +77,14 @@ def constant_warning(metrics: Metrics) -> str:
     return f"Worse than the best constant: {tasks}. {_CAUSES}"
 
 
-def evaluation_line(start: str, metrics: Metrics) -> str:
-    """Returns the line of an evaluation, with a second one where a constant does better."""
-    line, warning = f"{start}: {short_summary(metrics)}", constant_warning(metrics)
+def evaluation_line(start: str, metrics: Metrics, untrained: Collection[str] = ()) -> str:
+    """Returns the line of an evaluation, with a second one where a constant does better.
+
+    Args:
+        untrained: tasks of weight 0, to which no constant is compared.
+    """
+    line = f"{start}: {short_summary(metrics, untrained)}"
+    warning = constant_warning({k: v for k, v in metrics.items() if k not in untrained})
     return f"{line}\n  {warning}" if warning else line
 
 
@@ -96,10 +106,16 @@ def _line(name: str, found: dict[str, float]) -> str:
     return f"  {name:<16}{_values(found)}"
 
 
-def _table(metrics: Metrics, constant: Metrics | None, best: Metrics | None) -> list[str]:
+def _table(
+    metrics: Metrics,
+    constant: Metrics | None,
+    best: Metrics | None,
+    untrained: Collection[str] = (),
+) -> list[str]:
     lines = []
     for task, found in metrics.items():
-        lines.append(f"{task:<18}{_titles(found)}")
+        title = task + _NOT_TRAINED * (task in untrained)
+        lines.append(f"{title:<18}{_titles(found)}")
         lines.append(_line("model", found))
         if best and task in best:
             lines.append(_line("best possible", best[task]))
@@ -143,7 +159,7 @@ def of_training(result: Result, workdir: str) -> str:
         "",
         f"Trained to step {result.step:,}: {told}{result.seconds:.0f} s in all.{valid}",
         *(_days(result.days) if result.days else []),
-        *_table(result.metrics, result.constant, result.best_possible),
+        *_table(result.metrics, result.constant, result.best_possible, result.untrained),
         f"checkpoint   {result.checkpoint}",
         f"TensorBoard  tensorboard --logdir={Path(workdir) / 'tensorboard'}",
         f"every step   {Path(workdir) / 'metrics.jsonl'}",
@@ -187,7 +203,7 @@ def of_evaluation(result: Evaluation) -> str:
     """Formats the summary of `jaxrank evaluate`."""
     lines = [
         f"{result.checkpoint} on {result.data}: {result.seconds:.1f} s",
-        *_table(result.metrics, result.constant, result.best_possible),
+        *_table(result.metrics, result.constant, result.best_possible, result.untrained),
     ]
     for task, buckets in result.buckets.items():
         lines.append(f"calibration of {task}, by prediction")

@@ -1,7 +1,7 @@
 """The data of a run: a prepared store, or raw files that are read directly."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from jaxrank.data.spec import parse
 from jaxrank.data.store import direct
 from jaxrank.data.store.reader import Store, is_store, no_split, open_store
 from jaxrank.errors import InputError
+from jaxrank.features import Schema
 from jaxrank.report import Report
 from jaxrank.run_schedule import NEXT_DAY
 from jaxrank.runtime import processes
@@ -50,8 +51,11 @@ class RunData:
             return direct.open_direct(self.features, self.source)
         return open_store(self.path)
 
-    def prepare(self, report: Report) -> Store:
+    def prepare(self, report: Report, check: Callable[[Schema], None] | None = None) -> Store:
         """Opens the data. Process 0 prepares it first if it is absent and the config has a source.
+
+        Args:
+            check: as of `passes.prepare`.
 
         Raises:
             InputError: the data is absent and cannot be prepared, or was prepared with other
@@ -59,7 +63,7 @@ class RunData:
         """
         with processes.together():
             if processes.is_first() and not self.exists():
-                self._prepare(report)
+                self._prepare(report, check)
         with processes.together():
             store = self.open()
         self.check_features(store)
@@ -102,7 +106,7 @@ class RunData:
                 " run has started)."
             )
 
-    def _prepare(self, report: Report) -> None:
+    def _prepare(self, report: Report, check: Callable[[Schema], None] | None) -> None:
         if not self.source:
             raise InputError(
                 f"data.store: must be an existing store, or config.source must be set to prepare"
@@ -112,7 +116,12 @@ class RunData:
         report(f"Preparing {self.path}")
         compression = self.settings["compression"]
         passes.prepare(
-            self.features, self.source, self.path, compression=compression, report=report
+            self.features,
+            self.source,
+            self.path,
+            compression=compression,
+            report=report,
+            check=check,
         )
 
     def check_splits(self, path: str) -> None:

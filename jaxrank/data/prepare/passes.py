@@ -31,13 +31,20 @@ from jaxrank.data.prepare.units import units_of
 from jaxrank.data.sources.registry import Source, make_source
 from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.spec.parse import feature_spec
-from jaxrank.data.spec.resolve import UnknownColumn, build_schema, ordered_as, resolve
+from jaxrank.data.spec.resolve import (
+    UnknownColumn,
+    build_schema,
+    ordered_as,
+    provisional_schema,
+    resolve,
+)
 from jaxrank.data.statistics import new_values
 from jaxrank.data.statistics import report as statistics_report
 from jaxrank.data.statistics.split import Statistics
 from jaxrank.data.store.reader import Store, StoreSpec, open_store
 from jaxrank.data.store.writer import SCRATCH, StoreWriter
 from jaxrank.errors import InputError, RunError
+from jaxrank.features import Schema
 from jaxrank.report import Report
 from jaxrank.validate import COMPRESSIONS, ON_ERROR, check_choice
 
@@ -60,6 +67,7 @@ def prepare(
     unlabelled: bool = False,
     runner: Runner | None = None,
     report: Report = print,
+    check: Callable[[Schema], None] | None = None,
 ) -> Store:
     """Writes the store `output` from raw data.
 
@@ -83,6 +91,8 @@ def prepare(
         unlabelled: columns that tasks name are not read; all labels are unknown.
         runner: who does the work; the processes of this machine if not given.
         report: gets lines for people to read.
+        check: gets the schema, in which vocabularies have no rows yet, before records are read, and
+            may raise InputError.
 
     Raises:
         InputError: something in the configs or the data; names file, row and column.
@@ -106,6 +116,8 @@ def prepare(
             data = make_source(section)
             resolved = _resolve(spec, data, unread)
             data.check_columns(resolved.named)
+            if check is not None:
+                check(provisional_schema(resolved))
             earlier = NOTHING
             if vocabularies:
                 store = open_store(vocabularies)

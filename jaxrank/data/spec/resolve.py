@@ -2,15 +2,16 @@
 
 import dataclasses
 import fnmatch
+import functools
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import xxhash
 
 from jaxrank import json_files
-from jaxrank.data.spec.entries import COLUMNS_OF_TASKS, DenseSpec, RaggedSpec
+from jaxrank.data.spec.entries import COLUMNS_OF_TASKS, CategoricalSpec, DenseSpec, RaggedSpec
 from jaxrank.data.spec.features import FeatureSpec, TableSpec
 from jaxrank.errors import InputError
 from jaxrank.features import RESERVED_ROWS, Categorical, Dense, Ragged, Schema, Table, Task
@@ -25,7 +26,9 @@ def resolve(spec: FeatureSpec, columns: Sequence[str], unread: Collection[str] =
     """The spec with an entry of its own for each column of the source that a pattern matches.
 
     A pattern that holds wildcards passes over the columns that a task names, weights of a list,
-    and columns to be kept.
+    columns to be kept, and columns that another section names without wildcards. A pattern of
+    wildcards alone, as "*", takes only what no other entry takes. Buckets take numbers beside
+    floats: they neither claim columns nor pass over any that other sections name.
 
     Args:
         unread: columns that it passes over besides.
@@ -43,16 +46,18 @@ def resolve(spec: FeatureSpec, columns: Sequence[str], unread: Collection[str] =
         _exact(name, columns, f"features.keep[{i}]")
     _exact(spec.time, columns, "features.time")
     _exact(spec.group, columns, "features.group")
+    sections = {"floats": spec.dense, "ids": spec.categorical, "lists": spec.ragged}
+    claims = _Claims(sections, columns)
+    floats, ids, lists = (
+        _expand(entries, columns, reserved, section, claims)
+        for section, entries in sections.items()
+    )
     resolved = dataclasses.replace(
-        spec,
-        dense=_expand(spec.dense, columns, reserved, "features.dense"),
-        categorical=_with_tables(
-            _expand(spec.categorical, columns, reserved, "features.categorical")
-        ),
-        ragged=_with_tables(_expand(spec.ragged, columns, reserved, "features.ragged")),
+        spec, dense=floats, categorical=_with_tables(ids), ragged=_with_tables(lists)
     )
     for list_spec in spec.ragged:
-        if list_spec.weights and len(_match(list_spec.columns, columns, reserved, "")) > 1:
+        shared = [e for e in lists if e.weights and e.weights == list_spec.weights]
+        if list_spec.weights and len(shared) > 1:
             raise InputError(
                 f"features.ragged: the weights {list_spec.weights!r} must belong to one column:"
                 f" found the columns {list(list_spec.columns)}."
@@ -110,8 +115,49 @@ def _exact(name: str, columns: Sequence[str], where: str) -> str:
     return name
 
 
+class _Claims:
+    """Which columns the entries of all sections take by name or by a pattern with letters."""
+
+    def __init__(self, sections: Mapping[str, Sequence[Any]], columns: Sequence[str]):
+        known = set(columns)
+        self._named: dict[str, set[str]] = {}
+        self._matched: list[tuple[Any, set[str]]] = []
+        for section, entries in sections.items():
+            claiming = [e for e in entries if not _is_bucket(e)]
+            self._named[section] = {c for e in claiming for c in e.columns if c in known}
+            for entry in claiming:
+                patterns = [p for p in entry.columns if not _is_catch_all(p)]
+                matches = {c for p in patterns for c in columns if c == p or _matches(c, p)}
+                self._matched.append((entry, matches))
+
+    def of_others(self, section: str, entry: Any, pattern: str) -> set[str]:
+        """The columns that an entry's pattern with wildcards passes over for other entries."""
+        if _is_bucket(entry):
+            return set()
+        others = [names for other, names in self._named.items() if other != section]
+        if _is_catch_all(pattern):
+            others += [c for e, c in self._matched if e is not entry]
+        return set().union(*others)
+
+
+def _matches(column: str, pattern: str) -> bool:
+    return fnmatch.fnmatchcase(column, pattern)
+
+
+def _is_bucket(entry: Any) -> bool:
+    return isinstance(entry, CategoricalSpec) and entry.encoding == "bucket"
+
+
+def _is_catch_all(pattern: str) -> bool:
+    return not pattern.strip("*?")
+
+
 def _match(
-    patterns: Sequence[str], columns: Sequence[str], reserved: set[str], where: str
+    patterns: Sequence[str],
+    columns: Sequence[str],
+    reserved: set[str],
+    where: str,
+    passed_over: Callable[[str], set[str]],
 ) -> list[str]:
     """The columns that any of the patterns matches, in the order of the source."""
     known = set(columns)
@@ -120,22 +166,33 @@ def _match(
         if pattern in known:
             matched.add(pattern)
             continue
-        free = {c for c in columns if c not in reserved and fnmatch.fnmatchcase(c, pattern)}
+        not_free = reserved | passed_over(pattern)
+        free = {c for c in columns if c not in not_free and fnmatch.fnmatchcase(c, pattern)}
         if not free:
+            taken = [c for c in columns if c in not_free and fnmatch.fnmatchcase(c, pattern)]
+            why = f" that no other field names: found {taken}." if taken else ""
             raise UnknownColumn(
-                f"{where}: {pattern!r} matches no column of the data{nearest(pattern, columns, 3)}."
+                f"{where}: {pattern!r} matches no column of the data"
+                f"{why or nearest(pattern, columns, 3) + '.'}"
             )
         matched |= free
     return [c for c in columns if c in matched]
 
 
 def _expand(
-    entries: Sequence[Any], columns: Sequence[str], reserved: set[str], where: str
+    entries: Sequence[Any],
+    columns: Sequence[str],
+    reserved: set[str],
+    section: str,
+    claims: _Claims,
 ) -> tuple[Any, ...]:
+    where = f"features.{section}"
     owner: dict[str, int] = {}
     expanded = []
     for i, entry in enumerate(entries):
-        for column in _match(entry.columns, columns, reserved, f"{where}[{i}].columns"):
+        passed_over = functools.partial(claims.of_others, section, entry)
+        field = f"{where}[{i}].columns"
+        for column in _match(entry.columns, columns, reserved, field, passed_over):
             if column in owner:
                 raise InputError(
                     f"{where}: a column must be used by one entry: found {column!r} in"
@@ -191,6 +248,15 @@ def build_schema(
             for t in tables
         ),
     )
+
+
+def provisional_schema(spec: FeatureSpec) -> Schema:
+    """The schema of a resolved spec before anything is learned: tables have their names, but
+    vocabularies no rows to speak of."""
+    rows = {t.name: RESERVED_ROWS + 1 for t in spec.tables if t.encoding == "vocabulary"}
+    transforms = {f.name: (0.0, 1.0) for f in spec.dense}
+    boundaries = {f.name: np.zeros(1) for f in spec.categorical if f.buckets}
+    return build_schema(spec, rows, {}, transforms, boundaries)
 
 
 def _ragged(entry: RaggedSpec) -> Ragged:

@@ -22,6 +22,7 @@ from jaxrank.data.prepare import encode_unit
 from jaxrank.data.prepare.passes import prepare
 from jaxrank.data.sources import text
 from jaxrank.data.spec import parse
+from jaxrank.data.spec.resolve import resolve
 from jaxrank.data.store.reader import is_store, open_store
 from jaxrank.errors import InputError, RunError
 from jaxrank.features import MAX_GROUP, MISSING_ROW, PAD, UNKNOWN_ROW, Dense, Schema
@@ -732,6 +733,50 @@ def test_all_blocks_but_the_last_are_full(tmp_path, monkeypatch, block_size):
     assert lists_of(block) == [[[2, 3][: i % 3]] for i in range(150)]
     assert block.kept.column("key").to_pylist() == [f"k{i}" for i in range(150)]
     assert store.split("train").statistics["rows"] == 150
+
+
+@pytest.mark.parametrize(
+    ("features", "expected"),
+    [
+        (
+            dict(dense=[dict(columns="price")], categorical=[dict(columns="*")]),
+            (["price"], [*"abh"]),
+        ),
+        (
+            dict(
+                dense=[dict(columns="pr*")],
+                categorical=[dict(columns="*")],
+                ragged=[dict(columns="h")],
+            ),
+            (["price"], ["a", "b"]),
+        ),
+        (dict(dense=[dict(columns="price")], categorical=[dict(columns=["p*", "a"])]), None),
+        (
+            dict(categorical=[dict(columns="a", table="t"), dict(columns="*")]),
+            ([], [*"abh", "price"]),
+        ),
+        (
+            dict(dense=[dict(columns="p*")], categorical=[dict(columns="p*")]),
+            (["price"], ["price"]),
+        ),
+        (
+            dict(
+                dense=[dict(columns="p*")],
+                categorical=[dict(columns="price", encoding="bucket", buckets=3, table="t")],
+            ),
+            (["price"], ["price"]),
+        ),
+    ],
+)
+def test_a_pattern_passes_over_what_other_entries_name(features, expected):
+    spec = parse.feature_spec(dict(tasks=[CLICK]) | features)
+    columns = ["label", "price", "a", "b", "h"]
+    if expected is None:
+        with pytest.raises(InputError, match=r"categorical\[0\].columns: 'p\*' matches no column"):
+            resolve(spec, columns)
+        return
+    found = resolve(spec, columns)
+    assert ([f.name for f in found.dense], sorted(f.name for f in found.ids)) == expected
 
 
 def test_two_thousand_columns_by_pattern(tmp_path):

@@ -1,0 +1,87 @@
+"""Names and counts in a config are held against a schema before any data is prepared."""
+
+import pytest
+import tiny
+
+from jaxrank import build, outputs
+from jaxrank.data.prepare.passes import prepare
+from jaxrank.data.spec.parse import feature_spec
+from jaxrank.data.spec.resolve import provisional_schema, resolve
+from jaxrank.errors import InputError
+
+COLUMNS = ["click", "p_click", "conversion", "p_conversion", "f0", "c0", "c1", "l0", "l1"]
+
+
+def schema_of(config):
+    spec = feature_spec(config.features.to_dict())
+    return provisional_schema(resolve(spec, [*COLUMNS, "l1_weight"]))
+
+
+def bad(config, change):
+    with config.unlocked():
+        exec(f"config.{change}")  # as a line of a config file
+    return config
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("eval.metric = 'click/acu'", "eval.metric must be one of .*'click/auc'"),
+        ("eval.metric = 'clik/auc'", "eval.metric must be one of .*found 'clik/auc'"),
+        ("embedding.dims['nosuch'] = 4", "embedding.dims: 'nosuch' must match a table"),
+        ("embedding.placements['x*'] = 'rows'", r"embedding.placements: 'x[*]' must match a table"),
+        (
+            "optim.tables.lr_multipliers.nosuch = 0",
+            "optim.tables.lr_multipliers: 'nosuch' must match a table",
+        ),
+        (
+            "optim.dense.lr_multipliers.nosuch = 0",
+            "optim.dense.lr_multipliers: 'nosuch' must match a parameter",
+        ),
+        ("task_weights = (1.0,)", "task_weights must have one number a task: .*2 tasks"),
+        ("task_weights = (0.0, 0.0)", "task_weights must have a number above 0"),
+        ("model.parents.conversion = 'clik'", "model.parents: 'conversion' and 'clik' must be"),
+    ],
+)
+def test_names_that_no_data_can_have_are_rejected(change, message):
+    config = bad(tiny.config(), change)
+    with pytest.raises(InputError, match=message):
+        build.check_names(config, schema_of(config))
+
+
+def test_names_that_are_there_pass():
+    config = tiny.config()
+    config.features.categorical = [
+        dict(columns="c*"),
+        dict(columns="f0", encoding="bucket", buckets=3),
+    ]
+    bad(config, "optim.dense.lr_multipliers['tower/*'] = 0.5")
+    bad(config, "embedding.dims['c?'] = 4")
+    build.check_names(config, schema_of(config))
+
+
+def test_a_check_of_the_schema_comes_before_any_record_is_read(tmp_path):
+    (tmp_path / "day.csv").write_text("label,user\n1,u\nnot a label,v\n")
+
+    def check(schema):
+        assert [table.name for table in schema.tables] == ["user"]
+        raise InputError("no")
+
+    features = dict(tasks=[dict(name="click", label="label")], categorical=[dict(columns="user")])
+    source = dict(kind="csv", files=dict(train=str(tmp_path / "day.csv")))
+    with pytest.raises(InputError, match="^no$"):
+        prepare(features, source, tmp_path / "store", report=lambda _: None, check=check)
+
+
+def test_a_task_of_weight_0_is_not_trained_unless_a_child_trains_it():
+    config = tiny.config()
+    config.task_weights = (0.0, 1.0)
+    schema = schema_of(config)
+    assert build.untrained(config, schema) == ("click",)
+    assert build.watched_metric(config, schema) == "conversion/logloss"
+    config.eval.metric = "click/auc"
+    with pytest.raises(InputError, match="must be of a task that is trained: found 'click/auc'"):
+        build.watched_metric(config, schema)
+    bad(config, "model.parents.conversion = 'click'")
+    assert build.untrained(config, schema) == ()
+    assert outputs.idle_tasks([0, 0, 1, 0], [1, -1, 0, -1]) == (3,)
