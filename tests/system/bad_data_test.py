@@ -400,7 +400,7 @@ def test_words_for_missing_values_are_named_with_their_field(tmp_path, word):
         run(tmp_path, HEADER + GOOD + f"{word},1,u,a,1\n")
     lines = []
     path = tmp_path / "day.csv"
-    path.write_text("label,user,tags\n1,u,a:1|b:0.5\n" + f"0,{word},c:2\n")
+    path.write_text("label,user,tags\n1,u,a:1|b:0.5\n" + f"0,{word},c:2| d:1\n")
     source = dict(kind="csv", files=dict(train=str(path)))
     prepare(
         dict(tasks=[CLICK], categorical=IDS, ragged=LISTS),
@@ -408,8 +408,10 @@ def test_words_for_missing_values_are_named_with_their_field(tmp_path, word):
         tmp_path / "x",
         report=lines.append,
     )
-    assert f"feature user: 50.0% of the first 2 values are {word!r}" in "".join(lines)
-    assert "feature tags: 100% of the first 3 ids end in a separator and a number" in "".join(lines)
+    told = "".join(lines)
+    assert f"feature user: 50.0% of the first 2 values are {word!r}" in told
+    assert "feature tags: 100% of the first 4 ids end in a separator and a number" in told
+    assert "tags: 25.0% of the first 4 values begin or end with a space, as ' d:1'" in told
 
 
 NOT_WHOLE = ["x", "0x10", "0XA", "1.5", "1e3", " 1", "-", "99999999999999999999x", "nan"]

@@ -46,6 +46,8 @@ def read(cell: str) -> list[str | None] | None:
             values = parse(text)
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             continue
+        if isinstance(values, dict):
+            return None  # ids and weights, say
         if isinstance(values, set):
             break  # in an order of its own
         if isinstance(values, str):

@@ -78,6 +78,15 @@ def _of_entry(entry: CategoricalSpec | RaggedSpec, chunk: Chunk) -> Iterator[str
                 f" separator and a number, as {example!r}. If the number is a weight, set"
                 " weight_separator"
             )
+    spaced = pc.match_substring_regex(values, r"^\s|\s$")
+    share = _share(spaced)
+    if share > 0:
+        example = values.filter(spaced)[0].as_py()
+        yield (
+            f"feature {entry.name}: {share:.1%} of the first {len(values):,} values begin or end"
+            f" with a space, as {example!r}, and are other values than those without. If it belongs"
+            " to the separator, set `separator` with it"
+        )
     lower = pc.utf8_lower(pc.utf8_trim_whitespace(values))
     words = pc.is_in(lower, value_set=pa.array(sorted(MISSING_WORDS - _OWN_VALUES)))
     share = _share(words)

@@ -240,7 +240,8 @@ class TextSource(LineSource):
             return np.zeros(0, np.int64)
         rows: Any = None
         for name in columns:
-            same = pc.equal(batch.column(name), name)
+            names = [name, f"\ufeff{name}"]  # with the mark that a joined file began with
+            same = pc.is_in(batch.column(name), value_set=pa.array(names))
             rows = same if rows is None else pc.and_(rows, same)
             if not pc.any(rows).as_py():
                 return np.zeros(0, np.int64)

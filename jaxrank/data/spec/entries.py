@@ -366,6 +366,9 @@ def instant(text: str, where: str) -> float:
     except ValueError:
         must = "must be a time such as 2024-05-01 12:30:00"
         raise InputError(f"{where} {must}: found {text!r}.") from None
+    if text.isdecimal() and not 1970 <= found.year < 2200:  # as of YYMMDDHH
+        must = "must be a time such as 2024-05-01 12:30:00"
+        raise InputError(f"{where} {must}: found {text!r}, of the year {found.year}.")
     if found.tzinfo is None:
         found = found.replace(tzinfo=datetime.UTC)
     return found.timestamp()

@@ -61,7 +61,9 @@ def test_a_list_in_brackets_is_rejected_or_read_as_asked_and_never_ids_with_brac
     assert lists([cell], separator=separator, brackets="keep") == [cell.split(separator)]
 
 
-@pytest.mark.parametrize("cell", ["[[1, 2], [3]]", "[true, 1]", '[{"a": 1}]', "((1, 2), 3)"])
+@pytest.mark.parametrize(
+    "cell", ["[[1, 2], [3]]", "[true, 1]", '[{"a": 1}]', "((1, 2), 3)", "{1: 0.5}"]
+)
 def test_brackets_that_hold_more_than_ids_are_rejected(cell):
     with pytest.raises(BadRows, match="row 2, column h: must be a list of ids or numbers in brac"):
         lists([cell], brackets="read")

@@ -723,6 +723,10 @@ def test_a_header_among_the_rows_is_rejected_and_may_be_skipped(tmp_path, small)
     found = read(csv_source(path), rejects, PLAIN + PLAIN)
     assert [n for n, _ in found] == [*range(2, 62), *range(63, 123)]
     assert [json.loads(line)["row"] for line in rejects.lines] == [62]
+    path.write_bytes(PLAIN + delimited.BYTE_ORDER_MARK + PLAIN)
+    with pytest.raises(InputError, match=r"row 62: must be a record: found the header again"):
+        read(csv_source(path))
+    path.write_bytes(PLAIN + PLAIN)
     # Beside a line that is none, and in a file whose columns are in another order.
     other = tmp_path / "other.csv"
     other.write_text("price,n,name\n1,2,a\nprice,n,name\n1,2\n3,4,b\n")
