@@ -116,6 +116,7 @@ def _train(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
         allow_config_change=args.allow_config_change,
         allow_older_checkpoint=args.allow_older_checkpoint,
         init_from=args.init_from,
+        baseline=args.baseline,
         profile_steps=args.profile_steps,
         debug_batches=args.debug_batches,
     )

@@ -176,6 +176,12 @@ def _train(sub: argparse.ArgumentParser) -> None:
         " vocabularies and features may differ; ignored once this run has a checkpoint",
     )
     sub.add_argument(
+        "--baseline",
+        action="store_true",
+        help="also fit scikit-learn's logistic regression to the training split, and report it"
+        " beside the model; its C is chosen on the validation split",
+    )
+    sub.add_argument(
         "--profile-steps",
         default="",
         metavar="FIRST:LAST",

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 from signal import Signals
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from ml_collections import ConfigDict
 
@@ -15,7 +15,8 @@ from jaxrank import loop
 from jaxrank import mesh as meshes
 from jaxrank import run as jobs
 from jaxrank.batch_statistics import reestimated
-from jaxrank.errors import RunError, StoppedError
+from jaxrank.errors import InputError, RunError, StoppedError
+from jaxrank.evaluation import baseline as regression
 from jaxrank.evaluation import days
 from jaxrank.evaluation import score as scoring
 from jaxrank.evaluation.report import Result, evaluation_line, flatten_metrics, worse_than_constant
@@ -24,6 +25,7 @@ from jaxrank.metrics.early_stopping import Monitor
 from jaxrank.outputs import idle_tasks
 from jaxrank.report import Report
 from jaxrank.run import Run
+from jaxrank.run_schedule import NEXT_DAY
 from jaxrank.runtime import processes
 from jaxrank.runtime.prefetch import DevicePrefetcher
 from jaxrank.runtime.stop import Asked, ShutdownSignal
@@ -48,6 +50,7 @@ def train(
     allow_config_change: bool = False,
     allow_older_checkpoint: bool = False,
     init_from: str = "",
+    baseline: bool = False,
     profile_steps: str = "",
     debug_batches: int = 0,
 ) -> Result:
@@ -65,6 +68,7 @@ def train(
             is not; the others are moved to `damaged` in the workdir.
         init_from: the workdir of an older run, or WORKDIR/checkpoints/STEP in it, whose model is
             started from where `workdir` has no checkpoint yet; see `warm_start.start`.
+        baseline: also fit logistic regression; see `evaluation.baseline`.
         profile_steps: FIRST:LAST, steps to trace with the profiler; see `telemetry.profiler`.
             Empty: none.
         debug_batches: batches of so many last steps are written where a loss is not finite or
@@ -85,6 +89,8 @@ def train(
             report(text)
 
     configs.check(config)
+    if baseline:
+        _check_baseline(config)
     traced = profile.parse(profile_steps)
     last = LastBatches(directory, debug_batches, config.steps_per_execution)
     with contextlib.ExitStack() as stack:
@@ -165,7 +171,28 @@ def train(
             state = loop.run(session, state)
             job.checkpoints.wait()  # in here, for a signal would end the program and the save
             workdirs.mark_finished(directory, True)
-        return _result(job, state, milestones.scores, recorder.examples_per_second, began)
+        result = _result(job, state, milestones.scores, recorder.examples_per_second, began)
+        return result._replace(baseline=_baseline(job)) if baseline else result
+
+
+def _check_baseline(config: ConfigDict) -> None:
+    """Raises InputError where there is nothing to fit a baseline with, or to score it on."""
+    regression.check_installed()
+    if config.data.valid in ("", NEXT_DAY):
+        raise InputError(
+            "--baseline: data.valid must name a split, on which the regression is scored: found"
+            f" {config.data.valid!r}."
+        )
+
+
+def _baseline(job: Run) -> dict[str, Any]:
+    """The regression on the splits of the run; process 0 fits it for all."""
+    fitted = None
+    with processes.together():
+        if processes.is_first():
+            valid = job.open_split(job.run_schedule.valid)
+            fitted = regression.fit(job.train_split, valid, job.schema)._asdict()
+    return processes.from_first(fitted)
 
 
 class Milestones:

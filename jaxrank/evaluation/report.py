@@ -32,6 +32,7 @@ class Result(NamedTuple):
     checkpoint_step: step of that checkpoint.
     days: the scores of each day in progressive validation.
     untrained: tasks of weight 0, which stay as they were initialised.
+    baseline: the fields of `baseline.Baseline`; None unless it was asked for.
     """
 
     step: int
@@ -44,6 +45,7 @@ class Result(NamedTuple):
     checkpoint_step: int
     days: list[DayScore]
     untrained: tuple[str, ...] = ()
+    baseline: dict[str, Any] | None = None
 
 
 def short_summary(metrics: Metrics, untrained: Collection[str] = ()) -> str:
@@ -111,12 +113,15 @@ def _table(
     constant: Metrics | None,
     best: Metrics | None,
     untrained: Collection[str] = (),
+    baseline: Metrics | None = None,
 ) -> list[str]:
     lines = []
     for task, found in metrics.items():
         title = task + _NOT_TRAINED * (task in untrained)
         lines.append(f"{title:<18}{_titles(found)}")
         lines.append(_line("model", found))
+        if baseline and task in baseline:
+            lines.append(_line("regression", baseline[task]))
         if best and task in best:
             lines.append(_line("best possible", best[task]))
         if constant:
@@ -159,12 +164,36 @@ def of_training(result: Result, workdir: str) -> str:
         "",
         f"Trained to step {result.step:,}: {told}{result.seconds:.0f} s in all.{valid}",
         *(_days(result.days) if result.days else []),
-        *_table(result.metrics, result.constant, result.best_possible, result.untrained),
+        *_table(
+            result.metrics,
+            result.constant,
+            result.best_possible,
+            result.untrained,
+            result.baseline["metrics"] if result.baseline else None,
+        ),
+        *_baseline(result),
         f"checkpoint   {result.checkpoint}",
         f"TensorBoard  tensorboard --logdir={Path(workdir) / 'tensorboard'}",
         f"every step   {Path(workdir) / 'metrics.jsonl'}",
     ]
     return "\n".join(lines)
+
+
+def _baseline(result: Result) -> list[str]:
+    """How the baseline was fitted, and how much lower or higher the model's logloss is."""
+    if result.baseline is None:
+        return []
+    ids, seconds = result.baseline["distinct_ids"], result.baseline["seconds"]
+    lines = [
+        f"regression: scikit-learn on {ids:,} distinct ids, {result.baseline['features']}, in"
+        f" {seconds:.0f} s"
+    ]
+    for task, metrics in result.baseline["metrics"].items():
+        change = result.metrics[task]["logloss"] / metrics["logloss"] - 1
+        strength = result.baseline["strengths"][task]
+        word = "higher" if change > 0 else "lower"
+        lines.append(f"  {task}: C={strength:.3g}; the model's logloss is {abs(change):.2%} {word}")
+    return lines
 
 
 def _names(entries: list[dict[str, Any]]) -> list[str]:

@@ -1,0 +1,239 @@
+"""A baseline to beat: scikit-learn's logistic regression on the examples that a run trains on."""
+
+import functools
+import itertools
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxrank.data.examples import Examples
+from jaxrank.data.store.split import Split
+from jaxrank.errors import InputError
+from jaxrank.evaluation.score import Metrics
+from jaxrank.features import PAD, Schema
+from jaxrank.metrics import exact
+
+MAX_EXACT_IDS = 1_000_000  # distinct ids of features that have a column each
+_MAX_ENTRIES = 150_000_000  # non-zero numbers of an exact matrix, 12 bytes each
+_HASHED_COLUMNS = 2**20
+_HASHED_EPOCHS = 3
+_STRENGTHS = tuple(10.0 ** (i / 2) for i in range(-6, 3))  # C, from 0.001 to 10
+
+
+class Baseline(NamedTuple):
+    """The regression's metrics, and how they came about.
+
+    metrics: of each binary task on the validation split.
+    features: "one-hot" or "hashed".
+    distinct_ids: in the training split, each feature's own.
+    strengths: {task: C}, the inverse strength of the L2 penalty chosen on the validation split.
+    """
+
+    metrics: Metrics
+    features: str
+    distinct_ids: int
+    strengths: dict[str, float]
+    seconds: float
+
+
+def check_installed() -> None:
+    """Raises InputError where scikit-learn is not installed."""
+    try:
+        import sklearn.linear_model  # noqa: F401, an optional extra
+    except ImportError as error:
+        raise InputError(
+            f"--baseline: scikit-learn must be installed: found {error}. Install it with"
+            " pip install 'jaxrank[baseline]', or leave out --baseline."
+        ) from error
+
+
+class _Ids(NamedTuple):
+    """Non-zero entries of a block: example i64[k], key i64[k] (feature and row), value f32[k]."""
+
+    example: np.ndarray
+    key: np.ndarray
+    value: np.ndarray
+
+
+def _ids(block: Examples, schema: Schema) -> _Ids:
+    """Every id of a block, one of a list with the factor that its combiner gives it."""
+    columns, lists = block.ids.shape[1], max(len(schema.ragged), 1)
+    size = block.list_lengths.size
+    owner = np.repeat(np.arange(size), block.list_lengths.reshape(-1))
+    weight = np.ones(len(owner), np.float32) if block.list_weights is None else block.list_weights
+    sums = np.bincount(owner, weight, size)
+    divisors = {
+        "sum": np.ones(size),
+        "mean": sums,
+        "sqrtn": np.sqrt(np.bincount(owner, weight**2, size)),
+        "none": sums,
+    }
+    divisor = np.ones(size)
+    for i, feature in enumerate(schema.ragged):
+        divisor[i::lists] = divisors[feature.combiner][i::lists]
+    divisor = np.where(divisor > 0, divisor, 1)
+    row = np.concatenate([block.ids.reshape(-1), block.list_values])
+    column = np.concatenate([np.tile(np.arange(columns), block.rows), columns + owner % lists])
+    example = np.concatenate([np.repeat(np.arange(block.rows), columns), owner // lists])
+    value = np.concatenate([np.ones(columns * block.rows), weight / divisor[owner]])
+    kept = row != PAD
+    key = (column[kept] << 32) + row[kept]
+    return _Ids(example[kept], key, value[kept].astype(np.float32))
+
+
+class _Features:
+    """Turns blocks into sparse matrices: scaled numbers, then a column for each id or hash.
+
+    Args:
+        split: the training split, which is read once.
+    """
+
+    def __init__(self, split: Split, schema: Schema):
+        self._schema = schema
+        keys, entries = np.zeros(0, np.int64), 0
+        count, total, squares = 0, np.zeros(len(schema.dense)), np.zeros(len(schema.dense))
+        for block in split.blocks():
+            ids = _ids(block, schema)
+            entries += len(ids.key) + block.dense.size
+            if len(keys) <= MAX_EXACT_IDS:
+                keys = np.union1d(keys, ids.key)
+            count += block.rows
+            floats = block.dense.astype(np.float64)
+            total += floats.sum(axis=0)
+            squares += (floats**2).sum(axis=0)
+        self.distinct = len(keys)
+        self.is_exact = len(keys) <= MAX_EXACT_IDS and entries <= _MAX_ENTRIES
+        self._keys = keys
+        self._mean = total / max(count, 1)
+        std = np.sqrt(np.maximum(squares / max(count, 1) - self._mean**2, 0))
+        self._std = np.where(std > 1e-6 * (1 + np.abs(self._mean)), std, 1.0)
+
+    def matrix(self, block: Examples) -> Any:
+        """The features of a block, a CSR matrix; ids that training does not have are left out."""
+        from scipy import sparse
+
+        ids = _ids(block, self._schema)
+        if self.is_exact:
+            column = np.searchsorted(self._keys, ids.key)
+            known = column < len(self._keys)
+            known[known] = self._keys[column[known]] == ids.key[known]
+            columns = len(self._keys)
+        else:
+            mixed = ids.key.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+            column = ((mixed >> np.uint64(32)) % np.uint64(_HASHED_COLUMNS)).astype(np.int64)
+            known, columns = np.ones(len(column), bool), _HASHED_COLUMNS
+        entries = ids.value[known], (ids.example[known], column[known])
+        one_hot = sparse.csr_matrix(entries, shape=(block.rows, columns))
+        dense = ((block.dense - self._mean) / self._std).astype(np.float32)
+        return sparse.hstack([sparse.csr_matrix(dense), one_hot], format="csr")
+
+
+class _Labelled(NamedTuple):
+    """Examples of one task: features, labels f64[n] in [0, 1], weights f64[n] of all traffic."""
+
+    features: Any
+    labels: np.ndarray
+    weights: np.ndarray
+
+    def classes(self) -> "_Labelled":
+        """The examples of weight above 0, those of a label between 0 and 1 once for each."""
+        y, w = self.labels, self.weights
+        one, zero = np.flatnonzero(w * y > 0), np.flatnonzero(w * (1 - y) > 0)
+        rows = np.concatenate([one, zero])
+        weights = np.concatenate([(w * y)[one], (w * (1 - y))[zero]])
+        labels = np.concatenate([np.ones(len(one)), np.zeros(len(zero))])
+        return _Labelled(self.features[rows], labels, weights)
+
+
+def _labelled(blocks: Iterable[Examples], features: Any, task: int) -> _Labelled:
+    """The labels of blocks, beside the features that are given."""
+    labels, weights = [], []
+    for block in blocks:
+        label = block.labels[:, task].astype(np.float64)
+        weight = np.ones(len(label)) if block.weights is None else block.weights[:, task]
+        if block.logit_correction is not None:
+            weight = weight * np.where(label == 0, np.exp(-block.logit_correction[:, task]), 1)
+        labels.append(np.nan_to_num(label))
+        weights.append(np.where(np.isnan(label), 0, weight))
+    return _Labelled(features, np.concatenate(labels), np.concatenate(weights))
+
+
+def fit(train: Split, valid: Split, schema: Schema) -> Baseline:
+    """Fits a regression to each binary task, and scores it on the validation split.
+
+    Ids are one-hot, each feature's own, up to `MAX_EXACT_IDS` in all and hashed above; numbers are
+    scaled to deviation 1. C rises until the validation logloss does.
+
+    Raises:
+        InputError: no task is binary, or scikit-learn is not installed.
+    """
+    check_installed()
+    began = time.perf_counter()
+    tasks = {task.name: i for i, task in enumerate(schema.tasks) if task.kind == "binary"}
+    if not tasks:
+        raise InputError(
+            "--baseline: one task must be binary, as the baseline is logistic regression: found"
+            f" {', '.join(f'{t.name} of kind {t.kind}' for t in schema.tasks)}."
+        )
+    features = _Features(train, schema)
+    fits: Callable[[int], Iterator[tuple[float, dict[str, float]]]]
+    if features.is_exact:
+        matrices = [_stacked(split, features) for split in (train, valid)]
+        fits = functools.partial(_exact_fits, train, valid, *matrices)
+    else:
+        fits = functools.partial(_hashed_fits, train, valid, features)
+    metrics: Metrics = {}
+    strengths = {}
+    for name, task in tasks.items():
+        for strength, scores in fits(task):
+            if name in metrics and not scores["logloss"] < metrics[name]["logloss"]:
+                break
+            metrics[name], strengths[name] = scores, strength
+    kind = "one-hot" if features.is_exact else "hashed"
+    return Baseline(metrics, kind, features.distinct, strengths, time.perf_counter() - began)
+
+
+def _stacked(split: Split, features: _Features) -> Any:
+    from scipy import sparse
+
+    return sparse.vstack([features.matrix(block) for block in split.blocks()], format="csr")
+
+
+def _exact_fits(
+    train: Split, valid: Split, train_matrix: Any, valid_matrix: Any, task: int
+) -> Iterator[tuple[float, dict[str, float]]]:
+    """(C, metrics) by rising C, each fit from the one before; none where all labels are equal."""
+    from sklearn.linear_model import LogisticRegression
+
+    examples = _labelled(train.blocks(), train_matrix, task).classes()
+    scored = _labelled(valid.blocks(), None, task)
+    if len(set(examples.labels)) < 2:
+        return
+    model = LogisticRegression(solver="lbfgs", max_iter=300, tol=1e-5, warm_start=True)
+    for strength in _STRENGTHS:
+        model.set_params(C=strength)
+        model.fit(examples.features, examples.labels, sample_weight=examples.weights)
+        logits = model.decision_function(valid_matrix)
+        yield strength, exact.exact(logits, scored.labels, scored.weights)
+
+
+def _hashed_fits(
+    train: Split, valid: Split, features: _Features, task: int
+) -> Iterator[tuple[float, dict[str, float]]]:
+    """As `_exact_fits`, block by block, for data whose matrix is too large."""
+    from sklearn.linear_model import SGDClassifier
+
+    scored = _labelled(valid.blocks(), None, task)
+    for strength in _STRENGTHS:
+        alpha = 1 / (strength * max(train.rows, 1))
+        model = SGDClassifier(loss="log_loss", alpha=alpha, average=True, random_state=0)
+        for block in itertools.chain(*(train.blocks() for _ in range(_HASHED_EPOCHS))):
+            examples = _labelled([block], features.matrix(block), task).classes()
+            if len(examples.labels):
+                order = np.random.default_rng(0).permutation(len(examples.labels))
+                matrix, labels, weights = (part[order] for part in examples)
+                model.partial_fit(matrix, labels, classes=[0.0, 1.0], sample_weight=weights)
+        logits = [model.decision_function(features.matrix(block)) for block in valid.blocks()]
+        yield strength, exact.exact(np.concatenate(logits), scored.labels, scored.weights)
