@@ -37,6 +37,13 @@ class Arguments:
     exponent: float = field(1.05, help="of the power law of ids", at_least=0)
     ragged: tuple[ListShape, ...] = field((), help="columns of lists")
     signal: float = field(1.5, help="standard deviation of the logits", at_least=0)
+    crosses: float = field(
+        0.08,
+        help="fraction of the logits' variance that is of products of features, beside floats, ids"
+        " and lists",
+        at_least=0,
+        below=1,
+    )
     click_rate: float = field(0.25, help="average probability of a click", above=0, below=1)
     conversion_rate: float = field(
         0.3, help="average probability of a conversion of a click", above=0, below=1

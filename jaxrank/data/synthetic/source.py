@@ -68,6 +68,7 @@ class SyntheticSource:
         self._clock = given.clock
         self._seed, self._floats, self._missing = given.seed, given.dense, given.missing
         self._exponent, self._signal = given.exponent, given.signal
+        self._crosses = given.crosses
         self._rates = given.click_rate, given.conversion_rate
         self._drift_size, self._delay_hours = given.drift, given.delay_hours
         self._negative_rate = given.negative_rate
@@ -86,7 +87,7 @@ class SyntheticSource:
     def _calibrated(self, seed: int) -> Truth:
         truth = Truth(seed, self._floats, self._ids, len(self._lists))
         sample = self._draw(np.random.default_rng([self._seed, 0, 1]), _CALIBRATION_ROWS)
-        truth.calibrate(sample, self._signal, self._rates)
+        truth.calibrate(sample, self._signal, self._rates, self._crosses)
         return truth
 
     @property

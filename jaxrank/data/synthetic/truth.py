@@ -155,15 +155,20 @@ class Truth:
             pairs.append(means[0] / self._list_size * latent[0][:, 1])
         return pairs
 
-    def calibrate(self, sample: Rows, signal: float, rates: tuple[float, float]) -> None:
-        """Sets sizes and intercepts so that the sample's logits spread by `signal` and its
-        probabilities average to `rates`, the second over the clicks."""
+    def calibrate(
+        self, sample: Rows, signal: float, rates: tuple[float, float], crosses: float
+    ) -> None:
+        """Sets sizes and intercepts so that the sample's logits spread by `signal`, of which
+        `crosses` is of interactions, and its probabilities average to `rates`, the second over the
+        clicks."""
         if sample.lists:  # the mean of a long list is small
             self._list_size = max(float(self._list_mean(0, *sample.lists[0]).std()), 1e-6)
         groups = self._groups(sample)
-        whole = sum(_SHARES[name] for name in groups) or 1.0
+        others = 1 - _SHARES["interactions"]
+        shares = _SHARES | {"interactions": others * crosses / (1 - crosses)}
+        whole = sum(shares[name] for name in groups) or 1.0
         for name, part in groups.items():
-            size = signal * math.sqrt(_SHARES[name] / whole)
+            size = signal * math.sqrt(shares[name] / whole)
             self._centers[name] = part.mean(axis=0)
             self._scales[name] = size / np.maximum(part.std(axis=0), 1e-6)
         logits = self._logits(sample)
