@@ -26,6 +26,7 @@ from flax.errors import InvalidRngError
 
 from jaxrank.errors import InputError
 from jaxrank.models import fields, flops
+from jaxrank.models.factorization_machine import FactorizationMachine
 from jaxrank.models.inputs import DENSE, SEQUENCES, VECTORS, Inputs, Parts, Reading, Share
 from jaxrank.models.ranker import Ranker
 from jaxrank.models.registry import RANKER, module_of, register
@@ -35,6 +36,7 @@ __all__ = [
     "DENSE",
     "SEQUENCES",
     "VECTORS",
+    "FactorizationMachine",
     "Inputs",
     "Model",
     "Parts",

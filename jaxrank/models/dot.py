@@ -1,4 +1,4 @@
-"""The interactions of DLRM: every vector by every other."""
+"""Layers that read vectors: the interactions of DLRM, and the pool of a sequence."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxrank.errors import InputError
 from jaxrank.models.inputs import Share
-from jaxrank.models.products import kept, product
+from jaxrank.models.products import kept, param_dtype, product
 from jaxrank.models.tower import Tower
 
 
@@ -64,3 +64,25 @@ class DotInteraction(nn.Module):
             .get(unique_indices=True, indices_are_sorted=True)
         )
         return jnp.concatenate([*bottom, pairs], axis=1)
+
+
+class AttentionPool(nn.Module):
+    """sum_l a_l v_l with a = softmax(v q / sqrt(dim)) over the places of a list that are filled.
+
+    An empty list gives zeros. Parameter: `query` q [dim], zero at first, so that the pool begins as
+    a mean.
+
+    References:
+        Yang et al., Hierarchical Attention Networks, NAACL 2016 (a learned query).
+    """
+
+    @nn.compact
+    def __call__(self, vectors: jax.Array, mask: jax.Array) -> jax.Array:
+        """f[B, dim] of vectors f[B, L, dim] and mask bool[B, L]."""
+        dim = vectors.shape[-1]
+        query = self.param("query", nn.initializers.zeros, (dim,), param_dtype(vectors))
+        scores = (vectors * query[None, None, :]).sum(axis=-1) / dim**0.5
+        # Not -inf: the softmax of an empty list would be NaN, and so its gradient.
+        scores = jnp.where(mask, scores, jnp.finfo(scores.dtype).min)
+        weights = jnp.where(mask, jax.nn.softmax(scores, axis=-1), 0)
+        return (vectors * weights[:, :, None]).sum(axis=1)

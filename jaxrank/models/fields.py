@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jaxrank.errors import InputError
-from jaxrank.models.registry import RANKER, module_of, names
+from jaxrank.models.registry import module_of, names
 from jaxrank.validate import default_of, field, is_supported, parse
 
 # Fields of a module that the framework gives, and no field of a config.
@@ -25,7 +25,15 @@ def section_of(module: Any) -> type:
     """
     kinds = typing.get_type_hints(module)
     entries: list[tuple[str, Any, Any]] = [
-        ("name", str, field(RANKER, help="name of a registered model"))
+        (
+            "name",
+            str,
+            field(
+                "",
+                help="name of a registered model; empty: ranker if one of its fields is set, or"
+                " else by the size of the data",
+            ),
+        )
     ]
     for own in dataclasses.fields(module):
         if own.name in _OF_FRAMEWORK:

@@ -10,10 +10,9 @@ import jax.numpy as jnp
 
 from jaxrank.errors import InputError
 from jaxrank.models.cross import Crossed, LowRankCross, MatrixCross, MixCross, VectorCross
-from jaxrank.models.dot import DotInteraction
+from jaxrank.models.dot import AttentionPool, DotInteraction
 from jaxrank.models.experts import MultiGate, ProgressiveExtraction
 from jaxrank.models.inputs import DENSE, SEQUENCES, VECTORS, Inputs, Parts, Reading, Share
-from jaxrank.models.pool import AttentionPool
 from jaxrank.models.products import PRECISIONS, Dense, compiler_options, kept, unrounded
 from jaxrank.models.registry import RANKER, register
 from jaxrank.models.tower import ACTIVATIONS, BATCH_NORM_MOMENTUM, NORMS, Tower

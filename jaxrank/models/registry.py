@@ -22,7 +22,8 @@ from jaxrank.validate import nearest, require
 
 Module = TypeVar("Module", bound=type[nn.Module])
 
-RANKER = "ranker"  # the model of a config that names none
+RANKER = "ranker"
+FACTORIZATION_MACHINE = "factorization_machine"
 GROUP = "jaxrank.models"  # of entry points
 
 _MODULES: dict[str, type[nn.Module]] = {}

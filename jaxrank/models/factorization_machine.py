@@ -1,0 +1,97 @@
+"""A factorization machine: a linear model and the products of all pairs of features."""
+
+from collections.abc import Mapping
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jaxrank.errors import InputError
+from jaxrank.models.inputs import DENSE, Inputs, Reading
+from jaxrank.models.products import param_dtype, product
+from jaxrank.models.registry import FACTORIZATION_MACHINE, register
+from jaxrank.validate import field
+
+
+@register(FACTORIZATION_MACHINE)
+class FactorizationMachine(nn.Module):
+    """Logits from a weight of every id and number, and from the products of all pairs of features.
+
+    The first `tasks` numbers of a vector are the weights w of its id, and the others its factors u.
+    With scale s and value x of each feature, which are 1 for numbers and for ids respectively:
+
+        logit = bias + sum_i s_i w_i x_i + cross_scale * sum_{i<j} <s_i u_i x_i, s_j u_j x_j>
+
+    Each task weighs the coordinates of the products by itself (`mix`). A sequence is the mean of
+    its vectors. Rows have a standard normal prior where `optim.tables.settings.l2` of
+    "proximal_adagrad" is 1 / examples, and then s is the prior deviation of a feature's effects.
+
+    References:
+        Rendle, Factorization Machines, ICDM 2010.
+    """
+
+    tasks: int
+    scales: Mapping[str, float] = field(
+        {},
+        at_least=0,
+        help="feature of ids or lists -> factor of its vectors, 1 where there is none; empty: the"
+        " deviation of its effects, estimated from the training labels",
+    )
+    cross_scale: float = field(
+        0.0, at_least=0, help="factor of the products of pairs; 0: computed from the scales"
+    )
+
+    @nn.compact
+    def __call__(self, inputs: Inputs, train: bool) -> jax.Array:
+        """Raw logits f[B, tasks]."""
+        numbers, vectors = inputs.all_dense, self._scaled(inputs)
+        dtype = param_dtype(numbers)
+        logits = self.param("bias", nn.initializers.zeros, (self.tasks,), dtype)[None]
+        if numbers.shape[1]:
+            shape = numbers.shape[1], self.tasks
+            linear = self.param("linear", nn.initializers.zeros, shape, dtype)
+            logits = logits + product(numbers, linear, "highest")
+        if not vectors.shape[1]:
+            return logits
+        logits = logits + vectors[..., : self.tasks].sum(axis=1)
+        factors = vectors[..., self.tasks :]
+        if not factors.shape[2]:
+            return logits
+        total, squares = factors.sum(axis=1), jnp.square(factors).sum(axis=1)
+        if numbers.shape[1]:
+            shape = numbers.shape[1], factors.shape[2]
+            kernel = self.param("factors", nn.initializers.zeros, shape, dtype)
+            total = total + product(numbers, kernel, "highest")
+            squares = squares + product(jnp.square(numbers), jnp.square(kernel), "highest")
+        shape = factors.shape[2], self.tasks
+        mix = self.param("mix", nn.initializers.ones, shape, dtype)
+        pairs = (jnp.square(total) - squares) / 2
+        return logits + self.cross_scale * product(pairs, mix, "highest")
+
+    def input_axes(self, inputs: Inputs) -> Mapping[str, Reading]:
+        """What each array reads of the features; see `Model`."""
+        return {name: {0: (DENSE,)} for name in ("linear", "factors")}
+
+    def _scaled(self, inputs: Inputs) -> jax.Array:
+        """f[B, n, dim]: every vector times the scale of its feature."""
+        names = inputs.names
+        parts = [
+            vectors * jnp.array([self.scales.get(f, 1.0) for f in columns.features])[None, :, None]
+            for columns, vectors in zip(names.vectors, inputs.all_vectors, strict=True)
+        ]
+        for span, (vectors, mask) in zip(names.sequences, inputs.all_sequences, strict=True):
+            count = jnp.maximum(mask.sum(axis=1), 1)[:, None]
+            mean = jnp.where(mask[:, :, None], vectors, 0).sum(axis=1) / count
+            parts.append(mean[:, None] * self.scales.get(span.feature, 1.0))
+        dims = {part.shape[2] for part in parts}
+        if len(dims) > 1 or min(dims, default=self.tasks) < self.tasks:
+            raise InputError(
+                "model factorization_machine must have tables of one dimension, at least the number"
+                f" of tasks: found dimensions {sorted(dims)}, {self.tasks} tasks. Set embedding.dim"
+                " and leave out embedding.dims."
+            )
+        return (
+            jnp.concatenate(parts, axis=1)
+            if parts
+            else jnp.zeros((*inputs.all_dense.shape, 0))[:, :0]
+        )
