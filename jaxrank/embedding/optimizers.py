@@ -115,6 +115,37 @@ class RowwiseAdaGrad:
 
 
 @dataclasses.dataclass(frozen=True)
+class ProximalAdaGrad:
+    """AdaGrad with an L2 penalty of every step, those that did not read the row included.
+
+    With k steps since the row was read last: a += g^2, r = rate / sqrt(a + eps) and
+    w = (w - r g) / (1 + r l2 k), element by element. So the penalty does not depend on how often
+    a row is read: with l2 = 1 / (variance * examples) and the mean loss of a batch, the fixed point
+    is the mode of the posterior under a normal prior. Without it rare ids are overfitted.
+
+    References:
+        Duchi et al., Adaptive Subgradient Methods, JMLR 2011 (composite mirror descent), with the
+        lazy updates of its section 5.
+    """
+
+    initial_accumulator: float = field(0.0, help=_START, at_least=0)
+    eps: float = field(1e-12, help="added under the root", at_least=0)
+    l2: float = field(0.0, help="penalty of l2 / 2 * w^2 in every step", at_least=0)
+
+    def row_optimizer(self) -> RowOptimizer:
+        def change(rows, slots, grads, learning_rate, step):
+            squares = grads * grads
+            step_size = learning_rate * _root_scale(slots["accumulator"] + squares, self.eps)
+            waited = (step + 1).astype(rows.dtype) - slots["read_at"]
+            penalty = step_size * self.l2 * waited[:, None]
+            new = (rows - step_size * grads) / (1 + penalty)
+            return new - rows, {"accumulator": squares, "read_at": waited}
+
+        slots = {"accumulator": (True, self.initial_accumulator), "read_at": (False, 0.0)}
+        return RowOptimizer(slots, change, counts_steps=True)
+
+
+@dataclasses.dataclass(frozen=True)
 class LazyAdam:
     """Adam that updates moments only when their row is read. Bias correction uses the run's step.
 
@@ -198,6 +229,7 @@ ROW_OPTIMIZERS: Mapping[str, type[Settings]] = {
     "sgd": Sgd,
     "adagrad": AdaGrad,
     "rowwise_adagrad": RowwiseAdaGrad,
+    "proximal_adagrad": ProximalAdaGrad,
     "lazy_adam": LazyAdam,
     "ftrl": Ftrl,
 }

@@ -209,6 +209,26 @@ def test_what_has_no_gradient_stays_where_nothing_is_added_to_its_sum(name):
     assert (after[moved] != before[moved]).all()
 
 
+def test_the_penalty_of_proximal_adagrad_does_not_depend_on_how_often_a_row_is_read():
+    """A row that is read every fourth step ends near one of a quarter of the gradient each step."""
+    row_optimizer = make_row_optimizer("proximal_adagrad", l2=0.1)
+    found = {}
+    for every in (1, 4):
+        rows = np.zeros((1, 1), np.float32)
+        slots = {"accumulator": np.zeros((1, 1), np.float32), "read_at": np.zeros(1, np.float32)}
+        change_of = jax.jit(row_optimizer.change)
+        for step in range(0, 400, every):
+            read = step + every - 1  # the last of these steps
+            gradient = np.float32(every) * (rows - 1)
+            change, changes = change_of(rows, slots, gradient, 0.3, np.int32(read))
+            rows = rows + change
+            slots = {name: slots[name] + changes[name] for name in slots}
+        assert slots["read_at"] == 400
+        found[every] = float(rows[0, 0])
+    optimum = 1 / 1.1  # of (w - 1)^2 / 2 + 0.1 w^2 / 2
+    assert found == {1: pytest.approx(optimum, abs=5e-3), 4: pytest.approx(optimum, abs=5e-3)}
+
+
 @pytest.mark.parametrize("name", sorted(ROW_OPTIMIZERS))
 def test_a_rate_of_zero_changes_no_row(name):
     embedding = make(row_optimizer=name)
