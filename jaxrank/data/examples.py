@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -68,6 +68,43 @@ def traffic_weights(
     if logit_correction is not None:
         traffic = traffic * np.where(labels == 0, np.exp(-logit_correction.astype(np.float64)), 1)
     return np.where(np.isnan(labels), 0, traffic)
+
+
+class Entries(NamedTuple):
+    """Ids of examples, PAD left out, as the non-zero numbers of a sparse matrix.
+
+    example: i64[k].
+    column: i64[k], of `Schema.id_columns` and behind them of `Schema.ragged`.
+    row: i64[k], of the column's table.
+    factor: f32[k], by which the combiner multiplies the vector of a list's id; 1 for others.
+    """
+
+    example: np.ndarray
+    column: np.ndarray
+    row: np.ndarray
+    factor: np.ndarray
+
+
+def entries(examples: Examples, schema: Schema) -> Entries:
+    """Returns every id of the examples; a list without a combiner counts as its mean."""
+    columns, lists = examples.ids.shape[1], max(len(schema.ragged), 1)
+    lengths, weight = examples.list_lengths, examples.list_weights
+    owner = np.repeat(np.arange(lengths.size), lengths.reshape(-1))
+    weight = np.ones(len(owner), np.float32) if weight is None else weight
+    sums = np.bincount(owner, weight, lengths.size)
+    roots = np.sqrt(np.bincount(owner, weight**2, lengths.size))
+    divisors = {"sum": np.ones(lengths.size), "mean": sums, "sqrtn": roots, "none": sums}
+    divisor = np.ones(lengths.size)
+    for i, feature in enumerate(schema.ragged):
+        divisor[i::lists] = divisors[feature.combiner][i::lists]
+    divisor = np.where(divisor > 0, divisor, 1)
+    row = np.concatenate([examples.ids.reshape(-1), examples.list_values])
+    column = np.concatenate([np.tile(np.arange(columns), examples.rows), columns + owner % lists])
+    example = np.concatenate([np.repeat(np.arange(examples.rows), columns), owner // lists])
+    factor = np.concatenate([np.ones(columns * examples.rows), weight / divisor[owner]])
+    kept = row != PAD
+    parts = (example[kept], column[kept], row[kept].astype(np.int64))
+    return Entries(*parts, factor[kept].astype(np.float32))
 
 
 _MATRICES = ("dense", "ids", "list_lengths", "labels", "weights", "logit_correction", "truth")

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrank.data.examples import Examples
+from jaxrank.data.examples import Entries, Examples, entries, traffic_weights
 from jaxrank.data.store.split import Split
 from jaxrank.errors import InputError
 from jaxrank.evaluation.score import Metrics
-from jaxrank.features import PAD, Schema
+from jaxrank.features import Schema
 from jaxrank.metrics import exact
 
 MAX_EXACT_IDS = 1_000_000  # distinct ids of features that have a column each
@@ -49,38 +49,9 @@ def check_installed() -> None:
         ) from error
 
 
-class _Ids(NamedTuple):
-    """Non-zero entries of a block: example i64[k], key i64[k] (feature and row), value f32[k]."""
-
-    example: np.ndarray
-    key: np.ndarray
-    value: np.ndarray
-
-
-def _ids(block: Examples, schema: Schema) -> _Ids:
-    """Every id of a block, one of a list with the factor that its combiner gives it."""
-    columns, lists = block.ids.shape[1], max(len(schema.ragged), 1)
-    size = block.list_lengths.size
-    owner = np.repeat(np.arange(size), block.list_lengths.reshape(-1))
-    weight = np.ones(len(owner), np.float32) if block.list_weights is None else block.list_weights
-    sums = np.bincount(owner, weight, size)
-    divisors = {
-        "sum": np.ones(size),
-        "mean": sums,
-        "sqrtn": np.sqrt(np.bincount(owner, weight**2, size)),
-        "none": sums,
-    }
-    divisor = np.ones(size)
-    for i, feature in enumerate(schema.ragged):
-        divisor[i::lists] = divisors[feature.combiner][i::lists]
-    divisor = np.where(divisor > 0, divisor, 1)
-    row = np.concatenate([block.ids.reshape(-1), block.list_values])
-    column = np.concatenate([np.tile(np.arange(columns), block.rows), columns + owner % lists])
-    example = np.concatenate([np.repeat(np.arange(block.rows), columns), owner // lists])
-    value = np.concatenate([np.ones(columns * block.rows), weight / divisor[owner]])
-    kept = row != PAD
-    key = (column[kept] << 32) + row[kept]
-    return _Ids(example[kept], key, value[kept].astype(np.float32))
+def _keys(ids: Entries) -> np.ndarray:
+    """i64[k]: a number for each row of each column."""
+    return (ids.column << 32) + ids.row
 
 
 class _Features:
@@ -92,19 +63,19 @@ class _Features:
 
     def __init__(self, split: Split, schema: Schema):
         self._schema = schema
-        keys, entries = np.zeros(0, np.int64), 0
+        keys, numbers = np.zeros(0, np.int64), 0
         count, total, squares = 0, np.zeros(len(schema.dense)), np.zeros(len(schema.dense))
         for block in split.blocks():
-            ids = _ids(block, schema)
-            entries += len(ids.key) + block.dense.size
+            ids = entries(block, schema)
+            numbers += len(ids.row) + block.dense.size
             if len(keys) <= MAX_EXACT_IDS:
-                keys = np.union1d(keys, ids.key)
+                keys = np.union1d(keys, _keys(ids))
             count += block.rows
             floats = block.dense.astype(np.float64)
             total += floats.sum(axis=0)
             squares += (floats**2).sum(axis=0)
         self.distinct = len(keys)
-        self.is_exact = len(keys) <= MAX_EXACT_IDS and entries <= _MAX_ENTRIES
+        self.is_exact = len(keys) <= MAX_EXACT_IDS and numbers <= _MAX_ENTRIES
         self._keys = keys
         self._mean = total / max(count, 1)
         std = np.sqrt(np.maximum(squares / max(count, 1) - self._mean**2, 0))
@@ -114,18 +85,19 @@ class _Features:
         """The features of a block, a CSR matrix; ids that training does not have are left out."""
         from scipy import sparse
 
-        ids = _ids(block, self._schema)
+        ids = entries(block, self._schema)
+        key = _keys(ids)
         if self.is_exact:
-            column = np.searchsorted(self._keys, ids.key)
+            column = np.searchsorted(self._keys, key)
             known = column < len(self._keys)
-            known[known] = self._keys[column[known]] == ids.key[known]
+            known[known] = self._keys[column[known]] == key[known]
             columns = len(self._keys)
         else:
-            mixed = ids.key.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+            mixed = key.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
             column = ((mixed >> np.uint64(32)) % np.uint64(_HASHED_COLUMNS)).astype(np.int64)
             known, columns = np.ones(len(column), bool), _HASHED_COLUMNS
-        entries = ids.value[known], (ids.example[known], column[known])
-        one_hot = sparse.csr_matrix(entries, shape=(block.rows, columns))
+        cells = ids.factor[known], (ids.example[known], column[known])
+        one_hot = sparse.csr_matrix(cells, shape=(block.rows, columns))
         dense = ((block.dense - self._mean) / self._std).astype(np.float32)
         return sparse.hstack([sparse.csr_matrix(dense), one_hot], format="csr")
 
@@ -151,12 +123,10 @@ def _labelled(blocks: Iterable[Examples], features: Any, task: int) -> _Labelled
     """The labels of blocks, beside the features that are given."""
     labels, weights = [], []
     for block in blocks:
-        label = block.labels[:, task].astype(np.float64)
-        weight = np.ones(len(label)) if block.weights is None else block.weights[:, task]
-        if block.logit_correction is not None:
-            weight = weight * np.where(label == 0, np.exp(-block.logit_correction[:, task]), 1)
-        labels.append(np.nan_to_num(label))
-        weights.append(np.where(np.isnan(label), 0, weight))
+        labels.append(np.nan_to_num(block.labels[:, task].astype(np.float64)))
+        weights.append(
+            traffic_weights(block.labels, block.weights, block.logit_correction)[:, task]
+        )
     return _Labelled(features, np.concatenate(labels), np.concatenate(weights))
 
 

@@ -1,0 +1,86 @@
+import numpy as np
+import pytest
+
+from jaxrank.data.examples import Examples
+from jaxrank.data.statistics import effects
+from jaxrank.features import PAD, Categorical, Ragged, Schema, Table, Task
+
+ROWS = 40_000
+
+
+def block(ids, labels, lists=None):
+    lengths, values = lists or (np.zeros((len(ids), 0), np.int32), np.zeros(0, np.int32))
+    return Examples(
+        dense=np.zeros((len(ids), 0), np.float32),
+        ids=ids.astype(np.int32),
+        list_lengths=lengths,
+        list_values=values,
+        list_weights=None,
+        labels=labels.astype(np.float32),
+    )
+
+
+def schema(names, lists=(), tasks=("click",)):
+    return Schema(
+        tasks=tuple(map(Task, tasks)),
+        dense=(),
+        categorical=tuple(Categorical(name, name) for name in names),
+        ragged=tuple(Ragged(name, name, combiner="sum") for name in lists),
+        tables=tuple(Table(name, 1000, "integer") for name in (*names, *lists)),
+    )
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    """Ids of three features, of which the first two have effects of deviation 1 and 0.3."""
+    rng = np.random.default_rng(0)
+    sizes = (30, 200, 1000)
+    ids = np.stack([rng.integers(0, n, ROWS) for n in sizes], axis=1)
+    log_odds = -1 + rng.normal(0, 1.0, 30)[ids[:, 0]] + rng.normal(0, 0.3, 200)[ids[:, 1]]
+    return ids, rng.random(ROWS) < 1 / (1 + np.exp(-log_odds))
+
+
+def test_deviations_are_those_of_the_planted_effects(drawn, monkeypatch):
+    ids, labels = drawn
+    parts = [block(ids[:5000], labels[:5000, None]), block(ids[5000:], labels[5000:, None])]
+    with_least = effects.deviations(parts, schema("abc"))
+    monkeypatch.setattr(effects, "_MIN_FRACTION", 0.0)
+    found = effects.deviations(parts, schema("abc"))
+    assert found["a"] == pytest.approx(1.0, rel=0.25)
+    assert found["b"] == pytest.approx(0.3, rel=0.25)
+    assert found["c"] == 0.1
+    mean = (found["a"] ** 2 + found["b"] ** 2) / 3
+    assert with_least["c"] == pytest.approx((0.4 * mean) ** 0.5)
+
+
+def test_a_feature_that_says_what_another_says_has_the_least(drawn):
+    ids, labels = drawn
+    twice = effects.deviations([block(ids[:, [0, 0]], labels[:, None])], schema("ab"))
+    assert twice["a"] > 2 * twice["b"]
+
+
+def test_lists_unknown_labels_and_missing_ids_are_counted_as_they_are(drawn):
+    ids, labels = drawn
+    lengths = np.ones((ROWS, 1), np.int32)
+    as_list = effects.deviations(
+        [block(ids[:, :0], labels[:, None], (lengths, ids[:, 0].astype(np.int32)))],
+        schema("", "l"),
+    )
+    as_id = effects.deviations([block(ids[:, :1], labels[:, None])], schema("a"))
+    assert as_list["l"] == pytest.approx(as_id["a"])
+    more = np.concatenate([ids[:, :1], np.full((100, 1), PAD), ids[:100, :1]])
+    unknown = np.concatenate([labels, np.zeros(100), np.full(100, np.nan)])
+    kept = np.concatenate([labels, np.full(200, np.nan)])
+    with_unknown, without = (
+        effects.deviations([block(more, y[:, None])], schema("a")) for y in (unknown, kept)
+    )
+    assert without["a"] == pytest.approx(as_id["a"])
+    assert with_unknown["a"] == pytest.approx(as_id["a"], rel=0.01)
+
+
+def test_labels_that_are_all_equal_give_the_least_deviation(drawn):
+    ids, labels = drawn
+    both = np.stack([labels, np.ones(ROWS)], axis=1)
+    found = effects.deviations([block(ids, both)], schema("abc", tasks=("click", "buy")))
+    assert found["a"] == pytest.approx(0.5**0.5, rel=0.25)  # the mean variance over the tasks
+    assert set(effects.deviations([block(ids, both[:, 1:])], schema("abc")).values()) == {0.1}
