@@ -47,7 +47,8 @@ def make_model(config: ConfigDict, schema: Schema) -> models.Model:
 
 def model_fields(config: ConfigDict) -> dict[str, Any]:
     """The fields of the model that the config's section `model` stands for, and its name."""
-    fields = {"name": config.get("name", RANKER), **_tuples(config)}
+    fields = _tuples(config)
+    fields["name"] = fields.get("name") or RANKER
     for of_tasks in ("parents", "initial_bias"):
         del fields[of_tasks]
     return fields

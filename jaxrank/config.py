@@ -95,7 +95,9 @@ class Data:
 class Embedding:
     """Tables."""
 
-    dim: int = field(16, at_least=1, unit="numbers", help="numbers in a vector")
+    dim: int = field(
+        0, at_least=0, unit="numbers", help="numbers in a vector; 0: by the size of the data"
+    )
     dims: Mapping[str, int] = field(
         {},
         at_least=1,
@@ -137,7 +139,8 @@ class Embedding:
 
 
 _BASE_LEARNING_RATE: dict[str, Any] = dict(
-    at_least=0, help="learning rate at base_batch examples per step"
+    at_least=0,
+    help="learning rate at base_batch examples per step; 0: by the size of the data",
 )
 _SCALING: dict[str, Any] = dict(
     choices=SCALINGS,
@@ -151,15 +154,22 @@ _SCALING: dict[str, Any] = dict(
 class LearningRate:
     """A learning rate; see `optim.schedule`."""
 
-    base_learning_rate: float = field(0.001, **_BASE_LEARNING_RATE)
+    base_learning_rate: float = field(0.0, **_BASE_LEARNING_RATE)
     base_batch: int = field(
-        4096, unit="examples", at_least=1, help="batch size that base_learning_rate was chosen for"
+        0,
+        unit="examples",
+        at_least=0,
+        help="batch size that base_learning_rate was chosen for; 0: by the size of the data",
     )
     scaling: str = field("sqrt", **_SCALING)
     warmup_steps: int = field(
         0, unit="steps", at_least=0, help="in which the rate rises, from rate / warmup_steps"
     )
-    decay: str = field("constant", choices=DECAYS, help="of the rate after the warm-up")
+    decay: str = field(
+        "",
+        choices=("", *DECAYS),
+        help="of the rate after the warm-up; empty: by the size of the data",
+    )
     decay_steps: int = field(
         0, unit="steps", at_least=0, help="length of the decay; 0: all steps after the warm-up"
     )
@@ -202,9 +212,10 @@ class Dense(LearningRate):
 class Tables(LearningRate):
     """The row optimizer of the tables, and its learning rate."""
 
-    base_learning_rate: float = field(0.05, **_BASE_LEARNING_RATE)
     scaling: str = field("sqrt_linear", **_SCALING)
-    name: str = field("rowwise_adagrad", choices=ROW_OPTIMIZERS, help="the rule")
+    name: str = field(
+        "", choices=("", *ROW_OPTIMIZERS), help="the rule; empty: by the size of the data"
+    )
     lr_multipliers: Mapping[str, float] = field(
         {},
         at_least=0,
@@ -213,7 +224,7 @@ class Tables(LearningRate):
     )
     settings: Any = field(
         {},
-        variants=Variants("name", ROW_OPTIMIZERS),
+        variants=Variants("name", ROW_OPTIMIZERS, default="rowwise_adagrad"),
         partial=True,
         help="fields of the rule, such as initial_accumulator, eps, l1",
     )
@@ -341,16 +352,18 @@ class Config:
         help="of initial values, of dropout and of the order of examples",
     )
     batch_size: int = field(
-        4096, unit="examples", at_least=1, help="examples per step, over all devices"
+        0,
+        unit="examples",
+        at_least=0,
+        help="examples per step, over all devices; 0: by the size of the data",
     )
-    num_steps: int = field(
-        0, unit="steps", at_least=0, help="length; either this or num_epochs; 0: unset"
-    )
+    num_steps: int = field(0, unit="steps", at_least=0, help="length; 0: num_epochs says it")
     num_epochs: float = field(
         0.0,
         unit="epochs",
         at_least=0,
-        help="length as passes over the training split; either this or num_steps; 0: unset",
+        help="length as passes over the training split; 0: num_steps says it, or the size of the"
+        " data where that is 0 too",
     )
     steps_per_execution: int = field(
         8,
@@ -410,9 +423,9 @@ class Config:
                 f" data.shards={self.data.shards}."
             )
         self._check_days()
-        if bool(self.num_steps) == bool(self.num_epochs):
+        if self.num_steps and self.num_epochs:
             raise InputError(
-                "one of num_steps and num_epochs must be set, and the other 0:"
+                "one of num_steps and num_epochs must be 0:"
                 f" found num_steps={self.num_steps}, num_epochs={self.num_epochs}."
             )
         self._check_patience()
@@ -455,11 +468,12 @@ class Config:
                 )
 
 
-def default(model: str = RANKER) -> ConfigDict:
+def default(model: str = "") -> ConfigDict:
     """A config with all fields; `source` and `features` must be filled in.
 
     Args:
-        model: name of a registered model, whose fields the section `model` has.
+        model: name of a registered model, whose fields the section `model` has; empty: those of
+            `ranker`, which is the model if one of them is set. Else the size of the data decides.
 
     Raises:
         InputError: no model has that name.
@@ -471,7 +485,7 @@ def default(model: str = RANKER) -> ConfigDict:
         {k: v if isinstance(v, str | bool) else [] for k, v in features.items()},
         type_safe=False,  # a text may stand for a list of one
     )
-    config.model = _defaults(MODELS[model])
+    config.model = _defaults(MODELS[RANKER if model == "" else model])
     config.model.name = model
     config.lock()
     for path in ("source", *NAMED_FIELDS):
@@ -533,7 +547,13 @@ def _named(section: type, where: str = "", patterns: bool = False) -> list[str]:
 
 
 PATTERN_FIELDS = tuple(_named(Config, patterns=True))
-NAMED_FIELDS = (*_named(Config), "source.files", "model.parents", "model.initial_bias")
+NAMED_FIELDS = (
+    *_named(Config),
+    "source.files",
+    "model.parents",
+    "model.initial_bias",
+    "model.scales",
+)
 
 
 # Fields that may change from one start of a run to the next: none changes what it computes.

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from jaxrank import config_files, models, native
+from jaxrank import config_files, defaults, models, native
 from jaxrank import mesh as meshes
 from jaxrank.base_rates import BaseRates, short_summary
 from jaxrank.build import (
@@ -99,6 +99,7 @@ class Run:
     """All parts of a run. Of these `batches`, `history` and `checkpoints` change with its steps;
     `start` and `save` keep them together with the state.
 
+    config: with a value in every field.
     model: the name of the registered model.
     optimizers: the names of those of "dense" parameters and of "tables".
     recent_batches: for `batch_statistics`.
@@ -106,6 +107,7 @@ class Run:
     has_base_rates: whether there are statistics of the labels, of which they are.
     """
 
+    config: ConfigDict
     directory: Path
     steps_per_execution: int
     eval_batch_size: int
@@ -265,6 +267,9 @@ def build(
     store = data.prepare(report, functools.partial(check_names, config))
     metric = watched_metric(config, store.schema)
     split = store.split(config.data.train, "data.train")
+    config = defaults.choose(
+        config, defaults.data_of(split, store.schema, config.data.order), report
+    )
     run_schedule = make_run_schedule(config, split.rows)
     room_steps = run_schedule.num_steps if num_steps else 0
     if num_steps:
@@ -361,6 +366,7 @@ def build(
     program = CompiledSteps(step_spec, mesh, shape)
     _check_room(program)
     return Run(
+        config=config,
         directory=directory,
         steps_per_execution=config.steps_per_execution,
         eval_batch_size=config.eval.batch_size,

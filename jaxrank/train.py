@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from ml_collections import ConfigDict
 
 from jaxrank import config as configs
-from jaxrank import loop
+from jaxrank import defaults, loop
 from jaxrank import mesh as meshes
 from jaxrank import run as jobs
 from jaxrank.batch_statistics import reestimated
@@ -95,9 +95,11 @@ def train(
     last = LastBatches(directory, debug_batches, config.steps_per_execution)
     with contextlib.ExitStack() as stack:
         stack.enter_context(lock.locked(directory))
+        config = _with_choices(config, directory, init_from)
         if not allow_config_change:
             workdirs.check_config(directory, config)
         job = jobs.build(config, directory, tell)
+        config = job.config
         stack.callback(job.checkpoints.close)
         stack.callback(job.batches.close)
 
@@ -173,6 +175,17 @@ def train(
             workdirs.mark_finished(directory, True)
         result = _result(job, state, milestones.scores, recorder.examples_per_second, began)
         return result._replace(baseline=_baseline(job)) if baseline else result
+
+
+def _with_choices(config: ConfigDict, directory: Path, init_from: str) -> ConfigDict:
+    """The config with the choices of the run in `directory`, or else of that started from."""
+    with processes.together():
+        if (directory / "config.json").is_file():
+            return defaults.inherit(config, workdirs.load_config(directory))
+        if init_from:
+            older, _ = start.workdir_of(init_from)
+            return defaults.inherit(config, workdirs.load_config(older))
+    return config
 
 
 def _check_baseline(config: ConfigDict) -> None:

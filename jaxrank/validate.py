@@ -43,7 +43,7 @@ class Variants(NamedTuple):
 
     chosen_by: path of the field that names one of them, from the section that has the field.
     sections: dataclasses by name.
-    default: the name where that field is missing; none: it must be there.
+    default: the name where that field is missing or empty; none: it must be there.
     """
 
     chosen_by: str
@@ -337,7 +337,8 @@ def _field_value(
     chosen: Any = section
     for part in chosen_by:
         chosen = chosen.get(part) if _is_section(chosen) else None
-    chosen = rules.variants.default if chosen is None else chosen
+    if chosen is None or (chosen == "" and rules.variants.default):
+        chosen = rules.variants.default
     siblings = where.removesuffix(name).removesuffix(".")
     # Asking for a name may find it, where listing the names does not: models of packages.
     if not isinstance(chosen, str) or chosen not in rules.variants.sections:

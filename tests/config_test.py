@@ -109,7 +109,7 @@ def test_differences_name_each_field_with_both_values():
         ("c.batchsize = 3", "(?s)AttributeError.*batchsize.*batch_size"),
         ("c.data.shard = 4", "(?s)AttributeError.*shard.*shards"),
         ("c.batch_size = 'many'", "TypeError.*batch_size"),
-        ("c.batch_size = 0", "batch_size must be at least 1: found 0"),
+        ("c.batch_size = -1", "batch_size must be at least 0: found -1"),
         ("c.task_weights = (1.0, -1.0)", r"task_weights\[1\] must be at least 0: found -1.0"),
         (
             "c.task_weights = (float('inf'), 1.0)",
@@ -286,8 +286,9 @@ def test_of_several_patterns_the_last_one_counts_whatever_their_names():
 
 
 def runnable(**kwargs):
-    """The defaults, with a number of steps."""
+    """The defaults, with a number of steps and a batch size."""
     c = config.default(**kwargs)
+    c.batch_size = 4096
     c.num_steps = 64
     return c
 
@@ -310,8 +311,8 @@ def runnable(**kwargs):
             "cubic",
             "must be one of 'none', 'sqrt', 'linear', 'sqrt_linear': found 'cubic'",
         ),
-        ("optim.tables.decay", "step", "must be one of 'constant', .*: found 'step'"),
-        ("optim.dense.base_batch", 0, "must be at least 1: found 0"),
+        ("optim.tables.decay", "step", "must be one of '', 'constant', .*: found 'step'"),
+        ("optim.dense.base_batch", -1, "must be at least 0: found -1"),
         ("optim.dense.base_learning_rate", -0.1, "must be at least 0: found -0.1"),
         ("optim.tables.base_learning_rate", float("nan"), "must be a finite number: found nan"),
         ("optim.dense.warmup_steps", -1, "must be at least 0: found -1"),
@@ -377,7 +378,6 @@ def test_sections_of_other_names_are_checked_with_the_config(field, value, messa
     [
         ("data.shards", 3, r"batch_size must be .* of data.shards: found batch_size=4096, .*=3"),
         ("num_epochs", 2.0, "one of num_steps and num_epochs must .* num_steps=64, num_epochs=2.0"),
-        ("num_steps", 0, "one of num_steps and num_epochs .* num_steps=0, num_epochs=0.0"),
         ("eval.every_steps", 5, "eval.every_steps must be a positive multiple of .*=5, .*=8"),
         ("checkpoint.every_steps", 4, "checkpoint.every_steps must be a positive multiple of .*=4"),
         ("log_every_steps", 12, "log_every_steps must be a positive multiple of .*=12, .*=8"),

@@ -110,6 +110,7 @@ def compile_for(
     sections = config.data, config.features, config.source
     located = run_data.locate(*sections, directory(workdir) if workdir else "", inherits=True)
     data = plan.open_data(located, config.eval.metric, report)
+    config = plan.with_choices(config, workdir, data, report)
     rows = int(data.reads.part_rows.sum())
     smallest = min(slices, key=lambda one: one.devices)
     cases = []

@@ -19,7 +19,7 @@ import jax
 from ml_collections import ConfigDict
 
 from jaxrank import config as configs
-from jaxrank import loop
+from jaxrank import defaults, loop
 from jaxrank import mesh as meshes
 from jaxrank import run as jobs
 from jaxrank.bench import input_stages
@@ -82,7 +82,10 @@ def bench(config: ConfigDict, workdir: str | Path, *, seconds: float, report: Re
     with contextlib.ExitStack() as stack:
         stack.enter_context(lock.locked(directory))  # no run uses the workdir at the same time
         most = _MOST_STEPS // config.steps_per_execution * config.steps_per_execution
+        if (directory / "config.json").is_file():
+            config = defaults.inherit(config, workdirs.load_config(directory))
         job = jobs.build(config, directory, report, inherits_store=True, num_steps=most)
+        config = job.config
         stack.callback(job.batches.close)
         job.checkpoints.close()
         ahead = _ahead(config.steps_per_execution, config.data.prefetch_batches)

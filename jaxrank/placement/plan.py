@@ -7,7 +7,7 @@ from typing import NamedTuple
 from ml_collections import ConfigDict
 
 from jaxrank import config as configs
-from jaxrank import embedding
+from jaxrank import defaults, embedding
 from jaxrank.build import make_workload
 from jaxrank.data.examples import Examples
 from jaxrank.data.sources import registry
@@ -19,7 +19,7 @@ from jaxrank.placement.replay import Replay, replay
 from jaxrank.report import Report, format_bytes
 from jaxrank.run_schedule import NEXT_DAY
 from jaxrank.workdir import data as run_data
-from jaxrank.workdir.files import directory
+from jaxrank.workdir.files import directory, load_config
 
 # A higher imbalance is worth a warning: steps wait for the busiest device.
 MOST_IMBALANCE = 1.05
@@ -76,6 +76,7 @@ def plan(
     sections = config.data, config.features, config.source
     located = run_data.locate(*sections, directory(workdir) if workdir else "", inherits=True)
     data = open_data(located, config.eval.metric, report)
+    config = with_choices(config, workdir, data, report)
     planner = PlacementPlanner(make_workload(config, data.schema), data)
     cost = planner.cost(machine)
     size = config.batch_size
@@ -100,6 +101,14 @@ def plan(
         change=_smallest_change(planner, cost, flag) if cost.over else "",
         warnings=(*cost.plan.warnings, *_warnings(cost, found, data.traffic, size)),
     )
+
+
+def with_choices(config: ConfigDict, workdir: str, data: PlanInputs, report: Report) -> ConfigDict:
+    """The config as a run in `workdir` has it, or would have it."""
+    rows = int(data.reads.part_rows.sum())
+    is_run = workdir and (directory(workdir) / "config.json").is_file()
+    older = load_config(directory(workdir)) if is_run else None
+    return defaults.choose_unread(config, older, rows, data.schema, report)
 
 
 def _told(batches: Iterator[Examples], count: int, report: Report) -> Iterator[Examples]:

@@ -5,6 +5,7 @@ read. New rows and new inputs keep their initial values. The learning rate sched
 the data and early stopping restart.
 """
 
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -92,11 +93,20 @@ def start(job: Run, source: str, report: Report) -> TrainState:
     return state
 
 
-def _open(source: str) -> _Older:
+def workdir_of(source: str) -> tuple[Path, str]:
+    """The workdir and the step that `--init-from` names; no step: empty.
+
+    Raises:
+        InputError: see `files.directory`.
+    """
     path = files.directory(source)
-    which = ""
     if path.parent.name == "checkpoints" and path.name.isdecimal():
-        path, which = path.parent.parent, path.name
+        return path.parent.parent, path.name
+    return path, ""
+
+
+def _open(source: str) -> _Older:
+    path, which = workdir_of(source)
     run = evaluate.load_run(path)
     checkpoints = Checkpoints(path, read_only=True)
     step = checkpoints.step(which or run.judged_by)

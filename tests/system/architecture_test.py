@@ -21,7 +21,7 @@ FLOORS = (
     "data embedding models metrics optim runtime",
     "step config",
     "program checkpoints telemetry config_files config_reference",
-    "build workdir flags",
+    "build workdir flags defaults",
     "placement evaluation",
     "run loop batch_statistics export aot",
     "warm_start bench",

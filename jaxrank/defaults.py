@@ -1,0 +1,249 @@
+"""Values of the fields that a config leaves open, from the size of its data.
+
+A field is open at its automatic value, as 0 or the empty text. Up to `MAX_SMALL` examples of binary
+tasks the model is a factorization machine with a prior estimated from the labels, trained close to
+its optimum. On more data it is the ranker, as it overfits rare ids on less. The choice depends on
+the data alone, not on devices, and is in the config that a run saves.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from ml_collections import ConfigDict
+
+from jaxrank.config import default
+from jaxrank.config_files import to_plain
+from jaxrank.data.statistics import effects
+from jaxrank.data.store.split import Split
+from jaxrank.features import Schema
+from jaxrank.models.registry import FACTORIZATION_MACHINE, RANKER
+from jaxrank.report import Report
+from jaxrank.runtime import processes
+
+MAX_SMALL = 1_000_000  # examples
+_ESTIMATED_FROM = 300_000  # examples
+_STEPS_PER_EPOCH = 100  # from which on batches grow with the data
+_BATCHES = 256, 4096
+_FACTORS = 8
+_CROSSES = 0.1  # variance of all products of pairs, relative to that of all single effects
+
+# Open fields beside the model and the length: {path: automatic value}.
+_OPEN: Mapping[str, Any] = {
+    "batch_size": 0,
+    "embedding.dim": 0,
+    "optim.dense.base_learning_rate": 0.0,
+    "optim.dense.base_batch": 0,
+    "optim.dense.decay": "",
+    "optim.tables.base_learning_rate": 0.0,
+    "optim.tables.base_batch": 0,
+    "optim.tables.decay": "",
+}
+
+
+class Data(NamedTuple):
+    """What the choice depends on.
+
+    positives: labels above 0 by task; empty where they are not counted.
+    distinct_ids: of all features; 0 where they are not counted.
+    deviations: returns the deviation of the effects of each feature; None: labels are not at hand.
+    in_order: whether days are trained in order, so that later labels are not known at the start.
+    """
+
+    rows: int
+    schema: Schema
+    positives: Mapping[str, int]
+    distinct_ids: int
+    deviations: Callable[[], dict[str, float]] | None
+    in_order: bool
+
+
+def data_of(split: Split, schema: Schema, order: str) -> Data:
+    """What is known of a training split; process 0 estimates effects for all, from some blocks.
+
+    Args:
+        order: the field of `config.data`.
+    """
+
+    def deviations() -> dict[str, float]:
+        estimated: dict[str, float] = {}
+        with processes.together():
+            if processes.is_first():
+                fusion_barrier = -(-split.rows // _ESTIMATED_FROM)
+                blocks = map(split.read_block, range(0, len(split.block_rows), fusion_barrier))
+                estimated = effects.deviations(blocks, schema)
+        return processes.from_first({name: _rounded(d) for name, d in estimated.items()})
+
+    statistics = split.statistics if split.has_statistics else {"tasks": {}, "ids": {}, "lists": {}}
+    features = (*statistics["ids"].values(), *statistics["lists"].values())
+    return Data(
+        rows=split.rows,
+        schema=schema,
+        positives={name: task["positives"] for name, task in statistics["tasks"].items()},
+        distinct_ids=sum(feature["distinct"] for feature in features),
+        deviations=deviations,
+        in_order=order == "days",
+    )
+
+
+def choose_unread(
+    config: ConfigDict, older: ConfigDict | None, rows: int, schema: Schema, report: Report
+) -> ConfigDict:
+    """As `choose`, or `inherit` from an older run, where labels are not at hand, as in a plan."""
+    if older is not None:
+        config = inherit(config, older)
+    in_order = config.data.order == "days"
+    data = Data(rows, schema, {}, 0, None, in_order)
+    return choose(config, data, report)
+
+
+def choose(config: ConfigDict, data: Data, report: Report) -> ConfigDict:
+    """Returns the config with a value in each open field, and reports which and why."""
+    config = config.copy_and_resolve_references()
+    reasons: dict[str, str] = {}
+    with config.unlocked():
+        _choose_model(config, data, reasons)
+        _choose_training(config, data, reasons)
+    if reasons:
+        counts = [f"{data.rows:,} training examples"]
+        counts += [f"{data.distinct_ids:,} distinct ids"] if data.distinct_ids else []
+        counts += [f"{count:,} positives of {task}" for task, count in data.positives.items()]
+        lines = [f"{path} = {_get(config, path)!r}: {why}" for path, why in reasons.items()]
+        title = f"Chosen by the data ({', '.join(counts)}); a field that is set stays as it is:"
+        report("\n  ".join([title, *lines]))
+    return config
+
+
+def inherit(config: ConfigDict, older: ConfigDict) -> ConfigDict:
+    """Returns the config with the values of an older run in its open fields."""
+    config = config.copy_and_resolve_references()
+    with config.unlocked():
+        if _has_open_model(config):
+            config.model = ConfigDict(to_plain(older.model))
+        elif not config.model.name:
+            config.model.name = RANKER
+        elif config.model.name == older.model.get("name") == FACTORIZATION_MACHINE:
+            if not config.model.scales:
+                config.model.scales = older.model.scales
+            config.model.cross_scale = config.model.cross_scale or older.model.cross_scale
+        for path, automatic in _OPEN.items():
+            if _get(config, path) == automatic:
+                _set(config, path, _get(older, path))
+        if not config.optim.tables.name:
+            config.optim.tables.name = older.optim.tables.name
+            if not config.optim.tables.settings:
+                config.optim.tables.settings = older.optim.tables.settings
+        if not config.num_steps and not config.num_epochs:
+            config.num_steps, config.num_epochs = older.num_steps, older.num_epochs
+    return config
+
+
+def _choose_model(config: ConfigDict, data: Data, reasons: dict[str, str]) -> None:
+    """Sets the model and the dimension of its tables."""
+    if _has_open_model(config):
+        is_small = data.rows <= MAX_SMALL and not data.in_order
+        is_binary = all(task.kind == "binary" for task in data.schema.tasks)
+        suits = is_small and is_binary and not config.embedding.dims
+        config.model = default(FACTORIZATION_MACHINE if suits else RANKER).model
+        reasons["model.name"] = (
+            f"up to {MAX_SMALL:,} examples a network overfits rare ids"
+            if suits
+            else f"more than {MAX_SMALL:,} examples"
+            if not is_small
+            else "the factorization machine is for binary tasks and tables of one dimension"
+        )
+    config.model.name = config.model.name or RANKER
+    if config.model.name != FACTORIZATION_MACHINE:
+        if not config.embedding.dim:
+            config.embedding.dim = 16
+            reasons["embedding.dim"] = "as usual for networks"
+        return
+    if not config.embedding.dim:
+        config.embedding.dim = len(data.schema.tasks) + _FACTORS
+        reasons["embedding.dim"] = f"a weight for each task and {_FACTORS} factors"
+    if not config.model.scales and data.deviations is not None:
+        config.model.scales = ConfigDict(data.deviations())
+        reasons["model.scales"] = "deviations of the effects of ids, estimated from the labels"
+    if not config.model.cross_scale:
+        factors = config.embedding.dim - len(data.schema.tasks)
+        config.model.cross_scale = _cross_scale(config.model.scales, data.schema, factors)
+        reasons["model.cross_scale"] = f"pairs vary {_CROSSES} times as much as single features"
+
+
+def _cross_scale(scales: Mapping[str, float], schema: Schema, factors: int) -> float:
+    """The factor at which all products of pairs have `_CROSSES` of the variance of all weights."""
+    features = [f.name for f in schema.id_columns] + [f.name for f in schema.ragged]
+    variances = [scales.get(name, 1.0) ** 2 for name in features]
+    pairs = (sum(variances) ** 2 - sum(v**2 for v in variances)) / 2
+    if not pairs or factors < 1:
+        return 1.0
+    return _rounded(math.sqrt(_CROSSES * sum(variances) / (factors * pairs)))
+
+
+def _choose_training(config: ConfigDict, data: Data, reasons: dict[str, str]) -> None:
+    """Sets batch size, length, optimizers and learning rates."""
+    is_machine = config.model.name == FACTORIZATION_MACHINE
+    if not config.batch_size:
+        low, high = _BATCHES
+        size = 2 ** round(math.log2(max(data.rows, 1) / _STEPS_PER_EPOCH))
+        size = min(max(size, low), high)
+        config.batch_size = -(-size // config.data.shards) * config.data.shards
+        reasons["batch_size"] = f"about {_STEPS_PER_EPOCH} steps per epoch, from {low} to {high}"
+    if not config.num_steps and not config.num_epochs:
+        config.num_epochs = 6.0 if is_machine else 1.0
+        reasons["num_epochs"] = (
+            "close to the optimum, which the prior keeps from overfitting"
+            if is_machine
+            else "networks overfit rare ids from the second epoch on"
+        )
+    tables = config.optim.tables
+    if not tables.name:
+        is_penalised = is_machine and not tables.settings
+        tables.name = "proximal_adagrad" if is_penalised else "rowwise_adagrad"
+        if is_penalised:
+            tables.settings = ConfigDict({"l2": _rounded(1 / max(data.rows, 1))})
+        reasons["optim.tables.name"] = (
+            "l2 = 1 / examples is the prior of `model.scales`"
+            if is_penalised
+            else "one accumulator per row"
+        )
+    rates = (0.02, 0.5) if tables.name == "proximal_adagrad" else (0.001, 0.05)
+    for name, rate in zip(("dense", "tables"), rates, strict=True):
+        section, path = config.optim[name], f"optim.{name}"
+        if not section.base_batch:
+            is_tuned = is_machine and not section.base_learning_rate
+            section.base_batch = config.batch_size if is_tuned else 4096
+        if not section.base_learning_rate:
+            section.base_learning_rate = rate
+            reasons[f"{path}.base_learning_rate"] = f"for batches of {section.base_batch:,}"
+        if not section.decay:
+            section.decay = "linear" if is_machine else "constant"
+            reasons[f"{path}.decay"] = (
+                "the last steps average the noise of batches" if is_machine else "one epoch"
+            )
+
+
+def _has_open_model(config: ConfigDict) -> bool:
+    """Whether no field of the section `model` is set."""
+    plain = to_plain(config.model)
+    return not plain.get("name") and plain == to_plain(default().model)
+
+
+def _rounded(number: float) -> float:
+    """Four digits, which are the same on any machine."""
+    return float(f"{number:.4g}")
+
+
+def _get(config: ConfigDict, path: str) -> Any:
+    value: Any = config
+    for part in path.split("."):
+        value = value[part]
+    return to_plain(value)
+
+
+def _set(config: ConfigDict, path: str, value: Any) -> None:
+    *parents, name = path.split(".")
+    section: Any = config
+    for part in parents:
+        section = section[part]
+    section[name] = value

@@ -1,0 +1,157 @@
+"""What a config leaves open is chosen by its data, once for a run."""
+
+import dataclasses
+import json
+
+import pytest
+from ml_collections import ConfigDict
+from runs import nothing, on_store
+
+from jaxrank import defaults
+from jaxrank.config import default
+from jaxrank.config_files import from_plain, to_plain
+from jaxrank.features import Categorical, Ragged, Schema, Table, Task
+from jaxrank.run import build
+from jaxrank.train import train
+
+MACHINE = "factorization_machine"
+
+
+SCHEMA = Schema(
+    tasks=(Task("click"), Task("conversion")),
+    dense=(),
+    categorical=(Categorical("c0", "c0"), Categorical("c1", "c1")),
+    ragged=(Ragged("l0", "l0"), Ragged("l1", "l1")),
+    tables=tuple(Table(name, 50, "integer") for name in ("c0", "c1", "l0", "l1")),
+)
+
+
+def data(**changes):
+    known = defaults.Data(
+        rows=40_000,
+        schema=SCHEMA,
+        positives={"click": 900},
+        distinct_ids=300,
+        deviations=lambda: {"c0": 0.5, "c1": 0.2, "l0": 0.1, "l1": 0.1},
+        in_order=False,
+    )
+    return known._replace(**changes)
+
+
+def chosen(config=None, **changes):
+    return defaults.choose(config or default(), data(**changes), nothing)
+
+
+@pytest.mark.parametrize(
+    ("rows", "batch_size", "model", "epochs"),
+    [
+        (5_000, 256, MACHINE, 6.0),
+        (40_000, 512, MACHINE, 6.0),
+        (1_000_000, 4096, MACHINE, 6.0),
+        (1_000_001, 4096, "ranker", 1.0),
+        (20_000_000, 4096, "ranker", 1.0),
+    ],
+)
+def test_model_batch_size_and_epochs_follow_from_the_rows(rows, batch_size, model, epochs):
+    c = chosen(rows=rows)
+    assert (c.batch_size, c.model.name, c.num_epochs) == (batch_size, model, epochs)
+    if model == MACHINE:
+        assert to_plain(c.model.scales) == data().deviations()
+        assert c.optim.tables.settings.l2 == pytest.approx(1 / rows, rel=1e-3)
+        assert (c.optim.tables.name, c.embedding.dim) == ("proximal_adagrad", 10)
+    else:
+        assert (c.optim.tables.name, c.embedding.dim) == ("rowwise_adagrad", 16)
+        assert (c.optim.tables.base_learning_rate, c.optim.dense.base_learning_rate) == (
+            0.05,
+            0.001,
+        )
+    again = defaults.choose(c, data(rows=17), pytest.fail)
+    assert to_plain(again) == to_plain(c)  # nothing is open any more
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("batch_size", 1024),
+        ("num_steps", 8),
+        ("embedding.dim", 4),
+        ("model.mlp_units", (8,)),
+        ("model.name", "ranker"),
+        ("optim.dense.base_learning_rate", 0.3),
+        ("optim.tables.base_learning_rate", 0.3),
+        ("optim.tables.base_batch", 128),
+        ("optim.tables.decay", "cosine"),
+        ("optim.tables.name", "ftrl"),
+    ],
+)
+def test_a_field_that_is_set_stays_as_it_is(field, value):
+    c = default()
+    *sections, name = field.split(".")
+    section = c
+    for part in sections:
+        section = section[part]
+    section[name] = value
+    c = chosen(c)
+    for part in sections:
+        c = c[part]
+    assert c[name] == value
+
+
+@pytest.mark.parametrize(
+    "changes", [{"in_order": True}, {"schema": (Task("click"), Task("visits", "count"))}]
+)
+def test_what_a_factorization_machine_does_not_suit_has_the_ranker(changes):
+    if "schema" in changes:
+        changes = {"schema": dataclasses.replace(SCHEMA, tasks=changes["schema"])}
+    assert chosen(**changes).model.name == "ranker"
+
+
+def test_the_choice_is_reported_with_its_reason():
+    lines = []
+    defaults.choose(default(), data(), lines.append)
+    assert "40,000 training examples, 300 distinct ids, 900 positives of click" in lines[0]
+    assert "batch_size = 512: about 100 steps per epoch" in lines[0]
+
+
+def open_config(store):
+    """The tiny run, which leaves open what it can."""
+    c = on_store(store)
+    plain, unset = to_plain(c), to_plain(default())
+    for field in ("batch_size", "embedding", "optim", "model"):
+        plain[field] = unset[field]
+    c = from_plain(plain)
+    c.num_steps, c.num_epochs = 0, 1.0
+    c.data.valid = "valid"
+    return c
+
+
+def test_a_resumed_run_and_one_started_from_it_never_choose_again(store, tmp_path, monkeypatch):
+    first = tmp_path / "first"
+    result = train(open_config(store), first, report=nothing)
+    assert result.metrics["click"]["normalized_entropy"] < 1
+    saved = json.loads((first / "config.json").read_text())
+    assert (saved["model"]["name"], saved["batch_size"]) == (MACHINE, 256)
+    monkeypatch.setattr(defaults, "MAX_SMALL", 10)
+    again = train(open_config(store), first, report=nothing)
+    assert again.metrics == result.metrics
+    other = open_config(store)
+    other.seed = 1
+    train(other, tmp_path / "second", report=nothing, init_from=str(first))
+    carried = json.loads((tmp_path / "second" / "config.json").read_text())
+    for tree in (saved, carried):
+        del tree["seed"]
+    assert carried == saved
+    job = build(open_config(store), tmp_path / "third", nothing)
+    job.batches.close()
+    assert job.config.model.name == "ranker"
+
+
+def test_open_fields_take_the_values_of_an_older_run():
+    older = chosen()
+    assert to_plain(defaults.inherit(default(), older)) == to_plain(older)
+    c = default()
+    c.model.mlp_units = (8,)
+    c.optim.tables.settings = ConfigDict({"eps": 1e-3})
+    inherited = defaults.inherit(c, older)
+    assert inherited.model.name == "ranker"
+    assert to_plain(inherited.optim.tables.settings) == {"eps": 1e-3}
