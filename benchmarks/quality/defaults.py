@@ -1,0 +1,191 @@
+"""Compares the defaults with scikit-learn's logistic regression, on generated and on public data.
+
+    python -m benchmarks.quality.defaults --data=../shared/data --workdir=/tmp/defaults
+
+Nothing but the features is set. Each seed is data of its own: other generated effects and rows, or
+another random split of a public set into 80% training and 20% validation. The regression has its C
+chosen on the validation split, on which both are scored. Of each set the mean difference of the
+logloss relative to the regression's is printed, with its 95% interval by Student's t over the
+seeds. Results that are there already are not computed again.
+"""
+
+import argparse
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+from ml_collections import ConfigDict
+from scipy import stats
+
+from benchmarks.harness.arguments import positive, run_main
+from jaxrank.config import default
+from jaxrank.train import train
+
+TABLES = [20_000, 3_000, 500, 100, 20, 10]  # rows of the generated id features
+MANY = [10_000, 3_000, 1_000, 500, 200, 100, 50, 20, 10] * 2
+
+
+class Generated(NamedTuple):
+    """A generated set.
+
+    rate: fraction of clicks.
+    crosses: share of the logits' variance; 0: the truth is linear.
+    """
+
+    rows: int
+    rate: float
+    crosses: float
+    tables: tuple[int, ...] = tuple(TABLES)
+
+
+GENERATED = {
+    f"{rows // 1000} k rows, {rate:.1%} clicks, {'crosses' if crosses else 'linear'}": Generated(
+        rows, rate, crosses
+    )
+    for rows, rate in (
+        (5_000, 0.02),
+        (5_000, 0.5),
+        (40_000, 0.005),
+        (40_000, 0.1),
+        (200_000, 0.001),
+        (200_000, 0.1),
+    )
+    for crosses in (0.0, 0.4)
+} | {"40 k rows, 10.0% clicks, 18 features": Generated(40_000, 0.1, 0.0, tuple(MANY))}
+# Public sets, and whether the defaults were tuned on them.
+PUBLIC = {"avazu": True, "open_bandit": True, "criteo": False, "ml1m": False}
+
+
+def generated(of: Generated, seed: int) -> ConfigDict:
+    c = default()
+    c.source = ConfigDict(
+        dict(
+            kind="synthetic",
+            rows=dict(train=of.rows, valid=max(20_000, of.rows // 4)),
+            seed=1000 + seed,
+            dense=1,
+            categorical=list(of.tables),
+            click_rate=of.rate,
+            crosses=of.crosses,
+        )
+    )
+    c.features.tasks = [dict(name="click", label="click", truth="p_click")]
+    c.features.dense = [dict(columns="f*", standardize=True)]
+    c.features.categorical = [
+        dict(columns=f"c{i}", encoding="vocabulary") for i in range(len(of.tables))
+    ]
+    return c
+
+
+def public(name: str, data: Path, folder: Path, seed: int) -> ConfigDict:
+    """The config of a public set, split at random into files in `folder`."""
+    c = default()
+    features = c.features
+    if name == "avazu":
+        files = sorted((data / "avazu_sample").glob("*.csv.gz"))
+        features.tasks = [dict(name="click", label="click")]
+        columns = [f"C{i}" for i in (1, *range(14, 22))] + [
+            *("banner_pos", "site_id", "site_domain", "site_category", "app_id", "app_domain"),
+            *("app_category", "device_id", "device_ip", "device_model", "device_type"),
+            "device_conn_type",
+        ]
+    elif name == "open_bandit":
+        files = sorted((data / "open_bandit").glob("*.csv.gz"))
+        features.tasks = [dict(name="click", label="click")]
+        columns = ["policy", "campaign", "item", "position"]
+        columns += [f"user_{i}" for i in range(4)] + [f"item_{i}" for i in (1, 2, 3)]
+        features.dense = [dict(columns="item_price", standardize=True)]
+    elif name == "criteo":
+        files = sorted((data / "criteo_sample").glob("*.tsv.gz"))
+        features.tasks = [dict(name="click", label="label")]
+        columns = [f"C{i}" for i in range(1, 27)]
+        features.dense = [dict(columns="I*", log=True, standardize=True, missing_indicator=True)]
+    else:
+        files = sorted((data / "ml1m").glob("ctr_*.csv.gz"))
+        features.tasks = [dict(name="like", label="label")]
+        columns = ["user", "movie", "gender", "age", "occupation", "zip"]
+    features.categorical = [dict(columns=column, encoding="vocabulary") for column in columns]
+    c.source = ConfigDict(dict(kind="csv", files=split_at_random(name, files, folder, seed)))
+    return c
+
+
+def split_at_random(name: str, files: list[Path], folder: Path, seed: int) -> dict[str, str]:
+    """Writes 80% and 20% of the rows of all files; returns the file of each split."""
+    names = ["label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27))]
+    parse = pyarrow.csv.ParseOptions(delimiter="\t" if name == "criteo" else ",")
+    read = pyarrow.csv.ReadOptions(column_names=names if name == "criteo" else None)
+    parts = []
+    for file in files:
+        with gzip.open(file) as stream:
+            table = pyarrow.csv.read_csv(stream, read_options=read, parse_options=parse)
+        texts = pa.schema([(column, pa.string()) for column in table.column_names])
+        parts.append(table.cast(texts))
+    table = pa.concat_tables(parts)
+    order = np.random.default_rng(seed).permutation(table.num_rows)
+    rows = {"train": order[len(order) // 5 :], "valid": order[: len(order) // 5]}
+    paths = {split: str(folder / f"{split}.csv") for split in rows}
+    for split, chosen in rows.items():
+        pyarrow.csv.write_csv(table.take(pa.array(np.sort(chosen))), paths[split])
+    return paths
+
+
+def differences(folder: Path, config_of: Any, seeds: int) -> Iterator[tuple[float, float]]:
+    """(logloss of the regression, relative difference of the defaults) of each seed."""
+    for seed in range(seeds):
+        place = folder / f"seed{seed}"
+        place.mkdir(parents=True, exist_ok=True)
+        scores = place / "scores.json"
+        if not scores.exists():
+            config = config_of(place, seed)
+            config.seed = seed
+            result = train(config, place / "run", report=lambda _: None, quiet=True, baseline=True)
+            kept = {name: getattr(result, name) for name in ("metrics", "baseline", "seconds")}
+            scores.write_text(json.dumps(kept))
+        found = json.loads(scores.read_text())
+        (metrics,) = found["metrics"].values()
+        (regression,) = found["baseline"]["metrics"].values()
+        yield regression["logloss"], metrics["logloss"] / regression["logloss"] - 1
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.add_argument("--data", type=Path, required=True, help="folder of the public sets")
+    parser.add_argument("--workdir", type=Path, required=True)
+    parser.add_argument("--seeds", type=positive, default=3)
+    parser.add_argument("--only", default="", help="sets whose names contain this")
+    args = parser.parse_args()
+    makers: dict[str, Any] = {
+        name: lambda place, seed, of=of: generated(of, seed) for name, of in GENERATED.items()
+    } | {
+        f"{name}, {'tuned' if tuned else 'not tuned'}": (
+            lambda place, seed, name=name: public(name, args.data, place, seed)
+        )
+        for name, tuned in PUBLIC.items()
+    }
+    print("| data | logloss of the regression | defaults | 95% interval |")
+    print("| --- | ---: | ---: | ---: |")
+    for name, config_of in makers.items():
+        if args.only not in name:
+            continue
+        folder = args.workdir.absolute() / name.replace(" ", "_").replace(",", "").replace("%", "")
+        pairs = list(differences(folder, config_of, args.seeds))
+        regression, change = (np.array(column) for column in zip(*pairs, strict=True))
+        half = float("nan")
+        if len(change) > 1:
+            error = change.std(ddof=1) / len(change) ** 0.5
+            half = stats.t.ppf(0.975, len(change) - 1) * error
+        mean = change.mean()
+        print(
+            f"| {name} | {regression.mean():.4f} | {mean:+.2%} |"
+            f" {mean - half:+.2%} to {mean + half:+.2%} |",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    run_main(main)
