@@ -69,8 +69,8 @@ def data_of(split: Split, schema: Schema, order: str) -> Data:
         estimated: dict[str, float] = {}
         with processes.together():
             if processes.is_first():
-                fusion_barrier = -(-split.rows // _ESTIMATED_FROM)
-                blocks = map(split.read_block, range(0, len(split.block_rows), fusion_barrier))
+                stride = -(-split.rows // _ESTIMATED_FROM)
+                blocks = map(split.read_block, range(0, len(split.block_rows), stride))
                 estimated = effects.deviations(blocks, schema)
         return processes.from_first({name: _rounded(d) for name, d in estimated.items()})
 

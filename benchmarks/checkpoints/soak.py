@@ -183,10 +183,10 @@ def main() -> None:
     print(f"undisturbed on one device: {first}")
     for name in ("disturbed", "two"):
         last = end(folder / name, steps)
-        fusion_barrier = [abs(a - b) for a, b in zip(first.losses, last.losses, strict=True)]
+        differences = [abs(a - b) for a, b in zip(first.losses, last.losses, strict=True)]
         print(
             f"{name}: {last}; difference of a step's loss from one device: at most"
-            f" {max(fusion_barrier):.2e}, mean {sum(fusion_barrier) / steps:.2e}"
+            f" {max(differences):.2e}, mean {sum(fusion_barrier) / steps:.2e}"
         )
 
 

@@ -147,12 +147,12 @@ def compared(name: str, scores: Scores, first: Scores | None) -> None:
         line = f"{name}: {metric}: mean {np.mean(values):.5f}"
         line += f", deviation {np.std(values, ddof=1):.5f}" if len(values) > 1 else ""
         if first is not None and metric in first and len(values) > 1:
-            fusion_barrier = np.subtract(values, first[metric])
+            differences = np.subtract(values, first[metric])
             mean, error = (
-                fusion_barrier.mean(),
-                fusion_barrier.std(ddof=1) / len(fusion_barrier) ** 0.5,
+                differences.mean(),
+                differences.std(ddof=1) / len(fusion_barrier) ** 0.5,
             )
-            half = stats.t.ppf(0.975, len(fusion_barrier) - 1) * error
+            half = stats.t.ppf(0.975, len(differences) - 1) * error
             line += f"; difference {mean:+.5f}, from {mean - half:+.5f} to {mean + half:+.5f}"
         print(line, flush=True)
 

@@ -60,6 +60,7 @@ def ids_of(case: Case) -> list[np.ndarray]:
 
 def program_of(case: Case, mesh: Any):
     """Builds jaxrank's programs of a case, whose lists fill their capacity."""
+    from jaxrank import defaults
     from jaxrank.build import make_step_spec
     from jaxrank.layout import layout
     from jaxrank.program import BatchShape, CompiledSteps
@@ -69,7 +70,8 @@ def program_of(case: Case, mesh: Any):
     group = GROUP if size % GROUP == 0 else size
     several = [f.ids for f in case.features if f.ids > 1]
     room = {s.name: group * sum(several[i] for i in s.lists) for s in found.stacks if s.lists}
-    step_spec = make_step_spec(case.config, found, mesh, num_steps=1000, room={})
+    config = defaults.choose_unread(case.config, None, size, schema_of(case), lambda _: None)
+    step_spec = make_step_spec(config, found, mesh, num_steps=1000, room={})
     return CompiledSteps(step_spec, mesh, BatchShape(size, group, room))
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from benchmarks.harness.arguments import positive
 from jaxrank import config as configs
+from jaxrank import defaults
 from jaxrank import mesh as meshes
 from jaxrank.build import make_step_spec
 from jaxrank.features import PAD, Batch, Categorical, Dense, Lists, Ragged, Schema, Table, Task
@@ -77,6 +78,7 @@ class Case:
         c = configs.default()
         c.batch_size = size
         c.model.cross, c.model.mlp_units = "none", (32,)
+        c = defaults.choose_unread(c, None, size, lay.schema, lambda _: None)
         mesh = meshes.make_mesh(devices=1)
         step_spec = make_step_spec(c, lay, mesh, num_steps=1000, room={})
         shape = BatchShape(size, GROUP, {stack.name: capacity})

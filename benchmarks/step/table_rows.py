@@ -26,6 +26,7 @@ def program_of(rows: int, batch_size: int, steps_per_execution: int):
     """Builds a DCN-V2 with 13 floats and 26 ids in one table of `rows` rows, and its batches."""
     import jax
 
+    from jaxrank import defaults
     from jaxrank import mesh as meshes
     from jaxrank.build import make_step_spec
     from jaxrank.config import default
@@ -41,7 +42,8 @@ def program_of(rows: int, batch_size: int, steps_per_execution: int):
         tables=(Table("t", rows, "integer"),),
     )
     config = default()
-    config.batch_size = batch_size
+    config.batch_size, config.model.name = batch_size, "ranker"
+    config = defaults.choose_unread(config, None, rows, schema, lambda _: None)
     mesh = meshes.make_mesh(devices=1)
     step_spec = make_step_spec(config, layout(schema, {"t": 16}), mesh, num_steps=1000, room={})
     program = CompiledSteps(step_spec, mesh, BatchShape(batch_size, 512, {}))

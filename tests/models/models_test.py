@@ -383,8 +383,8 @@ def test_random_bits_look_independent_over_keys_examples_and_units():
         means = kept.mean(axis=others) / (deviation / (n / kept.shape[axis]) ** 0.5)
         assert np.abs(means).max() < 5
         assert 0.6 < means.std() < 1.4
-        for fusion_barrier in (1, 2, 16):
-            ahead = np.roll(kept, fusion_barrier, axis)
+        for distance in (1, 2, 16):
+            ahead = np.roll(kept, distance, axis)
             assert abs((kept * ahead).mean()) < 5 * deviation**2 / n**0.5
     for bit in range(32):
         assert abs((bits >> np.uint32(bit) & 1).mean() - 0.5) < 5 * 0.5 / n**0.5

@@ -85,8 +85,8 @@ def test_a_bfloat16_model_begins_near_the_float32_one_and_gives_float32(config, 
         assert {a.dtype for a in jax.tree.leaves((grads, logits, new))} == {np.dtype("float32")}
         found[precision] = logits, jnp.concatenate([g.ravel() for g in jax.tree.leaves(grads)])
     for exact, rounded, most in zip(*found.values(), limits, strict=True):
-        fusion_barrier = np.linalg.norm(rounded - exact) / np.linalg.norm(exact)
-        assert 1e-5 < fusion_barrier < most
+        distance = np.linalg.norm(rounded - exact) / np.linalg.norm(exact)
+        assert 1e-5 < distance < most
 
 
 def test_bfloat16_products_are_added_up_in_float32():

@@ -42,10 +42,10 @@ def test_the_average_follows_its_formula_call_by_call(store, averaged):
         on_host(weights_of(state)),
         expected,
     )
-    fusion_barrier = jax.tree.map(
+    distance = jax.tree.map(
         lambda a, b: np.abs(a - b).max(), expected, on_host(trained(state))
     )
-    assert max(jax.tree.leaves(fusion_barrier)) > 1e-3
+    assert max(jax.tree.leaves(distance)) > 1e-3
 
 
 def test_training_itself_is_that_of_a_run_without_average(store, averaged, variants):
