@@ -186,7 +186,7 @@ def main() -> None:
         differences = [abs(a - b) for a, b in zip(first.losses, last.losses, strict=True)]
         print(
             f"{name}: {last}; difference of a step's loss from one device: at most"
-            f" {max(differences):.2e}, mean {sum(fusion_barrier) / steps:.2e}"
+            f" {max(differences):.2e}, mean {sum(differences) / steps:.2e}"
         )
 
 

@@ -150,7 +150,7 @@ def compared(name: str, scores: Scores, first: Scores | None) -> None:
             differences = np.subtract(values, first[metric])
             mean, error = (
                 differences.mean(),
-                differences.std(ddof=1) / len(fusion_barrier) ** 0.5,
+                differences.std(ddof=1) / len(differences) ** 0.5,
             )
             half = stats.t.ppf(0.975, len(differences) - 1) * error
             line += f"; difference {mean:+.5f}, from {mean - half:+.5f} to {mean + half:+.5f}"

@@ -72,9 +72,7 @@ def _damaged(process):
     return mock.patch.object(TrainBatches, "__next__", damaged)
 
 
-CHANGES = dict(
-    version=_version, native=_native, fusion_barrier=_apart, asked=_asked, damaged=_damaged
-)
+CHANGES = dict(version=_version, native=_native, apart=_apart, asked=_asked, damaged=_damaged)
 
 
 def main(file, folder):

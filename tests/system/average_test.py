@@ -42,9 +42,7 @@ def test_the_average_follows_its_formula_call_by_call(store, averaged):
         on_host(weights_of(state)),
         expected,
     )
-    distance = jax.tree.map(
-        lambda a, b: np.abs(a - b).max(), expected, on_host(trained(state))
-    )
+    distance = jax.tree.map(lambda a, b: np.abs(a - b).max(), expected, on_host(trained(state)))
     assert max(jax.tree.leaves(distance)) > 1e-3
 
 
