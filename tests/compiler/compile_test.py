@@ -122,7 +122,7 @@ def test_tables_that_are_too_large_are_refused_by_how_much(capsys, tmp_path):
     ("names", "text"),
     [
         ("", "--topology: must have a value: found nothing"),
-        (",", "--topology must name a TPU slice, as v3-32, or GPUs, as h200-8: found ','"),
+        (",", "--topology must .*: found ','"),
         ("v9-8", "--topology must be a generation of TPUs or of GPUs.*found 'v9-8'"),
         ("v3-8,v3-24", "power of two: found v3-24, of 12 chips"),
     ],
