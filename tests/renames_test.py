@@ -47,7 +47,7 @@ def test_an_earlier_field_in_a_config_file_is_refused_with_its_new_name(tmp_path
         "from jaxrank.config import default\n\n\n"
         "def get_config():\n    c = default()\n    c.optim.dense.base_rate = 1.0\n    return c\n"
     )
-    with pytest.raises(InputError, match=r"earlier\.py: base_rate is now base_learning_rate\."):
+    with pytest.raises(InputError, match=r"earlier\.py:6: base_rate is now base_learning_rate\."):
         config_files.load(path)
 
 
@@ -62,6 +62,7 @@ def test_files_of_the_version_before_have_the_names_of_this_one(store):
     new = json.loads(json.dumps(config_files.to_plain(tiny.config())))
     found = renames.config(WRITTEN["config"])
     assert list(shape(found)) == list(shape(new))
+    del new["features"]["time_format"]  # came later
     for section in ("source", "features", "eval"):
         assert shape(found[section]) == shape(new[section])
     assert list(found["model"]) == list(new["model"])
@@ -122,6 +123,7 @@ def test_a_store_under_earlier_names_is_the_same_store(store, tmp_path):
 
 def test_a_workdir_under_earlier_names_is_the_same_workdir(store, tmp_path):
     config = tiny.config()
+    config.model.name = "ranker"
     config.model.cross = "dcn_mix"
     hot = {"dim8": ReplicatedRows(("c1",), ("c0", "c0", "l0"), 2)}
     workdirs.save(tmp_path, config, open_store(store).schema, hot)

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jaxrank.embedding.backends import cpu_rows
 from jaxrank.validate import LEAST_EPS, MOST_DECAY, check_choice, field, parse
 
-SharedRing = dict[str, jax.Array]
+Slots = dict[str, jax.Array]
 
 
 class RowOptimizer(NamedTuple):
@@ -35,8 +35,8 @@ class RowOptimizer(NamedTuple):
     """
 
     slots: Mapping[str, tuple[bool, float]]
-    change: Callable[..., tuple[jax.Array, SharedRing]]
-    native: Callable[..., tuple[jax.Array, SharedRing]] | None = None
+    change: Callable[..., tuple[jax.Array, Slots]]
+    native: Callable[..., tuple[jax.Array, Slots]] | None = None
     counts_steps: bool = False
 
 

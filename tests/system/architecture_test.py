@@ -17,7 +17,7 @@ MOST_MODULES = 12  # of a folder, the top level excepted
 # Modules and packages of the top level, lowest floor first: imports go only downwards.
 FLOORS = (
     "errors atomic renames signals features losses",
-    "json_files validate outputs layout mesh report plots run_schedule native",
+    "json_files validate base_rates outputs layout mesh report plots run_schedule native",
     "data embedding models metrics optim runtime",
     "step config",
     "program checkpoints telemetry config_files config_reference",
