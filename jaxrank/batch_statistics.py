@@ -44,18 +44,20 @@ def reestimated(
     """
     weights = weights_of(state)
     steps = steps_read(program.shape.batch_size, step)
-    found: list[tuple[Any, float]] = []
+    batch_moments: list[tuple[Any, float]] = []
     if weights.model_state and program.has_moments:
         batches.seek(steps.start)
         for number in steps:
             batch = jax.tree.map(lambda x: x[0], next(batches))
             placed = meshes.put_batch(batch, program.mesh)
-            found.append(jax.device_get(program.moments(weights, placed, np.int32(number))))
+            batch_moments.append(jax.device_get(program.moments(weights, placed, np.int32(number))))
         batches.close()
-    found = [each for each in found if each[1] and _is_finite(each[0])]
-    if not found:
+    batch_moments = [each for each in batch_moments if each[1] and _is_finite(each[0])]
+    if not batch_moments:
         return state
-    combined = _combined([moments for moments, _ in found], [count for _, count in found])
+    combined = _combined(
+        [moments for moments, _ in batch_moments], [count for _, count in batch_moments]
+    )
     model_state = _replaced(weights.model_state, combined)
     if state.average:
         return state._replace(average=state.average._replace(model_state=model_state))

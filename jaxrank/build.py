@@ -278,10 +278,12 @@ def make_workload(config: ConfigDict, schema: Schema) -> Workload:
         InputError: a field of the config has a value that cannot be used.
     """
     dim_of = dims_of(schema, config.embedding)
-    one = meshes.make_mesh(devices=1)
+    single = meshes.make_mesh(devices=1)
     return Workload(
         dim_of=dim_of,
-        step_spec=make_step_spec(config, layouts.layout(schema, dim_of), one, num_steps=1, room={}),
+        step_spec=make_step_spec(
+            config, layouts.layout(schema, dim_of), single, num_steps=1, room={}
+        ),
         placement=config.embedding.placement,
         placements=to_plain(config.embedding.placements),
         slack=config.embedding.exchange_slack,

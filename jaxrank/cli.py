@@ -39,16 +39,16 @@ def _with_dashes(argument: str) -> str:
 def _check_flags(argv: Sequence[str]) -> None:
     """Raises InputError where a flag has an empty value, as of an unset variable, or one of ONCE is
     there again."""
-    found: set[str] = set()
+    seen: set[str] = set()
     for arg, following in itertools.pairwise([*argv, "-"]):
         name, equals, value = arg.partition("=")
         if not name.startswith("--") or name.startswith("--config."):
             continue
         if not (value if equals else following):
             raise InputError(f"{name}: must have a value: found nothing.")
-        if name in found and name in ONCE:
+        if name in seen and name in ONCE:
             raise InputError(f"{name}: must be given once: found it again, {arg!r}.")
-        found.add(name)
+        seen.add(name)
 
 
 def _check_rest(parser: argparse.ArgumentParser, rest: Sequence[str]) -> None:
@@ -85,19 +85,19 @@ def _prepare(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
         report=report,
     )
     report(f"Store: {store.path}")
-    told = {
+    statistics = {
         name: {k: v for k, v in split.statistics.items() if k != "mergeable"}
         for name, split in store.splits.items()
     }
     if args.picture:
         from jaxrank import plots
 
-        plots.draw_statistics(told, args.picture)
+        plots.draw_statistics(statistics, args.picture)
         report(f"picture: {args.picture}")
     return {
         "store": str(store.path),
         "splits": {
-            name: {"rows": split.rows, "bytes": split.bytes, "statistics": told[name]}
+            name: {"rows": split.rows, "bytes": split.bytes, "statistics": statistics[name]}
             for name, split in store.splits.items()
         },
         "tables": {table.name: table.rows for table in store.schema.tables},
@@ -164,33 +164,33 @@ def _compile(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
     names = check_names(args.topology)
     if args.picture and not args.scaling:
         raise InputError("--picture draws --scaling, which must be given too.")
-    found = list(
+    compiled = list(
         compile_for(args.config, names, workdir=args.workdir, scaling=args.scaling, report=report)
     )
-    report(compile_report.describe(found))
-    if args.picture and compile_report.draw(found, args.picture):
+    report(compile_report.describe(compiled))
+    if args.picture and compile_report.draw(compiled, args.picture):
         report(f"picture: {args.picture}")
-    return compile_report.to_json(found)
+    return compile_report.to_json(compiled)
 
 
 def _bench(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
     from jaxrank.bench import report as bench_report
     from jaxrank.bench.measure import bench
 
-    found = bench(args.config, args.workdir, seconds=args.seconds, report=report)
-    report(bench_report.describe(found))
+    result = bench(args.config, args.workdir, seconds=args.seconds, report=report)
+    report(bench_report.describe(result))
     if args.picture:
         from jaxrank import plots
 
         plots.draw_bench(
-            found.rates._asdict(),
-            found.stages,
+            result.rates._asdict(),
+            result.stages,
             args.picture,
-            limit=found.limit,
-            title=f"{found.device}, batch {found.batch_size:,}",
+            limit=result.limit,
+            title=f"{result.device}, batch {result.batch_size:,}",
         )
         report(f"picture: {args.picture}")
-    return bench_report.to_json(found)
+    return bench_report.to_json(result)
 
 
 def _which(args: argparse.Namespace) -> dict[str, Any]:
@@ -220,9 +220,9 @@ def _follow(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
     if args.by:
         raise InputError(f"--by is not for --follow: found --by={args.by}.")
     every = {} if args.every is None else {"every_seconds": args.every}
-    found = follow(args.workdir, **which, **every, report=report)
-    report(f"The run has ended; TensorBoard: tensorboard --logdir={found.output}")
-    return found._asdict()
+    result = follow(args.workdir, **which, **every, report=report)
+    report(f"The run has ended; TensorBoard: tensorboard --logdir={result.output}")
+    return result._asdict()
 
 
 def _predict(args: argparse.Namespace, report: Callable) -> dict[str, Any]:

@@ -24,15 +24,15 @@ from jaxrank.models.registry import RANKER
 from jaxrank.validate import no_such_field
 
 
-def _override(config: ConfigDict, given: str) -> ConfigDict:
+def _override(config: ConfigDict, override: str) -> ConfigDict:
     """The config with one field set, as "--config.optim.dense.base_learning_rate=0.002" says."""
-    if not given.startswith("--config.") or "=" not in given:
-        raise InputError(f"an override must be --config.FIELD=VALUE: found {given!r}.")
-    path, _, value = given.removeprefix("--config.").partition("=")
+    if not override.startswith("--config.") or "=" not in override:
+        raise InputError(f"an override must be --config.FIELD=VALUE: found {override!r}.")
+    path, _, value = override.removeprefix("--config.").partition("=")
     if _set_by_name(config, path, value):
         return config
     values = flags.FlagValues()
-    argv = ["jaxrank", given]
+    argv = ["jaxrank", override]
     try:
         config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=argv)
         values(argv)
@@ -40,7 +40,7 @@ def _override(config: ConfigDict, given: str) -> ConfigDict:
         text = error.args[0] if error.args else error
         if isinstance(error, KeyError | IndexError):
             text = f"no such field or element: {text}"
-        raise InputError(f"{given}: {text}") from error
+        raise InputError(f"{override}: {text}") from error
     return values["config"].value
 
 
@@ -62,11 +62,11 @@ def _set_by_name(config: ConfigDict, path: str, value: str) -> bool:
     for part in path.split("."):
         by_name = where.removesuffix(".") in NAMED_FIELDS and f"{where}{part}" == path
         if by_name and not isinstance(section.get(part), tuple):
-            found = value if where == "source.files." else _literal(value)
+            parsed = value if where == "source.files." else _literal(value)
             with section.unlocked(), section.ignore_type():
                 if where.removesuffix(".") in PATTERN_FIELDS and part in section:
                     del section[part]  # the last one given counts
-                section[part] = found
+                section[part] = parsed
             return True
         name = part.split("[")[0]
         if name not in section:
@@ -106,10 +106,10 @@ def _set_unnamed(config: ConfigDict, path: str, value: str) -> bool:
 
 def _literal(text: str, kinds: Any = int | float | str) -> Any:
     try:
-        found = ast.literal_eval(text)
+        parsed = ast.literal_eval(text)
     except (SyntaxError, TypeError, ValueError, MemoryError, RecursionError):
         return text
-    return found if isinstance(found, kinds) else text
+    return parsed if isinstance(parsed, kinds) else text
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> ConfigDict:
@@ -129,10 +129,10 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> ConfigDict:
     loaded = _loaded(path)
     left = list(overrides)
     while left:
-        given = left.pop(0)
-        if "=" not in given and left and not left[0].startswith("--config."):
-            given += f"={left.pop(0)}"
-        loaded = _override(loaded, given)
+        override = left.pop(0)
+        if "=" not in override and left and not left[0].startswith("--config."):
+            override += f"={left.pop(0)}"
+        loaded = _override(loaded, override)
     sections(loaded)
     return loaded
 
@@ -196,15 +196,15 @@ def _line_of(error: BaseException, path: str) -> str:
 
 def _forget(names: Iterable[str], directory: Path) -> None:
     """Of the modules `names` those that lie in a directory, and those of packages there."""
-    found = set()
+    local = set()
     for name in names:
         # What stands there need be no module, and has whatever attributes it is asked for.
-        told = getattr(sys.modules[name], "__dict__", {})
-        places = told.get("__path__", [told.get("__file__")])
+        attributes = getattr(sys.modules[name], "__dict__", {})
+        places = attributes.get("__path__", [attributes.get("__file__")])
         if "." not in name and any(p and Path(p).parent == directory for p in places):
-            found.add(name)
+            local.add(name)
     for name in names:
-        if name.partition(".")[0] in found:
+        if name.partition(".")[0] in local:
             del sys.modules[name]
 
 

@@ -83,8 +83,8 @@ def rows(section: Section) -> Iterator[tuple[str, str, str, str, str]]:
         allowed = ", ".join(map(repr, rules.choices)) or rules.bounds
         if rules.read_when is not None:
             chooser, values = rules.read_when
-            told = f"read where {chooser} is {' or '.join(values)}"
-            allowed = f"{allowed}; {told}" if allowed else told
+            condition = f"read where {chooser} is {' or '.join(values)}"
+            allowed = f"{allowed}; {condition}" if allowed else condition
         yield entry.name, shown, rules.unit, allowed, rules.help
 
 

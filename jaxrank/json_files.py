@@ -175,17 +175,17 @@ class Seal(NamedTuple):
             raise InputError(
                 f"{path}: must have the key {self.key!r}: found an object without it.{self.hint}"
             )
-        found = tree.pop(self.key)
+        checksum = tree.pop(self.key)
         if self.of_bytes:
             body, mark, end = content.rpartition(self._mark.encode())
             must = _checksum(body)
             is_whole = bool(mark) and end.decode() == must + _END
         else:
             must = _checksum(self._content(tree).encode())
-            is_whole = found == must
+            is_whole = checksum == must
         if not is_whole:
             raise InputError(
-                f"{path}: is corrupt: its {self.key} must be {must}, found {found!r}.{self.hint}"
+                f"{path}: is corrupt: its {self.key} must be {must}, found {checksum!r}.{self.hint}"
             )
         return tree
 

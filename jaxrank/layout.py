@@ -141,9 +141,9 @@ class ToStack(NamedTuple):
             rows: i32[..], rows of tables, or PAD.
             tables: the table (index in `Stack.tables`) of each row. Broadcasts to `rows`.
         """
-        found = rows + self.steps(rows, self.first[tables], self.hot[tables])
-        np.copyto(found, PAD, where=rows == PAD)
-        return found
+        stack_rows = rows + self.steps(rows, self.first[tables], self.hot[tables])
+        np.copyto(stack_rows, PAD, where=rows == PAD)
+        return stack_rows
 
 
 class ToTables(NamedTuple):
@@ -181,12 +181,12 @@ class ToTables(NamedTuple):
             rows: integers [n], not PAD. Rows in the tables have the same type.
         """
         run = np.searchsorted(self.starts, rows, side="right") - 1
-        tables, own = self.tables[run], rows - self.offsets[run]
+        tables, table_rows = self.tables[run], rows - self.offsets[run]
         place = rows - self.hot_start
         is_hot = (place >= 0) & (place < len(self.hot_rows))
         tables[is_hot] = self.hot_tables[place[is_hot]]
-        own[is_hot] = self.hot_rows[place[is_hot]]
-        return tables, own
+        table_rows[is_hot] = self.hot_rows[place[is_hot]]
+        return tables, table_rows
 
 
 def _hot_rows(stack: Stack) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -266,13 +266,13 @@ def _stack(schema: Schema, dim: int, tables: list[Table], hot: ReplicatedRows) -
 
 def ids_of_device(layout: Layout, batch: Batch, devices: int) -> dict[str, int]:
     """Returns {stack: number of ids in a device's share of a batch, with PAD}."""
-    found = {}
+    counts = {}
     for stack in layout.stacks:
         count = batch.ids[stack.name].size if stack.name in batch.ids else 0
         if stack.name in batch.lists:
             count += batch.lists[stack.name].ids.size
-        found[stack.name] = count // devices
-    return found
+        counts[stack.name] = count // devices
+    return counts
 
 
 def batch_of(

@@ -110,11 +110,11 @@ def _by_kind(
     """Each function once, on all columns of its kind."""
     if len(kinds) != arrays[0].shape[1]:
         raise ValueError(f"kinds must be of {arrays[0].shape[1]} tasks: found {kinds}.")
-    found = {kind: columns_of(kind, kinds) for kind in dict.fromkeys(kinds)}
-    parts = [functions[k](*(columns(a, of) for a in arrays)) for k, of in found.items()]
+    columns_by_kind = {kind: columns_of(kind, kinds) for kind in dict.fromkeys(kinds)}
+    parts = [functions[k](*(columns(a, of) for a in arrays)) for k, of in columns_by_kind.items()]
     if len(parts) == 1:
         return parts[0]
-    order = np.argsort(np.concatenate(list(found.values())))
+    order = np.argsort(np.concatenate(list(columns_by_kind.values())))
     return jnp.concatenate(parts, axis=1)[:, order]
 
 

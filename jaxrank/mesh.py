@@ -40,8 +40,8 @@ def make_mesh(*, replicas: int = 1, devices: int = 0) -> Mesh:
     Raises:
         InputError: the numbers do not fit the available devices.
     """
-    found = jax.devices()
-    return mesh_of(found[: used(devices, len(found))], replicas)
+    available = jax.devices()
+    return mesh_of(available[: used(devices, len(available))], replicas)
 
 
 def used(devices: int, there: int) -> int:
@@ -94,18 +94,18 @@ def platform(mesh: Mesh) -> str:
 
 def bytes_on_device(shapes: Any, shardings: Any) -> int:
     """Sums the bytes on one device of arrays with these shapes and shardings."""
-    found = jax.tree.map(
+    sizes = jax.tree.map(
         lambda x, s: math.prod(s.shard_shape(x.shape)) * x.dtype.itemsize, shapes, shardings
     )
-    return sum(jax.tree.leaves(found))
+    return sum(jax.tree.leaves(sizes))
 
 
 def host_memory() -> int:
     """Returns the bytes of this machine's memory, or the limit of its cgroup if that is less."""
-    found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     with contextlib.suppress(OSError, ValueError):  # "max" if there is no limit
-        found = min(found, int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    return found
+        size = min(size, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return size
 
 
 def exchange_options(mesh: Mesh) -> dict[str, str]:
@@ -144,8 +144,8 @@ def _total(mesh: Mesh, tree: Any) -> Any:
         chosen = [i for i, x in enumerate(leaves) if x.dtype == dtype]
         flat = jnp.concatenate([leaves[i].reshape(-1) for i in chosen])
         parts = jnp.pad(flat, (0, -len(flat) % mesh.size)).reshape(mesh.size, -1)
-        mine = jax.lax.all_to_all(parts, EXAMPLES, 0, 0, tiled=True).sum(0)
-        flat = jax.lax.all_gather(mine, EXAMPLES, tiled=True)
+        local_sum = jax.lax.all_to_all(parts, EXAMPLES, 0, 0, tiled=True).sum(0)
+        flat = jax.lax.all_gather(local_sum, EXAMPLES, tiled=True)
         at = 0
         for i in chosen:
             summed[i] = flat[at : at + leaves[i].size].reshape(leaves[i].shape)

@@ -227,8 +227,10 @@ def _scale_updates(lr_multipliers: Mapping[str, float]) -> optax.GradientTransfo
     def named_multipliers(params: Any) -> list[tuple[str, float]]:
         paths, _ = jax.tree.flatten_with_path(params)
         names = [_name(path) for path, _ in paths]
-        found = validate.matched("optim.dense.lr_multipliers", "parameter", names, lr_multipliers)
-        return [(name, found.get(name, 1.0)) for name in names]
+        multipliers = validate.matched(
+            "optim.dense.lr_multipliers", "parameter", names, lr_multipliers
+        )
+        return [(name, multipliers.get(name, 1.0)) for name in names]
 
     def init(params: Any) -> optax.EmptyState:
         named_multipliers(params)

@@ -43,11 +43,11 @@ def joint_logits(logits: jax.Array, parents: tuple[int, ...]) -> jax.Array:
         return logits
 
     def joint(task: int) -> jax.Array:
-        own = logits[:, task]
+        logit = logits[:, task]
         if parents[task] < 0:
-            return own
+            return logit
         parent = joint(parents[task])
-        return -jnp.logaddexp(jnp.logaddexp(-own, -parent), -own - parent)
+        return -jnp.logaddexp(jnp.logaddexp(-logit, -parent), -logit - parent)
 
     return jnp.stack([joint(task) for task in range(logits.shape[1])], axis=1)
 

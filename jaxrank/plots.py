@@ -183,7 +183,10 @@ def draw_statistics(statistics: Mapping[str, Mapping[str, Any]], path: str | Pat
     panels = [values for values in (missing, distinct, longest) if values]
     heights = [1 + 0.25 * len(values) for values in panels] or [1]
     figure = Figure(figsize=(10, sum(heights) + 1), layout="constrained")
-    labels = [f"{split}: {found.get('rows', 0):,} rows" for split, found in shown.items()]
+    labels = [
+        f"{split}: {split_statistics.get('rows', 0):,} rows"
+        for split, split_statistics in shown.items()
+    ]
     more = len(largest) - len(shown)
     figure.suptitle("Prepared data" + (f"; {more} more splits are not shown" if more else ""))
     axes = iter(np.ravel(figure.subplots(len(heights), 1, height_ratios=heights)))
@@ -214,14 +217,14 @@ def _values(
     kinds: Iterable[str],
     value: Callable[[Mapping[str, Any], int], float | None],
 ) -> _Values:
-    found: _Values = {}
+    by_name: _Values = {}
     for kind in kinds:
         for split, statistics in shown.items():
             for name, column in statistics.get(kind, {}).items():
                 number = value(column, statistics.get("rows", 0))
                 if number is not None:
-                    found.setdefault(name, {})[split] = number
-    return found
+                    by_name.setdefault(name, {})[split] = number
+    return by_name
 
 
 def _most(values: _Values) -> _Values:
@@ -245,7 +248,7 @@ def _name(axes: Axes, names: Sequence[str], title: str) -> None:
 
 def _bars(axes: Axes, values: _Values, splits: Sequence[str], labels: Sequence[str]) -> None:
     for i, (split, label) in enumerate(zip(splits, labels, strict=True)):
-        widths = [found.get(split, 0.0) for found in values.values()]
+        widths = [by_split.get(split, 0.0) for by_split in values.values()]
         places = _places(len(values), i, len(splits))
         axes.barh(places, widths, height=0.8 / len(splits), label=label)
 

@@ -186,8 +186,8 @@ class CompiledSteps:
     def has_moments(self) -> bool:
         """Whether the model normalises by batches."""
         batch = self.shape.struct(self.predictor.layout)
-        found, _ = jax.eval_shape(self.moments, self.predictor.weights_shape, batch, jnp.int32(0))
-        return bool(jax.tree.leaves(found))
+        shapes, _ = jax.eval_shape(self.moments, self.predictor.weights_shape, batch, jnp.int32(0))
+        return bool(jax.tree.leaves(shapes))
 
     def is_finite(self, weights: steps.Weights) -> bool:
         """Whether every number that predicts is finite; reads all tables once."""

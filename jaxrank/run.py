@@ -281,8 +281,8 @@ def build(
         config.data.train.partition("/")[0] if by_day else run_schedule.valid or split.name,
         "data.valid",
     )
-    told = f"{split.fingerprint} {evaluated.fingerprint} {store.schema}"
-    processes.check_same(f"the data in {store.path}", told)
+    text = f"{split.fingerprint} {evaluated.fingerprint} {store.schema}"
+    processes.check_same(f"the data in {store.path}", text)
     _check_labels(split, report)
     if config.data.valid:
         _check_metric(config.eval, metric, evaluated)
@@ -398,8 +398,8 @@ def _label_statistics(split: Split, order: str) -> Mapping[str, Any] | None:
     """
     if not split.has_statistics:
         return None
-    found = split.day_statistics[0] if order == "days" else split.statistics
-    return found if "traffic" in found else None
+    statistics = split.day_statistics[0] if order == "days" else split.statistics
+    return statistics if "traffic" in statistics else None
 
 
 def _check_room(program: CompiledSteps) -> None:
@@ -410,11 +410,11 @@ def _check_room(program: CompiledSteps) -> None:
     if meshes.platform(program.mesh) != "cpu":
         return
     per_device = meshes.bytes_on_device(program.state_shape, program.state_sharding)
-    needed, found = per_device * len(program.mesh.local_devices), meshes.host_memory()
-    if needed > found:
+    needed, total = per_device * len(program.mesh.local_devices), meshes.host_memory()
+    if needed > total:
         raise InputError(
             f"tables and layers with their optimizers need {format_bytes(needed)}, which must be in"
-            f" the memory of this machine: it has {format_bytes(found)}. `jaxrank plan` tells which"
+            f" the memory of this machine: it has {format_bytes(total)}. `jaxrank plan` tells which"
             " tables are large."
         )
 
@@ -546,18 +546,18 @@ def _check_metric(section: ConfigDict, name: str, split: Split) -> None:
     task, _, metric = name.rpartition("/")
     labels = split.statistics["tasks"][task]
     known, positives = labels["known"], labels["positives"]
-    found = ""
+    actual = ""
     if not known:
-        found = "none that is known"
+        actual = "none that is known"
     elif labels.get("kind", "binary") == "binary":
         if metric in ("auc", "normalized_entropy") and positives in (0, known):
-            found = f"{known:,} labels, all {1 if positives else 0}"
+            actual = f"{known:,} labels, all {1 if positives else 0}"
     elif metric.startswith("normalized_") and labels["min"] == labels["max"]:
-        found = f"{known:,} labels, all {labels['min']:g}"
-    if found:
+        actual = f"{known:,} labels, all {labels['min']:g}"
+    if actual:
         raise InputError(
             f"eval.metric: {name} must have labels that differ in split {split.name!r}, or it is"
-            f" undefined: found {found}. Choose another metric or split."
+            f" undefined: found {actual}. Choose another metric or split."
         )
 
 

@@ -47,12 +47,12 @@ def _count(reader: socket.socket, apart_seconds: float) -> None:
     thread does."""
     first: float | None = None
     with reader:
-        while found := reader.recv(1):
-            if found[0] not in SIGNALS:
+        while received := reader.recv(1):
+            if received[0] not in SIGNALS:
                 continue
             now = time.monotonic()
             if first is not None and now - first >= apart_seconds:
-                os._exit(128 + found[0])
+                os._exit(128 + received[0])
             first = now if first is None else first
 
 

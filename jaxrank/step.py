@@ -161,7 +161,7 @@ def _inputs(
     columns: list[Columns] = []
     spans: list[Span] = []
     for stack in layout.stacks:
-        found = vectors.get(stack.name, {})
+        stack_vectors = vectors.get(stack.name, {})
         if stack.places:
             if stack.columns:
                 names = tuple(column_features[i] for i in stack.columns)
@@ -170,10 +170,10 @@ def _inputs(
             for i, length in zip(stack.sequences, stack.sequence_lengths, strict=True):
                 spans.append(Span(schema.ragged[i].name, len(reads), first, length))
                 first += length
-            reads.append((found["ids"], ids[stack.name] if stack.sequences else None))
+            reads.append((stack_vectors["ids"], ids[stack.name] if stack.sequences else None))
         if stack.lists:
             columns.append(Columns(len(reads), tuple(schema.ragged[i].name for i in stack.lists)))
-            reads.append((found["lists"], None))
+            reads.append((stack_vectors["lists"], None))
     dense = tuple(f.name for f in schema.dense)
     return Inputs(Names(dense, tuple(columns), tuple(spans)), floats, reads, share)
 
@@ -355,8 +355,8 @@ def _if_applied(applies: jax.Array, is_due: jax.Array | None, new: Any, old: Any
 
 def _all_finite(mesh: Mesh, number: jax.Array, vector_grads: Any) -> jax.Array:
     """bool[], whether a number, the gradients and the sum of their squares are, on all devices."""
-    here = sum(jnp.sum(jnp.square(x)) for x in jax.tree.leaves(vector_grads))
-    return jnp.isfinite(number) & jnp.isfinite(meshes.total(mesh, here))
+    local_sum = sum(jnp.sum(jnp.square(x)) for x in jax.tree.leaves(vector_grads))
+    return jnp.isfinite(number) & jnp.isfinite(meshes.total(mesh, local_sum))
 
 
 def _counts(batch: Batch) -> jax.Array:

@@ -262,22 +262,22 @@ def matched(
     Raises:
         InputError: a pattern matches no name.
     """
-    found: dict[str, Value] = {}
+    by_name: dict[str, Value] = {}
     for pattern, value in patterns.items():
-        those = fnmatch.filter(names, pattern)
-        if not those:
+        matches = fnmatch.filter(names, pattern)
+        if not matches:
             raise InputError(
                 f"{field}: {pattern!r} must match a {kind}: they are {', '.join(names[:20])}"
                 f"{' and more' if len(names) > 20 else ''}."
             )
-        found |= dict.fromkeys(those, value)
-    return found
+        by_name |= dict.fromkeys(matches, value)
+    return by_name
 
 
 def is_supported(kind: Any) -> bool:
     """Whether values of a type can be checked, and so stand in a config."""
     if isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union:
-        return all(is_supported(one) for one in typing.get_args(kind))
+        return all(is_supported(option) for option in typing.get_args(kind))
     if typing.get_origin(kind) is tuple:
         entry, *rest = typing.get_args(kind)
         return rest == [...] and is_supported(entry)
@@ -352,8 +352,8 @@ def _value(kind: Any, value: Any, where: str, rules: Rules, complete: bool = Fal
         options = typing.get_args(kind)
         if value is None and types.NoneType in options:
             return None
-        mappings = [one for one in options if typing.get_origin(one) is Mapping]
-        others = [one for one in options if one not in (*mappings, types.NoneType)]
+        mappings = [option for option in options if typing.get_origin(option) is Mapping]
+        others = [option for option in options if option not in (*mappings, types.NoneType)]
         suits = mappings if _is_section(value) or not others else others
         return _value((suits or others)[0], value, where, rules)
     if dataclasses.is_dataclass(kind):

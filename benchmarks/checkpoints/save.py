@@ -68,8 +68,8 @@ def main() -> None:
     def step() -> float:
         nonlocal state
         began = time.perf_counter()
-        state, told = program.train(state, batch, np.int32(1))
-        jax.block_until_ready(told)
+        state, metrics = program.train(state, batch, np.int32(1))
+        jax.block_until_ready(metrics)
         return time.perf_counter() - began
 
     for _ in range(3):

@@ -94,22 +94,22 @@ def started(args: list[str], devices: int) -> subprocess.Popen[str]:
 
 def children(session: int) -> list[int]:
     """Returns the processes that train, among all that a launcher has started."""
-    found = []
+    processes = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal() and int(entry.name) != session:
             try:
-                here = os.getsid(int(entry.name)) == session
+                in_session = os.getsid(int(entry.name)) == session
                 words = (entry / "cmdline").read_bytes().split(b"\0")
             except OSError:
                 continue
-            if here and b"jaxrank" in words and b"env" not in words:
-                found.append(int(entry.name))
-    return found or [session]
+            if in_session and b"jaxrank" in words and b"env" not in words:
+                processes.append(int(entry.name))
+    return processes or [session]
 
 
 def newest(workdir: Path) -> int:
-    found = [int(p.name) for p in workdir.glob("checkpoints/*") if p.name.isdecimal()]
-    return max(found, default=0)
+    steps = [int(p.name) for p in workdir.glob("checkpoints/*") if p.name.isdecimal()]
+    return max(steps, default=0)
 
 
 class End(NamedTuple):
@@ -124,11 +124,11 @@ class End(NamedTuple):
 
 
 def end(workdir: Path, steps: int) -> End:
-    found = jaxrank("evaluate", f"--workdir={workdir}")["metrics"]["click"]
+    metrics = jaxrank("evaluate", f"--workdir={workdir}")["metrics"]["click"]
     lines = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
     losses = {r["step"]: r["loss"] for r in lines if r["kind"] == "train"}
     assert list(losses) == list(range(1, steps + 1))
-    return End(found["logloss"], found["auc"], list(losses.values()))
+    return End(metrics["logloss"], metrics["auc"], list(losses.values()))
 
 
 def main() -> None:
@@ -152,9 +152,9 @@ def main() -> None:
     steps = int(told_steps.read_text())
     for name, devices in (("one", 1), ("two", 2)):
         run = started(command(folder, name, steps, devices, 1), devices)
-        _, told = run.communicate()
+        _, errors = run.communicate()
         if run.returncode:
-            raise SystemExit(told)
+            raise SystemExit(errors)
         print(f"{steps:,} steps undisturbed on {devices} devices", flush=True)
 
     endings, began = 0, time.monotonic()
@@ -169,9 +169,9 @@ def main() -> None:
             # The launcher forwards SIGTERM. After kill -9 of one process it ends the others.
             killed = how == signal.SIGKILL and processes > 1
             os.kill(draw.choice(children(process.pid)) if killed else process.pid, how)
-        _, told = process.communicate()
+        _, errors = process.communicate()
         if process.returncode not in (0, -9, 1, 134, 137, 143):
-            raise SystemExit(f"status {process.returncode}: {told}")
+            raise SystemExit(f"status {process.returncode}: {errors}")
         endings += process.returncode != 0
         print(
             f"{devices} devices, {processes} processes: from step {before} to"

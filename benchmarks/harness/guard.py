@@ -77,8 +77,8 @@ def main() -> None:
         for number in range(args.rounds):
             rates = [0.0, 0.0]
             for which in (0, 1) if number % 2 else (1, 0):
-                found = both[which].round(args.seconds)
-                rates[which] = found.examples / found.seconds
+                result = both[which].round(args.seconds)
+                rates[which] = result.examples / result.seconds
             ratios.append(rates[1] / rates[0])
             print(
                 f"before {rates[0]:,.0f} examples/s, now {rates[1]:,.0f}: {ratios[-1]:.3f}",

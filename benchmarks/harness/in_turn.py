@@ -87,9 +87,9 @@ def serve(batches: Callable[[], Iterator[int]], warm: int) -> None:
     out = os.dup(1)
     os.dup2(2, 1)  # output of libraries goes to standard error
     try:
-        made, times = batches(), [time.perf_counter()]
+        running, times = batches(), [time.perf_counter()]
         while warm > 0:
-            warm -= next(made)
+            warm -= next(running)
             times.append(time.perf_counter())
         # Measured over the second half, because the first one includes compilation.
         half = (len(times) - 1) // 2
@@ -99,13 +99,13 @@ def serve(batches: Callable[[], Iterator[int]], warm: int) -> None:
         return
     os.write(out, b"ready\n")
     for line in sys.stdin:
-        _take_what_is_ready(made, typical)
+        _take_what_is_ready(running, typical)
         examples, began, cpu = 0, time.perf_counter(), _cpu_seconds()
         while time.perf_counter() - began < float(line):
-            examples += next(made)
+            examples += next(running)
         seconds = time.perf_counter() - began
-        found = Round(examples, seconds, _cpu_seconds() - cpu, *_memory())
-        os.write(out, (json.dumps(found) + "\n").encode())
+        result = Round(examples, seconds, _cpu_seconds() - cpu, *_memory())
+        os.write(out, (json.dumps(result) + "\n").encode())
 
 
 def _take_what_is_ready(made: Iterator[int], typical: float) -> None:
@@ -134,9 +134,9 @@ def _memory() -> tuple[int, int]:
     shares: dict[str, int] = {"Anon": 0, "Shmem": 0, "File": 0}
     for pid in (os.getpid(), *_workers()):
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-        found = dict(line.split(":") for line in lines)
+        sizes = dict(line.split(":") for line in lines)
         for kind in shares:
-            size = int(found[f"Rss{kind}"].split()[0]) // 1024
+            size = int(sizes[f"Rss{kind}"].split()[0]) // 1024
             # Shared memory and mapped files are counted once, because all map the same.
             shares[kind] = shares[kind] + size if kind == "Anon" else max(shares[kind], size)
     return shares["Anon"] + shares["Shmem"], shares["File"]

@@ -108,12 +108,12 @@ class Data:
         segments = np.full((groups, self.room), PAD, np.int32)
         weights = np.zeros((groups, self.room), np.float32)
         stops = np.cumsum(by_group.sum(axis=1))
-        for g, (own, stop) in enumerate(zip(by_group, stops.tolist(), strict=True)):
-            lists = np.repeat(np.arange(len(own)), own)
+        for g, (lengths_of_group, stop) in enumerate(zip(by_group, stops.tolist(), strict=True)):
+            lists = np.repeat(np.arange(len(lengths_of_group)), lengths_of_group)
             n = len(lists)
             ids[g, :n] = values[stop - n : stop] + offsets[lists]
             segments[g, :n] = lists
-            weights[g, :n] = (1 / np.maximum(own, 1)).astype(np.float32)[lists]
+            weights[g, :n] = (1 / np.maximum(lengths_of_group, 1)).astype(np.float32)[lists]
         return {"list_ids": ids, "segments": segments, "weights": weights}
 
 
@@ -200,9 +200,9 @@ def tf_tfrecord(data: Data, size: int, path: Path) -> Iterator[int]:
         features[f"l{i}"] = tf.io.RaggedFeature(tf.int64)
 
     def parsed(serialized: Any) -> dict[str, Any]:
-        found = tf.io.parse_example(serialized, features)
-        found["ids"] = tf.cast(found["ids"], tf.int32) + data.offsets
-        return found
+        example = tf.io.parse_example(serialized, features)
+        example["ids"] = tf.cast(example["ids"], tf.int32) + data.offsets
+        return example
 
     batches = tf.data.TFRecordDataset(str(records)).repeat().shuffle(16 * size)
     batches = batches.batch(size, drop_remainder=True).map(parsed).prefetch(1)
@@ -267,11 +267,11 @@ def _tensorflow() -> Any:
 
 def _tf_columns(tf: Any, data: Data) -> dict[str, Any]:
     c = data.columns
-    found = {"floats": c.floats, "ids": c.ids, "labels": c.labels}
+    columns = {"floats": c.floats, "ids": c.ids, "labels": c.labels}
     if c.lengths.shape[1]:
         rows = tf.RaggedTensor.from_row_lengths(c.values, c.lengths.reshape(-1))
-        found["lists"] = tf.RaggedTensor.from_uniform_row_length(rows, c.lengths.shape[1])
-    return found
+        columns["lists"] = tf.RaggedTensor.from_uniform_row_length(rows, c.lengths.shape[1])
+    return columns
 
 
 PEERS: dict[str, Callable[[Data, int, Path], Iterator[int]]] = {

@@ -61,8 +61,8 @@ OURS = (
 
 def batches(path: Path, batch_size: int, settings: dict[str, int]) -> Iterator[int]:
     store = open_store(path)
-    given: dict[str, Any] = SETTINGS | settings
-    made = TrainBatches(
+    options: dict[str, Any] = SETTINGS | settings
+    loader = TrainBatches(
         store.split("train"),
         layout(store.schema, {t.name: 16 for t in store.schema.tables}),
         batch_size=batch_size,
@@ -70,10 +70,10 @@ def batches(path: Path, batch_size: int, settings: dict[str, int]) -> Iterator[i
         shards=8,
         list_slack=8.0,
         on_overflow="truncate",
-        num_steps=given["steps_per_execution"] * 10**9,
-        **given,
+        num_steps=options["steps_per_execution"] * 10**9,
+        **options,
     )
-    return (batch_size * given["steps_per_execution"] for _ in made)
+    return (batch_size * options["steps_per_execution"] for _ in loader)
 
 
 def measure(args: argparse.Namespace, shape: str, store: Path) -> None:
@@ -84,28 +84,28 @@ def measure(args: argparse.Namespace, shape: str, store: Path) -> None:
     programs = [_start(row, args, store, cores[: row.cores]) for row in rows]
     if programs[0].told:
         raise SystemExit(f"{rows[0].name}, the reference of all others: {programs[0].told}")
-    found: list[list[Round]] = [[] for _ in rows]
+    results: list[list[Round]] = [[] for _ in rows]
     for _ in range(args.rounds):
-        for program, rounds in zip(programs, found, strict=True):
+        for program, rounds in zip(programs, results, strict=True):
             if not program.told:
                 rounds.append(program.round(args.seconds))
     ids = SHAPES[shape].ids
     print(f"\n{shape}: {ids} ids per example, batches of {args.batch_size}")
     print(f"{'':22}{'examples/s':>13}{'ids/s':>15}{'per core':>13}{'ours':>8}{'MiB':>13}")
-    for row, program, rounds in zip(rows, programs, found, strict=True):
+    for row, program, rounds in zip(rows, programs, results, strict=True):
         if program.told:
             print(f"{row.name:22}{program.told:>13}")
             continue
         program.close()
-        _print(row.name, rounds, found[0], ids)
+        _print(row.name, rounds, results[0], ids)
 
 
 def _start(row: Row, args: argparse.Namespace, store: Path, cores: list[int]) -> Program:
-    here = Path(__file__)
+    script = Path(__file__)
     if isinstance(row.settings, str):
-        command: list[Any] = [here.with_name("peers.py"), row.settings, store]
+        command: list[Any] = [script.with_name("peers.py"), row.settings, store]
     else:
-        command = [here, "--serve", store]
+        command = [script, "--serve", store]
         command += [f"{name}={value}" for name, value in row.settings.items()]
     return Program([*command, "--batch-size", args.batch_size], cores)
 

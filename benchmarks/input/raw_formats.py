@@ -172,16 +172,16 @@ def main() -> None:
             "TFRecord, simple loop": lambda: read_by_protobuf(place / "a.tfrecord"),
             "Parquet, the source": lambda: read_source("parquet", place / "1.parquet"),
         }
-        found: dict[str, list[float]] = {}
+        speeds: dict[str, list[float]] = {}
         for _ in range(args.rounds):
             for name, reader in readers.items():
                 start = time.perf_counter()
                 rows = reader()
-                found.setdefault(name, []).append(rows / (time.perf_counter() - start))
+                speeds.setdefault(name, []).append(rows / (time.perf_counter() - start))
             for name, store in stores.items():
                 rate = examples_per_second(store, 8192)
-                found.setdefault(f"training batches from {name}", []).append(rate)
-        for name, rates in found.items():
+                speeds.setdefault(f"training batches from {name}", []).append(rate)
+        for name, rates in speeds.items():
             print(f"{name}: {statistics.median(rates):,.0f} rows/s")
 
 

@@ -103,15 +103,15 @@ def get_config(rows: str) -> ConfigDict:
 
 
 def arguments(case: Case, steps: int) -> list[str]:
-    found = [f"--config.seed={case.seed}", f"--config.batch_size={case.batch}"]
+    words = [f"--config.seed={case.seed}", f"--config.batch_size={case.batch}"]
     names, rules = OPTIMIZERS[case.optimizer], RULES[case.rule]
     parts = zip(("dense", "tables"), names, case.rates, rules, strict=True)
     for section, (name, _), rate, rule in parts:
         at = f"--config.optim.{section}."
-        found += [f"{at}name={name}", f"{at}base_learning_rate={rate}", f"{at}base_batch={BASE}"]
-        found += [f"{at}scaling={rule}", f"{at}warmup_steps={round(case.warmup * steps)}"]
-        found += [f"{at}decay={case.decay}"]
-    return [*found, *shlex.split(case.own)]
+        words += [f"{at}name={name}", f"{at}base_learning_rate={rate}", f"{at}base_batch={BASE}"]
+        words += [f"{at}scaling={rule}", f"{at}warmup_steps={round(case.warmup * steps)}"]
+        words += [f"{at}decay={case.decay}"]
+    return [*words, *shlex.split(case.own)]
 
 
 class Runner:
@@ -192,15 +192,15 @@ def best_rates(
     Climbs until no neighbour, also diagonally, is better. Then returns the smallest rates that are
     near the best. Rates at the edge of stability would not measure the loss of a larger batch.
     """
-    found: dict[tuple[float, float], float] = {}
+    losses: dict[tuple[float, float], float] = {}
     while True:
-        one, other = ([_half_decades(x, n) for n in (-1, 0, 1)] for x in best)
-        around = itertools.product(one, other)
-        new = [pair for pair in around if pair not in found]
-        found |= dict(zip(new, runner.first_losses(optimizer, batch, new, own), strict=True))
-        before, best = best, min(found, key=lambda pair: found[pair])
+        dense, other = ([_half_decades(x, n) for n in (-1, 0, 1)] for x in best)
+        around = itertools.product(dense, other)
+        new = [pair for pair in around if pair not in losses]
+        losses |= dict(zip(new, runner.first_losses(optimizer, batch, new, own), strict=True))
+        before, best = best, min(losses, key=lambda pair: losses[pair])
         if best == before:
-            near = [pair for pair in found if found[pair] < found[best] * (1 + NEAR)]
+            near = [pair for pair in losses if losses[pair] < losses[best] * (1 + NEAR)]
             return min(near, key=math.prod)
 
 
@@ -247,12 +247,12 @@ def main() -> None:
         base = runner.losses(optimizer, there, BASE, own=args.own_base, seeds=seeds)
         print(f"{optimizer}: learning rates {there} at {BASE}: logloss {statistics.mean(base):.5f}")
         for batch, rule, warmup in itertools.product(args.batches, args.rules, args.warmups):
-            found = runner.losses(optimizer, rates, batch, rule, warmup, args.own, seeds=seeds)
-            told(f"{optimizer}, batch {batch:,}, {rule}, warm-up {warmup:.0%}", found, base)
+            losses = runner.losses(optimizer, rates, batch, rule, warmup, args.own, seeds=seeds)
+            told(f"{optimizer}, batch {batch:,}, {rule}, warm-up {warmup:.0%}", losses, base)
         for batch in args.tune:
             tuned = best_rates(runner, optimizer, batch, rates, args.own)
-            found = runner.losses(optimizer, tuned, batch, own=args.own, seeds=seeds)
-            told(f"{optimizer}, batch {batch:,}, tuned rates {tuned}", found, base)
+            losses = runner.losses(optimizer, tuned, batch, own=args.own, seeds=seeds)
+            told(f"{optimizer}, batch {batch:,}, tuned rates {tuned}", losses, base)
 
 
 def told(name: str, found: list[float], base: list[float]) -> None:

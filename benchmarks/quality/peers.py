@@ -59,8 +59,8 @@ class DCNv2(BaseModel):
 
     def forward(self, inputs):
         x = self.embedding_layer(self.get_inputs(inputs), flatten_emb=True)
-        found = self.fc(torch.cat([self.crossnet(x), self.tower(x)], dim=-1))
-        return {"y_pred": self.output_activation(found)}
+        logit = self.fc(torch.cat([self.crossnet(x), self.tower(x)], dim=-1))
+        return {"y_pred": self.output_activation(logit)}
 
     def eval_step(self):
         super().eval_step()
@@ -69,8 +69,8 @@ class DCNv2(BaseModel):
         self.train()
         seconds = now - self.began
         self.began += time.perf_counter() - now
-        told = {"epoch": self._epoch_index + 1, "seconds": seconds, "auc": scores["AUC"]}
-        print(json.dumps(told | {"logloss": scores["logloss"]}), flush=True)
+        record = {"epoch": self._epoch_index + 1, "seconds": seconds, "auc": scores["AUC"]}
+        print(json.dumps(record | {"logloss": scores["logloss"]}), flush=True)
 
 
 def encoded(data: Path, folder: Path) -> dict[str, int]:
@@ -86,7 +86,7 @@ def encoded(data: Path, folder: Path) -> dict[str, int]:
                 rows[name] = {v: i + 1 for i, v in enumerate(dict.fromkeys(values))}
             columns[name] = np.array([rows[name].get(v, 0) for v in values], np.float64)
         np.savez(folder / f"{split}.npz", **columns)
-    return {name: len(found) + 1 for name, found in rows.items()}
+    return {name: len(known) + 1 for name, known in rows.items()}
 
 
 def main() -> None:

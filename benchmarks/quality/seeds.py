@@ -40,16 +40,16 @@ Scores = dict[str, list[float]]  # by metric, one value per seed
 
 def jaxrank(*args: str, cores: set[int] | None = None) -> dict[str, Any]:
     command = [sys.executable, "-m", "jaxrank", *args, "--json"]
-    found = subprocess.run(
+    completed = subprocess.run(
         command,
         capture_output=True,
         text=True,
         env=environment(),  # configs of benchmarks import other benchmarks
         preexec_fn=lambda: os.sched_setaffinity(0, cores or os.sched_getaffinity(0)),
     )
-    if found.returncode:
-        raise SystemExit(f"{' '.join(command)}:\n{found.stderr[-2000:]}")
-    return json.loads(found.stdout.splitlines()[-1])
+    if completed.returncode:
+        raise SystemExit(f"{' '.join(command)}:\n{completed.stderr[-2000:]}")
+    return json.loads(completed.stdout.splitlines()[-1])
 
 
 def fields(args: Sequence[str]) -> list[str]:
@@ -116,13 +116,13 @@ def run(folder: Path, config: str, split: str, args: Sequence[str], cores: set[i
         written = folder / "scores.json.tmp"
         written.write_text(json.dumps({"command": command, "trained": kept, "tested": tested}))
         written.replace(scores)
-    found = json.loads(scores.read_text())
-    if (other := found.get("command", [])) != command:
+    earlier = json.loads(scores.read_text())
+    if (other := earlier.get("command", [])) != command:
         raise SystemExit(
             f"{scores}: must be of the arguments {shlex.join(command)}: found {shlex.join(other)}."
             " Give another --workdir, or remove it."
         )
-    return found
+    return earlier
 
 
 def untrained(config: Any) -> set[str]:
@@ -173,10 +173,10 @@ def main() -> None:
     store = folder / "data"
     variants: dict[str, list[str]] = {"config": []}
     for variant in args.variant:
-        name, colon, own = variant.partition(":")
+        name, colon, text = variant.partition(":")
         if not colon or name.strip() in variants:
             parser.error(f"--variant must be 'name: arguments' with a new name: found {variant!r}")
-        variants[name.strip()] = shlex.split(own.replace("--config ", "--config="))
+        variants[name.strip()] = shlex.split(text.replace("--config ", "--config="))
     prepare_once(args.config, store, fields(rest))
     cores = sorted(os.sched_getaffinity(0))
     shares = [set(cores[i :: args.jobs]) or set(cores) for i in range(args.jobs)]
@@ -184,39 +184,39 @@ def main() -> None:
 
     def of(name: str, seed: int) -> tuple[Path, str, list[str]]:
         """Returns the folder of a run, its config and the other arguments."""
-        own = variants[name]
-        configs = [arg for arg in own if arg.startswith("--config=")]
+        extra = variants[name]
+        configs = [arg for arg in extra if arg.startswith("--config=")]
         config = configs[-1].removeprefix("--config=") if configs else args.config
-        given = [f"--config.seed={seed}", f"--config.data.store={store}", *rest]
-        given += [arg for arg in own if arg not in configs]
-        return folder / name / f"seed{seed}", config, given
+        overrides = [f"--config.seed={seed}", f"--config.data.store={store}", *rest]
+        overrides += [arg for arg in extra if arg not in configs]
+        return folder / name / f"seed{seed}", config, overrides
 
     def one(name: str, seed: int) -> dict[str, Any]:
-        place, config, given = of(name, seed)
+        place, config, overrides = of(name, seed)
         place.mkdir(parents=True, exist_ok=True)
-        mine = shares.pop()
+        cores = shares.pop()
         try:
-            return run(place, config, args.split, given, mine)
+            return run(place, config, args.split, overrides, cores)
         finally:
-            shares.append(mine)
+            shares.append(cores)
 
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
         runs = [
             (name, seed) for seed in range(args.first, args.first + args.seeds) for name in variants
         ]
-        for (name, seed), found in zip(runs, pool.map(lambda r: one(*r), runs), strict=True):
-            place, config, given = of(name, seed)
-            now = load(config, fields(given))
+        for (name, seed), result in zip(runs, pool.map(lambda r: one(*r), runs), strict=True):
+            place, config, overrides = of(name, seed)
+            now = load(config, fields(overrides))
             check_same(place / "run", now)
             line = []
-            for metric, value in metrics_of(found, untrained(now)).items():
+            for metric, value in metrics_of(result, untrained(now)).items():
                 scores[name].setdefault(metric, []).append(value)
                 line.append(f"{metric} {value:.5f}")
-            trained = found["trained"]
+            trained = result["trained"]
             speed = trained["examples_per_second"]  # null without two consecutive executions
             seconds = trained["seconds"]
             print(
-                f"{name}, seed {seed}: {', '.join(line)}; step {found['tested']['step']} of"
+                f"{name}, seed {seed}: {', '.join(line)}; step {result['tested']['step']} of"
                 f" {trained['step']}, {f'{seconds:.0f} s' if seconds else 'in several parts'},"
                 f" {f'{speed:,.0f} examples/s' if speed else 'speed not measured'}",
                 flush=True,

@@ -54,7 +54,7 @@ def files_of(data: Path) -> list[str]:
 
 def of_jaxrank(args: list[str], folder: str, target: float) -> list[Epoch]:
     """Trains until the target is reached, and scores the test split after every epoch."""
-    found: list[Epoch] = []
+    epochs: list[Epoch] = []
     command = [*JAXRANK, "train", f"--config={CONFIG}", f"--workdir={folder}/run", *args]
     command += [f"--config.data.store={folder}/data", "--config.data.valid=test"]
     began = time.perf_counter()
@@ -63,14 +63,14 @@ def of_jaxrank(args: list[str], folder: str, target: float) -> list[Epoch]:
         for line in training.stdout:
             scored = re.search(r"step \d+: .*AUC ([\d.]+)", line)
             if scored:
-                found.append(Epoch(time.perf_counter() - began, float(scored[1])))
-                if found[-1].auc >= target:
+                epochs.append(Epoch(time.perf_counter() - began, float(scored[1])))
+                if epochs[-1].auc >= target:
                     training.terminate()
                     training.communicate()
-                    return found
+                    return epochs
     if training.returncode:
         raise SystemExit(f"jaxrank train ended with status {training.returncode}, see above.")
-    return found
+    return epochs
 
 
 def reached(epochs: list[Epoch], target: float) -> Epoch | None:
@@ -78,8 +78,8 @@ def reached(epochs: list[Epoch], target: float) -> Epoch | None:
 
 
 def race(args: argparse.Namespace, rest: list[str], folder: str) -> None:
-    own = [*files_of(args.data), *SETTINGS, *rest]
-    prepare = ["prepare", f"--config={CONFIG}", f"--output={folder}/data", *own]
+    words = [*files_of(args.data), *SETTINGS, *rest]
+    prepare = ["prepare", f"--config={CONFIG}", f"--output={folder}/data", *words]
     subprocess.run([*JAXRANK, *prepare], check=True, stdout=subprocess.DEVNULL)
     peer = of_peer(args.peer_python, args.data, args.epochs, args.seed)
     best = max(e.auc for e in peer)
@@ -91,13 +91,13 @@ def race(args: argparse.Namespace, rest: list[str], folder: str) -> None:
         f" best {best:.5f} of {len(peer)} epochs in {peer[-1].seconds:.1f} s",
         flush=True,
     )
-    found = of_jaxrank([*own, f"--config.seed={args.seed}"], folder, target)
-    mine = reached(found, target)
-    if mine is None:
-        raise SystemExit(f"jaxrank must reach {target:.5f}: found {max(e.auc for e in found)}")
+    epochs = of_jaxrank([*words, f"--config.seed={args.seed}"], folder, target)
+    ours = reached(epochs, target)
+    if ours is None:
+        raise SystemExit(f"jaxrank must reach {target:.5f}: found {max(e.auc for e in epochs)}")
     print(
-        f"jaxrank: AUC {mine.auc:.5f} after {mine.seconds:.1f} s, epoch {len(found)}:"
-        f" {mine.seconds / theirs.seconds:.3f} of FuxiCTR's time"
+        f"jaxrank: AUC {ours.auc:.5f} after {ours.seconds:.1f} s, epoch {len(epochs)}:"
+        f" {ours.seconds / theirs.seconds:.3f} of FuxiCTR's time"
     )
 
 

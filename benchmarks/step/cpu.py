@@ -74,8 +74,8 @@ def steps(shape: str, folder: Path, precision: str) -> Iterator[int]:
     examples = job.steps_per_execution * job.program.shape.batch_size
     while True:
         for batch in batches:
-            state, told = job.program.train(state, batch, np.int32(job.steps_per_execution))
-            jax.block_until_ready(told)
+            state, metrics = job.program.train(state, batch, np.int32(job.steps_per_execution))
+            jax.block_until_ready(metrics)
             yield examples
 
 
@@ -92,16 +92,16 @@ def products(shape: str, dtype: str, precision: str = "") -> Iterator[int]:
 
 def products_numpy(shape: str) -> Iterator[int]:
     rng = np.random.default_rng(0)
-    given = []
+    operands = []
     for a, b in data.products(shape):
         x, kernel, grad = (
             rng.normal(size=size).astype(np.float32) for size in ((BATCH, a), (a, b), (BATCH, b))
         )
         for first, second in ((x, kernel), (grad, kernel.T), (x.T, grad)):
             out = np.empty((first.shape[0], second.shape[1]), np.float32)
-            given.append((first, second, out))
+            operands.append((first, second, out))
     while True:
-        for first, second, out in given:
+        for first, second, out in operands:
             np.matmul(first, second, out=out)
         yield BATCH
 
@@ -111,14 +111,14 @@ def products_torch(shape: str, bfloat16: bool) -> Iterator[int]:
 
     dtype = torch.bfloat16 if bfloat16 else torch.float32
 
-    given = []
+    operands = []
     for a, b in data.products(shape):
         x, kernel, grad = (
             torch.randn(*size).to(dtype) for size in ((BATCH, a), (a, b), (BATCH, b))
         )
-        given += [(x, kernel), (grad, kernel.T), (x.T, grad)]
+        operands += [(x, kernel), (grad, kernel.T), (x.T, grad)]
     while True:
-        for first, second in given:
+        for first, second in operands:
             first @ second
         yield BATCH
 
@@ -150,16 +150,16 @@ def table_bytes(shape: str) -> float:
 
 def report(shape: str, rounds: dict[str, list[Round]]) -> None:
     rate = {
-        name: statistics.median(r.examples / r.seconds for r in found)
-        for name, found in rounds.items()
+        name: statistics.median(r.examples / r.seconds for r in results)
+        for name, results in rounds.items()
     }
     print(f"{shape}: examples/s, medians of {len(next(iter(rounds.values())))} rounds")
-    for name, found in rounds.items():
+    for name, results in rounds.items():
         if name != "copy":
-            each = [r.examples / r.seconds for r in found]
+            each = [r.examples / r.seconds for r in results]
             print(
                 f"  {name:24s}{rate[name]:10,.0f}   {min(each):,.0f} to {max(each):,.0f};"
-                f" {found[-1].private:,} MiB"
+                f" {results[-1].private:,} MiB"
             )
     if shape == data.MAIN_JOB:
         return

@@ -46,14 +46,14 @@ ID_ROWS = sum(TABLES)
 def batches(shape: str) -> list[Raw]:
     data = raw(shape, BATCHES * BATCH)
     ends = np.append(0, data.lengths.sum(axis=1).cumsum())
-    found = []
+    parts = []
     for i in range(BATCHES):
         part = slice(i * BATCH, (i + 1) * BATCH)
         values = data.values[ends[part.start] : ends[part.stop]]
-        found.append(
+        parts.append(
             Raw(data.floats[part], data.ids[part], data.lengths[part], values, data.labels[part])
         )
-    return found
+    return parts
 
 
 def torch_layers(width: int):
@@ -95,13 +95,13 @@ def torch_steps(
     lists = SHAPES[shape]
     layers = torch_layers(FLOATS + DIM * (len(TABLES) + lists))
     optimizers = [*optimizers, torch.optim.Adam(layers.parameters(), lr=1e-3, fused=True)]
-    made = [
+    prepared = [
         (make(b), torch.from_numpy(b.floats), torch.from_numpy(b.labels)) for b in batches(shape)
     ]
     loss_of = torch.nn.BCEWithLogitsLoss()
     while True:
-        for given, floats, labels in made:
-            vectors = vectors_of(given)
+        for inputs, floats, labels in prepared:
+            vectors = vectors_of(inputs)
             with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bfloat16):
                 logits = layers(torch.cat([floats, vectors], dim=1))
             loss = loss_of(logits.float(), labels)
@@ -139,10 +139,10 @@ def torch_(shape: str, bfloat16: bool, sparse: bool = True) -> Iterator[int]:
 
     def vectors_of(given):
         places, values, begins = given
-        found = [ids(places).reshape(BATCH, -1)]
+        vectors = [ids(places).reshape(BATCH, -1)]
         if lists:
-            found.append(bags(values, begins).reshape(BATCH, -1))
-        return torch.cat(found, dim=1)
+            vectors.append(bags(values, begins).reshape(BATCH, -1))
+        return torch.cat(vectors, dim=1)
 
     return torch_steps(shape, vectors_of, make, [optimizer], bfloat16)
 
@@ -192,14 +192,14 @@ def fbgemm_tables(shape: str, bfloat16: bool) -> Iterator[int]:
     import torch
 
     tables, make = fbgemm_parts(shape)
-    made = [make(b) for b in batches(shape)]
+    prepared = [make(b) for b in batches(shape)]
     width = DIM * (len(TABLES) + SHAPES[shape])
     gradient = torch.from_numpy(
         np.random.default_rng(1).normal(size=(BATCH, width)).astype(np.float32) * 1e-4
     )
     while True:
-        for given in made:
-            tables(*given).backward(gradient)
+        for inputs in prepared:
+            tables(*inputs).backward(gradient)
             yield BATCH
 
 
@@ -237,13 +237,13 @@ def tensorflow(shape: str, bfloat16: bool) -> Iterator[int]:
     @tf.function(input_signature=list(map(tf.TensorSpec, takes, dtypes)))
     def step(places, values, bags, floats, labels):
         with tf.GradientTape() as tape:
-            found = [floats, tf.reshape(tf.gather(tables[0], places), (BATCH, -1))]
+            vectors = [floats, tf.reshape(tf.gather(tables[0], places), (BATCH, -1))]
             if lists:
                 of_lists = tf.gather(tables[1], values)
                 summed = tf.math.segment_sum(of_lists, bags)
                 missing = BATCH * lists - tf.shape(summed)[0]
-                found.append(tf.reshape(tf.pad(summed, [[0, missing], [0, 0]]), (BATCH, -1)))
-            x0 = tf.concat(found, axis=1)
+                vectors.append(tf.reshape(tf.pad(summed, [[0, missing], [0, 0]]), (BATCH, -1)))
+            x0 = tf.concat(vectors, axis=1)
             x, deep = x0, x0
             for layer in range(CROSS_LAYERS):
                 x = x0 * dense(x, layer) + x
@@ -269,13 +269,13 @@ def tensorflow(shape: str, bfloat16: bool) -> Iterator[int]:
 
     def make(batch: Raw):
         bags = np.arange(BATCH * lists).repeat(batch.lengths.reshape(-1))
-        given = (*in_one_table(batch), bags, batch.floats, batch.labels)
-        return tuple(map(tf.constant, given))
+        arrays = (*in_one_table(batch), bags, batch.floats, batch.labels)
+        return tuple(map(tf.constant, arrays))
 
-    made = [make(b) for b in batches(shape)]
+    prepared = [make(b) for b in batches(shape)]
     while True:
-        for given in made:
-            step(*given).numpy()
+        for inputs in prepared:
+            step(*inputs).numpy()
             yield BATCH
 
 
@@ -328,23 +328,23 @@ def fuxictr(shape: str, bfloat16: bool) -> Iterator[int]:
     def make(batch: Raw):
         padded = np.zeros((BATCH, lists, LONGEST), np.int64)
         padded[np.arange(LONGEST) < batch.lengths[:, :, None]] = batch.values + 1
-        given = {f"f{i}": torch.from_numpy(batch.floats[:, i].copy()) for i in range(FLOATS)}
-        given |= {f"c{i}": torch.from_numpy(batch.ids[:, i] + 1) for i in range(len(TABLES))}
-        given |= {f"l{i}": torch.from_numpy(padded[:, i].copy()) for i in range(lists)}
-        return given | {"label": torch.from_numpy(batch.labels)}
+        columns = {f"f{i}": torch.from_numpy(batch.floats[:, i].copy()) for i in range(FLOATS)}
+        columns |= {f"c{i}": torch.from_numpy(batch.ids[:, i] + 1) for i in range(len(TABLES))}
+        columns |= {f"l{i}": torch.from_numpy(padded[:, i].copy()) for i in range(lists)}
+        return columns | {"label": torch.from_numpy(batch.labels)}
 
     with tempfile.TemporaryDirectory() as folder:
-        found = FeatureMap("criteo", folder)
-        found.features, found.labels, found.default_emb_dim = features, ["label"], DIM
-        found.num_fields = len(features)
-        found.set_column_index()
-        model = DCNv2(found, folder)
+        fields = FeatureMap("criteo", folder)
+        fields.features, fields.labels, fields.default_emb_dim = features, ["label"], DIM
+        fields.num_fields = len(features)
+        fields.set_column_index()
+        model = DCNv2(fields, folder)
         model._max_gradient_norm = 10.0
-        made = [make(b) for b in batches(shape)]
+        prepared = [make(b) for b in batches(shape)]
         model.train()
         while True:
-            for given in made:
-                model.train_step(given)
+            for columns in prepared:
+                model.train_step(columns)
                 yield BATCH
 
 

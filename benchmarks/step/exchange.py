@@ -56,13 +56,13 @@ def make_layout(rows: int, hot: int) -> Layout:
 def draw_ids(kind: str, rows: int, size: int, seed: int = 0) -> np.ndarray:
     """Draws ids i32[size, TABLES], uniformly or by a power law of exponent 1.05."""
     rng = np.random.default_rng(seed)
-    own = rows // TABLES
+    rows_per_table = rows // TABLES
     if kind == "uniform":
-        return rng.integers(0, own, (size, TABLES), dtype=np.int32)
+        return rng.integers(0, rows_per_table, (size, TABLES), dtype=np.int32)
     power = -0.05
     u = rng.random((size, TABLES))
-    rank = ((own + 1.0) ** power * u + (1 - u)) ** (1 / power)
-    return np.clip(rank.astype(np.int32) - 1, 0, own - 1)
+    rank = ((rows_per_table + 1.0) ** power * u + (1 - u)) ** (1 / power)
+    return np.clip(rank.astype(np.int32) - 1, 0, rows_per_table - 1)
 
 
 def to_stack(lay: Layout, ids: np.ndarray) -> np.ndarray:
@@ -155,9 +155,9 @@ def exchanged(mesh: Any, lay: Layout, ids: np.ndarray, room: float) -> Run:
 def room_for(ids: np.ndarray, devices: int) -> float:
     """Returns the planner's room: mean plus five deviations of a bucket's distinct ids, per id."""
     share = len(ids) // devices
-    own = ids[:share] + np.arange(TABLES, dtype=np.int32) * (ids.max() + 1)
-    mean = len(np.unique(own)) / devices
-    return min(1.0, (mean + 5 * mean**0.5) / own.size)
+    rows_read = ids[:share] + np.arange(TABLES, dtype=np.int32) * (ids.max() + 1)
+    mean = len(np.unique(rows_read)) / devices
+    return min(1.0, (mean + 5 * mean**0.5) / rows_read.size)
 
 
 def main() -> None:

@@ -65,13 +65,13 @@ def program_of(case: Case, mesh: Any):
     from jaxrank.layout import layout
     from jaxrank.program import BatchShape, CompiledSteps
 
-    found = layout(schema_of(case), {f"t{i}": dim for i, (_, dim) in enumerate(case.tables)})
+    lay = layout(schema_of(case), {f"t{i}": dim for i, (_, dim) in enumerate(case.tables)})
     size = case.config.batch_size
     group = GROUP if size % GROUP == 0 else size
     several = [f.ids for f in case.features if f.ids > 1]
-    room = {s.name: group * sum(several[i] for i in s.lists) for s in found.stacks if s.lists}
+    room = {s.name: group * sum(several[i] for i in s.lists) for s in lay.stacks if s.lists}
     config = defaults.choose_unread(case.config, None, size, schema_of(case), lambda _: None)
-    step_spec = make_step_spec(config, found, mesh, num_steps=1000, room={})
+    step_spec = make_step_spec(config, lay, mesh, num_steps=1000, room={})
     return CompiledSteps(step_spec, mesh, BatchShape(size, group, room))
 
 
@@ -149,10 +149,10 @@ def batches_of(case: Case, found: Any, group: int):
 
 def step(case: Case) -> Iterator[int]:
     program, batch = ready(case)
-    state, told = program.init(), None
+    state, metrics = program.init(), None
     while True:
-        before = told
-        state, told = program.train(state, batch, np.int32(STEPS))
+        before = metrics
+        state, metrics = program.train(state, batch, np.int32(STEPS))
         count = done(before, STEPS)
         if before is not None and (before.skipped.any() or not np.isfinite(before.loss).all()):
             raise RuntimeError(
@@ -259,7 +259,7 @@ def torch_step(case: Case) -> Iterator[int]:
             weight.index_add_(0, rows, values / total[rows].sqrt()[:, None], alpha=-0.01)
             weight.grad = None
 
-    made = [
+    prepared = [
         [torch.from_numpy(x[step].astype(np.int64)).to(device) for x in ids_of(case)]
         for step in range(STEPS)
     ]
@@ -267,8 +267,8 @@ def torch_step(case: Case) -> Iterator[int]:
     labels = (torch.rand(size, device=device) < 0.25).float()
     loss_of = torch.nn.BCEWithLogitsLoss()
     while True:
-        for given in made:
-            vectors = [bags[f.table](x) for f, x in zip(case.features, given, strict=True)]
+        for inputs in prepared:
+            vectors = [bags[f.table](x) for f, x in zip(case.features, inputs, strict=True)]
             with torch.autocast(device, dtype=torch.bfloat16):
                 logits = compiled(floats, vectors)
             for optimizer in optimizers:
@@ -315,28 +315,28 @@ def device_of(maker: str) -> str:
 
         if torch.cuda.is_available():
             return torch.cuda.get_device_name()
-        found, why = "cpu", "torch.cuda.is_available() is false"
+        platform, why = "cpu", "torch.cuda.is_available() is false"
     else:
         import jax
 
         device = jax.devices()[0]
         if device.platform == "gpu":
             return device.device_kind
-        found, why = device.platform, f"JAX has {jax.devices()}"
+        platform, why = device.platform, f"JAX has {jax.devices()}"
     if os.environ.get("JAX_PLATFORMS") != "cpu":
         raise SystemExit(f"device must be a GPU, or JAX_PLATFORMS=cpu must be set: {why}.")
-    return found
+    return platform
 
 
 def measured(maker: str, case: Case, args: argparse.Namespace) -> list[float]:
     """Returns the steps/s of each round, bytes/s for `copy`."""
-    made, rates = MAKERS[maker](case), []
+    running, rates = MAKERS[maker](case), []
     for _ in range(3):
-        next(made)
+        next(running)
     for _ in range(args.rounds):
         began, steps = time.perf_counter(), 0
         while time.perf_counter() - began < args.seconds:
-            steps += next(made)
+            steps += next(running)
         rates.append(steps / (time.perf_counter() - began))
     return rates
 

@@ -95,13 +95,15 @@ class Case:
         )
         lowered.compile()
         self.compile_seconds = time.perf_counter() - start
-        self.state, told = self.program.train(self.program.init(), self.batch, np.int32(self.steps))
-        jax.block_until_ready(told)
+        self.state, metrics = self.program.train(
+            self.program.init(), self.batch, np.int32(self.steps)
+        )
+        jax.block_until_ready(metrics)
 
     def step_seconds(self) -> float:
         start = time.perf_counter()
-        self.state, told = self.program.train(self.state, self.batch, np.int32(self.steps))
-        jax.block_until_ready((self.state, told))
+        self.state, metrics = self.program.train(self.state, self.batch, np.int32(self.steps))
+        jax.block_until_ready((self.state, metrics))
         return (time.perf_counter() - start) / self.steps
 
 
@@ -118,7 +120,7 @@ def main() -> None:
     for _ in range(args.rounds):
         for case, times in seconds.items():
             times.append(case.step_seconds())
-    found = {}
+    results = {}
     for case, times in seconds.items():
         step = float(np.median(times))
         print(
@@ -126,10 +128,10 @@ def main() -> None:
             f" {step * 1e3:7.1f} ms per step of {case.ids:,} ids,"
             f" {step / case.ids * 1e9:6.1f} ns per id"
         )
-        found[case.features] = {"compile_seconds": case.compile_seconds, "step_seconds": step}
+        results[case.features] = {"compile_seconds": case.compile_seconds, "step_seconds": step}
     ratios = np.array(seconds[many]) / np.array(seconds[few])
     print(f"time per id, {many.features} / {few.features} features: {np.median(ratios):.3f}")
-    print(json.dumps({"ratio": float(np.median(ratios)), "features": found}))
+    print(json.dumps({"ratio": float(np.median(ratios)), "features": results}))
 
 
 if __name__ == "__main__":

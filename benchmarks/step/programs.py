@@ -46,15 +46,15 @@ def tables(program: Any, batches: Sequence[Any], *, waits: bool = True) -> Itera
     options = program.step_spec.model.compiler_options(program.mesh.devices.flat[0].platform)
     options |= embedding.update_options
     train = jax.jit(mapped, donate_argnums=0, compiler_options=options)
-    found = program.init()
-    state = found.tables, found.scratch
-    del found
-    told = None
+    initial = program.init()
+    state = initial.tables, initial.scratch
+    del initial
+    result = None
     while True:
         for batch in batches:
-            before = told
-            state, told = train(state, batch)
-            jax.block_until_ready(told if waits else before)
+            before = result
+            state, result = train(state, batch)
+            jax.block_until_ready(result if waits else before)
             yield
 
 
@@ -85,7 +85,7 @@ def products(
         return [(by_jaxrank if precision else by_xla)(*layer) for layer in given]
 
     keys = iter(jax.random.split(jax.random.key(0), 3 * len(sizes)))
-    given = [
+    operands = [
         tuple(
             jax.random.normal(next(keys), shape, dtype)
             for shape in ((examples, a), (a, b), (examples, b))
@@ -94,8 +94,8 @@ def products(
     ]
     while True:
         for _ in range(STEPS):
-            found = every(given)
-        jax.block_until_ready(found)
+            results = every(operands)
+        jax.block_until_ready(results)
         yield
 
 

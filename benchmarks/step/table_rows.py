@@ -75,8 +75,8 @@ def measure_memory(args: argparse.Namespace, rows: int) -> None:
 
     program, batch = program_of(rows, args.batch_size, args.steps_per_execution)
     state = program.init()
-    state, told = program.train(state, batch, np.int32(args.steps_per_execution))
-    jax.block_until_ready(told)
+    state, metrics = program.train(state, batch, np.int32(args.steps_per_execution))
+    jax.block_until_ready(metrics)
     state_mib = sum(x.nbytes for x in jax.tree.leaves(state)) / 2**20
     tables = sum(x.nbytes for x in jax.tree.leaves(state.tables)) / 2**20
     print(json.dumps({"peak": peak_mib(), "state": state_mib, "tables": tables}))
@@ -100,15 +100,15 @@ def main() -> None:
     runs = []
     for rows in args.rows:
         program, batch = program_of(rows, args.batch_size, args.steps_per_execution)
-        state, told = program.train(program.init(), batch, np.int32(args.steps_per_execution))
-        jax.block_until_ready(told)
+        state, metrics = program.train(program.init(), batch, np.int32(args.steps_per_execution))
+        jax.block_until_ready(metrics)
         runs.append([program, state, batch])
     seconds: list[list[float]] = [[] for _ in runs]
     for _ in range(args.rounds):
         for run, times in zip(runs, seconds, strict=True):
             start = time.perf_counter()
-            run[1], told = run[0].train(run[1], run[2], np.int32(args.steps_per_execution))
-            jax.block_until_ready((run[1], told))
+            run[1], metrics = run[0].train(run[1], run[2], np.int32(args.steps_per_execution))
+            jax.block_until_ready((run[1], metrics))
             times.append((time.perf_counter() - start) / args.steps_per_execution)
     del runs
     first = np.median(seconds[0])
@@ -119,13 +119,13 @@ def main() -> None:
             f"--steps-per-execution={args.steps_per_execution}",
         ]
         done = subprocess.run(command, capture_output=True, check=True, env=environment())
-        found = json.loads(done.stdout)
+        record = json.loads(done.stdout)
         print(
             f"{rows:>11,} rows: {np.median(times) * 1e3:7.2f} ms per step,"
             f" {np.median(times) / first:5.3f} of the first;"
             f" {args.batch_size / np.median(times):9,.0f} examples/s; memory: peak"
-            f" {found['peak']:,.0f} MiB, tables with accumulators {found['tables']:,.0f},"
-            f" all state {found['state']:,.0f}"
+            f" {record['peak']:,.0f} MiB, tables with accumulators {record['tables']:,.0f},"
+            f" all state {record['state']:,.0f}"
         )
 
 

@@ -15,19 +15,19 @@ def large_results(text: str, elements: int) -> list[Instruction]:
     """
     _, inside = hlo.computations(text)
     return [
-        one
-        for one in hlo.instructions(inside)
-        if one.largest >= elements
-        and one.opcode not in _MAKES_NOTHING
-        and not _is_scatter(one, inside)
+        instruction
+        for instruction in hlo.instructions(inside)
+        if instruction.largest >= elements
+        and instruction.opcode not in _MAKES_NOTHING
+        and not _is_scatter(instruction, inside)
     ]
 
 
-def _is_scatter(one: Instruction, inside: dict[str, Computation]) -> bool:
+def _is_scatter(instruction: Instruction, inside: dict[str, Computation]) -> bool:
     """Returns True for a scatter, or a fusion whose root is a scatter."""
-    while one.opcode == "fusion":
-        one = hlo.root(inside[one.called("calls")])
-    return one.opcode == "scatter"
+    while instruction.opcode == "fusion":
+        instruction = hlo.root(inside[instruction.called("calls")])
+    return instruction.opcode == "scatter"
 
 
 def collective_bytes(text: str) -> dict[str, int]:
@@ -35,9 +35,9 @@ def collective_bytes(text: str) -> dict[str, int]:
 
     Each instruction counts once, however often a loop runs it.
     """
-    found = dict.fromkeys(COLLECTIVES, 0)
-    for one in hlo.instructions(hlo.computations(text)[1]):
-        kind = one.opcode.removesuffix("-start")
-        if kind in found:
-            found[kind] += one.made_bytes
-    return {kind: count for kind, count in found.items() if count}
+    sizes = dict.fromkeys(COLLECTIVES, 0)
+    for instruction in hlo.instructions(hlo.computations(text)[1]):
+        kind = instruction.opcode.removesuffix("-start")
+        if kind in sizes:
+            sizes[kind] += instruction.made_bytes
+    return {kind: count for kind, count in sizes.items() if count}

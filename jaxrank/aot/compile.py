@@ -85,7 +85,7 @@ def compile_for(
             `scaling` is used with GPUs or several generations.
     """
     slices = [topology(name) for name in names]
-    if scaling and len({one.generation for one in slices}) > 1:
+    if scaling and len({machine.generation for machine in slices}) > 1:
         raise InputError(
             f"--scaling must compare slices of one generation: found {', '.join(names)}."
         )
@@ -98,14 +98,14 @@ def compile_for(
         )
     configs.check(config)
     there, hosts = [], []
-    for i, one in enumerate(slices):
-        devices = absent.devices(one)
-        used = meshes.used(config.mesh.devices, one.devices)
+    for i, machine in enumerate(slices):
+        devices = absent.devices(machine)
+        used = meshes.used(config.mesh.devices, machine.devices)
         mesh = meshes.mesh_of(devices[:used], config.mesh.replicas)
         hosts.append(len({device.process_index for device in devices}))
-        if used < one.devices:
+        if used < machine.devices:
             processes.check_devices(mesh, hosts[-1])
-        slices[i] = one._replace(devices=used)
+        slices[i] = machine._replace(devices=used)
         there.append(mesh)
     sections = config.data, config.features, config.source
     located = run_data.locate(*sections, directory(workdir) if workdir else "", inherits=True)
@@ -114,30 +114,32 @@ def compile_for(
     rows = int(data.reads.part_rows.sum())
     smallest = min(slices, key=lambda one: one.devices)
     cases = []
-    for one, mesh, count in zip(slices, there, hosts, strict=True):
+    for machine, mesh, count in zip(slices, there, hosts, strict=True):
         case = config.copy_and_resolve_references()
         if scaling == "weak":
-            case.batch_size = grown(config.batch_size, smallest, one)
+            case.batch_size = grown(config.batch_size, smallest, machine)
             configs.check(case)
         planner = PlacementPlanner(make_workload(case, data.schema), data)
         check_batch("batch_size", case.batch_size, planner.shape.group, mesh.size)
-        cases.append((case, planner, one, mesh, count))
-    for case, planner, one, mesh, count in cases:
+        cases.append((case, planner, machine, mesh, count))
+    for case, planner, machine, mesh, count in cases:
         if case.data.shards % count:
             report(
-                f"{one.name} has {count} hosts: data.shards must be a multiple of the number of"
+                f"{machine.name} has {count} hosts: data.shards must be a multiple of the number of"
                 f" processes to train on it: found {case.data.shards}"
             )
-        report(f"Compiling for {one.name}, batch {case.batch_size:,}")
-        placed = planner.cost(Machine(one.name, one.devices, case.mesh.replicas, one.hbm_bytes))
+        report(f"Compiling for {machine.name}, batch {case.batch_size:,}")
+        placed = planner.cost(
+            Machine(machine.name, machine.devices, case.mesh.replicas, machine.hbm_bytes)
+        )
         num_steps = make_run_schedule(case, rows).num_steps
         step_spec = make_step_spec(case, placed.layout, mesh, num_steps=num_steps, room=placed.room)
         program = CompiledSteps(step_spec, mesh, planner.shape)  # like `run.build` on that machine
-        found, text = _compiled(program, one, case.steps_per_execution, case.eval.batch_size)
-        if scaling and not found.refused:
-            took = step_time(text, one, case.batch_size, case.steps_per_execution)
-            found = found._replace(step_time=took)
-        yield found
+        compiled, text = _compiled(program, machine, case.steps_per_execution, case.eval.batch_size)
+        if scaling and not compiled.refused:
+            took = step_time(text, machine, case.batch_size, case.steps_per_execution)
+            compiled = compiled._replace(step_time=took)
+        yield compiled
 
 
 def _compiled(
@@ -159,7 +161,7 @@ def _compiled(
     evaluation, waiting = _evaluation(program, eval_batch_size)
     batches = (2 + AHEAD) * execution
     used = state + max(batches + temporaries, batches - execution + waiting + evaluation)
-    found = Compiled(
+    compiled = Compiled(
         topology=one,
         fits=not refused and used <= one.usable_bytes,
         usable_bytes=one.usable_bytes,
@@ -175,7 +177,7 @@ def _compiled(
         compile_seconds=seconds,
         refused=refused,
     )
-    return found, text
+    return compiled, text
 
 
 def _evaluation(program: CompiledSteps, batch_size: int) -> tuple[int, int]:
@@ -206,10 +208,10 @@ def _attempt(function: Any, *shapes: Any) -> tuple[Any, str, int]:
         program = function.lower(*shapes).compile()
     except jax.errors.JaxRuntimeError as error:
         text = " ".join(str(error).split())
-        found = re.search(r"(?:temporaries \(|[Uu]sed )([\d.]+)([KMGT])", text)
-        if "RESOURCE_EXHAUSTED" not in text or found is None:
+        size = re.search(r"(?:temporaries \(|[Uu]sed )([\d.]+)([KMGT])", text)
+        if "RESOURCE_EXHAUSTED" not in text or size is None:
             raise
-        return None, text[:500], round(float(found[1]) * _SIZES[found[2]])
+        return None, text[:500], round(float(size[1]) * _SIZES[size[2]])
     memory = program.memory_analysis()
     return program, "", memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
 
@@ -222,9 +224,9 @@ def _in_place(program: CompiledSteps, step: Any, tables: int) -> bool:
     state, sharding = program.state_shape.tables, program.state_sharding.tables
     sizes = jax.tree.map(lambda x, s: math.prod(s.shard_shape(x.shape)), state, sharding)
     large = {size for size in jax.tree.leaves(sizes) if 4 * size > _FAST_MEMORY}
-    made = checks.large_results(step.as_text(), min(large)) if large else []
+    results = checks.large_results(step.as_text(), min(large)) if large else []
     aliased = step.memory_analysis().alias_size_in_bytes
-    return aliased >= tables and not any(one.largest in large for one in made)
+    return aliased >= tables and not any(result.largest in large for result in results)
 
 
 def check_names(text: str) -> list[str]:

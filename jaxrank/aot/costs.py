@@ -71,51 +71,57 @@ class _Program:
 
     def walk(self, name: str, runs: float, beside: str = "") -> Iterator[Cost]:
         started: list[str] = []
-        for one in self._computations[name].values():
+        for instruction in self._computations[name].values():
             now = beside or next(iter(started), "")
-            if one.opcode == "while":
-                yield from self.walk(one.called("body"), runs * self._trips(name, one), now)
-            elif one.opcode == "conditional":
-                yield from self.walk(min(one.branches, key=self._exchanges), runs, now)
-            elif one.opcode == "call":
-                yield from self.walk(one.called("to_apply"), runs, now)
-            elif not _is_free(one):
-                yield self._cost(name, one, runs, now)
-            if one.opcode in _STARTS:
-                started.append(one.name)
-            elif one.opcode in _AWAITS:
-                started.remove(one.operands[0])
+            if instruction.opcode == "while":
+                yield from self.walk(
+                    instruction.called("body"), runs * self._trips(name, instruction), now
+                )
+            elif instruction.opcode == "conditional":
+                yield from self.walk(min(instruction.branches, key=self._exchanges), runs, now)
+            elif instruction.opcode == "call":
+                yield from self.walk(instruction.called("to_apply"), runs, now)
+            elif not _is_free(instruction):
+                yield self._cost(name, instruction, runs, now)
+            if instruction.opcode in _STARTS:
+                started.append(instruction.name)
+            elif instruction.opcode in _AWAITS:
+                started.remove(instruction.operands[0])
 
-    def _cost(self, computation: str, one: Instruction, runs: float, beside: str) -> Cost:
-        kind = one.opcode.removesuffix("-start")
+    def _cost(self, computation: str, instruction: Instruction, runs: float, beside: str) -> Cost:
+        kind = instruction.opcode.removesuffix("-start")
         if kind in COLLECTIVES:
-            sent = runs * self._sent(computation, one)
-            return Cost(one.name, kind, runs, beside, sent_bytes=sent)
+            sent = runs * self._sent(computation, instruction)
+            return Cost(instruction.name, kind, runs, beside, sent_bytes=sent)
         compared = 0.0
-        if one.opcode == "sort":
-            dims = one.arrays[0].dims
-            levels = math.ceil(math.log2(max(2, dims[int(one.found(r"dimensions=\{(\d+)"))])))
+        if instruction.opcode == "sort":
+            dims = instruction.arrays[0].dims
+            levels = math.ceil(
+                math.log2(max(2, dims[int(instruction.found(r"dimensions=\{(\d+)"))]))
+            )
             compared = math.prod(dims) * levels * (levels + 1) / 2  # Batcher's network
         return Cost(
-            one.name,
-            one.opcode,
+            instruction.name,
+            instruction.opcode,
             runs,
             beside,
-            one.scope,
-            flops=runs * self._flops(computation, one),
-            memory_bytes=runs * self._traffic(computation, one),
-            cycles=runs * int(one.found(r'"estimated_cycles":"(\d+)"') or 0),
+            instruction.scope,
+            flops=runs * self._flops(computation, instruction),
+            memory_bytes=runs * self._traffic(computation, instruction),
+            cycles=runs * int(instruction.found(r'"estimated_cycles":"(\d+)"') or 0),
             compared=runs * compared,
         )
 
-    def _sent(self, computation: str, one: Instruction) -> int:
-        if one.opcode.startswith("reduce-scatter"):
-            here = self._computations[computation]
-            return sum(here[name].size for name in one.operands if name in here)
-        if one.opcode in _HANDS_ON:
-            count = len(one.operands)
-            return sum(array.size for array in one.arrays[count : 2 * count])
-        return one.size
+    def _sent(self, computation: str, instruction: Instruction) -> int:
+        if instruction.opcode.startswith("reduce-scatter"):
+            instructions = self._computations[computation]
+            return sum(
+                instructions[name].size for name in instruction.operands if name in instructions
+            )
+        if instruction.opcode in _HANDS_ON:
+            count = len(instruction.operands)
+            return sum(array.size for array in instruction.arrays[count : 2 * count])
+        return instruction.size
 
     # The number of runs of loops.
 
@@ -144,106 +150,122 @@ class _Program:
 
     def _counts(self, body: str, place: int) -> bool:
         """Returns True if a loop's body adds 1 to the value that it carries at `place`."""
-        here = self._computations[body]
-        result = hlo.root(here)
+        instructions = self._computations[body]
+        result = hlo.root(instructions)
         if result.opcode != "tuple":
             return False
-        after = hlo.origin(here, result.operands[place])
+        after = hlo.origin(instructions, result.operands[place])
         if after is None or after.opcode != "add":
             return False
-        parts = [part for name in after.operands if (part := hlo.origin(here, name))]
+        parts = [part for name in after.operands if (part := hlo.origin(instructions, name))]
         carried = [p for p in parts if p.opcode == "get-tuple-element" and p.place == place]
         return bool(carried) and any(part.value == 1 for part in parts)
 
     def _carried(self, caller: str, loop: Instruction, place: int) -> int | None:
         """Returns the constant that a loop starts with at `place`. None if it is not a constant."""
-        here = self._computations[caller]
-        carried = here[loop.operands[0]]
-        value = hlo.origin(here, carried.operands[place]) if carried.opcode == "tuple" else None
+        instructions = self._computations[caller]
+        carried = instructions[loop.operands[0]]
+        value = (
+            hlo.origin(instructions, carried.operands[place]) if carried.opcode == "tuple" else None
+        )
         return value.value if value else None
 
     def _inside(self, name: str) -> Iterator[tuple[str, Instruction]]:
         """Yields the instructions of a computation and of all that it calls, with their place."""
-        for one in self._computations.get(name, {}).values():
-            yield name, one
-            for called in re.findall(r"(?:calls|body|to_apply)=%?([\w.-]+)", one.rest):
+        for instruction in self._computations.get(name, {}).values():
+            yield name, instruction
+            for called in re.findall(r"(?:calls|body|to_apply)=%?([\w.-]+)", instruction.rest):
                 yield from self._inside(called)
-            if one.opcode == "conditional":
-                for branch in one.branches:
+            if instruction.opcode == "conditional":
+                for branch in instruction.branches:
                     yield from self._inside(branch)
 
     @functools.cache  # noqa: B019 - the program lives only while it is counted
     def _exchanges(self, name: str) -> int:
-        kinds = (one.opcode.removesuffix("-start") for _, one in self._inside(name))
+        kinds = (instruction.opcode.removesuffix("-start") for _, instruction in self._inside(name))
         return sum(kind in COLLECTIVES for kind in kinds)
 
     def _slices(self, body: str) -> Iterator[int]:
         """Yields the number of slices of each array of which a loop's body takes one slice."""
-        for computation, one in self._inside(body):
-            if one.found(r"dynamic_slice_sizes=\{([\d,]*)\}").startswith("1,"):
-                whole = self._computations[computation][one.operands[0]].arrays[0]
+        for computation, instruction in self._inside(body):
+            if instruction.found(r"dynamic_slice_sizes=\{([\d,]*)\}").startswith("1,"):
+                whole = self._computations[computation][instruction.operands[0]].arrays[0]
                 if len(whole.dims) > 1:
                     yield whole.dims[0]
 
     # The cost of an instruction.
 
-    def _flops(self, computation: str, one: Instruction) -> float:
+    def _flops(self, computation: str, instruction: Instruction) -> float:
         """Counts the operations of the products in an instruction, with fused products."""
-        if one.opcode == "fusion":
-            inside = one.called("calls")
+        if instruction.opcode == "fusion":
+            inside = instruction.called("calls")
             parts = self._computations[inside].values()
             return sum(self._flops(inside, part) for part in parts)
-        if one.opcode not in ("dot", "convolution"):
+        if instruction.opcode not in ("dot", "convolution"):
             return 0.0
-        here = self._computations[computation]
-        left = here[one.operands[0]].arrays[0].dims
-        passes = _PASSES[one.found(r"operand_precision=\{(\w+)") or "default"]
-        result = one.arrays[0].dims
-        contracted = one.found(r"lhs_contracting_dims=\{([\d,]*)\}")
-        if one.opcode == "dot":
+        instructions = self._computations[computation]
+        left = instructions[instruction.operands[0]].arrays[0].dims
+        passes = _PASSES[instruction.found(r"operand_precision=\{(\w+)") or "default"]
+        result = instruction.arrays[0].dims
+        contracted = instruction.found(r"lhs_contracting_dims=\{([\d,]*)\}")
+        if instruction.opcode == "dot":
             summed = math.prod(left[int(d)] for d in contracted.split(",") if d)
             return 2.0 * math.prod(result) * summed * passes
-        return 2.0 * _multiplied(one, left, result) * passes
+        return 2.0 * _multiplied(instruction, left, result) * passes
 
-    def _traffic(self, computation: str, one: Instruction) -> float:
+    def _traffic(self, computation: str, instruction: Instruction) -> float:
         """Counts the bytes read from HBM and written to it."""
-        here = self._computations[computation]
-        operands = [here[name] for name in one.operands if name in here]
-        if one.opcode in ("copy-start", "slice-start"):
+        instructions = self._computations[computation]
+        operands = [instructions[name] for name in instruction.operands if name in instructions]
+        if instruction.opcode in ("copy-start", "slice-start"):
             # Target, source and a third part. A slice-start has the source first.
-            target, source = one.arrays[:2] if one.opcode == "copy-start" else one.arrays[1::-1]
+            target, source = (
+                instruction.arrays[:2]
+                if instruction.opcode == "copy-start"
+                else instruction.arrays[1::-1]
+            )
             return target.size * ((not target.is_fast) + (not source.is_fast))
-        if one.opcode == "fusion":
-            inside = one.called("calls")
+        if instruction.opcode == "fusion":
+            inside = instruction.called("calls")
             reads = sum(self._read(inside, i, o) for i, o in enumerate(operands))
-            return reads + self._written(inside, hlo.root(self._computations[inside]), one)
-        if one.opcode in _WRITES_PARTS:
+            return reads + self._written(inside, hlo.root(self._computations[inside]), instruction)
+        if instruction.opcode in _WRITES_PARTS:
             moved = sum(operand.in_memory for operand in operands[1:])
-            return moved + (_WRITES_PARTS[one.opcode] * operands[-1].size if one.in_memory else 0)
-        if one.opcode in _READS_PARTS:
-            read = one.size if operands and operands[0].in_memory else 0
-            return read + one.in_memory + sum(operand.in_memory for operand in operands[1:])
-        return one.in_memory + sum(operand.in_memory for operand in operands)
+            return moved + (
+                _WRITES_PARTS[instruction.opcode] * operands[-1].size
+                if instruction.in_memory
+                else 0
+            )
+        if instruction.opcode in _READS_PARTS:
+            read = instruction.size if operands and operands[0].in_memory else 0
+            return read + instruction.in_memory + sum(operand.in_memory for operand in operands[1:])
+        return instruction.in_memory + sum(operand.in_memory for operand in operands)
 
     def _read(self, fused: str, index: int, operand: Instruction) -> float:
         """Counts the bytes of HBM that a fused computation reads from one of its operands."""
         whole, total = operand.in_memory, 0.0
         if not whole:
             return 0.0
-        here = self._computations[fused]
-        names = {p.name for p in here.values() if p.opcode == "parameter" and p.place == index}
-        for one in here.values():
-            if one.opcode == "bitcast" and one.operands and one.operands[0] in names:
-                names.add(one.name)
+        instructions = self._computations[fused]
+        names = {
+            p.name for p in instructions.values() if p.opcode == "parameter" and p.place == index
+        }
+        for instruction in instructions.values():
+            if (
+                instruction.opcode == "bitcast"
+                and instruction.operands
+                and instruction.operands[0] in names
+            ):
+                names.add(instruction.name)
                 continue
-            for place, name in enumerate(one.operands):
+            for place, name in enumerate(instruction.operands):
                 if name not in names:
                     continue
-                if one.opcode == "fusion":
-                    total += self._read(one.called("calls"), place, operand)
-                elif place == 0 and one.opcode in _READS_PARTS:
-                    total += one.size
-                elif place > 0 or one.opcode not in _WRITES_PARTS:
+                if instruction.opcode == "fusion":
+                    total += self._read(instruction.called("calls"), place, operand)
+                elif place == 0 and instruction.opcode in _READS_PARTS:
+                    total += instruction.size
+                elif place > 0 or instruction.opcode not in _WRITES_PARTS:
                     return whole
         return min(total, whole)
 
@@ -253,43 +275,45 @@ class _Program:
         Args:
             whole: the instruction whose arrays are written.
         """
-        here = self._computations[fused]
+        instructions = self._computations[fused]
         if not whole.in_memory:
             return 0.0
         if result.opcode == "bitcast":
-            return self._written(fused, here[result.operands[0]], whole)
+            return self._written(fused, instructions[result.operands[0]], whole)
         if result.opcode == "tuple":
             parts = zip(result.operands, whole.arrays, strict=False)
-            return sum(self._written(fused, here[n], whole._replace(arrays=(a,))) for n, a in parts)
+            return sum(
+                self._written(fused, instructions[n], whole._replace(arrays=(a,))) for n, a in parts
+            )
         if result.opcode == "fusion":
             inside = result.called("calls")
             return self._written(inside, hlo.root(self._computations[inside]), whole)
         if result.opcode in _WRITES_PARTS:
-            update = here[result.operands[-1 if result.opcode == "scatter" else 1]]
+            update = instructions[result.operands[-1 if result.opcode == "scatter" else 1]]
             return min(_WRITES_PARTS[result.opcode] * update.size, whole.in_memory)
         return whole.in_memory
 
 
-def _is_free(one: Instruction) -> bool:
+def _is_free(instruction: Instruction) -> bool:
     return (
-        one.opcode in _FREE
-        or one.opcode.endswith("-done")
-        or any(target in one.rest for target in _FREE_CALLS)
+        instruction.opcode in _FREE
+        or instruction.opcode.endswith("-done")
+        or any(target in instruction.rest for target in _FREE_CALLS)
     )
 
 
-def _multiplied(one: Instruction, left: tuple[int, ...], result: tuple[int, ...]) -> int:
+def _multiplied(instruction: Instruction, left: tuple[int, ...], result: tuple[int, ...]) -> int:
     """Counts the pairs of numbers that a convolution multiplies, without its padding.
 
     A TPU program has all products as convolutions. Batches of products lie along axes where only
     one place of the window meets a number.
     """
-    labels = re.search(r"dim_labels=(\w+)_\w+->(\w+)", one.rest)
-    assert labels, one.rest[:200]
+    labels = re.search(r"dim_labels=(\w+)_\w+->(\w+)", instruction.rest)
+    assert labels, instruction.rest[:200]
     of_left, of_result = dict(zip(labels[1], left, strict=True)), labels[2]
     sides = dict(zip(of_result, result, strict=True))
     pairs = sides["b"] * sides["f"] * of_left["f"]
-    window = one.found(r"window=\{([^}]*)\}")
+    window = instruction.found(r"window=\{([^}]*)\}")
     fields = dict(field.split("=") for field in window.split())
     for axis, size in enumerate(fields.get("size", "").split("x") if window else ()):
         field = functools.partial(_of_axis, fields, axis)

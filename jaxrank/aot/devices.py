@@ -34,13 +34,13 @@ def devices(topology: Topology) -> list[Any]:
     """
     make = _gpus if topology.is_gpu else _tpus
     try:
-        found = make(topology)
+        described = make(topology)
     except jax.errors.JaxRuntimeError as error:
         raise InputError(
             f"--topology: {topology.name} must be an available slice: {str(error)[:300]}"
         ) from error
-    assert len(found) == topology.devices, (topology, found)
-    return found
+    assert len(described) == topology.devices, (topology, described)
+    return described
 
 
 def _tpus(topology: Topology) -> list[Any]:

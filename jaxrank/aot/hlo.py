@@ -125,21 +125,21 @@ Computation = dict[str, Instruction]  # by name. The root is last, unless it is 
 def computations(text: str) -> tuple[str, dict[str, Computation]]:
     """Parses a program. Returns the name of the entry, and all computations by name."""
     entry = ""
-    found: dict[str, Computation] = {}
+    by_name: dict[str, Computation] = {}
     inside: Computation = {}
     for line in text.splitlines():
         start = re.match(r"(ENTRY )?%?([\w.-]+) \(.*\{$", line)
         if start:
-            inside = found[start[2]] = {}
+            inside = by_name[start[2]] = {}
             entry = start[2] if start[1] else entry
-        elif one := _instruction(line):
-            inside[one.name] = one
-    return entry, found
+        elif instruction := _instruction(line):
+            inside[instruction.name] = instruction
+    return entry, by_name
 
 
 def instructions(inside: Mapping[str, Computation]) -> Iterator[Instruction]:
     """Yields the instructions of all computations."""
-    return (one for computation in inside.values() for one in computation.values())
+    return (instruction for computation in inside.values() for instruction in computation.values())
 
 
 def root(computation: Computation) -> Instruction:
@@ -148,10 +148,10 @@ def root(computation: Computation) -> Instruction:
 
 def origin(computation: Mapping[str, Instruction], name: str) -> Instruction | None:
     """Returns the instruction behind a name, following copies and bitcasts."""
-    found = computation.get(name)
-    while found is not None and found.opcode in ("copy", "bitcast"):
-        found = computation.get(found.operands[0])
-    return found
+    instruction = computation.get(name)
+    while instruction is not None and instruction.opcode in ("copy", "bitcast"):
+        instruction = computation.get(instruction.operands[0])
+    return instruction
 
 
 def _instruction(line: str) -> Instruction | None:
@@ -159,7 +159,7 @@ def _instruction(line: str) -> Instruction | None:
     if match is None:
         return None
     name, kind, opcode, rest = match.groups()
-    arrays = tuple(_array(*found) for found in re.findall(_ARRAY, kind))
+    arrays = tuple(_array(*parts) for parts in re.findall(_ARRAY, kind))
     # The start of an exchange may return the arrays that it sends before the received ones.
     handed_on = re.match(r"\(\(.*?\), ", kind)
     sent = len(re.findall(_ARRAY, handed_on[0])) if handed_on else 0

@@ -26,17 +26,17 @@ _COLUMNS = (
 )
 
 
-def describe(found: list[Compiled]) -> str:
+def describe(compiled: list[Compiled]) -> str:
     """Formats the results for one device of each slice as aligned text."""
     rows = [[name for name, _ in _COLUMNS]]
-    rows += [[cell(one) for _, cell in _COLUMNS] for one in found]
+    rows += [[cell(program) for _, cell in _COLUMNS] for program in compiled]
     lines = _aligned(rows)
-    for one in found:
-        sent = ", ".join(f"{kind} {format_bytes(n)}" for kind, n in one.collectives.items())
-        lines += [f"{one.topology.name}: {sent}"] if sent else []
-        lines += [f"{one.topology.name}: {one.refused}"] if one.refused else []
-    is_timed = any(one.step_time for one in found)
-    return "\n".join(lines + (_scaling(found) if is_timed else []))
+    for program in compiled:
+        sent = ", ".join(f"{kind} {format_bytes(n)}" for kind, n in program.collectives.items())
+        lines += [f"{program.topology.name}: {sent}"] if sent else []
+        lines += [f"{program.topology.name}: {program.refused}"] if program.refused else []
+    is_timed = any(program.step_time for program in compiled)
+    return "\n".join(lines + (_scaling(compiled) if is_timed else []))
 
 
 def _aligned(rows: list[list[str]]) -> list[str]:
@@ -44,12 +44,12 @@ def _aligned(rows: list[list[str]]) -> list[str]:
     return ["  ".join(f"{c:>{w}}" for c, w in zip(row, widths, strict=True)) for row in rows]
 
 
-def _scaling(found: list[Compiled]) -> list[str]:
-    times = [one.step_time for one in found if one.step_time]
+def _scaling(compiled: list[Compiled]) -> list[str]:
+    times = [program.step_time for program in compiled if program.step_time]
     first = smallest(times)
     names = ["batch", "fits", "step, ms", *first.seconds, "examples/s", "speed-up", "of linear"]
     rows = [["slice", *names, "limit"]]
-    rows += [_row(one, one.step_time, first) for one in found if one.step_time]
+    rows += [_row(program, program.step_time, first) for program in compiled if program.step_time]
     head = f"Estimated milliseconds per step, and speed-up over {first.topology.name}:"
     lines = ["", head, *_aligned(rows)]
     if first.topology.cores == 8:
@@ -61,11 +61,11 @@ def _scaling(found: list[Compiled]) -> list[str]:
     return lines
 
 
-def _row(one: Compiled, took: StepTime, first: StepTime) -> list[str]:
+def _row(program: Compiled, took: StepTime, first: StepTime) -> list[str]:
     return [
-        one.topology.name,
+        program.topology.name,
         f"{took.batch_size:,}",
-        "yes" if one.fits else "no",
+        "yes" if program.fits else "no",
         f"{1e3 * took.total:,.3f}",
         *(f"{1e3 * seconds:,.3f}" for seconds in took.seconds.values()),
         f"{took.examples_per_second:,.0f}",
@@ -80,7 +80,7 @@ def smallest(times: list[StepTime]) -> StepTime:
     return min(times, key=lambda one: one.topology.devices)
 
 
-def draw(found: list[Compiled], path: str | Path) -> bool:
+def draw(compiled: list[Compiled], path: str | Path) -> bool:
     """Writes a PNG of the step times and of the growth of examples/s with the devices.
 
     Returns False, and writes nothing, if no time was estimated.
@@ -88,15 +88,15 @@ def draw(found: list[Compiled], path: str | Path) -> bool:
     Raises:
         RunError: the file cannot be written.
     """
-    times = [one.step_time for one in found if one.step_time]
+    times = [program.step_time for program in compiled if program.step_time]
     if times:
         times = sorted(times, key=lambda one: one.topology.devices)
         first = times[0].topology
         draw_scaling(
-            [f"{one.topology.name}\nbatch {one.batch_size:,}" for one in times],
-            [one.seconds for one in times],
-            [one.topology.devices for one in times],
-            [speedup(times[0], one) for one in times],
+            [f"{program.topology.name}\nbatch {program.batch_size:,}" for program in times],
+            [program.seconds for program in times],
+            [program.topology.devices for program in times],
+            [speedup(times[0], program) for program in times],
             path,
             base=first.name,
             published=PUBLISHED if first.cores == 8 else None,
@@ -104,34 +104,36 @@ def draw(found: list[Compiled], path: str | Path) -> bool:
     return bool(times)
 
 
-def refusal(found: list[Compiled]) -> str:
+def refusal(compiled: list[Compiled]) -> str:
     """Describes the slices that are too small and by how much. Empty if all fit."""
-    small = [one for one in found if not one.fits]
+    small = [program for program in compiled if not program.fits]
     return "; ".join(
-        f"{one.topology.name}: a device must have"
-        f" {format_bytes(max(1, one.used_bytes - one.usable_bytes))} more than the"
-        f" {format_bytes(one.usable_bytes)} that a program may use"
-        for one in small
+        f"{program.topology.name}: a device must have"
+        f" {format_bytes(max(1, program.used_bytes - program.usable_bytes))} more than the"
+        f" {format_bytes(program.usable_bytes)} that a program may use"
+        for program in small
     )
 
 
-def to_json(found: list[Compiled]) -> dict[str, Any]:
+def to_json(compiled: list[Compiled]) -> dict[str, Any]:
     """Converts the results to plain data. Bytes and operations are per device."""
-    times = [one.step_time for one in found if one.step_time]
+    times = [program.step_time for program in compiled if program.step_time]
     return {
-        "topologies": [_plain(one) for one in found],
-        "refusal": refusal(found),
+        "topologies": [_plain(program) for program in compiled],
+        "refusal": refusal(compiled),
         "scaling": [
-            _plain_time(one, one.step_time, smallest(times)) for one in found if one.step_time
+            _plain_time(program, program.step_time, smallest(times))
+            for program in compiled
+            if program.step_time
         ],
     }
 
 
-def _plain_time(one: Compiled, took: StepTime, first: StepTime) -> dict[str, Any]:
+def _plain_time(program: Compiled, took: StepTime, first: StepTime) -> dict[str, Any]:
     return {
-        "name": one.topology.name,
+        "name": program.topology.name,
         "batch_size": took.batch_size,
-        "fits": one.fits,
+        "fits": program.fits,
         "step_seconds": took.total,
         "seconds": took.seconds,
         "product_flops": took.product_flops,
@@ -143,24 +145,24 @@ def _plain_time(one: Compiled, took: StepTime, first: StepTime) -> dict[str, Any
     }
 
 
-def _plain(one: Compiled) -> dict[str, Any]:
+def _plain(program: Compiled) -> dict[str, Any]:
     return {
-        "name": one.topology.name,
-        "cores": one.topology.cores,
-        "devices": one.topology.devices,
-        "fits": one.fits,
-        "hbm_bytes": one.topology.hbm_bytes,
-        "usable_bytes": one.usable_bytes,
-        "used_bytes": one.used_bytes,
-        "tables_bytes": one.tables_bytes,
-        "state_bytes": one.state_bytes,
-        "batches_bytes": one.batches_bytes,
-        "temporaries_bytes": one.temporaries_bytes,
-        "evaluation_bytes": one.evaluation_bytes,
-        "collective_bytes": sum(one.collectives.values()),
-        "collectives": one.collectives,
-        "flops": one.flops,
-        "tables_aliased": one.tables_aliased,
-        "compile_seconds": one.compile_seconds,
-        "refused": one.refused,
+        "name": program.topology.name,
+        "cores": program.topology.cores,
+        "devices": program.topology.devices,
+        "fits": program.fits,
+        "hbm_bytes": program.topology.hbm_bytes,
+        "usable_bytes": program.usable_bytes,
+        "used_bytes": program.used_bytes,
+        "tables_bytes": program.tables_bytes,
+        "state_bytes": program.state_bytes,
+        "batches_bytes": program.batches_bytes,
+        "temporaries_bytes": program.temporaries_bytes,
+        "evaluation_bytes": program.evaluation_bytes,
+        "collective_bytes": sum(program.collectives.values()),
+        "collectives": program.collectives,
+        "flops": program.flops,
+        "tables_aliased": program.tables_aliased,
+        "compile_seconds": program.compile_seconds,
+        "refused": program.refused,
     }

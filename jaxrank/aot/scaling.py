@@ -120,13 +120,13 @@ def step_time(text: str, topology: Topology, batch_size: int, steps: int) -> Ste
     """
     rates, chips = RATES[topology.generation], topology.chips
     devices = topology.devices / chips
-    found = costs(text)
-    sends = [cost.runs for cost in found if cost.sent_bytes]
+    instructions = costs(text)
+    sends = [cost.runs for cost in instructions if cost.sent_bytes]
     if sends and max(sends) < steps:
         raise ValueError(f"no exchange runs in each of {steps} steps")
     seconds = dict.fromkeys(PARTS, 0.0)
     hidden: dict[str, float] = {}  # seconds that overlap, by collective
-    for cost in found:
+    for cost in instructions:
         if cost.sent_bytes:
             continue
         cycles = cost.cycles + cost.compared * _SORT_CYCLES / _LANES
@@ -140,7 +140,7 @@ def step_time(text: str, topology: Topology, batch_size: int, steps: int) -> Ste
         )
         seconds[part] += took
         hidden[cost.beside] = hidden.get(cost.beside, 0.0) + took
-    for cost in found:
+    for cost in instructions:
         if cost.sent_bytes:
             part, took, hops = _collective(cost, topology, rates)
             of_hops = cost.runs * hops * _HOP_SECONDS
@@ -152,8 +152,8 @@ def step_time(text: str, topology: Topology, batch_size: int, steps: int) -> Ste
         topology,
         batch_size,
         {part: took / steps for part, took in seconds.items()},
-        product_flops=sum(cost.flops for cost in found) / steps,
-        memory_bytes=sum(cost.memory_bytes for cost in found) / steps,
+        product_flops=sum(cost.flops for cost in instructions) / steps,
+        memory_bytes=sum(cost.memory_bytes for cost in instructions) / steps,
     )
 
 

@@ -83,12 +83,12 @@ class Topology(NamedTuple):
 def _fraction() -> float:
     text = os.environ.get(_FRACTION, "0.75")
     try:
-        found = float(text)
+        number = float(text)
     except ValueError:
-        found = 0.0
-    if not 0 < found <= 1:
+        number = 0.0
+    if not 0 < number <= 1:
         raise InputError(f"{_FRACTION} must be a number above 0 and up to 1: found {text!r}.")
-    return found
+    return number
 
 
 def topology(name: str) -> Topology:
@@ -101,22 +101,22 @@ def topology(name: str) -> Topology:
         InputError: the generation is unknown, or the number is invalid for it.
     """
     match = re.fullmatch(r"([a-z0-9]+)-([0-9]+)", name)
-    found = _ALIASES.get(match[1], match[1]) if match else ""
-    if match is None or found not in GENERATIONS:
+    alias = _ALIASES.get(match[1], match[1]) if match else ""
+    if match is None or alias not in GENERATIONS:
         raise InputError(
             "--topology must be a generation of TPUs or of GPUs, one of"
             f" {', '.join(GENERATIONS)}, and a number, such as v3-32: found {name!r}."
         )
-    generation, number = GENERATIONS[found], int(match[2])
+    generation, number = GENERATIONS[alias], int(match[2])
     unit = 2 if generation.numbers_cores else 1  # a chip of v2, v3, v4 or v5p has two cores
     if number < 1 or number % unit:
         what = "cores, two per chip" if generation.numbers_cores else "chips"
         raise InputError(
-            f"--topology: the number of a {found} slice counts {what}, so it must be a positive"
+            f"--topology: the number of a {alias} slice counts {what}, so it must be a positive"
             f" multiple of {unit}: found {name!r}."
         )
     return Topology(
-        name, found, number // generation.cores_per_device, number // unit, generation.hbm_bytes
+        name, alias, number // generation.cores_per_device, number // unit, generation.hbm_bytes
     )
 
 
@@ -132,6 +132,6 @@ def sides(topology: Topology) -> tuple[int, ...]:
             f" {topology.chips} chips."
         )
     bits, axes = topology.chips.bit_length() - 1, GENERATIONS[topology.generation].axes
-    found = sorted(2 ** ((bits + i) // axes) for i in range(axes))
+    lengths = sorted(2 ** ((bits + i) // axes) for i in range(axes))
     # A host has four chips in one plane.
-    return tuple(reversed(found) if axes == 3 and topology.chips < 8 else found)
+    return tuple(reversed(lengths) if axes == 3 and topology.chips < 8 else lengths)

@@ -46,9 +46,9 @@ class _RawFile:
         self._read = watch.timed("raw", file.read)
 
     def read(self, *size: int) -> bytes:
-        found = self._read(*size)
-        self._watch.bytes += len(found)
-        return found
+        data = self._read(*size)
+        self._watch.bytes += len(data)
+        return data
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._file, name)
@@ -105,24 +105,24 @@ def measure(
     fresh = copy.copy(split)  # without the checksums of blocks that were already read
     batches = make(_WatchedSplit(fresh, watch))
     source = batches.source(watch.timed("pack", batches.batcher.fill))
-    made = map(watch.timed("execution", source.__getitem__), itertools.count())
+    elements = map(watch.timed("execution", source.__getitem__), itertools.count())
     with _one_thread():
-        next(made)  # reads the first windows of all streams, which is not typical
+        next(elements)  # reads the first windows of all streams, which is not typical
         watch.seconds.clear()
         watch.rows = 0
         for executions in itertools.count(1):
-            next(made)
+            next(elements)
             if executions >= _FEWEST_EXECUTIONS and watch.seconds["execution"] >= 0.8 * seconds:
                 break
         decompress = watch.rows * _decompress(split.files, 0.2 * seconds)
     spent = watch.seconds
-    found = {
+    seconds_of = {
         "read": max(0.0, spent["read"] - decompress),
         "decompress": decompress,
         "shuffle": spent["execution"] - spent["read"] - spent["pack"],
         "pack": spent["pack"],
     }
-    return {name: found[name] / (executions * examples) * 1e6 for name in PARTS}
+    return {name: seconds_of[name] / (executions * examples) * 1e6 for name in PARTS}
 
 
 @contextmanager

@@ -92,14 +92,14 @@ def bench(config: ConfigDict, workdir: str | Path, *, seconds: float, report: Re
         execution = config.steps_per_execution * config.batch_size
         put = functools.partial(meshes.put_batch, mesh=job.program.mesh, leading=1)
         report("Measuring the input")
-        made = executions_per_second(job.batches, ahead, seconds)
+        input_speed = executions_per_second(job.batches, ahead, seconds)
         host = next(job.batches)
         report("Measuring the step, and both")
         with contextlib.closing(DevicePrefetcher(job.batches, put)) as feed:
-            rounds = _compare(job, put(host), feed, ahead, ahead / made, seconds)
+            rounds = _compare(job, put(host), feed, ahead, ahead / input_speed, seconds)
         job.batches.close()
         alone, both = (statistics.median(rates) for rates in zip(*rounds, strict=True))
-        rates = Throughput(execution * made, execution * alone, execution * both)
+        rates = Throughput(execution * input_speed, execution * alone, execution * both)
 
         report("Measuring the stages")
         stages = _input_stages(job, config.data, 0.8 * seconds)
@@ -234,12 +234,12 @@ def _compare(
     rounds = max(3, round(seconds / _ROUND))
     again = itertools.repeat(batch)
     executions_per_second(again, _COMPILED, 0)
-    found = []
+    speeds = []
     for _ in range(rounds):
         time.sleep(pause)
         alone = executions_per_second(again, 1, seconds / rounds)
-        found.append((alone, executions_per_second(feed, ahead, seconds / rounds)))
-    return found
+        speeds.append((alone, executions_per_second(feed, ahead, seconds / rounds)))
+    return speeds
 
 
 def _input_stages(job: Run, data: Mapping[str, Any], seconds: float) -> dict[str, float]:
@@ -263,8 +263,8 @@ def _input_stages(job: Run, data: Mapping[str, Any], seconds: float) -> dict[str
 
 
 def _puts_per_second(put: Any, batch: Any, seconds: float) -> float:
-    made = map(lambda b: jax.block_until_ready(put(b)), itertools.repeat(batch))
-    return executions_per_second(made, _COMPILED, seconds)
+    transfers = map(lambda b: jax.block_until_ready(put(b)), itertools.repeat(batch))
+    return executions_per_second(transfers, _COMPILED, seconds)
 
 
 def _setting(job: Run, data: ConfigDict) -> Setting:

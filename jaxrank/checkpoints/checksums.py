@@ -24,10 +24,10 @@ def checksums(tree: Any) -> dict[str, int]:
         tree: arrays of any dtype, replicated or sharded along their first axis.
     """
     leaves = jax.tree_util.tree_leaves_with_path(tree)
-    found = jax.device_get([_checksum(array) for _, array in leaves])
+    values = jax.device_get([_checksum(array) for _, array in leaves])
     return {
         jax.tree_util.keystr(path): int(value)
-        for (path, _), value in zip(leaves, found, strict=True)
+        for (path, _), value in zip(leaves, values, strict=True)
     }
 
 
@@ -59,10 +59,10 @@ def of_host(rows: np.ndarray, first: int = 0) -> int:
     return total % 2**32
 
 
-def differing(expected: dict[str, int], found: dict[str, int]) -> list[str]:
+def differing(expected: dict[str, int], actual: dict[str, int]) -> list[str]:
     """Returns the paths that are missing on one side or whose checksums differ."""
-    every = {*expected, *found}
-    return sorted(path for path in every if expected.get(path) != found.get(path))
+    every = {*expected, *actual}
+    return sorted(path for path in every if expected.get(path) != actual.get(path))
 
 
 def _checksum(array: Any) -> jax.Array:  # u32[]

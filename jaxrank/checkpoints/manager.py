@@ -177,15 +177,15 @@ def _agreed(read: Callable[[], Any]) -> Any:
     Raises:
         InputError, RunError: in all processes, the error that any of them raised.
     """
-    found, failure = None, None
+    result, failure = None, None
     try:
-        found = read()
+        result = read()
     except (InputError, RunError) as error:
         failure = error
     with processes.together():
         if failure is not None:
             raise failure
-    return found
+    return result
 
 
 def _placed(shapes: Any, shardings: Any) -> Any:
@@ -246,11 +246,11 @@ class Checkpoints:
         Raises:
             InputError: the named step has no checkpoint.
         """
-        found = None
+        step = None
         with processes.together():
             if processes.is_first():
-                found = self._find(which)
-        return processes.from_first(found)
+                step = self._find(which)
+        return processes.from_first(step)
 
     def _find(self, which: str | int) -> int | None:
         steps = sorted(self._manager.all_steps())
@@ -300,12 +300,12 @@ class Checkpoints:
 
     def trained_on(self) -> str:
         """Returns the data fingerprint in the newest checkpoint, "" if it is absent or damaged."""
-        found = ""
+        fingerprint = ""
         with processes.together():
             if processes.is_first() and (step := self._find("newest")) is not None:
                 with contextlib.suppress(InputError):  # damaged: restoring it reports that
-                    found = self._read(step)["data"]["fingerprint"]
-        return processes.from_first(found)
+                    fingerprint = self._read(step)["data"]["fingerprint"]
+        return processes.from_first(fingerprint)
 
     def older(self, step: int) -> int | None:
         """Returns the step of the newest checkpoint before `step`, or None."""
@@ -320,11 +320,11 @@ class Checkpoints:
         return self._next_to(lambda steps: min((s for s in steps if s > step), default=None))
 
     def _next_to(self, choose: Callable[[Sequence[int]], int | None]) -> int | None:
-        found = None
+        chosen = None
         with processes.together():
             if processes.is_first():
-                found = choose(self._manager.all_steps())
-        return processes.from_first(found)
+                chosen = choose(self._manager.all_steps())
+        return processes.from_first(chosen)
 
     def is_there(self, step: int) -> bool:
         """Returns True if a checkpoint exists, as process 0 sees it."""
@@ -412,13 +412,13 @@ class Checkpoints:
             InputError: the checkpoint cannot be read, or belongs to another model.
         """
         record = self._record(step)
-        found = self._checked(
+        restored = self._checked(
             step,
             record,
             weights=_placed(weights_of(shapes), weights_of(shardings)),
             training=_placed(_training_of(shapes), _training_of(shardings)),
         )
-        return _joined(state, found["weights"], found["training"]), record
+        return _joined(state, restored["weights"], restored["training"]), record
 
     def restore_weights(self, step: int, shapes: Weights, shardings: Weights) -> Weights:
         """Restores the weights that predict at `step`.
@@ -434,11 +434,11 @@ class Checkpoints:
         names = {path.removeprefix(".") for path in record["checksums"]["weights"]}
         fields = lacking(names)
         older = {name: without(tree, fields) for name, tree in parts.items()} if fields else parts
-        found = self._restored(step, **older)
-        self._compare(step, record, **found)
+        restored = self._restored(step, **older)
+        self._compare(step, record, **restored)
         if not fields:
-            return found
-        return {name: _with_defaults(tree, parts[name], fields) for name, tree in found.items()}
+            return restored
+        return {name: _with_defaults(tree, parts[name], fields) for name, tree in restored.items()}
 
     def worse_than_constant(self, step: int) -> list[str]:
         """Returns the tasks for which a constant did better when the checkpoint was evaluated."""
@@ -498,8 +498,8 @@ class Checkpoints:
                     f" {text}"
                 ) from error
 
-        found = _agreed(restore)
-        return {name: found[name] for name in parts}
+        restored = _agreed(restore)
+        return {name: restored[name] for name in parts}
 
     def _differences(self, step: int, parts: dict[str, Any]) -> list[str]:
         """Lists arrays that differ from trees of shapes, one line each, up to a maximum.
@@ -533,10 +533,10 @@ class Checkpoints:
         try:
             yield
         except Exception as error:  # Orbax and TensorStore raise many types for a full disk
-            told = str(error).strip() or type(error).__name__
+            text = str(error).strip() or type(error).__name__
             raise RunError(
                 f"{self.path}: a checkpoint could not be written, older checkpoints are unchanged:"
-                f" {told.splitlines()[0]}"
+                f" {text.splitlines()[0]}"
             ) from error
 
     def directory(self, step: int) -> str:

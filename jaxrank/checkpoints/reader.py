@@ -53,10 +53,10 @@ class CheckpointReader:
         wanted = {dotted(path): leaf.shape for path, leaf in leaves}
         lines = []
         for name in sorted({*self.names, *wanted}):
-            found = tuple(self._opened(name).shape) if name in self else "absent"
+            actual = tuple(self._opened(name).shape) if name in self else "absent"
             expected = wanted.get(name, "absent")
-            if found != expected:
-                lines.append(f"{name}: {found}, by the config {expected}")
+            if actual != expected:
+                lines.append(f"{name}: {actual}, by the config {expected}")
         return lines
 
     def read(self, name: str) -> np.ndarray:

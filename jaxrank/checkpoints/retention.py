@@ -56,14 +56,14 @@ class Retention:
         Raises:
             InputError: the record of a checkpoint is damaged.
         """
-        found = {}
+        metrics = {}
         for step in steps:
             try:
-                found[step] = self._metric(step)
+                metrics[step] = self._metric(step)
             except InputError:
                 if (self._path / str(step)).is_dir():
                     raise
-        return _best(found)
+        return _best(metrics)
 
     def _metric(self, step: int) -> Metric:
         if step not in self._metrics:

@@ -58,10 +58,10 @@ def path_of(path: AnyPath) -> UPath:
         InputError: there is no file system for URLs of this kind.
     """
     try:
-        found = UPath(path)
+        parsed = UPath(path)
         if not is_local(path):
-            _ = found.fs  # only then it looks for the package of this kind
-        return found
+            _ = parsed.fs  # only then it looks for the package of this kind
+        return parsed
     except (ImportError, ValueError) as error:
         raise InputError(f"{path}: this kind of URL cannot be opened: {error}.") from error
 
@@ -183,9 +183,13 @@ def _check_listed(pattern: str) -> None:
         parts = (*parts, "*")
     for i in range(1, len(parts)):
         needed = os.R_OK | os.X_OK if glob.has_magic(parts[i]) else os.X_OK
-        for found in map(Path, glob.glob(str(Path(*parts[:i])), recursive=True)):
-            if found.is_dir() and _is_data((found.name,)) and not os.access(found, needed):
-                raise InputError(f"{pattern}: {found} must be a directory that can be read.")
+        for directory in map(Path, glob.glob(str(Path(*parts[:i])), recursive=True)):
+            if (
+                directory.is_dir()
+                and _is_data((directory.name,))
+                and not os.access(directory, needed)
+            ):
+                raise InputError(f"{pattern}: {directory} must be a directory that can be read.")
 
 
 def _data_in(directory: Path, root: Path, linked: set[Path]) -> list[Path]:
@@ -194,20 +198,20 @@ def _data_in(directory: Path, root: Path, linked: set[Path]) -> list[Path]:
     Links to directories outside `root` are followed, each of these once; what they could lead to
     within it is read by its own name.
     """
-    found = []
+    paths = []
     for path in sorted(directory.iterdir()):
         if not _is_data((path.name,)):
             continue
         if _is_file(path):
-            found.append(path)
+            paths.append(path)
         elif path.is_dir():
             target = path.resolve()
             if path.is_symlink():
                 if target.is_relative_to(root) or target in linked:
                     continue
                 linked.add(target)
-            found += _data_in(path, root, linked)
-    return found
+            paths += _data_in(path, root, linked)
+    return paths
 
 
 def _find_remote(url: str) -> list[str]:
@@ -306,8 +310,8 @@ class _Remote(io.RawIOBase):
         try:
             return function(*arguments)
         except Exception as error:
-            found = str(error) or type(error).__name__
-            raise RunError(f"{self._path}: could not be read: {found}.") from error
+            reason = str(error) or type(error).__name__
+            raise RunError(f"{self._path}: could not be read: {reason}.") from error
 
 
 @functools.cache
@@ -359,10 +363,10 @@ def check_parent(output: Path, flag: str = "--output") -> None:
     """Raises InputError unless `output` can be made: its directories may have to be made, too."""
     there = next(path for path in output.absolute().parents if path.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        found = "not writable by this user" if there.is_dir() else "no directory"
+        reason = "not writable by this user" if there.is_dir() else "no directory"
         raise InputError(
             f"{flag}: {there} must be a directory that can be written to make {output}: it is"
-            f" {found}."
+            f" {reason}."
         )
 
 

@@ -13,16 +13,16 @@ def starts_of(lengths: np.ndarray) -> np.ndarray:
 
 def ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """i64[total]: start, start + 1, ... of each list, as many as it has; both are [lists]."""
-    found = np.repeat(starts - starts_of(lengths), lengths)
-    found += np.arange(len(found))
-    return found
+    indices = np.repeat(starts - starts_of(lengths), lengths)
+    indices += np.arange(len(indices))
+    return indices
 
 
 def places_of_lists(lengths: np.ndarray) -> Iterator[np.ndarray]:
     """Of each list of i32[n, lists], where its values i64[..] lie among those of all lists, which
     are in order of example and then of list."""
-    for starts, own in zip(starts_of(lengths).T, lengths.T, strict=True):
-        yield ranges(starts, own)
+    for starts, list_lengths in zip(starts_of(lengths).T, lengths.T, strict=True):
+        yield ranges(starts, list_lengths)
 
 
 def positions(lengths: np.ndarray) -> np.ndarray:

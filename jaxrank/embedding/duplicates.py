@@ -35,10 +35,10 @@ def sum_by_scratch(
         array.
     """
     count = ids.shape[0]
-    here = jnp.arange(count, dtype=jnp.int32)
-    scratch = scratch.at[ids].set(here, mode="drop")
+    positions = jnp.arange(count, dtype=jnp.int32)
+    scratch = scratch.at[ids].set(positions, mode="drop")
     representative = scratch.at[ids].get(mode="fill", fill_value=count)
-    is_representative = representative == here
+    is_representative = representative == positions
     # Representatives move to the front, so that later code reads and writes contiguous memory.
     rank = jnp.cumsum(is_representative, dtype=jnp.int32) - 1
     slot = rank.at[representative].get(mode="fill", fill_value=count)

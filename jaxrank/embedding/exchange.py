@@ -242,9 +242,9 @@ class Exchange:
         begin = route.starts[-1]
         behind = jnp.pad(route.unique, (0, rows), constant_values=PAD)
         key = jax.lax.dynamic_slice(behind, (begin,), (rows,))
-        here = begin + jnp.arange(rows, dtype=jnp.int32)
+        positions = begin + jnp.arange(rows, dtype=jnp.int32)
         which = jnp.where(key == PAD, PAD, key - self.owners * self.share)
-        return which, self.vector_layout.take(sums, jnp.where(key == PAD, PAD, here))
+        return which, self.vector_layout.take(sums, jnp.where(key == PAD, PAD, positions))
 
 
 def _as_bits(vectors: jax.Array) -> jax.Array:

@@ -37,8 +37,8 @@ def first_rows(
             own_key = jax.random.fold_in(key, own)
             return std * jax.random.normal(own_key, (stack.dim,), jnp.float32)
 
-        table, own = origin(stack, row)
-        rows = jax.vmap(one)(keys[table], own)
+        table, table_row = origin(stack, row)
+        rows = jax.vmap(one)(keys[table], table_row)
         # Columns beyond the dimension are zero and stay so.
         return jnp.pad(rows, ((0, 0), (0, shape.width - shape.dim))).reshape(-1, LANES)
 
@@ -48,8 +48,8 @@ def first_rows(
         def fill(i: jax.Array, rows: jax.Array) -> jax.Array:
             # The last chunk may overlap the one before it.
             first = jnp.minimum(i * size, shape.rows - size).astype(jnp.int32)
-            made = values(first + jnp.arange(size, dtype=jnp.int32))
-            return jax.lax.dynamic_update_slice(rows, made, (shape.line(first), jnp.int32(0)))
+            initial = values(first + jnp.arange(size, dtype=jnp.int32))
+            return jax.lax.dynamic_update_slice(rows, initial, (shape.line(first), jnp.int32(0)))
 
         empty = jnp.zeros(shape.shape, jnp.float32)
         return jax.lax.fori_loop(0, -(-shape.rows // size), fill, empty)
@@ -70,13 +70,13 @@ def origin(stack: Stack, row: jax.Array) -> tuple[jax.Array, jax.Array]:
     """
     of = ToTables.of(stack)
     run = jnp.searchsorted(of.starts, row, side="right").astype(jnp.int32) - 1
-    table, own = jnp.asarray(of.tables)[run], row - jnp.asarray(of.offsets)[run]
+    table, table_row = jnp.asarray(of.tables)[run], row - jnp.asarray(of.offsets)[run]
     if not stack.hot:
-        return table, own
+        return table, table_row
     place = row - of.hot_start
     is_hot = (place >= 0) & (place < len(stack.hot))
     place = jnp.clip(place, 0, len(stack.hot) - 1)
     return (
         jnp.where(is_hot, jnp.asarray(of.hot_tables)[place], table),
-        jnp.where(is_hot, jnp.asarray(of.hot_rows)[place], own),
+        jnp.where(is_hot, jnp.asarray(of.hot_rows)[place], table_row),
     )

@@ -177,13 +177,13 @@ def logical_rows(arrays: Mapping[str, Any], stack: Stack) -> np.ndarray:
 
     Slots with one number per row become f[stack.rows, 1].
     """
-    parts, found = storage(stack), []
+    parts, pieces = storage(stack), []
     if parts.replicated:
         stored = np.asarray(arrays[parts.replicated.name])
-        found.append(stored.reshape(parts.replicated.rows, -1)[: stack.replicated])
+        pieces.append(stored.reshape(parts.replicated.rows, -1)[: stack.replicated])
     if parts.split:
         stored = np.asarray(arrays[parts.split.name])
         row = np.arange(stack.rows - stack.replicated, dtype=np.int32)
         by_group = stored.reshape(GROUPS, parts.split.rows // GROUPS, -1)
-        found.append(by_group[group(row), row // GROUPS])
-    return np.concatenate(found)[:, : stack.dim]
+        pieces.append(by_group[group(row), row // GROUPS])
+    return np.concatenate(pieces)[:, : stack.dim]

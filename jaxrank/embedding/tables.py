@@ -259,11 +259,11 @@ class Lookup:
             read, stats = self._read(stack, rows, route, batch)
             if stats is not None:
                 exchange_stats[stack.name] = stats
-            found = vectors[stack.name] = {}
+            of_stack = vectors[stack.name] = {}
             if stack.name in batch.lists:
                 lists = batch.lists[stack.name]
                 read, of_lists = split(vector_layout, read, route.ids.size - lists.ids.size)
-                found["lists"] = combine(
+                of_stack["lists"] = combine(
                     vector_layout,
                     of_lists,
                     lists,
@@ -273,7 +273,7 @@ class Lookup:
                 )
             if stack.name in batch.ids:
                 one_hot = self.one_hot[stack.name]
-                found["ids"] = one_hot.together(
+                of_stack["ids"] = one_hot.together(
                     rows[replicated.name] if replicated else None,
                     batch.ids[stack.name],
                     vector_layout.to_examples(
@@ -292,14 +292,14 @@ class Lookup:
         """Reads the vectors of the ids, lazily from a single array or else as a block."""
         parts, vector_layout = self.parts[stack.name], self.vector_layout(stack)
         ids, route = routed
-        here = {
+        views = {
             p.name: vector_layout.view(rows[p.name]) for p in (parts.split, parts.replicated) if p
         }
-        own = jnp.where(ids < stack.replicated, ids, PAD)
+        replicated_ids = jnp.where(ids < stack.replicated, ids, PAD)
         if parts.split is None or route is None:  # route is None if products read all places
             assert parts.replicated
-            return IndexedVectors(ids.size, here[parts.replicated.name], own), None
-        table, stats = here[parts.split.name], None
+            return IndexedVectors(ids.size, views[parts.replicated.name], replicated_ids), None
+        table, stats = views[parts.split.name], None
         if isinstance(route, Route):
             exchange = self._exchange_of(stack, batch)
             take = functools.partial(vector_layout.take, table)
@@ -310,7 +310,7 @@ class Lookup:
             return IndexedVectors(ids.size, table, route), None
         if parts.replicated:
             # One sum per id, whichever part has its row: lists then add up the same on any mesh.
-            block = block + vector_layout.take(here[parts.replicated.name], own)
+            block = block + vector_layout.take(views[parts.replicated.name], replicated_ids)
         return IndexedVectors(ids.size, block), stats
 
 
@@ -473,8 +473,10 @@ class Embedding(Lookup):
             of_split = jnp.where(ids < stack.replicated, PAD, ids) if stack.replicated else ids
             arrivals = functools.partial(_one_arrival, route, grad, of_split)
             if rows and ids.size:
-                own = jnp.where(ids < stack.replicated, ids, PAD)
-                sums = sum_of_rows(vector_layout, own, grad, rows, by_scatter=self.on_cpu)
+                replicated_ids = jnp.where(ids < stack.replicated, ids, PAD)
+                sums = sum_of_rows(
+                    vector_layout, replicated_ids, grad, rows, by_scatter=self.on_cpu
+                )
             elif rows:  # products read all places
                 dtype = grads["ids"].dtype
                 sums = vector_layout.zeros(rows, dtype), jnp.zeros(rows, dtype)

@@ -112,10 +112,10 @@ class _Labelled(NamedTuple):
     def classes(self) -> "_Labelled":
         """The examples of weight above 0, those of a label between 0 and 1 once for each."""
         y, w = self.labels, self.weights
-        one, zero = np.flatnonzero(w * y > 0), np.flatnonzero(w * (1 - y) > 0)
-        rows = np.concatenate([one, zero])
-        weights = np.concatenate([(w * y)[one], (w * (1 - y))[zero]])
-        labels = np.concatenate([np.ones(len(one)), np.zeros(len(zero))])
+        positive, negative = np.flatnonzero(w * y > 0), np.flatnonzero(w * (1 - y) > 0)
+        rows = np.concatenate([positive, negative])
+        weights = np.concatenate([(w * y)[positive], (w * (1 - y))[negative]])
+        labels = np.concatenate([np.ones(len(positive)), np.zeros(len(negative))])
         return _Labelled(self.features[rows], labels, weights)
 
 

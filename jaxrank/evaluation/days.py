@@ -83,28 +83,28 @@ def plan_evaluations(
         )
     days = [day for day, _ in split.days]
     later = [day for day, _ in store.split(name).days if day > days[-1]]
-    found: dict[int, list[str]] = {}
+    by_step: dict[int, list[str]] = {}
     for day, first in zip(days[1:], first_steps[1:], strict=True):
         if first < num_steps:
-            found.setdefault(first // execution * execution, []).append(day)
+            by_step.setdefault(first // execution * execution, []).append(day)
     unseen = [day for day, first in zip(days, first_steps, strict=True) if first >= num_steps]
     if unseen + later:
-        found[num_steps] = (unseen + later)[:1]
-    if 0 in found:
+        by_step[num_steps] = (unseen + later)[:1]
+    if 0 in by_step:
         raise InputError(
             f"data.valid = {NEXT_DAY!r}: the first day of {train!r}, {days[0]}, must"
             f" fill an execution of batch_size * steps_per_execution = {batch_size * execution:,}"
             f" examples"
-            f" before {found[0][0]} begins. Set either lower, or begin data.train at a later day."
+            f" before {by_step[0][0]} begins. Set either lower, or begin data.train at a later day."
         )
-    if not found:
+    if not by_step:
         raise InputError(
             f"data.valid = {NEXT_DAY!r}: there must be a day after the first to evaluate:"
             f" {train!r} has only {days[0]}, and the store none after it."
         )
     return {
         step: f"{name}/{days[0]}" if len(days) == 1 else f"{name}/{days[0]}:{days[-1]}"
-        for step, days in found.items()
+        for step, days in by_step.items()
     }
 
 
@@ -123,11 +123,11 @@ def references(store: Store, train: str, scores: Sequence[DayScore]) -> Referenc
     These are the metrics of the best constant and, if the truth is known, of the truth.
     """
     name = train.partition("/")[0]
-    found = [reference(store.split(f"{name}/{s['day']}"), store.schema) for s in scores]
-    best = [f.best_possible or {} for f in found]
+    by_day = [reference(store.split(f"{name}/{s['day']}"), store.schema) for s in scores]
+    best = [f.best_possible or {} for f in by_day]
     known = [task for task in best[0] if all(task in of_day for of_day in best)]
     return Reference(
-        constant=mean([f.constant for f in found]),
+        constant=mean([f.constant for f in by_day]),
         best_possible=mean([{task: f[task] for task in known} for f in best]) if known else None,
     )
 
@@ -140,9 +140,9 @@ def mean(metrics: Sequence[Metrics]) -> Metrics:
     """
     return {
         task: {
-            name: _mean([found[task] for found in metrics], name)
+            name: _mean([day_metrics[task] for day_metrics in metrics], name)
             if name != "examples"
-            else sum(found[task][name] for found in metrics)
+            else sum(day_metrics[task][name] for day_metrics in metrics)
             for name in metrics[0][task]
         }
         for task in metrics[0]
@@ -150,6 +150,10 @@ def mean(metrics: Sequence[Metrics]) -> Metrics:
 
 
 def _mean(days: Sequence[dict[str, float]], name: str) -> float:
-    defined = [(found[name], found["examples"]) for found in days if not math.isnan(found[name])]
+    defined = [
+        (day_metrics[name], day_metrics["examples"])
+        for day_metrics in days
+        if not math.isnan(day_metrics[name])
+    ]
     weight = sum(examples for _, examples in defined)
     return sum(v * examples for v, examples in defined) / weight if weight else float("nan")

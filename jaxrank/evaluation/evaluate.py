@@ -195,15 +195,15 @@ def open_run(
         name = split or run.config.data.valid
         if name in ("", NEXT_DAY):
             raise InputError("--split: must be given, the run has no validation split.")
-        found = store.split(name, "--split" if split else "data.valid")
-    processes.check_same(f"the data in {store.path}", f"{found.fingerprint} {store.schema}")
+        opened = store.split(name, "--split" if split else "data.valid")
+    processes.check_same(f"the data in {store.path}", f"{opened.fingerprint} {store.schema}")
     processes.check_same(f"the run in {run.directory}", f"{run.config} {run.schema}")
 
     checkpoints = Checkpoints(run.directory, read_only=True)
     if not data:
         run.check_trained_on(store, checkpoints)
     size = batch_size or run.config.eval.batch_size
-    return Opened(size, run.predictor(), found, checkpoints, untrained(run.config, run.schema))
+    return Opened(size, run.predictor(), opened, checkpoints, untrained(run.config, run.schema))
 
 
 def evaluate(

@@ -64,7 +64,7 @@ def follow(
     name = run.split.name.replace("/", "-").replace(":", "-")
     folder = Path(workdir) / "follow" / (f"{name}-{run.split.fingerprint[:8]}" if data else name)
     step = _last_step(folder)
-    found: list[dict[str, Any]] = []
+    evaluations: list[dict[str, Any]] = []
     with open_writer(folder, step) as writer:
         while True:
             ended = workdirs.is_finished(
@@ -72,7 +72,7 @@ def follow(
             )  # before `newer`, or the last checkpoint could be missed
             newer = run.checkpoints.newer(step)
             if newer is None and ended:
-                return Followed(found, str(folder))
+                return Followed(evaluations, str(folder))
             if newer is None:
                 time.sleep(every_seconds)
                 continue
@@ -81,7 +81,7 @@ def follow(
             if metrics is None:
                 report(f"step {step}: deleted before it could be read")
                 continue
-            found.append({"step": step, "metrics": metrics})
+            evaluations.append({"step": step, "metrics": metrics})
             writer.write(step, flatten_metrics(metrics), kind="follow")
             writer.flush()
             report(evaluation_line(f"step {step}", metrics))

@@ -55,18 +55,18 @@ def short_summary(metrics: Metrics, untrained: Collection[str] = ()) -> str:
     """
     return "; ".join(
         f"{task}{_NOT_TRAINED * (task in untrained)}: "
-        + ", ".join(f"{TITLES[c]} {found[c]:.5f}" for c in list(found)[:2])
-        for task, found in metrics.items()
+        + ", ".join(f"{TITLES[c]} {values[c]:.5f}" for c in list(values)[:2])
+        for task, values in metrics.items()
     )
 
 
 def worse_than_constant(metrics: Metrics) -> dict[str, str]:
     """Returns the tasks whose loss is above that of the best constant, and by what it shows."""
     return {
-        task: f"{TITLES[name]} {found[name]:.5f}"
-        for task, found in metrics.items()
+        task: f"{TITLES[name]} {values[name]:.5f}"
+        for task, values in metrics.items()
         for name in NORMALIZED
-        if found.get(name, 0) > 1
+        if values.get(name, 0) > 1
     }
 
 
@@ -92,7 +92,7 @@ def evaluation_line(start: str, metrics: Metrics, untrained: Collection[str] = (
 
 def flatten_metrics(metrics: Metrics) -> dict[str, float]:
     """Returns the metrics of all tasks by their recorded names, for example "click/logloss"."""
-    return {f"{task}/{name}": v for task, found in metrics.items() for name, v in found.items()}
+    return {f"{task}/{name}": v for task, values in metrics.items() for name, v in values.items()}
 
 
 def _titles(found: dict[str, float]) -> str:
@@ -116,10 +116,10 @@ def _table(
     baseline: Metrics | None = None,
 ) -> list[str]:
     lines = []
-    for task, found in metrics.items():
+    for task, values in metrics.items():
         title = task + _NOT_TRAINED * (task in untrained)
-        lines.append(f"{title:<18}{_titles(found)}")
-        lines.append(_line("model", found))
+        lines.append(f"{title:<18}{_titles(values)}")
+        lines.append(_line("model", values))
         if baseline and task in baseline:
             lines.append(_line("regression", baseline[task]))
         if best and task in best:
@@ -128,14 +128,14 @@ def _table(
             lines.append(_line("best constant", constant[task]))
         if constant and best and task in best:
             gap = constant[task]["logloss"] - best[task]["logloss"]
-            above = found["logloss"] - best[task]["logloss"]
+            above = values["logloss"] - best[task]["logloss"]
             share = f"{(gap - above) / gap:.1%}" if gap > 0 else "none"
             if above == above:  # NaN if no label is known
                 lines.append(
                     f"  logloss is {above:.5f} above the best possible; the model has {share} of"
                     " what can be gained over a constant"
                 )
-        lines.append(f"  on {found['examples']:,} examples")
+        lines.append(f"  on {values['examples']:,} examples")
     warning = constant_warning(metrics)
     return [*lines, warning] if warning else lines
 
@@ -146,9 +146,9 @@ def _days(scores: list[DayScore]) -> list[str]:
         titles = _titles(scores[0]["metrics"][task])
         lines.append(f"{task:<22}{'step':>15}{'examples':>15}{titles}")
         for score in scores:
-            found = score["metrics"][task]
-            counts = f"{score['step']:>15,}{found['examples']:>15,}"
-            lines.append(f"  {score['day']:<20}{counts}{_values(found)}")
+            values = score["metrics"][task]
+            counts = f"{score['step']:>15,}{values['examples']:>15,}"
+            lines.append(f"  {score['day']:<20}{counts}{_values(values)}")
     return [*lines, "Means over the days, weighted by examples:"]
 
 
@@ -156,13 +156,13 @@ def of_training(result: Result, workdir: str) -> str:
     """Formats the summary of `jaxrank train`."""
     speed = result.examples_per_second
     # NaN without two consecutive executions, for example in a run that had finished before.
-    told = f"{speed:,.0f} examples/s, " if speed == speed else ""
+    speed_text = f"{speed:,.0f} examples/s, " if speed == speed else ""
     valid = f" Validation at step {result.checkpoint_step:,}:" if result.metrics else ""
     if result.days:
         valid = " Each day, scored before any of it was trained on:"
     lines = [
         "",
-        f"Trained to step {result.step:,}: {told}{result.seconds:.0f} s in all.{valid}",
+        f"Trained to step {result.step:,}: {speed_text}{result.seconds:.0f} s in all.{valid}",
         *(_days(result.days) if result.days else []),
         *_table(
             result.metrics,
@@ -219,8 +219,8 @@ def _slices(by: dict[str, Any]) -> list[str]:
             f"{_titles(values[0]['metrics'][task])}"
         )
         for entry, name in zip(values, _names(values[:_SHOWN]), strict=False):
-            found = entry["metrics"][task]
-            lines.append(f"  {name:<30}{found['examples']:>15,}{_values(found)}")
+            slice_metrics = entry["metrics"][task]
+            lines.append(f"  {name:<30}{slice_metrics['examples']:>15,}{_values(slice_metrics)}")
         if len(values) > _SHOWN:
             lines.append(f"  and {len(values) - _SHOWN:,} of fewer rows; --json has all")
         if task in by["gauc"]:

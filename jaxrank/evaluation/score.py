@@ -137,12 +137,15 @@ def score(
 
     def fetched(outputs: Any, rows: int) -> Scored:
         nonlocal first
-        found = Scored(*(np.asarray(x)[:rows] for x in jax.device_get(outputs)))
-        _check_finite(found.logits, layout.schema.tasks, split, first)
+        scored = Scored(*(np.asarray(x)[:rows] for x in jax.device_get(outputs)))
+        _check_finite(scored.logits, layout.schema.tasks, split, first)
         first += rows
-        return found
+        return scored
 
-    with closing(iter(batches)) as made, closing(DevicePrefetcher(made, put)) as feed:
+    with (
+        closing(iter(batches)) as batch_iterator,
+        closing(DevicePrefetcher(batch_iterator, put)) as feed,
+    ):
         for batch, rows in feed:
             waiting.append((predictor.predict(weights, batch), rows))
             if len(waiting) > _IN_FLIGHT:
@@ -183,14 +186,14 @@ def evaluate(
     start = time.perf_counter()
     parts = list(score(predictor, weights, split, whole_groups(batch_size, predictor)))
     scored = Scored(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
-    found, buckets = {}, {}
+    metrics, buckets = {}, {}
     tasks = predictor.layout.schema.tasks
     for i, task in enumerate(tasks):
         logits, labels, weight = scored.logits[:, i], scored.labels[:, i], scored.weights[:, i]
-        found[task.name] = exact.exact(logits, labels, weight, task.kind)
+        metrics[task.name] = exact.exact(logits, labels, weight, task.kind)
         buckets[task.name] = exact.calibration_buckets(logits, labels, weight, task.kind)
     sliced = slices.by_group(groups, tasks, *scored) if groups else None
-    return Scores(found, buckets, split.rows, time.perf_counter() - start, sliced)
+    return Scores(metrics, buckets, split.rows, time.perf_counter() - start, sliced)
 
 
 def check_labelled(split: Split) -> None:
@@ -222,11 +225,11 @@ class Reference(NamedTuple):
 
 def reference(split: Split, schema: Schema) -> Reference:
     """Computes the reference metrics in process 0 for all processes. Reads the split once."""
-    found = None
+    references = None
     with processes.together():
         if processes.is_first():
-            found = tuple(_reference(split, schema))
-    return Reference(*processes.from_first(found))
+            references = tuple(_reference(split, schema))
+    return Reference(*processes.from_first(references))
 
 
 def _reference(split: Split, schema: Schema) -> Reference:
@@ -264,10 +267,10 @@ def write_predictions(
     output = check_output(output)
     batch_size = whole_groups(batch_size, predictor)
     tasks = predictor.layout.schema.tasks
-    with closing(score(predictor, weights, split, batch_size)) as found:
+    with closing(score(predictor, weights, split, batch_size)) as scores:
         if not processes.is_first():
-            return sum(len(scored.logits) for scored in found)
-        return _write(found, _rebatched(split.blocks(), batch_size), tasks, output)
+            return sum(len(scored.logits) for scored in scores)
+        return _write(scores, _rebatched(split.blocks(), batch_size), tasks, output)
 
 
 def check_output(output: str | Path) -> Path:
@@ -276,12 +279,12 @@ def check_output(output: str | Path) -> Path:
     Raises:
         InputError: it cannot be written, or is there and no file of predictions.
     """
-    given, output = output, Path(output)
+    text, output = output, Path(output)
     with processes.together():
-        if not str(given) or str(given).endswith("/"):
-            raise InputError(f"--output: must name a file: found {str(given) or 'nothing'}.")
-        if not is_local(given):
-            raise InputError(f"--output: must be a path, as the file is renamed: found {given}.")
+        if not str(text) or str(text).endswith("/"):
+            raise InputError(f"--output: must name a file: found {str(text) or 'nothing'}.")
+        if not is_local(text):
+            raise InputError(f"--output: must be a path, as the file is renamed: found {text}.")
         if output.suffix.lower() in _OTHER_FORMATS:
             raise InputError(
                 f"--output: predictions are Parquet, so not {output.suffix}: {output}."

@@ -86,16 +86,18 @@ def _coded(parts: list[pa.Array], column: str) -> pa.DictionaryArray:
         kind = parts[0].type
     plain = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_string)
     try:
-        found = pa.chunked_array(parts)
+        column_values = pa.chunked_array(parts)
         if pa.types.is_floating(kind):
             wide = pa.float32() if pa.types.is_float16(kind) else kind
-            found = pc.add(
-                found.cast(wide), pa.scalar(0, wide)
+            column_values = pc.add(
+                column_values.cast(wide), pa.scalar(0, wide)
             )  # -0.0 becomes 0.0, and all NaN become one value
-            found = pc.if_else(pc.is_nan(found), pa.scalar(math.nan, wide), found)
+            column_values = pc.if_else(
+                pc.is_nan(column_values), pa.scalar(math.nan, wide), column_values
+            )
         elif not any(test(kind) for test in plain):
-            found = found.cast(pa.string())
-        return pc.dictionary_encode(found, null_encoding="encode").combine_chunks()
+            column_values = column_values.cast(pa.string())
+        return pc.dictionary_encode(column_values, null_encoding="encode").combine_chunks()
     except pa.ArrowException as error:
         why = "" if isinstance(error, pa.ArrowNotImplementedError) else f": {error}"
         raise InputError(

@@ -52,8 +52,8 @@ def table_rows(
     record = np.dtype([("place", np.int64), ("vector", np.float32, (stack.dim,))])
     rows_of_file = max(1, _FILE // (4 * stack.dim))
     for rows, vectors in _stored_rows(stored, stack):
-        tables, own = to_tables(rows)
-        _deal(starts[tables] + own, vectors, record, rows_of_file, scratch)
+        tables, table_row = to_tables(rows)
+        _deal(starts[tables] + table_row, vectors, record, rows_of_file, scratch)
     for begin in range(0, stack.rows, rows_of_file):
         file = scratch / str(begin // rows_of_file)
         records = np.fromfile(file, record)

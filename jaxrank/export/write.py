@@ -100,17 +100,17 @@ def export(workdir: str, *, output: str, checkpoint: str = "newest", data: str =
         raise InputError(
             f"{saved}: arrays must match the model of the config:\n  " + "\n  ".join(other)
         )
-    told = {"checkpoint": checkpoints.directory(step), "step": step}
+    description = {"checkpoint": checkpoints.directory(step), "step": step}
     model = {
         "tasks": len(run.schema.tasks),
         **model_fields(run.config.model),
         "parents": task_parents(run.config.model, run.schema),
     }
-    told |= recipe(layout, store, model=model, config=to_plain(run.config))
+    description |= recipe(layout, store, model=model, config=to_plain(run.config))
     with _written(output) as partial, checkpoints.told_if_deleted(step):
         parameters = _write_layers(stored, len(run.schema.tasks), partial / "layers.npz")
         _write_tables(stored, layout, store, partial / "tables")
-        json_files.write(partial / "export.json", told)
+        json_files.write(partial / "export.json", description)
     return Export(
         output=output,
         step=step,
@@ -167,8 +167,8 @@ def _write_tables(stored: CheckpointReader, layout: Layout, store: Store, folder
     scratch = folder / "scratch"
     scratch.mkdir()
     for stack in layout.stacks:
-        found = table_rows(stored, layout, stack, scratch)
-        for name, parts in itertools.groupby(found, key=lambda part: part.table):
+        rows = table_rows(stored, layout, stack, scratch)
+        for name, parts in itertools.groupby(rows, key=lambda part: part.table):
             _write_table(folder / f"{name}.parquet", _values(tables[name], store), parts)
     scratch.rmdir()
 

@@ -60,8 +60,8 @@ def exact(
     if kind != "binary":
         p = prediction(x, kind)
         loss, predicted = (w * regression.half(kind, x, y)).sum(), (w * p).sum()
-        found = regression.of_labels(kind, y, w, loss=loss, predicted=predicted)
-        return found | _means(kind, p, y, w)
+        metrics = regression.of_labels(kind, y, w, loss=loss, predicted=predicted)
+        return metrics | _means(kind, p, y, w)
     with np.errstate(over="ignore", invalid="ignore"):
         loss = _where_any(y, np.logaddexp(0, -x)) + _where_any(1 - y, np.logaddexp(0, x))
     return _exact(x, probability(x), loss, y, w)
@@ -88,11 +88,11 @@ def constant(labels: ArrayLike, weights: ArrayLike, kind: str = "binary") -> dic
     weight, positives = w.sum(), (w * y).sum()
     others = _means(kind, np.full_like(y, ratio(positives, weight)), y, w)
     if kind != "binary":
-        found = regression.of_labels(
+        metrics = regression.of_labels(
             kind, y, w, loss=regression.least_loss(kind, y, w), predicted=positives
         )
-        return found | others
-    found = of_binary(
+        return metrics | others
+    metrics = of_binary(
         examples=len(w),
         weight=weight,
         loss=weight * _entropy(ratio(positives, weight)),
@@ -100,7 +100,7 @@ def constant(labels: ArrayLike, weights: ArrayLike, kind: str = "binary") -> dic
         observed=positives,
         auc=auc_of_groups(np.array([positives]), np.array([weight - positives])),
     )
-    return found | others
+    return metrics | others
 
 
 def calibration_buckets(
@@ -148,7 +148,7 @@ def _weighted(scores: ArrayLike, labels: ArrayLike, weights: ArrayLike) -> list[
 
 
 def _exact(score: Floats, p: Floats, loss: Floats, y: Floats, w: Floats) -> dict[str, float]:
-    found = of_binary(
+    metrics = of_binary(
         examples=len(w),
         weight=w.sum(),
         loss=(w * loss).sum(),
@@ -156,7 +156,7 @@ def _exact(score: Floats, p: Floats, loss: Floats, y: Floats, w: Floats) -> dict
         observed=(w * y).sum(),
         auc=auc_of_examples(score, y, w),
     )
-    return found | _means("binary", p, y, w)
+    return metrics | _means("binary", p, y, w)
 
 
 def _means(kind: str, p: Floats, y: Floats, w: Floats) -> dict[str, float]:

@@ -142,13 +142,13 @@ def from_sums(sums: Sums, kinds: Sequence[str]) -> list[dict[str, float]]:
     is below the precision of the sums (see _LEAST_SPREAD).
     """
     s = to_host(sums)
-    found = []
+    by_task = []
     for task, kind in enumerate(kinds):
-        told: dict[str, Any] = {"examples": int(s.examples[task])}
-        told |= {f: getattr(s, f)[task] for f in ("weight", "loss", "predicted", "observed")}
+        values: dict[str, Any] = {"examples": int(s.examples[task])}
+        values |= {f: getattr(s, f)[task] for f in ("weight", "loss", "predicted", "observed")}
         if kind == "binary":
             negatives, positives = s.histogram[task]
-            metrics = of_binary(**told, auc=auc_of_groups(positives, negatives))
+            metrics = of_binary(**values, auc=auc_of_groups(positives, negatives))
         else:
             spread = s.spread[task]
             mean = ratio(s.observed[task], s.weight[task])
@@ -157,7 +157,7 @@ def from_sums(sums: Sums, kinds: Sequence[str]) -> list[dict[str, float]]:
             parts = (spread, abs(of_mean), 2 * s.observed[task] if kind == "count" else 0.0)
             least = spread - of_mean
             least = least if least > _LEAST_SPREAD * max(parts) else 0.0
-            metrics = regression.of_sums(kind, **told, least=least)
+            metrics = regression.of_sums(kind, **values, least=least)
         others = {n: ratio(s.means[n][task], s.weight[task]) for n in means([kind])}
-        found.append(metrics | others)
-    return found
+        by_task.append(metrics | others)
+    return by_task

@@ -121,23 +121,23 @@ def from_flax(module: nn.Module) -> Model:
         mutable = [*model_state, BATCH_MOMENTS]
         rngs = {"dropout": key}
         _, changed = module.apply(variables, inputs, train=True, rngs=rngs, mutable=mutable)
-        found = changed.get(BATCH_MOMENTS)
-        return {"batch_stats": found} if found else {}
+        batch_moments = changed.get(BATCH_MOMENTS)
+        return {"batch_stats": batch_moments} if batch_moments else {}
 
     def count(inputs: Inputs) -> int:
-        one = inputs.shapes(1)
-        params, state = jax.eval_shape(init, jax.random.key(0), one)
+        single = inputs.shapes(1)
+        params, state = jax.eval_shape(init, jax.random.key(0), single)
         forward = functools.partial(apply, train=False)
-        return flops.of_products(jax.make_jaxpr(forward)(params, state, one).jaxpr)
+        return flops.of_products(jax.make_jaxpr(forward)(params, state, single).jaxpr)
 
-    own: Any = module
+    optional: Any = module
     return Model(
         init,
         apply,
         moments,
         count,
-        getattr(own, "compiler_options", lambda platform: {}),
-        getattr(own, "input_axes", lambda inputs: None),
+        getattr(optional, "compiler_options", lambda platform: {}),
+        getattr(optional, "input_axes", lambda inputs: None),
     )
 
 

@@ -99,9 +99,9 @@ class Extraction(nn.Module):
 
         seen = self.task_experts + self.experts
         gates = Gates(self.tasks, seen, precision, name="task_gate")(own)
-        mine, ours = jnp.split(gates, (self.task_experts,), axis=2)
+        task_gates, ours = jnp.split(gates, (self.task_experts,), axis=2)
         by_task = private.reshape(len(private), self.tasks, self.task_experts, -1)
-        mixed = product(mine[:, :, None, :], by_task, precision)[:, :, 0, :]
+        mixed = product(task_gates[:, :, None, :], by_task, precision)[:, :, 0, :]
         mixed = mixed + product(ours, shared, precision)
         if self.last:
             return mixed, common
@@ -137,7 +137,7 @@ class ProgressiveExtraction(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, share: Share, *, train: bool) -> jax.Array:
         """f[B, tasks, hidden[-1]] of x f[B, in]."""
-        own, common = x, x
+        private, common = x, x
         for level in range(self.levels):
             extraction = Extraction(
                 self.tasks,
@@ -149,8 +149,8 @@ class ProgressiveExtraction(nn.Module):
                 precision=self.precision,
                 name=f"level_{level}",
             )
-            own, common = extraction(own, common, share, train=train)
-        return own
+            private, common = extraction(private, common, share, train=train)
+        return private
 
     def read_axes(self) -> dict[str, int]:
         """Which axis of each array that reads x is along it."""

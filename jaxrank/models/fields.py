@@ -35,15 +35,17 @@ def section_of(module: Any) -> type:
             ),
         )
     ]
-    for own in dataclasses.fields(module):
-        if own.name in _OF_FRAMEWORK:
+    for model_field in dataclasses.fields(module):
+        if model_field.name in _OF_FRAMEWORK:
             continue
-        if default_of(own) is dataclasses.MISSING:
-            raise InputError(f"{module.__name__}.{own.name} must have a default: found none.")
-        if is_supported(kinds[own.name]):
-            factory: Any = functools.partial(default_of, own)
-            entry: Any = dataclasses.field(default_factory=factory, metadata=own.metadata)
-            entries.append((own.name, kinds[own.name], entry))
+        if default_of(model_field) is dataclasses.MISSING:
+            raise InputError(
+                f"{module.__name__}.{model_field.name} must have a default: found none."
+            )
+        if is_supported(kinds[model_field.name]):
+            factory: Any = functools.partial(default_of, model_field)
+            entry: Any = dataclasses.field(default_factory=factory, metadata=model_field.metadata)
+            entries.append((model_field.name, kinds[model_field.name], entry))
     parents = field(
         {}, help="task -> the one it cannot be positive without (ESMM), by the names of tasks"
     )
@@ -84,11 +86,11 @@ def check(module: Any, tasks: int, config: Mapping[str, Any]) -> dict[str, Any]:
     """
     if not _whole(tasks) or tasks < 1:
         raise InputError(f"a model needs a whole number of tasks, at least 1: found {tasks!r}.")
-    own = {name: value for name, value in config.items() if name not in _OF_FRAMEWORK}
+    model_fields = {name: value for name, value in config.items() if name not in _OF_FRAMEWORK}
     section: Any = section_of(module)
-    found: Any = parse(section, own, "model")
+    parsed: Any = parse(section, model_fields, "model")
     fields = {
-        entry.name: getattr(found, entry.name)
+        entry.name: getattr(parsed, entry.name)
         for entry in dataclasses.fields(section)
         if entry.name not in _OF_FRAMEWORK
     }

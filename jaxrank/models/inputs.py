@@ -173,8 +173,8 @@ class Inputs:
         places = zip(vectors, arrays, strict=True)
         columns = [Columns(i, (name,) * v.shape[1]) for i, (name, v) in enumerate(places)]
         spans = [
-            Span(name, len(arrays) + i, 0, found[0].shape[1])
-            for i, (name, found) in enumerate(sequences.items())
+            Span(name, len(arrays) + i, 0, sequence[0].shape[1])
+            for i, (name, sequence) in enumerate(sequences.items())
         ]
         every = [*dense.values(), *arrays, *(v for v, _ in sequences.values())]
         rows = every[0].shape[0] if every else 0
@@ -213,9 +213,9 @@ class Inputs:
         columns = {name: c for c in self.names.vectors for name in c.features}
 
         def read(name: str) -> jax.Array:
-            found = columns[name]
-            first, count = found.features.index(name), found.features.count(name)
-            array = self._reads[found.read][0]
+            column = columns[name]
+            first, count = column.features.index(name), column.features.count(name)
+            array = self._reads[column.read][0]
             return array[:, first] if count == 1 else array[:, first : first + count]
 
         return _Lazy("vectors", tuple(columns), read)
@@ -230,8 +230,8 @@ class Inputs:
         vectors, ids = self._reads[span.read]
         assert ids is not None
         places = slice(span.first, span.first + span.length)
-        found = ids[:, places]
-        return vectors[:, places], found if found.dtype == bool else found != PAD
+        mask = ids[:, places]
+        return vectors[:, places], mask if mask.dtype == bool else mask != PAD
 
     @property
     def features(self) -> jax.Array:

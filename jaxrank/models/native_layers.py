@@ -43,12 +43,12 @@ def _layer(x, kernel, bias, x0, past, is_bfloat16, form, keeps):
     """What it puts out, and what x0 was multiplied by if that is to be kept."""
     shape = (*x.shape[:-1], kernel.shape[-1])
     batch, (n, width) = math.prod(shape[:-2]), shape[-2:]
-    given = [_joined(a, 2) for a in (x, kernel)]
-    given += [_joined(bias, 1), _joined(x0, 2), _joined(past, 2)]
+    operands = [_joined(a, 2) for a in (x, kernel)]
+    operands += [_joined(bias, 1), _joined(x0, 2), _joined(past, 2)]
     kept = _floats(batch, n, -(-width // _LINE) * _LINE) if keeps else _floats(0)
     outs = (_floats(batch, n, width), kept, _floats(_panels(batch, x.shape[-1], width)))
     y, multiplied, _ = _call("JaxrankLayer", outs)(
-        *given, is_bfloat16=is_bfloat16, form=FORMS.index(form)
+        *operands, is_bfloat16=is_bfloat16, form=FORMS.index(form)
     )
     y = y.reshape(shape)
     return (y if form != "cross" else (y, x if x0 is None else x0)), multiplied
@@ -65,7 +65,7 @@ def _backward(is_bfloat16, form, kept, grad):
     x, kernel, bias, by, past, multiplied = kept
     is_x0 = form == "cross" and by is None
     by = x if is_x0 else by
-    grad, so_far = grad if form == "cross" else (grad, None)
+    grad, grad_so_far = grad if form == "cross" else (grad, None)
     batch, (n, width), size = math.prod(grad.shape[:-2]), grad.shape[-2:], x.shape[-1]
     parts = min(max(n // _PART, 1), _MOST_PARTS)
     sums = parts * batch * (size + 1) * width if parts > 1 else 0
@@ -73,13 +73,16 @@ def _backward(is_bfloat16, form, kept, grad):
         _floats(batch, n, size),
         _floats(batch, size, width),
         _floats(0 if bias is None else batch, width),
-        _floats(0 if so_far is None else batch, n, width),
+        _floats(0 if grad_so_far is None else batch, n, width),
         _floats(max(_panels(batch, width, size), sums)),
     )
-    given = [_joined(a, 2) for a in (grad, x, kernel, by)] + [multiplied, _joined(so_far, 2)]
-    aliases = {} if so_far is None else {5: 3}  # x0's gradient goes on where it is
+    operands = [_joined(a, 2) for a in (grad, x, kernel, by)] + [
+        multiplied,
+        _joined(grad_so_far, 2),
+    ]
+    aliases = {} if grad_so_far is None else {5: 3}  # x0's gradient goes on where it is
     of_x, of_kernel, of_bias, of_x0, _ = _call("JaxrankLayerGradient", outs, aliases)(
-        *given,
+        *operands,
         adds_grad=form == "cross" and past is None,
         adds_x0=is_x0,
         parts=parts,
@@ -90,7 +93,7 @@ def _backward(is_bfloat16, form, kept, grad):
         of_x.reshape(x.shape),
         of_kernel.reshape(kernel.shape),
         None if bias is None else of_bias.reshape(bias.shape),
-        None if so_far is None or is_x0 else of_x0.reshape(so_far.shape),
+        None if grad_so_far is None or is_x0 else of_x0.reshape(grad_so_far.shape),
         None if past is None else grad,
     )
 

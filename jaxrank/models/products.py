@@ -103,18 +103,18 @@ def layer(
     x, (x0, past) = kept(x, precision), jax.tree.map(lambda a: kept(a, precision), (x0, past))
     dtype = jnp.float32 if precision in _ROUNDING else jnp.result_type(x, kernel)
     is_rounded = precision in _ROUNDING and x.dtype == jnp.bfloat16
-    given = x if is_rounded else x.astype(dtype), kernel.astype(dtype), bias, x0, past
+    operands = x if is_rounded else x.astype(dtype), kernel.astype(dtype), bias, x0, past
     by_xla = functools.partial(_layer, precision=precision, form=form)
-    if not _is_native(*given):
-        return by_xla(*given)
+    if not _is_native(*operands):
+        return by_xla(*operands)
 
-    def cpu(*given: Any) -> Any:
-        like = jax.eval_shape(by_xla, *given)
-        wide = jax.tree.map(lambda a: a.astype(jnp.float32), given)
-        found = native_layers.layer(*wide, precision in _ROUNDING, form)
-        return jax.tree.map(lambda a, b: a.astype(b.dtype), found, like)
+    def cpu(*operands: Any) -> Any:
+        like = jax.eval_shape(by_xla, *operands)
+        wide = jax.tree.map(lambda a: a.astype(jnp.float32), operands)
+        results = native_layers.layer(*wide, precision in _ROUNDING, form)
+        return jax.tree.map(lambda a, b: a.astype(b.dtype), results, like)
 
-    return jax.lax.platform_dependent(*given, cpu=cpu, default=by_xla)
+    return jax.lax.platform_dependent(*operands, cpu=cpu, default=by_xla)
 
 
 def _is_native(x: jax.Array, kernel: jax.Array, *others: jax.Array | None) -> bool:
@@ -342,8 +342,8 @@ class StackedDense(nn.Module):
         wide = jnp.moveaxis(wide, 2, 1).reshape(groups, size, -1)
         biases = None if bias is None else bias.reshape(groups, -1)
         if groups == 1:
-            one = None if biases is None else biases[0]
-            y = layer(x.reshape(-1, size), wide[0], one, self.precision, self.form)
+            first_bias = None if biases is None else biases[0]
+            y = layer(x.reshape(-1, size), wide[0], first_bias, self.precision, self.form)
         else:
             y = layer(jnp.moveaxis(x, 1, 0), wide, biases, self.precision, self.form)
             y = jnp.moveaxis(y, 0, 1)

@@ -101,8 +101,8 @@ def _library(name: str) -> Path:
             [*command, "-o", str(partial)], capture_output=True, text=True, timeout=_SECONDS
         )
         if done.returncode:
-            told = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
-            raise _NotThere(f"{compiler} could not compile {source.name}: {told[0]}")
+            errors = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
+            raise _NotThere(f"{compiler} could not compile {source.name}: {errors[0]}")
     return path
 
 

@@ -65,14 +65,14 @@ def decide(
         hot = dict(kept or {})
         layout = layouts.layout(schema, dim_of, hot)
         return Placement(layout, hot, {stack.name: 1.0 for stack in layout.stacks})
-    found: dict[str, Any] = {}
+    decision: dict[str, Any] = {}
     with processes.together():
         if processes.is_first():
-            found = _measured(make_workload(), split, schema, mesh, kept)
-    found = processes.from_first(found)
-    hot = {name: ReplicatedRows.from_state(tree) for name, tree in found["hot"].items()}
+            decision = _measured(make_workload(), split, schema, mesh, kept)
+    decision = processes.from_first(decision)
+    hot = {name: ReplicatedRows.from_state(tree) for name, tree in decision["hot"].items()}
     layout = layouts.layout(schema, dim_of, hot)
-    return Placement(layout, hot, found["room"], tuple(found["messages"]))
+    return Placement(layout, hot, decision["room"], tuple(decision["messages"]))
 
 
 def _check_kept(kept: Mapping[str, ReplicatedRows], dim_of: Mapping[str, int]) -> None:
@@ -100,14 +100,14 @@ def _measured(
     shortage = budget.shortage(cost.bytes, machine.memory)
     if shortage:
         raise InputError(f"{shortage} Run `jaxrank plan` to find a change that fits.")
-    hot = {name: found.to_state() for name, found in cost.plan.hot.items()}
+    hot = {name: rows.to_state() for name, rows in cost.plan.hot.items()}
     return {"hot": hot, "room": cost.room, "messages": _messages(cost)}
 
 
 def _memory(mesh: Mesh) -> int:
     """Returns the bytes of a device of this process. 0 if unknown, as on CPU."""
-    mine = [d for d in mesh.devices.flat if d.process_index == processes.place()[0]]
-    return (mine[0].memory_stats() or {}).get("bytes_limit", 0)
+    local_devices = [d for d in mesh.devices.flat if d.process_index == processes.place()[0]]
+    return (local_devices[0].memory_stats() or {}).get("bytes_limit", 0)
 
 
 def _messages(cost: placement_cost.PlacementCost) -> list[str]:

@@ -25,8 +25,8 @@ def chance(counts: np.ndarray, examples: int, share: int) -> np.ndarray:
     without = [math.lgamma(max(examples - c, 0) + 1) for c in different.tolist()]
     whole = math.lgamma(examples + 1) - math.lgamma(max(examples - share, 0) + 1)
     missed = np.exp(np.array(without) - np.array(rest) - whole)
-    found = np.where(different > examples - share, (different > 0) * 1.0, 1 - missed)
-    return found[place]
+    chances = np.where(different > examples - share, (different > 0) * 1.0, 1 - missed)
+    return chances[place]
 
 
 def falling(counts: np.ndarray) -> np.ndarray:

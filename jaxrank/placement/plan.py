@@ -48,8 +48,8 @@ class PlanReport(NamedTuple):
     @property
     def refusal(self) -> str:
         """The excess over the memory and a change that fits, or empty if the placement fits."""
-        told = budget.shortage(self.cost.bytes, self.cost.machine.memory)
-        return f"{told} {self.change}" if told else ""
+        text = budget.shortage(self.cost.bytes, self.cost.machine.memory)
+        return f"{text} {self.change}" if text else ""
 
 
 def plan(
@@ -84,7 +84,7 @@ def plan(
         batches = max(2, min(MOST_BATCHES, round(MOST_IDS / (size * data.traffic.ids_per_example))))
     drawn = traffic.batches(data.reads, size, data.traffic.parts, config.seed)
     flag = "mesh.devices" if config.mesh.devices else "--devices"  # sets the number of devices
-    found = replay(
+    replayed = replay(
         cost.layout,
         _told(itertools.islice(drawn, batches), batches, report),
         replicas=cost.partition.replicas,
@@ -94,12 +94,12 @@ def plan(
     return PlanReport(
         batch_size=size,
         cost=cost,
-        replay=found,
+        replay=replayed,
         row_bytes={
             t.name: budget.row_bytes(planner.row_optimizer, t.dim) for t in cost.plan.tables
         },
         change=_smallest_change(planner, cost, flag) if cost.over else "",
-        warnings=(*cost.plan.warnings, *_warnings(cost, found, data.traffic, size)),
+        warnings=(*cost.plan.warnings, *_warnings(cost, replayed, data.traffic, size)),
     )
 
 

@@ -267,15 +267,15 @@ def capacities(
         ids: {stack: number of ids in a device's share of a batch}.
         fixed: `embedding.exchange_capacity`. 0: computed from `unique`.
     """
-    found = {}
+    by_stack = {}
     for stack in layout.stacks:
         split = storage(stack).split
         if devices > 1 and split:
             most = min(ids[stack.name], split.rows // shards)
             unit = TpuLayout(split.dim, split.width).buffer_unit  # at least RowLayout's
-            found[stack.name] = (
+            by_stack[stack.name] = (
                 capacity(fixed * shards, shards, 0, most, unit)
                 if fixed
                 else capacity(unique[stack.name], shards, slack, most, unit)
             )
-    return found
+    return by_stack

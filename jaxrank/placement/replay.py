@@ -71,14 +71,14 @@ def replay(
             fullest[stack.name].append(_largest_over_mean(counts))
             sent += int(counts.sum())
             places += counts.size * room * rounds[stack.name][-1]
-    imbalances = [_largest_over_mean(one) for one in served]
+    imbalances = [_largest_over_mean(rows_served) for rows_served in served]
     return Replay(
         batches=len(served),
         lookups=np.mean(served, axis=0).reshape(-1),
         imbalance=float(np.mean(imbalances)),
         largest_imbalance=max(imbalances),
-        fullest={name: float(np.mean(found)) for name, found in fullest.items()},
-        rounds={name: float(np.mean(found)) for name, found in rounds.items()},
+        fullest={name: float(np.mean(served_ids)) for name, served_ids in fullest.items()},
+        rounds={name: float(np.mean(served_ids)) for name, served_ids in rounds.items()},
         buffer_use=sent / places if places else math.nan,
     )
 
@@ -115,11 +115,11 @@ def _rows_of_devices(
     every = lists_read(batch, layout.schema)
     tables = (*stack.list_tables, *stack.sequence_tables)
     lists = [every[i] for i in (*stack.lists, *stack.sequences)]
-    ends = [np.cumsum(one.lengths.reshape(devices, -1).sum(axis=1)) for one in lists]
+    ends = [np.cumsum(column.lengths.reshape(devices, -1).sum(axis=1)) for column in lists]
     for device in range(devices):
         ids = batch.ids[device * share : (device + 1) * share].take(stack.columns, axis=1)
         parts = [to_stack(ids, column_tables).reshape(-1)]
-        for one, table, end in zip(lists, tables, ends, strict=True):
+        for column, table, end in zip(lists, tables, ends, strict=True):
             begin = end[device - 1] if device else 0
-            parts.append(to_stack(one.values[begin : end[device]], table))
+            parts.append(to_stack(column.values[begin : end[device]], table))
         yield np.concatenate(parts)

@@ -27,8 +27,8 @@ def _tables(planned: PlanReport) -> list[str]:
         f"{machine}{copies}; batch: {planned.batch_size:,}"
     ]
     largest = sorted(cost.plan.tables, key=lambda t: -t.rows * planned.row_bytes[t.name])
-    told = {t.name for t in largest[:_MOST_TABLES_TOLD]}
-    shown = [t for t in cost.plan.tables if t.name in told]
+    names = {t.name for t in largest[:_MOST_TABLES_TOLD]}
+    shown = [t for t in cost.plan.tables if t.name in names]
     cells: list[tuple[str, ...]] = [("table", "rows", "dim", "size", "placement", "lookups", "why")]
     cells += [_cells(t, planned.row_bytes[t.name]) for t in shown]
     widths = [max(len(row[i]) for row in cells) for i in range(6)]
@@ -67,21 +67,21 @@ def _memory(planned: PlanReport) -> list[str]:
 
 
 def _traffic(planned: PlanReport) -> list[str]:
-    found, cost = planned.replay, planned.cost
+    replayed, cost = planned.replay, planned.cost
     lines = [
-        f"each step, replayed with {found.batches} batches",
-        f"  lookups per device    {found.lookups.mean():,.0f} rows on average, after duplicates",
-        f"  imbalance             {found.imbalance:.4f} largest over mean; worst batch"
-        f" {found.largest_imbalance:.4f}",
+        f"each step, replayed with {replayed.batches} batches",
+        f"  lookups per device    {replayed.lookups.mean():,.0f} rows on average, after duplicates",
+        f"  imbalance             {replayed.imbalance:.4f} largest over mean; worst batch"
+        f" {replayed.largest_imbalance:.4f}",
         f"  sent per device       {format_bytes(cost.exchanged)}",
     ]
     for name, capacity in cost.partition.capacities.items():
         lines.append(
             f"  buffers of {name:<10} {capacity:,} ids for each of {cost.partition.shards} owners;"
-            f" fullest over mean {found.fullest[name]:.2f}; rounds {found.rounds[name]:.2f}"
+            f" fullest over mean {replayed.fullest[name]:.2f}; rounds {replayed.rounds[name]:.2f}"
         )
     if cost.partition.capacities:
-        lines.append(f"  buffer use            {found.buffer_use:.3f} of the places")
+        lines.append(f"  buffer use            {replayed.buffer_use:.3f} of the places")
     return lines
 
 
@@ -90,7 +90,7 @@ def to_json(planned: PlanReport) -> dict[str, Any]:
 
     Bytes are per device, except `bytes` of a table: all its rows once, with their accumulators.
     """
-    cost, found = planned.cost, planned.replay
+    cost, replayed = planned.cost, planned.replay
     tables = []
     for table in cost.plan.tables:
         entry = table._asdict() | {"bytes": table.rows * planned.row_bytes[table.name]}
@@ -107,14 +107,14 @@ def to_json(planned: PlanReport) -> dict[str, Any]:
         "bytes_per_device": [cost.bytes.total] * cost.machine.devices,
         "bytes_by_kind": cost.bytes,
         "exchanged_bytes_per_step": cost.exchanged,
-        "imbalance": found.imbalance,
-        "largest_imbalance": found.largest_imbalance,
-        "lookups_per_device": found.lookups,
-        "batches": found.batches,
-        "buffer_use": found.buffer_use,
+        "imbalance": replayed.imbalance,
+        "largest_imbalance": replayed.largest_imbalance,
+        "lookups_per_device": replayed.lookups,
+        "batches": replayed.batches,
+        "buffer_use": replayed.buffer_use,
         "capacity": cost.partition.capacities,
-        "rounds": found.rounds,
-        "fullest_over_mean": found.fullest,
+        "rounds": replayed.rounds,
+        "fullest_over_mean": replayed.fullest,
         "tables": tables,
         "refusal": planned.refusal,
         "warnings": planned.warnings,

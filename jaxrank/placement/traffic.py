@@ -184,9 +184,9 @@ def rows_read(examples: Examples, schema: Schema) -> list[np.ndarray]:
 
     A list that is not combined reads its places only.
     """
-    found = [examples.ids[:, i] for i in range(examples.ids.shape[1])]
-    found += [column.values for column in lists_read(examples, schema)]
-    return [rows[rows != PAD] for rows in found]
+    columns = [examples.ids[:, i] for i in range(examples.ids.shape[1])]
+    columns += [column.values for column in lists_read(examples, schema)]
+    return [rows[rows != PAD] for rows in columns]
 
 
 def lists_read(examples: Examples, schema: Schema) -> list[ListOfIds]:
@@ -195,13 +195,13 @@ def lists_read(examples: Examples, schema: Schema) -> list[ListOfIds]:
     Lists that are not combined are cut to their number of places.
     """
     starts = starts_of(examples.list_lengths)
-    found = []
+    columns = []
     for i, entry in enumerate(schema.ragged):
-        mine = examples.list_lengths[:, i].astype(np.int64)
+        lengths = examples.list_lengths[:, i].astype(np.int64)
         if entry.combiner == "none":
-            mine = np.minimum(mine, entry.length)
-        found.append(ListOfIds(mine, examples.list_values[ranges(starts[:, i], mine)]))
-    return found
+            lengths = np.minimum(lengths, entry.length)
+        columns.append(ListOfIds(lengths, examples.list_values[ranges(starts[:, i], lengths)]))
+    return columns
 
 
 def feature_tables(schema: Schema) -> list[str]:
@@ -222,16 +222,16 @@ def measure(reads: Reads, examples: int = SAMPLE) -> Traffic:
     count = min(len(rows), math.ceil(examples / max(1.0, float(rows.mean()))))
     parts = np.unique(np.linspace(0, len(rows) - 1, count).round().astype(np.int64))
     tables = feature_tables(reads.schema)
-    found: dict[str, list[TableReads]] = {table.name: [] for table in reads.schema.tables}
+    reads_of: dict[str, list[TableReads]] = {table.name: [] for table in reads.schema.tables}
     lengths = ListLengths(len(reads.schema.ragged))
     for part in parts.tolist():
         piece = reads.read(part)
         lengths.add(piece.list_lengths)
         for table, read in zip(tables, rows_read(piece, reads.schema), strict=True):
-            found[table].append(TableReads(*np.unique(read, return_counts=True)))
+            reads_of[table].append(TableReads(*np.unique(read, return_counts=True)))
     return Traffic(
         examples=int(rows[parts].sum()),
-        tables={name: _merged(pieces) for name, pieces in found.items()},
+        tables={name: _merged(pieces) for name, pieces in reads_of.items()},
         parts=parts,
         list_lengths=lengths.summary(),
     )

@@ -128,19 +128,19 @@ def together() -> Iterator[None]:
         yield
         return
     done = threading.Event()
-    mine: list[Any] = [0, ""]  # exit status and message of a failure in this process
-    rounds = ThreadPoolExecutor(1).submit(_rounds, done, mine)
+    status_and_text: list[Any] = [0, ""]  # exit status and message of a failure in this process
+    rounds = ThreadPoolExecutor(1).submit(_rounds, done, status_and_text)
     failure: Exception | None = None
     try:
         yield
     except Exception as error:
         failure = error
-        mine[:] = getattr(error, "exit_status", RunError.exit_status), str(error)
+        status_and_text[:] = getattr(error, "exit_status", RunError.exit_status), str(error)
     done.set()
-    told = rounds.result()
-    failed = [i for i, (status, _) in enumerate(told) if status]
+    statuses = rounds.result()
+    failed = [i for i, (status, _) in enumerate(statuses) if status]
     if failed and failure is None:
-        status, text = told[failed[0]]
+        status, text = statuses[failed[0]]
         kind = InputError if status == InputError.exit_status else RunError
         failure = kind(f"process {failed[0]} ended: {text}")
     if failure is not None:
@@ -155,9 +155,11 @@ def _rounds(done: threading.Event, mine: list[Any]) -> list[list[Any]]:
     """
     while True:
         working = not done.wait(_ROUND)
-        told = [json.loads(text) for text in _gather(json_files.to_text(None if working else mine))]
-        if None not in told:
-            return told
+        statuses = [
+            json.loads(text) for text in _gather(json_files.to_text(None if working else mine))
+        ]
+        if None not in statuses:
+            return statuses
 
 
 def wait() -> None:
@@ -180,12 +182,12 @@ def check_same(what: str, value: str) -> None:
     if place()[1] == 1:
         return
     digest = hashlib.sha256(value.encode()).hexdigest()
-    told = [text.split(" ", 1) for text in _gather(f"{digest} {value[:_SHOWN]}")]
-    others = [i for i, (found, _) in enumerate(told) if found != told[0][0]]
+    digests = [text.split(" ", 1) for text in _gather(f"{digest} {value[:_SHOWN]}")]
+    others = [i for i, (other_digest, _) in enumerate(digests) if other_digest != digests[0][0]]
     if others:
         shown = ""
         if len(value) <= _SHOWN:
-            shown = f": {told[others[0]][1]} and {told[0][1]}"
+            shown = f": {digests[others[0]][1]} and {digests[0][1]}"
         raise InputError(
             f"{what} must be the same in all processes: process {others[0]} differs from"
             f" process 0{shown}. Start all processes with the same version, config and files."
@@ -215,8 +217,8 @@ def _gather(text: str) -> list[str]:
         1 << max(10, int(sizes.max() - 1).bit_length()), np.uint8
     )  # compiles few programs
     padded[: len(sent)] = sent
-    found = multihost_utils.process_allgather(padded)
-    return [row[:size].tobytes().decode() for row, size in zip(found, sizes, strict=True)]
+    gathered = multihost_utils.process_allgather(padded)
+    return [row[:size].tobytes().decode() for row, size in zip(gathered, sizes, strict=True)]
 
 
 @contextlib.contextmanager

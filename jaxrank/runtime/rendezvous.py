@@ -125,11 +125,11 @@ def _leave_standard_output_to_python() -> None:
     """Redirects standard output of C++ code, where Gloo prints connections, to the null device."""
     stdout = sys.stdout
     stdout.flush()
-    mine = os.dup(1)
+    descriptor = os.dup(1)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.close(nowhere)
-    sys.stdout = os.fdopen(mine, "w", encoding=stdout.encoding, errors=stdout.errors)
+    sys.stdout = os.fdopen(descriptor, "w", encoding=stdout.encoding, errors=stdout.errors)
 
 
 def _found_without_flags() -> bool:
@@ -156,8 +156,8 @@ def _tpu_hosts() -> int:
     hosts = os.environ.get("TPU_PROCESS_ADDRESSES") or os.environ.get("TPU_WORKER_HOSTNAMES")
     if not hosts and "TPU_SKIP_MDS_QUERY" not in os.environ:
         hosts = _metadata("worker-network-endpoints")
-        found = re.search(r"MEGASCALE_NUM_SLICES: '(\d+)'", _metadata("tpu-env"))
-        slices = int(found[1]) if found else slices
+        match = re.search(r"MEGASCALE_NUM_SLICES: '(\d+)'", _metadata("tpu-env"))
+        slices = int(match[1]) if match else slices
     return slices * len(hosts.split(",")) if hosts else slices
 
 

@@ -92,8 +92,8 @@ def _save(folder: Path, number: int, batch: Batch) -> None:
 
 def load(path: str | Path) -> Batch:
     """Loads the share of a batch that `LastBatches` wrote, without an axis of steps."""
-    with np.load(path, allow_pickle=False) as found:
-        arrays = dict(found)
+    with np.load(path, allow_pickle=False) as archive:
+        arrays = dict(archive)
     ids: dict[str, Any] = {}
     lists: dict[str, dict[str, Any]] = {}
     others = {}

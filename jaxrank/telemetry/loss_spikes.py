@@ -50,9 +50,9 @@ class LossSpikeDetector:
         distance = loss - self._mean
         deviation = math.sqrt(self._variance)
         is_spike = self.limit > 0 and 0 < self.limit * deviation < distance
-        found = distance / deviation if is_spike else 0.0
+        deviations = distance / deviation if is_spike else 0.0
         if is_spike:
             distance = self.limit * deviation
         self._mean += (1 - _DECAY) * distance
         self._variance = _DECAY * (self._variance + (1 - _DECAY) * distance * distance)
-        return found
+        return deviations

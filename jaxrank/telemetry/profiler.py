@@ -36,8 +36,8 @@ def parse(text: str) -> Steps | None:
     if not text:
         return None
     # No step has more digits, and Python raises ValueError for thousands of them.
-    found = re.fullmatch("([0-9]{1,18}):([0-9]{1,18})", text)
-    steps = Steps(int(found[1]), int(found[2])) if found else Steps(0, 0)
+    match = re.fullmatch("([0-9]{1,18}):([0-9]{1,18})", text)
+    steps = Steps(int(match[1]), int(match[2])) if match else Steps(0, 0)
     if not 1 <= steps.first <= steps.last:
         raise InputError(
             "--profile-steps must be FIRST:LAST, the first and the last step to trace, counted from"

@@ -123,14 +123,14 @@ class Recorder:
         self._count(steps)
         for i in range(steps):
             number = step - steps + i + 1
-            one = jax.tree.map(lambda x, i=i: x[i], metrics)
-            values = self._values(one)
+            step_metrics = jax.tree.map(lambda x, i=i: x[i], metrics)
+            values = self._values(step_metrics)
             if self._on_nonfinite == "skip":
-                values["skipped"] = int(one.skipped)
+                values["skipped"] = int(step_metrics.skipped)
             if i == steps - 1 and self._seconds:
                 values["examples_per_second"] = self.examples_per_second
             try:
-                if spike := self._judge(number, one):
+                if spike := self._judge(number, step_metrics):
                     values["loss_spike"] = spike
             finally:  # also the step that ends the run
                 self._writer.write(number, values)
@@ -201,8 +201,8 @@ class Recorder:
             "gradient_norm": float(metrics.gradient_norm),
         }
         scores = from_sums(metrics.sums, self._kinds)
-        for task, found in zip(self._tasks, scores, strict=True):
-            values |= {f"{task}/{name}": value for name, value in found.items()}
+        for task, task_metrics in zip(self._tasks, scores, strict=True):
+            values |= {f"{task}/{name}": value for name, value in task_metrics.items()}
         for task, weight in zip(self._tasks, metrics.learned_weights, strict=False):
             values[f"{task}/weight"] = float(weight)
         values |= {
@@ -226,9 +226,9 @@ class Recorder:
     def _advise(self, exchange: dict[str, ExchangeMetrics], steps: int) -> None:
         """Reports buffers of the exchange that are often too small."""
         self._watched += steps
-        for name, found in exchange.items():
-            self._steps_of_several_rounds[name] += int(np.count_nonzero(found.rounds > 1))
-            self._most_rounds[name] = max(self._most_rounds[name], int(found.rounds.max()))
+        for name, stats in exchange.items():
+            self._steps_of_several_rounds[name] += int(np.count_nonzero(stats.rounds > 1))
+            self._most_rounds[name] = max(self._most_rounds[name], int(stats.rounds.max()))
         if self._watched < _ROUNDS_WATCHED:
             return
         for name, count in self._steps_of_several_rounds.items():

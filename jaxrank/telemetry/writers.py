@@ -72,8 +72,8 @@ class Writer:
         if {"step", "kind", "day"} & set(values):
             raise ValueError(f"values cannot be called step, kind or day: found {sorted(values)}.")
         now = time.time()
-        told = {"kind": kind, "day": day} if day else {"kind": kind}
-        self._pending.append((now, int(step), told, json_files.plain(values)))
+        labels = {"kind": kind, "day": day} if day else {"kind": kind}
+        self._pending.append((now, int(step), labels, json_files.plain(values)))
         if len(self._pending) >= FLUSH_RECORDS or now - self._flushed >= FLUSH_SECONDS:
             self.flush()
 
@@ -84,12 +84,12 @@ class Writer:
 
     def flush(self) -> None:
         """Writes all buffered records to the files."""
-        for now, step, told, values in self._pending:
-            record = {"step": step} | told | values
+        for now, step, labels, values in self._pending:
+            record = {"step": step} | labels | values
             self._file.write(json_files.to_text(record, non_finite="null") + "\n")
             # One event for all numbers of a record costs half as much as one per number.
             scalars = [
-                Summary.Value(tag=f"{told['kind']}/{name}", simple_value=value)
+                Summary.Value(tag=f"{labels['kind']}/{name}", simple_value=value)
                 for name, value in values.items()
                 if value is not None
             ]

@@ -189,7 +189,7 @@ def carry_layers(
     """
     known = set(names)
     optimizer = same_optimizer and _counters(known) == _counters(_names(layers))
-    told: dict[str, list[str]] = {"whole": [], "by_feature": [], "new": []}
+    by_kind: dict[str, list[str]] = {"whole": [], "by_feature": [], "new": []}
     params = {
         jax.tree_util.keystr(path, simple=True, separator="/")
         for path, _ in jax.tree_util.tree_leaves_with_path(layers["params"])
@@ -203,12 +203,12 @@ def carry_layers(
         if of_optimizer and not optimizer:
             return value
         before = read(was) if was in known else None
-        found = None if before is None else inputs.carried(array, before, value)
+        carried_value = None if before is None else inputs.carried(array, before, value)
         if not of_optimizer:
-            whole = found is not None and found is before
-            kind = "new" if found is None else "whole" if whole else "by_feature"
-            told[kind].append(name)
-        return value if found is None else found.astype(value.dtype)
+            whole = carried_value is not None and carried_value is before
+            kind = "new" if carried_value is None else "whole" if whole else "by_feature"
+            by_kind[kind].append(name)
+        return value if carried_value is None else carried_value.astype(value.dtype)
 
     carried = jax.tree_util.tree_map_with_path(one, dict(layers))
     # Each run has its own schedule, so the learning rate restarts.
@@ -218,7 +218,7 @@ def carry_layers(
         dict(layers),
         is_leaf=is_schedule,
     )
-    return CarriedLayers(carried, **told, optimizer=optimizer)
+    return CarriedLayers(carried, **by_kind, optimizer=optimizer)
 
 
 def _replaced(path: tuple[Any, ...], array: str, old: str) -> str:

@@ -38,13 +38,13 @@ def plan_moves(old: Layout, new: Layout, rows: Mapping[str, np.ndarray]) -> dict
         rows: {table: i32[rows of the old table], the row in the new table, or PAD}. Tables that are
             absent here or have another dimension keep their initial values.
     """
-    found = {}
+    moves = {}
     before = {stack.name: stack for stack in old.stacks}
     for stack in new.stacks:
         if stack.name in before:
             pairs = _pairs(before[stack.name], stack, rows)
-            found[stack.name] = list(_moves(before[stack.name], stack, *pairs))
-    return found
+            moves[stack.name] = list(_moves(before[stack.name], stack, *pairs))
+    return moves
 
 
 def _pairs(old: Stack, new: Stack, rows: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
@@ -53,9 +53,9 @@ def _pairs(old: Stack, new: Stack, rows: Mapping[str, np.ndarray]) -> tuple[np.n
     of_old, to_new = ToStack.of(old), ToStack.of(new)
     for name in set(old.tables) & set(new.tables) & set(rows):
         row = rows[name]
-        own = np.flatnonzero(row != PAD).astype(np.int32)
-        of.append(of_old(own, old.tables.index(name)))
-        to.append(to_new(row[own], new.tables.index(name)))
+        old_rows = np.flatnonzero(row != PAD).astype(np.int32)
+        of.append(of_old(old_rows, old.tables.index(name)))
+        to.append(to_new(row[old_rows], new.tables.index(name)))
     return np.concatenate(of), np.concatenate(to)
 
 
@@ -75,7 +75,9 @@ def _parts(stack: Stack, rows: np.ndarray) -> list[tuple[Storage, np.ndarray, np
     replicated, split = storage(stack)
     is_replicated = rows < stack.replicated
     parts = [(replicated, is_replicated, 0), (split, ~is_replicated, stack.replicated)]
-    return [(part, here, np.int32(first)) for part, here, first in parts if part is not None]
+    return [
+        (part, local_rows, np.int32(first)) for part, local_rows, first in parts if part is not None
+    ]
 
 
 def carry_rows(
@@ -120,11 +122,11 @@ class _Shares:
     def set(self, places: np.ndarray, rows: np.ndarray) -> None:
         """Writes rows f[n, width] to `places` i32[n]. Rows of other processes are ignored."""
         for first, share in self._shares.items():
-            own = share.reshape(-1, self._width)
+            share_rows = share.reshape(-1, self._width)
             before = first * (LANES if share.ndim == 2 else 1) // self._width
             at = places.astype(np.int64) - before
-            here = (at >= 0) & (at < len(own))
-            own[at[here]] = rows[here]
+            is_local = (at >= 0) & (at < len(share_rows))
+            share_rows[at[is_local]] = rows[is_local]
 
     def array(self) -> jax.Array:
         return jax.make_array_from_callback(

@@ -86,10 +86,14 @@ def start(job: Run, source: str, report: Report) -> TrainState:
     with processes.together():
         state, carried = _with_layers(state, older, job)
         state = _with_tables(state, older, job, rows)
-    told = [*_features_told(older, job), *_tables_told(older, job, rows), *_layers_told(carried)]
+    messages = [
+        *_features_told(older, job),
+        *_tables_told(older, job, rows),
+        *_layers_told(carried),
+    ]
     if not older.is_asked_for and not older.is_finished:
-        told.insert(0, "that run has not finished, and no step of it was named")
-    report("\n  ".join([f"Started from {older.name}:", *told]))
+        messages.insert(0, "that run has not finished, and no step of it was named")
+    report("\n  ".join([f"Started from {older.name}:", *messages]))
     return state
 
 
@@ -153,20 +157,20 @@ def _same_rows(older: _Older, store: Store) -> Rows:
 def _with_layers(state: TrainState, older: _Older, job: Run) -> tuple[TrainState, CarriedLayers]:
     step_spec = job.program.step_spec
     inputs = InputMap(older.run.model(), older.layout, step_spec)
-    mine, prefix = older.of_trained(bool(step_spec.ema_decay))
+    stored, prefix = older.of_trained(bool(step_spec.ema_decay))
     same_optimizer = older.run.optimizers["dense"] == job.optimizers["dense"]
 
     def read(name: str) -> np.ndarray:
         if name.startswith("opt_state."):
             return older.training.read(name)
-        return mine.read(prefix + name)
+        return stored.read(prefix + name)
 
     names = [n for n in older.training.names if n.startswith("opt_state.")]
-    names += [n.removeprefix(prefix) for n in mine.names if n.startswith(prefix)]
+    names += [n.removeprefix(prefix) for n in stored.names if n.startswith(prefix)]
     rates = {
-        field: mine.read(f"{prefix}{field}")
+        field: stored.read(f"{prefix}{field}")
         for field in ("bias", "scale")
-        if f"{prefix}{field}" in mine
+        if f"{prefix}{field}" in stored
     }
     if not _same_model(older, job):
         names = []
@@ -181,13 +185,13 @@ def _with_layers(state: TrainState, older: _Older, job: Run) -> tuple[TrainState
         and not state.average
     ):
         steps = np.zeros_like(steps)
-    found = state._replace(
+    new_state = state._replace(
         **{field: _put(tree, getattr(state, field)) for field, tree in carried.layers.items()},
         earlier=_put(steps, state.earlier),
         **{field: _put(values, getattr(state, field)) for field, values in rates.items()},
     )
     if not state.average:
-        return found, carried
+        return new_state, carried
     del layers["opt_state"]
     names = older.weights.names if _same_model(older, job) else []
     averaged = carry_layers(layers, inputs, names, older.weights.read, same_optimizer=False)
@@ -195,7 +199,7 @@ def _with_layers(state: TrainState, older: _Older, job: Run) -> tuple[TrainState
     for field in ("bias", "scale"):
         if field in older.weights:
             average[field] = _put(older.weights.read(field), getattr(state, field))
-    return found._replace(average=state.average._replace(**average)), carried
+    return new_state._replace(average=state.average._replace(**average)), carried
 
 
 def _put(values: Any, like: Any) -> Any:
@@ -221,7 +225,7 @@ def _with_tables(state: TrainState, older: _Older, job: Run, rows: Rows) -> Trai
     step_spec = job.program.step_spec
     mapped = {name: row for name, row in rows.items() if isinstance(row, np.ndarray)}
     moves = plan_moves(older.layout, step_spec.embedding.layout, mapped)
-    mine, prefix = older.of_trained(bool(step_spec.ema_decay))
+    stored, prefix = older.of_trained(bool(step_spec.ema_decay))
     same_rule = _same_row_optimizer(older, job)
     tables, averages = dict(state.tables), dict(state.average.rows) if state.average else {}
     for stack, of_stack in moves.items():
@@ -234,7 +238,7 @@ def _with_tables(state: TrainState, older: _Older, job: Run, rows: Rows) -> Trai
                 for slot, array in slots.items():
                     name = f"slots.{{}}.{slot}"
                     slots[slot] = carry_rows(array, part, of_stack, older.training, name)
-            new = carry_rows(table.rows, part, of_stack, mine, f"{prefix}rows.{{}}")
+            new = carry_rows(table.rows, part, of_stack, stored, f"{prefix}rows.{{}}")
             tables[part.name] = table._replace(rows=new, slots=slots)
             if averages:
                 averages[part.name] = carry_rows(
@@ -249,18 +253,18 @@ def _features_told(older: _Older, job: Run) -> list[str]:
         [f.name for part in (s.dense, s.categorical, s.ragged) for f in part]
         for s in (older.layout.schema, job.schema)
     )
-    told = []
+    messages = []
     for what, these, others in (("new", after, before), ("dropped", before, after)):
         names = [name for name in these if name not in others]
         if names:
-            told.append(f"{what} features: {', '.join(names)}")
+            messages.append(f"{what} features: {', '.join(names)}")
     was = {f.name: f for f in older.layout.schema.dense}
     scaled = [f.name for f in job.schema.dense if was.get(f.name, f) != f]
     if scaled:
-        told.append(
+        messages.append(
             f"dense features with another scale, to which layers must adapt: {', '.join(scaled)}"
         )
-    return told
+    return messages
 
 
 def _tables_told(older: _Older, job: Run, rows: Rows) -> list[str]:
@@ -268,14 +272,14 @@ def _tables_told(older: _Older, job: Run, rows: Rows) -> list[str]:
         {name: stack.dim for stack in layout.stacks for name in stack.tables}
         for layout in (older.layout, job.program.step_spec.embedding.layout)
     )
-    told, carried = [], []
+    messages, carried = [], []
     total = np.zeros(3, np.int64)
     for table in job.schema.tables:
         row = rows.get(table.name, "new table")
         if isinstance(row, np.ndarray) and old_dims[table.name] != new_dims[table.name]:
             row = f"dim {old_dims[table.name]} -> {new_dims[table.name]}"
         if isinstance(row, str):
-            told.append(f"table {table.name}: {table.rows:,} rows reinitialised ({row})")
+            messages.append(f"table {table.name}: {table.rows:,} rows reinitialised ({row})")
             continue
         kept = int(np.count_nonzero(row != PAD))
         counts = kept, table.rows - kept, len(row) - kept
@@ -285,13 +289,13 @@ def _tables_told(older: _Older, job: Run, rows: Rows) -> list[str]:
     if len(carried) > _MOST_TOLD:
         more = f"{len(carried) - _MOST_TOLD} more tables with new or dropped rows"
         carried[_MOST_TOLD:] = [more]
-    told = [f"rows of tables by value: {_rows_told(*total)}", *carried, *told]
+    messages = [f"rows of tables by value: {_rows_told(*total)}", *carried, *messages]
     gone = [t.name for t in older.layout.schema.tables if t.name not in new_dims]
     if gone:
-        told.append(f"dropped tables: {', '.join(gone)}")
+        messages.append(f"dropped tables: {', '.join(gone)}")
     if not _same_row_optimizer(older, job):
-        told.append("state of the table optimizer reinitialised (another optimizer)")
-    return told
+        messages.append("state of the table optimizer reinitialised (another optimizer)")
+    return messages
 
 
 def _rows_told(kept: int, new: int, dropped: int) -> str:
@@ -299,10 +303,10 @@ def _rows_told(kept: int, new: int, dropped: int) -> str:
 
 
 def _layers_told(carried: CarriedLayers) -> list[str]:
-    told = [
+    messages = [
         f"layers: {len(carried.whole)} arrays copied, {len(carried.by_feature)} copied feature by"
         f" feature, {len(carried.new)} new{': ' if carried.new else ''}{', '.join(carried.new)}"
     ]
     if not carried.optimizer:
-        told.append("state of the layer optimizer reinitialised (another optimizer)")
-    return told
+        messages.append("state of the layer optimizer reinitialised (another optimizer)")
+    return messages

@@ -74,16 +74,16 @@ class RunData:
     def check_features(self, store: Store) -> None:
         """Raises InputError unless the store was prepared with the features of the config."""
         spec = parse.feature_spec(self.features)
-        found, expected = self._filled(store.spec.features), spec.to_state()
-        if found != expected and found == spec.without_labels().to_state():
+        actual, expected = self._filled(store.spec.features), spec.to_state()
+        if actual != expected and actual == spec.without_labels().to_state():
             raise InputError(
                 f"{store.path}: must hold labels: it was prepared with --unlabelled. Prepare it"
                 " with labels to train on it."
             )
-        if found != expected:
+        if actual != expected:
             raise InputError(
                 f"{store.path}: must be prepared with the features of the config, which differ:\n  "
-                + "\n  ".join(differences(found, expected, "features"))
+                + "\n  ".join(differences(actual, expected, "features"))
                 + "\nPrepare it again, or use the config that it was prepared with."
             )
 
@@ -96,11 +96,11 @@ class RunData:
 
     def _check_source(self, store: Store) -> None:
         """Raises InputError if the config has a source and the store was prepared from another."""
-        found, expected = store.spec.source, self.source
-        if expected and found != expected:
+        actual, expected = store.spec.source, self.source
+        if expected and actual != expected:
             raise InputError(
                 f"{store.path}: must be prepared from the source of the config, which differs:\n  "
-                + "\n  ".join(differences(found, expected, "source"))
+                + "\n  ".join(differences(actual, expected, "source"))
                 + "\nUse another --workdir, remove this directory to prepare the data again, or"
                 f" keep it with --config.data.store={store.path} (and --allow-config-change if a"
                 " run has started)."

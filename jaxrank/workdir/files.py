@@ -76,11 +76,11 @@ def check_config(workdir: Path, config: ConfigDict) -> None:
 
 def _filled(tree: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a plain config with missing fields filled from another."""
-    found = {**others, **tree}
+    filled = {**others, **tree}
     for key, value in others.items():
-        if isinstance(value, Mapping) and isinstance(found[key], Mapping):
-            found[key] = _filled(found[key], value)
-    return found
+        if isinstance(value, Mapping) and isinstance(filled[key], Mapping):
+            filled[key] = _filled(filled[key], value)
+    return filled
 
 
 def _with_paths(tree: dict[str, Any], changed: Callable[[str], str]) -> dict[str, Any]:
@@ -124,7 +124,7 @@ def save(
     with processes.together():
         if processes.is_first():
             json_files.write(workdir / "schema.json", schema)
-            tree = {name: found.to_state() for name, found in hot.items()}
+            tree = {name: rows.to_state() for name, rows in hot.items()}
             json_files.write(workdir / "placement.json", tree, indent=None)
             plain = _with_paths(to_plain(config), _absolute)
             json_files.write(workdir / "config.json", plain)

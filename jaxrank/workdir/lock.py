@@ -46,7 +46,7 @@ def locked(workdir: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def _marked(workdir: Path) -> Iterator[str]:
     """Holds the lock of `workdir`, and yields the text that it wrote to the lock file."""
-    descriptor, is_new, made = _lock(workdir)
+    descriptor, is_new, new_directories = _lock(workdir)
     had_checkpoints = (workdir / "checkpoints").exists()
     since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
     who = f"process {os.getpid()} on {socket.gethostname()} since {since}"
@@ -64,7 +64,7 @@ def _marked(workdir: Path) -> Iterator[str]:
             # Removed while the lock is held: a process that opened the file before and locks it
             # next notices that it has been removed.
             (workdir / ".lock").unlink(missing_ok=True)
-            for directory in made:
+            for directory in new_directories:
                 _remove_if_empty(directory)
         os.close(descriptor)
 

@@ -136,7 +136,7 @@ class Packer:
         group, groups = self._group, len(dropped)
         dropped.fill(0)
         for stack in self._stacks:
-            part, ids, own = self._of_stack(stack, lengths, values, weights)
+            part, ids, list_weights = self._of_stack(stack, lengths, values, weights)
             room = self._capacities[stack.name]
             totals = part.reshape(groups, -1).sum(axis=1, dtype=np.int64)
             if (totals > room).any():
@@ -147,8 +147,8 @@ class Packer:
                 dropped[:, list(stack.lists)] = cut
                 keep = _first_of_each(part, kept)
                 ids, part = [_whole(ids)[keep]], kept
-                own = None if own is None else own[keep]
-            self._fill(stack, part, ids, own, packed[stack.name])
+                list_weights = None if list_weights is None else list_weights[keep]
+            self._fill(stack, part, ids, list_weights, packed[stack.name])
 
     def _of_stack(
         self,
@@ -181,13 +181,13 @@ class Packer:
             lists = _owners(by_group[g], total)
             self._rows[stack.name].values(ids, lists, g * self._group, out.ids[g, :total])
             out.segments[g, :total] = lists
-            own = None if weights is None else weights[stop : stop + total]
+            group_weights = None if weights is None else weights[stop : stop + total]
             factors = out.weights[g, :total]
-            inverse = self._norms[stack.name].inverse(by_group[g], lists, own)
+            inverse = self._norms[stack.name].inverse(by_group[g], lists, group_weights)
             # "raise" would make a copy first, and "clip" is slower.
             inverse.take(lists, out=factors, mode="wrap")
-            if own is not None:
-                factors *= own
+            if group_weights is not None:
+                factors *= group_weights
             out.ids[g, total:] = PAD
             out.segments[g, total:] = PAD
             out.weights[g, total:] = 0

@@ -128,8 +128,8 @@ class TrainBatches:
             raise InputError(
                 f"data.order: 'days' must have a split that is stored by day: {split.path} is not."
             )
-        mine = _process_shares(shards, process)
-        if len(mine) % max(1, num_workers):
+        shares = _process_shares(shards, process)
+        if len(shares) % max(1, num_workers):
             raise InputError(
                 "data.num_workers must divide the shards of a process: found"
                 f" data.num_workers={num_workers}, data.shards={shards} on {process[1]} processes."
@@ -149,16 +149,18 @@ class TrainBatches:
             self.capacities = dict(zip([stack.name for stack in stacks], rooms, strict=True))
         else:
             # On one day lists may be longer than on average over all.
-            told = split.day_statistics if order == "days" else [split.statistics]
+            statistics = split.day_statistics if order == "days" else [split.statistics]
             self.capacities = {
-                stack.name: max(packing.capacity(stack, s, self.group, list_slack) for s in told)
+                stack.name: max(
+                    packing.capacity(stack, s, self.group, list_slack) for s in statistics
+                )
                 for stack in stacks
             }
         self.room_steps = room_steps
         if room_steps:
             on_overflow = "truncate"
         self._ahead = -(-prefetch_batches // steps_per_execution)
-        self._streams = [Shard(Reader(split, kept=1), line, shard) for shard in mine]
+        self._streams = [Shard(Reader(split, kept=1), line, shard) for shard in shares]
         # The first batch with an example of each day; of all, where they are shuffled together.
         self.first_steps = [place // self._share for place in line.first_places()]
         self.batcher = Batcher(layout, self.group, self.capacities, on_overflow)
@@ -272,7 +274,7 @@ class EvaluationBatches:
         process: tuple[int, int] = (0, 1),
         prefetch_batches: int = 2,
     ):
-        mine = _process_shares(shards, process)
+        shares = _process_shares(shards, process)
         if batch_size % (MAX_GROUP * shards):
             raise InputError(
                 f"batch_size of an evaluation must be a multiple of {MAX_GROUP} * shards: found"
@@ -294,7 +296,7 @@ class EvaluationBatches:
             Reader(split, kept=_EVALUATION_BLOCKS, known=Known(layout.schema)),
             np.cumsum(split.block_rows),
             batch_size,
-            (mine.start * share, mine.stop * share),
+            (shares.start * share, shares.stop * share),
             Batcher(layout, self.group, self.capacities, "error"),
         )
         self._prefetch = prefetch_batches

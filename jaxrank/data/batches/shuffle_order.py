@@ -117,15 +117,15 @@ class Order:
     def runs(self, shard: int, start: int, stop: int) -> list[Run]:
         """The places [start, stop) of a shard's stream, by window."""
         first = self._first_window(shard)
-        found = []
+        runs = []
         while start < stop:
             turn, place = self._turn(shard, start)
             window = 0 if place < first else 1 + (place - first) // self.window_rows
             begin, end = self._window_bounds(shard, turn, window)
             count = min(stop - start, end - place)
-            found.append(Run(turn, window, place - begin, place - begin + count))
+            runs.append(Run(turn, window, place - begin, place - begin + count))
             start += count
-        return found
+        return runs
 
     def _line(self, turn: int) -> tuple[np.ndarray, np.ndarray]:
         """The permuted blocks of a turn and where each ends on the line."""
@@ -164,12 +164,12 @@ def _cut(rows: Sequence[int], shards: int) -> np.ndarray:
 
     After every stage the shards have had equally many examples, but for one.
     """
-    found, had = [], np.zeros(shards, np.int64)
+    ends, had = [], np.zeros(shards, np.int64)
     for stage_rows, total in zip(rows, np.cumsum(rows), strict=True):
         having = np.diff(np.arange(shards + 1) * total // shards)
         if (having < had).any():  # fewer examples than shards: one for some of those behind
             having = had.copy()
             having[np.flatnonzero(had == had.min())[:stage_rows]] += 1
-        found.append(np.cumsum(np.append(0, having - had)))
+        ends.append(np.cumsum(np.append(0, having - had)))
         had = having
-    return np.stack(found)
+    return np.stack(ends)

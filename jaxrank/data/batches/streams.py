@@ -50,8 +50,8 @@ class Reader:
                 examples = self._split.read_block(block)
                 examples = dataclasses.replace(examples, truth=None, kept=None)
                 self._blocks[block] = self._known(examples) if self._known else examples
-            found = self._blocks[block]
-        return ex.cut(found, start, stop)
+            block_examples = self._blocks[block]
+        return ex.cut(block_examples, start, stop)
 
 
 class Shard:
@@ -73,12 +73,12 @@ class Shard:
 
     def read(self, start: int, stop: int) -> list[Examples]:
         """The places [start, stop) of the stream, in one or more parts."""
-        found = []
+        pieces = []
         for run in self._order.runs(self._shard, start, stop):
             with self._lock:
                 window = self._permuted(run)
-            found.append(ex.cut(window, run.start, run.stop))
-        return found
+            pieces.append(ex.cut(window, run.start, run.stop))
+        return pieces
 
     def _permuted(self, run: Run) -> Examples:
         key = (run.turn, run.window)
@@ -142,10 +142,10 @@ class TrainSource:
         count = execution_end(begin, self._steps.stop, self._steps_per_execution) - begin
         for i in range(count):
             start = (begin + i) * self._share
-            found: list[Examples] = []
+            pieces: list[Examples] = []
             for shard in self._shards[part * shards : (part + 1) * shards]:
-                found += shard.read(start, start + self._share)
-            self._fill_step(map_arrays(lambda array, i=i: array[i], batch), found)
+                pieces += shard.read(start, start + self._share)
+            self._fill_step(map_arrays(lambda array, i=i: array[i], batch), pieces)
         for array in arrays_of(batch):
             array[count:] = array[count - 1]
 
@@ -173,15 +173,15 @@ class EvaluationSource:
         # The last batch ends behind the last example, and some processes may have none of it.
         rows = int(self._ends[-1])
         block = int(np.searchsorted(self._ends, min(start, rows - 1), side="right"))
-        found = []
+        pieces = []
         while start < min(stop, rows):
             begin = int(self._ends[block - 1]) if block else 0
             end = min(int(self._ends[block]), stop)
             if end > start:
-                found.append(self._reader.read(block, start - begin, end - begin))
+                pieces.append(self._reader.read(block, start - begin, end - begin))
             start = max(start, end)
             block += 1
         if start < stop:
             last = self._reader.read(len(self._ends) - 1, 0, 0)
-            found.append(ex.blank(last, stop - start))
-        return self._batch(*found)
+            pieces.append(ex.blank(last, stop - start))
+        return self._batch(*pieces)

@@ -125,11 +125,11 @@ class WorkerExecutions:
             for _ in range(self._source.parts):
                 execution = self._number() // self._source.parts
         self._started = True
-        piece, made = self._slots.filled(execution)
+        piece, filled = self._slots.filled(execution)
         if len(self._lent) < _LENT:
-            return laid_out(self._lend(piece, made), self._like)
+            return laid_out(self._lend(piece, filled), self._like)
         copy = self._memory.acquire()
-        copy[...] = made
+        copy[...] = filled
         self._give_back(piece)
         return laid_out(copy, self._like)
 
@@ -148,9 +148,9 @@ class WorkerExecutions:
                 f" {ended[1]}: {why}. The same command resumes from the newest checkpoint."
             ) from error
 
-    def _lend(self, piece: int, made: np.ndarray) -> np.ndarray:
+    def _lend(self, piece: int, filled: np.ndarray) -> np.ndarray:
         # NumPy's views of views hold the first array of their own kind: this one.
-        lent = np.frombuffer(made.data, np.uint8)
+        lent = np.frombuffer(filled.data, np.uint8)
         self._lent.add(piece)
         weakref.finalize(lent, _end_loan, self._lent, self._give_back, piece).atexit = False
         return lent

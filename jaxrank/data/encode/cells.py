@@ -27,8 +27,8 @@ def id_elements(entry: CategoricalSpec, chunk: Chunk) -> Column:
     bad = (result.lengths != entry.length) & (result.lengths != 0)
     if bad.any():
         rows = np.flatnonzero(bad)
-        found = f"{result.lengths[rows[0]]} in {column.values[int(rows[0])].as_py()!r}"
-        raise BadRows(chunk, rows, entry.name, f"have length={entry.length} ids", found)
+        actual = f"{result.lengths[rows[0]]} in {column.values[int(rows[0])].as_py()!r}"
+        raise BadRows(chunk, rows, entry.name, f"have length={entry.length} ids", actual)
     return result
 
 
@@ -151,8 +151,8 @@ def vector(entry: DenseSpec, chunk: Chunk) -> np.ndarray:
     bad = (column.lengths != entry.length) & (column.lengths != 0)
     if bad.any():
         rows = np.flatnonzero(bad)
-        found = f"{column.lengths[rows[0]]}"
-        raise BadRows(chunk, rows, entry.column, f"have length={entry.length} numbers", found)
+        actual = f"{column.lengths[rows[0]]}"
+        raise BadRows(chunk, rows, entry.column, f"have length={entry.length} numbers", actual)
     result = np.full((chunk.batch.num_rows, entry.length), np.nan)
     values = numbers(column, "a finite number or empty")
     result[column.lengths > 0] = values.reshape(-1, entry.length)
@@ -166,9 +166,9 @@ def _parallel_weights(entry: RaggedSpec, chunk: Chunk, ids: Column) -> Column:
     differ = weights.lengths != ids.lengths
     if differ.any():
         rows = np.flatnonzero(differ)
-        found = f"{weights.lengths[rows[0]]} weights and {ids.lengths[rows[0]]} ids"
+        actual = f"{weights.lengths[rows[0]]} weights and {ids.lengths[rows[0]]} ids"
         must = f"have as many weights as {entry.name} has ids"
-        raise BadRows(chunk, rows, entry.weights, must, found)
+        raise BadRows(chunk, rows, entry.weights, must, actual)
     return weights
 
 

@@ -42,7 +42,7 @@ class Column(NamedTuple):
     def reject(self, indices: np.ndarray, must: str, hint: str = "") -> NoReturn:
         """Raises BadRows for the rows of the values at i64[m] `indices`."""
         value = self.values[int(indices[0])].as_py()
-        found = "an empty value" if value is None else repr(value)
+        actual = "an empty value" if value is None else repr(value)
         if not hint and isinstance(value, str) and value.strip().lower() in MISSING_WORDS:
             field = "source.null_values" if self.lengths is None else "`padding` of the feature"
             hint = f" If it stands for a missing value, list it in {field}."
@@ -50,8 +50,8 @@ class Column(NamedTuple):
         if self.lengths is not None:
             rows = np.searchsorted(np.cumsum(self.lengths), indices, side="right")
         elif value is None:
-            found = missing_text(self.chunk, int(rows[0]), self.name)
-        raise BadRows(self.chunk, rows, self.name, must, found, hint)
+            actual = missing_text(self.chunk, int(rows[0]), self.name)
+        raise BadRows(self.chunk, rows, self.name, must, actual, hint)
 
     def refuse_type(self, must: str, hint: str = "") -> NoReturn:
         raise InputError(
@@ -149,7 +149,7 @@ def _without_booleans(texts: pa.Array) -> pa.Array:
 
 def uncastable(values: pa.Array, kind: pa.DataType) -> np.ndarray:
     """i64[m]: where the values are that cannot be cast, of an array that cannot be."""
-    found: list[int] = []
+    positions: list[int] = []
     pending = [(0, len(values))]
     while pending:  # halves, for bad values are few
         start, stop = pending.pop()
@@ -158,10 +158,10 @@ def uncastable(values: pa.Array, kind: pa.DataType) -> np.ndarray:
         except pa.ArrowInvalid:
             middle = (start + stop) // 2
             if stop - start == 1:
-                found.append(start)
+                positions.append(start)
             else:
                 pending += [(middle, stop), (start, middle)]
-    return np.asarray(found, np.int64)
+    return np.asarray(positions, np.int64)
 
 
 ID_TYPES = "text or whole numbers"

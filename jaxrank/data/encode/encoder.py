@@ -111,7 +111,7 @@ class Encoder:
         """
         features = self._features
         raw = raw_floats(self._floats, chunk)
-        found = encode_labels(
+        labels = encode_labels(
             chunk, features.tasks, features.time, self._horizon, features.time_format
         )
         lists = self._encode_lists(chunk)
@@ -122,13 +122,13 @@ class Encoder:
             list_lengths=lists.lengths,
             list_values=lists.values,
             list_weights=lists.weights,
-            labels=found.labels,
-            weights=found.weights,
-            truth=found.truth,
-            logit_correction=found.logit_correction,
+            labels=labels.labels,
+            weights=labels.weights,
+            truth=labels.truth,
+            logit_correction=labels.logit_correction,
             kept=self._kept(chunk),
         )
-        self._count(raw, found, lists)
+        self._count(raw, labels, lists)
         self._count_ids(ids, noted)
         return examples
 
@@ -271,24 +271,24 @@ class Encoder:
     def _encode_lists(self, chunk: Chunk) -> "_Lists":
         entries = self._features.ragged
         lengths = np.zeros((chunk.batch.num_rows, len(entries)), np.int32)
-        found: list[ListElements] = []
+        elements: list[ListElements] = []
         parts: list[np.ndarray] = []
         noted: list[_Noted] = []
         for i, entry in enumerate(entries):
             cells = list_elements(entry, chunk)
             rows, note = self._rows_of(cells.ids, entry)
             lengths[:, i] = cells.ids.lengths
-            found.append(cells)
+            elements.append(cells)
             parts.append(rows)
             noted.append(note)
         values = np.empty(sum(len(part) for part in parts), np.int32)
         weights = np.ones(len(values), np.float32)
-        for part, cells, places in zip(parts, found, places_of_lists(lengths), strict=True):
+        for part, cells, places in zip(parts, elements, places_of_lists(lengths), strict=True):
             values[places] = part
             if cells.weights is not None:
                 weights[places] = cells.weights
         weighted = any(entry.is_weighted for entry in entries)
-        return _Lists(lengths, values, weights if weighted else None, found, parts, noted)
+        return _Lists(lengths, values, weights if weighted else None, elements, parts, noted)
 
     def _kept(self, chunk: Chunk) -> pa.RecordBatch | None:
         batch = chunk.batch

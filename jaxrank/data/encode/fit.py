@@ -83,8 +83,8 @@ class FitSpec(NamedTuple):
 
     @property
     def names(self) -> list[str]:
-        found = [t.name for t in self.tables] + [*self.dense] + [f.name for f in self.buckets]
-        return [*found, "the latest event"] if self.as_of else found
+        names = [t.name for t in self.tables] + [*self.dense] + [f.name for f in self.buckets]
+        return [*names, "the latest event"] if self.as_of else names
 
 
 FIT_NOTHING = FitSpec((), (), (), False)
@@ -147,10 +147,10 @@ class FitState:
             times = seconds(column, time_format=self._features.time_format)
         self.rows += chunk.batch.num_rows
         self.moments.add(log_transform(floats, self._log))
-        for table, found in strings:
-            self.counters[table].add(found)
-        for name, found in numeric.items():
-            self.quantiles[name].add(found)
+        for table, column_values in strings:
+            self.counters[table].add(column_values)
+        for name, column_values in numeric.items():
+            self.quantiles[name].add(column_values)
         if times is not None and not np.isnan(times).all():
             self.as_of = max(self.as_of, float(np.nanmax(times)))
 
@@ -190,8 +190,8 @@ class FitState:
         state = json.loads(content.schema.metadata[b"jaxrank"])
         self.rows, self.as_of = state["rows"], state["as_of"]
         self.moments = Moments.from_state(state["moments"])
-        for name, found in state["quantiles"].items():
-            self.quantiles[name] = QuantileSketch.from_state(found)
+        for name, sketch in state["quantiles"].items():
+            self.quantiles[name] = QuantileSketch.from_state(sketch)
         tables = content["table"].to_numpy()
         for index, counter in enumerate(self.counters.values()):
             start, stop = np.searchsorted(tables, [index, index + 1])

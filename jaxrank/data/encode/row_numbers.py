@@ -96,8 +96,8 @@ def _has_an_x(texts: pa.Array) -> bool:
     if data is None:
         return False
     place = np.frombuffer(offsets, np.int32)[texts.offset : texts.offset + len(texts) + 1]
-    found = np.frombuffer(data, np.uint8)[place[0] : place[-1]]
-    return bool((found | 0x20 == ord("x")).any())
+    letters = np.frombuffer(data, np.uint8)[place[0] : place[-1]]
+    return bool((letters | 0x20 == ord("x")).any())
 
 
 def _rows_of_bad(values: pa.Array, narrow: pa.Array, table: TableSpec) -> np.ndarray:

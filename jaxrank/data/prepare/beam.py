@@ -76,8 +76,8 @@ class Beam:
         except Exception as error:  # each runner has its own
             failed = error
         if failures := _failures(settings):
-            told = json_files.read(failures[min(failures)])
-            raise _ERRORS[told["kind"]](told["message"])
+            failure = json_files.read(failures[min(failures)])
+            raise _ERRORS[failure["kind"]](failure["message"])
         if failed is not None:
             raise RunError(f"--runner={self._name}: the pipeline failed: {failed}") from failed
 
@@ -136,13 +136,13 @@ def _attempt(
         kind = next(name for name, kind in _ERRORS.items() if isinstance(error, kind))
         path = files.path_of(settings.directory) / SCRATCH / f"failed-{unit.index:05d}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        told = {"kind": kind, "message": str(error)}
-        files.write_whole(path, json_files.to_text(told).encode())
+        failure = {"kind": kind, "message": str(error)}
+        files.write_whole(path, json_files.to_text(failure).encode())
 
 
 def _failures(settings: PrepareSettings) -> dict[int, Any]:
     """What units have left of their errors, by their index."""
     directory = files.path_of(settings.directory) / SCRATCH
     directory.fs.invalidate_cache()  # others write there
-    found = directory.glob("failed-*.json")
-    return {int(path.stem.removeprefix("failed-")): path for path in found}
+    paths = directory.glob("failed-*.json")
+    return {int(path.stem.removeprefix("failed-")): path for path in paths}

@@ -24,16 +24,16 @@ def earlier_fitted(features: FeatureSpec, store: Store, key: str) -> FittedEncod
             f"{store.path}: must have been prepared with the same --hash-key-file, or both without"
             " one, for its vocabularies to be used again: found another."
         )
-    found = {table.name: table.encoding for table in store.schema.tables}
+    encodings = {table.name: table.encoding for table in store.schema.tables}
     vocabularies = {}
     for table in features.tables:
-        encoding = found.get(table.name, table.encoding)
+        encoding = encodings.get(table.name, table.encoding)
         if encoding != table.encoding:
             raise InputError(
                 f"{store.path}: the table {table.name!r} must have encoding={table.encoding!r} as"
                 f" in the config: found {encoding!r}."
             )
-        if table.encoding == "vocabulary" and table.name in found:
+        if table.encoding == "vocabulary" and table.name in encodings:
             values, counts = store.vocabulary(table.name)
             vocabularies[table.name] = Vocabulary(pa.array(values, pa.string()), counts)
     return FittedEncoders(
@@ -46,7 +46,7 @@ def earlier_fitted(features: FeatureSpec, store: Store, key: str) -> FittedEncod
 
 def _earlier_boundaries(features: FeatureSpec, store: Store) -> dict[str, np.ndarray]:
     fitted = store.spec.boundaries
-    found = {}
+    boundaries = {}
     for entry in features.categorical:
         if not entry.buckets or entry.name not in fitted:
             continue
@@ -57,14 +57,14 @@ def _earlier_boundaries(features: FeatureSpec, store: Store) -> dict[str, np.nda
                 f" config, for its boundaries to be used again: found buckets={buckets}. Set"
                 " `buckets` as it was."
             )
-        found[entry.name] = np.asarray(fitted[entry.name], np.float64)
-    return found
+        boundaries[entry.name] = np.asarray(fitted[entry.name], np.float64)
+    return boundaries
 
 
 def _earlier_transforms(features: FeatureSpec, store: Store) -> dict[str, tuple[float, float]]:
     fitted = store.spec.transforms
     log_of = {f.name: f.log for f in store.schema.dense}
-    found = {}
+    transforms = {}
     for entry in features.dense:
         if not entry.standardize or entry.name not in fitted:
             continue
@@ -75,5 +75,5 @@ def _earlier_transforms(features: FeatureSpec, store: Store) -> dict[str, tuple[
                 f" log={log_of[entry.name]}. Set `log` as it was."
             )
         mean, std = fitted[entry.name]
-        found[entry.name] = (mean, std)
-    return found
+        transforms[entry.name] = (mean, std)
+    return transforms

@@ -118,11 +118,11 @@ class _Writers:
             return [(split, chunk)]
         dated = functools.partial(record_days, self._settings.features)
         chunk, dates = rejects.attempt(chunk, dated)
-        found = []
+        parts = []
         for day in [] if dates is None else np.unique(dates):
             others = np.flatnonzero(dates != day)
-            found.append((f"{split}/{day}", chunk.without(others) if len(others) else chunk))
-        return found
+            parts.append((f"{split}/{day}", chunk.without(others) if len(others) else chunk))
+        return parts
 
     def _of(self, directory: str) -> "tuple[Encoder, _Blocks]":
         if directory not in self._by_directory:
@@ -144,11 +144,11 @@ class _Writers:
         return self._by_directory[directory]
 
     def finish(self) -> dict[str, dict[str, Any]]:
-        found = {}
+        results = {}
         for directory, (encoder, blocks) in self._by_directory.items():
             state = encoder.statistics.to_state()
-            found[directory] = {"files": blocks.finish(), "statistics": state}
-        return found
+            results[directory] = {"files": blocks.finish(), "statistics": state}
+        return results
 
 
 class _Blocks:

@@ -278,10 +278,10 @@ class _Preparation:
 
     def _fit_state(self, split: str, settings: PrepareSettings) -> FitState:
         self._runner.run(fit_unit.fit, settings, self._units[split])
-        found = FitState(settings.features, settings.wanted)
+        state = FitState(settings.features, settings.wanted)
         for unit in self._units[split]:
-            found.merge(fit_unit.read_fit_state(settings, unit))
-        return found
+            state.merge(fit_unit.read_fit_state(settings, unit))
+        return state
 
     def _as_of(self, split: str) -> float | None:
         """The latest event of a split, where labels depend on it: when that was looked at."""
@@ -335,15 +335,15 @@ class _Preparation:
         for unit in written:
             for directory, entry in unit.splits.items():
                 entries[directory].append(entry)
-        found = {}
+        by_directory = {}
         for directory in sorted(entries):
             joined = Statistics(self._settings.features)
             for entry in entries[directory]:
                 joined.merge(Statistics.from_state(self._settings.features, entry["statistics"]))
             of_files = [file for entry in entries[directory] for file in entry["files"]]
             self._writer.add(directory, of_files, joined.summary())
-            found[directory] = joined
-        return found
+            by_directory[directory] = joined
+        return by_directory
 
     def _tell(self, split: str, totals: Mapping[str, Statistics]) -> None:
         for directory, joined in totals.items():

@@ -38,11 +38,13 @@ def shared_files(data: Source) -> list[str]:
     if not data.files:
         return []
     paths = {split: {part.file for part in data.parts(split)} for split in data.splits}
-    own = {split: {files.identify(p): p for p in found} for split, found in paths.items()}
+    paths_by_file = {
+        split: {files.identify(p): p for p in listed} for split, listed in paths.items()
+    }
     lines = []
-    for a, b in itertools.combinations(own, 2):
-        if both := own[a].keys() & own[b].keys():
-            first = min(own[a][key] for key in both)
+    for a, b in itertools.combinations(paths_by_file, 2):
+        if both := paths_by_file[a].keys() & paths_by_file[b].keys():
+            first = min(paths_by_file[a][key] for key in both)
             lines.append(
                 f"{first}: this file is in the splits {a} and {b}, {len(both)} such file(s) in all;"
                 " what is measured on one of them is not held out from the other"

@@ -61,11 +61,11 @@ class PrepareSettings(NamedTuple):
             else ""
         )
         source = {k: v for k, v in self.source.items() if k != "files"}
-        given = [self.features.to_state(), source, self.block_size, self.compression, self.types]
+        inputs = [self.features.to_state(), source, self.block_size, self.compression, self.types]
         if not all(file.mark for file in unit.marks):
-            given.append(self.token)  # nothing would tell that such a file has changed
+            inputs.append(self.token)  # nothing would tell that such a file has changed
         versions = [jaxrank.__version__, FORMAT_VERSION, _ENCODING]
-        return unit.fingerprint(given, self.on_error, key, versions, *rest)
+        return unit.fingerprint(inputs, self.on_error, key, versions, *rest)
 
     @property
     def pseudonymise(self) -> Pseudonymise | None:
@@ -98,9 +98,9 @@ def record_days(features: FeatureSpec, chunk: Chunk) -> np.ndarray:
     Raises:
         BadRows: of one it is not known.
     """
-    found = seconds(column_of(chunk, features.time), time_format=features.time_format)
-    if np.isnan(found).any():
-        rows = np.flatnonzero(np.isnan(found))
+    times = seconds(column_of(chunk, features.time), time_format=features.time_format)
+    if np.isnan(times).any():
+        rows = np.flatnonzero(np.isnan(times))
         empty = missing_text(chunk, int(rows[0]), features.time)
         raise BadRows(chunk, rows, features.time, "a time, as by_day is set", empty)
-    return days(found)
+    return days(times)

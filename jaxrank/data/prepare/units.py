@@ -69,8 +69,8 @@ class WorkUnit:
     def fingerprint(self, *rest: Any) -> str:
         """Of the unit and of all else that its result depends on (JSON-able)."""
         parts, marks = map(tuple, self.parts), map(tuple, self.marks)  # hashed as lists, not dicts
-        told = [self.split, self.index, [*parts], [*marks], rest]
-        text = json_files.to_text(told, sort_keys=True)
+        content = [self.split, self.index, [*parts], [*marks], rest]
+        text = json_files.to_text(content, sort_keys=True)
         return xxhash.xxh3_128_hexdigest(text.encode())
 
 

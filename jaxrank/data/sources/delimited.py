@@ -177,8 +177,8 @@ class Delimited(NamedTuple):
             column = columns[len(cells) - 1] if len(cells) <= len(columns) else ""
             return Fault(column, CLOSED, repr(cells[-1] + content(after)))
         if len(columns) > 1 and not any(cell and cell not in self.null_values for cell in cells):
-            found = "only missing values" if any(cells) else "an empty line"
-            return Fault("", "have a value in some column", found)
+            actual = "only missing values" if any(cells) else "an empty line"
+            return Fault("", "have a value in some column", actual)
         if len(cells) != len(columns):
             return Fault("", f"have {len(columns)} columns", str(len(cells)))
         if not _is_utf8(line):

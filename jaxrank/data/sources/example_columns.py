@@ -41,7 +41,7 @@ class Bad(NamedTuple):
 def _find(data: np.ndarray, records: Spans, names: Sequence[str]) -> tuple[Spans, np.ndarray]:
     """Where the features of each record are, [n, names]; and bool[n], whether it could be read."""
     shape = (len(records.start), len(names))
-    found = Spans(np.zeros(shape, np.int64), np.zeros(shape, np.int64))
+    values = Spans(np.zeros(shape, np.int64), np.zeros(shape, np.int64))
     table = Names(names)
     features = fields(data, records.start, FIRST)
     plain = (features.stop == records.stop) | (records.size == 0)
@@ -52,7 +52,7 @@ def _find(data: np.ndarray, records: Spans, names: Sequence[str]) -> tuple[Spans
         rows, at = rows[left], at[left]
         if len(rows) < _FEW:
             plain[rows] = False
-            return found, plain
+            return values, plain
         entry = fields(data, at, FIRST)
         key = fields(data, entry.start, FIRST)
         value = fields(data, key.stop, SECOND)
@@ -61,7 +61,7 @@ def _find(data: np.ndarray, records: Spans, names: Sequence[str]) -> tuple[Spans
         column = table.columns(data, key)
         wanted = whole & (column >= 0)
         where = rows[wanted], column[wanted]
-        found.start[where], found.stop[where] = value.start[wanted], value.stop[wanted]
+        values.start[where], values.stop[where] = value.start[wanted], value.stop[wanted]
         rows, at = rows[whole], entry.stop[whole]
 
 
@@ -129,10 +129,10 @@ def columns_of(
         spans.start[rows, columns], spans.stop[rows, columns] = data.append(pieces)
     arrays = []
     for column, (name, kind) in enumerate(types.items()):
-        mine = Spans(spans.start[:, column].copy(), spans.stop[:, column].copy())
-        array, found = _column(data, mine, name, kind)
+        places = Spans(spans.start[:, column].copy(), spans.stop[:, column].copy())
+        array, invalid = _column(data, places, name, kind)
         arrays.append(array)
-        bad += found
+        bad += invalid
     return pa.RecordBatch.from_arrays(arrays, names), bad
 
 
@@ -141,25 +141,25 @@ def _column(
 ) -> tuple[pa.Array, list[Bad]]:
     if kind.is_list and kind.kind == "bytes":
         return _bytes_lists(data.array, spans, name)
-    found = _decode(data.array, spans, kind.kind)
+    decoded = _decode(data.array, spans, kind.kind)
     bad: list[Bad] = []
-    if found.odd.any():
-        rows = np.flatnonzero(found.odd)
+    if decoded.odd.any():
+        rows = np.flatnonzero(decoded.odd)
         pieces = []
         for i in rows.tolist():
             values = _judged(data.array, spans, i, name, kind, bad)
             pieces.append(tf_example.plain(kind.kind, values) if values else b"")
         spans.start[rows], spans.stop[rows] = data.append(pieces)
-        found = _decode(data.array, spans, kind.kind)
-        assert not found.odd.any()
-    starts = starts_of(found.counts)
+        decoded = _decode(data.array, spans, kind.kind)
+        assert not decoded.odd.any()
+    starts = starts_of(decoded.counts)
     if kind.is_list:
-        return _lists(found.values, found.counts), bad
-    many = np.flatnonzero(found.counts > 1).tolist()
-    bad += [_too_many(i, name, kind, int(found.counts[i])) for i in many]
-    if (found.counts == 1).all():
-        return found.values, bad
-    return found.values.take(pa.array(starts, mask=found.counts == 0)), bad
+        return _lists(decoded.values, decoded.counts), bad
+    many = np.flatnonzero(decoded.counts > 1).tolist()
+    bad += [_too_many(i, name, kind, int(decoded.counts[i])) for i in many]
+    if (decoded.counts == 1).all():
+        return decoded.values, bad
+    return decoded.values.take(pa.array(starts, mask=decoded.counts == 0)), bad
 
 
 def _lists(values: pa.Array, counts: np.ndarray) -> pa.ListArray:
@@ -183,14 +183,14 @@ def _judged(
     """The values of record i's feature as protobuf reads them; none where they are bad."""
     feature = data[spans.start[i] : spans.stop[i]].tobytes()
     try:
-        found, values = tf_example.values_of(feature)
+        actual, values = tf_example.values_of(feature)
     except DecodeError:
         must = "a feature of a tf.Example"
         bad.append(Bad(i, name, must, f"{len(feature)} bytes that are none"))
         return []
-    if values and found != kind.kind:
+    if values and actual != kind.kind:
         hint = f" Set source.columns[{name!r}] to the kind that the data has."
-        bad.append(Bad(i, name, f"of kind {kind.kind}", found, hint))
+        bad.append(Bad(i, name, f"of kind {kind.kind}", actual, hint))
         return []
     if len(values) > 1 and not kind.is_list:
         bad.append(_too_many(i, name, kind, len(values)))

@@ -30,16 +30,16 @@ def compression(path: str) -> str:
     """
     with files.open_input(path) as stream:
         start = _read(stream, max(map(len, _MAGIC)), path)
-    found = next((name for magic, name in _MAGIC.items() if start.startswith(magic)), "")
-    named = next((name for end, name in _NAMES.items() if path.endswith(end)), found)
-    if start and found != named:
+    codec = next((name for magic, name in _MAGIC.items() if start.startswith(magic)), "")
+    named = next((name for end, name in _NAMES.items() if path.endswith(end)), codec)
+    if start and codec != named:
         raise InputError(
             f"{path}: must be {named}, as its name says: found {start[:2]!r} at its start."
         )
-    if found == "xz":
+    if codec == "xz":
         readable = ", ".join(name for name in _MAGIC.values() if name != "xz")
         raise InputError(f"{path}: must be plain or one of {readable}: found xz.")
-    return found
+    return codec
 
 
 def first_line(path: str) -> tuple[bytes, bool]:

@@ -92,11 +92,11 @@ class ParquetSource:
         for path, schema in others:
             check_same_columns(first[0], names, path, [n for n in schema.names if n in used])
             for name in names:
-                expected, found = first[1].field(name).type, schema.field(name).type
-                if expected != found and name not in self._common:
+                expected, actual = first[1].field(name).type, schema.field(name).type
+                if expected != actual and name not in self._common:
                     raise InputError(
                         f"{path}, column {name}: must be of type {expected} as in {first[0]}, or of"
-                        f" one with the same values: found {found}. Write the column with one type"
+                        f" one with the same values: found {actual}. Write the column with one type"
                         " in all files."
                     )
 
@@ -193,7 +193,7 @@ def _batches(
 
 def _holds_dictionaries(kind: pa.DataType) -> bool:
     inner = [kind.field(i).type for i in range(kind.num_fields)]
-    return any(pa.types.is_dictionary(one) or _holds_dictionaries(one) for one in inner)
+    return any(pa.types.is_dictionary(part) or _holds_dictionaries(part) for part in inner)
 
 
 def not_parquet(path: str, found: Exception | str) -> InputError:
@@ -272,8 +272,8 @@ def _described(path: str) -> tuple[pa.Schema, RowGroups]:
         raise not_parquet(path, error) from error
     rows = np.asarray([group.num_rows for group in groups], np.int64)
     if (rows < 0).any() or rows.sum() != metadata.num_rows:
-        found = f"{metadata.num_rows} rows, and row groups of {rows.tolist()}"
-        raise not_parquet(path, found)
+        actual = f"{metadata.num_rows} rows, and row groups of {rows.tolist()}"
+        raise not_parquet(path, actual)
     for i, name in enumerate(schema.names):
         if name in schema.names[:i]:
             raise InputError(f"{path}: column names must differ: found {name!r} twice.")

@@ -87,7 +87,7 @@ class Partitions:
 
 def _type_of(key: str, values: Mapping[str, Mapping[str, str | None]]) -> pa.DataType:
     """int64 where every value of a key, of which there is one, spells a whole number."""
-    texts = {found[key] for found in values.values()} - {None}
+    texts = {partition[key] for partition in values.values()} - {None}
     whole = all(_is_int64(text) for text in texts if text is not None)
     return pa.int64() if texts and whole else pa.string()
 

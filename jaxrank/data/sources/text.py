@@ -151,10 +151,10 @@ class TextSource(LineSource):
                 self._paths_of, [path for path, (_, has_rows) in headers.items() if not has_rows]
             )
             self._columns = headers[paths[0]][0]
-            for path, (found, _) in headers.items():
-                check_same_columns(paths[0], self._columns, path, found)
-                if found != self._columns:
-                    self._other_orders[path] = found
+            for path, (names, _) in headers.items():
+                check_same_columns(paths[0], self._columns, path, names)
+                if names != self._columns:
+                    self._other_orders[path] = names
         else:
             self._columns = _criteo_columns(self.files[0])
 
@@ -209,10 +209,10 @@ class TextSource(LineSource):
                 keep = np.setdiff1d(np.arange(count), headers)
                 return count, batch.take(pa.array(keep)), row + keep
             return count, batch, numbered(row, count)
-        found = [line + b"\n" for line in block.split(b"\n")[:-1]]
+        lines = [line + b"\n" for line in block.split(b"\n")[:-1]]
         good = []
-        for i, line in enumerate(found):
-            after = found[i + 1] if i + 1 < len(found) else b""
+        for i, line in enumerate(lines):
+            after = lines[i + 1] if i + 1 < len(lines) else b""
             fault = self._format.fault(line, after, columns)
             if fault is None:
                 good.append(i)
@@ -224,7 +224,7 @@ class TextSource(LineSource):
                 record=content(line, "backslashreplace"),
                 offset=offset,
             )
-        batch = self._format.parse(b"".join(found[i] for i in good), columns)
+        batch = self._format.parse(b"".join(lines[i] for i in good), columns)
         assert batch is not None, f"{part}, from row {row} on: lines without fault are no records"
         headers = self._repeated(batch, columns)
         for i in headers.tolist():
@@ -232,7 +232,7 @@ class TextSource(LineSource):
             self._refuse_header(i, self._in_order(batch), at, part, offset, rejects)
         keep = np.setdiff1d(np.arange(batch.num_rows), headers)
         batch = self._in_order(batch).take(pa.array(keep))
-        return len(found), batch, row + np.asarray(good, np.int64)[keep]
+        return len(lines), batch, row + np.asarray(good, np.int64)[keep]
 
     def _repeated(self, batch: pa.RecordBatch, columns: Sequence[str]) -> np.ndarray:
         """i64[m]: the records that are a line of names, as where files were joined by `cat`."""

@@ -50,10 +50,10 @@ def _messages() -> tuple[Any, Any]:
         owner: Any, name: str, number: int, kind: Any, *, many: bool = False, of: str = ""
     ) -> Any:
         label = field.LABEL_REPEATED if many else field.LABEL_OPTIONAL
-        made = owner.add(name=name, number=number, type=kind, label=label)
+        added = owner.add(name=name, number=number, type=kind, label=label)
         if of:
-            made.type_name = f".jaxrank.{of}"
-        return made
+            added.type_name = f".jaxrank.{of}"
+        return added
 
     feature = file.message_type.add(name="Feature")
     feature.oneof_decl.add(name="kind")
@@ -61,8 +61,8 @@ def _messages() -> tuple[Any, Any]:
     for number, (name, kind) in enumerate(zip(_KINDS.values(), types, strict=True), start=1):
         values = file.message_type.add(name=name)
         add(values.field, "value", 1, kind, many=True)
-        one = add(feature.field, name, number, field.TYPE_MESSAGE, of=name)
-        one.oneof_index = 0
+        feature_field = add(feature.field, name, number, field.TYPE_MESSAGE, of=name)
+        feature_field.oneof_index = 0
     features = file.message_type.add(name="Features")
     entry = file.message_type.add(name="Entry")
     add(entry.field, "key", 1, field.TYPE_BYTES)
@@ -74,8 +74,8 @@ def _messages() -> tuple[Any, Any]:
     pool = descriptor_pool.DescriptorPool()
     pool.AddSerializedFile(file.SerializeToString())
     names = ("jaxrank.Example", "jaxrank.Feature")
-    made = [message_factory.GetMessageClass(pool.FindMessageTypeByName(n)) for n in names]
-    return made[0], made[1]
+    classes = [message_factory.GetMessageClass(pool.FindMessageTypeByName(n)) for n in names]
+    return classes[0], classes[1]
 
 
 _Example, _Feature = _messages()
@@ -96,19 +96,19 @@ def values_of(feature: bytes) -> tuple[str, list[Any]]:
     Raises:
         DecodeError: it is none.
     """
-    found = _Feature.FromString(feature)
-    name = found.WhichOneof("kind")
+    message = _Feature.FromString(feature)
+    name = message.WhichOneof("kind")
     if name is None:
         return "", []
     kind = next(kind for kind, field in _KINDS.items() if field == name)
-    return kind, list(getattr(found, name).value)
+    return kind, list(getattr(message, name).value)
 
 
 def plain(kind: str, values: list[Any]) -> bytes:
     """A feature as it is written by default: its list once, and numbers packed."""
-    made = _Feature()
-    getattr(made, _KINDS[kind]).value.extend(values)
-    return made.SerializeToString()
+    message = _Feature()
+    getattr(message, _KINDS[kind]).value.extend(values)
+    return message.SerializeToString()
 
 
 def shown(record: bytes) -> dict[str, list[Any]] | str:
@@ -128,7 +128,7 @@ def infer(records: Iterable[bytes], path: str) -> dict[str, ColumnType]:
     Raises:
         InputError: a feature has two kinds, or there is none.
     """
-    found: dict[str, ColumnType] = {}
+    types: dict[str, ColumnType] = {}
     empty: dict[str, ColumnType] = {}
     for record in records:
         try:
@@ -140,18 +140,18 @@ def infer(records: Iterable[bytes], path: str) -> dict[str, ColumnType]:
                 empty[name] = ColumnType(kind, False)
             if not values:
                 continue
-            earlier = found.setdefault(name, ColumnType(kind, False))
+            earlier = types.setdefault(name, ColumnType(kind, False))
             if earlier.kind != kind:
                 raise InputError(
                     f"{path}, column {name}: must be of one kind in all records: found"
                     f" {earlier.kind} and {kind}. Set source.columns to the kind that is right."
                 )
             if len(values) > 1:
-                found[name] = ColumnType(kind, True)
-    found = empty | found
-    if not found:
+                types[name] = ColumnType(kind, True)
+    types = empty | types
+    if not types:
         raise InputError(
             f"{path}: must begin with records of tf.Example that have features, or source.columns"
             " must name them: found none."
         )
-    return dict(sorted(found.items()))
+    return dict(sorted(types.items()))

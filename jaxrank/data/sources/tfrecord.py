@@ -112,14 +112,14 @@ class TFRecordSource:
             yield from self._chunk(part.file, records, rejects)
 
     def _chunk(self, path: str, records: Sequence[Record], rejects: Rejects) -> Iterator[Chunk]:
-        batch, found = columns_of([r.data if r.intact else b"" for r in records], self._types)
+        batch, invalid = columns_of([r.data if r.intact else b"" for r in records], self._types)
         must = "have the CRC-32C that stands behind it"
-        found += [
+        invalid += [
             Bad(i, "", must, "another, so the record is damaged")
             for i, record in enumerate(records)
             if not record.intact
         ]
-        first_of = {bad.place: bad for bad in reversed(found)}
+        first_of = {bad.place: bad for bad in reversed(invalid)}
         for place, bad in sorted(first_of.items()):
             record = records[place]
             rejects.reject(
@@ -224,9 +224,9 @@ class _Stream:
                 pieces.append(piece)
                 missing -= len(piece)
             self._ahead, self._at, stop = b"".join(pieces), 0, count
-        found = self._ahead[self._at : stop]
-        self._at += len(found)
-        return found
+        data = self._ahead[self._at : stop]
+        self._at += len(data)
+        return data
 
 
 def _open(path: str) -> _Stream:

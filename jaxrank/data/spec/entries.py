@@ -362,13 +362,13 @@ def instant(text: str, where: str) -> float:
         InputError: it is none; names the field `where`.
     """
     try:
-        found = datetime.datetime.fromisoformat(text)
+        time = datetime.datetime.fromisoformat(text)
     except ValueError:
         must = "must be a time such as 2024-05-01 12:30:00"
         raise InputError(f"{where} {must}: found {text!r}.") from None
-    if text.isdecimal() and not 1970 <= found.year < 2200:  # as of YYMMDDHH
+    if text.isdecimal() and not 1970 <= time.year < 2200:  # as of YYMMDDHH
         must = "must be a time such as 2024-05-01 12:30:00"
-        raise InputError(f"{where} {must}: found {text!r}, of the year {found.year}.")
-    if found.tzinfo is None:
-        found = found.replace(tzinfo=datetime.UTC)
-    return found.timestamp()
+        raise InputError(f"{where} {must}: found {text!r}, of the year {time.year}.")
+    if time.tzinfo is None:
+        time = time.replace(tzinfo=datetime.UTC)
+    return time.timestamp()

@@ -73,15 +73,15 @@ def resolve_again(spec: FeatureSpec, schema: Schema) -> FeatureSpec:
     columns += [re.sub(r"\[\d+\]$", "", f.name) for f in schema.dense]  # of vectors
     columns += [getattr(task, field) for task in spec.tasks for field in COLUMNS_OF_TASKS]
     columns += [*(entry.weights for entry in spec.ragged), *spec.kept_columns]
-    found = resolve(spec, [name for name in dict.fromkeys(columns) if name])
-    floats = _in_order(found.dense, schema.dense)
+    resolved = resolve(spec, [name for name in dict.fromkeys(columns) if name])
+    floats = _in_order(resolved.dense, schema.dense)
     # They stand in a schema beside their floats, and a pattern may have matched them.
     indicators = {f"{entry.name}:missing" for entry in floats if entry.missing_indicator}
     return dataclasses.replace(
-        found,
+        resolved,
         dense=tuple(entry for entry in floats if entry.name not in indicators),
-        categorical=_in_order(found.categorical, schema.categorical),
-        ragged=_in_order(found.ragged, schema.ragged),
+        categorical=_in_order(resolved.categorical, schema.categorical),
+        ragged=_in_order(resolved.ragged, schema.ragged),
     )
 
 
@@ -280,9 +280,9 @@ def _checksum(
     if table.name in edges:
         return xxhash.xxh3_64_hexdigest(edges[table.name].astype("<f4").tobytes())
     if table.encoding == "hash":
-        one = len(set(table.salts)) == 1
-        told = table.salts[0] if one else json_files.to_text(table.salts)
-        return xxhash.xxh3_64_hexdigest(told.encode())
+        is_shared = len(set(table.salts)) == 1
+        text = table.salts[0] if is_shared else json_files.to_text(table.salts)
+        return xxhash.xxh3_64_hexdigest(text.encode())
     if table.on_bad_id != "error":
         return xxhash.xxh3_64_hexdigest(table.on_bad_id.encode())
     return vocabularies.get(table.name, "")

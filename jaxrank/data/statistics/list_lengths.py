@@ -48,10 +48,10 @@ class ListLengths:
         Covariances: Chan, Golub & LeVeque 1983, as of `Moments`.
         """
         rows = max(self.rows + other.rows, 1)
-        mine, theirs = self.rows / rows, other.rows / rows
+        share, theirs = self.rows / rows, other.rows / rows
         delta = other.mean - self.mean
-        self.covariance = mine * self.covariance + theirs * other.covariance
-        self.covariance += mine * theirs * np.outer(delta, delta)
+        self.covariance = share * self.covariance + theirs * other.covariance
+        self.covariance += share * theirs * np.outer(delta, delta)
         self.rows += other.rows
         self.total += other.total
         self.max_per_example = np.maximum(self.max_per_example, other.max_per_example)

@@ -69,16 +69,16 @@ def lines(
             otherwise.
         earlier: the vocabularies of the earlier store `store`, by table.
     """
-    told = []
+    messages = []
     for kind, entries in (("categorical", features.categorical), ("ragged", features.ragged)):
         for entry in entries:
-            found = {place: new[kind].get(entry.name) for place, new in counted.items()}
-            high = {place: new for place, new in found.items() if new and new.is_high}
+            by_split = {place: new[kind].get(entry.name) for place, new in counted.items()}
+            high = {place: new for place, new in by_split.items() if new and new.is_high}
             if high:
-                told.append(f"feature {entry.name}: {_line(high, earlier[entry.table], store)}")
-    if len(told) > _MOST_LINES:
-        told[_MOST_LINES:] = [f"and {len(told) - _MOST_LINES} more features"]
-    return told
+                messages.append(f"feature {entry.name}: {_line(high, earlier[entry.table], store)}")
+    if len(messages) > _MOST_LINES:
+        messages[_MOST_LINES:] = [f"and {len(messages) - _MOST_LINES} more features"]
+    return messages
 
 
 def _line(high: Mapping[str, NewValues], earlier: Vocabulary, store: str) -> str:

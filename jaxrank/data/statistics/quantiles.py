@@ -82,13 +82,13 @@ class QuantileSketch:
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> "QuantileSketch":
-        found = cls()
-        found._bins[state["bins"]] = state["counts"]
-        found._exact = None
+        sketch = cls()
+        sketch._bins[state["bins"]] = state["counts"]
+        sketch._exact = None
         if "exact" in state:
             values, counts = state["exact"]
-            found._exact = np.array(values, np.float32), np.array(counts, np.int64)
-        return found
+            sketch._exact = np.array(values, np.float32), np.array(counts, np.int64)
+        return sketch
 
 
 def _bin_of(values: np.ndarray) -> np.ndarray:  # f32[n] -> i64[n], rising with the value

@@ -24,8 +24,8 @@ def lines(statistics: Mapping[str, Any]) -> list[str]:
 def _task(name: str, task: Mapping[str, Any]) -> str:
     if "kind" in task:
         words = {"mean": "mean", "std": "deviation", "min": "least", "max": "most"}
-        found = ", ".join(f"{word} {_number(task[key])}" for key, word in words.items())
-        return f"{name}: {task['known']:,} labels ({task['kind']}), {found}"
+        moments = ", ".join(f"{word} {_number(task[key])}" for key, word in words.items())
+        return f"{name}: {task['known']:,} labels ({task['kind']}), {moments}"
     positive = task["positives"] / max(task["known"], 1)
     pending = f", {task['pending']:,} pending" if task["pending"] else ""
     return f"{name}: {task['known']:,} labels, {positive:.2%} positive{pending}"
@@ -118,28 +118,28 @@ def _new(column: Mapping[str, Any]) -> str:
 def _summary(statistics: Mapping[str, Any]) -> list[str]:
     rows = max(statistics["rows"], 1)
     floats, ids, lists = (statistics[kind] for kind in ("dense", "categorical", "ragged"))
-    found = []
+    lines = []
     if floats:
-        found.append(_worst("floats", floats, "missing", lambda f: f["missing"] / rows))
+        lines.append(_worst("floats", floats, "missing", lambda f: f["missing"] / rows))
     if ids:
-        found.append(_worst("ids", ids, "missing", _missing))
-        found.append(_worst("ids", ids, "unknown", lambda f: f["unknown_share"]))
+        lines.append(_worst("ids", ids, "missing", _missing))
+        lines.append(_worst("ids", ids, "unknown", lambda f: f["unknown_share"]))
     if new := _compared(ids):
-        found.append(_worst("ids", new, "new", lambda f: f["new_share"]))
+        lines.append(_worst("ids", new, "new", lambda f: f["new_share"]))
     if lists:
         longest = max(lists, key=lambda name: lists[name]["max"])
         total = sum(f["mean"] for f in lists.values())
         cut = sum(f["truncated_ids"] for f in lists.values())
-        found.append(
+        lines.append(
             f"{len(lists)} lists: {total:.2f} ids an example, the longest list in {longest}"
             f" ({lists[longest]['max']:,}), {cut:,} ids cut"
         )
-        found.append(_worst("lists", lists, "empty", lambda f: f["empty"] / rows))
-        found.append(_worst("lists", lists, "unknown", lambda f: f["unknown_share"]))
+        lines.append(_worst("lists", lists, "empty", lambda f: f["empty"] / rows))
+        lines.append(_worst("lists", lists, "unknown", lambda f: f["unknown_share"]))
         if new := _compared(lists):
-            found.append(_worst("lists", new, "new", lambda f: f["new_share"]))
-        found.append(_worst("lists", lists, "cut", lambda f: f["truncated_share"]))
-    return found
+            lines.append(_worst("lists", new, "new", lambda f: f["new_share"]))
+        lines.append(_worst("lists", lists, "cut", lambda f: f["truncated_share"]))
+    return lines
 
 
 def _worst(

@@ -63,11 +63,11 @@ class Moments:
         cancellation of a sum of squares.
         """
         count = np.maximum(self.count + other.count, 1)
-        mine, theirs = self.count / count, other.count / count
+        share, theirs = self.count / count, other.count / count
         delta = other.mean - self.mean
-        self._variance = mine * self._variance + theirs * other._variance
+        self._variance = share * self._variance + theirs * other._variance
         # Left to right, so that a part without values adds 0 where the square would be infinite.
-        self._variance += mine * theirs * delta * delta
+        self._variance += share * theirs * delta * delta
         self.mean = self.mean + theirs * delta
         self.count = self.count + other.count
         self.min = np.minimum(self.min, other.min)

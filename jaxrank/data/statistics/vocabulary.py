@@ -94,8 +94,8 @@ class Vocabulary:
             self._rows = dict(
                 zip(self.values.to_pylist(), range(RESERVED_ROWS, self.rows), strict=True)
             )
-        found = map(self._rows.get, values, itertools.repeat(UNKNOWN_ROW))
-        return np.fromiter(found, np.int32, count)
+        rows = map(self._rows.get, values, itertools.repeat(UNKNOWN_ROW))
+        return np.fromiter(rows, np.int32, count)
 
 
 def hash_rows(values: Iterable[bytes], count: int, rows: int, salt: str) -> np.ndarray:

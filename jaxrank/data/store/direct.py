@@ -97,8 +97,8 @@ class DirectSplit(Split):
         self._open_anew()
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("_open", "_groups", "_lock")  # of this process
-        return {key: value for key, value in self.__dict__.items() if key not in own}
+        unpicklable = ("_open", "_groups", "_lock")  # of this process
+        return {key: value for key, value in self.__dict__.items() if key not in unpicklable}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -163,17 +163,17 @@ class DirectSplit(Split):
             return self._groups[key]
         while len(self._groups) >= _KEPT_GROUPS:
             self._groups.popitem(last=False)
-        mine = [c for c in columns if c not in self._source.partitions.names]
+        stored = [c for c in columns if c not in self._source.partitions.names]
         try:
-            table = self._parquet(place.file).read_row_group(place.group, mine)
+            table = self._parquet(place.file).read_row_group(place.group, stored)
             table.validate(full=True)
             batch = _one_batch(table)
         except UNREADABLE as error:
             raise not_parquet(place.file, error) from error
         expected = int(self._row_groups[place.file].rows[place.group])
         if batch.num_rows != expected:
-            found = f"{batch.num_rows} rows in row group {place.group}, of {expected}"
-            raise not_parquet(place.file, found)
+            actual = f"{batch.num_rows} rows in row group {place.group}, of {expected}"
+            raise not_parquet(place.file, actual)
         self._groups[key] = batch
         return batch
 

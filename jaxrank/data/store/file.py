@@ -83,13 +83,13 @@ class StoredFile:
             if position in self._verified:
                 return from_arrow(batch)
             batch.validate()  # buffers shorter than their arrays would end the process
-            found = block_checksum(batch)
+            actual = block_checksum(batch)
         except (pa.ArrowException, OSError, ValueError) as error:
-            found = f"unreadable, {error}"
-        if found != expected:
+            actual = f"unreadable, {error}"
+        if actual != expected:
             raise InputError(
                 f"{self._path}: block {position} is corrupt: its checksum must be"
-                f" {expected}, found {found}. Prepare the data again."
+                f" {expected}, found {actual}. Prepare the data again."
             )
         self._verified.add(position)
         return from_arrow(batch)

@@ -27,9 +27,9 @@ def read(file: UPath) -> dict[str, Any]:
 
 
 def _check_version(file: UPath, tree: Mapping[str, Any]) -> None:
-    found = tree["format_version"]
-    if found not in (_UNDER_EARLIER_NAMES, FORMAT_VERSION):
+    version = tree["format_version"]
+    if version not in (_UNDER_EARLIER_NAMES, FORMAT_VERSION):
         raise InputError(
-            f"{file}: the store's format version must be {FORMAT_VERSION}, found {found!r}"
+            f"{file}: the store's format version must be {FORMAT_VERSION}, found {version!r}"
             f" (written by jaxrank {tree.get('jaxrank_version')}).{SEAL.hint}"
         )

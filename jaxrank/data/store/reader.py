@@ -70,11 +70,11 @@ class StoredSplit(Split):
         self._store, self._wider = store, statistics
         self._statistics = [entry["statistics"] for entry in entries.values()]
         by_entry = {n: [_checked_file(n, f) for f in e["files"]] for n, e in entries.items()}
-        self._files = [file for found in by_entry.values() for file in found]
+        self._files = [file for files_of_entry in by_entry.values() for file in files_of_entry]
         sizes = [b["rows"] for f in self._files for b in f["blocks"]]
         days = tuple(
-            (entry.split("/")[1], sum(len(f["blocks"]) for f in found))
-            for entry, found in by_entry.items()
+            (entry.split("/")[1], sum(len(f["blocks"]) for f in files_of_entry))
+            for entry, files_of_entry in by_entry.items()
             if "/" in entry
         )
         super().__init__(name, store / name, np.asarray(sizes, np.int64), days)
@@ -198,15 +198,15 @@ class Store:
     def _days(self, name: str, field: str) -> list[str]:
         """The names of the days of a split that a name gives."""
         kind, _, days = name.partition("/")
-        found = sorted(n for n in self.splits if n.startswith(f"{kind}/"))
-        if not found:
+        names = sorted(n for n in self.splits if n.startswith(f"{kind}/"))
+        if not names:
             raise no_split(self.path, name, self.splits, field)
         first, _, last = days.partition(":")
-        chosen = [n for n in found if (first or "0") <= n.partition("/")[2] <= (last or "9")]
+        chosen = [n for n in names if (first or "0") <= n.partition("/")[2] <= (last or "9")]
         if not chosen or (days and ":" not in days):
             raise InputError(
                 f"{field}: must name days of {kind!r} in {self.path}, which has those from"
-                f" {found[0].partition('/')[2]} to {found[-1].partition('/')[2]}: found {days!r}."
+                f" {names[0].partition('/')[2]} to {names[-1].partition('/')[2]}: found {days!r}."
             )
         return chosen
 
@@ -236,13 +236,13 @@ class Store:
             )
         path = self.path / "vocabulary" / f"{table}.arrow"
         content = read_file(path)
-        for must, found in (
+        for must, actual in (
             (expected.checksum, checksum(content["value"])),
             (self.counts.get(table), counts_checksum(content["count"].to_numpy())),
         ):
-            if found != must:
+            if actual != must:
                 raise InputError(
-                    f"{path}: is corrupt: its checksum must be {must}, found {found}."
+                    f"{path}: is corrupt: its checksum must be {must}, found {actual}."
                     " Prepare the data again."
                 )
         return content
@@ -256,14 +256,14 @@ class Store:
         Raises:
             InputError: as of `vocabulary`.
         """
-        mine = self._table(schema_table.name)
-        if mine is None or mine == schema_table:
-            return mine is not None
-        if not mine.encoding == schema_table.encoding == "vocabulary":
+        table = self._table(schema_table.name)
+        if table is None or table == schema_table:
+            return table is not None
+        if not table.encoding == schema_table.encoding == "vocabulary":
             return False
-        if mine.rows < schema_table.rows:
+        if table.rows < schema_table.rows:
             return False
-        values, _ = self.vocabulary(mine.name)
+        values, _ = self.vocabulary(table.name)
         first = pa.array(values[: schema_table.rows - RESERVED_ROWS], pa.string())
         return checksum(first) == schema_table.checksum
 

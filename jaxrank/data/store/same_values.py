@@ -49,8 +49,8 @@ def same_values(
         )
     before = old_store.vocabulary(old.name)[0][: old.rows - RESERVED_ROWS]
     after, _ = new_store.vocabulary(new.name)
-    found = pc.index_in(pa.array(before, pa.string()), value_set=pa.array(after, pa.string()))
-    row = found.fill_null(int(PAD) - RESERVED_ROWS).to_numpy() + RESERVED_ROWS
+    indices = pc.index_in(pa.array(before, pa.string()), value_set=pa.array(after, pa.string()))
+    row = indices.fill_null(int(PAD) - RESERVED_ROWS).to_numpy() + RESERVED_ROWS
     rows[RESERVED_ROWS:] = row
     return rows
 

@@ -173,12 +173,12 @@ class StoreWriter:
         """Removes what is no part of the store: what is kept while it is made, and what attempts
         with other options or files have left."""
         files.remove_directory(self.work / SCRATCH)
-        mine = {f"{name}/{f['name']}" for name, s in self._splits.items() for f in s["files"]}
-        mine |= {f"vocabulary/{table}.arrow" for table in self._counts}
-        mine |= {_REJECTED} if self._has_rejected else set()
+        written = {f"{name}/{f['name']}" for name, s in self._splits.items() for f in s["files"]}
+        written |= {f"vocabulary/{table}.arrow" for table in self._counts}
+        written |= {_REJECTED} if self._has_rejected else set()
         for name in files.names_below(self.work):
             # A URL may have files of others below it, among them other stores.
-            if name not in mine and (self._local or _OF_A_STORE.fullmatch(name)):
+            if name not in written and (self._local or _OF_A_STORE.fullmatch(name)):
                 files.remove(self.work / name)
         if self._local:
             remove_empty_directories(Path(str(self.work)))

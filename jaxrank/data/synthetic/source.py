@@ -171,8 +171,8 @@ class SyntheticSource:
         """
         count = self.chunk_rows(split)[index]
         rows = self._draw(self._random(split, index), _CHUNK_ROWS)
-        one = np.ones(count, np.int64)
-        columns = {f"c{i}": ListOfIds(one, rows.ids[:count, i]) for i in range(rows.ids.shape[1])}
+        ones = np.ones(count, np.int64)
+        columns = {f"c{i}": ListOfIds(ones, rows.ids[:count, i]) for i in range(rows.ids.shape[1])}
         for i, (lengths, values, _) in enumerate(rows.lists):
             lengths = lengths[:count]
             columns[f"l{i}"] = ListOfIds(lengths, values[: lengths.sum()])

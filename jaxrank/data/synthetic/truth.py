@@ -94,11 +94,11 @@ class Truth:
         """f32[n, fields]: random numbers of each id, shrunk with rank."""
         bits = _hash(self._seed, feature, ids)
         table, size = _normal_quantiles(), _shrink(ids)
-        found = np.empty((len(ids), len(fields)), np.float32)
+        effects = np.empty((len(ids), len(fields)), np.float32)
         for i, field in enumerate(fields):
             index = (bits >> np.uint64(16 * field)) & np.uint64(0xFFFF)
-            found[:, i] = table[index.astype(np.int64)] * size
-        return found
+            effects[:, i] = table[index.astype(np.int64)] * size
+        return effects
 
     def _groups(self, rows: Rows) -> dict[str, np.ndarray]:
         """The parts of the logits, f32[n, tasks] each, of any size."""

@@ -34,10 +34,10 @@ class GpuRowLayout(RowLayout):
     def sum_sorted(self, rank: jax.Array, block: jax.Array, order: jax.Array) -> jax.Array:
         if not self.works_on(block.dtype):
             return super().sum_sorted(rank, block, order)
-        given = gpu_kernel.Given(rank, rank, (block,), order)
+        inputs = gpu_kernel.Given(rank, rank, (block,), order)
         zeros = jnp.zeros_like(block)
         return gpu_kernel.change_rows(
-            zeros, given, lambda found, sums, learning_rate: sums, interpret=self.interpret
+            zeros, inputs, lambda found, sums, learning_rate: sums, interpret=self.interpret
         )
 
     def change_read(
@@ -70,7 +70,7 @@ class GpuRowLayout(RowLayout):
             row, order = jax.lax.sort_key_val(row, jnp.arange(row.shape[0], dtype=jnp.int32))
             index, scale = index[order], scale[order]
         learning_rate = learning_rate_of(row)
-        given = gpu_kernel.Given(
+        inputs = gpu_kernel.Given(
             key=row,
             place=place_of(row),
             sources=tuple(g.source for g in grads),
@@ -80,5 +80,5 @@ class GpuRowLayout(RowLayout):
             scalars=scalars,
         )
         viewed = jax.tree.map(self._rows, arrays)
-        new = gpu_kernel.change_rows(viewed, given, change, interpret=self.interpret)
+        new = gpu_kernel.change_rows(viewed, inputs, change, interpret=self.interpret)
         return jax.tree.map(lambda a, n: n.reshape(a.shape), arrays, new)

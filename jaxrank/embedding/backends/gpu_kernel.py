@@ -88,7 +88,7 @@ class Given:
 
 def change_rows(
     arrays: Any,
-    given: Given,
+    inputs: Given,
     change: Change,
     *,
     chunk: int = CHUNK,
@@ -103,8 +103,8 @@ def change_rows(
             f32[] or f32[k, 1] or None, *scalars) -> the numbers to add. It is traced in the kernel.
         interpret: runs without a GPU.
     """
-    while given.key.shape[0]:
-        arrays, given = _pass(arrays, given, change, chunk, interpret)
+    while inputs.key.shape[0]:
+        arrays, inputs = _pass(arrays, inputs, change, chunk, interpret)
         chunk = pieces
     return arrays
 
@@ -137,22 +137,27 @@ def take(source: jax.Array, index: jax.Array, *, interpret: bool = False) -> jax
 
 
 def _pass(
-    arrays: Any, given: Given, change: Change, chunk: int, interpret: bool
+    arrays: Any, inputs: Given, change: Change, chunk: int, interpret: bool
 ) -> tuple[Any, Given]:
     """Changes the rows of runs that lie within one chunk. Returns the pieces of other runs too."""
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import triton
 
-    sources, dim, count = given.sources, given.sources[0].shape[1], given.key.shape[0]
+    sources, dim, count = inputs.sources, inputs.sources[0].shape[1], inputs.key.shape[0]
     beside = max(1, _TILE // dim)  # chunks per program
     chunks = math.ceil(count / chunk)
     leaves, tree = jax.tree.flatten(arrays)
-    per_id = {"key": given.key, "place": given.place, "index": given.index, "scale": given.scale}
-    learning_rate = given.learning_rate
+    per_id = {
+        "key": inputs.key,
+        "place": inputs.place,
+        "index": inputs.index,
+        "scale": inputs.scale,
+    }
+    learning_rate = inputs.learning_rate
     if learning_rate is not None and learning_rate.ndim:
         per_id["learning_rate"] = learning_rate
     read = {name: x for name, x in per_id.items() if x is not None}
-    scalars = [x.reshape(1) for x in given.scalars]
+    scalars = [x.reshape(1) for x in inputs.scalars]
     if learning_rate is not None and not learning_rate.ndim:
         scalars.insert(0, learning_rate.reshape(1))
     operands = [*read.values(), *sources, *scalars, *leaves]
@@ -163,7 +168,7 @@ def _pass(
     ) -> Any:
         if "learning_rate" not in read:
             learning_rate, scalars = (
-                (None, scalars) if given.learning_rate is None else (scalars[0], scalars[1:])
+                (None, scalars) if inputs.learning_rate is None else (scalars[0], scalars[1:])
             )
         return jax.tree.leaves(
             change(jax.tree.unflatten(tree, found), sums, learning_rate, *scalars)
@@ -202,14 +207,14 @@ def _pass(
         interpret=interpret,
         name="change_rows",
     )(*operands)
-    left = given.key[:0] if chunks == 1 else _keys_of_pieces(given.key, chunk)
+    left = inputs.key[:0] if chunks == 1 else _keys_of_pieces(inputs.key, chunk)
     at_ends = {name: _at_ends(x, chunk)[: left.shape[0]] for name, x in read.items()}
     return jax.tree.unflatten(tree, leaves), Given(
         key=left,
         place=at_ends["place"],
         sources=(pieces,),
         learning_rate=at_ends.get("learning_rate", learning_rate),
-        scalars=given.scalars,
+        scalars=inputs.scalars,
     )
 
 
@@ -255,35 +260,37 @@ class _Kernel:
     chunk: int
 
     def run(self, number: Any) -> None:
-        mine = number * self.beside + jax.lax.broadcasted_iota(jnp.int32, (self.beside, 1), 0)
-        begin = mine * self.chunk
-        before, here = self._key(begin - 1), self._key(begin)
-        is_head = (before == here).astype(jnp.int32)
+        chunk_number = number * self.beside + jax.lax.broadcasted_iota(
+            jnp.int32, (self.beside, 1), 0
+        )
+        begin = chunk_number * self.chunk
+        before, key = self._key(begin - 1), self._key(begin)
+        is_head = (before == key).astype(jnp.int32)
         zeros = jnp.zeros((self.beside, self.dim), jnp.float32)
 
         def step(i: jax.Array, carry: Any) -> Any:
-            return self._step(begin + i * UNROLLED, mine, *carry)
+            return self._step(begin + i * UNROLLED, chunk_number, *carry)
 
-        total, before, here, is_head = jax.lax.fori_loop(
-            0, self.chunk // UNROLLED, step, (zeros, before, here, is_head)
+        total, before, key, is_head = jax.lax.fori_loop(
+            0, self.chunk // UNROLLED, step, (zeros, before, key, is_head)
         )
-        goes_on = (before == here) & (before != PAD)
+        goes_on = (before == key) & (before != PAD)
         # A chunk of one run is a head. Its tail adds nothing.
-        self._put(self.pieces, 2 * mine, goes_on & (is_head != 0), total)
+        self._put(self.pieces, 2 * chunk_number, goes_on & (is_head != 0), total)
         tail = jnp.where(is_head != 0, 0.0, total)
-        self._put(self.pieces, 2 * mine + 1, goes_on, tail)
+        self._put(self.pieces, 2 * chunk_number + 1, goes_on, tail)
 
     def _step(
         self,
         at: jax.Array,
-        mine: jax.Array,
+        chunk_number: jax.Array,
         total: jax.Array,
         before: jax.Array,
-        here: jax.Array,
+        key: jax.Array,
         is_head: jax.Array,
     ) -> Any:
         """Processes the ids at, at + 1, ...: loads their vectors first, then adds them up."""
-        keys = [before, here, *(self._key(at + j + 1) for j in range(UNROLLED))]
+        keys = [before, key, *(self._key(at + j + 1) for j in range(UNROLLED))]
         vectors, ends, heads = [], [], []
         for j in range(UNROLLED):
             is_id = keys[j + 1] != PAD
@@ -299,7 +306,7 @@ class _Kernel:
             def end(total: jax.Array = total, j: int = j) -> None:
                 row = rows[j] or self._row(at + j, ends[j])
                 self._change(row, ends[j], total)
-                self._put(self.pieces, 2 * mine, heads[j], total)
+                self._put(self.pieces, 2 * chunk_number, heads[j], total)
 
             if self._branches:
                 self.when(jnp.max((ends[j] | heads[j]).astype(jnp.int32)) != 0)(end)
@@ -319,17 +326,17 @@ class _Kernel:
     def _row(self, at: jax.Array, is_end: jax.Array) -> tuple[jax.Array, list[jax.Array], Any]:
         """Loads the place, the rows of the arrays and the learning rate of ids that end a run."""
         place = self._of_id("place", at, is_end, PAD)
-        found = [self._get(array, place, is_end) for array in self.arrays]
+        rows = [self._get(array, place, is_end) for array in self.arrays]
         return (
             place,
-            found,
+            rows,
             self._of_id("learning_rate", at, is_end) if "learning_rate" in self.read else None,
         )
 
     def _change(self, row: Any, is_end: jax.Array, sums: jax.Array) -> None:
-        place, found, learning_rate = row
-        changes = self.change(found, sums, learning_rate, self.scalars)
-        for array, before, change in zip(self.arrays, found, changes, strict=True):
+        place, rows, learning_rate = row
+        changes = self.change(rows, sums, learning_rate, self.scalars)
+        for array, before, change in zip(self.arrays, rows, changes, strict=True):
             self._put(array, place, is_end, before + change)
 
     def _key(self, at: jax.Array) -> jax.Array:
@@ -337,13 +344,13 @@ class _Kernel:
 
     def _vector(self, at: jax.Array, mask: jax.Array) -> jax.Array:
         where = self._of_id("index", at, mask, PAD) if "index" in self.read else at
-        found, begin = [], 0
+        parts, begin = [], 0
         for source in self.sources:
             end = begin + source.shape[0]
             is_here = mask & (begin <= where) & (where < end)
-            found.append(self._get(source, where - begin, is_here))
+            parts.append(self._get(source, where - begin, is_here))
             begin = end
-        vector = functools.reduce(operator.add, found)
+        vector = functools.reduce(operator.add, parts)
         return vector * self._of_id("scale", at, mask) if "scale" in self.read else vector
 
     def _of_id(self, name: str, at: jax.Array, mask: jax.Array, other: Any = 0) -> jax.Array:

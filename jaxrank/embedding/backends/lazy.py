@@ -52,12 +52,12 @@ def joined(vector_layout: VectorLayout, pieces: Sequence[IndexedVectors]) -> jax
 
 def indices(pieces: Sequence[IndexedVectors]) -> jax.Array:
     """Computes i32[ids], the index of each vector in the concatenated sources of all pieces."""
-    found, begin = [], 0
+    parts, begin = [], 0
     for p in pieces:
-        here = jnp.arange(p.count, dtype=jnp.int32) if p.index is None else p.index
-        found.append(jnp.where(here == PAD, PAD, here + begin) if begin else here)
+        index = jnp.arange(p.count, dtype=jnp.int32) if p.index is None else p.index
+        parts.append(jnp.where(index == PAD, PAD, index + begin) if begin else index)
         begin += p.source.shape[0]
-    return jnp.concatenate(found)
+    return jnp.concatenate(parts)
 
 
 def scales(pieces: Sequence[IndexedVectors]) -> jax.Array | None:
@@ -74,7 +74,7 @@ def add(
     """Adds the vectors of all pieces to the block at i32[ids]."""
     begin = 0
     for p in pieces:
-        here = at[begin : begin + p.count]
-        block = vector_layout.add(block, here, p.source, p.index, scale=p.scale)
+        target = at[begin : begin + p.count]
+        block = vector_layout.add(block, target, p.source, p.index, scale=p.scale)
         begin += p.count
     return block

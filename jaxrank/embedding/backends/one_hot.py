@@ -92,9 +92,9 @@ class OneHot:
         assert tables is not None
         lines = [self._read(tables, line, ids) for line in self._lines]
         block = jnp.stack(lines, axis=1).reshape(-1, LANES)
-        found = self._vector_layout.to_examples(block, ids.shape[0], len(self._places))
+        vectors = self._vector_layout.to_examples(block, ids.shape[0], len(self._places))
         number = {place: i for i, place in enumerate([*self._places, *self._others])}
-        both = jnp.concatenate([found, others], axis=1)
+        both = jnp.concatenate([vectors, others], axis=1)
         return _columns(both, [number[place] for place in range(len(number))])
 
     def add_sums(
@@ -115,10 +115,10 @@ class OneHot:
         for i, line in enumerate(self._lines):
             is_row = _is_row(line, ids, sums.dtype)
             # [parts, rows, 128]. Only each part's own lanes are its sums.
-            found = _product(is_row, block[:, i], (0,), (0,))
-            found = jnp.sum(jnp.where(_own_part(self._vector_layout), found, 0), axis=0)
+            product = _product(is_row, block[:, i], (0,), (0,))
+            product = jnp.sum(jnp.where(_own_part(self._vector_layout), product, 0), axis=0)
             at = jnp.asarray(line.index).reshape(-1)
-            sums = self._vector_layout.add(sums, at, found)
+            sums = self._vector_layout.add(sums, at, product)
             count = jnp.sum(is_row, axis=0).T.reshape(-1)
             reads = reads.at[at].add(count.astype(reads.dtype), mode="drop")
         return sums, reads
@@ -126,8 +126,8 @@ class OneHot:
     def _read(self, tables: jax.Array, line: _Line, ids: jax.Array) -> jax.Array:
         """Reads the line of each example, f[B, 128]."""
         rows = self._vector_layout.take(tables, jnp.asarray(line.index).reshape(-1))  # f[rows, 128]
-        own = jnp.where(_own_part(self._vector_layout), rows[None], 0)
-        return _product(_is_row(line, ids, rows.dtype), own, (1, 2), (0, 1))
+        masked = jnp.where(_own_part(self._vector_layout), rows[None], 0)
+        return _product(_is_row(line, ids, rows.dtype), masked, (1, 2), (0, 1))
 
 
 def _line(tables: Mapping[int, tuple[int, int]], unit: int) -> _Line:

@@ -60,8 +60,8 @@ class TpuLayout:
             return lines if self.unit == 1 else self._side_by_side(lines, index)
 
         scales = None if scale is None else _chunks(scale, 0, self.unit)
-        found = jax.lax.map(of_chunk, (_chunks(index, PAD, self.unit), scales))
-        return found.reshape(-1, LANES)[: self.length(index.shape[0])]
+        taken = jax.lax.map(of_chunk, (_chunks(index, PAD, self.unit), scales))
+        return taken.reshape(-1, LANES)[: self.length(index.shape[0])]
 
     def add(
         self,
@@ -98,14 +98,14 @@ class TpuLayout:
         return flat.reshape(examples, places, self.width)[:, :, : self.dim]
 
     def change(self, arrays: Any, row: jax.Array, sums: jax.Array, change: Change) -> Any:
-        def of_chunk(arrays: Any, row: jax.Array, here: jax.Array) -> Any:
-            found = jax.tree.map(lambda a: self._rows(a, row), arrays)
-            changes = change(found, self._rows(sums, jnp.where(row == PAD, PAD, here)), row)
+        def of_chunk(arrays: Any, row: jax.Array, positions: jax.Array) -> Any:
+            stored = jax.tree.map(lambda a: self._rows(a, row), arrays)
+            changes = change(stored, self._rows(sums, jnp.where(row == PAD, PAD, positions)), row)
             return jax.tree.map(lambda a, c: self._add_rows(a, row, c), arrays, changes)
 
-        here = jnp.arange(row.shape[0], dtype=jnp.int32)
+        positions = jnp.arange(row.shape[0], dtype=jnp.int32)
         count = jnp.sum(row != PAD, dtype=jnp.int32)
-        return _over_chunks(of_chunk, arrays, row, here, count=count)
+        return _over_chunks(of_chunk, arrays, row, positions, count=count)
 
     def change_all(self, arrays: Any, sums: jax.Array, change: Change) -> Any:
         every = jnp.arange(sums.shape[0] * LANES // self.width, dtype=jnp.int32)
@@ -145,9 +145,9 @@ class TpuLayout:
         column = jnp.arange(LANES, dtype=jnp.int32) % self.width
         place = jnp.arange(self.unit, dtype=jnp.int32)
         is_own = part[None, None, :] == (index % self.unit).reshape(-1, self.unit, 1)
-        own = jnp.where(is_own, lines.reshape(-1, self.unit, LANES), 0)
+        masked = jnp.where(is_own, lines.reshape(-1, self.unit, LANES), 0)
         to = (column[:, None] == column[None, :])[None] & (part[None, :] == place[:, None])[:, None]
-        return _exact_product(own, to)
+        return _exact_product(masked, to)
 
     def _everywhere(
         self, block: jax.Array, index: jax.Array, scale: jax.Array | None = None

@@ -104,14 +104,14 @@ class RowLayout:
 
         Nothing in such a program says that the array is read before it is written.
         """
-        found = jax.tree.map(lambda a: self._found(self._rows(a), row), arrays)
-        changes = change(jax.tree.map(self._short, found), sums, row)
+        stored = jax.tree.map(lambda a: self._found(self._rows(a), row), arrays)
+        changes = change(jax.tree.map(self._short, stored), sums, row)
 
         def write(array: jax.Array, found: jax.Array, change: jax.Array) -> jax.Array:
             new = found + self._padded(change)
             return self._rows(array).at[row].set(new, mode="drop").reshape(array.shape)
 
-        return jax.tree.map(write, arrays, found, changes)
+        return jax.tree.map(write, arrays, stored, changes)
 
     def _add_to_rows(self, arrays: Any, row: jax.Array, sums: jax.Array, change: Change) -> Any:
         """Adds to rows, behind a barrier.
@@ -119,10 +119,10 @@ class RowLayout:
         Without it, XLA on GPU fuses the read of an array into the scatter that changes it. The
         scatter then needs a copy of the whole array.
         """
-        found = jax.tree.map(
+        stored = jax.tree.map(
             lambda a: jax.lax.optimization_barrier(self._found(self._rows(a), row)), arrays
         )
-        changes = change(jax.tree.map(self._short, found), sums, row)
+        changes = change(jax.tree.map(self._short, stored), sums, row)
 
         def write(array: jax.Array, change: jax.Array) -> jax.Array:
             to = self._rows(array).at[row]  # PAD occurs often, but is never written
@@ -166,10 +166,10 @@ def _over_overlapping_chunks(
 
     def of_chunk(i: jax.Array, carry: Any) -> Any:
         first = jnp.minimum(i * size, at.shape[0] - size)
-        here, *given = jax.tree.map(
+        positions, *chunk = jax.tree.map(
             lambda a: jax.lax.dynamic_slice_in_dim(a, first, size), (at, *arrays)
         )
         is_done = first + jnp.arange(size, dtype=jnp.int32) < i * size
-        return body(carry, jnp.where(is_done, PAD, here), *given)
+        return body(carry, jnp.where(is_done, PAD, positions), *chunk)
 
     return jax.lax.fori_loop(0, (count + size - 1) // size, of_chunk, carry)
