@@ -326,11 +326,35 @@ def run(argv: Sequence[str]) -> None:
     with processes.lost_told_as_run_error():
         result = _RUN[args.verb](args, report)
         if args.json and speaks():
-            _say(json_files.to_text(result, non_finite="null"), sys.stdout)
+            shown = json_files.plain(result, non_finite="null")
+            if args.verb in ("train", "evaluate"):
+                shown = _named(shown)
+            _say(json_files.to_text(shown, non_finite="null"), sys.stdout)
         if result.get("refusal"):
             raise RefusedError(result["refusal"])
         if several:
             processes.wait()
+
+
+# Parts of results that hold metrics by task and name.
+_METRICS = ("metrics", "best_possible", "constant")
+
+
+def _named(value: Any) -> Any:
+    """A plain result with each metric under the name that it has everywhere: "click/auc"."""
+    if isinstance(value, list):
+        return [_named(inside) for inside in value]
+    if not isinstance(value, dict):
+        return value
+    tree = {key: _named(inside) for key, inside in value.items()}
+    for key in tree.keys() & {*_METRICS}:
+        if tree[key] is not None:
+            tree[key] = {
+                f"{t}/{name}": v for t, task in tree[key].items() for name, v in task.items()
+            }
+    if "gauc" in tree:
+        tree["metrics"] = {f"{task}/gauc": v for task, v in tree.pop("gauc").items()}
+    return tree
 
 
 def _say(text: str, file: TextIO) -> None:

@@ -124,11 +124,11 @@ class End(NamedTuple):
 
 
 def end(workdir: Path, steps: int) -> End:
-    metrics = jaxrank("evaluate", f"--workdir={workdir}")["metrics"]["click"]
+    metrics = jaxrank("evaluate", f"--workdir={workdir}")["metrics"]
     lines = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
     losses = {r["step"]: r["loss"] for r in lines if r["kind"] == "train"}
     assert list(losses) == list(range(1, steps + 1))
-    return End(metrics["logloss"], metrics["auc"], list(losses.values()))
+    return End(metrics["click/logloss"], metrics["click/auc"], list(losses.values()))
 
 
 def main() -> None:

@@ -175,7 +175,7 @@ class Runner:
         where = [f"--workdir={place / 'run'}", f"--config.data.store={self._store}"]
         args = ["train", f"--config={self._config}", *where, *arguments(case, steps)]
         try:
-            return jaxrank(*args, cores=cores)["metrics"]["click"]["logloss"]
+            return jaxrank(*args, cores=cores)["metrics"]["click/logloss"]
         except SystemExit as error:
             if "finite" not in str(error):
                 raise

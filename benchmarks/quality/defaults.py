@@ -146,9 +146,9 @@ def differences(folder: Path, config_of: Any, seeds: int) -> Iterator[tuple[floa
             result = train(config, place / "run", report=lambda _: None, quiet=True, baseline=True)
             kept = {name: getattr(result, name) for name in ("metrics", "baseline", "seconds")}
             scores.write_text(json.dumps(kept))
-        found = json.loads(scores.read_text())
-        (metrics,) = found["metrics"].values()
-        (regression,) = found["baseline"]["metrics"].values()
+        record = json.loads(scores.read_text())
+        (metrics,) = record["metrics"].values()
+        (regression,) = record["baseline"]["metrics"].values()
         yield regression["logloss"], metrics["logloss"] / regression["logloss"] - 1
 
 

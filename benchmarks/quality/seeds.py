@@ -134,11 +134,10 @@ def untrained(config: Any) -> set[str]:
 def metrics_of(found: dict[str, Any], without: set[str]) -> dict[str, float]:
     """Returns the metrics of all tasks except `without`. Undefined metrics are NaN."""
     return {
-        f"{task}/{name}": float("nan") if value is None else value
-        for task, metrics in found["tested"]["metrics"].items()
-        if task not in without
-        for name, value in metrics.items()
-        if name in ("auc", "logloss", "squared_error", "deviance")
+        name: float("nan") if value is None else value
+        for name, value in found["tested"]["metrics"].items()
+        if name.rpartition("/")[0] not in without
+        and name.rpartition("/")[2] in ("auc", "logloss", "squared_error", "deviance")
     }
 
 

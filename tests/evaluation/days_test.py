@@ -152,11 +152,11 @@ def test_the_command_line_tells_a_table_of_days(store, tmp_path, capsys):
     table = err.partition("Each day, scored before")[2].splitlines()
     rows = [line.split() for line in table if line.startswith("  2024-")]
     for row, score in zip(rows, result["days"], strict=True):
-        metrics = score["metrics"]["click"]
-        assert row[:3] == [score["day"], str(score["step"]), str(metrics["examples"])]
-        assert row[3:5] == [f"{metrics['logloss']:.5f}", f"{metrics['auc']:.5f}"]
+        metrics = score["metrics"]
+        assert row[:3] == [score["day"], str(score["step"]), str(metrics["click/examples"])]
+        assert row[3:5] == [f"{metrics['click/logloss']:.5f}", f"{metrics['click/auc']:.5f}"]
     mean = next(line.split() for line in table if line.startswith("  model"))
-    assert mean[1] == f"{result['metrics']['click']['logloss']:.5f}"
+    assert mean[1] == f"{result['metrics']['click/logloss']:.5f}"
     with pytest.raises(InputError, match="--split: must be given"):
         cli.run(["evaluate", workdir])
 

@@ -75,7 +75,8 @@ def test_the_command_line_prints_and_tells_each_value(run, capsys):
     assert "mean AUC of the values, by weight:" in told
     cli.run(["evaluate", f"--workdir={run[0]}", "--by=c1", "--json"])
     found = json.loads(capsys.readouterr().out)
-    assert found["by"]["values"][0]["metrics"]["click"]["examples"] > 0
+    assert found["by"]["values"][0]["metrics"]["click/examples"] > 0
+    assert "click/gauc" in found["by"]["metrics"]
 
 
 def test_values_that_differ_are_told_apart():

@@ -69,7 +69,7 @@ def test_a_run_that_is_resumed_is_equal_to_the_bit(folder):
 def test_it_is_evaluated_predicts_and_is_exported(folder, capsys):
     workdir = f"--workdir={folder / 'run'}"
     found = result(capsys, "evaluate", workdir)
-    assert found["metrics"]["click"]["logloss"] < 1
+    assert found["metrics"]["click/logloss"] < 1
     cli.run(["predict", workdir, f"--output={folder / 'p.parquet'}", MODELS])
     predicted = pq.read_table(folder / "p.parquet")["predicted_click"].to_numpy()
     assert len(predicted) == 1000

@@ -439,6 +439,6 @@ def test_the_daily_recipe_does_better_than_a_start_from_nothing(tmp_path, capsys
     def loss(name):
         capsys.readouterr()
         cli.run(["evaluate", f"--workdir={tmp_path / name}", f"--data={day3}", "--json"])
-        return json.loads(capsys.readouterr().out)["metrics"]["click"]["logloss"]
+        return json.loads(capsys.readouterr().out)["metrics"]["click/logloss"]
 
     assert loss("run3") < loss("alone")
