@@ -51,11 +51,11 @@ def _asked(process):
     """Sends the second process a signal to stop after step 10."""
     whole, calls = stop.ShutdownSignal.asked, []
 
-    def asked(self):
+    def asked(self, save=False):
         calls.append(self)
         if process and len(calls) == 5:
             os.kill(os.getpid(), signal.SIGTERM)
-        return whole(self)
+        return whole(self, save)
 
     return mock.patch.object(stop.ShutdownSignal, "asked", asked)
 

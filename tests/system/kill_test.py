@@ -22,10 +22,10 @@ def _train(store, workdir, told):
 
     whole = ShutdownSignal.asked
 
-    def asked(self):
+    def asked(self, save=False):
         told.send("it trains")
         ShutdownSignal.asked = whole
-        return whole(self)
+        return whole(self, save)
 
     ShutdownSignal.asked = asked
 
