@@ -19,11 +19,13 @@ WORKDIR /opt/jaxrank
 # What jaxrank needs, in a layer that stays when only jaxrank changes.
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY jaxrank/__init__.py jaxrank/
+RUN mkdir configs launch
 RUN pip install --no-cache-dir --constraint constraints.txt ".[${ACCELERATOR}]"
 
 COPY jaxrank jaxrank
-RUN pip install --no-cache-dir --no-deps --force-reinstall .
 COPY configs configs
+COPY launch launch
+RUN pip install --no-cache-dir --no-deps --force-reinstall .
 
 USER 1000
 ENTRYPOINT ["tini", "--", "jaxrank"]

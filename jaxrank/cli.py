@@ -251,6 +251,23 @@ def _report_worse(tasks: list[str], checkpoint: str, report: Callable) -> None:
         report(f"{checkpoint} is worse than a constant for {', '.join(tasks)}")
 
 
+def _configs(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
+    from jaxrank import shipped
+
+    lines = shipped.configs()
+    width = max(map(len, lines), default=0)
+    report("\n".join(f"{name:<{width}}  {line}" for name, line in lines.items()))
+    return {"configs": lines}
+
+
+def _launch(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
+    from jaxrank import shipped
+
+    path = str(shipped.folder("launch"))
+    report(path)
+    return {"path": path}
+
+
 def _join(args: argparse.Namespace) -> None:
     """Brings the processes together that were all told to do this."""
     from jaxrank.runtime import rendezvous
@@ -276,7 +293,10 @@ _RUN: dict[str, Callable[[argparse.Namespace, Callable], dict[str, Any]]] = {
     "plan": _plan,
     "compile": _compile,
     "bench": _bench,
+    "configs": _configs,
+    "launch": _launch,
 }
+_WITHOUT_DEVICES = ("prepare", "compile", "configs", "launch")
 
 
 def run(argv: Sequence[str]) -> None:
@@ -309,9 +329,9 @@ def run(argv: Sequence[str]) -> None:
     several = hasattr(args, "coordinator")
     if several:
         _join(args)
-    elif args.verb not in ("prepare", "compile"):  # they need no devices of this machine
+    elif args.verb not in _WITHOUT_DEVICES:
         processes.open_devices()
-    if args.verb not in ("prepare", "compile"):
+    if args.verb not in _WITHOUT_DEVICES:
         from jaxrank.runtime import compilation_cache
 
         compilation_cache.enable()

@@ -15,7 +15,7 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from jaxrank import renames
+from jaxrank import renames, shipped
 from jaxrank.config import NAMED_FIELDS, PATTERN_FIELDS, default, sections
 from jaxrank.data.sources import registry
 from jaxrank.errors import InputError
@@ -113,7 +113,7 @@ def _literal(text: str, kinds: Any = int | float | str) -> Any:
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> ConfigDict:
-    """The config of a Python file with `get_config()`.
+    """The config of a Python file with `get_config()`, or of that name among `shipped.configs`.
 
     `file.py:text` gives `get_config` a text, as ml_collections has it. What the file imports from
     its own directory is forgotten again, so that the next file there is not given it.
@@ -138,6 +138,8 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> ConfigDict:
 
 
 def _loaded(path: str | Path) -> ConfigDict:
+    if re.fullmatch(r"\w+", str(path)):
+        path = _shipped(str(path))
     name, colon, argument = str(path).partition(".py:")
     arguments = [argument] if colon else []
     path = f"{name}.py" if colon else path
@@ -192,6 +194,20 @@ def _line_of(error: BaseException, path: str) -> str:
         if name == path or (is_own and Path(name).is_file()):
             place = f"{name}:{number}"
     return place
+
+
+def _shipped(name: str) -> Path:
+    """The file of a config that comes with the program.
+
+    Raises:
+        InputError: there is none of that name.
+    """
+    names = shipped.configs()
+    if name not in names:
+        raise InputError(
+            f"--config must be a Python file or one of {', '.join(names)}: found {name!r}."
+        )
+    return shipped.folder("configs") / f"{name}.py"
 
 
 def _forget(names: Iterable[str], directory: Path) -> None:

@@ -73,7 +73,8 @@ def _add_config(sub: argparse.ArgumentParser) -> None:
         "--config",
         required=True,
         metavar="FILE",
-        help="a config file; any field can be set: --config.optim.dense.base_learning_rate=0.002",
+        help="a config file, or the name of one that `jaxrank configs` lists; any field can be set:"
+        " --config.optim.dense.base_learning_rate=0.002",
     )
     sub.add_argument(
         "--help-config",
@@ -335,6 +336,10 @@ def _bench(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--picture", default="", metavar="FILE", help="a PNG of what was measured")
 
 
+def _launch(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--path", action="store_true", required=True, help="print the directory")
+
+
 _VERBS: Mapping[str, _Verb] = {
     "prepare": _Verb(
         "make a store of column blocks from raw or generated data",
@@ -377,5 +382,15 @@ _VERBS: Mapping[str, _Verb] = {
         _bench,
         "jaxrank bench --config=configs/quickstart.py --workdir=/tmp/quickstart"
         " --picture=/tmp/bench.png",
+    ),
+    "configs": _Verb(
+        "list the configs that come with the program",
+        lambda sub: None,
+        "jaxrank configs --json",
+    ),
+    "launch": _Verb(
+        "print where the scripts are that start several processes",
+        _launch,
+        'ls "$(jaxrank launch --path)"',
     ),
 }

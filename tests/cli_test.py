@@ -42,6 +42,19 @@ def test_help_of_every_verb_has_an_example(capsys):
         assert f"jaxrank {verb} --" in capsys.readouterr().out.split("example:")[1]
 
 
+def test_the_configs_that_come_with_the_program_are_listed_and_found_by_name(capsys):
+    found, lines = run(capsys, "configs")
+    assert found["configs"].keys() == {path.stem for path in (ROOT / "configs").glob("*.py")}
+    assert lines.splitlines() == [
+        f"{name:<{max(map(len, found['configs']))}}  {line}"
+        for name, line in found["configs"].items()
+    ]
+    assert all(found["configs"].values())
+    assert load("quickstart") == load(ROOT / "configs" / "quickstart.py")
+    with pytest.raises(InputError, match=r"one of criteo, .*standard: found 'quickstar'"):
+        load("quickstar")
+
+
 def test_help_imports_nothing_heavy():
     code = (
         "import sys; from jaxrank import cli\n"

@@ -1,0 +1,47 @@
+"""What is built of the project holds all that a run needs."""
+
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+
+import pytest
+from checkout import ROOT
+
+pytest.importorskip("hatchling", reason="needs the extra test")
+
+
+def checked(command, **options):
+    done = subprocess.run(command, capture_output=True, text=True, timeout=480, **options)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_an_installed_package_runs_the_main_job_without_the_checkout(tmp_path):
+    """The wheel is built from the source distribution, as an installer does it."""
+    built = [sys.executable, "-m", "hatchling", "build", "-d", str(tmp_path), "-t"]
+    checked([*built, "sdist"], cwd=ROOT)
+    (source,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(source) as archive:
+        archive.extractall(tmp_path / "source", filter="data")
+    (unpacked,) = (tmp_path / "source").iterdir()
+    checked([*built, "wheel"], cwd=unpacked)
+    (wheel,) = tmp_path.glob("*.whl")
+    installed = tmp_path / "installed"
+    zipfile.ZipFile(wheel).extractall(installed)
+
+    env = os.environ | {"PYTHONPATH": str(installed)}
+    command = [sys.executable, "-m", "jaxrank"]
+    where = json.loads(checked([*command, "launch", "--path", "--json"], cwd=tmp_path, env=env))
+    assert where["path"].startswith(str(installed))
+    assert os.path.isfile(f"{where['path']}/local.sh")
+    assert "Two tasks on generated clicks" in checked([*command, "configs"], cwd=tmp_path, env=env)
+    changes = ["--config.source.rows.train=9000", "--config.source.rows.valid=1000"]
+    changes += ["--config.num_epochs=1"]
+    job = ["train", "--config=quickstart", f"--workdir={tmp_path / 'run'}", *changes, "--json"]
+    result = json.loads(checked([*command, *job], cwd=tmp_path, env=env))
+    assert result["step"] == 3  # of 4,096 examples
+    assert result["metrics"]["click"]["logloss"] < 1
