@@ -19,8 +19,8 @@ WORKDIR /opt/jaxrank
 # What jaxrank needs, in a layer that stays when only jaxrank changes.
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY jaxrank/__init__.py jaxrank/
-RUN mkdir configs launch
-RUN pip install --no-cache-dir --constraint constraints.txt ".[${ACCELERATOR}]"
+RUN mkdir configs launch && \
+    pip install --no-cache-dir --constraint constraints.txt ".[${ACCELERATOR}]"
 
 COPY jaxrank jaxrank
 COPY configs configs
