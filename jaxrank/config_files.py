@@ -23,6 +23,8 @@ from jaxrank.json_files import to_text
 from jaxrank.models.registry import RANKER
 from jaxrank.validate import no_such_field
 
+_MOST_PLACES = 3  # lines that a message names
+
 
 def _override(config: ConfigDict, override: str) -> ConfigDict:
     """The config with one field set, as "--config.optim.dense.base_learning_rate=0.002" says."""
@@ -133,8 +135,26 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> ConfigDict:
         if "=" not in override and left and not left[0].startswith("--config."):
             override += f"={left.pop(0)}"
         loaded = _override(loaded, override)
-    sections(loaded)
+    try:
+        sections(loaded)
+    except InputError as error:
+        raise InputError(f"{error}{_mentions(path, str(error), overrides)}") from error
     return loaded
+
+
+def _mentions(path: str | Path, message: str, overrides: Sequence[str]) -> str:
+    """A sentence with the lines of a config file that name the field a message begins with; empty
+    if there are none, or the command line sets it."""
+    field = re.match(r"(?:no such field: )?([\w.\[\]]+)", message)
+    name = re.findall(r"[^\W\d]\w*", field[1])[-1:] if field else []
+    if not name or any(name[0] in override for override in overrides):
+        return ""
+    file = str(path).partition(".py:")[0].removesuffix(".py") + ".py"
+    lines = Path(file).read_text(errors="replace").splitlines()
+    word = re.compile(rf"\b{name[0]}\b")
+    numbers = [i for i, line in enumerate(lines, 1) if word.search(line.partition("#")[0])]
+    places = ", ".join(f"{file}:{number}" for number in numbers[:_MOST_PLACES])
+    return f" See {places}." if places else ""
 
 
 def _loaded(path: str | Path) -> ConfigDict:

@@ -334,7 +334,7 @@ def _untrained(job: Run) -> tuple[str, ...]:
 
 
 def _undefined(monitor: Monitor, split: str, metric: float) -> str:
-    """What is wrong with a monitored metric that something depends on; empty if nothing is.
+    """The fault of a monitored metric that something depends on; empty if there is none.
 
     Args:
         metric: that of process 0 in all: what depends on it must not differ.

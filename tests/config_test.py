@@ -109,7 +109,7 @@ def test_differences_name_each_field_with_both_values():
         ("c.batchsize = 3", "(?s)AttributeError.*batchsize.*batch_size"),
         ("c.data.shard = 4", "(?s)AttributeError.*shard.*shards"),
         ("c.batch_size = 'many'", "TypeError.*batch_size"),
-        ("c.batch_size = -1", "batch_size must be at least 0: found -1"),
+        ("c.batch_size = -1", r"batch_size must be at least 0: found -1\. See .*c\.py:5\.$"),
         ("c.task_weights = (1.0, -1.0)", r"task_weights\[1\] must be at least 0: found -1.0"),
         (
             "c.task_weights = (float('inf'), 1.0)",

@@ -1,4 +1,4 @@
-"""What a file is that is no text, by its first bytes, and what to do with it."""
+"""Kinds of files that are no text, by their first bytes, and what to do with each."""
 
 _PARQUET = "Parquet: set source.kind='parquet'"
 _ARCHIVE = "unpack it first"
@@ -31,7 +31,7 @@ _RECORD_HEAD = 12  # bytes of a TFRecord before its data: a length and a checksu
 
 
 def other_kind(start: bytes) -> str:
-    """What a file that begins with these bytes is; empty where it may be text."""
+    """The kind of a file that begins with these bytes; empty where it may be text."""
     sample = start[:256]
     is_binary = any(byte < _FIRST_OF_TEXT for byte in sample)
     for magic, kind in _MAGIC.items():

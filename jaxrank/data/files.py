@@ -122,7 +122,7 @@ def _is_link(path: str) -> bool:
 
 
 def identify(path: str) -> Any:
-    """What is equal for two paths exactly if they lead to the same file."""
+    """A value that is equal for two paths exactly if they lead to the same file."""
     if not is_local(path):
         return path
     status = os.stat(path)

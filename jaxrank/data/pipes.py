@@ -15,7 +15,7 @@ _POLL_MILLISECONDS = 100
 
 
 def is_pipe(path: str) -> bool:
-    """Whether a path names a pipe that is there, as /dev/fd/63 of the shell's <(command) does."""
+    """Returns True for a pipe that is there, as /dev/fd/63 of the shell's <(command) is."""
     try:
         return stat.S_ISFIFO(os.stat(path).st_mode)
     except OSError:

@@ -14,7 +14,7 @@ _BRACKETS = (
     r"""|'[^']*'(\s*[^\w\s'"]\s*'[^']*')*|"[^"]*"(\s*[^\w\s'"]\s*"[^"]*")*"""
 )
 _WHOLE = rf"^\s*({_BRACKETS})\s*$"
-_FIRST = np.frombuffer(b"[({'\" \ta", np.uint8)
+_FIRST = np.frombuffer(b"[({'\" \t", np.uint8)
 _PAIRS = {"[": "]", "(": ")", "{": "}"}
 
 
@@ -27,13 +27,18 @@ def bracketed(cells: pa.Array) -> np.ndarray:
 
 
 def _may_be(cells: pa.Array) -> bool:
-    """Whether the first byte of some text could begin such a cell, in little time."""
+    """Returns True where the first byte of some text could begin such a cell, in little time."""
     _, offsets, data = cells.buffers()
     if data is None:
         return False
     ends = np.frombuffer(offsets, np.int32)[cells.offset : cells.offset + len(cells) + 1]
     starts = ends[:-1][np.diff(ends) > 0]
-    return bool(np.isin(np.frombuffer(data, np.uint8)[starts], _FIRST).any())
+    letters = np.frombuffer(data, np.uint8)
+    first = letters[starts]
+    if np.isin(first, _FIRST).any():
+        return True
+    names = starts[first == ord("a")] + len("array")
+    return bool((letters[np.minimum(names, len(letters) - 1)] == ord("(")).any())
 
 
 def read(cell: str) -> list[str | None] | None:
@@ -67,7 +72,7 @@ def _texts(values: Any) -> list[str | None] | None:
 
 
 def _words(text: str) -> list[str | None] | None:
-    """Of a list that is neither JSON nor Python, as "{3, 4}", "[a, b]" or NumPy's "[1 2]"."""
+    """Reads a list that is neither JSON nor Python, as "{3, 4}", "[a, b]" or NumPy's "[1 2]"."""
     if _PAIRS.get(text[:1]) == text[-1:]:
         text = text[1:-1].strip()
     if text.startswith(tuple(_PAIRS)):

@@ -167,7 +167,7 @@ def _calendar(numbers: np.ndarray, form: _Form) -> np.ndarray:
 
 
 def _hint(column: Column, row: int, time_format: str) -> str:
-    """What a number that is no time may be, as a sentence with a space in front."""
+    """A sentence, with a space in front, about what a number that is no time may be."""
     text = str(column.values[row].as_py())
     text = text.removesuffix(".0")
     if time_format or not text.isdecimal():
@@ -193,7 +193,7 @@ def _hint(column: Column, row: int, time_format: str) -> str:
 
 
 def _is_of(text: str, number: np.ndarray, name: str) -> bool:
-    """Whether digits are a date of a form, of the years 1900 to 2199 where it has four digits."""
+    """Checks that digits are a date of a form, of 1900 to 2199 where its year has four digits."""
     short = name.count("Y") == 2
     # A number of a year below 10 has lost its zero.
     if len(text) != len(name) - (short and len(text) % 2):

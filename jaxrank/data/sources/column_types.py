@@ -84,7 +84,7 @@ def _time(a: pa.DataType, b: pa.DataType) -> pa.DataType:
 
 
 def is_read_as(kind: pa.DataType, common: pa.DataType) -> bool:
-    """Whether a column is read in the common type; else it stays as it is, as numbers with a
+    """Returns True if a column is read in the common type. Else it stays as it is: numbers with a
     fraction would round whole ones."""
     if is_list(kind) and is_list(common):
         return is_read_as(kind.value_type, common.value_type)

@@ -75,7 +75,7 @@ class Delimited(NamedTuple):
         return csv.reader([text + "\n"], delimiter=self.delimiter, escapechar=escape, strict=strict)
 
     def _goes_on(self, text: str) -> bool:
-        """Whether a quoted value of a line goes on after its closing quote."""
+        """Returns True if a quoted value of a line goes on after its closing quote."""
         try:
             next(self._reader(text, strict=True))
         except csv.Error as error:
@@ -83,7 +83,7 @@ class Delimited(NamedTuple):
         return False
 
     def _any_goes_on(self, block: bytes) -> bool:
-        """Whether `_goes_on` holds of some line of a block."""
+        """Returns True if `_goes_on` holds of some line of a block."""
         letters = np.frombuffer(block, np.uint8)
         at = np.flatnonzero(letters == ord('"'))
         ends = np.frombuffer(f'"\r\n{self.delimiter}'.encode(), np.uint8)

@@ -243,7 +243,7 @@ def _holds_fixed_lists(kind: pa.DataType) -> bool:
 
 
 def _without_arrow_schema(path: str) -> pa.parquet.FileMetaData:
-    """What describes the file, without Arrow's own types.
+    """The metadata of the file, without Arrow's own types.
 
     Arrow cannot read a list of fixed size that is null (apache/arrow issue 35692), but the plain
     list that is stored it can.

@@ -401,6 +401,28 @@ def test_a_file_without_records_is_refused(tmp_path):
 # Through the whole preparation.
 
 
+def test_shards_without_records_are_passed_over_where_others_of_the_split_have_some(tmp_path):
+    (tmp_path / "a.tfrecord").write_bytes(b"")
+    (tmp_path / "b.tfrecord.gz").write_bytes(gzip.compress(b""))
+    write_file(tmp_path / "c.tfrecord", [example({"n": feature("int64", [7])})])
+    assert rows_of(source_of(tmp_path)) == [(1, {"n": 7})]
+    (tmp_path / "c.tfrecord").unlink()
+    with pytest.raises(InputError, match="must have at least one row: found none"):
+        source_of(tmp_path)
+
+
+def test_a_column_that_is_missed_or_no_list_names_the_field_with_the_types(tmp_path):
+    record = {"click": feature("int64", [1]), "h": feature("int64", [5])}
+    path = write_file(tmp_path / "a.tfrecord", [example(record)])
+    source = dict(kind="tfrecord", files=dict(train=path))
+    features = dict(tasks=[dict(name="click", label="click")], ragged=[dict(columns="h")])
+    with pytest.raises(InputError, match=r"int64\. .*source\.columns\['h'\]='list<int64>'\.$"):
+        prepare(features, source, tmp_path / "store")
+    features["lists"] = [dict(columns="late")]
+    with pytest.raises(InputError, match=r"first 1,000 records of .*a\.tfrecord: set source\.col"):
+        prepare(features, source, tmp_path / "store")
+
+
 def test_prepared_tfrecords_are_the_store_of_the_same_csv(tmp_path):
     draw = random.Random(11)
     lines, records = ["label,price,user,tags"], []
