@@ -41,7 +41,7 @@ def config(**changes):
     c.eval.every_steps = 8
     c.eval.batch_size = 512
     c.embedding.dim = 8
-    c.model.mlp_units = (16,)
+    c.model.name, c.model.mlp_units = "ranker", (16,)
     # What the ranker has anyway, for tests that make parts of a run without its data.
     c.optim.tables.name = "rowwise_adagrad"
     for section, rate in ((c.optim.dense, 0.001), (c.optim.tables, 0.05)):

@@ -202,8 +202,11 @@ def test_a_refused_start_leaves_nothing_that_was_not_there(store, tmp_path, ther
 
 
 def test_a_refused_start_keeps_the_data_that_it_prepared(tmp_path):
-    with pytest.raises(InputError, match="/nope/config.json: no such file"):
-        train(tiny.config(), tmp_path / "run", report=nothing, init_from="/nope")
+    older = tmp_path / "older"  # its choices are there, and no more
+    older.mkdir()
+    (older / "config.json").write_text(json.dumps(to_plain(tiny.config())))
+    with pytest.raises(InputError, match="older/schema.json: no such file"):
+        train(tiny.config(), tmp_path / "run", report=nothing, init_from=str(older))
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["data"]
 
 
