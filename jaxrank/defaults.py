@@ -74,8 +74,10 @@ def data_of(split: Split, schema: Schema, order: str) -> Data:
                 estimated = effects.deviations(blocks, schema)
         return processes.from_first({name: _rounded(d) for name, d in estimated.items()})
 
-    statistics = split.statistics if split.has_statistics else {"tasks": {}, "ids": {}, "lists": {}}
-    features = (*statistics["ids"].values(), *statistics["lists"].values())
+    statistics = (
+        split.statistics if split.has_statistics else {"tasks": {}, "categorical": {}, "ragged": {}}
+    )
+    features = (*statistics["categorical"].values(), *statistics["ragged"].values())
     return Data(
         rows=split.rows,
         schema=schema,
