@@ -411,7 +411,7 @@ def test_a_value_of_parquet_is_spelled_as_the_page_on_data_says(
     [
         (pa.array([0.5]), "text or whole numbers: found 0.5"),
         (pa.array([np.nan], pa.float64()), "text or whole numbers: found nan"),
-        (pa.array([1e18]), "below 9,007,199,254,740,992, as double rounds others"),
+        (pa.array([1e18]), "a whole number below 9,007,199,254,740,992, as double rounds others"),
         (pa.array([1e20]), r"text or whole numbers: found 1e\+20"),
         (pa.array([b"\xff"]), r"text in UTF-8: found b'\\xff'"),
         (pa.array([b"ab"], pa.binary(2)), "text or whole .* a column of type fixed_size_binary"),
