@@ -114,7 +114,7 @@ def placement(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _model(tree: Mapping[str, Any]) -> dict[str, Any]:
-    if tree.get("name", "ranker") != "ranker":
+    if tree.get("name") not in (None, "", "ranker"):
         return dict(tree)
     tree = _renamed(tree, FIELDS["model"])
     if isinstance(cross := tree.get("cross"), str):
