@@ -120,7 +120,7 @@ def inherit(config: ConfigDict, older: ConfigDict) -> ConfigDict:
     """Returns the config with the values of an older run in its open fields."""
     config = config.copy_and_resolve_references()
     with config.unlocked():
-        if _has_open_model(config):
+        if has_open_model(config):
             config.model = ConfigDict(to_plain(older.model))
         elif not config.model.name:
             config.model.name = RANKER
@@ -142,7 +142,7 @@ def inherit(config: ConfigDict, older: ConfigDict) -> ConfigDict:
 
 def _choose_model(config: ConfigDict, data: Data, reasons: dict[str, str]) -> None:
     """Sets the model and the dimension of its tables."""
-    if _has_open_model(config):
+    if has_open_model(config):
         is_small = data.rows <= MAX_SMALL and not data.in_order
         is_binary = all(task.kind == "binary" for task in data.schema.tasks)
         suits = is_small and is_binary and not config.embedding.dims
@@ -225,7 +225,7 @@ def _choose_training(config: ConfigDict, data: Data, reasons: dict[str, str]) ->
             )
 
 
-def _has_open_model(config: ConfigDict) -> bool:
+def has_open_model(config: ConfigDict) -> bool:
     """Whether no field of the section `model` is set."""
     plain = to_plain(config.model)
     return not plain.get("name") and plain == to_plain(default().model)

@@ -264,7 +264,7 @@ def build(
     processes.check_devices(mesh)
     check_row_shards(mesh.shape[meshes.SHARD])
     data = run_data.locate(*sections, directory, inherits=inherits_store)
-    store = data.prepare(report, functools.partial(check_names, config))
+    store = data.prepare(report, functools.partial(_check_names, config))
     metric = watched_metric(config, store.schema)
     split = store.split(config.data.train, "data.train")
     config = defaults.choose(
@@ -433,6 +433,21 @@ def _report_room(batches: TrainBatches, report: Report) -> None:
             f"Lists of stack {name}: room for {room:,} ids per {batches.group} examples, {kind};"
             f" {padding:.0%} of it is padding{hint}"
         )
+
+
+def _check_names(config: ConfigDict, schema: Schema) -> None:
+    """Checks names in a config before its data is read.
+
+    Parameters of a model that the data decides on are checked when it is built.
+
+    Raises:
+        InputError: see `check_names`.
+    """
+    assumed = defaults.choose_unread(config, None, 1, schema, lambda text: None)
+    if defaults.has_open_model(config):
+        with assumed.unlocked():
+            assumed.optim.dense.lr_multipliers = ConfigDict()
+    check_names(assumed, schema)
 
 
 def make_batches(
