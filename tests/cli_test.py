@@ -320,7 +320,7 @@ def test_the_help_of_a_verb_shows_the_fields_of_a_config(capsys):
         cli.run(["train", "--help-config"])
     assert not ended.value.code
     shown = capsys.readouterr().out
-    assert "--config.batch_size=4096  (examples; at least 1)\n      examples per step" in shown
+    assert "--config.batch_size=0  (examples; at least 0)\n      examples per step" in shown
     assert "--config.model.cross='dcn_v2'" in shown
     assert "--config.optim.dense.settings.b1=0.9" in shown
 
