@@ -111,7 +111,7 @@ def _train(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
     result = train(
         args.config,
         args.workdir,
-        report=report,
+        report=(lambda text: None) if args.quiet else report,
         quiet=args.quiet,
         allow_config_change=args.allow_config_change,
         allow_older_checkpoint=args.allow_older_checkpoint,
@@ -336,6 +336,8 @@ def run(argv: Sequence[str]) -> None:
 
         compilation_cache.enable()
 
+    _make_absolute(args)
+
     def speaks() -> bool:
         return not several or processes.is_first()
 
@@ -354,6 +356,15 @@ def run(argv: Sequence[str]) -> None:
             raise RefusedError(result["refusal"])
         if several:
             processes.wait()
+
+
+def _make_absolute(args: argparse.Namespace) -> None:
+    """Replaces local paths of results, so that printed paths are valid in any directory."""
+    for name in ("output", "picture"):
+        if path := getattr(args, name, ""):
+            from jaxrank.data.files import is_local
+
+            setattr(args, name, os.path.abspath(path) if is_local(path) else path)
 
 
 # Parts of results that hold metrics by task and name.

@@ -158,7 +158,7 @@ def _train(sub: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="directory of the run: its data, checkpoints, metrics and logs",
     )
-    sub.add_argument("--quiet", action="store_true", help="no live progress line")
+    sub.add_argument("--quiet", action="store_true", help="print the result only")
     sub.add_argument(
         "--allow-config-change",
         action="store_true",

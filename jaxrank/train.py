@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import textwrap
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -33,6 +34,7 @@ from jaxrank.runtime.watchdog import Watchdog
 from jaxrank.step import TrainState, Weights, weights_of
 from jaxrank.telemetry import profiler as profile
 from jaxrank.telemetry.debug_batches import LastBatches
+from jaxrank.telemetry.phases import PhaseTimer
 from jaxrank.telemetry.profiler import Profile
 from jaxrank.telemetry.recorder import Recorder
 from jaxrank.telemetry.writers import Progress, Writer, open_writer
@@ -79,7 +81,7 @@ def train(
         RunError: the loss is no longer finite, or a checkpoint or trace cannot be written.
         StoppedError: the program got SIGTERM or SIGINT; a checkpoint of the step in hand is saved.
     """
-    began = time.perf_counter()
+    timer = PhaseTimer()
     directory = workdirs.directory(workdir)
     progress = Progress(quiet=quiet or not processes.is_first())
 
@@ -94,6 +96,7 @@ def train(
     traced = profile.parse(profile_steps)
     last = LastBatches(directory, debug_batches, config.steps_per_execution)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(timer)
         stack.enter_context(lock.locked(directory))
         config = _with_choices(config, directory, init_from)
         if not allow_config_change:
@@ -120,7 +123,7 @@ def train(
         writer = stack.enter_context(open_writer(directory, int(state.step)))
         stack.enter_context(contextlib.closing(progress))
         writer.text("config", str(config))
-        writer.text("model", described)
+        writer.text("model", textwrap.indent(described, " " * 4))  # a table in Markdown too
         last.begin(int(state.step))
         newest = job.checkpoints.step()
         recorder = Recorder(
@@ -137,7 +140,7 @@ def train(
             on_nonfinite=config.watch.on_nonfinite,
             most_skipped=config.watch.most_skipped,
             checkpoint="" if newest is None else job.checkpoints.directory(newest),
-            began=began,
+            began=timer.began,
         )
 
         def put(batches: Batch) -> Batch:
@@ -158,7 +161,7 @@ def train(
                 num_steps=job.run_schedule.num_steps,
             ) as profiler,
         ):
-            milestones = Milestones(job, recorder, writer, watch, tell)
+            milestones = Milestones(job, recorder, writer, watch, timer, tell)
             session = loop.Session(
                 train=job.program.train,
                 steps_per_execution=job.steps_per_execution,
@@ -170,10 +173,13 @@ def train(
                 watch=watch,
                 stop=stop,
             )
+            timer.enter("training")
             state = loop.run(session, state)
+            timer.enter("saving")
             job.checkpoints.wait()  # in here, for a signal would end the program and the save
             workdirs.mark_finished(directory, True)
-        result = _result(job, state, milestones.scores, recorder.examples_per_second, began)
+        timer.enter("evaluation")
+        result = _result(job, state, milestones.scores, recorder.examples_per_second, timer)
         return result._replace(baseline=_baseline(job)) if baseline else result
 
 
@@ -215,10 +221,16 @@ class Milestones:
     """
 
     def __init__(
-        self, job: Run, recorder: Recorder, writer: Writer, watch: Watchdog, report: Report
+        self,
+        job: Run,
+        recorder: Recorder,
+        writer: Writer,
+        watch: Watchdog,
+        timer: PhaseTimer,
+        report: Report,
     ):
         self._job, self._recorder, self._writer = job, recorder, writer
-        self._watch, self._report = watch, report
+        self._watch, self._timer, self._report = watch, timer, report
         self._saved = time.monotonic()  # or started
         self.scores: dict[int, scoring.Scores] = {}
 
@@ -249,7 +261,8 @@ class Milestones:
         state = reestimated(job.program, job.recent_batches, step, state)
         metric, undefined, worse = None, "", dict[str, str]()
         if split := run_schedule.evaluated(step):
-            scores = self.scores[step] = self._evaluate(step, state, split)
+            with self._timer.phase("evaluation"):
+                scores = self.scores[step] = self._evaluate(step, state, split)
             self._watch.alive()
             metric = processes.from_first(scores.metrics[monitor.task][monitor.metric])
             undefined = _undefined(monitor, split, metric)
@@ -264,7 +277,8 @@ class Milestones:
                 )
             kept = (monitor.best_step, step)
             self.scores = {at: self.scores[at] for at in kept if at in self.scores}
-        self._save(step, state, metric, worse)
+        with self._timer.phase("saving"):
+            self._save(step, state, metric, worse)
         self._watch.alive()
         if undefined:
             self._job.checkpoints.wait()
@@ -355,7 +369,7 @@ def _result(
     state: TrainState,
     scores: dict[int, scoring.Scores],
     examples_per_second: float,
-    began: float,
+    timer: PhaseTimer,
 ) -> Result:
     """What the run comes to: its checkpoint, and how that scores; or how it did day by day."""
     step = job.checkpoints.step("best" if job.history.monitor.early_stopping_patience else "newest")
@@ -369,10 +383,12 @@ def _result(
     elif job.run_schedule.valid:
         metrics = (scores.get(step) or _checkpoint_scores(job, state, step)).metrics
         reference = scoring.reference(job.open_split(job.run_schedule.valid), job.schema)
+    phase_seconds = timer.seconds()
     return Result(
         step=int(state.step),
         examples_per_second=examples_per_second,
-        seconds=time.perf_counter() - began,
+        seconds=sum(phase_seconds.values()),
+        phase_seconds=phase_seconds,
         metrics=metrics,
         best_possible=reference.best_possible if reference else None,
         constant=reference.constant if reference else None,

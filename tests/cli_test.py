@@ -129,7 +129,11 @@ def test_prepare_train_evaluate_and_predict_follow_each_other(capsys, tmp_path):
     trained, err = run(capsys, *args, "--config.model.mlp_units=(8,)", "--config.num_steps=8")
     assert trained["step"] == 8
     assert trained["examples_per_second"] > 0
-    assert trained["seconds"] > 0
+    assert trained["seconds"] == pytest.approx(sum(trained["phase_seconds"].values()))
+    assert min(trained["phase_seconds"].values()) > 0
+    described = err.partition("\nmodel ")[2].partition("\nsteps ")
+    assert "examples   6,000\n" in f"{described[0]}\n"
+    assert described[2].split("\n")[0].split() == ["8", "of", "128", "examples"]
     assert trained["checkpoint"].endswith("checkpoints/8")
     names = {metric.name for metric in METRICS["binary"]} | {"calibration", "examples"}
     for part in ("metrics", "best_possible", "constant"):

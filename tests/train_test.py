@@ -81,6 +81,20 @@ def test_the_result_holds_model_best_possible_and_constant(finished):
     assert 0 < result.metrics["conversion"]["examples"] < 500
 
 
+def test_the_summary_tells_where_the_time_went(finished):
+    workdir, result = finished
+    timed = {"preparation": 61.234, "training": 1234.5, "saving": 0.04}
+    result = result._replace(phase_seconds=timed, examples_per_second=98765.4, seconds=1296.0)
+    lines = of_training(result, os.path.relpath(workdir)).splitlines()
+    assert lines[1:5] == [
+        "Trained to step 16 in 1296 s:",
+        "  preparation         61.2 s",
+        "  training         1,234.5 s  98,765 examples/s",
+        "Validation at step 16:",
+    ]
+    assert lines[-1] == f"every step   {workdir}/metrics.jsonl"
+
+
 def test_a_repeated_run_is_equal_to_the_bit(store, finished, tmp_path):
     workdir, _ = finished
     run(store, tmp_path)

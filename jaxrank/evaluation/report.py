@@ -1,7 +1,7 @@
 """The result of a training run, and results as printed text."""
 
-from collections.abc import Collection
-from pathlib import Path
+import os
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from jaxrank.evaluation.days import DayScore
@@ -10,6 +10,7 @@ from jaxrank.evaluation.score import Metrics
 from jaxrank.metrics.registry import NORMALIZED, TITLES
 
 _SHOWN = 20  # values of a column
+_SHORTEST_SHOWN = 0.05  # seconds of a phase
 _MISSING = "missing"
 _CAUSES = (
     "Likely causes, in this order: too few steps (num_epochs, num_steps); a learning rate that is"
@@ -25,7 +26,8 @@ class Result(NamedTuple):
 
     step: number of steps done.
     examples_per_second: of training, without compilation, evaluation and saving.
-    seconds: of the whole command.
+    seconds: of the whole command, without the baseline.
+    phase_seconds: `seconds` by phase, see `telemetry.phases`.
     metrics, best_possible, constant: on the validation data, see `evaluate`. In progressive
         validation these are means over the days, each scored at its own step.
     checkpoint: the checkpoint of `metrics`: the newest one, or the best with early stopping.
@@ -38,6 +40,7 @@ class Result(NamedTuple):
     step: int
     examples_per_second: float
     seconds: float
+    phase_seconds: Mapping[str, float]
     metrics: Metrics
     best_possible: Metrics | None
     constant: Metrics | None
@@ -154,15 +157,15 @@ def _days(scores: list[DayScore]) -> list[str]:
 
 def of_training(result: Result, workdir: str) -> str:
     """Formats the summary of `jaxrank train`."""
-    speed = result.examples_per_second
-    # NaN without two consecutive executions, for example in a run that had finished before.
-    speed_text = f"{speed:,.0f} examples/s, " if speed == speed else ""
-    valid = f" Validation at step {result.checkpoint_step:,}:" if result.metrics else ""
+    workdir = os.path.abspath(workdir)
+    valid = [f"Validation at step {result.checkpoint_step:,}:"] if result.metrics else []
     if result.days:
-        valid = " Each day, scored before any of it was trained on:"
+        valid = ["Each day, scored before any of it was trained on:"]
     lines = [
         "",
-        f"Trained to step {result.step:,}: {speed_text}{result.seconds:.0f} s in all.{valid}",
+        f"Trained to step {result.step:,} in {result.seconds:.0f} s:",
+        *_phases(result),
+        *valid,
         *(_days(result.days) if result.days else []),
         *_table(
             result.metrics,
@@ -173,10 +176,23 @@ def of_training(result: Result, workdir: str) -> str:
         ),
         *_baseline(result),
         f"checkpoint   {result.checkpoint}",
-        f"TensorBoard  tensorboard --logdir={Path(workdir) / 'tensorboard'}",
-        f"every step   {Path(workdir) / 'metrics.jsonl'}",
+        f"TensorBoard  tensorboard --logdir={os.path.join(workdir, 'tensorboard')}",
+        f"every step   {os.path.join(workdir, 'metrics.jsonl')}",
     ]
     return "\n".join(lines)
+
+
+def _phases(result: Result) -> list[str]:
+    """Formats the seconds of each phase that took any, and the speed of training."""
+    lines = []
+    for phase, seconds in result.phase_seconds.items():
+        speed = result.examples_per_second
+        # NaN without two consecutive executions, for example in a run that had finished before.
+        is_shown = phase == "training" and speed == speed
+        speed_text = f"  {speed:,.0f} examples/s" if is_shown else ""
+        if seconds >= _SHORTEST_SHOWN:
+            lines.append(f"  {phase:<16}{seconds:>8,.1f} s{speed_text}")
+    return lines
 
 
 def _baseline(result: Result) -> list[str]:

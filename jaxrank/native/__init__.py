@@ -18,10 +18,12 @@ import os
 import platform
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import jax
 import jaxlib
+from jax import monitoring
 
 from jaxrank.atomic import replacing
 
@@ -51,6 +53,7 @@ def _loaded() -> tuple[str, set[str]]:
     """Returns (the reason why nothing is available, the names of available libraries)."""
     if os.environ.get("JAXRANK_NATIVE") == "0":
         return "JAXRANK_NATIVE is 0", set()
+    began = time.perf_counter()
     try:
         with concurrent.futures.ThreadPoolExecutor() as pool:
             libraries = dict(zip(_FUNCTIONS, pool.map(_library, _FUNCTIONS), strict=True))
@@ -59,6 +62,9 @@ def _loaded() -> tuple[str, set[str]]:
         return str(reason), set()
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         return f"the C++ code could not be compiled or loaded: {error}", set()
+    finally:
+        seconds = time.perf_counter() - began
+        monitoring.record_event_duration_secs("/jaxrank/compile/native", seconds)
 
 
 class _NotThere(Exception):

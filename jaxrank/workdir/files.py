@@ -25,7 +25,7 @@ _FINISHED = "finished"
 
 
 def directory(given: str | Path) -> Path:
-    """Returns the path of `--workdir`.
+    """Returns the absolute path of `--workdir`.
 
     Raises:
         InputError: it is a URL, which would become a directory on each machine's local disk.
@@ -37,7 +37,7 @@ def directory(given: str | Path) -> Path:
             f" found the URL {given}. Mount a shared file system, for example NFS, and pass a path"
             " on it. Prepared data may be at a URL: --config.data.store."
         )
-    return Path(given)
+    return Path(os.path.abspath(given))
 
 
 def _read(path: Path) -> dict[str, Any]:

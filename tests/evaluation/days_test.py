@@ -139,14 +139,17 @@ def test_lists_that_are_long_on_one_day_have_room_on_that_day(store, tmp_path):
         assert not batch.dropped.any()
 
 
-def test_the_command_line_tells_a_table_of_days(store, tmp_path, capsys):
+def test_the_command_line_tells_a_table_of_days(store, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     config = tmp_path / "c.py"
     config.write_text("import daily\nfrom jaxrank.data.store.reader import open_store\n")
     with config.open("a") as file:
         file.write(f"get_config = lambda: daily.config(open_store({str(store.path)!r}))\n")
-    workdir = f"--workdir={tmp_path / 'run'}"
+    workdir = "--workdir=run"
     cli.run(["train", f"--config={config}", workdir, "--quiet", "--json"])
     out, err = capsys.readouterr()
+    assert err.startswith("\nTrained to step ")  # no line before the result
+    assert err.endswith(f"{tmp_path / 'run' / 'metrics.jsonl'}\n")
     result = json.loads(out.splitlines()[-1])
     assert [set(score) for score in result["days"]] == [{"day", "step", "metrics"}] * 5
     table = err.partition("Each day, scored before")[2].splitlines()

@@ -199,7 +199,7 @@ def test_what_is_no_range_of_steps_is_refused_before_anything_is_written(tmp_pat
 
 def test_the_command_line_traces_too(store, tmp_path, capsys):
     command = ["train", f"--config={tiny_config.__file__}", f"--workdir={tmp_path}"]
-    cli.run([*command, f"--config.data.store={store}", "--profile-steps=3:3", "--quiet"])
+    cli.run([*command, f"--config.data.store={store}", "--profile-steps=3:3"])
     assert f"\nSteps 3 to 4 are traced to {tmp_path / 'profile'}\n" in capsys.readouterr().out
     assert traces(tmp_path) == {"steps_3_to_4": [4]}
 
