@@ -21,7 +21,7 @@ from jaxrank.data.sources import registry
 from jaxrank.errors import InputError
 from jaxrank.json_files import to_text
 from jaxrank.models.registry import RANKER
-from jaxrank.validate import no_such_field
+from jaxrank.validate import nearest, no_such_field
 
 _MOST_PLACES = 3  # lines that a message names
 
@@ -158,8 +158,8 @@ def _mentions(path: str | Path, message: str, overrides: Sequence[str]) -> str:
 
 
 def _loaded(path: str | Path) -> ConfigDict:
-    if re.fullmatch(r"\w+", str(path)):
-        path = _shipped(str(path))
+    if shipped_name := re.fullmatch(r"(\w+)(:\w*)?", str(path)):
+        path = f"{_shipped(shipped_name[1])}{shipped_name[2] or ''}"
     name, colon, argument = str(path).partition(".py:")
     arguments = [argument] if colon else []
     path = f"{name}.py" if colon else path
@@ -225,7 +225,8 @@ def _shipped(name: str) -> Path:
     names = shipped.configs()
     if name not in names:
         raise InputError(
-            f"--config must be a Python file or one of {', '.join(names)}: found {name!r}."
+            f"--config must be a Python file or one of {', '.join(names)}: found"
+            f" {name!r}{nearest(name, names)}."
         )
     return shipped.folder("configs") / f"{name}.py"
 

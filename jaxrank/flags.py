@@ -350,7 +350,7 @@ _VERBS: Mapping[str, _Verb] = {
     "train": _Verb(
         "train, from the newest checkpoint in the workdir if there is one",
         _train,
-        "jaxrank train --config=configs/quickstart.py --workdir=/tmp/quickstart",
+        "jaxrank train --config=quickstart --workdir=/tmp/quickstart",
     ),
     "evaluate": _Verb(
         "score a checkpoint on prepared data",
@@ -375,13 +375,12 @@ _VERBS: Mapping[str, _Verb] = {
     "compile": _Verb(
         "compile the training step for TPUs or GPUs that need not be present",
         _compile,
-        "jaxrank compile --config=configs/quickstart.py --topology=v3-8,v5e-16",
+        "jaxrank compile --config=quickstart --topology=v3-8,v5e-16",
     ),
     "bench": _Verb(
         "measure how fast input and step are, alone and together, and tell which one limits",
         _bench,
-        "jaxrank bench --config=configs/quickstart.py --workdir=/tmp/quickstart"
-        " --picture=/tmp/bench.png",
+        "jaxrank bench --config=quickstart --workdir=/tmp/quickstart --picture=/tmp/bench.png",
     ),
     "configs": _Verb(
         "list the configs that come with the program",

@@ -51,7 +51,8 @@ def test_the_configs_that_come_with_the_program_are_listed_and_found_by_name(cap
     ]
     assert all(found["configs"].values())
     assert load("quickstart") == load(ROOT / "configs" / "quickstart.py")
-    with pytest.raises(InputError, match=r"one of criteo, .*standard: found 'quickstar'"):
+    assert load("mlperf:dlrm") == load(f"{ROOT / 'configs' / 'mlperf.py'}:dlrm")
+    with pytest.raises(InputError, match=r"one of criteo, .*'quickstar'.*nearest.*'quickstart'"):
         load("quickstar")
 
 
