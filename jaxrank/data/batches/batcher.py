@@ -1,4 +1,4 @@
-"""Examples -> the Batch that a step consumes."""
+"""Converts examples to the Batch that a step consumes."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,18 +13,18 @@ from jaxrank.errors import InputError
 from jaxrank.features import PAD, Batch
 from jaxrank.layout import Layout, Stack, batch_of
 
-# Examples of a part, below which joining all parts costs less than to go through them.
+# Below this number of examples per part, joining all parts costs less than iterating over them.
 _FEW = 256
 
 
 class Batcher:
-    """Makes batches of examples; the arguments are those of `packing.Packer`.
+    """Makes batches of examples. The arguments are those of `packing.Packer`.
 
-    What is made once for all batches is made here; it travels to input workers.
+    The constructor does the work that all batches share. A Batcher is sent to input workers.
 
     Raises, when called:
-        InputError: an id is no row of its table, a sequence has more ids than places, lists do not
-            fit.
+        InputError: an id is not a row of its table, a sequence has more ids than positions, or
+            lists do not fit.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Batcher:
         self._packer = Packer(layout, group, capacities, overflow)
 
     def __call__(self, *parts: Examples) -> Batch:
-        """The batch of all examples of the parts, each array in memory of its own."""
+        """Returns the batch of all examples of the parts, each array in newly allocated memory."""
         logit_correction = (
             0 if parts[0].logit_correction is None else parts[0].logit_correction.shape[1]
         )
@@ -45,11 +45,11 @@ class Batcher:
         return batch
 
     def like(self, rows: int, logit_correction: int) -> Batch:
-        """The `Shape`s of a batch of so many examples and columns of logit corrections."""
+        """Returns the `Shape`s of a batch of `rows` examples and `logit_correction` columns."""
         return batch_of(Shape, self._layout, rows, self._group, self._capacities, logit_correction)
 
     def fill(self, batch: Batch, parts: Sequence[Examples]) -> None:
-        """Makes a batch of examples, in one part or more, in arrays that are there."""
+        """Writes a batch of examples, in one or more parts, to existing arrays."""
         rows = len(batch.labels)
         if rows < _FEW * len(parts):
             parts = [join(parts)]
@@ -72,7 +72,9 @@ class Batcher:
 
 
 class _Ids:
-    """The id columns and sequences of one stack -> i32[n, places], as `Batch.ids` has them."""
+    """Converts the id columns and sequences of one stack to i32[n, places], the layout of
+    `Batch.ids`.
+    """
 
     def __init__(self, layout: Layout, stack: Stack):
         self.places = stack.places
@@ -80,7 +82,7 @@ class _Ids:
         columns = [f.name for f in layout.schema.id_columns]
         self._names = [layout.schema.ragged[i].name for i in self._sequences]
         self._lengths = np.asarray(stack.sequence_lengths, np.int64)
-        # Of each place of the sequences: which of them, and the position in it.
+        # The sequence of each place, and below the position in that sequence.
         self._owner = np.repeat(np.arange(len(self._lengths)), self._lengths)
         self._position = positions(self._lengths)
         names = [columns[i] for i in self._columns] + [self._names[i] for i in self._owner]
@@ -102,7 +104,7 @@ class _Ids:
         lengths, values, _ = select_lists(self._sequences, lengths, values, None)
         self._check(lengths)
         out.fill(PAD)
-        # Both the places that are filled and the ids are in order of example, list and position.
+        # Filled places and ids are both in order of example, list and position.
         out[self._position < lengths.take(self._owner, axis=1)] = values
 
     def _check(self, lengths: np.ndarray) -> None:  # i32[n, sequences]

@@ -1,4 +1,4 @@
-"""Where a batch's arrays lie: in one piece of memory, used again when nobody holds it."""
+"""Memory of batches: all arrays of a batch share one buffer, which is reused once it is released."""
 
 import collections
 import dataclasses
@@ -11,12 +11,12 @@ import numpy as np
 
 from jaxrank.features import Batch
 
-_ALIGNMENT = 64  # bytes; so JAX takes an array on a CPU as it is
+_ALIGNMENT = 64  # bytes. JAX uses an aligned array on a CPU without a copy.
 
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """The shape and dtype of an array that is not there; small where it travels to workers."""
+    """The shape and dtype of an array, without its values. Small when it is sent to workers."""
 
     shape: tuple[int, ...]
     dtype: type
@@ -27,7 +27,7 @@ class Shape:
 
 
 def map_arrays(function: Callable[..., Any], *batches: Any) -> Any:
-    """A batch of what the function gives for each array, or for those at one place of several."""
+    """Applies a function to each array of a batch, or to the matching arrays of several batches."""
     first = batches[0]
     if isinstance(first, dict):
         return {name: map_arrays(function, *(b[name] for b in batches)) for name in first}
@@ -37,7 +37,7 @@ def map_arrays(function: Callable[..., Any], *batches: Any) -> Any:
 
 
 def arrays_of(batch: Any) -> Iterator[Any]:
-    """The arrays of a batch, in order."""
+    """Yields the arrays of a batch in order."""
     if isinstance(batch, dict | tuple):
         for part in batch.values() if isinstance(batch, dict) else batch:
             yield from arrays_of(part)
@@ -46,7 +46,7 @@ def arrays_of(batch: Any) -> Iterator[Any]:
 
 
 def with_steps(like: Batch, steps: int) -> Batch:
-    """A batch of shapes, with a leading axis of steps."""
+    """Adds a leading axis of steps to a batch of shapes."""
     return map_arrays(lambda array: Shape((steps, *array.shape), array.dtype), like)
 
 
@@ -55,12 +55,12 @@ def _aligned(size: int) -> int:
 
 
 def bytes_of(like: Batch) -> int:
-    """Memory that `laid_out` needs for a batch of shapes."""
+    """Returns the bytes that `laid_out` needs for a batch of shapes."""
     return sum(_aligned(array.nbytes) for array in arrays_of(like))
 
 
 def laid_out(memory: np.ndarray, like: Batch) -> Batch:
-    """Arrays of a batch of shapes, one after another in u8[bytes_of(like)]."""
+    """Returns the arrays of a batch of shapes as consecutive views of u8[bytes_of(like)]."""
     place = 0
 
     def array(model: Shape) -> np.ndarray:
@@ -72,15 +72,15 @@ def laid_out(memory: np.ndarray, like: Batch) -> Batch:
 
 
 class BufferPool:
-    """Pieces of one size, each lent until no array in it is held by anybody.
+    """Pool of buffers of one size. A buffer is reused when no array in it is referenced any more.
 
-    The system gives new memory page by page, on first use. To copy 4 to 64 MiB into it took 1.4 to
-    2.1 times as long as into memory that was used before, and 7 to 12 times where it has no huge
-    pages (one core).
+    The operating system maps new memory page by page on first use. Copying 4 to 64 MiB into new
+    memory took 1.4 to 2.1 times as long as into used memory, and 7 to 12 times without huge pages
+    (one core).
 
     Args:
-        size: bytes of a piece.
-        kept: pieces that are kept for the next to ask.
+        size: bytes of a buffer.
+        kept: maximum number of free buffers that are kept for later requests.
     """
 
     def __init__(self, size: int, kept: int):
@@ -94,12 +94,13 @@ class BufferPool:
         self.__init__(**state)  # type: ignore[misc]
 
     def acquire(self) -> np.ndarray:
-        """u8[size], of any content; the first byte's address is a multiple of 64."""
+        """Returns u8[size] with undefined content, aligned to 64 bytes."""
         try:
             piece = self._free.pop()
         except IndexError:
             piece = np.empty(self._size + _ALIGNMENT, np.uint8)
-        # NumPy's views of views hold the first array of their own kind: this one, not `piece`.
+        # Views of views reference the first array of their own type in NumPy: this one, not
+        # `piece`.
         lent = np.frombuffer(piece.data, np.uint8)
         weakref.finalize(lent, self._free.append, piece).atexit = False
         start = -lent.ctypes.data % _ALIGNMENT

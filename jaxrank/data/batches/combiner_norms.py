@@ -1,19 +1,20 @@
-"""What the combiners divide by: the norms of lists."""
+"""Norms of lists, by which the combiners divide."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
-# One over it is finite in float32.
+# The reciprocal is finite in float32.
 _LEAST = 1e-38
 
 
 class Norms:
-    """The norms of the lists of a group of examples under their combiners; see `features.Ragged`.
+    """Computes the norms of the lists of a group of examples. See `features.Ragged` for the
+    combiners.
 
     Args:
-        combiners: of the lists of an example, "sum", "mean" or "sqrtn".
-        group: examples.
+        combiners: "sum", "mean" or "sqrtn" for each list of an example.
+        group: number of examples.
     """
 
     def __init__(self, combiners: Sequence[str], group: int):
@@ -22,9 +23,9 @@ class Norms:
     def inverse(
         self, lengths: np.ndarray, lists: np.ndarray, weights: np.ndarray | None
     ) -> np.ndarray:
-        """One over the norm of each list, f32[lists of the group].
+        """Returns the reciprocal of the norm of each list, f32[lists of the group].
 
-        A finite number where the norm is 0: then there is no id, or all have the weight 0.
+        The result is finite where the norm is 0, which means no ids or only weights of 0.
 
         Args:
             lengths: i32[lists of the group].
@@ -43,7 +44,7 @@ class Norms:
 def _norms(
     combiner: str, lengths: np.ndarray, lists: np.ndarray, weights: np.ndarray | None
 ) -> np.ndarray:
-    """As if this were the combiner of every list, f32 or f64[lists]."""
+    """Returns the norm of every list under one combiner, f32 or f64[lists]."""
     if combiner == "sum":
         return np.ones(len(lengths), np.float32)
     squared = combiner == "sqrtn"
@@ -52,5 +53,5 @@ def _norms(
     else:
         summed = weights.astype(np.float64) ** 2 if squared else weights
         sums = np.bincount(lists, summed, minlength=len(lengths))
-        norms = sums.astype(np.float64, copy=False)  # of no ids NumPy gives integers
+        norms = sums.astype(np.float64, copy=False)  # NumPy returns integers if there are no ids
     return np.sqrt(norms, out=norms) if squared else norms

@@ -1,8 +1,8 @@
-"""A split of a store -> the batches of this process, through grain.
+"""Reads a split of a store as the batches of this process, through grain.
 
-Global batch k is a pure function of (seed, k); see `shuffle_order`. It is the shares of all shards,
-one after another, and a process serves a contiguous part of the shards: so the same examples make
-batch k whether one process reads or sixteen do, and with any number of workers.
+Global batch k is a pure function of (seed, k), see `shuffle_order`. It concatenates equal parts
+from all shards, and each process reads a contiguous range of shards. The examples of batch k are
+therefore the same for any number of processes and workers.
 """
 
 import sys
@@ -27,11 +27,11 @@ from jaxrank.features import MAX_GROUP, Batch
 from jaxrank.layout import Layout
 from jaxrank.run_schedule import execution_end
 
-_EVALUATION_BLOCKS = 8  # kept for the next batch; they are memory maps
+_EVALUATION_BLOCKS = 8  # blocks kept for the next batch, as memory maps
 
 
 def _process_shares(shards: int, process: tuple[int, int]) -> range:
-    """The shards that this process serves."""
+    """Returns the shards that this process reads."""
     index, count = process
     if shards % count:
         raise InputError(
@@ -42,9 +42,9 @@ def _process_shares(shards: int, process: tuple[int, int]) -> range:
 
 
 def _let_grain_read_its_flags() -> None:
-    # grain asks absl for its own flags when it starts workers, which raises in a program that
-    # parses none. Marked as set, they read as their defaults; others' flags are not touched.
-    # absl.flags is taken from grain's import, for only cli.py may import it.
+    # grain parses its own flags with absl when it starts workers, which raises in a program that
+    # parses none. Marking them as parsed gives them their defaults and leaves other flags alone.
+    # absl.flags comes from grain's import because only cli.py may import it.
     flags = sys.modules["absl.flags"].FLAGS
     if not flags.is_parsed():
         for name in flags:
@@ -53,10 +53,10 @@ def _let_grain_read_its_flags() -> None:
 
 
 def _iterate(source: Any, ahead: int) -> Any:
-    """An iterator over the source's elements in order, made ahead by a thread if any are.
+    """Returns an iterator over the source's elements in order. A thread prefetches if `ahead` > 0.
 
-    By one: with two to four, which wait for each other's hold of the interpreter, an input of lists
-    was 0.67 to 0.86 times as fast. What one thread cannot do is for processes.
+    One thread only: with two to four, which contend for the interpreter lock, an input of lists was
+    0.67 to 0.86 times as fast. Use worker processes where one thread is too slow.
     """
     _let_grain_read_its_flags()
     options = grain.ReadOptions(num_threads=min(1, ahead), prefetch_buffer_size=ahead)
@@ -64,43 +64,46 @@ def _iterate(source: Any, ahead: int) -> Any:
 
 
 class TrainBatches:
-    """An iterator over this process's share of shuffled training batches, endless up to num_steps.
+    """Iterates over this process's part of shuffled training batches, endless up to num_steps.
 
-    Each call of `next` gives a Batch whose arrays have a leading axis of `steps_per_execution`
-    consecutive steps; of fewer where `run_schedule.execution_end` says so, with the last one
-    repeated
-    behind them. Batches are always full and may straddle epochs. Memory: a window for
-    each shard of this process, with what it is gathered from where blocks are compressed; with
-    workers also a few executions beyond those made ahead, in shared memory.
+    Each `next` returns a Batch whose arrays have a leading axis of `steps_per_execution`
+    consecutive steps. Where `run_schedule.execution_end` allows fewer steps, the last one is
+    repeated to fill the axis. Batches are always full and may span two epochs.
+
+    Memory: a window for each shard of this process, plus its source blocks where they are
+    compressed. With workers, also a few executions beyond the prefetched ones, in shared memory.
 
         batches = TrainBatches(store.split("train"), layout, batch_size=8192, ...)
         for batch in batches:
             state, metrics = train_step(state, batch)
 
     Args:
-        split: what to train on.
+        split: the training split.
         layout: of the store's schema.
         batch_size: examples of the global batch.
-        steps_per_execution: batches of an execution.
+        steps_per_execution: number of batches per execution.
         seed: of the order.
-        shards: streams that the global batch takes equal shares from, whatever the number of
-            processes, which divides it.
-        window_blocks: average blocks that are permuted together.
-        num_workers: processes that read; 0: a thread of this process does.
-        prefetch_batches: batches made ahead; 0 and no workers: each is made when it is asked for.
-        list_slack: room for lists that may be cut, in standard deviations; see `packing.capacity`.
-        on_overflow: "error": all lists of the run have room, see `room.measure`; or "truncate", see
-            `packing.Packer`.
-        order: "shuffled": all blocks together; "days": one day after another, each shuffled.
+        shards: number of streams that contribute equally to the global batch. A multiple of the
+            number of processes, and independent of it.
+        window_blocks: number of average blocks that are permuted together.
+        num_workers: number of reader processes. 0: a thread of this process reads.
+        prefetch_batches: number of prefetched batches. With 0 and no workers, each batch is made on
+            request.
+        list_slack: capacity for lists that may be truncated, in standard deviations. See
+            `packing.capacity`.
+        on_overflow: "error": the capacity fits all lists of the run, see `room.measure`.
+            "truncate": see `packing.Packer`.
+        order: "shuffled": all blocks together. "days": one day after another, each shuffled.
         process: index and number of processes.
-        first_step: the first step to serve.
-        num_steps: the step to end before.
-        room_steps: the first steps, whose lists must have room; those of others are cut. 0: all.
-        room: measured already, by batches with equal settings; None: measured now.
+        first_step: the first step to return.
+        num_steps: the step to stop before.
+        room_steps: number of first steps whose lists must fit. Lists of later steps are truncated.
+            0: all.
+        room: the measurement of batches with equal settings, or None to measure now.
 
     Raises:
-        InputError: sizes that do not divide each other, fewer examples than shards; from `next`
-            also what reading and packing raise.
+        InputError: sizes do not divide each other, or there are fewer examples than shards. `next`
+            also raises the errors of reading and packing.
     """
 
     def __init__(
@@ -148,7 +151,7 @@ class TrainBatches:
             rooms = map(packing.aligned, self.room.largest.tolist())
             self.capacities = dict(zip([stack.name for stack in stacks], rooms, strict=True))
         else:
-            # On one day lists may be longer than on average over all.
+            # Lists of one day may be longer than the average over all days.
             statistics = split.day_statistics if order == "days" else [split.statistics]
             self.capacities = {
                 stack.name: max(
@@ -161,7 +164,7 @@ class TrainBatches:
             on_overflow = "truncate"
         self._ahead = -(-prefetch_batches // steps_per_execution)
         self._streams = [Shard(Reader(split, kept=1), line, shard) for shard in shares]
-        # The first batch with an example of each day; of all, where they are shuffled together.
+        # The first batch with an example of each day, or of all where they are shuffled together.
         self.first_steps = [place // self._share for place in line.first_places()]
         self.batcher = Batcher(layout, self.group, self.capacities, on_overflow)
         self._logit_correction = layout.schema.logit_correction_columns
@@ -171,13 +174,13 @@ class TrainBatches:
         self._memory = BufferPool(bytes_of(self._like), kept=self._ahead + 1)
         self._executions: Any = None
         self.position = first_step
-        self._reading = threading.RLock()  # of several threads each gets executions of its own
+        self._reading = threading.RLock()  # concurrent threads each get executions of their own
 
     def __iter__(self) -> "TrainBatches":
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy goes on from here by itself."""
+        """Pickles the position as well: a copy continues from the same step."""
         return {k: v for k, v in self.__dict__.items() if k != "_reading"} | {"_executions": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -193,7 +196,7 @@ class TrainBatches:
             try:
                 batch = next(self._executions)
             except BaseException:
-                self.close()  # workers are no longer in step: the next execution starts them again
+                self.close()  # The workers are no longer in step: the next execution restarts them.
                 raise
             self.position = execution_end(self.position, self._num_steps, self._steps_per_execution)
             return batch
@@ -207,10 +210,10 @@ class TrainBatches:
     def source(
         self, fill_step: Callable[[Batch, list[Examples]], None] | None = None
     ) -> TrainSource:
-        """What the batches from here on are made of, at random access.
+        """Returns a random-access source of the remaining batches.
 
         Args:
-            fill_step: in place of `Batcher.fill`, which makes the batch of a step of examples.
+            fill_step: replaces `Batcher.fill`, which makes the batch of a step from examples.
         """
         parts = max(1, self.num_workers)
         return TrainSource(
@@ -225,21 +228,23 @@ class TrainBatches:
         )
 
     def _execution_like(self, parts: int) -> Batch:
-        """The shapes and dtypes of one of the equal parts of an execution."""
+        """Returns the shapes and dtypes of one of the equal parts of an execution."""
         rows = self._share * len(self._streams) // parts
         return with_steps(
             self.batcher.like(rows, self._logit_correction), self._steps_per_execution
         )
 
     def seek(self, step: int) -> None:
-        """Goes on at a step, at once: no batch before it is made."""
+        """Moves to a step without reading the batches before it."""
         with self._reading:
             self.close()
             self.position = step
 
     def close(self) -> None:
-        """Ends threads and workers, when an execution that another thread waits for is there; the
-        next `next` starts them again."""
+        """Stops threads and workers once a pending execution of another thread has arrived.
+
+        The next call of `next` starts them again.
+        """
         with self._reading:
             if self._executions is not None:
                 self._executions.close()
@@ -247,21 +252,21 @@ class TrainBatches:
 
 
 class EvaluationBatches:
-    """One pass over a split in stored order: yields (Batch, rows).
+    """Iterates once over a split in stored order and yields (Batch, rows).
 
-    Global batch k is the stored examples [k B, (k + 1) B); the last one is filled up with
-    examples of weight 0. `rows` counts the examples of the global batch that are real. All
-    processes see the same number of batches. Nothing is cut from lists.
+    Global batch k is the stored examples [k B, (k + 1) B). The last batch is filled up with
+    examples of weight 0, and `rows` counts the real examples of the global batch. All processes see
+    the same number of batches. Lists are never truncated.
 
-    A split of a store that was prepared later, with grown vocabularies, has rows that the layout's
-    tables do not have; they read as UNKNOWN_ROW. See `Store.extends`.
+    A split of a later store with extended vocabularies has rows that the layout's tables lack. They
+    are read as UNKNOWN_ROW. See `Store.extends`.
 
-    Args: as of `TrainBatches`; `layout` is the model's, and `shards` are the equal parts of a batch
-        that processes and devices take, each of whole runs of MAX_GROUP examples.
+    Args: as in `TrainBatches`. `layout` is the model's. `shards` is the number of equal parts of a
+    batch, each a multiple of MAX_GROUP examples, that processes and devices take.
 
     Raises:
-        InputError: batch_size is no multiple of MAX_GROUP * shards, or shards none of the number of
-            processes; an empty split.
+        InputError: batch_size is not a multiple of MAX_GROUP * shards, shards is not a multiple of
+            the number of processes, or the split is empty.
     """
 
     def __init__(
@@ -283,7 +288,7 @@ class EvaluationBatches:
             )
         if not split.rows:
             raise InputError(f"{split.path}: must have examples to evaluate, found none.")
-        # The runs that `bound` rests on.
+        # The run length that `bound` assumes.
         self.group = MAX_GROUP
         self.capacities = {
             stack.name: packing.bound(stack, split.statistics)

@@ -1,8 +1,8 @@
-"""The room that the packed lists of a run need, from the lengths that the store holds.
+"""Measures the capacity that the packed lists of a run need, from the lengths in the store.
 
 A group is consecutive examples of one shard's stream, which depends on the seed alone. The largest
-group of a run is therefore known before the first step, whatever the order of the data: a log
-sorted by time, user or length has groups that no distribution of independent examples allows for.
+group of a run is therefore known before the first step, for any order of the data. Logs sorted by
+time, user or length have groups that a model of independent examples would not predict.
 """
 
 import os
@@ -15,10 +15,10 @@ import numpy as np
 from jaxrank.data.batches.shuffle_order import Order
 from jaxrank.data.store.split import Split
 
-# Examples that are looked at one by one. Most of the time is the permutation of the windows: 45 ns
-# per example on one core, so 48 s at most, shared by the cores.
+# Number of examples that are measured one by one. Most of the time is the permutation of the
+# windows: 45 ns per example on one core, so at most 48 s, divided among the cores.
 _EXAMINED = 2**30
-# What a window costs besides, in examples.
+# Additional cost of a window, in examples.
 _WINDOW = 2048
 
 
@@ -26,8 +26,8 @@ class Room(NamedTuple):
     """The largest group of a run.
 
     largest: ids of each set of lists, i64[sets].
-    mean: ids of a group on average, f64[sets].
-    is_exact: whether a group of the run is as large; else none is larger.
+    mean: average ids per group, f64[sets].
+    is_exact: True if a group of the run reaches `largest`, False if it is only an upper bound.
     """
 
     largest: np.ndarray
@@ -40,8 +40,8 @@ def measure(
 ) -> Room:
     """Measures the groups of the first `places` of every shard's stream.
 
-    The result is exact for runs of up to 2**30 examples, all epochs together. Longer runs get the
-    total of the `group` longest examples of the split, which no order can exceed.
+    The result is exact for runs of up to 2**30 examples over all epochs. Longer runs get the total
+    of the `group` longest examples of the split, an upper bound for any order.
 
     Args:
         sets: the lists that are packed together, as numbers of the schema's lists.
@@ -73,14 +73,15 @@ def measure(
 
 
 class _Lengths:
-    """Ids per example of each set, a block at a time, kept in as few bytes as hold them."""
+    """Ids per example of each set, read block by block and cached in the smallest integer type."""
 
     def __init__(self, split: Split, sets: Sequence[Sequence[int]]):
         self._split, self._sets = split, [list(lists) for lists in sets]
-        self._blocks: dict[int, np.ndarray] = {}  # threads may read a block twice, and get the same
+        # threads may read a block twice with equal results
+        self._blocks: dict[int, np.ndarray] = {}
 
     def read(self, block: int) -> np.ndarray:
-        """The lengths of a block, an integer[n, sets]."""
+        """Returns the lengths of a block, an integer[n, sets]."""
         lengths = self._split.list_lengths(block)
         totals = [lengths[:, lists].sum(axis=1, dtype=np.int64) for lists in self._sets]
         return np.stack(totals, axis=1)
@@ -95,7 +96,7 @@ class _Lengths:
 def _groups(
     order: Order, lengths: _Lengths, shard: int, places: int, group: int
 ) -> Iterator[np.ndarray]:
-    """Ids of the groups of a stream, i64[groups, sets], some windows at a time."""
+    """Yields the ids of the groups of a stream, i64[groups, sets], several windows at a time."""
     pending: list[np.ndarray] = []
     count = 0
     for run in order.runs(shard, 0, places):
@@ -112,7 +113,7 @@ def _groups(
 
 
 def _bound(split: Split, lengths: _Lengths, group: int) -> Room:
-    """The total of the longest examples of the split."""
+    """Returns the total of the longest examples of the split."""
     longest: np.ndarray | None = None
     total: np.ndarray | int = 0
     for block in range(len(split.block_rows)):
@@ -121,7 +122,7 @@ def _bound(split: Split, lengths: _Lengths, group: int) -> Room:
         joined = read if longest is None else np.concatenate([longest, read])
         longest = np.sort(joined, axis=0)[-group:]
     assert longest is not None
-    # Of fewer examples than a group each occurs several times in it.
+    # With fewer examples than a group has, each occurs several times in it.
     repeats = -(-group // max(1, len(longest)))
     mean = np.asarray(total) / split.rows * group
     return Room(longest.sum(axis=0) * repeats, mean, is_exact=False)

@@ -1,4 +1,4 @@
-"""Memory that worker processes fill and the process that started them reads."""
+"""Shared memory that worker processes fill and the process that started them reads."""
 
 import itertools
 import mmap
@@ -12,32 +12,31 @@ from typing import Any
 
 import numpy as np
 
-_WAIT = 0.0005  # seconds between looks at whether a piece is free
+_WAIT = 0.0005  # seconds between checks for a free piece
 
 
 class SharedRing:
-    """Pieces of shared memory of one size, each filled with what was made as some number.
+    """Ring of shared-memory pieces of one size, each filled with the data of one sequence number.
 
-    A piece that is given back is for the next number that has none, so one that is held for long
-    keeps only itself. Whoever fills waits until there is a piece for its number. All batches go
-    through the same memory: to get 8 MB of new shared memory from Linux took 6 ms, to write to what
-    is there 0.15.
+    A returned piece goes to the next number without one, so a piece that is held for long blocks no
+    other. Writers wait until their number has a piece. All batches reuse the same memory:
+    allocating 8 MB of new shared memory on Linux took 6 ms, writing to existing memory 0.15 ms.
 
-    It travels to the workers; the memory lasts as long as anybody maps it, and on Linux it is no
-    file that could be left behind or a limit on /dev/shm be too small for.
+    The ring is pickled to the workers. The memory lasts as long as any process maps it. On Linux it
+    is an anonymous file, so nothing is left behind and the size of /dev/shm is no limit.
 
-    What workers need besides goes the same way. Through the pipe that starts a process go 64 KiB at
-    a time, and who writes more waits for good for one that dies before it reads.
+    Other data for the workers is stored in the same memory. The pipe that starts a process takes 64
+    KiB at a time, and a larger write blocks forever if the process dies before it reads.
 
     Args:
-        pieces: of them.
+        pieces: number of pieces.
         size: bytes of a piece.
-        handed: what `handed` gives a worker; None: nothing.
+        handed: object that `handed` returns in a worker. None: nothing.
     """
 
     def __init__(self, pieces: int, size: int, handed: Any = None):
         self._shape = pieces, size
-        content = ForkingPickler.dumps(handed)  # as multiprocessing hands things over
+        content = ForkingPickler.dumps(handed)  # multiprocessing uses the same pickler
         if hasattr(os, "memfd_create"):
             self._file: Any = os.fdopen(os.memfd_create("jaxrank"), "r+b")
             self._path = f"/proc/{os.getpid()}/fd/{self._file.fileno()}"
@@ -49,7 +48,7 @@ class SharedRing:
         self._file.write(content)
         self._file.flush()
         self._map(self._file)
-        self._dealt[:-1] = np.arange(pieces) * (pieces + 1)  # to each number the piece of its name
+        self._dealt[:-1] = np.arange(pieces) * (pieces + 1)  # Number n starts with piece n
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_shape": self._shape, "_path": self._path}
@@ -60,30 +59,30 @@ class SharedRing:
             self._map(file)
 
     def _front(self) -> int:
-        """Bytes in front of the pieces, whole pages."""
+        """Returns the bytes in front of the pieces, in whole pages."""
         return -(-8 * (self._shape[0] + 1) // mmap.PAGESIZE) * mmap.PAGESIZE
 
     def _map(self, file: Any) -> None:
         content = np.frombuffer(mmap.mmap(file.fileno(), 0), np.uint8)
-        # Of the last number n that is k mod pieces and has a piece: n * pieces + its piece. No more
-        # numbers than there are pieces are not read yet, so none that is waited for is lost.
-        # Behind them, whether nobody reads any more.
+        # Entry k, for the last number n with n mod pieces = k that has a piece, is n * pieces + its
+        # piece. At most `pieces` numbers are unread, so no awaited number is overwritten. The last
+        # entry is set when the reader has closed the ring.
         self._dealt = content[: 8 * (self._shape[0] + 1)].view(np.int64)
         behind = self._front() + self._shape[0] * self._shape[1]
         self._pieces = content[self._front() : behind].reshape(self._shape)
         self._handed = content[behind:]
 
     def handed(self) -> Any:
-        """What was handed over, made anew."""
+        """Returns a copy of the object that the constructor got."""
         return ForkingPickler.loads(bytes(self._handed))
 
     def to_fill(self, number: int) -> np.ndarray:
-        """u8[size], the piece of a number, as soon as there is one.
+        """Waits for the piece of a number and returns it, u8[size].
 
-        Ends the worker's process where the one that reads is gone, for nobody else would.
+        Ends the worker's process if the reader has died, because nothing else would.
 
         Raises:
-            EOFError: the reader closed it.
+            EOFError: the reader has closed the ring.
         """
         parent = multiprocessing.parent_process()
         pieces = self._shape[0]
@@ -96,13 +95,15 @@ class SharedRing:
         return self._pieces[dealt % pieces]
 
     def filled(self, number: int) -> tuple[int, np.ndarray]:
-        """(which it is, u8[size]): the piece of a number that was filled; each is read in turn."""
+        """Returns (index, u8[size]) of the filled piece of a number. Numbers are read in order."""
         pieces = self._shape[0]
         piece = int(self._dealt[number % pieces]) % pieces
         return piece, self._pieces[piece]
 
     def giver(self) -> Callable[[int], None]:
-        """A function that gives a piece back, from any thread; of use after `close` too."""
+        """Returns a function that returns a piece to the ring, from any thread and even after
+        `close`.
+        """
         dealt, pieces = self._dealt, self._shape[0]
         numbers = itertools.count(pieces)
 
@@ -113,7 +114,7 @@ class SharedRing:
         return give_back
 
     def close(self) -> None:
-        """For the reader: ends the workers' waiting, and its own share in the memory."""
+        """Stops waiting workers and unmaps the reader's memory. For the reader only."""
         self._dealt[-1] = 1
         self._file.close()
         del self._dealt, self._pieces, self._handed

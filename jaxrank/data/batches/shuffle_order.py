@@ -1,16 +1,17 @@
-"""The order of training examples: a pure function of the seed, not of the machines that read.
+"""The order of training examples: a pure function of the seed, whatever machines read them.
 
-The blocks of a split are one stage, or several that follow one another, such as days. In its turn
-the blocks of a stage are permuted and laid end to end. This line of N examples is cut into `shards`
-contiguous pieces; shard v reads its piece of the first stage, then of the second, and so on; after
-the last stage it begins again, with other permutations, without end. Within a piece, windows of
-some blocks' length are permuted, so a shard's stream is random over the stage block by block and
-within a window example by example. A batch takes an equal share of every shard's stream, and so
-mixes `shards` windows.
+The blocks of a split form one stage, or several consecutive stages such as days. The blocks of a
+stage are permuted and laid end to end. This line of N examples is cut into `shards` contiguous
+pieces. Shard v reads its piece of each stage in order. After the last stage it starts again with
+new permutations, without end.
 
-Every example occurs exactly once in each pass of the shards' streams. Pieces differ by at most one
-example, and so do the places at which the streams come to the end of a stage: examples of two
-stages meet in one batch at most, and in all others those of a stage come before the next one's.
+Within a piece, windows of several blocks' length are permuted. A shard's stream is therefore random
+block by block over the stage, and example by example within a window. A batch takes an equal share
+of every shard's stream, and so mixes `shards` windows.
+
+Every example occurs exactly once in each pass of the streams. Pieces differ by at most one example,
+and so do the places where the streams finish a stage. Two stages therefore meet in at most one
+batch. All other batches contain one stage, in order.
 """
 
 from collections.abc import Sequence
@@ -20,14 +21,14 @@ import numpy as np
 
 from jaxrank.errors import InputError
 
-# Purposes of a random stream, so that no two draws share one.
+# Purposes of a random stream, so that no two draws share a stream.
 _BLOCKS, _WINDOW = 0, 1
 
 
 class Run(NamedTuple):
     """The places [start, stop) of one permuted window of a shard.
 
-    turn: counts the stages that the streams come to; the epoch where there is one stage.
+    turn: number of stages that the streams have finished. Equals the epoch if there is one stage.
     """
 
     turn: int
@@ -49,10 +50,10 @@ class Order:
 
     Args:
         block_rows: i64[blocks] examples of each stored block.
-        seed: not negative.
+        seed: a nonnegative integer.
         shards: number of streams.
-        window: examples permuted together.
-        stages: numbers of consecutive blocks that make a stage each; all blocks are one if empty.
+        window: number of examples permuted together.
+        stages: number of consecutive blocks of each stage. Empty: all blocks form one stage.
 
     Raises:
         InputError: a shard would have no examples.
@@ -80,42 +81,45 @@ class Order:
         ends = np.cumsum(stages or [len(block_rows)])
         self._stages = [slice(*bounds) for bounds in zip([0, *ends[:-1]], ends, strict=True)]
         self._pieces = _cut([int(block_rows[stage].sum()) for stage in self._stages], shards)
-        self._ends = np.cumsum(np.diff(self._pieces), axis=0)  # i64[stages, shards], in a stream
+        # i64[stages, shards], positions in a stream
+        self._ends = np.cumsum(np.diff(self._pieces), axis=0)
         self._lines: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     def piece(self, shard: int, turn: int = 0) -> tuple[int, int]:
-        """The places [start, stop) of a turn's line that a shard reads."""
+        """Returns the places [start, stop) of a turn's line that a shard reads."""
         start, stop = self._pieces[turn % len(self._stages), shard : shard + 2]
         return int(start), int(stop)
 
     def first_places(self) -> list[int]:
-        """The place at which each stage is first read, in the first pass of the streams."""
+        """Returns the place at which each stage is first read, in the first pass of the streams."""
         starts = self._ends - np.diff(self._pieces)
         reads = np.diff(self._pieces) > 0
         return np.where(reads, starts, self.rows).min(axis=1).tolist()
 
     def _first_window(self, shard: int) -> int:
-        # Staggered, or all shards would need their next window for the same batch.
+        # Staggered, because otherwise all shards would need their next window for the same batch.
         return self.window_rows - self.window_rows * shard // self.shards
 
     def _window_bounds(self, shard: int, turn: int, window: int) -> tuple[int, int]:
-        """The places [start, stop) of a window within its piece."""
+        """Returns the places [start, stop) of a window within its piece."""
         start, stop = self.piece(shard, turn)
         first = self._first_window(shard)
         begin = 0 if window == 0 else first + (window - 1) * self.window_rows
         return begin, min(first + window * self.window_rows, stop - start)
 
     def _turn(self, shard: int, place: int) -> tuple[int, int]:
-        """The turn in which a place of a shard's stream lies, and the place within its piece."""
+        """Returns the turn that contains a place of a shard's stream, and the place within its
+        piece.
+        """
         ends = self._ends[:, shard]
         passes, place = divmod(place, int(ends[-1]))
-        # The first stage that ends behind `place`: empty pieces are passed over.
+        # The first stage that ends after `place`, which skips empty pieces.
         stage = int(np.searchsorted(ends, place, side="right"))
         begin = int(ends[stage - 1]) if stage else 0
         return passes * len(ends) + stage, place - begin
 
     def runs(self, shard: int, start: int, stop: int) -> list[Run]:
-        """The places [start, stop) of a shard's stream, by window."""
+        """Splits the places [start, stop) of a shard's stream by window."""
         first = self._first_window(shard)
         runs = []
         while start < stop:
@@ -128,8 +132,8 @@ class Order:
         return runs
 
     def _line(self, turn: int) -> tuple[np.ndarray, np.ndarray]:
-        """The permuted blocks of a turn and where each ends on the line."""
-        lines = self._lines  # replaced and never changed, so threads need no lock
+        """Returns the permuted blocks of a turn and where each ends on the line."""
+        lines = self._lines  # replaced but never mutated, so threads need no lock
         if turn not in lines:
             random = np.random.default_rng([self.seed, _BLOCKS, turn])
             stage = self._stages[turn % len(self._stages)]
@@ -140,13 +144,13 @@ class Order:
         return lines[turn]
 
     def window(self, shard: int, turn: int, window: int) -> tuple[list[Span], np.ndarray]:
-        """What a window holds, in stored order, and the permutation i64[n] of it."""
+        """Returns the spans of a window in stored order, and its permutation i64[n]."""
         blocks, ends = self._line(turn)
         begin, end = self._window_bounds(shard, turn, window)
         lo, _ = self.piece(shard, turn)
         spans = []
         place = lo + begin
-        # The first block that ends behind `place`: blocks without examples are passed over.
+        # The first block that ends after `place`, which skips empty blocks.
         index = int(np.searchsorted(ends, place, side="right"))
         while place < lo + end:
             block_start = int(ends[index] - self._block_rows[blocks[index]])
@@ -160,14 +164,15 @@ class Order:
 
 
 def _cut(rows: Sequence[int], shards: int) -> np.ndarray:
-    """Where the pieces of each stage's line begin and end: i64[stages, shards + 1].
+    """Returns the boundaries of the pieces of each stage's line, i64[stages, shards + 1].
 
-    After every stage the shards have had equally many examples, but for one.
+    After every stage the numbers of examples that the shards have read differ by at most one.
     """
     ends, had = [], np.zeros(shards, np.int64)
     for stage_rows, total in zip(rows, np.cumsum(rows), strict=True):
         having = np.diff(np.arange(shards + 1) * total // shards)
-        if (having < had).any():  # fewer examples than shards: one for some of those behind
+        # fewer examples than shards: give one to some of the shards that are behind
+        if (having < had).any():
             having = had.copy()
             having[np.flatnonzero(had == had.min())[:stage_rows]] += 1
         ends.append(np.cumsum(np.append(0, having - had)))

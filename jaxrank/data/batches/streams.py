@@ -1,8 +1,7 @@
-"""Elements for grain, at random access: what one process's share of a batch is made of.
+"""Random-access elements for grain, from which one process's part of a batch is made.
 
-Each is a pure function of its index. What is kept between executions (blocks, permuted windows)
-only makes it fast where elements are asked for about in order, and does not travel to input
-workers.
+Each element is a pure function of its index. Cached blocks and permuted windows only speed up reads
+in approximate order. They are not sent to input workers.
 """
 
 import collections
@@ -24,11 +23,11 @@ from jaxrank.run_schedule import execution_end
 
 
 class Reader:
-    """Reads examples of a split; threads that ask at once take turns.
+    """Reads examples of a split. Concurrent calls are serialised.
 
     Args:
-        kept: blocks that are kept for the next execution.
-        known: changes the examples of each block, if given.
+        kept: number of blocks that are kept for the next execution.
+        known: an optional function that changes the examples of each block.
     """
 
     def __init__(self, split: Split, kept: int, known: Known | None = None):
@@ -55,9 +54,9 @@ class Reader:
 
 
 class Shard:
-    """The stream of one shard, at random access: fast where it is read in order.
+    """Random access to the stream of one shard, fast for reads in order.
 
-    It keeps the window, already permuted, that was read last.
+    Caches the last permuted window.
     """
 
     def __init__(self, reader: Reader, order: Order, shard: int):
@@ -72,7 +71,7 @@ class Shard:
         self.__init__(**state)  # type: ignore[misc]
 
     def read(self, start: int, stop: int) -> list[Examples]:
-        """The places [start, stop) of the stream, in one or more parts."""
+        """Returns the places [start, stop) of the stream, in one or more parts."""
         pieces = []
         for run in self._order.runs(self._shard, start, stop):
             with self._lock:
@@ -83,28 +82,28 @@ class Shard:
     def _permuted(self, run: Run) -> Examples:
         key = (run.turn, run.window)
         if self._last is None or self._last[0] != key:
-            self._last = None  # its memory is free before the next takes some
+            self._last = None  # frees its memory before the next window is allocated
             spans, order = self._order.window(self._shard, *key)
             self._last = key, ex.gather([self._reader.read(*span) for span in spans], order)
         return self._last[1]
 
 
 class TrainSource:
-    """Element i: part `i % parts` of this process's share of call `first + i // parts`.
+    """Element i: part `i % parts` of this process's share of execution `first + i // parts`.
 
-    An execution is some consecutive steps; its arrays are [steps_per_execution, rows of the part,
-    ...]. Executions end as `run_schedule.execution_end` says. Shorter ones are filled up with their
+    An execution is a number of consecutive steps. Its arrays are [steps_per_execution, rows of the
+    part, ...]. Executions end where `run_schedule.execution_end` says. Shorter ones repeat their
     last batch.
 
     Args:
-        shards: of this process; a part is an equal share of them.
-        share: examples of a step that each shard gives.
-        parts: of a step; each is of as many shards.
-        steps: to serve.
-        steps_per_execution: of a whole execution.
-        fill_step: makes the batch of a step of examples, as `Batcher.fill` does.
+        shards: of this process. A part is an equal share of them.
+        share: examples per shard and step.
+        parts: number of parts of a step, each of the same number of shards.
+        steps: the steps to return.
+        steps_per_execution: steps of a full execution.
+        fill_step: makes the batch of a step from examples, as `Batcher.fill` does.
         like: the shapes and dtypes of an element.
-        memory: for elements.
+        memory: buffers for elements.
     """
 
     def __init__(
@@ -135,7 +134,7 @@ class TrainSource:
         return batch
 
     def fill(self, index: int, batch: Batch) -> None:
-        """Writes element `index` to arrays that are there."""
+        """Writes element `index` to existing arrays."""
         execution, part = divmod(index, self.parts)
         shards = len(self._shards) // self.parts
         begin = max(self._steps.start, (self._first + execution) * self._steps_per_execution)
@@ -170,7 +169,7 @@ class EvaluationSource:
     def __getitem__(self, index: Any) -> Batch:
         offset = int(index) * self._batch_size
         start, stop = offset + self._mine[0], offset + self._mine[1]
-        # The last batch ends behind the last example, and some processes may have none of it.
+        # The last batch may extend past the last example, and some processes may have none of it.
         rows = int(self._ends[-1])
         block = int(np.searchsorted(self._ends, min(start, rows - 1), side="right"))
         pieces = []

@@ -1,4 +1,4 @@
-"""Processes that make batches."""
+"""Worker processes that make batches."""
 
 import contextlib
 import functools
@@ -19,9 +19,9 @@ from jaxrank.data.batches.streams import TrainSource
 from jaxrank.errors import InputError, RunError
 from jaxrank.features import Batch
 
-# One execution runs, one waits for it on the devices, and one is put there.
+# One execution runs, one is on the devices and waits, and one is being transferred.
 _LENT = 3
-# What ends a process by such a signal.
+# Likely reason for each signal that ends a process.
 _WHY = {
     "-7": "a file that it reads was cut short, or its disk failed (SIGBUS)",
     "-9": "it was killed, as where memory is short, of which fewer workers need less",
@@ -30,28 +30,28 @@ _ENDED = re.compile(r"terminated unexpectedly with exit code (-?\d+)")
 
 
 def suitable_workers(shards: int, *, cores: int, accelerators: int) -> int:
-    """The number of workers that keep the accelerators of a process busy.
+    """Returns the number of workers that keep the accelerators of a process busy.
 
     On one H200 with 16 cores a thread made batches at 33% of the rate of the step, and 4 workers at
-    96% (`configs/powerlaw.py`). Half of the cores stay for the training process. Without
-    accelerators the step itself takes all cores, and workers would take them from it.
+    96% (`configs/powerlaw.py`). Half of the cores are left to the training process. Without
+    accelerators the step itself uses all cores, and workers would compete with it.
 
     Args:
-        shards: of the process; the number of workers divides it.
-        cores: that the process may use.
-        accelerators: of the process; 0 where it computes on the CPU.
+        shards: of the process, a multiple of the number of workers.
+        cores: available to the process.
+        accelerators: of the process, or 0 if it computes on the CPU.
 
     Returns:
-        0 where one worker would be all.
+        The number of workers, or 0 where it would be 1.
     """
     most = min(4 * accelerators, cores // 2, shards)
     return next((n for n in range(most, 1, -1) if shards % n == 0), 0)
 
 
 class _InRing:
-    """The elements of a source as their numbers; what they are stands in the slots.
+    """Source whose elements are only their numbers. Their data is stored in the shared ring.
 
-    grain would put each array into new shared memory.
+    grain would copy each array into new shared memory.
     """
 
     def __init__(self, slots: SharedRing, length: int):
@@ -59,7 +59,7 @@ class _InRing:
 
     @functools.cached_property
     def _made(self) -> tuple[TrainSource, Batch]:
-        """The source, and what the batch of an execution is like."""
+        """Returns the source, and the shapes of the batch of an execution."""
         return self._slots.handed()
 
     def __len__(self) -> int:
@@ -70,7 +70,7 @@ class _InRing:
         execution, part = divmod(int(index), source.parts)
 
         def share(array: np.ndarray) -> np.ndarray:
-            """Of the array of an execution, [steps, rows, ...], the rows of this part."""
+            """Selects this part's rows from an array of an execution, [steps, rows, ...]."""
             rows = array.shape[1] // source.parts
             return array[:, part * rows : (part + 1) * rows]
 
@@ -80,19 +80,19 @@ class _InRing:
 
 
 class WorkerExecutions:
-    """An iterator over executions, of which each worker makes a part.
+    """Iterates over executions, of which each worker makes a part.
 
-    A batch is lent where the workers made it; its memory is theirs again when nobody holds any of
-    its arrays. Of more than `_LENT` that are held at the same time each is a copy.
+    A batch is a view of the workers' memory, which is reused when no array of it is referenced.
+    While more than `_LENT` batches are referenced, further ones are copies.
 
     Args:
-        source: of as many parts as there are workers.
-        ahead: executions that are made ahead.
+        source: with one part per worker.
+        ahead: number of prefetched executions.
         like: the shapes and dtypes of the batch of an execution.
-        memory: for copies.
+        memory: buffers for copies.
 
     Raises:
-        RunError: a worker has ended by itself; it comes from `next`.
+        RunError: from `next`, if a worker has died.
     """
 
     def __init__(self, source: TrainSource, ahead: int, like: Batch, memory: BufferPool):
@@ -102,25 +102,26 @@ class WorkerExecutions:
         self._slots = SharedRing(pieces, bytes_of(like), (source, like))
         self._give_back = self._slots.giver()
         self._lent: set[int] = set()
-        # Elements are dealt to the workers in turn, and there are as many parts as workers: a
-        # worker serves the same shards for ever, and no window is read by two.
+        # Elements are assigned to the workers in turn, and there are as many parts as workers. A
+        # worker therefore always reads the same shards, and no window is read twice.
         elements = grain.MapDataset.source(_InRing(self._slots, len(source)))
         options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
         workers = grain.MultiprocessingOptions(
-            # Room for all: a worker waits for a piece, where it sees whether anybody reads.
+            # Unbounded: a worker waits for a free piece, where it also sees whether the reader is
+            # alive.
             num_workers=source.parts,
             per_worker_buffer_size=pieces,
         )
         self._started = False
-        # The one place that holds it, for `_end` to empty.
+        # The only reference, which `_end` removes.
         self._numbers = [
             iter(elements.to_iter_dataset(options).mp_prefetch(workers, _leave_signals))
         ]
-        # Also where nobody closes it, and before grain does so at the end of a program.
+        # Also runs without `close`, and before grain's own cleanup at the end of a program.
         self._end = util.Finalize(self, _end, (self._slots, self._numbers), exitpriority=10)
 
     def __next__(self) -> Batch:
-        # grain starts the workers, by threads of its own, when it is first asked.
+        # grain starts the workers from its own threads at the first request.
         with contextlib.nullcontext() if self._started else signals.held_back():
             for _ in range(self._source.parts):
                 execution = self._number() // self._source.parts
@@ -137,7 +138,7 @@ class WorkerExecutions:
         try:
             return next(self._numbers[0])
         except RuntimeError as error:
-            ended = _ENDED.search(str(error))  # as grain says it
+            ended = _ENDED.search(str(error))  # the format of grain's message
             if ended is None:
                 raise
             why = _WHY.get(ended[1], "it was killed")
@@ -149,7 +150,7 @@ class WorkerExecutions:
             ) from error
 
     def _lend(self, piece: int, filled: np.ndarray) -> np.ndarray:
-        # NumPy's views of views hold the first array of their own kind: this one.
+        # Views of views reference the first array of their own type in NumPy: this one.
         lent = np.frombuffer(filled.data, np.uint8)
         self._lent.add(piece)
         weakref.finalize(lent, _end_loan, self._lent, self._give_back, piece).atexit = False
@@ -161,11 +162,12 @@ class WorkerExecutions:
 
 
 def _check_guarded() -> None:
-    """Refuses to start processes from one that is being started: it imports its program anew, and
-    that would start them again.
+    """Raises if a process that is still being started would start processes.
+
+    It imports its program again, and that would start them again.
 
     Raises:
-        InputError: saying what the program lacks.
+        InputError: says what the program lacks.
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise InputError(
@@ -175,7 +177,7 @@ def _check_guarded() -> None:
 
 
 def _leave_signals(_worker: int, _count: int) -> None:
-    """Ctrl-C and the like come to all processes of a group; the one that reads decides."""
+    """Ignores signals such as Ctrl-C, which reach all processes of a group. The reader decides."""
     signals.release(ignore=True)
 
 
@@ -185,6 +187,6 @@ def _end_loan(lent: set[int], give_back: Callable[[int], None], piece: int) -> N
 
 
 def _end(slots: SharedRing, numbers: list[Any]) -> None:
-    slots.close()  # or grain would wait for a worker that waits for a piece
-    # What is left when the interpreter takes its modules down fails in its `__del__`, and says so.
+    slots.close()  # otherwise grain would wait for a worker that waits for a piece
+    # An iterator that survives until interpreter shutdown fails in its `__del__` and prints that.
     numbers.pop().close()
