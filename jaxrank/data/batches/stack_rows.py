@@ -1,4 +1,4 @@
-"""Maps rows of tables to rows of their stack and checks them: the last change of an id on the host."""
+"""Checks rows of tables and maps them to rows of their stack, the last host step of an id."""
 
 import math
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Cells of text that hold a list in brackets, as JSON and Python write it: "[1, 2]", "['a']"."""
+"""Reads text cells that hold a bracketed list, as JSON and Python write it: "[1, 2]", "['a']"."""
 
 import ast
 import json
@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-# In one pair of brackets, or in quotes. "(a)|(b)" is no such list, and neither is "a[1]".
+# In one pair of brackets, or in quotes. Neither "(a)|(b)" nor "a[1]" is such a list.
 _BRACKETS = (
     r"\[[^\[\]]*(\[.*)?\]|\([^()]*(\(.*)?\)|\{[^{}]*(\{.*)?\}|array\(.*\)"
     r"""|'[^']*'(\s*[^\w\s'"]\s*'[^']*')*|"[^"]*"(\s*[^\w\s'"]\s*"[^"]*")*"""
@@ -19,7 +19,7 @@ _PAIRS = {"[": "]", "(": ")", "{": "}"}
 
 
 def bracketed(cells: pa.Array) -> np.ndarray:
-    """bool[n]: whether each text is a list in brackets, or ids in quotes; False where missing."""
+    """Returns bool[n]: True where a text is a bracketed list or a quoted id. False where missing."""
     if not _may_be(cells):
         return np.zeros(len(cells), bool)
     matches = pc.match_substring_regex(cells, _WHOLE)
@@ -27,7 +27,7 @@ def bracketed(cells: pa.Array) -> np.ndarray:
 
 
 def _may_be(cells: pa.Array) -> bool:
-    """Returns True where the first byte of some text could begin such a cell, in little time."""
+    """Returns False if no text can be such a cell by its first byte. A cheap first check."""
     _, offsets, data = cells.buffers()
     if data is None:
         return False
@@ -42,7 +42,9 @@ def _may_be(cells: pa.Array) -> bool:
 
 
 def read(cell: str) -> list[str | None] | None:
-    """The ids within a bracketed cell as text, None for one that is missing; None if it is none."""
+    """Parses a bracketed cell into ids as text, None for a missing id. Returns None if it is
+    invalid.
+    """
     text = cell.strip()
     if text.startswith("array("):
         text = text[6:-1]
@@ -52,9 +54,9 @@ def read(cell: str) -> list[str | None] | None:
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             continue
         if isinstance(values, dict):
-            return None  # ids and weights, say
+            return None  # for example ids and weights
         if isinstance(values, set):
-            break  # in an order of its own
+            break  # a set, which has no stable order
         if isinstance(values, str):
             values = [values]
         if isinstance(values, list | tuple):
@@ -72,11 +74,11 @@ def _texts(values: Any) -> list[str | None] | None:
 
 
 def _words(text: str) -> list[str | None] | None:
-    """Reads a list that is neither JSON nor Python, as "{3, 4}", "[a, b]" or NumPy's "[1 2]"."""
+    """Parses a list that is neither JSON nor Python: "{3, 4}", "[a, b]" or NumPy's "[1 2]"."""
     if _PAIRS.get(text[:1]) == text[-1:]:
         text = text[1:-1].strip()
     if text.startswith(tuple(_PAIRS)):
-        return None  # a list of lists
+        return None  # a nested list
     if not text:
         return []
     words = text.split(",") if "," in text else text.split()

@@ -1,4 +1,4 @@
-"""Cells of columns of ids: the ids and weights that they hold, checked, and cut where asked."""
+"""Reads columns of ids: checks the ids and weights of each cell and truncates lists on request."""
 
 from typing import NamedTuple
 
@@ -15,9 +15,9 @@ from jaxrank.data.spec.entries import CategoricalSpec, DenseSpec, RaggedSpec
 
 
 def id_elements(entry: CategoricalSpec, chunk: Chunk) -> Column:
-    """The ids of a column; where `length` is more than 1, those of each row that is not missing.
+    """Returns the ids of a column. Where `length` is more than 1, the ids of each non-missing row.
 
-    Such a row has exactly `length` of them, of which one that is empty is missing.
+    Such a row has exactly `length` ids. An empty id is missing.
     """
     column = column_of(chunk, entry.name)
     if entry.length == 1:
@@ -33,8 +33,10 @@ def id_elements(entry: CategoricalSpec, chunk: Chunk) -> Column:
 
 
 class ListElements(NamedTuple):
-    """The ids of a column of lists, weights f64[ids] if it has any, how many ids were cut, and from
-    how many lists."""
+    """The ids of a column of lists, optional weights f64[ids], and counts of truncation.
+
+    truncated: number of ids that were cut, from truncated_lists lists.
+    """
 
     ids: Column
     weights: np.ndarray | None
@@ -43,8 +45,10 @@ class ListElements(NamedTuple):
 
 
 def list_elements(entry: RaggedSpec, chunk: Chunk) -> ListElements:
-    """The ids of a column of lists and their weights, without padding, and cut to `max_length`
-    where that is asked."""
+    """Returns the ids of a column of lists and their weights, without padding.
+
+    Lists are truncated to `max_length` where the entry asks for it.
+    """
     column = column_of(chunk, entry.name)
     ids = elements(column, entry.separator, brackets=entry.brackets)
     weighing: Column | None = None
@@ -89,7 +93,7 @@ def list_elements(entry: RaggedSpec, chunk: Chunk) -> ListElements:
 
 
 def _chosen(column: Column, keep: np.ndarray) -> Column:
-    """The values of lists where bool[values] `keep` is set."""
+    """Selects the values of lists where bool[values] `keep` is True."""
     assert column.lengths is not None
     ends = np.cumsum(column.lengths)
     kept = np.concatenate([[0], np.cumsum(keep)])
@@ -100,14 +104,14 @@ def _chosen(column: Column, keep: np.ndarray) -> Column:
 
 
 def _is_padding(values: pa.Array, padding: tuple[str, ...]) -> np.ndarray:
-    """bool[n]: whether each id is one of the texts in `padding`; "" is one that is missing."""
+    """Returns bool[n]: True where an id equals a text in `padding`. "" stands for a missing id."""
     result = np.zeros(len(values), bool)
     if "" in padding:
         result |= values.is_null().to_numpy(zero_copy_only=False)
     kind = values.type
     if is_text(kind) or pa.types.is_binary(kind):
         known = pa.array([p for p in padding if p]).cast(kind)
-    else:  # numbers; a text that spells none is none of them
+    else:  # Numbers. A padding text that is not a number matches none of them.
         spelled = pa.array([p for p in padding if p], pa.string())
         numeric = pc.match_substring_regex(spelled, r"^-?[0-9]{1,18}$")
         known = spelled.filter(numeric).cast(pa.int64())
@@ -120,7 +124,7 @@ def _is_padding(values: pa.Array, padding: tuple[str, ...]) -> np.ndarray:
 
 
 def _divided(ids: Column, separator: str, padding: tuple[str, ...]) -> tuple[Column, Column]:
-    """Ids and weights of texts "id:weight"; what is padding needs no weight."""
+    """Splits texts "id:weight" into ids and weights. Padding needs no weight."""
     if not is_text(ids.values.type):
         ids.refuse_type(f"a list of texts, with {separator!r} between id and weight")
     parts = pc.split_pattern(ids.values, separator, max_splits=1, reverse=True)
@@ -133,7 +137,7 @@ def _divided(ids: Column, separator: str, padding: tuple[str, ...]) -> tuple[Col
         ids.reject(np.flatnonzero(bad), must)
     nothing = pa.scalar(None, pa.string())
     is_whole = pa.array(count == 2)
-    # Of those that are not whole, padding is left, which stays as it is.
+    # Among incomplete pairs, padding remains and is valid.
     doubled = pc.if_else(is_whole, ids.values, f"x{separator}1")
     parts = pc.split_pattern(doubled, separator, max_splits=1, reverse=True)
     names = pc.if_else(is_whole, pc.list_element(parts, 0), ids.values)
@@ -143,7 +147,9 @@ def _divided(ids: Column, separator: str, padding: tuple[str, ...]) -> tuple[Col
 
 
 def vector(entry: DenseSpec, chunk: Chunk) -> np.ndarray:
-    """f64[n, length] of a column of vectors, NaN where a number or all of a vector is missing."""
+    """Returns f64[n, length] of a column of vectors, NaN where a number or a whole vector is
+    missing.
+    """
     column = elements(
         column_of(chunk, entry.column), entry.separator, f"{entry.length} numbers", "read"
     )
@@ -173,5 +179,5 @@ def _parallel_weights(entry: RaggedSpec, chunk: Chunk, ids: Column) -> Column:
 
 
 def _list_weight(values: np.ndarray) -> np.ndarray:
-    """f64[n] -> bool[n]: whether a list that has such weights alone can be divided by their sum."""
+    """Maps f64[n] to bool[n]: True where a list with only this weight can be divided by the sum."""
     return not_negative(values) & ((values == 0) | (values >= 1e-38))

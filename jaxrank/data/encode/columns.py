@@ -1,7 +1,7 @@
-"""One column of a chunk as NumPy, whatever it was in the file: text or a type of Arrow's.
+"""Converts one column of a chunk to NumPy from text or any Arrow type.
 
-Whole columns are converted at once. Only where that fails are the values searched for the first
-bad one, so that the message can name its file and row.
+Whole columns are converted at once. If that fails, the values are searched for the first invalid
+one, so that the message can name its file and row.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from jaxrank.data.encode import brackets as bracketed_cells
 from jaxrank.data.rejects import BadRows, missing_text
 from jaxrank.errors import InputError
 
-# Of a float type, from which on whole numbers share a value: ids that were other numbers before.
+# From this value on, integers share a float: an id may have been another number before.
 _EXACT_BELOW = {pa.float16(): 2**11, pa.float32(): 2**24, pa.float64(): 2**53}
 _LIST_HINTS = {
     kind: f" In records of tf.Example, set source.columns[{{!r}}]='list<{name}>'."
@@ -29,9 +29,9 @@ MISSING_WORDS = frozenset(
 
 
 class Column(NamedTuple):
-    """A column with what a message needs to name a place in it.
+    """A column with the data that a message needs to name a place in it.
 
-    lengths: where the values are those of lists, the length of each row's list; else None.
+    lengths: the length of each row's list, or None if the column has no lists.
     """
 
     values: pa.Array
@@ -61,7 +61,7 @@ class Column(NamedTuple):
 
 
 def column_of(chunk: Chunk, name: str) -> Column:
-    """The chunk's column of that name, without dictionaries, and with null for empty text."""
+    """Returns the chunk's column of that name, without dictionaries, and with null for empty text."""
     index = chunk.batch.schema.get_field_index(name)
     if index < 0:
         raise InputError(f"{chunk.file}: must have a column {name!r}: found none of that name.")
@@ -69,21 +69,21 @@ def column_of(chunk: Chunk, name: str) -> Column:
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Whether values of this type are strings."""
+    """Returns True if values of this type are strings."""
     return (
         pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
     )
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """Returns True for types of lists."""
+    """Returns True if values of this type are lists."""
     return (
         pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
     )
 
 
 def _simplified(values: pa.Array) -> pa.Array:
-    """Text as `string` with null for the empty one; a dictionary's values in its place."""
+    """Decodes dictionaries and casts text to `string` with null for the empty text."""
     if pa.types.is_dictionary(values.type):
         return _simplified(values.dictionary_decode())
     if pa.types.is_null(values.type):
@@ -91,7 +91,7 @@ def _simplified(values: pa.Array) -> pa.Array:
     if is_text(values.type):
         values = values.cast(pa.string())
         empty = pc.equal(values, "")
-        # From a CSV reader empty text comes as null already, and this is all it costs.
+        # A CSV reader returns empty text as null already, so this check is the only cost.
         if pc.any(empty).as_py():
             values = pc.if_else(empty, pa.scalar(None, pa.string()), values)
     return values
@@ -104,13 +104,13 @@ def numbers(
     missing: bool = True,
     booleans: bool = False,
 ) -> np.ndarray:
-    """f64[n], NaN where the value is missing.
+    """Returns f64[n], NaN where the value is missing.
 
     Args:
-        must: what a value must be, for the message.
-        valid: f64[n] -> bool[n], whether each value that is there is allowed.
-        missing: whether a value may be missing.
-        booleans: whether text may be "true" and "false", in any case, for 1 and 0.
+        must: requirement on a value, for the message.
+        valid: maps f64[n] to bool[n], True where a non-missing value is allowed.
+        missing: True if a value may be missing.
+        booleans: True if the texts "true" and "false", in any case, stand for 1 and 0.
     """
     values = column.values
     kind = values.type
@@ -118,7 +118,7 @@ def numbers(
     if not (simple or is_text(kind) or pa.types.is_decimal(kind)):
         hint = ""
         if is_list(kind):
-            hint = " Set `length` of the feature in `floats` for a vector of so many numbers."
+            hint = " Set `length` of the feature in `dense` to read vectors of that length."
         column.refuse_type(must, hint)
     try:
         converted = values.cast(pa.float64(), safe=False)
@@ -141,17 +141,19 @@ def numbers(
 
 
 def _without_booleans(texts: pa.Array) -> pa.Array:
-    """Texts with "1" and "0" in place of "true" and "false"."""
+    """Replaces "true" and "false" by "1" and "0" in texts."""
     lower = pc.ascii_lower(texts)
     rest = pc.if_else(pc.equal(lower, "false"), "0", texts)
     return pc.if_else(pc.equal(lower, "true"), "1", rest)
 
 
 def uncastable(values: pa.Array, kind: pa.DataType) -> np.ndarray:
-    """i64[m]: where the values are that cannot be cast, of an array that cannot be."""
+    """Returns i64[m], the indices of the values that cannot be cast, of an array that cannot be
+    cast.
+    """
     positions: list[int] = []
     pending = [(0, len(values))]
-    while pending:  # halves, for bad values are few
+    while pending:  # bisection, because invalid values are few
         start, stop = pending.pop()
         try:
             values[start:stop].cast(kind)
@@ -168,7 +170,7 @@ ID_TYPES = "text or whole numbers"
 
 
 def _whole_numbers(column: Column, must: str) -> pa.Array:
-    """The ids as int64, for a column of numbers or of text that spells them."""
+    """Returns the ids as int64, for a column of numbers or of decimal text."""
     try:
         return column.values.cast(pa.int64())
     except pa.ArrowInvalid:
@@ -176,7 +178,7 @@ def _whole_numbers(column: Column, must: str) -> pa.Array:
 
 
 def check_id_type(column: Column) -> None:
-    """Refuses a column of a type that ids do not have."""
+    """Rejects a column of a type that ids cannot have."""
     kind = column.values.type
     if not (
         is_text(kind)
@@ -194,7 +196,7 @@ def check_id_type(column: Column) -> None:
 
 
 def _check_exact(column: Column) -> None:
-    """Refuses ids in a float column that were rounded when they were written."""
+    """Rejects ids in a float column that were rounded when they were written."""
     kind = column.values.type
     limit = _EXACT_BELOW[kind]
     sizes = np.abs(column.values.to_numpy(zero_copy_only=False).astype(np.float64))
@@ -208,13 +210,13 @@ def _check_exact(column: Column) -> None:
 
 
 def inexact(sizes: np.ndarray, kind: pa.DataType) -> np.ndarray:
-    """bool[n]: whether numbers of a float type, without signs, stand for several whole ones."""
-    # What int64 has no room for is refused by others, with infinity and NaN.
+    """Returns bool[n]: True where the absolute value of a float stands for several integers."""
+    # Other checks reject values that overflow int64, infinity and NaN.
     return (sizes >= _EXACT_BELOW[kind]) & (sizes < 2.0**63)
 
 
 def texts(column: Column) -> pa.Array:
-    """The ids as text: a whole number as its decimal digits, null where missing."""
+    """Returns the ids as text: decimal digits for an integer, null where missing."""
     check_id_type(column)
     kind = column.values.type
     if is_text(kind):
@@ -234,12 +236,12 @@ def texts(column: Column) -> pa.Array:
 def elements(
     column: Column, separator: str, must: str = "a list", brackets: str = "error"
 ) -> Column:
-    """The values of a column of lists, one after another, with the lengths i64[n].
+    """Returns the concatenated values of a column of lists, with the lengths i64[n].
 
-    A missing list, like empty text, is one of length 0. An empty part of a text is null.
+    A missing list or empty text has length 0. An empty element of a text is null.
 
     Args:
-        brackets: as of `RaggedSpec`.
+        brackets: as in `RaggedSpec`.
     """
     values = column.values
     if is_text(values.type):
@@ -265,7 +267,7 @@ def elements(
 
 
 def _in_brackets(column: Column, brackets: str) -> np.ndarray:
-    """bool[n]: the cells that are lists in brackets, which must be there to be read only."""
+    """Returns bool[n]: True where a cell is a bracketed list. Raises if `brackets` forbids them."""
     cells = bracketed_cells.bracketed(column.values)
     if cells.any() and brackets == "error":
         column.reject(
@@ -278,9 +280,9 @@ def _in_brackets(column: Column, brackets: str) -> np.ndarray:
 
 
 def _with_brackets(column: Column, separator: str, must: str, cells: np.ndarray) -> Column:
-    """`elements` of a column with lists in brackets in some `cells`, bool[n]."""
+    """Returns `elements` of a column with bracketed lists in the cells bool[n] `cells`."""
     values = column.values
-    # Equal cells, of which there are many, are read once.
+    # Many cells are equal. Each different one is parsed once.
     encoded = values.filter(pa.array(cells)).dictionary_encode()
     parsed = [bracketed_cells.read(cell) for cell in encoded.dictionary.to_pylist()]
     indices = encoded.indices.to_numpy()
@@ -293,7 +295,7 @@ def _with_brackets(column: Column, separator: str, must: str, cells: np.ndarray)
     )
     plain = elements(others, separator, must, "keep") if separator else None
     if plain is None and (~cells & values.is_valid().to_numpy(zero_copy_only=False)).any():
-        elements(column, separator, must, "keep")  # refuses text without a separator
+        elements(column, separator, must, "keep")  # rejects text without a separator
     result: list[list[str | None]] = []
     lengths, flat = [0] * len(values), []
     if plain is not None and plain.lengths is not None:

@@ -1,4 +1,4 @@
-"""Chunks of raw columns -> `Examples`."""
+"""Encodes chunks of raw columns as `Examples`."""
 
 import functools
 import math
@@ -25,11 +25,11 @@ from jaxrank.data.statistics.vocabulary import Vocabulary, hash_rows
 from jaxrank.features import MISSING_ROW, PAD, RESERVED_ROWS, UNKNOWN_ROW
 
 _NUMBER = "a finite number or empty"
-_MOST = 1e150  # whose square is finite, for the deviation
+_MOST = 1e150  # its square is finite, as the deviation requires
 
 
 def raw_floats(entries: Sequence[DenseSpec], chunk: Chunk) -> np.ndarray:
-    """f64[n, entries] as the data has them, NaN where missing; the entries are resolved."""
+    """Returns f64[n, entries] as in the data, NaN where missing. The entries are resolved."""
     result = np.empty((chunk.batch.num_rows, len(entries)), order="F")
     vectors: dict[str, np.ndarray] = {}
     for i, entry in enumerate(entries):
@@ -47,7 +47,7 @@ def raw_floats(entries: Sequence[DenseSpec], chunk: Chunk) -> np.ndarray:
 
 
 def log_transform(values: np.ndarray, log: np.ndarray) -> np.ndarray:
-    """sign(x) log(1 + |x|) in the columns where bool[columns] `log` is set."""
+    """Applies sign(x) log(1 + |x|) to the columns where bool[columns] `log` is True."""
     if not log.any():
         return values
     result = values.copy()
@@ -57,18 +57,18 @@ def log_transform(values: np.ndarray, log: np.ndarray) -> np.ndarray:
 
 
 class Encoder:
-    """Encodes the chunks of a split, and counts what it meets in the split's statistics.
+    """Encodes the chunks of a split and updates the split's statistics.
 
     Args:
         features: a resolved spec.
         vocabularies: of every table with vocabulary encoding.
-        transforms: mean and deviation, after `log`, of every float that is standardised.
-        as_of: the latest event of the split, in seconds since 1970, for tasks with a `time` where
-            the spec does not say when the data was looked at.
-        boundaries: f64[buckets - 1] of every feature whose buckets are learned, by name.
-        pseudonymise: what vocabularies hold in place of a raw value; none: the value.
-        earlier_rows: of each vocabulary that an earlier store had; values behind them are new.
-        types: of columns that files have in several types, by name, as of `Source.types`.
+        transforms: mean and deviation, after `log`, of every standardised float.
+        as_of: the latest event of the split, in seconds since 1970, for tasks with a `time` if the
+            spec has no `as_of`.
+        boundaries: f64[buckets - 1] of every feature with fitted buckets, by name.
+        pseudonymise: maps a raw value to its entry in the vocabulary. None: the value itself.
+        earlier_rows: number of rows of each vocabulary in the earlier store. Later rows are new.
+        types: of columns that have several types in the files, by name, as in `Source.types`.
     """
 
     def __init__(
@@ -98,16 +98,16 @@ class Encoder:
         self._mean = np.array([mean for mean, _ in scales])
         self._std = np.array([std for _, std in scales])
         self._indicator = np.array([f.missing_indicator for f in floats], bool)
-        # An indicator stands behind its own value and so moves all later columns.
+        # An indicator follows its own value and so moves all later columns.
         self._position = np.arange(len(floats)) + np.cumsum(self._indicator) - self._indicator
         self._as_of, self._boundaries = as_of, boundaries or {}
         self._id_columns = sum(f.length for f in features.categorical)
 
     def encode(self, chunk: Chunk) -> Examples:
-        """The chunk's examples; they count only if all of them can be used.
+        """Returns the chunk's examples. Counts them only if all of them are valid.
 
         Raises:
-            InputError: a value is not what its column may hold; names file, row and column.
+            InputError: a value is invalid for its column. Names file, row and column.
         """
         features = self._features
         raw = raw_floats(self._floats, chunk)
@@ -178,7 +178,7 @@ class Encoder:
             counted.merge(NewValues(there, new, noted.new))
 
     def check(self, chunk: Chunk) -> None:
-        """Raises BadRows where `encode` would, whatever is to be learned yet."""
+        """Raises BadRows where `encode` would, before anything is fitted."""
         raw = raw_floats(self._floats, chunk)
         self._check_floats(log_transform(raw, self._log), chunk)
         features = self._features
@@ -198,7 +198,7 @@ class Encoder:
             texts(column)
 
     def _check_floats(self, values: np.ndarray, chunk: Chunk) -> np.ndarray:
-        """f64[n, floats], NaN where one is missing -> f32."""
+        """Converts f64[n, floats], NaN where missing, to f32."""
         with np.errstate(over="ignore"):
             single = values.astype(np.float32)
         if np.isinf(single).any():
@@ -220,7 +220,7 @@ class Encoder:
         return result
 
     def _encode_ids(self, chunk: Chunk) -> "tuple[np.ndarray, list[_Noted]]":
-        """i32[n, id columns], and what is to be told of each feature."""
+        """Returns i32[n, id columns] and the counts of each feature."""
         result = np.empty((chunk.batch.num_rows, self._id_columns), np.int32)
         noted = []
         start = 0
@@ -244,13 +244,15 @@ class Encoder:
     def _rows_of(
         self, column: Column, entry: CategoricalSpec | RaggedSpec
     ) -> "tuple[np.ndarray, _Noted]":
-        """i32[values], the row of each id, MISSING_ROW or PAD where it is missing; and what is to
-        be told of them."""
+        """Returns the row of each id, i32[values], and the counts of the column.
+
+        A missing id has the row MISSING_ROW or PAD.
+        """
         table = self._tables[entry.table]
         if table.encoding == "integer":
             rows, bad = row_numbers(column, table)
             return rows, _Noted(bad)
-        # Each different value is looked up once; the rest is arithmetic on indices.
+        # Each different value is looked up once. The rest is arithmetic on indices.
         encoded = texts(column).dictionary_encode()
         values = encoded.dictionary
         count = len(values)
@@ -295,7 +297,7 @@ class Encoder:
         columns = {}
         for name in self._features.kept_columns:
             column = batch.column(batch.schema.get_field_index(name))
-            # An Arrow file holds one dictionary a column, and each chunk has its own.
+            # An Arrow file holds one dictionary per column, but each chunk has its own.
             if pa.types.is_dictionary(column.type):
                 column = column.dictionary_decode()
             if self._types.get(name) == "double" and not pa.types.is_float64(column.type):
@@ -305,7 +307,7 @@ class Encoder:
 
 
 def _as_double(column: pa.Array, name: str, chunk: Chunk) -> pa.Array:
-    """A kept column of whole numbers, of which other files have some with fractions."""
+    """Casts a kept integer column to float64, for a column that has fractions in other files."""
     try:
         return column.cast(pa.float64())
     except pa.ArrowInvalid:
@@ -314,16 +316,20 @@ def _as_double(column: pa.Array, name: str, chunk: Chunk) -> pa.Array:
 
 
 class _Noted(NamedTuple):
-    """What is to be told of a column of ids: how many were no rows of their table, and a few values
-    that an earlier vocabulary does not have."""
+    """Counts of a column of ids: ids out of range, and some values new to the vocabulary."""
 
     out_of_range: int = 0
     new: list[str] = []
 
 
 class _Lists(NamedTuple):
-    """lengths i32[n, lists]; values and weights example by example, list by list, as of `Examples`;
-    and of each column its cells, its rows i32[ids], and what is to be told of them."""
+    """The encoded lists of a chunk, by example and within an example by list, as in `Examples`.
+
+    lengths: i32[n, lists].
+    elements: the cells of each column.
+    rows: i32[ids] of each column.
+    noted: the counts of each column.
+    """
 
     lengths: np.ndarray
     values: np.ndarray
@@ -338,7 +344,7 @@ def _missing(encoding: str) -> np.int32:
 
 
 def _bucket_rows(column: Column, edges: np.ndarray) -> np.ndarray:
-    """i32[n]: a row for each number, by how many of the edges f32[buckets - 1] are at most it."""
+    """Returns i32[n], a row per number: the number of edges f32[buckets - 1] that are at most it."""
     values = numbers(column, _NUMBER)
     with np.errstate(over="ignore"):
         single = values.astype(np.float32)

@@ -1,4 +1,4 @@
-"""The first pass over training data: what encoding needs to know of all of it."""
+"""The first pass over the training data, which fits the encoders."""
 
 import json
 import math
@@ -27,13 +27,13 @@ _SCHEMA = pa.schema([("table", pa.int32()), ("value", pa.string()), ("count", pa
 
 
 class FittedEncoders(NamedTuple):
-    """What encoding needs beyond the spec.
+    """Fitted values that encoding needs in addition to the spec.
 
     vocabularies: by table.
-    transforms: (mean, deviation) after `log` of each float that is standardised, by name.
-    boundaries: of each id whose buckets are learned, f64[buckets - 1], by name.
-    as_of: the latest event of a split, in seconds since 1970; None where nobody asks.
-    earlier_rows: of each vocabulary that an earlier store had; values behind them are new.
+    transforms: (mean, deviation) after `log` of each standardised float, by name.
+    boundaries: f64[buckets - 1] of each feature with fitted buckets, by name.
+    as_of: the latest event of a split, in seconds since 1970, or None if no task needs it.
+    earlier_rows: number of rows of each vocabulary in the earlier store. Later rows are new.
     """
 
     vocabularies: dict[str, Vocabulary]
@@ -43,7 +43,9 @@ class FittedEncoders(NamedTuple):
     earlier_rows: Mapping[str, int] = MappingProxyType({})
 
     def to_state(self) -> dict[str, Any]:
-        """JSON-able; of vocabularies only checksums, for their values lie in the store."""
+        """Returns a JSON-able state. It has only the checksums of vocabularies, which the store
+        holds.
+        """
         return {
             "transforms": self.transforms,
             "boundaries": {name: b.tolist() for name, b in self.boundaries.items()},
@@ -56,7 +58,7 @@ class FittedEncoders(NamedTuple):
     def from_state(
         cls, state: Mapping[str, Any], vocabularies: dict[str, Vocabulary]
     ) -> "FittedEncoders":
-        """Restores what `to_state` was called on, of the same vocabularies."""
+        """Restores the object from the result of `to_state` and the same vocabularies."""
         return cls(
             vocabularies,
             {name: (mean, std) for name, (mean, std) in state["transforms"].items()},
@@ -70,7 +72,7 @@ NOTHING = FittedEncoders({}, {}, {})
 
 
 class FitSpec(NamedTuple):
-    """What is to be learned: tables, floats, buckets of ids, and the time of the last event."""
+    """The values to fit: tables, floats, buckets of ids, and the time of the last event."""
 
     tables: tuple[TableSpec, ...]
     dense: tuple[str, ...]
@@ -91,7 +93,7 @@ FIT_NOTHING = FitSpec((), (), (), False)
 
 
 def fit_spec(features: FeatureSpec, earlier: FittedEncoders) -> FitSpec:
-    """What a resolved spec needs and an earlier store has not learned; vocabularies always grow."""
+    """Returns the values that a resolved spec needs and `earlier` lacks. Vocabularies always grow."""
     return FitSpec(
         tables=tuple(t for t in features.tables if t.encoding == "vocabulary"),
         dense=tuple(
@@ -105,12 +107,12 @@ def fit_spec(features: FeatureSpec, earlier: FittedEncoders) -> FitSpec:
 
 
 def looks_at_last_event(features: FeatureSpec) -> bool:
-    """Whether labels depend on the latest event of their split."""
+    """Returns True if labels depend on the latest event of their split."""
     return any(task.time for task in features.tasks) and not features.as_of
 
 
 class FitState:
-    """What chunks hold of what is to be learned; those of several parts of the data add up."""
+    """Accumulated counts of chunks, from which encoders are fitted. States of parts can be merged."""
 
     def __init__(self, features: FeatureSpec, wanted: FitSpec):
         self._features, self._wanted = features, wanted
@@ -124,7 +126,7 @@ class FitState:
         self._log = np.array([f.log for f in self._floats], bool)
 
     def add(self, chunk: Chunk) -> None:
-        """Raises BadRows before anything of the chunk is counted."""
+        """Adds a chunk. Raises BadRows before any of it is counted."""
         floats = raw_floats(self._floats, chunk)
         values = [
             (entry.table, id_elements(entry, chunk))
@@ -164,7 +166,7 @@ class FitState:
             self.quantiles[name].merge(quantiles)
 
     def write(self, path: UPath, fingerprint: str, pseudonymise: Pseudonymise | None) -> None:
-        """As an Arrow file. Of values that are concealed only what `pseudonymise` makes of them."""
+        """Writes an Arrow file. Only `pseudonymise`d values are written if it is not None."""
         state = {
             "fingerprint": fingerprint,
             "rows": self.rows,
@@ -184,7 +186,7 @@ class FitState:
         files.write_whole(path, buffer.getvalue())
 
     def read(self, path: UPath) -> str:
-        """Takes what `write` wrote; returns the fingerprint."""
+        """Restores the result of `write` and returns the fingerprint."""
         with path.open("rb") as file:
             content = pa.ipc.open_file(file).read_all()
         state = json.loads(content.schema.metadata[b"jaxrank"])
@@ -199,7 +201,7 @@ class FitState:
         return state["fingerprint"]
 
     def fitted(self, earlier: FittedEncoders) -> FittedEncoders:
-        """What these findings and an earlier store teach together."""
+        """Fits the encoders from these counts and the fitted encoders of an earlier store."""
         vocabularies = {
             t.name: build(
                 self.counters[t.name], t.min_count, t.max_rows, earlier.vocabularies.get(t.name)

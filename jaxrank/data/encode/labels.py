@@ -1,5 +1,4 @@
-"""What is to be predicted: labels, weights and logit corrections of a chunk's examples, for each
-task."""
+"""Labels, weights and logit corrections of a chunk's examples, for each task."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -18,10 +17,11 @@ _MOST_COUNT = 1e12  # its log is below `losses.LOG_COUNT_LIMIT`
 
 
 class Labels(NamedTuple):
-    """f32[n, tasks] each, as of `Examples`; weights, logit_correction and truth are None where no
-    task has any.
+    """The targets of each example, f32[n, tasks] each, as in `Examples`.
 
-    pending: i64[tasks] labels that are unknown because the attribution window was still open.
+    weights, logit_correction and truth are None if no task has any.
+    pending: i64[tasks], number of labels that are unknown because the attribution window is still
+    open.
     """
 
     labels: np.ndarray
@@ -32,10 +32,10 @@ class Labels(NamedTuple):
 
 
 def horizon(features: FeatureSpec, fitted: float | None = None) -> float | None:
-    """When the data was looked at, in seconds since 1970; None where no task asks.
+    """Returns the time of the data snapshot, in seconds since 1970, or None if no task needs it.
 
     Args:
-        fitted: the greatest event time of the training split, where the spec does not say.
+        fitted: the latest event of the training split, used if the spec has no `as_of`.
     """
     if not any(task.time for task in features.tasks):
         return None
@@ -43,8 +43,8 @@ def horizon(features: FeatureSpec, fitted: float | None = None) -> float | None:
         return instant(features.as_of, "features.as_of")
     if fitted is None:
         raise InputError(
-            "features.as_of: must say when the data was looked at, as a task has a `time` and no"
-            " training split tells: found ''."
+            "features.as_of: must be the time of the data snapshot, because a task has a `time`"
+            " and there is no training split to take it from: found ''."
         )
     return fitted
 
@@ -56,15 +56,15 @@ def encode_labels(
     as_of: float | None = None,
     time_format: str = "",
 ) -> Labels:
-    """The labels of a chunk and what goes with them.
+    """Returns the labels of a chunk with their weights and logit corrections.
 
     Args:
         time: the column of event times, for tasks with a `time`.
         as_of: see `horizon`.
-        time_format: of numbers in columns of times.
+        time_format: format of numbers in columns of times.
 
     Raises:
-        BadRows: a value is not what its column may hold; a conversion is before its event.
+        BadRows: a value is invalid for its column, or a conversion is before its event.
     """
     shape = (chunk.batch.num_rows, len(tasks))
     labels = np.empty(shape, np.float32)
@@ -105,7 +105,7 @@ def encode_labels(
 
 
 def _known(chunk: Chunk, task: TaskSpec) -> np.ndarray:
-    """f64[n], NaN where the label is unknown; 0 where only the time of a conversion tells it."""
+    """Returns f64[n], NaN where the label is unknown, 0 where only the conversion time defines it."""
     if task.label:
         binary = task.kind == "binary"
         labels = numbers(column_of(chunk, task.label), *_LABELS[task.kind], booleans=binary)
@@ -121,10 +121,10 @@ def _known(chunk: Chunk, task: TaskSpec) -> np.ndarray:
 def _converted(
     chunk: Chunk, task: TaskSpec, time: str, as_of: float, time_format: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """f64[n] labels by the time of the conversion, NaN where the window was still open; bool[n].
+    """Returns f64[n] labels by the time of the conversion, and bool[n], True where one is pending.
 
-    Also where the conversion had come by then: with those and without the others of their time the
-    share of conversions would be too large.
+    The label is NaN while the attribution window is open, even if the conversion is already known.
+    Keeping only those positives would overestimate the conversion rate.
     """
     event = seconds(column_of(chunk, time), missing=False, time_format=time_format)
     column = column_of(chunk, task.time)
@@ -134,7 +134,7 @@ def _converted(
         column.reject(early, f"a time no earlier than the event's, in column {time}, or empty")
     window = task.window_hours * _HOUR
     still_open = event + window > as_of
-    came = conversion - event <= window  # False where it never did
+    came = conversion - event <= window  # False without a conversion
     return np.where(still_open, np.nan, came), still_open
 
 
@@ -146,7 +146,7 @@ def _negative_rate(chunk: Chunk, task: TaskSpec) -> np.ndarray | float:
 
 
 def _check_corrected(chunk: Chunk, task: TaskSpec, weights: np.ndarray) -> None:
-    """Refuses rows whose weight divided by their rate is no float32."""
+    """Rejects rows whose weight divided by their sampling rate is out of range of float32."""
     bad = np.flatnonzero(~not_negative(weights))
     if not len(bad):
         return
@@ -158,7 +158,7 @@ def _check_corrected(chunk: Chunk, task: TaskSpec, weights: np.ndarray) -> None:
 
 
 def not_negative(values: np.ndarray) -> np.ndarray:
-    """f64[n] -> bool[n]: whether each is a finite float32, 0 or more."""
+    """Maps f64[n] to bool[n]: True where a value is a finite float32, 0 or more."""
     with np.errstate(over="ignore"):
         return (values >= 0) & np.isfinite(values.astype(np.float32))
 
@@ -184,7 +184,7 @@ def _share(values: np.ndarray) -> np.ndarray:
     return (values > 0) & (values <= 1)
 
 
-# What a label must be, by kind of task.
+# Requirements on a label, by kind of task.
 _LABELS = {
     "binary": ("0, 1, true, false or empty", _zero_or_one),
     "real": ("a finite number, as float32, or empty", _finite),

@@ -1,4 +1,4 @@
-"""Ids that are row numbers already (`integer` encoding), and what becomes of those that are not."""
+"""Ids that already are row numbers (`integer` encoding), and the handling of invalid ones."""
 
 import numpy as np
 import pyarrow as pa
@@ -16,18 +16,19 @@ from jaxrank.data.encode.columns import (
 from jaxrank.data.spec.features import TableSpec
 from jaxrank.features import PAD
 
-# 19 digits without leading zeros: all that do not fit 64 bits, and more than any table has rows.
+# _LONG matches 19 or more digits without leading zeros: all numbers that overflow 64 bits, and
+# some that are larger than any table.
 _PADDING_HINT = " Set `padding` of the feature to leave ids that only fill up lists out of them."
 _LONG = r"^-?0*[1-9][0-9]{18,}$"
 
 
 def row_numbers(column: Column, table: TableSpec) -> tuple[np.ndarray, int]:
-    """i32[n] rows of the table, PAD where the id is missing, and how many ids were out of range.
+    """Returns i32[n] rows of the table, PAD where missing, and the number of ids out of range.
 
-    Whole numbers of any size that are no row are treated as `table.on_bad_id` says.
+    Integers of any size that are out of range are treated as `table.on_bad_id` says.
 
     Raises:
-        InputError: an id is no whole number, or no row under "error"; names its place.
+        InputError: an id is not an integer, or is out of range under "error". Names its place.
     """
     check_id_type(column)
     if pa.types.is_binary(column.values.type):
@@ -66,10 +67,10 @@ def row_numbers(column: Column, table: TableSpec) -> tuple[np.ndarray, int]:
 
 
 def _int64(column: Column, must: str) -> pa.Array:
-    """The ids as int64, null where missing and where a whole number needs more than 64 bits."""
+    """Returns the ids as int64, null where missing or where an integer overflows 64 bits."""
     values = column.values
     if is_text(values.type) and _has_an_x(values):
-        # Arrow would take 0x10 for 16.
+        # Arrow would parse 0x10 as 16.
         spelled = pc.match_substring_regex(values, "[xX]")
         values = pc.if_else(spelled, pa.scalar("x", values.type), values)
     try:
@@ -80,7 +81,8 @@ def _int64(column: Column, must: str) -> pa.Array:
         long = pc.match_substring_regex(values, _LONG)
     elif pa.types.is_floating(values.type):
         sizes = np.abs(values.to_numpy(zero_copy_only=False).astype(np.float64))
-        long = pa.array(np.isfinite(sizes) & (sizes >= 2.0**63))  # whole, as all large floats are
+        # integers, as all large floats are
+        long = pa.array(np.isfinite(sizes) & (sizes >= 2.0**63))
     else:
         long = pc.greater(values, pa.scalar(2**63 - 1, pa.uint64()))
     short = pc.if_else(long, pa.scalar(None, values.type), values)
@@ -91,7 +93,7 @@ def _int64(column: Column, must: str) -> pa.Array:
 
 
 def _has_an_x(texts: pa.Array) -> bool:
-    """In a tenth of the time that a search in each text takes."""
+    """Returns True if any text has an x, in a tenth of the time of a search in each text."""
     _, offsets, data = texts.buffers()
     if data is None:
         return False
@@ -101,7 +103,9 @@ def _has_an_x(texts: pa.Array) -> bool:
 
 
 def _rows_of_bad(values: pa.Array, narrow: pa.Array, table: TableSpec) -> np.ndarray:
-    """i32[n]: rows in place of ids that are none; `narrow` is null where they need over 64 bits."""
+    """Returns i32[n], the rows that replace ids out of range. `narrow` is null if they overflow 64
+    bits.
+    """
     if table.on_bad_id == "oov":
         return np.full(len(values), table.rows, np.int32)
     digits = narrow.cast(pa.string())
@@ -110,7 +114,7 @@ def _rows_of_bad(values: pa.Array, narrow: pa.Array, table: TableSpec) -> np.nda
     if table.on_bad_id == "clip":
         negative = pc.starts_with(digits, "-").to_numpy(zero_copy_only=False)
         return np.where(negative, 0, table.rows - 1).astype(np.int32)
-    # Of the digits, so that a number has one row in a column of any type and on any machine.
+    # Hashes the digits, so that a number has one row for any column type and machine.
     encoded = digits.dictionary_encode()
     hashes = map(xxhash.xxh64_intdigest, encoded.dictionary.cast(pa.binary()).to_pylist())
     rows = np.fromiter((h % table.rows for h in hashes), np.int32, len(encoded.dictionary))
@@ -118,7 +122,7 @@ def _rows_of_bad(values: pa.Array, narrow: pa.Array, table: TableSpec) -> np.nda
 
 
 def _long_digits(values: pa.Array) -> pa.Array:
-    """The decimal digits of numbers of more than 64 bits; of others anything."""
+    """Returns the decimal digits of numbers that overflow 64 bits, and undefined text for others."""
     if is_text(values.type):
         return pc.replace_substring_regex(values, "^(-?)0+", r"\1")
     if pa.types.is_floating(values.type):

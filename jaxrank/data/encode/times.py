@@ -1,4 +1,4 @@
-"""Times: a column of them as seconds since 1970, and the days that they lie in. All in UTC."""
+"""Parses columns of times as seconds since 1970, and computes their days. All times are in UTC."""
 
 from typing import NamedTuple
 
@@ -11,12 +11,12 @@ from jaxrank.data.spec.entries import CALENDAR_FORMS, TIME_UNITS
 
 DAY = 86_400  # seconds
 _FIRST, _LAST = -62_135_596_800, 253_402_300_799  # the years 1 to 9999
-# Numbers are taken for seconds from 1980 to 2099 only: before and after lie dates that are written
-# as digits, times in other units, and days or hours since 1970.
+# Only numbers from 1980 to 2099 are read as seconds. Smaller and larger numbers include dates
+# written as digits, times in other units, and days or hours since 1970.
 _FIRST_SECONDS, _LAST_SECONDS = 315_532_800, 4_102_444_799
-# YYYYMMDD of these years is no date in any other form: 20 and a month above 12.
+# YYYYMMDD of these years is not a date in any other form: it begins with 20 and a "month" above 12.
 _PLAIN_YEARS = (2013, 2099)
-_ARROW_UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}  # of a second
+_ARROW_UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}  # ticks per second
 _MUST = "a time: seconds since 1970 in UTC, or text such as 2024-05-01 12:30:00"
 _NUMBER = r"^[-+]?[0-9]+(\.[0-9]*)?$"
 _ZONE = r"[T ][0-9:.]+(Z|[+-][0-9]{2}(:?[0-9]{2})?)$"
@@ -25,20 +25,20 @@ _SPACED_OFFSET = r"(:[0-9.]+) ([+-][0-9]{2}(:?[0-9]{2})?)$"
 
 
 def seconds(column: Column, missing: bool = True, time_format: str = "") -> np.ndarray:
-    """f64[n] seconds since 1970-01-01 00:00 UTC, NaN where the time is missing.
+    """Returns f64[n] seconds since 1970-01-01 00:00 UTC, NaN where the time is missing.
 
-    Numbers, and text of digits, are as `time_format` says. Other text is of ISO 8601: a date, or a
-    date and a time of the day, with "T" or a space between; a fraction of a second counts to its
-    sixth digit. Times without a zone, Arrow's too, are in UTC.
+    Numbers and digit-only text are read as `time_format` says. Other text is ISO 8601: a date, or a
+    date and a time of the day, separated by "T" or a space. Fractions of a second are truncated to
+    six digits. Times without a time zone, including Arrow's, are in UTC.
 
     Args:
-        missing: whether a time may be missing.
-        time_format: of numbers. Empty: seconds from 1980 to 2099, and YYYYMMDD of 2013 to 2099;
-            else one of `TIME_UNITS` or `CALENDAR_FORMS`.
+        missing: True if a time may be missing.
+        time_format: format of numbers. Empty: seconds from 1980 to 2099, and YYYYMMDD of 2013 to
+            2099. Otherwise one of `TIME_UNITS` or `CALENDAR_FORMS`.
 
     Raises:
-        BadRows: a value is no time of the years 1 to 9999, or a number that needs a format.
-        InputError: the column is of a type without times.
+        BadRows: a value is not a time of the years 1 to 9999, or a number needs a format.
+        InputError: the column type has no times.
     """
     kind = column.values.type
     if is_text(kind):
@@ -87,7 +87,7 @@ def _of_text(column: Column, time_format: str) -> np.ndarray:
     result = _of_numbers(numbers, time_format)
     if pc.all(is_number).as_py():
         return result
-    # Arrow reads times with a zone and times without one as different types.
+    # Arrow parses times with and without a time zone as different types.
     dates = pc.replace_substring_regex(texts, r"(\.[0-9]{6})[0-9]+", r"\1")
     dates = pc.replace_substring_regex(dates, _NAMED_ZONE, "Z")
     dates = pc.replace_substring_regex(dates, _SPACED_OFFSET, r"\1\2")
@@ -113,13 +113,13 @@ def _of_text(column: Column, time_format: str) -> np.ndarray:
 
 
 def _of_numbers(numbers: np.ndarray, time_format: str) -> np.ndarray:
-    """f64[n] numbers -> f64[n] seconds; NaN where one is not of that format, or missing."""
+    """Converts f64[n] numbers to f64[n] seconds, NaN where a number is missing or does not match."""
     if time_format in TIME_UNITS:
         return numbers * TIME_UNITS[time_format]
     if time_format in CALENDAR_FORMS:
         return _calendar(numbers, _Form.parse(time_format))
     result = np.where((numbers >= _FIRST_SECONDS) & (numbers <= _LAST_SECONDS), numbers, np.nan)
-    # Of ten digits these could be seconds, too, but only of 2033 and later.
+    # Numbers of ten digits could also be seconds, but only of 2033 and later.
     for name in ("YYYYMMDDHH", "YYMMDDHHMM"):
         could_be = np.flatnonzero(result >= 2e9)
         if len(could_be):
@@ -132,20 +132,20 @@ def _of_numbers(numbers: np.ndarray, time_format: str) -> np.ndarray:
 
 
 class _Form(NamedTuple):
-    """Digits of a date: how many the year has, and how many fields of two digits follow it."""
+    """Format of dates as digits: digits of the year, and the number of two-digit fields after it."""
 
     year_digits: int
     fields: int
 
     @classmethod
     def parse(cls, name: str) -> "_Form":
-        """The form with a name of `CALENDAR_FORMS`."""
+        """Parses a name of `CALENDAR_FORMS`."""
         digits = name.count("Y")
         return cls(digits, (len(name) - digits) // 2)
 
 
 def _calendar(numbers: np.ndarray, form: _Form) -> np.ndarray:
-    """f64[n] seconds of dates that are written as digits; NaN where one is none."""
+    """Returns f64[n] seconds of dates written as digits, NaN where a number is not a date."""
     whole = (numbers == np.floor(numbers)) & (numbers >= 0)
     whole &= numbers < 10.0 ** (form.year_digits + 2 * form.fields)
     rest = np.where(whole, numbers, 0).astype(np.int64)
@@ -155,7 +155,7 @@ def _calendar(numbers: np.ndarray, form: _Form) -> np.ndarray:
         parts.append(part)
     rest_of = [np.full(len(numbers), first) for first in (1, 1, 0, 0, 0)[form.fields :]]
     month, day, hour, minute, second = parts[::-1] + rest_of
-    # As strptime has it: 69 to 99 are of the twentieth century.
+    # The convention of strptime: 69 to 99 are 1969 to 1999.
     year = np.where(rest < 69, rest + 2000, rest + 1900) if form.year_digits == 2 else rest
     valid = whole & (year >= 1) & (month >= 1) & (month <= 12) & (day >= 1)
     valid &= (hour < 24) & (minute < 60) & (second < 60)
@@ -167,7 +167,7 @@ def _calendar(numbers: np.ndarray, form: _Form) -> np.ndarray:
 
 
 def _hint(column: Column, row: int, time_format: str) -> str:
-    """A sentence, with a space in front, about what a number that is no time may be."""
+    """Suggests what an invalid number may be, as a sentence with a leading space."""
     text = str(column.values[row].as_py())
     text = text.removesuffix(".0")
     if time_format or not text.isdecimal():
@@ -193,9 +193,9 @@ def _hint(column: Column, row: int, time_format: str) -> str:
 
 
 def _is_of(text: str, number: np.ndarray, name: str) -> bool:
-    """Checks that digits are a date of a form, of 1900 to 2199 where its year has four digits."""
+    """Returns True if digits are a date of a form. Years of four digits must be from 1900 to 2199."""
     short = name.count("Y") == 2
-    # A number of a year below 10 has lost its zero.
+    # A number lacks the leading zero of a year below 10.
     if len(text) != len(name) - (short and len(text) % 2):
         return False
     is_plausible = short or 1900 <= int(text[:4]) < 2200
@@ -203,7 +203,7 @@ def _is_of(text: str, number: np.ndarray, name: str) -> bool:
 
 
 def days(times: np.ndarray) -> np.ndarray:
-    """f64[n] seconds since 1970 -> datetime64[D][n]; NaT for NaN. Its text is as "2024-05-01"."""
+    """Maps f64[n] seconds since 1970 to datetime64[D][n], NaT for NaN. Prints as "2024-05-01"."""
     known = ~np.isnan(times)
     result = np.full(len(times), np.datetime64("NaT"), "datetime64[D]")
     result[known] = np.floor(times[known] / DAY).astype(np.int64).astype("datetime64[D]")
