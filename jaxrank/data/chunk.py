@@ -1,4 +1,4 @@
-"""A piece of raw data, as every source of examples yields it."""
+"""Raw records in pieces, as every source of examples yields them."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -8,12 +8,12 @@ import pyarrow as pa
 
 
 class Part(NamedTuple):
-    """A piece of a split that is prepared by itself; it travels to other processes.
+    """A part of a split that is prepared independently, possibly by another process.
 
-    split: that it belongs to.
-    file: a path or URL, or what stands for it in generated data.
-    start, stop: of the file, in the source's own terms: bytes of text, row groups of Parquet,
-        chunks of generated data; 0 and 1 where a file cannot be divided.
+    split: the split that contains it.
+    file: a path or URL, or a placeholder for generated data.
+    start, stop: range of the file in the source's units: bytes of text, row groups of Parquet,
+    chunks of generated data. 0 and 1 if a file cannot be divided.
     """
 
     split: str
@@ -23,15 +23,16 @@ class Part(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Records of one file, in order.
+    """Consecutive records of one file.
 
-    batch: the columns; empty text is missing, as null is.
-    file: where they come from, for messages.
-    rows: i64[n], the user's number of each record: its line, counted from 1, in a text file, its
-        row, counted from 1, in other files and in generated data.
-    offset: bytes of a text file whose lines `rows` does not count, as counting them takes as long
-        as reading them. `Rejects` counts them before it tells a number.
-    written: (number of a record) -> it as the file has it, where `batch` has null for texts.
+    batch: the columns. Empty text is missing, as null is.
+    file: origin of the records, for messages.
+    rows: i64[n], the number of each record in the file, counted from 1: the line in a text file,
+    the row in other files and in generated data.
+    offset: bytes of a text file before the lines that `rows` counts. Counting those lines takes as
+    long as reading them, so `Rejects` does it only before it reports a number.
+    written: maps the number of a record to its content in the file, if `batch` has null for some
+    texts.
     """
 
     batch: pa.RecordBatch
@@ -41,18 +42,18 @@ class Chunk(NamedTuple):
     written: Callable[[int], dict[str, Any]] | None = None
 
     def record(self, row: int) -> dict[str, Any]:
-        """The record at this place as the file has it, for people to read."""
+        """Returns the record at this index as the file has it, for messages."""
         if self.written is not None:
             return self.written(int(self.rows[row]))
         return self.batch.slice(row, 1).to_pylist()[0]
 
     def without(self, rows: np.ndarray) -> "Chunk":
-        """The chunk without the records at these places, i64[m]."""
+        """Returns the chunk without the records at the indices i64[m]."""
         keep = np.ones(self.batch.num_rows, bool)
         keep[rows] = False
         return self._replace(batch=self.batch.filter(pa.array(keep)), rows=self.rows[keep])
 
 
 def numbered(first: int, count: int) -> np.ndarray:
-    """i64[count]: first, first + 1, ..."""
+    """Returns i64[count]: first, first + 1, ..."""
     return np.arange(first, first + count, dtype=np.int64)

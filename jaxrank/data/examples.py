@@ -1,4 +1,4 @@
-"""Examples between raw data and a batch, as a few arrays: cut, joined and permuted."""
+"""Examples as a few arrays, between raw data and a batch: slicing, joining and permutation."""
 
 import dataclasses
 import functools
@@ -15,19 +15,17 @@ from jaxrank.features import PAD, UNKNOWN_ROW, Schema
 class Examples:
     """n consecutive examples.
 
-    dense: f32[n, dense], transformed, nothing missing.
+    dense: f32[n, dense], transformed, without missing values.
     ids: i32[n, id columns] rows of each column's table, or PAD.
     list_lengths: i32[n, lists].
-    list_values: i32[total] rows of each list's table, example by example and within an example
-        list by list.
-    list_weights: f32[total], 1 in lists that are not weighted; None where no list is weighted.
-    labels: f32[n, tasks], NaN where unknown; see `features.Task`.
-    weights: f32[n, tasks] finite, not negative; None where no task is weighted.
-    logit_correction: f32[n, tasks] as of `features.Batch`; None where no task has any.
-    truth: f32[n, tasks] the planted probability of each label, NaN where the task has none; None
-        where no task has one.
-    kept: the columns that are passed through to predictions, of any Arrow types; None where there
-        are none.
+    list_values: i32[total] rows of each list's table, by example and within an example by list.
+    list_weights: f32[total], 1 in unweighted lists. None if no list is weighted.
+    labels: f32[n, tasks], NaN where unknown. See `features.Task`.
+    weights: f32[n, tasks], finite and nonnegative. None if no task is weighted.
+    logit_correction: f32[n, tasks] as in `features.Batch`. None if no task has any.
+    truth: f32[n, tasks], the true probability of each label in generated data, NaN where the task
+    has none. None if no task has one.
+    kept: the columns that are copied to predictions, of any Arrow types. None if there are none.
     """
 
     dense: np.ndarray
@@ -47,7 +45,7 @@ class Examples:
 
     @functools.cached_property
     def list_ends(self) -> np.ndarray:
-        """i64[n + 1], from 0: where the lists of each example end among the values."""
+        """Returns i64[n + 1], from 0: the end of each example's lists among the values."""
         ends = np.zeros(self.rows + 1, np.int64)
         if self.list_lengths.shape[1]:
             np.cumsum(np.einsum("ij->i", self.list_lengths), out=ends[1:])
@@ -57,12 +55,12 @@ class Examples:
 def traffic_weights(
     labels: np.ndarray, weights: np.ndarray | None, logit_correction: np.ndarray | None
 ) -> np.ndarray:
-    """Returns f64[n, tasks], the weight of each label in all traffic; 0 where it is unknown.
+    """Returns f64[n, tasks], the weight of each label in the full traffic. 0 where it is unknown.
 
-    Where negatives were left out, each that was kept stands for 1 / rate of them.
+    Where negatives were downsampled, each one that was kept represents 1 / rate of them.
 
     Args:
-        labels, weights, shifts: as of `Examples`.
+        labels, weights, logit_correction: as in `Examples`.
     """
     traffic = np.ones(labels.shape) if weights is None else weights.astype(np.float64)
     if logit_correction is not None:
@@ -71,12 +69,12 @@ def traffic_weights(
 
 
 class Entries(NamedTuple):
-    """Ids of examples, PAD left out, as the non-zero numbers of a sparse matrix.
+    """Ids of examples without PAD, as the non-zero entries of a sparse matrix.
 
     example: i64[k].
-    column: i64[k], of `Schema.id_columns` and behind them of `Schema.ragged`.
+    column: i64[k], index into `Schema.id_columns` followed by `Schema.ragged`.
     row: i64[k], of the column's table.
-    factor: f32[k], by which the combiner multiplies the vector of a list's id; 1 for others.
+    factor: f32[k], the combiner's factor for the vector of a list's id. 1 for other ids.
     """
 
     example: np.ndarray
@@ -86,7 +84,7 @@ class Entries(NamedTuple):
 
 
 def entries(examples: Examples, schema: Schema) -> Entries:
-    """Returns every id of the examples; a list without a combiner counts as its mean."""
+    """Returns every id of the examples. A list without a combiner counts as its mean."""
     columns, lists = examples.ids.shape[1], max(len(schema.ragged), 1)
     lengths, weight = examples.list_lengths, examples.list_weights
     owner = np.repeat(np.arange(lengths.size), lengths.reshape(-1))
@@ -112,7 +110,7 @@ _RAGGED = ("list_values", "list_weights")
 
 
 def cut(examples: Examples, start: int, stop: int) -> Examples:
-    """The examples [start, stop), without a copy."""
+    """Returns the examples [start, stop) without a copy."""
     lo, hi = examples.list_ends[[start, stop]].tolist()
     arrays: dict[str, Any] = {}
     for names, span in ((_MATRICES, slice(start, stop)), (_RAGGED, slice(lo, hi))):
@@ -124,7 +122,7 @@ def cut(examples: Examples, start: int, stop: int) -> Examples:
 
 
 def join(parts: Sequence[Examples]) -> Examples:
-    """All examples of the parts, in order."""
+    """Concatenates the examples of all parts."""
     if len(parts) == 1:
         return parts[0]
     arrays = {name: joined(parts, name) for name in (*_MATRICES, *_RAGGED)}
@@ -132,7 +130,7 @@ def join(parts: Sequence[Examples]) -> Examples:
 
 
 def joined(parts: Sequence[Examples], name: str) -> Any:
-    """One array of all parts; without a copy where there is one part."""
+    """Concatenates one array of all parts. No copy if there is only one part."""
     first = getattr(parts[0], name)
     if first is None or len(parts) == 1:
         return first
@@ -146,15 +144,15 @@ def _joined_kept(parts: Sequence[Examples]) -> pa.RecordBatch | None:
 
 
 def permute(examples: Examples, order: np.ndarray) -> Examples:
-    """The examples order[0], order[1], ...; `order` i64[m]."""
+    """Returns the examples order[0], order[1], ... for `order` i64[m]."""
     return gather([examples], order)
 
 
 def gather(parts: Sequence[Examples], order: np.ndarray) -> Examples:
-    """The examples order[0], order[1], ... of all parts laid end to end; `order` i64[m].
+    """Concatenates the parts and returns the examples order[0], order[1], ... for `order` i64[m].
 
-    One array after another is joined and permuted while it is in the cache: 1.6 times as fast as to
-    join all of them first.
+    Each array is joined and permuted while it is in the cache: 1.6 times as fast as joining all
+    arrays first.
     """
     arrays: dict[str, Any] = {}
     for name in _MATRICES:
@@ -178,10 +176,11 @@ def _joined_ends(parts: Sequence[Examples]) -> np.ndarray:
 
 
 def _take_ragged(values: np.ndarray, ends: np.ndarray, order: np.ndarray) -> np.ndarray:
-    """The values of the examples in another order, and perhaps more behind them.
+    """Returns the values of the examples in the order `order`, possibly with unused values at the
+    end.
 
-    As byte strings, which Arrow copies whole: 8 times as fast as NumPy with an index for each value
-    (64 values an example).
+    Treats each example as a byte string, which Arrow copies in one piece: 8 times as fast as NumPy
+    with an index per value (64 values per example).
     """
     if not len(values):
         return values
@@ -193,23 +192,23 @@ def _take_ragged(values: np.ndarray, ends: np.ndarray, order: np.ndarray) -> np.
 
 
 class Known:
-    """Reads the rows that a model's tables do not have as UNKNOWN_ROW.
+    """Replaces the rows that a model's tables do not have by UNKNOWN_ROW.
 
-    Such are the values that a later store appended to the vocabularies of the model's; a store has
-    them in its own rows, and the model knows nothing of them.
+    Such rows are values that a later store appended to the model's vocabularies. The later store
+    has rows for them, but the model has no vectors.
 
     Args:
         schema: the model's.
     """
 
     def __init__(self, schema: Schema):
-        # PAD is no row of any table, so nothing of other encodings is at or beyond it.
+        # PAD exceeds every row, so tables with other encodings are unchanged.
         rows = {t.name: t.rows if t.encoding == "vocabulary" else PAD for t in schema.tables}
         self._columns = np.array([rows[f.table] for f in schema.id_columns], int)
         self._lists = np.array([rows[f.table] for f in schema.ragged], int)
 
     def __call__(self, examples: Examples) -> Examples:
-        """The same examples; without a copy where all rows are known."""
+        """Returns the examples with replaced rows. No copy if the model has all rows."""
         ids, values = examples.ids, examples.list_values
         if ids.size and (ids.max(axis=0) >= self._columns).any():
             ids = _known(ids, self._columns)
@@ -224,9 +223,9 @@ def _known(rows: np.ndarray, limits: np.ndarray) -> np.ndarray:
 
 
 def blank(like: Examples, rows: int) -> Examples:
-    """Examples that only fill a batch: floats 0, ids PAD, lists empty, labels unknown.
+    """Returns examples that only fill a batch: floats 0, ids PAD, lists empty, labels unknown.
 
-    Without `truth` and `kept`.
+    They have no `truth` and `kept`.
     """
 
     def filled(array: np.ndarray, value: float | np.int32) -> np.ndarray:

@@ -1,8 +1,8 @@
-"""Kinds of files that are no text, by their first bytes, and what to do with each."""
+"""Detects files that are not text by their first bytes, and names a remedy."""
 
 _PARQUET = "Parquet: set source.kind='parquet'"
 _ARCHIVE = "unpack it first"
-# First bytes -> what the file is.
+# First bytes -> kind of the file.
 _MAGIC = {
     b"PK\x03\x04": f"a zip archive: {_ARCHIVE}",
     b"PK\x05\x06": f"a zip archive: {_ARCHIVE}",
@@ -25,17 +25,17 @@ _MAGIC = {
     b"\xff\xfe": "UTF-16: convert it to UTF-8, as by iconv -f UTF-16 -t UTF-8",
     b"\xfe\xff": "UTF-16: convert it to UTF-8, as by iconv -f UTF-16 -t UTF-8",
 }
-_TAR_AT = 257  # bytes, where a tar archive says that it is one
-_FIRST_OF_TEXT = 9  # a tab; bytes below it are in no text
+_TAR_AT = 257  # bytes, the position of the magic number of a tar archive
+_FIRST_OF_TEXT = 9  # a tab: text contains no smaller bytes
 _RECORD_HEAD = 12  # bytes of a TFRecord before its data: a length and a checksum
 
 
 def other_kind(start: bytes) -> str:
-    """The kind of a file that begins with these bytes; empty where it may be text."""
+    """Returns the kind of a file that begins with these bytes, or "" if it may be text."""
     sample = start[:256]
     is_binary = any(byte < _FIRST_OF_TEXT for byte in sample)
     for magic, kind in _MAGIC.items():
-        # The name of a column may begin like some of them.
+        # Some column names begin with the same letters.
         if start.startswith(magic) and (is_binary or not magic.isascii()):
             return kind
     if start[_TAR_AT : _TAR_AT + 5] == b"ustar":

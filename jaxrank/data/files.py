@@ -1,4 +1,6 @@
-"""Files by path or URL: local ones, and whatever fsspec reaches (gs://, s3://, https://, ...)."""
+"""Files by path or URL: local ones, and those of any fsspec file system (gs://, s3://, https://,
+...).
+"""
 
 import contextlib
 import functools
@@ -18,20 +20,20 @@ from upath import UPath
 from jaxrank.atomic import replacing
 from jaxrank.errors import InputError, RunError
 
-# What file systems tell of a file that is another one when it has changed, the best first.
+# Properties by which file systems mark a changed file, the most reliable first.
 _VERSIONS = ("ETag", "etag", "md5Hash", "Content-MD5", "Digest", "generation")
 _CHANGES = ("mtime", "modify", "LastModified", "Last-Modified", "last_modified", "created")
 
-_PAUSES = (1.0, 5.0)  # seconds before what a server did not give is asked for again
+_PAUSES = (1.0, 5.0)  # seconds before each retry of a failed request
 
 AnyPath = str | os.PathLike[str] | UPath
 
 
 class File(NamedTuple):
-    """What tells whether a file is still the one that was read.
+    """Identifies the version of a file that was read.
 
-    size: bytes, -1 where the file system does not tell.
-    mark: its time of change, or the version that the file system gives it.
+    size: bytes, or -1 if the file system does not report them.
+    mark: modification time, or the version that the file system reports.
     """
 
     path: str
@@ -44,7 +46,7 @@ def is_local(path: AnyPath) -> bool:
 
 
 def _file_system(path: str) -> tuple[Any, str]:
-    """The file system of a URL, and the path within it."""
+    """Returns the file system of a URL, and the path within it."""
     try:
         return fsspec.core.url_to_fs(path)
     except (ImportError, ValueError) as error:
@@ -52,22 +54,22 @@ def _file_system(path: str) -> tuple[Any, str]:
 
 
 def path_of(path: AnyPath) -> UPath:
-    """A path or URL as one that has the methods of pathlib.
+    """Converts a path or URL to an object with the methods of pathlib.
 
     Raises:
-        InputError: there is no file system for URLs of this kind.
+        InputError: no file system supports URLs of this kind.
     """
     try:
         parsed = UPath(path)
         if not is_local(path):
-            _ = parsed.fs  # only then it looks for the package of this kind
+            _ = parsed.fs  # imports the package of this kind
         return parsed
     except (ImportError, ValueError) as error:
         raise InputError(f"{path}: this kind of URL cannot be opened: {error}.") from error
 
 
 def check_named(value: Any, where: str) -> None:
-    """Refuses what is no path or URL, nor a list of those; whether files are there, `find` tells.
+    """Rejects a value that is not a path or URL or a list of them. `find` checks that they exist.
 
     Args:
         where: the field of the config, for messages.
@@ -84,17 +86,17 @@ def check_named(value: Any, where: str) -> None:
 
 
 def find(value: Any) -> list[str]:
-    """The files that a path or URL, a glob, a directory, or a list of those means.
+    """Returns the files of a path or URL, a glob, a directory, or a list of these.
 
-    Of a directory, all files in it and below, in order of their names, but "lost+found" and what
-    begins with "." or "_", as Spark's _SUCCESS. Each file is there once, whatever names and links
-    lead to it.
+    A directory yields all files in and below it, sorted by name. "lost+found" and names that begin
+    with "." or "_", such as Spark's _SUCCESS, are skipped. Each file is returned once, even if
+    several names or links lead to it.
 
     Args:
-        value: as `check_named` lets it pass.
+        value: a value that `check_named` accepts.
 
     Raises:
-        InputError: nothing is there.
+        InputError: there are no files.
     """
     return _each_once(_all_of(value))
 
@@ -107,7 +109,7 @@ def _all_of(value: Any) -> list[str]:
 
 
 def _each_once(paths: Sequence[str]) -> list[str]:
-    """The first path of each file, but a link only where no path is the file's own."""
+    """Returns the first path of each file. A link is used only if no path is the file's own name."""
     chosen: dict[Any, str] = {}
     for path in paths:
         identity = identify(path)
@@ -122,11 +124,11 @@ def _is_link(path: str) -> bool:
 
 
 def identify(path: str) -> Any:
-    """A value that is equal for two paths exactly if they lead to the same file."""
+    """Returns a key that is equal for two paths if and only if they lead to the same file."""
     if not is_local(path):
         return path
     status = os.stat(path)
-    # Some file systems have no numbers of files; links of a file under two names need them.
+    # Some file systems have no inode numbers. Only hard links need them.
     if status.st_nlink > 1 and status.st_ino:
         return status.st_dev, status.st_ino
     return os.path.realpath(path)
@@ -157,11 +159,10 @@ def _listed(text: str) -> list[str]:
 
 
 def _is_file(path: Path) -> bool:
-    """Whether a path is a file that is there, and not a directory.
+    """Returns True if a path is an existing file and not a directory.
 
     Raises:
-        InputError: it is a link to nothing, or a pipe or device; data that is left out would be
-            missed by nobody.
+        InputError: it is a dangling link, a pipe or a device. Skipping it would lose data silently.
     """
     if path.is_symlink() and not path.exists():
         raise InputError(
@@ -177,9 +178,9 @@ def _is_file(path: Path) -> bool:
 
 
 def _check_listed(pattern: str) -> None:
-    """Refuses a pattern with a directory on its way that cannot be read, which `glob` passes by."""
+    """Rejects a pattern with an unreadable directory on its path, which `glob` skips silently."""
     parts = Path(pattern).parts
-    if parts[-1] == "**":  # what lies in the last directories, too
+    if parts[-1] == "**":  # also matches files in the innermost directories
         parts = (*parts, "*")
     for i in range(1, len(parts)):
         needed = os.R_OK | os.X_OK if glob.has_magic(parts[i]) else os.X_OK
@@ -193,10 +194,10 @@ def _check_listed(pattern: str) -> None:
 
 
 def _data_in(directory: Path, root: Path, linked: set[Path]) -> list[Path]:
-    """The files in and below a directory that are data.
+    """Returns the data files in and below a directory.
 
-    Links to directories outside `root` are followed, each of these once; what they could lead to
-    within it is read by its own name.
+    Links to directories outside `root` are followed, each of them once. Directories within `root`
+    are read by their own names.
     """
     paths = []
     for path in sorted(directory.iterdir()):
@@ -252,17 +253,17 @@ def _none_inside(path: str) -> list[str]:
 
 
 def open_input(path: str) -> pa.NativeFile:
-    """The file for reading, at random access.
+    """Opens a file for random-access reads.
 
     Raises:
-        InputError: it is not there, or cannot be opened.
-        RunError: from what reads it: a server does not give what the file holds.
+        InputError: it does not exist, or cannot be opened.
+        RunError: on a later read, if a server does not return the content.
     """
     try:
         if is_local(path):
             return pa.OSFile(path)
         system, inner = _file_system(path)
-        # Of size 0: from the start to the end only.
+        # Block size 0 reads sequentially only.
         options = {} if has_ranges(path) else {"block_size": 0}
         return pa.PythonFile(_Remote(path, system.open(inner, "rb", **options)), "r")
     except (OSError, ValueError) as error:
@@ -272,16 +273,16 @@ def open_input(path: str) -> pa.NativeFile:
 
 
 class _Remote(io.RawIOBase):
-    """A file of a remote file system, each of which has errors of its own.
+    """A file of a remote file system, with uniform errors.
 
-    What cannot be read is asked for again, and in the end a RunError: the data may be well.
+    Failed reads are retried and finally raise a RunError, because the data may be valid.
     """
 
     def __init__(self, path: str, file: Any):
         self._path, self._file = path, file
 
     def read(self, size: int = -1) -> bytes:
-        # Of a stream that has only a start and an end nobody knows how much of it was lost.
+        # A sequential stream cannot be retried: the lost position is unknown.
         pauses = _PAUSES if self._file.seekable() else ()
         for pause in pauses:
             try:
@@ -316,7 +317,7 @@ class _Remote(io.RawIOBase):
 
 @functools.cache
 def has_ranges(path: str) -> bool:
-    """Whether a part of the file can be read by itself: some web servers send only all of it."""
+    """Returns True if the server supports range requests. Some web servers send only whole files."""
     if not _is_http(path):
         return True
     system, inner = _file_system(path)
@@ -324,16 +325,16 @@ def has_ranges(path: str) -> bool:
         with system.open(inner, "rb", block_size=1) as stream:
             stream.seek(1)
             stream.read(1)
-    except Exception:  # servers refuse in many ways
+    except Exception:  # servers fail in many ways
         return False
     return True
 
 
 def describe(path: str) -> File:
-    """Size and mark of a file.
+    """Returns the size and mark of a file.
 
     Raises:
-        InputError: it is not there.
+        InputError: it does not exist.
     """
     try:
         if is_local(path):
@@ -351,16 +352,16 @@ def describe(path: str) -> File:
 
 
 def write_whole(path: UPath, data: bytes | pa.Buffer) -> None:
-    """Writes a file that is whole when it has its name."""
+    """Writes a file atomically: it is complete once it exists."""
     if not is_local(str(path)):
-        path.write_bytes(bytes(data))  # a file that is not closed is not there
+        path.write_bytes(bytes(data))  # object stores create the file when it is closed
         return
     with replacing(Path(str(path))) as partial:
         partial.write_bytes(data)
 
 
 def check_parent(output: Path, flag: str = "--output") -> None:
-    """Raises InputError unless `output` can be made: its directories may have to be made, too."""
+    """Raises InputError unless `output` and its missing parent directories can be created."""
     there = next(path for path in output.absolute().parents if path.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         reason = "not writable by this user" if there.is_dir() else "no directory"
@@ -371,26 +372,26 @@ def check_parent(output: Path, flag: str = "--output") -> None:
 
 
 def names_below(path: UPath) -> list[str]:
-    """The files in and below a directory, by their paths in it."""
+    """Returns the relative paths of the files in and below a directory."""
     if is_local(str(path)):
         below = Path(str(path))
         return [p.relative_to(below).as_posix() for p in below.rglob("*") if not p.is_dir()]
-    path.fs.invalidate_cache()  # others write there
+    path.fs.invalidate_cache()  # other processes write there
     root = path.path.rstrip("/") + "/"
     return [name.removeprefix(root) for name in path.fs.find(path.path)]
 
 
 def remove(path: UPath) -> None:
-    """Removes a file, if it is there."""
+    """Removes a file if it exists."""
     with contextlib.suppress(FileNotFoundError):
         if is_local(str(path)):
             path.unlink()
         else:
-            path.fs.rm_file(path.path)  # `unlink` takes its name for a pattern
+            path.fs.rm_file(path.path)  # `unlink` would treat the name as a pattern
 
 
 def remove_directory(path: UPath) -> None:
-    """Removes a directory and all in it, if it is there."""
+    """Removes a directory with its content if it exists."""
     if is_local(str(path)):
         shutil.rmtree(str(path), ignore_errors=True)
     elif path.exists():

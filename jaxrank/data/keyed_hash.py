@@ -1,4 +1,4 @@
-"""Raw values as keyed hashes, so that files tell nothing to those who do not have the key."""
+"""Keyed hashes of raw values, so that files reveal nothing without the key."""
 
 import hashlib
 from collections.abc import Callable
@@ -11,14 +11,14 @@ from jaxrank.errors import InputError
 Pseudonymise = Callable[[str], str]
 
 _LEAST_BYTES = 16
-_MOST_BYTES = 64  # that BLAKE2b takes
+_MOST_BYTES = 64  # maximum of BLAKE2b
 
 
 def read_key(path: str) -> bytes:
-    """The bytes of a key file, of which a last line break is no part.
+    """Returns the bytes of a key file without a final line break.
 
     Raises:
-        InputError: it cannot be read, is too short, or too long.
+        InputError: it cannot be read, is too short, or is too long.
     """
     try:
         key = Path(path).read_bytes().removesuffix(b"\n").removesuffix(b"\r")
@@ -33,7 +33,9 @@ def read_key(path: str) -> bytes:
 
 
 def pseudonymise(key: bytes) -> Pseudonymise:
-    """Makes of a value 32 hexadecimal digits: BLAKE2b with this key (RFC 7693)."""
+    """Returns a function that maps a value to 32 hexadecimal digits: BLAKE2b with this key (RFC
+    7693).
+    """
 
     def hashed(value: str) -> str:
         return hashlib.blake2b(value.encode(), digest_size=16, key=key).hexdigest()
@@ -42,10 +44,10 @@ def pseudonymise(key: bytes) -> Pseudonymise:
 
 
 def pseudonymised(values: pa.Array, hashed: Pseudonymise) -> pa.Array:
-    """The strings of an array, each hashed; null stays null."""
+    """Hashes the strings of an array. Null stays null."""
     return pa.array([None if v is None else hashed(v) for v in values.to_pylist()], pa.string())
 
 
 def fingerprint(key: bytes) -> str:
-    """Tells one key from another, and not what it is."""
+    """Returns a fingerprint that differs between keys and does not reveal the key."""
     return pseudonymise(key)("jaxrank")

@@ -1,4 +1,4 @@
-"""Locks of files and directories that one process at a time may write."""
+"""Locks of files and directories, for one writing process at a time."""
 
 import contextlib
 import fcntl
@@ -18,32 +18,33 @@ def new_directory(
 ) -> Iterator[Path]:
     """Yields a hidden directory beside `target`, to be renamed to `target` when it is complete.
 
-    It is locked meanwhile. If it has not been renamed at the end, it is removed. A process that was
-    killed leaves it, and the next one is handed it with what it holds.
+    It is locked in the meantime, and removed at the end unless it was renamed. A killed process
+    leaves its directory behind, and the next process gets it with its content.
 
     Args:
         check_free: raises if `target` exists.
-        locked: raised if another process has the directory locked.
-        keep: whether a directory that has not been renamed stays.
+        locked: raised if another process has locked the directory.
+        keep: returns True if a directory that was not renamed is to be kept.
     """
     path = target.with_name(f".{target.name}.partial")
     descriptor = lock_directory(path)
     if descriptor is None:
         raise locked
     try:
-        check_free()  # another process may have finished it since
+        check_free()  # another process may have completed it in the meantime
         yield path
     finally:
-        # The name may be another process's once it is renamed.
+        # After a renaming the name may belong to another process.
         if _is_at(descriptor, path) and not keep():
             shutil.rmtree(path, ignore_errors=True)
         os.close(descriptor)
 
 
 def lock_directory(path: Path) -> int | None:
-    """A descriptor of the directory, which is made if need be, or None if another has it locked.
+    """Creates and locks a directory and returns its descriptor, or None if another process has the
+    lock.
 
-    The lock is held until the descriptor is closed, so one that was killed holds none.
+    The lock lasts until the descriptor is closed, so a killed process releases it.
     """
 
     def opened() -> int:
@@ -54,16 +55,16 @@ def lock_directory(path: Path) -> int | None:
 
 
 def hold(path: Path, opened: Callable[[], int]) -> int | None:
-    """A locked descriptor of `path`, or None if another process has it locked.
+    """Returns a locked descriptor of `path`, or None if another process has the lock.
 
-    The lock is held until the descriptor is closed. A process that was killed holds none.
+    The lock lasts until the descriptor is closed, so a killed process releases it.
 
     Args:
-        opened: opens `path`, which is made first if need be, and returns the descriptor.
+        opened: creates `path` if needed, opens it and returns the descriptor.
 
     Raises:
-        OSError: what `opened` raises, except that the owner has just moved or removed `path`. Or
-            the file system has no locks.
+        OSError: an error of `opened`, other than a concurrent move or removal of `path`. Or the
+            file system has no locks.
     """
     while True:
         try:
@@ -84,7 +85,7 @@ def hold(path: Path, opened: Callable[[], int]) -> int | None:
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
-    """Whether a path is still that of what was opened."""
+    """Returns True if a path still refers to the open descriptor."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
     except FileNotFoundError:
@@ -92,14 +93,14 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 
 def remove_empty_directories(path: Path) -> None:
-    """Those below the directory in which there is no file."""
+    """Removes the directories below `path` that contain no file."""
     for inside, _, _ in os.walk(path, topdown=False):
         if Path(inside) != path and not os.listdir(inside):
             os.rmdir(inside)
 
 
 def empty_directory(path: Path) -> None:
-    """Removes what the directory holds, and not the directory, which may be locked."""
+    """Removes the content of a directory but not the directory, which may be locked."""
     for inside in path.iterdir():
         if inside.is_dir() and not inside.is_symlink():
             shutil.rmtree(inside)

@@ -1,4 +1,4 @@
-"""Pipes as files: a copy of what a program writes there, for what is read more than once."""
+"""Copies pipes to files, for input that is read more than once."""
 
 import errno
 import os
@@ -10,12 +10,12 @@ from typing import BinaryIO
 
 from jaxrank.errors import InputError
 
-_WRITER_SECONDS = 30.0  # in which a program must have opened the pipe
+_WRITER_SECONDS = 30.0  # time limit for a program to open the pipe
 _POLL_MILLISECONDS = 100
 
 
 def is_pipe(path: str) -> bool:
-    """Returns True for a pipe that is there, as /dev/fd/63 of the shell's <(command) is."""
+    """Returns True if a path is an existing pipe, such as /dev/fd/63 of the shell's <(command)."""
     try:
         return stat.S_ISFIFO(os.stat(path).st_mode)
     except OSError:
@@ -23,10 +23,10 @@ def is_pipe(path: str) -> bool:
 
 
 def copy(path: str, file: BinaryIO) -> None:
-    """Copies all that is written to a pipe.
+    """Copies everything that is written to a pipe.
 
     Raises:
-        InputError: no program has opened it for writing in `_WRITER_SECONDS`.
+        InputError: no program opened it for writing within `_WRITER_SECONDS`.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -39,7 +39,7 @@ def copy(path: str, file: BinaryIO) -> None:
 
 
 def _first(descriptor: int, path: str) -> bytes:
-    """The first bytes of a pipe; none if its writer left without any."""
+    """Returns the first bytes of a pipe, or b"" if its writer wrote nothing."""
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     deadline = time.monotonic() + _WRITER_SECONDS
@@ -50,7 +50,7 @@ def _first(descriptor: int, path: str) -> bytes:
         except OSError as error:
             if error.errno != errno.EAGAIN:
                 raise
-            deadline = time.monotonic() + _WRITER_SECONDS  # a writer is there, and not ready yet
+            deadline = time.monotonic() + _WRITER_SECONDS  # a writer exists and is not ready yet
             continue
         if data or has_event:
             return data

@@ -1,4 +1,4 @@
-"""What becomes of raw records that cannot be used: they stop the preparation, or are set aside."""
+"""Handles invalid raw records: they stop the preparation, or are skipped and recorded."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -17,15 +17,15 @@ _COUNT_AT_ONCE = 1 << 24
 
 
 class BadRows(InputError):
-    """Records of a chunk that hold what they may not.
+    """Records of a chunk with invalid content.
 
     Args:
-        chunk: that they are in.
-        rows: i64[m] their places in the chunk, at least one.
-        column: of the first; empty where it is the record as a whole.
-        must: what must hold, as "a finite number or empty".
-        found: what the first has instead, as text.
-        hint: a sentence that follows, with a space in front, or empty.
+        chunk: the chunk that contains them.
+        rows: i64[m] their indices in the chunk, at least one.
+        column: of the first record, or "" if the whole record is invalid.
+        must: requirement, such as "a finite number or empty".
+        found: actual content of the first record, as text.
+        hint: a sentence to append, with a leading space, or "".
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class BadRows(InputError):
         super().__init__(_message(chunk.file, int(chunk.rows[rows[0]]), column, must, found, hint))
 
     def __reduce__(self) -> tuple[type[InputError], tuple[str]]:
-        return InputError, (str(self),)  # to other processes without the chunk
+        return InputError, (str(self),)  # pickles without the chunk
 
 
 def _message(file: str, row: int, column: str, must: str, found: str, hint: str) -> str:
@@ -45,15 +45,16 @@ def _message(file: str, row: int, column: str, must: str, found: str, hint: str)
 
 
 class Rejects:
-    """Decides about records that cannot be used, and keeps those that are skipped.
+    """Raises for invalid records or skips and records them, as the policy says.
 
     Args:
-        policy: "error": the first stops the preparation; "skip": they are counted and kept.
-        limit: how many may be skipped.
-        pseudonymise: makes of a value what a file outside the raw data may show; none: the value.
+        policy: "error": the first invalid record stops the preparation. "skip": invalid records are
+            counted and recorded.
+        limit: maximum number of skipped records.
+        pseudonymise: maps a value to the text that may leave the raw data. None: the value itself.
 
     Attributes:
-        count: records skipped so far.
+        count: number of records skipped so far.
         lines: a line of JSON for each: file, row, column, must, found, record.
     """
 
@@ -66,7 +67,8 @@ class Rejects:
         self.policy, self.limit = policy, limit
         self.lines: list[str] = []
         self._pseudonymise = pseudonymise
-        self._before: tuple[str, int, int] = ("", 0, 0)  # file, offset, and lines before it
+        # file, offset, and number of lines before it
+        self._before: tuple[str, int, int] = ("", 0, 0)
 
     @property
     def count(self) -> int:
@@ -87,14 +89,15 @@ class Rejects:
         """Skips one record.
 
         Args:
-            file, row, offset: as of `Chunk`.
-            column, must, found, hint: as of `BadRows`; of a bad line that has no columns, "".
-            record: the whole record: {column: value}, or the text of a line that has no columns.
+            file, row, offset: as in `Chunk`.
+            column, must, found, hint: as in `BadRows`. `column` is "" for a malformed line.
+            record: the whole record as {column: value}, or the text of a malformed line.
 
         Raises:
-            InputError: the policy is "error", or more than `limit` were skipped; names the place.
+            InputError: the policy is "error", or more than `limit` records were skipped. Names the
+                place.
         """
-        if self._before[:2] != (file, offset):  # once for all of a part
+        if self._before[:2] != (file, offset):  # once per part
             self._before = file, offset, _lines_before(file, offset)
         row += self._before[2]
         if self.policy == "error":
@@ -112,10 +115,13 @@ class Rejects:
     def attempt(
         self, chunk: Chunk, function: Callable[[Chunk], Result]
     ) -> tuple[Chunk, Result | None]:
-        """function(chunk) of what can be used, and that chunk; None where nothing is left.
+        """Applies function to the valid records of a chunk.
+
+        Returns:
+            The chunk of the valid records, and the result, or None if no record is valid.
 
         Raises:
-            InputError: as of `reject`.
+            InputError: as in `reject`.
         """
         while chunk.batch.num_rows:
             try:
@@ -138,7 +144,7 @@ class Rejects:
 
 
 def missing_text(chunk: Chunk, row: int, column: str) -> str:
-    """What a message says of a value that is missing: the text that stands for it, if any."""
+    """Describes a missing value for a message, with the text that stands for it, if any."""
     return "an empty value" if chunk.written is None else _shown(chunk.record(row), column)
 
 
@@ -158,7 +164,7 @@ def _pseudonymised(record: Any, pseudonymise: Pseudonymise) -> Any:
 
 
 def _lines_before(file: str, offset: int) -> int:
-    """Lines in the first `offset` bytes of an uncompressed file."""
+    """Returns the number of lines in the first `offset` bytes of an uncompressed file."""
     lines = 0
     if not offset:
         return 0

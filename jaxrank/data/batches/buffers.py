@@ -1,4 +1,4 @@
-"""Memory of batches: all arrays of a batch share one buffer, which is reused once it is released."""
+"""Memory of batches: the arrays of a batch share one buffer, which is reused after release."""
 
 import collections
 import dataclasses

@@ -19,7 +19,7 @@ _PAIRS = {"[": "]", "(": ")", "{": "}"}
 
 
 def bracketed(cells: pa.Array) -> np.ndarray:
-    """Returns bool[n]: True where a text is a bracketed list or a quoted id. False where missing."""
+    """Returns bool[n]: True where a text is a bracketed list or a quoted id, False if missing."""
     if not _may_be(cells):
         return np.zeros(len(cells), bool)
     matches = pc.match_substring_regex(cells, _WHOLE)

@@ -61,7 +61,7 @@ class Column(NamedTuple):
 
 
 def column_of(chunk: Chunk, name: str) -> Column:
-    """Returns the chunk's column of that name, without dictionaries, and with null for empty text."""
+    """Returns the chunk's column of that name with decoded dictionaries and null for empty text."""
     index = chunk.batch.schema.get_field_index(name)
     if index < 0:
         raise InputError(f"{chunk.file}: must have a column {name!r}: found none of that name.")

@@ -344,7 +344,7 @@ def _missing(encoding: str) -> np.int32:
 
 
 def _bucket_rows(column: Column, edges: np.ndarray) -> np.ndarray:
-    """Returns i32[n], a row per number: the number of edges f32[buckets - 1] that are at most it."""
+    """Returns the row of each number, i32[n]: how many edges f32[buckets - 1] are at most it."""
     values = numbers(column, _NUMBER)
     with np.errstate(over="ignore"):
         single = values.astype(np.float32)

@@ -93,7 +93,7 @@ FIT_NOTHING = FitSpec((), (), (), False)
 
 
 def fit_spec(features: FeatureSpec, earlier: FittedEncoders) -> FitSpec:
-    """Returns the values that a resolved spec needs and `earlier` lacks. Vocabularies always grow."""
+    """Returns the fits that a spec needs and `earlier` lacks. Vocabularies are always extended."""
     return FitSpec(
         tables=tuple(t for t in features.tables if t.encoding == "vocabulary"),
         dense=tuple(
@@ -112,7 +112,7 @@ def looks_at_last_event(features: FeatureSpec) -> bool:
 
 
 class FitState:
-    """Accumulated counts of chunks, from which encoders are fitted. States of parts can be merged."""
+    """Accumulated counts of chunks, to fit encoders from. States of parts can be merged."""
 
     def __init__(self, features: FeatureSpec, wanted: FitSpec):
         self._features, self._wanted = features, wanted

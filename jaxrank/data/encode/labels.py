@@ -105,7 +105,7 @@ def encode_labels(
 
 
 def _known(chunk: Chunk, task: TaskSpec) -> np.ndarray:
-    """Returns f64[n], NaN where the label is unknown, 0 where only the conversion time defines it."""
+    """Returns f64[n], NaN where the label is unknown, 0 where only a conversion time defines it."""
     if task.label:
         binary = task.kind == "binary"
         labels = numbers(column_of(chunk, task.label), *_LABELS[task.kind], booleans=binary)

@@ -122,7 +122,7 @@ def _rows_of_bad(values: pa.Array, narrow: pa.Array, table: TableSpec) -> np.nda
 
 
 def _long_digits(values: pa.Array) -> pa.Array:
-    """Returns the decimal digits of numbers that overflow 64 bits, and undefined text for others."""
+    """Returns the decimal digits of numbers that overflow 64 bits, undefined text for others."""
     if is_text(values.type):
         return pc.replace_substring_regex(values, "^(-?)0+", r"\1")
     if pa.types.is_floating(values.type):

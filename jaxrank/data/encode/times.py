@@ -113,7 +113,7 @@ def _of_text(column: Column, time_format: str) -> np.ndarray:
 
 
 def _of_numbers(numbers: np.ndarray, time_format: str) -> np.ndarray:
-    """Converts f64[n] numbers to f64[n] seconds, NaN where a number is missing or does not match."""
+    """Converts f64[n] numbers to f64[n] seconds, NaN where one is missing or does not match."""
     if time_format in TIME_UNITS:
         return numbers * TIME_UNITS[time_format]
     if time_format in CALENDAR_FORMS:
@@ -132,7 +132,7 @@ def _of_numbers(numbers: np.ndarray, time_format: str) -> np.ndarray:
 
 
 class _Form(NamedTuple):
-    """Format of dates as digits: digits of the year, and the number of two-digit fields after it."""
+    """Format of dates as digits: digits of the year, and number of two-digit fields after it."""
 
     year_digits: int
     fields: int
@@ -193,7 +193,7 @@ def _hint(column: Column, row: int, time_format: str) -> str:
 
 
 def _is_of(text: str, number: np.ndarray, name: str) -> bool:
-    """Returns True if digits are a date of a form. Years of four digits must be from 1900 to 2199."""
+    """Returns True if digits are a date of a form. Four-digit years must be from 1900 to 2199."""
     short = name.count("Y") == 2
     # A number lacks the leading zero of a year below 10.
     if len(text) != len(name) - (short and len(text) % 2):
