@@ -317,7 +317,7 @@ class _Remote(io.RawIOBase):
 
 @functools.cache
 def has_ranges(path: str) -> bool:
-    """Returns True if the server supports range requests. Some web servers send only whole files."""
+    """Returns True if the server supports range requests. Some servers send only whole files."""
     if not _is_http(path):
         return True
     system, inner = _file_system(path)

@@ -1,4 +1,4 @@
-"""The units of a preparation as an Apache Beam pipeline, for more data than one machine can do."""
+"""Runs the units of a preparation as an Apache Beam pipeline, for more than one machine."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -11,22 +11,22 @@ from jaxrank.data.prepare.units import WorkUnit
 from jaxrank.data.store.writer import SCRATCH
 from jaxrank.errors import InputError, RunError
 
-# Not the runner that Beam gives this name: it first fetches a program from the network to do the
-# work, and only if that fails uses the one of the package.
+# Beam's own runner of this name first downloads a program to do the work, and uses the one in the
+# package only if that fails.
 _NAMES = {"DirectRunner": "apache_beam.runners.portability.fn_api_runner.FnApiRunner"}
 _ERRORS = {kind.__name__: kind for kind in (InputError, RunError, OSError)}
 
 
 class Beam:
-    """A pipeline on any of Beam's runners, each unit an element of it.
+    """A pipeline on any of Beam's runners, with one element per unit.
 
-    Where units are worked on by several machines, jaxrank is installed on all, and all find the
-    store, the raw data and the key file under the names given: URLs, or paths on a file system
-    that they share.
+    If several machines work on the units, jaxrank must be installed on all of them. All must reach
+    the store, the raw data and the key file by the same names: URLs, or paths on a shared file
+    system.
 
     Args:
-        name: "DirectRunner", "DataflowRunner", "FlinkRunner", "SparkRunner", ..., or a class's
-            full name.
+        name: "DirectRunner", "DataflowRunner", "FlinkRunner", "SparkRunner", ..., or the full name
+            of a class.
         options: of the pipeline, such as "--project=...".
 
     Raises:
@@ -53,10 +53,10 @@ class Beam:
         units: Sequence[WorkUnit],
         *arguments: Any,
     ) -> None:
-        """Returns when all units are done.
+        """Returns when all units are complete.
 
         Raises:
-            InputError: there is no such runner, or its options cannot be used.
+            InputError: the runner does not exist, or its options are invalid.
             RunError: the pipeline failed.
         """
         if files.is_local(settings.directory):
@@ -66,14 +66,14 @@ class Beam:
                     f" that all workers can write to: found {settings.directory}."
                 )
             settings = settings._replace(directory=os.path.abspath(settings.directory))
-        for path in _failures(settings).values():  # of an earlier time
+        for path in _failures(settings).values():  # left by an earlier attempt
             path.unlink()
         pipeline = self._pipeline()
         _add_units(pipeline, function, settings, units, arguments)
         failed: Exception | None = None
         try:
             _finish(pipeline)
-        except Exception as error:  # each runner has its own
+        except Exception as error:  # each runner has its own exceptions
             failed = error
         if failures := _failures(settings):
             failure = json_files.read(failures[min(failures)])
@@ -87,11 +87,11 @@ class Beam:
 
         try:
             options = PipelineOptions(self._options)
-            options.get_all_options()  # or bad values would be found later
+            options.get_all_options()  # detects invalid values early
             runner = _NAMES.get(self._name, self._name)
             return apache_beam.Pipeline(runner=runner, options=options)
         except (ValueError, TypeError, ImportError, AttributeError, SystemExit) as error:
-            # Of argparse, which has printed all options by then.
+            # The error of argparse, which has already printed all options.
             why = error.__context__ if isinstance(error, SystemExit) else error
             raise InputError(
                 f"--runner={self._name}: must be one of Beam's runners, and --runner-option its"
@@ -104,7 +104,7 @@ def _add_units(
 ) -> None:
     import apache_beam
 
-    # Reshuffled, or a runner would fuse the two steps and one worker do all units.
+    # Without a reshuffle a runner would fuse the two steps and one worker would do all units.
     elements = pipeline | apache_beam.Create(units) | apache_beam.Reshuffle()
     _ = elements | "WorkUnit" >> apache_beam.Map(_attempt, function, settings, rest)
 
@@ -114,7 +114,7 @@ def _finish(pipeline: Any) -> None:
     try:
         state = result.wait_until_finish()
     except KeyboardInterrupt:
-        result.cancel()  # it would go on without this process, and write
+        result.cancel()  # otherwise it would continue to write without this process
         raise
     if state != "DONE":
         raise RunError(f"its last state must be DONE: found {state}")
@@ -123,13 +123,12 @@ def _finish(pipeline: Any) -> None:
 def _attempt(
     unit: WorkUnit, function: Callable[..., None], settings: PrepareSettings, arguments: tuple
 ) -> None:
-    """function(settings, unit, *arguments). What is wrong with the data is left for `Beam.run` to
-    tell.
+    """Calls function(settings, unit, *arguments) and writes its error to a file for `Beam.run`.
 
-    As an exception, the runner would try again, and tell it inside of others.
+    If it were raised, the runner would retry, and wrap it in other exceptions.
     """
     if any(index < unit.index for index in _failures(settings)):
-        return  # this one's would not be told
+        return  # only the first error is reported
     try:
         function(settings, unit, *arguments)
     except tuple(_ERRORS.values()) as error:
@@ -141,8 +140,8 @@ def _attempt(
 
 
 def _failures(settings: PrepareSettings) -> dict[int, Any]:
-    """What units have left of their errors, by their index."""
+    """Returns the paths of the errors that units have written, by index of the unit."""
     directory = files.path_of(settings.directory) / SCRATCH
-    directory.fs.invalidate_cache()  # others write there
+    directory.fs.invalidate_cache()  # other processes write there
     paths = directory.glob("failed-*.json")
     return {int(path.stem.removeprefix("failed-")): path for path in paths}

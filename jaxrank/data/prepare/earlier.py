@@ -1,4 +1,4 @@
-"""What an earlier store has learned, for a later day's data to be encoded alike."""
+"""Reads the fitted encoders of an earlier store, to encode the data of a later day equally."""
 
 import numpy as np
 import pyarrow as pa
@@ -11,13 +11,13 @@ from jaxrank.errors import InputError
 
 
 def earlier_fitted(features: FeatureSpec, store: Store, key: str) -> FittedEncoders:
-    """What an earlier store has of what these features need.
+    """Returns the fitted encoders of an earlier store that these features need.
 
     Args:
-        key: the fingerprint of the key for raw values; empty where there is none.
+        key: fingerprint of the key for raw values, or "" if there is none.
 
     Raises:
-        InputError: the store was made under another key, or encodes a feature otherwise.
+        InputError: the store was made with another key, or encodes a feature differently.
     """
     if store.spec.hash_key != key:
         raise InputError(

@@ -1,7 +1,7 @@
 """Encodes one unit of a preparation and writes its blocks.
 
-The blocks and their description are left in the directory where the store is made. A preparation
-that is run again keeps them, so nothing is done twice.
+The blocks and their description stay in the temporary directory of the store. A preparation that is
+run again reuses them.
 """
 
 import functools
@@ -26,7 +26,9 @@ from jaxrank.data.store.writer import SCRATCH, SplitWriter
 
 @functools.lru_cache(maxsize=2)
 def _read_fitted(directory: str, text: str) -> FittedEncoders:
-    """What was learned, from the JSON text of its state and the vocabularies in the store."""
+    """Restores the fitted encoders from the JSON text of their state and the vocabularies in the
+    store.
+    """
     state = json.loads(text)
     path = files.path_of(directory) / "vocabulary"
     vocabularies = {}
@@ -38,11 +40,11 @@ def _read_fitted(directory: str, text: str) -> FittedEncoders:
 
 
 class Written(NamedTuple):
-    """What a unit became.
+    """The result of a unit.
 
-    splits: by directory, which is the split or a day of it: the manifest's entries of its files,
-        and the statistics to be merged.
-    rejected: lines of JSON, of the records that were skipped.
+    splits: by directory, which is the split or a day of it: the manifest entries of its files, and
+    the statistics to merge.
+    rejected: lines of JSON, one per skipped record.
     fingerprint: see `PrepareSettings.fingerprint`.
     """
 
@@ -56,20 +58,20 @@ def result_path(settings: PrepareSettings, unit: WorkUnit) -> Any:
 
 
 def encode(settings: PrepareSettings, unit: WorkUnit, fitted: str) -> None:
-    """Writes the blocks of one unit, unless they are there; `read_result` tells which.
+    """Writes the blocks of one unit, unless they exist. `read_result` describes them.
 
     Args:
         fitted: JSON text of the state of a `FittedEncoders`.
 
     Raises:
-        InputError: a record cannot be used.
+        InputError: a record is invalid.
         RunError: a file has changed since the preparation began.
     """
     path, fingerprint = result_path(settings, unit), settings.fingerprint(unit, fitted)
     if path.is_file():
         if _is_written(settings, path, fingerprint):
             return
-        files.remove(path)  # its files are about to be written over
+        files.remove(path)  # its files are about to be overwritten
     writers = _Writers(settings, unit, _read_fitted(settings.directory, fitted))
     rejects = settings.rejects()
     with unit.unchanged():
@@ -90,7 +92,7 @@ def _is_written(settings: PrepareSettings, path: Any, fingerprint: str) -> bool:
             for file in entry["files"]
         )
     except (OSError, ValueError, KeyError, TypeError):
-        return False  # of another version, or something is gone
+        return False  # written by another version, or incomplete
 
 
 def read_result(settings: PrepareSettings, unit: WorkUnit) -> Written:
@@ -98,7 +100,7 @@ def read_result(settings: PrepareSettings, unit: WorkUnit) -> Written:
 
 
 class _Writers:
-    """The blocks of a unit, by the directory that they go to."""
+    """The block writers of a unit, by directory."""
 
     def __init__(self, settings: PrepareSettings, unit: WorkUnit, fitted: FittedEncoders):
         self._settings, self._unit, self._fitted = settings, unit, fitted
@@ -112,7 +114,7 @@ class _Writers:
                 blocks.add(examples)
 
     def _by_day(self, chunk: Chunk, rejects: Rejects) -> list[tuple[str, Chunk]]:
-        """The directories of a chunk's records, and those records."""
+        """Returns the directories of a chunk's records, each with its records."""
         split = self._unit.split
         if not self._settings.features.by_day:
             return [(split, chunk)]
@@ -152,7 +154,7 @@ class _Writers:
 
 
 class _Blocks:
-    """Makes of any examples blocks of `size` of them, of which the last may have fewer."""
+    """Regroups examples into blocks of `size` examples. The last block may have fewer."""
 
     def __init__(self, writer: SplitWriter, size: int):
         self._writer, self._size = writer, size

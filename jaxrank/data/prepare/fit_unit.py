@@ -1,7 +1,6 @@
-"""Learns from one unit of a preparation.
+"""Counts one unit of a preparation, for the encoders that are fitted.
 
-The result is left in the directory where the store is made. A preparation that is run again reads
-it there, so nothing is done twice.
+The result stays in the temporary directory of the store. A preparation that is run again reuses it.
 """
 
 import math
@@ -20,7 +19,7 @@ from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.statistics.split import Statistics
 from jaxrank.data.store.writer import SCRATCH
 
-# Learning.
+# Fitting.
 
 
 def fit_state_path(settings: PrepareSettings, unit: WorkUnit) -> Any:
@@ -29,10 +28,10 @@ def fit_state_path(settings: PrepareSettings, unit: WorkUnit) -> Any:
 
 
 def fit(settings: PrepareSettings, unit: WorkUnit) -> None:
-    """Leaves what one unit teaches, unless it is there; `read_fit_state` reads it.
+    """Writes the fit state of one unit, unless it exists. `read_fit_state` reads it.
 
     Raises:
-        InputError: a record cannot be used.
+        InputError: a record is invalid.
         RunError: a file has changed since the preparation began.
     """
     path, fingerprint = (
@@ -46,7 +45,7 @@ def fit(settings: PrepareSettings, unit: WorkUnit) -> None:
     check = _checker(settings.features) if settings.on_error != "error" else None
 
     def take(chunk: Chunk) -> None:
-        if check is not None:  # what will be left out of the store teaches nothing
+        if check is not None:  # records that the store will skip must not count
             check(chunk)
         fit_state.add(chunk)
 
@@ -58,7 +57,7 @@ def fit(settings: PrepareSettings, unit: WorkUnit) -> None:
 
 
 def _checker(features: FeatureSpec) -> Callable[[Chunk], None]:
-    """Raises BadRows for what will not be encoded, before anything is learned."""
+    """Returns a function that raises BadRows for records that encoding would reject."""
     scales = {f.name: (0.0, 1.0) for f in features.dense}
     encoder = Encoder(features, {}, scales, Statistics(features), as_of=math.inf)
 
@@ -74,7 +73,7 @@ def _has(path: Any, fingerprint: str, settings: PrepareSettings) -> bool:
     try:
         return FitState(settings.features, settings.wanted).read(path) == fingerprint
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError):
-        return False  # of another version
+        return False  # written by another version
 
 
 def read_fit_state(settings: PrepareSettings, unit: WorkUnit) -> FitState:

@@ -1,4 +1,4 @@
-"""Raw records -> a store: one pass to learn vocabularies and scales, one to encode and write."""
+"""Prepares a store from raw records in two passes: fit the encoders, then encode and write."""
 
 import collections
 import secrets
@@ -48,9 +48,9 @@ from jaxrank.features import Schema
 from jaxrank.report import Report
 from jaxrank.validate import COMPRESSIONS, ON_ERROR, check_choice
 
-TRAIN = "train"  # the split that everything is learned from
-_LITTLE = 64 << 20  # bytes of raw data, whose preparation is not worth going on with
-_STDIN = "standard input"  # the file that it is kept in, and so its name in messages
+TRAIN = "train"  # the split that encoders are fitted on
+_LITTLE = 64 << 20  # bytes of raw data, below which a partial preparation is not kept
+_STDIN = "standard input"  # name of the file that stores the standard input, shown in messages
 
 
 def prepare(
@@ -71,33 +71,33 @@ def prepare(
 ) -> Store:
     """Writes the store `output` from raw data.
 
-    What was done before an error, or before the process was killed, lies in `.NAME.partial` beside
-    the output and is not done again, but of little data.
+    After an error or a kill, completed work is kept in `.NAME.partial` beside the output and reused
+    by the next run. It is not kept for small data.
 
     Args:
         features: the config's section, see `spec.features.FeatureSpec`.
-        source: the config's section, see `sources.registry.make_source`; a file "-" is the
-            standard input.
+        source: the config's section, see `sources.registry.make_source`. A file "-" is the standard
+            input.
         output: path or URL.
-        block_size: examples in a block; the last of a part of the data may have fewer.
-        compression: of blocks: "lz4" or "zstd"; empty: none.
-        vocabularies: an earlier store, whose rows, scales and boundaries stay as they are. Values
-            that are new in the split "train" get rows behind the old ones. A feature most of
-            whose values it does not have is told.
-        on_error: what becomes of records that cannot be used: "error" or "skip".
-        max_rejected: how many may be skipped; they are listed in `rejected.jsonl`.
-        hash_key_file: of at least 16 bytes; vocabularies and rejected records then hold keyed
-            hashes in place of raw values.
-        unlabelled: columns that tasks name are not read; all labels are unknown.
-        runner: who does the work; the processes of this machine if not given.
-        report: gets lines for people to read.
-        check: gets the schema, in which vocabularies have no rows yet, before records are read, and
+        block_size: examples per block. The last block of a part of the data may have fewer.
+        compression: of blocks, "lz4" or "zstd". Empty: none.
+        vocabularies: an earlier store, whose rows, scales and boundaries are kept. Values that are
+            new in the split "train" get rows after the existing ones. Features with mostly new
+            values are reported.
+        on_error: policy for invalid records, "error" or "skip".
+        max_rejected: maximum number of skipped records. They are listed in `rejected.jsonl`.
+        hash_key_file: file of at least 16 bytes. Vocabularies and rejected records then hold keyed
+            hashes instead of raw values.
+        unlabelled: if True, columns that tasks name are not read and all labels are unknown.
+        runner: executes the units. None: processes of this machine.
+        report: receives lines for the user.
+        check: receives the schema before records are read, when vocabularies have no rows yet, and
             may raise InputError.
 
     Raises:
-        InputError: something in the configs or the data; names file, row and column.
-        RunError: the store could not be written, another process writes it, or a file of the source
-            has changed meanwhile. Nothing is left at `output`.
+        InputError: something in the configs or the data is invalid. Names file, row and column.
+        RunError: the store could not be written, another process is writing it, or a file of the
+            source has changed in the meantime. Nothing is left at `output`.
     """
     if block_size < 1:
         raise InputError(f"block_size: must be 1 or more: found {block_size}.")
@@ -151,13 +151,12 @@ def prepare(
                 fitted.boundaries,
             )
             return writer.finish(schema, _store_spec(spec, resolved, source, fitted, key))
-    except OSError as error:  # those of reading are InputErrors already
+    except OSError as error:  # read errors are InputErrors already
         raise RunError(f"{output}: the store could not be written: {error}.") from error
 
 
 def _with_copies(source: Mapping[str, Any], directory: UPath) -> dict[str, Any]:
-    """The section with files in place of the standard input and of pipes, which can be read only
-    once."""
+    """Replaces the standard input and pipes, which can be read only once, by copies in files."""
     section = dict(source)
     paths = section.get("files")
     if not isinstance(paths, Mapping):
@@ -189,7 +188,7 @@ def _with_copies(source: Mapping[str, Any], directory: UPath) -> dict[str, Any]:
 
 
 def _resolve(spec: FeatureSpec, data: Source, unread: Collection[str]) -> FeatureSpec:
-    """The spec over the columns of the training split, which every split must have."""
+    """Resolves the spec over the columns of the training split, which every split must have."""
     first = TRAIN if TRAIN in data.splits else data.splits[0]
     try:
         resolved = resolve(spec, data.columns(first), unread)
@@ -205,7 +204,7 @@ def _resolve(spec: FeatureSpec, data: Source, unread: Collection[str]) -> Featur
 
 
 def _wanted(features: FeatureSpec, data: Source, earlier: FittedEncoders) -> FitSpec:
-    """What is to be learned, for which there must be a split to learn from."""
+    """Returns the values to fit. Raises if that needs a training split and there is none."""
     wanted = fit_spec(features, earlier)
     if not wanted.any or TRAIN in data.splits:
         return wanted
@@ -225,7 +224,7 @@ def _store_spec(
     fitted: FittedEncoders,
     key: str,
 ) -> StoreSpec:
-    """What the manifest tells of how the store was made."""
+    """Returns the description of the store that the manifest records."""
     return StoreSpec(
         features=spec.to_state(),
         source=json_files.plain(source),
@@ -255,11 +254,11 @@ class _Preparation:
 
     @property
     def bytes(self) -> int:
-        """About how many of raw data there are."""
+        """Returns the approximate bytes of raw data."""
         return sum(unit.bytes for units in self._units.values() for unit in units)
 
     def tell_of_sample(self) -> None:
-        """Lines about what the first records seem to mean that no field says."""
+        """Reports what the first records seem to mean without a field that says so."""
         split = TRAIN if TRAIN in self._data.splits else self._data.splits[0]
         for line in sample.shared_files(self._data):
             self._report(line)
@@ -268,7 +267,7 @@ class _Preparation:
                 self._report(line)
 
     def fit(self, earlier: FittedEncoders) -> FittedEncoders:
-        """A pass over the training split, where something is to be learned from it."""
+        """Runs a pass over the training split, if anything must be fitted."""
         if not self._settings.wanted.any:
             return earlier
         began = time.perf_counter()
@@ -284,7 +283,7 @@ class _Preparation:
         return state
 
     def _as_of(self, split: str) -> float | None:
-        """The latest event of a split, where labels depend on it: when that was looked at."""
+        """Returns the latest event of a split, the time of its snapshot, if labels depend on it."""
         settings = self._settings
         if not looks_at_last_event(settings.features):
             return None
@@ -293,7 +292,7 @@ class _Preparation:
         ).as_of
 
     def write(self, fitted: FittedEncoders) -> None:
-        """A pass over all splits."""
+        """Runs a pass over all splits."""
         settings = self._settings
         for table, vocabulary in fitted.vocabularies.items():
             self._writer.write_vocabulary(
@@ -330,7 +329,7 @@ class _Preparation:
             )
 
     def _joined(self, split: str, written: Sequence[encode_unit.Written]) -> dict[str, Statistics]:
-        """Adds what the units of a split became to the store; -> statistics by directory."""
+        """Adds the results of a split's units to the store and returns statistics by directory."""
         entries: dict[str, list[dict[str, Any]]] = collections.defaultdict(list)
         for unit in written:
             for directory, entry in unit.splits.items():
@@ -356,7 +355,7 @@ class _Preparation:
             self._report(f"  {line}")
 
     def tell_new(self, earlier: FittedEncoders, store: str) -> None:
-        """A line for each feature most of whose values an earlier store does not have."""
+        """Reports each feature most of whose values are missing in the earlier store."""
         features, vocabularies = self._settings.features, earlier.vocabularies
         for line in new_values.lines(features, self._new, vocabularies, store):
             self._report(line)

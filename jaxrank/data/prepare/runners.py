@@ -1,4 +1,4 @@
-"""Who works on the units of a preparation: this process, some of this machine, or Apache Beam."""
+"""Runners of the units of a preparation: this process, local processes, or Apache Beam."""
 
 import concurrent.futures
 import multiprocessing
@@ -13,12 +13,14 @@ from jaxrank.data.prepare.settings import PrepareSettings
 from jaxrank.data.prepare.units import WorkUnit
 from jaxrank.errors import InputError, RunError
 
-# Starting processes takes as long as preparing about so much.
+# Starting processes takes as long as preparing about this much.
 _FEW_BYTES = 64 << 20
 
 
 class Runner(Protocol):
-    """Runs function(settings, unit, *arguments) for all units; its results are what that leaves."""
+    """Calls function(settings, unit, *arguments) for all units. Results are the files that it
+    writes.
+    """
 
     def run(
         self,
@@ -27,7 +29,7 @@ class Runner(Protocol):
         units: Sequence[WorkUnit],
         *arguments: Any,
     ) -> None:
-        """Raises the error of the first unit that has one."""
+        """Raises the error of the first unit that failed."""
         ...
 
 
@@ -35,7 +37,7 @@ class Local:
     """Processes of this machine.
 
     Args:
-        workers: how many; 0: as many as there are cores. What is small is done in this process.
+        workers: number of processes. 0: one per core. Small data is processed in this process.
     """
 
     def __init__(self, workers: int = 0):
@@ -55,7 +57,7 @@ class Local:
             for unit in units:
                 function(settings, unit, *arguments)
             return
-        # Not forked: JAX may have started threads here.
+        # Not forked, because JAX may have started threads.
         context = multiprocessing.get_context("spawn")
         with concurrent.futures.ProcessPoolExecutor(workers, context, _begin_work) as pool:
             try:
@@ -74,7 +76,7 @@ class Local:
 
 
 def _begin_work() -> None:
-    """In a worker: what ends a worker, which prints nothing then."""
+    """Initialises a worker: signals end it silently."""
     signals.release(ignore=False)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
@@ -83,23 +85,23 @@ def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
-    os._exit(1)  # it would wait for work for ever
+    os._exit(1)  # otherwise it would wait for work forever
 
 
 def make_runner(name: str, workers: int = 0, options: Sequence[str] = ()) -> Runner:
-    """The runner of that name: "local", or one of Apache Beam's, such as "DirectRunner".
+    """Returns the runner of that name: "local", or one of Apache Beam's, such as "DirectRunner".
 
     Args:
-        workers: of the local runner.
+        workers: number of processes of the local runner.
         options: of Beam's pipeline, such as "--project=...".
 
     Raises:
-        InputError: Beam is not installed, or numbers cannot be.
+        InputError: Beam is not installed, or the number of workers is invalid.
     """
     if name == "local":
         if options:
             raise InputError(f"--runner-option: must be of a Beam runner: found {list(options)}.")
         return Local(workers)
-    from jaxrank.data.prepare.beam import Beam  # an optional extra
+    from jaxrank.data.prepare.beam import Beam  # an optional dependency
 
     return Beam(name, options)

@@ -1,6 +1,6 @@
-"""The first records of the training data: reports what they seem to mean that no field says.
+"""Reports what the first records of the training data seem to mean without a field that says so.
 
-Nothing here is an error, for such values may be meant as they are.
+These are notes and not errors, because the values may be intended.
 """
 
 import itertools
@@ -21,11 +21,11 @@ from jaxrank.errors import InputError
 
 _WEIGHTED = r"^.+[:=^#;@~]-?[0-9]*\.?[0-9]+([eE]-?[0-9]+)?$"
 _MOST_SHOWN = 3
-_OWN_VALUES = {"-", "?", "missing", "undefined", "unknown"}  # which people also use for a value
+_OWN_VALUES = {"-", "?", "missing", "undefined", "unknown"}  # also used as ordinary values
 
 
 def notes(features: FeatureSpec, data: Source, split: str) -> list[str]:
-    """A line for each feature whose values seem to be something else than ids."""
+    """Returns a line for each feature whose values do not look like ids."""
     chunk = _first_chunk(data, split)
     if chunk is None:
         return []
@@ -34,7 +34,7 @@ def notes(features: FeatureSpec, data: Source, split: str) -> list[str]:
 
 
 def shared_files(data: Source) -> list[str]:
-    """A line for each two splits that have a file in common."""
+    """Returns a line for each pair of splits that share a file."""
     if not data.files:
         return []
     paths = {split: {part.file for part in data.parts(split)} for split in data.splits}
@@ -56,12 +56,12 @@ def _first_chunk(data: Source, split: str) -> Chunk | None:
     try:
         return next(iter(data.chunks(data.parts(split)[0], Rejects("skip", 1 << 30))), None)
     except InputError:
-        return None  # reported where the records are read for good
+        return None  # reported when the records are read in full
 
 
 def _of_entry(entry: CategoricalSpec | RaggedSpec, chunk: Chunk) -> Iterator[str]:
     if entry.encoding not in ("vocabulary", "hash"):
-        return  # takes whole numbers only
+        return  # accepts only integers
     try:
         is_list = isinstance(entry, RaggedSpec)
         cells = list_elements(entry, chunk).ids if is_list else id_elements(entry, chunk)  # type: ignore[arg-type]

@@ -22,23 +22,23 @@ from jaxrank.data.sources.registry import Source, make_source
 from jaxrank.data.spec.features import FeatureSpec
 from jaxrank.data.store.manifest import FORMAT_VERSION
 
-# Another one where equal data and options give other blocks: what was kept is then done anew.
+# Increased when equal data and options give other blocks, so that kept work is not reused.
 _ENCODING = 4
 
 
 class PrepareSettings(NamedTuple):
-    """What all units of a preparation have in common; it travels to other processes.
+    """Settings that all units of a preparation share. Pickled to other processes.
 
     features: resolved.
     source: the config's section.
-    directory: where the store is made, a path or URL.
-    wanted: what is to be learned.
-    block_size: examples in a block.
+    directory: temporary directory of the store, a path or URL.
+    wanted: the values to fit.
+    block_size: examples per block.
     compression: of blocks.
     on_error, max_rejected: see `Rejects`.
     types: of the source.
-    hash_key_file: path of the key for raw values; empty: they are shown.
-    token: of this preparation and no other: what is kept between units is not kept longer.
+    hash_key_file: path of the key for raw values. Empty: raw values are stored.
+    token: unique to this preparation. Caches between units are dropped when it changes.
     """
 
     features: FeatureSpec
@@ -54,7 +54,7 @@ class PrepareSettings(NamedTuple):
     token: str
 
     def fingerprint(self, unit: WorkUnit, *rest: Any) -> str:
-        """Of all that a unit's result depends on."""
+        """Returns a hash of everything that a unit's result depends on."""
         key = (
             keyed_hash.fingerprint(keyed_hash.read_key(self.hash_key_file))
             if self.hash_key_file
@@ -63,7 +63,7 @@ class PrepareSettings(NamedTuple):
         source = {k: v for k, v in self.source.items() if k != "files"}
         inputs = [self.features.to_state(), source, self.block_size, self.compression, self.types]
         if not all(file.mark for file in unit.marks):
-            inputs.append(self.token)  # nothing would tell that such a file has changed
+            inputs.append(self.token)  # changes of such a file cannot be detected
         versions = [jaxrank.__version__, FORMAT_VERSION, _ENCODING]
         return unit.fingerprint(inputs, self.on_error, key, versions, *rest)
 
@@ -86,17 +86,17 @@ def _source(source: str, used: frozenset[str], token: str) -> Source:
 
 
 def chunks(settings: PrepareSettings, unit: WorkUnit, rejects: Rejects) -> Iterator[Chunk]:
-    # A record that is skipped is told whole.
+    # A skipped record is recorded with all its columns.
     used = settings.features.named if settings.on_error == "error" else frozenset()
     source = _source(json_files.to_text(settings.source, sort_keys=True), used, settings.token)
     return itertools.chain.from_iterable(source.chunks(part, rejects) for part in unit.parts)
 
 
 def record_days(features: FeatureSpec, chunk: Chunk) -> np.ndarray:
-    """The day of each record, as text.
+    """Returns the day of each record as text.
 
     Raises:
-        BadRows: of one it is not known.
+        BadRows: the day of a record is unknown.
     """
     times = seconds(column_of(chunk, features.time), time_format=features.time_format)
     if np.isnan(times).any():

@@ -1,4 +1,4 @@
-"""The units of a preparation: parts of a split that one process works on, and can be done again."""
+"""Units of a preparation: parts of a split that one process works on and that can be repeated."""
 
 import collections
 import contextlib
@@ -14,17 +14,17 @@ from jaxrank.data.chunk import Part
 from jaxrank.data.sources.registry import Source
 from jaxrank.errors import InputError, RunError
 
-_UNIT_BYTES = 64 << 20  # small files are joined until they have as many
-_GENERATED_BYTES = 8 << 20  # about what a chunk of generated data would have
+_UNIT_BYTES = 64 << 20  # small files are joined up to this size
+_GENERATED_BYTES = 8 << 20  # approximate size of a chunk of generated data
 
 
 @dataclasses.dataclass(frozen=True)
 class WorkUnit:
-    """Consecutive parts of a split. What a unit gives depends on nothing but its fingerprint.
+    """Consecutive parts of a split. The result of a unit depends only on its fingerprint.
 
     index: among the units of the split.
-    bytes: about how many there are to read.
-    marks: of the files, which tell when one has changed.
+    bytes: approximate bytes to read.
+    marks: versions of the files, to detect changes.
     """
 
     split: str
@@ -35,15 +35,15 @@ class WorkUnit:
 
     @property
     def name(self) -> str:
-        """Of its results, and what its files begin with."""
+        """Returns the name of the unit's results, which is also the prefix of its files."""
         return f"{self.index:05d}-"
 
     @contextlib.contextmanager
     def unchanged(self) -> Iterator[None]:
-        """Meanwhile its files must stay as they were when the preparation began.
+        """Checks on exit that the files have not changed since the preparation began.
 
         Raises:
-            RunError: one has changed or is gone; also in place of what was wrong with a record.
+            RunError: a file has changed or is gone. Replaces the error of an invalid record.
         """
         try:
             yield
@@ -67,7 +67,7 @@ class WorkUnit:
                 )
 
     def fingerprint(self, *rest: Any) -> str:
-        """Of the unit and of all else that its result depends on (JSON-able)."""
+        """Returns a hash of the unit and of all else that its result depends on (JSON-able)."""
         parts, marks = map(tuple, self.parts), map(tuple, self.marks)  # hashed as lists, not dicts
         content = [self.split, self.index, [*parts], [*marks], rest]
         text = json_files.to_text(content, sort_keys=True)
@@ -75,10 +75,10 @@ class WorkUnit:
 
 
 def units_of(source: Source, split: str, marks: dict[str, files.File]) -> list[WorkUnit]:
-    """The parts of a split, in order, small files joined.
+    """Divides the parts of a split into units, in order, and joins small files.
 
     Args:
-        marks: as of `Source.marks`.
+        marks: as in `Source.marks`.
     """
     parts = source.parts(split)
     of_file = collections.Counter(part.file for part in parts)
