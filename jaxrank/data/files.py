@@ -1,6 +1,4 @@
-"""Files by path or URL: local ones, and those of any fsspec file system (gs://, s3://, https://,
-...).
-"""
+"""Files by path or URL: local ones, and any fsspec file system (gs://, s3://, https://, ...)."""
 
 import contextlib
 import functools
@@ -109,7 +107,7 @@ def _all_of(value: Any) -> list[str]:
 
 
 def _each_once(paths: Sequence[str]) -> list[str]:
-    """Returns the first path of each file. A link is used only if no path is the file's own name."""
+    """Returns the first path of each file. A link counts only if no path is the file's own name."""
     chosen: dict[Any, str] = {}
     for path in paths:
         identity = identify(path)

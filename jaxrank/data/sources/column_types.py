@@ -1,4 +1,4 @@
-"""The one type of a column that files have in several: the values are the same in all of them."""
+"""Finds a common type for a column whose type differs between files without changing its values."""
 
 import functools
 from collections.abc import Collection, Iterable
@@ -9,10 +9,10 @@ from jaxrank.data.encode.columns import is_list, is_text
 
 
 def common_type(kinds: Iterable[pa.DataType]) -> pa.DataType | None:
-    """The type that values of all these types have a place in; None if they differ in more.
+    """Returns a type that can represent the values of all these types, or None if there is none.
 
-    A column that is null throughout has any type. Whole numbers of all widths and numbers with
-    fractions are numbers. Text, in a dictionary or not, is text.
+    A column of nulls is compatible with any type. Integers of all widths and floats are numbers.
+    Text, dictionary-encoded or not, is text.
     """
     result: pa.DataType | None = pa.null()
     for kind in kinds:
@@ -70,7 +70,7 @@ def _is_whole(kind: pa.DataType) -> bool:
 def _number(a: pa.DataType, b: pa.DataType) -> pa.DataType | None:
     if not _all_of(_is_whole, a, b):
         return pa.float64()
-    if pa.uint64() in (a, b):  # beside signed numbers, no type has a place for all
+    if pa.uint64() in (a, b):  # no type holds these together with signed numbers
         other = b if a == pa.uint64() else a
         return None if pa.types.is_signed_integer(other) else pa.uint64()
     return pa.int64()
@@ -84,17 +84,21 @@ def _time(a: pa.DataType, b: pa.DataType) -> pa.DataType:
 
 
 def is_read_as(kind: pa.DataType, common: pa.DataType) -> bool:
-    """Returns True if a column is read in the common type. Else it stays as it is: numbers with a
-    fraction would round whole ones."""
+    """Returns True if a column is cast to the common type.
+
+    Otherwise it keeps its type, because a float type would round its integers.
+    """
     if is_list(kind) and is_list(common):
         return is_read_as(kind.value_type, common.value_type)
     return pa.types.is_null(kind) or not pa.types.is_floating(common)
 
 
 def differing(columns: Iterable[Collection[tuple[str, pa.DataType]]]) -> dict[str, set]:
-    """The types of each column, by name, that has more than one; `columns` are those of files."""
+    """Returns the types of each column, by name, with more than one. `columns` has an entry per
+    file.
+    """
     kinds: dict[str, set] = {}
-    for file in set(map(tuple, columns)):  # few, as most files have the same
+    for file in set(map(tuple, columns)):  # few, because most files have the same columns
         for name, kind in file:
             kinds.setdefault(name, set()).add(kind)
     return {name: types for name, types in kinds.items() if len(types) > 1}

@@ -1,4 +1,4 @@
-"""Lines of delimited values as Arrow columns: how they are parsed, and what is wrong with them."""
+"""Parses lines of delimited values as Arrow columns, and explains why a line is invalid."""
 
 import csv
 import re
@@ -10,11 +10,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-# What Arrow parses at a time: as much as a core's cache holds, but more where the columns are more
-# than that, as each costs a few microseconds.
+# Bytes that Arrow parses at a time: as much as a core's cache holds. Larger with many columns,
+# because each column costs a few microseconds per piece.
 _PIECE_BYTES, _PIECE_COLUMNS = 1 << 19, 32
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_ESCAPED = re.compile("[\udc80-\udcff]")  # bytes that are not UTF-8, as surrogateescape has them
+# bytes that are not UTF-8, as surrogateescape decodes them
+_ESCAPED = re.compile("[\udc80-\udcff]")
 
 TEXT = "delimited text"
 CLOSED = "on one line, between two quotes if quoted"
@@ -27,7 +28,7 @@ _ESCAPE_HINT = (
 
 
 class Fault(NamedTuple):
-    """What is wrong with a line, as of `Rejects.reject`."""
+    """The reason why a line is invalid. The fields are those of `Rejects.reject`."""
 
     column: str
     must: str
@@ -36,11 +37,11 @@ class Fault(NamedTuple):
 
 
 class Delimited(NamedTuple):
-    """How lines are divided into values.
+    """The format of delimited lines.
 
-    quoted: whether values may be in quotes, as in CSV.
-    null_values: what is missing beside the empty value, in quotes or not.
-    escape: the letter before one that counts as itself; empty: none, and quotes are doubled.
+    quoted: True if values may be quoted, as in CSV.
+    null_values: texts for missing values, quoted or not, in addition to the empty value.
+    escape: the escape character, or "" for doubled quotes.
     """
 
     delimiter: str
@@ -49,10 +50,10 @@ class Delimited(NamedTuple):
     escape: str = ""
 
     def cells(self, text: str) -> list[str]:
-        """The values in a line; the last ends in a newline where its quote is not closed.
+        """Returns the values in a line. The last one ends in a newline if its quote is not closed.
 
         Raises:
-            csv.Error: a carriage return, not in quotes, or a value too long for the csv module.
+            csv.Error: an unquoted carriage return, or a value too long for the csv module.
         """
         cells: list[str] = []
         kept = 0
@@ -64,7 +65,7 @@ class Delimited(NamedTuple):
             except csv.Error:
                 if "\r" not in text:
                     raise
-            # The csv module takes some at the end for those of lines, and leaves them out.
+            # The csv module treats carriage returns at the end as line ends and removes them.
             kept = sum(cell.count("\r") for cell in cells)
         if kept < text.count("\r"):
             raise csv.Error("a carriage return within the line")
@@ -75,7 +76,7 @@ class Delimited(NamedTuple):
         return csv.reader([text + "\n"], delimiter=self.delimiter, escapechar=escape, strict=strict)
 
     def _goes_on(self, text: str) -> bool:
-        """Returns True if a quoted value of a line goes on after its closing quote."""
+        """Returns True if a quoted value of a line continues after its closing quote."""
         try:
             next(self._reader(text, strict=True))
         except csv.Error as error:
@@ -83,13 +84,13 @@ class Delimited(NamedTuple):
         return False
 
     def _any_goes_on(self, block: bytes) -> bool:
-        """Returns True if `_goes_on` holds of some line of a block."""
+        """Returns True if `_goes_on` is true for any line of a block."""
         letters = np.frombuffer(block, np.uint8)
         at = np.flatnonzero(letters == ord('"'))
         ends = np.frombuffer(f'"\r\n{self.delimiter}'.encode(), np.uint8)
         before = letters[np.maximum(at - 1, 0)]
         after = letters[np.minimum(at + 1, len(letters) - 1)]
-        # A quote that neither opens nor closes a value, or stands behind a backslash.
+        # A quote that neither opens nor closes a value, or follows a backslash.
         odd = (~np.isin(after, ends) & ~np.isin(before, ends) & (at > 0)) | (before == ord("\\"))
         line_ends = np.flatnonzero(letters == ord("\n"))
         for index in np.unique(np.searchsorted(line_ends, at[odd])).tolist():
@@ -100,7 +101,8 @@ class Delimited(NamedTuple):
         return False
 
     def parse(self, block: bytes, columns: Sequence[str]) -> pa.RecordBatch | None:
-        """A record for each of some whole lines; None exactly if one of them is no record.
+        """Parses whole lines into one record per line. Returns None if and only if a line is
+        invalid.
 
         Values are text, null where missing.
         """
@@ -109,10 +111,10 @@ class Delimited(NamedTuple):
         if not _is_utf8(block):
             return None
         if block.startswith(BYTE_ORDER_MARK):
-            block = BYTE_ORDER_MARK + block  # the reader drops one
+            block = BYTE_ORDER_MARK + block  # the reader drops one mark
         if b"\0" not in block:
             return self._batch(block, columns)
-        # Arrow overlooks delimiters and quotes soon after it (apache/arrow issue 50481).
+        # Arrow overlooks delimiters and quotes soon after a NUL byte (apache/arrow issue 50481).
         used = block + "".join(self.null_values).encode()
         stand_in = next(c for c in map(chr, range(0xE000, 0x110000)) if c.encode() not in used)
         null_values = tuple(value.replace("\0", stand_in) for value in self.null_values)
@@ -128,7 +130,7 @@ class Delimited(NamedTuple):
         piece = min(_PIECE_BYTES * max(1, len(columns) // _PIECE_COLUMNS), whole)
         quotes = self.quoted and b'"' in block
         if quotes:
-            piece = whole  # Arrow may end a piece within quotes, and not notice
+            piece = whole  # Arrow may split a piece inside quotes without an error
         table = self._table(block, columns, piece)
         if table is None and piece < whole:  # a line may be longer than a piece
             table = self._table(block, columns, whole)
@@ -140,7 +142,9 @@ class Delimited(NamedTuple):
         return None if _has_empty_row(batch) else batch
 
     def _table(self, block: bytes, columns: Sequence[str], piece: int) -> pa.Table | None:
-        """What Arrow finds in a block, `piece` bytes at a time; None if not a row for each line."""
+        """Parses a block with Arrow, `piece` bytes at a time. Returns None unless each line gives a
+        row.
+        """
         read = pa.csv.ReadOptions(use_threads=False, block_size=piece, column_names=columns)
         parse = pa.csv.ParseOptions(
             delimiter=self.delimiter,
@@ -152,24 +156,28 @@ class Delimited(NamedTuple):
             column_types=dict.fromkeys(columns, pa.string()),
             strings_can_be_null=True,
             null_values=["", *self.null_values],
-            check_utf8=False,  # of each value: slower than of the block
+            check_utf8=False,  # slower per value than once for the block
         )
         try:
             table = pa.csv.read_csv(pa.BufferReader(block), read, parse, convert)
         except pa.ArrowInvalid:
             return None
-        # Only quotes join lines, and only carriage returns divide them.
+        # Only quotes join lines, and only carriage returns split them.
         plain = b"\r" not in block and not (self.quoted and b'"' in block) and not self.escape
         return table if plain or table.num_rows == block.count(b"\n") else None
 
     def fault(self, line: bytes, after: bytes, columns: Sequence[str]) -> Fault | None:
-        """What is wrong with a line; None exactly if `parse` takes it. `after` is the next."""
+        """Explains why a line is invalid. Returns None if and only if `parse` accepts it.
+
+        Args:
+            after: the next line.
+        """
         text = content(line)
         try:
             cells = self.cells(text)
         except csv.Error as error:
             if self.parse(line, columns) is not None:
-                return None  # a value is longer than the csv module takes
+                return None  # a value is longer than the csv module accepts
             return Fault("", TEXT, str(error))
         if self.quoted and self._goes_on(text):
             return Fault("", DOUBLED, repr(text), "" if self.escape else _ESCAPE_HINT)
@@ -189,7 +197,7 @@ class Delimited(NamedTuple):
 
 
 def content(line: bytes, errors: str = "surrogateescape") -> str:
-    """A line without its end."""
+    """Returns a line without its line ending."""
     return line.removesuffix(b"\n").removesuffix(b"\r").decode(errors=errors)
 
 
@@ -198,7 +206,7 @@ def _is_utf8(text: bytes) -> bool:
         return True
     ends = pa.py_buffer(np.array([0, len(text)], np.int32))
     try:
-        # Several times as fast as to decode it, and makes no copy.
+        # Several times as fast as decoding, without a copy.
         pa.StringArray.from_buffers(1, ends, pa.py_buffer(text)).validate(full=True)
     except pa.ArrowInvalid:
         return False
@@ -206,10 +214,11 @@ def _is_utf8(text: bytes) -> bool:
 
 
 def _has_newline(table: pa.Table, block: bytes) -> bool:
-    """Whether a value is over two lines, of a table of as many rows as the block has lines.
+    """Returns True if a value spans two lines, for a table with as many rows as the block has
+    lines.
 
-    An open quote joins lines, so that rows are fewer, but for two cases: the last value takes the
-    end of the last line, or a carriage return within another line makes one row more.
+    An open quote joins lines and so reduces the rows, with two exceptions. The last value may take
+    the end of the last line, or a carriage return in another line may add a row.
     """
     if "\n" in (table.column(-1)[-1].as_py() or ""):
         return True
@@ -221,7 +230,7 @@ def _has_newline(table: pa.Table, block: bytes) -> bool:
 
 
 def _has_empty_row(batch: pa.RecordBatch) -> bool:
-    """Whether some record has no value at all; a line of one column may be empty."""
+    """Returns True if any record has no values at all. A line of one column may be empty."""
     empty = None
     for column in batch.columns if batch.num_columns > 1 else []:
         if not column.null_count:

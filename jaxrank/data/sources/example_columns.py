@@ -1,8 +1,8 @@
-"""Records of tf.Example -> columns of Arrow's.
+"""Converts records of tf.Example to Arrow columns.
 
-The records of a chunk are read side by side: NumPy takes the next feature of all of them at once,
-in any order of the features. It reads only the plain form that writers use. What has another form
-is read by protobuf, which also says what is wrong with it, and goes on in the plain form.
+The records of a chunk are decoded together: NumPy reads the next feature of all of them at once, in
+any order of the features. It supports only the plain encoding that writers use. protobuf reads
+records in any other encoding, reports their errors, and re-encodes them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,13 +25,14 @@ from jaxrank.data.sources.protobuf_wire import (
 )
 from jaxrank.data.sources.tf_example import TAGS, ColumnType, DecodeError
 
-_FEW = 16  # records that protobuf reads in less time than NumPy takes for one feature of them
+# number of records that protobuf reads in less time than NumPy takes for one of their features
+_FEW = 16
 
 
 class Bad(NamedTuple):
-    """What is wrong with a record; the fields are those of `Rejects.reject`."""
+    """The reason why a record is invalid. The fields are those of `Rejects.reject`."""
 
-    place: int  # of the record among those that were given
+    place: int  # index of the record in the arguments
     column: str
     must: str
     found: str
@@ -39,7 +40,9 @@ class Bad(NamedTuple):
 
 
 def _find(data: np.ndarray, records: Spans, names: Sequence[str]) -> tuple[Spans, np.ndarray]:
-    """Where the features of each record are, [n, names]; and bool[n], whether it could be read."""
+    """Returns the span of each feature of each record, [n, names], and the readable records,
+    bool[n].
+    """
     shape = (len(records.start), len(names))
     values = Spans(np.zeros(shape, np.int64), np.zeros(shape, np.int64))
     table = Names(names)
@@ -66,7 +69,7 @@ def _find(data: np.ndarray, records: Spans, names: Sequence[str]) -> tuple[Spans
 
 
 class _Values(NamedTuple):
-    """The values of a column, how many each record has, and where they were not in plain form."""
+    """The values of a column, the count per record, and where they are not in plain encoding."""
 
     values: pa.Array
     counts: np.ndarray
@@ -74,7 +77,7 @@ class _Values(NamedTuple):
 
 
 def _decode(data: np.ndarray, spans: Spans, kind: str) -> _Values:
-    """The values of features in plain form: numbers packed, of bytes one value or none."""
+    """Decodes features in plain encoding: packed numbers, or at most one value of bytes."""
     body = fields(data, spans.start, TAGS[kind])
     inner = fields(data, body.start, FIRST)
     there = spans.size > 0
@@ -104,10 +107,10 @@ def _decode(data: np.ndarray, spans: Spans, kind: str) -> _Values:
 def columns_of(
     records: Sequence[bytes], types: Mapping[str, ColumnType]
 ) -> tuple[pa.RecordBatch, list[Bad]]:
-    """The columns of these types, and the records that do not have them.
+    """Returns the columns of these types, and the records that do not match them.
 
-    Null is the value, or the list, of a record without the feature or with an empty one. The values
-    of a record that is bad mean nothing.
+    A record with a missing or empty feature has a null value or list. Values of an invalid record
+    are undefined.
     """
     names = list(types)
     data = WireData([])
@@ -168,7 +171,7 @@ def _lists(values: pa.Array, counts: np.ndarray) -> pa.ListArray:
 
 
 def _bytes_lists(data: np.ndarray, spans: Spans, name: str) -> tuple[pa.Array, list[Bad]]:
-    # One by one: side by side, the longest list of a chunk would say how often all are looked at.
+    # One record at a time: together, the longest list of a chunk would set the number of passes.
     bad: list[Bad] = []
     kind = ColumnType("bytes", True)
     lists = [_judged(data, spans, i, name, kind, bad) for i in range(len(spans.start))]
@@ -180,7 +183,9 @@ def _bytes_lists(data: np.ndarray, spans: Spans, name: str) -> tuple[pa.Array, l
 def _judged(
     data: np.ndarray, spans: Spans, i: int, name: str, kind: ColumnType, bad: list[Bad]
 ) -> list[Any]:
-    """The values of record i's feature as protobuf reads them; none where they are bad."""
+    """Returns the values of record i's feature as protobuf reads them, or none if they are
+    invalid.
+    """
     feature = data[spans.start[i] : spans.stop[i]].tobytes()
     try:
         actual, values = tf_example.values_of(feature)

@@ -1,4 +1,4 @@
-"""The lines of a text file, plain or compressed, in blocks of bounded size, from any byte on."""
+"""Reads lines of a plain or compressed text file in blocks of bounded size, from any byte on."""
 
 import sys
 from collections.abc import Iterator
@@ -8,10 +8,10 @@ import pyarrow as pa
 from jaxrank.data import file_kinds, files
 from jaxrank.errors import InputError
 
-LONGEST = 1 << 27  # bytes of a line
-_LARGEST = 1 << 25  # bytes that are read at once
+LONGEST = 1 << 27  # maximum bytes of a line
+_LARGEST = 1 << 25  # maximum bytes per read
 _SAMPLE_BYTES = 1 << 16
-# First bytes -> what a file is compressed with, and that by its name. Arrow reads all but xz.
+# First bytes -> compression of a file, by name. Arrow reads all but xz.
 _MAGIC = {
     b"\x1f\x8b": "gzip",
     b"BZh": "bz2",
@@ -23,10 +23,10 @@ _NAMES = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".zstd": "zstd", ".lz4":
 
 
 def compression(path: str) -> str:
-    """What the file is compressed with, as Arrow calls it, by its first bytes; empty if it is not.
+    """Returns the compression of a file by its first bytes, in Arrow's terms, or "" if it has none.
 
     Raises:
-        InputError: it is not what its name says, or cannot be read.
+        InputError: it differs from the file name's, or the file cannot be read.
     """
     with files.open_input(path) as stream:
         start = _read(stream, max(map(len, _MAGIC)), path)
@@ -43,10 +43,10 @@ def compression(path: str) -> str:
 
 
 def first_line(path: str) -> tuple[bytes, bool]:
-    """The file's first line without its end, and whether anything follows it.
+    """Returns the file's first line without its ending, and True if anything follows it.
 
     Raises:
-        InputError: the file cannot be read, or is of a kind that is no text.
+        InputError: the file cannot be read, or is not text.
     """
     text = b""
     with _open(path, compression(path)) as stream:
@@ -62,10 +62,10 @@ def first_line(path: str) -> tuple[bytes, bool]:
 
 
 def first_lines(path: str) -> list[bytes]:
-    """The whole lines in the file's first 64 KiB; or what of its first line is."""
+    """Returns the whole lines in the file's first 64 KiB, or the start of its first line."""
     with _open(path, compression(path)) as stream:
         text = _read(stream, _SAMPLE_BYTES, path)
-    if len(text) < _SAMPLE_BYTES:  # all of the file, whose last line may have no end
+    if len(text) < _SAMPLE_BYTES:  # the whole file, whose last line may have no ending
         return text.removesuffix(b"\n").split(b"\n")
     return text.split(b"\n")[:-1] or [text]
 
@@ -73,14 +73,14 @@ def first_lines(path: str) -> list[bytes]:
 def blocks(
     path: str, start: int, stop: int, *, rows: int, smallest: int
 ) -> Iterator[tuple[int, bytes]]:
-    """The lines that begin in the bytes [start, stop), in order: (position in the file, lines).
+    """Yields (position in the file, lines) for the lines that begin in the bytes [start, stop), in
+    order.
 
-    Each block is one or more whole lines, of which the file's last gets an end if it has none. Of
-    a compressed file all lines are read, and positions count what is unpacked.
+    Each block is one or more whole lines. A missing ending of the file's last line is added. A
+    compressed file is read as a whole, and positions count decompressed bytes.
 
     Args:
-        rows: about how many lines a block should have; as many as lie in `smallest` bytes, if
-            those are more.
+        rows: approximate number of lines per block. At least as many as fit in `smallest` bytes.
 
     Raises:
         InputError: the file cannot be read to its end, or a line is longer than `LONGEST`.
@@ -91,12 +91,14 @@ def blocks(
     position = max(start - 1, 0)
     with _open(path, compressed, position) as stream:
         text = _read(stream, min(smallest, _SAMPLE_BYTES), path)
-        if start:  # the first line to begin at or after it is after the first end from `start` - 1
+        # the first line at or after `start` follows the first line ending from `start` - 1
+        if start:
             skipped, text = _skip_line(stream, text, path)
             position += skipped
         line_bytes = len(text) // max(text.count(b"\n"), 1)
         size = min(max(rows * line_bytes, smallest), _LARGEST)
-        buffer, held = bytearray(text), len(text)  # one for all blocks: new memory takes time
+        # one buffer for all blocks, because new memory is slow
+        buffer, held = bytearray(text), len(text)
         while position < stop:
             buffer.extend(bytes(max(held + size - len(buffer), 0)))
             got = _fill(stream, memoryview(buffer)[held : held + size], path)
@@ -116,7 +118,7 @@ def blocks(
 
 
 def _skip_line(stream: pa.NativeFile, text: bytes, path: str) -> tuple[int, bytes]:
-    """Bytes up to the next line of a text and the stream after it, and what is read of that."""
+    """Returns the bytes before the next line of `text` and the stream, and the rest read."""
     skipped = 0
     while text and not (end := text.find(b"\n") + 1):
         skipped += len(text)
@@ -135,13 +137,13 @@ def _open(path: str, compressed: str, position: int = 0) -> pa.NativeFile:
 
 
 def _read(stream: pa.NativeFile, size: int, path: str) -> bytes:
-    """`size` bytes; fewer only at the end of the file."""
+    """Reads `size` bytes. Fewer only at the end of the file."""
     buffer = bytearray(size)
     return bytes(buffer[: _fill(stream, memoryview(buffer), path)])
 
 
 def _fill(stream: pa.NativeFile, buffer: memoryview, path: str) -> int:
-    """Reads as many bytes as there is room for, or to the end of the file; -> how many."""
+    """Fills a buffer from the stream, or to the end of the file. Returns the number of bytes."""
     filled = 0
     try:
         while filled < len(buffer) and (count := stream.readinto(buffer[filled:])):

@@ -1,4 +1,4 @@
-"""Parquet files as chunks of columns."""
+"""Reads Parquet files as chunks of columns."""
 
 import struct
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -22,16 +22,16 @@ _ROWS_PER_CHUNK = 16_384
 _ROWS_PER_PART = 1_000_000
 _MAGIC = b"PAR1"
 _TAIL = struct.Struct("<I4x")
-_BYTES_PER_PART = 128 << 20  # encoded and not yet compressed, as the row groups tell it
+_BYTES_PER_PART = 128 << 20  # encoded and uncompressed, as in the metadata of row groups
 
-# What Arrow raises for a damaged file.
+# Errors that Arrow raises for a damaged file.
 UNREADABLE = (pa.ArrowException, OSError, UnicodeDecodeError)
 
 
 class RowGroups(NamedTuple):
-    """Of each row group of a file, i64[row groups]: its rows, and its bytes uncompressed.
+    """Rows and uncompressed bytes of each row group of a file, i64[row groups].
 
-    mark: tells whether the file is still that one.
+    mark: version of the file, to detect changes.
     """
 
     mark: files.File
@@ -39,7 +39,7 @@ class RowGroups(NamedTuple):
     bytes: np.ndarray
 
     def parts(self) -> Iterator[tuple[int, int]]:
-        """[start, stop) of runs of row groups that are each a part."""
+        """Yields the [start, stop) of runs of row groups that form a part each."""
         start = rows = size = 0
         for i in range(len(self.rows)):
             rows += int(self.rows[i])
@@ -51,14 +51,14 @@ class RowGroups(NamedTuple):
 
 
 class ParquetSource:
-    """Parquet files, with the columns that their directories name; see `check_columns`.
+    """Parquet files, with the columns in the names of their directories. See `check_columns`.
 
     row_groups: by path.
     partitions: of the paths.
 
     Args:
         paths_of: by split.
-        used: the columns that chunks must have, and no others are read; none: all are.
+        used: the columns that chunks must have. No others are read. Empty: all.
     """
 
     def __init__(self, paths_of: Mapping[str, Sequence[str]], used: Collection[str] = ()):
@@ -76,10 +76,10 @@ class ParquetSource:
         self._common = {name: kind for name, kind in common.items() if kind is not None}
 
     def check_columns(self, used: Collection[str]) -> None:
-        """Refuses files in which columns that are used are not there or are of other types.
+        """Rejects files in which used columns are missing or have incompatible types.
 
         Raises:
-            InputError: naming file and column.
+            InputError: names file and column.
         """
         first, *others = self._schemas.items()
         for name in self.partitions.names:
@@ -117,7 +117,7 @@ class ParquetSource:
 
     @property
     def common_types(self) -> dict[str, pa.DataType]:
-        """The type of each column that files have in several, by name."""
+        """Returns the common type of each column whose type differs between files, by name."""
         return self._common
 
     @property
@@ -139,17 +139,17 @@ class ParquetSource:
         ]
 
     def chunks(self, part: Part, rejects: Rejects) -> Iterator[Chunk]:
-        del rejects  # the values of a file that cannot be read have no rows
+        del rejects  # an unreadable file has no rows to reject
         mark, rows, _ = self.row_groups[part.file]
         row = 1 + int(rows[: part.start].sum())
         stop = 1 + int(rows[: part.stop].sum())
         groups = range(part.start, part.stop)
-        # Where all that is used is in the names of directories: the rows must be counted.
+        # If only names of directories are used, the file is read to count the rows.
         used = [name for name in self._schemas[part.file].names if name in self._used] or None
         try:
             with open_unchanged(mark) as file:
                 for batch in _batches(file, groups, used):
-                    batch.validate(full=True)  # Arrow reads text without a look at its bytes
+                    batch.validate(full=True)  # Arrow does not validate text when it reads it
                     if batch.num_rows:
                         whole = self.complete(batch, part.file)
                         yield Chunk(whole, part.file, numbered(row, batch.num_rows))
@@ -160,10 +160,11 @@ class ParquetSource:
             raise not_parquet(part.file, f"row {row - 1} as the last of {stop - 1}")
 
     def complete(self, batch: pa.RecordBatch, path: str) -> pa.RecordBatch:
-        """Records of a file with the columns that its directories name, in the types of all files.
+        """Adds the columns in the directory names to records of a file, and casts to the common
+        types.
 
         Raises:
-            ArrowException: a value has no place in the type that its column has in other files.
+            ArrowException: a value is out of range of the type that its column has in other files.
         """
         for i, name in enumerate(batch.schema.names):
             column, common = batch.column(i), self._common.get(name)
@@ -174,16 +175,19 @@ class ParquetSource:
 
 
 def _some(paths: Sequence[str]) -> list[str]:
-    """The files that are not of zero bytes; all if there is no other."""
+    """Returns the files with at least one byte, or all files if there are none."""
     return [path for path in paths if files.describe(path).size != 0] or list(paths)
 
 
 def _batches(
     file: pa.parquet.ParquetFile, groups: range, used: list[str] | None
 ) -> Iterator[pa.RecordBatch]:
-    """What row groups hold, `_ROWS_PER_CHUNK` rows at a time; of columns `used`, none: of all.
+    """Yields the records of row groups, `_ROWS_PER_CHUNK` rows at a time.
 
-    Each row group has dictionaries of its own, and inside of lists Arrow reads no two as one.
+    Each row group has its own dictionaries, and Arrow cannot unify those inside lists.
+
+    Args:
+        used: the columns to read. None: all.
     """
     schema = file.schema_arrow
     nested = any(_holds_dictionaries(schema.field(name).type) for name in used or schema.names)
@@ -202,10 +206,10 @@ def not_parquet(path: str, found: Exception | str) -> InputError:
 
 
 def open_unchanged(mark: files.File) -> pa.parquet.ParquetFile:
-    """Opens the file that had this mark.
+    """Opens a file and checks that it still has this mark.
 
     Raises:
-        InputError: it is another by now.
+        InputError: the file has changed.
     """
     if files.describe(mark.path) != mark:
         raise InputError(f"{mark.path}: must not change while it is read: found another file.")
@@ -226,8 +230,9 @@ def _open(path: str) -> pa.parquet.ParquetFile:
 
 
 def _parquet_file(path: str, **options: Any) -> pa.parquet.ParquetFile:
-    # Buffering ahead would hold all row groups of the file in memory. A time of the year 9999,
-    # which stands for none, has no place in the nanoseconds that int96 is read as by default.
+    # Without buffering, because that would hold all row groups of the file in memory. Timestamps of
+    # the year 9999, a common placeholder, overflow the nanoseconds that int96 is read as by
+    # default.
     return pa.parquet.ParquetFile(
         files.open_input(path),
         pre_buffer=False,
@@ -243,17 +248,17 @@ def _holds_fixed_lists(kind: pa.DataType) -> bool:
 
 
 def _without_arrow_schema(path: str) -> pa.parquet.FileMetaData:
-    """The metadata of the file, without Arrow's own types.
+    """Returns the metadata of the file without Arrow's own types.
 
-    Arrow cannot read a list of fixed size that is null (apache/arrow issue 35692), but the plain
-    list that is stored it can.
+    Arrow cannot read null in a list of fixed size (apache/arrow issue 35692), but it can read the
+    plain list that is stored.
     """
     footer = read_footer(path).replace(b"ARROW:schema", b"ARROW_schema")
     return pa.parquet.read_metadata(pa.BufferReader(_MAGIC + footer))
 
 
 def read_footer(path: str) -> bytes:
-    """The bytes of a Parquet file that describe it: they end with their length and a mark."""
+    """Returns the footer of a Parquet file, which ends with its length and a magic number."""
     with files.open_input(path) as file:
         size = file.size()
         file.seek(max(0, size - _TAIL.size))

@@ -1,8 +1,8 @@
-"""Columns whose values stand in the names of directories, as Hive, Spark and Arrow write them.
+"""Columns stored in the names of directories, as Hive, Spark and Arrow write them.
 
     clicks/day=2024-05-01/country=NL/part-0.parquet
 
-has the columns `day` and `country`, each of one value in the whole file.
+has the columns `day` and `country`, with one value each for the whole file.
 """
 
 import re
@@ -19,13 +19,13 @@ _WHOLE_NUMBER = re.compile(r"-?[0-9]+")
 
 def _directories(path: str) -> list[str]:
     if not files.is_local(path):
-        # Neither a host or bucket nor what stands behind "?" is a directory.
+        # Skips the host or bucket, and the query after "?".
         path = path.split("://", 1)[1].partition("/")[2].partition("?")[0]
     return re.split(r"[/\\]", path)[:-1]
 
 
 def partition_of(path: str) -> dict[str, str | None]:
-    """The value of each key of a file's path, in their order; None where it is missing.
+    """Returns the value of each key in a file's path, in order, None where it is missing.
 
     A key that occurs twice has no value.
     """
@@ -43,7 +43,7 @@ def partition_of(path: str) -> dict[str, str | None]:
 
 
 class Partitions:
-    """The keys that the paths of all files have, once each; others are no columns."""
+    """The keys that occur once in the paths of all files. Other keys are not columns."""
 
     def __init__(self, paths: Sequence[str]):
         self._values = {path: partition_of(path) for path in paths}
@@ -58,7 +58,7 @@ class Partitions:
 
     @property
     def hint(self) -> str:
-        """A sentence, with a space in front, about keys that are no columns; empty without any."""
+        """Returns a sentence, with a leading space, about keys that are not columns, or ""."""
         return "".join(
             f" {key!r} is a key of some directories, but not, or twice, in the path {path}."
             for key, path in self._lacking.items()
@@ -76,7 +76,7 @@ class Partitions:
         return self._values[path]
 
     def append(self, batch: pa.RecordBatch, path: str) -> pa.RecordBatch:
-        """The batch of a file with a column for each key behind its own."""
+        """Returns the batch of a file with a column for each key after the existing columns."""
         for key, kind in self._types.items():
             if key in batch.schema.names:
                 continue  # used by no feature, or `check_columns` would have rejected it
@@ -86,7 +86,7 @@ class Partitions:
 
 
 def _type_of(key: str, values: Mapping[str, Mapping[str, str | None]]) -> pa.DataType:
-    """int64 where every value of a key, of which there is one, spells a whole number."""
+    """Returns int64 if a key has values and all are integers, else string."""
     texts = {partition[key] for partition in values.values()} - {None}
     whole = all(_is_int64(text) for text in texts if text is not None)
     return pa.int64() if texts and whole else pa.string()

@@ -1,7 +1,7 @@
-"""Messages of protocol buffers, many side by side, read by NumPy.
+"""Decodes many messages of protocol buffers at once with NumPy.
 
-A message is a run of fields, each a tag, a length and so many bytes; or a number of seven bits a
-byte, the lowest first, of which all bytes but the last are 128 or more. See
+A message is a sequence of fields. Each has a tag and either a length with that many bytes, or a
+varint: seven bits per byte, the lowest first, where all bytes but the last are 128 or more. See
 https://protobuf.dev/programming-guides/encoding.
 """
 
@@ -12,16 +12,16 @@ import numpy as np
 
 from jaxrank.data.ragged import ranges
 
-_LENGTH_BYTES = 5  # of a length, at most
-_PADDING = 32  # zeros behind the data, so that a look ahead needs no check
+_LENGTH_BYTES = 5  # maximum bytes of a length
+_PADDING = 32  # zeros after the data, so that reads ahead need no bounds check
 
 
-# Tags of fields 1 and 2 that are a length and so many bytes.
+# Tags of the length-delimited fields 1 and 2.
 FIRST, SECOND = 0x0A, 0x12
 
 
 class Spans(NamedTuple):
-    """Places [start, stop) in the data, i64 of one shape; 0 and 0 where there is nothing."""
+    """The ranges [start, stop) of the data, i64 of one shape. 0 and 0 for an empty range."""
 
     start: np.ndarray
     stop: np.ndarray
@@ -32,14 +32,14 @@ class Spans(NamedTuple):
 
 
 class WireData:
-    """Bytes one after another, and zeros behind them."""
+    """Concatenated bytes, followed by zeros."""
 
     def __init__(self, pieces: Sequence[bytes]):
         self.array = np.zeros(_PADDING, np.uint8)
         self.append(pieces)
 
     def append(self, pieces: Sequence[bytes]) -> Spans:
-        """Where each of the pieces lies now."""
+        """Appends pieces and returns their spans."""
         sizes = np.fromiter(map(len, pieces), np.int64, len(pieces))
         behind = len(self.array) - _PADDING
         added = np.frombuffer(b"".join([*pieces, bytes(_PADDING)]), np.uint8)
@@ -49,7 +49,7 @@ class WireData:
 
 
 def fields(data: np.ndarray, at: np.ndarray, tag: int) -> Spans:
-    """What the field that begins at each place holds; stop -1 where it is none with this tag."""
+    """Returns the content of the field at each position. stop is -1 where the tag differs."""
     place = at + 1
     length = np.zeros(len(at), np.int64)
     more = np.ones(len(at), bool)
@@ -66,7 +66,7 @@ def fields(data: np.ndarray, at: np.ndarray, tag: int) -> Spans:
 
 
 class Names:
-    """The column of each name, found by all of its bytes, eight at a time."""
+    """Maps names to columns by all bytes of the name, eight at a time."""
 
     def __init__(self, names: Sequence[str]):
         data = WireData([])
@@ -91,7 +91,7 @@ class Names:
         return result
 
     def columns(self, data: np.ndarray, keys: Spans) -> np.ndarray:
-        """i64[n], -1 where it is no name."""
+        """Returns the column of each key, i64[n], or -1 for an unknown name."""
         words = self._words(data, keys)
         hashes = _hashes(words)
         place = np.minimum(np.searchsorted(self._sorted, hashes), len(self._order) - 1)
@@ -109,18 +109,21 @@ def _hashes(words: np.ndarray) -> np.ndarray:  # u64[n, count] -> u64[n]
 
 
 def gather(data: np.ndarray, spans: Spans) -> np.ndarray:
-    """The bytes of all spans, one after another."""
+    """Concatenates the bytes of all spans."""
     return data[ranges(spans.start, spans.size)]
 
 
 def varints(raw: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The numbers i64[total] of runs of bytes, how many each run has, and which runs are not right.
+    """Decodes varints in runs of bytes.
 
     Bits beyond the 64th are dropped, as protobuf does.
 
     Args:
-        raw: u8[sum of sizes], the runs one after another; the last byte of each is below 128.
+        raw: u8[sum of sizes], the concatenated runs. The last byte of each is below 128.
         sizes: i64[runs].
+
+    Returns:
+        The numbers i64[total], the number of varints in each run, and which runs are invalid.
     """
     last = np.flatnonzero(raw < 0x80)
     first = np.concatenate([[0], last + 1])[:-1]

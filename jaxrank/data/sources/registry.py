@@ -1,7 +1,7 @@
-"""Where raw records come from: files of text, Parquet or TFRecord, or generated data.
+"""Sources of raw records: files of text, Parquet or TFRecord, or generated data.
 
-A source hands out chunks of a few thousand records as Arrow columns, so its memory does not grow
-with the files.
+A source yields chunks of a few thousand records as Arrow columns, so its memory does not grow with
+the files.
 """
 
 import dataclasses
@@ -89,8 +89,8 @@ class Csv(Files):
     def _check_null_values(self, place: str) -> None:
         values = self.null_values
         longest = max(values, key=len, default="")
-        # Arrow finds them in a tree that has an end; past it a text is not found, or the process
-        # dies.
+        # Arrow stores them in a tree of limited size. Beyond it, texts are missed or the process
+        # crashes.
         if len(values) > _MOST_NULLS or len(longest) > _LONGEST_NULL:
             raise InputError(
                 f"{place} must be at most {_MOST_NULLS} texts of at most {_LONGEST_NULL} letters:"
@@ -141,12 +141,12 @@ KINDS: Mapping[str, type] = {
 
 
 class Source(Protocol):
-    """Raw records in splits, in parts that can be read in any order, any number of times, and in
-    other processes.
+    """Raw records in splits. Their parts can be read in any order, repeatedly and by other
+    processes.
 
-    files: paths and URLs of all splits; empty for generated data.
-    types: of columns by name, where records are read by what other files have.
-    hint: a sentence, with a space in front, for those who miss a column; or empty.
+    files: paths and URLs of all splits. Empty for generated data.
+    types: of columns by name, if they depend on the other files.
+    hint: a sentence, with a leading space, for messages about a missing column, or "".
     """
 
     @property
@@ -162,51 +162,53 @@ class Source(Protocol):
     def hint(self) -> str: ...
 
     def columns(self, split: str) -> list[str]:
-        """Names of the columns, which are those of every split."""
+        """Returns the names of the columns, which are equal for all splits."""
         ...
 
     def check_columns(self, used: Collection[str]) -> None:
-        """Rejects files whose columns differ among those that are used, or do not exist.
+        """Rejects files in which used columns are missing or have incompatible types.
 
         Raises:
-            InputError: naming file and column.
+            InputError: names file and column.
         """
         ...
 
     def marks(self) -> dict[str, File]:
-        """By path, what tells when a file has changed; taken before `parts` is called."""
+        """Returns the version of each file, by path, to detect changes. Taken before `parts` is
+        called.
+        """
         ...
 
     def parts(self, split: str) -> list[Part]:
-        """The parts of a split, in order; they depend on nothing but the files."""
+        """Returns the parts of a split, in order. They depend only on the files."""
         ...
 
     def chunks(self, part: Part, rejects: Rejects) -> Iterator[Chunk]:
-        """The records of a part in order, each chunk of one or more.
+        """Yields the records of a part in order, in chunks of one or more.
 
-        Records that cannot be read as such go to `rejects`.
+        Malformed records go to `rejects`.
 
         Raises:
-            InputError: as of `Rejects.reject`, or the file cannot be read any further.
+            InputError: as in `Rejects.reject`, or the rest of the file cannot be read.
         """
         ...
 
 
 def fields(kind: str | None) -> list[str]:
-    """The fields of the config's section; nothing where there is no such kind."""
+    """Returns the fields of the config's section, or [] for an unknown kind."""
     section: Any = KINDS.get(kind or "")
     return [f.name for f in dataclasses.fields(section)] if section else []
 
 
 def make_source(source: Mapping[str, Any], used: Collection[str] = ()) -> Source:
-    """The source that the config's section describes.
+    """Returns the source that the config's section describes.
 
     Args:
         source: the section.
-        used: names of columns; a format that has each column by itself reads no others. Empty: all.
+        used: names of columns. Columnar formats read no others. Empty: all.
 
     Raises:
-        InputError: an unknown kind or field, a file that is missing, or headers that differ.
+        InputError: an unknown kind or field, a missing file, or differing headers.
     """
     section = _section(source)
     if isinstance(section, Synthetic):
@@ -230,17 +232,17 @@ def make_source(source: Mapping[str, Any], used: Collection[str] = ()) -> Source
 
 
 def parquet_source(source: Mapping[str, Any]) -> ParquetSource:
-    """As `make_source`, where the kind is "parquet"."""
+    """Returns `make_source` for the kind "parquet"."""
     return ParquetSource(_files(source, _section(source)))
 
 
 def synthetic_source(source: Mapping[str, Any]) -> "SyntheticSource":
-    """As `make_source`, where the kind is "synthetic"."""
+    """Returns `make_source` for the kind "synthetic"."""
     return _generated(_section(source))
 
 
 def _generated(section: Synthetic) -> "SyntheticSource":
-    from jaxrank.data.synthetic.source import SyntheticSource  # only where it is asked for
+    from jaxrank.data.synthetic.source import SyntheticSource  # imported only when needed
 
     return SyntheticSource(section)
 
@@ -260,7 +262,7 @@ def _files(source: Mapping[str, Any], section: Any) -> dict[str, list[str]]:
 
 def _check_splits(names: Iterable[Any], where: str) -> None:
     for split in names:
-        # A split is a directory of the store, beside the one of the vocabularies.
+        # A split is a directory of the store, next to the directory of the vocabularies.
         if not re.fullmatch(r"[A-Za-z0-9][\w-]*", str(split)) or split == "vocabulary":
             raise InputError(
                 f"{where}: the name of a split must be letters, digits, - and _, and not"

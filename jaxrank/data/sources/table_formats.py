@@ -1,6 +1,6 @@
-"""Directories of Parquet that are tables of a format with a log: which files count, it says alone.
+"""Handles directories of Parquet files whose current files are listed in the log of a table format.
 
-The log of Delta Lake is followed. Those of Iceberg and Hudi are not, so their tables are rejected.
+The log of Delta Lake is read. Those of Iceberg and Hudi are not, so their tables are rejected.
 """
 
 import json
@@ -25,10 +25,10 @@ _WHAT_TO_DO = (
 
 
 def current(paths: Sequence[str]) -> list[str]:
-    """The paths of Parquet files without those that the log of their table does not count.
+    """Removes the Parquet files that the log of their table does not list as current.
 
     Raises:
-        InputError: the table is of a format whose log is not read, or the log cannot be followed.
+        InputError: the table's format is not supported, or its log cannot be read.
     """
     tables: dict[str, str | None] = {}  # by directory
     active: dict[str, frozenset[str]] = {}  # by table
@@ -49,7 +49,7 @@ def current(paths: Sequence[str]) -> list[str]:
 
 
 def _table_of(directory: str, known: dict[str, str | None]) -> str | None:
-    """The directory of the Delta table that a directory lies in, if any."""
+    """Returns the Delta table that contains a directory, or None."""
     parent = directory.rpartition("/")[0]
     if not directory or directory.startswith(("http:", "https:")) or directory.endswith(("/", ":")):
         return None
@@ -81,10 +81,10 @@ def _rejected(log: str, title: str, kind: str) -> InputError:
 
 
 def _active(table: str) -> frozenset[str]:
-    """Paths, in the directory of a Delta table, of the files that its newest version has.
+    """Returns the relative paths of the files in the newest version of a Delta table.
 
     Raises:
-        InputError: the log has gaps, or says that files must be read otherwise.
+        InputError: the log has gaps, or requires an unsupported feature.
     """
     log = f"{table}/_delta_log"
     names = sorted(entry.name for entry in files.path_of(log).iterdir())
@@ -134,7 +134,7 @@ def _checkpoint(path: str) -> Iterable[Mapping[str, Any]]:
 
 
 def _apply(actions: Iterable[Mapping[str, Any]], active: set[str], log: str) -> None:
-    """Adds and removes files as actions of one version say."""
+    """Applies the add and remove actions of one version."""
     added, removed = set(), set()
     for action in actions:
         if action.get("sidecar"):

@@ -1,4 +1,4 @@
-"""Delimited text, plain or compressed, as chunks of string columns."""
+"""Reads delimited text, plain or compressed, as chunks of string columns."""
 
 import csv
 import functools
@@ -27,8 +27,8 @@ _PART_BYTES = 1 << 26
 _ROWS_PER_CHUNK = 16_384
 _MIN_CHUNK_BYTES = 1 << 20
 _DELIMITERS = ",;\t|"
-_MOST_OF_EMPTY = 64  # bytes of a compressed file that holds nothing
-_WHOLE = (0, 1)  # of a file whose size is not known
+_MOST_OF_EMPTY = 64  # maximum bytes of a compressed empty file
+_WHOLE = (0, 1)  # range of a file whose size is unknown
 
 
 def empty_file(path: str) -> InputError:
@@ -36,10 +36,10 @@ def empty_file(path: str) -> InputError:
 
 
 def check_rows(paths_of: Mapping[str, Sequence[str]], without: Collection[str]) -> None:
-    """Refuses splits of which all files are `without` rows; who writes in parts may leave some so.
+    """Rejects splits in which all files are `without` rows. Some files may be, if written in parts.
 
     Raises:
-        InputError: naming a file.
+        InputError: names a file.
     """
     for paths in paths_of.values():
         if all(path in without for path in paths):
@@ -48,10 +48,10 @@ def check_rows(paths_of: Mapping[str, Sequence[str]], without: Collection[str]) 
 
 
 class LineSource:
-    """Files of text, plain or compressed, of which each line is a record by itself.
+    """Text files, plain or compressed, with one record per line.
 
-    A file can be cut after any line: parts are ranges of its bytes, and have the lines that begin
-    in them. What a line says is up to the subclass, with `columns` and `chunks`.
+    A file can be split after any line: parts are ranges of bytes, and contain the lines that begin
+    in them. Subclasses parse the lines in `columns` and `chunks`.
     """
 
     def __init__(self, paths_of: Mapping[str, Sequence[str]]):
@@ -74,7 +74,7 @@ class LineSource:
         return ""
 
     def check_columns(self, used: Collection[str]) -> None:
-        del used  # a line is read as a whole
+        del used  # a line is always read as a whole
 
     def marks(self) -> dict[str, File]:
         return {path: files.describe(path) for path in self.files}
@@ -87,10 +87,11 @@ class LineSource:
         ]
 
     def blocks(self, part: Part) -> Iterator[tuple[bytes, int, bool]]:
-        """(whole lines, `Chunk.offset`, whether they begin the file) of a part, in order.
+        """Yields (whole lines, `Chunk.offset`, True at the beginning of the file) of a part, in
+        order.
 
         Raises:
-            InputError: as of `lines.blocks`, or the file is empty.
+            InputError: as in `lines.blocks`, or the file is empty.
         """
         path, start, stop = part.file, part.start, part.stop
         if (start, stop) == _WHOLE:
@@ -110,19 +111,19 @@ class LineSource:
 
 
 class TextSource(LineSource):
-    """Delimited text, plain or compressed; every value is text on one line.
+    """Delimited text, plain or compressed. Every value is text on one line.
 
-    Values are found by the names in their own file's header; the columns of chunks are in the order
-    of the first file's.
+    Values are assigned by the names in their own file's header. The columns of chunks have the
+    order of the first file.
 
     Args:
         delimiter: one ASCII character.
-        header: whether each file begins with a line of names, and values may be in quotes; else
-            the columns are those of Criteo's files, all of which have a label or none has.
-        null_values: what is missing beside the empty value.
-        escape: as of `Delimited`.
-        columns: names of the columns of files without a line of names, in which values may be in
-            quotes as with a header; none: each file has that line.
+        header: True if each file begins with a line of names, and values may be quoted. Otherwise
+            the columns are those of Criteo's files, all with a label or all without.
+        null_values: texts for missing values in addition to the empty value.
+        escape: as in `Delimited`.
+        columns: names of the columns of files without a header, in which values may be quoted.
+            Empty: each file has a header.
     """
 
     def __init__(
@@ -140,10 +141,11 @@ class TextSource(LineSource):
         self._format = Delimited(delimiter, header, nulls, escape)
         self._header = header and not columns
         self._columns: list[str] = list(columns)
-        self._other_orders: dict[str, list[str]] = {}  # the header by path, where not as the first
+        # the header by path, where its order differs from the first
+        self._other_orders: dict[str, list[str]] = {}
         if self._columns:
             for path in self.files:
-                lines.first_line(path)  # rejects what is no text
+                lines.first_line(path)  # rejects files that are not text
         elif header:
             paths = self.files
             headers = {path: self._read_header(path) for path in paths}
@@ -194,9 +196,12 @@ class TextSource(LineSource):
     def _records(
         self, block: bytes, row: int, part: Part, offset: int, rejects: Rejects
     ) -> tuple[int, pa.RecordBatch, np.ndarray]:
-        """(lines, records, their numbers) of whole lines, the first of which has the number `row`.
+        """Parses whole lines, the first of which has the number `row`.
 
-        Lines that are no records go to `rejects`.
+        Invalid lines go to `rejects`.
+
+        Returns:
+            The number of lines, the records, and the line number of each record.
         """
         columns = self._other_orders.get(part.file, self._columns)
         batch = self._format.parse(block, columns)
@@ -235,12 +240,12 @@ class TextSource(LineSource):
         return len(lines), batch, row + np.asarray(good, np.int64)[keep]
 
     def _repeated(self, batch: pa.RecordBatch, columns: Sequence[str]) -> np.ndarray:
-        """i64[m]: the records that are a line of names, as where files were joined by `cat`."""
+        """Returns i64[m], the records that repeat the header, as in files joined by `cat`."""
         if not self._format.quoted or len(columns) < 2:
             return np.zeros(0, np.int64)
         rows: Any = None
         for name in columns:
-            names = [name, f"\ufeff{name}"]  # with the mark that a joined file began with
+            names = [name, f"\ufeff{name}"]  # the second with the byte order mark of a joined file
             same = pc.is_in(batch.column(name), value_set=pa.array(names))
             rows = same if rows is None else pc.and_(rows, same)
             if not pc.any(rows).as_py():
@@ -263,7 +268,7 @@ class TextSource(LineSource):
         )
 
     def _written(self, block: bytes, first: int, path: str) -> Callable[[int], dict[str, Any]]:
-        """`Chunk.written` of whole lines that have the numbers from `first` on."""
+        """Returns `Chunk.written` for whole lines with the numbers from `first` on."""
         plain = self._format._replace(null_values=())
         columns = self._other_orders.get(path, self._columns)
 
@@ -284,7 +289,7 @@ class TextSource(LineSource):
         return batch if batch.schema.names == self._columns else batch.select(self._columns)
 
     def _read_header(self, path: str) -> tuple[list[str], bool]:
-        """The names, and whether anything follows them."""
+        """Returns the names in the header, and True if anything follows it."""
         line, more = lines.first_line(path)
         line = line.removeprefix(BYTE_ORDER_MARK)
         if not more and not line.strip():
@@ -307,8 +312,10 @@ class TextSource(LineSource):
 
 
 def _not_empty(paths: Sequence[str]) -> list[str]:
-    """The files that have a byte, unpacked; all if none has, for whoever writes in parts may leave
-    some empty."""
+    """Returns the files with content after decompression, or all files if there are none.
+
+    A writer of parts may leave some of them empty.
+    """
     return [path for path in paths if not _is_empty(path)] or list(paths)
 
 
@@ -318,8 +325,8 @@ def _is_empty(path: str) -> bool:
 
 
 def _criteo_columns(path: str) -> list[str]:
-    """Those of the file's first lines: the data to be scored has no label."""
-    without = len(CRITEO_COLUMNS) - 2  # tabs
+    """Returns the Criteo columns of a file by its first lines. Data to be scored has no label."""
+    without = len(CRITEO_COLUMNS) - 2  # number of tabs
     has_none = all(line.count(b"\t") == without for line in lines.first_lines(path))
     return list(CRITEO_COLUMNS[1:] if has_none else CRITEO_COLUMNS)
 

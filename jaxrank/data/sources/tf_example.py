@@ -1,4 +1,4 @@
-"""tf.Example messages without TensorFlow: what they hold, and what a column may take from them."""
+"""Parses tf.Example messages without TensorFlow, and infers column types."""
 
 import re
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ DecodeError = message.DecodeError
 
 
 class ColumnType(NamedTuple):
-    """What a column takes from a feature: one value, or a list of them.
+    """The type of a column: one value of a feature, or a list of them.
 
     kind: "bytes", "float32" or "int64".
     """
@@ -26,7 +26,7 @@ class ColumnType(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "ColumnType":
-        """Of one of COLUMN_TYPES."""
+        """Parses one of COLUMN_TYPES."""
         inner = re.fullmatch(r"list<(\w+)>", text)
         return cls(inner[1] if inner else text, bool(inner))
 
@@ -35,11 +35,11 @@ class ColumnType(NamedTuple):
 
 
 def _messages() -> tuple[Any, Any]:
-    """The classes of tensorflow/core/example/example.proto, Example and Feature.
+    """Returns the classes Example and Feature of tensorflow/core/example/example.proto.
 
-    Two types differ from it, which changes nothing in the bytes. A feature within an Example is
-    left as the bytes that it is, for only columns that are asked for need it. The map of features
-    is the list of entries that it is written as, so that names need not be UTF-8.
+    Two types differ from it without changing the bytes. A feature within an Example stays bytes,
+    because only requested columns are decoded. The map of features is a list of entries, as it is
+    encoded, so names need not be UTF-8.
     """
     field = descriptor_pb2.FieldDescriptorProto
     file = descriptor_pb2.FileDescriptorProto(
@@ -70,7 +70,7 @@ def _messages() -> tuple[Any, Any]:
     add(features.field, "feature", 1, field.TYPE_MESSAGE, many=True, of="Entry")
     example = file.message_type.add(name="Example")
     add(example.field, "features", 1, field.TYPE_MESSAGE, of="Features")
-    # A pool of its own: TensorFlow may be there, too.
+    # A separate pool, because TensorFlow may be loaded too.
     pool = descriptor_pool.DescriptorPool()
     pool.AddSerializedFile(file.SerializeToString())
     names = ("jaxrank.Example", "jaxrank.Feature")
@@ -82,19 +82,19 @@ _Example, _Feature = _messages()
 
 
 def features_of(record: bytes) -> dict[bytes, bytes]:
-    """The features of a record by name, each a message of its own; the last of those of one name.
+    """Returns the encoded features of a record by name. The last one of equal names is used.
 
     Raises:
-        DecodeError: it is no tf.Example.
+        DecodeError: the record is not a tf.Example.
     """
     return {e.key: e.value for e in _Example.FromString(record).features.feature}
 
 
 def values_of(feature: bytes) -> tuple[str, list[Any]]:
-    """The kind of a feature, "" where it has none, and its values.
+    """Returns the kind of a feature, or "" if it has none, and its values.
 
     Raises:
-        DecodeError: it is none.
+        DecodeError: the bytes are not a feature.
     """
     message = _Feature.FromString(feature)
     name = message.WhichOneof("kind")
@@ -105,14 +105,14 @@ def values_of(feature: bytes) -> tuple[str, list[Any]]:
 
 
 def plain(kind: str, values: list[Any]) -> bytes:
-    """A feature as it is written by default: its list once, and numbers packed."""
+    """Encodes a feature in the default form: its list once, and numbers packed."""
     message = _Feature()
     getattr(message, _KINDS[kind]).value.extend(values)
     return message.SerializeToString()
 
 
 def shown(record: bytes) -> dict[str, list[Any]] | str:
-    """A record for people: its values by feature, or its bytes in hexadecimal if it is none."""
+    """Returns a record's values by feature for messages, or hexadecimal if it is invalid."""
     try:
         features = features_of(record).items()
         return {name.decode(errors="replace"): values_of(value)[1] for name, value in features}
@@ -121,12 +121,12 @@ def shown(record: bytes) -> dict[str, list[Any]] | str:
 
 
 def infer(records: Iterable[bytes], path: str) -> dict[str, ColumnType]:
-    """The types of all features, by name: a list where any record has two values.
+    """Infers the types of all features, by name: a list if any record has two values.
 
-    Records that cannot be read are passed over.
+    Unreadable records are skipped.
 
     Raises:
-        InputError: a feature has two kinds, or there is none.
+        InputError: a feature has two kinds, or there are no features.
     """
     types: dict[str, ColumnType] = {}
     empty: dict[str, ColumnType] = {}

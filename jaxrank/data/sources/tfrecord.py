@@ -1,4 +1,4 @@
-"""TFRecord files of tf.Example as chunks of columns, without TensorFlow.
+"""Reads TFRecord files of tf.Example as chunks of columns, without TensorFlow.
 
 A record is its length (u64), the length's checksum, its bytes, and their checksum (u32 each, all
 little-endian). A checksum is CRC-32C, rotated by 15 bits, plus a constant. Files may be gzip.
@@ -27,16 +27,16 @@ from jaxrank.errors import InputError
 _RECORDS_PER_CHUNK = 8192
 _BYTES_PER_CHUNK = 16 << 20
 _BYTES_AT_ONCE = 1 << 22
-_LONGEST = 1 << 30  # bytes of a record
-_INFERRED_FROM = 1000  # records
-_MOST_OF_EMPTY = 64  # bytes of a compressed file that holds nothing
+_LONGEST = 1 << 30  # maximum bytes of a record
+_INFERRED_FROM = 1000  # number of records
+_MOST_OF_EMPTY = 64  # maximum bytes of a compressed empty file
 _GZIP_MAGIC = b"\x1f\x8b"
 _HEAD = struct.Struct("<QI")
 _CRC = struct.Struct("<I")
 
 
 class Record(NamedTuple):
-    """Its number in the file, counted from 1, its bytes, and whether their checksum holds."""
+    """The number of a record in the file, from 1, its bytes, and True if the checksum is valid."""
 
     row: int
     data: bytes
@@ -47,11 +47,11 @@ class TFRecordSource:
     """TFRecord files of tf.Example.
 
     Args:
-        columns: the type of each column, of `tf_example.COLUMN_TYPES`, by the name of its feature;
-            none: as `tf_example.infer` finds them in the first records of the first file.
+        columns: the type of each column, of `tf_example.COLUMN_TYPES`, by name of its feature.
+            Empty: inferred by `tf_example.infer` from the first records of the first file.
 
     Raises:
-        InputError: there is nothing to infer them from.
+        InputError: there are no records to infer them from.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class TFRecordSource:
         return list(self._types)
 
     def check_columns(self, used: Collection[str]) -> None:
-        del used  # all files are read by one set of columns
+        del used  # all files are read with the same columns
 
     def marks(self) -> dict[str, File]:
         return {path: files.describe(path) for path in self.files}
@@ -140,8 +140,10 @@ class TFRecordSource:
 
 
 def _not_empty(paths: Sequence[str]) -> list[str]:
-    """The files that have a byte, unpacked; all if none has, for whoever writes in parts may leave
-    some empty."""
+    """Returns the files with content after decompression, or all files if there are none.
+
+    A writer of parts may leave some of them empty.
+    """
     return [path for path in paths if not _is_empty(path)] or list(paths)
 
 
@@ -152,15 +154,15 @@ def _is_empty(path: str) -> bool:
         with contextlib.closing(_open(path)) as stream:
             return not stream.take(1)
     except (OSError, EOFError, pa.ArrowException):
-        return False  # reported where the records are read
+        return False  # reported when the records are read
 
 
 def read_records(path: str) -> Iterator[Record]:
-    """The records of a file in order.
+    """Yields the records of a file in order.
 
     Raises:
-        InputError: the file cannot be read, has no record, ends within one, or the checksum of a
-            length does not hold, so that nothing behind it can be found.
+        InputError: the file cannot be read, has no records, or ends within one. Or the checksum of
+            a length is invalid, so later records cannot be located.
     """
     row = 0
     try:
@@ -191,7 +193,7 @@ def _length(path: str, row: int, head: bytes) -> int:
     if _masked_crc(head[:8]) != crc:
         raise InputError(
             f"{path}, row {row}: must begin with its length and the CRC-32C of it, as records of"
-            " TFRecord files do: found another CRC-32C, and cannot tell where later records begin."
+            " TFRecord files do: found another CRC-32C, so later records cannot be located."
         )
     if length > _LONGEST:
         raise InputError(
@@ -214,12 +216,12 @@ class _Stream:
         self._file.close()
 
     def take(self, count: int) -> bytes:
-        """The next `count` bytes; fewer where the file ends."""
+        """Returns the next `count` bytes. Fewer at the end of the file."""
         stop = self._at + count
         if stop > len(self._ahead):
             pieces = [self._ahead[self._at :]]
             missing = count - len(pieces[0])
-            # What a length promises is not asked for before it is there.
+            # The length may be corrupt, so memory is allocated only for bytes that exist.
             while missing > 0 and (piece := self._file.read(_BYTES_AT_ONCE)):
                 pieces.append(piece)
                 missing -= len(piece)
@@ -233,8 +235,8 @@ def _open(path: str) -> _Stream:
     file = files.open_input(path)
     head = file.read(_HEAD.size)
     whole = len(head) == _HEAD.size and _masked_crc(head[:8]) == _HEAD.unpack(head)[1]
-    # A length may begin with the two bytes that gzip begins with.
+    # A length may begin with the magic number of gzip.
     if whole or not head.startswith(_GZIP_MAGIC):
         return _Stream(file, head)
-    file.close()  # and not sought in: some web servers send all of a file and no part of it
+    file.close()  # reopened instead of seeking: some web servers send only whole files
     return _Stream(pa.CompressedInputStream(files.open_input(path), "gzip"))
