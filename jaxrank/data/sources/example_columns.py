@@ -183,9 +183,7 @@ def _bytes_lists(data: np.ndarray, spans: Spans, name: str) -> tuple[pa.Array, l
 def _judged(
     data: np.ndarray, spans: Spans, i: int, name: str, kind: ColumnType, bad: list[Bad]
 ) -> list[Any]:
-    """Returns the values of record i's feature as protobuf reads them, or none if they are
-    invalid.
-    """
+    """Returns the values of record i's feature as protobuf reads them, or [] if invalid."""
     feature = data[spans.start[i] : spans.stop[i]].tobytes()
     try:
         actual, values = tf_example.values_of(feature)

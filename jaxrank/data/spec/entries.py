@@ -1,4 +1,4 @@
-"""The entries of the section `features`: tasks, floats, ids and lists."""
+"""Entries of the section `features`: tasks, floats, ids and lists."""
 
 import dataclasses
 import datetime
@@ -14,7 +14,7 @@ ENCODINGS = ("vocabulary", "hash", "integer")
 BAD_ID_POLICIES = ("error", "oov", "hash", "clip")
 BRACKETS = ("error", "read", "keep")
 COMBINERS = ("sum", "mean", "sqrtn", "none")
-# Forms of dates that are written as digits, and units of numbers that count from 1970, in seconds.
+# Calendar formats of dates written as digits, and units of numbers since 1970 in seconds.
 CALENDAR_FORMS = (
     *("YYYYMMDD", "YYMMDDHH", "YYYYMMDDHH", "YYYYMM", "YYMMDD"),
     *("YYMMDDHHMM", "YYYYMMDDHHMM", "YYMMDDHHMMSS", "YYYYMMDDHHMMSS"),
@@ -28,7 +28,7 @@ TIME_UNITS = {
 COLUMNS_OF_TASKS = ("label", "mask", "weight", "truth", "negative_rate_column", "time")
 
 _MAX_ROWS = 2**31 - 1  # rows are int32, and the largest is PAD
-_MAX_BUCKETS = 2**16  # as many as `QuantileSketch` can tell apart
+_MAX_BUCKETS = 2**16  # resolution of `QuantileSketch`
 _BINARY = ("kind", ("binary",))
 _COUNTED = ("encoding", ("vocabulary",))
 
@@ -57,11 +57,11 @@ _ON_BAD_ID = (
 
 @dataclasses.dataclass(frozen=True)
 class TaskSpec:
-    """A label column, with what may go with it.
+    """A label column with its optional weight, mask and corrections.
 
-    Only a binary task may have `truth`, a rate of negatives or a `time`. The rates are for data of
-    which negatives were left out, with predictions that are still of all traffic; `time` is for
-    conversions that come later than their click.
+    Only a binary task may have `truth`, a sampling rate of negatives or a `time`. The rates are for
+    data with downsampled negatives, and predictions are still for the full traffic. `time` is for
+    conversions that happen later than their click.
 
     References:
         King & Zeng, Logistic Regression in Rare Events Data, 2001, for both corrections.
@@ -118,7 +118,7 @@ class TaskSpec:
     window_hours: float = field(0.0, unit="hours", help="the attribution window of `time`")
 
     def check(self, where: str) -> None:
-        # It is part of the names of metrics, where "/" stands between task and metric.
+        # The name is part of metric names, where "/" separates task and metric.
         is_name = bool(self.name) and "/" not in self.name
         require(is_name, f"{where}.name", "a name without '/'", self.name)
         must = "the name of a column, unless `time` is"
@@ -134,7 +134,7 @@ class TaskSpec:
 
     @property
     def is_sampled(self) -> bool:
-        """Whether negatives were left out of its data."""
+        """Returns True if negatives of the task were downsampled."""
         return self.negative_rate < 1 or bool(self.negative_rate_column)
 
     @property
@@ -174,11 +174,11 @@ class DenseSpec:
 
     @property
     def index(self) -> int:
-        """The place of a resolved entry among the numbers of a cell."""
+        """The index of a resolved entry among the numbers of a cell."""
         return 0 if self.length == 1 else int(self.name.rpartition("[")[2].removesuffix("]"))
 
     def scale(self, transforms: Mapping[str, tuple[float, float]]) -> tuple[float, float]:
-        """What is subtracted and then divided by, given what was learned of each column.
+        """Returns the offset to subtract and the scale to divide by, from the fitted transforms.
 
         A column of one value has deviation 0 and is divided by 1.
         """
@@ -188,7 +188,7 @@ class DenseSpec:
 
 @dataclasses.dataclass(frozen=True)
 class CategoricalSpec:
-    """Columns with a fixed number of ids, or of numbers that are put into buckets."""
+    """Columns with a fixed number of ids, or of numbers that are assigned to buckets."""
 
     columns: tuple[str, ...] = field(non_empty=True, single=True, help=_COLUMNS)
     table: str = field("", help=_TABLE)
@@ -258,7 +258,9 @@ class CategoricalSpec:
         return self.columns[0]
 
     def edges(self, fitted: Mapping[str, np.ndarray | list[float]]) -> np.ndarray:
-        """f32[buckets - 1]: the boundaries, given those that were learned by name of feature."""
+        """Returns the boundaries, f32[buckets - 1]. `fitted` has those that are fitted, by feature
+        name.
+        """
         return np.asarray(fitted[self.name] if self.buckets else self.boundaries, np.float32)
 
 
@@ -346,7 +348,7 @@ class RaggedSpec:
 
 
 def _check_table(entry: CategoricalSpec | RaggedSpec, where: str) -> None:
-    # The table's name is the name of its vocabulary's file.
+    # The table's name is also the name of its vocabulary's file.
     require("/" not in entry.table, f"{where}.table", "a name without '/'", entry.table)
     if entry.encoding in ("hash", "integer"):
         least = RESERVED_ROWS + 1 if entry.encoding == "hash" else 1
@@ -356,17 +358,17 @@ def _check_table(entry: CategoricalSpec | RaggedSpec, where: str) -> None:
 
 
 def instant(text: str, where: str) -> float:
-    """Seconds since 1970 of one time, as "2024-05-01" or "2024-05-01T12:30:00+02:00".
+    """Parses a time such as "2024-05-01" or "2024-05-01T12:30:00+02:00" to seconds since 1970.
 
     Raises:
-        InputError: it is none; names the field `where`.
+        InputError: the text is not a time. Names the field `where`.
     """
     try:
         time = datetime.datetime.fromisoformat(text)
     except ValueError:
         must = "must be a time such as 2024-05-01 12:30:00"
         raise InputError(f"{where} {must}: found {text!r}.") from None
-    if text.isdecimal() and not 1970 <= time.year < 2200:  # as of YYMMDDHH
+    if text.isdecimal() and not 1970 <= time.year < 2200:  # such as YYMMDDHH
         must = "must be a time such as 2024-05-01 12:30:00"
         raise InputError(f"{where} {must}: found {text!r}, of the year {time.year}.")
     if time.tzinfo is None:

@@ -1,8 +1,8 @@
-"""The config's `features` section: which columns are labels, floats, ids and lists, and how each
-is encoded.
+"""The config's `features` section: the columns of labels, floats, ids and lists, and their
+encoding.
 
-`parse.feature_spec` reads and checks the section; `resolve.resolve` puts the columns of a source in
-place of the patterns.
+`parse.feature_spec` reads and checks the section. `resolve.resolve` replaces patterns by the
+columns of a source.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ from jaxrank.validate import field, require
 
 @dataclasses.dataclass(frozen=True)
 class TableSpec:
-    """A table and how values become its rows; `rows` is what the config says.
+    """A table and the encoding of values as its rows. `rows` is the number in the config.
 
     salts: of its features, in order.
     """
@@ -42,17 +42,17 @@ class TableSpec:
 
     @property
     def all_rows(self) -> int:
-        """`rows`, and under "oov" the one behind them that all bad ids share."""
+        """Returns `rows`, plus the shared row for invalid ids if `on_bad_id` is "oov"."""
         return self.rows + (self.on_bad_id == "oov")
 
 
-# What features that share a table must agree on.
+# Fields that must be equal for features that share a table.
 _OF_TABLES = ("encoding", "min_count", "max_rows", "rows", "on_bad_id")
 
 
 @dataclasses.dataclass(frozen=True)
 class FeatureSpec:
-    """The `features` section. After `resolve` each entry has exactly one column, and a table."""
+    """The `features` section. After `resolve`, each entry has exactly one column and a table."""
 
     tasks: tuple[TaskSpec, ...] = field(non_empty=True, help="what is predicted")
     dense: tuple[DenseSpec, ...] = field((), help="columns of numbers")
@@ -105,30 +105,32 @@ class FeatureSpec:
             require(bool(timed), f"{where}.as_of", "empty where no task has a `time`", self.as_of)
 
     def without_labels(self) -> "FeatureSpec":
-        """The spec for examples of which no label is known: no task names a column."""
+        """Returns the spec for examples without labels: no task names a column."""
         tasks = tuple(TaskSpec(name=task.name, kind=task.kind) for task in self.tasks)
         return dataclasses.replace(self, tasks=tasks, as_of="")
 
     def to_state(self) -> dict[str, Any]:
-        """The section as plain data, with every default filled in; see `parse.feature_spec`."""
+        """Returns the section as plain data, with all defaults. See `parse.feature_spec`."""
         tree = json_files.plain(self)
         assert isinstance(tree, dict)
         return tree
 
     @property
     def columns_of_tasks(self) -> frozenset[str]:
-        """The columns that tasks name."""
+        """Returns the columns that tasks name."""
         named = {getattr(task, field) for task in self.tasks for field in COLUMNS_OF_TASKS}
         return frozenset(named - {""})
 
     @property
     def named(self) -> frozenset[str]:
-        """Every text in the section, among them the names of all columns that are read."""
+        """Returns all texts in the section, including the names of all columns that are read."""
         return frozenset((*_texts(self.to_state()), *(entry.column for entry in self.dense)))
 
     @property
     def kept_columns(self) -> tuple[str, ...]:
-        """What is passed through to predictions: `keep`, `time` and `group`, each once."""
+        """Returns the columns that are copied to predictions: `keep`, `time` and `group`, each
+        once.
+        """
         return tuple(dict.fromkeys(c for c in (*self.keep, self.time, self.group) if c))
 
     @property
@@ -146,7 +148,7 @@ class FeatureSpec:
 
 
 def _texts(tree: Any) -> Iterator[str]:
-    """Every text within plain data."""
+    """Yields all texts in plain data."""
     if isinstance(tree, str):
         yield tree
     elif isinstance(tree, Mapping):

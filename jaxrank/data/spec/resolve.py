@@ -1,4 +1,4 @@
-"""The `features` section meets data: patterns become columns, and columns a schema."""
+"""Resolves the `features` section against data: patterns become columns, and columns a schema."""
 
 import dataclasses
 import fnmatch
@@ -19,19 +19,19 @@ from jaxrank.validate import nearest
 
 
 class UnknownColumn(InputError):
-    """A column that a config names is not in the data, or nothing there matches a pattern."""
+    """A column that a config names is missing in the data, or a pattern matches nothing."""
 
 
 def resolve(spec: FeatureSpec, columns: Sequence[str], unread: Collection[str] = ()) -> FeatureSpec:
-    """The spec with an entry of its own for each column of the source that a pattern matches.
+    """Returns the spec with a separate entry for each column of the source that a pattern matches.
 
-    A pattern that holds wildcards passes over the columns that a task names, weights of a list,
-    columns to be kept, and columns that another section names without wildcards. A pattern of
-    wildcards alone, as "*", takes only what no other entry takes. Buckets take numbers beside
-    floats: they neither claim columns nor pass over any that other sections name.
+    A pattern with wildcards skips the columns that a task names, weights of lists, kept columns,
+    and columns that another section names without wildcards. A pattern of only wildcards, such as
+    "*", takes only columns that no other entry takes. Buckets may share their columns with floats:
+    they neither reserve columns nor skip those that other sections name.
 
     Args:
-        unread: columns that it passes over besides.
+        unread: further columns to skip.
 
     Raises:
         InputError: a name or pattern matches nothing, or a column is used twice.
@@ -62,20 +62,19 @@ def resolve(spec: FeatureSpec, columns: Sequence[str], unread: Collection[str] =
                 f"features.ragged: the weights {list_spec.weights!r} must belong to one column:"
                 f" found the columns {list(list_spec.columns)}."
             )
-    _ = resolved.tables  # refuses shared tables that disagree
+    _ = resolved.tables  # rejects shared tables with conflicting settings
     return resolved
 
 
 def resolve_again(spec: FeatureSpec, schema: Schema) -> FeatureSpec:
-    """What `resolve` made of a spec when a store of this schema was prepared; the source need not
-    be there."""
+    """Resolves a spec as for the preparation of a store with this schema, without its source."""
     columns = [f.name for part in (schema.dense, schema.categorical, schema.ragged) for f in part]
-    columns += [re.sub(r"\[\d+\]$", "", f.name) for f in schema.dense]  # of vectors
+    columns += [re.sub(r"\[\d+\]$", "", f.name) for f in schema.dense]  # names of vectors
     columns += [getattr(task, field) for task in spec.tasks for field in COLUMNS_OF_TASKS]
     columns += [*(entry.weights for entry in spec.ragged), *spec.kept_columns]
     resolved = resolve(spec, [name for name in dict.fromkeys(columns) if name])
     floats = _in_order(resolved.dense, schema.dense)
-    # They stand in a schema beside their floats, and a pattern may have matched them.
+    # Indicators follow their floats in a schema, and a pattern may have matched them.
     indicators = {f"{entry.name}:missing" for entry in floats if entry.missing_indicator}
     return dataclasses.replace(
         resolved,
@@ -86,9 +85,9 @@ def resolve_again(spec: FeatureSpec, schema: Schema) -> FeatureSpec:
 
 
 def ordered_as(spec: FeatureSpec, schema: Schema) -> FeatureSpec:
-    """A resolved spec with the features of a schema in its order, and others behind them.
+    """Sorts a resolved spec's features as in a schema, with other features at the end.
 
-    A model reads them by their places, and files may have their columns in any order.
+    A model reads features by position, but files may have their columns in any order.
     """
 
     def ordered(entries: Sequence[Any], features: Sequence[Any]) -> tuple[Any, ...]:
@@ -104,7 +103,7 @@ def ordered_as(spec: FeatureSpec, schema: Schema) -> FeatureSpec:
 
 
 def _in_order(entries: Sequence[Any], features: Sequence[Any]) -> tuple[Any, ...]:
-    """The entry of each feature that has one."""
+    """Returns the entry of each feature that has one."""
     by_name = {entry.name: entry for entry in entries}
     return tuple(by_name[f.name] for f in features if f.name in by_name)
 
@@ -116,7 +115,7 @@ def _exact(name: str, columns: Sequence[str], where: str) -> str:
 
 
 class _Claims:
-    """Which columns the entries of all sections take by name or by a pattern with letters."""
+    """The columns that the entries of all sections take by name or by a pattern with letters."""
 
     def __init__(self, sections: Mapping[str, Sequence[Any]], columns: Sequence[str]):
         known = set(columns)
@@ -131,7 +130,7 @@ class _Claims:
                 self._matched.append((entry, matches))
 
     def of_others(self, section: str, entry: Any, pattern: str) -> set[str]:
-        """The columns that an entry's pattern with wildcards passes over for other entries."""
+        """Returns the columns that an entry's wildcard pattern leaves to other entries."""
         if _is_bucket(entry):
             return set()
         others = [names for other, names in self._named.items() if other != section]
@@ -159,7 +158,7 @@ def _match(
     where: str,
     passed_over: Callable[[str], set[str]],
 ) -> list[str]:
-    """The columns that any of the patterns matches, in the order of the source."""
+    """Returns the columns that match any of the patterns, in the order of the source."""
     known = set(columns)
     matched: set[str] = set()
     for pattern in patterns:
@@ -222,13 +221,13 @@ def build_schema(
     transforms: Mapping[str, tuple[float, float]],
     boundaries: Mapping[str, np.ndarray] | None = None,
 ) -> Schema:
-    """The schema of a resolved spec.
+    """Returns the schema of a resolved spec.
 
     Args:
-        rows: of each vocabulary, by table; other tables have theirs from the spec.
+        rows: of each vocabulary, by table. Other tables take them from the spec.
         checksums: of each vocabulary, by table.
-        transforms: mean and deviation, after `log`, of every float that is standardised.
-        boundaries: of every feature whose buckets are learned, by name.
+        transforms: mean and deviation, after `log`, of every standardised float.
+        boundaries: of every feature with fitted buckets, by name.
     """
     fitted = boundaries or {}
     edges = {f.table: f.edges(fitted) for f in spec.categorical if f.boundaries or f.name in fitted}
@@ -251,8 +250,10 @@ def build_schema(
 
 
 def provisional_schema(spec: FeatureSpec) -> Schema:
-    """The schema of a resolved spec before anything is learned: tables have their names, but
-    vocabularies no rows to speak of."""
+    """Returns the schema of a resolved spec before fitting.
+
+    Tables have names, but vocabularies have no values yet.
+    """
     rows = {t.name: RESERVED_ROWS + 1 for t in spec.tables if t.encoding == "vocabulary"}
     transforms = {f.name: (0.0, 1.0) for f in spec.dense}
     boundaries = {f.name: np.zeros(1) for f in spec.categorical if f.buckets}
@@ -275,8 +276,11 @@ def _rows(
 def _checksum(
     table: TableSpec, vocabularies: Mapping[str, str], edges: Mapping[str, np.ndarray]
 ) -> str:
-    """Of what decides the rows of values: the vocabulary, the boundaries, the salts of the table's
-    features, or what becomes of bad ids."""
+    """Returns a checksum of everything that determines the rows of values.
+
+    That is the vocabulary, the boundaries, the salts of the table's features, or the policy for
+    invalid ids.
+    """
     if table.name in edges:
         return xxhash.xxh3_64_hexdigest(edges[table.name].astype("<f4").tobytes())
     if table.encoding == "hash":

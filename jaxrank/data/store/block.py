@@ -7,7 +7,7 @@ import xxhash
 from jaxrank import renames
 from jaxrank.data.examples import Examples
 
-# Of the matrices of a block, in the order of its columns.
+# The matrices of a block, in the order of its columns.
 _DTYPES = {
     "dense": np.float32,
     "ids": np.int32,
@@ -25,7 +25,7 @@ def to_arrow(examples: Examples) -> pa.RecordBatch:
         matrix = getattr(examples, name)
         if matrix is not None:
             values = pa.array(np.ascontiguousarray(matrix).reshape(-1))
-            # A matrix without columns cannot be told from one without rows; it is left out.
+            # Skipped, because Arrow cannot represent the rows of a matrix without columns.
             if matrix.shape[1]:
                 columns[name] = pa.FixedSizeListArray.from_arrays(values, matrix.shape[1])
     if examples.list_lengths.shape[1]:
@@ -79,10 +79,11 @@ def from_arrow(batch: pa.RecordBatch) -> Examples:
 
 
 def block_checksum(batch: pa.RecordBatch) -> str:
-    """Of all the values of a block, whatever file they lie in, and of what they are."""
+    """Returns a checksum of all values of a block and their types, independent of the file."""
     digest = xxhash.xxh3_64()
     for field, column in zip(batch.schema, batch.columns, strict=True):
-        # Nothing else guards the names, types and lengths, which tell how to read the bytes.
+        # Only this checksum covers the names, types and lengths, which define how to read the
+        # bytes.
         digest.update(f"{field.name}: {field.type} [{len(column)}]\n".encode())
         for buffer in column.buffers():
             if buffer is not None:

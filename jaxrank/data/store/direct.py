@@ -1,8 +1,8 @@
-"""Parquet files read as a store is, without one, where nothing is to be learned from the data.
+"""Reads Parquet files like a store, without preparation, if no encoder must be fitted to the data.
 
-A block is a run of rows within a row group, so row groups of up to 65,536 rows are best: each is
-read once in an epoch. Of a larger one all is read for each of its blocks, as blocks come in random
-order in training.
+A block is a run of rows within a row group. Row groups of up to 65,536 rows are best, because each
+is read once per epoch. A larger row group is read in full for each of its blocks, because training
+reads blocks in random order.
 """
 
 import collections
@@ -48,7 +48,9 @@ _HINT = "Run `jaxrank prepare`, and set data.direct = False."
 
 
 class _Place(NamedTuple):
-    """Rows [start, stop) of a row group, whose first is the file's row `first`, from 1."""
+    """Rows [start, stop) of a row group. `first` is the number of its first row in the file, from
+    1.
+    """
 
     file: str
     group: int
@@ -58,7 +60,7 @@ class _Place(NamedTuple):
 
 
 class _Uncounted(Statistics):
-    """Counts nothing, for blocks are encoded anew whenever they are read."""
+    """Counts nothing, because blocks are encoded whenever they are read."""
 
     def add(
         self,
@@ -75,9 +77,9 @@ class _Uncounted(Statistics):
 
 
 class DirectSplit(Split):
-    """The examples of Parquet files, in their order; as a split of a store in all else.
+    """The examples of Parquet files, in order, with the interface of a split of a store.
 
-    statistics: only `rows` and `list_lengths`, which reads all lists, when it is first asked for.
+    statistics: only `rows` and `list_lengths`. The first access reads all lists.
     """
 
     has_statistics = False
@@ -97,7 +99,7 @@ class DirectSplit(Split):
         self._open_anew()
 
     def __getstate__(self) -> dict[str, Any]:
-        unpicklable = ("_open", "_groups", "_lock")  # of this process
+        unpicklable = ("_open", "_groups", "_lock")  # local to this process
         return {key: value for key, value in self.__dict__.items() if key not in unpicklable}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -117,7 +119,7 @@ class DirectSplit(Split):
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Of the names of the files and what their footers say of the data."""
+        """Returns a hash of the names of the files and their footers."""
         digest = xxhash.xxh3_128()
         for path in self._row_groups:
             name = path.replace("\\", "/").rpartition("/")[2]
@@ -134,18 +136,18 @@ class DirectSplit(Split):
         return {"rows": self.rows, "list_lengths": lengths.summary()}
 
     def list_lengths(self, index: int) -> np.ndarray:
-        # Weights, which do not change what is cut, are not read.
+        # Weights are not read, because they do not affect the lengths.
         entries = [dataclasses.replace(entry, weights="") for entry in self._features.ragged]
         chunk = self._chunk(self._places[index], [entry.name for entry in entries])
         columns = [list_elements(entry, chunk).ids.lengths for entry in entries]
         return np.stack([c for c in columns if c is not None], axis=1).astype(np.int32)
 
     def read_block(self, index: int) -> Examples:
-        """Block `index`.
+        """Reads block `index`.
 
         Raises:
-            InputError: a value is not what its column may hold, or the file cannot be read or has
-                changed since it was opened first.
+            InputError: a value is invalid for its column, or the file cannot be read or has changed
+                since it was first opened.
         """
         return self._encoder.encode(self._chunk(self._places[index], self._columns))
 
@@ -157,7 +159,7 @@ class DirectSplit(Split):
         return Chunk(batch, place.file, numbered(place.first + place.start, rows))
 
     def _group(self, place: _Place, columns: list[str]) -> pa.RecordBatch:
-        """All rows of the place's row group."""
+        """Returns all rows of the place's row group."""
         key = (place.file, place.group, *columns)
         if key in self._groups:
             return self._groups[key]
@@ -200,7 +202,7 @@ def _places(path: str, groups: np.ndarray) -> Iterator[_Place]:
 
 
 def check_kind(kind: str | None) -> None:
-    """Refuses sources of other kinds than Parquet."""
+    """Rejects sources of kinds other than Parquet."""
     if kind != "parquet":
         raise InputError(
             f"source.kind: must be 'parquet' with data.direct: found {kind!r}. {_HINT}"
@@ -208,15 +210,15 @@ def check_kind(kind: str | None) -> None:
 
 
 def open_direct(features: Mapping[str, Any], source: Mapping[str, Any]) -> Store:
-    """What `prepare` would make of Parquet files and `open_store` open, with nothing written.
+    """Opens Parquet files as the store that `prepare` would write, without writing it.
 
     Args:
-        features, source: the config's sections, which `check_kind` has let pass; see
+        features, source: the config's sections, accepted by `check_kind`. See
             `prepare.passes.prepare`.
 
     Raises:
-        InputError: something would have to be learned from the data, or
-            what `prepare` raises before it reads records.
+        InputError: an encoder would have to be fitted to the data, or an error of `prepare` before
+            it reads records.
     """
     spec = feature_spec(features)
     data = parquet_source(source)
@@ -239,7 +241,7 @@ def open_direct(features: Mapping[str, Any], source: Mapping[str, Any]) -> Store
 
 
 def _check(features: FeatureSpec) -> None:
-    """Refuses what only `prepare` can do."""
+    """Rejects features that only `prepare` supports."""
     entries: list[CategoricalSpec | RaggedSpec] = [*features.categorical, *features.ragged]
     for entry in entries:
         if entry.encoding == "vocabulary":

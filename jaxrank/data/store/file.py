@@ -1,4 +1,4 @@
-"""A file of a store, whose blocks are checked when they are read."""
+"""A file of a store. Blocks are verified when they are read."""
 
 import os
 import threading
@@ -16,7 +16,9 @@ from jaxrank.errors import InputError
 
 
 class Readers:
-    """The readers of open files by name, at most `limit`: the one opened first is closed first."""
+    """The readers of open files by name, at most `limit`. The one that was opened first is closed
+    first.
+    """
 
     def __init__(self, limit: int):
         self._limit, self._lock = limit, threading.Lock()
@@ -28,7 +30,7 @@ class Readers:
     def add(self, name: str, reader: pa.ipc.RecordBatchFileReader) -> None:
         with self._lock:
             while len(self._readers) >= self._limit:
-                # The map is closed when no block needs it any more.
+                # The memory map is closed when no block references it any more.
                 del self._readers[next(iter(self._readers))]
             self._readers[name] = reader
 
@@ -38,9 +40,9 @@ class Readers:
 
 
 class StoredFile:
-    """One file of a split, which one thread at a time reads.
+    """One file of a split, read by one thread at a time.
 
-    Arrow does not promise that a file's reader may be used by two threads at once.
+    Arrow does not guarantee that two threads can use one file reader at the same time.
 
     Args:
         path: of the file.
@@ -55,14 +57,14 @@ class StoredFile:
         self._verified: set[int] = set()
 
     def read_block(self, position: int) -> Examples:
-        """Block `position` of the file; see `Split.read_block`."""
+        """Reads block `position` of the file. See `Split.read_block`."""
         with self._lock:
             return self._read_block(position)
 
     def list_lengths(self, position: int) -> np.ndarray | None:
-        """The list lengths of a block, i32[n, lists], not checked; None if they are unreadable."""
+        """Returns the list lengths of a block, i32[n, lists], unverified, or None if unreadable."""
         with self._lock:
-            self._reader()  # looks at whether the file is there and has changed
+            self._reader()  # raises if the file is missing or has changed
             name = f"{self._entry['name']}: list_lengths"
             try:
                 reader = self._readers.get(name)
@@ -82,7 +84,7 @@ class StoredFile:
             batch = reader.get_batch(position)
             if position in self._verified:
                 return from_arrow(batch)
-            batch.validate()  # buffers shorter than their arrays would end the process
+            batch.validate()  # buffers shorter than their arrays would crash the process
             actual = block_checksum(batch)
         except (pa.ArrowException, OSError, ValueError) as error:
             actual = f"unreadable, {error}"
@@ -98,7 +100,7 @@ class StoredFile:
         name = self._entry["name"]
         status = _status(str(self._path))
         if status and status != self._status:
-            # A shorter one, read where it is no more, would end the process.
+            # Reading a memory map past the end of a truncated file would crash the process.
             self._readers.remove(name)
             self._readers.remove(f"{name}: list_lengths")
             self._verified.clear()
@@ -110,7 +112,7 @@ class StoredFile:
         return reader
 
     def _open(self, columns: Sequence[str] = ()) -> pa.ipc.RecordBatchFileReader:
-        """A reader of some columns, or of all of them."""
+        """Returns a reader of the given columns, or of all columns."""
         path = self._path
         if not path.is_file():
             raise InputError(f"{path}: this file of the store is missing.")
@@ -133,7 +135,7 @@ class StoredFile:
 
 
 def _status(path: str) -> tuple[int, ...] | None:
-    """What changes with a local file; None where there is none, or no local one."""
+    """Returns properties that change with a local file, or None if there is no local file."""
     if not files.is_local(path):
         return None
     try:

@@ -1,4 +1,4 @@
-"""A store's manifest: a sealed JSON file of one version of the format."""
+"""The manifest of a store: a sealed JSON file with a format version."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,11 +15,11 @@ SEAL = Seal("checksum", of_bytes=True, hint=" Prepare the data again.")
 
 
 def read(file: UPath) -> dict[str, Any]:
-    """The manifest in a file, as it was written; one of version 3 under the names of this one.
+    """Reads a manifest. Names of version 3 are replaced by the current ones.
 
     Raises:
-        InputError: it is no manifest, or of another version, or was changed.
-        KeyError: it lacks its version.
+        InputError: the file is not a manifest, has another version, or was modified.
+        KeyError: it has no version.
     """
     tree = SEAL.read(file, lambda tree: _check_version(file, tree))
     is_earlier = tree["format_version"] == _UNDER_EARLIER_NAMES

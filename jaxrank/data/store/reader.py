@@ -1,15 +1,15 @@
-"""The store: prepared examples on disk, as blocks of columns, with a manifest.
+"""Reads a store: prepared examples on disk, as blocks of columns, with a manifest.
 
-    STORE/manifest.json               written last, so a store without it is not a store
+    STORE/manifest.json               written last, so a directory without it is not a store
     STORE/vocabulary/<table>.arrow    values (string) and counts (int64) in row order
     STORE/<split>/00000-00000.arrow   an Arrow IPC file; a record batch is a block of examples
-    STORE/<split>/<day>/...           where the split is partitioned by day
-    STORE/rejected.jsonl              raw records that were skipped, if any were
+    STORE/<split>/<day>/...           if the split is partitioned by day
+    STORE/rejected.jsonl              raw records that were skipped, if any
 
 A block holds the features of up to `block_size` examples as a few matrices (fixed-size lists in
-Arrow's terms), so a thousand features cost no more to read than one of the same bytes, and reading
-is a memory map without a copy. Each block has a checksum in the manifest, as have the values and
-counts of a vocabulary and the manifest itself. Any Arrow reader opens these files.
+Arrow's terms). Reading a thousand features therefore costs no more than one of the same size, and
+uses a memory map without a copy. The manifest has a checksum of each block, of the values and
+counts of each vocabulary, and of itself. Any Arrow reader opens these files.
 """
 
 import dataclasses
@@ -34,13 +34,13 @@ from jaxrank.data.store.split import Split
 from jaxrank.errors import InputError
 from jaxrank.features import RESERVED_ROWS, Schema, Table
 
-_MOST_ROWS = 2**31  # of a block, for Arrow's arrays
-_OPEN_FILES = 64  # of a split; each is a memory map, and a process may have only so many
+_MOST_ROWS = 2**31  # maximum of Arrow's arrays, for a block
+_OPEN_FILES = 64  # per split. Each is a memory map, whose number per process is limited
 _SPLIT = re.compile(r"[A-Za-z0-9][\w-]*(/\d{4}-\d\d-\d\d)?")
 
 
 def _checked_file(directory: str, entry: Mapping[str, Any]) -> dict[str, Any]:
-    """A file's entry of the manifest, with the keys that it must have and no others."""
+    """Checks that a file's entry of the manifest has exactly the required keys."""
     blocks = [{key: block[key] for key in ("rows", "checksum")} for block in entry["blocks"]]
     for block in blocks:
         if type(block["rows"]) is not int or not 0 <= block["rows"] < _MOST_ROWS:
@@ -51,13 +51,13 @@ def _checked_file(directory: str, entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class StoredSplit(Split):
-    """A split of a store, or several days of one.
+    """A split of a store, or several of its days.
 
     Args:
         store: the directory.
-        name: as it was asked for.
-        entries: of the manifest, by name of the split, or of each of its days.
-        statistics: of the examples that batches must have room for; None: those of the entries.
+        name: as requested.
+        entries: of the manifest, by name of the split or of each of its days.
+        statistics: of the examples that must fit in batches. None: those of the entries.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class StoredSplit(Split):
         self._open_anew()
 
     def __getstate__(self) -> dict[str, Any]:
-        # Memory maps do not travel to input workers.
+        # Memory maps are not sent to input workers.
         return {key: value for key, value in self.__dict__.items() if key != "_open"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -115,7 +115,7 @@ class StoredSplit(Split):
 
     @property
     def fingerprint(self) -> str:
-        """Of the bytes of all blocks in order."""
+        """Returns a hash of the checksums of all blocks in order."""
         digest = xxhash.xxh3_128()
         for file in self._files:
             for block in file["blocks"]:
@@ -123,12 +123,13 @@ class StoredSplit(Split):
         return digest.hexdigest()
 
     def read_block(self, index: int) -> Examples:
-        """Block `index`, checked against its checksum when it is read for the first time, and when
-        its file has changed since.
+        """Reads block `index`.
+
+        The checksum is verified on the first read and after each change of the file.
 
         Raises:
-            InputError: the file is missing or its bytes are not those that were written.
-            RunError: a server does not give it.
+            InputError: the file is missing or corrupt.
+            RunError: a server does not return it.
         """
         file, position = self._where[index]
         return self._open[file].read_block(position)
@@ -136,7 +137,7 @@ class StoredSplit(Split):
     def list_lengths(self, index: int) -> np.ndarray:
         file, position = self._where[index]
         lengths = self._open[file].list_lengths(position)
-        # The checksum is of the whole block. Room for a corrupt length could be beyond all memory.
+        # The checksum covers the whole block. A corrupt length could request more than all memory.
         maximum = np.asarray(self.statistics["list_lengths"]["max_per_example"], np.int64)
         if lengths is None or (lengths < 0).any() or (lengths > maximum).any():
             return self.read_block(index).list_lengths
@@ -144,14 +145,14 @@ class StoredSplit(Split):
 
 
 class StoreSpec(NamedTuple):
-    """How a store was made, as plain data.
+    """The specification of a store, as plain data.
 
     features: `FeatureSpec.to_state` of the config's section.
-    source: the config's section, as it was given.
-    transforms: mean and deviation of each float that is standardized.
-    boundaries: those learned of each id with `buckets`.
-    buckets: how many were asked for, of which boundaries may make fewer.
-    hash_key: the fingerprint of the key for raw values; empty where there is none.
+    source: the config's section, unchanged.
+    transforms: mean and deviation of each standardised float.
+    boundaries: those fitted for each feature with `buckets`.
+    buckets: requested number of buckets. There may be fewer boundaries.
+    hash_key: fingerprint of the key for raw values, or "" if there is none.
     """
 
     features: dict[str, Any]
@@ -164,27 +165,27 @@ class StoreSpec(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Store:
-    """A complete store; `open_store` makes it."""
+    """A complete store, returned by `open_store`."""
 
     path: UPath
     schema: Schema
     spec: StoreSpec
     splits: dict[str, Split]  # of a split that is partitioned by day, each day
     entries: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the manifest, by split
-    # Checksums of the vocabularies' counts.
+    # Checksums of the counts of the vocabularies.
     counts: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def split(
         self, name: str, field: str = "split", statistics: dict[str, Any] | None = None
     ) -> Split:
-        """A split, "train"; a day, "train/2024-05-01"; or days, "train/2024-05-01:2024-05-07".
+        """Returns a split "train", a day "train/2024-05-01", or days "train/2024-05-01:2024-05-07".
 
         Args:
-            field: what the name was given as, for what an error says.
-            statistics: of the split that is returned; None: its own.
+            field: the config field of the name, for messages.
+            statistics: of the returned split. None: those of the store.
 
         Raises:
-            InputError: there is none of that name, or no such day.
+            InputError: there is no such split or day.
         """
         if name not in self.splits:
             chosen = self._days(name, field)
@@ -196,7 +197,7 @@ class Store:
         return StoredSplit(self.path, name, entries, statistics)
 
     def _days(self, name: str, field: str) -> list[str]:
-        """The names of the days of a split that a name gives."""
+        """Returns the names of the days that a name selects."""
         kind, _, days = name.partition("/")
         names = sorted(n for n in self.splits if n.startswith(f"{kind}/"))
         if not names:
@@ -211,19 +212,20 @@ class Store:
         return chosen
 
     def vocabulary(self, table: str) -> tuple[list[str], np.ndarray]:
-        """A table's values in row order (behind the reserved rows), and counts i64[values].
+        """Returns a table's values in row order (after the reserved rows), and counts i64[values].
 
         Raises:
-            InputError: the table has none, or its file is missing or not the one that was written.
+            InputError: the table has no vocabulary, or its file is missing or corrupt.
         """
         content = self._vocabulary(table)
         return content["value"].to_pylist(), content["count"].to_numpy()
 
     def values(self, table: str) -> pa.ChunkedArray:
-        """The values of `vocabulary` as Arrow's strings, which take less memory than Python's.
+        """Returns the values of `vocabulary` as Arrow strings, which take less memory than
+        Python's.
 
         Raises:
-            InputError: as of `vocabulary`.
+            InputError: as in `vocabulary`.
         """
         return self._vocabulary(table)["value"]
 
@@ -248,13 +250,13 @@ class Store:
         return content
 
     def extends(self, schema_table: Table) -> bool:
-        """Whether rows of `schema_table` mean the same in this store.
+        """Returns True if rows of `schema_table` have the same meaning in this store.
 
-        So it is where the store's table of that name is equal, or grew from it: a vocabulary whose
-        first values are those of `schema_table`.
+        This holds if the store's table of that name is equal or an extension: a vocabulary that
+        begins with the values of `schema_table`.
 
         Raises:
-            InputError: as of `vocabulary`.
+            InputError: as in `vocabulary`.
         """
         table = self._table(schema_table.name)
         if table is None or table == schema_table:
@@ -272,7 +274,7 @@ class Store:
 
 
 def no_split(path: files.AnyPath, name: str, splits: Iterable[str], field: str) -> InputError:
-    """What to say where a store has, or will have, no split of the name that `field` gives."""
+    """Returns the error for a store that does not have the split that `field` names."""
     hint = " It is '' where there is none to evaluate." if field == "data.valid" else ""
     return InputError(
         f"{field}: must be a split of {path}, one of {sorted(splits)}: found {name!r}.{hint}"
@@ -280,19 +282,19 @@ def no_split(path: files.AnyPath, name: str, splits: Iterable[str], field: str) 
 
 
 def is_store(path: files.AnyPath) -> bool:
-    """Whether a complete store lies there."""
+    """Returns True if the path is a complete store."""
     return (files.path_of(path) / "manifest.json").is_file()
 
 
 def open_store(path: files.AnyPath) -> Store:
-    """The store at `path`.
+    """Opens the store at `path`.
 
     Raises:
-        InputError: nothing is there, it is not complete, its manifest is damaged, or another
-            version wrote it.
+        InputError: the path is missing or incomplete, or its manifest is corrupt or of another
+            version.
     """
     store = files.path_of(path)
-    if not is_store(store):  # asked first, for some web servers know no directories
+    if not is_store(store):  # checked first, because some web servers have no directories
         if not store.exists():
             hint = "" if files.is_local(store) else " Is its server there?"
             raise InputError(f"{store}: no such store.{hint}")
@@ -323,7 +325,7 @@ def _of_manifest(path: UPath, tree: dict[str, Any]) -> Store:
     spec = StoreSpec(*(tree["spec"][key] for key in StoreSpec._fields))
     schema = validate.parse(Schema, tree["schema"], f"{path / 'manifest.json'}: schema")
     for table in schema.tables:
-        if "/" in table.name:  # it names a file
+        if "/" in table.name:  # it is used as a file name
             raise ValueError(f"the name of a table must be one without '/': {table.name!r}")
     return Store(
         path=path,

@@ -1,4 +1,4 @@
-"""Which rows of two tables stand for the same value."""
+"""Maps rows of one table to the rows of another table that stand for the same values."""
 
 from collections.abc import Callable
 
@@ -14,19 +14,19 @@ from jaxrank.features import PAD, RESERVED_ROWS, Table
 def same_values(
     old: Table, new: Table, new_store: Store, open_old: Callable[[], Store]
 ) -> np.ndarray | str:
-    """i32[old.rows]: the row of `new` for the value of each row of `old`, PAD where it has none; or
-    why rows of the two have nothing to do with each other.
+    """Returns i32[old.rows], the row of `new` for the value of each row of `old`, or PAD if it has
+    none.
 
-    Values are compared as they were in the data; row numbers are values. Rows of missing and
-    unknown values are the same in both.
+    If the rows of the two tables are unrelated, returns the reason as text. Raw values are
+    compared. For tables of row numbers these are the numbers. Rows of missing and unknown values
+    correspond.
 
     Args:
-        old: a table of the store that `open_old` opens, which is done only where it is needed.
+        old: a table of the store that `open_old` opens. It is called only if needed.
         new: the table of that name in `new_store`.
 
     Raises:
-        InputError: a vocabulary is needed that is not there, is damaged, or was made under another
-            key.
+        InputError: a required vocabulary is missing, corrupt, or was made with another key.
     """
     if old.encoding != new.encoding:
         return f"its encoding is {new.encoding}, was {old.encoding}"
@@ -37,15 +37,15 @@ def same_values(
         return np.where(rows < new.rows, rows, PAD)
     if old.encoding != "vocabulary":
         what = "buckets" if old.encoding == "bucket" else "number or salt of hashed rows"
-        return f"its {what} are others"
+        return f"its {what} differ"
     if new_store.extends(old):
         return rows
     old_store = open_old()
     _check_key(old_store, new_store)
     if not old_store.extends(old):
         raise InputError(
-            f"{old_store.path}: must hold the vocabulary of {old.name!r} that the older run was"
-            " trained with, to know which rows are of the same value, but it was prepared anew."
+            f"{old_store.path}: must hold the vocabulary of {old.name!r} that the earlier run was"
+            " trained with, to match rows by value, but it has been prepared again."
         )
     before = old_store.vocabulary(old.name)[0][: old.rows - RESERVED_ROWS]
     after, _ = new_store.vocabulary(new.name)

@@ -1,4 +1,4 @@
-"""The examples of one split, wherever they are read from."""
+"""The examples of one split, from any kind of storage."""
 
 import abc
 from collections.abc import Iterator
@@ -11,16 +11,16 @@ from jaxrank.data.examples import Examples
 
 
 class Split(abc.ABC):
-    """The examples of one split in their order, a block at a time; or of several days of one.
+    """The examples of one split, or of several of its days, in order and read by block.
 
     Args:
-        name: as it was asked for.
+        name: as requested.
         path: for messages.
         block_rows: i64[blocks], examples of each block.
-        days: day and number of blocks, in order; none where the data is not stored by day.
+        days: day and number of blocks, in order. Empty if the data is not stored by day.
 
     Attributes:
-        has_statistics: whether its statistics tell of labels and features.
+        has_statistics: True if its statistics cover labels and features.
     """
 
     has_statistics = True
@@ -37,42 +37,44 @@ class Split(abc.ABC):
     @property
     @abc.abstractmethod
     def statistics(self) -> dict[str, Any]:
-        """See `statistics.split.Statistics`; only `rows` and `list_lengths` if not counted."""
+        """See `statistics.split.Statistics`. Only `rows` and `list_lengths` if `has_statistics` is
+        False.
+        """
 
     @property
     def day_statistics(self) -> list[dict[str, Any]]:
-        """Those of each of `days`."""
+        """Returns the statistics of each of `days`."""
         return []
 
     @property
     def files(self) -> list[UPath]:
-        """The Arrow files of a store, in stored order."""
+        """Returns the Arrow files of a store, in stored order."""
         return []
 
     @property
     @abc.abstractmethod
     def fingerprint(self) -> str:
-        """Of the data: data that was prepared anew has another one."""
+        """A hash of the data, which changes when the data is prepared again."""
 
     @property
     @abc.abstractmethod
     def bytes(self) -> int:
-        """Of the files."""
+        """Total bytes of the files."""
 
     @abc.abstractmethod
     def read_block(self, index: int) -> Examples:
-        """Block `index`.
+        """Reads block `index`.
 
         Raises:
-            InputError: it cannot be read, or is not what it was when the split was opened.
-            RunError: a server does not give it.
+            InputError: it cannot be read, or has changed since the split was opened.
+            RunError: a server does not return it.
         """
 
     def list_lengths(self, index: int) -> np.ndarray:
-        """The list lengths of block `index`, i32[n, lists], read without the other columns.
+        """Reads the list lengths of block `index`, i32[n, lists], without the other columns.
 
         Raises:
-            InputError, RunError: as `read_block`.
+            InputError, RunError: as in `read_block`.
         """
         return self.read_block(index).list_lengths
 

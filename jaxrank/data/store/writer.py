@@ -1,4 +1,4 @@
-"""Writes a store, so that one that was interrupted is not one."""
+"""Writes a store atomically: an interrupted one is not a store."""
 
 import contextlib
 import os
@@ -22,9 +22,9 @@ from jaxrank.errors import InputError, RunError
 from jaxrank.features import Schema
 
 _BLOCKS_PER_FILE = 64
-SCRATCH = "_units"  # a directory of what is kept while a store is made; no split has such a name
+SCRATCH = "_units"  # directory of temporary files while a store is made. No split has such a name
 _REJECTED = "rejected.jsonl"
-# Names of the files that an attempt leaves.
+# Names of the files that an attempt writes.
 _OF_A_STORE = re.compile(
     rf"vocabulary/[^/]+\.arrow|\w[\w-]*(/\d{{4}}-\d\d-\d\d)?/\d{{5,}}-\d{{5,}}\.arrow|{_REJECTED}"
 )
@@ -34,12 +34,12 @@ class SplitWriter:
     """Writes consecutive blocks of a split.
 
     Args:
-        path: the directory of the split; made if need be.
+        path: the directory of the split. Created if needed.
         prefix: of the names of its files.
         compression: of the blocks' buffers, one of `validate.COMPRESSIONS`.
 
     Attributes:
-        files: what the manifest holds of each file, once it is closed.
+        files: the manifest entry of each closed file.
     """
 
     def __init__(self, path: UPath, prefix: str = "", compression: str = ""):
@@ -51,7 +51,7 @@ class SplitWriter:
         self._sink: pa.ipc.RecordBatchFileWriter | None = None
 
     def write(self, examples: Examples) -> None:
-        """Writes them as one block."""
+        """Writes the examples as one block."""
         batch = to_arrow(examples)
         if self._sink is None:
             name = f"{self._prefix}{len(self.files):05d}.arrow"
@@ -60,14 +60,14 @@ class SplitWriter:
             self._sink = pa.ipc.new_file(self._file, batch.schema, options=self._options)
         self._sink.write_batch(batch)
         blocks = self.files[-1]["blocks"]
-        # The bytes are hashed as a reader meets them, so what the writer did to them (padding,
-        # trimmed buffers) is no difference.
+        # Hashes the bytes as a reader sees them. Padding and trimming of buffers by the writer
+        # therefore make no difference.
         blocks.append({"rows": batch.num_rows, "checksum": ""})
         if len(blocks) == _BLOCKS_PER_FILE:
             self.close()
 
     def close(self) -> None:
-        """Ends the file in hand and takes the checksums of its blocks."""
+        """Closes the current file and computes the checksums of its blocks."""
         if self._sink is None:
             return
         sink, self._sink = self._sink, None
@@ -88,24 +88,24 @@ def _reading(path: UPath) -> pa.NativeFile:
 
 
 class StoreWriter:
-    """Writes a store under a temporary name; `finish` gives it its own, and only then is it one.
+    """Writes a store under a temporary name. `finish` renames it, and makes it complete.
 
-    A store at a URL is written in its place, as renaming a directory is a copy there; it is one
-    when its manifest is there, which is written last.
+    A store at a URL is written in place, because renaming a directory is a copy there. It is
+    complete once its manifest exists, which is written last.
 
-    Used as a context manager: on any error, or if `finish` was not called, nothing is left unless
-    `keep`. One that was killed leaves its temporary directory, in which the next one goes on. What
-    others left there and is no part of this store is removed before it becomes one.
+    A context manager: on an error, or without a call of `finish`, the temporary directory is
+    removed unless `keep` is True. A killed process leaves its directory, and the next run continues
+    in it. Files of other attempts are removed before the store is completed.
 
     Args:
         path: of the store.
 
     Attributes:
         work: the temporary directory.
-        keep: whether it stays on an error; at first if another left what can be gone on with.
+        keep: True if it is kept on an error. Initially True if another run left reusable work.
 
     Raises:
-        InputError: something lies at `path` already, or another process is writing it.
+        InputError: `path` exists, or another process is writing it.
     """
 
     def __init__(self, path: files.AnyPath):
@@ -144,7 +144,7 @@ class StoreWriter:
         self._directory.close()
 
     def _check_free(self) -> None:
-        # A link to nothing is there, too: a directory cannot be moved over it.
+        # A dangling link counts too, because a directory cannot replace it.
         taken = (
             os.path.lexists(str(self.path))
             if self._local
@@ -154,7 +154,7 @@ class StoreWriter:
             raise InputError(f"{self.path}: must not exist yet, a store is never overwritten.")
 
     def add(self, name: str, files: Sequence[Mapping[str, Any]], statistics: Mapping) -> None:
-        """A split whose files `SplitWriter`s have written to the directory `name` of `work`."""
+        """Adds a split whose files `SplitWriter`s have written to directory `name` of `work`."""
         self._splits[name] = {"statistics": statistics, "files": list(files)}
 
     def write_vocabulary(self, table: str, values: Sequence[str], counts: Sequence[int]) -> None:
@@ -164,20 +164,22 @@ class StoreWriter:
         self._counts[table] = counts_checksum(counts)
 
     def write_rejected(self, lines: Sequence[str]) -> None:
-        """The records that were left out, each a line of JSON."""
+        """Writes the skipped records, one line of JSON each."""
         text = "".join(f"{line}\n" for line in lines)
         files.write_whole(self.work / _REJECTED, text.encode())
         self._has_rejected = True
 
     def _remove_others(self) -> None:
-        """Removes what is no part of the store: what is kept while it is made, and what attempts
-        with other options or files have left."""
+        """Removes files that are not part of the store.
+
+        These are temporary files, and files of attempts with other options or data.
+        """
         files.remove_directory(self.work / SCRATCH)
         written = {f"{name}/{f['name']}" for name, s in self._splits.items() for f in s["files"]}
         written |= {f"vocabulary/{table}.arrow" for table in self._counts}
         written |= {_REJECTED} if self._has_rejected else set()
         for name in files.names_below(self.work):
-            # A URL may have files of others below it, among them other stores.
+            # The URL may contain unrelated files, including other stores.
             if name not in written and (self._local or _OF_A_STORE.fullmatch(name)):
                 files.remove(self.work / name)
         if self._local:
@@ -185,12 +187,12 @@ class StoreWriter:
             (self.work / "vocabulary").mkdir(exist_ok=True)
 
     def finish(self, schema: Schema, spec: StoreSpec) -> Store:
-        """Writes the manifest and moves the store to its place.
+        """Writes the manifest and moves the store to its final path.
 
         Raises:
-            InputError: something else is there by now.
+            InputError: the path exists by now.
         """
-        self._check_free()  # before what has been done is removed
+        self._check_free()  # before the work is removed
         self._remove_others()
         tree = {
             "format_version": manifest.FORMAT_VERSION,
