@@ -1,4 +1,4 @@
-"""How far ids differ in a label beyond chance: the prior of a penalised model."""
+"""Variance of the effects of ids on labels beyond chance, the prior of a penalised model."""
 
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -8,16 +8,17 @@ import numpy as np
 from jaxrank.data.examples import Examples, entries
 from jaxrank.features import Schema
 
-# Of features whose ids differ by no more than chance. Where features say the same, as the site and
-# the app of an ad, those that come first have it all, and the others need some as well.
+# Variance for features whose ids differ by no more than chance. Of correlated features, such as the
+# site and the app of an ad, the first one explains everything, but the others need some variance
+# too.
 MIN_VARIANCE = 0.01
 _MIN_FRACTION = 0.4  # of the mean variance
-_STANDARD_ERRORS = 2.0  # that a variance must be above chance
+_STANDARD_ERRORS = 2.0  # required distance of a variance from chance
 _MAX_LOG_ODDS = 15.0
 
 
 class _Feature(NamedTuple):
-    """Its ids: example i64[k], id i64[k] from 0 without gaps, factor f32[k]."""
+    """The ids of a feature: example i64[k], id i64[k] from 0 without gaps, factor f32[k]."""
 
     example: np.ndarray
     id: np.ndarray
@@ -27,11 +28,11 @@ class _Feature(NamedTuple):
 def deviations(blocks: Iterable[Examples], schema: Schema) -> dict[str, float]:
     """Estimates the standard deviation of the effects of the ids of each feature on the log-odds.
 
-    Feature by feature, those of few ids first, the scores S_j = sum x (y - p) of the ids are held
-    against their variances V_j = sum x^2 p (1 - p). With k ids, sum S_j^2 / V_j is k by chance, and
-    more by variance * sum V_j where effects differ (method of moments). Two standard errors are
-    taken from it. The shrunken effects S_j / (V_j + 1 / variance) are in p for the features that
-    follow, so that what two features say does not count twice.
+    Features are processed one by one, those with few ids first. The scores S_j = sum x (y - p) of
+    the ids are compared with their variances V_j = sum x^2 p (1 - p). With k ids, the expectation
+    of sum S_j^2 / V_j is k by chance, plus variance * sum V_j where effects differ (method of
+    moments). Two standard errors are subtracted. The shrunken effects S_j / (V_j + 1 / variance)
+    are included in p for the following features, so that redundant features do not count twice.
 
     Returns:
         {feature of ids or lists: root of the mean variance over the binary tasks}.
@@ -54,7 +55,7 @@ def _mean(numbers: list[float]) -> float:
 
 
 def _features(parts: list[Examples], schema: Schema) -> Mapping[str, _Feature]:
-    """The ids of each feature, by rising number of distinct ids."""
+    """Returns the ids of each feature, by increasing number of distinct ids."""
     first = np.cumsum([0, *(block.rows for block in parts)])
     ids = [entries(block, schema) for block in parts]
     example = np.concatenate([e.example + n for e, n in zip(ids, first, strict=False)])
@@ -71,7 +72,7 @@ def _features(parts: list[Examples], schema: Schema) -> Mapping[str, _Feature]:
 
 
 def _variances(features: Mapping[str, _Feature], labels: np.ndarray) -> dict[str, float]:
-    """The variance of the effects of each feature on one task; labels f64[n], NaN where unknown."""
+    """Returns the variance of each feature's effects on a task with labels f64[n], NaN if unknown."""
     known = ~np.isnan(labels)
     variances = dict.fromkeys(features, 0.0)
     mean = labels[known].mean() if known.any() else 0.0
@@ -91,7 +92,9 @@ def _variances(features: Mapping[str, _Feature], labels: np.ndarray) -> dict[str
 
 
 def _probabilities(log_odds: np.ndarray, labels: np.ndarray, known: np.ndarray) -> np.ndarray:
-    """f64[n], 0 where the label is unknown; shrunken effects do not keep the mean of labels."""
+    """Returns f64[n], 0 where the label is unknown. The intercept is refitted to the mean of
+    labels.
+    """
     p = 1 / (1 + np.exp(-np.clip(log_odds, -_MAX_LOG_ODDS, _MAX_LOG_ODDS)))
     log_odds += np.log(labels.sum() / p[known].sum())
     p = 1 / (1 + np.exp(-np.clip(log_odds, -_MAX_LOG_ODDS, _MAX_LOG_ODDS)))
@@ -99,7 +102,7 @@ def _probabilities(log_odds: np.ndarray, labels: np.ndarray, known: np.ndarray) 
 
 
 def _between(score: np.ndarray, variance: np.ndarray) -> float:
-    """The variance of effects of ids with these scores and their variances, f64[ids]."""
+    """Estimates the variance of the effects of ids from scores and their variances, f64[ids]."""
     s, v = score[variance > 0], variance[variance > 0]
     if len(v) < 2:
         return 0.0

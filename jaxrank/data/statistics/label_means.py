@@ -9,11 +9,11 @@ FIELDS = ("weight", "mean", "std")
 
 
 class LabelMeans:
-    """Total weight, mean and deviation of the labels of each task, of all traffic.
+    """Total weight, mean and deviation of the labels of each task, over the full traffic.
 
     Attributes:
         weight: f64[tasks], total weight of the known labels.
-        mean: f64[tasks], weighted; 0 where the weight is.
+        mean: f64[tasks], weighted. 0 where the weight is 0.
     """
 
     def __init__(self, tasks: int):
@@ -49,7 +49,7 @@ class LabelMeans:
 
     @classmethod
     def from_state(cls, columns: Sequence[Mapping[str, Any]]) -> "LabelMeans":
-        """Returns the means that `to_state` was called of."""
+        """Restores the means from the result of `to_state`."""
         result = cls(len(columns))
         result.weight, result.mean, std = (
             np.array([column[field] for column in columns], np.float64) for field in FIELDS

@@ -8,17 +8,18 @@ import numpy as np
 from jaxrank.data.statistics.array_json import from_text, to_text
 from jaxrank.features import MAX_GROUP
 
-# Shorter lists have a bin for each length. The next bin holds 4,096 to 8,191, and so on in doubles.
+# Shorter lists have one bin per length. The next bin is for 4,096 to 8,191, and each further bin is
+# twice as wide.
 _EXACT_BITS = 12
 _EXACT = 1 << _EXACT_BITS
-# Lengths that are looked at together: 32 MB as int64.
+# Number of lengths that are processed together: 32 MB as int64.
 _PIECE = 1 << 22
 
 
 class ListLengths:
     """The lengths of all lists over some examples in stored order.
 
-    rows: how many examples.
+    rows: number of examples.
     total: i64[lists] ids.
     empty: i64[lists].
     covariance: f64[lists, lists], of the population.
@@ -32,7 +33,8 @@ class ListLengths:
         self.covariance = np.zeros((lists, lists))
         self.max_per_example = np.zeros(lists, np.int64)
         self.max_total_per_run = np.zeros(lists, np.int64)
-        # i32[< MAX_GROUP, lists]: of the runs that begin or end in other examples.
+        # i32[< MAX_GROUP, lists]: lengths of the examples at the borders, for runs that span two
+        # parts.
         self._first = np.zeros((0, lists), np.int32)
         self._last = np.zeros((0, lists), np.int32)
         self._histogram = np.zeros((lists, 1), np.int64)  # i64[lists, bins so far]
@@ -43,9 +45,9 @@ class ListLengths:
             self.merge(_of(lengths[start : start + piece]))
 
     def merge(self, other: "ListLengths") -> None:
-        """Those of these examples followed by the other's.
+        """Appends the examples of `other`.
 
-        Covariances: Chan, Golub & LeVeque 1983, as of `Moments`.
+        Covariances: Chan, Golub & LeVeque 1983, as in `Moments`.
         """
         rows = max(self.rows + other.rows, 1)
         share, theirs = self.rows / rows, other.rows / rows
@@ -73,15 +75,16 @@ class ListLengths:
         return self._histogram[:, 0]
 
     def percentile(self, percent: int) -> np.ndarray:
-        """i64[lists]: the least length that `percent` of the lists do not exceed.
+        """Returns i64[lists], the smallest length that `percent` of the lists do not exceed.
 
-        From 4,096 on the largest of its bin, or of all lists if that is less.
+        From 4,096 on it is rounded up to the largest length of its bin, or of all lists if that is
+        less.
         """
         reached = self._histogram.cumsum(axis=1) * 100 >= self.rows * percent
         return np.minimum(_edges(reached.argmax(axis=1)), self.max_per_example)
 
     def summary(self) -> dict[str, Any]:
-        """What the manifest holds of all lists together."""
+        """Returns the manifest's entry for all lists together."""
         return {
             "mean": self.mean.tolist(),
             "covariance": self.covariance.tolist(),
@@ -90,7 +93,7 @@ class ListLengths:
         }
 
     def to_state(self) -> dict[str, Any]:
-        """JSON-able; see `from_state`."""
+        """Returns a JSON-able state for `from_state`."""
         return {
             "rows": self.rows,
             "total": self.total.tolist(),
@@ -104,7 +107,7 @@ class ListLengths:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> "ListLengths":
-        """Restores the lengths that `to_state` was called on."""
+        """Restores the object from the result of `to_state`."""
         result = cls(len(state["total"]))
         result.rows, result.total = state["rows"], np.array(state["total"], np.int64)
         above = np.triu_indices(len(result.total))
@@ -117,7 +120,7 @@ class ListLengths:
 
 
 def half_covariance(covariance: np.ndarray) -> dict[str, Any]:
-    """Half of a symmetric matrix f64[lists, lists], as text: 5 MB for 1,000 lists, not 21."""
+    """Encodes half of a symmetric matrix f64[lists, lists]: 5 MB for 1,000 lists instead of 21."""
     return to_text(covariance[np.triu_indices(len(covariance))])
 
 
@@ -140,7 +143,7 @@ def _of(lengths: np.ndarray) -> ListLengths:  # i32[n, lists], n > 0
 
 
 def _largest_run(lengths: np.ndarray) -> np.ndarray:
-    """i64[lists]: the largest sum over MAX_GROUP examples one after another, or over all."""
+    """Returns i64[lists], the largest sum over MAX_GROUP consecutive examples, or over all."""
     sums = np.zeros((len(lengths) + 1, lengths.shape[1]), np.int64)
     np.cumsum(lengths, axis=0, out=sums[1:])
     if len(lengths) <= MAX_GROUP:

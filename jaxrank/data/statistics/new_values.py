@@ -1,4 +1,6 @@
-"""Ids whose values the vocabularies of an earlier store do not have, and features with many."""
+"""Counts ids whose values are new to an earlier store's vocabularies, and reports features with
+many.
+"""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,19 +12,19 @@ from jaxrank.data.statistics.vocabulary import Vocabulary
 from jaxrank.features import UNKNOWN_ROW
 
 _MOST_SHOWN = 3  # values of a feature, and splits or days
-_MOST_LETTERS = 40  # of a value
+_MOST_LETTERS = 40  # per value
 _MOST_LINES = 20
-# A feature is told where at least this share of at least so many ids is new.
+# A feature is reported if it has at least this share of new ids and this number of ids.
 _HIGH_SHARE, _FEWEST_IDS = 0.5, 100
 
 
 @dataclasses.dataclass
 class NewValues:
-    """Of a feature whose values were looked up in an earlier vocabulary.
+    """Counts for a feature whose values were looked up in an earlier vocabulary.
 
-    ids: that are not missing.
-    new: those of them whose value it does not have.
-    shown: a few of these values; none where raw values are concealed.
+    ids: number of non-missing ids.
+    new: number of those whose value is not in the vocabulary.
+    shown: some of these values. Empty if raw values are pseudonymised.
     """
 
     ids: int = 0
@@ -47,12 +49,12 @@ Counted = dict[str, dict[str, NewValues]]  # by kind and name of the feature
 
 
 def is_new(rows: np.ndarray, earlier: int) -> np.ndarray:
-    """bool[..]: which of i32[..] rows are of values that the first `earlier` rows do not have."""
+    """Returns bool[..]: True where a row of i32[..] is not among the first `earlier` rows."""
     return (rows == UNKNOWN_ROW) | (rows >= earlier)
 
 
 def first(values: Iterable[str]) -> list[str]:
-    """As many as are shown."""
+    """Returns the values to show."""
     return [value for _, value in zip(range(_MOST_SHOWN), values, strict=False)]
 
 
@@ -62,11 +64,11 @@ def lines(
     earlier: Mapping[str, Vocabulary],
     store: str,
 ) -> list[str]:
-    """A line for each feature most of whose values are new.
+    """Returns a line for each feature most of whose values are new.
 
     Args:
-        counted: by split, or day of one. Each is judged by itself, for one alone may be written
-            otherwise.
+        counted: by split, or by day of a split. Each is judged separately, because the format may
+            differ in only one.
         earlier: the vocabularies of the earlier store `store`, by table.
     """
     messages = []

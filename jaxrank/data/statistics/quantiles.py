@@ -1,23 +1,24 @@
-"""Boundaries between buckets of about equally many values, learned in one pass."""
+"""Estimates boundaries of buckets with about equally many values, in one pass."""
 
 from typing import Any
 
 import numpy as np
 
-_MOST_EXACT = 4096  # different values that are counted one by one
-_SHIFT = 16  # of a float32's bits; what is left, 2**16 bins, is exact to 1 part in 2**7
+_MOST_EXACT = 4096  # maximum number of distinct values that are counted exactly
+_SHIFT = 16  # dropped bits of a float32. The remaining 2**16 bins are exact to 1 part in 2**7
 _LARGEST = float(np.finfo(np.float32).max)
 
 
 class QuantileSketch:
-    """Counts values as float32: each by itself while few differ, else in bins 1/128 of them wide.
+    """Counts values as float32: exactly if few are distinct, otherwise in bins of relative width
+    1/128.
 
-    What it finds depends only on how often each value occurs: neither on their order nor on the
-    number of parts that they were counted in.
+    The result depends only on the frequency of each value, not on the order or the number of parts.
     """
 
     def __init__(self) -> None:
-        # Bins are always counted, so that whether single values are left changes nothing else.
+        # Bins are always counted, so that the result does not depend on whether exact counts
+        # remain.
         self._bins = np.zeros(1 << (32 - _SHIFT), np.int64)
         self._exact: tuple[np.ndarray, np.ndarray] | None = (
             np.zeros(0, np.float32),
@@ -25,9 +26,9 @@ class QuantileSketch:
         )
 
     def add(self, values: np.ndarray) -> None:
-        """Counts f64[n] finite values, NaN where missing. What float32 cannot hold is clipped."""
+        """Counts f64[n] finite values, NaN where missing. Clips values out of range of float32."""
         present = np.clip(values[~np.isnan(values)], -_LARGEST, _LARGEST).astype(np.float32)
-        present += np.float32(0)  # -0 becomes 0
+        present += np.float32(0)  # converts -0 to 0
         distinct, counts = np.unique(present, return_counts=True)
         np.add.at(self._bins, _bin_of(distinct), counts)
         self._add_exact((distinct, counts))
@@ -50,20 +51,21 @@ class QuantileSketch:
         self._exact = distinct, counts
 
     def boundaries(self, buckets: int) -> np.ndarray:
-        """f64[at most buckets - 1], rising: value v is in bucket number `boundaries <= v`.
+        """Returns increasing boundaries, f64[at most buckets - 1]. Value v is in bucket
+        sum(boundaries <= v).
 
-        Each is the value with nearest to k / buckets of all values below it. There are fewer where
-        single values are so frequent that some would be equal.
+        Each boundary is the value with the number of smaller values nearest to k / buckets of the
+        total. There are fewer boundaries if frequent values would make some of them equal.
         """
         if self._exact is None:
             bins = np.flatnonzero(self._bins)
             starts, counts = _start_of(bins), self._bins[bins]
         else:
             starts, counts = self._exact
-        below = (np.cumsum(counts) - counts)[1:]  # of every value but the least
+        below = (np.cumsum(counts) - counts)[1:]  # for every value except the smallest
         if not len(below):
             return np.zeros(0)
-        # Whole numbers throughout, so that nothing is rounded.
+        # Integers throughout, so that nothing is rounded.
         wanted = int(counts.sum()) * np.arange(1, buckets, dtype=np.int64)
         reached = below * buckets
         right = np.minimum(np.searchsorted(reached, wanted), len(reached) - 1)
@@ -72,7 +74,7 @@ class QuantileSketch:
         return starts[1:][np.unique(nearest)].astype(np.float64)
 
     def to_state(self) -> dict[str, Any]:
-        """JSON-able; see `from_state`."""
+        """Returns a JSON-able state for `from_state`."""
         bins = np.flatnonzero(self._bins)
         state: dict[str, Any] = {"bins": bins.tolist(), "counts": self._bins[bins].tolist()}
         if self._exact is not None:
@@ -91,14 +93,14 @@ class QuantileSketch:
         return sketch
 
 
-def _bin_of(values: np.ndarray) -> np.ndarray:  # f32[n] -> i64[n], rising with the value
+def _bin_of(values: np.ndarray) -> np.ndarray:  # f32[n] -> i64[n], increasing with the value
     bits = values.view(np.uint32)
-    # Of negative floats the bits fall as the value rises.
+    # The bits of negative floats decrease as the value increases.
     ordered = np.where(bits >> 31, ~bits, bits | np.uint32(1 << 31))
     return (ordered >> np.uint32(_SHIFT)).astype(np.int64)
 
 
-def _start_of(bins: np.ndarray) -> np.ndarray:  # i64[n] -> f32[n], the least value of each bin
+def _start_of(bins: np.ndarray) -> np.ndarray:  # i64[n] -> f32[n], the smallest value of each bin
     ordered = bins.astype(np.uint32) << np.uint32(_SHIFT)
     bits = np.where(ordered >> 31, ordered & np.uint32((1 << 31) - 1), ~ordered)
     return bits.astype(np.uint32).view(np.float32)

@@ -1,4 +1,4 @@
-"""The statistics of a split as text for people."""
+"""Formats the statistics of a split as text."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,8 +10,10 @@ Columns = Mapping[str, Mapping[str, Any]]
 
 
 def lines(statistics: Mapping[str, Any]) -> list[str]:
-    """Of what `Statistics.summary` gives: a table for each kind of feature, or a summary that names
-    the worst ones where the features are many."""
+    """Formats the result of `Statistics.summary`: a table for each kind of feature.
+
+    If there are many features, a summary names only those with the worst values.
+    """
     kinds = [statistics[kind] for kind in ("dense", "categorical", "ragged")]
     many = sum(map(len, kinds)) > _MOST_FEATURES_IN_TABLES
     return [
@@ -85,7 +87,7 @@ def _tables(statistics: Mapping[str, Any]) -> list[str]:
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Aligned columns, the first to the left; nothing where there are no rows."""
+    """Formats aligned columns, the first one left-aligned. Returns [] if there are no rows."""
     if not rows:
         return []
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
@@ -104,7 +106,7 @@ def _missing(column: Mapping[str, Any]) -> float:
 
 
 def _compared(columns: Columns) -> Columns:
-    """Those whose values were looked up in an earlier store's vocabulary."""
+    """Selects the columns whose values were looked up in an earlier store's vocabulary."""
     return {name: column for name, column in columns.items() if "new_share" in column}
 
 
@@ -145,7 +147,7 @@ def _summary(statistics: Mapping[str, Any]) -> list[str]:
 def _worst(
     kind: str, columns: Columns, what: str, share_of: Callable[[Mapping[str, Any]], float]
 ) -> str:
-    """The mean share of all columns, and the columns with the largest ones."""
+    """Formats the mean share of all columns, and the columns with the largest shares."""
     shares = {name: share_of(column) for name, column in columns.items()}
     text = f"{len(shares)} {kind}: {sum(shares.values()) / len(shares):.2%} {what}"
     order = sorted((name for name in shares if shares[name]), key=lambda name: -shares[name])

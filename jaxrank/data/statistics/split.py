@@ -1,4 +1,4 @@
-"""What `prepare` counts while it writes: of each feature, and of the lists together."""
+"""Statistics that `prepare` counts while it writes: of each feature, and of all lists together."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -16,7 +16,7 @@ from jaxrank.errors import InputError
 from jaxrank.features import RESERVED_ROWS
 
 _KINDS = ("tasks", "dense", "categorical", "ragged")
-# What is counted of each column: its kind, its name in the manifest, and the attribute.
+# The counts of each column: kind, name in the manifest, and attribute.
 _COUNTS = (
     ("tasks", "known", "_known"),
     ("tasks", "positives", "_positives"),
@@ -30,13 +30,13 @@ _COUNTS = (
     ("ragged", "unknown", "list_unknown"),
     ("ragged", "out_of_range", "list_out_of_range"),
 )
-# Fields of `ListLengths.to_state` that the manifest holds under `mergeable`.
+# Fields of `ListLengths.to_state` that the manifest stores under `mergeable`.
 _LENGTHS_BESIDES = ("first", "last", "histogram")
 _PERCENTS = (50, 95, 99)
 
 
 class Moments:
-    """Count, mean, deviation and range of each column, over the values that are not missing."""
+    """Count, mean, deviation and range of each column, over the non-missing values."""
 
     def __init__(self, columns: int):
         self.count = np.zeros(columns, np.int64)
@@ -57,10 +57,10 @@ class Moments:
         self.merge(part)
 
     def merge(self, other: "Moments") -> None:
-        """Those of both parts' values.
+        """Adds the values of another part.
 
-        Chan, Golub & LeVeque 1983: two parts' moments give those of the whole without the
-        cancellation of a sum of squares.
+        Chan, Golub & LeVeque 1983: the moments of two parts are combined without the cancellation
+        of a sum of squares.
         """
         count = np.maximum(self.count + other.count, 1)
         share, theirs = self.count / count, other.count / count
@@ -75,11 +75,11 @@ class Moments:
 
     @property
     def std(self) -> np.ndarray:  # f64[columns], of the values as the whole population
-        # Of one value the rounding of its mean is left, by which nothing must be divided.
+        # For a single value only the rounding error of the mean remains, an invalid divisor.
         return np.where(self.min == self.max, 0.0, np.sqrt(self._variance))
 
     def to_state(self) -> list[dict[str, Any]]:
-        """Of each column; of one without values all but `count` is None."""
+        """Returns the moments of each column. Without values, all but `count` are None."""
         fields = ("mean", "std", "min", "max")
         columns = zip(*(getattr(self, field).tolist() for field in fields), strict=True)
         return [
@@ -102,23 +102,22 @@ class Moments:
 class Statistics:
     """The statistics of a split, or of a part of one.
 
-    Deviations and covariances are those of the population. Integers do not depend on how the
-    examples were cut into chunks and parts; means and deviations do so in their last digits.
+    Deviations and covariances are those of the population. Integers are independent of the division
+    into chunks and parts. Means and deviations may differ in their last digits.
 
-    What the encoder counts is added by it:
+    The encoder increases these counts:
 
     pending: i64[tasks], labels that are not known yet.
     id_missing, id_unknown: i64[ids], ids of each feature.
-    list_truncated_lists, list_truncated: i64[lists], lists that were cut, and ids that they lost.
+    list_truncated_lists, list_truncated: i64[lists], truncated lists, and ids that were cut.
     list_unknown: i64[lists], ids.
     id_out_of_range, list_out_of_range: see `on_bad_id`.
-    new: by kind, "categorical" or "ragged", and name, of features that an earlier vocabulary is
-        there for.
+    new: by kind, "categorical" or "ragged", and name, for features with an earlier vocabulary.
     """
 
     def __init__(self, features: FeatureSpec):
         self._names = {kind: [f.name for f in getattr(features, kind)] for kind in _KINDS}
-        # Rows of missing and unknown values, which are no values to count.
+        # Rows of missing and unknown values, which are not counted as distinct.
         self._reserved = {
             kind: [RESERVED_ROWS * (f.encoding != "integer") for f in getattr(features, kind)]
             for kind in ("categorical", "ragged")
@@ -139,7 +138,7 @@ class Statistics:
         self._task_kinds = [t.kind for t in features.tasks]
         self._numbers = [i for i, kind in enumerate(self._task_kinds) if kind != "binary"]
         self._labels = Moments(len(self._numbers))
-        # None in a store that was written before these were counted.
+        # None for stores that were written without it.
         self._traffic: LabelMeans | None = LabelMeans(tasks)
         self._floats = Moments(floats)
         self._lengths = ListLengths(lists)
@@ -159,7 +158,7 @@ class Statistics:
         NaN is an unknown label and a missing float.
 
         Args:
-            weights, logit_correction: as of `Examples`.
+            weights, logit_correction: as in `Examples`.
         """
         self.rows += len(labels)
         if self._traffic is not None:
@@ -171,9 +170,9 @@ class Statistics:
         self._lengths.add(lengths)
 
     def add_rows(self, kind: str, feature: int, rows: np.ndarray) -> None:
-        """Counts the rows, i32[..], of a chunk's ids; `kind` is "categorical" or "ragged".
+        """Counts the rows, i32[..], of a chunk's ids. `kind` is "categorical" or "ragged".
 
-        Of ids those of every place: PAD or MISSING_ROW where one is missing.
+        For "categorical", `rows` includes missing ids as PAD or MISSING_ROW.
         """
         if kind == "categorical":
             self._id_places[feature] += rows.size
@@ -182,10 +181,10 @@ class Statistics:
         distinct.forget(feature, self._reserved[kind][feature])
 
     def merge(self, other: "Statistics") -> None:
-        """Those of these examples followed by the other's.
+        """Appends the examples of `other`.
 
         Raises:
-            InputError: they are of other columns.
+            InputError: the columns differ.
         """
         for kind, names in self._names.items():
             if names != other._names[kind]:
@@ -215,15 +214,19 @@ class Statistics:
                 self.new[kind].setdefault(name, NewValues()).merge(new)
 
     def summary(self) -> dict[str, Any]:
-        """What the manifest holds: numbers to read, and `mergeable`, which `merged` needs besides.
+        """Returns the manifest's entry: readable numbers, and `mergeable`, which `merged` also
+        needs.
 
-        Of a float without values all but `missing` is None. `unknown_share` is that of the ids that
-        are not missing, `truncated_share` that of the lists. `distinct`: see `HyperLogLog`; rows of
-        missing and unknown ids do not count. `new` are ids whose value an earlier store's
-        vocabulary does not have, `new_share` that of the ids that are not missing; features of
-        which there is none have neither. `positives` are labels above 0; a task that is not binary
-        has its `kind`, and moments of its labels. `traffic` has the total weight of each task's
-        known labels, with their weighted mean and deviation, corrected for negatives left out.
+        Floats without values have None for all fields but `missing`. `unknown_share` is relative to
+        the non-missing ids, `truncated_share` to the lists. `distinct` (see `HyperLogLog`) excludes
+        the rows of missing and unknown ids.
+
+        `new` counts ids whose values the earlier store's vocabulary does not have. `new_share` is
+        relative to the non-missing ids. Features without an earlier vocabulary have neither.
+
+        `positives` are labels above 0. A non-binary task has its `kind`, and moments of its labels.
+        `traffic` has the total weight of each task's known labels, with their weighted mean and
+        deviation, corrected for downsampled negatives.
         """
         tree: dict[str, Any] = {"rows": self.rows}
         tree |= {kind: {name: {} for name in names} for kind, names in self._names.items()}
@@ -260,8 +263,10 @@ class Statistics:
         return tree
 
     def to_state(self) -> dict[str, Any]:
-        """What `from_state` needs, as JSON has it: `summary`, shorter where lists are many, and
-        with values that are new."""
+        """Returns a JSON-able state for `from_state`.
+
+        It is `summary` with a shorter form for many lists, and with the new values.
+        """
         shown = {
             kind: {name: new.shown for name, new in features.items()}
             for kind, features in self.new.items()
@@ -273,7 +278,7 @@ class Statistics:
 
     @classmethod
     def from_state(cls, features: FeatureSpec, state: Mapping[str, Any]) -> "Statistics":
-        """The statistics of the same features that `to_state` or `summary` was called of."""
+        """Restores statistics of the same features from the result of `to_state` or `summary`."""
         result = cls(features)
         result.rows = state["rows"]
         for kind, field, attribute in _COUNTS:
@@ -292,7 +297,7 @@ class Statistics:
         mergeable, lengths = state["mergeable"], dict(state["list_lengths"])
         if not isinstance(lengths["covariance"], Mapping):  # a matrix, as in `summary`
             covariance = np.array(lengths["covariance"], np.float64)
-            # JSON has no shape of the covariance of no lists.
+            # JSON does not preserve the shape of an empty covariance.
             covariance = covariance.reshape(len(total), len(total))
             lengths["covariance"] = half_covariance(covariance)
         result._lengths = ListLengths.from_state(
@@ -319,13 +324,13 @@ def _column(columns: Mapping[str, Any], names: Iterable[str], field: str) -> lis
 
 
 def merged(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """What `summary` gives of the examples of all parts, one after another; at least one part.
+    """Merges the summaries of consecutive parts; at least one part.
 
     Args:
-        parts: what `summary` gave of each, of the same features.
+        parts: the result of `summary` for each part, with the same features.
 
     Raises:
-        InputError: a part is no such thing, or of other features.
+        InputError: a part is invalid, or has other features.
     """
     whole: Statistics | None = None
     for i, part in enumerate(parts):
@@ -347,7 +352,7 @@ def merged(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _features(tree: Mapping[str, Any]) -> FeatureSpec:
-    """The names of the columns, as features; nothing else of them is needed to merge."""
+    """Returns the names of the columns as features. Merging needs nothing else."""
     return FeatureSpec(
         tasks=tuple(
             TaskSpec(name, kind=task.get("kind", "binary")) for name, task in tree["tasks"].items()

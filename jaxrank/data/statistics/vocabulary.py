@@ -1,4 +1,4 @@
-"""Vocabularies: counting values, putting them in order, finding the row of a value, and files."""
+"""Vocabularies: counts and orders values, looks up their rows, and reads and writes files."""
 
 import itertools
 from collections.abc import Iterable, Sequence
@@ -19,11 +19,11 @@ _SCHEMA = pa.schema([("value", pa.string()), ("count", pa.int64())])
 
 
 def checksum(values: pa.Array | pa.ChunkedArray) -> str:
-    """Of strings in row order; equal checksums mean equal rows."""
+    """Returns a checksum of strings in row order. Equal checksums mean equal rows."""
     digest = xxhash.xxh3_64()
     for start in range(0, len(values), _SLICE):
         part = values.slice(start, _SLICE)
-        # The lengths tell ["ab", "c"] from ["a", "bc"].
+        # The lengths distinguish ["ab", "c"] from ["a", "bc"].
         digest.update(pc.binary_length(part).to_numpy().astype("<i4").tobytes())
         digest.update("".join(part.to_pylist()).encode())
     return digest.hexdigest()
@@ -34,25 +34,25 @@ def counts_checksum(counts: Sequence[int] | np.ndarray) -> str:
 
 
 def write_file(path: UPath, values: Sequence[str], counts: Sequence[int]) -> None:
-    """Writes values in row order, and how often each was seen, as an Arrow file."""
+    """Writes values in row order with their counts as an Arrow file."""
     columns = [pa.array(values, pa.string()), pa.array(counts, pa.int64())]
     with path.open("wb") as file, pa.ipc.new_file(file, _SCHEMA) as sink:
         sink.write_table(pa.table(columns, schema=_SCHEMA))
 
 
 def read_file(path: UPath) -> pa.Table:
-    """Columns value (string) and count (int64), without nulls.
+    """Reads columns value (string) and count (int64), without nulls.
 
     Raises:
-        InputError: there is no such file, or it is damaged.
+        InputError: the file does not exist, or is corrupt.
     """
     if not path.is_file():
         raise InputError(f"{path}: this file of the store is missing. Prepare the data again.")
     try:
         with files.open_input(str(path)) as source:
             content = pa.ipc.open_file(source).read_all()
-        content.validate(full=True)  # offsets that point elsewhere would end the process
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # of a column's name
+        content.validate(full=True)  # invalid offsets would crash the process
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # in a column's name
         raise InputError(
             f"{path}: must be a readable Arrow file: found {error}. Prepare the data again."
         ) from error
@@ -67,11 +67,11 @@ def read_file(path: UPath) -> pa.Table:
 
 
 class Vocabulary:
-    """The values of a table in row order, behind the reserved rows.
+    """The values of a table in row order, after the reserved rows.
 
     Args:
         values: string[n], all different.
-        counts: i64[n], how often each was seen in training data.
+        counts: i64[n], the number of occurrences in the training data.
     """
 
     def __init__(self, values: pa.Array, counts: np.ndarray):
@@ -85,11 +85,11 @@ class Vocabulary:
 
     @property
     def checksum(self) -> str:
-        """Of the values in row order."""
+        """The checksum of the values in row order."""
         return checksum(self.values)
 
     def lookup(self, values: Iterable[str], count: int) -> np.ndarray:
-        """i32[count], the row of each value, UNKNOWN_ROW for one that is not there."""
+        """Returns i32[count], the row of each value, or UNKNOWN_ROW for values not included."""
         if not self._rows and len(self.values):
             self._rows = dict(
                 zip(self.values.to_pylist(), range(RESERVED_ROWS, self.rows), strict=True)
@@ -99,7 +99,9 @@ class Vocabulary:
 
 
 def hash_rows(values: Iterable[bytes], count: int, rows: int, salt: str) -> np.ndarray:
-    """i32[count], RESERVED_ROWS + xxhash64(salt + value) mod the rows that are not reserved."""
+    """Returns i32[count], RESERVED_ROWS + xxhash64(salt + value) mod the rows that are not
+    reserved.
+    """
     spread = rows - RESERVED_ROWS
     digest = xxhash.xxh64_intdigest
     if salt:
@@ -109,7 +111,7 @@ def hash_rows(values: Iterable[bytes], count: int, rows: int, salt: str) -> np.n
 
 
 class Counter:
-    """Counts values in memory that grows with the different values, not with the data."""
+    """Counts values in memory proportional to the number of distinct values, not to the data."""
 
     def __init__(self) -> None:
         self._merged = pa.table({"value": pa.array([], pa.string()), "count": np.zeros(0, int)})
@@ -117,17 +119,17 @@ class Counter:
         self._pending_rows = 0
 
     def add(self, values: pa.Array) -> None:
-        """Counts the strings of an array; null is not a value."""
+        """Counts the strings of an array. Nulls are ignored."""
         counted = pc.value_counts(values.drop_null())
         if len(counted):
             columns = {"value": counted.field("values"), "count": counted.field("counts")}
             self.add_counts(pa.table(columns))
 
     def add_counts(self, table: pa.Table) -> None:
-        """Adds what another counter found; see `counts`."""
+        """Adds the counts of another counter. See `counts`."""
         self._pending.append(table)
         self._pending_rows += len(table)
-        # Merging only what is a fraction of the whole keeps the cost of each value constant.
+        # Merging only at a fraction of the total keeps the cost per value constant.
         if self._pending_rows > max(_MERGE_AFTER, len(self._merged)):
             self._merge()
 
@@ -138,7 +140,7 @@ class Counter:
         self._pending, self._pending_rows = [], 0
 
     def counts(self) -> pa.Table:
-        """Columns value and count, each value once, in no order."""
+        """Returns columns value and count, each value once, in arbitrary order."""
         self._merge()
         return self._merged
 
@@ -146,11 +148,11 @@ class Counter:
 def build(
     counter: Counter, min_count: int, max_values: int = 0, earlier: Vocabulary | None = None
 ) -> Vocabulary:
-    """The vocabulary of the values that were counted at least `min_count` times.
+    """Builds the vocabulary of the values that were counted at least `min_count` times.
 
-    By falling count, ties by value, and of those the first `max_values`, unless it is 0. The values
-    of an `earlier` vocabulary keep their rows, seen again or not; their counts add up, and new
-    values follow.
+    Values are ordered by decreasing count, then by value, and limited to the first `max_values`,
+    unless it is 0. The values of an `earlier` vocabulary keep their rows, even if they do not
+    occur. Their counts are added, and new values follow.
     """
     seen = counter.counts()
     values = earlier.values if earlier else pa.array([], pa.string())

@@ -20,7 +20,7 @@ class ListShape:
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """A source of kind synthetic; see `SyntheticSource`."""
+    """A source of kind synthetic. See `SyntheticSource`."""
 
     rows: Mapping[str, int] = field(
         help="number of rows of each split", unit="rows", at_least=0, non_empty=True
@@ -93,12 +93,12 @@ class Arguments:
 
     @property
     def days_of_splits(self) -> Mapping[str, int]:
-        """Days by name of split."""
+        """Returns the number of days by name of split."""
         return self.days if isinstance(self.days, Mapping) else dict.fromkeys(self.rows, self.days)
 
     @property
     def clock(self) -> Clock | None:
-        """The times of the splits; None where they have no days."""
+        """Returns the clock of the splits, or None if they have no days."""
         days = self.days_of_splits
         if not any(days.values()):
             return None

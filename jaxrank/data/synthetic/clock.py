@@ -1,4 +1,4 @@
-"""When the rows of generated data happen."""
+"""Assigns times to the rows of generated data."""
 
 from collections.abc import Mapping
 
@@ -22,11 +22,11 @@ class Clock:
 
     @property
     def end(self) -> int:
-        """Days from 2024-01-01 to the end of the last split."""
+        """Returns the days from 2024-01-01 to the end of the last split."""
         return max(self._first_day[split] + days for split, days in self._days.items())
 
     def times(self, split: str, rows: int, first: int, count: int) -> np.ndarray:
-        """i64[count] seconds since 1970 of `count` rows from number `first`, of `rows`."""
+        """Returns i64[count] seconds since 1970 for `count` rows from number `first`, of `rows`."""
         row = first + np.arange(count, dtype=np.int64)
         span = self._days[split] * DAY
         return _START + self._first_day[split] * DAY + row * span // max(rows, 1)

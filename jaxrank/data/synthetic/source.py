@@ -1,25 +1,26 @@
-"""Generated ads-like data with a planted truth, for tests, benchmarks and studies.
+"""Generates ads-like data with known probabilities, for tests, benchmarks and studies.
 
     f0, f1, ...       float32, null where missing (odd columns)
     c0, c1, ...       int32 in [0, rows), a power law by rank: 0 is the most frequent; the last
                       column has nulls
     l0, l1, ...       list<int32>, empty lists included; l0_weight list<float32> where weighted
     click             int8
-    conversion        int8, of a click; null where there was none
-    p_click, p_conversion   float64, the probabilities that the labels were drawn from
-    time              int64, seconds since 1970, where there are days; rows are in this order
-    conversion_time   int64, where there is a delay; null where there was no conversion
+    conversion        int8, of a click; null without a click
+    p_click, p_conversion   float64, the probabilities of the labels
+    time              int64, seconds since 1970, if there are days; rows are in this order
+    conversion_time   int64, if there is a delay; null without a conversion
 
-The logit of a click is an intercept, effects of floats (linear and not), of ids and of the mean of
-each list's ids, and interactions (float by float, id by id, float by id, list by id); that of a
-conversion has the same parts with other, correlated weights. Effects of ids are hashes of seed,
-feature and id, so a table of any size costs no memory, and shrink with rank, so that what is to be
-learned is in ids that are seen often enough. With 13 floats, 24 id columns of 4 to 100,000 rows and
-4 lists, the best loss is 0.77 (clicks) and 0.75 (conversions) of the best constant's, and a DCN-V2
-of dimension 16 closed 91% and 94% of that gap in one pass over 2 M rows.
+The logit of a click is an intercept plus effects of floats (linear and not), of ids and of the mean
+of each list's ids, and interactions (float by float, id by id, float by id, list by id). The logit
+of a conversion has the same parts with other, correlated weights.
 
-Probabilities are those at the time of the row (see `drift`), of all traffic where negatives are
-left out, and of a conversion after any delay.
+Effects of ids are hashes of seed, feature and id, so a table of any size costs no memory. They
+shrink with rank, so that the signal is in frequent ids. With 13 floats, 24 id columns of 4 to
+100,000 rows and 4 lists, the best loss is 0.77 (clicks) and 0.75 (conversions) of the best
+constant's. A DCN-V2 of dimension 16 closed 91% and 94% of that gap in one pass over 2 M rows.
+
+Probabilities are those at the time of the row (see `drift`), of the full traffic before negatives
+are downsampled, and of a conversion after any delay.
 """
 
 import functools
@@ -39,13 +40,13 @@ from jaxrank.data.synthetic.clock import days_since_start
 from jaxrank.data.synthetic.drift import OTHER_SEED, Drift
 from jaxrank.data.synthetic.truth import Rows, Truth
 
-_CHUNK_ROWS = 32_768  # drawn from one random stream, so it is part of what the data is
+_CHUNK_ROWS = 32_768  # drawn from one random stream, so changing it changes the data
 _PART_CHUNKS = 16
 _CALIBRATION_ROWS = 65_536
 _NULL_IDS = 0.02
-_MAX_LENGTH = 8  # times the mean length
+_MAX_LENGTH = 8  # relative to the mean length
 _HOUR = 3600.0  # seconds
-# Random streams of a chunk: what was there first must not change when more is drawn.
+# Random streams of a chunk. Existing draws must not change when others are added.
 _ROWS, _DELAYS, _NEGATIVES = 2, 3, 4
 
 
@@ -57,7 +58,7 @@ class ListOfIds(NamedTuple):
 
 
 class SyntheticSource:
-    """Generated splits; the same rows for the same arguments, and one split never another's.
+    """Generated splits. Equal arguments give equal rows, and no two splits share rows.
 
     Args:
         given: the section of the config.
@@ -103,7 +104,7 @@ class SyntheticSource:
         return {}
 
     def columns(self, split: str) -> list[str]:
-        """The names of the columns, which are those of every split."""
+        """Returns the names of the columns, which are equal for all splits."""
         del split
         names = [f"f{i}" for i in range(self._floats)] + [f"c{i}" for i in range(len(self._ids))]
         for i, entry in enumerate(self._lists):
@@ -123,7 +124,9 @@ class SyntheticSource:
         return {}
 
     def parts(self, split: str) -> list[Part]:
-        """A longer split begins with the rows of a shorter one, unless they have times."""
+        """Returns the parts. A longer split begins with the rows of a shorter one, unless they have
+        times.
+        """
         chunks = len(self.chunk_rows(split))
         starts = range(0, chunks, _PART_CHUNKS)
         return [
@@ -132,7 +135,7 @@ class SyntheticSource:
         ]
 
     def chunks(self, part: Part, rejects: Rejects) -> Iterator[Chunk]:
-        """The rows of a part, in order."""
+        """Yields the rows of a part in order."""
         del rejects
         split = part.split
         for index, count in list(enumerate(self.chunk_rows(split)))[part.start : part.stop]:
@@ -159,15 +162,15 @@ class SyntheticSource:
             yield chunk
 
     def chunk_rows(self, split: str) -> list[int]:
-        """The rows of each chunk of a split, before negatives are left out."""
+        """Returns the number of rows of each chunk of a split, before negatives are downsampled."""
         rows = self._rows[split]
         return [min(_CHUNK_ROWS, rows - first) for first in range(0, rows, _CHUNK_ROWS)]
 
     def chunk_ids(self, split: str, index: int) -> dict[str, ListOfIds]:
-        """The ids of one chunk of a split, by column; those that `chunks` gives, much faster, but
-        before negatives are left out.
+        """Returns the ids of one chunk of a split, by column, before negatives are downsampled.
 
-        A null is -1, and an id column has lists of length 1.
+        Equal to those of `chunks` but much faster. A null is -1, and an id column has lists of
+        length 1.
         """
         count = self.chunk_rows(split)[index]
         rows = self._draw(self._random(split, index), _CHUNK_ROWS)
@@ -204,7 +207,7 @@ class SyntheticSource:
     def _features_of(self, rows: Rows) -> dict[str, pa.Array]:
         columns: dict[str, pa.Array] = {}
         for i in range(self._floats):
-            # Of different sizes, as in life: means -2 to 2, deviations 1 to 3.
+            # Different scales: means -2 to 2, deviations 1 to 3.
             values = rows.floats[:, i] * np.float32(1 + i % 3) + np.float32(i % 5 - 2)
             columns[f"f{i}"] = pa.array(values, mask=rows.missing[:, i])
         for i in range(len(self._ids)):
@@ -241,9 +244,10 @@ class SyntheticSource:
 
 
 def _power_law(uniform: np.ndarray, rows: int, exponent: float) -> np.ndarray:
-    """f64[n] in [0, 1) -> i32[n] in [0, rows): the density is about (id + 1) ** -exponent.
+    """Maps f64[n] in [0, 1) to i32[n] in [0, rows) with density about (id + 1) ** -exponent.
 
-    The inverse of a continuous distribution on [1, rows + 1), so no table of `rows` entries.
+    The inverse of a continuous distribution on [1, rows + 1), so it needs no table of `rows`
+    entries.
     """
     if math.isclose(exponent, 1.0):
         drawn = np.exp(uniform * math.log(rows + 1.0))

@@ -1,4 +1,4 @@
-"""The planted truth of generated data: the probabilities of the labels, given the features."""
+"""True probabilities of the labels of generated data, given the features."""
 
 import functools
 import math
@@ -9,18 +9,20 @@ import numpy as np
 
 _TASKS = 2
 
-# Shares of the logit's variance.
+# Fractions of the logit's variance.
 _SHARES = {"floats": 0.5, "ids": 0.3, "lists": 0.12, "interactions": 0.08}
-# The effect of an id has half its variance at this rank.
+# The rank at which the effect of an id has half its variance.
 _HALF_RANK = 20
-_FIRST_LIST = 2**20  # features of hashes: id columns from 0, lists from here
+_FIRST_LIST = 2**20  # feature numbers for hashes: id columns from 0, lists from here
 
 
 class Rows(NamedTuple):
     """Drawn features of n rows.
 
-    floats f32[n, floats], 0 where missing; missing bool[n, floats]; ids i32[n, ids], -1 where
-    null; lists: for each (lengths i64[n], values i32[total], weights f32[total] or None).
+    floats: f32[n, floats], 0 where missing.
+    missing: bool[n, floats].
+    ids: i32[n, ids], -1 where null.
+    lists: (lengths i64[n], values i32[total], weights f32[total] or None) for each.
     """
 
     floats: np.ndarray
@@ -31,13 +33,13 @@ class Rows(NamedTuple):
 
 @functools.cache
 def _normal_quantiles() -> np.ndarray:
-    """f32[2**16]: 16 uniform bits -> a normal number."""
+    """Returns f32[2**16], which maps 16 uniform bits to a normal number."""
     normal = statistics.NormalDist()
     return np.array([normal.inv_cdf((i + 0.5) / 2**16) for i in range(2**16)], np.float32)
 
 
 def _hash(seed: int, feature: int, ids: np.ndarray) -> np.ndarray:
-    """64 random bits for each id, u64[n] (the finaliser of SplitMix64, Steele et al., 2014)."""
+    """Returns 64 random bits per id, u64[n] (the finaliser of SplitMix64, Steele et al., 2014)."""
     start = (seed * 0x9E3779B97F4A7C15 + (feature + 1) * 0xD1B54A32D192ED03) % 2**64
     bits = ids.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(start)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
@@ -48,7 +50,7 @@ def _hash(seed: int, feature: int, ids: np.ndarray) -> np.ndarray:
 
 
 def _shrink(ids: np.ndarray) -> np.ndarray:
-    """f32[n]: the size of an id's effects; 0 for a null."""
+    """Returns f32[n], the size of an id's effects. 0 for a null."""
     size = 1 / np.sqrt(1 + np.maximum(ids, 0) / np.float32(_HALF_RANK))
     return np.where(ids < 0, 0, size).astype(np.float32)
 
@@ -58,10 +60,10 @@ def _sigmoid(logits: np.ndarray) -> np.ndarray:
 
 
 class Truth:
-    """Planted probabilities, given the features.
+    """Label probabilities as a function of the features.
 
-    tasks: how many labels there are.
-    kinds: of effects, of which the logits are made.
+    tasks: number of labels.
+    kinds: of effects, the terms of the logits.
     """
 
     tasks = _TASKS
@@ -72,7 +74,7 @@ class Truth:
         self._ids = ids
         random = np.random.default_rng([seed, 0, 0])
         self._float_weights = self._correlated(random, floats)
-        # Small vocabularies carry more, for they are learned from fewer examples.
+        # Small vocabularies have more weight, because they can be learned from fewer examples.
         self._id_weights = np.array([1 / (1 + math.log10(n)) ** 2 for n in ids], np.float32)
         self._list_weights = self._correlated(random, lists)
         self._pair_weights = self._correlated(random, 8)
@@ -85,13 +87,13 @@ class Truth:
 
     @staticmethod
     def _correlated(random: np.random.Generator, count: int) -> np.ndarray:
-        """f32[count, tasks] of size about 1, with a correlation of 0.6 between the tasks."""
+        """Returns f32[count, tasks] of size about 1, with correlation 0.6 between the tasks."""
         first = random.choice([-1.0, 1.0], count) * random.uniform(0.6, 1.4, count)
         second = random.choice([-1.0, 1.0], count) * random.uniform(0.6, 1.4, count)
         return np.stack([first, 0.6 * first + 0.8 * second], axis=1).astype(np.float32)
 
     def _normals(self, feature: int, ids: np.ndarray, fields: tuple[int, ...]) -> np.ndarray:
-        """f32[n, fields]: random numbers of each id, shrunk with rank."""
+        """Returns f32[n, fields], random numbers of each id that shrink with its rank."""
         bits = _hash(self._seed, feature, ids)
         table, size = _normal_quantiles(), _shrink(ids)
         effects = np.empty((len(ids), len(fields)), np.float32)
@@ -101,7 +103,7 @@ class Truth:
         return effects
 
     def _groups(self, rows: Rows) -> dict[str, np.ndarray]:
-        """The parts of the logits, f32[n, tasks] each, of any size."""
+        """Returns the terms of the logits, f32[n, tasks] each, before scaling."""
         shape = (len(rows.floats), _TASKS)
         groups = {}
         if rows.floats.shape[1]:
@@ -125,7 +127,7 @@ class Truth:
     def _list_mean(
         self, index: int, lengths: np.ndarray, values: np.ndarray, weights: np.ndarray | None
     ) -> np.ndarray:
-        """The weighted mean of the effects of a list's ids, f32[n], 0 of an empty list."""
+        """Returns the weighted mean of the effects of a list's ids, f32[n], 0 for an empty list."""
         effects = self._normals(_FIRST_LIST + index, values, (0,))[:, 0]
         owner = np.repeat(np.arange(len(lengths)), lengths)
         if weights is None:
@@ -139,8 +141,11 @@ class Truth:
         )
 
     def _pairs(self, rows: Rows, means: list[np.ndarray]) -> list[np.ndarray]:
-        """Products of features, f32[n] each: of floats without missing values, of ids' latent
-        vectors of length 2 (of the smallest vocabularies), and of a list's mean with an id's."""
+        """Returns products of features, f32[n] each.
+
+        The factors are floats without missing values, latent vectors of length 2 of the ids of the
+        smallest vocabularies, and the mean of a list with an id.
+        """
         floats = [rows.floats[:, i] for i in range(0, min(6, rows.floats.shape[1]), 2)]
         chosen = self._by_size[:4]
         latent = [self._normals(i, rows.ids[:, i], (2, 3)) for i in chosen]
@@ -158,9 +163,11 @@ class Truth:
     def calibrate(
         self, sample: Rows, signal: float, rates: tuple[float, float], crosses: float
     ) -> None:
-        """Sets sizes and intercepts so that the sample's logits spread by `signal`, of which
-        `crosses` is of interactions, and its probabilities average to `rates`, the second over the
-        clicks."""
+        """Sets scales and intercepts from a sample.
+
+        Afterwards the sample's logits have deviation `signal`, with the fraction `crosses` from
+        interactions, and its mean probabilities are `rates`, the second one over the clicks.
+        """
         if sample.lists:  # the mean of a long list is small
             self._list_size = max(float(self._list_mean(0, *sample.lists[0]).std()), 1e-6)
         groups = self._groups(sample)
@@ -183,7 +190,7 @@ class Truth:
             weights = _sigmoid(logits[:, task] + low)
 
     def parts(self, rows: Rows) -> dict[str, np.ndarray]:
-        """What each kind of effect that there is adds to the logits, f[n, tasks]."""
+        """Returns the contribution of each kind of effect to the logits, f[n, tasks]."""
         return {
             name: (part - self._centers[name]) * self._scales[name]
             for name, part in self._groups(rows).items()
@@ -196,18 +203,21 @@ class Truth:
         return logits
 
     def probabilities(self, rows: Rows, moved: np.ndarray | None = None) -> np.ndarray:
-        """f64[n, tasks]: of a click, and of a conversion if there is a click.
+        """Returns f64[n, tasks], the probabilities of a click, and of a conversion given a click.
 
         Args:
-            moved: f64[n, tasks] what is added to the logits, if anything is.
+            moved: f64[n, tasks], optional change of the logits.
         """
         logits = self._logits(rows)
         return _sigmoid(logits if moved is None else logits + moved)
 
 
 def _float_effects(floats: np.ndarray) -> np.ndarray:
-    """f32[n, floats] -> f32[n, floats]; odd columns, which may be missing, have odd functions, so
-    that a missing value, which is 0 here, has no effect."""
+    """Maps f32[n, floats] to the effects of the floats, f32[n, floats].
+
+    Odd columns, which may be missing, have odd functions, so that a missing value, which is 0, has
+    no effect.
+    """
     effects = floats.copy()
     effects[:, 1::4] = np.tanh(floats[:, 1::4])
     effects[:, 2::4] = np.minimum(floats[:, 2::4] ** 2, 4) - 1
