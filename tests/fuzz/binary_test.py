@@ -1,9 +1,9 @@
-"""Random and damaged Parquet and TFRecord files: what is right comes out, or an InputError.
+"""Random and damaged Parquet and TFRecord files are read correctly or raise an InputError.
 
-What a file's checksums are of comes out right or not at all: the records and lengths of TFRecord,
-the pages of Parquet. Nothing guards the rest of Parquet, its footer and the headers of its pages,
-where a change may tell of other data; and a TFRecord file that ends between two records is whole.
-There only this is claimed: no other exception, no crash, no end that never comes.
+Content under a checksum is read correctly or not at all: the records and lengths of TFRecord, and
+the pages of Parquet. The footer and page headers of Parquet have no checksum, so a change may give
+other data. A TFRecord file that ends between two records is valid. In these cases the tests only
+require that there is no other exception, no crash and no endless loop.
 """
 
 import os
@@ -25,7 +25,7 @@ from jaxrank.data.sources import example_columns
 from jaxrank.data.sources.tf_example import ColumnType
 from jaxrank.errors import InputError
 
-# Cases of a quick round, and of the long one.
+# Number of cases of a quick run, and of the long one.
 MANY = [50, pytest.param(1000, marks=pytest.mark.slow)]
 
 
@@ -72,7 +72,7 @@ def tables(draw):
 _OPTIONS = st.fixed_dictionaries(
     {
         "row_group_size": st.integers(1, 50),
-        # Arrow 26 does not read back one empty list that it wrote in a page of up to 64 bytes.
+        # Arrow 26 cannot read back one empty list that it wrote in a page of up to 64 bytes.
         "data_page_size": st.sampled_from([100, 2**20]),
         "compression": st.sampled_from(["none", "snappy", "gzip", "zstd"]),
         "data_page_version": st.sampled_from(["1.0", "2.0"]),
@@ -95,7 +95,7 @@ def test_random_tables_come_out_of_parquet_as_they_went_in(tmp_path, count):
     come_out()
 
 
-# Damage where there are checksums.
+# Damage to data with checksums.
 
 
 @pytest.mark.parametrize("count", MANY)
@@ -155,7 +155,7 @@ def test_a_tfrecord_file_that_ends_early_gives_whole_records_or_none(tmp_path, c
         assert found == dict(enumerate(records[: len(found)], start=1))
 
 
-# Damage where there are none.
+# Damage to data without checksums.
 
 
 @pytest.mark.parametrize("count", MANY)
@@ -200,7 +200,8 @@ def test_damaged_examples_are_read_alike_by_numpy_and_protobuf(monkeypatch, coun
             batch, bad = example_columns.columns_of(records, columns)
             places = {b.place for b in bad}
             good = [r for i, r in enumerate(batch.to_pylist()) if i not in places]
-            found.append((sorted(b[:4] for b in bad), repr(good)))  # NaN is equal to itself
+            # the text, because NaN is not equal to itself
+            found.append((sorted(b[:4] for b in bad), repr(good)))
             read_some += len(good)
         assert found[0] == found[1]
     assert read_some

@@ -1,4 +1,4 @@
-"""Configs that make no sense are refused naming a field, whatever is wrong with them."""
+"""Invalid configs are rejected by an error that names a field."""
 
 import random
 import re
@@ -71,4 +71,4 @@ def test_a_config_works_or_is_refused_in_plain_words(store, tmp_path, part):
             raise AssertionError(f"{args}: {type(error).__name__}: {error}") from error
         else:
             assert not [a for a in args if a.partition("=")[2] in NONSENSE], args
-    assert refused > CASES / 6 / 2  # most of them make no sense
+    assert refused > CASES / 6 / 2  # most of them are invalid

@@ -1,6 +1,6 @@
-"""Random damage of a store: what was written comes out, or an InputError that names the file.
+"""A randomly damaged store is read correctly, or raises an InputError that names the file.
 
-Nothing else: no other exception, no other numbers, no crash, no end that never comes.
+There must be no other exception, no other numbers, no crash and no endless loop.
 """
 
 import json
@@ -15,7 +15,7 @@ DAMAGES = {"tree", "path", "bytes", "cut", "empty", "missing", "swap"}
 
 
 def damaged_stores(count, directory):
-    """{"read" or "refused": {damage: how many}}, found in a process of its own."""
+    """Returns {"read" or "refused": {damage: count}}, computed in a separate process."""
     done = subprocess.run(
         [sys.executable, "store_mutations.py", "0", str(count), str(directory)],
         cwd=HELPERS,
@@ -35,5 +35,5 @@ def test_a_damaged_store_is_read_as_it_was_written_or_refused(tmp_path, count):
     found = damaged_stores(count, tmp_path)
     assert sum(found["read"].values()) + sum(found["refused"].values()) == count
     assert set(found["refused"]) == DAMAGES
-    # A byte between two columns is nobody's, and two equal files may change places.
+    # A byte between two columns is unused, and two equal files may be swapped.
     assert set(found["read"]) <= {"bytes", "swap"}

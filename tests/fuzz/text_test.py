@@ -1,4 +1,4 @@
-"""Any bytes at all: the reader gives what Python's csv module gives line by line, or refuses."""
+"""The reader parses any bytes as Python's csv module does line by line, or rejects them."""
 
 import csv
 import gzip
@@ -21,15 +21,15 @@ from jaxrank.errors import InputError
 
 MARK = b"\xef\xbb\xbf"
 CRITEO = list(text.CRITEO_COLUMNS)
-# What other compressed files begin with; a text that does so is taken for one, which is damaged.
+# The magic numbers of other compressed files. A text that begins with one is rejected as damaged.
 PACKED = tuple(magic for magic, name in lines._MAGIC.items() if name != "gzip")
 
 
 class Case(NamedTuple):
-    """A file and how it is cut.
+    """A file and its division into pieces.
 
-    sizes: of a part, the least of a chunk (bytes), rows of a chunk, and of what Arrow parses.
-    nulls: texts that stand for missing values, of CSV.
+    sizes: of a part, of the smallest chunk (bytes), rows of a chunk, and bytes per piece of Arrow.
+    nulls: texts for missing values, in CSV.
     """
 
     kind: str
@@ -40,7 +40,7 @@ class Case(NamedTuple):
 
 
 def cells(line: bytes, kind: str) -> list[str] | None:
-    """What the csv module finds in a line without its end; None where it is no line of values."""
+    """Parses a line without its ending by the csv module. Returns None for an invalid line."""
     try:
         string = line.decode()
         if kind == "criteo":
@@ -49,7 +49,7 @@ def cells(line: bytes, kind: str) -> list[str] | None:
             found = next(csv.reader([string + "\n"], strict=True)) or [""]
     except (csv.Error, UnicodeDecodeError):
         return None
-    # In an open quote is the end of the line, too; outside of quotes carriage returns are left out.
+    # An open quote includes the line ending. Carriage returns outside of quotes are dropped.
     inside = "".join(found) if kind == "csv" else ""
     if inside.endswith("\n") or inside.count("\r") != string.count("\r"):
         return None
@@ -57,8 +57,9 @@ def cells(line: bytes, kind: str) -> list[str] | None:
 
 
 def expected(content: bytes, kind: str, nulls: tuple[str, ...]):
-    """[(line number, record, it as the file has it)] and the numbers of bad lines; None if the
-    file has no rows.
+    """Returns [(line number, record, record as in the file)] and the numbers of invalid lines.
+
+    Returns None if the file has no rows.
     """
     rows = content.removeprefix(MARK).split(b"\n")
     if not rows[-1]:
@@ -129,7 +130,7 @@ def check(case: Case, path) -> None:
     try:
         assert read(case, path, rejects) == good
     except InputError as error:
-        # Python overlooks some damage, as bytes of 0 that follow.
+        # Python misses some damage, such as zero bytes at the end.
         if content is case.content or gzip.compress(content, mtime=0) == case.content:
             raise
         if "must be readable to its end" not in str(error):
@@ -178,7 +179,7 @@ PIECES = st.sampled_from(
 
 @st.composite
 def damaged(draw, content: bytes) -> bytes:
-    """The bytes with some deleted, put in, overwritten, cut off, or said twice."""
+    """Deletes, inserts, overwrites, truncates or repeats some bytes."""
     for _ in range(draw(st.integers(0, 3))):
         i = draw(st.integers(0, len(content)))
         j = min(len(content), i + draw(st.integers(0, 6)))
@@ -232,8 +233,8 @@ def path(tmp_path_factory):
 WHOLE = 10**6
 
 
-# Found by the longer test: a carriage return that the csv module leaves out, and open quotes at the
-# end of what Arrow parses at a time.
+# Found by the longer test: a carriage return that the csv module drops, and open quotes at the end
+# of a piece of Arrow.
 @settings(max_examples=60, deadline=None)
 @example(Case("csv", b'"1111"""\r\r\n"1"\r\n', False, (WHOLE, WHOLE, 9, 9)))
 @example(Case("csv", b'n\n"""aa,a,"\n"""\r\n', False, (WHOLE, WHOLE, 9, 14)))

@@ -97,7 +97,7 @@ class Packer:
     ) -> tuple[dict[str, Lists], np.ndarray]:
         """Packs the lists of n examples by stack.
 
-        Arguments and errors are those of `fill`.
+        Arguments and errors are as in `fill`.
 
         Returns:
             The lists of each stack, and the number of truncated ids, i32[groups, lists].

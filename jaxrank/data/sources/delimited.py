@@ -28,7 +28,7 @@ _ESCAPE_HINT = (
 
 
 class Fault(NamedTuple):
-    """The reason why a line is invalid. The fields are those of `Rejects.reject`."""
+    """The reason why a line is invalid. Its fields are arguments of `Rejects.reject`."""
 
     column: str
     must: str

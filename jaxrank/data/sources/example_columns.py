@@ -30,7 +30,7 @@ _FEW = 16
 
 
 class Bad(NamedTuple):
-    """The reason why a record is invalid. The fields are those of `Rejects.reject`."""
+    """The reason why a record is invalid. Its fields are arguments of `Rejects.reject`."""
 
     place: int  # index of the record in the arguments
     column: str

@@ -1,6 +1,6 @@
 """Handles directories of Parquet files whose current files are listed in the log of a table format.
 
-The log of Delta Lake is read. Those of Iceberg and Hudi are not, so their tables are rejected.
+The log of Delta Lake is read. Tables of Iceberg and Hudi are rejected.
 """
 
 import json

@@ -70,8 +70,8 @@ class TaskSpec:
     name: str = field(help="of the task, in metrics and predictions; without '/'")
     label: str = field(
         "",
-        help="the column of labels; with `time` it may be left out, and tells only where the label"
-        " is unknown",
+        help="the column of labels. With `time` it is optional, and only defines where the label is"
+        " unknown",
     )
     kind: str = field(
         "binary",

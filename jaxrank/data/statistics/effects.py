@@ -72,7 +72,7 @@ def _features(parts: list[Examples], schema: Schema) -> Mapping[str, _Feature]:
 
 
 def _variances(features: Mapping[str, _Feature], labels: np.ndarray) -> dict[str, float]:
-    """Returns the variance of each feature's effects on a task with labels f64[n], NaN if unknown."""
+    """Returns the variance of each feature's effects on a task. labels f64[n], NaN if unknown."""
     known = ~np.isnan(labels)
     variances = dict.fromkeys(features, 0.0)
     mean = labels[known].mean() if known.any() else 0.0

@@ -102,7 +102,7 @@ class Moments:
 class Statistics:
     """The statistics of a split, or of a part of one.
 
-    Deviations and covariances are those of the population. Integers are independent of the division
+    Deviations and covariances are of the whole population. Integers are independent of the division
     into chunks and parts. Means and deviations may differ in their last digits.
 
     The encoder increases these counts:

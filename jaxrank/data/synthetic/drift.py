@@ -32,7 +32,7 @@ class Drift:
         self._walks = np.concatenate([np.zeros((1, *shape[1:])), size * np.cumsum(steps, axis=0)])
 
     def logits(self, rows: Rows, time: np.ndarray) -> np.ndarray:
-        """Returns f64[n, tasks], the change of the logits of rows at f64[n] days since the start."""
+        """Returns f64[n, tasks], the change of logits of rows at f64[n] days since the start."""
         moved = self._at(time)
         logits = moved[:, 0] * self._signal
         parts = self._other.parts(rows)

@@ -169,7 +169,7 @@ class SyntheticSource:
     def chunk_ids(self, split: str, index: int) -> dict[str, ListOfIds]:
         """Returns the ids of one chunk of a split, by column, before negatives are downsampled.
 
-        Equal to those of `chunks` but much faster. A null is -1, and an id column has lists of
+        Gives the ids of `chunks`, but is much faster. A null is -1, and an id column has lists of
         length 1.
         """
         count = self.chunk_rows(split)[index]

@@ -1,4 +1,4 @@
-"""Memory that batches share: in one process, and between workers and the one that reads."""
+"""Memory that batches share, in one process and between workers and the reader."""
 
 import gc
 import json
@@ -84,7 +84,7 @@ def test_memory_is_lent_again_only_when_no_array_in_it_is_held():
     assert memory.acquire().ctypes.data == address
     addresses = {o.ctypes.data for o in others}
     del others
-    again = [memory.acquire() for _ in range(3)]  # of three, two were kept
+    again = [memory.acquire() for _ in range(3)]  # two of three were kept
     assert len(addresses & {a.ctypes.data for a in again}) >= 2
 
 
@@ -98,7 +98,7 @@ def test_what_was_put_on_a_device_keeps_its_values_when_the_host_has_let_go_of_i
         put.append(meshes.put_batch(array, mesh))
         del array
         if number % 3 == 2:
-            put.pop(0)  # and so its memory may be used again
+            put.pop(0)  # releases its memory for reuse
     for number, array in enumerate(put, start=4):
         assert (np.asarray(jax.device_get(array)) == number).all()
 
@@ -123,7 +123,7 @@ def test_a_worker_waits_for_a_piece_and_one_that_is_held_keeps_only_itself():
     give_back(piece)
     assert filled.wait(10)
     thread.join()
-    for number in range(3, 9):  # all in the piece that is not held
+    for number in range(3, 9):  # all in the piece that is not referenced
         assert slots.filled(number - 1)[0] == piece
         assert (slots.filled(number - 1)[1] == 9 + number).all()
         give_back(piece)
@@ -135,7 +135,7 @@ def test_a_worker_waits_for_a_piece_and_one_that_is_held_keeps_only_itself():
     slots.close()
     with pytest.raises(EOFError):
         writer.to_fill(10)
-    give_back(piece)  # after the end too
+    give_back(piece)  # also after the end
 
 
 _SCRIPT = """
@@ -168,7 +168,7 @@ def _is_there(pid):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="Linux tells who is there")
+@pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="Linux lists the processes")
 def test_workers_end_when_the_process_that_reads_is_killed(tmp_path):
     config = tiny.config()
     path = tmp_path / "store"

@@ -1,4 +1,4 @@
-"""Packing of ragged lists, and rows of tables as rows of stacks, against plain Python loops."""
+"""Packing of ragged lists, and mapping of table rows to stack rows, against plain Python loops."""
 
 import dataclasses
 import pickle
@@ -37,7 +37,7 @@ def _layout(lists=_LISTS, dims=(8, 16, 16), hot=None):
 
 
 def _hot(random, tables, rows):
-    """Any number of hot rows of each table, from none to all, and perhaps a table that is whole."""
+    """Returns any number of hot rows per table, from none to all, possibly all rows of a table."""
     whole = tuple(t for t in tables if random.random() < 0.3)
     most = {t: random.choice([0, 1, rows[t] // 2, rows[t]]) for t in tables if t not in whole}
     merged = random.permutation(np.repeat(list(most), list(most.values())).astype(object))
@@ -47,7 +47,7 @@ def _hot(random, tables, rows):
 
 
 def _examples(random, n, lists, longest=5):
-    """Of `n` examples; weights as a store has them, 1 in lists that are not weighted."""
+    """Returns lists of `n` examples. Weights are as in a store, 1 in unweighted lists."""
     lengths = random.integers(0, longest + 1, (n, len(lists))).astype(np.int32)
     values = random.integers(0, 100, lengths.sum()).astype(np.int32)
     values[random.random(len(values)) < 0.1] = PAD
@@ -59,7 +59,7 @@ def _examples(random, n, lists, longest=5):
 
 
 def _unpack(lengths, values, weights):
-    """[example][list] -> (ids, weights), by walking the values one at a time."""
+    """Returns [example][list] -> (ids, weights), by reading the values one at a time."""
     place, found = 0, []
     for row in lengths:
         found.append([])
@@ -81,7 +81,7 @@ def _cut_longest_first(lists, room):
 
 
 def _reference(lay, lengths, values, weights, group, capacities):
-    """What `pack` must give, example by example and id by id."""
+    """Computes the expected result of `pack`, example by example and id by id."""
     walked = _unpack(lengths, values, weights)
     dropped = np.zeros((len(lengths) // group, lengths.shape[1]), np.int32)
     packed = {}
@@ -189,7 +189,7 @@ def test_a_group_that_fills_the_capacity_exactly_fits():
 
 
 def _sequence_schema(rows=(100, 40, 7)):
-    """Two stacks if `b` has another dimension; of `a`: columns, a list and a sequence."""
+    """Returns a schema whose table `a` is used by a column, a list and a sequence."""
     tables = tuple(Table(n, r, "integer") for n, r in zip("abc", rows, strict=True))
     return Schema(
         tasks=(Task("click"),),
@@ -206,7 +206,7 @@ def _sequence_schema(rows=(100, 40, 7)):
 
 
 def _drawn(random, schema, n, missing=0.2):
-    """Examples with ids of every kind: first and last row of each table, PAD, empty lists."""
+    """Returns examples with all kinds of ids: first and last row of a table, PAD, empty lists."""
     rows = {t.name: t.rows for t in schema.tables}
 
     def ids(table, count):
@@ -231,7 +231,7 @@ def _drawn(random, schema, n, missing=0.2):
 
 
 def _places(schema, stack, examples):
-    """What `Batch.ids` must hold, id by id."""
+    """Computes the expected `Batch.ids`, id by id."""
     columns = [f.table for f in schema.id_columns]
     walked = _unpack(examples.list_lengths, examples.list_values, None)
     rows = []
@@ -270,7 +270,7 @@ def test_ids_and_sequences_equal_a_loop_over_ids(seed, n, dims, any_hot, missing
         assert found.dtype == np.int32
         assert found.shape == (n, stack.places)
         np.testing.assert_array_equal(found, _places(schema, stack, examples))
-    # Sequences are no lists that are packed.
+    # Sequences are not packed.
     assert set(batch.lists) == {"dim8"}
     assert batch.dropped.shape == (1, 4)
     assert (batch.lists["dim8"].ids != PAD).sum() == examples.list_lengths[:, 0].sum()
@@ -327,7 +327,7 @@ def test_tens_of_thousands_of_hot_rows_are_those_of_a_loop():
 
 
 def test_pad_stays_pad_and_the_largest_rows_do_not_overflow():
-    most = 2**31 - 12  # behind the first table, so the last row of the stack is 2^31 - 3
+    most = 2**31 - 12  # after the first table, so the last row of the stack is 2^31 - 3
     schema = Schema(
         tasks=(),
         dense=(),
@@ -345,7 +345,7 @@ def test_pad_stays_pad_and_the_largest_rows_do_not_overflow():
     np.testing.assert_array_equal(out, place.matrix(rows).reshape(-1))
 
 
-# A bad row is `times` the table's rows, and `plus`.
+# An invalid row is `times` the table's rows plus `plus`.
 _BAD = pytest.mark.parametrize(
     ("times", "plus"), [(0, -1), (0, -(2**31)), (1, 0), (1, 1), (0, 2**31 - 2)]
 )
@@ -363,7 +363,7 @@ def test_no_batch_has_an_id_outside_its_table(times, plus, any_hot, feature, exa
     lay = layout(schema, dims, hot)
     table, rows = ("a", 100) if feature == "history" else ("b", 40)
     examples = _drawn(np.random.default_rng(1), schema, 96)
-    lengths = np.tile(np.int32([[2, 5, 3, 0]]), (96, 1))  # 10 ids an example
+    lengths = np.tile(np.int32([[2, 5, 3, 0]]), (96, 1))  # 10 ids per example
     values = np.zeros(960, np.int32)
     ids = examples.ids.copy()
     bad = times * rows + plus
@@ -384,7 +384,7 @@ def test_no_batch_has_an_id_outside_its_table(times, plus, any_hot, feature, exa
 @pytest.mark.parametrize("any_hot", [False, True])
 @pytest.mark.parametrize("pads", [False, True])
 def test_no_list_has_an_id_outside_its_table(times, plus, any_hot, pads):
-    # Tables of 100, 200 and 300 rows in one stack: a row of one may be none of another.
+    # Tables of 100, 200 and 300 rows in one stack: a row of one may be out of range of another.
     hot = {"dim16": ReplicatedRows(hot_rows=("words", "items", "items"))} if any_hot else None
     lay = _layout(dims=(16, 16, 16), hot=hot)
     lengths = np.tile(np.int32([[1, 3, 0, 2]]), (8, 1))
@@ -434,7 +434,7 @@ def _statistics(lengths):
 
 def test_capacity_is_the_mean_and_some_deviations_of_a_groups_total():
     random = np.random.default_rng(0)
-    shared = random.poisson(3, (512 * 64, 1))  # lists of an example are long together
+    shared = random.poisson(3, (512 * 64, 1))  # lists of an example have correlated lengths
     lengths = shared + random.poisson(2, (512 * 64, 4))
     statistics = _statistics(lengths)
     stack = _layout().stacks[1]

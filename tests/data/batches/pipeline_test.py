@@ -1,4 +1,4 @@
-"""Order, content and restart of batches: the same whatever reads them."""
+"""Order, content and restart of batches are the same for any number of readers."""
 
 import dataclasses
 import json
@@ -114,18 +114,18 @@ def _leaves(batch):
 
 
 def _rows(batch):
-    """The row numbers of a batch's examples, [steps, B]."""
+    """Returns the row numbers of a batch's examples, [steps, B]."""
     return np.asarray(batch.ids["dim8"][..., 0], np.int64) - _ROW_OFFSET
 
 
 def _collect(batches):
-    """All executions of an iterator as plain arrays, joined along the steps."""
+    """Returns all executions of an iterator as plain arrays, joined along the steps."""
     executions = [[np.array(leaf) for leaf in _leaves(batch)] for batch in batches]
     return [np.concatenate(leaves) for leaves in zip(*executions, strict=True)]
 
 
 def _check_content(batch, group):
-    """Every field of every example of a batch without a leading axis is that of its row."""
+    """Asserts that every field of a batch without a leading axis belongs to its row."""
     ids = batch.ids["dim8"]
     lists = batch.lists["dim8"]
     for place, row in enumerate(ids[:, 0].astype(int) - _ROW_OFFSET):
@@ -181,11 +181,11 @@ def test_a_batch_holds_whole_examples_with_all_their_features(store):
     [
         (8, 16, 1, 4),
         (8, 64, 8, 8),
-        (8, 6, 1, 2),  # 3 do not divide the shards
+        (8, 6, 1, 2),  # 3 does not divide the number of shards
         (12, 6, 1, 3),
         (8, 2, 1, 0),
         (7, 16, 1, 0),
-        (8, 64, 0, 0),  # the step takes all cores
+        (8, 64, 0, 0),  # the step uses all cores
     ],
 )
 def test_the_number_of_workers_follows_from_cores_and_accelerators(
@@ -197,7 +197,7 @@ def test_the_number_of_workers_follows_from_cores_and_accelerators(
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_calls_end_at_multiples_and_with_the_run(store, workers):
-    """The last one is shorter, and so is the first of a run that resumes between two multiples."""
+    """The last execution is shorter, as is the first one after a resume between multiples."""
     plain = _collect(_train(store, num_steps=23))
     batches = _train(store, num_steps=23, steps_per_execution=8, first_step=5, num_workers=workers)
     step = 5
@@ -274,7 +274,7 @@ def test_a_restart_at_any_step_gives_the_same_batches(store, first):
 
 @pytest.fixture
 def read_blocks(monkeypatch):
-    """The indices of the blocks that are read, in order."""
+    """Returns the indices of the blocks that are read, in order."""
     read, original = [], StoredSplit.read_block
 
     def counted(self, index):
@@ -297,7 +297,7 @@ def test_data_sorted_by_label_is_mixed(store):
     rates = labels.reshape(60, 64).mean(axis=1)
     rate = labels.mean()
     assert rate == pytest.approx(0.25, abs=0.03)
-    # Of 8 shards with a window of one block each; 1 where no batch is mixed at all.
+    # Of 8 shards with a window of one block each. The value is 1 if batches are not mixed at all.
     assert rates.std() / np.sqrt(rate * (1 - rate)) < 0.45
     order = Order(np.asarray(_BLOCKS), seed=0, shards=1, window=_ROWS)
     (spans, permutation) = order.window(0, 0, 0)
@@ -367,7 +367,7 @@ def test_threads_that_read_the_same_batches_get_each_call_once(store):
 
 
 def _ids_of_groups(batches):
-    """Ids of each group of all steps."""
+    """Returns the ids of each group of all steps."""
     return np.concatenate([(b.lists["dim8"].ids != PAD).sum(axis=-1).ravel() for b in batches])
 
 
@@ -469,7 +469,9 @@ def test_an_evaluation_batch_must_be_whole_groups(store, batch_size, shards, mes
 
 
 def _prepared(path, users, tags, earlier=""):
-    """Columns user (vocabulary), fixed (row numbers) and tags (lists of users, and of numbers)."""
+    """Writes columns user (vocabulary), fixed (row numbers) and tags (lists of users, and of
+    numbers).
+    """
     n = len(users)
     columns = {
         "label": [1] * n,
@@ -550,7 +552,7 @@ def test_hot_rows_change_the_rows_of_the_stack_and_nothing_else(store):
     hot = ReplicatedRows(hot_rows=("rows", "small", "rows", "rows", "small"), replicated=3)
     lay = layout(_SCHEMA, {"small": 8, "rows": 8}, {"dim8": hot})
     (stack,) = lay.stacks
-    to_plain = np.empty(stack.rows, np.int64)  # of each row of the stack, its row without hot ones
+    to_plain = np.empty(stack.rows, np.int64)  # the row without hot rows of each row of the stack
     for table, rows, offset in (("small", 50, 0), ("rows", 5000, _ROW_OFFSET)):
         to_plain[stack_rows(stack, table, np.arange(rows))] = np.arange(rows) + offset
     plain, moved = (
@@ -558,7 +560,7 @@ def test_hot_rows_change_the_rows_of_the_stack_and_nothing_else(store):
     )
     assert (plain[1] != moved[1]).any()
     for i, (one, other) in enumerate(zip(plain, moved, strict=True)):
-        if i in (1, 2):  # the ids, and those of the lists
+        if i in (1, 2):  # the ids, and the ids of lists
             other = np.where(other == PAD, PAD, to_plain[np.where(other == PAD, 0, other)])
         np.testing.assert_array_equal(one, other)
 
@@ -671,7 +673,7 @@ _ENDS = """
             other = copy.copy(batches)
             for _ in range(3):
                 assert (next(batches).ids["dim8"] == next(other).ids["dim8"]).all()
-            # By two threads, and closed meanwhile, which begins anew where it is.
+            # Read by two threads, and closed in between, which restarts at the same position.
             def read():
                 for _ in range(40):
                     next(batches)

@@ -1,4 +1,4 @@
-"""The order of examples: that of its definition, whoever reads, and wherever a run stops."""
+"""The order of examples follows its definition, for any readers and any restarts."""
 
 import itertools
 
@@ -16,7 +16,7 @@ from jaxrank.layout import layout
 
 
 def defined(block_rows, seed, shards, window, stages, passes):
-    """The streams of all shards, by the words of the definition: numbers of stored examples."""
+    """Computes the streams of all shards by definition: numbers of stored examples."""
     examples = iter(range(sum(block_rows)))
     blocks = [[next(examples) for _ in range(rows)] for rows in block_rows]
     blocks_left = iter(blocks)
@@ -50,7 +50,7 @@ def defined(block_rows, seed, shards, window, stages, passes):
 
 
 def served(order, block_rows, shard, start, stop):
-    """The places [start, stop) of a shard's stream, as numbers of stored examples."""
+    """Returns the places [start, stop) of a shard's stream, as numbers of stored examples."""
     starts = np.cumsum(block_rows) - block_rows
     found = []
     for run in order.runs(shard, start, stop):
@@ -103,8 +103,8 @@ def test_stages_follow_one_another_and_each_example_occurs_once_in_a_pass(case):
         for stage in set(found.tolist()):
             first[stage] = min(first[stage], found.tolist().index(stage))
     assert order.first_places() == first
-    # The streams come to the end of a stage within one example of each other, so two stages meet
-    # in one batch at most.
+    # The streams finish a stage within one example of each other, so at most one batch has examples
+    # of two stages.
     for stage in range(len(ends)):
         done = [int((stage_of[stream] <= stage).sum()) for stream in streams]
         assert max(done) - min(done) <= 1
@@ -140,8 +140,8 @@ def test_stages_that_are_not_all_blocks_are_refused():
         Order(np.full(3, 9), seed=0, shards=1, window=4, stages=(1, 1))
 
 
-# Examples of each block, by day: one block that is not full, a day with fewer examples than
-# shards, days that no batch divides.
+# Examples of each block, by day: a partial block, a day with fewer examples than shards, and days
+# that batches do not divide.
 _DAYS = {
     "2024-05-01": (64, 64, 31),
     "2024-05-02": (64, 64, 64, 64, 50),
@@ -191,7 +191,7 @@ def _train(store, split="train", **changes):
 
 
 def _rows(batches, executions=None):
-    """The row numbers of the examples of some executions, i64[steps, B]."""
+    """Returns the row numbers of the examples of some executions, i64[steps, B]."""
     found = [np.array(b.dense[..., 0], np.int64) for b in itertools.islice(batches, executions)]
     batches.close()
     return np.concatenate(found)
@@ -208,7 +208,7 @@ def test_days_follow_one_another_in_the_batches(store):
         assert (days[:first] < found).all()
         assert (days[first] == found).any()
     assert (days[_ROWS // 32 + 1 :] == 0).all()
-    # The same with days that are asked for by name, and not those of the whole split.
+    # The same with days that are requested by name, not taken from the whole split.
     some = _rows(_train(store, "train/2024-05-02:2024-05-04", num_steps=6))
     assert set(_DAY_OF[some].ravel()) == {1}
 
@@ -235,7 +235,7 @@ def test_the_global_batch_does_not_depend_on_processes_or_workers(store, order, 
 
 @pytest.mark.parametrize("order", ["shuffled", "days"])
 def test_a_run_that_goes_on_with_other_processes_sees_each_example_once(store, order):
-    """On one process for 3 executions, on two for 5, and on one again to the end of the epoch."""
+    """Runs 3 executions on one process, 5 on two, and on one again to the end of the epoch."""
     share = _SETTINGS["batch_size"] // _SETTINGS["shards"]
     steps = -(-_ROWS // _SETTINGS["batch_size"])
     steps += steps % 2
@@ -264,7 +264,7 @@ def test_days_of_a_split_without_days_are_refused(store, tmp_path):
 
 
 def test_places_are_right_past_the_numbers_that_32_bits_and_floats_hold():
-    """Six thousand blocks of a thousand million examples, read for longer than 2^53 examples."""
+    """Reads six thousand blocks of a thousand million examples, for longer than 2^53 examples."""
     order = Order(np.full(6000, 10**9), seed=1, shards=8, window=10_000)
     assert order.rows == 6 * 10**12
     start, stop = order.piece(3)
@@ -275,7 +275,7 @@ def test_places_are_right_past_the_numbers_that_32_bits_and_floats_hold():
         assert sum(run.stop - run.start for run in runs) == 10_007
         for run in runs:
             begin, end = order._window_bounds(3, run.turn, run.window)
-            # Where the run begins in the stream, from what it says.
+            # The start of the run in the stream, from its description.
             assert run.turn * length + begin + run.start == place
             place += run.stop - run.start
             spans, permutation = order.window(3, run.turn, run.window)

@@ -1,4 +1,4 @@
-"""Cells that hold lists, in every spelling that logs have, against what their ids are."""
+"""Cells with lists, in every spelling that logs have, compared with the expected ids."""
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +18,7 @@ def chunk_of(**columns):
 
 
 def lists(values, **settings):
-    """The ids of each cell, and their weights where there are any."""
+    """Returns the ids of each cell, and their weights if there are any."""
     found = cells.list_elements(RaggedSpec(("h",), **settings), chunk_of(h=values))
     ends = np.cumsum(found.ids.lengths).tolist()
     bounds = list(zip([0, *ends], ends, strict=False))

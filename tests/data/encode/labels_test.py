@@ -1,5 +1,7 @@
-"""Labels that are late or sampled, hashed and bucketised features: the encoder against plain loops,
-and predictions of all traffic from data that has lost negatives."""
+"""Labels that are delayed or sampled, and hashed and bucketised features, against plain loops.
+
+Also predictions of the full traffic from data with downsampled negatives.
+"""
 
 import dataclasses
 import json
@@ -220,7 +222,7 @@ def test_booleans_in_text_are_no_numbers_where_any_number_may_be(features):
         encode({"click": [1, 0], "x": ["1", "true"]}, **features)
 
 
-# Negatives that were left out.
+# Downsampled negatives.
 
 
 @pytest.mark.parametrize("column", ["", "rate"])
@@ -313,8 +315,8 @@ def test_shifts_stay_with_their_examples_from_the_encoder_to_the_batch():
     assert plain.logit_correction.shape == (n + 4, 0)
 
 
-# A logistic model of one feature and an intercept, which is what made the clicks: its fit to all
-# traffic is the truth.
+# A logistic model of one feature and an intercept generated the clicks. Its fit to the full traffic
+# is the truth.
 
 
 def traffic(n=200_000, seed=0):
@@ -325,7 +327,7 @@ def traffic(n=200_000, seed=0):
 
 
 def fitted(block):
-    """Coefficients (intercept, slope) of the least loss, by Newton's method."""
+    """Returns the coefficients (intercept, slope) of least loss, by Newton's method."""
     x = jnp.stack([np.ones(block.rows), block.dense[:, 0]], axis=1)
     labels = jnp.asarray(block.labels, x.dtype)
     weights = jnp.ones_like(labels) if block.weights is None else jnp.asarray(block.weights)
@@ -338,7 +340,7 @@ def fitted(block):
         total = weights.sum(0)
         return losses.weighted_loss(logits, labels, weights, jnp.ones(1), total, ("binary",))
 
-    # Where the examples as they are look like heads and tails, Newton's method converges.
+    # Newton's method converges from here, because the sampled classes are balanced.
     found = jnp.array([logit_correction.mean() if logit_correction.size else 0.0, 0.0])
     step = jax.jit(lambda c: c - jnp.linalg.solve(jax.hessian(loss)(c), jax.grad(loss)(c)))
     for _ in range(8):
@@ -352,7 +354,7 @@ def test_predictions_are_of_all_traffic_though_nine_negatives_of_ten_were_left_o
     correction, by_column
 ):
     x, y, u = traffic()
-    # By column, the rate depends on the feature: then the slope, too, needs the correction.
+    # With a rate per row, the rate depends on the feature, and the slope also needs the correction.
     rate = np.where(x > 0, 0.05, 0.2) if by_column else np.full(len(x), 0.1)
     keep = (y == 1) | (u < rate)
     columns = {"click": y[keep], "x": x[keep], "rate": rate[keep]}
@@ -368,7 +370,7 @@ def test_predictions_are_of_all_traffic_though_nine_negatives_of_ten_were_left_o
     predicted = exact.probability(coefficients[0] + coefficients[1] * x)
     assert predicted.mean() == pytest.approx(y.mean(), rel=0.02)
     wrong = exact.probability(plain[0] + plain[1] * x).mean()
-    assert wrong > 2 * y.mean()  # what is to be corrected
+    assert wrong > 2 * y.mean()  # the error without the correction
 
 
 # Bucketised floats and hashed ids.
@@ -434,11 +436,11 @@ def test_features_of_one_table_may_be_hashed_with_salts_of_their_own():
     schemas = [build_schema(spec_of(columns, **features(*s)), {}, {}, {}) for s in salts]
     assert len({s.tables[0].checksum for s in schemas}) == len(salts)
     assert [len(s.tables) for s in schemas] == [1] * len(salts)
-    # As stores have it that were made when a table had one salt.
+    # As in stores that were made when a table had one salt.
     assert schemas[2].tables[0].checksum == xxhash.xxh3_64_hexdigest(b"u:")
 
 
-# What is refused, and what counts.
+# Rejected values, and counts.
 
 
 @pytest.mark.parametrize(
@@ -562,5 +564,5 @@ def test_a_section_with_all_defaults_in_full_is_the_same_section():
         time="", window_hours=0.0,
     )  # fmt: skip
     assert feature_spec(short.to_state()) == short
-    whole = dict(tasks=[CLICK | dict(negative_rate=1)])  # an int where a float is meant
+    whole = dict(tasks=[CLICK | dict(negative_rate=1)])  # an int in place of a float
     assert feature_spec(whole) == short

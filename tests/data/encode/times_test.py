@@ -1,4 +1,4 @@
-"""Times of every kind of column against Python's datetime."""
+"""Times in every kind of column, compared with Python's datetime."""
 
 import datetime
 import re
@@ -52,7 +52,7 @@ TEXTS = [
 
 def test_text_of_every_form_is_read_as_python_reads_it():
     assert seconds(TEXTS) == [of_python(text) for text in TEXTS]
-    for text in TEXTS:  # alone, as the forms of a column are told apart together
+    for text in TEXTS:  # one by one, because the format is chosen for the column as a whole
         assert seconds([text]) == [of_python(text)]
 
 
@@ -146,13 +146,13 @@ def test_a_missing_time_is_nan(missing):
 )
 def test_times_of_arrow_are_read_as_python_reads_them(values):
     epoch, microsecond = datetime.datetime(1970, 1, 1), datetime.timedelta(microseconds=1)
-    micros = [(v - epoch) // microsecond for v in values]  # whole numbers, so exact
+    micros = [(v - epoch) // microsecond for v in values]  # integers, so exact
     expected = [x / 10**6 for x in micros]
     for unit, digits in (("us", 6), ("ns", 6), ("ms", 3), ("s", 0)):
         whole = [x // 10 ** (6 - digits) / 10**digits for x in micros]
         for zone in (None, "Asia/Tokyo"):
             array = pa.array(values, pa.timestamp("us")).cast(pa.timestamp(unit), safe=False)
-            # A zone says how the same instant is shown.
+            # A time zone changes the representation of an instant, not the instant.
             array = array.cast(pa.int64()).cast(pa.timestamp(unit, zone))
             found = np.array(seconds(array))
             assert np.abs(found - whole).max() <= 1.5 * 10.0**-digits

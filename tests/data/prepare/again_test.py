@@ -1,4 +1,4 @@
-"""A preparation that is run again goes on, after an error or a kill, and uses nothing stale."""
+"""A preparation that is run again after an error or a kill resumes, and uses nothing stale."""
 
 import http.server
 import os
@@ -38,7 +38,7 @@ def test_what_was_done_before_an_error_is_not_done_again(tmp_path, small_units, 
     Path(train[2]).write_text(good)
     read = counted(monkeypatch)
     run(tmp_path / "store", train, runner=Local(1))
-    # The mended file is read for both passes; of the others what was learned is there.
+    # Both passes read the corrected file. The fit states of the other files exist.
     assert read[0] == 2
     assert content(tmp_path / "store") == content(expected.path)
     assert not (tmp_path / ".store.partial").exists()
@@ -114,7 +114,7 @@ prepare({FEATURES!r}, dict(kind="csv", files=dict(train={train!r})),
     assert killed.returncode == -9, killed.stderr
     read = counted(monkeypatch)
     run(tmp_path / "store", train, runner=Local(1))
-    assert read == [2]  # encoded; learned and the other two encoded are there
+    assert read == [2]  # encoded; the fit states and the other two blocks exist
     assert content(tmp_path / "store") == content(expected.path)
 
 
@@ -148,7 +148,7 @@ def test_what_was_done_of_other_data_or_otherwise_is_done_again(
 
 
 def broken(path):
-    """Makes the label of its last record one that cannot be; -> the text that it had."""
+    """Makes the label of the last record in a file invalid, and returns the original text."""
     text = Path(path).read_text()
     *lines, last = text.splitlines(keepends=True)
     Path(path).write_text("".join(lines) + last.replace(",0,", ",7,").replace(",1,", ",7,"))
@@ -219,7 +219,7 @@ def test_what_all_files_say_of_a_column_is_part_of_what_each_became(tmp_path, sm
     with pytest.raises(InputError, match="column label"):
         prepared("store")
     write("0303", [1, 0])
-    write("0404-X", [0, 1])  # with it they are no numbers any more
+    write("0404-X", [0, 1])  # with it the column is no longer numeric
     store = prepared("store")
     assert store.vocabulary("zip")[0] == ["0101", "0202", "0303", "0404-X"]
     assert content(store.path) == content(prepared("expected").path)
@@ -248,7 +248,7 @@ def test_a_file_that_a_server_has_anew_is_read_again(tmp_path, small_units, kind
 
 @pytest.mark.parametrize("place", ["local", "memory"])
 def test_nothing_of_other_attempts_is_in_a_store(tmp_path, small_units, place):
-    """Neither files that are no part of it any more nor, under a key, raw values."""
+    """Asserts that no obsolete files and, with a key, no raw values are left."""
     train = files(tmp_path / "raw", 50, 50, 50)
     broken(train[2])
     (tmp_path / "key").write_text("0123456789abcdef")
@@ -264,7 +264,7 @@ def test_nothing_of_other_attempts_is_in_a_store(tmp_path, small_units, place):
         assert {p.name for p in output.iterdir()} == {p.name for p in expected.iterdir()}
         return
     system = fsspec.filesystem("memory")
-    # A name that is a pattern is a name, and other stores below the URL are theirs.
+    # The name is not treated as a pattern, and other stores below the URL are left alone.
     assert system.find("/again_test/store") == sorted(
         f"/again_test/store/{name}" for name in content(expected)
     )

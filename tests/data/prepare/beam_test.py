@@ -1,4 +1,4 @@
-"""Preparing a store with Apache Beam: the local one, byte for byte, and errors as told locally."""
+"""Preparation with Apache Beam gives the same bytes and errors as a local one."""
 
 import csv
 import random
@@ -60,7 +60,9 @@ def write(path, rows):
 
 
 def raw(directory, *, bad=()):
-    """Three files to learn from and one more; of each (file, row, column, value) in `bad`."""
+    """Writes three files to fit on and one more, with invalid values (file, row, column, value) in
+    `bad`.
+    """
     rng = random.Random(5)
     for name, count in dict(a=300, b=200, c=250, test=100).items():
         rows = [record(rng) for _ in range(count)]
@@ -84,7 +86,7 @@ def contents(directory):
     }
 
 
-# The store.
+# Equal stores.
 
 
 @pytest.mark.parametrize("options", [[], THREADS], ids=["one", "threads"])
@@ -112,7 +114,7 @@ def test_processes_of_their_own_write_the_same_store(tmp_path):
     features = FEATURES | dict(
         dense=[dict(columns="x")], categorical=[dict(columns="color", encoding="hash", rows=99)]
     )
-    features |= dict(ragged=[])  # with nothing to learn there is one pipeline for each split
+    features |= dict(ragged=[])  # with nothing to fit there is one pipeline for each split
     source["files"].pop("test")
     run(source, tmp_path / "local", features)
     run(source, tmp_path / "beam", features, runner=make_runner("DirectRunner", 0, PROCESSES))
@@ -123,13 +125,14 @@ def test_a_store_at_a_url_is_the_same_too(tmp_path):
     source = raw(tmp_path)
     run(source, tmp_path / "local")
     url = UPath(f"memory://{tmp_path}/beam")
-    run(source, url, runner=Beam("DirectRunner"))  # in this process, whose memory it is
+    # in this process, because the memory file system is local to it
+    run(source, url, runner=Beam("DirectRunner"))
     local = contents(tmp_path / "local")
     assert {name: (url / name).read_bytes() for name in local} == local
     assert sum(path.is_file() for path in url.rglob("*")) == len(local)
 
 
-# Errors of the data.
+# Data errors.
 
 
 @pytest.mark.parametrize("fitted", [True, False])
@@ -155,7 +158,7 @@ def test_it_goes_on_once_the_bad_record_is_mended(tmp_path):
     assert contents(tmp_path / "beam") == contents(tmp_path / "local")
 
 
-# Errors of a unit, whatever it does.
+# Unit errors.
 
 
 def settings_at(directory):
@@ -168,7 +171,7 @@ def units(count):
 
 
 def leave(settings, unit, errors):
-    """A file that says that the unit was worked on, and its error if there is one."""
+    """Writes a file that records the execution of the unit, and raises its error if any."""
     with open(errors["directory"] / str(unit.index), "x") as file:
         file.write(unit.name)
     if unit.index in errors:
@@ -188,7 +191,7 @@ def test_the_error_of_the_first_unit_comes_out(tmp_path, error, kind):
     with pytest.raises(kind) as found:
         Beam("DirectRunner").run(leave, settings_at(tmp_path / "store"), units(20)[::-1], errors)
     assert str(found.value) == str(error)
-    # Once each, as otherwise the error would be that the file is there.
+    # Each unit runs once, otherwise the error would be that the file exists.
     assert {int(path.name) for path in tmp_path.iterdir() if path.is_file()} >= set(range(8))
 
 
@@ -204,7 +207,7 @@ def test_hardly_a_unit_behind_one_that_failed_is_worked_on(tmp_path):
     settings = settings_at(tmp_path / "store")
     with pytest.raises(InputError, match="^row 0$"):
         Beam("DirectRunner").run(leave, settings, mixed, errors | {"directory": tmp_path})
-    # In random order the n-th is the first so far with probability 1 / n: 6.3 of all.
+    # In random order, the n-th error is the first so far with probability 1 / n: 6.3 in total.
     assert 1 <= sum(path.is_file() for path in tmp_path.iterdir()) < 40
 
 
@@ -213,15 +216,15 @@ def test_an_error_is_read_from_a_store_at_a_url(tmp_path):
     errors = {"directory": tmp_path, 2: InputError("row 4: must be 1: found 2.")}
     with pytest.raises(InputError, match="^row 4: must be 1: found 2.$"):
         Beam("DirectRunner").run(leave, settings, units(3), errors)
-    Beam("DirectRunner").run(leave, settings, units(20)[3:], errors)  # what was left is forgotten
+    Beam("DirectRunner").run(leave, settings, units(20)[3:], errors)  # earlier errors are removed
     assert {int(path.name) for path in tmp_path.iterdir()} == set(range(20))
 
 
-# The command.
+# Command line.
 
 
 def test_the_direct_runner_fetches_no_program(tmp_path, monkeypatch):
-    asked = []  # the runner that would be fetched
+    asked = []  # the runner that would be downloaded
     monkeypatch.setattr(prism_runner.PrismRunner, "run_pipeline", lambda *_: asked.append(1))
     Beam("DirectRunner").run(leave, settings_at(tmp_path), units(1), {"directory": tmp_path})
     assert not asked

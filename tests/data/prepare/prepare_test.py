@@ -1,4 +1,4 @@
-"""Preparing a store: what is learned, what is written, and what is left when it fails."""
+"""Preparation of a store: fitted values, written files, and the state after a failure."""
 
 import collections
 import csv
@@ -62,7 +62,7 @@ def whole(store, split="train"):
 
 
 def lists_of(block):
-    """list_values as nested lists: [example][list] -> ids."""
+    """Converts list_values to nested lists: [example][list] -> ids."""
     values = iter(block.list_values.tolist())
     return [[[next(values) for _ in range(n)] for n in row] for row in block.list_lengths]
 
@@ -187,7 +187,7 @@ def test_an_earlier_scale_is_of_values_or_of_their_logs(tmp_path):
         options=options,
     )  # fmt: skip
     assert same.schema == open_store(tmp_path / "day1").schema
-    plain = prepare_csv(  # learned nothing of x, so there is nothing to use again
+    plain = prepare_csv(  # nothing was fitted for x, so there is nothing to reuse
         tmp_path, ["label", "x"], rows, dense=[dict(columns="x")], name="day4", options=options
     )
     assert plain.schema.dense == (Dense("x"),)
@@ -287,7 +287,7 @@ def test_an_earlier_feature_of_another_number_of_buckets_is_refused(tmp_path):
 
 @pytest.mark.parametrize("log", [True, False])
 def test_records_are_skipped_in_learning_as_in_encoding(tmp_path, log):
-    """Beyond float32 itself, but not its logarithm."""
+    """The value is out of range of float32, but its logarithm is not."""
     rows = [[1, "1e39", "a"], [0, "1", "b"], [0, "3", "c"]]
 
     def prepared(name, on_error):
@@ -335,7 +335,7 @@ def test_hashed_rows_are_stable_and_in_range(tmp_path):
     found = whole(store).ids[:, 0]
     expected = [2 + xxhash.xxh64_intdigest(("s:" + u).encode()) % 98 for u in users]
     assert found.tolist() == [*expected, MISSING_ROW]
-    assert found[:3].tolist() == [64, 4, 76]  # for ever: stored models depend on it
+    assert found[:3].tolist() == [64, 4, 76]  # fixed, because stored models depend on it
     assert set(found[:-1].tolist()) == set(range(2, 100))
     assert store.schema.tables[0].rows == 100
     other = prepare_csv(
@@ -359,7 +359,7 @@ def test_integer_ids_are_rows_already(tmp_path, kind):
     }  # fmt: skip
 
 
-# What becomes of integer ids that are no rows. Of a table of 7 rows:
+# Policies for integer ids that are out of range. For a table of 7 rows:
 GOOD = [0, 6, None, 3]
 BAD = [
     *(-1, 7, -(2**31), 2**31 - 1, 2**31, 2**32, 2**32 + 3, 2**63 - 1, -(2**63)),
@@ -368,7 +368,7 @@ BAD = [
 
 
 def _row_of(value, policy, rows=7):
-    """The row of an id, one at a time, with Python's numbers."""
+    """Computes the row of one id with Python integers."""
     if value is None:
         return PAD
     if 0 <= value < rows:
@@ -382,7 +382,7 @@ def _row_of(value, policy, rows=7):
 
 def _as(kind, values):
     if kind == "text":
-        # Zeros in front change no number.
+        # Leading zeros do not change a number.
         spelled = [v if v is None else f"{'-' if v < 0 else ''}000{abs(v)}" for v in values]
         return pa.array(spelled)
     if kind == "float":
@@ -404,7 +404,7 @@ def _as(kind, values):
 )
 def test_an_id_outside_its_table_gets_the_row_of_its_policy(tmp_path, policy, kind, least, most):
     bad = [v for v in BAD if least <= v <= most] * 2
-    if kind == "float":  # as the nearest one that there is
+    if kind == "float":  # as the nearest float
         bad = [int(float(v)) for v in bad]
     values = [v for pair in zip(bad, GOOD * len(bad), strict=False) for v in pair] + GOOD
     lists = [values[i : i + 3] for i in range(0, len(values), 3)]
@@ -442,7 +442,7 @@ def test_hashes_of_ids_outside_their_table_are_stable(tmp_path):
     ids = [dict(columns="user", encoding="integer", rows=100, on_bad_id="hash")]
     store = prepare_csv(tmp_path, ["label", "user"], [[1, v] for v in values], categorical=ids)
     found = whole(store).ids[:, 0].tolist()
-    assert found == [28, 30, 91, 91]  # for ever: stored models depend on it
+    assert found == [28, 30, 91, 91]  # fixed, because stored models depend on it
 
 
 def test_ids_outside_their_tables_are_counted_by_feature_and_reported(tmp_path):
@@ -505,7 +505,7 @@ def test_tables_with_other_policies_are_other_tables(tmp_path):
     for mine, store in stores.items():
         for other, table in ((p, s.schema.tables[0]) for p, s in stores.items()):
             assert store.extends(table) == (mine == other)
-    assert stores["error"].schema.tables[0].checksum == ""  # as it was before there was a choice
+    assert stores["error"].schema.tables[0].checksum == ""  # as in versions without the option
 
 
 @pytest.mark.parametrize("kind", [pa.int32(), pa.uint64(), pa.float64(), pa.large_string()])
@@ -642,7 +642,7 @@ def test_an_overlong_list_is_cut_where_that_is_asked_for(tmp_path):
         tmp_path, ["label", "tags", "w"], rows,
         ragged=[dict(columns="tags", weights="w", max_length=2, on_overlong="truncate")],
     )  # fmt: skip
-    assert store.vocabulary("tags")[0] == ["c", "a", "b", "d"]  # of what is kept
+    assert store.vocabulary("tags")[0] == ["c", "a", "b", "d"]  # of the kept ids
     assert lists_of(whole(store)) == [[[3, 4]], [[5]], [[]], [[2, 2]]]
     assert whole(store).list_weights.tolist() == [1, 2, 5, 6, 7]
     assert store.split("train").statistics["ragged"]["tags"] == {
@@ -797,7 +797,7 @@ def test_two_thousand_columns_by_pattern(tmp_path):
         tmp_path / "store",
         report=lines.append,
     )
-    assert time.perf_counter() - began < 20  # 1 s where it was written
+    assert time.perf_counter() - began < 20  # 1 s when it was written
     floats = values[:, :1900]
     expected = (floats - floats.mean(axis=0)) / floats.std(axis=0)
     np.testing.assert_allclose(whole(store).dense, expected, rtol=1e-5, atol=1e-6)

@@ -1,5 +1,6 @@
-"""A preparation in units: in any number of processes, gone on with, by day, with records set aside,
-under a key, and from and to other places than local files."""
+"""Preparation in units: any number of processes, resumed, by day, with skipped records, with a key,
+and between remote file systems.
+"""
 
 import csv
 import gzip
@@ -97,7 +98,7 @@ def test_small_files_share_a_unit_and_large_ones_are_cut(tmp_path, monkeypatch):
     assert a["list_lengths"]["max_total_per_run"] == b["list_lengths"]["max_total_per_run"]
 
 
-# By day.
+# Partitions by day.
 
 
 def test_a_store_by_day_has_the_days_of_every_unit(tmp_path, small_units):
@@ -146,7 +147,7 @@ def test_a_record_without_a_time_that_is_skipped_teaches_nothing(tmp_path):
     assert len((store.path / "rejected.jsonl").read_text().splitlines()) == 3
 
 
-# Records that are set aside.
+# Skipped records.
 
 
 def test_records_that_are_skipped_are_listed_and_the_rest_is_that_of_clean_data(tmp_path):
@@ -253,7 +254,7 @@ def test_lines_before_a_part_are_counted_once(tmp_path, monkeypatch):
     store = run(tmp_path / "store", str(path), on_error="skip")
     told = [json.loads(line) for line in (store.path / "rejected.jsonl").read_text().splitlines()]
     assert [entry["row"] for entry in told] == list(range(402, 432))
-    assert len(counted) == 2  # for the part that has them, while learning and encoding
+    assert len(counted) == 2  # for the part with invalid records, while fitting and encoding
 
 
 def test_a_worker_that_is_killed_is_told(tmp_path, small_units, monkeypatch):
@@ -267,7 +268,7 @@ def _killed(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-# Under a key.
+# Hash keys.
 
 
 def test_with_a_key_no_raw_value_is_in_any_file(tmp_path):
@@ -311,7 +312,7 @@ def test_with_a_key_no_raw_value_is_in_any_file(tmp_path):
         run(tmp_path / "other", train, features, hash_key_file=str(key))
 
 
-# From and to other places.
+# Remote paths.
 
 
 def test_standard_input_is_a_file_like_any_other(tmp_path, monkeypatch):
@@ -352,7 +353,7 @@ def test_the_config_of_the_readme_prepares_what_it_says(tmp_path, monkeypatch):
 
 
 def test_a_store_at_a_url_that_needs_a_package_is_refused():
-    """One that is there for no kind of URL that fsspec knows would be odd."""
+    """At least one of the packages for these kinds of URL is assumed to be missing."""
 
     def is_missing(protocol):
         try:
@@ -395,14 +396,14 @@ def test_compressed_blocks_are_smaller_and_hold_the_same(tmp_path, compression):
         run(tmp_path / "other", train, compression="gzip")
 
 
-# Labels that come late.
+# Delayed labels.
 
 
 def test_a_split_is_looked_at_at_its_last_event(tmp_path):
     hour = 3600
 
     def table(first, name):
-        # Four clicks an hour apart, of which the second converted half an hour later.
+        # Four clicks at intervals of an hour. The second one converted half an hour later.
         rows = [[1, first + k * hour, first + 1.5 * hour if k == 1 else ""] for k in range(4)]
         path = tmp_path / f"{name}.csv"
         with open(path, "w", newline="") as file:

@@ -1,4 +1,4 @@
-"""One column with several types in the files of a directory."""
+"""A column with different types in the files of a directory."""
 
 import datetime
 

@@ -1,4 +1,4 @@
-"""Parquet files: columns that directories name, parts of row groups, and files that are damaged."""
+"""Parquet files: columns in directory names, parts of row groups, and damaged files."""
 
 import datetime
 import os
@@ -27,7 +27,7 @@ def source_of(files, **more):
 
 
 def rows_of(chunks):
-    """(file, row, {column: value}) of every record."""
+    """Returns (file, row, {column: value}) of every record."""
     found = []
     for chunk in chunks:
         records = chunk.batch.to_pylist()
@@ -45,7 +45,7 @@ def write(path, columns, **options):
     return str(path)
 
 
-# Directories that name columns.
+# Directories with columns.
 
 
 def test_directories_that_arrow_wrote_give_back_the_columns_that_they_were_made_of(tmp_path):
@@ -159,7 +159,7 @@ def test_times_of_int96_are_read_beyond_the_range_of_nanoseconds(tmp_path):
 
 
 def many_groups(tmp_path, groups=(30, 50, 20, 1, 99, 40), name="a.parquet"):
-    """A file with row groups of these rows; column n counts them from 1."""
+    """Writes a file with row groups of these sizes. Column n counts the rows from 1."""
     path = tmp_path / name
     with pq.ParquetWriter(path, pa.schema({"n": pa.int64(), "text": pa.string()})) as writer:
         start = 1
@@ -259,14 +259,14 @@ def test_lists_of_dictionaries_are_read_over_several_row_groups(tmp_path, groups
 
 
 def test_columns_that_no_feature_names_are_not_read(tmp_path):
-    unread = pa.array([b"x", b"\xff"]).view(pa.string())  # which is no text
+    unread = pa.array([b"x", b"\xff"]).view(pa.string())  # invalid text
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"label": [0, 1], "user": ["u", "v"], "unread": unread}), path)
     features = dict(tasks=[dict(name="click", label="label")], categorical=[dict(columns="user")])
     source = dict(kind="parquet", files=dict(train=str(path)))
     store = prepare(features, source, tmp_path / "store", report=lambda _: None)
     assert store.vocabulary("user")[0] == ["u", "v"]
-    # A record that is left out is told whole.
+    # A skipped record is recorded with all its columns.
     with pytest.raises(InputError, match=r"a.parquet: must be a readable Parquet file"):
         prepare(features, source, tmp_path / "b", on_error="skip", report=lambda _: None)
 

@@ -1,4 +1,4 @@
-"""Raw files of every kind come out as the records that are in them."""
+"""Raw files of every kind are read as the records that they contain."""
 
 import csv
 import gzip
@@ -15,7 +15,7 @@ from jaxrank.errors import InputError
 
 
 def records(source, split):
-    """(row number, {column: value}) of every record, and the files in order."""
+    """Returns (row number, {column: value}) of every record, and the files in order."""
     rows, files = [], []
     for chunk in every_chunk(source, split):
         numbers = chunk.rows.tolist()
@@ -65,7 +65,7 @@ def test_row_numbers_go_on_from_chunk_to_chunk(tmp_path, monkeypatch):
 
 
 class OtherPath:
-    """A path of another library than pathlib."""
+    """A path class of a library other than pathlib."""
 
     def __init__(self, path):
         self._path = str(path)
@@ -86,7 +86,7 @@ def test_a_file_is_read_once_whatever_names_and_links_lead_to_it(tmp_path):
     (days / "linked_again.csv").symlink_to(other / "day_3.csv")
     (days / "up").symlink_to(tmp_path)
     (days / "hard.csv").hardlink_to(days / "day_1.csv")
-    # As where a volume of Kubernetes is mounted, whose files are links to hidden ones.
+    # A mounted Kubernetes volume, where files are links to hidden files.
     (days / "x.csv").symlink_to(days / ".data" / "x.csv")
 
     def users(*paths):
@@ -152,7 +152,7 @@ def test_a_directory_that_may_not_be_read_is_not_passed_over(tmp_path, monkeypat
         (tmp_path / name).mkdir()
         (tmp_path / name / "x.csv").write_text("n\n1\n")
     closed = {tmp_path / "b", tmp_path / "lost+found"}
-    # Root may read all, so what may not be read has to be played.
+    # Root can read all files, so the permission error is simulated.
     monkeypatch.setattr("os.access", lambda path, _: Path(path) not in closed)
     with pytest.raises(InputError, match=r"/b must be a directory that can be read"):
         make_source(dict(kind="csv", files=dict(train=str(tmp_path / given))))

@@ -1,4 +1,4 @@
-"""Directories of Parquet that are tables with a log, against what their log counts."""
+"""Directories of Parquet files with a table log are read as the log lists them."""
 
 import json
 
@@ -26,7 +26,7 @@ def remove(name):
 
 
 class Table:
-    """A directory with a log of Delta Lake, each file with one user of its own name."""
+    """Writes a directory with a Delta Lake log, in which each file has one user of its own name."""
 
     def __init__(self, path):
         self.path, self._version = path, 0

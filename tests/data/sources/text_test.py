@@ -1,4 +1,4 @@
-"""Delimited text is read as the csv module reads it, wherever it is cut and wherever it lies."""
+"""Delimited text is read as by the csv module, for any division into parts and any location."""
 
 import csv
 import gzip
@@ -22,7 +22,8 @@ from jaxrank.errors import InputError
 
 NAMES = ["n", "name", "price"]
 HEADER = b"n,name,price\n"
-# Quotes, commas, no value, letters of several bytes, and what other splitters take for a line end.
+# Quotes, commas, empty values, multi-byte characters, and characters that some readers treat as
+# line endings.
 VALUES = ["", "a", '"a,b"', '""', '"say ""hi"""', "ünï", "\U0001f600", "x" * 40, "\x0b\x0c\u2028"]
 ROWS = [f"{i},{VALUES[i % 9]},{i * 7919 % 101}" for i in range(60)]
 PLAIN = "\n".join(["n,name,price", *ROWS, ""]).encode()
@@ -33,9 +34,9 @@ def source_of(path, kind="csv"):
 
 
 def read(source, rejects=None, content=b""):
-    """(number of the line in the file, record) of every record, all parts in order.
+    """Returns (line number in the file, record) of every record, all parts in order.
 
-    `content` is the file's: lines before a chunk's offset are counted in it.
+    `content` is the file's content, in which the lines before a chunk's offset are counted.
     """
     found = []
     for part in source.parts("train"):
@@ -47,7 +48,7 @@ def read(source, rejects=None, content=b""):
 
 
 def expected(content, names=NAMES):
-    """What the csv module finds in CSV with a header."""
+    """Parses CSV with a header by the csv module."""
     reader = csv.reader(io.StringIO(content.decode("utf-8-sig"), newline="\n"))
     assert next(reader) == names
     return [
@@ -58,7 +59,7 @@ def expected(content, names=NAMES):
 
 @pytest.fixture
 def small(monkeypatch):
-    """Sets the bytes of a part and the least of a chunk, of a few lines."""
+    """Sets the bytes of a part and of the smallest chunk to a few lines."""
 
     def set_sizes(part, chunk=64, rows=5):
         monkeypatch.setattr(text, "_PART_BYTES", part)
@@ -215,15 +216,15 @@ def test_chunks_are_of_a_few_thousand_rows_whatever_the_file(tmp_path):
     assert max(rows) < 20_000
 
 
-# Bad lines.
+# Invalid lines.
 
 
 def refused(*parts):
-    """An InputError whose message has the parts in this order."""
+    """Asserts an InputError whose message has the parts in this order."""
     return pytest.raises(InputError, match=".*".join(re.escape(part) for part in parts))
 
 
-# line, column, what must hold, what was found
+# line, column, requirement, actual value
 BAD = {
     "too few": ("1,2", "", "have 3 columns", "2"),
     "too many": ("1,2,3,4,", "", "have 3 columns", "5"),
@@ -240,12 +241,13 @@ BAD = {
 
 @pytest.fixture(params=BAD.values(), ids=BAD)
 def bad_file(request, tmp_path, small):
-    """(path, content, the same without the bad line, its number, the line, column, must, found).
+    """Yields cases of one invalid line in a file that is split into many parts.
 
-    The file is cut into many parts.
+    Each is (path, content, content without the invalid line, its line number, line, column, must,
+    found).
     """
     line, *rest = request.param
-    # CRLF, so that a CR at the end is one too many.
+    # CRLF, so that a CR at the end is extra.
     before, after = (
         b"".join(row.encode() + b"\r\n" for row in rows) for rows in (ROWS[:50], ROWS[50:])
     )
@@ -297,7 +299,7 @@ def test_many_bad_lines_of_a_block_are_skipped_in_order(tmp_path, small, pack):
     [
         (b'1,"a\nb",2\n', [2, 3]),
         (b"1,a,2\r3,b,4\n", [2]),
-        # As many records as lines, were they not taken line by line.
+        # The number of records equals the number of lines, unless lines are read one by one.
         (b'1,a,2\r3,b,4\n5,"a\nb",6\n', [2, 3, 4]),
         (b'5,"a\nb",6\n1,a,2\r3,b,4\n', [2, 3, 4]),
     ],
@@ -416,7 +418,7 @@ def test_any_other_delimiter(tmp_path, delimiter):
     assert read(source) == [(2, {"a": f"x{delimiter}y", "b": "z"})]
 
 
-# Headers in other orders.
+# Headers in different orders.
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
@@ -485,7 +487,7 @@ def test_bad_lines_of_another_order_are_told_as_the_file_has_them(tmp_path, smal
     assert told == [(22, "", "7,8"), (23, "n", r"7,\xff,x")]
 
 
-# Texts that stand for missing values.
+# Texts for missing values.
 
 NULLS = ["NULL", "NaN", "\\N", "None", "ünï", "a,b", "\0", ""]
 
@@ -586,7 +588,7 @@ def test_a_line_of_null_values_only_has_no_value(tmp_path):
 
 
 def test_a_record_is_told_as_the_file_has_it(tmp_path, small):
-    """In any part, among bad lines, behind other records that were left out, in another order."""
+    """In any part, among invalid lines, after skipped records, and in another column order."""
     rows = "".join(f'{i},"NULL",\n' if i % 3 else f"NULL,{i}\n" for i in range(2, 100))
     (tmp_path / "a.csv").write_text("price,n,name\n0,NULL,NULL\n")
     path = tmp_path / "b.csv"
@@ -613,7 +615,7 @@ def test_a_record_is_told_as_the_file_has_it(tmp_path, small):
 
 @pytest.fixture(params=[Ranges, http.server.SimpleHTTPRequestHandler, NoSize])
 def server(request, tmp_path):
-    """(URL of `tmp_path`, class of the server)."""
+    """Starts a server and returns (URL of `tmp_path`, class of the server)."""
     with serving(tmp_path, request.param) as url:
         yield url, request.param
 
@@ -632,7 +634,7 @@ def test_files_of_a_web_server_are_read_as_local_ones(tmp_path, server, small, n
 
 
 def test_a_large_file_of_a_server_that_sends_whole_files_only(tmp_path, server):
-    """Larger than what is read ahead of HTTP at once."""
+    """A file larger than the read-ahead of HTTP."""
     url, _ = server
     (tmp_path / "a.csv").write_bytes(b"n\n" + b"".join(b"%d\n" % i for i in range(2, 900_000)))
     rows = 0
@@ -666,7 +668,7 @@ def test_bad_lines_of_a_url_have_their_numbers(small):
         read(source_of(url))
 
 
-# Quotes that are escaped, names that are declared, and names that come again.
+# Escaped quotes, declared names, and repeated headers.
 
 
 def csv_source(path, **more):
@@ -727,7 +729,7 @@ def test_a_header_among_the_rows_is_rejected_and_may_be_skipped(tmp_path, small)
     with pytest.raises(InputError, match=r"row 62: must be a record: found the header again"):
         read(csv_source(path))
     path.write_bytes(PLAIN + PLAIN)
-    # Beside a line that is none, and in a file whose columns are in another order.
+    # Next to an invalid line, and in a file with another column order.
     other = tmp_path / "other.csv"
     other.write_text("price,n,name\n1,2,a\nprice,n,name\n1,2\n3,4,b\n")
     rejects = Rejects("skip", 9)

@@ -1,4 +1,4 @@
-"""TFRecord files of tf.Example come out as the records that are in them, or are refused."""
+"""TFRecord files of tf.Example are read as the records that they contain, or rejected."""
 
 import gzip
 import http.server
@@ -34,7 +34,7 @@ def source_of(path, columns=None):
 
 
 def rows_of(source, rejects=None):
-    """(row, {column: value}) of every record."""
+    """Returns (row, {column: value}) of every record."""
     found = []
     for chunk in every_chunk(source, "train", rejects):
         found += zip(chunk.rows.tolist(), chunk.batch.to_pylist(), strict=True)
@@ -55,7 +55,7 @@ def drawn_values(draw, kind, count):
 
 
 def drawn_record(draw):
-    """The serialized record, and what its columns must be."""
+    """Returns the serialized record, and the expected columns."""
     features, expected = {}, {}
     names = list(TYPES)
     draw.shuffle(names)
@@ -78,7 +78,7 @@ def drawn_record(draw):
     return example(features), {name: expected[name] for name in TYPES}
 
 
-# What is read.
+# Reading.
 
 
 @pytest.mark.parametrize("count", [3, 1000])
@@ -123,7 +123,7 @@ def test_names_that_share_beginnings_ends_and_lengths_are_told_apart(tmp_path):
 
 def test_the_last_of_two_features_of_one_name_holds_as_in_any_map(tmp_path):
     entry = [field(1, field(1, b"i") + field(2, feature("int64", [v]))) for v in (1, 2)]
-    for count in (1, 100):  # as protobuf and as NumPy reads them
+    for count in (1, 100):  # decoded by protobuf and by NumPy
         path = write_file(tmp_path / "a.tfrecord", [field(1, b"".join(entry))] * count)
         assert rows_of(source_of(path, {"i": "int64"})) == [
             (i, {"i": 2}) for i in range(1, count + 1)
@@ -162,7 +162,7 @@ def test_forms_that_protobuf_allows_and_nobody_writes_are_read(tmp_path, name, c
 
 
 def test_a_field_that_is_no_entry_leads_to_no_other_record(tmp_path):
-    # The first record is such that from the place before it on, a key can be read.
+    # The first record contains bytes in front of a position that could be read as a key.
     first = example({"": feature("int64", [3], packed=False)})
     assert first[:3] == b"\x0a" * 3
     other = field(1, field(2, KEY + b"xyz") + field(1, KEY + VALUE))
@@ -177,7 +177,7 @@ def test_gzip_is_read_by_its_content_whatever_the_name(tmp_path):
     path = tmp_path / "a.tfrecord"
     path.write_bytes(gzip.compress(raw[:1000]) + gzip.compress(raw[1000:]))
     assert rows_of(source_of(path)) == [(i + 1, {"i": i}) for i in range(100)]
-    # A length that begins as gzip does.
+    # A length that begins with the magic number of gzip.
     record = example({"b": feature("bytes", [bytes(0x088B1F - 23)])})
     assert struct.pack("<Q", len(record)).startswith(b"\x1f\x8b\x08")
     write_file(path, [record])
@@ -211,7 +211,7 @@ def test_chunks_end_at_their_bytes(tmp_path, monkeypatch):
     assert [r["b"] for _, r in rows_of(source)] == [bytes([i]) * 300 for i in range(10)]
 
 
-# What is inferred.
+# Inference.
 
 
 def test_types_are_those_of_the_first_records_of_the_first_file(tmp_path, monkeypatch):
@@ -262,7 +262,7 @@ def test_columns_that_cannot_be_are_refused(tmp_path, columns, message):
         source_of(path, columns)
 
 
-# Bad records.
+# Invalid records.
 
 GOOD = example({"i": feature("int64", [1]), "f": feature("float32", [0.5])})
 BAD = {
@@ -286,7 +286,8 @@ BAD = {
         example({"f": field(2, field(1, b"abc"))}),
         "row {}, column f: must be a feature of a tf.Example: found 7 bytes that are none.",
     ),
-    # Its entry has 32 bytes, more than the record, which those of the next one would fill.
+    # The entry declares 32 bytes, more than the record has. The bytes of the next record would fill
+    # it.
     "overrun": (
         field(1, b"\x0a\x20" + field(1, b"i") + b"\x12\x1b" + feature("int64", [4])),
         "row {}: must be a tf.Example: found 14 bytes that are none.",
@@ -325,7 +326,7 @@ def test_int64_of_more_than_64_bits_is_no_feature(tmp_path):
     largest = [(2**64 - 1, -1), (2**63, -(2**63)), (2**63 - 1, 2**63 - 1)]
     assert all(len(varint(number)) >= 9 for number, _ in largest)
     good = [example({"i": packed(varint(number))}) for number, _ in largest]
-    longer = [b"\xff" * 10 + b"\x01", b"\x80" * 3]  # of eleven bytes, and without an end
+    longer = [b"\xff" * 10 + b"\x01", b"\x80" * 3]  # eleven bytes, and without an end
     for payload in longer:
         records = good * 20 + [example({"i": packed(payload)})]
         source = source_of(write_file(tmp_path / "a.tfrecord", records), {"i": "int64"})
@@ -398,7 +399,7 @@ def test_a_file_without_records_is_refused(tmp_path):
             source_of(path)
 
 
-# Through the whole preparation.
+# The whole preparation.
 
 
 def test_shards_without_records_are_passed_over_where_others_of_the_split_have_some(tmp_path):
@@ -475,7 +476,7 @@ def test_numpy_and_protobuf_read_the_same(monkeypatch):
 
 
 class Breaks(http.server.SimpleHTTPRequestHandler):
-    """Promises more than it sends."""
+    """Sends fewer bytes than announced."""
 
     def send_header(self, keyword, value):
         super().send_header(keyword, int(value) + 10 if keyword == "Content-Length" else value)

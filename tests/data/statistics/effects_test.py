@@ -32,7 +32,7 @@ def schema(names, lists=(), tasks=("click",)):
 
 @pytest.fixture(scope="module")
 def drawn():
-    """Ids of three features, of which the first two have effects of deviation 1 and 0.3."""
+    """Returns ids of three features. The effects of the first two have deviation 1 and 0.3."""
     rng = np.random.default_rng(0)
     sizes = (30, 200, 1000)
     ids = np.stack([rng.integers(0, n, ROWS) for n in sizes], axis=1)

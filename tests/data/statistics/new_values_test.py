@@ -1,5 +1,4 @@
-"""What of a later day's ids an earlier store does not know, how it is told, and how values of each
-type are spelled."""
+"""Reports about ids that are new to an earlier store, and the spelling of values of each type."""
 
 import csv
 import datetime
@@ -57,7 +56,7 @@ def csv_source(**files):
 
 
 def warned(source, output, earlier, features=FEATURES, **options):
-    """The lines about new values that a preparation tells, and its store."""
+    """Returns the reported lines about new values, and the prepared store."""
     told: list[str] = []
     store = prepare(
         features, source, output, vocabularies=str(earlier), report=told.append, **options
@@ -71,7 +70,7 @@ def day1(tmp_path):
     return prepare(FEATURES, source, tmp_path / "day1", report=lambda _: None).path
 
 
-# A column that is written otherwise.
+# A column with a different format.
 
 
 @pytest.mark.parametrize("split", ["train", "scored"])
@@ -104,23 +103,23 @@ def test_whole_numbers_with_a_point_are_told(tmp_path):
     assert "found '1.0', '2.0', '4.0'; it has '0', '1', '10'." in line
 
 
-@pytest.mark.parametrize(("known", "told"), [(102, 0), (101, 1), (100, 1)])
-def test_half_of_the_values_must_be_new(tmp_path, day1, known, told):
+@pytest.mark.parametrize(("known", "reported"), [(102, 0), (101, 1), (100, 1)])
+def test_half_of_the_values_must_be_new(tmp_path, day1, known, reported):
     rows = [[0, str(int(i % 2)), "u1" if i < known else f"new{i}"] for i in range(202)]
     path = write_csv(tmp_path / "a.csv", rows)
     lines, store = warned(csv_source(train=path), tmp_path / "day2", day1)
-    assert len(lines) == told
+    assert len(lines) == reported
     assert store.split("train").statistics["categorical"]["user"]["new"] == 202 - known
-    if told:
+    if reported:
         assert f"feature user: {(202 - known) / 202:.2%} of 202 values" in lines[0]
 
 
-@pytest.mark.parametrize(("filled", "told"), [(99, 0), (100, 1)])
-def test_few_values_are_not_told_and_missing_ones_do_not_count(tmp_path, day1, filled, told):
+@pytest.mark.parametrize(("filled", "reported"), [(99, 0), (100, 1)])
+def test_few_values_are_not_told_and_missing_ones_do_not_count(tmp_path, day1, filled, reported):
     rows = [[0, True if i < filled else "", "u1"] for i in range(300)]
     path = write_csv(tmp_path / "a.csv", rows)
     lines, _ = warned(csv_source(train=path), tmp_path / "day2", day1)
-    assert len(lines) == told
+    assert len(lines) == reported
     assert all(f"100.00% of {filled} values" in line for line in lines)
 
 
@@ -197,7 +196,7 @@ def test_an_earlier_vocabulary_without_values_is_told(tmp_path):
     assert "found '1'; it has none." in line
 
 
-# In parts, under a key, gone on with.
+# In parts, with a key, and resumed.
 
 WIDE = ["label", "user", "pair", "tags", "item"]
 WIDE_FEATURES = dict(
@@ -232,7 +231,7 @@ def wide(count, seed, letter):
 
 
 def wide_days(tmp_path):
-    """A store of a first day, the source of a second one in three files, and its records."""
+    """Returns a store of a first day, the source of a second day in 3 files, and its records."""
     first = wide(200, 1, "a")
     path = write_csv(tmp_path / "first.csv", first, WIDE)
     store = prepare(WIDE_FEATURES, csv_source(train=path), tmp_path / "day1", report=lambda _: None)
@@ -244,7 +243,7 @@ def wide_days(tmp_path):
 
 
 def new_of(rows, store):
-    """new and new_share of each feature, by loops over Python's values."""
+    """Computes new and new_share of each feature with Python loops."""
     known = {name: set(store.vocabulary(name)[0]) for name in ("user", "pair", "item")}
     cells = {name: [row[i] for row in rows] for i, name in enumerate(WIDE)}
     values = {
@@ -367,11 +366,11 @@ def test_a_store_holds_no_more_than_counts_of_new_values(tmp_path, day1):
     assert b"new0" not in b"".join(content(store.path).values())
 
 
-# How values are spelled.
+# Spelling of values.
 
 
 def spelled(tmp_path, values):
-    """The vocabulary that a column of Parquet gets, and how many of its values are missing."""
+    """Returns the vocabulary of a Parquet column, and the number of its missing values."""
     rows = pa.table({"label": np.zeros(len(values)), "v": values})
     pq.write_table(rows, tmp_path / "v.parquet")
     source = dict(kind="parquet", files=dict(train=str(tmp_path / "v.parquet")))
@@ -508,7 +507,7 @@ def test_ids_in_lists_are_spelled_as_others(tmp_path):
 
 
 def test_an_encoder_counts_what_its_statistics_give_back():
-    """Of each feature the ids that are not missing, before and after they are kept in a file."""
+    """Compares the non-missing ids of each feature before and after they are written to a file."""
     features = FeatureSpec(
         tasks=(),
         categorical=(

@@ -1,4 +1,4 @@
-"""Boundaries of buckets: what they divide, and what they do not depend on."""
+"""Bucket boundaries: their definition, and their independence of order and parts."""
 
 import bisect
 import collections
@@ -21,7 +21,10 @@ def of(*parts):
 
 
 def by_hand(values, buckets):
-    """The value with nearest to k / n of all values below it, for each k; the lower of two."""
+    """Returns, for each k, the value with the number of smaller values nearest to k / n of all.
+
+    The smaller one of two equally near values.
+    """
     ordered = sorted(values)
     candidates = sorted(set(ordered))[1:]
     found = []
@@ -74,7 +77,7 @@ def test_buckets_of_many_values_hold_nearly_equally_many():
     found = of(values).boundaries(20)
     assert len(found) == 19
     counts = np.bincount(np.searchsorted(found, np.float32(values), side="right"), minlength=20)
-    # A boundary is off by a bin at most, 1/128 of it wide.
+    # A boundary is off by at most one bin, which has a relative width of 1/128.
     np.testing.assert_allclose(counts / len(values), 0.05, atol=0.005)
 
 
@@ -84,7 +87,7 @@ def test_a_value_that_is_most_of_all_has_a_bucket_of_its_own():
     edges = found.boundaries(10)
     number = collections.Counter(np.searchsorted(edges, zeros, side="right").tolist())
     assert len(number) == 1
-    assert edges[0] == 0  # the negative ones are below
+    assert edges[0] == 0  # the negative ones are below it
     assert 1 <= edges[1] <= 1.1
     assert of(zeros).boundaries(10).tolist() == []
     assert of().boundaries(10).tolist() == []

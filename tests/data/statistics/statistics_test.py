@@ -1,4 +1,4 @@
-"""Statistics of a split against plain loops, whole and merged from parts; and how they are told."""
+"""Statistics of a split, whole and merged from parts, against plain loops, and their report."""
 
 import json
 import math
@@ -35,7 +35,7 @@ FEATURES = FeatureSpec(
 
 
 def examples(random, rows):
-    """labels, floats, ids by feature, lengths, and the list ids by feature and example."""
+    """Returns labels, floats, ids by feature, lengths, and the list ids by feature and example."""
     labels = random.choice([0.0, 1.0, np.nan], (rows, 2))
     floats = random.normal(1e3, 2.0, (rows, 2))
     floats[random.random(floats.shape) < 0.3] = np.nan
@@ -75,7 +75,7 @@ def count(statistics, data, start, stop):
 
 
 def expected(data, rows):
-    """The numbers that people read, with loops over Python's numbers."""
+    """Computes the readable numbers with Python loops."""
     labels, floats, ids, lengths, lists = (list(part) for part in data)
     tree = {"rows": rows, "tasks": {}, "dense": {}, "categorical": {}, "ragged": {}}
     for i, name in enumerate(("click", "buy")):
@@ -122,7 +122,7 @@ def expected(data, rows):
 
 
 def assert_close(found, wanted, where=""):
-    """Equal but for the last digits of floats."""
+    """Asserts equality up to the last digits of floats."""
     if isinstance(wanted, dict):
         assert set(found) == set(wanted), where
         for key in wanted:
@@ -139,7 +139,7 @@ def assert_close(found, wanted, where=""):
 
 
 def pieces_of(random, rows, most):
-    """Cuts 0 to `rows` into at most `most` pieces, of which some may be empty."""
+    """Splits 0 to `rows` into at most `most` pieces, some possibly empty."""
     inner = random.integers(0, rows + 1, random.integers(0, most))
     ends = [0, *np.sort(inner).tolist(), rows]
     return list(zip(ends[:-1], ends[1:], strict=True))
@@ -414,7 +414,7 @@ def test_no_more_rows_are_told_than_there_are_ids():
         assert 38_000 <= found["distinct"] <= found["ids"] == 40_000
 
 
-# What the encoder counts.
+# Counts of the encoder.
 
 
 def lists_of(cells, **fields):
@@ -448,7 +448,7 @@ def test_a_chunk_that_is_refused_does_not_count():
     assert encoder.statistics.summary() == alone.statistics.summary()
 
 
-# The report.
+# Report.
 
 
 def told(features, new=None, **change):

@@ -1,4 +1,4 @@
-"""Training straight from Parquet gives what training from a prepared store gives."""
+"""Training on Parquet files gives the same result as training on a prepared store."""
 
 import dataclasses
 import os
@@ -71,14 +71,14 @@ def write_day(root, hour, rows, group):
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """A source of row groups of whole blocks, and what `prepare` makes of it."""
+    """Returns a source with row groups of whole blocks, and the store prepared from it."""
     root = tmp_path_factory.mktemp("direct")
     write_day(root / "train", 3, 7 * _BLOCK + 45, 3 * _BLOCK)
     write_day(root / "train", 20, 2 * _BLOCK, _BLOCK)
     write_day(root / "test", 5, 1111, 2 * _BLOCK)
     files = {split: str(root / split) for split in ("train", "test")}
     source = dict(kind="parquet", files=files)
-    # A unit of work, and so a run of blocks, of each file.
+    # One unit of work per file, so blocks do not cross files.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("jaxrank.data.prepare.units._UNIT_BYTES", 1)
         return source, prepare(
@@ -115,7 +115,7 @@ def train_batches(store, **changed):
     return TrainBatches(store.split("train"), lay, **options | changed)
 
 
-# The same as prepared.
+# Equality with the prepared store.
 
 
 def test_blocks_and_schema_are_those_of_a_prepared_store(data):
@@ -184,7 +184,7 @@ def test_list_lengths_are_exact_and_read_when_they_are_asked_for(data, monkeypat
     assert split.statistics is found
 
 
-# How it reads.
+# Reading.
 
 
 def test_a_row_group_is_read_once_for_blocks_that_are_read_in_order(data, monkeypatch):
@@ -239,7 +239,7 @@ def test_a_bad_value_is_named_with_its_row_in_the_file(tmp_path):
         InputError, match=r"a\.parquet, row 978, column user: .*0 to 39.* 40"
     ) as bad:
         split.read_block(3)
-    sent = pickle.loads(pickle.dumps(bad.value))  # as by a worker
+    sent = pickle.loads(pickle.dumps(bad.value))  # as sent by a worker
     assert isinstance(sent, InputError)
     assert str(sent) == str(bad.value)
     os.truncate(path, os.path.getsize(path) - 1)
@@ -251,7 +251,7 @@ def open_and_forget(split):
     return pickle.loads(pickle.dumps(split))
 
 
-# What it cannot do.
+# Unsupported features.
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from jaxrank.features import Dense, Schema, Table, Task
 
 WORDS = ["b", "a"]
 TABLE = Table("t", 4, "vocabulary", checksum(pa.array(WORDS)))
-# A third, and the neighbour of a float, in case they are rounded on the way.
+# A third, and the neighbour of a float, to detect rounding on the way.
 FLOATS = (Dense("x", True, 1 / 3, float(np.nextafter(2.5, 3))), Dense("x:missing"))
 SCHEMA = Schema((Task("click"),), FLOATS, (), (), (TABLE, Table("other", 9, "integer")))
 
@@ -69,7 +69,7 @@ def assert_blocks_equal(found, expected):
 
 @pytest.mark.parametrize(("lists", "weighted"), [(2, True), (2, False), (0, False)])
 def test_blocks_come_back_as_they_were_written(tmp_path, lists, weighted):
-    blocks = [block(100, lists, seed, weighted) for seed in range(70)]  # more than a file holds
+    blocks = [block(100, lists, seed, weighted) for seed in range(70)]  # more than a file contains
     write(tmp_path / "s", blocks)
     split = open_store(tmp_path / "s").split("train")
     assert split.rows == 7000
@@ -202,7 +202,7 @@ def _other_values(path):
     ],
 )
 def test_a_file_that_changes_after_it_was_read_is_refused(tmp_path, change, message):
-    """It is mapped: what is read behind its new end would end the process."""
+    """The file is mapped: reading past its new end would crash the process."""
     split = write(tmp_path / "s", [block(), block(seed=1)]).split("train")
     split.read_block(0)
     split.read_block(1)
@@ -233,7 +233,7 @@ def no_pauses(monkeypatch):
 
 
 class _Sometimes(Ranges):
-    """A web server without directories that, of each file's parts, refuses the first so many."""
+    """A web server without directories that fails the first `refused` requests for ranges."""
 
     refused = 0
 
@@ -448,7 +448,7 @@ def test_a_changed_byte_of_the_manifest_is_found(tmp_path):
     path = tmp_path / "s" / "manifest.json"
     text = path.read_text()
     checksum = json.loads(text)["checksum"]
-    # Numbers that nothing else tells are wrong; the last one is of the checksum itself.
+    # Numbers that only the checksum protects. The last one is part of the checksum itself.
     for old, new in [("0.3333", "0.3433"), ('"rows": 4', '"rows": 5'), (checksum, "0" * 16)]:
         assert text.count(old) == 1
         path.write_text(text.replace(old, new))
@@ -468,7 +468,7 @@ def test_a_fingerprint_tells_what_was_prepared_anew(tmp_path):
     assert int(found["a"], 16)
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="Linux tells what is mapped")
+@pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="Linux lists the mapped files")
 def test_a_pass_over_many_files_keeps_few_of_them_open(tmp_path, monkeypatch):
     monkeypatch.setattr("jaxrank.data.store.writer._BLOCKS_PER_FILE", 1)
     blocks = [block(3, seed=seed) for seed in range(100)]

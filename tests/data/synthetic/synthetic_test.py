@@ -1,4 +1,4 @@
-"""Generated data: reproducible, of the shape asked for, and labelled by its planted truth."""
+"""Generated data is reproducible, has the requested shape, and follows its true probabilities."""
 
 import itertools
 
@@ -144,7 +144,7 @@ def test_ids_follow_a_power_law(column):
     ids = column("c1").astype(np.int64)
     counts = np.bincount(ids, minlength=1000)
     assert len(counts) == 1000
-    # Ranks 0 to 9, 10 to 99, 100 to 999: the inverse of the distribution is closed.
+    # Ranks 0 to 9, 10 to 99, 100 to 999. The inverse of the distribution has a closed form.
     edges = np.array([1, 11, 101, 1001.0])
     shares = np.diff(edges**-0.05 / (1001**-0.05 - 1))
     found = [counts[:10].sum(), counts[10:100].sum(), counts[100:].sum()]
@@ -177,7 +177,7 @@ def test_splits_share_the_planted_effects():
     assert all(len(p) == 1 for p in by_id("a").values())
 
 
-# Days, drift, delays, and negatives that are left out.
+# Days, drift, delays, and downsampled negatives.
 
 _START = 1_704_067_200  # 2024-01-01
 _DAY = 86_400
@@ -248,7 +248,7 @@ def test_the_intercept_moves_by_the_drift_over_a_day():
     logit = np.log(p / (1 - p))
     midnights = logit[(time - _START) % _DAY == 0]
     assert len(midnights) == days
-    assert p[0] == pytest.approx(0.25, abs=1e-6)  # what was asked for holds on the first day
+    assert p[0] == pytest.approx(0.25, abs=1e-6)  # the requested mean holds on the first day
     steps = np.diff(midnights)
     assert steps.std() == pytest.approx(drift * signal, rel=4 / np.sqrt(2 * days))
     assert abs(np.corrcoef(steps[1:], steps[:-1])[0, 1]) < 4 / np.sqrt(days)
@@ -257,7 +257,7 @@ def test_the_intercept_moves_by_the_drift_over_a_day():
 
 
 def test_effects_move_by_the_drift_over_a_day():
-    """Of one id column: what each id adds to the logit, beyond what moves for all."""
+    """Compares the effect of each id on the logit, without the drift common to all ids."""
     signal, drift, days = 1.5, 0.2, 200
     source = generated(
         rows={"train": days * 500}, seed=6, dense=0, categorical=(5,), exponent=0, signal=signal,
@@ -269,10 +269,10 @@ def test_effects_move_by_the_drift_over_a_day():
     paths = np.stack([np.interp(at, day[ids == i], logit[ids == i]) for i in range(5)])
     own = paths - paths.mean(axis=0)
     steps = np.diff(own, axis=1)
-    # The nulls of the column have no effect of their own and make the spread of all ids smaller.
+    # The nulls of the column have no effect and reduce the deviation of all ids.
     spread = np.sqrt((steps**2).mean())
     assert spread == pytest.approx(drift * signal, rel=0.25)
-    # All ids move along one direction, and far in the end.
+    # All ids move along one direction, and far by the end.
     singular = np.linalg.svd(steps, compute_uv=False)
     assert singular[1] < 0.1 * singular[0]
     assert np.abs(own[:, -1] - own[:, 0]).max() > 3 * drift * signal
@@ -287,7 +287,7 @@ def test_labels_are_drawn_with_the_probabilities_of_their_time():
         error = np.sqrt((p * (1 - p))[mine].sum())
         assert abs((click - p)[mine].sum()) < 4 * error
         means.append(p[mine].mean())
-    assert np.ptp(means) > 0.1  # the rate of clicks drifts
+    assert np.ptp(means) > 0.1  # the click rate drifts
 
 
 def test_drift_is_the_same_at_the_same_time_in_every_split_and_for_any_number_of_days():
@@ -307,7 +307,7 @@ def test_a_share_of_the_negatives_is_kept_and_the_rest_stays_as_it_is():
     dropped = kept = 0
     for a, b in zip(every_chunk(plain, "train"), every_chunk(source, "train"), strict=True):
         first = int(a.rows[0])
-        assert a.batch.take(b.rows - first).equals(b.batch)  # p_click is that of all traffic
+        assert a.batch.take(b.rows - first).equals(b.batch)  # p_click is that of the full traffic
         gone = np.setdiff1d(a.rows, b.rows) - first
         clicks = a.batch.column("click").to_numpy()
         assert not clicks[gone].any()
@@ -315,7 +315,7 @@ def test_a_share_of_the_negatives_is_kept_and_the_rest_stays_as_it_is():
         kept += len(b.rows) - clicks.sum()
     share = kept / (kept + dropped)
     assert share == pytest.approx(0.2, abs=4 * np.sqrt(0.16 / (kept + dropped)))
-    ids = source.chunk_ids("train", 0)["c1"].values  # of all traffic
+    ids = source.chunk_ids("train", 0)["c1"].values  # of the full traffic
     np.testing.assert_array_equal(ids, next(iter(every_chunk(plain, "train"))).batch.column("c1"))
 
 
