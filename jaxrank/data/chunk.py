@@ -13,7 +13,7 @@ class Part(NamedTuple):
     split: the split that contains it.
     file: a path or URL, or a placeholder for generated data.
     start, stop: range of the file in the source's units: bytes of text, row groups of Parquet,
-    chunks of generated data. 0 and 1 if a file cannot be divided.
+        chunks of generated data. 0 and 1 if a file cannot be divided.
     """
 
     split: str
@@ -28,11 +28,11 @@ class Chunk(NamedTuple):
     batch: the columns. Empty text is missing, as null is.
     file: origin of the records, for messages.
     rows: i64[n], the number of each record in the file, counted from 1: the line in a text file,
-    the row in other files and in generated data.
+        the row in other files and in generated data.
     offset: bytes of a text file before the lines that `rows` counts. Counting those lines takes as
-    long as reading them, so `Rejects` does it only before it reports a number.
+        long as reading them, so `Rejects` does it only before it reports a number.
     written: maps the number of a record to its content in the file, if `batch` has null for some
-    texts.
+        texts.
     """
 
     batch: pa.RecordBatch

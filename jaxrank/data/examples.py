@@ -24,7 +24,7 @@ class Examples:
     weights: f32[n, tasks], finite and nonnegative. None if no task is weighted.
     logit_correction: f32[n, tasks] as in `features.Batch`. None if no task has any.
     truth: f32[n, tasks], the true probability of each label in generated data, NaN where the task
-    has none. None if no task has one.
+        has none. None if no task has one.
     kept: the columns that are copied to predictions, of any Arrow types. None if there are none.
     """
 

@@ -43,7 +43,7 @@ class Written(NamedTuple):
     """The result of a unit.
 
     splits: by directory, which is the split or a day of it: the manifest entries of its files, and
-    the statistics to merge.
+        the statistics to merge.
     rejected: lines of JSON, one per skipped record.
     fingerprint: see `PrepareSettings.fingerprint`.
     """

@@ -241,9 +241,9 @@ BAD = {
 
 @pytest.fixture(params=BAD.values(), ids=BAD)
 def bad_file(request, tmp_path, small):
-    """Yields cases of one invalid line in a file that is split into many parts.
+    """Returns a case of one invalid line in a file that is split into many parts.
 
-    Each is (path, content, content without the invalid line, its line number, line, column, must,
+    It is (path, content, content without the invalid line, its line number, line, column, must,
     found).
     """
     line, *rest = request.param
