@@ -24,7 +24,7 @@ _LENT = 3
 # Likely reason for each signal that ends a process.
 _WHY = {
     "-7": "a file that it reads was cut short, or its disk failed (SIGBUS)",
-    "-9": "it was killed, as where memory is short, of which fewer workers need less",
+    "-9": "it was killed, often for lack of memory; fewer workers need less memory",
 }
 _ENDED = re.compile(r"terminated unexpectedly with exit code (-?\d+)")
 

@@ -56,23 +56,22 @@ class Csv(Files):
     """Delimited text with a header."""
 
     kind: str = field("csv", choices=("csv",), help="delimited text with a header")
-    delimiter: str = field(",", help="one ASCII character, but no quote and no end of a line")
+    delimiter: str = field(",", help="one ASCII character other than a quote or line ending")
     null_values: tuple[str, ...] = field(
         (),
-        help=f"texts that are missing values, beside the empty one: at most {_MOST_NULLS} of at"
+        help=f"texts for missing values in addition to the empty one: at most {_MOST_NULLS} of at"
         f" most {_LONGEST_NULL} letters",
     )
 
     escape: str = field(
         "",
         choices=("", "\\"),
-        help="a backslash where it stands before letters that count as themselves, such as quotes,"
-        " as Spark writes them; empty: quotes within quotes are doubled",
+        help="a backslash if it escapes quotes and other letters, as in Spark; empty: quotes"
+        " within quotes are doubled",
     )
     columns: tuple[str, ...] = field(
         (),
-        help="names of the columns, in order, of files without a line of names; empty: they"
-        " have it",
+        help="names of the columns, in order, of files without a header; empty: files have one",
     )
 
     def check(self, where: str) -> None:
@@ -117,8 +116,8 @@ class TFRecord(Files):
         None,
         choices=COLUMN_TYPES,
         non_empty=True,
-        help="the type of each column, by the name of its feature; none: as the first records of"
-        " the first file have them",
+        help="the type of each column, by the name of its feature; none: inferred from the first"
+        " records of the first file",
     )
 
 

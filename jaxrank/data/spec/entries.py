@@ -32,26 +32,26 @@ _MAX_BUCKETS = 2**16  # resolution of `QuantileSketch`
 _BINARY = ("kind", ("binary",))
 _COUNTED = ("encoding", ("vocabulary",))
 
-_COLUMNS = "columns or patterns of them; a text stands for a list of one"
-_TABLE = "the embedding table; empty: one of the column's own name"
-_MIN_COUNT = "values seen less often in the training split are unknown"
-_MAX_VALUES = "only the most frequent values are known, at most this many; 0: no limit"
+_COLUMNS = "columns or patterns of them; a text is a list of one"
+_TABLE = "the embedding table; empty: a table with the name of the column"
+_MIN_COUNT = "values with fewer examples in the training split are unknown"
+_MAX_VALUES = "maximum number of values, the most frequent ones; 0: no limit"
 _ROWS = (
-    "rows of the table: with the two reserved ones (hash), or as the data numbers them (integer);"
-    " a vocabulary and buckets give it themselves"
+    "rows of the table: including the two reserved ones (hash), or as numbered in the data"
+    " (integer). A vocabulary and buckets define it themselves"
 )
 _SALT = (
-    "goes before each value when it is hashed; features that share a table may have different ones,"
-    " and equal values of theirs then have different rows"
+    "prefix of each value when it is hashed. Equal values of features that share a table have"
+    " different rows if the salts differ"
 )
 _BRACKETS = (
-    "what becomes of a cell that is a list in brackets or quotes, as [1, 2]. error: the preparation"
-    " stops; read: its ids are those within; keep: brackets are parts of ids"
+    "policy for a cell with a list in brackets or quotes, such as [1, 2]. error: the preparation"
+    " stops; read: the list is parsed; keep: brackets are parts of ids"
 )
 _ON_BAD_ID = (
-    "what becomes of a whole number, of any size, that is none of the `rows`. error: the"
-    " preparation stops; oov: all share one more row, the table's last; hash: its row is a hash of"
-    " it; clip: the first row if it is negative, else the last"
+    "policy for an integer, of any size, that is out of range of the table. error: the preparation"
+    " stops; oov: all of them share an additional last row; hash: the row is a hash of the integer;"
+    " clip: the first row if it is negative, else the last"
 )
 
 
@@ -86,7 +86,7 @@ class TaskSpec:
     truth: str = field(
         "",
         read_when=_BINARY,
-        help="a column with the planted probability of generated data, of all traffic",
+        help="a column with the true probability of generated data, in the full traffic",
     )
     negative_rate: float = field(
         1.0,
@@ -98,22 +98,22 @@ class TaskSpec:
     negative_rate_column: str = field(
         "",
         read_when=_BINARY,
-        help="a column with that fraction, where it is not everywhere the same: that with which"
-        " each example would have been kept if it were negative; positives have it too",
+        help="a column with that fraction, if it varies: the probability of keeping the example if"
+        " it were negative. Positives need it too",
     )
     negative_correction: str = field(
         "weight",
         choices=("weight", "shift"),
-        help="weight: a negative counts 1 / rate times, in the loss and in metrics; shift:"
-        " log(rate) is taken from the logit before the loss, for which every example counts once,"
-        " and in metrics a negative counts 1 / rate times",
+        help="weight: a negative has weight 1 / rate in the loss and in metrics; shift: log(rate)"
+        " is subtracted from the logit before the loss, in which every example has weight 1, and a"
+        " negative has weight 1 / rate in metrics",
     )
     time: str = field(
         "",
         read_when=_BINARY,
-        help="a column with the time of the conversion, empty where there was none. The label is"
-        " unknown where the window after the event (features.time) was still open at"
-        " features.as_of; else 1 where the conversion came within it, else 0",
+        help="a column with the time of the conversion, empty without one. The label is unknown if"
+        " the window after the event (features.time) was still open at features.as_of. Otherwise"
+        " it is 1 for a conversion within the window, else 0",
     )
     window_hours: float = field(0.0, unit="hours", help="the attribution window of `time`")
 
@@ -149,17 +149,18 @@ class DenseSpec:
     columns: tuple[str, ...] = field(non_empty=True, single=True, help=_COLUMNS)
     log: bool = field(False, help="sign(x) log(1 + |x|)")
     standardize: bool = field(
-        False, help="minus the mean, over the deviation, of the training split, after `log`"
+        False,
+        help="subtracts the mean and divides by the deviation of the training split, after `log`",
     )
     missing_indicator: bool = field(
-        False, help="a second column '<name>:missing' that is 1 where there was no value"
+        False, help="adds a column '<name>:missing' that is 1 where the value is missing"
     )
     length: int = field(
         1,
         unit="numbers",
         at_least=1,
-        help="numbers in each cell, of a list column or of text; each is a float of its own,"
-        " '<name>[0]' and so on",
+        help="numbers in each cell of a list or text column. Each is a separate float, '<name>[0]'"
+        " and so on",
     )
     separator: str = field("", help="between the numbers of a text; a list in brackets needs none")
 
@@ -195,8 +196,8 @@ class CategoricalSpec:
     encoding: str = field(
         "vocabulary",
         choices=(*ENCODINGS, "bucket"),
-        help="how a value becomes a row: by a vocabulary, by a hash, as the row number that it is,"
-        " or by its bucket",
+        help="maps a value to a row: by a vocabulary, by a hash, by its bucket, or as the row"
+        " number itself",
     )
     min_count: int = field(1, unit="examples", at_least=1, read_when=_COUNTED, help=_MIN_COUNT)
     max_rows: int = field(
@@ -215,7 +216,7 @@ class CategoricalSpec:
         unit="ids",
         at_least=1,
         read_when=("encoding", ENCODINGS),
-        help="ids in each cell; in a text column they stand between `separator`s",
+        help="ids in each cell; a text column separates them by `separator`",
     )
     separator: str = field("", help="between the ids of a text")
     brackets: str = field("error", choices=BRACKETS, help=_BRACKETS)
@@ -226,15 +227,15 @@ class CategoricalSpec:
     boundaries: tuple[float, ...] = field(
         (),
         read_when=("encoding", ("bucket",)),
-        help="rising numbers, compared as float32; a number's bucket is how many of them are at"
-        " most the number, and each bucket is a row behind the reserved ones",
+        help="increasing numbers, compared as float32. The bucket of a value is the number of"
+        " boundaries that are at most the value. Each bucket is a row after the reserved ones",
     )
     buckets: int = field(
         0,
         unit="buckets",
         read_when=("encoding", ("bucket",)),
-        help="in place of `boundaries`: buckets of about equally many examples of the training"
-        " split; fewer where single values are frequent",
+        help="in place of `boundaries`: number of buckets with about equally many examples of the"
+        " training split. There are fewer if single values are frequent",
     )
 
     def check(self, where: str) -> None:
@@ -275,13 +276,13 @@ class RaggedSpec:
     padding: tuple[str, ...] = field(
         (),
         single=True,
-        help="ids that are left out of a list, with their weights: '' for an empty one, '-1' or '0'"
-        " for what fills lists up",
+        help="ids that are dropped from a list, with their weights: '' for an empty one, '-1' or"
+        " '0' for padding",
     )
     weights: str = field(
         "",
         read_when=("combiner", ("sum", "mean", "sqrtn")),
-        help="a column with as many numbers as there are ids",
+        help="a column with one weight per id",
     )
     weight_separator: str = field(
         "",
@@ -291,14 +292,14 @@ class RaggedSpec:
     combiner: str = field(
         "mean",
         choices=COMBINERS,
-        help="how a list's vectors become one; none: they do not, and each of the `max_length`"
-        " places has a vector of its own",
+        help="combines the vectors of a list; none: keeps them, one for each of `max_length`"
+        " positions",
     )
     max_length: int = field(
-        0, unit="ids", at_least=0, help="of a list; 0: no limit, which combiner none does not allow"
+        0, unit="ids", at_least=0, help="of a list; 0: no limit, not allowed with combiner none"
     )
     on_overlong: str = field(
-        "error", choices=("error", "truncate"), help="what becomes of a longer list"
+        "error", choices=("error", "truncate"), help="policy for a longer list"
     )
     keep: str = field(
         "first",
@@ -309,7 +310,7 @@ class RaggedSpec:
     encoding: str = field(
         "vocabulary",
         choices=ENCODINGS,
-        help="how a value becomes a row: by a vocabulary, by a hash, or as the row number it is",
+        help="maps a value to a row: by a vocabulary, by a hash, or as the row number itself",
     )
     min_count: int = field(1, unit="examples", at_least=1, read_when=_COUNTED, help=_MIN_COUNT)
     max_rows: int = field(

@@ -54,13 +54,11 @@ _OF_TABLES = ("encoding", "min_count", "max_rows", "rows", "on_bad_id")
 class FeatureSpec:
     """The `features` section. After `resolve`, each entry has exactly one column and a table."""
 
-    tasks: tuple[TaskSpec, ...] = field(non_empty=True, help="what is predicted")
+    tasks: tuple[TaskSpec, ...] = field(non_empty=True, help="labels to predict")
     dense: tuple[DenseSpec, ...] = field((), help="columns of numbers")
     categorical: tuple[CategoricalSpec, ...] = field((), help="columns with a fixed number of ids")
     ragged: tuple[RaggedSpec, ...] = field((), help="columns with lists of ids of any length")
-    keep: tuple[str, ...] = field(
-        (), single=True, help="columns that are passed through to predictions"
-    )
+    keep: tuple[str, ...] = field((), single=True, help="columns that are copied to predictions")
     time: str = field("", help="the column with the time of each event; it is kept")
     time_format: str = field(
         "",
@@ -72,10 +70,10 @@ class FeatureSpec:
     group: str = field("", help="a column that is kept")
     as_of: str = field(
         "",
-        help="when the data was looked at, for tasks with a `time`; empty: at the latest event of"
-        " each split",
+        help="time of the data snapshot, for tasks with a `time`; empty: the latest event of each"
+        " split",
     )
-    by_day: bool = field(False, help="each day of `time` (UTC) has files of its own in the store")
+    by_day: bool = field(False, help="stores each day of `time` (UTC) in separate files")
 
     def check(self, where: str) -> None:
         names = [task.name for task in self.tasks]

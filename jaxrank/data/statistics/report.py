@@ -35,7 +35,7 @@ def _task(name: str, task: Mapping[str, Any]) -> str:
 
 def _out_of_range(statistics: Mapping[str, Any]) -> list[str]:
     return [
-        f"{name}: {column['out_of_range']:,} ids are no rows of their table"
+        f"{name}: {column['out_of_range']:,} ids are out of range of their table"
         for kind in ("categorical", "ragged")
         for name, column in statistics[kind].items()
         if column["out_of_range"]

@@ -15,7 +15,7 @@ class ListShape:
 
     rows: int = field(help="of its table", unit="rows", at_least=1, at_most=_MOST_ROWS)
     mean_length: float = field(help="of a list", unit="ids", above=0)
-    weighted: bool = field(False, help="whether its ids have weights")
+    weighted: bool = field(False, help="gives ids weights")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,8 +39,7 @@ class Arguments:
     signal: float = field(1.5, help="standard deviation of the logits", at_least=0)
     crosses: float = field(
         0.08,
-        help="fraction of the logits' variance that is of products of features, beside floats, ids"
-        " and lists",
+        help="fraction of the logits' variance that products of features contribute",
         at_least=0,
         below=1,
     )
@@ -50,7 +49,7 @@ class Arguments:
     )
     days: int | Mapping[str, int] = field(
         0,
-        help="over which the rows of every split, or by name of each, are spread; 0: no times",
+        help="days of every split, or of each split by name, that its rows cover; 0: no times",
         unit="days",
         at_least=0,
     )

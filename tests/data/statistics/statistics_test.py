@@ -490,7 +490,7 @@ def test_a_report_of_few_features_has_a_table_for_each_kind():
         "key    50.00%   50.00%                1",
         "lists  mean  median  95%  99%  most   empty  unknown  distinct, about    cut",
         "tags   0.60       0    0   40    40  98.50%    0.00%                0  2.50%",
-        "tags: 1,234 ids are no rows of their table",
+        "tags: 1,234 ids are out of range of their table",
     ]
 
 
