@@ -13,7 +13,7 @@ _LEAST_DEVIATION = 1e-7  # over the size of the mean: less is rounding of float3
 
 
 class BaseRates(NamedTuple):
-    """Where the output of each task starts, and the unit of what the model adds to it.
+    """Initial output of each task, and the unit of what the model adds to it.
 
     bias: f32[T], the output of a model whose raw logits are 0, before joint probabilities.
     scale: f32[T], the factor of raw logits.
@@ -31,12 +31,13 @@ def neutral(tasks: int) -> BaseRates:
 def base_rates(
     tasks: Sequence[Task], parents: Sequence[int], statistics: Mapping[str, Any]
 ) -> BaseRates:
-    """Returns the base rates of labels, of all traffic where negatives were left out.
+    """Returns the base rates of labels, of all traffic where negatives were downsampled.
 
-    Binary tasks start at the log-odds of their mean label, counts at the log of it, real tasks at
-    the mean, with the deviation as scale. Counts of labels are smoothed by half an example, so all
-    are finite. A task with a parent starts at its rate over that of the parent, because its output
-    is the product of both. A task without known labels starts at 0.
+    Binary tasks start at the log-odds of their mean label. Counts start at the log of their mean,
+    real tasks at the mean, with the standard deviation as scale. Counts of labels are smoothed by
+    half an example, so all base rates are finite. A task with a parent starts at its rate divided
+    by the rate of the parent, because its output is the product of both. A task without known
+    labels starts at 0.
 
     Args:
         parents: see `outputs.joint_logits`.

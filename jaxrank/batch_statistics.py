@@ -1,8 +1,8 @@
 """Re-estimates the statistics of batch normalisation from training batches.
 
-The running statistics of a step are those of layers that have changed since. What predicts is
-therefore given the statistics that its own layers have, over batches of the steps just done.
-Layers are normalised by each batch itself on the way, as in training.
+Running statistics lag behind: they average over layers that have changed since. The statistics of
+the weights that predict are therefore computed again, over the batches of the most recent steps.
+During this pass each batch normalises its own activations, as in training.
 
 References:
     Wu and Johnson, Rethinking "Batch" in BatchNorm, 2021: PreciseBN.
@@ -19,7 +19,7 @@ from jaxrank.data.batches.pipeline import TrainBatches
 from jaxrank.program import CompiledSteps
 from jaxrank.step import TrainState, weights_of
 
-_EXAMPLES = 16_384  # that a statistic is of: its error is under 1% of the deviation
+_EXAMPLES = 16_384  # per statistic: its error is under 1% of the standard deviation
 _LEAST_BATCHES = 8
 
 
@@ -32,15 +32,15 @@ def steps_read(batch_size: int, step: int) -> range:
 def reestimated(
     program: CompiledSteps, batches: TrainBatches, step: int, state: TrainState
 ) -> TrainState:
-    """Returns the state whose weights that predict have the statistics of their own layers.
+    """Returns the state with re-estimated statistics for the weights that predict.
 
-    They depend on the weights, the seed and the step alone. Batches with a statistic that is not
-    finite do not count, as their steps would not. A state without batch normalisation is returned
-    as it is.
+    The statistics depend on the weights, the seed and the step alone. Batches with a statistic that
+    is not finite are ignored, as their steps are skipped. A state without batch normalisation is
+    returned unchanged.
 
     Args:
-        batches: of calls of one step, read by nobody else.
-        step: steps done.
+        batches: batches of single steps that no other code reads.
+        step: number of steps done.
     """
     weights = weights_of(state)
     steps = steps_read(program.shape.batch_size, step)
@@ -69,7 +69,7 @@ def _is_finite(tree: Any) -> bool:
 
 
 def _combined(trees: list[Any], counts: list[float]) -> Any:
-    """Returns the statistics of all batches together, given trees of `mean` and `var` of each."""
+    """Returns the statistics of all batches together, from trees of `mean` and `var` per batch."""
     if "mean" not in trees[0]:
         return {name: _combined([tree[name] for tree in trees], counts) for name in trees[0]}
     fractions = np.asarray(counts, np.float64) / sum(counts)
@@ -84,7 +84,7 @@ def _combined(trees: list[Any], counts: list[float]) -> Any:
 
 
 def _replaced(tree: Any, new: Any) -> Any:
-    """Returns a tree of arrays on devices with those of `new`, on the host, in their place."""
+    """Returns a tree on devices in which the host arrays of `new` replace arrays."""
     if isinstance(new, np.ndarray):
         values = new.astype(tree.dtype)
         return jax.make_array_from_callback(tree.shape, tree.sharding, lambda index: values[index])

@@ -1,4 +1,4 @@
-"""From the config to what it stands for: model, optimizers and what is trained."""
+"""Factories that turn the config into the model, the optimizers and the step."""
 
 import dataclasses
 import inspect
@@ -26,7 +26,7 @@ from jaxrank.run_schedule import RunSchedule
 
 
 def dims_of(schema: Schema, config: ConfigDict) -> dict[str, int]:
-    """The dimension of each table of `schema`, by `config.embedding`.
+    """Returns the dimension of each table of `schema`, according to `config.embedding`.
 
     Raises:
         InputError: a pattern of `dims` matches no table.
@@ -37,16 +37,16 @@ def dims_of(schema: Schema, config: ConfigDict) -> dict[str, int]:
 
 
 def make_model(config: ConfigDict, schema: Schema) -> models.Model:
-    """The model of the config's section `model`.
+    """Builds the model of the config's section `model`.
 
     Raises:
-        InputError: a field has a value that cannot be used.
+        InputError: a field has an invalid value.
     """
     return models.build(tasks=len(schema.tasks), **model_fields(config))
 
 
 def model_fields(config: ConfigDict) -> dict[str, Any]:
-    """The fields of the model that the config's section `model` stands for, and its name."""
+    """Returns the fields and the name of the model that the config's section `model` describes."""
     fields = _tuples(config)
     fields["name"] = fields.get("name") or RANKER
     for of_tasks in ("parents", "initial_bias"):
@@ -55,10 +55,10 @@ def model_fields(config: ConfigDict) -> dict[str, Any]:
 
 
 def task_parents(config: ConfigDict, schema: Schema) -> tuple[int, ...]:
-    """The parent of each task that the config's section `model` names; see `joint_logits`.
+    """Returns the index of each task's parent as `model.parents` sets it; see `joint_logits`.
 
     Raises:
-        InputError: one is not there, not of the kind it must be, or among its own ancestors.
+        InputError: a task or parent does not exist, is not binary, or is its own ancestor.
     """
     names = [t.name for t in schema.tasks]
     parents = [-1] * len(names)
@@ -80,13 +80,12 @@ def task_parents(config: ConfigDict, schema: Schema) -> tuple[int, ...]:
 def make_optimizers(
     config: ConfigDict, num_steps: int
 ) -> tuple[optim.Optimizer, optim.Schedule, embedding.RowOptimizer, optim.Schedule]:
-    """The optimizer of the dense parameters and its learning rate, then the rule of the tables and
-    its learning rate.
+    """Builds the optimizers of the dense parameters and of the tables, each with its learning rate.
 
     Raises:
-        InputError: a field of `config.optim` has a value that cannot be used.
+        InputError: a field of `config.optim` has an invalid value.
     """
-    # Checked here too, for that of a run comes from its directory.
+    # Checked here too, because the config of an existing run is read from its directory.
     section = validate.parse(configs.Optim, config.optim, "optim")
     dense, tables = dataclasses.asdict(section.dense), dataclasses.asdict(section.tables)
     scale = dict(batch_size=config.batch_size, num_steps=num_steps)
@@ -109,7 +108,7 @@ def make_optimizers(
 
 
 def make_run_schedule(config: ConfigDict, rows: int) -> RunSchedule:
-    """When a run on `rows` examples evaluates, saves and logs."""
+    """Returns the steps at which a run on `rows` examples evaluates, saves and logs."""
     scale = ("batch_size", "steps_per_execution", "num_steps", "num_epochs", "log_every_steps")
     return run_schedule.make_run_schedule(
         rows=rows,
@@ -129,13 +128,13 @@ def make_step_spec(
     num_steps: int,
     room: Mapping[str, float],
 ) -> steps.StepSpec:
-    """Everything that `config` says about model, tables and optimizers.
+    """Builds the step: model, tables and optimizers as `config` describes them.
 
     Args:
         room: of each stack's exchange; see `Embedding`.
 
     Raises:
-        InputError: a field of the config has a value that cannot be used.
+        InputError: a field of the config has an invalid value.
     """
     tasks = len(layout.schema.tasks)
     task_weights = _task_weights(config, tasks)
@@ -179,7 +178,7 @@ def make_base_rates(
         statistics: of the training labels, with `traffic`; None: there are none.
 
     Raises:
-        InputError: `initial_bias` names what is no task.
+        InputError: `initial_bias` has a name that is not a task.
     """
     rates = base_rates.neutral(len(schema.tasks))
     if statistics is not None:
@@ -212,7 +211,7 @@ def watched_metric(config: ConfigDict, schema: Schema) -> str:
     """Returns the "task/metric" that selects the best checkpoint.
 
     Raises:
-        InputError: there is none of that name, or its task is not trained.
+        InputError: no metric has that name, or its task is not trained.
     """
     idle = untrained(config, schema)
     tasks = [task for task in schema.tasks if task.name not in idle]
@@ -250,10 +249,10 @@ def check_names(config: ConfigDict, schema: Schema) -> None:
 
 
 class Workload(NamedTuple):
-    """What of a run the placement of its tables depends on.
+    """Parts of a run that the placement of its tables depends on.
 
     dim_of: {table: the dimension of its vectors}.
-    step_spec: as of one device, for rule and layers do not depend on the machine.
+    step_spec: built for one device, because optimizers and layers do not depend on the machine.
     placement, placements: fields of `config.embedding`.
     slack, capacity: `embedding.exchange_slack` and `exchange_capacity`.
     list_slack: room for lists; see `packing.capacity`.
@@ -272,10 +271,10 @@ class Workload(NamedTuple):
 
 
 def make_workload(config: ConfigDict, schema: Schema) -> Workload:
-    """What `placement` plans by.
+    """Builds the input of `placement`.
 
     Raises:
-        InputError: a field of the config has a value that cannot be used.
+        InputError: a field of the config has an invalid value.
     """
     dim_of = dims_of(schema, config.embedding)
     single = meshes.make_mesh(devices=1)
@@ -298,13 +297,13 @@ def make_workload(config: ConfigDict, schema: Schema) -> Workload:
 def make_predictor(
     config: ConfigDict, layout: Layout, mesh: Mesh, *, room: Mapping[str, float]
 ) -> Predictor:
-    """What predicts by the weights of a run of `config`; nothing of how they are trained is made.
+    """Builds the program that predicts with the weights of a run, without any optimizer.
 
     Args:
         room: of each stack's exchange; see `Lookup`.
 
     Raises:
-        InputError: a field of `config.model` has a value that cannot be used.
+        InputError: a field of `config.model` has an invalid value.
     """
     return Predictor(
         make_model(config.model, layout.schema),
@@ -315,7 +314,7 @@ def make_predictor(
 
 
 def weights_shape(config: ConfigDict, layout: Layout) -> steps.Weights:
-    """Shapes of what predicts of a run of `config`; no device is needed."""
+    """Returns the shapes of the weights that predict, without any device."""
     return steps.weights_shape(
         make_model(config.model, layout.schema),
         layout,

@@ -1,4 +1,4 @@
-"""The command line: its verbs, nothing else. What a verb needs is imported when it runs."""
+"""The verbs of the command line. Modules that a verb needs are imported when it runs."""
 
 import argparse
 import difflib
@@ -20,7 +20,7 @@ from jaxrank.runtime import huge_pages, processes, threads
 
 
 def _check_picture(path: Path) -> None:
-    """Refuses a picture that cannot be written, before the work that it is to show."""
+    """Rejects a picture that cannot be written, before the work starts."""
     from jaxrank.data.files import check_parent
 
     if path.is_dir():
@@ -29,7 +29,7 @@ def _check_picture(path: Path) -> None:
 
 
 def _with_dashes(argument: str) -> str:
-    """--on_error=skip is --on-error=skip; fields of the config keep their names."""
+    """Returns a flag with dashes, --on-error for --on_error. Config fields stay unchanged."""
     name, equals, value = argument.partition("=")
     if not name.startswith("--") or name.startswith("--config."):
         return argument
@@ -37,8 +37,7 @@ def _with_dashes(argument: str) -> str:
 
 
 def _check_flags(argv: Sequence[str]) -> None:
-    """Raises InputError where a flag has an empty value, as of an unset variable, or one of ONCE is
-    there again."""
+    """Raises InputError if a flag is empty, as from an unset variable, or one of ONCE is repeated."""
     seen: set[str] = set()
     for arg, following in itertools.pairwise([*argv, "-"]):
         name, equals, value = arg.partition("=")
@@ -52,7 +51,7 @@ def _check_flags(argv: Sequence[str]) -> None:
 
 
 def _check_rest(parser: argparse.ArgumentParser, rest: Sequence[str]) -> None:
-    """Raises InputError unless all that is left over overrides fields of a config."""
+    """Raises InputError unless every remaining argument overrides a field of the config."""
     flags = parser.format_usage().replace("[", " ").replace("]", " ").split()
     takes_config = "--config" in flags
     for i, arg in enumerate(rest):
@@ -194,7 +193,7 @@ def _bench(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
 
 
 def _which(args: argparse.Namespace) -> dict[str, Any]:
-    """Which checkpoint to score, on what."""
+    """Returns the flags that select a checkpoint and the data to score."""
     return {name: getattr(args, name) for name in ("checkpoint", "data", "split", "batch_size")}
 
 
@@ -269,7 +268,7 @@ def _launch(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
 
 
 def _join(args: argparse.Namespace) -> None:
-    """Brings the processes together that were all told to do this."""
+    """Connects the processes of this run and checks that all run the same command."""
     from jaxrank.runtime import rendezvous
 
     rendezvous.join(args.coordinator, args.num_processes, args.process_id)
@@ -281,7 +280,7 @@ def _join(args: argparse.Namespace) -> None:
 
 
 class RefusedError(RunError):
-    """A verb that printed its result and says no."""
+    """A verb printed its result, and the result is a failed check."""
 
 
 _RUN: dict[str, Callable[[argparse.Namespace, Callable], dict[str, Any]]] = {
@@ -343,15 +342,15 @@ def run(argv: Sequence[str]) -> None:
 
     def report(text: str) -> None:
         if speaks():
-            _say(text, sys.stderr if args.json else sys.stdout)
+            _print(text, sys.stderr if args.json else sys.stdout)
 
-    with processes.lost_told_as_run_error():
+    with processes.peer_loss_as_run_error():
         result = _RUN[args.verb](args, report)
         if args.json and speaks():
             shown = json_files.plain(result, non_finite="null")
             if args.verb in ("train", "evaluate"):
                 shown = _named(shown)
-            _say(json_files.to_text(shown, non_finite="null"), sys.stdout)
+            _print(json_files.to_text(shown, non_finite="null"), sys.stdout)
         if result.get("refusal"):
             raise RefusedError(result["refusal"])
         if several:
@@ -372,7 +371,7 @@ _METRICS = ("metrics", "best_possible", "constant")
 
 
 def _named(value: Any) -> Any:
-    """A plain result with each metric under the name that it has everywhere: "click/auc"."""
+    """Returns a plain result in which each metric has its full name, such as "click/auc"."""
     if isinstance(value, list):
         return [_named(inside) for inside in value]
     if not isinstance(value, dict):
@@ -388,12 +387,12 @@ def _named(value: Any) -> Any:
     return tree
 
 
-def _say(text: str, file: TextIO) -> None:
+def _print(text: str, file: TextIO) -> None:
     try:
         print(text, file=file, flush=True)
     except OSError as error:
-        # Who read it has gone, as `head` does, or the terminal. What is being done goes on, without
-        # a word.
+        # The reader of the pipe has exited, as `head` does, or the terminal is closed. The work
+        # continues without output.
         is_terminal = stat.S_ISCHR(os.fstat(file.fileno()).st_mode)
         if error.errno != errno.EPIPE and not (error.errno == errno.EIO and is_terminal):
             raise
@@ -403,64 +402,66 @@ def _say(text: str, file: TextIO) -> None:
 
 
 def main() -> NoReturn:
-    """The console program. Status 0 on success, 2 for bad input, 1 for a run that failed, 128 and
-    the number of the signal for one that was asked to end."""
+    """Runs the console program.
+
+    The exit status is 0 on success, 2 for invalid input, and 1 for a run that failed. After a
+    signal it is 128 plus the number of the signal.
+    """
     if sys.argv[1:2] and sys.argv[1] in ("train", "evaluate", "predict", "bench"):
         huge_pages.ensure()
         threads.ensure_several()
-    faulthandler.enable(2)  # tells where a signal such as SIGBUS, of a failing disk, ended it
+    faulthandler.enable(2)  # prints the stack at a fatal signal, such as SIGBUS of a failing disk
     status, interrupted = 0, False
     try:
         with signals.end_at_second(), signals.raised_again():
             run(sys.argv[1:])
     except RefusedError as error:
-        status = _tell(f"error: {error}", error.exit_status, has_result=True)
+        status = _print_error(f"error: {error}", error.exit_status, has_result=True)
     except (InputError, RunError) as error:
-        status = _tell(f"error: {error}", error.exit_status)
+        status = _print_error(f"error: {error}", error.exit_status)
     except StoppedError as error:
-        status = _tell(str(error), error.exit_status)
-    except OSError as error:  # a full disk under the logs, say
-        status = _tell(f"error: {error}", RunError.exit_status)
+        status = _print_error(str(error), error.exit_status)
+    except OSError as error:  # for example a full disk under the logs
+        status = _print_error(f"error: {error}", RunError.exit_status)
     except KeyboardInterrupt:
-        status, interrupted = _tell("interrupted", 130), True
+        status, interrupted = _print_error("interrupted", 130), True
     except SystemExit as error:  # of the parser, which has printed what is wrong
         if error.code:
-            _say_error("error: the arguments must be valid: see the standard error", 2)
+            _print_json_error("error: the arguments must be valid: see the standard error", 2)
         raise
     except Exception as error:
         if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
-            status = _tell(f"error: {_of_memory(error)}", RunError.exit_status)
+            status = _print_error(f"error: {_of_memory(error)}", RunError.exit_status)
         else:
             traceback.print_exc()
             status = RunError.exit_status
-            _say_error(f"error: {type(error).__name__}: {error}", status)
-    # Threads of libraries may still be at work. Interrupted, they would lose what they work with;
-    # where a checkpoint could not be begun, some wait for it for five minutes.
+            _print_json_error(f"error: {type(error).__name__}: {error}", status)
+    # Threads of libraries may still be running. After an interrupt their resources are gone, and
+    # after a checkpoint that failed to start some threads wait five minutes for it.
     processes.leave(status, at_once=interrupted or status == RunError.exit_status)
     sys.exit(status)
 
 
 def _of_memory(error: Exception) -> str:
-    """What to say where a host's memory was too small, or a device's, as XLA says at length."""
+    """Returns a short message for an out-of-memory error of the host or, from XLA, of a device."""
     text = " ".join(str(error).partition("\n\n")[0].split())[:400].rstrip(".")
     return (
-        f"not enough memory: {text}. What a step needs grows with batch_size and, for its input,"
-        " with steps_per_execution and data.prefetch_batches; tables are split over the devices"
-        " there"
-        " are. `jaxrank plan` and `jaxrank compile` tell what a machine has room for."
+        f"not enough memory: {text}. The memory of a step grows with batch_size, that of its input"
+        " also with steps_per_execution and data.prefetch_batches. Tables are split over all"
+        " devices. `jaxrank plan` and `jaxrank compile` report whether a run fits a machine."
     )
 
 
-def _tell(text: str, status: int, *, has_result: bool = False) -> int:
-    # A line is one write, newline and all: other processes may write to the same file.
+def _print_error(text: str, status: int, *, has_result: bool = False) -> int:
+    # One write per line, newline included, because other processes may write to the same file.
     sys.stderr.write(f"{processes.name()}: {text}\n")
     if not has_result:
-        _say_error(text, status)
+        _print_json_error(text, status)
     return status
 
 
-def _say_error(text: str, status: int) -> None:
-    """Prints an error as an object, where --json asks for one; of several processes, the first."""
+def _print_json_error(text: str, status: int) -> None:
+    """Prints an error as a JSON object if --json is set. Only the first process prints it."""
     if "--json" in sys.argv[1:] and (not processes.joined() or processes.is_first()):
         result = {"error": text.removeprefix("error: "), "status": status}
-        _say(json_files.to_text(result), sys.stdout)
+        _print(json_files.to_text(result), sys.stdout)

@@ -291,13 +291,16 @@ class Checkpoint:
         10.0,
         unit="minutes",
         at_least=0,
-        help="after the checkpoint before, or the start, besides; 0: not by time",
+        help="also this long after the previous checkpoint or the start; 0: not by time",
     )
     keep: int = field(
         2, unit="checkpoints", at_least=1, help="newest checkpoints kept, beside the best one"
     )
     keep_every_steps: int = field(
-        0, unit="steps", at_least=0, help="also keep the first of each so many steps; 0: none"
+        0,
+        unit="steps",
+        at_least=0,
+        help="also keep the first checkpoint of every interval of this many steps; 0: none",
     )
 
 
@@ -529,7 +532,7 @@ def check(config: ConfigDict) -> None:
 
 
 def _has_settings(rules: Rules) -> bool:
-    """Whether a field holds a section whose fields the name beside it chooses."""
+    """Returns True if a field holds a section whose fields depend on the name beside it."""
     return rules.variants is not None and "." not in rules.variants.chosen_by
 
 

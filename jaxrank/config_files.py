@@ -27,7 +27,7 @@ _MOST_PLACES = 3  # lines that a message names
 
 
 def _override(config: ConfigDict, override: str) -> ConfigDict:
-    """The config with one field set, as "--config.optim.dense.base_learning_rate=0.002" says."""
+    """Returns the config after "--config.optim.dense.base_learning_rate=0.002" or the like."""
     if not override.startswith("--config.") or "=" not in override:
         raise InputError(f"an override must be --config.FIELD=VALUE: found {override!r}.")
     path, _, value = override.removeprefix("--config.").partition("=")
@@ -47,14 +47,15 @@ def _override(config: ConfigDict, override: str) -> ConfigDict:
 
 
 def _set_by_name(config: ConfigDict, path: str, value: str) -> bool:
-    """Sets the field `path`, where its section takes fields of any name, to the number or the
-    text that `value` is as a Python literal; gives False where its fields are those of `default`.
+    """Sets a field whose section accepts fields of any name, and returns True if it did.
 
-    Also a field of `features` that is a list, or that an entry does not name yet, and one that a
-    source of this kind may have: who reads these sections knows their fields.
+    The value is `value` as a Python literal, a number or a text. Such fields are those of the
+    source's kind, and fields of `features` that are lists or that an entry does not set yet. The
+    code that reads these sections checks their names. Returns False if the section has only the
+    fields of `default`.
 
     Raises:
-        InputError: there is no field `path`, `a.b[0].c`; names the nearest there is.
+        InputError: no field `path`, such as `a.b[0].c`, exists. The error has the nearest name.
     """
     if path.startswith("features.") and _set_unnamed(config, path, value):
         return True
@@ -115,18 +116,19 @@ def _literal(text: str, kinds: Any = int | float | str) -> Any:
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> ConfigDict:
-    """The config of a Python file with `get_config()`, or of that name among `shipped.configs`.
+    """Loads the config of a Python file with `get_config()`, or one of `shipped.configs` by name.
 
-    `file.py:text` gives `get_config` a text, as ml_collections has it. What the file imports from
-    its own directory is forgotten again, so that the next file there is not given it.
+    `file.py:text` calls `get_config` with a text, as in ml_collections. Modules that the file
+    imports from its own directory are unloaded afterwards, so that they are not reused for another
+    file.
 
     Args:
         overrides: fields to set, as on the command line:
             "--config.optim.dense.base_learning_rate=0.002", or the value as the next item.
 
     Raises:
-        InputError: no such file, it does not run, it does not give a config, or a field cannot be
-            set.
+        InputError: the file does not exist, raises, or does not return a config, or a field cannot
+            be set.
     """
     loaded = _loaded(path)
     left = list(overrides)
@@ -173,7 +175,7 @@ def _loaded(path: str | Path) -> ConfigDict:
     sys.path.insert(0, beside)
     before = set(sys.modules)
     sys.modules["jaxrank_config"] = module  # where annotations that are text are looked up
-    importlib.invalidate_caches()  # of files that were written a moment ago
+    importlib.invalidate_caches()  # to see files that were written a moment ago
     try:
         spec.loader.exec_module(module)
         if not callable(getattr(module, "get_config", None)):
@@ -197,9 +199,9 @@ def _loaded(path: str | Path) -> ConfigDict:
 
 
 def _line_of(error: BaseException, path: str) -> str:
-    """FILE:LINE of the last line of the user's that an error went through; empty if none did.
+    """Returns FILE:LINE of the last line of user code in the traceback, or an empty text.
 
-    That of a config file or of what it imports, but of no library.
+    User code is a config file and the modules that it imports, without libraries.
     """
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
@@ -217,10 +219,10 @@ def _line_of(error: BaseException, path: str) -> str:
 
 
 def _shipped(name: str) -> Path:
-    """The file of a config that comes with the program.
+    """Returns the file of a config that comes with the program.
 
     Raises:
-        InputError: there is none of that name.
+        InputError: no config has that name.
     """
     names = shipped.configs()
     if name not in names:
@@ -232,10 +234,10 @@ def _shipped(name: str) -> Path:
 
 
 def _forget(names: Iterable[str], directory: Path) -> None:
-    """Of the modules `names` those that lie in a directory, and those of packages there."""
+    """Unloads the modules among `names` that are files of a directory or of packages in it."""
     local = set()
     for name in names:
-        # What stands there need be no module, and has whatever attributes it is asked for.
+        # An entry of sys.modules may be any object, even one that has every attribute.
         attributes = getattr(sys.modules[name], "__dict__", {})
         places = attributes.get("__path__", [attributes.get("__file__")])
         if "." not in name and any(p and Path(p).parent == directory for p in places):
@@ -246,10 +248,12 @@ def _forget(names: Iterable[str], directory: Path) -> None:
 
 
 def to_plain(config: Any) -> Any:
-    """The config as JSON-able dictionaries, lists, numbers and strings; fields in the order in
-    which they were set, for of several patterns that match a name the last one counts."""
+    """Converts a config to dictionaries, lists, numbers and strings for JSON.
+
+    Fields keep the order in which they were set, because the last pattern that matches a name wins.
+    """
     if isinstance(config, ConfigDict):
-        # What it iterates over itself is sorted by name.
+        # Iteration over a ConfigDict is sorted by name.
         return {key: to_plain(config[key]) for key in config._fields}
     if isinstance(config, Mapping):
         return {str(key): to_plain(value) for key, value in config.items()}
@@ -269,7 +273,7 @@ def from_plain(tree: Mapping[str, Any]) -> ConfigDict:
 
 
 def model_name(tree: Mapping[str, Any]) -> str:
-    """The name of the model of a plain config; those of earlier versions had but one."""
+    """Returns the name of the model of a plain config. Old configs without a name mean the ranker."""
     section = tree.get("model")
     return section.get("name", RANKER) if isinstance(section, Mapping) else RANKER
 
@@ -285,7 +289,7 @@ def _fill(config: ConfigDict, tree: Mapping[str, Any]) -> None:
 
 
 def differences(old: Any, new: Any, name: str = "") -> list[str]:
-    """Where two plain configs differ, a line each: `batch_size: 256, now 512`."""
+    """Returns one line per difference of two plain configs, such as `batch_size: 256, now 512`."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         lines = []
         for key in sorted({*old, *new}):

@@ -1,6 +1,6 @@
 """Values of the fields that a config leaves open, from the size of its data.
 
-A field is open at its automatic value, as 0 or the empty text. Up to `MAX_SMALL` examples of binary
+A field is open at its automatic value, such as 0 or "". Up to `MAX_SMALL` examples of binary
 tasks the model is a factorization machine with a prior estimated from the labels, trained close to
 its optimum. On more data it is the ranker, as it overfits rare ids on less. The choice depends on
 the data alone, not on devices, and is in the config that a run saves.
@@ -42,11 +42,11 @@ _OPEN: Mapping[str, Any] = {
 
 
 class Data(NamedTuple):
-    """What the choice depends on.
+    """Properties of the training data that the choice depends on.
 
-    positives: labels above 0 by task; empty where they are not counted.
-    distinct_ids: of all features; 0 where they are not counted.
-    deviations: returns the deviation of the effects of each feature; None: labels are not at hand.
+    positives: number of labels above 0 by task; empty if not counted.
+    distinct_ids: number over all features; 0 if not counted.
+    deviations: returns the deviation of the effects of each feature; None: no labels are available.
     in_order: whether days are trained in order, so that later labels are not known at the start.
     """
 
@@ -59,7 +59,9 @@ class Data(NamedTuple):
 
 
 def data_of(split: Split, schema: Schema, order: str) -> Data:
-    """What is known of a training split; process 0 estimates effects for all, from some blocks.
+    """Returns the properties of a training split.
+
+    Process 0 estimates the effects of features from some blocks and sends them to all processes.
 
     Args:
         order: the field of `config.data`.
@@ -91,7 +93,7 @@ def data_of(split: Split, schema: Schema, order: str) -> Data:
 def choose_unread(
     config: ConfigDict, older: ConfigDict | None, rows: int, schema: Schema, report: Report
 ) -> ConfigDict:
-    """As `choose`, or `inherit` from an older run, where labels are not at hand, as in a plan."""
+    """Applies `inherit` and `choose` without reading labels, as `plan` needs it."""
     if older is not None:
         config = inherit(config, older)
     in_order = config.data.order == "days"
@@ -173,7 +175,7 @@ def _choose_model(config: ConfigDict, data: Data, reasons: dict[str, str]) -> No
 
 
 def _cross_scale(scales: Mapping[str, float], schema: Schema, factors: int) -> float:
-    """The factor at which all products of pairs have `_CROSSES` of the variance of all weights."""
+    """Returns the factor that gives all products of pairs `_CROSSES` of the variance of weights."""
     features = [f.name for f in schema.id_columns] + [f.name for f in schema.ragged]
     variances = [scales.get(name, 1.0) ** 2 for name in features]
     pairs = (sum(variances) ** 2 - sum(v**2 for v in variances)) / 2
@@ -225,14 +227,14 @@ def _choose_training(config: ConfigDict, data: Data, reasons: dict[str, str]) ->
             )
 
 
-def has_open_model(config: ConfigDict) -> bool:
-    """Whether no field of the section `model` is set."""
+def _has_open_model(config: ConfigDict) -> bool:
+    """Returns True if no field of the section `model` is set."""
     plain = to_plain(config.model)
     return not plain.get("name") and plain == to_plain(default().model)
 
 
 def _rounded(number: float) -> float:
-    """Four digits, which are the same on any machine."""
+    """Rounds to four digits, which are the same on any machine."""
     return float(f"{number:.4g}")
 
 

@@ -1,18 +1,18 @@
-"""The ways a run ends early through no fault of the code."""
+"""Exceptions for runs that end early without a bug in the code."""
 
 
 class InputError(ValueError):
-    """What the user gave cannot be used: a file, a row, a config field, a flag.
+    """Invalid input: a file, a row, a config field or a flag.
 
-    The message says what must hold, then what was found, then (if not plain) what to do, and
-    names file, row, column or field. The command line prints it and exits with status 2.
+    The message says what must hold, what was found and, if not obvious, what to do. It names the
+    file, row, column or field. The command line prints it and exits with status 2.
     """
 
     exit_status = 2
 
 
 class RunError(RuntimeError):
-    """A run that started well cannot go on, as when the loss is no longer finite.
+    """A run cannot continue, for example because the loss is no longer finite.
 
     The command line prints the message and exits with status 1.
     """
@@ -21,10 +21,10 @@ class RunError(RuntimeError):
 
 
 class StoppedError(RuntimeError):
-    """A run that was asked to end by a signal did so, after a checkpoint.
+    """A signal stopped the run, after a checkpoint was saved.
 
-    The command line prints the message and exits with status 128 and the signal's number, as
-    programs do that a signal ended.
+    The command line prints the message and exits with 128 plus the number of the signal, which is
+    the convention for programs that a signal ends.
 
     Args:
         number: of the signal.

@@ -1,21 +1,21 @@
-"""What the data is: names, sizes and lengths of features, and the Batch that a step consumes.
+"""Schema of the data: names, sizes and lengths of features, and the Batch that a step consumes.
 
 NumPy only: the input workers import this module and must not import JAX.
 
-What the odd values mean, once for the whole system:
+Special values have the same meaning in the whole system:
 
 - A missing float is 0 after its transforms (the mean, where it is standardised). A feature with
   `missing_indicator` has a second column that is 1 where the value was missing.
-- Under all encodings but `integer` a table has two rows of its own in front: row 0 for a missing
-  value, row 1 for one that a vocabulary does not have (never seen, or seen less than `min_count`
-  times). Values of a vocabulary follow by falling frequency, those that later data added behind
-  them; hashed values are anywhere behind row 1.
+- Under all encodings except `integer` a table starts with two reserved rows. Row 0 is for a missing
+  value. Row 1 is for a value that is not in the vocabulary (never seen, or seen less than
+  `min_count` times). Values of a vocabulary follow by falling frequency, then values that later
+  data added. Hashed values have any row after row 1.
 - Under `integer` encoding the data holds row numbers. A missing one is PAD: its vector is zero and
   nothing is updated.
 - An empty list, like a missing one, has the vector zero under every combiner.
 - An empty label is unknown: its example has weight 0 for that task.
-- A number that is put into buckets (`bucket` encoding) has row 2 + the number of its bucket; a
-  missing one has row 0.
+- A number in buckets (`bucket` encoding) has row 2 + the number of its bucket. A missing one has
+  row 0.
 """
 
 import dataclasses
@@ -31,8 +31,9 @@ MISSING_ROW = 0  # of a table under another encoding than integer
 UNKNOWN_ROW = 1
 RESERVED_ROWS = 2
 
-# The most examples whose lists are packed together. A store keeps the largest sums of list lengths
-# over runs of this many, wherever they begin: the room that an evaluation has, as it cuts nothing.
+# Maximum number of examples whose lists are packed together. A store keeps the largest sums of list
+# lengths over this many consecutive examples. Evaluation sizes its buffers by them, because it
+# drops no ids.
 MAX_GROUP = 512
 
 # Of tasks; see `Task`.
@@ -41,7 +42,7 @@ KINDS = ("binary", "real", "count")
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """One thing to predict; `kind` says what it is, and so which loss and metrics the task has.
+    """A quantity to predict. Its `kind` decides the loss and the metrics.
 
     kind: binary: 0 or 1, and the model's output is the logit of its probability;
         real: any finite number, and the output is its prediction;
@@ -56,11 +57,11 @@ class Task:
 
 @dataclasses.dataclass(frozen=True)
 class Dense:
-    """A float column, and the transform that made it: (x - mean) / std, of x or of its log.
+    """A float column and its transform: (x - mean) / std, of x or of its log.
 
-    log: sign(x) log(1 + |x|) comes first.
-    mean, std: of the training data after `log`; 0 and 1 where nothing is standardised. Equal
-        columns were made by equal transforms, and only such data fits a model.
+    log: whether sign(x) log(1 + |x|) is applied first.
+    mean, std: of the training data after `log`; 0 and 1 without standardisation. A model can only
+        read data whose columns have the same transforms.
     """
 
     name: str
@@ -71,7 +72,7 @@ class Dense:
 
 @dataclasses.dataclass(frozen=True)
 class Categorical:
-    """A fixed number of ids an example; each of the `length` ids has a vector of its own."""
+    """A fixed number of ids per example. Each of the `length` ids has its own vector."""
 
     name: str
     table: str
@@ -85,7 +86,7 @@ class Ragged:
     combiner, for vectors e and weights w (1 unless `weighted`): sum: sum(w e);
     mean: sum(w e) / sum(w); sqrtn: sum(w e) / sqrt(sum(w^2)); none: the vectors themselves, for
     models that attend over them, a place for each of the first `length` ids.
-    length: most ids of a list under "none", 0 under the others.
+    length: maximum number of ids of a list under "none"; 0 under the others.
     """
 
     name: str
@@ -96,17 +97,17 @@ class Ragged:
 
     @property
     def has_plain_sums(self) -> bool:
-        """Whether vectors are added up as they are."""
+        """True if the combiner is a sum without weights."""
         return self.combiner == "sum" and not self.weighted
 
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """A vocabulary and so an embedding table: `rows` counts the reserved rows, if any.
+    """A vocabulary and its embedding table. `rows` includes the reserved rows, if any.
 
     encoding: "vocabulary", "hash", "integer" or "bucket".
-    checksum: of what decides the rows of values, as the vocabulary in row order; equal tables mean
-        equal rows.
+    checksum: of everything that maps values to rows, such as the vocabulary in row order. Equal
+        tables map values to equal rows.
     """
 
     name: str
@@ -130,12 +131,12 @@ class Schema:
 
     @property
     def id_columns(self) -> list[Categorical]:
-        """The feature of each column of the id matrix: a Categorical of length 3 has three."""
+        """Returns the feature of each column of the id matrix. One of length 3 has 3 columns."""
         return [f for f in self.categorical for _ in range(f.length)]
 
     @property
     def logit_correction_columns(self) -> int:
-        """Columns of `Batch.logit_correction`."""
+        """Number of columns of `Batch.logit_correction`."""
         return len(self.tasks) if any(t.shifted for t in self.tasks) else 0
 
 
@@ -155,7 +156,7 @@ class Lists(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What one step consumes: NumPy on the host, JAX arrays on the devices.
+    """Input of one step: NumPy arrays on the host, JAX arrays on the devices.
 
     Every array's first axis is split over the devices in order. Keys are names of stacks (see
     `layout.Layout`); a stack that no such feature uses has no key.
@@ -170,7 +171,7 @@ class Batch(NamedTuple):
         `Schema.ragged`.
     logit_correction: f32[B, tasks] the log of the rate at which negatives like the example were
         kept, 0 where all were; without columns where no task has a logit correction. Logits are of
-        all traffic; of the examples as they are here, which have lost negatives, they are `logits -
+        all traffic. Logits of the examples as stored, with downsampled negatives, are `logits -
         logit_correction`.
     """
 

@@ -8,12 +8,12 @@ import jaxrank
 from jaxrank.errors import InputError
 from jaxrank.validate import GROWTH, ON_ERROR
 
-# Flags of which the last would count as of all others, where one may think that all do.
+# Flags that must not be repeated. argparse would use the last value, where a user may expect all.
 ONCE = ("--config", "--by")
 
 
 class _Verb(NamedTuple):
-    """What a verb does, what adds its flags, and a command to start from."""
+    """Help text of a verb, function that adds its flags, and an example command."""
 
     help: str
     add_flags: Callable[[argparse.ArgumentParser], None]
@@ -21,7 +21,7 @@ class _Verb(NamedTuple):
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse whose errors are InputErrors, so that they are told as all others are."""
+    """ArgumentParser that raises InputError, so that its errors are reported like all others."""
 
     def error(self, message: str) -> NoReturn:
         raise InputError(f"{message}. Try `{self.prog} --help`.")
@@ -31,14 +31,14 @@ class _HelpConfig(argparse.Action):
     """Prints the reference of the config and exits."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        from jaxrank import config_reference  # it imports all that has fields
+        from jaxrank import config_reference  # imports every module that declares fields
 
         print(config_reference.text(), end="")
         parser.exit()
 
 
 def parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
-    """The program's parser, and that of each verb."""
+    """Returns the parser of the program, and the parser of each verb."""
     parser = _Parser(prog="jaxrank", description=jaxrank.__doc__, allow_abbrev=False, add_help=True)
     parser.add_argument("--version", action="version", version=f"jaxrank {jaxrank.__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB")
@@ -54,8 +54,8 @@ def parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPa
         sub.add_argument(
             "--json",
             action="store_true",
-            help="print one JSON object as the last line of standard output, and all else to"
-            " standard error",
+            help="print one JSON object as the last line of standard output, and everything else"
+            " to standard error",
         )
         sub.add_argument(
             "--models",
@@ -86,20 +86,19 @@ def _add_config(sub: argparse.ArgumentParser) -> None:
 
 def _add_processes(sub: argparse.ArgumentParser) -> None:
     group = sub.add_argument_group(
-        "several processes", "found by themselves on a TPU pod, in a SLURM step or under Open MPI"
+        "several processes",
+        "detected automatically on a TPU pod, in a SLURM step and under Open MPI",
     )
     group.add_argument(
         "--coordinator", default="", metavar="HOST:PORT", help="address of process 0"
     )
-    group.add_argument(
-        "--num-processes", type=int, metavar="N", help="how many processes there are"
-    )
-    group.add_argument("--process-id", type=int, metavar="I", help="which one this is, from 0")
+    group.add_argument("--num-processes", type=int, metavar="N", help="number of processes")
+    group.add_argument("--process-id", type=int, metavar="I", help="index of this process, from 0")
 
 
 def _prepare(sub: argparse.ArgumentParser) -> None:
     _add_config(sub)
-    sub.add_argument("--output", required=True, metavar="DIR", help="where the store goes")
+    sub.add_argument("--output", required=True, metavar="DIR", help="directory of the new store")
     sub.add_argument(
         "--vocabularies",
         default="",
@@ -109,20 +108,20 @@ def _prepare(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--unlabelled",
         action="store_true",
-        help="rows that are only to be scored: columns that tasks name are not read",
+        help="prepare rows for scoring only: columns that tasks name are not read",
     )
     sub.add_argument(
         "--on-error",
         default="error",
         choices=ON_ERROR,
-        help="what becomes of records that cannot be used; skip: they go to rejected.jsonl",
+        help="action for invalid records; skip: they are written to rejected.jsonl",
     )
     sub.add_argument(
         "--max-rejected",
         type=int,
         default=1000,
         metavar="N",
-        help="most records that may be skipped; default: 1000",
+        help="maximum number of skipped records; default: 1000",
     )
     sub.add_argument(
         "--hash-key-file",
@@ -145,7 +144,8 @@ def _prepare(sub: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="OPTION",
-        help="an option of Beam's pipeline, as --runner-option=--project=mine; may be repeated",
+        help="an option of the Beam pipeline, such as --runner-option=--project=mine; may be"
+        " repeated",
     )
     sub.add_argument("--picture", default="", metavar="FILE", help="a PNG of the statistics")
 
@@ -162,12 +162,12 @@ def _train(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--allow-config-change",
         action="store_true",
-        help="go on with a run that was started with other values",
+        help="continue a run that was started with other values",
     )
     sub.add_argument(
         "--allow-older-checkpoint",
         action="store_true",
-        help="go on from the newest checkpoint that is not damaged, if the newest one is",
+        help="if the newest checkpoint is damaged, continue from the newest one that is not",
     )
     sub.add_argument(
         "--init-from",
@@ -179,23 +179,23 @@ def _train(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--baseline",
         action="store_true",
-        help="also fit scikit-learn's logistic regression to the training split, and report it"
-        " beside the model; its C is chosen on the validation split",
+        help="also fit scikit-learn's logistic regression to the training split, and compare the"
+        " model with it; its C is chosen on the validation split",
     )
     sub.add_argument(
         "--profile-steps",
         default="",
         metavar="FIRST:LAST",
         help="steps to trace with JAX's profiler, into WORKDIR/profile: both ends included, counted"
-        " from 1 as in metrics.jsonl, rounded outward to whole executions of steps_per_execution",
+        " from 1 as in metrics.jsonl, extended to whole executions of steps_per_execution",
     )
     sub.add_argument(
         "--debug-batches",
         type=int,
         default=0,
         metavar="N",
-        help="write the batches of the last N steps into WORKDIR/debug where a loss is not finite"
-        " or stands out",
+        help="write the batches of the last N steps into WORKDIR/debug after a loss that is not"
+        " finite or that spikes",
     )
     _add_processes(sub)
 
@@ -208,7 +208,7 @@ def _add_checkpoint(sub: argparse.ArgumentParser) -> None:
 
 
 def _add_scored(sub: argparse.ArgumentParser) -> None:
-    """Which checkpoint to score, on what."""
+    """Adds the flags that select a checkpoint and the data to score."""
     _add_checkpoint(sub)
     sub.add_argument(
         "--data", default="", metavar="STORE", help="prepared data; default: the run's own"
@@ -235,13 +235,13 @@ def _evaluate(sub: argparse.ArgumentParser) -> None:
         "--by",
         default="",
         metavar="COLUMN",
-        help="also tell the metrics of each value of a column, or of each day",
+        help="also report the metrics of each value of a column, or of each day",
     )
     sub.add_argument(
         "--every",
         type=float,
         metavar="SECONDS",
-        help="with --follow: time between looks for a new checkpoint; default: 10",
+        help="with --follow: time between checks for a new checkpoint; default: 10",
     )
     _add_processes(sub)
 
@@ -269,13 +269,16 @@ def _plan(sub: argparse.ArgumentParser) -> None:
     _add_config(sub)
     sub.add_argument("--devices", type=int, metavar="N", help="number of devices of the machine")
     sub.add_argument(
-        "--topology", default="", metavar="NAME", help="a TPU slice or GPUs, as v3-32 or h200-8"
+        "--topology",
+        default="",
+        metavar="NAME",
+        help="a TPU slice or GPUs, such as v3-32 or h200-8",
     )
     sub.add_argument(
         "--memory",
         default="",
         metavar="SIZE",
-        help="memory of a device, as 16GiB; default: the topology's",
+        help="memory of a device, such as 16GiB; default: that of the topology",
     )
     sub.add_argument(
         "--replicas", type=int, metavar="N", help="copies of split rows; default: mesh.replicas"
@@ -284,7 +287,7 @@ def _plan(sub: argparse.ArgumentParser) -> None:
         "--batches",
         type=int,
         metavar="N",
-        help="batches that are replayed; default: 100, fewer where they hold very many ids",
+        help="batches that are replayed; default: 100, fewer if they hold very many ids",
     )
     sub.add_argument("--picture", default="", metavar="FILE", help="a PNG to draw the plan into")
     _add_data_of_run(sub)
@@ -305,14 +308,14 @@ def _compile(sub: argparse.ArgumentParser) -> None:
         "--topology",
         required=True,
         metavar="NAMES",
-        help="TPU slices, as v3-8,v3-32,v5e-16, or GPUs, as h100-8,h200-1",
+        help="TPU slices, such as v3-8,v3-32,v5e-16, or GPUs, such as h100-8,h200-1",
     )
     sub.add_argument(
         "--scaling",
         default="",
         choices=GROWTH,
-        help="also estimate how a step's time scales: with the same batch (strong), or one that"
-        " grows with the slice (weak)",
+        help="also estimate how the time of a step scales: with the same batch (strong), or with a"
+        " batch that grows with the slice (weak)",
     )
     sub.add_argument("--picture", default="", metavar="FILE", help="a PNG of --scaling")
     _add_data_of_run(sub)
@@ -324,7 +327,7 @@ def _bench(sub: argparse.ArgumentParser) -> None:
         "--workdir",
         required=True,
         metavar="DIR",
-        help="directory of a run: its data is read, nothing of the run changes",
+        help="directory of a run, whose data is read; the run is not changed",
     )
     sub.add_argument(
         "--seconds",
@@ -333,7 +336,7 @@ def _bench(sub: argparse.ArgumentParser) -> None:
         metavar="N",
         help="length of each measurement; default: 10",
     )
-    sub.add_argument("--picture", default="", metavar="FILE", help="a PNG of what was measured")
+    sub.add_argument("--picture", default="", metavar="FILE", help="a PNG of the measurements")
 
 
 def _launch(sub: argparse.ArgumentParser) -> None:
@@ -368,7 +371,7 @@ _VERBS: Mapping[str, _Verb] = {
         "jaxrank export --workdir=/tmp/quickstart --checkpoint=best --output=/tmp/exported",
     ),
     "plan": _Verb(
-        "tell where each table goes on a machine, whether it fits, and how even the load is",
+        "show where each table is placed on a machine, whether it fits, and how even the load is",
         _plan,
         "jaxrank plan --config=configs/powerlaw.py --topology=v3-32 --picture=/tmp/plan.png",
     ),
@@ -378,7 +381,7 @@ _VERBS: Mapping[str, _Verb] = {
         "jaxrank compile --config=quickstart --topology=v3-8,v5e-16",
     ),
     "bench": _Verb(
-        "measure how fast input and step are, alone and together, and tell which one limits",
+        "measure the speed of input and step, alone and together, and report which one limits",
         _bench,
         "jaxrank bench --config=quickstart --workdir=/tmp/quickstart --picture=/tmp/bench.png",
     ),
@@ -388,7 +391,7 @@ _VERBS: Mapping[str, _Verb] = {
         "jaxrank configs --json",
     ),
     "launch": _Verb(
-        "print where the scripts are that start several processes",
+        "print the directory of the scripts that start several processes",
         _launch,
         'ls "$(jaxrank launch --path)"',
     ),

@@ -1,6 +1,6 @@
-"""The loop: a batch, an execution of steps, a record, and a pause where one is due.
+"""The training loop: reads a batch, executes steps, records metrics and pauses when due.
 
-`train` runs it for a run, and `bench` measures it.
+`train` runs it, and `bench` measures it.
 """
 
 import dataclasses
@@ -16,41 +16,44 @@ from jaxrank.runtime.watchdog import Watchdog
 from jaxrank.step import StepMetrics, TrainState
 from jaxrank.telemetry.profiler import Profile
 
-_LOOK = 1.0  # seconds between looks at whether a signal has come while the input does not
+_LOOK = 1.0  # seconds between checks for a signal while the loop waits for input
 
 
 class Records(Protocol):
-    """Takes the metrics of each execution, as `telemetry.recorder.Recorder`."""
+    """Records the metrics of each execution; see `telemetry.recorder.Recorder`."""
 
     def record_later(self, step: int, count: int, metrics: StepMetrics) -> None:
-        """Takes the call of `count` steps that ends at `step` and waits for the execution before
-        it."""
+        """Accepts the metrics of an execution and waits for the execution before it.
+
+        step: the last step of the execution.
+        count: number of its steps.
+        """
 
 
 class Milestones(Protocol):
-    """When the loop pauses and ends, and what is done then."""
+    """Decides when the loop pauses and ends, and does the work of each pause."""
 
-    def goes_on(self, step: int) -> bool:
-        """Whether there is another execution after `step`."""
+    def continues(self, step: int) -> bool:
+        """Returns True if another execution follows `step`."""
 
     def save_is_due(self) -> bool:
-        """Whether it is time to save, as process 0 sees it; once for each time."""
+        """Returns True once whenever it is time to save, as process 0 sees it."""
 
     def is_due(self, step: int, asked: Asked) -> bool:
-        """Whether the loop pauses after `step`.
+        """Returns True if the loop pauses after `step`.
 
-        asked: what all processes have learned together.
+        asked: requests that all processes agree on.
         """
 
     def pause(self, step: int, state: TrainState, signal: int) -> TrainState:
-        """Does what is due after `step`; returns the state to go on from.
+        """Does the work that is due after `step` and returns the state to continue from.
 
         Raises:
-            StoppedError: the run ends here, by the signal.
+            StoppedError: the run stops here because of the signal.
         """
 
     def interrupt(self, step: int, state: TrainState, signal: int) -> NoReturn:
-        """Ends the run after `step` by a signal that came while there was no batch.
+        """Stops the run after `step` because of a signal that arrived while no batch was ready.
 
         Raises:
             StoppedError: always.
@@ -59,13 +62,13 @@ class Milestones(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Session:
-    """What the loop of a started run works with.
+    """Functions and objects that the loop of a started run uses.
 
     train: (state, batches of an execution, number of steps) -> (state, metrics); see
         `CompiledSteps`.
     steps_per_execution, num_steps: of the run; see `run_schedule.execution_end`.
-    feed: batches on the devices; a `runtime.prefetch.DevicePrefetcher` where there is a `stop`.
-    stop: tells of signals; None: they end the program, as anywhere else.
+    feed: batches on the devices. With a `stop` it must be a `runtime.prefetch.DevicePrefetcher`.
+    stop: records signals. None: signals end the program.
     """
 
     train: Callable[[TrainState, Any, np.int32], tuple[TrainState, StepMetrics]]
@@ -80,14 +83,14 @@ class Session:
 
 
 def run(session: Session, state: TrainState) -> TrainState:
-    """Steps from `state` to the end; returns the last state.
+    """Trains from `state` to the end and returns the last state.
 
     Raises:
-        StoppedError: asked to end before, by a signal.
+        StoppedError: a signal stopped the run before its end.
     """
     milestones, stop = session.milestones, session.stop
     step = int(state.step)
-    while milestones.goes_on(step):
+    while milestones.continues(step):
         if stop and (signal := _caught_while_waiting(session.feed, stop)):
             milestones.interrupt(step, state, signal)
         session.profiler.start_if_due(step, state)
@@ -96,7 +99,7 @@ def run(session: Session, state: TrainState) -> TrainState:
         with session.profiler.execution(step):
             state, metrics = session.train(state, next(session.feed), np.int32(count))
 
-        # One execution late: the devices are busy with the next one while the host writes.
+        # Metrics are read one execution late, so that the devices compute while the host writes.
         session.recorder.record_later(step, count, metrics)
         session.watch.alive()
         session.profiler.stop_if_due(step, state)
@@ -107,9 +110,9 @@ def run(session: Session, state: TrainState) -> TrainState:
 
 
 def _caught_while_waiting(feed: Any, stop: ShutdownSignal) -> int:
-    """The number of a signal that comes while the next batch does not; 0 when that is there.
+    """Returns the number of a signal that arrives before the next batch; 0 if the batch is ready.
 
-    Of several processes none waits here: they learn of a signal together, after an execution.
+    Several processes do not wait here, because they agree on a signal after an execution.
     """
     while processes.place()[1] == 1 and not feed.wait(_LOOK):
         if stop.caught:

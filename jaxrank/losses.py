@@ -1,7 +1,7 @@
-"""The loss of a batch: by the kind of each task, weighted, one number for each task.
+"""Losses by kind of task, weighted, one number per task.
 
-Each loss is half of the deviance in nats: 0 for a perfect prediction and never less, with the
-gradient prediction - label.
+Each loss is half of the deviance in nats: 0 for a perfect prediction and never below 0. Its
+gradient is prediction - label.
 """
 
 import math
@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import xlogy
 
-# Of an expected count, about 1e13: from here on the Poisson loss goes on as a straight line, so
-# that loss and gradient stay finite where exp overflows. No label is as large.
+# Log of an expected count of about 1e13. Above it the Poisson loss is a straight line, so that loss
+# and gradient stay finite where exp overflows. Labels are never as large.
 LOG_COUNT_LIMIT = 30.0
 
 Elementwise = Callable[..., jax.Array]
@@ -25,8 +25,8 @@ def logistic(logits: jax.Array, labels: jax.Array) -> jax.Array:
     -y log(sigmoid(x)) - (1 - y) log(1 - sigmoid(x)) for x of any finite size: nothing overflows,
     and a confident right answer keeps its small loss.
     """
-    # Not max(x, 0) - x y + log(1 + exp(-|x|)), though it is cheaper: JAX differentiates it wrongly
-    # at 0, where a model begins whose head is zero.
+    # max(x, 0) - x y + log(1 + exp(-|x|)) is cheaper, but JAX differentiates it wrongly at 0, where
+    # a model with a zero head starts.
     return labels * jax.nn.softplus(-logits) + (1 - labels) * jax.nn.softplus(logits)
 
 
@@ -36,12 +36,12 @@ def squared(predictions: jax.Array, labels: jax.Array) -> jax.Array:
 
 
 def poisson(logs: jax.Array, labels: jax.Array) -> jax.Array:
-    """exp(x) - y x, less its least value y - y log(y), for the log x of an expected count.
+    """exp(x) - y x, minus its minimum y - y log(y), for the log x of an expected count.
 
-    Elementwise, any one shape. What is taken off does not depend on x, so the gradient is
-    exp(x) - y; with it the loss is never below 0, and small where x is right, which a difference of
-    large numbers in float32 would not be. A straight line above LOG_COUNT_LIMIT, with the slope
-    that the curve has there.
+    Elementwise, any one shape. The minimum does not depend on x, so the gradient is exp(x) - y.
+    Subtracting it keeps the loss at least 0, and precise where x is close to log(y): in float32 a
+    difference of large numbers would not be. Above LOG_COUNT_LIMIT the loss is a straight line with
+    the slope that the curve has there.
     """
     x = jnp.minimum(logs, LOG_COUNT_LIMIT)
     some = labels > 0
@@ -66,7 +66,7 @@ _SPREADS: Mapping[str, Elementwise] = {
 
 
 def elementwise(logits: jax.Array, labels: jax.Array, kinds: Sequence[str]) -> jax.Array:
-    """The loss f[B, T] of each label f[B, T], given what the model puts out, f[B, T].
+    """Returns the loss f[B, T] of each label f[B, T], given the outputs f[B, T] of the model.
 
     Args:
         kinds: of the T tasks; see `features.Task`.
@@ -76,22 +76,22 @@ def elementwise(logits: jax.Array, labels: jax.Array, kinds: Sequence[str]) -> j
 
 
 def predictions(logits: jax.Array, kinds: Sequence[str]) -> jax.Array:
-    """f[B, T]: probabilities, numbers and expected counts, these up to exp(LOG_COUNT_LIMIT)."""
+    """Returns probabilities, numbers and expected counts (at most exp(LOG_COUNT_LIMIT)), f[B, T]."""
     return _by_kind(_PREDICTIONS, kinds, logits)
 
 
 def spreads(labels: jax.Array, kinds: Sequence[str]) -> jax.Array:
-    """h(y), f[B, T], whose mean less h of the mean label is the least loss of a constant.
+    """Returns h(y), f[B, T]: its mean minus h of the mean label is the loss of the best constant.
 
-    y^2 / 2 of a real and y log(y) of a count; of a binary task 0, as its labels are 0 and 1. Each
-    loss is a Bregman divergence, for which that holds (Banerjee et al., Clustering with Bregman
-    Divergences, JMLR 2005).
+    h is y^2 / 2 for a real task, y log(y) for a count, and 0 for a binary task, whose labels are 0
+    and 1. The identity holds because each loss is a Bregman divergence (Banerjee et al., Clustering
+    with Bregman Divergences, JMLR 2005).
     """
     return _by_kind(_SPREADS, kinds, labels)
 
 
 def columns(array: jax.Array, indices: np.ndarray) -> jax.Array:
-    """The columns i[m] `indices`, rising, of f[B, T]."""
+    """Selects the columns `indices` i[m], rising, of f[B, T]."""
     if len(indices) == array.shape[1]:
         return array
     return jnp.take(
@@ -100,14 +100,14 @@ def columns(array: jax.Array, indices: np.ndarray) -> jax.Array:
 
 
 def columns_of(kind: str, kinds: Sequence[str]) -> np.ndarray:
-    """i[m]: which tasks are of that kind, rising."""
+    """Returns the indices of the tasks of a kind, i[m], rising."""
     return np.flatnonzero(np.asarray(kinds) == kind)
 
 
 def _by_kind(
     functions: Mapping[str, Elementwise], kinds: Sequence[str], *arrays: jax.Array
 ) -> jax.Array:
-    """Each function once, on all columns of its kind."""
+    """Applies each function once, to all columns of its kind."""
     if len(kinds) != arrays[0].shape[1]:
         raise ValueError(f"kinds must be of {arrays[0].shape[1]} tasks: found {kinds}.")
     columns_by_kind = {kind: columns_of(kind, kinds) for kind in dict.fromkeys(kinds)}
@@ -119,22 +119,22 @@ def _by_kind(
 
 
 def of_sample(logits: jax.Array, logit_correction: jax.Array) -> jax.Array:
-    """The logits of examples from which negatives were left out, given those of all traffic.
+    """Converts logits over all traffic to logits over examples with downsampled negatives.
 
-    Of the negatives the share r was kept, so the odds of a positive are 1 / r times those of all
-    traffic (King & Zeng, Logistic Regression in Rare Events Data, 2001).
+    A fraction r of the negatives was kept, so the odds of a positive are 1 / r times the odds over
+    all traffic (King & Zeng, Logistic Regression in Rare Events Data, 2001).
 
     Args:
         logits: f[B, T].
-        logit_correction: f[B, T], log r; or without columns, where nothing was left out.
+        logit_correction: f[B, T], log r. Without columns if all negatives were kept.
     """
     return logits - logit_correction if logit_correction.shape[1] else logits
 
 
 def known(outputs: jax.Array, weights: jax.Array) -> jax.Array:
-    """f[B, T]: outputs f[B, T], and 0 where weights f[B, T] are 0, as no label is known there.
+    """Returns outputs f[B, T] with 0 where weights f[B, T] are 0, because the label is unknown.
 
-    What a model puts out there may be of any size, and 0 times infinity is not 0.
+    Outputs of unknown labels may have any size, and 0 times infinity is NaN.
     """
     return jnp.where(weights > 0, outputs, 0)
 
@@ -146,10 +146,10 @@ def per_task(
     total_weight: jax.Array,
     kinds: Sequence[str],
 ) -> jax.Array:
-    """The loss of each task, f[T]: the part of it that these examples make.
+    """Returns the contribution of these examples to the loss of each task, f[T].
 
-    A task's loss is sum(w * loss) / sum(w) over the global batch, 0 where no example has weight;
-    the parts of all devices add up to it.
+    The loss of a task is sum(w * loss) / sum(w) over the global batch, or 0 if no example has
+    weight. It is the sum of the contributions of all devices.
 
     Args:
         logits, labels, weights: f[B, T]; weights 0 where a label is unknown.
@@ -169,7 +169,7 @@ def weighted_loss(
     total_weight: jax.Array,
     kinds: Sequence[str],
 ) -> jax.Array:
-    """The loss to minimise, f[]: the sum of `per_task`, weighted by f[T] `task_weights`."""
+    """Returns the loss to minimise, f[]: the sum of `per_task`, weighted by `task_weights` f[T]."""
     return (task_weights * per_task(logits, labels, weights, total_weight, kinds)).sum()
 
 
@@ -180,15 +180,15 @@ def uncertainty_weighted(
     total_weight: jax.Array,
     parts: int,
 ) -> jax.Array:
-    """The loss to minimise where the tasks' weights are learned, f[]: one of `parts` equal parts.
+    """Returns the loss to minimise with learned task weights, f[]: one of `parts` equal parts.
 
-    Over tasks with known labels, sum(task_weights * (exp(-s) * per_task + s / 2)): s is the log of
-    the variance of a task's noise, and where it has settled a task weighs 1 / (2 * its loss).
+    It is sum(task_weights * (exp(-s) * per_task + s / 2)) over tasks with known labels. s is the
+    log of the variance of a task's noise. Once s has converged, a task has weight 1 / (2 * loss).
 
     Args:
-        per_task: f[T]; see there.
+        per_task: f[T]; see `per_task`.
         task_weights, log_variances, total_weight: f[T].
-        parts: how many devices' parts add up to the whole.
+        parts: number of devices whose parts add up to the whole.
 
     References:
         Kendall, Gal and Cipolla, Multi-Task Learning Using Uncertainty to Weigh Losses, CVPR 2018.

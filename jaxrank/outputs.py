@@ -1,4 +1,4 @@
-"""From what a model puts out to the output of each task."""
+"""Converts the outputs of a model to the output of each task."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from jaxrank.errors import InputError
 def outputs(
     raw: jax.Array, bias: jax.Array, scale: jax.Array, parents: tuple[int, ...]
 ) -> jax.Array:
-    """The output of each task, f[B, tasks]; see `features.Task`.
+    """Returns the output of each task, f[B, tasks]; see `features.Task`.
 
     Args:
         raw: f[B, tasks], of the model.
@@ -23,17 +23,17 @@ def outputs(
 
 
 def joint_logits(logits: jax.Array, parents: tuple[int, ...]) -> jax.Array:
-    """The logit of p(task) * p(parent) * p(its parent) ... for each task, f[B, tasks].
+    """Returns the logit of p(task) * p(parent) * p(its parent) ... for each task, f[B, tasks].
 
-    p is the sigmoid of `logits` f[B, tasks]: of a task given that its parent is positive, such as
-    conversion given click. The result is over the full space, conversion and click given the
-    impression, so a task with a parent learns from all impressions, and its label must be that of
-    both. `parents` has for each task that of its parent, -1 for none; no task may be among its own
-    ancestors. Empty: no task has one.
+    p is the sigmoid of `logits` f[B, tasks]: the probability of a task if its parent is positive,
+    such as conversion given click. The result is the probability of both given the impression. A
+    task with a parent therefore learns from all impressions, and its label must be positive only
+    if both are. `parents` has the index of each task's parent, or -1. No task may be its own
+    ancestor. An empty tuple means that no task has a parent.
 
     1 / (p q) - 1 = e^-a + e^-b + e^-(a + b) for p = sigmoid(a) and q = sigmoid(b), so the logit
-    of p q is -logsumexp(-a, -b, -a - b): no probability is rounded to 0 or 1 on the way, and a
-    logit of a thousand has a finite value and gradient like any other.
+    of p q is -logsumexp(-a, -b, -a - b). No probability is rounded to 0 or 1 on the way. Even a
+    logit of a thousand has a finite value and gradient.
 
     References:
         Ma et al., Entire Space Multi-Task Model, SIGIR 2018.
@@ -56,7 +56,7 @@ def check_parents(value: Any, tasks: int) -> tuple[int, ...]:
     """Returns the parents of `joint_logits` as a tuple.
 
     Raises:
-        InputError: they are no numbers of tasks, or some are among their own ancestors.
+        InputError: a value is not the index of a task, or a task is its own ancestor.
     """
 
     def is_task(parent: Any) -> bool:
@@ -85,10 +85,10 @@ def check_parents(value: Any, tasks: int) -> tuple[int, ...]:
 
 
 def idle_tasks(task_weights: Sequence[float], parents: Sequence[int]) -> tuple[int, ...]:
-    """The tasks whose logits no loss depends on: of weight 0, and no ancestor of a trained one.
+    """Returns the tasks whose logits do not affect the loss: weight 0, and no trained descendant.
 
     Args:
-        parents: of each task its parent's index, or -1; empty: no task has one.
+        parents: index of each task's parent, or -1. Empty: no task has one.
     """
     trained = {i for i, weight in enumerate(task_weights) if weight > 0}
     for _ in parents:

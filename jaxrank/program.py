@@ -1,7 +1,6 @@
-"""The compiled programs of a run: the one place with jit, shardings and donation.
+"""Compiled programs of a run: the only module with jit, shardings and donation.
 
-Training, evaluation and everything that measures or inspects the step use these, so what is
-measured is what runs.
+Training, evaluation and the tools that measure or inspect the step use the same programs.
 """
 
 import dataclasses
@@ -25,8 +24,8 @@ from jaxrank.metrics import sums as metrics
 from jaxrank.models import Model
 from jaxrank.runtime import processes
 
-# Where the host would wait for the device before each step of a loop whose number of steps is known
-# only when it runs (XLA's WhileThunk). On CPU such a loop takes 1.00 times as long as a scan.
+# Platforms on which the host waits for the device before each step of a loop with a dynamic number
+# of steps (XLA's WhileThunk). On CPU such a loop takes 1.00 times as long as a scan.
 _COUNTS_ON_HOST = ("gpu",)
 
 
@@ -44,7 +43,7 @@ class BatchShape:
     capacities: dict[str, int]
 
     def struct(self, layout: Layout, leading: tuple[int, ...] = ()) -> Batch:
-        """The batch as jax.ShapeDtypeStruct."""
+        """Returns the batch as jax.ShapeDtypeStruct."""
 
         def array(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct((*leading, *shape), dtype)
@@ -56,18 +55,18 @@ class BatchShape:
 
 
 class Predictor:
-    """The program that predicts, of one model on one mesh: all that evaluation needs.
+    """The program that predicts with one model on one mesh. Evaluation needs nothing else.
 
     predict: (Weights, batch) -> (logits, labels, weights), each f32[B, tasks] of the whole batch on
-        every device; logits and weights are of all traffic. Takes any batch shape.
+        every device. Logits and weights are over all traffic. Accepts any batch shape.
     weights_shape, weights_sharding: of `Weights`.
 
     Args:
         parents: of the tasks; see `outputs.joint_logits`.
-        learns_task_weights: whether the parameters have learned weights of tasks among them.
+        learns_task_weights: whether the parameters include learned weights of tasks.
 
     Raises:
-        InputError: on CPU, `native` is there in some processes only, whose programs then differ.
+        InputError: on CPU, `native` is available in some processes only, so that programs differ.
     """
 
     def __init__(
@@ -116,17 +115,17 @@ class Predictor:
 class CompiledSteps:
     """The programs of one `StepSpec` on one mesh.
 
-    init: (BaseRates) -> TrainState, placed; without base rates they are neutral.
+    init: (BaseRates) -> TrainState, sharded. Without base rates they are neutral.
     train: (state, batches with a leading axis of steps, number of steps i32[]) -> (state,
-        StepMetrics with that axis). Batches behind that number must be valid. They change nothing,
-        and their metrics mean nothing. The state is donated: its tables are updated in place.
-    predictor: predicts by the weights of a state.
-    moments: (Weights, batch, step) -> (statistics of batch norm, examples that count) of one
-        training batch, on every device; see `batch_statistics`.
+        StepMetrics with that axis). Batches beyond that number must be valid. They have no effect,
+        and their metrics are undefined. The state is donated: its tables are updated in place.
+    predictor: predicts with the weights of a state.
+    moments: (Weights, batch, step) -> (statistics of batch norm, number of examples that count) of
+        one training batch, on every device; see `batch_statistics`.
     largest: numbers [devices] -> the largest, on every device.
 
     Raises:
-        InputError: as `Predictor`.
+        InputError: see `Predictor`.
     """
 
     def __init__(self, step_spec: steps.StepSpec, mesh: Mesh, shape: BatchShape):
@@ -176,7 +175,7 @@ class CompiledSteps:
         return self._init(rates or self._neutral)
 
     def blank(self) -> steps.TrainState:
-        """Shapes of a state, in which a checkpoint goes; only the scratch arrays are there."""
+        """Returns a state of shapes to restore a checkpoint into. Only scratch arrays have values."""
         scratch = jax.jit(
             self.step_spec.embedding.init_scratch, out_shardings=self.state_sharding.scratch
         )
@@ -184,18 +183,18 @@ class CompiledSteps:
 
     @functools.cached_property
     def has_moments(self) -> bool:
-        """Whether the model normalises by batches."""
+        """True if the model has batch normalisation."""
         batch = self.shape.struct(self.predictor.layout)
         shapes, _ = jax.eval_shape(self.moments, self.predictor.weights_shape, batch, jnp.int32(0))
         return bool(jax.tree.leaves(shapes))
 
     def is_finite(self, weights: steps.Weights) -> bool:
-        """Whether every number that predicts is finite; reads all tables once."""
+        """Returns True if all weights that predict are finite. Reads all tables once."""
         return bool(self._finite(weights))
 
     @functools.cached_property
     def buffers(self) -> dict[str, int]:
-        """By stack whose rows travel, ids that one buffer of the training step has room for."""
+        """{stack: number of ids per exchange buffer}, for the stacks whose rows are exchanged."""
         embedding = self.step_spec.embedding
         if not embedding.exchanges:
             return {}
@@ -207,7 +206,7 @@ class CompiledSteps:
         }
 
     def _specs(self, state: steps.TrainState) -> steps.TrainState:
-        """How each array of a state lies on the mesh."""
+        """Returns the partition of each array of a state over the mesh."""
         of_part = self.step_spec.embedding.specs()
         specs = jax.tree.map(lambda _: P(), state)._replace(
             tables={
@@ -223,7 +222,7 @@ class CompiledSteps:
 
     def _train(self, state: steps.TrainState, batches: Batch, count: jax.Array) -> Any:
         step = functools.partial(steps.train_step, self.step_spec)
-        # The last execution of a run may be shorter, and needs no program of its own.
+        # The last execution of a run may be shorter, and uses the same program.
         if meshes.platform(self.mesh) in _COUNTS_ON_HOST:
             state, metrics = _masked_steps(step, state, batches, count)
         else:
@@ -232,7 +231,7 @@ class CompiledSteps:
 
 
 def _first_steps(step: Any, state: Any, batches: Batch, count: jax.Array) -> tuple[Any, Any]:
-    """Takes a step with each of the first `count` batches; the other metrics are 0."""
+    """Executes a step for each of the first `count` batches. The other metrics are 0."""
 
     def batch(i: Any) -> Batch:
         return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False), batches)
@@ -250,7 +249,7 @@ def _first_steps(step: Any, state: Any, batches: Batch, count: jax.Array) -> tup
 
 
 def _masked_steps(step: Any, state: Any, batches: Batch, count: jax.Array) -> tuple[Any, Any]:
-    """As `_first_steps`, by steps with all batches, of which those behind change nothing."""
+    """Same result as `_first_steps`, by a scan over all batches in which the others are masked."""
     indices = jnp.arange(batches.labels.shape[0], dtype=jnp.int32)
     return jax.lax.scan(
         lambda state, x: step(state, x[1], is_due=x[0] < count), state, (indices, batches)
@@ -264,14 +263,14 @@ def _shardings(mesh: Mesh, specs: Any) -> Any:
 
 
 def _on_devices(mesh: Mesh, function: Any, in_specs: Any, out_specs: Any) -> Any:
-    """The program of one device, on all devices of a mesh."""
+    """Runs the program of one device on all devices of a mesh."""
     return jax.shard_map(
         function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
     )
 
 
 def check_batch(field: str, batch_size: int, group: int, devices: int) -> None:
-    """Raises InputError unless batches of this size can be split over so many devices."""
+    """Raises InputError unless batches of this size can be split over this number of devices."""
     if batch_size % devices:
         raise InputError(
             f"{field} must divide over all devices: found {field}={batch_size}, {devices} devices."

@@ -1,4 +1,4 @@
-"""What a run consists of, built once from its config: data, programs, checkpoints, monitor."""
+"""Parts of a run, built once from its config: data, programs, checkpoints, monitor."""
 
 import dataclasses
 import functools
@@ -50,27 +50,27 @@ from jaxrank.telemetry.loss_spikes import LossSpikeDetector
 from jaxrank.workdir import data as run_data
 from jaxrank.workdir import files
 
-# Smaller groups of packed lists leave most of their room empty.
+# Smaller groups of packed lists are mostly padding.
 _SMALL_GROUP = 32
-_MORE_EPOCHS = 1.05  # times those of the config, from which on it is worth a word
-_AUTOMATIC = -1  # as data.num_workers
-_MUCH_PADDING = 0.4  # of the room for lists, from which on there is something to gain
-_LOOKED_AT = 64  # blocks, for labels of a task with a parent
+_MORE_EPOCHS = 1.05  # ratio to the epochs of the config from which on the rounding is reported
+_AUTOMATIC = -1  # value of data.num_workers
+_MUCH_PADDING = 0.4  # fraction of the room for lists from which on a hint is reported
+_LOOKED_AT = 64  # blocks that are searched for labels of a task with a parent
 
-# Fields of config.data that say which data it is, and not how it is read.
+# Fields of config.data that select the data. The others decide how it is read.
 _NOT_OF_BATCHES = ("store", "direct", "compression", "train", "valid")
 
 
 @dataclasses.dataclass
 class History:
-    """What a run has seen so far. A checkpoint holds it, beside the state."""
+    """History of a run, which a checkpoint stores beside the state."""
 
     monitor: Monitor
     day_scores: days.DayScores
     spikes: LossSpikeDetector
 
     def to_state(self) -> dict[str, Any]:
-        """What a checkpoint must hold, as JSON."""
+        """Converts the history to JSON for a checkpoint."""
         return {
             "monitor": self.monitor.to_state(),
             "days": self.day_scores.to_state(),
@@ -79,16 +79,16 @@ class History:
 
     @classmethod
     def from_state(cls, state: dict[str, Any], new: "History", report: Report) -> "History":
-        """Continues from a state with the settings of `new`, the history of a run that starts.
+        """Restores a history from a checkpoint, with the settings of `new`.
 
-        Reports where evaluations begin anew.
+        Reports if a new metric or split makes earlier evaluations incomparable.
         """
         monitor = Monitor.from_state(state["monitor"], new.monitor)
         if monitor is new.monitor:
             report(
                 f"Evaluations so far were by {state['monitor']['measures']}, from now on by"
                 f" {monitor.measures}: the best checkpoint, eval.early_stopping_patience and"
-                " eval.reduce_lr_patience begin anew"
+                " eval.reduce_lr_patience start over"
             )
         spikes = LossSpikeDetector.from_state(state["spikes"], new.spikes.limit)
         return cls(monitor, days.DayScores.from_state(state["days"]), spikes)
@@ -96,15 +96,17 @@ class History:
 
 @dataclasses.dataclass
 class Run:
-    """All parts of a run. Of these `batches`, `history` and `checkpoints` change with its steps;
-    `start` and `save` keep them together with the state.
+    """All parts of a run.
+
+    Only `batches`, `history` and `checkpoints` change with its steps. `start` and `save` keep them
+    consistent with the state.
 
     config: with a value in every field.
-    model: the name of the registered model.
-    optimizers: the names of those of "dense" parameters and of "tables".
+    model: name of the registered model.
+    optimizers: names of the optimizers of "dense" parameters and of "tables".
     recent_batches: for `batch_statistics`.
-    base_rates: from which a new run starts.
-    has_base_rates: whether there are statistics of the labels, of which they are.
+    base_rates: base rates that a new run starts from.
+    has_base_rates: whether the base rates come from statistics of the labels.
     """
 
     config: ConfigDict
@@ -131,7 +133,7 @@ class Run:
         return self.program.step_spec.embedding.layout.schema
 
     def open_split(self, name: str) -> Split:
-        """A split to evaluate."""
+        """Opens a split to evaluate."""
         return (
             days.open_day(self.store, name)
             if self.run_schedule.next_days
@@ -139,7 +141,7 @@ class Run:
         )
 
     def first_state(self, report: Report) -> TrainState:
-        """Returns the state of a run that starts from nothing but its base rates."""
+        """Returns the initial state of a run, with its base rates."""
         if not self.has_base_rates:
             why = (
                 "has no statistics of labels, because it is read directly"
@@ -160,11 +162,11 @@ class Run:
         allow_older_checkpoint: bool,
         report: Report,
     ) -> TrainState:
-        """The state to go on from: of the newest checkpoint, or what `new` gives.
+        """Returns the state to continue from: the newest checkpoint, or else the result of `new`.
 
         Raises:
-            InputError: the checkpoint is damaged, or of other features, another model or other
-                data.
+            InputError: the checkpoint is damaged, or was trained with other features, another model
+                or other data.
         """
         step = self.checkpoints.step()
         if step is None:
@@ -178,8 +180,8 @@ class Run:
         if data["fingerprint"] != self.train_split.fingerprint and not allow_config_change:
             raise InputError(
                 f"{self.train_split.path}: must be the data that the run in {self.directory} was"
-                " trained on so far, but its blocks are others. Use another --workdir, or"
-                " --allow-config-change to go on with this data."
+                " trained on so far: found other blocks. Use another --workdir, or"
+                " --allow-config-change to continue with this data."
             )
         self.batches.seek(step)
         self.history = History.from_state(record, self.history, report)
@@ -194,10 +196,10 @@ class Run:
             worse: tasks that are worse than the best constant.
 
         Raises:
-            RunError: it cannot be written.
+            RunError: the checkpoint cannot be written.
         """
         if metric is not None and math.isnan(metric):
-            # As an AUC where all labels are equal; such a checkpoint is never the best.
+            # Such as an AUC of equal labels. The checkpoint is then never the best one.
             metric = None
         data = {"fingerprint": self.train_split.fingerprint}
         record = {"data": data, "worse_than_constant": list(worse), **self.history.to_state()}
@@ -212,10 +214,10 @@ class Run:
         )
 
     def _newest_whole(self, newest: int, report: Report) -> tuple[int, TrainState, dict[str, Any]]:
-        """The newest checkpoint that can be restored; those after it are put aside.
+        """Restores the newest undamaged checkpoint and moves later ones to WORKDIR/damaged.
 
         Raises:
-            InputError: none can; what is wrong with the newest.
+            InputError: every checkpoint is damaged. The error describes the newest one.
         """
         damaged: list[int] = []
         first: InputError | None = None
@@ -224,17 +226,17 @@ class Run:
             try:
                 state, record = self._restored(step)
             except InputError as error:
-                # The text only: the exception holds what was restored, as large as the tables.
+                # Only the text, because the exception keeps the restored arrays alive.
                 first = first or InputError(str(error))
                 damaged.append(step)
                 step = self.checkpoints.older(step)
                 continue
             for number in damaged:
                 report(
-                    f"Checkpoint {number} is damaged; it is in {self.checkpoints.put_aside(number)}"
+                    f"Checkpoint {number} is damaged; it is in {self.checkpoints.move_to_damaged(number)}"
                 )
             if damaged:
-                report(f"{first}\nGoing on after step {step} instead")
+                report(f"{first}\nResuming after step {step} instead")
             return step, state, record
         assert first is not None
         raise first
@@ -248,15 +250,15 @@ def build(
     inherits_store: bool = False,
     num_steps: int = 0,
 ) -> Run:
-    """Everything that `train` needs, without running a step.
+    """Builds everything that `train` needs, without running a step.
 
     Args:
-        inherits_store: as `inherits` of `workdir.data.locate`.
-        num_steps: the last step of a job whose shapes are those of the run, but which goes on
-            beyond it; 0: of the run.
+        inherits_store: see `inherits` of `workdir.data.locate`.
+        num_steps: last step of a job that has the shapes of the run but more steps. 0: the last
+            step of the run.
 
     Raises:
-        InputError: config and data do not fit together or the machine.
+        InputError: the config does not fit the data or the machine.
     """
     quieten_libraries()
     sections = config.data, config.features, config.source
@@ -275,7 +277,7 @@ def build(
     if num_steps:
         run_schedule = run_schedule._replace(num_steps=num_steps)
     executions = {field: config[field] for field in ("batch_size", "steps_per_execution")}
-    # Where days are evaluated, those are of the split that is trained on, or behind it.
+    # Days that are evaluated belong to the training split, or follow it.
     by_day = config.data.valid == NEXT_DAY
     evaluated = store.split(
         config.data.train.partition("/")[0] if by_day else run_schedule.valid or split.name,
@@ -346,7 +348,7 @@ def build(
         report(
             f"batch_size / data.shards = {config.batch_size // config.data.shards} has no divisor"
             f" from {_SMALL_GROUP} to {MAX_GROUP}, so lists are packed {batches.group} examples at"
-            " a time and take much room; a larger power of two is best."
+            " a time, with much padding. A larger power of two is best."
         )
     watched = {k: v for k, v in config.eval.items() if k not in ("every_steps", "batch_size")}
     watched["metric"] = metric
@@ -392,9 +394,9 @@ def build(
 
 
 def _label_statistics(split: Split, order: str) -> Mapping[str, Any] | None:
-    """Returns the statistics of the labels that training starts with; None where there are none.
+    """Returns the statistics of the labels that training starts with; None if they are absent.
 
-    With days in order these are those of the first day, as later ones are not known yet.
+    With days in order they are statistics of the first day, because later days are not known yet.
     """
     if not split.has_statistics:
         return None
@@ -403,9 +405,9 @@ def _label_statistics(split: Split, order: str) -> Mapping[str, Any] | None:
 
 
 def _check_room(program: CompiledSteps) -> None:
-    """Refuses tables that no memory of this machine has room for, where that is the devices' too.
+    """Rejects tables that do not fit the memory of this machine, if its CPU is the device.
 
-    Others say so themselves. XLA on CPU waits for good for a program that it has no memory for.
+    XLA on CPU waits forever if a program does not fit the memory. Other devices raise an error.
     """
     if meshes.platform(program.mesh) != "cpu":
         return
@@ -413,14 +415,14 @@ def _check_room(program: CompiledSteps) -> None:
     needed, total = per_device * len(program.mesh.local_devices), meshes.host_memory()
     if needed > total:
         raise InputError(
-            f"tables and layers with their optimizers need {format_bytes(needed)}, which must be in"
-            f" the memory of this machine: it has {format_bytes(total)}. `jaxrank plan` tells which"
+            f"tables and layers with their optimizers need {format_bytes(needed)}, which must fit"
+            f" the memory of this machine: it has {format_bytes(total)}. `jaxrank plan` shows which"
             " tables are large."
         )
 
 
 def _report_room(batches: TrainBatches, report: Report) -> None:
-    """Reports the room for lists, and how much of it is padding."""
+    """Reports the room for lists and the fraction of it that is padding."""
     if batches.room is None:
         return
     kind = "the largest group of the run" if batches.room.is_exact else "more than any group has"
@@ -462,7 +464,7 @@ def make_batches(
     room_steps: int = 0,
     room: Room | None = None,
 ) -> TrainBatches:
-    """This process's share of the training batches of a split, up to `num_steps`.
+    """Opens this process's share of the training batches of a split, up to `num_steps`.
 
     Args:
         data: the config's section.
@@ -488,7 +490,7 @@ def make_batches(
 
 
 def _suitable_workers(shards: int) -> int:
-    """The number of input workers for the devices of this process."""
+    """Returns the number of input workers for the devices of this process."""
     devices = [d for d in jax.local_devices() if d.platform != "cpu"]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
     share = shards // jax.process_count()
@@ -496,7 +498,7 @@ def _suitable_workers(shards: int) -> int:
 
 
 def _kept_placement(directory: Path, store: Store) -> dict[str, ReplicatedRows] | None:
-    """Where the tables of the run that goes on in `directory` lie; None if one begins.
+    """Returns the placement of the tables of an existing run, or None for a new one.
 
     Raises:
         InputError: the run was trained with other features or vocabularies.
@@ -507,8 +509,8 @@ def _kept_placement(directory: Path, store: Store) -> dict[str, ReplicatedRows] 
     if schema != store.schema:
         scoring.check_schema(schema, store)
         raise InputError(
-            f"{store.path}: its vocabularies have grown since the run in {directory} began;"
-            " training goes on only with those it began with. Use another --workdir."
+            f"{store.path}: its vocabularies must be those that the run in {directory} started"
+            " with: they have grown since. Use another --workdir."
         )
     return files.load_placement(directory)
 
@@ -516,7 +518,7 @@ def _kept_placement(directory: Path, store: Store) -> dict[str, ReplicatedRows] 
 def _report_epochs(
     num_epochs: float, run_schedule: RunSchedule, rows: int, batch_size: int, report: Report
 ) -> None:
-    """Reports where whole steps are many more epochs than the config says."""
+    """Reports a run that is much longer than `num_epochs`, because steps are whole batches."""
     epochs = run_schedule.num_steps * batch_size / rows
     if num_epochs and epochs > _MORE_EPOCHS * num_epochs:
         report(
@@ -526,7 +528,7 @@ def _report_epochs(
 
 
 def _check_labels(split: Split, report: Report) -> None:
-    """Refuses data without any label, and tells of tasks whose labels are all alike."""
+    """Rejects data without any label, and reports tasks whose labels are all equal."""
     scoring.check_labelled(split)
     _check_weights(split)
     if not split.has_statistics:
@@ -541,8 +543,8 @@ def _check_labels(split: Split, report: Report) -> None:
 
 
 def _check_weights(split: Split) -> None:
-    """Refuses data in which no example with a known label has a weight above 0."""
-    for index in range(len(split.block_rows)):  # in most data the first one ends it
+    """Rejects data in which no example with a known label has a weight above 0."""
+    for index in range(len(split.block_rows)):  # in most data the first block ends the search
         block = split.read_block(index)
         if block.weights is None or (block.weights[~np.isnan(block.labels)] > 0).any():
             return
@@ -553,7 +555,7 @@ def _check_weights(split: Split) -> None:
 
 
 def _check_metric(section: ConfigDict, name: str, split: Split) -> None:
-    """Refuses to watch a metric that the labels of the split leave undefined."""
+    """Rejects a watched metric that is undefined for the labels of the split."""
     if not split.has_statistics or not (
         section.metric or section.early_stopping_patience or section.reduce_lr_patience
     ):
@@ -577,7 +579,7 @@ def _check_metric(section: ConfigDict, name: str, split: Split) -> None:
 
 
 def _check_parents(parents: Mapping[str, str], split: Split, names: list[str]) -> None:
-    """Refuses labels from which a task with a parent would not learn the probability of both."""
+    """Rejects labels from which a task with a parent cannot learn the joint probability."""
     if not parents or not split.has_statistics:
         return
     tasks = split.statistics["tasks"]
@@ -588,14 +590,14 @@ def _check_parents(parents: Mapping[str, str], split: Split, names: list[str]) -
         if not _is_known_without(split, names.index(task), names.index(parent)):
             raise InputError(
                 f"model.parents: labels of {task!r} must be known where {parent!r} is 0, and be 0"
-                f" there, for it predicts both together: found {known:,} known ones in"
-                f" {split.path}, where {parent!r} is positive {positives:,} times. Prepare them so,"
-                " or learn each task by itself."
+                f" there, because {task!r} predicts both together: found {known:,} known labels in"
+                f" {split.path}, where {parent!r} is positive {positives:,} times. Add these labels,"
+                " or leave out the parent."
             )
 
 
 def _is_known_without(split: Split, task: int, parent: int) -> bool:
-    """Whether a label of a task is known where its parent is 0, in the first blocks."""
+    """Returns True if the first blocks have a known label of a task whose parent is 0."""
     for index in range(min(_LOOKED_AT, len(split.block_rows))):
         labels = split.read_block(index).labels
         if (~np.isnan(labels[:, task]) & (labels[:, parent] == 0)).any():
@@ -604,33 +606,31 @@ def _is_known_without(split: Split, task: int, parent: int) -> bool:
 
 
 def describe(job: Run, state: TrainState) -> str:
-    """Returns a table of what is trained on what, and sentences on what may surprise."""
+    """Describes model, tables and data in a few lines."""
     step_spec = job.program.step_spec
     layout, schema, devices = step_spec.embedding.layout, job.schema, job.program.mesh.size
     parts = models.describe(state.params)
     layers = ", ".join(f"{name} {count:,}" for name, count in parts.items())
-    in_tables = sum(stack.rows * stack.dim for stack in layout.stacks)
-    stored = sum(x.nbytes for x in jax.tree.leaves(state.tables))
-    flops = 3 * step_spec.model.flops(model_inputs(layout))
-    table = {
-        "model": f"{job.model}, {sum(parts.values()):,} parameters: {layers}",
-        "tables": f"{len(schema.tables)}, {in_tables:,} parameters, {format_bytes(stored)} with"
-        " optimizer state",
-        "features": f"{len(schema.dense)} dense, {len(schema.categorical)} categorical,"
-        f" {len(schema.ragged)} ragged",
-        "FLOPs": f"{flops:,} per example in matrix products, forward and backward",
-        "examples": f"{job.train_split.rows:,}",
-        "steps": f"{job.run_schedule.num_steps:,} of {job.config.batch_size:,} examples",
-        "devices": f"{devices} ({jax.default_backend()})",
-    }
-    lines = [f"{name:<11}{value}" for name, value in table.items()]
+    layout, schema = step_spec.embedding.layout, job.schema
+    stored = sum(x.nbytes for x in jax.tree.leaves(state.tables)) / 2**20
+    lines = [
+        f"{sum(parts.values()):,} parameters in layers ({layers}),"
+        f" {sum(s.rows * s.dim for s in layout.stacks):,} in"
+        f" {len(schema.tables)} tables ({stored:,.1f} MiB with their optimizer);"
+        f" {len(schema.dense)} floats, {len(schema.categorical)} ids, {len(schema.ragged)} lists;"
+        f" {3 * flops:,} floating point operations per example in matrix products, forward and"
+        " backward;"
+        f" {job.train_split.rows:,} examples, {job.run_schedule.num_steps:,} steps,"
+        f" {job.program.mesh.size} {jax.default_backend()} device(s)"
+    ]
     if step_spec.embedding.on_cpu and not step_spec.embedding.is_native:
-        lines.append(f"Table rows and layers are left to XLA, which is slower: {native.missing()}")
+        lines.append(
+            f"Tables and layers use XLA, not native code, so are slower: {native.missing()}"
+        )
     if job.run_schedule.next_days:
         lines.append(
-            f"{len(job.train_split.days)} days, one after another;"
-            f" {len(job.run_schedule.next_days)}"
-            " evaluations, each of a day that no step has seen"
+            f"{len(job.train_split.days)} days in order, {len(job.run_schedule.next_days)}"
+            " evaluations, each on a day that is not trained on yet"
         )
     if step_spec.embedding.l2_scope == "table":
         rows = sum(s.rows for s in layout.stacks)

@@ -1,19 +1,19 @@
-"""When a run evaluates, saves and logs, in steps."""
+"""The steps at which a run evaluates, saves and logs."""
 
 import math
 from collections.abc import Mapping
 from fractions import Fraction
 from typing import NamedTuple
 
-# As data.valid: each day is evaluated before it is trained on; see `days`.
+# Value of data.valid: each day is evaluated before it is trained on; see `days`.
 NEXT_DAY = "next_day"
 
 
 class RunSchedule(NamedTuple):
-    """When things happen, in steps.
+    """Intervals and length of a run, in steps.
 
     valid: the split that is evaluated at intervals and at the end; empty: none.
-    next_days: by step, the days that are evaluated after it, in progressive validation.
+    next_days: {step: the day that is evaluated after it}, in progressive validation.
     """
 
     num_steps: int
@@ -24,17 +24,16 @@ class RunSchedule(NamedTuple):
     next_days: Mapping[int, str]
 
     def evaluated(self, step: int) -> str:
-        """The name of the split that is evaluated after a step; empty: none is."""
+        """Returns the name of the split that is evaluated after a step; empty: none."""
         due = step == self.num_steps or step % self.eval_every == 0
         return self.next_days.get(step, self.valid if due else "")
 
 
 def execution_end(step: int, num_steps: int, steps_per_execution: int) -> int:
-    """The step after which the execution that begins after `step` ends.
+    """Returns the last step of the execution that starts after `step`.
 
-    Executions end at multiples of `steps_per_execution`, and the last one at `num_steps`. It is
-    shorter where that is no multiple, and so is the first of a run that resumes between two
-    multiples.
+    Executions end at multiples of `steps_per_execution`, and the last one at `num_steps`. The last
+    execution may be shorter, and so may the first one after a resume between two multiples.
     """
     return min(num_steps, (step // steps_per_execution + 1) * steps_per_execution)
 
@@ -52,9 +51,9 @@ def make_run_schedule(
     valid: str,
     order: str,
 ) -> RunSchedule:
-    """Turns epochs into steps, up to the next; where days are trained in turn, down to the last.
+    """Converts epochs to steps and rounds up. If days are trained in order, it rounds down.
 
-    The last batch of an epoch is completed from the next one. Intervals are whole executions; see
+    The last batch of an epoch is completed from the next epoch. Intervals are whole executions; see
     `Config.check_run`.
 
     Args:
@@ -64,7 +63,7 @@ def make_run_schedule(
     """
     epoch = Fraction(rows, batch_size)
 
-    # Days in turn would end with the first day again: what is left of the last one is left out.
+    # With days in order, rounding up would repeat the first day, so the last batch is left out.
     rounded = math.floor if order == "days" else math.ceil
     num_steps = num_steps or max(1, rounded(_as_written(num_epochs) * epoch))
     eval_every = eval_every_steps or math.ceil(epoch / steps_per_execution) * steps_per_execution
@@ -74,5 +73,5 @@ def make_run_schedule(
 
 
 def _as_written(number: float) -> Fraction:
-    """0.07 is 7 of 100, not a little more, of which the last step would be made."""
-    return Fraction(repr(float(number)))  # of NumPy, too
+    """Returns the decimal fraction as written: 0.07 is 7/100, whose binary value would add a step."""
+    return Fraction(repr(float(number)))  # `float` also converts NumPy numbers

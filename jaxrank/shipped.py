@@ -5,14 +5,14 @@ from pathlib import Path
 
 
 def folder(name: str) -> Path:
-    """The folder `configs` or `launch`: in the installed package, or beside it in a checkout."""
+    """Returns the folder `configs` or `launch`, in the installed package or in the checkout."""
     package = Path(__file__).resolve().parent
     installed = package / "shipped" / name
     return installed if installed.is_dir() else package.parent / name
 
 
 def configs() -> dict[str, str]:
-    """The first line of each config's docstring, by name."""
+    """Returns {name of a config: first line of its docstring}."""
     lines = {}
     for path in sorted(folder("configs").glob("*.py")):
         about = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""

@@ -1,7 +1,7 @@
-"""Signals that ask a program to end: SIGTERM, and SIGINT, which is Ctrl-C.
+"""Signals that ask a program to end: SIGTERM and SIGINT (Ctrl-C).
 
-A program ends at the second one (`end_at_second`), `Caught` only records them, and processes start
-while they are `held_back`. It imports neither NumPy nor JAX.
+`Caught` records signals, `end_at_second` ends the program at the second one, and `held_back` delays
+them while processes start. This module imports neither NumPy nor JAX.
 """
 
 import contextlib
@@ -22,14 +22,14 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 @contextlib.contextmanager
 def end_at_second(apart_seconds: float = 0.0) -> Iterator[None]:
-    """Meanwhile a second signal ends the program at once, with 128 and its number as status.
+    """Ends the program immediately at a second signal within the block, with status 128 + signal.
 
-    Also where the main thread compiles or waits for a device and Python runs no handler. Counted
-    are those of SIGNALS that have a handler in Python. For the main thread only.
+    It works even while the main thread compiles or waits for a device, when Python runs no
+    handlers. It counts those of SIGNALS that have a handler in Python. For the main thread only.
 
     Args:
-        apart_seconds: from the first signal, within which others are the same one: as of a service
-            manager that tells a launcher and its programs, where the launcher tells them, too.
+        apart_seconds: signals within this time after the first count as the same signal. A service
+            manager may signal a launcher and its programs, and the launcher signals them again.
     """
     reader, writer = socket.socketpair()
     writer.setblocking(False)
@@ -43,8 +43,7 @@ def end_at_second(apart_seconds: float = 0.0) -> Iterator[None]:
 
 
 def _count(reader: socket.socket, apart_seconds: float) -> None:
-    """Reads the numbers of signals that came, which are written there at once, whatever the main
-    thread does."""
+    """Reads signal numbers, which the interpreter writes even while the main thread is busy."""
     first: float | None = None
     with reader:
         while received := reader.recv(1):
@@ -58,11 +57,11 @@ def _count(reader: socket.socket, apart_seconds: float) -> None:
 
 @contextlib.contextmanager
 def raised_again() -> Iterator[None]:
-    """Meanwhile a KeyboardInterrupt that was dropped is raised again in the main thread.
+    """Raises a KeyboardInterrupt that was dropped within the block again in the main thread.
 
-    Python drops what is raised in callbacks, as of the garbage collector, where JAX has one. Where
-    the main thread is in such a callback again, it is raised once more. Other errors that are
-    dropped are reported as before.
+    Python drops exceptions in callbacks such as those of the garbage collector, where JAX has one.
+    If the main thread is in such a callback again, the exception is raised once more. Other dropped
+    exceptions are reported as before.
     """
     before = sys.unraisablehook
     main = threading.main_thread().ident
@@ -71,7 +70,7 @@ def raised_again() -> Iterator[None]:
         if not issubclass(unraisable.exc_type, KeyboardInterrupt):
             before(unraisable)
             return
-        # Later, as what is raised in this hook is dropped, too.
+        # Later, because exceptions in this hook are dropped too.
         timer = threading.Timer(_RAISED_AGAIN_AFTER, _interrupt, (main,))
         timer.daemon = True
         timer.start()
@@ -84,19 +83,19 @@ def raised_again() -> Iterator[None]:
 
 
 def _interrupt(thread: int) -> None:
-    # Not by a signal: who counts signals has counted the one that came.
+    # Not by a signal, because `end_at_second` would count it as another one.
     raised = ctypes.py_object(KeyboardInterrupt)
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), raised)
 
 
 class Caught:
-    """Catches signals from `listen` to `close`; a second one ends the program.
+    """Catches signals from `listen` to `close`. A second one ends the program.
 
     Args:
-        apart_seconds: as of `end_at_second`.
+        apart_seconds: see `end_at_second`.
 
     Attributes:
-        number: of the first signal that came; 0 if none did.
+        number: number of the first signal; 0 before a signal arrives.
     """
 
     def __init__(self, apart_seconds: float):
@@ -105,7 +104,7 @@ class Caught:
         self._listening: contextlib.ExitStack | None = None
 
     def listen(self) -> None:
-        """Catches signals from now on. Does nothing in other threads than the main one."""
+        """Starts to catch signals. Has no effect outside the main thread."""
         is_main = threading.current_thread() is threading.main_thread()
         if not is_main or self._listening is not None:
             return
@@ -126,13 +125,13 @@ class Caught:
 
 @contextlib.contextmanager
 def held_back() -> Iterator[None]:
-    """Meanwhile signals wait: for this thread, and for processes it starts until each `release`s.
+    """Delays signals to this thread and to new processes, which must call `release`.
 
-    The like of Ctrl-C comes to all processes of a group. A new one that it ends while it still
-    imports prints where it stood, and whoever started it may wait for ever for it to read what it
-    was sent. What comes for this process is handled at the end, or by other threads as before.
+    Ctrl-C reaches all processes of a group. A new process that it ends during its imports prints a
+    traceback, and its parent may wait forever for it to read its input. Signals to this process are
+    handled at the end of the block, or by other threads as before.
     """
-    resource_tracker.ensure_running()  # else the first process starts it, which ends the hold
+    resource_tracker.ensure_running()  # otherwise the first process starts it and unblocks signals
     is_main = threading.current_thread() is threading.main_thread()
     with _kept() if is_main else contextlib.nullcontext():
         before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
@@ -144,31 +143,31 @@ def held_back() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _kept() -> Iterator[None]:
-    """Signals that other threads get for this one are handled at the end."""
+    """Delays signals that other threads receive until the end of the block."""
     came: list[int] = []
     handlers = {n: signal.getsignal(n) for n in SIGNALS}
     try:
         with contextlib.ExitStack() as stack:
             for number, handler in handlers.items():
-                if handler is not None:  # which nobody could put back
+                if handler is not None:  # None cannot be restored: it was not set from Python
                     signal.signal(number, lambda number, _: came.append(number))
                     stack.callback(signal.signal, number, handler)
             yield
     finally:
         for again in came:
             handler = handlers[signal.Signals(again)]
-            if callable(handler):  # not raised once more: who counts signals has counted it
+            if callable(handler):  # not raised again, because it would be counted twice
                 handler(again, None)
             else:
                 signal.raise_signal(again)
 
 
 def release(*, ignore: bool) -> None:
-    """Lets signals through in a process that was started while they were held back.
+    """Unblocks signals in a process that was started within `held_back`.
 
     Args:
-        ignore: whether they do nothing, also those that wait; else they end the process without a
-            word.
+        ignore: whether signals are ignored, including delayed ones. Otherwise they end the process
+            silently.
     """
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN if ignore else signal.SIG_DFL)

@@ -25,10 +25,10 @@ from jaxrank.models.inputs import Columns, Names, Span
 from jaxrank.optim import is_schedule
 from jaxrank.outputs import outputs
 
-# Among the parameters, beside the layers: f32[T], where the weights of tasks are learned.
+# Key among the parameters, beside the layers: f32[T], if the weights of tasks are learned.
 LOG_VARIANCES = "task_log_variances"
 
-# In the names of what the model does, forward and backward; see `aot.scaling`.
+# Scope in the names of the model's operations, forward and backward; see `aot.scaling`.
 MODEL_SCOPE = "model"
 
 
@@ -36,8 +36,8 @@ class TrainState(NamedTuple):
     """Everything that a step reads and writes.
 
     step: i32[], steps done.
-    earlier: i32[], what moments and averages have seen besides: steps of the runs before, one
-        started from the other, less those of this run that were left out.
+    earlier: i32[], number to add to `step` for moments and averages: steps of the runs that this
+        one was started from, minus skipped steps of this run.
     params: of the model, equal on every device.
     model_state: statistics of batch norm, or {}.
     opt_state: of the optimizer of `params`.
@@ -62,7 +62,7 @@ class TrainState(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """The part of the state that predicts. rows: `TableState.rows` of each part of a stack."""
+    """Weights that predict. rows: `TableState.rows` of each part of a stack."""
 
     params: Any
     model_state: Any
@@ -72,22 +72,22 @@ class Weights(NamedTuple):
 
 
 def trained(state: TrainState) -> Weights:
-    """The weights that the next step goes on from."""
+    """Returns the weights that training continues from."""
     rows = {name: table.rows for name, table in state.tables.items()}
     return Weights(state.params, state.model_state, state.bias, state.scale, rows)
 
 
 def weights_of(state: TrainState) -> Weights:
-    """The weights that predict: their average, where there is one."""
+    """Returns the weights that predict: the moving average, if there is one."""
     return state.average or trained(state)
 
 
 class ExchangeMetrics(NamedTuple):
-    """What the exchange of one stack cost in one step, over all devices.
+    """Cost of the exchange of one stack in one step, over all devices.
 
     rounds: i32[], 1 unless a buffer was too small.
-    unique: i32[], different ids, summed over the devices that read them.
-    served: i32[], ids that the fullest device was asked for.
+    unique: i32[], number of distinct ids, summed over the devices that read them.
+    served: i32[], maximum number of ids that one device serves.
     """
 
     rounds: jax.Array
@@ -96,18 +96,18 @@ class ExchangeMetrics(NamedTuple):
 
 
 class StepMetrics(NamedTuple):
-    """What one step tells.
+    """Metrics of one step.
 
-    loss: f32[], the weighted sum of the tasks' losses, which is what is minimised; of a task with
-        logit corrections that of the examples as they are, not of all traffic.
-    learned_weights: f32[T], by which each task's loss is multiplied; without columns where
-        weights are not learned.
+    loss: f32[], the loss that is minimised: the weighted sum of the tasks' losses. With logit
+        corrections it is the loss of the examples as they are, not of all traffic.
+    learned_weights: f32[T], factors of the tasks' losses. Without columns if weights are not
+        learned.
     sums: metrics.Sums of the batch before the update, of all traffic.
     learning_rate, table_learning_rate: f32[], learning rates of the step.
     gradient_norm: f32[], of the model's parameters, before clipping.
-    dropped: i32[lists], list ids cut from the batch.
-    skipped: bool[], whether the step changed nothing, as a number in it was not finite.
-    exchange: {stack: ExchangeMetrics}, of the stacks whose rows travel.
+    dropped: i32[lists], number of list ids cut from the batch.
+    skipped: bool[], whether the step had no effect because a number was not finite.
+    exchange: {stack: ExchangeMetrics}, for the stacks whose rows are exchanged.
     """
 
     loss: jax.Array
@@ -122,7 +122,7 @@ class StepMetrics(NamedTuple):
 
 
 class StepSpec(NamedTuple):
-    """What is trained, and how: the static half of a step, whose other half is the state.
+    """Static part of a step: the model, the tables and how they are trained.
 
     learning_rate, table_learning_rate: functions of the step.
     kinds: of the tasks; see `features.Task`.
@@ -131,7 +131,7 @@ class StepSpec(NamedTuple):
     learns_task_weights: by uncertainty, beside `task_weights`.
     ema_decay: see `averaged`; 0 for no average.
     seed: of the model's random numbers.
-    skips: whether a step whose loss or gradient is not finite is left out.
+    skips: whether a step with a loss or gradient that is not finite is skipped.
     """
 
     model: Model
@@ -151,9 +151,9 @@ class StepSpec(NamedTuple):
 def _inputs(
     layout: Layout, floats: Any, vectors: Any, ids: Mapping[str, Any], share: Share
 ) -> Inputs:
-    """What the model reads: floats, looked-up vectors and, for sequences, the ids of these.
+    """Builds the inputs of the model from floats, looked-up vectors and the ids of sequences.
 
-    All arrays of a batch, or their shapes.
+    Accepts arrays of a batch, or their shapes.
     """
     schema = layout.schema
     column_features = [f.name for f in schema.id_columns]
@@ -179,7 +179,7 @@ def _inputs(
 
 
 def model_inputs(layout: Layout) -> Inputs:
-    """What a model reads of one example, as jax.ShapeDtypeStruct."""
+    """Returns the inputs of a model for one example, as jax.ShapeDtypeStruct."""
 
     def array(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((1, *shape), dtype)
@@ -195,8 +195,7 @@ def model_inputs(layout: Layout) -> Inputs:
 
 
 def input_names(layout: Layout) -> list[tuple[str, str, int, int]]:
-    """(kind, feature, place, coordinate) of each number that a model reads of an example, in the
-    order in which it has them side by side; see `models.Inputs.features`."""
+    """Returns (kind, feature, place, coordinate) of each column of `models.Inputs.features`."""
     schema = layout.schema
     columns = [(f.name, place) for f in schema.categorical for place in range(f.length)]
     names = [("float", f.name, 0, 0) for f in schema.dense]
@@ -212,7 +211,7 @@ def input_names(layout: Layout) -> list[tuple[str, str, int, int]]:
 
 
 def layers_state(step_spec: StepSpec, key: jax.Array, inputs: Inputs) -> dict[str, Any]:
-    """The part of a state that is not in tables: params, model_state and opt_state."""
+    """Returns the part of a state without tables: params, model_state and opt_state."""
     learned = len(step_spec.task_weights) if step_spec.learns_task_weights else 0
     params, model_state = _layers(step_spec.model, learned, key, inputs)
     opt_state = step_spec.optimizer.init(params)
@@ -220,7 +219,7 @@ def layers_state(step_spec: StepSpec, key: jax.Array, inputs: Inputs) -> dict[st
 
 
 def _layers(model: Model, learned_weights: int, key: jax.Array, inputs: Inputs) -> tuple[Any, Any]:
-    """The first params and model_state, with room for so many learned weights of tasks."""
+    """Returns the initial params and model_state, with a number of learned weights of tasks."""
     params, model_state = model.init(key, inputs)
     if learned_weights:
         params = {**params, LOG_VARIANCES: jnp.zeros(learned_weights)}
@@ -228,7 +227,7 @@ def _layers(model: Model, learned_weights: int, key: jax.Array, inputs: Inputs) 
 
 
 def weights_shape(model: Model, layout: Layout, *, learns_task_weights: bool) -> Weights:
-    """The part of a state that predicts, as jax.ShapeDtypeStruct; the same on any mesh."""
+    """Returns the weights that predict, as jax.ShapeDtypeStruct. They are equal on any mesh."""
     learned = len(layout.schema.tasks) if learns_task_weights else 0
     init = functools.partial(_layers, model, learned)
     params, model_state = jax.eval_shape(
@@ -263,11 +262,11 @@ def init_state(step_spec: StepSpec, rates: BaseRates) -> TrainState:
 def train_step(
     step_spec: StepSpec, state: TrainState, batch: Batch, *, is_due: jax.Array | None = None
 ) -> tuple[TrainState, StepMetrics]:
-    """Forward, backward, the dense update and the update of the rows read.
+    """Computes loss and gradients, and updates the dense parameters and the rows that were read.
 
     Args:
-        is_due: bool[], whether the step is one of the run. A step that is not changes nothing, and
-            its metrics mean nothing. None: it is.
+        is_due: bool[], whether the step belongs to the run. Otherwise it has no effect and its
+            metrics are undefined. None: it belongs to the run.
     """
     embedding = step_spec.embedding
     total = functools.partial(meshes.total, embedding.mesh)
@@ -346,7 +345,7 @@ def train_step(
 
 
 def _if_applied(applies: jax.Array, is_due: jax.Array | None, new: Any, old: Any) -> Any:
-    """Rates go on with the steps of the run, of layers as of tables, and as steps report them."""
+    """Selects `new` or `old`. The schedule advances even when a step is skipped."""
     if is_schedule(new) and is_due is None:
         return new
     chosen = is_due if is_schedule(new) else applies
@@ -354,7 +353,7 @@ def _if_applied(applies: jax.Array, is_due: jax.Array | None, new: Any, old: Any
 
 
 def _all_finite(mesh: Mesh, number: jax.Array, vector_grads: Any) -> jax.Array:
-    """bool[], whether a number, the gradients and the sum of their squares are, on all devices."""
+    """Returns bool[], True if a number and the sum of squared gradients are finite everywhere."""
     local_sum = sum(jnp.sum(jnp.square(x)) for x in jax.tree.leaves(vector_grads))
     return jnp.isfinite(number) & jnp.isfinite(meshes.total(mesh, local_sum))
 
@@ -365,7 +364,7 @@ def _counts(batch: Batch) -> jax.Array:
 
 
 def _training_inputs(embedding: Lookup, batch: Batch, counted: jax.Array, vectors: Any) -> Inputs:
-    """Returns what the model reads of this device's share of a training batch.
+    """Returns the inputs of the model for this device's share of a training batch.
 
     Args:
         counted: f[], sum of `_counts` over the global batch.
@@ -388,7 +387,7 @@ def _key(seed: int, step: jax.Array) -> jax.Array:
 def _trained_on(
     step_spec: StepSpec, state: TrainState, params: Any, inputs: Inputs
 ) -> tuple[jax.Array, Any]:
-    """Outputs for this device's share of a batch, and the model's new statistics."""
+    """Returns the outputs for this device's share of a batch, and the new statistics."""
     with jax.named_scope(MODEL_SCOPE):
         raw, model_state = step_spec.model.apply(
             params, state.model_state, inputs, train=True, key=_key(step_spec.seed, state.step)
@@ -399,7 +398,7 @@ def _trained_on(
 def _loss(
     step_spec: StepSpec, params: Any, logits: jax.Array, batch: Batch, total_weight: jax.Array
 ) -> jax.Array:
-    """This device's part of the loss; total_weight f32[T] is that of the whole batch."""
+    """Returns this device's part of the loss. total_weight: f32[T], of the whole batch."""
     task_weights = jnp.asarray(step_spec.task_weights, batch.labels.dtype)
     shifted = losses.of_sample(logits, batch.logit_correction)
     known = batch.labels, batch.weights
@@ -414,15 +413,16 @@ def _loss(
 def averaged(
     step_spec: StepSpec, state: TrainState, skipped: jax.Array, count: jax.Array
 ) -> TrainState:
-    """The state whose average has taken in the weights after an execution of steps.
+    """Updates the moving average of a state with its weights, after an execution.
 
     average <- d^steps * average + (1 - d^steps) * weights, d = min(ema_decay, (1 + t) / (10 + t))
-    after t steps, those of earlier runs too, so that a short run is not one of its initial values.
-    It is taken after every execution and not every step, for it reads and writes whole tables.
+    after t steps, including steps of earlier runs. Thus the average of a short run does not depend
+    much on initial values. The average is updated once per execution, not once per step, because
+    the update reads and writes whole tables.
 
     Args:
-        skipped: bool[steps], which of them changed nothing; they do not count.
-        count: i32[], the number of steps.
+        skipped: bool[steps], True for steps that had no effect. They do not count.
+        count: i32[], number of steps.
     """
     if not step_spec.ema_decay:
         return state
@@ -453,7 +453,7 @@ def _over_devices(stats: ExchangeStats) -> ExchangeMetrics:
 def eval_step(
     model: Model, embedding: Lookup, parents: tuple[int, ...], weights: Weights, batch: Batch
 ) -> jax.Array:
-    """f32[B, tasks]: what the model puts out for this device's share of a batch; see `Task`."""
+    """Returns the outputs for this device's share of a batch, f32[B, tasks]; see `Task`."""
     vectors, _ = embedding.lookup(weights.rows, embedding.route(batch), batch)
     inputs = _inputs(embedding.layout, batch.dense, vectors, batch.ids, Share())
     with jax.named_scope(MODEL_SCOPE):
@@ -464,10 +464,12 @@ def eval_step(
 def batch_moments(
     step_spec: StepSpec, weights: Weights, batch: Batch, step: jax.Array
 ) -> tuple[Any, jax.Array]:
-    """Returns the batch-norm statistics of a training batch alone, and how many examples count.
+    """Returns the batch-norm statistics of one training batch, and the number of its examples.
+
+    Examples without weight do not count.
 
     Args:
-        step: i32[], of the batch, for dropout as in the step itself.
+        step: i32[], step of the batch, which keys dropout as in training.
     """
     embedding = step_spec.embedding
     vectors, _ = embedding.lookup(weights.rows, embedding.route(batch), batch)

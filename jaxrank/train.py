@@ -1,4 +1,4 @@
-"""A run from its start to its end: build, restore, step, log, evaluate, save."""
+"""Trains a run from start to end: build, restore, step, log, evaluate, save."""
 
 import contextlib
 import math
@@ -58,28 +58,28 @@ def train(
 ) -> Result:
     """Trains to the end of `config`, from the newest checkpoint in `workdir` if there is one.
 
-    Of several processes all must call this, with the same arguments; the first reports.
+    All processes of a run must call it with the same arguments. Only the first one reports.
 
     Args:
         config: see `config.default`.
-        workdir: of the run; made if it is not there.
-        report: gets a line for each thing worth telling.
+        workdir: directory of the run. It is created if it does not exist.
+        report: called with each line of the report.
         quiet: no live progress line.
-        allow_config_change: go on where a run of another config, or on other data, stopped.
-        allow_older_checkpoint: where the newest checkpoint is damaged, go on from the newest that
-            is not; the others are moved to `damaged` in the workdir.
-        init_from: the workdir of an older run, or WORKDIR/checkpoints/STEP in it, whose model is
-            started from where `workdir` has no checkpoint yet; see `warm_start.start`.
+        allow_config_change: continue a run that had another config or other data.
+        allow_older_checkpoint: if the newest checkpoint is damaged, continue from the newest one
+            that is not, and move the others to `damaged` in the workdir.
+        init_from: the workdir of an older run, or WORKDIR/checkpoints/STEP in it. Training starts
+            from its model if `workdir` has no checkpoint yet; see `warm_start.start`.
         baseline: also fit logistic regression; see `evaluation.baseline`.
         profile_steps: FIRST:LAST, steps to trace with the profiler; see `telemetry.profiler`.
             Empty: none.
-        debug_batches: batches of so many last steps are written where a loss is not finite or
-            stands out; see `telemetry.debug_batches`. 0: none.
+        debug_batches: number of recent batches that are written after a loss that is not finite or
+            that spikes; see `telemetry.debug_batches`. 0: none.
 
     Raises:
-        InputError: config, data, workdir or `profile_steps` cannot be used.
+        InputError: config, data, workdir or `profile_steps` are invalid.
         RunError: the loss is no longer finite, or a checkpoint or trace cannot be written.
-        StoppedError: the program got SIGTERM or SIGINT; a checkpoint of the step in hand is saved.
+        StoppedError: the program received SIGTERM or SIGINT, and a checkpoint is saved.
     """
     timer = PhaseTimer()
     directory = workdirs.directory(workdir)
@@ -116,7 +116,7 @@ def train(
             report=tell,
         )
         workdirs.save(directory, config, job.schema, job.hot)
-        workdirs.mark_finished(directory, False)  # not by a command that was refused
+        workdirs.mark_finished(directory, False)  # only now, after all checks of the command
         described = jobs.describe(job, state)
         tell(described)
 
@@ -175,8 +175,7 @@ def train(
             )
             timer.enter("training")
             state = loop.run(session, state)
-            timer.enter("saving")
-            job.checkpoints.wait()  # in here, for a signal would end the program and the save
+            job.checkpoints.wait()  # within the block, or a signal would interrupt the save
             workdirs.mark_finished(directory, True)
         timer.enter("evaluation")
         result = _result(job, state, milestones.scores, recorder.examples_per_second, timer)
@@ -184,7 +183,7 @@ def train(
 
 
 def _with_choices(config: ConfigDict, directory: Path, init_from: str) -> ConfigDict:
-    """The config with the choices of the run in `directory`, or else of that started from."""
+    """Returns the config with open fields as in the run in `directory`, or in `init_from`."""
     with processes.together():
         if (directory / "config.json").is_file():
             return defaults.inherit(config, workdirs.load_config(directory))
@@ -195,7 +194,7 @@ def _with_choices(config: ConfigDict, directory: Path, init_from: str) -> Config
 
 
 def _check_baseline(config: ConfigDict) -> None:
-    """Raises InputError where there is nothing to fit a baseline with, or to score it on."""
+    """Raises InputError if scikit-learn or a validation split is missing."""
     regression.check_installed()
     if config.data.valid in ("", NEXT_DAY):
         raise InputError(
@@ -205,7 +204,7 @@ def _check_baseline(config: ConfigDict) -> None:
 
 
 def _baseline(job: Run) -> dict[str, Any]:
-    """The regression on the splits of the run; process 0 fits it for all."""
+    """Fits the regression on the splits of the run, in process 0."""
     fitted = None
     with processes.together():
         if processes.is_first():
@@ -215,9 +214,9 @@ def _baseline(job: Run) -> dict[str, Any]:
 
 
 class Milestones:
-    """Evaluates, saves and ends a run when that is due; see `loop.Milestones`.
+    """Evaluates, saves and stops a run when due; see `loop.Milestones`.
 
-    scores: of the last evaluation, and of the best one that this execution made, by step.
+    scores: {step: scores} of the last evaluation and of the best one of this command.
     """
 
     def __init__(
@@ -234,7 +233,7 @@ class Milestones:
         self._saved = time.monotonic()  # or started
         self.scores: dict[int, scoring.Scores] = {}
 
-    def goes_on(self, step: int) -> bool:
+    def continues(self, step: int) -> bool:
         return step < self._job.run_schedule.num_steps and not self._job.history.monitor.should_stop
 
     def save_is_due(self) -> bool:
@@ -242,7 +241,7 @@ class Milestones:
         if not every or now - self._saved < every:
             return False
         self._saved = (
-            now  # other processes learn of it an execution later, before which it is not due
+            now  # not due again before the other processes learn of it, one execution later
         )
         return True
 
@@ -255,7 +254,7 @@ class Milestones:
         run_schedule, monitor = self._job.run_schedule, self._job.history.monitor
         last = step == run_schedule.num_steps
         if signal and not last:
-            self._tell_saving(step, signal)
+            self._report_saving(step, signal)
         self._recorder.finish()
         job = self._job
         state = reestimated(job.program, job.recent_batches, step, state)
@@ -288,18 +287,18 @@ class Milestones:
         return state
 
     def interrupt(self, step: int, state: TrainState, signal: int) -> NoReturn:
-        self._tell_saving(step, signal)
+        self._report_saving(step, signal)
         self._recorder.finish()
         self._job.checkpoints.wait()
         if step and not self._job.checkpoints.is_there(step):
-            # Without statistics of batch norm from batches, for the input does not give any.
+            # Without new statistics of batch norm, because the input delivers no batches.
             self._save(step, state, None)
         raise self._stopped(step, signal)
 
-    def _tell_saving(self, step: int, number: int) -> None:
+    def _report_saving(self, step: int, number: int) -> None:
         self._report(
-            f"{Signals(number).name}: saving step {step}; another one, a second later, ends it at"
-            " once"
+            f"Received {Signals(number).name}: saving a checkpoint at step {step}. Send it again"
+            " after 1 s to stop immediately."
         )
 
     def _save(
@@ -307,7 +306,7 @@ class Milestones:
     ) -> None:
         if not self._job.program.is_finite(weights_of(state)):
             raise RunError(
-                f"step {step}: parameters and tables must be finite after the update, and are not."
+                f"step {step}: parameters and tables must be finite: found NaN or infinity."
                 f" The last good checkpoint is {self._recorder.checkpoint}."
             )
         self._job.save(step, state, metric, worse)
@@ -315,7 +314,7 @@ class Milestones:
         self._recorder.checkpoint = self._job.checkpoints.directory(step)
 
     def _stopped(self, step: int, number: int) -> StoppedError:
-        """When what was saved is whole."""
+        """Waits for the checkpoint and returns the error that stops the run."""
         self._job.checkpoints.wait()
         return StoppedError(
             f"stopped after step {step} of {self._job.run_schedule.num_steps} by"
@@ -348,10 +347,10 @@ def _untrained(job: Run) -> tuple[str, ...]:
 
 
 def _undefined(monitor: Monitor, split: str, metric: float) -> str:
-    """The fault of a monitored metric that something depends on; empty if there is none.
+    """Returns an error text if an undefined metric decides when to stop or to lower the rates.
 
     Args:
-        metric: that of process 0 in all: what depends on it must not differ.
+        metric: value of process 0 in all processes, because they must decide alike.
     """
     if not math.isnan(metric) or not (
         monitor.early_stopping_patience or monitor.reduce_lr_patience
@@ -371,7 +370,7 @@ def _result(
     examples_per_second: float,
     timer: PhaseTimer,
 ) -> Result:
-    """What the run comes to: its checkpoint, and how that scores; or how it did day by day."""
+    """Returns the result of the run: the checkpoint with its scores, or the scores of each day."""
     step = job.checkpoints.step("best" if job.history.monitor.early_stopping_patience else "newest")
     assert step is not None
     metrics: scoring.Metrics = {}
@@ -400,7 +399,7 @@ def _result(
 
 
 def _checkpoint_scores(job: Run, state: TrainState, step: int) -> scoring.Scores:
-    """Scores the checkpoint of `step`, which this run did not score itself."""
+    """Scores the checkpoint of `step`, which this command did not score during training."""
     weights = weights_of(state)
     if step != int(state.step):
         predictor = job.program.predictor

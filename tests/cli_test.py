@@ -333,9 +333,9 @@ def test_the_help_of_a_verb_shows_the_fields_of_a_config(capsys):
 def test_a_terminal_that_has_gone_stops_nothing():
     master, slave = os.openpty()
     with os.fdopen(slave, "w") as terminal:
-        cli._say("to somebody", terminal)
+        cli._print("to somebody", terminal)
         os.close(master)
-        cli._say("to nobody", terminal)
+        cli._print("to nobody", terminal)
 
 
 def test_bad_input_ends_with_status_2_and_one_line():

@@ -170,7 +170,7 @@ class Clock:
         if self._executions == self._warm:
             self._began = self._now
 
-    def goes_on(self, step: int) -> bool:
+    def continues(self, step: int) -> bool:
         return self._executions <= self._warm or self._now - self._began < self._seconds
 
     def save_is_due(self) -> bool:

@@ -68,7 +68,7 @@ def _unraisable(
 # Seconds between checks whether an unreadable checkpoint is being deleted, file by file.
 _PAUSES = (0.0, 0.5, 3.0)
 _LOOKS = 8  # attempts to list the checkpoints of a run that deletes some at the same time
-_MOST_TOLD = 8  # maximum number of mismatching arrays that an error lists
+_MOST_REPORTED = 8  # maximum number of mismatching arrays that an error lists
 _PIECE = 2**26  # bytes per chunk of a stored array
 
 
@@ -331,7 +331,7 @@ class Checkpoints:
         return processes.from_first((self.path / str(step)).is_dir())
 
     @contextlib.contextmanager
-    def told_if_deleted(self, step: int) -> Iterator[None]:
+    def deletion_as_input_error(self, step: int) -> Iterator[None]:
         """Raises a clear error if a concurrent run deletes the checkpoint while it is read.
 
         Raises:
@@ -356,7 +356,7 @@ class Checkpoints:
 
         return processes.from_first(processes.is_first() and any(map(is_gone_after, _PAUSES)))
 
-    def put_aside(self, step: int) -> Path:
+    def move_to_damaged(self, step: int) -> Path:
         """Moves a checkpoint to WORKDIR/damaged, where no run reads it, and returns its path."""
         aside = self.path.parent / "damaged" / str(step)
         with processes.together():
@@ -390,7 +390,7 @@ class Checkpoints:
             "checksums": {"weights": checksums(weights), "training": checksums(training)},
         }
         self._retention.add(step, metric)
-        with self._told_as_run_error():
+        with self._write_errors_as_run_error():
             self._manager.save(
                 step,
                 args=ocp.args.Composite(
@@ -516,8 +516,8 @@ class Checkpoints:
             ]
         except InputError:
             return []
-        more = [f"and {len(lines) - _MOST_TOLD} more"] if len(lines) > _MOST_TOLD else []
-        return lines[:_MOST_TOLD] + more
+        more = [f"and {len(lines) - _MOST_REPORTED} more"] if len(lines) > _MOST_TOLD else []
+        return lines[:_MOST_REPORTED] + more
 
     def wait(self) -> None:
         """Waits until a save in progress is on disk.
@@ -525,11 +525,11 @@ class Checkpoints:
         Raises:
             RunError: the checkpoint could not be written.
         """
-        with self._told_as_run_error():
+        with self._write_errors_as_run_error():
             self._manager.wait_until_finished()
 
     @contextlib.contextmanager
-    def _told_as_run_error(self) -> Iterator[None]:
+    def _write_errors_as_run_error(self) -> Iterator[None]:
         try:
             yield
         except Exception as error:  # Orbax and TensorStore raise many types for a full disk

@@ -92,7 +92,7 @@ def export(workdir: str, *, output: str, checkpoint: str = "newest", data: str =
     layout = run.layout()
     saved = Path(checkpoints.directory(step)) / "weights"
     stored = CheckpointReader(saved, sums["weights"])
-    with checkpoints.told_if_deleted(step):
+    with checkpoints.deletion_as_input_error(step):
         shapes = run.weights_shape()
         fields = lacking(stored.names)
         other = stored.unlike(without(shapes, fields) if fields else shapes)
@@ -107,7 +107,7 @@ def export(workdir: str, *, output: str, checkpoint: str = "newest", data: str =
         "parents": task_parents(run.config.model, run.schema),
     }
     description |= recipe(layout, store, model=model, config=to_plain(run.config))
-    with _written(output) as partial, checkpoints.told_if_deleted(step):
+    with _written(output) as partial, checkpoints.deletion_as_input_error(step):
         parameters = _write_layers(stored, len(run.schema.tasks), partial / "layers.npz")
         _write_tables(stored, layout, store, partial / "tables")
         json_files.write(partial / "export.json", description)

@@ -86,7 +86,7 @@ def plan(
     flag = "mesh.devices" if config.mesh.devices else "--devices"  # sets the number of devices
     replayed = replay(
         cost.layout,
-        _told(itertools.islice(drawn, batches), batches, report),
+        _reported(itertools.islice(drawn, batches), batches, report),
         replicas=cost.partition.replicas,
         shards=cost.partition.shards,
         capacities=cost.partition.capacities,
@@ -111,7 +111,7 @@ def with_choices(config: ConfigDict, workdir: str, data: PlanInputs, report: Rep
     return defaults.choose_unread(config, older, rows, data.schema, report)
 
 
-def _told(batches: Iterator[Examples], count: int, report: Report) -> Iterator[Examples]:
+def _reported(batches: Iterator[Examples], count: int, report: Report) -> Iterator[Examples]:
     """Yields the batches and reports each quarter."""
     quarters = {max(1, round(count * i / 4)) for i in range(1, 4)}
     for done, batch in enumerate(batches):

@@ -222,7 +222,7 @@ def _gather(text: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def lost_told_as_run_error() -> Iterator[None]:
+def peer_loss_as_run_error() -> Iterator[None]:
     """Converts Gloo's exception for a lost process to a RunError with a clear message."""
     try:
         yield

@@ -101,7 +101,7 @@ def _initialize(**arguments: Any) -> None:
     jax.config.update("jax_enable_preemption_service", False)
     _leave_standard_output_to_python()
     try:
-        with _told_if_slow("waiting for the other processes of this run"):
+        with _reported_if_slow("waiting for the other processes of this run"):
             jax.distributed.initialize(shutdown_timeout_seconds=SHUTDOWN_SECONDS, **arguments)
     except (RuntimeError, ValueError, OSError) as error:
         raise RunError(
@@ -111,7 +111,7 @@ def _initialize(**arguments: Any) -> None:
 
 
 @contextlib.contextmanager
-def _told_if_slow(what: str) -> Iterator[None]:
+def _reported_if_slow(what: str) -> Iterator[None]:
     timer = threading.Timer(_IMPATIENCE, sys.stderr.write, [f"jaxrank: {what}\n"])
     timer.daemon = True
     timer.start()

@@ -52,11 +52,11 @@ class Watchdog:
             if self._ended.wait(self._seconds / _LOOKS):
                 break
             if time.monotonic() - self._since > self._seconds:
-                self._tell()
+                self._report()
                 self.alive()
         faulthandler.cancel_dump_traceback_later()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         names = {thread.ident: thread.name for thread in threading.enumerate()}
         lines = [f"jaxrank: no progress for {self._seconds:g} s. Stacks of all threads:\n"]
         for thread, frame in sys._current_frames().items():

@@ -27,7 +27,7 @@ from jaxrank.warm_start.layers import CarriedLayers, InputMap, carry_layers
 from jaxrank.warm_start.rows import carry_rows, plan_moves
 from jaxrank.workdir import files
 
-_MOST_TOLD = 20  # maximum number of tables that are reported one by one
+_MOST_REPORTED = 20  # maximum number of tables that are reported one by one
 
 Rows = dict[str, np.ndarray | str]  # by table: see `same_values`
 
@@ -87,9 +87,9 @@ def start(job: Run, source: str, report: Report) -> TrainState:
         state, carried = _with_layers(state, older, job)
         state = _with_tables(state, older, job, rows)
     messages = [
-        *_features_told(older, job),
-        *_tables_told(older, job, rows),
-        *_layers_told(carried),
+        *_feature_changes(older, job),
+        *_table_changes(older, job, rows),
+        *_layer_changes(carried),
     ]
     if not older.is_asked_for and not older.is_finished:
         messages.insert(0, "that run has not finished, and no step of it was named")
@@ -248,7 +248,7 @@ def _with_tables(state: TrainState, older: _Older, job: Run, rows: Rows) -> Trai
     return state._replace(average=state.average._replace(rows=averages)) if averages else state
 
 
-def _features_told(older: _Older, job: Run) -> list[str]:
+def _feature_changes(older: _Older, job: Run) -> list[str]:
     before, after = (
         [f.name for part in (s.dense, s.categorical, s.ragged) for f in part]
         for s in (older.layout.schema, job.schema)
@@ -267,7 +267,7 @@ def _features_told(older: _Older, job: Run) -> list[str]:
     return messages
 
 
-def _tables_told(older: _Older, job: Run, rows: Rows) -> list[str]:
+def _table_changes(older: _Older, job: Run, rows: Rows) -> list[str]:
     old_dims, new_dims = (
         {name: stack.dim for stack in layout.stacks for name in stack.tables}
         for layout in (older.layout, job.program.step_spec.embedding.layout)
@@ -285,11 +285,11 @@ def _tables_told(older: _Older, job: Run, rows: Rows) -> list[str]:
         counts = kept, table.rows - kept, len(row) - kept
         total += counts
         if any(counts[1:]):
-            carried.append(f"table {table.name}: {_rows_told(*counts)}")
-    if len(carried) > _MOST_TOLD:
-        more = f"{len(carried) - _MOST_TOLD} more tables with new or dropped rows"
-        carried[_MOST_TOLD:] = [more]
-    messages = [f"rows of tables by value: {_rows_told(*total)}", *carried, *messages]
+            carried.append(f"table {table.name}: {_row_counts(*counts)}")
+    if len(carried) > _MOST_REPORTED:
+        more = f"{len(carried) - _MOST_REPORTED} more tables with new or dropped rows"
+        carried[_MOST_REPORTED:] = [more]
+    messages = [f"rows of tables by value: {_row_counts(*total)}", *carried, *messages]
     gone = [t.name for t in older.layout.schema.tables if t.name not in new_dims]
     if gone:
         messages.append(f"dropped tables: {', '.join(gone)}")
@@ -298,11 +298,11 @@ def _tables_told(older: _Older, job: Run, rows: Rows) -> list[str]:
     return messages
 
 
-def _rows_told(kept: int, new: int, dropped: int) -> str:
+def _row_counts(kept: int, new: int, dropped: int) -> str:
     return f"{kept:,} copied, {new:,} new, {dropped:,} dropped"
 
 
-def _layers_told(carried: CarriedLayers) -> list[str]:
+def _layer_changes(carried: CarriedLayers) -> list[str]:
     messages = [
         f"layers: {len(carried.whole)} arrays copied, {len(carried.by_feature)} copied feature by"
         f" feature, {len(carried.new)} new{': ' if carried.new else ''}{', '.join(carried.new)}"

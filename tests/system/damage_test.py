@@ -149,7 +149,7 @@ def test_an_older_checkpoint_is_taken_only_if_that_is_allowed(whole, store, tmp_
     told = []
     train(c, tmp_path / "copy", report=told.append, allow_older_checkpoint=True)
     assert any("Checkpoint 16 is damaged" in text for text in told)
-    assert any("Going on after step 8 instead" in text for text in told)
+    assert any("Resuming after step 8 instead" in text for text in told)
     assert [p.name for p in (tmp_path / "copy/damaged").iterdir()] == ["16"]
     jax.tree.map(np.testing.assert_array_equal, final_state(store, tmp_path / "copy"), state)
     assert without_speed(records(tmp_path / "copy")) == without_speed(records(workdir))

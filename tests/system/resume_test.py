@@ -114,7 +114,7 @@ def test_a_signal_ends_a_run_after_a_checkpoint_from_which_it_goes_on(variants, 
         train(c, tmp_path, report=send)
     assert found.value.exit_status == 128 + number
     assert signal.getsignal(number) is before
-    assert any(f"{number.name}: saving step 10" in text for text in told)
+    assert any(f"{number.name}: saving a checkpoint at step 10" in text for text in told)
 
     train(c, tmp_path, report=nothing)
     assert signal.getsignal(number) is before
