@@ -37,7 +37,7 @@ def _with_dashes(argument: str) -> str:
 
 
 def _check_flags(argv: Sequence[str]) -> None:
-    """Raises InputError if a flag is empty, as from an unset variable, or one of ONCE is repeated."""
+    """Raises InputError if a flag is empty (as by an unset variable) or one of ONCE is repeated."""
     seen: set[str] = set()
     for arg, following in itertools.pairwise([*argv, "-"]):
         name, equals, value = arg.partition("=")

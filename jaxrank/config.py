@@ -1,9 +1,9 @@
 """The configuration of a run: every field with its default, unit, bounds and meaning.
 
-A config file starts from `default()` and changes fields; so does the command line
-(`--config.optim.dense.base_learning_rate=0.002`). `sections` checks all sections by these
-declarations and gives them as dataclasses; `check` also holds them against each other.
-docs/config.md and `--help-config` list them.
+A config file starts from `default()` and changes fields, as the command line does
+(`--config.optim.dense.base_learning_rate=0.002`). `sections` checks all sections against these
+declarations and returns them as dataclasses. `check` also checks that they fit each other.
+docs/config.md and `--help-config` list all fields.
 """
 
 import dataclasses
@@ -39,10 +39,10 @@ from jaxrank.validate import (
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """Prepared data, and the way to batches."""
+    """Prepared data, and how batches are made from it."""
 
     store: str = field(
-        "", help="prepared data; empty: WORKDIR/data, prepared from `source` if not there"
+        "", help="prepared data; empty: WORKDIR/data, prepared from `source` if absent"
     )
     direct: bool = field(False, help="read Parquet of row numbers as it is, without a store")
     compression: str = field(
@@ -54,7 +54,7 @@ class Data:
     order: str = field(
         "shuffled",
         choices=ORDERS,
-        help="of days. shuffled: together; days: one by one, each shuffled",
+        help="order of days. shuffled: all together; days: one by one, each shuffled",
     )
     valid: str = field(
         "valid",
@@ -73,8 +73,7 @@ class Data:
         -1,
         unit="processes",
         at_least=-1,
-        help="input processes of each training process; 0: a thread of it; -1: by its cores and"
-        " accelerators",
+        help="input processes per training process; 0: a thread; -1: by its cores and accelerators",
     )
     prefetch_batches: int = field(16, unit="batches", at_least=0, help="batches made ahead")
     list_slack: float = field(
@@ -86,17 +85,17 @@ class Data:
     on_overflow: str = field(
         "error",
         choices=OVERFLOWS,
-        help="error: room for the largest group of the run; truncate: room by list_slack, and the"
-        " longest lists of a group that needs more are cut",
+        help="error: room for the largest group of the run; truncate: room by list_slack, and in a"
+        " group that needs more the longest lists are cut",
     )
 
 
 @dataclasses.dataclass(frozen=True)
 class Embedding:
-    """Tables."""
+    """Embedding tables."""
 
     dim: int = field(
-        0, at_least=0, unit="numbers", help="numbers in a vector; 0: by the size of the data"
+        0, at_least=0, unit="numbers", help="length of a vector; 0: by the size of the data"
     )
     dims: Mapping[str, int] = field(
         {},
@@ -128,7 +127,7 @@ class Embedding:
         5.0,
         unit="standard deviations",
         at_least=0,
-        help="room for rows that travel: the mean plus this many deviations",
+        help="room for rows that are exchanged: the mean plus this many deviations",
     )
     exchange_capacity: int = field(
         0,
@@ -163,20 +162,20 @@ class LearningRate:
     )
     scaling: str = field("sqrt", **_SCALING)
     warmup_steps: int = field(
-        0, unit="steps", at_least=0, help="in which the rate rises, from rate / warmup_steps"
+        0, unit="steps", at_least=0, help="steps in which the rate rises, from rate / warmup_steps"
     )
     decay: str = field(
         "",
         choices=("", *DECAYS),
-        help="of the rate after the warm-up; empty: by the size of the data",
+        help="decay of the rate after the warm-up; empty: by the size of the data",
     )
     decay_steps: int = field(
         0, unit="steps", at_least=0, help="length of the decay; 0: all steps after the warm-up"
     )
     final_fraction: float = field(
-        0.0, at_least=0, at_most=1, help="of the rate, at the end of the decay"
+        0.0, at_least=0, at_most=1, help="fraction of the rate at the end of the decay"
     )
-    power: float = field(1.0, above=0, help="of the polynomial decay")
+    power: float = field(1.0, above=0, help="exponent of the polynomial decay")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,9 +189,8 @@ class Dense(LearningRate):
     weight_decay: float = field(
         0.0,
         at_least=0,
-        help="times a weight, added to its gradient; under adamw learning_rate * weight_decay *"
-        " weight is"
-        " taken from the weight instead",
+        help="weight_decay * weight is added to the gradient; adamw instead subtracts"
+        " learning_rate * weight_decay * weight from the weight",
     )
     lr_multipliers: Mapping[str, float] = field(
         {},
@@ -204,7 +202,7 @@ class Dense(LearningRate):
         {},
         variants=Variants("name", OPTIMIZERS),
         partial=True,
-        help="fields of the rule, such as b1, b2, eps",
+        help="fields of the optimizer, such as b1, b2, eps",
     )
 
 
@@ -214,7 +212,9 @@ class Tables(LearningRate):
 
     scaling: str = field("sqrt_linear", **_SCALING)
     name: str = field(
-        "", choices=("", *ROW_OPTIMIZERS), help="the rule; empty: by the size of the data"
+        "",
+        choices=("", *ROW_OPTIMIZERS),
+        help="name of the row optimizer; empty: by the size of the data",
     )
     lr_multipliers: Mapping[str, float] = field(
         {},
@@ -226,7 +226,7 @@ class Tables(LearningRate):
         {},
         variants=Variants("name", ROW_OPTIMIZERS, default="rowwise_adagrad"),
         partial=True,
-        help="fields of the rule, such as initial_accumulator, eps, l1",
+        help="fields of the optimizer, such as initial_accumulator, eps, l1",
     )
 
 
@@ -234,7 +234,7 @@ class Tables(LearningRate):
 class Optim:
     """Optimizers."""
 
-    dense: Dense = field(Dense(), help="of the dense parameters")
+    dense: Dense = field(Dense(), help="optimizer of the dense parameters")
     tables: Tables = field(Tables(), help="of the tables")
 
 
@@ -255,7 +255,7 @@ class Eval:
         help="rounded up to whole groups of 512 on every device",
     )
     metric: str = field(
-        "", help="picks the best checkpoint, as click/auc; empty: the first task's own loss"
+        "", help="selects the best checkpoint, such as click/auc; empty: the first task's loss"
     )
     early_stopping_patience: int = field(
         0,
@@ -267,13 +267,14 @@ class Eval:
         0,
         unit="evaluations",
         at_least=0,
-        help="the same before both rates are multiplied by reduce_lr_factor; 0: never",
+        help="evaluations without improvement before both rates are multiplied by"
+        " reduce_lr_factor; 0: never",
     )
     reduce_lr_factor: float = field(
-        0.1, at_least=0, at_most=1, help="of both rates, each time that reduce_lr_patience is over"
+        0.1, at_least=0, at_most=1, help="factor of both rates after reduce_lr_patience"
     )
     min_delta: float = field(
-        0.0, at_least=0, help="least change of the metric that counts as improvement"
+        0.0, at_least=0, help="minimum change of the metric that counts as improvement"
     )
 
 
@@ -285,13 +286,13 @@ class Checkpoint:
         0,
         unit="steps",
         at_least=0,
-        help="more often than at every evaluation; 0: not more often",
+        help="interval of saves, in addition to every evaluation; 0: evaluations only",
     )
     every_minutes: float = field(
         10.0,
         unit="minutes",
         at_least=0,
-        help="also this long after the previous checkpoint or the start; 0: not by time",
+        help="maximum time between saves; 0: no limit",
     )
     keep: int = field(
         2, unit="checkpoints", at_least=1, help="newest checkpoints kept, beside the best one"
@@ -306,31 +307,32 @@ class Checkpoint:
 
 @dataclasses.dataclass(frozen=True)
 class Watch:
-    """Watching a run."""
+    """Supervision of a run."""
 
     on_nonfinite: str = field(
         "stop",
         choices=("stop", "skip"),
-        help="at a loss or gradient that is not finite: stop, or skip the step",
+        help="action at a loss or gradient that is not finite: stop, or skip the step",
     )
     most_skipped: int = field(
         10,
         unit="steps",
         at_least=0,
-        help="maximum number of steps skipped one after another; at one more training stops",
+        help="maximum number of consecutive skipped steps; one more stops training",
     )
     loss_spike: float = field(
         10.0,
         unit="standard deviations",
         at_least=0,
-        help="over the mean of the losses before, from step 101 on: reported; 0: never",
+        help="report losses above this many times the mean of earlier losses, from step 101 on;"
+        " 0: never",
     )
     hang_seconds: float = field(
         1800.0,
         unit="seconds",
         at_least=0,
         at_most=1e6,
-        help="in which no execution, evaluation or save ends: reported; 0: never",
+        help="report if no execution, evaluation or save ends for this long; 0: never",
     )
 
 
@@ -346,13 +348,13 @@ class Mesh:
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """A run. `source` and `features` are None where they hold nothing yet."""
+    """Configuration of a run. `source` and `features` are None as long as they are empty."""
 
     seed: int = field(
         0,
         at_least=0,
         at_most=2**31 - 1,
-        help="of initial values, of dropout and of the order of examples",
+        help="seed of initial values, dropout and the order of examples",
     )
     batch_size: int = field(
         0,
@@ -360,26 +362,26 @@ class Config:
         at_least=0,
         help="examples per step, over all devices; 0: by the size of the data",
     )
-    num_steps: int = field(0, unit="steps", at_least=0, help="length; 0: num_epochs says it")
+    num_steps: int = field(0, unit="steps", at_least=0, help="length; 0: by num_epochs")
     num_epochs: float = field(
         0.0,
         unit="epochs",
         at_least=0,
-        help="length as passes over the training split; 0: num_steps says it, or the size of the"
-        " data where that is 0 too",
+        help="length as passes over the training split; 0: by num_steps, or if that is also 0, by"
+        " the size of the data",
     )
     steps_per_execution: int = field(
         8,
         unit="steps",
         at_least=1,
-        help="steps in one launched program; intervals are multiples of it, and the last one may be"
-        " shorter",
+        help="steps in one execution of the program; intervals must be multiples of it, and the"
+        " last execution may be shorter",
     )
     log_every_steps: int = field(
         64,
         unit="steps",
         at_least=1,
-        help="between progress lines; every step is recorded whatever this says",
+        help="interval of progress lines; every step is recorded in any case",
     )
     source: Any = field(
         None,
@@ -390,7 +392,7 @@ class Config:
     features: FeatureSpec | None = field(
         None, partial=True, help="labels, floats, ids and lists of the raw data; see docs/data.md"
     )
-    data: Data = field(Data(), help="prepared data, and the way to batches")
+    data: Data = field(Data(), help="prepared data, and how batches are made from it")
     embedding: Embedding = field(Embedding(), help="tables")
     model: Any = field(
         {},
@@ -408,9 +410,9 @@ class Config:
     ema_decay: float = field(
         0.0,
         at_least=0,
-        at_most=0.9999,  # in float32 a slower average would stand still before it is there
-        help="per step, of the moving average of all weights that evaluations, predictions and"
-        " exports then use; 0: no average",
+        at_most=0.9999,  # in float32 a slower average would stop before it has converged
+        help="decay per step of the moving average of all weights, which evaluations, predictions"
+        " and exports then use; 0: no average",
     )
     optim: Optim = field(Optim(), help="optimizers and learning rates")
     eval: Eval = field(Eval(), help="evaluation while training")
@@ -419,7 +421,7 @@ class Config:
     mesh: Mesh = field(Mesh(), help="devices")
 
     def check_run(self) -> None:
-        """Refuses fields that do not fit each other in a run; `prepare` needs none of them."""
+        """Rejects fields of a run that contradict each other. `prepare` needs none of them."""
         if self.batch_size % self.data.shards:
             raise InputError(
                 f"batch_size must be a multiple of data.shards: found batch_size={self.batch_size},"
@@ -441,7 +443,7 @@ class Config:
         if self.data.valid == NEXT_DAY and (order != "days" or every):
             raise InputError(
                 f"data.valid = {NEXT_DAY!r} must have data.order = 'days', and eval.every_steps ="
-                f" 0, for the days say when: found {order!r} and {every}."
+                f" 0, because every day is evaluated: found {order!r} and {every}."
             )
 
     def _check_patience(self) -> None:
@@ -462,7 +464,7 @@ class Config:
             "checkpoint.every_steps": self.checkpoint.every_steps,
             "log_every_steps": self.log_every_steps,
         }
-        for name, steps in intervals.items():  # 0: of what follows from the others
+        for name, steps in intervals.items():  # 0 stands for a computed interval
             if steps % self.steps_per_execution:
                 raise InputError(
                     f"{name} must be a positive multiple of steps_per_execution: found"

@@ -273,7 +273,7 @@ def from_plain(tree: Mapping[str, Any]) -> ConfigDict:
 
 
 def model_name(tree: Mapping[str, Any]) -> str:
-    """Returns the name of the model of a plain config. Old configs without a name mean the ranker."""
+    """Returns the name of the model of a plain config. Without a name it is the ranker."""
     section = tree.get("model")
     return section.get("name", RANKER) if isinstance(section, Mapping) else RANKER
 

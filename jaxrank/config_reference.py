@@ -1,4 +1,4 @@
-"""The reference of all config fields, made from their declarations.
+"""Generates the reference of all config fields from their declarations.
 
 python -m jaxrank.config_reference > docs/config.md
 """
@@ -36,7 +36,7 @@ class Section(NamedTuple):
 
 
 def sections(models: Iterable[str]) -> Iterator[Section]:
-    """All sections in the order of the config; those that a kind or name chooses, one by one."""
+    """Yields all sections in the order of the config, including every variant of a section."""
     kinds = typing.get_type_hints(Config)
     yield Section("The run", "", Config)
     for kind, source in registry.KINDS.items():
@@ -68,13 +68,13 @@ def sections(models: Iterable[str]) -> Iterator[Section]:
 
 
 def _entry(kind: Any) -> Any:
-    """The dataclass of the entries of a list; None if they are of another type."""
+    """Returns the dataclass of the entries of a list, or None for other types."""
     inner = typing.get_args(kind)[:1]
     return inner[0] if inner and dataclasses.is_dataclass(inner[0]) else None
 
 
 def rows(section: Section) -> Iterator[tuple[str, str, str, str, str]]:
-    """Name, default, unit, allowed values and help of each field of a section."""
+    """Yields name, default, unit, allowed values and help of each field of a section."""
     for entry in dataclasses.fields(section.declaration):
         value, rules = default_of(entry), rules_of(entry)
         if section.declaration is Config and (value is None or _is_section(value, entry.name)):
@@ -93,7 +93,7 @@ def _is_section(value: Any, name: str) -> bool:
 
 
 def markdown() -> str:
-    """The page docs/config.md, of the built-in models."""
+    """Returns the page docs/config.md, for the built-in models."""
     lines = [_INTRODUCTION]
     for section in sections([RANKER]):
         about = (section.declaration.__doc__ or "").strip().partition("\n")[0]
@@ -110,7 +110,7 @@ def markdown() -> str:
 
 
 def text() -> str:
-    """The reference for a terminal: a line for each field and its default, then what it means."""
+    """Returns the reference for a terminal: each field with its default, then its meaning."""
     lines = []
     for section in sections(SECTIONS):
         lines += ["", f"{section.title}:"]

@@ -76,7 +76,7 @@ def elementwise(logits: jax.Array, labels: jax.Array, kinds: Sequence[str]) -> j
 
 
 def predictions(logits: jax.Array, kinds: Sequence[str]) -> jax.Array:
-    """Returns probabilities, numbers and expected counts (at most exp(LOG_COUNT_LIMIT)), f[B, T]."""
+    """Returns probabilities, numbers or counts (at most exp(LOG_COUNT_LIMIT)), f[B, T]."""
     return _by_kind(_PREDICTIONS, kinds, logits)
 
 

@@ -232,9 +232,8 @@ class Run:
                 step = self.checkpoints.older(step)
                 continue
             for number in damaged:
-                report(
-                    f"Checkpoint {number} is damaged; it is in {self.checkpoints.move_to_damaged(number)}"
-                )
+                moved = self.checkpoints.move_to_damaged(number)
+                report(f"Checkpoint {number} is damaged: moved to {moved}")
             if damaged:
                 report(f"{first}\nResuming after step {step} instead")
             return step, state, record
@@ -591,8 +590,8 @@ def _check_parents(parents: Mapping[str, str], split: Split, names: list[str]) -
             raise InputError(
                 f"model.parents: labels of {task!r} must be known where {parent!r} is 0, and be 0"
                 f" there, because {task!r} predicts both together: found {known:,} known labels in"
-                f" {split.path}, where {parent!r} is positive {positives:,} times. Add these labels,"
-                " or leave out the parent."
+                f" {split.path}, where {parent!r} is positive {positives:,} times. Add these"
+                " labels, or leave out the parent."
             )
 
 

@@ -73,5 +73,5 @@ def make_run_schedule(
 
 
 def _as_written(number: float) -> Fraction:
-    """Returns the decimal fraction as written: 0.07 is 7/100, whose binary value would add a step."""
+    """Returns the decimal fraction as written. The binary value of 0.07 may add a step."""
     return Fraction(repr(float(number)))  # `float` also converts NumPy numbers

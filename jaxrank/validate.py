@@ -1,12 +1,12 @@
-"""Declarations of config fields, and the one function that checks a section against them.
+"""Declares config fields, and checks a section of a config against its declarations.
 
-A section is a frozen dataclass whose fields `field` makes:
+A section is a frozen dataclass whose fields are made by `field`:
 
     @dataclasses.dataclass(frozen=True)
     class Mesh:
         replicas: int = field(1, help="copies of each split table", at_least=1)
 
-`parse` checks what a config has for it and returns an instance.
+`parse` checks the section of a config and returns an instance.
 """
 
 import dataclasses
@@ -34,16 +34,16 @@ OVERFLOWS = ("error", "truncate")  # data.on_overflow
 PLACEMENTS = ("auto", "rows", "replicated")  # embedding.placement
 ON_ERROR = ("error", "skip")  # --on-error
 GROWTH = ("strong", "weak")  # --scaling: the batch stays, or grows with the devices
-LEAST_EPS = 1e-37  # of Adam, for layers and tables: less is 0 in float32
-MOST_DECAY = 0.99999  # b1 and b2 of Adam: of more, float32 has 1 - b by more than 1% wrong, or 0
+LEAST_EPS = 1e-37  # minimum eps of Adam: smaller numbers are 0 in float32
+MOST_DECAY = 0.99999  # maximum b1 and b2 of Adam: above it 1 - b has an error over 1% in float32
 
 
 class Variants(NamedTuple):
     """Sections that a field may hold, by name.
 
-    chosen_by: path of the field that names one of them, from the section that has the field.
+    chosen_by: path of the field that names one of them, relative to the section of this field.
     sections: dataclasses by name.
-    default: the name where that field is missing or empty; none: it must be there.
+    default: the name if that field is missing or empty. Empty: the name must be given.
     """
 
     chosen_by: str
@@ -71,7 +71,7 @@ class Rules(NamedTuple):
 
     @property
     def bounds(self) -> str:
-        """The bounds as text: "at least 0 and below 1"; empty where there are none."""
+        """Returns the bounds as text, such as "at least 0 and below 1". Empty: no bounds."""
         stated = {
             "at least": self.at_least,
             "above": self.above,
@@ -83,7 +83,7 @@ class Rules(NamedTuple):
         )
 
     def admits(self, number: float) -> bool:
-        """Whether a number is within the bounds."""
+        """Returns True if a number is within the bounds."""
         return (
             (self.at_least is None or number >= self.at_least)
             and (self.at_most is None or number <= self.at_most)
@@ -113,23 +113,23 @@ def field(
     variants: Variants | None = None,
     partial: bool = False,
 ) -> Any:
-    """A field of a dataclass that is a section of the config.
+    """Declares a field of a dataclass that is a section of the config.
 
-    Bounds and choices hold for each value of a tuple or of a mapping.
+    Bounds and choices apply to each value of a tuple or of a mapping.
 
     Args:
-        default: none: the field must be given.
+        default: if absent, the field must be given.
         help: the meaning of the field, for the command line and the docs.
         unit: of its numbers, such as "examples".
         read_when: (other, values): the field is read only where the field `other` has one of the
             values. Elsewhere it must keep its default.
         non_empty: a tuple or mapping must have an entry.
         single: a tuple may be given as its only entry.
-        patterns: the names of a mapping are patterns, of which the last that matches counts.
+        patterns: the names of a mapping are patterns. The last one that matches wins.
         hint: a sentence that ends each error.
-        variants: the sections that it may hold; by default its type is the only one.
-        partial: a section whose fields may be left out. If the default is None, one that holds only
-            empty values is None.
+        variants: sections that the field may hold. By default only the section of its type.
+        partial: a section whose fields may be left out. If the default is None, a section with only
+            empty values becomes None.
     """
     rules = Rules(
         help,
@@ -154,32 +154,31 @@ def field(
 
 
 def rules_of(field: dataclasses.Field) -> Rules:
-    """The declaration of a field; of one that `field` did not make it says nothing."""
+    """Returns the declaration of a field, without any rules if `field` did not make it."""
     return field.metadata.get("rules", _NO_RULES)
 
 
 def default_of(field: dataclasses.Field) -> Any:
-    """The default of a field, MISSING where it has none."""
+    """Returns the default of a field, or MISSING."""
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()
     return field.default
 
 
 def parse(cls: type[Entry], section: Any, where: str, *, complete: bool = False) -> Entry:
-    """A dataclass from its section of the config.
+    """Makes a dataclass from its section of the config.
 
-    Where the dataclass has a method `check(where)`, it is called last: for rules about several
-    fields.
+    A method `check(where)` of the dataclass is called last, for rules about several fields.
 
     Args:
         cls: the dataclass.
         section: a ConfigDict or a dict.
         where: the path of the section, for errors; empty for the whole config.
-        complete: fields with a default must be there too.
+        complete: fields with a default must be given too.
 
     Raises:
-        InputError: an unknown or missing field, a value of a wrong type, out of bounds or no
-            choice, or one that the section's other values leave unread.
+        InputError: a field is unknown or missing, or a value has a wrong type, is out of bounds or
+            not among the choices, or is not read because of other values of the section.
     """
     if not _is_section(section):
         raise InputError(f"{where} must be a dict: found {section!r}.")
@@ -214,13 +213,13 @@ def parse(cls: type[Entry], section: Any, where: str, *, complete: bool = False)
 
 
 def require(holds: bool, where: str, must: str, value: Any, hint: str = "") -> None:
-    """Raises InputError unless `holds`: the field `where` must be `must`, which `value` is not."""
+    """Raises InputError unless `holds`: "`where` must be `must`: found `value`"."""
     if not holds:
         raise InputError(f"{where} must be {must}: found {value!r}.{hint and ' '}{hint}")
 
 
 def check_choice(field: str, value: object, allowed: Iterable[str], hint: str = "") -> None:
-    """Raises InputError unless `value` is one of `allowed`, naming the nearest."""
+    """Raises InputError with the nearest name unless `value` is one of `allowed`."""
     choices = list(allowed)
     if value not in choices:
         near = difflib.get_close_matches(str(value), choices, 1)
@@ -232,7 +231,7 @@ def check_choice(field: str, value: object, allowed: Iterable[str], hint: str = 
 
 
 def no_such_field(where: str, name: str, fields: Iterable[str]) -> InputError:
-    """The error for a field of a section that has only `fields`."""
+    """Returns the error for an unknown field of a section that has `fields`."""
     if new := renames.now(where, name):
         return InputError(f"{_join(where, name)} is now {_join(where, new)}.")
     near = difflib.get_close_matches(str(name), list(fields), 1)
@@ -242,7 +241,7 @@ def no_such_field(where: str, name: str, fields: Iterable[str]) -> InputError:
 
 
 def nearest(name: str, known: Iterable[str], count: int = 1) -> str:
-    """The known names most like `name`, as a sentence's end: "; the nearest is 'b'"."""
+    """Returns the known names nearest to `name` as text, such as "; the nearest is 'b'"."""
     close = difflib.get_close_matches(name, sorted(known), n=count, cutoff=0.0)
     if not close:
         return ""
@@ -252,12 +251,12 @@ def nearest(name: str, known: Iterable[str], count: int = 1) -> str:
 def matched(
     field: str, kind: str, names: Sequence[str], patterns: Mapping[str, Value]
 ) -> dict[str, Value]:
-    """The value of each name that a pattern matches; of several patterns the last one counts.
+    """Returns the value of each name that a pattern matches. The last pattern that matches wins.
 
     Args:
-        field: of the config, for the error.
-        kind: what the names are of: "table".
-        patterns: of the shell's form, with `*`, `?` and `[...]`.
+        field: field of the config, for the error.
+        kind: kind of the named objects, such as "table".
+        patterns: {shell pattern with `*`, `?` and `[...]`: value}.
 
     Raises:
         InputError: a pattern matches no name.
@@ -275,7 +274,7 @@ def matched(
 
 
 def is_supported(kind: Any) -> bool:
-    """Whether values of a type can be checked, and so stand in a config."""
+    """Returns True if a config can hold values of a type, because they can be checked."""
     if isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union:
         return all(is_supported(option) for option in typing.get_args(kind))
     if typing.get_origin(kind) is tuple:
@@ -287,7 +286,7 @@ def is_supported(kind: Any) -> bool:
 
 
 def is_mapping(kind: Any) -> bool:
-    """Whether a field of that type holds values by names of any kind."""
+    """Returns True if a field of that type maps arbitrary names to values."""
     return typing.get_origin(kind) is Mapping
 
 
@@ -305,7 +304,7 @@ def _holds_any(section: Any) -> bool:
 
 
 def _in_order(section: Any) -> Collection[str]:
-    """The names of a section's fields as they were set; a ConfigDict iterates by name."""
+    """Returns the names of a section's fields in the order in which they were set."""
     return section._fields if isinstance(section, ConfigDict) else section
 
 
@@ -327,7 +326,7 @@ def _check_read(
 def _field_value(
     kind: Any, section: Any, name: str, where: str, rules: Rules, complete: bool
 ) -> Any:
-    """The checked value of a field of a section."""
+    """Returns the checked value of a field of a section."""
     value = section[name]
     if rules.variants is None:
         return _value(kind, value, where, rules, complete)
@@ -340,14 +339,14 @@ def _field_value(
     if chosen is None or (chosen == "" and rules.variants.default):
         chosen = rules.variants.default
     siblings = where.removesuffix(name).removesuffix(".")
-    # Asking for a name may find it, where listing the names does not: models of packages.
+    # A lookup may find a name that iteration does not list: models of packages.
     if not isinstance(chosen, str) or chosen not in rules.variants.sections:
         check_choice(_join(siblings, rules.variants.chosen_by), chosen, rules.variants.sections)
     return parse(rules.variants.sections[chosen], value, where, complete=complete)
 
 
 def _value(kind: Any, value: Any, where: str, rules: Rules, complete: bool = False) -> Any:
-    """The checked value, of the type of the declaration."""
+    """Returns the checked value, converted to the declared type."""
     if isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union:
         options = typing.get_args(kind)
         if value is None and types.NoneType in options:
@@ -382,7 +381,7 @@ def _mapping(kind: Any, value: Any, where: str, rules: Rules) -> dict[str, Any]:
     }
 
 
-# A bool is an int to Python, and never meant as one in a config.
+# In Python a bool is an int, but in a config it never stands for a number.
 _KINDS: Mapping[Any, tuple[str, tuple[type, ...]]] = {
     bool: ("True or False", (bool,)),
     int: ("a whole number", (numbers.Integral,)),
@@ -407,5 +406,5 @@ def _scalar(kind: Any, value: Any, where: str, rules: Rules) -> Any:
 def _is_finite(value: Any) -> bool:
     try:
         return math.isfinite(value)
-    except OverflowError:  # a whole number that is no float
+    except OverflowError:  # an int beyond the range of float
         return False

@@ -516,7 +516,7 @@ class Checkpoints:
             ]
         except InputError:
             return []
-        more = [f"and {len(lines) - _MOST_REPORTED} more"] if len(lines) > _MOST_TOLD else []
+        more = [f"and {len(lines) - _MOST_REPORTED} more"] if len(lines) > _MOST_REPORTED else []
         return lines[:_MOST_REPORTED] + more
 
     def wait(self) -> None:

@@ -110,7 +110,7 @@ class _Labelled(NamedTuple):
     weights: np.ndarray
 
     def classes(self) -> "_Labelled":
-        """The examples of weight above 0, those of a label between 0 and 1 once for each."""
+        """Returns a binary problem. Labels between 0 and 1 become a positive and a negative."""
         y, w = self.labels, self.weights
         positive, negative = np.flatnonzero(w * y > 0), np.flatnonzero(w * (1 - y) > 0)
         rows = np.concatenate([positive, negative])
@@ -192,7 +192,7 @@ def _exact_fits(
 def _hashed_fits(
     train: Split, valid: Split, features: _Features, task: int
 ) -> Iterator[tuple[float, dict[str, float]]]:
-    """As `_exact_fits`, block by block, for data whose matrix is too large."""
+    """Yields fits like `_exact_fits`, block by block, for data whose matrix is too large."""
     from sklearn.linear_model import SGDClassifier
 
     scored = _labelled(valid.blocks(), None, task)

@@ -196,7 +196,7 @@ def _phases(result: Result) -> list[str]:
 
 
 def _baseline(result: Result) -> list[str]:
-    """How the baseline was fitted, and how much lower or higher the model's logloss is."""
+    """Describes the fit of the baseline, and compares the model's logloss with it."""
     if result.baseline is None:
         return []
     ids, seconds = result.baseline["distinct_ids"], result.baseline["seconds"]

@@ -1,8 +1,8 @@
 """XLA's persistent compilation cache, in the user's cache directory.
 
-A program that was compiled before is loaded, which takes a fraction of the time. JAX's own key of
-an entry holds the program, the options, the versions and the kind of accelerator, but not the
-features of a CPU: the directory does.
+A program that was compiled before is loaded, which takes a fraction of the time. JAX's key of an
+entry includes the program, the options, the versions and the kind of accelerator. It lacks the
+features of a CPU, so the name of the directory has them.
 """
 
 import contextlib
@@ -17,15 +17,15 @@ from jaxrank import native
 
 _SHORTEST = 0.05  # seconds of compilation from which on a program is kept
 _LARGEST = 4 * 2**30  # bytes of the cache, from which on the oldest entries are removed
-_TESTED = "reloads"  # a file: whether this processor can load what it compiled
+_TESTED = "reloads"  # file that says whether this processor can load programs that it compiled
 
 
 def enable() -> None:
-    """Has JAX keep compiled programs, unless the user has decided about it.
+    """Enables the persistent cache of JAX, unless the user has configured it.
 
-    After the devices are opened. Does nothing where JAX_COMPILATION_CACHE_DIR is set, where the
-    directory cannot be written or is not the user's own, as its entries are executed, and on a host
-    that cannot load its own entries (jax issue 38445).
+    Call it after the devices are opened. It has no effect if JAX_COMPILATION_CACHE_DIR is set, or
+    on a host that cannot load its own entries (jax issue 38445). Entries are executed, so the
+    directory must also be writable and owned by the user.
     """
     import jax
 
@@ -50,7 +50,7 @@ def enable() -> None:
 
 
 def directory(platform: str) -> Path:
-    """The directory of the entries for a platform of this host and this version of jaxlib."""
+    """Returns the cache directory of a platform for this host and this version of jaxlib."""
     import jaxlib
 
     name = f"{platform}-{jaxlib.__version__}"
@@ -60,7 +60,7 @@ def directory(platform: str) -> Path:
 
 
 def _reloads(mark: Path) -> bool:
-    """Whether this host can load a program that it compiled; tried once for each directory."""
+    """Returns True if this host can load a program that it compiled. Tried once per directory."""
     if not mark.exists():
         mark.write_text("yes" if _reloads_now() else "no")
     return mark.read_text() == "yes"
@@ -79,7 +79,7 @@ def _reloads_now() -> bool:
 
 
 def _deserialized(compiled: Any) -> Any:
-    """A program that is loaded as from the cache."""
+    """Loads a program as the cache does."""
     import jax
 
     devices = jax.local_devices()[:1]
@@ -101,7 +101,7 @@ def _without_errors() -> Iterator[None]:
 
 
 def _prune(folder: Path) -> None:
-    """Removes the entries that were written first, until those left are not too large."""
+    """Removes the oldest entries until the cache is within its size limit."""
     entries = []
     for path in folder.iterdir():
         with contextlib.suppress(FileNotFoundError):  # another process may prune, too

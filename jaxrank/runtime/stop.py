@@ -14,10 +14,10 @@ _APART_SECONDS = 1.0  # minimum time between two signals, see `signals.end_at_se
 
 
 class Asked(NamedTuple):
-    """What the processes of a run have learned together.
+    """Requests that all processes of a run agree on.
 
-    signal: the number of the signal that one of them got; 0 if none did.
-    save: whether process 0 wants a checkpoint, as it has been long enough.
+    signal: number of a signal that a process received; 0 if none did.
+    save: whether process 0 requests a checkpoint, because the last one is too old.
     """
 
     signal: int = 0
