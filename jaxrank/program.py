@@ -175,7 +175,7 @@ class CompiledSteps:
         return self._init(rates or self._neutral)
 
     def blank(self) -> steps.TrainState:
-        """Returns the shapes of a state, to restore a checkpoint. Only scratch arrays have values."""
+        """Returns the shapes of a state, to restore a checkpoint, with real scratch arrays."""
         scratch = jax.jit(
             self.step_spec.embedding.init_scratch, out_shardings=self.state_sharding.scratch
         )

@@ -1,7 +1,7 @@
-"""Models, as pure functions of named features. Only this package imports Flax.
+"""Models as pure functions of named features. Only this package imports Flax.
 
 A model is a Flax module that is registered by name. Its dataclass fields are the fields of
-`config.model`, beside `tasks`, the number of logits, which the framework gives:
+`config.model`, except `tasks`, the number of logits, which the framework sets:
 
     @register("two_layers")
     class TwoLayers(nn.Module):
@@ -13,7 +13,7 @@ A model is a Flax module that is registered by name. Its dataclass fields are th
             hidden = nn.relu(nn.Dense(self.width)(inputs.features))
             return nn.Dense(self.tasks)(hidden)
 
-It puts out raw logits f32[B, tasks]; biases, joint probabilities and losses are the framework's.
+It returns raw logits f32[B, tasks]. The framework adds biases, joint probabilities and losses.
 """
 
 import functools
@@ -54,23 +54,23 @@ Tree = Any  # a nested dict of arrays
 
 
 class Model(NamedTuple):
-    """A model's functions; arrays and keys may be traced, `train` may not.
+    """Functions of a model. Arrays and keys may be traced, `train` may not.
 
     init: (key, inputs) -> (params, model_state).
     apply: (params, model_state, inputs, *, train, key=None) -> (logits f[B, tasks], model_state).
-        model_state is {} or has collections such as "batch_stats", and apply returns the one to use
-        next: the same unless `train`. `key` is for dropout: needed when training with it, else
-        without effect.
+        model_state is {} or has collections such as "batch_stats". `apply` returns the next
+        model_state, which is unchanged unless `train`. `key` is needed to train with dropout, and
+        has no effect otherwise.
     moments: (params, model_state, inputs, key) -> means and variances of this batch alone, as a
-        part of model_state; {} where no layer normalises by batches. As `apply` with `train`.
-    flops: (inputs) -> floating point operations of the matrix products of a forward pass, for one
-        example. A training step makes three times as many: the same again for the gradient of each
-        product's inputs and of its kernel. Arrays or their shapes.
-    compiler_options: (platform of the devices) -> XLA's options for programs that call `apply`.
-    input_axes: (inputs) -> {array: `Reading`} of the arrays that depend on which features there
-        are; others do not. Names are those of modules and arrays joined by "/", as
-        "tower/layer_0/kernel", with the collection in front of those that are not parameters. None
-        where the model does not tell: all arrays may depend on them. A warm start goes by it.
+        part of model_state, computed like `apply` with `train`. {} without batch normalisation.
+    flops: (inputs) -> floating point operations of the matrix products of a forward pass, per
+        example. A training step has three times as many, because the gradients of the inputs and of
+        the kernel of each product cost the same again. Accepts arrays or their shapes.
+    compiler_options: (platform of the devices) -> XLA options for programs that call `apply`.
+    input_axes: (inputs) -> {array: `Reading`} of the arrays that depend on the set of features.
+        Names join the names of modules and arrays by "/", such as "tower/layer_0/kernel", with the
+        collection in front if it is not "params". None if the model does not say, so that every
+        array may depend on the features. A warm start uses it.
     """
 
     init: Callable[..., tuple[Tree, Tree]]
@@ -82,10 +82,10 @@ class Model(NamedTuple):
 
 
 def from_flax(module: nn.Module) -> Model:
-    """The model that a Flax module is.
+    """Makes a model from a Flax module.
 
-    `module(inputs, train)` gives raw logits f[B, tasks] of `Inputs`, and the module has the number
-    of logits as its field `tasks`. It may have the methods `compiler_options(platform)` and
+    `module(inputs, train)` returns raw logits f[B, tasks] for `Inputs`, and the field `tasks` is
+    the number of logits. The module may have the methods `compiler_options(platform)` and
     `input_axes(inputs)`; see `Model`.
     """
 
@@ -142,7 +142,7 @@ def from_flax(module: nn.Module) -> Model:
 
 
 def _checked(module: Any, logits: Any, inputs: Inputs) -> jax.Array:
-    """Refuses what is no logit for each task."""
+    """Rejects an output that is not one logit per task."""
     expected = inputs.all_dense.shape[0], module.tasks
     if getattr(logits, "shape", None) != expected:
         raise InputError(
@@ -153,15 +153,15 @@ def _checked(module: Any, logits: Any, inputs: Inputs) -> jax.Array:
 
 
 def build(*, tasks: int, name: str = RANKER, **config: Any) -> Model:
-    """The registered model of that name, with these fields.
+    """Builds the registered model of that name, with these fields.
 
     Raises:
-        InputError: there is no such model, or a field has a wrong name or value.
+        InputError: no model has that name, or a field is unknown or invalid.
     """
     module: Any = module_of(name)
     return from_flax(module(**fields.check(module, tasks, config)))
 
 
 def describe(params: Mapping[str, Tree]) -> dict[str, int]:
-    """How many parameters each part of the model has: {"cross": ..., "tower": ..., "head": ...}."""
+    """Counts the parameters of each part: {"cross": ..., "tower": ..., "head": ...}."""
     return {name: sum(a.size for a in jax.tree.leaves(part)) for name, part in params.items()}

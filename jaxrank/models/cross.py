@@ -1,7 +1,7 @@
 """Cross networks: explicit products of features, one degree higher with every layer.
 
-All keep the width F of their input x_0 and, with zero layers, return it. They give x_0 back beside
-what they make of it, for whatever reads it besides: see `products.layer`.
+All keep the width F of their input x_0 and, with zero layers, return it. They also return x_0, and
+later layers should read that x_0: see `products.layer`.
 
 References:
     Wang et al., Deep & Cross Network for Ad Click Predictions, ADKDD 2017 (DCN).
@@ -30,7 +30,7 @@ Crossed: TypeAlias = tuple[jax.Array, jax.Array]  # x_L and x_0, f[B, F]
 class VectorCross(nn.Module):
     """x_{l+1} = x_0 * (x_l . w_l) + b_l + x_l: DCN.
 
-    Parameters a layer: `layer_l` kernel [F, 1] (Glorot normal) and `bias_l` [F] (zero).
+    Parameters per layer: `layer_l` kernel [F, 1] (Glorot normal) and `bias_l` [F] (zero).
     """
 
     layers: int
@@ -39,7 +39,7 @@ class VectorCross(nn.Module):
     @nn.compact
     def __call__(self, x0: jax.Array) -> Crossed:  # f[B, F]
         dtype = param_dtype(x0)
-        # Its gradient is a sum over all features.
+        # The gradient is a sum over all features.
         precision = unrounded(self.precision)
         x = x0
         for layer in range(self.layers):
@@ -49,14 +49,14 @@ class VectorCross(nn.Module):
         return x, x0
 
     def read_axes(self) -> dict[str, tuple[int, ...]]:
-        """Which axes of each array are along x0."""
+        """Returns {array: axes along x0}."""
         return _each(self.layers, {"layer_{}/kernel": (0,), "bias_{}": (0,)})
 
 
 class MatrixCross(nn.Module):
     """x_{l+1} = x_0 * (W_l x_l + b_l) + x_l: DCN-V2.
 
-    Parameters a layer: `layer_l` kernel [F, F] (Glorot normal) and bias [F] (zero).
+    Parameters per layer: `layer_l` kernel [F, F] (Glorot normal) and bias [F] (zero).
     """
 
     layers: int
@@ -71,14 +71,14 @@ class MatrixCross(nn.Module):
         return x, x0
 
     def read_axes(self) -> dict[str, tuple[int, ...]]:
-        """Which axes of each array are along x0."""
+        """Returns {array: axes along x0}."""
         return _each(self.layers, {"layer_{}/kernel": (0, 1), "layer_{}/bias": (0,)})
 
 
 class LowRankCross(nn.Module):
     """x_{l+1} = x_0 * (U_l (V_l^T x_l) + b_l) + x_l: DCN-V2 with a matrix of low rank.
 
-    Parameters a layer: `down_l` kernel V_l [F, rank], `up_l` kernel U_l^T [rank, F] (both Glorot
+    Parameters per layer: `down_l` kernel V_l [F, rank], `up_l` kernel U_l^T [rank, F] (both Glorot
     normal) and its bias b_l [F] (zero).
     """
 
@@ -96,7 +96,7 @@ class LowRankCross(nn.Module):
         return x, x0
 
     def read_axes(self) -> dict[str, tuple[int, ...]]:
-        """Which axes of each array are along x0."""
+        """Returns {array: axes along x0}."""
         axes = {"down_{}/kernel": (0,), "up_{}/kernel": (1,), "up_{}/bias": (0,)}
         return _each(self.layers, axes)
 
@@ -105,14 +105,13 @@ class MixCross(nn.Module):
     """x_{l+1} = sum_i G_i(x_l) E_i(x_l) + x_l, a mixture of K experts of low rank: DCN-Mix.
 
     E_i(x_l) = x_0 * (U_i tanh(C_i tanh(V_i^T x_l)) + b_l) and G = softmax(W_l x_l) over the
-    experts. The paper leaves the activation and the gate open, between softmax and sigmoid, and
-    has one bias a layer. Gates that add up to one let the sum be one product:
+    experts. The paper does not fix the activation, allows softmax and sigmoid gates, and has one
+    bias per layer. Gates that add up to one reduce the sum to one product:
     x_0 * (sum_i U_i (G_i tanh(...)) + b_l).
 
-    Parameters a layer: `gate_l` kernel W_l^T [F, K]; `down_l` kernel [K, F, rank], the V_i;
-    `core_l` kernel [K, rank, rank], the C_i^T; `up_l` kernel [K * rank, F], the U_i^T one below
-    the other, and its bias b_l [F]. Kernels start Glorot normal with the fan of one expert, the
-    bias at zero.
+    Parameters per layer: `gate_l` kernel W_l^T [F, K]; `down_l` kernel [K, F, rank], the V_i;
+    `core_l` kernel [K, rank, rank], the C_i^T; `up_l` kernel [K * rank, F], the U_i^T stacked, and
+    its bias b_l [F]. Kernels start Glorot normal with the fan of one expert, the bias at zero.
     """
 
     layers: int
@@ -140,7 +139,7 @@ class MixCross(nn.Module):
         return x, x0
 
     def read_axes(self) -> dict[str, tuple[int, ...]]:
-        """Which axes of each array are along x0."""
+        """Returns {array: axes along x0}."""
         axes = {"down_{}/kernel": (1,), "up_{}/kernel": (1,), "up_{}/bias": (0,)}
         return _each(self.layers, {"gate_{}/kernel": (0,), **axes})
 

@@ -14,11 +14,11 @@ from jaxrank.models.tower import Tower
 
 
 class DotInteraction(nn.Module):
-    """concat(bottom(floats), all v_i . v_j with i > j), v being the vectors and bottom(floats).
+    """concat(bottom(floats), all v_i . v_j with i > j), where v are the vectors and bottom(floats).
 
     The bottom is a `Tower` of widths `bottom_mlp_units` and then the dimension of the vectors,
-    which must all have one; without floats there is none. For m vectors v it gives m (m - 1) / 2
-    dot products, (1,0), (2,0), (2,1), (3,0) ..., and computes them as one product, of all m * m
+    which must all be equal. Without floats there is no bottom. For m vectors v it returns
+    m (m - 1) / 2 dot products, (1,0), (2,0), (2,1), (3,0) ..., computed as one product of all m * m
     pairs.
 
     tower: makes a `Tower` of (widths, name=).
@@ -36,7 +36,7 @@ class DotInteraction(nn.Module):
     def __call__(
         self, floats: jax.Array, vectors: tuple[jax.Array, ...], share: Share, *, train: bool
     ) -> jax.Array:
-        """f[B, dim + m (m - 1) / 2] of floats f[B, n] and vectors (f[B, n_i, dim], ...)."""
+        """Maps floats f[B, n], vectors (f[B, n_i, dim], ...) to f[B, dim + m (m - 1) / 2]."""
         dims = sorted({v.shape[2] for v in vectors})
         if len(dims) != 1:
             raise InputError(
@@ -57,7 +57,7 @@ class DotInteraction(nn.Module):
             )
         dots = product(every, every.swapaxes(1, 2), self.precision)
         later, earlier = np.tril_indices(count, -1)
-        # Said to rise and to be different, or XLA on GPU adds up their gradients number by number.
+        # Declared sorted and unique, or XLA on GPU adds up their gradients number by number.
         pairs = (
             dots.reshape(-1, count * count)
             .at[:, later * count + earlier]
@@ -69,8 +69,8 @@ class DotInteraction(nn.Module):
 class AttentionPool(nn.Module):
     """sum_l a_l v_l with a = softmax(v q / sqrt(dim)) over the places of a list that are filled.
 
-    An empty list gives zeros. Parameter: `query` q [dim], zero at first, so that the pool begins as
-    a mean.
+    The pool of an empty list is zero. Parameter: `query` q [dim], initially zero, so that the pool
+    starts as a mean.
 
     References:
         Yang et al., Hierarchical Attention Networks, NAACL 2016 (a learned query).
@@ -78,11 +78,11 @@ class AttentionPool(nn.Module):
 
     @nn.compact
     def __call__(self, vectors: jax.Array, mask: jax.Array) -> jax.Array:
-        """f[B, dim] of vectors f[B, L, dim] and mask bool[B, L]."""
+        """Maps vectors f[B, L, dim] and mask bool[B, L] to f[B, dim]."""
         dim = vectors.shape[-1]
         query = self.param("query", nn.initializers.zeros, (dim,), param_dtype(vectors))
         scores = (vectors * query[None, None, :]).sum(axis=-1) / dim**0.5
-        # Not -inf: the softmax of an empty list would be NaN, and so its gradient.
+        # Not -inf: the softmax of an empty list and its gradient would be NaN.
         scores = jnp.where(mask, scores, jnp.finfo(scores.dtype).min)
         weights = jnp.where(mask, jax.nn.softmax(scores, axis=-1), 0)
         return (vectors * weights[:, :, None]).sum(axis=1)

@@ -1,7 +1,7 @@
-"""Experts that several tasks share, and gates by which each task mixes them.
+"""Experts that several tasks share, and gates that mix them for each task.
 
-Towers of one layer of the model are stacked and computed as one, so neither the program nor the
-number of products grows with their number. Gates have no bias, as in the papers.
+The towers of one layer of the model are stacked and computed together. The program and the number
+of products therefore do not grow with the number of experts. Gates have no bias, as in the papers.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ class Gates(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """f[B, gates, experts] of x f[B, in] for all, or of x f[B, gates, in], each its own."""
+        """Maps x f[B, in], or one input per gate f[B, gates, in], to f[B, gates, experts]."""
         logits = StackedDense(
             self.gates, self.experts, unrounded(self.precision), use_bias=False, name="logits"
         )(x)
@@ -35,13 +35,13 @@ class Gates(nn.Module):
 
 
 class MultiGate(nn.Module):
-    """Each task's mix of the same experts: sum_i g_k(x)_i f_i(x), g_k = softmax(x W_k): MMoE.
+    """Mixes the same experts for each task: sum_i g_k(x)_i f_i(x), g_k = softmax(x W_k): MMoE.
 
-    tasks, experts: numbers of them.
-    hidden: widths of each expert, a `Tower`.
+    tasks, experts: number of tasks and of experts.
+    hidden: widths of each expert, which is a `Tower`.
     tower: makes a `Tower` of (widths, copies=, name=).
 
-    Parameters: `experts`, the towers stacked; `gate`, see `Gates`.
+    Parameters: `experts`, the stacked towers; `gate`, see `Gates`.
 
     References:
         Ma et al., Modeling Task Relationships in Multi-task Learning with Multi-gate
@@ -56,25 +56,26 @@ class MultiGate(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, share: Share, *, train: bool) -> jax.Array:
-        """f[B, tasks, hidden[-1]] of x f[B, in]."""
+        """Maps x f[B, in] to f[B, tasks, hidden[-1]]."""
         experts = self.tower(self.mlp_units, copies=self.experts, name="experts")
         gates = Gates(self.tasks, self.experts, self.precision, name="gate")(x)
         return product(gates, experts(x, share, train=train), self.precision)
 
     def read_axes(self) -> dict[str, int]:
-        """Which axis of each array that reads x is along it."""
+        """Returns {array: axis along x} of the arrays that read x."""
         return {"experts/layer_0/kernel": 1, "gate/logits/kernel": 1}
 
 
 class Extraction(nn.Module):
-    """One level of PLE, customized gate control: own experts for each task beside shared ones.
+    """One level of PLE, customized gate control: experts of each task and shared experts.
 
-    A task's gate reads what its own experts read and mixes these and the shared ones. The shared
-    gate reads what the shared experts read and mixes all; the last level has none.
+    The gate of a task has the same input as the experts of the task, and mixes these with the
+    shared experts. The shared gate has the same input as the shared experts, and mixes all experts.
+    The last level has no shared gate.
 
     Parameters: `task_experts` [tasks * task_experts, ...], task by task, and `shared_experts`,
-    towers stacked; `task_gate` over (own, shared) and `shared_gate` over (those of all tasks,
-    shared), see `Gates`.
+    stacked towers; `task_gate` over (experts of the task, shared experts) and `shared_gate` over
+    (experts of all tasks, shared experts), see `Gates`.
     """
 
     tasks: int
@@ -89,8 +90,14 @@ class Extraction(nn.Module):
     def __call__(
         self, own: jax.Array, common: jax.Array, share: Share, *, train: bool
     ) -> tuple[jax.Array, jax.Array]:
-        """own f[B, tasks, in], or f[B, in] for all, and common f[B, in] ->
-        f[B, tasks, hidden[-1]] and f[B, hidden[-1]]; the second is `common` at the last level."""
+        """Maps the inputs of tasks and of shared experts to those of the next level.
+
+        own: f[B, tasks, in], or f[B, in] for all tasks.
+        common: f[B, in].
+
+        Returns:
+            f[B, tasks, hidden[-1]] and f[B, hidden[-1]]. At the last level the second is `common`.
+        """
         count, precision = self.tasks * self.task_experts, self.precision
         task_experts = self.tower(self.mlp_units, copies=count, name="task_experts")
         shared_experts = self.tower(self.mlp_units, copies=self.experts, name="shared_experts")
@@ -112,12 +119,12 @@ class Extraction(nn.Module):
 
 
 class ProgressiveExtraction(nn.Module):
-    """Levels of `Extraction`, each reading what the one before it made: PLE; CGC with one level.
+    """Consecutive levels of `Extraction`: PLE. With one level it is CGC.
 
-    tasks: number of them.
-    levels: number of them, at least 1.
-    experts, task_experts: of each level, shared ones and those of each task.
-    hidden: widths of each expert, a `Tower`.
+    tasks: number of tasks.
+    levels: number of levels, at least 1.
+    experts, task_experts: number of shared experts, and of experts per task, on each level.
+    hidden: widths of each expert, which is a `Tower`.
     tower: makes a `Tower` of (widths, copies=, name=).
 
     Parameters: `level_l`, see `Extraction`.
@@ -136,7 +143,7 @@ class ProgressiveExtraction(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, share: Share, *, train: bool) -> jax.Array:
-        """f[B, tasks, hidden[-1]] of x f[B, in]."""
+        """Maps x f[B, in] to f[B, tasks, hidden[-1]]."""
         private, common = x, x
         for level in range(self.levels):
             extraction = Extraction(
@@ -153,7 +160,7 @@ class ProgressiveExtraction(nn.Module):
         return private
 
     def read_axes(self) -> dict[str, int]:
-        """Which axis of each array that reads x is along it."""
+        """Returns {array: axis along x} of the arrays that read x."""
         towers = ("task_experts/layer_0", "shared_experts/layer_0")
         gates = ("task_gate/logits", "shared_gate/logits")
         return {f"level_0/{name}/kernel": 1 for name in (*towers, *gates)}

@@ -1,4 +1,4 @@
-"""A factorization machine: a linear model and the products of all pairs of features."""
+"""Factorization machine: a linear model and the products of all pairs of features."""
 
 from collections.abc import Mapping
 
@@ -15,16 +15,16 @@ from jaxrank.validate import field
 
 @register(FACTORIZATION_MACHINE)
 class FactorizationMachine(nn.Module):
-    """Logits from a weight of every id and number, and from the products of all pairs of features.
+    """Logits from the weights of ids and numbers, and from the products of all pairs of features.
 
-    The first `tasks` numbers of a vector are the weights w of its id, and the others its factors u.
-    With scale s and value x of each feature, which are 1 for numbers and for ids respectively:
+    The first `tasks` numbers of a vector are the weights w of its id, the others are its factors u.
+    Each feature has a scale s (1 for a number) and a value x (1 for an id):
 
         logit = bias + sum_i s_i w_i x_i + cross_scale * sum_{i<j} <s_i u_i x_i, s_j u_j x_j>
 
-    Each task weighs the coordinates of the products by itself (`mix`). A sequence is the mean of
-    its vectors. Rows have a standard normal prior where `optim.tables.settings.l2` of
-    "proximal_adagrad" is 1 / examples, and then s is the prior deviation of a feature's effects.
+    Each task has its own weights of the coordinates of the products (`mix`). A sequence counts as
+    the mean of its vectors. With `optim.tables.settings.l2` of "proximal_adagrad" at 1 / examples,
+    rows have a standard normal prior, and s is the prior standard deviation of a feature's effects.
 
     References:
         Rendle, Factorization Machines, ICDM 2010.
@@ -34,8 +34,8 @@ class FactorizationMachine(nn.Module):
     scales: Mapping[str, float] = field(
         {},
         at_least=0,
-        help="feature of ids or lists -> factor of its vectors, 1 where there is none; empty: the"
-        " deviation of its effects, estimated from the training labels",
+        help="feature of ids or lists -> factor of its vectors, 1 if absent; empty: the deviation"
+        " of its effects, estimated from the training labels",
     )
     cross_scale: float = field(
         0.0, at_least=0, help="factor of the products of pairs; 0: computed from the scales"
@@ -43,7 +43,7 @@ class FactorizationMachine(nn.Module):
 
     @nn.compact
     def __call__(self, inputs: Inputs, train: bool) -> jax.Array:
-        """Raw logits f[B, tasks]."""
+        """Returns raw logits f[B, tasks]."""
         numbers, vectors = inputs.all_dense, self._scaled(inputs)
         dtype = param_dtype(numbers)
         logits = self.param("bias", nn.initializers.zeros, (self.tasks,), dtype)[None]
@@ -69,11 +69,11 @@ class FactorizationMachine(nn.Module):
         return logits + self.cross_scale * product(pairs, mix, "highest")
 
     def input_axes(self, inputs: Inputs) -> Mapping[str, Reading]:
-        """What each array reads of the features; see `Model`."""
+        """Returns how each array depends on the features; see `Model`."""
         return {name: {0: (DENSE,)} for name in ("linear", "factors")}
 
     def _scaled(self, inputs: Inputs) -> jax.Array:
-        """f[B, n, dim]: every vector times the scale of its feature."""
+        """Returns every vector times the scale of its feature, f[B, n, dim]."""
         names = inputs.names
         parts = [
             vectors * jnp.array([self.scales.get(f, 1.0) for f in columns.features])[None, :, None]

@@ -10,15 +10,15 @@ from jaxrank.errors import InputError
 from jaxrank.models.registry import module_of, names
 from jaxrank.validate import default_of, field, is_supported, parse
 
-# Fields of a module that the framework gives, and no field of a config.
+# Fields of a module that the framework sets, and that are not fields of a config.
 _OF_FRAMEWORK = ("parent", "name", "tasks", "parents", "initial_bias")
 
 
 @functools.cache
 def section_of(module: Any) -> type:
-    """The section of a Flax module: a dataclass with its fields, and those that all models have.
+    """Makes the section of a Flax module: a dataclass with its fields and those of all models.
 
-    A field whose type no config can hold keeps its default and is not in the section.
+    A field whose type a config cannot hold keeps its default and is not in the section.
 
     Raises:
         InputError: a field has no default.
@@ -47,13 +47,13 @@ def section_of(module: Any) -> type:
             entry: Any = dataclasses.field(default_factory=factory, metadata=model_field.metadata)
             entries.append((model_field.name, kinds[model_field.name], entry))
     parents = field(
-        {}, help="task -> the one it cannot be positive without (ESMM), by the names of tasks"
+        {}, help="task -> parent task without which it cannot be positive (ESMM), by name"
     )
     entries.append(("parents", Mapping[str, str], parents))
     initial_bias = field(
         {},
-        help="task -> its output at the start of training where all raw logits are 0: log-odds, log"
-        " of a count or number. Others: the base rate of the training labels",
+        help="task -> its output at the start of training, when all raw logits are 0: log-odds, log"
+        " of a count, or number. Others: the base rate of the training labels",
     )
     entries.append(("initial_bias", Mapping[str, float], initial_bias))
     section = dataclasses.make_dataclass(module.__name__, entries, frozen=True)
@@ -62,7 +62,7 @@ def section_of(module: Any) -> type:
 
 
 class _Sections(Mapping[str, type]):
-    """The section of each registered model, by name."""
+    """{name of a registered model: its section}."""
 
     def __getitem__(self, name: str) -> type:
         module: Any = module_of(name)
@@ -79,10 +79,10 @@ SECTIONS: Mapping[str, type] = _Sections()
 
 
 def check(module: Any, tasks: int, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a module, given those of the config.
+    """Returns the fields of a module, given those of the config.
 
     Raises:
-        InputError: naming the first field that is wrong.
+        InputError: a field is invalid.
     """
     if not _whole(tasks) or tasks < 1:
         raise InputError(f"a model needs a whole number of tasks, at least 1: found {tasks!r}.")

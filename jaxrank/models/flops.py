@@ -1,14 +1,16 @@
-"""What a model computes for an example, counted from its program."""
+"""Counts the floating point operations of a model from its program."""
 
 import math
 from typing import Any
 
 
 def of_products(jaxpr: Any) -> int:
-    """Floating point operations of all matrix products of a jaxpr, two for each number multiplied
-    and added; inner programs are counted once, of several to choose from the last, which of those
-    for each platform is that for all others. All else, such as activations and gradients of tables,
-    is left out, as is usual."""
+    """Returns the floating point operations of all matrix products of a jaxpr.
+
+    A multiplication and addition counts as two operations. Inner programs are counted once. Of
+    several branches the last one is counted, which among programs per platform is the default. As
+    usual, everything else, such as activations and gradients of tables, is left out.
+    """
     return sum(map(_of_equation, jaxpr.eqns))
 
 
@@ -24,5 +26,5 @@ def _of_equation(equation: Any) -> int:
 def _of_parameter(value: Any) -> int:
     if isinstance(value, tuple | list):
         return _of_parameter(value[-1]) if value else 0
-    inner = getattr(value, "jaxpr", value)  # a closed jaxpr has one inside
+    inner = getattr(value, "jaxpr", value)  # a closed jaxpr contains the open one
     return of_products(inner) if hasattr(inner, "eqns") else 0

@@ -1,4 +1,4 @@
-"""What a model reads of a batch: feature by feature, or all features of a kind side by side."""
+"""Inputs of a model: features of a batch, one by one or all features of a kind side by side."""
 
 import enum
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,13 +19,13 @@ def _same(x: jax.Array) -> jax.Array:
 
 
 class Share(NamedTuple):
-    """Which part of the global batch a model sees; all of it, unless told otherwise.
+    """The share of the global batch that a model sees. By default it is the whole batch.
 
-    first: i32[], the number of its first example.
-    mean: averages an array over the shares of all devices; differentiable.
-    weights: f[B], of each example in means over the global batch: 0 where it counts for no task,
-        equal for all others, 1 on average over the global batch. None: all 1.
-    counted: f[], examples of the global batch that count; None: all.
+    first: i32[], the index of its first example.
+    mean: averages an array over the shares of all devices. Differentiable.
+    weights: f[B], weights of examples in means over the global batch: 0 for an example that counts
+        for no task, equal for all others, 1 on average over the global batch. None: all 1.
+    counted: f[], number of examples of the global batch that count. None: all.
     """
 
     first: Any = 0
@@ -44,7 +44,7 @@ class Share(NamedTuple):
 
 
 class Group(enum.Enum):
-    """All features of a kind, one after another in the order of `Inputs.features`."""
+    """All features of a kind, in the order of `Inputs.features`."""
 
     DENSE = "dense"
     VECTORS = "vectors"
@@ -53,20 +53,20 @@ class Group(enum.Enum):
 
 DENSE, VECTORS, SEQUENCES = Group
 
-# What stands along an axis of an array, one part after another: all features of a kind, one feature
-# by its name, or so many numbers that the model made itself.
+# Parts along an axis of an array, in order. A part is all features of a kind, one feature by its
+# name, or a number of columns that the model computes.
 Parts: TypeAlias = tuple[Group | str | int, ...]
 
-# How an array of a model depends on the features: by axis what stands along it; the name of the one
-# feature that it is for; or None, where it depends on them in a way that cannot be told so.
+# Dependence of an array of a model on the features: {axis: its parts}, the name of the feature that
+# the array belongs to, or None if it depends on features in another way.
 Reading: TypeAlias = Mapping[int, Parts] | str | None
 
 
 class Columns(NamedTuple):
-    """Vectors that stand in front of an array that was looked up.
+    """The first vectors of a looked-up array.
 
-    read: the number of the array.
-    features: of each vector; the name of a feature of several places is there several times.
+    read: index of the array.
+    features: feature of each vector. A feature with several places occurs several times.
     """
 
     read: int
@@ -74,7 +74,7 @@ class Columns(NamedTuple):
 
 
 class Span(NamedTuple):
-    """A sequence: `length` places of an array that was looked up, from `first` on."""
+    """A sequence: `length` places of a looked-up array, starting at `first`."""
 
     feature: str
     read: int
@@ -83,11 +83,11 @@ class Span(NamedTuple):
 
 
 class Names(NamedTuple):
-    """Which feature each number of `Inputs` is of.
+    """Names of the features in `Inputs`.
 
-    dense: of each column of `Inputs.all_dense`.
-    vectors: of each array of `Inputs.all_vectors`.
-    sequences: of each of `Inputs.all_sequences`.
+    dense: feature of each column of `Inputs.all_dense`.
+    vectors: features of each array of `Inputs.all_vectors`.
+    sequences: feature of each of `Inputs.all_sequences`.
     """
 
     dense: tuple[str, ...]
@@ -96,7 +96,7 @@ class Names(NamedTuple):
 
 
 class _Lazy(Mapping[str, Value], Generic[Value]):
-    """Reads a feature when it is asked for."""
+    """Mapping that computes the value of a feature at its first use."""
 
     def __init__(self, kind: str, names: Sequence[str], read: Callable[[str], Value]):
         self._kind, self._names, self._read = kind, tuple(dict.fromkeys(names)), read
@@ -123,7 +123,7 @@ class _Lazy(Mapping[str, Value], Generic[Value]):
 class Inputs:
     """The features of a batch, or of one device's share of it.
 
-    By name, computed when they are asked for: a feature that a model does not read costs nothing.
+    Features are computed when they are read by name, so an unread feature costs nothing.
 
     - `inputs.dense[name]`: f[B].
     - `inputs.vectors[name]`: f[B, dim] of a feature of one id and of a combined list;
@@ -131,17 +131,18 @@ class Inputs:
     - `inputs.sequences[name]`: (f[B, L, dim], bool[B, L] which places are filled).
     - `inputs.features`: f[B, n], all of them side by side.
 
-    All of a kind, for models that read every feature: `all_dense`, `all_vectors`, `all_sequences`.
+    Models that read every feature use all features of a kind: `all_dense`, `all_vectors` and
+    `all_sequences`.
 
-    share: which part of the global batch the examples are, for dropout and batch normalisation.
+    share: the share of the global batch, for dropout and batch normalisation.
 
     It is a pytree, so it passes through `jax.jit` and `jax.eval_shape`.
 
     Args:
         names: of the features.
         dense: f[B, n].
-        reads: what was looked up: vectors f[B, n_i, dim_i], and, where sequences are among them,
-            the ids that they were looked up by, i32[B, n_i], or bool[B, n_i], or None.
+        reads: pairs of looked-up vectors f[B, n_i, dim_i] and, if they include sequences, their ids
+            i32[B, n_i] or a mask bool[B, n_i]; otherwise None.
     """
 
     def __init__(
@@ -160,7 +161,7 @@ class Inputs:
         vectors: Mapping[str, jax.Array],
         sequences: Mapping[str, tuple[jax.Array, jax.Array]] | None = None,
     ) -> "Inputs":
-        """Inputs of features by name, with the shapes by which they are read; in this order.
+        """Makes inputs from features by name, in this order, with the shapes listed above.
 
         >>> import numpy as np
         >>> floats = np.ones(2, np.float32)
@@ -187,29 +188,29 @@ class Inputs:
 
     @property
     def all_dense(self) -> jax.Array:
-        """f[B, n], the columns named by `names.dense`."""
+        """Dense features f[B, n], with the names `names.dense`."""
         return self._dense
 
     @property
     def all_vectors(self) -> tuple[jax.Array, ...]:
-        """(f[B, n_i, dim_i], ...), an array for the ids of a dimension and one for its lists."""
+        """Vectors (f[B, n_i, dim_i], ...): per dimension one array of ids and one of lists."""
         return tuple(self._reads[c.read][0][:, : len(c.features)] for c in self.names.vectors)
 
     @property
     def all_sequences(self) -> tuple[tuple[jax.Array, jax.Array], ...]:
-        """((f[B, L_i, dim_i], bool[B, L_i] which places are filled), ...)."""
+        """Sequences ((f[B, L_i, dim_i], bool[B, L_i] which places are filled), ...)."""
         return tuple(map(self._sequence, self.names.sequences))
 
     @property
     def dense(self) -> Mapping[str, jax.Array]:
-        """f[B] of each dense feature."""
+        """{dense feature: f[B]}."""
         return _Lazy(
             "dense", self.names.dense, lambda name: self._dense[:, self.names.dense.index(name)]
         )
 
     @property
     def vectors(self) -> Mapping[str, jax.Array]:
-        """f[B, dim] of each feature of one id or combined list, f[B, places, dim] of others."""
+        """{feature: f[B, dim]} of one id or a combined list, f[B, places, dim] of several ids."""
         columns = {name: c for c in self.names.vectors for name in c.features}
 
         def read(name: str) -> jax.Array:
@@ -222,7 +223,7 @@ class Inputs:
 
     @property
     def sequences(self) -> Mapping[str, tuple[jax.Array, jax.Array]]:
-        """(f[B, L, dim], bool[B, L] which places are filled) of each list that is not combined."""
+        """{list that is not combined: (f[B, L, dim], bool[B, L] which places are filled)}."""
         spans = {span.feature: span for span in self.names.sequences}
         return _Lazy("sequences", tuple(spans), lambda name: self._sequence(spans[name]))
 
@@ -235,9 +236,9 @@ class Inputs:
 
     @property
     def features(self) -> jax.Array:
-        """f[B, n]: dense features, vectors and, of each sequence, the mean of its filled places.
+        """Dense features, vectors and the mean of each sequence's filled places, f[B, n].
 
-        The order is that of `all_dense`, `all_vectors` and `all_sequences`. An empty sequence is 0.
+        The order is `all_dense`, `all_vectors`, `all_sequences`. An empty sequence is 0.
         """
         flat = [v.reshape(v.shape[0], -1) for v in self.all_vectors]
         means = []
@@ -248,13 +249,13 @@ class Inputs:
 
     @property
     def size(self) -> int:
-        """Numbers of an example in `features`."""
+        """Number of columns of `features`."""
         dims = [read[0].shape[2] for read in self._reads]
         vectors = sum(len(c.features) * dims[c.read] for c in self.names.vectors)
         return len(self.names.dense) + vectors + sum(dims[s.read] for s in self.names.sequences)
 
     def shapes(self, examples: int) -> "Inputs":
-        """The same features of so many examples, as jax.ShapeDtypeStruct."""
+        """Returns the same features of a number of examples, as jax.ShapeDtypeStruct."""
 
         def shape(x: Any) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct((examples, *x.shape[1:]), x.dtype)
@@ -262,7 +263,7 @@ class Inputs:
         return Inputs(self.names, *jax.tree.map(shape, (self._dense, self._reads)))
 
     def zeros(self) -> "Inputs":
-        """Arrays of these shapes that are zero."""
+        """Returns inputs of the same shapes with zeros."""
         arrays = self._dense, self._reads
         return Inputs(self.names, *jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), arrays))
 

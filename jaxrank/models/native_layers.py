@@ -1,9 +1,9 @@
 """Dense layers on CPU by code in C++ (`native/layers.cc`): float32, or bfloat16 with float32 sums.
 
-Besides its product a layer adds its bias, is cut at zero or multiplied by the input of a cross
-network while its numbers are in the cache, and so is its gradient, forward and backward. Factors
-are float32 arrays, rounded as they are read where bfloat16 is asked for. Sums are cut where the
-shapes say, so the bits do not depend on the number of threads.
+While its numbers are in the cache, a layer also adds the bias and applies the ReLU or the product
+of a cross layer. The backward pass does the same for gradients. Factors are float32 arrays, which
+are rounded while they are read for bfloat16. Sums are split by shape alone, so the bits do not
+depend on the number of threads.
 """
 
 import functools
@@ -14,10 +14,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-FORMS = ("plain", "relu", "cross")  # as the file counts them
-_PANEL = 32  # columns that lie together, at most
-_LINE = 16  # numbers of a cache line
-_MOST_PARTS, _PART = 8, 2048  # of a sum over examples, and the fewest examples of a part
+FORMS = ("plain", "relu", "cross")  # in the order of the enum in `native/layers.cc`
+_PANEL = 32  # maximum number of adjacent columns
+_LINE = 16  # numbers per cache line
+_MOST_PARTS, _PART = 8, 2048  # maximum parts of a sum over examples, minimum examples of a part
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))
@@ -30,17 +30,17 @@ def layer(
     is_bfloat16: bool,
     form: str,
 ) -> Any:
-    """`products.layer`, of float32 arrays.
+    """Computes `products.layer` of float32 arrays.
 
     Args:
         x0: None for x itself.
-        is_bfloat16: both factors are rounded, and the gradient that comes in.
+        is_bfloat16: whether both factors and the incoming gradient are rounded.
     """
     return _layer(x, kernel, bias, x0, past, is_bfloat16, form, keeps=False)[0]
 
 
 def _layer(x, kernel, bias, x0, past, is_bfloat16, form, keeps):
-    """What it puts out, and what x0 was multiplied by if that is to be kept."""
+    """Returns the output and, with `keeps`, the factor of x0."""
     shape = (*x.shape[:-1], kernel.shape[-1])
     batch, (n, width) = math.prod(shape[:-2]), shape[-2:]
     operands = [_joined(a, 2) for a in (x, kernel)]
@@ -80,7 +80,7 @@ def _backward(is_bfloat16, form, kept, grad):
         multiplied,
         _joined(grad_so_far, 2),
     ]
-    aliases = {} if grad_so_far is None else {5: 3}  # x0's gradient goes on where it is
+    aliases = {} if grad_so_far is None else {5: 3}  # the gradient of x0 is updated in place
     of_x, of_kernel, of_bias, of_x0, _ = _call("JaxrankLayerGradient", outs, aliases)(
         *operands,
         adds_grad=form == "cross" and past is None,
@@ -106,14 +106,14 @@ def _call(name: str, outs: Any, aliases: dict[int, int] | None = None) -> Callab
 
 
 def _joined(x: jax.Array | None, last: int) -> jax.Array:
-    """Its leading axes as one, before the last one or two; nothing for None."""
+    """Joins all axes except the `last` ones. None becomes an empty array."""
     if x is None:
         return jnp.zeros(0, jnp.float32)
     return x.reshape(-1, *x.shape[-last:])
 
 
 def _panels(batch: int, size: int, width: int) -> int:
-    """The room for kernels [batch, size, width] in panels, in numbers."""
+    """Returns the size of kernels [batch, size, width] in panels, in numbers."""
     return batch * size * -(-width // _PANEL) * _PANEL
 
 

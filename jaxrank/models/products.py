@@ -1,7 +1,7 @@
-"""Matrix products of a stated precision, and the dense layers made of them.
+"""Matrix products with an explicit precision, and dense layers.
 
-Every product of a model is made here. Its precision is always stated, because float32 products on
-TPU are bfloat16 ones by default.
+All products of a model are made here. Their precision is explicit, because by default TPUs compute
+float32 products in bfloat16.
 """
 
 import functools
@@ -23,24 +23,25 @@ _MIXED = "mixed_bfloat16"
 _ROUNDING = ("bfloat16", _MIXED)  # precisions whose factors are rounded
 
 KERNEL_INIT = nn.initializers.glorot_normal()
-# Of kernels [layers, in, out]: as many layers of `in` and `out`, not one of a larger fan.
+# For kernels [layers, in, out]: separate layers of `in` and `out`, not one with a larger fan.
 STACKED_KERNEL_INIT = nn.initializers.glorot_normal(batch_axis=(0,))
 
-_WIDE = 32  # of kernels, from which on it pays to turn examples over for their gradient
-_ALIGNED = 8  # numbers of bfloat16 that a GPU's matrix units must find side by side
-_SMALL = 2**17  # multiplications from which on code in C++ makes them on CPU
+_WIDE = 32  # width of kernels from which on transposing the examples for their gradient pays off
+_ALIGNED = 8  # multiple of bfloat16 numbers that a GPU's matrix units need
+_SMALL = 2**17  # multiplications from which on C++ code computes them on CPU
 
 
 def compiler_options(precision: str, platform: str) -> dict[str, str | bool]:
-    """XLA's options for programs that train models of this precision on such devices.
+    """Returns XLA options for programs that train models of this precision on a platform.
 
-    On CPU XLA hands products to one of two libraries, by default YNNPACK. In float32 the other one,
-    Eigen, multiplies examples by kernels at 1.4 times its rate; in bfloat16 at 0.6 to 0.7 of it. A
-    jaxlib that does not know the option refuses to compile: those of JAX 0.10.2 to 0.12.0 do.
+    On CPU XLA calls one of two libraries for products, by default YNNPACK. In float32 the other
+    one, Eigen, multiplies examples by kernels at 1.4 times its speed; in bfloat16 at 0.6 to 0.7
+    times. A jaxlib without the option fails to compile. The jaxlibs of JAX 0.10.2 to 0.12.0 have
+    it.
 
-    On GPU float32 numbers are added to memory by the processor's own instruction only where those
-    below 1e-38 may become zero, as on TPU; else by a loop that reads, adds, and tries again if
-    another thread was there before, which many often are: duplicates of an id, or bins of the AUC.
+    On GPU float32 numbers are added to memory by one instruction only if numbers below 1e-38 may
+    become zero, as on TPU. Otherwise a loop reads, adds, and repeats after a collision with another
+    thread. Collisions are frequent for duplicates of an id and for bins of the AUC.
     """
     if platform == "cpu" and precision not in _ROUNDING:
         return {"xla_cpu_experimental_ynn_fusion_type": ""}
@@ -50,28 +51,28 @@ def compiler_options(precision: str, platform: str) -> dict[str, str | bool]:
 
 
 def param_dtype(x: ArrayLike) -> jnp.dtype:
-    """The dtype of parameters for this input: its own, but never less than float32."""
+    """Returns the dtype of parameters for an input: its dtype, but at least float32."""
     return jnp.promote_types(jnp.float32, jnp.result_type(x))
 
 
 def kept(x: jax.Array, precision: str) -> jax.Array:
-    """x as it is kept between the layers of a model: in bfloat16 with "mixed_bfloat16"."""
+    """Converts x to the dtype between layers: bfloat16 with "mixed_bfloat16"."""
     return x.astype(jnp.bfloat16) if precision == _MIXED else x
 
 
 def unrounded(precision: str) -> str:
-    """The precision of products whose results stay as they are: logits, and those of gates."""
+    """Returns the precision of products whose results are not rounded, such as logits and gates."""
     return "bfloat16" if precision == _MIXED else precision
 
 
 def product(x: jax.Array, kernel: jax.Array, precision: str) -> jax.Array:
-    """f[..., n, in] x f[..., in, out] -> f[..., n, out]; leading axes are equal, one product each.
+    """f[..., n, in] x f[..., in, out] -> f[..., n, out]. Leading axes are equal batch axes.
 
-    precision: a name of `jax.lax.Precision`, or "bfloat16": both factors are rounded to bfloat16,
-    and their products added up in float32, on every backend. The result is float32. The products
-    of the gradient are of the same kind, and gradients float32: the gradient that comes in is
-    rounded, the one that goes out is not. "mixed_bfloat16": so, and the result is rounded too, and
-    so is the gradient of x. Sums and kernels' gradients are float32 there as well.
+    precision: a name of `jax.lax.Precision`, "bfloat16" or "mixed_bfloat16". With "bfloat16" both
+    factors are rounded to bfloat16 and sums are float32, on every backend. The result is float32.
+    Products of the gradient are of the same kind: the incoming gradient is rounded, the outgoing
+    one is float32. With "mixed_bfloat16" the result and the gradient of x are rounded as well. Sums
+    and gradients of kernels remain float32.
     """
     return layer(x, kernel, None, precision)
 
@@ -86,17 +87,17 @@ def layer(
     x0: jax.Array | None = None,
     past: jax.Array | None = None,
 ) -> Any:
-    """f[..., n, out]: the product of x and `kernel`, as of `product`, and what a layer is besides.
+    """Computes a dense layer: `product` of x and `kernel`, bias and activation. f[..., n, out].
 
-    On CPU code in C++ does all of it at once, where that is worth it and there is a compiler.
+    On CPU, C++ code computes the whole layer at once if the layer is large enough and a compiler is
+    installed.
 
     Args:
         bias: f[..., out], or None.
         form: "plain": y = x kernel + bias; "relu": its positive part; "cross": (x0 * y + past, x0).
-            Whatever reads x0 after a cross layer should read the x0 that it gives: the gradients
-            of x0 are then added up where those of the layers are computed, one after another, and
-            not all at the end.
-        x0: f[..., n, out], of a cross layer; it may be x, the same object, or None for it.
+            Later layers should read the x0 that a cross layer returns. The gradients of x0 are then
+            accumulated layer by layer, and not all at the end.
+        x0: f[..., n, out], of a cross layer. It may be x (the same object), or None for x.
         past: f[..., n, out], of a cross layer; None for x itself.
     """
     x0 = None if x0 is x else x0
@@ -118,7 +119,7 @@ def layer(
 
 
 def _is_native(x: jax.Array, kernel: jax.Array, *others: jax.Array | None) -> bool:
-    """Whether code in C++ makes these layers on CPU."""
+    """Returns True if C++ code computes this layer on CPU."""
     sides = x.shape[-2], *kernel.shape[-2:]
     is_worth_it = kernel.shape[-2] > 1 and math.prod(sides) >= _SMALL
     no_more = (jnp.float32, jnp.bfloat16)
@@ -136,12 +137,12 @@ def _layer(
     precision: str,
     form: str,
 ) -> Any:
-    """`layer` by XLA; without x0 for x itself."""
+    """Computes `layer` by XLA. Without x0 it uses x."""
     y = _product(x, kernel, precision, x.dtype.name)
     if bias is not None:
         y = y + bias[..., None, :]
     if form == "relu":
-        # In float32: of bfloat16 numbers XLA on GPU makes comparisons that do not assemble.
+        # In float32, because XLA on GPU emits comparisons of bfloat16 that do not assemble.
         y = nn.relu(y.astype(param_dtype(y)))
     y = kept(y, precision)
     if form != "cross":
@@ -153,9 +154,9 @@ def _layer(
 def _contract(
     a: jax.Array, b: jax.Array, axis_a: int, axis_b: int, precision: str, dtype: str | None = None
 ) -> jax.Array:
-    """f[..., m, n]: the sum over one of the last two axes of both.
+    """Contracts one of the last two axes of both arrays, f[..., m, n].
 
-    dtype: of the result of bfloat16 factors; None: float32.
+    dtype: dtype of the result of bfloat16 factors; None: float32.
     """
     whole = functools.partial(
         _whole, axis_a=axis_a, axis_b=axis_b, precision=precision, dtype=dtype
@@ -187,7 +188,7 @@ def _contract(
 def _filled(
     a: jax.Array, b: jax.Array, axis_a: int, axis_b: int, precision: str, dtype: str | None = None
 ) -> jax.Array:
-    """`_whole` for GPU, of sides filled up with zeros, in the operation that rounds them."""
+    """Computes `_whole` for GPU with sides padded by zeros, in the operation that rounds them."""
     m, n = a.shape[-3 - axis_a], b.shape[-3 - axis_b]
 
     def filled(x: jax.Array) -> jax.Array:
@@ -198,7 +199,7 @@ def _filled(
 
 
 def _is_aligned(*arrays: jax.Array) -> bool:
-    """Whether a GPU multiplies these as fast as it can, or they are not what it is fast at."""
+    """Returns True if padding would not speed up the product on a GPU."""
     sides = [side for x in arrays for side in x.shape[-2:]]
     return arrays[0].dtype != jnp.bfloat16 or all(
         side % _ALIGNED == 0 or side < _WIDE for side in sides
@@ -206,11 +207,11 @@ def _is_aligned(*arrays: jax.Array) -> bool:
 
 
 def _part(m: int, n: int) -> float:
-    """The longest sum of which XLA on CPU makes no parts, one for each of its threads, when as many
-    are taken as a matrix of m x n has numbers.
+    """Returns the longest sum that XLA on CPU does not split over threads, for an m x n result.
 
-    Its bits would depend on how many threads there are. By the rules of Eigen's contraction, and
-    tried on 2 to 64 threads; with one thread also longer sums than 512 are added otherwise.
+    The bits of a split sum depend on the number of threads. The limits follow the rules of Eigen's
+    contraction and were tested with 2 to 64 threads. With one thread, sums over 512 are also added
+    in another order.
     """
     if min(m, n) == 1 or m * n >= 2**17:
         return math.inf
@@ -230,11 +231,10 @@ def _whole(
     )
 
 
-# JAX's own gradient in bfloat16 would be a product of float32 by bfloat16, rounded to bfloat16 at
-# the end.
+# In bfloat16 JAX's gradient would be a product of float32 by bfloat16 that is rounded to bfloat16.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def _product(x: jax.Array, kernel: jax.Array, precision: str, dtype: str) -> jax.Array:
-    """dtype: of x."""
+    """Computes `product`. dtype: the dtype of x."""
     return _forward(x, kernel, precision, dtype)[0]
 
 
@@ -260,12 +260,12 @@ def _rounded(x: jax.Array, precision: str) -> jax.Array:
 
 
 def _of_xla(precision: str) -> str:
-    """For factors that are rounded already."""
+    """Returns the precision of XLA for factors that are already rounded."""
     return "default" if precision in _ROUNDING else precision
 
 
 def _of_kernel(x: jax.Array, grad: jax.Array, precision: str) -> jax.Array:
-    """f[..., n, in], f[..., n, out] -> f[..., in, out]: the sum over n examples."""
+    """Returns the gradient of a kernel: f[..., n, in], f[..., n, out] -> f[..., in, out]."""
     plain = functools.partial(_contract, axis_a=-2, axis_b=-2, precision=precision)
     if x.dtype != jnp.bfloat16 or grad.shape[-1] < _WIDE:
         return plain(x, grad)
@@ -280,12 +280,12 @@ def _of_kernel(x: jax.Array, grad: jax.Array, precision: str) -> jax.Array:
 
 
 class Dense(nn.Module):
-    """x W + b, or what `layer` makes of it. Parameters: `kernel` W [in, width] (Glorot normal) and
-    `bias` b [width] (zero).
+    """Dense layer: x W + b, or another form of `layer`.
 
-    Of several x it reads all beside each other, without their being so in memory; form "plain".
+    Parameters: `kernel` W [in, width] (Glorot normal) and `bias` b [width] (zero). Several inputs x
+    are treated as one concatenated input, without a copy. They need form "plain".
 
-    form: see `layer`, which has x0 and past, too.
+    form: see `layer`, which also describes x0 and past.
     """
 
     width: int
@@ -296,7 +296,7 @@ class Dense(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, *others: jax.Array, **more: jax.Array) -> Any:
-        """f[B, width] of x f[B, in]; for "cross" that and x0."""
+        """Maps x f[B, in] to f[B, width]. Form "cross" returns x0 as well."""
         dtype, size = param_dtype(x), x.shape[1]
         total = size + sum(other.shape[1] for other in others)
         kernel = self.param("kernel", self.kernel_init, (total, self.width), dtype)
@@ -311,7 +311,7 @@ class Dense(nn.Module):
 
 
 class StackedDense(nn.Module):
-    """Dense layers of one width side by side, as one product however many they are.
+    """Dense layers of one width side by side, computed as one product.
 
     Parameters: `kernel` [layers, in, width] (Glorot normal, the fan of one layer) and `bias`
     [layers, width] (zero).
@@ -327,8 +327,11 @@ class StackedDense(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """f[B, layers, width] of x f[B, in], which every layer reads, or of x f[B, groups, in],
-        of which the first layers / groups layers read the first, and so on."""
+        """Maps x f[B, in], or one input per group of layers f[B, groups, in], to
+        f[B, layers, width].
+
+        Each group has layers / groups consecutive layers.
+        """
         dtype, size = param_dtype(x), x.shape[-1]
         shape = (self.layers, size, self.width)
         kernel = self.param("kernel", STACKED_KERNEL_INIT, shape, dtype)
@@ -336,8 +339,8 @@ class StackedDense(nn.Module):
         if self.use_bias:
             bias = self.param("bias", nn.initializers.zeros, (self.layers, self.width), dtype)
         groups = 1 if x.ndim == 2 else x.shape[1]
-        # The layers of a group beside each other make one wide kernel. Written out, because a
-        # product over the middle axis of a kernel takes XLA on CPU nearly twice as long.
+        # The layers of a group are joined to one wide kernel. This is explicit, because a product
+        # over the middle axis of a kernel takes XLA on CPU nearly twice as long.
         wide = kernel.reshape(groups, self.layers // groups, size, self.width)
         wide = jnp.moveaxis(wide, 2, 1).reshape(groups, size, -1)
         biases = None if bias is None else bias.reshape(groups, -1)

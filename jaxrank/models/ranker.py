@@ -1,4 +1,4 @@
-"""Features in, one raw logit for each task out."""
+"""Ranking model: maps features to one raw logit per task."""
 
 import functools
 from collections.abc import Mapping
@@ -25,25 +25,27 @@ MULTITASKS = ("shared_bottom", "mmoe", "ple")
 
 @register(RANKER)
 class Ranker(nn.Module):
-    """A cross network and a tower over all features together, and what is of each task's own.
+    """A cross network and a tower over all features, followed by layers of each task.
 
-    x0 is the floats, or what the layers of `dense_mlp_units` make of them, all vectors and the
-    pooled sequences (`AttentionPool`) of an example, one after another. cross(x0) is x0 where there
-    is no cross network; "dlrm" reads the same features, vectors and pooled sequences as vectors.
+    x0 concatenates the floats (after the layers of `dense_mlp_units`, if any), all vectors and the
+    pooled sequences (`AttentionPool`) of an example. Without a cross network cross(x0) is x0.
+    "dlrm" reads the same features, with vectors and pooled sequences as vectors.
     stacked: trunk = tower(cross(x0)).
-    parallel: trunk = concat(cross(x0), tower(x0)); a part that is left out adds nothing.
-    With neither cross network nor tower the trunk is x0, and the model logistic regression on it.
+    parallel: trunk = concat(cross(x0), tower(x0)); an absent part adds nothing.
+    With neither cross network nor tower the trunk is x0, and the model is logistic regression on
+    it.
 
     Kernels start Glorot normal, the query of a pool and all biases at zero.
 
-    Each field below says what it is. Of the values: "dcn" is DCN, "dlrm" `DotInteraction`, "mmoe"
-    `MultiGate` and "ple" `ProgressiveExtraction`; `structure` does not matter without a cross
-    network; with a shared bottom (Caruana 1997) and no `task_mlp_units` one dense layer `head` of
-    width `tasks` reads the trunk. For `activation`, `norm` and `dropout` see `Tower`. For
-    `precision` see `product`: with "highest", "default" and "bfloat16", parameters, normalisation,
-    activations, the sums of a cross layer and the loss are float32. With "mixed_bfloat16" what
-    lies between layers, x0, and the gradients of these are bfloat16 too, as is what a cross layer
-    multiplies and adds.
+    The fields below describe themselves. "dcn" is DCN, "dlrm" `DotInteraction`, "mmoe" `MultiGate`
+    and "ple" `ProgressiveExtraction`. `structure` has no effect without a cross network. With a
+    shared bottom (Caruana 1997) and no `task_mlp_units`, one dense layer `head` of width `tasks`
+    reads the trunk. For `activation`, `norm` and `dropout` see `Tower`.
+
+    For `precision` see `product`. With "highest", "default" and "bfloat16", parameters,
+    normalisation, activations, the sums of a cross layer and the loss are float32. With
+    "mixed_bfloat16", x0, arrays between layers, their gradients, and the products and sums of a
+    cross layer are bfloat16 too.
 
     References:
         Wang et al., Deep & Cross Network for Ad Click Predictions, ADKDD 2017.
@@ -57,7 +59,7 @@ class Ranker(nn.Module):
         help="the cross network. dcn_v2, dcn_v2_low_rank, dcn_mix, dcn, dlrm:; none",
     )
     structure: str = field(
-        "stacked", choices=STRUCTURES, help="tower behind the cross layers, or parallel to them"
+        "stacked", choices=STRUCTURES, help="tower after the cross layers, or parallel to them"
     )
     cross_layers: int = field(
         2,
@@ -71,14 +73,14 @@ class Ranker(nn.Module):
         64,
         at_least=1,
         read_when=("cross", ("dcn_v2_low_rank", "dcn_mix")),
-        help="of the matrices of dcn_v2_low_rank, and of each expert of dcn_mix",
+        help="rank of the matrices of dcn_v2_low_rank, and of each expert of dcn_mix",
     )
     cross_experts: int = field(
         4,
         at_least=1,
         read_when=("cross", ("dcn_mix",)),
         unit="experts",
-        help="experts of a layer of dcn_mix",
+        help="number of experts per layer of dcn_mix",
     )
     bottom_mlp_units: tuple[int, ...] = field(
         (128,),
@@ -93,15 +95,19 @@ class Ranker(nn.Module):
         at_least=1,
         read_when=("cross", tuple(cross for cross in CROSSES if cross != "dlrm")),
         unit="units",
-        help="widths of the layers between the floats and what is crossed",
+        help="widths of the layers between the floats and the cross network",
         hint="With 'dlrm' the floats' layers are model.bottom_mlp_units.",
     )
     mlp_units: tuple[int, ...] = field(
         (256, 128), at_least=1, unit="units", help="widths of the tower; empty: no tower"
     )
-    activation: str = field("relu", choices=ACTIVATIONS, help="of towers and experts; gelu by tanh")
+    activation: str = field(
+        "relu", choices=ACTIVATIONS, help="activation of towers and experts; gelu by tanh"
+    )
     norm: str = field(
-        "none", choices=NORMS, help="of towers and experts; batch: over the global batch"
+        "none",
+        choices=NORMS,
+        help="normalisation in towers and experts; batch: over the global batch",
     )
     batch_norm_momentum: float = field(
         BATCH_NORM_MOMENTUM,
@@ -116,24 +122,28 @@ class Ranker(nn.Module):
     multitask: str = field(
         "shared_bottom",
         choices=MULTITASKS,
-        help="shared_bottom: all tasks read the tower; mmoe or ple: experts behind it",
+        help="shared_bottom: all tasks read the tower; mmoe or ple: experts after it",
     )
     experts: int = field(
         4,
         at_least=1,
         read_when=("multitask", ("mmoe", "ple")),
         unit="experts",
-        help="experts of mmoe; the shared ones of a level of ple",
+        help="number of experts of mmoe, or of shared experts per level of ple",
     )
     task_experts: int = field(
         2,
         at_least=1,
         read_when=("multitask", ("ple",)),
         unit="experts",
-        help="each task's own on a level of ple",
+        help="number of experts of each task per level of ple",
     )
     levels: int = field(
-        2, at_least=1, read_when=("multitask", ("ple",)), unit="levels", help="of ple; 1 is CGC"
+        2,
+        at_least=1,
+        read_when=("multitask", ("ple",)),
+        unit="levels",
+        help="levels of ple; 1 is CGC",
     )
     expert_mlp_units: tuple[int, ...] = field(
         (128,),
@@ -142,21 +152,21 @@ class Ranker(nn.Module):
         read_when=("multitask", ("mmoe", "ple")),
         unit="units",
         help="widths of an expert of mmoe or ple",
-        hint="Experts without a layer would all be the same.",
+        hint="Experts without a layer would all be equal.",
     )
     task_mlp_units: tuple[int, ...] = field(
-        (), at_least=1, unit="units", help="widths of each task's own tower; empty: none"
+        (), at_least=1, unit="units", help="widths of the tower of each task; empty: none"
     )
     precision: str = field(
         "highest",
         choices=PRECISIONS,
-        help="of matrix products. highest: float32 on every device; bfloat16: with float32 sums;"
-        " mixed_bfloat16: also keeps what lies between layers in bfloat16, for accelerators",
+        help="precision of matrix products. highest: float32 on every device; bfloat16: with"
+        " float32 sums; mixed_bfloat16: also bfloat16 between layers, for accelerators",
     )
 
     @nn.compact
     def __call__(self, inputs: Inputs, train: bool) -> jax.Array:
-        """Raw logits f[B, tasks]."""
+        """Returns raw logits f[B, tasks]."""
         floats, vectors, sequences = inputs.all_dense, inputs.all_vectors, inputs.all_sequences
         share = inputs.share
         pooled = [
@@ -165,7 +175,7 @@ class Ranker(nn.Module):
         if self.dense_mlp_units:
             if not floats.shape[1]:
                 raise InputError(
-                    "model.dense_mlp_units needs floats to pass its layers: found"
+                    "model.dense_mlp_units must be () without dense features: found"
                     f" {self.dense_mlp_units}, no floats. Leave it at ()."
                 )
             floats = self._tower(self.dense_mlp_units, name="bottom")(floats, share, train=train)
@@ -186,11 +196,11 @@ class Ranker(nn.Module):
         return self._logits(trunk, share, train)
 
     def compiler_options(self, platform: str) -> dict[str, str | bool]:
-        """See `products.compiler_options`."""
+        """Returns XLA options; see `products.compiler_options`."""
         return compiler_options(self.precision, platform)
 
     def input_axes(self, inputs: Inputs) -> Mapping[str, Reading]:
-        """What each array reads of the features; see `Model`."""
+        """Returns how each array depends on the features; see `Model`."""
         axes: dict[str, Reading] = {
             f"sequence_{i}/query": span.feature for i, span in enumerate(inputs.names.sequences)
         }
@@ -201,7 +211,7 @@ class Ranker(nn.Module):
         crossed: Parts | None = x0
         if self.cross == "dlrm":
             axes["cross/bottom/layer_0/kernel"] = {0: (DENSE,)}
-            crossed = None  # the products of all pairs
+            crossed = None  # products of all pairs
         elif self.cross != "none":
             read = self._cross_network(parent=None).read_axes()
             axes |= {f"cross/{name}": dict.fromkeys(along, x0) for name, along in read.items()}
@@ -217,7 +227,7 @@ class Ranker(nn.Module):
         return axes
 
     def _trunk_axes(self) -> dict[str, int]:
-        """Which axis of each array that reads the trunk is along it."""
+        """Returns {array: axis along the trunk} of the arrays that read the trunk."""
         if self.multitask != "shared_bottom":
             return {
                 f"{self.multitask}/{name}": axis
@@ -245,7 +255,7 @@ class Ranker(nn.Module):
         return MixCross(layers, self.cross_rank, self.cross_experts, precision, **scope)
 
     def _logits(self, parts: tuple[jax.Array, ...], share: Share, train: bool) -> jax.Array:
-        """f[B, tasks] of the parts of the trunk."""
+        """Returns the logits f[B, tasks] from the parts of the trunk."""
         if self.multitask == "shared_bottom" and not self.task_mlp_units:
             return Dense(self.tasks, unrounded(self.precision), name="head")(*parts)
         trunk = jnp.concatenate(parts, axis=1) if len(parts) > 1 else parts[0]

@@ -1,8 +1,8 @@
-"""Models by name: `config.model.name` chooses one of those that are registered.
+"""Registry of models: `config.model.name` selects a registered model.
 
-A model is registered by a package that is installed, through the entry point group
-`jaxrank.models`, by a file that is named on the command line, or by the file of a config. The name
-itself imports nothing: a name in a workdir can only choose.
+A model is registered by an installed package through the entry point group `jaxrank.models`, by a
+file on the command line, or by the file of a config. A name imports nothing, so a name in a workdir
+can only select a registered model.
 """
 
 import functools
@@ -30,9 +30,9 @@ _MODULES: dict[str, type[nn.Module]] = {}
 
 
 def register(name: str) -> Callable[[Module], Module]:
-    """Registers a Flax module under a name; its dataclass fields are the fields of `config.model`.
+    """Registers a Flax module under a name. Its dataclass fields are fields of `config.model`.
 
-    A file that is executed again registers its modules again.
+    A file that is executed again replaces its modules.
 
     Raises:
         InputError: another module has the name.
@@ -52,22 +52,22 @@ def register(name: str) -> Callable[[Module], Module]:
 
 
 def names() -> list[str]:
-    """The names of all registered models."""
+    """Returns the names of all registered models."""
     return sorted(_MODULES)
 
 
 def _origin(module: type[nn.Module]) -> tuple[str, str]:
-    """The name of a module and the file that it is written in."""
+    """Returns the name of a module and the file that defines it."""
     code = getattr(inspect.unwrap(module.__call__), "__code__", None)
     return module.__qualname__, code.co_filename if code else module.__module__
 
 
 def module_of(name: str) -> type[nn.Module]:
-    """The module of that name.
+    """Returns the module registered under a name.
 
     Raises:
-        InputError: it is no text, none is registered under it, or a package that has models cannot
-            be imported.
+        InputError: the name is not a text or not registered, or a package with models cannot be
+            imported.
     """
     require(isinstance(name, str), "model.name", "text", name)
     if name not in _MODULES:
@@ -83,7 +83,7 @@ def module_of(name: str) -> type[nn.Module]:
 
 @functools.cache
 def _load_packages() -> None:
-    """Imports the models of all packages that are installed, whichever is asked for."""
+    """Imports the models of all installed packages."""
     for entry in importlib.metadata.entry_points(group=GROUP):
         try:
             entry.load()
@@ -100,7 +100,7 @@ def load(path: str | Path) -> None:
     """Executes a Python file that registers models.
 
     Raises:
-        InputError: there is no such file, or it does not run; names the line.
+        InputError: the file does not exist, or it raises. The error names the line.
     """
     path = Path(path)
     if not path.is_file() or path.suffix != ".py":
@@ -110,7 +110,7 @@ def load(path: str | Path) -> None:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    # Annotations of a dataclass that are text are looked up there.
+    # Annotations of a dataclass that are strings are resolved in this module.
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
@@ -122,7 +122,7 @@ def load(path: str | Path) -> None:
 
 
 def _line(error: BaseException, path: Path) -> int:
-    """The line of a file at which an error was raised, or in which it was called."""
+    """Returns the last line of a file in the traceback of an error."""
     if isinstance(error, SyntaxError) and error.filename == str(path):
         return error.lineno or 0
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]

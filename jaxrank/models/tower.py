@@ -1,8 +1,8 @@
-"""The deep part: a stack of dense layers.
+"""Tower: a stack of dense layers, the deep part of a model.
 
-A model sees the examples of one device. What concerns the global batch is in `Share`: statistics of
-batch normalisation are averaged over all devices, and dropout is keyed by the number of an example
-in the global batch, so neither depends on how many devices there are.
+A model sees the examples of one device. `Share` describes the global batch. Batch normalisation
+averages its statistics over all devices, and dropout is keyed by the index of an example in the
+global batch. Neither depends on the number of devices.
 """
 
 import math
@@ -22,26 +22,26 @@ ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = MappingProxyType(
 )
 NORMS = ("none", "batch", "layer")
 
-# A running statistic forgets half of its past in about 7 steps: with 0.99, about 70 steps, an epoch
-# of 50 steps ended with statistics of layers that were long others.
+# With this momentum a running statistic forgets half of its past in about 7 steps. With 0.99, about
+# 70 steps, an epoch of 50 steps ended with statistics of layers that had changed long since.
 BATCH_NORM_MOMENTUM = 0.9
 EPSILON = 1e-5
-# The collection in which `BatchNorm` leaves the statistics of a batch alone, where it is asked for.
+# Collection in which `BatchNorm` stores the statistics of one batch, if it is mutable.
 BATCH_MOMENTS = "batch_moments"
 
 
 class BatchNorm(nn.Module):
-    """Batch normalisation over the global batch, with parameters and statistics as Flax has them.
+    """Batch normalisation over the global batch, with the parameters and statistics of Flax.
 
     Each place of an example f[...] has its own mean, variance, scale and bias.
 
-    Not Flax's own: that averages by a `psum`, whose bits depend on the number of processes on CPU.
-    Variance takes two passes over the data: E[x^2] - E[x]^2 cancels where |mean| >> std.
+    The layer of Flax averages by a `psum`, whose bits depend on the number of processes on CPU.
+    Variance takes two passes over the data, because E[x^2] - E[x]^2 cancels if |mean| >> std.
 
-    Examples that count for no task count for no statistic, and a batch of such examples alone
-    leaves the running statistics as they are.
+    Statistics ignore examples that count for no task. A batch of only such examples does not change
+    the running statistics.
 
-    momentum: fraction that running statistics keep at each step.
+    momentum: fraction of the running statistics that is kept at each step.
 
     References:
         Ioffe and Szegedy, Batch Normalization, ICML 2015.
@@ -73,13 +73,13 @@ class BatchNorm(nn.Module):
 
 
 def random_bits(key: jax.Array, examples: jax.Array, units: int) -> jax.Array:
-    """u32[B, units], a pure function of the key, the number of each example and that of the unit.
+    """Returns u32[B, units], a pure function of the key and the indices of example and unit.
 
-    A hash in place of `jax.random.bits` with a key for each example, which took most of the step
-    of a small model on CPU.
+    It replaces `jax.random.bits` with a key per example, which took most of the step of a small
+    model on CPU.
 
     Args:
-        examples: i32[B], their numbers.
+        examples: i32[B], indices of the examples.
 
     References:
         Jarzynski and Olano, Hash Functions for GPU Rendering, JCGT 2020: pcg3d.
@@ -99,7 +99,7 @@ def _mixed(x: jax.Array, y: jax.Array, z: jax.Array) -> tuple[jax.Array, jax.Arr
 
 
 class Dropout(nn.Module):
-    """Sets units to 0 with probability `rate` and scales the others up, while training.
+    """Sets units to 0 with probability `rate` in training, and scales up the others.
 
     References:
         Srivastava et al., Dropout, JMLR 2014.
@@ -123,18 +123,19 @@ class Tower(nn.Module):
 
     Kernels start Glorot normal, the choice of DLRM (Naumov et al. 2019), biases at zero.
 
-    Batch normalisation takes mean and variance over the global batch. While training the layer
-    uses them and moves its running statistics (collection `batch_stats`); otherwise it uses the
+    Batch normalisation computes mean and variance over the global batch. In training the layer uses
+    them and updates its running statistics (collection `batch_stats`). Otherwise it uses the
     running statistics. Examples of weight 0 do not count.
 
-    hidden: widths of the layers; none returns the input.
+    hidden: widths of the layers. Without layers the tower returns its input.
     activation: one of ACTIVATIONS.
     norm: "none", "batch" (Ioffe and Szegedy 2015) or "layer" (Ba et al. 2016).
-    dropout: fraction of units set to 0 while training, the others scaled up to make up for it.
+    dropout: fraction of units set to 0 in training. The others are scaled up to compensate.
     precision: see `products.product`.
     batch_norm_momentum: see `BatchNorm`.
-    copies: so many towers side by side, each with parameters of its own, stacked, computed as one;
-        see `StackedDense` for which of them reads what. 0: one tower, with plain parameters.
+    copies: number of towers side by side, each with its own parameters, stacked and computed as
+        one; see `StackedDense` for their inputs. 0: one tower, with parameters that are not
+        stacked.
     """
 
     mlp_units: tuple[int, ...] = (256, 128)
@@ -147,11 +148,11 @@ class Tower(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, share: Share, *, train: bool) -> jax.Array:
-        """f[B, hidden[-1]] of x f[B, in]; of copies f[B, copies, hidden[-1]]."""
+        """Maps x f[B, in] to f[B, hidden[-1]], or with copies to f[B, copies, hidden[-1]]."""
         is_relu_layer = self.norm == "none" and self.activation == "relu"
         for layer, width in enumerate(self.mlp_units):
-            # Batch norm takes a constant away again: the gradient of a bias before it is only
-            # rounding, which Adam would scale up to full steps.
+            # Batch norm subtracts a constant bias: its gradient would be rounding error only, which
+            # Adam would scale up to full steps.
             settings: dict[str, Any] = dict(
                 width=width,
                 precision=self.precision,
