@@ -1,4 +1,4 @@
-"""Statistics of batch norm when a checkpoint is saved, against those of all examples at once."""
+"""Compares the batch norm statistics of a checkpoint with statistics of all examples at once."""
 
 import examples
 import jax

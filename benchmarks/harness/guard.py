@@ -71,8 +71,8 @@ def main() -> None:
             for command, checkout in zip(commands, checkouts, strict=True)
         ]
         for program in both:
-            if program.told:
-                raise SystemExit(program.told)
+            if program.unavailable:
+                raise SystemExit(program.unavailable)
         ratios = []
         for number in range(args.rounds):
             rates = [0.0, 0.0]

@@ -42,7 +42,7 @@ class Program:
     """
 
     def __init__(self, command: Sequence[Any], cores: Sequence[int], checkout: Path = ROOT):
-        self.told = ""  # reason why the program cannot run, "" if it can
+        self.unavailable = ""  # reason why the program cannot run, "" if it can
         self._process = subprocess.Popen(
             [sys.executable, *map(str, command)],
             stdin=subprocess.PIPE,
@@ -53,7 +53,7 @@ class Program:
         )
         line = self._line()
         if line != "ready":
-            self.told = line
+            self.unavailable = line
             self.close()
 
     def _line(self) -> str:

@@ -82,19 +82,19 @@ def measure(args: argparse.Namespace, shape: str, store: Path) -> None:
     rows = [row for row in OURS if row.cores <= len(cores)]
     rows += [Row(name, name) for name in ([] if args.without_peers else PEERS)]
     programs = [_start(row, args, store, cores[: row.cores]) for row in rows]
-    if programs[0].told:
-        raise SystemExit(f"{rows[0].name}, the reference of all others: {programs[0].told}")
+    if programs[0].unavailable:
+        raise SystemExit(f"{rows[0].name}, the reference of all others: {programs[0].unavailable}")
     results: list[list[Round]] = [[] for _ in rows]
     for _ in range(args.rounds):
         for program, rounds in zip(programs, results, strict=True):
-            if not program.told:
+            if not program.unavailable:
                 rounds.append(program.round(args.seconds))
     ids = SHAPES[shape].ids
     print(f"\n{shape}: {ids} ids per example, batches of {args.batch_size}")
     print(f"{'':22}{'examples/s':>13}{'ids/s':>15}{'per core':>13}{'ours':>8}{'MiB':>13}")
     for row, program, rounds in zip(rows, programs, results, strict=True):
-        if program.told:
-            print(f"{row.name:22}{program.told:>13}")
+        if program.unavailable:
+            print(f"{row.name:22}{program.unavailable:>13}")
             continue
         program.close()
         _print(row.name, rounds, results[0], ids)

@@ -230,8 +230,8 @@ def main() -> None:
             script, flag = ("cpu_peers.py", [name]) if name in PEERS else (
                 "cpu.py", ["--program", name])  # fmt: skip
             program = Program([HERE / script, *flag, "--shape", args.shape], cores)
-            if program.told:
-                print(f"{name}: {program.told}", file=sys.stderr)
+            if program.unavailable:
+                print(f"{name}: {program.unavailable}", file=sys.stderr)
                 continue
             started[name] = stack.enter_context(contextlib.closing(program))
         if not started:

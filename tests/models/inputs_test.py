@@ -1,4 +1,4 @@
-"""The named inputs of a model, and what a model tells of the arrays that read them."""
+"""The named inputs of a model, and the dependence of its arrays on them."""
 
 import collections
 

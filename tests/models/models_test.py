@@ -221,7 +221,7 @@ def test_batch_norm_moves_its_running_statistics_and_uses_them_when_not_training
 
 @pytest.mark.parametrize("counted", [[0, 2, 3], []])
 def test_examples_of_weight_0_do_not_count_in_batch_norm(counted):
-    """The statistics are those of the others, and stay where there are none."""
+    """Statistics ignore them, and do not change if no other example exists."""
     model, params, state, floats, vectors = built(
         dtype=np.float32, cross="none", mlp_units=(4,), norm="batch", batch_norm_momentum=0.75
     )

@@ -53,7 +53,7 @@ def test_every_matrix_product_states_its_precision(config):
 
 @pytest.mark.parametrize("config", CONFIGS, ids=NAMES)
 def test_bfloat16_products_multiply_bfloat16_and_give_float32(config):
-    """Those of the gradient, too."""
+    """Products of the gradient are included."""
     products = products_of(config, precision="bfloat16")
     assert len(products) > 10
     for equation in products:
@@ -220,7 +220,7 @@ def test_on_gpu_alone_wide_bfloat16_products_have_sides_filled_up():
     [(True, ["highest", "bfloat16"]), (False, ["bfloat16", "mixed_bfloat16"])],
 )
 def test_bits_of_products_do_not_depend_on_the_number_of_threads(by_native, precisions):
-    """Those of one product of XLA alone do."""
+    """The bits of a single product of XLA do depend on it."""
     code = """
 import functools, sys
 import jax, numpy as np

@@ -82,7 +82,7 @@ def check(whole, folder, kind, seed):
     if text:
         assert str(folder / "checkpoints") in text
         return True
-    # A checkpoint that is not taken for one at all would be a run that begins anew.
+    # If the checkpoint were not recognised at all, the run would start from scratch.
     assert found is not None, path
     found = jax.device_get(found._replace(scratch={}))
     jax.tree.map(np.testing.assert_array_equal, found, state)

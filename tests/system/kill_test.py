@@ -16,7 +16,7 @@ KILLS = 6
 
 
 def _train(store, workdir, told):
-    """The program of a process: trains, and tells when it has compiled the step."""
+    """Trains in a child process, and sends a message when the step is compiled."""
     from jaxrank.runtime.stop import ShutdownSignal
     from jaxrank.train import train
 
@@ -68,7 +68,7 @@ def test_a_run_killed_at_random_moments_equals_one_that_never_was(store, tmp_pat
 
     draw, killed, during_saves = random.Random(7), 0, 0
     workdir = tmp_path / "killed"
-    # More often where none of so many met a save, which depends on how busy the machine is.
+    # More kills if none of them hit a save, which depends on the load of the machine.
     while killed < KILLS or (not during_saves and killed < 4 * KILLS):
         process = started(context, store, workdir)
         process.join(draw.uniform(0, 3 * seconds / KILLS))

@@ -151,7 +151,7 @@ def test_a_model_does_not_read_a_store_whose_task_is_of_another_kind(store):
 
 
 def prepared(tmp_path, column, kind, **given):
-    """A store of one task whose labels are the texts of `column`, behind those of a good one."""
+    """Prepares a store of one task whose labels are the texts of `column`."""
     text = "".join(f"{value},0\n" for value in column)
     (tmp_path / "day.csv").write_text(f"y,x\n{text}")
     section = dict(

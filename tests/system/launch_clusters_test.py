@@ -57,7 +57,7 @@ PRINTED = ("--program=sh", "--", "-c", 'env; printf "%s\\0" "$@"', "sh")
 
 
 @pytest.mark.parametrize(
-    ("told", "coordinator", "number", "index", "devices"),
+    ("env", "coordinator", "number", "index", "devices"),
     [
         (dict(NNODES="2", NODE_RANK="1"), "node0:1234", "2", "1", None),
         (dict(WORLD_SIZE="4", RANK="3"), "node0:1234", "4", "3", None),
@@ -77,8 +77,8 @@ PRINTED = ("--program=sh", "--", "-c", 'env; printf "%s\\0" "$@"', "sh")
         ),
     ],
 )
-def test_what_torchrun_tells_is_told_to_jax(told, coordinator, number, index, devices, cloud):
-    found = cloud.run("node.sh", *PRINTED, *HOSTILE, **HOST, **told)
+def test_settings_of_torchrun_reach_jax(env, coordinator, number, index, devices, cloud):
+    found = cloud.run("node.sh", *PRINTED, *HOSTILE, **HOST, **env)
     assert found.returncode == 0, found.stderr
     expected = {
         "JAX_COORDINATOR_ADDRESS": coordinator,

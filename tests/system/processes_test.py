@@ -43,7 +43,9 @@ def environment(**more):
     here = {"PYTHONPATH": f"{ROOT}:{HELPERS}", "PYTHON": sys.executable}
     # Compiled as by this process, with whose results theirs are compared.
     here |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": quick_compile.XLA_FLAGS}
-    here["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"  # else each would start anew with that
+    here["GLIBC_TUNABLES"] = (
+        "glibc.malloc.hugetlb=1"  # otherwise each process would restart itself to set it
+    )
     return os.environ | here | more
 
 
@@ -118,7 +120,7 @@ def is_free(port):
 
 
 def slurm():
-    """What a SLURM step of two tasks tells each."""
+    """Returns the environment that a SLURM step of two tasks gives to each task."""
     # JAX takes the port from the number of the job.
     job = next(n for n in range(os.getpid(), 2**30) if is_free(2**16 - 2**12 + n % 2**12))
 
@@ -306,7 +308,7 @@ def test_processes_of_which_one_differs_are_all_refused(two, name, texts):
 
 
 def test_a_signal_to_one_of_two_processes_ends_both_after_one_checkpoint(store, trained, two):
-    """From which one process goes on."""
+    """One process can continue from the checkpoint."""
     for found in became(two, "signal"):
         assert found["status"] == 143
         assert "stopped after step 12 of 16 by SIGTERM" in found["error"]
@@ -464,7 +466,7 @@ def test_a_workdir_that_is_not_shared_is_refused(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("platform", "error", "kind", "told"),
+    ("platform", "error", "kind", "message"),
     [
         # As JAX says it without the plugin of CUDA, of a name that nobody knows, and of a busy TPU.
         ("cuda", AssertionError(), InputError, r"^JAX_PLATFORMS: must .*: found 'cuda'\.$"),
@@ -477,13 +479,13 @@ def test_a_workdir_that_is_not_shared_is_refused(tmp_path, monkeypatch):
         ("tpu", RuntimeError("UNKNOWN: libtpu lockfile"), RunError, r"='tpu'\): UNKNOWN: libtpu"),
     ],
 )
-def test_devices_that_cannot_be_opened_are_told(monkeypatch, platform, error, kind, told):
+def test_devices_that_cannot_be_opened_are_reported(monkeypatch, platform, error, kind, message):
     def devices():
         raise error
 
     monkeypatch.setattr(jax, "devices", devices)
     monkeypatch.setenv("JAX_PLATFORMS", platform)
-    with pytest.raises(kind, match=told):
+    with pytest.raises(kind, match=message):
         processes.open_devices()
 
 
@@ -512,7 +514,7 @@ def test_devices_of_a_mesh_must_be_equal_shares_of_the_processes(monkeypatch):
 
 @pytest.fixture
 def metadata(monkeypatch):
-    """A server of what Google's cloud tells its machines: {attribute: text}."""
+    """A metadata server like that of Google's cloud: {attribute: text}."""
     told = {}
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -558,7 +560,7 @@ def test_a_machine_alone_or_out_of_reach_of_the_cloud_is_alone(metadata, monkeyp
 
 @pytest.fixture
 def beside(monkeypatch):
-    """This process is the first of two; the other one tells what is in the list, in turn."""
+    """Makes this process the first of two. The other one sends the items of the list in turn."""
     other = []
 
     def gather(text):
@@ -574,7 +576,7 @@ def test_who_waits_hears_from_who_works_until_all_are_done(beside):
     beside += [[0, ""]] * 100
     with processes.together():
         time.sleep(0.3)
-    assert 90 < len(beside) < 98  # it told that it is at work, about six times
+    assert 90 < len(beside) < 98  # it reported progress about six times
     beside[:] = [None, None, [0, ""]]
     with processes.together():
         pass

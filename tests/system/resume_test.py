@@ -1,4 +1,4 @@
-"""A run that was stopped, however it was, and goes on equals the unbroken one to the bit."""
+"""A run that was stopped in any way and resumes equals an uninterrupted run to the bit."""
 
 import json
 import os
@@ -23,7 +23,7 @@ class Stopped(Exception):
 
 @pytest.fixture
 def programs(monkeypatch):
-    """Those of the runs of a test."""
+    """Returns a list of the programs that the runs of a test compile."""
     made, init = [], CompiledSteps.__init__
 
     def noted(program, *args):

@@ -1,4 +1,4 @@
-"""Steps that are not as they should be: skipped, told, and their batches written."""
+"""Abnormal steps are skipped and reported, and their batches are written."""
 
 import json
 

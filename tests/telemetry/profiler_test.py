@@ -122,17 +122,17 @@ def test_steps_after_the_end_of_the_run_are_told_and_not_traced(store, tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("text", "told", "executions"),
+    ("text", "report", "executions"),
     [
         ("13:31", "Only steps up to 16 were traced: training ended at step 16", [14, 16]),
         ("30:31", "Nothing was traced: training ended at step 16", None),
     ],
 )
-def test_a_run_that_stops_early_keeps_what_was_traced(store, tmp_path, text, told, executions):
+def test_a_run_that_stops_early_keeps_what_was_traced(store, tmp_path, text, report, executions):
     c = on_store(store, num_steps=32)
     c.eval.min_delta = 10.0  # only the first evaluation is an improvement
     c.eval.early_stopping_patience = 1
-    assert run(c, tmp_path, profile_steps=text)[-1] == told
+    assert run(c, tmp_path, profile_steps=text)[-1] == report
     assert list(traces(tmp_path).values()) == ([] if executions is None else [executions])
 
 

@@ -288,10 +288,10 @@ def test_a_workdir_that_cannot_be_made_is_named_with_its_flag(tmp_path, verb, pl
 def test_a_workdir_that_cannot_be_written_is_named_but_a_full_disk_is_no_wrong_use(
     tmp_path, monkeypatch, number
 ):
-    told = os.strerror(number)
-    kind, message = InputError, f"--workdir: {tmp_path} must be .*writable.*: found .*{told}"
+    reason = os.strerror(number)
+    kind, message = InputError, f"--workdir: {tmp_path} must be .*writable.*: found .*{reason}"
     if number == errno.ENOSPC:
-        kind, message = OSError, told
+        kind, message = OSError, reason
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", refused_by_the_system(number))
         with pytest.raises(kind, match=message), lock.locked(tmp_path):

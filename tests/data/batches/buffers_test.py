@@ -168,7 +168,7 @@ def _is_there(pid):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="Linux lists the processes")
+@pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="needs the /proc of Linux")
 def test_workers_end_when_the_process_that_reads_is_killed(tmp_path):
     config = tiny.config()
     path = tmp_path / "store"

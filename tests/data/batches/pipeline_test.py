@@ -560,7 +560,7 @@ def test_hot_rows_change_the_rows_of_the_stack_and_nothing_else(store):
     )
     assert (plain[1] != moved[1]).any()
     for i, (one, other) in enumerate(zip(plain, moved, strict=True)):
-        if i in (1, 2):  # the ids, and the ids of lists
+        if i in (1, 2):  # single ids, and ids of lists
             other = np.where(other == PAD, PAD, to_plain[np.where(other == PAD, 0, other)])
         np.testing.assert_array_equal(one, other)
 
@@ -673,7 +673,7 @@ _ENDS = """
             other = copy.copy(batches)
             for _ in range(3):
                 assert (next(batches).ids["dim8"] == next(other).ids["dim8"]).all()
-            # Read by two threads, and closed in between, which restarts at the same position.
+            # Read by two threads and closed meanwhile: reading starts again at the same position.
             def read():
                 for _ in range(40):
                     next(batches)

@@ -208,7 +208,7 @@ def test_days_follow_one_another_in_the_batches(store):
         assert (days[:first] < found).all()
         assert (days[first] == found).any()
     assert (days[_ROWS // 32 + 1 :] == 0).all()
-    # The same with days that are requested by name, not taken from the whole split.
+    # The same with days that are selected by name.
     some = _rows(_train(store, "train/2024-05-02:2024-05-04", num_steps=6))
     assert set(_DAY_OF[some].ravel()) == {1}
 

@@ -52,7 +52,7 @@ TEXTS = [
 
 def test_text_of_every_form_is_read_as_python_reads_it():
     assert seconds(TEXTS) == [of_python(text) for text in TEXTS]
-    for text in TEXTS:  # one by one, because the format is chosen for the column as a whole
+    for text in TEXTS:  # alone, because a column is parsed as a whole
         assert seconds([text]) == [of_python(text)]
 
 

@@ -1,4 +1,4 @@
-"""A preparation that is run again after an error or a kill resumes, and uses nothing stale."""
+"""A preparation that is run again resumes after an error or a kill, and uses no stale files."""
 
 import http.server
 import os

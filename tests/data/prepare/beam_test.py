@@ -1,4 +1,4 @@
-"""Preparation with Apache Beam gives the same bytes and errors as a local one."""
+"""Preparing with Apache Beam gives the same bytes and errors as preparing locally."""
 
 import csv
 import random

@@ -266,7 +266,7 @@ def test_columns_that_no_feature_names_are_not_read(tmp_path):
     source = dict(kind="parquet", files=dict(train=str(path)))
     store = prepare(features, source, tmp_path / "store", report=lambda _: None)
     assert store.vocabulary("user")[0] == ["u", "v"]
-    # A skipped record is recorded with all its columns.
+    # --on-error=skip skips records, but not files that cannot be read.
     with pytest.raises(InputError, match=r"a.parquet: must be a readable Parquet file"):
         prepare(features, source, tmp_path / "b", on_error="skip", report=lambda _: None)
 

@@ -286,8 +286,7 @@ BAD = {
         example({"f": field(2, field(1, b"abc"))}),
         "row {}, column f: must be a feature of a tf.Example: found 7 bytes that are none.",
     ),
-    # The entry declares 32 bytes, more than the record has. The bytes of the next record would fill
-    # it.
+    # The entry claims 32 bytes, more than the record has left: it would end in the next record.
     "overrun": (
         field(1, b"\x0a\x20" + field(1, b"i") + b"\x12\x1b" + feature("int64", [4])),
         "row {}: must be a tf.Example: found 14 bytes that are none.",

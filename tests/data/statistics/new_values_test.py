@@ -56,7 +56,7 @@ def csv_source(**files):
 
 
 def warned(source, output, earlier, features=FEATURES, **options):
-    """Returns the reported lines about new values, and the prepared store."""
+    """Returns the lines about new values that a preparation reports, and its store."""
     told: list[str] = []
     store = prepare(
         features, source, output, vocabularies=str(earlier), report=told.append, **options
@@ -103,23 +103,25 @@ def test_whole_numbers_with_a_point_are_told(tmp_path):
     assert "found '1.0', '2.0', '4.0'; it has '0', '1', '10'." in line
 
 
-@pytest.mark.parametrize(("known", "reported"), [(102, 0), (101, 1), (100, 1)])
-def test_half_of_the_values_must_be_new(tmp_path, day1, known, reported):
+@pytest.mark.parametrize(("known", "warnings"), [(102, 0), (101, 1), (100, 1)])
+def test_half_of_the_values_must_be_new(tmp_path, day1, known, warnings):
     rows = [[0, str(int(i % 2)), "u1" if i < known else f"new{i}"] for i in range(202)]
     path = write_csv(tmp_path / "a.csv", rows)
     lines, store = warned(csv_source(train=path), tmp_path / "day2", day1)
-    assert len(lines) == reported
+    assert len(lines) == warnings
     assert store.split("train").statistics["categorical"]["user"]["new"] == 202 - known
-    if reported:
+    if warnings:
         assert f"feature user: {(202 - known) / 202:.2%} of 202 values" in lines[0]
 
 
-@pytest.mark.parametrize(("filled", "reported"), [(99, 0), (100, 1)])
-def test_few_values_are_not_told_and_missing_ones_do_not_count(tmp_path, day1, filled, reported):
+@pytest.mark.parametrize(("filled", "warnings"), [(99, 0), (100, 1)])
+def test_few_values_are_not_reported_and_missing_ones_do_not_count(
+    tmp_path, day1, filled, warnings
+):
     rows = [[0, True if i < filled else "", "u1"] for i in range(300)]
     path = write_csv(tmp_path / "a.csv", rows)
     lines, _ = warned(csv_source(train=path), tmp_path / "day2", day1)
-    assert len(lines) == reported
+    assert len(lines) == warnings
     assert all(f"100.00% of {filled} values" in line for line in lines)
 
 
@@ -196,7 +198,7 @@ def test_an_earlier_vocabulary_without_values_is_told(tmp_path):
     assert "found '1'; it has none." in line
 
 
-# In parts, with a key, and resumed.
+# In parts, under a key, and resumed.
 
 WIDE = ["label", "user", "pair", "tags", "item"]
 WIDE_FEATURES = dict(

@@ -1,4 +1,4 @@
-"""Statistics of a split, whole and merged from parts, against plain loops, and their report."""
+"""Compares statistics of a split, whole and merged from parts, with plain loops; their report."""
 
 import json
 import math

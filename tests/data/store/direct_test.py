@@ -71,7 +71,7 @@ def write_day(root, hour, rows, group):
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """Returns a source with row groups of whole blocks, and the store prepared from it."""
+    """A source with row groups of whole blocks, and the store that `prepare` writes from it."""
     root = tmp_path_factory.mktemp("direct")
     write_day(root / "train", 3, 7 * _BLOCK + 45, 3 * _BLOCK)
     write_day(root / "train", 20, 2 * _BLOCK, _BLOCK)

@@ -233,7 +233,7 @@ def no_pauses(monkeypatch):
 
 
 class _Sometimes(Ranges):
-    """A web server without directories that fails the first `refused` requests for ranges."""
+    """A web server without directories that rejects the first requests for parts of a file."""
 
     refused = 0
 
@@ -448,7 +448,7 @@ def test_a_changed_byte_of_the_manifest_is_found(tmp_path):
     path = tmp_path / "s" / "manifest.json"
     text = path.read_text()
     checksum = json.loads(text)["checksum"]
-    # Numbers that only the checksum protects. The last one is part of the checksum itself.
+    # Numbers that only the checksum protects. The last one is the checksum itself.
     for old, new in [("0.3333", "0.3433"), ('"rows": 4', '"rows": 5'), (checksum, "0" * 16)]:
         assert text.count(old) == 1
         path.write_text(text.replace(old, new))
@@ -468,7 +468,7 @@ def test_a_fingerprint_tells_what_was_prepared_anew(tmp_path):
     assert int(found["a"], 16)
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="Linux lists the mapped files")
+@pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="needs the /proc of Linux")
 def test_a_pass_over_many_files_keeps_few_of_them_open(tmp_path, monkeypatch):
     monkeypatch.setattr("jaxrank.data.store.writer._BLOCKS_PER_FILE", 1)
     blocks = [block(3, seed=seed) for seed in range(100)]
