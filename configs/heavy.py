@@ -1,8 +1,8 @@
-"""The heavier model: half as many features again as `standard`, with larger vectors and layers.
+"""A larger model: 1.5 times the features of `standard`, with larger vectors and layers.
 
 jaxrank train --config=configs/heavy.py:small --workdir=/tmp/heavy
 
-1,500 features of which 300 are lists, vectors and layers twice as wide, five cross layers in place
+1,500 features including 300 lists, vectors and layers twice as wide, and five cross layers instead
 of three: 1.2 G parameters. See configs/standard.py.
 """
 

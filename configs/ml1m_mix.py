@@ -1,4 +1,4 @@
-"""DCN-Mix on MovieLens-1M: as configs/ml1m_dcnv2.py, with a mixture of low-rank experts.
+"""DCN-Mix on MovieLens-1M: configs/ml1m_dcnv2.py with a mixture of low-rank experts.
 
 jaxrank train --config=configs/ml1m_mix.py --workdir=/tmp/ml1m_mix
 jaxrank evaluate --workdir=/tmp/ml1m_mix --checkpoint=best --split=test

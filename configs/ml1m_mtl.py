@@ -1,4 +1,4 @@
-"""Two tasks on MovieLens-1M: like (4 stars or more) and love (5, which only what is liked can be).
+"""Two tasks on MovieLens-1M: like (4 stars or more) and love (5 stars, which implies like).
 
 jaxrank train --config=configs/ml1m_mtl.py:ple --workdir=/tmp/ml1m_mtl
 jaxrank evaluate --workdir=/tmp/ml1m_mtl --checkpoint=best --split=test

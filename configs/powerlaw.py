@@ -1,4 +1,4 @@
-"""The tables of a production model: 26 of 10 to 40 million rows, read by a power law.
+"""The tables of a production model: 26 tables of 10 to 40 million rows, read by a power law.
 
     jaxrank plan --config=configs/powerlaw.py --topology=v3-128 --config.source.exponent=1.5
 

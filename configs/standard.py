@@ -16,7 +16,7 @@ from jaxrank.config import default
 
 
 class Tables(NamedTuple):
-    """Some tables alike: how many, rows of each, and ids of an example's list (0: one id)."""
+    """A group of equal tables: number, rows per table, and mean ids per list (0: single ids)."""
 
     count: int
     rows: int

@@ -524,11 +524,10 @@ def sections(config: ConfigDict) -> Config:
 
 
 def check(config: ConfigDict) -> None:
-    """Refuses what is wrong in the config of a run whatever the data: fields that are not there,
-    values that cannot be, and those that do not fit each other.
+    """Checks everything about the config of a run that does not depend on its data.
 
     Raises:
-        InputError: naming the field, what it must be and what was found.
+        InputError: a field is missing or invalid, or contradicts another one.
     """
     sections(config).check_run()
 
@@ -539,7 +538,7 @@ def _has_settings(rules: Rules) -> bool:
 
 
 def _named(section: type, where: str = "", patterns: bool = False) -> list[str]:
-    """Paths of the sections that hold values by names that no declaration has."""
+    """Returns the paths of sections that map arbitrary names to values."""
     paths = []
     kinds = typing.get_type_hints(section)
     for entry in dataclasses.fields(section):

@@ -49,7 +49,7 @@ def _override(config: ConfigDict, override: str) -> ConfigDict:
 def _set_by_name(config: ConfigDict, path: str, value: str) -> bool:
     """Sets a field whose section accepts fields of any name, and returns True if it did.
 
-    The value is `value` as a Python literal, a number or a text. Such fields are those of the
+    The value is `value` as a Python literal, a number or a text. Such fields are fields of the
     source's kind, and fields of `features` that are lists or that an entry does not set yet. The
     code that reads these sections checks their names. Returns False if the section has only the
     fields of `default`.

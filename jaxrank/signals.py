@@ -59,7 +59,7 @@ def _count(reader: socket.socket, apart_seconds: float) -> None:
 def raised_again() -> Iterator[None]:
     """Raises a KeyboardInterrupt that was dropped within the block again in the main thread.
 
-    Python drops exceptions in callbacks such as those of the garbage collector, where JAX has one.
+    Python drops exceptions in callbacks of the garbage collector, for example the callback of JAX.
     If the main thread is in such a callback again, the exception is raised once more. Other dropped
     exceptions are reported as before.
     """

@@ -248,14 +248,16 @@ def main() -> None:
         print(f"{optimizer}: learning rates {there} at {BASE}: logloss {statistics.mean(base):.5f}")
         for batch, rule, warmup in itertools.product(args.batches, args.rules, args.warmups):
             losses = runner.losses(optimizer, rates, batch, rule, warmup, args.own, seeds=seeds)
-            told(f"{optimizer}, batch {batch:,}, {rule}, warm-up {warmup:.0%}", losses, base)
+            print_losses(
+                f"{optimizer}, batch {batch:,}, {rule}, warm-up {warmup:.0%}", losses, base
+            )
         for batch in args.tune:
             tuned = best_rates(runner, optimizer, batch, rates, args.own)
             losses = runner.losses(optimizer, tuned, batch, own=args.own, seeds=seeds)
-            told(f"{optimizer}, batch {batch:,}, tuned rates {tuned}", losses, base)
+            print_losses(f"{optimizer}, batch {batch:,}, tuned rates {tuned}", losses, base)
 
 
-def told(name: str, found: list[float], base: list[float]) -> None:
+def print_losses(name: str, found: list[float], base: list[float]) -> None:
     over = [100 * (a / b - 1) for a, b in zip(found, base, strict=True)]
     lost = sum(not math.isfinite(x) for x in over)
     spread = statistics.stdev(over) if len(over) > 1 and not lost else math.nan

@@ -120,7 +120,7 @@ class _Labelled(NamedTuple):
 
 
 def _labelled(blocks: Iterable[Examples], features: Any, task: int) -> _Labelled:
-    """The labels of blocks, beside the features that are given."""
+    """Collects the labels of blocks, to go with `features`."""
     labels, weights = [], []
     for block in blocks:
         labels.append(np.nan_to_num(block.labels[:, task].astype(np.float64)))

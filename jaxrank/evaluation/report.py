@@ -64,7 +64,7 @@ def short_summary(metrics: Metrics, untrained: Collection[str] = ()) -> str:
 
 
 def worse_than_constant(metrics: Metrics) -> dict[str, str]:
-    """Returns the tasks whose loss is above that of the best constant, and by what it shows."""
+    """Returns {task: metric} for tasks whose loss is above the loss of the best constant."""
     return {
         task: f"{TITLES[name]} {values[name]:.5f}"
         for task, values in metrics.items()

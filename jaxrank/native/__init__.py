@@ -83,7 +83,7 @@ def _register(name: str, path: Path) -> bool:
 
 
 def cache_directory() -> Path:
-    """The directory of the user for what is compiled on this host."""
+    """Returns the user's cache directory for code compiled on this host."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxrank"
 
 
