@@ -1,4 +1,4 @@
-"""The same as ml1m_dcnv2 with the release year and the list of genres added.
+"""DCN-V2 on MovieLens-1M with the release year and the list of genres as additional features.
 
 jaxrank train --config=configs/ml1m_dcnv2_genres.py --workdir=/tmp/ml1m_genres
 jaxrank evaluate --workdir=/tmp/ml1m_genres --checkpoint=best --split=test

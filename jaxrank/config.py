@@ -474,11 +474,12 @@ class Config:
 
 
 def default(model: str = "") -> ConfigDict:
-    """A config with all fields; `source` and `features` must be filled in.
+    """Returns a config with all fields. `source` and `features` must be filled in.
 
     Args:
-        model: name of a registered model, whose fields the section `model` has; empty: those of
-            `ranker`, which is the model if one of them is set. Else the size of the data decides.
+        model: name of a registered model, whose fields the section `model` gets. Empty: the fields
+            of `ranker`, which is the model if one of them is set. Otherwise the model depends on
+            the size of the data.
 
     Raises:
         InputError: no model has that name.
@@ -488,7 +489,7 @@ def default(model: str = "") -> ConfigDict:
     features = {f.name: default_of(f) for f in dataclasses.fields(FeatureSpec)}
     config.features = ConfigDict(
         {k: v if isinstance(v, str | bool) else [] for k, v in features.items()},
-        type_safe=False,  # a text may stand for a list of one
+        type_safe=False,  # a text may replace a list with one entry
     )
     config.model = _defaults(MODELS[RANKER if model == "" else model])
     config.model.name = model
@@ -498,12 +499,12 @@ def default(model: str = "") -> ConfigDict:
         for part in path.split("."):
             section = section.get(part) if isinstance(section, ConfigDict) else None
         if isinstance(section, ConfigDict):
-            section.unlock()  # its fields have names of any kind
+            section.unlock()  # it accepts fields of any name
     return config
 
 
 def _defaults(section: type) -> ConfigDict:
-    """The defaults of a section; sections within it that the data or a name decide are empty."""
+    """Returns the defaults of a section. Sections that depend on the data or a name are empty."""
     config = ConfigDict()
     for entry in dataclasses.fields(section):
         value = default_of(entry)
@@ -514,11 +515,10 @@ def _defaults(section: type) -> ConfigDict:
 
 
 def sections(config: ConfigDict) -> Config:
-    """The config as dataclasses, whose sections `source`, `model` and `settings` are of the class
-    that their kind or name chooses.
+    """Converts a config to dataclasses. The kind or name of a section selects its class.
 
     Raises:
-        InputError: naming the field, what it must be and what was found.
+        InputError: a field is missing or invalid.
     """
     return parse(Config, config, "", complete=True)
 
@@ -560,7 +560,7 @@ NAMED_FIELDS = (
 )
 
 
-# Fields that may change from one start of a run to the next: none changes what it computes.
+# Fields that may change when a run is resumed, because they do not change its result.
 FREE = (
     "data.num_workers",
     "data.prefetch_batches",

@@ -1,6 +1,6 @@
-"""JSON text of any value, files of it that name themselves in errors, and seals of their content.
+"""Reads and writes JSON, with errors that name the file and checksums of the content.
 
-Every JSON text that jaxrank writes comes from `to_text`. It imports neither NumPy nor JAX.
+`to_text` makes every JSON text that jaxrank writes. This module imports neither NumPy nor JAX.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ _NON_FINITE: dict[str, Callable[[float], Any]] = {
     "null": lambda _: None,
     "text": str,  # "nan", "inf", "-inf"
 }
-# Written as `str` gives them.
+# Types that are written as `str` formats them.
 _TEXTS = (
     bytes,
     datetime.date,
@@ -50,7 +50,7 @@ def plain(value: Any, non_finite: NonFinite = "number") -> Any:
         non_finite: what NaN and infinite numbers become.
 
     Raises:
-        TypeError: there is no such form of the value.
+        TypeError: the value cannot be converted.
     """
     if value is None or isinstance(value, str | int):
         return value
@@ -65,7 +65,7 @@ def plain(value: Any, non_finite: NonFinite = "number") -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = [field.name for field in dataclasses.fields(value)]
         return {name: plain(getattr(value, name), non_finite) for name in names}
-    if hasattr(value, "tolist"):  # of NumPy or JAX
+    if hasattr(value, "tolist"):  # arrays and scalars of NumPy and JAX
         return plain(value.tolist(), non_finite)
     if isinstance(value, os.PathLike):
         return os.fspath(value)
@@ -84,9 +84,9 @@ def to_text(
     """Returns the value as JSON text.
 
     Args:
-        value, non_finite: as of `plain`.
+        value, non_finite: see `plain`.
         indent: spaces per level; None: one line.
-        sort_keys: whether keys are sorted, as for text that is hashed or compared.
+        sort_keys: whether keys are sorted, so that equal values have equal text.
     """
     return json.dumps(plain(value, non_finite), indent=indent, sort_keys=sort_keys)
 
@@ -129,14 +129,14 @@ def _parsed(path: "Path | UPath", content: bytes, hint: str) -> dict[str, Any]:
 
 
 class Seal(NamedTuple):
-    """The checksum of a JSON object that is its last value, xxh3_64 in hexadecimal digits.
+    """Checksum of a JSON object, stored as its last value: xxh3_64 in hexadecimal digits.
 
-    Nothing else finds a bit that flipped on a disk where the content still looks right.
+    Without it, a flipped bit on a disk may go unnoticed, because the content may still be valid.
 
-    key: of the checksum.
-    of_bytes: True: of the bytes before it, as `to_text` writes them, so that a large file is
-        checked without being encoded again. False: of the text with sorted keys, for a file whose
-        bytes another library decides.
+    key: key of the checksum.
+    of_bytes: True for a checksum of the preceding bytes, as `to_text` writes them. A large file is
+        then checked without encoding it again. False for a checksum of the text with sorted keys,
+        for a file that another library formats.
     hint: a sentence for the errors, with a space in front.
     """
 
@@ -163,10 +163,10 @@ class Seal(NamedTuple):
         """Reads a sealed object, without its checksum.
 
         Args:
-            check: raises where the object is of a version that may be sealed in another way.
+            check: raises if the object has a version that may be sealed in another way.
 
         Raises:
-            InputError: as `json_files.read`, or the object was changed since it was sealed.
+            InputError: see `json_files.read`, or the object has changed since it was sealed.
         """
         content = _content(path, self.hint)
         tree = _parsed(path, content, self.hint)
@@ -194,7 +194,7 @@ class Seal(NamedTuple):
         return f',\n "{self.key}": "'
 
     def _content(self, tree: Mapping[str, Any]) -> str:
-        """The text that the checksum is of."""
+        """Returns the text that the checksum covers."""
         if self.of_bytes:
             return json.dumps(tree, indent=1).removesuffix("\n}")
         return json.dumps(tree, sort_keys=True)

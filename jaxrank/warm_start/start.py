@@ -98,7 +98,7 @@ def start(job: Run, source: str, report: Report) -> TrainState:
 
 
 def workdir_of(source: str) -> tuple[Path, str]:
-    """The workdir and the step that `--init-from` names; no step: empty.
+    """Returns the workdir and the step that `--init-from` names. The step may be empty.
 
     Raises:
         InputError: see `files.directory`.

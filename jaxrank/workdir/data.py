@@ -55,7 +55,7 @@ class RunData:
         """Opens the data. Process 0 prepares it first if it is absent and the config has a source.
 
         Args:
-            check: as of `passes.prepare`.
+            check: see `passes.prepare`.
 
         Raises:
             InputError: the data is absent and cannot be prepared, or was prepared with other
