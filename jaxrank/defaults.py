@@ -227,7 +227,7 @@ def _choose_training(config: ConfigDict, data: Data, reasons: dict[str, str]) ->
             )
 
 
-def _has_open_model(config: ConfigDict) -> bool:
+def has_open_model(config: ConfigDict) -> bool:
     """Returns True if no field of the section `model` is set."""
     plain = to_plain(config.model)
     return not plain.get("name") and plain == to_plain(default().model)

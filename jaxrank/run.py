@@ -605,31 +605,33 @@ def _is_known_without(split: Split, task: int, parent: int) -> bool:
 
 
 def describe(job: Run, state: TrainState) -> str:
-    """Describes model, tables and data in a few lines."""
+    """Describes model, tables and data as a short table, with notes on unusual settings."""
     step_spec = job.program.step_spec
     layout, schema, devices = step_spec.embedding.layout, job.schema, job.program.mesh.size
     parts = models.describe(state.params)
     layers = ", ".join(f"{name} {count:,}" for name, count in parts.items())
-    layout, schema = step_spec.embedding.layout, job.schema
-    stored = sum(x.nbytes for x in jax.tree.leaves(state.tables)) / 2**20
-    lines = [
-        f"{sum(parts.values()):,} parameters in layers ({layers}),"
-        f" {sum(s.rows * s.dim for s in layout.stacks):,} in"
-        f" {len(schema.tables)} tables ({stored:,.1f} MiB with their optimizer);"
-        f" {len(schema.dense)} floats, {len(schema.categorical)} ids, {len(schema.ragged)} lists;"
-        f" {3 * flops:,} floating point operations per example in matrix products, forward and"
-        " backward;"
-        f" {job.train_split.rows:,} examples, {job.run_schedule.num_steps:,} steps,"
-        f" {job.program.mesh.size} {jax.default_backend()} device(s)"
-    ]
+    in_tables = sum(stack.rows * stack.dim for stack in layout.stacks)
+    stored = sum(x.nbytes for x in jax.tree.leaves(state.tables))
+    flops = 3 * step_spec.model.flops(model_inputs(layout))
+    table = {
+        "model": f"{job.model}, {sum(parts.values()):,} parameters: {layers}",
+        "tables": f"{len(schema.tables)}, {in_tables:,} parameters, {format_bytes(stored)} with"
+        " optimizer state",
+        "features": f"{len(schema.dense)} dense, {len(schema.categorical)} categorical,"
+        f" {len(schema.ragged)} ragged",
+        "FLOPs": f"{flops:,} per example in matrix products, forward and backward",
+        "examples": f"{job.train_split.rows:,}",
+        "steps": f"{job.run_schedule.num_steps:,} of {job.config.batch_size:,} examples",
+        "devices": f"{devices} ({jax.default_backend()})",
+    }
+    lines = [f"{name:<11}{value}" for name, value in table.items()]
     if step_spec.embedding.on_cpu and not step_spec.embedding.is_native:
-        lines.append(
-            f"Tables and layers use XLA, not native code, so are slower: {native.missing()}"
-        )
+        lines.append(f"Table rows and layers are left to XLA, which is slower: {native.missing()}")
     if job.run_schedule.next_days:
         lines.append(
-            f"{len(job.train_split.days)} days in order, {len(job.run_schedule.next_days)}"
-            " evaluations, each on a day that is not trained on yet"
+            f"{len(job.train_split.days)} days, one after another;"
+            f" {len(job.run_schedule.next_days)}"
+            " evaluations, each of a day that no step has seen"
         )
     if step_spec.embedding.l2_scope == "table":
         rows = sum(s.rows for s in layout.stacks)

@@ -175,6 +175,7 @@ def train(
             )
             timer.enter("training")
             state = loop.run(session, state)
+            timer.enter("saving")
             job.checkpoints.wait()  # within the block, or a signal would interrupt the save
             workdirs.mark_finished(directory, True)
         timer.enter("evaluation")
