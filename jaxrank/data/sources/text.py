@@ -215,28 +215,31 @@ class TextSource(LineSource):
                 return count, batch.take(pa.array(keep)), row + keep
             return count, batch, numbered(row, count)
         lines = [line + b"\n" for line in block.split(b"\n")[:-1]]
-        good = []
+        faults = {}
         for i, line in enumerate(lines):
             after = lines[i + 1] if i + 1 < len(lines) else b""
-            fault = self._format.fault(line, after, columns)
-            if fault is None:
-                good.append(i)
-                continue
-            rejects.reject(
-                **fault._asdict(),
-                file=part.file,
-                row=row + i,
-                record=content(line, "backslashreplace"),
-                offset=offset,
-            )
+            if (fault := self._format.fault(line, after, columns)) is not None:
+                faults[i] = fault
+        good = [i for i in range(len(lines)) if i not in faults]
         batch = self._format.parse(b"".join(lines[i] for i in good), columns)
         assert batch is not None, f"{part}, from row {row} on: lines without fault are no records"
-        headers = self._repeated(batch, columns)
-        for i in headers.tolist():
-            at = row + good[i] - i
-            self._refuse_header(i, self._in_order(batch), at, part, offset, rejects)
+        headers = self._repeated(batch, columns).tolist()
+        batch = self._in_order(batch)
+        places = {good[i]: i for i in headers}
+        for i in sorted([*faults, *places]):
+            if i in places:
+                at = row + i - places[i]
+                self._refuse_header(places[i], batch, at, part, offset, rejects)
+                continue
+            rejects.reject(
+                **faults[i]._asdict(),
+                file=part.file,
+                row=row + i,
+                record=content(lines[i], "backslashreplace"),
+                offset=offset,
+            )
         keep = np.setdiff1d(np.arange(batch.num_rows), headers)
-        batch = self._in_order(batch).take(pa.array(keep))
+        batch = batch.take(pa.array(keep))
         return len(lines), batch, row + np.asarray(good, np.int64)[keep]
 
     def _repeated(self, batch: pa.RecordBatch, columns: Sequence[str]) -> np.ndarray:
