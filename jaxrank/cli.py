@@ -446,8 +446,8 @@ def _of_memory(error: Exception) -> str:
     """Returns a short message for an out-of-memory error of the host or, from XLA, of a device."""
     text = " ".join(str(error).partition("\n\n")[0].split())[:400].rstrip(".")
     return (
-        f"not enough memory: {text}. The memory of a step grows with batch_size, that of its input"
-        " also with steps_per_execution and data.prefetch_batches. Tables are split over all"
+        f"not enough memory: {text}. The memory of a step grows with batch_size and, for its input,"
+        " with steps_per_execution and data.prefetch_batches. Tables are split over all"
         " devices. `jaxrank plan` and `jaxrank compile` report whether a run fits a machine."
     )
 
