@@ -413,7 +413,7 @@ def test_a_full_disk_stops_training_and_keeps_the_checkpoints_before(tmp_path):
     assert steps == ["8"]
 
 
-def test_what_is_done_goes_on_where_nobody_reads_what_is_told(tmp_path):
+def test_what_is_done_continues_where_nobody_reads_what_is_reported(tmp_path):
     reader, writer = os.pipe()
     os.close(reader)
     command = ["jaxrank", "prepare", f"--config={TINY}", f"--output={tmp_path / 'store'}"]
@@ -439,7 +439,7 @@ def test_a_full_disk_leaves_no_predictions(tmp_path):
 @pytest.mark.parametrize(
     "take", [lambda _: np.empty(1 << 48, np.uint8), lambda _: jnp.zeros(1 << 46)]
 )
-def test_too_little_memory_is_told_in_one_line(take, monkeypatch, capsys):
+def test_too_little_memory_is_reported_in_one_line(take, monkeypatch, capsys):
     monkeypatch.setattr(cli, "run", take)
     monkeypatch.setattr(sys, "argv", ["jaxrank", "plan"])
     monkeypatch.setattr(cli.processes, "leave", lambda *_, **__: None)  # it is the tests' process

@@ -69,6 +69,6 @@ def test_what_is_absent_is_not_drawn(monkeypatch):
     assert found == {"distinct values": ["c0"]}
 
 
-def test_a_picture_that_cannot_be_written_is_told():
+def test_a_picture_that_cannot_be_written_is_reported():
     with pytest.raises(RunError, match="/dev/full: cannot be written"):
         plots.draw_statistics({"train": statistics(2)}, "/dev/full")

@@ -81,7 +81,7 @@ def test_the_result_holds_model_best_possible_and_constant(finished):
     assert 0 < result.metrics["conversion"]["examples"] < 500
 
 
-def test_the_summary_tells_where_the_time_went(finished):
+def test_the_summary_reports_where_the_time_went(finished):
     workdir, result = finished
     timed = {"preparation": 61.234, "training": 1234.5, "saving": 0.04}
     result = result._replace(phase_seconds=timed, examples_per_second=98765.4, seconds=1296.0)
@@ -102,7 +102,7 @@ def test_a_repeated_run_is_equal_to_the_bit(store, finished, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, final_state(store, tmp_path), expected)
 
 
-def test_a_finished_run_only_tells_its_result_again(store, finished, tmp_path):
+def test_a_finished_run_only_reports_its_result_again(store, finished, tmp_path):
     workdir, result = finished
     shutil.copytree(workdir, tmp_path / "copy")
     again = run(store, tmp_path / "copy")
@@ -132,7 +132,7 @@ def on_devices(store, workdir, devices, **changes):
     return c
 
 
-def test_a_run_keeps_its_placement_when_it_goes_on_with_other_devices(store, tmp_path):
+def test_a_run_keeps_its_placement_when_it_resumes_with_other_devices(store, tmp_path):
     lines = []
     train(on_devices(store, tmp_path, 8, num_steps=8), tmp_path, report=lines.append)
     assert any(line.startswith("Placement:") for line in lines)
@@ -157,7 +157,7 @@ def test_a_run_keeps_its_placement_when_it_goes_on_with_other_devices(store, tmp
         assert found["logloss"] == pytest.approx(alone.metrics[task]["logloss"], rel=1e-4)
 
 
-def test_a_run_that_never_saved_is_placed_anew(store, tmp_path):
+def test_a_run_that_never_saved_is_placed_again(store, tmp_path):
     train(on_devices(store, tmp_path, 1, num_steps=8), tmp_path, report=nothing)
     assert json.loads((tmp_path / "placement.json").read_text()) == {}
     shutil.rmtree(tmp_path / "checkpoints")
@@ -166,7 +166,9 @@ def test_a_run_that_never_saved_is_placed_anew(store, tmp_path):
     assert json.loads((tmp_path / "placement.json").read_text()) != {}
 
 
-def test_small_buffers_of_the_exchange_are_told_and_change_nothing(store, tmp_path, monkeypatch):
+def test_small_buffers_of_the_exchange_are_reported_and_change_nothing(
+    store, tmp_path, monkeypatch
+):
     lines = []
     monkeypatch.setattr(recorder, "_ROUNDS_WATCHED", 8)
     plain = train(on_devices(store, tmp_path, 4), tmp_path / "plain", report=nothing)
@@ -193,7 +195,7 @@ def test_a_placement_that_does_not_fit_the_tables_is_refused(store, tmp_path):
         train(c, tmp_path, report=nothing, allow_config_change=True)
 
 
-def test_checkpoints_of_every_so_many_steps_are_kept(store, tmp_path):
+def test_checkpoints_of_every_n_steps_are_kept(store, tmp_path):
     c = on_store(store, num_steps=20)
     c.checkpoint.every_steps, c.checkpoint.keep, c.checkpoint.keep_every_steps = 4, 1, 6
     c.data.valid = ""
@@ -505,7 +507,7 @@ def test_more_epochs_than_the_config_says_are_reported(store, tmp_path):
     assert result.step == 3  # in executions of two steps
 
 
-def test_labels_that_teach_nothing_are_refused_or_told(tmp_path):
+def test_labels_that_teach_nothing_are_refused_or_reported(tmp_path):
     def trained(name, click, buy):
         columns = {"click": click, "buy": buy, "user": list(range(64))}
         pq.write_table(pa.table(columns), tmp_path / f"{name}.parquet")
@@ -578,7 +580,7 @@ def test_a_config_that_was_refused_leaves_the_workdir_to_the_next(store, finishe
     assert (tmp_path / "config.json").read_text() == before
 
 
-def test_data_that_was_prepared_anew_is_refused_on_resume(store, tmp_path):
+def test_data_that_was_prepared_again_is_refused_on_resume(store, tmp_path):
     run(store, tmp_path / "run", num_steps=8)
     c = tiny.config()
     c.source.seed = 4
@@ -698,7 +700,7 @@ def test_a_signal_while_the_last_save_is_written_ends_nothing(store, tmp_path, m
     assert is_finished(tmp_path)
 
 
-def test_a_run_that_does_not_go_on_tells_where_it_stands(store, tmp_path):
+def test_a_run_that_stops_reports_where_it_stands(store, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         "import sys, time, tiny\n"

@@ -56,7 +56,7 @@ def contents(directory):
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_bench_tells_rates_stages_and_the_limit(capsys, tmp_path, num_workers):
+def test_bench_reports_rates_stages_and_the_limit(capsys, tmp_path, num_workers):
     picture = tmp_path / "b.png"
     flags = f"--workdir={tmp_path / 'w'}", f"--picture={picture}"
     found, err = run(capsys, *flags, f"--config.data.num_workers={num_workers}")
@@ -158,7 +158,7 @@ def test_calls_made_before_the_clock_starts_do_not_count():
     assert 0 < measure.executions_per_second(slow(), 50, 0.2) <= 50
 
 
-def test_each_part_of_the_input_is_told_with_the_time_that_it_took(tmp_path, monkeypatch):
+def test_each_part_of_the_input_is_reported_with_the_time_that_it_took(tmp_path, monkeypatch):
     # A clock that moves only when these functions are called.
     now, spent = [0.0], []
 

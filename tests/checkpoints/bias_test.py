@@ -61,7 +61,7 @@ def older(request, store, tmp_path_factory):
 
 
 @pytest.mark.parametrize("devices", [1, 8])
-def test_a_run_goes_on_from_a_checkpoint_without_biases(store, older, tmp_path, devices):
+def test_a_run_resumes_from_a_checkpoint_without_biases(store, older, tmp_path, devices):
     workdir, decay, lacking = older
     changes = dict(ema_decay=decay)
     c = on_older(store, lacking, num_steps=8, **changes)

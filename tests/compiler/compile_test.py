@@ -66,7 +66,7 @@ def scaled(tmp_path_factory):
     return json.loads(out.getvalue().splitlines()[-1]), err.getvalue(), picture
 
 
-def test_what_one_device_needs_is_told(scaled):
+def test_what_one_device_needs_is_reported(scaled):
     found, err, _ = scaled
     one, _ = found["topologies"]
     assert (one["name"], one["cores"], one["devices"]) == ("v3-8", 8, 8)
@@ -140,7 +140,7 @@ def test_a_batch_that_a_slice_cannot_split_is_refused(capsys):
         compile_all(capsys, "v3-128", "--config.batch_size=64")
 
 
-def test_what_train_would_refuse_is_refused_or_told(capsys):
+def test_what_train_would_refuse_is_refused_or_reported(capsys):
     for args, message in (
         (("--config.mesh.devices=9",), "mesh.devices must be at most 8.*found 9"),
         (("--config.data.shards=3",), "batch_size must be a multiple of data.shards"),
@@ -154,7 +154,7 @@ def test_what_train_would_refuse_is_refused_or_told(capsys):
         compile_all(capsys, "v3-16", "--config.mesh.devices=4")
 
 
-def test_hosts_that_the_data_cannot_be_shared_by_are_told(monkeypatch, capsys):
+def test_hosts_that_the_data_cannot_be_shared_by_are_reported(monkeypatch, capsys):
     def nothing_is_compiled(*_):
         raise RunError("so far")
 
@@ -169,7 +169,7 @@ def test_replicas_that_a_slice_cannot_have_are_refused(capsys):
         compile_all(capsys, "v3-8", "--config.mesh.replicas=3")
 
 
-def test_the_lack_of_the_compiler_is_told(monkeypatch, capsys):
+def test_the_lack_of_the_compiler_is_reported(monkeypatch, capsys):
     monkeypatch.setattr(absent.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"found no libtpu. Install jaxrank's extra `tpu`"):
         compile_all(capsys, "v3-8")
@@ -182,7 +182,7 @@ def test_scaling_is_of_tpus_only(capsys):
         compile_all(capsys, "h100-8", "--scaling=weak")
 
 
-def test_what_a_gpu_needs_is_told(capsys):
+def test_what_a_gpu_needs_is_reported(capsys):
     pytest.importorskip("jax_plugins.xla_cuda13", reason="needs the extra gpu-compiler")
     (eight, one), err = compile_all(capsys, "h100-8,a100-1", *ROWS)
     assert (eight["name"], eight["devices"], one["devices"]) == ("h100-8", 8, 1)
@@ -198,7 +198,7 @@ def test_what_a_gpu_needs_is_told(capsys):
         compile_all(capsys, "h100-12")
 
 
-def test_scaling_is_told_and_drawn(scaled):
+def test_scaling_is_reported_and_drawn(scaled):
     found, err, picture = scaled
     large, small = found["scaling"]
     assert (large["name"], small["name"]) == ("v3-8", "v3-2")
@@ -227,6 +227,6 @@ def test_scaling_is_told_and_drawn(scaled):
         (("--topology=v3-8,v3-32", "--scaling=strong"), "whole groups of 16.*batch_size=128"),
     ],
 )
-def test_scaling_that_cannot_be_told_is_refused_before_anything_is_compiled(args, message):
+def test_scaling_that_cannot_be_reported_is_refused_before_anything_is_compiled(args, message):
     with pytest.raises(InputError, match=message):
         cli.run(["compile", *WHOLE, *args])

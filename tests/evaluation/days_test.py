@@ -139,7 +139,7 @@ def test_lists_that_are_long_on_one_day_have_room_on_that_day(store, tmp_path):
         assert not batch.dropped.any()
 
 
-def test_the_command_line_tells_a_table_of_days(store, tmp_path, capsys, monkeypatch):
+def test_the_command_line_reports_a_table_of_days(store, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = tmp_path / "c.py"
     config.write_text("import daily\nfrom jaxrank.data.store.reader import open_store\n")

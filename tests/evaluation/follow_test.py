@@ -68,7 +68,7 @@ def test_each_checkpoint_is_scored_once_until_the_run_has_ended(whole, going_on,
     assert written(going_on) == records
 
 
-def test_one_that_was_ended_goes_on_behind_what_it_scored(whole, going_on, monkeypatch):
+def test_one_that_was_ended_resumes_behind_what_it_scored(whole, going_on, monkeypatch):
     def killed(seconds):
         raise KeyboardInterrupt
 

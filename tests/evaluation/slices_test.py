@@ -68,7 +68,7 @@ def test_a_split_by_day_has_its_days(tmp_path):
     assert (np.diff(groups.code) >= 0).all()
 
 
-def test_the_command_line_prints_and_tells_each_value(run, capsys):
+def test_the_command_line_prints_and_reports_each_value(run, capsys):
     cli.run(["evaluate", f"--workdir={run[0]}", "--by=c1"])
     told = capsys.readouterr().out
     assert "click by c1" in told
@@ -79,7 +79,7 @@ def test_the_command_line_prints_and_tells_each_value(run, capsys):
     assert "click/gauc" in found["by"]["metrics"]
 
 
-def test_values_that_differ_are_told_apart():
+def test_values_that_differ_are_distinguished():
     values = [None, "missing", "", "a\nb", "https://example.org/a/long/path/1"]
     values += [values[-1][:-1] + "2", 3, 2.5, True, 40 * "a", 20 * "a" + "b" + 19 * "a"]
     names = report._names([{"value": value} for value in values])

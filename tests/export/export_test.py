@@ -158,7 +158,7 @@ def test_every_vector_is_that_of_the_row_that_a_batch_reads(run, exported):
     assert len(list(stored.pieces("rows.dim4"))) > 1
 
 
-def test_columns_have_the_types_that_are_told(run, exported):
+def test_columns_have_the_types_that_are_reported(run, exported):
     _, job, _ = run
     dims = {"pair": 3, "age": 5}
     for name in TABLES:

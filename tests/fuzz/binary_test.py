@@ -113,7 +113,7 @@ def test_a_changed_page_of_parquet_is_refused(tmp_path, count):
 
 
 @pytest.mark.parametrize("count", MANY)
-def test_changed_tfrecords_lose_records_only_where_that_is_told(tmp_path, count):
+def test_changed_tfrecords_lose_records_only_where_that_is_reported(tmp_path, count):
     path = tmp_path / "a.tfrecord"
     outcomes = {"refused": 0, "skipped": 0}
     for seed in range(count):

@@ -38,7 +38,7 @@ def test_a_change_below_min_delta_and_an_undefined_value_are_no_improvement():
     assert (monitor.best, monitor.since_best) == (0.5, 2)
 
 
-def test_a_restored_monitor_goes_on_as_the_first_would():
+def test_a_restored_monitor_continues_as_the_first_would():
     values = [0.5, 0.4, 0.4, 0.45]
     _, first = fed(values[:2], early_stopping_patience=3, reduce_lr_patience=2)
     new = make_monitor([CLICK], "click/auc", early_stopping_patience=3, reduce_lr_patience=2)
@@ -49,7 +49,7 @@ def test_a_restored_monitor_goes_on_as_the_first_would():
     assert second.should_stop
 
 
-def test_a_monitor_of_other_data_begins_anew():
+def test_a_monitor_of_other_data_starts_over():
     def new(day):
         return make_monitor([CLICK], "", evaluated_on=day)
 

@@ -204,7 +204,7 @@ def test_sums_over_batches_give_the_metrics_of_all_examples():
 
 @pytest.mark.parametrize("mean", [10, 60, 300, 600, 2000])
 @pytest.mark.parametrize("kind", ["real", "count"])
-def test_what_sums_cannot_tell_of_labels_far_from_0_is_nan(mean, kind):
+def test_what_sums_cannot_show_of_labels_far_from_0_is_nan(mean, kind):
     r = np.random.default_rng(mean)
     labels = (r.poisson(mean, 4096) if kind == "count" else r.normal(mean, 1, 4096)).astype("f4")
     outputs = np.log(labels + 1) if kind == "count" else labels + r.normal(0, 0.7, 4096)
@@ -343,7 +343,7 @@ def test_what_is_undefined_is_nan():
             assert all(math.isnan(v) for v in found.values())
 
 
-def test_sums_in_float32_do_not_tell_of_a_spread_that_they_have_lost():
+def test_sums_in_float32_do_not_show_a_spread_that_they_have_lost():
     r = np.random.default_rng(0)
     ones = np.ones((1000, 1), np.float32)
     for _ in range(8):  # the remaining difference is sometimes above 0
@@ -368,7 +368,7 @@ def test_sums_in_float32_do_not_tell_of_a_spread_that_they_have_lost():
         ([0] * 99 + [1], [1] * 100, True),
     ],
 )
-def test_of_counts_near_one_sums_tell_a_spread_only_where_they_have_it(labels, weights, is_told):
+def test_of_counts_near_one_sums_show_a_spread_only_where_they_have_it(labels, weights, is_told):
     y, w = (np.array(a, np.float32)[:, None] for a in (labels, weights))
     (found,) = metrics.from_sums(batch_sums(np.zeros_like(y), y, w, ("count",)), ("count",))
     expected = exact_metrics.exact(0 * y[:, 0], y[:, 0], w[:, 0], "count")["normalized_deviance"]

@@ -141,7 +141,7 @@ def shapes_of(model, inputs):
 
 
 @pytest.mark.parametrize("config", MODELS.values(), ids=MODELS)
-def test_the_ranker_tells_each_axis_that_grows_with_its_inputs(config):
+def test_the_ranker_reports_each_axis_that_grows_with_its_inputs(config):
     """All others stay as long as they are, however many inputs there are."""
     model = models.build(tasks=2, **({"mlp_units": (5,)} | config))
     one = {"dense": {"a": 1, "b": 1}, "vectors": {"u": 4}, "sequences": {"s": 3}}

@@ -110,7 +110,7 @@ def test_it_compiles_for_a_slice_that_is_not_here(folder, capsys):
     assert one["flops"] > 0
 
 
-def test_a_run_whose_model_is_not_registered_tells_how_to_give_it(folder, monkeypatch):
+def test_a_run_whose_model_is_not_registered_reports_how_to_give_it(folder, monkeypatch):
     monkeypatch.delitem(registry._MODULES, "own", raising=False)
     for verb in ("evaluate", "export"):
         output = [f"--output={folder / 'never'}"] if verb == "export" else []

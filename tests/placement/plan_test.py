@@ -39,7 +39,7 @@ def plan(capsys, *args):
     return json.loads(line), err
 
 
-def test_a_plan_tells_all_that_is_asked_of_it(capsys):
+def test_a_plan_reports_all_that_is_asked_of_it(capsys):
     found, err = plan(capsys, *ON_EIGHT)
     assert found["devices"] == 8
     assert found["fits"] is True
@@ -218,7 +218,7 @@ def test_placements_are_mixed_freely(capsys):
     assert placement["c0"][1] > 0
 
 
-def test_a_plan_that_does_not_fit_tells_the_smallest_change_that_helps(capsys):
+def test_a_plan_that_does_not_fit_reports_the_smallest_change_that_helps(capsys):
     split = (*SMALL, "--config.embedding.placement=rows", "--config.source.categorical=(300000,40)")
     split += ("--config.features.categorical[0].rows=300000",)
     whole, _ = plan(capsys, *split, "--devices=1", "--memory=1GiB")
@@ -265,7 +265,7 @@ def test_nothing_is_promised_where_nothing_helps():
         cli.run(["plan", *SMALL, "--devices=8", "--memory=1000"])
 
 
-def test_a_device_that_is_nearly_full_is_told(capsys):
+def test_a_device_that_is_nearly_full_is_reported(capsys):
     found, _ = plan(capsys, *ON_EIGHT)
     memory = f"--memory={round(found['bytes_per_device'][0] / 0.95)}"
     full, err = plan(capsys, *ON_EIGHT, memory)

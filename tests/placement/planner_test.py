@@ -334,7 +334,7 @@ def test_rows_of_missing_and_unknown_values_do_not_hide_the_hot_ones_behind_them
     assert found.replicated == plain.replicated + 2
 
 
-def test_hot_rows_that_are_not_in_front_are_told():
+def test_hot_rows_that_are_not_in_front_are_reported():
     tables = {"big": (100_000, 1.3)}
     sample = traffic_of(np.random.default_rng(0), tables, 40_000)
     reads = sample.tables["big"]

@@ -149,7 +149,7 @@ def test_ctrl_c_while_workers_that_read_start_waits_for_nobody(tmp_path, store):
     assert end(program) == (0, "interrupted\nand on\n", "")
 
 
-def test_ctrl_c_while_workers_that_prepare_start_is_told_once(tmp_path):
+def test_ctrl_c_while_workers_that_prepare_start_is_reported_once(tmp_path):
     (tmp_path / "at_work").mkdir()
     program = begin(tmp_path, (_CHILDREN, _PREPARE), str(tmp_path / "at_work"), "interrupted")
     assert end(program) == (130, "", "jaxrank: interrupted\n")

@@ -128,7 +128,7 @@ def test_a_bit_that_flipped_in_an_array_is_seen(whole, tmp_path, monkeypatch):
         ("/site/jaxrank/runtime/prefetch.py", True),
     ],
 )
-def test_what_orbax_leaves_of_a_restore_that_failed_is_not_told_again(file, is_told):
+def test_what_orbax_leaves_of_a_restore_that_failed_is_not_reported_again(file, is_told):
     names, told = {}, []
     exec(compile("async def read(): pass", file, "exec"), names)
     left = names["read"]()

@@ -202,7 +202,7 @@ def test_a_bad_label_is_named_by_file_row_column_and_value(tmp_path, kind, bad, 
         prepared(tmp_path, ["1", "", written, "0"], kind)
 
 
-def test_bad_labels_are_skipped_and_told_one_by_one(tmp_path):
+def test_bad_labels_are_skipped_and_reported_one_by_one(tmp_path):
     column = ["1", "-1", "2", "1.5", "", "x", "4"]
     store = prepared(tmp_path, column, "count", on_error="skip")
     (block,) = store.split("train").blocks()

@@ -42,7 +42,7 @@ def test_slurm_gets_a_process_for_each_gpu_and_may_queue_it_again(cloud):
 
 
 @pytest.mark.parametrize(("status", "waits"), [(143, True), (1, False), (0, False)])
-def test_a_job_that_was_told_to_end_waits_for_the_end_that_queues_it_again(status, waits, cloud):
+def test_a_job_that_must_end_waits_for_the_end_that_queues_it_again(status, waits, cloud):
     found = cloud.run("slurm.sh", "--program=sh", "--", "-c", f"exit {status}")
     assert found.returncode == 0, found.stderr
     (call,) = cloud.calls("sbatch")
@@ -91,7 +91,7 @@ def test_settings_of_torchrun_reach_jax(env, coordinator, number, index, devices
     assert found.stdout.removesuffix("\0").endswith("\n" + "\0".join(HOSTILE))
 
 
-def test_a_node_that_is_told_too_little_says_what(cloud):
+def test_a_node_that_lacks_settings_says_what(cloud):
     found = cloud.run("node.sh", "--", "train", **HOST, WORLD_SIZE="4")
     assert found.returncode == 2
     assert (

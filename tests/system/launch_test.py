@@ -43,7 +43,7 @@ def test_scripts_are_shell_that_shellcheck_finds_nothing_in():
 
 
 @pytest.mark.parametrize("script", [path.name for path in SCRIPTS])
-def test_help_tells_every_option(script, cloud):
+def test_help_lists_every_option(script, cloud):
     found = cloud.run(script, "--help")
     assert found.returncode == 0
     text = (LAUNCH / script).read_text()
@@ -101,7 +101,7 @@ def test_stand_ins_refuse_what_is_not_documented(cloud):
 
 
 @pytest.mark.parametrize("script", ["tpu.sh", "kubernetes.sh"])
-def test_delete_without_anyone_to_ask_needs_to_be_told(script, cloud):
+def test_delete_without_anyone_to_ask_needs_a_flag(script, cloud):
     cloud.run("tpu.sh", "create", "ads", ZONE, "--accelerator-type=v3-8")
     args = (script, "delete", "ads", *([ZONE] if script == "tpu.sh" else []))
     found = cloud.run(*args)
@@ -112,7 +112,7 @@ def test_delete_without_anyone_to_ask_needs_to_be_told(script, cloud):
     assert "delete" in cloud.verbs("")
 
 
-def test_a_dry_run_of_processes_here_tells_each_its_place():
+def test_a_dry_run_of_processes_here_gives_each_its_place():
     command = [LAUNCH / "local.sh", "3", "--devices=2", "--dry-run", "--", "train", *HOSTILE]
     env = os.environ | {"PYTHON": sys.executable}
     found = subprocess.run(command, env=env, capture_output=True, text=True, check=True)

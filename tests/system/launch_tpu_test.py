@@ -119,7 +119,7 @@ def test_a_run_is_not_started_twice_and_can_be_stopped(cloud):
     assert cloud.run("tpu.sh", "run", "ads", ZONE, "--", "train").returncode == 0
 
 
-def test_resume_makes_a_run_from_nothing_and_leaves_one_that_goes_on(cloud):
+def test_resume_makes_a_run_from_nothing_and_leaves_one_that_runs(cloud):
     found = resume(cloud, chips="v3-16")
     assert found.returncode == 0, found.stderr
     assert cloud.verbs() == ["list", *MADE]
@@ -208,7 +208,7 @@ def test_resume_starts_again_what_failed_but_not_what_was_refused(status, code, 
     assert all(call[0] == "train" for call in ran(cloud.workers("ads")[0], 1 + again))
 
 
-def test_watch_goes_on_through_preemptions_until_jaxrank_has_finished(cloud):
+def test_watch_continues_through_preemptions_until_jaxrank_has_finished(cloud):
     args = ["tpu.sh", "resume", "ads", ZONE, "--accelerator-type=v3-8", "--watch", "--every=1"]
     found = cloud.run(*args, "--", "train")
     assert found.returncode == 2

@@ -352,9 +352,7 @@ cli.main()
 
 
 @pytest.mark.slow
-def test_four_processes_of_which_one_is_killed_end_and_are_gone_on_with_by_one(
-    store, trained, tmp_path
-):
+def test_four_processes_of_which_one_is_killed_end_and_are_resumed_by_one(store, trained, tmp_path):
     settings, program = coordinator(4), ("-c", DYING.format(workdir=tmp_path / "four"))
     args = ("train", *flags(store, tmp_path / "four"))
     several = [started(i, settings, *args, program=program, devices=2) for i in range(4)]

@@ -51,7 +51,7 @@ def assert_same_run(workdir, unbroken):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_run_that_goes_on_equals_the_unbroken_one(variants, tmp_path, programs, name):
+def test_a_run_that_resumes_equals_the_unbroken_one(variants, tmp_path, programs, name):
     """It breaks off behind its second evaluation, before the checkpoint of that one is saved."""
     unbroken, result, _ = variants.unbroken(name)
     programs.clear()
@@ -80,7 +80,7 @@ def test_a_run_that_goes_on_equals_the_unbroken_one(variants, tmp_path, programs
         assert program.train._cache_size() == program.predictor.predict._cache_size() == 1
 
 
-def test_a_run_of_fewer_steps_goes_on_to_more(variants, tmp_path):
+def test_a_run_of_fewer_steps_resumes_with_more(variants, tmp_path):
     train(variants.config("plain", num_steps=8), tmp_path, report=nothing)
     c = variants.config("plain")
     train(c, tmp_path, report=nothing, allow_config_change=True)
@@ -101,7 +101,7 @@ def test_a_run_resumes_from_a_checkpoint_that_was_saved_by_time(variants, tmp_pa
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_a_run_after_a_checkpoint_from_which_it_goes_on(variants, tmp_path, number):
+def test_a_signal_ends_a_run_after_a_checkpoint_from_which_it_resumes(variants, tmp_path, number):
     before, told = signal.getsignal(number), []
 
     def send(text):

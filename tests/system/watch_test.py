@@ -142,7 +142,7 @@ def test_the_last_batches_of_a_step_that_is_not_finite_are_written(store, tmp_pa
         jax.tree.map(np.testing.assert_array_equal, debug_batches.load(folder / file), expected)
 
 
-def test_a_loss_that_stands_out_is_told_and_its_batches_written(store, tmp_path, monkeypatch):
+def test_a_loss_that_stands_out_is_reported_and_its_batches_written(store, tmp_path, monkeypatch):
     c = config(store, num_steps=128, log_every_steps=64)
     lines = []
     poison(monkeypatch, 1e4, {110})

@@ -115,7 +115,7 @@ def test_of_a_resumed_run_only_steps_that_are_left_are_traced(store, tmp_path):
     assert told == ["Nothing was traced: the run ended at step 16, --profile-steps=5:11"]
 
 
-def test_steps_after_the_end_of_the_run_are_told_and_not_traced(store, tmp_path):
+def test_steps_after_the_end_of_the_run_are_reported_and_not_traced(store, tmp_path):
     told = run(on_store(store), tmp_path, profile_steps="17:20")
     assert told == ["Nothing was traced: the run has steps 1 to 16, --profile-steps=17:20"]
     assert not (tmp_path / "profile").exists()

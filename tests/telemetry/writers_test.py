@@ -195,7 +195,7 @@ def test_progress_shows_steps_speed_loss_and_time_left(clock):
     assert stream.getvalue().endswith("\r\x1b[K")
 
 
-def test_progress_ends_and_the_run_goes_on_when_the_terminal_has_gone(clock):
+def test_progress_ends_and_the_run_continues_when_the_terminal_has_gone(clock):
     class Gone(io.StringIO):
         def isatty(self):
             return True
@@ -228,7 +228,7 @@ def test_progress_fits_the_terminal(clock, monkeypatch):
 
 
 @pytest.mark.parametrize("stream", [io.StringIO, Terminal])
-def test_progress_is_silent_off_a_terminal_and_when_told(stream):
+def test_progress_is_silent_off_a_terminal_and_with_quiet(stream):
     stream = stream()
     progress = Progress(quiet=stream.isatty(), stream=stream)
     progress.update(1, 10, 1.0, 0.5)

@@ -276,7 +276,7 @@ def _without(job, rows, table):
     return found
 
 
-def test_what_reads_pairs_of_features_begins_anew_where_they_are_others(tmp_path):
+def test_what_reads_pairs_of_features_starts_over_where_they_are_others(tmp_path):
     raw = write(tmp_path / "raw", 0)
     changes = dict(model__cross="dlrm", model__bottom_mlp_units=(8,), embedding__dims=ConfigDict())
     old = config(raw, lists=("tags",), **changes)
@@ -291,7 +291,7 @@ def test_what_reads_pairs_of_features_begins_anew_where_they_are_others(tmp_path
     np.testing.assert_array_equal(state.params["cross"]["bottom"]["layer_0"]["kernel"], bottom[:1])
 
 
-def test_other_optimizers_and_dimensions_begin_anew_and_are_told(first, tmp_path):
+def test_other_optimizers_and_dimensions_start_over_and_are_reported(first, tmp_path):
     raw, _, run, *_ = first
     c = config(raw, optim__dense__name="adagrad", optim__tables__name="adagrad")
     c.embedding.dims = ConfigDict({"tags": 8, "user": 2})
@@ -309,14 +309,14 @@ def test_other_optimizers_and_dimensions_begin_anew_and_are_told(first, tmp_path
     assert int(state.earlier) == 16
 
 
-def test_moments_that_begin_anew_count_their_steps_anew(first, tmp_path):
+def test_moments_that_start_over_count_steps_from_0(first, tmp_path):
     raw, _, run, *_ = first
     _, state = started(run, config(raw, optim__tables__name="lazy_adam"), tmp_path / "next")
     assert int(state.earlier) == 0
 
 
 @pytest.mark.parametrize("row_optimizer", ["adagrad", "lazy_adam"])
-def test_an_average_goes_on_under_another_rule_of_tables(first, tmp_path, row_optimizer):
+def test_an_average_resumes_under_another_rule_of_tables(first, tmp_path, row_optimizer):
     raw, _, run, *_ = first
     c = config(raw, ema_decay=0.9, optim__tables__name=row_optimizer)
     job, state = started(run, c, tmp_path / "next")
@@ -351,7 +351,7 @@ def test_a_checkpoint_of_a_step_may_be_named(first, tmp_path):
     assert "not finished" not in lines[0]
 
 
-def test_a_run_that_has_not_come_to_its_end_is_told(first, tmp_path):
+def test_a_run_that_has_not_come_to_its_end_is_reported(first, tmp_path):
     raw, c, run, *_ = first
     shutil.copytree(run, tmp_path / "stopped")
     (tmp_path / "stopped" / "finished").touch()

@@ -97,7 +97,7 @@ def test_a_run_is_scored_and_exported_in_any_directory_with_the_store_that_it_ha
 
 @pytest.mark.parametrize("there", ["here", "there"])
 @pytest.mark.parametrize("kept", ["absolute", "as typed"])
-def test_a_run_goes_on_however_its_store_is_spelled(run, tmp_path, monkeypatch, there, kept):
+def test_a_run_resumes_however_its_store_is_spelled(run, tmp_path, monkeypatch, there, kept):
     monkeypatch.chdir(tmp_path / there)
     (tmp_path / "link").symlink_to(tmp_path / "here")
     relative = {"here": "B1", "there": "../here/B1"}[there]
@@ -240,7 +240,7 @@ def test_of_a_lock_that_its_owner_removes_meanwhile_a_new_one_is_made(tmp_path, 
     assert below(tmp_path) == []
 
 
-def test_who_holds_a_workdir_is_told_and_how_to_free_it_of_one_that_is_lost(tmp_path):
+def test_who_holds_a_workdir_is_reported_and_how_to_free_it_of_one_that_is_lost(tmp_path):
     """An NFS server may keep the lock of a machine that was preempted."""
     with lock.locked(tmp_path):
         here = rf"process {os.getpid()} on {re.escape(socket.gethostname())} since \d{{4}}-"
@@ -298,7 +298,7 @@ def test_a_workdir_that_cannot_be_written_is_named_but_a_full_disk_is_no_wrong_u
             pass
 
 
-def test_a_run_goes_on_under_a_version_that_has_more_fields(tmp_path):
+def test_a_run_resumes_under_a_version_that_has_more_fields(tmp_path):
     c = default()
     written = to_plain(c)
     del written["model"]["dense_mlp_units"]

@@ -234,7 +234,7 @@ def test_the_global_batch_does_not_depend_on_processes_or_workers(store, order, 
 
 
 @pytest.mark.parametrize("order", ["shuffled", "days"])
-def test_a_run_that_goes_on_with_other_processes_sees_each_example_once(store, order):
+def test_a_run_that_resumes_with_other_processes_sees_each_example_once(store, order):
     """Runs 3 executions on one process, 5 on two, and on one again to the end of the epoch."""
     share = _SETTINGS["batch_size"] // _SETTINGS["shards"]
     steps = -(-_ROWS // _SETTINGS["batch_size"])

@@ -189,7 +189,7 @@ def test_text_may_spell_booleans_in_any_case_as_numbers_and_types_of_their_own_d
 
 
 @pytest.mark.parametrize("bad", ["yes", "t", " true", "true ", "truee", "falsetrue", "2", "ſtrue"])
-def test_what_is_neither_a_boolean_nor_0_or_1_is_told_with_what_may_be(bad):
+def test_what_is_neither_a_boolean_nor_0_or_1_is_reported_with_what_may_be(bad):
     task = CLICK | dict(mask="known")
     good = ["true", "0", "FALSE"]
     for column, must in (("click", "0, 1, true, false or empty"), ("known", "0, 1, true or false")):

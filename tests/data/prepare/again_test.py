@@ -91,7 +91,7 @@ def test_what_is_put_where_the_store_will_be_costs_no_work(tmp_path, small_units
     assert content(tmp_path / "store") == content(expected.path)
 
 
-def test_a_killed_preparation_is_gone_on_with(tmp_path, small_units, monkeypatch):
+def test_a_killed_preparation_is_resumed(tmp_path, small_units, monkeypatch):
     train = files(tmp_path / "raw", 50, 50, 50)
     expected = run(tmp_path / "expected", train, runner=Local(1))
     program = f"""
@@ -226,7 +226,7 @@ def test_what_all_files_say_of_a_column_is_part_of_what_each_became(tmp_path, sm
 
 
 @pytest.mark.parametrize("kind", [http.server.SimpleHTTPRequestHandler, NoMark])
-def test_a_file_that_a_server_has_anew_is_read_again(tmp_path, small_units, kind):
+def test_a_file_that_a_server_has_replaced_is_read_again(tmp_path, small_units, kind):
     features = dict(tasks=[preparations.TASK], categorical=[dict(columns="user")])
 
     def write(name, label, time):
@@ -275,7 +275,7 @@ def test_nothing_of_other_attempts_is_in_a_store(tmp_path, small_units, place):
     assert found == content(expected)
 
 
-def test_records_that_another_attempt_skipped_are_not_told(tmp_path, small_units):
+def test_records_that_another_attempt_skipped_are_not_reported(tmp_path, small_units):
     train = files(tmp_path / "raw", 50, 50)
     good = broken(train[0])
     broken(train[1])

@@ -136,7 +136,7 @@ def test_a_store_at_a_url_is_the_same_too(tmp_path):
 
 
 @pytest.mark.parametrize("fitted", [True, False])
-def test_a_bad_record_is_told_as_by_the_local_runner(tmp_path, fitted):
+def test_a_bad_record_is_reported_as_by_the_local_runner(tmp_path, fitted):
     bad = [("b", 120, "x", "much"), ("c", 3, "x", "more")]
     features = FEATURES if fitted else dict(tasks=[CLICK], dense=[dict(columns="x")])
     source = raw(tmp_path, bad=bad)
@@ -148,7 +148,7 @@ def test_a_bad_record_is_told_as_by_the_local_runner(tmp_path, fitted):
     assert not (tmp_path / "beam").exists()
 
 
-def test_it_goes_on_once_the_bad_record_is_mended(tmp_path):
+def test_it_resumes_once_the_bad_record_is_mended(tmp_path):
     source = raw(tmp_path, bad=[("b", 120, "x", "much")])
     with pytest.raises(InputError, match="row 122"):
         run(source, tmp_path / "beam", runner=Beam("DirectRunner"))

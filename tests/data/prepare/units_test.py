@@ -221,7 +221,7 @@ def test_with_null_values_the_store_is_that_of_empty_cells_and_skipped_records_a
         ("0.5", dict(tasks=[TASK | dict(weight="day")])),
     ],
 )
-def test_a_missing_value_where_none_may_be_is_told_as_it_is_written(tmp_path, value, change):
+def test_a_missing_value_where_none_may_be_is_reported_as_it_is_written(tmp_path, value, change):
     days = [value, value, "NULL", value, ""]
     rows = [[*row[:-1], day] for row, day in zip(rows_of(5), days, strict=True)]
     train = write_csv(tmp_path / "a.csv", rows)
@@ -257,7 +257,7 @@ def test_lines_before_a_part_are_counted_once(tmp_path, monkeypatch):
     assert len(counted) == 2  # for the part with invalid records, while fitting and encoding
 
 
-def test_a_worker_that_is_killed_is_told(tmp_path, small_units, monkeypatch):
+def test_a_worker_that_is_killed_is_reported(tmp_path, small_units, monkeypatch):
     train = files(tmp_path / "raw", 20, 20)
     monkeypatch.setattr(fit_unit, "fit", _killed)
     with pytest.raises(RunError, match=r"one of 2 processes .* was killed"):

@@ -69,7 +69,7 @@ def test_the_log_of_a_delta_table_says_which_files_count(table, tmp_path):
         values(table.path / "old.parquet")
 
 
-def test_a_log_goes_on_from_its_last_checkpoint(table):
+def test_a_log_continues_from_its_last_checkpoint(table):
     table.checkpoint(add("new.parquet"), add("day=1/a%20b.parquet"))
     (table.path / "_delta_log" / f"{0:020d}.json").unlink()
     table.commit(remove("day=1/a%20b.parquet"))

@@ -471,7 +471,7 @@ def test_columns_that_one_file_lacks_or_adds_are_named(tmp_path, header, missing
         source_of(tmp_path / "*.csv")
 
 
-def test_bad_lines_of_another_order_are_told_as_the_file_has_them(tmp_path, small):
+def test_bad_lines_of_another_order_are_reported_as_the_file_has_them(tmp_path, small):
     small(60, 1)
     (tmp_path / "a.csv").write_text("n,name,price\n0,a,1\n")
     path = tmp_path / "b.csv"
@@ -587,7 +587,7 @@ def test_a_line_of_null_values_only_has_no_value(tmp_path):
     assert told == [(3, "only missing values", "NULL,,\\N"), (4, "an empty line", ",,")]
 
 
-def test_a_record_is_told_as_the_file_has_it(tmp_path, small):
+def test_a_record_is_reported_as_the_file_has_it(tmp_path, small):
     """In any part, among invalid lines, after skipped records, and in another column order."""
     rows = "".join(f'{i},"NULL",\n' if i % 3 else f"NULL,{i}\n" for i in range(2, 100))
     (tmp_path / "a.csv").write_text("price,n,name\n0,NULL,NULL\n")
@@ -698,7 +698,7 @@ def test_escaped_quotes_are_read_as_declared(tmp_path, cell, value):
     "line", [r'1,"say \"hi\"",3', r'1,"\"x\"",3', '1,"a"b,3', r'1,"a\"",b,"c\"",3', '1,"a" ,3']
 )
 @pytest.mark.parametrize("after", ["", "2,x,4\n" * 100])
-def test_a_value_that_goes_on_after_its_closing_quote_is_rejected(tmp_path, small, line, after):
+def test_a_value_that_continues_after_its_closing_quote_is_rejected(tmp_path, small, line, after):
     path = tmp_path / "day.csv"
     path.write_text(f"n,name,price\n0,y,1\n{line}\n{after}")
     with pytest.raises(InputError, match=r"row 3: must be delimited text whose.*source\.escape"):

@@ -102,7 +102,7 @@ def test_columns_have_the_types_that_were_asked_for(tmp_path):
         assert chunk.batch.column(name).to_pylist() == [None]
 
 
-def test_names_that_share_beginnings_ends_and_lengths_are_told_apart(tmp_path):
+def test_names_that_share_beginnings_ends_and_lengths_are_distinguished(tmp_path):
     names = ["", "a", "b", "12345678", "12345679", "x12345678", "12345678_1_12345678"]
     names += ["12345678_2_12345678", "é", "e" * 200, "e" * 199]
     others = ["c", "a\0", "12345670", "x2345678", "e" * 198, "e" * 208]

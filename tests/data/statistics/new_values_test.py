@@ -74,7 +74,7 @@ def day1(tmp_path):
 
 
 @pytest.mark.parametrize("split", ["train", "scored"])
-def test_booleans_that_come_from_csv_after_parquet_are_told_once(tmp_path, day1, split):
+def test_booleans_that_come_from_csv_after_parquet_are_reported_once(tmp_path, day1, split):
     later = csv_source(**{split: write_csv(tmp_path / "a.csv", records(240))})
     lines, store = warned(later, tmp_path / "day2", day1)
     assert lines == [
@@ -87,7 +87,7 @@ def test_booleans_that_come_from_csv_after_parquet_are_told_once(tmp_path, day1,
     assert found["mobile"]["unknown"] == (0 if split == "train" else 240)
 
 
-def test_whole_numbers_with_a_point_are_told(tmp_path):
+def test_whole_numbers_with_a_point_are_reported(tmp_path):
     rows = [[1, i % 50, i % 5] for i in range(200)]
     earlier = prepare(
         FEATURES, write_parquet(tmp_path / "a.parquet", rows), tmp_path / "day1",
@@ -125,7 +125,7 @@ def test_few_values_are_not_reported_and_missing_ones_do_not_count(
     assert all(f"100.00% of {filled} values" in line for line in lines)
 
 
-def test_a_feature_that_the_earlier_store_does_not_have_is_not_told(tmp_path, day1):
+def test_a_feature_that_the_earlier_store_does_not_have_is_not_reported(tmp_path, day1):
     columns = [*COLUMNS, "more"]
     rows = [[0, 1, "u1", f"m{i}"] for i in range(200)]
     features = dict(tasks=[TASK], categorical=[dict(columns=columns[1:])])
@@ -150,7 +150,7 @@ def test_splits_are_judged_each_by_itself(tmp_path, day1):
     assert "feature mobile: 100.00% of 250 values in valid, test are not in" in line
 
 
-def test_a_day_that_is_written_otherwise_is_told(tmp_path, day1):
+def test_a_day_that_is_written_otherwise_is_reported(tmp_path, day1):
     columns = [*COLUMNS, "time"]
     features = FEATURES | dict(time="time", by_day=True)
     rows = [
@@ -168,7 +168,7 @@ def test_a_day_that_is_written_otherwise_is_told(tmp_path, day1):
     assert store.split("train/2024-05-01").statistics["categorical"]["mobile"]["new"] == 0
 
 
-def test_of_many_features_not_all_are_told(tmp_path):
+def test_of_many_features_not_all_are_reported(tmp_path):
     columns = ["label", *(f"c{i}" for i in range(25))]
     features = dict(tasks=[TASK], categorical=[dict(columns="c*")])
     rows = [[0] + [i % 2 == 0] * 25 for i in range(100)]
@@ -190,7 +190,7 @@ def test_values_are_shown_cut(tmp_path, day1):
     assert rf"found 'a\tb', '{'x' * 40}...', '{'x' * 40}...'; it has 'u0'" in line
 
 
-def test_an_earlier_vocabulary_without_values_is_told(tmp_path):
+def test_an_earlier_vocabulary_without_values_is_reported(tmp_path):
     empty = write_parquet(tmp_path / "a.parquet", [[0, None, "u"]] * 9)
     earlier = prepare(FEATURES, empty, tmp_path / "day1", report=lambda _: None).path
     source = write_parquet(tmp_path / "b.parquet", [[0, True, "u"]] * 100)
@@ -281,7 +281,7 @@ def test_what_is_counted_is_what_python_counts_in_any_number_of_processes(tmp_pa
     assert all(0.5 < share < 1 for _, share, _ in wanted.values())
 
 
-def test_beam_tells_what_this_machine_does(tmp_path, small_units):
+def test_beam_reports_what_this_machine_does(tmp_path, small_units):
     earlier, source, _ = wide_days(tmp_path)
     local, _ = warned(source, tmp_path / "local", earlier.path, WIDE_FEATURES, runner=Local(1))
     beam, _ = warned(
@@ -292,7 +292,7 @@ def test_beam_tells_what_this_machine_does(tmp_path, small_units):
     assert content(tmp_path / "beam") == content(tmp_path / "local")
 
 
-def test_a_preparation_that_is_gone_on_with_tells_what_the_whole_has(
+def test_a_preparation_that_is_resumed_reports_what_the_whole_has(
     tmp_path, small_units, monkeypatch
 ):
     earlier, source, _ = wide_days(tmp_path)
@@ -333,7 +333,7 @@ def test_values_of_records_that_are_skipped_are_neither_counted_nor_shown(tmp_pa
     assert "found 'True', 'False';" in line
 
 
-def test_under_a_key_no_raw_value_is_told_or_kept(tmp_path, small_units):
+def test_under_a_key_no_raw_value_is_reported_or_kept(tmp_path, small_units):
     key = tmp_path / "key"
     key.write_text("0123456789abcdef")
     rows = [[0, "secret-a" if i % 2 else "secret-b", f"secret{i % 7}"] for i in range(200)]

@@ -402,7 +402,7 @@ def test_each_column_counts_its_own_rows():
     assert found.counts().tolist() == [98, 0, 5]
 
 
-def test_no_more_rows_are_told_than_there_are_ids():
+def test_no_more_rows_are_reported_than_there_are_ids():
     features = FeatureSpec(
         tasks=FEATURES.tasks, categorical=(CategoricalSpec(("key",), encoding="integer"),)
     )
@@ -513,7 +513,7 @@ def test_a_report_of_many_features_names_the_worst():
     assert "500 lists: 0.10% cut, most in l77 (50.00%)" in lines
 
 
-def test_values_that_an_earlier_store_does_not_have_are_told_of_each_feature_that_it_has():
+def test_values_that_an_earlier_store_does_not_have_are_reported_of_each_feature_that_it_has():
     features = FeatureSpec(
         tasks=FEATURES.tasks,
         categorical=(CategoricalSpec(("word",)), CategoricalSpec(("key",))),
@@ -535,7 +535,7 @@ def test_values_that_an_earlier_store_does_not_have_are_told_of_each_feature_tha
     assert "2 ids: 50.00% new, most in c9 (75.00%), c7 (25.00%)" in lines
 
 
-def test_a_float_without_values_is_told_as_such():
+def test_a_float_without_values_is_reported():
     features = FeatureSpec(tasks=FEATURES.tasks, dense=(DenseSpec(("x",)),))
     statistics = Statistics(features)
     statistics.add(np.ones((4, 2), np.float32), np.full((4, 1), np.nan), np.zeros((4, 0), np.int32))

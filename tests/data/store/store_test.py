@@ -267,7 +267,7 @@ def test_what_a_server_does_not_give_at_once_is_asked_for_again(tmp_path, no_pau
         assert found.value.exit_status == 1  # the same command may succeed later
 
 
-def test_a_store_of_which_no_server_tells_is_named():
+def test_a_store_of_which_no_server_has_a_list_is_named():
     with serving(".") as url:
         pass
     with pytest.raises(InputError, match=f"{url}/s: no such store. Is its server there"):
@@ -459,7 +459,7 @@ def test_a_changed_byte_of_the_manifest_is_found(tmp_path):
         open_store(tmp_path / "s")
 
 
-def test_a_fingerprint_tells_what_was_prepared_anew(tmp_path):
+def test_a_fingerprint_changes_when_data_is_prepared_again(tmp_path):
     seeds = {"a": [1, 2], "again": [1, 2], "other": [1, 3], "less": [1], "swapped": [2, 1]}
     names = {name: [block(9, seed=seed) for seed in own] for name, own in seeds.items()}
     found = {n: write(tmp_path / n, b).split("train").fingerprint for n, b in names.items()}
