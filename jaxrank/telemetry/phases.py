@@ -71,6 +71,6 @@ class PhaseTimer:
             return
         end = time.perf_counter()
         start = max(end - duration_secs, self._since)
-        # An event contains those of the programs that it calls, which have ended before.
+        # An event contains the events of the programs that it calls, which ended earlier.
         before = [(s, min(e, start)) for s, e in self._compiled if s < start]
         self._compiled = [*before, (start, end)]
