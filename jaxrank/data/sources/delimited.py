@@ -87,11 +87,18 @@ class Delimited(NamedTuple):
         """Returns True if `_goes_on` is true for any line of a block."""
         letters = np.frombuffer(block, np.uint8)
         at = np.flatnonzero(letters == ord('"'))
-        ends = np.frombuffer(f'"\r\n{self.delimiter}'.encode(), np.uint8)
-        before = letters[np.maximum(at - 1, 0)]
-        after = letters[np.minimum(at + 1, len(letters) - 1)]
-        # A quote that neither opens nor closes a value, or follows a backslash.
-        odd = (~np.isin(after, ends) & ~np.isin(before, ends) & (at > 0)) | (before == ord("\\"))
+        if not len(at):
+            return False
+        breaks = np.flatnonzero(np.diff(at) > 1)
+        first = at[np.concatenate([[0], breaks + 1])]  # of each run of quotes
+        last = at[np.concatenate([breaks, [len(at) - 1]])]
+        ends = np.frombuffer(f"\r\n{self.delimiter}".encode(), np.uint8)
+        before, after = letters[first - 1], letters[np.minimum(last + 1, len(letters) - 1)]
+        opens = np.isin(before, ends) | (first == 0)
+        # An even run that opens a value has closed it again, and so has an odd run within one.
+        closed = (last - first + 1) % 2 != opens
+        odd = (closed & ~np.isin(after, ends) & (last + 1 < len(letters))) | (before == ord("\\"))
+        at = first
         line_ends = np.flatnonzero(letters == ord("\n"))
         for index in np.unique(np.searchsorted(line_ends, at[odd])).tolist():
             start = int(line_ends[index - 1]) + 1 if index else 0
