@@ -363,7 +363,9 @@ def _make_absolute(args: argparse.Namespace) -> None:
         if path := getattr(args, name, ""):
             from jaxrank.data.files import is_local
 
-            setattr(args, name, os.path.abspath(path) if is_local(path) else path)
+            if is_local(path):
+                # A slash at the end stays, which the name of a file must not have.
+                setattr(args, name, os.path.join(os.getcwd(), path))
 
 
 # Parts of results that hold metrics by task and name.
