@@ -129,9 +129,7 @@ def test_without_layers_of_their_own_floats_are_crossed_as_they_are():
 def test_layers_of_floats_that_are_not_there_are_refused():
     model = models.build(tasks=1, dense_mlp_units=(7, 4))
     floats, vectors = random_input()
-    with pytest.raises(
-        InputError, match=r"model.dense_mlp_units needs floats.*\(7, 4\), no floats"
-    ):
+    with pytest.raises(InputError, match=r"model.dense_mlp_units .*\(7, 4\)"):
         model.init(jax.random.key(0), inputs_of(floats[:, :0], vectors))
 
 

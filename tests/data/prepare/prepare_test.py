@@ -883,7 +883,7 @@ def test_a_full_disk_leaves_nothing_and_names_the_store(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
         try:
             prepare(
-                dict(tasks=[dict(name="click", label="label")], floats=[dict(columns="x")]),
+                dict(tasks=[dict(name="click", label="label")], dense=[dict(columns="x")]),
                 dict(kind="csv", files=dict(train={path!r})),
                 {str(tmp_path / "store")!r},
                 report=lambda _: None,

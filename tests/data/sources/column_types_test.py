@@ -43,7 +43,7 @@ def prepared(tmp_path, columns, **features):
 
 @pytest.mark.parametrize("columns", PAIRS.values(), ids=PAIRS)
 def test_values_that_are_the_same_have_the_same_rows_in_every_file(tmp_path, columns):
-    store, _ = prepared(tmp_path, columns, ids=[dict(columns="c")], keep=["label"])
+    store, _ = prepared(tmp_path, columns, categorical=[dict(columns="c")], keep=["label"])
     names = store.vocabulary("c")[0]
     found = [names[row - 2] if row >= 2 else None for row in join(
         list(store.split("train").blocks())).ids[:, 0].tolist()]  # fmt: skip
@@ -70,7 +70,7 @@ def test_values_that_are_the_same_have_the_same_rows_in_every_file(tmp_path, col
     ],
 )  # fmt: skip
 def test_lists_of_the_same_ids_are_the_same_in_every_file(tmp_path, columns):
-    store, _ = prepared(tmp_path, columns, lists=[dict(columns="c")])
+    store, _ = prepared(tmp_path, columns, ragged=[dict(columns="c")])
     lengths = join(list(store.split("train").blocks())).list_lengths[:, 0].tolist()
     assert lengths == [len(v or []) for column in columns for v in column.to_pylist()]
     assert len(store.vocabulary("c")[0]) == 1
@@ -98,7 +98,7 @@ def test_times_may_have_other_types_and_are_kept_in_one(tmp_path, columns):
 def test_numbers_are_floats_whatever_their_types(tmp_path):
     decimals = pa.array([1.25, 2.5]).cast(pa.decimal128(5, 2))
     columns = [pa.array(NUMBERS), decimals, pa.array([True, False]), pa.array(NUMBERS, "f4")]
-    store, _ = prepared(tmp_path, columns, floats=[dict(columns="c")])
+    store, _ = prepared(tmp_path, columns, dense=[dict(columns="c")])
     found = np.concatenate([block.dense[:, 0] for block in store.split("train").blocks()])
     assert found.tolist() == [3, 5, 1.25, 2.5, 1, 0, 3, 5]
 
@@ -106,7 +106,7 @@ def test_numbers_are_floats_whatever_their_types(tmp_path):
 def test_ids_that_were_rounded_are_not_hidden_by_another_file(tmp_path):
     columns = [pa.array([1.0, 2.0]), pa.array([2.0**24, 1], pa.float32())]
     with pytest.raises(InputError, match="1.parquet, row 1, column c: .*below 16,777,216"):
-        prepared(tmp_path, columns, ids=[dict(columns="c")])
+        prepared(tmp_path, columns, categorical=[dict(columns="c")])
 
 
 @pytest.mark.parametrize(
@@ -117,4 +117,4 @@ def test_ids_that_were_rounded_are_not_hidden_by_another_file(tmp_path):
 def test_types_of_other_values_are_rejected_with_what_to_do(tmp_path, first, second):
     message = r"1.parquet, column c: must be of type .* as in .*0.*Write the column with one type"
     with pytest.raises(InputError, match=message):
-        prepared(tmp_path, [first, second], ids=[dict(columns="c")])
+        prepared(tmp_path, [first, second], categorical=[dict(columns="c")])

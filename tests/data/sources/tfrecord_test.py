@@ -418,7 +418,7 @@ def test_a_column_that_is_missed_or_no_list_names_the_field_with_the_types(tmp_p
     features = dict(tasks=[dict(name="click", label="click")], ragged=[dict(columns="h")])
     with pytest.raises(InputError, match=r"int64\. .*source\.columns\['h'\]='list<int64>'\.$"):
         prepare(features, source, tmp_path / "store")
-    features["lists"] = [dict(columns="late")]
+    features["ragged"] = [dict(columns="late")]
     with pytest.raises(InputError, match=r"first 1,000 records of .*a\.tfrecord: set source\.col"):
         prepare(features, source, tmp_path / "store")
 
