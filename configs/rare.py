@@ -2,10 +2,11 @@
 
 jaxrank train --config=configs/rare.py --workdir=/tmp/rare
 
-60 seconds on two CPU cores that other work shared, preparation included. Over five seeds
-(--config.seed=0 to 4) normalised entropy 0.939 to 0.954, calibration 1.004 to 1.115, 24.1% to 32.2%
-of what can be gained over a constant. scikit-learn's logistic regression on the same split, with C
-chosen on the validation split: 0.939, 0.958, 32.0%.
+Two CPU cores that other work shared, 2026-11-28: 12 seconds with the data prepared. The model and its
+training are chosen by the data: a factorization machine. Over five seeds (--config.seed=0 to 4)
+normalised entropy 0.933 to 0.937, calibration 0.983 to 1.036, 33.1% to 35.1% of what can be gained
+over a constant. scikit-learn's logistic regression on the same split (--baseline), with C chosen on
+the validation split: 0.938, 0.960, 32.6%.
 """
 
 from ml_collections import ConfigDict
@@ -34,9 +35,5 @@ def get_config():
     c.features.categorical = [
         dict(columns=f"c{i}", encoding="integer", rows=rows) for i, rows in enumerate(IDS)
     ]
-    c.batch_size = 256
     c.num_epochs = 1.0
-    c.optim.dense.base_learning_rate = 0.006
-    c.optim.dense.decay = "cosine"
-    c.optim.tables.decay = "cosine"
     return c
