@@ -277,7 +277,8 @@ def train_step(
 
     def loss_of(params, vectors):
         logits, model_state = _trained_on(step_spec, state, params, inputs_of(vectors))
-        return _loss(step_spec, params, logits, batch, total_weight), (logits, model_state)
+        loss = _loss(step_spec, params, state.scale, logits, batch, total_weight)
+        return loss, (logits, model_state)
 
     (loss, (logits, model_state)), (grads, vector_grads) = jax.value_and_grad(
         loss_of, argnums=(0, 1), has_aux=True
@@ -396,10 +397,21 @@ def _trained_on(
 
 
 def _loss(
-    step_spec: StepSpec, params: Any, logits: jax.Array, batch: Batch, total_weight: jax.Array
+    step_spec: StepSpec,
+    params: Any,
+    scale: jax.Array,
+    logits: jax.Array,
+    batch: Batch,
+    total_weight: jax.Array,
 ) -> jax.Array:
-    """Returns this device's part of the loss. total_weight: f32[T], of the whole batch."""
-    task_weights = jnp.asarray(step_spec.task_weights, batch.labels.dtype)
+    """Returns this device's part of the loss.
+
+    Args:
+        scale: f32[T], of `TrainState`. The squared error of a real task is relative to the variance
+            of its labels, so that large labels do not outweigh the other tasks.
+        total_weight: f32[T], of the whole batch.
+    """
+    task_weights = jnp.asarray(step_spec.task_weights, batch.labels.dtype) / scale**2
     shifted = losses.of_sample(logits, batch.logit_correction)
     known = batch.labels, batch.weights
     if not step_spec.learns_task_weights:

@@ -41,8 +41,8 @@ _TRAIN = """
         lay = layout(store.schema, {t.name: 8 for t in store.schema.tables})
         batches = TrainBatches(store.split("train"), lay, **json.loads(sys.argv[2]))
         interrupt_group_at(3)
-        with contextlib.closing(batches), contextlib.closing(DevicePrefetcher(batches, list)) as
-        feed:
+        feed = DevicePrefetcher(batches, list)
+        with contextlib.closing(batches), contextlib.closing(feed):
             try:
                 for _ in feed:
                     pass

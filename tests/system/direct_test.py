@@ -43,6 +43,8 @@ def config_of(tmp_path, **data):
         config.data.update(data)
         config.num_steps = 64
         config.optim.dense.base_learning_rate = 0.05
+        # Data that is read directly has no statistics of labels.
+        config.model.initial_bias = dict(click=0.0)
     return config
 
 

@@ -46,7 +46,7 @@ def resolve(spec: FeatureSpec, columns: Sequence[str], unread: Collection[str] =
         _exact(name, columns, f"features.keep[{i}]")
     _exact(spec.time, columns, "features.time")
     _exact(spec.group, columns, "features.group")
-    sections = {"floats": spec.dense, "ids": spec.categorical, "lists": spec.ragged}
+    sections = {"dense": spec.dense, "categorical": spec.categorical, "ragged": spec.ragged}
     claims = _Claims(sections, columns)
     floats, ids, lists = (
         _expand(entries, columns, reserved, section, claims)

@@ -126,7 +126,7 @@ def test_rows_follow_falling_counts_and_rare_values_are_unknown(tmp_path):
     assert whole(store, "test").ids[:, 0].tolist() == [UNKNOWN_ROW, 3, MISSING_ROW]
     assert store.split("test").statistics["categorical"] == {
         "user": {
-            "categorical": 3, "missing": 1, "unknown": 1, "out_of_range": 0, "unknown_share": 0.5,
+            "ids": 3, "missing": 1, "unknown": 1, "out_of_range": 0, "unknown_share": 0.5,
             "distinct": 1,
         }
     }  # fmt: skip
@@ -354,7 +354,7 @@ def test_integer_ids_are_rows_already(tmp_path, kind):
     assert whole(store).ids[:, 0].tolist() == [0, 99, PAD, 7]
     assert store.schema.tables[0].rows == 100
     assert store.split("train").statistics["categorical"]["user"] == {
-        "categorical": 4, "missing": 1, "unknown": 0, "out_of_range": 0, "unknown_share": 0,
+        "ids": 4, "missing": 1, "unknown": 0, "out_of_range": 0, "unknown_share": 0,
         "distinct": 3,
     }  # fmt: skip
 
@@ -646,7 +646,7 @@ def test_an_overlong_list_is_cut_where_that_is_asked_for(tmp_path):
     assert lists_of(whole(store)) == [[[3, 4]], [[5]], [[]], [[2, 2]]]
     assert whole(store).list_weights.tolist() == [1, 2, 5, 6, 7]
     assert store.split("train").statistics["ragged"]["tags"] == {
-        "categorical": 5, "mean": 5 / 4, "p50": 1, "p95": 2, "p99": 2, "max": 2, "empty": 1,
+        "ids": 5, "mean": 5 / 4, "p50": 1, "p95": 2, "p99": 2, "max": 2, "empty": 1,
         "truncated_lists": 2, "truncated_share": 0.5, "truncated_ids": 3, "unknown": 0,
         "unknown_share": 0, "out_of_range": 0, "distinct": 4,
     }  # fmt: skip
