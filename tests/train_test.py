@@ -416,14 +416,14 @@ def test_what_stands_for_missing_values_is_part_of_the_source_of_a_workdirs_data
             ConfigDict({"b1": "x"}),
             "optim.dense.settings.b1 must be a number: found 'x'",
         ),
-        ("num_epochs", 2.0, "one of num_steps and num_epochs must be set"),
+        ("num_epochs", 2.0, "one of num_steps and num_epochs must be 0"),
         ("mesh.devices", 9, "mesh.devices must be at most 8.*found 9"),
         (
             "mesh.devices",
             3,
             "mesh: |batch_size must divide over all devices.*3 devices|divides 1024",
         ),
-        ("task_weights", (1.0,), r"task_weights must have one number a task: found \(1.0,\), 2"),
+        ("task_weights", (1.0,), r"task_weights must have one number per task: found \(1.0,\), 2"),
         ("eval.metric", "click/auk", r"eval.metric must be one of .*'click/auk'.*'click/auc'"),
         (
             "embedding.l2_scope",
