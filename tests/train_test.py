@@ -646,7 +646,7 @@ def test_two_processes_cannot_train_in_one_workdir(store, tmp_path):
 
 def test_a_workdir_that_is_a_file_is_refused(store, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="--workdir: .*file must be a directory"):
+    with pytest.raises(InputError, match="--workdir: .*file must be a writable directory"):
         run(store, tmp_path / "file")
 
 
