@@ -59,7 +59,7 @@ def test_lookup_equals_plain_loops_over_logical_rows(dims, hot, devices, replica
 )
 def test_lists_that_are_added_up_without_weights_equal_plain_loops(devices, platform, hot):
     lists = (Ragged("la", "ta", "sum"), Ragged("lc", "tc", "sum"))
-    schema = dataclasses.replace(examples.small_schema(), lists=lists)
+    schema = dataclasses.replace(examples.small_schema(), ragged=lists)
     lay = layout(schema, {"ta": 8, "tb": 8, "tc": 8}, HOT[hot])
     mesh, rooms = meshes.make_mesh(devices=devices), {"dim8": 0.5}
     embedding = on(platform)(

@@ -30,7 +30,7 @@ def on(platform):
         found = Embedding.vector_layout(self, stack)
         return dataclasses.replace(found, interpret=True) if kernel else found
 
-    members = {"platform": name, "has_kernel": bool(kernel), "form": vector_layout}
+    members = {"platform": name, "has_kernel": bool(kernel), "vector_layout": vector_layout}
     return type(f"On{platform}", (Embedding,), members)
 
 
