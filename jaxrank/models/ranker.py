@@ -64,6 +64,7 @@ class Ranker(nn.Module):
     cross_layers: int = field(
         2,
         at_least=1,
+        at_most=256,
         read_when=("cross", ("dcn_v2", "dcn", "dcn_v2_low_rank", "dcn_mix")),
         unit="layers",
         help="layers of the cross network",
@@ -78,6 +79,7 @@ class Ranker(nn.Module):
     cross_experts: int = field(
         4,
         at_least=1,
+        at_most=256,
         read_when=("cross", ("dcn_mix",)),
         unit="experts",
         help="number of experts per layer of dcn_mix",
@@ -127,6 +129,7 @@ class Ranker(nn.Module):
     experts: int = field(
         4,
         at_least=1,
+        at_most=256,
         read_when=("multitask", ("mmoe", "ple")),
         unit="experts",
         help="number of experts of mmoe, or of shared experts per level of ple",
@@ -134,6 +137,7 @@ class Ranker(nn.Module):
     task_experts: int = field(
         2,
         at_least=1,
+        at_most=256,
         read_when=("multitask", ("ple",)),
         unit="experts",
         help="number of experts of each task per level of ple",
