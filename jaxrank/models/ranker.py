@@ -87,6 +87,7 @@ class Ranker(nn.Module):
     bottom_mlp_units: tuple[int, ...] = field(
         (128,),
         at_least=1,
+        at_most=1 << 20,
         read_when=("cross", ("dlrm",)),
         unit="units",
         help="widths of the layers between the floats and the vectors' dimension",
@@ -95,13 +96,18 @@ class Ranker(nn.Module):
     dense_mlp_units: tuple[int, ...] = field(
         (),
         at_least=1,
+        at_most=1 << 20,
         read_when=("cross", tuple(cross for cross in CROSSES if cross != "dlrm")),
         unit="units",
         help="widths of the layers between the floats and the cross network",
         hint="With 'dlrm' the floats' layers are model.bottom_mlp_units.",
     )
     mlp_units: tuple[int, ...] = field(
-        (256, 128), at_least=1, unit="units", help="widths of the tower; empty: no tower"
+        (256, 128),
+        at_least=1,
+        at_most=1 << 20,
+        unit="units",
+        help="widths of the tower; empty: no tower",
     )
     activation: str = field(
         "relu", choices=ACTIVATIONS, help="activation of towers and experts; gelu by tanh"
@@ -152,6 +158,7 @@ class Ranker(nn.Module):
     expert_mlp_units: tuple[int, ...] = field(
         (128,),
         at_least=1,
+        at_most=1 << 20,
         non_empty=True,
         read_when=("multitask", ("mmoe", "ple")),
         unit="units",
@@ -159,7 +166,11 @@ class Ranker(nn.Module):
         hint="Experts without a layer would all be equal.",
     )
     task_mlp_units: tuple[int, ...] = field(
-        (), at_least=1, unit="units", help="widths of the tower of each task; empty: none"
+        (),
+        at_least=1,
+        at_most=1 << 20,
+        unit="units",
+        help="widths of the tower of each task; empty: none",
     )
     precision: str = field(
         "highest",
