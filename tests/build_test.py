@@ -38,7 +38,7 @@ def bad(config, change):
             "optim.dense.lr_multipliers.nosuch = 0",
             "optim.dense.lr_multipliers: 'nosuch' must match a parameter",
         ),
-        ("task_weights = (1.0,)", "task_weights must have one number a task: .*2 tasks"),
+        ("task_weights = (1.0,)", "task_weights must have one number per task: .*2 tasks"),
         ("task_weights = (0.0, 0.0)", "task_weights must have a number above 0"),
         ("model.parents.conversion = 'clik'", "model.parents: 'conversion' and 'clik' must be"),
     ],
