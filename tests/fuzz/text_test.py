@@ -39,14 +39,14 @@ class Case(NamedTuple):
     nulls: tuple[str, ...] = ()
 
 
-def cells(line: bytes, kind: str) -> list[str] | None:
+def cells(line: bytes, kind: str, *, strict: bool) -> list[str] | None:
     """Parses a line without its ending by the csv module. Returns None for an invalid line."""
     try:
         string = line.decode()
         if kind == "criteo":
             found = string.split("\t")
         else:
-            found = next(csv.reader([string + "\n"], strict=True)) or [""]
+            found = next(csv.reader([string + "\n"], strict=strict)) or [""]
     except (csv.Error, UnicodeDecodeError):
         return None
     # An open quote includes the line ending. Carriage returns outside of quotes are dropped.
@@ -65,7 +65,8 @@ def expected(content: bytes, kind: str, nulls: tuple[str, ...]):
     if not rows[-1]:
         del rows[-1]
     has_label = not rows or any(row.count(b"\t") != 38 for row in rows)
-    rows = [cells(row.removesuffix(b"\r"), kind) for row in rows]
+    # The names of columns may continue after their closing quotes.
+    rows = [cells(row.removesuffix(b"\r"), kind, strict=i > 0) for i, row in enumerate(rows)]
     names, first = (CRITEO if has_label else CRITEO[1:]), 1
     if kind == "csv":
         names, first = (rows.pop(0) if rows else None), 2

@@ -90,17 +90,21 @@ class Delimited(NamedTuple):
         if not len(at):
             return False
         breaks = np.flatnonzero(np.diff(at) > 1)
-        first = at[np.concatenate([[0], breaks + 1])]  # of each run of quotes
-        last = at[np.concatenate([breaks, [len(at) - 1]])]
+        order = np.concatenate([[0], breaks + 1])  # of the first quote of each run of quotes
+        first, last = at[order], at[np.concatenate([breaks, [len(at) - 1]])]
+        line_ends = np.flatnonzero(letters == ord("\n"))
+        lines = np.searchsorted(line_ends, first)
+        starts = np.concatenate([[0], line_ends + 1])[lines]
+        inside = (order - np.searchsorted(at, starts)) % 2 == 1  # a quoted value
         ends = np.frombuffer(f"\r\n{self.delimiter}".encode(), np.uint8)
         before, after = letters[first - 1], letters[np.minimum(last + 1, len(letters) - 1)]
         opens = np.isin(before, ends) | (first == 0)
-        # An even run that opens a value has closed it again, and so has an odd run within one.
-        closed = (last - first + 1) % 2 != opens
-        odd = (closed & ~np.isin(after, ends) & (last + 1 < len(letters))) | (before == ord("\\"))
-        at = first
-        line_ends = np.flatnonzero(letters == ord("\n"))
-        for index in np.unique(np.searchsorted(line_ends, at[odd])).tolist():
+        # Pairs of quotes stand for one. What is left closes a value, or opens and closes it.
+        closes = (last - first + 1) % 2 == inside
+        continues = closes & ~np.isin(after, ends) & (last + 1 < len(letters))
+        # Quotes in values without quotes, and behind a backslash, are left to the csv module.
+        odd = continues | ~(inside | opens) | (before == ord("\\"))
+        for index in np.unique(lines[odd]).tolist():
             start = int(line_ends[index - 1]) + 1 if index else 0
             line = block[start : int(line_ends[index])] if index < len(line_ends) else block[start:]
             if self._goes_on(content(line)):
