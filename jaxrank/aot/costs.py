@@ -54,33 +54,37 @@ class Cost(NamedTuple):
     sent_bytes: float = 0.0
 
 
-def costs(text: str) -> list[Cost]:
+def costs(text: str, *, steps: int = 0) -> list[Cost]:
     """Counts the costs of the instructions of a program in HLO text, over all its steps.
 
     A loop whose number of runs depends on the data is counted once per slice of its arrays. If
     devices exchange data in it, it is counted once: the rounds of an exchange with large enough
     buffers. Of the branches of a condition, the one with the fewest exchanges is counted.
+
+    Args:
+        steps: number of runs of an outermost loop that gets its number at run time, the loop over
+            the steps of an execution. 0: there is no such loop.
     """
     program = _Program(text)
-    return list(program.walk(program.entry, 1.0))
+    return list(program.walk(program.entry, 1.0, steps=steps))
 
 
 class _Program:
     def __init__(self, text: str):
         self.entry, self._computations = hlo.computations(text)
 
-    def walk(self, name: str, runs: float, beside: str = "") -> Iterator[Cost]:
+    def walk(self, name: str, runs: float, beside: str = "", *, steps: int = 0) -> Iterator[Cost]:
         started: list[str] = []
         for instruction in self._computations[name].values():
             now = beside or next(iter(started), "")
             if instruction.opcode == "while":
-                yield from self.walk(
-                    instruction.called("body"), runs * self._trips(name, instruction), now
-                )
+                trips = self._trips(name, instruction, steps)
+                yield from self.walk(instruction.called("body"), runs * trips, now)
             elif instruction.opcode == "conditional":
                 yield from self.walk(min(instruction.branches, key=self._exchanges), runs, now)
             elif instruction.opcode == "call":
-                yield from self.walk(instruction.called("to_apply"), runs, now)
+                body = instruction.called("to_apply")
+                yield from self.walk(body, runs, now, steps=steps)
             elif not _is_free(instruction):
                 yield self._cost(name, instruction, runs, now)
             if instruction.opcode in _STARTS:
@@ -125,10 +129,12 @@ class _Program:
 
     # The number of runs of loops.
 
-    def _trips(self, caller: str, loop: Instruction) -> float:
+    def _trips(self, caller: str, loop: Instruction, steps: int) -> float:
         known = self._counted(caller, loop)
         if known is not None:
             return known
+        if steps:
+            return steps
         body = loop.called("body")
         return 1 if self._exchanges(body) else max(self._slices(body), default=1)
 

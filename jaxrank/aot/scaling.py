@@ -120,7 +120,7 @@ def step_time(text: str, topology: Topology, batch_size: int, steps: int) -> Ste
     """
     rates, chips = RATES[topology.generation], topology.chips
     devices = topology.devices / chips
-    instructions = costs(text)
+    instructions = costs(text, steps=steps)
     sends = [cost.runs for cost in instructions if cost.sent_bytes]
     if sends and max(sends) < steps:
         raise ValueError(f"no exchange runs in each of {steps} steps")

@@ -146,7 +146,7 @@ def test_what_train_would_refuse_is_refused_or_reported(capsys):
         (("--config.data.shards=3",), "batch_size must be a multiple of data.shards"),
         (("--config.eval.metric=click/foo",), "eval.metric must be one of 'click/logloss'"),
         (("--config.data.valid=nope",), r"data.valid: must be a split of the generated data"),
-        (("--config.num_epochs=1.0",), "one of num_steps and num_epochs must be set"),
+        (("--config.num_epochs=1.0",), "one of num_steps and num_epochs must be 0"),
     ):
         with pytest.raises(InputError, match=message):
             compile_all(capsys, "v3-8", *args)
