@@ -142,7 +142,7 @@ def test_the_spec_says_when_the_data_was_looked_at_before_what_was_learned_does(
     spec = spec_of(columns, **given, as_of="2024-05-02 02:00:00")
     encoder = Encoder(spec, {}, {}, Statistics(spec), as_of=0.0)
     assert encoder.encode(chunk_of(columns)).labels[:, 0].tolist() == [0, 1]
-    with pytest.raises(InputError, match=r"features.as_of: must say when the data was looked at"):
+    with pytest.raises(InputError, match=r"features.as_of: must be the time of the data"):
         found()
     assert labels.horizon(spec_of(["click"])) is None
 

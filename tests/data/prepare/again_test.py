@@ -44,7 +44,7 @@ def test_what_was_done_before_an_error_is_not_done_again(tmp_path, small_units, 
     assert not (tmp_path / ".store.partial").exists()
 
 
-@pytest.mark.parametrize("when", ["learned", "encoded"])
+@pytest.mark.parametrize("when", ["fitted", "encoded"])
 @pytest.mark.parametrize("text", ["label,user,item,n\n", "what is no CSV\n1,2\n", ""])
 def test_a_file_that_is_replaced_meanwhile_ends_the_preparation(
     tmp_path, small_units, monkeypatch, when, text

@@ -776,7 +776,7 @@ def test_a_pattern_passes_over_what_other_entries_name(features, expected):
             resolve(spec, columns)
         return
     found = resolve(spec, columns)
-    assert ([f.name for f in found.dense], sorted(f.name for f in found.ids)) == expected
+    assert ([f.name for f in found.dense], sorted(f.name for f in found.categorical)) == expected
 
 
 def test_two_thousand_columns_by_pattern(tmp_path):
