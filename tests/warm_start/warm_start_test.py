@@ -322,7 +322,7 @@ def test_an_average_resumes_under_another_rule_of_tables(first, tmp_path, row_op
     job, state = started(run, c, tmp_path / "next")
     weights = trained(state)._replace(params=jax.tree.map(lambda x: x + 1, state.params))
     after = state._replace(params=weights.params, step=state.step + 1)
-    moved = averaged(job.program.step_spec, after, np.zeros(1, bool))
+    moved = averaged(job.program.step_spec, after, np.zeros(1, bool), np.int32(1))
     keep = (1 + 17) / (10 + 17)  # after 16 earlier steps and one
     jax.tree.map(
         lambda new, was, mine: np.testing.assert_allclose(
