@@ -150,7 +150,7 @@ def test_what_train_would_refuse_is_refused_or_reported(capsys):
     ):
         with pytest.raises(InputError, match=message):
             compile_all(capsys, "v3-8", *args)
-    with pytest.raises(InputError, match=r"equal share .*: found 4 .*\[0, 0, 0, 0\], of 2"):
+    with pytest.raises(InputError, match=r"mesh.devices must .*: found 4 .*\[0, 0, 0, 0\] of 2"):
         compile_all(capsys, "v3-16", "--config.mesh.devices=4")
 
 
