@@ -44,4 +44,4 @@ def test_an_installed_package_runs_the_main_job_without_the_checkout(tmp_path):
     job = ["train", "--config=quickstart", f"--workdir={tmp_path / 'run'}", *changes, "--json"]
     result = json.loads(checked([*command, *job], cwd=tmp_path, env=env))
     assert result["step"] == 3  # of 4,096 examples
-    assert result["metrics"]["click"]["logloss"] < 1
+    assert result["metrics"]["click/logloss"] < 1
