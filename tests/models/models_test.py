@@ -456,18 +456,24 @@ def test_kernels_of_low_rank_start_with_the_variance_of_glorot_for_each_expert()
         (dict(cross_layers=0), r"model.cross_layers .*at least 1.*0"),
         (dict(dropout=1.0), r"model.dropout .*at least 0 and below 1.*1.0"),
         (dict(dropout="0.1"), r"model.dropout .*'0.1'"),
-        (dict(mlp_units=(400, 0)), r"model.mlp_units\[1\] .*at least 1: found 0"),
+        (
+            dict(mlp_units=(400, 0)),
+            r"model.mlp_units\[1\] .*at least 1 and at most 1048576: found 0",
+        ),
         (dict(mlp_units=400), r"model.mlp_units .*400"),
         (dict(task_mlp_units=(1.5,)), r"model.task_mlp_units\[0\] .*1.5"),
         (dict(cross="dcn_mix", cross_rank=0), r"model.cross_rank .*at least 1: found 0"),
         (dict(cross="dcn_mix", cross_experts=2.0), r"model.cross_experts .*whole number.*2.0"),
         (
             dict(cross="dlrm", bottom_mlp_units=(0,)),
-            r"model.bottom_mlp_units\[0\] .*at least 1: found 0",
+            r"model.bottom_mlp_units\[0\] .*at least 1 and at most 1048576: found 0",
         ),
         (dict(multitask="ple", levels=0), r"model.levels .*at least 1: found 0"),
         (dict(multitask="mmoe", experts=True), r"model.experts .*whole number.*True"),
-        (dict(multitask="ple", task_experts=-1), r"model.task_experts .*at least 1: found -1"),
+        (
+            dict(multitask="ple", task_experts=-1),
+            r"model.task_experts .*at least 1 and at most 256: found -1",
+        ),
         (
             dict(multitask="mmoe", expert_mlp_units=()),
             r"model.expert_mlp_units .*with an entry.*\(\)",
@@ -486,7 +492,10 @@ def test_kernels_of_low_rank_start_with_the_variance_of_glorot_for_each_expert()
             dict(bottom_mlp_units=(8,)),
             r"bottom_mlp_units is read only where .*'dlrm'.*\(8,\).*\(128,\)",
         ),
-        (dict(dense_mlp_units=(8, 0)), r"model.dense_mlp_units\[1\] .*at least 1: found 0"),
+        (
+            dict(dense_mlp_units=(8, 0)),
+            r"model.dense_mlp_units\[1\] .*at least 1 and at most 1048576: found 0",
+        ),
         (
             dict(cross="dlrm", dense_mlp_units=(8,)),
             r"dense_mlp_units is .*\(8,\).*'dlrm'.*bottom_mlp_units",
