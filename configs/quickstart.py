@@ -3,7 +3,8 @@
 jaxrank train --config=quickstart --workdir=/tmp/quickstart
 
 97 seconds on two CPU cores at the first start, of which 42 prepare and compile. Click: logloss
-0.4293, AUC 0.8195, 95.6% of what can be gained over a constant. Conversion: 0.4792, 0.8054, 92.4%.
+0.4293, AUC 0.8195. The model closes 95.6% of the gap between the best constant and the best
+possible logloss. Conversion: 0.4792, 0.8054, 92.4%.
 """
 
 from ml_collections import ConfigDict

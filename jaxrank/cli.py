@@ -69,7 +69,10 @@ def _prepare(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
     from jaxrank.data.prepare.runners import make_runner
 
     if not to_plain(args.config.source):
-        raise InputError("source: must say where the raw data is: found nothing.")
+        raise InputError(
+            "source: must describe the raw data: found an empty section. Set source.kind and"
+            " source.files in the config."
+        )
     store = prepare(
         to_plain(args.config.features),
         to_plain(args.config.source),
@@ -162,7 +165,9 @@ def _compile(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
 
     names = check_names(args.topology)
     if args.picture and not args.scaling:
-        raise InputError("--picture draws --scaling, which must be given too.")
+        raise InputError(
+            "--picture needs --scaling, whose result it draws: found --picture without it."
+        )
     compiled = list(
         compile_for(args.config, names, workdir=args.workdir, scaling=args.scaling, report=report)
     )
@@ -204,7 +209,7 @@ def _evaluate(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
     if args.follow:
         return _follow(args, report)
     if args.every is not None:
-        raise InputError(f"--every is for --follow: found --every={args.every:g} without it.")
+        raise InputError(f"--every needs --follow: found --every={args.every:g} without it.")
     result = evaluate(args.workdir, **_which(args), by=args.by)
     report(summary.of_evaluation(result))
     return result._asdict()
@@ -215,9 +220,12 @@ def _follow(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
 
     which = _which(args)
     if which.pop("checkpoint") != "newest":
-        raise InputError(f"--follow scores every checkpoint: found --checkpoint={args.checkpoint}.")
+        raise InputError(
+            "--follow scores every checkpoint, so --checkpoint must not be set: found"
+            f" --checkpoint={args.checkpoint}."
+        )
     if args.by:
-        raise InputError(f"--by is not for --follow: found --by={args.by}.")
+        raise InputError(f"--by must be used without --follow: found --by={args.by}.")
     every = {} if args.every is None else {"every_seconds": args.every}
     result = follow(args.workdir, **which, **every, report=report)
     report(f"The run has ended; TensorBoard: tensorboard --logdir={result.output}")
@@ -306,7 +314,7 @@ def run(argv: Sequence[str]) -> None:
     """
     parser, verbs = parsers()
     if argv and argv[0].startswith("-") and argv[0] not in ("-h", "--help", "--version"):
-        raise InputError(f"{argv[0]}: flags must stand behind the verb. Try `jaxrank --help`.")
+        raise InputError(f"{argv[0]}: flags must follow the verb. Try `jaxrank --help`.")
     argv = [_with_dashes(arg) for arg in argv]
     _check_flags(argv)
     args, rest = parser.parse_known_args(argv)

@@ -194,7 +194,9 @@ def _loaded(path: str | Path) -> ConfigDict:
         sys.path.remove(beside)
         _forget(set(sys.modules) - before, Path(beside))
     if not isinstance(config, ConfigDict):
-        raise InputError(f"--config: {path}: get_config() must give a ConfigDict: {config!r}.")
+        raise InputError(
+            f"--config: {path}: get_config() must return a ConfigDict: found {config!r}."
+        )
     return config
 
 

@@ -113,7 +113,7 @@ def choose(config: ConfigDict, data: Data, report: Report) -> ConfigDict:
         counts += [f"{data.distinct_ids:,} distinct ids"] if data.distinct_ids else []
         counts += [f"{count:,} positives of {task}" for task, count in data.positives.items()]
         lines = [f"{path} = {_get(config, path)!r}: {why}" for path, why in reasons.items()]
-        title = f"Chosen by the data ({', '.join(counts)}); a field that is set stays as it is:"
+        title = f"Settings chosen from the data ({', '.join(counts)}). A field that is set is kept:"
         report("\n  ".join([title, *lines]))
     return config
 
@@ -160,7 +160,7 @@ def _choose_model(config: ConfigDict, data: Data, reasons: dict[str, str]) -> No
     if config.model.name != FACTORIZATION_MACHINE:
         if not config.embedding.dim:
             config.embedding.dim = 16
-            reasons["embedding.dim"] = "as usual for networks"
+            reasons["embedding.dim"] = "the usual size for networks"
         return
     if not config.embedding.dim:
         config.embedding.dim = len(data.schema.tasks) + _FACTORS

@@ -69,7 +69,7 @@ def check_parents(value: Any, tasks: int) -> tuple[int, ...]:
         )
     if len(value) not in (0, tasks):
         raise InputError(
-            f"model.parents must be empty or have one number a task: found {value!r}, {tasks}"
+            f"model.parents must be empty or have one number per task: found {value!r}, {tasks}"
             " task(s)."
         )
     for task in range(len(value)):
@@ -78,8 +78,8 @@ def check_parents(value: Any, tasks: int) -> tuple[int, ...]:
             above = above if above < 0 else value[above]
         if above >= 0:
             raise InputError(
-                f"model.parents must lead from each task to one without a parent: found {value!r},"
-                f" where task {task} is below a ring."
+                f"model.parents must not form a cycle: found {value!r}, in which the parents of"
+                f" task {task} never end."
             )
     return tuple(value)
 

@@ -421,18 +421,18 @@ def _check_room(program: CompiledSteps) -> None:
 
 
 def _report_room(batches: TrainBatches, report: Report) -> None:
-    """Reports the room for lists and the fraction of it that is padding."""
+    """Reports the capacity of packed lists and the fraction of it that is padding."""
     if batches.room is None:
         return
-    kind = "the largest group of the run" if batches.room.is_exact else "more than any group has"
+    kind = "largest group of the run" if batches.room.is_exact else "above that of any group"
     for (name, room), mean in zip(batches.capacities.items(), batches.room.mean, strict=True):
         padding = 1 - mean / room
         hint = ""
         if padding > _MUCH_PADDING:
             hint = ". A larger data.window_blocks mixes longer and shorter lists and needs less"
         report(
-            f"Lists of stack {name}: room for {room:,} ids per {batches.group} examples, {kind};"
-            f" {padding:.0%} of it is padding{hint}"
+            f"Packed lists of {name}: capacity {room:,} ids per {batches.group} examples ({kind}),"
+            f" {padding:.0%} of it padding{hint}"
         )
 
 

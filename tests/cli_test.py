@@ -95,7 +95,7 @@ def test_prepare_imports_matplotlib_only_to_draw(tmp_path, picture):
 def test_a_picture_that_cannot_be_written_is_refused_before_the_work(tmp_path, monkeypatch, args):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("mine")
-    for picture, found in (("file/a.png", "it is no directory"), (".", "it is a directory")):
+    for picture, found in (("file/a.png", "it is not a directory"), (".", "it is a directory")):
         with pytest.raises(InputError, match=rf"^--picture: .*{found}"):
             cli.run([*args, f"--config={TINY}", f"--picture={picture}"])
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
@@ -187,8 +187,8 @@ def test_prepare_train_evaluate_and_predict_follow_each_other(capsys, tmp_path):
         ),
         (("evaluate", "--workdir=w", "--batch-size=x"), "--batch-size: invalid int value: 'x'"),
         (("predict", "--workdir=w", "--output=p.parquet", "--batch-size=0"), "at least 1: found 0"),
-        (("--json", "evaluate", "--workdir=w"), "--json: flags must stand behind the verb"),
-        (("--workdir=w", "evaluate"), "--workdir=w: flags must stand behind the verb"),
+        (("--json", "evaluate", "--workdir=w"), "--json: flags must follow the verb"),
+        (("--workdir=w", "evaluate"), "--workdir=w: flags must follow the verb"),
         (("evaluate", "--workdir=w", "--by="), "--by: must have a value: found nothing"),
         (("evaluate", "--workdir=w", "--by", ""), "--by: must have a value: found nothing"),
         (

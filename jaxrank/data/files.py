@@ -164,13 +164,13 @@ def _is_file(path: Path) -> bool:
     """
     if path.is_symlink() and not path.exists():
         raise InputError(
-            f"{path}: must be a file: it is a link to {os.readlink(path)!r}, not there."
+            f"{path}: must be a file: found a link to {os.readlink(path)!r}, which does not exist."
         )
     if path.exists() and not path.is_file() and not path.is_dir():
         kind = "a pipe (FIFO)" if path.is_fifo() else "a socket or device"
         raise InputError(
-            f"{path}: must be a file: found {kind}. `prepare` reads a pipe only where source.files"
-            " names it by itself."
+            f"{path}: must be a file: found {kind}. A pipe is read only if source.files names it"
+            " directly."
         )
     return path.is_file()
 
@@ -362,9 +362,9 @@ def check_parent(output: Path, flag: str = "--output") -> None:
     """Raises InputError unless `output` and its missing parent directories can be created."""
     there = next(path for path in output.absolute().parents if path.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        reason = "not writable by this user" if there.is_dir() else "no directory"
+        reason = "not writable by this user" if there.is_dir() else "not a directory"
         raise InputError(
-            f"{flag}: {there} must be a directory that can be written to make {output}: it is"
+            f"{flag}: {there} must be a writable directory, so that {output} can be created: it is"
             f" {reason}."
         )
 

@@ -101,7 +101,9 @@ class Lookup:
         check_row_shards(self.shards)
         for name, parts in self.parts.items():
             if self.exchanges and parts.split and name not in self.room:
-                raise InputError(f"stack {name}: its exchange must have room: found none.")
+                raise InputError(
+                    f"stack {name}: its exchange must have a capacity above 0: found 0."
+                )
 
     @functools.cached_property
     def parts(self) -> dict[str, Parts]:

@@ -127,8 +127,8 @@ class SavedRun(NamedTuple):
         if expected and split.fingerprint != expected:
             raise InputError(
                 f"{split.path}: must be the data that the run in {self.directory.absolute()} was"
-                " trained on, for --data was not given, but its blocks are others. Give the store"
-                " to read as --data."
+                " trained on, because --data is not set: found other blocks. Name the store with"
+                " --data."
             )
 
     def layout(self) -> Layout:
@@ -194,7 +194,7 @@ def open_run(
         store = run.open_data(data)
         name = split or run.config.data.valid
         if name in ("", NEXT_DAY):
-            raise InputError("--split: must be given, the run has no validation split.")
+            raise InputError("--split: must be set, because the run has no validation split.")
         opened = store.split(name, "--split" if split else "data.valid")
     processes.check_same(f"the data in {store.path}", f"{opened.fingerprint} {store.schema}")
     processes.check_same(f"the run in {run.directory}", f"{run.config} {run.schema}")

@@ -135,8 +135,8 @@ def _table(
             share = f"{(gap - above) / gap:.1%}" if gap > 0 else "none"
             if above == above:  # NaN if no label is known
                 lines.append(
-                    f"  logloss is {above:.5f} above the best possible; the model has {share} of"
-                    " what can be gained over a constant"
+                    f"  logloss is {above:.5f} above the best possible; the model closes {share}"
+                    " of the gap between the best constant and the best possible"
                 )
         lines.append(f"  on {values['examples']:,} examples")
     warning = constant_warning(metrics)

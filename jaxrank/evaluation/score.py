@@ -284,10 +284,11 @@ def check_output(output: str | Path) -> Path:
         if not str(text) or str(text).endswith("/"):
             raise InputError(f"--output: must name a file: found {str(text) or 'nothing'}.")
         if not is_local(text):
-            raise InputError(f"--output: must be a path, as the file is renamed: found {text}.")
+            raise InputError(f"--output: must be a local path: found the URL {text}.")
         if output.suffix.lower() in _OTHER_FORMATS:
             raise InputError(
-                f"--output: predictions are Parquet, so not {output.suffix}: {output}."
+                f"--output: must not end in {output.suffix}, because predictions are Parquet:"
+                f" found {output}."
             )
         if processes.is_first() and output.exists() and not output.is_file():
             what = "a directory" if output.is_dir() else "a device, pipe or socket"

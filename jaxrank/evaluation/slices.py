@@ -101,7 +101,7 @@ def _coded(parts: list[pa.Array], column: str) -> pa.DictionaryArray:
     except pa.ArrowException as error:
         why = "" if isinstance(error, pa.ArrowNotImplementedError) else f": {error}"
         raise InputError(
-            f"--by: column {column!r} must hold one value an example, which can be text: found"
+            f"--by: column {column!r} must hold one value per example, which can be text: found"
             f" {kind}{why}."
         ) from error
 

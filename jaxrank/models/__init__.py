@@ -146,7 +146,7 @@ def _checked(module: Any, logits: Any, inputs: Inputs) -> jax.Array:
     expected = inputs.all_dense.shape[0], module.tasks
     if getattr(logits, "shape", None) != expected:
         raise InputError(
-            f"model {type(module).__name__} must give logits of shape [examples, tasks],"
+            f"model {type(module).__name__} must return logits of shape [examples, tasks],"
             f" {list(expected)}: found {list(getattr(logits, 'shape', [])) or logits!r}."
         )
     return logits

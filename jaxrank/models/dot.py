@@ -53,7 +53,8 @@ class DotInteraction(nn.Module):
         count = every.shape[1]
         if count < 2:
             raise InputError(
-                "model.cross 'dlrm' needs two vectors, or one and floats, to multiply: found 1."
+                "model.cross 'dlrm' needs two vectors, or one and dense features, to multiply:"
+                " found 1."
             )
         dots = product(every, every.swapaxes(1, 2), self.precision)
         later, earlier = np.tril_indices(count, -1)

@@ -191,7 +191,7 @@ class Ranker(nn.Module):
             if not floats.shape[1]:
                 raise InputError(
                     "model.dense_mlp_units must be () without dense features: found"
-                    f" {self.dense_mlp_units}, no floats. Leave it at ()."
+                    f" {self.dense_mlp_units} and no dense features. Leave it at ()."
                 )
             floats = self._tower(self.dense_mlp_units, name="bottom")(floats, share, train=train)
         flat = [v.reshape(v.shape[0], -1) for v in vectors]

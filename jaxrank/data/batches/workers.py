@@ -171,8 +171,8 @@ def _check_guarded() -> None:
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise InputError(
-            "data.num_workers: a program that reads with workers must do so behind"
-            " `if __name__ == '__main__':`, for every worker imports it: found that it does not."
+            "data.num_workers: a program that reads with workers must start under `if __name__ =="
+            " '__main__':`, because every worker imports it: found no such guard."
         )
 
 

@@ -22,7 +22,7 @@ def earlier_fitted(features: FeatureSpec, store: Store, key: str) -> FittedEncod
     if store.spec.hash_key != key:
         raise InputError(
             f"{store.path}: must have been prepared with the same --hash-key-file, or both without"
-            " one, for its vocabularies to be used again: found another."
+            " one, so that its vocabularies can be reused: found another key."
         )
     encodings = {table.name: table.encoding for table in store.schema.tables}
     vocabularies = {}
@@ -54,7 +54,7 @@ def _earlier_boundaries(features: FeatureSpec, store: Store) -> dict[str, np.nda
         if buckets != entry.buckets:
             raise InputError(
                 f"{store.path}: the id {entry.name!r} must have buckets={entry.buckets} as in the"
-                f" config, for its boundaries to be used again: found buckets={buckets}. Set"
+                f" config, so that its boundaries can be reused: found buckets={buckets}. Set"
                 " `buckets` as it was."
             )
         boundaries[entry.name] = np.asarray(fitted[entry.name], np.float64)
@@ -70,8 +70,8 @@ def _earlier_transforms(features: FeatureSpec, store: Store) -> dict[str, tuple[
             continue
         if entry.log != log_of[entry.name]:
             raise InputError(
-                f"{store.path}: the float {entry.name!r} must have log={entry.log} as in the"
-                f" config, for its mean and deviation to be used again: found"
+                f"{store.path}: the dense feature {entry.name!r} must have log={entry.log} as in"
+                " the config, so that its mean and standard deviation can be reused: found"
                 f" log={log_of[entry.name]}. Set `log` as it was."
             )
         mean, std = fitted[entry.name]

@@ -211,8 +211,8 @@ def _wanted(features: FeatureSpec, data: Source, earlier: FittedEncoders) -> Fit
     lacking = [name for name in wanted.names if name not in earlier.vocabularies]
     if lacking:
         raise InputError(
-            f"source: must have a split {TRAIN!r} to learn {', '.join(lacking)} from, or an"
-            f" earlier store must have learned them: found the splits {data.splits}."
+            f"source: must have a split {TRAIN!r} to fit {', '.join(lacking)}, or an earlier store"
+            f" must have them: found the splits {data.splits}."
         )
     return FIT_NOTHING
 
@@ -272,7 +272,7 @@ class _Preparation:
             return earlier
         began = time.perf_counter()
         fit_state = self._fit_state(TRAIN, self._settings)
-        self._report(f"learned from {TRAIN}: {_speed(fit_state.rows, began)}")
+        self._report(f"Fitted on {TRAIN}: {_speed(fit_state.rows, began)}")
         return fit_state.fitted(earlier)
 
     def _fit_state(self, split: str, settings: PrepareSettings) -> FitState:

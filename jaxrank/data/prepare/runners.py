@@ -67,8 +67,8 @@ class Local:
                     future.result()
             except BrokenProcessPool as error:
                 raise RunError(
-                    f"one of {workers} processes that prepare data was killed, as happens where"
-                    " memory is short: fewer (--workers of prepare) need less of it."
+                    f"one of {workers} worker processes of prepare was killed, probably because"
+                    " memory ran out. Use fewer --workers."
                 ) from error
             except BaseException:
                 pool.shutdown(wait=True, cancel_futures=True)

@@ -58,12 +58,12 @@ class WorkUnit:
                 now = files.describe(mark.path)
             except InputError as error:
                 raise RunError(
-                    f"{mark.path}: must stay until it has been prepared: {error}"
+                    f"{mark.path}: must exist until it has been prepared: {error}"
                 ) from error
             if now != mark:
                 raise RunError(
-                    f"{mark.path}: must stay as it is until it has been prepared: it had"
-                    f" {mark.size:,} bytes, and has {now.size:,}, changed meanwhile."
+                    f"{mark.path}: must not change until it has been prepared: it had"
+                    f" {mark.size:,} bytes at the start and now has {now.size:,}."
                 )
 
     def fingerprint(self, *rest: Any) -> str:

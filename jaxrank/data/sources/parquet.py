@@ -219,8 +219,8 @@ def open_unchanged(mark: files.File) -> pa.parquet.ParquetFile:
 def _open(path: str) -> pa.parquet.ParquetFile:
     if not files.has_ranges(path):
         raise InputError(
-            f"{path}: Parquet is read in parts, and this server sends only whole files: copy it"
-            " first."
+            f"{path}: the server must support range requests, by which Parquet is read: it sends"
+            " only whole files. Copy the file first."
         )
     file = _parquet_file(path)
     if any(map(_holds_fixed_lists, file.schema_arrow.types)):

@@ -92,8 +92,8 @@ class Csv(Files):
         # crashes.
         if len(values) > _MOST_NULLS or len(longest) > _LONGEST_NULL:
             raise InputError(
-                f"{place} must be at most {_MOST_NULLS} texts of at most {_LONGEST_NULL} letters:"
-                f" found {len(values)}, the longest of {len(longest)}."
+                f"{place} must be at most {_MOST_NULLS} strings of at most {_LONGEST_NULL}"
+                f" characters: found {len(values)}, the longest of {len(longest)}."
             )
         for value in values:
             holds = not re.search("[\n\ud800-\udfff]", value)
@@ -264,6 +264,6 @@ def _check_splits(names: Iterable[Any], where: str) -> None:
         # A split is a directory of the store, next to the directory of the vocabularies.
         if not re.fullmatch(r"[A-Za-z0-9][\w-]*", str(split)) or split == "vocabulary":
             raise InputError(
-                f"{where}: the name of a split must be letters, digits, - and _, and not"
-                f" 'vocabulary': found {split!r}."
+                f"{where}: the name of a split must consist of letters, digits, - and _, and must"
+                f" not be 'vocabulary': found {split!r}."
             )

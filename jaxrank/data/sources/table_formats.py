@@ -42,8 +42,8 @@ def current(paths: Sequence[str]) -> list[str]:
             kept.append(path)
     if paths and not kept:
         raise InputError(
-            f"{paths[0]}: must be counted by the log of its Delta table: found that"
-            f" {len(paths)} file(s) have been removed from the table. Name its directory."
+            f"{paths[0]}: must be a current file of its Delta table: found {len(paths)} file(s)"
+            " that its log has removed. Name the table's directory."
         )
     return kept
 
@@ -75,8 +75,9 @@ def _is_iceberg(metadata: Any) -> bool:
 
 def _rejected(log: str, title: str, kind: str) -> InputError:
     return InputError(
-        f"{log}: must not be there, as this log of {title} says which files are current and is not"
-        f" read: files that were replaced would be read, too. {_WHAT_TO_DO.format(kind=kind)}."
+        f"{log}: must not exist: found the log of a {title} table. This log says which files are"
+        " current, but is not supported, so replaced files would be read too."
+        f" {_WHAT_TO_DO.format(kind=kind)}."
     )
 
 
@@ -102,13 +103,13 @@ def _active(table: str) -> frozenset[str]:
         _apply(_commit(f"{log}/{commits[version]}"), active, log)
     for name in sorted(active):
         if not files.path_of(f"{table}/{name}").exists():
-            raise InputError(f"{table}/{name}: must be there, as {log} names it: found no file.")
+            raise InputError(f"{table}/{name}: must exist, because {log} names it: found no file.")
     return frozenset(active)
 
 
 def _cannot(log: str, must: str, found: object) -> InputError:
     return InputError(
-        f"{log}: the log of this Delta table must have {must} to be followed: found {found}."
+        f"{log}: the log of this Delta table must have {must}: found {found}."
         f" {_WHAT_TO_DO.format(kind='delta')}."
     )
 
@@ -119,7 +120,7 @@ def _commit(path: str) -> Iterator[Mapping[str, Any]]:
             if line.strip():
                 yield json.loads(line)
     except (OSError, ValueError) as error:
-        raise InputError(f"{path}: must be JSON, a line for each action: found {error}.") from error
+        raise InputError(f"{path}: must be JSON, one action per line: found {error}.") from error
 
 
 def _checkpoint(path: str) -> Iterable[Mapping[str, Any]]:

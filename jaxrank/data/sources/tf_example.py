@@ -144,7 +144,7 @@ def infer(records: Iterable[bytes], path: str) -> dict[str, ColumnType]:
             if earlier.kind != kind:
                 raise InputError(
                     f"{path}, column {name}: must be of one kind in all records: found"
-                    f" {earlier.kind} and {kind}. Set source.columns to the kind that is right."
+                    f" {earlier.kind} and {kind}. Set source.columns to the correct kind."
                 )
             if len(values) > 1:
                 types[name] = ColumnType(kind, True)

@@ -203,7 +203,7 @@ def _length(path: str, row: int, head: bytes) -> int:
 
 
 def _cut(path: str, row: int) -> InputError:
-    return InputError(f"{path}, row {row}: must be whole: found the end of the file within it.")
+    return InputError(f"{path}, row {row}: must be complete: found the end of the file within it.")
 
 
 class _Stream:

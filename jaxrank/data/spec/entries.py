@@ -332,7 +332,7 @@ class RaggedSpec:
     def check(self, where: str) -> None:
         _check_table(self, where)
         holds = self.combiner != "none" or self.max_length >= 1
-        must = "1 or more with combiner='none', for each id of a list has a place"
+        must = "1 or more with combiner='none', because each id of a list has a position"
         require(holds, f"{where}.max_length", must, self.max_length)
         holds, must = not (self.weights and self.weight_separator), "empty where `weights` is set"
         require(holds, f"{where}.weight_separator", must, self.weight_separator)

@@ -208,8 +208,8 @@ def _with_tables(entries: Sequence[Any]) -> tuple[Any, ...]:
     for entry in entries:
         if not entry.table and "/" in entry.name:
             raise InputError(
-                f"features: the column {entry.name!r} must have a table named without '/':"
-                " set `table`."
+                f"features: the column {entry.name!r} must have a table whose name has no '/': set"
+                " `table`."
             )
     return tuple(dataclasses.replace(e, table=e.table or e.name) for e in entries)
 

@@ -25,8 +25,7 @@ def lines(statistics: Mapping[str, Any]) -> list[str]:
 
 def _task(name: str, task: Mapping[str, Any]) -> str:
     if "kind" in task:
-        words = {"mean": "mean", "std": "deviation", "min": "least", "max": "most"}
-        moments = ", ".join(f"{word} {_number(task[key])}" for key, word in words.items())
+        moments = ", ".join(f"{key} {_number(task[key])}" for key in ("mean", "std", "min", "max"))
         return f"{name}: {task['known']:,} labels ({task['kind']}), {moments}"
     positive = task["positives"] / max(task["known"], 1)
     pending = f", {task['pending']:,} pending" if task["pending"] else ""
@@ -47,7 +46,7 @@ def _out_of_range(statistics: Mapping[str, Any]) -> list[str]:
 
 def _tables(statistics: Mapping[str, Any]) -> list[str]:
     rows = max(statistics["rows"], 1)
-    floats = [
+    dense = [
         [
             name,
             f"{f['missing'] / rows:.2%}",
@@ -56,7 +55,7 @@ def _tables(statistics: Mapping[str, Any]) -> list[str]:
         for name, f in statistics["dense"].items()
     ]
     new = {kind: ["new"] * bool(_compared(statistics[kind])) for kind in ("categorical", "ragged")}
-    ids = [
+    categorical = [
         [
             name,
             *(f"{share:.2%}" for share in (_missing(f), f["unknown_share"])),
@@ -65,7 +64,7 @@ def _tables(statistics: Mapping[str, Any]) -> list[str]:
         ]
         for name, f in statistics["categorical"].items()
     ]
-    lists = [
+    ragged = [
         [
             name,
             f"{f['mean']:.2f}",
@@ -77,12 +76,12 @@ def _tables(statistics: Mapping[str, Any]) -> list[str]:
         ]
         for name, f in statistics["ragged"].items()
     ]
-    in_ids = ["missing", "unknown", *new["categorical"], "distinct, about"]
-    in_lists = ["mean", "median", "95%", "99%", "most", "empty", "unknown", *new["ragged"]]
+    of_ids = ["missing", "unknown", *new["categorical"], "distinct (approx.)"]
+    of_lists = ["mean", "p50", "p95", "p99", "max", "empty", "unknown", *new["ragged"]]
     return [
-        *_table(["floats", "missing", "mean", "deviation", "least", "most"], floats),
-        *_table(["ids", *in_ids], ids),
-        *_table(["lists", *in_lists, "distinct, about", "cut"], lists),
+        *_table(["dense", "missing", "mean", "std", "min", "max"], dense),
+        *_table(["categorical", *of_ids], categorical),
+        *_table(["ragged", *of_lists, "distinct (approx.)", "truncated"], ragged),
     ]
 
 
@@ -119,29 +118,33 @@ def _new(column: Mapping[str, Any]) -> str:
 
 def _summary(statistics: Mapping[str, Any]) -> list[str]:
     rows = max(statistics["rows"], 1)
-    floats, ids, lists = (statistics[kind] for kind in ("dense", "categorical", "ragged"))
+    dense, categorical, ragged = (statistics[kind] for kind in ("dense", "categorical", "ragged"))
     lines = []
-    if floats:
-        lines.append(_worst("floats", floats, "missing", lambda f: f["missing"] / rows))
-    if ids:
-        lines.append(_worst("ids", ids, "missing", _missing))
-        lines.append(_worst("ids", ids, "unknown", lambda f: f["unknown_share"]))
-    if new := _compared(ids):
-        lines.append(_worst("ids", new, "new", lambda f: f["new_share"]))
-    if lists:
-        longest = max(lists, key=lambda name: lists[name]["max"])
-        total = sum(f["mean"] for f in lists.values())
-        cut = sum(f["truncated_ids"] for f in lists.values())
+    if dense:
+        lines.append(_worst("dense", dense, "missing", lambda f: f["missing"] / rows))
+    if categorical:
+        lines.append(_worst("categorical", categorical, "missing", _missing))
+        lines.append(_worst("categorical", categorical, "unknown", lambda f: f["unknown_share"]))
+    if new := _compared(categorical):
+        lines.append(_worst("categorical", new, "new", lambda f: f["new_share"]))
+    if ragged:
+        longest = max(ragged, key=lambda name: ragged[name]["max"])
+        total = sum(f["mean"] for f in ragged.values())
+        truncated = sum(f["truncated_ids"] for f in ragged.values())
         lines.append(
-            f"{len(lists)} lists: {total:.2f} ids an example, the longest list in {longest}"
-            f" ({lists[longest]['max']:,}), {cut:,} ids cut"
+            f"{_features(ragged, 'ragged')}: {total:.2f} ids per example, longest list"
+            f" {ragged[longest]['max']:,} ids ({longest}), {truncated:,} ids truncated"
         )
-        lines.append(_worst("lists", lists, "empty", lambda f: f["empty"] / rows))
-        lines.append(_worst("lists", lists, "unknown", lambda f: f["unknown_share"]))
-        if new := _compared(lists):
-            lines.append(_worst("lists", new, "new", lambda f: f["new_share"]))
-        lines.append(_worst("lists", lists, "cut", lambda f: f["truncated_share"]))
+        lines.append(_worst("ragged", ragged, "empty", lambda f: f["empty"] / rows))
+        lines.append(_worst("ragged", ragged, "unknown", lambda f: f["unknown_share"]))
+        if new := _compared(ragged):
+            lines.append(_worst("ragged", new, "new", lambda f: f["new_share"]))
+        lines.append(_worst("ragged", ragged, "truncated", lambda f: f["truncated_share"]))
     return lines
+
+
+def _features(columns: Columns, kind: str) -> str:
+    return f"{len(columns)} {kind} feature{'s' * (len(columns) > 1)}"
 
 
 def _worst(
@@ -149,7 +152,7 @@ def _worst(
 ) -> str:
     """Formats the mean share of all columns, and the columns with the largest shares."""
     shares = {name: share_of(column) for name, column in columns.items()}
-    text = f"{len(shares)} {kind}: {sum(shares.values()) / len(shares):.2%} {what}"
+    text = f"{_features(columns, kind)}: {sum(shares.values()) / len(shares):.2%} {what}"
     order = sorted((name for name in shares if shares[name]), key=lambda name: -shares[name])
     worst = ", ".join(f"{name} ({shares[name]:.2%})" for name in order[:_MOST_WORST])
     return f"{text}, most in {worst}" if worst else text

@@ -252,8 +252,8 @@ def _check(features: FeatureSpec) -> None:
     wanted = fit_spec(features, NOTHING)
     if wanted.any:
         raise InputError(
-            "features: with data.direct, nothing must be learned from the data"
-            f" (standardize, buckets, as_of): found {', '.join(wanted.names)}. {_HINT}"
+            "features: with data.direct, no feature may be fitted to the data (standardize,"
+            f" buckets, as_of): found {', '.join(wanted.names)}. {_HINT}"
         )
     if features.by_day:
         raise InputError(f"features.by_day: must be False with data.direct: found True. {_HINT}")

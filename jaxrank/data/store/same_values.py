@@ -59,5 +59,5 @@ def _check_key(old: Store, new: Store) -> None:
     if old.spec.hash_key != new.spec.hash_key:
         raise InputError(
             f"{new.path}: must have been prepared with the same --hash-key-file as {old.path}, or"
-            " both without one, for their values to be compared: found another."
+            " both without one, so that their values can be compared: found another key."
         )

@@ -732,7 +732,7 @@ def test_a_program_that_each_worker_would_run_again_ends_and_says_why(store, tmp
         env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
     assert (done.returncode, done.stdout) == (1, "")
-    assert "must do so behind `if __name__ == '__main__':`, for every worker" in done.stderr
+    assert "must start under `if __name__ == '__main__':`, because every worker" in done.stderr
     last = done.stderr.splitlines()[-1]
     assert last.startswith(
         "jaxrank.errors.RunError: One of 2 input workers (data.num_workers) ended"

@@ -61,7 +61,7 @@ def test_a_file_that_is_replaced_meanwhile_ends_the_preparation(
         return real(of, unit, *rest)
 
     monkeypatch.setattr(module, function, replaced)
-    with pytest.raises(RunError, match=r"1.csv: must stay .*until it has been prepared"):
+    with pytest.raises(RunError, match=r"1.csv: must .*until it has been prepared"):
         run(tmp_path / "store", train, runner=Local(1))
     assert not (tmp_path / "store").exists()
 

@@ -180,7 +180,9 @@ def test_an_earlier_scale_is_of_values_or_of_their_logs(tmp_path):
     floats = dict(columns="x", standardize=True)
     prepare_csv(tmp_path, ["label", "x"], rows, dense=[floats | dict(log=True)], name="day1")
     options = dict(vocabularies=str(tmp_path / "day1"))
-    with pytest.raises(InputError, match=r"day1: the float 'x' must have log=False .* log=True"):
+    with pytest.raises(
+        InputError, match=r"day1: the dense feature 'x' must have log=False .* log=True"
+    ):
         prepare_csv(tmp_path, ["label", "x"], rows, dense=[floats], name="day2", options=options)
     same = prepare_csv(
         tmp_path, ["label", "x"], rows, dense=[floats | dict(log=True)], name="day3",
@@ -249,7 +251,7 @@ def test_a_split_alone_is_encoded_with_an_earlier_stores_vocabularies(tmp_path):
                         categorical=features["categorical"])  # fmt: skip
     path = write_csv(tmp_path / "later.csv", ["label", "user"], [[1, "new"], [1, "a"]])
     source = dict(kind="csv", files=dict(test=path))
-    with pytest.raises(InputError, match=r"split 'train' to learn user from"):
+    with pytest.raises(InputError, match=r"split 'train' to fit user"):
         prepare(features, source, tmp_path / "later", report=lambda _: None)
     later = prepare(
         features, source, tmp_path / "later", vocabularies=str(first.path), report=lambda _: None
@@ -822,12 +824,12 @@ def test_a_report_has_a_line_for_each_feature(tmp_path):
     assert any("train: 2 rows in" in line for line in lines)
     assert [line for line in lines if line.startswith("  ")] == [
         "  click: 2 labels, 50.00% positive",
-        "  floats  missing  mean  deviation  least  most",
-        "  x        50.00%     0          0      0     0",
-        "  ids  missing  unknown  distinct, about",
-        "  c      0.00%  100.00%                0",
-        "  lists  mean  median  95%  99%  most  empty  unknown  distinct, about    cut",
-        "  l      1.50       1    2    2     2  0.00%    0.00%                3  0.00%",
+        "  dense  missing  mean  std  min  max",
+        "  x       50.00%     0    0    0    0",
+        "  categorical  missing  unknown  distinct (approx.)",
+        "  c              0.00%  100.00%                   0",
+        "  ragged  mean  p50  p95  p99  max  empty  unknown  distinct (approx.)  truncated",
+        "  l       1.50    1    2    2    2  0.00%    0.00%                   3      0.00%",
     ]
 
 

@@ -373,7 +373,7 @@ def test_a_file_that_was_cut_is_refused_wherever_it_was(tmp_path, policy):
     each = len(whole) // 3
     for stop in range(each + 1, 2 * each):
         path.write_bytes(whole[:stop])
-        with pytest.raises(InputError, match=r"a\.tfrecord, row 2: must be whole"):
+        with pytest.raises(InputError, match=r"a\.tfrecord, row 2: must be complete"):
             rows_of(source_of(path, TYPES), Rejects(policy, limit=10**6))
     packed = gzip.compress(whole)
     for stop in range(3, len(packed)):

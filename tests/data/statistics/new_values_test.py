@@ -180,7 +180,10 @@ def test_of_many_features_not_all_are_reported(tmp_path):
     lines = [line for line in told if "not in the vocabulary" in line]
     assert [line.split(":")[0] for line in lines] == [f"feature c{i}" for i in range(20)]
     assert told[-1] == "and 5 more features"
-    assert "  25 ids: 100.00% new, most in c0 (100.00%), c1 (100.00%), c2 (100.00%)" in told
+    assert (
+        "  25 categorical features: 100.00% new, most in c0 (100.00%), c1 (100.00%), c2 (100.00%)"
+        in told
+    )
 
 
 def test_values_are_shown_cut(tmp_path, day1):

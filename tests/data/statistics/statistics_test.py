@@ -482,14 +482,14 @@ def test_a_report_of_few_features_has_a_table_for_each_kind():
     assert lines == [
         "click: 200 labels, 100.00% positive",
         "buy: 200 labels, 100.00% positive, 1,500 pending",
-        "floats       missing  mean  deviation  least  most",
-        "x             12.50%     1          0      1     1",
-        "a_long_name   12.50%     1          0      1     1",
-        "ids   missing  unknown  distinct, about",
-        "word    0.00%    0.00%                1",
-        "key    50.00%   50.00%                1",
-        "lists  mean  median  95%  99%  most   empty  unknown  distinct, about    cut",
-        "tags   0.60       0    0   40    40  98.50%    0.00%                0  2.50%",
+        "dense        missing  mean  std  min  max",
+        "x             12.50%     1    0    1    1",
+        "a_long_name   12.50%     1    0    1    1",
+        "categorical  missing  unknown  distinct (approx.)",
+        "word           0.00%    0.00%                   1",
+        "key           50.00%   50.00%                   1",
+        "ragged  mean  p50  p95  p99  max   empty  unknown  distinct (approx.)  truncated",
+        "tags    0.60    0    0   40   40  98.50%    0.00%                   0      2.50%",
         "tags: 1,234 ids are out of range of their table",
     ]
 
@@ -506,11 +506,17 @@ def test_a_report_of_many_features_names_the_worst():
         list_truncated=(77, 1000),
     )  # fmt: skip
     assert len(lines) < 12
-    assert "5 floats: 12.50% missing, most in x0 (12.50%), x1 (12.50%), x2 (12.50%)" in lines
-    assert "500 ids: 0.00% missing" in lines
-    assert "500 ids: 0.10% unknown, most in c3 (20.00%), c4 (15.00%), c8 (10.00%)" in lines
-    assert "500 lists: 300.00 ids an example, the longest list in l0 (40), 1,000 ids cut" in lines
-    assert "500 lists: 0.10% cut, most in l77 (50.00%)" in lines
+    assert (
+        "5 dense features: 12.50% missing, most in x0 (12.50%), x1 (12.50%), x2 (12.50%)" in lines
+    )
+    assert "500 categorical features: 0.00% missing" in lines
+    worst = "c3 (20.00%), c4 (15.00%), c8 (10.00%)"
+    assert f"500 categorical features: 0.10% unknown, most in {worst}" in lines
+    assert (
+        "500 ragged features: 300.00 ids per example, longest list 40 ids (l0), 1,000 ids truncated"
+        in lines
+    )
+    assert "500 ragged features: 0.10% truncated, most in l77 (50.00%)" in lines
 
 
 def test_values_that_an_earlier_store_does_not_have_are_reported_of_each_feature_that_it_has():
@@ -521,18 +527,18 @@ def test_values_that_an_earlier_store_does_not_have_are_reported_of_each_feature
     )
     new = dict(categorical={"key": NewValues(200, 150)}, ragged={"tags": NewValues(120, 3)})
     assert told(features, new=new)[2:] == [
-        "ids   missing  unknown     new  distinct, about",
-        "word    0.00%    0.00%       -                1",
-        "key     0.00%    0.00%  75.00%                1",
-        "lists  mean  median  95%  99%  most   empty  unknown    new  distinct, about    cut",
-        "tags   0.60       0    0   40    40  98.50%    0.00%  2.50%                0  0.00%",
-        "seen   0.60       0    0   40    40  98.50%    0.00%      -                0  0.00%",
+        "categorical  missing  unknown     new  distinct (approx.)",
+        "word           0.00%    0.00%       -                   1",
+        "key            0.00%    0.00%  75.00%                   1",
+        "ragged  mean  p50  p95  p99  max   empty  unknown    new  distinct (approx.)  truncated",
+        "tags    0.60    0    0   40   40  98.50%    0.00%  2.50%                   0      0.00%",
+        "seen    0.60    0    0   40   40  98.50%    0.00%      -                   0      0.00%",
     ]
     many = FeatureSpec(
         tasks=FEATURES.tasks, categorical=tuple(CategoricalSpec((f"c{i}",)) for i in range(30))
     )
     lines = told(many, new=dict(categorical={"c7": NewValues(200, 50), "c9": NewValues(200, 150)}))
-    assert "2 ids: 50.00% new, most in c9 (75.00%), c7 (25.00%)" in lines
+    assert "2 categorical features: 50.00% new, most in c9 (75.00%), c7 (25.00%)" in lines
 
 
 def test_a_float_without_values_is_reported():

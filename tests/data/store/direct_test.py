@@ -259,10 +259,10 @@ def open_and_forget(split):
     [
         (dict(categorical=[dict(columns="site")]), "'site' must have encoding='integer' or 'hash'"),
         (dict(ragged=[dict(columns="tags")]), "'tags' must have encoding='integer' or 'hash'"),
-        (dict(dense=[dict(columns="f1", standardize=True)]), "must be learned .*found f1"),
+        (dict(dense=[dict(columns="f1", standardize=True)]), "fitted .*found f1"),
         (
             dict(categorical=[dict(columns="f1", encoding="bucket", buckets=4)], dense=[]),
-            "must be learned .*found f1",
+            "fitted .*found f1",
         ),
         (dict(time="hour", by_day=True), r"features\.by_day: must be False"),
         (dict(categorical=[dict(columns="no", encoding="hash", rows=9)]), "'no' matches no column"),
