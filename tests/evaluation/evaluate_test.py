@@ -337,7 +337,7 @@ def test_predictions_are_written_to_files_only(run, tmp_path, monkeypatch, kind)
     found = {
         "url": "found gs://bucket/out.parquet",
         "pipe": "it is a device, pipe",
-        "csv": "not end in \.csv.*Parquet",
+        "csv": r"not end in \.csv.*Parquet",
         "slash": "must name a file: found new/",
         "": "must name a file: found nothing",
     }.get(kind, kind)
