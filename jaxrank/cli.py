@@ -258,6 +258,23 @@ def _report_worse(tasks: list[str], checkpoint: str, report: Callable) -> None:
         report(f"{checkpoint} is worse than a constant for {', '.join(tasks)}")
 
 
+def _study(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
+    from jaxrank.studies import registry
+    from jaxrank.workdir import files
+
+    study = registry.find(args.name)
+    return registry.run(
+        study,
+        args.config,
+        files.directory(args.workdir),
+        registry.options_of(study, vars(args)),
+        command=args.config_command,
+        jobs=args.jobs,
+        report=report,
+        worker=(*registry.WORKER, *args.models),
+    )
+
+
 def _configs(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
     from jaxrank import shipped
 
@@ -300,10 +317,12 @@ _RUN: dict[str, Callable[[argparse.Namespace, Callable], dict[str, Any]]] = {
     "plan": _plan,
     "compile": _compile,
     "bench": _bench,
+    "study": _study,
     "configs": _configs,
     "launch": _launch,
 }
-_WITHOUT_DEVICES = ("prepare", "compile", "configs", "launch")
+# `study` leaves the devices to its runs, which are other processes.
+_WITHOUT_DEVICES = ("prepare", "compile", "study", "configs", "launch")
 
 
 def run(argv: Sequence[str]) -> None:
@@ -317,6 +336,10 @@ def run(argv: Sequence[str]) -> None:
         raise InputError(f"{argv[0]}: flags must follow the verb. Try `jaxrank --help`.")
     argv = [_with_dashes(arg) for arg in argv]
     _check_flags(argv)
+    if argv[:1] == ["study"]:
+        from jaxrank.studies import registry as studies
+
+        studies.add_flags(verbs["study"], argv[1:])
     args, rest = parser.parse_known_args(argv)
     if args.verb is None:
         parser.error("a verb is needed")
@@ -332,6 +355,7 @@ def run(argv: Sequence[str]) -> None:
     if hasattr(args, "config"):
         from jaxrank.config_files import load
 
+        args.config_command = [f"--config={args.config}", *rest]
         args.config = load(args.config, rest)
     several = hasattr(args, "coordinator")
     if several:

@@ -144,6 +144,30 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> ConfigDict:
     return loaded
 
 
+def overridden(config: ConfigDict, overrides: Mapping[str, Any]) -> ConfigDict:
+    """Returns the config with fields set, by the rules of the command line.
+
+    Args:
+        overrides: {path of a field: value}.
+
+    Raises:
+        InputError: a field does not exist, or a value is invalid.
+    """
+    config = from_plain(to_plain(config))
+    for override in override_flags(overrides):
+        config = _override(config, override)
+    sections(config)
+    return config
+
+
+def override_flags(overrides: Mapping[str, Any]) -> list[str]:
+    """Returns flags that set fields, such as "--config.batch_size=4096"."""
+    return [
+        f"--config.{path}={value if isinstance(value, str) else repr(value)}"
+        for path, value in overrides.items()
+    ]
+
+
 def _mentions(path: str | Path, message: str, overrides: Sequence[str]) -> str:
     """A sentence with the lines of a config file that name the field a message begins with; empty
     if there are none, or the command line sets it."""

@@ -339,6 +339,20 @@ def _bench(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--picture", default="", metavar="FILE", help="a PNG of the measurements")
 
 
+def _study(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("name", metavar="NAME", help="name of the study, the first argument")
+    _add_config(sub)
+    sub.add_argument(
+        "--workdir",
+        required=True,
+        metavar="DIR",
+        help="directory of the study: its data, its runs, the table and the picture",
+    )
+    sub.add_argument(
+        "--jobs", type=int, default=1, metavar="N", help="number of runs at once; default: 1"
+    )
+
+
 def _launch(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--path", action="store_true", required=True, help="print the directory")
 
@@ -384,6 +398,11 @@ _VERBS: Mapping[str, _Verb] = {
         "measure the speed of input and step, alone and together, and report which one limits",
         _bench,
         "jaxrank bench --config=quickstart --workdir=/tmp/quickstart --picture=/tmp/bench.png",
+    ),
+    "study": _Verb(
+        "run an experiment: many runs of a config, a table, a picture and what they mean",
+        _study,
+        "jaxrank study stability --config=quickstart --workdir=/tmp/stability --jobs=2",
     ),
     "configs": _Verb(
         "list the configs that come with the program",

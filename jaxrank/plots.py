@@ -12,6 +12,7 @@ from jaxrank.errors import RunError
 
 _MOST_FEATURES = 40  # per plot. Features with the largest values are shown
 _MOST_SPLITS = 4
+_PANELS_PER_ROW = 3
 _LENGTHS = {"mean": "o", "p50": "|", "p95": "<", "p99": ">", "max": "x"}
 
 # {feature: {split: value}}.
@@ -21,7 +22,8 @@ _Values = dict[str, dict[str, float]]
 def _save(figure: Figure, path: str | Path) -> None:
     try:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(Path(path), format="png", dpi=120)
+        kind = "svg" if Path(path).suffix == ".svg" else "png"
+        figure.savefig(Path(path), format=kind, dpi=120)
     except OSError as error:
         raise RunError(f"{path}: cannot be written: {error}.") from error
 
@@ -160,6 +162,48 @@ def draw_bench(
     costs.set_xlabel("seconds per million examples, each alone")
     costs.set_title(f"{limit} limits; {title}")
     _save(figure, path)
+
+
+def draw_panels(panels: Sequence[Mapping[str, Any]], paths: Sequence[str | Path]) -> None:
+    """Writes a picture of curves, points and bars, one file per path, as PNG or SVG.
+
+    Args:
+        panels: the fields of `studies.study.Panel`, as plain data.
+
+    Raises:
+        RunError: a file cannot be written.
+    """
+    columns = min(len(panels), _PANELS_PER_ROW)
+    rows = -(-len(panels) // columns)
+    figure = Figure(figsize=(1 + 5 * columns, 4.5 * rows), layout="constrained")
+    axes = np.ravel(figure.subplots(rows, columns, squeeze=False))
+    for panel, one in zip(panels, axes[: len(panels)], strict=True):
+        _draw_panel(one, panel)
+    for unused in axes[len(panels) :]:
+        unused.set_axis_off()
+    for path in paths:
+        _save(figure, path)
+
+
+def _draw_panel(axes: Axes, panel: Mapping[str, Any]) -> None:
+    for i, series in enumerate(panel["series"]):
+        x, y, color = series["x"], series["y"], series["color"] or f"C{i}"
+        if series["style"] == "bars":
+            axes.bar(x, y, label=series["label"], color=color)
+            continue
+        line = {"line": "o-", "dashed": "o--", "points": "o"}[series["style"]]
+        axes.plot(x, y, line, label=series["label"], color=color, alpha=0.8, markersize=4)
+        if series["low"]:
+            axes.vlines(x, series["low"], series["high"], color=color, alpha=0.6)
+    for axis, scale in ((axes.xaxis, panel["x_scale"]), (axes.yaxis, panel["y_scale"])):
+        if scale != "linear":
+            getattr(axes, f"set_{axis.axis_name}scale")("log", base=2 if scale == "log2" else 10)
+            axis.set_major_formatter("{x:g}")
+    axes.set_xlabel(panel["x_label"])
+    axes.set_ylabel(panel["y_label"])
+    axes.set_title(panel["title"])
+    axes.grid(alpha=0.3)
+    axes.legend()
 
 
 def draw_statistics(statistics: Mapping[str, Mapping[str, Any]], path: str | Path) -> None:

@@ -26,6 +26,7 @@ FLOORS = (
     "run loop batch_statistics export aot",
     "warm_start bench",
     "train",
+    "studies",
     "cli",
 )
 DATA_FLOORS = (

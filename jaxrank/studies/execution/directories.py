@@ -1,0 +1,138 @@
+"""The directory of each run of a study: WORKDIR/runs/NAME.
+
+    config.json  run.json  command.txt  log.txt  result.json
+
+`result.json` is written last and atomically. A run is a pure function of its config, kind, settings
+and devices, and of the version of jaxrank. `run.json` has a digest of these.
+"""
+
+import dataclasses
+import hashlib
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+import jaxrank
+from jaxrank import config_files, json_files
+from jaxrank.errors import InputError
+from jaxrank.studies.execution.kinds import PREPARE, VERBS
+from jaxrank.studies.execution.worker import COMMAND, CONFIG, LOG, RESULT, RUN
+from jaxrank.studies.study import RunResult, RunSpec
+
+
+class Directories:
+    """Makes and reads the directories of the runs of a study.
+
+    Args:
+        config: the config that runs change.
+        workdir: of the study.
+        command: arguments that give this config, such as ["--config=quickstart"].
+    """
+
+    def __init__(self, config: ConfigDict, workdir: Path, command: Sequence[str]):
+        self._base = config_files.to_plain(config)
+        self._workdir, self._command = workdir, command
+
+    def path(self, spec: RunSpec) -> Path:
+        return self._workdir / "runs" / spec.name
+
+    def preparation(self) -> RunSpec:
+        """Returns the run that prepares the data that the other runs share."""
+        return RunSpec("prepare-data", kind=PREPARE, settings={"workdir": str(self._workdir)})
+
+    def reads_shared_data(self, spec: RunSpec) -> bool:
+        """Returns True if a run reads WORKDIR/data, which the study prepares once."""
+        return spec.kind != PREPARE and bool(self._store(self._config(spec)))
+
+    def result(self, spec: RunSpec) -> RunResult | None:
+        """Returns the result of a run that has finished, None for one that must be executed.
+
+        A run that failed is executed again. A run with an invalid config has failed, which is no
+        error of the study: a search may draw invalid values.
+
+        Raises:
+            InputError: the directory has the result of another run.
+        """
+        if not re.fullmatch(r"[\w.,=+-]+", spec.name):
+            raise ValueError(f"the name of a run must be a file name: found {spec.name!r}.")
+        path = self.path(spec)
+        try:
+            inputs = self._inputs(spec)
+        except InputError as error:
+            return RunResult(spec, "failed", error=str(error))
+        if not (path / RESULT).is_file() or not (path / RUN).is_file():
+            return None
+        record = json_files.read(path / RUN)
+        if record["key"] != _digest(inputs):
+            old = {"config": json_files.read(path / CONFIG), **record["inputs"]}
+            lines = config_files.differences(old, inputs)
+            raise InputError(
+                f"{path}: must hold a run of this study: found the results of another config in"
+                " the workdir, with these differences:\n  "
+                + "\n  ".join(line.removeprefix("config.") for line in lines)
+                + "\nUse another --workdir."
+            )
+        result = self.read(spec)
+        return result if result.is_done else None
+
+    def begin(self, spec: RunSpec) -> None:
+        """Prepares the directory of a run that is to be executed."""
+        path, inputs = self.path(spec), self._inputs(spec)
+        path.mkdir(parents=True, exist_ok=True)
+        for name in (RESULT, LOG):
+            (path / name).unlink(missing_ok=True)
+        config = inputs.pop("config")
+        store = "" if spec.kind == PREPARE else self._store(config)
+        key = _digest({"config": config, **inputs})
+        json_files.write(path / CONFIG, config)
+        (path / COMMAND).write_text(self._command_of(spec, store) + "\n")
+        json_files.write(path / RUN, {"key": key, "store": store, "inputs": inputs})
+
+    def read(self, spec: RunSpec) -> RunResult:
+        """Reads the result of a run that has finished."""
+        names = {field.name for field in dataclasses.fields(RunResult)} - {"spec"}
+        record = json_files.read(self.path(spec) / RESULT)
+        return RunResult(spec, **{k: v for k, v in record.items() if k in names})
+
+    def _config(self, spec: RunSpec) -> dict[str, Any]:
+        config = config_files.from_plain(self._base)
+        return config_files.to_plain(config_files.overridden(config, spec.overrides))
+
+    def _inputs(self, spec: RunSpec) -> dict[str, Any]:
+        """Returns everything that the result of a run depends on."""
+        return json_files.plain(
+            {
+                "config": self._config(spec),
+                "kind": spec.kind,
+                "settings": spec.settings,
+                "devices": spec.devices,
+                "version": jaxrank.__version__,
+            }
+        )
+
+    def _store(self, config: Mapping[str, Any]) -> str:
+        """Returns the store of the study if a run with this config reads it, or an empty text."""
+        names_data = config["data"]["store"] or config["data"]["direct"]
+        is_equal = all(config[name] == self._base[name] for name in ("features", "source"))
+        return "" if names_data or not is_equal else str(self._workdir / "data")
+
+    def _command_of(self, spec: RunSpec, store: str) -> str:
+        """Returns a command that does the same as a run, or a comment if there is none."""
+        overrides = config_files.override_flags(spec.overrides)
+        if store:
+            overrides += config_files.override_flags({"data.store": store})
+        line = shlex.join([*self._command, *overrides])
+        devices = f"JAX_NUM_CPU_DEVICES={spec.devices} " if spec.devices else ""
+        verb = VERBS.get(spec.kind)
+        if verb is None or spec.settings:
+            return f"# {devices}{spec.kind} {json_files.to_text(spec.settings)}: {line}"
+        workdir = shlex.quote(str(self.path(spec) / verb))
+        return f"{devices}jaxrank {verb} {line} --workdir={workdir}"
+
+
+def _digest(inputs: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json_files.to_text(inputs, sort_keys=True).encode()).hexdigest()

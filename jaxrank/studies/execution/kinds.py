@@ -1,0 +1,75 @@
+"""Kinds of runs: functions that a worker process calls. Modules are imported when a run needs them.
+
+Each gets a `RunInput` and returns the fields of `RunResult` that it knows. An exception fails the
+run.
+"""
+
+import dataclasses
+import functools
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ml_collections import ConfigDict
+
+
+@dataclasses.dataclass(frozen=True)
+class RunInput:
+    """Input of a run.
+
+    plain_config: the config as plain data.
+    store: the data of the study, if the run reads it; empty: the run finds its data by the config.
+    settings: of `RunSpec`.
+    directory: of the run; anything in it from an interrupted attempt has been removed.
+    """
+
+    plain_config: Mapping[str, Any]
+    store: str
+    settings: Mapping[str, Any]
+    directory: Path
+
+    @functools.cached_property
+    def config(self) -> "ConfigDict":
+        """The config, with `data.store` set to the data of the study."""
+        from jaxrank import config_files
+
+        config = config_files.from_plain(self.plain_config)
+        if self.store:
+            config.data.store = self.store
+        return config
+
+
+Kind = Callable[[RunInput], Mapping[str, Any]]
+
+
+def _train(run: RunInput) -> Mapping[str, Any]:
+    """Trains and evaluates. Deletes the checkpoints, because a study has many runs."""
+    from jaxrank.evaluation.report import flatten_metrics
+    from jaxrank.train import train
+
+    workdir = run.directory / "train"
+    result = train(run.config, workdir, quiet=True)
+    shutil.rmtree(workdir / "checkpoints", ignore_errors=True)
+    return {
+        "metrics": flatten_metrics(result.metrics),
+        "examples_per_second": result.examples_per_second,
+        "values": {"step": result.step},
+    }
+
+
+def _prepare(run: RunInput) -> Mapping[str, Any]:
+    """Prepares the data that the runs of the study share, or checks that it is complete."""
+    from jaxrank.workdir import data
+
+    c = run.config
+    store = data.locate(c.data, c.features, c.source, run.settings["workdir"]).prepare(print)
+    return {"values": {"store": str(store.path)}}
+
+
+PREPARE = "prepare"
+KINDS: Mapping[str, Kind] = {"train": _train, PREPARE: _prepare}
+
+# Verbs that do the same as a kind of run without settings.
+VERBS: Mapping[str, str] = {"train": "train"}

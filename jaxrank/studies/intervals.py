@@ -1,0 +1,58 @@
+"""Confidence intervals of the mean, the deviation and paired differences of runs.
+
+All of them assume that runs are independent and that their metrics have a normal distribution.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from scipy import stats
+
+CONFIDENCE = 0.95
+
+
+class Interval(NamedTuple):
+    """An estimate and the ends of its interval. The ends are NaN if there are too few values."""
+
+    value: float
+    low: float
+    high: float
+
+
+def mean(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
+    """Returns the mean with Student's interval, which needs two values."""
+    x = np.asarray(values, np.float64)
+    center = float(x.mean()) if x.size else math.nan
+    if x.size < 2:
+        return Interval(center, math.nan, math.nan)
+    width = stats.t.ppf((1 + confidence) / 2, x.size - 1) * x.std(ddof=1) / math.sqrt(x.size)
+    return Interval(center, center - float(width), center + float(width))
+
+
+def deviation(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
+    """Returns the sample's standard deviation with its interval by chi-square.
+
+    (n - 1) s^2 / sigma^2 has a chi-square distribution of n - 1 degrees of freedom.
+    """
+    x = np.asarray(values, np.float64)
+    if x.size < 2:
+        return Interval(math.nan, math.nan, math.nan)
+    free = x.size - 1
+    sample = float(x.std(ddof=1))
+    low, high = (
+        sample * math.sqrt(free / float(stats.chi2.ppf(p, free)))
+        for p in ((1 + confidence) / 2, (1 - confidence) / 2)
+    )
+    return Interval(sample, low, high)
+
+
+def paired(
+    values: Sequence[float], others: Sequence[float], confidence: float = CONFIDENCE
+) -> Interval:
+    """Returns the mean difference `values` - `others` of pairs, such as of runs with equal seeds.
+
+    The interval is Student's of the differences, without what the two of a pair have in common.
+    """
+    return mean([a - b for a, b in zip(values, others, strict=True)], confidence)

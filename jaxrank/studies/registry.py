@@ -1,0 +1,152 @@
+"""The studies by name, their flags, and the verb `study`."""
+
+import argparse
+import dataclasses
+import functools
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from jaxrank.errors import InputError
+from jaxrank.report import Report
+from jaxrank.studies import report as reports
+from jaxrank.studies.execution import executor
+from jaxrank.studies.execution.directories import Directories
+from jaxrank.studies.execution.executor import WORKER
+from jaxrank.studies.study import Context, Outcome, RunResult, Study
+from jaxrank.validate import check_choice, default_of, parse, rules_of
+
+
+def _stability() -> Study:
+    from jaxrank.studies import stability
+
+    return stability.STUDY
+
+
+# Each function imports the module of a study.
+STUDIES: Mapping[str, Callable[[], Study]] = {
+    "stability": _stability,
+}
+
+
+def find(name: str) -> Study:
+    """Returns the study of a name.
+
+    Raises:
+        InputError: no study has that name. The error has the nearest one.
+    """
+    check_choice("the study", name, STUDIES)
+    return STUDIES[name]()
+
+
+def add_flags(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
+    """Adds the flags of the study that the first argument of the verb names.
+
+    Without a name, the help lists the studies.
+
+    Raises:
+        InputError: no study has that name.
+    """
+    first = next(iter(arguments), "-")
+    if first.startswith("-"):
+        lines = [f"  {name:<12}{find(name).help}" for name in STUDIES]
+        parser.epilog = "\n".join(["studies:", *lines, "", str(parser.epilog)])
+        return
+    study = find(first)
+    group = parser.add_argument_group(f"options of {study.name}", study.help)
+    kinds = typing.get_type_hints(study.options)
+    for field in dataclasses.fields(study.options):
+        _add_flag(group, field, kinds[field.name])
+
+
+def _add_flag(group: Any, field: dataclasses.Field, kind: Any) -> None:
+    flag, rules, default = f"--{field.name.replace('_', '-')}", rules_of(field), default_of(field)
+    if kind is bool:
+        group.add_argument(flag, action="store_true", help=rules.help)
+        return
+    is_tuple = typing.get_origin(kind) is tuple
+    shown = ",".join(map(str, default)) if is_tuple else default
+    unit = f" {rules.unit}" if rules.unit else ""
+    group.add_argument(
+        flag,
+        type=functools.partial(_entries, typing.get_args(kind)[0]) if is_tuple else kind,
+        default=default,
+        metavar="LIST" if is_tuple else {str: "TEXT"}.get(kind, "N"),
+        help=f"{rules.help}; default: {shown if shown != '' else 'none'}{unit}".replace("%", "%%"),
+    )
+
+
+def _entries(kind: type, text: str) -> tuple[Any, ...]:
+    return tuple(kind(entry.strip()) for entry in text.split(",") if entry.strip())
+
+
+def options_of(study: Study, flags: Mapping[str, Any]) -> Any:
+    """Returns the options of a study from the parsed flags.
+
+    Raises:
+        InputError: a value is out of bounds, or not among the choices.
+    """
+    names = [field.name for field in dataclasses.fields(study.options)]
+    try:
+        return parse(study.options, {name: flags[name] for name in names}, "")
+    except InputError as error:
+        raise InputError(f"--{error}") from error
+
+
+def run(
+    study: Study,
+    config: ConfigDict,
+    workdir: Path,
+    options: Any,
+    *,
+    command: Sequence[str],
+    jobs: int = 1,
+    report: Report = print,
+    worker: Sequence[str] = WORKER,
+) -> dict[str, Any]:
+    """Executes the runs of a study and writes its outcome into the workdir.
+
+    Args:
+        command: arguments that give this config, for the commands of single runs.
+        jobs: number of runs at the same time.
+        worker: see `executor.opened`.
+
+    Returns:
+        The content of NAME.json. With "refusal", the error of a study some of whose runs failed.
+
+    Raises:
+        InputError, RunError, StoppedError: see `Executor.run` and `executor.opened`.
+    """
+    directories = Directories(config, workdir, command)
+    failed: dict[str, RunResult] = {}
+    with executor.opened(
+        directories, workdir, jobs=jobs, report=report, worker=worker
+    ) as execution:
+
+        def execute(specs: Any) -> list[RunResult]:
+            results = execution.run(specs)
+            failed.update({r.spec.name: r for r in results if not r.is_done})
+            return results
+
+        outcome = _outcome(study, Context(config, options, report), execute)
+        result = reports.write(workdir, study.name, outcome, list(failed.values()))
+    report(reports.describe(outcome, list(failed.values())))
+    report(f"Files: {', '.join(result['files'])}")
+    if failed:
+        result["refusal"] = f"{len(failed)} runs failed: {', '.join(failed)}. See {workdir}/runs."
+    return result
+
+
+def _outcome(study: Study, context: Context, execute: Callable[[Any], Any]) -> Outcome:
+    """Drives the generator of a study: executes each batch of runs and sends the results."""
+    runs = study.runs(context)
+    results = None
+    while True:
+        try:
+            specs = next(runs) if results is None else runs.send(results)
+        except StopIteration as stop:
+            return stop.value
+        results = execute(specs)

@@ -1,0 +1,153 @@
+"""Studies: experiments that consist of runs, and the types that describe them.
+
+A study module defines one `Study`. It knows neither how runs are executed nor where results are
+written: its generator yields batches of `RunSpec`, receives their `RunResult`s in the same order,
+and returns an `Outcome`.
+
+    def runs(context: Context) -> Runs:
+        specs = [RunSpec(f"seed-{seed}", {"seed": seed}) for seed in range(context.options.runs)]
+        results = yield specs
+        rows = [(r.spec.name, r.metrics.get("click/auc")) for r in results]
+        return Outcome(Table(("run", "AUC"), rows), conclusion=["..."])
+
+    STUDY = Study("seeds", "one run per seed", Options, runs)
+"""
+
+import dataclasses
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from ml_collections import ConfigDict
+
+from jaxrank.report import Report
+
+
+@dataclasses.dataclass(frozen=True)
+class RunSpec:
+    """One run of a study: a change of the study's config, and the kind of run.
+
+    A run is a pure function of the config and its spec. Specs of one study with equal names must be
+    equal.
+
+    name: the name of the run's directory.
+    overrides: {path of a field of the config: value}.
+    kind: a key of `execution.kinds.KINDS`: "train" trains and evaluates.
+    settings: of the kind, plain data.
+    devices: number of CPU devices to open; 0: the default of JAX. Has no effect on accelerators.
+    """
+
+    name: str
+    overrides: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    kind: str = "train"
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    devices: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class RunResult:
+    """The result of one run.
+
+    status: "done" or "failed".
+    metrics: {"task/metric": value} of the validation split. Empty if the run failed.
+    seconds: duration of the run.
+    examples_per_second: of training; 0 if unknown.
+    error: text of the error of a failed run.
+    values: other results of the kind of run, plain data.
+    """
+
+    spec: RunSpec
+    status: str
+    metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    seconds: float = 0.0
+    examples_per_second: float = 0.0
+    error: str = ""
+    values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def is_done(self) -> bool:
+        return self.status == "done"
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """A table with a title for each column. Values are text, numbers, or None where unknown."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Series:
+    """Points of a panel.
+
+    x: numbers, or text for categories.
+    low, high: ends of the intervals around y; empty: none.
+    style: "line", "dashed", "points" or "bars".
+    color: of matplotlib; empty: the next one of the cycle.
+    """
+
+    label: str
+    x: Sequence[Any]
+    y: Sequence[float]
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
+    style: str = "line"
+    color: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Panel:
+    """One pair of axes of a picture. x_scale, y_scale: "linear", "log" or "log2"."""
+
+    title: str
+    x_label: str
+    y_label: str
+    series: Sequence[Series]
+    x_scale: str = "linear"
+    y_scale: str = "linear"
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """The result of a study.
+
+    panels: the picture; empty: none.
+    conclusion: one or two sentences of what the result means and what it does not.
+    best_overrides: flags that set the best values, such as "--config.batch_size=4096".
+    """
+
+    table: Table
+    panels: Sequence[Panel] = ()
+    conclusion: Sequence[str] = ()
+    best_overrides: Sequence[str] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Context:
+    """Input of a study.
+
+    config: the config that the runs change. Runs that change neither features nor source share its
+        data.
+    options: an instance of `Study.options`.
+    """
+
+    config: ConfigDict
+    options: Any
+    report: Report
+
+
+Runs: TypeAlias = Generator[Sequence[RunSpec], Sequence[RunResult], Outcome]
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+    """A study.
+
+    options: a dataclass whose fields are declared by `validate.field`. They become flags: a field
+        of int, float, str, bool, or a tuple of int, float or str, which is given as "1,2".
+    """
+
+    name: str
+    help: str
+    options: type
+    runs: Callable[[Context], Runs]

@@ -1,0 +1,30 @@
+"""A worker of a study whose runs take no time; see `jaxrank.studies.execution.worker`."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from jaxrank.studies.execution import worker
+
+
+def fake(run):
+    """Fails, crashes or waits as the settings say, and returns the seed of the config."""
+    settings = run.settings
+    (run.directory / "by").write_text(str(os.getpid()))
+    with Path(settings["log"]).open("a") as log:
+        log.write(f"{run.directory.name}\n")
+    print(f"{run.directory.name} at work")
+    if settings.get("error"):
+        raise ValueError(settings["error"])
+    if settings.get("crash"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(settings.get("seconds", 0))
+    return {
+        "metrics": {"click/auc": float(run.plain_config["seed"])},
+        "values": {"pid": os.getpid()},
+    }
+
+
+if __name__ == "__main__":
+    worker.serve({"fake": fake, "prepare": lambda run: {}})

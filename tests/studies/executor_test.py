@@ -1,0 +1,214 @@
+"""Runs of a study: reuse, resume, failures, signals. The runs are fakes except in the last test."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import quick_compile
+import tiny
+from checkout import HELPERS, ROOT, TINY
+
+from jaxrank.errors import InputError, RunError
+from jaxrank.studies import registry
+from jaxrank.studies.execution.directories import Directories
+from jaxrank.studies.execution.executor import opened
+from jaxrank.studies.study import Outcome, Panel, RunSpec, Series, Study, Table
+from jaxrank.validate import field
+
+WORKER = (sys.executable, str(HELPERS / "fake_worker.py"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    runs: int = field(4, help="number of runs", at_least=1)
+
+
+def fakes(log, count, **changes):
+    """Specs of fake runs. changes: {index: settings}."""
+    return [
+        RunSpec(f"run-{i}", {"seed": i}, "fake", {"log": str(log), **changes.get(f"of_{i}", {})})
+        for i in range(count)
+    ]
+
+
+def study(log, **changes):
+    def runs(context):
+        first = yield fakes(log, 1, **changes)
+        results = yield fakes(log, context.options.runs, **changes)
+        rows = [(r.spec.name, r.metrics.get("click/auc")) for r in [*first, *results[1:]]]
+        points = Series("runs", [row[0] for row in rows], [row[1] or 0 for row in rows])
+        panel = Panel("AUC", "run", "AUC", [points])
+        return Outcome(Table(("run", "AUC"), rows), [panel], ["It runs."], ["--config.seed=1"])
+
+    return Study("fakes", "fake runs", Options, runs)
+
+
+def executed(workdir, log, jobs=1, report=lambda text: None, config=None, count=4, **changes):
+    return registry.run(
+        study(log, **changes),
+        config or tiny.config(),
+        workdir,
+        Options(count),
+        command=["--config=tiny"],
+        jobs=jobs,
+        report=report,
+        worker=WORKER,
+    )
+
+
+def names(log):
+    return sorted(log.read_text().split())
+
+
+def test_a_study_writes_its_table_picture_and_the_record_of_each_run(tmp_path):
+    lines = []
+    found = executed(tmp_path / "study", tmp_path / "log", report=lines.append)
+    assert found["table"]["rows"] == [[f"run-{i}", i] for i in range(4)]
+    assert "refusal" not in found
+    csv, png, svg = (Path(file) for file in found["files"])
+    assert csv.read_text().splitlines() == ["run,AUC", *(f"run-{i},{i}.0" for i in range(4))]
+    assert png.read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in svg.read_text()
+    text = "\n".join(lines)
+    for part in ("It runs.", "Best values: --config.seed=1", "run-3: ", "(3 of 3)", "s left"):
+        assert part in text
+    run = tmp_path / "study" / "runs" / "run-2"
+    assert json.loads((run / "config.json").read_text())["seed"] == 2
+    assert "--config=tiny --config.seed=2" in (run / "command.txt").read_text()
+    assert (run / "log.txt").read_text() == "run-2 at work\n"
+
+
+def test_finished_runs_are_reused_and_failed_ones_are_not(tmp_path):
+    workdir, log = tmp_path / "study", tmp_path / "log"
+    first = executed(workdir, log, of_2={"error": "too hot\nreally"}, of_1={"crash": 1})
+    assert first["failed"].keys() == {"run-1", "run-2"}
+    assert first["failed"]["run-2"] == "too hot\nreally"
+    assert "ended with status -9" in first["failed"]["run-1"]
+    assert "run-1 at work" in first["failed"]["run-1"]
+    assert first["refusal"].startswith("2 runs failed: run-1, run-2.")
+    assert first["table"]["rows"] == [["run-0", 0], ["run-1", None], ["run-2", None], ["run-3", 3]]
+    assert names(log) == [f"run-{i}" for i in range(4)]
+    again = executed(workdir, log, of_2={"error": "too hot\nreally"}, of_1={"crash": 1}, count=5)
+    assert names(log) == ["run-0", "run-1", "run-1", "run-2", "run-2", "run-3", "run-4"]
+    assert len(again["table"]["rows"]) == 5
+
+
+def test_results_of_another_config_in_the_workdir_are_an_error(tmp_path):
+    workdir, log = tmp_path / "study", tmp_path / "log"
+    executed(workdir, log, count=2)
+    changed = tiny.config(batch_size=256)
+    with pytest.raises(InputError, match=r"run-0: .*another config.*\n  batch_size: 128, now 256"):
+        executed(workdir, log, config=changed, count=2)
+    with pytest.raises(InputError, match=r"settings.seconds: \"unset\", now 0.01"):
+        executed(workdir, log, count=2, of_1={"seconds": 0.01})
+
+
+def test_several_workers_take_one_run_after_the_other(tmp_path):
+    directories = Directories(tiny.config(), tmp_path, [])
+    specs = fakes(tmp_path / "log", 6, **{f"of_{i}": {"seconds": 0.1} for i in range(6)})
+    with opened(directories, tmp_path, jobs=2, report=lambda text: None, worker=WORKER) as executor:
+        results = executor.run(specs)
+        with (
+            pytest.raises(RunError, match="another study runs"),
+            opened(directories, tmp_path, jobs=1, report=print, worker=WORKER),
+        ):
+            pass
+    assert [r.metrics["click/auc"] for r in results] == [0, 1, 2, 3, 4, 5]
+    assert len({r.values["pid"] for r in results}) == 2
+
+
+def is_running(pid):
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+CHILD = """
+import sys
+from pathlib import Path
+sys.path[:0] = [sys.argv[1]]
+import executor_test as of
+from jaxrank import errors
+try:
+    of.executed(Path(sys.argv[2]), Path(sys.argv[3]), count=8, jobs=2, **of.SLOW)
+except errors.StoppedError as error:
+    sys.exit(error.exit_status)
+"""
+SLOW = {f"of_{i}": {"seconds": 0.1} for i in range(8)}
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_study_that_is_killed_continues_with_the_same_table(tmp_path, number):
+    workdir, log = tmp_path / "study", tmp_path / "log"
+    env = os.environ | {"PYTHONPATH": f"{ROOT}:{HELPERS}"}
+    command = [sys.executable, "-c", CHILD, str(Path(__file__).parent), str(workdir), str(log)]
+    process = subprocess.Popen(command, env=env)
+    while not (workdir / "runs" / "run-3" / "result.json").exists():
+        assert process.poll() is None
+        time.sleep(0.005)
+    process.send_signal(number)
+    assert process.wait(60) == (-number if number == signal.SIGKILL else 128 + number)
+    for path in workdir.glob("runs/*/by"):  # workers end with the study
+        while is_running(int(path.read_text())):
+            time.sleep(0.01)
+    assert len(list(workdir.glob("runs/*/result.json"))) < 9
+    whole = executed(tmp_path / "whole", tmp_path / "whole_log", count=8, **SLOW)
+    found = executed(workdir, log, count=8, **SLOW)
+    assert found["table"] == whole["table"]
+    assert len(log.read_text().split()) <= 8 + 2  # the two runs that were killed
+
+
+def test_invalid_values_fail_a_run_and_unknown_names_the_command(tmp_path, capsys):
+    directories = Directories(tiny.config(), tmp_path, [])
+    with opened(directories, tmp_path, jobs=1, report=lambda text: None, worker=WORKER) as executor:
+        (result,) = executor.run([RunSpec("bad", {"batch_size": -1}, "fake")])
+    assert result.status == "failed"
+    assert "batch_size must be" in result.error
+    with pytest.raises(InputError, match=r"--jobs must be at least 1: found 0"):
+        executed(tmp_path / "study", tmp_path / "log", jobs=0)
+    from jaxrank import cli
+
+    where = [f"--config={TINY}", f"--workdir={tmp_path / 'x'}"]
+    with pytest.raises(InputError, match=r"'stabilty'\. Did you mean 'stability'"):
+        cli.run(["study", "stabilty", *where])
+    with pytest.raises(InputError, match=r"unknown argument '--run=3'. Did you mean --runs"):
+        cli.run(["study", "stability", *where, "--run=3"])
+    with pytest.raises(InputError, match=r"--runs must be at least 2: found 1"):
+        cli.run(["study", "stability", *where, "--runs=1"])
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_run_trains_on_the_data_of_the_study(tmp_path, monkeypatch):
+    """The one test with a real worker."""
+    monkeypatch.setenv("XLA_FLAGS", quick_compile.XLA_FLAGS)
+
+    def runs(context):
+        results = yield [RunSpec(f"seed-{i}", {"seed": i, "num_steps": 4}) for i in range(2)]
+        return Outcome(Table(("AUC",), [(r.metrics["click/auc"],) for r in results]))
+
+    lines = []
+    found = registry.run(
+        Study("seeds", "", Options, runs),
+        tiny.config(),
+        tmp_path,
+        Options(),
+        command=[f"--config={TINY}"],
+        report=lines.append,
+    )
+    assert not found["failed"], lines
+    (first,), (second,) = found["table"]["rows"]
+    assert 0 < first != second < 1
+    assert (tmp_path / "data").is_dir()
+    run = tmp_path / "runs" / "seed-1"
+    assert not (run / "train" / "data").exists()
+    assert not (run / "train" / "checkpoints").exists()
+    assert (run / "train" / "metrics.jsonl").exists()
+    assert f"--config.data.store={tmp_path / 'data'}" in (run / "command.txt").read_text()
