@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from jaxrank import losses
 from jaxrank import mesh as meshes
 from jaxrank.base_rates import BaseRates
-from jaxrank.embedding import Embedding, ExchangeStats, Lookup, TableState, row_shapes
+from jaxrank.embedding import Embedding, ExchangeStats, Lookup, Routes, TableState, row_shapes
 from jaxrank.features import Batch
 from jaxrank.layout import Layout
 from jaxrank.metrics import sums as metrics
@@ -259,6 +259,38 @@ def init_state(step_spec: StepSpec, rates: BaseRates) -> TrainState:
     return state._replace(average=jax.tree.map(jnp.copy, trained(state)))
 
 
+class Pulled(NamedTuple):
+    """The part of a state that the gradients of a batch depend on, with the vectors of the batch.
+
+    step, params, model_state, bias, scale: of `TrainState`.
+    vectors: of the batch; see `Lookup.lookup`.
+    """
+
+    step: jax.Array
+    params: Any
+    model_state: Any
+    bias: jax.Array
+    scale: jax.Array
+    vectors: Any
+
+
+class Gradients(NamedTuple):
+    """Gradients of a batch and results of its forward pass. All but `vectors` are of all devices.
+
+    dense: of the parameters.
+    vectors: of `Pulled.vectors`, on the device that read them.
+    model_state: the new statistics of batch norm.
+    loss, sums, dropped: see `StepMetrics`.
+    """
+
+    dense: Any
+    vectors: Any
+    model_state: Any
+    loss: jax.Array
+    sums: metrics.Sums
+    dropped: jax.Array
+
+
 def train_step(
     step_spec: StepSpec, state: TrainState, batch: Batch, *, is_due: jax.Array | None = None
 ) -> tuple[TrainState, StepMetrics]:
@@ -268,33 +300,68 @@ def train_step(
         is_due: bool[], whether the step belongs to the run. Otherwise it has no effect and its
             metrics are undefined. None: it belongs to the run.
     """
+    routes = step_spec.embedding.route(batch)
+    pulled, exchange_stats = pull(step_spec, state, routes, batch)
+    gradients = compute_gradients(step_spec, pulled, batch)
+    return push(step_spec, state, routes, batch, gradients, exchange_stats, is_due=is_due)
+
+
+def pull(
+    step_spec: StepSpec, state: TrainState, routes: Routes, batch: Batch
+) -> tuple[Pulled, dict[str, ExchangeStats]]:
+    """Returns the values to compute the gradients of a batch with, and the cost of the exchange."""
+    vectors, stats = step_spec.embedding.lookup(trained(state).rows, routes, batch)
+    pulled = Pulled(state.step, state.params, state.model_state, state.bias, state.scale, vectors)
+    return pulled, stats
+
+
+def compute_gradients(step_spec: StepSpec, pulled: Pulled, batch: Batch) -> Gradients:
+    """Computes loss and gradients of a batch at pulled values."""
     embedding = step_spec.embedding
     total = functools.partial(meshes.total, embedding.mesh)
-    routes = embedding.route(batch)
-    vectors, exchange_stats = embedding.lookup(trained(state).rows, routes, batch)
     total_weight, counted = total((batch.weights.sum(0), _counts(batch).sum()))
     inputs_of = functools.partial(_training_inputs, embedding, batch, counted)
 
     def loss_of(params, vectors):
-        logits, model_state = _trained_on(step_spec, state, params, inputs_of(vectors))
-        loss = _loss(step_spec, params, state.scale, logits, batch, total_weight)
+        logits, model_state = _trained_on(step_spec, pulled, params, inputs_of(vectors))
+        loss = _loss(step_spec, params, pulled.scale, logits, batch, total_weight)
         return loss, (logits, model_state)
 
     (loss, (logits, model_state)), (grads, vector_grads) = jax.value_and_grad(
         loss_of, argnums=(0, 1), has_aux=True
-    )(state.params, vectors)
+    )(pulled.params, pulled.vectors)
     traffic = metrics.of_all_traffic(batch.weights, batch.labels, batch.logit_correction)
     sums = metrics.batch_sums(logits, batch.labels, traffic, step_spec.kinds)
     grads, loss, sums, dropped = total((grads, loss, sums, jnp.sum(batch.dropped, axis=0)))
+    return Gradients(grads, vector_grads, model_state, loss, sums, dropped)
 
-    norm = optax.tree.norm(grads)
+
+def push(
+    step_spec: StepSpec,
+    state: TrainState,
+    routes: Routes,
+    batch: Batch,
+    gradients: Gradients,
+    exchange_stats: dict[str, ExchangeStats],
+    *,
+    is_due: jax.Array | None = None,
+) -> tuple[TrainState, StepMetrics]:
+    """Applies the gradients of a batch to a state, which may be newer than the pulled values.
+
+    Args:
+        routes: of the batch.
+        exchange_stats: of the lookup of the batch, for the metrics.
+        is_due: see `train_step`.
+    """
+    embedding = step_spec.embedding
+    norm = optax.tree.norm(gradients.dense)
     applies, skipped = is_due, jnp.zeros((), bool)
     if step_spec.skips:
-        is_finite = _all_finite(embedding.mesh, loss + norm, vector_grads)
+        is_finite = _all_finite(embedding.mesh, gradients.loss + norm, gradients.vectors)
         applies = is_finite if is_due is None else is_due & is_finite
         skipped = ~is_finite if is_due is None else is_due & ~is_finite
 
-    updates, opt_state = step_spec.optimizer.update(grads, state.opt_state, state.params)
+    updates, opt_state = step_spec.optimizer.update(gradients.dense, state.opt_state, state.params)
     updates = jax.tree.map(lambda u: u * state.lr_multiplier.astype(u.dtype), updates)
     table_learning_rate = step_spec.table_learning_rate(state.step) * state.lr_multiplier
     tables, scratch = embedding.update(
@@ -302,25 +369,25 @@ def train_step(
         state.scratch,
         routes,
         batch,
-        vector_grads,
+        gradients.vectors,
         learning_rate=table_learning_rate,
         step=state.earlier + state.step,
         applies=applies,
     )
     step_metrics = StepMetrics(
-        loss=loss,
+        loss=gradients.loss,
         learned_weights=_learned_weights(step_spec, state.params),
-        sums=sums,
+        sums=gradients.sums,
         learning_rate=step_spec.learning_rate(state.step) * state.lr_multiplier,
         table_learning_rate=table_learning_rate,
         gradient_norm=norm,
-        dropped=dropped,
+        dropped=gradients.dropped,
         skipped=skipped,
         exchange=jax.tree.map(
             _over_devices, exchange_stats, is_leaf=lambda x: isinstance(x, ExchangeStats)
         ),
     )
-    layers = optax.apply_updates(state.params, updates), model_state, opt_state
+    layers = optax.apply_updates(state.params, updates), gradients.model_state, opt_state
     earlier = state.earlier
     if applies is not None:
         before = state.params, state.model_state, state.opt_state
@@ -386,14 +453,14 @@ def _key(seed: int, step: jax.Array) -> jax.Array:
 
 
 def _trained_on(
-    step_spec: StepSpec, state: TrainState, params: Any, inputs: Inputs
+    step_spec: StepSpec, pulled: Pulled, params: Any, inputs: Inputs
 ) -> tuple[jax.Array, Any]:
     """Returns the outputs for this device's share of a batch, and the new statistics."""
     with jax.named_scope(MODEL_SCOPE):
         raw, model_state = step_spec.model.apply(
-            params, state.model_state, inputs, train=True, key=_key(step_spec.seed, state.step)
+            params, pulled.model_state, inputs, train=True, key=_key(step_spec.seed, pulled.step)
         )
-        return outputs(raw, state.bias, state.scale, step_spec.parents), model_state
+        return outputs(raw, pulled.bias, pulled.scale, step_spec.parents), model_state
 
 
 def _loss(

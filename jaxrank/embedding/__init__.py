@@ -10,7 +10,7 @@ optax. A step touches a small share of their rows and must not read or write the
 from jaxrank.embedding.exchange import ExchangeStats
 from jaxrank.embedding.optimizers import ROW_OPTIMIZERS, RowOptimizer, make_row_optimizer
 from jaxrank.embedding.storage import GROUPS, Storage, TableState, logical_rows, storage
-from jaxrank.embedding.tables import Embedding, Lookup, check_row_shards, row_shapes
+from jaxrank.embedding.tables import Embedding, Lookup, Routes, check_row_shards, row_shapes
 
 __all__ = [
     "GROUPS",
@@ -18,6 +18,7 @@ __all__ = [
     "Embedding",
     "ExchangeStats",
     "Lookup",
+    "Routes",
     "RowOptimizer",
     "Storage",
     "TableState",
