@@ -304,7 +304,7 @@ def _join(args: argparse.Namespace) -> None:
     processes.check_same("versions of jaxrank, JAX and NumPy", processes.versions())
 
 
-class RefusedError(RunError):
+class FailedCheckError(RunError):
     """A verb printed its result, and the result is a failed check."""
 
 
@@ -383,8 +383,8 @@ def run(argv: Sequence[str]) -> None:
             if args.verb in ("train", "evaluate"):
                 shown = _named(shown)
             _print(json_files.to_text(shown, non_finite="null"), sys.stdout)
-        if result.get("refusal"):
-            raise RefusedError(result["refusal"])
+        if result.get("error"):
+            raise FailedCheckError(result["error"])
         if several:
             processes.wait()
 
@@ -449,7 +449,7 @@ def main() -> NoReturn:
     try:
         with signals.end_at_second(), signals.raised_again():
             run(sys.argv[1:])
-    except RefusedError as error:
+    except FailedCheckError as error:
         status = _print_error(f"error: {error}", error.exit_status, has_result=True)
     except (InputError, RunError) as error:
         status = _print_error(f"error: {error}", error.exit_status)

@@ -129,7 +129,7 @@ def test_a_run_starts_at_the_base_rates_or_at_those_of_its_config(store, tmp_pat
     assert line == f"Initial bias: click {expected[0]:.5g}, conversion -1.25"
 
 
-def test_a_bias_of_what_is_no_task_is_refused(store, tmp_path):
+def test_a_bias_of_what_is_no_task_is_rejected(store, tmp_path):
     c = on_store(store)
     with c.unlocked():
         c.model.initial_bias = {"clicks": 0.0}

@@ -92,7 +92,7 @@ def test_prepare_imports_matplotlib_only_to_draw(tmp_path, picture):
         ("bench", "--workdir=run"),
     ],
 )
-def test_a_picture_that_cannot_be_written_is_refused_before_the_work(tmp_path, monkeypatch, args):
+def test_a_picture_that_cannot_be_written_is_rejected_before_the_work(tmp_path, monkeypatch, args):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("mine")
     for picture, found in (("file/a.png", "it is not a directory"), (".", "it is a directory")):
@@ -198,7 +198,7 @@ def test_prepare_train_evaluate_and_predict_follow_each_other(capsys, tmp_path):
         (("evaluate", "--by=a", "--workdir=w", "--by=b"), "--by: must be given once: .*--by=b"),
     ],
 )
-def test_bad_usage_is_refused_with_what_was_found(tmp_path, monkeypatch, args, message):
+def test_bad_usage_is_rejected_with_what_was_found(tmp_path, monkeypatch, args, message):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match=message):
         cli.run(args)
@@ -245,7 +245,7 @@ def test_what_is_no_number_is_taken_as_text(value):
 
 
 @pytest.mark.parametrize("value", ["1e400", "-1" + "0" * 400])
-def test_a_number_beyond_floating_point_is_refused(value):
+def test_a_number_beyond_floating_point_is_rejected(value):
     with pytest.raises(InputError, match=r"optim.dense.lr_multipliers.a must be a finite number"):
         load(TINY, [f"--config.optim.dense.lr_multipliers.a={value}"])
 
@@ -306,7 +306,7 @@ def test_the_override_that_cannot_be_is_named(override, message):
         load(TINY, [others[0], f"--config.{override}", others[1]])
 
 
-def test_an_override_of_no_field_of_an_entry_is_refused(tmp_path):
+def test_an_override_of_no_field_of_an_entry_is_rejected(tmp_path):
     found = jaxrank_process(
         "prepare",
         f"--config={TINY}",

@@ -89,7 +89,7 @@ def test_a_config_gets_the_neighbours_that_lie_beside_it_now(tmp_path):
 
 
 @pytest.mark.parametrize("override", ["seed=99", "--config.seed", "-config.seed=1"])
-def test_an_override_that_is_none_is_refused(override):
+def test_an_override_that_is_none_is_rejected(override):
     with pytest.raises(InputError, match=r"must be --config.FIELD=VALUE: found"):
         config_files.load(CONFIGS / "quickstart.py", [override])
 
@@ -151,7 +151,7 @@ def test_differences_name_each_field_with_both_values():
         ("import json; json.loads('x')", "c.py:5: JSONDecodeError"),
     ],
 )
-def test_a_config_file_with_a_mistake_is_refused_naming_it(tmp_path, line, message):
+def test_a_config_file_with_a_mistake_is_rejected_naming_it(tmp_path, line, message):
     text = "from ml_collections import ConfigDict\nfrom jaxrank.config import default\n"
     text += f"def get_config():\n    c = default()\n    {line}\n    return c\n"
     (tmp_path / "c.py").write_text(text)
@@ -159,7 +159,7 @@ def test_a_config_file_with_a_mistake_is_refused_naming_it(tmp_path, line, messa
         config_files.load(str(tmp_path / "c.py"))
 
 
-def test_a_file_without_get_config_is_refused(tmp_path):
+def test_a_file_without_get_config_is_rejected(tmp_path):
     (tmp_path / "c.py").write_text("x = 1")
     with pytest.raises(InputError, match=r"c.py: must define get_config\(\): found no such"):
         config_files.load(str(tmp_path / "c.py"))
@@ -329,7 +329,7 @@ def runnable(**kwargs):
         ),
     ],
 )
-def test_a_value_that_cannot_be_is_refused_by_the_declaration_of_its_field(field, value, message):
+def test_a_value_that_cannot_be_is_rejected_by_the_declaration_of_its_field(field, value, message):
     c = config.default()
     *sections, name = field.split(".")
     functools.reduce(getattr, sections, c)[name] = value
@@ -384,7 +384,7 @@ def test_sections_of_other_names_are_checked_with_the_config(field, value, messa
         ("data.valid", "next_day", "must have data.order = 'days', .* found 'shuffled' and 0"),
     ],
 )
-def test_fields_that_do_not_fit_each_other_are_refused(field, value, message):
+def test_fields_that_do_not_fit_each_other_are_rejected(field, value, message):
     c = runnable()
     *sections, name = field.split(".")
     functools.reduce(getattr, sections, c)[name] = value
@@ -403,7 +403,7 @@ def test_raw_files_that_are_read_as_they_are_must_be_parquet(kind):
 
 
 @pytest.mark.parametrize("name", [3, ["ranker"], None])
-def test_a_name_of_a_model_that_is_no_text_is_refused(name):
+def test_a_name_of_a_model_that_is_no_text_is_rejected(name):
     c = runnable()
     plain = config_files.to_plain(c) | {"model": {"name": name}}
     with pytest.raises(InputError, match=r"model\.name must be text: found "):
@@ -451,7 +451,7 @@ def test_a_module_declares_the_fields_of_the_section_model(monkeypatch):
         config.check(c)
 
 
-def test_the_fields_of_another_model_are_refused(monkeypatch):
+def test_the_fields_of_another_model_are_rejected(monkeypatch):
     monkeypatch.setitem(registry._MODULES, "plain", Plain)
     c = config.default()
     c.model.name = "plain"

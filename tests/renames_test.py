@@ -24,24 +24,24 @@ RENAMED = [(s, old, new) for s, names in renames.FIELDS.items() for old, new in 
 
 
 @pytest.mark.parametrize(("section", "old", "new"), RENAMED)
-def test_an_earlier_field_is_refused_with_its_new_name(section, old, new):
+def test_an_earlier_field_is_rejected_with_its_new_name(section, old, new):
     lead = f"{section}." if section else ""
     with pytest.raises(InputError, match=rf"{lead}{old} is now {lead}{new}\."):
         config_files.load(tiny_config.__file__, [f"--config.{lead}{old}=3"])
 
 
-def test_an_earlier_field_of_an_entry_is_refused_with_its_new_name():
+def test_an_earlier_field_of_an_entry_is_rejected_with_its_new_name():
     with pytest.raises(InputError, match=r"features\.ids is now features\.categorical\."):
         config_files.load(tiny_config.__file__, ["--config.features.ids[0].rows=3"])
 
 
 @pytest.mark.parametrize(("old", "new"), renames.VALUES["model.cross"].items())
-def test_an_earlier_value_is_refused_with_its_new_name(old, new):
+def test_an_earlier_value_is_rejected_with_its_new_name(old, new):
     with pytest.raises(InputError, match=f"model.cross must be one of .*'{old}' is now '{new}'"):
         config_files.load(tiny_config.__file__, [f"--config.model.cross={old}"])
 
 
-def test_an_earlier_field_in_a_config_file_is_refused_with_its_new_name(tmp_path):
+def test_an_earlier_field_in_a_config_file_is_rejected_with_its_new_name(tmp_path):
     path = tmp_path / "earlier.py"
     path.write_text(
         "from jaxrank.config import default\n\n\n"

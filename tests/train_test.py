@@ -187,7 +187,7 @@ def test_small_buffers_of_the_exchange_are_reported_and_change_nothing(
     assert plain.step == tiny.config().num_steps
 
 
-def test_a_placement_that_does_not_fit_the_tables_is_refused(store, tmp_path):
+def test_a_placement_that_does_not_fit_the_tables_is_rejected(store, tmp_path):
     train(on_devices(store, tmp_path, 8, num_steps=8), tmp_path, report=nothing)
     c = on_devices(store, tmp_path, 8, num_steps=16)
     c.embedding.dim = 4
@@ -278,7 +278,7 @@ def test_metrics_of_two_kinds_or_data_are_not_compared(store, tmp_path):
     assert Checkpoints(tmp_path, read_only=True).step("best") == 48
 
 
-def test_a_command_that_is_refused_leaves_a_finished_run_finished(store, finished):
+def test_a_command_that_is_rejected_leaves_a_finished_run_finished(store, finished):
     workdir, _ = finished
     c = on_store(store)
     c.mesh.devices = 1000
@@ -313,7 +313,7 @@ def test_a_loss_that_is_not_finite_stops_with_the_step_and_the_last_good_checkpo
     assert [r["loss"] is None for r in records(tmp_path)] == [False] * (last - 1) + [True]
 
 
-def test_a_workdir_of_another_config_is_refused_naming_what_differs(finished, store):
+def test_a_workdir_of_another_config_is_rejected_naming_what_differs(finished, store):
     workdir, _ = finished
     before = (workdir / "config.json").read_text()
     with pytest.raises(InputError, match="same config.*\n  num_steps: 16, now 24\nUse"):
@@ -321,14 +321,14 @@ def test_a_workdir_of_another_config_is_refused_naming_what_differs(finished, st
     assert (workdir / "config.json").read_text() == before
 
 
-def test_a_store_of_other_features_is_refused_naming_what_differs(store, tmp_path):
+def test_a_store_of_other_features_is_rejected_naming_what_differs(store, tmp_path):
     c = on_store(store)
     c.features.keep = ["c0"]
     with pytest.raises(InputError, match=r'(?s)features of the config.*features.keep: \["c1"'):
         train(c, tmp_path, report=nothing)
 
 
-def test_data_of_a_workdir_that_was_prepared_from_another_source_is_refused(tmp_path):
+def test_data_of_a_workdir_that_was_prepared_from_another_source_is_rejected(tmp_path):
     c = tiny.config()
     c.num_steps = 2
     prepare(c.features.to_dict(), c.source.to_dict(), tmp_path / "data", report=nothing)
@@ -355,7 +355,7 @@ def test_data_of_a_workdir_that_was_prepared_from_another_source_is_refused(tmp_
     ],
 )
 @pytest.mark.parametrize("kind", ["synthetic", "csv"])
-def test_splits_that_the_source_will_not_have_are_refused_before_it_is_prepared(
+def test_splits_that_the_source_will_not_have_are_rejected_before_it_is_prepared(
     tmp_path, kind, changes, message
 ):
     c = tiny.config()
@@ -459,7 +459,7 @@ def test_what_stands_for_missing_values_is_part_of_the_source_of_a_workdirs_data
         ("data.valid", "test", r"data.valid: must be .*\['train', 'valid'\]: found 'test'"),
     ],
 )
-def test_a_config_that_cannot_work_is_refused_with_field_and_value(
+def test_a_config_that_cannot_work_is_rejected_with_field_and_value(
     store, tmp_path, field, value, message
 ):
     c = on_store(store)
@@ -485,7 +485,7 @@ def test_a_config_that_cannot_work_is_refused_with_field_and_value(
         ("data", "shards", 5),
     ],
 )
-def test_what_is_wrong_whatever_the_data_is_refused_before_any_is_made(
+def test_what_is_wrong_whatever_the_data_is_rejected_before_any_is_made(
     tmp_path, section, field, value
 ):
     c = tiny.config()
@@ -507,7 +507,7 @@ def test_more_epochs_than_the_config_says_are_reported(store, tmp_path):
     assert result.step == 3  # in executions of two steps
 
 
-def test_labels_that_teach_nothing_are_refused_or_reported(tmp_path):
+def test_labels_that_teach_nothing_are_rejected_or_reported(tmp_path):
     def trained(name, click, buy):
         columns = {"click": click, "buy": buy, "user": list(range(64))}
         pq.write_table(pa.table(columns), tmp_path / f"{name}.parquet")
@@ -532,7 +532,7 @@ def test_labels_that_teach_nothing_are_refused_or_reported(tmp_path):
     assert trained("both", [0, 1] * 32, [1, 0] * 32) == []
 
 
-def test_labels_that_are_known_only_where_the_parent_is_positive_are_refused(store, tmp_path):
+def test_labels_that_are_known_only_where_the_parent_is_positive_are_rejected(store, tmp_path):
     c = on_store(store)
     c.model.parents = ConfigDict({"conversion": "click"})
     with pytest.raises(InputError, match=r"model.parents: labels of 'conversion' must be known wh"):
@@ -560,7 +560,7 @@ def test_a_batch_that_does_not_divide_over_the_devices_names_the_numbers(store, 
         train(c, tmp_path, report=nothing)
 
 
-def test_a_config_that_was_refused_leaves_the_workdir_to_the_next(store, finished, tmp_path):
+def test_a_config_that_was_rejected_leaves_the_workdir_to_the_next(store, finished, tmp_path):
     c = on_store(store, num_steps=8)
     c.model.norm = "bach"
     with pytest.raises(InputError, match="model.norm"):
@@ -580,7 +580,7 @@ def test_a_config_that_was_refused_leaves_the_workdir_to_the_next(store, finishe
     assert (tmp_path / "config.json").read_text() == before
 
 
-def test_data_that_was_prepared_again_is_refused_on_resume(store, tmp_path):
+def test_data_that_was_prepared_again_is_rejected_on_resume(store, tmp_path):
     run(store, tmp_path / "run", num_steps=8)
     c = tiny.config()
     c.source.seed = 4
@@ -629,7 +629,7 @@ def test_parameters_that_are_not_finite_are_never_saved(store, tmp_path):
     assert Checkpoints(tmp_path, read_only=True).step() is None
 
 
-def test_tables_that_no_memory_of_this_machine_has_room_for_are_refused(
+def test_tables_that_no_memory_of_this_machine_has_room_for_are_rejected(
     store, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(meshes, "host_memory", lambda: 1 << 10)
@@ -644,7 +644,7 @@ def test_two_processes_cannot_train_in_one_workdir(store, tmp_path):
     run(store, tmp_path, num_steps=2, log_every_steps=2)
 
 
-def test_a_workdir_that_is_a_file_is_refused(store, tmp_path):
+def test_a_workdir_that_is_a_file_is_rejected(store, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="--workdir: .*file must be a writable directory"):
         run(store, tmp_path / "file")

@@ -47,7 +47,7 @@ class Compiled(NamedTuple):
     flops: floating point operations per step. 0 if the compiler does not report them, as on GPUs.
     tables_aliased: tables are updated in place, and no other array has their size.
     compile_seconds: of the training step.
-    refused: the error of the compiler if it rejected the program, or empty.
+    compiler_error: the error of the compiler if it rejected the program, or empty.
     step_time: the estimated time of a step, if requested.
     """
 
@@ -64,7 +64,7 @@ class Compiled(NamedTuple):
     flops: float
     tables_aliased: bool
     compile_seconds: float
-    refused: str
+    compiler_error: str
     step_time: StepTime | None = None
 
 
@@ -136,7 +136,7 @@ def compile_for(
         step_spec = make_step_spec(case, placed.layout, mesh, num_steps=num_steps, room=placed.room)
         program = CompiledSteps(step_spec, mesh, planner.shape)  # like `run.build` on that machine
         compiled, text = _compiled(program, machine, case.steps_per_execution, case.eval.batch_size)
-        if scaling and not compiled.refused:
+        if scaling and not compiled.compiler_error:
             took = step_time(text, machine, case.batch_size, case.steps_per_execution)
             compiled = compiled._replace(step_time=took)
         yield compiled
@@ -155,7 +155,9 @@ def _compiled(
     )
     began = time.monotonic()
     count = jax.ShapeDtypeStruct((), "int32")
-    step, refused, temporaries = _attempt(program.train, program.state_shape, executions, count)
+    step, compiler_error, temporaries = _attempt(
+        program.train, program.state_shape, executions, count
+    )
     seconds = time.monotonic() - began
     text = step.as_text() if step else ""
     evaluation, waiting = _evaluation(program, eval_batch_size)
@@ -163,7 +165,7 @@ def _compiled(
     used = state + max(batches + temporaries, batches - execution + waiting + evaluation)
     compiled = Compiled(
         topology=one,
-        fits=not refused and used <= one.usable_bytes,
+        fits=not compiler_error and used <= one.usable_bytes,
         usable_bytes=one.usable_bytes,
         used_bytes=used,
         tables_bytes=tables,
@@ -175,7 +177,7 @@ def _compiled(
         flops=_flops(step) if step else 0.0,
         tables_aliased=bool(step) and _in_place(program, step, tables),
         compile_seconds=seconds,
-        refused=refused,
+        compiler_error=compiler_error,
     )
     return compiled, text
 

@@ -21,7 +21,7 @@ _COLUMNS = (
     ("evaluation", lambda c: format_bytes(c.evaluation_bytes)),
     ("sent per step", lambda c: format_bytes(sum(c.collectives.values()))),
     ("Gflop per step", lambda c: f"{c.flops / 1e9:,.1f}" if c.flops else ""),
-    ("in place", lambda c: "" if c.refused else "yes" if c.tables_aliased else "no"),
+    ("in place", lambda c: "" if c.compiler_error else "yes" if c.tables_aliased else "no"),
     ("compiled in", lambda c: f"{c.compile_seconds:.0f} s"),
 )
 
@@ -34,7 +34,9 @@ def describe(compiled: list[Compiled]) -> str:
     for program in compiled:
         sent = ", ".join(f"{kind} {format_bytes(n)}" for kind, n in program.collectives.items())
         lines += [f"{program.topology.name}: {sent}"] if sent else []
-        lines += [f"{program.topology.name}: {program.refused}"] if program.refused else []
+        lines += (
+            [f"{program.topology.name}: {program.compiler_error}"] if program.compiler_error else []
+        )
     is_timed = any(program.step_time for program in compiled)
     return "\n".join(lines + (_scaling(compiled) if is_timed else []))
 
@@ -104,7 +106,7 @@ def draw(compiled: list[Compiled], path: str | Path) -> bool:
     return bool(times)
 
 
-def refusal(compiled: list[Compiled]) -> str:
+def error(compiled: list[Compiled]) -> str:
     """Describes the slices that are too small and by how much. Empty if all fit."""
     small = [program for program in compiled if not program.fits]
     return "; ".join(
@@ -120,7 +122,7 @@ def to_json(compiled: list[Compiled]) -> dict[str, Any]:
     times = [program.step_time for program in compiled if program.step_time]
     return {
         "topologies": [_plain(program) for program in compiled],
-        "refusal": refusal(compiled),
+        "error": error(compiled),
         "scaling": [
             _plain_time(program, program.step_time, smallest(times))
             for program in compiled
@@ -164,5 +166,5 @@ def _plain(program: Compiled) -> dict[str, Any]:
         "flops": program.flops,
         "tables_aliased": program.tables_aliased,
         "compile_seconds": program.compile_seconds,
-        "refused": program.refused,
+        "compiler_error": program.compiler_error,
     }

@@ -46,7 +46,7 @@ class PlanReport(NamedTuple):
     warnings: tuple[str, ...]
 
     @property
-    def refusal(self) -> str:
+    def error(self) -> str:
         """The excess over the memory and a change that fits, or empty if the placement fits."""
         text = budget.shortage(self.cost.bytes, self.cost.machine.memory)
         return f"{text} {self.change}" if text else ""

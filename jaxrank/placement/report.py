@@ -116,7 +116,7 @@ def to_json(planned: PlanReport) -> dict[str, Any]:
         "rounds": replayed.rounds,
         "fullest_over_mean": replayed.fullest,
         "tables": tables,
-        "refusal": planned.refusal,
+        "error": planned.error,
         "warnings": planned.warnings,
     }
 

@@ -101,18 +101,18 @@ def test_bench_needs_nothing_to_evaluate_where_training_waits_for_it():
     assert c.eval.early_stopping_patience == 2
 
 
-def test_bench_waits_for_no_run_and_refuses_what_cannot_be_measured(tmp_path, monkeypatch):
-    def refused(message, seconds=1.0, **changes):
+def test_bench_waits_for_no_run_and_rejects_what_cannot_be_measured(tmp_path, monkeypatch):
+    def rejected(message, seconds=1.0, **changes):
         with pytest.raises(InputError, match=message):
             measure.bench(tiny.config(**changes), tmp_path, seconds=seconds, report=nothing)
 
-    refused("--seconds must be .*: found 0", seconds=0)
-    refused("--seconds .* found nan", seconds=float("nan"))
-    refused("num_steps and num_epochs", num_epochs=2.0)
+    rejected("--seconds must be .*: found 0", seconds=0)
+    rejected("--seconds .* found nan", seconds=float("nan"))
+    rejected("num_steps and num_epochs", num_epochs=2.0)
     with locked(tmp_path), pytest.raises(RunError, match="another process trains"):
         measure.bench(tiny.config(), tmp_path, seconds=1.0, report=nothing)
     monkeypatch.setattr(processes, "place", lambda: (0, 2))
-    refused("one process: found 2")
+    rejected("one process: found 2")
 
 
 class Counting(NamedTuple):

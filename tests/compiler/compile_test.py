@@ -72,7 +72,7 @@ def test_what_one_device_needs_is_reported(scaled):
     assert (one["name"], one["cores"], one["devices"]) == ("v3-8", 8, 8)
     assert one["fits"] is True
     assert one["tables_aliased"] is True
-    assert one["refused"] == ""
+    assert one["compiler_error"] == ""
     assert 1 <= one["tables_bytes"] / (LARGE * (8 + 1) * 4 / 8) < 1.01
     assert one["tables_bytes"] < one["state_bytes"] < one["used_bytes"]
     assert one["used_bytes"] >= one["state_bytes"] + one["temporaries_bytes"]
@@ -99,7 +99,7 @@ def test_a_step_that_updates_whole_tables_is_not_in_place(capsys):
     assert "hosts" not in err
 
 
-def test_tables_that_are_too_large_are_refused_by_how_much(capsys, tmp_path):
+def test_tables_that_are_too_large_are_rejected_by_how_much(capsys, tmp_path):
     rows = 2_000_000_000
     args = (
         f"--config.source.categorical=({rows},40)",
@@ -127,12 +127,12 @@ def test_tables_that_are_too_large_are_refused_by_how_much(capsys, tmp_path):
         ("v3-8,v3-24", "power of two: found v3-24, of 12 chips"),
     ],
 )
-def test_a_slice_that_cannot_be_is_refused_before_anything_is_compiled(names, text, capsys):
+def test_a_slice_that_cannot_be_is_rejected_before_anything_is_compiled(names, text, capsys):
     with pytest.raises(InputError, match=text):
         compile_all(capsys, names)
 
 
-def test_a_batch_that_a_slice_cannot_split_is_refused(capsys):
+def test_a_batch_that_a_slice_cannot_split_is_rejected(capsys):
     with pytest.raises(
         InputError,
         match="must divide .*: found batch_size=64",
@@ -140,7 +140,7 @@ def test_a_batch_that_a_slice_cannot_split_is_refused(capsys):
         compile_all(capsys, "v3-128", "--config.batch_size=64")
 
 
-def test_what_train_would_refuse_is_refused_or_reported(capsys):
+def test_what_train_would_reject_is_rejected_or_reported(capsys):
     for args, message in (
         (("--config.mesh.devices=9",), "mesh.devices must be at most 8.*found 9"),
         (("--config.data.shards=3",), "batch_size must be a multiple of data.shards"),
@@ -164,7 +164,7 @@ def test_hosts_that_the_data_cannot_be_shared_by_are_reported(monkeypatch, capsy
     assert "v3-16 has 2 hosts: data.shards must" in capsys.readouterr().err
 
 
-def test_replicas_that_a_slice_cannot_have_are_refused(capsys):
+def test_replicas_that_a_slice_cannot_have_are_rejected(capsys):
     with pytest.raises(InputError, match="mesh.replicas must .*replicas=3, 8 devices"):
         compile_all(capsys, "v3-8", "--config.mesh.replicas=3")
 
@@ -227,6 +227,6 @@ def test_scaling_is_reported_and_drawn(scaled):
         (("--topology=v3-8,v3-32", "--scaling=strong"), "whole groups of 16.*batch_size=128"),
     ],
 )
-def test_scaling_that_cannot_be_reported_is_refused_before_anything_is_compiled(args, message):
+def test_scaling_that_cannot_be_reported_is_rejected_before_anything_is_compiled(args, message):
     with pytest.raises(InputError, match=message):
         cli.run(["compile", *WHOLE, *args])

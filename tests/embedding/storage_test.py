@@ -73,7 +73,7 @@ def test_lines_are_right_in_the_largest_table(width):
     assert found.tolist() == expected
 
 
-def test_too_many_rows_in_one_stack_are_refused_with_the_number():
+def test_too_many_rows_in_one_stack_are_rejected_with_the_number():
     lay = examples.small_layout({"ta": 16, "tb": 16, "tc": 16}, rows=2**31 - 10)
     with pytest.raises(InputError, match="2147483647 rows .*: found 2147483676"):
         storage(lay.stacks[0])

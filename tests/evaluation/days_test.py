@@ -201,7 +201,7 @@ def test_a_run_that_ends_within_a_day_is_scored_on_the_next_one():
         ((40,), 20, r"'train' has only 2024-05-01"),
     ],
 )
-def test_days_that_cannot_be_scored_in_time_are_refused(rows, steps, message):
+def test_days_that_cannot_be_scored_in_time_are_rejected(rows, steps, message):
     with pytest.raises(InputError, match=message):
         _planned(rows, batch=2, execution=4, steps=steps)
 
@@ -267,7 +267,7 @@ def test_an_epoch_takes_its_examples_and_days_in_turn_do_not_begin_again(store, 
 
 
 @pytest.mark.parametrize("field", ["early_stopping_patience", "reduce_lr_patience"])
-def test_patience_without_evaluations_is_refused(store, field):
+def test_patience_without_evaluations_is_rejected(store, field):
     c = config(store, data__order="shuffled", data__valid="")
     c.eval[field] = 2
     with pytest.raises(InputError, match=rf"eval.{field} counts evaluations.* eval.{field}=2"):
@@ -285,7 +285,7 @@ def test_patience_without_evaluations_is_refused(store, field):
         ({"data__train": "train/2024-06-01"}, r"2024-06-01"),
     ],
 )
-def test_a_config_that_asks_for_days_and_cannot_have_them_is_refused(
+def test_a_config_that_asks_for_days_and_cannot_have_them_is_rejected(
     store, tmp_path, changes, message
 ):
     with pytest.raises(InputError, match=message):

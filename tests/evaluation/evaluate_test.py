@@ -169,12 +169,12 @@ def test_a_checkpoint_that_is_not_there_is_named_with_those_that_are(run):
         evaluate.evaluate(str(workdir), checkpoint="12")
 
 
-def test_a_workdir_without_a_run_is_refused(tmp_path):
+def test_a_workdir_without_a_run_is_rejected(tmp_path):
     with pytest.raises(InputError, match="config.json: no such file"):
         evaluate.evaluate(str(tmp_path))
 
 
-def test_data_with_another_vocabulary_is_refused_naming_the_table(run, tmp_path):
+def test_data_with_another_vocabulary_is_rejected_naming_the_table(run, tmp_path):
     workdir, _ = run
     c = tiny.config()
     c.features.categorical[1]["rows"] = 41
@@ -183,14 +183,14 @@ def test_data_with_another_vocabulary_is_refused_naming_the_table(run, tmp_path)
         evaluate.evaluate(str(workdir), data=str(tmp_path / "other"))
 
 
-def test_features_in_another_order_are_refused(run):
+def test_features_in_another_order_are_rejected(run):
     store = open_store(run[0] / "data")
     swapped = dataclasses.replace(store.schema, categorical=store.schema.categorical[::-1])
     with pytest.raises(InputError, match=r"categorical must be in the order \['c1', 'c0'\]"):
         check_schema(swapped, store)
 
 
-def test_data_with_other_float_transforms_is_refused(run, tmp_path):
+def test_data_with_other_float_transforms_is_rejected(run, tmp_path):
     c = tiny.config()
     c.features.dense = [dict(columns="f*", log=True, missing_indicator=True)]
     prepare(c.features.to_dict(), c.source.to_dict(), tmp_path / "other", report=nothing)
@@ -346,7 +346,7 @@ def test_predictions_are_written_to_files_only(run, tmp_path, monkeypatch, kind)
     assert list(tmp_path.iterdir()) == before
 
 
-def test_predictions_replace_predictions_only_and_are_refused_before_anything_is_read(
+def test_predictions_replace_predictions_only_and_are_rejected_before_anything_is_read(
     run, tmp_path
 ):
     output = tmp_path / "day_2.parquet"
@@ -361,7 +361,7 @@ def test_predictions_replace_predictions_only_and_are_refused_before_anything_is
     assert evaluate.predict(str(run[0]), output=str(output)).rows == first.rows
 
 
-def test_checkpoints_of_a_workdir_without_any_are_refused(tmp_path):
+def test_checkpoints_of_a_workdir_without_any_are_rejected(tmp_path):
     with pytest.raises(InputError, match="found no checkpoints"):
         Checkpoints(tmp_path, read_only=True)
 

@@ -330,7 +330,7 @@ def test_the_store_may_have_moved_and_grown(run, exported, tmp_path):
     assert len(grown.vocabulary("user")[0]) > len(mine) - 2
 
 
-def test_other_vocabularies_and_another_model_are_refused(run, tmp_path):
+def test_other_vocabularies_and_another_model_are_rejected(run, tmp_path):
     folder = run[0]
     c = config(folder / "raw")
     c.source.files.train = c.source.files.valid
@@ -357,7 +357,7 @@ def test_other_vocabularies_and_another_model_are_refused(run, tmp_path):
         (("--split=valid",), "unknown argument '--split=valid'"),
     ],
 )
-def test_what_cannot_be_is_refused(run, tmp_path, flags, message):
+def test_what_cannot_be_is_rejected(run, tmp_path, flags, message):
     folder = run[0]
     given = [f"--workdir={folder / 'run'}", f"--output={tmp_path / 'out'}"]
     with pytest.raises(InputError, match=message):
@@ -365,7 +365,7 @@ def test_what_cannot_be_is_refused(run, tmp_path, flags, message):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_without_a_checkpoint_is_refused(run, tmp_path):
+def test_a_run_without_a_checkpoint_is_rejected(run, tmp_path):
     shutil.copytree(run[0] / "run", tmp_path, dirs_exist_ok=True)
     shutil.rmtree(tmp_path / "checkpoints")
     with pytest.raises(InputError, match="found no checkpoints"):

@@ -99,7 +99,7 @@ def test_random_tables_come_out_of_parquet_as_they_went_in(tmp_path, count):
 
 
 @pytest.mark.parametrize("count", MANY)
-def test_a_changed_page_of_parquet_is_refused(tmp_path, count):
+def test_a_changed_page_of_parquet_is_rejected(tmp_path, count):
     path = tmp_path / "a.parquet"
     for seed in range(count):
         records = parquet_file(path, seed)
@@ -115,7 +115,7 @@ def test_a_changed_page_of_parquet_is_refused(tmp_path, count):
 @pytest.mark.parametrize("count", MANY)
 def test_changed_tfrecords_lose_records_only_where_that_is_reported(tmp_path, count):
     path = tmp_path / "a.tfrecord"
-    outcomes = {"refused": 0, "skipped": 0}
+    outcomes = {"rejected": 0, "skipped": 0}
     for seed in range(count):
         draw = random.Random(seed)
         records = tfrecord_file(path, seed, rows=draw.choice([5, 60]))
@@ -132,7 +132,7 @@ def test_changed_tfrecords_lose_records_only_where_that_is_reported(tmp_path, co
         try:
             found = read("tfrecord", path, rejects)
         except InputError:
-            outcomes["refused"] += 1
+            outcomes["rejected"] += 1
             continue
         outcomes["skipped"] += 1
         assert all(expected[row] == record for row, record in found.items())

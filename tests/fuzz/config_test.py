@@ -50,9 +50,9 @@ def overrides(seed):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(6))
-def test_a_config_works_or_is_refused_in_plain_words(store, tmp_path, part):
+def test_a_config_works_or_is_rejected_in_plain_words(store, tmp_path, part):
     config_file = str(tiny.__file__).replace("tiny.py", "tiny_config.py")
-    refused = 0
+    rejected = 0
     for seed in range(part, CASES, 6):
         args = [f"--config.data.store={store}", *overrides(seed)]
         try:
@@ -62,7 +62,7 @@ def test_a_config_works_or_is_refused_in_plain_words(store, tmp_path, part):
             job.checkpoints.close()
             job.batches.close()
         except InputError as error:
-            refused += 1
+            rejected += 1
             text = str(error)
             assert re.search(r"[a-z_]+", text), args
             assert "Traceback" not in text, args
@@ -71,4 +71,4 @@ def test_a_config_works_or_is_refused_in_plain_words(store, tmp_path, part):
             raise AssertionError(f"{args}: {type(error).__name__}: {error}") from error
         else:
             assert not [a for a in args if a.partition("=")[2] in NONSENSE], args
-    assert refused > CASES / 6 / 2  # most of them are invalid
+    assert rejected > CASES / 6 / 2  # most of them are invalid

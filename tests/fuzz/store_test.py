@@ -15,7 +15,7 @@ DAMAGES = {"tree", "path", "bytes", "cut", "empty", "missing", "swap"}
 
 
 def damaged_stores(count, directory):
-    """Returns {"read" or "refused": {damage: count}}, computed in a separate process."""
+    """Returns {"read" or "rejected": {damage: count}}, computed in a separate process."""
     done = subprocess.run(
         [sys.executable, "store_mutations.py", "0", str(count), str(directory)],
         cwd=HELPERS,
@@ -31,9 +31,9 @@ def damaged_stores(count, directory):
 
 
 @pytest.mark.parametrize("count", [60, pytest.param(1000, marks=pytest.mark.slow)])
-def test_a_damaged_store_is_read_as_it_was_written_or_refused(tmp_path, count):
+def test_a_damaged_store_is_read_as_it_was_written_or_rejected(tmp_path, count):
     found = damaged_stores(count, tmp_path)
-    assert sum(found["read"].values()) + sum(found["refused"].values()) == count
-    assert set(found["refused"]) == DAMAGES
+    assert sum(found["read"].values()) + sum(found["rejected"].values()) == count
+    assert set(found["rejected"]) == DAMAGES
     # A byte between two columns is unused, and two equal files may be swapped.
     assert set(found["read"]) <= {"bytes", "swap"}

@@ -192,7 +192,7 @@ def main(kind, first, count, directory):
     for seed in range(int(first), int(first) + int(count)):
         print(seed, flush=True)
         whole += check(kind, seed, directory)
-    print(f"read {whole}, refused {int(count) - whole}")
+    print(f"read {whole}, rejected {int(count) - whole}")
 
 
 if __name__ == "__main__":

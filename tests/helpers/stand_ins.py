@@ -98,7 +98,7 @@ def parsed(words):
     """Returns the name of a call, its flags and its other words. Exits with 64 if it is invalid."""
     name = max((n for n in DOCUMENTED if words[: len(n.split())] == n.split()), key=len, default="")
     if not name:
-        _refuse(f"no such command: {words}")
+        _reject(f"no such command: {words}")
     words = words[len(name.split()) :]
     flags, others = {}, []
     while words:
@@ -110,22 +110,22 @@ def parsed(words):
             continue
         flag, equals, value = word.removeprefix("--").partition("=")
         if not word.startswith("--") or flag not in DOCUMENTED[name]:
-            _refuse(f"{name} has no {word}")
+            _reject(f"{name} has no {word}")
         if DOCUMENTED[name][flag]:
             value = value if equals else words.pop(0)
         elif equals:
-            _refuse(f"{name}: {word} takes no value")
+            _reject(f"{name}: {word} takes no value")
         flags[flag] = value
     verb = name.removeprefix("gcloud compute tpus ")
     missing = _REQUIRED.get(verb, set()) - set(flags)
     if verb == "queued-resources create" and ("node-id" in flags) == ("node-count" in flags):
         missing.add("one of node-id and node-count")
     if missing:
-        _refuse(f"{name} needs {missing}")
+        _reject(f"{name} needs {missing}")
     return name, flags, others
 
 
-def _refuse(text):
+def _reject(text):
     print(f"stand-in: {text}", file=sys.stderr)
     sys.exit(64)
 

@@ -200,7 +200,7 @@ def main(first, count, directory):
     sound = {path: read(path) for path in paths}
     contents = {p: p.read_bytes() for path in paths for p in Path(path).rglob("*") if p.is_file()}
     whole = collections.Counter()
-    refused = collections.Counter()
+    rejected = collections.Counter()
     for seed in range(int(first), int(first) + int(count)):
         print(seed, flush=True)
         draw = random.Random(seed)
@@ -213,10 +213,10 @@ def main(first, count, directory):
             # A missing file may be reported as "STORE: ... no manifest.json".
             if not any(str(path) in str(error) and file.name in str(error) for file in files):
                 raise
-            refused[how] += 1
+            rejected[how] += 1
         for file in files:
             file.write_bytes(contents[file])
-    print(json.dumps({"read": whole, "refused": refused}))
+    print(json.dumps({"read": whole, "rejected": rejected}))
 
 
 if __name__ == "__main__":

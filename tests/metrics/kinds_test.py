@@ -142,7 +142,7 @@ def test_the_poisson_loss_keeps_its_digits_where_the_prediction_is_nearly_right(
     assert float(found) == pytest.approx(exact, rel=1e-3)
 
 
-def test_kinds_of_another_number_of_tasks_are_refused():
+def test_kinds_of_another_number_of_tasks_are_rejected():
     outputs, labels, _ = case(5)
     with pytest.raises(ValueError, match=r"kinds must be of 7 tasks: found \('real',\)"):
         losses.elementwise(outputs, labels, ("real",))

@@ -96,7 +96,7 @@ def test_dot_products_have_a_gradient_that_xla_knows_to_be_without_duplicates():
     assert all("unique_indices = true" in line for line in scatters)
 
 
-def test_dot_products_of_vectors_that_do_not_fit_are_refused():
+def test_dot_products_of_vectors_that_do_not_fit_are_rejected():
     model = models.build(tasks=1, cross="dlrm")
     key, (floats, vectors) = jax.random.key(0), random_input()
     with pytest.raises(InputError, match=r"'dlrm' needs vectors of one dimension.*\[2, 4\]"):
@@ -126,7 +126,7 @@ def test_without_layers_of_their_own_floats_are_crossed_as_they_are():
     jax.tree.map(np.testing.assert_array_equal, params, same)
 
 
-def test_layers_of_floats_that_are_not_there_are_refused():
+def test_layers_of_floats_that_are_not_there_are_rejected():
     model = models.build(tasks=1, dense_mlp_units=(7, 4))
     floats, vectors = random_input()
     with pytest.raises(InputError, match=r"model.dense_mlp_units .*\(7, 4\)"):
@@ -399,7 +399,7 @@ def test_dropout_scales_what_it_keeps_and_does_nothing_when_not_training():
     np.testing.assert_array_equal(logits, floats)
 
 
-def test_dropout_without_a_key_is_refused():
+def test_dropout_without_a_key_is_rejected():
     model, params, state, floats = identity_with_dropout()
     with pytest.raises(ValueError, match="key must be given"):
         model.apply(params, state, inputs_of(floats, ()), train=True)
@@ -525,7 +525,7 @@ def test_a_field_that_is_not_read_may_be_given_with_its_default():
     models.build(tasks=1, cross="none", **fields)
 
 
-def test_a_model_of_nothing_is_refused():
+def test_a_model_of_nothing_is_rejected():
     model = models.build(tasks=1)
     with pytest.raises(InputError, match="at least one feature"):
         model.init(jax.random.key(0), inputs_of(np.zeros((4, 0), np.float32), ()))

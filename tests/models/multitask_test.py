@@ -238,7 +238,7 @@ def test_outputs_are_the_joint_logits_of_what_the_model_puts_out_and_the_biases(
         (4, (1, 2, 1, -1), r"model.parents .*cycle.*task 0 "),
     ],
 )
-def test_parents_that_cannot_be_are_refused(tasks, parents, message):
+def test_parents_that_cannot_be_are_rejected(tasks, parents, message):
     with pytest.raises(InputError, match=message):
         check_parents(parents, tasks)
 

@@ -152,7 +152,7 @@ def test_a_config_may_register_the_model_that_it_names(tmp_path, monkeypatch):
     assert "jaxrank_config" not in sys.modules
 
 
-def test_a_model_that_gives_no_logit_for_each_task_is_refused(folder):
+def test_a_model_that_gives_no_logit_for_each_task_is_rejected(folder):
     registry.load(OWN)
     model = registry.module_of("own")
 

@@ -55,7 +55,7 @@ def test_a_plan_reports_all_that_is_asked_of_it(capsys):
     assert found["rounds"]["dim8"] >= 1
     assert found["fullest_over_mean"]["dim8"] > 1
     assert found["exchanged_bytes_per_step"] > 0
-    assert found["refusal"] == ""
+    assert found["error"] == ""
     tables = {t["name"]: t for t in found["tables"]}
     assert list(tables) == ["c0", "c1", "l0", "l1"]
     assert tables["c0"]["rows"] == 300
@@ -227,10 +227,10 @@ def test_a_plan_that_does_not_fit_reports_the_smallest_change_that_helps(capsys)
     with pytest.raises(RunError, match="found .* too much.*--devices=8 ") as e:
         cli.run(["plan", *split, "--devices=2", memory, "--json"])
     assert e.value.exit_status == 1
-    refused = json.loads(capsys.readouterr().out)
-    assert refused["fits"] is False
-    assert refused["over_bytes"] == refused["bytes_per_device"][0] - refused["memory_bytes"]
-    assert refused["refusal"] == str(e.value)
+    rejected = json.loads(capsys.readouterr().out)
+    assert rejected["fits"] is False
+    assert rejected["over_bytes"] == rejected["bytes_per_device"][0] - rejected["memory_bytes"]
+    assert rejected["error"] == str(e.value)
     plan(capsys, *split, "--devices=8", memory)
     with pytest.raises(RunError):
         cli.run(["plan", *split, "--devices=4", memory])
@@ -358,7 +358,7 @@ def test_without_a_store_only_generated_data_can_be_planned():
         ),
     ],
 )
-def test_what_cannot_be_planned_is_refused(args, message):
+def test_what_cannot_be_planned_is_rejected(args, message):
     with pytest.raises(InputError, match=message):
         cli.run(["plan", *WHOLE, *args])
 
@@ -381,7 +381,7 @@ def test_names_of_slices_and_gpus_say_how_many_devices_of_which_memory(name, dev
     assert (found.devices, found.hbm_bytes) == (devices, gibibytes * 2**30)
 
 
-def test_a_number_that_no_slice_has_is_refused():
+def test_a_number_that_no_slice_has_is_rejected():
     with pytest.raises(InputError, match="two per chip.*multiple of 2: found 'v4-7'"):
         topology.topology("v4-7")
     with pytest.raises(InputError, match="found 'v3-0'"):

@@ -140,7 +140,7 @@ def test_generated_reads_are_those_of_the_prepared_store(tmp_path):
         ({"rows": 7}, r"column c0: .* row of .*'c0', 0 to 6.*: found \d+"),
     ],
 )
-def test_features_that_cannot_be_read_without_a_store_are_refused(change, message):
+def test_features_that_cannot_be_read_without_a_store_are_rejected(change, message):
     config = tiny.config()
     features, source = to_plain(config.features), to_plain(config.source)
     features["tasks"], features["keep"] = [{"name": "conversion", "label": "conversion"}], []
@@ -149,7 +149,7 @@ def test_features_that_cannot_be_read_without_a_store_are_refused(change, messag
         traffic.GeneratedReads(synthetic_source(source), "train", features).read(0)
 
 
-def test_a_split_that_is_not_there_or_empty_is_refused():
+def test_a_split_that_is_not_there_or_empty_is_rejected():
     features = to_plain(tiny.config().features)
     source = to_plain(tiny.config().source) | {"rows": {"train": 0}}
     generated = synthetic_source(source)

@@ -36,7 +36,7 @@ def run_files(tmp_path, files, *, kind="csv", **features):
         assert left in ([], ["store"])
 
 
-def refused(*parts):
+def rejected(*parts):
     """An InputError whose message has the parts in this order."""
     return pytest.raises(InputError, match=".*".join(re.escape(part) for part in parts))
 
@@ -56,40 +56,40 @@ LISTS = [dict(columns="tags")]
 
 
 def test_missing_file(tmp_path):
-    with refused("nowhere/day.csv: no such file or directory"):
+    with rejected("nowhere/day.csv: no such file or directory"):
         run_files(tmp_path, str(tmp_path / "nowhere" / "day.csv"))
 
 
 def test_missing_directory_in_a_list(tmp_path):
     (tmp_path / "a.csv").write_text(HEADER + GOOD)
-    with refused("gone: no such file or directory"):
+    with rejected("gone: no such file or directory"):
         run_files(tmp_path, [str(tmp_path / "a.csv"), str(tmp_path / "gone")])
 
 
 def test_empty_directory(tmp_path):
     (tmp_path / "days").mkdir()
-    with refused("days: the directory must hold at least one file"):
+    with rejected("days: the directory must hold at least one file"):
         run_files(tmp_path, str(tmp_path / "days"))
 
 
 def test_glob_that_matches_nothing(tmp_path):
-    with refused("day*.csv: this pattern matches no file"):
+    with rejected("day*.csv: this pattern matches no file"):
         run_files(tmp_path, str(tmp_path / "day*.csv"))
 
 
 @pytest.mark.parametrize("content", ["", HEADER, gzip.compress(b"", mtime=0), HEADER[:-1]])
 def test_file_without_rows(tmp_path, content):
-    with refused("day.csv: must have at least one row"):
+    with rejected("day.csv: must have at least one row"):
         run(tmp_path, content)
 
 
 def test_empty_criteo_file(tmp_path):
-    with refused("day.tsv: must have at least one row"):
+    with rejected("day.tsv: must have at least one row"):
         run(tmp_path, "", name="day.tsv", kind="criteo")
 
 
 def test_parquet_without_rows(tmp_path):
-    with refused("day.parquet: must have at least one row"):
+    with rejected("day.parquet: must have at least one row"):
         run_parquet(tmp_path, {"label": pa.array([], pa.int64())})
 
 
@@ -97,12 +97,12 @@ def test_files_without_rows_are_passed_over_where_others_of_the_split_have_some(
     for name, content in (("a", HEADER), ("b", HEADER + GOOD * 3), ("c", HEADER[:-1])):
         (tmp_path / f"{name}.csv").write_text(content)
     assert run_files(tmp_path, str(tmp_path / "*.csv")).splits["train"].rows == 3
-    with refused("a.csv: must have at least one row: found none, nor in the other files of its"):
+    with rejected("a.csv: must have at least one row: found none, nor in the other files of its"):
         run_files(tmp_path / "none", [str(tmp_path / "a.csv"), str(tmp_path / "c.csv")])
     (tmp_path / "d.csv").write_text("")
     (tmp_path / "e.csv.gz").write_bytes(gzip.compress(b""))
     assert run_files(tmp_path / "some", str(tmp_path / "*.csv*")).splits["train"].rows == 3
-    with refused("d.csv: must have at least one row: found none, the file is empty"):
+    with rejected("d.csv: must have at least one row: found none, the file is empty"):
         run_files(tmp_path / "none", str(tmp_path / "d.csv"))
 
 
@@ -132,17 +132,17 @@ def test_corrupt_gzip(tmp_path, damage):
         content[3000:3100] = bytes(100)
     else:
         content[-8:-4] = b"\0\0\0\0"
-    with refused("day.csv"):
+    with rejected("day.csv"):
         run(tmp_path, bytes(content), dense=FLOATS)
 
 
 def test_plain_text_named_gz(tmp_path):
-    with refused("day.csv.gz: must be gzip, as its name says: found b'la'"):
+    with rejected("day.csv.gz: must be gzip, as its name says: found b'la'"):
         run(tmp_path, HEADER + GOOD, name="day.csv.gz")
 
 
 def test_text_named_parquet(tmp_path):
-    with refused("day.parquet: must be a readable Parquet file"):
+    with rejected("day.parquet: must be a readable Parquet file"):
         run(tmp_path, HEADER + GOOD, name="day.parquet", kind="parquet")
 
 
@@ -153,14 +153,14 @@ def test_parquet_with_a_damaged_page(tmp_path):
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 0xFF
     path.write_bytes(content)
-    with refused("day.parquet: must be a readable Parquet file"):
+    with rejected("day.parquet: must be a readable Parquet file"):
         run_files(tmp_path, str(path), kind="parquet", dense=FLOATS)
 
 
 def test_headers_that_differ(tmp_path):
     (tmp_path / "a.csv").write_text("label,x,y\n1,2,3\n")
     (tmp_path / "b.csv").write_text("label,x,z\n1,2,3\n")
-    with refused("b.csv: must have the columns of", "missing ['y'], not expected ['z']"):
+    with rejected("b.csv: must have the columns of", "missing ['y'], not expected ['z']"):
         run_files(tmp_path, str(tmp_path / "*.csv"))
 
 
@@ -184,7 +184,7 @@ def test_files_that_are_no_text(tmp_path, content, found, more):
     path = tmp_path / "day.csv"
     path.write_bytes(content)
     source = dict(kind="csv", files=dict(train=str(path))) | more
-    with refused("day.csv: must be text, plain or compressed: found ", found):
+    with rejected("day.csv: must be text, plain or compressed: found ", found):
         prepare(dict(tasks=[CLICK]), source, tmp_path / "store")
 
 
@@ -203,22 +203,22 @@ def test_a_header_that_begins_like_another_kind_is_text(tmp_path):
     ],
 )
 def test_a_column_that_is_missed_because_of_how_lines_are_read(tmp_path, content, hint):
-    with refused("the data has no column 'label'", hint):
+    with rejected("the data has no column 'label'", hint):
         run(tmp_path, content)
 
 
 def test_header_with_a_name_twice(tmp_path):
-    with refused("day.csv, row 1: column names must differ: found 'x' twice"):
+    with rejected("day.csv, row 1: column names must differ: found 'x' twice"):
         run(tmp_path, "label,x,x\n1,2,3\n")
 
 
 def test_parquet_types_that_differ(tmp_path):
     pq.write_table(pa.table({"label": [1], "price": [1.5]}), tmp_path / "a.parquet")
     pq.write_table(pa.table({"label": [1], "price": ["x"]}), tmp_path / "b.parquet")
-    with refused("b.parquet, column price: must be of type double", "found string"):
+    with rejected("b.parquet, column price: must be of type double", "found string"):
         run_files(tmp_path, str(tmp_path / "*.parquet"), kind="parquet", dense=FLOATS)
     pq.write_table(pa.table({"label": [1], "cost": [2.5]}), tmp_path / "b.parquet")
-    with refused("b.parquet: must have the columns of", "missing ['price'], not expected []"):
+    with rejected("b.parquet: must have the columns of", "missing ['price'], not expected []"):
         run_files(tmp_path, str(tmp_path / "*.parquet"), kind="parquet", dense=FLOATS)
     # What no feature names may be of any type, or not there, and all in any order.
     pq.write_table(pa.table({"z": [1], "price": [2.5], "label": [1]}), tmp_path / "b.parquet")
@@ -237,34 +237,34 @@ def test_too_few_or_too_many_columns(tmp_path, monkeypatch, line, found, good, p
     monkeypatch.setattr(text, "_MIN_CHUNK_BYTES", 4096)
     monkeypatch.setattr(text, "_ROWS_PER_CHUNK", 100)
     content = pack((HEADER + GOOD * good + line + "\n" + GOOD).encode())
-    with refused(f"day.csv, row {good + 2}: must have 5 columns: found {found}"):
+    with rejected(f"day.csv, row {good + 2}: must have 5 columns: found {found}"):
         run(tmp_path, content)
 
 
 def test_criteo_line_with_a_column_too_few(tmp_path):
     good = "\t".join(["0"] * 40) + "\n"
-    with refused("day.tsv, row 3: must have 40 columns: found 39"):
+    with rejected("day.tsv, row 3: must have 40 columns: found 39"):
         run(tmp_path, good * 2 + good[2:] + good, name="day.tsv", kind="criteo")
 
 
 def test_empty_line(tmp_path):
-    with refused("day.csv, row 4: must have a value in some column: found an empty line"):
+    with rejected("day.csv, row 4: must have a value in some column: found an empty line"):
         run(tmp_path, HEADER + GOOD * 2 + "\n" + GOOD)
 
 
 def test_bytes_that_are_not_utf8(tmp_path):
     content = (HEADER + GOOD * 3 + "1,1,?,a,1\n").encode().replace(b"?", b"\xff")
-    with refused("day.csv, row 5, column user: must be UTF-8"):
+    with rejected("day.csv, row 5, column user: must be UTF-8"):
         run(tmp_path, content)
 
 
 def test_a_value_over_two_lines(tmp_path):
-    with refused("day.csv, row 3, column user: must be on one line", "a\\nb"):
+    with rejected("day.csv, row 3, column user: must be on one line", "a\\nb"):
         run(tmp_path, HEADER + GOOD + '1,1,"a\nb",a,1\n' + GOOD)
 
 
 def test_a_quote_that_is_not_closed(tmp_path):
-    with refused("day.csv", "row"):
+    with rejected("day.csv", "row"):
         run(tmp_path, HEADER + GOOD + '1,1,"ab,a,1\n' + GOOD)
 
 
@@ -273,7 +273,7 @@ def test_a_quote_that_is_not_closed(tmp_path):
 
 @pytest.mark.parametrize("bad", ["2", "yes", "-1", "nan", "0.5", "t", "True ", "truefalse"])
 def test_bad_label(tmp_path, bad):
-    with refused(
+    with rejected(
         f"day.csv, row 4, column label: must be 0, 1, true, false or empty: found '{bad}'"
     ):
         run(tmp_path, HEADER + GOOD * 2 + f"{bad},1,u,a,1\n" + GOOD)
@@ -282,7 +282,7 @@ def test_bad_label(tmp_path, bad):
 @pytest.mark.parametrize(("bad", "found"), [("2", "'2'"), ("no", "'no'"), ("", "an empty value")])
 def test_bad_mask(tmp_path, bad, found):
     task = CLICK | dict(mask="m")
-    with refused(f"day.csv, row 3, column m: must be 0, 1, true or false: found {found}"):
+    with rejected(f"day.csv, row 3, column m: must be 0, 1, true or false: found {found}"):
         run(tmp_path, f"label,m\n1,0\n1,{bad}\n", tasks=[task])
 
 
@@ -290,13 +290,13 @@ def test_bad_mask(tmp_path, bad, found):
 def test_bad_example_weight(tmp_path, bad):
     task = CLICK | dict(weight="m")
     found = repr(bad) if bad else "an empty value"
-    with refused(f"day.csv, row 3, column m: must be a finite number, 0 or more: found {found}"):
+    with rejected(f"day.csv, row 3, column m: must be a finite number, 0 or more: found {found}"):
         run(tmp_path, f"label,m\n1,0\n1,{bad}\n", tasks=[task])
 
 
 def test_bad_truth(tmp_path):
     task = CLICK | dict(truth="p")
-    with refused("day.csv, row 3, column p: must be a number from 0 to 1, or empty: found '1.5'"):
+    with rejected("day.csv, row 3, column p: must be a number from 0 to 1, or empty: found '1.5'"):
         run(tmp_path, "label,p\n1,0.2\n1,1.5\n", tasks=[task])
 
 
@@ -306,31 +306,33 @@ def test_bad_truth(tmp_path):
 @pytest.mark.parametrize("bad", ["abc", "nan", "inf", "-inf", " 1", "0x10"])
 def test_bad_float(tmp_path, bad):
     must = "must be a finite number or empty"
-    with refused(f"day.csv, row 17, column price: {must}: found '{bad}'"):
+    with rejected(f"day.csv, row 17, column price: {must}: found '{bad}'"):
         run(tmp_path, HEADER + GOOD * 15 + f"1,{bad},u,a,1\n", dense=FLOATS)
 
 
 def test_nan_of_a_native_type(tmp_path):
     columns = {"label": [1, 0, 1], "price": [1.0, None, float("nan")]}
-    with refused("day.parquet, row 3, column price: must be a finite number or empty: found nan"):
+    with rejected("day.parquet, row 3, column price: must be a finite number or empty: found nan"):
         run_parquet(tmp_path, columns, dense=FLOATS)
 
 
 def test_number_beyond_float32(tmp_path):
-    with refused("day.csv, row 3, column price: must be in the range of float32: found '1e39'"):
+    with rejected("day.csv, row 3, column price: must be in the range of float32: found '1e39'"):
         run(tmp_path, HEADER + GOOD + "1,1e39,u,a,1\n", dense=FLOATS)
 
 
 def test_number_whose_square_is_infinite(tmp_path):
     floats = [dict(columns="price", log=True, standardize=True)]
     must = "must be a number of at most 1e+150 in size, or empty"
-    with refused(f"day.csv, row 3, column price: {must}: found '-1e200'"):
+    with rejected(f"day.csv, row 3, column price: {must}: found '-1e200'"):
         run(tmp_path, HEADER + GOOD + "1,-1e200,u,a,1\n", dense=floats)
 
 
 def test_float_column_of_another_type(tmp_path):
     columns = {"label": [1], "price": [{"a": 1}]}
-    with refused("day.parquet, column price: must be a finite number or empty", "struct<a: int64>"):
+    with rejected(
+        "day.parquet, column price: must be a finite number or empty", "struct<a: int64>"
+    ):
         run_parquet(tmp_path, columns, dense=FLOATS)
 
 
@@ -342,13 +344,13 @@ def test_id_column_of_structs_or_lists(tmp_path):
         kind = "struct" if isinstance(value, dict) else "list"
         columns = {"label": [1], "user": [value]}
         must = "must be text or whole numbers: found a column of type"
-        with refused(f"day.parquet, column user: {must} {kind}"):
+        with rejected(f"day.parquet, column user: {must} {kind}"):
             run_parquet(tmp_path, columns, categorical=IDS)
 
 
 def test_id_with_a_fraction(tmp_path):
     columns = {"label": [1, 1], "user": [3.0, 2.5]}
-    with refused("day.parquet, row 2, column user: must be text or whole numbers: found 2.5"):
+    with rejected("day.parquet, row 2, column user: must be text or whole numbers: found 2.5"):
         run_parquet(tmp_path, columns, categorical=IDS)
 
 
@@ -367,11 +369,11 @@ def test_float_ids_that_were_rounded(tmp_path, kind, first):
             (values, dict(categorical=IDS)),
             (pa.ListArray.from_arrays([0, 1, 2], values), dict(ragged=[dict(columns="user")])),
         ):
-            with refused(f"day.parquet, row 2, column user: {must}", "int64 or as text."):
+            with rejected(f"day.parquet, row 2, column user: {must}", "int64 or as text."):
                 run_parquet(tmp_path, {"label": [1, 0], "user": column}, **features)
     if first < 2**31:
         ids = [dict(columns="user", encoding="integer", rows=2**30)]
-        with refused("row 2, column user: must be a row that", "does not round", "as int64"):
+        with rejected("row 2, column user: must be a row that", "does not round", "as int64"):
             run_parquet(tmp_path, {"label": [1, 0], "user": abs_of(values)}, categorical=ids)
 
 
@@ -381,10 +383,10 @@ def abs_of(values):
 
 def test_structs_of_ids_and_weights(tmp_path):
     columns = {"label": [1], "tags": [[{"id": 1, "w": 0.5}]]}
-    with refused("column tags", "type struct", "ids and weights as two lists of equal length"):
+    with rejected("column tags", "type struct", "ids and weights as two lists of equal length"):
         run_parquet(tmp_path, columns, ragged=LISTS)
     columns["tags"] = pa.array([[(1, 0.5)]], pa.map_(pa.int64(), pa.float64()))
-    with refused("column tags", "type map", "as two columns of lists"):
+    with rejected("column tags", "type map", "as two columns of lists"):
         run_parquet(tmp_path, columns, ragged=LISTS)
 
 
@@ -392,9 +394,9 @@ def test_structs_of_ids_and_weights(tmp_path):
 def test_words_for_missing_values_are_named_with_their_field(tmp_path, word):
     hint = "If it stands for a missing value, list it in source.null_values."
     rows = HEADER + GOOD + f"1,{word},u,a,1\n"
-    with refused(f"row 3, column price: must be a finite number or empty: found {word!r}. {hint}"):
+    with rejected(f"row 3, column price: must be a finite number or empty: found {word!r}. {hint}"):
         run(tmp_path, rows, dense=FLOATS)
-    with refused(
+    with rejected(
         f"row 3, column label: must be 0, 1, true, false or empty: found {word!r}. {hint}"
     ):
         run(tmp_path, HEADER + GOOD + f"{word},1,u,a,1\n")
@@ -428,7 +430,7 @@ def test_integer_id_out_of_range(tmp_path, bad):
     ids = [dict(columns="user", table="people", encoding="integer", rows=100)]
     must = "must be a row of the table 'people', 0 to 99 (rows=100), or empty"
     hint = "Set on_bad_id='oov', 'hash' or 'clip' to give such ids a row, or raise `rows`."
-    with refused(f"day.csv, row 4, column user: {must}: found '{bad}'. {hint}"):
+    with rejected(f"day.csv, row 4, column user: {must}: found '{bad}'. {hint}"):
         run(tmp_path, f"label,user\n1,0\n1,99\n1,{bad}\n", categorical=ids)
 
 
@@ -436,11 +438,11 @@ def test_integer_id_out_of_range(tmp_path, bad):
 def test_integer_id_that_is_no_whole_number(tmp_path, bad):
     ids = dict(columns="user", table="people", encoding="integer", rows=100)
     must = "must be a row of the table 'people', 0 to 99 (rows=100), or empty"
-    with refused(f"day.csv, row 4, column user: {must}: found '{bad}'."):
+    with rejected(f"day.csv, row 4, column user: {must}: found '{bad}'."):
         run(tmp_path, f"label,user\n1,0\n1,99\n1,{bad}\n", categorical=[ids])
     for policy in POLICIES:
         must = "must be a whole number, or empty"
-        with refused(f"day.csv, row 5, column user: {must}: found '{bad}'."):
+        with rejected(f"day.csv, row 5, column user: {must}: found '{bad}'."):
             run(
                 tmp_path,
                 f"label,user\n1,0\n1,{10**30}\n1,-1\n1,{bad}\n",
@@ -461,7 +463,7 @@ def test_integer_id_that_is_no_whole_number(tmp_path, bad):
 def test_integer_id_of_a_native_type_out_of_range(tmp_path, kind, bad):
     columns = {"label": [1] * 3, "user": pa.array([7, None, bad], kind)}
     must = "must be a row of the table 'people', 0 to 99 (rows=100), or empty"
-    with refused(f"day.parquet, row 3, column user: {must}: found {bad}."):
+    with rejected(f"day.parquet, row 3, column user: {must}: found {bad}."):
         run_parquet(
             tmp_path,
             columns,
@@ -474,7 +476,7 @@ def test_float_ids_that_are_no_whole_numbers_have_no_policy(tmp_path, bad):
     columns = {"label": [1] * 4, "user": [7.0, 1e300, None, bad]}
     ids = [dict(columns="user", encoding="integer", rows=100, on_bad_id="oov")]
     must = "must be a whole number, or empty"
-    with refused(f"day.parquet, row 4, column user: {must}: found {bad}."):
+    with rejected(f"day.parquet, row 4, column user: {must}: found {bad}."):
         run_parquet(tmp_path, columns, categorical=ids)
 
 
@@ -482,13 +484,13 @@ def test_list_id_out_of_range(tmp_path):
     lists = [dict(columns="tags", table="tag", encoding="integer", rows=10)]
     must = "must be a row of the table 'tag', 0 to 9 (rows=10), or empty"
     for bad in (-1, 10, 2**70):
-        with refused(f"day.csv, row 4, column tags: {must}: found '{bad}'."):
+        with rejected(f"day.csv, row 4, column tags: {must}: found '{bad}'."):
             run(tmp_path, f"label,tags\n1,0|9\n1,\n1,3|4|{bad}\n1,1\n", ragged=lists)
 
 
 def test_wrong_number_of_ids(tmp_path):
     ids = [dict(columns="user", length=2, separator="|")]
-    with refused("day.csv, row 3, column user: must have length=2 ids: found 3 in 'a|b|c'"):
+    with rejected("day.csv, row 3, column user: must have length=2 ids: found 3 in 'a|b|c'"):
         run(tmp_path, "label,user\n1,a|b\n1,a|b|c\n", categorical=ids)
 
 
@@ -496,13 +498,13 @@ def test_wrong_number_of_ids(tmp_path):
 
 
 def test_list_with_an_empty_part(tmp_path):
-    with refused("day.csv, row 3, column tags: must be a list without empty ids"):
+    with rejected("day.csv, row 3, column tags: must be a list without empty ids"):
         run(tmp_path, HEADER + GOOD + "1,1,u,a||b,1\n", ragged=LISTS)
 
 
 def test_other_number_of_weights_than_ids(tmp_path):
     lists = [dict(columns="tags", weights="w")]
-    with refused(
+    with rejected(
         "day.csv, row 3, column w: must have as many weights as tags has ids:"
         " found 2 weights and 3 ids"
     ):
@@ -513,13 +515,13 @@ def test_other_number_of_weights_than_ids(tmp_path):
 def test_bad_list_weight(tmp_path, bad):
     lists = [dict(columns="tags", weights="w")]
     must = "must be 0 or a finite number of at least 1e-38"
-    with refused(f"day.csv, row 3, column w: {must}: found '{bad}'"):
+    with rejected(f"day.csv, row 3, column w: {must}: found '{bad}'"):
         run(tmp_path, HEADER + GOOD + f"1,1,u,a|b,1|{bad}\n", ragged=lists)
 
 
 def test_overlong_list(tmp_path):
     lists = [dict(columns="tags", max_length=2)]
-    with refused(
+    with rejected(
         "day.csv, row 3, column tags: must have at most max_length=2 ids: found 3."
         " Raise max_length, or set on_overlong='truncate'."
     ):
@@ -528,7 +530,7 @@ def test_overlong_list(tmp_path):
 
 def test_list_column_of_another_type(tmp_path):
     columns = {"label": [1], "tags": [5]}
-    with refused("day.parquet, column tags: must be a list", "found a column of type int64"):
+    with rejected("day.parquet, column tags: must be a list", "found a column of type int64"):
         run_parquet(tmp_path, columns, ragged=LISTS)
 
 
@@ -650,7 +652,7 @@ def test_list_column_of_another_type(tmp_path):
     ],
 )
 def test_bad_features_section(tmp_path, features, parts):
-    with refused(*parts):
+    with rejected(*parts):
         run(tmp_path, HEADER + GOOD, **features)
 
 
@@ -671,5 +673,5 @@ def test_bad_features_section(tmp_path, features, parts):
     ],
 )
 def test_bad_source_section(tmp_path, source, parts):
-    with refused(*parts):
+    with rejected(*parts):
         prepare(dict(tasks=[CLICK]), source, tmp_path / "store")

@@ -68,3 +68,12 @@ def test_pages_that_the_code_names_exist():
     named = {name for text in texts for name in re.findall(r"docs/[\w/.-]+\.md", text)}
     assert len(named) > 5
     assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+
+
+@pytest.mark.parametrize("page", ["reliability.md", "architecture.md"])
+def test_tests_that_a_page_names_exist(page):
+    text = (ROOT / "docs" / page).read_text()
+    groups = re.findall(r"`(?:tests/)?([\w/]+_test\.py)(?:: (\w+))?(?:\.\.\.)?`", text)
+    assert groups
+    for file, name in groups:
+        assert f"def test_{name}" in (ROOT / "tests" / file).read_text(), (file, name)

@@ -229,14 +229,14 @@ def test_bad_labels_are_skipped_and_reported_one_by_one(tmp_path):
         (dict(label=""), r"label must be the name of a column"),
     ],
 )
-def test_what_only_a_binary_task_can_have_is_refused(kind, change, named):
+def test_what_only_a_binary_task_can_have_is_rejected(kind, change, named):
     task = dict(name="y", label="y", kind=kind) | change
     with pytest.raises(InputError, match=rf"features.tasks\[0\].{named}"):
         feature_spec(dict(tasks=[task], time="at"))
     feature_spec(dict(tasks=[task | dict(kind="binary", label="y")], time="at"))
 
 
-def test_an_unknown_kind_is_refused():
+def test_an_unknown_kind_is_rejected():
     with pytest.raises(InputError, match="kind must be one of 'binary', 'real', 'count': found"):
         feature_spec(dict(tasks=[dict(name="y", label="y", kind="ordinal")]))
 

@@ -179,7 +179,7 @@ def test_a_jobset_is_looked_at_and_deleted_by_its_name(cloud):
     assert logs["flags"]["selector"].startswith("jobset.sigs.k8s.io/jobset-name=ads,")
 
 
-def test_a_word_that_a_manifest_cannot_hold_is_refused(cloud):
+def test_a_word_that_a_manifest_cannot_hold_is_rejected(cloud):
     found = cloud.run("kubernetes.sh", "gpu", *COMMON, "--", "train", "two\nlines")
     assert found.returncode == 2
     assert "control characters" in found.stderr

@@ -88,7 +88,7 @@ def test_what_the_guides_say_is_what_scripts_and_tools_take(words, cloud):
             stand_ins.parsed(call)
 
 
-def test_stand_ins_refuse_what_is_not_documented(cloud):
+def test_stand_ins_reject_what_is_not_documented(cloud):
     good = ["gcloud", "compute", "tpus", "tpu-vm", "create", "a", "--zone=z", "--version=v"]
     assert stand_ins.parsed(good)[2] == ["a"]
     for bad in ("--runtime-version=v", "--spot=yes", "--yes", "-v"):

@@ -198,7 +198,9 @@ def test_a_stopped_tpu_is_left_to_its_owner(cloud):
         (2, 2, "rejected its flags", 0),
     ],
 )
-def test_resume_starts_again_what_failed_but_not_what_was_refused(status, code, text, again, cloud):
+def test_resume_starts_again_what_failed_but_not_what_was_rejected(
+    status, code, text, again, cloud
+):
     cloud.jaxrank(status)
     resume(cloud)
     wait_for_end(cloud, "ads")
@@ -337,7 +339,7 @@ def test_delete_asks(answer, deleted, cloud):
         (("create", "ads", ZONE, "--slices=two"), "--slices must be a whole number: found 'two'"),
     ],
 )
-def test_wrong_use_is_refused_before_anything_is_called(args, message, cloud):
+def test_wrong_use_is_rejected_before_anything_is_called(args, message, cloud):
     found = cloud.run("tpu.sh", *args)
     assert found.returncode == 2
     assert re.search(message, found.stderr)

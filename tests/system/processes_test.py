@@ -180,7 +180,7 @@ def two(store, trained, tmp_path_factory):
     for name in ("store", "alone"):
         (folder / "0" / name).symlink_to(store)
 
-    run, refused = folder / "run", flags(store, folder / "refused")
+    run, rejected = folder / "run", flags(store, folder / "rejected")
     warm = ("--config.num_steps=4", "--config.ema_decay=0.9", f"--init-from={trained[0]}",
             "--config.checkpoint.every_minutes=1e-6", "--config.steps_per_execution=1")  # fmt: skip
     commands = [
@@ -190,12 +190,12 @@ def two(store, trained, tmp_path_factory):
         ("warm", "", ("train", *flags(store, folder / "warm start"), *warm)),
         ("days", "", ("train", f"--config={folder / 'days.py'}", f"--workdir={folder / 'days'}",
                       "--json")),
-        ("flags", "", ("train", *refused, "--config.seed={process}")),
-        ("version", "version", ("train", *refused)),
+        ("flags", "", ("train", *rejected, "--config.seed={process}")),
+        ("version", "version", ("train", *rejected)),
         ("native", "native", ("train", *flags(store, folder / "native"))),
-        ("data", "apart", ("train", *flags("store", folder / "refused"))),
+        ("data", "apart", ("train", *flags("store", folder / "rejected"))),
         ("scored data", "apart", ("evaluate", f"--workdir={run}", "--data=store")),
-        ("no data", "apart", ("train", *flags("alone", folder / "refused"))),
+        ("no data", "apart", ("train", *flags("alone", folder / "rejected"))),
         ("signal", "asked", ("train", *flags(store, folder / "signal"))),
         ("damaged", "damaged", ("train", *flags(store, folder / "damaged"))),
     ]  # fmt: skip
@@ -303,12 +303,12 @@ def test_two_processes_score_the_days_of_one_and_learn_the_same(two, tmp_path):
         ("no data", ["no such store"]),
     ],
 )
-def test_processes_of_which_one_differs_are_all_refused(two, name, texts):
+def test_processes_of_which_one_differs_are_all_rejected(two, name, texts):
     for index, found in enumerate(became(two, name)):
         assert found["status"] == 2
         assert all(text in found["error"] for text in texts)
         assert ("process 1 ended: " in found["error"]) == (name == "no data" and index == 0)
-    assert not (two[0] / "refused").exists() or list((two[0] / "refused").iterdir()) == []
+    assert not (two[0] / "rejected").exists() or list((two[0] / "rejected").iterdir()) == []
     assert not (two[0] / "native" / "checkpoints").exists()
 
 
@@ -436,18 +436,18 @@ def test_a_checkpoint_that_one_process_cannot_read_ends_all(store, trained, tmp_
         (("--process-id=x",), "--process-id: invalid int value: 'x'"),
     ],
 )
-def test_flags_that_do_not_fit_together_are_refused(args, message):
+def test_flags_that_do_not_fit_together_are_rejected(args, message):
     with pytest.raises(InputError, match=message):
         cli.run(["evaluate", "--workdir=/nowhere/run", *args])
 
 
-def test_a_bad_environment_is_refused(tmp_path, monkeypatch):
+def test_a_bad_environment_is_rejected(tmp_path, monkeypatch):
     monkeypatch.setenv("JAX_NUM_PROCESSES", "two")
     with pytest.raises(InputError, match="^JAX_NUM_PROCESSES: must be .* number: found 'two'.$"):
         cli.run(["evaluate", f"--workdir={tmp_path}"])
 
 
-def test_a_port_that_is_taken_is_refused():
+def test_a_port_that_is_taken_is_rejected():
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
         with pytest.raises(InputError, match=f"--coordinator: port {port} must be free"):
@@ -461,7 +461,7 @@ def test_one_process_by_its_number_alone_joins_no_one(monkeypatch):
     assert processes.name() == "jaxrank"
 
 
-def test_a_workdir_that_is_not_shared_is_refused(tmp_path, monkeypatch):
+def test_a_workdir_that_is_not_shared_is_rejected(tmp_path, monkeypatch):
     monkeypatch.setattr(processes, "is_first", lambda: False)
     monkeypatch.setattr(processes, "from_first", lambda value: "what process 0 wrote")
     message = "--workdir: .* must be .* all processes share"
@@ -493,7 +493,7 @@ def test_devices_that_cannot_be_opened_are_reported(monkeypatch, platform, error
         processes.open_devices()
 
 
-def test_processes_of_unlike_shares_are_refused(monkeypatch):
+def test_processes_of_unlike_shares_are_rejected(monkeypatch):
     monkeypatch.setattr(processes, "place", lambda: (0, 3))
     for owners in ([0, 1, 2], [0, 0, 1, 1, 2, 2]):
         monkeypatch.setattr(jax, "devices", lambda owners=owners: mesh(*owners).devices)

@@ -184,13 +184,13 @@ def test_spikes_are_those_over_the_limit():
         ("loss_spike", -1.0, "watch.loss_spike must be at least 0"),
     ],
 )
-def test_fields_that_cannot_be_are_refused(store, tmp_path, field, value, message):
+def test_fields_that_cannot_be_are_rejected(store, tmp_path, field, value, message):
     c = config(store)
     c.watch[field] = value
     with pytest.raises(InputError, match=message):
         train(c, tmp_path, report=nothing)
 
 
-def test_a_negative_number_of_batches_is_refused(tmp_path):
+def test_a_negative_number_of_batches_is_rejected(tmp_path):
     with pytest.raises(InputError, match="--debug-batches must be 0 or more: found -1"):
         LastBatches(tmp_path, -1, 2)

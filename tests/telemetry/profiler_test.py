@@ -186,7 +186,7 @@ def test_a_trace_that_cannot_be_written_ends_the_run_with_its_place(store, tmp_p
         "9" * 5000 + ":1",
     ],
 )
-def test_what_is_no_range_of_steps_is_refused_before_anything_is_written(tmp_path, text):
+def test_what_is_no_range_of_steps_is_rejected_before_anything_is_written(tmp_path, text):
     command = ["train", f"--config={tiny_config.__file__}", f"--workdir={tmp_path / 'run'}"]
     with pytest.raises(InputError) as found:
         cli.run([*command, f"--profile-steps={text}"])

@@ -373,18 +373,18 @@ def _damaged(run, tmp_path):
     return copy
 
 
-def test_what_cannot_be_started_from_is_refused(first, tmp_path):
+def test_what_cannot_be_started_from_is_rejected(first, tmp_path):
     raw, c, run, *_ = first
 
-    def refused(message, source=run, **changes):
+    def rejected(message, source=run, **changes):
         with pytest.raises(InputError, match=message):
             started(source, config(raw, **changes), tmp_path / message)
 
-    refused("config.json: no such file", tmp_path / "nowhere")
-    refused("newest, best or one", run / "checkpoints" / "7")
+    rejected("config.json: no such file", tmp_path / "nowhere")
+    rejected("newest, best or one", run / "checkpoints" / "7")
     other = [dict(name="like", label="click")]
-    refused("same tasks, .*like.*: found .*click", features__tasks=other)
-    refused("damaged", _damaged(run, tmp_path))
+    rejected("same tasks, .*like.*: found .*click", features__tasks=other)
+    rejected("damaged", _damaged(run, tmp_path))
 
     # Its vocabularies differ, and the old ones are absent.
     bare = tmp_path / "bare"

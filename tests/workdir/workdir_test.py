@@ -34,7 +34,7 @@ CONFIG = f"--config={tiny_config.__file__}"
     [("train", CONFIG), ("bench", CONFIG), ("evaluate",), ("predict", "--output=p.parquet")],
     ids=lambda command: command[0],
 )
-def test_every_verb_refuses_a_workdir_that_is_a_url(tmp_path, monkeypatch, command, url):
+def test_every_verb_rejects_a_workdir_that_is_a_url(tmp_path, monkeypatch, command, url):
     monkeypatch.chdir(tmp_path)
     message = f"--workdir must be .*found the URL {url}. Mount .* NFS"
     with pytest.raises(InputError, match=message):
@@ -42,7 +42,7 @@ def test_every_verb_refuses_a_workdir_that_is_a_url(tmp_path, monkeypatch, comma
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_url_that_became_a_path_is_refused_too(tmp_path, monkeypatch):
+def test_a_url_that_became_a_path_is_rejected_too(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match="found the URL gs:/bucket/run"):
         train(tiny_config.get_config(), Path("gs://bucket/run"))
@@ -150,7 +150,7 @@ def test_files_are_kept_by_absolute_paths_only_where_they_are_read_again(tmp_pat
         assert to_plain(from_plain(kept)) == kept
 
 
-def test_another_store_where_that_of_the_run_was_is_refused_unless_it_is_given(run, tmp_path):
+def test_another_store_where_that_of_the_run_was_is_rejected_unless_it_is_given(run, tmp_path):
     here = tmp_path / "here" / "B1"
     shutil.rmtree(here)
     c = tiny.config()
@@ -168,13 +168,13 @@ def test_another_store_where_that_of_the_run_was_is_refused_unless_it_is_given(r
     shutil.move(tmp_path / "6001", here)
     message = "here/B1/train: must be the data .*without_floats was trained on"
     output = str(tmp_path / "output")
-    for refused in (
+    for rejected in (
         lambda: evaluate.evaluate(str(run)),
         lambda: evaluate.predict(str(run), output=output),
         lambda: export(str(run), output=output),
     ):
         with pytest.raises(InputError, match=message):
-            refused()
+            rejected()
     assert not Path(output).exists()
     evaluate.evaluate(str(run), data=str(here))
     export(str(run), output=output, data=str(here))
@@ -185,7 +185,7 @@ def below(folder):
 
 
 @pytest.mark.parametrize("there", [(), ("run/",), ("run/notes.txt",), ("run/checkpoints/",)])
-def test_a_refused_start_leaves_nothing_that_was_not_there(store, tmp_path, there):
+def test_a_rejected_start_leaves_nothing_that_was_not_there(store, tmp_path, there):
     for name in there:
         folder, _, file = name.rpartition("/")
         (tmp_path / "a" / folder).mkdir(parents=True)
@@ -202,7 +202,7 @@ def test_a_refused_start_leaves_nothing_that_was_not_there(store, tmp_path, ther
     assert below(tmp_path) == before
 
 
-def test_a_refused_start_keeps_the_data_that_it_prepared(tmp_path):
+def test_a_rejected_start_keeps_the_data_that_it_prepared(tmp_path):
     older = tmp_path / "older"  # its choices are there, and no more
     older.mkdir()
     (older / "config.json").write_text(json.dumps(to_plain(tiny.config())))
@@ -211,7 +211,7 @@ def test_a_refused_start_keeps_the_data_that_it_prepared(tmp_path):
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["data"]
 
 
-def test_a_refused_start_leaves_a_run_as_it_is(run):
+def test_a_rejected_start_leaves_a_run_as_it_is(run):
     (run / ".lock").write_text("of the run")
     before = below(run)
     with pytest.raises(InputError, match="same config: "):
@@ -255,7 +255,7 @@ def test_who_holds_a_workdir_is_reported_and_how_to_free_it_of_one_that_is_lost(
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS])
-def test_a_file_system_without_locks_is_refused(tmp_path, monkeypatch, number):
+def test_a_file_system_without_locks_is_rejected(tmp_path, monkeypatch, number):
     def flock(*_):
         raise OSError(number, os.strerror(number))
 

@@ -130,10 +130,10 @@ class StackRows:
         if count and count != np.count_nonzero(rows == PAD):  # PAD is out of range of every table
             wrong = int(np.flatnonzero(outside & (rows != PAD))[0])
             example, column = place(wrong)
-            self._refuse(example, column, int(rows.reshape(-1)[wrong]))
+            self._reject(example, column, int(rows.reshape(-1)[wrong]))
         return bool(count)
 
-    def _refuse(self, example: int, column: int, found: int) -> NoReturn:
+    def _reject(self, example: int, column: int, found: int) -> NoReturn:
         rows = self._rows[column]
         raise InputError(
             f"Example {example} of the batch: ids of the feature {self._features[column]!r} must be"

@@ -126,7 +126,7 @@ def _is_padding(values: pa.Array, padding: tuple[str, ...]) -> np.ndarray:
 def _divided(ids: Column, separator: str, padding: tuple[str, ...]) -> tuple[Column, Column]:
     """Splits texts "id:weight" into ids and weights. Padding needs no weight."""
     if not is_text(ids.values.type):
-        ids.refuse_type(f"a list of texts, with {separator!r} between id and weight")
+        ids.reject_type(f"a list of texts, with {separator!r} between id and weight")
     parts = pc.split_pattern(ids.values, separator, max_splits=1, reverse=True)
     count = pc.fill_null(pc.list_value_length(parts), 0).to_numpy(zero_copy_only=False)
     bad = (count != 2) & ids.values.is_valid().to_numpy(zero_copy_only=False)

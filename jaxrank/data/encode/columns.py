@@ -53,7 +53,7 @@ class Column(NamedTuple):
             actual = missing_text(self.chunk, int(rows[0]), self.name)
         raise BadRows(self.chunk, rows, self.name, must, actual, hint)
 
-    def refuse_type(self, must: str, hint: str = "") -> NoReturn:
+    def reject_type(self, must: str, hint: str = "") -> NoReturn:
         raise InputError(
             f"{self.chunk.file}, column {self.name}: must be {must}: found a column of type"
             f" {self.values.type}.{hint}"
@@ -119,7 +119,7 @@ def numbers(
         hint = ""
         if is_list(kind):
             hint = " Set `length` of the feature in `dense` to read vectors of that length."
-        column.refuse_type(must, hint)
+        column.reject_type(must, hint)
     try:
         converted = values.cast(pa.float64(), safe=False)
     except pa.ArrowInvalid:
@@ -192,7 +192,7 @@ def check_id_type(column: Column) -> None:
             hint = " Write its fields as columns: ids and weights as two lists of equal length."
         elif is_list(kind):
             hint = " Name it in `lists`, or set `length` of the feature in `ids`."
-        column.refuse_type(ID_TYPES, hint)
+        column.reject_type(ID_TYPES, hint)
 
 
 def _check_exact(column: Column) -> None:
@@ -258,7 +258,7 @@ def elements(
         hint = _LIST_HINTS.get(values.type, "").format(column.name)
         if pa.types.is_struct(values.type) or pa.types.is_map(values.type):
             hint = " Write its keys and its values as two columns of lists."
-        column.refuse_type(f"{must}, as text or of a list type", hint)
+        column.reject_type(f"{must}, as text or of a list type", hint)
     lengths = pc.list_value_length(values).fill_null(0)
     return column._replace(
         values=_simplified(values.flatten()),

@@ -32,10 +32,10 @@ def row_numbers(column: Column, table: TableSpec) -> tuple[np.ndarray, int]:
     """
     check_id_type(column)
     if pa.types.is_binary(column.values.type):
-        column.refuse_type(ID_TYPES)
-    refused = table.on_bad_id == "error"
+        column.reject_type(ID_TYPES)
+    rejects = table.on_bad_id == "error"
     row = f"a row of the table {table.name!r}, 0 to {table.rows - 1} (rows={table.rows}), or empty"
-    narrow = _int64(column, row if refused else "a whole number, or empty")
+    narrow = _int64(column, row if rejects else "a whole number, or empty")
     numbers = narrow.fill_null(-1).to_numpy(zero_copy_only=False)
     if pa.types.is_floating(column.values.type):
         rounded = inexact(np.abs(numbers), column.values.type) & (numbers < table.rows)
@@ -54,7 +54,7 @@ def row_numbers(column: Column, table: TableSpec) -> tuple[np.ndarray, int]:
     bad = np.flatnonzero(outside & present)
     if not len(bad):
         return result, 0
-    if refused:
+    if rejects:
         column.reject(
             bad,
             row,

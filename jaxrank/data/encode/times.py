@@ -54,7 +54,7 @@ def seconds(column: Column, missing: bool = True, time_format: str = "") -> np.n
     elif pa.types.is_date64(kind):
         result = _as_numpy(pc.divide(_counts(column.values), 1000.0))
     else:
-        column.refuse_type(_MUST)
+        column.reject_type(_MUST)
     absent = column.values.is_null().to_numpy(zero_copy_only=False)
     bad = ~((result >= _FIRST) & (result <= _LAST))
     if missing:

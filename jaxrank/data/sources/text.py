@@ -209,7 +209,7 @@ class TextSource(LineSource):
             headers = self._repeated(batch, columns)
             count, batch = batch.num_rows, self._in_order(batch)
             for i in headers.tolist():
-                self._refuse_header(i, batch, row, part, offset, rejects)
+                self._reject_header(i, batch, row, part, offset, rejects)
             if len(headers):
                 keep = np.setdiff1d(np.arange(count), headers)
                 return count, batch.take(pa.array(keep)), row + keep
@@ -229,7 +229,7 @@ class TextSource(LineSource):
         for i in sorted([*faults, *places]):
             if i in places:
                 at = row + i - places[i]
-                self._refuse_header(places[i], batch, at, part, offset, rejects)
+                self._reject_header(places[i], batch, at, part, offset, rejects)
                 continue
             rejects.reject(
                 **faults[i]._asdict(),
@@ -255,7 +255,7 @@ class TextSource(LineSource):
                 return np.zeros(0, np.int64)
         return np.flatnonzero(pc.fill_null(rows, False).to_numpy(zero_copy_only=False))
 
-    def _refuse_header(
+    def _reject_header(
         self, i: int, batch: pa.RecordBatch, row: int, part: Part, offset: int, rejects: Rejects
     ) -> None:
         hint = "" if self._header else " Leave source.columns out where files have that line."

@@ -297,7 +297,7 @@ def test_a_stack_may_have_sequences_only():
     assert batch.lists == {}
 
 
-def test_a_sequence_that_is_longer_than_its_places_is_refused():
+def test_a_sequence_that_is_longer_than_its_places_is_rejected():
     schema = _sequence_schema()
     examples = _drawn(np.random.default_rng(0), schema, 8)
     lengths = np.zeros((8, 4), np.int32)

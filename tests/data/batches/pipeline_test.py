@@ -346,7 +346,7 @@ def test_windows_tile_a_piece_and_do_not_all_change_at_the_same_time():
         ({"batch_size": 4004, "shards": 4004}, r"found 4004 shards and 4003 examples"),
     ],
 )
-def test_sizes_that_do_not_fit_are_refused_with_the_numbers(store, changes, message):
+def test_sizes_that_do_not_fit_are_rejected_with_the_numbers(store, changes, message):
     with pytest.raises(InputError, match=message):
         _train(store, **changes)
 

@@ -135,7 +135,7 @@ def test_a_stage_has_another_order_in_every_pass():
     assert all(sorted(found[:60]) == list(range(60)) for found in passes)
 
 
-def test_stages_that_are_not_all_blocks_are_refused():
+def test_stages_that_are_not_all_blocks_are_rejected():
     with pytest.raises(ValueError, match=r"must hold all 3 blocks: found \(1, 1\)"):
         Order(np.full(3, 9), seed=0, shards=1, window=4, stages=(1, 1))
 
@@ -255,7 +255,7 @@ def test_a_run_that_resumes_with_other_processes_sees_each_example_once(store, o
     assert sorted(np.concatenate(epoch)) == list(range(_ROWS))
 
 
-def test_days_of_a_split_without_days_are_refused(store, tmp_path):
+def test_days_of_a_split_without_days_are_rejected(store, tmp_path):
     alone = _write(tmp_path, by_day=False)
     with pytest.raises(
         InputError, match=r"data\.order: 'days' must have .* by day: .*train is not"

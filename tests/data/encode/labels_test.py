@@ -159,7 +159,7 @@ def test_the_spec_says_when_the_data_was_looked_at_before_what_was_learned_does(
         ({"at": [9, 9], "bought": ["", "soon"]}, r"row 2, column bought: must be a time.*'soon'"),
     ],
 )
-def test_conversions_before_their_event_and_bad_times_are_refused(columns, message):
+def test_conversions_before_their_event_and_bad_times_are_rejected(columns, message):
     encoder = encoder_of(columns, as_of=100, tasks=[BUY], time="at")
     for run in (encoder.encode, encoder.check):
         with pytest.raises(InputError, match=f"day.parquet, {message}"):
@@ -260,7 +260,7 @@ def test_without_such_a_task_there_are_neither_weights_nor_shifts():
 
 
 @pytest.mark.parametrize("bad", [0.0, 1.5, -0.1, None, float("nan")])
-def test_a_bad_negative_rate_is_refused(bad):
+def test_a_bad_negative_rate_is_rejected(bad):
     columns = {"click": [1, 0], "rate": [0.5, bad]}
     with pytest.raises(InputError, match=r"row 2, column rate: must be a number above 0 and at mo"):
         encode(columns, tasks=[CLICK | dict(negative_rate_column="rate")])
@@ -285,7 +285,7 @@ def test_a_bad_negative_rate_is_refused(bad):
         ),
     ],
 )
-def test_a_rate_that_makes_a_weight_infinite_is_refused(task, must):
+def test_a_rate_that_makes_a_weight_infinite_is_rejected(task, must):
     columns = {"click": [1, 0], "rate": [1e-50, 1e-50], "w": [1e38, 1e38]}
     with pytest.raises(InputError, match=must):
         encode(columns, tasks=[CLICK | task])
@@ -516,7 +516,7 @@ def test_features_of_one_table_may_be_hashed_with_salts_of_their_own():
         ),
     ],
 )
-def test_a_features_section_that_cannot_be_is_refused(change, message):
+def test_a_features_section_that_cannot_be_is_rejected(change, message):
     with pytest.raises(InputError, match=message):
         spec_of(["click", "at", "bought", "x", "y", "r"], **change)
 
@@ -532,7 +532,7 @@ def test_a_column_that_a_task_names_must_be_there_and_no_pattern_takes_it(field)
         spec_of(columns, **features)
 
 
-def test_examples_count_once_though_a_record_beside_them_is_refused():
+def test_examples_count_once_though_a_record_beside_them_is_rejected():
     columns = {
         "click": [1, 0, 1],
         "tags": [["a"], ["b", "c"], []],

@@ -169,27 +169,27 @@ def test_times_of_arrow_are_read_as_python_reads_them(values):
 @pytest.mark.parametrize(
     "bad", ["yesterday", "2024-13-01", "2024-02-30", "12:30", "2024-05-01 25:00", "nan", "1e9", "-"]
 )
-def test_all_rows_that_are_no_times_are_refused_together(bad):
+def test_all_rows_that_are_no_times_are_rejected_together(bad):
     values = ["2024-05-01", bad, None, "2024-05-01T12:00:00Z", bad, "1714521600"]
     message = f"day.csv, row 3, column when: must be a time.*found {re.escape(repr(bad))}"
-    with pytest.raises(BadRows, match=message) as refused:
+    with pytest.raises(BadRows, match=message) as rejected:
         times.seconds(column(values))
-    assert refused.value.rows.tolist() == [1, 4]
+    assert rejected.value.rows.tolist() == [1, 4]
 
 
-def test_bad_times_with_and_without_a_zone_are_refused_together():
+def test_bad_times_with_and_without_a_zone_are_rejected_together():
     values = ["2024-13-01T00:00:00Z", "x", "2024-05-01", "2024-13-01T00:00:00+01:00"]
-    with pytest.raises(BadRows) as refused:
+    with pytest.raises(BadRows) as rejected:
         times.seconds(column(values))
-    assert refused.value.rows.tolist() == [0, 1, 3]
+    assert rejected.value.rows.tolist() == [0, 1, 3]
 
 
-def test_a_time_that_is_nan_is_refused():
+def test_a_time_that_is_nan_is_rejected():
     with pytest.raises(BadRows, match=r"must be a time: seconds.*: found nan\.$"):
         times.seconds(column([1e9, float("nan")]))
 
 
-def test_a_column_of_a_type_without_times_is_refused():
+def test_a_column_of_a_type_without_times_is_rejected():
     with pytest.raises(InputError, match=r"column when: must be a time.*of type list<item: int64>"):
         times.seconds(column([[1]]))
 

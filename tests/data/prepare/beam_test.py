@@ -249,7 +249,7 @@ def test_without_beam_it_says_how_to_install_it(monkeypatch):
         ),
     ],
 )
-def test_runners_and_options_that_are_not_there_are_refused(tmp_path, name, options, match):
+def test_runners_and_options_that_are_not_there_are_rejected(tmp_path, name, options, match):
     with pytest.raises(InputError, match=match):
         Beam(name, options).run(leave, settings_at(tmp_path), units(2), {"directory": tmp_path})
 

@@ -234,7 +234,7 @@ def test_a_later_store_extends_the_earlier_ones_tables(tmp_path):
     assert not first.extends(second.schema.tables[0])
 
 
-def test_a_damaged_vocabulary_of_an_earlier_store_is_refused(tmp_path):
+def test_a_damaged_vocabulary_of_an_earlier_store_is_rejected(tmp_path):
     ids = [dict(columns="user")]
     first = prepare_csv(tmp_path, ["label", "user"], [[1, "a"]], categorical=ids, name="day1")
     (first.path / "vocabulary" / "user.arrow").unlink()
@@ -260,7 +260,7 @@ def test_a_split_alone_is_encoded_with_an_earlier_stores_vocabularies(tmp_path):
     assert later.schema.tables == first.schema.tables
 
 
-def test_an_earlier_table_of_another_encoding_is_refused(tmp_path):
+def test_an_earlier_table_of_another_encoding_is_rejected(tmp_path):
     rows = [[1, "a"]]
     prepare_csv(tmp_path, ["label", "user"], rows, categorical=[dict(columns="user")], name="day1")
     with pytest.raises(InputError, match=r"table 'user' must have encoding='hash'.*'vocabulary'"):
@@ -271,7 +271,7 @@ def test_an_earlier_table_of_another_encoding_is_refused(tmp_path):
         )  # fmt: skip
 
 
-def test_an_earlier_feature_of_another_number_of_buckets_is_refused(tmp_path):
+def test_an_earlier_feature_of_another_number_of_buckets_is_rejected(tmp_path):
     rows = [[i % 2, i] for i in range(40)]
 
     def prepared(name, buckets, **options):

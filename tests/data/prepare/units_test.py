@@ -43,11 +43,11 @@ def test_rejected_records_are_json_whatever_numbers_they_hold(tmp_path):
     options = dict(on_error="skip", max_rejected=2, report=lambda _: None)
     store = prepare(features, source, tmp_path / "store", **options)
 
-    def refused(constant):
+    def rejected(constant):
         raise AssertionError(constant)
 
     lines = (store.path / "rejected.jsonl").read_text().splitlines()
-    found = [json.loads(line, parse_constant=refused)["record"] for line in lines]
+    found = [json.loads(line, parse_constant=rejected)["record"] for line in lines]
     assert [r["x"] for r in found] == ["nan", "-inf"]
     assert [r["more"] for r in found] == [{"of": ["nan", None]}, {"of": ["-inf", None]}]
 
@@ -352,7 +352,7 @@ def test_the_config_of_the_readme_prepares_what_it_says(tmp_path, monkeypatch):
     assert [store.split(split).rows for split in ("train", "valid")] == [40, 40]
 
 
-def test_a_store_at_a_url_that_needs_a_package_is_refused():
+def test_a_store_at_a_url_that_needs_a_package_is_rejected():
     """At least one of the packages for these kinds of URL is assumed to be missing."""
 
     def is_missing(protocol):

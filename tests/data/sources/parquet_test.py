@@ -115,7 +115,7 @@ def test_only_directories_name_columns(path, keys):
     assert partition_of(path) == keys
 
 
-def test_a_key_that_is_also_a_column_is_refused_where_it_is_used(tmp_path):
+def test_a_key_that_is_also_a_column_is_rejected_where_it_is_used(tmp_path):
     source = source_of(write(tmp_path / "day=1" / "a.parquet", {"n": [1], "day": [7]}))
     source.check_columns({"n"})
     assert source.columns("train") == ["n", "day"]
@@ -280,27 +280,27 @@ def test_rows_are_counted_where_all_columns_are_in_the_names_of_directories(tmp_
     assert store.split("train").rows == 3
 
 
-def test_text_that_is_not_utf8_is_refused(tmp_path):
+def test_text_that_is_not_utf8_is_rejected(tmp_path):
     offsets = pa.py_buffer(np.array([0, 2, 4], np.int32))
     text = pa.StringArray.from_buffers(2, offsets, pa.py_buffer(b"ok\xff\xfe"))
     path = write(tmp_path / "a.parquet", {"text": text})
     refused_in(path, match="must be a readable Parquet file.*UTF8")
 
 
-def test_a_name_that_is_not_utf8_is_refused(tmp_path):
+def test_a_name_that_is_not_utf8_is_rejected(tmp_path):
     path = tmp_path / "a.parquet"
     write(path, {"the name": [1]}, store_schema=False)
     path.write_bytes(path.read_bytes().replace(b"the name", b"the\xffname"))
     refused_in(str(path), match="must be a readable Parquet file.*can't decode byte 0xff")
 
 
-def test_columns_of_one_name_are_refused(tmp_path):
+def test_columns_of_one_name_are_rejected(tmp_path):
     path = tmp_path / "a.parquet"
     pq.write_table(pa.Table.from_arrays([pa.array([1]), pa.array([2])], ["n", "n"]), path)
     refused_in(str(path), match="column names must differ: found 'n' twice")
 
 
-def test_a_file_that_changes_after_it_was_opened_is_refused(tmp_path):
+def test_a_file_that_changes_after_it_was_opened_is_rejected(tmp_path):
     path = many_groups(tmp_path)
     source = source_of(path)
     status = os.stat(path)

@@ -135,7 +135,7 @@ def test_other_compressions_are_read_as_gzip_is(tmp_path, small, name, kind):
         read(source_of(path))
 
 
-def test_what_is_compressed_otherwise_is_refused(tmp_path):
+def test_what_is_compressed_otherwise_is_rejected(tmp_path):
     path = tmp_path / "a.csv.xz"
     path.write_bytes(lzma.compress(PLAIN))
     message = f"{path}: must be plain or one of gzip, bz2, zstd, lz4: found xz"
@@ -179,7 +179,7 @@ def test_criteo_files_may_have_no_label_in_any_line(tmp_path):
     wanted = dict(zip(text.CRITEO_COLUMNS[1:], (v or None for v in row.split("\t")), strict=True))
     assert read(source_of(path, "criteo")) == [(1, wanted), (2, wanted)]
     path.write_text(f"{row}\n1\t{row}\n")
-    with refused("a.tsv, row 1: must have 40 columns: found 39"):
+    with rejected("a.tsv, row 1: must have 40 columns: found 39"):
         read(source_of(path, "criteo"))
 
 
@@ -219,7 +219,7 @@ def test_chunks_are_of_a_few_thousand_rows_whatever_the_file(tmp_path):
 # Invalid lines.
 
 
-def refused(*parts):
+def rejected(*parts):
     """Asserts an InputError whose message has the parts in this order."""
     return pytest.raises(InputError, match=".*".join(re.escape(part) for part in parts))
 
@@ -262,7 +262,7 @@ def bad_file(request, tmp_path, small):
 def test_the_first_bad_line_is_named_with_its_number_in_a_later_part(bad_file):
     path, _, _, number, _, column, must, found = bad_file
     column = f", column {column}" if column else ""
-    with refused(f"a.csv, row {number}{column}: must", f"{must}: found {found}"):
+    with rejected(f"a.csv, row {number}{column}: must", f"{must}: found {found}"):
         read(source_of(path))
 
 
@@ -311,7 +311,7 @@ def test_a_record_is_one_line_and_a_line_one_record(tmp_path, content, bad):
     last = {"n": "7", "name": "c", "price": "8"}
     assert read(source_of(path), rejects) == [(bad[-1] + 1, last)]
     assert [json.loads(line)["row"] for line in rejects.lines] == bad
-    with refused(f"a.csv, row {bad[0]}"):
+    with rejected(f"a.csv, row {bad[0]}"):
         read(source_of(path))
 
 
@@ -339,7 +339,7 @@ def test_a_file_of_bad_lines_only_has_no_records_to_skip_to(tmp_path):
     rejects = Rejects("skip", 100)
     assert read(source_of(path), rejects) == []
     assert rejects.count == 100
-    with refused("at most 99 records may be skipped"):
+    with rejected("at most 99 records may be skipped"):
         read(source_of(path), Rejects("skip", 99))
 
 
@@ -347,7 +347,7 @@ def test_a_file_of_bad_lines_only_has_no_records_to_skip_to(tmp_path):
 def test_a_quote_that_is_not_closed_at_the_end_of_the_file(tmp_path, end):
     path = tmp_path / "a.csv"
     path.write_bytes(HEADER + b'1,2,3\n1,2,"3' + end.encode())
-    with refused("a.csv, row 3, column price: must be on one line", r"found '3\n'"):
+    with rejected("a.csv, row 3, column price: must be on one line", r"found '3\n'"):
         read(source_of(path))
 
 
@@ -356,10 +356,10 @@ def test_a_line_that_does_not_end_stops_the_reading(tmp_path, small, monkeypatch
     path = tmp_path / "a.csv"
     small(10**6)
     path.write_bytes(HEADER + b"1,2,3\n" * 10 + b"x" * 5000 + b"\n1,2,3\n")
-    with refused("a.csv: a line must have at most 1,000 bytes: found more from byte 73 on"):
+    with rejected("a.csv: a line must have at most 1,000 bytes: found more from byte 73 on"):
         read(source_of(path), Rejects("skip", 9))
     path.write_bytes(b"x" * 100_000)
-    with refused("a.csv: a line must have at most 1,000 bytes: found more from byte 0 on"):
+    with rejected("a.csv: a line must have at most 1,000 bytes: found more from byte 0 on"):
         source_of(path)
 
 
@@ -368,7 +368,7 @@ def test_gzip_that_is_cut_off_is_never_skipped(tmp_path, keep):
     content = gzip.compress(HEADER + b"".join(b"%d,a,%d\n" % (i, i * i) for i in range(40_000)))
     path = tmp_path / "a.csv.gz"
     path.write_bytes(content[: int(keep * len(content))])
-    with refused("a.csv.gz: must be readable to its end"):
+    with rejected("a.csv.gz: must be readable to its end"):
         read(source_of(path), Rejects("skip", 10**6))
 
 
@@ -390,7 +390,7 @@ def test_gzip_that_is_cut_off_is_never_skipped(tmp_path, keep):
 def test_a_header_that_cannot_be_used(tmp_path, content, parts):
     path = tmp_path / "a.csv"
     path.write_bytes(content)
-    with refused("a.csv", *parts):
+    with rejected("a.csv", *parts):
         source_of(path)
 
 
@@ -398,7 +398,7 @@ def test_a_header_that_cannot_be_used(tmp_path, content, parts):
 def test_a_criteo_file_without_lines(tmp_path, content):
     path = tmp_path / "a.tsv"
     path.write_bytes(content)
-    with refused("a.tsv: must have at least one row"):
+    with rejected("a.tsv: must have at least one row"):
         read(source_of(path, "criteo"))
 
 
@@ -406,7 +406,7 @@ def test_a_criteo_file_without_lines(tmp_path, content):
 def test_a_delimiter_that_cannot_be_used(tmp_path, delimiter):
     path = tmp_path / "a.csv"
     path.write_bytes(PLAIN)
-    with refused("source.delimiter must", repr(delimiter)):
+    with rejected("source.delimiter must", repr(delimiter)):
         make_source(dict(kind="csv", files=dict(train=str(path)), delimiter=delimiter))
 
 
@@ -467,7 +467,7 @@ def test_splits_may_have_other_orders_and_quotes_in_them(tmp_path):
 def test_columns_that_one_file_lacks_or_adds_are_named(tmp_path, header, missing, added):
     (tmp_path / "a.csv").write_bytes(PLAIN)
     (tmp_path / "b.csv").write_text(f"{header}\n1,2,3\n")
-    with refused("b.csv: must have the columns of", f"missing {missing}, not expected {added}"):
+    with rejected("b.csv: must have the columns of", f"missing {missing}, not expected {added}"):
         source_of(tmp_path / "*.csv")
 
 
@@ -563,7 +563,7 @@ def test_as_many_and_as_long_null_values_as_there_may_be(tmp_path):
 def test_null_values_that_cannot_be_used(tmp_path, nulls, found):
     path = tmp_path / "a.csv"
     path.write_bytes(PLAIN)
-    with refused(f"source.null_values{found}"):
+    with rejected(f"source.null_values{found}"):
         source_with(path, nulls)
 
 
@@ -571,7 +571,7 @@ def test_criteo_files_have_no_null_values(tmp_path):
     path = tmp_path / "a.tsv"
     path.write_text("\t".join(["NULL"] * 40) + "\n")
     assert set(read(source_of(path, "criteo"))[0][1].values()) == {"NULL"}
-    with refused("no such field: source.null_values. There are files, kind."):
+    with rejected("no such field: source.null_values. There are files, kind."):
         source_with(path, ["NULL"], kind="criteo")
 
 
@@ -579,7 +579,7 @@ def test_a_line_of_null_values_only_has_no_value(tmp_path):
     path = tmp_path / "a.csv"
     path.write_bytes(HEADER + b"1,a,2\nNULL,,\\N\n,,\n3,NULL,4\n")
     source = source_with(path, ["NULL", "\\N"])
-    with refused("row 3: must have a value in some column: found only missing values"):
+    with rejected("row 3: must have a value in some column: found only missing values"):
         read(source)
     rejects = Rejects("skip", 2)
     assert [number for number, _ in read(source, rejects)] == [2, 5]
@@ -664,7 +664,7 @@ def test_bad_lines_of_a_url_have_their_numbers(small):
     url = "memory://text_test/bad.csv"
     with fsspec.open(url, "wb") as file:
         file.write(PLAIN + b"1\n" + PLAIN)
-    with refused("/text_test/bad.csv, row 62: must have 3 columns: found 1"):
+    with rejected("/text_test/bad.csv, row 62: must have 3 columns: found 1"):
         read(source_of(url))
 
 

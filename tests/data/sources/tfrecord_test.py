@@ -256,7 +256,7 @@ def test_two_kinds_of_one_feature_and_no_features_cannot_be_inferred(tmp_path):
         (["i"], r"source\.columns must be a dict"),
     ],
 )
-def test_columns_that_cannot_be_are_refused(tmp_path, columns, message):
+def test_columns_that_cannot_be_are_rejected(tmp_path, columns, message):
     path = write_file(tmp_path / "a.tfrecord", [example({})])
     with pytest.raises(InputError, match=message):
         source_of(path, columns)
@@ -367,7 +367,7 @@ def test_nothing_behind_a_damaged_length_is_read(tmp_path, policy):
 
 
 @pytest.mark.parametrize("policy", ["error", "skip"])
-def test_a_file_that_was_cut_is_refused_wherever_it_was(tmp_path, policy):
+def test_a_file_that_was_cut_is_rejected_wherever_it_was(tmp_path, policy):
     whole = framed(GOOD) * 3
     path = tmp_path / "a.tfrecord"
     each = len(whole) // 3
@@ -382,7 +382,7 @@ def test_a_file_that_was_cut_is_refused_wherever_it_was(tmp_path, policy):
             rows_of(source_of(path, TYPES), Rejects(policy, limit=10**6))
 
 
-def test_a_length_that_cannot_be_is_refused_before_memory_is_asked_for(tmp_path):
+def test_a_length_that_cannot_be_is_rejected_before_memory_is_asked_for(tmp_path):
     length = struct.pack("<Q", 2**62)
     path = tmp_path / "a.tfrecord"
     path.write_bytes(length + struct.pack("<I", masked_crc(length)) + b"x")
@@ -390,7 +390,7 @@ def test_a_length_that_cannot_be_is_refused_before_memory_is_asked_for(tmp_path)
         source_of(path)
 
 
-def test_a_file_without_records_is_refused(tmp_path):
+def test_a_file_without_records_is_rejected(tmp_path):
     path = tmp_path / "a.tfrecord"
     for content in (b"", gzip.compress(b"")):
         path.write_bytes(content)

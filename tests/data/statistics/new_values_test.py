@@ -429,7 +429,7 @@ def test_a_value_of_parquet_is_spelled_as_the_page_on_data_says(
     ],
     ids=lambda value: str(value.type) if isinstance(value, pa.Array) else "",
 )
-def test_a_value_of_parquet_that_has_no_spelling_is_refused(tmp_path, values, found):
+def test_a_value_of_parquet_that_has_no_spelling_is_rejected(tmp_path, values, found):
     with pytest.raises(InputError, match=f"column v: must be {found}"):
         spelled(tmp_path, values)
 
@@ -494,7 +494,7 @@ def test_what_is_hashed_is_what_a_vocabulary_would_have(tmp_path):
     ]
 
 
-def test_an_empty_id_within_a_list_is_refused(tmp_path):
+def test_an_empty_id_within_a_list_is_rejected(tmp_path):
     pq.write_table(pa.table({"label": [0], "v": [["a", ""]]}), tmp_path / "v.parquet")
     source = dict(kind="parquet", files=dict(train=str(tmp_path / "v.parquet")))
     features = dict(tasks=[TASK], ragged=[dict(columns="v")])

@@ -212,7 +212,7 @@ def test_statistics_of_other_features_are_not_merged():
         lambda tree: tree.update(dense=3),
     ],
 )
-def test_damaged_statistics_are_refused_with_their_place(damage):
+def test_damaged_statistics_are_rejected_with_their_place(damage):
     good = Statistics(FEATURES)
     count(good, examples(np.random.default_rng(0), 9), 0, 9)
     bad = through_json(good.summary())
@@ -438,11 +438,11 @@ def test_lists_that_are_cut_are_counted_with_the_ids_that_they_lose():
     assert (found["ids"], found["distinct"]) == (14, 6)  # 1, 2, 5, 6, 7, 9
 
 
-def test_a_chunk_that_is_refused_does_not_count():
+def test_a_chunk_that_is_rejected_does_not_count():
     encoder, chunk = lists_of([[1, 2], [3, 99], [4]])
-    with pytest.raises(BadRows) as refused:
+    with pytest.raises(BadRows) as rejected:
         encoder.encode(chunk)
-    encoder.encode(chunk.without(refused.value.rows))
+    encoder.encode(chunk.without(rejected.value.rows))
     alone, other = lists_of([[1, 2], [4]])
     alone.encode(other)
     assert encoder.statistics.summary() == alone.statistics.summary()

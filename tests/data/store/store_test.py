@@ -120,7 +120,7 @@ def test_a_missing_or_incomplete_store_is_named(tmp_path):
         open_store(tmp_path)
 
 
-def test_a_store_of_another_version_is_refused_with_both(tmp_path):
+def test_a_store_of_another_version_is_rejected_with_both(tmp_path):
     write(tmp_path / "s", [block()])
     path = tmp_path / "s" / "manifest.json"
     manifest = json.loads(path.read_text())
@@ -201,7 +201,7 @@ def _other_values(path):
         (_other_values, "00000.arrow: (block . is corrupt|not a readable Arrow file)"),
     ],
 )
-def test_a_file_that_changes_after_it_was_read_is_refused(tmp_path, change, message):
+def test_a_file_that_changes_after_it_was_read_is_rejected(tmp_path, change, message):
     """The file is mapped: reading past its new end would crash the process."""
     split = write(tmp_path / "s", [block(), block(seed=1)]).split("train")
     split.read_block(0)
@@ -235,12 +235,12 @@ def no_pauses(monkeypatch):
 class _Sometimes(Ranges):
     """A web server without directories that rejects the first requests for parts of a file."""
 
-    refused = 0
+    rejected = 0
 
     def do_GET(self):
         kind = type(self).__mro__[1]
-        if self.path.endswith(".arrow") and "Range" in self.headers and kind.refused:
-            kind.refused -= 1
+        if self.path.endswith(".arrow") and "Range" in self.headers and kind.rejected:
+            kind.rejected -= 1
             self.send_error(503)
         else:
             super().do_GET()
@@ -257,10 +257,10 @@ def test_what_a_server_does_not_give_at_once_is_asked_for_again(tmp_path, no_pau
     write(tmp_path / "s", expected)
     with serving(tmp_path, _Sometimes) as url:
         assert_blocks_equal(open_store(f"{url}/s").split("train").read_block(0), expected[0])
-        monkeypatch.setattr(_Sometimes, "refused", 2)
+        monkeypatch.setattr(_Sometimes, "rejected", 2)
         assert_blocks_equal(open_store(f"{url}/s").split("train").read_block(1), expected[1])
-        assert _Sometimes.refused == 0
-        monkeypatch.setattr(_Sometimes, "refused", 1000)
+        assert _Sometimes.rejected == 0
+        monkeypatch.setattr(_Sometimes, "rejected", 1000)
         message = "/s/train/00000.arrow: could not be read: 503"
         with pytest.raises(RunError, match=message) as found:
             open_store(f"{url}/s").split("train").read_block(0)
@@ -409,7 +409,7 @@ def test_parts_of_a_manifest_of_another_type_are_named(tmp_path):
 
 
 @pytest.mark.parametrize("rows", [-1, 2.5, "20", True, None, 10**30])
-def test_rows_that_are_no_number_of_examples_are_refused(tmp_path, rows):
+def test_rows_that_are_no_number_of_examples_are_rejected(tmp_path, rows):
     write(tmp_path / "s", [block()])
     path = tmp_path / "s" / "manifest.json"
     manifest = json.loads(path.read_text())
@@ -433,7 +433,7 @@ def _other_table(manifest, name):
 
 @pytest.mark.parametrize("change", [_other_split, _other_file, _other_table])
 @pytest.mark.parametrize("name", ["../other/a", "/other/a", "train/../../other/a", "a/b"])
-def test_a_manifest_that_names_files_outside_its_store_is_refused(tmp_path, change, name):
+def test_a_manifest_that_names_files_outside_its_store_is_rejected(tmp_path, change, name):
     write(tmp_path / "s", [block()])
     path = tmp_path / "s" / "manifest.json"
     manifest = json.loads(path.read_text())
@@ -525,7 +525,7 @@ def writing_process(path):
     return process
 
 
-def test_a_store_that_another_process_writes_is_refused_until_that_one_is_killed(tmp_path):
+def test_a_store_that_another_process_writes_is_rejected_until_that_one_is_killed(tmp_path):
     with writing_process(tmp_path / "s") as process:
         (tmp_path / ".s.partial" / "stray").write_text("")
         for _ in range(2):

@@ -374,6 +374,6 @@ def test_a_share_of_the_negatives_is_kept_and_the_rest_stays_as_it_is():
         ),
     ],
 )
-def test_numbers_out_of_range_are_refused(change, message):
+def test_numbers_out_of_range_are_rejected(change, message):
     with pytest.raises(InputError, match=message):
         generated(**({"rows": {"train": 1}, "seed": 0} | change))
