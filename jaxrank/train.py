@@ -85,7 +85,7 @@ def train(
     directory = workdirs.directory(workdir)
     progress = Progress(quiet=quiet or not processes.is_first())
 
-    def tell(text: str) -> None:
+    def report_once(text: str) -> None:
         if processes.is_first():
             progress.clear()
             report(text)
@@ -101,36 +101,41 @@ def train(
         config = _with_choices(config, directory, init_from)
         if not allow_config_change:
             workdirs.check_config(directory, config)
-        job = jobs.build(config, directory, tell)
+        job = jobs.build(config, directory, report_once)
         config = job.config
         stack.callback(job.checkpoints.close)
         stack.callback(job.batches.close)
 
         def new() -> TrainState:
-            return start.start(job, init_from, tell) if init_from else job.first_state(tell)
+            return (
+                start.start(job, init_from, report_once)
+                if init_from
+                else job.first_state(report_once)
+            )
 
         state = job.start(
             new,
             allow_config_change=allow_config_change,
             allow_older_checkpoint=allow_older_checkpoint,
-            report=tell,
+            report=report_once,
         )
+        first_step = int(state.step)
         workdirs.save(directory, config, job.schema, job.hot)
         workdirs.mark_finished(directory, False)  # only now, after all checks of the command
         described = jobs.describe(job, state)
-        tell(described)
+        report_once(described)
 
-        writer = stack.enter_context(open_writer(directory, int(state.step)))
+        writer = stack.enter_context(open_writer(directory, first_step))
         stack.enter_context(contextlib.closing(progress))
         writer.text("config", str(config))
         writer.text("model", textwrap.indent(described, " " * 4))  # a table in Markdown too
-        last.begin(int(state.step))
+        last.begin(first_step)
         newest = job.checkpoints.step()
         recorder = Recorder(
             writer,
             progress,
             last,
-            tell,
+            report_once,
             schema=job.schema,
             mesh=job.program.mesh,
             buffers=job.program.buffers,
@@ -154,14 +159,14 @@ def train(
             Profile(
                 traced,
                 directory,
-                int(state.step),
+                first_step,
                 recorder.finish,
-                tell,
+                report_once,
                 steps_per_execution=config.steps_per_execution,
                 num_steps=job.run_schedule.num_steps,
             ) as profiler,
         ):
-            milestones = Milestones(job, recorder, writer, watch, timer, tell)
+            milestones = Milestones(job, recorder, writer, watch, timer, report_once)
             session = loop.Session(
                 train=job.program.train,
                 steps_per_execution=job.steps_per_execution,
@@ -180,6 +185,7 @@ def train(
             workdirs.mark_finished(directory, True)
         timer.enter("evaluation")
         result = _result(job, state, milestones.scores, recorder.examples_per_second, timer)
+        result = result._replace(trained_steps=result.step - first_step)
         return result._replace(baseline=_baseline(job)) if baseline else result
 
 

@@ -107,7 +107,8 @@ def test_a_finished_run_only_reports_its_result_again(store, finished, tmp_path)
     shutil.copytree(workdir, tmp_path / "copy")
     again = run(store, tmp_path / "copy")
     assert again.metrics == result.metrics
-    assert again.step == 16
+    assert (again.step, again.trained_steps, result.trained_steps) == (16, 0, 16)
+    assert "already finished at step 16." in of_training(again, str(tmp_path)).splitlines()[1]
 
 
 def test_a_checkpoint_holds_the_state_of_its_own_step(store, finished):

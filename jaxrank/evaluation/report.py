@@ -35,6 +35,7 @@ class Result(NamedTuple):
     days: the scores of each day in progressive validation.
     untrained: tasks of weight 0, which stay as they were initialised.
     baseline: the fields of `baseline.Baseline`; None unless it was asked for.
+    trained_steps: steps of this command, 0 if the run had finished before.
     """
 
     step: int
@@ -49,6 +50,7 @@ class Result(NamedTuple):
     days: list[DayScore]
     untrained: tuple[str, ...] = ()
     baseline: dict[str, Any] | None = None
+    trained_steps: int = 0
 
 
 def short_summary(metrics: Metrics, untrained: Collection[str] = ()) -> str:
@@ -161,9 +163,15 @@ def of_training(result: Result, workdir: str) -> str:
     valid = [f"Validation at step {result.checkpoint_step:,}:"] if result.metrics else []
     if result.days:
         valid = ["Each day, scored before any of it was trained on:"]
+    title = f"Trained to step {result.step:,} in {result.seconds:.0f} s:"
+    if not result.trained_steps:
+        title = (
+            f"The run had already finished at step {result.step:,}. Nothing was trained; this"
+            f" command took {result.seconds:.0f} s:"
+        )
     lines = [
         "",
-        f"Trained to step {result.step:,} in {result.seconds:.0f} s:",
+        title,
         *_phases(result),
         *valid,
         *(_days(result.days) if result.days else []),

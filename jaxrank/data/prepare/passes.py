@@ -139,10 +139,10 @@ def prepare(
             )
             preparation = _Preparation(settings, data, writer, runner or Local(), report)
             writer.keep |= preparation.bytes >= _LITTLE
-            preparation.tell_of_sample()
+            preparation.report_sample()
             fitted = preparation.fit(earlier)
             preparation.write(fitted)
-            preparation.tell_new(earlier, vocabularies)
+            preparation.report_new_values(earlier, vocabularies)
             schema = build_schema(
                 resolved,
                 {name: v.rows for name, v in fitted.vocabularies.items()},
@@ -257,7 +257,7 @@ class _Preparation:
         """Returns the approximate bytes of raw data."""
         return sum(unit.bytes for units in self._units.values() for unit in units)
 
-    def tell_of_sample(self) -> None:
+    def report_sample(self) -> None:
         """Reports what the first records seem to mean without a field that says so."""
         split = TRAIN if TRAIN in self._data.splits else self._data.splits[0]
         for line in sample.shared_files(self._data):
@@ -316,7 +316,7 @@ class _Preparation:
                     f"source: the split {split!r} must have at least one row: found none."
                 )
             self._report(f"{split}: {_speed(rows, began)}")
-            self._tell(split, totals)
+            self._report_split(split, totals)
         if rejected:
             self._writer.write_rejected(rejected)
             self._report(f"{len(rejected):,} record(s) skipped: see rejected.jsonl in the store")
@@ -344,7 +344,7 @@ class _Preparation:
             by_directory[directory] = joined
         return by_directory
 
-    def _tell(self, split: str, totals: Mapping[str, Statistics]) -> None:
+    def _report_split(self, split: str, totals: Mapping[str, Statistics]) -> None:
         for directory, joined in totals.items():
             if directory != split:
                 self._report(f"  {directory}: {joined.rows:,} rows")
@@ -354,7 +354,7 @@ class _Preparation:
         for line in statistics_report.lines(whole.summary()):
             self._report(f"  {line}")
 
-    def tell_new(self, earlier: FittedEncoders, store: str) -> None:
+    def report_new_values(self, earlier: FittedEncoders, store: str) -> None:
         """Reports each feature most of whose values are missing in the earlier store."""
         features, vocabularies = self._settings.features, earlier.vocabularies
         for line in new_values.lines(features, self._new, vocabularies, store):
