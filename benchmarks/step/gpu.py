@@ -1,9 +1,10 @@
-"""Measures the step on one GPU for published shapes: jaxrank, PyTorch and the floor.
+"""Measures the step on one GPU for published shapes: jaxrank, PyTorch, fbgemm and the floor.
 
     python -m benchmarks.step.gpu
     JAX_PLATFORMS=cpu python -m benchmarks.step.gpu --scale=0.002 --seconds=0.2
 
-Needs JAX with flax, optax and ml_collections, and PyTorch for its own lines. No data is needed,
+Needs JAX with flax, optax and ml_collections, PyTorch for its own lines, and fbgemm_gpu for its
+tables. A program whose package is missing is reported, and the others run. No data is needed,
 because ids are drawn, and they are the same for all programs. For each case, the programs of JAX
 run in one process, and those of PyTorch in another one after it. Each process uses the GPU alone
 while the next one draws its ids. Executions are dispatched as in training: the next one before the
@@ -17,11 +18,14 @@ tables: ms of the lookup, the gradient of each row and its exact update, without
     per second of these are compared with those of a copy in the same run. The bytes are one vector
     read per id, one vector written and its gradient read per feature of an example, and the row and
     its slots read and written per distinct row. Also ms of the same with XLA only.
+fbgemm_tables: ms of the same with fbgemm's table-batched embeddings (TBE), which TorchRec uses.
+    Rows are float32, with the optimizer of the case and one exact update per distinct row.
 floor: ms of the model's products at the rate of XLA for products alone, with sizes padded for the
     matrix units, plus ms of these bytes at the rate of the copy.
 """
 
 import argparse
+import contextlib
 import functools
 import gc
 import itertools
@@ -40,11 +44,12 @@ import numpy as np
 from benchmarks.harness import checkout
 from benchmarks.harness.arguments import positive
 from benchmarks.step import data, programs
-from benchmarks.step.gpu_cases import CASES, Case
+from benchmarks.step.gpu_cases import CASES, RATE, Case
 
 GROUP = 512
 STEPS = 4  # per execution
-PROGRAMS = ("step", "tables", "tables_xla", "products", "copy", "torch")
+PROGRAMS = ("step", "tables", "tables_xla", "products", "copy", "torch", "fbgemm_tables")
+BY_TORCH = ("torch", "fbgemm_tables")
 COPIED = 2**30  # bytes that a copy reads and writes, each
 
 
@@ -282,6 +287,73 @@ def torch_step(case: Case) -> Iterator[int]:
         yield STEPS
 
 
+def fbgemm_tables(case: Case) -> Iterator[int]:
+    """Runs lookup, gradient and exact update of the tables with fbgemm's TBE, without layers."""
+    import torch
+
+    tables, make_input = fbgemm_parts(case)
+    inputs = [make_input(step) for step in range(STEPS)]
+    width = sum(case.tables[f.table][1] for f in case.features)
+    gradient = torch.randn(case.config.batch_size, width, device=inputs[0][0].device) * 1e-3
+    while True:
+        for values, offsets in inputs:
+            tables(values, offsets).backward(gradient)
+        if gradient.is_cuda:
+            torch.cuda.synchronize()
+        yield STEPS
+
+
+def fbgemm_parts(case: Case):
+    """Returns TBE's tables, and a function from a step to its values and offsets on the device.
+
+    On CPU, TBE has none of the optimizers of rows that keep state per element, so all tables use
+    row-wise AdaGrad there.
+    """
+    import torch
+
+    try:
+        from fbgemm_gpu.split_embedding_configs import EmbOptimType
+        from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
+        from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+            ComputeDevice,
+            SplitTableBatchedEmbeddingBagsCodegen,
+        )
+    except ImportError as error:
+        raise RuntimeError(
+            f"fbgemm_gpu must be installed for PyTorch {torch.__version__}: found {error}. Install"
+            " fbgemm-gpu, or leave fbgemm_tables out of --programs."
+        ) from error
+
+    has_gpu = torch.cuda.is_available()
+    device = torch.device("cuda" if has_gpu else "cpu")
+    location = EmbeddingLocation.DEVICE if has_gpu else EmbeddingLocation.HOST
+    processor = ComputeDevice.CUDA if has_gpu else ComputeDevice.CPU
+    optimizers = {
+        "rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+        "adagrad": EmbOptimType.EXACT_ADAGRAD,
+        "lazy_adam": EmbOptimType.ADAM,  # of TBE: updates the rows that were read
+    }
+    name = case.config.optim.tables.name if has_gpu else "rowwise_adagrad"
+    tables = SplitTableBatchedEmbeddingBagsCodegen(
+        [(rows, dim, location, processor) for rows, dim in case.tables],
+        feature_table_map=[f.table for f in case.features],
+        optimizer=optimizers[name],
+        learning_rate=RATE,
+        eps=1e-8,
+        device=device,
+    )
+    tables.init_embedding_weights_uniform(-0.01, 0.01)
+    # Values are ordered by feature, then by example. `offsets` has the start of each list.
+    counts = np.concatenate([np.full(case.config.batch_size, f.ids) for f in case.features])
+    offsets = torch.from_numpy(np.append(0, counts.cumsum()).astype(np.int64)).to(device)
+
+    def make_input(step: int):
+        values = np.concatenate([ids[step].reshape(-1) for ids in ids_of(case)])
+        return torch.from_numpy(values.astype(np.int64)).to(device), offsets
+
+    return tables, make_input
+
+
 MAKERS: dict[str, Callable[[Case], Iterator[int]]] = {
     "step": step,
     "tables": tables,
@@ -289,6 +361,7 @@ MAKERS: dict[str, Callable[[Case], Iterator[int]]] = {
     "products": products,
     "copy": copy,
     "torch": torch_step,
+    "fbgemm_tables": fbgemm_tables,
 }
 
 
@@ -310,8 +383,14 @@ def table_bytes(case: Case) -> float:
 
 def device_of(maker: str) -> str:
     """Returns the device of a program. It must be a GPU unless JAX_PLATFORMS=cpu is set."""
-    if maker == "torch":
-        import torch
+    if maker in BY_TORCH:
+        try:
+            import torch
+        except ImportError as error:
+            raise RuntimeError(
+                f"PyTorch must be installed: found {error}. Install torch, or leave {maker} out of"
+                " --programs."
+            ) from error
 
         if torch.cuda.is_available():
             return torch.cuda.get_device_name()
@@ -344,8 +423,9 @@ def measured(maker: str, case: Case, args: argparse.Namespace) -> list[float]:
 def child(case: Case, args: argparse.Namespace) -> None:
     """Waits for the start signal, and prints a line for each program."""
     moved = table_bytes(case)
-    if "torch" in args.programs:
-        import torch  # noqa: F401  takes seconds, so imported before it uses the GPU
+    if set(args.programs) & set(BY_TORCH):
+        with contextlib.suppress(ImportError):  # reported by the program
+            import torch  # noqa: F401  takes seconds, so imported before it uses the GPU
     else:
         import jaxrank.program  # noqa: F401
     input()
@@ -360,11 +440,23 @@ def child(case: Case, args: argparse.Namespace) -> None:
         else:
             print(json.dumps([maker, rates, device, peak(maker)]), flush=True)
         gc.collect()
+        if maker in BY_TORCH:
+            release_memory()
+
+
+def release_memory() -> None:
+    """Returns PyTorch's cached GPU memory, so that the next program finds one large block."""
+    with contextlib.suppress(ImportError):
+        import torch
+
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
 
 
 def peak(maker: str) -> float:
     """Returns the peak of the GPU memory of this process in GiB, 0 if it is unknown."""
-    if maker == "torch":
+    if maker in BY_TORCH:
         import torch
 
         return torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0.0
@@ -424,6 +516,11 @@ def line(
     if "tables" in rates and "tables_xla" in rates:
         times = rates["tables"] / rates["tables_xla"]
         shown.append(f"with XLA only {ms['tables_xla']:.3f} ms: {times:.2f} times as long")
+    if "fbgemm_tables" in rates:
+        shown.append(f"fbgemm's tables {ms['fbgemm_tables']:.3f} ms")
+        if "tables" in rates:
+            times = rates["tables"] / rates["fbgemm_tables"]
+            shown[-1] += f": jaxrank's are {times:.2f} times as fast"
     if "products" in rates and "copy" in rates:
         floor = ms["products"] + 1e3 * moved / rates["copy"]
         shown.append(
@@ -452,8 +549,8 @@ def main() -> None:
     if args.child:
         child(case_of(args.cases[0], args.scale), args)
         return
-    by_jax = [maker for maker in args.programs if maker != "torch"]
-    by_torch = [maker for maker in args.programs if maker == "torch"]
+    by_jax = [maker for maker in args.programs if maker not in BY_TORCH]
+    by_torch = [maker for maker in args.programs if maker in BY_TORCH]
     wanted = [(name, some) for name in args.cases for some in (by_jax, by_torch) if some]
     following = Process(*wanted[0], args)
     has_all = True  # at least one result per case
