@@ -24,6 +24,12 @@ from jaxrank.models.registry import RANKER
 from jaxrank.validate import nearest, no_such_field
 
 _MOST_PLACES = 3  # lines that a message names
+# What must hold, by the start of Python's message.
+_CONVERSIONS = {
+    "could not convert string to float": "a number",
+    "invalid literal for int()": "a whole number",
+    "('Non-boolean argument": "True or False",
+}
 
 
 def _override(config: ConfigDict, override: str) -> ConfigDict:
@@ -42,6 +48,10 @@ def _override(config: ConfigDict, override: str) -> ConfigDict:
         text = error.args[0] if error.args else error
         if isinstance(error, KeyError | IndexError):
             text = f"no such field or element: {text}"
+        text = str(text).removeprefix(f"flag {override}: ")
+        for start, must in _CONVERSIONS.items():
+            if text.startswith(start):
+                text = f"must be {must}: found {value!r}."
         raise InputError(f"{override}: {text}") from error
     return values["config"].value
 

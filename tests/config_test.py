@@ -94,6 +94,19 @@ def test_an_override_that_is_none_is_rejected(override):
         config_files.load(CONFIGS / "quickstart.py", [override])
 
 
+@pytest.mark.parametrize(
+    ("override", "must"),
+    [
+        ("optim.tables.base_learning_rate=abc", "a number: found 'abc'"),
+        ("batch_size=1.5x", "a whole number: found '1.5x'"),
+        ("data.direct=maybe", "True or False: found 'maybe'"),
+    ],
+)
+def test_an_override_of_another_type_is_rejected(override, must):
+    with pytest.raises(InputError, match=rf"^--config.{override}: must be {must}\.$"):
+        config_files.load(CONFIGS / "quickstart.py", [f"--config.{override}"])
+
+
 def test_differences_name_each_field_with_both_values():
     old, new = {"a": {"b": 1, "c": 2}, "d": 1}, {"a": {"b": 1, "c": 3}, "e": "x"}
     assert config_files.differences(old, new) == [

@@ -69,8 +69,8 @@ def groups_of(split: Split, column: str) -> Groups:
     else:
         days = f" or {DAY!r}" if split.days else ""
         raise InputError(
-            f"--by: must be one of the columns that {split.path} keeps, {names}{days}: found"
-            f" {column!r}. Name it in features.keep and prepare the data again."
+            f"--by: must be one of the columns that {split.path} keeps, {names or 'none'}{days}:"
+            f" found {column!r}. Name it in features.keep and prepare the data again."
         )
     return Groups(column, values, code.astype(np.int64))
 
