@@ -136,9 +136,9 @@ def _table(
             above = values["logloss"] - best[task]["logloss"]
             share = f"{(gap - above) / gap:.1%}" if gap > 0 else "none"
             if above == above:  # NaN if no label is known
+                lines.append(f"  logloss is {above:.5f} above the best possible: the model closes")
                 lines.append(
-                    f"  logloss is {above:.5f} above the best possible; the model closes {share}"
-                    " of the gap between the best constant and the best possible"
+                    f"  {share} of the gap between the best constant and the best possible"
                 )
         lines.append(f"  on {values['examples']:,} examples")
     warning = constant_warning(metrics)

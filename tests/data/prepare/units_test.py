@@ -334,9 +334,9 @@ def test_standard_input_is_a_file_like_any_other(tmp_path, monkeypatch):
         run(tmp_path / "bad", "-")
 
 
-def test_the_config_of_the_readme_prepares_what_it_says(tmp_path, monkeypatch):
-    readme = (ROOT / "README.md").read_text()
-    block = readme.split("## Your own data")[1].split("```python\n")[1].split("```")[0]
+def test_the_config_of_the_docs_prepares_what_it_says(tmp_path, monkeypatch):
+    page = (ROOT / "docs" / "data.md").read_text()
+    block = page.split("## Your own data")[1].split("```python\n")[1].split("```")[0]
     defined = {}
     exec(block, defined)
     c = defined["get_config"]()
