@@ -77,13 +77,13 @@ def _lock(workdir: Path) -> tuple[int, bool, list[Path]]:
         first.
     """
     path = workdir / ".lock"
-    made: list[Path] = []
+    created: list[Path] = []
     is_new = False
 
     def opened() -> int:
-        nonlocal made, is_new
+        nonlocal created, is_new
         try:
-            made = [place for place in (workdir, *workdir.parents) if not place.exists()]
+            created = [place for place in (workdir, *workdir.parents) if not place.exists()]
             workdir.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
         except OSError as error:
@@ -103,7 +103,7 @@ def _lock(workdir: Path) -> tuple[int, bool, list[Path]]:
         raise _without_locks(path, error) from error
     if descriptor is None:
         raise _held(path)
-    return descriptor, is_new, made
+    return descriptor, is_new, created
 
 
 def _held(path: Path) -> RunError:

@@ -24,7 +24,7 @@ def checked(command, **options):
 def test_an_installed_package_runs_the_main_job_without_the_checkout(tmp_path):
     """Builds the wheel from the source distribution, and installs it in a new environment.
 
-    Only the dependencies are those of this environment, because installing them takes minutes.
+    Only the dependencies are borrowed, because installing them takes minutes.
     """
     built = [sys.executable, "-m", "hatchling", "build", "-d", str(tmp_path), "-t"]
     checked([*built, "sdist"], cwd=ROOT)
