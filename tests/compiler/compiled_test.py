@@ -181,7 +181,7 @@ def test_statistics_of_batch_norm_make_no_array_of_table_size(target):
     lowered = program.moments.lower(program.predictor.weights_shape, one, step)
     text = _as_users(lowered, target).as_text()
     assert not checks.large_results(text, share)
-    assert "gather" in text  # rows are read
+    assert "gather" in text or "xla.gpu.triton" in text  # rows are read
 
 
 def test_a_dense_update_is_found_by_the_search_for_large_arrays():
