@@ -118,7 +118,7 @@ def _by_kind(
     return jnp.concatenate(parts, axis=1)[:, order]
 
 
-def of_sample(logits: jax.Array, logit_correction: jax.Array) -> jax.Array:
+def sampled_logits(logits: jax.Array, logit_correction: jax.Array) -> jax.Array:
     """Converts logits over all traffic to logits over examples with downsampled negatives.
 
     A fraction r of the negatives was kept, so the odds of a positive are 1 / r times the odds over

@@ -76,14 +76,14 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, P())
 
 
-def by_example(mesh: Mesh, leading: int = 0) -> NamedSharding:
+def example_sharding(mesh: Mesh, leading: int = 0) -> NamedSharding:
     """Returns the sharding by example. `leading` axes in front, such as steps, are not split."""
     return NamedSharding(mesh, P(*([None] * leading), EXAMPLES))
 
 
 def put_batch(batch: Any, mesh: Mesh, leading: int = 0) -> Any:
     """Makes global arrays, split by example over the mesh, from this process's share of a batch."""
-    sharding = by_example(mesh, leading)
+    sharding = example_sharding(mesh, leading)
     return jax.tree.map(lambda x: jax.make_array_from_process_local_data(sharding, x), batch)
 
 

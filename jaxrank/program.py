@@ -94,9 +94,9 @@ class Predictor:
             lambda weights, batch: (
                 score(weights, batch),
                 batch.labels,
-                metrics.of_all_traffic(batch.weights, batch.labels, batch.logit_correction),
+                metrics.traffic_weights(batch.weights, batch.labels, batch.logit_correction),
             ),
-            in_shardings=(self.weights_sharding, meshes.by_example(mesh)),
+            in_shardings=(self.weights_sharding, meshes.example_sharding(mesh)),
             out_shardings=meshes.replicated(mesh),
             compiler_options=self.compiler_options,
         )
@@ -149,7 +149,7 @@ class CompiledSteps:
             donate_argnums=0,
             in_shardings=(
                 self.state_sharding,
-                meshes.by_example(mesh, leading=1),
+                meshes.example_sharding(mesh, leading=1),
                 meshes.replicated(mesh),
             ),
             out_shardings=(self.state_sharding, meshes.replicated(mesh)),
@@ -159,7 +159,7 @@ class CompiledSteps:
         moments = functools.partial(steps.batch_moments, step_spec)
         self.moments = jax.jit(
             _on_devices(mesh, moments, (predictor.weights_specs, P(meshes.EXAMPLES), P()), P()),
-            in_shardings=(predictor.weights_sharding, meshes.by_example(mesh), replicated),
+            in_shardings=(predictor.weights_sharding, meshes.example_sharding(mesh), replicated),
             out_shardings=replicated,
             compiler_options=predictor.compiler_options,
         )

@@ -330,7 +330,7 @@ def compute_gradients(step_spec: StepSpec, pulled: Pulled, batch: Batch) -> Grad
     (loss, (logits, model_state)), (grads, vector_grads) = jax.value_and_grad(
         loss_of, argnums=(0, 1), has_aux=True
     )(pulled.params, pulled.vectors)
-    traffic = metrics.of_all_traffic(batch.weights, batch.labels, batch.logit_correction)
+    traffic = metrics.traffic_weights(batch.weights, batch.labels, batch.logit_correction)
     sums = metrics.batch_sums(logits, batch.labels, traffic, step_spec.kinds)
     grads, loss, sums, dropped = total((grads, loss, sums, jnp.sum(batch.dropped, axis=0)))
     return Gradients(grads, vector_grads, model_state, loss, sums, dropped)
@@ -479,7 +479,7 @@ def _loss(
         total_weight: f32[T], of the whole batch.
     """
     task_weights = jnp.asarray(step_spec.task_weights, batch.labels.dtype) / scale**2
-    shifted = losses.of_sample(logits, batch.logit_correction)
+    shifted = losses.sampled_logits(logits, batch.logit_correction)
     known = batch.labels, batch.weights
     if not step_spec.learns_task_weights:
         return losses.weighted_loss(shifted, *known, task_weights, total_weight, step_spec.kinds)

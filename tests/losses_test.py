@@ -116,7 +116,7 @@ def test_the_expected_loss_is_least_at_the_logit_of_all_traffic_under_both_corre
         logit_correction = jnp.full((2, 1), np.log(rate))
 
         def shifted(logit):
-            logits = losses.of_sample(jnp.full((2, 1), 1.0) * logit, logit_correction)
+            logits = losses.sampled_logits(jnp.full((2, 1), 1.0) * logit, logit_correction)
             return weighted_loss(logits, labels, counts, jnp.ones(1))
 
         def weighted(logit):
@@ -133,7 +133,7 @@ def test_the_expected_loss_is_least_at_the_logit_of_all_traffic_under_both_corre
 
 def test_logits_without_shifts_stay_as_they_are():
     logits = jnp.asarray(random_case()[0])
-    assert losses.of_sample(logits, jnp.zeros((7, 0))) is logits
+    assert losses.sampled_logits(logits, jnp.zeros((7, 0))) is logits
 
 
 def test_learned_weights_add_up_over_parts_and_skip_tasks_without_labels():

@@ -34,7 +34,7 @@ class Epoch(NamedTuple):
     auc: float
 
 
-def of_peer(python: str, data: Path, epochs: int, seed: int) -> list[Epoch]:
+def peer_epochs(python: str, data: Path, epochs: int, seed: int) -> list[Epoch]:
     script = str(Path(__file__).with_name("peers.py"))
     done = subprocess.run(
         [python, script, f"--data={data}", f"--epochs={epochs}", f"--seed={seed}"],
@@ -52,7 +52,7 @@ def files_of(data: Path) -> list[str]:
     return [f"--config.source.files.{split}={data / f'ctr_{split}.csv.gz'}" for split in splits]
 
 
-def of_jaxrank(args: list[str], folder: str, target: float) -> list[Epoch]:
+def jaxrank_epochs(args: list[str], folder: str, target: float) -> list[Epoch]:
     """Trains until the target is reached, and scores the test split after every epoch."""
     epochs: list[Epoch] = []
     command = [*JAXRANK, "train", f"--config={CONFIG}", f"--workdir={folder}/run", *args]
@@ -81,7 +81,7 @@ def race(args: argparse.Namespace, rest: list[str], folder: str) -> None:
     words = [*files_of(args.data), *SETTINGS, *rest]
     prepare = ["prepare", f"--config={CONFIG}", f"--output={folder}/data", *words]
     subprocess.run([*JAXRANK, *prepare], check=True, stdout=subprocess.DEVNULL)
-    peer = of_peer(args.peer_python, args.data, args.epochs, args.seed)
+    peer = peer_epochs(args.peer_python, args.data, args.epochs, args.seed)
     best = max(e.auc for e in peer)
     target = min(args.target, best)
     theirs = reached(peer, target)
@@ -91,7 +91,7 @@ def race(args: argparse.Namespace, rest: list[str], folder: str) -> None:
         f" best {best:.5f} of {len(peer)} epochs in {peer[-1].seconds:.1f} s",
         flush=True,
     )
-    epochs = of_jaxrank([*words, f"--config.seed={args.seed}"], folder, target)
+    epochs = jaxrank_epochs([*words, f"--config.seed={args.seed}"], folder, target)
     ours = reached(epochs, target)
     if ours is None:
         raise SystemExit(f"jaxrank must reach {target:.5f}: found {max(e.auc for e in epochs)}")

@@ -151,7 +151,7 @@ def _compiled(
     state = meshes.bytes_on_device(program.state_shape, program.state_sharding)
     tables = meshes.bytes_on_device(program.state_shape.tables, program.state_sharding.tables)
     execution = meshes.bytes_on_device(
-        executions, jax.tree.map(lambda _: meshes.by_example(program.mesh, 1), executions)
+        executions, jax.tree.map(lambda _: meshes.example_sharding(program.mesh, 1), executions)
     )
     began = time.monotonic()
     count = jax.ShapeDtypeStruct((), "int32")
@@ -189,7 +189,7 @@ def _evaluation(program: CompiledSteps, batch_size: int) -> tuple[int, int]:
     size = unit * math.ceil(batch_size / unit)
     batch = BatchShape(size, shape.group, shape.capacities).struct(predictor.layout)
     waiting = meshes.bytes_on_device(
-        batch, jax.tree.map(lambda _: meshes.by_example(program.mesh), batch)
+        batch, jax.tree.map(lambda _: meshes.example_sharding(program.mesh), batch)
     )
     temporaries = _attempt(predictor.predict, predictor.weights_shape, batch)[2]
     return temporaries, (2 + AHEAD) * waiting

@@ -31,7 +31,7 @@ def checksums(tree: Any) -> dict[str, int]:
     }
 
 
-def of_host(rows: np.ndarray, first: int = 0) -> int:
+def host_checksum(rows: np.ndarray, first: int = 0) -> int:
     """Computes on the host the contribution of some rows to the checksum of their array.
 
     The sum of the contributions of all rows, modulo 2^32, is the checksum of the array.

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import tensorstore as ts
 
-from jaxrank.checkpoints.checksums import of_host
+from jaxrank.checkpoints.checksums import host_checksum
 from jaxrank.errors import InputError
 
 
@@ -89,7 +89,7 @@ class CheckpointReader:
                 rows = np.asarray(part.read().result())
             except Exception as error:  # TensorStore raises ValueError and other types for damage
                 raise self._unreadable(name, error) from error
-            total = (total + of_host(rows, first)) % 2**32
+            total = (total + host_checksum(rows, first)) % 2**32
             yield first, rows
         if total != self._checksums[name]:
             raise InputError(

@@ -60,4 +60,4 @@ def spread(
     examples, per_example, _ = grads.shape
     segments = _segments(lists, examples, per_example, vector_layout.unit)
     weights = None if is_plain else lists.weights.reshape(-1)
-    return IndexedVectors(segments.shape[0], vector_layout.of_examples(grads), segments, weights)
+    return IndexedVectors(segments.shape[0], vector_layout.from_examples(grads), segments, weights)

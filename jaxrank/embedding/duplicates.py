@@ -48,7 +48,7 @@ def sum_by_scratch(
     return unique, sums, scratch
 
 
-def in_order(ids: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+def sort_ids(ids: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Sorts ids i32[n]. PAD is ignored.
 
     Returns:
@@ -77,7 +77,7 @@ def sum_by_sort(
         The distinct ids i32[n], rising, with PAD behind the last, and the block of their sums, with
         zeros behind the last.
     """
-    order, rank, unique = in_order(ids)
+    order, rank, unique = sort_ids(ids)
     block = lazy.joined(vector_layout, grads)
     return unique, vector_layout.sum_sorted(rank, block, order)
 

@@ -28,7 +28,7 @@ import jax.numpy as jnp
 from jaxrank import mesh as meshes
 from jaxrank.embedding.backends.base import VectorLayout
 from jaxrank.embedding.backends.lazy import IndexedVectors
-from jaxrank.embedding.duplicates import in_order
+from jaxrank.embedding.duplicates import sort_ids
 from jaxrank.features import PAD
 
 Carry = TypeVar("Carry")
@@ -104,7 +104,7 @@ class Exchange:
 
     def route(self, key: jax.Array) -> Route:
         """Computes the route of ids from their keys i32[m]."""
-        order, rank, unique = in_order(key)
+        order, rank, unique = sort_ids(key)
         slot = jnp.zeros_like(rank).at[order].set(rank, unique_indices=True)
         edges = jnp.arange(self.owners + 1, dtype=jnp.int32) * self.share
         starts = jnp.searchsorted(unique, edges).astype(jnp.int32)

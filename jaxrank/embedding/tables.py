@@ -493,7 +493,7 @@ class Embedding(Lookup):
         vector_layout, pieces = self.vector_layout(stack), []
         if "ids" in grads:
             of_lists = 0 if lists is None else lists.ids.size
-            block = vector_layout.of_examples(self.one_hot[stack.name].others(grads["ids"]))
+            block = vector_layout.from_examples(self.one_hot[stack.name].others(grads["ids"]))
             pieces.append(IndexedVectors(count - of_lists, block))
         if lists is not None:
             is_plain = self._adds_plainly(stack)

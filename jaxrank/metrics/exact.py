@@ -60,7 +60,7 @@ def exact(
     if kind != "binary":
         p = prediction(x, kind)
         loss, predicted = (w * regression.half(kind, x, y)).sum(), (w * p).sum()
-        metrics = regression.of_labels(kind, y, w, loss=loss, predicted=predicted)
+        metrics = regression.label_metrics(kind, y, w, loss=loss, predicted=predicted)
         return metrics | _means(kind, p, y, w)
     with np.errstate(over="ignore", invalid="ignore"):
         loss = _where_any(y, np.logaddexp(0, -x)) + _where_any(1 - y, np.logaddexp(0, x))
@@ -88,11 +88,11 @@ def constant(labels: ArrayLike, weights: ArrayLike, kind: str = "binary") -> dic
     weight, positives = w.sum(), (w * y).sum()
     others = _means(kind, np.full_like(y, ratio(positives, weight)), y, w)
     if kind != "binary":
-        metrics = regression.of_labels(
+        metrics = regression.label_metrics(
             kind, y, w, loss=regression.least_loss(kind, y, w), predicted=positives
         )
         return metrics | others
-    metrics = of_binary(
+    metrics = binary_metrics(
         examples=len(w),
         weight=weight,
         loss=weight * _entropy(ratio(positives, weight)),
@@ -148,7 +148,7 @@ def _weighted(scores: ArrayLike, labels: ArrayLike, weights: ArrayLike) -> list[
 
 
 def _exact(score: Floats, p: Floats, loss: Floats, y: Floats, w: Floats) -> dict[str, float]:
-    metrics = of_binary(
+    metrics = binary_metrics(
         examples=len(w),
         weight=w.sum(),
         loss=(w * loss).sum(),
@@ -164,7 +164,7 @@ def _means(kind: str, p: Floats, y: Floats, w: Floats) -> dict[str, float]:
     return {name: ratio((w * of(p, y)).sum(), w.sum()) for name, of in means([kind]).items()}
 
 
-def of_binary(
+def binary_metrics(
     *, examples: int, weight: float, loss: float, predicted: float, observed: float, auc: float
 ) -> dict[str, float]:
     logloss = ratio(loss, weight)

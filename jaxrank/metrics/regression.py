@@ -26,11 +26,11 @@ from jaxrank.metrics.registry import METRICS
 Floats = NDArray[np.float64]
 
 
-def of_labels(
+def label_metrics(
     kind: str, y: Floats, w: Floats, *, loss: float, predicted: float
 ) -> dict[str, float]:
     """Computes the metrics from labels, weights and the sums of w * loss and w * prediction."""
-    return of_sums(
+    return summed_metrics(
         kind,
         examples=len(w),
         weight=w.sum(),
@@ -41,7 +41,7 @@ def of_labels(
     )
 
 
-def of_sums(
+def summed_metrics(
     kind: str,
     *,
     examples: int,

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from jaxrank import losses
 from jaxrank.metrics import regression
-from jaxrank.metrics.exact import auc_of_groups, of_binary
+from jaxrank.metrics.exact import auc_of_groups, binary_metrics
 from jaxrank.metrics.registry import means
 from jaxrank.metrics.regression import ratio
 
@@ -71,7 +71,9 @@ class Sums(NamedTuple):
     means: Mapping[str, Any]
 
 
-def of_all_traffic(weights: jax.Array, labels: jax.Array, logit_correction: jax.Array) -> jax.Array:
+def traffic_weights(
+    weights: jax.Array, labels: jax.Array, logit_correction: jax.Array
+) -> jax.Array:
     """Returns weights f[B, T] that correct for the sampling of negatives.
 
     A negative that was kept with probability r counts 1 / r times, so that the metrics describe all
@@ -148,7 +150,7 @@ def from_sums(sums: Sums, kinds: Sequence[str]) -> list[dict[str, float]]:
         values |= {f: getattr(s, f)[task] for f in ("weight", "loss", "predicted", "observed")}
         if kind == "binary":
             negatives, positives = s.histogram[task]
-            metrics = of_binary(**values, auc=auc_of_groups(positives, negatives))
+            metrics = binary_metrics(**values, auc=auc_of_groups(positives, negatives))
         else:
             spread = s.spread[task]
             mean = ratio(s.observed[task], s.weight[task])
@@ -157,7 +159,7 @@ def from_sums(sums: Sums, kinds: Sequence[str]) -> list[dict[str, float]]:
             parts = (spread, abs(of_mean), 2 * s.observed[task] if kind == "count" else 0.0)
             least = spread - of_mean
             least = least if least > _LEAST_SPREAD * max(parts) else 0.0
-            metrics = regression.of_sums(kind, **values, least=least)
+            metrics = regression.summed_metrics(kind, **values, least=least)
         others = {n: ratio(s.means[n][task], s.weight[task]) for n in means([kind])}
         by_task.append(metrics | others)
     return by_task

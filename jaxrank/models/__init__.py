@@ -128,7 +128,7 @@ def from_flax(module: nn.Module) -> Model:
         single = inputs.shapes(1)
         params, state = jax.eval_shape(init, jax.random.key(0), single)
         forward = functools.partial(apply, train=False)
-        return flops.of_products(jax.make_jaxpr(forward)(params, state, single).jaxpr)
+        return flops.product_flops(jax.make_jaxpr(forward)(params, state, single).jaxpr)
 
     optional: Any = module
     return Model(

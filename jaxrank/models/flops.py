@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 
-def of_products(jaxpr: Any) -> int:
+def product_flops(jaxpr: Any) -> int:
     """Returns the floating point operations of all matrix products of a jaxpr.
 
     A multiplication and addition counts as two operations. Inner programs are counted once. Of
@@ -27,4 +27,4 @@ def _of_parameter(value: Any) -> int:
     if isinstance(value, tuple | list):
         return _of_parameter(value[-1]) if value else 0
     inner = getattr(value, "jaxpr", value)  # a closed jaxpr contains the open one
-    return of_products(inner) if hasattr(inner, "eqns") else 0
+    return product_flops(inner) if hasattr(inner, "eqns") else 0

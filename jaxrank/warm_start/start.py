@@ -55,7 +55,7 @@ class _Older(NamedTuple):
     def has_average(self) -> bool:
         return any(name.startswith("trained.") for name in self.training.names)
 
-    def of_trained(self, average_too: bool) -> tuple[CheckpointReader, str]:
+    def starting_weights(self, average_too: bool) -> tuple[CheckpointReader, str]:
         """Returns the arrays of the weights to start from, and the prefix of their names.
 
         If both runs have averaged weights, these are the trained weights, else those that predict.
@@ -157,7 +157,7 @@ def _same_rows(older: _Older, store: Store) -> Rows:
 def _with_layers(state: TrainState, older: _Older, job: Run) -> tuple[TrainState, CarriedLayers]:
     step_spec = job.program.step_spec
     inputs = InputMap(older.run.model(), older.layout, step_spec)
-    stored, prefix = older.of_trained(bool(step_spec.ema_decay))
+    stored, prefix = older.starting_weights(bool(step_spec.ema_decay))
     same_optimizer = older.run.optimizers["dense"] == job.optimizers["dense"]
 
     def read(name: str) -> np.ndarray:
@@ -225,7 +225,7 @@ def _with_tables(state: TrainState, older: _Older, job: Run, rows: Rows) -> Trai
     step_spec = job.program.step_spec
     mapped = {name: row for name, row in rows.items() if isinstance(row, np.ndarray)}
     moves = plan_moves(older.layout, step_spec.embedding.layout, mapped)
-    stored, prefix = older.of_trained(bool(step_spec.ema_decay))
+    stored, prefix = older.starting_weights(bool(step_spec.ema_decay))
     same_rule = _same_row_optimizer(older, job)
     tables, averages = dict(state.tables), dict(state.average.rows) if state.average else {}
     for stack, of_stack in moves.items():

@@ -296,7 +296,7 @@ def test_metrics_of_a_sample_are_those_of_sklearn_with_negatives_weighted_by_the
 
         @jax.jit
         def sums_of(logits, labels, weights, logit_correction):
-            traffic = metrics.of_all_traffic(weights, labels, logit_correction)
+            traffic = metrics.traffic_weights(weights, labels, logit_correction)
             return traffic, batch_sums(logits, labels, traffic)
 
         traffic, sums = sums_of(*part)
@@ -316,4 +316,4 @@ def test_metrics_of_a_sample_are_those_of_sklearn_with_negatives_weighted_by_the
 
 def test_weights_without_shifts_stay_as_they_are():
     weights = jax.numpy.ones((3, 2))
-    assert metrics.of_all_traffic(weights, weights, np.zeros((3, 0), np.float32)) is weights
+    assert metrics.traffic_weights(weights, weights, np.zeros((3, 0), np.float32)) is weights

@@ -173,7 +173,9 @@ def test_a_checksum_does_not_depend_on_how_the_array_is_split():
 
     array = np.random.default_rng(0).standard_normal((64, 128)).astype(np.float32)
     found = {
-        checksums([jax.device_put(array, meshes.by_example(meshes.make_mesh(devices=n)))])["[0]"]
+        checksums([jax.device_put(array, meshes.example_sharding(meshes.make_mesh(devices=n)))])[
+            "[0]"
+        ]
         for n in (1, 2, 8)
     }
     assert len(found) == 1

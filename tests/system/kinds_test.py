@@ -253,7 +253,7 @@ def test_no_label_of_0_counts_as_a_negative_that_was_kept_but_that_of_its_task(c
         np.zeros((2, 3), np.float32) if found.logit_correction is None else found.logit_correction
     )
     np.testing.assert_array_equal(found.labels, [[0, 0, 0], [1, 1, 1]])
-    traffic = sums.of_all_traffic(weights, found.labels, logit_correction)
+    traffic = sums.traffic_weights(weights, found.labels, logit_correction)
     np.testing.assert_allclose(traffic, [[1, 10, 1], [1, 1, 1]], rtol=1e-6)
 
 

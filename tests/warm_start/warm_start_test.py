@@ -16,7 +16,7 @@ from runs import nothing, saved
 
 from jaxrank import cli
 from jaxrank.checkpoints import manager
-from jaxrank.checkpoints.checksums import checksums, of_host
+from jaxrank.checkpoints.checksums import checksums, host_checksum
 from jaxrank.checkpoints.manager import Checkpoints
 from jaxrank.checkpoints.reader import CheckpointReader
 from jaxrank.embedding.storage import logical_rows
@@ -409,8 +409,10 @@ def test_checksums_of_the_host_are_those_of_the_devices():
         np.zeros((0, 4), np.float32),
     ]
     (*expected,) = checksums(arrays).values()
-    assert [of_host(np.asarray(a)) for a in arrays] == expected
-    parts = [of_host(arrays[1][a:b], a) for a, b in ((0, 7), (7, 200_000), (200_000, 300_001))]
+    assert [host_checksum(np.asarray(a)) for a in arrays] == expected
+    parts = [
+        host_checksum(arrays[1][a:b], a) for a, b in ((0, 7), (7, 200_000), (200_000, 300_001))
+    ]
     assert sum(parts) % 2**32 == expected[1]
 
 

@@ -129,7 +129,7 @@ class _Claims:
                 matches = {c for p in patterns for c in columns if c == p or _matches(c, p)}
                 self._matched.append((entry, matches))
 
-    def of_others(self, section: str, entry: Any, pattern: str) -> set[str]:
+    def other_columns(self, section: str, entry: Any, pattern: str) -> set[str]:
         """Returns the columns that an entry's wildcard pattern leaves to other entries."""
         if _is_bucket(entry):
             return set()
@@ -189,7 +189,7 @@ def _expand(
     owner: dict[str, int] = {}
     expanded = []
     for i, entry in enumerate(entries):
-        passed_over = functools.partial(claims.of_others, section, entry)
+        passed_over = functools.partial(claims.other_columns, section, entry)
         field = f"{where}[{i}].columns"
         for column in _match(entry.columns, columns, reserved, field, passed_over):
             if column in owner:

@@ -82,12 +82,12 @@ class VectorLayout(Protocol):
         """
         ...
 
-    def of_examples(self, vectors: jax.Array) -> jax.Array:
+    def from_examples(self, vectors: jax.Array) -> jax.Array:
         """Converts f[B, places, dim] to a block, padding each example to a multiple of `unit`."""
         ...
 
     def to_examples(self, block: jax.Array, examples: int, places: int) -> jax.Array:
-        """Converts a block to f[B, places, dim]: the inverse of `of_examples`."""
+        """Converts a block to f[B, places, dim]: the inverse of `from_examples`."""
         ...
 
     def change(self, arrays: Any, row: jax.Array, sums: jax.Array, change: Change) -> Any:

@@ -110,7 +110,7 @@ class OneHot:
         """
         if not self._places:
             return sums, reads
-        block = self._vector_layout.of_examples(_columns(grads, self._places))
+        block = self._vector_layout.from_examples(_columns(grads, self._places))
         block = block.reshape(ids.shape[0], -1, LANES)
         for i, line in enumerate(self._lines):
             is_row = _is_row(line, ids, sums.dtype)

@@ -85,7 +85,7 @@ class TpuLayout:
     def sum_sorted(self, rank: jax.Array, block: jax.Array, order: jax.Array) -> jax.Array:
         return self.add(jnp.zeros_like(block), rank, block, order, rising=True)
 
-    def of_examples(self, vectors: jax.Array) -> jax.Array:
+    def from_examples(self, vectors: jax.Array) -> jax.Array:
         examples, places, _ = vectors.shape
         if self.width > self.dim:
             vectors = jnp.pad(vectors, ((0, 0), (0, 0), (0, self.width - self.dim)))

@@ -79,7 +79,7 @@ class RowLayout:
     def sum_sorted(self, rank: jax.Array, block: jax.Array, order: jax.Array) -> jax.Array:
         return self.add(jnp.zeros_like(block), rank, block, order, rising=True)
 
-    def of_examples(self, vectors: jax.Array) -> jax.Array:
+    def from_examples(self, vectors: jax.Array) -> jax.Array:
         return vectors.reshape(-1, self.dim)
 
     def to_examples(self, block: jax.Array, examples: int, places: int) -> jax.Array:

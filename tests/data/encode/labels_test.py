@@ -336,7 +336,7 @@ def fitted(block):
     )
 
     def loss(coefficients):
-        logits = losses.of_sample((x @ coefficients)[:, None], jnp.asarray(logit_correction))
+        logits = losses.sampled_logits((x @ coefficients)[:, None], jnp.asarray(logit_correction))
         total = weights.sum(0)
         return losses.weighted_loss(logits, labels, weights, jnp.ones(1), total, ("binary",))
 

@@ -43,7 +43,7 @@ def vectors(count, dim, seed=0):
 
 def to_block(vector_layout, array):
     """Makes a block of vectors f[k, dim]. k is a multiple of the unit."""
-    return vector_layout.of_examples(jnp.asarray(array)[None])
+    return vector_layout.from_examples(jnp.asarray(array)[None])
 
 
 def of_block(vector_layout, block, count):
@@ -96,7 +96,7 @@ def test_vectors_are_added_where_they_belong(vector_layout, rising):
 @pytest.mark.parametrize("places", [1, 5, 16])
 def test_vectors_of_examples_come_back_as_they_went(vector_layout, places):
     array = vectors(4 * places, vector_layout.dim).reshape(4, places, vector_layout.dim)
-    block = vector_layout.of_examples(jnp.asarray(array))
+    block = vector_layout.from_examples(jnp.asarray(array))
     assert block.size >= array.size
     np.testing.assert_array_equal(vector_layout.to_examples(block, 4, places), array)
 
