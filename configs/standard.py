@@ -1,4 +1,4 @@
-"""The standard model of a large ads ranker: 1,000 features of which 200 are lists, two tasks.
+"""The standard model of a large ads ranker: 1,000 features of which 200 are ragged, two tasks.
 
 jaxrank train --config=configs/standard.py:small --workdir=/tmp/standard
 

@@ -65,7 +65,7 @@ def task_parents(config: ConfigDict, schema: Schema) -> tuple[int, ...]:
     for task, parent in to_plain(config.parents).items():
         if task not in names or parent not in names:
             raise InputError(
-                f"model.parents: {task!r} and {parent!r} must be tasks: they are {names}."
+                f"model.parents: {task!r} and {parent!r} must be tasks: found tasks {names}."
             )
         parents[names.index(task)] = names.index(parent)
         kinds = [schema.tasks[names.index(name)].kind for name in (task, parent)]
@@ -186,7 +186,7 @@ def make_base_rates(
     names = [task.name for task in schema.tasks]
     for task, bias in to_plain(config.initial_bias).items():
         if task not in names:
-            raise InputError(f"model.initial_bias: {task!r} must be a task: they are {names}.")
+            raise InputError(f"model.initial_bias: {task!r} must be a task: found tasks {names}.")
         rates.bias[names.index(task)] = bias
     return rates
 

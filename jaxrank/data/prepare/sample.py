@@ -46,8 +46,8 @@ def shared_files(data: Source) -> list[str]:
         if both := paths_by_file[a].keys() & paths_by_file[b].keys():
             first = min(paths_by_file[a][key] for key in both)
             lines.append(
-                f"{first}: this file is in the splits {a} and {b}, {len(both)} such file(s) in all;"
-                " what is measured on one of them is not held out from the other"
+                f"{first}: this file is in the splits {a} and {b} ({len(both)} such file(s) in"
+                " total), so metrics of one split are not held out from the other"
             )
     return lines
 
@@ -77,7 +77,7 @@ def _of_entry(entry: CategoricalSpec | RaggedSpec, chunk: Chunk) -> Iterator[str
             example = values.filter(weighted)[0].as_py()
             yield (
                 f"feature {entry.name}: {share:.0%} of the first {len(values):,} ids end in a"
-                f" separator and a number, as {example!r}. If the number is a weight, set"
+                f" separator and a number, such as {example!r}. If the number is a weight, set"
                 " weight_separator"
             )
     spaced = pc.match_substring_regex(values, r"^\s|\s$")
@@ -86,8 +86,8 @@ def _of_entry(entry: CategoricalSpec | RaggedSpec, chunk: Chunk) -> Iterator[str
         example = values.filter(spaced)[0].as_py()
         yield (
             f"feature {entry.name}: {share:.1%} of the first {len(values):,} values begin or end"
-            f" with a space, as {example!r}, and are other values than those without. If it belongs"
-            " to the separator, set `separator` with it"
+            f" with a space, such as {example!r}, which makes them different values. If the space"
+            " belongs to the separator, include it in `separator`"
         )
     lower = pc.utf8_lower(pc.utf8_trim_whitespace(values))
     words = pc.is_in(lower, value_set=pa.array(sorted(MISSING_WORDS - _OWN_VALUES)))
@@ -97,8 +97,8 @@ def _of_entry(entry: CategoricalSpec | RaggedSpec, chunk: Chunk) -> Iterator[str
         field = "padding" if isinstance(entry, RaggedSpec) else "source.null_values"
         yield (
             f"feature {entry.name}: {share:.1%} of the first {len(values):,} values are"
-            f" {', '.join(map(repr, texts))}, each a value like any other. List in {field} what"
-            " stands for a missing one"
+            f" {', '.join(map(repr, texts))}, which are read as values. If they mean that a value"
+            f" is missing, list them in {field}"
         )
 
 

@@ -89,15 +89,15 @@ def _line(high: Mapping[str, NewValues], earlier: Vocabulary, store: str) -> str
         joined.merge(new)
     more = f" and {len(high) - _MOST_SHOWN} more" if len(high) > _MOST_SHOWN else ""
     has = earlier.values.slice(0, _MOST_SHOWN).to_pylist()
-    values = f": found {_told(joined.shown)}; it has {_told(has)}" if joined.shown else ""
+    values = f": found {_quoted(joined.shown)}; it has {_quoted(has)}" if joined.shown else ""
     return (
         f"{joined.share:.2%} of {joined.ids:,} values in {', '.join(first(high))}{more} are not in"
-        f" the vocabulary of {store}{values}. To a model trained there they are unknown: is the"
-        " column written as it was?"
+        f" the vocabulary of {store}{values}. A model that was trained on that store reads them as"
+        " unknown. Check that the column is written as before."
     )
 
 
-def _told(values: Sequence[str]) -> str:
+def _quoted(values: Sequence[str]) -> str:
     return ", ".join(repr(_short(value)) for value in values) or "none"
 
 

@@ -33,7 +33,10 @@ small_units = pytest.fixture(preparations.small_units)
 
 COLUMNS = ["label", "mobile", "user"]
 FEATURES = dict(tasks=[TASK], categorical=[dict(columns=["mobile", "user"])])
-UNKNOWN = "To a model trained there they are unknown: is the column written as it was?"
+UNKNOWN = (
+    "A model that was trained on that store reads them as unknown. Check that the column is written"
+    " as before."
+)
 
 
 def records(count):
