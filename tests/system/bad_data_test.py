@@ -413,7 +413,7 @@ def test_words_for_missing_values_are_named_with_their_field(tmp_path, word):
     told = "".join(lines)
     assert f"feature user: 50.0% of the first 2 values are {word!r}" in told
     assert "feature tags: 100% of the first 4 ids end in a separator and a number" in told
-    assert "tags: 25.0% of the first 4 values begin or end with a space, as ' d:1'" in told
+    assert "tags: 25.0% of the first 4 values begin or end with a space, such as ' d:1'" in told
 
 
 NOT_WHOLE = ["x", "0x10", "0XA", "1.5", "1e3", " 1", "-", "99999999999999999999x", "nan"]
