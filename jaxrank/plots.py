@@ -177,8 +177,8 @@ def draw_panels(panels: Sequence[Mapping[str, Any]], paths: Sequence[str | Path]
     rows = -(-len(panels) // columns)
     figure = Figure(figsize=(1 + 5 * columns, 4.5 * rows), layout="constrained")
     axes = np.ravel(figure.subplots(rows, columns, squeeze=False))
-    for panel, one in zip(panels, axes[: len(panels)], strict=True):
-        _draw_panel(one, panel)
+    for panel, ax in zip(panels, axes[: len(panels)], strict=True):
+        _draw_panel(ax, panel)
     for unused in axes[len(panels) :]:
         unused.set_axis_off()
     for path in paths:

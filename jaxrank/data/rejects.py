@@ -102,14 +102,15 @@ class Rejects:
         row += self._before[2]
         if self.policy == "error":
             raise InputError(_message(file, row, column, must, found, hint))
+        shown = found
         if self._pseudonymise is not None:
-            record, found = _pseudonymised(record, self._pseudonymise), "a value that is not shown"
-        entry = dict(file=file, row=row, column=column, must=must, found=found, record=record)
+            record, shown = _pseudonymised(record, self._pseudonymise), "a value that is not shown"
+        entry = dict(file=file, row=row, column=column, must=must, found=shown, record=record)
         self.lines.append(json_files.to_text(entry, non_finite="text"))
         if self.count > self.limit:
             raise InputError(
                 f"at most {self.limit:,} records may be skipped (--max-rejected): found more. The"
-                f" last: {_message(file, row, column, must, found, hint)}"
+                f" last: {_message(file, row, column, must, shown, hint)}"
             )
 
     def attempt(

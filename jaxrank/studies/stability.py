@@ -1,4 +1,4 @@
-"""How much the result of training varies between runs: synchronous against asynchronous."""
+"""The variation of training results between runs: synchronous against asynchronous."""
 
 import dataclasses
 
