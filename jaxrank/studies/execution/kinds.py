@@ -59,6 +59,20 @@ def _train(run: RunInput) -> Mapping[str, Any]:
     }
 
 
+def _train_asynchronously(run: RunInput) -> Mapping[str, Any]:
+    """Settings: `workers` and `schedule_seed`."""
+    from jaxrank.studies.execution import train_asynchronous
+
+    result = train_asynchronous.train(
+        run.config, run.directory / "train", report=print, **run.settings
+    )
+    return {
+        "metrics": result.metrics,
+        "examples_per_second": result.examples_per_second,
+        "values": {"staleness": train_asynchronous.staleness_summary(result.staleness)},
+    }
+
+
 def _prepare(run: RunInput) -> Mapping[str, Any]:
     """Prepares the data that the runs of the study share, or checks that it is complete."""
     from jaxrank.workdir import data
@@ -69,7 +83,11 @@ def _prepare(run: RunInput) -> Mapping[str, Any]:
 
 
 PREPARE = "prepare"
-KINDS: Mapping[str, Kind] = {"train": _train, PREPARE: _prepare}
+KINDS: Mapping[str, Kind] = {
+    "train": _train,
+    "asynchronous": _train_asynchronously,
+    PREPARE: _prepare,
+}
 
 # Verbs that do the same as a kind of run without settings.
 VERBS: Mapping[str, str] = {"train": "train"}

@@ -1,0 +1,155 @@
+"""Asynchronous training, simulated exactly and deterministically on one device.
+
+W workers share the state of a parameter server. A worker pulls the dense parameters and the vectors
+of its batch, computes gradients at these values, pushes them, and pulls for its next batch. The
+server applies each push to its current state, which other workers have changed in the meantime. The
+staleness of a push is the number of pushes between it and its pull.
+
+A schedule decides which worker pushes next. It is the only source of asynchrony, so a run is a pure
+function of its config, the number of workers and the schedule's seed. With one worker it equals
+synchronous training to the bit.
+
+Not modelled: reads of half-written rows, network delays beyond the schedule, lost workers and the
+ownership of shards. Layers and tables are stale alike, the learning rate is that of the server's
+step, and dropout and the statistics of batch norm are those of the pull.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec as P
+
+from jaxrank import mesh as meshes
+from jaxrank import step as steps
+from jaxrank.errors import InputError
+from jaxrank.features import Batch
+from jaxrank.program import CompiledSteps
+
+
+class Slots(NamedTuple):
+    """Pulled values and the batch of each worker. Each array has a leading axis of workers."""
+
+    pulled: steps.Pulled
+    batch: Batch
+
+
+def worker_order(seed: int, workers: int, pushes: int) -> np.ndarray:
+    """Returns the worker of each push, i32[pushes].
+
+    Push k is by a random worker, so workers take exponentially distributed times with equal means.
+    It depends on the seed and k only. The last pushes, one per worker, are in a random order: their
+    workers have no further batch.
+    """
+    last = min(workers, pushes)
+    order = np.random.default_rng([seed, 0]).integers(0, workers, pushes - last)
+    end = np.random.default_rng([seed, 1]).permutation(last)
+    return np.concatenate([order, end]).astype(np.int32)
+
+
+class AsynchronousSteps:
+    """The programs of asynchronous training with the step of `CompiledSteps`.
+
+    fill: (state, slots, batches [K, ...], first worker, start, stop) -> slots. Workers pull for the
+        batches from `start` to `stop`, without a push.
+    train: (state, slots, batches [K, ...], order i32[K], start, stop) -> (state, slots,
+        (StepMetrics, staleness i32[K])). For each batch from `start` to `stop`, the worker in
+        `order` pushes and then pulls for that batch. Other metrics are undefined.
+    average: (state, skipped bool[K], count) -> state; see `step.averaged`.
+
+    State and slots are donated.
+
+    Raises:
+        InputError: the mesh has several devices.
+    """
+
+    def __init__(self, program: CompiledSteps, workers: int):
+        self._program, self._workers = program, workers
+        self._step_spec, mesh = program.step_spec, program.mesh
+        if mesh.size > 1:
+            raise InputError(
+                "mesh.devices must be 1 for asynchronous training, which is simulated on one"
+                f" device: found {mesh.size} devices."
+            )
+        options = program.predictor.compiler_options | self._step_spec.embedding.update_options
+        on_device = functools.partial(
+            jax.shard_map, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False
+        )
+        jit = functools.partial(jax.jit, compiler_options=options)
+        self.fill = jit(on_device(self._fill), donate_argnums=1)
+        self.train = jit(on_device(self._train), donate_argnums=(0, 1))
+        self.average = jit(
+            on_device(functools.partial(steps.averaged, self._step_spec)), donate_argnums=0
+        )
+
+    def empty(self, state: steps.TrainState, batches: Batch) -> Slots:
+        """Returns slots of zeros, for batches with a leading axis of steps."""
+
+        def pulled(state: steps.TrainState, batches: Batch) -> Slots:
+            return self._pull(state, _at(batches, 0))
+
+        on_device = jax.shard_map(
+            pulled, mesh=self._program.mesh, in_specs=P(), out_specs=P(), check_vma=False
+        )
+        shapes = jax.eval_shape(on_device, state, batches)
+        sharding = meshes.replicated(self._program.mesh)
+        return jax.tree.map(
+            lambda x: jnp.zeros((self._workers, *x.shape), x.dtype, device=sharding), shapes
+        )
+
+    def _pull(self, state: steps.TrainState, batch: Batch) -> Slots:
+        routes = self._step_spec.embedding.route(batch)
+        pulled, _ = steps.pull(self._step_spec, state, routes, batch)
+        return Slots(pulled, batch)
+
+    def _fill(
+        self,
+        state: steps.TrainState,
+        slots: Slots,
+        batches: Batch,
+        first: jax.Array,
+        start: jax.Array,
+        stop: jax.Array,
+    ) -> Slots:
+        def body(i: Any, slots: Slots) -> Slots:
+            return _put(slots, first + i - start, self._pull(state, _at(batches, i)))
+
+        return jax.lax.fori_loop(start, stop, body, slots)
+
+    def _train(
+        self,
+        state: steps.TrainState,
+        slots: Slots,
+        batches: Batch,
+        order: jax.Array,
+        start: jax.Array,
+        stop: jax.Array,
+    ) -> Any:
+        def body(i: Any, carry: Any) -> Any:
+            state, slots, metrics = carry
+            state, values = self._pushed(state, _at(slots, order[i]))
+            slots = _put(slots, order[i], self._pull(state, _at(batches, i)))
+            return state, slots, _put(metrics, i, values)
+
+        length = order.shape[0]
+        shapes = jax.eval_shape(lambda s, w: self._pushed(s, _at(w, 0))[1], state, slots)
+        metrics = jax.tree.map(lambda x: jnp.zeros((length, *x.shape), x.dtype), shapes)
+        return jax.lax.fori_loop(start, stop, body, (state, slots, metrics))
+
+    def _pushed(self, state: steps.TrainState, slot: Slots) -> tuple[steps.TrainState, Any]:
+        """Returns the state after a push, and its metrics with its staleness."""
+        routes = self._step_spec.embedding.route(slot.batch)
+        gradients = steps.compute_gradients(self._step_spec, slot.pulled, slot.batch)
+        new, metrics = steps.push(self._step_spec, state, routes, slot.batch, gradients, {})
+        return new, (metrics, state.step - slot.pulled.step)
+
+
+def _at(tree: Any, index: Any) -> Any:
+    return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, index, keepdims=False), tree)
+
+
+def _put(tree: Any, index: Any, values: Any) -> Any:
+    put = functools.partial(jax.lax.dynamic_update_index_in_dim, index=index, axis=0)
+    return jax.tree.map(put, tree, values)

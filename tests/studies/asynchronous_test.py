@@ -1,0 +1,222 @@
+"""Asynchronous training against the synchronous step, and against NumPy."""
+
+import dataclasses
+
+import examples
+import flax.linen as nn
+import jax
+import numpy as np
+import pytest
+import tiny
+from runs import final_state, nothing, on_store, run
+
+from jaxrank import mesh as meshes
+from jaxrank.build import make_step_spec
+from jaxrank.config import default
+from jaxrank.embedding import logical_rows
+from jaxrank.errors import InputError, RunError
+from jaxrank.evaluation.report import flatten_metrics
+from jaxrank.models import Inputs, register
+from jaxrank.program import BatchShape, CompiledSteps
+from jaxrank.studies.asynchronous import AsynchronousSteps, worker_order
+from jaxrank.studies.execution import train_asynchronous
+
+RATE, TABLE_RATE = 0.01, 0.05
+
+
+@register("one_layer")
+class OneLayer(nn.Module):
+    tasks: int
+    width: int = 5
+
+    @nn.compact
+    def __call__(self, inputs: Inputs, train: bool) -> jax.Array:
+        x = nn.relu(nn.Dense(self.width, name="hidden")(inputs.features))
+        return nn.Dense(self.tasks, name="head")(x)
+
+
+def constant_rates(config):
+    config.optim.dense.base_learning_rate, config.optim.tables.base_learning_rate = RATE, TABLE_RATE
+    for section in (config.optim.dense, config.optim.tables):
+        section.scaling = "none"
+    return config
+
+
+@dataclasses.dataclass
+class Server:
+    """Adam for the layers and row-wise AdaGrad for the table, in float64, with all state."""
+
+    params: dict
+    rows: np.ndarray
+    step: int = 0
+
+    def __post_init__(self):
+        self.mean = {k: np.zeros_like(v) for k, v in self.params.items()}
+        self.square = {k: np.zeros_like(v) for k, v in self.params.items()}
+        self.accumulator = np.full(len(self.rows), 0.1)
+
+    def push(self, grads, row_grads, read):
+        self.step += 1
+        for name, grad in grads.items():
+            self.mean[name] = 0.9 * self.mean[name] + 0.1 * grad
+            self.square[name] = 0.999 * self.square[name] + 0.001 * grad**2
+            mean = self.mean[name] / (1 - 0.9**self.step)
+            square = self.square[name] / (1 - 0.999**self.step)
+            self.params[name] = self.params[name] - RATE * mean / (np.sqrt(square) + 1e-8)
+        self.accumulator[read] += (row_grads[read] ** 2).mean(axis=1)
+        scale = 1 / np.sqrt(self.accumulator[read] + 1e-7)
+        self.rows[read] -= TABLE_RATE * row_grads[read] * scale[:, None]
+
+
+def gradients(params, vectors, batch, lay):
+    """The gradients of `OneLayer` by hand: of the parameters and of the looked-up vectors."""
+    (name,) = vectors
+    size = len(batch.labels)
+    shapes = [vectors[name][kind].shape for kind in ("ids", "lists")]
+    flat = [vectors[name][kind].reshape(size, -1) for kind in ("ids", "lists")]
+    x = np.concatenate([batch.dense, *flat], axis=1)
+    before = x @ params["w1"] + params["b1"]
+    hidden = np.maximum(before, 0)
+    logits = hidden @ params["w2"] + params["b2"]
+    error = (1 / (1 + np.exp(-logits)) - batch.labels) * batch.weights / batch.weights.sum(0)
+    of_hidden = error @ params["w2"].T * (before > 0)
+    of_x = of_hidden @ params["w1"].T
+    grads = dict(w1=x.T @ of_hidden, b1=of_hidden.sum(0), w2=hidden.T @ error, b2=error.sum(0))
+    ids, lists = np.split(of_x[:, batch.dense.shape[1] :], [flat[0].shape[1]], axis=1)
+    return grads, {name: {"ids": ids.reshape(shapes[0]), "lists": lists.reshape(shapes[1])}}
+
+
+def simulated(server, lay, batches, order, workers):
+    """Asynchronous training from its definition. Returns the staleness of each push."""
+    (stack,) = lay.stacks
+    waiting, held, staleness = list(batches), {}, []
+
+    def pull(worker):
+        if waiting:
+            batch = waiting.pop(0)
+            vectors = examples.looked_up({stack.name: server.rows}, lay, batch)
+            held[worker] = dict(server.params), vectors, batch, server.step
+
+    for worker in range(workers):
+        pull(worker)
+    for worker in order:
+        params, vectors, batch, step = held.pop(worker)
+        staleness.append(server.step - step)
+        grads, vector_grads = gradients(params, vectors, batch, lay)
+        row_grads = examples.row_gradients(lay, batch, vector_grads)[stack.name]
+        ones = jax.tree.map(np.ones_like, vector_grads)
+        read = examples.row_gradients(lay, batch, ones)[stack.name].any(axis=1)
+        server.push(grads, row_grads, read)
+        pull(worker)
+    return staleness
+
+
+@pytest.mark.parametrize("workers", [3])
+def test_asynchronous_training_equals_a_simulation_in_numpy(workers):
+    steps, size = 12, 32
+    c = constant_rates(tiny.config(batch_size=size))
+    with c.unlocked():
+        c.model = default("one_layer").model
+    lay, mesh = examples.small_layout(), meshes.make_mesh(devices=1)
+    step_spec = make_step_spec(c, lay, mesh, num_steps=steps, room={"dim8": 1.0})
+    program = CompiledSteps(step_spec, mesh, BatchShape(size, 8, {"dim8": 40}))
+    batches = [examples.random_batch(lay, size, seed=i, group=8, capacity=40) for i in range(steps)]
+    asynchronous, state = AsynchronousSteps(program, workers), program.init()
+
+    (stack,) = lay.stacks
+    layers = jax.tree.map(np.float64, state.params)
+    params = dict(
+        w1=layers["hidden"]["kernel"],
+        b1=layers["hidden"]["bias"],
+        w2=layers["head"]["kernel"],
+        b2=layers["head"]["bias"],
+    )
+    rows = logical_rows({n: t.rows for n, t in state.tables.items()}, stack).astype(np.float64)
+    server, order = Server(params, rows), worker_order(7, workers, steps)
+    staleness = simulated(server, lay, batches, order, workers)
+    assert max(staleness) > 2
+
+    stacked = jax.tree.map(lambda *xs: np.stack(xs), *batches)
+    slots = asynchronous.empty(state, stacked)
+    slots = asynchronous.fill(state, slots, stacked, 0, 0, workers)
+    by_event = np.concatenate([np.zeros(workers, np.int32), order])
+    state, slots, (_, found) = asynchronous.train(
+        state, slots, stacked, by_event[:steps], workers, steps
+    )
+    assert list(found[workers:]) == staleness[: steps - workers]
+    state, _, (_, found) = asynchronous.train(
+        state, slots, stacked, np.resize(order[-workers:], steps), 0, workers
+    )
+    assert list(found[:workers]) == staleness[-workers:]
+
+    layers = state.params
+    found = dict(
+        w1=layers["hidden"]["kernel"],
+        b1=layers["hidden"]["bias"],
+        w2=layers["head"]["kernel"],
+        b2=layers["head"]["bias"],
+    )
+    for name, expected in server.params.items():
+        np.testing.assert_allclose(found[name], expected, 1e-4, 1e-5, err_msg=name)
+    rows = logical_rows({n: t.rows for n, t in state.tables.items()}, stack)
+    np.testing.assert_allclose(rows, server.rows, 1e-4, 1e-5)
+    slots = logical_rows({n: t.slots["accumulator"] for n, t in state.tables.items()}, stack)
+    np.testing.assert_allclose(slots[:, 0], server.accumulator, 1e-4, 1e-6)
+
+
+def trained(store, workdir, workers, schedule_seed=0, **changes):
+    config = on_store(store, **changes)
+    settings = dict(workers=workers, schedule_seed=schedule_seed)
+    return train_asynchronous.train(config, workdir, report=nothing, **settings)
+
+
+def test_one_worker_is_synchronous_training_to_the_bit(store, tmp_path):
+    """With everything that depends on the step or on earlier batches, and a shorter last call."""
+    changes = dict(num_steps=15, ema_decay=0.9)
+    model = tiny.config().model
+    model.dropout, model.norm = 0.1, "batch"
+    changes["model"] = model
+    result = run(store, tmp_path / "synchronous", **changes)
+    expected = final_state(store, tmp_path / "synchronous", **changes)
+    found = trained(store, tmp_path / "asynchronous", 1, **changes)
+    assert not found.staleness.any()
+    assert found.metrics == flatten_metrics(result.metrics)
+    state = jax.device_get(found.state._replace(scratch={}))
+    jax.tree.map(np.testing.assert_array_equal, state, expected)
+
+
+def test_the_schedule_decides_everything_else(store, tmp_path):
+    first, again, other = (
+        trained(store, tmp_path / str(i), 5, seed) for i, seed in enumerate((1, 1, 2))
+    )
+    assert len(first.staleness) == 16
+    assert first.metrics == again.metrics
+    assert first.metrics != other.metrics
+    summary = train_asynchronous.staleness_summary(first.staleness)
+    assert summary["mean"] == pytest.approx(first.staleness.mean())
+    assert sum(summary["histogram"]) == 16
+    assert len(summary["histogram"]) == summary["max"] + 1
+    assert worker_order(1, 5, 100)[:40].tolist() == worker_order(1, 5, 60)[:40].tolist()
+    assert sorted(worker_order(1, 5, 16)[-5:]) == list(range(5))
+
+
+@pytest.mark.parametrize(
+    ("workers", "devices", "message"),
+    [
+        (17, 1, r"at most the number of steps, which is 16: found 17"),
+        (2, 2, r"mesh.devices must be 1 for asynchronous .* found 2 devices"),
+    ],
+)
+def test_what_cannot_be_simulated_is_rejected(store, tmp_path, workers, devices, message):
+    config = on_store(store)
+    config.mesh.devices = devices
+    with pytest.raises(InputError, match=message):
+        train_asynchronous.train(config, tmp_path, workers=workers, schedule_seed=0, report=nothing)
+
+
+def test_a_loss_that_is_not_finite_fails_the_run(store, tmp_path):
+    config = on_store(store)
+    config.optim.dense.base_learning_rate = 1e30
+    config.model.mlp_units = (16, 16)
+    with pytest.raises(RunError, match=r"the loss must be finite: found (nan|inf) at push"):
+        train_asynchronous.train(config, tmp_path, workers=2, schedule_seed=0, report=nothing)
