@@ -203,7 +203,8 @@ def _draw_panel(axes: Axes, panel: Mapping[str, Any]) -> None:
     axes.set_ylabel(panel["y_label"])
     axes.set_title(panel["title"])
     axes.grid(alpha=0.3)
-    axes.legend()
+    if any(series["label"] for series in panel["series"]):
+        axes.legend()
 
 
 def draw_statistics(statistics: Mapping[str, Mapping[str, Any]], path: str | Path) -> None:

@@ -40,7 +40,7 @@ def deviation(values: Sequence[float], confidence: float = CONFIDENCE) -> Interv
     if x.size < 2:
         return Interval(math.nan, math.nan, math.nan)
     free = x.size - 1
-    sample = float(x.std(ddof=1))
+    sample = float((x - x[0]).std(ddof=1))  # of equal values exactly 0
     low, high = (
         sample * math.sqrt(free / float(stats.chi2.ppf(p, free)))
         for p in ((1 + confidence) / 2, (1 - confidence) / 2)

@@ -12,8 +12,8 @@ from ml_collections import ConfigDict
 
 from jaxrank.errors import InputError
 from jaxrank.report import Report
-from jaxrank.studies import report as reports
 from jaxrank.studies.execution import executor
+from jaxrank.studies.execution import outcome as outcomes
 from jaxrank.studies.execution.directories import Directories
 from jaxrank.studies.execution.executor import WORKER
 from jaxrank.studies.study import Context, Outcome, RunResult, Study
@@ -132,8 +132,8 @@ def run(
             return results
 
         outcome = _outcome(study, Context(config, options, report), execute)
-        result = reports.write(workdir, study.name, outcome, list(failed.values()))
-    report(reports.describe(outcome, list(failed.values())))
+        result = outcomes.write(workdir, study.name, outcome, list(failed.values()))
+    report(outcomes.describe(outcome, list(failed.values())))
     report(f"Files: {', '.join(result['files'])}")
     if failed:
         result["refusal"] = f"{len(failed)} runs failed: {', '.join(failed)}. See {workdir}/runs."

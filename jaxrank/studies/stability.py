@@ -1,21 +1,272 @@
-"""The variation of training results between runs: synchronous against asynchronous."""
+"""Deviation of the result between runs: synchronous against asynchronous training.
+
+Each group of runs differs in one thing: in nothing, in the seed of the run (order of the examples,
+initial values), in the schedule of the workers, or in both. Every run trains on the same number of
+examples, with learning rates that are tuned for each number of workers.
+"""
 
 import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from jaxrank.studies.study import Context, Outcome, Runs, RunSpec, Study, Table
+from jaxrank.errors import InputError
+from jaxrank.studies import intervals, tuning
+from jaxrank.studies.study import (
+    Context,
+    Outcome,
+    Panel,
+    RunResult,
+    Runs,
+    RunSpec,
+    Series,
+    Study,
+    Table,
+    first_metrics,
+)
 from jaxrank.validate import field
+
+SYNCHRONOUS = 0  # in place of a number of workers
+_COLUMNS = (
+    "training",
+    "workers",
+    "varies",
+    "metric",
+    "runs",
+    "mean",
+    "deviation",
+    "low",
+    "high",
+    "smallest",
+    "largest",
+    "mean staleness",
+    "maximum staleness",
+    "examples/s",
+    "tuned powers",
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    runs: int = field(20, help="runs of each kind", at_least=2)
+    runs: int = field(20, help="runs of each group", at_least=2)
+    workers: tuple[int, ...] = field(
+        (1, 4, 16, 56),
+        help="numbers of asynchronous workers; 1 is a single run, which equals a synchronous one",
+        at_least=1,
+    )
+    steps: int = field(0, help="steps of each run; 0: the length that the config sets", at_least=0)
+    tune_rounds: int = field(
+        4, help="maximum number of moves in the search for learning rates; 0: no search", at_least=0
+    )
+    tune_factor: float = field(2.0, help="factor between the learning rates of the search", above=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Runs that differ in `varies` only: "nothing", "seed", "schedule" or "both"."""
+
+    workers: int
+    varies: str
+
+    @property
+    def side(self) -> str:
+        return f"async{self.workers}" if self.workers else "sync"
+
+    @property
+    def label(self) -> str:
+        return f"{f'W = {self.workers}' if self.workers else 'sync'}\n{self.varies}"
+
+    def specs(self, context: Context, overrides: Mapping[str, Any]) -> list[RunSpec]:
+        seed, by_seed = context.config.seed, self.varies in ("seed", "both")
+        is_single = self.workers == 1
+        return [
+            RunSpec(
+                f"{self.side}-{self.varies}-{i}",
+                {**overrides, "seed": seed + i * by_seed},
+                *_kind(self.workers, i),
+            )
+            for i in range(1 if is_single else context.options.runs)
+        ]
+
+
+def _kind(workers: int, schedule_seed: int) -> tuple[str, dict[str, int]]:
+    if workers == SYNCHRONOUS:
+        return "train", {}
+    return "asynchronous", {"workers": workers, "schedule_seed": schedule_seed}
 
 
 def runs(context: Context) -> Runs:
-    results = yield [RunSpec(f"seed-{i}", {"seed": i}) for i in range(context.options.runs)]
-    names = sorted({name for result in results for name in result.metrics})
-    rows = [(r.spec.name, *(r.metrics.get(name) for name in names)) for r in results]
-    return Outcome(Table(("run", *names), rows))
+    options, config = context.options, context.config
+    common = tuning.final_evaluation(config)
+    if options.steps:
+        common |= {"num_steps": options.steps, "num_epochs": 0.0}
+    chosen = yield from tuning.resolve(config, common)
+    if max(options.workers, default=1) > chosen["num_steps"]:
+        raise InputError(
+            "--workers must be at most the number of steps of a run, which is"
+            f" {chosen['num_steps']}: found {max(options.workers)}. Set --steps, or fewer workers."
+        )
+    groups = [Group(SYNCHRONOUS, "nothing"), Group(SYNCHRONOUS, "seed")]
+    for workers in options.workers:
+        kinds = ("schedule",) if workers == 1 else ("schedule", "both")
+        groups += [Group(workers, varies) for varies in kinds]
+    sides = {
+        group.side: RunSpec(group.side, common, *_kind(group.workers, 0))
+        for group in groups
+        if group.workers != 1
+    }
+    points = yield from tuning.tuned(
+        sides, chosen["config"], factor=options.tune_factor, rounds=options.tune_rounds
+    )
+    points["async1"] = points["sync"]
+    batches = [
+        group.specs(
+            context,
+            common | tuning.rates(chosen["config"], points[group.side], options.tune_factor),
+        )
+        for group in groups
+    ]
+    results = iter((yield [spec for batch in batches for spec in batch]))
+    by_group = {g: [next(results) for _ in batch] for g, batch in zip(groups, batches, strict=True)}
+    names = first_metrics([result for part in by_group.values() for result in part])
+    if not names:
+        return Outcome(Table(_COLUMNS, []), conclusion=["No run has finished."])
+    return Outcome(
+        _table(by_group, names, points),
+        _panels(by_group, names),
+        _conclusion(by_group, names),
+    )
 
 
-STUDY = Study("stability", "deviation between runs, synchronous and asynchronous", Options, runs)
+def _values(results: Sequence[RunResult], name: str) -> list[float]:
+    return [r.metrics[name] for r in results if r.is_done]
+
+
+def _staleness(results: Sequence[RunResult]) -> list[Mapping[str, Any]]:
+    return [r.values["staleness"] for r in results if "staleness" in r.values]
+
+
+def _table(
+    by_group: Mapping[Group, list[RunResult]],
+    names: Sequence[str],
+    points: Mapping[str, tuning.Point],
+) -> Table:
+    rows = []
+    for group, results in by_group.items():
+        stale = _staleness(results)
+        speeds = [r.examples_per_second for r in results if r.is_done]
+        for name in names:
+            values = _values(results, name)
+            if not values:
+                continue
+            deviation = intervals.deviation(values)
+            rows.append(
+                (
+                    "asynchronous" if group.workers else "synchronous",
+                    group.workers or None,
+                    group.varies,
+                    name,
+                    len(values),
+                    intervals.mean(values).value,
+                    *(None if math.isnan(x) else x for x in deviation),
+                    min(values),
+                    max(values),
+                    sum(s["mean"] for s in stale) / len(stale) if stale else None,
+                    max(s["max"] for s in stale) if stale else None,
+                    sum(speeds) / len(speeds),
+                    "dense {:+d}, tables {:+d}".format(*points[group.side]),
+                )
+            )
+    return Table(_COLUMNS, rows)
+
+
+def _panels(by_group: Mapping[Group, list[RunResult]], names: Sequence[str]) -> list[Panel]:
+    panels, counts = [], sorted({group.workers for group in by_group})
+    for name in names[:2]:
+        series = []
+        for group, results in by_group.items():
+            values = _values(results, name)
+            color = f"C{counts.index(group.workers)}"
+            series.append(
+                Series("", [group.label] * len(values), values, style="points", color=color)
+            )
+        panels.append(Panel(f"{name}, one point per run", "", name, series))
+    deviations = {
+        group: intervals.deviation(_values(results, names[0]))
+        for group, results in by_group.items()
+        if len(_values(results, names[0])) > 1
+    }
+    panels.append(
+        Panel(
+            f"deviation of {names[0]}, 95% interval",
+            "",
+            "deviation",
+            [
+                Series(
+                    "",
+                    [group.label for group in deviations],
+                    [d.value for d in deviations.values()],
+                    [d.low for d in deviations.values()],
+                    [d.high for d in deviations.values()],
+                    style="points",
+                )
+            ],
+        )
+    )
+    return [*panels, *_staleness_panel(by_group)]
+
+
+def _staleness_panel(by_group: Mapping[Group, list[RunResult]]) -> list[Panel]:
+    """Returns the panel of the distribution of staleness, if a run has more than one worker."""
+    series = []
+    for group, results in by_group.items():
+        if group.workers > 1 and group.varies == "schedule" and (stale := _staleness(results)):
+            length = max(len(s["histogram"]) for s in stale)
+            counts = [
+                sum(s["histogram"][i] for s in stale if i < len(s["histogram"]))
+                for i in range(length)
+            ]
+            shares = [count / sum(counts) for count in counts]
+            series.append(Series(f"W = {group.workers}", list(range(length)), shares))
+    if not series:
+        return []
+    return [Panel("staleness", "pushes between pull and push", "fraction of pushes", series)]
+
+
+def _conclusion(by_group: Mapping[Group, list[RunResult]], names: Sequence[str]) -> list[str]:
+    name = names[0]
+
+    def text(group: Group) -> str:
+        deviation = intervals.deviation(_values(by_group[group], name))
+        return f"{deviation.value:.2g} ({deviation.low:.2g} to {deviation.high:.2g})"
+
+    first = (
+        f"The deviation of {name} between synchronous runs with several seeds is"
+        f" {text(Group(SYNCHRONOUS, 'seed'))}"
+    )
+    most = max(group.workers for group in by_group)
+    if most > 1:
+        first += (
+            f"; with {most} asynchronous workers it is {text(Group(most, 'schedule'))} between"
+            f" schedules alone and {text(Group(most, 'both'))} between seeds and schedules"
+        )
+    same = set(_values(by_group[Group(SYNCHRONOUS, "nothing")], name))
+    single = set(_values(by_group.get(Group(1, "schedule"), []), name))
+    second = f"Identical synchronous runs are {_equal(len(same) == 1)} to each other"
+    if single:
+        second += f", and one asynchronous worker is {_equal(single == same)} to them"
+    return [
+        f"{first}.",
+        f"{second}: this is determinism of the program and no property of synchronous training"
+        " elsewhere. The simulation has neither delays beyond its schedule nor lost workers, torn"
+        " reads or owners of shards, so it does not reproduce another system.",
+    ]
+
+
+def _equal(holds: bool) -> str:
+    return "equal" if holds else "not equal"
+
+
+STUDY = Study(
+    "stability", "deviation of the result between runs, synchronous and asynchronous", Options, runs
+)

@@ -151,3 +151,14 @@ class Study:
     help: str
     options: type
     runs: Callable[[Context], Runs]
+
+
+def first_metrics(results: Sequence[RunResult], count: int = 2) -> list[str]:
+    """Returns the names of the first metrics of each task, such as its logloss and AUC."""
+    names: dict[str, list[str]] = {}
+    for result in results:
+        for name in result.metrics:
+            of_task = names.setdefault(name.partition("/")[0], [])
+            if name not in of_task:
+                of_task.append(name)
+    return [name for of_task in names.values() for name in of_task[:count]]

@@ -73,6 +73,20 @@ def _train_asynchronously(run: RunInput) -> Mapping[str, Any]:
     }
 
 
+def _resolve(run: RunInput) -> Mapping[str, Any]:
+    """Chooses the open fields of a config by its data, as a run does."""
+    from jaxrank import build, config_files, defaults
+    from jaxrank.workdir import data
+
+    c = run.config
+    store = data.locate(c.data, c.features, c.source, run.directory / "train").prepare(print)
+    split = store.split(c.data.train, "data.train")
+    config = defaults.choose(c, defaults.data_of(split, store.schema, c.data.order), print)
+    num_steps = build.make_run_schedule(config, split.rows).num_steps
+    plain = config_files.to_plain(config)
+    return {"values": {"config": plain, "rows": split.rows, "num_steps": num_steps}}
+
+
 def _prepare(run: RunInput) -> Mapping[str, Any]:
     """Prepares the data that the runs of the study share, or checks that it is complete."""
     from jaxrank.workdir import data
@@ -86,6 +100,7 @@ PREPARE = "prepare"
 KINDS: Mapping[str, Kind] = {
     "train": _train,
     "asynchronous": _train_asynchronously,
+    "resolve": _resolve,
     PREPARE: _prepare,
 }
 

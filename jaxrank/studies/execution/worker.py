@@ -28,15 +28,22 @@ CONFIG, RUN, COMMAND = "config.json", "run.json", "command.txt"
 LOG, RESULT = "log.txt", "result.json"
 
 
+# Runs after which compiled programs are dropped. Small ones that runs share are worth keeping.
+_RUNS_PER_CLEARING = 8
+
+
 def serve(kinds: Mapping[str, Kind]) -> None:
     """Executes runs until the end of standard input."""
     answers = os.fdopen(os.dup(1), "w")
-    for path in _requests():
+    for number, path in enumerate(_requests(), 1):
         with (path / LOG).open("wb") as log:
             os.dup2(log.fileno(), 1)
             os.dup2(log.fileno(), 2)
         json_files.write(path / RESULT, execute(path, kinds))
         print(file=answers, flush=True)
+        if number % _RUNS_PER_CLEARING == 0 and (jax := sys.modules.get("jax")):
+            jax.clear_caches()
+        gc.collect()
 
 
 def _requests() -> Any:
@@ -69,17 +76,9 @@ def execute(path: Path, kinds: Mapping[str, Kind]) -> dict[str, Any]:
         traceback.print_exc()
         result |= {"status": "failed", "error": str(error) or type(error).__name__}
     result.setdefault("seconds", time.monotonic() - began)
-    _clean_up()
-    return result
-
-
-def _clean_up() -> None:
-    """Frees the compiled programs and the arrays of a run."""
     sys.stdout.flush()
     sys.stderr.flush()
-    if jax := sys.modules.get("jax"):
-        jax.clear_caches()
-    gc.collect()
+    return result
 
 
 def main() -> None:

@@ -1,0 +1,114 @@
+"""Learning rates for each side of a comparison, found by runs that are part of the study."""
+
+import math
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from jaxrank.errors import InputError
+from jaxrank.studies.study import RunResult, RunSpec
+
+_SECTIONS = ("dense", "tables")
+_HERE = (0, 0)
+_AROUND = ((1, 0), (-1, 0), (0, 1), (0, -1))
+
+# Powers of the factor for the rates of dense parameters and of tables.
+Point = tuple[int, int]
+Search = Generator[Sequence[RunSpec], Sequence[RunResult], Any]
+
+
+def resolve(config: ConfigDict, overrides: Mapping[str, Any]) -> Search:
+    """Runs the choice of open fields, and returns its values: `config`, `rows`, `num_steps`.
+
+    Raises:
+        InputError: the choice failed.
+    """
+    (result,) = yield [RunSpec("resolved", overrides, kind="resolve")]
+    if not result.is_done:
+        raise InputError(result.error)
+    return result.values
+
+
+def final_evaluation(config: ConfigDict) -> dict[str, Any]:
+    """Returns overrides by which a run evaluates and saves at its end only.
+
+    Asynchronous runs evaluate only there. Thus early stopping and lower rates after an evaluation
+    affect neither side.
+    """
+    never = config.steps_per_execution * (2**30 // config.steps_per_execution)
+    return {
+        "eval.every_steps": never,
+        "checkpoint.every_steps": never,
+        "eval.early_stopping_patience": 0,
+        "eval.reduce_lr_patience": 0,
+    }
+
+
+def rates(resolved: Mapping[str, Any], point: Point, factor: float) -> dict[str, Any]:
+    """Returns overrides that set both rates to those of a point, with their reference batch.
+
+    Args:
+        resolved: the config without open fields.
+    """
+    overrides: dict[str, Any] = {}
+    for name, power in zip(_SECTIONS, point, strict=True):
+        section, path = resolved["optim"][name], f"optim.{name}"
+        rate = float(f"{section['base_learning_rate'] * factor**power:.4g}")
+        overrides[f"{path}.base_learning_rate"] = rate
+        overrides |= {f"{path}.{key}": section[key] for key in ("base_batch", "decay")}
+    return overrides
+
+
+def loss(result: RunResult) -> float:
+    """Returns the first metric, the loss of the first task. Infinite for a run that failed."""
+    value = next(iter(result.metrics.values()), math.inf)
+    return value if math.isfinite(value) else math.inf
+
+
+def tuned(
+    sides: Mapping[str, RunSpec], resolved: Mapping[str, Any], *, factor: float, rounds: int
+) -> Search:
+    """Finds the rates of each side by pattern search, and returns {side: point}.
+
+    Each round tries both rates times and divided by `factor`, one at a time, and moves to the best
+    point. A side has ended when no neighbour is better. All use the same seed and schedule.
+
+    Args:
+        sides: specs without rates; their names are completed.
+        rounds: maximum number of moves; 0: the rates of the config.
+    """
+    centers: dict[str, Point] = dict.fromkeys(sides, _HERE)
+    losses: dict[tuple[str, Point], float] = {}
+    moving = set(sides) if rounds else set()
+    for _ in range(rounds):
+        around = {
+            side: [_moved(centers[side], move) for move in (_HERE, *_AROUND)] for side in moving
+        }
+        new = [
+            (side, point)
+            for side in sides
+            for point in around.get(side, ())
+            if (side, point) not in losses
+        ]
+        results = yield [_spec(sides[side], point, resolved, factor) for side, point in new]
+        losses |= {key: loss(result) for key, result in zip(new, results, strict=True)}
+        for side, points in around.items():
+            values = [losses[side, point] for point in points]
+            best = points[values.index(min(values))]
+            if best == centers[side]:
+                moving.discard(side)
+            centers[side] = best
+        if not moving:
+            break
+    return centers
+
+
+def _spec(spec: RunSpec, point: Point, resolved: Mapping[str, Any], factor: float) -> RunSpec:
+    name = f"tune-{spec.name}-dense{point[0]:+d}-tables{point[1]:+d}"
+    overrides = {**spec.overrides, **rates(resolved, point, factor)}
+    return RunSpec(name, overrides, spec.kind, spec.settings, spec.devices)
+
+
+def _moved(point: Point, by: Point) -> Point:
+    return point[0] + by[0], point[1] + by[1]

@@ -1,0 +1,127 @@
+"""The study of stability: its groups, its search for rates, and a small real run."""
+
+import json
+import math
+
+import pytest
+import quick_compile
+import tiny
+from checkout import HELPERS
+
+from jaxrank import cli
+from jaxrank.config_files import to_plain
+from jaxrank.errors import InputError
+from jaxrank.studies import stability, tuning
+from jaxrank.studies.study import Context, RunResult, RunSpec
+
+
+def drive(runs, answer):
+    """Drives a generator of runs with made-up results. Returns its outcome and the batches."""
+    batches, results = [], None
+    while True:
+        try:
+            batch = next(runs) if results is None else runs.send(results)
+        except StopIteration as stop:
+            return stop.value, batches
+        batches.append(batch)
+        results = [answer(spec) for spec in batch]
+
+
+def resolved(config, num_steps=100):
+    c = to_plain(config)
+    c["optim"]["tables"]["decay"] = c["optim"]["dense"]["decay"] = "constant"
+    return {"config": c, "rows": 6000, "num_steps": num_steps}
+
+
+def answer(spec):
+    """A loss that depends on what the runs vary, smallest for rates times 2 and divided by 4."""
+    if spec.kind == "resolve":
+        return RunResult(spec, "done", values=resolved(tiny.config()))
+    base, settings = tiny.config(), spec.settings
+    powers = [
+        math.log2(
+            spec.overrides[f"optim.{name}.base_learning_rate"] / base.optim[name].base_learning_rate
+        )
+        for name in ("dense", "tables")
+    ]
+    loss = 0.4 + 0.01 * (abs(powers[0] - 1) + abs(powers[1] + 2))
+    workers = settings.get("workers", 1)
+    loss += 1e-4 * spec.overrides.get("seed", 0) + 1e-5 * (workers - 1) * settings.get(
+        "schedule_seed", 0
+    )
+    stale = {"mean": workers - 1.0, "max": 2, "histogram": [1, 2, 3]}
+    values = {"staleness": stale} if settings else {}
+    metrics = {"click/logloss": loss, "click/auc": 1 - loss, "click/calibration": 1.0}
+    return RunResult(spec, "done", metrics, 1.0, 1000.0, values=values)
+
+
+def test_groups_differ_in_one_thing_and_sides_have_rates_of_their_own():
+    options = stability.Options(runs=3, workers=(1, 5))
+    context = Context(tiny.config(), options, lambda text: None)
+    outcome, batches = drive(stability.runs(context), answer)
+    assert [spec.kind for spec in batches[0]] == ["resolve"]
+    tuning_runs = [spec.name for batch in batches[1:-1] for spec in batch]
+    assert len(set(tuning_runs)) == len(tuning_runs)
+    assert {"tune-sync-dense+1-tables-2", "tune-async5-dense+1-tables-2"} < set(tuning_runs)
+    last = batches[-1]
+    assert [spec.name for spec in last[-3:]] == [f"async5-both-{i}" for i in range(3)]
+    assert sum(spec.name.startswith("async1-") for spec in last) == 1
+    for spec in last:
+        assert spec.overrides["optim.dense.base_learning_rate"] == 0.002
+        assert spec.overrides["optim.tables.base_learning_rate"] == 0.0125
+    columns = outcome.table.columns
+    rows = {
+        (row[0], row[1], row[2]): dict(zip(columns, row, strict=True))
+        for row in outcome.table.rows
+        if row[3] == "click/logloss"
+    }
+    assert rows["synchronous", None, "nothing"]["deviation"] == 0
+    assert rows["synchronous", None, "seed"]["deviation"] == pytest.approx(1e-4)
+    assert rows["asynchronous", 5, "schedule"]["deviation"] == pytest.approx(4e-5)
+    assert rows["asynchronous", 5, "both"]["deviation"] == pytest.approx(1.4e-4)
+    assert rows["asynchronous", 1, "schedule"]["deviation"] is None
+    assert rows["asynchronous", 5, "both"]["mean staleness"] == 4
+    both = rows["asynchronous", 5, "both"]
+    assert both["low"] < both["deviation"] < both["high"]
+    assert "one asynchronous worker is equal to them: this is determinism" in outcome.conclusion[1]
+    assert [p.title for p in outcome.panels][-1] == "staleness"
+
+
+def test_a_search_ends_where_no_neighbour_is_better_and_failed_rates_are_worst():
+    def failing(spec):
+        result = answer(spec)
+        is_high = spec.overrides["optim.dense.base_learning_rate"] > 0.0015
+        return RunResult(spec, "failed", error="nan") if is_high else result
+
+    sides = {"sync": RunSpec("sync")}
+    of_config = resolved(tiny.config())["config"]
+    search = tuning.tuned(sides, of_config, factor=2.0, rounds=9)
+    points, batches = drive(search, failing)
+    assert points == {"sync": (0, -2)}
+    assert len(batches) == 3
+    points, batches = drive(tuning.tuned(sides, of_config, factor=2.0, rounds=0), failing)
+    assert (points, batches) == ({"sync": (0, 0)}, [])
+
+
+def test_more_workers_than_steps_are_rejected():
+    context = Context(tiny.config(), stability.Options(workers=(101,)), lambda text: None)
+    with pytest.raises(InputError, match=r"--workers must be at most .* which is 100: found 101"):
+        drive(stability.runs(context), answer)
+
+
+def test_a_small_study_on_real_runs(tmp_path, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", quick_compile.XLA_FLAGS)
+    args = [f"--config={HELPERS / 'study_config.py'}", f"--workdir={tmp_path}", "--runs=2"]
+    cli.run(["study", "stability", *args, "--workers=3", "--steps=4", "--tune-rounds=0"])
+    found = json.loads((tmp_path / "stability.json").read_text())
+    rows = [row for row in found["table"]["rows"] if row[3] == "click/logloss"]
+    assert [(row[1], row[2], row[4]) for row in rows] == [
+        (None, "nothing", 2),
+        (None, "seed", 2),
+        (3, "schedule", 2),
+        (3, "both", 2),
+    ]
+    assert rows[0][6] == 0
+    assert min(row[6] for row in rows[1:]) > 0
+    assert rows[2][12] >= 1
+    assert "Identical synchronous runs are equal" in found["conclusion"][1]
