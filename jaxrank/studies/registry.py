@@ -26,9 +26,16 @@ def _stability() -> Study:
     return stability.STUDY
 
 
+def _batch_size() -> Study:
+    from jaxrank.studies import batch_size
+
+    return batch_size.STUDY
+
+
 # Each function imports the module of a study.
 STUDIES: Mapping[str, Callable[[], Study]] = {
     "stability": _stability,
+    "batch-size": _batch_size,
 }
 
 

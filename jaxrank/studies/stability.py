@@ -97,7 +97,7 @@ def _kind(workers: int, schedule_seed: int) -> tuple[str, dict[str, int]]:
 
 def runs(context: Context) -> Runs:
     options, config = context.options, context.config
-    common = tuning.final_evaluation(config)
+    common = tuning.final_evaluation(config.steps_per_execution)
     if options.steps:
         common |= {"num_steps": options.steps, "num_epochs": 0.0}
     chosen = yield from tuning.resolve(config, common)

@@ -30,13 +30,13 @@ def resolve(config: ConfigDict, overrides: Mapping[str, Any]) -> Search:
     return result.values
 
 
-def final_evaluation(config: ConfigDict) -> dict[str, Any]:
+def final_evaluation(steps_per_execution: int) -> dict[str, Any]:
     """Returns overrides by which a run evaluates and saves at its end only.
 
     Asynchronous runs evaluate only there. Thus early stopping and lower rates after an evaluation
     affect neither side.
     """
-    never = config.steps_per_execution * (2**30 // config.steps_per_execution)
+    never = steps_per_execution * (2**30 // steps_per_execution)
     return {
         "eval.every_steps": never,
         "checkpoint.every_steps": never,

@@ -7,30 +7,12 @@ import pytest
 import quick_compile
 import tiny
 from checkout import HELPERS
+from driving import drive, resolved
 
 from jaxrank import cli
-from jaxrank.config_files import to_plain
 from jaxrank.errors import InputError
 from jaxrank.studies import stability, tuning
 from jaxrank.studies.study import Context, RunResult, RunSpec
-
-
-def drive(runs, answer):
-    """Drives a generator of runs with made-up results. Returns its outcome and the batches."""
-    batches, results = [], None
-    while True:
-        try:
-            batch = next(runs) if results is None else runs.send(results)
-        except StopIteration as stop:
-            return stop.value, batches
-        batches.append(batch)
-        results = [answer(spec) for spec in batch]
-
-
-def resolved(config, num_steps=100):
-    c = to_plain(config)
-    c["optim"]["tables"]["decay"] = c["optim"]["dense"]["decay"] = "constant"
-    return {"config": c, "rows": 6000, "num_steps": num_steps}
 
 
 def answer(spec):

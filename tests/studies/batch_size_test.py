@@ -1,0 +1,107 @@
+"""The study of batch sizes: which runs it asks for, what it concludes, and a small real run."""
+
+import json
+import math
+
+import pytest
+import quick_compile
+import tiny
+from checkout import HELPERS
+from driving import drive, resolved
+
+from jaxrank import cli
+from jaxrank.errors import InputError
+from jaxrank.studies import batch_size
+from jaxrank.studies.study import Context, RunResult
+from jaxrank.validate import parse
+
+
+def answer(spec):
+    """A loss that grows with the batch, least with rule sqrt, a warm-up and averaged weights."""
+    if spec.kind == "resolve":
+        return RunResult(spec, "done", values=resolved(tiny.config()))
+    o = spec.overrides
+    loss = 0.4 + 1e-3 * o["seed"] if "seed" in o else 0.4
+    loss *= 1 + 1e-3 * math.log2(o["batch_size"] / 128) * (
+        1
+        + (o["optim.dense.scaling"] != "sqrt" or o["optim.tables.scaling"] != "sqrt")
+        - 0.5 * (o["optim.dense.warmup_steps"] > 0)
+        - 0.25 * (o["ema_decay"] > 0)
+        + 3 * (spec.kind == "asynchronous")
+    )
+    metrics = {"click/logloss": loss, "click/auc": 1 - loss}
+    return RunResult(spec, "done", metrics, 1.0, 1e6 * min(1, o["batch_size"] / 512))
+
+
+def test_the_best_and_the_rule_of_the_config_run_with_all_seeds_at_equal_examples():
+    options = batch_size.Options(
+        batch_sizes=(64, 128, 512, 1024), base=128, rules=("none", "sqrt"), workers=4, runs=3
+    )
+    outcome, batches = drive(
+        batch_size.runs(Context(tiny.config(), options, lambda text: None)), answer
+    )
+    for overrides in (spec.overrides for batch in batches[1:] for spec in batch):
+        assert overrides["num_steps"] * overrides["batch_size"] == 12_288  # of 12,800
+        assert overrides["steps_per_execution"] == (2 if overrides["batch_size"] <= 128 else 1)
+        assert overrides["optim.tables.base_batch"] == 128
+    first, others, parallel = batches[-3:]
+    assert len(first) == 4 + 3 * 3 * 4  # the rules of 64, 512 and 1,024; one of 128
+    assert {spec.overrides["seed"] for spec in others} == {1, 2}
+    assert len(others) == 2 * 7  # two of each batch size, which at 128 may be the same
+    assert [spec.kind for spec in parallel] == ["asynchronous"] * 12
+    assert {spec.settings["workers"] for spec in parallel} == {4}
+    rows = {row[:6]: row for row in outcome.table.rows}
+    rule = "sqrt+sqrt_linear"
+    row = dict(zip(outcome.table.columns, rows["synchronous", 1024, 12, rule, 0, 0], strict=True))
+    assert row["seeds"] == 3
+    assert row["loss against base, %"] == pytest.approx(0.1 * 3 * 2)
+    assert row["click/logloss"] == pytest.approx(0.401 * 1.006)
+    assert rows["synchronous", 1024, 12, "none", 0, 0][6] == 1
+    first, second = outcome.conclusion
+    assert f"click/logloss with the config's rule {rule} changes by +0.600% (" in first
+    assert "best of the values tried: sqrt, warm-up 0.1, ema_decay 0.99" in first
+    assert "With 4 asynchronous workers it is +1.5" in first
+    assert "95% of its largest value at batch size 512" in second
+    assert "--config.optim.dense.scaling=sqrt" in outcome.best_overrides
+    assert "--config.batch_size=1024" in outcome.best_overrides
+
+
+def test_rates_of_the_config_are_those_at_the_base_batch():
+    plain = resolved(tiny.config())["config"]  # base_batch 4,096
+    found = batch_size._at_base(plain, 1024)["optim"]
+    assert found["dense"]["base_learning_rate"] == pytest.approx(0.001 * 0.5)
+    assert found["tables"]["base_learning_rate"] == pytest.approx(0.05 * 0.5)
+    assert batch_size._at_base(plain, 16384)["optim"]["tables"]["base_learning_rate"] == 0.2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rules": ("sqrt", "linaer")}, r"rules must be one of .*'linaer'\. Did you mean 'linear'"),
+        ({"rules": ("sqrt+sqrt+none",)}, r"rules must be RULE or DENSE\+TABLES"),
+        ({"batch_sizes": (128, 20_000)}, r"found 20,000, and runs of 12,800 examples"),
+    ],
+)
+def test_options_that_make_no_study_are_rejected(options, message):
+    def study():
+        parsed = parse(batch_size.Options, options, "")
+        drive(batch_size.runs(Context(tiny.config(), parsed, lambda text: None)), answer)
+
+    with pytest.raises(InputError, match=message):
+        study()
+
+
+def test_a_small_study_on_real_runs(tmp_path, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", quick_compile.XLA_FLAGS)
+    args = [f"--config={HELPERS / 'study_config.py'}", f"--workdir={tmp_path}", "--runs=1"]
+    args += ["--batch-sizes=32,64", "--base=32", "--rules=sqrt+sqrt_linear", "--warmups=0"]
+    cli.run(["study", "batch-size", *args, "--averages=0", "--workers=2", "--tune-rounds=0"])
+    found = json.loads((tmp_path / "batch-size.json").read_text())
+    rows = [row[:3] for row in found["table"]["rows"]]
+    assert rows == [
+        ["synchronous", 32, 16],
+        ["synchronous", 64, 8],
+        ["asynchronous, 2 workers", 32, 16],
+        ["asynchronous, 2 workers", 64, 8],
+    ]
+    assert len({row[7] for row in found["table"]["rows"]}) == 4
