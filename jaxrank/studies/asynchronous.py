@@ -30,7 +30,11 @@ from jaxrank.program import CompiledSteps
 
 
 class Slots(NamedTuple):
-    """Pulled values and the batch of each worker. Each array has a leading axis of workers."""
+    """Pulled values and the batch of each worker, in W + 1 places along a leading axis.
+
+    One place is free. A pull writes there, not to the place that its push reads: otherwise XLA
+    would copy the batches of all workers in every step.
+    """
 
     pulled: steps.Pulled
     batch: Batch
@@ -49,14 +53,28 @@ def worker_order(seed: int, workers: int, pushes: int) -> np.ndarray:
     return np.concatenate([order, end]).astype(np.int32)
 
 
+def places(order: np.ndarray, workers: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the place that each push reads, and the place that the pull after it writes.
+
+    At the start worker w is in place w, and the last place is free.
+    """
+    of_worker, free = list(range(workers)), workers
+    read, write = np.empty_like(order), np.empty_like(order)
+    for i, worker in enumerate(order):
+        read[i], write[i] = of_worker[worker], free
+        of_worker[worker], free = free, of_worker[worker]
+    return read, write
+
+
 class AsynchronousSteps:
     """The programs of asynchronous training with the step of `CompiledSteps`.
 
     fill: (state, slots, batches [K, ...], first worker, start, stop) -> slots. Workers pull for the
         batches from `start` to `stop`, without a push.
-    train: (state, slots, batches [K, ...], order i32[K], start, stop) -> (state, slots,
-        (StepMetrics, staleness i32[K])). For each batch from `start` to `stop`, the worker in
-        `order` pushes and then pulls for that batch. Other metrics are undefined.
+    train: (state, slots, batches [K, ...], read i32[K], write i32[K], start, stop) -> (state,
+        slots, (StepMetrics, staleness i32[K])). For each batch from `start` to `stop`, the worker
+        in place `read` pushes and then pulls for that batch into place `write`; see `places`. Other
+        metrics are undefined.
     average: (state, skipped bool[K], count) -> state; see `step.averaged`.
 
     State and slots are donated.
@@ -88,7 +106,8 @@ class AsynchronousSteps:
         """Returns slots of zeros, for batches with a leading axis of steps."""
 
         def pulled(state: steps.TrainState, batches: Batch) -> Slots:
-            return self._pull(state, _at(batches, 0))
+            batch = _at(batches, 0)
+            return Slots(self._pull(state, batch), batch)
 
         on_device = jax.shard_map(
             pulled, mesh=self._program.mesh, in_specs=P(), out_specs=P(), check_vma=False
@@ -96,13 +115,12 @@ class AsynchronousSteps:
         shapes = jax.eval_shape(on_device, state, batches)
         sharding = meshes.replicated(self._program.mesh)
         return jax.tree.map(
-            lambda x: jnp.zeros((self._workers, *x.shape), x.dtype, device=sharding), shapes
+            lambda x: jnp.zeros((self._workers + 1, *x.shape), x.dtype, device=sharding), shapes
         )
 
-    def _pull(self, state: steps.TrainState, batch: Batch) -> Slots:
+    def _pull(self, state: steps.TrainState, batch: Batch) -> steps.Pulled:
         routes = self._step_spec.embedding.route(batch)
-        pulled, _ = steps.pull(self._step_spec, state, routes, batch)
-        return Slots(pulled, batch)
+        return steps.pull(self._step_spec, state, routes, batch)[0]
 
     def _fill(
         self,
@@ -114,7 +132,8 @@ class AsynchronousSteps:
         stop: jax.Array,
     ) -> Slots:
         def body(i: Any, slots: Slots) -> Slots:
-            return _put(slots, first + i - start, self._pull(state, _at(batches, i)))
+            batch = _at(batches, i)
+            return _put(slots, first + i - start, Slots(self._pull(state, batch), batch))
 
         return jax.lax.fori_loop(start, stop, body, slots)
 
@@ -123,19 +142,22 @@ class AsynchronousSteps:
         state: steps.TrainState,
         slots: Slots,
         batches: Batch,
-        order: jax.Array,
+        read: jax.Array,
+        write: jax.Array,
         start: jax.Array,
         stop: jax.Array,
     ) -> Any:
         def body(i: Any, carry: Any) -> Any:
             state, slots, metrics = carry
-            state, values = self._pushed(state, _at(slots, order[i]))
-            slots = _put(slots, order[i], self._pull(state, _at(batches, i)))
-            return state, slots, _put(metrics, i, values)
+            batch = _at(batches, i)
+            waiting = _put(slots.batch, write[i], batch)
+            slot = Slots(_at(slots.pulled, read[i]), _at(waiting, read[i]))
+            state, values = self._pushed(state, slot)
+            pulled = _put(slots.pulled, write[i], self._pull(state, batch))
+            return state, Slots(pulled, waiting), _put(metrics, i, values)
 
-        length = order.shape[0]
         shapes = jax.eval_shape(lambda s, w: self._pushed(s, _at(w, 0))[1], state, slots)
-        metrics = jax.tree.map(lambda x: jnp.zeros((length, *x.shape), x.dtype), shapes)
+        metrics = jax.tree.map(lambda x: jnp.zeros((*read.shape, *x.shape), x.dtype), shapes)
         return jax.lax.fori_loop(start, stop, body, (state, slots, metrics))
 
     def _pushed(self, state: steps.TrainState, slot: Slots) -> tuple[steps.TrainState, Any]:

@@ -18,7 +18,7 @@ from jaxrank.errors import InputError, RunError
 from jaxrank.evaluation.report import flatten_metrics
 from jaxrank.models import Inputs, register
 from jaxrank.program import BatchShape, CompiledSteps
-from jaxrank.studies.asynchronous import AsynchronousSteps, worker_order
+from jaxrank.studies.asynchronous import AsynchronousSteps, places, worker_order
 from jaxrank.studies.execution import train_asynchronous
 
 RATE, TABLE_RATE = 0.01, 0.05
@@ -139,14 +139,14 @@ def test_asynchronous_training_equals_a_simulation_in_numpy(workers):
     stacked = jax.tree.map(lambda *xs: np.stack(xs), *batches)
     slots = asynchronous.empty(state, stacked)
     slots = asynchronous.fill(state, slots, stacked, 0, 0, workers)
-    by_event = np.concatenate([np.zeros(workers, np.int32), order])
+    by_event = [np.pad(of_pushes, (workers, 0)) for of_pushes in places(order, workers)]
+    read_write = [of_events[:steps] for of_events in by_event]
     state, slots, (_, found) = asynchronous.train(
-        state, slots, stacked, by_event[:steps], workers, steps
+        state, slots, stacked, *read_write, workers, steps
     )
     assert list(found[workers:]) == staleness[: steps - workers]
-    state, _, (_, found) = asynchronous.train(
-        state, slots, stacked, np.resize(order[-workers:], steps), 0, workers
-    )
+    read_write = [np.resize(of_events[steps:], steps) for of_events in by_event]
+    state, _, (_, found) = asynchronous.train(state, slots, stacked, *read_write, 0, workers)
     assert list(found[:workers]) == staleness[-workers:]
 
     layers = state.params

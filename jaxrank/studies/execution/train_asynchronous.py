@@ -21,7 +21,7 @@ from jaxrank.report import Report
 from jaxrank.run import Run
 from jaxrank.runtime.prefetch import DevicePrefetcher
 from jaxrank.step import TrainState, weights_of
-from jaxrank.studies.asynchronous import AsynchronousSteps, worker_order
+from jaxrank.studies.asynchronous import AsynchronousSteps, places, worker_order
 
 
 class Trained(NamedTuple):
@@ -98,7 +98,7 @@ class _Pushes:
         self.staleness: list[np.ndarray] = []
         self._job, self._workers = job, workers
         self._steps = AsynchronousSteps(job.program, workers)
-        self._order = worker_order(schedule_seed, workers, self.num_steps)
+        self._places = places(worker_order(schedule_seed, workers, self.num_steps), workers)
         self._averages = bool(job.program.step_spec.ema_decay)
         self._times: list[tuple[int, float]] = []  # (pushes, time) after each execution
         self._pending: Any = None
@@ -117,11 +117,12 @@ class _Pushes:
                     state, slots, batches, np.int32(first), np.int32(0), np.int32(pulls)
                 )
             for start, stop in self._parts(first, pulls, size):
-                order = np.zeros(size, np.int32)
                 push = first + start - self._workers
-                order[start:stop] = self._order[push : push + stop - start]
+                read_write = np.zeros((2, size), np.int32)
+                for i, of_pushes in enumerate(self._places):
+                    read_write[i, start:stop] = of_pushes[push : push + stop - start]
                 state, slots, metrics = self._steps.train(
-                    state, slots, batches, order, np.int32(start), np.int32(stop)
+                    state, slots, batches, *read_write, np.int32(start), np.int32(stop)
                 )
                 self._read_later(push, start, stop, metrics)
                 skipped = skipped + metrics[0].skipped.sum()
