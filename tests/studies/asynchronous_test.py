@@ -1,6 +1,7 @@
 """Asynchronous training against the synchronous step, and against NumPy."""
 
 import dataclasses
+import re
 
 import examples
 import flax.linen as nn
@@ -141,12 +142,17 @@ def test_asynchronous_training_equals_a_simulation_in_numpy(workers):
     slots = asynchronous.fill(state, slots, stacked, 0, 0, workers)
     by_event = [np.pad(of_pushes, (workers, 0)) for of_pushes in places(order, workers)]
     read_write = [of_events[:steps] for of_events in by_event]
-    state, slots, (_, found) = asynchronous.train(
-        state, slots, stacked, *read_write, workers, steps
-    )
+    limits = np.int32(workers), np.int32(steps)
+    inputs = state, slots, stacked, *read_write, *limits
+    train = asynchronous.train.lower(*inputs).compile()
+    copied = set(re.findall(r"= \w+\[([\d,]*)\]\S* copy\(", train.as_text()))
+    waiting = {",".join(map(str, x.shape)) for x in jax.tree.leaves(slots.batch) if x.size}
+    assert not copied & waiting, copied & waiting  # of all workers in every step
+    state, slots, (_, found) = train(*inputs)
     assert list(found[workers:]) == staleness[: steps - workers]
     read_write = [np.resize(of_events[steps:], steps) for of_events in by_event]
-    state, _, (_, found) = asynchronous.train(state, slots, stacked, *read_write, 0, workers)
+    limits = np.int32(0), np.int32(workers)
+    state, _, (_, found) = train(state, slots, stacked, *read_write, *limits)
     assert list(found[:workers]) == staleness[-workers:]
 
     layers = state.params
