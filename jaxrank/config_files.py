@@ -324,6 +324,26 @@ def _fill(config: ConfigDict, tree: Mapping[str, Any]) -> None:
             config[key] = tuple(value) if isinstance(config.get(key), tuple) else value
 
 
+def flatten(tree: Mapping[str, Any], name: str = "") -> dict[str, Any]:
+    """Returns the values of a plain config by their path. Empty sections have none."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        path = f"{name}.{key}" if name else key
+        flat |= flatten(value, path) if isinstance(value, Mapping) else {path: value}
+    return flat
+
+
+def hyperparameters(config: ConfigDict) -> dict[str, Any]:
+    """Returns the fields by which runs can be compared: all but those of data and features."""
+    flat = flatten(to_plain(config))
+    sections = ("source", "features", "data")
+    return {
+        path: value if isinstance(value, bool | int | float | str) else to_text(value)
+        for path, value in flat.items()
+        if path.partition(".")[0] not in sections
+    }
+
+
 def differences(old: Any, new: Any, name: str = "") -> list[str]:
     """Returns one line per difference of two plain configs, such as `batch_size: 256, now 512`."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):

@@ -16,6 +16,7 @@ from jaxrank import defaults, loop
 from jaxrank import mesh as meshes
 from jaxrank import run as jobs
 from jaxrank.batch_statistics import reestimated
+from jaxrank.config_files import hyperparameters
 from jaxrank.errors import InputError, RunError, StoppedError
 from jaxrank.evaluation import baseline as regression
 from jaxrank.evaluation import days
@@ -23,9 +24,12 @@ from jaxrank.evaluation import score as scoring
 from jaxrank.evaluation.report import Result, evaluation_line, flatten_metrics, worse_than_constant
 from jaxrank.features import Batch
 from jaxrank.metrics.early_stopping import Monitor
+from jaxrank.metrics.registry import METRICS
 from jaxrank.outputs import idle_tasks
 from jaxrank.report import Report
 from jaxrank.run import Run
+from jaxrank.run_report import collect, summary
+from jaxrank.run_report import page as pages
 from jaxrank.run_schedule import NEXT_DAY
 from jaxrank.runtime import processes
 from jaxrank.runtime.prefetch import DevicePrefetcher
@@ -37,6 +41,7 @@ from jaxrank.telemetry.debug_batches import LastBatches
 from jaxrank.telemetry.phases import PhaseTimer
 from jaxrank.telemetry.profiler import Profile
 from jaxrank.telemetry.recorder import Recorder
+from jaxrank.telemetry.reliability_image import draw_reliability
 from jaxrank.telemetry.writers import Progress, Writer, open_writer
 from jaxrank.warm_start import start
 from jaxrank.workdir import files as workdirs
@@ -55,6 +60,7 @@ def train(
     baseline: bool = False,
     profile_steps: str = "",
     debug_batches: int = 0,
+    page: bool = True,
 ) -> Result:
     """Trains to the end of `config`, from the newest checkpoint in `workdir` if there is one.
 
@@ -75,6 +81,7 @@ def train(
             Empty: none.
         debug_batches: number of recent batches that are written after a loss that is not finite or
             that spikes; see `telemetry.debug_batches`. 0: none.
+        page: also write WORKDIR/report.html.
 
     Raises:
         InputError: config, data, workdir or `profile_steps` are invalid.
@@ -125,9 +132,10 @@ def train(
         described = jobs.describe(job, state)
         report_once(described)
 
-        writer = stack.enter_context(open_writer(directory, first_step))
+        writer = stack.enter_context(open_writer(directory, first_step, began=timer.began))
         stack.enter_context(contextlib.closing(progress))
         writer.text("config", str(config))
+        writer.hparams(hyperparameters(config), _compared(job))
         writer.text("model", textwrap.indent(described, " " * 4))  # a table in Markdown too
         last.begin(first_step)
         newest = job.checkpoints.step()
@@ -186,7 +194,34 @@ def train(
         timer.enter("evaluation")
         result = _result(job, state, milestones.scores, recorder.examples_per_second, timer)
         result = result._replace(trained_steps=result.step - first_step)
-        return result._replace(baseline=_baseline(job)) if baseline else result
+        if baseline:
+            result = result._replace(baseline=_baseline(job))
+        writer.flush()
+        _summarise(job, result, described, page)
+        return result
+
+
+def _compared(job: Run) -> list[str]:
+    """Returns the tags that TensorBoard compares runs by: the first two metrics of each task."""
+    return [f"{t.name}/{m.name}" for t in job.schema.tasks for m in METRICS[t.kind][:2]]
+
+
+def _summarise(job: Run, result: Result, described: str, page: bool) -> None:
+    """Writes summary.json, and the report if it is wanted, in process 0."""
+    with processes.together():
+        if not processes.is_first():
+            return
+        summary.write(
+            job.directory,
+            result,
+            config=job.config,
+            store=job.store,
+            tables=summary.tables_of(job.schema, job.hot),
+            devices=f"{job.program.mesh.size} ({meshes.platform(job.program.mesh)})",
+            description=described,
+        )
+        if page:
+            pages.write([collect.collect(job.directory)], job.directory / pages.NAME)
 
 
 def _with_choices(config: ConfigDict, directory: Path, init_from: str) -> ConfigDict:
@@ -336,6 +371,8 @@ class Milestones:
         if day:
             job.history.day_scores.add(step, day, scores.metrics)
         self._writer.write(step, flatten_metrics(scores.metrics), kind="valid", day=day)
+        if processes.is_first():
+            self._writer.image(step, "reliability", draw_reliability(scores.buckets))
         self._writer.flush()
         on = f", on {day}" if day else ""
         self._report(evaluation_line(f"step {step}{on}", scores.metrics, _untrained(job)))
@@ -381,13 +418,14 @@ def _result(
     step = job.checkpoints.step("best" if job.history.monitor.early_stopping_patience else "newest")
     assert step is not None
     metrics: scoring.Metrics = {}
-    reference = None
+    reference, shown = None, scores.get(step)
     by_day = job.history.day_scores.to_state() if job.run_schedule.next_days else []
     if by_day:
         metrics = days.mean([score["metrics"] for score in by_day])
         reference = days.references(job.store, job.train_split.name, by_day)
     elif job.run_schedule.valid:
-        metrics = (scores.get(step) or _checkpoint_scores(job, state, step)).metrics
+        shown = shown or _checkpoint_scores(job, state, step)
+        metrics = shown.metrics
         reference = scoring.reference(job.open_split(job.run_schedule.valid), job.schema)
     phase_seconds = timer.seconds()
     return Result(
@@ -402,6 +440,8 @@ def _result(
         checkpoint_step=step,
         days=by_day,
         untrained=_untrained(job),
+        buckets=shown.buckets if shown else {},
+        histograms=shown.histograms if shown else {},
     )
 
 

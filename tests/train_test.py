@@ -57,7 +57,7 @@ def test_tensorboard_holds_the_numbers_of_metrics_jsonl(finished):
     from tensorboardX.proto.event_pb2 import Event
 
     workdir, _ = finished
-    (path,) = (workdir / "tensorboard").iterdir()
+    (path,) = (workdir / "tensorboard" / "train").iterdir()
     content, at, found = path.read_bytes(), 0, {}
     while at < len(content):
         size = int.from_bytes(content[at : at + 8], "little")
@@ -67,7 +67,7 @@ def test_tensorboard_holds_the_numbers_of_metrics_jsonl(finished):
         at += size + 16
     for record in records(workdir):
         for name in ("loss", "click/logloss", "conversion/auc"):
-            assert found[f"train/{name}", record["step"]] == pytest.approx(record[name], rel=1e-6)
+            assert found[name, record["step"]] == pytest.approx(record[name], rel=1e-6)
 
 
 def test_the_result_holds_model_best_possible_and_constant(finished):

@@ -44,6 +44,7 @@ class Evaluation(NamedTuple):
     """Result of `evaluate`. Fields with the same name as in `report.Result` have the same meaning.
 
     buckets: {task: calibration by equal-count buckets of the prediction}.
+    histograms: {task: weight by score and label}, see `histograms.score_histogram`.
     by: metrics per value of a column, if requested, see `slices.Slices`.
     untrained: tasks of weight 0, which stay as they were initialised.
     """
@@ -55,6 +56,7 @@ class Evaluation(NamedTuple):
     best_possible: scoring.Metrics | None
     constant: scoring.Metrics
     buckets: dict[str, list[dict[str, float]]]
+    histograms: dict[str, dict[str, list[float]]]
     checkpoint: str
     data: str
     by: dict[str, Any] | None
@@ -244,6 +246,7 @@ def evaluate(
         best_possible=reference.best_possible,
         constant=reference.constant,
         buckets=scores.buckets,
+        histograms=scores.histograms,
         checkpoint=run.checkpoints.directory(step),
         data=str(run.split.path),
         by=scores.slices._asdict() if scores.slices else None,

@@ -65,7 +65,7 @@ def follow(
     folder = Path(workdir) / "follow" / (f"{name}-{run.split.fingerprint[:8]}" if data else name)
     step = _last_step(folder)
     evaluations: list[dict[str, Any]] = []
-    with open_writer(folder, step) as writer:
+    with open_writer(folder, step, kinds=("follow",)) as writer:
         while True:
             ended = workdirs.is_finished(
                 Path(workdir)

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from jaxrank.evaluation.days import DayScore
@@ -36,6 +37,8 @@ class Result(NamedTuple):
     untrained: tasks of weight 0, which stay as they were initialised.
     baseline: the fields of `baseline.Baseline`; None unless it was asked for.
     trained_steps: steps of this command, 0 if the run had finished before.
+    buckets, histograms: of the scores behind `metrics`, see `evaluate.Evaluation`. In progressive
+        validation they are of the last day. Empty without validation.
     """
 
     step: int
@@ -51,6 +54,8 @@ class Result(NamedTuple):
     untrained: tuple[str, ...] = ()
     baseline: dict[str, Any] | None = None
     trained_steps: int = 0
+    buckets: Mapping[str, list[dict[str, float]]] = MappingProxyType({})
+    histograms: Mapping[str, dict[str, list[float]]] = MappingProxyType({})
 
 
 def short_summary(metrics: Metrics, untrained: Collection[str] = ()) -> str:

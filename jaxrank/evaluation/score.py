@@ -23,6 +23,7 @@ from jaxrank.evaluation import slices
 from jaxrank.features import MAX_GROUP, Batch, Schema, Task
 from jaxrank.mesh import put_batch
 from jaxrank.metrics import exact
+from jaxrank.metrics.histograms import score_histogram
 from jaxrank.program import Predictor
 from jaxrank.runtime import processes
 from jaxrank.runtime.prefetch import DevicePrefetcher
@@ -38,6 +39,7 @@ class Scores(NamedTuple):
     """Result of a pass over a split.
 
     metrics, buckets: of each task.
+    histograms: of the scores of each task; see `histograms.score_histogram`.
     rows: number of examples.
     seconds: duration, including compilation.
     slices: metrics per group, if requested.
@@ -45,6 +47,7 @@ class Scores(NamedTuple):
 
     metrics: Metrics
     buckets: dict[str, list[dict[str, float]]]
+    histograms: dict[str, dict[str, list[float]]]
     rows: int
     seconds: float
     slices: slices.Slices | None
@@ -186,14 +189,16 @@ def evaluate(
     start = time.perf_counter()
     parts = list(score(predictor, weights, split, whole_groups(batch_size, predictor)))
     scored = Scored(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
-    metrics, buckets = {}, {}
+    metrics, buckets, histograms = {}, {}, {}
     tasks = predictor.layout.schema.tasks
     for i, task in enumerate(tasks):
         logits, labels, weight = scored.logits[:, i], scored.labels[:, i], scored.weights[:, i]
         metrics[task.name] = exact.exact(logits, labels, weight, task.kind)
         buckets[task.name] = exact.calibration_buckets(logits, labels, weight, task.kind)
+        histograms[task.name] = score_histogram(logits, labels, weight, task.kind)
     sliced = slices.by_group(groups, tasks, *scored) if groups else None
-    return Scores(metrics, buckets, split.rows, time.perf_counter() - start, sliced)
+    seconds = time.perf_counter() - start
+    return Scores(metrics, buckets, histograms, split.rows, seconds, sliced)
 
 
 def check_labelled(split: Split) -> None:

@@ -12,18 +12,20 @@ from jaxrank import json_files
 from jaxrank.data.store.split import Split
 from jaxrank.errors import InputError
 from jaxrank.features import Task
-from jaxrank.metrics import exact
+from jaxrank.metrics import exact, intervals
 
 MOST = 100_000  # maximum number of distinct values
 DAY = "day"  # column of a split that is stored by day
+_MOST_ERRORS = 1_000  # slices, the largest ones, whose metrics have standard errors
 
 
 class Slices(NamedTuple):
     """Metrics per value of a column.
 
     column: name of the column.
-    values: [{"value": the value, "metrics": by task}] in descending order of rows. A missing value
-        is None. Floats that are not finite are text: "nan", "inf", "-inf".
+    values: [{"value": the value, "metrics": by task, "errors": by task}] in descending order of
+        rows. A missing value is None. Floats that are not finite are text: "nan", "inf", "-inf".
+        The errors are standard errors of the metrics; only the largest slices have them.
     gauc: of each binary task, the mean AUC over values with both labels, weighted by the weights of
         their examples. NaN if there are no such values. Zhou et al., Deep Interest Network for
         Click-Through Rate Prediction, KDD 2018.
@@ -123,7 +125,7 @@ def by_group(
     order = np.argsort(groups.code, kind="stable")
     ends = np.cumsum(np.bincount(groups.code, minlength=len(groups.values)))
     members = np.split(order, ends[:-1])
-    values = [
+    values: list[dict[str, Any]] = [
         {
             "value": value,
             "metrics": {
@@ -133,14 +135,23 @@ def by_group(
         }
         for value, of in zip(groups.values, members, strict=True)
     ]
+    # Groups of equal size keep the order of the data, because the sort is stable.
+    by_size = sorted(range(len(members)), key=lambda i: -len(members[i]))
+    for i in by_size[:_MOST_ERRORS]:
+        of = members[i]
+        values[i]["errors"] = {
+            task.name: intervals.standard_errors(
+                intervals.influences(logits[of, t], labels[of, t], weights[of, t], task.kind),
+                weights[of, t],
+            )
+            for t, task in enumerate(tasks)
+        }
     weight = np.array([weights[of].sum(axis=0, dtype=np.float64) for of in members])
     gauc = {
         task.name: _mean_auc([v["metrics"][task.name]["auc"] for v in values], weight[:, i])
         for i, task in enumerate(tasks)
         if task.kind == "binary"
     }
-    # Groups of equal size keep the order of the data, because the sort is stable.
-    by_size = sorted(range(len(members)), key=lambda i: -len(members[i]))
     return Slices(groups.column, [values[i] for i in by_size if len(members[i])], gauc)
 
 

@@ -117,8 +117,9 @@ def calibration_buckets(
     fewer than `buckets` buckets.
 
     Returns:
-        A list of {lower, upper: minimum and maximum prediction; examples: their number; predicted,
-        observed: weighted means of prediction and label}.
+        A list of {lower, upper: minimum and maximum prediction; examples: their number; weight:
+        their total weight; predicted, observed: weighted means of prediction and label; error:
+        standard error of `observed`}.
     """
     x, y, w = _weighted(outputs, labels, weights)
     order = np.argsort(x, kind="stable")
@@ -128,16 +129,20 @@ def calibration_buckets(
     if len(x):
         starts = np.searchsorted(x, x[starts], side="left")
     edges = np.unique(np.append(starts, len(x)))
-    return [
-        {
-            "lower": float(p[a]),
-            "upper": float(p[b - 1]),
-            "examples": int(b - a),
-            "predicted": float((w * p)[a:b].sum() / w[a:b].sum()),
-            "observed": float((w * y)[a:b].sum() / w[a:b].sum()),
-        }
-        for a, b in zip(edges[:-1], edges[1:], strict=True)
-    ]
+    return [_bucket(p[a:b], y[a:b], w[a:b]) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+
+
+def _bucket(p: Floats, y: Floats, w: Floats) -> dict[str, float]:
+    weight, observed = w.sum(), (w * y).sum() / w.sum()
+    return {
+        "lower": float(p[0]),
+        "upper": float(p[-1]),
+        "examples": len(p),
+        "weight": float(weight),
+        "predicted": float((w * p).sum() / weight),
+        "observed": float(observed),
+        "error": float(np.sqrt(np.square(w * (y - observed)).sum()) / weight),
+    }
 
 
 def _weighted(scores: ArrayLike, labels: ArrayLike, weights: ArrayLike) -> list[Floats]:

@@ -31,6 +31,7 @@ def test_each_value_has_the_metrics_of_its_examples(run, predictions):
             labels = columns[f"label_{task}"][known].astype(float)
             predicted = columns[f"predicted_{task}"][known]
             score = entry["metrics"][task]
+            assert entry["errors"][task].keys() == score.keys() - {"examples"}
             assert score["examples"] == known.sum()
             if known.any():
                 loss = sk.log_loss(labels, predicted, labels=[0, 1])

@@ -80,4 +80,5 @@ def records(workdir, kind="train"):
 
 
 def without_speed(lines):
-    return [{k: v for k, v in r.items() if k != "examples_per_second"} for r in lines]
+    speed = ("seconds", "examples_per_second")
+    return [{k: v for k, v in r.items() if k not in speed} for r in lines]

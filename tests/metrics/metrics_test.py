@@ -254,7 +254,11 @@ def test_calibration_buckets_hold_equally_many_examples_by_prediction():
         assert bucket["lower"] == pytest.approx(p.min())
         assert bucket["upper"] == pytest.approx(p.max())
         assert bucket["predicted"] == pytest.approx(np.average(p, weights=w[part]))
-        assert bucket["observed"] == pytest.approx(np.average(y[part], weights=w[part]))
+        observed = np.average(y[part], weights=w[part])
+        assert bucket["observed"] == pytest.approx(observed)
+        assert bucket["weight"] == pytest.approx(w[part].sum())
+        error = np.sqrt(((w[part] * (y[part] - observed)) ** 2).sum()) / w[part].sum()
+        assert bucket["error"] == pytest.approx(error)
     assert start == 1003
 
 

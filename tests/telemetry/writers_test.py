@@ -17,34 +17,44 @@ from jaxrank.errors import InputError
 from jaxrank.telemetry import writers
 from jaxrank.telemetry.writers import Progress, Writer
 
+PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + struct.pack(">II", 3, 2)
+
 
 def events(workdir):
-    """Returns all events in the order in which TensorBoard reads them: by file name."""
-    for path in sorted((workdir / "tensorboard").iterdir()):
+    """Returns (run, event) in the order in which TensorBoard reads them: by file name."""
+    for path in sorted((workdir / "tensorboard").rglob("events.*")):
         data = path.read_bytes()
         while data:
             (length,) = struct.unpack("Q", data[:8])
-            yield Event.FromString(data[12 : 12 + length])
+            yield path.parent.name, Event.FromString(data[12 : 12 + length])
             data = data[16 + length :]
 
 
 def scalars(workdir):
-    """Returns {tag: [(step, value)]}. A START event removes its step and all later ones."""
+    """Returns {run/tag: [(step, value)]}. START removes its step and later ones."""
     found = {}
-    for event in events(workdir):
+    for run, event in events(workdir):
         if event.session_log.status == SessionLog.START:
-            found = {t: [p for p in ps if p[0] < event.step] for t, ps in found.items()}
+            found = {
+                t: [p for p in ps if p[0] < event.step or not t.startswith(f"{run}/")]
+                for t, ps in found.items()
+            }
         for value in event.summary.value:
-            if not value.HasField("tensor"):
-                found.setdefault(value.tag, []).append((event.step, value.simple_value))
+            if value.WhichOneof("value") == "simple_value":
+                found.setdefault(f"{run}/{value.tag}", []).append((event.step, value.simple_value))
     return found
+
+
+def lines(workdir):
+    """Returns all records without their times."""
+    return [{k: v for k, v in r.items() if k != "seconds"} for r in records(workdir, None)]
 
 
 def test_numbers_stand_in_both_files(tmp_path):
     with Writer(tmp_path / "run", start_step=0) as writer:
         writer.write(20, {"loss": np.float32(0.5), "examples": 7})
         writer.write(20, {"auc": 0.75}, kind="valid")
-    assert records(tmp_path / "run", None) == [
+    assert lines(tmp_path / "run") == [
         {"step": 20, "kind": "train", "loss": 0.5, "examples": 7},
         {"step": 20, "kind": "valid", "auc": 0.75},
     ]
@@ -58,7 +68,7 @@ def test_numbers_stand_in_both_files(tmp_path):
 def test_numbers_that_json_cannot_hold_become_null(tmp_path):
     with Writer(tmp_path, start_step=0) as writer:
         writer.write(1, {"a": float("nan"), "b": np.float64("inf"), "c": None, "d": 1.0})
-    assert records(tmp_path, None) == [
+    assert lines(tmp_path) == [
         {"step": 1, "kind": "train", "a": None, "b": None, "c": None, "d": 1.0}
     ]
     found = scalars(tmp_path)
@@ -69,13 +79,72 @@ def test_numbers_that_json_cannot_hold_become_null(tmp_path):
 def test_a_resumed_run_leaves_each_step_once(tmp_path):
     with Writer(tmp_path, start_step=0) as writer:
         for step in (10, 20, 30, 40):
-            writer.write(step, {"loss": 1.0})
+            writer.write(step, {"loss": step / 8})
     with Writer(tmp_path, start_step=20) as writer:
         for step in (30, 40, 50):
-            writer.write(step, {"loss": 2.0})
-    expected = [(10, 1.0), (20, 1.0), (30, 2.0), (40, 2.0), (50, 2.0)]
+            writer.write(step, {"loss": step / 4})
+    expected = [(10, 1.25), (20, 2.5), (30, 7.5), (40, 10.0), (50, 12.5)]
     assert [(r["step"], r["loss"]) for r in records(tmp_path, None)] == expected
     assert scalars(tmp_path) == {"train/loss": expected}
+
+
+def test_the_time_of_a_resumed_run_continues_without_the_pause(tmp_path, monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr(writers.time, "perf_counter", lambda: now[0])
+    with Writer(tmp_path, start_step=0, began=990.0) as writer:
+        for step in (1, 2, 3):
+            now[0] += 5.0
+            writer.write(step, {"loss": 1.0})
+    now[0] = 77.0  # another program
+    with Writer(tmp_path, start_step=2, began=70.0) as writer:
+        writer.write(3, {"loss": 1.0})
+    assert [r["seconds"] for r in records(tmp_path, None)] == [15.0, 20.0, 27.0]
+
+
+def test_records_of_a_version_without_times_stay_and_time_starts_at_zero(tmp_path, monkeypatch):
+    monkeypatch.setattr(writers.time, "perf_counter", lambda: 8.0)
+    line = '{"step": 1, "kind": "train", "loss": 0.5}\n'
+    (tmp_path / "metrics.jsonl").write_text(line)
+    folder = tmp_path / "tensorboard"
+    writers._open_events(folder, 0).close()  # of the only run of that version
+    with Writer(tmp_path, start_step=1, began=6.0) as writer:
+        writer.write(2, {"loss": 1.0})
+    assert (tmp_path / "metrics.jsonl").read_text().startswith(line)
+    assert [r.get("seconds") for r in records(tmp_path, None)] == [None, 2.0]
+    assert {run for run, _ in events(tmp_path)} == {"tensorboard", "train", "valid"}
+    assert scalars(tmp_path) == {"train/loss": [(1, 0.5), (2, 1.0)]}
+
+
+def test_constant_numbers_have_no_chart_until_they_change(tmp_path):
+    with Writer(tmp_path, start_step=0) as writer:
+        for step in (1, 2, 3, 4):
+            writer.write(step, {"rate": 0.5, "loss": float(step), "late": float(step == 4)})
+    expected = {
+        "train/loss": [(1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0)],
+        "train/late": [(1, 0.0), (3, 0.0), (4, 1.0)],
+    }
+    assert scalars(tmp_path) == expected
+    with Writer(tmp_path, start_step=4) as writer:
+        writer.write(5, {"rate": 0.5, "loss": 4.0, "late": 1.0})
+        writer.write(6, {"rate": 0.25})
+    found = scalars(tmp_path)
+    assert found["train/loss"] == [*expected["train/loss"], (5, 4.0)]
+    assert found["train/late"] == [*expected["train/late"], (5, 1.0)]
+    assert found["train/rate"] == [(1, 0.5), (5, 0.5), (6, 0.25)]
+
+
+def test_hparams_and_pictures_belong_to_the_validation(tmp_path):
+    with Writer(tmp_path, start_step=0) as writer:
+        writer.hparams({"batch_size": 128, "optim.dense.name": "adam"}, ["click/auc"])
+        writer.image(8, "reliability", PNG)
+    shown = {v.tag: (run, v) for run, event in events(tmp_path) for v in event.summary.value}
+    assert {run for run, _ in shown.values()} == {"valid"}
+    image = shown["reliability"][1].image
+    assert (image.width, image.height) == (3, 2)
+    assert image.encoded_image_string == PNG
+    content = shown["_hparams_/session_start_info"][1].metadata.plugin_data.content
+    assert b"optim.dense.name" in content
+    assert b"click/auc" in shown["_hparams_/experiment"][1].metadata.plugin_data.content
 
 
 def test_a_run_that_begins_again_at_zero_forgets_the_first(tmp_path):
@@ -113,9 +182,9 @@ def test_flush_brings_all_records_to_the_files_and_full_buffers_flush_themselves
     writer.write(1, {"loss": 1.0})
     assert records(tmp_path, None) == []
     writer.flush()
-    assert len(records(tmp_path, None)) == len(scalars(tmp_path)["train/loss"]) == 1
+    assert len(records(tmp_path, None)) == 1
     for step in (2, 3, 4, 5):
-        writer.write(step, {"loss": 1.0})
+        writer.write(step, {"loss": float(step)})
     assert len(records(tmp_path, None)) == len(scalars(tmp_path)["train/loss"]) == 4
     monkeypatch.setattr(writers, "FLUSH_SECONDS", 0.0)
     writer.write(6, {"loss": 1.0})
@@ -138,32 +207,36 @@ def test_a_thousand_records_open_no_file_and_reach_the_disk_in_one_flush(tmp_pat
 
     monkeypatch.setattr(writers, "FLUSH_SECONDS", math.inf)
     with Writer(tmp_path, start_step=0) as writer:
-        for owner, name in ((Writer, "flush"), (writer._events, "flush"), (os, "fsync")):
+        files = writer._runs["train"].events
+        for owner, name in ((Writer, "flush"), (files, "flush"), (os, "fsync")):
             counted(owner, name)
-        for owner, name in ((io, "open"), (builtins, "open"), (writer._events, "write_event")):
+        for owner, name in ((io, "open"), (builtins, "open"), (files, "write_event")):
             counted(owner, name)
         for step in range(writers.FLUSH_RECORDS - 1):
             writer.write(
-                step, {"loss": 0.5, "auc": 0.7, "learning_rate": 0.1, "examples_per_second": 1e6}
+                step, {"loss": 0.5 + step, "auc": 0.7, "learning_rate": 0.1, "rounds": 1e6}
             )
         assert not calls
-        writer.write(writers.FLUSH_RECORDS - 1, {"loss": 0.5})
+        writer.write(writers.FLUSH_RECORDS - 1, {"loss": 0.25})
         monkeypatch.undo()
-    assert calls == {"flush": 2, "fsync": 1, "write_event": writers.FLUSH_RECORDS}
+    assert calls == {"flush": 2, "fsync": 2, "write_event": writers.FLUSH_RECORDS}
     assert len(records(tmp_path, None)) == writers.FLUSH_RECORDS
 
 
 def test_text_stands_at_the_step_that_the_run_began_with(tmp_path):
     with Writer(tmp_path, start_step=7) as writer:
         writer.text("config", "batch_size: 4096")
-    (event,) = [e for e in events(tmp_path) if e.summary.value]
+    (event,) = [e for _, e in events(tmp_path) if e.summary.value]
     assert event.step == 7
     assert event.summary.value[0].tensor.string_val[0] == b"batch_size: 4096"
     assert event.summary.value[0].metadata.plugin_data.plugin_name == "text"
 
 
 def test_values_cannot_take_the_name_of_a_record_field(tmp_path):
-    with Writer(tmp_path, start_step=0) as writer, pytest.raises(ValueError, match="kind or day"):
+    with (
+        Writer(tmp_path, start_step=0) as writer,
+        pytest.raises(ValueError, match="day, kind, seconds, step"),
+    ):
         writer.write(1, {"step": 2.0})
 
 

@@ -1,0 +1,119 @@
+"""Standard errors of metrics, and of the difference between two models on the same examples.
+
+A metric is written as a weighted mean of one number per example, its influence. The deviation of
+these numbers gives the standard error of the metric, and that of their difference between two
+models gives the paired one. For the AUC these are the structural components of DeLong, DeLong &
+Clarke-Pearson, Comparing the Areas under Two or More Correlated ROC Curves, Biometrics 1988.
+
+Labels of examples with weight 0 do not count. Everything is float64.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from jaxrank.metrics import regression
+from jaxrank.metrics.exact import prediction
+from jaxrank.metrics.registry import METRICS, NORMALIZED, means
+from jaxrank.metrics.regression import Floats
+
+Z = 1.959963984540054  # of a 95% interval of the normal distribution
+
+
+def influences(
+    outputs: ArrayLike, labels: ArrayLike, weights: ArrayLike, kind: str = "binary"
+) -> dict[str, Floats]:
+    """Computes the influence of each example on each metric of one task, f64[n] by name.
+
+    Their weighted mean is 0. A metric that is undefined has NaN everywhere.
+
+    Args:
+        outputs, labels, weights: of all examples, each [n]; see `exact.exact`.
+        kind: of the task.
+    """
+    x, y, w = (np.asarray(a, np.float64) for a in (outputs, labels, weights))
+    y = np.where(w > 0, y, 0.0)
+    p = prediction(x, kind)
+    names = [metric.name for metric in METRICS[kind]]
+    loss, normalized = names[0], next(name for name in names if name in NORMALIZED)
+    with np.errstate(all="ignore"):
+        mean = _mean(y, w)
+        losses, least = _losses(kind, x, y), _least_losses(kind, y, mean)
+        of_loss, of_least = losses - _mean(losses, w), least - _mean(least, w)
+        ratio = _mean(losses, w) / _mean(least, w)
+        found = {loss: of_loss}
+        if kind == "binary":
+            found["auc"] = _auc(x, y, w)
+        found[normalized] = (of_loss - ratio * of_least) / _mean(least, w)
+        found["calibration"] = (p - _mean(p, w) / mean * y) / mean
+        for name, value in means([kind]).items():
+            values = value(p, y)
+            found[name] = values - _mean(values, w)
+    return {name: np.where(np.isfinite(f), f, np.nan) for name, f in found.items()}
+
+
+def standard_errors(
+    influence: Mapping[str, Floats], weights: ArrayLike, other: Mapping[str, Floats] | None = None
+) -> dict[str, float]:
+    """Computes the standard error of each metric, NaN where it is undefined.
+
+    Args:
+        influence: of one model; see `influences`.
+        weights: of the examples, [n].
+        other: influence of another model on the same examples, for the error of the difference.
+    """
+    w = np.asarray(weights, np.float64)
+    used = w > 0
+    w = w[used]
+    errors = {}
+    for name, values in influence.items():
+        part = values[used] - (other[name][used] if other is not None else 0.0)
+        total = w.sum()
+        errors[name] = float(np.sqrt(((w * part) ** 2).sum()) / total) if total else float("nan")
+    return errors
+
+
+def _mean(values: Floats, weights: Floats) -> float:
+    total = weights.sum()
+    return float(np.where(weights > 0, weights * values, 0.0).sum() / total) if total else np.nan
+
+
+def _losses(kind: str, x: Floats, y: Floats) -> Floats:
+    if kind == "binary":
+        return y * np.logaddexp(0, -x) + (1 - y) * np.logaddexp(0, x)
+    return 2 * regression.half(kind, x, y)
+
+
+def _least_losses(kind: str, y: Floats, mean: float) -> Floats:
+    """Returns the losses of the best constant. Its own error has no effect of first order."""
+    if kind == "binary":
+        return -(y * np.log(mean) + (1 - y) * np.log1p(-mean))
+    constant = np.log(mean) if kind == "count" else mean
+    return 2 * regression.half(kind, np.full_like(y, constant), y)
+
+
+def _auc(x: Floats, y: Floats, w: Floats) -> Floats:
+    """Returns the influence on the AUC: how often each example is ordered rightly, centred."""
+    order = np.argsort(x, kind="stable")
+    x, y, w = x[order], y[order], w[order]
+    positives, negatives = w * y, w * (1 - y)
+    starts = np.flatnonzero(np.append(True, x[1:] != x[:-1])) if len(x) else np.zeros(0, np.intp)
+    group = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, len(x))))
+    of_positives, of_negatives = (_share_below(part, starts) for part in (positives, negatives))
+    auc = _mean(of_negatives[group], positives)
+    total = w.sum()
+    # A label between 0 and 1 is a positive and a negative.
+    shown = y * (of_negatives[group] - auc) * (total / positives.sum())
+    shown += (1 - y) * (1 - of_positives[group] - auc) * (total / negatives.sum())
+    found = np.empty_like(shown)
+    found[order] = shown
+    return found
+
+
+def _share_below(weights: Floats, starts: np.ndarray) -> Floats:
+    """Returns the share of the weights with a lower score than each group, ties by half."""
+    if not len(starts):
+        return weights
+    in_group = np.add.reduceat(weights, starts)
+    return (np.cumsum(in_group) - in_group / 2) / weights.sum()

@@ -1,0 +1,119 @@
+"""Collects what a report shows of a run from the files in its workdir."""
+
+import json
+import urllib.parse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxrank import json_files
+from jaxrank.config_files import to_plain
+from jaxrank.errors import InputError
+from jaxrank.evaluation.evaluate import Evaluation, evaluate, load_run
+from jaxrank.report import Report
+from jaxrank.run_report import history, summary
+from jaxrank.workdir import files as workdirs
+
+
+class RunReport(NamedTuple):
+    """What is known of a run.
+
+    name: short and distinct among the runs of a report.
+    summary: see `summary.write`. `result` is None without a checkpoint.
+    slices: results of `evaluate --by`, one per column, with the fields of `Evaluation`.
+    """
+
+    name: str
+    directory: Path
+    summary: Mapping[str, Any]
+    history: history.History
+    slices: list[dict[str, Any]]
+
+
+def collect(workdir: str | Path, by: str = "", report: Report = lambda _: None) -> RunReport:
+    """Reads the files of a run. Scores its checkpoint if it has no summary, or for slices.
+
+    Args:
+        workdir: of the run.
+        by: a column, or "day", to score slices by. Empty: none.
+        report: receives a line before a checkpoint is scored.
+
+    Raises:
+        InputError: there is no run, its files are damaged, or there is no such column.
+    """
+    directory = workdirs.directory(workdir)
+    known = summary.read(directory) or _unfinished(directory, report)
+    if by:
+        report(f"Scoring {directory} by {by}")
+        save_slices(directory, evaluate(str(directory), checkpoint=_checkpoint(known), by=by))
+    slices = _slices(directory)
+    if by and not any(entry["by"]["column"] == by for entry in slices):
+        raise InputError(f"{directory}: must be writable for --by: results cannot be stored there.")
+    curves = history.read(directory / "metrics.jsonl")
+    return RunReport(directory.name, directory, known, curves, slices)
+
+
+def _checkpoint(known: Mapping[str, Any]) -> str:
+    return str(known["result"]["checkpoint_step"]) if known["result"] else "newest"
+
+
+def _unfinished(directory: Path, report: Report) -> dict[str, Any]:
+    """Returns the summary of a run that has none, with the scores of its newest checkpoint."""
+    run = load_run(directory)
+    tables = summary.tables_of(run.schema, workdirs.load_placement(directory))
+    try:
+        store = run.open_data()
+        data = {"store": str(store.path), "splits": summary.statistics_of(store)}
+    except InputError as error:
+        report(f"{directory}: its data cannot be read, and is not shown: {error}")
+        data = {"store": "", "splits": {}}
+    result = None
+    if workdirs.has_checkpoint(directory) and data["splits"] and run.config.data.valid:
+        report(f"Scoring the checkpoint of {directory}, which has no summary.json")
+        scored = evaluate(str(directory), checkpoint=run.judged_by, split=_split(run, data))
+        result = json_files.plain(scored) | {"checkpoint_step": scored.step, "days": []}
+    return {
+        "version": "",
+        "finished": "",
+        "result": result,
+        "description": "",
+        "devices": "",
+        "data": data,
+        "tables": tables,
+        "config": to_plain(run.config),
+    }
+
+
+def _split(run: Any, data: Mapping[str, Any]) -> str:
+    """Returns the split to score: with progressive validation the last day."""
+    name = run.config.data.valid
+    return "" if name in data["splits"] or "/" in name else sorted(data["splits"])[-1]
+
+
+def save_slices(directory: Path, evaluation: Evaluation) -> None:
+    """Stores the result of `evaluate --by` in a workdir, for reports, if it can be written."""
+    assert evaluation.by is not None
+    folder = directory / "evaluations"
+    name = urllib.parse.quote(evaluation.by["column"], safe="")[:200]
+    try:
+        folder.mkdir(exist_ok=True)
+        json_files.write(folder / f"by-{name}.json", evaluation)
+    except OSError:  # a workdir may be read-only
+        return
+
+
+def _slices(directory: Path) -> list[dict[str, Any]]:
+    paths = sorted((directory / "evaluations").glob("by-*.json"))
+    return [json_files.read(path) for path in paths]
+
+
+def distinct_names(runs: list[RunReport]) -> list[RunReport]:
+    """Returns the runs with distinct names: as many parts of their paths as that takes."""
+    for parts in range(1, 20):
+        names = ["/".join(run.directory.parts[-parts:]) for run in runs]
+        if len(set(names)) == len(runs):
+            return [run._replace(name=name) for run, name in zip(runs, names, strict=True)]
+    raise InputError(
+        "RUN: each run must be given once: found"
+        f" {json.dumps([str(run.directory) for run in runs])}."
+    )

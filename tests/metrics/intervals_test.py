@@ -1,0 +1,62 @@
+"""Tests of standard errors against derivatives and repeated draws."""
+
+import numpy as np
+import pytest
+
+from jaxrank.metrics import exact, intervals
+
+KINDS = ("binary", "real", "count")
+
+
+def examples(kind, rows, seed=0):
+    """Returns outputs with ties, labels and weights, some of them 0."""
+    r = np.random.default_rng(seed)
+    x = r.normal(size=rows).round(1)
+    if kind == "binary":
+        y = (r.random(rows) < 1 / (1 + np.exp(-x))) * r.choice([1.0, 0.75], rows)
+    else:
+        y = r.poisson(np.exp(x)) if kind == "count" else x + 2 + r.normal(size=rows)
+    return x, np.float64(y), r.choice([0.0, 0.5, 1.0, 3.0], rows)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_influence_of_an_example_is_the_slope_of_the_metric_by_its_weight(kind):
+    x, y, w = examples(kind, 60)
+    found = intervals.influences(x, y, w, kind)
+    metrics = exact.exact(x, y, w, kind)
+    assert found.keys() == metrics.keys() - {"examples"}
+    for i in np.flatnonzero(w)[:8]:
+        step = 1e-6 * w[i]
+        more, less = w.copy(), w.copy()
+        more[i], less[i] = w[i] + step, w[i] - step
+        above, below = exact.exact(x, y, more, kind), exact.exact(x, y, less, kind)
+        for name, values in found.items():
+            slope = (above[name] - below[name]) / (2 * step) * w.sum()
+            assert values[i] == pytest.approx(slope, abs=1e-5), name
+    for values in found.values():
+        assert (w * values).sum() == pytest.approx(0, abs=1e-9)
+
+
+def test_the_standard_error_is_the_deviation_over_repeated_draws():
+    metrics, errors, paired, differences = [], [], [], []
+    for seed in range(300):
+        x, y, w = examples("binary", 400, seed)
+        other = x + np.random.default_rng(1000 + seed).normal(size=400) / 2
+        first, second = (exact.exact(s, y, w) for s in (x, other))
+        a, b = (intervals.influences(s, y, w) for s in (x, other))
+        metrics.append(list(first[name] for name in a))
+        errors.append(list(intervals.standard_errors(a, w).values()))
+        paired.append(list(intervals.standard_errors(a, w, b).values()))
+        differences.append([second[name] - first[name] for name in a])
+    np.testing.assert_allclose(np.mean(errors, axis=0), np.std(metrics, axis=0), rtol=0.12)
+    np.testing.assert_allclose(np.mean(paired, axis=0), np.std(differences, axis=0), rtol=0.12)
+    assert (np.mean(paired, axis=0) < np.mean(errors, axis=0)).all()
+
+
+def test_undefined_metrics_have_undefined_errors():
+    found = intervals.influences(np.ones(3), np.ones(3), np.ones(3))
+    errors = intervals.standard_errors(found, np.ones(3))
+    assert np.isnan(errors["auc"])
+    assert errors["logloss"] == 0
+    nothing = intervals.influences(np.zeros(0), np.zeros(0), np.zeros(0))
+    assert all(np.isnan(e) for e in intervals.standard_errors(nothing, np.zeros(0)).values())
