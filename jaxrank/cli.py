@@ -121,8 +121,9 @@ def _train(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
         baseline=args.baseline,
         profile_steps=args.profile_steps,
         debug_batches=args.debug_batches,
+        page=not args.no_report,
     )
-    report(summary.of_training(result, args.workdir))
+    report(summary.of_training(result, args.workdir, page=not args.no_report))
     return result._asdict()
 
 
@@ -211,6 +212,10 @@ def _evaluate(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
     if args.every is not None:
         raise InputError(f"--every needs --follow: found --every={args.every:g} without it.")
     result = evaluate(args.workdir, **_which(args), by=args.by)
+    if args.by and not args.data and processes.is_first():
+        from jaxrank.run_report import collect
+
+        collect.save_slices(Path(args.workdir), result)
     report(summary.of_evaluation(result))
     return result._asdict()
 
@@ -275,6 +280,54 @@ def _study(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
     )
 
 
+def _report(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
+    from jaxrank.run_report import collect, page
+
+    output = _page(args)
+    runs = [collect.collect(run, args.by, report) for run in args.runs]
+    page.write(collect.distinct_names(runs), output)
+    report(f"report: {output}")
+    return {"output": str(output), "runs": [str(run.directory) for run in runs]}
+
+
+def _page(args: argparse.Namespace) -> Path:
+    """Returns the path of the page to write.
+
+    Raises:
+        InputError: it cannot be written, or is not named as a page.
+    """
+    from jaxrank.data.files import check_parent
+    from jaxrank.workdir import files
+
+    for run in args.runs:
+        files.load_config(files.directory(run))  # before anything is scored
+    folder = files.directory(args.runs[0]) if len(args.runs) == 1 else Path.cwd()
+    output = Path(args.output or folder / "report.html")
+    if output.suffix.lower() not in (".html", ".htm"):
+        raise InputError(f"--output: must be a file FILE.html: found {args.output}.")
+    if output.is_dir():
+        raise InputError(f"--output: {output} must be a file: it is a directory.")
+    check_parent(output, "--output")
+    return output
+
+
+def _compare(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
+    from jaxrank.evaluation import comparison_text
+    from jaxrank.evaluation.compare import compare
+
+    which = {name: getattr(args, name) for name in ("data", "split", "batch_size", "by")}
+    result = compare(args.runs, **which, report=report)
+    report(comparison_text.describe(result))
+    if args.picture:
+        from jaxrank import plots
+        from jaxrank.run_report import collect
+
+        runs = collect.distinct_names([collect.collect(run) for run in args.runs])
+        plots.draw_learning_curves({run.name: run.history.valid for run in runs}, args.picture)
+        report(f"picture: {args.picture}")
+    return result._asdict()
+
+
 def _configs(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
     from jaxrank import shipped
 
@@ -318,6 +371,8 @@ _RUN: dict[str, Callable[[argparse.Namespace, Callable], dict[str, Any]]] = {
     "compile": _compile,
     "bench": _bench,
     "study": _study,
+    "report": _report,
+    "compare": _compare,
     "configs": _configs,
     "launch": _launch,
 }
@@ -380,7 +435,7 @@ def run(argv: Sequence[str]) -> None:
         result = _RUN[args.verb](args, report)
         if args.json and speaks():
             shown = json_files.plain(result, non_finite="null")
-            if args.verb in ("train", "evaluate"):
+            if args.verb in ("train", "evaluate", "compare"):
                 shown = _named(shown)
             _print(json_files.to_text(shown, non_finite="null"), sys.stdout)
         if result.get("error"):

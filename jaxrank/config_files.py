@@ -344,6 +344,18 @@ def hyperparameters(config: ConfigDict) -> dict[str, Any]:
     }
 
 
+def differing_fields(configs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Returns [path, value in each config] for the fields that differ; see `flatten`."""
+    paths = dict.fromkeys(path for config in configs for path in config)
+    rows = [[path, *(as_text(config.get(path, "unset")) for config in configs)] for path in paths]
+    return [row for row in rows if len(set(row[1:])) > 1]
+
+
+def as_text(value: Any) -> str:
+    """Returns a value of a plain config as text."""
+    return value if isinstance(value, str) else to_text(value)
+
+
 def differences(old: Any, new: Any, name: str = "") -> list[str]:
     """Returns one line per difference of two plain configs, such as `batch_size: 256, now 512`."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):

@@ -197,6 +197,9 @@ def _train(sub: argparse.ArgumentParser) -> None:
         help="write the batches of the last N steps into WORKDIR/debug after a loss that is not"
         " finite or that spikes",
     )
+    sub.add_argument(
+        "--no-report", action="store_true", help="do not write WORKDIR/report.html at the end"
+    )
     _add_processes(sub)
 
 
@@ -353,6 +356,43 @@ def _study(sub: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_runs(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("runs", nargs="+", metavar="RUN", help="workdir of a run")
+
+
+def _report(sub: argparse.ArgumentParser) -> None:
+    _add_runs(sub)
+    sub.add_argument(
+        "--output",
+        default="",
+        metavar="FILE",
+        help="the page, FILE.html; default: report.html in RUN, or in this directory for several",
+    )
+    sub.add_argument(
+        "--by",
+        default="",
+        metavar="COLUMN",
+        help="also score each value of a column, or each day; the results stay in the workdir",
+    )
+
+
+def _compare(sub: argparse.ArgumentParser) -> None:
+    _add_runs(sub)
+    sub.add_argument(
+        "--by", default="", metavar="COLUMN", help="also compare each value of a column, or day"
+    )
+    sub.add_argument(
+        "--data", default="", metavar="STORE", help="prepared data; default: each run's own"
+    )
+    sub.add_argument(
+        "--split", default="", help="the split to score; default: each run's validation split"
+    )
+    sub.add_argument(
+        "--batch-size", type=int, metavar="N", help="examples per batch; default: each run's"
+    )
+    sub.add_argument("--picture", default="", metavar="FILE", help="a PNG of the learning curves")
+
+
 def _launch(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--path", action="store_true", required=True, help="print the directory")
 
@@ -403,6 +443,16 @@ _VERBS: Mapping[str, _Verb] = {
         "run an experiment: many runs of a config, a table, a picture and what they mean",
         _study,
         "jaxrank study stability --config=quickstart --workdir=/tmp/stability --jobs=2",
+    ),
+    "report": _Verb(
+        "write one HTML page about a run, or about several side by side",
+        _report,
+        "jaxrank report /tmp/quickstart --by=c0",
+    ),
+    "compare": _Verb(
+        "compare runs on the same validation rows, with intervals of the differences",
+        _compare,
+        "jaxrank compare /tmp/first /tmp/second --picture=/tmp/curves.png",
     ),
     "configs": _Verb(
         "list the configs that come with the program",

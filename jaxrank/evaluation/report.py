@@ -162,8 +162,8 @@ def _days(scores: list[DayScore]) -> list[str]:
     return [*lines, "Means over the days, weighted by examples:"]
 
 
-def of_training(result: Result, workdir: str) -> str:
-    """Formats the summary of `jaxrank train`."""
+def of_training(result: Result, workdir: str, *, page: bool = True) -> str:
+    """Formats the summary of `jaxrank train`. `page`: whether report.html was written."""
     workdir = os.path.abspath(workdir)
     valid = [f"Validation at step {result.checkpoint_step:,}:"] if result.metrics else []
     if result.days:
@@ -191,6 +191,7 @@ def of_training(result: Result, workdir: str) -> str:
         f"checkpoint   {result.checkpoint}",
         f"TensorBoard  tensorboard --logdir={os.path.join(workdir, 'tensorboard')}",
         f"every step   {os.path.join(workdir, 'metrics.jsonl')}",
+        *([f"report       {os.path.join(workdir, 'report.html')}"] if page else []),
     ]
     return "\n".join(lines)
 

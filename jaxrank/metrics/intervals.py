@@ -19,6 +19,7 @@ from jaxrank.metrics.registry import METRICS, NORMALIZED, means
 from jaxrank.metrics.regression import Floats
 
 Z = 1.959963984540054  # of a 95% interval of the normal distribution
+LEAST = 10  # examples of weight above 0, below which errors are undefined
 
 
 def influences(
@@ -46,7 +47,8 @@ def influences(
         if kind == "binary":
             found["auc"] = _auc(x, y, w)
         found[normalized] = (of_loss - ratio * of_least) / _mean(least, w)
-        found["calibration"] = (p - _mean(p, w) / mean * y) / mean
+        positive = mean if mean > 0 else np.float64("nan")  # or calibration is undefined
+        found["calibration"] = (p - _mean(p, w) / positive * y) / positive
         for name, value in means([kind]).items():
             values = value(p, y)
             found[name] = values - _mean(values, w)
@@ -57,6 +59,8 @@ def standard_errors(
     influence: Mapping[str, Floats], weights: ArrayLike, other: Mapping[str, Floats] | None = None
 ) -> dict[str, float]:
     """Computes the standard error of each metric, NaN where it is undefined.
+
+    It is undefined for fewer than `LEAST` examples, whose deviation says little.
 
     Args:
         influence: of one model; see `influences`.
@@ -69,14 +73,14 @@ def standard_errors(
     errors = {}
     for name, values in influence.items():
         part = values[used] - (other[name][used] if other is not None else 0.0)
-        total = w.sum()
-        errors[name] = float(np.sqrt(((w * part) ** 2).sum()) / total) if total else float("nan")
+        deviation = np.sqrt(((w * part) ** 2).sum())
+        errors[name] = float(deviation / w.sum()) if len(w) >= LEAST else float("nan")
     return errors
 
 
-def _mean(values: Floats, weights: Floats) -> float:
-    total = weights.sum()
-    return float(np.where(weights > 0, weights * values, 0.0).sum() / total) if total else np.nan
+def _mean(values: Floats, weights: Floats) -> np.float64:
+    """Returns the weighted mean. NumPy divides by 0 without an exception, unlike Python."""
+    return np.where(weights > 0, weights * values, 0.0).sum() / np.float64(weights.sum())
 
 
 def _losses(kind: str, x: Floats, y: Floats) -> Floats:
@@ -85,7 +89,7 @@ def _losses(kind: str, x: Floats, y: Floats) -> Floats:
     return 2 * regression.half(kind, x, y)
 
 
-def _least_losses(kind: str, y: Floats, mean: float) -> Floats:
+def _least_losses(kind: str, y: Floats, mean: np.float64) -> Floats:
     """Returns the losses of the best constant. Its own error has no effect of first order."""
     if kind == "binary":
         return -(y * np.log(mean) + (1 - y) * np.log1p(-mean))

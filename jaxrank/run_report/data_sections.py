@@ -46,7 +46,7 @@ def _splits(splits: Mapping[str, Statistics]) -> Markup:
     tasks = list(dict.fromkeys(t for s in splits.values() for t in s.get("tasks", {})))
     header = ["split", "examples"]
     for task in tasks:
-        header += [f"{task}: labels", "mean"]
+        header += [f"{task}: labels", f"{task}: mean"]
     rows = []
     for name, split in list(splits.items())[:_MOST_SPLITS]:
         row = [name, number(split.get("rows"))]

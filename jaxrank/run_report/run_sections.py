@@ -174,14 +174,14 @@ def configs(runs: Sequence[RunReport]) -> list[Markup]:
     parts = []
     flat = [config_files.flatten(run.summary["config"]) for run in runs]
     if len(runs) > 1:
-        rows = differing_fields(flat)
+        rows = config_files.differing_fields(flat)
         parts.append(tag("h3", "Differences between the runs"))
         header = ["field", *(run.name for run in runs)]
         parts.append(table(header, rows, texts=len(header)) if rows else note("None."))
     for run, fields in zip(runs, flat, strict=True):
         name = config_files.model_name(run.summary["config"])
         defaults = config_files.flatten(config_files.to_plain(_default(name)))
-        changed = [[p, _text(v)] for p, v in fields.items() if defaults.get(p) != v]
+        changed = [[p, config_files.as_text(v)] for p, v in fields.items() if defaults.get(p) != v]
         of_run = f" of {run.name}" if len(runs) > 1 else ""
         title = tag("summary", f"{len(changed)} fields{of_run} that differ from the defaults")
         body = table(["field", "value"], changed, texts=2)
@@ -189,17 +189,6 @@ def configs(runs: Sequence[RunReport]) -> list[Markup]:
         whole = json_files.to_text(run.summary["config"], indent=1)
         parts.append(tag("details", tag("summary", f"All fields{of_run}"), _pre(whole)))
     return parts
-
-
-def differing_fields(flat: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Returns [field, value of each run] for the fields that differ between flat configs."""
-    paths = dict.fromkeys(path for fields in flat for path in fields)
-    rows = [[path, *(_text(fields.get(path, "unset")) for fields in flat)] for path in paths]
-    return [row for row in rows if len(set(row[1:])) > 1]
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json_files.to_text(value)
 
 
 def _default(model: str) -> Any:

@@ -60,7 +60,7 @@ def _sentences(run: RunReport, *, named: bool) -> Iterable[Markup]:
             f" the best constant ({number(constant)})."
         )
         best = (result_.get("best_possible") or {}).get(task)
-        if best and constant > best[loss]:
+        if best and constant > best[loss] and change > 0:
             share = (constant - metrics[loss]) / (constant - best[loss])
             text += f" It closes {share:.1%} of the gap to the best possible."
         if task in result_["untrained"]:

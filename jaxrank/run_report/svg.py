@@ -71,7 +71,7 @@ class _Axis:
 
 
 def _round_numbers(low: float, high: float) -> list[float]:
-    rough = (high - low) / 4
+    rough = (high - low) / 5
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(s * power for s in (1, 2, 5, 10) if s * power >= rough)
     first = math.ceil(low / step)
@@ -199,7 +199,8 @@ def _chart(title: str, parts: Sequence[Markup], series: Sequence[Series]) -> Mar
         role="img",
         xmlns="http://www.w3.org/2000/svg",
     )
-    names = {s.name: s for s in series if s.name}
+    solid = [s for s in series if not s.faint] or series
+    names = {s.name: s for s in solid if s.name}
     legend = [
         tag("span", tag("i", "\u00a0", style=f"background:{s.color}"), " ", name, " ")
         for name, s in names.items()

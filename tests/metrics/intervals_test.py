@@ -39,7 +39,7 @@ def test_the_influence_of_an_example_is_the_slope_of_the_metric_by_its_weight(ki
 
 def test_the_standard_error_is_the_deviation_over_repeated_draws():
     metrics, errors, paired, differences = [], [], [], []
-    for seed in range(300):
+    for seed in range(200):
         x, y, w = examples("binary", 400, seed)
         other = x + np.random.default_rng(1000 + seed).normal(size=400) / 2
         first, second = (exact.exact(s, y, w) for s in (x, other))
@@ -48,15 +48,23 @@ def test_the_standard_error_is_the_deviation_over_repeated_draws():
         errors.append(list(intervals.standard_errors(a, w).values()))
         paired.append(list(intervals.standard_errors(a, w, b).values()))
         differences.append([second[name] - first[name] for name in a])
-    np.testing.assert_allclose(np.mean(errors, axis=0), np.std(metrics, axis=0), rtol=0.12)
-    np.testing.assert_allclose(np.mean(paired, axis=0), np.std(differences, axis=0), rtol=0.12)
+    np.testing.assert_allclose(np.mean(errors, axis=0), np.std(metrics, axis=0), rtol=0.15)
+    np.testing.assert_allclose(np.mean(paired, axis=0), np.std(differences, axis=0), rtol=0.15)
     assert (np.mean(paired, axis=0) < np.mean(errors, axis=0)).all()
 
 
 def test_undefined_metrics_have_undefined_errors():
-    found = intervals.influences(np.ones(3), np.ones(3), np.ones(3))
-    errors = intervals.standard_errors(found, np.ones(3))
+    ones = np.ones(intervals.LEAST)
+    found = intervals.influences(ones, ones, ones)
+    errors = intervals.standard_errors(found, ones)
     assert np.isnan(errors["auc"])
     assert errors["logloss"] == 0
+    few = np.append(ones[1:], 0.0)
+    assert all(np.isnan(e) for e in intervals.standard_errors(found, few).values())
+    found = intervals.influences(np.arange(intervals.LEAST), 0 * ones, ones)
+    errors = intervals.standard_errors(found, ones)
+    assert {name for name, error in errors.items() if np.isnan(error)} == {
+        "auc", "normalized_entropy", "calibration"
+    }  # fmt: skip
     nothing = intervals.influences(np.zeros(0), np.zeros(0), np.zeros(0))
     assert all(np.isnan(e) for e in intervals.standard_errors(nothing, np.zeros(0)).values())

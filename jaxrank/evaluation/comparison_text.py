@@ -1,0 +1,81 @@
+"""The printed result of `jaxrank compare`."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxrank.evaluation.compare import Comparison
+from jaxrank.metrics.registry import BY_NAME, TITLES
+
+_MOST_VALUES = 20
+_MOST_FIELDS = 40
+_ROUNDING = 5e-6  # differences below it print as 0
+
+
+def describe(result: Comparison) -> str:
+    """Formats metrics, differences with intervals, slices and fields of the config."""
+    first = result.runs[0]
+    lines = [f"{result.examples:,} examples; differences to {first['workdir']}"]
+    lines += [f"  {_letter(i)}  {run['checkpoint']}" for i, run in enumerate(result.runs)]
+    for task in first["metrics"]:
+        metrics = [run["metrics"][task] for run in result.runs]
+        lines += _task(task, metrics, [found[task] for found in result.differences])
+    if result.by:
+        lines += _slices(result.by, list(first["metrics"]))
+    lines.append("config" if result.config else "The configs are equal.")
+    for entry in result.config[:_MOST_FIELDS]:
+        values = "  ".join(f"{_letter(i)} {v}" for i, v in enumerate(entry["values"]))
+        lines.append(f"  {entry['field']}: {values}")
+    if len(result.config) > _MOST_FIELDS:
+        lines.append(f"  and {len(result.config) - _MOST_FIELDS:,} more; --json has all")
+    return "\n".join(lines)
+
+
+def _letter(index: int) -> str:
+    return chr(ord("A") + index) if index < 26 else f"run {index + 1}"
+
+
+def _task(
+    task: str, metrics: Sequence[Mapping[str, float]], differences: Sequence[Mapping[str, Any]]
+) -> list[str]:
+    names = [name for name in metrics[0] if name in TITLES]
+    lines = [f"{task:<18}" + "".join(f"{TITLES[name]:>26}" for name in names)]
+    for i, values in enumerate(metrics):
+        cells = "".join(f"{values[name]:>26.5f}" for name in names)
+        lines.append(f"  {_letter(i):<16}{cells}")
+        if i:
+            cells = "".join(f"{_shown(differences[i - 1][name], name):>26}" for name in names)
+            lines.append(f"  {_letter(i)} - {_letter(0):<12}{cells}")
+    return lines
+
+
+def _shown(entry: Mapping[str, float], name: str) -> str:
+    """Formats a difference, with a verdict if its interval does not contain 0."""
+    difference, low, high = entry["difference"], entry["low"], entry["high"]
+    if math.isnan(low):
+        return "undefined"
+    sign = ""
+    is_shown = abs(difference) >= _ROUNDING
+    if is_shown and name in BY_NAME and (low > 0 or high < 0):
+        sign = " better" if (difference > 0) == BY_NAME[name].higher_is_better else " worse"
+    return f"{difference:+.5f} ±{high - difference:.5f}{sign}"
+
+
+def _slices(by: Mapping[str, Any], tasks: Sequence[str]) -> list[str]:
+    lines = []
+    values = by["values"]
+    for task in tasks if values else []:
+        name = next(iter(values[0]["metrics"][0][task]))
+        lines.append(f"{task}, {TITLES[name]} by {by['column']}")
+        for entry in values[:_MOST_VALUES]:
+            value = "missing" if entry["value"] is None else str(entry["value"])
+            text = value if value.isprintable() else repr(value)
+            base = f"{_letter(0)} {entry['metrics'][0][task][name]:.5f}"
+            others = [
+                f"{_letter(i + 1)} {_shown(found[task][name], name)}"
+                for i, found in enumerate(entry["differences"])
+            ]
+            lines.append(f"  {text[:40]:<28}{entry['examples']:>12,}  {'  '.join([base, *others])}")
+        if len(values) > _MOST_VALUES:
+            lines.append(f"  and {len(values) - _MOST_VALUES:,} of fewer rows; --json has more")
+    return lines
