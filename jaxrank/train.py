@@ -217,7 +217,7 @@ def _summarise(job: Run, result: Result, described: str, page: bool) -> None:
             config=job.config,
             store=job.store,
             tables=summary.tables_of(job.schema, job.hot),
-            devices=f"{job.program.mesh.size} ({meshes.platform(job.program.mesh)})",
+            devices=f"{job.program.mesh.size} x {meshes.platform(job.program.mesh)}",
             description=described,
         )
         if page:

@@ -18,7 +18,7 @@ from jaxrank.data.store.reader import open_store
 from jaxrank.errors import InputError
 from jaxrank.metrics.registry import METRICS
 
-VERBS = ("prepare", "train", "evaluate", "predict", "export", "bench")
+VERBS = ("prepare", "train", "evaluate", "predict", "export", "bench", "report", "compare")
 
 
 def jaxrank_process(*args, **settings):
@@ -39,7 +39,7 @@ def test_help_of_every_verb_has_an_example(capsys):
     for verb in VERBS:
         with pytest.raises(SystemExit, match="0"):
             cli.run([verb, "--help"])
-        assert f"jaxrank {verb} --" in capsys.readouterr().out.split("example:")[1]
+        assert f"jaxrank {verb} " in capsys.readouterr().out.split("example:")[1]
 
 
 def test_the_configs_that_come_with_the_program_are_listed_and_found_by_name(capsys):

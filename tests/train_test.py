@@ -92,7 +92,10 @@ def test_the_summary_reports_where_the_time_went(finished):
         "  training         1,234.5 s  98,765 examples/s",
         "Validation at step 16:",
     ]
-    assert lines[-1] == f"every step   {workdir}/metrics.jsonl"
+    assert lines[-2:] == [
+        f"every step   {workdir}/metrics.jsonl",
+        f"report       {workdir}/report.html",
+    ]
 
 
 def test_a_repeated_run_is_equal_to_the_bit(store, finished, tmp_path):
@@ -725,3 +728,25 @@ def test_a_run_that_stops_reports_where_it_stands(store, tmp_path):
     assert "no progress for 0.5 s. Stacks of all threads:\nThread " in done.stderr
     assert "in slow_report" in done.stderr
     assert len(records(tmp_path / "run")) == 16
+
+
+def test_a_finished_run_has_a_summary_and_a_report(finished, store, tmp_path):
+    workdir, result = finished
+    found = json.loads((workdir / "summary.json").read_text())
+    assert found["result"]["metrics"]["click"] == result.metrics["click"]
+    assert found["result"]["constant"]["click"] == result.constant["click"]
+    assert found["result"]["phase_seconds"] == dict(result.phase_seconds)
+    assert found["data"]["splits"]["valid"]["tasks"]["click"]["known"] == 1000
+    assert [t["table"] for t in found["tables"]] == ["c0", "c1", "l0", "l1"]
+    assert found["config"] == json.loads((workdir / "config.json").read_text())
+    buckets, histogram = (found["result"][name]["click"] for name in ("buckets", "histograms"))
+    assert sum(bucket["examples"] for bucket in buckets) == 1000
+    assert sum(histogram["positive"] + histogram["negative"]) == pytest.approx(1000)
+    assert "</html>" in (workdir / "report.html").read_text()
+    shutil.copytree(workdir, tmp_path / "copy")
+    (tmp_path / "copy" / "report.html").unlink()
+    train(on_store(store), tmp_path / "copy", report=nothing, page=False)
+    again = json.loads((tmp_path / "copy" / "summary.json").read_text())
+    for name in ("metrics", "buckets", "histograms", "phase_seconds", "examples_per_second"):
+        assert again["result"][name] == found["result"][name]
+    assert not (tmp_path / "copy" / "report.html").exists()

@@ -27,8 +27,8 @@ class Comparison(NamedTuple):
     differences: of each run but the first, {task: {metric: {difference, low, high}}}: its metric
         minus that of the first run, and the ends of the 95% interval. NaN where undefined.
     examples: number of rows.
-    by: {column, values}: of each value its rows, and metrics and differences as above. None unless
-        requested.
+    by: {column, values}: of each value its rows, and metrics and differences as above, in order
+        of the runs. None unless requested.
     config: {field, values} of each field that differs between the runs.
     """
 
@@ -204,7 +204,7 @@ def _sliced(
                 {
                     "value": groups.values[i],
                     "examples": len(members[i]),
-                    "metrics": metrics,
+                    "runs": [{"metrics": of_run} for of_run in metrics],
                     "differences": differences,
                 }
             )

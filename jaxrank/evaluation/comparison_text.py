@@ -65,12 +65,12 @@ def _slices(by: Mapping[str, Any], tasks: Sequence[str]) -> list[str]:
     lines = []
     values = by["values"]
     for task in tasks if values else []:
-        name = next(iter(values[0]["metrics"][0][task]))
+        name = next(iter(values[0]["runs"][0]["metrics"][task]))
         lines.append(f"{task}, {TITLES[name]} by {by['column']}")
         for entry in values[:_MOST_VALUES]:
             value = "missing" if entry["value"] is None else str(entry["value"])
             text = value if value.isprintable() else repr(value)
-            base = f"{_letter(0)} {entry['metrics'][0][task][name]:.5f}"
+            base = f"{_letter(0)} {entry['runs'][0]['metrics'][task][name]:.5f}"
             others = [
                 f"{_letter(i + 1)} {_shown(found[task][name], name)}"
                 for i, found in enumerate(entry["differences"])

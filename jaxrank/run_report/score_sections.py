@@ -6,12 +6,13 @@ from typing import Any
 
 from jaxrank.evaluation.report import worse_than_constant
 from jaxrank.metrics.exact import probability
+from jaxrank.metrics.intervals import Z
 from jaxrank.metrics.registry import BY_NAME, CALIBRATION, NORMALIZED, TITLES
 from jaxrank.run_report.collect import RunReport
 from jaxrank.run_report.markup import Markup, join, number, table, tag
 from jaxrank.run_report.svg import COLORS, Series, histogram, lines, whisker
 
-_MOST_SLICES = 30
+_MOST_SLICES = 20
 _NO_SCORES = "No checkpoint of this run has been scored on validation data."
 
 
@@ -36,7 +37,7 @@ def _facts(run: RunReport) -> Markup:
     known, result_ = run.summary, run.summary["result"]
     text = _NO_SCORES if not result_ else f"Checkpoint {result_['checkpoint']}."
     if known["finished"]:
-        text += f" Finished {known['finished']} on {known['devices']} device(s)."
+        text += f" Finished {known['finished']} on {known['devices']}."
     days = result_["days"] if result_ else []
     if days:
         text += f" Means over {len(days)} days, each scored before it was trained on."
@@ -96,14 +97,27 @@ def _metrics(task: str, runs: Sequence[RunReport]) -> Markup:
             "best constant": result_["constant"],
         }
         for name, reference in references.items():
-            title = name if len(scored) == 1 else f"{name} ({run.name})"
+            title = f"{name} ({run.name})"
             if reference and task in reference:
                 rows.append((title, reference[task]))
-    # Runs on equal data have equal references, of which one is enough.
-    unique = list({str(values): (name, values) for name, values in reversed(rows)}.values())[::-1]
+    unique = _without_copies(rows[: len(scored)], rows[len(scored) :])
     names = list(dict.fromkeys(name for _, values in unique for name in values))
     body = [[title, *(number(values.get(n)) for n in names)] for title, values in unique]
     return table(["", *(TITLES.get(n, n) for n in names)], body)
+
+
+def _without_copies(
+    models: list[tuple[str, Mapping[str, Any]]], references: list[tuple[str, Mapping[str, Any]]]
+) -> list[tuple[str, Mapping[str, Any]]]:
+    """Joins references that are equal for all runs, as they are on equal data."""
+    by_name: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
+    for title, values in references:
+        by_name.setdefault(title.rpartition(" (")[0], []).append((title, values))
+    rows = list(models)
+    for name, entries in by_name.items():
+        are_equal = len({str(values) for _, values in entries}) == 1
+        rows += [(name, entries[0][1])] if are_equal else entries
+    return rows
 
 
 def reliability(runs: Sequence[RunReport]) -> list[Markup]:
@@ -117,7 +131,7 @@ def reliability(runs: Sequence[RunReport]) -> list[Markup]:
                 continue
             color = COLORS[i % len(COLORS)]
             x, y = ([b[n] for b in buckets] for n in ("predicted", "observed"))
-            errors = [1.96 * b.get("error", math.nan) for b in buckets]
+            errors = [Z * b.get("error", math.nan) for b in buckets]
             series.append(Series(run.name, x, y, color, errors=errors))
             tables.append(tag("h3", f"{task}, {run.name}" if len(runs) > 1 else task))
             tables.append(_bucket_table(buckets))
@@ -204,8 +218,9 @@ def slices(runs: Sequence[RunReport]) -> list[Markup]:
         text = "None yet: jaxrank report RUN --by=COLUMN, or jaxrank evaluate --by=COLUMN first."
         return [note(text)]
     text = (
-        "By normalised loss, the worst first: above 1 a constant of the slice is better. Whiskers"
-        " are 95% intervals, of this slice alone: among many slices some are off by chance."
+        "The worst first, by the lower end of the 95% interval of the normalised loss. Above 1 a"
+        " constant of the slice is better. The line is the value of all examples. Intervals are of"
+        " one slice alone: among many slices some are off by chance."
     )
     return [note(text), *parts]
 
@@ -217,13 +232,13 @@ def _slice_table(task: str, entry: Mapping[str, Any]) -> Markup:
     names = list(values[0]["metrics"][task])
     normalized = next((n for n in names if n in NORMALIZED), CALIBRATION)
     shown = [n for n in names if n in BY_NAME or n == CALIBRATION]
-    ranked = sorted(values, key=lambda v: -_badness(v["metrics"][task].get(normalized)))
+    ranked = sorted(values, key=lambda v: -_surely(v, task, normalized))
     chosen = [v for v in ranked if v["metrics"][task]["examples"]][:_MOST_SLICES]
     whole = entry["metrics"][task].get(normalized)
     spans = [
         (x["metrics"][task].get(normalized), x["errors"][task].get(normalized)) for x in chosen
     ]
-    ends = [v + s * 1.96 * e for v, e in spans if _is_number(v) and _is_number(e) for s in (-1, 1)]
+    ends = [v + s * Z * e for v, e in spans if _is_number(v) and _is_number(e) for s in (-1, 1)]
     ends += [whole] if _is_number(whole) else []
     low, high = (min(ends), max(ends)) if ends else (0.0, 1.0)
     rows = []
@@ -248,9 +263,11 @@ def _slice_table(task: str, entry: Mapping[str, Any]) -> Markup:
     return join([listed, *(more if others else []), *mean])
 
 
-def _badness(value: Any) -> float:
-    return value if _is_number(value) else -math.inf
+def _surely(value: Mapping[str, Any], task: str, name: str) -> float:
+    """Returns the lower end of the interval of a loss, the lowest number if it is undefined."""
+    loss, error = value["metrics"][task].get(name), value["errors"][task].get(name)
+    return loss - Z * error if _is_number(loss) and _is_number(error) else -math.inf
 
 
 def _with_error(value: Any, error: Any) -> str:
-    return f"{number(value)} ± {1.96 * error:.2g}" if _is_number(error) else number(value)
+    return f"{number(value)} ± {Z * error:.2g}" if _is_number(error) else number(value)

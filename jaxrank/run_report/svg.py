@@ -197,7 +197,6 @@ def _chart(title: str, parts: Sequence[Markup], series: Sequence[Series]) -> Mar
         *parts,
         viewBox=f"0 0 {_WIDTH} {_HEIGHT}",
         role="img",
-        xmlns="http://www.w3.org/2000/svg",
     )
     solid = [s for s in series if not s.faint] or series
     names = {s.name: s for s in solid if s.name}

@@ -23,7 +23,7 @@ FLOORS = (
     "program checkpoints telemetry config_files config_reference",
     "build workdir flags defaults",
     "placement evaluation",
-    "run loop batch_statistics export aot",
+    "run loop batch_statistics export aot run_report",
     "warm_start bench",
     "train",
     "studies",
@@ -174,6 +174,7 @@ def test_data_never_imports_jax():
         ("tensorboardX", ("telemetry/writers.py",)),
         ("absl.flags", ("config_files.py",)),
         ("matplotlib", ("plots.py",)),
+        ("PIL", ("telemetry/reliability_image.py",)),
         ("optax", ("optim.py", "step.py")),
     ],
 )

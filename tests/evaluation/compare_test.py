@@ -1,0 +1,132 @@
+"""Tests of the comparison of runs against scikit-learn and a bootstrap over examples."""
+
+import json
+import shutil
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import tiny
+from sklearn import metrics as sk
+
+from jaxrank import cli
+from jaxrank.data.prepare.passes import prepare
+from jaxrank.errors import InputError
+from jaxrank.evaluation import evaluate
+from jaxrank.evaluation.compare import compare
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.fixture(scope="module")
+def runs(variants):
+    return [str(variants.unbroken(name)[0]) for name in ("plain", "average")]
+
+
+@pytest.fixture(scope="module")
+def scored(runs, tmp_path_factory):
+    """Labels and predictions of clicks of both runs, and the column c1, by numbers of rows."""
+    folder = tmp_path_factory.mktemp("predictions")
+    tables = []
+    for i, run in enumerate(runs):
+        evaluate.predict(run, output=str(folder / f"{i}.parquet"))
+        tables.append(pq.read_table(folder / f"{i}.parquet"))
+    labels = tables[0]["label_click"].to_numpy().astype(float)
+    predicted = [table["predicted_click"].to_numpy() for table in tables]
+    return labels, predicted, np.array(tables[0]["c1"].to_pylist(), object)
+
+
+def losses(labels, predicted):
+    return -np.where(labels > 0, np.log(predicted), np.log1p(-predicted))
+
+
+def test_differences_have_the_intervals_of_paired_examples(runs, scored):
+    labels, predicted, _ = scored
+    found = compare(runs, report=lambda _: None)
+    (differences,) = found.differences
+    for run, p in zip(found.runs, predicted, strict=True):
+        assert run["metrics"]["click"]["logloss"] == pytest.approx(sk.log_loss(labels, p), rel=1e-5)
+    paired = losses(labels, predicted[1]) - losses(labels, predicted[0])
+    entry = differences["click"]["logloss"]
+    assert entry["difference"] == pytest.approx(paired.mean(), rel=1e-3)
+    half = (entry["high"] - entry["low"]) / 2
+    assert half == pytest.approx(1.96 * paired.std() / np.sqrt(len(paired)), rel=1e-3)
+    r = np.random.default_rng(0)
+    draws = []
+    for _ in range(200):
+        rows = r.integers(len(labels), size=len(labels))
+        a, b = (sk.roc_auc_score(labels[rows], p[rows]) for p in predicted)
+        draws.append(b - a)
+    entry = differences["click"]["auc"]
+    assert (entry["high"] - entry["low"]) / 2 == pytest.approx(1.96 * np.std(draws), rel=0.2)
+    assert [entry["field"] for entry in found.config] == ["ema_decay"]
+    assert found.config[0]["values"] == ["0.0", "0.9"]
+
+
+def test_each_value_of_a_column_is_compared(runs, scored):
+    labels, predicted, column = scored
+    found = compare(runs, by="c1", report=lambda _: None)
+    assert found.by["column"] == "c1"
+    values = found.by["values"]
+    assert sum(entry["examples"] for entry in values) == len(labels)
+    assert values[0]["examples"] == max(entry["examples"] for entry in values)
+    rows = column == values[0]["value"]
+    a, b = (losses(labels[rows], p[rows]) for p in predicted)
+    entry = values[0]["differences"][0]["click"]["logloss"]
+    assert entry["difference"] == pytest.approx((b - a).mean(), rel=1e-3)
+    means = [run["metrics"]["click"]["logloss"] for run in values[0]["runs"]]
+    assert means == pytest.approx([a.mean(), b.mean()], rel=1e-5)
+
+
+def test_the_command_prints_and_draws(runs, capsys, tmp_path):
+    picture = tmp_path / "curves.png"
+    cli.run(["compare", *runs, "--by=c1", f"--picture={picture}", "--json"])
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    assert found["runs"][1]["metrics"]["click/auc"] > 0
+    assert found["differences"][0]["click"]["auc"].keys() == {"difference", "low", "high"}
+    assert picture.read_bytes().startswith(PNG)
+    assert "  B - A" in err
+    assert "click, logloss by c1" in err
+    assert "  ema_decay: A 0.0  B 0.9" in err
+
+
+def test_other_rows_are_refused(runs, tmp_path, tiny_store):
+    workdir = tmp_path / "run"
+    for name in ("config.json", "schema.json", "placement.json", "checkpoints"):
+        copy = shutil.copytree if name == "checkpoints" else shutil.copyfile
+        workdir.mkdir(exist_ok=True)
+        copy(f"{runs[0]}/{name}", workdir / name)
+    config = json.loads((workdir / "config.json").read_text())
+    for seed, rows, message in (
+        (3, 999, r"same examples in the same order: found 1,000 and 999\."),
+        (4, 1000, r"found other labels of task 'click' in \d+ of 1,000 rows, first in row \d+\."),
+    ):
+        c = tiny.config()
+        c.source.rows.valid = rows
+        c.source.seed = seed
+        store = tmp_path / f"store {seed}"
+        prepare(
+            c.features.to_dict(), c.source.to_dict(), store, vocabularies=str(tiny_store),
+            report=lambda _: None,
+        )  # fmt: skip
+        config["data"]["store"] = str(store)
+        (workdir / "config.json").write_text(json.dumps(config))
+        with pytest.raises(InputError, match=message):
+            _compared_without_check(runs[0], str(workdir))
+
+
+def _compared_without_check(first, second):
+    """Compares runs, the second of which reads other data than it was trained on."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evaluate.SavedRun, "check_trained_on", lambda *_: None)
+        return compare([first, second], report=lambda _: None)
+
+
+def test_runs_are_needed(runs, tmp_path):
+    with pytest.raises(InputError, match="at least two runs must be given: found 1"):
+        compare(runs[:1])
+    with pytest.raises(InputError, match="each run must be given once: found"):
+        compare([runs[0], f"{runs[0]}/."])
+    with pytest.raises(InputError, match=r"config\.json: no such file"):
+        compare([runs[0], str(tmp_path)])
