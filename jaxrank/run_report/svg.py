@@ -71,9 +71,9 @@ class _Axis:
 
 
 def _round_numbers(low: float, high: float) -> list[float]:
-    rough = (high - low) / 5
+    rough = (high - low) / 6
     power = 10.0 ** math.floor(math.log10(rough))
-    step = next(s * power for s in (1, 2, 5, 10) if s * power >= rough)
+    step = next(s * power for s in (1, 2, 2.5, 5, 10) if s * power >= rough)
     first = math.ceil(low / step)
     return [round(i * step, 12) for i in range(first, math.floor(high / step + 1e-9) + 1)]
 
