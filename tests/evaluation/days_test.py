@@ -149,7 +149,8 @@ def test_the_command_line_reports_a_table_of_days(store, tmp_path, capsys, monke
     cli.run(["train", f"--config={config}", workdir, "--quiet", "--json"])
     out, err = capsys.readouterr()
     assert err.startswith("\nTrained to step ")  # no line before the result
-    assert err.endswith(f"{tmp_path / 'run' / 'metrics.jsonl'}\n")
+    assert err.endswith(f"{tmp_path / 'run' / 'report.html'}\n")
+    assert "Means over 5 days" in (tmp_path / "run" / "report.html").read_text()
     result = json.loads(out.splitlines()[-1])
     assert [set(score) for score in result["days"]] == [{"day", "step", "metrics"}] * 5
     table = err.partition("Each day, scored before")[2].splitlines()

@@ -43,6 +43,9 @@ def test_evaluation_agrees_with_scikit_learn_on_the_predictions(run, predictions
     found = evaluate.evaluate(str(workdir))
     for task, metrics in result.metrics.items():  # computed on another number of devices
         assert found.metrics[task] == pytest.approx(metrics, abs=1e-6)
+        assert found.histograms[task] == result.histograms[task]
+        for bucket, expected in zip(found.buckets[task], result.buckets[task], strict=True):
+            assert bucket == pytest.approx(expected, abs=1e-6)
     assert found.step == result.step
     for task in ("click", "conversion"):
         known = predictions.filter(predictions[f"label_{task}"].is_valid())

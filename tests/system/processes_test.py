@@ -232,6 +232,9 @@ def test_two_processes_train_the_model_of_one_to_the_bit(store, trained, two):
     assert found["step"] == expected.step
     for part in ("metrics", "constant", "best_possible"):
         assert found[part] == (flatten_metrics(getattr(expected, part) or {}) or None)
+    for part in ("buckets", "histograms"):
+        assert found[part] == getattr(expected, part)
+    assert (two[0] / "run" / "report.html").is_file()
 
 
 def test_each_of_two_processes_writes_a_trace_of_the_same_name(two):
