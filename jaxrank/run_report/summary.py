@@ -1,6 +1,5 @@
 """WORKDIR/summary.json: everything about a finished run that its report shows."""
 
-import math
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -19,7 +18,7 @@ from jaxrank.layout import ReplicatedRows
 _NAME = "summary.json"
 _LARGE = ("mergeable", "list_lengths")  # parts of the statistics that no reader needs
 # Measurements of a command that trained. One that only reports the result again keeps them.
-_OF_TRAINING = ("seconds", "phase_seconds", "examples_per_second")
+_OF_TRAINING = ("seconds", "phase_seconds", "examples_per_second", "trained_steps")
 
 
 def write(
@@ -48,8 +47,8 @@ def write(
     """
     shown = json_files.plain(result)
     earlier = read(directory)
-    if earlier and math.isnan(result.examples_per_second):
-        shown |= {name: earlier["result"][name] for name in _OF_TRAINING}
+    if earlier and not result.trained_steps:
+        shown |= {n: earlier["result"][n] for n in _OF_TRAINING if n in earlier["result"]}
     tree = {
         "version": jaxrank.__version__,
         "finished": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
