@@ -122,7 +122,7 @@ def run(
         worker: see `executor.opened`.
 
     Returns:
-        The content of NAME.json. With "refusal", the error of a study some of whose runs failed.
+        The content of NAME.json. With "error", the error of a study some of whose runs failed.
 
     Raises:
         InputError, RunError, StoppedError: see `Executor.run` and `executor.opened`.
@@ -143,7 +143,7 @@ def run(
     report(outcomes.describe(outcome, list(failed.values())))
     report(f"Files: {', '.join(result['files'])}")
     if failed:
-        result["refusal"] = f"{len(failed)} runs failed: {', '.join(failed)}. See {workdir}/runs."
+        result["error"] = f"{len(failed)} runs failed: {', '.join(failed)}. See {workdir}/runs."
     return result
 
 

@@ -70,7 +70,7 @@ def test_a_study_writes_its_table_picture_and_the_record_of_each_run(tmp_path):
     lines = []
     found = executed(tmp_path / "study", tmp_path / "log", report=lines.append)
     assert found["table"]["rows"] == [[f"run-{i}", i] for i in range(4)]
-    assert "refusal" not in found
+    assert "error" not in found
     csv, png, svg = (Path(file) for file in found["files"])
     assert csv.read_text().splitlines() == ["run,AUC", *(f"run-{i},{i}.0" for i in range(4))]
     assert png.read_bytes().startswith(b"\x89PNG")
@@ -91,7 +91,7 @@ def test_finished_runs_are_reused_and_failed_ones_are_not(tmp_path):
     assert first["failed"]["run-2"] == "too hot\nreally"
     assert "ended with status -9" in first["failed"]["run-1"]
     assert "run-1 at work" in first["failed"]["run-1"]
-    assert first["refusal"].startswith("2 runs failed: run-1, run-2.")
+    assert first["error"].startswith("2 runs failed: run-1, run-2.")
     assert first["table"]["rows"] == [["run-0", 0], ["run-1", None], ["run-2", None], ["run-3", 3]]
     assert names(log) == [f"run-{i}" for i in range(4)]
     again = executed(workdir, log, of_2={"error": "too hot\nreally"}, of_1={"crash": 1}, count=5)
