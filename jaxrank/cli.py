@@ -198,6 +198,28 @@ def _bench(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
     return bench_report.to_json(result)
 
 
+def _selftest(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
+    from jaxrank.selftest import report as selftest_report
+    from jaxrank.selftest.job import FULL, Size
+    from jaxrank.selftest.supervise import selftest
+    from jaxrank.workdir.files import directory
+
+    result = selftest(
+        str(directory(args.workdir)) if args.workdir else "",
+        FULL if args.full else Size(),
+        coordinator=args.coordinator,
+        num_processes=args.num_processes,
+        process_id=args.process_id,
+        report=report,
+    )
+    if result.process:  # process 0 reports for all
+        if result.failed:
+            raise RefusedError(selftest_report.summary(result))
+        return {}
+    report(selftest_report.describe(result))
+    return selftest_report.to_json(result)
+
+
 def _which(args: argparse.Namespace) -> dict[str, Any]:
     """Returns the flags that select a checkpoint and the data to score."""
     return {name: getattr(args, name) for name in ("checkpoint", "data", "split", "batch_size")}
@@ -373,11 +395,12 @@ _RUN: dict[str, Callable[[argparse.Namespace, Callable], dict[str, Any]]] = {
     "study": _study,
     "report": _report,
     "compare": _compare,
+    "selftest": _selftest,
     "configs": _configs,
     "launch": _launch,
 }
-# `study` leaves the devices to its runs, which are other processes.
-_WITHOUT_DEVICES = ("prepare", "compile", "study", "configs", "launch")
+# `study` and `selftest` leave the devices to other processes, which they start.
+_WITHOUT_DEVICES = ("prepare", "compile", "study", "selftest", "configs", "launch")
 
 
 def run(argv: Sequence[str]) -> None:
@@ -412,7 +435,7 @@ def run(argv: Sequence[str]) -> None:
 
         args.config_command = [f"--config={args.config}", *rest]
         args.config = load(args.config, rest)
-    several = hasattr(args, "coordinator")
+    several = hasattr(args, "coordinator") and args.verb not in _WITHOUT_DEVICES
     if several:
         _join(args)
     elif args.verb not in _WITHOUT_DEVICES:
@@ -433,7 +456,7 @@ def run(argv: Sequence[str]) -> None:
 
     with processes.peer_loss_as_run_error():
         result = _RUN[args.verb](args, report)
-        if args.json and speaks():
+        if args.json and result and speaks():
             shown = json_files.plain(result, non_finite="null")
             if args.verb in ("train", "evaluate", "compare"):
                 shown = _named(shown)

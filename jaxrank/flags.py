@@ -393,6 +393,21 @@ def _compare(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--picture", default="", metavar="FILE", help="a PNG of the learning curves")
 
 
+def _selftest(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument(
+        "--workdir",
+        default="",
+        metavar="DIR",
+        help="a directory on the file system that runs will use; default: one for temporary files",
+    )
+    sub.add_argument(
+        "--full",
+        action="store_true",
+        help="test every device by itself, with larger data, longer measurements and more kills",
+    )
+    _add_processes(sub)
+
+
 def _launch(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--path", action="store_true", required=True, help="print the directory")
 
@@ -453,6 +468,11 @@ _VERBS: Mapping[str, _Verb] = {
         "compare runs on the same validation rows, with intervals of the differences",
         _compare,
         "jaxrank compare /tmp/first /tmp/second --picture=/tmp/curves.png",
+    ),
+    "selftest": _Verb(
+        "check devices, network, file system and resuming on the machines at hand",
+        _selftest,
+        "jaxrank selftest --workdir=/mnt/jaxrank",
     ),
     "configs": _Verb(
         "list the configs that come with the program",

@@ -462,11 +462,13 @@ def make_batches(
     num_steps: int,
     room_steps: int = 0,
     room: Room | None = None,
+    process: tuple[int, int] | None = None,
 ) -> TrainBatches:
     """Opens this process's share of the training batches of a split, up to `num_steps`.
 
     Args:
         data: the config's section.
+        process: index of the process and number of processes. None: those of this run.
 
     Raises:
         InputError: see `TrainBatches`.
@@ -483,7 +485,7 @@ def make_batches(
         num_steps=num_steps,
         room_steps=room_steps,
         room=room,
-        process=(jax.process_index(), jax.process_count()),
+        process=process or (jax.process_index(), jax.process_count()),
         **settings,
     )
 

@@ -22,6 +22,7 @@ References:
     (v2). Jouppi et al., TPU v4: An Optically Reconfigurable Supercomputer for Machine Learning with
     Hardware Support for Embeddings, ISCA 2023 (v3, v4, twisted tori). Google Cloud, TPU system
     architecture (v5e, v5p, v6e). Austin et al., How to Scale Your Model, 2025 (time of a hop).
+    NVIDIA, datasheets of A100, H100, H200, DGX A100 and DGX H100 (links of GPUs).
 """
 
 import re
@@ -71,6 +72,25 @@ PUBLISHED = (16, 5.25)
 
 # Speed-up of an exchange between all chips in a twisted torus, by its proportions.
 _TWISTED: dict[tuple[int, ...], float] = {(1, 1, 2): 1.63, (1, 2, 2): 1.31}
+
+
+class GpuLinks(NamedTuple):
+    """Rates of the network of one GPU, in bytes/s and in one direction.
+
+    machine: to the other GPUs of its machine together, by NVLink and NVSwitch.
+    network: to other machines, its own adapter of a DGX.
+    """
+
+    machine: float
+    network: float
+
+
+GPU_LINKS = {
+    "a100": GpuLinks(300e9, 25e9),
+    "h100": GpuLinks(450e9, 50e9),
+    "h200": GpuLinks(450e9, 50e9),
+}
+GPUS_PER_MACHINE = 8
 
 
 class StepTime(NamedTuple):
@@ -155,6 +175,36 @@ def step_time(text: str, topology: Topology, batch_size: int, steps: int) -> Ste
         product_flops=sum(cost.flops for cost in instructions) / steps,
         memory_bytes=sum(cost.memory_bytes for cost in instructions) / steps,
     )
+
+
+def collective_seconds(opcode: str, sent_bytes: float, topology: Topology) -> float:
+    """Estimates the time of one collective between all devices of a slice or of machines with GPUs.
+
+    Args:
+        opcode: such as "all-to-all" or "all-reduce".
+        sent_bytes: bytes of its result on one device.
+    """
+    if topology.is_gpu:
+        return _gpu_collective(opcode, sent_bytes, topology) + _HOP_SECONDS
+    cost = Cost("", opcode, 1.0, sent_bytes=sent_bytes)
+    _, seconds, hops = _collective(cost, topology, RATES[topology.generation])
+    return seconds + hops * _HOP_SECONDS
+
+
+def _gpu_collective(opcode: str, sent_bytes: float, topology: Topology) -> float:
+    """Returns the seconds of the slower of the links in a machine and those between machines.
+
+    A sum goes around one ring through all GPUs of each machine.
+    """
+    links, devices = GPU_LINKS[topology.generation], topology.devices
+    inside = min(devices, GPUS_PER_MACHINE)
+    if opcode == "all-to-all":
+        outside = sent_bytes * (devices - inside) / devices / links.network
+        return max(sent_bytes * (inside - 1) / devices / links.machine, outside)
+    moved = sent_bytes * (devices - 1) / devices * (2 if opcode == "all-reduce" else 1)
+    # Between machines every GPU has its own ring with a part of the array.
+    outside = moved / inside / links.network if devices > inside else 0.0
+    return max(moved / links.machine, outside)
 
 
 def _collective(cost: Cost, topology: Topology, rates: ChipRates) -> tuple[str, float, int]:

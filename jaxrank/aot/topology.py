@@ -40,6 +40,18 @@ GENERATIONS = {
 }
 _FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 _ALIASES = {"v5litepod": "v5e"}
+# Beginnings of the names that JAX gives to devices, the longest first.
+_DEVICE_KINDS = {
+    "TPU v5 lite": "v5e",
+    "TPU v6 lite": "v6e",
+    "TPU v5": "v5p",
+    "TPU v4": "v4",
+    "TPU v3": "v3",
+    "TPU v2": "v2",
+    "NVIDIA A100": "a100",
+    "NVIDIA H100": "h100",
+    "NVIDIA H200": "h200",
+}
 
 
 class Topology(NamedTuple):
@@ -118,6 +130,21 @@ def topology(name: str) -> Topology:
     return Topology(
         name, alias, number // generation.cores_per_device, number // unit, generation.hbm_bytes
     )
+
+
+def topology_of(device_kind: str, devices: int) -> Topology | None:
+    """Returns the topology of devices that are present, or None if their kind is unknown.
+
+    Args:
+        device_kind: as JAX names it, such as "TPU v5 lite".
+        devices: number of devices of a whole slice.
+    """
+    generation = next((g for k, g in _DEVICE_KINDS.items() if device_kind.startswith(k)), "")
+    if not generation:
+        return None
+    of = GENERATIONS[generation]
+    number = devices * of.cores_per_device if of.numbers_cores else devices
+    return topology(f"{generation}-{number}")
 
 
 def sides(topology: Topology) -> tuple[int, ...]:

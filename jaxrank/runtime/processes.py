@@ -177,6 +177,16 @@ def from_first(value: Any) -> Any:
     return json.loads(_gather(json_files.to_text(value))[0]) if place()[1] > 1 else value
 
 
+def from_all(value: Any) -> list[Any]:
+    """Returns the values of all processes, in the order of processes.
+
+    Args:
+        value: any JSON value.
+    """
+    text = json_files.to_text(value)
+    return [json.loads(text) for text in (_gather(text) if place()[1] > 1 else [text])]
+
+
 def check_same(what: str, value: str) -> None:
     """Raises InputError in all processes unless `value` is the same in all."""
     if place()[1] == 1:

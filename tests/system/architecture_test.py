@@ -26,7 +26,7 @@ FLOORS = (
     "run loop batch_statistics export aot run_report",
     "warm_start bench",
     "train",
-    "studies",
+    "studies selftest",
     "cli",
 )
 DATA_FLOORS = (

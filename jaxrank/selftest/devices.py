@@ -1,0 +1,145 @@
+"""Compares training on all devices with training on one."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from jaxrank import mesh as meshes
+from jaxrank import run as jobs
+from jaxrank.build import make_step_spec
+from jaxrank.data.batches.pipeline import TrainBatches
+from jaxrank.program import CompiledSteps
+from jaxrank.run import Run
+from jaxrank.selftest.check import NOT_APPLICABLE, Verdict, passes
+from jaxrank.step import weights_of
+
+# Largest difference over the largest number. Sums of float32 in another order differ by far less,
+# and a lost gradient by far more. Other devices round products more.
+_TOLERANCE = {"cpu": 1e-3}
+_OTHERS = 1e-2
+
+
+STORE = "data"  # the store of the job, in the folder of the self-test
+_MOST_STEPS = 2**30
+
+
+def whole_mesh() -> Mesh:
+    """Returns the mesh of all devices."""
+    return meshes.make_mesh()
+
+
+@contextmanager
+def built(config: ConfigDict, folder: Path) -> Iterator[Run]:
+    """Builds the job on all devices, with batches without end. Prepares its store first."""
+    most = _MOST_STEPS // config.steps_per_execution * config.steps_per_execution
+    job = jobs.build(config, folder, lambda _: None, num_steps=most)
+    job.checkpoints.close()
+    try:
+        yield job
+    finally:
+        job.batches.close()
+
+
+class Trained(NamedTuple):
+    """Losses of the steps f32[steps] and logits of one more batch f32[B, tasks]."""
+
+    losses: np.ndarray
+    logits: np.ndarray
+
+
+def check(job: Run, executions: int, *, each_device: bool) -> Verdict:
+    """Fails if a device alone trains another model than all devices together.
+
+    Every process compares one of its devices, on batches that it reads alone.
+
+    Args:
+        executions: number of executions of `steps_per_execution` steps.
+        each_device: compare all devices, not only the first of each process.
+    """
+    mesh = job.program.mesh
+    if mesh.size == 1 and not each_device:
+        return Verdict(NOT_APPLICABLE, "one device")
+    together = _train(job.program, job, job.batches, mesh, executions)
+    worst, where = 0.0, mesh.local_devices[0]
+    devices = mesh.local_devices if each_device else mesh.local_devices[:1]
+    for device in devices:
+        alone = _alone(job, device, executions)
+        difference = _difference(together, alone)
+        if not difference <= worst:  # also NaN
+            worst, where = difference, device
+    tolerance = _TOLERANCE.get(meshes.platform(mesh), _OTHERS)
+    steps = executions * job.steps_per_execution
+    return passes(
+        worst <= tolerance,
+        f"{steps} steps on {mesh.size} devices and on {where} alone differ by {worst:.1e}"
+        f" (at most {tolerance:.0e})",
+        "Run `jaxrank selftest --full`, which compares each device, and take a device that differs"
+        " out of the cluster. If all differ, the exchange is wrong: report it as an issue.",
+    )
+
+
+def _alone(job: Run, device: Any, executions: int) -> Trained:
+    """Trains on one device of this process, with the whole batches."""
+    config, program = job.config, job.program
+    mesh = meshes.mesh_of([device], 1)
+    step_spec = make_step_spec(
+        config,
+        program.predictor.layout,
+        mesh,
+        num_steps=job.run_schedule.num_steps,
+        room={},
+    )
+    single = CompiledSteps(step_spec, mesh, program.shape)
+    batches = jobs.make_batches(
+        {**config.data, "num_workers": 0, "prefetch_batches": 0},
+        job.train_split,
+        program.predictor.layout,
+        batch_size=config.batch_size,
+        steps_per_execution=job.steps_per_execution,
+        seed=config.seed,
+        num_steps=job.run_schedule.num_steps,
+        room_steps=job.batches.room_steps,
+        room=job.batches.room,
+        process=(0, 1),
+    )
+    try:
+        return _train(single, job, batches, mesh, executions)
+    finally:
+        batches.close()
+
+
+def _train(
+    program: CompiledSteps, job: Run, batches: TrainBatches, mesh: Mesh, executions: int
+) -> Trained:
+    put = _putter(mesh)
+    batches.seek(0)
+    state, losses = program.init(job.base_rates), []
+    for _ in range(executions):
+        state, metrics = program.train(
+            state, put(next(batches), 1), np.int32(job.steps_per_execution)
+        )
+        losses.append(np.asarray(metrics.loss))
+    batch = jax.tree.map(lambda x: x[0], next(batches))
+    logits, _, _ = program.predictor.predict(weights_of(state), put(batch, 0))
+    return Trained(np.concatenate(losses), np.asarray(logits))
+
+
+def _putter(mesh: Mesh) -> Callable[[Any, int], Any]:
+    """Returns a function that puts a batch on a mesh, of all processes or of one device."""
+    if mesh.size == 1:
+        device = mesh.devices.flat[0]
+        return lambda batch, leading: jax.device_put(batch, device)
+    return lambda batch, leading: meshes.put_batch(batch, mesh, leading)
+
+
+def _difference(together: Trained, alone: Trained) -> float:
+    """Returns the largest difference of losses and logits, over the largest of them."""
+    return max(
+        float(np.abs(a - b).max() / np.abs(b).max()) for a, b in zip(together, alone, strict=True)
+    )
