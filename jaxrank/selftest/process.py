@@ -94,7 +94,7 @@ def main(role: str, folder: str, size_text: str, results: str) -> None:
             file.write(json_files.to_text(line, non_finite="null") + "\n")
             file.flush()
 
-        emit({"began": "processes"})
+        emit({"began": "processes" if role == CHECKS else "resume"})
         rendezvous.join()
         processes.open_devices()
         processes.check_shares()

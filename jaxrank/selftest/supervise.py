@@ -101,7 +101,7 @@ def selftest(
         if first.status == 2 and not checks:
             raise InputError(_error(first.log))
         if first.status != 0:
-            name = first.last("began")
+            name = first.last("began") or "processes"
             checks[name] = _broken(name, first, size)
         elif _passed(checks, "shared directory"):
             checks["resume"] = _resume(supervisor, Path(folder), index, count)
@@ -137,6 +137,7 @@ class _Supervisor:
         results.touch()
         log = self._logs / f"{self._started}.log"
         size = json_files.to_text(self.size)
+        command: list[str | os.PathLike[str]]
         command = [sys.executable, "-m", "jaxrank.selftest.process", role, folder, size, results]
         limit = time.monotonic() + self.size.limit_seconds
         with log.open("wb") as output, results.open(encoding="utf-8") as file:
