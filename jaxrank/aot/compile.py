@@ -14,7 +14,7 @@ from jaxrank import config as configs
 from jaxrank import mesh as meshes
 from jaxrank.aot import checks
 from jaxrank.aot import devices as absent
-from jaxrank.aot.scaling import StepTime, grown, step_time
+from jaxrank.aot.scaling import StepTime, grown, stand_in, step_time
 from jaxrank.aot.topology import Topology, topology
 from jaxrank.build import make_run_schedule, make_step_spec, make_workload
 from jaxrank.errors import InputError
@@ -69,7 +69,13 @@ class Compiled(NamedTuple):
 
 
 def compile_for(
-    config: ConfigDict, names: list[str], *, workdir: str, scaling: str = "", report: Report
+    config: ConfigDict,
+    names: list[str],
+    *,
+    workdir: str,
+    scaling: str = "",
+    estimates_gpus: bool = False,
+    report: Report,
 ) -> Iterator[Compiled]:
     """Compiles training and evaluation for each of several slices.
 
@@ -78,6 +84,7 @@ def compile_for(
         workdir: of a run whose prepared data is read. May be empty, see `plan.open_data`.
         scaling: one of `validate.GROWTH` to estimate the time of a step, or empty. With weak
             scaling, `config.batch_size` applies to the slice with the fewest devices.
+        estimates_gpus: with `scaling`, GPUs are compiled as their `scaling.stand_in`.
         report: gets lines to print.
 
     Raises:
@@ -89,7 +96,7 @@ def compile_for(
         raise InputError(
             f"--scaling must compare slices of one generation: found {', '.join(names)}."
         )
-    if scaling and slices[0].is_gpu:
+    if scaling and slices[0].is_gpu and not estimates_gpus:
         raise InputError(f"--scaling must name TPU slices: found {', '.join(names)}.")
     if scaling and config.mesh.devices:
         raise InputError(
@@ -99,7 +106,7 @@ def compile_for(
     configs.check(config)
     there, hosts = [], []
     for i, machine in enumerate(slices):
-        devices = absent.devices(machine)
+        devices = absent.devices(stand_in(machine) if scaling else machine)
         used = meshes.used(config.mesh.devices, machine.devices)
         mesh = meshes.mesh_of(devices[:used], config.mesh.replicas)
         hosts.append(len({device.process_index for device in devices}))

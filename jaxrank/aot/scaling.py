@@ -14,6 +14,9 @@ Loops that end with the data, and buffers, are assumed to be full. Cycles are pe
 has two cores. The estimate leaves out the input, several slices, the padding of arrays to tiles,
 and cores that wait.
 
+GPUs are estimated from the program for a TPU slice of as many devices, see `stand_in`. The estimate
+then leaves out the launch of kernels, and counts the lines of 128 numbers that a TPU reads.
+
 The rates of reads of single rows are unknown. They count their bytes, 512 per line, at the full
 rate of HBM.
 
@@ -28,6 +31,7 @@ References:
 import re
 from typing import NamedTuple
 
+from jaxrank.aot import topology as topologies
 from jaxrank.aot.costs import Cost, costs
 from jaxrank.aot.topology import GENERATIONS, Topology, sides
 from jaxrank.step import MODEL_SCOPE
@@ -36,6 +40,7 @@ PARTS = ("model", "sorts", "tables and rest", "exchange", "reduction", "hops")
 _MODEL = re.compile(rf"(?:^|[/(]){MODEL_SCOPE}(?:$|[/)])")  # forward and backward
 _HOP_SECONDS = 1e-6
 _LANES = 1024  # numbers of a vector register
+_RADIX_PASSES = 4  # of a sort of 32-bit keys on GPU, each over all keys and places
 _SORT_CYCLES = 11  # per pass over a vector register of keys with their places
 
 
@@ -64,6 +69,10 @@ RATES = {
     "v5e": ChipRates(197e12, 819e9, 50e9, 1.5e9, 16),
     "v5p": ChipRates(459e12, 2765e9, 100e9, 1.75e9, 4),
     "v6e": ChipRates(918e12, 1640e9, 100e9, 1.75e9, 16),
+    # GPUs in the form of SXM, without sparsity. `GPU_LINKS` has their networks.
+    "a100": ChipRates(312e12, 2039e9, 0.0, 1.41e9, 0),
+    "h100": ChipRates(989e12, 3352e9, 0.0, 1.98e9, 0),
+    "h200": ChipRates(989e12, 4800e9, 0.0, 1.98e9, 0),
 }
 
 # Snap, Training Large-Scale Recommendation Models with TPUs, 2022: speed-up of 5.25 with 16 times
@@ -123,6 +132,13 @@ class StepTime(NamedTuple):
         return max(self.seconds, key=lambda part: self.seconds[part])
 
 
+def stand_in(topology: Topology) -> Topology:
+    """Returns the slice whose program gives the estimate: for GPUs a v6e of as many devices."""
+    if not topology.is_gpu:
+        return topology
+    return topologies.topology(f"v6e-{topology.devices}")
+
+
 def is_of_model(scope: str) -> bool:
     """Returns True if an instruction of this scope is the model's, forward or backward."""
     return _MODEL.search(scope) is not None
@@ -153,9 +169,12 @@ def step_time(text: str, topology: Topology, batch_size: int, steps: int) -> Ste
         part = (
             "sorts" if cost.compared else "model" if is_of_model(cost.scope) else "tables and rest"
         )
+        memory_bytes = cost.memory_bytes
+        if topology.is_gpu:  # the cycles are those of a TPU
+            cycles, memory_bytes = 0.0, memory_bytes * (_RADIX_PASSES if cost.compared else 1)
         took = max(
             cost.flops / (rates.flops / devices),
-            cost.memory_bytes / (rates.memory / devices),
+            memory_bytes / (rates.memory / devices),
             cycles / rates.clock,
         )
         seconds[part] += took
@@ -184,8 +203,6 @@ def collective_seconds(opcode: str, sent_bytes: float, topology: Topology) -> fl
         opcode: such as "all-to-all" or "all-reduce".
         sent_bytes: bytes of its result on one device.
     """
-    if topology.is_gpu:
-        return _gpu_collective(opcode, sent_bytes, topology) + _HOP_SECONDS
     cost = Cost("", opcode, 1.0, sent_bytes=sent_bytes)
     _, seconds, hops = _collective(cost, topology, RATES[topology.generation])
     return seconds + hops * _HOP_SECONDS
@@ -209,6 +226,9 @@ def _gpu_collective(opcode: str, sent_bytes: float, topology: Topology) -> float
 
 def _collective(cost: Cost, topology: Topology, rates: ChipRates) -> tuple[str, float, int]:
     """Returns the part that a collective counts to, its seconds and its hops."""
+    if topology.is_gpu:
+        part = "reduction" if cost.opcode in ("all-reduce", "reduce-scatter") else "exchange"
+        return part, _gpu_collective(cost.opcode, cost.sent_bytes, topology), 1
     network, joined_ends = sides(topology), joined(topology)
     axes = [side for side in network if side > 1]
     reach = sum(side // 2 if joined_ends else side - 1 for side in axes)
