@@ -77,17 +77,8 @@ def bench(config: ConfigDict, workdir: str | Path, *, seconds: float, report: Re
         raise InputError(f"bench must run in one process: found {processes.place()[1]}.")
     if not 0 < seconds < float("inf"):
         raise InputError(f"--seconds must be a positive number: found {seconds}.")
-    directory = workdirs.directory(workdir)
-    config = _unevaluated(config)
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(lock.locked(directory))  # no run uses the workdir at the same time
-        most = _MOST_STEPS // config.steps_per_execution * config.steps_per_execution
-        if (directory / "config.json").is_file():
-            config = defaults.inherit(config, workdirs.load_config(directory))
-        job = jobs.build(config, directory, report, inherits_store=True, num_steps=most)
+    with _built(config, workdir, report) as job:
         config = job.config
-        stack.callback(job.batches.close)
-        job.checkpoints.close()
         ahead = _ahead(config.steps_per_execution, config.data.prefetch_batches)
         execution = config.steps_per_execution * config.batch_size
         put = functools.partial(meshes.put_batch, mesh=job.program.mesh, leading=1)
@@ -114,6 +105,30 @@ def bench(config: ConfigDict, workdir: str | Path, *, seconds: float, report: Re
             device=f"{job.program.mesh.size} x {jax.devices()[0].device_kind}",
             batch_size=config.batch_size,
         )
+
+
+def input_rate(config: ConfigDict, workdir: str | Path, *, seconds: float, report: Report) -> float:
+    """Measures the input alone, in examples/s. Compiles nothing. See `bench`."""
+    with _built(config, workdir, report) as job:
+        ahead = _ahead(job.steps_per_execution, job.config.data.prefetch_batches)
+        rate = executions_per_second(job.batches, ahead, seconds)
+        return job.steps_per_execution * job.config.batch_size * rate
+
+
+@contextlib.contextmanager
+def _built(config: ConfigDict, workdir: str | Path, report: Report) -> Iterator[Run]:
+    """Builds the job of a run without evaluation and without end."""
+    directory = workdirs.directory(workdir)
+    config = _unevaluated(config)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(lock.locked(directory))  # no run uses the workdir at the same time
+        most = _MOST_STEPS // config.steps_per_execution * config.steps_per_execution
+        if (directory / "config.json").is_file():
+            config = defaults.inherit(config, workdirs.load_config(directory))
+        job = jobs.build(config, directory, report, inherits_store=True, num_steps=most)
+        stack.callback(job.batches.close)
+        job.checkpoints.close()
+        yield job
 
 
 def _unevaluated(config: ConfigDict) -> ConfigDict:

@@ -32,10 +32,31 @@ def _batch_size() -> Study:
     return batch_size.STUDY
 
 
+def _scaling() -> Study:
+    from jaxrank.studies import scaling
+
+    return scaling.STUDY
+
+
+def _input() -> Study:
+    from jaxrank.studies import input
+
+    return input.STUDY
+
+
+def _cost() -> Study:
+    from jaxrank.studies import cost
+
+    return cost.STUDY
+
+
 # Each function imports the module of a study.
 STUDIES: Mapping[str, Callable[[], Study]] = {
     "stability": _stability,
     "batch-size": _batch_size,
+    "scaling": _scaling,
+    "input": _input,
+    "cost": _cost,
 }
 
 

@@ -96,11 +96,27 @@ def _prepare(run: RunInput) -> Mapping[str, Any]:
     return {"values": {"store": str(store.path)}}
 
 
+def _measure(name: str) -> Kind:
+    """Returns a function of `measure`, which is imported when a run needs it."""
+
+    def kind(run: RunInput) -> Mapping[str, Any]:
+        from jaxrank.studies.execution import measure
+
+        return getattr(measure, name)(run)
+
+    return kind
+
+
 PREPARE = "prepare"
 KINDS: Mapping[str, Kind] = {
     "train": _train,
     "asynchronous": _train_asynchronously,
     "resolve": _resolve,
+    "devices": _measure("describe_devices"),
+    "bench": _measure("bench"),
+    "input": _measure("input_rate"),
+    "store": _measure("prepare_store"),
+    "estimate": _measure("estimate"),
     PREPARE: _prepare,
 }
 

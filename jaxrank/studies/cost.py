@@ -1,0 +1,253 @@
+"""Throughput and cost of machines, measured here and estimated, by a table of prices."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxrank import config_files
+from jaxrank.aot.prices import Prices
+from jaxrank.aot.scaling import RATES
+from jaxrank.aot.topology import Topology, topology, topology_of
+from jaxrank.errors import InputError
+from jaxrank.studies.study import (
+    Context,
+    Outcome,
+    Panel,
+    RunResult,
+    Runs,
+    RunSpec,
+    Series,
+    Study,
+    Table,
+)
+from jaxrank.validate import field
+
+_COLUMNS = (
+    *("table", "model", "machine", "how", "peak TFLOPS", "$/hour", "TFLOPS per $/hour"),
+    *("examples/s", "million examples per $", "speed", "examples per $, relative"),
+)
+_RATES, _THROUGHPUT = "rates and prices", "throughput and cost"
+_MEASURED, _ESTIMATED, _EXTRAPOLATED = "measured", "estimated", "extrapolated"
+_COLORS = {_MEASURED: "C0", _ESTIMATED: "C1", _EXTRAPOLATED: "C7"}
+_OPEN_BATCH = 4096  # for a config whose batch size depends on its data
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    prices: str = field("", help="a CSV file of prices; none: configs/prices.csv of the program")
+    models: tuple[str, ...] = field(
+        (), help="other configs beside --config, such as configs/heavy.py"
+    )
+    topologies: tuple[str, ...] = field(
+        ("v3-32", "a100-4"), help="TPU slices and GPUs to estimate", non_empty=True
+    )
+    workers: int = field(56, help="workers of the CPU cluster that is extrapolated", at_least=1)
+    servers: int = field(10, help="parameter servers of that cluster", at_least=0)
+    seconds: float = field(5.0, help="duration of each measurement", unit="seconds", above=0)
+
+
+class _Machine(NamedTuple):
+    """A machine with its price. peak: bfloat16 operations/s, None if it is not known."""
+
+    name: str
+    how: str
+    usd_per_hour: float
+    peak: float | None
+
+
+def runs(context: Context) -> Runs:
+    options = context.options
+    prices = Prices(options.prices)
+    estimated = {name: _priced(topology(name), prices) for name in options.topologies}
+    models: dict[str, dict[str, Any]] = {"config": {}}
+    models |= {_stem(path): _sections(context, path) for path in options.models}
+    (present,) = yield [RunSpec("devices-present", kind="devices")]
+    if not present.is_done:
+        raise InputError(f"the devices of this machine must open: {present.error}")
+    machine = _present(present.values, prices)
+    specs = [spec for m, o in models.items() for spec in _specs(context, m, o, estimated)]
+    results = yield specs
+    rows = [_row(r, machine, estimated) for r in results if r.is_done]
+    if present.values["platform"] == "cpu":
+        rows += [_cluster(row, options, machine) for row in rows if row.machine.how == _MEASURED]
+    rows.sort(key=lambda row: row.model != "config")
+    return Outcome(
+        Table(_COLUMNS, [*_rate_rows(prices), *_throughput_rows(rows)]),
+        _panels(rows),
+        _conclusion(rows, options, prices, present.values),
+    )
+
+
+def _stem(path: str) -> str:
+    """Returns the name of a config, such as "heavy" of configs/heavy.py:small."""
+    return Path(path.partition(".py:")[0]).stem
+
+
+def _sections(context: Context, path: str) -> dict[str, Any]:
+    """Returns the sections in which another config differs, as overrides."""
+    other = config_files.to_plain(config_files.load(path))
+    base = config_files.to_plain(context.config)
+    return {name: value for name, value in other.items() if value != base.get(name)}
+
+
+def _priced(machine: Topology, prices: Prices) -> _Machine:
+    price = machine.chips * prices.usd_per_hour(machine.generation)
+    return _Machine(
+        machine.name, _ESTIMATED, price, machine.chips * RATES[machine.generation].flops
+    )
+
+
+def _present(values: Mapping[str, Any], prices: Prices) -> _Machine:
+    """Returns this machine.
+
+    Raises:
+        InputError: its devices have no price.
+    """
+    if values["platform"] == "cpu":
+        cores = values["cores"]
+        name = f"CPU here, {cores} cores"
+        return _Machine(name, _MEASURED, cores * prices.usd_per_hour("cpu"), None)
+    machine = topology_of(values["kind"], values["count"])
+    if machine is None:
+        prices.usd_per_hour(values["kind"])  # raises, or the user has named it so
+        price = values["count"] * prices.usd_per_hour(values["kind"])
+        return _Machine(f"{values['count']} x {values['kind']}", _MEASURED, price, None)
+    return _priced(machine, prices)._replace(how=_MEASURED)
+
+
+def _specs(
+    context: Context, model: str, overrides: Mapping[str, Any], estimated: Mapping[str, _Machine]
+) -> list[RunSpec]:
+    batch = overrides.get("batch_size", context.config.batch_size) or _OPEN_BATCH
+    seconds = {"seconds": context.options.seconds}
+    specs = [RunSpec(f"measured-{model}", dict(overrides), "bench", seconds)]
+    for name in estimated:
+        devices = topology(name).devices
+        shards = max(context.config.data.shards, devices)
+        changes = {
+            **overrides,
+            "mesh.devices": 0,
+            "batch_size": batch,
+            "data.shards": shards + -shards % devices,
+        }
+        specs.append(RunSpec(f"estimated-{model}-{name}", changes, "estimate", {"topology": name}))
+    return specs
+
+
+class _Row(NamedTuple):
+    """The throughput of a model on a machine."""
+
+    model: str
+    machine: _Machine
+    rate: float
+
+    @property
+    def per_dollar(self) -> float:
+        return 3600 * self.rate / self.machine.usd_per_hour
+
+
+def _row(result: RunResult, present: _Machine, estimated: Mapping[str, _Machine]) -> _Row:
+    how, _, rest = result.spec.name.partition("-")
+    if how == _MEASURED:
+        return _Row(rest, present, result.examples_per_second)
+    name = result.spec.settings["topology"]
+    return _Row(rest.removesuffix(f"-{name}"), estimated[name], result.examples_per_second)
+
+
+def _cluster(row: _Row, options: Options, present: _Machine) -> _Row:
+    """Extrapolates a cluster of machines like this one, each worker as fast as it is alone."""
+    hosts = options.workers + options.servers
+    machine = _Machine(
+        f"{options.workers} workers and {options.servers} servers like this host",
+        _EXTRAPOLATED,
+        hosts * present.usd_per_hour,
+        None,
+    )
+    return _Row(row.model, machine, options.workers * row.rate)
+
+
+def _rate_rows(prices: Prices) -> list[tuple[Any, ...]]:
+    rows = []
+    for device in prices.by_device:
+        if device not in RATES:
+            continue
+        tflops, price = RATES[device].flops / 1e12, prices.known(device)
+        per_price = tflops / price if price else None
+        rows.append((_RATES, None, f"one chip of {device}", "published", tflops, price, per_price))
+    return [(*row, *[None] * (len(_COLUMNS) - len(row))) for row in rows]
+
+
+def _throughput_rows(rows: Sequence[_Row]) -> list[tuple[Any, ...]]:
+    """Returns the rows, relative to the last CPU machine of the model, or else to the first row."""
+    cells = []
+    for row in rows:
+        same = [other for other in rows if other.model == row.model]
+        base = next((o for o in same if o.machine.how == _EXTRAPOLATED), same[0])
+        machine = row.machine
+        tflops = machine.peak / 1e12 if machine.peak else None
+        cells.append(
+            (
+                *(_THROUGHPUT, row.model, machine.name, machine.how, tflops, machine.usd_per_hour),
+                tflops / machine.usd_per_hour if tflops else None,
+                *(row.rate, row.per_dollar / 1e6, row.rate / base.rate),
+                row.per_dollar / base.per_dollar,
+            )
+        )
+    return cells
+
+
+def _panels(rows: Sequence[_Row]) -> list[Panel]:
+    panels = []
+    for title, value in (
+        ("Throughput, examples/s", lambda row: row.rate),
+        ("Million examples per $", lambda row: row.per_dollar / 1e6),
+    ):
+        series = []
+        for how, color in _COLORS.items():
+            chosen = [row for row in rows if row.machine.how == how]
+            labels = [f"{row.model}\n{_short(row.machine)}" for row in chosen]
+            if chosen:
+                values = [value(row) for row in chosen]
+                series.append(Series(how, labels, values, style="bars", color=color))
+        panels.append(Panel(title, "", title.rpartition(",")[2].strip(), series))
+    return panels
+
+
+def _short(machine: _Machine) -> str:
+    return "cluster" if machine.how == _EXTRAPOLATED else machine.name.partition(",")[0]
+
+
+def _conclusion(
+    rows: Sequence[_Row], options: Options, prices: Prices, present: Mapping[str, Any]
+) -> list[str]:
+    sentences = []
+    for model in dict.fromkeys(row.model for row in rows):
+        same = sorted((r for r in rows if r.model == model), key=lambda row: -row.per_dollar)
+        first, last = same[0], same[-1]
+        if len(same) > 1:
+            sentences.append(
+                f"{model}: {first.machine.name} ({first.machine.how}) trains"
+                f" {first.per_dollar / 1e6:,.1f} million examples per $,"
+                f" {first.per_dollar / last.per_dollar:.1f} times as many as {last.machine.name}"
+                f" ({last.machine.how})."
+            )
+    sentences.append(
+        f"Prices are of {prices.dates()} in {prices.path}; check them before you compare."
+        " Estimates assume published rates and leave out the input, so they are upper bounds."
+    )
+    if present["platform"] == "cpu":
+        sentences.append(
+            f"The cluster of {options.workers} workers and {options.servers} servers is an"
+            " extrapolation: every worker is assumed as fast as this host alone, with free network"
+            " and parameter servers that never limit."
+        )
+    return sentences
+
+
+STUDY = Study(
+    "cost",
+    "examples per second and per dollar on machines measured here and estimated",
+    Options,
+    runs,
+)

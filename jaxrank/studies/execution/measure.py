@@ -1,0 +1,85 @@
+"""Kinds of runs that measure or estimate rates, instead of training to a result."""
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jaxrank.studies.execution.kinds import RunInput
+
+
+def describe_devices(run: "RunInput") -> Mapping[str, Any]:
+    """Returns the devices and the cores of this machine."""
+    import jax
+
+    device = jax.devices()[0]
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    values = {
+        "count": jax.device_count(),
+        "kind": device.device_kind,
+        "platform": device.platform,
+        "cores": cores,
+    }
+    return {"values": values}
+
+
+def bench(run: "RunInput") -> Mapping[str, Any]:
+    """Measures input, step and both. Settings: `seconds` of each."""
+    from jaxrank.bench import measure, report
+
+    result = measure.bench(run.config, run.directory / "bench", report=print, **run.settings)
+    return {"examples_per_second": result.rates.both, "values": report.to_json(result)}
+
+
+def input_rate(run: "RunInput") -> Mapping[str, Any]:
+    """Measures the input alone. Settings: `seconds`."""
+    from jaxrank.bench import measure
+
+    workdir = run.directory / "input"
+    rate = measure.input_rate(run.config, workdir, report=print, **run.settings)
+    return {"examples_per_second": rate}
+
+
+def prepare_store(run: "RunInput") -> Mapping[str, Any]:
+    """Prepares a store of its own. Settings: `block_size` in examples."""
+    from jaxrank import config_files
+    from jaxrank.data.prepare.passes import prepare
+
+    c = run.config
+    store = prepare(
+        config_files.to_plain(c.features),
+        config_files.to_plain(c.source),
+        run.directory / "store",
+        compression=c.data.compression,
+        report=print,
+        **run.settings,
+    )
+    size = sum(split.bytes for split in store.splits.values())
+    return {"values": {"store": str(store.path), "bytes": size}}
+
+
+def estimate(run: "RunInput") -> Mapping[str, Any]:
+    """Estimates a step on absent devices. Settings: `topology`, such as v3-32 or a100-4."""
+    from jaxrank.aot.compile import compile_for
+    from jaxrank.errors import RunError
+
+    (compiled,) = compile_for(
+        run.config,
+        [run.settings["topology"]],
+        workdir="",
+        scaling="strong",
+        estimates_gpus=True,
+        report=print,
+    )
+    took = compiled.step_time
+    if took is None:
+        raise RunError(f"{run.settings['topology']}: the model does not fit: {compiled.refused}")
+    values = {
+        "seconds": took.seconds,
+        "limit": took.limit,
+        "devices": compiled.topology.devices,
+        "chips": compiled.topology.chips,
+        "fits": compiled.fits,
+        "product_flops": took.product_flops,
+    }
+    return {"examples_per_second": took.examples_per_second, "values": values}

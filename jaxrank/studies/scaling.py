@@ -1,0 +1,239 @@
+"""Throughput over devices: measured on this machine, and estimated for TPU slices and GPUs."""
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from jaxrank.aot.scaling import PARTS, PUBLISHED
+from jaxrank.aot.topology import topology
+from jaxrank.studies.study import (
+    Context,
+    Outcome,
+    Panel,
+    RunResult,
+    Runs,
+    RunSpec,
+    Series,
+    Study,
+    Table,
+)
+from jaxrank.validate import GROWTH, field
+
+MEASURED, ESTIMATED = "measured", "estimated"
+_OPEN_BATCH = 4096  # for a config whose batch size depends on its data
+_COLUMNS = (
+    *("how", "batch", "machine", "devices", "examples per step", "examples/s", "step alone"),
+    *("speed-up", "of linear"),
+    *(f"{part}, ms" for part in PARTS),
+    "limit",
+)
+_COLORS = {MEASURED: "C0", "v3": "C1", "v5e": "C3", "v5p": "C4", "v6e": "C5", "a100": "C2"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    devices: tuple[int, ...] = field(
+        (),
+        help="numbers of devices to measure; none: powers of two up to all, or up to the cores",
+        at_least=1,
+    )
+    topologies: tuple[str, ...] = field(
+        ("v3-8", "v3-32", "v3-128", "a100-1", "a100-4", "a100-8"),
+        help="TPU slices and GPUs to estimate",
+    )
+    seconds: float = field(5.0, help="duration of each measurement", unit="seconds", above=0)
+
+
+def runs(context: Context) -> Runs:
+    options = context.options
+    machines = [topology(name) for name in options.topologies]  # checked before anything runs
+    (present,) = yield [RunSpec("devices-present", kind="devices")]
+    counts = options.devices or _powers(present.values)
+    specs = [spec for n in counts for spec in _measured(context, n, present.values, min(counts))]
+    for growth in GROWTH:
+        for machine in machines:
+            family = [m for m in machines if m.generation == machine.generation]
+            ratio = machine.devices // min(m.devices for m in family) if growth == "weak" else 1
+            overrides = _overrides(context, machine.devices, ratio) | {"mesh.devices": 0}
+            name, settings = f"estimated-{growth}-{machine.name}", {"topology": machine.name}
+            specs.append(RunSpec(name, overrides, "estimate", settings))
+    results = yield specs
+    lines = [_line(result) for result in results if result.is_done]
+    return Outcome(
+        Table(_COLUMNS, [row for line in _families(lines) for row in _rows(line)]),
+        [*(_speedups(lines, growth) for growth in GROWTH), _parts(lines)],
+        _conclusion(lines, present.values),
+    )
+
+
+def _powers(present: Any) -> list[int]:
+    """Returns the powers of two up to the number of devices, on CPU up to that of the cores."""
+    most = present.get("count", 1)
+    if present.get("platform") == "cpu":
+        most = max(most, present.get("cores", 1))
+    return [2**i for i in range(most.bit_length())]
+
+
+def _overrides(context: Context, devices: int, ratio: int) -> dict[str, Any]:
+    """Returns the overrides for a number of devices, with `ratio` times the batch."""
+    shards = max(context.config.data.shards, devices)
+    return {
+        "mesh.devices": devices,
+        "batch_size": (context.config.batch_size or _OPEN_BATCH) * ratio,
+        "data.shards": shards + -shards % devices,
+    }
+
+
+def _measured(context: Context, devices: int, present: Any, fewest: int) -> list[RunSpec]:
+    cpu_devices = devices if present.get("platform") == "cpu" else 0
+    return [
+        RunSpec(
+            f"measured-{growth}-{devices}",
+            _overrides(context, devices, devices // fewest if growth == "weak" else 1),
+            "bench",
+            {"seconds": context.options.seconds},
+            cpu_devices,
+        )
+        for growth in GROWTH
+    ]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Line:
+    """One result: a machine with a growth of the batch."""
+
+    how: str
+    growth: str
+    family: str
+    machine: str
+    devices: int
+    batch_size: int
+    rate: float
+    step_rate: float | None
+    seconds: dict[str, float]
+    limit: str
+
+
+def _line(result: RunResult) -> _Line:
+    how, growth, machine = result.spec.name.split("-", 2)
+    values = result.values
+    is_estimated = how == ESTIMATED
+    return _Line(
+        how=how,
+        growth=growth,
+        family=machine.partition("-")[0] if is_estimated else MEASURED,
+        machine=machine if is_estimated else values["device"],
+        devices=values["devices"] if is_estimated else int(machine),
+        batch_size=result.spec.overrides["batch_size"],
+        rate=result.examples_per_second,
+        step_rate=None if is_estimated else values["step"]["examples_per_second"],
+        seconds=dict(values["seconds"]) if is_estimated else {},
+        limit=values["limit"],
+    )
+
+
+def _families(lines: Iterable[_Line]) -> list[list[_Line]]:
+    """Groups lines whose speed-ups are comparable, each sorted by devices."""
+
+    def key(line: _Line) -> tuple[str, str]:
+        return line.growth, line.family
+
+    ordered = sorted(lines, key=lambda line: (line.how == ESTIMATED, *key(line), line.devices))
+    return [list(group) for _, group in itertools.groupby(ordered, key)]
+
+
+def _speedup(line: _Line, first: _Line) -> float:
+    return line.rate / first.rate
+
+
+def _rows(family: Sequence[_Line]) -> list[tuple[Any, ...]]:
+    first = family[0]
+    return [
+        (
+            *(line.how, line.growth, line.machine, line.devices, line.batch_size),
+            line.rate,
+            line.step_rate,
+            _speedup(line, first),
+            _speedup(line, first) * first.devices / line.devices,
+            *(1e3 * line.seconds[part] if line.seconds else None for part in PARTS),
+            line.limit,
+        )
+        for line in family
+    ]
+
+
+def _speedups(lines: Sequence[_Line], growth: str) -> Panel:
+    """Draws speed-ups over the ratio of devices. Estimates are dashed, in other colours."""
+    series = []
+    for family in _families(line for line in lines if line.growth == growth):
+        first = family[0]
+        name = family[0].family
+        series.append(
+            Series(
+                "measured" if name == MEASURED else f"{name}, estimated",
+                [line.devices / first.devices for line in family],
+                [_speedup(line, first) for line in family],
+                style="line" if name == MEASURED else "dashed",
+                color=_COLORS.get(name, ""),
+            )
+        )
+    most, published = PUBLISHED
+    series.append(Series("linear", [1, most], [1, most], style="dashed", color="0.7"))
+    label = f"Snap 2022: {published}x of {most}x"
+    series.append(Series(label, [1, most], [1, published], style="line", color="k"))
+    batch = "grows with the devices (weak)" if growth == "weak" else "stays (strong)"
+    return Panel(
+        f"The batch {batch}",
+        "devices, relative",
+        "speed-up",
+        series,
+        x_scale="log2",
+        y_scale="log2",
+    )
+
+
+def _parts(lines: Sequence[_Line]) -> Panel:
+    """Draws the parts of estimated steps, of the family with most machines."""
+    estimates = [f for f in _families(lines) if f[0].seconds and f[0].growth == "weak"]
+    family = max(estimates, key=len, default=[])
+    series = [
+        Series(
+            part, [line.machine for line in family], [1e3 * line.seconds[part] for line in family]
+        )
+        for part in PARTS
+    ]
+    return Panel("Parts of a step, estimated (weak)", "", "ms", series if family else [])
+
+
+def _conclusion(lines: Sequence[_Line], present: Any) -> list[str]:
+    sentences = []
+    for family in _families(lines):
+        first, last = family[0], family[-1]
+        if last.devices == first.devices or first.growth != "weak":
+            continue
+        ratio = last.devices / first.devices
+        sentences.append(
+            f"With a batch that grows, {last.devices} devices are {_speedup(last, first):.2f} times"
+            f" as fast as {first.devices}, of {ratio:g} ({first.family}, {first.how})."
+        )
+    if present.get("platform") == "cpu":
+        sentences.append(
+            f"Devices here are threads of one processor with {present.get('cores')} cores, which"
+            " they share, so this measures the overhead of several devices and no speed-up of"
+            " hardware."
+        )
+    most, published = PUBLISHED
+    sentences.append(
+        "Estimates come from compiled programs and published rates, and were not measured; Snap"
+        f" measured {published} times the throughput with {most} times the cores of a TPU v3."
+    )
+    return sentences
+
+
+STUDY = Study(
+    "scaling",
+    "throughput over the number of devices, measured here and estimated for TPUs and GPUs",
+    Options,
+    runs,
+)

@@ -1,0 +1,224 @@
+"""The studies `scaling`, `input` and `cost`: their runs, tables and conclusions."""
+
+import dataclasses
+
+import pytest
+import tiny
+
+from jaxrank import config_files
+from jaxrank.aot.prices import COLUMNS, Prices
+from jaxrank.aot.scaling import PARTS
+from jaxrank.aot.topology import topology
+from jaxrank.errors import InputError
+from jaxrank.studies import cost, input, scaling
+from jaxrank.studies.execution import measure
+from jaxrank.studies.execution.kinds import RunInput
+from jaxrank.studies.study import Context, RunResult
+
+CPU = {"count": 1, "kind": "cpu", "platform": "cpu", "cores": 2}
+
+
+def ignore(text):
+    """Drops a line of a report."""
+
+
+def driven(study, answer, **options):
+    """Drives a study by made-up results.
+
+    answer: spec -> (examples/s, values), or None for a failed run.
+
+    Returns:
+        The outcome, and the specs by name.
+    """
+    context = Context(tiny.config(batch_size=128), study.options(**options), ignore)
+    runs, specs = study.runs(context), {}
+    batch = next(runs)
+    while True:
+        results = []
+        for spec in batch:
+            assert specs.setdefault(spec.name, spec) == spec
+            found = answer(spec)
+            if found is None:
+                results.append(RunResult(spec, "failed", error="too hot"))
+            else:
+                rate, values = found
+                results.append(RunResult(spec, "done", examples_per_second=rate, values=values))
+        try:
+            batch = runs.send(results)
+        except StopIteration as stop:
+            return stop.value, specs
+
+
+def rows(outcome, **cells):
+    """The rows of a table with these cells, as dictionaries."""
+    tables = [dict(zip(outcome.table.columns, row, strict=True)) for row in outcome.table.rows]
+    return [row for row in tables if all(row[name] == value for name, value in cells.items())]
+
+
+def bench(rate, device="1 x cpu"):
+    return rate, {"step": {"examples_per_second": 1.1 * rate}, "limit": "step", "device": device}
+
+
+def estimated(rate, name):
+    seconds = dict.fromkeys(PARTS, 0.001)
+    machine = topology(name)
+    return rate, {"seconds": seconds, "limit": "model", "devices": machine.devices}
+
+
+def scaled(spec):
+    if spec.kind == "devices":
+        return 0.0, CPU
+    if spec.kind == "bench":
+        devices = spec.overrides["mesh.devices"]
+        return None if spec.name == "measured-weak-4" else bench(1000.0 * devices**0.5)
+    name = spec.settings["topology"]
+    return estimated(1000.0 * topology(name).devices ** 0.6, name)
+
+
+def test_scaling_compares_each_family_with_its_smallest_machine():
+    options = dict(devices=(1, 2, 4), topologies=("v3-8", "v3-128", "a100-4"))
+    outcome, specs = driven(scaling.STUDY, scaled, **options)
+    weak, strong = (specs[f"measured-{growth}-2"] for growth in ("weak", "strong"))
+    assert (weak.overrides["batch_size"], strong.overrides["batch_size"]) == (256, 128)
+    assert weak.devices == weak.overrides["mesh.devices"] == 2
+    slice_spec = specs["estimated-weak-v3-128"]
+    assert slice_spec.overrides["batch_size"] == 16 * 128
+    assert slice_spec.overrides["data.shards"] == 128
+    (two,) = rows(outcome, how="measured", batch="weak", devices=2)
+    assert two["speed-up"] == pytest.approx(2**0.5)
+    assert two["of linear"] == pytest.approx(2**-0.5)
+    (pod,) = rows(outcome, machine="v3-128", batch="strong")
+    assert pod["speed-up"] == pytest.approx(16**0.6)
+    assert pod["exchange, ms"] == pytest.approx(1)
+    assert not rows(outcome, how="measured", batch="weak", devices=4)  # failed
+    labels = [series.label for series in outcome.panels[0].series]
+    assert "Snap 2022: 5.25x of 16x" in labels
+    assert "v3, estimated" in labels
+    colors = {s.label: s.color for s in outcome.panels[0].series}
+    assert colors["measured"] != colors["v3, estimated"] != colors["a100, estimated"]
+    assert any("Estimates" in sentence for sentence in outcome.conclusion)
+    assert any("share" in sentence for sentence in outcome.conclusion)
+
+
+def test_scaling_measures_powers_of_two_up_to_the_cores_of_a_cpu():
+    _, specs = driven(scaling.STUDY, scaled, topologies=("v3-8",))
+    assert sorted(name for name in specs if name.startswith("measured-weak")) == [
+        "measured-weak-1",
+        "measured-weak-2",
+    ]
+    with pytest.raises(InputError, match="--topology.*found 'v9-8'"):
+        driven(scaling.STUDY, scaled, topologies=("v9-8",))
+
+
+def fed(spec):
+    if spec.kind == "store":
+        compression = spec.overrides["data.compression"] or "none"
+        return 0.0, {"store": f"/{compression}-{spec.settings['block_size']}", "bytes": 100}
+    if spec.kind == "bench":
+        return bench(500.0 if spec.name == "bench-naive" else 800.0)
+    rate = 1000.0
+    rate *= 2 if spec.overrides["data.compression"] == "lz4" else 1
+    rate *= {0: 1, 2: 1.5, 4: 1.51}[spec.overrides["data.num_workers"]]
+    return rate, {}
+
+
+def test_input_keeps_the_best_value_of_each_setting():
+    options = dict(block_sizes=(8192,), workers=(0, 2, 3, 4), prefetch=(0, 16))
+    outcome, specs = driven(input.STUDY, fed, **options)
+    assert "input-workers-3" not in specs  # does not divide the 8 streams
+    assert specs["input-workers-2"].overrides["data.store"] == "/lz4-8192"
+    assert outcome.best_overrides == [
+        "--config.data.compression=lz4",
+        "--config.data.num_workers=2",  # 4 is faster by less than noise
+        "--config.data.prefetch_batches=0",
+    ]
+    (best,) = rows(outcome, setting="workers", value=2)
+    assert best["over naive"] == pytest.approx(3)
+    assert specs["bench-best"].overrides["data.num_workers"] == 2
+    assert "1.60 times as fast" in " ".join(outcome.conclusion)
+    assert outcome.panels[2].series[0].y == [2000.0, 3000.0, 3020.0]
+
+
+PRICES = {"cpu": ("core", 0.05), "v3": ("chip", 2.0), "a100": ("chip", 3.0)}
+
+
+def price_file(path, text="", **changes):
+    lines = [",".join(COLUMNS)]
+    for device, (unit, usd) in (PRICES | changes).items():
+        lines.append(f"{device},{unit},{usd},{'2026-11-28' if usd else ''},list")
+    path.write_text(text or "\n".join(lines) + "\n")
+    return str(path)
+
+
+def priced(spec):
+    if spec.kind == "devices":
+        return 0.0, CPU
+    if spec.kind == "bench":
+        return bench(1000.0)
+    return estimated(
+        1e6 if spec.settings["topology"] == "v3-32" else 5e5, spec.settings["topology"]
+    )
+
+
+def test_cost_compares_examples_per_dollar(tmp_path):
+    outcome, specs = driven(
+        cost.STUDY, priced, prices=price_file(tmp_path / "p.csv"), models=("quickstart",)
+    )
+    assert {"measured-config", "measured-quickstart"} <= specs.keys()
+    assert specs["estimated-quickstart-a100-4"].overrides["batch_size"] == 4096
+    (here,) = rows(outcome, model="config", how="measured")
+    assert here["$/hour"] == pytest.approx(0.1)
+    assert here["million examples per $"] == pytest.approx(36)
+    (slice_,) = rows(outcome, model="config", machine="v3-32")
+    assert slice_["$/hour"] == 32  # 16 chips
+    assert slice_["peak TFLOPS"] == pytest.approx(16 * 123)
+    (cluster,) = rows(outcome, model="config", how="extrapolated")
+    assert cluster["examples/s"] == 56_000
+    assert cluster["$/hour"] == pytest.approx(6.6)
+    assert slice_["speed"] == pytest.approx(1e6 / 56_000)
+    (chip,) = rows(outcome, machine="one chip of a100")
+    assert chip["TFLOPS per $/hour"] == pytest.approx(104)
+    text = " ".join(outcome.conclusion)
+    assert "extrapolation: every worker is assumed" in text
+    assert "check them" in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(v3=("chip", "")), "row 3, column usd_per_hour.*one chip of v3, which is empty"),
+        (dict(text=",".join(COLUMNS)), "must have a row for the device 'v3': it has none"),
+        (dict(text="device,price\n"), "row 1: must have the columns device, unit"),
+        (dict(cpu=("core", "cheap")), "row 2, column usd_per_hour.*found 'cheap'"),
+        (dict(a100=("box", 1)), "row 4, column unit.*found 'box'"),
+        (dict(text=",".join(COLUMNS) + "\nv3,chip,2,soon,x\n"), "row 2, column date.*'soon'"),
+        (dict(text=",".join(COLUMNS) + "\nv3,chip,2\n"), "row 2: must have 5 cells: found 3"),
+        (
+            dict(text=",".join(COLUMNS) + "\n" + 2 * "v3,chip,2,2026-01-01,x\n"),
+            "no other row has: found 'v3'",
+        ),
+    ],
+)
+def test_a_price_that_is_missing_or_invalid_is_named(changes, message, tmp_path):
+    path = price_file(tmp_path / "p.csv", **changes)
+    with pytest.raises(InputError, match=message):
+        driven(cost.STUDY, priced, prices=path, topologies=("v3-32",))
+
+
+def test_the_prices_of_the_program_are_dated_or_empty():
+    prices = Prices()
+    assert prices.by_device.keys() >= {"v3", "a100", "h100", "cpu"}
+    assert all(price.date for price in prices.by_device.values() if price.usd_per_hour)
+
+
+def test_kinds_of_runs_measure_devices_stores_and_the_input(store, tmp_path):
+    c = tiny.config()
+    c.data.store = str(store)
+    c.source.rows.train = 512
+    c.source.rows.valid = 128
+    run = RunInput(config_files.to_plain(c), "", {"block_size": 128}, tmp_path)
+    prepared = measure.prepare_store(run)
+    assert prepared["values"]["bytes"] > 0
+    assert measure.describe_devices(run)["values"]["platform"] == "cpu"
+    run = dataclasses.replace(run, settings={"seconds": 0.01}, store=str(store))
+    assert measure.input_rate(run)["examples_per_second"] > 0
