@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 from jaxrank import mesh as meshes
 from jaxrank.aot import devices, scaling
 from jaxrank.aot.costs import costs
-from jaxrank.aot.topology import sides, topology
+from jaxrank.aot.topology import sides, topology, topology_of
 from jaxrank.step import MODEL_SCOPE
 
 pytest.importorskip("libtpu", reason="the TPU compiler is for Linux on x86-64")
@@ -281,3 +281,39 @@ def test_what_the_model_does_is_known_by_its_scope_forward_and_backward():
     assert len(products) == 5
     assert inside == pytest.approx(total(products, "flops") * 3 / 5, rel=0.05)
     assert not scaling.is_of_model("jit(train)/model_inputs/dot_general")
+
+
+@pytest.mark.parametrize(
+    ("name", "opcode", "milliseconds"),
+    [
+        ("h100-8", "all-to-all", 0.875),  # 7/8 of 450 MB at 450 GB/s
+        ("h100-16", "all-to-all", 4.5),  # half of it at the 50 GB/s between machines
+        ("h100-8", "all-reduce", 1.75),
+        ("h100-16", "all-reduce", 2 * 450 * 15 / 16 / 8 / 50),
+        ("h100-1", "all-reduce", 0.0),
+    ],
+)
+def test_exchanges_of_gpus_take_the_time_of_the_slower_links(name, opcode, milliseconds):
+    found = scaling.collective_seconds(opcode, 450e6, topology(name))
+    assert found == pytest.approx(milliseconds / 1e3 + 1e-6)
+
+
+def test_gpus_are_estimated_by_the_program_for_a_slice_of_as_many_devices():
+    assert scaling.stand_in(topology("a100-4")).name == "v6e-4"
+    assert scaling.stand_in(topology("v3-8")).name == "v3-8"
+
+    def product(a, b):
+        return jnp.dot(a, b, precision="default")
+
+    shape = of(jnp.float32, 2048, 2048)
+    text = compiled_text(product, shape, shape, slice_name="v6e-4")
+    gpu = scaling.step_time(text, topology("a100-4"), 8, 1)
+    assert gpu.seconds["tables and rest"] == pytest.approx(2 * 2048**3 / 312e12, rel=0.5)
+
+
+@pytest.mark.parametrize("name", ["v2-8", "v3-32", "v4-16", "v5e-16", "v5p-16", "v6e-4"])
+def test_devices_that_are_present_have_the_name_of_their_slice(name):
+    there = devices.devices(topology(name))
+    assert topology_of(there[0].device_kind, len(there)) == topology(name)
+    assert topology_of("NVIDIA H100 80GB HBM3", 8).name == "h100-8"
+    assert topology_of("cpu", 8) is None

@@ -1,14 +1,14 @@
-"""Kinds of runs that measure or estimate rates, instead of training to a result."""
+"""Kinds of runs that measure or estimate rates, instead of training to a result.
+
+Each function gets a `kinds.RunInput`, and returns the fields of `RunResult` that it knows.
+"""
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from jaxrank.studies.execution.kinds import RunInput
+from typing import Any
 
 
-def describe_devices(run: "RunInput") -> Mapping[str, Any]:
+def describe_devices(run: Any) -> Mapping[str, Any]:
     """Returns the devices and the cores of this machine."""
     import jax
 
@@ -23,7 +23,7 @@ def describe_devices(run: "RunInput") -> Mapping[str, Any]:
     return {"values": values}
 
 
-def bench(run: "RunInput") -> Mapping[str, Any]:
+def bench(run: Any) -> Mapping[str, Any]:
     """Measures input, step and both. Settings: `seconds` of each."""
     from jaxrank.bench import measure, report
 
@@ -31,7 +31,7 @@ def bench(run: "RunInput") -> Mapping[str, Any]:
     return {"examples_per_second": result.rates.both, "values": report.to_json(result)}
 
 
-def input_rate(run: "RunInput") -> Mapping[str, Any]:
+def input_rate(run: Any) -> Mapping[str, Any]:
     """Measures the input alone. Settings: `seconds`."""
     from jaxrank.bench import measure
 
@@ -40,7 +40,7 @@ def input_rate(run: "RunInput") -> Mapping[str, Any]:
     return {"examples_per_second": rate}
 
 
-def prepare_store(run: "RunInput") -> Mapping[str, Any]:
+def prepare_store(run: Any) -> Mapping[str, Any]:
     """Prepares a store of its own. Settings: `block_size` in examples."""
     from jaxrank import config_files
     from jaxrank.data.prepare.passes import prepare
@@ -58,7 +58,7 @@ def prepare_store(run: "RunInput") -> Mapping[str, Any]:
     return {"values": {"store": str(store.path), "bytes": size}}
 
 
-def estimate(run: "RunInput") -> Mapping[str, Any]:
+def estimate(run: Any) -> Mapping[str, Any]:
     """Estimates a step on absent devices. Settings: `topology`, such as v3-32 or a100-4."""
     from jaxrank.aot.compile import compile_for
     from jaxrank.errors import RunError
