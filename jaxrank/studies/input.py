@@ -1,8 +1,9 @@
 """The input pipeline over its settings: the fastest setting, and its speed-up over a naive one."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any
+import statistics
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from jaxrank.studies.study import (
     Context,
@@ -21,8 +22,11 @@ _NO_COMPRESSION = "none"  # in options, where an entry must not be empty
 _BLOCK = 8192  # examples of a block, as `prepare` writes it
 # One thread of the training process, which makes a batch when the step asks for it.
 _NAIVE = {"data.num_workers": 0, "data.prefetch_batches": 0}
-_BEST = 1.02  # a later value must be faster by this ratio, which is beyond noise
-_COLUMNS = ("setting", "value", "input, examples/s", "over naive", "store, bytes per example")
+_BEST = 1.02  # ratio by which another value must be faster than that of the config
+_COLUMNS = (
+    *("setting", "value", "input alone, examples/s", "over naive"),
+    *("training, examples/s", "bytes per example"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,62 +43,69 @@ class Options:
         (0, 1, 2, 4), help="values of data.num_workers that divide data.shards", at_least=0
     )
     prefetch: tuple[int, ...] = field(
-        (0, 4, 16, 64), help="values of data.prefetch_batches", unit="batches", at_least=0
+        (0, 4, 16), help="values of data.prefetch_batches", unit="batches", at_least=0
     )
-    seconds: float = field(3.0, help="duration of each measurement", unit="seconds", above=0)
+    repeats: int = field(
+        3, help="measurements of each value, of which the median counts", at_least=1
+    )
+    seconds: float = field(2.0, help="duration of each measurement", unit="seconds", above=0)
+
+
+class _Row(NamedTuple):
+    """A value of a setting. Rates in examples/s and sizes are None where they are not known."""
+
+    setting: str
+    value: Any
+    input_rate: float | None = None
+    training_rate: float | None = None
+    size: float | None = None
 
 
 def runs(context: Context) -> Runs:
-    options = context.options
-    own = context.config.data.compression
-    stores = [(name, _BLOCK) for name in map(_plain, options.compressions)]
-    stores += [(own, size) for size in options.block_sizes if (own, size) not in stores]
-    prepared = yield [_store(compression, size) for compression, size in stores]
-    of_store = {
-        store: result for store, result in zip(stores, prepared, strict=True) if result.is_done
-    }
-    rows: list[tuple[Any, ...]] = []
-
-    def add(setting: str, values: Sequence[Any], results: Sequence[RunResult]) -> Any:
-        """Adds rows to the table and returns the fastest value."""
-        rates = [r.examples_per_second if r.is_done else None for r in results]
-        rows.extend((setting, v, rate) for v, rate in zip(values, rates, strict=True))
-        return _fastest(values, rates)
-
-    naive_store = _overrides_of(of_store.get((own, _BLOCK)))
-    measured = yield [_input("naive", _NAIVE | naive_store, options.seconds)]
-    naive = measured[0].examples_per_second
-    add("naive", ["one thread, no prefetch"], measured)
+    options, data = context.options, context.config.data
+    own = data.compression
+    stores = [(name, _BLOCK) for name in dict.fromkeys([own, *map(_plain, options.compressions)])]
+    stores += [(own, size) for size in options.block_sizes if size != _BLOCK]
+    prepared = yield [_store(*store) for store in stores]
+    stored = {s: result for s, result in zip(stores, prepared, strict=True) if result.is_done}
+    chosen = _NAIVE | _overrides_of(stored.get((own, _BLOCK)))
+    rows: list[_Row] = []
 
     # One setting after the other: each keeps the best values of those before it.
-    chosen: dict[str, Any] = dict(_NAIVE)
-    listed = [store for store in of_store if store[1] == _BLOCK]
-    results = yield [_of_store(s, of_store[s], chosen, options.seconds) for s in listed]
-    compression = add("compression", [c or _NO_COMPRESSION for c, _ in listed], results)
-    compression = own if compression is None else _plain(compression)
-    listed = [store for store in of_store if store[0] == own]
-    results = yield [_of_store(s, of_store[s], chosen, options.seconds) for s in listed]
-    block = add("block size", [size for _, size in listed], results)
-    chosen |= _overrides_of(of_store.get((compression, _BLOCK)))
+    values = {s: chosen | _overrides_of(stored[s]) for s in stored if s[1] == _BLOCK}
+    rates = yield from _rates(values, options)
+    naive, naive_overrides = rates.get((own, _BLOCK)), dict(chosen)
+    rows.append(_Row("naive", "one thread, no prefetch", naive))
+    rows += [_Row("compression", c or _NO_COMPRESSION, r) for (c, _), r in rates.items()]
+    compression, _ = _fastest(rates, (own, _BLOCK))
 
-    shards = context.config.data.shards
-    counts = [n for n in options.workers if n == 0 or shards % n == 0]
-    for setting, path, values in (
-        ("workers", "data.num_workers", counts),
-        ("prefetch", "data.prefetch_batches", list(options.prefetch)),
-    ):
-        specs = [
-            _input(f"{setting}-{value}", chosen | {path: value}, options.seconds)
-            for value in values
-        ]
-        best = add(setting, values, (yield specs))
-        chosen[path] = chosen[path] if best is None else best
+    values = {s: chosen | _overrides_of(stored[s]) for s in stored if s[0] == own}
+    rates = yield from _rates(values, options)
+    rows += [_Row("block size", size, rate) for (_, size), rate in rates.items()]
+    _, block = _fastest(rates, (own, _BLOCK))
+    chosen |= _overrides_of(stored.get((compression, _BLOCK)))
 
-    both = yield [
-        RunSpec("bench-naive", _NAIVE | naive_store, "bench", {"seconds": options.seconds}),
-        RunSpec("bench-best", dict(chosen), "bench", {"seconds": options.seconds}),
+    counts = [n for n in dict.fromkeys((0, *options.workers)) if n == 0 or data.shards % n == 0]
+    values = {n: chosen | {"data.num_workers": n} for n in counts}
+    rates = yield from _rates(values, options)
+    rows += [_Row("workers", n, rate) for n, rate in rates.items()]
+    chosen["data.num_workers"] = _fastest(rates, 0)
+
+    # Batches that are made ahead help only beside a step, so these runs train.
+    ahead = dict.fromkeys((data.prefetch_batches, *options.prefetch))
+    seconds = {"seconds": options.seconds}
+    specs = [RunSpec("bench-naive", naive_overrides, "bench", seconds)]
+    specs += [
+        RunSpec(f"bench-prefetch-{n}", chosen | {"data.prefetch_batches": n}, "bench", seconds)
+        for n in ahead
     ]
-    return _outcome(rows, naive, of_store, both, compression, block, chosen)
+    before, *after = yield specs
+    trained = {n: _rate(result) for n, result in zip(ahead, after, strict=True)}
+    rows[0] = rows[0]._replace(training_rate=_rate(before))
+    rows += [_Row("prefetch", n, training_rate=rate) for n, rate in trained.items()]
+    chosen["data.prefetch_batches"] = _fastest(trained, data.prefetch_batches)
+    sizes = {s: r.values["bytes"] / max(1, r.values["rows"]) for s, r in stored.items()}
+    return _outcome([_with_size(row, own, sizes) for row in rows], compression, block, chosen)
 
 
 def _plain(name: str) -> str:
@@ -106,91 +117,111 @@ def _store(compression: str, block_size: int) -> RunSpec:
     return RunSpec(name, {"data.compression": compression}, "store", {"block_size": block_size})
 
 
-def _input(name: str, overrides: Mapping[str, Any], seconds: float) -> RunSpec:
-    return RunSpec(f"input-{name}", dict(overrides), "input", {"seconds": seconds})
-
-
 def _overrides_of(prepared: RunResult | None) -> dict[str, Any]:
-    """Returns the overrides that read a prepared store. Without one, the run prepares its own."""
+    """Returns the overrides that read a prepared store. Without one, the run reads the study's."""
     if prepared is None:
         return {}
     return {"data.store": prepared.values["store"]} | dict(prepared.spec.overrides)
 
 
-def _of_store(
-    store: tuple[str, int], prepared: RunResult, chosen: Mapping[str, Any], seconds: float
-) -> RunSpec:
-    compression, size = store
-    name = f"{compression or _NO_COMPRESSION}-{size}"
-    return _input(name, {**chosen, **_overrides_of(prepared)}, seconds)
+def _rates(
+    values: Mapping[Any, Mapping[str, Any]], options: Options
+) -> Generator[Sequence[RunSpec], Sequence[RunResult], dict[Any, float | None]]:
+    """Measures the input alone. The values take turns, because the load of a machine varies.
+
+    Args:
+        values: {value: overrides}.
+    """
+    seconds = {"seconds": options.seconds}
+    rounds = []
+    for turn in range(options.repeats):
+        names = [f"input-{_name(value, o)}-{turn}" for value, o in values.items()]
+        overrides = zip(names, values.values(), strict=True)
+        results = yield [RunSpec(name, dict(o), "input", seconds) for name, o in overrides]
+        rounds.append([_rate(result) for result in results])
+    measured = [[rate for rate in rates if rate] for rates in zip(*rounds, strict=True)]
+    medians = [statistics.median(rates) if rates else None for rates in measured]
+    return dict(zip(values, medians, strict=True))
 
 
-def _fastest(values: Sequence[Any], rates: Sequence[float | None]) -> Any:
-    """Returns the first value that no later one clearly beats, None if no run succeeded."""
-    best, fastest = None, 0.0
-    for value, rate in zip(values, rates, strict=True):
-        if rate is not None and rate > _BEST * fastest:
+def _name(value: Any, overrides: Mapping[str, Any]) -> str:
+    """Returns the name of a run: equal runs of different settings have the same."""
+    if isinstance(value, tuple):
+        return f"{value[0] or _NO_COMPRESSION}-{value[1]}"
+    return f"{overrides['data.compression'] or _NO_COMPRESSION}-workers-{value}"
+
+
+def _rate(result: RunResult) -> float | None:
+    return result.examples_per_second if result.is_done else None
+
+
+def _fastest(rates: Mapping[Any, float | None], own: Any) -> Any:
+    """Returns the fastest value, or `own` if no other is clearly faster."""
+    best, fastest = own, _BEST * (rates.get(own) or 0.0)
+    for value, rate in rates.items():
+        if rate is not None and rate > fastest:
             best, fastest = value, rate
     return best
 
 
+def _with_size(row: _Row, own: str, sizes: Mapping[tuple[str, int], float]) -> _Row:
+    store = {
+        "compression": (_plain(str(row.value)), _BLOCK),
+        "block size": (own, row.value),
+    }.get(row.setting)
+    return row._replace(size=sizes.get(store)) if store else row
+
+
 def _outcome(
-    rows: Sequence[tuple[Any, ...]],
-    naive: float,
-    of_store: Mapping[tuple[str, int], RunResult],
-    both: Sequence[RunResult],
-    compression: str,
-    block: int | None,
-    chosen: Mapping[str, Any],
+    rows: Sequence[_Row], compression: str, block: int, chosen: Mapping[str, Any]
 ) -> Outcome:
-    sizes = {
-        str(c or _NO_COMPRESSION): r.values["bytes"]
-        for (c, s), r in of_store.items()
-        if s == _BLOCK
-    } | {str(s): r.values["bytes"] for (_, s), r in of_store.items()}
+    naive = rows[0]
     table = [
-        (setting, value, rate, rate / naive if rate and naive else None, sizes.get(str(value)))
-        for setting, value, rate in rows
-    ]
-    panels = [
-        _panel(name, [row for row in rows if row[0] == name])
-        for name in ("compression", "block size", "workers", "prefetch")
-    ]
-    best = {
-        "data.compression": compression,
-        "data.num_workers": chosen["data.num_workers"],
-        "data.prefetch_batches": chosen["data.prefetch_batches"],
-    }
-    fastest = max((row[2] for row in rows if row[2]), default=0.0)
-    sentences = [
-        f"The input alone is {fastest / naive:.2f} times as fast as the naive one"
-        f" ({fastest:,.0f} against {naive:,.0f} examples/s)."
-        if naive
-        else "The naive input could not be measured."
-    ]
-    if all(result.is_done for result in both):
-        before, after = (result.examples_per_second for result in both)
-        sentences.append(
-            f"Training with the best values is {after / before:.2f} times as fast, at"
-            f" {after:,.0f} examples/s; {both[1].values['limit']} limits it."
+        (
+            *(row.setting, row.value, row.input_rate),
+            row.input_rate / naive.input_rate if row.input_rate and naive.input_rate else None,
+            *(row.training_rate, row.size),
         )
-    sentences.append(
-        "Rates are of files in the memory of this machine, so a slower disk changes the order of"
-        " the compressions."
-    )
-    if block is not None and block != _BLOCK:
+        for row in rows
+    ]
+    sentences = [
+        *_gain("The input alone", naive.input_rate, [row.input_rate for row in rows]),
+        *_gain("Training", naive.training_rate, [row.training_rate for row in rows]),
+        "Files were read from the memory of this machine: on a slower disk or network, smaller"
+        " files gain.",
+    ]
+    if block != _BLOCK:
         sentences.append(
             f"Blocks of {block:,} examples were the fastest; `prepare` writes blocks of {_BLOCK:,}"
             " and has no field for it."
         )
-    flags = [f"--config.{path}={value}" for path, value in best.items() if value != ""]
-    return Outcome(Table(_COLUMNS, table), panels, sentences, flags)
+    best = {name: chosen[name] for name in ("data.num_workers", "data.prefetch_batches")}
+    flags = [f"--config.{path}={value}" for path, value in best.items()]
+    return Outcome(
+        Table(_COLUMNS, table),
+        [_panel(name, rows) for name in ("compression", "block size", "workers", "prefetch")],
+        sentences,
+        [f"--config.data.compression={compression or repr('')}", *flags],
+    )
 
 
-def _panel(name: str, rows: Sequence[tuple[Any, ...]]) -> Panel:
-    measured = [row for row in rows if row[2] is not None]
-    bars = Series("input alone", [str(row[1]) for row in measured], [row[2] for row in measured])
-    return Panel(name, name, "examples/s", [dataclasses.replace(bars, style="bars")])
+def _gain(what: str, naive: float | None, rates: Sequence[float | None]) -> list[str]:
+    best = max((rate for rate in rates if rate), default=0.0)
+    if not naive:
+        return [f"{what} with naive settings could not be measured."]
+    return [
+        f"{what} is {best / naive:.2f} times as fast as with one thread and no prefetching"
+        f" ({best:,.0f} against {naive:,.0f} examples/s)."
+    ]
+
+
+def _panel(setting: str, rows: Sequence[_Row]) -> Panel:
+    shown = [row for row in rows if row.setting == setting]
+    label = "training" if setting == "prefetch" else "input alone"
+    rates = [row.training_rate if setting == "prefetch" else row.input_rate for row in shown]
+    points = [(str(r.value), rate) for r, rate in zip(shown, rates, strict=True) if rate]
+    series = Series(label, [x for x, _ in points], [y for _, y in points], style="bars")
+    return Panel(setting, setting, "examples/s", [series])
 
 
 STUDY = Study(

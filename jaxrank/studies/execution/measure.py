@@ -54,8 +54,13 @@ def prepare_store(run: Any) -> Mapping[str, Any]:
         report=print,
         **run.settings,
     )
-    size = sum(split.bytes for split in store.splits.values())
-    return {"values": {"store": str(store.path), "bytes": size}}
+    splits = store.splits.values()
+    values = {
+        "store": str(store.path),
+        "bytes": sum(split.bytes for split in splits),
+        "rows": sum(split.rows for split in splits),
+    }
+    return {"values": values}
 
 
 def estimate(run: Any) -> Mapping[str, Any]:
