@@ -201,7 +201,7 @@ def _outcome(
         Table(_COLUMNS, table),
         [_panel(name, rows) for name in ("compression", "block size", "workers", "prefetch")],
         sentences,
-        [f"--config.data.compression={compression or repr('')}", *flags],
+        [f"--config.data.compression={compression}", *flags],
     )
 
 
