@@ -7,6 +7,7 @@ file RESULTS is a JSON object: {"place": [index, number]}, {"folder": path}, {"b
 check} or {"check": a `Check`}.
 """
 
+import functools
 import json
 import shutil
 import sys
@@ -40,15 +41,9 @@ def make_folder(workdir: str) -> Path:
     return Path(processes.from_first(path))
 
 
-def run_checks(folder: Path, size: Size, emit: Emit) -> None:
-    """Runs all checks except `resume`, for which it trains the unbroken run."""
-
-    def run(name: str, function: Callable[[], Verdict], advice: str = "") -> Check:
-        emit({"began": name})
-        done = checks.run(name, function, advice or "Report it as an issue with the whole message.")
-        emit({"check": done._asdict()})
-        return done
-
+def check_machines(folder: Path, size: Size, emit: Emit) -> bool:
+    """Runs the checks that train nothing. Returns True if all processes share the directory."""
+    run = functools.partial(_run, emit)
     run("processes", hosts.describe)
     run("versions", hosts.versions)
     run("native code", hosts.native_code)
@@ -62,15 +57,31 @@ def run_checks(folder: Path, size: Size, emit: Emit) -> None:
     length = size.exchange_bytes, size.seconds / 3
     run("exchange", lambda: collectives.exchange(mesh, *length), _ON_NETWORK)
     run("all-reduce", lambda: collectives.all_reduce(mesh, *length), _ON_NETWORK)
-    if shared.status != PASS:
-        return
+    return shared.status == PASS
+
+
+def check_training(folder: Path, size: Size, emit: Emit) -> None:
+    """Runs the checks that train, and the unbroken run that `resume` compares with."""
     emit({"began": "devices"})
-    with devices.built(job.config(size, mesh.size, processes.place()[1]), folder) as built:
-        arguments = dict(each_device=size.each_device)
-        run("devices", lambda: devices.check(built, size.executions, **arguments), _ON_DEVICES)
-        run("input", lambda: input_rate.check(built, size.seconds))
+    config = job.config(size, devices.whole_mesh().size, processes.place()[1])
+    with devices.built(config, folder) as built:
+        _run(
+            emit,
+            "devices",
+            lambda: devices.check(built, size.executions, each_device=size.each_device),
+            _ON_DEVICES,
+        )
+        _run(emit, "input", lambda: input_rate.check(built, size.seconds))
     emit({"began": "resume"})
     resume.run_unbroken(_config(folder, size), folder)
+
+
+def _run(emit: Emit, name: str, function: Callable[[], Verdict], advice: str = "") -> Check:
+    """Runs one check, and records its beginning and its result."""
+    emit({"began": name})
+    done = checks.run(name, function, advice or "Report it as an issue with the whole message.")
+    emit({"check": done._asdict()})
+    return done
 
 
 _ON_FILES = "Give --workdir a directory on a POSIX file system that every host may write."
@@ -104,7 +115,8 @@ def main(role: str, folder: str, size_text: str, results: str) -> None:
             path = make_folder(folder)
             emit({"folder": str(path)})
             try:
-                run_checks(path, size, emit)
+                if check_machines(path, size, emit):
+                    check_training(path, size, emit)
             except BaseException:
                 if processes.is_first():
                     shutil.rmtree(path, ignore_errors=True)

@@ -47,5 +47,5 @@ def to_json(result: Result) -> dict[str, Any]:
     return {
         "checks": [check._asdict() for check in result.checks],
         "seconds": result.seconds,
-        "refusal": summary(result) if result.failed else "",
+        "error": summary(result) if result.failed else "",
     }

@@ -79,7 +79,7 @@ ADVICE = (
 
 def _records(path: Path) -> list[dict[str, Any]]:
     lines = map(json.loads, path.read_text().splitlines())
-    timed = ("examples_per_second", "wall_time")
+    timed = ("examples_per_second", "seconds")
     return [{k: v for k, v in line.items() if k not in timed} for line in lines]
 
 

@@ -75,6 +75,19 @@ def _damaged(process):
 CHANGES = dict(version=_version, native=_native, apart=_apart, asked=_asked, damaged=_damaged)
 
 
+def _selftest(folder):
+    """Runs checks of the self-test and prints their results, line by line."""
+    from jaxrank.selftest import process
+    from jaxrank.selftest.job import Size
+
+    small = Size(seconds=0.1, exchange_bytes=4096)
+    process.check_machines(Path(folder), small, lambda line: print(json.dumps(line)))
+
+
+def _run(args):
+    _selftest(*args[1:]) if args[0] == "selftest" else cli.run(args)
+
+
 def main(file, folder):
     threads.ensure_several()  # as the program does
     rendezvous.join()
@@ -85,7 +98,7 @@ def main(file, folder):
         status, error, out = 0, "", io.StringIO()
         with CHANGES.get(change, _nothing)(process), contextlib.redirect_stdout(out):
             try:
-                cli.run([arg.format(process=process) for arg in args])
+                _run([arg.format(process=process) for arg in args])
             except (InputError, StoppedError) as raised:
                 status, error = raised.exit_status, str(raised)
         found = dict(status=status, error=error, out=out.getvalue())

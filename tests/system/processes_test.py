@@ -177,6 +177,7 @@ def two(store, trained, tmp_path_factory):
     source["rows"]["valid"] += 100
     prepare(c.features.to_dict(), source, folder / "1" / "store", block_size=512, report=nothing)
     (folder / "0").mkdir()
+    (folder / "selftest").mkdir()
     for name in ("store", "alone"):
         (folder / "0" / name).symlink_to(store)
 
@@ -192,6 +193,7 @@ def two(store, trained, tmp_path_factory):
                       "--json")),
         ("flags", "", ("train", *rejected, "--config.seed={process}")),
         ("version", "version", ("train", *rejected)),
+        ("selftest", "version", ("selftest", str(folder / "selftest"))),
         ("native", "native", ("train", *flags(store, folder / "native"))),
         ("data", "apart", ("train", *flags("store", folder / "rejected"))),
         ("scored data", "apart", ("evaluate", f"--workdir={run}", "--data=store")),
@@ -314,6 +316,18 @@ def test_processes_of_which_one_differs_are_all_rejected(two, name, texts):
         assert ("process 1 ended: " in found["error"]) == (name == "no data" and index == 0)
     assert not (two[0] / "rejected").exists() or list((two[0] / "rejected").iterdir()) == []
     assert not (two[0] / "native" / "checkpoints").exists()
+
+
+def test_the_selftest_of_two_processes_finds_the_one_with_another_version(two):
+    for found in became(two, "selftest"):
+        assert (found["status"], found["error"]) == (0, "")
+        checks = [json.loads(line) for line in found["out"].splitlines()]
+        checks = {c["check"]["name"]: c["check"] for c in checks if "check" in c}
+        assert "2 processes on 1 hosts, each with 4 x cpu" in checks["processes"]["found"]
+        assert "differ: jaxrank" in checks.pop("versions")["found"]
+        assert "excludes 2 other processes" in checks["lock"]["found"]
+        assert checks.keys() >= {"rename", "exchange", "all-reduce"}
+        assert {check["status"] for check in checks.values()} == {"pass"}, checks
 
 
 def test_a_signal_to_one_of_two_processes_ends_both_after_one_checkpoint(store, trained, two):
