@@ -214,7 +214,7 @@ def _selftest(args: argparse.Namespace, report: Callable) -> dict[str, Any]:
     )
     if result.process:  # process 0 reports for all
         if result.failed:
-            raise RefusedError(selftest_report.summary(result))
+            raise FailedCheckError(selftest_report.summary(result))
         return {}
     report(selftest_report.describe(result))
     return selftest_report.to_json(result)

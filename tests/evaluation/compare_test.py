@@ -91,7 +91,7 @@ def test_the_command_prints_and_draws(runs, capsys, tmp_path):
     assert "  ema_decay: A 0.0  B 0.9" in err
 
 
-def test_other_rows_are_refused(runs, tmp_path, tiny_store):
+def test_other_rows_are_rejected(runs, tmp_path, tiny_store):
     workdir = tmp_path / "run"
     for name in ("config.json", "schema.json", "placement.json", "checkpoints"):
         copy = shutil.copytree if name == "checkpoints" else shutil.copyfile

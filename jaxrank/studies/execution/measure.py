@@ -78,7 +78,7 @@ def estimate(run: Any) -> Mapping[str, Any]:
     )
     took = compiled.step_time
     if took is None:
-        raise RunError(f"{run.settings['topology']}: the model does not fit: {compiled.refused}")
+        raise RunError(f"{run.settings['topology']}: the model does not fit: {compiled.compiler_error}")
     values = {
         "seconds": took.seconds,
         "limit": took.limit,
