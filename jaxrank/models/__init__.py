@@ -28,6 +28,7 @@ from jaxrank.errors import InputError
 from jaxrank.models import fields, flops
 from jaxrank.models.factorization_machine import FactorizationMachine
 from jaxrank.models.inputs import DENSE, SEQUENCES, VECTORS, Inputs, Parts, Reading, Share
+from jaxrank.models.products import plain_layers
 from jaxrank.models.ranker import Ranker
 from jaxrank.models.registry import RANKER, module_of, register
 from jaxrank.models.tower import BATCH_MOMENTS
@@ -75,6 +76,7 @@ class Model(NamedTuple):
 
     init: Callable[..., tuple[Tree, Tree]]
     apply: Callable[..., tuple[jax.Array, Tree]]
+    infer: Callable[[Tree, Tree, Inputs], jax.Array]
     moments: Callable[..., Tree]
     flops: Callable[[Inputs], int]
     compiler_options: Callable[[str], dict[str, str | bool]]
@@ -116,6 +118,10 @@ def from_flax(module: nn.Module) -> Model:
             raise ValueError("key must be given to train with dropout: found None.") from error
         return _checked(module, logits, inputs), {**model_state, **changed}
 
+    def infer(params: Tree, model_state: Tree, inputs: Inputs) -> jax.Array:
+        with plain_layers():
+            return apply(params, model_state, inputs, train=False)[0]
+
     def moments(params: Tree, model_state: Tree, inputs: Inputs, key: jax.Array) -> Tree:
         variables = {"params": params, **model_state}
         mutable = [*model_state, BATCH_MOMENTS]
@@ -134,6 +140,7 @@ def from_flax(module: nn.Module) -> Model:
     return Model(
         init,
         apply,
+        infer,
         moments,
         count,
         getattr(optional, "compiler_options", lambda platform: {}),

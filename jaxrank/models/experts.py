@@ -107,7 +107,7 @@ class Extraction(nn.Module):
         seen = self.task_experts + self.experts
         gates = Gates(self.tasks, seen, precision, name="task_gate")(own)
         task_gates, ours = jnp.split(gates, (self.task_experts,), axis=2)
-        by_task = private.reshape(len(private), self.tasks, self.task_experts, -1)
+        by_task = private.reshape(private.shape[0], self.tasks, self.task_experts, -1)
         mixed = product(task_gates[:, :, None, :], by_task, precision)[:, :, 0, :]
         mixed = mixed + product(ours, shared, precision)
         if self.last:

@@ -197,6 +197,11 @@ class Inputs:
         return tuple(self._reads[c.read][0][:, : len(c.features)] for c in self.names.vectors)
 
     @property
+    def all_reads(self) -> tuple[tuple[jax.Array, jax.Array | None], ...]:
+        """The pairs of arrays `reads` that the features are parts of."""
+        return self._reads
+
+    @property
     def all_sequences(self) -> tuple[tuple[jax.Array, jax.Array], ...]:
         """Sequences ((f[B, L_i, dim_i], bool[B, L_i] which places are filled), ...)."""
         return tuple(map(self._sequence, self.names.sequences))

@@ -2,11 +2,15 @@
 
 All products of a model are made here. Their precision is explicit, because by default TPUs compute
 float32 products in bfloat16.
+
+A program has the trained form of layers or, within `plain_layers`, the plain form.
 """
 
+import contextlib
+import contextvars
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import flax.linen as nn
@@ -29,6 +33,23 @@ STACKED_KERNEL_INIT = nn.initializers.glorot_normal(batch_axis=(0,))
 _WIDE = 32  # width of kernels from which on transposing the examples for their gradient pays off
 _ALIGNED = 8  # multiple of bfloat16 numbers that a GPU's matrix units need
 _SMALL = 2**17  # multiplications from which on C++ code computes them on CPU
+
+_is_plain = contextvars.ContextVar("jaxrank plain layers", default=False)
+
+
+@contextlib.contextmanager
+def plain_layers() -> Iterator[None]:
+    """Gives layers their plain form: `jnp` in the dtype of the parameters, at precision "highest".
+
+    The plain form has no gradient of its own, no branch for a platform, no custom call, and no
+    comparison of shapes. A program with a symbolic number of examples can be exported from it, for
+    other platforms and other libraries. Precisions that round to bfloat16 are ignored.
+    """
+    token = _is_plain.set(True)
+    try:
+        yield
+    finally:
+        _is_plain.reset(token)
 
 
 def compiler_options(precision: str, platform: str) -> dict[str, str | bool]:
@@ -57,7 +78,8 @@ def param_dtype(x: ArrayLike) -> jnp.dtype:
 
 def kept(x: jax.Array, precision: str) -> jax.Array:
     """Converts x to the dtype between layers: bfloat16 with "mixed_bfloat16"."""
-    return x.astype(jnp.bfloat16) if precision == _MIXED else x
+    is_rounded = precision == _MIXED and not _is_plain.get()
+    return x.astype(jnp.bfloat16) if is_rounded else x
 
 
 def unrounded(precision: str) -> str:
@@ -101,6 +123,8 @@ def layer(
         past: f[..., n, out], of a cross layer; None for x itself.
     """
     x0 = None if x0 is x else x0
+    if _is_plain.get():
+        return _finished(jnp.matmul(x, kernel, precision="highest"), x, bias, x0, past, form)
     x, (x0, past) = kept(x, precision), jax.tree.map(lambda a: kept(a, precision), (x0, past))
     dtype = jnp.float32 if precision in _ROUNDING else jnp.result_type(x, kernel)
     is_rounded = precision in _ROUNDING and x.dtype == jnp.bfloat16
@@ -139,6 +163,19 @@ def _layer(
 ) -> Any:
     """Computes `layer` by XLA. Without x0 it uses x."""
     y = _product(x, kernel, precision, x.dtype.name)
+    return _finished(y, x, bias, x0, past, form, precision)
+
+
+def _finished(
+    y: jax.Array,
+    x: jax.Array,
+    bias: jax.Array | None,
+    x0: jax.Array | None,
+    past: jax.Array | None,
+    form: str,
+    precision: str = "highest",
+) -> Any:
+    """Adds the bias to a product y of x and applies the form of a layer."""
     if bias is not None:
         y = y + bias[..., None, :]
     if form == "relu":
