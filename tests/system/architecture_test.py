@@ -176,6 +176,7 @@ def test_data_never_imports_jax():
         ("matplotlib", ("plots.py",)),
         ("PIL", ("telemetry/reliability_image.py",)),
         ("optax", ("optim.py", "step.py")),
+        ("onnx", ("export/onnx/",)),
     ],
 )
 def test_only_its_own_module_imports(module, allowed):
